@@ -81,18 +81,11 @@ def traffic(found: LayoutAssignment, home: str) -> str:
     the cycles those of einsums that wait for it.
     """
     own = [(c, one) for c in found.solution.einsums for one in c.layout_traffic if one.level == home]
-    moved, unused = (
-        sum(c.count * one.moved_bits.n for c, one in own),
-        sum(c.count * one.unused_bits for c, one in own),
-    )
-    waits = (
-        sum(c.count * c.latency_cycles for c in found.solution.einsums if c.bottleneck == home)
-        / found.solution.latency_cycles
-    )
-    return (
-        f"{100 * unused / moved:.1f} % of the bits of {home} unused, {100 * waits:.0f} % of the cycles "
-        "are its"
-    )
+    moved = sum(c.count * one.moved_bits.n for c, one in own)
+    unused = sum(c.count * one.unused_bits for c, one in own)
+    waits = sum(c.count * c.latency_cycles for c in found.solution.einsums if c.bottleneck == home)
+    share = 100 * waits / found.solution.latency_cycles
+    return f"{100 * unused / moved:.1f} % of the bits of {home} unused, {share:.0f} % of the cycles are its"
 
 
 def row(case: str) -> tuple[dict[str, float], LayoutAssignment, list[float], str]:
@@ -101,7 +94,7 @@ def row(case: str) -> tuple[dict[str, float], LayoutAssignment, list[float], str
     """
     name, net, said = case.split(",")
     objective = cast(Objective, said)
-    arch, workload, begun = machine.arch(machine.load(name)), catalog.load(net), time.process_time()
+    arch, workload, begun = machine.built(name), catalog.load(net), time.process_time()
     solved = mapped(arch, workload, objective)
     searched, value, best, whys = time.process_time(), dict[str, float](), None, list[str]()
     for pick in OPTIONS:
@@ -150,12 +143,9 @@ def end_to_end(
         own[group.key] = Pairs((layout_pricing(one, mapping),), (found[0],), 0.0, len(found[1]), "")
         for x, p in enumerate(e.tensors()):
             shape = tuple(d.size for d in p.dims)
-            text = next(
-                (laid.text for laid in mapping.layouts if (laid.level, laid.tensor) == (home, p.tensor)), None
-            )
-            layout = (
-                parse(text, transfer.dim_names(p), shape) if text else row_major(transfer.dim_names(p), shape)
-            )
+            names = transfer.dim_names(p)
+            own_texts = [one.text for one in mapping.layouts if (one.level, one.tensor) == (home, p.tensor)]
+            layout = parse(own_texts[0], names, shape) if own_texts else row_major(names, shape)
             wanted[group.key, x] = replace(layout, names=layouts._names(len(shape)))
     g = layouts.Layouts(arch, workload, objective, own)
     wants = {
@@ -164,25 +154,12 @@ def end_to_end(
         for x in range(len(e.tensors()))
         if (key, x) in wanted
     }
-    g.shared = [
-        replace(
-            one,
-            labels=tuple(
-                dict.fromkeys(
-                    [
-                        one.labels[0],
-                        *(
-                            wants[at]
-                            for use in (one.maker, *one.readers)
-                            if not use.view
-                            if (at := (use.einsum, use.position)) in wants
-                        ),
-                    ]
-                )
-            ),
-        )
-        for one in g.shared
-    ]
+    shared = []
+    for one in g.shared:
+        places = [(use.einsum, use.position) for use in (one.maker, *one.readers) if not use.view]
+        labels = one.labels[0], *(wants[at] for at in places if at in wants)
+        shared.append(replace(one, labels=tuple(dict.fromkeys(labels))))
+    g.shared = shared
     g.nodes = {
         (use.einsum, use.position): (one, use) for one in g.shared for use in (one.maker, *one.readers)
     }
@@ -196,14 +173,14 @@ def end_to_end(
 
 
 def whole(case: str, joint: int, loops: int) -> None:
-    name, net, objective = case.split(",")
-    arch, workload = machine.arch(machine.load(name)), catalog.load(net)
-    solved = mapped(arch, workload, cast(Objective, objective))
-    best = assign_layouts(arch, workload, cast(Objective, objective), "alt", solved)
+    name, net, given = case.split(",")
+    arch, workload, objective = machine.built(name), catalog.load(net), cast(Objective, given)
+    solved = mapped(arch, workload, objective)
+    best = assign_layouts(arch, workload, objective, "alt", solved)
     assert not isinstance(best, Infeasible), best
     for said, propose in PROPOSERS.items():
         begun = time.process_time()
-        value = end_to_end(arch, workload, cast(Objective, objective), solved, propose, joint, loops)
+        value = end_to_end(arch, workload, objective, solved, propose, joint, loops)
         beaten = ", BELOW THE EXACT ANSWER" if value < best.value * (1 - 1e-9) else ""
         print(
             f"{case}: {said}, {joint} + {loops} costs: {value / best.value:.3f} x alt{beaten}; "
@@ -244,7 +221,7 @@ def operators(rng: Random) -> dict[str, Einsum]:
 
 
 def fig9(name: str, count: int, joint: int = 300, loops: int = 700) -> None:
-    arch, over = machine.arch(machine.load(name)), dict[str, dict[str, list[float]]]()
+    arch, over = machine.built(name), dict[str, dict[str, list[float]]]()
     for seed in range(count):
         for kind, e in operators(Random(seed)).items():
             one = Problem(arch, e, "latency")
@@ -278,7 +255,7 @@ def first(name: str) -> None:
     """Latencies, and lines moved at main memory, of the first layer of ResNet-18 in given layouts of its
     output, in the mapping that suits them best.
     """
-    arch, e = machine.arch(machine.load(name)), catalog.load("resnet18").einsums[0]
+    arch, e = machine.built(name), catalog.load("resnet18").einsums[0]
     found = pairs(Problem(arch, e, "latency"), "imperfect_spatial", FREE, 0.01, frozenset())
     assert not isinstance(found, Infeasible)
     best = min(found.costs, key=lambda one: one.latency_cycles)

@@ -34,7 +34,7 @@ OTHER = {"dram.kind": "gddr6"}  # prices and rates differ from edge_array's
 
 
 def chains() -> None:
-    arch, took = machine.arch(machine.load("a2s")), dict[int, list[float]]()
+    arch, took = machine.built("a2s"), dict[int, list[float]]()
     said = dict[int, str]()
     for turn in range(ROUNDS + 1):  # the first one compiles, or loads what was
         for many in (1, 2, 4, 8):

@@ -24,8 +24,9 @@ from dse.mapping.nest import Infeasible
 from dse.solve.gogeta.accesses import AccessList, access_list, pipelined
 from dse.solve.gogeta.classify import classify
 from dse.solve.gogeta.operations import SMALL, graph
-from dse.solve.gogeta.optimum import BufferLevel, optimum, steady
-from dse.solve.gogeta.traffic import Counting, Reuse, between_clusters, intensity, reuse
+from dse.solve.gogeta.optimum import optimum, steady
+from dse.solve.gogeta.traffic import Counting, Reuse, reuse
+from tests.cases_gogeta import between_clusters, intensity
 from workloads import catalog, gnn, hpc
 from workloads.einsum import Einsum, einsum
 from workloads.graph import unique
@@ -51,15 +52,9 @@ def table(*rows: tuple[object, ...]) -> Iterator[str]:
 
 def intensities() -> Iterator[str]:
     """Figures 4 to 6."""
-    layers = [
-        (name, u.einsum)
-        for name in ("resnet50", "bert_base", "gpt2")
-        for u in unique(catalog.load(name))
-        if u.einsum.kind == "mac"
-    ]
     yield "Figure 4, multiplications per word of products in networks"
     rows = [
-        (name, [intensity(e) for own, e in layers if own == name])
+        (name, [intensity(u.einsum) for u in unique(catalog.load(name)) if u.einsum.kind == "mac"])
         for name in ("resnet50", "bert_base", "gpt2")
     ]
     yield from table(
@@ -161,7 +156,7 @@ def traffic(found: dict[tuple[str, int, int], Reuse]) -> Iterator[str]:
                 ),
                 r.seq_flex / r.gogeta.words(),
                 r.gogeta.words() / r.bound_gogeta.cost,
-                r.optimal.saved[0],
+                r.optimal.saved,
             )
             for (name, n, mib), r in found.items()
         ),
@@ -242,7 +237,7 @@ def _clusters(matrix: str) -> tuple[int, int]:
 def timed(runs: int = 20) -> Iterator[str]:
     """CPU milliseconds of one residency solve: median and largest over matrices, columns and sizes of
     SRAM."""
-    solves: dict[str, Callable[[Callable[[int], AccessList], list[BufferLevel]], object]] = {
+    solves: dict[str, Callable[[Callable[[int], AccessList], int], object]] = {
         "10 iterations, unrolled": lambda lists, room: optimum(lists(10), room),
         "10 iterations, by periods": lambda lists, room: steady(lists, 10, room),
         "1,000 iterations, by periods": lambda lists, room: steady(lists, 1000, room),
@@ -256,7 +251,7 @@ def timed(runs: int = 20) -> Iterator[str]:
             each = []
             for _ in range(runs):
                 started = time.process_time()
-                solve(made.__getitem__, [BufferLevel(mib * MIB)])
+                solve(made.__getitem__, mib * MIB)
                 each.append(1e3 * (time.process_time() - started))
             spent[what].append(median(each))
     yield "CPU ms of one residency solve of CG (medians of runs, over the 36 points)"
@@ -278,21 +273,14 @@ def scheduled(names: Sequence[str], machine: str) -> int:
                 continue
             memory = found.memory
             moved[pick] = memory.moved_words
-            parts = (
-                memory.listed_words,
-                memory.in_registers_words,
-                memory.not_fused_words,
-                memory.reread_words,
-                memory.capacity_words,
-                memory.saved_words,
-            )
+            parts = [getattr(memory, f"{part}_words") for part in WORDS]
             rows.append(
                 (
                     pick,
                     1e-6 * memory.moved_words,
                     moved["seq-flex"] / memory.moved_words,
-                    *(1e-6 * n for n in parts[:-1]),
-                    parts[-1],
+                    *(1e-6 * n for n in parts),
+                    memory.saved_words,
                     1e-9 * found.energy_pj,
                     1e-6 * found.latency_cycles,
                     time.process_time() - started,
@@ -304,6 +292,7 @@ def scheduled(names: Sequence[str], machine: str) -> int:
     return lost
 
 
+WORDS = ("listed", "in_registers", "not_fused", "reread", "capacity")  # of Memory
 PARTS = (
     "reuse",
     "moved",

@@ -21,10 +21,10 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from dse.frontend import tables
 from dse.sim.einsum.evaluate import Solution, percent
@@ -60,6 +60,8 @@ PAPER = {
     "pruned": "over 90 % of schemes fall (Table VI)",
     "listed": "the published solver's answers",
 }
+COMPONENTS = ("DRAM", "NODES", "GBUF", "ARRAY", "REGF", "MAC", "static")
+# the same in the listed answers
 THEIRS = (
     ("DRAM",),
     ("NoC_node", "NoC_mem"),
@@ -72,21 +74,12 @@ THEIRS = (
 Answer = tuple[Solution | str, float]
 
 
-def solved(
-    method: str,
-    name: str,
-    arch: Arch,
-    weights: str = "streamed",
-    objective: str = "energy",
-    kept: int | None = None,
-) -> Answer:
+def solved(method: str, name: str, arch: Arch, weights: str = "streamed", kept: int | None = None) -> Answer:
     """An answer, or why there is none, and its CPU seconds: in a process of its own, which ends when it has
     had its time.
     """
     here, there = get_context("spawn").Pipe(duplex=False)
-    child = get_context("spawn").Process(
-        target=_asked, args=(there, method, name, arch, weights, objective, kept)
-    )
+    child = get_context("spawn").Process(target=_asked, args=(there, method, name, arch, weights, kept))
     child.start()
     there.close()
     try:
@@ -100,17 +93,15 @@ def solved(
     return answer
 
 
-def _asked(
-    there: Connection, method: str, name: str, arch: Arch, weights: str, objective: Any, kept: int | None
-) -> None:
+def _asked(there: Connection, method: str, name: str, arch: Arch, weights: str, kept: int | None) -> None:
     workload, small = catalog.load(name), catalog.load("mlp_s:batch=1")
     pipelined(arch, small, "energy")  # kernels are loaded
     begun = time.process_time()
     resource.setrlimit(resource.RLIMIT_CPU, (int(begun + LIMIT) + 1, int(begun + LIMIT) + 1))
     found = (
-        pipelined(arch, workload, objective, weights)
+        pipelined(arch, workload, "energy", weights)
         if method == "pipelined"
-        else published(arch, workload, method, objective, weights, beam=kept)
+        else published(arch, workload, method, "energy", weights, beam=kept)
     )
     there.send((found if isinstance(found, Solution) else str(found), time.process_time() - begun))
 
@@ -127,52 +118,29 @@ def listed() -> None:
     rows, parts = [], []
     for case in LISTED:
         name, arch_name, weights = case
-        arch = machine.arch(machine.load(arch_name))
-        theirs = known[case]
+        arch, theirs, label = machine.built(arch_name), known[case], f"{name} {weights}"
         for method in PIPED[:2]:
             found, seconds = solved(method, name, arch, weights)
-            if not isinstance(found, Solution):
-                rows.append((f"{name} {weights}", arch_name, method, found, "", "", "", "", f"{seconds:.1f}"))
-                continue
-            pipes = sum(len(row.einsums) > 1 for row in found.segments)
-            rows.append(
-                (
-                    f"{name} {weights}",
-                    arch_name,
-                    method,
+            said = (found, "", "", "", "")
+            if isinstance(found, Solution):
+                pipes = sum(len(row.einsums) > 1 for row in found.segments)
+                said = (
                     f"{found.energy_pj / 1e9:.4g}",
                     f"{found.initiation_interval_cycles:.0f}",
                     f"{found.latency_cycles:.0f}",
                     f"{len(found.segments) or len(found.einsums)}, {pipes}",
                     percent(found.optimality_gap),
-                    f"{seconds:.1f}",
                 )
-            )
-            parts.append((f"{name} {weights}", method, *(f"{uj:.4g}" for uj in components(found))))
-        listed_mj, cycles = f"{1e3 * theirs['energy_J']:.4g}", f"{theirs['cycles']:.0f}"
-        rows.append(
-            (
-                f"{name} {weights}",
-                arch_name,
-                "listed",
-                listed_mj,
-                cycles,
-                "",
-                "",
-                "",
-                f"{theirs.get('cpu_s', '')}",
-            )
-        )
+                parts.append((label, method, *(f"{uj:.4g}" for uj in components(found))))
+            rows.append((label, arch_name, method, *said, f"{seconds:.1f}"))
+        told = (f"{1e3 * theirs['energy_J']:.4g}", f"{theirs['cycles']:.0f}", "", "", "")
+        rows.append((label, arch_name, "listed", *told, f"{theirs.get('cpu_s', '')}"))
         if given := theirs.get("breakdown_J"):
             joule = [sum(given[key] for key in keys) for keys in THEIRS]
-            parts.append((f"{name} {weights}", "listed", *(f"{1e6 * j:.4g}" for j in joule)))
+            parts.append((label, "listed", *(f"{1e6 * j:.4g}" for j in joule)))
     heads = ("workload", "machine", "search", "mJ", "steady", "latency", "segments, pipes", "gap", "CPU s")
     tables.print_table(heads, rows, f"beside {PAPER['listed']}; cycles")
-    tables.print_table(
-        ("workload", "search", "DRAM", "NODES", "GBUF", "ARRAY", "REGF", "MAC", "static"),
-        parts,
-        "energy by component, uJ",
-    )
+    tables.print_table(("workload", "search", *COMPONENTS), parts, "energy by component, uJ")
 
 
 def components(found: Solution) -> list[float]:
@@ -183,42 +151,29 @@ def components(found: Solution) -> list[float]:
             key = "static" if part.action == "leak" else part.level
             energy[key] = energy.get(key, 0.0) + c.count * part.energy_pj
     energy["static"] = found.energy_pj - sum(pj for key, pj in energy.items() if key != "static")
-    return [energy.get(key, 0.0) / 1e6 for key in ("DRAM", "NODES", "GBUF", "ARRAY", "REGF", "MAC", "static")]
+    return [energy.get(key, 0.0) / 1e6 for key in COMPONENTS]
 
 
-def compared(
-    title: str,
-    cases: Iterable[tuple[str, str, Arch]],
-    methods: Sequence[str] = METHODS,
-    objective: str = "energy",
-) -> None:
+def compared(title: str, cases: Iterable[tuple[str, str, Arch]]) -> None:
     """What every search finds, over the best of its row, and its CPU seconds."""
     rows = []
     for label, name, arch in cases:
-        found = [solved(method, name, arch, objective=objective) for method in methods]
-        values = [
-            (one.energy_pj if objective == "energy" else one.latency_cycles)
-            if isinstance(one, Solution)
-            else 0.0
-            for one, _ in found
-        ]
-        best = min([value for value in values if value], default=0.0)
-        unit = 1e9 if objective == "energy" else 1
+        found = [solved(method, name, arch) for method in METHODS]
+        best = min([one.energy_pj for one, _ in found if isinstance(one, Solution)], default=0.0)
         told = [
-            f"{value / unit:.4g}, {value / best:.3f}, {seconds:.1f} s" if value else f"{one}"
-            for (one, seconds), value in zip(found, values, strict=True)
+            f"{one.energy_pj / 1e9:.4g}, {one.energy_pj / best:.3f}, {seconds:.1f} s"
+            if isinstance(one, Solution)
+            else one
+            for one, seconds in found
         ]
         rows.append((label, *told))
         print(*rows[-1], sep=" | ", flush=True)
-    said = (
-        f"{'mJ' if objective == 'energy' else 'cycles'}, over the best of the row, CPU seconds "
-        f"({LIMIT:.0f} at most)"
-    )
-    tables.print_table(("", *methods), rows, f"{said}; paper: {PAPER[title]}")
+    said = f"mJ, over the best of the row, CPU seconds ({LIMIT:.0f} at most)"
+    tables.print_table(("", *METHODS), rows, f"{said}; paper: {PAPER[title]}")
 
 
 def chains() -> None:
-    arch, rows = machine.arch(machine.load("kapla_multi")), []
+    arch, rows = machine.built("kapla_multi"), []
     for name in ("mlp_m:batch=64", "alexnet:batch=64"):
         answers = [solved("kapla", name, arch, kept=kept) for kept in (1, 2, 4, 8, 16)]
         rows.append(
@@ -238,7 +193,7 @@ def chains() -> None:
 
 
 def machines() -> Iterable[tuple[str, str, Arch]]:
-    base = machine.arch(machine.load("kapla_multi"))
+    base = machine.built("kapla_multi")
     for rows, columns, regf, gbuf in MACHINES:
         levels = (
             base.levels[0],
@@ -256,9 +211,9 @@ def machines() -> Iterable[tuple[str, str, Arch]]:
         )
 
 
-def pruned(names: Sequence[str] = NETWORKS) -> None:
-    arch, rows = machine.arch(machine.load("kapla_multi")), []
-    for name in names:
+def pruned() -> None:
+    arch, rows = machine.built("kapla_multi"), []
+    for name in NETWORKS:
         found, _ = solved("kapla", name, arch)
         if not isinstance(found, Solution) or not found.pruned:
             rows.append((name, found if isinstance(found, str) else "no segments", "", "", "", ""))
@@ -282,21 +237,17 @@ def pruned(names: Sequence[str] = NETWORKS) -> None:
 
 
 def main(parts: Sequence[str]) -> None:
-    multi, single = (machine.arch(machine.load(name)) for name in ("kapla_multi", "kapla_single"))
-    known = {
-        "listed": listed,
-        "networks": lambda: compared("networks", ((name, name, multi) for name in NETWORKS)),
-        "training": lambda: compared(
-            "training",
-            ((name, name, multi) for name in (f"train:net={name.replace(':', ',')}" for name in NETWORKS)),
-        ),
-        "edge": lambda: compared(
-            "edge", ((name, name, single) for name in (name.replace("64", "1") for name in NETWORKS))
-        ),
-        "chains": chains,
-        "machines": lambda: compared("machines", machines()),
-        "pruned": pruned,
+    multi, single = (machine.built(name) for name in ("kapla_multi", "kapla_single"))
+    trained = [f"train:net={name.replace(':', ',')}" for name in NETWORKS]
+    ones = [name.replace("64", "1") for name in NETWORKS]
+    cases = {
+        "networks": [(name, name, multi) for name in NETWORKS],
+        "training": [(name, name, multi) for name in trained],
+        "edge": [(name, name, single) for name in ones],
+        "machines": machines(),
     }
+    known = {title: partial(compared, title, own) for title, own in cases.items()}
+    known |= {"listed": listed, "chains": chains, "pruned": pruned}
     if strange := [part for part in parts if part not in known]:
         sys.exit(f"{strange[0]} is no part; take {', '.join(known)}")
     for part in parts:

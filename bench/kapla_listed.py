@@ -12,15 +12,14 @@ the listed answers (Case); "left": over the listed figure, once these are applie
 from __future__ import annotations
 
 import json
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench import nn_dataflow as peer
-from bench.kapla import REFERENCE, THEIRS, components
+from bench.kapla import COMPONENTS, REFERENCE, THEIRS, components
+from bench.peers.environment import in_folder
 from dse.frontend import tables
 from dse.sim.einsum.evaluate import Solution
 from dse.solve.kapla.published import published
@@ -28,8 +27,6 @@ from hw import machine
 from hw.arch import Arch
 from workloads import catalog
 from workloads.graph import Workload, owner
-
-PARTS = ("DRAM", "NODES", "GBUF", "ARRAY", "REGF", "MAC", "static")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +88,7 @@ def used(found: Solution, workload: Workload, arch: Arch) -> dict[str, float]:
 
 def as_there(case: Case, found: Solution, workload: Workload, arch: Arch, pad: float) -> dict[str, float]:
     """uJ of each component."""
-    mine, words = dict(zip(PARTS, components(found), strict=True)), used(found, workload, arch)
+    mine, words = dict(zip(COMPONENTS, components(found), strict=True)), used(found, workload, arch)
     (dram, gbuf, regf), bus = arch.levels, arch.word_bits * arch.fanouts[1].endpoint_pj
     moved = sum(row.elems for c in found.einsums for row in c.counts if row.level == "DRAM") + case.crossing
     there = {
@@ -111,28 +108,25 @@ def listed(case: Case, source: str = "kapla") -> dict[str, float]:
     given = next(
         (one for one in data[source] if (one["hardware"], one["batch"]) == (case.listed, case.batch)), None
     )
-    return (
-        dict(
-            zip(PARTS, (1e6 * sum(given["breakdown_J"][key] for key in keys) for keys in THEIRS), strict=True)
-        )
-        if given
-        else {}
-    )
+    if not given:
+        return {}
+    joule = (sum(given["breakdown_J"][key] for key in keys) for keys in THEIRS)
+    return dict(zip(COMPONENTS, (1e6 * j for j in joule), strict=True))
 
 
 def rows_of(case: Case, answer: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """(component, listed, kapla here, as there, left, nn_dataflow's own figure, its structures here, listed
     for an exhaustive search).
     """
-    arch, workload = machine.arch(machine.load(case.arch)), catalog.load(f"mlp_m:batch={case.batch}")
+    arch, workload = machine.built(case.arch), catalog.load(f"mlp_m:batch={case.batch}")
     found = published(arch, workload, "kapla", "energy")
     assert isinstance(found, Solution)
     theirs, other = listed(case), listed(case, "exhaustive")
-    mine = dict(zip(PARTS, components(found), strict=True))
+    mine = dict(zip(COMPONENTS, components(found), strict=True))
     there = as_there(case, found, workload, arch, theirs["MAC"] / mine["MAC"])
     structures = peer.priced(arch, peer.connected(peer.MLP_M, case.batch), answer["layers"])
     own, here = peer.theirs(answer["layers"], arch), peer.ours(structures)
-    for key in PARTS:
+    for key in COMPONENTS:
         left = f"{100 * (there[key] / theirs[key] - 1):+.1f} %" if theirs[key] else ""
         yield (
             key,
@@ -150,8 +144,8 @@ def rows_of(case: Case, answer: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         f"{sum(mine.values()):.5g}",
         "",
         "",
-        f"{sum(n for key, n in own.items() if key in PARTS) / 1e6:.5g}",
-        f"{sum(n for key, n in here.items() if key in PARTS) / 1e6:.5g}",
+        f"{sum(n for key, n in own.items() if key in COMPONENTS) / 1e6:.5g}",
+        f"{sum(n for key, n in here.items() if key in COMPONENTS) / 1e6:.5g}",
         f"{sum(other.values()):.5g}" if other else "",
     )
     yield (
@@ -186,8 +180,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        main(Path(sys.argv[1]))
-    else:
-        with tempfile.TemporaryDirectory() as temporary:
-            main(Path(temporary))
+    in_folder(main)

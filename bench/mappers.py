@@ -40,7 +40,7 @@ from dse.mapping.nest import Infeasible
 from dse.mapping.space import Factors
 from dse.sim.counts.parts import action_pj
 from dse.sim.einsum.evaluate import EinsumCost, Problem, objective_value
-from hw import component, machine
+from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.cases_optimal import OBJECTIVES, arch_of, einsums
 from workloads import catalog
@@ -85,25 +85,23 @@ NETWORKS = [
 BASELINES = ["alexnet", "resnet18", "bert_base", "lstm"]
 SPACES: tuple[Factors, ...] = ("perfect", "imperfect_spatial")
 NEAR = 0.01  # as `solver.gap`
+NEARLY = partial(optimal, allowed_gap=NEAR)
 ROUNDS = (24, 32)  # of annealing here; the paper's budget is the mapper's default
 Solve = Callable[[Problem], list[EinsumCost] | Infeasible]
+Timed = tuple[EinsumCost | Infeasible, float]  # result, CPU seconds
 
 
-def timed(solve: Solve, problem: Problem) -> tuple[EinsumCost | Infeasible, float]:
+def timed(solve: Solve, problem: Problem) -> Timed:
     """Result and CPU seconds."""
     began = time.process_time()
     found = solve(problem)
     return (found if isinstance(found, Infeasible) else found[0]), time.process_time() - began
 
 
-def _optimal(problem: Problem) -> list[EinsumCost] | Infeasible:
-    return optimal(problem, allowed_gap=NEAR)
-
-
 def warm_up(arch: Arch) -> None:
     """Compiles or loads the kernels, so that no layer pays for it."""
     for source in ("gemm:m=8,n=8,k=8", "conv:k=4,c=4,p=6,q=6,r=3,s=3,pad=1"):
-        _optimal(Problem(arch, catalog.load(source).einsums[0], "energy"))
+        NEARLY(Problem(arch, catalog.load(source).einsums[0], "energy"))
 
 
 def forget() -> None:
@@ -124,7 +122,7 @@ def edge_array() -> Arch:
     """Three levels, free bypass, 16 x 16 lanes, as in specs of the optimal mapper: 128 KiB and 512 B per
     lane.
     """
-    return component.build(machine.load("edge_array"))
+    return machine.built("edge_array")
 
 
 def speed(machines: Sequence[str]) -> Iterator[str]:
@@ -134,7 +132,7 @@ def speed(machines: Sequence[str]) -> Iterator[str]:
     """
     for asked in machines:
         name, _, minutes = asked.partition(",")
-        arch = component.build(machine.load(name))
+        arch = machine.built(name)
         warm_up(arch)
         end, found = time.process_time() + 60 * float(minutes or inf), list(_einsums().values())
         chosen = Random(0).sample(found, len(found)) if minutes else found
@@ -147,7 +145,7 @@ def speed(machines: Sequence[str]) -> Iterator[str]:
             for objective in OBJECTIVES.values():
                 forget()
                 for changed in (arch, _other(arch)):
-                    one, seconds = timed(partial(optimal, allowed_gap=NEAR), Problem(changed, e, objective))
+                    one, seconds = timed(NEARLY, Problem(changed, e, objective))
                     if changed is arch:
                         cold.append((1000 * seconds, f"{label}, {objective}"))
                         gaps.append(inf if isinstance(one, Infeasible) else one.optimality_gap)
@@ -262,17 +260,15 @@ def against_zigzag(layers: int, folder: Path) -> Iterator[str]:
 
 def _side_by_side(found: dict[str, Any], objective: str, free: bool) -> Iterator[str]:
     workload, unit = catalog.load(found["network"]), "pJ" if objective == "energy" else "cycles"
-    own, keys = (
-        {e.name: e for e in workload.einsums},
-        {name: group.key for group in unique(workload) for name in group.names},
-    )
-    done: dict[str, tuple[EinsumCost | Infeasible, float]] = {}
+    own = {e.name: e for e in workload.einsums}
+    keys = {name: group.key for group in unique(workload) for name in group.names}
+    done: dict[str, Timed] = {}
     theirs, ours, above = 0.0, 0.0, list[str]()
     for layer in found["layers"]:
         e = own[zigzag_files.name_of(layer)]
         if keys[e.name] not in done:
             mapper = (
-                _optimal
+                NEARLY
                 if free
                 else partial(optimal, factors="perfect", constraints=zigzag_files.dataflow(e, TPU_LIKE))
             )
@@ -307,11 +303,8 @@ def priced_by_zigzag(layers: int, folder: Path) -> Iterator[str]:
     work, lanes = folder / "zigzag_run", {"default": zigzag_files.example(arch)}
     run = partial(zigzag_files.run, python_of("zigzag", folder), arch, work, layers, "energy")
     searched = run(lanes)
-    own, orders, best = (
-        {e.name: e for e in catalog.load(searched["network"]).einsums},
-        dict[str, zigzag_files.Orders](),
-        dict[str, EinsumCost](),
-    )
+    own = {e.name: e for e in catalog.load(searched["network"]).einsums}
+    orders, best = dict[str, zigzag_files.Orders](), dict[str, EinsumCost]()
     for name in (layer["name"] for layer in searched["layers"]):
         e = own[zigzag_files.name_of({"name": name})]
         (best[name],) = optimal(
@@ -354,14 +347,11 @@ def beside_nn_dataflow(layers: int, folder: Path) -> Iterator[str]:
         "resnet50",
         str(layers),
     ]
-    found = json.loads(
-        subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout.splitlines()[
-            -1
-        ]
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
+    found = json.loads(done.stdout.splitlines()[-1])
     warm_up(TPU_LIKE)
     groups = unique_macs("resnet50")
-    ours = sum(timed(_optimal, Problem(TPU_LIKE, group.einsum, "energy"))[1] for group in groups)
+    ours = sum(timed(NEARLY, Problem(TPU_LIKE, group.einsum, "energy"))[1] for group in groups)
     yield (
         f"ResNet-50, {found['layers']} layers of 72: nn_dataflow {found['cpu_s']:.1f} CPU s; optimal "
         f"{ours:.2f} for all {len(groups)} unique einsums. Energies do not compare: its row-stationary units "
@@ -413,14 +403,14 @@ def baselines(networks: Sequence[str]) -> Iterator[str]:
     equal ones of several networks are solved once.
     """
     mappers: dict[str, Solve] = {
-        "optimal": _optimal,
+        "optimal": NEARLY,
         "cost_descending": lambda problem: cost_descending(problem, Random(0)),
         "random": lambda problem: random(problem, Random(0)),
         "annealing": lambda problem: annealing(problem, Random(0), *ROUNDS),
     }
     arch = edge_array()
     warm_up(arch)
-    done: dict[tuple[str, str], tuple[EinsumCost | Infeasible, float]] = {}
+    done: dict[tuple[str, str], Timed] = {}
     yield (
         f"| network on {arch.name} | unique einsums | not proven | "
         + " | ".join(f"{name}: energy, CPU s" for name in mappers)

@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench.peers.environment import python_of
+from bench.peers.environment import in_folder, python_of
 from dse.frontend import tables
 from dse.mapping import nest
 from dse.mapping.nest import Loop, Store
@@ -111,11 +109,8 @@ def nest_of(layer: Mapping[str, Any], e: Einsum, arch: Arch, held: bool = False)
     for kind in layer["order"]:
         for dim, parts in zip(("NY", "NX"), layer["part"][kind], strict=True):
             if parts > 1:
-                cut(
-                    {"c": 0, "k": 1, "n": 2}[kind],
-                    -(-left[RANKS[{"c": 0, "k": 1, "n": 2}[kind]]] // parts),
-                    dim,
-                )
+                at = {"c": 0, "k": 1, "n": 2}[kind]
+                cut(at, -(-left[RANKS[at]] // parts), dim)
     t0, t1, t2 = layer["tvals"]
     if held and t1[1] == t1[2] == 1:
         t0, t1 = [1, *t0[1:]], [t0[0] * t1[0], *t1[1:]]
@@ -135,13 +130,11 @@ def nest_of(layer: Mapping[str, Any], e: Einsum, arch: Arch, held: bool = False)
                 cut(loops[i], min(inner[loops[i]], left.get(RANKS[loops[i]], 1)))
 
     level("GBUF", layer["orders"][0], t0, [a * b * u for a, b, u in zip(t1, t2, unit, strict=True)])
-    columns = (
-        dict(arch.fanouts[1].dims)["x"] if "x" in dict(arch.fanouts[1].dims) else arch.fanouts[1].dims[1][1]
-    )
-    wide = min(unit[1], columns)
-    cut(1, -(-left["n"] // wide), arch.fanouts[1].dims[1][0])
-    cut(1, min(left["n"], t1[1] * t2[1]), arch.fanouts[1].dims[0][0])
-    cut(0, min(left["k"], t1[0] * t2[0]), arch.fanouts[1].dims[0][0])
+    (rows, _), (columns, size) = arch.fanouts[1].dims
+    wide = min(unit[1], dict(arch.fanouts[1].dims).get("x", size))
+    cut(1, -(-left["n"] // wide), columns)
+    cut(1, min(left["n"], t1[1] * t2[1]), rows)
+    cut(0, min(left["k"], t1[0] * t2[0]), rows)
     level("REGF", layer["orders"][1], t1, list(t2))
     for at in range(3):
         cut(at, 1)
@@ -179,14 +172,10 @@ def alike(found: Solution, arch: Arch, workload: Workload) -> dict[str, float]:
     for c in found.einsums:
         rows = {(row.level, row.tensor, row.action): row.elems for row in c.counts}
         out, macs = outputs[c.name]
-        served = {
-            level: sum(
-                n
-                for (at, tensor, action), n in rows.items()
-                if at == level and tensor != out and action == "read"
-            )
-            for level in words
-        }
+        served = dict.fromkeys(words, 0.0)
+        for (level, tensor, action), n in rows.items():
+            if level in served and tensor != out and action == "read":
+                served[level] += n
         back, gone = rows.get(("DRAM", out, "read"), 0.0), rows["DRAM", out, "write"]
         words["GBUF"] += c.count * (
             served["GBUF"] + rows.get(("GBUF", out, "read"), 0.0) - gone + rows["GBUF", out, "write"] - back
@@ -221,12 +210,10 @@ def compared(
     name: str, units: Sequence[int], batch: int, answer: Mapping[str, Any]
 ) -> Iterator[tuple[str, float, float, str, str, str]]:
     """(component, theirs, ours, ours / theirs, ours counted alike, alike / theirs)."""
-    arch, workload = machine.arch(machine.load(name)), connected(units, batch)
+    arch, workload = machine.built(name), connected(units, batch)
     found = priced(arch, workload, answer["layers"])
-    mine, same = (
-        ours(found),
-        alike(priced(roomy(arch), workload, answer["layers"], held=True), arch, workload),
-    )
+    mine = ours(found)
+    same = alike(priced(roomy(arch), workload, answer["layers"], held=True), arch, workload)
     for key, value in theirs(answer["layers"], arch).items():
         ratio = f"{mine[key] / value:.3f}" if value else "-"
         again = same.get(key)
@@ -251,7 +238,7 @@ def answered(folder: Path, name: str, units: Sequence[int], batch: int) -> Mappi
             driver,
             widths,
             str(batch),
-            json.dumps(hardware(machine.arch(machine.load(name)))),
+            json.dumps(hardware(machine.built(name))),
         ]
         kept.write_text(subprocess.run(asked, check=True, capture_output=True, text=True).stdout)
     found: Mapping[str, Any] = json.loads(kept.read_text())
@@ -271,8 +258,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        main(Path(sys.argv[1]))
-    else:
-        with tempfile.TemporaryDirectory() as temporary:
-            main(Path(temporary))
+    in_folder(main)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 import numpy as np
 import optuna
@@ -31,6 +32,7 @@ from dse.study.study import Study
 
 SEEDS = (1, 2, 3, 4, 5)
 METHODS = ("random", "nsga2", "tpe")
+Rows = dict[str, dict[int, list[dict]]]  # table -> machine -> its rows
 PLAIN: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
     "optuna random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
     "optuna nsga2": lambda seed: optuna.samplers.NSGAIISampler(seed=seed),
@@ -38,7 +40,7 @@ PLAIN: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
 }
 
 
-def searched(study: Study, rows: dict[str, dict[int, list[dict]]], points: int) -> list[pareto.Trial]:
+def searched(study: Study, rows: Rows, points: int) -> list[pareto.Trial]:
     """Trials of the first `points` machines that a search asks for, with the look-ahead of a run."""
     asked, told = [], []
     while sum(len(a.asks) for a in asked) < points:
@@ -55,9 +57,7 @@ def searched(study: Study, rows: dict[str, dict[int, list[dict]]], points: int) 
     return told
 
 
-def plain(
-    study: Study, rows: dict[str, dict[int, list[dict]]], points: int, sampler: optuna.samplers.BaseSampler
-) -> list[pareto.Trial]:
+def plain(study: Study, rows: Rows, points: int, sampler: optuna.samplers.BaseSampler) -> list[pareto.Trial]:
     """Trials of Optuna's plain loop over the same axes: one machine after the other, a repeated one costs an
     ask as it does there.
     """
@@ -93,7 +93,7 @@ def main(path: str, points: int, sets: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         complete(driver.run(whole, Path(folder) / "whole", workers=2))
         con = api.connection(Path(folder) / "whole", whole)
-        rows: dict[str, dict[int, list[dict]]] = {"machines": {}, "points": {}}
+        rows: Rows = {"machines": {}, "points": {}}
         for table, found in rows.items():
             for row in db.query(con, f"FROM {table} ORDER BY machine").to_pylist():
                 found.setdefault(row["machine"], []).append(row)
@@ -106,23 +106,17 @@ def main(path: str, points: int, sets: list[str]) -> int:
     reference = np.full(len(whole.objectives), 1.1)
     best = pareto.hypervolume(scale(pareto.minimised(every, whole.objectives)), reference)
     medians = {}
+
+    def ours(seed: int, **search: Any) -> list[pareto.Trial]:
+        return searched(replace(whole, search=replace(whole.search, seed=seed, **search)), rows, points)
+
+    def theirs(make: Callable[[int], optuna.samplers.BaseSampler], seed: int) -> list[pareto.Trial]:
+        return plain(whole, rows, points, make(seed))
+
     searches: dict[str, Callable[[int], list[pareto.Trial]]] = {
-        **{
-            m: partial(
-                lambda m, seed: searched(
-                    replace(whole, search=replace(whole.search, method=m, seed=seed)), rows, points
-                ),
-                m,
-            )
-            for m in METHODS
-        },
-        "tpe, 16 at a time": lambda seed: searched(
-            replace(whole, search=replace(whole.search, method="tpe", seed=seed, generation=16)), rows, points
-        ),
-        **{
-            name: partial(lambda make, seed: plain(whole, rows, points, make(seed)), make)
-            for name, make in PLAIN.items()
-        },
+        **{m: partial(ours, method=m) for m in METHODS},
+        "tpe, 16 at a time": partial(ours, method="tpe", generation=16),
+        **{name: partial(theirs, make) for name, make in PLAIN.items()},
     }
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

@@ -29,7 +29,7 @@ from dse.mapper.smaug.reading import read
 from dse.mapper.smaug.smaug import tile
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum import bounds
-from dse.sim.einsum.evaluate import Problem
+from dse.sim.einsum.evaluate import EinsumCost, Problem
 from hw import machine
 from hw.arch import Arch
 from workloads import catalog
@@ -62,8 +62,12 @@ class Line:
 Floors = dict[tuple[str, str], tuple[float, bool]]
 
 
+def tiled_by_smaug(e: Einsum, arch: Arch) -> list[EinsumCost] | Infeasible:
+    return smaug(Problem(arch, e, "energy"), Random(0))
+
+
 def line(network: str, e: Einsum, arch: Arch, floors: Floors) -> Line:
-    found = smaug(Problem(arch, e, "energy"), Random(0))
+    found = tiled_by_smaug(e, arch)
     if isinstance(found, Infeasible):
         return Line(network, show(e), 0.0, 0.0, 0, str(found))
     (energy, proven), (cycles, also) = floors[canonical_key(e), "energy"], floors[canonical_key(e), "latency"]
@@ -84,11 +88,7 @@ def searched(layers: Iterable[Einsum], arch: Arch, budget: int, workers: int) ->
     process each gives its memory back.
     """
     unlike = {canonical_key(e): e for e in layers}
-    tiled = {
-        key: e
-        for key, e in unlike.items()
-        if not isinstance(smaug(Problem(arch, e, "energy"), Random(0)), Infeasible)
-    }
+    tiled = {key: e for key, e in unlike.items() if not isinstance(tiled_by_smaug(e, arch), Infeasible)}
     tasks = [(key, Problem(arch, e, "energy"), budget) for key, e in tiled.items()]
     if workers < 2:
         yield from map(_floors, tasks)
@@ -163,7 +163,7 @@ def speed(layers: list[Einsum], arch: Arch) -> tuple[float, float, float]:
         start = time.process_time()
         tile(reading.operator, u)
         between = time.process_time()
-        smaug(Problem(arch, e, "energy"), Random(0))
+        tiled_by_smaug(e, arch)
         tiled.append(1e3 * (between - start))
         whole.append(1e3 * (time.process_time() - between))
     return median(tiled), max(tiled), median(whole)
@@ -189,7 +189,7 @@ def main() -> int:
     parser.add_argument("--layers", action="store_true", help="print every layer")
     given = parser.parse_args()
     # as SMAUG counts; the search of ragged tiles knows no waits
-    arch = replace(machine.arch(machine.load("smv")), overlap="free")
+    arch = replace(machine.built("smv"), overlap="free")
     layers = [
         (name, u.einsum)
         for name in given.networks.split(",")
@@ -199,7 +199,7 @@ def main() -> int:
     lines, floors = [], dict[tuple[str, str], tuple[float, bool]]()
     waiting = searched((e for _, e in layers), arch, given.budget, given.workers)
     for name, e in layers:
-        tiled = not isinstance(smaug(Problem(arch, e, "energy"), Random(0)), Infeasible)
+        tiled = not isinstance(tiled_by_smaug(e, arch), Infeasible)
         while tiled and (canonical_key(e), "energy") not in floors:
             floors |= next(waiting)[1]
         lines.append(ln := line(name, e, arch, floors))

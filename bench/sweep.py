@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,15 @@ objectives: [energy_pj, latency_ns, area_mm2]
 search: {{method: exhaustive, seed: 7, generation: 65536}}
 solver: {{sharing_gap: 0.1}}
 """
+DEFAULTS = {
+    "machines": 100_000,
+    "solved": 120,
+    "million": 1_000_000,
+    "workers": 2,
+    "drawn": 1_000_000,
+    "shared": 65_536,
+    "whole": 1_000_000,
+}
 SHARED = 125_000  # machines of a cell
 PRODUCT = "gemm:m=64,n=96,k=128"
 ALONE = 200  # machines that are looked at one by one
@@ -102,55 +112,40 @@ def front_of(job: Job, run: Path) -> tuple[Trial, ...]:
     return known.front_before(1 << 30)
 
 
+def spent(seconds: Counter[str], step: str, call: Callable[..., Any], *given: Any) -> Any:
+    """What a call returns; its CPU seconds are added to those of the step."""
+    begun = time.process_time()
+    found = call(*given)
+    seconds[step] += time.process_time() - begun
+    return found
+
+
 def ruled_out(folder: Path, workload: str, machines: int, solved: int) -> None:
     driver.run(study(folder, workload, solved), folder / workload, workers=0)
     job = job_of(study(folder, workload, solved))
     front, ruler = front_of(job, folder / workload), job.pruner
-    seconds: dict[str, float] = {}
-
-    def timed(step: str, call: Callable[[], Any]) -> Any:
-        begun = time.process_time()
-        found = call()
-        seconds[step] = seconds.get(step, 0.0) + time.process_time() - begun
-        return found
-
+    seconds = Counter[str]()
+    timed = partial(spent, seconds)
     store, _ = stores.open_run(folder / f"{workload}-parts")
     tables, out, example = [], 0, np.empty(0, np.int64)
     for again in (False, True):  # the first time prices levels that are kept, and compiles
         seconds.clear()
         for first in range(0, machines if again else LEASE, LEASE):
             places = np.arange(first, min(first + LEASE, machines), dtype=np.int64) + solved
-            numbers = timed("numbers", lambda places=places: permutation(job.study.space.size, 7, places))
-            built, columns = timed("columns", lambda numbers=numbers: ruler.table.columns(numbers))
-            floors = timed("bounds", lambda columns=columns: ruler.lower_bounds(columns))
-            lower = timed(
-                "front",
-                lambda f=floors, c=columns: prune.objective_bounds_of_many(
-                    job.study.objectives, f, job.study.weights(), c.area_mm2
-                ),
-            )
-            beaten = timed("front", lambda lower=lower: prune.first_dominating(front, lower))
-            found = timed(
-                "rows",
-                lambda n=numbers, b=built, c=columns, f=floors, x=beaten: ruler.columns_of(
-                    n[b], c, f, front, x
-                ),
-            )
+            numbers = timed("numbers", permutation, job.study.space.size, 7, places)
+            built, columns = timed("columns", ruler.table.columns, numbers)
+            floors = timed("bounds", ruler.lower_bounds, columns)
+            given = job.study.objectives, floors, job.study.weights(), columns.area_mm2
+            lower = timed("front", prune.objective_bounds_of_many, *given)
+            beaten = timed("front", prune.first_dominating, front, lower)
+            found = timed("rows", ruler.columns_of, numbers[built], columns, floors, front, beaten)
             rows = int((beaten >= 0).sum())
             of_asks = {"generation": pa.array([0] * rows), "source": pa.array(["random"] * rows)}
             if again:
-                tables.append(
-                    {
-                        "machines": timed(
-                            "rows",
-                            lambda f=found, a=of_asks, n=rows: pruning.table_of(
-                                job.schemas["machines"], {**f, **a}, n
-                            ),
-                        )
-                    }
-                )
+                table = timed("rows", pruning.table_of, job.schemas["machines"], found | of_asks, rows)
+                tables.append({"machines": table})
             out, example = out + rows * again, found["machine"].to_numpy()
-        timed("commit", lambda: stores.commit(store, tables))
+        timed("commit", stores.commit, store, tables)
     stores.close(store)
     size = sum(path.stat().st_size for path in (folder / f"{workload}-parts" / "parts").rglob("*.parquet"))
     begun = time.process_time()
@@ -187,13 +182,8 @@ def used(root: int, cpu: dict[int, float]) -> float:
     total = 0
     for pid in family:
         with suppress(OSError, StopIteration):
-            total += int(
-                next(
-                    line
-                    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-                    if line.startswith("Pss:")
-                ).split()[1]
-            )
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            total += int(next(line for line in lines if line.startswith("Pss:")).split()[1])
     return total / 1024
 
 
@@ -357,14 +347,8 @@ def shared(folder: Path, workload: str, machines: int, solved: int) -> None:
     exact = job_of(replace(job.study, solver=replace(job.study.solver, sharing_gap=0.0)))
     solve_lease(exact, Lease(0, (Ask(0, 0, "bench"),)))  # loads the kernels
     seconds = Counter[str]()
-
-    def timed(step: str, call: Callable[..., Any], *given: Any) -> Any:
-        begun = time.process_time()
-        found = call(*given)
-        seconds[step] += time.process_time() - begun
-        return found
-
-    block, _ = timed("columns", lambda: next(job.batches.of(np.array([0]))))
+    timed = partial(spent, seconds)
+    block, _ = timed("columns", next, job.batches.of(np.array([0])))
     found = timed("table", block.solved_tables)
     print(
         f"{workload}: a cell of {len(block.machines)} machines in {seconds['columns']:.1f} CPU s, its table "
@@ -428,13 +412,8 @@ def _took(begun: float, cpu: float) -> str:
 
 def main() -> None:
     given = argparse.ArgumentParser()
-    given.add_argument("--machines", type=int, default=100_000)
-    given.add_argument("--solved", type=int, default=120)
-    given.add_argument("--million", type=int, default=1_000_000)
-    given.add_argument("--workers", type=int, default=2)
-    given.add_argument("--drawn", type=int, default=1_000_000)
-    given.add_argument("--shared", type=int, default=65_536)
-    given.add_argument("--whole", type=int, default=1_000_000)
+    for name, default in DEFAULTS.items():
+        given.add_argument(f"--{name}", type=int, default=default)
     chosen = given.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for workload in ("light_resnet50", "squeezenet") if chosen.machines else ():

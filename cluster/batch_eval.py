@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 import pyarrow as pa
 
-from cluster.pruning import BoundPruner
+from cluster.pruning import BoundPruner, at_latency
 from dse.mapping.nest import Infeasible
 from dse.mapping.searched import Mappings, encoded
 from dse.sim.einsum.evaluate import (
@@ -184,17 +184,8 @@ class BatchIndex:
         if name in self.memo:
             self.memo[name] = self.memo.pop(name)
         else:
-            room = (
-                0
-                if self._in_order_of_numbers()
-                else int(
-                    SHARE
-                    * os.sysconf("SC_PHYS_PAGES")
-                    * os.sysconf("SC_PAGE_SIZE")
-                    / (os.cpu_count() or 1)
-                    / BYTES
-                )
-            )
+            node_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            room = 0 if self._in_order_of_numbers() else SHARE * node_bytes / (os.cpu_count() or 1) / BYTES
             while self.memo and sum(len(one.machines) for own in self.memo.values() for one in own) > room:
                 del self.memo[next(iter(self.memo))]
             self.memo[name] = self._make(name)
@@ -223,12 +214,9 @@ class BatchIndex:
         some = [self.pruner.table.columns(numbers[at : at + PART]) for at in range(0, len(numbers), PART)]
         numbers = numbers[np.concatenate([built for built, _ in some])]
         columns = joined([own for _, own in some])
-        found = []
         first, kind = alike(columns.shape)
-        for i in range(len(first)):
-            rows = np.flatnonzero(kind == i)
-            found.append(_batch_answers(numbers[rows], columns.take(rows), self.pruner))
-        return found
+        kinds = (np.flatnonzero(kind == i) for i in range(len(first)))
+        return [_batch_answers(numbers[rows], columns.take(rows), self.pruner) for rows in kinds]
 
 
 def _batch_answers(machines: Ints, columns: Columns, pruner: BoundPruner) -> BatchAnswers:
@@ -239,7 +227,7 @@ def _batch_answers(machines: Ints, columns: Columns, pruner: BoundPruner) -> Bat
 
     own = machine_batch(built(0), columns, built)
     least = [
-        lower_bounds_of(own, [group.einsum for group in groups], [group.occurrences for group in groups])
+        lower_bounds_of(own, [one.einsum for one in groups], [one.occurrences for one in groups])
         for groups in pruner.uniques
     ]
     return BatchAnswers(machines, own, columns.area_mm2, pruner, least)
@@ -262,28 +250,17 @@ def columns_of(
         assert isinstance(own, Table)
         sums = sums_at(block.batch, own, at)
         costs[ref.name] = _cost(sums.energy_pj, sums.latency_cycles, sums.initiation_interval_cycles, clock)
-        floors[ref.name] = _cost(sums.bound_pj, sums.bound_cycles, sums.bound_cycles, clock)
+        floors[ref.name] = at_latency(sums.bound_pj, sums.bound_cycles, clock)
         spaces = [sequential_space(block.batch.first, e, study.solver) for e in own.lower_bounds.einsums]
         proof = _proofs(spaces, sums, sum(group.occurrences for group in groups) == 1)
-        worst = (
-            [max(a, b, key=lambda one: one[1]) for a, b in zip(worst, proof, strict=True)] if worst else proof
-        )
+        pairs = zip(worst or proof, proof, strict=True)
+        worst = [max(pair, key=lambda one: one[1]) for pair in pairs]
         chosen.append(_choices(own, [encoded(space) for space in spaces], sums, at))
-    points = {
-        name: pa.array(column)
-        for name, column in studies.points(study, block.machines[at], area, costs).items()
-    }
-    points |= {
-        name: pa.array(column)
-        for name, column in zip(
-            ("optimality_gap", "gap_to_bound", "certificate"), zip(*worst, strict=True), strict=True
-        )
-    }
-    return (
-        pruner.head(block.machines[at], area, clock, floors),
-        points | {"machine": pa.array(block.machines[at])},
-        chosen,
-    )
+    machines, proof_columns = block.machines[at], ("optimality_gap", "gap_to_bound", "certificate")
+    columns = studies.points(study, machines, area, costs) | {"machine": machines}
+    columns |= dict(zip(proof_columns, zip(*worst, strict=True), strict=True))
+    points = {name: pa.array(column) for name, column in columns.items()}
+    return pruner.head(machines, area, clock, floors), points, chosen
 
 
 def _cost(pj: Floats, cycles: Floats, steady: Floats, clock_ghz: Floats) -> pareto.Cost:
@@ -296,8 +273,7 @@ def infeasible_columns(block: BatchAnswers, at: Ints) -> dict[str, pa.Array]:
     """
     clock, floors = block.batch.clock_ghz[at], dict[str, pareto.Cost]()
     for ref, own in zip(block.pruner.study.workloads, block.lower_bounds, strict=True):
-        pj, cycles = map(own.total, own.at(block.batch, at))
-        floors[ref.name] = _cost(pj, cycles, cycles, clock)
+        floors[ref.name] = at_latency(*map(own.total, own.at(block.batch, at)), clock)
     return block.pruner.head(block.machines[at], block.area_mm2[at], clock, floors)
 
 

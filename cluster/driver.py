@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cluster import store as stores
-from cluster.run_state import RunState, undone_rows
+from cluster.run_state import RunState, count_values, undone_rows
 from cluster.store import RunFault, Store
 from cluster.worker import (
     Ask,
@@ -427,11 +427,8 @@ def _count_committed(run: Run) -> tuple[Counter[int], Counter[int], list[int]]:
         machines = part["machines"]
         _same_keys(run, machines)
         of_constraints = pc.and_(pc.equal(machines["status"], "pruned"), pc.is_null(machines["dominated_by"]))
-        for found, column in (
-            (rows, machines["generation"]),
-            (broken, machines["generation"].filter(of_constraints)),
-        ):
-            found.update({pair["values"]: pair["counts"] for pair in pc.value_counts(column).to_pylist()})
+        rows.update(dict(count_values(machines["generation"])))
+        broken.update(dict(count_values(machines["generation"].filter(of_constraints))))
         failed = machines.filter(pc.equal(machines["status"], "error"))
         left += failed["machine"].filter(undone_rows(failed)).to_pylist()
     return rows, broken, left
@@ -494,17 +491,13 @@ def _ask(run: Run) -> None:
         if _completed(run) < number - 1:
             return
         run.state.settle(number - 2)
-        run.end = (
-            plan.stop_reason(study.stop, run.asked, run.state.settled, study.objectives, run.seconds() / 3600)
-            or ""
-        )
-        asks = (
-            None
-            if run.end
-            else studies.generation(study, number, run.asks, run.state.settled, run.job.pruner.table)
-        )
+        settled, hours = run.state.settled, run.seconds() / 3600
+        run.end = plan.stop_reason(study.stop, run.asked, settled, study.objectives, hours) or ""
+        if run.end:
+            return
+        asks = studies.generation(study, number, run.asks, settled, run.job.pruner.table)
         if asks is None:
-            run.end = run.end or "every machine of the space is evaluated"
+            run.end = "every machine of the space is evaluated"
             return
         written = {"identity": run.store.identity} | {name: getattr(asks, name) for name in Asks.__slots__}
         with stores.plain(run.store.path):
@@ -522,10 +515,8 @@ def _take(run: Run, asks: Asks, asked: int = 0, broken: int = 0) -> None:
     points, number = run.job.study.stop.machines, asks.generation
     left = None if points is None else max(0, points - run.asked)
     complete = number in run.state.closed_generations
-    run.asked, run.violating = (
-        run.asked + (asked if complete else len(asks.asks)),
-        run.violating + (broken if complete else len(asks.pruned)),
-    )
+    run.asked += asked if complete else len(asks.asks)
+    run.violating += broken if complete else len(asks.pruned)
     wanted = [
         Ask(machine, number, source)
         for machine, source in asks.asks[:left]
@@ -550,11 +541,9 @@ def _batches(run: Run, asks: Sequence[Ask]) -> Ints:
     if run.shaping is None or not asks:
         return np.zeros(len(asks), np.int64)
     machines = np.array([ask.machine for ask in asks], np.int64)
-    return (
-        run.job.batches.batches(machines)[0]
-        if run.job.batches
-        else alike(run.job.pruner.table.digits(machines)[:, run.shaping])[1]
-    )
+    if run.job.batches:
+        return run.job.batches.batches(machines)[0]
+    return alike(run.job.pruner.table.digits(machines)[:, run.shaping])[1]
 
 
 def _leases(run: Run) -> Iterator[Lease | None]:
@@ -656,11 +645,9 @@ def _accept(run: Run, done: Done) -> None:
     again = [ask.machine for ask in done.lease.asks if run.state.is_done(ask.generation, ask.machine)]
     tables = dict(done.tables)
     if done.lost:
-        rows = [failed(run.job, ask, f"lost: {done.lost}; a resume tries again") for ask in done.lease.asks]
-        tables = tables_of(
-            run.job,
-            {table: [row for each in rows for row in each[table]] for table in ("machines", "events")},
-        )
+        each = [failed(run.job, ask, f"lost: {done.lost}; a resume tries again") for ask in done.lease.asks]
+        rows = {table: [row for one in each for row in one[table]] for table in ("machines", "events")}
+        tables = tables_of(run.job, rows)
     if again:
         tables = {name: _without(table, again) for name, table in tables.items()}
     for ask in done.lease.asks:
@@ -673,19 +660,15 @@ def _accept(run: Run, done: Done) -> None:
 
 
 def _without(table: pa.Table, machines: list[int]) -> pa.Table:
-    return (
-        table.filter(pc.invert(pc.is_in(table["machine"], pa.array(machines, pa.int64()))))
-        if "machine" in table.column_names
-        else table
-    )
+    if "machine" not in table.column_names:
+        return table
+    return table.filter(pc.invert(pc.is_in(table["machine"], pa.array(machines, pa.int64()))))
 
 
 def _add(run: Run, tables: dict[str, pa.Table]) -> None:
-    run.batches.append(
-        tables | {"points": packed_columns.pack(tables["points"], tables["machines"])}
-        if "points" in tables
-        else tables
-    )
+    if "points" in tables:
+        tables = tables | {"points": packed_columns.pack(tables["points"], tables["machines"])}
+    run.batches.append(tables)
     run.rows += sum(table.num_rows for table in tables.values())
 
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -69,13 +70,14 @@ class BoundPruner:
         """True if the outermost level is too small for a workload. Such a machine is infeasible, whatever its
         bounds are.
         """
-        options = self.study.solver
-        if options.schedule == "unfused":
+        if self.study.solver.schedule == "unfused":
             return any(outermost.sequential(arch, workload) for workload in self.study.loaded)
-        return any(
-            outermost.minimum(arch, workload, options.schedule in PIPED and options.weights == "pinned")
-            for workload in self.study.loaded
-        )
+        return any(outermost.minimum(arch, workload, self.pinned()) for workload in self.study.loaded)
+
+    def pinned(self) -> bool:
+        """True if weights stay on chip from one sample to the next."""
+        options = self.study.solver
+        return options.schedule in PIPED and options.weights == "pinned"
 
     def exceed_capacity(self, columns: Columns) -> NDArray[np.bool_]:
         """Returns [n], `exceeds_capacity` of n machines, for unfused schedules."""
@@ -113,7 +115,7 @@ class BoundPruner:
             pj, cycles = bound_kernels.sequential(
                 ((group.einsum, group.occurrences) for group in groups), columns
             )
-            found[ref.name] = Cost(pj, cycles, cycles / columns.clock_ghz, cycles / columns.clock_ghz)  # type: ignore[arg-type]
+            found[ref.name] = at_latency(pj, cycles, columns.clock_ghz)
         return found
 
     def columns_of(
@@ -133,15 +135,9 @@ class BoundPruner:
             parts = (c.energy_pj, c.latency_cycles, c.latency_ns, c.steady_ns)
             own_bounds[name] = Cost(*(np.asarray(part)[kept] for part in parts))
         head = self.head(machines[kept], columns.area_mm2[kept], columns.clock_ghz[kept], own_bounds)  # type: ignore[arg-type]
-        texts = {
-            name: pa.repeat(pa.scalar(text), len(machines[kept]))
-            for name, text in (("status", "pruned"), ("reason", DOMINATED))
-        }
-        return (
-            head
-            | texts
-            | {"dominated_by": pa.array(np.array([trial.machine for trial in front], np.int64)[first[kept]])}
-        )
+        better = np.array([trial.machine for trial in front], np.int64)[first[kept]]
+        texts = same(len(better), status="pruned", reason=DOMINATED)
+        return head | texts | {"dominated_by": pa.array(better)}
 
     def head(
         self, machines: Ints, area_mm2: Floats, clock_ghz: Floats, lower_bounds: Mapping[str, Cost]
@@ -162,24 +158,16 @@ class BoundPruner:
             slug(axis.key): pa.array(axis.values).take(pa.array(digits[:, at]))
             for at, axis in enumerate(self.study.space.axes)
         }
-        return (
-            {name: pa.array(column) for name, column in numbers.items()}
-            | given
-            | {"key": pa.array(self.keys(digits))}
-        )
+        columns = {name: pa.array(column) for name, column in numbers.items()}
+        return columns | given | {"key": pa.array(self.keys(digits))}
 
     def keys(self, digits: Ints) -> list[str]:
         """Returns the content key of each machine. digits: [n, axes], index of its value on every axis."""
         begun, found = hashlib.sha256(self.key.encode()), []
         for own in digits[:, [at for at, _ in self.texts]].tolist():
             whole = begun.copy()
-            whole.update(
-                (
-                    "{"
-                    + ", ".join([text[digit] for (_, text), digit in zip(self.texts, own, strict=True)])
-                    + "}"
-                ).encode()
-            )
+            pairs = [text[digit] for (_, text), digit in zip(self.texts, own, strict=True)]
+            whole.update(f"{{{', '.join(pairs)}}}".encode())
             found.append(whole.hexdigest()[:16])
         return found
 
@@ -204,26 +192,21 @@ class RunningBound:
             else []
         )
 
-    def lower_bounds(self) -> dict[str, pareto.Cost]:
+    def lower_bounds(self) -> dict[str, Cost]:
         """Returns a lower bound of each workload's cost. steady_ns is set to the latency and is no bound.
 
         Unfused: the sum over its einsums. Other schedules: a bound over all of them.
         """
         study, found = self.pruner.study, {}
-        options = study.solver
         for place, (ref, workload, groups) in enumerate(
             zip(study.workloads, study.loaded, self.pruner.uniques, strict=True)
         ):
             pj, cycles = (
                 bounds.weighted_sum([group.occurrences for group in groups], self.einsums[place])
                 if self.einsums
-                else graph.schedule_lower_bound(
-                    self.arch, workload, options.schedule in PIPED and options.weights == "pinned"
-                )
+                else graph.schedule_lower_bound(self.arch, workload, self.pruner.pinned())
             )
-            found[ref.name] = pareto.Cost(
-                pj, cycles, cycles / self.arch.clock_ghz, cycles / self.arch.clock_ghz
-            )
+            found[ref.name] = at_latency(pj, cycles, self.arch.clock_ghz)
         return found
 
     def raise_if_dominated(self, reason: str) -> None:
@@ -250,6 +233,16 @@ class RunningBound:
                 f"bounds: after {self.solved_einsums} of {of} einsums dominated by a schedule of "
                 "another machine (dominated_by)"
             )
+
+
+def at_latency(pj: Any, cycles: Any, clock_ghz: Any) -> Cost:
+    """Returns a cost whose steady interval is its latency; of numbers, or of columns [n]."""
+    return Cost(pj, cycles, cycles / clock_ghz, cycles / clock_ghz)
+
+
+def same(rows: int, **values: object) -> dict[str, pa.Array]:
+    """Returns columns that hold one value each, in all rows."""
+    return {name: pa.repeat(pa.scalar(value), rows) for name, value in values.items()}
 
 
 def table_of(schema: pa.Schema, columns: Mapping[str, pa.Array], rows: int) -> pa.Table:

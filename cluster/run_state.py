@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -84,9 +85,8 @@ class RunState:
         that already has rows in another open generation.
         """
         points = packed_columns.unpack(points, machines) if points is not None else None
-        for status, n in _count_values(machines["status"]):
-            self.counts[status] += n
-        for reason, n in _count_values(machines["reason"].filter(pc.is_valid(machines["reason"]))):
+        self.counts.update(dict(count_values(machines["status"])))
+        for reason, n in count_values(machines["reason"].filter(pc.is_valid(machines["reason"]))):
             if reason in self.reasons or len(self.reasons) < MOST_REASONS:
                 self.reasons[reason] += n
             if reason.startswith(VIOLATED):
@@ -162,9 +162,7 @@ class RunState:
         """
         if not len(self.feasible):
             return 0, 0.0
-        values = self.feasible * np.array(
-            [-1.0 if o.direction == "max" else 1.0 for o in self.study.objectives]
-        )
+        values = self.feasible * pareto.signs(self.study.objectives)
         kept = pareto.front(values)
         best = values[kept]
         kept[values.argmax(axis=0)] = True
@@ -192,7 +190,8 @@ def undone_rows(machines: pa.Table) -> pa.Array:
     )
 
 
-def _count_values(column: pa.ChunkedArray) -> list[tuple[str, int]]:
+def count_values(column: pa.ChunkedArray) -> list[tuple[Any, int]]:
+    """Returns the different values of a column, each with how often it stands there."""
     return [(pair["values"], pair["counts"]) for pair in pc.value_counts(column).to_pylist()]
 
 

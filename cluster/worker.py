@@ -211,15 +211,14 @@ def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
         if front and len(asks) >= (1 if job.batches else MANY) and job.pruner.applies():
             out, columns = job.pruner.rows(np.array([ask.machine for ask in asks], np.int64), front)
             own = [ask for ask, beaten in zip(asks, out.tolist(), strict=True) if beaten]
-            of_asks = {
-                "generation": pa.array([generation] * len(own)),
-                "source": pa.array([ask.source for ask in own]),
-            }
-            versions = {name: pa.array([version] * len(own)) for name, version in VERSIONS.items()}
-            found.append(
-                pruning.table_of(job.schemas["machines"], {**columns, **of_asks, **versions}, len(own))
-            )
+            found.append(pruning.table_of(job.schemas["machines"], columns | _of_asks(own), len(own)))
     return found
+
+
+def _of_asks(asks: Sequence[Ask]) -> dict[str, pa.Array]:
+    """Returns the columns of the table machines that follow from the asks."""
+    given = {name: pa.array([getattr(ask, name) for ask in asks]) for name in ("generation", "source")}
+    return given | pruning.same(len(asks), **VERSIONS)
 
 
 def _by_batch(job: Job, asks: Sequence[Ask]) -> tuple[list[dict[str, pa.Table]], list[Ask], float]:
@@ -259,42 +258,27 @@ def _release_memory() -> None:
 
 
 def _batch_tables(job: Job, block: BatchAnswers, asks: Sequence[Ask]) -> dict[str, pa.Table]:
-    at = np.searchsorted(block.machines, [ask.machine for ask in asks])
+    at, of_asks = np.searchsorted(block.machines, [ask.machine for ask in asks]), _of_asks(asks)
+    same = partial(pruning.same, len(asks))
 
-    def same(**values: object) -> dict[str, pa.Array]:
-        return {name: pa.repeat(pa.scalar(value), len(asks)) for name, value in values.items()}
+    def table(name: str, columns: Mapping[str, pa.Array]) -> pa.Table:
+        return pruning.table_of(job.schemas[name], columns, len(asks))
 
-    on_einsum = {
-        "generation": pa.array([ask.generation for ask in asks]),
-        "source": pa.array([ask.source for ask in asks]),
-    } | same(**VERSIONS)
-    if isinstance(last := block.solved_tables()[-1], Infeasible):
-        why = same(
-            status="infeasible",
-            workload=job.study.workloads[len(block.solved_tables()) - 1].name,
-            **_limit(last),
-        )
-        return {
-            "machines": pruning.table_of(
-                job.schemas["machines"], batch_eval.infeasible_columns(block, at) | on_einsum | why, len(asks)
-            )
-        }
+    workloads, solved = job.study.workloads, block.solved_tables()
+    if isinstance(last := solved[-1], Infeasible):
+        why = same(status="infeasible", workload=workloads[len(solved) - 1].name, **_limit(last))
+        return {"machines": table("machines", batch_eval.infeasible_columns(block, at) | of_asks | why)}
     machines, points, chosen = batch_eval.columns_of(block, at)
-    tables = {
-        "machines": pruning.table_of(
-            job.schemas["machines"], machines | on_einsum | same(status="ok"), len(asks)
-        ),
-        "points": pruning.table_of(job.schemas["points"], points | same(schedule=0, **VERSIONS), len(asks)),
-    }
     each = [
-        pruning.table_of(
-            job.schemas["chosen"],
-            columns | same(schedule=0, workload=ref.name) | {"machine": machines["machine"]},
-            len(asks),
-        )
-        for ref, columns in zip(job.study.workloads, chosen, strict=True)
+        table("chosen", columns | same(schedule=0, workload=ref.name) | {"machine": machines["machine"]})
+        for ref, columns in zip(workloads, chosen, strict=True)
     ]
-    return tables | {"chosen": pa.concat_tables(each)} | _mapping_tables(job, batch_eval.mappings(block, at))
+    return {
+        "machines": table("machines", machines | of_asks | same(status="ok")),
+        "points": table("points", points | same(schedule=0, **VERSIONS)),
+        "chosen": pa.concat_tables(each),
+        **_mapping_tables(job, batch_eval.mappings(block, at)),
+    }
 
 
 def is_batched_job(job: Job) -> bool:
@@ -392,22 +376,20 @@ def solve_machine(
         with _within(job.deadline_s):
             return _solve(job, ask, front, ready)
     except Overdue:
-        rows = failed(job, ask, f"deadline: not solved within {job.deadline_s:g} s; a resume tries again")
+        reason, trace = f"deadline: not solved within {job.deadline_s:g} s; a resume tries again", ""
     except MemoryError as fault:
-        rows = failed(
-            job,
-            ask,
-            "memory: its process has none left; a resume tries again",
-            "".join(traceback.format_exception(fault)),
-        )
+        reason, trace = "memory: its process has none left; a resume tries again", _traceback(fault)
     except Violated as fault:
-        rows = failed(job, ask, f"{VIOLATED} machine {ask.machine}: {str(fault).splitlines()[0]}", str(fault))
+        trace = str(fault)
+        reason = f"{VIOLATED} machine {ask.machine}: {trace.splitlines()[0]}"
     except Exception as fault:  # any fault of a solver or plug-in is this machine's, not the run's
         last = traceback.format_exception_only(fault)[-1].strip().splitlines()
-        rows = failed(
-            job, ask, last[0] if last else type(fault).__name__, "".join(traceback.format_exception(fault))
-        )
-    return rows, []
+        reason, trace = last[0] if last else type(fault).__name__, _traceback(fault)
+    return failed(job, ask, reason, trace), []
+
+
+def _traceback(fault: BaseException) -> str:
+    return "".join(traceback.format_exception(fault))
 
 
 def failed(job: Job, ask: Ask, reason: str, trace: str = "") -> Rows:
@@ -458,10 +440,9 @@ def _einsum_tables(job: Job, schedules: Sequence[ScheduleRow]) -> dict[str, pa.T
     """Returns the tables chosen (unfused schedules), einsums (all others), mappings and counts, made column
     by column. Each distinct mapping has its rows once.
     """
-    costs = [cost for at in schedules for cost in at.costs]
-    if not costs:
+    pairs = [pair for at in schedules for pair in zip(at.costs, at.groups, strict=True)]
+    if not pairs:
         return {}
-    groups = [group for at in schedules for group in at.groups]
     turns = [
         derived.chosen_columns(at.solution) | {name: getattr(at, name) for name in AT}
         for at in schedules
@@ -470,9 +451,7 @@ def _einsum_tables(job: Job, schedules: Sequence[ScheduleRow]) -> dict[str, pa.T
     tables = tables_of(job, {"chosen": turns}) if turns else {}
     if whole := [at for at in schedules if at.solution.schedule]:
         tables["einsums"] = _table(job, "einsums", *_of_schedules(whole))
-    first = {
-        cost.mapping_key: (cost, group) for cost, group in zip(reversed(costs), reversed(groups), strict=True)
-    }
+    first = {cost.mapping_key: (cost, group) for cost, group in reversed(pairs)}
     return {**tables, **_mapping_tables(job, list(first.values()))}
 
 
@@ -502,18 +481,18 @@ def _of_schedules(schedules: Sequence[ScheduleRow]) -> tuple[Columns, list[Einsu
     """Returns the columns of the table einsums that are no attributes of costs, and the costs, which have the
     other columns as attributes.
     """
-    costs = [cost for at in schedules for cost in at.costs]
-    groups = [group for at in schedules for group in at.groups]
-    found: Columns = {
-        "einsum": [cost.name for cost in costs],
-        "einsum_key": [cost.key for cost in costs],
-        "kind": [g.einsum.kind for g in groups],
-    }
-    found["position"] = [place for at in schedules for place in range(1, len(at.costs) + 1)]
-    found["occurrences"] = [cost.count for cost in costs]
-    return found | {
-        name: [value for at in schedules for value in [getattr(at, name)] * len(at.costs)] for name in AT
-    }, costs
+    rows = [
+        (at, place, cost, group)
+        for at in schedules
+        for place, (cost, group) in enumerate(zip(at.costs, at.groups, strict=True), 1)
+    ]
+    costs = [cost for _, _, cost, _ in rows]
+    found: Columns = {name: [getattr(at, name) for at, *_ in rows] for name in AT}
+    found["position"] = [place for _, place, _, _ in rows]
+    found["kind"] = [group.einsum.kind for *_, group in rows]
+    for name, attribute in (("einsum", "name"), ("einsum_key", "key"), ("occurrences", "count")):
+        found[name] = [getattr(cost, attribute) for cost in costs]
+    return found, costs
 
 
 _nest = lru_cache(maxsize=1 << 14)(str)  # text of a mapping; later leases have many of the same mappings
@@ -529,12 +508,13 @@ def _counts(
     for c in cost.counts:
         yield (c.level, c.tensor, c.action, c.elems, c.busiest_elems), bits.get(c.tensor)
     for one in cost.layout_traffic:  # traffic that layouts add to that of the elements
-        if one.unused_bits:
-            yield (one.level, one.tensor, f"unused_{one.action}", one.unused_bits, None), 1
-        if one.modified_bits:
-            yield (one.level, one.tensor, "modify", one.modified_bits, None), 1
-        if one.activations.n:
-            yield (one.level, one.tensor, f"open_{one.action}", one.activations.n, None), 0
+        for action, n, width in (
+            (f"unused_{one.action}", one.unused_bits, 1),
+            ("modify", one.modified_bits, 1),
+            (f"open_{one.action}", one.activations.n, 0),
+        ):
+            if n:
+                yield (one.level, one.tensor, action, n, None), width
     for part in cost.price.parts:
         if part.action in WAYS:
             yield (part.level, part.tensor, part.action, part.actions, None), 1
@@ -566,9 +546,13 @@ def _solve(
 ) -> tuple[Rows, list[ScheduleRow]]:
     study = job.study
     head = _head(job, ask)
+
+    def ended(**columns: object) -> tuple[Rows, list[ScheduleRow]]:
+        return {"machines": [{**head, **columns}]}, []
+
     arch = decode(study.space, ask.machine)
     if isinstance(arch, Unbuildable):
-        return {"machines": [{**head, "status": "infeasible", "reason": arch.reason}]}, []
+        return ended(status="infeasible", reason=arch.reason)
     running_bound = RunningBound(job.pruner, arch, front)
     lower_bounds = running_bound.lower_bounds()
     whole = pareto.total(list(lower_bounds.values()), [ref.weight for ref in study.workloads])
@@ -597,14 +581,10 @@ def _solve(
             if isinstance(found, Dominated):
                 raise found
             if isinstance(found, Infeasible):
-                return {
-                    "machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}]
-                }, []
+                return ended(status="infeasible", workload=ref.name, **_limit(found))
             fronts.append(found)
     except Dominated as fault:
-        return {
-            "machines": [{**head, "status": "pruned", "dominated_by": fault.machine, "reason": fault.reason}]
-        }, []
+        return ended(status="pruned", dominated_by=fault.machine, reason=fault.reason)
     rows, laid = _schedule_rows(job, ask.machine, arch, fronts)
     return {"machines": [{**head, "status": "ok"}], **rows}, laid
 
@@ -685,25 +665,18 @@ def _schedule_rows(
         for ref, macs, groups, workload, solution in zip(
             job.study.workloads, job.macs, job.uniques, job.workloads, choice, strict=True
         ):
-            if (
-                solution.schedule
-            ):  # the rows of an unfused workload are derived from the table chosen on reading
-                rows["workload_costs"].append(
-                    {**at, "workload": ref.name, **derived.workload_row(solution, arch, ref.weight, macs)}
-                )
-                rows["schedules"].append({**at, "workload": ref.name, **explain.schedule_row(solution)})
-                rows["segments"] += [
-                    {**at, "workload": ref.name, **row} for row in explain.segment_rows(solution)
-                ]
-                rows["conversions"] += [
-                    {**at, "workload": ref.name, **row} for row in explain.conversion_rows(solution)
-                ]
-                groups = tuple(
-                    Unique(c.key, e, (e.name,), c.count)
-                    for c, e in explain.costed_einsums(
-                        with_conversions(workload, solution.conversions), solution
-                    )
-                )
+            # the rows of an unfused workload are derived from the table chosen on reading
+            if solution.schedule:
+                own = {
+                    "workload_costs": [derived.workload_row(solution, arch, ref.weight, macs)],
+                    "schedules": [explain.schedule_row(solution)],
+                    "segments": explain.segment_rows(solution),
+                    "conversions": explain.conversion_rows(solution),
+                }
+                for table, new in own.items():
+                    rows[table] += [{**at, "workload": ref.name, **row} for row in new]
+                costed = explain.costed_einsums(with_conversions(workload, solution.conversions), solution)
+                groups = tuple(Unique(c.key, e, (e.name,), c.count) for c, e in costed)
             laid.append(ScheduleRow(machine, schedule, ref.name, solution, groups))
     return {table: found for table, found in rows.items() if found}, laid
 
@@ -753,8 +726,8 @@ def _schedules(
         found.append((studies.point(study, machine, area, costs), choice))
     if len(found) == 1:
         return found
-    signs = [-1.0 if o.direction == "max" else 1.0 for o in study.objectives]
-    values = np.array([[point[o.column] for o in study.objectives] for point, _ in found]) * signs
+    rows = [[point[o.column] for o in study.objectives] for point, _ in found]
+    values = np.array(rows) * pareto.signs(study.objectives)
     return [one for one, best in zip(found, pareto.front(values), strict=True) if best]
 
 

@@ -179,9 +179,14 @@ def role(of: FieldRole, says: str = "") -> dict[str, str]:
     return {"role": of, "says": says}
 
 
-def says(meaning: str) -> dict[str, str]:
-    """Returns the metadata of a key of machine files: its meaning in `dse list keys`."""
-    return {"says": meaning}
+def part(of: FieldRole, default: Any, says: str = "") -> Any:
+    """Returns a field with a role and a default."""
+    return field(default=default, metadata=role(of, says))
+
+
+def said(default: Any, meaning: str) -> Any:
+    """Returns a key of machine files with its default and its meaning in `dse list keys`."""
+    return field(default=default, metadata={"says": meaning})
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +203,8 @@ class Memory:
     channels: Count = 1  # DRAM: channels, whose bandwidths and background powers add up
     bandwidth: Rate | None = None  # GB/s of one instance; instead of actions_per_cycle
     actions_per_cycle: Actions | None = None  # bandwidth in actions of width_bits per clock cycle
-    read_pj: Cost | None = field(
-        default=None, metadata=says("energy of one read of width_bits; none: the table's")
-    )
-    write_pj: Cost | None = field(
-        default=None, metadata=says("energy of one write of width_bits; none: the table's")
-    )
+    read_pj: Cost | None = said(None, "energy of one read of width_bits; none: the table's")
+    write_pj: Cost | None = said(None, "energy of one write of width_bits; none: the table's")
     leak_mw: Cost | None = None  # of one instance, all banks and channels
     area_mm2: Cost | None = None  # of one instance, all banks and channels
     cycle_ns: Positive | None = None  # sram: minimum time between two accesses of an array
@@ -223,7 +224,7 @@ class Memory:
     row: Bytes | None = None  # bytes of a DRAM row
     row_banks: Count | None = None  # DRAM banks; None: 1
     row_interleave: Bytes | None = None  # bytes after which the next DRAM bank follows; None: a row
-    row_pj: Cost | None = field(default=None, metadata=says("energy of opening a row"))
+    row_pj: Cost | None = said(None, "energy of opening a row")
     row_ns: Cost | None = None  # from one opening of a row to the next one in the same bank
     bank_map: Literal["word", "block", "xor"] | None = None  # sram: how words are spread over the banks
     dma_ns: Cost | None = None  # time of one DMA descriptor
@@ -249,12 +250,8 @@ class Array:
     reduce: Flag | tuple[str, ...] = True
     # systolic array of two dimensions, rows first: stationary outputs, weights or inputs; None: not systolic
     systolic: Still | None = None
-    hop_pj: Cost = field(
-        default=0.0, metadata=says("a mesh of two dimensions, rows first: energy of one bit over one link")
-    )
-    endpoint_pj: Cost = field(
-        default=0.0, metadata=says("energy of one bit that a PE takes from the network, or gives to it")
-    )
+    hop_pj: Cost = said(0.0, "a mesh of two dimensions, rows first: energy of one bit over one link")
+    endpoint_pj: Cost = said(0.0, "energy of one bit that a PE takes from the network, or gives to it")
     injected_at: Rim = "corners"  # where on a mesh the level outside is attached
     # source of a multicast word on a mesh. next_level: the level outside, along one tree; same_level: the
     # nearest PE that has the word, and for the first PE the level outside
@@ -274,11 +271,10 @@ class MacUnit:
     name: Annotated[Name, Field(alias="compute")]
     kind: ComputeKind
     ops_per_cycle: Positive = 1.0  # MACs, or other operations, of one MAC unit
-    mac_pj: Cost | None = field(default=None, metadata=says("one multiply-accumulate; none: the table's"))
-    alu_pj: Cost | None = field(default=None, metadata=says("one other operation; none: the table's"))
-    merge_pj: Cost | None = field(
-        default=None,
-        metadata=says("adding a partial sum of one PE to another PE's; none: alu_pj of a MAC unit"),
+    mac_pj: Cost | None = said(None, "one multiply-accumulate; none: the table's")
+    alu_pj: Cost | None = said(None, "one other operation; none: the table's")
+    merge_pj: Cost | None = said(
+        None, "adding a partial sum of one PE to another PE's; none: alu_pj of a MAC unit"
     )
     leak_mw: Cost | None = None  # of one MAC unit
     area_mm2: Cost | None = None  # of one MAC unit
@@ -341,28 +337,28 @@ class Access:
 
     # bits that move at once: a line or burst; of an SRAM with bank_map, its word
     line_bits: int = field(metadata=role("layout"))
-    row_bits: int = field(default=0, metadata=role("layout"))  # bits of a DRAM row; 0: rows are not modelled
-    row_banks: int = field(default=1, metadata=role("layout"))  # DRAM banks
+    row_bits: int = part("layout", 0)  # bits of a DRAM row; 0: rows are not modelled
+    row_banks: int = part("layout", 1)  # DRAM banks
     # bits after which the next DRAM bank follows
-    granule_bits: int = field(default=0, metadata=role("layout"))
-    row_pj: float = field(default=0.0, metadata=role("layout", "a level of rows: one row opened"))
+    granule_bits: int = part("layout", 0)
+    row_pj: float = part("layout", 0.0, "a level of rows: one row opened")
     # from one opening of a row to the next one in the same bank
-    row_cycles: float = field(default=0.0, metadata=role("layout"))
+    row_cycles: float = part("layout", 0.0)
     # whether a line that is written in part is read before
-    rmw: bool = field(default=False, metadata=role("layout"))
+    rmw: bool = part("layout", False)
     # SRAM arrays that each serve a word at a time; 0: bank conflicts are not modelled
-    banks: int = field(default=0, metadata=role("layout"))
-    bank_map: str = field(default="word", metadata=role("layout"))  # word, block or xor
-    capacity_bits: int = field(default=0, metadata=role("layout"))  # of all banks of an SRAM together
-    descriptor_cycles: float = field(default=0.0, metadata=role("layout"))  # cycles of one DMA descriptor
-    dma_queues: int = field(default=1, metadata=role("layout"))
+    banks: int = part("layout", 0)
+    bank_map: str = part("layout", "word")  # word, block or xor
+    capacity_bits: int = part("layout", 0)  # of all banks of an SRAM together
+    descriptor_cycles: float = part("layout", 0.0)  # cycles of one DMA descriptor
+    dma_queues: int = part("layout", 1)
     # how many strides one descriptor may repeat a run over
-    dma_strides: int = field(default=0, metadata=role("layout"))
-    prefetch_lines: int = field(default=0, metadata=role("layout"))  # consecutive lines that a miss brings
-    prefetch_run: float | None = field(default=None, metadata=role("layout"))  # misses per run, as calibrated
+    dma_strides: int = part("layout", 0)
+    prefetch_lines: int = part("layout", 0)  # consecutive lines that a miss brings
+    prefetch_run: float | None = part("layout", None)  # misses per run, as calibrated
     # misses per line, as calibrated
-    prefetch_line: float | None = field(default=None, metadata=role("layout"))
-    miss_cycles: float = field(default=0.0, metadata=role("layout"))  # cycles that a miss adds
+    prefetch_line: float | None = part("layout", None)
+    miss_cycles: float = part("layout", 0.0)  # cycles that a miss adds
 
 
 LAYOUT_FIELDS = ("burst", "bank_map")  # fields of Memory: layouts cost at a level that has one of them
@@ -377,22 +373,22 @@ class Level:
     width_bits: int = field(metadata=role("structure"))  # bits that one action moves
     read_pj: float = field(metadata=role("price", "one read of width_bits"))
     write_pj: float = field(metadata=role("price", "one write of width_bits"))
-    bandwidth: float = field(default=inf, metadata=role("rate"))  # actions per clock cycle
+    bandwidth: float = part("rate", inf)  # actions per clock cycle
     # separate: reads and writes each have the bandwidth; shared: they share it
-    ports: Literal["shared", "separate"] = field(default="shared", metadata=role("structure"))
-    double_buffer: bool = field(default=False, metadata=role("structure"))
+    ports: Literal["shared", "separate"] = part("structure", "shared")
+    double_buffer: bool = part("structure", False)
     # whether tensors may skip the level; False: all tensors of may_keep must stand there
-    bypass: bool = field(default=True, metadata=role("structure"))
+    bypass: bool = part("structure", True)
     # whether the first read of an output element is free
-    skip_first_read: bool = field(default=True, metadata=role("structure"))
-    leak_mw: float = field(default=0.0, metadata=role("leakage"))  # of a DRAM: its background power
-    area_mm2: float = field(default=0.0, metadata=role("area"))
+    skip_first_read: bool = part("structure", True)
+    leak_mw: float = part("leakage", 0.0)  # of a DRAM: its background power
+    area_mm2: float = part("area", 0.0)
     # clock cycles between two accesses of one array; bandwidth accounts for them already
-    access_cycles: int = field(default=1, metadata=role("label"))
+    access_cycles: int = part("label", 1)
     # roles of the tensors that may stand there
-    may_keep: tuple[str, ...] = field(default=ROLES, metadata=role("structure"))
+    may_keep: tuple[str, ...] = part("structure", ROLES)
     # None: layouts cost nothing at this level
-    access: Access | None = field(default=None, metadata=role("layout"))
+    access: Access | None = part("layout", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,17 +405,15 @@ class Fanout:
     reduce: tuple[bool, ...] = field(metadata=role("structure"))
     # systolic array of two dimensions, rows first: os, ws or is (stationary outputs, weights, inputs); "":
     # not systolic
-    systolic: Still | Literal[""] = field(default="", metadata=role("structure"))
-    hop_pj: float = field(default=0.0, metadata=role("network", "a network: one bit over one link"))
-    endpoint_pj: float = field(
-        default=0.0, metadata=role("network", "a network: one bit that a PE takes or gives")
-    )
+    systolic: Still | Literal[""] = part("structure", "")
+    hop_pj: float = part("network", 0.0, "a network: one bit over one link")
+    endpoint_pj: float = part("network", 0.0, "a network: one bit that a PE takes or gives")
     # of a mesh (rows first): where the level outside is attached
-    injected_at: Rim = field(default="corners", metadata=role("structure"))
+    injected_at: Rim = part("structure", "corners")
     # of a mesh: source of a word that several PEs want
-    multicast_from: Source = field(default="next_level", metadata=role("structure"))
+    multicast_from: Source = part("structure", "next_level")
     # where the array is a region of a mesh: per dimension, its first PE and the size of the whole mesh
-    place: tuple[tuple[int, int], ...] = field(default=(), metadata=role("structure"))
+    place: tuple[tuple[int, int], ...] = part("structure", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,17 +422,15 @@ class Compute:
 
     mac_pj: float = field(metadata=role("price", "MAC: one multiply-accumulate"))
     alu_pj: float = field(metadata=role("price", "MAC: one other operation"))
-    ops_per_cycle: float = field(default=1.0, metadata=role("rate"))  # of one MAC unit
-    leak_mw: float = field(default=0.0, metadata=role("leakage"))  # of one MAC unit
-    area_mm2: float = field(default=0.0, metadata=role("area"))  # of one MAC unit
+    ops_per_cycle: float = part("rate", 1.0)  # of one MAC unit
+    leak_mw: float = part("leakage", 0.0)  # of one MAC unit
+    area_mm2: float = part("area", 0.0)  # of one MAC unit
     # operations per clock cycle of the machine's one vector unit, which does all operations but MACs; None:
     # the MAC units do them at ops_per_cycle
-    alu_per_cycle: float | None = field(default=None, metadata=role("rate"))
-    vector_leak_mw: float = field(default=0.0, metadata=role("leakage"))  # of the vector unit
-    vector_area_mm2: float = field(default=0.0, metadata=role("area"))  # of the vector unit
-    merge_pj: float = field(
-        default=0.0, metadata=role("price", "MAC: adding a partial sum of one PE to another PE's")
-    )
+    alu_per_cycle: float | None = part("rate", None)
+    vector_leak_mw: float = part("leakage", 0.0)  # of the vector unit
+    vector_area_mm2: float = part("area", 0.0)  # of the vector unit
+    merge_pj: float = part("price", 0.0, "MAC: adding a partial sum of one PE to another PE's")
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,9 +445,9 @@ class Arch:
     clock_ghz: float = field(metadata=role("clock"))
     # bits of an element of a tensor whose own width is not given
     word_bits: int = field(metadata=role("structure"))
-    tiling: Tiling = field(default=Tiling(), metadata=role("tiles"))
+    tiling: Tiling = part("tiles", Tiling())
     # buffered: fills overlap with work inside where a level is double-buffered; free: they overlap everywhere
-    overlap: Overlap = field(default="buffered", metadata=role("structure"))
+    overlap: Overlap = part("structure", "buffered")
 
     def instances(self, outside: int) -> int:
         """Returns how many copies there are of levels[outside], or of the MAC unit where outside is

@@ -195,7 +195,7 @@ class Table:
     def __init__(self, space: Space) -> None:
         self.space = space
         template, keys, self.nodes = space.template, [axis.key for axis in space.axes], []
-        self.sound = not order_faults([outline(node) for node in template.nodes])
+        self.sound = not any(order_faults([outline(node) for node in template.nodes]))
         shapes: dict[object, int] = {}
         for i, node in enumerate(template.nodes):
             own = [key for key in keys if key.rpartition(".")[0] == node.name]
@@ -294,7 +294,7 @@ def _depends(axes: Sequence[Axis], fields: Collection[str]) -> tuple[int, ...]:
 
 
 def _nested(spec: Machine) -> Row:
-    return () if nesting_faults(spec.nodes) else (1.0,)
+    return () if any(nesting_faults(spec.nodes)) else (1.0,)
 
 
 def _maker(

@@ -17,9 +17,10 @@ import json
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from math import ceil, inf, log
 from pathlib import Path
 
@@ -298,66 +299,49 @@ def explain(key: str, kind: str, value: object, detail: str, known: Iterable[str
     return f"{key if kind == 'missing' else shown} {SAYS.get(kind, f'does not fit ({detail}); correct it')}"
 
 
-def order_faults(outline: Sequence[tuple[str, str, Sequence[str]]]) -> list[str]:
-    """Returns the faults in the order of nodes, one line each. outline: per node, outermost first, (memory,
+def order_faults(outline: Sequence[tuple[str, str, Sequence[str]]]) -> Iterator[str]:
+    """Yields the faults in the order of nodes, one line each. outline: per node, outermost first, (memory,
     array or compute; name; dimensions).
     """
-    faults = []
     roles = [role for role, _, _ in outline]
     if "memory" not in roles[:1]:
-        faults.append(
+        yield (
             f"nodes[0] = {roles[0] if roles else 'nothing'} must be a memory, where the tensors "
             "live; begin with e.g. - memory: dram"
         )
     if any(name == "tiling" for _, name, _ in outline):
-        faults.append("nodes: name tiling is the block of the machine's tile sizes; choose another")
+        yield "nodes: name tiling is the block of the machine's tile sizes; choose another"
     if roles.count("compute") != 1 or roles[-1] != "compute":
-        faults.append(
-            f"nodes has {roles.count('compute')} compute; end the list with exactly one - compute: mac"
-        )
+        yield (f"nodes has {roles.count('compute')} compute; end the list with exactly one - compute: mac")
     for what, names in (
         ("name", [name for _, name, _ in outline]),
         ("dimension", [dim for _, _, dims in outline for dim in dims]),
     ):
-        faults += [
-            f"nodes: {what} {name} stands {n} times; give each its own"
-            for name, n in Counter(names).items()
-            if n > 1
-        ]
-    return faults
+        for name, n in Counter(names).items():
+            if n > 1:
+                yield f"nodes: {what} {name} stands {n} times; give each its own"
 
 
-def nesting_faults(nodes: Sequence[Node | None]) -> list[str]:
-    """Returns the faults in how nodes are nested, one line each: DRAM listed inside of SRAM; burst or
+def nesting_faults(nodes: Sequence[Node | None]) -> Iterator[str]:
+    """Yields the faults in how nodes are nested, one line each: DRAM listed inside of SRAM; burst or
     bank_map inside of an array. None in nodes: a node that could not be read.
     """
     first = next((i for i, node in enumerate(nodes) if isinstance(node, Array)), len(nodes))
-    deep = [
-        node
-        for node in nodes[first:]
-        if isinstance(node, Memory) and (node.burst is not None or node.bank_map is not None)
-    ]
-    lines = [
-        f"{node.name}.{'burst' if node.burst else 'bank_map'} is inside of an array; layouts are "
-        "counted outside of arrays, leave it out"
-        for node in deep
-    ]
-    return lines + _wrong_way_round(nodes)
-
-
-def _wrong_way_round(nodes: Sequence[Node | None]) -> list[str]:
-    memories = [
-        (i, node) for i, node in enumerate(nodes) if isinstance(node, Memory) and node.kind != "custom"
-    ]
-    chips = [at for at, (_, node) in enumerate(memories) if node.kind == "sram"]
-    if not chips:
-        return []
-    return [
-        f"nodes[{i}] = {node.name} is {node.kind} inside of the sram {memories[chips[0]][1].name}; "
-        "list the outermost memory first"
-        for i, node in memories[chips[0] :]
-        if node.kind != "sram"
-    ]
+    for node in nodes[first:]:
+        if isinstance(node, Memory) and (node.burst is not None or node.bank_map is not None):
+            yield (
+                f"{node.name}.{'burst' if node.burst else 'bank_map'} is inside of an array; layouts are "
+                "counted outside of arrays, leave it out"
+            )
+    chip = ""  # the first sram
+    for i, node in enumerate(nodes):
+        if isinstance(node, Memory) and node.kind == "sram":
+            chip = chip or node.name
+        elif isinstance(node, Memory) and node.kind != "custom" and chip:
+            yield (
+                f"nodes[{i}] = {node.name} is {node.kind} inside of the sram {chip}; "
+                "list the outermost memory first"
+            )
 
 
 def node_faults(spec: Machine, node: Node, outermost: bool = False) -> list[str]:
@@ -376,113 +360,89 @@ def node_faults(spec: Machine, node: Node, outermost: bool = False) -> list[str]
 
 def contradictions(spec: Machine, node: Node, outermost: bool = False) -> list[str]:
     """Returns the faults of one node that show without looking into a table."""
-    return (
-        _memory_faults(node, outermost)
-        if isinstance(node, Memory)
-        else _array_faults(node)
-        if isinstance(node, Array)
-        else _lane_faults(spec, node)
-    )
+    if isinstance(node, Memory):
+        return [*_memory_faults(node, outermost), *_access_faults(node)]
+    return list(_array_faults(node) if isinstance(node, Array) else _lane_faults(spec, node))
 
 
-def _memory_faults(node: Memory, outermost: bool) -> list[str]:
+def _memory_faults(node: Memory, outermost: bool) -> Iterator[str]:
     key, on_chip = node.name, node.kind == "sram"
-    faults = _custom_faults(node, ("read_pj", "write_pj", "leak_mw", "area_mm2"))
+    yield from _custom_faults(node, ("read_pj", "write_pj", "leak_mw", "area_mm2"))
     if key == "compute":
-        faults.append("memory = compute is the name of the MAC units in every result; choose another")
+        yield "memory = compute is the name of the MAC units in every result; choose another"
     if node.kind == "custom" and node.bandwidth is None and node.actions_per_cycle is None:
-        faults.append(
+        yield (
             f"{key}.actions_per_cycle is missing: kind: custom takes nothing from a table; add it "
             "(inf for no limit), or bandwidth"
         )
     if node.capacity is None and (on_chip or not outermost):
-        faults.append(
+        yield (
             f"{key}.capacity is missing: only an outermost level that is no sram is unbounded; add "
             "e.g. capacity: 128 KiB"
         )
     if node.capacity is not None and node.width_bits > 8 * node.capacity:
-        faults.append(
+        yield (
             f"{key}.width_bits = {node.width_bits} is wider than its capacity of "
             f"{show_bytes(node.capacity)}; lower it"
         )
     if node.capacity is not None and node.capacity % node.banks:
-        faults.append(
+        yield (
             f"{key}.banks = {node.banks} must divide capacity = {show_bytes(node.capacity)}; use a "
             "power of two"
         )
     if node.banks > 1 and not on_chip:
-        faults.append(f"{key}.banks = {node.banks} is for kind: sram; leave it out, or use channels")
+        yield f"{key}.banks = {node.banks} is for kind: sram; leave it out, or use channels"
     if node.channels > 1 and (on_chip or node.kind == "custom"):
-        faults.append(f"{key}.channels = {node.channels} is for a DRAM kind; leave it out")
+        yield f"{key}.channels = {node.channels} is for a DRAM kind; leave it out"
     if node.bandwidth is not None and node.actions_per_cycle is not None:
-        faults.append(
+        yield (
             f"{key}.bandwidth = {node.bandwidth:g} GB/s stands beside actions_per_cycle = "
             f"{node.actions_per_cycle:g}; leave one out"
         )
     if node.cycle_ns is not None and not on_chip:
-        faults.append(f"{key}.cycle_ns = {node.cycle_ns:g} is for kind: sram; leave it out")
+        yield f"{key}.cycle_ns = {node.cycle_ns:g} is for kind: sram; leave it out"
     if node.double_buffer and outermost:
-        faults.append(
-            f"{key}.double_buffer = true cannot be: nothing fills the outermost level; leave it out"
-        )
+        yield (f"{key}.double_buffer = true cannot be: nothing fills the outermost level; leave it out")
     if outermost and set(node.may_keep) != set(ROLES):
-        faults.append(
+        yield (
             f"{key}.may_keep = [{', '.join(node.may_keep)}] cannot be: the outermost level holds "
             "every tensor; leave it out"
         )
     if outermost and node.bypass:
-        faults.append(f"{key}.bypass = true cannot be: the outermost level holds every tensor; leave it out")
-    return faults + _access_faults(node)
+        yield f"{key}.bypass = true cannot be: the outermost level holds every tensor; leave it out"
 
 
-def _custom_faults(node: Memory | MacUnit, numbers: Sequence[str]) -> list[str]:
-    lacks = [field for field in numbers if node.kind == "custom" and getattr(node, field) is None]
-    return [
-        f"{node.name}.{field} is missing: kind: custom takes nothing from a table; add it (0 if you mean 0)"
-        for field in lacks
-    ]
+def _custom_faults(node: Memory | MacUnit, numbers: Sequence[str]) -> Iterator[str]:
+    for field in numbers if node.kind == "custom" else ():
+        if getattr(node, field) is None:
+            yield (
+                f"{node.name}.{field} is missing: kind: custom takes nothing from a table; add it (0 if you "
+                "mean 0)"
+            )
 
 
-def _array_faults(node: Array) -> list[str]:
-    wanted = [(field, dim) for field in ("multicast", "reduce") for dim in _named_dims(node, field)]
-    faults = [
-        f"{node.name}.{field} = {dim} is no dimension of the array; {closest_name(dim, node.dims)}"
-        for field, dim in wanted
-        if dim not in node.dims
-    ]
+def _array_faults(node: Array) -> Iterator[str]:
+    for field in ("multicast", "reduce"):
+        for dim in _named_dims(node, field):
+            if dim not in node.dims:
+                near = closest_name(dim, node.dims)
+                yield f"{node.name}.{field} = {dim} is no dimension of the array; {near}"
     if node.systolic is not None and len(node.dims) != 2:
-        faults.append(
+        yield (
             f"{node.name}.systolic = {node.systolic} needs two dimensions, rows and columns, has "
             f"{len(node.dims)}; split the array, or leave systolic out"
         )
     # the cycle formula of output-stationary arrays would give one cycle less than there are steps
     if node.systolic == "os" and set(node.dims.values()) == {1}:
-        faults.append(
-            f"{node.name}.systolic = os needs more than one PE; enlarge dims, or leave systolic out"
-        )
+        yield (f"{node.name}.systolic = os needs more than one PE; enlarge dims, or leave systolic out")
     if node.hop_pj and len(node.dims) != 2:
-        faults.append(
+        yield (
             f"{node.name}.hop_pj = {node.hop_pj:g} needs two dimensions, rows and columns, has "
             f"{len(node.dims)}; split the array, or leave it out"
         )
-    reserved = [
-        dim
-        for dim in node.dims
-        if dim
-        in (
-            "name",
-            "array",
-            "dims",
-            "multicast",
-            "reduce",
-            "systolic",
-            "hop_pj",
-            "endpoint_pj",
-            "injected_at",
-            "multicast_from",
-        )
-    ]
-    return faults + [f"{node.name}.dims = {dim} is a key of arrays; choose another name" for dim in reserved]
+    for dim in node.dims:
+        if dim == "array" or dim in Array.__dataclass_fields__:
+            yield f"{node.name}.dims = {dim} is a key of arrays; choose another name"
 
 
 def _named_dims(node: Array, field: str) -> tuple[str, ...]:
@@ -490,21 +450,20 @@ def _named_dims(node: Array, field: str) -> tuple[str, ...]:
     return (tuple(node.dims) if chosen else ()) if isinstance(chosen, bool) else chosen
 
 
-def _lane_faults(spec: Machine, node: MacUnit) -> list[str]:
-    faults = _custom_faults(node, ("mac_pj", "alu_pj", "leak_mw", "area_mm2"))
+def _lane_faults(spec: Machine, node: MacUnit) -> Iterator[str]:
+    yield from _custom_faults(node, ("mac_pj", "alu_pj", "leak_mw", "area_mm2"))
     if node.kind == "custom" and spec.word_bits is None:
-        faults.append("word_bits is missing: kind: custom has no width of its own; add e.g. word_bits: 8")
+        yield "word_bits is missing: kind: custom has no width of its own; add e.g. word_bits: 8"
     if node.vector_kind is not None and not node.vector_lanes:
-        faults.append(
+        yield (
             f"{node.name}.vector_kind = {node.vector_kind} has no vector lanes; add e.g. "
             "vector_lanes: 16, or leave it out"
         )
     if node.vector_lanes and "custom" in (node.vector_kind or node.kind, node.vector_kind):
-        faults.append(
+        yield (
             f"{node.name}.vector_kind = {node.vector_kind or 'missing'} gives a vector unit no "
             f"numbers; use one of {', '.join(mac_kinds())}"
         )
-    return faults
 
 
 def _node_nm(spec: Machine) -> float:
@@ -577,6 +536,12 @@ def _access(node: Memory, clock_ghz: float) -> Access | None:
     )
 
 
+NEEDS = {  # fields of a memory that need another one
+    "miss_ns": "prefetch_lines",
+    "prefetch_run": "prefetch_lines",
+    "dma_queues": "dma_ns",
+    "dma_strides": "dma_ns",
+}
 OF_BURSTS = (  # fields of a memory that need burst
     "row",
     "row_banks",
@@ -593,41 +558,35 @@ OF_BURSTS = (  # fields of a memory that need burst
 )
 
 
-def _access_faults(node: Memory) -> list[str]:
-    """Returns the contradictions in the fields for lines, rows, banks, DMA and prefetching."""
+def _access_faults(node: Memory) -> Iterator[str]:
+    """Yields the contradictions in the fields for lines, rows, banks, DMA and prefetching."""
     key, burst, row = node.name, node.burst, node.row
     given = [f for f in OF_BURSTS if getattr(node, f) is not None]
     rows = [f for f in given if f.startswith("row_")]
-    faults = (
-        [f"{key}.{given[0]} needs burst, the bytes that move at once; add e.g. burst: 64 B"]
-        if given and burst is None
-        else []
-    )
-    if burst is None and node.partial_write == "rmw":
-        faults.append(
-            f"{key}.partial_write = rmw needs burst, the bytes that move at once; add e.g. burst: 64 B"
-        )
+    for f in (*given[:1], *(["partial_write = rmw"] if node.partial_write == "rmw" else ())):
+        if burst is None:
+            yield f"{key}.{f} needs burst, the bytes that move at once; add e.g. burst: 64 B"
     if burst is not None and row is not None and (burst > row or row % burst):
-        faults.append(
+        yield (
             f"{key}.burst = {show_bytes(burst)} must divide row = {show_bytes(row)}; lower burst, or "
             "raise row"
         )
     if rows and row is None:
-        faults.append(f"{key}.{rows[0]} needs row; add e.g. row: 2 KiB")
+        yield f"{key}.{rows[0]} needs row; add e.g. row: 2 KiB"
     if (
         node.row_interleave is not None
         and row is not None
         and burst is not None
         and (row % node.row_interleave or node.row_interleave % burst)
     ):
-        faults.append(
+        yield (
             f"{key}.row_interleave = {show_bytes(node.row_interleave)} must divide row = {show_bytes(row)} "
             f"and be a multiple of burst = {show_bytes(burst)}; use one of both"
         )
     if node.bank_map is not None and node.kind != "sram":
-        faults.append(f"{key}.bank_map = {node.bank_map} is for kind: sram; leave it out, or use row_banks")
+        yield f"{key}.bank_map = {node.bank_map} is for kind: sram; leave it out, or use row_banks"
     elif node.bank_map is not None and burst is not None:
-        faults.append(
+        yield (
             f"{key}.bank_map = {node.bank_map} stands beside burst = {show_bytes(burst)}; an sram is "
             "counted by words or by lines, leave one out"
         )
@@ -636,26 +595,17 @@ def _access_faults(node: Memory) -> list[str]:
         and node.capacity is not None
         and (8 * node.capacity) % (node.banks * node.width_bits)
     ):
-        faults.append(
+        yield (
             f"{key}.bank_map = {node.bank_map}: banks = {node.banks} do not hold whole words of "
             f"width_bits = {node.width_bits}; change one of them"
         )
     if (node.prefetch_run is None) != (node.prefetch_line is None):
-        faults.append(f"{key}.prefetch_run and prefetch_line are one calibration; give both or none")
-    needs = [
-        (f, g)
-        for f, g in (
-            ("miss_ns", "prefetch_lines"),
-            ("prefetch_run", "prefetch_lines"),
-            ("dma_queues", "dma_ns"),
-            ("dma_strides", "dma_ns"),
-        )
-        if f in given and g not in given
-    ]
-    faults += [f"{key}.{f} needs {g}; add it, or leave {f} out" for f, g in needs]
+        yield f"{key}.prefetch_run and prefetch_line are one calibration; give both or none"
+    for f, g in NEEDS.items():
+        if f in given and g not in given:
+            yield f"{key}.{f} needs {g}; add it, or leave {f} out"
     if (burst is not None or node.bank_map is not None) and node.actions_per_cycle == inf:
-        faults.append(f"{key}.actions_per_cycle = inf leaves no time to lines, rows and banks; give a rate")
-    return faults
+        yield f"{key}.actions_per_cycle = inf leaves no time to lines, rows and banks; give a rate"
 
 
 def _sram_timing(node: Memory, cycle: float, stated: float | None) -> tuple[int, float]:
@@ -736,9 +686,9 @@ def word_bits_of(spec: Machine, lane: MacUnit) -> int:
 
 def faults(spec: Machine) -> list[str]:
     """Returns all reasons why spec cannot be built, one line each."""
-    lines = order_faults([outline(node) for node in spec.nodes]) + nesting_faults(spec.nodes)
-    lines += [line for i, node in enumerate(spec.nodes) for line in node_faults(spec, node, i == 0)]
-    return list(dict.fromkeys(lines))
+    each = (line for i, node in enumerate(spec.nodes) for line in node_faults(spec, node, i == 0))
+    whole = order_faults([outline(node) for node in spec.nodes]), nesting_faults(spec.nodes)
+    return list(dict.fromkeys(chain(*whole, each)))
 
 
 def outline(node: Node) -> tuple[str, str, Sequence[str]]:

@@ -111,6 +111,11 @@ def parse(data: object, name: str) -> tuple[Machine, list[str]]:
     return replace(head, nodes=tuple(node for node, _ in parsed if node)), lines
 
 
+def built(name_or_path: str) -> Arch:
+    """Returns the Arch of a machine, given by name or by path. Raises MachineError."""
+    return arch(load(name_or_path))
+
+
 def arch(spec: Machine) -> Arch:
     """Returns the Arch of a machine. Raises component.ComponentError, but never for a machine that `load`
     returned.

@@ -7,20 +7,21 @@ optimum to 1e-9, rounded figures to their digits. `published`: the 36 points of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from math import exp, isclose, log
 from typing import Any
 
 from dse.solve.gogeta.accesses import AccessList, access_list, one_by_one, pipelined
-from dse.solve.gogeta.classify import classify
-from dse.solve.gogeta.operations import SMALL, graph
-from dse.solve.gogeta.optimum import BufferLevel, optimum
+from dse.solve.gogeta.classify import Edge, classify, dominance, effective
+from dse.solve.gogeta.operations import SMALL, Graph, graph
+from dse.solve.gogeta.operations import words as words_of
+from dse.solve.gogeta.optimum import optimum
 from dse.solve.gogeta.residency import policy
-from dse.solve.gogeta.traffic import between_clusters, intensity
 from tests.cases_read import told
 from workloads import gnn, hpc
+from workloads.einsum import Einsum
 from workloads.graph import Workload
 from workloads.matrix import MATRICES
 
@@ -72,8 +73,8 @@ def words(workload: Workload, room: int, small: int = SMALL) -> dict[str, float]
         "seq_overflow": policy(alone, room, replace=False).words(),
         "gogeta": policy(joined, room).words(),
         "ideal": joined.compulsory(),
-        "lp_bound": optimum(joined, [BufferLevel(room)]).cost,
-        "lp_bound_shared_PT": optimum(shared, [BufferLevel(room)]).cost,
+        "lp_bound": optimum(joined, room).cost,
+        "lp_bound_shared_PT": optimum(shared, room).cost,
     }
 
 
@@ -189,3 +190,33 @@ def _rounded(wanted: Mapping[str, float], found: Mapping[str, float]) -> list[st
         for key, n in wanted.items()
         if key not in found or abs(found[key] - n) > 0.5001 * 10.0 ** -len(str(float(n)).partition(".")[2])
     ]
+
+
+def between_clusters(
+    graph: Graph, edges: Sequence[Edge], operations: Sequence[int], clusters: int
+) -> tuple[int, int]:
+    """Returns words between clusters while `operations` run as one pipeline, for two arrangements.
+
+    GOGETA-df: each operation runs in its own cluster; each forwarded tensor crosses one link once.
+    GOGETA-map: each operation is sliced over all clusters by its dominant rank (else the largest rank). Only
+    tensors without that rank cross, over clusters - 1 links each: operands are multicast, results reduced.
+    Operands that a compressed operand gathers come through the buffer and do not count.
+    """
+    size = graph.words()
+    handed = sum(size[e.tensor] for e in edges if e.source in operations and e.target in operations)
+    shared: dict[str, int] = {}
+    for e in (graph.operations[v] for v in operations):
+        extents = effective(e)
+        rank = dominance(e).rank or max(extents, key=extents.__getitem__)
+        gathered = {r for p in e.inputs if p.format == "csr" for r in p.dims[-1].ranks()}
+        shared |= {
+            p.tensor: size[p.tensor]
+            for p in e.tensors()
+            if rank not in p.ranks() and not gathered & p.ranks()
+        }
+    return handed, (clusters - 1) * sum(shared.values())
+
+
+def intensity(e: Einsum) -> float:
+    """Returns the operational intensity of one operation: MACs per word that it must move."""
+    return e.macs() / sum(words_of(p, e.sizes()) for p in e.tensors())

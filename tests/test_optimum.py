@@ -4,7 +4,7 @@ whole choice, periods against the whole loop.
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from dse.solve.gogeta.accesses import Access, AccessList, access_list, one_by_one, pipelined
 from dse.solve.gogeta.classify import classify
 from dse.solve.gogeta.operations import SMALL, graph
-from dse.solve.gogeta.optimum import BufferLevel, optimum, steady
+from dse.solve.gogeta.optimum import optimum, steady
 from dse.solve.gogeta.residency import policy
 from tests.amount import amount
 from tests.residents import exhaustive, periods, small
@@ -27,10 +27,9 @@ def test_no_schedule_of_single_words_is_cheaper(first: int) -> None:
     better = 0
     for seed in range(first, first + 50):
         listed, room = small(seed)
-        found = optimum(listed, [BufferLevel(room)])
+        found = optimum(listed, room)
         assert abs(found.cost - exhaustive(listed, room)) < CLOSE, f"seed {seed}"
         assert abs(found.bound - found.cost) < CLOSE
-        assert found.cost == pytest.approx(found.words)
         if not any(a.resident_words for a in listed.accesses):
             moved = min(
                 policy(listed, room, *how).words() for how in ((False, False), (True, False), (True, True))
@@ -47,86 +46,27 @@ def test_what_stays_is_told() -> None:
     listed = AccessList(
         (Access(("A",)), Access((), ("S",)), Access(("A",)), Access(("S",))), {"A": 2, "S": 2}, frozenset()
     )
-    found = optimum(listed, [BufferLevel(3)])
+    found = optimum(listed, 3)
     assert found.cost == 2 + 1
-    assert found.saved == (1.0,)
+    assert found.saved == 1.0
     assert {(stay.tensor, stay.first, stay.last, stay.words) for stay in found.spans} == {
         ("A", 0, 2, 1.0),
         ("S", 1, 3, 2.0),
     }
-    assert optimum(listed, [BufferLevel(4)]).cost == 2
-    assert optimum(listed, [BufferLevel(0)]).cost == 2 + 2 + 2 + 2
+    assert optimum(listed, 4).cost == 2
+    assert optimum(listed, 0).cost == 2 + 2 + 2 + 2
 
 
 def test_more_room_never_costs_more_and_its_price_is_the_slope() -> None:
     g = graph(hpc.cg(matrix="aft02", n=8, iterations=4))
     listed = access_list(g, pipelined(g, classify(g), small=SMALL))
-    costs = [optimum(listed, [BufferLevel(words)]) for words in range(0, 600_000, 20_000)]
+    costs = [optimum(listed, words) for words in range(0, 600_000, 20_000)]
     for less, more in pairwise(costs):
         assert less.cost >= more.cost
         # convex: the slope only falls
-        assert more.saved[0] * 20_000 - 1 <= less.cost - more.cost <= less.saved[0] * 20_000 + 1
+        assert more.saved * 20_000 - 1 <= less.cost - more.cost <= less.saved * 20_000 + 1
     assert costs[-1].cost == listed.compulsory()
-    assert costs[0].saved[0] > 0 == costs[-1].saved[0]
-
-
-def two_levels(listed: AccessList, levels: list[BufferLevel]) -> float:
-    """Every whole number of words of each interval in each of two levels."""
-    places: list[tuple[int, int, str]] = []
-    at: dict[str, int] = {}
-    made = {t: i for i, a in enumerate(listed.accesses) for t in a.written}
-    fixed = float(sum(listed.words[t] for t in listed.outputs))
-    for i, a in enumerate(listed.accesses):
-        for t in a.read:
-            fixed += listed.words[t]
-            if t in at:
-                places.append((at[t], i, t))
-            at[t] = i
-        at |= dict.fromkeys(a.written, i)
-    least = float("inf")
-    for chosen in product(
-        *(
-            [(x, y) for x in range(listed.words[t] + 1) for y in range(listed.words[t] + 1 - x)]
-            for _, _, t in places
-        )
-    ):
-        if all(
-            sum(c[k] for c, (b, e, _) in zip(chosen, places, strict=True) if b <= gap < e) <= level.words
-            for gap in range(len(listed.accesses) - 1)
-            for k, level in enumerate(levels)
-        ):
-            spilled = {
-                t: max(
-                    listed.words[t] - sum(c) for c, (_, _, u) in zip(chosen, places, strict=True) if u == t
-                )
-                for t in {t for _, _, t in places}
-                if t in made and t not in listed.outputs
-            }
-            least = min(
-                least,
-                fixed
-                - sum(c[k] * (1 - level.cost) for c in chosen for k, level in enumerate(levels))
-                + sum(spilled.values()),
-            )
-    return least
-
-
-@pytest.mark.parametrize("seed", range(amount(40)))
-def test_two_levels(seed: int) -> None:
-    rng = Random(seed)
-    listed = periods(rng, 2, 5, 2)(1)
-    levels = [
-        BufferLevel(rng.randint(0, 2), rng.choice((0.0, 0.05))),
-        BufferLevel(rng.randint(0, 3), rng.choice((0.1, 0.4))),
-    ]
-    found = optimum(listed, levels)
-    assert found.cost <= two_levels(listed, levels) + CLOSE
-    assert found.bound == pytest.approx(found.cost)
-    # parts of words: not below what whole ones need by a word
-    if found.cost < two_levels(listed, levels) - CLOSE:
-        assert two_levels(listed, levels) - found.cost < 1
-    assert found.cost <= optimum(listed, levels[:1]).cost + CLOSE
-    assert len(found.saved) == 2
+    assert costs[0].saved > 0 == costs[-1].saved
 
 
 @pytest.mark.parametrize("seed", range(amount(60)))
@@ -134,7 +74,7 @@ def test_periods_cost_what_the_whole_loop_costs(seed: int) -> None:
     """And are proven without unrolling, all of these."""
     rng = Random(seed)
     lists = periods(rng, rng.randint(2, 4), rng.randint(3, 8), rng.randint(1, 9))
-    room = [BufferLevel(rng.randint(0, 14))]
+    room = rng.randint(0, 14)
     for count in (3, 5, 6, 9, 14):
         whole, found = optimum(lists(count), room), steady(lists, count, room)
         assert abs(found.cost - whole.cost) < CLOSE
@@ -147,10 +87,7 @@ def test_periods_cost_what_the_whole_loop_costs(seed: int) -> None:
 )
 @pytest.mark.parametrize("solver", ["cg", "bicgstab"])
 def test_a_thousand_iterations_of_a_solver_are_proven(solver: str, matrix: str, n: int, mib: int) -> None:
-    w, room = (
-        hpc.SOLVERS[solver](matrix=matrix, n=n, iterations=1000, form="periodic"),
-        [BufferLevel(mib * 2**18)],
-    )
+    w, room = (hpc.SOLVERS[solver](matrix=matrix, n=n, iterations=1000, form="periodic"), mib * 2**18)
     one = graph(w, 3)
     phases = pipelined(one, classify(one), small=SMALL)
 
@@ -185,7 +122,7 @@ def test_optimum_bounds_the_policies_of_any_workload(name: str) -> None:
     for room in (2**12, 2**16, 2**20):
         for phases in (one_by_one(g), pipelined(g, classify(g), room)):
             listed = access_list(g, phases)
-            found = optimum(listed, [BufferLevel(room)])
+            found = optimum(listed, room)
             assert listed.compulsory() <= found.cost + CLOSE <= listed.streamed() + 2 * CLOSE
             assert found.bound == pytest.approx(found.cost)
             assert all(

@@ -9,6 +9,7 @@ an einsum of the body reads its operand in each trip, and writes its share of a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,43 +32,39 @@ class Body:
     counter: str = ""
 
 
+def attributes(node: NodeProto) -> dict[str, Any]:
+    """Returns a node's attributes by name, as Python values."""
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
+
+
+def own_tensors(graph: GraphProto) -> set[str]:
+    """Returns the names that a graph itself defines: its inputs, constants and results of its nodes."""
+    given = {i.name for i in (*graph.input, *graph.initializer)}
+    return given.union(o for n in graph.node for o in n.output if o)
+
+
 def inlined(
     graph: GraphProto, prefix: str
 ) -> tuple[list[NodeProto], list[TensorProto], Callable[[str], str]]:
     """Returns nodes and constants of a graph, and the function that gives a tensor's new name. New names
     begin with the prefix.
     """
-    own = (
-        {i.name for i in graph.input}
-        | {t.name for t in graph.initializer}
-        | {o for n in graph.node for o in n.output if o}
-    )
-    names = {name: f"{prefix}/{name}" for name in own}
-    constants = []
-    for t in graph.initializer:
-        renamed = TensorProto()
-        renamed.CopyFrom(t)
-        renamed.name = names[t.name]
-        constants.append(renamed)
+    names = {name: f"{prefix}/{name}" for name in own_tensors(graph)}
+    constants = [deepcopy(t) for t in graph.initializer]
+    for t in constants:
+        t.name = names[t.name]
     return [_renamed(n, names) for n in graph.node], constants, lambda name: names.get(name, name)
 
 
 def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
     """Returns a node that reads and makes tensors under their new names, also in its inner graphs."""
-    found = NodeProto()
-    found.CopyFrom(node)
-    found.input[:], found.output[:] = (
-        [names.get(i, i) for i in node.input],
-        [names.get(o, o) for o in node.output],
-    )
+    found = deepcopy(node)
+    for tensors in (found.input, found.output):
+        tensors[:] = [names.get(t, t) for t in tensors]
     for attribute in found.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             graph = attribute.g
-            inner = (
-                {i.name for i in graph.input}
-                | {t.name for t in graph.initializer}
-                | {o for n in graph.node for o in n.output}
-            )
+            inner = own_tensors(graph)
             outer = {a: b for a, b in names.items() if a not in inner}
             nodes = [_renamed(n, outer) for n in graph.node]
             del graph.node[:]
@@ -98,10 +95,8 @@ def body(node: NodeProto, shapes: Mapping[str, Shape | None], values: Mapping[st
 
 
 def _scan(node: NodeProto, shapes: Mapping[str, Shape | None]) -> Body | None:
-    attrs = {
-        a.name: helper.get_attribute_value(a) for a in node.attribute if a.type != onnx.AttributeProto.GRAPH
-    }
-    graph, scanned = _graph(node, "body"), attrs["num_scan_inputs"]
+    attrs, graph = attributes(node), _graph(node, "body")
+    scanned = attrs["num_scan_inputs"]
     states = len(node.input) - scanned
     axes = attrs.get("scan_input_axes") or [0] * scanned
     lengths = {_length(shapes.get(name), axis) for name, axis in zip(node.input[states:], axes, strict=True)}
@@ -109,18 +104,14 @@ def _scan(node: NodeProto, shapes: Mapping[str, Shape | None]) -> Body | None:
         return None
     nodes, constants, named = inlined(graph, _label(node))
     given = [
-        _step(name, named(i.name), None)
-        for name, i in zip(node.input[:states], graph.input[:states], strict=True)
+        _link("Step", [name], named(i.name), axis, 1)
+        for name, i, axis in zip(node.input, graph.input, [*[None] * states, *axes], strict=True)
     ]
-    given += [
-        _step(name, named(i.name), axis)
-        for name, i, axis in zip(node.input[states:], graph.input[states:], axes, strict=True)
-    ]
-    out = attrs.get("scan_output_axes") or [0] * (len(graph.output) - states)
-    ends = _ends([named(o.name) for o in graph.output], node.output, states, trips, out)
+    results = [named(o.name) for o in graph.output]
+    out = attrs.get("scan_output_axes") or [0] * (len(results) - states)
+    ends = _ends(results, node.output, states, trips, out)
     carried = tuple(
-        (named(i.name), named(o.name))
-        for i, o in zip(graph.input[:states], graph.output[:states], strict=True)
+        (named(i.name), result) for i, result in zip(graph.input[:states], results[:states], strict=True)
     )
     return Body((*given, *nodes, *ends), tuple(constants), trips, carried)
 
@@ -133,14 +124,13 @@ def _loop(node: NodeProto, values: Mapping[str, Any]) -> Body | None:
         return None
     trips, states = int(count), len(node.input) - 2
     nodes, constants, named = inlined(graph, _label(node))
-    given = [
-        _step(name, named(i.name), None) for name, i in zip(node.input[2:], graph.input[2:], strict=True)
-    ]
+    counter, condition, *begun = (named(i.name) for i in graph.input)
+    given = [_link("Step", [name], i, None, 1) for name, i in zip(node.input[2:], begun, strict=True)]
     results = [named(o.name) for o in graph.output[1:]]
     ends = _ends(results, node.output, states, trips, [0] * (len(results) - states))
-    always = helper.make_tensor(named(graph.input[1].name), TensorProto.BOOL, (), [True])
-    carried = tuple((named(i.name), o) for i, o in zip(graph.input[2:], results[:states], strict=True))
-    return Body((*given, *nodes, *ends), (*constants, always), trips, carried, named(graph.input[0].name))
+    always = helper.make_tensor(condition, TensorProto.BOOL, (), [True])
+    carried = tuple(zip(begun, results[:states], strict=True))
+    return Body((*given, *nodes, *ends), (*constants, always), trips, carried, counter)
 
 
 def _goes_on(graph: GraphProto) -> bool:
@@ -169,10 +159,6 @@ def _ends(
     ]
 
 
-def _step(source: str, target: str, axis: int | None) -> NodeProto:
-    return _link("Step", [source], target, axis, 1)
-
-
 def _link(kind: str, inputs: Sequence[str], result: str, axis: int | None, trips: int) -> NodeProto:
     more: dict[str, Any] = {} if axis is None else {"axis": axis, "trips": trips}
     return helper.make_node(kind, list(inputs), [result], name=result, domain=LINKS, **more)
@@ -180,7 +166,7 @@ def _link(kind: str, inputs: Sequence[str], result: str, axis: int | None, trips
 
 def linked(node: NodeProto, shape: Shape) -> Shape:
     """Returns the shape after a link: `Step` removes the axis of the trips, `Stacked` adds it."""
-    attrs = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    attrs = attributes(node)
     if "axis" not in attrs:
         return shape
     if node.op_type == "Step":

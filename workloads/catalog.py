@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args, get_type_hints
 
 from workloads import cnn, diffusion, gnn, hpc, mlp, recurrent, text, training, transformer
-from workloads.einsum import WorkloadError, squeezed
+from workloads.einsum import WorkloadError, closest, refuse, squeezed
 from workloads.graph import Workload, activations, fuse_into_producers, in_order
 from workloads.layers import Cascade
 
@@ -137,11 +137,8 @@ def _unfused(source: str) -> Workload:
         return text.load(stem)
     near = difflib.get_close_matches(stem, [*NETWORKS, *FILES, *OPERATORS, "train"], 3)
     hint = f"do you mean {' or '.join(near)}?" if near else f"there are {', '.join(names())}"
-    hint = (
-        'quote it as a whole: ["gemm:m=64,n=32,k=48"], for a comma ends an item of a YAML list'
-        if "=" in stem
-        else hint
-    )
+    if "=" in stem:
+        hint = 'quote it as a whole: ["gemm:m=64,n=32,k=48"], for a comma ends an item of a YAML list'
     raise WorkloadError(
         f'workload "{source}": no workload is named {stem}; {hint} (or give a path that ends in '
         ".onnx, .pt2, .yaml or .mtx)"
@@ -245,9 +242,9 @@ def _step(
     """Returns a training step. Parameters that `train` does not have belong to the network."""
     own = {k: v for k, v in given.items() if k in ("optimizer", "inputs")}
     rest = {k: v for k, v in given.items() if k not in (*own, "net")}
-    found = _arguments(
-        "train", source, train, own | ({"net": _label(given["net"], rest)} if "net" in given else {})
-    )
+    if "net" in given:
+        own["net"] = _label(given["net"], rest)
+    found = _arguments("train", source, train, own)
     return replace(train(**found, bind=bind, fuse_elementwise=fuse_elementwise), name=source)  # type: ignore[arg-type]
 
 
@@ -290,10 +287,8 @@ def _network(name: str, source: str, given: Mapping[str, str]) -> Workload:
     try:
         return NETWORKS[name](**arguments)
     except WorkloadError as fault:  # raised for a layer: add the network's name
-        lines = [
-            line if line.startswith(f"{name}: ") else f"{name}: {line}" for line in str(fault).split("\n")
-        ]
-        raise WorkloadError("\n".join(lines)) from None
+        lines = (line.removeprefix(f"{name}: ") for line in str(fault).split("\n"))
+        raise WorkloadError("\n".join(f"{name}: {line}" for line in lines)) from None
 
 
 def _operator(name: str, source: str, given: Mapping[str, str]) -> Workload:
@@ -315,38 +310,25 @@ def _arguments(
     the default), or one of its words.
     """
     known = {k: p for k, p in inspect.signature(make).parameters.items() if p.kind is not p.KEYWORD_ONLY}
-    types = get_type_hints(make)
+    types, begin = get_type_hints(make), f'workload "{source}": '
     faults = _unknown(source, given, list(known))
     found: dict[str, int | str] = {}
     for p in known.values():
         words, value = get_args(types[p.name]), given.get(p.name)
         if value is None:
-            faults += (
-                [f'workload "{source}": parameter {p.name} is missing; write {name}:{parameters(name)}']
-                if p.default is p.empty
-                else []
-            )
-        elif types[p.name] is str:
+            if p.default is p.empty:
+                faults.append(f"{begin}parameter {p.name} is missing; write {name}:{parameters(name)}")
+        elif types[p.name] is str or words:
             found[p.name] = value
-        elif words:
-            found[p.name] = value
-            faults += (
-                []
-                if value in words
-                else [f'workload "{source}": {p.name} = {value} must be {" or ".join(words)}']
-            )
+            if words and value not in words:
+                faults.append(f"{begin}{p.name} = {value} must be {' or '.join(words)}")
         elif not NUMBER.fullmatch(value):
-            faults.append(f'workload "{source}": "{p.name}={value}" is not {p.name}=number')
+            faults.append(f'{begin}"{p.name}={value}" is not {p.name}=number')
         else:
-            least = int(p.default != 0)
-            found[p.name] = int(value)
-            faults += (
-                []
-                if int(value) >= least
-                else [f'workload "{source}": {p.name} = {value} must be at least {least}']
-            )
-    if faults:
-        raise WorkloadError("\n".join(faults))
+            found[p.name], least = int(value), int(p.default != 0)
+            if int(value) < least:
+                faults.append(f"{begin}{p.name} = {value} must be at least {least}")
+    refuse(faults)
     return found
 
 
@@ -360,8 +342,7 @@ def _parameters(source: str, tail: str) -> dict[str, str]:
         elif key in found:
             faults.append(f'workload "{source}": {key} is given twice')
         found[key] = value
-    if faults:
-        raise WorkloadError("\n".join(faults))
+    refuse(faults)
     return found
 
 
@@ -375,16 +356,14 @@ def _numbers(source: str, given: Mapping[str, str], known: list[str] | None) -> 
         for k, v in given.items()
         if not NUMBER.fullmatch(v)
     ]
-    if faults:
-        raise WorkloadError("\n".join(faults))
+    refuse(faults)
     return {k: int(v) for k, v in given.items()}
 
 
 def _unknown(source: str, given: Mapping[str, str], known: list[str]) -> list[str]:
-    faults = []
-    for key in given:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f"do you mean {near[0]}?" if near else f"parameters are {', '.join(known) or 'none'}"
-            faults.append(f'workload "{source}": no parameter is named {key}; {hint}')
-    return faults
+    every = f"parameters are {', '.join(known) or 'none'}"
+    return [
+        f'workload "{source}": no parameter is named {key}; {closest(key, known, every)}'
+        for key in given
+        if key not in known
+    ]

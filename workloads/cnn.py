@@ -10,9 +10,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from workloads.einsum import WorkloadError, einsum
+from workloads.einsum import einsum, refuse
 from workloads.graph import Workload
-from workloads.layers import Cascade, Map, Net, add, concat, dense, global_pool, lrn, network, softmax, upconv
+from workloads.layers import (
+    Cascade,
+    Map,
+    Net,
+    add,
+    cascade,
+    concat,
+    dense,
+    global_pool,
+    lrn,
+    network,
+    softmax,
+    upconv,
+)
 from workloads.layers import conv as layer
 from workloads.layers import pool as pooled
 from workloads.operators import KERNEL, OUT
@@ -105,17 +118,13 @@ def conv_transpose(
     """
     faults = _group_faults("conv_transpose", groups, k, c)
     image = [size + output_pad for size in _image([(p, r), (q, s)], stride, dilation, pad)]
-    if min(image) < 1:
-        faults.append(
-            f"conv_transpose: pad = {pad} leaves an output of {_by(image)}; it must be at least 1 x 1"
-        )
+    faults += _pad_faults("conv_transpose", pad, "output", image)
     if output_pad >= max(stride, dilation):
         faults.append(
             f"conv_transpose: output_pad = {output_pad} must be below stride = {stride} or dilation "
             f"= {dilation}"
         )
-    if faults:
-        raise WorkloadError("\n".join(faults))
+    refuse(faults)
     text = f"O[n,g,k,{_index(2, stride, dilation, pad)}] += I[n,g,c,p,q] * W[g,c,k,r,s]"
     extents = {"n": n, "g": groups, "k": k // groups, "c": c // groups, "p": p, "q": q, "r": r, "s": s}
     return (einsum(text, extents, "conv_transpose", sizes={"O": (n, groups, k // groups, *image)}),)
@@ -135,12 +144,10 @@ def pool(
     """Pooling by its output size p x q. An average is a sum: its factor 1 / (r * s) is fused into the
     output."""
     image = _image([(p, r), (q, s)], stride, 1, pad)
-    if min(image) < 1:
-        raise WorkloadError(f"pool: pad = {pad} leaves an input of {_by(image)}; it must be at least 1 x 1")
+    refuse(_pad_faults("pool", pad, "input", image))
     text = f"O[n,c,p,q] {'max=' if kind == 'max' else '+='} I[n,c,{_index(2, stride, 1, pad)}]"
-    return (
-        einsum(text, {"n": n, "c": c, "p": p, "q": q, "r": r, "s": s}, "pool", sizes={"I": (n, c, *image)}),
-    )
+    extents = {"n": n, "c": c, "p": p, "q": q, "r": r, "s": s}
+    return (einsum(text, extents, "pool", sizes={"I": (n, c, *image)}),)
 
 
 def unary(n: int, function: Literal["relu", "sigmoid", "tanh", "gelu", "silu", "exp"] = "relu") -> Cascade:
@@ -165,14 +172,14 @@ def batchnorm(
     extents = {"n": n, "c": c, "p": p, "q": q}
     if phase == "inference":
         return (einsum("Y[n,c,p,q] = batchnorm(X[n,c,p,q], G[c], B[c], M[c], V[c])", extents, "batchnorm"),)
-    texts = (
+    return cascade(
+        extents,
         "M[c] += X[n,c,p,q]",
         "D[n,c,p,q] = sub(X[n,c,p,q], M[c])",
         "V[c] += square(D[n,c,p,q])",
         "R[c] = rsqrt(V[c])",
         "Y[n,c,p,q] = normalize(D[n,c,p,q], R[c], G[c], B[c])",
     )
-    return tuple(einsum(text, extents) for text in texts)
 
 
 def _convolution(
@@ -180,14 +187,8 @@ def _convolution(
 ) -> Cascade:
     """sizes: batch, groups, filters, channels."""
     n, groups, k, c = sizes
-    faults, image = _group_faults(name, groups, k, c), _image(windows, stride, dilation, pad)
-    if min(image) < 1:
-        faults.append(
-            f"{name}: pad = {pad} leaves an input of {_by(image)}; it must be at least "
-            f"{_by([1] * len(image))}"
-        )
-    if faults:
-        raise WorkloadError("\n".join(faults))
+    image = _image(windows, stride, dilation, pad)
+    refuse(_group_faults(name, groups, k, c) + _pad_faults(name, pad, "input", image))
     out, kernel = OUT[: len(windows)], KERNEL[: len(windows)]
     text = (
         f"O[n,g,k,{','.join(out)}] += I[n,g,c,{_index(len(windows), stride, dilation, pad)}] * "
@@ -202,6 +203,13 @@ def _group_faults(name: str, groups: int, k: int, c: int) -> list[str]:
     return [f"{name}: groups = {groups} must divide k = {k} and c = {c}"] if k % groups or c % groups else []
 
 
+def _pad_faults(name: str, pad: int, what: str, image: Sequence[int]) -> list[str]:
+    if min(image) >= 1:
+        return []
+    left, least = (" x ".join(map(str, sizes)) for sizes in (image, [1] * len(image)))
+    return [f"{name}: pad = {pad} leaves an {what} of {left}; it must be at least {least}"]
+
+
 def _index(dims: int, stride: int, dilation: int, pad: int) -> str:
     return ",".join(f"{stride}*{OUT[i]}+{dilation}*{KERNEL[i]}-{pad}" for i in range(dims))
 
@@ -211,10 +219,6 @@ def _image(windows: Windows, stride: int, dilation: int, pad: int) -> list[int]:
     return [(p - 1) * stride + (r - 1) * dilation + 1 - 2 * pad for p, r in windows]
 
 
-def _by(image: Sequence[int]) -> str:
-    return " x ".join(map(str, image))
-
-
 # Networks. image: rows and columns of the input. Classifiers end in a softmax, as the ONNX models do.
 
 
@@ -222,8 +226,13 @@ def _image_map(batch: int, image: int, channels: int = 3) -> Map:
     return Map("image", (batch, channels, image, image))
 
 
-def _classifier(name: str, net: Net, x: Map, classes: int) -> Workload:
-    softmax(net, "prob", dense(net, "fc", x, classes))
+def _classifier(name: str, net: Net, x: Map, classes: int, hidden: int = 0) -> Workload:
+    """Returns the network that ends in a softmax of classes. hidden: units of two layers fc6 and fc7 before
+    it; 0: there are none.
+    """
+    for fc in ("fc6", "fc7") if hidden else ():
+        x = dense(net, fc, x, hidden, "relu")
+    softmax(net, "prob", dense(net, "fc8" if hidden else "fc", x, classes))
     return network(name, net, {"image"})
 
 
@@ -232,25 +241,15 @@ def alexnet(batch: int = 1, image: int = 224, classes: int = 1000) -> Workload:
     one. The paper's 55 x 55 maps come with image=227.
     """
     net: Net = []
-    x = pooled(
-        net,
-        "pool1",
-        lrn(net, "norm1", layer(net, "conv1", _image_map(batch, image), 96, 11, 4, act="relu")),
-        3,
-        2,
-    )
-    x = pooled(
-        net, "pool2", lrn(net, "norm2", layer(net, "conv2", x, 256, 5, pad=2, groups=2, act="relu")), 3, 2
-    )
+    x = layer(net, "conv1", _image_map(batch, image), 96, 11, 4, act="relu")
+    x = pooled(net, "pool1", lrn(net, "norm1", x), 3, 2)
+    x = layer(net, "conv2", x, 256, 5, pad=2, groups=2, act="relu")
+    x = pooled(net, "pool2", lrn(net, "norm2", x), 3, 2)
     x = layer(net, "conv3", x, 384, 3, pad=1, act="relu")
     x = layer(net, "conv4", x, 384, 3, pad=1, groups=2, act="relu")
-    x = pooled(net, "pool5", layer(net, "conv5", x, 256, 3, pad=1, groups=2, act="relu"), 3, 2, round_up=True)
-    softmax(
-        net,
-        "prob",
-        dense(net, "fc8", dense(net, "fc7", dense(net, "fc6", x, 4096, "relu"), 4096, "relu"), classes),
-    )
-    return network("alexnet", net, {"image"})
+    x = layer(net, "conv5", x, 256, 3, pad=1, groups=2, act="relu")
+    x = pooled(net, "pool5", x, 3, 2, round_up=True)
+    return _classifier("alexnet", net, x, classes, hidden=4096)
 
 
 def _vgg(name: str, convs: Sequence[int], batch: int, image: int, classes: int) -> Workload:
@@ -260,12 +259,7 @@ def _vgg(name: str, convs: Sequence[int], batch: int, image: int, classes: int) 
         for j in range(1, count + 1):
             x = layer(net, f"conv{i}_{j}", x, filters, 3, pad=1, act="relu")
         x = pooled(net, f"pool{i}", x, 2, 2)
-    softmax(
-        net,
-        "prob",
-        dense(net, "fc8", dense(net, "fc7", dense(net, "fc6", x, 4096, "relu"), 4096, "relu"), classes),
-    )
-    return network(name, net, {"image"})
+    return _classifier(name, net, x, classes, hidden=4096)
 
 
 def vgg16(batch: int = 1, image: int = 224, classes: int = 1000) -> Workload:
@@ -306,27 +300,12 @@ def googlenet(batch: int = 1, image: int = 224, classes: int = 1000) -> Workload
         if block in ("4a", "5a"):
             x = pooled(net, f"pool{int(block[0]) - 1}", x, 3, 2)
         ones = layer(net, f"i{block}_1x1", x, f1, 1, act="relu")
-        threes = layer(
-            net,
-            f"i{block}_3x3",
-            layer(net, f"i{block}_3x3_reduce", x, r3, 1, act="relu"),
-            f3,
-            3,
-            pad=1,
-            act="relu",
-        )
-        fives = layer(
-            net,
-            f"i{block}_5x5",
-            layer(net, f"i{block}_5x5_reduce", x, r5, 1, act="relu"),
-            f5,
-            5,
-            pad=2,
-            act="relu",
-        )
-        projected = layer(
-            net, f"i{block}_proj", pooled(net, f"i{block}_pool", x, 3, 1, 1), proj, 1, act="relu"
-        )
+        threes = layer(net, f"i{block}_3x3_reduce", x, r3, 1, act="relu")
+        threes = layer(net, f"i{block}_3x3", threes, f3, 3, pad=1, act="relu")
+        fives = layer(net, f"i{block}_5x5_reduce", x, r5, 1, act="relu")
+        fives = layer(net, f"i{block}_5x5", fives, f5, 5, pad=2, act="relu")
+        projected = pooled(net, f"i{block}_pool", x, 3, 1, 1)
+        projected = layer(net, f"i{block}_proj", projected, proj, 1, act="relu")
         x = concat(net, f"i{block}", (ones, threes, fives, projected))
     return _classifier("googlenet", net, global_pool(net, "pool5", x, padded=1), classes)
 
@@ -335,14 +314,15 @@ def _resnet(
     name: str, blocks: Sequence[int], bottleneck: bool, batch: int, image: int, classes: int
 ) -> Workload:
     net: Net = []
-    x = pooled(
-        net,
-        "pool1",
-        layer(net, "conv1", _image_map(batch, image), 64, 7, 2, 3, norm=True, act="relu"),
-        3,
-        2,
-        1,
-    )
+    x = layer(net, "conv1", _image_map(batch, image), 64, 7, 2, 3, norm=True, act="relu")
+    x = _residual_stages(net, pooled(net, "pool1", x, 3, 2, 1), blocks, bottleneck)
+    return _classifier(name, net, global_pool(net, "pool5", x), classes)
+
+
+def _residual_stages(net: Net, x: Map, blocks: Sequence[int], bottleneck: bool) -> Map:
+    """Adds residual blocks, over any number of dimensions. blocks: how many each stage has; every stage but
+    the first begins with stride 2.
+    """
     for stage, count in enumerate(blocks):
         width = 64 << stage
         for i in range(count):
@@ -352,23 +332,12 @@ def _resnet(
                 y = layer(net, f"{label}_b", y, width, 3, stride, 1, norm=True, act="relu")
                 y = layer(net, f"{label}_c", y, 4 * width, 1, norm=True)
             else:
-                y = layer(
-                    net,
-                    f"{label}_b",
-                    layer(net, f"{label}_a", x, width, 3, stride, 1, norm=True, act="relu"),
-                    width,
-                    3,
-                    1,
-                    1,
-                    norm=True,
-                )
-            x = (
-                x
-                if y.shape == x.shape
-                else layer(net, f"{label}_shortcut", x, y.shape[1], 1, stride, norm=True)
-            )
+                y = layer(net, f"{label}_a", x, width, 3, stride, 1, norm=True, act="relu")
+                y = layer(net, f"{label}_b", y, width, 3, 1, 1, norm=True)
+            if y.shape != x.shape:
+                x = layer(net, f"{label}_shortcut", x, y.shape[1], 1, stride, norm=True)
             x = add(net, label, y, x, "relu")
-    return _classifier(name, net, global_pool(net, "pool5", x), classes)
+    return x
 
 
 def resnet18(batch: int = 1, image: int = 224, classes: int = 1000) -> Workload:
@@ -391,13 +360,7 @@ def resnet3d18(batch: int = 1, frames: int = 16, image: int = 112, classes: int 
     net: Net = []
     clip = Map("image", (batch, 3, frames, image, image))
     x = layer(net, "conv1", clip, 64, (3, 7, 7), (1, 2, 2), (1, 3, 3), norm=True, act="relu")
-    for stage in range(4):
-        for i in range(2):
-            label, width, stride = f"res{stage + 2}_{i}", 64 << stage, 2 if stage and not i else 1
-            y = layer(net, f"{label}_a", x, width, 3, stride, 1, norm=True, act="relu")
-            y = layer(net, f"{label}_b", y, width, 3, 1, 1, norm=True)
-            x = x if y.shape == x.shape else layer(net, f"{label}_shortcut", x, width, 1, stride, norm=True)
-            x = add(net, label, y, x, "relu")
+    x = _residual_stages(net, x, (2, 2, 2, 2), False)
     return _classifier("resnet3d18", net, global_pool(net, "pool5", x), classes)
 
 
@@ -486,18 +449,16 @@ def unet(batch: int = 1, image: int = 572, channels: int = 1, classes: int = 2, 
         x = pooled(net, f"pool{level}", x, 2, 2) if level < 4 else x
     for level in reversed(range(4)):
         up = upconv(net, f"up{level}_grow", x, width << level, 2)
-        x = _twice(
-            net,
-            f"up{level}",
-            concat(net, f"up{level}_join", (_cropped(net, f"up{level}_crop", skips[level], up.shape[2]), up)),
-            width << level,
-        )
+        skipped = _cropped(net, f"up{level}_crop", skips[level], up.shape[2])
+        x = _twice(net, f"up{level}", concat(net, f"up{level}_join", (skipped, up)), width << level)
     layer(net, "segment", x, classes, 1)
     return network("unet", net, {"image"})
 
 
 def _twice(net: Net, name: str, x: Map, filters: int) -> Map:
-    return layer(net, f"{name}_b", layer(net, f"{name}_a", x, filters, 3, act="relu"), filters, 3, act="relu")
+    for part in "ab":
+        x = layer(net, f"{name}_{part}", x, filters, 3, act="relu")
+    return x
 
 
 def _cropped(net: Net, name: str, x: Map, size: int) -> Map:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from workloads.einsum import WorkloadError
+from workloads.einsum import refuse
 from workloads.graph import Workload
 from workloads.layers import Cascade, Map, Net, add, cascade, conv, dense, network, renamed
 from workloads.transformer import Sizes, attended, linear, norm
@@ -36,11 +36,9 @@ def diffusion_block(
         for name, c in (("inputs", inputs), ("channels", channels))
         if c % GROUPS
     ]
-    faults += (
-        [f"diffusion_block: heads = {heads} must divide channels = {channels}"] if channels % heads else []
-    )
-    if faults:
-        raise WorkloadError("\n".join(faults))
+    if channels % heads:
+        faults.append(f"diffusion_block: heads = {heads} must divide channels = {channels}")
+    refuse(faults)
     net, x = _residual(batch, size, inputs or channels, channels)
     if attend == "yes":
         net += _transformer(batch, size, channels, text, heads, x.name)
@@ -58,11 +56,8 @@ def _group_norm(batch: int, channels: int, pixels: int, x: str, y: str) -> Casca
         "R[n,g] = rsqrt(V[n,g])",
         "Y[n,g,k,p] = normalize(D[n,g,k,p], R[n,g], G[g,k], B[g,k])",
     )
-    return renamed(
-        cascade({"n": batch, "g": GROUPS, "k": channels // GROUPS, "p": pixels}, *texts),
-        f"{y}_",
-        {"X": x, "Y": y},
-    )
+    extents = {"n": batch, "g": GROUPS, "k": channels // GROUPS, "p": pixels}
+    return renamed(cascade(extents, *texts), f"{y}_", {"X": x, "Y": y})
 
 
 def _residual(batch: int, size: int, inputs: int, channels: int) -> tuple[Net, Map]:

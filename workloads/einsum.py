@@ -7,9 +7,10 @@ Notation (after Timeloop's projections, and the einsums of TeAAL and AccelForge)
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -27,6 +28,22 @@ TERM = re.compile(r"([+-]?)(?:(\d+)\*)?([A-Za-z_]\w*|\d+)")
 
 class WorkloadError(ValueError):
     """Wrong input: one line per fault."""
+
+
+def refuse(faults: Iterable[str]) -> None:
+    """Raises WorkloadError with one line per fault, if there are any."""
+    if lines := "\n".join(faults):
+        raise WorkloadError(lines)
+
+
+def closest(word: str, known: Iterable[str], otherwise: str) -> str:
+    """Returns the advice for a misspelt word: the most similar known one; `otherwise` where none is similar.
+
+    >>> closest("cor", ["cora", "protein"], "there are cora, protein")
+    'do you mean cora?'
+    """
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f"do you mean {near[0]}?" if near else otherwise
 
 
 class TooLong(ValueError):
@@ -172,6 +189,10 @@ class Einsum:
         """Returns inputs in the order of the text, then the output."""
         return (*self.inputs, self.output)
 
+    def replaced(self, change: Callable[[Projection], Projection], **fields: Any) -> Einsum:
+        """Returns the einsum with change(p) for every access p, and with other fields as given."""
+        return replace(self, output=change(self.output), inputs=tuple(map(change, self.inputs)), **fields)
+
     def ranks(self) -> tuple[str, ...]:
         """Returns ranks in the order of their first appearance in the output, then in the inputs, then ranks
         that no tensor has. Equal einsums match rank by rank in this order.
@@ -187,11 +208,9 @@ class Einsum:
         """Returns the expected multiplications of nonzeros. With one sparse operand of density nnz / stored
         this is exactly the number of products of its nonzeros (below 2**52).
         """
-        return (
-            round(prod((Fraction(p.density) for p in self.inputs), start=Fraction(self.points())))
-            if self.kind == "mac"
-            else 0
-        )
+        if self.kind != "mac":
+            return 0
+        return round(prod((Fraction(p.density) for p in self.inputs), start=Fraction(self.points())))
 
 
 def csr(tensor: str, density: float, index_bits: int = 0, pointer_bits: int = 0) -> dict[str, Any]:
@@ -228,52 +247,51 @@ def einsum(
     >>> einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 2, "k": 3}).macs()
     24
     """
+    given: dict[str, Mapping[str, Any]] = {
+        "size": sizes or {},
+        "bits": bits or {},
+        "density": density or {},
+        "format": format or {},
+        "index_bits": index_bits or {},
+        "pointer_bits": pointer_bits or {},
+    }
+    try:
+        return _parsed(text, extents, name, given)
+    except WorkloadError as fault:
+        raise WorkloadError(f'einsum "{text}": {fault}') from None
+
+
+def _parsed(
+    text: str, extents: Mapping[str, int], name: str, given: Mapping[str, Mapping[str, Any]]
+) -> Einsum:
+    """Returns the einsum of a text. given: field of Projection -> tensor -> value."""
     match = ASSIGN.match(text.strip())
     if not match:
-        raise WorkloadError(
-            f'einsum "{text}": no "=", "+=" or "max="; write e.g. "C[m,n] += A[m,k] * B[k,n]"'
-        )
+        raise WorkloadError('no "=", "+=" or "max="; write e.g. "C[m,n] += A[m,k] * B[k,n]"')
     for rank, extent in extents.items():
         if not isinstance(extent, int) or isinstance(extent, bool) or extent < 1:
             raise WorkloadError(
-                f'einsum "{text}": extent of rank {rank} is {extent!r}; it must be a whole number of '
-                "at least 1"
+                f"extent of rank {rank} is {extent!r}; it must be a whole number of at least 1"
             )
     out = ACCESS.findall(match["out"])
     if len(out) != 1 or ACCESS.sub("", match["out"]).strip():
-        raise WorkloadError(f'einsum "{text}": left of "{match["op"]}" must stand one output as Name[ranks]')
-    inputs, kind = _body(text, match["op"], match["body"].strip())
-    sizes, bits, density, format = sizes or {}, bits or {}, density or {}, format or {}
-    index_bits, pointer_bits = index_bits or {}, pointer_bits or {}
+        raise WorkloadError(f'left of "{match["op"]}" must stand one output as Name[ranks]')
+    inputs, kind = _body(match["op"], match["body"].strip())
     projections = []
     for tensor, index in (*out, *inputs):
-        dims = _dims(text, tensor, index, extents, sizes.get(tensor))
+        own = {field: by[tensor] for field, by in given.items() if field != "size" and tensor in by}
         projections.append(
-            Projection(
-                tensor,
-                dims,
-                bits.get(tensor),
-                density.get(tensor, 1.0),
-                format.get(tensor, "dense"),
-                index_bits.get(tensor, 0),
-                pointer_bits.get(tensor, 0),
-            )
+            Projection(tensor, _dims(tensor, index, extents, given["size"].get(tensor)), **own)
         )
-    widths = {"index_bits": index_bits, "pointer_bits": pointer_bits}
-    _check(text, projections, {"size": sizes, "bits": bits, "density": density, "format": format, **widths})
-    _check_widths(text, projections, widths)
+    _check(projections, given)
+    _check_widths(projections, given)
+    output, *operands = projections
     used = {rank for p in projections for rank in p.ranks()}
-    order = [rank for rank in extents if rank in used]
-    return Einsum(
-        name or projections[0].tensor,
-        kind,
-        projections[0],
-        tuple(projections[1:]),
-        tuple((r, int(extents[r])) for r in order),
-    )
+    ordered = tuple((rank, int(n)) for rank, n in extents.items() if rank in used)
+    return Einsum(name or output.tensor, kind, output, tuple(operands), ordered)
 
 
-def _body(text: str, op: str, body: str) -> tuple[list[tuple[str, str]], str]:
+def _body(op: str, body: str) -> tuple[list[tuple[str, str]], str]:
     """Returns the accesses of the right-hand side as (tensor, index), and the einsum's kind."""
     call = CALL.match(body)
     arguments = call[2] if call else body
@@ -282,7 +300,7 @@ def _body(text: str, op: str, body: str) -> tuple[list[tuple[str, str]], str]:
     joins = [","] if call else ["*", "+"]
     if not inputs or glue not in [join.join("@" * len(inputs)) for join in joins]:
         fix = "name them with ranks and join them with * or with +, or write function(A[m], B[m])"
-        raise WorkloadError(f'einsum "{text}": "{body}" is no product, sum or function of tensors; {fix}')
+        raise WorkloadError(f'"{body}" is no product, sum or function of tensors; {fix}')
     if call:
         return inputs, call[1]
     if op == "max=":
@@ -293,109 +311,84 @@ def _body(text: str, op: str, body: str) -> tuple[list[tuple[str, str]], str]:
 
 
 def _dims(
-    text: str, tensor: str, index: str, extents: Mapping[str, int], stored: tuple[int, ...] | None
+    tensor: str, index: str, extents: Mapping[str, int], stored: Sequence[int] | None
 ) -> tuple[Dim, ...]:
     parts = [re.sub(r"\s", "", part) for part in index.split(",")] if index.strip() else []
     if not parts and stored in (None, (), (1,)):
         return ()
     if stored is not None and len(stored) != len(parts):
-        raise WorkloadError(
-            f'einsum "{text}": tensor {tensor} has {len(parts)} dimensions, its size names {len(stored)}'
-        )
+        raise WorkloadError(f"tensor {tensor} has {len(parts)} dimensions, its size names {len(stored)}")
     dims = []
     for position, part in enumerate(parts):
-        terms, offset = _affine(text, tensor, part)
+        terms, offset = _affine(tensor, part)
         unknown = [rank for rank, _ in terms if rank not in extents]
         if unknown:
-            raise WorkloadError(
-                f'einsum "{text}": rank {unknown[0]} of tensor {tensor} has no extent; known: '
-                f"{', '.join(extents)}"
-            )
+            known = ", ".join(extents)
+            raise WorkloadError(f"rank {unknown[0]} of tensor {tensor} has no extent; known: {known}")
         hull = offset + sum(max(c, 0) * (extents[rank] - 1) for rank, c in terms) + 1
-        dims.append(Dim(terms, offset, int(stored[position]) if stored is not None else max(hull, 1)))
+        dims.append(Dim(terms, offset, max(hull, 1) if stored is None else int(stored[position])))
     return tuple(dims)
 
 
-def _affine(text: str, tensor: str, part: str) -> tuple[tuple[tuple[str, int], ...], int]:
+def _affine(tensor: str, part: str) -> tuple[tuple[tuple[str, int], ...], int]:
+    """Returns the terms (rank, coefficient) and the offset of an index such as 2*p+r-1."""
     terms: list[tuple[str, int]] = []
-    offset, rest = 0, part
+    offset, rest, index = 0, part, f'index "{part}" of tensor {tensor}'
     while rest:
         match = TERM.match(rest)
         if not match or (rest is not part and not match[1]):
-            raise WorkloadError(
-                f'einsum "{text}": index "{part}" of tensor {tensor} is not a sum like 2*p+r-1'
-            )
-        sign = -1 if match[1] == "-" else 1
+            raise WorkloadError(f"{index} is not a sum like 2*p+r-1")
+        coefficient = int(match[2] or 1)
         if match[3].isdigit():
-            offset += sign * int(match[2] or 1) * int(match[3])
-        elif match[2] and int(match[2]) == 0:
-            raise WorkloadError(
-                f'einsum "{text}": index "{part}" of tensor {tensor} has coefficient 0; leave the rank out'
-            )
-        elif sign < 0:
-            raise WorkloadError(
-                f'einsum "{text}": index "{part}" of tensor {tensor} has a negative coefficient; '
-                "turn the rank round"
-            )
+            offset += (-1 if match[1] == "-" else 1) * coefficient * int(match[3])
+        elif coefficient == 0:
+            raise WorkloadError(f"{index} has coefficient 0; leave the rank out")
+        elif match[1] == "-":
+            raise WorkloadError(f"{index} has a negative coefficient; turn the rank round")
         else:
-            terms.append((match[3], int(match[2] or 1)))
+            terms.append((match[3], coefficient))
         rest = rest[match.end() :]
     if not part:
-        raise WorkloadError(f'einsum "{text}": tensor {tensor} has an empty index')
+        raise WorkloadError(f"tensor {tensor} has an empty index")
     return tuple(terms), offset
 
 
-def _check(text: str, projections: list[Projection], named: Mapping[str, Mapping[str, object]]) -> None:
+def _check(projections: Sequence[Projection], given: Mapping[str, Mapping[str, object]]) -> None:
     names = [p.tensor for p in projections]
     for p in projections:
-        ranks = [rank for d in p.dims for rank, _ in d.terms]
+        ranks = [rank for d in p.dims for rank in d.ranks()]
         if len(ranks) != len(set(ranks)):
             raise WorkloadError(
-                f'einsum "{text}": a rank stands twice in tensor {p.tensor}; it may stand in one '
-                "dimension only"
+                f"a rank stands twice in tensor {p.tensor}; it may stand in one dimension only"
             )
-        if (
-            min((d.size for d in p.dims), default=1) < 1
-            or not 0 < p.density <= 1
-            or (p.bits is not None and p.bits < 1)
-        ):
-            raise WorkloadError(
-                f'einsum "{text}": tensor {p.tensor} needs sizes and bits of at least 1 and 0 < density <= 1'
-            )
+        sizes = [d.size for d in p.dims]
+        if min(sizes) < 1 or not 0 < p.density <= 1 or (p.bits is not None and p.bits < 1):
+            raise WorkloadError(f"tensor {p.tensor} needs sizes and bits of at least 1 and 0 < density <= 1")
         if p.format not in FORMATS:
-            raise WorkloadError(
-                f'einsum "{text}": format of tensor {p.tensor} is {p.format!r}; it must be '
-                f"{' or '.join(FORMATS)}"
-            )
+            known = " or ".join(FORMATS)
+            raise WorkloadError(f"format of tensor {p.tensor} is {p.format!r}; it must be {known}")
         if p.format == "csr" and p is projections[0]:
-            raise WorkloadError(
-                f'einsum "{text}": tensor {p.tensor} cannot be csr; only an input with rows can'
-            )
+            raise WorkloadError(f"tensor {p.tensor} cannot be csr; only an input with rows can")
     if len(names) != len(set(names)):
-        raise WorkloadError(
-            f'einsum "{text}": a tensor stands twice; give its second access a name of its own'
-        )
-    for what, given in named.items():
-        for tensor in set(given) - set(names):
-            raise WorkloadError(
-                f'einsum "{text}": {what} names tensor {tensor}, which it does not have; it has '
-                f"{', '.join(names)}"
-            )
+        raise WorkloadError("a tensor stands twice; give its second access a name of its own")
+    for what, by in given.items():
+        for tensor in set(by) - set(names):
+            had = ", ".join(names)
+            raise WorkloadError(f"{what} names tensor {tensor}, which it does not have; it has {had}")
 
 
-def _check_widths(text: str, projections: list[Projection], widths: Mapping[str, Mapping[str, int]]) -> None:
+def _check_widths(projections: Sequence[Projection], given: Mapping[str, Mapping[str, int]]) -> None:
     for p in projections:
         held = (f"{p.dims[-1].size} columns", f"{nonzeros(p.density, p.stored_elems())} nonzeros")
-        for (what, given), least, many in zip(widths.items(), least_widths(p), held, strict=True):
-            if p.tensor in given and p.format != "csr":
+        for what, least, many in zip(("index_bits", "pointer_bits"), least_widths(p), held, strict=True):
+            width = given[what].get(p.tensor)
+            if width is not None and p.format != "csr":
                 raise WorkloadError(
-                    f'einsum "{text}": {what} names tensor {p.tensor}, which is {p.format}; only a '
-                    "csr tensor has them"
+                    f"{what} names tensor {p.tensor}, which is {p.format}; only a csr tensor has them"
                 )
-            if p.tensor in given and given[p.tensor] < least:
+            if width is not None and width < least:
                 raise WorkloadError(
-                    f'einsum "{text}": {what} of tensor {p.tensor} is {given[p.tensor]!r}; its '
-                    f"{many} need at least {least}"
+                    f"{what} of tensor {p.tensor} is {width!r}; its {many} need at least {least}"
                 )
 
 
@@ -480,9 +473,8 @@ def squeezed(e: Einsum) -> Einsum:
 
     def slim(p: Projection) -> Projection:
         dims = [replace(d, terms=tuple(t for t in d.terms if t[0] in names)) for d in p.dims]
-        columns = (
-            dims[-1] if p.format == "csr" else None
-        )  # never dropped, so that rows of a csr tensor remain
+        # columns are never dropped, so that rows of a csr tensor remain
+        columns = dims[-1] if p.format == "csr" else None
         return replace(p, dims=tuple(d for d in dims if d.terms or d.size > 1 or d.offset or d is columns))
 
-    return replace(e, extents=kept, output=slim(e.output), inputs=tuple(slim(p) for p in e.inputs))
+    return e.replaced(slim, extents=kept)

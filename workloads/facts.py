@@ -9,9 +9,9 @@ old batch (workloads/rebind.py).
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -35,51 +35,21 @@ from onnx.reference import ReferenceEvaluator
 
 from workloads import bodies
 from workloads.arrays import Array
-from workloads.einsum import WorkloadError
+from workloads.bodies import attributes
+from workloads.einsum import WorkloadError, closest, refuse
 from workloads.lowered import RULES, lowered
 from workloads.operands import disagreement
-from workloads.operators import Shape
+from workloads.operators import Shape, names_in
 from workloads.rebind import SCALARS, SHAPES, Batch
 
 FREE = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"}
-ON_SHAPES = {
-    "Gather",
-    "Concat",
-    "Unsqueeze",
-    "Squeeze",
-    "Slice",
-    "Cast",
-    "Add",
-    "Sub",
-    "Mul",
-    "Div",
-    "Floor",
-    "Ceil",
-    "Min",
-    "Max",
-    "Mod",
-    "Neg",
-    "Abs",
-    "Range",
-    "Equal",
-    "Less",
-    "Greater",
-    "Not",
-    "And",
-    "Or",
-    "Where",
-    "Expand",
-    "Reshape",
-    "Identity",
-    "ReduceProd",
-    "ReduceSum",
-    "ReduceMax",
-    "ReduceMin",
-    "Transpose",
-    "Flatten",
-    "Split",
-}
+ON_SHAPES = names_in(
+    "Gather Concat Unsqueeze Squeeze Slice Cast Add Sub Mul Div Floor Ceil Min Max Mod Neg Abs Range Equal "
+    "Less Greater Not And Or Where Expand Reshape Identity ReduceProd ReduceSum ReduceMax ReduceMin "
+    "Transpose Flatten Split"
+)
 RECURRENT = {"LSTM": 4, "GRU": 3, "RNN": 1}  # gates
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 QUANTISED = ("QuantizeLinear", "DequantizeLinear")
 SMALL_INTS, SMALL_FLOATS = 4096, 16
 NEWEST = onnx.defs.onnx_opset_version()
@@ -106,10 +76,17 @@ class Facts:
     loop_state: set[str] = field(default_factory=set)
     stored: dict[str, int] = field(default_factory=dict)
 
+    def declare(self, tensor: str, kind: int, shape: Sequence[int]) -> None:
+        """Records the element type and the shape of a tensor."""
+        self.types[tensor] = helper.make_tensor_type_proto(kind, shape)
+
+    def kind(self, tensor: str) -> int:
+        """Element type of a tensor, whose type must be known."""
+        return self.types[tensor].tensor_type.elem_type
+
     def kept(self, tensor: str) -> int:
         """Element type in which a tensor is stored; 0: not known."""
-        kind = self.types.get(tensor)
-        return self.stored.get(tensor, kind.tensor_type.elem_type if kind is not None else 0)
+        return self.stored.get(tensor, self.kind(tensor) if tensor in self.types else 0)
 
     def shape(self, tensor: str) -> Shape | None:
         """Shape of a tensor; None unless every dimension is known."""
@@ -121,23 +98,19 @@ class Facts:
 
     def is_float(self, tensor: str) -> bool:
         """True if a tensor is of a floating-point type; its type must be known."""
-        return self.types[tensor].tensor_type.elem_type in (
-            TensorProto.FLOAT,
-            TensorProto.FLOAT16,
-            TensorProto.DOUBLE,
-            TensorProto.BFLOAT16,
-        )
+        return self.kind(tensor) in FLOATS
+
+    def seen(self, tensors: Iterable[str]) -> str:
+        """Tensors and their shapes, as far as known, for messages."""
+        shapes = ((t, self.shape(t)) for t in tensors)
+        return ", ".join(f"{t} {list(shape)}" for t, shape in shapes if shape is not None)
 
 
 def reads(node: NodeProto) -> list[str]:
     """Tensors that a node reads, those that its subgraphs take from outside included."""
     names = [i for i in node.input if i]
     for graph in (a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH):
-        inner = (
-            {i.name for i in graph.input}
-            | {i.name for i in graph.initializer}
-            | {o for n in graph.node for o in n.output}
-        )
+        inner = bodies.own_tensors(graph)
         names += [i for n in graph.node for i in reads(n) if i not in inner]
     return names
 
@@ -159,11 +132,8 @@ def ordered(where: str, graph: GraphProto) -> list[NodeProto]:
             f"{where}: operator number {broken[0]} has a name that is no text; the file is damaged, "
             "export it again"
         )
-    given = (
-        {i.name for i in graph.input}
-        | {i.name for i in graph.initializer}
-        | {i.values.name for i in graph.sparse_initializer}
-    )
+    given = {i.name for i in (*graph.input, *graph.initializer)}
+    given |= {i.values.name for i in graph.sparse_initializer}
     makers: dict[str, int] = {}
     faults = []
     for i, node in enumerate(graph.node):
@@ -184,8 +154,7 @@ def ordered(where: str, graph: GraphProto) -> list[NodeProto]:
         for o in graph.output
         if o.name not in makers and o.name not in given
     ]
-    if faults:
-        raise WorkloadError("\n".join(faults))
+    refuse(faults)
     try:
         return [graph.node[i] for i in nx.lexicographical_topological_sort(order)]
     except nx.NetworkXUnfeasible:
@@ -226,8 +195,7 @@ def feeds_of(
             f'{where}: size of symbol "{s}" is not bound; bind it, e.g. {Path(where).name}:{s}=1, or '
             f"bind: {{{key}: 1}} in a study"
         )
-    if faults:
-        raise WorkloadError("\n".join(faults))
+    refuse(faults)
     written = {i: tuple(bound[d] if isinstance(d, str) else d for d in shape) for i, shape in dims.items()}
     if batch is None or leading == batch or not isinstance(leading, int):
         return written, None
@@ -239,13 +207,9 @@ def _bind_faults(
 ) -> Iterator[str]:
     for symbol, size in bind.items():
         if symbol not in symbols:
-            near = difflib.get_close_matches(symbol, symbols, 1)
-            hint = (
-                f"; do you mean {near[0]}?"
-                if near
-                else f"; symbols are: {', '.join(symbols) or 'none, all sizes are given'}"
-            )
-            yield f'{where}: bind names "{symbol}", which no input has{hint}'
+            known = f"symbols are: {', '.join(symbols) or 'none, all sizes are given'}"
+            hint = closest(symbol, symbols, known)
+            yield f'{where}: bind names "{symbol}", which no input has; {hint}'
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             yield f"{where}: bind {symbol} = {size!r} must be a whole number of at least 1"
     if batch is None:
@@ -263,63 +227,64 @@ def _bind_faults(
 
 @dataclass(slots=True)
 class Walk:
-    """What a walk over the graph needs besides the facts that it collects. before: facts at the batch that
-    the file fixes, where batch is another one.
+    """A walk over the graph, and the facts that it collects. before: facts at the batch that the file fixes,
+    where batch is another one; opsets: version of each operator set by domain, "" is ONNX's own.
     """
 
     where: str
     model: ModelProto
     nodes: list[NodeProto]
+    facts: Facts = field(default_factory=Facts)
     before: Facts = field(default_factory=Facts)
     batch: Batch | None = None
+    opsets: dict[str, int] = field(init=False)
 
-    def opsets(self) -> dict[str, int]:
-        """Version of each operator set by domain; "" is ONNX's own."""
-        return {o.domain if o.domain != "ai.onnx" else "": o.version for o in self.model.opset_import}
+    def __post_init__(self) -> None:
+        imports = self.model.opset_import
+        self.opsets = {o.domain if o.domain != "ai.onnx" else "": o.version for o in imports}
+
+    def fault(self, node: NodeProto, why: str) -> WorkloadError:
+        """The exception that says what is wrong with a node."""
+        return WorkloadError(f"{self.where}: {title(node)}: {why}")
 
     def declared(self) -> dict[str, TypeProto]:
-        """Types that the model declares of outputs and inner tensors."""
-        return {v.name: v.type for v in (*self.model.graph.output, *self.model.graph.value_info)}
+        """Types that the model declares of outputs and inner tensors, where they count."""
+        graph = self.model.graph
+        return {} if self.batch else {v.name: v.type for v in (*graph.output, *graph.value_info)}
 
 
 def facts_of(walk: Walk, feeds: Mapping[str, Shape]) -> tuple[Facts, list[NodeProto]]:
     """Walk the graph with the given input shapes: its facts, and the nodes after branches, loops and
     operators of onnxruntime are replaced.
     """
-    facts, nodes = Facts(), []
-    for i in walk.model.graph.input:
+    facts, graph = Facts(), walk.model.graph
+    walk.facts = facts
+    for i in graph.input:
         if i.name in feeds:
-            facts.types[i.name] = helper.make_tensor_type_proto(i.type.tensor_type.elem_type, feeds[i.name])
+            facts.declare(i.name, i.type.tensor_type.elem_type, feeds[i.name])
             old = walk.before.shape(i.name)
             if walk.batch and old and old != feeds[i.name]:
                 walk.batch.inherit(i.name, 0, old, iter(()))
-    for t in walk.model.graph.initializer:
-        _constant(walk.where, t, facts)
-    for s in walk.model.graph.sparse_initializer:
-        facts.types[s.values.name] = helper.make_tensor_type_proto(s.values.data_type, s.dims)
+    for s in graph.sparse_initializer:
+        facts.declare(s.values.name, s.values.data_type, s.dims)
         facts.constants.add(s.values.name)
-    opsets, declared = walk.opsets(), walk.declared()
-    for node in walk.nodes:
-        nodes += _walked(node, walk, facts, opsets, declared)
-    return facts, nodes
+    return facts, _inside(walk, walk.nodes, graph.initializer, walk.declared())
 
 
 def _constant(where: str, t: TensorProto, facts: Facts) -> None:
-    facts.types[t.name] = helper.make_tensor_type_proto(t.data_type, t.dims)
+    facts.declare(t.name, t.data_type, t.dims)
     if t.data_location != TensorProto.EXTERNAL and _small(t.data_type, prod(t.dims)):
         facts.values[t.name] = _array(where, t)
     facts.constants.add(t.name)
 
 
-def _walked(
-    node: NodeProto, walk: Walk, facts: Facts, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]
-) -> list[NodeProto]:
+def _walked(walk: Walk, node: NodeProto, declared: Types) -> list[NodeProto]:
     """The nodes that stand for a node: itself, the branch of an If whose condition is constant, the body of a
     loop, or ONNX's own operators for one of onnxruntime.
     """
+    facts = walk.facts
     if node.op_type == "If" and (taken := facts.values.get(node.input[0])) is not None:
-        nodes, constants = bodies.branch(node, bool(taken))
-        return _inside(nodes, constants, walk, facts, opsets, declared)
+        return _inside(walk, *bodies.branch(node, bool(taken)), declared)
     if node.domain == bodies.LINKS:
         _link(node, facts)
         return [node]
@@ -327,46 +292,37 @@ def _walked(
         try:
             found = bodies.body(node, {i: facts.shape(i) for i in node.input}, facts.values)
         except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError):
-            raise WorkloadError(
-                f"{walk.where}: {title(node)}: its body does not fit its inputs; export it again"
-            ) from None
+            raise walk.fault(node, "its body does not fit its inputs; export it again") from None
         if found is not None:
-            return _repeated(node, found, walk, facts, opsets, declared)
+            return _repeated(walk, node, found, declared)
     known = [i for i in node.input if i in facts.types]
-    site = lowered(
-        node,
-        {i: shape for i in known if (shape := facts.shape(i)) is not None},
-        {i: facts.types[i].tensor_type.elem_type for i in known},
-    )
-    if site is not None and site.wrong:
-        raise WorkloadError(f"{walk.where}: {title(node)}: {site.wrong}")
-    if site is not None:
-        for name, (type, shape) in site.constants.items():
-            facts.types[name] = helper.make_tensor_type_proto(type, shape)
+    shapes = {i: shape for i in known if (shape := facts.shape(i)) is not None}
+    if (site := lowered(node, shapes, {i: facts.kind(i) for i in known})) is not None:
+        if site.wrong:
+            raise walk.fault(node, site.wrong)
+        for name, (kind, size) in site.constants.items():
+            facts.declare(name, kind, size)
             facts.constants.add(name)
-        return [
-            n for part in site.nodes for n in _walked(part, walk, facts, {**opsets, "": NEWEST}, declared)
-        ]
+        newest = copy(walk)
+        newest.opsets = walk.opsets | {"": NEWEST}
+        return _inside(newest, site.nodes, (), declared)
     if walk.batch is None or not any(i in walk.batch.places for i in reads(node)):
-        _infer(walk, node, facts, opsets, declared if walk.batch is None else {})
+        _infer(walk, node, declared)
     else:
-        node = _rebound(walk, walk.batch, node, facts, opsets)
-    _fold(walk.where, node, facts, opsets)
+        node = _rebound(walk, walk.batch, node)
+    _fold(walk, node)
     return [node]
 
 
 def _inside(
-    nodes: Sequence[NodeProto],
-    constants: Sequence[TensorProto],
-    walk: Walk,
-    facts: Facts,
-    opsets: Mapping[str, int],
-    declared: Mapping[str, TypeProto],
+    walk: Walk, nodes: Iterable[NodeProto], constants: Iterable[TensorProto], declared: Types
 ) -> list[NodeProto]:
-    """Walk the nodes of a graph inside an operator (a branch or body) in place of the operator."""
+    """Walk nodes and constants: of the whole graph, or of one inside an operator (a branch or body), in place
+    of the operator.
+    """
     for t in constants:
-        _constant(walk.where, t, facts)
-    return [n for part in nodes for n in _walked(part, walk, facts, opsets, declared)]
+        _constant(walk.where, t, walk.facts)
+    return [n for part in nodes for n in _walked(walk, part, declared)]
 
 
 def _link(node: NodeProto, facts: Facts) -> None:
@@ -375,69 +331,58 @@ def _link(node: NodeProto, facts: Facts) -> None:
     """
     source, shape = node.input[0], facts.shape(node.input[0])
     if shape is not None:
-        kind = facts.types[source].tensor_type.elem_type
-        facts.types[node.output[0]] = helper.make_tensor_type_proto(kind, bodies.linked(node, shape))
+        facts.declare(node.output[0], facts.kind(source), bodies.linked(node, shape))
 
 
-def _repeated(
-    node: NodeProto,
-    found: bodies.Body,
-    walk: Walk,
-    facts: Facts,
-    opsets: Mapping[str, int],
-    declared: Mapping[str, TypeProto],
-) -> list[NodeProto]:
+def _repeated(walk: Walk, node: NodeProto, found: bodies.Body, declared: Types) -> list[NodeProto]:
     """The body of a loop, each of whose nodes runs once per trip. Raises where a state changes its shape from
     trip to trip.
     """
+    facts = walk.facts
     if found.counter:
-        facts.types[found.counter] = helper.make_tensor_type_proto(TensorProto.INT64, ())
-    nodes = _inside(found.nodes, found.constants, walk, facts, opsets, declared)
+        facts.declare(found.counter, TensorProto.INT64, ())
+    nodes = _inside(walk, found.nodes, found.constants, declared)
     for before, after in found.states:
         if facts.shape(before) != facts.shape(after):
             shapes = f"{list(facts.shape(before) or ())} to {list(facts.shape(after) or ())}"
-            raise WorkloadError(
-                f"{walk.where}: {title(node)}: its state {after} changes from {shapes} in a trip; "
-                "unroll it on export"
-            )
+            raise walk.fault(node, f"its state {after} changes from {shapes} in a trip; unroll it on export")
     for n in nodes:
         facts.trips[n.output[0]] = facts.trips.get(n.output[0], 1) * found.trips
     facts.loop_state.update(after for _, after in found.states)
     return nodes
 
 
-def _rebound(walk: Walk, batch: Batch, node: NodeProto, facts: Facts, opsets: Mapping[str, int]) -> NodeProto:
+def _rebound(walk: Walk, batch: Batch, node: NodeProto) -> NodeProto:
     """Infers the types of a node's outputs at the new batch; returns the node, with one of its constants
     adapted if that is needed. Raises if no adaptation gives outputs that grow with the batch.
     """
-    seen = reads(node)
-    sources = [(i, shape) for i in seen if (shape := walk.before.shape(i)) is not None]
+    types = walk.facts.types
+    sources = [(i, shape) for i in reads(node) if (shape := walk.before.shape(i)) is not None]
     outputs = [o for o in node.output if o]
     if node.op_type in ("Shape", "Size"):
-        _infer(walk, node, facts, opsets, {})
+        _infer(walk, node, {})
         return node
     for at in SCALARS.get(node.op_type, ()):
         batch.scalars.update(node.output[at : at + 1])
-    for way in _ways(node, walk, batch, facts):
-        tried = {o: facts.types.pop(o, None) for o in outputs}
+    for way in _ways(node, walk, batch):
+        tried = {o: types.pop(o, None) for o in outputs}
         try:
-            _infer(walk, way, facts, opsets, {})
+            _infer(walk, way, {})
         except WorkloadError:
-            facts.types.update({o: t for o, t in tried.items() if t is not None})
+            types.update({o: t for o, t in tried.items() if t is not None})
             continue
-        if all(_grew(o, walk, batch, facts, sources) for o in outputs):
+        if all(_grew(o, walk, batch, sources) for o in outputs):
             return way
-    shapes = ", ".join(f"{i} {list(shape)}" for i, shape in sources)
     raise WorkloadError(
         f"{walk.where}: batch = {batch.new}: {title(node)}: the batch {batch.old} that the file fixes cannot "
-        f"be replaced here (at batch {batch.old} it reads {shapes}); export the model with batch "
-        f"{batch.new}, or with a symbolic batch"
+        f"be replaced here (at batch {batch.old} it reads {walk.before.seen(reads(node))}); export the model "
+        f"with batch {batch.new}, or with a symbolic batch"
     )
 
 
-def _grew(output: str, walk: Walk, batch: Batch, facts: Facts, sources: Sequence[tuple[str, Shape]]) -> bool:
+def _grew(output: str, walk: Walk, batch: Batch, sources: Sequence[tuple[str, Shape]]) -> bool:
     """Whether an output has as many samples as the new batch; if so, records in which dimension they lie."""
-    before, after = walk.before.shape(output), facts.shape(output)
+    before, after = walk.before.shape(output), walk.facts.shape(output)
     if output in batch.scalars:
         return before == after
     if before is None or after is None:
@@ -450,33 +395,23 @@ def _grew(output: str, walk: Walk, batch: Batch, facts: Facts, sources: Sequence
     return axis is not None
 
 
-def _ways(node: NodeProto, walk: Walk, batch: Batch, facts: Facts) -> Iterator[NodeProto]:
+def _ways(node: NodeProto, walk: Walk, batch: Batch) -> Iterator[NodeProto]:
     """The versions of a node to try: as it is, then with one constant grown in one dimension (or one number
     of it, where it is a shape). A Reshape has one version only: the batch stays in its dimension.
     """
+    facts = walk.facts
     if node.op_type == "Reshape" and node.input[0] in batch.places:
         old, result = walk.before.shape(node.input[0]), walk.before.shape(node.output[0])
-        new = (
-            batch.reshaped(node.input[0], node.output[0], old, result)
-            if old is not None and result is not None
-            else None
-        )
-        if new is not None and prod(new) == prod(facts.shape(node.input[0]) or ()):
-            yield _with(node, 1, np.array(new, np.int64), facts)
+        if old is not None and result is not None:
+            new = batch.reshaped(node.input[0], node.output[0], old, result)
+            if new is not None and prod(new) == prod(facts.shape(node.input[0]) or ()):
+                yield _with(node, 1, np.array(new, np.int64), facts)
         return
     if node.op_type in RECURRENT:  # ONNX's shape rule does not check the initial states
-        for at in (5, 6):
-            state = (
-                facts.shape(node.input[at])
-                if len(node.input) > at and node.input[at] in facts.constants
-                else None
-            )
-            if state is not None and len(state) == 3:
-                node = (
-                    _with(node, at, (state[0], batch.scaled(state[1]) or 0, state[2]), facts)
-                    if state[1] == batch.old
-                    else node
-                )
+        for at, tensor in enumerate(node.input):
+            state = facts.shape(tensor) if at in (5, 6) and tensor in facts.constants else None
+            if state is not None and len(state) == 3 and state[1] == batch.old:
+                node = _with(node, at, (state[0], batch.scaled(state[1]) or 0, state[2]), facts)
         yield node
         return
     yield node
@@ -484,32 +419,32 @@ def _ways(node: NodeProto, walk: Walk, batch: Batch, facts: Facts) -> Iterator[N
         shape, value = facts.shape(tensor), facts.values.get(tensor)
         if tensor not in facts.constants or shape is None:
             continue
-        if at in SHAPES.get(node.op_type, ()):
-            if value is not None and value.ndim == 1 and value.dtype.kind == "i":
-                for i, size in enumerate(value):
-                    if size > 0 and (new_size := batch.scaled(int(size))):
-                        yield _with(
-                            node, at, np.array([*value[:i], new_size, *value[i + 1 :]], value.dtype), facts
-                        )
-        else:
-            for i, size in enumerate(shape):
-                if new_size := batch.scaled(size):
-                    yield _with(node, at, (*shape[:i], new_size, *shape[i + 1 :]), facts)
+        if at not in SHAPES.get(node.op_type, ()):
+            for grown in _grown(shape, batch):
+                yield _with(node, at, grown, facts)
+        elif value is not None and value.ndim == 1 and value.dtype.kind == "i":
+            for grown in _grown(value.tolist(), batch):
+                yield _with(node, at, np.array(grown, value.dtype), facts)
+
+
+def _grown(sizes: Sequence[int], batch: Batch) -> Iterator[Shape]:
+    """The sizes with one of them, in turn, at the new batch, as far as that is a whole number."""
+    for i, size in enumerate(sizes):
+        if size > 0 and (new := batch.scaled(size)):
+            yield (*sizes[:i], new, *sizes[i + 1 :])
 
 
 def _with(node: NodeProto, at: int, given: Array | Shape, facts: Facts) -> NodeProto:
     """The node, its input `at` replaced by a new constant: these values, or the old ones in a new shape."""
     old, own = node.input[at], f"{node.input[at]}:{node.output[0]}"
-    kind = facts.types[old].tensor_type.elem_type
-    facts.types[own] = helper.make_tensor_type_proto(kind, given if isinstance(given, tuple) else given.shape)
+    facts.declare(own, facts.kind(old), given if isinstance(given, tuple) else given.shape)
     if not isinstance(given, tuple):
         facts.values[own] = given
     facts.constants.add(own)
     facts.roots[own] = facts.roots.get(old, old)
     if old in facts.stored:
         facts.stored[own] = facts.stored[old]
-    changed = NodeProto()
-    changed.CopyFrom(node)
+    changed = deepcopy(node)
     changed.input[at] = own
     return changed
 
@@ -525,33 +460,28 @@ def _array(where: str, t: TensorProto) -> Array:
 
 
 def _small(elem_type: int, elems: int) -> bool:
-    is_float = elem_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
-    return elem_type != TensorProto.STRING and elems <= (SMALL_FLOATS if is_float else SMALL_INTS)
+    return elem_type != TensorProto.STRING and elems <= (SMALL_FLOATS if elem_type in FLOATS else SMALL_INTS)
 
 
-def _infer(
-    walk: Walk, node: NodeProto, facts: Facts, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]
-) -> None:
+def _infer(walk: Walk, node: NodeProto, declared: Types) -> None:
     """Types of a node's outputs: from ONNX's or onnxruntime's shape rule; where that gives none, from what
     the file declares.
 
     Raises WorkloadError where the operands do not fit together, whatever the file declares.
     """
-    domain = node.domain if node.domain != "ai.onnx" else ""
-    known = onnx.defs.has(node.op_type, opsets.get(domain, 1), domain)
+    facts, domain = walk.facts, node.domain if node.domain != "ai.onnx" else ""
+    known = onnx.defs.has(node.op_type, walk.opsets.get(domain, 1), domain)
     shapes = [facts.shape(i) if i else None for i in node.input]
     standard = domain == "" or domain.startswith("com.microsoft")
     if standard and (wrong := _disagreement(node, shapes)):
-        raise WorkloadError(f"{walk.where}: {title(node)}: {wrong}")
+        raise walk.fault(node, wrong)
     if known and all(i in facts.types for i in node.input if i):
-        _infer_known(walk, node, facts, opsets, declared)
+        _infer_known(walk, node, domain, declared)
     elif (rule := RULES.get(node.op_type)) and domain.startswith("com.microsoft"):
         own = [s for s in shapes if s is not None]
         shape = rule(own, attributes(node)) if len(own) == len(shapes) else None
         if shape is not None:
-            facts.types[node.output[0]] = helper.make_tensor_type_proto(
-                facts.types[node.input[0]].tensor_type.elem_type, shape
-            )
+            facts.declare(node.output[0], facts.kind(node.input[0]), shape)
     for output in filter(None, node.output):
         if facts.shape(output) is None and known and not _has_graph(node):
             facts.refusals[output] = _second_opinion(node, facts, walk.model)
@@ -568,19 +498,16 @@ def _disagreement(node: NodeProto, shapes: Sequence[Shape | None]) -> str:
         return f"its attributes and shapes do not fit ({type(fault).__name__}): {', '.join(seen)}"
 
 
-def _infer_known(
-    walk: Walk, node: NodeProto, facts: Facts, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]
-) -> None:
+def _infer_known(walk: Walk, node: NodeProto, domain: str, declared: Types) -> None:
     """Types of a node's outputs by ONNX's shape rule. The rule may fail for an operator with a subgraph if
     the file declares all its outputs.
     """
-    domain = node.domain if node.domain != "ai.onnx" else ""
-    schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
-    types = {i: facts.types[i] for i in node.input if i}
-    data = {
-        i: numpy_helper.from_array(np.asarray(facts.values[i]), i) for i in node.input if i in facts.values
-    }
-    imports = [helper.make_opsetid(name, version) for name, version in opsets.items()]
+    facts = walk.facts
+    schema = onnx.defs.get_schema(node.op_type, walk.opsets.get(domain, 1), domain)
+    inputs = [i for i in node.input if i]
+    types = {i: facts.types[i] for i in inputs}
+    data = {i: numpy_helper.from_array(np.asarray(facts.values[i]), i) for i in inputs if i in facts.values}
+    imports = [helper.make_opsetid(name, version) for name, version in walk.opsets.items()]
     try:
         eased, types, lines = _eased(schema, _explicit(node), types)
         found = shape_inference.infer_node_outputs(
@@ -589,16 +516,13 @@ def _infer_known(
     except (onnx.checker.ValidationError, shape_inference.InferenceError, KeyError, ValueError) as fault:
         if _has_graph(node) and all(o in declared for o in node.output if o):
             return
-        seen = ", ".join(
-            f"{i} {list(shape)}" for i in node.input if i and (shape := facts.shape(i)) is not None
-        )
+        seen = facts.seen(inputs) or "tensors of shapes that are not known"
         why = " ".join(str(fault).replace("[ShapeInferenceError]", "").split())[:200]
-        reason = f"{why}; it reads {seen or 'tensors of shapes that are not known'}"
-        raise WorkloadError(f"{walk.where}: {title(node)}: {reason}") from None
-    given = next((facts.types[i] for i in node.input if i and types[i] is not facts.types[i]), None)
+        raise walk.fault(node, f"{why}; it reads {seen}") from None
+    given = next((facts.kind(i) for i in inputs if types[i] is not facts.types[i]), None)
     for name, own in found.items():
         if given is not None and own.tensor_type.elem_type == TensorProto.FLOAT:
-            own.tensor_type.elem_type = given.tensor_type.elem_type
+            own.tensor_type.elem_type = given
         facts.types[name] = own
     facts.warnings += [f"{walk.where}: {title(node)}: {line}" for line in lines]
 
@@ -614,21 +538,19 @@ def _eased(schema: Any, node: NodeProto, types: Types) -> tuple[NodeProto, Types
         for name in strange
     ]
     if strange:
-        changed = NodeProto()
-        changed.CopyFrom(node)
-        del changed.attribute[:]
-        changed.attribute.extend(a for a in node.attribute if a.name not in strange)
-        node = changed
-    places = (
-        [schema.inputs[min(at, len(schema.inputs) - 1)] for at in range(len(node.input))]
-        if schema.inputs
-        else []
-    )
+        kept = [a for a in node.attribute if a.name not in strange]
+        node = deepcopy(node)
+        del node.attribute[:]
+        node.attribute.extend(kept)
+    count = len(schema.inputs)
+    places = [schema.inputs[min(at, count - 1)] for at in range(len(node.input))] if count else []
     formal = [place.type_str if place.is_homogeneous else "" for place in places]
-    allowed = {one.type_param_str: set(one.allowed_type_strs) for one in schema.type_constraints}
     own = {i: f"tensor({_type_name(types[i])})" for i in node.input if i and types[i].HasField("tensor_type")}
-    for kind, known in allowed.items():
-        of = [i for i, form in zip(node.input, formal, strict=True) if form == kind and i in own]
+    for one in schema.type_constraints:
+        known = set(one.allowed_type_strs)
+        of = [
+            i for i, form in zip(node.input, formal, strict=True) if form == one.type_param_str and i in own
+        ]
         kinds = {own[i] for i in of}
         if (kinds <= known and len(kinds) <= 1) or "tensor(float)" not in known:
             continue
@@ -641,8 +563,7 @@ def _eased(schema: Any, node: NodeProto, types: Types) -> tuple[NodeProto, Types
 
 
 def _as_float(kind: TypeProto) -> TypeProto:
-    real = TypeProto()
-    real.CopyFrom(kind)
+    real = deepcopy(kind)
     real.tensor_type.elem_type = TensorProto.FLOAT
     return real
 
@@ -659,8 +580,7 @@ def _explicit(node: NodeProto) -> NodeProto:
     """The node with a default written out that ONNX's shape rule ignores: onesided = 1 of a STFT."""
     if node.op_type != "STFT" or "onesided" in attributes(node):
         return node
-    changed = NodeProto()
-    changed.CopyFrom(node)
+    changed = deepcopy(node)
     changed.attribute.append(helper.make_attribute("onesided", 1))
     return changed
 
@@ -669,15 +589,8 @@ def _second_opinion(node: NodeProto, facts: Facts, model: ModelProto) -> str:
     """Takes over output types that ONNX infers for a graph of this node alone, which works for operators that
     are defined as functions; returns the error if that fails, else an empty text.
     """
-    inputs = [
-        helper.make_value_info(i, facts.types[i]) for i in dict.fromkeys(reads(node)) if i in facts.types
-    ]
-    outputs = [helper.make_empty_tensor_value_info(o) for o in node.output if o]
-    single = helper.make_model(
-        helper.make_graph([node], "one", inputs, outputs),
-        opset_imports=model.opset_import,
-        ir_version=model.ir_version,
-    )
+    graph = _alone(node, facts, [i for i in reads(node) if i in facts.types])
+    single = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
     try:
         found = shape_inference.infer_shapes(single, strict_mode=True)
     except shape_inference.InferenceError as fault:
@@ -687,20 +600,26 @@ def _second_opinion(node: NodeProto, facts: Facts, model: ModelProto) -> str:
     return ""
 
 
-def _fold(where: str, node: NodeProto, facts: Facts, opsets: Mapping[str, int]) -> None:
+def _alone(node: NodeProto, facts: Facts, inputs: Iterable[str]) -> GraphProto:
+    """A graph of one node."""
+    given = [helper.make_value_info(i, facts.types[i]) for i in dict.fromkeys(inputs)]
+    results = [helper.make_empty_tensor_value_info(o) for o in node.output if o]
+    return helper.make_graph([node], "one", given, results)
+
+
+def _fold(walk: Walk, node: NodeProto) -> None:
     """Mark outputs as constant, and keep small values that shapes may depend on. The result of
     DequantizeLinear, or of a Cast of a constant, counts as stored in the type of its input; so do its views.
     """
-    seen = reads(node)
+    facts, seen = walk.facts, reads(node)
     constant = all(i in facts.constants for i in seen)
     if seen and (
         node.op_type == "DequantizeLinear"
         or (node.op_type in FREE | {"Transpose"} and node.input[0] in facts.stored)
         or (constant and node.op_type in ("Cast", *QUANTISED))
     ):
-        facts.stored[node.output[0]] = facts.kept(
-            node.output[0] if node.op_type == "QuantizeLinear" else node.input[0]
-        )
+        typed = node.output if node.op_type == "QuantizeLinear" else node.input
+        facts.stored[node.output[0]] = facts.kept(typed[0])
     of_shape = node.op_type in ("Shape", "Size") and facts.shape(node.input[0]) is not None
     if not of_shape and not constant:
         return
@@ -715,49 +634,31 @@ def _fold(where: str, node: NodeProto, facts: Facts, opsets: Mapping[str, int]) 
         dims, attrs = facts.shape(node.input[0]) or (), attributes(node)
         part = dims[attrs.get("start", 0) : attrs.get("end", len(dims))]
         facts.values[output] = np.array(part if node.op_type == "Shape" else prod(dims), dtype=np.int64)
-    elif (
-        shape is not None
-        and _small(facts.types[output].tensor_type.elem_type, prod(shape))
-        and _wanted(node, facts)
-    ):
+    elif shape is not None and _small(facts.kind(output), prod(shape)) and _wanted(node, facts):
         try:
-            results = _computed(node, facts, opsets)
+            results = _computed(walk, node)
         except Exception as fault:  # the evaluator does not check the file: any exception may come
-            raise WorkloadError(
-                f"{where}: {title(node)}: its value cannot be computed "
-                f"({' '.join(str(fault).split())[:200]}); export it again"
-            ) from None
-        facts.values.update(
-            {o: np.asarray(r) for o, r in zip(filter(None, node.output), results, strict=False)}
-        )
+            why = " ".join(str(fault).split())[:200]
+            raise walk.fault(node, f"its value cannot be computed ({why}); export it again") from None
+        outputs = [o for o in node.output if o]
+        facts.values.update({o: np.asarray(r) for o, r in zip(outputs, results, strict=False)})
 
 
-def _computed(node: NodeProto, facts: Facts, opsets: Mapping[str, int]) -> Sequence[Any]:
+def _computed(walk: Walk, node: NodeProto) -> Sequence[Any]:
     """Values of a node's outputs. The node is evaluated as a graph, since for a node alone the reference
     evaluator takes the newest version of its operator, in which axes, for example, are no attribute any more.
     """
-    inputs = [helper.make_value_info(i, facts.types[i]) for i in dict.fromkeys(i for i in node.input if i)]
-    outputs = [helper.make_empty_tensor_value_info(o) for o in node.output if o]
-    graph = helper.make_graph([node], "one", inputs, outputs)
-    return list(
-        ReferenceEvaluator(graph, opsets=dict(opsets)).run(
-            None, {i.name: facts.values[i.name] for i in inputs}
-        )
-    )
+    inputs = [i for i in node.input if i]
+    evaluator = ReferenceEvaluator(_alone(node, walk.facts, inputs), opsets=dict(walk.opsets))
+    return list(evaluator.run(None, {i: walk.facts.values[i] for i in inputs}))
 
 
 def _wanted(node: NodeProto, facts: Facts) -> bool:
     """Whether a shape may depend on this constant; it cannot on weights that a ConstantOfShape fills."""
     if node.op_type == "ConstantOfShape":
         return not facts.is_float(node.output[0]) and node.input[0] in facts.values
-    return node.op_type == "Constant" or (
-        node.op_type in ON_SHAPES and all(i in facts.values for i in node.input if i)
-    )
-
-
-def attributes(node: NodeProto) -> dict[str, Any]:
-    """A node's attributes by name, as Python values."""
-    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    known = all(i in facts.values for i in node.input if i)
+    return node.op_type == "Constant" or (node.op_type in ON_SHAPES and known)
 
 
 def live_nodes(nodes: Sequence[NodeProto], facts: Facts, results: Sequence[str]) -> list[NodeProto]:

@@ -5,11 +5,10 @@ The graph A (m x m, CSR) includes the normalisation: self loops and degrees are 
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from workloads.einsum import GOGETA_BITS, Einsum, WorkloadError, csr, einsum
+from workloads.einsum import GOGETA_BITS, Einsum, WorkloadError, closest, csr, einsum
 from workloads.graph import Workload
 from workloads.layers import network
 
@@ -122,20 +121,10 @@ def _graph(
     name: str, graph: str, nodes: int, nnz: int, features: int, outputs: int, widths: tuple[int, int]
 ) -> Graph:
     if graph not in GRAPHS:
-        near = difflib.get_close_matches(graph, GRAPHS, 1)
-        raise WorkloadError(
-            f"{name}: no graph is named {graph}; "
-            f"{f'do you mean {near[0]}?' if near else 'there are ' + ', '.join(GRAPHS)}"
-        )
-    known = GRAPHS[graph]
-    found = Graph(
-        graph,
-        nodes or known.nodes,
-        nnz or known.nnz,
-        features or known.features,
-        outputs or known.outputs,
-        widths,
-    )
+        hint = closest(graph, GRAPHS, f"there are {', '.join(GRAPHS)}")
+        raise WorkloadError(f"{name}: no graph is named {graph}; {hint}")
+    given: dict[str, Any] = {"nodes": nodes, "nnz": nnz, "features": features, "outputs": outputs}
+    found = replace(GRAPHS[graph], widths=widths, **{size: n for size, n in given.items() if n})
     if found.nnz > found.nodes**2:
         raise WorkloadError(f"{name}: nnz = {found.nnz} must not be above nodes * nodes = {found.nodes**2}")
     return found

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from workloads.einsum import Einsum, Projection, WorkloadError, canonical_key, show
-from workloads.operators import BINARY, UNARY
+from workloads.einsum import Einsum, Projection, WorkloadError, canonical_key, closest, refuse, show
+from workloads.operators import BINARY, UNARY, names_in
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -42,9 +41,13 @@ class Workload:
     stored_as: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()  # what a user should know about the file, one line each
 
+    def runs(self) -> Iterator[tuple[Einsum, int]]:
+        """Yields each einsum and how often it runs in a row."""
+        yield from zip(self.einsums, counts(self), strict=True)
+
     def macs(self) -> int:
         """Returns the MACs of all occurrences. Einsums without multiplications count 0."""
-        return sum(e.macs() * n for e, n in zip(self.einsums, counts(self), strict=True))
+        return sum(e.macs() * n for e, n in self.runs())
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ def counts(workload: Workload) -> tuple[int, ...]:
 def unique(workload: Workload) -> list[Unique]:
     """Returns the groups of equal einsums, in order of first appearance."""
     groups: dict[str, list[tuple[Einsum, int]]] = {}
-    for e, n in zip(workload.einsums, counts(workload), strict=True):
+    for e, n in workload.runs():
         groups.setdefault(canonical_key(e), []).append((e, n))
     return [
         Unique(key, group[0][0], tuple(e.name for e, _ in group), sum(n for _, n in group))
@@ -112,25 +115,21 @@ def in_order(name: str, einsums: Sequence[Einsum]) -> tuple[Einsum, ...]:
     Raises WorkloadError for a tensor that is made twice or stored in two ways, a name that is used twice, or
     a cycle.
     """
-    by_name = {e.name: e for e in einsums}
     faults = []
     made: dict[str, str] = {}
     names: set[str] = set()
     for e in einsums:
-        if e.output.tensor in made:
-            faults.append(
-                f"{name}: tensor {e.output.tensor} is made by {made[e.output.tensor]} and by "
-                f"{e.name}; make each tensor once"
-            )
+        tensor = e.output.tensor
+        if tensor in made:
+            faults.append(f"tensor {tensor} is made by {made[tensor]} and by {e.name}; make each tensor once")
         elif e.name in names:
-            faults.append(f"{name}: two einsums are named {e.name}; give each its own name")
+            faults.append(f"two einsums are named {e.name}; give each its own name")
         names.add(e.name)
-        made.setdefault(e.output.tensor, e.name)
-    if faults := faults or [f"{name}: {line}" for line in contradictions(einsums)]:
-        raise WorkloadError("\n".join(faults))
+        made.setdefault(tensor, e.name)
+    refuse(f"{name}: {line}" for line in faults or contradictions(einsums))
     seen: set[str] = set()
     for e in einsums:
-        if any(tensor in made and tensor not in seen for tensor in (owner(p.tensor, made) for p in e.inputs)):
+        if any(t in made and t not in seen for t in (owner(p.tensor, made) for p in e.inputs)):
             break
         seen.add(e.output.tensor)
     else:
@@ -140,7 +139,8 @@ def in_order(name: str, einsums: Sequence[Einsum]) -> tuple[Einsum, ...]:
     graph = dag(einsums)
     rank = {e.name: i for i, e in enumerate(einsums)}
     try:
-        return tuple(by_name[n] for n in nx.lexicographical_topological_sort(graph, key=rank.__getitem__))
+        ordered = nx.lexicographical_topological_sort(graph, key=rank.__getitem__)
+        return tuple(einsums[rank[n]] for n in ordered)
     except nx.NetworkXUnfeasible:
         cycle = " -> ".join(edge[0] for edge in nx.find_cycle(graph))
         raise WorkloadError(
@@ -198,16 +198,8 @@ FUSED_INTO_PRODUCTS = {"bias", "batchnormalization"}
 ELEMENTWISE = (
     {name.lower() for name in UNARY | BINARY}
     | FUSED_INTO_PRODUCTS
-    | {
-        # x + x, x * x, or with a constant of one element
-        "relu6",
-        "silu",
-        "rsqrt",
-        "square",
-        "dropout",
-        "add_self",
-        "mul_self",
-    }
+    # the last two are x + x and x * x, or with a constant of one element
+    | names_in("relu6 silu rsqrt square dropout add_self mul_self")
 )
 
 
@@ -232,7 +224,7 @@ def fuse_into_producers(
     kept: dict[str, Einsum] = {}
     repeats: dict[str, int] = {}
     folded = []
-    for e, n in zip(workload.einsums, counts(workload), strict=True):
+    for e, n in workload.runs():
         x = _fusible_operand(e, workload.weights)
         source = owner(x.tensor, makers) if x else ""
         onto = kept.get(carrier.get(source, source))
@@ -287,8 +279,11 @@ def _carried_by(e: Einsum, makers: Mapping[str, Einsum], carrier: Mapping[str, s
     firsts = [owner(p.tensor, makers) for p in e.inputs]
     if not carrier.keys() & set(firsts):
         return e
-    names = [carrier.get(t, t) + p.tensor.removeprefix(t) for p, t in zip(e.inputs, firsts, strict=True)]
-    return replace(e, inputs=tuple(replace(p, tensor=name) for p, name in zip(e.inputs, names, strict=True)))
+    named = (
+        replace(p, tensor=carrier.get(t, t) + p.tensor.removeprefix(t))
+        for p, t in zip(e.inputs, firsts, strict=True)
+    )
+    return replace(e, inputs=tuple(named))
 
 
 class Layer(NamedTuple):
@@ -311,25 +306,12 @@ def layer_table(workload: Workload) -> list[Layer]:
     """
     rows = []
     for u in unique(workload):
-        e, stored = u.einsum, [(p.tensor in workload.weights, p.stored_words()) for p in u.einsum.inputs]
-        weights, inputs = (
-            u.occurrences * sum(n for is_weight, n in stored if is_weight is wanted)
-            for wanted in (True, False)
-        )
-        extents = " ".join(f"{rank}={n}" for rank, n in e.extents)
-        rows.append(
-            Layer(
-                e.name,
-                u.occurrences,
-                e.kind,
-                extents,
-                u.occurrences * e.macs(),
-                weights,
-                inputs,
-                u.occurrences * e.output.stored_elems(),
-                show(e),
-            )
-        )
+        e, n, read = u.einsum, u.occurrences, {True: 0, False: 0}  # words of weights, of other operands
+        for p in e.inputs:
+            read[p.tensor in workload.weights] += n * p.stored_words()
+        extents = " ".join(f"{rank}={size}" for rank, size in e.extents)
+        made = n * e.output.stored_elems()
+        rows.append(Layer(e.name, n, e.kind, extents, n * e.macs(), read[True], read[False], made, show(e)))
     return rows
 
 
@@ -339,18 +321,12 @@ def warning(workload: Workload) -> str:
     """
     if not workload.unknown:
         return ""
-    wrote = sum(
-        n * e.output.stored_elems()
-        for e, n in zip(workload.einsums, counts(workload), strict=True)
-        if e.name in workload.unknown
-    )
-    listed = ", ".join(workload.unknown[:5]) + (
-        f" and {len(workload.unknown) - 5} more" if len(workload.unknown) > 5 else ""
-    )
+    wrote = sum(n * e.output.stored_elems() for e, n in workload.runs() if e.name in workload.unknown)
+    share, many = 100 * wrote / max(activations(workload), 1), len(workload.unknown)
+    listed = ", ".join(workload.unknown[:5]) + (f" and {many - 5} more" if many > 5 else "")
     return (
-        f"{workload.name}: {len(workload.unknown)} unknown operators count as data movement, their products, "
-        f"if they have any, as nothing: {listed}; they write "
-        f"{100 * wrote / max(activations(workload), 1):.3g} % of all elements"
+        f"{workload.name}: {many} unknown operators count as data movement, their products, "
+        f"if they have any, as nothing: {listed}; they write {share:.3g} % of all elements"
     )
 
 
@@ -358,12 +334,9 @@ def warnings(workload: Workload) -> list[str]:
     """Returns the warnings that are shown for a workload: unknown operators, and the first five warnings
     about its file.
     """
-    more = (
-        [f"{workload.name}: {len(workload.warnings) - 5} more warnings of this kind"]
-        if len(workload.warnings) > 5
-        else []
-    )
-    return [line for line in (warning(workload), *workload.warnings[:5], *more) if line]
+    more = len(workload.warnings) - 5
+    last = f"{workload.name}: {more} more warnings of this kind" if more > 0 else ""
+    return [line for line in (warning(workload), *workload.warnings[:5], last) if line]
 
 
 def with_bits(workload: Workload, bits: Mapping[str, int]) -> Workload:
@@ -376,26 +349,20 @@ def with_bits(workload: Workload, bits: Mapping[str, int]) -> Workload:
     stored = dict(workload.stored_as)
     bits = {stored.get(key, key): n for key, n in bits.items()}
     if wrong := [key for key in bits if key not in ("weights", "activations") and key not in names]:
-        near = difflib.get_close_matches(wrong[0], names, 1)
-        hint = f"do you mean {near[0]}?" if near else "use weights or activations"
+        hint = closest(wrong[0], names, "use weights or activations")
         raise WorkloadError(f"{workload.name}: bits names {wrong[0]}, which is no tensor; {hint}")
 
     def sized(p: Projection) -> Projection:
         own = AGAIN.sub("", p.tensor)
-        width = bits.get(
-            p.tensor,
-            bits.get(own, bits.get("weights" if {p.tensor, own} & workload.weights else "activations")),
-        )
-        return p if width is None else replace(p, bits=width)
+        kind = "weights" if {p.tensor, own} & workload.weights else "activations"
+        width = next((bits[name] for name in (p.tensor, own, kind) if name in bits), p.bits)
+        return replace(p, bits=width)
 
-    einsums = tuple(
-        replace(e, output=sized(e.output), inputs=tuple(map(sized, e.inputs))) for e in workload.einsums
-    )
-    if faults := [f"{workload.name}: bits: {line}" for line in contradictions(einsums)]:
-        raise WorkloadError("\n".join(faults))
+    einsums = tuple(e.replaced(sized) for e in workload.einsums)
+    refuse(f"{workload.name}: bits: {line}" for line in contradictions(einsums))
     return replace(workload, einsums=einsums)
 
 
 def activations(workload: Workload) -> int:
     """Returns the elements that the einsums write, over all occurrences."""
-    return sum(n * e.output.stored_elems() for e, n in zip(workload.einsums, counts(workload), strict=True))
+    return sum(n * e.output.stored_elems() for e, n in workload.runs())

@@ -8,11 +8,10 @@ step, run `iterations` times, whose x_1 is the x_0 of the next one (`Workload.lo
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-from workloads.einsum import GOGETA_BITS, Einsum, WorkloadError, csr, einsum, squeezed
+from workloads.einsum import GOGETA_BITS, Einsum, WorkloadError, closest, csr, einsum, squeezed
 from workloads.graph import Workload, in_order
 from workloads.layers import Cascade
 from workloads.matrix import MATRICES, Matrix, read_matrix
@@ -46,14 +45,8 @@ def spmv(m: int, k: int, nnz: int, index_bits: int = 0, pointer_bits: int = 0) -
 
     Parameters as in `spmm`.
     """
-    return (
-        einsum(
-            "Y[m] += A[m,k] * X[k]",
-            {"m": m, "k": k},
-            "spmv",
-            **csr("A", _density("spmv", m, k, nnz), index_bits, pointer_bits),
-        ),
-    )
+    sparse = csr("A", _density("spmv", m, k, nnz), index_bits, pointer_bits)
+    return (einsum("Y[m] += A[m,k] * X[k]", {"m": m, "k": k}, "spmv", **sparse),)
 
 
 def inverse(n: int, b: int = 1) -> Cascade:
@@ -109,10 +102,8 @@ def cg(
             ("7u", f"P_{u}[m,n] = R_{u}[m,n] + PF_{t}[m,n]"),
         ]
 
-    steps = [step(t) for t in range(iterations if form == "unrolled" else 1)]
-    return _solver(
-        "cg", _system("cg", matrix, rows, nnz), n, steps, iterations, form, (index_bits, pointer_bits)
-    )
+    a = _system("cg", matrix, rows, nnz)
+    return _solver("cg", a, n, step, iterations, form, (index_bits, pointer_bits))
 
 
 def bicgstab(
@@ -152,16 +143,8 @@ def bicgstab(
             ("p", f"P_{u}[m,n] = add_mul(R_{u}[m,n], beta_{t}[n], P_{t}[m,n], back_{t}[n], V_{t}[m,n])"),
         ]
 
-    steps = [step(t) for t in range(iterations if form == "unrolled" else 1)]
-    return _solver(
-        "bicgstab",
-        _system("bicgstab", matrix, rows, nnz),
-        n,
-        steps,
-        iterations,
-        form,
-        (index_bits, pointer_bits),
-    )
+    a = _system("bicgstab", matrix, rows, nnz)
+    return _solver("bicgstab", a, n, step, iterations, form, (index_bits, pointer_bits))
 
 
 def gmres(
@@ -194,10 +177,8 @@ def gmres(
         ]
         return [*start, *(line for j in range(m) for line in _arnoldi(t, j, j == m - 1)), *_combination(t, m)]
 
-    steps = [cycle(t) for t in range(iterations if form == "unrolled" else 1)]
-    return _solver(
-        "gmres", _system("gmres", matrix, rows, nnz), n, steps, iterations, form, (index_bits, pointer_bits)
-    )
+    a = _system("gmres", matrix, rows, nnz)
+    return _solver("gmres", a, n, cycle, iterations, form, (index_bits, pointer_bits))
 
 
 def spmm_chain(
@@ -213,24 +194,15 @@ def spmm_chain(
 
     Matrix as in `cg`.
     """
-    steps = [[("x", f"X_{t + 1}[m,n] += A[m,k] * X_{t}[k,n]")] for t in range(length)]
-    return _solver(
-        "spmm_chain",
-        _system("spmm_chain", matrix, rows, nnz),
-        n,
-        steps,
-        length,
-        "unrolled",
-        (index_bits, pointer_bits),
-    )
+
+    def step(t: int) -> list[Line]:
+        return [("x", f"X_{t + 1}[m,n] += A[m,k] * X_{t}[k,n]")]
+
+    a = _system("spmm_chain", matrix, rows, nnz)
+    return _solver("spmm_chain", a, n, step, length, "unrolled", (index_bits, pointer_bits))
 
 
-SOLVERS: dict[str, Callable[..., Workload]] = {
-    "cg": cg,
-    "bicgstab": bicgstab,
-    "gmres": gmres,
-    "spmm_chain": spmm_chain,
-}
+SOLVERS: dict[str, Callable[..., Workload]] = {f.__name__: f for f in (cg, bicgstab, gmres, spmm_chain)}
 
 
 def _arnoldi(t: int, j: int, last: bool) -> Iterator[Line]:
@@ -286,29 +258,35 @@ def _solver(
     name: str,
     a: Matrix,
     n: int,
-    steps: Sequence[Sequence[Line]],
+    step: Callable[[int], Sequence[Line]],
     iterations: int,
     form: Form,
     widths: tuple[int, int],
 ) -> Workload:
-    """Returns the workload of a solver. widths: bits of a column index and of a row pointer of the matrix."""
-    extents = {"m": a.rows, "n": n, "k": a.columns, "j": n, "i": n}
+    """Returns the workload of a solver. step: the einsums of one iteration; widths: bits of a column index
+    and of a row pointer of the matrix.
+    """
+    extents, steps = (
+        {"m": a.rows, "n": n, "k": a.columns, "j": n, "i": n},
+        1 if form == "periodic" else iterations,
+    )
     sparse = csr("A", _density(name, a.rows, a.columns, a.nnz), *widths)
     found = [
         squeezed(einsum(text, extents, f"{t}.{line}", **(sparse if " A[" in text else {})))
-        for t, step in enumerate(steps)
-        for line, text in step
+        for t in range(steps)
+        for line, text in step(t)
     ]
     label = f"{name}:matrix={a.name},n={n}"
-    repeats = (iterations,) * len(found) if form == "periodic" and iterations > 1 else ()
-    return Workload(label, in_order(label, found), repeats=repeats, loop_state=_carried(found, len(steps)))
+    repeats = (iterations,) * len(found) if iterations > steps else ()
+    return Workload(label, in_order(label, found), repeats=repeats, loop_state=_carried(found, steps))
 
 
 def _carried(einsums: Sequence[Einsum], steps: int) -> tuple[tuple[str, str], ...]:
     """Returns (value that the last step makes, name under which the first step reads it from outside)."""
     made = {e.output.tensor: None for e in einsums}
     read = {p.tensor for e in einsums for p in e.inputs}.difference(made)
-    pairs = ((after, after.removesuffix(f"_{steps}") + "_0") for after in made if after.endswith(f"_{steps}"))
+    end = f"_{steps}"
+    pairs = ((after, after.removesuffix(end) + "_0") for after in made if after.endswith(end))
     return tuple((after, before) for after, before in pairs if before in read)
 
 
@@ -321,8 +299,7 @@ def _system(name: str, matrix: str, rows: int, nnz: int) -> Matrix:
             raise WorkloadError(f"{name}: nnz = {nnz} must not be above rows * rows = {rows * rows}")
         return Matrix(f"{rows}x{nnz}", rows, rows, nnz)
     if matrix not in MATRICES and not matrix.lower().endswith(".mtx"):
-        near = difflib.get_close_matches(matrix, MATRICES, 1)
-        hint = f"do you mean {near[0]}?" if near else f"there are {', '.join(MATRICES)}; a file ends in .mtx"
+        hint = closest(matrix, MATRICES, f"there are {', '.join(MATRICES)}; a file ends in .mtx")
         raise WorkloadError(f"{name}: no matrix is named {matrix}; {hint}")
     found = MATRICES.get(matrix) or read_matrix(matrix)
     if found.rows != found.columns:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from workloads.einsum import Einsum, Projection, WorkloadError, einsum, squeezed
+from workloads.einsum import Einsum, WorkloadError, einsum, squeezed
 from workloads.graph import Workload, in_order
 from workloads.operators import OPERATORS, Op, Shape, by_channel, elementwise
 
@@ -25,12 +25,10 @@ def cascade(extents: Mapping[str, int], *texts: str, sizes: Mapping[str, Shape] 
     shape.
     """
 
-    def shaped(text: str) -> Einsum:
-        return einsum(
-            text, extents, sizes={t: s for t, s in (sizes or {}).items() if re.search(rf"\b{t}\[", text)}
-        )
+    def sized(text: str) -> dict[str, Shape]:
+        return {t: shape for t, shape in (sizes or {}).items() if re.search(rf"\b{t}\[", text)}
 
-    return tuple(shaped(text) for text in texts)
+    return tuple(einsum(text, extents, sizes=sized(text)) for text in texts)
 
 
 def renamed(einsums: Cascade, prefix: str, names: Mapping[str, str]) -> Cascade:
@@ -38,18 +36,10 @@ def renamed(einsums: Cascade, prefix: str, names: Mapping[str, str]) -> Cascade:
     others the prefix.
     """
 
-    def again(p: Projection) -> Projection:
-        return replace(p, tensor=names.get(p.tensor, prefix + p.tensor))
+    def new(name: str) -> str:
+        return names.get(name, prefix + name)
 
-    return tuple(
-        replace(
-            e,
-            name=names.get(e.name, prefix + e.name),
-            output=again(e.output),
-            inputs=tuple(again(p) for p in e.inputs),
-        )
-        for e in einsums
-    )
+    return tuple(e.replaced(lambda p: replace(p, tensor=new(p.tensor)), name=new(e.name)) for e in einsums)
 
 
 def stacked(block: Cascade, layers: int, first: str, last: str, kept: Collection[str] = ()) -> Cascade:
@@ -81,10 +71,8 @@ def network(
         for p in e.inputs
         if p.tensor not in made and p.tensor not in data
     }
-    untrained = {p.tensor for e in einsums if e.kind == "batchnormalization" for p in e.inputs[3:]}.union(
-        tables
-    )
-    trained = sum(n for tensor, n in read.items() if tensor not in untrained)
+    statistics = {p.tensor for e in einsums if e.kind == "batchnormalization" for p in e.inputs[3:]}
+    trained = sum(n for tensor, n in read.items() if tensor not in statistics.union(tables))
     return Workload(name, in_order(name, [squeezed(e) for e in einsums]), frozenset(read), parameters=trained)
 
 
@@ -104,15 +92,8 @@ Net = list[Einsum]
 def _node(
     net: Net, kind: str, inputs: Sequence[Map], out: Map, attrs: Mapping[str, object] | None = None
 ) -> Map:
-    op = Op(
-        kind,
-        tuple(i.name for i in inputs),
-        tuple(i.shape for i in inputs),
-        (None,) * len(inputs),
-        out.name,
-        out.shape,
-        dict(attrs or {}),
-    )
+    names, shapes = (tuple(each) for each in zip(*inputs, strict=True))
+    op = Op(kind, names, shapes, out.name, out.shape, dict(attrs or {}))
     make = OPERATORS.get(kind, elementwise) if kind != "bias" else by_channel
     net.append(replace(make(op) or elementwise(op), name=out.name))
     return out
@@ -136,51 +117,43 @@ def conv(
 
     Raises WorkloadError where the kernel does not fit into the padded map.
     """
-    rank, end = len(x.shape) - 2, f"{name}_{act}" if act else name
+    rank = len(x.shape) - 2
     kernel, stride, pad = _each(kernel, rank), _each(stride, rank), _each(pad, rank)
     attrs = {"strides": stride, "pads": (*pad, *pad), "group": groups}
     shape = (x.shape[0], filters, *_outputs(name, x.shape[2:], kernel, stride, pad))
-    y = _node(
-        net, "Conv", (x, Map(f"{name}_W", (filters, x.shape[1] // groups, *kernel))), Map(name, shape), attrs
-    )
+    weights = Map(f"{name}_W", (filters, x.shape[1] // groups, *kernel))
+    y = _node(net, "Conv", (x, weights), Map(name, shape), attrs)
     if norm:
-        y = _node(
-            net,
-            "BatchNormalization",
-            (y, *(Map(f"{name}_{x}", (filters,)) for x in "GBMV")),
-            Map(f"{name}_norm", shape),
-        )
+        vectors = [Map(f"{name}_{x}", (filters,)) for x in "GBMV"]
+        y = _node(net, "BatchNormalization", (y, *vectors), Map(f"{name}_norm", shape))
     elif bias:
-        y = _node(net, "bias", (y, Map(f"{name}_B", (filters,))), Map(f"{name}_bias", shape))
-    return _node(net, act, (y,), Map(end, shape)) if act else y
+        y = _biased(net, name, y)
+    return _activated(net, name, y, act)
+
+
+def _biased(net: Net, name: str, x: Map) -> Map:
+    return _node(net, "bias", (x, Map(f"{name}_B", x.shape[1:2])), Map(f"{name}_bias", x.shape))
+
+
+def _activated(net: Net, name: str, x: Map, act: str) -> Map:
+    return _node(net, act, (x,), Map(f"{name}_{act}", x.shape)) if act else x
 
 
 def upconv(net: Net, name: str, x: Map, filters: int, kernel: int) -> Map:
     """Adds a transposed convolution whose stride is its kernel, with a bias."""
     n, c, *image = x.shape
+    window = [kernel] * len(image)
     out = Map(name, (n, filters, *(kernel * size for size in image)))
-    _node(
-        net,
-        "ConvTranspose",
-        (x, Map(f"{name}_W", (c, filters, *[kernel] * len(image)))),
-        out,
-        {"strides": [kernel] * len(image)},
-    )
-    return _node(net, "bias", (out, Map(f"{name}_B", (filters,))), Map(f"{name}_bias", out.shape))
+    weights = Map(f"{name}_W", (c, filters, *window))
+    return _biased(net, name, _node(net, "ConvTranspose", (x, weights), out, {"strides": window}))
 
 
 def dense(net: Net, name: str, x: Map, units: int, act: str = "", bias: bool = True) -> Map:
     """Adds a fully connected layer on the flattened map."""
-    rows, depth, shape = x.shape[0], prod(x.shape[1:]), (x.shape[0], units)
-    y = _node(
-        net,
-        "Gemm",
-        (Map(x.name, (rows, depth)), Map(f"{name}_W", (units, depth))),
-        Map(name, shape),
-        {"transB": 1},
-    )
-    y = _node(net, "bias", (y, Map(f"{name}_B", (units,))), Map(f"{name}_bias", shape)) if bias else y
-    return _node(net, act, (y,), Map(f"{name}_{act}", shape)) if act else y
+    rows, depth = x.shape[0], prod(x.shape[1:])
+    operands = Map(x.name, (rows, depth)), Map(f"{name}_W", (units, depth))
+    y = _node(net, "Gemm", operands, Map(name, (rows, units)), {"transB": 1})
+    return _activated(net, name, _biased(net, name, y) if bias else y, act)
 
 
 def pool(net: Net, name: str, x: Map, kernel: int, stride: int, pad: int = 0, round_up: bool = False) -> Map:
@@ -189,9 +162,8 @@ def pool(net: Net, name: str, x: Map, kernel: int, stride: int, pad: int = 0, ro
     kernels, strides, pads = _each(kernel, rank), _each(stride, rank), _each(pad, rank)
     image = tuple(size + (kernel - size) % stride for size in x.shape[2:]) if round_up else x.shape[2:]
     out = Map(name, (*x.shape[:2], *_outputs(name, image, kernels, strides, pads)))
-    return _node(
-        net, "MaxPool", (x,), out, {"kernel_shape": kernels, "strides": strides, "pads": (*pads, *pads)}
-    )
+    attrs = {"kernel_shape": kernels, "strides": strides, "pads": (*pads, *pads)}
+    return _node(net, "MaxPool", (x,), out, attrs)
 
 
 def global_pool(net: Net, name: str, x: Map, padded: int = 0) -> Map:
@@ -200,19 +172,13 @@ def global_pool(net: Net, name: str, x: Map, padded: int = 0) -> Map:
     """
     rank = len(x.shape) - 2
     kernel, pads = tuple(size + padded for size in x.shape[2:]), (*[0] * rank, *[padded] * rank)
-    return _node(
-        net,
-        "AveragePool",
-        (x,),
-        Map(name, (*x.shape[:2], *[1] * rank)),
-        {"kernel_shape": kernel, "pads": pads},
-    )
+    out = Map(name, (*x.shape[:2], *[1] * rank))
+    return _node(net, "AveragePool", (x,), out, {"kernel_shape": kernel, "pads": pads})
 
 
 def add(net: Net, name: str, a: Map, b: Map, act: str = "") -> Map:
     """Adds the element-wise sum of two feature maps of one shape. act: activation after it, "": none."""
-    y = _node(net, "Add", (a, b), Map(name, a.shape))
-    return _node(net, act, (y,), Map(f"{name}_{act}", a.shape)) if act else y
+    return _activated(net, name, _node(net, "Add", (a, b), Map(name, a.shape)), act)
 
 
 def concat(net: Net, name: str, parts: Sequence[Map]) -> Map:

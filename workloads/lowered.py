@@ -14,6 +14,7 @@ from typing import Any
 
 from onnx import NodeProto, TensorProto, helper
 
+from workloads.bodies import attributes
 from workloads.operators import Shape
 
 
@@ -42,26 +43,47 @@ class Site:
                 f"{tensor} {list(own)} must be [{', '.join('?' if n < 0 else str(n) for n in shape)}]"
             )
 
+    @property
+    def out(self) -> str:
+        """The first output of the node."""
+        return str(self.node.output[0])
+
     def given(self, at: int) -> str:
         """Returns the name of input `at`; "" where it is left out."""
         return self.node.input[at] if at < len(self.node.input) else ""
+
+    def some(self, *at: int) -> list[str]:
+        """Returns the names of these inputs, without those that are left out; of all inputs, if none is
+        named.
+        """
+        return [i for i in (map(self.given, at) if at else self.node.input) if i]
 
     def add(
         self, kind: str, inputs: Sequence[str], output: str = "", outputs: Sequence[str] = (), **attrs: Any
     ) -> str:
         """Appends a node and returns its first output. Names are generated where none is given."""
-        made = list(outputs) or [output or f"{self.node.output[0]}/{kind}_{len(self.nodes)}"]
-        stem = self.node.name or self.node.output[0]
+        made = list(outputs) or [output or f"{self.out}/{kind}_{len(self.nodes)}"]
+        stem = self.node.name or self.out
         name = self.node.name if self.node.op_type.endswith(kind) else f"{stem}/{kind}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, list(inputs), made, name=name, **attrs))
         return made[0]
 
-    def real(self, at: int) -> str:
-        """Returns the operand at `at` (followed by its scale and zero point) as real numbers."""
-        return self.add(
-            "DequantizeLinear",
-            [self.given(at), self.given(at + 1), *([self.given(at + 2)] if self.given(at + 2) else [])],
-        )
+    def end(self, kind: str, inputs: Sequence[str], **attrs: Any) -> bool:
+        """Appends the node that makes the first output. Returns True: the operator is supported."""
+        return bool(self.add(kind, inputs, self.out, **attrs))
+
+    def real(self, at: int, scale: int = -1, zero: int = -1) -> str:
+        """Returns the operand at `at` as real numbers. scale, zero: positions of its scale and zero point; by
+        default they follow it.
+        """
+        scale, zero = (scale, zero) if scale >= 0 else (at + 1, at + 2)
+        return self.add("DequantizeLinear", [self.given(at), self.given(scale), *self.some(zero)])
+
+    def product(self, a: str, b: str, bias: str) -> bool:
+        """Appends a matrix product, and a bias if there is one, as the first output. Returns True."""
+        if not bias:
+            return self.end("MatMul", [a, b])
+        return self.end("Add", [self.add("MatMul", [a, b]), bias])
 
     def part(self, of: str, name: str, shape: Shape, type: int = 0) -> str:
         """Returns a part of a weight, in the weight's type unless another one is given."""
@@ -81,7 +103,7 @@ def lowered(node: NodeProto, shapes: dict[str, Shape], types: dict[str, int]) ->
     make = LOWERED.get(node.op_type)
     if make is None or not (node.domain.startswith("com.microsoft") or node.op_type in NO_DOMAIN):
         return None
-    site = Site(node, shapes, types, {a.name: helper.get_attribute_value(a) for a in node.attribute})
+    site = Site(node, shapes, types, attributes(node))
     return site if make(site) or site.wrong else None
 
 
@@ -90,12 +112,9 @@ def _activated(site: Site, kind: str, inputs: Sequence[str], **attrs: Any) -> bo
     activation.
     """
     wanted = site.attrs.get("activation", b"").decode()
-    if wanted and wanted not in ACTIVATIONS:
-        return False
-    out = site.add(kind, inputs, "" if wanted else site.node.output[0], **attrs)
-    if wanted:
-        site.add(wanted, [out], site.node.output[0])
-    return True
+    if not wanted:
+        return site.end(kind, inputs, **attrs)
+    return wanted in ACTIVATIONS and site.end(wanted, [site.add(kind, inputs, **attrs)])
 
 
 def _kept(site: Site, *names: str) -> dict[str, Any]:
@@ -105,15 +124,12 @@ def _kept(site: Site, *names: str) -> dict[str, Any]:
 def _conv(site: Site) -> bool:
     attrs = _kept(site, "auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
     if not site.given(3):
-        return _activated(site, "Conv", [i for i in site.node.input if i], **attrs)
-    summed = site.add("Conv", [i for i in site.node.input[:3] if i], **attrs)
-    return _activated(site, "Add", [summed, site.given(3)])
+        return _activated(site, "Conv", site.some(), **attrs)
+    return _activated(site, "Add", [site.add("Conv", site.some(0, 1, 2), **attrs), site.given(3)])
 
 
 def _gemm(site: Site) -> bool:
-    return _activated(
-        site, "Gemm", [i for i in site.node.input if i], **_kept(site, "alpha", "beta", "transA", "transB")
-    )
+    return _activated(site, "Gemm", site.some(), **_kept(site, "alpha", "beta", "transA", "transB"))
 
 
 def _with_bias(kind: str) -> Lowering:
@@ -121,8 +137,7 @@ def _with_bias(kind: str) -> Lowering:
 
     def make(site: Site) -> bool:
         x, bias = site.given(0), site.given(1)
-        site.add(kind, [site.add("Add", [x, bias]) if bias else x], site.node.output[0])
-        return True
+        return site.end(kind, [site.add("Add", [x, bias]) if bias else x])
 
     return make
 
@@ -132,15 +147,9 @@ def _skip_norm(kind: str, bias_at: int) -> Lowering:
         summed = site.add("Add", [site.given(0), site.given(1)])
         if site.given(bias_at):
             summed = site.add("Add", [summed, site.given(bias_at)])
-        site.add(
-            kind,
-            [summed, site.given(2), *([site.given(3)] if bias_at > 3 and site.given(3) else [])],
-            site.node.output[0],
-            axis=-1,
-        )
-        for output in site.node.output[1:]:
-            if output:
-                site.add("Identity", [summed], output)
+        site.end(kind, [summed, site.given(2), *(site.some(3) if bias_at > 3 else [])], axis=-1)
+        for output in filter(None, site.node.output[1:]):
+            site.add("Identity", [summed], output)
         return True
 
     return make
@@ -154,19 +163,17 @@ def _embed_norm(site: Site) -> bool:
     shape = site.shapes.get(ids)
     if shape is None or positions not in site.shapes:
         return False
-    rows = site.part(positions, f"{site.node.output[0]}_rows", (1, shape[1], site.shapes[positions][1]))
+    rows = site.part(positions, f"{site.out}_rows", (1, shape[1], site.shapes[positions][1]))
     total = site.add("Add", [site.add("Gather", [words, ids]), rows])
     if segments:
         total = site.add("Add", [total, site.add("Gather", [kinds, segments])])
-    site.add("LayerNormalization", [total, gamma, beta], site.node.output[0], axis=-1)
+    site.end("LayerNormalization", [total, gamma, beta], axis=-1)
     return not any(site.node.output[1:])
 
 
 def _norm(kind: str) -> Lowering:
     def make(site: Site) -> bool:
-        site.add(
-            kind, [i for i in site.node.input if i], site.node.output[0], axis=site.attrs.get("axis", -1)
-        )
+        site.end(kind, site.some(), axis=site.attrs.get("axis", -1))
         return len(site.node.output) == 1
 
     return make
@@ -185,34 +192,17 @@ def _attention(site: Site) -> bool:
     for name, size in zip("qkv", wide, strict=True):
         row = site.add("MatMul", [x, site.part(w, name, (shape[0], size))])
         rows.append(site.add("Add", [row, site.part(bias, name, (size,))]) if bias else row)
-    return _heads(site, rows, site.given(5), "", "", heads, heads, causal=site.attrs.get("unidirectional", 0))
+    return _heads(site, [*rows, site.given(5)], heads, heads, site.attrs.get("unidirectional", 0))
 
 
-def _heads(
-    site: Site,
-    rows: Sequence[str],
-    mask: str,
-    past_k: str,
-    past_v: str,
-    heads: int,
-    kv_heads: int,
-    causal: int = 0,
-) -> bool:
-    inputs = [*rows, mask, past_k, past_v]
+def _heads(site: Site, inputs: list[str], heads: int, kv_heads: int, causal: int) -> bool:
+    """Adds attention. inputs: queries, keys, values, mask, past keys, past values; "" where there is none."""
+    has_past = any(inputs[4:5]) or any(site.node.output[1:])
+    outputs = [o for o in site.node.output if o] if has_past else [site.out]
     while not inputs[-1]:
         inputs.pop()
-    outputs = (
-        [o for o in site.node.output if o] if past_k or any(site.node.output[1:]) else [site.node.output[0]]
-    )
-    site.add(
-        "Attention",
-        inputs,
-        outputs=outputs,
-        q_num_heads=heads,
-        kv_num_heads=kv_heads,
-        is_causal=int(bool(causal)),
-    )
-    return True
+    attrs: dict[str, Any] = {"q_num_heads": heads, "kv_num_heads": kv_heads, "is_causal": int(bool(causal))}
+    return bool(site.add("Attention", inputs, outputs=outputs, **attrs))
 
 
 def _many_heads(site: Site) -> bool:
@@ -224,28 +214,19 @@ def _many_heads(site: Site) -> bool:
         return False
     rows = [q, k, v]
     site.wants(bias, sum(shape[2] if len(shape) == 3 else shape[1] * shape[3] for shape in shapes))
-    if bias:
-        for i, (name, shape) in enumerate(zip("qkv", shapes, strict=True)):
-            if len(shape) == 3:
-                rows[i] = site.add("Add", [rows[i], site.part(bias, name, (shape[2],))])
+    for i, (name, shape) in enumerate(zip("qkv", shapes, strict=True)):
+        if bias and len(shape) == 3:
+            rows[i] = site.add("Add", [rows[i], site.part(bias, name, (shape[2],))])
     if len(shapes[1]) == 4:  # keys and values are ordered by heads: view queries like that too
         _b, length, wide = shapes[0]
         if length > 1:
             return False
         rows[0] = site.add("Reshape", [rows[0], site.ints(0, heads, length, wide // heads)])
-        out = site.add("Attention", [*rows, *([site.given(5)] if site.given(5) else [])])
-        site.add("Reshape", [out, site.ints(0, length, -1)], site.node.output[0])
+        out = site.add("Attention", [*rows, *site.some(5)])
+        site.end("Reshape", [out, site.ints(0, length, -1)])
         return not any(site.node.output[1:])
-    return _heads(
-        site,
-        rows,
-        site.given(5),
-        site.given(6),
-        site.given(7),
-        heads,
-        heads,
-        site.attrs.get("unidirectional", 0),
-    )
+    others = [site.given(i) for i in (5, 6, 7)]
+    return _heads(site, [*rows, *others], heads, heads, site.attrs.get("unidirectional", 0))
 
 
 def _grouped(site: Site) -> bool:
@@ -260,9 +241,8 @@ def _grouped(site: Site) -> bool:
             site.wants(tensor, *shape[:2], -1)
         if len(site.shapes.get(site.given(5), ())) == 1:  # lengths of the past
             site.wants(site.given(5), shape[0])
-    return _heads(
-        site, (q, k, v), "", past_k, past_v, site.attrs["num_heads"], site.attrs["kv_num_heads"], causal=1
-    )
+    inputs = [q, k, v, "", past_k, past_v]
+    return _heads(site, inputs, site.attrs["num_heads"], site.attrs["kv_num_heads"], causal=1)
 
 
 def _real(kind: str, operands: Sequence[int], out: int) -> Lowering:
@@ -277,34 +257,25 @@ def _real(kind: str, operands: Sequence[int], out: int) -> Lowering:
         if site.attrs.get("channels_last"):
             return False
         made = site.add(kind, [site.real(at) for at in operands], **keep)
-        site.add(
-            "QuantizeLinear", [made, *(i for i in site.node.input[out : out + 2] if i)], site.node.output[0]
-        )
-        return True
+        return site.end("QuantizeLinear", [made, *site.some(out, out + 1)])
 
     return make
 
 
 def _concat(site: Site) -> bool:
     parts = [site.real(at) for at in range(2, len(site.node.input), 3)]
-    site.add(
-        "QuantizeLinear",
-        [site.add("Concat", parts, axis=site.attrs["axis"]), *site.node.input[:2]],
-        site.node.output[0],
-    )
-    return True
+    joined = site.add("Concat", parts, axis=site.attrs["axis"])
+    return site.end("QuantizeLinear", [joined, *site.node.input[:2]])
 
 
 def _integer_gemm(site: Site) -> bool:
     """Adds QGemm. Its result is real if the scale of the result is left out."""
-    keep, scaled = _kept(site, "alpha", "transA", "transB"), bool(site.given(7))
-    bias = [site.add("DequantizeLinear", [site.given(6), site.given(1)])] if site.given(6) else []
-    made = site.add(
-        "Gemm", [site.real(0), site.real(3), *bias], "" if scaled else site.node.output[0], **keep
-    )
-    if scaled:
-        site.add("QuantizeLinear", [made, *(i for i in site.node.input[7:9] if i)], site.node.output[0])
-    return True
+    keep = _kept(site, "alpha", "transA", "transB")
+    bias = [site.add("DequantizeLinear", site.some(6, 1))] if site.given(6) else []
+    operands = [site.real(0), site.real(3), *bias]
+    if not site.given(7):
+        return site.end("Gemm", operands, **keep)
+    return site.end("QuantizeLinear", [site.add("Gemm", operands, **keep), *site.some(7, 8)])
 
 
 def _integer_matmul(
@@ -317,25 +288,13 @@ def _integer_matmul(
     """
 
     def make(site: Site) -> bool:
-        a = site.given(0)
         if left_scale < 0:
-            q, s, z = (f"{site.node.output[0]}/{x}" for x in ("a8", "a8_scale", "a8_zero"))
-            site.add("DynamicQuantizeLinear", [a], outputs=[q, s, z])
-            a = site.add("DequantizeLinear", [q, s, z])
+            parts = [f"{site.out}/{x}" for x in ("a8", "a8_scale", "a8_zero")]
+            site.add("DynamicQuantizeLinear", [site.given(0)], outputs=parts)
+            a = site.add("DequantizeLinear", parts)
         else:
-            a = site.add(
-                "DequantizeLinear",
-                [a, site.given(left_scale), *([site.given(left_zero)] if site.given(left_zero) else [])],
-            )
-        b = site.add(
-            "DequantizeLinear",
-            [site.given(1), site.given(scale), *([site.given(zero)] if site.given(zero) else [])],
-        )
-        bias = site.given(bias_at)
-        made = site.add("MatMul", [a, b], "" if bias else site.node.output[0])
-        if bias:
-            site.add("Add", [made, bias], site.node.output[0])
-        return True
+            a = site.real(0, left_scale, left_zero)
+        return site.product(a, site.real(1, scale, zero), site.given(bias_at))
 
     return make
 
@@ -349,44 +308,34 @@ def _integer_lstm(site: Site) -> bool:
         site.wants(w, -1, -1, -1)
         site.wants(r, -1, -1, -1)
         return False
-    turned = [
-        site.add(
-            "DequantizeLinear",
-            [site.part(t, "turned", (ways, rows, n)), site.part(t, "scale", (), TensorProto.FLOAT)],
-        )
-        for t in (w, r)
-        for ways, n, rows in [site.shapes[t]]
-    ]
+    turned = []
+    for t in (w, r):
+        ways, n, rows = site.shapes[t]
+        parts = site.part(t, "turned", (ways, rows, n)), site.part(t, "scale", (), TensorProto.FLOAT)
+        turned.append(site.add("DequantizeLinear", parts))
     inputs = [site.given(0), *turned, *(site.given(i) for i in range(3, 8))]
     while not inputs[-1]:
         inputs.pop()
-    site.add("LSTM", inputs, outputs=list(site.node.output), **site.attrs)
-    return True
+    return bool(site.add("LSTM", inputs, outputs=list(site.node.output), **site.attrs))
 
 
 def _few_bits(site: Site) -> bool:
     """Adds MatMulNBits: weights of a few bits, packed in blocks. Scales and zero points cost nothing."""
     bits, k, n = (site.attrs.get(key, 4) for key in ("bits", "K", "N"))
     kind = {4: TensorProto.UINT4, 8: TensorProto.UINT8}.get(bits)
-    bias, block, w = site.given(5), site.attrs.get("block_size", 32), site.given(1)
+    block, w = site.attrs.get("block_size", 32), site.given(1)
     if kind is None:
         return False
     site.wants(w, n, -(-k // block), block * bits // 8)
     if len(site.shapes.get(site.given(2), ())) == 1:  # scales of all blocks may have one or two dimensions
         site.wants(site.given(2), n * -(-k // block))
-    weight = site.add(
-        "DequantizeLinear",
-        [site.part(w, "unpacked", (k, n), kind), site.part(w, "scale", (), TensorProto.FLOAT)],
-    )
-    made = site.add("MatMul", [site.given(0), weight], "" if bias else site.node.output[0])
-    if bias:
-        site.add("Add", [made, bias], site.node.output[0])
-    return True
+    parts = site.part(w, "unpacked", (k, n), kind), site.part(w, "scale", (), TensorProto.FLOAT)
+    return site.product(site.given(0), site.add("DequantizeLinear", parts), site.given(5))
 
 
 def _same(kind: str) -> Lowering:
     def make(site: Site) -> bool:
-        site.add(kind, [i for i in site.node.input if i], site.node.output[0], **site.attrs)
+        site.end(kind, site.some(), **site.attrs)
         return len(site.node.output) == 1
 
     return make
@@ -414,14 +363,12 @@ def _matmul_shape(shapes: Sequence[Shape], attrs: dict[str, Any]) -> Shape | Non
 RULES: dict[str, Callable[[Sequence[Shape], dict[str, Any]], Shape | None]] = {"FusedMatMul": _matmul_shape}
 NO_DOMAIN = ("SimplifiedLayerNormalization",)  # operators that onnxruntime writes without a domain
 ACTIVATIONS = ("Relu", "Sigmoid", "Tanh", "LeakyRelu", "Clip", "HardSigmoid", "Elu", "Softplus", "Gelu")
+ONE_OPERAND = ("Sigmoid", "LeakyRelu", "Softmax", "AveragePool", "GlobalAveragePool")  # after QLinear
 LOWERED: dict[str, Lowering] = {
     "FusedConv": _conv,
     "FusedGemm": _gemm,
-    "GemmFastGelu": lambda site: bool(
-        site.add("Gelu", [site.add("MatMul", site.node.input[:2])], site.node.output[0])
-    ),
-    "BiasGelu": _with_bias("Gelu"),
-    "FastGelu": _with_bias("Gelu"),
+    "GemmFastGelu": lambda site: site.end("Gelu", [site.add("MatMul", site.node.input[:2])]),
+    **dict.fromkeys(("BiasGelu", "FastGelu"), _with_bias("Gelu")),
     "QuickGelu": _with_bias("Sigmoid"),
     "BiasSoftmax": _with_bias("Softmax"),
     "SkipLayerNormalization": _skip_norm("LayerNormalization", 4),
@@ -433,21 +380,15 @@ LOWERED: dict[str, Lowering] = {
     "GroupQueryAttention": _grouped,
     "QLinearAdd": _real("Add", (0, 3), 6),
     "QLinearMul": _real("Mul", (0, 3), 6),
-    "QLinearSigmoid": _real("Sigmoid", (0,), 3),
-    "QLinearLeakyRelu": _real("LeakyRelu", (0,), 3),
-    "QLinearSoftmax": _real("Softmax", (0,), 3),
-    "QLinearAveragePool": _real("AveragePool", (0,), 3),
-    "QLinearGlobalAveragePool": _real("GlobalAveragePool", (0,), 3),
+    **{f"QLinear{kind}": _real(kind, (0,), 3) for kind in ONE_OPERAND},
     "QLinearConcat": _concat,
     "QGemm": _integer_gemm,
     "MatMulIntegerToFloat": _integer_matmul(3, 5, 6, 2, 4),
     "DynamicQuantizeMatMul": _integer_matmul(2, 3, 4),
     "MatMulNBits": _few_bits,
     "DynamicQuantizeLSTM": _integer_lstm,
-    "QuantizeLinear": _same("QuantizeLinear"),
-    "DequantizeLinear": _same("DequantizeLinear"),
-    "Gelu": _same("Gelu"),
-    "QLinearConv": _same("QLinearConv"),
-    "Pad": _same("Pad"),
-    "Trilu": _same("Trilu"),
+    **{
+        kind: _same(kind)
+        for kind in ("QuantizeLinear", "DequantizeLinear", "Gelu", "QLinearConv", "Pad", "Trilu")
+    },
 }

@@ -20,7 +20,7 @@ Weights are never computed, only their shapes. Pass 2 (`_emit`) turns each remai
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -30,14 +30,13 @@ import onnx.inliner
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-from workloads.bodies import LINKS
-from workloads.einsum import Einsum, Projection, WorkloadError, squeezed
+from workloads.bodies import LINKS, attributes
+from workloads.einsum import Einsum, Projection, WorkloadError, refuse, squeezed
 from workloads.facts import (
     FREE,
     RECURRENT,
     Facts,
     Walk,
-    attributes,
     facts_of,
     feeds_of,
     live_nodes,
@@ -52,8 +51,10 @@ from workloads.operators import (
     OPERATORS,
     PRODUCTS,
     Op,
+    Shape,
     attention,
     by_channel,
+    by_name,
     elementwise,
     movement,
     recurrent,
@@ -87,15 +88,15 @@ WIDTHS = {
     32: "INT32 UINT32 FLOAT",
     64: "DOUBLE",
 }
-BITS = {
-    int(TensorProto.DataType.Value(name)): bits for bits, names in WIDTHS.items() for name in names.split()
-}
+BITS = {int(TensorProto.DataType.Value(name)): bits for name, bits in by_name(WIDTHS).items()}
 
 
 @dataclass(slots=True)
 class Draft:
     """The workload under construction."""
 
+    facts: Facts
+    read: Collection[str]  # ONNX tensors that an operator or the user reads
     names: dict[str, str] = field(default_factory=dict)  # ONNX tensor -> workload tensor
     einsums: list[Einsum] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)  # operators that are data movement
@@ -120,6 +121,16 @@ class Draft:
             self.names[tensor] = self.fresh(tensor)
         return self.names[tensor]
 
+    def stored(self, tensor: str) -> str:
+        """Returns the identifier of an ONNX tensor, and records its type on first use."""
+        name = self.name(tensor)
+        self.types.setdefault(name, self.facts.kept(tensor))
+        return name
+
+    def shapes(self, tensors: Iterable[str]) -> tuple[Shape, ...]:
+        """Returns the shapes of ONNX tensors; () for one that is not known, or left out."""
+        return tuple(self.facts.shape(tensor) or () for tensor in tensors)
+
 
 def load(
     source: str | Path | ModelProto,
@@ -140,8 +151,8 @@ def load(
     label = name or (Path(source).stem if isinstance(source, (str, Path)) else source.graph.name or "model")
     where = str(source) if isinstance(source, (str, Path)) else label
     model = source if isinstance(source, ModelProto) else _read(Path(source))
-    if faults := list(dict.fromkeys((*_function_faults(model), *_tensor_faults(model.graph)))):
-        raise WorkloadError("\n".join(f"{where}: {line}" for line in faults))
+    faults = dict.fromkeys((*_function_faults(model), *_tensor_faults(model.graph)))
+    refuse(f"{where}: {line}" for line in faults)
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     walk = Walk(where, model, ordered(where, model.graph))
@@ -157,9 +168,8 @@ def load(
         raise WorkloadError(f"{where}: no operator lies between the inputs and the outputs")
     found = _emit(where, label, live, facts, ends, fuse_elementwise)
     if walk.batch is not None and all(i in walk.batch.places for i in feeds):
-        written = _emit(
-            where, label, live_nodes(old_nodes, walk.before, ends), walk.before, ends, fuse_elementwise
-        )
+        live = live_nodes(old_nodes, walk.before, ends)
+        written = _emit(where, label, live, walk.before, ends, fuse_elementwise)
         same_per_sample(where, written.macs(), found.macs(), walk.batch)
     return found
 
@@ -210,20 +220,17 @@ def _function_faults(model: ModelProto) -> Iterator[str]:
     own = {(f.domain, f.name): f for f in model.functions}
     sizes: dict[tuple[str, str], int] = {}
 
-    def size(key: tuple[str, str], above: tuple[tuple[str, str], ...]) -> int:
+    def size(node: NodeProto, above: tuple[tuple[str, str], ...]) -> int:
+        key = node.domain, node.op_type
+        if key not in own:
+            return 1
         if key in above or len(above) > DEEPEST:
             return MOST_NODES + 1
         if key not in sizes:
-            sizes[key] = sum(
-                size((n.domain, n.op_type), (*above, key)) if (n.domain, n.op_type) in own else 1
-                for n in own[key].node
-            )
+            sizes[key] = sum(size(n, (*above, key)) for n in own[key].node)
         return sizes[key]
 
-    if (
-        sum(size((n.domain, n.op_type), ()) if (n.domain, n.op_type) in own else 1 for n in model.graph.node)
-        > MOST_NODES
-    ):
+    if sum(size(n, ()) for n in model.graph.node) > MOST_NODES:
         yield (
             f"its functions call themselves, or stand for more than {MOST_NODES:,} operators; export it "
             "without functions"
@@ -255,50 +262,22 @@ def _tensor_faults(graph: GraphProto) -> Iterator[str]:
 def _emit(
     where: str, label: str, nodes: Sequence[NodeProto], facts: Facts, results: Sequence[str], fuse: bool
 ) -> Workload:
-    readers: dict[str, int] = dict.fromkeys(results, 1)
+    draft = Draft(facts, {*results, *(i for node in nodes for i in reads(node))})
+    refuse(dict.fromkeys(_faults(where, nodes, draft)))
     for node in nodes:
-        for i in reads(node):
-            readers[i] = readers.get(i, 0) + 1
-    draft = Draft()
-    faults = [
-        f
-        for n in nodes
-        for t in (*reads(n), *(o for o in n.output if o in readers))
-        for f in _shape_fault(where, n, t, facts)
-    ]
-    faults += [
-        fault for node in nodes if node.op_type in FREE and (fault := _elements_fault(where, node, facts))
-    ]
-    if faults:
-        raise WorkloadError("\n".join(dict.fromkeys(faults)))
-    for node in nodes:
-        source = next((i for i in reads(node) if i not in facts.constants), "")
-        result, before = node.output[0], len(draft.einsums)
-        if node.domain == LINKS and node.op_type == "Step":
-            _name(result, draft, facts)  # a new tensor, which every trip reads
-        elif _is_view(node, facts):
-            draft.names[result] = _name(source, draft, facts)
-        else:
-            try:
-                _added(node)(node, facts, draft, readers)
-            # faults that the operator's own shape rule does not find
-            except (IndexError, KeyError, TypeError, ValueError) as fault:
-                raise WorkloadError(
-                    f"{where}: {title(node)}: its attributes and shapes do not fit: {fault}"
-                ) from None
-        if (trips := facts.trips.get(result, 1)) > 1:
-            draft.repeats.update(
-                {e.name: trips * draft.repeats.get(e.name, 1) for e in draft.einsums[before:]}
-            )
+        first = len(draft.einsums)
+        _add_node(where, node, draft)
+        if (trips := facts.trips.get(node.output[0], 1)) > 1:
+            for e in draft.einsums[first:]:
+                draft.repeats[e.name] = trips * draft.repeats.get(e.name, 1)
     weights = {draft.names[t] for t in facts.constants if t in draft.names}
     read = {p.tensor for e in draft.einsums for p in e.inputs}
     ordered = _typed(in_order(where, draft.einsums), draft.types)
-    repeats = tuple(draft.repeats.get(e.name, 1) for e in ordered) if draft.repeats else ()
     found = Workload(
         label,
         ordered,
         frozenset(weights & read),
-        repeats,
+        tuple(draft.repeats.get(e.name, 1) for e in ordered) if draft.repeats else (),
         _parameters(nodes, facts),
         moved=tuple(draft.moved),
         unknown=tuple(draft.unknown),
@@ -308,11 +287,27 @@ def _emit(
     return _in_words(fuse_into_producers(found, fuse, wanted))
 
 
-def _name(tensor: str, draft: Draft, facts: Facts) -> str:
-    """Returns the tensor's name in the workload, and records its type on first use."""
-    name = draft.name(tensor)
-    draft.types.setdefault(name, facts.kept(tensor))
-    return name
+def _add_node(where: str, node: NodeProto, draft: Draft) -> None:
+    """Adds the einsums of a node, or takes over its operand's tensor where it moves no data."""
+    result = node.output[0]
+    if node.domain == LINKS and node.op_type == "Step":
+        draft.stored(result)  # a new tensor, which every trip reads
+    elif _is_view(node, draft.facts):
+        source = next((i for i in reads(node) if i not in draft.facts.constants), "")
+        draft.names[result] = draft.stored(source)
+    else:
+        add = _add_einsums
+        if node.op_type in RECURRENT and node.domain in ("", "ai.onnx", "aten"):
+            add = _add_recurrent
+        elif node.op_type == "Attention" and node.domain in ("", "ai.onnx"):
+            add = _add_attention
+        try:
+            add(node, draft)
+        # faults that the operator's own shape rule does not find
+        except (IndexError, KeyError, TypeError, ValueError) as fault:
+            raise WorkloadError(
+                f"{where}: {title(node)}: its attributes and shapes do not fit: {fault}"
+            ) from None
 
 
 def _typed(einsums: Sequence[Einsum], types: Mapping[str, int]) -> tuple[Einsum, ...]:
@@ -321,7 +316,7 @@ def _typed(einsums: Sequence[Einsum], types: Mapping[str, int]) -> tuple[Einsum,
     def sized(p: Projection) -> Projection:
         return replace(p, bits=BITS.get(types.get(p.tensor, types.get(AGAIN.sub("", p.tensor), 0))))
 
-    return tuple(replace(e, output=sized(e.output), inputs=tuple(map(sized, e.inputs))) for e in einsums)
+    return tuple(e.replaced(sized) for e in einsums)
 
 
 def _in_words(workload: Workload) -> Workload:
@@ -330,20 +325,17 @@ def _in_words(workload: Workload) -> Workload:
     """
     if {p.bits for e in workload.einsums if e.kind == "mac" for p in e.tensors()} - {None, 32, 64}:
         return workload
-
-    def plain(p: Projection) -> Projection:
-        return replace(p, bits=None)
-
-    einsums = (
-        replace(e, output=plain(e.output), inputs=tuple(map(plain, e.inputs))) for e in workload.einsums
-    )
+    einsums = (e.replaced(lambda p: replace(p, bits=None)) for e in workload.einsums)
     return replace(workload, einsums=tuple(einsums))
 
 
-def _added(node: NodeProto) -> Callable[[NodeProto, Facts, Draft, Mapping[str, int]], None]:
-    if node.op_type in RECURRENT and node.domain in ("", "ai.onnx", "aten"):
-        return _add_recurrent
-    return _add_attention if node.op_type == "Attention" and node.domain in ("", "ai.onnx") else _add_einsums
+def _faults(where: str, nodes: Sequence[NodeProto], draft: Draft) -> Iterator[str]:
+    for node in nodes:
+        for tensor in (*reads(node), *(o for o in node.output if o in draft.read)):
+            yield from _shape_fault(where, node, tensor, draft.facts)
+    for node in nodes:
+        if node.op_type in FREE and (fault := _elements_fault(where, node, draft.facts)):
+            yield fault
 
 
 def _shape_fault(where: str, node: NodeProto, tensor: str, facts: Facts) -> Iterator[str]:
@@ -384,66 +376,45 @@ def _is_left_out(node: NodeProto, tensor: str, facts: Facts) -> bool:
     """True for an empty constant without effect: an optional input given as empty (the roi of Resize), or a
     piece of a Concat.
     """
-    return (
-        tensor in facts.constants
-        and tensor in node.input
-        and node.op_type in ("Resize", "Upsample", "Concat")
-    )
+    optional = node.op_type in ("Resize", "Upsample", "Concat")
+    return optional and tensor in facts.constants and tensor in node.input
 
 
 def _is_view(node: NodeProto, facts: Facts) -> bool:
-    shape, result = facts.shape(next(i for i in reads(node) if i)), facts.shape(node.output[0])
-    if (
-        node.op_type == "DequantizeLinear"
-        or node.op_type in FREE
-        or node.domain == LINKS
-        or (node.op_type == "Concat" and len(node.input) == 1)
-    ):
+    alone = node.op_type == "Concat" and len(node.input) == 1
+    if alone or node.op_type in FREE | {"DequantizeLinear"} or node.domain == LINKS:
         return True
+    shape, result = facts.shape(next(i for i in reads(node) if i)), facts.shape(node.output[0])
     if node.op_type == "Transpose" and shape is not None:
         axes = [a for a in attributes(node).get("perm", range(len(shape))[::-1]) if shape[a] > 1]
         return axes == sorted(axes)
     return node.op_type in SAME_IF_SAME_SHAPE and shape == result
 
 
-def _add_einsums(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping[str, int]) -> None:
+def _add_einsums(node: NodeProto, draft: Draft) -> None:
     """Adds one einsum per output that is read, and one more for a bias that is not constant."""
-    attrs, at = attributes(node), OPERANDS.get(node.op_type)
+    facts, attrs, at = draft.facts, attributes(node), OPERANDS.get(node.op_type)
     inputs = (
         [node.input[i] for i in at] if at else [i for i in reads(node) if 0 not in (facts.shape(i) or ())]
     )
+    has_bias = node.op_type in ("Conv", "Gemm", "ConvTranspose") and len(node.input) > 2
+    bias = node.input[2] if has_bias and node.input[2] not in facts.constants else ""
+    constants = {i for i in inputs if i in facts.constants}
     before = 0
     for result in node.output:
         shape = facts.shape(result)
-        if readers.get(result) and shape is not None:
+        if result in draft.read and shape is not None:
+            names, values = tuple(map(draft.stored, inputs)), tuple(map(facts.values.get, inputs))
             op = Op(
-                node.op_type,
-                tuple(_name(i, draft, facts) for i in inputs),
-                tuple(facts.shape(i) or () for i in inputs),
-                tuple(facts.values.get(i) for i in inputs),
-                _name(result, draft, facts),
-                shape,
-                attrs,
-                before,
-            )
-            bias = (
-                node.input[2]
-                if node.op_type in ("Conv", "Gemm", "ConvTranspose") and len(node.input) > 2
-                else ""
+                node.op_type, names, draft.shapes(inputs), draft.stored(result), shape, attrs, values, before
             )
             name = node.name if node.name and result == node.output[0] else result
             name = name if node.op_type.lower() in name.lower() else f"{node.op_type}_{name}"
-            _add(
-                op,
-                name,
-                draft,
-                bias if bias not in facts.constants else "",
-                {i for i in inputs if i in facts.constants},
-            )
+            _add(op, name, draft, bias, constants)
         before += shape[attrs.get("axis", 0)] if shape and node.op_type == "Split" else 0
 
 
-def _add_attention(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping[str, int]) -> None:
+def _add_attention(node: NodeProto, draft: Draft) -> None:
     """Adds two products and a softmax between them; before them the past with the new rows appended. A
     constant mask is applied within the softmax.
 
@@ -451,105 +422,74 @@ def _add_attention(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping
     there.
     """
     slots, results = [*node.input, *[""] * 6][:6], [*node.output, *[""] * 4][:4]
-    slots[3] = "" if slots[3] in facts.constants else slots[3]
-    names = [_name(t, draft, facts) if t else "" for t in slots]
-    label = draft.fresh(node.name or results[0])
-    present = [
+    slots[3] = "" if slots[3] in draft.facts.constants else slots[3]
+    names = tuple(draft.stored(t) if t else "" for t in slots)
+    label, attrs = draft.fresh(node.name or results[0]), attributes(node)
+    present_k, present_v = (
         draft.name(r) if r else draft.fresh(f"{label}_{x}") for r, x in zip(results[1:3], "KV", strict=True)
-    ]
-    op = Op(
-        "Attention",
-        tuple(names),
-        tuple(facts.shape(t) or () if t else () for t in slots),
-        (None,) * 6,
-        draft.name(results[0]),
-        facts.shape(results[0]) or (),
-        attributes(node),
     )
-    for e in attention(
-        op, draft.name(results[3]) if results[3] else draft.fresh(f"{label}_scores"), (present[0], present[1])
-    ):
+    (shape,) = draft.shapes(results[:1])
+    op = Op("Attention", names, draft.shapes(slots), draft.name(results[0]), shape, attrs)
+    scores = draft.name(results[3]) if results[3] else draft.fresh(f"{label}_scores")
+    for e in attention(op, scores, (present_k, present_v)):
         draft.einsums.append(replace(squeezed(e), name=draft.fresh(f"{label}_{e.kind}")))
-        draft.types[e.output.tensor] = facts.kept(results[0])
+        draft.types[e.output.tensor] = draft.facts.kept(results[0])
         if e.kind == "copy":
             draft.moved.append(f"Attention {draft.einsums[-1].name}")
     for source, result in zip(slots[1:3], results[1:3], strict=True):
-        if readers.get(result) and not slots[4]:
-            shape = facts.shape(source) or ()
-            shape = (
-                shape
-                if len(shape) == 4
-                else (*shape[:2], op.attrs["kv_num_heads"], shape[2] // op.attrs["kv_num_heads"])
-            )
+        if result in draft.read and not slots[4]:
+            shape, turned = draft.shapes((source, result))
+            perm = (0, 1, 2, 3)
+            if len(shape) == 3:
+                heads = attrs["kv_num_heads"]
+                shape, perm = (*shape[:2], heads, shape[2] // heads), (0, 2, 1, 3)
             move = Op(
-                "Transpose",
-                (draft.name(source),),
-                (shape,),
-                (None,),
-                draft.name(result),
-                facts.shape(result) or (),
-                {"perm": (0, 2, 1, 3) if len(facts.shape(source) or ()) == 3 else (0, 1, 2, 3)},
+                "Transpose", (draft.name(source),), (shape,), draft.name(result), turned, {"perm": perm}
             )
-            _add(move, f"{label}_{result}", draft, "", set())
+            _add(move, f"{label}_{result}", draft)
 
 
-def _add_recurrent(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping[str, int]) -> None:
+def _add_recurrent(node: NodeProto, draft: Draft) -> None:
     """Adds a recurrent layer: the product of all inputs, and the einsums that are repeated every step. Its
     final states are rows of the tensor that the steps write.
     """
-    slots, results = [*node.input, *[""] * 7][:7], [o for o in node.output if readers.get(o)]
-    at = [0, 1, 2, 5, *([6] if node.op_type == "LSTM" else [])]
+    slots, results = [*node.input, *[""] * 7][:7], [o for o in node.output if o in draft.read]
+    at = {0: "", 1: "", 2: "", 5: "first"} | ({6: "cell"} if node.op_type == "LSTM" else {})
     label, attrs = draft.fresh(node.name or results[0]), attributes(node)
-    names = [
-        _name(slots[i], draft, facts) if slots[i] else draft.fresh(f"{label}_{'first' if i == 5 else 'cell'}")
-        for i in at
-    ]
+    names = [draft.stored(slots[i]) if slots[i] else draft.fresh(f"{label}_{x}") for i, x in at.items()]
     out = draft.fresh(f"{label}_states")
-    x, w, r = ((facts.shape(slots[i]) or ()) for i in range(3))
+    x, w, r = draft.shapes(slots[:3])
     steps, batch = x[:2][::-1] if attrs.get("layout") else x[:2]
-    state = facts.shape(slots[5]) if slots[5] else None
+    state = draft.facts.shape(slots[5])
     if state is not None and batch not in state[:-1]:
         raise ValueError(f"its first state {list(state)} is of another batch than its input {list(x)}")
-    op = Op(node.op_type, (*names, *[""] * 5)[:5], (x, w, r), (None,) * 3, out, (), attrs)
+    op = Op(node.op_type, (*names, *[""] * 5)[:5], (x, w, r), out, attrs=attrs)
     for e in recurrent(op, RECURRENT[node.op_type]):
-        name = draft.fresh(
-            f"{label}_{e.kind}"
-            if e.kind != "mac"
-            else f"{label}_{'inputs' if e.output.tensor == f'{out}_x' else 'step'}"
-        )
+        once = e.output.tensor == f"{out}_x"
+        part = e.kind if e.kind != "mac" else "inputs" if once else "step"
+        name = draft.fresh(f"{label}_{part}")
         draft.einsums.append(replace(squeezed(e), name=name))
-        draft.types[e.output.tensor] = facts.kept(slots[0])
-        draft.repeats[name] = 1 if e.output.tensor == f"{out}_x" else steps
-    for result in results:
-        draft.names[result] = out
+        draft.types[e.output.tensor] = draft.facts.kept(slots[0])
+        draft.repeats[name] = 1 if once else steps
+    draft.names.update(dict.fromkeys(results, out))
 
 
-def _add(op: Op, name: str, draft: Draft, bias: str, constants: set[str]) -> None:
+def _add(op: Op, name: str, draft: Draft, bias: str = "", constants: Collection[str] = ()) -> None:
     make = OPERATORS.get(op.kind)
     op = _distinct(op, make, {draft.names[i] for i in constants}, draft)
     made = make(op) if make else None
     e = replace(squeezed(made or movement(op)), name=draft.fresh(name))
     if e.kind == "copy":
-        known = made is not None or op.kind in MOVES or op.kind in NO_PRODUCT
+        known = made is not None or op.kind in MOVES | NO_PRODUCT
         draft.moved.append(f"{op.kind} {e.name}{'' if known else ' (unknown operator)'}")
         draft.unknown += [] if known else [e.name]
     if bias:
         partial = draft.fresh(f"{op.output}_unbiased")
         draft.einsums.append(replace(e, output=replace(e.output, tensor=partial)))
         draft.types[partial] = draft.types.get(op.output, 0)
-        total = Op(
-            "Add",
-            (partial, draft.name(bias)),
-            (op.shape, op.shapes[2]),
-            (None, None),
-            op.output,
-            op.shape,
-            {},
-        )
-        e = replace(
-            squeezed(elementwise(total) if op.kind == "Gemm" else by_channel(total)),
-            name=draft.fresh(f"{name}_bias"),
-        )
+        total = Op("Add", (partial, draft.name(bias)), (op.shape, op.shapes[2]), op.output, op.shape)
+        summed = (elementwise if op.kind == "Gemm" else by_channel)(total)
+        e = replace(squeezed(summed), name=draft.fresh(f"{name}_bias"))
     draft.einsums.append(e)
 
 
@@ -570,7 +510,7 @@ def _distinct(op: Op, make: Callable[[Op], Einsum | None] | None, constants: set
         op,
         inputs=tuple(names),
         shapes=tuple(op.shapes[i] for i in kept),
-        values=tuple(op.values[i] for i in kept),
+        values=tuple(value for i, value in enumerate(op.values) if i in kept),
     )
 
 

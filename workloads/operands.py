@@ -15,6 +15,7 @@ from typing import Any
 
 Shape = tuple[int, ...]
 Slots = Sequence[Shape | None]
+Attributes = Mapping[str, Any]
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
@@ -27,7 +28,10 @@ class Agreement:
     wrong: str = ""  # a fault found already; "": none
 
 
-def disagreement(kind: str, names: Sequence[str], shapes: Slots, attrs: Mapping[str, Any]) -> str:
+Rule = Callable[[Slots, Attributes], Agreement | None]
+
+
+def disagreement(kind: str, names: Sequence[str], shapes: Slots, attrs: Attributes) -> str:
     """Returns which operands do not fit together, with their shapes; "" if all fit, or too few shapes are
     known.
 
@@ -71,45 +75,35 @@ def _clash(found: Agreement, names: Sequence[str], shapes: Slots) -> str:
     return ""
 
 
-def _conv(x_at: int, w_at: int, bias_at: int) -> Callable[[Slots, Mapping[str, Any]], Agreement | None]:
-    """Returns the rule of a convolution: x [N, C, image], w [K, C / groups, kernel], bias [K]."""
+def _conv(x_at: int, w_at: int, bias_at: int, transposed: bool = False) -> Rule:
+    """Returns the rule of a convolution: x [N, C, image], w [K, C / groups, kernel], bias [K]; transposed:
+    w [C, K / groups, kernel].
+    """
 
-    def rule(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
+    def rule(s: Slots, attrs: Attributes) -> Agreement | None:
         x, w = s[x_at], s[w_at]
         if x is None or w is None or len(w) < 3:
             return None
         groups, rank = attrs.get("group", 1), len(w) - 2
         kernel = tuple(attrs.get("kernel_shape") or w[2:])
         if kernel != w[2:] or w[0] % groups:
-            return Agreement(
-                {}, wrong=f"group = {groups} and kernel_shape = {list(kernel)} do not fit these weights"
-            )
+            return _clash_of(f"group = {groups} and kernel_shape = {list(kernel)} do not fit these weights")
+        image = " _" * rank
+        if transposed:
+            return Agreement({w_at: f"C _{image}", x_at: f"_ C{image}", bias_at: "K"}, {"K": w[1] * groups})
         if len(x) == len(w) and x[1] != w[1] * groups:
-            return Agreement(
-                {}, wrong=f"C is {x[1]} and {w[1]}" + (f" in each of {groups} groups" if groups > 1 else "")
-            )
-        return Agreement({x_at: "_ C" + " _" * rank, **({bias_at: "K"} if bias_at >= 0 else {})}, {"K": w[0]})
+            where = f" in each of {groups} groups" if groups > 1 else ""
+            return _clash_of(f"C is {x[1]} and {w[1]}{where}")
+        return Agreement({x_at: f"_ C{image}", **({bias_at: "K"} if bias_at >= 0 else {})}, {"K": w[0]})
 
     return rule
 
 
-def _conv_transpose(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
-    """Rule of a transposed convolution: x [N, C, image], w [C, K / groups, kernel], bias [K]."""
-    x, w = s[0], s[1]
-    if x is None or w is None or len(w) < 3:
-        return None
-    groups = attrs.get("group", 1)
-    kernel = tuple(attrs.get("kernel_shape") or w[2:])
-    if kernel != w[2:] or w[0] % groups:
-        return Agreement(
-            {}, wrong=f"group = {groups} and kernel_shape = {list(kernel)} do not fit these weights"
-        )
-    return Agreement(
-        {1: "C" + " _" * (len(w) - 1), 0: "_ C" + " _" * (len(w) - 2), 2: "K"}, {"K": w[1] * groups}
-    )
+def _clash_of(wrong: str) -> Agreement:
+    return Agreement({}, wrong=wrong)
 
 
-def _deform(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
+def _deform(s: Slots, attrs: Attributes) -> Agreement | None:
     """Rule of a deformable convolution: as a convolution, and offsets [N, offset groups x kernel x
     dimensions, output], mask [N, offset groups x kernel, output].
     """
@@ -122,13 +116,14 @@ def _deform(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
     return Agreement(dims, {**base.memo, "OFFSETS": taps * rank, "MASKS": taps, **_deformed(s, attrs)})
 
 
-def _deformed(s: Slots, attrs: Mapping[str, Any]) -> dict[str, int]:
+def _deformed(s: Slots, attrs: Attributes) -> dict[str, int]:
     """Returns the output size of a deformable convolution, by letter."""
     image, kernel = (s[0] or ())[2:], (s[1] or ())[2:]
     n = len(kernel)
-    strides = attrs.get("strides") or [1] * n
-    dilations = attrs.get("dilations") or [1] * n
-    pads = attrs.get("pads") or [0] * 2 * n
+    strides, dilations, pads = (
+        attrs.get(key) or [default] * count
+        for key, default, count in (("strides", 1, n), ("dilations", 1, n), ("pads", 0, 2 * n))
+    )
     if len(image) != n:
         return {}
     return {
@@ -137,23 +132,18 @@ def _deformed(s: Slots, attrs: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _gemm(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
+def _gemm(s: Slots, attrs: Attributes) -> Agreement | None:
     bias = ["M?", "N?"][2 - len(s[2]) :] if s[2] is not None and len(s[2]) <= 2 else ["M?", "N?"]
-    return Agreement(
-        {
-            0: "K M" if attrs.get("transA") else "M K",
-            1: "N K" if attrs.get("transB") else "K N",
-            2: " ".join(bias),
-        }
-    )
+    left, right = "K M" if attrs.get("transA") else "M K", "N K" if attrs.get("transB") else "K N"
+    return Agreement({0: left, 1: right, 2: " ".join(bias)})
 
 
-def _matmul(a_at: int, b_at: int) -> Callable[[Slots, Mapping[str, Any]], Agreement | None]:
+def _matmul(a_at: int, b_at: int) -> Rule:
     """Returns the rule of a matrix product. Leading dimensions are batches and broadcast; a vector has no M
     or no N. FusedMatMul: operands may be transposed.
     """
 
-    def rule(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
+    def rule(s: Slots, attrs: Attributes) -> Agreement | None:
         a, b = s[a_at], s[b_at]
         if a is None or b is None or not a or not b:
             return None
@@ -173,7 +163,7 @@ def _matrix(rank: int, last: str, turned: Any, early: Any) -> str:
     return " ".join([first, *batches, second] if early else [*batches, first, second])
 
 
-def _einsum(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
+def _einsum(s: Slots, attrs: Attributes) -> Agreement | None:
     equation = attrs.get("equation", b"")
     text = (equation.decode() if isinstance(equation, bytes) else equation).replace(" ", "")
     dims = {}
@@ -187,42 +177,26 @@ def _einsum(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
     return Agreement(dims)
 
 
-def _recurrent(kind: str) -> Callable[[Slots, Mapping[str, Any]], Agreement | None]:
+def _recurrent(kind: str) -> Rule:
     """Returns the rule of a recurrent layer: X [steps, batch, inputs], W [directions, gates x hidden,
     inputs], R [directions, gates x hidden, hidden], bias, lengths, states.
     """
 
-    def rule(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
+    def rule(s: Slots, attrs: Attributes) -> Agreement | None:
         r = s[2]
         if r is None or len(r) != 3:
             return None
         hidden, ways = attrs.get("hidden_size", r[2]), 2 if attrs.get("direction") == b"bidirectional" else 1
         rows, state = ("B _ I", "B D H") if attrs.get("layout") else ("_ B I", "D B H")
-        known = {
-            "D": ways,
-            "H": hidden,
-            "GATES": GATES[kind] * hidden,
-            "BIASES": 2 * GATES[kind] * hidden,
-            "PEEPHOLES": 3 * hidden,
-        }
-        return Agreement(
-            {
-                0: rows,
-                1: "D GATES I",
-                2: "D GATES H",
-                3: "D BIASES",
-                4: "B",
-                5: state,
-                6: state,
-                7: "D PEEPHOLES",
-            },
-            known,
-        )
+        gates = GATES[kind] * hidden
+        known = {"D": ways, "H": hidden, "GATES": gates, "BIASES": 2 * gates, "PEEPHOLES": 3 * hidden}
+        operands = (rows, "D GATES I", "D GATES H", "D BIASES", "B", state, state, "D PEEPHOLES")
+        return Agreement(dict(enumerate(operands)), known)
 
     return rule
 
 
-def _attention(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
+def _attention(s: Slots, attrs: Attributes) -> Agreement | None:
     """Rule of attention: queries, keys and values [batch, heads, length, width] or [batch, length, heads x
     width]; mask; past keys and values.
     """
@@ -232,43 +206,32 @@ def _attention(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
     flat = len(q) == 3
     heads, kv = (attrs.get("q_num_heads", 0), attrs.get("kv_num_heads", 0)) if flat else (q[1], k[1])
     if not heads or not kv or heads % kv or (flat and (q[2] % heads or v[2] % kv)):
-        return Agreement({}, wrong=f"{heads} heads of queries and {kv} of keys and values do not fit")
+        return _clash_of(f"{heads} heads of queries and {kv} of keys and values do not fit")
     width, wide = (q[2] // heads, v[2] // kv) if flat else (q[3], v[3])
     past = s[4][2] if s[4] is not None and len(s[4]) == 4 else 0
     length = k[1 if flat else 2]
-    dims = {
-        0: "B? Q _" if flat else "B? _ Q D",
-        1: "B? T KD" if flat else "B? H T D",
-        2: "B? T _" if flat else "B? H T _",
-        4: "B? H P D",
-        5: "B? H P E",
-        6: "B",
-    }
-    mask = s[3]
-    if mask is not None:
-        dims[3] = " ".join(
-            ["B?", "HEADS?", "Q?", "ALL?" if not mask or mask[-1] > length + past else "_"][-len(mask) :]
-            if mask
-            else []
-        )
-    return Agreement(
-        dims,
-        {"D": width, "E": wide, "H": kv, "KD": kv * width, "HEADS": heads, "ALL": length + past, "T": length},
-    )
+    every = length + past
+    rows = ("B? Q _", "B? T KD", "B? T _") if flat else ("B? _ Q D", "B? H T D", "B? H T _")
+    dims = dict(enumerate(rows)) | {4: "B? H P D", 5: "B? H P E", 6: "B"}
+    if (mask := s[3]) is not None:
+        last = "ALL?" if mask and mask[-1] > every else "_"
+        dims[3] = " ".join(("B?", "HEADS?", "Q?", last)[4 - min(len(mask), 4) :])
+    known = {"D": width, "E": wide, "H": kv, "KD": kv * width, "HEADS": heads, "ALL": every, "T": length}
+    return Agreement(dims, known)
 
 
-def _per_channel(*at: int) -> Callable[[Slots, Mapping[str, Any]], Agreement | None]:
-    def rule(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
+def _per_channel(*at: int) -> Rule:
+    def rule(s: Slots, attrs: Attributes) -> Agreement | None:
         x = s[0]
         return None if x is None or len(x) < 2 else Agreement(dict.fromkeys(at, "C"), {"C": x[1]})
 
     return rule
 
 
-def _per_row(*at: int) -> Callable[[Slots, Mapping[str, Any]], Agreement | None]:
+def _per_row(*at: int) -> Rule:
     """Returns the rule of operands that are broadcast to the last dimensions of the first operand."""
 
-    def rule(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
+    def rule(s: Slots, attrs: Attributes) -> Agreement | None:
         x = s[0]
         if x is None:
             return None
@@ -283,11 +246,11 @@ def _per_row(*at: int) -> Callable[[Slots, Mapping[str, Any]], Agreement | None]
     return rule
 
 
-RULES: dict[str, Callable[[Slots, Mapping[str, Any]], Agreement | None]] = {
+RULES: dict[str, Rule] = {
     "Conv": _conv(0, 1, 2),
     "ConvInteger": _conv(0, 1, -1),
     "QLinearConv": _conv(0, 3, 8),
-    "ConvTranspose": _conv_transpose,
+    "ConvTranspose": _conv(0, 1, 2, transposed=True),
     "DeformConv": _deform,
     "Gemm": _gemm,
     "MatMul": _matmul(0, 1),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from string import ascii_uppercase
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,164 +15,53 @@ from workloads.einsum import Einsum, einsum
 
 Shape = tuple[int, ...]
 
-UNARY = {
-    "Relu",
-    "LeakyRelu",
-    "Elu",
-    "Selu",
-    "Celu",
-    "ThresholdedRelu",
-    "Sigmoid",
-    "HardSigmoid",
-    "HardSwish",
-    "Tanh",
-    "Softplus",
-    "Softsign",
-    "Gelu",
-    "Erf",
-    "Mish",
-    "Swish",
-    "Exp",
-    "Log",
-    "Sqrt",
-    "Reciprocal",
-    "Abs",
-    "Neg",
-    "Sign",
-    "Floor",
-    "Ceil",
-    "Round",
-    "Clip",
-    "Cast",
-    "Not",
-    "Sin",
-    "Cos",
-    "Tan",
-    "Asin",
-    "Acos",
-    "Atan",
-    "Sinh",
-    "Cosh",
-    "Asinh",
-    "Acosh",
-    "Atanh",
-    "IsNaN",
-    "IsInf",
-    "Shrink",
-    "BitwiseNot",
-}
-BINARY = {
-    "Add",
-    "Sub",
-    "Mul",
-    "Div",
-    "Pow",
-    "PRelu",
-    "Sum",
-    "Max",
-    "Min",
-    "Mean",
-    "Mod",
-    "Equal",
-    "Less",
-    "Greater",
-    "LessOrEqual",
-    "GreaterOrEqual",
-    "And",
-    "Or",
-    "Xor",
-    "Where",
-    "QuantizeLinear",
-    "DequantizeLinear",
-    "BitShift",
-    "BitwiseAnd",
-    "BitwiseOr",
-    "BitwiseXor",
-    "CastLike",
-}
-BY_CHANNEL = {"BatchNormalization", "InstanceNormalization", "GroupNormalization"}
-ROWWISE = {
-    "Softmax",
-    "LogSoftmax",
-    "Hardmax",
-    "LayerNormalization",
-    "RMSNormalization",
-    "MeanVarianceNormalization",
-    "LpNormalization",
-    "CumSum",
-}
+T = TypeVar("T")
+
+
+def names_in(text: str) -> frozenset[str]:
+    """Returns the names in a text, separated by blanks."""
+    return frozenset(text.split())
+
+
+def by_name(table: Mapping[T, str]) -> dict[str, T]:
+    """Returns the table turned round: name -> the key whose text lists it.
+
+    >>> by_name({4: "INT4 UINT4", 8: "INT8"})
+    {'INT4': 4, 'UINT4': 4, 'INT8': 8}
+    """
+    return {name: key for key, text in table.items() for name in text.split()}
+
+
+UNARY = names_in(
+    "Relu LeakyRelu Elu Selu Celu ThresholdedRelu Sigmoid HardSigmoid HardSwish Tanh Softplus Softsign Gelu "
+    "Erf Mish Swish Exp Log Sqrt Reciprocal Abs Neg Sign Floor Ceil Round Clip Cast Not Sin Cos Tan Asin "
+    "Acos Atan Sinh Cosh Asinh Acosh Atanh IsNaN IsInf Shrink BitwiseNot"
+)
+BINARY = names_in(
+    "Add Sub Mul Div Pow PRelu Sum Max Min Mean Mod Equal Less Greater LessOrEqual GreaterOrEqual And Or Xor "
+    "Where QuantizeLinear DequantizeLinear BitShift BitwiseAnd BitwiseOr BitwiseXor CastLike"
+)
+BY_CHANNEL = names_in("BatchNormalization InstanceNormalization GroupNormalization")
+ROWWISE = names_in(
+    "Softmax LogSoftmax Hardmax LayerNormalization RMSNormalization MeanVarianceNormalization "
+    "LpNormalization CumSum"
+)
 # products of activations and weights, of any element type
-PRODUCTS = {
-    "Conv",
-    "ConvInteger",
-    "QLinearConv",
-    "ConvTranspose",
-    "Gemm",
-    "MatMul",
-    "FusedMatMul",
-    "MatMulInteger",
-    "QLinearMatMul",
-}
-MOVES = {
-    "Expand",
-    "Tile",
-    "Resize",
-    "Upsample",
-    "DepthToSpace",
-    "SpaceToDepth",
-    "GatherElements",
-    "GatherND",
-    "ScatterElements",
-    "ScatterND",
-    "Trilu",
-    "GridSample",
-    "AffineGrid",
-    "RoiAlign",
-    "MaxRoiPool",
-}
+PRODUCTS = names_in(
+    "Conv ConvInteger QLinearConv ConvTranspose Gemm MatMul FusedMatMul MatMulInteger QLinearMatMul"
+)
+MOVES = names_in(
+    "Expand Tile Resize Upsample DepthToSpace SpaceToDepth GatherElements GatherND ScatterElements ScatterND "
+    "Trilu GridSample AffineGrid RoiAlign MaxRoiPool"
+)
 # operators without an einsum of their own that are certainly no products: they choose, order, count or fill
-NO_PRODUCT = {
-    "TopK",
-    "NonZero",
-    "OneHot",
-    "Unique",
-    "Compress",
-    "NonMaxSuppression",
-    "ReverseSequence",
-    "Scatter",
-    "TensorScatter",
-    "CenterCropPad",
-    "Col2Im",
-    "EyeLike",
-    "Bernoulli",
-    "Multinomial",
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-    "Range",
-    "ConstantOfShape",
-    "Shape",
-    "Size",
-    "DynamicQuantizeLinear",
-    "MaxUnpool",
-    "ImageDecoder",
-    "Optional",
-    "Reshape",
-    "Flatten",
-    "Squeeze",
-    "Unsqueeze",
-    "Identity",
-    "Dropout",
-    "SplitToSequence",
-    "ConcatFromSequence",
-    "SequenceAt",
-    "SequenceConstruct",
-    "SequenceEmpty",
-    "SequenceInsert",
-    "SequenceErase",
-    "SequenceLength",
-}
+NO_PRODUCT = names_in(
+    "TopK NonZero OneHot Unique Compress NonMaxSuppression ReverseSequence Scatter TensorScatter "
+    "CenterCropPad Col2Im EyeLike Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform "
+    "RandomUniformLike Range ConstantOfShape Shape Size DynamicQuantizeLinear MaxUnpool ImageDecoder "
+    "Optional Reshape Flatten Squeeze Unsqueeze Identity Dropout SplitToSequence ConcatFromSequence "
+    "SequenceAt SequenceConstruct SequenceEmpty SequenceInsert SequenceErase SequenceLength"
+)
 OUT, KERNEL = "pqo", "rst"
 NAMED = {1: ("d",), 2: ("n", "c"), 3: ("b", "m", "d"), 4: ("n", "c", "p", "q"), 5: ("n", "c", "p", "q", "o")}
 
@@ -183,31 +73,40 @@ class Op:
     kind: str
     inputs: tuple[str, ...]  # names of tensors in the workload
     shapes: tuple[Shape, ...]  # of the inputs
-    values: tuple[Array | None, ...]  # small constant values of the inputs; None: unknown
     output: str  # name of the tensor in the workload
-    shape: Shape  # of the output
-    attrs: dict[str, Any]
+    shape: Shape = ()  # of the output
+    attrs: dict[str, Any] = field(default_factory=dict)
+    values: tuple[Array | None, ...] = ()  # small constant values of the inputs; None: unknown
     before: int = 0  # Split: elements along the axis in the outputs before this one
 
 
-def _windows(op: Op, kernel: Shape, image: Shape) -> str:
+def strided(op: Op, n: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Returns strides and dilations of a window over n dimensions."""
+    return op.attrs.get("strides") or [1] * n, op.attrs.get("dilations") or [1] * n
+
+
+def _indices(op: Op, pads: Sequence[int]) -> str:
     """Returns indices into a padded image: stride*p + dilation*r - pad for each spatial dimension."""
-    n = len(kernel)
-    strides, dilations = op.attrs.get("strides") or [1] * n, op.attrs.get("dilations") or [1] * n
-    pads = list(op.attrs.get("pads") or [0] * 2 * n)
-    auto = op.attrs.get("auto_pad", b"NOTSET").decode()
-    parts = []
-    for i in range(n):
-        pad = pads[i]
-        if auto.startswith("SAME"):
-            total = max((op.shape[2 + i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 - image[i], 0)
-            pad = total // 2 if auto == "SAME_UPPER" else total - total // 2
-        parts.append(f"{strides[i]}*{OUT[i]}+{dilations[i]}*{KERNEL[i]}-{pad if auto != 'VALID' else 0}")
-    return ",".join(parts)
+    steps = zip(*strided(op, len(pads)), OUT, KERNEL, pads, strict=False)
+    return ",".join(f"{stride}*{p}+{dilation}*{r}-{pad}" for stride, dilation, p, r, pad in steps)
 
 
-def _spatial(letters: str, sizes: Sequence[int]) -> dict[str, int]:
-    return dict(zip(letters, sizes, strict=False))
+def _windows(op: Op, kernel: Sequence[int], image: Sequence[int]) -> str:
+    """Returns indices into an image that is padded as the attributes say."""
+    n, auto = len(kernel), op.attrs.get("auto_pad", b"NOTSET").decode()
+    pads = list(op.attrs.get("pads") or [0] * n)[:n] if auto != "VALID" else [0] * n
+    if auto.startswith("SAME"):
+        sizes = zip(op.shape[2:], *strided(op, n), kernel, image, strict=False)
+        totals = [
+            max((p - 1) * stride + dilation * (r - 1) + 1 - i, 0) for p, stride, dilation, r, i in sizes
+        ]
+        pads = [total // 2 if auto == "SAME_UPPER" else total - total // 2 for total in totals]
+    return _indices(op, pads)
+
+
+def _extents(outputs: Sequence[int], kernel: Sequence[int], **others: int) -> dict[str, int]:
+    """Returns the extents of a window: other ranks, outputs, kernel."""
+    return others | dict(zip(OUT, outputs, strict=False)) | dict(zip(KERNEL, kernel, strict=False))
 
 
 def _conv(op: Op) -> Einsum | None:
@@ -217,17 +116,8 @@ def _conv(op: Op) -> Einsum | None:
     x, w = op.inputs[:2]
     g = op.attrs.get("group", 1)
     p, r = ",".join(OUT[: len(kernel)]), ",".join(KERNEL[: len(kernel)])
-    text = (
-        f"{op.output}[n,g,k,{p}] += {x}[n,g,c,{_windows(op, tuple(kernel), tuple(image))}] * {w}[g,k,c,{r}]"
-    )
-    extents = {
-        "n": n,
-        "g": g,
-        "k": filters // g,
-        "c": depth,
-        **_spatial(OUT, op.shape[2:]),
-        **_spatial(KERNEL, kernel),
-    }
+    text = f"{op.output}[n,g,k,{p}] += {x}[n,g,c,{_windows(op, kernel, image)}] * {w}[g,k,c,{r}]"
+    extents = _extents(op.shape[2:], kernel, n=n, g=g, k=filters // g, c=depth)
     return einsum(text, extents, sizes={x: (n, g, channels // g, *image)})
 
 
@@ -237,28 +127,14 @@ def _conv_transpose(op: Op) -> Einsum:
     """
     (n, channels, *image), (_, filters, *kernel) = op.shapes[:2]
     x, w = op.inputs[:2]
-    g, n_dims = op.attrs.get("group", 1), len(kernel)
-    strides, dilations = op.attrs.get("strides") or [1] * n_dims, op.attrs.get("dilations") or [1] * n_dims
-    spread = [
-        (image[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 - op.shape[2 + i]
-        for i in range(n_dims)
-    ]
+    g, dims = op.attrs.get("group", 1), len(kernel)
+    sizes = zip(image, *strided(op, dims), kernel, op.shape[2:], strict=True)
+    spread = [(i - 1) * stride + dilation * (r - 1) + 1 - out for i, stride, dilation, r, out in sizes]
     pads = op.attrs.get("pads") or [max(s, 0) // 2 for s in spread]
-    index = ",".join(f"{strides[i]}*{OUT[i]}+{dilations[i]}*{KERNEL[i]}-{pads[i]}" for i in range(n_dims))
-    p, r = ",".join(OUT[:n_dims]), ",".join(KERNEL[:n_dims])
-    extents = {
-        "n": n,
-        "g": g,
-        "k": filters,
-        "c": channels // g,
-        **_spatial(OUT, image),
-        **_spatial(KERNEL, kernel),
-    }
-    return einsum(
-        f"{op.output}[n,g,k,{index}] += {x}[n,g,c,{p}] * {w}[g,c,k,{r}]",
-        extents,
-        sizes={op.output: (n, g, filters, *op.shape[2:])},
-    )
+    p, r = ",".join(OUT[:dims]), ",".join(KERNEL[:dims])
+    text = f"{op.output}[n,g,k,{_indices(op, pads[:dims])}] += {x}[n,g,c,{p}] * {w}[g,c,k,{r}]"
+    extents = _extents(image, kernel, n=n, g=g, k=filters, c=channels // g)
+    return einsum(text, extents, sizes={op.output: (n, g, filters, *op.shape[2:])})
 
 
 def _deform_conv(op: Op) -> Einsum | None:
@@ -272,18 +148,10 @@ def _deform_conv(op: Op) -> Einsum | None:
     x, w, offset = op.inputs[:3]
     taps, part = kernel[0] * kernel[1], depth // own
     c = f"{part}*u+c" if own > 1 else "c"
-    extents = {
-        "n": n,
-        "g": groups,
-        "u": own,
-        "k": filters // groups,
-        "c": part,
-        **_spatial(OUT, op.shape[2:]),
-        **_spatial(KERNEL, kernel),
-    }
+    extents = _extents(op.shape[2:], kernel, n=n, g=groups, u=own, k=filters // groups, c=part)
     group = f"{2 * taps}*u+" if own > 1 else ""
     reads = [
-        f"{x}[n,g,{c},{_windows(op, tuple(kernel), tuple(image))}]",
+        f"{x}[n,g,{c},{_windows(op, kernel, image)}]",
         f"{w}[g,k,{c},r,s]",
         f"{offset}[n,{group}{2 * kernel[1]}*r+2*s,p,q]",
     ]
@@ -300,9 +168,8 @@ def _gemm(op: Op) -> Einsum:
     a, b = op.inputs[:2]
     left, right = "k,m" if op.attrs.get("transA") else "m,k", "n,k" if op.attrs.get("transB") else "k,n"
     k = op.shapes[0][0 if op.attrs.get("transA") else 1]
-    return einsum(
-        f"{op.output}[m,n] += {a}[{left}] * {b}[{right}]", {"m": op.shape[0], "n": op.shape[1], "k": k}
-    )
+    m, n = op.shape
+    return einsum(f"{op.output}[m,n] += {a}[{left}] * {b}[{right}]", {"m": m, "n": n, "k": k})
 
 
 def _matmul(op: Op) -> Einsum:
@@ -322,10 +189,9 @@ def _matmul(op: Op) -> Einsum:
     extents = dict(zip((*batches, *m, *n), op.shape, strict=True)) | {"k": left[-2 if over else -1]}
 
     def outer(shape: Shape) -> list[str]:
-        shape = shape[:-2]
+        own = shape[:-2]
         return [
-            rank if size > 1 else "0"
-            for rank, size in zip(batches[len(batches) - len(shape) :], shape, strict=True)
+            rank if n > 1 else "0" for rank, n in zip(batches[len(batches) - len(own) :], own, strict=True)
         ]
 
     x, y = (*m, "k")[:: -1 if over else 1], ("k", *n)[:: -1 if under else 1]
@@ -349,26 +215,21 @@ def plain(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str] | Non
     operands = left.split(",")
     if len(operands) < 2 or len(operands) != len(shapes):
         return None
-    free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in equation]
     dots = [
         len(shape) - len(part.replace("...", "")) if "..." in part else 0
         for part, shape in zip(operands, shapes, strict=True)
     ]
-    whole = free[: max(dots)]
-    parts = [
-        part.replace("...", "".join(whole[len(whole) - n :])) for part, n in zip(operands, dots, strict=True)
-    ]
+    whole = "".join(c for c in ascii_uppercase if c not in equation)[: max(dots)]
+    parts = [part.replace("...", whole[len(whole) - n :]) for part, n in zip(operands, dots, strict=True)]
     every = "".join(parts)
-    once = "".join(sorted(c for c in every if every.count(c) == 1 and c not in whole))
-    out = right.replace("...", "".join(whole)) if arrow else "".join(whole) + once
+    once = {c for c in every if every.count(c) == 1}
+    out = right.replace("...", whole) if arrow else whole + "".join(sorted(once.difference(whole)))
     fits = all(
         part.isalpha() and len(set(part)) == len(part) == len(shape)
         for part, shape in zip(parts, shapes, strict=True)
     )
-    alone = {c for c in every if every.count(c) == 1} - set(out)
-    return (
-        (parts, out) if fits and len(set(out)) == len(out) and set(out) <= set(every) and not alone else None
-    )
+    known = len(set(out)) == len(out) and set(out) <= set(every) and once <= set(out)
+    return (parts, out) if fits and known else None
 
 
 def _einsum(op: Op) -> Einsum | None:
@@ -380,12 +241,10 @@ def _einsum(op: Op) -> Einsum | None:
     if found is None:
         return None
     parts, out = found
-    sizes = [
-        (c, size)
-        for part, shape in zip(parts, op.shapes, strict=True)
-        for c, size in zip(part, shape, strict=True)
-    ]
-    extents = {c: max(size for d, size in sizes if d == c) for c, _ in sizes}
+    extents: dict[str, int] = {}
+    for part, shape in zip(parts, op.shapes, strict=True):
+        for c, size in zip(part, shape, strict=True):
+            extents[c] = max(extents.get(c, 1), size)
     reads = []
     for tensor, part, shape in zip(op.inputs, parts, op.shapes, strict=True):
         index = ",".join(c if size == extents[c] else "0" for c, size in zip(part, shape, strict=True))
@@ -403,46 +262,42 @@ def recurrent(op: Op, gates: int) -> list[Einsum]:
     """
     (x, w, r, h, c), (xs, ws, rs) = op.inputs, op.shapes[:3]
     ways, hidden = ws[0] if len(ws) == 3 else 1, rs[-1]
-    steps, batch = xs[:2][::-1] if op.attrs.get("layout") else xs[:2]
+    batched = bool(op.attrs.get("layout"))
+    steps, batch = xs[:2][::-1] if batched else xs[:2]
+    wide = gates * hidden
     extents = {
         "t": steps,
         "b": batch,
         "d": ways,
-        "z": gates * hidden,
+        "z": wide,
         "i": xs[-1],
         "k": hidden,
         "g": gates,
         "h": hidden,
     }
-    rows, way = ("b,t" if op.attrs.get("layout") else "t,b"), "d," if len(ws) == 3 else ""
-    out, zx = op.output, (*xs[:2], ways, gates * hidden)
-    step = f"{out}_x[0,b,d,{hidden}*g+h]" if rows == "t,b" else f"{out}_x[b,0,d,{hidden}*g+h]"
-    memory = f", {c}[d,b,h]" if op.kind == "LSTM" else f", {h}[d,b,h]"
-    found = [
+    rows, now = ("b,t", "b,0") if batched else ("t,b", "0,b")
+    out, way, gate = op.output, "d," if len(ws) == 3 else "", f"{hidden}*g+h"
+    memory = c if op.kind == "LSTM" else h
+    sizes = {f"{out}_x": (*xs[:2], ways, wide), f"{out}_h": (batch, ways, wide)}
+    end = f"{op.kind.lower()}({out}_x[{now},d,{gate}], {out}_h[b,d,{gate}], {memory}[d,b,h])"
+    return [
         einsum(f"{out}_x[{rows},d,z] += {x}[{rows},i] * {w}[{way}z,i]", extents),
         einsum(f"{out}_h[b,d,z] += {h}[d,b,k] * {r}[{way}z,k]", extents),
+        einsum(f"{out}[b,d,h] = {end}", extents, sizes=sizes),
     ]
-    sizes = {f"{out}_x": zx, f"{out}_h": (batch, ways, gates * hidden)}
-    end = f"{op.kind.lower()}({step}, {out}_h[b,d,{hidden}*g+h]{memory})"
-    return [*found, einsum(f"{out}[b,d,h] = {end}", extents, sizes=sizes)]
 
 
 def _pool(op: Op) -> Einsum:
-    kernel, image = tuple(op.attrs["kernel_shape"]), op.shapes[0][2:]
-    assign = "max=" if op.kind == "MaxPool" else "+="
-    x, p = op.inputs[0], ",".join(OUT[: len(kernel)])
-    extents = {"n": op.shape[0], "c": op.shape[1], **_spatial(OUT, op.shape[2:]), **_spatial(KERNEL, kernel)}
-    return einsum(
-        f"{op.output}[n,c,{p}] {assign} {x}[n,c,{_windows(op, kernel, image)}]",
-        extents,
-        sizes={x: op.shapes[0]},
-    )
+    (x, *_), (image, *_), kernel = op.inputs, op.shapes, op.attrs["kernel_shape"]
+    assign, p = "max=" if op.kind == "MaxPool" else "+=", ",".join(OUT[: len(kernel)])
+    text = f"{op.output}[n,c,{p}] {assign} {x}[n,c,{_windows(op, kernel, image[2:])}]"
+    n, c, *outputs = op.shape
+    return einsum(text, _extents(outputs, kernel, n=n, c=c), sizes={x: image})
 
 
 def _global_pool(op: Op) -> Einsum:
-    return _reduced(
-        replace(op, shape=(*op.shape[:2], *[1] * (len(op.shapes[0]) - 2))), set(range(2, len(op.shapes[0])))
-    )
+    rank = len(op.shapes[0])
+    return _reduced(replace(op, shape=(*op.shape[:2], *[1] * (rank - 2))), range(2, rank))
 
 
 def _reduce(op: Op) -> Einsum:
@@ -454,27 +309,24 @@ def _reduce(op: Op) -> Einsum:
     if op.kind.startswith("Arg"):
         given = [op.attrs.get("axis", 0)]
     rank = len(op.shapes[0])
-    return _reduced(op, {a % rank for a in given} if given else set(range(rank)))
+    return _reduced(op, [a % rank for a in given] if given else range(rank))
 
 
-def _reduced(op: Op, axes: set[int]) -> Einsum:
-    ranks = _ranks(len(op.shapes[0]))
-    kept = [r for i, r in enumerate(ranks) if i not in axes]
-    dims = kept if len(op.shape) == len(kept) else [r if i not in axes else "0" for i, r in enumerate(ranks)]
+def _reduced(op: Op, axes: Iterable[int]) -> Einsum:
+    ranks, away = _ranks(len(op.shapes[0])), set(axes)
+    gone = "" if len(op.shape) == len(ranks) - len(away) else "0"
+    dims = filter(None, (gone if i in away else rank for i, rank in enumerate(ranks)))
     assign = "max=" if op.kind in ("GlobalMaxPool", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin") else "+="
-    return einsum(
-        f"{op.output}[{','.join(dims)}] {assign} {op.inputs[0]}[{','.join(ranks)}]",
-        dict(zip(ranks, op.shapes[0], strict=True)),
-    )
+    text = f"{op.output}[{','.join(dims)}] {assign} {op.inputs[0]}[{','.join(ranks)}]"
+    return einsum(text, dict(zip(ranks, op.shapes[0], strict=True)))
 
 
 def _layer_norm(op: Op) -> Einsum:
     """Returns the einsum of the normalised rows, or of the mean or deviation of each row."""
     if op.shape == op.shapes[0]:
         return elementwise(op)
-    return _reduced(
-        op, {i for i, (size, whole) in enumerate(zip(op.shape, op.shapes[0], strict=True)) if size != whole}
-    )
+    sizes = zip(op.shape, op.shapes[0], strict=True)
+    return _reduced(op, [i for i, (size, whole) in enumerate(sizes) if size != whole])
 
 
 def _rotary(op: Op) -> Einsum:
@@ -488,15 +340,10 @@ def _rotary(op: Op) -> Einsum:
         return movement(op)
     pair = "i,j" if op.attrs.get("interleaved") else "j,i"
     at = f"b,h,t,{pair}" if len(shape) == 4 else f"b,t,h,{pair}"
-    turn = [
-        f"{table}[{'b,t,i' if len(size) == 3 else 't,i'}]" for table, size in zip(tables, sizes, strict=True)
-    ]
+    turns = dict(zip(tables, sizes, strict=True))
+    angles = ", ".join(f"{table}[{'b,t,i' if len(size) == 3 else 't,i'}]" for table, size in turns.items())
     extents = {"b": shape[0], "h": heads, "t": shape[2 if len(shape) == 4 else 1], "i": head // 2, "j": 2}
-    return einsum(
-        f"{op.output}[{at}] = rope({x}[{at}], {', '.join(turn)})",
-        extents,
-        sizes=dict(zip(tables, sizes, strict=True)),
-    )
+    return einsum(f"{op.output}[{at}] = rope({x}[{at}], {angles})", extents, sizes=turns)
 
 
 def attention(op: Op, scores: str, present: tuple[str, str]) -> list[Einsum]:
@@ -512,151 +359,125 @@ def attention(op: Op, scores: str, present: tuple[str, str]) -> list[Einsum]:
     kv = op.attrs["kv_num_heads"] if flat else ks[1]
     heads = op.attrs["q_num_heads"] if flat else qs[1]
     new, batch = ks[1 if flat else 2], max(qs[0], ks[0], vs[0])  # constant queries may serve all samples
-    extents = {
-        "b": batch,
-        "g": kv,
-        "h": heads // kv,
-        "q": qs[1 if flat else 2],
-        "t": new,
-        "d": qs[-1] // heads if flat else qs[-1],
-        "e": vs[-1] // kv if flat else vs[-1],
-    }
+    d, e = (qs[-1] // heads, vs[-1] // kv) if flat else (qs[-1], vs[-1])
+    q_rows = qs[1 if flat else 2]
+    extents = {"b": batch, "g": kv, "h": heads // kv, "q": q_rows, "t": new, "d": d, "e": e}
     made, names, rows = [], [k, v], "b,t,g" if flat else "b,g,t"
     if past[0]:
         before = ps[0][2]
         extents["t"] += before
+        late = rows.replace("t", f"t-{before}")
         for i, (tensor, rank) in enumerate(((k, "d"), (v, "e"))):
-            own, names[i] = (
-                (qs[0], new, kv, extents[rank]) if flat else (qs[0], kv, new, extents[rank]),
-                present[i],
-            )
-            text = (
-                f"{present[i]}[b,g,t,{rank}] = copy({past[i]}[b,g,t,{rank}], "
-                f"{tensor}[{rows.replace('t', f't-{before}')},{rank}])"
-            )
+            own = (qs[0], *((new, kv) if flat else (kv, new)), extents[rank])
+            text = f"{present[i]}[b,g,t,{rank}] = copy({past[i]}[b,g,t,{rank}], {tensor}[{late},{rank}])"
             made.append(einsum(text, extents, sizes={past[i]: ps[i], tensor: own}))
-        rows = "b,g,t"
-    b = {True: "b", False: "0"}
+        names, rows = list(present), "b,g,t"
     whole = "b,q,g,h" if flat else "b,g,h,q"
-    dims = dict(zip(("t", "q", f"{heads // kv}*g+h", "b"), ms[::-1], strict=False))
-    limits = (
-        f", {mask}[{','.join(rank if size > 1 else '0' for rank, size in reversed(dims.items()))}]"
-        if mask
-        else ""
-    )
+    dims = ("b", f"{heads // kv}*g+h", "q", "t")[4 - len(ms) :]
+    limits = f", {mask}[{_broadcast(dims, ms)}]" if mask else ""
     whole_q, rows_k, rows_v = (
-        b[s[0] == batch] + index[1:] for s, index in ((qs, whole), (ks, rows), (vs, rows))
+        index if s[0] == batch else f"0{index[1:]}" for s, index in ((qs, whole), (ks, rows), (vs, rows))
     )
-    made.append(einsum(f"{scores}[b,g,h,q,t] += {q}[{whole_q},d] * {names[0]}[{rows_k},d]", extents))
-    made.append(einsum(f"{scores}_softmax[b,g,h,q,t] = softmax({scores}[b,g,h,q,t]{limits})", extents))
-    return [
-        *made,
-        einsum(f"{op.output}[{whole},e] += {scores}_softmax[b,g,h,q,t] * {names[1]}[{rows_v},e]", extents),
-    ]
+    texts = (
+        f"{scores}[b,g,h,q,t] += {q}[{whole_q},d] * {names[0]}[{rows_k},d]",
+        f"{scores}_softmax[b,g,h,q,t] = softmax({scores}[b,g,h,q,t]{limits})",
+        f"{op.output}[{whole},e] += {scores}_softmax[b,g,h,q,t] * {names[1]}[{rows_v},e]",
+    )
+    return [*made, *(einsum(text, extents) for text in texts)]
 
 
 def _lrn(op: Op) -> Einsum:
     """Returns local response normalisation: a window over channels, which includes the element itself."""
-    size, ranks = op.attrs["size"], _ranks(len(op.shape))
-    window = f"{ranks[1]}+w-{(size - 1) // 2}"
-    text = f"{op.output}[{','.join(ranks)}] = lrn({op.inputs[0]}[{','.join((ranks[0], window, *ranks[2:]))}])"
-    return einsum(
-        text, dict(zip(ranks, op.shape, strict=True)) | {"w": size}, sizes={op.inputs[0]: op.shapes[0]}
-    )
+    size, (n, c, *others) = op.attrs["size"], _ranks(len(op.shape))
+    index = ",".join((n, f"{c}+w-{(size - 1) // 2}", *others))
+    return _made(op, f"lrn({op.inputs[0]}[{index}])", sized=(0,), w=size)
 
 
 def _ranks(n: int) -> tuple[str, ...]:
     return NAMED.get(n) or tuple(f"d{i}" for i in range(n))
 
 
-def _broadcast(ranks: Sequence[str], shape: Shape, first: int) -> str:
-    """Returns the index of an operand whose dimension 0 is aligned with output dimension `first`."""
-    return ",".join(rank if size > 1 else "0" for rank, size in zip(ranks[first:], shape, strict=False))
+def _broadcast(ranks: Sequence[str], shape: Shape) -> str:
+    """Returns the index of an operand whose dimensions broadcast to the first of these ranks."""
+    return ",".join(rank if size > 1 else "0" for rank, size in zip(ranks, shape, strict=False))
 
 
-def _pointwise(op: Op, kind: str, firsts: Sequence[int]) -> Einsum:
-    ranks = _ranks(len(op.shape))
-    reads = [
-        f"{t}[{_broadcast(ranks, s, first)}]"
-        for t, s, first in zip(op.inputs, op.shapes, firsts, strict=True)
-    ]
+def _made(op: Op, right: str, ranks: Sequence[str] = (), sized: Iterable[int] = (), **others: int) -> Einsum:
+    """Returns the einsum with a rank per dimension of the output. right: its right-hand side; sized: inputs
+    whose indices do not say how much is stored; others: extents of further ranks.
+    """
+    ranks = ranks or _ranks(len(op.shape))
+    extents = dict(zip(ranks, op.shape, strict=True)) | others
+    sizes = {op.inputs[i]: op.shapes[i] for i in sized}
+    return einsum(f"{op.output}[{','.join(ranks)}] = {right}", extents, sizes=sizes)
+
+
+def _pointwise(op: Op, kind: str, vectors_at: int = -1) -> Einsum:
+    """Returns the einsum of a function of operands that are aligned with the output at the last dimension.
+    vectors_at: dimension at which vectors are aligned instead.
+    """
+    ranks, reads = _ranks(len(op.shape)), []
+    for tensor, shape in zip(op.inputs, op.shapes, strict=True):
+        first = vectors_at if len(shape) == 1 and vectors_at >= 0 else len(ranks) - len(shape)
+        reads.append(f"{tensor}[{_broadcast(ranks[first:], shape)}]")
     kind = kind if len(reads) > 1 or kind not in ("add", "mul") else f"{kind}_self"
-    return einsum(
-        f"{op.output}[{','.join(ranks)}] = {kind}({', '.join(reads)})",
-        dict(zip(ranks, op.shape, strict=True)),
-    )
+    return _made(op, f"{kind}({', '.join(reads)})")
 
 
 def elementwise(op: Op) -> Einsum:
     """Returns the einsum of any function of operands that broadcast to the output, aligned at the last
     dimension.
     """
-    return _pointwise(
-        op, "add" if op.kind == "Sum" else op.kind.lower(), [len(op.shape) - len(s) for s in op.shapes]
-    )
+    return _pointwise(op, "add" if op.kind == "Sum" else op.kind.lower())
 
 
 def by_channel(op: Op) -> Einsum:
     """Returns the einsum of an element-wise function whose vectors are aligned at dimension 1."""
     # with statistics of the batch it is no one-to-one function, which the name tells
     trained = "_training" if op.attrs.get("training_mode") else ""
-    return _pointwise(
-        op, op.kind.lower() + trained, [1 if len(s) == 1 else len(op.shape) - len(s) for s in op.shapes]
-    )
+    return _pointwise(op, op.kind.lower() + trained, vectors_at=1)
 
 
 def _concat(op: Op) -> Einsum:
     """Returns the copy of inputs side by side along an axis. Each input has an offset in its index; where
     that leaves the stored shape, nothing is read.
     """
-    ranks, axis = _ranks(len(op.shape)), op.attrs["axis"] % len(op.shape)
-    offset, reads, sizes = 0, [], {}
+    axis, offset, reads = op.attrs["axis"] % len(op.shape), 0, []
     for tensor, shape in zip(op.inputs, op.shapes, strict=True):
-        reads.append(
-            f"{tensor}[{','.join(f'{r}-{offset}' if i == axis else r for i, r in enumerate(ranks))}]"
-        )
-        sizes[tensor] = shape
+        reads.append(f"{tensor}[{_shifted(op, axis, offset)}]")
         offset += shape[axis]
-    return einsum(
-        f"{op.output}[{','.join(ranks)}] = copy({', '.join(reads)})",
-        dict(zip(ranks, op.shape, strict=True)),
-        sizes=sizes,
-    )
+    return _made(op, f"copy({', '.join(reads)})", sized=range(len(reads)))
+
+
+def _shifted(op: Op, axis: int, offset: int) -> str:
+    """Returns the index of a tensor that begins at an offset along an axis of the output."""
+    return ",".join(f"{r}-{offset}" if i == axis else r for i, r in enumerate(_ranks(len(op.shape))))
 
 
 def _transpose(op: Op) -> Einsum:
     ranks = _ranks(len(op.shape))
     source = dict(zip(op.attrs.get("perm", range(len(ranks))[::-1]), ranks, strict=True))
-    index = ",".join(source[i] for i in range(len(ranks)))
-    return einsum(
-        f"{op.output}[{','.join(ranks)}] = {op.inputs[0]}[{index}]", dict(zip(ranks, op.shape, strict=True))
-    )
+    return _made(op, f"{op.inputs[0]}[{','.join(source[i] for i in range(len(ranks)))}]")
 
 
 def _region(op: Op, starts: Sequence[int], steps: Sequence[int]) -> Einsum:
     """Returns the copy of a strided box: output index i reads step * i + start."""
-    ranks = _ranks(len(op.shape))
-    index = ",".join(f"{step}*{r}{start:+d}" for r, start, step in zip(ranks, starts, steps, strict=True))
-    extents = dict(zip(ranks, op.shape, strict=True))
-    return einsum(
-        f"{op.output}[{','.join(ranks)}] = {op.inputs[0]}[{index}]",
-        extents,
-        sizes={op.inputs[0]: op.shapes[0]},
-    )
+    box = zip(_ranks(len(op.shape)), starts, steps, strict=True)
+    index = ",".join(f"{step}*{rank}{start:+d}" for rank, start, step in box)
+    return _made(op, f"{op.inputs[0]}[{index}]", sized=(0,))
 
 
 def _slice(op: Op) -> Einsum:
-    given = [op.attrs.get("starts"), op.attrs.get("ends"), op.attrs.get("axes"), op.attrs.get("steps")]
-    lists = [
-        g if g is not None else None if v is None else np.ravel(v).tolist()
-        for g, v in zip(given, (*op.values[1:], None, None, None, None), strict=False)
-    ]
+    given = [v if v is None else np.ravel(v).tolist() for v in (*op.values[1:], *[None] * 4)]
+    starts, _, axes, steps = (
+        op.attrs.get(key, value)
+        for key, value in zip(("starts", "ends", "axes", "steps"), given, strict=False)
+    )
     rank = len(op.shape)
-    axes, steps = lists[2] or list(range(len(lists[0] or ()))), lists[3] or [1] * len(lists[0] or ())
-    if lists[0] is None or min(steps, default=1) < 1 or any(v is None for v in op.values[1:]):
+    if starts is None or min(steps or [1]) < 1 or any(v is None for v in op.values[1:]):
         return movement(op)
-    box, stride = [0] * rank, [1] * rank
-    for start, axis, step in zip(lists[0], axes, steps, strict=True):
+    box, stride, count = [0] * rank, [1] * rank, len(starts)
+    for start, axis, step in zip(starts, axes or range(count), steps or [1] * count, strict=True):
         size = op.shapes[0][axis % rank]
         box[axis % rank], stride[axis % rank] = min(start + size if start < 0 else start, size), step
     return _region(op, box, stride)
@@ -666,31 +487,30 @@ def _slice_scatter(op: Op) -> Einsum:
     """Returns the copy of a tensor in which rows are replaced by another tensor's. Both are read, the second
     one at the position of its rows.
     """
-    ranks, axis, start = _ranks(len(op.shape)), op.attrs["axis"], op.attrs["start"]
-    own = ",".join(f"{r}-{start}" if i == axis else r for i, r in enumerate(ranks))
-    text = f"{op.output}[{','.join(ranks)}] = copy({op.inputs[1]}[{own}], {op.inputs[0]}[{','.join(ranks)}])"
-    return einsum(text, dict(zip(ranks, op.shape, strict=True)), sizes={op.inputs[1]: op.shapes[1]})
+    whole, rows = op.inputs[:2]
+    own = _shifted(op, op.attrs["axis"], op.attrs["start"])
+    return _made(op, f"copy({rows}[{own}], {whole}[{','.join(_ranks(len(op.shape)))}])", sized=(1,))
 
 
 def _split(op: Op) -> Einsum:
-    axis = op.attrs.get("axis", 0) % len(op.shape)
-    return _region(op, [op.before if i == axis else 0 for i in range(len(op.shape))], [1] * len(op.shape))
+    starts = [0] * len(op.shape)
+    starts[op.attrs.get("axis", 0)] = op.before
+    return _region(op, starts, [1] * len(op.shape))
 
 
 def _pad(op: Op) -> Einsum:
-    pads = op.attrs.get("pads") or (
-        None if len(op.values) < 2 or op.values[1] is None else [int(v) for v in op.values[1]]
-    )
-    if pads is None or len(pads) != 2 * len(op.shape):
+    (given, *_), rank = (*op.values[1:], None), len(op.shape)
+    pads = op.attrs.get("pads") or (() if given is None else given.tolist())
+    if len(pads) != 2 * rank:
         return movement(op)
-    return _region(op, [-p for p in pads[: len(op.shape)]], [1] * len(op.shape))
+    return _region(op, [-p for p in pads[:rank]], [1] * rank)
 
 
 def _gather(op: Op) -> Einsum:
     """Returns the copy of one slice of the table per index. At most the whole table is read, and the indices
     unless they are constant.
     """
-    (table, ids), axis = op.shapes[:2], op.attrs.get("axis", 0) % len(op.shapes[0])
+    ids, axis = op.shapes[1], op.attrs.get("axis", 0) % len(op.shapes[0])
     ranks = [f"d{i}" for i in range(len(op.shape))]
     own = ranks[axis : axis + len(ids)]
     strides = [prod(ids[i + 1 :]) for i in range(len(ids))]
@@ -698,11 +518,7 @@ def _gather(op: Op) -> Einsum:
     reads = [f"{op.inputs[0]}[{','.join((*ranks[:axis], row, *ranks[axis + len(ids) :]))}]"]
     if ids and op.values[1] is None:
         reads.append(f"{op.inputs[1]}[{','.join(own)}]")
-    return einsum(
-        f"{op.output}[{','.join(ranks)}] = copy({', '.join(reads)})",
-        dict(zip(ranks, op.shape, strict=True)),
-        sizes={op.inputs[0]: table},
-    )
+    return _made(op, f"copy({', '.join(reads)})", ranks, sized=(0,))
 
 
 def movement(op: Op) -> Einsum:
@@ -715,7 +531,7 @@ def movement(op: Op) -> Einsum:
         len(s) <= len(op.shape) and all(a in (1, b) for a, b in zip(s[::-1], op.shape[::-1], strict=False))
         for s in op.shapes
     ):
-        return _pointwise(op, "copy", [len(op.shape) - len(s) for s in op.shapes])
+        return _pointwise(op, "copy")
     elems, sizes = prod(op.shape), {t: (prod(s),) for t, s in zip(op.inputs, op.shapes, strict=True)}
     per = {t: -(-size // elems) for t, (size,) in sizes.items()}
     reads = ", ".join(f"{t}[{n}*i{'+j' if n > 1 else ''}]" for t, n in per.items())
@@ -723,48 +539,32 @@ def movement(op: Op) -> Einsum:
 
 
 OPERATORS: dict[str, Callable[[Op], Einsum | None]] = {  # they return None for forms that are not supported
-    "Conv": _conv,
-    "DeformConv": _deform_conv,
-    "ConvInteger": _conv,
-    "QLinearConv": _conv,
-    "ConvTranspose": _conv_transpose,
-    "Gemm": _gemm,
-    "MatMul": _matmul,
-    "FusedMatMul": _matmul,
-    "MatMulInteger": _matmul,
-    "QLinearMatMul": _matmul,
-    "Einsum": _einsum,
-    "MaxPool": _pool,
-    "AveragePool": _pool,
-    "LpPool": _pool,
-    "GlobalAveragePool": _global_pool,
-    "GlobalMaxPool": _global_pool,
-    "LRN": _lrn,
-    "Concat": _concat,
-    "Transpose": _transpose,
-    "Slice": _slice,
-    "SliceScatter": _slice_scatter,
-    "Split": _split,
-    "Pad": _pad,
-    "Gather": _gather,
-    **dict.fromkeys(
-        (
-            "ReduceMean",
-            "ReduceSum",
-            "ReduceMax",
-            "ReduceMin",
-            "ReduceProd",
-            "ReduceL1",
-            "ReduceL2",
-            "ReduceSumSquare",
-            "ReduceLogSumExp",
-            "ArgMax",
-            "ArgMin",
-        ),
-        _reduce,
-    ),
     **dict.fromkeys(UNARY | BINARY | ROWWISE, elementwise),
     **dict.fromkeys(BY_CHANNEL, by_channel),
-    "LayerNormalization": _layer_norm,
-    "RotaryEmbedding": _rotary,
+    **by_name(
+        {
+            _conv: "Conv ConvInteger QLinearConv",
+            _deform_conv: "DeformConv",
+            _conv_transpose: "ConvTranspose",
+            _gemm: "Gemm",
+            _matmul: "MatMul FusedMatMul MatMulInteger QLinearMatMul",
+            _einsum: "Einsum",
+            _pool: "MaxPool AveragePool LpPool",
+            _global_pool: "GlobalAveragePool GlobalMaxPool",
+            _lrn: "LRN",
+            _concat: "Concat",
+            _transpose: "Transpose",
+            _slice: "Slice",
+            _slice_scatter: "SliceScatter",
+            _split: "Split",
+            _pad: "Pad",
+            _gather: "Gather",
+            _reduce: (
+                "ReduceMean ReduceSum ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceSumSquare "
+                "ReduceLogSumExp ArgMax ArgMin"
+            ),
+            _layer_norm: "LayerNormalization",
+            _rotary: "RotaryEmbedding",
+        }
+    ),
 }

@@ -68,11 +68,9 @@ class Batch:
         if len(before) != len(after):
             return None
         moved = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
-        return (
-            moved[0]
-            if len(moved) == 1 and before[moved[0]] * self.new == after[moved[0]] * self.old
-            else None
-        )
+        if len(moved) != 1 or before[moved[0]] * self.new != after[moved[0]] * self.old:
+            return None
+        return moved[0]
 
     def scaled(self, size: int) -> int | None:
         """Returns a size at the new batch, in proportion; None if that is not a whole number."""
@@ -82,15 +80,9 @@ class Batch:
         """Records the place of the batch in an output; in a dimension that has more than the batch, it is the
         place of the source.
         """
-        ahead = next(
-            (
-                p.ahead
-                for source, shape in sources
-                if (p := self.places.get(source)) and shape[p.axis] == before[axis]
-            ),
-            1,
-        )
-        self.places[output] = Place(axis, ahead)
+        known = ((self.places.get(source), shape) for source, shape in sources)
+        same = (place.ahead for place, shape in known if place and shape[place.axis] == before[axis])
+        self.places[output] = Place(axis, next(same, 1))
 
     def reshaped(self, source: str, output: str, old: Shape, result: Shape) -> Shape | None:
         """Returns the new shape of a Reshape, and records the place of its batch: as many elements are before
@@ -120,8 +112,6 @@ class Batch:
         begin = [i for i in holds if firsts[i] == before]
         ones = sorted((i for i in begin if result[i] == 1), key=lambda i: i != axis)
         gone = [i - 1 for i in begin if i and (result[i:] == old[axis + 1 :] or i == len(result) - 1)]
-        own = next(
-            (choice[0] for choice in (ones, gone, sorted(begin, key=lambda i: i != axis), holds) if choice),
-            None,
-        )
-        return None if own is None else Place(own, before // firsts[own])
+        for own in (*ones, *gone, *sorted(begin, key=lambda i: i != axis), *holds):
+            return Place(own, before // firsts[own])
+        return None

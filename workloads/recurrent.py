@@ -35,15 +35,12 @@ def _layers(batch: int, inputs: int, hidden: int, layers: int, sequence: int) ->
         cell = _cell(batch, hidden if layer else inputs, hidden)
         shared = {w: f"l{layer}_{w}" for w in ("WX", "WH", "B")}
         for t in range(sequence):
-            state = {f"{s}_old": f"l{layer}_{s}_{t - 1 if t else 'first'}" for s in "HC"} | {
-                s: f"l{layer}_{s}_{t}" for s in "HC"
-            }
-            net += renamed(
-                cell, f"l{layer}_t{t}_", shared | state | {"X": f"l{layer - 1}_H_{t}" if layer else f"X_{t}"}
-            )
-    return net, {f"X_{t}" for t in range(sequence)} | {
-        f"l{layer}_{s}_first" for layer in range(layers) for s in "HC"
-    }
+            names = shared | {"X": f"l{layer - 1}_H_{t}" if layer else f"X_{t}"}
+            for s in "HC":
+                names |= {f"{s}_old": f"l{layer}_{s}_{t - 1 if t else 'first'}", s: f"l{layer}_{s}_{t}"}
+            net += renamed(cell, f"l{layer}_t{t}_", names)
+    firsts = {f"l{layer}_{s}_first" for layer in range(layers) for s in "HC"}
+    return net, firsts.union(f"X_{t}" for t in range(sequence))
 
 
 def lstm(
@@ -62,11 +59,8 @@ def lstm_phoneme(batch: int = 1, sequence: int = 1) -> Workload:
     extents = {"b": batch, "f": 26, "h": 140, "p": 61}
     ends = cascade(extents, "X[b,h] += F[b,f] * W_in[h,f]", "Y[b,p] += H[b,h] * W_out[p,h]")
     for t in range(sequence):
-        net += renamed(
-            ends,
-            f"t{t}_",
-            {"W_in": "W_in", "W_out": "W_out", "X": f"X_{t}", "H": f"l0_H_{t}", "F": f"F_{t}", "Y": f"Y_{t}"},
-        )
+        names = {"H": f"l0_H_{t}"} | {x: f"{x}_{t}" for x in "XFY"} | {w: w for w in ("W_in", "W_out")}
+        net += renamed(ends, f"t{t}_", names)
     return network("lstm_phoneme", net, data | {f"F_{t}" for t in range(sequence)})
 
 
@@ -115,6 +109,5 @@ def mamba_block(
         "Y[b,t,m] = X[b,t,m] + O[b,t,m]",
     )
     norm = renamed(rmsnorm(batch * sequence, model), "norm_", {"X": "X", "Y": "N"})
-    return network(
-        "mamba_block", norm + cascade(extents, *texts, sizes={"U": (batch, sequence, inner)}), {"X"}
-    )
+    net = norm + cascade(extents, *texts, sizes={"U": (batch, sequence, inner)})
+    return network("mamba_block", net, {"X"})

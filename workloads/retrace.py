@@ -58,7 +58,8 @@ def _kind(node: Any) -> str:
     return str(node.target).split(".")[1] if str(node.target).startswith("aten.") else ""
 
 
-def _tensors(value: Any) -> list[Any]:
+def tensors_of(value: Any) -> list[Any]:
+    """Returns the tensors of a recorded value, which may be one, several, or a number."""
     return [
         v
         for v in (value if isinstance(value, (tuple, list)) else [value])
@@ -95,7 +96,7 @@ def _run(where: str, node: Any, old: Any, batch: Batch) -> Any:
     reads = [n for n in node.all_input_nodes if n.name in batch.places]
     if not reads or _kind(node) in MADE:
         return old
-    sources = [(n.name, tuple(t.shape)) for n in reads for t in _tensors(n.meta["before"])[:1]]
+    sources = [(n.name, tuple(t.shape)) for n in reads for t in tensors_of(n.meta["before"])[:1]]
     target = torch.ops.aten.reshape.default if _kind(node) in VIEWS else node.target
     for args, kwargs in _ways(node, old, batch):
         try:
@@ -120,10 +121,10 @@ def _grew(
 ) -> bool:
     """True if every result that is read has the samples of the new batch; records in which dimension."""
     several = isinstance(old, (tuple, list))
-    if len(_tensors(old)) != len(_tensors(found)):
+    if len(tensors_of(old)) != len(tensors_of(found)):
         return False
     read = {user.args[1] for user in node.users if several and user.users}
-    for number, (before, after) in enumerate(zip(_tensors(old), _tensors(found), strict=True)):
+    for number, (before, after) in enumerate(zip(tensors_of(old), tensors_of(found), strict=True)):
         axis = batch.grown(tuple(before.shape), tuple(after.shape))
         output = f"{node.name}/{number}" if several else node.name
         if several and number not in read:

@@ -15,7 +15,6 @@ writes and iterates over.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -24,8 +23,19 @@ from typing import Annotated, Any, ClassVar
 from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
 from workloads import document
-from workloads.einsum import Dim, Einsum, Projection, WorkloadError, covered, einsum, show_access, show_dim
-from workloads.graph import Workload, accessed, counts, in_order, owner
+from workloads.einsum import (
+    Dim,
+    Einsum,
+    Projection,
+    WorkloadError,
+    closest,
+    covered,
+    einsum,
+    refuse,
+    show_access,
+    show_dim,
+)
+from workloads.graph import Workload, accessed, in_order, owner
 
 Count = Annotated[int, Strict(), Field(ge=1, le=2**53)]
 FORBID = ConfigDict(extra="forbid")
@@ -101,8 +111,8 @@ def _fault(kind: str, loc: tuple[int | str, ...], given: Any, message: str) -> s
     at = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
     if kind == "unexpected_keyword_argument":
         known = [f.name for f in fields(Entry if loc[0] == "einsums" else File)]
-        near = difflib.get_close_matches(str(loc[-1]), known, 1)
-        return f"{at} is no key here; {f'do you mean {near[0]}?' if near else 'keys are ' + ', '.join(known)}"
+        hint = closest(str(loc[-1]), known, f"keys are {', '.join(known)}")
+        return f"{at} is no key here; {hint}"
     if loc[-1] == "[key]":
         return f"key {given!r} of {loc[0]} must be a name, not a number; give the rank a letter"
     if kind in ("missing", "missing_argument"):
@@ -150,14 +160,10 @@ def _build(
                 faults.append(f"{where}: einsums[{i}]: {fault}")
     if not entries:
         faults.append(f"{where}: einsums is empty; give at least one")
-    if not faults:
-        faults += _weight_faults(where, einsums, weights)
-    if faults:
-        raise WorkloadError("\n".join(faults))
+    refuse(faults or _weight_faults(where, einsums, weights))
     ordered = in_order(where, einsums)
     lines = (*_unread(einsums), *_unmatched(einsums, entries), *_unlike(einsums))
-    if faults := [f"{where}: {line}" for line in lines]:
-        raise WorkloadError("\n".join(faults))
+    refuse(f"{where}: {line}" for line in lines)
     repeat = {e.name: entry.repeat for e, entry in zip(einsums, entries, strict=True)}
     repeats = tuple(repeat[e.name] for e in ordered)
     warnings = [
@@ -238,8 +244,9 @@ def _extent_apart(e: Einsum, p: Projection) -> str:
     """A rank that is alone in its dimension but has another extent, as "k = 5"; empty if there is none."""
     sizes = e.sizes()
     for d in p.dims:
-        if d.terms == ((rank := next(iter(d.ranks()), ""), 1),) and not d.offset and sizes[rank] != d.size:
-            return f"{rank} = {sizes[rank]}"
+        for rank in d.ranks():
+            if d.terms == ((rank, 1),) and not d.offset and sizes[rank] != d.size:
+                return f"{rank} = {sizes[rank]}"
     return ""
 
 
@@ -281,23 +288,16 @@ def _symmetric(d: Dim, e: Einsum, given: bool) -> range:
 
 
 def _parse(extents: Mapping[str, int], entry: Entry, stored: Mapping[str, tuple[int, ...]]) -> Einsum:
-    def parsed(sizes: dict[str, tuple[int, ...]]) -> Einsum:
-        ranks = {**extents, **entry.extents}
-        return einsum(
-            entry.text,
-            ranks,
-            entry.name,
-            sizes=sizes,
-            bits=entry.bits,
-            density=entry.density,
-            format=entry.format,
-            index_bits=entry.index_bits,
-            pointer_bits=entry.pointer_bits,
-        )
+    given = {f: getattr(entry, f) for f in ("bits", "density", "format", "index_bits", "pointer_bits")}
 
-    own = {t: tuple(s) for t, s in entry.sizes.items()}
-    made = {p.tensor: stored.get(owner(p.tensor, stored), ()) for p in parsed(own).inputs}
-    known = {p.tensor: made[p.tensor] for p in parsed(own).inputs if len(made[p.tensor]) == len(p.dims)}
+    def parsed(sizes: dict[str, tuple[int, ...]]) -> Einsum:
+        return einsum(entry.text, {**extents, **entry.extents}, entry.name, sizes=sizes, **given)
+
+    own, known = {t: tuple(s) for t, s in entry.sizes.items()}, {}
+    for p in parsed(own).inputs:
+        made = stored.get(owner(p.tensor, stored), ())
+        if len(made) == len(p.dims):
+            known[p.tensor] = made
     found = parsed(known | own)
     _check_ranks(found, entry)
     return found
@@ -327,16 +327,13 @@ def _weight_faults(where: str, einsums: Sequence[Einsum], weights: Sequence[str]
         if tensor in made:
             yield f"{where}: weights: {tensor} is made by an einsum, so it is no weight; drop it"
         elif tensor not in read:
-            near = difflib.get_close_matches(tensor, sorted(read), 1)
-            yield (
-                f"{where}: weights: {tensor} is read by no einsum; "
-                f"{f'do you mean {near[0]}?' if near else 'tensors are ' + ', '.join(sorted(read))}"
-            )
+            hint = closest(tensor, sorted(read), f"tensors are {', '.join(sorted(read))}")
+            yield f"{where}: weights: {tensor} is read by no einsum; {hint}"
 
 
 def _parameters(w: Workload) -> int:
     """Stored words of the weights; each repetition of an einsum has weights of its own."""
     sizes: dict[str, int] = {}
-    for e, n in zip(w.einsums, counts(w), strict=True):
+    for e, n in w.runs():
         sizes |= {p.tensor: n * p.stored_words() for p in e.inputs if p.tensor in w.weights}
     return sum(sizes.values())

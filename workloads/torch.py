@@ -28,11 +28,11 @@ from typing import Any
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from workloads import onnx
-from workloads.einsum import WorkloadError
+from workloads.einsum import WorkloadError, refuse
 from workloads.graph import Workload
-from workloads.operators import Shape, plain
+from workloads.operators import Shape, by_name, plain
 from workloads.rebind import same_per_sample
-from workloads.retrace import retrace
+from workloads.retrace import retrace, tensors_of
 
 TYPES = {
     "torch.float32": TensorProto.FLOAT,
@@ -63,6 +63,7 @@ DAMAGED = (
 FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # without it torch.export.load falls back on pickles, which run code
 LARGER = 64  # an archive may unpack to so many times its size
 OPSET = 23  # the first operator set with Attention
+Made = tuple[str, dict[str, Any]]  # operator of ONNX, its attributes
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,11 @@ class Graph:
     def view(self, tensor: str, shape: Shape, type: int, output: str = "") -> str:
         """Appends a reshape. Returns its output, by default TENSOR__NUMBER."""
         return self.add("Reshape", [tensor], [output or f"{tensor}__{len(self.nodes)}"], [shape], type)
+
+    def row(self, tensor: str, output: str, shape: Shape, type: int, at: int, dim: int) -> str:
+        """Appends the slice of row `at` along a dimension. Returns its output."""
+        box: dict[str, Any] = {"starts": [at], "ends": [at + 1], "axes": [dim]}
+        return self.add("Slice", [tensor], [output], [shape], type, **box)
 
 
 def load(source: Any, name: str = "", fuse_elementwise: bool = True, batch: int | None = None) -> Workload:
@@ -184,23 +190,19 @@ def _sizes(archive: BytesIO) -> None:
 def _model(where: str, program: Any) -> tuple[ModelProto, int]:
     """Returns the ONNX graph, and how many parameters it has."""
     signature, nodes = program.graph_signature, list(program.graph.nodes)
-    if faults := list(_faults(where, nodes)):
-        raise WorkloadError("\n".join(faults))
+    refuse(_faults(where, nodes))
     written = set(signature.buffers_to_mutate.values())
     buffers = {n for n, target in signature.inputs_to_buffers.items() if target not in written}
     fixed = buffers.union(signature.inputs_to_parameters, signature.inputs_to_lifted_tensor_constants)
     graph, inputs, weights = Graph(), [], []
     for node in nodes:
-        tensors = _tensors(node.meta.get("val"))
+        tensors = tensors_of(node.meta.get("val"))
         if node.op == "placeholder" and tensors:
             graph.names[node.name] = node.name
             shape, type = tuple(tensors[0].shape), _type(tensors[0])
             if node.name in fixed:
-                weights.append(
-                    TensorProto(
-                        name=node.name, data_type=type, dims=shape, data_location=TensorProto.EXTERNAL
-                    )
-                )
+                own = {"name": node.name, "data_type": type, "dims": shape}
+                weights.append(TensorProto(**own, data_location=TensorProto.EXTERNAL))
             else:
                 inputs.append(helper.make_tensor_value_info(node.name, type, shape))
         elif node.op == "call_function" and tensors:
@@ -208,29 +210,22 @@ def _model(where: str, program: Any) -> tuple[ModelProto, int]:
     known = {*graph.values, *(i.name for i in inputs), *(w.name for w in weights)}
     ends = [graph.names[o] for o in signature.user_outputs if graph.names.get(str(o)) in known]
     outputs = [graph.values.get(o) or helper.make_empty_tensor_value_info(o) for o in dict.fromkeys(ends)]
-    whole = helper.make_graph(
-        graph.nodes, where, inputs, outputs, weights, value_info=list(graph.values.values())
-    )
-    return helper.make_model(whole, opset_imports=[helper.make_opsetid("", OPSET)]), _parameters(
-        program, nodes
-    )
+    inner = list(graph.values.values())
+    whole = helper.make_graph(graph.nodes, where, inputs, outputs, weights, value_info=inner)
+    model = helper.make_model(whole, opset_imports=[helper.make_opsetid("", OPSET)])
+    return model, _parameters(program, nodes)
 
 
 def _decomposed(where: str, program: Any) -> Any:
     """Returns the program in operators without in-place writes, with operators of our tables preserved."""
     import torch
 
-    if loose := list(_loose(where, list(program.graph.nodes))):  # decomposition would not fix these sizes
-        raise WorkloadError("\n".join(loose))
+    refuse(_loose(where, list(program.graph.nodes)))  # decomposition would not fix these sizes
     table = torch.export.default_decompositions()
     einsums = [n for n in program.graph.nodes if n.op == "call_function" and _kind(n.target) == "einsum"]
-    hard = (
-        {"einsum"}
-        if any(plain(n.args[0], [tuple(t.meta["val"].shape) for t in n.args[1]]) is None for n in einsums)
-        else set()
-    )
+    hard = any(plain(n.args[0], [tuple(t.meta["val"].shape) for t in n.args[1]]) is None for n in einsums)
     for op in list(table):
-        if _kind(op) in KNOWN - hard:
+        if _kind(op) in KNOWN and not (hard and _kind(op) == "einsum"):
             del table[op]
     try:
         return program.run_decompositions(table)
@@ -267,19 +262,16 @@ def _parameters(program: Any, nodes: Sequence[Any]) -> int:
 def _loose(where: str, nodes: Sequence[Any]) -> Iterator[str]:
     """Yields faults for sizes that are not fixed: of the inputs, or of the first operator that has one."""
     loose = [
-        n
-        for n in nodes
-        if any(not isinstance(size, int) for t in _tensors(n.meta.get("val")) for size in t.shape)
+        (node, t.shape)
+        for node in nodes
+        for t in tensors_of(node.meta.get("val"))
+        if not all(isinstance(size, int) for size in t.shape)
     ]
-    inputs = [n for n in loose if n.op == "placeholder"]
-    for node in inputs or loose[:1]:
-        shape = next(
-            list(t.shape)
-            for t in _tensors(node.meta["val"])
-            if any(not isinstance(size, int) for size in t.shape)
-        )
+    first = dict(reversed(loose))  # of each node, its first tensor
+    inputs = [node for node in nodes if node in first and node.op == "placeholder"]
+    for node in inputs or [node for node, _ in loose[:1]]:
         yield (
-            f"{where}: {node.name} has shape [{', '.join(map(str, shape))}]; export the program with "
+            f"{where}: {node.name} has shape [{', '.join(map(str, first[node]))}]; export the program with "
             "fixed sizes, without dynamic_shapes"
         )
 
@@ -288,20 +280,11 @@ def _faults(where: str, nodes: Sequence[Any]) -> Iterator[str]:
     """Yields faults for sizes that are not fixed, and for remaining branches and loops."""
     yield from _loose(where, nodes)
     for node in nodes:
-        if node.op == "get_attr" and node.users and not _tensors(node.meta.get("val")):
+        if node.op == "get_attr" and node.users and not tensors_of(node.meta.get("val")):
             yield (
                 f"{where}: {node.name} is a program inside the program (control flow); export a program "
                 "without it"
             )
-
-
-def _tensors(value: Any) -> list[Any]:
-    """Returns the tensors of a recorded value, which may be one, several, or a number."""
-    return [
-        v
-        for v in (value if isinstance(value, (tuple, list)) else [value])
-        if hasattr(v, "shape") and hasattr(v, "dtype")
-    ]
 
 
 def _type(tensor: Any) -> int:
@@ -315,21 +298,19 @@ def _translate(node: Any, tensors: Sequence[Any], graph: Graph) -> None:
         return
     given, kind = _given(node), _kind(node.target)
     reads = [n for n in _nodes([*given.values()]) if n.name in graph.names]
-    shapes = tuple(tuple(_tensors(n.meta["val"])[0].shape) for n in reads)
+    shapes = tuple(tuple(tensors_of(n.meta["val"])[0].shape) for n in reads)
     graph.names[node.name] = node.name
+    inputs = tuple(graph.names[n.name] for n in reads)
     outputs = tuple(_output(node.name, i) for i in range(len(tensors)))
     results = tuple(tuple(t.shape) for t in tensors)
-    call = Call(
-        kind, given, tuple(graph.names[n.name] for n in reads), shapes, outputs, results, _type(tensors[0])
-    )
+    call = Call(kind, given, inputs, shapes, outputs, results, _type(tensors[0]))
     if kind in EXPANDED:
         EXPANDED[kind](call, graph)
     elif PLAIN.get(kind) == "ConstantOfShape":  # it uses the shape or type of its input, not the values
         graph.add("filled", [], call.outputs, call.results, call.type)
     else:
-        onnx_kind, attrs = (
-            WITH_ATTRIBUTES[kind](call) if kind in WITH_ATTRIBUTES else (PLAIN.get(kind, kind), {})
-        )
+        make = WITH_ATTRIBUTES.get(kind)
+        onnx_kind, attrs = make(call) if make else (PLAIN.get(kind, kind), {})
         graph.add(onnx_kind, call.inputs, call.outputs, call.results, call.type, **attrs)
 
 
@@ -366,7 +347,7 @@ def _each(value: Any, n: int) -> list[int]:
     return found * n if len(found) == 1 else found
 
 
-def _conv(call: Call) -> tuple[str, dict[str, Any]]:
+def _conv(call: Call) -> Made:
     n, given = len(call.shapes[1]) - 2, call.given
     padding = given.get("padding", 0)
     pads = (
@@ -383,7 +364,7 @@ def _conv(call: Call) -> tuple[str, dict[str, Any]]:
     }
 
 
-def _pool(call: Call) -> tuple[str, dict[str, Any]]:
+def _pool(call: Call) -> Made:
     n = _spatial(call)
     kernel = _each(call.given["kernel_size"], n)
     return "MaxPool" if "max" in call.kind else "AveragePool", {
@@ -398,50 +379,41 @@ def _spatial(call: Call) -> int:
     return int(re.sub(r".*(\d)d.*", r"\1", call.kind))
 
 
-def _adaptive(call: Call) -> tuple[str, dict[str, Any]]:
+def _adaptive(call: Call) -> Made:
     """Returns adaptive pooling with windows that do not overlap; other windows are not supported."""
     n = _spatial(call)
     image, out = call.shapes[0][-n:], call.results[0][-n:]
     if any(size % parts for size, parts in zip(image, out, strict=True)):
         return call.kind, {}
     kernel = [size // parts for size, parts in zip(image, out, strict=True)]
-    best = "Max" if "max" in call.kind else "Average"
-    return (
-        (f"Global{best}Pool", {})
-        if set(out) == {1}
-        else (f"{best}Pool", {"kernel_shape": kernel, "strides": kernel})
-    )
+    pool = "MaxPool" if "max" in call.kind else "AveragePool"
+    return (f"Global{pool}", {}) if set(out) == {1} else (pool, {"kernel_shape": kernel, "strides": kernel})
 
 
-def _batch_norm(call: Call) -> tuple[str, dict[str, Any]]:
+def _batch_norm(call: Call) -> Made:
     return "BatchNormalization", {"training_mode": int(bool(call.given.get("training")))}
 
 
-REDUCED = {
-    "mean": "ReduceMean",
-    "sum": "ReduceSum",
-    "amax": "ReduceMax",
-    "amin": "ReduceMin",
-    "any": "ReduceMax",
-    "all": "ReduceMin",
-    "prod": "ReduceProd",
-    "argmax": "ReduceMax",
-    "argmin": "ReduceMin",
-    "logsumexp": "ReduceLogSumExp",
-    "max": "ReduceMax",
-    "min": "ReduceMin",
-    "var": "ReduceSumSquare",
-    "std": "ReduceSumSquare",
-    "linalg_vector_norm": "ReduceL2",
-}
+REDUCED = by_name(
+    {
+        "ReduceMean": "mean",
+        "ReduceSum": "sum",
+        "ReduceMax": "amax any argmax max",
+        "ReduceMin": "amin all argmin min",
+        "ReduceProd": "prod",
+        "ReduceLogSumExp": "logsumexp",
+        "ReduceSumSquare": "var std",
+        "ReduceL2": "linalg_vector_norm",
+    }
+)
 
 
-def _reduce(call: Call) -> tuple[str, dict[str, Any]]:
+def _reduce(call: Call) -> Made:
     dims, kind = call.given.get("dim"), REDUCED[call.kind]
     return kind, {"axes": _each(dims, 1)} if dims not in (None, []) else {}
 
 
-def _transpose(call: Call) -> tuple[str, dict[str, Any]]:
+def _transpose(call: Call) -> Made:
     perm = list(range(len(call.shapes[0])))
     if call.kind == "permute":
         perm = [d % len(perm) for d in call.given["dims"]]
@@ -451,42 +423,42 @@ def _transpose(call: Call) -> tuple[str, dict[str, Any]]:
     return ("Transpose", {"perm": perm}) if len(perm) > 1 else ("Identity", {})
 
 
-def _slice(call: Call) -> tuple[str, dict[str, Any]]:
+def _slice(call: Call) -> Made:
     if call.shapes[0] == call.results[0]:
         return "Identity", {}
-    size = call.shapes[0][call.dim()]
-    start = min(
-        max(
-            (call.given["start"] or 0) % size if (call.given["start"] or 0) < 0 else call.given["start"] or 0,
-            0,
-        ),
-        size,
-    )
+    size, start = call.shapes[0][call.dim()], call.given["start"] or 0
+    start = min(start % size if start < 0 else start, size)
     return "Slice", {"starts": [start], "ends": [size], "axes": [call.dim()], "steps": [call.given["step"]]}
 
 
-def _pad(call: Call) -> tuple[str, dict[str, Any]]:
+def _pad(call: Call) -> Made:
     """Returns padding in ONNX's order. torch gives pairs (before, after), the last dimension first."""
     pads, rank = call.given["pad"], len(call.shapes[0])
     pairs = [(pads[2 * i], pads[2 * i + 1]) if 2 * i < len(pads) else (0, 0) for i in range(rank)][::-1]
     return "Pad", {"pads": [before for before, _ in pairs] + [after for _, after in pairs]}
 
 
-def _slice_scatter(call: Call) -> tuple[str, dict[str, Any]]:
+def _slice_scatter(call: Call) -> Made:
     start, size = call.given["start"] or 0, call.shapes[0][call.dim()]
-    return (
-        ("SliceScatter", {"axis": call.dim(), "start": max(start + size if start < 0 else start, 0)})
-        if call.given["step"] == 1
-        else ("ScatterND", {})
-    )
+    if call.given["step"] != 1:
+        return "ScatterND", {}
+    return "SliceScatter", {"axis": call.dim(), "start": max(start + size if start < 0 else start, 0)}
 
 
-def _einsum(call: Call) -> tuple[str, dict[str, Any]]:
+def _einsum(call: Call) -> Made:
     return "Einsum", {"equation": call.given["equation"]}
 
 
-def _quantised(call: Call) -> tuple[str, dict[str, Any]]:
-    return ("QuantizeLinear" if call.kind.startswith("quantize") else "DequantizeLinear"), {}
+def _split(call: Call) -> Made:
+    return "Split", {"axis": call.dim()}
+
+
+def _cat(call: Call) -> Made:
+    return "Concat", {"axis": call.dim()}
+
+
+def _quantised(call: Call) -> Made:
+    return "QuantizeLinear" if call.kind.startswith("quantize") else "DequantizeLinear", {}
 
 
 # Operators that become several ONNX nodes
@@ -524,27 +496,16 @@ def _attention(call: Call, graph: Graph) -> None:
         for t, s in zip(call.inputs[:3], call.shapes, strict=False)
     ]
     out, shape = f"{call.outputs[0]}__heads", four(call.results[0])
-    graph.add(
-        "Attention",
-        [*views, *call.inputs[3:4]],
-        [out],
-        [shape],
-        call.type,
-        domain="",
-        is_causal=int(bool(call.given["is_causal"])),
-    )
+    causal = int(bool(call.given["is_causal"]))
+    inputs = [*views, *call.inputs[3:4]]
+    graph.add("Attention", inputs, [out], [shape], call.type, domain="", is_causal=causal)
     graph.view(out, call.results[0], call.type, call.outputs[0])
 
 
 def _copied(call: Call, graph: Graph) -> None:
     """Adds copy_(to, from), which reads only the second operand."""
-    graph.add(
-        "Identity" if call.shapes[-1] == call.results[0] else "Expand",
-        call.inputs[-1:],
-        call.outputs,
-        call.results,
-        call.type,
-    )
+    kind = "Identity" if call.shapes[-1] == call.results[0] else "Expand"
+    graph.add(kind, call.inputs[-1:], call.outputs, call.results, call.type)
 
 
 def _fake_quantised(call: Call, graph: Graph) -> None:
@@ -555,11 +516,9 @@ def _fake_quantised(call: Call, graph: Graph) -> None:
 
 
 def _unbind(call: Call, graph: Graph) -> None:
-    dim = call.dim()
-    rows = [f"{o}__row" for o in call.outputs]
-    graph.add(
-        "Split", call.inputs, rows, [(*s[:dim], 1, *s[dim:]) for s in call.results], call.type, axis=dim
-    )
+    dim, rows = call.dim(), [f"{o}__row" for o in call.outputs]
+    shapes = [(*s[:dim], 1, *s[dim:]) for s in call.results]
+    graph.add("Split", call.inputs, rows, shapes, call.type, axis=dim)
     for row, output, shape in zip(rows, call.outputs, call.results, strict=True):
         graph.view(row, shape, call.type, output)
 
@@ -567,16 +526,7 @@ def _unbind(call: Call, graph: Graph) -> None:
 def _select(call: Call, graph: Graph) -> None:
     dim, shape = call.dim(), call.results[0]
     at, row = call.given["index"] % call.shapes[0][dim], f"{call.outputs[0]}__row"
-    graph.add(
-        "Slice",
-        call.inputs,
-        [row],
-        [(*shape[:dim], 1, *shape[dim:])],
-        call.type,
-        starts=[at],
-        ends=[at + 1],
-        axes=[dim],
-    )
+    graph.row(call.inputs[0], row, (*shape[:dim], 1, *shape[dim:]), call.type, at, dim)
     graph.view(row, shape, call.type, call.outputs[0])
 
 
@@ -591,294 +541,156 @@ def _recurrent(call: Call, graph: Graph) -> None:
     names = [graph.names[name] for name in flat]
     states = [i for i in call.inputs[1:] if i not in names]
     x, rows = call.inputs[0], call.shapes[0]
-    hidden = shapes[names[1]][1]
+    hidden, kind = shapes[names[1]][1], call.kind.partition("_")[0].upper()
     for layer in range(layers):
         out = call.outputs[0] if layer == layers - 1 else f"{call.outputs[0]}__layer{layer}"
         made = []
         for way in range(ways):
-            w, r, *rest = names[(layer * ways + way) * per :][:per]
-            bias, first = (rest[0] if len(rest) > 1 else ""), []
-            for state in states:  # the row of this layer and direction
-                row = f"{state}__{layer * ways + way}_{call.outputs[0]}"
-                at = layer * ways + way
-                first.append(
-                    graph.add(
-                        "Slice",
-                        [state],
-                        [row],
-                        [(1, *shapes[state][1:])],
-                        call.type,
-                        starts=[at],
-                        ends=[at + 1],
-                        axes=[0],
-                    )
-                )
-            made.append(
-                graph.add(
-                    call.kind.upper().removesuffix("_TANH").removesuffix("_RELU"),
-                    [x, w, r, bias, "", *first],
-                    [out if ways == 1 else f"{out}__way{way}"],
-                    [(*rows[:2], hidden)],
-                    call.type,
-                    layout=layout,
-                )
-            )
+            at = layer * ways + way
+            w, r, *rest = names[at * per :][:per]
+            bias = rest[0] if len(rest) > 1 else ""
+            first = [  # the row of this layer and direction
+                graph.row(s, f"{s}__{at}_{call.outputs[0]}", (1, *shapes[s][1:]), call.type, at, 0)
+                for s in states
+            ]
+            inputs, output = [x, w, r, bias, "", *first], out if ways == 1 else f"{out}__way{way}"
+            made.append(graph.add(kind, inputs, [output], [(*rows[:2], hidden)], call.type, layout=layout))
         if ways > 1:
             graph.add("Concat", made, [out], [(*rows[:2], hidden * ways)], call.type, axis=2)
         x = out
     for output, shape in zip(call.outputs[1:], call.results[1:], strict=True):
-        graph.add(
-            "Slice",
-            [x],
-            [f"{output}__rows"],
-            [(1, shape[1], hidden * ways)],
-            call.type,
-            starts=[0],
-            ends=[1],
-            axes=[1 if layout else 0],
-        )
-        graph.add("Tile", [f"{output}__rows"], [output], [shape], call.type)
+        row = graph.row(x, f"{output}__rows", (1, shape[1], hidden * ways), call.type, 0, layout)
+        graph.add("Tile", [row], [output], [shape], call.type)
 
 
-PLAIN = {
-    "mv": "MatMul",
-    "dot": "MatMul",
-    "vdot": "MatMul",
-    "_int_mm": "MatMul",
-    "mm": "MatMul",
-    "bmm": "MatMul",
-    "matmul": "MatMul",
-    "embedding": "Gather",
-    "add": "Add",
-    "sub": "Sub",
-    "rsub": "Sub",
-    "mul": "Mul",
-    "div": "Div",
-    "pow": "Pow",
-    "maximum": "Max",
-    "minimum": "Min",
-    "where": "Where",
-    "relu": "Relu",
-    "gelu": "Gelu",
-    "silu": "Swish",
-    "sigmoid": "Sigmoid",
-    "tanh": "Tanh",
-    "hardtanh": "Clip",
-    "relu6": "Clip",
-    "clamp": "Clip",
-    "hardswish": "HardSwish",
-    "hardsigmoid": "HardSigmoid",
-    "leaky_relu": "LeakyRelu",
-    "elu": "Elu",
-    "softplus": "Softplus",
-    "mish": "Mish",
-    "exp": "Exp",
-    "log": "Log",
-    "sqrt": "Sqrt",
-    "neg": "Neg",
-    "abs": "Abs",
-    "erf": "Erf",
-    "sin": "Sin",
-    "cos": "Cos",
-    "reciprocal": "Reciprocal",
-    "eq": "Equal",
-    "ne": "Equal",
-    "lt": "Less",
-    "gt": "Greater",
-    "le": "LessOrEqual",
-    "ge": "GreaterOrEqual",
-    "fmod": "Mod",
-    "remainder": "Mod",
-    **dict.fromkeys(("bitwise_and", "logical_and", "__and__"), "And"),
-    **dict.fromkeys(("bitwise_or", "logical_or", "__or__"), "Or"),
-    **dict.fromkeys(("bitwise_xor", "logical_xor"), "Xor"),
-    **dict.fromkeys(("bitwise_not", "logical_not"), "Not"),
-    "isnan": "IsNaN",
-    "isinf": "IsInf",
-    "floor": "Floor",
-    "ceil": "Ceil",
-    "round": "Round",
-    "trunc": "Floor",
-    "sign": "Sign",
-    "log1p": "Log",
-    "expm1": "Exp",
-    "rsqrt": "Reciprocal",
-    "cumsum": "CumSum",
-    "masked_fill": "Where",
-    "fill": "Expand",
-    "square": "Pow",
-    "atan2": "Div",
-    "log2": "Log",
-    "log10": "Log",
-    **dict.fromkeys(("exp2", "logit", "erfinv", "relu_squared"), "Exp"),
-    **{k: k.capitalize() for k in ("tan", "asin", "acos", "atan", "sinh", "cosh")},
-    "index": "GatherND",
-    "gather": "GatherElements",
-    "index_select": "GatherElements",
-    "take": "GatherElements",
-    "masked_select": "NonZero",
-    **dict.fromkeys(
-        (
-            "index_put",
-            "scatter",
-            "scatter_add",
-            "scatter_reduce",
-            "index_add",
-            "index_copy",
-            "select_scatter",
-            "diagonal_scatter",
-            "as_strided_scatter",
-            "masked_scatter",
+# operator of ONNX -> operators of ATen
+PLAIN = by_name(
+    {
+        "MatMul": "mv dot vdot _int_mm mm bmm matmul",
+        "Gather": "embedding",
+        "Add": "add",
+        "Sub": "sub rsub",
+        "Mul": "mul",
+        "Div": "div atan2",
+        "Pow": "pow square",
+        "Max": "maximum",
+        "Min": "minimum",
+        "Where": "where masked_fill",
+        "Relu": "relu",
+        "Gelu": "gelu",
+        "Swish": "silu",
+        "Sigmoid": "sigmoid",
+        "Tanh": "tanh",
+        "Clip": "hardtanh relu6 clamp",
+        "HardSwish": "hardswish",
+        "HardSigmoid": "hardsigmoid",
+        "LeakyRelu": "leaky_relu",
+        "Elu": "elu",
+        "Softplus": "softplus",
+        "Mish": "mish",
+        "Exp": "exp expm1 exp2 logit erfinv relu_squared",
+        "Log": "log log1p log2 log10",
+        "Sqrt": "sqrt",
+        "Neg": "neg",
+        "Abs": "abs",
+        "Erf": "erf",
+        "Sin": "sin",
+        "Cos": "cos",
+        "Reciprocal": "reciprocal rsqrt",
+        "Equal": "eq ne",
+        "Less": "lt",
+        "Greater": "gt",
+        "LessOrEqual": "le",
+        "GreaterOrEqual": "ge",
+        "Mod": "fmod remainder",
+        "And": "bitwise_and logical_and __and__",
+        "Or": "bitwise_or logical_or __or__",
+        "Xor": "bitwise_xor logical_xor",
+        "Not": "bitwise_not logical_not",
+        "IsNaN": "isnan",
+        "IsInf": "isinf",
+        "Floor": "floor trunc",
+        "Ceil": "ceil",
+        "Round": "round",
+        "Sign": "sign",
+        "CumSum": "cumsum",
+        "Expand": "fill expand",
+        "Tan": "tan",
+        "Asin": "asin",
+        "Acos": "acos",
+        "Atan": "atan",
+        "Sinh": "sinh",
+        "Cosh": "cosh",
+        "GatherND": "index",
+        "GatherElements": "gather index_select take",
+        "NonZero": "masked_select nonzero bincount unique unique_consecutive searchsorted bucketize histc",
+        "ScatterND": (
+            "index_put scatter scatter_add scatter_reduce index_add index_copy select_scatter "
+            "diagonal_scatter as_strided_scatter masked_scatter"
         ),
-        "ScatterND",
-    ),
-    **dict.fromkeys(("topk", "sort", "kthvalue", "median", "mode"), "TopK"),
-    **dict.fromkeys(("triu", "tril"), "Trilu"),
-    "one_hot": "OneHot",
-    **dict.fromkeys(
-        (
-            "flip",
-            "roll",
-            "unfold",
-            "diagonal",
-            "as_strided",
-            "pixel_shuffle",
-            "pixel_unshuffle",
-            "channel_shuffle",
-            "im2col",
-            "repeat_interleave",
+        "TopK": "topk sort kthvalue median mode",
+        "Trilu": "triu tril",
+        "OneHot": "one_hot",
+        "Tile": (
+            "flip roll unfold diagonal as_strided pixel_shuffle pixel_unshuffle channel_shuffle im2col "
+            "repeat_interleave repeat"
         ),
-        "Tile",
-    ),
-    **dict.fromkeys(
-        ("nonzero", "bincount", "unique", "unique_consecutive", "searchsorted", "bucketize", "histc"),
-        "NonZero",
-    ),
-    **dict.fromkeys(
-        ("rand_like", "randn_like", "bernoulli", "multinomial", "native_dropout"), "RandomUniformLike"
-    ),
-    **dict.fromkeys(
-        (
-            "full_like",
-            "zeros_like",
-            "ones_like",
-            "empty_like",
-            "new_zeros",
-            "new_ones",
-            "new_full",
-            "new_empty",
-            "empty_permuted",
-            "empty",
+        "RandomUniformLike": "rand_like randn_like bernoulli multinomial native_dropout",
+        "ConstantOfShape": (
+            "full_like zeros_like ones_like empty_like new_zeros new_ones new_full new_empty empty_permuted "
+            "empty"
         ),
-        "ConstantOfShape",
-    ),
-    "to": "Cast",
-    "_to_copy": "Cast",
-    "type_as": "Cast",
-    "layer_norm": "LayerNormalization",
-    "native_layer_norm": "LayerNormalization",
-    "rms_norm": "RMSNormalization",
-    "group_norm": "GroupNormalization",
-    "native_group_norm": "GroupNormalization",
-    "instance_norm": "InstanceNormalization",
-    "softmax": "Softmax",
-    "_softmax": "Softmax",
-    "_safe_softmax": "Softmax",
-    "log_softmax": "LogSoftmax",
-    "_log_softmax": "LogSoftmax",
-    "expand": "Expand",
-    "repeat": "Tile",
-    "grid_sampler": "GridSample",
-    "grid_sampler_2d": "GridSample",
-    "grid_sampler_3d": "GridSample",
-    **dict.fromkeys(
-        [
-            f"{edge}upsample_{way}"
-            for edge in ("", "_")
-            for way in (
-                "nearest1d",
-                "nearest2d",
-                "nearest3d",
-                "nearest_exact1d",
-                "nearest_exact2d",
-                "nearest_exact3d",
-                "linear1d",
-                "bilinear2d",
-                "bicubic2d",
-                "trilinear3d",
-                "bilinear2d_aa",
-                "bicubic2d_aa",
-            )
-        ],
-        "Resize",
-    ),
-    **dict.fromkeys(
-        ("view", "_unsafe_view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze"), "Reshape"
-    ),
-    **dict.fromkeys(("clone", "contiguous", "alias", "detach", "lift_fresh_copy", "dropout"), "Identity"),
-}
-WITH_ATTRIBUTES: dict[str, Callable[[Call], tuple[str, dict[str, Any]]]] = {
-    **dict.fromkeys(
-        (
-            "conv1d",
-            "conv2d",
-            "conv3d",
-            "convolution",
-            "conv_transpose1d",
-            "conv_transpose2d",
-            "conv_transpose3d",
+        "Cast": "to _to_copy type_as",
+        "LayerNormalization": "layer_norm native_layer_norm",
+        "RMSNormalization": "rms_norm",
+        "GroupNormalization": "group_norm native_group_norm",
+        "InstanceNormalization": "instance_norm",
+        "Softmax": "softmax _softmax _safe_softmax",
+        "LogSoftmax": "log_softmax _log_softmax",
+        "GridSample": "grid_sampler grid_sampler_2d grid_sampler_3d",
+        "Resize": (
+            "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_nearest_exact1d "
+            "upsample_nearest_exact2d upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d "
+            "upsample_bicubic2d upsample_trilinear3d upsample_bilinear2d_aa upsample_bicubic2d_aa"
         ),
-        _conv,
-    ),
-    **dict.fromkeys(
-        (
-            "max_pool1d",
-            "max_pool2d",
-            "max_pool3d",
-            "max_pool2d_with_indices",
-            "max_pool3d_with_indices",
-            "avg_pool1d",
-            "avg_pool2d",
-            "avg_pool3d",
+        "Reshape": "view _unsafe_view reshape flatten unflatten unsqueeze squeeze",
+        "Identity": "clone contiguous alias detach lift_fresh_copy dropout",
+    }
+)
+PLAIN |= {f"_{name}": kind for name, kind in PLAIN.items() if name.startswith("upsample_")}
+WITH_ATTRIBUTES: dict[str, Callable[[Call], Made]] = dict.fromkeys(REDUCED, _reduce) | by_name(
+    {
+        _conv: "conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d",
+        _pool: (
+            "max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices avg_pool1d "
+            "avg_pool2d avg_pool3d"
         ),
-        _pool,
-    ),
-    **dict.fromkeys(
-        (
-            "adaptive_avg_pool1d",
-            "adaptive_avg_pool2d",
-            "_adaptive_avg_pool2d",
-            "adaptive_avg_pool3d",
-            "adaptive_max_pool2d",
+        _adaptive: (
+            "adaptive_avg_pool1d adaptive_avg_pool2d _adaptive_avg_pool2d adaptive_avg_pool3d "
+            "adaptive_max_pool2d"
         ),
-        _adaptive,
-    ),
-    **dict.fromkeys(
-        ("batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"), _batch_norm
-    ),
-    **dict.fromkeys(REDUCED, _reduce),
-    **dict.fromkeys(("permute", "transpose", "t"), _transpose),
-    **dict.fromkeys(("pad", "constant_pad_nd"), _pad),
-    "slice": _slice,
-    "slice_scatter": _slice_scatter,
-    "einsum": _einsum,
-    **dict.fromkeys(
-        ("quantize_per_tensor", "quantize_per_channel", "dequantize_per_tensor", "dequantize_per_channel"),
-        _quantised,
-    ),
-    **dict.fromkeys(("split", "split_with_sizes", "chunk"), lambda call: ("Split", {"axis": call.dim()})),
-    "cat": lambda call: ("Concat", {"axis": call.dim()}),
-}
-EXPANDED: dict[str, Callable[[Call, Graph], None]] = {
-    "linear": _linear,
-    "addmm": _addmm,
-    "addmv": _addmv,
-    "scaled_dot_product_attention": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    **dict.fromkeys(("fake_quantize_per_tensor_affine", "fake_quantize_per_channel_affine"), _fake_quantised),
-    "copy": _copied,
-    "unbind": _unbind,
-    "select": _select,
-    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent),
-}
+        _batch_norm: "batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training",
+        _transpose: "permute transpose t",
+        _pad: "pad constant_pad_nd",
+        _slice: "slice",
+        _slice_scatter: "slice_scatter",
+        _einsum: "einsum",
+        _quantised: ("quantize_per_tensor quantize_per_channel dequantize_per_tensor dequantize_per_channel"),
+        _split: "split split_with_sizes chunk",
+        _cat: "cat",
+    }
+)
+EXPANDED: dict[str, Callable[[Call, Graph], None]] = by_name(
+    {
+        _linear: "linear",
+        _addmm: "addmm",
+        _addmv: "addmv",
+        _attention: "scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu",
+        _fake_quantised: "fake_quantize_per_tensor_affine fake_quantize_per_channel_affine",
+        _copied: "copy",
+        _unbind: "unbind",
+        _select: "select",
+        _recurrent: "lstm gru rnn_tanh rnn_relu",
+    }
+)
 KNOWN = {*PLAIN, *WITH_ATTRIBUTES, *EXPANDED}

@@ -23,6 +23,7 @@ from typing import Literal
 from workloads.einsum import Dim, Einsum, Projection, WorkloadError, einsum
 from workloads.graph import Workload, counts
 from workloads.layers import Cascade
+from workloads.operators import names_in
 
 Method = Literal["none", "sgd", "momentum", "adam"]
 Role = Literal["input_gradient", "weight_gradient", "sum", "update"]
@@ -69,33 +70,9 @@ DERIVATIVES: dict[str, tuple[Rule | None, ...]] = {
 }
 # scale and shift are trained; running mean and variance, and angles of rope, are not
 DERIVATIVES["batchnormalization"] = DERIVATIVES["batchnorm"]
-STEPS = frozenset(
-    {
-        "floor",
-        "ceil",
-        "round",
-        "sign",
-        "not",
-        "isnan",
-        "isinf",
-        "equal",
-        "less",
-        "greater",
-        "lessorequal",
-        "greaterorequal",
-        "and",
-        "or",
-        "xor",
-        "hardmax",
-        # derivative 0 wherever it exists
-        "bitshift",
-        "bitwiseand",
-        "bitwiseor",
-        "bitwisexor",
-        "bitwisenot",
-        "argmax",
-        "argmin",
-    }
+STEPS = names_in(  # functions of derivative 0 wherever it exists
+    "floor ceil round sign not isnan isinf equal less greater lessorequal greaterorequal and or xor hardmax "
+    "bitshift bitwiseand bitwiseor bitwisexor bitwisenot argmax argmin"
 )
 
 
@@ -183,7 +160,7 @@ def gradients(
         for p in e.inputs:
             firsts.setdefault(p.tensor, e.name)
     found: list[Gradient] = []
-    for e, count in zip(reversed(forward.einsums), reversed(counts(forward)), strict=True):
+    for e, count in reversed([*forward.runs()]):
         if e.output.tensor in tape.shares:
             found += _whole(tape, e.output.tensor, count)
             found += _backward(tape, e, count)
@@ -217,15 +194,7 @@ def _in_widths(
     def sized(p: Projection) -> Projection:
         return replace(p, bits=widths.get(p.tensor, p.bits))
 
-    return tuple(
-        replace(
-            g,
-            einsum=replace(
-                g.einsum, output=sized(g.einsum.output), inputs=tuple(map(sized, g.einsum.inputs))
-            ),
-        )
-        for g in found
-    )
+    return tuple(replace(g, einsum=g.einsum.replaced(sized)) for g in found)
 
 
 def _tape(forward: Workload, inputs: bool, results: Collection[str]) -> tuple[Tape, list[str]]:
@@ -377,19 +346,12 @@ def _narrowed(e: Einsum) -> Einsum:
     box = _box(e.output, e.sizes())
 
     def moved(p: Projection) -> Projection:
+        starts = (d.offset + sum(c * box[rank].start for rank, c in d.terms) for d in p.dims)
         return replace(
-            p,
-            dims=tuple(
-                replace(d, offset=d.offset + sum(c * box[rank].start for rank, c in d.terms)) for d in p.dims
-            ),
+            p, dims=tuple(replace(d, offset=start) for d, start in zip(p.dims, starts, strict=True))
         )
 
-    return replace(
-        e,
-        output=moved(e.output),
-        inputs=tuple(moved(p) for p in e.inputs),
-        extents=tuple((rank, len(at)) for rank, at in box.items()),
-    )
+    return e.replaced(moved, extents=tuple((rank, len(at)) for rank, at in box.items()))
 
 
 def _plain(e: Einsum) -> bool:
@@ -426,22 +388,16 @@ def _whole(tape: Tape, tensor: str, count: int) -> Iterator[Gradient]:
     for share in shares:
         seen = Projection(share, dims) if isinstance(share, str) else _seen(share.einsum, dims)
         if seen is None or seen.tensor in parts:  # an einsum may read a tensor only once
-            written = (
-                share
-                if isinstance(share, Gradient)
-                else _copy(tape, Projection(share, dims), tensor, extents, count)
-            )
+            written = share
+            if isinstance(written, str):
+                written = _copy(tape, Projection(written, dims), tensor, extents, count)
             yield written
             seen = Projection(written.einsum.output.tensor, dims)
         parts[seen.tensor] = seen
     tape.grads[tensor] = tape.fresh(f"d_{tensor}")
     total = Projection(tape.grads[tensor], dims)
-    yield Gradient(
-        Einsum(tape.fresh(f"{tensor}_sum"), "add", total, tuple(parts.values()), extents),
-        "sum",
-        tensor,
-        count=count,
-    )
+    summed = Einsum(tape.fresh(f"{tensor}_sum"), "add", total, tuple(parts.values()), extents)
+    yield Gradient(summed, "sum", tensor, count=count)
 
 
 def _copy(
@@ -476,18 +432,11 @@ def _update(tape: Tape, weight: Projection, count: int, method: Method) -> Itera
         )
     names = {"W": weight.tensor, "G": tape.grads[weight.tensor]}
     for e in optimizer(weight.stored_elems(), method):
-        for p in e.tensors():
-            if p.tensor not in names:
-                names[p.tensor] = tape.fresh(
-                    f"{weight.tensor}{p.tensor.removeprefix('W')}"
-                    if p.tensor[0] == "W"
-                    else f"{weight.tensor}_{p.tensor}"
-                )
-        named = replace(
-            e,
+        for t in (p.tensor for p in e.tensors() if p.tensor not in names):
+            names[t] = tape.fresh(f"{weight.tensor}{t[1:] if t[0] == 'W' else f'_{t}'}")
+        named = e.replaced(
+            lambda p: replace(p, tensor=names[p.tensor], bits=weight.bits),
             name=tape.fresh(f"{names[e.output.tensor]}_update"),
-            output=replace(e.output, tensor=names[e.output.tensor], bits=weight.bits),
-            inputs=tuple(replace(p, tensor=names[p.tensor], bits=weight.bits) for p in e.inputs),
         )
         yield Gradient(named, "update", weight.tensor, count=count)
 

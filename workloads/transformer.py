@@ -7,10 +7,10 @@ of activations and weights are plain GEMMs, so that equal sizes are equal einsum
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from workloads.einsum import WorkloadError, einsum
+from workloads.einsum import WorkloadError, einsum, refuse
 from workloads.graph import Workload
 from workloads.layers import Cascade, Map, Net, cascade, conv, dense, network, renamed, stacked
 
@@ -66,8 +66,7 @@ def attention(heads: int, q: int, context: int, d: int, kv: int = 0, b: int = 1)
         faults.append(
             f"attention: q = {q} must not be above context = {context}, which counts the new positions too"
         )
-    if faults:
-        raise WorkloadError("\n".join(faults))
+    refuse(faults)
     rows = ("K_rows[b,q,g,d] = K_new[b,q,g,d]", "V_rows[b,q,g,d] = V_new[b,q,g,d]")
     return cascade({"b": b, "g": kv, "q": q, "d": d}, *rows) + attended(heads, q, context, d, kv, b)
 
@@ -122,11 +121,9 @@ class Run:
     cache: bool = False  # whether keys and values of new positions are appended to a cache
 
 
-LLAMA = {
-    "7b": Sizes(4096, 32, 11008, norm="rmsnorm", bias=False, gated=True, rope=True),
-    "70b": Sizes(8192, 64, 28672, kv=8, norm="rmsnorm", bias=False, gated=True, rope=True),
-}
-MIXTRAL = Sizes(4096, 32, 14336, kv=8, norm="rmsnorm", bias=False, gated=True, rope=True)
+LLAMA7B = Sizes(4096, 32, 11008, norm="rmsnorm", bias=False, gated=True, rope=True)
+LLAMA70B = replace(LLAMA7B, model=8192, heads=64, ffn=28672, kv=8)
+MIXTRAL = replace(LLAMA7B, ffn=14336, kv=8)
 TABLES = ("angles",)  # cosines and sines of rotary positions
 
 
@@ -138,13 +135,10 @@ def norm(s: Sizes, rows: int, x: str, y: str) -> Cascade:
 
 def linear(s: Sizes, y: str, x: str, rows: int, outputs: int, inputs: int) -> Cascade:
     """Returns tensor y = x * W + B. The bias, if any, is an einsum of its own."""
-    if not s.bias:
-        return cascade({"r": rows, "n": outputs, "m": inputs}, f"{y}[r,n] += {x}[r,m] * {y}_W[n,m]")
-    return cascade(
-        {"r": rows, "n": outputs, "m": inputs},
-        f"{y}_sum[r,n] += {x}[r,m] * {y}_W[n,m]",
-        f"{y}[r,n] = bias({y}_sum[r,n], {y}_B[n])",
-    )
+    product = f"{y}_sum" if s.bias else y
+    texts = [f"{product}[r,n] += {x}[r,m] * {y}_W[n,m]"]
+    texts += [f"{y}[r,n] = bias({product}[r,n], {y}_B[n])"] if s.bias else []
+    return cascade({"r": rows, "n": outputs, "m": inputs}, *texts)
 
 
 def _rope(s: Sizes, run: Run, x: str, y: str, heads: int) -> Cascade:
@@ -161,20 +155,13 @@ def _self_attention(s: Sizes, run: Run, x: str, y: str) -> Cascade:
     """
     rows, head, kv = run.batch * run.new, s.head or s.model // s.heads, s.kv or s.heads
     turned = "_flat" if s.rope else ""
-    net = linear(s, f"Q{turned}", x, rows, s.heads * head, s.model) + linear(
-        s, f"K{turned}", x, rows, kv * head, s.model
-    )
+    net = linear(s, f"Q{turned}", x, rows, s.heads * head, s.model)
+    net += linear(s, f"K{turned}", x, rows, kv * head, s.model)
     net += linear(s, "V", x, rows, kv * head, s.model)
     net += _rope(s, run, "Q_flat", "Q", s.heads) + _rope(s, run, "K_flat", "K", kv) if s.rope else ()
     make = attention if run.cache else attended
-    grown = run.new < run.context
-    names = {
-        "Q": "Q",
-        "K_new": "K",
-        "V_new": "V",
-        "K": "K_cache" if grown else "K",
-        "V": "V_cache" if grown else "V",
-    }
+    read = "_cache" if run.new < run.context else ""
+    names = {"Q": "Q", "K_new": "K", "V_new": "V", "K": f"K{read}", "V": f"V{read}"}
     net += renamed(make(s.heads, run.new, run.context, head, kv, run.batch), "A_", names)
     return net + linear(s, y, "A_O", rows, s.model, s.heads * head)
 
@@ -196,15 +183,8 @@ def _experts(s: Sizes, rows: int, x: str, y: str, experts: int, active: int) -> 
     not read.
     """
     busy = max(e for e in range(1, experts + 1) if rows * active % e == 0)
-    extents = {
-        "r": rows,
-        "j": active,
-        "x": experts,
-        "m": s.model,
-        "e": busy,
-        "w": rows * active // busy,
-        "f": s.ffn,
-    }
+    share = rows * active // busy
+    extents = {"r": rows, "j": active, "x": experts, "m": s.model, "e": busy, "w": share, "f": s.ffn}
     texts = (
         f"G[r,x] += {x}[r,m] * G_W[x,m]",
         "T[r,j] = topk(G[r,x])",
@@ -219,11 +199,8 @@ def _experts(s: Sizes, rows: int, x: str, y: str, experts: int, active: int) -> 
         "D[e,w,m] += F[e,w,f] * D_W[e,m,f]",
         f"{y}[r,m] += D[r,j,m] * T_P[r,j]",
     )
-    sizes = {
-        "U_W": (experts, s.ffn, s.model),
-        "Z_W": (experts, s.ffn, s.model),
-        "D_W": (experts, s.model, s.ffn),
-    }
+    wide, narrow = (experts, s.ffn, s.model), (experts, s.model, s.ffn)
+    sizes = {"U_W": wide, "Z_W": wide, "D_W": narrow}
     return cascade(extents, *texts, sizes=sizes)
 
 
@@ -235,19 +212,18 @@ def block(s: Sizes, run: Run, experts: int = 0, active: int = 0) -> Cascade:
     def mixed(x: str, y: str) -> Cascade:
         return _experts(s, rows, x, y, experts, active) if experts else _feed_forward(s, rows, x, y)
 
+    attended_to = cascade(sums, "H[r,m] = X[r,m] + O[r,m]")
     if s.norm_first:
-        net = (
-            norm(s, rows, "X", "N1")
-            + _self_attention(s, run, "N1", "O")
-            + cascade(sums, "H[r,m] = X[r,m] + O[r,m]")
-        )
+        net = norm(s, rows, "X", "N1") + _self_attention(s, run, "N1", "O") + attended_to
         return net + norm(s, rows, "H", "N2") + mixed("N2", "I") + cascade(sums, "Y[r,m] = H[r,m] + I[r,m]")
-    net = (
-        _self_attention(s, run, "X", "O")
-        + cascade(sums, "H[r,m] = X[r,m] + O[r,m]")
-        + norm(s, rows, "H", "N1")
-    )
+    net = _self_attention(s, run, "X", "O") + attended_to + norm(s, rows, "H", "N1")
     return net + mixed("N1", "I") + cascade(sums, "G[r,m] = N1[r,m] + I[r,m]") + norm(s, rows, "G", "Y")
+
+
+def _words(rows: int, vocabulary: int, s: Sizes) -> Cascade:
+    """Returns the embedding of tokens."""
+    names = {"X": "tokens", "T": "words_W", "Y": "words", "embedding": "words"}
+    return renamed(embedding(rows, vocabulary, s.model), "", names)
 
 
 def _caches(layers: int) -> set[str]:
@@ -265,27 +241,21 @@ def _bert(name: str, s: Sizes, layers: int, batch: int, sequence: int) -> Worklo
     if sequence > 512:
         raise WorkloadError(f"{name}: sequence = {sequence} must not be above 512, the positions that it has")
     extents = {"b": batch, "t": sequence, "r": rows, "m": s.model, "n": s.model}
-    net = renamed(
-        embedding(rows, 30_522, s.model),
-        "",
-        {"X": "tokens", "T": "words_W", "Y": "words", "embedding": "words"},
-    )
+    net = _words(rows, 30_522, s)
     net += cascade(
         extents,
         "summed[b,t,m] = add(words[b,t,m], positions_W[t,m], types_W[0,m])",
         sizes={"positions_W": (512, s.model), "types_W": (2, s.model)},
     )
-    net += norm(s, rows, "summed", "embedded") + stacked(
-        block(s, Run(batch, sequence, sequence)), layers, "embedded", "encoded"
-    )
+    net += norm(s, rows, "summed", "embedded")
+    net += stacked(block(s, Run(batch, sequence, sequence)), layers, "embedded", "encoded")
     pooler = (
         "pooled_sum[b,n] += encoded[b,0,m] * pooled_W[n,m]",
         "pooled_bias[b,n] = bias(pooled_sum[b,n], pooled_B[n])",
         "pooled[b,n] = tanh(pooled_bias[b,n])",
     )
-    return network(
-        name, net + cascade(extents, *pooler, sizes={"encoded": (batch, sequence, s.model)}), {"tokens"}
-    )
+    net += cascade(extents, *pooler, sizes={"encoded": (batch, sequence, s.model)})
+    return network(name, net, {"tokens"})
 
 
 def bert_base(batch: int = 1, sequence: int = 512, layers: int = 12) -> Workload:
@@ -316,11 +286,7 @@ def decoder(name: str, s: Sizes, run: Run, layers: int, vocabulary: int, positio
         )
     extents = {"b": run.batch, "t": run.new, "m": s.model, "v": vocabulary}
     table = "words_W" if positions else "logits_W"
-    net = renamed(
-        embedding(rows, vocabulary, s.model),
-        "",
-        {"X": "tokens", "T": "words_W", "Y": "words", "embedding": "words"},
-    )
+    net = _words(rows, vocabulary, s)
     if positions:
         start = run.context - run.new
         net += cascade(
@@ -329,16 +295,11 @@ def decoder(name: str, s: Sizes, run: Run, layers: int, vocabulary: int, positio
             sizes={"positions_W": (positions, s.model)},
         )
     net += stacked(block(s, run), layers, "embedded" if positions else "words", "decoded", TABLES)
-    net += (
-        cascade(
-            extents, f"ended[b,m] = decoded[b,{last},m]", sizes={"decoded": (run.batch, run.new, s.model)}
-        )
-        if last
-        else ()
-    )
-    net += norm(s, run.batch, "ended" if last else "decoded", "normed") + cascade(
-        extents, f"logits[b,v] += normed[b,m] * {table}[v,m]"
-    )
+    if last:
+        sizes = {"decoded": (run.batch, run.new, s.model)}
+        net += cascade(extents, f"ended[b,m] = decoded[b,{last},m]", sizes=sizes)
+    net += norm(s, run.batch, "ended" if last else "decoded", "normed")
+    net += cascade(extents, f"logits[b,v] += normed[b,m] * {table}[v,m]")
     return network(name, net, {"tokens", *_caches(layers)}, TABLES)
 
 
@@ -357,7 +318,7 @@ def llama7b(phase: Phase = "prefill", context: int = 2048, batch: int = 1, layer
 
     Logits of the last position only.
     """
-    return decoder("llama7b", LLAMA["7b"], _run(phase, context, batch), layers, 32_000)
+    return decoder("llama7b", LLAMA7B, _run(phase, context, batch), layers, 32_000)
 
 
 def llama70b(phase: Phase = "prefill", context: int = 2048, batch: int = 1, layers: int = 80) -> Workload:
@@ -365,7 +326,7 @@ def llama70b(phase: Phase = "prefill", context: int = 2048, batch: int = 1, laye
 
     Parameters as in `llama7b`.
     """
-    return decoder("llama70b", LLAMA["70b"], _run(phase, context, batch), layers, 32_000)
+    return decoder("llama70b", LLAMA70B, _run(phase, context, batch), layers, 32_000)
 
 
 def moe_block(
@@ -398,9 +359,8 @@ def vit_b(batch: int = 1, image: int = 224, patch: int = 16, classes: int = 1000
         sizes={"turned": (batch, t - 1, s.model), "token_W": (1, s.model)},
     )
     net += stacked(block(s, Run(batch, t, t)), 12, "embedded", "encoded")
-    net += cascade(extents, "ended[b,m] = encoded[b,0,m]", sizes={"encoded": (batch, t, s.model)}) + norm(
-        s, batch, "ended", "normed"
-    )
+    net += cascade(extents, "ended[b,m] = encoded[b,0,m]", sizes={"encoded": (batch, t, s.model)})
+    net += norm(s, batch, "ended", "normed")
     tail: Net = []
     dense(tail, "logits", Map("normed", (batch, s.model)), classes)
     return network("vit_b", net + tuple(tail), {"image"})

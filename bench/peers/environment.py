@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 # six and the old sympy: undeclared needs
@@ -21,3 +23,9 @@ def python_of(peer: str, folder: Path) -> Path:
             [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *PACKAGES[peer]], check=True
         )
     return python
+
+
+def in_folder(main: Callable[[Path], None]) -> None:
+    """Calls `main` with the folder that the command line names; by default a temporary one."""
+    with tempfile.TemporaryDirectory() as temporary:
+        main(Path(sys.argv[1] if len(sys.argv) > 1 else temporary))

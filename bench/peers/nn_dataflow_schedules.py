@@ -72,30 +72,22 @@ def main(units, batch, hardware):
     )
     tops, _ = NNDataflow(network, batch, resource, cost, MapStrategyEyeriss).schedule_search(options)
     layers = []
-    for layer, result in tops[0].res_dict.items():
+    for result in tops[0].res_dict.values():
         s = result.scheme
         part = s["part"]
         layers.append(
             {
-                "name": layer,
                 "tvals": s["tvals"],
                 "orders": s["orders"],
                 "unit_size": s["unit_size"],
                 "part": {key: list(part.pdims[at]) for key, at in PARALLEL.items()},
                 "order": [next(key for key, at in PARALLEL.items() if at == one) for one in part.order],
                 "access": s["access"],
-                "fetch": s["fetch"],
                 "mem_nhops": s["mem_nhops"],
                 "node_nhops": s["node_nhops"],
-                "unit_nhops": s["unit_nhops"],
                 "ops": s["ops"],
                 "time": s["time"],
-                "proc_time": s["proc_time"],
-                "bus_time": s["bus_time"],
-                "dram_time": s["dram_time"],
-                "cost": s["cost"],
                 "cost_static": s["cost_static"],
-                "rounds": list(s["bufshr_rot_round_cnt"]),
             }
         )
     assert (de.FIL, de.IFM, de.OFM) == (0, 1, 2)

@@ -717,7 +717,7 @@ def residency(arch: Arch, workload: Workload, found: Reuse) -> tuple[dict[str, A
     facts = {
         "buffer": f"{level.name}, {found.capacity_words} words of {arch.word_bits} bits",
         "Optimal": _claimed(found),
-        "one word more of buffer saves": f"{best.saved[0]:.4g} words",
+        "one word more of buffer saves": f"{best.saved:.4g} words",
         "gap of the policy to Optimal": f"{100 * found.gap():.3g} %",
         "edges": ", ".join(f"{n} {pattern}" for pattern, n in patterns.most_common()) or "none",
     }
@@ -729,16 +729,16 @@ def residency(arch: Arch, workload: Workload, found: Reuse) -> tuple[dict[str, A
             if found.schedule_words
             else {}
         )
-    moved = (found.seq_flex, found.seq_overflow.words(), found.gogeta.words(), found.ideal, best.words)
+    moved = (found.seq_flex, found.seq_overflow.words(), found.gogeta.words(), found.ideal, best.cost)
     rows = tuple(
-        (name, n * word, found.seq_flex / max(n, 1), n / max(best.words, 1) - 1)
+        (name, n * word, found.seq_flex / max(n, 1), n / max(best.cost, 1) - 1)
         for name, n in zip(CONFIGURATIONS, moved, strict=True)
     )
     if found.overfull_operations:
         bound = found.bound() if found.rereads.words else 0.0
         also = {"Lower bound with rereads": bound, "Optimal, as a schedule": found.schedule_words}
         rows += tuple(
-            (name, n * word, found.seq_flex / n, n / max(best.words, 1) - 1) for name, n in also.items() if n
+            (name, n * word, found.seq_flex / n, n / max(best.cost, 1) - 1) for name, n in also.items() if n
         )
     phases = tuple(
         (

@@ -30,7 +30,7 @@ def file(text: str) -> tuple[str, list[Layer]]:
         return _workload(text)
     kind = _kind(path) if path.suffix in (".yaml", ".yml") else "workload"
     if kind == "machine":
-        arch = machine.arch(machine.load(str(path)))
+        arch = machine.built(str(path))
         return (
             f"machine {arch.name}, {arch.instances(len(arch.levels))} MAC units, {arch.area_mm2():.4g} mm2",
             [],
@@ -121,7 +121,7 @@ def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
 
 
 def _machines() -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-    archs = [machine.arch(machine.load(name)) for name in machine.names()]
+    archs = [machine.built(name) for name in machine.names()]
     return ("machine", "levels", "mac_units", "area_mm2", "slower than the clock"), [
         (
             arch.name,

@@ -159,11 +159,15 @@ def front(values: Values) -> Mask:
     return mask
 
 
+def signs(objectives: Sequence[Objective]) -> Values:
+    """Returns [k], -1 for an objective that is maximised, 1 for the others."""
+    return np.array([-1.0 if o.direction == "max" else 1.0 for o in objectives])
+
+
 def minimised(trials: Sequence[Trial], objectives: Sequence[Objective]) -> Values:
     """Returns the values of feasible trials, [N, k], negated where maximised."""
-    signs = np.array([-1.0 if o.direction == "max" else 1.0 for o in objectives])
     rows = [t.values for t in trials if t.feasible]
-    return np.asarray(np.array(rows, dtype=float).reshape(len(rows), len(objectives)) * signs)
+    return np.asarray(np.array(rows, dtype=float).reshape(len(rows), len(objectives)) * signs(objectives))
 
 
 def hypervolume(values: Values, reference: Values) -> float:

@@ -25,7 +25,7 @@ from multiprocessing import get_context
 from random import Random
 
 from dse.solve import solve
-from dse.solve.gogeta.optimum import BufferLevel, optimum, steady
+from dse.solve.gogeta.optimum import optimum, steady
 from dse.solve.gogeta.traffic import Counting, Reuse, reuse
 from dse.solve.solve import SolverOptions
 from tests.chains import KINDS
@@ -47,7 +47,7 @@ def of_words(seed: int) -> str:
     listed, room = small(seed)
     if seed % 2:
         listed = periods(rng, 3, rng.randint(4, 8), 2, held=seed % 6 == 1)(1)
-    found, least = optimum(listed, [BufferLevel(room)]), exhaustive(listed, room)
+    found, least = optimum(listed, room), exhaustive(listed, room)
     return (
         ""
         if abs(found.cost - least) < CLOSE and abs(found.bound - least) < CLOSE
@@ -66,7 +66,7 @@ def of_loops(seed: int) -> tuple[str, int, int]:
     """A difference, how many loops were solved, how many of them proven."""
     rng = Random(seed)
     lists = periods(rng, rng.randint(2, 5), rng.randint(3, 10), rng.randint(1, 12))
-    room, counts, proven = [BufferLevel(rng.randint(0, 24))], (7, 9, 12, 20), 0
+    room, counts, proven = rng.randint(0, 24), (7, 9, 12, 20), 0
     for count in counts:
         whole, found = optimum(lists(count), room), steady(lists, count, room)
         if not found.bound - CLOSE <= whole.cost <= found.cost + CLOSE:

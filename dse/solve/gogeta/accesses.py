@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import inf
 
 from dse.solve.gogeta.classify import BY_ROW, PIPELINED, WHOLE, Edge
@@ -26,6 +26,9 @@ ResidentWords = dict[str, tuple[int, int]]
 # (source operation, which of its edges, rank that the source steps through) -> rank that the target steps
 # through, or empty
 Step = Callable[[int, int, str], str]
+# next use of an output after its last access, and of a tensor that is not needed any more; both are later
+# than any access
+FINAL, DEAD = 10**15, 10**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +82,22 @@ class AccessList:
 
     def compulsory(self) -> int:
         """Words with an unlimited buffer: tensors from outside are read once, outputs written once."""
-        made = {t for a in self.accesses for t in a.written}
-        outside = {t for a in self.accesses for t in a.read} - made
+        outside = {t for a in self.accesses for t in a.read} - self.made()
         return sum(self.words[t] for t in outside) + sum(self.words[t] for t in self.outputs)
+
+    def made(self) -> set[str]:
+        """The tensors that an access writes."""
+        return {t for a in self.accesses for t in a.written}
+
+    def uses(self) -> dict[str, list[int]]:
+        """The accesses that read each tensor, the latest first; before them FINAL for an output, DEAD for all
+        others.
+        """
+        found = {t: [FINAL if t in self.outputs else DEAD] for t in self.words}
+        for i in reversed(range(len(self.accesses))):
+            for t in self.accesses[i].read:
+                found[t].append(i)
+        return found
 
 
 def one_by_one(graph: Graph) -> list[Phase]:
@@ -99,24 +115,12 @@ def access_list(
     """Accesses of all periods. shared: a tensor that several operations of a phase read counts as read once;
     small: results of up to so many words stay in registers.
     """
-    words = graph.words(word_bits)
-    made = graph.makers()
+    words, made, rows = graph.words(word_bits), graph.makers(), _rows(graph, phases)
     hidden = {t for t, n in words.items() if n <= small and (t in made or t in graph.state)}
-    rows = [
-        (
-            t * len(phases) + i,
-            phase,
-            tuple(tuple(at + t * graph.per for at in stage) for stage in phase.stages),
-        )
-        for t in range(graph.periods)
-        for i, phase in enumerate(phases)
-    ]
-    home = {
-        graph.operations[at].output.tensor: row for row, _, stages in rows for stage in stages for at in stage
-    }
+    home = _homes(graph, rows)
     last: dict[str, tuple[int, int]] = {}
     inside = set(home)  # results that only operations of their own phase read
-    for row, _, stages in rows:
+    for row, (_, stages) in enumerate(rows):
         for s, stage in enumerate(stages):
             for p in (p for at in stage for p in graph.operations[at].inputs):
                 last[p.tensor] = (row, s)
@@ -128,9 +132,31 @@ def access_list(
     dying = {t: last[t] for t in mortal if t in last}
     accesses = [
         Access(a.read, a.written, phase.resident_words)
-        for row, phase, stages in rows
+        for row, (phase, stages) in enumerate(rows)
         for a in _phase(graph, row, stages, hidden, dying, home, shared)
     ]
+    return _of_accesses(graph, accesses, words)
+
+
+def _rows(graph: Graph, phases: Sequence[Phase]) -> list[tuple[Phase, Stages]]:
+    """The phases of all periods, with the operations of their stages."""
+    return [
+        (phase, tuple(tuple(at + t * graph.per for at in stage) for stage in phase.stages))
+        for t in range(graph.periods)
+        for phase in phases
+    ]
+
+
+def _homes(graph: Graph, rows: Sequence[tuple[Phase, Stages]]) -> dict[str, int]:
+    """The row that makes each result."""
+    return {
+        graph.operations[at].output.tensor: row
+        for row, (_, stages) in enumerate(rows)
+        for at in chain(*stages)
+    }
+
+
+def _of_accesses(graph: Graph, accesses: Sequence[Access], words: Mapping[str, int]) -> AccessList:
     named = {t for a in accesses for t in (*a.read, *a.written)}
     return AccessList(tuple(accesses), {t: words[t] for t in named}, graph.outputs & named, graph.periods)
 
@@ -140,33 +166,22 @@ def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = No
     once and whatever its size. Left out are tensors that the phase passes on inside and that nobody needs
     later.
     """
-    words = graph.words(word_bits)
-    rows = [
-        (phase, [[at + t * graph.per for at in stage] for stage in phase.stages], t * graph.per)
-        for t in range(graph.periods)
-        for phase in phases
-    ]
-    home = {
-        graph.operations[at].output.tensor: row
-        for row, (_, stages, _) in enumerate(rows)
-        for stage in stages
-        for at in stage
-    }
+    words, rows = graph.words(word_bits), _rows(graph, phases)
+    home = _homes(graph, rows)
     last = {
         p.tensor: row
-        for row, (_, stages, _) in enumerate(rows)
-        for stage in stages
-        for at in stage
+        for row, (_, stages) in enumerate(rows)
+        for at in chain(*stages)
         for p in graph.operations[at].inputs
     }
     # rows are in order, so the last reader's row is the maker's: nobody reads it later
     inside = {t for t, row in home.items() if last.get(t) == row and t not in graph.outputs}
     found = []
-    for row, (phase, stages, begin) in enumerate(rows):
-        own = [graph.operations[at] for stage in stages for at in stage]
+    for row, (phase, stages) in enumerate(rows):
+        own, begin = [graph.operations[at] for at in chain(*stages)], row // len(phases) * graph.per
         read = dict.fromkeys(p.tensor for e in own for p in e.inputs if home.get(p.tensor) != row)
         results = tuple(e.output.tensor for e in own if e.output.tensor not in inside)
-        members = {at for stage in phase.stages for at in stage}
+        members = set(chain(*phase.stages))
         whole = frozenset(
             graph.operations[at + begin].tensors()[k].tensor for at, k in phase.whole_tensors if at in members
         )
@@ -179,8 +194,7 @@ def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = No
             if old in dying and may_replace(e, old, own)
         )
         found.append(Access(tuple(read), results, sum(words[t] for t in whole), whole, heirs))
-    named = {t for a in found for t in (*a.read, *a.written)}
-    return AccessList(tuple(found), {t: words[t] for t in named}, graph.outputs & named, graph.periods)
+    return _of_accesses(graph, found, words)
 
 
 def may_replace(e: Einsum, old: str, phase: Sequence[Einsum]) -> bool:
@@ -227,15 +241,10 @@ def _phase(
             for i, p in enumerate(e.inputs):
                 # the first read of this operand is part of its update in place
                 streams = p.tensor == own and own not in {q.tensor for q in e.inputs[:i]}
-                if (
-                    p.tensor in hidden
-                    or streams
-                    or home.get(p.tensor) == row
-                    or (shared and p.tensor in seen)
-                ):
-                    continue
-                seen.add(p.tensor)
-                yield Access(read=(p.tensor,))
+                away = p.tensor not in hidden and home.get(p.tensor) != row
+                if away and not streams and not (shared and p.tensor in seen):
+                    seen.add(p.tensor)
+                    yield Access(read=(p.tensor,))
         for e in (graph.operations[at] for at in stage):
             if e.output.tensor not in hidden and e.output.tensor not in new:
                 yield Access(written=(e.output.tensor,))

@@ -131,8 +131,12 @@ def edges(graph: Graph) -> list[Edge]:
     bare = [
         Edge(s, t, graph.operations[s].output.tensor, tuple(found)) for (s, t), found in sorted(reads.items())
     ]
-    after = _after(bare, len(graph.operations))
-    below, level = _below(after), _levels(bare, len(graph.operations))
+    after: list[list[int]] = [[] for _ in graph.operations]
+    level = [0] * len(graph.operations)  # length of the longest path to each operation
+    for edge in bare:  # sources ascend
+        after[edge.source].append(edge.target)
+        level[edge.target] = max(level[edge.target], level[edge.source] + 1)
+    below = _below(after)
     marked = [
         replace(
             e,
@@ -154,13 +158,6 @@ def _multicast(found: list[Edge], counts: Callable[[Edge], bool]) -> list[Edge]:
     return [replace(e, multicast=counts(e) and at[e.source] > 1) for e in found]
 
 
-def _after(bare: Sequence[Edge], count: int) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in range(count)]
-    for e in bare:
-        found[e.source].append(e.target)
-    return found
-
-
 def _below(after: Sequence[Sequence[int]]) -> list[int]:
     """Returns for every operation the set of operations that depend on it, as bits of an integer."""
     below = [0] * len(after)
@@ -168,14 +165,6 @@ def _below(after: Sequence[Sequence[int]]) -> list[int]:
         for target in after[v]:
             below[v] |= 1 << target | below[target]
     return below
-
-
-def _levels(bare: Sequence[Edge], count: int) -> list[int]:
-    """Returns the length of the longest path to every operation."""
-    level = [0] * count
-    for e in sorted(bare, key=lambda e: e.source):
-        level[e.target] = max(level[e.target], level[e.source] + 1)
-    return level
 
 
 def classify(graph: Graph) -> list[Edge]:

@@ -30,7 +30,7 @@ from dse.sim.schedule.faults import faults
 from dse.solve.gogeta.residency_plan import Life, ResidencyProblem
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection
-from workloads.graph import Workload, counts, owner
+from workloads.graph import Workload, owner
 
 Nests = Callable[[Arch, Einsum], Nest | Infeasible]  # returns a nest of an einsum on a machine
 Operation = Sequence[str]  # names of its einsums
@@ -150,12 +150,10 @@ def _fused(arch: Arch, workload: Workload, names: Sequence[str], bits: int, nest
     segment = _segment(arch, workload, einsums, cut, bits, nests) if cut else None
     if segment is None:
         return None
-    alone = replace(workload, einsums=tuple(einsums), repeats=())
-    if faults(arch, alone, Schedule((segment,))) or isinstance(
-        graph.evaluate(arch, alone, Schedule((segment,))), Infeasible
-    ):
+    alone, schedule = replace(workload, einsums=tuple(einsums), repeats=()), Schedule((segment,))
+    if faults(arch, alone, schedule):
         return None
-    return segment
+    return None if isinstance(graph.evaluate(arch, alone, schedule), Infeasible) else segment
 
 
 def _of(workload: Workload, names: Sequence[str]) -> list[Einsum]:
@@ -167,10 +165,7 @@ def _loop(arch: Arch, workload: Workload, names: Sequence[str], bits: int) -> _C
     words than the einsums one by one.
     """
     einsums = _of(workload, names)
-    if (
-        len(einsums) < 2
-        or max(n for e, n in zip(workload.einsums, counts(workload), strict=True) if e.name in names) > 1
-    ):
+    if len(einsums) < 2 or max(n for e, n in workload.runs() if e.name in names) > 1:
         return None
     found = [cut for axis in _axes(einsums) if (cut := _cut(arch, einsums, axis, bits))]
     best = min(found, key=lambda cut: (cut.words, cut.bits), default=None)
@@ -332,13 +327,11 @@ def residency_problem(
     """
     g, level = placed.graph(workload, schedule), arch.levels[1]
     assert level.capacity_bits is not None
-    free = []
-    for segment, own in zip(schedule.segments, placed.placed(arch, workload, schedule), strict=True):
-        free.append(
-            level.capacity_bits
-            - max(need.get(level.name, 0) for need in graph.required_bits(segment, own, arch))
-        )
-    once = {e.name for e, n in zip(workload.einsums, counts(workload), strict=True) if n == 1}
+    free = [
+        level.capacity_bits - max(need.get(level.name, 0) for need in graph.required_bits(segment, own, arch))
+        for segment, own in zip(schedule.segments, placed.placed(arch, workload, schedule), strict=True)
+    ]
+    once = {e.name for e, n in workload.runs() if n == 1}
     own_words: dict[tuple[str, str], float] = defaultdict(float)
     for (name, tensor), n in far.items():
         own_words[name, owner(tensor, g.makers)] += n
@@ -349,10 +342,8 @@ def residency_problem(
         for t in g.readers
         if b.einsum in g.readers[t] and placed.bypasses_retained(t, b, segment, g, arch.levels[0].name)
     }
-    lives = sorted(
-        (one for one in _lives(arch, g, own_words, once) if one.tensor not in short),
-        key=lambda one: one.tensor,
-    )
+    lives = [one for one in _lives(arch, g, own_words, once) if one.tensor not in short]
+    lives.sort(key=lambda one: one.tensor)
     heirs: list[tuple[int, str, str]] = []
     for at, segment in enumerate(schedule.segments):
         dying = [one.tensor for one in lives if one.stops[-1] == at]
@@ -360,12 +351,8 @@ def residency_problem(
             if old := next((old for old in dying if placed.reuses_space(old, new, segment, g)), None):
                 dying.remove(old)
                 heirs.append((at, old, new))
-    return ResidencyProblem(
-        tuple(lives),
-        tuple(free),
-        tuple(heirs),
-        tuple(_tiles(arch, workload, schedule, {one.tensor for one in lives}, g)),
-    )
+    tiles = _tiles(arch, workload, schedule, {one.tensor for one in lives}, g)
+    return ResidencyProblem(tuple(lives), tuple(free), tuple(heirs), tuple(tiles))
 
 
 def _tiles(

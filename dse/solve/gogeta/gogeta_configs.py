@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 
 from dse.mapping.nest import Infeasible
 from dse.mapping.schedule import Schedule
@@ -44,24 +46,17 @@ class Configuration:
 
 def _configuration(name: str, one: Graph, words: int, word_bits: int, workload: Workload) -> Configuration:
     """Returns the configuration of a name. words: capacity of the first on-chip level, all instances."""
-    alone, by = one_by_one(one), counting(name)
+    alone, policy = one_by_one(one), counting(name).policy
     if name == "seq-flex":
         return Configuration([alone], residency_plan.seq_flex, lambda listed, _: listed.streamed())
     if name == "seq-overflow":
-        return Configuration(
-            [alone],
-            residency_plan.seq_overflow,
-            lambda listed, space: by.policy(listed, space, replace=False).words(),
-        )
+        filled = partial(policy, replace=False)
+        return Configuration([alone], residency_plan.seq_overflow, lambda *given: filled(*given).words())
+    phases = pipelines(one, words, word_bits, name if name == "gogeta-published" else "corrected")
     if name in ("gogeta", "gogeta-published"):
-        phases = pipelines(one, words, word_bits, "corrected" if name == "gogeta" else name)
-        return Configuration(
-            [phases], residency_plan.gogeta, lambda listed, space: by.policy(listed, space).words()
-        )
+        return Configuration([phases], residency_plan.gogeta, lambda *given: policy(*given).words())
     order, least = optimal_order(workload, words, word_bits)
-    return Configuration(
-        [order, pipelines(one, words, word_bits, "corrected"), alone], None, lambda _, __: least
-    )
+    return Configuration([order, phases, alone], None, lambda _, __: least)
 
 
 CONFIGURATIONS = {
@@ -103,17 +98,14 @@ def solve_configuration(
     listed = counting(name).listed(one, given.families[0], arch.word_bits)
     found: list[_Attempt] = []
     blocked: Infeasible | None = None
-    for part in PARTS:
-        for family in given.families:
-            tried = _attempt(
-                arch, workload, one, family, arch.levels[1].capacity_bits // part, nests, given.keeper
-            )
-            if isinstance(tried, Infeasible):
-                blocked = blocked or tried
-            else:
-                found.append(tried)
-    if not found:
-        assert blocked is not None
+    for part, family in product(PARTS, given.families):
+        bits = arch.levels[1].capacity_bits // part
+        tried = _attempt(arch, workload, one, family, bits, nests, given.keeper)
+        if isinstance(tried, Infeasible):
+            blocked = blocked or tried
+        else:
+            found.append(tried)
+    if blocked and not found:
         return blocked
     best = min(found, key=lambda tried: tried.words)
     schedule = Schedule(
@@ -202,9 +194,8 @@ def _attempt(
     keeper: Keeper | None,
 ) -> _Attempt | Infeasible:
     """Returns the schedule of one order of phases. bits: what its segments may use of each instance."""
-    phases = phases_of(
-        workload, one.operations, [[at for stage in phase.stages for at in stage] for phase in family]
-    )
+    numbers = [[at for stage in phase.stages for at in stage] for phase in family]
+    phases = phases_of(workload, one.operations, numbers)
     own = segments(arch, workload, phases, bits, nests)
     if isinstance(own, Infeasible):
         return own
@@ -239,14 +230,14 @@ def _memory(
     difference, which add up to it.
     """
     made = {e.output.tensor for e in workload.einsums}
-    sizes = {
+    once = {
         (e.name, p.tensor): words_of(p, e.sizes(), arch.word_bits)
         for e in workload.einsums
         for p in e.tensors()
+        if best.far.get((e.name, p.tensor))
     }
-    size = one.words(arch.word_bits)
-    hidden = {t for t, n in size.items() if n <= by.small and (t in one.makers() or t in one.state)}
-    once = {key: sizes[key] for key, n in best.far.items() if n}
+    results = one.makers().keys() | one.state
+    hidden = {t for t, n in one.words(arch.word_bits).items() if n <= by.small and t in results}
     small = sum(n for (_, tensor), n in once.items() if owner(tensor, made) in hidden)
     total = sum(moved_words(arch, workload, schedule).values())
     if abs(total - best.words) > 1e-6 * max(total, 1.0):

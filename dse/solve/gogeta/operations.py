@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from workloads.einsum import Dim, Einsum, Projection, WorkloadError, compulsory_elems
-from workloads.graph import AGAIN, Workload
+from workloads.graph import Workload, accessed
 
 SUMS = ("add", "sub")
 # words (32 x 32) up to which a result or loop-carried tensor is taken to stay in registers, as GOGETA's n x n
@@ -81,9 +81,7 @@ def graph(workload: Workload, periods: int = 0, accumulate: bool = True) -> Grap
     once = _resolved(workload.einsums)
     loops = bool(workload.loop_state) and bool(workload.repeats)
     if workload.repeats and not loops and max(workload.repeats) > 1:
-        name, runs = next(
-            (e.name, n) for e, n in zip(workload.einsums, workload.repeats, strict=True) if n > 1
-        )
+        name, runs = next((e.name, n) for e, n in workload.runs() if n > 1)
         raise WorkloadError(
             f"{workload.name}: einsum {name} runs {runs} times, and nothing says what its runs share, so "
             "that what stays on chip between them is not known; write each run as an einsum of its own "
@@ -111,8 +109,7 @@ def _resolved(einsums: Sequence[Einsum]) -> list[Einsum]:
     named = made | {p.tensor for e in einsums for p in e.inputs}
 
     def own(p: Projection) -> Projection:
-        first = p.tensor if p.tensor in made else AGAIN.sub("", p.tensor)
-        return replace(p, tensor=first) if first in named else p
+        return replace(p, tensor=accessed(p.tensor, named, made))
 
     return [replace(e, inputs=tuple(map(own, e.inputs))) for e in einsums]
 
@@ -132,10 +129,7 @@ def _period(once: Sequence[Einsum], loop_state: Mapping[str, str], t: int) -> li
             return replace(p, tensor=_at(p.tensor, t))
         return replace(p, tensor=_at(after[p.tensor], t - 1)) if t and p.tensor in after else p
 
-    return [
-        replace(e, name=_at(e.name, t), output=named(e.output), inputs=tuple(map(named, e.inputs)))
-        for e in once
-    ]
+    return [e.replaced(named, name=_at(e.name, t)) for e in once]
 
 
 def accumulate_sums(einsums: Sequence[Einsum], kept: frozenset[str] = frozenset()) -> list[Einsum]:

@@ -6,14 +6,9 @@ The optimum of the same list is in `optimum.py`.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
-from dse.solve.gogeta.accesses import AccessList
-
-# next use of an output after its last access, and of a tensor that is not needed any more; both are later
-# than any access
-FINAL, DEAD = 10**15, 10**16
+from dse.solve.gogeta.accesses import DEAD, FINAL, AccessList
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +70,7 @@ def policy(listed: AccessList, capacity: int, replace: bool = True, reads_evict:
         filled (SEQ-Overflow).
     reads_evict: operands may evict them too.
     """
-    uses: dict[str, list[int]] = defaultdict(list)
-    for i in reversed(range(len(listed.accesses))):
-        for t in listed.accesses[i].read:
-            uses[t].append(i)
-    size = listed.words
+    uses, size = listed.uses(), listed.words
     buffer = _Buffer(capacity, {}, {}, {})
     read = write = 0
     for a in listed.accesses:
@@ -88,9 +79,9 @@ def policy(listed: AccessList, capacity: int, replace: bool = True, reads_evict:
             buffer.evict(0, -1)
         for t in a.read:
             uses[t].pop()
-            buffer.next[t] = uses[t][-1] if uses[t] else FINAL if t in listed.outputs else DEAD
+            buffer.next[t] = uses[t][-1]
         for t in a.written:
-            buffer.next[t] = uses[t][-1] if uses[t] else FINAL
+            buffer.next[t] = min(uses[t][-1], FINAL)
         if not a.written:
             t = a.read[0]
             read += size[t] - buffer.resident.get(t, 0)

@@ -33,9 +33,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.solve.gogeta.accesses import Access, AccessList
-from dse.solve.gogeta.optimum import EDGE, Optimum, RetainedSpan
-from dse.solve.gogeta.residency import DEAD, FINAL, Traffic
+from dse.solve.gogeta.accesses import FINAL, Access, AccessList
+from dse.solve.gogeta.optimum import EDGE, Optimum, RetainedSpan, least, shared, sparse
+from dse.solve.gogeta.residency import Traffic
 from workloads.arrays import Floats, Ints
 
 WHOLE = 400  # phases of a loop, at most, that are all solved if a few periods do not prove the optimum
@@ -154,19 +154,12 @@ class _Prices:
 def minimum_traffic(listed: AccessList, capacity: int) -> Optimum:
     """Returns the minimum main-memory words of a list of phases, and a lower bound that proves it."""
     g = _gaps(listed)
-    value, stay, prices = _solve(
-        _Question(
-            listed, g, capacity, np.ones(len(g.gaps)), np.ones(len(g.written_once)), np.arange(len(g.gaps))
-        )
-    )
+    every, ones = np.arange(len(g.gaps)), np.ones(len(g.gaps))
+    asked = _Question(listed, g, capacity, ones, np.ones(len(g.written_once)), every, ones)
+    value, stay, prices = _solve(asked)
     cost = g.fixed + float(g.size.sum()) + value
-    return Optimum(
-        cost,
-        cost,
-        _bound(listed, g, capacity, prices),
-        (float(prices.phase.sum()),),
-        _spans(g, stay, range(len(g.gaps))),
-    )
+    bound = _bound(listed, g, capacity, prices)
+    return Optimum(cost, bound, float(prices.phase.sum()), _spans(g, stay, every))
 
 
 def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> Optimum:
@@ -188,24 +181,23 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
     times = np.where(np.arange(few) == EDGE, between - 1.0, 1.0)
     weight = times[g.last // per]
     spill = times[np.array([i // per for i, _ in g.written_once], dtype=np.int64)]
-    value, stay, prices = _solve(_Question(listed, g, capacity, weight, spill, _tie(g, per)))
+    tied, ones = shared([(gap.first, gap.last, gap.read) for gap in g.gaps], per), np.ones(len(g.gaps))
+    value, stay, prices = _solve(_Question(listed, g, capacity, weight, spill, tied, ones))
     every = _gaps(whole)
     cost = every.fixed + float((weight * g.size).sum()) + value
     born = dict(
         zip((gap.tensor for gap in g.gaps), (spill[v] if v >= 0 else 0.0 for v in g.spills), strict=True)
     )
     scale = np.array([born[gap.tensor] or times[gap.first // per] for gap in g.gaps])
-    relaxed = _solve(
-        _Question(
-            listed, g, capacity, scale, spill, np.arange(len(g.gaps)), scale, (EDGE * per, per, between)
-        )
-    )[2]
+    every_gap = np.arange(len(g.gaps))
+    mean = (EDGE * per, per, between)
+    relaxed = _solve(_Question(listed, g, capacity, scale, spill, every_gap, scale, mean))[2]
     bound = _bound(whole, every, capacity, _repeat(relaxed, per, between))
     if cost > bound * (1 + 1e-9) and len(whole.accesses) <= WHOLE:
         found = minimum_traffic(whole, capacity)
         return replace(found, spans=tuple(stay for stay in found.spans if stay.last // per == EDGE))
-    shown = np.flatnonzero(g.last // per == EDGE).tolist()
-    return Optimum(cost, cost, bound, (float(prices.phase.sum()),), _spans(g, stay, shown))
+    shown = np.flatnonzero(g.last // per == EDGE)
+    return Optimum(cost, bound, float(prices.phase.sum()), _spans(g, stay, shown))
 
 
 def _repeat(prices: _Prices, per: int, between: int) -> _Prices:
@@ -223,24 +215,9 @@ def _repeat(prices: _Prices, per: int, between: int) -> _Prices:
     return _Prices(phase, found)
 
 
-def _tie(g: _Gaps, per: int) -> Ints:
-    """Returns for every gap the number of the gap with which it shares a variable. Gaps that touch the two
-    middle periods are tied to the same gap shifted by one period, the latest such one; all others to
-    themselves.
-    """
-    number = {(gap.first, gap.last, gap.read): i for i, gap in enumerate(g.gaps)}
-    found = []
-    for i, gap in enumerate(g.gaps):
-        first, last = gap.first, gap.last
-        while EDGE - 1 <= first // per <= EDGE <= last // per <= EDGE + 1:
-            first, last = first + per, last + per
-        found.append(number.get((first, last, gap.read), i))
-    return np.array(found, dtype=np.int64)
-
-
-def _spans(g: _Gaps, stay: Floats, shown: Sequence[int]) -> tuple[RetainedSpan, ...]:
+def _spans(g: _Gaps, stay: Floats, shown: Ints) -> tuple[RetainedSpan, ...]:
     return tuple(
-        RetainedSpan(g.gaps[i].tensor, g.gaps[i].first, g.gaps[i].last, 0, float(stay[i]), int(g.size[i]))
+        RetainedSpan(g.gaps[i].tensor, g.gaps[i].first, g.gaps[i].last, float(stay[i]), int(g.size[i]))
         for i in shown
     )
 
@@ -255,7 +232,7 @@ class _Question:
     weight: Floats  # [gaps] number of reads that each gap stands for
     spill: Floats  # [spillable tensors] number of writes that each stands for
     tied: Ints  # [gaps] gaps with equal entries share a variable
-    scale: Floats | None = None  # [gaps] number of times that each takes space; None: once
+    scale: Floats  # [gaps] number of times that each takes space
     # two successive periods that fit on average only: first phase, phases per period, periods that they stand
     # for
     mean: tuple[int, int, int] = (0, 0, 0)
@@ -293,8 +270,6 @@ def _solve(asked: _Question) -> tuple[float, Floats, _Prices]:
     minus words that ended. So every column has few entries, and the prices of space are the duals of the
     upper bounds of the last columns.
     """
-    from scipy.optimize import linprog  # type: ignore[attr-defined, unused-ignore]  # imported here: only this question needs the time that it takes
-
     g, phases = asked.g, len(asked.listed.accesses)
     if not g.gaps:
         return 0.0, np.zeros(0), _Prices(np.zeros(phases), {})
@@ -306,28 +281,24 @@ def _solve(asked: _Question) -> tuple[float, Floats, _Prices]:
         p.column(-float(n), float(words)) for n, (_, words) in zip(asked.spill, g.written_once, strict=True)
     ]
     p.rows += [([(always[v], 1.0)], [int(column[i])]) for i, v in enumerate(g.spills) if v >= 0]
-    shared = _places(asked, p, column)
+    befores = _places(asked, p, column)
     width, free = len(p.cost), _free(asked.listed, asked.capacity)
     first, per, many = asked.mean
     joint = np.arange(first, first + per)
     limit = np.concatenate((np.zeros(len(p.rows)), many * free[joint]))
     free[joint] = free[joint + per] = inf
-    balance, none = _balance(p, phases)
-    solved = linprog(  # type: ignore[no-untyped-call, unused-ignore]
+    solved = least(
         [*p.cost, *[0.0] * phases],
         _fewer(p, phases, joint, per),
         limit,
-        balance,
-        none,
-        np.column_stack((np.zeros(width + phases), [*p.upper, *free])),
-        method="highs",
+        _balance(p, phases),
+        np.array([*p.upper, *free]),
+        f"{phases} phases in {asked.capacity} words",
     )
-    if solved.status != 0:
-        raise RuntimeError(f"residency of {phases} phases in {asked.capacity} words: {solved.message}")
     spilled = float((asked.spill * np.array([words for _, words in g.written_once], dtype=float)).sum())
     prices = np.maximum(-solved.upper.marginals[width:], 0.0)
     prices[joint] = prices[joint + per] = np.maximum(-solved.ineqlin.marginals[len(p.rows) :], 0.0)
-    found = {key: float(-solved.ineqlin.marginals[row]) for key, row in shared.items()}
+    found = {key: float(-solved.ineqlin.marginals[row]) for key, row in befores.items()}
     return float(solved.fun) + spilled, np.asarray(solved.x)[column], _Prices(prices, found)
 
 
@@ -335,8 +306,7 @@ def _places(asked: _Question, p: _Program, column: NDArray[np.intp]) -> dict[tup
     """Adds rows and pieces that say which columns take space in which phase. Returns for each place with a
     before and an after, by (phase, place), the row of its before.
     """
-    g, shared = asked.g, dict[tuple[int, int], int]()
-    scale = np.ones(len(g.gaps)) if asked.scale is None else asked.scale
+    g, scale, befores = asked.g, asked.scale, dict[tuple[int, int], int]()
     p.pieces += [
         (gap.first + 1, gap.last - 1, int(column[i]), float(scale[i]))
         for i, gap in enumerate(g.gaps)
@@ -356,10 +326,10 @@ def _places(asked: _Question, p: _Program, column: NDArray[np.intp]) -> dict[tup
             ]
             continue
         larger = [p.column(0.0, inf) for _ in group]
-        shared |= {(place.phase, place.at): len(p.rows) for place in group}
+        befores |= {(place.phase, place.at): len(p.rows) for place in group}
         p.rows += [(before, larger), (after, larger)]
         p.pieces += [(place.phase, place.phase, at, 1.0) for place, at in zip(group, larger, strict=True)]
-    return shared
+    return befores
 
 
 def _fewer(p: _Program, phases: int, joint: Ints, per: int) -> Any:
@@ -374,28 +344,25 @@ def _fewer(p: _Program, phases: int, joint: Ints, per: int) -> Any:
         for n, phase in enumerate(joint.tolist())
         for i in (phase, phase + per)
     ]
-    return _sparse(entries, len(p.rows) + len(joint), width + phases)
+    return _matrix(entries, len(p.rows) + len(joint), width + phases)
 
 
-def _balance(p: _Program, phases: int) -> tuple[Any, Floats]:
-    """Returns matrix and right side of the equations: words in a phase - words in the phase before - words
-    that begin + words that ended = 0.
+def _balance(p: _Program, phases: int) -> Any:
+    """Returns the matrix of the equations: words in a phase - words in the phase before - words that begin +
+    words that ended = 0.
     """
     begin = len(p.cost)
-    entries = [(i, begin + i, 1.0) for i in range(phases)] + [
-        (i, begin + i - 1, -1.0) for i in range(1, phases)
-    ]
-    entries += [(first, at, -n) for first, _, at, n in p.pieces] + [
-        (last + 1, at, n) for _, last, at, n in p.pieces if last + 1 < phases
-    ]
-    return _sparse(entries, phases, begin + phases), np.zeros(phases)
+    entries = [(i, begin + i, 1.0) for i in range(phases)]
+    entries += [(i, begin + i - 1, -1.0) for i in range(1, phases)]
+    entries += [(first, at, -n) for first, _, at, n in p.pieces]
+    entries += [(last + 1, at, n) for _, last, at, n in p.pieces if last + 1 < phases]
+    return _matrix(entries, phases, begin + phases)
 
 
-def _sparse(entries: Sequence[tuple[int, int, float]], rows: int, columns: int) -> Any:
-    from scipy.sparse import csc_array
-
+def _matrix(entries: Sequence[tuple[int, int, float]], rows: int, columns: int) -> Any:
+    """Returns a sparse matrix from (row, column, value)."""
     numbers, at, values = np.array(entries, dtype=float).reshape(-1, 3).T
-    return csc_array((values, (numbers.astype(int), at.astype(int))), shape=(rows, columns))  # type: ignore[no-untyped-call, unused-ignore]
+    return sparse([(numbers.astype(int), at.astype(int), values)], rows, columns)
 
 
 def _bound(listed: AccessList, g: _Gaps, capacity: int, prices: _Prices) -> float:
@@ -440,11 +407,7 @@ def policy(listed: AccessList, capacity: int, replace: bool = True, reads_evict:
         filled (SEQ-Overflow).
     reads_evict: operands may evict them too.
     """
-    uses: dict[str, list[int]] = defaultdict(list)
-    for i in reversed(range(len(listed.accesses))):
-        for t in listed.accesses[i].read:
-            uses[t].append(i)
-    size, kept, coming = listed.words, dict[str, int](), dict[str, int]()
+    uses, size, kept, coming = listed.uses(), listed.words, dict[str, int](), dict[str, int]()
     least_kept: dict[str, int] = {}
     first_kept: dict[str, int] = {}
     read = 0
@@ -461,7 +424,7 @@ def policy(listed: AccessList, capacity: int, replace: bool = True, reads_evict:
             if t in least_kept:
                 least_kept[t] = min(least_kept[t], there)
         for t in users:
-            coming[t] = uses[t][-1] if uses[t] else FINAL if t in listed.outputs else DEAD
+            coming[t] = uses[t][-1]
         fresh = dict(kept)
         for own in _together(a):
             left = sum(kept.get(t, 0) for t in own if coming[t] >= FINAL)
@@ -482,7 +445,7 @@ def policy(listed: AccessList, capacity: int, replace: bool = True, reads_evict:
             if coming[t] < FINAL and t not in listed.outputs:
                 least_kept[t] = first_kept[t]
         kept = {t: n for t, n in fresh.items() if n and coming[t] < FINAL}
-    makes = {t for a in listed.accesses for t in a.written}
+    makes = listed.made()
     wrote = sum(size[t] - first_kept[t] for t in makes)
     return Traffic(
         read,

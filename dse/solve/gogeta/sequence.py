@@ -55,16 +55,14 @@ def _move_phases(
     up.
     """
     improved = True
-    while improved and tried > 0 and least > lower:
+    while improved and least > lower:
         improved = False
-        for at, to in _moves(_before(graph, best)):
+        for at, to in islice(_moves(_before(graph, best)), max(tried, 0)):
             order = [*best[:at], *best[at + 1 :]]
             order.insert(to, best[at])
             tried -= 1
             if (cost := judge(order)) < least:
                 best, least, improved = order, cost, True
-                break
-            if tried <= 0:
                 break
     return best
 

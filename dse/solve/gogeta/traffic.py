@@ -14,9 +14,9 @@ from math import prod
 
 from dse.solve.gogeta import optimum, residency, retention
 from dse.solve.gogeta.accesses import AccessList, Phase, access_list, one_by_one, phase_list, pipelined
-from dse.solve.gogeta.classify import CLASSIFIERS, Edge, dominance, effective
+from dse.solve.gogeta.classify import CLASSIFIERS, Edge
 from dse.solve.gogeta.operations import SMALL, Graph, graph, words
-from dse.solve.gogeta.optimum import BufferLevel, Optimum
+from dse.solve.gogeta.optimum import Optimum
 from dse.solve.gogeta.rereads import Chip, Rereads, of_order
 from dse.solve.gogeta.residency import Traffic
 from dse.solve.gogeta.sequence import search_order
@@ -79,19 +79,14 @@ class Counting:
 
         replace False: only free space is filled (SEQ-Overflow); reads_evict: operands may evict too.
         """
-        return (residency.policy if self.published else retention.policy)(
-            listed, capacity_words, replace, reads_evict
-        )
+        policy = residency.policy if self.published else retention.policy
+        return policy(listed, capacity_words, replace, reads_evict)
 
     def steady(self, lists: Callable[[int], AccessList], periods: int, capacity_words: int) -> Optimum:
         """Returns the optimum of `periods` equal periods, computed from a few. lists(n) returns the accesses
         of n periods.
         """
-        return (
-            optimum.steady(lists, periods, [BufferLevel(capacity_words)])
-            if self.published
-            else retention.steady(lists, periods, capacity_words)
-        )
+        return (optimum.steady if self.published else retention.steady)(lists, periods, capacity_words)
 
     @property
     def small(self) -> int:
@@ -192,36 +187,11 @@ def pipelines(one: Graph, capacity_words: int, word_bits: int, method: str) -> l
 def optimal_order(workload: Workload, capacity_words: int, word_bits: int) -> tuple[Sequence[Phase], float]:
     """Returns the phases of `Reuse.optimal` in their order, and its words."""
     found = reuse(workload, capacity_words, word_bits)
-    return found.order, found.optimal.words
+    return found.order, found.optimal.cost
 
 
 def _periods(workload: Workload) -> int:
     return max(workload.repeats, default=1) if workload.loop_state else 1
-
-
-def between_clusters(
-    graph: Graph, edges: Sequence[Edge], operations: Sequence[int], clusters: int
-) -> tuple[int, int]:
-    """Returns words between clusters while `operations` run as one pipeline, for two arrangements.
-
-    GOGETA-df: each operation runs in its own cluster; each forwarded tensor crosses one link once.
-    GOGETA-map: each operation is sliced over all clusters by its dominant rank (else the largest rank). Only
-    tensors without that rank cross, over clusters - 1 links each: operands are multicast, results reduced.
-    Operands that a compressed operand gathers come through the buffer and do not count.
-    """
-    size = graph.words()
-    handed = sum(size[e.tensor] for e in edges if e.source in operations and e.target in operations)
-    shared: dict[str, int] = {}
-    for e in (graph.operations[v] for v in operations):
-        extents = effective(e)
-        rank = dominance(e).rank or max(extents, key=extents.__getitem__)
-        gathered = {r for p in e.inputs if p.format == "csr" for r in p.dims[-1].ranks()}
-        shared |= {
-            p.tensor: size[p.tensor]
-            for p in e.tensors()
-            if rank not in p.ranks() and not gathered & p.ranks()
-        }
-    return handed, (clusters - 1) * sum(shared.values())
 
 
 def overfull_operations(
@@ -249,8 +219,3 @@ def _min_buffer_words(e: Einsum, word_bits: int | None) -> float:
         ),
         default=0.0,
     )
-
-
-def intensity(e: Einsum) -> float:
-    """Returns the operational intensity of one operation: MACs per word that it must move."""
-    return e.macs() / sum(words(p, e.sizes()) for p in e.tensors())
