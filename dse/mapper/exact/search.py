@@ -56,6 +56,10 @@ OUTER = 50_000  # nodes placed for one such bound
 FEW = 8  # machines of a batch that the first pass of the search looks at
 SLOTS = 1 << 15  # slots of the hash table of inner parts of nests (state.InnerStates)
 Cost = tuple[float, float, float]  # value of the objective, energy, latency
+# From the best mapping of perfect factors on each machine (None: none was found) to two arrays [J]: goals,
+# objectives below which a mapping of imperfect factors counts (inf: below the best), and lower bounds of all
+# mappings.
+Goals = Callable[[Sequence[Mapping | None]], tuple[Floats, Floats]]
 Exposed = Literal["least", "ends", "in_turn"]  # which stalls count as cycles (`search`)
 NONE = (inf, inf, inf)  # a cutoff above every cost
 APART = (0, 0.0)  # a `Spread` of no dimensions
@@ -108,6 +112,7 @@ def search(
     cutoff: Cost = NONE,
     spread: Dict[str, Spread] = NOWHERE,
     limit: float = inf,
+    goals: Goals | None = None,
 ) -> SearchResult:
     """Returns the best mapping of the space that costs less than `cutoff`. Ties (within a relative 1e-10) are
     decided by energy, then latency.
@@ -122,11 +127,12 @@ def search(
     spread: layouts that tensors must have at the outermost level; the lines that these take beyond the best
         layout's count as well.
     limit: cycles at most; a mapping that takes more does not count.
+    goals: what is asked of imperfect factors, once the best mapping of perfect ones is known.
 
     Where the machine has cache lines, all requests that PEs make at once take whole lines, and each row is
     opened once: no layouts cost less. Imperfect spatial factors are searched after perfect ones.
     """
-    return search_on([problem], factors, constraints, budget, exposed, cutoff, spread, limit)[0]
+    return search_on([problem], factors, constraints, budget, exposed, cutoff, spread, limit, goals)[0]
 
 
 def search_on(
@@ -138,6 +144,7 @@ def search_on(
     cutoff: Cost = NONE,
     spread: Dict[str, Spread] = NOWHERE,
     limit: float = inf,
+    goals: Goals | None = None,
 ) -> list[SearchResult]:
     """Returns the result of `search` for one einsum on each of many machines that differ in prices and rates
     alone (`same_structure`).
@@ -146,22 +153,35 @@ def search_on(
     search on its machine alone: of mappings with equal costs it is the first in an order that prices do not
     change. Only where the budget ends may it differ. The outermost level is assumed to hold all tensors
     (dse/sim/schedule/outermost.py).
+
+    With `goals` a result still equals that of its machine alone. The goal of a machine follows from its
+    optimum of perfect factors, and stays what it is while imperfect ones are searched. So the second search
+    has two outcomes, and neither depends on what is searched first: the optimum of imperfect factors, if it
+    lies below the goal, or no mapping, which proves that the goal is a lower bound. A goal that followed each
+    better mapping would leave out more, but what it leaves out would depend on the order of the batch.
     """
     problems = [replace(problem, arch=problem.arch.unbounded()) for problem in problems]
-    read, many, visited, whole = _read(problems, constraints, exposed, spread, limit), len(problems), 0, True
+    read, many = _read(problems, constraints, exposed, spread, limit), len(problems)
     best = np.tile(np.array(cutoff), (many, 1))
-    found: list[Mapping | None] = [None] * many
-    kinds: tuple[Factors, ...] = ("perfect",) if factors == "perfect" else ("perfect", factors)
-    for kind in kinds:
-        nests, placed, left = _searched(read, kind, constraints, budget - visited, best)
-        found, visited = [new or old for new, old in zip(nests, found, strict=True)], visited + placed
-        floors = np.minimum(left, best[:, 0])
-        if kind == "perfect" and (floors < best[:, 0]).any():  # the budget has ended
-            whole = False
-            break
+    found, visited, left = _searched(read, "perfect", constraints, budget, best)
+    floors = np.minimum(left, best[:, 0])
+    whole = bool((floors >= best[:, 0]).all())  # False: the budget has ended
+    cycles = best[:, 2].copy()
+    if factors != "perfect" and whole:
+        goal, known = goals(found) if goals else (np.full(many, inf), np.zeros(many))
+        asked = goal < best[:, 0]
+        best[asked, 0], best[asked, 1:] = goal[asked], 0.0
+        floors = best[:, 0].copy()
+        at = np.flatnonzero(~asked | (goal > known))
+    if factors != "perfect" and whole and at.size:
+        own = best[at]
+        nests, placed, left = _searched(_of_machines(read, at), factors, constraints, budget - visited, own)
+        floors[at], visited = np.minimum(left, own[:, 0]), visited + placed
+        for j, nest, latency in zip(at.tolist(), nests, own[:, 2].tolist(), strict=True):
+            found[j], cycles[j] = (nest, latency) if nest else (found[j], cycles[j])
     return [
         SearchResult(
-            found[j], visited, float(floors[j]) if whole and exposed != "in_turn" else 0.0, float(best[j, 2])
+            found[j], visited, float(floors[j]) if whole and exposed != "in_turn" else 0.0, float(cycles[j])
         )
         for j in range(many)
     ]
@@ -194,6 +214,20 @@ def _read(
     )
     machine = _machine(problems, tensors, _parts(bare, exposed), constraints.homes, limit)
     return MachineInput(problems, machine, _terms([one.arch for one in problems], form, e))
+
+
+def _of_machines(read: MachineInput, at: Ints) -> MachineInput:
+    """The machines at positions `at` alone."""
+    problems, machine, terms = read
+    if len(at) == len(problems):
+        return read
+    return MachineInput(
+        [problems[j] for j in at.tolist()],
+        machine._replace(leak=machine.leak[at], limit=machine.limit[at]),
+        terms._replace(
+            coef=terms.coef[at], sum_coef=terms.sum_coef[at], low_coef=terms.low_coef[at], base=terms.base[at]
+        ),
+    )
 
 
 def _searched(

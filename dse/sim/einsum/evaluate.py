@@ -196,8 +196,8 @@ def lower_bound(problem: Problem) -> float:
     """
     if problem.boundary != ALONE:
         return 0.0
-    energy = bounds.energy_pj(problem.einsum, problem.arch)
-    cycles = bounds.latency_cycles(problem.einsum, problem.arch)
+    e, arch = problem.einsum, problem.arch
+    energy, cycles = bounds.lower_bound(bounds.needs(e, arch.word_bits), bounds.rates(arch))
     return objective_value(problem.objective, energy, cycles)
 
 
