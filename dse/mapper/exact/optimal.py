@@ -26,10 +26,12 @@ from dse.mapper.exact.search import (
     search,
     search_on,
     supports,
+    unrollings_listed,
 )
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store
 from dse.mapping.searched import EVERY, Mappings, mappings_of
 from dse.mapping.space import FREE, Constraints, Factors, minimal_mapping, violation
+from dse.run import deadline
 from dse.sim.counts.counts import count, footprints
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import (
@@ -48,6 +50,7 @@ from workloads.einsum import Einsum, Projection
 
 MANY = 128  # machines that are searched together, at most
 SHARED = BUDGET // 8  # storage nodes placed for all of them; if that is not enough, each is searched alone
+PROVEN = 1_000  # spatial unrollings: up to so many are searched to the optimum, whatever the gap
 GLANCE = 10_000  # storage nodes placed for a lower bound alone
 # Extents are rounded up to multiples of these: the rounded extent has many divisors, and these are tile sizes
 # that nearly divide the extent itself.
@@ -78,7 +81,7 @@ def optimal(
     if factors == "imperfect":
         return _ragged(problem, constraints, budget, allowed_gap)
     some, prices = names_some_dims(constraints, problem.arch), Prices([problem], constraints)
-    goals = None if some else prices.goals(allowed_gap)
+    goals = None if some else prices.goals(factors, allowed_gap)
     found = (
         search(problem, factors, constraints, budget, goals=goals)
         if supports(problem.einsum, factors)
@@ -149,7 +152,7 @@ class Prices:
     constraints: Constraints
     known: dict[tuple[Mapping, int], EinsumCost] = field(default_factory=dict)  # by mapping and machine
 
-    def goals(self, allowed_gap: float) -> Goals | None:
+    def goals(self, factors: Factors, allowed_gap: float) -> Goals | None:
         """Returns what a search asks of imperfect factors: that they beat the optimum of perfect ones, as the
         evaluator prices it, by more than the gap. None: whatever they save.
 
@@ -157,6 +160,9 @@ class Prices:
 
         So the goal is a lower bound if no mapping is found below it, and the optimum of perfect factors is an
         answer within the gap. It depends on the machine alone, not on the batch (`search.search_on`).
+
+        Where the lower bound of any mapping reaches the goal, nothing is searched. Else up to PROVEN
+        unrollings are searched for whatever they save: that takes a millisecond or two.
         """
 
         def goals(found: Sequence[Mapping | None]) -> tuple[Floats, Floats]:
@@ -166,6 +172,9 @@ class Prices:
                     self.known[mapping, j] = one = _bounded(self.problems[j], one)
                     value = rank(self.problems[j], one)[0]
                     goal[j], known[j] = value / (1 + allowed_gap), value / (1 + one.gap_to_bound)
+            some = goal > known
+            if some.any() and unrollings_listed(self.problems[0], factors, self.constraints) <= PROVEN:
+                goal[some] = inf
             return goal, known
 
         return goals if 0 < allowed_gap < inf else None
@@ -231,8 +240,8 @@ def _on_many(
     """
     answers: dict[int, EinsumCost | Infeasible] = {}
     prices = Prices(problems, constraints)
-    several = search_on(problems, factors, constraints, SHARED, goals=prices.goals(allowed_gap))
-    if several[0].visited > SHARED:
+    several = search_on(problems, factors, constraints, SHARED, goals=prices.goals(factors, allowed_gap))
+    if several[0].visited > SHARED or several[0].ended:
         return answers
     for mapping, own in _by_mapping(
         [one.mapping if one.lower_bound > 0 else None for one in several]
@@ -270,11 +279,14 @@ def _to_answer(
         found.mapping
         and found.lower_bound > 0
         and found.visited <= budget
+        and not found.ended
         and _fits(problem, found.mapping, constraints)
     ):
         return [_certified(problem, found, factors, constraints, allowed_gap, priced)]
     starts = [found.mapping] if found.mapping else []
-    if constraints == FREE:
+    if constraints == FREE and deadline.passed():
+        starts = starts or [minimal_mapping(e, arch)]
+    elif constraints == FREE:
         other = cost_descending(problem, Random(0))
         starts += (
             [other[0].mapping] if isinstance(other, list) else [] if starts else [minimal_mapping(e, arch)]
@@ -441,16 +453,18 @@ def _certified(
             else []
         )
         best = min([best, *others], key=lambda one: rank(problem, one))
-    return _with_certificate(problem, best, floor, visited, mappings_of(factors, problem.arch, constraints))
+    space = mappings_of(factors, problem.arch, constraints)
+    return _with_certificate(problem, best, floor, visited, space, allowed_gap)
 
 
 def _with_certificate(
-    problem: Problem, one: EinsumCost, lower: float, visited: int, space: Mappings
+    problem: Problem, one: EinsumCost, lower: float, visited: int, space: Mappings, allowed_gap: float = 0.0
 ) -> EinsumCost:
     """The cost with its optimality gap to the lower bound `lower`, and with the space that the certificate is
-    of.
+    of. A gap that differs from the allowed one by rounding is that one.
     """
     gap = relative_gap(rank(problem, one)[0], lower)
+    gap = allowed_gap if allowed_gap < gap <= allowed_gap * (1 + PRECISE) else gap
     one = one if gap <= PRECISE else _bounded(problem, one)
     gap = min(one.gap_to_bound, gap)
     proven = gap <= PRECISE

@@ -25,9 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.mapper.exact.kernels import batch_search, state
-from dse.mapper.exact.spatial import FanoutDim, SpatialUnrollings, dims_and_groups, unrollings
+from dse.mapper.exact.spatial import FanoutDim, SpatialUnrollings, TooMany, dims_and_groups, unrollings
 from dse.mapping.nest import Loop, Mapping, Store, may_keep
 from dse.mapping.space import FREE, Constraints, Factors, stationary
+from dse.run import deadline
 from dse.sim.counts.counts import hull
 from dse.sim.counts.latency import any_nonzero
 from dse.sim.counts.parts import (
@@ -51,6 +52,7 @@ from workloads.einsum import Einsum, TooLong
 
 BUDGET = 5_000_000  # storage nodes placed per search: some ten seconds
 CLOSER = 100_000  # the same for each further search that tries to improve a first answer
+CHOICES = 8_000_000  # choices of spatial unrollings looked at per search: some ten seconds, too
 EASY = 1_000  # nodes placed before `batch_search.outer_bound` is worth its time
 OUTER = 50_000  # nodes placed for one such bound
 FEW = 8  # machines of a batch that the first pass of the search looks at
@@ -101,6 +103,7 @@ class SearchResult:
     visited: int  # storage nodes placed
     lower_bound: float  # no mapping of the space has a lower objective; inf: none fits
     cycles: float = inf  # those of the mapping, as the search counts them
+    ended: bool = False  # whether the budget in choices or a deadline ended the search
 
 
 def search(
@@ -163,7 +166,7 @@ def search_on(
     problems = [replace(problem, arch=problem.arch.unbounded()) for problem in problems]
     read, many = _read(problems, constraints, exposed, spread, limit), len(problems)
     best = np.tile(np.array(cutoff), (many, 1))
-    found, visited, left = _searched(read, "perfect", constraints, budget, best)
+    found, visited, left, ended = _searched(read, "perfect", constraints, budget, best, CHOICES)
     floors = np.minimum(left, best[:, 0])
     whole = bool((floors >= best[:, 0]).all())  # False: the budget has ended
     cycles = best[:, 2].copy()
@@ -173,17 +176,25 @@ def search_on(
         best[asked, 0], best[asked, 1:] = goal[asked], 0.0
         floors = best[:, 0].copy()
         at = np.flatnonzero(~asked | (goal > known))
-    if factors != "perfect" and whole and at.size:
-        own = best[at]
-        nests, placed, left = _searched(_of_machines(read, at), factors, constraints, budget - visited, own)
-        floors[at], visited = np.minimum(left, own[:, 0]), visited + placed
-        for j, nest, latency in zip(at.tolist(), nests, own[:, 2].tolist(), strict=True):
-            found[j], cycles[j] = (nest, latency) if nest else (found[j], cycles[j])
+        if at.size and (deadline.passed() or unrollings_listed(problems[0], factors, constraints) == inf):
+            whole, ended = False, True
+        elif at.size:
+            own = best[at]
+            nests, placed, left, ended = _searched(
+                _of_machines(read, at),
+                factors,
+                constraints,
+                budget - visited,
+                own,
+                CHOICES // 4 if goals else CHOICES,  # a gap may be left, so less is looked for
+            )
+            floors[at], visited = np.minimum(left, own[:, 0]), visited + placed
+            for j, nest, latency in zip(at.tolist(), nests, own[:, 2].tolist(), strict=True):
+                found[j], cycles[j] = (nest, latency) if nest else (found[j], cycles[j])
+    proven = whole and exposed != "in_turn"
     return [
-        SearchResult(
-            found[j], visited, float(floors[j]) if whole and exposed != "in_turn" else 0.0, float(cycles[j])
-        )
-        for j in range(many)
+        SearchResult(nest, visited, float(floor) if proven else 0.0, float(latency), ended)
+        for nest, floor, latency in zip(found, floors, cycles, strict=True)
     ]
 
 
@@ -231,13 +242,14 @@ def _of_machines(read: MachineInput, at: Ints) -> MachineInput:
 
 
 def _searched(
-    read: MachineInput, factors: Factors, constraints: Constraints, budget: int, best: Floats
-) -> tuple[list[Mapping | None], int, Floats]:
-    """Searches with one kind of factors. Returns three things:
+    read: MachineInput, factors: Factors, constraints: Constraints, budget: int, best: Floats, choices: int
+) -> tuple[list[Mapping | None], int, Floats, bool]:
+    """Searches with one kind of factors. Returns four things:
 
     1. the best mapping per machine, None where none beats `best` [J, 3], which is lowered in place;
     2. how many nodes were placed;
-    3. lower bounds [J] on the objective of all mappings that were left out (inf: the budget did not end).
+    3. lower bounds [J] on the objective of all mappings that were left out (inf: the budget did not end);
+    4. whether the budget in choices or a deadline ended the search.
     """
     problems, machine, terms = read
     e, arch, many = problems[0].einsum, problems[0].arch, len(problems)
@@ -254,7 +266,7 @@ def _searched(
         factors != "perfect",
     )
     nodes, levels = len(own.tensors) * len(arch.levels) + len(machine.gaps), len(arch.levels)
-    w, outer = (_work(many, nodes, levels, terms, own, most) for most in (budget, OUTER))
+    w, outer = (_work(many, nodes, levels, terms, own, most, choices) for most in (budget, OUTER))
     free = machine._replace(
         leak=np.zeros(many),
         limit=np.full(many, inf),
@@ -275,6 +287,7 @@ def _searched(
         ],
         int(w.tally[state.VISITED]),
         left,
+        bool(w.tally[state.CHOICES] > choices or deadline.passed()),
     )
 
 
@@ -324,7 +337,9 @@ def _unconstrained_groups(arch: Arch, constraints: Constraints) -> int:
     return sum(1 << g for g in range(len(groups)) if g not in named)
 
 
-def _work(many: int, nodes: int, levels: int, terms: state.Terms, own: Tables, budget: int) -> state.Work:
+def _work(
+    many: int, nodes: int, levels: int, terms: state.Terms, own: Tables, budget: int, choices: int
+) -> state.Work:
     """The state of a search for `many` machines before any node is placed."""
 
     def whole(*shape: int) -> Ints:
@@ -352,7 +367,8 @@ def _work(many: int, nodes: int, levels: int, terms: state.Terms, own: Tables, b
         whole(ranks),
         whole(nodes, 4),
         np.zeros(nodes, np.bool_),
-        np.array([0, 0, budget, EASY], np.int64),
+        np.array([0, 0, budget, EASY, 0, choices], np.int64),
+        deadline.STOP,
         np.zeros(quantities),
         np.zeros(many, np.bool_),
         whole(len(own.tensors)),
@@ -395,6 +411,17 @@ def _covering_fanout(f: Fanout) -> Fanout:
         for name, n in f.dims
     )
     return Fanout(f.name, f.outside, dims, f.multicast, f.reduce, f.systolic)
+
+
+def unrollings_listed(problem: Problem, factors: Factors, constraints: Constraints) -> float:
+    """Returns how many spatial unrollings all ranks have together, in tables that are made for machines with
+    similar arrays; inf where a rank has too many for a table.
+    """
+    fanouts = tuple(_covering_fanout(f) for f in problem.arch.fanouts)
+    try:
+        return int(_tables(problem.einsum, fanouts, factors, constraints.spatial).pool.first[-1])
+    except TooMany:
+        return inf
 
 
 @lru_cache(maxsize=1024)
