@@ -126,7 +126,8 @@ def unrollings(
     found: dict[tuple[FanoutBoundary, ...], set[Trips]] = {}
     ways = _factorizations(extent, dims, boundaries, 0, factors, True) if boundaries else iter(INSIDE)
     for number, (own, trips) in enumerate(ways):
-        if number == UNROLLINGS or (number % 1024 == 0 and deadline.passed()):
+        late = factors != "perfect" and number % 1024 == 1023 and deadline.passed()
+        if number == UNROLLINGS or late:
             raise TooMany(f"{extent} over {[dim.size for dim in dims]}")
         found.setdefault(own, set()).add(trips)
     if len(dims) < all_dims:
