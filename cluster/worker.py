@@ -34,7 +34,7 @@ from dse.explain import derived
 from dse.explain import values as explain
 from dse.mapping.conversion import with_conversions
 from dse.mapping.nest import Infeasible
-from dse.run import record
+from dse.run import deadline, record
 from dse.run.installed import PACKAGES, ROOT
 from dse.sim.einsum.evaluate import EinsumCost, Solution, Violated
 from dse.sim.levels.network import WAYS
@@ -372,9 +372,13 @@ def solve_machine(
     front: schedules of other machines that may dominate all schedules of this one
     ready: answers that `_solve_batches` has found, per workload
     """
+    before = deadline.missed()
     try:
-        with _within(job.deadline_s):
-            return _solve(job, ask, front, ready)
+        with deadline.within(job.deadline_s), _within(job.deadline_s):
+            found = _solve(job, ask, front, ready)
+            if deadline.missed() > before:  # searches were cut short, so the answer depends on the clock
+                raise Overdue
+            return found
     except Overdue:
         reason, trace = f"deadline: not solved within {job.deadline_s:g} s; a resume tries again", ""
     except MemoryError as fault:
@@ -523,7 +527,7 @@ def _counts(
 @contextmanager
 def _within(seconds: float | None) -> Iterator[None]:
     """Raises Overdue in the body after so many seconds. Without effect outside of the main thread: in actors
-    cluster/pool.py limits the time.
+    dse/run/deadline.py ends searches, and cluster/pool.py what takes longer.
     """
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield

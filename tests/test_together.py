@@ -66,12 +66,14 @@ def machines(seed: int) -> tuple[list[Problem], Factors, float]:
     return (
         [replace(first, arch=priced_anew(kinds[i % 3 == 2], rng)) for i in range(rng.choice([2, 5, 11]))],
         tiles,
-        rng.choice([0.0, 0.01]),
+        rng.choice([0.0, 0.01, 0.05]),
     )
 
 
 @pytest.mark.parametrize("seed", range(amount(60)))
-def test_each_machine_gets_the_answer_that_it_gets_alone(seed: int) -> None:
+def test_each_machine_gets_the_answer_that_it_gets_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With gaps too, which leave imperfect factors out on some machines of a batch."""
+    monkeypatch.setattr(mapper, "PROVEN", 0)
     problems, tiles, near = machines(seed)
     found = optimal_on(problems, tiles, allowed_gap=near)
     assert [told(one) for one in found] == [told(alone(problem, tiles, near)) for problem in problems]
@@ -82,7 +84,9 @@ def test_machines_of_one_kind_are_searched_once(monkeypatch: pytest.MonkeyPatch)
     (problems, tiles, _), asked = machines(3), list[int]()
     whole = mapper.search_on
     monkeypatch.setattr(
-        mapper, "search_on", lambda several, *rest: asked.append(len(several)) or whole(several, *rest)
+        mapper,
+        "search_on",
+        lambda several, *rest, **more: asked.append(len(several)) or whole(several, *rest, **more),
     )
     optimal_on(problems, tiles)
     arch, e = problems[0].arch, problems[0].einsum

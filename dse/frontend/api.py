@@ -25,7 +25,7 @@ from dse.mapping import directives
 from dse.mapping import schedule as schedules
 from dse.mapping.conversion import Conversion, with_conversions
 from dse.mapping.nest import Infeasible, to_text
-from dse.run import folder, record
+from dse.run import deadline, folder, record
 from dse.sim.einsum.evaluate import Problem, ProgressFn, Solution, no_progress
 from dse.sim.schedule import outermost
 from dse.sim.schedule.graph import evaluate
@@ -36,6 +36,7 @@ from dse.solve.gogeta.traffic import Reuse, reuse, with_rereads
 from dse.solve.solve import SolverOptions
 from dse.study import pareto, prune, read
 from dse.study import study as studies
+from dse.study.plan import Limits
 from dse.study.study import Study
 from hw import machine as machines
 from hw import space as spaces
@@ -197,13 +198,20 @@ def map(
         that are missing there are mapped by themselves
     einsum: one that is asked for later; a name that the workload lacks is refused before anything is solved
     sets: fields of the machine and keys of the solver, as in --set: **{"array.x": 12, "solver.factors":
-        "perfect"}
+        "perfect"}; and limits.seconds, after which searches end: the answer is then the best that was found,
+        with its gap. Each distinct einsum gets an equal part of the time that is left.
 
     Raises ValueError with one line per fault.
     """
+    seconds, sets = _deadline(sets)
     options, spec = _machine_and_options(
         machine, ({"solver.objective": objective} if objective else {}) | sets
     )
+    if seconds and (schedule or options.schedule != "unfused" or options.layout != "row_major"):
+        raise ValueError(
+            f"limits.seconds = {seconds:g}: ends searches of unfused mappings, not of schedules or layouts; "
+            "leave it out"
+        )
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
     if options.layout == "row_major":  # else copies between layouts are einsums too
         screens.numbered(loaded, einsum or None)
@@ -227,7 +235,8 @@ def map(
         one = solve.cached_layouts(arch, loaded, options, progress)
         found = one if isinstance(one, Infeasible) else [one]
     else:
-        found = solve.cached(arch, loaded, options, progress)
+        with deadline.within(seconds, divided=True):
+            found = solve.cached(arch, loaded, options, progress)
     if given and isinstance(found, list):
         found = solve.in_layouts(arch, loaded, options, found[0], given)
     if isinstance(found, Infeasible):
@@ -317,6 +326,20 @@ def _layout(text: str) -> tuple[str, str, str]:
     if not match:
         raise ValueError(f'layout {text}: write TENSOR=TEXT or TENSOR@LEVEL=TEXT, e.g. I="N H W/16 C w16"')
     return match[1], (match[2] or "").upper(), match[3]
+
+
+def _deadline(sets: Mapping[str, Any]) -> tuple[float | None, dict[str, Any]]:
+    """Returns limits.seconds of --set (None: no deadline) and the keys that are none of `limits`. Raises
+    ValueError for other limits, which are of studies.
+    """
+    faults = read.Faults([])
+    own = {key.removeprefix("limits."): one for key, one in sets.items() if key.startswith("limits.")}
+    for key in own.keys() - {"seconds"}:
+        faults.add(f"limits.{key}: counts machines of a study, this is one machine; leave it out")
+    limits = read.block(Limits, own, "limits", faults)
+    if faults.lines:
+        raise ValueError("\n".join(faults.lines))
+    return limits.seconds, {key: one for key, one in sets.items() if not key.startswith("limits.")}
 
 
 def _machine_and_options(machine: str, sets: Mapping[str, Any]) -> tuple[SolverOptions, Machine]:

@@ -217,7 +217,7 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="solver.KEY=VALUE, or a field of the machine such as gbuf.capacity",
+        help="solver.KEY=VALUE, a field of the machine such as gbuf.capacity, or limits.seconds=S",
     )
     mapped.add_argument(
         "--layout",

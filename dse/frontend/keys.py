@@ -135,7 +135,8 @@ SOLVER: Meanings = {
     ),
     "gap": (
         "share",
-        "of the mapper optimal: a search stops at this relative gap to the optimum; 0: prove all optimal",
+        "of the mapper optimal: an answer may lie this share above the optimum, and says how far at most; "
+        "0: prove all optimal",
     ),
     "sharing_gap": (
         "share",
@@ -180,7 +181,10 @@ SOLVER: Meanings = {
 LIMITS: Meanings = {
     "errors": ("machines", "a run stops after so many errors"),
     "error_fraction": ("share", "or after errors of this share of the machines"),
-    "seconds": ("s", "deadline of one machine; a resume tries it again"),
+    "seconds": (
+        "s",
+        "deadline of one machine; a resume tries it again; `dse map`: the best found till then, with its gap",
+    ),
 }
 MACHINE: Meanings = {
     "name": ("", "default: the file's name"),

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 from zipfile import BadZipFile
 
+from dse.run import deadline
 from dse.run.folder import make, write_bytes
 from dse.run.record import MODEL_VERSION, SOLVER_VERSION
 
@@ -90,9 +91,10 @@ def place(kind: str, question: object, suffix: str) -> Path:
 
 def write(path: Path, answer: bytes) -> None:
     """Store an answer. Where the folder cannot be written, nothing is stored, and the next run solves again.
-    A file that this process could not read is not replaced.
+    A file that this process could not read is not replaced, and nothing is stored after a deadline, when
+    searches are cut short.
     """
-    if path in _unread:
+    if path in _unread or deadline.passed():
         return
     with suppress(OSError):
         make(path.parent)

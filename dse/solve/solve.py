@@ -41,7 +41,7 @@ from dse.mapping.searched import (
     mappings_of,
 )
 from dse.mapping.space import FREE, Constraints, Dataflow, Factors, dataflow
-from dse.run import cache
+from dse.run import cache, deadline
 from dse.sim.einsum import bounds
 from dse.sim.einsum.evaluate import (
     PRECISE,
@@ -539,13 +539,14 @@ def solve_unfused(
     def found(place: int) -> EinsumCost | Infeasible:
         if place not in costs:
             e, key = groups[place].einsum, groups[place].key
-            costs[place] = _map_einsum(
-                Problem(arch, e, options.objective),
-                options,
-                mapper,
-                apart.get(key, frozenset()),
-                Random(f"{options.seed}/{key}"),
-            )
+            with deadline.part(len(groups) - len(costs)):
+                costs[place] = _map_einsum(
+                    Problem(arch, e, options.objective),
+                    options,
+                    mapper,
+                    apart.get(key, frozenset()),
+                    Random(f"{options.seed}/{key}"),
+                )
         return costs[place]
 
     if on_einsum:
@@ -924,7 +925,8 @@ def cached(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
 ) -> list[Solution] | Infeasible:
     """Returns the answer of `solve` with mappings, gaps and searched spaces cached in $DSE_CACHE. Costs are
-    evaluated again. GOGETA's configurations and tiling smaug are not cached.
+    evaluated again. GOGETA's configurations, tiling smaug and answers that a deadline cut short are not
+    cached.
     """
     if options.schedule != "unfused":
         return (
@@ -944,8 +946,9 @@ def cached(
     costs = _read_cached(path, [Problem(arch, group.einsum, options.objective) for group in groups])
     if costs:
         return sequential_solution(arch, groups, options, costs)
+    before = deadline.missed()
     found = solve_unfused(arch, workload, options, progress)
-    if isinstance(found, list):
+    if isinstance(found, list) and deadline.missed() == before:
         rows = [
             {
                 "nest": str(c.mapping),

@@ -24,6 +24,7 @@ import numpy as np
 
 from dse.mapping.nest import Loop, Mapping, Store, faults, may_keep
 from dse.mapping.space import FREE, Constraints, Factors, violation
+from dse.run import deadline
 from dse.sim.counts.counts import footprints, hull
 from dse.sim.counts.kernels import Costs, cost_many, tables
 from dse.sim.einsum.cost import overflow, price_mapping
@@ -75,7 +76,7 @@ def improve(
         )
         climbs = (_climb(problem, one, factors, constraints, AHEAD, left) for one in around)
         better = next((one for one in climbs if _below(one[2], best)), None)
-        if better is None:
+        if better is None or deadline.passed():
             break
         found = _climb(problem, better, factors, constraints, rounds, left)
     return found[1]
@@ -112,7 +113,7 @@ def _better(
         for rank in ranks
     }
     for choice in (*([rank] for rank in ranks), *(list(pair) for pair in combinations(ranks, 2))):
-        if next(left, None) is None:
+        if next(left, None) is None or deadline.passed():
             return
         options = {
             rank: (state.tiles[rank], *((steps if len(choice) == 1 else few)[rank] if rank in choice else ()))

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from random import Random
 from typing import Any
@@ -20,15 +20,18 @@ from dse.mapper.exact.search import (
     BUDGET,
     CLOSER,
     NONE,
+    Goals,
     SearchResult,
     same_structure,
     search,
     search_on,
     supports,
+    unrollings_listed,
 )
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store
 from dse.mapping.searched import EVERY, Mappings, mappings_of
 from dse.mapping.space import FREE, Constraints, Factors, minimal_mapping, violation
+from dse.run import deadline
 from dse.sim.counts.counts import counted, footprints
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import (
@@ -43,10 +46,12 @@ from dse.sim.einsum.evaluate import (
 )
 from dse.sim.schedule import outermost
 from hw.arch import Arch
+from workloads.arrays import Floats
 from workloads.einsum import Einsum, Projection
 
 MANY = 128  # machines that are searched together, at most
 SHARED = BUDGET // 8  # storage nodes placed for all of them; if that is not enough, each is searched alone
+PROVEN = 1_000  # spatial unrollings: up to so many are searched to the optimum, whatever the gap
 GLANCE = 10_000  # storage nodes placed for a lower bound alone
 # Extents are rounded up to multiples of these: the rounded extent has many divisors, and these are tile sizes
 # that nearly divide the extent itself.
@@ -65,8 +70,9 @@ def optimal(
 
     Returns a list of one solution. Ties are decided by energy, then latency.
 
-    allowed_gap: the search stops once the answer is proven to lie at most this relative gap above the
-        optimum.
+    allowed_gap: the answer may lie this relative gap above the optimum. Mappings of imperfect spatial factors
+        are left out unless they are better by more than that (`Prices.goals`); inf: as 0, but no search is
+        repeated for stalls.
     budget: storage nodes placed at most.
 
     Where the budget ends first, or the search does not take the einsum (`search.supports`), the answer is the
@@ -75,14 +81,16 @@ def optimal(
     """
     if factors == "imperfect":
         return _ragged(problem, constraints, budget, allowed_gap)
+    some, prices = names_some_dims(constraints, problem.arch), Prices([problem], constraints)
+    goals = None if some else prices.goals(factors, allowed_gap)
     found = (
-        search(problem, factors, constraints, budget)
+        search(problem, factors, constraints, budget, goals=goals)
         if supports(problem.einsum, factors)
         else SearchResult(None, 0, 0.0)
     )
-    if supports(problem.einsum, factors) and names_some_dims(constraints, problem.arch):
+    if supports(problem.einsum, factors) and some:
         return _partly(problem, found, factors, constraints, budget)
-    return _to_answer(problem, found, factors, constraints, budget, allowed_gap)
+    return _to_answer(problem, found, factors, constraints, budget, allowed_gap, prices.of(0))
 
 
 def optimal_on(
@@ -137,6 +145,95 @@ def lower_bounds_on(
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Costs of mappings of one einsum on machines that differ in prices and rates alone, each priced once."""
+
+    problems: Sequence[Problem]
+    constraints: Constraints
+    known: dict[tuple[Mapping, int], EinsumCost] = field(default_factory=dict)  # by mapping and machine
+
+    def goals(self, factors: Factors, allowed_gap: float) -> Goals | None:
+        """Returns what a search asks of imperfect factors: that they beat the optimum of perfect ones, as the
+        evaluator prices it, by more than the gap. None: whatever they save.
+
+            goal = cost of that optimum / (1 + allowed_gap)
+
+        So the goal is a lower bound if no mapping is found below it, and the optimum of perfect factors is an
+        answer within the gap. It depends on the machine alone, not on the batch (`search.search_on`).
+
+        Where the lower bound of any mapping reaches the goal, nothing is searched. Else up to PROVEN
+        unrollings are searched for whatever they save: that takes a millisecond or two.
+        """
+
+        def goals(found: Sequence[Mapping | None]) -> tuple[Floats, Floats]:
+            goal, known = np.full(len(found), inf), np.zeros(len(found))
+            for mapping, own in _by_mapping(found).items():
+                for j, one in self.price(mapping, own).items():
+                    self.known[mapping, j] = one = _bounded(self.problems[j], one)
+                    value = rank(self.problems[j], one)[0]
+                    goal[j], known[j] = value / (1 + allowed_gap), value / (1 + one.gap_to_bound)
+            some = goal > known
+            if some.any() and unrollings_listed(self.problems[0], factors, self.constraints) <= PROVEN:
+                goal[some] = inf
+            return goal, known
+
+        return goals if 0 < allowed_gap < inf else None
+
+    def of(self, j: int) -> list[EinsumCost]:
+        """The costs of all mappings that were priced on machine j."""
+        return [one for (_, i), one in self.known.items() if i == j]
+
+    def price(self, mapping: Mapping, own: Sequence[int]) -> dict[int, EinsumCost]:
+        """The costs of a mapping by machine; none if it does not fit. own: positions of the machines."""
+        todo = [j for j in own if (mapping, j) not in self.known]
+        if todo and _fits(self.problems[0], mapping, self.constraints):
+            self.known.update(((mapping, j), one) for j, one in self._priced(mapping, todo).items())
+        return {j: self.known[mapping, j] for j in own if (mapping, j) in self.known}
+
+    def _priced(self, mapping: Mapping, own: Sequence[int]) -> dict[int, EinsumCost]:
+        """The costs of a mapping that fits. All machines are priced at once."""
+        problems = [self.problems[j] for j in own]
+        e, arch = problems[0].einsum, problems[0].arch
+        c = counted(mapping, e, arch, footprints(mapping, e, arch))
+        first = evaluate_fitting(problems[0], c)
+        if len(own) == 1:
+            return {own[0]: first}
+        p = cost.price(c.rows, e, cost.batch_arch([one.arch for one in problems]), c.timed)
+        columns = (
+            np.broadcast_to(one, len(own)).tolist()
+            for one in (p.energy_pj, p.latency_cycles, p.initiation_interval_cycles, p.bottleneck)
+        )
+        return {
+            j: replace(
+                first,
+                energy_pj=energy,
+                latency_cycles=cycles,
+                bottleneck=by,
+                optimality_gap=inf,
+                gap_to_bound=inf,
+                price=cost.Price(energy, cycles, by, (), (), steady),
+            )
+            for j, energy, cycles, steady, by in zip(own, *columns, strict=True)
+        }
+
+
+def _bounded(problem: Problem, one: EinsumCost) -> EinsumCost:
+    """The cost with its gap to the lower bound of any mapping, if it has none yet."""
+    if one.gap_to_bound < inf:
+        return one
+    return replace(one, gap_to_bound=relative_gap(rank(problem, one)[0], lower_bound(problem)))
+
+
+def _by_mapping(found: Sequence[Mapping | None]) -> dict[Mapping, list[int]]:
+    """Positions of the machines that each mapping was found for."""
+    own: dict[Mapping, list[int]] = {}
+    for j, mapping in enumerate(found):
+        if mapping:
+            own.setdefault(mapping, []).append(j)
+    return own
+
+
 def _on_many(
     problems: Sequence[Problem], factors: Factors, constraints: Constraints, allowed_gap: float
 ) -> dict[int, EinsumCost | Infeasible]:
@@ -144,50 +241,22 @@ def _on_many(
     solved alone, where the search ends its budget or finds no mapping that fits.
     """
     answers: dict[int, EinsumCost | Infeasible] = {}
-    several = search_on(problems, factors, constraints, SHARED)
-    if several[0].visited > SHARED:
+    prices = Prices(problems, constraints)
+    several = search_on(problems, factors, constraints, SHARED, goals=prices.goals(factors, allowed_gap))
+    if several[0].visited > SHARED or several[0].ended:
         return answers
-    of: dict[Mapping, list[int]] = {}
+    for mapping, own in _by_mapping(
+        [one.mapping if one.lower_bound > 0 else None for one in several]
+    ).items():
+        prices.price(mapping, own)
     for j, one in enumerate(several):
         if one.lower_bound == inf:
             answers[j] = none_fits(problems[j], constraints)
-        elif one.mapping and one.lower_bound > 0:
-            of.setdefault(one.mapping, []).append(j)
-    e, arch = problems[0].einsum, problems[0].arch
-    space = mappings_of(factors, arch, constraints)
-    for mapping, own in of.items():
-        if not _fits(problems[0], mapping, constraints):
-            continue
-        c = counted(mapping, e, arch, footprints(mapping, e, arch))
-        first = evaluate_fitting(problems[own[0]], c)
-        p = cost.price(c.rows, e, cost.batch_arch([problems[j].arch for j in own]), c.timed)
-        energy, cycles, steady, by = (
-            np.broadcast_to(one, len(own)).tolist()
-            for one in (p.energy_pj, p.latency_cycles, p.initiation_interval_cycles, p.bottleneck)
-        )
-        for i, j in enumerate(own):
-            own_cost = replace(
-                first,
-                energy_pj=energy[i],
-                latency_cycles=cycles[i],
-                bottleneck=by[i],
-                optimality_gap=inf,
-                gap_to_bound=inf,
-                price=cost.Price(energy[i], cycles[i], by[i], (), (), steady[i]),
+        elif one.mapping and (one.mapping, j) in prices.known:
+            found = _certified(problems[j], one, factors, constraints, allowed_gap, prices.of(j))
+            answers[j] = (
+                replace(found, gap_to_bound=0.0) if found.gap_to_bound == inf and found.proven else found
             )
-            problem, one, value = problems[j], several[j], rank(problems[j], own_cost)[0]
-            if arch.overlap == "free" or relative_gap(value, one.lower_bound) <= max(allowed_gap, PRECISE):
-                gap = (
-                    relative_gap(value, lower_bound(problem))
-                    if relative_gap(value, one.lower_bound) > PRECISE
-                    else 0.0
-                )
-                answers[j] = _with_certificate(
-                    problem, replace(own_cost, gap_to_bound=gap), one.lower_bound, one.visited, space
-                )
-            else:
-                found = _to_answer(problem, one, factors, constraints, SHARED, allowed_gap)
-                answers[j] = found if isinstance(found, Infeasible) else found[0]
     return answers
 
 
@@ -198,9 +267,12 @@ def _to_answer(
     constraints: Constraints,
     budget: int,
     allowed_gap: float,
+    priced: Sequence[EinsumCost],
 ) -> list[EinsumCost] | Infeasible:
     """The result of a search as an answer with its certificate. Where the search did not finish, the answer
     comes from a local search.
+
+    priced: costs of mappings that were priced before, answers as well.
     """
     e, arch, space = problem.einsum, problem.arch, mappings_of(factors, problem.arch, constraints)
     if found.lower_bound == inf:
@@ -209,11 +281,14 @@ def _to_answer(
         found.mapping
         and found.lower_bound > 0
         and found.visited <= budget
+        and not found.ended
         and _fits(problem, found.mapping, constraints)
     ):
-        return [_certified(problem, found, factors, constraints, allowed_gap)]
+        return [_certified(problem, found, factors, constraints, allowed_gap, priced)]
     starts = [found.mapping] if found.mapping else []
-    if constraints == FREE:
+    if constraints == FREE and deadline.passed():
+        starts = starts or [minimal_mapping(e, arch)]
+    elif constraints == FREE:
         other = cost_descending(problem, Random(0))
         starts += (
             [other[0].mapping] if isinstance(other, list) else [] if starts else [minimal_mapping(e, arch)]
@@ -225,10 +300,10 @@ def _to_answer(
             if constraints != FREE
             else none_fits(problem, constraints)
         )
-    best = min(
-        (evaluate_fitting_alone(problem, improve(problem, start, factors, constraints)) for start in fits),
-        key=lambda one: rank(problem, one),
-    )
+    improved = [
+        evaluate_fitting_alone(problem, improve(problem, start, factors, constraints)) for start in fits
+    ]
+    best = min([*improved, *priced], key=lambda one: rank(problem, one))
     return [
         _with_certificate(
             problem, best, found.lower_bound, found.visited, EVERY if best.gap_to_bound <= PRECISE else space
@@ -341,21 +416,29 @@ def _refit(e: Einsum, mapping: Mapping) -> Mapping:
 
 
 def _certified(
-    problem: Problem, found: SearchResult, factors: Factors, constraints: Constraints, allowed_gap: float
+    problem: Problem,
+    found: SearchResult,
+    factors: Factors,
+    constraints: Constraints,
+    allowed_gap: float,
+    priced: Sequence[EinsumCost],
 ) -> EinsumCost:
     """The answer of a search that finished. Where the search counts fewer cycles than the evaluator, further
     searches with other stalls (`exposed`: "in_turn", "ends") may find a better mapping or a higher lower
-    bound.
+    bound. priced: as in `_to_answer`.
     """
     assert found.mapping is not None
     arch = problem.arch
-    best = evaluate_fitting_alone(problem, found.mapping)
+    known = any(one.mapping == found.mapping for one in priced)
+    own = [] if known else [evaluate_fitting_alone(problem, found.mapping)]
+    best = min([*priced, *own], key=lambda one: rank(problem, one))
     floor = found.lower_bound
     visited = found.visited
     single = any(not level.double_buffer for level in arch.levels[1:])
     for waits in ("in_turn", "ends") if single else ("ends",):
         value, energy, cycles, _ = rank(problem, best)
-        if arch.overlap == "free" or relative_gap(value, floor) <= max(allowed_gap, PRECISE):
+        # a goal is a quotient, so a gap to it may be a rounding above what is allowed
+        if arch.overlap == "free" or relative_gap(value, floor) <= max(allowed_gap * (1 + PRECISE), PRECISE):
             break
         closer = search(
             problem,
@@ -372,16 +455,20 @@ def _certified(
             else []
         )
         best = min([best, *others], key=lambda one: rank(problem, one))
-    return _with_certificate(problem, best, floor, visited, mappings_of(factors, problem.arch, constraints))
+    space = mappings_of(factors, problem.arch, constraints)
+    return _with_certificate(problem, best, floor, visited, space, allowed_gap)
 
 
 def _with_certificate(
-    problem: Problem, one: EinsumCost, lower: float, visited: int, space: Mappings
+    problem: Problem, one: EinsumCost, lower: float, visited: int, space: Mappings, allowed_gap: float = 0.0
 ) -> EinsumCost:
     """The cost with its optimality gap to the lower bound `lower`, and with the space that the certificate is
-    of.
+    of. A gap that differs from the allowed one by rounding is that one.
     """
-    gap = min(one.gap_to_bound, relative_gap(rank(problem, one)[0], lower))
+    gap = relative_gap(rank(problem, one)[0], lower)
+    gap = allowed_gap if allowed_gap < gap <= allowed_gap * (1 + PRECISE) else gap
+    one = one if gap <= PRECISE else _bounded(problem, one)
+    gap = min(one.gap_to_bound, gap)
     proven = gap <= PRECISE
     return replace(
         one,

@@ -25,9 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.mapper.exact.kernels import batch_search, state
-from dse.mapper.exact.spatial import FanoutDim, SpatialUnrollings, dims_and_groups, unrollings
+from dse.mapper.exact.spatial import FanoutDim, SpatialUnrollings, TooMany, dims_and_groups, unrollings
 from dse.mapping.nest import Loop, Mapping, Store, may_keep
 from dse.mapping.space import FREE, Constraints, Factors, stationary
+from dse.run import deadline
 from dse.sim.counts.counts import hull
 from dse.sim.counts.latency import any_nonzero
 from dse.sim.counts.parts import (
@@ -51,11 +52,16 @@ from workloads.einsum import Einsum, TooLong
 
 BUDGET = 5_000_000  # storage nodes placed per search: some ten seconds
 CLOSER = 100_000  # the same for each further search that tries to improve a first answer
+CHOICES = 8_000_000  # choices of spatial unrollings looked at per search: some ten seconds, too
 EASY = 1_000  # nodes placed before `batch_search.outer_bound` is worth its time
 OUTER = 50_000  # nodes placed for one such bound
 FEW = 8  # machines of a batch that the first pass of the search looks at
 SLOTS = 1 << 15  # slots of the hash table of inner parts of nests (state.InnerStates)
 Cost = tuple[float, float, float]  # value of the objective, energy, latency
+# From the best mapping of perfect factors on each machine (None: none was found) to two arrays [J]: goals,
+# objectives below which a mapping of imperfect factors counts (inf: below the best), and lower bounds of all
+# mappings.
+Goals = Callable[[Sequence[Mapping | None]], tuple[Floats, Floats]]
 Exposed = Literal["least", "ends", "in_turn"]  # which stalls count as cycles (`search`)
 NONE = (inf, inf, inf)  # a cutoff above every cost
 APART = (0, 0.0)  # a `Spread` of no dimensions
@@ -97,6 +103,7 @@ class SearchResult:
     visited: int  # storage nodes placed
     lower_bound: float  # no mapping of the space has a lower objective; inf: none fits
     cycles: float = inf  # those of the mapping, as the search counts them
+    ended: bool = False  # whether the budget in choices or a deadline ended the search
 
 
 def search(
@@ -108,6 +115,7 @@ def search(
     cutoff: Cost = NONE,
     spread: Dict[str, Spread] = NOWHERE,
     limit: float = inf,
+    goals: Goals | None = None,
 ) -> SearchResult:
     """Returns the best mapping of the space that costs less than `cutoff`. Ties (within a relative 1e-10) are
     decided by energy, then latency.
@@ -122,11 +130,12 @@ def search(
     spread: layouts that tensors must have at the outermost level; the lines that these take beyond the best
         layout's count as well.
     limit: cycles at most; a mapping that takes more does not count.
+    goals: what is asked of imperfect factors, once the best mapping of perfect ones is known.
 
     Where the machine has cache lines, all requests that PEs make at once take whole lines, and each row is
     opened once: no layouts cost less. Imperfect spatial factors are searched after perfect ones.
     """
-    return search_on([problem], factors, constraints, budget, exposed, cutoff, spread, limit)[0]
+    return search_on([problem], factors, constraints, budget, exposed, cutoff, spread, limit, goals)[0]
 
 
 def search_on(
@@ -138,6 +147,7 @@ def search_on(
     cutoff: Cost = NONE,
     spread: Dict[str, Spread] = NOWHERE,
     limit: float = inf,
+    goals: Goals | None = None,
 ) -> list[SearchResult]:
     """Returns the result of `search` for one einsum on each of many machines that differ in prices and rates
     alone (`same_structure`).
@@ -146,24 +156,45 @@ def search_on(
     search on its machine alone: of mappings with equal costs it is the first in an order that prices do not
     change. Only where the budget ends may it differ. The outermost level is assumed to hold all tensors
     (dse/sim/schedule/outermost.py).
+
+    With `goals` a result still equals that of its machine alone. The goal of a machine follows from its
+    optimum of perfect factors, and stays what it is while imperfect ones are searched. So the second search
+    has two outcomes, and neither depends on what is searched first: the optimum of imperfect factors, if it
+    lies below the goal, or no mapping, which proves that the goal is a lower bound. A goal that followed each
+    better mapping would leave out more, but what it leaves out would depend on the order of the batch.
     """
     problems = [replace(problem, arch=problem.arch.unbounded()) for problem in problems]
-    read, many, visited, whole = _read(problems, constraints, exposed, spread, limit), len(problems), 0, True
+    read, many = _read(problems, constraints, exposed, spread, limit), len(problems)
     best = np.tile(np.array(cutoff), (many, 1))
-    found: list[Mapping | None] = [None] * many
-    kinds: tuple[Factors, ...] = ("perfect",) if factors == "perfect" else ("perfect", factors)
-    for kind in kinds:
-        nests, placed, left = _searched(read, kind, constraints, budget - visited, best)
-        found, visited = [new or old for new, old in zip(nests, found, strict=True)], visited + placed
-        floors = np.minimum(left, best[:, 0])
-        if kind == "perfect" and (floors < best[:, 0]).any():  # the budget has ended
-            whole = False
-            break
+    found, visited, left, ended = _searched(read, "perfect", constraints, budget, best, CHOICES)
+    floors = np.minimum(left, best[:, 0])
+    whole = bool((floors >= best[:, 0]).all())  # False: the budget has ended
+    cycles = best[:, 2].copy()
+    if factors != "perfect" and whole:
+        goal, known = goals(found) if goals else (np.full(many, inf), np.zeros(many))
+        asked = goal < best[:, 0]
+        best[asked, 0], best[asked, 1:] = goal[asked], 0.0
+        floors = best[:, 0].copy()
+        at = np.flatnonzero(~asked | (goal > known))
+        if at.size and (deadline.passed() or unrollings_listed(problems[0], factors, constraints) == inf):
+            whole, ended = False, True
+        elif at.size:
+            own = best[at]
+            nests, placed, left, ended = _searched(
+                _of_machines(read, at),
+                factors,
+                constraints,
+                budget - visited,
+                own,
+                CHOICES // 4 if goals else CHOICES,  # a gap may be left, so less is looked for
+            )
+            floors[at], visited = np.minimum(left, own[:, 0]), visited + placed
+            for j, nest, latency in zip(at.tolist(), nests, own[:, 2].tolist(), strict=True):
+                found[j], cycles[j] = (nest, latency) if nest else (found[j], cycles[j])
+    proven = whole and exposed != "in_turn"
     return [
-        SearchResult(
-            found[j], visited, float(floors[j]) if whole and exposed != "in_turn" else 0.0, float(best[j, 2])
-        )
-        for j in range(many)
+        SearchResult(nest, visited, float(floor) if proven else 0.0, float(latency), ended)
+        for nest, floor, latency in zip(found, floors, cycles, strict=True)
     ]
 
 
@@ -196,14 +227,29 @@ def _read(
     return MachineInput(problems, machine, _terms([one.arch for one in problems], form, e))
 
 
+def _of_machines(read: MachineInput, at: Ints) -> MachineInput:
+    """The machines at positions `at` alone."""
+    problems, machine, terms = read
+    if len(at) == len(problems):
+        return read
+    return MachineInput(
+        [problems[j] for j in at.tolist()],
+        machine._replace(leak=machine.leak[at], limit=machine.limit[at]),
+        terms._replace(
+            coef=terms.coef[at], sum_coef=terms.sum_coef[at], low_coef=terms.low_coef[at], base=terms.base[at]
+        ),
+    )
+
+
 def _searched(
-    read: MachineInput, factors: Factors, constraints: Constraints, budget: int, best: Floats
-) -> tuple[list[Mapping | None], int, Floats]:
-    """Searches with one kind of factors. Returns three things:
+    read: MachineInput, factors: Factors, constraints: Constraints, budget: int, best: Floats, choices: int
+) -> tuple[list[Mapping | None], int, Floats, bool]:
+    """Searches with one kind of factors. Returns four things:
 
     1. the best mapping per machine, None where none beats `best` [J, 3], which is lowered in place;
     2. how many nodes were placed;
-    3. lower bounds [J] on the objective of all mappings that were left out (inf: the budget did not end).
+    3. lower bounds [J] on the objective of all mappings that were left out (inf: the budget did not end);
+    4. whether the budget in choices or a deadline ended the search.
     """
     problems, machine, terms = read
     e, arch, many = problems[0].einsum, problems[0].arch, len(problems)
@@ -220,7 +266,7 @@ def _searched(
         factors != "perfect",
     )
     nodes, levels = len(own.tensors) * len(arch.levels) + len(machine.gaps), len(arch.levels)
-    w, outer = (_work(many, nodes, levels, terms, own, most) for most in (budget, OUTER))
+    w, outer = (_work(many, nodes, levels, terms, own, most, choices) for most in (budget, OUTER))
     free = machine._replace(
         leak=np.zeros(many),
         limit=np.full(many, inf),
@@ -241,6 +287,7 @@ def _searched(
         ],
         int(w.tally[state.VISITED]),
         left,
+        bool(w.tally[state.CHOICES] > choices or deadline.passed()),
     )
 
 
@@ -290,7 +337,9 @@ def _unconstrained_groups(arch: Arch, constraints: Constraints) -> int:
     return sum(1 << g for g in range(len(groups)) if g not in named)
 
 
-def _work(many: int, nodes: int, levels: int, terms: state.Terms, own: Tables, budget: int) -> state.Work:
+def _work(
+    many: int, nodes: int, levels: int, terms: state.Terms, own: Tables, budget: int, choices: int
+) -> state.Work:
     """The state of a search for `many` machines before any node is placed."""
 
     def whole(*shape: int) -> Ints:
@@ -318,7 +367,8 @@ def _work(many: int, nodes: int, levels: int, terms: state.Terms, own: Tables, b
         whole(ranks),
         whole(nodes, 4),
         np.zeros(nodes, np.bool_),
-        np.array([0, 0, budget, EASY], np.int64),
+        np.array([0, 0, budget, EASY, 0, choices], np.int64),
+        deadline.STOP,
         np.zeros(quantities),
         np.zeros(many, np.bool_),
         whole(len(own.tensors)),
@@ -361,6 +411,17 @@ def _covering_fanout(f: Fanout) -> Fanout:
         for name, n in f.dims
     )
     return Fanout(f.name, f.outside, dims, f.multicast, f.reduce, f.systolic)
+
+
+def unrollings_listed(problem: Problem, factors: Factors, constraints: Constraints) -> float:
+    """Returns how many spatial unrollings all ranks have together, in tables that are made for machines with
+    similar arrays; inf where a rank has too many for a table.
+    """
+    fanouts = tuple(_covering_fanout(f) for f in problem.arch.fanouts)
+    try:
+        return int(_tables(problem.einsum, fanouts, factors, constraints.spatial).pool.first[-1])
+    except TooMany:
+        return inf
 
 
 @lru_cache(maxsize=1024)

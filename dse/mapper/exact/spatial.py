@@ -21,12 +21,18 @@ from typing import NamedTuple
 import numpy as np
 
 from dse.mapping.space import Factors
+from dse.run import deadline
 from dse.run.compiled import njit
 from dse.sim.fronts import undominated
 from hw.arch import Fanout
 from workloads.arrays import Bools, Floats, Ints
 
+UNROLLINGS = 1 << 18  # ways to unroll a rank, at most: tables of more take minutes and gigabytes
 MOST_DIVISORS = 1 << 16  # no number below 2**53 has so many (41,472 at most)
+
+
+class TooMany(ValueError):
+    """A rank has more than UNROLLINGS spatial unrollings, or more than can be listed before a deadline."""
 
 
 class FanoutDim(NamedTuple):
@@ -114,9 +120,15 @@ def unrollings(
 
     dims: fan-out dimensions that may take the rank, by boundary.
     all_dims: how many dimensions the machine has.
+
+    Raises TooMany.
     """
     found: dict[tuple[FanoutBoundary, ...], set[Trips]] = {}
-    for own, trips in _factorizations(extent, dims, boundaries, 0, factors, True) if boundaries else INSIDE:
+    ways = _factorizations(extent, dims, boundaries, 0, factors, True) if boundaries else iter(INSIDE)
+    for number, (own, trips) in enumerate(ways):
+        late = factors != "perfect" and number % 1024 == 1023 and deadline.passed()
+        if number == UNROLLINGS or late:
+            raise TooMany(f"{extent} over {[dim.size for dim in dims]}")
         found.setdefault(own, set()).add(trips)
     if len(dims) < all_dims:
         at = {lane.number: i for i, lane in enumerate(dims)}

@@ -17,7 +17,10 @@ from dse.mapper.exact.kernels.spatial_search import (
     group_equal_pes,
     lower_to,
     min_inside,
+    min_later,
+    open_in_group,
     quotients,
+    root_bound,
     scratch,
     some_win,
     worth_of,
@@ -25,12 +28,14 @@ from dse.mapper.exact.kernels.spatial_search import (
 from dse.mapper.exact.kernels.state import (
     ALL,
     BUDGET,
+    CHOICES,
     COUNT,
     EASY,
     FIRST,
     LEVEL,
     LOWEST,
     MANY,
+    MOST_CHOICES,
     NODES_PLACED,
     PARENT,
     POINTS,
@@ -83,7 +88,8 @@ def search(
     free, outer: machines and state for `outer_bound`.
     seen: scratch for inner parts of nests.
 
-    Returns lower bounds [J] on the objective of everything that was left out: inf unless the budget ended.
+    Returns lower bounds [J] on the objective of everything that was left out: inf unless the budget ended,
+    in nodes, in choices or at a deadline.
     """
     machines = w.best_count.shape[0]
     outer_bounds = OuterBounds(np.full(256, -1), np.empty((256, machines)))
@@ -94,7 +100,7 @@ def search(
         choices(t, e, p, m, memo, w),
         quotients(m.size),
     )
-    x = scratch(t, w)
+    x = scratch(t, w, c.pes.shape[0])
     set_units(t, m, w)
     for d in range(m.size.shape[0]):
         total *= m.size[d]
@@ -115,14 +121,34 @@ def search(
         MANY,
     )
     done, many = np.empty((LOWEST * LOWEST, ranks), np.int64), 0
+    whole, never = np.array([total]), np.full(machines, np.inf)  # `never`: bounds of what was not enumerated
     for most in (LOWEST, ALL):
         if best.min() < np.inf:
             close_hopeless(c, total, caps, t, e, m, x, w, best)
         groups, start = group_equal_pes(c, e)
         inside = min_inside(groups, e.order, left)
+        rough = min_later(groups, e.order, caps)
+        x.tried[:] = True
         of_groups, low_of_groups, rest = enumerate_spatial(
-            most, groups, groups.first[:-1], groups.first[1:], inside, left, t, e, m, rules, x, w, best
+            most,
+            groups,
+            groups.first[:-1],
+            groups.first[1:],
+            inside,
+            left,
+            rough,
+            caps,
+            t,
+            e,
+            m,
+            rules,
+            x,
+            w,
+            best,
         )
+        if w.tally[CHOICES] > w.tally[MOST_CHOICES]:
+            never = root_bound(groups, inside, left, t, e, m, x, w)
+            break
         for g in by_bound(low_of_groups, w.unit):
             if not some_win(low_of_groups[g], best, w.equal):
                 continue
@@ -156,13 +182,33 @@ def search(
             for i in range(ranks - 1, -1, -1):
                 for q in range(many_q):
                     later[i, 0, q] = later[i + 1, 0, q] * groups.alone[own[e.order[i]], q]
-            if (start[own + 1] - start[own]).max() == 1:
+            single = (start[own + 1] - start[own]).max() == 1
+            if most == ALL and not single:
+                open_in_group(c, own, start, groups, t, e, m, x, w, best)
+            if single:
                 found, low = start[own].reshape(1, ranks), low_of_groups[g].copy().reshape(1, machines, 3)
             else:
                 found, low, others = enumerate_spatial(
-                    most, c, start[own], start[own + 1], later, all_left, t, e, m, rules, x, w, best
+                    most,
+                    c,
+                    start[own],
+                    start[own + 1],
+                    later,
+                    all_left,
+                    later,
+                    whole,
+                    t,
+                    e,
+                    m,
+                    rules,
+                    x,
+                    w,
+                    best,
                 )
                 lower_to(rest, others)
+                if w.tally[CHOICES] > w.tally[MOST_CHOICES]:
+                    # of this group and of those after it
+                    never = root_bound(groups, inside, left, t, e, m, x, w)
             for v in by_bound(low, w.unit):
                 known = False
                 for j in range(many if most == ALL else 0):
@@ -188,6 +234,10 @@ def search(
                             np.concatenate((bound, np.empty_like(bound))),
                         )
                     chosen[n], bound[n], n = found[v], low[v], n + 1
+            if w.tally[CHOICES] > w.tally[MOST_CHOICES]:
+                break
+        if w.tally[CHOICES] > w.tally[MOST_CHOICES]:
+            break
         # no unrolling that was left out has a lower bound than the best
         if machines == 1 and w.tally[VISITED] <= w.tally[BUDGET] and not wins(0, rest, best, w.equal):
             break
@@ -195,8 +245,8 @@ def search(
         np.inf, chosen, bound, n, t, e, p, m, free, rules, memo, w, outer, seen, outer_bounds, best
     )
     left_out = np.full(machines, np.inf)
-    for j in range(machines if n > 0 else 0):
-        left_out[j] = bound[:n, j, 0].min()
+    for j in range(machines):
+        left_out[j] = min(bound[:n, j, 0].min() if n > 0 else np.inf, never[j])
     return left_out
 
 

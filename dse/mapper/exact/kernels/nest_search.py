@@ -527,6 +527,8 @@ def nests(
         record_if_better(0, t, e, p, m, memo, w, best)
         return
     while d >= 0 and w.tally[VISITED] <= w.tally[BUDGET]:
+        if w.stop[0] != 0:  # the budget ends here
+            w.tally[BUDGET] = -1
         if w.level[d] < 0:
             if not push(d, e, p, m, rules, w):
                 d -= 1

@@ -18,7 +18,9 @@ from dse.mapper.exact.kernels.state import (
     ALONE,
     BUDGET,
     CELLS,
+    CHOICES,
     FEW,
+    MOST_CHOICES,
     ONE,
     POINTS,
     Einsum,
@@ -288,11 +290,7 @@ def group_equal_pes(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
         way[g, 0] = many
         for o in range(start[g], start[g + 1]):
             for k in range(c.factorization_span[o, 0], c.factorization_span[o, 1] if c.alive[o] else 0):
-                known = False
-                for j in range(way[g, 0], many):
-                    known = known or (ways[j] == c.factorizations[k]).all()
-                if not known:
-                    ways[many], many = c.factorizations[k], many + 1
+                many = add_undominated(c.factorizations[k], ways, way[g, 0], many)
         way[g, 1] = many
         for o in range(start[g], start[g + 1]):
             alive[g], ragged[g] = alive[g] or c.alive[o], ragged[g] or c.uneven[o]
@@ -334,6 +332,29 @@ def group_equal_pes(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
         ways,
         Hulls(c.hulls.pairs, begin, wide, value, low),
     ), start[: n + 1]
+
+
+@lean
+def add_undominated(trips: Ints, ways: Ints, begin: int, end: int) -> int:
+    """Adds trips [D] to those from begin to end, unless some there are at most as many in every dimension;
+    drops those that are then at least as many. What dominated trips leave to other ranks, the others leave
+    too. Returns the new end.
+    """
+    n = begin
+    for j in range(begin, end):
+        below, above = True, True
+        for d in range(trips.shape[0]):
+            below = below and ways[j, d] <= trips[d]
+            above = above and ways[j, d] >= trips[d]
+        if below:
+            return end
+        if not above:
+            for d in range(trips.shape[0]):
+                ways[n, d] = ways[j, d]
+            n += 1
+    for d in range(trips.shape[0]):
+        ways[n, d] = trips[d]
+    return n + 1
 
 
 @inner()
@@ -381,6 +402,65 @@ def close_hopeless(
                 c.alive[o] = n > 0
 
 
+@inner()
+def open_in_group(
+    c: Choices,
+    own: Ints,
+    start: Ints,
+    groups: Choices,
+    t: Terms,
+    e: Einsum,
+    m: Machine,
+    x: Scratch,
+    w: Work,
+    best: Floats,
+) -> None:
+    """Sets x.tried for the unrollings of one group per rank, own [R]: whether any machine may improve with
+    an unrolling if each other rank takes the lowest bound of its group.
+    """
+    ranks, machines = w.unrolling.shape[0], w.best_count.shape[0]
+    for r in range(ranks):
+        x.assigned[:] = False
+        x.assigned[r] = True
+        for o in range(start[own[r]], start[own[r] + 1]):
+            x.tried[o] = c.alive[o]
+            if c.alive[o]:
+                w.unrolling[r] = o
+                for q in range(x.low.shape[0]):
+                    x.low[q] = c.alone[o, q]
+                    for other in range(ranks):
+                        x.low[q] *= groups.alone[own[other], q] if other != r else 1.0
+                multiply_hulls(x.low, c, w.unrolling, x.assigned, e)
+                for j in range(machines):
+                    x.live[ranks, j] = j
+                x.tried[o] = (
+                    filter_machines(
+                        x.live[ranks], machines, x.live[ranks], False, False, x.bound, t, m, x, w, best
+                    )
+                    > 0
+                )
+
+
+@inner()
+def root_bound(
+    c: Choices, inside: Floats, left: FreePes, t: Terms, e: Einsum, m: Machine, x: Scratch, w: Work
+) -> Floats:
+    """[J] lower bounds of the objective under any choice of unrollings that are alive; inf: none fits.
+    inside, left: `min_inside` and its cells.
+    """
+    machines, cell = w.best_count.shape[0], 0
+    found, none = np.full(machines, np.inf), np.full((machines, 3), np.inf)
+    for d in range(m.size.shape[0]):
+        cell += left.cell[d, m.size[d]]
+    for j in range(machines if inside[0, cell].max() < np.inf else 0):
+        x.assigned[:] = False
+        x.low[:] = inside[0, cell]
+        multiply_hulls(x.low, c, w.unrolling, x.assigned, e)
+        if may_beat(j, False, True, t, m, x, w, none):
+            found[j] = w.cost[0]
+    return found
+
+
 class Sums(NamedTuple):
     """The coefficients other than zero of all links of every set of levels, on all machines."""
 
@@ -407,10 +487,11 @@ class Scratch(NamedTuple):
     one_set: Floats  # [P, J] the same: of one set of levels of a tensor
     live: Ints  # [R + 1, J] machines on which unrollings of the first i ranks may be best
     lives: Ints  # [R + 1] how many these are
+    tried: Bools  # [C] whether an unrolling is enumerated (`open_in_group`)
 
 
 @inner()
-def scratch(t: Terms, w: Work) -> Scratch:
+def scratch(t: Terms, w: Work, options: int) -> Scratch:
     """Arrays that `enumerate_spatial` writes to, made once per search."""
     parts, tensors, ranks, machines = (
         w.guess.shape[0],
@@ -432,6 +513,7 @@ def scratch(t: Terms, w: Work) -> Scratch:
         np.empty((parts, machines)),
         np.empty((ranks + 1, machines), np.int64),
         np.zeros(ranks + 1, np.int64),
+        np.ones(options, np.bool_),
     )
 
 
@@ -565,6 +647,8 @@ def enumerate_spatial(
     end: Ints,
     later: Floats,
     left: FreePes,
+    rough: Floats,
+    caps: Ints,
     t: Terms,
     e: Einsum,
     m: Machine,
@@ -574,7 +658,8 @@ def enumerate_spatial(
     best: Floats,
 ) -> tuple[Ints, Floats, Floats]:
     """Enumerates the choices of one unrolling per rank, from begin to end [R], that fit and may beat the best
-    of some machine. Returns three arrays:
+    of some machine. An unrolling that is added to those of earlier ranks counts as a choice (CHOICES); after
+    MOST_CHOICES the enumeration ends, and so does the budget of the search. Returns three arrays:
 
     1. [n, R] the `most` choices with the lowest bounds;
     2. [n, J, 3] their bounds, inf on machines where they cannot beat the best;
@@ -583,6 +668,8 @@ def enumerate_spatial(
     later: [R + 1, C, Q] lower bounds of what later ranks give, by cell of the PEs that are left
         (`min_inside`).
     left: the cells.
+    rough: [R + 1, K, Q] the same by number of PEs that are left, at most caps [K] (`min_later`). Where a
+        choice cannot win by these, how its PEs are shared out need not be looked at.
 
     A quantity is a product over ranks: row i + 1 of `rows` is row i times the factor of the i-th rank of
     e.order. With `later`, it bounds all choices that begin with the same unrollings.
@@ -599,6 +686,9 @@ def enumerate_spatial(
     for a in range(x.lives[0]):
         x.live[0, a] = a if most == ALL else w.few[a]
     used, many = np.ones((ranks + 1, 256, m.size.shape[0]), np.int64), np.ones(ranks + 1, np.int64)
+    total = 1
+    for d in range(m.size.shape[0]):
+        total *= m.size[d]
     rows, lanes, ragged = (
         np.ones((ranks + 1, many_q)),
         np.ones(ranks + 1, np.int64),
@@ -615,17 +705,33 @@ def enumerate_spatial(
             i -= 1
             continue
         lanes[i + 1] = lanes[i] * c.pes[o]
-        if not c.alive[o] or not spread_over_dims(i, o, used, many, c, m):
+        if not c.alive[o] or not x.tried[o] or lanes[i + 1] > total:
             continue
-        # more ways to use the dimensions than `used` takes: the search proves nothing, its budget ends
-        if many[i + 1] == used.shape[1] - 1:
-            w.tally[BUDGET] = -1
+        w.tally[CHOICES] += 1
+        if w.tally[CHOICES] > w.tally[MOST_CHOICES] or w.stop[0] != 0:
+            w.tally[CHOICES], w.tally[BUDGET] = w.tally[MOST_CHOICES] + 1, -1
+            break
         last = i == ranks - 1
         ragged[i + 1] = ragged[i] or c.uneven[o]
         if last and (lanes[ranks] < rules.min_pes or (rules.uneven and not ragged[ranks])):
             continue
+        cap = smallest_cap(total // lanes[i + 1], caps)
         for q in range(many_q):
             rows[i + 1, q] = rows[i, q] * c.alone[o, q]
+            x.low[q] = rows[i + 1, q] * rough[i + 1, cap, q]
+        if than[x.live[i, 0], 0] < np.inf:
+            multiply_hulls(x.low, c, w.unrolling, x.assigned, e)
+            if (
+                filter_machines(x.live[i], x.lives[i], x.live[i + 1], last, False, x.bound, t, m, x, w, than)
+                == 0
+            ):
+                continue
+        if not spread_over_dims(i, o, used, many, c, m):
+            continue
+        # more ways to use the dimensions than `used` takes: the search proves nothing, its budget ends
+        if many[i + 1] == used.shape[1] - 1:
+            w.tally[BUDGET] = -1
+        for q in range(many_q):
             x.low[q] = np.inf
         for u in range(many[i + 1]):
             cell = 0
@@ -654,8 +760,10 @@ def enumerate_spatial(
             continue
         if not last:
             i += 1
-            x.assigned[e.order[i]] = True
-            w.unrolling[e.order[i]] = end[e.order[i]]
+            r = e.order[i]
+            x.assigned[r] = True
+            fewer = np.searchsorted(c.pes[begin[r] : end[r]], total // lanes[i], side="right")
+            w.unrolling[r] = begin[r] + fewer  # those with more PEs do not fit
             continue
         if n == size:
             size *= 2

@@ -34,8 +34,8 @@ ONE, WORDS, ROWS, POINTS, STARTED, BEGUN, MET, FIRST, LAST = range(-1, 8)
 # part of it is stored.
 ALONE, HULL, CLIPPED = 0, 1, 2
 # Work.tally: nodes of the placement; nodes placed since the search began; their limit; nodes placed before
-# `outer_bound` is asked for
-NODES_PLACED, VISITED, BUDGET, EASY = 0, 1, 2, 3
+# `outer_bound` is asked for; choices of spatial unrollings looked at since the search began; their limit
+NODES_PLACED, VISITED, BUDGET, EASY, CHOICES, MOST_CHOICES = 0, 1, 2, 3, 4, 5
 TENSOR, LEVEL, PARENT, POSITION = 0, 1, 2, 3  # columns of Work.nodes
 ROUND, COUNT = 0, 1  # InnerStates.tally
 # What became of a choice of loops: it exceeds a capacity, its bound is no better than the best, or it was
@@ -215,7 +215,8 @@ class Work(NamedTuple):
     unrolling: Ints  # [R] the spatial unrolling
     nodes: Ints  # [N, 4] TENSOR (-1: loops directly inside a boundary, no node), LEVEL, PARENT, POSITION
     holds_whole: Bools  # [N] whether its double-buffered level has the capacity for its whole tensor, once
-    tally: Ints  # [4] NODES_PLACED, VISITED, BUDGET, EASY
+    tally: Ints  # [6] NODES_PLACED, VISITED, BUDGET, EASY, CHOICES, MOST_CHOICES
+    stop: Ints  # [1] set to 1 by another thread once a deadline has passed (dse/run/deadline.py)
     lower: Floats  # [Q] lower bounds of the quantities, whatever the tiles
     # [J] whether what costs the same as the best may be taken too: it may come first among equals
     equal: Bools

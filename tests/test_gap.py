@@ -1,0 +1,187 @@
+"""Answers within a gap, and answers of searches that end early: what is said of their gaps holds."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster import worker
+from dse.frontend import api
+from dse.mapper.exact import local_search
+from dse.mapper.exact import optimal as mapper
+from dse.mapper.exact import search as searches
+from dse.mapper.exact.optimal import Prices, optimal, rank
+from dse.mapper.exact.search import search, search_on
+from dse.mapping.nest import Infeasible
+from dse.mapping.space import FREE
+from dse.run import deadline
+from dse.sim.einsum.evaluate import EinsumCost, Problem, relative_gap
+from tests.amount import amount
+from tests.nests import free_edge
+from tests.prove.mappers import problem_of
+from tests.test_driver import study
+from workloads import catalog
+
+SLACK = 1 + 1e-9
+
+
+def einsum_called(name: str) -> Problem:
+    """One einsum of SqueezeNet on a machine whose fills overlap freely."""
+    (e,) = (e for e in catalog.load("squeezenet").einsums if e.name == name)
+    return Problem(free_edge(), e, "energy")
+
+
+def answer(problem: Problem, gap: float) -> EinsumCost:
+    found = optimal(problem, allowed_gap=gap)
+    assert not isinstance(found, Infeasible)
+    return found[0]
+
+
+def no_false_gap(one: EinsumCost, best: EinsumCost) -> bool:
+    return best.energy_pj <= one.energy_pj * SLACK <= best.energy_pj * (1 + one.optimality_gap) * SLACK**2
+
+
+def test_imperfect_factors_count_where_they_save_more_than_the_gap() -> None:
+    """Perfect factors cost 5.75 % more than imperfect ones."""
+    problem = einsum_called("fire6_1x1")
+    best, near, far = (answer(problem, gap) for gap in (0.0, 0.05, 0.08))
+    even = optimal(problem, "perfect")
+    assert not isinstance(even, Infeasible)
+    assert (near.mapping, near.optimality_gap) == (best.mapping, 0.0)
+    assert far.mapping == even[0].mapping
+    assert far.energy_pj > best.energy_pj
+    assert 0 < far.optimality_gap <= 0.08 * SLACK
+    assert no_false_gap(far, best)
+
+
+def test_nothing_is_searched_below_the_lower_bound_of_any_mapping() -> None:
+    """An optimum of perfect factors within 1 % of it is the answer, and says that gap."""
+    problem = einsum_called("fire4")
+    one = answer(problem, 0.01)
+    assert one.visited == search(problem, "perfect").visited
+    assert one.optimality_gap == one.gap_to_bound < 0.01
+
+
+def test_a_goal_depends_on_the_machine_alone() -> None:
+    """What a second machine finds lowers no goal of the first."""
+    problem = einsum_called("fire6_1x1")
+    dear = replace(problem.arch.levels[1], read_pj=20 * problem.arch.levels[1].read_pj)
+    other = replace(
+        problem, arch=replace(problem.arch, levels=(problem.arch.levels[0], dear, *problem.arch.levels[2:]))
+    )
+    for gap in (0.01, 0.05, 0.08):
+        prices = Prices([problem, other], FREE)
+        several = search_on(
+            [problem, other], "imperfect_spatial", goals=prices.goals("imperfect_spatial", gap)
+        )
+        for one, own in zip((problem, other), several, strict=True):
+            alone = search(
+                one, "imperfect_spatial", goals=Prices([one], FREE).goals("imperfect_spatial", gap)
+            )
+            assert (own.mapping, own.lower_bound) == (alone.mapping, alone.lower_bound)
+
+
+@pytest.mark.parametrize("seed", range(amount(40)))
+def test_no_gap_of_random_problems_is_too_small(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With gaps of 5 and 30 %, and where a few choices of spatial unrollings end the search."""
+    problem = problem_of(seed, 1000)
+    best = optimal(problem)
+    monkeypatch.setattr(mapper, "PROVEN", 0)
+    for gap, choices in ((0.05, searches.CHOICES), (0.3, searches.CHOICES), (0.0, 20), (0.05, 3)):
+        monkeypatch.setattr(searches, "CHOICES", choices)
+        found = optimal(problem, allowed_gap=gap)
+        assert isinstance(found, Infeasible) == isinstance(best, Infeasible)
+        if isinstance(found, Infeasible) or isinstance(best, Infeasible):
+            continue
+        value, least = rank(problem, found[0])[0], rank(problem, best[0])[0]
+        assert least <= value * SLACK
+        assert (
+            relative_gap(value, least / (1 + best[0].optimality_gap)) >= best[0].optimality_gap / SLACK - 1e-9
+        )
+        assert value / (1 + found[0].optimality_gap) <= least * SLACK
+
+
+def test_a_search_ends_with_its_budget_of_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = einsum_called("conv1")
+    best = answer(problem, 0.0)
+    monkeypatch.setattr(searches, "CHOICES", 1000)
+    stopped = search(problem, "imperfect_spatial")
+    assert stopped.ended
+    assert 0 < stopped.lower_bound <= best.energy_pj
+    assert no_false_gap(answer(problem, 0.0), best)
+
+
+def test_a_batch_that_ends_early_is_solved_machine_by_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that its answers are those of each machine alone."""
+    problem = einsum_called("conv1")
+    level = problem.arch.levels[0]
+    other = replace(level, read_pj=3 * level.read_pj)
+    problems = [
+        problem,
+        replace(problem, arch=replace(problem.arch, levels=(other, *problem.arch.levels[1:]))),
+    ]
+    monkeypatch.setattr(searches, "CHOICES", 2000)
+    monkeypatch.setattr(local_search, "BATCHES", 3)
+    for one, own in zip(problems, mapper.optimal_on(problems, "imperfect_spatial"), strict=True):
+        assert own == answer(one, 0.0)
+
+
+def test_after_a_deadline_the_best_that_was_found_is_the_answer() -> None:
+    problem = einsum_called("conv1")
+    best = answer(problem, 0.0)
+    with deadline.within(0.0):
+        time.sleep(0.01)
+        begun = time.perf_counter()
+        one = answer(problem, 0.0)
+        assert time.perf_counter() - begun < 5
+        assert deadline.passed()
+    assert not deadline.passed()
+    assert deadline.STOP[0] == 0
+    assert no_false_gap(one, best)
+    assert answer(problem, 0.0) == best
+
+
+def test_a_deadline_inside_of_another_ends_with_it() -> None:
+    before = deadline.missed()
+    with deadline.within(60.0, divided=True):
+        with deadline.part(1000_000):
+            time.sleep(0.01)
+            assert deadline.passed()
+        assert not deadline.passed()
+        assert deadline.missed() == before + 1
+    with deadline.within(60.0), deadline.part(1000_000):  # of a sweep: no row may depend on seconds
+        time.sleep(0.01)
+        assert not deadline.passed()
+    assert deadline.missed() == before + 1
+
+
+def test_answers_that_a_deadline_cut_short_are_not_cached() -> None:
+    name, asked = "gemm:m=96,n=80,k=56", {"solver.gap": 0}
+    short = api.map(name, "edge_array", **asked, **{"limits.seconds": 1e-6})
+    whole = api.map(name, "edge_array", **asked)
+    assert not isinstance(short.solution, Infeasible)
+    assert not isinstance(whole.solution, Infeasible)
+    assert whole.solution.energy_pj < short.solution.energy_pj
+    assert short.solution.energy_pj / (1 + short.solution.optimality_gap) <= whole.solution.energy_pj * SLACK
+
+
+def test_a_sweep_keeps_no_row_of_a_search_that_was_cut_short(tmp_path: Path) -> None:
+    """Also where no signal ends the machine: in actors, and in compiled code."""
+    small = study(tmp_path)
+    job = worker.job_of(replace(small, limits=replace(small.limits, seconds=1e-6)))
+    with ThreadPoolExecutor(1) as pool:
+        rows, _ = pool.submit(worker.solve_machine, job, worker.Ask(0, 0, "exhaustive")).result()
+    assert [row["status"] for row in rows["machines"]] == ["error"]
+    assert rows["machines"][0]["reason"].startswith("deadline:")
+    assert not deadline.passed()
+
+
+def test_limits_of_studies_are_none_of_one_machine() -> None:
+    with pytest.raises(ValueError, match=r"limits\.errors: counts machines of a study"):
+        api.map("gemm", "edge_array", **{"limits.errors": 3})
+    with pytest.raises(ValueError, match=r"limits\.seconds = 5: ends searches of unfused mappings"):
+        api.map("gemm", "edge_array", **{"limits.seconds": 5, "solver.schedule": "fused"})
