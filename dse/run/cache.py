@@ -37,6 +37,7 @@ ANSWERS = (  # source files and folders that an answer depends on: the solvers a
     "dse/run/folder.py",
     "dse/run/compiled.py",
     "dse/run/compiling.py",
+    "dse/run/deadline.py",
     "dse/mapping",
     "dse/layout",
     "dse/sim",
