@@ -109,7 +109,7 @@ solver: {{objective: edp}}
     ("method", "prune"), [("exhaustive", "false"), ("random", "false"), ("random", "true")]
 )
 def test_rows_of_a_sweep_are_the_same_whichever_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, prune: str
+    tmp_path: Path, head: str, monkeypatch: pytest.MonkeyPatch, method: str, prune: str
 ) -> None:
     """Each alone; together in leases of any size, by one process or two; interrupted and resumed."""
     asked, whole = list[int](), worker.solve_unfused_on
@@ -138,7 +138,7 @@ def test_rows_of_a_sweep_are_the_same_whichever_way(
     driver.resume(tmp_path / "parts", workers=0)
     assert rows(tmp_path / "parts") == expected
     if method == "exhaustive":
-        driver.run(studies.load(tmp_path / "cells.yaml"), tmp_path / "two", workers=2)
+        driver.run(studies.load(tmp_path / "cells.yaml"), tmp_path / "two", workers=2, address=head)
         assert rows(tmp_path / "two") == expected
 
 

@@ -1,5 +1,5 @@
-"""Every command on small real runs: exit codes, formats, round trips, a query while a run goes on, decoys,
-pipes, Ctrl-C.
+"""Every command on small real runs: exit codes, formats, round trips, a query while a run goes on, pipes,
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from analysis import db
 from dse.explain.units import column, quantity
 from dse.frontend.arguments import EXAMPLES
 from dse.frontend.cli import COMMANDS, main
-from tests.amount import some
 from tests.commands import dse, good
 
-pytestmark = pytest.mark.xdist_group("ray")
+pytestmark = pytest.mark.xdist_group("cli")
 
 ROOT = Path(__file__).resolve().parent.parent
 DSE = str(Path(sys.executable).with_name("dse"))
@@ -63,21 +62,6 @@ space:
 objectives: [energy_pj, latency_ns]
 solver: {mapper: cost_descending}
 """
-DECOYS = ("analysis", "cluster", "hw", "workloads", "tests")
-
-
-def installed(
-    *command: str, folder: Path, seconds: float = 300, **env: str
-) -> subprocess.CompletedProcess[str]:
-    """The command as it is installed, in a process of its own."""
-    return subprocess.run(
-        [DSE, *command],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        env={**os.environ, **env},
-    )
 
 
 def rows(folder: Path, statement: str) -> list[dict[str, Any]]:
@@ -581,31 +565,6 @@ def test_a_statement_that_others_left_running_ends_no_later_command(monkeypatch:
     finally:
         done.set()
         other.join()
-
-
-@pytest.mark.parametrize("path", some(["", "."], 1))
-def test_decoy_packages_in_the_users_folder(tmp_path: Path, path: str) -> None:
-    """path: PYTHONPATH; "." puts the decoys before ours."""
-    (tmp_path / "small.yaml").write_text(STUDY)
-    for name in DECOYS:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text(f"raise SystemExit('decoy {name}')\n")
-    env = {"PYTHONPATH": path} if path else {}
-    ran = installed("run", "small.yaml", "--workers", "2", "--out", "run", folder=tmp_path, **env)
-    assert ran.returncode == 0
-    assert f"{SIZE} in all" in ran.stdout
-    assert "decoy" not in ran.stdout + ran.stderr
-    asked = installed(
-        "sql",
-        "run",
-        "SELECT status, count(*) AS n FROM machines GROUP BY ALL",
-        "--format",
-        "csv",
-        folder=tmp_path,
-        **env,
-    )
-    assert asked.stdout.split() == ["status,n", f"ok,{SIZE}"]
-    assert asked.stderr == ""
 
 
 def test_residency(home: Path) -> None:

@@ -28,8 +28,9 @@ from ray.cluster_utils import Cluster
 from cluster import driver, pool
 from dse.study import study as studies
 from tests import test_kills as t
+from tests.cursed import EATEN_BYTES, under_curse
 from tests.test_driver import HEAVY, Rows, rows, study
-from tests.test_pool import EATEN_BYTES, under_curse, wait_for
+from tests.test_pool import wait_for
 
 METHODS = ("exhaustive", "nsga2", "tpe")
 VICTIMS = ("driver", "actor", "raylet")
