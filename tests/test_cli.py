@@ -27,6 +27,7 @@ from analysis import db
 from dse.explain.units import column, quantity
 from dse.frontend.arguments import EXAMPLES
 from dse.frontend.cli import COMMANDS, main
+from tests.amount import some
 from tests.commands import dse, good
 
 pytestmark = pytest.mark.xdist_group("cli")
@@ -372,7 +373,7 @@ def test_a_point_of_a_run_is_what_map_finds(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "some"),
+    ("what", "named"),
     [
         ("workloads", "resnet50"),
         ("machines", "edge_array"),
@@ -381,8 +382,8 @@ def test_a_point_of_a_run_is_what_map_finds(home: Path) -> None:
         ("columns", "violation_"),
     ],
 )
-def test_list(what: str, some: str, tmp_path: Path) -> None:
-    assert some in good("list", what, folder=tmp_path)
+def test_list(what: str, named: str, tmp_path: Path) -> None:
+    assert named in good("list", what, folder=tmp_path)
 
 
 def test_check_of_good_files(tmp_path: Path) -> None:
@@ -420,13 +421,18 @@ def test_help_has_an_example(command: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [
-        "sql run 'FROM range(100000)' --format csv",
-        "list columns",
-        "show run best",
-        "pareto run --format json",
-        "run small.yaml --out piped --workers 0 2>&1",
-    ],
+    some(
+        [
+            "sql run 'FROM range(100000)' --format csv",
+            "list columns",
+            "show run best",
+            "pareto run --format json",
+            "run small.yaml --out piped --workers 0 2>&1",
+        ],
+        0,
+        1,
+        4,
+    ),
 )
 def test_a_closed_pipe_is_no_traceback(home: Path, command: str) -> None:
     said = subprocess.run(

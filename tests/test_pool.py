@@ -167,7 +167,7 @@ except pool.PoolFault as fault: print(fault)
 """
 
 
-def joined(address: str, seconds: float = pool.JOIN_S) -> str:
+def joined(address: str, seconds: float) -> str:
     """What a process says that starts as a user's does: Ray's own defaults."""
     env = {
         **{name: value for name, value in os.environ.items() if name != pool.INNER},
@@ -185,7 +185,7 @@ def joined(address: str, seconds: float = pool.JOIN_S) -> str:
 
 
 def test_a_cluster_on_loopback_is_joined_from_its_own_machine(head: str) -> None:
-    assert joined(head) == "2\n"
+    assert joined(head, 250.0) == "2\n"
 
 
 def test_a_server_that_is_no_cluster_is_one_line() -> None:
@@ -271,7 +271,7 @@ def children(pid: int) -> list[int]:
 
 @pytest.mark.parametrize("presses", some([1, 2], 1))
 def test_ctrl_c_reaches_the_whole_group_and_leaves_nothing_behind(tmp_path: Path, presses: int) -> None:
-    small = study(tmp_path, workloads=HEAVY)
+    study(tmp_path, workloads=HEAVY)
     child = subprocess.Popen(
         [
             sys.executable,
@@ -301,7 +301,9 @@ def test_ctrl_c_reaches_the_whole_group_and_leaves_nothing_behind(tmp_path: Path
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family))
     assert len(family) > 3
     assert len(rows(tmp_path / "run")["machines"]) == int(said)
-    assert driver.run(small, tmp_path / "run", workers=0).exit_code == 0
+    more = studies.load(tmp_path / "exhaustive.yaml", [f"stop.machines={int(said) + 20}"])
+    assert driver.run(more, tmp_path / "run", workers=0).exit_code == 0
+    assert len(rows(tmp_path / "run")["machines"]) >= min(int(said) + 20, SIZE)
 
 
 def wait_for(true, seconds: float = 300.0) -> None:  # type: ignore[no-untyped-def]
