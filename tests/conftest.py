@@ -5,7 +5,10 @@ beyond 127.0.0.1, and a $DSE_CACHE of their own.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -40,3 +43,27 @@ sys.addaudithook(_refuse_the_outside)
 @pytest.fixture(autouse=True, scope="session")
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["DSE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def head(_cache: None) -> Iterator[str]:
+    """Address of a Ray cluster of two cores on this machine, which the tests of the group `ray` share. Its
+    actors keep the $DSE_CACHE of the session.
+    """
+    from ray.cluster_utils import Cluster
+
+    from cluster import pool
+
+    folder = tempfile.mkdtemp(prefix="dse-head-", dir="/tmp")
+    with pool.restore_environment(["RAY_TMPDIR"]), pool.loopback():
+        os.environ["RAY_TMPDIR"] = folder
+        one = {
+            "num_cpus": 2,
+            "include_dashboard": False,
+            "node_ip_address": "127.0.0.1",
+            "object_store_memory": 100 << 20,
+        }
+        made = Cluster(initialize_head=True, head_node_args=one)
+    yield made.address
+    made.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)

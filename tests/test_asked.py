@@ -27,7 +27,7 @@ from dse.study import pareto
 from dse.study import study as studies
 from hw.arch import Arch
 from hw.space import decode
-from tests.amount import amount
+from tests.amount import FULL, amount
 from workloads.graph import unique
 
 pytestmark = pytest.mark.xdist_group("asked")
@@ -43,9 +43,10 @@ machine: {machine}
 space: {{{space}}}
 objectives: [energy_pj, latency_ns]
 search: {{method: random, seed: 3}}
-stop: {{machines: 40}}
+stop: {{machines: {many}}}
 solver: {solver}
 """
+MANY = 40 if FULL else 24
 PROOF = ("optimality_gap", "gap_to_bound", "certificate")
 COST = ("energy_pj", "latency_cycles", "bottleneck", *PROOF)
 EDGE = (
@@ -88,7 +89,9 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     def of(name: str) -> Run:
         folder, (machine, space, solver) = tmp_path_factory.mktemp(name), CASES[name]
         (folder / "net.yaml").write_text(NET)
-        (folder / "asked.yaml").write_text(STUDY.format(machine=machine, space=space, solver=solver))
+        (folder / "asked.yaml").write_text(
+            STUDY.format(machine=machine, space=space, solver=solver, many=MANY)
+        )
         return dse.sweep(folder / "asked.yaml", out=folder / "run", workers=0)
 
     return of

@@ -33,6 +33,7 @@ from dse.solve import solve
 from dse.study import packed_columns
 from dse.study import study as studies
 from dse.study.study import Study
+from tests.cursed import marked
 
 pytestmark = pytest.mark.xdist_group("driver")
 
@@ -239,7 +240,7 @@ def test_damage_anywhere_is_put_away_and_redone(
 
 def faulty(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
     """cost_descending, but for one machine of the space."""
-    if _marked(problem):
+    if marked(problem):
         raise RuntimeError("this machine is cursed")
     return cost_descending(problem, rng)
 
@@ -249,17 +250,9 @@ def broken(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
 
 
 def slow(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
-    if _marked(problem):
+    if marked(problem):
         time.sleep(300)
     return cost_descending(problem, rng)
-
-
-def _marked(problem: Problem) -> bool:
-    return (
-        problem.arch.levels[1].capacity_bits == 8 * 4096
-        and problem.arch.levels[1].bypass
-        and [size for fanout in problem.arch.fanouts for _, size in fanout.dims] == [4, 4]
-    )
 
 
 def with_mapper(small: Study, monkeypatch: pytest.MonkeyPatch, mapper: solve.Mapper) -> Study:
@@ -319,7 +312,7 @@ def test_a_deadline_leaves_a_machine_undone_and_resume_redoes_it(
 
 def hungry(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
     """Asks for more than any machine has."""
-    if _marked(problem):
+    if marked(problem):
         bytearray(1 << 60)
     return cost_descending(problem, rng)
 

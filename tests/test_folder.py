@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from dse.frontend import check, cli
 from dse.run import folder
 from dse.run.folder import Damaged
 from dse.study import study as studies
+from tests.amount import some
 from tests.test_driver import Rows, rows, study
 
 pytestmark = pytest.mark.xdist_group("folder")
@@ -61,10 +63,12 @@ def test_a_sealed_file_is_of_its_kind_and_every_byte_counts(tmp_path: Path) -> N
         assert folder.unseal(path, "asks") is None
 
 
+NAMES = (folder.ENV, folder.STUDY, "inputs/a2.yaml", folder.STATUS, folder.MANIFEST, folder.BEFORE)
+
+
 @pytest.mark.parametrize(
-    "name", [folder.ENV, folder.STUDY, "inputs/a2.yaml", folder.STATUS, folder.MANIFEST, folder.BEFORE]
+    ("harm", "name"), some(product(("lost", "flipped", "another"), NAMES), *range(6), 7, 10, 12, 15)
 )
-@pytest.mark.parametrize("harm", ["lost", "flipped", "another"])
 def test_what_is_lost_or_damaged_is_said_and_mended(
     run: Path, finished: tuple[Path, Rows], name: str, harm: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,7 +22,7 @@ from dse.solve.schedules.segments import Option, PipelineSearch, Range
 from dse.solve.schedules.stages import Nodes, Shape, Stage, StageContext
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
-from tests.amount import amount
+from tests.amount import FULL, amount
 from tests.enumerated_pipelines import enumerated
 from workloads.einsum import einsum
 from workloads.graph import Workload
@@ -363,9 +363,12 @@ def test_nests_that_ask_other_nodes_less_often_are_not_left_out() -> None:
         einsum("Y[b,n] += H[b,m] * W2[m,n]", {"b": 1, "m": 2, "n": 3}, "Y"),
     )
     two = Workload("two", (maker, reader), frozenset(("W1", "W2")))
-    best, found = enumerated(arch, two, "energy"), pipelined(arch, two, "energy")
-    assert not isinstance(best, Infeasible)
-    assert best.energy_pj == pytest.approx(8024.0)
+    least, found = 8024.0, pipelined(arch, two, "energy")
+    if FULL:
+        best = enumerated(arch, two, "energy")
+        assert not isinstance(best, Infeasible)
+        assert best.energy_pj == pytest.approx(least)
     # 8,984 are found, in turn
     assert not isinstance(found, Infeasible)
-    assert found.energy_pj / (1 + found.optimality_gap) <= best.energy_pj <= found.energy_pj
+    assert found.energy_pj / (1 + found.optimality_gap) <= least * (1 + 1e-9)
+    assert least <= found.energy_pj * (1 + 1e-9)

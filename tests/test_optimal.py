@@ -35,7 +35,7 @@ from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_boun
 from dse.solve.solve import DATAFLOWS
 from hw import component, machine
 from hw.arch import Arch, Compute, Fanout, Level
-from tests.amount import amount, full_only
+from tests.amount import amount, full_only, some
 from tests.enumeration import enumerated as enumerated_anew
 from tests.prove.mappers import GROUPS, answers, buffered_of, compared, confirmed, priced_all, told
 from tests.small import small_problem
@@ -423,7 +423,9 @@ def test_sums_that_lanes_hold_are_merged_at_a_price(merge_pj: float, reduce: boo
         assert isclose(found.lower_bound, again.energy_pj)
 
 
-@pytest.mark.parametrize(("overlap", "registers"), [("free", False), ("free", True), ("buffered", True)])
+@pytest.mark.parametrize(
+    ("overlap", "registers"), some([("free", False), ("free", True), ("buffered", True)], 0, 2)
+)
 def test_tiles_that_do_not_divide_a_prime(overlap: Any, registers: bool) -> None:
     """13 x 13 x 13 and room for 60 words: tiles of 1 or 13 waste it, with or without what the search of
     ragged tiles does not take (registers of outputs).

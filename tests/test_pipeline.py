@@ -5,6 +5,7 @@ they cannot do is said in one line.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -25,7 +26,7 @@ from dse.solve.schedules.pipeline import pipelined
 from dse.solve.schedules.stages import Nodes, Shape, Stage, StageContext, shapes, tiles
 from hw import machine
 from hw.arch import Arch
-from tests.amount import FULL, amount
+from tests.amount import FULL, amount, some
 from tests.piped import cheaper, compared, enumerated_case, random_case
 from tests.test_schedule_walks import compared as walked
 from workloads.einsum import einsum
@@ -322,8 +323,13 @@ def test_stages_lie_beside_each_other() -> None:
     assert seen > 20
 
 
+@cache
+def pinned_chain() -> Solution | Infeasible:
+    return pipelined(MULTI, CHAIN, "energy", "pinned")
+
+
 def test_a_chain_side_by_side_moves_nothing_but_its_ends() -> None:
-    found = pipelined(MULTI, CHAIN, "energy", "pinned")
+    found = pinned_chain()
     assert isinstance(found, Solution)
     assert len(found.segments) == 1
     assert found.segments[0].on_chip == (("A", "GBUF"),)
@@ -340,7 +346,7 @@ def test_a_chain_side_by_side_moves_nothing_but_its_ends() -> None:
 
 
 def test_cycles_of_a_run_back_to_back_keep_to_a_limit() -> None:
-    free = pipelined(MULTI, CHAIN, "energy", "pinned")
+    free = pinned_chain()
     assert isinstance(free, Solution)
     limit = free.initiation_interval_cycles
     found = pipelined(MULTI, CHAIN, "energy", "pinned", steady=limit)
@@ -417,20 +423,21 @@ def test_where_nothing_fits_the_answer_says_so() -> None:
     assert published(tiny, CHAIN, "kapla", "energy") == found
 
 
-@pytest.mark.parametrize("steady", [1.0, np.inf])
+@pytest.mark.parametrize("steady", some([np.inf, 1.0], 0))
 @pytest.mark.parametrize(
     ("words", "says"),
-    [
-        (12, "a: GBUF with pinned weights needs 34 bytes, has 24"),
-        (24, "chain: GBUF with pinned weights needs 50 bytes, has 48"),
-    ],
+    some(
+        [
+            (12, "a: GBUF with pinned weights needs 34 bytes, has 24"),
+            (24, "chain: GBUF with pinned weights needs 50 bytes, has 48"),
+        ],
+        1,
+    ),
 )
 def test_weights_that_the_nodes_cannot_hold_are_told_with_what_they_need(
     words: int, says: str, steady: float
 ) -> None:
     """W has 240 words: 15 on each of 16 nodes beside one of X and A each. V has 120: 8 more."""
-    if not FULL and (words == 12) != (steady == 1.0):
-        pytest.skip("make prove PART=tests")
     tight = replace(
         MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * words), MULTI.levels[2])
     )
@@ -617,11 +624,12 @@ def test_published_methods_find_schedules_and_say_what_they_left_out(
     assert f"not proven optimal ({name}, " in found.certificate
     assert [row.einsums for row in found.pruned] == [("a", "b"), ("a", "b", "c"), ("b", "c")]
     assert all(row.schemes == 2 and row.schemes >= row.valid >= row.solved for row in found.pruned)
-    again = published(MULTI, NETWORK, name, "energy", weights)
-    assert isinstance(again, Solution)
-    assert str(again.schedule) == str(found.schedule)
-    assert again.energy_pj == found.energy_pj
-    if name == "kapla":
+    if FULL or name in ("kapla-random", "kapla-annealing"):
+        again = published(MULTI, NETWORK, name, "energy", weights)
+        assert isinstance(again, Solution)
+        assert str(again.schedule) == str(found.schedule)
+        assert again.energy_pj == found.energy_pj
+    if name == "kapla" and (FULL or weights == "pinned"):
         whole = pipelined(MULTI, NETWORK, "energy", weights)
         assert isinstance(whole, Solution)
         assert whole.energy_pj <= found.energy_pj * (1 + 1e-9)

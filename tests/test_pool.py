@@ -10,10 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -22,99 +19,38 @@ from typing import cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ray.cluster_utils import Cluster
 from ray.exceptions import ActorDiedError
 
 from cluster import driver, pool
 from cluster.store import RunFault
 from cluster.worker import Ask, Done, Job, Lease
-from dse.mapper.baselines.cost_descending import cost_descending
-from dse.mapping.nest import Infeasible
 from dse.run.installed import PACKAGES
-from dse.sim.einsum.evaluate import EinsumCost, Problem
-from dse.solve import solve
-from dse.study.study import Study, WorkloadRef
-from tests.amount import amount
-from tests.test_driver import HEAVY, SIZE, _marked, events, rows, statuses, study
+from dse.study import study as studies
+from tests.amount import amount, some
+from tests.cursed import under_curse
+from tests.test_driver import HEAVY, SIZE, events, rows, statuses, study
 
 pytestmark = pytest.mark.xdist_group("ray")
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-class Curse(WorkloadRef):
-    """A reference that brings this module, and with it the mapper below, into every actor."""
-
-    __slots__ = ()
-
-
-def cursed(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
-    """cost_descending, but one machine kills the process that solves it."""
-    if _marked(problem):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return cost_descending(problem, rng)
-
-
-EATEN_BYTES = 3 << 29
-
-
-def hungry(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
-    """cost_descending, but one machine fills EATEN_BYTES first, slowly enough for a monitor to see it."""
-    held = []
-    while _marked(problem) and sum(map(len, held)) < EATEN_BYTES:
-        held.append(b"1" * (64 << 20))
-        time.sleep(0.1)
-    return cost_descending(problem, rng)
-
-
-solve.DATAFLOW |= {"cursed": cursed, "hungry": hungry}
-
-
-def under_curse(small: Study, mapper: str = "cursed") -> Study:
-    refs = tuple(Curse(*(getattr(ref, f.name) for f in fields(WorkloadRef))) for ref in small.workloads)
-    return replace(small, workloads=refs, solver=replace(small.solver, mapper=mapper))
-
-
-@pytest.fixture(scope="module")
-def head() -> Iterator[str]:
-    """Address of a cluster of two cores on this machine."""
-    folder = tempfile.mkdtemp(prefix="dse-pool-", dir="/tmp")
-    with pool.restore_environment(["RAY_TMPDIR"]), pool.loopback():
-        os.environ["RAY_TMPDIR"] = folder
-        one = {
-            "num_cpus": 2,
-            "include_dashboard": False,
-            "node_ip_address": "127.0.0.1",
-            "object_store_memory": 100 << 20,
-        }
-        made = Cluster(initialize_head=True, head_node_args=one)
-        yield made.address
-        made.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def test_rows_are_the_same_with_no_one_and_two_workers(tmp_path: Path, head: str) -> None:
+@pytest.mark.parametrize("method", some(["exhaustive", "tpe"], 1))
+def test_rows_are_the_same_with_no_one_and_two_workers(tmp_path: Path, head: str, method: str) -> None:
+    small = study(tmp_path, method, 8, "machines: 48" if method == "tpe" else "")
     for workers in (0, 1, 2):
-        assert (
-            driver.run(study(tmp_path), tmp_path / f"grid{workers}", workers=workers, address=head).exit_code
-            == 0
-        )
-    assert rows(tmp_path / "grid0") == rows(tmp_path / "grid1") == rows(tmp_path / "grid2")
-    for workers in (0, 2):
-        driver.run(
-            study(tmp_path, "tpe", 8, "machines: 64"),
-            tmp_path / f"tpe{workers}",
-            workers=workers,
-            address=head,
-        )
-    assert rows(tmp_path / "tpe0") == rows(tmp_path / "tpe2")
-    assert list((tmp_path / "grid2" / "log").glob("actor-*.log"))
+        assert driver.run(small, tmp_path / f"{workers}", workers=workers, address=head).exit_code == 0
+    assert rows(tmp_path / "0") == rows(tmp_path / "1") == rows(tmp_path / "2")
+    assert list((tmp_path / "2" / "log").glob("actor-*.log"))
 
 
-def test_a_machine_that_kills_its_actor_is_split_out(tmp_path: Path) -> None:
-    out = driver.run(under_curse(study(tmp_path)), tmp_path / "run", workers=2)
+def test_a_machine_that_kills_its_actor_is_split_out(tmp_path: Path, head: str) -> None:
+    study(tmp_path)
+    few = ["glb.capacity=[1 KiB, 2 KiB, 4 KiB]", "array.x=[1, 2, 4]", "array.y=[4]"]
+    small = studies.load(tmp_path / "exhaustive.yaml", [f"space.{axis}" for axis in few])
+    out = driver.run(under_curse(small), tmp_path / "run", workers=2, address=head)
     assert out.exit_code == 1
-    assert out.status.done == SIZE
+    assert out.status.done == small.space.size == 18
     assert statuses(tmp_path / "run")["error"] == 1
     assert "lost" in events(tmp_path / "run", "error")[0]
 
@@ -175,10 +111,12 @@ def test_only_a_machine_that_kills_its_actor_is_given_up(seed: int) -> None:
 SCRIPT = """
 import sys
 from pathlib import Path
-sys.path[:0] = sys.argv[3:]
+sys.path[:0] = sys.argv[5:]
 from cluster import driver
 from dse.study import study as studies
-try: print(driver.run(studies.load(Path(sys.argv[1])), Path(sys.argv[2]), workers=2).status.done)
+path, out, workers, address = sys.argv[1:5]
+small = studies.load(Path(path))
+try: print(driver.run(small, Path(out), workers=int(workers), address=address or None).status.done)
 except ValueError as fault: print(fault)
 """
 
@@ -189,7 +127,7 @@ def script(folder: Path) -> Path:
     return folder / "bin" / "start.py"
 
 
-def test_decoy_packages_in_the_users_folder_do_not_break_a_run(tmp_path: Path) -> None:
+def test_decoy_packages_in_the_users_folder_do_not_break_a_run(tmp_path: Path, head: str) -> None:
     study(tmp_path, stop="machines: 40")
     for name in ("analysis", "cluster", "hw", "workloads", "tests", "dse"):
         (tmp_path / "home" / name).mkdir(parents=True)
@@ -202,12 +140,12 @@ def test_decoy_packages_in_the_users_folder_do_not_break_a_run(tmp_path: Path) -
         "text": True,
         "timeout": 300,
     }
-    said = subprocess.run([*start, str(tmp_path / "run")], **inside)  # type: ignore[call-overload]
+    said = subprocess.run([*start, str(tmp_path / "run"), "1", head], **inside)  # type: ignore[call-overload]
     assert int(said.stdout) >= 40
     assert said.stderr == ""
     (tmp_path / "first" / "analysis").mkdir(parents=True)
     (tmp_path / "first" / "analysis" / "__init__.py").write_text("")
-    said = subprocess.run([*start, str(tmp_path / "other"), str(tmp_path / "first")], **inside)  # type: ignore[call-overload]
+    said = subprocess.run([*start, str(tmp_path / "other"), "1", head, str(tmp_path / "first")], **inside)  # type: ignore[call-overload]
     assert said.stdout.count("\n") == 1
     assert str(tmp_path / "first" / "analysis") in said.stdout
     assert "shadows" in said.stdout
@@ -229,7 +167,7 @@ except pool.PoolFault as fault: print(fault)
 """
 
 
-def joined(address: str, seconds: float = pool.JOIN_S) -> str:
+def joined(address: str, seconds: float) -> str:
     """What a process says that starts as a user's does: Ray's own defaults."""
     env = {
         **{name: value for name, value in os.environ.items() if name != pool.INNER},
@@ -247,7 +185,7 @@ def joined(address: str, seconds: float = pool.JOIN_S) -> str:
 
 
 def test_a_cluster_on_loopback_is_joined_from_its_own_machine(head: str) -> None:
-    assert joined(head) == "2\n"
+    assert joined(head, 250.0) == "2\n"
 
 
 def test_a_server_that_is_no_cluster_is_one_line() -> None:
@@ -302,7 +240,7 @@ def test_actors_of_another_installation_are_refused(
 ) -> None:
     for name in PACKAGES:
         shutil.copytree(ROOT / name, tmp_path / "other" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    with open(tmp_path / "other" / "dse" / "record.py", "a") as changed:
+    with open(tmp_path / "other" / "dse" / "run" / "record.py", "a") as changed:
         changed.write("# another version\n")
     monkeypatch.setattr(pool, "ROOT", str(tmp_path / "other"))
     with pytest.raises(
@@ -331,11 +269,18 @@ def children(pid: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("presses", [1, 2])
+@pytest.mark.parametrize("presses", some([1, 2], 1))
 def test_ctrl_c_reaches_the_whole_group_and_leaves_nothing_behind(tmp_path: Path, presses: int) -> None:
-    small = study(tmp_path, workloads=HEAVY)
+    study(tmp_path, workloads=HEAVY)
     child = subprocess.Popen(
-        [sys.executable, str(script(tmp_path)), str(tmp_path / "exhaustive.yaml"), str(tmp_path / "run")],
+        [
+            sys.executable,
+            str(script(tmp_path)),
+            str(tmp_path / "exhaustive.yaml"),
+            str(tmp_path / "run"),
+            "2",
+            "",
+        ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         text=True,
@@ -356,7 +301,9 @@ def test_ctrl_c_reaches_the_whole_group_and_leaves_nothing_behind(tmp_path: Path
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family))
     assert len(family) > 3
     assert len(rows(tmp_path / "run")["machines"]) == int(said)
-    assert driver.run(small, tmp_path / "run", workers=0).exit_code == 0
+    more = studies.load(tmp_path / "exhaustive.yaml", [f"stop.machines={int(said) + 20}"])
+    assert driver.run(more, tmp_path / "run", workers=0).exit_code == 0
+    assert len(rows(tmp_path / "run")["machines"]) >= min(int(said) + 20, SIZE)
 
 
 def wait_for(true, seconds: float = 300.0) -> None:  # type: ignore[no-untyped-def]

@@ -24,7 +24,7 @@ from tests.small import small_problem
 from workloads.einsum import einsum
 
 OBJECTIVES = ["energy", "latency", "edp"]
-EACH = 30 if FULL else 5  # problems of a test: 10 tests, 4 where rows stand for others
+EACH = 30 if FULL else 2  # problems of a test: 10 tests, 4 where rows stand for others
 KINDS = ("gemm", "bmm", "conv", "conv", "conv", "conv1d", "conv1d", "depthwise", "grouped", "pool")
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("references")
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("analysis", "cluster", "dse", "hw", "workloads")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))

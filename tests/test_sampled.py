@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from random import Random
 
 import numpy as np
@@ -16,7 +17,7 @@ from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import Problem, objective_value
 from dse.sim.levels.transfer import dim_names
 from hw import machine
-from tests.amount import amount
+from tests.amount import amount, some
 from workloads.einsum import einsum
 
 EDGE = machine.arch(machine.load("burst_edge"))
@@ -42,8 +43,10 @@ def test_the_template_is_a_layout_of_the_same_room(shares: list[float]) -> None:
     assert text(p, (32, 14, 14)) == "K P Q"
 
 
-@pytest.mark.parametrize("proposer", [Uniform(Random(1)), Actor(np.random.default_rng(1))])
-@pytest.mark.parametrize("objective", ["energy", "latency"])
+@pytest.mark.parametrize(
+    ("objective", "proposer"),
+    some(product(("energy", "latency"), (Uniform(Random(1)), Actor(np.random.default_rng(1)))), 0, 3),
+)
 def test_budgets_are_kept_and_the_floor_holds(proposer: Proposer, objective: str) -> None:
     one = Problem(EDGE, CONV, objective)
     (best,) = layout_aware(one)  # type: ignore[misc]

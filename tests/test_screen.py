@@ -387,7 +387,7 @@ def test_the_footprint_shown_is_what_capacities_are_held_against() -> None:
     arch = replace(
         whole, levels=(whole.levels[0], replace(whole.levels[1], capacity_bits=1 << 17), *whole.levels[2:])
     )
-    e = catalog.load("conv:k=32,c=16,p=14,q=14,r=3,s=3").einsums[0]
+    e = catalog.load("conv:k=16,c=8,p=7,q=7,r=3,s=3").einsums[0]
     (found,) = optimal(Problem(arch, e, "energy"))
     rows = [row for row in explain._footprint_rows(arch, e, found) if row[1] == "all"]
     assert any(row[3] == 2 for row in explain._footprint_rows(arch, e, found))

@@ -1,19 +1,22 @@
 """No socket beyond 127.0.0.1: the hook of conftest refuses one here, and a real run's processes, Ray's
-daemons among them, hold none.
+daemons among them, hold none, and import none of the packages of the user's folder.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 import pytest
 
+from tests.amount import some
 from tests.test_cli import DSE, STUDY
 
 LISTENING, CONNECTED = "0A", "01"
@@ -53,35 +56,80 @@ def test_this_machine_can_be_reached() -> None:
         nobody.connect("/nowhere")
 
 
+DECOYS = ("analysis", "cluster", "hw", "workloads", "tests")
+
+
+@dataclass(slots=True)
+class Watched:
+    """A run with one worker, of the installed command, in a folder with packages of our names.
+
+    seen: their sockets, as `sockets` tells them; started: their command lines.
+    """
+
+    folder: Path
+    env: dict[str, str]
+    returncode: int = -1
+    said: str = ""
+    heard: str = ""
+    seen: set[tuple[str, str, str, str]] = field(default_factory=set)
+    started: set[str] = field(default_factory=set)
+
+
+@pytest.fixture(scope="module", params=some(["", "."], 1))
+def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    """params: PYTHONPATH; "." puts the packages of the folder before ours."""
+    own = {"PYTHONPATH": request.param} if request.param else {}
+    run = Watched(tmp_path_factory.mktemp("watched"), {**os.environ, **own})
+    (run.folder / "small.yaml").write_text(STUDY)
+    for name in DECOYS:
+        (run.folder / name).mkdir()
+        (run.folder / name / "__init__.py").write_text(f"raise SystemExit('decoy {name}')\n")
+    command_line = [DSE, "run", "small.yaml", "--workers", "1", "--out", "run"]
+    with open(run.folder / "said", "w") as said, open(run.folder / "heard", "w") as heard:
+        child = subprocess.Popen(command_line, cwd=run.folder, env=run.env, stdout=said, stderr=heard)
+        while child.poll() is None:
+            members = family(child.pid)
+            run.seen |= {found for pid in members for found in sockets(pid)}
+            run.started |= {command(pid) for pid in members}
+            time.sleep(0.2)
+    run.said, run.heard = ((run.folder / name).read_text() for name in ("said", "heard"))
+    run.returncode = child.returncode
+    return run
+
+
 @pytest.mark.xdist_group("ray")
-def test_a_run_with_workers_stays_on_this_machine(tmp_path: Path) -> None:
-    (tmp_path / "small.yaml").write_text(STUDY)
-    child = subprocess.Popen(
-        [DSE, "run", "small.yaml", "--workers", "1", "--out", "run"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    seen: set[tuple[str, str, str, str]] = set()
-    started: set[str] = set()
-    while child.poll() is None:
-        members = family(child.pid)
-        seen |= {found for pid in members for found in sockets(pid)}
-        started |= {command(pid) for pid in members}
-        time.sleep(0.2)
-    said, _ = child.communicate()
-    assert child.returncode == 0
-    assert "27 in all" in said
-    programs = {program for program, *_ in seen}
+def test_a_run_with_workers_stays_on_this_machine(watched: Watched) -> None:
+    assert watched.returncode == 0
+    programs = {program for program, *_ in watched.seen}
     assert any("raylet" in p for p in programs), programs
     assert any("gcs_server" in p for p in programs), programs
     assert any("ray::Solver" in p for p in programs), programs
-    assert any(state == LISTENING for _, state, _, _ in seen)
-    assert any(state == CONNECTED for _, state, _, _ in seen)
-    outside = {one for one in seen if not loopback(one[2]) or (one[1] == CONNECTED and not loopback(one[3]))}
+    assert any(state == LISTENING for _, state, _, _ in watched.seen)
+    assert any(state == CONNECTED for _, state, _, _ in watched.seen)
+    outside = {
+        one for one in watched.seen if not loopback(one[2]) or (one[1] == CONNECTED and not loopback(one[3]))
+    }
     assert not outside, "\n".join(map(str, sorted(outside)))
     # it asks 169.254.169.254 for the cloud that it runs in, too briefly to be seen here
-    assert not any("dashboard.py" in line for line in started)
+    assert not any("dashboard.py" in line for line in watched.started)
+
+
+@pytest.mark.xdist_group("ray")
+def test_decoy_packages_in_the_users_folder(watched: Watched) -> None:
+    assert watched.returncode == 0
+    assert "27 in all" in watched.said
+    assert "decoy" not in watched.said + watched.heard
+    counted = "SELECT status, count(*) AS n FROM machines GROUP BY ALL"
+    asked = subprocess.run(
+        [DSE, "sql", "run", counted, "--format", "csv"],
+        cwd=watched.folder,
+        env=watched.env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert asked.stdout.split() == ["status,n", "ok,27"]
+    assert asked.stderr == ""
 
 
 def command(pid: int) -> str:

@@ -28,8 +28,9 @@ from ray.cluster_utils import Cluster
 from cluster import driver, pool
 from dse.study import study as studies
 from tests import test_kills as t
+from tests.cursed import EATEN_BYTES, under_curse
 from tests.test_driver import HEAVY, Rows, rows, study
-from tests.test_pool import EATEN_BYTES, under_curse, wait_for
+from tests.test_pool import wait_for
 
 METHODS = ("exhaustive", "nsga2", "tpe")
 VICTIMS = ("driver", "actor", "raylet")
@@ -89,7 +90,7 @@ def disturbed(
     killed: list[str] = []
     while True:
         before = t.solved(out)
-        child = t.start(path, out, made.cluster.address)
+        child = t.start(path, out, made)
         try:
             wait_for(lambda: t.solved(out) > before or child.poll() is not None, 90)
             while victims and child.poll() is None:
@@ -108,7 +109,7 @@ def disturbed(
 
 def stopped(path: Path, out: Path, made: t.Bed, whole: Rows) -> None:
     """An actor stands still for a minute: the others go on, and solve its lease too."""
-    child = t.start(path, out, made.cluster.address)
+    child = t.start(path, out, made)
     wait_for(lambda: t.solved(out) > 40, 60)
     process = t.actors(out)[0]
     os.kill(process, signal.SIGSTOP)
@@ -125,7 +126,7 @@ def headless(path: Path, out: Path, made: t.Bed, whole: Rows) -> t.Bed:
     """The head is lost: the run stops with its line, and a resume on a new cluster completes it. Actors stand
     still, or they would finish without a head.
     """
-    child = t.start(path, out, made.cluster.address)
+    child = t.start(path, out, made)
     wait_for(lambda: t.solved(out) > 40, 60)
     for process in t.actors(out):
         os.kill(process, signal.SIGSTOP)
@@ -134,7 +135,7 @@ def headless(path: Path, out: Path, made: t.Bed, whole: Rows) -> t.Bed:
     said = (out / "log" / "driver.txt").read_text().strip().splitlines()[-1]
     t.close(made)
     made = t.bed()
-    t.finish(path, out, made, t.start(path, out, made.cluster.address))
+    t.finish(path, out, made, t.start(path, out, made))
     assert "head of the cluster" in said, said
     assert rows(out) == whole
     print(f"head lost: {said}; resumed, rows identical", flush=True)
@@ -198,11 +199,11 @@ MOMENTS = ("start-up", "resume")
 def killed_at(moment: str, path: Path, out: Path, made: t.Bed, rng: random.Random) -> bool:
     """One run that is killed at a moment, then resumed to its end; False if it was over before."""
     if moment == "resume":
-        child = t.start(path, out, made.cluster.address)
+        child = t.start(path, out, made)
         wait_for(lambda: t.committing(out) or child.poll() is not None, 120)
         child.kill()
         child.wait(timeout=30)
-    child = t.start(path, out, made.cluster.address)
+    child = t.start(path, out, made)
     time.sleep(rng.uniform(0.0, 5.0))
     over = child.poll() is not None
     if not over:
@@ -211,7 +212,7 @@ def killed_at(moment: str, path: Path, out: Path, made: t.Bed, rng: random.Rando
         child.wait(timeout=500)
         if (out / "log" / "driver.txt").read_text().endswith("0 finished\n"):
             return not over
-        child = t.start(path, out, made.cluster.address)
+        child = t.start(path, out, made)
     raise AssertionError((out / "log" / "driver.txt").read_text()[-2000:])
 
 

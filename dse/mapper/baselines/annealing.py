@@ -208,7 +208,7 @@ def fit_model(rows: Sequence[Floats], logs: Sequence[float]) -> Model:
     # here: it takes a second to load, and only this mapper needs it
     from sklearn.ensemble import GradientBoostingRegressor
 
-    trees = GradientBoostingRegressor(n_estimators=TREES, max_depth=5, learning_rate=0.2, random_state=0)  # type: ignore[no-untyped-call]
+    trees = GradientBoostingRegressor(n_estimators=TREES, max_depth=5, learning_rate=0.2, random_state=0)
     trees.fit(np.array(rows[-SAMPLES:]), np.array(logs[-SAMPLES:]))
     predict: Model = trees.predict
     return predict
