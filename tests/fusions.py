@@ -718,11 +718,13 @@ def wrong(seed: int, overlap: str = "free", rated: bool = False) -> list[str]:
 
 
 def unlike(seed: int, arch: Arch, workload: Workload) -> list[str]:
-    """What the engine says otherwise than the list of all schedules: its figure, its gap."""
+    """What the engine says otherwise than the list of all schedules: its figure, its gap. With several shared
+    loops for energy, and with one.
+    """
     lines = []
-    objectives: tuple[Objective, ...] = ("energy", "latency")
-    for objective in objectives:
-        found = fused(arch, workload, objective, "perfect", lambda _: FREE)
+    searches: tuple[tuple[Objective, bool], ...] = (("energy", True), ("energy", False), ("latency", False))
+    for objective, several in searches:
+        found = fused(arch, workload, objective, "perfect", lambda _: FREE, several=several)
         space = found.space if isinstance(found, Solution) and found.space else Space()
         best = (Several if space.depths else Everything)(arch, workload, objective, space).best()
         if isinstance(found, Infeasible):

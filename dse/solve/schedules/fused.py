@@ -653,7 +653,8 @@ def _memo_plans(
     g: Graph, m: Members, level: Level, retained: Sequence[frozenset[str]], free_bits: float, bar: float
 ) -> list[Option]:
     """Returns the answer of `_best_plans`, or that of an earlier search of an equal segment. An earlier
-    answer holds if it had at least as many free bits and as high a `bar`, and its plans fit into `free_bits`.
+    answer holds if it had at least as many free bits, its plans fit into `free_bits`, and it found a plan or
+    had as high a `bar`.
     """
     own = g.workload.einsums[m.first : m.last + 1]
     names = _in_order(own)
@@ -668,7 +669,8 @@ def _memo_plans(
     )
     known = g.options.setdefault((members, tuple(t in m.spilled for t in m.forwarded), level.name), [])
     for asked, limit, found in known:
-        if max((option.need for option in found), default=0) <= free_bits <= asked and bar <= limit:
+        fits = max((option.need for option in found), default=0) <= free_bits <= asked
+        if fits and (bar <= limit or any(option.energy < inf for option in found)):
             return found
     found = _best_plans(g, m, own, level, retained, free_bits, bar)
     known.append((free_bits, bar, found))
@@ -689,11 +691,14 @@ def _best_plans(
     bar: cost of the einsums unfused; plans that cost more are left out
     """
     found, floor = list[Option](), inf
+    numbers = [number for number, ranks in enumerate(m.loops) if ranks in m.axes]
     if m.classes:
         found, floor = _several_loops(g, m, own, level, retained, free_bits, bar)
         bar = min([bar, *(objective_value(g.objective, one.energy, one.latency) for one in found)])
-    if m.axes:
-        more, least = _one_loop(g, m, own, level, retained, free_bits, bar)
+        if floor >= bar * (1 - PRECISE):  # of loops over classes none is better
+            numbers = [number for number in numbers if number >= len(m.classes)]
+    if numbers:
+        more, least = _one_loop(g, m, numbers, own, level, retained, free_bits, bar)
         found, floor = [*found, *more], min(floor, least)
     if not found:
         return [Option(inf, inf, floor, Plan(level.name, (), (), tuple(own)))] if floor < inf else []
@@ -743,14 +748,15 @@ def _several_loops(
 def _one_loop(
     g: Graph,
     m: Members,
+    numbers: Sequence[int],
     own: Sequence[Einsum],
     level: Level,
     retained: Sequence[frozenset[str]],
     free_bits: float,
     bar: float,
 ) -> tuple[list[Option], float]:
-    """Returns plans with one loop of `m.axes`, and the lower bound of all that cost less than `bar`: the best
-    plan; for EDP the first EVALUATED.
+    """Returns plans with one loop, and the lower bound of all that cost less than `bar`: the best plan; for
+    EDP the first EVALUATED. numbers: indices of the loops into `m.loops`.
 
     Plans are solved in order of their lower bounds, until the next bound reaches the best cost found or
     `bar`.
@@ -773,7 +779,7 @@ def _one_loop(
 
     left = [
         (sum(bound for _, bound in bounded(plan)), number, plan, bits)
-        for number, (plan, bits) in enumerate(_plans(g, m, own, level, retained, free_bits))
+        for number, (plan, bits) in enumerate(_plans(g, m, numbers, own, level, retained, free_bits))
     ]
     heapq.heapify(left)
     found: list[Option] = []
@@ -849,6 +855,7 @@ def _unit(g: Graph, one: Option) -> float:
 def _plans(
     g: Graph,
     m: Members,
+    numbers: Sequence[int],
     own: Sequence[Einsum],
     level: Level,
     retained: Sequence[frozenset[str]],
@@ -858,7 +865,7 @@ def _plans(
     cut are held whole; with the bits of forwarded tiles and held tensors, which must fit into `free_bits`.
     """
     names = [t for e in own for t in sorted(_names(e))]
-    for number, axis in enumerate(m.axes, len(m.classes)):
+    for number, axis in ((number, m.loops[number]) for number in numbers):
         may = sorted(
             (-tile_bits(p, e.sizes(), g.arch.word_bits), p.tensor)
             for e, rank, has in zip(own, axis, retained, strict=True)

@@ -10,7 +10,7 @@ and the first answer remains the lower bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import inf, sqrt
@@ -321,6 +321,17 @@ class Nests:
         # this call comes first: its nest mostly fits into less capacity too, and answers the next call
         wide = self._alone(e, place, level, wide=True) - passed + again if again > 0 else 0.0
         return max(own, self._alone(e, place, level, wide=False) - passed, wide)
+
+    def unfused_bound(self, e: Einsum, place: Place, passed: Collection[str]) -> float:
+        """Returns a lower bound on the cost of an einsum anywhere in a segment, with its traffic at the
+        outermost level, but for that of the tensors `passed`, which other einsums bring in or take away: its
+        cost alone, minus the most that moving them costs. With storage nodes of these tensors at the
+        outermost level, the einsum's nest, shared loops included, is one of the einsum alone, in no more
+        capacity.
+        """
+        level = next(level for level in self.arch.levels if level.name == place.level)
+        moves = sum(self._move_cost(e, p, place.level) for p in e.tensors() if p.tensor in passed)
+        return self._alone(e, place, level, wide=False) - moves
 
     def _alone(self, e: Einsum, place: Place, level: Level, wide: bool) -> float:
         """Returns a lower bound on the cost of an einsum without a shared loop. wide: the level is as large

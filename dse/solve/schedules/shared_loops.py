@@ -17,12 +17,14 @@ Given the tiles, parts of the cost separate:
 `inner` is the exact mapper's answer. It depends on order and depths through the bits left alone. Where
 nothing leaks and partial sums return to G only, the two sides are equal; the evaluator prices every answer.
 
-Tiles are looked at by their lower bounds, best first. Three facts bound them:
+Tiles are looked at by their lower bounds, best first. Four facts bound them:
 
     smaller tiles   with all tensors at G, trips of smaller tiles cost no less: loops of the larger trip may
                     stand outermost. So a tile inherits the bounds of its multiples.
     passing by      with a tensor at G at no cost, an einsum saves at least (outer - G) pJ per word and trip.
     capacity        handed-on tiles, and the cheapest depths that fit beside them, need no mapper.
+    alone           an einsum costs no less than alone, minus the moves that others make
+                    (`Nests.unfused_bound`).
 """
 
 from __future__ import annotations
@@ -123,7 +125,8 @@ class SegmentSearch:
     inner: dict[tuple[int, Tiles], float] = field(default_factory=dict)  # memo of `_inner`
     known: dict[tuple[int, Tiles], float] = field(default_factory=dict)  # bounds of `inner` so far
     words: dict[tuple[int, str, Tiles, bool], float] = field(default_factory=dict)  # memo of `_words`
-    moved: float = 0.0  # at least the pJ of one move of each word
+    moved: list[float] = field(default_factory=list)  # at least the pJ of one move of each einsum's words
+    unfused: list[float] = field(default_factory=list)  # at least the pJ of each einsum anywhere
     not_found: float = inf  # lowest bound (pJ) of choices that may have nests, which the mapper did not find
     steps: int = 0  # choices of depths so far
     searches: int = 0  # of the mapper when the search began
@@ -131,9 +134,18 @@ class SegmentSearch:
     def __post_init__(self) -> None:
         self.sizes = tuple(self.own[0].sizes()[ranks[0]] for ranks in self.members.classes)
         self.tensors, self.searches = list(_outer_tensors(self)), self.nests.searches
-        for t in self.tensors:
-            once = _standing(self, t, self.sizes, (), 0).least_pj
-            self.moved += min(_passing(self, t, self.sizes).least_pj, once)
+        for i, e in enumerate(self.own):
+            mine = [t for t in self.tensors if t.users[0][0] == i]
+            least = [
+                (_passing(self, t, self.sizes).least_pj, _standing(self, t, self.sizes, (), 0).least_pj)
+                for t in mine
+            ]
+            self.moved.append(sum(map(min, least)))
+            brought = {p.tensor for t in self.tensors for j, p in t.users[1:] if j == i}
+            leaves = self.members.spilled & {e.output.tensor}
+            passed = (brought | set(self.members.forwarded)) - leaves
+            place = Place(self.level.name, retained=self.retained[i])
+            self.unfused.append(self.nests.unfused_bound(e, place, passed))
 
     def exhausted(self) -> bool:
         """True if the search has used up its budget."""
@@ -186,11 +198,11 @@ def search(s: SegmentSearch, bar: float, price: Callable[[Plan, int], float]) ->
                 seen.add(smaller)
                 heapq.heappush(left, (_least(s, smaller), 0, smaller))
             if 0 < sum(t < n for t, n in zip(tiles, s.sizes, strict=True)) <= MOST_LOOPS:
-                heapq.heappush(left, (max(bound, _without_mapper(s, tiles, best)), -1, tiles))
+                nests = [_inherited(s, i, tiles) for i in range(len(s.own))]
+                heapq.heappush(left, (max(bound, _with_depths(s, tiles, nests, best)), -1, tiles))
         elif stage == 1:  # and depths that fit
-            known = sum(_inherited(s, i, tiles) for i in range(len(s.own)))
-            more = sum(_inner(s, i, tiles) for i in range(len(s.own))) - known
-            heapq.heappush(left, (bound + max(more, 0.0), -2, tiles))
+            nests = [_inner(s, i, tiles) for i in range(len(s.own))]
+            heapq.heappush(left, (max(bound, _with_depths(s, tiles, nests, best)), -2, tiles))
         elif leaf := _best_leaf(s, tiles, best):
             cost = price(_plan(s, tiles, leaf), leaf.need)
             floor, best = min(floor, leaf.bound), min(best, cost)
@@ -361,19 +373,19 @@ class Choices:
         return self.memo[key]
 
 
-def _fixed(s: SegmentSearch, tiles: Tiles) -> float:
-    """Returns the pJ of reading partial sums of retained results, and of spilling handed-on tensors."""
-    arch, pj = s.nests.arch, 0.0
-    outer = arch.levels[0]
-    for i, e in enumerate(s.own):
-        p, bits = e.output, e.output.bits or arch.word_bits
-        words, near = _words(s, i, p, s.sizes), per_elem(s.level, bits)
-        if p.tensor in s.members.spilled:
-            pj += words * (near * s.level.read_pj + per_elem(outer, bits) * outer.write_pj)
-        if p.tensor in s.retained[i] and s.level.skip_first_read:
-            cut = frozenset(c for c, ranks in enumerate(s.members.classes) if ranks[i] in p.ranks())
-            again = _again(s, OuterTensor(p.tensor, ((i, p),), cut, True, True), tiles)
-            pj += again * words * near * s.level.read_pj
+def _fixed(s: SegmentSearch, i: int, tiles: Tiles) -> float:
+    """Returns the pJ of reading partial sums of an einsum's retained result, and of writing out a result that
+    is handed on.
+    """
+    arch, p, pj = s.nests.arch, s.own[i].output, 0.0
+    outer, bits = arch.levels[0], p.bits or arch.word_bits
+    words, near = _words(s, i, p, s.sizes), per_elem(s.level, bits)
+    if p.tensor in s.members.spilled:
+        pj += words * (near * s.level.read_pj + per_elem(outer, bits) * outer.write_pj)
+    if p.tensor in s.retained[i] and s.level.skip_first_read:
+        cut = frozenset(c for c, ranks in enumerate(s.members.classes) if ranks[i] in p.ranks())
+        again = _again(s, OuterTensor(p.tensor, ((i, p),), cut, True, True), tiles)
+        pj += again * words * near * s.level.read_pj
     return pj
 
 
@@ -393,13 +405,14 @@ def _handed_bits(s: SegmentSearch, tiles: Tiles) -> list[int]:
 def _least(s: SegmentSearch, tiles: Tiles) -> float:
     """Returns a lower bound (pJ) from bounds of larger tiles, and one move of each word."""
     known = _inner if tiles == s.sizes else _inherited
-    return s.moved + sum(known(s, i, tiles) for i in range(len(s.own)))
+    return sum(max(s.unfused[i], known(s, i, tiles) + s.moved[i]) for i in range(len(s.own)))
 
 
-def _without_mapper(s: SegmentSearch, tiles: Tiles, best: float) -> float:
-    """Returns a lower bound (pJ) from bounds of larger tiles, and the cheapest depths that fit."""
-    base = [_inherited(s, i, tiles) for i in range(len(s.own))]
-    return min((leaf.bound for leaf in _leaves(s, tiles, base, best, asks=False)), default=inf)
+def _with_depths(s: SegmentSearch, tiles: Tiles, nests: Sequence[float], best: float) -> float:
+    """Returns a lower bound (pJ) from bounds of the nests, and the cheapest depths that fit; inf: none below
+    `best`.
+    """
+    return min((leaf.bound for leaf in _leaves(s, tiles, nests, best, asks=False)), default=inf)
 
 
 def _best_leaf(s: SegmentSearch, tiles: Tiles, best: float) -> Leaf | None:
@@ -418,14 +431,13 @@ def _leaves(s: SegmentSearch, tiles: Tiles, base: Sequence[float], best: float, 
     if max(handed) > s.free_bits:
         return
     looped, seen = [c for c, n in enumerate(s.sizes) if tiles[c] < n], set[object]()
-    every, fixed = Choices(s, tiles, [_passing(s, t, tiles) for t in s.tensors]), _fixed(s, tiles)
+    every = Choices(s, tiles, [_passing(s, t, tiles) for t in s.tensors])
+    fixed = [_fixed(s, i, tiles) for i in range(len(s.own))]
     for order in permutations(looped):
         choices = every.of(order)
         if all(choices) and (key := tuple(choices)) not in seen:
             seen.add(key)
-            for leaf in Descent(s, tiles, order, choices, base, fixed, best, asks).visit(
-                0, fixed, handed, {}
-            ):
+            for leaf in Descent(s, tiles, order, choices, base, fixed, best, asks).visit(0, 0.0, handed, {}):
                 best = leaf.bound
                 yield leaf
 
@@ -439,7 +451,7 @@ class Descent:
     order: tuple[int, ...]
     choices: Sequence[Sequence[Standing]]  # of each tensor, cheapest first
     base: Sequence[float]
-    fixed: float  # `_fixed`
+    fixed: Sequence[float]  # `_fixed` of each einsum
     best: float  # lowest bound so far
     asks: bool
 
@@ -450,16 +462,15 @@ class Descent:
         """
         s = self.s
         if i == len(s.own):
-            yield from self._leaf(rooms, chosen)
+            yield from self._leaf(cost, rooms, chosen)
             return
         mine = [k for k, t in enumerate(s.tensors) if t.users[0][0] == i]
-        rest = sum(self.base[i + 1 :]) + sum(
-            own[0].least_pj for t, own in zip(s.tensors, self.choices, strict=True) if t.users[0][0] > i
-        )
+        rest = sum(self._least(j) for j in range(i + 1, len(s.own)))
         combos = product(*(self.choices[k] for k in mine))
         for combo in sorted(combos, key=lambda some: sum(one.least_pj for one in some)):
             s.steps += 1
-            if s.exhausted() or cost + sum(one.least_pj for one in combo) + self.base[i] + rest >= self.best:
+            more = self.base[i] + self.fixed[i] + sum(one.least_pj for one in combo)
+            if s.exhausted() or cost + max(more, s.unfused[i]) + rest >= self.best:
                 return
             now = [n + sum(one.bits for one in combo if j in one.alive) for j, n in enumerate(rooms)]
             if max(now) > s.free_bits:
@@ -467,11 +478,15 @@ class Descent:
             own = chosen | {s.tensors[k].name: one for k, one in zip(mine, combo, strict=True)}
             if self.asks:
                 inner = _nest(s, i, self.tiles, self._homes(i, own), s.free_bits - now[i]).lower_bound
-                more = inner + sum(one.pj for one in combo)
-            else:
-                more = self.base[i] + sum(one.least_pj for one in combo)
-            if cost + more + rest < self.best:
-                yield from self.visit(i + 1, cost + more, now, own)
+                more = inner + self.fixed[i] + sum(one.pj for one in combo)
+            if cost + max(more, s.unfused[i]) + rest < self.best:
+                yield from self.visit(i + 1, cost + max(more, s.unfused[i]), now, own)
+
+    def _least(self, i: int) -> float:
+        """Returns at least the pJ of an einsum whose depths are not chosen yet."""
+        pairs = zip(self.s.tensors, self.choices, strict=True)
+        moved = sum(own[0].least_pj for t, own in pairs if t.users[0][0] == i)
+        return max(self.s.unfused[i], self.base[i] + self.fixed[i] + moved)
 
     def _homes(self, i: int, chosen: dict[str, Standing]) -> frozenset[str]:
         """Returns the tensors of an einsum that stand at the level and are not retained."""
@@ -479,18 +494,17 @@ class Descent:
         names = {p.tensor for p in self.s.own[i].tensors()} - self.s.retained[i]
         return frozenset(names & (stand | set(self.s.members.forwarded)))
 
-    def _leaf(self, rooms: Sequence[int], chosen: dict[str, Standing]) -> Iterator[Leaf]:
-        """Yields the choices, if their bound is lower than those before."""
-        s, nests = self.s, list[Nest]()
+    def _leaf(self, cost: float, rooms: Sequence[int], chosen: dict[str, Standing]) -> Iterator[Leaf]:
+        """Yields the choices, if their bound is lower than those before. cost: bound of `visit`, for at least
+        as many bits.
+        """
+        s, nests, bound = self.s, list[Nest](), cost
         depths = tuple((t, one.depth) for t, one in chosen.items())
         if self.asks:
-            pj = self.fixed + sum(one.pj for one in chosen.values())
-            nests = [
-                _nest(s, i, self.tiles, self._homes(i, chosen), s.free_bits - n) for i, n in enumerate(rooms)
-            ]
-            bound = pj + sum(nest.lower_bound for nest in nests)
-        else:
-            bound = self.fixed + sum(self.base) + sum(one.least_pj for one in chosen.values())
+            free = [s.free_bits - n for n in rooms]
+            nests = [_nest(s, i, self.tiles, self._homes(i, chosen), n) for i, n in enumerate(free)]
+            pj = sum(self.fixed) + sum(one.pj for one in chosen.values())
+            bound = max(cost, pj + sum(nest.lower_bound for nest in nests))
         if bound >= self.best:
             return
         if any(nest.mapping is None for nest in nests):

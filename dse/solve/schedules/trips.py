@@ -38,8 +38,8 @@ class Members:
 
     @property
     def loops(self) -> tuple[tuple[str, ...], ...]:
-        """Returns all loops that may be shared."""
-        return (*self.classes, *self.axes)
+        """Returns all loops that may be shared, classes first."""
+        return (*self.classes, *(axis for axis in self.axes if axis not in self.classes))
 
 
 def fusing_levels(arch: Arch) -> tuple[Level, ...]:
@@ -112,7 +112,7 @@ def segments(workload: Workload, padded: bool = False) -> list[Members]:
 def joined_segments(workload: Workload) -> list[Members]:
     """Returns the runs of `segments`, and those whose einsums can share several loops (`Members.classes`),
     also where they only read a tensor together. The first and the last einsum of a run have a tensor in
-    common with others of it: longer runs gain nothing. `axes` has only loops that are no classes.
+    common with others of it: longer runs gain nothing.
     """
     found = {(m.first, m.last): m for m in segments(workload)}
     made = {e.output.tensor for e in workload.einsums}
@@ -122,8 +122,7 @@ def joined_segments(workload: Workload) -> list[Members]:
         ends = all(any(end in some and len(some) > 1 for some in users) for end in (0, len(own) - 1))
         if ends and (classes := rank_classes(own, made)):
             one = found.get((first, last), Members(first, last, handed, leaving, ()))
-            axes = tuple(axis for axis in one.axes if axis not in classes)
-            found[first, last] = replace(one, axes=axes, classes=classes)
+            found[first, last] = replace(one, classes=classes)
     return [found[run] for run in sorted(found)]
 
 
