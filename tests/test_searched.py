@@ -432,6 +432,17 @@ def test_a_feature_is_left_out_by_its_name_until_it_is_searched(name: str) -> No
     assert covers(replace(space, **more), given, two(), ARRAY) is None
 
 
+def test_a_result_that_several_loops_sum_up_stands_at_its_level() -> None:
+    """Partial sums that go to main memory past G were not searched."""
+    text, _, _ = WIDER["shared loops over summed ranks"]
+    past, there = (
+        parse_schedule(one) for one in (text, text.replace("store DRAM Y", "store DRAM Y\nstore G Y"))
+    )
+    assert faults(ARRAY, two(), there) == []
+    assert covers(SEVERAL, past, two(), ARRAY) == "shared loops over summed ranks"
+    assert covers(SEVERAL, there, two(), ARRAY) is None
+
+
 PADDED = Workload(
     "padded",
     (
