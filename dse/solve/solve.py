@@ -126,7 +126,7 @@ SCHEDULES = {
     "unfused": "layer by layer: each einsum alone, every tensor between einsums through main memory",
     "pipelined": "machines of nodes: segments of einsums pipelined on regions of nodes, or each alone on "
     "a region, at lowest cost found",
-    "fused": "lowest cost: tensors retained whole on chip, and fusion below one shared loop per segment, "
+    "fused": "lowest cost: tensors retained whole on chip, and fusion below up to three shared loops, "
     "or GOGETA's schedule; with layout alt layouts too",
     **SAID,
     **CONFIGURATIONS,
