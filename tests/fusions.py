@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import chain, combinations, product
+from itertools import chain, combinations, permutations, product
 from math import ceil, inf
 from random import Random
 
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, TensorLayout
-from dse.mapping.schedule import Branch, Schedule, Segment
+from dse.mapping.schedule import Branch, Retained, Schedule, Segment
 from dse.mapping.searched import Space, excluding_features
 from dse.mapping.space import FREE, minimal_mapping
 from dse.sim.einsum import boundary
@@ -284,7 +284,7 @@ class Everything:
     def allowed(self, first: int, last: int, ranks: tuple[str, ...], tile: int) -> bool:
         own = self.workload.einsums[first:last]
         nests = [
-            next(self.all(e, rank, tile, handed_on(own)), None) for e, rank in zip(own, ranks, strict=True)
+            next(self.all(e, {rank: tile}, handed_on(own)), None) for e, rank in zip(own, ranks, strict=True)
         ]
         if any(nest is None for nest in nests):
             return True
@@ -294,9 +294,11 @@ class Everything:
             return False
         return "padding" not in set(excluding_features(self.space, whole, self.workload, self.arch))
 
-    def all(self, e: Einsum, rank: str, tile: int, near: frozenset[str]) -> Iterator[Mapping]:
-        """Nests below a fork; of tensors that are near, without their node at GLB."""
-        trip = replace(e, extents=tuple((r, tile if r == rank else n) for r, n in e.extents))
+    def all(self, e: Einsum, tiles: dict[str, int], near: frozenset[str]) -> Iterator[Mapping]:
+        """Nests below a fork; of tensors that are near, without their node at GLB. tiles: by rank, of shared
+        loops.
+        """
+        trip = replace(e, extents=tuple((r, tiles.get(r, n)) for r, n in e.extents))
         levels = (replace(self.arch.levels[0], bypass=True), *self.arch.levels[1:])
         seen = set()
         for found in mappings(
@@ -380,7 +382,7 @@ class Everything:
             (loop[0][j], loop[1]) if loop else (next(iter(e.sizes())), e.sizes()[next(iter(e.sizes()))])
         )
         fill = [minimal_mapping(o, self.arch) for o in own]
-        for nest in self.all(e, rank, tile, near):
+        for nest in self.all(e, {rank: tile}, near):
             nest = replace(
                 nest, nodes=(*(Store(level, t) for t in kept for level in ("DRAM", "GLB")), *nest.nodes)
             )
@@ -406,6 +408,169 @@ class Everything:
                 if row.level == "GLB" and row.tensor not in near
             )
             yield objective_value(self.objective, cost.energy_pj, cost.latency_cycles), bits
+
+
+SharedLoops = tuple[tuple[tuple[str, ...], int], ...]  # (rank of each einsum, tile), outermost first
+
+
+@dataclass
+class Several(Everything):
+    """And up to three shared loops of any ranks, every tensor at any depth among them, that `space` covers:
+    which ones may be shared is what `faults` lets pass.
+    """
+
+    def segment(self, first: int, last: int, kept: frozenset[str]) -> float:
+        best = super().segment(first, last, kept)
+        own, room = self.workload.einsums[first:last], self.free(first, last, kept)
+        handed = handed_on(own)
+        names = {p.tensor for e in own for p in e.tensors()}
+        if len(own) == 1 or room < 0 or kept & handed or any(own_name(t) != t for t in names):
+            return best
+        others = sorted(names - handed - kept)
+        for loops in self.loops(own, handed):
+            for at in product(range(-1, len(loops) + 1), repeat=len(others)):
+                depths = {t: d for t, d in zip(others, at, strict=True) if d >= 0}
+                held = self.rooms(own, loops, depths | dict.fromkeys(handed, len(loops)))
+                if max(held) > room:
+                    continue
+                costs = (self.below(own, j, loops, depths, kept, room - n) for j, n in enumerate(held))
+                if (cost := sum(costs)) < best and self.covered(first, last, loops, depths, kept):
+                    best = cost
+        return best
+
+    def free(self, first: int, last: int, kept: frozenset[str]) -> int:
+        """Bits that kept tensors leave while einsums first to last run."""
+        users = {t: [i for i, e in enumerate(self.workload.einsums) if t in _tensors(e)] for t in kept}
+        there = [t for t, at in users.items() if at[0] < last and at[-1] >= first]
+        elems = {e.output.tensor: e.output.stored_elems() for e in self.workload.einsums}
+        return self.arch.levels[1].capacity_bits - 8 * sum(elems[t] for t in there)
+
+    def loops(self, own: tuple[Einsum, ...], handed: frozenset[str]) -> Iterator[SharedLoops]:
+        """Lists of one to three loops in tiles that divide, over ranks that cut what is handed on alike."""
+
+        def places(e: Einsum, rank: str) -> dict[str, tuple[int, ...]]:
+            dims = {p.tensor: [i for i, d in enumerate(p.dims) if d.ranks() == {rank}] for p in e.tensors()}
+            return {t: tuple(at) for t, at in dims.items() if t in handed}
+
+        def fits(ranks: tuple[str, ...]) -> bool:
+            cuts = {one for e, rank in zip(own, ranks, strict=True) for one in places(e, rank).items()}
+            sizes = {e.sizes()[rank] for e, rank in zip(own, ranks, strict=True)}
+            return len(sizes) == 1 and sizes != {1} and len(cuts) == len(handed) and all(at for _, at in cuts)
+
+        found = [ranks for ranks in product(*(e.ranks() for e in own)) if fits(ranks)]
+        for many in range(1, 4):
+            for order in permutations(found, many):
+                if all(len(set(mine)) == many for mine in zip(*order, strict=True)):
+                    sizes = [own[0].sizes()[ranks[0]] for ranks in order]
+                    for tiles in product(*([t for t in range(1, n) if n % t == 0] for n in sizes)):
+                        yield tuple(zip(order, tiles, strict=True))
+
+    def rooms(self, own: tuple[Einsum, ...], loops: SharedLoops, depths: dict[str, int]) -> list[int]:
+        """Bits of shared nodes that are alive while each einsum runs."""
+        found = [0] * len(own)
+        for t, depth in depths.items():
+            users = [j for j, e in enumerate(own) if t in _tensors(e)]
+            e, p = next((e, p) for e in own for p in e.tensors() if p.tensor == t)
+            cut = e.sizes() | {ranks[users[0]]: tile for ranks, tile in loops[:depth]}
+            elems = rows = 1
+            for d in p.dims:
+                elems, rows = elems * (1 + sum(c * (cut[r] - 1) for r, c in d.terms)), elems
+            elems = elems if p.format == "dense" else ceil(round(2 * p.density * elems, 6)) + rows
+            twice = 2 if self.arch.levels[1].double_buffer and depth else 1
+            alive = range(users[0], users[-1] + 1) if depth == len(loops) else range(len(own))
+            for j in alive:
+                found[j] += 8 * elems * twice
+        return found
+
+    def shared_text(
+        self, own: tuple[Einsum, ...], loops: SharedLoops, depths: dict[str, int], nests: list[Mapping]
+    ) -> Segment:
+        makes = [e.output.tensor for e in own if e.output.tensor in handed_on(own)]
+        outside = {p.tensor for o in self.workload.einsums if o not in own for p in o.inputs}
+        nodes: list[Loop | Store] = [Store("DRAM", t) for t in makes if t in outside]
+        nodes += [Store("DRAM", t) for t in depths]
+        for depth in range(len(loops) + 1):
+            nodes += [Store("GLB", t) for t, d in depths.items() if d == depth]
+            nodes += [Loop(ranks[0], tile) for ranks, tile in loops[depth : depth + 1]]
+        nodes += [Store("GLB", t) for t in makes]
+        branches = [
+            Branch(
+                e.name,
+                nest,
+                tuple(sorted((ranks[0], ranks[j]) for ranks, _ in loops if ranks[j] != ranks[0])),
+            )
+            for j, (e, nest) in enumerate(zip(own, nests, strict=True))
+        ]
+        return Segment(tuple(branches), tuple(nodes))
+
+    def below(
+        self,
+        own: tuple[Einsum, ...],
+        j: int,
+        loops: SharedLoops,
+        depths: dict[str, int],
+        kept: frozenset[str],
+        room: int,
+    ) -> float:
+        """The least of an einsum's nests that fit."""
+        e, before = own[j], {t for o in own[:j] for t in _tensors(o)}
+        mine = tuple((t, d, t in before) for t, d in depths.items() if t in _tensors(e))
+        cuts = tuple((ranks[j], tile) for ranks, tile in loops)
+        stays = tuple(t for t in _tensors(e) if t in kept)
+        key = (tuple(o.name for o in own), j, cuts, mine, stays)
+        if key not in self.nests:
+            self.nests[key] = list(self.shared_prices(own, j, loops, depths, stays))
+        return min((cost for cost, bits in self.nests[key] if bits <= room), default=inf)
+
+    def shared_prices(
+        self,
+        own: tuple[Einsum, ...],
+        j: int,
+        loops: SharedLoops,
+        depths: dict[str, int],
+        stays: tuple[str, ...],
+    ) -> Iterator[tuple[float, int]]:
+        e, levels = own[j], (self.arch.levels[0], replace(self.arch.levels[1], capacity_bits=None))
+        wide, near = replace(self.arch, levels=levels), {*handed_on(own), *depths, *stays} & {*_tensors(e)}
+        fill = [minimal_mapping(o, self.arch) for o in own]
+        kept = tuple(Store(level, t) for t in stays for level in ("DRAM", "GLB"))
+        for nest in self.all(e, {ranks[j]: tile for ranks, tile in loops}, frozenset(near)):
+            nests = [*fill[:j], replace(nest, nodes=(*kept, *nest.nodes)), *fill[j + 1 :]]
+            segment = self.shared_text(own, loops, depths, nests)
+            one = placed.placed(wide, Workload("", own), Schedule((segment,)))[0][j]
+            around = replace(one.boundary, retained=tuple((t, "GLB", Fraction(1)) for t in stays))
+            cost = einsum_cost(Problem(wide, e, self.objective, around), one.nest)
+            if isinstance(cost, Infeasible):  # too many PEs
+                continue
+            rows = boundary.node_footprints(around, boundary.whole_nest(around, one.nest), e, wide)
+            widths = dict.fromkeys(_tensors(e), 8)
+            mine = [row for row in rows if row.level == "GLB" and row.tensor not in near]
+            bits = sum(room_bits(row, wide.levels[1], widths) for row in mine)
+            yield objective_value(self.objective, cost.energy_pj, cost.latency_cycles), bits
+
+    def covered(
+        self, first: int, last: int, loops: SharedLoops, depths: dict[str, int], kept: frozenset[str]
+    ) -> bool:
+        own = self.workload.einsums[first:last]
+        key = (first, last, loops, tuple(depths.items()), kept)
+        if key not in self.legal:
+            alone = [Segment((Branch(e.name, minimal_mapping(e, self.arch)),)) for e in self.workload.einsums]
+            near, nests = frozenset({*handed_on(own), *depths, *kept}), []
+            for j, e in enumerate(own):
+                nest = next(self.all(e, {ranks[j]: t for ranks, t in loops}, near & {*_tensors(e)}))
+                stays = [Store(level, t) for t in _tensors(e) if t in kept for level in ("DRAM", "GLB")]
+                nests.append(replace(nest, nodes=(*stays, *nest.nodes)))
+            segment = self.shared_text(own, loops, depths, nests)
+            here = [t for t in kept if t in {t for e in own for t in _tensors(e)}]
+            read = {t for e in self.workload.einsums for t in _tensors(e)}
+            whole = Schedule(
+                (*alone[:first], segment, *alone[last:]),
+                tuple(Retained("GLB", t, Fraction(1)) for t in sorted(here) if t in read),
+            )
+            self.legal[key] = not faults(self.arch, self.workload, whole) and not any(
+                excluding_features(self.space, whole, self.workload, self.arch)
+            )
+        return self.legal[key]
 
 
 @dataclass
@@ -553,13 +718,15 @@ def wrong(seed: int, overlap: str = "free", rated: bool = False) -> list[str]:
 
 
 def unlike(seed: int, arch: Arch, workload: Workload) -> list[str]:
-    """What the engine says otherwise than the list of all schedules: its figure, its gap."""
+    """What the engine says otherwise than the list of all schedules: its figure, its gap. With several shared
+    loops for energy, and with one.
+    """
     lines = []
-    objectives: tuple[Objective, ...] = ("energy", "latency")
-    for objective in objectives:
-        found = fused(arch, workload, objective, "perfect", lambda _: FREE)
+    searches: tuple[tuple[Objective, bool], ...] = (("energy", True), ("energy", False), ("latency", False))
+    for objective, several in searches:
+        found = fused(arch, workload, objective, "perfect", lambda _: FREE, several=several)
         space = found.space if isinstance(found, Solution) and found.space else Space()
-        best = Everything(arch, workload, objective, space).best()
+        best = (Several if space.depths else Everything)(arch, workload, objective, space).best()
         if isinstance(found, Infeasible):
             lines += [f"seed {seed} {objective}: {found}, enumerated {best}"] if best < inf else []
             continue

@@ -105,11 +105,11 @@ SHARED = """segment
 
 
 def test_a_claim_that_knows_no_loops_over_summed_ranks_is_seen(tmp_path: Path) -> None:
-    """T fits nowhere whole; row by row it is made and summed up, for half of the price of all that is
-    searched.
+    """T fits nowhere whole; row by row it is made and summed up, for half of the energy of all that is
+    searched for energy x delay.
     """
     case, schedule = case_of(SUMS, BUFFER, tmp_path), parse_schedule(SHARED)
-    (claim,) = claims(case, "energy", [{"schedule": "fused"}])
+    (claim,) = claims(case, "edp", [{"schedule": "fused"}])
     assert not failures(claim, schedule, case, stated)
     assert list(excluding_features(claim.found.space, schedule, case.workload, case.arch)) == [
         "shared loops over summed ranks"
@@ -120,7 +120,7 @@ def test_a_claim_that_knows_no_loops_over_summed_ranks_is_seen(tmp_path: Path) -
         case,
         0,
         40,
-        "energy",
+        "edp",
         wider("shared loops over summed ranks"),
         tallies,
         [schedule],

@@ -247,7 +247,8 @@ def small(*fanouts: Fanout, overlap: str = "free") -> Arch:
 
 ARRAY = small(Fanout("array", 2, (("X", 2),), (True,), (True,)))
 UNFUSED = Space((Mappings("imperfect_spatial", node_order="arrays"),))
-TILES = replace(UNFUSED, order="given", fused=6, shared_loops=1, held=6, levels=("G",), retained=("T",))
+TILES = replace(UNFUSED, order="given", fused=8, shared_loops=1, held=6, levels=("G",), retained=("T",))
+SEVERAL = replace(TILES, shared_loops=3, summed=True, shared_reads=True, depths=True)
 PIPES = Space(
     (Mappings("perfect", node_order="arrays"),),
     "given",
@@ -305,7 +306,8 @@ def test_each_solver_of_schedules_says_what_it_searched(
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
     found = {"unfused": answered(ARRAY, two()), "fused": answered(ARRAY, two(), schedule="fused")}
     assert found["unfused"].space == UNFUSED
-    assert found["fused"].space == TILES
+    assert found["fused"].space == SEVERAL
+    assert answered(ARRAY, two(), schedule="fused", objective="latency").space == TILES
     for name in ("seq-flex", "seq-overflow", "gogeta", "gogeta-published", "residency"):
         found[name] = answered(ARRAY, two(), schedule=name)
         own = found[name].space
@@ -428,6 +430,17 @@ def test_a_feature_is_left_out_by_its_name_until_it_is_searched(name: str) -> No
     assert faults(ARRAY, two(), given) == []
     assert covers(space, given, two(), ARRAY) == name
     assert covers(replace(space, **more), given, two(), ARRAY) is None
+
+
+def test_a_result_that_several_loops_sum_up_stands_at_its_level() -> None:
+    """Partial sums that go to main memory past G were not searched."""
+    text, _, _ = WIDER["shared loops over summed ranks"]
+    past, there = (
+        parse_schedule(one) for one in (text, text.replace("store DRAM Y", "store DRAM Y\nstore G Y"))
+    )
+    assert faults(ARRAY, two(), there) == []
+    assert covers(SEVERAL, past, two(), ARRAY) == "shared loops over summed ranks"
+    assert covers(SEVERAL, there, two(), ARRAY) is None
 
 
 PADDED = Workload(

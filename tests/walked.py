@@ -310,6 +310,8 @@ class SegmentWalk:
     visits: Counter = field(default_factory=Counter)
     wrong: list = field(default_factory=list)
     granule: int = 0
+    # (position of a shared node, how often it has been filled) -> (trip, branch) that have its tensor
+    touched: dict = field(default_factory=dict)
     events: list = field(default_factory=list)
 
     def __post_init__(self):
@@ -513,9 +515,29 @@ class SegmentWalk:
             self.complete(name, envs[name])
             w.go(0, envs[name])
             if all(lane == 0 for _, _, lane in w.lanes):
+                self.touch(name)
                 now = frozenset(self.shared.items())
                 self.moments |= {(name, now, moment) for moment in w.moments}
                 w.moments = set()
+
+    def touch(self, name: str) -> None:
+        """Notes that an einsum uses what its tensors' shared nodes hold now."""
+        for i, node in enumerate(self.segment.nodes):
+            if isinstance(node, Store) and name in self.users[node.tensor]:
+                trips = self.touched.setdefault((i, self.visits[node]), {})
+                trips.setdefault(self.granule, []).append(self.names.index(name))
+
+    def alive_in(self, i: int) -> set:
+        """Einsums that run while a shared node holds a tile: from its first use to its last where both fall
+        in one trip; else all of them.
+        """
+        node, found = self.segment.nodes[i], set()
+        pinned = self.pinned(self.users[node.tensor][0], node.level, node.tensor)
+        for trips in (trips for (at, _), trips in self.touched.items() if at == i):
+            used = sorted(at for own in trips.values() for at in own)
+            always = len(trips) > 1 or pinned or self.fan
+            found |= set(self.names if always else self.names[used[0] : used[-1] + 1])
+        return found
 
     def complete(self, name: str, env: dict) -> None:
         """All that the einsum may read of what the segment makes has its whole sum by now."""
@@ -600,10 +622,12 @@ class SegmentWalk:
                     name: n + sum(pins[other][level] for other in own if other != name)
                     for name, n in own.items()
                 }
-            together = sum if self.fan and self.levels.index(level) < self.fan.outside else max
-            total[level] = together(own.values()) + sum(
-                n for i, n in shared_most.items() if nodes[i].level == level
-            )
+            held = {i: n for i, n in shared_most.items() if nodes[i].level == level}
+            if self.fan and self.levels.index(level) < self.fan.outside:
+                total[level] = sum(own.values()) + sum(held.values())
+            else:
+                beside = {name: sum(n for i, n in held.items() if name in self.alive_in(i)) for name in own}
+                total[level] = max(own[name] + beside[name] for name in own)
         life = Life(workload, schedule)
         for keep in schedule.retained:
             share = life.during(keep, number)

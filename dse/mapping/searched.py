@@ -20,6 +20,7 @@ from itertools import combinations
 from math import inf, prod
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from dse.mapping.classes import cut_alike, rank_classes, shared_tensors
 from dse.mapping.conversion import COPY
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Schedule, Segment
@@ -88,7 +89,9 @@ class Space:
     summed: bool = False  # shared loops also over ranks that a member reduces
     windows: bool = False  # shared loops also over ranks that cut a forwarded tensor in windows
     shared_reads: bool = False  # a tensor that several members read is fetched once
-    depths: bool = False  # any tensor at any depth among the shared loops
+    # any tensor at any depth among shared loops over classes of ranks (`_joined`); one shared loop over other
+    # ranks, with tensors where `held` says
+    depths: bool = False
     held: int = 0  # tensors of one member, not cut by the shared loop, that stand whole above it, at most
     levels: tuple[str, ...] = ()  # where tensors are forwarded and retained, at one of these levels at a time
     padded: bool = False  # tensors may be forwarded with padding around them
@@ -340,6 +343,51 @@ def _several(part: Part) -> bool:
     return len(part.members) > 1 and bool(part.segment.nodes) and not part.segment.pipelined
 
 
+def _joined(space: Space, part: Part, at: ScheduleView) -> bool:
+    """True if a fused segment is one of those with several shared loops that were searched: each loop over
+    another class of ranks, nodes at one level, and one node for all that is handed on or summed up by loops.
+    """
+    if not (space.depths and _several(part)) or _odd_loops(part, space.shared_loops):
+        return False
+    own = [m.einsum for m in part.members]
+    classes = rank_classes(own, part.makers)
+    each = zip(
+        *([n.rank for n in m.nodes[: m.shared] if isinstance(n, Loop)] for m in part.members), strict=True
+    )
+    loops = list(each)
+    stores = [n for _, n in _inner_stores(part)]
+    homes, levels = {n.tensor for n in stores}, {n.level for n in stores}
+    tensors = shared_tensors(own, part.makers)
+    shared = all(
+        n.tensor in part.forwarded or cut_alike(users, classes)
+        for n in stores
+        for users in [tensors.get(n.tensor, [])]
+        if users
+    )
+    kept = homes | {one.tensor for one in at.schedule.retained}
+    summed = all(
+        m.einsum.output.tensor in kept or ranks <= m.einsum.output.ranks()
+        for m, ranks in zip(part.members, map(set, zip(*loops, strict=True)), strict=True)
+    )
+    fine = len(set(loops)) == len(loops) and set(loops) <= set(classes) and len(homes) == len(stores)
+    return (
+        fine
+        and shared
+        and summed
+        and homes >= part.forwarded
+        and len(levels) == 1
+        and levels <= set(space.levels)
+    )
+
+
+def _rest(space: Space, at: ScheduleView) -> tuple[Space, list[Part]]:
+    """Returns the segments that are not `_joined`, and the space with the rules that hold for these."""
+    one = replace(
+        space, shared_loops=min(space.shared_loops, 1), summed=False, shared_reads=False, depths=False
+    )
+    return one if space.depths else space, [part for part in at.parts if not _joined(space, part, at)]
+
+
 def _order(space: Space, at: ScheduleView) -> bool:
     """True if einsums are in an order that was not searched."""
     names = [b.einsum for s in at.schedule.segments for b in s.branches]
@@ -390,7 +438,8 @@ def _shared_loops(space: Space, at: ScheduleView) -> bool:
     """True if a fused segment has shared loops that were not searched: too many, spatial, imperfect, of one
     trip, over a rank that a member lacks, or over compressed columns.
     """
-    return any(_several(part) and _odd_loops(part, space.shared_loops) for part in at.parts)
+    rules, parts = _rest(space, at)
+    return any(_several(part) and _odd_loops(part, rules.shared_loops) for part in parts)
 
 
 def _odd_loops(part: Part, most: int) -> bool:
@@ -414,8 +463,9 @@ def _odd_loops(part: Part, most: int) -> bool:
 
 
 def _summed(space: Space, at: ScheduleView) -> bool:
-    return not space.summed and any(
-        rank not in m.einsum.output.ranks() for part, m, rank in _shared_ranks(at)
+    rules, parts = _rest(space, at)
+    return not rules.summed and any(
+        rank not in m.einsum.output.ranks() for part, m, rank in _shared_ranks(parts)
     )
 
 
@@ -432,12 +482,13 @@ def _windows(space: Space, at: ScheduleView) -> bool:
             for p in cut
         )
 
-    return not space.windows and any(slides(part, m, rank) for part, m, rank in _shared_ranks(at))
+    _, parts = _rest(space, at)
+    return not space.windows and any(slides(part, m, rank) for part, m, rank in _shared_ranks(parts))
 
 
-def _shared_ranks(at: ScheduleView) -> Iterator[tuple[Part, Member, str]]:
+def _shared_ranks(parts: Sequence[Part]) -> Iterator[tuple[Part, Member, str]]:
     """Yields the ranks of shared loops, of fused segments and of pipelines, in each member's names."""
-    for part in at.parts:
+    for part in parts:
         for m in part.members if len(part.members) > 1 else ():
             yield from ((part, m, n.rank) for n in m.nodes[: m.shared] if isinstance(n, Loop))
 
@@ -452,8 +503,9 @@ def _shared_reads(space: Space, at: ScheduleView) -> bool:
     """True if several members read a tensor from one shared node, none of them makes it, and this was not
     searched.
     """
-    shared = (part for part in at.parts if len(part.members) > 1)
-    return not space.shared_reads and any(
+    rules, parts = _rest(space, at)
+    shared = (part for part in parts if len(part.members) > 1)
+    return not rules.shared_reads and any(
         n.tensor not in part.forwarded and len(part.users(n.tensor)) > 1
         for part in shared
         for _, n in _inner_stores(part)
@@ -464,7 +516,8 @@ def _depths(space: Space, at: ScheduleView) -> bool:
     """True if shared nodes stand at depths that were not searched. Searched are: forwarded tensors below the
     shared loop; tensors of one member above it, whole.
     """
-    return not space.depths and any(len(part.members) > 1 and _odd_depths(space, part) for part in at.parts)
+    rules, parts = _rest(space, at)
+    return not rules.depths and any(len(part.members) > 1 and _odd_depths(rules, part) for part in parts)
 
 
 def _odd_depths(space: Space, part: Part) -> bool:
@@ -692,6 +745,8 @@ class Feature:
 def _loop_words(space: Space) -> Words:
     """Returns the words for shared loops. Stages of a pipeline share at most one loop."""
     most = max(space.shared_loops, int(space.pipelined > 1))
+    if space.depths:
+        return f"{most} shared loops over different ranks that tensors connect", "more shared loops"
     return ("", "") if _unfused(space) else (f"{most} shared loop{'s' * (most != 1)}", "more shared loops")
 
 
@@ -837,7 +892,11 @@ BETWEEN = (  # features between einsums
     Feature(
         "shared loops over summed ranks",
         ("Segment.nodes",),
-        lambda s: _searched_words(s.summed, "shared loops over summed ranks", _unfused(s)),
+        lambda s: (
+            ("shared loops over summed ranks", "partial sums that pass their level by")
+            if s.summed
+            else _searched_words(False, "shared loops over summed ranks", _unfused(s))
+        ),
         _summed,
     ),
     Feature(

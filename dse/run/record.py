@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from hw.arch import Access, Compute, Fanout, Level
 
-MODEL_VERSION = 13
+MODEL_VERSION = 14
 SOLVER_VERSION = 23
 
 STATUS = ("ok", "infeasible", "pruned", "error")

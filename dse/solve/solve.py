@@ -126,7 +126,7 @@ SCHEDULES = {
     "unfused": "layer by layer: each einsum alone, every tensor between einsums through main memory",
     "pipelined": "machines of nodes: segments of einsums pipelined on regions of nodes, or each alone on "
     "a region, at lowest cost found",
-    "fused": "lowest cost: tensors retained whole on chip, and fusion below one shared loop per segment, "
+    "fused": "lowest cost: tensors retained whole on chip, and fusion below up to three shared loops, "
     "or GOGETA's schedule; with layout alt layouts too",
     **SAID,
     **CONFIGURATIONS,
@@ -316,7 +316,8 @@ def _search_schedule(
             return _layouts(arch, workload, own, progress) if arch.models_layout() else None
 
         goal, factors, gap = options.objective, options.factors, options.gap
-        best = fused(arch, workload, goal, factors, constraints, gap, layouts_for, progress)
+        several = not options.sharing_gap  # bounds of machines that share schedules are of one space
+        best = fused(arch, workload, goal, factors, constraints, gap, layouts_for, progress, several)
         if isinstance(best, Infeasible):
             return best
         return [best if options.sharing_gap else _or_gogetas(arch, workload, options, best)]

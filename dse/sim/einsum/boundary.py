@@ -26,7 +26,7 @@ from dse.mapping.space import stationary
 from dse.sim.counts.counts import Count, Counted, Elems, Footprint, busiest, count, each, footprints, reading
 from dse.sim.counts.parts import Key
 from dse.sim.counts.spans import ALL, FIRST
-from dse.sim.counts.terms import Reading, tile_count
+from dse.sim.counts.terms import Reading, rest, tile_count
 from dse.sim.levels import network, sharing, transfer
 from dse.sim.levels.network import OwnedPart
 from hw.arch import Arch
@@ -323,6 +323,28 @@ def one_pipeline_tile(b: Boundary, full_nest: Mapping, e: Einsum) -> tuple[Mappi
     return replace(full_nest, nodes=rest, fork=fork), replace(
         e, extents=tuple((rank, tiles.get(rank, n)) for rank, n in e.extents)
     )
+
+
+def filled_each_trip(b: Boundary, e: Einsum, arch: Arch) -> frozenset[Store]:
+    """Returns the shared nodes that every trip of the shared loops fills anew: below the position that the
+    node sinks to stands no temporal loop of several trips.
+
+    store GLB W; for m ...; store GLB T  ->  T only; W serves all trips
+    """
+    nest, tile, before = Mapping(b.outer), e.sizes(), dict[str, str]()
+    tensors = {p.tensor: p for p in e.tensors()}
+    again = [False] * len(b.outer)  # a temporal loop of several trips stands here
+    at_rest: list[tuple[Store, int]] = []
+    for i, node in enumerate(b.outer):
+        if isinstance(node, Loop):
+            again[i] = not node.over and node.tile < tile[node.rank]
+            tile[node.rank] = node.tile
+            continue
+        parent = before.get(node.tensor)
+        end = rest(tensors[node.tensor], e, nest, i, parent, arch.lined()) if parent else i
+        at_rest.append((node, end))
+        before[node.tensor] = node.level
+    return frozenset(node for node, end in at_rest if not any(again[end:]))
 
 
 def node_footprints(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:

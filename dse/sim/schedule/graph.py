@@ -384,9 +384,9 @@ def _bits(one: Placed, rows: Iterable[Footprint]) -> Bits:
 
 
 def required_bits(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[Bits]:
-    """Returns, per branch, the bits of one instance of every level while the branch runs: shared nodes once,
-    its own nodes, and pinned weights of other branches. In a pipeline, levels that stages share hold the
-    nodes of all stages.
+    """Returns, per branch, the bits of one instance of every level while the branch runs: shared nodes that
+    are alive then, its own nodes, and pinned weights of other branches. In a pipeline, levels that stages
+    share hold the nodes of all stages.
     """
     f = placed.stage_array(segment, arch)
     outside = {level.name for level in arch.levels[: f.outside]} if f else set()
@@ -402,6 +402,7 @@ def required_bits(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[B
             shared[row.level, row.tensor] = max(shared.get((row.level, row.tensor), 0), _node_bits(row, one))
         private.append(_bits(one, (row for row in rows if row not in together)))
     pinned = [_pinned_bits(one, nodes) for one in own]
+    lives = {} if f else _lifetimes(segment, own)
     found = []
     for j, bits in enumerate(private):
         need = dict(bits)
@@ -410,9 +411,31 @@ def required_bits(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[B
                 need[level] = need.get(level, 0) + room
         for level in outside:
             need[level] = sum(other.get(level, 0) for other in private)
-        for (level, _), room in shared.items():
-            need[level] = need.get(level, 0) + room
+        for (level, tensor), room in shared.items():
+            if j in lives.get((level, tensor), (j,)):
+                need[level] = need.get(level, 0) + room
         found.append(need)
+    return found
+
+
+def _lifetimes(segment: Segment, own: Sequence[Placed]) -> dict[tuple[str, str], range]:
+    """Returns the branches during which the tile of a shared node (level, tensor) is alive: from the first
+    branch that has the tensor to the last. Listed are nodes that every trip of the shared loops fills anew.
+    All others are alive all the time: nodes above a shared loop that does not move them, and pinned weights.
+    """
+    names = {node.tensor for node in segment.nodes if isinstance(node, Store)}
+    users: dict[str, list[int]] = {}
+    for j, one in enumerate(own):
+        for node in one.boundary.outer:
+            if isinstance(node, Store):
+                users.setdefault(owner(node.tensor, names), []).append(j)
+    found: dict[tuple[str, str], range] = {}
+    for j, one in enumerate(own):
+        outermost = {n.tensor: n for n in reversed(one.boundary.outer) if isinstance(n, Store)}
+        for node in boundary.filled_each_trip(one.boundary, one.einsum, one.arch):
+            by = users[owner(node.tensor, names)]
+            if by[0] == j and not (node.tensor in one.boundary.pinned and node == outermost[node.tensor]):
+                found[node.level, node.tensor] = range(j, by[-1] + 1)
     return found
 
 

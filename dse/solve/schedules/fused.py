@@ -1,5 +1,5 @@
-"""Fused schedules: tensors retained whole on chip, and einsums fused below one shared loop, chosen together
-as labels and factors of a graph (docs/reuse.md, Fusion).
+"""Fused schedules: tensors retained whole on chip, and einsums fused below shared loops, chosen together as
+labels and factors of a graph (docs/reuse.md, Fusion).
 
 Nodes and their labels:
 
@@ -12,7 +12,8 @@ Factors and their costs:
 
     einsum alone                            its best nest, by which of its tensors are retained, the capacity
                                             that other retained tensors leave, and its layouts
-    segments that begin with an einsum      the best plan of each (shared loop, tile, held tensors), row-major
+    segments that begin with an einsum      the best plan of each (shared loops, tiles, depths of tensors:
+                                            dse/solve/schedules/shared_loops.py), row-major
     tensor                                  copies into other layouts
 
 Segments, plans and retained tensors are chosen together by `dse/solve/elimination.py`, which is exact. The
@@ -65,7 +66,8 @@ from dse.solve.schedules.nests import (
     retained_boundary,
     retained_nest,
 )
-from dse.solve.schedules.trips import MOST_MEMBERS, Members, fusing_levels, segments
+from dse.solve.schedules.shared_loops import MOST_LOOPS, Plan, SegmentSearch, search, searchable
+from dse.solve.schedules.trips import MOST_MEMBERS, Members, fusing_levels, joined_segments, segments
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts, owner
@@ -75,19 +77,6 @@ MOST_ALIVE = 6  # tensors that may be retained at one time
 MOST_HELD = 6  # tensors of a segment, the largest ones, that may be held whole
 EVALUATED = 8  # plans of a segment that are priced for EDP, where (energy, latency) fronts are kept
 KEEP = "keep "  # prefix of the node of a tensor in tables
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How a fused segment runs."""
-
-    level: str  # where forwarded, held and retained tensors stand; "": there are none
-    axis: int  # index into Members.axes of the ranks of the shared loop
-    tile: int  # of the shared loop
-    held_whole: tuple[str, ...]  # tensors that are loaded once, whole, for all trips
-    # the einsums for which the plan was found; a segment of equal einsums with other names may use the plan
-    like: tuple[Einsum, ...]
-    nests: tuple[Mapping, ...] = ()  # nest of each einsum of `like`, below the shared loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +113,7 @@ class Graph:
     members: list[Members]  # segments that may be fused
     live_ranges: list[LiveRange]  # tensors that may be retained
     layouts: Layouts | None = None  # None: plain layouts
+    several: bool = False  # several shared loops are searched
     # by form of a segment: (free bits, upper limit of the objective value, options found) of each search
     options: dict[tuple[object, ...], list[tuple[float, float, list[Option]]]] = field(default_factory=dict)
     singles: dict[tuple[object, ...], EinsumCost] = field(default_factory=dict)  # memo of `_in_layouts`
@@ -181,6 +171,7 @@ def fused(
     allowed_gap: float = 0.0,
     layouts: Callable[[Objective], Layouts | Infeasible | None] = lambda _: None,
     progress: ProgressFn = no_progress,
+    several: bool = True,
 ) -> Solution | Infeasible:
     """Returns the best schedule with fused segments and retained tensors. Its optimality gap is to the
     optimum of this space, in any layouts.
@@ -190,16 +181,16 @@ def fused(
     larger.
 
     layouts: returns the layouts to choose from by objective, or None on machines where all cost the same.
+    several: for energy, segments have several shared loops (dse/solve/schedules/shared_loops.py).
     """
 
     def best(each: Objective) -> tuple[list[Solution], float, Graph] | Infeasible:
         chosen = layouts(each)
         if isinstance(chosen, Infeasible):
             return chosen
+        nests = Nests(arch, each, factors, constraints, allowed_gap)
         return _best(
-            graph(arch, workload, each, Nests(arch, each, factors, constraints, allowed_gap), chosen),
-            objective,
-            progress,
+            graph(arch, workload, each, nests, chosen, several and objective == "energy"), objective, progress
         )
 
     found = best(objective)
@@ -350,7 +341,10 @@ def space(g: Graph) -> Space:
         mappings,
         "given",
         fused=MOST_MEMBERS,
-        shared_loops=1,
+        shared_loops=MOST_LOOPS if g.several else 1,
+        summed=g.several,
+        shared_reads=g.several,
+        depths=g.several,
         held=MOST_HELD,
         levels=tuple(level.name for level in g.levels),
         retained=tuple(one.tensor for one in g.live_ranges),
@@ -359,14 +353,19 @@ def space(g: Graph) -> Space:
 
 
 def graph(
-    arch: Arch, workload: Workload, objective: Objective, nests: Nests, layouts: Layouts | None = None
+    arch: Arch,
+    workload: Workload,
+    objective: Objective,
+    nests: Nests,
+    layouts: Layouts | None = None,
+    several: bool = False,
 ) -> Graph:
     """Returns the graph of fused schedules: possible segments and live ranges of tensors that may be
     retained.
 
     A tensor is left out where it fits no level, or where one of its einsums stands for several occurrences;
     at most MOST_ALIVE live ranges overlap (the longest and largest are dropped first). layouts None: plain
-    ones.
+    ones. several: several shared loops are searched, where the machine lets them be bounded.
     """
     levels = fusing_levels(arch) if layouts or not arch.layout_sensitive() else ()
     made = {e.output.tensor: i for i, e in enumerate(workload.einsums)}
@@ -385,9 +384,9 @@ def graph(
     for i in range(len(workload.einsums)):
         while len(here := [one for one in alive if one.first <= i <= one.last]) > MOST_ALIVE:
             alive.remove(max(here, key=lambda one: (one.last - one.first, one.bits, one.tensor)))
-    return Graph(
-        arch, workload, objective, nests, levels, made, segments(workload) if levels else [], alive, layouts
-    )
+    several = several and bool(levels) and all(searchable(arch, level) for level in levels)
+    members = joined_segments(workload) if several else segments(workload) if levels else []
+    return Graph(arch, workload, objective, nests, levels, made, members, alive, layouts, several)
 
 
 def _live_range(
@@ -531,12 +530,12 @@ def _alone(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange])
         if nest.lower_bound < inf:
             yield (
                 (0,) * len(nodes),
-                Option(inf, inf, times * nest.lower_bound, Plan("", 0, 0, (), (e,))),
+                Option(inf, inf, times * nest.lower_bound, Plan("", (), (), (e,))),
                 lambda: Segment(()),
             )
         return
     for at, energy, latency, own in _in_layouts(g, i, place, nest.mapping, left):
-        plan = Plan(place.level, 0, 0, (), (e,), (own,))
+        plan = Plan(place.level, (), (), (e,), (own,))
         yield (
             at,
             Option(times * energy, times * latency, times * nest.lower_bound, plan),
@@ -654,7 +653,8 @@ def _memo_plans(
     g: Graph, m: Members, level: Level, retained: Sequence[frozenset[str]], free_bits: float, bar: float
 ) -> list[Option]:
     """Returns the answer of `_best_plans`, or that of an earlier search of an equal segment. An earlier
-    answer holds if it had at least as many free bits and as high a `bar`, and its plans fit into `free_bits`.
+    answer holds if it had at least as many free bits, its plans fit into `free_bits`, and it found a plan or
+    had as high a `bar`.
     """
     own = g.workload.einsums[m.first : m.last + 1]
     names = _in_order(own)
@@ -662,13 +662,15 @@ def _memo_plans(
         (
             canonical_key(e),
             tuple(names.index(p.tensor) for p in e.tensors()),
+            tuple(owner(p.tensor, g.makers) == p.tensor for p in e.tensors()),
             tuple(p.tensor in has for p in e.tensors()),
         )
         for e, has in zip(own, retained, strict=True)
     )
     known = g.options.setdefault((members, tuple(t in m.spilled for t in m.forwarded), level.name), [])
     for asked, limit, found in known:
-        if max((option.need for option in found), default=0) <= free_bits <= asked and bar <= limit:
+        fits = max((option.need for option in found), default=0) <= free_bits <= asked
+        if fits and (bar <= limit or any(option.energy < inf for option in found)):
             return found
     found = _best_plans(g, m, own, level, retained, free_bits, bar)
     known.append((free_bits, bar, found))
@@ -684,10 +686,80 @@ def _best_plans(
     free_bits: float,
     bar: float,
 ) -> list[Option]:
-    """Returns the best plan of a segment; for EDP the undominated ones among the first EVALUATED plans.
+    """Returns the best plan of a segment; for EDP the undominated ones among those that were priced.
+
+    bar: cost of the einsums unfused; plans that cost more are left out
+    """
+    found, floor = list[Option](), inf
+    numbers = [number for number, ranks in enumerate(m.loops) if ranks in m.axes]
+    if m.classes:
+        found, floor = _several_loops(g, m, own, level, retained, free_bits, bar)
+        bar = min([bar, *(objective_value(g.objective, one.energy, one.latency) for one in found)])
+        if floor >= bar * (1 - PRECISE):  # of loops over classes none is better
+            numbers = [number for number in numbers if number >= len(m.classes)]
+    if numbers:
+        more, least = _one_loop(g, m, numbers, own, level, retained, free_bits, bar)
+        found, floor = [*found, *more], min(floor, least)
+    if not found:
+        return [Option(inf, inf, floor, Plan(level.name, (), (), tuple(own)))] if floor < inf else []
+    if g.objective != "edp":
+        found = sorted(
+            found,
+            key=lambda one: (objective_value(g.objective, one.energy, one.latency), one.energy, one.latency),
+        )[:1]
+    return [
+        replace(one, lower_bound=min(floor, _unit(g, one)))
+        for one in found
+        if not any(
+            (b.energy, b.latency) != (one.energy, one.latency)
+            and b.energy <= one.energy
+            and b.latency <= one.latency
+            for b in found
+        )
+    ]
+
+
+def _several_loops(
+    g: Graph,
+    m: Members,
+    own: Sequence[Einsum],
+    level: Level,
+    retained: Sequence[frozenset[str]],
+    free_bits: float,
+    bar: float,
+) -> tuple[list[Option], float]:
+    """Returns plans with loops over classes of ranks that were priced (`shared_loops.search`), and the lower
+    bound of all that cost less than `bar`.
+    """
+    found: list[Option] = []
+
+    def price(plan: Plan, need: int) -> float:
+        option = _price(g, m, own, plan, retained, need)
+        if option is None:
+            return inf
+        found.append(option)
+        return option.energy
+
+    s = SegmentSearch(g.nests, level, own, m, retained, free_bits, g.makers.keys())
+    floor = search(s, bar, price)
+    return [one for one in found if one.energy < bar], floor
+
+
+def _one_loop(
+    g: Graph,
+    m: Members,
+    numbers: Sequence[int],
+    own: Sequence[Einsum],
+    level: Level,
+    retained: Sequence[frozenset[str]],
+    free_bits: float,
+    bar: float,
+) -> tuple[list[Option], float]:
+    """Returns plans with one loop, and the lower bound of all that cost less than `bar`: the best plan; for
+    EDP the first EVALUATED. numbers: indices of the loops into `m.loops`.
 
     Plans are solved in order of their lower bounds, until the next bound reaches the best cost found or
-    `bar`, the cost of the einsums unfused.
+    `bar`.
     """
     ranked = g.objective != "edp"
     names, known = [_names(e) for e in own], dict[tuple[object, ...], tuple[Place, float]]()
@@ -698,16 +770,16 @@ def _best_plans(
         """
         found = []
         for j, e in enumerate(own):
-            key = (j, plan.axis, plan.tile, *(t for t in plan.held_whole if t in names[j]))
+            key = (j, plan.loops, *(t for t, _ in plan.at if t in names[j]))
             if key not in known:
-                place = _place(m, e, m.axes[plan.axis][j], plan, frozenset(plan.held_whole), retained[j])
+                place = _place(m, j, e, plan, retained[j])
                 known[key] = place, g.nests.lower_bound(e, place)
             found.append(known[key])
         return found
 
     left = [
         (sum(bound for _, bound in bounded(plan)), number, plan, bits)
-        for number, (plan, bits) in enumerate(_plans(g, m, own, level, retained, free_bits))
+        for number, (plan, bits) in enumerate(_plans(g, m, numbers, own, level, retained, free_bits))
     ]
     heapq.heapify(left)
     found: list[Option] = []
@@ -732,23 +804,7 @@ def _best_plans(
             *(one[0] for one in left[:1] if not ranked or one[0] < best),
         ]
     )
-    if not found and floor < inf:
-        return [Option(inf, inf, floor, Plan(level.name, 0, 0, (), tuple(own)))]
-    if ranked:
-        found = sorted(
-            found,
-            key=lambda one: (objective_value(g.objective, one.energy, one.latency), one.energy, one.latency),
-        )[:1]
-    return [
-        replace(one, lower_bound=min(floor, _unit(g, one)))
-        for one in found
-        if not any(
-            (b.energy, b.latency) != (one.energy, one.latency)
-            and b.energy <= one.energy
-            and b.latency <= one.latency
-            for b in found
-        )
-    ]
+    return found, floor
 
 
 def _lower_bound(
@@ -799,6 +855,7 @@ def _unit(g: Graph, one: Option) -> float:
 def _plans(
     g: Graph,
     m: Members,
+    numbers: Sequence[int],
     own: Sequence[Einsum],
     level: Level,
     retained: Sequence[frozenset[str]],
@@ -808,7 +865,7 @@ def _plans(
     cut are held whole; with the bits of forwarded tiles and held tensors, which must fit into `free_bits`.
     """
     names = [t for e in own for t in sorted(_names(e))]
-    for number, axis in enumerate(m.axes):
+    for number, axis in ((number, m.loops[number]) for number in numbers):
         may = sorted(
             (-tile_bits(p, e.sizes(), g.arch.word_bits), p.tensor)
             for e, rank, has in zip(own, axis, retained, strict=True)
@@ -828,27 +885,18 @@ def _plans(
             ) * (2 if level.double_buffer else 1)
             for held in (held for many in range(len(may) + 1) for held in combinations(may, many)):
                 if (bits := tiles - sum(size for size, _ in held)) <= free_bits:
-                    yield Plan(level.name, number, tile, tuple(t for _, t in held), tuple(own)), bits
+                    whole = tuple((t, 0) for _, t in held)
+                    yield Plan(level.name, ((number, tile),), whole, tuple(own)), bits
 
 
-def _places(m: Members, own: Sequence[Einsum], plan: Plan, retained: Sequence[frozenset[str]]) -> list[Place]:
-    held = frozenset(dict(zip(_in_order(plan.like), _in_order(own), strict=True))[t] for t in plan.held_whole)
-    return [
-        _place(m, e, rank, plan, held, has)
-        for e, rank, has in zip(own, m.axes[plan.axis], retained, strict=True)
-    ]
-
-
-def _place(
-    m: Members, e: Einsum, rank: str, plan: Plan, held_whole: frozenset[str], retained: frozenset[str]
-) -> Place:
-    """Returns the place of a member under a plan. rank: its rank of the shared loop."""
+def _place(m: Members, j: int, e: Einsum, plan: Plan, retained: frozenset[str]) -> Place:
+    """Returns the place of member j under a plan with one loop."""
+    held = frozenset(t for t, _ in plan.at)
     return Place(
         plan.level,
-        rank,
-        plan.tile,
+        tuple((m.loops[number][j], tile) for number, tile in plan.loops),
         frozenset(m.forwarded) & _names(e),
-        held_whole & _names(e),
+        held & _names(e),
         retained,
         m.spilled & {e.output.tensor},
     )
@@ -858,30 +906,32 @@ def _segment(
     arch: Arch, m: Members, own: Sequence[Einsum], plan: Plan, retained: Sequence[frozenset[str]]
 ) -> Segment:
     """Returns the segment of a plan for einsums `own`, which are equal to `plan.like` but for names."""
-    outer, ranks, places = arch.levels[0].name, m.axes[plan.axis], _places(m, own, plan, retained)
-    held = [t for place in places for t in sorted(place.held_whole)]
-    nodes: tuple[Loop | Store, ...] = (
-        *(Store(outer, t) for t in (*(t for t in m.forwarded if t in m.spilled), *held)),
-        *(Store(plan.level, t) for t in held),
-        Loop(ranks[0], plan.tile),
-        *(Store(plan.level, t) for t in m.forwarded),
-    )
+    outer, loops = arch.levels[0].name, [(m.loops[number], tile) for number, tile in plan.loops]
+    names = dict(zip(_in_order(plan.like), _in_order(own), strict=True))
+    nodes: list[Loop | Store] = [Store(outer, t) for t in m.forwarded if t in m.spilled]
+    nodes += [Store(outer, names[t]) for t, _ in plan.at]
+    for depth in range(len(loops) + 1):
+        nodes += [Store(plan.level, names[t]) for t, own_depth in plan.at if own_depth == depth]
+        nodes += [Loop(ranks[0], tile) for ranks, tile in loops[depth : depth + 1]]
+    nodes += [Store(plan.level, t) for t in m.forwarded]
     branches = [
         Branch(
             e.name,
-            retained_nest(rename(nest, like, e), arch, place),
-            ((ranks[0], rank),) if rank != ranks[0] else (),
+            retained_nest(rename(nest, like, e), arch, Place(plan.level, retained=has)),
+            tuple(sorted((ranks[0], ranks[j]) for ranks, _ in loops if ranks[j] != ranks[0])),
         )
-        for e, place, nest, like, rank in zip(own, places, plan.nests, plan.like, ranks, strict=True)
+        for j, (e, has, nest, like) in enumerate(zip(own, retained, plan.nests, plan.like, strict=True))
     ]
-    return Segment(tuple(branches), nodes)
+    return Segment(tuple(branches), tuple(nodes))
 
 
 def _price(
     g: Graph, m: Members, own: Sequence[Einsum], plan: Plan, retained: Sequence[frozenset[str]], need: int
 ) -> Option | None:
-    """Returns the evaluator's price of a segment, None if it does not fit."""
+    """Returns the evaluator's price of a segment, None if it does not fit or a nest was not found."""
     g.plans += 1
+    if len(plan.nests) < len(own):
+        return None
     (members,) = placed.placed(
         g.arch, Workload("", tuple(own)), Schedule((_segment(g.arch, m, own, plan, retained),))
     )

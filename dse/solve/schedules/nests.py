@@ -10,7 +10,7 @@ and the first answer remains the lower bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import inf, sqrt
@@ -26,7 +26,7 @@ from dse.sim.einsum import bounds
 from dse.sim.einsum.boundary import ALONE, Boundary
 from dse.sim.einsum.cost import room_bits
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, objective_value
-from dse.solve.schedules.trips import trips
+from dse.solve.schedules.trips import trips_below
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum, Projection, canonical_key, compulsory_elems
 
@@ -38,11 +38,10 @@ TRIES = 3  # searches of a nest, each for less capacity than the one before
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an einsum stands in a schedule: its shared loop, and which of its tensors are on chip."""
+    """Where an einsum stands in a schedule: its shared loops, and which of its tensors are on chip."""
 
     level: str = ""  # where the tensors below stand (their home); "": there are none
-    rank: str = ""  # of the shared loop, as the einsum names it; "": no shared loop
-    tile: int = 0  # of the shared loop
+    loops: tuple[tuple[str, int], ...] = ()  # shared ones: rank, as the einsum names it, and tile
     forwarded: frozenset[str] = frozenset()  # stand in tiles, between einsums of the segment
     held_whole: frozenset[str] = frozenset()  # stand whole, loaded once for all trips
     retained: frozenset[str] = frozenset()  # stand whole, from their maker to their last reader
@@ -122,8 +121,7 @@ class Nests:
             self.keys[e, place] = (
                 canonical_key(e),
                 place.level,
-                e.ranks().index(place.rank) if place.rank else -1,
-                place.tile,
+                tuple((e.ranks().index(rank), tile) for rank, tile in place.loops),
                 *names,
             )
         return self.keys[e, place]
@@ -151,7 +149,7 @@ class Nests:
     def _solve(self, e: Einsum, place: Place, free_bits: float) -> Nest:
         """Returns the nest of an einsum at a place, searched (see the top of this module)."""
         v = next((v for v, level in enumerate(self.arch.levels) if level.name == place.level), 0)
-        (trip, many), *others = trips(e, place.rank, place.tile) if place.rank else ((e, 1),)
+        (trip, many), *others = trips_below(e, place.loops)
         floor, asked = 0.0, free_bits
         for attempt in range(TRIES):
             found = self._search(trip, place, self.arch, v, asked)
@@ -204,7 +202,7 @@ class Nests:
         return found if isinstance(found, Infeasible) else found[0]
 
     def _problem(self, e: Einsum, place: Place, arch: Arch) -> Problem:
-        return Problem(arch, e, self.objective, BELOW if place.homes() or place.rank else ALONE)
+        return Problem(arch, e, self.objective, BELOW if place.homes() or place.loops else ALONE)
 
     def _constraints(self, e: Einsum, place: Place) -> Constraints:
         return replace(self.constraints(e), homes=tuple(sorted((t, place.level) for t in place.homes())))
@@ -222,7 +220,7 @@ class Nests:
         """
         key = self._key(e, place)
         if key not in self.padding_extra:
-            others = trips(e, place.rank, place.tile)[1:] if place.rank and self.objective == "energy" else ()
+            others = trips_below(e, place.loops)[1:] if self.objective == "energy" else ()
             self.padding_extra[key] = sum(
                 n * max(self._other(one, place) - self._few(one, place), 0.0) for one, n in others
             )
@@ -273,7 +271,7 @@ class Nests:
         level = next((one for one in self.arch.levels if one.name == place.level), self.arch.levels[0])
         total = 0.0
         for p in e.tensors():
-            words, bits = whole_words(p, e, self.arch.word_bits), p.bits or self.arch.word_bits
+            words, bits = whole_words(p, e.sizes(), self.arch.word_bits), p.bits or self.arch.word_bits
             if p.tensor in place.held_whole:
                 total += words * (
                     per_elem(outer, bits) * outer.read_pj + per_elem(level, bits) * level.write_pj
@@ -304,7 +302,7 @@ class Nests:
             below the shared loop is also a nest of the einsum alone, in no more capacity.
         wide: the same at a level that holds all tensors, plus inputs that are fetched again in every trip.
         """
-        (trip, many), *_ = trips(e, place.rank, place.tile)
+        (trip, many), *_ = trips_below(e, place.loops)
         energy, cycles = self._compulsory(trip, place, self.arch)
         if self.objective == "edp":
             return many * sqrt(energy * cycles)
@@ -318,11 +316,22 @@ class Nests:
         again = sum(
             self._refetch_cost(p, trip, many, level)
             for p in e.inputs
-            if p.tensor not in place.homes() and place.rank not in p.ranks()
+            if p.tensor not in place.homes() and not {rank for rank, _ in place.loops} & p.ranks()
         )
         # this call comes first: its nest mostly fits into less capacity too, and answers the next call
         wide = self._alone(e, place, level, wide=True) - passed + again if again > 0 else 0.0
         return max(own, self._alone(e, place, level, wide=False) - passed, wide)
+
+    def unfused_bound(self, e: Einsum, place: Place, passed: Collection[str]) -> float:
+        """Returns a lower bound on the cost of an einsum anywhere in a segment, with its traffic at the
+        outermost level, but for that of the tensors `passed`, which other einsums bring in or take away: its
+        cost alone, minus the most that moving them costs. With storage nodes of these tensors at the
+        outermost level, the einsum's nest, shared loops included, is one of the einsum alone, in no more
+        capacity.
+        """
+        level = next(level for level in self.arch.levels if level.name == place.level)
+        moves = sum(self._move_cost(e, p, place.level) for p in e.tensors() if p.tensor in passed)
+        return self._alone(e, place, level, wide=False) - moves
 
     def _alone(self, e: Einsum, place: Place, level: Level, wide: bool) -> float:
         """Returns a lower bound on the cost of an einsum without a shared loop. wide: the level is as large
@@ -357,7 +366,7 @@ class Nests:
         brought = far * (outer.read_pj + leak / outer.bandwidth) + near * (
             level.write_pj + leak / level.bandwidth
         )
-        return words * many * max(saved, 0.0) - whole_words(p, trip, self.arch.word_bits) * brought
+        return words * many * max(saved, 0.0) - whole_words(p, trip.sizes(), self.arch.word_bits) * brought
 
     def _move_cost(self, e: Einsum, p: Projection, name: str) -> float:
         """Returns an upper bound on the cost of moving a tensor once between the outermost level and level
@@ -377,23 +386,26 @@ class Nests:
         )
 
 
-def whole_words(p: Projection, e: Einsum, word_bits: int) -> float:
-    """Returns the words that an einsum uses of a tensor, as one tile; a word is as wide as an element."""
-    elems, (nonzero_words, row_words) = compulsory_elems(p, e.sizes()), p.csr_words(word_bits)
+def whole_words(p: Projection, sizes: dict[str, int], word_bits: int) -> float:
+    """Returns the words that an einsum uses of a tensor, as one tile; a word is as wide as an element.
+
+    sizes: of the einsum's ranks
+    """
+    elems, (nonzero_words, row_words) = compulsory_elems(p, sizes), p.csr_words(word_bits)
     return (
         elems
         if p.format == "dense"
         else nonzero_words * p.density * elems
-        + row_words * compulsory_elems(replace(p, dims=p.dims[:-1]), e.sizes())
+        + row_words * compulsory_elems(replace(p, dims=p.dims[:-1]), sizes)
     )
 
 
 def outer_nodes(e: Einsum, place: Place) -> tuple[Loop | Store, ...]:
-    """Returns the shared nodes of a segment that concern a member: its own tensors and the shared loop."""
+    """Returns the shared nodes of a segment that concern a member: its own tensors and the shared loops."""
     order = [p.tensor for p in e.tensors()]
     return (
         *(Store(place.level, t) for t in order if t in place.held_whole),
-        *([Loop(place.rank, place.tile)] if place.rank else []),
+        *(Loop(rank, tile) for rank, tile in place.loops),
         *(Store(place.level, t) for t in order if t in place.forwarded),
     )
 
@@ -401,7 +413,7 @@ def outer_nodes(e: Einsum, place: Place) -> tuple[Loop | Store, ...]:
 def own_bits(e: Einsum, arch: Arch, place: Place, own: Mapping) -> dict[str, int]:
     """Returns the bits per level that an einsum's own storage nodes take at a place."""
     outer = outer_nodes(e, place)
-    whole = Mapping((*outer, *own.nodes), fork=len(outer) if place.rank else 0)
+    whole = Mapping((*outer, *own.nodes), fork=len(outer) if place.loops else 0)
     rows = footprints(whole, e, arch)[sum(isinstance(n, Store) for n in outer) :]
     levels, bits = {level.name: level for level in arch.levels}, bits_of(e, arch)
     found: dict[str, int] = {}

@@ -20,6 +20,7 @@ from math import ceil, floor, inf
 from typing import Literal
 
 from dse.mapper.baselines.cost_descending import smallest_mapping
+from dse.mapping.classes import reads_as_written
 from dse.mapping.nest import Infeasible, Loop, Store
 from dse.mapping.schedule import Branch, Region, Schedule, Segment, rename
 from dse.mapping.searched import Mappings, Space, tile_counts
@@ -43,7 +44,7 @@ from dse.solve.schedules.stages import (
     stage_bits,
     tiles,
 )
-from dse.solve.schedules.trips import has_nodes, reads_as_written, runs, trips
+from dse.solve.schedules.trips import has_nodes, runs, trips
 from dse.solve.schedules.trips import segments as looped
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key

@@ -1,5 +1,5 @@
-"""Enumerates the segments whose einsums can share a loop, and gives the einsum of one trip of that loop
-(docs/reuse.md, Fusion).
+"""Enumerates the segments whose einsums can share loops, and gives the einsum of one trip of these loops
+(docs/reuse.md, Fusion). With one loop:
 
 segment                      members: adjacent einsums of the workload
   store DRAM W;  store G W   held tensor: loaded once for all trips, whole
@@ -16,11 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from dse.mapping.classes import alone, rank_classes, reads_as_written, shared_tensors
 from hw.arch import Arch, Level
 from workloads.einsum import Dim, Einsum, Projection
 from workloads.graph import Workload, counts, owner
 
-MOST_MEMBERS = 6  # einsums of a segment, at most
+MOST_MEMBERS = 8  # einsums of a segment, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,14 @@ class Members:
     last: int  # position of its last einsum
     forwarded: tuple[str, ...]  # tensors that one member makes and others read
     spilled: frozenset[str]  # forwarded tensors that einsums outside of the run read too
-    axes: tuple[tuple[str, ...], ...]  # possible shared loops: one rank per member each
+    axes: tuple[tuple[str, ...], ...]  # loops that may be shared alone: one rank per member each
+    # loops of which several may be shared (`classes.rank_classes`): one rank per member each
+    classes: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def loops(self) -> tuple[tuple[str, ...], ...]:
+        """Returns all loops that may be shared, classes first."""
+        return (*self.classes, *(axis for axis in self.axes if axis not in self.classes))
 
 
 def fusing_levels(arch: Arch) -> tuple[Level, ...]:
@@ -101,6 +109,23 @@ def segments(workload: Workload, padded: bool = False) -> list[Members]:
     return found
 
 
+def joined_segments(workload: Workload) -> list[Members]:
+    """Returns the runs of `segments`, and those whose einsums can share several loops (`Members.classes`),
+    also where they only read a tensor together. The first and the last einsum of a run have a tensor in
+    common with others of it: longer runs gain nothing.
+    """
+    found = {(m.first, m.last): m for m in segments(workload)}
+    made = {e.output.tensor for e in workload.einsums}
+    for first, last, handed, leaving in runs(workload, MOST_MEMBERS):
+        own = workload.einsums[first : last + 1]
+        users = [{i for i, _, _ in there} for there in shared_tensors(own, made).values()]
+        ends = all(any(end in some and len(some) > 1 for some in users) for end in (0, len(own) - 1))
+        if ends and (classes := rank_classes(own, made)):
+            one = found.get((first, last), Members(first, last, handed, leaving, ()))
+            found[first, last] = replace(one, classes=classes)
+    return [found[run] for run in sorted(found)]
+
+
 def _axes(
     own: Sequence[Einsum], forwarded: Sequence[str], makers: Mapping[str, int], padded: bool
 ) -> Iterator[tuple[str, ...]]:
@@ -142,30 +167,15 @@ def _extended(
             yield from _extended(own, forwarded, (*ranks, rank), {**at, **mine})
 
 
-def reads_as_written(p: Projection, q: Projection, padded: bool) -> bool:
-    """True if two projections of a dense tensor agree in the sizes and offsets of their dimensions and in
-    bits.
-
-    padded: offsets may differ (a reader's padding).
-    """
-    pairs = list(zip(p.dims, q.dims, strict=False))
-    sizes = len(p.dims) == len(q.dims) and all(a.size == b.size for a, b in pairs)
-    # a constant index has no loop and so no padding: its offset may differ
-    starts = padded or all(a.offset == b.offset or not a.terms for a, b in pairs)
-    same = sizes and starts
-    return p.bits == q.bits and p.format == q.format == "dense" and same
-
-
-def alone(dim: Dim, e: Einsum) -> str | None:
-    """Returns the rank that alone covers a whole dimension, else None."""
-    if (
-        len(dim.terms) == 1
-        and dim.terms[0][1] == 1
-        and dim.offset == 0
-        and e.sizes()[dim.terms[0][0]] == dim.size
-    ):
-        return dim.terms[0][0]
-    return None
+def trips_below(e: Einsum, loops: Sequence[tuple[str, int]]) -> tuple[tuple[Einsum, int], ...]:
+    """Returns the distinct trips of several loops (rank, tile), as `trips` does of one."""
+    found = Counter({e: 1})
+    for rank, tile in loops:
+        inner = [(one, n * many) for outer, n in found.items() for one, many in trips(outer, rank, tile)]
+        found = Counter[Einsum]()
+        for one, n in inner:
+            found[one] += n
+    return tuple(found.most_common())
 
 
 @lru_cache(maxsize=1 << 14)

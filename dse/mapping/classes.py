@@ -1,0 +1,131 @@
+"""Ranks of a segment's einsums that are one and the same through the tensors that several of them have: the
+candidates for shared loops.
+
+S[h,m,p] += Q[h,m,e] * K[h,p,e];  O[h,i,f] += S[h,i,j] * V[h,j,f]   ->   (h, h), (m, i), (p, j)
+
+A loop over (p, j) is summed up by the second einsum, so O has to stand outside of it, or its partial sums
+come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from workloads.einsum import Dim, Einsum, Projection
+from workloads.graph import owner
+
+Users = list[tuple[int, Einsum, Projection]]  # (number of the einsum, the einsum, its projection) of a tensor
+RankOf = tuple[int, str]  # (number of the einsum, rank)
+
+
+def shared_tensors(own: Sequence[Einsum], made: Collection[str]) -> dict[str, Users]:
+    """Returns the tensors that several einsums have, or one einsum under two names, each with its users.
+
+    made: all tensors that einsums of the workload make
+    """
+    users: dict[str, Users] = {}
+    for i, e in enumerate(own):
+        for p in e.tensors():
+            users.setdefault(owner(p.tensor, made), []).append((i, e, p))
+    return {tensor: there for tensor, there in users.items() if len(there) > 1}
+
+
+def rank_classes(own: Sequence[Einsum], made: Collection[str]) -> tuple[tuple[str, ...], ...]:
+    """Returns the classes, as one rank per einsum. Every einsum has a rank in a class, and exactly one.
+
+    Every tensor that one einsum makes and another reads is cut by every class, and read as it is written.
+    Ranks that slide windows, and columns of compressed tensors, are in no class. A tensor that several
+    einsums only read joins ranks, too, where that leaves every einsum one rank.
+    """
+    tensors = shared_tensors(own, made)
+    results = {e.output.tensor for e in own}
+    handed = {t: there for t, there in tensors.items() if t in results}
+    for tensor, users in handed.items():
+        if not all(p.tensor == tensor and reads_as_written(p, users[0][2]) for _, _, p in users):
+            return ()
+    groups = [group for some in (handed, tensors) for group in _joined(own, some.values())]
+    found = [ranks for group in groups if (ranks := _one_each(group, own, handed))]
+    return tuple(dict.fromkeys(found))
+
+
+def _joined(own: Sequence[Einsum], tensors: Collection[Users]) -> Iterator[frozenset[RankOf]]:
+    """Yields the groups of ranks that stand alone in one dimension of the same tensor, in the order of their
+    first ranks.
+    """
+    group: dict[RankOf, frozenset[RankOf]] = {
+        (i, rank): frozenset({(i, rank)}) for i, e in enumerate(own) for rank in e.ranks()
+    }
+    for users in tensors:
+        for dims in zip(*(p.dims for _, _, p in users), strict=False):
+            ranks = [alone(dim, e) for (_, e, _), dim in zip(users, dims, strict=True)]
+            ones = [(i, rank) for (i, _, _), rank in zip(users, ranks, strict=True) if rank]
+            both = frozenset().union(*(group[one] for one in ones)) if len(ones) == len(ranks) else ()
+            group |= dict.fromkeys(both, frozenset(both))
+    yield from dict.fromkeys(group.values())
+
+
+def _one_each(
+    group: Collection[RankOf], own: Sequence[Einsum], handed: dict[str, Users]
+) -> tuple[str, ...] | None:
+    """Returns the rank of each einsum in a group, None if a loop over the group cannot be shared."""
+    ranks = dict(group)
+    if len(group) != len(own) or len(ranks) != len(own):
+        return None
+    sizes = {e.sizes()[ranks[i]] for i, e in enumerate(own)}
+    whole = all(_cuts_whole(ranks[i], p, e) for i, e in enumerate(own) for p in e.tensors())
+    cut = all(ranks[i] in p.ranks() for users in handed.values() for i, _, p in users)
+    same = all(len({_cut_dims(p, ranks[i]) for i, _, p in users}) == 1 for users in handed.values())
+    if len(sizes) > 1 or sizes == {1} or not (whole and cut and same):
+        return None
+    return tuple(ranks[i] for i in range(len(own)))
+
+
+def _cuts_whole(rank: str, p: Projection, e: Einsum) -> bool:
+    """True if a tensor lacks a rank, or the rank stands alone in one dimension, of no compressed column."""
+    dims = _cut_dims(p, rank)
+    column = p.format == "csr" and dims == (len(p.dims) - 1,)
+    return not dims or (len(dims) == 1 and alone(p.dims[dims[0]], e) == rank and not column)
+
+
+def _cut_dims(p: Projection, rank: str) -> tuple[int, ...]:
+    return tuple(i for i, d in enumerate(p.dims) if rank in d.ranks())
+
+
+def cut_alike(users: Users, classes: Sequence[tuple[str, ...]]) -> bool:
+    """True if einsums read the same of a tensor, under one name, and all classes cut it alike: one storage
+    node below any of these loops serves them all.
+    """
+    first = users[0][2]
+    cuts = {tuple(_cut_dims(p, ranks[i]) for ranks in classes) for i, _, p in users}
+    reach = {tuple(sum(c * e.sizes()[rank] for rank, c in d.terms) for d in p.dims) for _, e, p in users}
+    alike = all(
+        (p.tensor, p.density) == (first.tensor, first.density) and reads_as_written(p, first)
+        for _, _, p in users
+    )
+    return alike and len(cuts) == len(reach) == 1
+
+
+def reads_as_written(p: Projection, q: Projection, padded: bool = False) -> bool:
+    """True if two projections of a dense tensor agree in the sizes and offsets of their dimensions and in
+    bits.
+
+    padded: offsets may differ (a reader's padding).
+    """
+    pairs = list(zip(p.dims, q.dims, strict=False))
+    sizes = len(p.dims) == len(q.dims) and all(a.size == b.size for a, b in pairs)
+    # a constant index has no loop and so no padding: its offset may differ
+    starts = padded or all(a.offset == b.offset or not a.terms for a, b in pairs)
+    same = sizes and starts
+    return p.bits == q.bits and p.format == q.format == "dense" and same
+
+
+def alone(dim: Dim, e: Einsum) -> str | None:
+    """Returns the rank that alone covers a whole dimension, else None."""
+    if (
+        len(dim.terms) == 1
+        and dim.terms[0][1] == 1
+        and dim.offset == 0
+        and e.sizes()[dim.terms[0][0]] == dim.size
+    ):
+        return dim.terms[0][0]
+    return None

@@ -1,0 +1,155 @@
+"""Fused segments with several shared loops: capacity by lifetime, and the search among them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from dse.mapping.schedule import parse_schedule
+from dse.mapping.searched import covers
+from dse.mapping.space import FREE
+from dse.sim.einsum.evaluate import Solution
+from dse.sim.schedule import placed
+from dse.sim.schedule.graph import evaluate, required_bits
+from dse.solve.schedules.fused import fused
+from dse.solve.schedules.nests import Nests
+from dse.solve.schedules.shared_loops import MOST_STEPS, SegmentSearch, search
+from dse.solve.schedules.trips import joined_segments
+from hw import machine
+from tests.test_fused import chain
+from tests.test_schedule_walks import compared
+from workloads.einsum import einsum
+from workloads.graph import Workload
+
+A2S = machine.arch(machine.load("a2s"))
+
+LIVES = """
+segment
+  store DRAM T0 W0 W1 W2 T3
+  store GLB W1
+  for m tile 2
+    store GLB T1 T2 W0
+    einsum MM0
+      for m tile 1
+        for n1 tile 1
+          for n0 tile 1
+            mac
+    einsum MM1
+      for m tile 1
+        for n2 tile 1
+          for n1 tile 1
+            mac
+    einsum MM2
+      for m tile 1
+        for n3 tile 1
+          for n2 tile 1
+            mac
+"""
+
+
+def test_a_shared_tile_takes_capacity_from_its_first_branch_to_its_last() -> None:
+    """Bytes: W1 (16) stands above the loop, so all the time; T1 and T2 (2 x 4) from maker to reader; W0 (16),
+    which every trip fetches anew, in its own branch.
+    """
+    workload, schedule = chain(3, 8, 4), parse_schedule(LIVES)
+    (own,) = placed.placed(A2S, workload, schedule)
+    needs = [need["GLB"] // 8 for need in required_bits(schedule.segments[0], own, A2S)]
+    assert needs == [16 + 8 + 16, 16 + 8 + 8, 16 + 8]
+    assert compared(A2S, workload, schedule) == []
+
+
+def attention() -> Workload:
+    """Products of one attention layer: 4 heads, 128 queries, 128 keys of 32 elements."""
+    sizes = {"h": 4, "m": 128, "p": 128, "e": 32, "f": 32}
+    own = tuple(
+        einsum(text, {rank: sizes[rank] for rank in ranks}, text[0])
+        for text, ranks in (
+            ("S[h,m,p] += Q[h,m,e] * K[h,p,e]", "hmpe"),
+            ("O[h,m,f] += S[h,m,p] * V[h,p,f]", "hmpf"),
+        )
+    )
+    return Workload("attention", own)
+
+
+def gated_mlp() -> Workload:
+    """G and U from the same X, H from both, Y from H."""
+    sizes = {"m": 128, "k": 64, "f": 128, "n": 64}
+    own = tuple(
+        einsum(text, {rank: sizes[rank] for rank in ranks}, text[0])
+        for text, ranks in (
+            ("G[m,f] += X[m,k] * Wg[k,f]", "mkf"),
+            ("U[m,f] += X[m,k] * Wu[k,f]", "mkf"),
+            ("H[m,f] = swiglu(G[m,f], U[m,f])", "mf"),
+            ("Y[m,n] += H[m,f] * Wd[f,n]", "mfn"),
+        )
+    )
+    return Workload("gated_mlp", own, frozenset({"Wg", "Wu", "Wd"}))
+
+
+@pytest.mark.parametrize(
+    ("workload", "energy"),
+    [
+        (attention(), 42369024.0),  # loops over h, m and p, which O sums up; listed by AccelForge
+        (chain(4), 22921216.0),  # inner weights above the loop; listed by AccelForge
+        (chain(8), 44998656.0),  # fits by lifetimes alone; listed by AccelForge
+        (gated_mlp(), 35586048.0),  # X read once for two einsums, Y summed up in the buffer
+    ],
+    ids=["attention", "chain4", "chain8", "gated_mlp"],
+)
+def test_several_shared_loops_are_searched_exactly(workload: Workload, energy: float) -> None:
+    found = fused(A2S, workload, "energy", "perfect", lambda _: FREE)
+    assert isinstance(found, Solution)
+    assert found.schedule is not None
+    assert found.space is not None
+    assert (found.energy_pj, found.optimality_gap) == (energy, 0.0)
+    assert covers(found.space, found.schedule, workload, A2S) is None
+    again = evaluate(A2S, workload, parse_schedule(str(found.schedule)))
+    assert isinstance(again, Solution)
+    assert again.energy_pj == energy
+
+
+def test_a_tensor_is_read_once_for_two_einsums() -> None:
+    """G = X WG and U = X WU: X does not fit whole, so it is read below the loop, once for both. That saves
+    one read of its 512 x 64 words at DRAM (200 pJ) and one write at the buffer (6 pJ).
+    """
+    sizes = {"m": 512, "k": 64, "f": 64}
+    own = tuple(einsum(f"{t}[m,f] += X[m,k] * W{t}[k,f]", sizes, t) for t in "GU")
+    workload = Workload("two_readers", own, frozenset({"WG", "WU"}))
+    once, twice = (
+        fused(A2S, workload, "energy", "perfect", lambda _: FREE, several=several)
+        for several in (True, False)
+    )
+    assert isinstance(once, Solution)
+    assert isinstance(twice, Solution)
+    assert (twice.energy_pj - once.energy_pj, once.optimality_gap) == (512 * 64 * 206, 0.0)
+    assert once.schedule is not None
+    assert compared_small() == []
+
+
+def compared_small() -> list[str]:
+    """What a walk of every element says otherwise of the same in small: 8 rows, a buffer of 24 bytes."""
+    sizes = {"m": 8, "k": 4, "f": 2}
+    own = tuple(einsum(f"{t}[m,f] += X[m,k] * W{t}[k,f]", sizes, t) for t in "GU")
+    workload = Workload("two_readers", own, frozenset({"WG", "WU"}))
+    levels = tuple(
+        replace(level, capacity_bits=24 * 8) if level.name == "GLB" else level for level in A2S.levels
+    )
+    found = fused(replace(A2S, levels=levels), workload, "energy", "perfect", lambda _: FREE)
+    assert isinstance(found, Solution)
+    assert found.schedule is not None
+    assert len(found.schedule.segments) == 1
+    return compared(replace(A2S, levels=levels), workload, found.schedule)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 8, 40, 200, 1000])
+def test_what_a_spent_budget_leaves_out_is_in_the_bound(steps: int) -> None:
+    """However many choices of depths are looked at, the bound is not above the optimum."""
+    workload = attention()
+    (members,) = joined_segments(workload)
+    nests = Nests(A2S, "energy", "perfect", lambda _: FREE, 0.0)
+    made, none = {"S", "O"}, [frozenset[str]()] * 2
+    s = SegmentSearch(nests, A2S.levels[1], workload.einsums, members, none, 16384 * 8, made)
+    s.steps = MOST_STEPS - steps
+    assert 0 < search(s, inf, lambda plan, need: inf) <= 42369024
