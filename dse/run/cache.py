@@ -95,7 +95,9 @@ def write(path: Path, answer: bytes) -> None:
     A file that this process could not read is not replaced, and nothing is stored after a deadline, when
     searches are cut short.
     """
-    if path in _unread or deadline.passed():
+    if path in _unread:
+        return
+    if deadline.passed():
         return
     with suppress(OSError):
         make(path.parent)
