@@ -17,6 +17,7 @@ from dse.mapper.exact.search import search
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults, parse
 from dse.mapping.space import Factors
 from dse.sim.counts.counts import count
+from dse.sim.counts.terms import wiring
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound, objective_value
 from hw import machine
 from hw.arch import ROLES, Arch, Compute, Fanout, Level
@@ -209,3 +210,11 @@ def differences(seed: int) -> str:
 @pytest.mark.parametrize("seed", some([1, 3, 4, 5, 8, 14, 20, 22], 0, *range(2, 8)))
 def test_the_mapper_finds_the_optimum_of_all_mappings(seed: int) -> None:
     assert differences(seed) == ""
+
+
+def test_the_key_of_a_mapping_is_the_same_in_every_process() -> None:
+    """Sets print in an order that each process draws anew."""
+    arch = array("ws", 2, 2, double=True)
+    several = replace(arch, levels=(*arch.levels, replace(arch.levels[1], name="PE")))
+    assert wiring(several).systolic[0].twice == ("REG", "PE")
+    assert "set" not in str(wiring(several).systolic)

@@ -83,7 +83,7 @@ class Systolic:
     name: str
     systolic: str  # which tensor is stationary (os, ws, is)
     inside: tuple[str, ...]  # levels inside its PEs
-    twice: frozenset[str]  # levels inside its PEs that are double-buffered
+    twice: tuple[str, ...]  # levels inside its PEs that are double-buffered
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def wiring(arch: Arch) -> Wiring:
             f.name,
             f.systolic,
             tuple(level.name for level in arch.levels[f.outside :]),
-            frozenset(level.name for level in arch.levels[f.outside :] if level.double_buffer),
+            tuple(level.name for level in arch.levels[f.outside :] if level.double_buffer),
         )
         for f in arch.fanouts
         if f.systolic
