@@ -281,7 +281,7 @@ def test_residency_as_published() -> None:
         found.seq_overflow.words(),
         found.gogeta.words(),
         found.ideal,
-        found.optimal.words,
+        found.optimal.cost,
     )
     assert moved == (1309920000, 1297337088, 1029025536, 58992000, 1019588352)
     assert (
