@@ -60,9 +60,9 @@ def test_a_shared_tile_takes_capacity_from_its_first_branch_to_its_last() -> Non
     assert compared(A2S, workload, schedule) == []
 
 
-def attention() -> Workload:
-    """Products of one attention layer: 4 heads, 128 queries, 128 keys of 32 elements."""
-    sizes = {"h": 4, "m": 128, "p": 128, "e": 32, "f": 32}
+def attention(heads: int = 4) -> Workload:
+    """Products of one attention layer: 128 queries, 128 keys of 32 elements."""
+    sizes = {"h": heads, "m": 128, "p": 128, "e": 32, "f": 32}
     own = tuple(
         einsum(text, {rank: sizes[rank] for rank in ranks}, text[0])
         for text, ranks in (

@@ -9,16 +9,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 # six and the old sympy: undeclared needs
-PACKAGES = {"zigzag": ["zigzag-dse>=3.9,<4", "six"], "nn_dataflow": ["nn-dataflow==2.1", "sympy<1.6"]}
+PACKAGES = {
+    "zigzag": ["zigzag-dse>=3.9,<4", "six"],
+    "nn_dataflow": ["nn-dataflow==2.1", "sympy<1.6"],
+    "accelforge": ["accelforge==1.0.467"],
+}
+INTERPRETERS = {"accelforge": "python3.12"}  # of peers that ours is too old for
 
 
 def python_of(peer: str, folder: Path) -> Path:
     """The interpreter of a peer's environment below the folder, made if it is not there. Raises
-    CalledProcessError if it cannot be installed.
+    FileNotFoundError without an interpreter that the peer runs on, CalledProcessError if it cannot be
+    installed.
     """
     python = folder / peer / "bin" / "python"
     if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", folder / peer], check=True)
+        subprocess.run([INTERPRETERS.get(peer, sys.executable), "-m", "venv", folder / peer], check=True)
         subprocess.run(
             [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *PACKAGES[peer]], check=True
         )
