@@ -36,8 +36,6 @@ BOUNDED = {  # what a recursion may be as deep as
     },
     "prime factors or ranks of one einsum": {
         "dse/mapper/baselines/exhaustive.py": {"chains"},
-        "dse/mapper/exact/local_search.py": {"_primes"},
-        "dse/mapper/baselines/cost_descending.py": {"primes"},
         "dse/mapper/exact/spatial.py": {"_factorizations", "_cut", "_perfect"},
     },
     "einsums of one segment, at most eight": {

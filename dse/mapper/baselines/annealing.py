@@ -15,9 +15,10 @@ from random import Random
 
 import numpy as np
 
-from dse.mapper.baselines.cost_descending import primes, smallest_mapping
+from dse.mapper.baselines.cost_descending import smallest_mapping
 from dse.mapper.baselines.exhaustive import gaps, is_lower, layers, spatial_loops
 from dse.mapper.baselines.random import ATTEMPTS, Choices, draw, mapping_of, objective_values
+from dse.mapper.exact.spatial import primes
 from dse.mapping.nest import Infeasible, Mapping, Store, may_keep
 from dse.sim.counts.counts import footprints
 from dse.sim.einsum import cost

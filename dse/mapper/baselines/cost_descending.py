@@ -19,7 +19,7 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.mapper.exact.spatial import divisors
+from dse.mapper.exact.spatial import divisors, primes
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults, may_keep
 from dse.mapping.space import minimal_mapping
 from dse.sim.counts.counts import Counted, counted, footprints, tile_bits
@@ -432,13 +432,6 @@ def _refetch_elems(p: Projection, e: Einsum, left: Tile) -> int:
 
 def _padding(left: int, p: int) -> float:
     return -(-left // p) * p / left
-
-
-@lru_cache(maxsize=1 << 12)
-def primes(n: int) -> tuple[int, ...]:
-    """Prime factors in ascending order, with multiplicity; () for 1."""
-    p = next((p for p in range(2, int(n**0.5) + 1) if n % p == 0), n)
-    return () if n == 1 else (p, *primes(n // p))
 
 
 def _cache(e: Einsum, arch: Arch, tier: Tier, tile: Tile, spatial: Lanes, stationary: Projection) -> Tile:

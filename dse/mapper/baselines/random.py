@@ -10,8 +10,9 @@ from itertools import chain
 from math import gcd
 from random import Random
 
-from dse.mapper.baselines.cost_descending import primes, smallest_mapping
+from dse.mapper.baselines.cost_descending import smallest_mapping
 from dse.mapper.baselines.exhaustive import Placement, gaps, is_lower, layers, spatial_loops, without_idle
+from dse.mapper.exact.spatial import primes
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, may_keep
 from dse.sim.counts.counts import footprints
 from dse.sim.einsum import cost

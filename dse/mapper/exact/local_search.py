@@ -22,6 +22,7 @@ from math import inf, isqrt, prod
 
 import numpy as np
 
+from dse.mapper.exact.spatial import primes
 from dse.mapping.nest import Loop, Mapping, Store, faults, may_keep
 from dse.mapping.space import FREE, Constraints, Factors, violation
 from dse.run import deadline
@@ -108,7 +109,7 @@ def _better(
     steps = {rank: _steps(e, arch, slots, state.tiles[rank], rank, factors) for rank in ranks}
     few = {
         rank: [
-            own for own in steps[rank] if _primes(e.sizes()[rank])[0] in (_ratio(own, state.tiles[rank]), 1)
+            own for own in steps[rank] if primes(e.sizes()[rank])[0] in (_ratio(own, state.tiles[rank]), 1)
         ][:90]
         for rank in ranks
     }
@@ -337,7 +338,7 @@ def _steps(
     sizes, found = {name: n for f in arch.fanouts for name, n in f.dims}, dict[Chain, None]()
     extent = e.sizes()[rank]
     for i, j in combinations(range(len(own)), 2):
-        for p in dict.fromkeys(_primes(extent)):
+        for p in dict.fromkeys(primes(extent)):
             found[(*own[:i], *(n * p for n in own[i:j]), *own[j:])] = None
             if all(n % p == 0 for n in own[i:j]):
                 found[(*own[:i], *(n // p for n in own[i:j]), *own[j:])] = None
@@ -396,11 +397,6 @@ def _with_tile(slots: Sequence[Slot], own: Chain, at: int, tile: int) -> Chain:
 def _ratio(a: Chain, b: Chain) -> int:
     """The prime by which two chains differ."""
     return next((max(x, y) // min(x, y) for x, y in zip(a, b, strict=True) if x != y), 1)
-
-
-def _primes(n: int) -> tuple[int, ...]:
-    p = next((p for p in range(2, int(n**0.5) + 1) if n % p == 0), n)
-    return () if n == 1 else (p, *_primes(n // p))
 
 
 def _placements(

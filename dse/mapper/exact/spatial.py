@@ -108,6 +108,19 @@ def divisors(n: int) -> tuple[int, ...]:
     return (*small, *(n // d for d in reversed(small) if d * d != n))
 
 
+@lru_cache(maxsize=4096)
+def primes(n: int) -> tuple[int, ...]:
+    """Prime factors of n >= 1 in ascending order, with multiplicity; () for 1."""
+    found, p = list[int](), 2
+    while p * p <= n:
+        if n % p:
+            p += 1
+        else:
+            found.append(p)
+            n //= p
+    return (*found, n) if n > 1 else tuple(found)
+
+
 Trips = tuple[int, ...]  # spatial trip counts, one per fan-out dimension
 INSIDE: tuple[tuple[tuple[FanoutBoundary, ...], Trips]] = (((), ()),)  # the one way over no boundary
 

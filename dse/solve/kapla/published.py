@@ -23,8 +23,9 @@ from math import inf, prod
 from random import Random
 
 from dse.mapper.baselines.annealing import annealing
-from dse.mapper.baselines.cost_descending import candidates, primes, topology
+from dse.mapper.baselines.cost_descending import candidates, topology
 from dse.mapper.baselines.random import random
+from dse.mapper.exact.spatial import primes
 from dse.mapping.nest import Infeasible, Loop, Mapping
 from dse.mapping.searched import Mappings
 from dse.sim.counts.counts import tile_words

@@ -32,10 +32,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import permutations, product
-from math import inf, isqrt, prod
+from math import inf, prod
 
+from dse.mapper.exact.spatial import primes
 from dse.mapping.classes import cut_alike, shared_tensors
 from dse.mapping.nest import Mapping, role
 from dse.sim.counts.counts import tile_bits
@@ -219,22 +219,16 @@ def _plan(s: SegmentSearch, tiles: Tiles, leaf: Leaf) -> Plan:
     return Plan(s.level.name, loops, at, tuple(s.own), nests)
 
 
-@lru_cache(maxsize=1 << 12)
-def _primes(n: int) -> tuple[int, ...]:
-    """Returns the prime factors of a number, each once."""
-    return tuple(d for d in range(2, n + 1) if n % d == 0 and all(d % k for k in range(2, isqrt(d) + 1)))
-
-
 def _divided(tiles: Tiles) -> Iterator[Tiles]:
     """Yields the tiles with one of them divided by a prime."""
     for c, tile in enumerate(tiles):
-        yield from ((*tiles[:c], tile // prime, *tiles[c + 1 :]) for prime in _primes(tile))
+        yield from ((*tiles[:c], tile // prime, *tiles[c + 1 :]) for prime in dict.fromkeys(primes(tile)))
 
 
 def _multiples(sizes: Tiles, tiles: Tiles) -> Iterator[Tiles]:
     """Yields the tiles with one of them multiplied by a prime, the inverse of `_divided`."""
     for c, (n, tile) in enumerate(zip(sizes, tiles, strict=True)):
-        yield from ((*tiles[:c], tile * prime, *tiles[c + 1 :]) for prime in _primes(n // tile))
+        yield from ((*tiles[:c], tile * prime, *tiles[c + 1 :]) for prime in dict.fromkeys(primes(n // tile)))
 
 
 def _inherited(s: SegmentSearch, i: int, tiles: Tiles) -> float:
