@@ -266,14 +266,19 @@ def _trips(s: SegmentSearch, tiles: Tiles, classes: Sequence[int]) -> int:
     return prod(s.sizes[c] // tiles[c] for c in classes)
 
 
+def _trip_sizes(s: SegmentSearch, i: int, tiles: Tiles) -> dict[str, int]:
+    """Returns the extents of an einsum in one trip of loops with these tiles, by rank."""
+    pairs = zip(s.members.classes, tiles, strict=True)
+    return s.own[i].sizes() | {ranks[i]: tile for ranks, tile in pairs}
+
+
 def _words(s: SegmentSearch, i: int, p: Projection, tiles: Tiles, used: bool = False) -> float:
     """Returns the words that one trip of loops with these tiles uses of a tensor. used: those that must move
     where nodes are as small as can be; of a dense input, those that meet no zeros of other inputs.
     """
     key = i, p.tensor, tiles, used
     if key not in s.words:
-        pairs, word_bits = zip(s.members.classes, tiles, strict=True), s.nests.arch.word_bits
-        sizes = s.own[i].sizes() | {ranks[i]: tile for ranks, tile in pairs}
+        sizes, word_bits = _trip_sizes(s, i, tiles), s.nests.arch.word_bits
         trip = replace(s.own[i], extents=tuple(sizes.items()))
         s.words[key] = bounds.words(p, trip, word_bits) if used else whole_words(p, sizes, word_bits)
     return s.words[key]
@@ -281,10 +286,8 @@ def _words(s: SegmentSearch, i: int, p: Projection, tiles: Tiles, used: bool = F
 
 def _bits(s: SegmentSearch, i: int, p: Projection, tiles: Tiles, refilled: bool) -> int:
     """Returns the capacity that a tile takes at the level. refilled: more than once."""
-    pairs = zip(s.members.classes, tiles, strict=True)
-    sizes = s.own[i].sizes() | {ranks[i]: tile for ranks, tile in pairs}
     twice = 2 if s.level.double_buffer and refilled else 1
-    return twice * tile_bits(p, sizes, s.nests.arch.word_bits)
+    return twice * tile_bits(p, _trip_sizes(s, i, tiles), s.nests.arch.word_bits)
 
 
 def _again(s: SegmentSearch, t: OuterTensor, tiles: Tiles) -> int:
