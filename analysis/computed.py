@@ -120,7 +120,7 @@ def narrow(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
 
 
 @contextmanager
-def only(con: duckdb.DuckDBPyConnection, machines: pa.Table) -> Iterator[None]:
+def narrow_to(con: duckdb.DuckDBPyConnection, machines: pa.Table) -> Iterator[None]:
     """Narrows the views to these machines inside; internal.asked has the rows given. After a fault the views
     stay narrow until the next statement, which calls `widen`.
     """

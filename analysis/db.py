@@ -39,7 +39,7 @@ Values = NDArray[np.float64]
 
 TRIES = 5  # attempts: compaction may replace a part between reading the manifest and reading the part
 TIMEOUT_S = 60.0
-MOST_BYTES = 1 << 30  # largest answer, which is collected in memory
+MAX_BYTES = 1 << 30  # largest answer, which is collected in memory
 INTERRUPTED = "Query interrupted"  # RuntimeError that DuckDB makes of Ctrl-C in the main thread
 GIVE_UP_S = 2.0  # seconds of interrupts, after which a function that ignores them is left running
 ONCE = ("mappings", "counts")  # keyed by content: several parts may have the same rows, which count once
@@ -131,9 +131,9 @@ def refresh(con: duckdb.DuckDBPyConnection) -> None:
     path, seen, skip = con.execute("FROM internal.run").fetchall()[0]
     root = Path(path)
     for attempt in range(TRIES):
-        manifest, wrong = folders.sound(root)
+        manifest, wrong = folders.verified_parts(root)
         if wrong and not skip:
-            way = folders.way_on(root)
+            way = folders.advice(root)
             raise Damaged(
                 "\n".join(
                     f"{line}; {way}, --skip-damaged leaves its machines out"
@@ -173,7 +173,7 @@ def _each_once(con: duckdb.DuckDBPyConnection, root: Path) -> None:
                 named = table.removeprefix("stored_")
                 raise Damaged(
                     f"{root}: {named} of machine {twice[0][0]} stand twice, of several runs perhaps; "
-                    f"{folders.way_on(root)}"
+                    f"{folders.advice(root)}"
                 )
 
 
@@ -301,7 +301,7 @@ def front(
         f"WITH compared AS MATERIALIZED (SELECT {first} FROM {rows}) SELECT machine, schedule FROM {fronts}",
         seconds,
     )
-    with as_query_error(), computed.only(con, best):  # all else of them alone
+    with as_query_error(), computed.narrow_to(con, best):  # all else of them alone
         chosen = f"designs SEMI JOIN internal.asked USING (machine, schedule){once}"
         return _query_with_retry(
             con, f"SELECT {first}{alike}, * EXCLUDE ({first}) FROM {chosen} ORDER BY {ordered}", seconds
@@ -463,9 +463,9 @@ def _whole(con: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
         for batch in reader:
             batches.append(batch)
             size += batch.nbytes
-            if size > MOST_BYTES:
+            if size > MAX_BYTES:
                 raise QueryError(
-                    f"the answer is larger than {MOST_BYTES >> 30} GiB; aggregate, or add a LIMIT"
+                    f"the answer is larger than {MAX_BYTES >> 30} GiB; aggregate, or add a LIMIT"
                 )
         return pa.Table.from_batches(batches, reader.schema)
 

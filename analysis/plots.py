@@ -44,9 +44,9 @@ STYLE = {
 }
 FORMATS = ("png", "svg", "pdf")
 BINDS, STATIC = " (bottleneck)", "static"  # suffix of the bottleneck's name; name of the part for leakage
-MOST_BARS = 24  # rows of stacked bars
-MOST_NAMES = 12  # einsums that are named on a roofline
-MOST_TENSORS = 40  # rows of a retention picture
+MAX_BARS = 24  # rows of stacked bars
+MAX_NAMES = 12  # einsums that are named on a roofline
+MAX_TENSORS = 40  # rows of a retention picture
 LOG = 8.0  # ratio of the largest to the smallest value above which an axis is logarithmic
 
 
@@ -178,11 +178,11 @@ def breakdown(panels: Mapping[str, Bars], what: str, title: str) -> Picture:
         part.removesuffix(BINDS) for bars in panels.values() for _, sizes in bars for part in sizes
     )
     place = {part: i % len(SHADES) for i, part in enumerate(sorted(named, key=lambda part: part == STATIC))}
-    rows = min(max(len(bars) for bars in panels.values()), MOST_BARS)
+    rows = min(max(len(bars) for bars in panels.values()), MAX_BARS)
     with mpl.rc_context(STYLE):
         figure, axes = _figure(10, 1.9 + 0.32 * rows, 1, len(panels), sharey=True)
         for ax, (name, bars) in zip(axes[0], panels.items(), strict=True):
-            shown = bars[:MOST_BARS]
+            shown = bars[:MAX_BARS]
             parts = [
                 part
                 for part in dict.fromkeys(part for _, sizes in shown for part in sizes)
@@ -283,7 +283,7 @@ def _size(dot: Dot) -> float:
 def _named(ax: Axes, given: Roofline) -> None:
     """Writes names of the einsums that take longest, unless another name would overlap."""
     taken: list[tuple[float, float]] = []
-    for dot in sorted(given.dots, key=lambda dot: -dot.share)[:MOST_NAMES]:
+    for dot in sorted(given.dots, key=lambda dot: -dot.share)[:MAX_NAMES]:
         at = np.log10(dot.intensity), np.log10(dot.rate)
         if all(abs(at[0] - x) > 0.35 or abs(at[1] - y) > 0.09 for x, y in taken):
             taken.append(at)
@@ -528,7 +528,7 @@ def residency(given: Residency) -> Picture:
     """Draws a row per tensor with bars while it is on chip, darker for a larger share; below, the occupancy
     of the levels.
     """
-    names = list(dict.fromkeys(bar[0] for bar in given.bars))[:MOST_TENSORS]
+    names = list(dict.fromkeys(bar[0] for bar in given.bars))[:MAX_TENSORS]
     sizes = {bar[0]: bar[4] for bar in given.bars}
     starts, rows = [0.0, *given.times[:-1]], max(len(names), 1)
     by, unit = units.axis("latency_cycles", given.times) if given.unit else (1.0, "accesses, in order")

@@ -2,10 +2,10 @@
 operators MACHINE COUNT [JOINT LOOPS] | first MACHINE
 
 networks    what each pick of `solver.layout` costs over `alt`, how far alt may lie above any mappings in any
-            layouts, conversions, and CPU seconds of the mappings (`pairs`), of the graph, and of the graph
-            again where counts of layouts are known. The options' spaces nest, so alt above any of them, or wp
-            or bf above ol, is an error (ALT, Fig. 10 to 12). Below: what the traffic of main memory leaves to
-            layouts
+            layouts, conversions, and CPU seconds of the mappings (`priced_mappings`), of the graph, and of
+            the graph again where counts of layouts are known. The options' spaces nest, so alt above any of
+            them, or wp or bf above ol, is an error (ALT, Fig. 10 to 12). Below: what the traffic of main
+            memory leaves to layouts
 sampled     the two-stage search of whole networks (ALT: 8,000 + 12,000 costs), over alt: its different
             products share the costs evenly, other operators take conversions in as is best
 operators   nine operators in COUNT random sizes: row-major layouts and the two-stage search (300 + 700 costs,
@@ -31,9 +31,15 @@ import optuna
 from bench.reference.sampled import Actor, Proposer, Uniform, sampled
 from dse.layout.address import Layout, row_major
 from dse.layout.text import parse
-from dse.mapper.exact.layout_aware import Pairs, best_layouts, layout_aware, layout_pricing, pairs
+from dse.mapper.exact.layout_aware import (
+    PricedMappings,
+    best_layouts,
+    layout_aware,
+    layout_pricing,
+    priced_mappings,
+)
+from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible
-from dse.mapping.space import FREE
 from dse.sim.einsum.evaluate import Problem
 from dse.sim.levels import transfer
 from dse.solve.layouts import layouts
@@ -125,7 +131,7 @@ def end_to_end(
     arch: Arch,
     workload: Workload,
     objective: Objective,
-    solved: dict[str, Pairs],
+    solved: dict[str, PricedMappings],
     propose: Callable[[int], Proposer],
     joint: int,
     loops: int,
@@ -140,7 +146,7 @@ def end_to_end(
         found = sampled(one, Random(seed), propose(seed), joint // len(products), loops // len(products))
         assert not isinstance(found, Infeasible), found
         mapping = found[0].mapping
-        own[group.key] = Pairs((layout_pricing(one, mapping),), (found[0],), 0.0, len(found[1]), "")
+        own[group.key] = PricedMappings((layout_pricing(one, mapping),), (found[0],), 0.0, len(found[1]), "")
         for x, p in enumerate(e.tensors()):
             shape = tuple(d.size for d in p.dims)
             names = transfer.dim_names(p)
@@ -189,11 +195,11 @@ def whole(case: str, joint: int, loops: int) -> None:
         )
 
 
-def mapped(arch: Arch, workload: Workload, objective: Objective) -> dict[str, Pairs]:
+def mapped(arch: Arch, workload: Workload, objective: Objective) -> dict[str, PricedMappings]:
     """Mappings of the different einsums of a network."""
-    apart, solved = interface_tensors(workload), dict[str, Pairs]()
+    apart, solved = interface_tensors(workload), dict[str, PricedMappings]()
     for group in unique(workload):
-        found = pairs(
+        found = priced_mappings(
             Problem(arch, group.einsum, objective), "imperfect_spatial", FREE, 0.01, apart[group.key]
         )
         assert not isinstance(found, Infeasible), found
@@ -256,7 +262,7 @@ def first(name: str) -> None:
     output, in the mapping that suits them best.
     """
     arch, e = machine.built(name), catalog.load("resnet18").einsums[0]
-    found = pairs(Problem(arch, e, "latency"), "imperfect_spatial", FREE, 0.01, frozenset())
+    found = priced_mappings(Problem(arch, e, "latency"), "imperfect_spatial", FREE, 0.01, frozenset())
     assert not isinstance(found, Infeasible)
     best = min(found.costs, key=lambda one: one.latency_cycles)
     home, lanes = arch.levels[0].name, max(n for f in arch.fanouts for _, n in f.dims)

@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 
 from dse.mapping.nest import Mapping, parse
-from dse.sim.counts.kernels import TileOptions, cost_many, mapping_at, tables
+from dse.sim.counts.vectorized import TileOptions, cost_many, mapping_at, tables
 from dse.sim.einsum.cost import price_mapping
 from hw import machine
 from hw.arch import Arch

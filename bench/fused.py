@@ -30,9 +30,9 @@ from typing import Any
 import dse
 from bench.peers import accelforge_files
 from bench.peers.environment import python_of
+from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible
 from dse.mapping.schedule import parse_schedule
-from dse.mapping.space import FREE
 from dse.sim.einsum.evaluate import Solution
 from dse.sim.schedule.graph import evaluate
 from dse.solve.schedules.fused import fused

@@ -23,9 +23,9 @@ from dse.frontend import api
 from dse.mapping.nest import Infeasible
 from dse.solve.gogeta.accesses import AccessList, access_list, pipelined
 from dse.solve.gogeta.classify import classify
-from dse.solve.gogeta.operations import SMALL, graph
+from dse.solve.gogeta.operations import SMALL_WORDS, graph
 from dse.solve.gogeta.optimum import optimum, steady
-from dse.solve.gogeta.traffic import Counting, Reuse, reuse
+from dse.solve.gogeta.traffic import CountingRule, TrafficReport, traffic_of
 from tests.cases_gogeta import between_clusters, intensity
 from workloads import catalog, gnn, hpc
 from workloads.einsum import Einsum, einsum
@@ -35,7 +35,7 @@ from workloads.matrix import MATRICES
 MIB = 2**18  # words
 CLUSTERS = 16
 # access by access, n x n matrices for nothing: what the paper's figures need (docs/reuse.md)
-PUBLISHED = Counting(published=True)
+PUBLISHED = CountingRule(published=True)
 
 
 def mean(found: list[float]) -> float:
@@ -88,7 +88,7 @@ def intensities() -> Iterator[str]:
 def _whole(matrix: str, iterations: int) -> float:
     w = hpc.cg(matrix=matrix, n=16, iterations=iterations)
     g = graph(w)
-    return w.macs() / access_list(g, pipelined(g, classify(g), small=SMALL)).compulsory()
+    return w.macs() / access_list(g, pipelined(g, classify(g), small=SMALL_WORDS)).compulsory()
 
 
 def chains() -> Iterator[str]:
@@ -128,7 +128,7 @@ def _chain(chain: list[Einsum]) -> tuple[float, float]:
     return macs / sum(size[p.tensor] for e in chain for p in e.tensors()), macs / kept
 
 
-def traffic(found: dict[tuple[str, int, int], Reuse]) -> Iterator[str]:
+def traffic(found: dict[tuple[str, int, int], TrafficReport]) -> Iterator[str]:
     """Figure 10 and what its text says."""
     yield "Figure 10, MB of main memory, 10 iterations of CG"
     yield from table(
@@ -166,7 +166,7 @@ def traffic(found: dict[tuple[str, int, int], Reuse]) -> Iterator[str]:
     )
 
 
-def claims(found: dict[tuple[str, int, int], Reuse]) -> Iterator[tuple[str, str, str, bool]]:
+def claims(found: dict[tuple[str, int, int], TrafficReport]) -> Iterator[tuple[str, str, str, bool]]:
     """(what, stated, here, whether it holds)."""
     times = [r.seq_flex / r.gogeta.words() for r in found.values()]
     yield "geomean SEQ-Flex / GOGETA", "6.7", f"{mean(times):.3f}", round(mean(times), 1) == 6.7
@@ -201,7 +201,7 @@ def claims(found: dict[tuple[str, int, int], Reuse]) -> Iterator[tuple[str, str,
 def others() -> Iterator[str]:
     """Figures 11 and 12."""
     yield "Figure 11, one layer of GCN with 1 MiB (stated: cora marginal, then Ideal; protein Ideal both)"
-    layers = {name: reuse(gnn.gcn(name, layers=1), MIB, count=PUBLISHED) for name in ("cora", "protein")}
+    layers = {name: traffic_of(gnn.gcn(name, layers=1), MIB, count=PUBLISHED) for name in ("cora", "protein")}
     yield from table(
         ("graph", "SEQ-Flex MB", "SEQ-Overflow times", "GOGETA times", "Ideal times"),
         *(
@@ -245,7 +245,7 @@ def timed(runs: int = 20) -> Iterator[str]:
     spent: dict[str, list[float]] = {name: [] for name in solves}
     for name, n, mib in product(MATRICES, (1, 8, 16), (1, 4, 16)):
         w = hpc.cg(matrix=name, n=n, iterations=1000, form="periodic")
-        phases = pipelined(one := graph(w, 3), classify(one), small=SMALL)
+        phases = pipelined(one := graph(w, 3), classify(one), small=SMALL_WORDS)
         made = {count: access_list(graph(w, count), phases) for count in (5, 6, 10)}
         for what, solve in solves.items():
             each = []
@@ -327,7 +327,7 @@ def main() -> int:
     if given.schedules is not None:
         return int(scheduled(given.schedules or SCHEDULED, given.machine) > 0)
     found = {
-        (name, n, mib): reuse(hpc.cg(matrix=name, n=n, form="periodic"), mib * MIB, count=PUBLISHED)
+        (name, n, mib): traffic_of(hpc.cg(matrix=name, n=n, form="periodic"), mib * MIB, count=PUBLISHED)
         for name, n, mib in product(MATRICES, (1, 8, 16), (1, 4, 16))
     }
     print("\n".join([*intensities(), *chains(), *traffic(found), *others(), *timed()]))

@@ -30,7 +30,7 @@ from dse.frontend import tables
 from dse.sim.einsum.evaluate import Solution, percent
 from dse.solve.kapla.published import published
 from dse.solve.schedules.pipeline import pipelined
-from dse.solve.solve import PIPED
+from dse.solve.solve import PIPELINED_SCHEDULES
 from hw import machine
 from hw.arch import Arch
 from workloads import catalog
@@ -48,7 +48,7 @@ NETWORKS = tuple(
     for name in ("mlp_m", "lstm", "alexnet", "vgg16", "mobilenet_v1", "resnet50", "googlenet")
 )
 LIMIT = float(os.environ.get("DSE_KAPLA_SECONDS", "120"))
-METHODS = tuple(os.environ.get("DSE_KAPLA_METHODS", ",".join(PIPED)).split(","))
+METHODS = tuple(os.environ.get("DSE_KAPLA_METHODS", ",".join(PIPELINED_SCHEDULES)).split(","))
 # nodes, REGF bytes, GBUF KiB; ours, not the paper's
 MACHINES = ((16, 16, 64, 32), (8, 8, 64, 32), (8, 8, 64, 64), (8, 8, 512, 32), (4, 4, 64, 64))
 PAPER = {
@@ -119,7 +119,7 @@ def listed() -> None:
     for case in LISTED:
         name, arch_name, weights = case
         arch, theirs, label = machine.built(arch_name), known[case], f"{name} {weights}"
-        for method in PIPED[:2]:
+        for method in PIPELINED_SCHEDULES[:2]:
             found, seconds = solved(method, name, arch, weights)
             said = (found, "", "", "", "")
             if isinstance(found, Solution):

@@ -36,9 +36,9 @@ from dse.mapper.baselines.annealing import annealing
 from dse.mapper.baselines.cost_descending import cost_descending
 from dse.mapper.baselines.random import MAPPINGS, random
 from dse.mapper.exact.optimal import optimal
+from dse.mapping.constraints import Factors
 from dse.mapping.nest import Infeasible
-from dse.mapping.space import Factors
-from dse.sim.counts.parts import action_pj
+from dse.sim.counts.actions import action_pj
 from dse.sim.einsum.evaluate import EinsumCost, Problem, objective_value
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level

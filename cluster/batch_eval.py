@@ -35,7 +35,7 @@ from dse.solve.sharing.shared_mappings import (
     SharedMappings,
     Sums,
     Table,
-    gap_of,
+    from_parts,
     lower_bounds_of,
     machine_batch,
     sums_at,
@@ -45,12 +45,12 @@ from dse.solve.solve import find_shared_mappings_of, rename, sequential_solution
 from dse.study import pareto
 from dse.study import study as studies
 from hw.arch import Arch
-from hw.columns import Columns, alike, joined
+from hw.columns import Columns, group_equal_rows, joined
 from hw.space import decode
 from workloads.arrays import Floats, Ints
 from workloads.graph import Unique
 
-MOST = 1 << 18  # machines that share mappings, at most
+MAX_MACHINES = 1 << 18  # machines that share mappings, at most
 PART = 1 << 15  # machines that are decoded into columns at a time, which limits the memory that this takes
 BYTES = 200  # memory that the tables of one machine take, about
 SHARE = 1 / 3  # share of a node's memory that the tables of all its processes may take
@@ -104,7 +104,7 @@ class BatchAnswers:
         for e, choice, gap in zip(
             own.lower_bounds.einsums,
             own.choice[:, at].tolist(),
-            gap_of(own.gaps[:, at], own.share).tolist(),
+            from_parts(own.gaps[:, at], own.share).tolist(),
             strict=True,
         ):
             cost = einsum_cost(Problem(arch, e, options.objective), own.mappings[choice].mapping)
@@ -132,36 +132,38 @@ def _table(
 @dataclass(slots=True)
 class BatchIndex:
     """The machines of a study in cells of those that are alike but for prices, rates and clock, each cell
-    solved when it is asked for. shaping: places of the axes that change more than prices, rates and clock
-    (worker.shaping); memo: solved cells by name, the one used last at the end.
+    solved when it is asked for. structural_axes: places of the axes that change more than prices, rates and
+    clock (worker.structural_axes); memo: solved cells by name, the one used last at the end.
     """
 
     pruner: BoundPruner
-    shaping: Sequence[int]
+    structural_axes: Sequence[int]
     memo: dict[tuple[int, ...], list[BatchAnswers]] = field(default_factory=dict)
 
     def batches(self, machines: Ints) -> tuple[Ints, Ints]:
         """Which cell each of machines [n] is in, as a number below `cells`, and the name of each cell [cells,
-        k]: its values on the shaping axes, as places, then its part (a cell of more than MOST machines is
-        solved in parts).
+        k]: its values on the shaping axes, as places, then its part (a cell of more than MAX_MACHINES
+        machines is solved in parts).
         """
         space, digits = self.pruner.study.space, self.pruner.table.digits(machines)
         rank = np.zeros(len(machines), np.int64)
         for at, axis in enumerate(space.axes):
-            if at not in self.shaping:
+            if at not in self.structural_axes:
                 rank = rank * len(axis.values) + digits[:, at]
-        names = np.column_stack([digits[:, list(self.shaping)], rank // self._part()])
-        first, which = alike(names)
+        names = np.column_stack([digits[:, list(self.structural_axes)], rank // self._part()])
+        first, which = group_equal_rows(names)
         return which, names[first]
 
     def _part(self) -> int:
-        """Machines in a part of a cell: at most MOST, parts as equal as possible."""
+        """Machines in a part of a cell: at most MAX_MACHINES, parts as equal as possible."""
         many = self._many()
-        return -(-many // -(-many // MOST))
+        return -(-many // -(-many // MAX_MACHINES))
 
     def _many(self) -> int:
         return prod(
-            len(axis.values) for at, axis in enumerate(self.pruner.study.space.axes) if at not in self.shaping
+            len(axis.values)
+            for at, axis in enumerate(self.pruner.study.space.axes)
+            if at not in self.structural_axes
         )
 
     def of(self, machines: Ints) -> Iterator[tuple[BatchAnswers, Ints]]:
@@ -194,13 +196,13 @@ class BatchIndex:
     def _in_order_of_numbers(self) -> bool:
         """Whether the search asks for cells one after the other and never returns to one (no memo needed)."""
         several = [at for at, axis in enumerate(self.pruner.study.space.axes) if len(axis.values) > 1]
-        outermost = [at for at in several if at in self.shaping]
+        outermost = [at for at in several if at in self.structural_axes]
         return self.pruner.study.search.method == "exhaustive" and several[: len(outermost)] == outermost
 
     def _make(self, name: tuple[int, ...]) -> list[BatchAnswers]:
         space = self.pruner.study.space
         part = self._part()
-        fixed = dict(zip(self.shaping, name, strict=False))
+        fixed = dict(zip(self.structural_axes, name, strict=False))
         rank = np.arange(name[-1] * part, min((name[-1] + 1) * part, self._many()), dtype=np.int64)
         numbers, stride = np.zeros(len(rank), np.int64), 1
         for at in range(len(space.axes) - 1, -1, -1):
@@ -214,7 +216,7 @@ class BatchIndex:
         some = [self.pruner.table.columns(numbers[at : at + PART]) for at in range(0, len(numbers), PART)]
         numbers = numbers[np.concatenate([built for built, _ in some])]
         columns = joined([own for _, own in some])
-        first, kind = alike(columns.shape)
+        first, kind = group_equal_rows(columns.shape)
         kinds = (np.flatnonzero(kind == i) for i in range(len(first)))
         return [_batch_answers(numbers[rows], columns.take(rows), self.pruner) for rows in kinds]
 
@@ -290,7 +292,7 @@ def _proofs(spaces: Sequence[Mappings], sums: Sums, alone: bool) -> list[tuple[f
 
 def _choices(own: Table, spaces: Sequence[str], sums: Sums, at: Ints) -> dict[str, pa.Array]:
     """Columns of the table chosen, without names: the mapping of each einsum, and what is proven of it."""
-    first, kind = alike(sums.gaps.T > 0)
+    first, kind = group_equal_rows(sums.gaps.T > 0)
     whole = []
     for left in (sums.gaps.T[first] > 0).tolist():
         proven = [s for s, open_ in zip(spaces, left, strict=True) if not open_]

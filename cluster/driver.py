@@ -45,8 +45,8 @@ from cluster.worker import (
     is_batched_job,
     job_of,
     pruned,
-    shaping,
     solve_lease,
+    structural_axes,
     tables_of,
 )
 from dse.run import folder
@@ -57,11 +57,11 @@ from dse.study.plan import Asks
 from dse.study.prune import static_violations
 from dse.study.sampler import block, enumerated, permutation
 from dse.study.study import Study
-from hw.columns import alike
+from hw.columns import group_equal_rows
 from workloads.arrays import Ints
 
 LEASE_S = 1.0  # seconds of work per lease: the call of an actor costs 1 ms (cluster/pool.py)
-MOST_PER_LEASE = 4096  # machines
+MAX_PER_LEASE = 4096  # machines
 BATCH = 32  # a lease has at least so many machines, where so many differ in prices and rates alone
 SAMPLED = 256  # machines per row group whose keys a resume checks
 COMMIT_S = 5.0  # seconds between commits
@@ -70,7 +70,7 @@ REPORT_S = 1.0  # seconds between progress reports
 PROBES, PROBE_S = 20, 30.0  # machines that a dry run solves; seconds after which it begins no further one
 START_S = 10.0  # seconds that Ray and its actors take to start
 ROW_BYTES = 40  # bytes on disk of one row of any table in a merged part; measured 15 to 60
-MOST_TEXT = 1 << 18  # bytes: env.json has a copy of input files up to this size
+MAX_TEXT_BYTES = 1 << 18  # bytes: env.json has a copy of input files up to this size
 PACKAGES = ("ray", "optuna", "duckdb", "pyarrow", "numpy", "numba", "scipy", "moocore")
 Map = Callable[[Iterator[Lease | None]], Iterator[Done | None]]
 
@@ -122,7 +122,7 @@ class Run:
     state: RunState
     slots: int = 1  # actors, or 1 in-process
     # axes on which machines must agree to be solved together; None: each is solved by itself
-    shaping: list[int] | None = None
+    structural_axes: list[int] | None = None
     # of generations in order; complete ones that can be recomputed are stored without machines
     asks: list[Asks] = field(default_factory=list)
     asked: int = 0  # machines asked for
@@ -161,13 +161,13 @@ def run(
     workers: int | None = None,
     address: str | None = None,
     progress: Callable[[Status], None] | None = None,
-    mended: Sequence[str] = (),
+    restored: Sequence[str] = (),
 ) -> Outcome:
     """Starts a run in the folder `out`, or continues the one that is there.
 
     workers: actors; 0: in-process; None: the study's number, else one per CPU
     address: of a Ray cluster; None: a local one is started
-    mended: lines to note, about files that were restored
+    restored: lines to note, about files that were restored
 
     Raises ValueError if `out` belongs to another study (one line per key that changed), RunFault if the run
     cannot continue.
@@ -177,7 +177,7 @@ def run(
     _same_study(study, out)
     store, lines = stores.open_run(out, folder.digest(studies.identity(study)))
     try:
-        run = _open(study, store, [*mended, *lines])
+        run = _open(study, store, [*restored, *lines])
         report = partial(_report, run, progress)
         try:
             _read_back(run)
@@ -209,8 +209,8 @@ def resume(
     progress: Callable[[Status], None] | None = None,
 ) -> Outcome:
     """Continues the run in a folder, with the study that is stored there."""
-    mended = stores.mend(out)
-    return run(studies.load(out / folder.STUDY, within=out), out, workers, address, progress, mended)
+    restored = stores.mend(out)
+    return run(studies.load(out / folder.STUDY, within=out), out, workers, address, progress, restored)
 
 
 def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
@@ -296,7 +296,7 @@ def _many(job: Job, machine: int) -> Done:
     assert job.batches
     block, _ = next(job.batches.of(np.array([machine])))
     return solve_lease(
-        job, Lease(0, tuple(Ask(one, 0, "probe") for one in block.machines[:MOST_PER_LEASE].tolist()))
+        job, Lease(0, tuple(Ask(one, 0, "probe") for one in block.machines[:MAX_PER_LEASE].tolist()))
     )
 
 
@@ -328,8 +328,22 @@ def _open(study: Study, store: Store, lines: list[str]) -> Run:
     job = job_of(study)
     _write_head(study, identity, out)
     store, now = stores.with_identity(store, folder.digest(identity)), time.monotonic()
-    alike = job.batches.shaping if job.batches else shaping(study.space) if is_batched_job(job) else None
-    run = Run(job, store, RunState(study), shaping=alike, started=now, clock=time.time() - now, committed=now)
+    alike = (
+        job.batches.structural_axes
+        if job.batches
+        else structural_axes(study.space)
+        if is_batched_job(job)
+        else None
+    )
+    run = Run(
+        job,
+        store,
+        RunState(study),
+        structural_axes=alike,
+        started=now,
+        clock=time.time() - now,
+        committed=now,
+    )
     _note(run, "quarantine", *lines)
     last = folder.status(out, store.identity) or {}
     seconds, then = (
@@ -358,7 +372,7 @@ def _write_head(study: Study, identity: dict[str, str], out: Path) -> None:
         "platform": platform.platform(),
         "packages": _versions(),
     }
-    with stores.plain(out):
+    with stores.as_store_fault(out):
         for name, data in {folder.ENV: folder.seal("env", env), **files}.items():
             path = out / name
             if not path.exists() or path.read_bytes() != data:
@@ -369,7 +383,7 @@ def _write_head(study: Study, identity: dict[str, str], out: Path) -> None:
 def _text(data: bytes) -> str | None:
     """Returns a file's text as env.json stores it; None if it is too large or binary."""
     with suppress(UnicodeDecodeError):
-        return data.decode() if len(data) <= MOST_TEXT else None
+        return data.decode() if len(data) <= MAX_TEXT_BYTES else None
     return None
 
 
@@ -413,7 +427,7 @@ def _read_back(run: Run) -> None:
     for part in stores.batches(run.store, run.state.columns()):
         _learn(run, part["machines"], part.get("points"))
     for asks in asked:
-        _take(run, asks, rows[asks.generation] - broken[asks.generation], broken[asks.generation])
+        _queue(run, asks, rows[asks.generation] - broken[asks.generation], broken[asks.generation])
 
 
 def _count_committed(run: Run) -> tuple[Counter[int], Counter[int], list[int]]:
@@ -500,12 +514,12 @@ def _ask(run: Run) -> None:
             run.end = "every machine of the space is evaluated"
             return
         written = {"identity": run.store.identity} | {name: getattr(asks, name) for name in Asks.__slots__}
-        with stores.plain(run.store.path):
+        with stores.as_store_fault(run.store.path):
             folder.write_bytes(_asks_path(run, number), folder.seal("asks", written))
-        _take(run, asks)
+        _queue(run, asks)
 
 
-def _take(run: Run, asks: Asks, asked: int = 0, broken: int = 0) -> None:
+def _queue(run: Run, asks: Asks, asked: int = 0, broken: int = 0) -> None:
     """Queues the machines of a generation that have no rows yet. Machines that were pruned become rows at
     once.
 
@@ -538,12 +552,12 @@ def _take(run: Run, asks: Asks, asked: int = 0, broken: int = 0) -> None:
 
 def _batches(run: Run, asks: Sequence[Ask]) -> Ints:
     """Returns a number per machine, equal for machines that may be solved together."""
-    if run.shaping is None or not asks:
+    if run.structural_axes is None or not asks:
         return np.zeros(len(asks), np.int64)
     machines = np.array([ask.machine for ask in asks], np.int64)
     if run.job.batches:
         return run.job.batches.batches(machines)[0]
-    return alike(run.job.pruner.table.digits(machines)[:, run.shaping])[1]
+    return group_equal_rows(run.job.pruner.table.digits(machines)[:, run.structural_axes])[1]
 
 
 def _leases(run: Run) -> Iterator[Lease | None]:
@@ -576,8 +590,8 @@ def _lease(run: Run, ready: int) -> Lease:
     from the queue. Until the pace is known it has one machine.
     """
     fair = -(-ready // (2 * run.slots))
-    size = max(1, min(fair, int(LEASE_S / run.pace_s) if run.pace_s else 1, MOST_PER_LEASE))
-    if run.shaping is not None and run.pace_s and size < (most := min(fair, BATCH)):
+    size = max(1, min(fair, int(LEASE_S / run.pace_s) if run.pace_s else 1, MAX_PER_LEASE))
+    if run.structural_axes is not None and run.pace_s and size < (most := min(fair, BATCH)):
         cells = _batches(run, [run.todo[i] for i in range(most)])
         size = max(size, int((cells == cells[0]).argmin()) or most)
     run.leases += 1
@@ -750,7 +764,7 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         notes=tuple(run.notes),
     )
     written = {"identity": run.store.identity} | asdict(status)
-    with stores.plain(run.store.path):
+    with stores.as_store_fault(run.store.path):
         folder.write_bytes(
             run.store.path / folder.STATUS, folder.seal("status", written), durable=state != "running"
         )

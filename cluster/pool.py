@@ -496,7 +496,7 @@ def _dispatch(pool: Pool, leases: Iterator[Lease | None], more: bool) -> bool:
     """Sends leases to actors with free slots, evenly. Returns False when there are no further leases."""
     for depth in range(1, DEPTH + 1):
         for seat in pool.seats:
-            if not _room(pool, seat, depth):
+            if not _may_queue(pool, seat, depth):
                 continue
             lease = next((back for back in pool.queue if _may_go(pool, seat, back)), None)
             if lease is not None:
@@ -513,7 +513,7 @@ def _dispatch(pool: Pool, leases: Iterator[Lease | None], more: bool) -> bool:
     return more
 
 
-def _room(pool: Pool, seat: Seat, depth: int) -> bool:
+def _may_queue(pool: Pool, seat: Seat, depth: int) -> bool:
     """True if an actor may get one lease more. None is queued behind a suspect; and while a suspect waits,
     none is queued behind any lease, so that an actor becomes idle for the suspect.
     """

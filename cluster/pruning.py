@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dse.sim.einsum import bound_kernels, bounds
 from dse.sim.einsum.evaluate import EinsumCost
 from dse.sim.schedule import graph, outermost
-from dse.solve.solve import PIPED
+from dse.solve.solve import PIPELINED_SCHEDULES
 from dse.study import pareto, prune
 from dse.study.pareto import Cost, Trial, slug
 from dse.study.study import Study
@@ -77,7 +77,7 @@ class BoundPruner:
     def pinned(self) -> bool:
         """True if weights stay on chip from one sample to the next."""
         options = self.study.solver
-        return options.schedule in PIPED and options.weights == "pinned"
+        return options.schedule in PIPELINED_SCHEDULES and options.weights == "pinned"
 
     def exceed_capacity(self, columns: Columns) -> NDArray[np.bool_]:
         """Returns [n], `exceeds_capacity` of n machines, for unfused schedules."""
@@ -187,7 +187,10 @@ class RunningBound:
     def __post_init__(self) -> None:
         alone = self.pruner.study.solver.schedule == "unfused"
         self.einsums = (
-            [bounds.each((group.einsum for group in groups), self.arch) for groups in self.pruner.uniques]
+            [
+                bounds.lower_bounds((group.einsum for group in groups), self.arch)
+                for groups in self.pruner.uniques
+            ]
             if alone
             else []
         )

@@ -25,7 +25,7 @@ from dse.study.sampler import STEERED
 from dse.study.study import Study
 
 LEARNT = ("machine", "generation", "status", "reason", "need_bytes", "have_bytes")  # columns of machines read
-MOST_REASONS = 1000  # distinct reasons that are counted, a limit of memory
+MAX_REASONS = 1000  # distinct reasons that are counted, a limit of memory
 LOOSE = 10_000  # feasible points in memory; beyond it, points off the front are dropped
 
 
@@ -68,12 +68,12 @@ class RunState:
                 "machine",
                 "schedule",
                 "feasible",
-                *packed_columns.GIVEN[:2],
+                *packed_columns.FORMULA_INPUTS[:2],
                 *(o.column for o in self.study.objectives),
                 *missed,
             ]
         )
-        return {"machines": [*LEARNT, *packed_columns.OF_MACHINES], "points": list(own)}
+        return {"machines": [*LEARNT, *packed_columns.MACHINE_INPUTS], "points": list(own)}
 
     def close(self, generation: int) -> None:
         """Marks a generation as complete: all of its machines have rows."""
@@ -87,7 +87,7 @@ class RunState:
         points = packed_columns.unpack(points, machines) if points is not None else None
         self.counts.update(dict(count_values(machines["status"])))
         for reason, n in count_values(machines["reason"].filter(pc.is_valid(machines["reason"]))):
-            if reason in self.reasons or len(self.reasons) < MOST_REASONS:
+            if reason in self.reasons or len(self.reasons) < MAX_REASONS:
                 self.reasons[reason] += n
             if reason.startswith(VIOLATED):
                 self.violated = self.violated or reason

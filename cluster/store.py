@@ -92,7 +92,7 @@ class Store:
 
 
 @contextmanager
-def plain(path: Path) -> Iterator[None]:
+def as_store_fault(path: Path) -> Iterator[None]:
     """Turns an OSError in the body into a StoreFault of one line."""
     try:
         yield
@@ -124,7 +124,7 @@ def open_run(path: Path, identity: str = "") -> tuple[Store, list[str]]:
     Returns the store, and one line per file moved. Raises StoreFault if the folder is in use, read-only or
     the disk is full; OtherStudy, before any file is moved, for files of another study.
     """
-    with plain(path):
+    with as_store_fault(path):
         make(path)
         own(path)
         for folder in ("asks", "parts", "log"):
@@ -146,7 +146,7 @@ def own(path: Path) -> None:
     """Raises StoreFault if the folder contains links and the like, through which a run would write
     elsewhere.
     """
-    if lines := list(folders.strange(path)):
+    if lines := list(folders.irregular_entries(path)):
         raise StoreFault("\n".join(lines))
 
 
@@ -161,7 +161,7 @@ def mend(path: Path) -> list[str]:
     own(path)
     _one_run(path)
     lines = []
-    with plain(path), _lock_folder(path):
+    with as_store_fault(path), _lock_folder(path):
         known = folders.env(path, next(iter(_manifests(path).values()), Manifest()))
         for name in folders.damaged_heads(path, known):
             text = known["files"][name][2] if known else None
@@ -233,7 +233,7 @@ def _refuse_others(path: Path, identity: str) -> None:
 
 def with_identity(store: Store, identity: str) -> Store:
     """Returns the store with this identity, published in the manifest before there are rows."""
-    with plain(store.path):
+    with as_store_fault(store.path):
         return store if store.identity == identity else _publish(replace(store, identity=identity))
 
 
@@ -385,7 +385,7 @@ def commit(store: Store, batches: Sequence[Tables]) -> Store:
                 f"{store.path}: {table} of machine {twice[0]} stand twice in a commit, which is a "
                 "fault of dse; nothing of it is published"
             )
-    with plain(store.path):
+    with as_store_fault(store.path):
         names = sorted({name for batch in batches for name in batch})
         sources = {name: [batch[name] for batch in batches if name in batch] for name in names}
         group = _write_group(store, 0, sources)
@@ -539,7 +539,7 @@ def _unseen(table: pa.Table, key: str, seen: set[str]) -> pa.Table:
 
 def _publish(store: Store) -> Store:
     """Replaces the manifest. The commit takes effect at this point."""
-    if not _holds(store):
+    if not _still_locked(store):
         raise StoreFault(
             f"{store.path / '.lock'}: removed or replaced, another run may write into this folder; "
             "nothing more is written, resume"
@@ -567,7 +567,7 @@ def _publish(store: Store) -> Store:
     return store
 
 
-def _holds(store: Store) -> bool:
+def _still_locked(store: Store) -> bool:
     """True if the locked file is still the folder's .lock."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(store.lock), os.lstat(store.path / ".lock"))
@@ -631,7 +631,7 @@ def retract(store: Store, machines: Collection[int]) -> Store:
 
 def _rewrite(store: Store, old: Sequence[Group], level: int, drop: frozenset[int]) -> Store:
     tables = sorted({part.table for group in old for part in group.parts})
-    with plain(store.path):
+    with as_store_fault(store.path):
         merged = _write_group(store, level, {table: _rows_of(store, old, table, drop) for table in tables})
         gone = {group.name for group in old}
         kept = tuple(group for group in store.groups if group.name not in gone)

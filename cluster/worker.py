@@ -37,7 +37,7 @@ from dse.mapping.nest import Infeasible
 from dse.run import deadline, record
 from dse.run.installed import PACKAGES, ROOT
 from dse.sim.einsum.evaluate import EinsumCost, Solution, Violated
-from dse.sim.levels.network import WAYS
+from dse.sim.levels.network import ACTIONS
 from dse.solve.sharing.shared_schedules import SharedSchedules, priced_on
 from dse.solve.solve import find_shared_schedules_of, is_batched, solve, solve_unfused_on
 from dse.study import pareto
@@ -54,7 +54,7 @@ VIOLATED = "violated:"  # start of the reason where a result breaks an invariant
 SAMPLED_VALUES = 64  # values of an axis that are tried to see which numbers of a machine the axis changes
 SAMPLED_BASES = 1024  # machines of a space that are tried until one can be built, for that purpose
 MANY = 4  # machines of a lease from which on they are bounded and solved together
-MOST_SCHEDULES = 4096  # combinations of the workloads' schedules that one machine's front is taken from
+MAX_SCHEDULES = 4096  # combinations of the workloads' schedules that one machine's front is taken from
 AT = ("machine", "schedule", "workload")  # key columns of a ScheduleRow
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]
@@ -158,7 +158,7 @@ def job_of(study: Study) -> Job:
     key, macs = json.dumps(content), tuple(workload.macs() for workload in workloads)
     pruner = BoundPruner(study, uniques, key)
     blocks = (
-        BatchIndex(pruner, shaping(study.space))
+        BatchIndex(pruner, structural_axes(study.space))
         if study.solver.sharing_gap and study.solver.schedule == "unfused"
         else None
     )
@@ -374,7 +374,7 @@ def solve_machine(
     """
     before = deadline.missed()
     try:
-        with deadline.within(job.deadline_s), _within(job.deadline_s):
+        with deadline.within(job.deadline_s), _deadline(job.deadline_s):
             found = _solve(job, ask, front, ready)
             if deadline.missed() > before:  # searches were cut short, so the answer depends on the clock
                 raise Overdue
@@ -447,14 +447,14 @@ def _einsum_tables(job: Job, schedules: Sequence[ScheduleRow]) -> dict[str, pa.T
     pairs = [pair for at in schedules for pair in zip(at.costs, at.groups, strict=True)]
     if not pairs:
         return {}
-    turns = [
+    unfused_rows = [
         derived.chosen_columns(at.solution) | {name: getattr(at, name) for name in AT}
         for at in schedules
         if not at.solution.schedule
     ]
-    tables = tables_of(job, {"chosen": turns}) if turns else {}
-    if whole := [at for at in schedules if at.solution.schedule]:
-        tables["einsums"] = _table(job, "einsums", *_of_schedules(whole))
+    tables = tables_of(job, {"chosen": unfused_rows}) if unfused_rows else {}
+    if scheduled := [at for at in schedules if at.solution.schedule]:
+        tables["einsums"] = _table(job, "einsums", *_of_schedules(scheduled))
     first = {cost.mapping_key: (cost, group) for cost, group in reversed(pairs)}
     return {**tables, **_mapping_tables(job, list(first.values()))}
 
@@ -520,12 +520,12 @@ def _counts(
             if n:
                 yield (one.level, one.tensor, action, n, None), width
     for part in cost.price.parts:
-        if part.action in WAYS:
+        if part.action in ACTIONS:
             yield (part.level, part.tensor, part.action, part.actions, None), 1
 
 
 @contextmanager
-def _within(seconds: float | None) -> Iterator[None]:
+def _deadline(seconds: float | None) -> Iterator[None]:
     """Raises Overdue in the body after so many seconds. Without effect outside of the main thread: in actors
     dse/run/deadline.py ends searches, and cluster/pool.py what takes longer.
     """
@@ -608,7 +608,7 @@ def _solve_shared(job: Job, machine: int, arch: Arch, workload: Workload) -> lis
     return found if isinstance(found, Infeasible) else [priced_on(found, place)]
 
 
-def shaping(space: Space) -> list[int]:
+def structural_axes(space: Space) -> list[int]:
     """Returns the indices of the axes that change more of a machine than prices, rates and clock. Machines
     that agree on all of these axes may be solved together.
 
@@ -721,7 +721,7 @@ def _schedules(
     area = arch.area_mm2()
     found: list[tuple[Row, tuple[Solution, ...]]] = []
     for choice in product(*fronts):
-        if len(found) == MOST_SCHEDULES:
+        if len(found) == MAX_SCHEDULES:
             break
         costs = {
             ref.name: pareto.cost_of(solution, arch.clock_ghz)

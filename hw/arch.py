@@ -340,7 +340,7 @@ class Access:
     row_bits: int = part("layout", 0)  # bits of a DRAM row; 0: rows are not modelled
     row_banks: int = part("layout", 1)  # DRAM banks
     # bits after which the next DRAM bank follows
-    granule_bits: int = part("layout", 0)
+    interleave_bits: int = part("layout", 0)
     row_pj: float = part("layout", 0.0, "a level of rows: one row opened")
     # from one opening of a row to the next one in the same bank
     row_cycles: float = part("layout", 0.0)
@@ -413,7 +413,7 @@ class Fanout:
     # of a mesh: source of a word that several PEs want
     multicast_from: Source = part("structure", "next_level")
     # where the array is a region of a mesh: per dimension, its first PE and the size of the whole mesh
-    place: tuple[tuple[int, int], ...] = part("structure", ())
+    mesh_region: tuple[tuple[int, int], ...] = part("structure", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -491,13 +491,13 @@ class Arch:
 
     def models_layout(self) -> bool:
         """True if layouts cost at any level."""
-        return bool(self.lined())
+        return bool(self.layout_levels())
 
     def order(self) -> dict[str, int]:
         """Returns the number of each level by its name; 0 is the outermost."""
         return {level.name: v for v, level in enumerate(self.levels)}
 
-    def lined(self) -> frozenset[str]:
+    def layout_levels(self) -> frozenset[str]:
         """Names of the levels that describe lines, rows or banks."""
         return frozenset(level.name for level in self.levels if level.access)
 

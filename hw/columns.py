@@ -99,7 +99,7 @@ class Columns:
         )
 
 
-def alike(rows: NDArray[Any]) -> tuple[Ints, Ints]:
+def group_equal_rows(rows: NDArray[Any]) -> tuple[Ints, Ints]:
     """Groups equal rows of [n, k]. Returns first (index of the first row of each group) and which ([n], group
     of each row).
 
@@ -213,16 +213,18 @@ class Table:
             1,
         )
 
-        def whole(chosen: Mapping[str, Value]) -> Row:
+        def machine_columns(chosen: Mapping[str, Value]) -> Row:
             spec = apply(template, chosen)
             return spec.clock_mhz / 1e3, shapes.setdefault(
                 tuple(getattr(spec, name) for name in OWN), len(shapes)
             )
 
         clocked = NodeColumns(
-            _depends(space.axes, [*HEAD, *(key for key in keys if key.startswith("tiling."))]), whole, 2
+            _depends(space.axes, [*HEAD, *(key for key in keys if key.startswith("tiling."))]),
+            machine_columns,
+            2,
         )
-        self.whole = (nested, clocked)
+        self.machine_columns = (nested, clocked)
 
     def digits(self, machines: Ints) -> Ints:
         """Returns [n, axes], the index of each machine's value on every axis."""
@@ -235,7 +237,7 @@ class Table:
     def columns(self, machines: Ints) -> tuple[NDArray[np.bool_], Columns]:
         """Returns [n] whether each machine can be built, and the columns of those that can."""
         digits = self.digits(machines)
-        parts = [made.of(self.space, digits) for made in (*self.whole, *self.nodes)]
+        parts = [made.of(self.space, digits) for made in (*self.machine_columns, *self.nodes)]
         built = np.logical_and.reduce([there for there, _ in parts]) & self.sound
         (clock, head), *nodes = [found[built].T for _, found in parts[1:]]
         template = self.space.template.nodes
@@ -253,7 +255,7 @@ class Table:
         *of_levels, width_bits, separate, capacity, leak, area = (
             np.stack(column, axis=1) for column in zip(*levels, strict=True)
         )
-        *of_lanes, lane_leak, lane_area, vector_leak, vector_area, word = nodes[-1][:-1]
+        *of_mac_units, mac_unit_leak, mac_unit_area, vector_leak, vector_area, word = nodes[-1][:-1]
         copies = [
             np.prod(sizes[:, [d for d, at in enumerate(outside) if at <= v]], axis=1)
             for v in range(len(levels) + 1)
@@ -270,7 +272,7 @@ class Table:
 
         priced, paced = (
             dict(zip(fields_of(kind, *COUNTED), own, strict=True))
-            for kind, own in ((Level, of_levels), (Compute, of_lanes))
+            for kind, own in ((Level, of_levels), (Compute, of_mac_units))
         )
         return built, Columns(
             np.array(outside, np.int64),
@@ -283,8 +285,8 @@ class Table:
             np.stack([multicast, reduce], axis=2).astype(bool),
             clock,
             word.astype(np.int64),
-            total(leak, lane_leak, vector_leak),
-            total(area, lane_area, vector_area),
+            total(leak, mac_unit_leak, vector_leak),
+            total(area, mac_unit_area, vector_area),
             np.stack([head, *(own[-1] for own in nodes)], axis=1).astype(np.int64),
         )
 

@@ -219,7 +219,7 @@ def dram_kinds() -> list[str]:
     return list(_named("dram", "kind"))
 
 
-MOST_NAMES = 20  # so many known names are all listed
+MAX_NAMES = 20  # so many known names are all listed
 NEAREST = 5  # of more, so many
 
 
@@ -231,7 +231,7 @@ def closest_name(word: str, known: Iterable[str]) -> str:
     known = list(known)
     if match := difflib.get_close_matches(word, known, 1):
         return f"did you mean {match[0]}?"
-    if len(known) <= MOST_NAMES:
+    if len(known) <= MAX_NAMES:
         return f"use one of {', '.join(known)}"
     nearest = difflib.get_close_matches(word, known, NEAREST, cutoff=0)
     return f"the nearest of {len(known)} are {', '.join(nearest)}"
@@ -362,7 +362,7 @@ def contradictions(spec: Machine, node: Node, outermost: bool = False) -> list[s
     """Returns the faults of one node that show without looking into a table."""
     if isinstance(node, Memory):
         return [*_memory_faults(node, outermost), *_access_faults(node)]
-    return list(_array_faults(node) if isinstance(node, Array) else _lane_faults(spec, node))
+    return list(_array_faults(node) if isinstance(node, Array) else _mac_unit_faults(spec, node))
 
 
 def _memory_faults(node: Memory, outermost: bool) -> Iterator[str]:
@@ -450,7 +450,7 @@ def _named_dims(node: Array, field: str) -> tuple[str, ...]:
     return (tuple(node.dims) if chosen else ()) if isinstance(chosen, bool) else chosen
 
 
-def _lane_faults(spec: Machine, node: MacUnit) -> Iterator[str]:
+def _mac_unit_faults(spec: Machine, node: MacUnit) -> Iterator[str]:
     yield from _custom_faults(node, ("mac_pj", "alu_pj", "leak_mw", "area_mm2"))
     if node.kind == "custom" and spec.word_bits is None:
         yield "word_bits is missing: kind: custom has no width of its own; add e.g. word_bits: 8"
@@ -519,7 +519,7 @@ def _access(node: Memory, clock_ghz: float) -> Access | None:
         line_bits=line,
         row_bits=row,
         row_banks=node.row_banks or 1,
-        granule_bits=8 * (node.row_interleave or 0) or row,
+        interleave_bits=8 * (node.row_interleave or 0) or row,
         row_pj=node.row_pj or 0.0,
         row_cycles=(node.row_ns or 0.0) * clock_ghz,
         rmw=node.partial_write == "rmw",
@@ -633,18 +633,18 @@ def _given(number: float | None, table: float) -> float:
 
 def compute_of(spec: Machine, node: MacUnit) -> Compute:
     """Returns the compute of a machine. Raises ComponentError for values outside of the tables."""
-    lane = (
+    mac_unit = (
         Mac(spec.word_bits or 0, 0.0, 0.0, 0.0, 0.0)
         if node.kind == "custom"
         else mac(node.kind, _node_nm(spec), spec.cell)
     )
-    alu = _given(node.alu_pj, lane.alu_pj)
+    alu = _given(node.alu_pj, mac_unit.alu_pj)
     found = Compute(
-        mac_pj=_given(node.mac_pj, lane.mac_pj),
+        mac_pj=_given(node.mac_pj, mac_unit.mac_pj),
         alu_pj=alu,
         ops_per_cycle=node.ops_per_cycle,
-        leak_mw=_given(node.leak_mw, lane.leak_mw),
-        area_mm2=_given(node.area_mm2, lane.area_mm2),
+        leak_mw=_given(node.leak_mw, mac_unit.leak_mw),
+        area_mm2=_given(node.area_mm2, mac_unit.area_mm2),
         merge_pj=_given(node.merge_pj, alu),
     )
     if not node.vector_lanes:
@@ -679,9 +679,9 @@ def fanout_of(node: Array, outside: int) -> Fanout:
     )
 
 
-def word_bits_of(spec: Machine, lane: MacUnit) -> int:
+def word_bits_of(spec: Machine, mac_unit: MacUnit) -> int:
     """Returns the word of a machine in bits; where the file gives none, the operand width of its MAC unit."""
-    return spec.word_bits or mac(lane.kind, _node_nm(spec), spec.cell).bits
+    return spec.word_bits or mac(mac_unit.kind, _node_nm(spec), spec.cell).bits
 
 
 def faults(spec: Machine) -> list[str]:
@@ -712,14 +712,14 @@ def build(spec: Machine) -> Arch:
             levels.append(level_of(spec, node, not levels))
         elif isinstance(node, Array):
             fanouts.append(fanout_of(node, len(levels)))
-    lane = next(node for node in spec.nodes if isinstance(node, MacUnit))
+    mac_unit = next(node for node in spec.nodes if isinstance(node, MacUnit))
     return Arch(
         spec.name,
         tuple(levels),
         tuple(fanouts),
-        compute_of(spec, lane),
+        compute_of(spec, mac_unit),
         spec.clock_mhz / 1e3,
-        word_bits_of(spec, lane),
+        word_bits_of(spec, mac_unit),
         spec.tiling,
         spec.overlap,
     )

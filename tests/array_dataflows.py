@@ -1,16 +1,16 @@
 """Dataflows of arrays in closed form: constraint sets of systolic arrays; the row-stationary set of an
 einsum, and its nest.
 
-Mappers search the whole constraint set (`dse.mapping.space.row_stationary`); `pe_set` is nn_dataflow's one
-choice of it.
+Mappers search the whole constraint set (`dse.mapping.constraints.row_stationary`); `pe_set` is nn_dataflow's
+one choice of it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dse.mapping.constraints import Constraints, stationary, window
 from dse.mapping.nest import Loop
-from dse.mapping.space import Constraints, stationary, window
 from hw.arch import Fanout
 from workloads.einsum import Einsum
 

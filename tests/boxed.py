@@ -188,7 +188,7 @@ class Walked:
             inner_first = [
                 (w, i) for w in reversed(range(len(self.stacks))) for i in range(len(self.stacks[w]))
             ]
-            (y0, rows), (x0, columns) = f.place or tuple((0, n) for _, n in f.dims)
+            (y0, rows), (x0, columns) = f.mesh_region or tuple((0, n) for _, n in f.dims)
             sources = [
                 (y, x)
                 for y in range(rows)
@@ -393,7 +393,7 @@ def meshed(f: Fanout, rng: Random) -> Fanout:
         hop_pj=1.0,
         multicast_from=rng.choice(["same_level", "next_level"]),
         injected_at=rng.choice(["corners", "edge"]),
-        place=place,
+        mesh_region=place,
     )
 
 

@@ -14,7 +14,7 @@ from itertools import chain, combinations, permutations, product
 from math import inf, prod
 from random import Random
 
-from dse.mapping.space import FREE
+from dse.mapping.constraints import FREE
 from dse.sim.einsum.evaluate import Solution
 from dse.solve.schedules.fused import fused
 from hw.arch import Arch, Compute, Level

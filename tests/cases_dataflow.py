@@ -12,8 +12,8 @@ from math import isclose
 from typing import Any
 
 from dse.mapper.exact.optimal import optimal
+from dse.mapping.constraints import row_stationary, violation
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults
-from dse.mapping.space import row_stationary, violation
 from dse.sim.counts.counts import count
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from hw.arch import Arch, Compute, Fanout, Level

@@ -15,7 +15,7 @@ from typing import Any
 
 from dse.solve.gogeta.accesses import AccessList, access_list, one_by_one, pipelined
 from dse.solve.gogeta.classify import Edge, classify, dominance, effective
-from dse.solve.gogeta.operations import SMALL, Graph, graph
+from dse.solve.gogeta.operations import SMALL_WORDS, Graph, graph
 from dse.solve.gogeta.operations import words as words_of
 from dse.solve.gogeta.optimum import optimum
 from dse.solve.gogeta.residency import policy
@@ -53,12 +53,14 @@ def _name(group: str, case: Mapping[str, Any]) -> str:
     )
 
 
-def lists(workload: Workload, room: int, small: int = SMALL) -> tuple[AccessList, AccessList, AccessList]:
+def lists(
+    workload: Workload, room: int, small: int = SMALL_WORDS
+) -> tuple[AccessList, AccessList, AccessList]:
     """Of operations one by one, of GOGETA's pipelines, and of these with tensors that a phase reads twice
     read once.
     """
     g = graph(workload)
-    phases = pipelined(g, classify(g), room, small=SMALL)
+    phases = pipelined(g, classify(g), room, small=SMALL_WORDS)
     return (
         access_list(g, one_by_one(g), small=small),
         access_list(g, phases, small=small),
@@ -66,7 +68,7 @@ def lists(workload: Workload, room: int, small: int = SMALL) -> tuple[AccessList
     )
 
 
-def words(workload: Workload, room: int, small: int = SMALL) -> dict[str, float]:
+def words(workload: Workload, room: int, small: int = SMALL_WORDS) -> dict[str, float]:
     alone, joined, shared = lists(workload, room, small)
     return {
         "seq_flex": alone.streamed(),
@@ -80,7 +82,7 @@ def words(workload: Workload, room: int, small: int = SMALL) -> dict[str, float]
 
 def _cg(case: dict[str, Any]) -> list[str]:
     w = hpc.cg(rows=case["M"], nnz=case["nnz"], n=case["N"], iterations=case.get("iterations", 10))
-    room, small = int(case["sram_MiB"] * MIB), max(SMALL, case["N"] ** 2)
+    room, small = int(case["sram_MiB"] * MIB), max(SMALL_WORDS, case["N"] ** 2)
     found = words(w, room, small)
     moved = policy(lists(w, room, small)[1], room)
     flat = {

@@ -9,8 +9,8 @@ from math import inf, isclose, prod
 from typing import Any
 
 from dse.mapper.exact.optimal import optimal
+from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible, Mapping
-from dse.mapping.space import FREE
 from dse.sim.counts.counts import count
 from dse.sim.einsum.evaluate import EinsumCost, Problem, objective_value
 from dse.sim.fronts import Objective

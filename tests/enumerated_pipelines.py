@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from dse.mapper.baselines.exhaustive import chains, nests, pattern, placements, size, without_idle
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Schedule, Segment
+from dse.sim.counts.actions import bits_of
 from dse.sim.counts.counts import reading
-from dse.sim.counts.kernels import mapping_at
-from dse.sim.counts.parts import bits_of
+from dse.sim.counts.vectorized import mapping_at
 from dse.sim.einsum import boundary
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.sim.schedule import placed
@@ -450,7 +450,7 @@ class _Search:
         )
         if (
             found
-            and found.steady <= g.limit
+            and found.initiation_interval <= g.limit
             and (self.best is None or value(g, found) < value(g, self.best) * (1 - SAME))
         ):
             self.best = found

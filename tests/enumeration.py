@@ -25,7 +25,7 @@ import numpy as np
 from numba import njit
 
 from dse.mapping.nest import Loop, Mapping, Store, may_keep
-from dse.sim.counts.parts import bits_of, fill_cycles, op_cycles, op_pj
+from dse.sim.counts.actions import bits_of, fill_cycles, op_cycles, op_pj
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Fanout
 from tests.nests import stored_bits

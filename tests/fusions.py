@@ -14,12 +14,12 @@ from itertools import chain, combinations, permutations, product
 from math import ceil, inf
 from random import Random
 
+from dse.mapping.constraints import FREE, minimal_mapping
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, TensorLayout
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment
 from dse.mapping.searched import Space, excluding_features
-from dse.mapping.space import FREE, minimal_mapping
 from dse.sim.einsum import boundary
-from dse.sim.einsum.cost import room_bits
+from dse.sim.einsum.cost import node_bits
 from dse.sim.einsum.evaluate import Problem, Solution, einsum_cost, objective_value
 from dse.sim.fronts import Objective
 from dse.sim.levels.transfer import dim_names
@@ -403,7 +403,7 @@ class Everything:
                 continue
             found = boundary.node_footprints(around, boundary.whole_nest(around, one.nest), e, wide)
             bits = sum(
-                room_bits(row, wide.levels[1], dict.fromkeys(_tensors(e), 8))
+                node_bits(row, wide.levels[1], dict.fromkeys(_tensors(e), 8))
                 for row in found
                 if row.level == "GLB" and row.tensor not in near
             )
@@ -545,7 +545,7 @@ class Several(Everything):
             rows = boundary.node_footprints(around, boundary.whole_nest(around, one.nest), e, wide)
             widths = dict.fromkeys(_tensors(e), 8)
             mine = [row for row in rows if row.level == "GLB" and row.tensor not in near]
-            bits = sum(room_bits(row, wide.levels[1], widths) for row in mine)
+            bits = sum(node_bits(row, wide.levels[1], widths) for row in mine)
             yield objective_value(self.objective, cost.energy_pj, cost.latency_cycles), bits
 
     def covered(

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from dse.solve.elimination import MOST, Reservation, Table, join
+from dse.solve.elimination import MAX_ROWS, Reservation, Table, join
 
 KINDS = ("chain", "residual", "branching", "shared inputs", "any")
 
@@ -151,8 +151,8 @@ def wrong(seed: int, most: int | None = None) -> list[str]:
     found, lines = everything(tables, rooms), []
     for figure, of in FIGURES.items():
         # a first answer that is none of the best, for look-ahead to count
-        with patch("dse.solve.elimination.FIRST", 3 if kind != "wide" else most):
-            got = join(tables, rooms, figure, most or MOST)  # type: ignore[arg-type]
+        with patch("dse.solve.elimination.FIRST_ROWS", 3 if kind != "wide" else most):
+            got = join(tables, rooms, figure, most or MAX_ROWS)  # type: ignore[arg-type]
         least = min(map(of, found), default=float("inf"))
         best = min((of((one.energy, one.latency)) for one in got.choices), default=float("inf"))
         if (

@@ -55,7 +55,7 @@ def lined_arch(rng: Random, arch: Arch) -> Arch:
         rows = {
             "row_bits": row,
             "row_banks": rng.choice([1, 2]),
-            "granule_bits": row,
+            "interleave_bits": row,
             "row_pj": rng.choice([0.0, 30.0]),
         }
         rows = rows if not v and rng.random() < 0.6 else {}

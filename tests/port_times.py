@@ -131,10 +131,10 @@ def level_times(p: Program, v: int, periods: list[Period]) -> PortTimes:
         first=ends(p, v, starts, True),
         last=ends(p, v, stops, False),
         between=moved,
-        move=move,
+        all_transfers=move,
         one_port=top(seen(total([crossing, between]), v)) if p.double[v] else ZERO,
         double_buffer_time=paced(p, v, periods, own),
-        back=top(total(own.leaving)) + top(total(own.coming)),
+        returning=top(total(own.leaving)) + top(total(own.coming)),
     )
 
 

@@ -171,7 +171,7 @@ class Walk:
     def __post_init__(self) -> None:
         (self.one,) = self.nest.shares
         self.f = self.arch.fanouts[0]
-        (self.y0, rows), (self.x0, columns) = self.f.place
+        (self.y0, rows), (self.x0, columns) = self.f.mesh_region
         self.sources = [
             (y, x)
             for y in range(rows)

@@ -8,7 +8,7 @@ from math import prod
 from random import Random
 
 from dse.mapper.baselines.exhaustive import size
-from dse.mapping.space import Factors
+from dse.mapping.constraints import Factors
 from dse.sim.einsum.evaluate import Problem
 from tests.nests import KINDS, limited, random_arch, random_einsum, searched
 

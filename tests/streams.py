@@ -12,7 +12,7 @@ from math import prod
 from random import Random
 
 from dse.layout.primitive import Index, Primitive, Unfold, shapes, step
-from dse.layout.text import COPIES, primitives
+from dse.layout.text import MAX_COPIES, primitives
 from dse.mapping.nest import Loop, Mapping, Store, TensorLayout
 from hw.arch import Access, Arch
 from workloads.einsum import Einsum, Projection
@@ -60,7 +60,7 @@ def _parts(rng: Random, name: str, n: int) -> list[str]:
         inner = [f"{name.lower()}{a}/{b}" for a, b in pairwise(moduli)]
         return [f"{name}/{moduli[0]}", *inner, f"{name.lower()}{moduli[-1]}"]
     size = rng.randint(1, n)
-    stride = rng.randint(-(-size // COPIES), size)
+    stride = rng.randint(-(-size // MAX_COPIES), size)
     return [f"{name}/{stride}", f"{name.lower()}{stride}~{size}"]
 
 
@@ -152,8 +152,8 @@ class Stream:
         self.runs += sum(at - 1 not in addresses for at in addresses)
         self.lines += len(touched)
         if a.row_bits:
-            for granule in sorted({line * a.line_bits // a.granule_bits for line in touched}):
-                bank, row = granule % a.row_banks, granule * a.granule_bits // (a.row_bits * a.row_banks)
+            for granule in sorted({line * a.line_bits // a.interleave_bits for line in touched}):
+                bank, row = granule % a.row_banks, granule * a.interleave_bits // (a.row_bits * a.row_banks)
                 self.activations += self.open.get(bank) != row
                 self.open[bank] = row
         if a.banks:

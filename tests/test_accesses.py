@@ -196,7 +196,7 @@ def test_words_of_tensors() -> None:
 
 def test_periods_chain_their_states() -> None:
     g = graph(hpc.cg(matrix="aft02", n=8, iterations=1000, form="periodic"), 3)
-    assert (g.periods, g.per) == (3, 8)
+    assert (g.periods, g.operations_per_period) == (3, 8)
     assert g.operations[0].inputs[1].tensor == "P_0"
     assert [g.operations[8 * t].inputs[1].tensor for t in (1, 2)] == ["P_1@0", "P_1@1"]
     assert "X_1@2" in g.outputs

@@ -22,10 +22,10 @@ from dse.frontend import api
 from dse.frontend.cli import main
 from dse.layout.address import row_major
 from dse.layout.text import show
-from dse.mapper.exact.layout_aware import Pairs, pairs
+from dse.mapper.exact.layout_aware import PricedMappings, priced_mappings
+from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible, TensorLayout
 from dse.mapping.schedule import Branch, Schedule, Segment, load, rename
-from dse.mapping.space import FREE
 from dse.run import cache as kept_answers
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost, objective_value
 from dse.sim.levels.transfer import dim_names
@@ -82,17 +82,19 @@ def network(rng: Random) -> Workload:
     )
 
 
-def solve(arch: Arch, net: Workload, objective: str) -> dict[str, Pairs]:
+def solve(arch: Arch, net: Workload, objective: str) -> dict[str, PricedMappings]:
     apart = interface_tensors(net)
     found = {
-        group.key: pairs(Problem(arch, group.einsum, objective), "perfect", FREE, 0.01, apart[group.key])
+        group.key: priced_mappings(
+            Problem(arch, group.einsum, objective), "perfect", FREE, 0.01, apart[group.key]
+        )
         for group in unique(net)
     }
     return {key: one for key, one in found.items() if not isinstance(one, Infeasible)}
 
 
 def enumerated(
-    arch: Arch, net: Workload, objective: str, solved: dict[str, Pairs], share: float = 1.0
+    arch: Arch, net: Workload, objective: str, solved: dict[str, PricedMappings], share: float = 1.0
 ) -> float:
     """The least over all labels of all nodes and all mappings, all by the evaluator. share: of what a copy
     costs.
@@ -343,7 +345,7 @@ def test_schedules_of_a_pick_are_priced_by_the_evaluator() -> None:
 
 
 @cache
-def with_a_twin(seed: int) -> tuple[Workload, str, dict[str, Pairs]]:
+def with_a_twin(seed: int) -> tuple[Workload, str, dict[str, PricedMappings]]:
     """A network, the objective, and what its einsums may be; with odd seeds the first product once more, for
     a reader of its own.
     """

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dse.mapping.directives import directives_of, overlap, parse, text
 from dse.mapping.nest import Loop
-from dse.sim.counts.counts import count, each, reading
+from dse.sim.counts.counts import count, instance_counts, reading
 from dse.sim.counts.counts import footprints as held_by_nest
 from dse.sim.directives import box_hops, boxes
 from hw import machine
@@ -113,7 +113,7 @@ def test_where_nothing_overlaps_and_all_divides_a_nest_counts_the_same(seed: int
         # by how much there is of it, nothing says how often it is made
         assert "moves no tensor that stands there" in str(fault)
         return
-    rows, theirs = boxes.count_rows(g, arch), each(reading(nest, e, arch))
+    rows, theirs = boxes.count_rows(g, arch), instance_counts(reading(nest, e, arch))
     assert {key: row[0] for key, row in rows.items()} == {
         key: row[0] for key, row in theirs.items() if row[0] and key[2] != "fold"
     }

@@ -59,7 +59,7 @@ def test_the_digest_covers_all_code_that_an_answer_depends_on() -> None:
             ]
     own = {
         path.relative_to(ROOT).with_suffix("").as_posix()
-        for name in cache.ANSWERS
+        for name in cache.SOURCE_FILES
         for path in ([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"))
     }
     assert found <= own | {"dse/run/cache"}
@@ -70,7 +70,7 @@ def test_a_changed_source_moves_every_name(monkeypatch: pytest.MonkeyPatch, tmp_
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("one = 1")
     name = cache.place("map", 1, ".json")
-    monkeypatch.setattr(cache, "ANSWERS", ("dse/mapping/nest.py", "dse/mapper"))
+    monkeypatch.setattr(cache, "SOURCE_FILES", ("dse/mapping/nest.py", "dse/mapper"))
     before = cache.sources(tmp_path)
     (tmp_path / "dse/mapper/exact/optimal.py").write_text("one = 2")
     cache.sources.cache_clear()

@@ -176,4 +176,7 @@ def test_leases_hold_machines_of_one_cell(
     assert all(len(cell) == 1 for cell in cells)
     assert sorted(chain.from_iterable(leases)) == list(range(64))
     assert len(leases) < 20
-    assert [study.space.axes[at].key for at in worker.shaping(study.space)] == ["array.x", "regf.capacity"]
+    assert [study.space.axes[at].key for at in worker.structural_axes(study.space)] == [
+        "array.x",
+        "regf.capacity",
+    ]

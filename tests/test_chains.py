@@ -21,7 +21,7 @@ from dse.solve.gogeta.classify import classify
 from dse.solve.gogeta.emitted import phases_of
 from dse.solve.gogeta.operations import graph
 from dse.solve.gogeta.sequence import _before, _orders
-from dse.solve.gogeta.traffic import reuse
+from dse.solve.gogeta.traffic import traffic_of
 from dse.solve.solve import SolverOptions
 from tests.chains import KINDS, SIZES, apart, products, recursive, shallow, sums
 from tests.test_emitted import FLAT
@@ -41,12 +41,18 @@ BOUNDED = {  # what a recursion may be as deep as
     "einsums of one segment, at most eight": {
         "dse/solve/schedules/shared_loops.py": {"Descent.visit"},
         "dse/solve/schedules/segments.py": {"place_regions.put"},
-        "dse/solve/schedules/trips.py": {"_extended"},
+        "dse/solve/schedules/fusible_segments.py": {"_extended"},
         "dse/solve/schedules/pipeline.py": {"_segment", "_stages"},
     },
     "tensors of one einsum": {"dse/sim/einsum/boundary.py": {"_mix"}},
     "a call or two": {
-        "dse/solve/solve.py": {"_or_gogetas", "_search_schedule", "_sparing", "cached", "with_reuse"},
+        "dse/solve/solve.py": {
+            "_or_gogetas",
+            "_search_schedule",
+            "_least_outer_traffic",
+            "cached",
+            "solve_schedule",
+        },
         "dse/mapper/exact/optimal.py": {"_ragged", "optimal"},
         "dse/solve/schedules/segments.py": {"best_chain"},
         "dse/run/record.py": {"dtype"},
@@ -96,9 +102,9 @@ def test_every_recursion_has_a_bound_that_is_no_length_of_a_graph() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_residency_of_long_graphs(kind: str) -> None:
     w = KINDS[kind](LENGTH)
-    reuse(KINDS[kind](6), 300)
+    traffic_of(KINDS[kind](6), 300)
     with shallow():
-        found = reuse(w, 300)
+        found = traffic_of(w, 300)
         hash(found.operations), repr(found.optimal), pickle.dumps(found.order)
     assert len(found.operations) == (1 if kind == "sums" else LENGTH)
 
@@ -106,7 +112,7 @@ def test_residency_of_long_graphs(kind: str) -> None:
 def test_residency_at_the_default_limit() -> None:
     """Products, and longer ones: `make prove PART=reuse`."""
     assert sys.getrecursionlimit() == 1000
-    found = reuse(apart(1100), 300)
+    found = traffic_of(apart(1100), 300)
     assert len(found.operations) == 1100
     assert found.optimal.cost == found.optimal.bound == found.seq_flex
 

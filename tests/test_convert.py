@@ -29,7 +29,7 @@ def small(rng: Random) -> Arch:
     """A memory of lines, and maybe rows; a buffer; lanes, some with registers."""
     line = 8 * rng.choice([2, 3, 4])
     rows = (
-        {"row_bits": 2 * line, "row_banks": 2, "granule_bits": 2 * line, "row_pj": 20.0}
+        {"row_bits": 2 * line, "row_banks": 2, "interleave_bits": 2 * line, "row_pj": 20.0}
         if rng.random() < 0.5
         else {}
     )

@@ -176,7 +176,11 @@ def test_sums_that_threads_share_give_each_factor_its_number() -> None:
         for _ in range(20):
             s = Sums(e, Mapping(()), Wiring((), frozenset(), (), 8))
             threads = [
-                Thread(target=lambda own=own, s=s: [s.number(None, (own, i), ("m",), {}) for i in range(40)])
+                Thread(
+                    target=lambda own=own, s=s: [
+                        s.factor_number(None, (own, i), ("m",), {}) for i in range(40)
+                    ]
+                )
                 for own in range(4)
             ]  # type: ignore[misc]
             for thread in threads:

@@ -478,7 +478,7 @@ SLOW = {
 def test_a_statement_that_takes_too_long_or_says_too_much_is_stopped(
     run: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(db, "MOST_BYTES", 1 << 24)
+    monkeypatch.setattr(db, "MAX_BYTES", 1 << 24)
     with pytest.raises(db.QueryError, match="larger than" if kind == "answer" else "stopped after 0.3 s"):
         db.query(db.connect(run), SLOW[kind], 0.3 if kind != "answer" else 60)
 

@@ -22,7 +22,7 @@ from dse.mapping import nest
 from dse.mapping.schedule import sequential
 from dse.sim.einsum.evaluate import Solution
 from dse.sim.schedule.graph import evaluate
-from dse.solve.gogeta.traffic import Counting, reuse
+from dse.solve.gogeta.traffic import CountingRule, traffic_of
 from dse.study import read
 from hw import machine
 from tests.test_cli import SIZE, STUDY
@@ -275,7 +275,7 @@ def test_residency_as_published() -> None:
     below GOGETA.
     """
     w = catalog.load("cg:matrix=ecology1,n=8,form=periodic")
-    found = reuse(w, 2**20, 32, count=Counting(published=True))
+    found = traffic_of(w, 2**20, 32, count=CountingRule(published=True))
     moved = (
         found.seq_flex,
         found.seq_overflow.words(),

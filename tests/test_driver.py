@@ -93,7 +93,7 @@ def table(out: Path, name: str) -> list[dict[str, Any]]:
     if name == "points" and found:
         machines = pa.concat_tables(
             [
-                pq.read_table(out / path, columns=["machine", *packed_columns.OF_MACHINES])
+                pq.read_table(out / path, columns=["machine", *packed_columns.MACHINE_INPUTS])
                 for path in listed["machines"]
             ]
         )

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from dse.mapper.baselines.annealing import annealing
 from dse.mapper.baselines.exhaustive import enumerated, size
 from dse.mapper.baselines.random import draw, mapping_of, random
+from dse.mapping.constraints import Constraints, violation
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults
-from dse.mapping.space import Constraints, violation
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, objective_value
 from dse.solve.solve import DATAFLOW
 from hw.arch import Arch

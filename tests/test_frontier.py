@@ -15,9 +15,9 @@ from dse.frontend import api, cli
 from dse.mapper.exact import pareto_mappings
 from dse.mapper.exact.pareto_mappings import front
 from dse.mapping.nest import Infeasible
+from dse.sim.counts.actions import bits_of
 from dse.sim.counts.counts import counted, footprints
-from dse.sim.counts.parts import bits_of
-from dse.sim.einsum.cost import overflow, room_bits
+from dse.sim.einsum.cost import node_bits, overflow
 from dse.sim.einsum.evaluate import PRECISE, Problem, evaluate_fitting, fanout_overflow
 from tests.amount import amount
 from tests.enumeration import mappings
@@ -35,7 +35,7 @@ def listed(problem: Problem, tiles: str, level: str) -> set[Figures]:
         if not overflow(held, e, arch) and not fanout_overflow(mapping, e, arch):
             cost = evaluate_fitting(problem, counted(mapping, e, arch, held))
             bits = sum(
-                room_bits(f, one, bits_of(e, arch))
+                node_bits(f, one, bits_of(e, arch))
                 for f in held
                 for one in arch.levels
                 if f.level == one.name == level
@@ -71,14 +71,16 @@ def test_a_front_is_that_of_all_mappings(seed: int) -> None:
     assert isinstance(found, Infeasible) == (not every)
     if isinstance(found, Infeasible):
         return
-    members = [(one.cost.energy_pj, one.cost.latency_cycles, float(one.room_bytes)) for one in found.members]
+    members = [
+        (one.cost.energy_pj, one.cost.latency_cycles, float(one.capacity_bytes)) for one in found.members
+    ]
     assert found.certificate.startswith("all of ")
     assert all(any(reaches(one, other) for one in members) for other in every)
     assert all(any(reaches(other, one) for other in every) for one in members)
     assert not any(reaches(a, b) for a in members for b in members if a is not b)
     energies = [one.cost.energy_pj for one in found.members]
     assert energies == sorted(energies)
-    assert min(one.room_bytes for one in found.members) >= 0
+    assert min(one.capacity_bytes for one in found.members) >= 0
 
 
 def test_fewer_cycles_and_less_room_cost_energy() -> None:
@@ -101,7 +103,7 @@ def test_no_row_of_a_front_is_beaten_in_what_it_shows() -> None:
 
 
 def test_a_front_that_is_cut_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pareto_mappings, "SEARCHES", 3)
+    monkeypatch.setattr(pareto_mappings, "MAX_SEARCHES", 3)
     rows = list(api.front("gemm:m=16,n=24,k=32", "edge_array"))
     assert 0 < len(rows) <= 3
     assert all(row["certificate"] == "cut after 3 searches: others may be missing" for row in rows)

@@ -12,18 +12,18 @@ from random import Random
 import pytest
 
 import dse
+from dse.mapping.constraints import FREE, minimal_mapping
 from dse.mapping.nest import Infeasible
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment, parse_schedule
 from dse.mapping.searched import excluding_features
-from dse.mapping.space import FREE, minimal_mapping
 from dse.sim.einsum.evaluate import Solution, objective_value
 from dse.sim.schedule.faults import faults
 from dse.sim.schedule.graph import UNTIMED, evaluate
 from dse.solve import solve
 from dse.solve.layouts.layouts import Layouts
 from dse.solve.schedules import fused
+from dse.solve.schedules.fusible_segments import segments, trips
 from dse.solve.schedules.nests import Nests
-from dse.solve.schedules.trips import segments, trips
 from hw import machine
 from hw.arch import Arch, Compute, Level
 from tests import by_hand

@@ -16,8 +16,8 @@ from dse.mapper.exact import optimal as mapper
 from dse.mapper.exact import search as searches
 from dse.mapper.exact.optimal import Prices, optimal, rank
 from dse.mapper.exact.search import search, search_on
+from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible
-from dse.mapping.space import FREE
 from dse.run import deadline
 from dse.sim.einsum.evaluate import EinsumCost, Problem, relative_gap
 from tests.amount import amount
@@ -125,7 +125,7 @@ def test_a_batch_that_ends_early_is_solved_machine_by_machine(monkeypatch: pytes
         replace(problem, arch=replace(problem.arch, levels=(other, *problem.arch.levels[1:]))),
     ]
     monkeypatch.setattr(searches, "CHOICES", 2000)
-    monkeypatch.setattr(local_search, "BATCHES", 3)
+    monkeypatch.setattr(local_search, "MAX_BATCHES", 3)
     for one, own in zip(problems, mapper.optimal_on(problems, "imperfect_spatial"), strict=True):
         assert own == answer(one, 0.0)
 

@@ -15,7 +15,7 @@ from dse.mapper.baselines import exhaustive
 from dse.mapper.baselines.annealing import annealing
 from dse.mapper.baselines.random import random
 from dse.mapper.exact.optimal import optimal
-from dse.mapping import space
+from dse.mapping import constraints
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults
 from dse.sim.einsum.evaluate import Problem, einsum_cost, lower_bound, objective_value
 from dse.solve.solve import DATAFLOW
@@ -73,7 +73,7 @@ def test_placements_are_those_without_a_fault(seed: int) -> None:
     assert set(exhaustive.placements(e, own)) == wanted
     numbered = [
         tuple(tuple(names[x] for x in held) for held in placement)
-        for placement in space.placements(e, own, space.Constraints())
+        for placement in constraints.placements(e, own, constraints.Constraints())
     ]
     assert set(numbered) == wanted
     assert len(numbered) == len(wanted)
@@ -85,7 +85,11 @@ def test_a_dataflow_that_keeps_a_tensor_where_it_may_not_stand_has_no_placement(
     e, arch = random_einsum(rng, ["gemm"]), random_arch(rng)
     arch = replace(arch, levels=(arch.levels[0], replace(arch.levels[1], may_keep=("weight",))), fanouts=())
     kept = [
-        list(space.placements(e, arch, space.Constraints(must_keep=((arch.levels[1].name, tensor),))))
+        list(
+            constraints.placements(
+                e, arch, constraints.Constraints(must_keep=((arch.levels[1].name, tensor),))
+            )
+        )
         for tensor in "AB"
     ]
     assert kept[0] == []
@@ -131,10 +135,10 @@ def test_private_scratchpads_cut_the_placements_of_smv() -> None:
     arch = machine.arch(machine.load("smv"))
     e = catalog.load("conv:k=64,c=64,p=28,q=28,r=3,s=3").einsums[0]
     shared = replace(arch, levels=tuple(replace(level, may_keep=ROLES) for level in arch.levels))
-    assert [sum(1 for _ in space.placements(e, where, space.Constraints())) for where in (shared, arch)] == [
-        65_536,
-        16,
-    ]
+    assert [
+        sum(1 for _ in constraints.placements(e, where, constraints.Constraints()))
+        for where in (shared, arch)
+    ] == [65_536, 16]
 
 
 @pytest.mark.parametrize("name", ["cost_descending", "random"])

@@ -102,7 +102,7 @@ def test_a_blocked_layout_pays_where_bursts_are_long() -> None:
     assert moved[1]["A", "read"].runs == 16
     assert block.energy_pj < row.energy_pj
     assert block.latency_cycles <= row.latency_cycles
-    small = edge(line_bits=8, row_bits=0, granule_bits=0, row_pj=0.0, row_cycles=0.0)
+    small = edge(line_bits=8, row_bits=0, interleave_bits=0, row_pj=0.0, row_cycles=0.0)
     same = cost(small), cost(small, blocked)
     assert same[0].energy_pj == pytest.approx(same[1].energy_pj)
     assert same[0].latency_cycles == same[1].latency_cycles

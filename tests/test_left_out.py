@@ -16,7 +16,7 @@ from dse.mapping.nest import Infeasible, Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Segment
 from dse.solve.kapla import published
 from dse.solve.kapla.published import Scheme
-from dse.solve.schedules import pipeline, segments, shares
+from dse.solve.schedules import pipeline, segments, stage_bounds
 from dse.solve.schedules.pipeline import _sharing_bounds, pipelined
 from dse.solve.schedules.segments import Option, PipelineSearch, Range
 from dse.solve.schedules.stages import Nodes, Shape, Stage, StageContext
@@ -284,7 +284,7 @@ def test_stages_side_by_side_take_the_longer_of_all_work_and_all_words() -> None
 
 def test_parts_that_bounds_know_are_the_smallest_of_as_many_lanes() -> None:
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 7, "k": 3, "n": 10}, "e")
-    known = {tuple(row) for row in shares.tilings(e, ["m", "n"], 16).tolist()}
+    known = {tuple(row) for row in stage_bounds.tilings(e, ["m", "n"], 16).tolist()}
     best: dict[tuple[int, int], tuple[int, int]] = {}
     for m, n in product(range(7, 0, -1), range(10, 0, -1)):
         if -(-7 // m) * -(-10 // n) <= 16:
@@ -301,7 +301,7 @@ def test_a_part_has_room_if_a_word_of_all_else_stands_beside_what_stays() -> Non
             MULTI,
             levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * words), MULTI.levels[2]),
         )
-        low = float(shares.sharing_bounds(e, arch, StageContext(pinned=frozenset("B"))).energy.min())
+        low = float(stage_bounds.sharing_bounds(e, arch, StageContext(pinned=frozenset("B"))).energy.min())
         assert (low < inf) == (words == 17)
 
 

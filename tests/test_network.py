@@ -142,7 +142,7 @@ def walked_hops(arch: Arch, e: Einsum, mapping: Mapping) -> dict[str, float]:
     at different nonzeros fetch elements of B, and send those of C, on ways of their own, zeros among them.
     """
     f, found, seen = arch.fanouts[0], defaultdict(float), set()
-    (y0, rows), (x0, columns) = f.place
+    (y0, rows), (x0, columns) = f.mesh_region
     sources = [
         (y, x)
         for y in range(rows)

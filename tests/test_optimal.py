@@ -18,9 +18,7 @@ from dse.mapper.baselines.exhaustive import enumerated, is_lower
 from dse.mapper.exact.local_search import improve
 from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.search import search
-from dse.mapping.nest import Infeasible, faults, parse
-from dse.mapping.searched import EVERY
-from dse.mapping.space import (
+from dse.mapping.constraints import (
     FREE,
     Constraints,
     Dataflow,
@@ -30,6 +28,8 @@ from dse.mapping.space import (
     row_stationary,
     violation,
 )
+from dse.mapping.nest import Infeasible, faults, parse
+from dse.mapping.searched import EVERY
 from dse.sim.counts.counts import count
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound, objective_value
 from dse.solve.solve import DATAFLOWS

@@ -11,7 +11,7 @@ import pytest
 
 from dse.solve.gogeta.accesses import Access, AccessList, access_list, one_by_one, pipelined
 from dse.solve.gogeta.classify import classify
-from dse.solve.gogeta.operations import SMALL, graph
+from dse.solve.gogeta.operations import SMALL_WORDS, graph
 from dse.solve.gogeta.optimum import optimum, steady
 from dse.solve.gogeta.residency import policy
 from tests.amount import amount
@@ -59,7 +59,7 @@ def test_what_stays_is_told() -> None:
 
 def test_more_room_never_costs_more_and_its_price_is_the_slope() -> None:
     g = graph(hpc.cg(matrix="aft02", n=8, iterations=4))
-    listed = access_list(g, pipelined(g, classify(g), small=SMALL))
+    listed = access_list(g, pipelined(g, classify(g), small=SMALL_WORDS))
     costs = [optimum(listed, words) for words in range(0, 600_000, 20_000)]
     for less, more in pairwise(costs):
         assert less.cost >= more.cost
@@ -89,7 +89,7 @@ def test_periods_cost_what_the_whole_loop_costs(seed: int) -> None:
 def test_a_thousand_iterations_of_a_solver_are_proven(solver: str, matrix: str, n: int, mib: int) -> None:
     w, room = (hpc.SOLVERS[solver](matrix=matrix, n=n, iterations=1000, form="periodic"), mib * 2**18)
     one = graph(w, 3)
-    phases = pipelined(one, classify(one), small=SMALL)
+    phases = pipelined(one, classify(one), small=SMALL_WORDS)
 
     def lists(count: int) -> AccessList:
         return access_list(graph(w, count), phases)
@@ -98,7 +98,7 @@ def test_a_thousand_iterations_of_a_solver_are_proven(solver: str, matrix: str, 
     assert found.cost - found.bound <= 1e-9 * found.cost
     assert steady(lists, 12, room).cost == pytest.approx(optimum(lists(12), room).cost, rel=1e-12)
     unrolled = graph(hpc.SOLVERS[solver](matrix=matrix, n=n, iterations=12))
-    whole = access_list(unrolled, pipelined(unrolled, classify(unrolled), small=SMALL))
+    whole = access_list(unrolled, pipelined(unrolled, classify(unrolled), small=SMALL_WORDS))
     assert optimum(whole, room).cost == pytest.approx(optimum(lists(12), room).cost, rel=1e-12)
 
 

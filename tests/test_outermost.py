@@ -154,13 +154,13 @@ def test_einsums_in_turn_are_the_answer_where_the_best_schedule_needs_more() -> 
     """A kept input and the result of the last einsum are alive together in a segment; in turn they are not.
     The gap is to what was found without the limit.
     """
-    free, limit = stack.with_reuse(A2, CHAIN, SolverOptions(schedule="fused")), with_outer(A2, 8 * 90)
+    free, limit = stack.solve_schedule(A2, CHAIN, SolverOptions(schedule="fused")), with_outer(A2, 8 * 90)
     assert isinstance(free, list)
     assert free[0].schedule
     crowded = outermost.Lifetime("all", 1 << 30, 0, 99)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(outermost, "_schedule_lifetimes", lambda *_: [crowded])  # as if it did not fit
-        found = stack.with_reuse(limit, CHAIN, SolverOptions(schedule="fused"))
+        found = stack.solve_schedule(limit, CHAIN, SolverOptions(schedule="fused"))
     assert isinstance(found, list)
     assert not found[0].schedule
     assert found[0].optimality_gap == pytest.approx(
@@ -210,7 +210,10 @@ def test_what_moves_least_outside_is_the_answer_where_all_else_needs_more() -> N
     )
     cheap, options = replace(A2, levels=(outer, inner)), SolverOptions(schedule="fused")
     limit = with_outer(cheap, 8 * 80)
-    (free,), (found,) = stack.with_reuse(cheap, CHAIN, options), stack.with_reuse(limit, CHAIN, options)  # type: ignore[misc]
+    (free,), (found,) = (
+        stack.solve_schedule(cheap, CHAIN, options),
+        stack.solve_schedule(limit, CHAIN, options),
+    )  # type: ignore[misc]
     assert str(stack.solve_unfused(limit, CHAIN, SolverOptions())) == "U: DRAM needs 90 bytes, has 80"
     assert not free.schedule
     assert found.schedule

@@ -20,8 +20,8 @@ from dse.mapping.nest import Infeasible, Mapping
 from dse.sim.einsum.evaluate import Solution, Violated, objective_value
 from dse.solve import solve
 from dse.solve.kapla.published import _scheme, options, published, spread_over_nodes
-from dse.solve.schedules import pipeline, segments, shares
-from dse.solve.schedules.floors import lower_bound
+from dse.solve.schedules import pipeline, segments, stage_bounds
+from dse.solve.schedules.einsum_bounds import lower_bound
 from dse.solve.schedules.pipeline import pipelined
 from dse.solve.schedules.stages import Nodes, Shape, Stage, StageContext, shapes, tiles
 from hw import machine
@@ -176,7 +176,7 @@ def test_floors_of_parts_by_hand() -> None:
     """
     e = CHAIN.einsums[0]
     dear, free = (
-        shares.sharing_bounds(
+        stage_bounds.sharing_bounds(
             e,
             replace(MULTI, fanouts=(replace(MULTI.fanouts[0], hop_pj=pj), *MULTI.fanouts[1:])),
             StageContext(),
@@ -192,7 +192,7 @@ def test_floors_of_parts_by_hand() -> None:
     small = replace(
         MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * 60), MULTI.levels[2])
     )
-    own = shares.sharing_bounds(e, small, StageContext(pinned=frozenset({"W"})))
+    own = stage_bounds.sharing_bounds(e, small, StageContext(pinned=frozenset({"W"})))
     assert own.nodes[own.energy < np.inf].min(initial=99) == 5
 
 
@@ -266,7 +266,7 @@ def test_no_stage_costs_less_than_the_floor_of_its_part(seed: int) -> None:
         assert found is None or (
             many * sum(float(ways.energy[i]) for ways, i in zip(own, at, strict=True))
             <= found.energy * (1 + 1e-9)
-            and cycles <= found.steady * (1 + 1e-9)
+            and cycles <= found.initiation_interval * (1 + 1e-9)
         )
         seen += found is not None
     assert seen
@@ -350,12 +350,12 @@ def test_cycles_of_a_run_back_to_back_keep_to_a_limit() -> None:
     free = pinned_chain()
     assert isinstance(free, Solution)
     limit = free.initiation_interval_cycles
-    found = pipelined(MULTI, CHAIN, "energy", "pinned", steady=limit)
+    found = pipelined(MULTI, CHAIN, "energy", "pinned", interval_limit=limit)
     assert isinstance(found, Solution)
     assert found.initiation_interval_cycles <= limit
     assert found.energy_pj <= free.energy_pj * 1.1
     assert found.latency_cycles >= found.initiation_interval_cycles
-    none = pipelined(MULTI, CHAIN, "energy", "pinned", steady=1.0)
+    none = pipelined(MULTI, CHAIN, "energy", "pinned", interval_limit=1.0)
     assert isinstance(none, Infeasible)
     assert str(none).startswith("chain: the fastest run that was found (solver.initiation_interval) needs ")
     assert str(none).endswith(" cycles, has 1")
@@ -401,7 +401,7 @@ def test_equal_segments_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None
             for i in range(1, many + 1)
         )
         pipelined(MULTI, Workload("deep", layers, frozenset()), "energy", temporal=False)
-    assert len(solved) <= 2 * segments.MOST_STAGES
+    assert len(solved) <= 2 * segments.MAX_STAGES
 
 
 def test_switches_keep_einsums_in_turn_or_whole() -> None:
@@ -442,7 +442,7 @@ def test_weights_that_the_nodes_cannot_hold_are_told_with_what_they_need(
     tight = replace(
         MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * words), MULTI.levels[2])
     )
-    assert str(pipelined(tight, CHAIN, "energy", "pinned", steady=steady)) == says
+    assert str(pipelined(tight, CHAIN, "energy", "pinned", interval_limit=steady)) == says
 
 
 def test_a_buffer_that_may_be_passed_needs_room_for_what_stays_alone() -> None:
@@ -679,7 +679,7 @@ def test_an_answer_is_kept_with_what_was_left_out(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
     options = solve.SolverOptions(schedule="kapla")
     first = solve.cached(MULTI, NETWORK, options)
-    monkeypatch.setattr(solve, "with_reuse", lambda *_: pytest.fail("asked again"))
+    monkeypatch.setattr(solve, "solve_schedule", lambda *_: pytest.fail("asked again"))
     assert first == solve.cached(MULTI, NETWORK, options)
     assert isinstance(first, list)
     assert first[0].pruned

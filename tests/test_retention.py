@@ -16,7 +16,7 @@ from dse.solve.gogeta import retention
 from dse.solve.gogeta.accesses import Access, AccessList, Phase, one_by_one, phase_list, pipelined
 from dse.solve.gogeta.classify import classify
 from dse.solve.gogeta.operations import graph
-from dse.solve.gogeta.traffic import overfull_operations, reuse
+from dse.solve.gogeta.traffic import overfull_operations, traffic_of
 from tests.retained import exhaustive, outputs, random_steps, workload
 from tests.test_accesses import MLP, block
 from workloads import hpc
@@ -108,7 +108,7 @@ def test_small_results_are_counted_and_take_room() -> None:
     assert told["gap of the schedule to the lower bound"] == "30 %"
     larger = found.workload
     wider = replace(larger, einsums=tuple(replace(e, **_extents(e, 33)) for e in larger.einsums))
-    assert reuse(wider, 64, 8).optimal.cost == pytest.approx(
+    assert traffic_of(wider, 64, 8).optimal.cost == pytest.approx(
         kib(found, "Optimal") * KIB * (33 / 32) ** 2, rel=0.01
     )
 
@@ -254,7 +254,7 @@ def test_loops_cost_what_all_their_periods_cost(
     """The bound is that of the whole loop; the schedule, alike in all periods between, is above it by less
     than the room at the ends.
     """
-    monkeypatch.setattr(retention, "WHOLE", 0)
+    monkeypatch.setattr(retention, "SOLVED_WHOLE", 0)
     w, room = hpc.SOLVERS[solver](matrix=matrix, n=n, iterations=30, form="periodic"), kib * 256
     one = graph(w, 3)
     for phases in (one_by_one(one), pipelined(one, classify(one), room)):

@@ -16,6 +16,7 @@ from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.ragged import solve_ragged
 from dse.mapping import nest as nests
 from dse.mapping import schedule as schedules
+from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible, parse
 from dse.mapping.schedule import Schedule, parse_schedule
 from dse.mapping.searched import (
@@ -35,7 +36,6 @@ from dse.mapping.searched import (
     tile_counts,
     words,
 )
-from dse.mapping.space import FREE
 from dse.sim.einsum.evaluate import Problem, Solution, unfused
 from dse.sim.schedule.faults import faults
 from dse.sim.schedule.graph import evaluate
@@ -611,7 +611,10 @@ def test_weights_once_per_run_are_left_out_by_name(net: str, nodes: str, at_most
     workload = workload_of(net)
     priced = evaluate(arch, workload, given)
     g = segments.PipelineSearch(arch, workload, "energy", "streamed", Nodes(arch))
-    for most, granules in ((segments.MOST_STAGES, segments.PIPELINE_TILES), (published.MOST, segments.EVERY)):
+    for most, granules in (
+        (segments.MAX_STAGES, segments.PIPELINE_TILES),
+        (published.MAX_EINSUMS, segments.EVERY),
+    ):
         space = segments.space(g, most, granules, Mappings("perfect"))
         assert isinstance(priced, Solution)
         assert priced.energy_pj <= at_most

@@ -145,7 +145,7 @@ def test_no_file_of_a_run_or_of_the_cache_is_shown(tmp_path: Path, caplog: pytes
             (tmp_path / name).write_text(content)
             for reads in (
                 lambda: api.open(tmp_path),
-                lambda: folder.sound(tmp_path),
+                lambda: folder.verified_parts(tmp_path),
                 lambda: check.status(tmp_path, True),
             ):
                 try:

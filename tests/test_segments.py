@@ -7,16 +7,16 @@ from math import inf
 
 import pytest
 
+from dse.mapping.constraints import FREE
 from dse.mapping.schedule import parse_schedule
 from dse.mapping.searched import covers
-from dse.mapping.space import FREE
 from dse.sim.einsum.evaluate import Solution
 from dse.sim.schedule import placed
 from dse.sim.schedule.graph import evaluate, required_bits
 from dse.solve.schedules.fused import fused
+from dse.solve.schedules.fusible_segments import joined_segments
 from dse.solve.schedules.nests import Nests
 from dse.solve.schedules.shared_loops import MOST_STEPS, SegmentSearch, search
-from dse.solve.schedules.trips import joined_segments
 from hw import machine
 from tests.test_fused import chain
 from tests.test_schedule_walks import compared

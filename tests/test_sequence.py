@@ -12,7 +12,7 @@ from dse.solve.gogeta.accesses import Phase, pipelined
 from dse.solve.gogeta.classify import classify
 from dse.solve.gogeta.operations import Graph, graph
 from dse.solve.gogeta.sequence import search_order
-from dse.solve.gogeta.traffic import Counting, reuse
+from dse.solve.gogeta.traffic import CountingRule, traffic_of
 from tests.amount import some
 from workloads import catalog, hpc
 from workloads.einsum import einsum
@@ -86,7 +86,9 @@ def test_conjugate_gradients_reach_the_optimum(matrix: str, n: int, mib: int) ->
     """Counted as published. The policy, as GOGETA orders lines 3 to 5 up to 11 % above it, attains it after
     the search of orders: tests/prove/reuse.py has all 36 points.
     """
-    found = reuse(hpc.cg(matrix=matrix, n=n, form="periodic"), mib * 2**18, count=Counting(published=True))
+    found = traffic_of(
+        hpc.cg(matrix=matrix, n=n, form="periodic"), mib * 2**18, count=CountingRule(published=True)
+    )
     assert found.best_policy.words() == pytest.approx(found.optimal.cost, rel=1e-9)
     assert found.optimal.bound == pytest.approx(found.optimal.cost, rel=1e-9)
     assert found.ideal - 1 <= found.optimal.cost <= found.bound_gogeta.cost + 1 <= found.gogeta.words() + 2
@@ -108,7 +110,7 @@ def test_conjugate_gradients_reach_the_optimum(matrix: str, n: int, mib: int) ->
 )
 def test_the_optimum_is_below_every_configuration(name: str) -> None:
     for room in (2**14, 2**18, 2**20):
-        found = reuse(catalog.load(name), room)
+        found = traffic_of(catalog.load(name), room)
         assert found.ideal - 1 <= found.optimal.cost
         assert found.optimal.bound == pytest.approx(found.optimal.cost, rel=1e-9)
         assert (

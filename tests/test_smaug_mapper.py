@@ -83,7 +83,7 @@ def test_replayed_actions_equal_the_evaluators_inside_the_nest_space(numbers: di
 def same_actions(e: Einsum, where: Arch) -> bool | None:
     """Replay against the evaluator; None where there is no nest."""
     found = plan(e, where)
-    if isinstance(found, Infeasible) or found.outside:
+    if isinstance(found, Infeasible) or found.why_no_nest:
         return None
     got, wanted = (
         {(r.level, r.tensor, r.action): (r.elems, r.busiest_elems) for r in rows}
@@ -110,8 +110,8 @@ def test_why_a_schedule_is_outside_the_nest_space() -> None:
     def why(source: str, **numbers: int) -> str:
         found = plan(catalog.load(source).einsums[0], arch(**numbers))
         assert not isinstance(found, Infeasible)
-        assert bool(found.mapping.nodes) == (found.outside == found.mapping.outside == "")
-        return found.outside
+        assert bool(found.mapping.nodes) == (found.why_no_nest == found.mapping.outside == "")
+        return found.why_no_nest
 
     assert why("conv:k=64,c=64,p=56,q=56,r=3,s=3,pad=1") == "the first tile has more rows than the next"
     assert why("conv:k=16,c=64,p=16,q=16,r=3,s=3,pad=1").startswith("ISPAD would need")
@@ -119,7 +119,7 @@ def test_why_a_schedule_is_outside_the_nest_space() -> None:
     e = einsum(
         "O[k,p,q] += I[c,2*p,2*q] * W[k,c]", {"k": 64, "c": 64, "p": 28, "q": 28}, sizes={"I": (64, 56, 56)}
     )
-    assert plan(e, arch()).outside == "tiles hold rows or columns that no window reads"
+    assert plan(e, arch()).why_no_nest == "tiles hold rows or columns that no window reads"
 
 
 @pytest.mark.parametrize("objective", ["energy", "latency", "edp"])
@@ -262,7 +262,7 @@ def test_scratchpads_are_found_by_what_they_hold() -> None:
     assert u.tile_bytes == inputs.capacity_bits // 16
     swapped = replace(whole, levels=(whole.levels[0], outputs, inputs, weights, whole.levels[4]))
     assert unit(swapped, 16) == unit(whole, 16)
-    assert plan(catalog.load("gemm:m=8,n=64,k=64").einsums[0], swapped).outside == ""
+    assert plan(catalog.load("gemm:m=8,n=64,k=64").einsums[0], swapped).why_no_nest == ""
     caches = replace(
         whole,
         levels=(

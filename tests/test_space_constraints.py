@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dse.mapping.constraints import Constraints, row_stationary, violation, window
 from dse.mapping.nest import Mapping, parse
-from dse.mapping.space import Constraints, row_stationary, violation, window
 from dse.sim.counts.counts import count
 from dse.sim.einsum.evaluate import fanout_overflow
 from hw.arch import Arch, Compute, Fanout, Level

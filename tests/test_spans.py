@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.sim.counts.spans import ALL, BELOW, FIRST, LANE, LANES, LAST, ONLY, span_sum, tile_spans
+from dse.sim.counts.spans import ALL, ALL_PES, BELOW, FIRST, LAST, ONLY, PE_0, span_sum, tile_spans
 from tests.amount import amount
 
-OPTIONS = (ALL, ALL, ALL, FIRST, LAST, ONLY, LANES, LANES, LANE + 1, LANE + 2)
+OPTIONS = (ALL, ALL, ALL, FIRST, LAST, ONLY, ALL_PES, ALL_PES, PE_0 + 1, PE_0 + 2)
 INSIDE = (BELOW + FIRST, BELOW + LAST, BELOW + ONLY)  # of loops below the tile, which stand last
 Cuts = list[tuple[int, int]]
 
@@ -25,7 +25,7 @@ def listed(extent: int, cuts: Cuts) -> list[tuple[int, int]]:
         for low, size, longest in tiles:
             trips = list(range(0, size, tile))
             of_first = list(range(0, longest, tile))
-            if BELOW <= pick < LANE:
+            if BELOW <= pick < PE_0:
                 if pick != BELOW + ONLY or len(of_first) == 1:
                     found.append(
                         (low, size, longest - of_first[-1] if pick == BELOW + LAST else min(longest, tile))
@@ -34,11 +34,11 @@ def listed(extent: int, cuts: Cuts) -> list[tuple[int, int]]:
             for i, begin in enumerate(trips):
                 chosen = {
                     ALL: True,
-                    LANES: True,
+                    ALL_PES: True,
                     FIRST: i == 0,
                     LAST: i == len(of_first) - 1,
                     ONLY: len(of_first) == 1 and i == 0,
-                }.get(pick, i == pick - LANE)
+                }.get(pick, i == pick - PE_0)
                 if chosen:
                     found.append(
                         (

@@ -14,8 +14,8 @@ import pytest
 
 from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.search import search
+from dse.mapping.constraints import Factors
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults, parse
-from dse.mapping.space import Factors
 from dse.sim.counts.counts import count
 from dse.sim.counts.terms import wiring
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound, objective_value
@@ -216,5 +216,5 @@ def test_the_key_of_a_mapping_is_the_same_in_every_process() -> None:
     """Sets print in an order that each process draws anew."""
     arch = array("ws", 2, 2, double=True)
     several = replace(arch, levels=(*arch.levels, replace(arch.levels[1], name="PE")))
-    assert wiring(several).systolic[0].twice == ("REG", "PE")
+    assert wiring(several).systolic[0].double_buffered == ("REG", "PE")
     assert "set" not in str(wiring(several).systolic)

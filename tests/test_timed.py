@@ -323,7 +323,7 @@ def test_steady_runs_hide_first_fills_only_with_room() -> None:
             first=4,
             last=1,
             between=4,
-            move=9,
+            all_transfers=9,
             one_port=4,
             double_buffer_time=4,
         )

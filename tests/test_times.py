@@ -31,7 +31,7 @@ from tests.unrolled import program
 from workloads.einsum import Einsum
 
 # what may be a lower bound; all else is exact, but for windows that slide across a round
-LOWER = ("double_buffer_time", "back")
+LOWER = ("double_buffer_time", "returning")
 
 
 def different(seed: int) -> str:
@@ -122,14 +122,14 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "first lane for busiest": lambda m: m.setattr("dse.sim.counts.counts.instances", lambda s, tiles: [{}]),
     "last drains are first ones": lambda m: m.setattr(times, "AND_LAST", terms.AND_FIRST),
     "drains before the last are all": lambda m: m.setattr(
-        times, "_middle", lambda c, s, way, span: _whole(c, s, way, span)
+        times, "_between", lambda c, s, way, span: _whole(c, s, way, span)
     ),
     "one trip counts as first of many": lambda m: m.setitem(terms.AND_FIRST, terms.LAST, terms.LAST),
 }
 
 
 def _whole(c: Any, s: Any, way: Any, span: Any) -> Any:
-    return {} if s.link.rest <= span.above else times._flow(c, s, way, span.trips_counted)
+    return {} if s.link.rests_at <= span.above else times._flow(c, s, way, span.trips_counted)
 
 
 @pytest.mark.parametrize("name", MUTANTS)

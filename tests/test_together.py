@@ -14,8 +14,8 @@ import pytest
 from dse.mapper.exact import optimal as mapper
 from dse.mapper.exact import search
 from dse.mapper.exact.optimal import optimal, optimal_on
+from dse.mapping.constraints import Factors, dataflow
 from dse.mapping.nest import Infeasible
-from dse.mapping.space import Factors, dataflow
 from dse.sim.einsum.evaluate import EinsumCost, Problem
 from hw import machine, space
 from hw.arch import COSTS, ROLES, Arch, Compute, Fanout, Level, slots
@@ -110,7 +110,7 @@ def test_machines_of_one_kind_are_searched_once(monkeypatch: pytest.MonkeyPatch)
 def test_what_needs_more_than_its_share_is_solved_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     problems, tiles, near = machines(3)
     expected = [told(alone(problem, tiles, near)) for problem in problems]
-    monkeypatch.setattr(mapper, "SHARED", 0)
+    monkeypatch.setattr(mapper, "SHARED_BUDGET", 0)
     assert [told(one) for one in optimal_on(problems, tiles, allowed_gap=near)] == expected
 
 

@@ -111,8 +111,8 @@ def test_no_machine_is_further_above_its_optimum_than_it_says(e: Einsum, share: 
         assert isinstance(best, list)
         assert isinstance(mine, EinsumCost)
         assert (mine.energy_pj, mine.latency_cycles) == (pj, cyc)
-        gap = float(shared_mappings.gap_of(found.gaps[i : i + 1], share)[0])
-        assert gap <= max(share, best[0].optimality_gap + 1.01 * shared_mappings.part_of(share))
+        gap = float(shared_mappings.from_parts(found.gaps[i : i + 1], share)[0])
+        assert gap <= max(share, best[0].optimality_gap + 1.01 * shared_mappings.part_size(share))
         assert (
             best[0].energy_pj / (1 + best[0].optimality_gap) * (1 - 1e-9)
             <= pj
@@ -123,12 +123,12 @@ def test_no_machine_is_further_above_its_optimum_than_it_says(e: Einsum, share: 
 @pytest.mark.parametrize("share", [1e-6, 3e-4, 0.01, 0.05, 0.1, 0.37, 2.0])
 def test_gaps_in_parts_are_no_smaller(share: float) -> None:
     gaps = np.array([0.0, share / 3, share * (1 - 1e-9), share, share * 1.3, 1e3, np.inf])
-    said = shared_mappings.gap_of(shared_mappings.parts_of(gaps, share), share)
+    said = shared_mappings.from_parts(shared_mappings.to_parts(gaps, share), share)
     assert (said >= gaps * (1 - 1e-12)).all()
     assert said[0] == 0
     assert (said[:4] <= share).all()
     assert np.isinf(said[-1])
-    assert (said[:5] <= gaps[:5] + shared_mappings.part_of(share) * (1 + 1e-9)).all()
+    assert (said[:5] <= gaps[:5] + shared_mappings.part_size(share) * (1 + 1e-9)).all()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -263,8 +263,8 @@ def test_machines_of_one_cell_are_of_one_structure(tmp_path: Path) -> None:
     )
     job = worker.job_of(studies.load(tmp_path / "study.yaml"))
     assert job.batches
-    assert list(job.batches.shaping) == [1, 2, 3, 4, 5]
-    job.batches.shaping = [1]
+    assert list(job.batches.structural_axes) == [1, 2, 3, 4, 5]
+    job.batches.structural_axes = [1]
     blocks = [block for block, _ in job.batches.of(np.arange(job.study.space.size))]
     assert len(blocks) == 32
     assert len({block.batch.first.structure() for block in blocks}) == 32
@@ -276,7 +276,7 @@ def test_machines_of_one_cell_are_of_one_structure(tmp_path: Path) -> None:
 
 def test_large_cells_come_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one order whether they are met in turn or not, and none kept but the last where they are."""
-    monkeypatch.setattr(batch_eval, "MOST", 13)
+    monkeypatch.setattr(batch_eval, "MAX_MACHINES", 13)
     job = worker.job_of(study(tmp_path))
     assert tables(job, alone=False) == tables(job, alone=True)
     assert job.batches

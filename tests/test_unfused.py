@@ -15,7 +15,7 @@ from dse.explain import values
 from dse.frontend import api
 from dse.frontend.cli import main
 from dse.sim.einsum.evaluate import Solution
-from dse.solve.schedules.trips import fuser
+from dse.solve.schedules.fusible_segments import fuser
 from hw.arch import Arch, Compute, Fanout, Level
 from workloads.einsum import einsum
 from workloads.graph import Workload

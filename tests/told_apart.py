@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from dse.mapping.space import Factors
+from dse.mapping.constraints import Factors
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Compute, Fanout, Level
 from workloads.einsum import Einsum, csr, einsum

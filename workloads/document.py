@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-MOST_BYTES = 1 << 20  # of a file
-MOST_NODES = 50_000  # of a tree, with every alias expanded
+MAX_BYTES = 1 << 20  # of a file
+MAX_NODES = 50_000  # of a tree, with every alias expanded
 DEEPEST = 40  # levels of nesting
 Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml reads ten times as fast
 
@@ -52,15 +52,15 @@ def read(path: Path) -> tuple[object, list[str]]:
     """
     try:
         with open(path, "rb") as file:
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)
         text = data.decode("utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as fault:
         return None, [
             f"cannot be read ({getattr(fault, 'strerror', None) or 'not UTF-8 text'}); give the path "
             "of a YAML file"
         ]
-    if len(data) > MOST_BYTES:
-        return None, [f"holds more than {MOST_BYTES >> 20} MiB, which no file of ours does; give another one"]
+    if len(data) > MAX_BYTES:
+        return None, [f"holds more than {MAX_BYTES >> 20} MiB, which no file of ours does; give another one"]
     return parse(text)
 
 
@@ -126,6 +126,6 @@ def _too_much(text: str) -> str:
         sizes[-1] += size
         if name is not None:
             known[name] = size
-        if sizes[-1] > MOST_NODES:
-            return f"{where}more than {MOST_NODES:,} values, aliases written out; give less"
+        if sizes[-1] > MAX_NODES:
+            return f"{where}more than {MAX_NODES:,} values, aliases written out; give less"
     return ""

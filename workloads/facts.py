@@ -58,18 +58,19 @@ Types = dict[str, TypeProto]
 
 @dataclass(slots=True)
 class Facts:
-    """Types, constants and small values of tensors. shaped: tensors computed from the shape of another one;
-    roots: of a constant that only views another one (Reshape, ...), that other one; refusals: why a shape is
-    not known; warnings: what the file has that the ONNX standard does not know; trips: by the first output of
-    a node in a loop, how often the node runs; loop_state: states that a trip hands to the next one; stored:
-    the element type in which a tensor is stored, where it differs from the type that it is computed in.
+    """Types, constants and small values of tensors. from_shapes: tensors computed from the shape of another
+    one; view_of: of a constant that only views another one (Reshape, ...), that other one; refusals: why a
+    shape is not known; warnings: what the file has that the ONNX standard does not know; trips: by the first
+    output of a node in a loop, how often the node runs; loop_state: states that a trip hands to the next one;
+    stored: the element type in which a tensor is stored, where it differs from the type that it is computed
+    in.
     """
 
     types: dict[str, TypeProto] = field(default_factory=dict)
     constants: set[str] = field(default_factory=set)
     values: dict[str, Array] = field(default_factory=dict)
-    shaped: set[str] = field(default_factory=set)
-    roots: dict[str, str] = field(default_factory=dict)
+    from_shapes: set[str] = field(default_factory=set)
+    view_of: dict[str, str] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     trips: dict[str, int] = field(default_factory=dict)
@@ -84,7 +85,7 @@ class Facts:
         """Element type of a tensor, whose type must be known."""
         return self.types[tensor].tensor_type.elem_type
 
-    def kept(self, tensor: str) -> int:
+    def stored_type(self, tensor: str) -> int:
         """Element type in which a tensor is stored; 0: not known."""
         return self.stored.get(tensor, self.kind(tensor) if tensor in self.types else 0)
 
@@ -441,7 +442,7 @@ def _with(node: NodeProto, at: int, given: Array | Shape, facts: Facts) -> NodeP
     if not isinstance(given, tuple):
         facts.values[own] = given
     facts.constants.add(own)
-    facts.roots[own] = facts.roots.get(old, old)
+    facts.view_of[own] = facts.view_of.get(old, old)
     if old in facts.stored:
         facts.stored[own] = facts.stored[old]
     changed = deepcopy(node)
@@ -619,17 +620,17 @@ def _fold(walk: Walk, node: NodeProto) -> None:
         or (constant and node.op_type in ("Cast", *QUANTISED))
     ):
         typed = node.output if node.op_type == "QuantizeLinear" else node.input
-        facts.stored[node.output[0]] = facts.kept(typed[0])
+        facts.stored[node.output[0]] = facts.stored_type(typed[0])
     of_shape = node.op_type in ("Shape", "Size") and facts.shape(node.input[0]) is not None
     if not of_shape and not constant:
         return
     facts.constants.update(o for o in node.output if o)
-    if of_shape or any(i in facts.shaped for i in seen):
-        facts.shaped.update(node.output)
+    if of_shape or any(i in facts.from_shapes for i in seen):
+        facts.from_shapes.update(node.output)
     output, first = node.output[0], next((i for i in seen if i in facts.types), "")
     shape = facts.shape(output)
     if first and shape is not None and prod(facts.shape(first) or (0,)) == prod(shape):
-        facts.roots[output] = facts.roots.get(first, first)
+        facts.view_of[output] = facts.view_of.get(first, first)
     if of_shape:
         dims, attrs = facts.shape(node.input[0]) or (), attributes(node)
         part = dims[attrs.get("start", 0) : attrs.get("end", len(dims))]

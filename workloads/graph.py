@@ -161,14 +161,14 @@ def contradictions(einsums: Sequence[Einsum]) -> Iterator[str]:
     first: dict[str, tuple[Einsum, Projection]] = {}
     for e, p in accesses:
         maker, stored = first.setdefault(accessed(p.tensor, names, made), (e, p))
-        if key := _apart(stored, p):
+        if key := _differing_key(stored, p):
             yield (
                 f"tensor {p.tensor} {_told(stored, key)} in {maker.name}, and {_told(p, key)} in "
-                f"{e.name}; {_alike(stored, p, key)}"
+                f"{e.name}; {_advice(stored, p, key)}"
             )
 
 
-def _apart(a: Projection, b: Projection) -> str:
+def _differing_key(a: Projection, b: Projection) -> str:
     """Returns the key in which two accesses of a tensor differ; "" if they agree."""
     keys = (
         ("format", "bits")
@@ -183,7 +183,7 @@ def _told(p: Projection, key: str) -> str:
     return f"has {key} = {'the machine word' if value is None else value}"
 
 
-def _alike(stored: Projection, p: Projection, key: str) -> str:
+def _advice(stored: Projection, p: Projection, key: str) -> str:
     """Returns what to write so that both accesses agree."""
     if key == "format":
         return "a tensor is stored in one format, and what an einsum makes is dense"

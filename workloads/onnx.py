@@ -65,7 +65,7 @@ SAME_IF_SAME_SHAPE = {"Expand", "Tile", "Pad", "Resize", "Upsample"}
 OPERANDS = {"QLinearConv": (0, 3), "QLinearMatMul": (0, 3)}
 # Limits of files, which may come from anywhere: operators after inlining of functions, elements of a tensor
 # (exact as floats), nested function calls.
-MOST_NODES, MOST_ELEMS, DEEPEST = 100_000, 1 << 53, 50
+MAX_NODES, MAX_ELEMS, MAX_DEPTH = 100_000, 1 << 53, 50
 # inputs that are not trained: running statistics, masks, angles, scales, states, conditions
 UNTRAINED = {
     "BatchNormalization": (3, 4),
@@ -124,7 +124,7 @@ class Draft:
     def stored(self, tensor: str) -> str:
         """Returns the identifier of an ONNX tensor, and records its type on first use."""
         name = self.name(tensor)
-        self.types.setdefault(name, self.facts.kept(tensor))
+        self.types.setdefault(name, self.facts.stored_type(tensor))
         return name
 
     def shapes(self, tensors: Iterable[str]) -> tuple[Shape, ...]:
@@ -216,7 +216,7 @@ def _read(path: Path) -> ModelProto:
 
 
 def _function_faults(model: ModelProto) -> Iterator[str]:
-    """Yields a fault if functions call themselves, or expand to more than MOST_NODES operators."""
+    """Yields a fault if functions call themselves, or expand to more than MAX_NODES operators."""
     own = {(f.domain, f.name): f for f in model.functions}
     sizes: dict[tuple[str, str], int] = {}
 
@@ -224,15 +224,15 @@ def _function_faults(model: ModelProto) -> Iterator[str]:
         key = node.domain, node.op_type
         if key not in own:
             return 1
-        if key in above or len(above) > DEEPEST:
-            return MOST_NODES + 1
+        if key in above or len(above) > MAX_DEPTH:
+            return MAX_NODES + 1
         if key not in sizes:
             sizes[key] = sum(size(n, (*above, key)) for n in own[key].node)
         return sizes[key]
 
-    if sum(size(n, ()) for n in model.graph.node) > MOST_NODES:
+    if sum(size(n, ()) for n in model.graph.node) > MAX_NODES:
         yield (
-            f"its functions call themselves, or stand for more than {MOST_NODES:,} operators; export it "
+            f"its functions call themselves, or stand for more than {MAX_NODES:,} operators; export it "
             "without functions"
         )
 
@@ -250,7 +250,7 @@ def _tensor_faults(graph: GraphProto) -> Iterator[str]:
                 f"constant {t.name}: its values lie at {place}, which leads out of the folder; put them "
                 "beside the file"
             )
-        if any(dim < 0 for dim in t.dims) or prod(t.dims) > MOST_ELEMS:
+        if any(dim < 0 for dim in t.dims) or prod(t.dims) > MAX_ELEMS:
             yield f"constant {t.name}: no tensor has the shape {list(t.dims)}; export the file again"
     if any(t.data_location == TensorProto.EXTERNAL for t in inner):
         yield "the value of a Constant lies outside of the file, only weights may; export it again"
@@ -433,7 +433,7 @@ def _add_attention(node: NodeProto, draft: Draft) -> None:
     scores = draft.name(results[3]) if results[3] else draft.fresh(f"{label}_scores")
     for e in attention(op, scores, (present_k, present_v)):
         draft.einsums.append(replace(squeezed(e), name=draft.fresh(f"{label}_{e.kind}")))
-        draft.types[e.output.tensor] = draft.facts.kept(results[0])
+        draft.types[e.output.tensor] = draft.facts.stored_type(results[0])
         if e.kind == "copy":
             draft.moved.append(f"Attention {draft.einsums[-1].name}")
     for source, result in zip(slots[1:3], results[1:3], strict=True):
@@ -469,7 +469,7 @@ def _add_recurrent(node: NodeProto, draft: Draft) -> None:
         part = e.kind if e.kind != "mac" else "inputs" if once else "step"
         name = draft.fresh(f"{label}_{part}")
         draft.einsums.append(replace(squeezed(e), name=name))
-        draft.types[e.output.tensor] = draft.facts.kept(slots[0])
+        draft.types[e.output.tensor] = draft.facts.stored_type(slots[0])
         draft.repeats[name] = 1 if once else steps
     draft.names.update(dict.fromkeys(results, out))
 
@@ -542,7 +542,7 @@ def _parameters(nodes: Sequence[NodeProto], facts: Facts) -> int:
                 or _is_table(node, tensor, limits, facts)
             ):
                 continue
-            root = facts.roots.get(tensor, tensor)
+            root = facts.view_of.get(tensor, tensor)
             size = prod(facts.shape(root) or ())
             if size > 1 and (facts.is_float(tensor) or (quantised and at in operands)):
                 found[root] = size

@@ -162,14 +162,14 @@ def _build(
         faults.append(f"{where}: einsums is empty; give at least one")
     refuse(faults or _weight_faults(where, einsums, weights))
     ordered = in_order(where, einsums)
-    lines = (*_unread(einsums), *_unmatched(einsums, entries), *_unlike(einsums))
+    lines = (*_unread_faults(einsums), *_size_faults(einsums, entries), *_again_faults(einsums))
     refuse(f"{where}: {line}" for line in lines)
     repeat = {e.name: entry.repeat for e, entry in zip(einsums, entries, strict=True)}
     repeats = tuple(repeat[e.name] for e in ordered)
     warnings = [
         f"{where}: einsums[{i}]: {line}"
         for i, (e, entry) in enumerate(zip(einsums, entries, strict=True))
-        for line in _borders(e, entry, {other.output.tensor for other in einsums})
+        for line in _padding_warnings(e, entry, {other.output.tensor for other in einsums})
     ]
     found = Workload(
         name, ordered, frozenset(weights), repeats if max(repeats) > 1 else (), warnings=tuple(warnings)
@@ -177,7 +177,7 @@ def _build(
     return replace(found, parameters=_parameters(found))
 
 
-def _unread(einsums: Sequence[Einsum]) -> Iterator[str]:
+def _unread_faults(einsums: Sequence[Einsum]) -> Iterator[str]:
     """A line per dimension that is indexed only outside of the tensor."""
     for i, e in enumerate(einsums):
         for p in e.tensors():
@@ -191,7 +191,7 @@ def _unread(einsums: Sequence[Einsum]) -> Iterator[str]:
                     )
 
 
-def _unmatched(einsums: Sequence[Einsum], entries: Sequence[Entry]) -> Iterator[str]:
+def _size_faults(einsums: Sequence[Einsum], entries: Sequence[Entry]) -> Iterator[str]:
     """A line per tensor that is read in another size than it is made in.
 
     As many elements in another shape are allowed (a view), and an einsum that repeats may make or read a
@@ -218,7 +218,7 @@ def _unmatched(einsums: Sequence[Einsum], entries: Sequence[Entry]) -> Iterator[
                 yield f"{reads} with {line}, {makes}; give both one extent, or {fix}"
 
 
-def _unlike(einsums: Sequence[Einsum]) -> Iterator[str]:
+def _again_faults(einsums: Sequence[Einsum]) -> Iterator[str]:
     """A line per further access (T_again) of a tensor from outside with another number of elements than the
     first.
     """
@@ -254,7 +254,7 @@ def _shown(shape: Iterable[int]) -> str:
     return " x ".join(map(str, shape))
 
 
-def _borders(e: Einsum, entry: Entry, made: Collection[str]) -> Iterator[str]:
+def _padding_warnings(e: Einsum, entry: Entry, made: Collection[str]) -> Iterator[str]:
     """A line per tensor whose padding the file does not give and whose size leaves more of it on one side.
     Without `sizes`, stored is all that the indices reach, or what the einsum that makes the tensor stores.
     """

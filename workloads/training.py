@@ -98,7 +98,7 @@ class Tape:
     flat: tuple[str, ...]  # einsums that depend on a weight but have no gradient
     grads: dict[str, str] = field(default_factory=dict)  # tensor -> its gradient
     # tensor -> parts of its gradient that are not summed yet: a tensor, or a broadcast that is not written
-    shares: dict[str, list[str | Gradient]] = field(default_factory=dict)
+    gradient_parts: dict[str, list[str | Gradient]] = field(default_factory=dict)
 
     def fresh(self, name: str) -> str:
         """Returns the name, with underscores appended until it is unused."""
@@ -152,8 +152,8 @@ def gradients(
     """
     tape, ends = _tape(forward, inputs, results)
     for tensor in ends:
-        tape.shares[tensor] = [tape.fresh(f"d_{tensor}")]
-    seeds = {str(tape.shares[tensor][0]): tensor for tensor in ends}
+        tape.gradient_parts[tensor] = [tape.fresh(f"d_{tensor}")]
+    seeds = {str(tape.gradient_parts[tensor][0]): tensor for tensor in ends}
     made = {e.output.tensor for e in forward.einsums}
     firsts: dict[str, str] = {}
     for e in forward.einsums:
@@ -161,11 +161,11 @@ def gradients(
             firsts.setdefault(p.tensor, e.name)
     found: list[Gradient] = []
     for e, count in reversed([*forward.runs()]):
-        if e.output.tensor in tape.shares:
+        if e.output.tensor in tape.gradient_parts:
             found += _whole(tape, e.output.tensor, count)
             found += _backward(tape, e, count)
         for p in e.inputs:
-            if p.tensor in tape.shares and p.tensor not in made and firsts[p.tensor] == e.name:
+            if p.tensor in tape.gradient_parts and p.tensor not in made and firsts[p.tensor] == e.name:
                 found += _whole(tape, p.tensor, count)
                 found += _update(tape, p, count, method) if p.tensor in forward.weights else ()
     if not found and tape.flat:
@@ -300,7 +300,7 @@ def _backward(tape: Tape, e: Einsum, count: int) -> Iterator[Gradient]:
         rule, wrt = _rule(e, i), _owner(tape.stored, p)
         if not tape.uses[wrt] or rule is None:
             continue
-        shares, several = tape.shares.setdefault(wrt, []), tape.uses[wrt] > 1
+        shares, several = tape.gradient_parts.setdefault(wrt, []), tape.uses[wrt] > 1
         derived = _derived(e, rule, grad, replace(p, density=1.0, format="dense"))
         if derived.kind == "copy" and derived.output.dims == grad.dims and _plain(derived):
             shares.append(grad.tensor)
@@ -373,7 +373,7 @@ def _whole(tape: Tape, tensor: str, count: int) -> Iterator[Gradient]:
     """Yields the einsums that sum the parts of a tensor's gradient. A broadcast part is read from its source.
     A single part is the gradient itself.
     """
-    shares = tape.shares[tensor]
+    shares = tape.gradient_parts[tensor]
     if len(shares) == 1:
         (share,) = shares
         tape.grads[tensor] = share if isinstance(share, str) else share.einsum.output.tensor

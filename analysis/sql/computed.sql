@@ -8,7 +8,7 @@ SELECT machine, schedule, workload, position, einsum, einsum_key, kind, occurren
 FROM (SELECT machine, schedule, workload, unnest([positions]) AS position, unnest(keys) AS mapping_key FROM internal.packed)
 JOIN internal.uniques USING (workload, position)
 UNION ALL BY NAME
-SELECT machine, schedule, workload, position, einsum, einsum_key, kind, occurrences, mapping_key FROM internal.whole;
+SELECT machine, schedule, workload, position, einsum, einsum_key, kind, occurrences, mapping_key FROM internal.not_unfused;
 
 CREATE OR REPLACE VIEW einsums AS
 FROM internal.stored_einsums
@@ -46,7 +46,7 @@ FROM (SELECT machine, schedule, workload, unnest([positions]) AS position, unnes
       FROM (SELECT *, levels_of(machine) AS levels FROM internal.packed))
 JOIN internal.uniques USING (workload, position)
 UNION ALL
-SELECT machine, schedule, workload, einsum, kind, occurrences, mapping_key, unnest(levels_of(machine)) AS p FROM internal.whole;
+SELECT machine, schedule, workload, einsum, kind, occurrences, mapping_key, unnest(levels_of(machine)) AS p FROM internal.not_unfused;
 
 CREATE OR REPLACE VIEW internal.moved AS
 SELECT e.*, c.level, c.tensor, c.action, c.elems, c.bits
@@ -60,7 +60,7 @@ FROM (SELECT machine, schedule, workload, unnest([positions]) AS position, unnes
 JOIN internal.uniques USING (workload, position)
 UNION ALL
 SELECT machine, schedule, workload, einsum, cycles, levels_of(machine) AS levels FROM (
-    SELECT machine, schedule, workload, einsum, occurrences * latency_cycles AS cycles FROM internal.whole e
+    SELECT machine, schedule, workload, einsum, occurrences * latency_cycles AS cycles FROM internal.not_unfused e
     WHERE NOT EXISTS (FROM internal.stored_segments s WHERE pipeline_tiles IS NOT NULL AND (s.machine, s.schedule, s.workload) = (e.machine, e.schedule, e.workload)
                       AND list_contains(string_split(s.einsums, ' | '), e.einsum))
     UNION ALL

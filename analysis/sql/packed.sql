@@ -12,5 +12,5 @@ CREATE OR REPLACE VIEW internal.built AS
 SELECT machine FROM main.machines [only] WHERE status IN ('ok', 'infeasible') AND area_mm2 IS NOT NULL;
 
 -- Einsums of schedules that are not unfused.
-CREATE OR REPLACE VIEW internal.whole AS
+CREATE OR REPLACE VIEW internal.not_unfused AS
 FROM internal.stored_einsums [only];

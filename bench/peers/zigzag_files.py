@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
+from dse.mapping.constraints import Constraints
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store
-from dse.mapping.space import Constraints
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from hw.arch import Arch
 from workloads.einsum import Einsum

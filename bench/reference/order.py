@@ -58,10 +58,14 @@ def orders(graph: Graph, edges: Sequence[Edge], penalty: int, lost: int = 0) -> 
     those that do under no pair of orders, and at most `lost` others. Consumers of a multicast share their
     order. What an operation needs whole (the matrix that it inverts) may lie in any order.
     """
-    at = min(1, graph.periods - 1) * graph.per  # a period with a period before it
-    operations = graph.operations[at : at + graph.per]
+    at = min(1, graph.periods - 1) * graph.operations_per_period  # a period with a period before it
+    operations = graph.operations[at : at + graph.operations_per_period]
     ways = [_order_choices(e) for e in operations]
-    links = [link for e in edges if at <= e.source < at + graph.per and (link := _link(graph, e, at)).inputs]
+    links = [
+        link
+        for e in edges
+        if at <= e.source < at + graph.operations_per_period and (link := _link(graph, e, at)).inputs
+    ]
     hard = [
         link.edge.pattern in PIPELINED
         and any(_pipes(operations, link, a, b) for a in ways[link.source] for b in ways[link.target])
@@ -119,7 +123,8 @@ def fewest_swizzles(graph: Graph, edges: Sequence[Edge]) -> tuple[int, int, Iter
         if next(orders(graph, edges, penalty, lost), None):
             return lost, penalty, orders(graph, edges, penalty, lost)
     raise ValueError(
-        f"no loop orders of {graph.per} operations swizzle at most {MOST} edges and give up at most "
+        f"no loop orders of {graph.operations_per_period} operations swizzle at most {MOST} edges "
+        "and give up at most "
         f"{MOST} pipelines"
     )
 
@@ -159,7 +164,7 @@ def _link(graph: Graph, edge: Edge, at: int) -> _Link:
     first = 1 if target.kind in WHOLE else 0
     inputs = tuple(i for i, p in enumerate(target.inputs) if p.tensor == edge.tensor and i >= first)
     pairs = tuple(_significant(written.dims, target.inputs[i].dims) for i in inputs)
-    return _Link(edge, edge.source - at, (edge.target - at) % graph.per, inputs, pairs)
+    return _Link(edge, edge.source - at, (edge.target - at) % graph.operations_per_period, inputs, pairs)
 
 
 def _significant(written: Sequence[Dim], read: Sequence[Dim]) -> list[tuple[Walk, Walk]] | None:

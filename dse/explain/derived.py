@@ -42,7 +42,7 @@ from hw.space import decode
 from workloads.einsum import canonical_key
 from workloads.graph import Unique, Workload, unique
 
-MOST = 1 << 16  # decoded machines, and nests, in memory
+MAX_DECODED = 1 << 16  # decoded machines, and nests, in memory
 OF_EINSUMS = [name for name in record.TABLES["einsums"] if name not in ("machine", "schedule", "workload")]
 # attributes of EinsumCost
 COSTS = [
@@ -173,7 +173,7 @@ def functions(context: RunContext) -> list[Function]:
     """
     choice = ("BIGINT", "VARCHAR", "VARCHAR[]")
     proof = (*choice, "VARCHAR", "INTEGER[]", "DOUBLE[]", "VARCHAR[]")
-    given = ("DOUBLE",) * len(packed_columns.GIVEN)
+    given = ("DOUBLE",) * len(packed_columns.FORMULA_INPUTS)
     return [
         *(
             Function(f"follows_{name}", packed_columns.formula(name), given, "DOUBLE")
@@ -266,7 +266,7 @@ def _built(context: RunContext, number: int) -> tuple[Arch, int] | None:
     """
     with context.lock:
         if number not in context.machines:
-            if len(context.machines) >= MOST:
+            if len(context.machines) >= MAX_DECODED:
                 context.machines.clear()
             arch = decode(context.study.space, number) if 0 <= number < context.study.space.size else None
             context.machines[number] = (
@@ -362,7 +362,7 @@ def _nests_by_key(context: RunContext, keys: Collection[str]) -> dict[str, str]:
     ValueError.
     """
     with context.lock:
-        if len(context.nests) > MOST:
+        if len(context.nests) > MAX_DECODED:
             context.nests.clear()
         _read_nests(context, keys)
         return {key: context.nests[key] for key in keys}
@@ -371,7 +371,7 @@ def _nests_by_key(context: RunContext, keys: Collection[str]) -> dict[str, str]:
 def _read_nests(context: RunContext, keys: Collection[str]) -> None:
     wanted = sorted(set(keys) - context.nests.keys())
     if wanted:
-        manifest, wrong = folder.sound(context.root)
+        manifest, wrong = folder.verified_parts(context.root)
         for group in manifest.groups:
             for part in group.parts if group.name not in wrong else ():
                 if part.table == "mappings" and wanted:
@@ -379,7 +379,7 @@ def _read_nests(context: RunContext, keys: Collection[str]) -> None:
                     wanted = [key for key in wanted if key not in context.nests]
     if wanted:
         raise ValueError(
-            f"{context.root}: mapping {wanted[0]} is not among its mappings; {folder.way_on(context.root)}"
+            f"{context.root}: mapping {wanted[0]} is not among its mappings; {folder.advice(context.root)}"
         )
 
 
@@ -509,7 +509,7 @@ def levels(arch: Arch) -> list[dict[str, Any]]:
     def own_prices(node: Level | Fanout | Compute) -> dict[str, Any]:
         return {name: getattr(node, name) for name in fields_of(type(node), "price", "network")}
 
-    lane = arch.compute
+    mac_unit = arch.compute
     rows: list[dict[str, Any]] = [
         {
             "level": level.name,
@@ -529,9 +529,14 @@ def levels(arch: Arch) -> list[dict[str, Any]]:
         for f in arch.fanouts
         if any(own_prices(f).values())
     ]
-    if lane.vector_leak_mw:
-        rows.append({"level": "VECTOR", "leak_mw": lane.vector_leak_mw, "instances": 1})
-    own = {"level": "MAC", **own_prices(lane), "bandwidth": lane.ops_per_cycle, "leak_mw": lane.leak_mw}
+    if mac_unit.vector_leak_mw:
+        rows.append({"level": "VECTOR", "leak_mw": mac_unit.vector_leak_mw, "instances": 1})
+    own = {
+        "level": "MAC",
+        **own_prices(mac_unit),
+        "bandwidth": mac_unit.ops_per_cycle,
+        "leak_mw": mac_unit.leak_mw,
+    }
     return [
         {**row, "clock_ghz": arch.clock_ghz}
         for row in (*rows, {**own, "instances": arch.instances(len(arch.levels))})

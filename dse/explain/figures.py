@@ -17,7 +17,7 @@ from dse.explain.values import costed_einsums
 from dse.layout.address import address
 from dse.layout.text import parse, show
 from dse.mapping.nest import Infeasible, Loop
-from dse.sim.counts.parts import bits_of
+from dse.sim.counts.actions import bits_of
 from dse.sim.einsum import bounds
 from dse.sim.einsum.evaluate import EinsumCost, ProgressFn, Solution, no_progress
 from dse.sim.levels.transfer import dim_names
@@ -30,12 +30,12 @@ from workloads.einsum import Einsum, Projection
 from workloads.graph import Workload, counts, unique
 
 if TYPE_CHECKING:  # it takes SciPy along
-    from dse.solve.gogeta.traffic import Reuse
+    from dse.solve.gogeta.traffic import TrafficReport
 
 Values = NDArray[np.float64]
 
 STEPS = 60  # points of a progress curve
-SMALLEST, MOST_STEPS = 4, 18  # ski slope: log2 of its smallest capacity in bytes; how often that doubles
+SMALLEST, MAX_STEPS = 4, 18  # ski slope: log2 of its smallest capacity in bytes; how often that doubles
 SIDE = 24  # elements per side in a picture of a layout
 REFERENCE = 1.1  # reference point of a hypervolume, on axes where the worst value is 1
 
@@ -170,7 +170,7 @@ def ski_slope(
     """
     tensors = [[stored_bytes(p, arch) for p in e.tensors()] for e in workload.einsums]
     top = ceil(log2(max(map(sum, tensors))))
-    capacities = [2.0**i for i in range(max(SMALLEST, top - MOST_STEPS), top + 2)]
+    capacities = [2.0**i for i in range(max(SMALLEST, top - MAX_STEPS), top + 2)]
     points, said = [], []
     for number, capacity in enumerate(capacities):
         progress(number, [1.0] * len(capacities), f"a buffer of {capacity:.0f} B")
@@ -226,18 +226,18 @@ class Residency:
     used: tuple[tuple[str, tuple[float, ...], float | None], ...]
 
 
-def residency(arch: Arch, workload: Workload, found: Reuse) -> Residency:
+def residency(arch: Arch, workload: Workload, found: TrafficReport) -> Residency:
     """Returns the optimal retention between operations, step by access. Where a workload is a loop, one
     period of it.
     """
     from dse.solve.gogeta.operations import graph
     from dse.solve.gogeta.optimum import EDGE
-    from dse.solve.gogeta.traffic import Counting
+    from dse.solve.gogeta.traffic import CountingRule
 
     word = arch.word_bits / 8
     periods = min(max(workload.repeats, default=1) if workload.loop_state else 1, 2 * EDGE + 2)
     accesses = (
-        Counting(found.published).listed(graph(workload, periods), found.order, arch.word_bits).accesses
+        CountingRule(found.published).listed(graph(workload, periods), found.order, arch.word_bits).accesses
     )
     kept = [s for s in found.optimal.spans if s.words]
     low, high = (min((s.first for s in kept), default=0), max((s.last for s in kept), default=0) + 1)

@@ -16,28 +16,28 @@ from dse.mapping.directives import directives_of, overlap, text
 from dse.mapping.nest import Loop, to_data, to_text
 from dse.mapping.schedule import Schedule, mappings_by_einsum, sequential
 from dse.mapping.searched import claim, space_words
-from dse.sim.counts.parts import bits_of
+from dse.sim.counts.actions import bits_of
 from dse.sim.directives.directed import layer_of
 from dse.sim.einsum.bounds import needs
 from dse.sim.einsum.evaluate import GIVEN_MAPPING, EinsumCost, SegmentCost, Solution, percent
 from dse.sim.schedule.graph import on_chip
 from dse.sim.schedule.placed import index_ranges
-from dse.solve.schedules.trips import fuser
+from dse.solve.schedules.fusible_segments import fuser
 from hw.arch import Arch
 from workloads.einsum import Einsum, show
 from workloads.graph import Workload, counts, owner, unique
 
 if TYPE_CHECKING:  # it takes SciPy along
-    from dse.solve.gogeta.traffic import Reuse
+    from dse.solve.gogeta.traffic import TrafficReport
 
-MOST = 0.8  # share of the energy that the listed einsums make up at least
-FEW = 8  # up to so many einsums are listed in full
+LISTED_SHARE = 0.8  # share of the energy that the listed einsums make up at least
+LISTED_IN_FULL = 8  # up to so many einsums are listed in full
 STATIC = 0.5  # share of static energy above which a sentence says so
 ALIKE = 0.99  # share of the busiest component's cycles from which on a component is a bottleneck, too
 WHOLE = ("all", "1")  # shares of a tensor
 EXCHANGED = 0.1  # share of energy for tensors between einsums in main memory, above which a sentence says so
 STEADY = {"energy_steady_pj": "steady_state_energy_pj"}  # as screens have it
-FAR = 0.1  # above this gap to the bound a sentence says what may help
+LARGE_GAP = 0.1  # above this gap to the bound a sentence says what may help
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def unfused(arch: Arch, workload: Workload, solution: Solution, command: str = "
 
 def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
     """What may bring a solution nearer to its bound; empty where it is at most a tenth above."""
-    if solution.gap_to_bound <= FAR or solution.schedule:
+    if solution.gap_to_bound <= LARGE_GAP or solution.schedule:
         return ""
     if arch.models_layout():
         return (
@@ -316,7 +316,7 @@ def notes(arch: Arch, workload: Workload, solution: Solution) -> list[str]:
 
 def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> list[Table]:
     """Where the energy goes, and the unique einsums, those with most energy first: all of them (whole), or as
-    many as make up MOST of the energy.
+    many as make up LISTED_SHARE of the energy.
     """
     found = [
         energy(arch, solution),
@@ -342,8 +342,8 @@ def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> 
     behind = list(accumulate(row[3] for row in rows))
     shown = (
         len(rows)
-        if whole or len(rows) <= FEW
-        else max(1, 1 + next((i for i, part in enumerate(behind) if part >= MOST), len(rows)))
+        if whole or len(rows) <= LISTED_IN_FULL
+        else max(1, 1 + next((i for i, part in enumerate(behind) if part >= LISTED_SHARE), len(rows)))
     )
     rest = rows[shown:]
     note = (
@@ -409,11 +409,11 @@ def segments(solution: Solution) -> Table:
 def pruned(solution: Solution) -> Table:
     """Schemes of each segment: all, those that may fit, those that the search solved; most schemes first."""
     rows = sorted(solution.pruned, key=lambda row: -row.schemes)
-    note = f"{len(rows)} segments in all" if len(rows) > FEW else ""
+    note = f"{len(rows)} segments in all" if len(rows) > LISTED_IN_FULL else ""
     return Table(
         "schemes of segments",
         ("einsums", "schemes", "valid", "solved"),
-        tuple((" | ".join(row.einsums), row.schemes, row.valid, row.solved) for row in rows[:FEW]),
+        tuple((" | ".join(row.einsums), row.schemes, row.valid, row.solved) for row in rows[:LISTED_IN_FULL]),
         note,
     )
 
@@ -483,8 +483,8 @@ def energy(arch: Arch, solution: Solution) -> Table:
             if part.level in moved:
                 moved[part.level] += cost.count * part.energy_pj
     ns = solution.latency_cycles / arch.clock_ghz  # time during which components leak
-    lanes = arch.compute.leak_mw * arch.instances(len(names) - 1) + arch.compute.vector_leak_mw
-    powers = [*(level.leak_mw * arch.instances(v) for v, level in enumerate(arch.levels)), lanes]
+    compute_mw = arch.compute.leak_mw * arch.instances(len(names) - 1) + arch.compute.vector_leak_mw
+    powers = [*(level.leak_mw * arch.instances(v) for v, level in enumerate(arch.levels)), compute_mw]
     rows = [
         (name, moved[name], mw * ns, (moved[name] + mw * ns) / (solution.energy_pj or 1))
         for name, mw in zip(names, powers, strict=True)
@@ -689,7 +689,7 @@ def read_in_parts(operations: Sequence[Einsum]) -> list[str]:
     return sorted(t for t, of in seen.items() if len(of) > 1 and t not in made)
 
 
-def _claimed(found: Reuse) -> str:
+def _claimed(found: TrafficReport) -> str:
     """What is proven of `Optimal`: the optimum or only a bound, and for which schedules."""
     if parts := read_in_parts(found.operations):
         return f"not proven: {parts[0]} is read in parts, which the access list takes for the same words"
@@ -701,12 +701,12 @@ def _claimed(found: Reuse) -> str:
     return f"{far or 'optimum'} for its order of operations"
 
 
-def _gap_of_schedule(found: Reuse) -> str:
+def _gap_of_schedule(found: TrafficReport) -> str:
     over = found.schedule_words / found.bound() - 1
     return f"{100 * over:.3g} %" if over >= 0 else "none: it moves less, in another order of operations"
 
 
-def residency(arch: Arch, workload: Workload, found: Reuse) -> tuple[dict[str, Any], list[Table]]:
+def residency(arch: Arch, workload: Workload, found: TrafficReport) -> tuple[dict[str, Any], list[Table]]:
     """Traffic between operations: (facts, tables); the tables are main-memory traffic per configuration,
     phases in order, and on-chip retention.
     """

@@ -32,7 +32,7 @@ from dse.sim.schedule.graph import evaluate
 from dse.solve import solve
 from dse.solve.gogeta.classify import CLASSIFIERS
 from dse.solve.gogeta.rereads import chip_of
-from dse.solve.gogeta.traffic import Reuse, reuse, with_rereads
+from dse.solve.gogeta.traffic import TrafficReport, traffic_of, with_rereads
 from dse.solve.solve import SolverOptions
 from dse.study import pareto, prune, read
 from dse.study import study as studies
@@ -258,7 +258,7 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
     Raises ValueError with one line per fault.
     """
     from dse.mapper.exact import pareto_mappings
-    from dse.mapping.space import dataflow
+    from dse.mapping.constraints import dataflow
 
     options, spec = _machine_and_options(machine, sets)
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
@@ -289,7 +289,7 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
         {
             "energy_pj": one.cost.energy_pj,
             "latency_cycles": one.cost.latency_cycles,
-            f"{pareto.slug(found.level)}_bytes": one.room_bytes,
+            f"{pareto.slug(found.level)}_bytes": one.capacity_bytes,
             "nest": to_text(one.cost.mapping, e),
             "certificate": found.certificate,
         }
@@ -367,7 +367,7 @@ class Residency:
 
     arch: Arch
     workload: Workload
-    reuse: Reuse
+    reuse: TrafficReport
 
     @property
     def configurations(self) -> Answer:
@@ -441,7 +441,7 @@ def residency(workload: str, machine: str, *, method: str = "corrected", **sets:
         )
     if short := outermost.minimum(arch, loaded):
         raise ValueError(f"{machine}: {short}; give {short.level} more capacity")
-    found = reuse(loaded, int(bits * arch.instances(1) // arch.word_bits), arch.word_bits, method)
+    found = traffic_of(loaded, int(bits * arch.instances(1) // arch.word_bits), arch.word_bits, method)
     if found.overfull_operations:
         known = with_rereads(found, loaded, chip_of(arch))
         found = replace(known, schedule_words=_schedule_words(arch, loaded, options))
@@ -495,7 +495,7 @@ class Point:
 
     machine: int
     schedule: int
-    axis_values: str  # the machine, and why it was chosen
+    why_chosen: str  # the machine, and why it was chosen
     row: Mapping[str, Any]  # its row of the table machines
     solutions: tuple[Mapped, ...]  # per workload, costed again
     # a schedule of one of the workloads from a file, on the same machine, to compare
@@ -504,7 +504,7 @@ class Point:
     def text(self, einsum: str | None = None, width: int = tables.WIDE) -> str:
         """Returns what `dse show` prints."""
         head = tables.facts(
-            {key: value for key, value in self.row.items() if key not in QUIET}, self.axis_values, width
+            {key: value for key, value in self.row.items() if key not in QUIET}, self.why_chosen, width
         )
         if self.given_schedule is None:
             return "\n".join([head, *(one.text(einsum, width) for one in self.solutions)])
@@ -915,7 +915,7 @@ def study_of(text: str | Path) -> Study:
         raise ValueError(folder.absent(root))
     manifest = folder.read(root)
     if lines := folder.heads(root, manifest) or (
-        [] if path.exists() else [f"{path}: missing; {folder.way_on(root)}"]
+        [] if path.exists() else [f"{path}: missing; {folder.advice(root)}"]
     ):
         raise folder.Damaged("\n".join(lines))
     study = studies.load(path, within=root)
@@ -923,7 +923,7 @@ def study_of(text: str | Path) -> Study:
         raise folder.Damaged("\n".join(lines))
     if manifest.groups and folder.env(root, manifest) is None:
         logging.getLogger("dse").warning(
-            "%s: lost, damaged or of another run; %s", root / folder.ENV, folder.way_on(root)
+            "%s: lost, damaged or of another run; %s", root / folder.ENV, folder.advice(root)
         )
     return study
 

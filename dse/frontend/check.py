@@ -156,19 +156,19 @@ def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
     """Returns status.json of a run. State "running" becomes "killed" if the process that wrote it is known to
     be gone. Raises Damaged; for damaged parts not if skip_damaged.
     """
-    manifest, wrong = folder.sound(root)
+    manifest, wrong = folder.verified_parts(root)
     if wrong and not skip_damaged:
-        way = folder.way_on(root)
+        way = folder.advice(root)
         raise folder.Damaged("\n".join(f"{line}; {way}" for lines in wrong.values() for line in lines))
     facts = folder.status(root, manifest.identity)
     if facts is None and (manifest.groups or (root / folder.STATUS).exists()):
         raise folder.Damaged(
-            f"{root / folder.STATUS}: lost, damaged or of another run; {folder.way_on(root)}"
+            f"{root / folder.STATUS}: lost, damaged or of another run; {folder.advice(root)}"
         )
     facts = facts or {"state": "not started", "done": 0}
     if not (isinstance(then := facts.get("time", 0.0), int | float) and 0 <= then < 1e11):
         raise folder.Damaged(
-            f"{root / folder.STATUS}: time = {str(then)[:40]} is none; {folder.way_on(root)}"
+            f"{root / folder.STATUS}: time = {str(then)[:40]} is none; {folder.advice(root)}"
         )
     # opening a run publishes the manifest once, before status.json is written
     if (
@@ -181,7 +181,7 @@ def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
         )
         raise folder.Damaged(
             f"{root / folder.STATUS}: {behind}; older than the rows, or a run is starting: "
-            f"{folder.way_on(root)}"
+            f"{folder.advice(root)}"
         )
     process, _, host = str(facts.get("process", "")).partition(" on ")
     if (

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # each command imports what it needs, so that start-up is sho
     from workloads.graph import Workload
 
 
-MOST_LINES = 40  # lines of faults that are shown
+MAX_LINES = 40  # lines of faults that are shown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,8 +57,8 @@ def _exit_code(args: argparse.Namespace) -> int:
         print(
             "\n".join(
                 [
-                    *lines[:MOST_LINES],
-                    *([f"... and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []),
+                    *lines[:MAX_LINES],
+                    *([f"... and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []),
                 ]
             ),
             file=sys.stderr,

@@ -27,7 +27,7 @@ from hw.arch import Arch
 from workloads.graph import Workload
 
 if TYPE_CHECKING:  # it takes SciPy along
-    from dse.solve.gogeta.traffic import Reuse
+    from dse.solve.gogeta.traffic import TrafficReport
 
 OF_RUN = ("front", "breakdown", "roofline", "sensitivity", "progress")
 OF_MAPPED = ("nest", "roofline", "breakdown", "ski-slope", "residency")
@@ -303,7 +303,7 @@ def of_mapped(
     return drawn[kind](one.solution)
 
 
-def of_residency(arch: Arch, workload: Workload, found: Reuse) -> Picture:
+def of_residency(arch: Arch, workload: Workload, found: TrafficReport) -> Picture:
     """Returns a picture of tensors on chip over the accesses of a retention schedule."""
     return plots.residency(figures.residency(arch, workload, found))
 

@@ -26,9 +26,9 @@ from dse.study import pareto
 from dse.study import study as studies
 from hw.space import Axis
 
-MOST_POINTS = 150_000  # of more points only so many are shown, besides the front
+MAX_POINTS = 150_000  # of more points only so many are shown, besides the front
 EXPLAINED = 40  # points of the front that have nest, breakdown and roofline
-MOST_REASONS = 40  # rows in the table of reasons
+MAX_REASONS = 40  # rows in the table of reasons
 STATES = ("ok", "infeasible", "pruned", "error", "breaks a constraint")
 
 
@@ -76,9 +76,9 @@ def _on_front(run: Opened, points: pa.Table) -> np.ndarray:
 
 def _shown_points(count: int, on_front: np.ndarray) -> np.ndarray:
     """Returns the indices of the points that are shown: all, or the front and others at even distances."""
-    if count <= MOST_POINTS:
+    if count <= MAX_POINTS:
         return np.arange(count)
-    return np.union1d(np.flatnonzero(on_front), np.linspace(0, count - 1, MOST_POINTS).astype(int))
+    return np.union1d(np.flatnonzero(on_front), np.linspace(0, count - 1, MAX_POINTS).astype(int))
 
 
 def _machine_columns(run: Opened, machines: pa.Table, points: pa.Table) -> list[Column]:
@@ -172,7 +172,7 @@ def _reasons(run: Opened) -> list[dict[str, Any]]:
         WHERE status <> 'ok'
         GROUP BY status, level, einsum, CASE WHEN limit_level IS NULL THEN reason END
         ORDER BY machines DESC, level, reason
-        LIMIT {MOST_REASONS}""").table.to_pylist()
+        LIMIT {MAX_REASONS}""").table.to_pylist()
     )
     return found
 

@@ -9,11 +9,11 @@ from dse.explain import values as explain
 from dse.frontend.tables import WIDE, facts, table, wrapped
 from dse.mapping import schedule as schedules
 from dse.sim.einsum.evaluate import Solution
-from dse.solve.gogeta.traffic import Reuse
+from dse.solve.gogeta.traffic import TrafficReport
 from hw.arch import Arch
 from workloads.graph import Workload, unique
 
-MOST_ROWS = 16  # rows of a table of on-chip retention
+MAX_ROWS = 16  # rows of a table of on-chip retention
 
 
 def numbered(workload: Workload, name: str | None) -> dict[str, int]:
@@ -58,15 +58,15 @@ def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, 
     return "\n".join(blocks)
 
 
-def residency(arch: Arch, workload: Workload, found: Reuse, width: int = WIDE) -> str:
+def residency(arch: Arch, workload: Workload, found: TrafficReport, width: int = WIDE) -> str:
     """Returns facts and tables of on-chip retention. Long tables show their first rows."""
     known, tables = explain.residency(arch, workload, found)
     blocks = [facts(known, f"{workload.name} on {arch.name}", width)]
     for one in tables:
-        left = len(one.rows) - MOST_ROWS
+        left = len(one.rows) - MAX_ROWS
         notes = [one.note, f"{left} more rows; --format json lists them" if left > 0 else ""]
         blocks.append(
-            block(replace(one, rows=one.rows[:MOST_ROWS], note=" ".join(filter(None, notes))), width)
+            block(replace(one, rows=one.rows[:MAX_ROWS], note=" ".join(filter(None, notes))), width)
         )
     return "\n".join(blocks)
 

@@ -43,14 +43,14 @@ class Memory:
 
     DRAM: `row` elements in a row of each of `banks`; consecutive blocks of `interleave` elements lie in
         consecutive banks.
-    SRAM: lines are words; each of `ports` banks serves one word at a time.
+    SRAM: lines are words; each of `sram_banks` banks serves one word at a time.
     """
 
     line: int  # elements that move at once
     row: int = 0  # 0: no DRAM rows
     banks: int = 1
     interleave: int = 0  # 0: `row`
-    ports: int = 0  # SRAM banks; 0: none
+    sram_banks: int = 0  # SRAM banks; 0: none
     # bank of an SRAM word. word: consecutive words lie in consecutive banks; block: each bank has `capacity /
     # ports` consecutive elements; xor: as word, permuted by the index of the row of words
     bank_map: str = "word"
@@ -103,30 +103,30 @@ class Cuts:
     line: tuple[Field, ...] | None  # address of the line
     row: tuple[Field, ...] | None  # bank and row
     bank: tuple[Field, ...] | None  # bank
-    port: tuple[Field, ...] | None  # SRAM bank
+    sram_bank: tuple[Field, ...] | None  # SRAM bank
     word: tuple[Field, ...] | None  # word within the SRAM bank
 
 
 def cuts(layout: Layout, memory: Memory) -> Cuts:
     """Returns how a memory cuts the addresses of a layout."""
     line = _fields(layout, memory.line, 0)
-    row = bank = port = word = None
+    row = bank = sram_bank = word = None
     if memory.row:
         interleave = memory.interleave or memory.row
         bank = _fields(layout, interleave, interleave * memory.banks)
         above = _fields(layout, memory.row * memory.banks, 0)
         row = None if bank is None or above is None else bank + above
         row = _fields(layout, memory.row, 0) if interleave == memory.row else row
-    if memory.ports:
-        shared = memory.line * memory.ports
+    if memory.sram_banks:
+        shared = memory.line * memory.sram_banks
         if memory.bank_map == "block":
-            deep = memory.capacity // memory.ports
+            deep = memory.capacity // memory.sram_banks
             low, high = _fields(layout, memory.line, deep), _fields(layout, memory.capacity, 0)
-            port = _fields(layout, deep, memory.capacity)
+            sram_bank = _fields(layout, deep, memory.capacity)
             word = None if low is None or high is None else low + high
         elif memory.bank_map == "word":
-            port, word = _fields(layout, memory.line, shared), _fields(layout, shared, 0)
-    return Cuts(layout, layout.weights(), memory, line, row, bank, port, word)
+            sram_bank, word = _fields(layout, memory.line, shared), _fields(layout, shared, 0)
+    return Cuts(layout, layout.weights(), memory, line, row, bank, sram_bank, word)
 
 
 def _fields(layout: Layout, low: int, high: int) -> tuple[Field, ...] | None:
@@ -173,15 +173,15 @@ def _measured(c: Cuts, dim: int, values: Ints) -> Iterator[Ints | int]:
         yield _different(_key(digits, dim, [(k, 1, 0) for k in range(j + 1)], values))
     keys = [
         None if fields is None else _key(digits, dim, fields, values)
-        for fields in (c.line, c.row, c.bank, c.port, c.word)
+        for fields in (c.line, c.row, c.bank, c.sram_bank, c.word)
     ]
-    line, row, bank, port, word = keys
+    line, row, bank, sram_bank, word = keys
     yield 0 if line is None else _different(line)
     yield 0 if line is None else _full(c, dim, values, line)
     yield 0 if row is None else _different(row)
     yield 0 if bank is None else _different(bank)
-    yield 0 if port is None or word is None else _different(port * (int(word.max()) + 1) + word)
-    yield 0 if port is None or word is None else _most(port, word)
+    yield 0 if sram_bank is None or word is None else _different(sram_bank * (int(word.max()) + 1) + word)
+    yield 0 if sram_bank is None or word is None else _most(sram_bank, word)
 
 
 def _carries(digits: Sequence[Digit], dim: int, j: int, values: Ints) -> Ints | int:
@@ -266,12 +266,12 @@ def existing(s: Stored) -> Ints:
     return np.asarray(whole[whole // s.tile * s.stride + whole % s.tile < s.extent()])
 
 
-def _most(port: Ints, word: Ints) -> Ints:
+def _most(sram_bank: Ints, word: Ints) -> Ints:
     """Returns, per row, the number of different words of the busiest port."""
-    row = np.repeat(np.arange(len(port)), port.shape[1])
-    pairs = np.unique(np.stack([row, port.ravel(), word.ravel()]), axis=1)
+    row = np.repeat(np.arange(len(sram_bank)), sram_bank.shape[1])
+    pairs = np.unique(np.stack([row, sram_bank.ravel(), word.ravel()]), axis=1)
     (where, _), each = np.unique(pairs[:2], axis=1, return_counts=True)
-    most = np.zeros(len(port), np.int64)
+    most = np.zeros(len(sram_bank), np.int64)
     np.maximum.at(most, where, each)
     return most
 
@@ -292,7 +292,9 @@ def combine(c: Cuts, by_dim: Sequence[Sums], visits: int = 1) -> Counts:
         none = Span(0, 0, 0)
         return Counts(0, 0, 0, none, none, none, none, none, blocks)
     lines = (
-        Span(line, line, line) if c.line is not None else guess(c.weights, m.line, boxes, elems, runs, blocks)
+        Span(line, line, line)
+        if c.line is not None
+        else estimate_lines(c.weights, m.line, boxes, elems, runs, blocks)
     )
     partial = (
         Span(line - full, line - full, line - full) if c.line is not None else _partly(m, lines, elems, runs)
@@ -305,10 +307,10 @@ def combine(c: Cuts, by_dim: Sequence[Sums], visits: int = 1) -> Counts:
             if c.bank is not None
             else Span(min(m.banks * boxes, rows.n), boxes, min(m.banks * boxes, rows.hi))
         )
-    if m.ports:
+    if m.sram_banks:
         conflict = (
             Span(most, most, most)
-            if c.port is not None and c.word is not None
+            if c.sram_bank is not None and c.word is not None
             else _conflict_span(m, lines, boxes)
         )
     return Counts(boxes, elems, runs, lines, partial, rows, banks, conflict, blocks)
@@ -345,7 +347,7 @@ def tables(c: Cuts) -> Tables:
     return Tables(c, tuple({} for _ in c.layout.stored))
 
 
-def guess(
+def estimate_lines(
     weights: Sequence[int], line: int, boxes: int, elems: int, runs: int, blocks: Sequence[int]
 ) -> Span:
     """Returns the lines for a cut that does not divide a digit: limits, and an estimate from the distance
@@ -377,7 +379,7 @@ def _rows(c: Cuts, boxes: int, elems: int, runs: int, blocks: Sequence[int]) -> 
     """Returns the pairs of bank and row for a cut that does not divide a digit: at most the interleaved
     blocks, at least as many as the elements fill.
     """
-    found = guess(c.weights, c.memory.interleave or c.memory.row, boxes, elems, runs, blocks)
+    found = estimate_lines(c.weights, c.memory.interleave or c.memory.row, boxes, elems, runs, blocks)
     if c.memory.interleave in (0, c.memory.row):
         return found
     lo = max(boxes, ceil(elems / c.memory.row))
@@ -386,8 +388,8 @@ def _rows(c: Cuts, boxes: int, elems: int, runs: int, blocks: Sequence[int]) -> 
 
 def _conflict_span(m: Memory, words: Span, boxes: int) -> Span:
     """Returns the words of the busiest bank for a cut that does not divide a digit."""
-    lo = max(boxes, ceil(words.lo / m.ports))
-    return Span(min(max(words.n / m.ports, lo), words.hi), lo, words.hi)
+    lo = max(boxes, ceil(words.lo / m.sram_banks))
+    return Span(min(max(words.n / m.sram_banks, lo), words.hi), lo, words.hi)
 
 
 def count_listed(c: Cuts, rows: Sequence[Sequence[Rows]], visits: int = 1) -> Counts:
@@ -405,7 +407,11 @@ def count_listed(c: Cuts, rows: Sequence[Sequence[Rows]], visits: int = 1) -> Co
                 start.append(start[-1] + len(asked))
                 times.append(n)
         first.append(len(times))
-    ports = port_of(np.arange(len(held), dtype=np.int64), m) if m.ports else np.zeros(len(held), np.int64)
+    sram_banks = (
+        sram_bank_of(np.arange(len(held), dtype=np.int64), m)
+        if m.sram_banks
+        else np.zeros(len(held), np.int64)
+    )
     interleave = m.interleave or m.row
     found = _count_boxes(
         np.concatenate(flat) if flat else np.zeros(0, np.int64),
@@ -413,15 +419,15 @@ def count_listed(c: Cuts, rows: Sequence[Sequence[Rows]], visits: int = 1) -> Co
         np.array(times, np.int64),
         np.array(first, np.int64),
         held,
-        ports,
-        max(m.ports, 1),
+        sram_banks,
+        max(m.sram_banks, 1),
         m.line,
         interleave if m.row else 0,
         m.banks,
         m.row * m.banks,
     )
     lines, partial, pairs, banks, most = (visits * int(n) for n in found)
-    conflict = _exactly(most if m.ports else 0)
+    conflict = _exactly(most if m.sram_banks else 0)
     return replace(
         base,
         lines=_exactly(lines),
@@ -439,7 +445,7 @@ def _count_boxes(
     times: Ints,
     first: Ints,
     held: Ints,
-    ports: Ints,
+    sram_banks: Ints,
     arrays: int,
     line: int,
     interleave: int,
@@ -454,7 +460,7 @@ def _count_boxes(
     times: how often each row occurs
     first: first row of each dimension
     held: elements per line of the whole tensor
-    ports: port of each line
+    sram_banks: SRAM bank of each line
     deep: elements of one row over all banks
     """
     dims = len(first) - 1
@@ -506,8 +512,8 @@ def _count_boxes(
         words[:] = 0
         for i in range(lines):
             partial += asked[touched[i]] != held[touched[i]]
-            words[ports[touched[i]]] += 1
-            most = max(most, words[ports[touched[i]]])
+            words[sram_banks[touched[i]]] += 1
+            most = max(most, words[sram_banks[touched[i]]])
         for i, n in enumerate((lines, partial, pairs, different, most)):
             total[i] += often * n
         d = dims - 1
@@ -603,12 +609,12 @@ def _rows_opened(
     return found
 
 
-def port_of(words: Ints, m: Memory) -> Ints:
+def sram_bank_of(words: Ints, m: Memory) -> Ints:
     """Returns the SRAM bank of each word."""
     if m.bank_map == "block":
-        return words // (m.capacity // m.line // m.ports) % m.ports
-    turned = words ^ (words // m.ports) if m.bank_map == "xor" else words
-    return np.asarray(turned % m.ports)
+        return words // (m.capacity // m.line // m.sram_banks) % m.sram_banks
+    turned = words ^ (words // m.sram_banks) if m.bank_map == "xor" else words
+    return np.asarray(turned % m.sram_banks)
 
 
 def _exactly(n: int) -> Span:

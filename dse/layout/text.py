@@ -49,9 +49,9 @@ TOKEN = re.compile(
     rf"(\(*)({NAME})(?:({INT})(?:~({INT}))?)?(?:/({INT}))?(?:\+({INT}))?((?:&{NAME}(?::{INT})?)*)(\)*)"
 )
 FORMS = "N, O/16, o16, h8/2, h4~6, each with +p or &name"
-MOST = 400  # characters of a layout text, more than any layout needs; protects against malformed files
-COPIES = 64  # copies of an element in overlapping tiles, at most
-ROOM = 1 << 50  # elements that a layout may take with padding, at most
+MAX_CHARS = 400  # characters of a layout text, more than any layout needs; protects against malformed files
+MAX_COPIES = 64  # copies of an element in overlapping tiles, at most
+MAX_ELEMS = 1 << 50  # elements that a layout may take with padding, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ def parse(text: str, names: Sequence[str], shape: Shape) -> Layout:
     ):  # tiles that do not overlap become a split; a single tile is the whole dimension
         if s.tile and (s.tile == s.stride or s.tiles() == 1):
             stored[k] = replace(s, tile=0, stride=0)
-    layout = Layout(tuple(names), tuple(shape), *_apart(stored, _merged(digits, stored)))
-    if layout.stored_elems() > ROOM:
+    layout = Layout(tuple(names), tuple(shape), *_unfused(stored, _merged(digits, stored)))
+    if layout.stored_elems() > MAX_ELEMS:
         raise LayoutError(f'layout "{text}": takes {layout.stored_elems():.2g} elements; pad less')
     return layout
 
@@ -165,9 +165,9 @@ def _show(d: Digit, s: Stored, name: str) -> str:
 
 def _read(text: str, names: Sequence[str], shape: Shape) -> tuple[list[Stored], list[Token]]:
     """Returns the stored dimensions and the checked tokens of a text."""
-    if len(text) > MOST:
+    if len(text) > MAX_CHARS:
         raise LayoutError(
-            f'layout "{text[:40]}...": {len(text)} characters, more than the {MOST} that any needs'
+            f'layout "{text[:40]}...": {len(text)} characters, more than the {MAX_CHARS} that any needs'
         )
     head, bar, body = text.partition("|") if "|" in text else ("", "", text)
     called, stored = (
@@ -280,9 +280,9 @@ def _tiled(text: str, own: Sequence[Token], s: Stored, name: str) -> Stored:
         if stride > size
         else f"tile larger than the extent {s.extent()}"
         if size > s.extent()
-        else f"stores up to {-(-size // stride)} copies of an element, more than {COPIES}; let tiles "
+        else f"stores up to {-(-size // stride)} copies of an element, more than {MAX_COPIES}; let tiles "
         "overlap less"
-        if size > COPIES * stride
+        if size > MAX_COPIES * stride
         else ""
         if len(own) == 2 and any(t.modulus == 0 and t.step == stride for t in own)
         else f"goes with {name}/{stride} alone"
@@ -362,7 +362,9 @@ def _digits(t: Token, stored: Sequence[Stored], tokens: Sequence[Token]) -> Iter
         yield Digit(t.dim, modulus, step, size, room, t.guests)
 
 
-def _apart(stored: Sequence[Stored], digits: Sequence[Digit]) -> tuple[tuple[Stored, ...], tuple[Digit, ...]]:
+def _unfused(
+    stored: Sequence[Stored], digits: Sequence[Digit]
+) -> tuple[tuple[Stored, ...], tuple[Digit, ...]]:
     """Returns dimensions and digits, with each fused dimension that is not cut split into its members
     again.
     """

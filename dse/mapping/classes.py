@@ -57,7 +57,7 @@ def _joined(own: Sequence[Einsum], tensors: Collection[Users]) -> Iterator[froze
     }
     for users in tensors:
         for dims in zip(*(p.dims for _, _, p in users), strict=False):
-            ranks = [alone(dim, e) for (_, e, _), dim in zip(users, dims, strict=True)]
+            ranks = [rank_of(dim, e) for (_, e, _), dim in zip(users, dims, strict=True)]
             ones = [(i, rank) for (i, _, _), rank in zip(users, ranks, strict=True) if rank]
             both = frozenset().union(*(group[one] for one in ones)) if len(ones) == len(ranks) else ()
             group |= dict.fromkeys(both, frozenset(both))
@@ -84,7 +84,7 @@ def _cuts_whole(rank: str, p: Projection, e: Einsum) -> bool:
     """True if a tensor lacks a rank, or the rank stands alone in one dimension, of no compressed column."""
     dims = _cut_dims(p, rank)
     column = p.format == "csr" and dims == (len(p.dims) - 1,)
-    return not dims or (len(dims) == 1 and alone(p.dims[dims[0]], e) == rank and not column)
+    return not dims or (len(dims) == 1 and rank_of(p.dims[dims[0]], e) == rank and not column)
 
 
 def _cut_dims(p: Projection, rank: str) -> tuple[int, ...]:
@@ -119,7 +119,7 @@ def reads_as_written(p: Projection, q: Projection, padded: bool = False) -> bool
     return p.bits == q.bits and p.format == q.format == "dense" and same
 
 
-def alone(dim: Dim, e: Einsum) -> str | None:
+def rank_of(dim: Dim, e: Einsum) -> str | None:
     """Returns the rank that alone covers a whole dimension, else None."""
     if (
         len(dim.terms) == 1

@@ -155,7 +155,7 @@ def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
     left, known = e.sizes(), {p.tensor: p for p in e.tensors()}
     shared = {(one.level, one.tensor): one.dims for one in mapping.shares}
     found: list[Buffer] = []
-    lanes = _shared_counts(mapping, e)
+    sharing_pes = _shared_counts(mapping, e)
     for level, nodes in _levels(mapping, e):
         loops = []
         for node in nodes:
@@ -166,7 +166,9 @@ def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
             (node.tensor, shared.get((level, node.tensor), ())) for node in nodes if isinstance(node, Store)
         ]
         rows = tuple(
-            TensorTile(t, size(known[t], left), over, prod(lanes.get((level, t, dim), 1) for dim in over))
+            TensorTile(
+                t, size(known[t], left), over, prod(sharing_pes.get((level, t, dim), 1) for dim in over)
+            )
             for t, over in held
         )
         found += [Buffer(level, rows, _steps(e, loops))] if nodes else []
@@ -384,7 +386,7 @@ def _check(layer: Layer, found: nest.Mapping, e: Einsum, where: str) -> None:
     """Raises ValueError where stated sizes or numbers of buffers contradict the steps, or where steps overlap
     or leave a gap.
     """
-    left, lanes = e.sizes(), _shared_counts(found, e)
+    left, sharing_pes = e.sizes(), _shared_counts(found, e)
     copies = iter(
         [(b.level, step.repl) for b in reversed(layer.buffers) for step in reversed(b.steps) if step.repl]
     )
@@ -402,7 +404,7 @@ def _check(layer: Layer, found: nest.Mapping, e: Einsum, where: str) -> None:
                 )
             one = held[node.level, node.tensor]
             if one.over and one.shares != (
-                n := prod(lanes.get((node.level, node.tensor, dim), 1) for dim in one.over)
+                n := prod(sharing_pes.get((node.level, node.tensor, dim), 1) for dim in one.over)
             ):
                 raise ValueError(
                     f"{where}, {node.level}: tensor{{{node.tensor}}} is shared out by {one.shares} buffers, "
@@ -647,8 +649,8 @@ def words_of(path: Path) -> str | None:
         if b"tensor{" in begin:
             raise ValueError(f'{path}: directives begin with the line "{HEAD}", or "{WHOLE}"; add it')
         return None
-    if path.stat().st_size > document.MOST_BYTES:
-        raise ValueError(f"{path}: has more than {document.MOST_BYTES} bytes")
+    if path.stat().st_size > document.MAX_BYTES:
+        raise ValueError(f"{path}: has more than {document.MAX_BYTES} bytes")
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:

@@ -37,7 +37,7 @@ LAYOUT = re.compile(r"^layout\s+(\w+)\s+(\w+)\s*:\s*(\S.*)$")
 SHARE = re.compile(r"^share\s+(\w+)\s+(\w+)\s+over((?:\s+\w+)+)$")
 STORE = re.compile(r"^store\s+(\w+)((?:\s+\w+)+)$")
 # loops and storage nodes of a mapping, more than any einsum needs; protects against malformed files
-MOST_NODES = 1000
+MAX_NODES = 1000
 OUTSIDE = "outside the nest space"  # first words of the text of a schedule that is no nest
 FORMS = (
     '"layout LEVEL TENSOR: TEXT", "share LEVEL TENSOR over DIM...", "store LEVEL TENSOR...", "for RANK in '
@@ -78,7 +78,7 @@ class TensorLayout:
 @dataclass(frozen=True, slots=True)
 class Rotated:
     """A tile shared out among PEs: PEs along `dims` that would hold copies hold a part each, and pass the
-    parts round (dse/sim/levels/sharing.py).
+    parts round (dse/sim/levels/rotation.py).
     """
 
     level: str
@@ -275,14 +275,14 @@ def read(path: Path, names: Sequence[str], equal: Sequence[str] = ()) -> dict[st
     """
     try:
         with open(path, "rb") as file:
-            text = file.read(document.MOST_BYTES + 1).decode("utf-8")
+            text = file.read(document.MAX_BYTES + 1).decode("utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         raise ValueError(
             f"{path}: cannot be read as a mapping ({getattr(fault, 'strerror', None) or 'not UTF-8 text'}); "
             "see dse map --format yaml"
         ) from None
     data, wrong = (text, []) if is_text(text) else document.parse(text)
-    if (data is None and wrong) or len(text) > document.MOST_BYTES:
+    if (data is None and wrong) or len(text) > document.MAX_BYTES:
         raise ValueError(
             f"{path}: cannot be read as a mapping ({wrong[0] if wrong else 'too long'}); see dse map "
             "--format yaml"
@@ -365,10 +365,10 @@ def faults(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
     """Returns why a mapping is not legal for this einsum on this machine, one line each. Capacities are
     checked by the evaluator.
     """
-    if len(mapping.nodes) > MOST_NODES:
+    if len(mapping.nodes) > MAX_NODES:
         return [
             f"mapping of {e.name}: {len(mapping.nodes)} loops and storage nodes, more than the "
-            f"{MOST_NODES} that any einsum needs"
+            f"{MAX_NODES} that any einsum needs"
         ]
     lines = (
         *_loop_faults(mapping, e, arch),
@@ -468,9 +468,11 @@ def _spatial_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
     for i, node in enumerate(mapping.nodes):
         if not isinstance(node, Loop) or node.over not in outside:
             continue
-        border = outside[node.over]
-        above = [n for n in mapping.nodes[:i] if isinstance(n, Store) and order.get(n.level, -1) >= border]
-        below = [n for n in mapping.nodes[i:] if isinstance(n, Store) and order.get(n.level, border) < border]
+        boundary = outside[node.over]
+        above = [n for n in mapping.nodes[:i] if isinstance(n, Store) and order.get(n.level, -1) >= boundary]
+        below = [
+            n for n in mapping.nodes[i:] if isinstance(n, Store) and order.get(n.level, boundary) < boundary
+        ]
         for wrong, where in ((above, "below"), (below, "above")):
             if wrong:
                 yield (

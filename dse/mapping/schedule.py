@@ -55,12 +55,12 @@ from workloads.renamed import line_now
 HEAD = re.compile(
     r"^einsum\s+(\S+?)(?:\s+on((?:\s+\w+\[\d+:\d+\])+))?(?:\s+with\s+(\w+\s*=\s*\w+(?:\s*,\s*\w+\s*=\s*\w+)*))?$"
 )
-LANES = re.compile(r"(\w+)\[(\d+):(\d+)\]")
+REGION = re.compile(r"(\w+)\[(\d+):(\d+)\]")
 HOLD = re.compile(r"^hold\s+(\w+)((?:\s+\w+)+)$")
-KEEP = re.compile(r"^retain\s+(\w+)\s+(\S+)\s+(\d+(?:/\d+)?)((?:\s*,\s*\d+(?:/\d+)?\s+after\s+[^\s,]+)*)$")
+RETAIN = re.compile(r"^retain\s+(\w+)\s+(\S+)\s+(\d+(?:/\d+)?)((?:\s*,\s*\d+(?:/\d+)?\s+after\s+[^\s,]+)*)$")
 AFTER = re.compile(r"(\d+(?:/\d+)?)\s+after\s+([^\s,]+)")
 WEIGHTS = ("streamed", "pinned")
-FILLS = ("turn", "ahead")
+FILL_ORDERS = ("turn", "ahead")
 STARTS = ("weights", "fills", "retain", "segment")  # how the text of a schedule begins
 
 
@@ -211,7 +211,7 @@ def rename(mapping: Mapping, e: Einsum, to: Einsum | None = None) -> Mapping:
     )
 
 
-def _place(one: Retained) -> tuple[str, str]:
+def _sort_key(one: Retained) -> tuple[str, str]:
     """Returns the sort key of retained tensors, level before tensor; their order has no meaning."""
     return one.level, one.tensor
 
@@ -234,7 +234,7 @@ def _lines(
     if schedule.ahead:
         yield "fills ahead"
     yield from (
-        f"retain {one.level} {one.tensor} {one.shares()}" for one in sorted(schedule.retained, key=_place)
+        f"retain {one.level} {one.tensor} {one.shares()}" for one in sorted(schedule.retained, key=_sort_key)
     )
     for segment in schedule.segments:
         yield "segment"
@@ -302,7 +302,7 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
             raise ValueError("stands in no segment; begin with a line: segment")
         region = tuple(
             Region(dim, int(first), int(end) - int(first))
-            for dim, first, end in LANES.findall(match[2] or "")
+            for dim, first, end in REGION.findall(match[2] or "")
         )
         if any(one.size < 1 for one in region):
             raise ValueError("names no PE; write e.g. Y[0:4] for PEs 0 to 3")
@@ -316,7 +316,7 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
                 branches=(*found.segments[-1].branches, Branch(match[1], Mapping(()), ranks, region)),
             ),
         )
-    if match := KEEP.match(line):
+    if match := RETAIN.match(line):
         if found.segments:
             raise ValueError("stands below a segment; retain stands above them all")
         try:
@@ -326,7 +326,9 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
             raise ValueError(f"share = {match[3]}{match[4]} is no number; write e.g. 1/2") from None
         return replace(
             found,
-            retained=tuple(sorted((*found.retained, Retained(match[1], match[2], share, then)), key=_place)),
+            retained=tuple(
+                sorted((*found.retained, Retained(match[1], match[2], share, then)), key=_sort_key)
+            ),
         )
     if line == "segment":
         return replace(found, segments=(*found.segments, Segment(())))
@@ -335,9 +337,9 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
             raise ValueError(f"must be weights {' or weights '.join(WEIGHTS)}")
         return replace(found, weights=line.split()[1])
     if line.split()[0] == "fills" and not found.segments:
-        if line.split()[1:] not in ([FILLS[1]], ["in", FILLS[0]]):
+        if line.split()[1:] not in ([FILL_ORDERS[1]], ["in", FILL_ORDERS[0]]):
             raise ValueError("must be fills ahead or fills in turn")
-        return replace(found, ahead=line.split()[1] == FILLS[1])
+        return replace(found, ahead=line.split()[1] == FILL_ORDERS[1])
     if (
         not found.segments
         or not (LOOP.match(line) or SPATIAL.match(line) or STORE.match(line))
@@ -422,7 +424,7 @@ def load(path: Path, workload: Workload, partly: bool = False) -> tuple[Workload
 def _is_schedule(text: str) -> bool:
     """True if the text has a line that only schedules have. Messages may quote the text only then."""
     lines = [line.strip() for line in text.splitlines()]
-    return "segment" in lines or any(HEAD.match(line) or KEEP.match(line) for line in lines)
+    return "segment" in lines or any(HEAD.match(line) or RETAIN.match(line) for line in lines)
 
 
 def _with_copies(workload: Workload, nests: Sequence[tuple[str | Loop | Store, ...]]) -> Workload:

@@ -21,10 +21,10 @@ from math import inf, prod
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from dse.mapping.classes import cut_alike, rank_classes, shared_tensors
+from dse.mapping.constraints import FREE, Constraints, Dataflow, Factors, dataflow, violation
 from dse.mapping.conversion import COPY
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Schedule, Segment
-from dse.mapping.space import FREE, Constraints, Dataflow, Factors, dataflow, violation
 from hw.arch import Arch
 from workloads.einsum import Einsum
 from workloads.graph import Workload, owner
@@ -45,7 +45,7 @@ class Mappings:
     # perfect: all trip counts divide; imperfect_spatial: n elements over f PEs leave tiles of ceil(n / f),
     # temporal trip counts divide; imperfect: temporal tiles of any size, too; all: any tiles
     factors: SearchedFactors = "perfect"
-    dataflow: str = "free"  # a name of `space.Dataflow`, or of other constraints
+    dataflow: str = "free"  # a name of `constraints.Dataflow`, or of other constraints
     # order of storage nodes of different tensors. all: any; levels: outer levels stand above inner ones;
     # arrays: levels outside of a fan-out stand above levels inside, also if no loop uses the fan-out
     node_order: NodeOrder = "all"
@@ -283,8 +283,8 @@ def _node_order(own: Mappings, part: Part, m: Member) -> bool:
     """
     order = part.arch.order()
     met = [order[n.level] for n in m.nodes if isinstance(n, Store)]
-    borders = {f.outside for f in part.arch.fanouts} if own.node_order == "arrays" else set(order.values())
-    crossed = any(b < border <= a for border in borders for a, b in combinations(met, 2))
+    boundaries = {f.outside for f in part.arch.fanouts} if own.node_order == "arrays" else set(order.values())
+    crossed = any(b < boundary <= a for boundary in boundaries for a, b in combinations(met, 2))
     return own.node_order != "all" and crossed
 
 
@@ -347,7 +347,7 @@ def _joined(space: Space, part: Part, at: ScheduleView) -> bool:
     """True if a fused segment is one of those with several shared loops that were searched: each loop over
     another class of ranks, nodes at one level, and one node for all that is handed on or summed up by loops.
     """
-    if not (space.depths and _several(part)) or _odd_loops(part, space.shared_loops):
+    if not (space.depths and _several(part)) or _unsearched_loops(part, space.shared_loops):
         return False
     own = [m.einsum for m in part.members]
     classes = rank_classes(own, part.makers)
@@ -401,12 +401,12 @@ def _fusion(space: Space, at: ScheduleView) -> bool:
 
     def odd(part: Part) -> bool:
         copies = any(COPY.match(m.einsum.name) for m in part.members)
-        return len(part.members) > space.fused or copies or any(_views(part))
+        return len(part.members) > space.fused or copies or any(_reshaped_reads(part))
 
     return any(_several(part) and odd(part) for part in at.parts)
 
 
-def _views(part: Part) -> Iterator[bool]:
+def _reshaped_reads(part: Part) -> Iterator[bool]:
     """Yields, for each reader of a forwarded tensor, whether it reads the tensor under another name, size,
     word width or format.
     """
@@ -439,10 +439,10 @@ def _shared_loops(space: Space, at: ScheduleView) -> bool:
     trip, over a rank that a member lacks, or over compressed columns.
     """
     rules, parts = _rest(space, at)
-    return any(_several(part) and _odd_loops(part, rules.shared_loops) for part in parts)
+    return any(_several(part) and _unsearched_loops(part, rules.shared_loops) for part in parts)
 
 
-def _odd_loops(part: Part, most: int) -> bool:
+def _unsearched_loops(part: Part, most: int) -> bool:
     """False if there are 1 to `most` shared loops, all of them temporal and perfect, of several trips, and
     over ranks that every member has.
     """
@@ -517,10 +517,12 @@ def _depths(space: Space, at: ScheduleView) -> bool:
     shared loop; tensors of one member above it, whole.
     """
     rules, parts = _rest(space, at)
-    return not rules.depths and any(len(part.members) > 1 and _odd_depths(rules, part) for part in parts)
+    return not rules.depths and any(
+        len(part.members) > 1 and _unsearched_depths(rules, part) for part in parts
+    )
 
 
-def _odd_depths(space: Space, part: Part) -> bool:
+def _unsearched_depths(space: Space, part: Part) -> bool:
     at = [i for i, n in enumerate(part.segment.nodes) if isinstance(n, Loop)]
     held, levels = set[str](), set[str]()
     for i, n in _inner_stores(part):
@@ -568,10 +570,10 @@ def _parts(space: Space, at: ScheduleView) -> bool:
 
 
 def _pipelines(space: Space, at: ScheduleView) -> bool:
-    return any(part.segment.pipelined and _odd_pipeline(space, part) for part in at.parts)
+    return any(part.segment.pipelined and _unsearched_pipeline(space, part) for part in at.parts)
 
 
-def _odd_pipeline(space: Space, part: Part) -> bool:
+def _unsearched_pipeline(space: Space, part: Part) -> bool:
     """True if a pipeline was not searched: too many stages; a stage that receives nothing, or forwards
     nothing; spatial, several or unequal shared loops.
     """
@@ -581,9 +583,11 @@ def _odd_pipeline(space: Space, part: Part) -> bool:
     ):
         return True
     reads = [{p.tensor for p in m.einsum.inputs} & handed for m in own]
-    again = any(_views(part))
+    again = any(_reshaped_reads(part))
     chain = all(reads[1:]) and all(m.einsum.output.tensor in handed for m in own[:-1])
-    return again or not chain or (bool(part.loops) and (_odd_loops(part, 1) or any(map(_clipped, own))))
+    return (
+        again or not chain or (bool(part.loops) and (_unsearched_loops(part, 1) or any(map(_clipped, own))))
+    )
 
 
 def _clipped(m: Member) -> bool:
@@ -621,10 +625,10 @@ def _nodes(space: Space, at: ScheduleView) -> bool:
     """True if the distribution over nodes was not searched: too many ranks, a rank of a window, too many idle
     nodes, or a temporal loop outside of the nodes.
     """
-    return space.node_ranks > 0 and any(_odd_nodes(space, part, m) for part, m in at.members)
+    return space.node_ranks > 0 and any(_unsearched_nodes(space, part, m) for part, m in at.members)
 
 
-def _odd_nodes(space: Space, part: Part, m: Member) -> bool:
+def _unsearched_nodes(space: Space, part: Part, m: Member) -> bool:
     above = m.shared if part.segment.pipelined else 0
     dims, own = _node_dims(part.arch), [n for n in m.nodes[above:] if isinstance(n, Loop)]
     first = next((i for i, n in enumerate(own) if n.over not in dims), len(own))

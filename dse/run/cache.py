@@ -32,7 +32,7 @@ DIGEST = hashlib.sha256().digest_size
 LARGEST = 1 << 30
 STALE_S = 600.0  # a claim that is older than this no longer counts
 ROOT = Path(__file__).resolve().parents[2]
-ANSWERS = (  # source files and folders that an answer depends on: the solvers and all that they import
+SOURCE_FILES = (  # source files and folders that an answer depends on: the solvers and all that they import
     "dse/run/record.py",
     "dse/run/folder.py",
     "dse/run/compiled.py",
@@ -75,7 +75,7 @@ def sources(root: Path = ROOT) -> str:
     found = hashlib.sha256()
     for path in sorted(
         path
-        for name in ANSWERS
+        for name in SOURCE_FILES
         for path in ([root / name] if name.endswith(".py") else (root / name).rglob("*.py"))
     ):
         found.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes())

@@ -239,15 +239,15 @@ def crc(path: Path) -> int:
     return value
 
 
-def strange(root: Path) -> Iterator[str]:
+def irregular_entries(root: Path) -> Iterator[str]:
     """A line for every entry that is not a regular file or folder where one must be: links lead out of the
     folder, and reading a pipe never ends.
     """
     for name in FILES:
-        if line := _strange(root / name, stat.S_ISREG):
+        if line := _irregular(root / name, stat.S_ISREG):
             yield line
     for name in FOLDERS:
-        if line := _strange(root / name, stat.S_ISDIR):
+        if line := _irregular(root / name, stat.S_ISDIR):
             yield line
         elif name != "quarantine":
             yield from _below(root / name, name == "log")
@@ -259,13 +259,13 @@ def _below(folder: Path, in_place: bool) -> Iterator[str]:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 yield from _below(Path(entry.path), in_place)
-            elif line := _strange(Path(entry.path), stat.S_ISREG):
+            elif line := _irregular(Path(entry.path), stat.S_ISREG):
                 yield line
             elif in_place and os.lstat(entry.path).st_nlink > 1:
                 yield f"{entry.path}: is another file too, by a hard link; remove it"
 
 
-def _strange(path: Path, kind: Callable[[int], bool]) -> str:
+def _irregular(path: Path, kind: Callable[[int], bool]) -> str:
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -284,7 +284,7 @@ def _strange(path: Path, kind: Callable[[int], bool]) -> str:
 
 def read(root: Path) -> Manifest:
     """The manifest; an empty one where nothing has been committed yet. Raises Damaged."""
-    if lines := list(strange(root)):
+    if lines := list(irregular_entries(root)):
         raise Damaged("\n".join(lines))
     if line := other_version(root / MANIFEST):
         raise Damaged(line)
@@ -296,11 +296,11 @@ def read(root: Path) -> Manifest:
             or (root / BEFORE).exists()
             or next((root / "parts").glob("*/[0-9]*.parquet"), None)
         ):
-            raise Damaged(f"{root / MANIFEST}: {what}; {way_on(root)}")
+            raise Damaged(f"{root / MANIFEST}: {what}; {advice(root)}")
         return Manifest()
     manifest = parse(root / MANIFEST, found)
     if before and parse(root / BEFORE, before).generation > manifest.generation:
-        raise Damaged(f"{root / MANIFEST}: older than {BEFORE}; {way_on(root)}")
+        raise Damaged(f"{root / MANIFEST}: older than {BEFORE}; {advice(root)}")
     return manifest
 
 
@@ -314,14 +314,17 @@ def absent(root: Path) -> str:
     return f"{root}: no run is there ({STUDY} is missing); start one with dse run STUDY.yaml --out {root}"
 
 
-def way_on(root: Path) -> str:
+def advice(root: Path) -> str:
     """What to do with a damaged folder: `dse resume`, but first take out files of other studies, since a
     resume refuses a folder that has some.
     """
-    return foreign(root) or f"`dse resume {root}` mends what can be mended and solves the rest again"
+    return (
+        files_of_other_studies(root)
+        or f"`dse resume {root}` mends what can be mended and solves the rest again"
+    )
 
 
-def foreign(root: Path) -> str:
+def files_of_other_studies(root: Path) -> str:
     """For a folder with files of several studies: the files that are not of the study that most files belong
     to, and what to do; else empty.
     """
@@ -359,7 +362,7 @@ def parse(path: Path, value: Mapping[str, Any]) -> Manifest:
             Group(g["name"], g["level"], tuple(Part(*part) for part in g["parts"])) for g in value["groups"]
         )
         found = Manifest(value["generation"], value["identity"], groups, tuple(value["retired"]))
-        line = _foreign(found) if value["version"] == VERSION else "its version"
+        line = _invalid_entry(found) if value["version"] == VERSION else "its version"
     except (KeyError, TypeError, AttributeError, ValueError) as fault:
         line = f"{type(fault).__name__} {fault}"
     if line:
@@ -370,7 +373,7 @@ def parse(path: Path, value: Mapping[str, Any]) -> Manifest:
     return found
 
 
-def _foreign(m: Manifest) -> str:
+def _invalid_entry(m: Manifest) -> str:
     """The first entry of a manifest that dse would not write; empty if there is none."""
     numbers = [
         m.generation,
@@ -451,7 +454,7 @@ def faults(root: Path, manifest: Manifest) -> dict[str, list[str]]:
     return found
 
 
-def sound(root: Path) -> tuple[Manifest, dict[str, list[str]]]:
+def verified_parts(root: Path) -> tuple[Manifest, dict[str, list[str]]]:
     """The manifest and the faults of its parts; a run may be writing to the folder. Raises Damaged."""
     manifest, wrong = read(root), {}
     for _ in range(TRIES):
@@ -476,7 +479,7 @@ def _not_gone_back(root: Path, manifest: Manifest) -> None:
         if least > manifest.generation and least > read(root).generation:
             raise Damaged(
                 f"{root / MANIFEST}: its generation {manifest.generation} is older than {what} "
-                f"({least}), rows are lost; {way_on(root)}"
+                f"({least}), rows are lost; {advice(root)}"
             )
 
 
@@ -498,7 +501,7 @@ def heads(root: Path, manifest: Manifest) -> list[str]:
         if not (wrong := damaged_heads(root, env(root, manifest))):
             return []
         time.sleep(0.02)
-    way = way_on(root)
+    way = advice(root)
     return [
         f"{root / name}: {'not what the run wrote' if (root / name).exists() else 'missing'}; {way}"
         for name in wrong
@@ -559,7 +562,7 @@ def same_study(root: Path, manifest: Manifest, identity: Mapping[str, str]) -> l
     if manifest.identity and digest(identity) != manifest.identity:
         both = f"{MANIFEST} has identity {manifest.identity}, it has {digest(identity)}"
         return [
-            foreign(root)
+            files_of_other_studies(root)
             or f"{root / STUDY}: not the study of the rows ({both}); restore the study.yaml that was replaced"
         ]
     return []

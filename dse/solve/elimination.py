@@ -42,10 +42,10 @@ from workloads.arrays import Floats, Ints
 Ranking = Objective | Literal["front"]
 SUMS = 2  # columns of a table that add up: energy, latency
 # whether energy, and latency, enter a ranking
-COUNTS = {"energy": (True, False), "latency": (False, True), "edp": (True, True), "front": (True, True)}
-MOST = 200_000  # rows of a table at most, beyond which only the best are kept
-FIRST = 64  # the same limit in a first, fast run, whose answer is the cutoff of the second
-SAME = 1e-9  # relative tolerance where bounds are compared with the cutoff
+RANKED_SUMS = {"energy": (True, False), "latency": (False, True), "edp": (True, True), "front": (True, True)}
+MAX_ROWS = 200_000  # rows of a table at most, beyond which only the best are kept
+FIRST_ROWS = 64  # the same limit in a first, fast run, whose answer is the cutoff of the second
+TOLERANCE = 1e-9  # relative tolerance where bounds are compared with the cutoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def join(
     tables: Sequence[Table],
     reservations: Mapping[str, Reservation] | None = None,
     ranking: Ranking = "energy",
-    most: int = MOST,
+    most: int = MAX_ROWS,
 ) -> JoinResult:
     """Returns the best choice of labels (a front with ranking "front"), and a lower bound. Equal choices are
     ordered by the other sum, then by labels.
@@ -125,10 +125,10 @@ def join(
     if any(len(t.values) and t.values.min() < 0 for t in tables):
         raise ValueError("a factor has a negative cost")
     reservations = reservations or {}
-    levels = tuple(sorted({room.level for room in reservations.values() if room.level}))
+    levels = tuple(sorted({reservation.level for reservation in reservations.values() if reservation.level}))
     if ranking == "front":
         return _Elimination(reservations, levels, ranking, most, inf).run(tables)
-    first = _Elimination(reservations, levels, ranking, min(FIRST, most), inf).run(tables)
+    first = _Elimination(reservations, levels, ranking, min(FIRST_ROWS, most), inf).run(tables)
     if first.lower_bound >= _best(first, ranking):
         return first
     found = _Elimination(reservations, levels, ranking, most, _best(first, ranking)).run(tables)
@@ -154,10 +154,10 @@ def _ranking_value(one: Choice, ranking: Ranking) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Past:
+class _Origin:
     """Origin of the rows of a part, from which chosen rows are read back."""
 
-    parents: tuple[_Past, _Past] | int  # of two parts that were joined; or the number of a table
+    parents: tuple[_Origin, _Origin] | int  # of two parts that were joined; or the number of a table
     rows: Ints  # [n, 2] row in each parent; of a table [n, 1] its row
 
 
@@ -169,14 +169,14 @@ class _Part:
     labels: Ints  # [rows, nodes of the scope]
     values: Floats  # [rows, SUMS + levels + reservations] sums, peaks, open reservations
     reservations: tuple[str, ...]  # names of the reservations to which another part may add
-    past: _Past
+    origin: _Origin
 
     def rows(self, at: NDArray[np.intp] | NDArray[np.bool_]) -> _Part:
         return replace(
             self,
             labels=self.labels[at],
             values=self.values[at],
-            past=replace(self.past, rows=self.past.rows[at]),
+            origin=replace(self.origin, rows=self.origin.rows[at]),
         )
 
 
@@ -201,7 +201,9 @@ class _Elimination:
                 [t.values[:, :SUMS], np.zeros((len(t.values), len(self.levels))), t.values[:, SUMS:]]
             )
             parts.append(
-                _Part(t.scope, t.labels, values, t.reservations, _Past(i, np.arange(len(t.values))[:, None]))
+                _Part(
+                    t.scope, t.labels, values, t.reservations, _Origin(i, np.arange(len(t.values))[:, None])
+                )
             )
         for i in range(len(parts)):
             rest = [*parts[:i], *parts[i + 1 :]]
@@ -226,19 +228,23 @@ class _Elimination:
             b = self.beam(b, [*rest, a], max(int(len(b.labels) / scale), 1))
         shared = [node for node in a.scope if node in b.scope]
         left, right = _matching(*_keys(a, b, shared))
-        rooms = (*a.reservations, *(name for name in b.reservations if name not in a.reservations))
+        reservations = (*a.reservations, *(name for name in b.reservations if name not in a.reservations))
         own, peaks = [node for node in b.scope if node not in shared], slice(SUMS, SUMS + len(self.levels))
-        values = np.zeros((len(left), SUMS + len(self.levels) + len(rooms)))
+        values = np.zeros((len(left), SUMS + len(self.levels) + len(reservations)))
         for part, rows_of in ((a, left), (b, right)):
             values[:, :SUMS] += part.values[rows_of, :SUMS]
             values[:, peaks] = np.maximum(values[:, peaks], part.values[rows_of, peaks])
             for i, name in enumerate(part.reservations):
-                values[:, SUMS + len(self.levels) + rooms.index(name)] += part.values[
+                values[:, SUMS + len(self.levels) + reservations.index(name)] += part.values[
                     rows_of, SUMS + len(self.levels) + i
                 ]
         labels = np.hstack([a.labels[left], b.labels[right][:, [b.scope.index(node) for node in own]]])
         found = _Part(
-            (*a.scope, *own), labels, values, rooms, _Past((a.past, b.past), np.column_stack([left, right]))
+            (*a.scope, *own),
+            labels,
+            values,
+            reservations,
+            _Origin((a.origin, b.origin), np.column_stack([left, right])),
         )
         return self.prune(self.close(found, rest), rest)
 
@@ -282,11 +288,11 @@ class _Elimination:
                 <= self.limits[name].limit
             )
         if self.cutoff < inf:
-            alive &= self.bounds(part, rest) <= self.cutoff * (1 + SAME)
+            alive &= self.bounds(part, rest) <= self.cutoff * (1 + TOLERANCE)
         part = part if alive.all() else part.rows(alive)
         peaks = self.ranking == "front"
         active = np.array(
-            [*COUNTS[self.ranking], *[peaks] * len(self.levels), *[True] * len(part.reservations)]
+            [*RANKED_SUMS[self.ranking], *[peaks] * len(self.levels), *[True] * len(part.reservations)]
         )
         passive = part.values[:, :SUMS][:, ~active[:SUMS]]
         columns = np.ascontiguousarray(part.values[:, active])
@@ -329,7 +335,7 @@ class _Elimination:
         )
         found = []
         for row in np.lexsort(keys)[: None if self.ranking == "front" else 1]:
-            options = _rows_of_tables(whole.past, int(row), len(tables))
+            options = _rows_of_tables(whole.origin, int(row), len(tables))
             labels = {
                 node: int(label)
                 for t, pick in zip(tables, options, strict=True)
@@ -349,15 +355,15 @@ class _Elimination:
         )
 
 
-def _rows_of_tables(past: _Past, row: int, tables: int) -> tuple[int, ...]:
+def _rows_of_tables(origin: _Origin, row: int, tables: int) -> tuple[int, ...]:
     """Returns the row of every table from which a row was joined."""
-    found, left = [0] * tables, [(past, row)]
+    found, left = [0] * tables, [(origin, row)]
     while left:
-        past, row = left.pop()
-        if isinstance(past.parents, int):
-            found[past.parents] = int(past.rows[row, 0])
+        origin, row = left.pop()
+        if isinstance(origin.parents, int):
+            found[origin.parents] = int(origin.rows[row, 0])
         else:
-            left += [(parent, int(one)) for parent, one in zip(past.parents, past.rows[row], strict=True)]
+            left += [(parent, int(one)) for parent, one in zip(origin.parents, origin.rows[row], strict=True)]
     return tuple(found)
 
 

@@ -22,10 +22,11 @@ from dse.mapper.baselines.annealing import annealing
 from dse.mapper.baselines.cost_descending import cost_descending
 from dse.mapper.baselines.exhaustive import exhaustive
 from dse.mapper.baselines.random import random
-from dse.mapper.exact.layout_aware import Pairs, found_in_best_layouts, layout_aware, pairs
+from dse.mapper.exact.layout_aware import PricedMappings, found_in_best_layouts, layout_aware, priced_mappings
 from dse.mapper.exact.optimal import lower_bounds_on, optimal, optimal_on
 from dse.mapper.smaug.mapper import smaug
 from dse.mapping import schedule
+from dse.mapping.constraints import FREE, Constraints, Dataflow, Factors, dataflow
 from dse.mapping.conversion import Conversion, with_conversions
 from dse.mapping.nest import OUTSIDE, Infeasible, TensorLayout, faults, parse
 from dse.mapping.nest import Mapping as Nest
@@ -40,7 +41,6 @@ from dse.mapping.searched import (
     mappings_in,
     mappings_of,
 )
-from dse.mapping.space import FREE, Constraints, Dataflow, Factors, dataflow
 from dse.run import cache, deadline
 from dse.sim.einsum import bounds
 from dse.sim.einsum.evaluate import (
@@ -133,9 +133,9 @@ SCHEDULES = {
 }
 # pJ per read or write of the outermost level, where a search is to move as little there as possible: far
 # above all other costs
-FAR = 1e9
-FEW = 4  # layouts of one tensor, at most, that are chosen together with on-chip retention
-PIPED = ("pipelined", *SAID)  # schedules that run einsums pipelined, on machines of nodes
+FAR_PJ = 1e9
+LAYOUTS_PER_TENSOR = 4  # layouts of one tensor, at most, that are chosen together with on-chip retention
+PIPELINED_SCHEDULES = ("pipelined", *SAID)  # schedules that run einsums pipelined, on machines of nodes
 LAYOUT = LAYOUT_POLICIES
 
 
@@ -172,10 +172,13 @@ class SolverOptions:
         "gogeta-published",
         "residency",
     ] = "unfused"
-    # schedules of PIPED: weights are on chip before the run (pinned), or are loaded in each run (streamed)
+    # schedules of PIPELINED_SCHEDULES: weights are on chip before the run (pinned), or are loaded in each run
+    # (streamed)
     weights: Literal["streamed", "pinned"] = "streamed"
-    spatial_layer_pipe: bool = True  # schedules of PIPED: einsums may run at once, on regions of nodes
-    temporal_layer_pipe: bool = True  # schedules of PIPED: segments may run pipeline tile by pipeline tile
+    # schedules of PIPELINED_SCHEDULES: einsums may run at once, on regions of nodes
+    spatial_layer_pipe: bool = True
+    # schedules of PIPELINED_SCHEDULES: segments may run pipeline tile by pipeline tile
+    temporal_layer_pipe: bool = True
     initiation_interval: Cost = 0.0  # schedule pipelined: upper limit in cycles, 0: none
     fuse_elementwise: bool = True  # one-to-one element-wise operators are fused into their producers
     seed: int = 0  # of mappers and schedules that draw random numbers
@@ -202,13 +205,13 @@ def solve(
         found = in_best_layouts(arch, workload, options)
         return found if isinstance(found, Infeasible) else [_with_copies(found)]
     return (
-        with_reuse(arch, workload, options)
+        solve_schedule(arch, workload, options)
         if options.schedule != "unfused"
         else solve_unfused(arch, workload, options, on_einsum=on_einsum)
     )
 
 
-def with_reuse(
+def solve_schedule(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
 ) -> list[Solution] | Infeasible:
     """Returns the schedule of `_search_schedule`, which ignores the capacity of the outermost level, if it
@@ -218,7 +221,9 @@ def with_reuse(
     or else the one that moves least at the outermost level, with its gap to the schedule that did not fit. If
     neither fits the answer is Infeasible, although a schedule that was not tried may fit.
     """
-    if short := outermost.minimum(arch, workload, options.schedule in PIPED and options.weights == "pinned"):
+    if short := outermost.minimum(
+        arch, workload, options.schedule in PIPELINED_SCHEDULES and options.weights == "pinned"
+    ):
         return short
     found = _search_schedule(arch.unbounded(), workload, options, progress)
     if isinstance(found, Infeasible) or (short := _outermost_overflow(arch, workload, found[0])) is None:
@@ -229,13 +234,13 @@ def with_reuse(
     unfused = solve_unfused(arch, workload, replace(options, schedule="unfused"), progress)
     if isinstance(unfused, list):
         best = replace(among_schedules(unfused[0], arch, workload, options.objective), saved=0.0)
-        return [_instead(best, found[0], short, "unfused", arch, workload, options)]
-    if sparing := _sparing(arch, workload, options, progress):
-        return [_instead(sparing, found[0], short, "what moves least there", arch, workload, options)]
+        return [_replacement(best, found[0], short, "unfused", arch, workload, options)]
+    if sparing := _least_outer_traffic(arch, workload, options, progress):
+        return [_replacement(sparing, found[0], short, "what moves least there", arch, workload, options)]
     return none
 
 
-def _instead(
+def _replacement(
     best: Solution,
     found: Solution,
     short: Infeasible,
@@ -267,11 +272,13 @@ def _instead(
     )
 
 
-def _sparing(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn) -> Solution | None:
+def _least_outer_traffic(
+    arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn
+) -> Solution | None:
     """Returns the schedule with the least traffic at the outermost level if it fits there, else None. Tensors
     that never go there take no capacity, so this schedule often fits where others do not.
     """
-    outer = replace(arch.levels[0], capacity_bits=None, read_pj=FAR, write_pj=FAR)
+    outer = replace(arch.levels[0], capacity_bits=None, read_pj=FAR_PJ, write_pj=FAR_PJ)
     far = replace(arch, levels=(outer, *arch.levels[1:]))
     found = _search_schedule(far, workload, replace(options, objective="energy"), progress)
     if isinstance(found, Infeasible) or _outermost_overflow(arch, workload, found[0]):
@@ -298,7 +305,7 @@ def _search_schedule(
 
     fused: `schedules.fused`, in layouts of `options.layout`, or GOGETA's schedule where that costs less.
     Raises ValueError on a machine that prices hops.
-    PIPED: `schedules.pipeline` or KAPLA's solvers.
+    PIPELINED_SCHEDULES: `schedules.pipeline` or KAPLA's solvers.
     CONFIGURATIONS: GOGETA's methods; `options.mapper` maps each einsum, equal einsums once.
     """
     if options.schedule == "fused" and any(f.hop_pj or f.endpoint_pj for f in arch.fanouts):
@@ -321,7 +328,7 @@ def _search_schedule(
         if isinstance(best, Infeasible):
             return best
         return [best if options.sharing_gap else _or_gogetas(arch, workload, options, best)]
-    if options.schedule in PIPED:
+    if options.schedule in PIPELINED_SCHEDULES:
         pipes = options.objective, options.weights, options.spatial_layer_pipe, options.temporal_layer_pipe
         piped = (
             pipelined(arch, workload, *pipes, options.initiation_interval or math.inf)
@@ -329,16 +336,16 @@ def _search_schedule(
             else published(arch, workload, options.schedule, *pipes, options.seed)
         )
         return piped if isinstance(piped, Infeasible) else [piped]
-    known: dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]] = {}
+    mapped: dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]] = {}
 
     def nests(part: Arch, e: Einsum) -> Nest | Infeasible:
         key = part, canonical_key(e)
-        if key not in known:
+        if key not in mapped:
             found = _mapper(options, constraints_for(e, part))(
                 Problem(part, e, options.objective), Random(f"{options.seed}/{key[1]}")
             )
-            known[key] = e, found if isinstance(found, Infeasible) else found[0].mapping
-        first, nest = known[key]
+            mapped[key] = e, found if isinstance(found, Infeasible) else found[0].mapping
+        first, nest = mapped[key]
         return (
             replace(nest, einsum=e.name) if isinstance(nest, Infeasible) else schedule.rename(nest, first, e)
         )
@@ -365,7 +372,7 @@ def _or_gogetas(arch: Arch, workload: Workload, options: SolverOptions, best: So
     if max(reads.values(), default=0) < 2:
         return best
     try:
-        found = with_reuse(arch, workload, replace(options, schedule="gogeta"))
+        found = solve_schedule(arch, workload, replace(options, schedule="gogeta"))
     except WorkloadError:  # it does not apply to this machine, or the workload's loops are not unrolled
         return best
     if isinstance(found, Infeasible) or not found[0].schedule:
@@ -443,22 +450,22 @@ def _cached_on(
     path = cache.place(
         "shared", (c.digest, e, options.factors, options.dataflow, options.gap, options.sharing_gap), ".npz"
     )
-    known: SharedMappings | Infeasible | None = _read_cached_on(path, c, e)
-    if known is None and (cache.claim(path) or not alone):
+    stored: SharedMappings | Infeasible | None = _read_cached_on(path, c, e)
+    if stored is None and (cache.claim(path) or not alone):
         try:
-            known = _read_cached_on(path, c, e) or _search_on(c, e, options)
-            if isinstance(known, SharedMappings):
+            stored = _read_cached_on(path, c, e) or _search_on(c, e, options)
+            if isinstance(stored, SharedMappings):
                 file = BytesIO()
                 np.savez_compressed(
                     file,
-                    nests=np.array([str(one.mapping) for one in known.mappings]),
-                    choice=known.choice,
-                    gaps=known.gaps,
+                    nests=np.array([str(one.mapping) for one in stored.mappings]),
+                    choice=stored.choice,
+                    gaps=stored.gaps,
                 )
                 cache.write(path, file.getvalue())
         finally:
             cache.release(path)
-    return known
+    return stored
 
 
 def _read_cached_on(path: Path, c: MachineBatch, e: Einsum) -> SharedMappings | None:
@@ -638,7 +645,7 @@ def _infeasible(costs: dict[int, EinsumCost | Infeasible]) -> Infeasible | None:
 
 def _informative_order(groups: Sequence[Unique], arch: Arch) -> list[int]:
     """Returns positions of einsums, largest lower bound on energy per search effort first."""
-    least = bounds.each((group.einsum for group in groups), arch)
+    least = bounds.lower_bounds((group.einsum for group in groups), arch)
     return sorted(
         range(len(groups)), key=lambda i: -groups[i].occurrences * least[i][0] / effort(groups[i].einsum)
     )
@@ -712,11 +719,11 @@ def in_best_layouts(
 
 def _pairs(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
-) -> dict[str, Pairs] | Infeasible:
+) -> dict[str, PricedMappings] | Infeasible:
     """Returns pairs of mapping and layouts for every distinct einsum, by canonical key."""
     groups, apart, found = unique(workload), interface_tensors(workload), {}
     for group in _with_progress(groups, progress):
-        own = pairs(
+        own = priced_mappings(
             Problem(arch, group.einsum, options.objective),
             options.factors,
             dataflow(options.dataflow, group.einsum, arch),
@@ -732,14 +739,16 @@ def _pairs(
 def _layouts(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
 ) -> Layouts | Infeasible:
-    """Returns the layouts that a fused schedule chooses from: at most FEW per tensor with `options.layout`
-    alt, since each is combined with every choice of retained tensors; else row-major alone.
+    """Returns the layouts that a fused schedule chooses from: at most LAYOUTS_PER_TENSOR per tensor with
+    `options.layout` alt, since each is combined with every choice of retained tensors; else row-major alone.
     """
     found = _pairs(arch, workload, options, progress)
     return (
         found
         if isinstance(found, Infeasible)
-        else Layouts(arch, workload, options.objective, found, FEW if options.layout == "alt" else 1)
+        else Layouts(
+            arch, workload, options.objective, found, LAYOUTS_PER_TENSOR if options.layout == "alt" else 1
+        )
     )
 
 
@@ -932,8 +941,8 @@ def cached(
     if options.schedule != "unfused":
         return (
             _cached_schedule(arch, workload, options, progress)
-            if options.schedule in ("fused", *PIPED)
-            else with_reuse(arch, workload, options)
+            if options.schedule in ("fused", *PIPELINED_SCHEDULES)
+            else solve_schedule(arch, workload, options)
         )
     if short := outermost.sequential(arch, workload):
         return short
@@ -966,7 +975,7 @@ def cached(
 def _cached_schedule(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn
 ) -> list[Solution] | Infeasible:
-    """Returns the answer of `with_reuse`, cached. Schedules are fused and all of PIPED."""
+    """Returns the answer of `solve_schedule`, cached. Schedules are fused and all of PIPELINED_SCHEDULES."""
     path = cache.place(
         "reuse", (arch, workload.einsums, counts(workload), sorted(workload.weights), options), ".json"
     )
@@ -974,7 +983,7 @@ def _cached_schedule(
         path, lambda data: _schedule_answer(arch, workload, options, json.loads(data))
     ):
         return [remembered]
-    solved = with_reuse(arch, workload, options, progress)
+    solved = solve_schedule(arch, workload, options, progress)
     if isinstance(solved, list):
         text = str(
             solved[0].schedule
@@ -1000,18 +1009,18 @@ def _cached_schedule(
 
 
 def _schedule_answer(
-    arch: Arch, workload: Workload, options: SolverOptions, known: Mapping[str, Any]
+    arch: Arch, workload: Workload, options: SolverOptions, stored: Mapping[str, Any]
 ) -> Solution:
     """Returns an answer of `_cached_schedule` from its cache file, priced again. Raises ValueError if it does
     not fit the machine, or if the stored gap contradicts the gap to the lower bound.
     """
-    copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
+    copies, given = _copies(stored["conversions"]), schedule.parse_schedule(stored["schedule"])
     found = evaluate(arch, with_conversions(workload, copies), given, options.objective, reuse=True)
     if isinstance(found, Solution) and arch.models_layout():
         found = replace(found, schedule=given, conversions=copies)
-    space, gap = decoded(Space, known["space"]), float(known["gap"])
-    sound = known["certificate"].isprintable() and gap >= 0
-    saved = None if known["saved"] is None else float(known["saved"])
+    space, gap = decoded(Space, stored["space"]), float(stored["gap"])
+    sound = stored["certificate"].isprintable() and gap >= 0
+    saved = None if stored["saved"] is None else float(stored["saved"])
     if isinstance(found, Solution) and sound and space and options.schedule == "fused" and (saved or 0.0) < 1:
         return with_certificate(replace(found, saved=saved), gap, space, arch, workload)
     if (
@@ -1021,15 +1030,15 @@ def _schedule_answer(
         and options.schedule != "fused"
         and gap <= found.gap_to_bound + PRECISE
     ):
-        rows = tuple(Pruned(tuple(names), *map(int, numbers)) for names, *numbers in known["pruned"])
+        rows = tuple(Pruned(tuple(names), *map(int, numbers)) for names, *numbers in stored["pruned"])
         return replace(
             found,
             optimality_gap=gap,
-            certificate=f"{known['certificate']}{certificate_words(space)}",
+            certificate=f"{stored['certificate']}{certificate_words(space)}",
             pruned=rows,
             space=space,
         )
-    raise ValueError(f"{found if isinstance(found, Infeasible) else known}")
+    raise ValueError(f"{found if isinstance(found, Infeasible) else stored}")
 
 
 def price_schedule(
@@ -1111,14 +1120,14 @@ def reprice(
     }
     if isinstance(priced_anew, Infeasible) or options.schedule != "unfused" or not spaces:
         return priced_anew
-    told = [
+    with_gaps = [
         replace(one, optimality_gap=spaces[one.name][0], space=spaces[one.name][1])
         if one.name in spaces
         else one
         for one in priced_anew.einsums
     ]
     return sequential(
-        told,
+        with_gaps,
         unique(workload),
         Problem(arch, workload.einsums[0], options.objective),
         f"mapper {options.mapper}",

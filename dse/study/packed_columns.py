@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 from dse.study import pareto
 from dse.study.pareto import Cost, Values
 
-OF_MACHINES = ("clock_ghz", "area_mm2", "bound_energy_pj")
-# columns that formulas read, in the order of their arguments; OF_MACHINES are columns of machines
-GIVEN = ("energy_pj", "latency_cycles", *OF_MACHINES)
+MACHINE_INPUTS = ("clock_ghz", "area_mm2", "bound_energy_pj")
+# columns that formulas read, in the order of their arguments; MACHINE_INPUTS are columns of machines
+FORMULA_INPUTS = ("energy_pj", "latency_cycles", *MACHINE_INPUTS)
 Formula = Callable[[Values, Values, Values, Values, Values], Values]
 
 
@@ -69,7 +69,7 @@ FORMULAS: dict[str, Formula] = {
 def pack(points: pa.Table, machines: pa.Table) -> pa.Table:
     """Returns the points with NULL wherever the formula gives the value."""
     with np.errstate(all="ignore"):
-        given = _given_values(points, machines)
+        given = _input_columns(points, machines)
         for name in FORMULAS:
             values = points[name].to_numpy(zero_copy_only=False)
             right = np.ascontiguousarray(FORMULAS[name](*given), np.float64)
@@ -81,12 +81,12 @@ def pack(points: pa.Table, machines: pa.Table) -> pa.Table:
 
 def unpack(points: pa.Table, machines: pa.Table) -> pa.Table:
     """Returns the points with all NULLs of FORMULAS computed, in the columns that they have. machines: their
-    rows, with OF_MACHINES.
+    rows, with MACHINE_INPUTS.
     """
     short = [name for name in FORMULAS if name in points.column_names and points[name].null_count]
     if short:
         with np.errstate(all="ignore"):
-            given = _given_values(points, machines)
+            given = _input_columns(points, machines)
             for name in short:
                 at = points.column_names.index(name)
                 points = points.set_column(
@@ -95,15 +95,17 @@ def unpack(points: pa.Table, machines: pa.Table) -> pa.Table:
     return points
 
 
-def _given_values(points: pa.Table, machines: pa.Table) -> list[Values]:
-    """Returns the columns GIVEN of each point."""
+def _input_columns(points: pa.Table, machines: pa.Table) -> list[Values]:
+    """Returns the columns FORMULA_INPUTS of each point."""
     at = pc.index_in(points["machine"].combine_chunks(), machines["machine"].combine_chunks())
-    columns = [points[name] for name in GIVEN[:2]] + [machines[name].take(at) for name in OF_MACHINES]
+    columns = [points[name] for name in FORMULA_INPUTS[:2]] + [
+        machines[name].take(at) for name in MACHINE_INPUTS
+    ]
     return [column.to_numpy(zero_copy_only=False).astype(np.float64) for column in columns]
 
 
 def formula(name: str) -> Callable[..., pa.Array]:
-    """Returns the function for SQL that computes a column from GIVEN."""
+    """Returns the function for SQL that computes a column from FORMULA_INPUTS."""
 
     def found(
         energy_pj: Any, latency_cycles: Any, clock_ghz: Any, area_mm2: Any, bound_energy_pj: Any

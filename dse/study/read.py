@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from dse.solve.solve import DATAFLOW, PIPED, SolverOptions
+from dse.solve.solve import DATAFLOW, PIPELINED_SCHEDULES, SolverOptions
 from dse.study.pareto import MAXIMISED, METRICS, OVER, Objective
 from dse.study.prune import Constraints, meets, metric_of
 from dse.study.sampler import LARGEST
@@ -158,7 +158,7 @@ def solver(raw: object, faults: Faults) -> SolverOptions:
             "the mapper optimal (factors perfect or imperfect_spatial), without solver.schedule or with "
             "solver.schedule: fused; take these, or leave it out"
         )
-    piped = options.schedule in PIPED
+    piped = options.schedule in PIPELINED_SCHEDULES
     exact = options.schedule == "fused" or piped
     if options.schedule != "unfused" and (
         options.tiling != "mapper" or (exact and options.mapper != "optimal")

@@ -36,11 +36,11 @@ LARGEST = 2**62  # machines in a space at most: indices are int64
 SWAP = 0.5  # share of the genes that a crossover takes from the second parent
 ATTEMPTS = 4  # asks of Optuna per machine wanted, before the permutation fills the generation
 DRAWS = 64  # machines drawn per machine wanted at most, pruned ones included
-STEPS = 8  # steps of the walk from a repeated proposal to a neighbour that was not asked yet
+WALK_STEPS = 8  # steps of the walk from a repeated proposal to a neighbour that was not asked yet
 # machines of a generation where bounds prune: small at first, because the front of one prunes the next ones
-FEWEST, MOST = 32, 4096
-GROWTH = 1 + (MOST // FEWEST).bit_length()  # generations until the size is MOST
-GROWN = f"{FEWEST} doubling to {MOST}"
+MIN_GENERATION, MAX_GENERATION = 32, 4096
+GROWTH = 1 + (MAX_GENERATION // MIN_GENERATION).bit_length()  # generations until the size is MAX_GENERATION
+GROWN = f"{MIN_GENERATION} doubling to {MAX_GENERATION}"
 STEERED = ("nsga2", "nsga3", "tpe")
 
 # machine -> violations of constraints, in the order of Trial.violations
@@ -63,7 +63,7 @@ class Search:
     def batch(self, number: int) -> int:
         """Returns how many machines a generation has."""
         if self.prune and not self.generation:
-            return min(FEWEST << min(max(number - 1, 0), GROWTH), MOST)
+            return min(MIN_GENERATION << min(max(number - 1, 0), GROWTH), MAX_GENERATION)
         return self.generation or (4 if self.method == "tpe" else 16 if self.method in STEERED else 256)
 
     def warmup(self) -> int:
@@ -160,9 +160,9 @@ def arguments(search: Search) -> dict[str, str | int | float | bool | None]:
     """Returns the name and every argument of the sampler, as written with the asks."""
     match search.method:
         case "tpe":
-            own = {**_tpe(search), "window": WINDOW}
+            own = {**_tpe_arguments(search), "window": WINDOW}
         case "nsga2" | "nsga3":
-            own = {**_nsga(search), "window": WINDOW}
+            own = {**_nsga_arguments(search), "window": WINDOW}
         case _:
             own = {"prune": True} if search.prune else {}
     return {
@@ -326,7 +326,7 @@ def _steer(
     space = _distributions(grid)
     rng = np.random.default_rng(seed_of(search, generation))
     study = _rebuild_study(search, grid, generation, directions, shown)
-    worst = _worst(shown, directions)
+    worst = _worst_values(shown, directions)
     for _ in range(ATTEMPTS * draft.wanted):
         if draft.full():
             return
@@ -334,7 +334,7 @@ def _steer(
         positions = [trial.params.get(str(axis), 0) for axis in range(len(grid.sizes))]
         machine, source = machine_at(grid, positions), str(search.method)
         if machine in draft.proposed:
-            machine, source = _near(grid, positions, draft.proposed, rng), "near"
+            machine, source = _unasked_neighbour(grid, positions, draft.proposed, rng), "near"
         broken = draft.take(machine, source) if machine >= 0 else ()
         if broken:
             for name, violation in enumerate((0.0, *broken)):
@@ -342,13 +342,19 @@ def _steer(
             study.tell(trial, worst)
 
 
-def _near(grid: Grid, positions: Sequence[int], taken: Collection[int], rng: np.random.Generator) -> int:
+def _unasked_neighbour(
+    grid: Grid, positions: Sequence[int], taken: Collection[int], rng: np.random.Generator
+) -> int:
     """Returns a machine that was not asked yet, a neighbour of the last one on a short random walk; -1 if
     none was met.
     """
     here = list(positions)
-    for _ in range(STEPS):
-        moves = [(axis, there) for axis in range(len(grid.sizes)) for there in _steps(grid, axis, here[axis])]
+    for _ in range(WALK_STEPS):
+        moves = [
+            (axis, there)
+            for axis in range(len(grid.sizes))
+            for there in _neighbour_positions(grid, axis, here[axis])
+        ]
         machines = [machine_at(grid, [*here[:axis], there, *here[axis + 1 :]]) for axis, there in moves]
         free = [machine for machine in machines if machine not in taken]
         if free:
@@ -360,7 +366,7 @@ def _near(grid: Grid, positions: Sequence[int], taken: Collection[int], rng: np.
     return -1
 
 
-def _steps(grid: Grid, axis: int, position: int) -> list[int]:
+def _neighbour_positions(grid: Grid, axis: int, position: int) -> list[int]:
     near = (position - 1, position + 1) if grid.ordered[axis] else range(grid.sizes[axis])
     return [p for p in near if 0 <= p < grid.sizes[axis] and p != position]
 
@@ -395,7 +401,7 @@ def _rebuild_study(
     ]
     study = optuna.create_study(sampler=_sampler(search, generation), directions=aims)
     space = _distributions(grid)
-    worst = _worst(shown, directions)
+    worst = _worst_values(shown, directions)
     attributes = {"NSGAIISampler:generation": 0, "NSGAIIISampler:generation": 0}
     for t in shown:
         positions = coordinates(grid, t.machine)
@@ -418,7 +424,7 @@ def _penalty(violation: float) -> float:
     return log1p(min(violation, 1e300)) if violation > 0 else 0.0
 
 
-def _worst(shown: Sequence[Trial], directions: Sequence[str]) -> tuple[float, ...]:
+def _worst_values(shown: Sequence[Trial], directions: Sequence[str]) -> tuple[float, ...]:
     columns = zip(*(t.values for t in shown if t.values is not None), strict=True)
     return tuple(min(c) if d == "max" else max(c) for c, d in zip(columns, directions, strict=True))
 
@@ -430,14 +436,14 @@ def _sampler(search: Search, generation: int) -> optuna.samplers.BaseSampler:
 
     seed = seed_of(search, generation)
     if search.method == "tpe":
-        return TPESampler(seed=seed, **_tpe(search))
+        return TPESampler(seed=seed, **_tpe_arguments(search))
     sampler = NSGAIISampler if search.method == "nsga2" else NSGAIIISampler
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # raised by NSGA-III
-        return sampler(seed=seed, crossover=UniformCrossover(swapping_prob=SWAP), **_nsga(search))
+        return sampler(seed=seed, crossover=UniformCrossover(swapping_prob=SWAP), **_nsga_arguments(search))
 
 
-def _tpe(search: Search) -> dict[str, Any]:
+def _tpe_arguments(search: Search) -> dict[str, Any]:
     return {
         "n_startup_trials": search.startup,
         "n_ei_candidates": 24,
@@ -447,7 +453,7 @@ def _tpe(search: Search) -> dict[str, Any]:
     }
 
 
-def _nsga(search: Search) -> dict[str, Any]:
+def _nsga_arguments(search: Search) -> dict[str, Any]:
     """Returns the arguments of an NSGA sampler. mutation None: a mutated parameter is drawn anew;
     mutation_prob None: one over the number of parameters.
     """

@@ -47,10 +47,10 @@ from bench.reference.sampled import sampled
 from dse.mapper.exact import layout_aware as joint
 from dse.mapper.exact import search as searched
 from dse.mapper.exact.layout_aware import layout_aware
-from dse.mapper.exact.layout_aware import pairs as pairs_of
+from dse.mapper.exact.layout_aware import priced_mappings as pairs_of
 from dse.mapper.exact.search import search
+from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible
-from dse.mapping.space import FREE
 from dse.sim.einsum.evaluate import Problem, objective_value
 from dse.solve.elimination import Table, join
 from dse.solve.layouts import convert

@@ -165,7 +165,7 @@ class Torn(io.FileIO):
 
 def calm() -> None:
     """The same calls in the same order every time: no clock decides over leases, commits and reports."""
-    driver.COMMIT_S, driver.COMMIT_ROWS, driver.REPORT_S, driver.LEASE_S, driver.MOST_PER_LEASE = (
+    driver.COMMIT_S, driver.COMMIT_ROWS, driver.REPORT_S, driver.LEASE_S, driver.MAX_PER_LEASE = (
         1e9,
         1,
         1e9,
@@ -234,7 +234,7 @@ def judged(top: Path, name: str, whole: Rows, told: int) -> str:
     run = top / "disk" / "run"
     os.environ["DSE_CACHE"] = str(top / "disk" / "cache")
     try:
-        manifest, wrong = folder.sound(run) if run.exists() else (folder.Manifest(), {})
+        manifest, wrong = folder.verified_parts(run) if run.exists() else (folder.Manifest(), {})
     except folder.Damaged as fault:
         return f"damaged by a crash: {fault}"
     if manifest.generation < told or wrong:

@@ -187,7 +187,7 @@ def tiles(n: int, start: int = 0) -> Counter[tuple[str, str]]:
                 a.line_bits // 8,
                 a.row_bits // 8,
                 a.row_banks,
-                a.granule_bits // 8,
+                a.interleave_bits // 8,
                 a.banks,
                 a.bank_map,
                 a.capacity_bits // 8,
@@ -261,7 +261,7 @@ def sanity(n: int) -> list[str]:
         spans = [(first, rng.randint(1, size - first)) for size in shape for first in [rng.randrange(size)]]
         two = [parse(random_text(rng, names, shape), names, shape) for _ in range(2)]
         elems = prod(count for _, count in spans)
-        got = [counts.tables(counts.cuts(one, counts.Memory(1, ports=1))).box(spans) for one in two]
+        got = [counts.tables(counts.cuts(one, counts.Memory(1, sram_banks=1))).box(spans) for one in two]
         if any(one.lines != counts.Span(elems, elems, elems) for one in got):
             lines.append(f"line of one element: {got}")
         for one in two:
@@ -354,7 +354,7 @@ def mutants() -> list[str]:
         transfer._visits,
         transfer._rows_opened,
         transfer._union,
-        counts.guess,
+        counts.estimate_lines,
     )
     in_turn, walked = counts.rows_opened, transfer._box_by_box
 

@@ -29,8 +29,8 @@ from unittest.mock import patch
 from dse.mapper.exact import optimal as mapper
 from dse.mapper.exact import search
 from dse.mapper.exact.optimal import optimal
+from dse.mapping.constraints import Factors
 from dse.mapping.nest import Infeasible, faults
-from dse.mapping.space import Factors
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound, objective_value
 from tests.enumeration import Best, enumerated, mappings, padded
 from tests.problems import GROUPS, OBJECTIVES, random_problem

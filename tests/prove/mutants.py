@@ -119,7 +119,7 @@ def differences(proof: str, answers: list[tuple[Problem_, list[float]]]) -> Iter
     """Run in the copy: what a proof finds wrong there."""
     from dse.mapper.exact import search
     from dse.mapper.exact.optimal import optimal
-    from dse.mapping.space import minimal_mapping
+    from dse.mapping.constraints import minimal_mapping
     from dse.sim.einsum.evaluate import lower_bound
     from tests.enumeration import Best
     from tests.nests import rich_case

@@ -13,7 +13,7 @@ from random import Random
 from dse.sim.levels import network
 from tests.rings import WALKED
 from tests.test_network import handing_unlike, uneven_unlike, unlike
-from tests.test_sharing import unlike as rotating_unlike
+from tests.test_rotation import unlike as rotating_unlike
 
 CASES = int(os.environ.get("DSE_HOPS", "10000"))
 SHOWN = 3

@@ -26,7 +26,7 @@ from random import Random
 
 from dse.solve import solve
 from dse.solve.gogeta.optimum import optimum, steady
-from dse.solve.gogeta.traffic import Counting, Reuse, reuse
+from dse.solve.gogeta.traffic import CountingRule, TrafficReport, traffic_of
 from dse.solve.solve import SolverOptions
 from tests.chains import KINDS
 from tests.prove.mappers import asked
@@ -79,14 +79,14 @@ def of_loops(seed: int) -> tuple[str, int, int]:
     return "", len(counts), proven
 
 
-def solver(name: str, matrix: str, n: int, mib: int) -> tuple[str, Reuse]:
+def solver(name: str, matrix: str, n: int, mib: int) -> tuple[str, TrafficReport]:
     form = {} if name == "gmres" else {"form": "periodic", "iterations": 10}
-    return name, reuse(
-        hpc.SOLVERS[name](matrix=matrix, n=n, **form), mib * 2**18, count=Counting(published=True)
+    return name, traffic_of(
+        hpc.SOLVERS[name](matrix=matrix, n=n, **form), mib * 2**18, count=CountingRule(published=True)
     )
 
 
-def orders(found: list[tuple[str, Reuse]]) -> Iterator[str]:
+def orders(found: list[tuple[str, TrafficReport]]) -> Iterator[str]:
     for name in ("cg", "bicgstab", "gmres"):
         mine = [r for solver, r in found if solver == name]
         wrong = [
@@ -111,7 +111,7 @@ def long_chain(at: tuple[str, int]) -> str:
     kind, length = at
     w = KINDS[kind](length)
     try:
-        found = reuse(w, 300)
+        found = traffic_of(w, 300)
         mapped = (
             [solve.solve(TIGHT, w, SolverOptions(schedule=name)) for name in ("unfused", "fused")]
             if kind == "products"

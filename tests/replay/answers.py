@@ -29,7 +29,7 @@ from dse.mapping.nest import Infeasible, Loop, Mapping
 from dse.mapping.schedule import Branch, Schedule
 from dse.sim.einsum.evaluate import EinsumCost, Solution
 from dse.solve.schedules.pipeline import pipelined
-from dse.solve.solve import SolverOptions, with_reuse
+from dse.solve.solve import SolverOptions, solve_schedule
 from dse.study import study as studies
 from tests import cases, fusions, piped
 from tests.prove.mappers import problem_of
@@ -164,7 +164,7 @@ def from_fused(many: int) -> Iterator[tuple[str, Callable[[], Any]]]:
 
         def answer(seed: int = seed) -> Any:
             arch, workload = fusions.random_case(seed, "buffered" if seed % 4 == 3 else "free")
-            found = with_reuse(
+            found = solve_schedule(
                 arch, workload, SolverOptions(schedule="fused", objective="energy" if seed % 2 else "latency")
             )
             return solution(found if isinstance(found, Infeasible) else found[0])
@@ -214,7 +214,7 @@ def from_fronts(many: int) -> Iterator[tuple[str, Callable[[], Any]]]:
             return (
                 cost(found)
                 if isinstance(found, Infeasible)
-                else [[*cost(member.cost), member.room_bytes] for member in found.members]
+                else [[*cost(member.cost), member.capacity_bytes] for member in found.members]
             )
 
         yield str(seed), answer

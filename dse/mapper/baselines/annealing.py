@@ -139,7 +139,7 @@ def neighbour(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> Choices:
         )
         return replace(choices, trips=trips)
     if kind < 0.85:
-        return replace(choices, windows={**choices.windows, rng.choice(items): rng.randrange(len(e.extents))})
+        return replace(choices, orders={**choices.orders, rng.choice(items): rng.randrange(len(e.extents))})
     return replace(choices, placement=_move_node(e, arch, choices, rng))
 
 

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.mapper.exact.spatial import divisors, primes
+from dse.mapping.constraints import minimal_mapping
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults, may_keep
-from dse.mapping.space import minimal_mapping
+from dse.sim.counts.actions import bits_of
 from dse.sim.counts.counts import Counted, counted, footprints, tile_bits
-from dse.sim.counts.parts import bits_of
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting, objective_value
 from dse.sim.schedule import outermost
@@ -32,7 +32,7 @@ from workloads.einsum import Einsum, Projection
 
 Tile = dict[str, int]
 Tiles = dict[str, NDArray[np.int64]]  # per rank the tile sizes [C] of C candidates
-Lanes = Sequence[tuple[str, str, int]]  # (fan-out dimension, rank, factor)
+SpatialFactors = Sequence[tuple[str, str, int]]  # (fan-out dimension, rank, factor)
 # tile sizes in the order of the ranks -> nodes that stand above and leave these tiles
 Factorizations = dict[tuple[int, ...], tuple[Loop | Store, ...]]
 Tier = Sequence[int]  # levels (by number) whose nodes stand in one block
@@ -261,11 +261,11 @@ def _cut(
                 cuts = [
                     (
                         (*tile[:i], n, *tile[i + 1 :]),
-                        lanes // -(-tile[i] // n),
+                        pes // -(-tile[i] // n),
                         nodes if n == tile[i] else (*nodes, Loop(rank, n, dim)),
                     )
-                    for tile, lanes, nodes in grown
-                    for n in sorted({-(-tile[i] // f) for f in range(1, min(lanes, tile[i]) + 1)})
+                    for tile, pes, nodes in grown
+                    for n in sorted({-(-tile[i] // f) for f in range(1, min(pes, tile[i]) + 1)})
                 ]
                 grown = [cut for cut in cuts if _min_bits(still, cut[0], cut[1] * left) <= room]
         found |= {tile: nodes for tile, _, nodes in grown}
@@ -345,19 +345,19 @@ def _fill(e: Einsum, arch: Arch, stationary: Sequence[Projection]) -> Fill:
     depth = len(own)
     tile = dict.fromkeys(extents, 1)
     inside: list[Tile] = [extents] * depth
-    lanes: list[tuple[tuple[str, str, int], ...]] = [()] * (depth + 1)
+    spatial: list[tuple[tuple[str, str, int], ...]] = [()] * (depth + 1)
     if any(f.outside == len(arch.levels) for f in arch.fanouts):
-        lanes[depth], tile = _stack(
+        spatial[depth], tile = _stack(
             e, arch, len(arch.levels), tile, stationary[-1] if stationary else e.output
         )
     for t in range(depth - 1, 0, -1):
-        lanes[t], _ = _stack(e, arch, own[t][0], tile, stationary[t - 1])
-        inside[t] = _cache(e, arch, own[t], tile, lanes[t], stationary[t - 1])
-        tile = _spread(extents, inside[t], lanes[t])
-    return Fill(tuple(inside), tuple(lanes))
+        spatial[t], _ = _stack(e, arch, own[t][0], tile, stationary[t - 1])
+        inside[t] = _cache(e, arch, own[t], tile, spatial[t], stationary[t - 1])
+        tile = _spread(extents, inside[t], spatial[t])
+    return Fill(tuple(inside), tuple(spatial))
 
 
-def _spread(extents: Tile, tile: Tile, pes: Lanes) -> Tile:
+def _spread(extents: Tile, tile: Tile, pes: SpatialFactors) -> Tile:
     grown = dict(tile)
     for _, rank, factor in pes:
         grown[rank] = min(grown[rank] * factor, extents[rank])
@@ -434,19 +434,21 @@ def _padding(left: int, p: int) -> float:
     return -(-left // p) * p / left
 
 
-def _cache(e: Einsum, arch: Arch, tier: Tier, tile: Tile, spatial: Lanes, stationary: Projection) -> Tile:
+def _cache(
+    e: Einsum, arch: Arch, tier: Tier, tile: Tile, spatial: SpatialFactors, stationary: Projection
+) -> Tile:
     """Grows the tile of a tier. Candidates are all products of divisors that fit this tier and, over all PEs
     together, the levels outside. The one with least traffic is taken, of equal ones the smallest. Then
     `_top_up`.
     """
     extents = e.sizes()
-    lanes = _spread(extents, dict.fromkeys(extents, 1), spatial)
-    left = {rank: -(-extents[rank] // (tile[rank] * lanes[rank])) for rank in extents}
+    pes = _spread(extents, dict.fromkeys(extents, 1), spatial)
+    left = {rank: -(-extents[rank] // (tile[rank] * pes[rank])) for rank in extents}
     grid = np.meshgrid(*(divisors(left[rank]) for rank in extents), indexing="ij")
     tiles = {
         rank: np.minimum(tile[rank] * g.ravel(), extents[rank]) for rank, g in zip(extents, grid, strict=True)
     }
-    spread = {rank: np.minimum(t * lanes[rank], extents[rank]) for rank, t in tiles.items()}
+    spread = {rank: np.minimum(t * pes[rank], extents[rank]) for rank, t in tiles.items()}
     held = [_held_bits(e, arch, v, tiles, spread) for v in tier]
     trips = {rank: -(-extents[rank] // t) for rank, t in spread.items()}
     inner = _tier_tensors(e, arch, range(tier[0], len(arch.levels)))
@@ -511,7 +513,7 @@ def _held_bits(e: Einsum, arch: Arch, v: int, tiles: Tiles, spread: Tiles) -> ND
 
 
 def _top_up(
-    e: Einsum, arch: Arch, tier: Tier, tile: Tile, left: Tile, spatial: Lanes, stationary: Projection
+    e: Einsum, arch: Arch, tier: Tier, tile: Tile, left: Tile, spatial: SpatialFactors, stationary: Projection
 ) -> Tile:
     """Multiply ranks that the stationary tensor lacks by their smallest primes while the tile fits."""
     for rank in (r for r in e.sizes() if r not in stationary.ranks()):
@@ -527,8 +529,8 @@ def _top_up(
 
 
 def _overflow(e: Einsum, arch: Arch, v: int, tile: Tile, spread: Tile) -> bool:
-    one, lanes = ({rank: np.array([n]) for rank, n in given.items()} for given in (tile, spread))
-    return bool(_held_bits(e, arch, v, one, lanes)[0] > _capacity(arch, v))
+    one, spread_tile = ({rank: np.array([n]) for rank, n in given.items()} for given in (tile, spread))
+    return bool(_held_bits(e, arch, v, one, spread_tile)[0] > _capacity(arch, v))
 
 
 def _nests(e: Einsum, arch: Arch, fill: Fill, orders: Sequence[Sequence[str]]) -> list[Mapping]:
@@ -557,7 +559,7 @@ def _block(
     stores: Sequence[tuple[Store, Projection]],
     outer: Tile,
     inner: Tile,
-    pes: Lanes,
+    pes: SpatialFactors,
     order: Sequence[str],
 ) -> tuple[Loop | Store, ...]:
     """Loops from tile `outer` to tile `inner` and the nodes of a tier, each node raised above the loops
@@ -602,7 +604,7 @@ def _rise(p: Projection, ranks: Sequence[str]) -> int:
     return position
 
 
-def _spatial_loops(own: Tile, pes: Lanes) -> list[Loop | Store]:
+def _spatial_loops(own: Tile, pes: SpatialFactors) -> list[Loop | Store]:
     """Spatial loops that leave the tile `own` to each PE."""
     tile = dict(own)
     loops: list[Loop | Store] = []

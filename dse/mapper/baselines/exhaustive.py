@@ -27,10 +27,10 @@ from random import Random
 import numpy as np
 
 from dse.mapper.exact.spatial import divisors
+from dse.mapping.constraints import FREE, Constraints, Factors, minimal_mapping, violation
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, may_keep
-from dse.mapping.space import FREE, Constraints, Factors, minimal_mapping, violation
 from dse.sim.counts.counts import footprints
-from dse.sim.counts.kernels import Costs, cost_many, mapping_at, tables
+from dse.sim.counts.vectorized import Costs, cost_many, mapping_at, tables
 from dse.sim.einsum.cost import overflow
 from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting_alone
 from dse.sim.schedule import outermost
@@ -130,10 +130,10 @@ def nests(e: Einsum, arch: Arch, placement: Placement) -> Iterator[Mapping]:
 
 def layers(arch: Arch, placement: Placement) -> list[Store | int]:
     """Storage nodes, and fan-out boundaries as the number of levels outside, outermost first."""
-    borders = {f.outside for f in arch.fanouts}
+    boundaries = {f.outside for f in arch.fanouts}
     found: list[Store | int] = []
     for v, held in enumerate((*placement, ())):
-        found += [v] if v in borders else []
+        found += [v] if v in boundaries else []
         found += [Store(arch.levels[v].name, tensor) for tensor in held]
     return found
 
@@ -206,10 +206,10 @@ def chains(extent: int, loops: tuple[int, ...], factors: Factors) -> tuple[tuple
     """All choices of tile sizes for the loops of one rank, outermost first; the last tile is 1."""
     if not loops:
         return ((),) if extent == 1 else ()
-    lane, inner = loops[0], loops[1:]
-    if lane:
+    fanout_size, inner = loops[0], loops[1:]
+    if fanout_size:
         sizes = sorted(
-            {-(-extent // f) for f in range(1, lane + 1) if factors != "perfect" or extent % f == 0}
+            {-(-extent // f) for f in range(1, fanout_size + 1) if factors != "perfect" or extent % f == 0}
         )
     else:
         sizes = list(range(1, extent + 1) if factors == "imperfect" else divisors(extent))
@@ -230,7 +230,7 @@ def _cheapest(
     shape = tuple(len(options[rank]) for rank, _ in e.extents)
     for start in range(0, prod(shape), BLOCK):
         choices = np.stack(np.unravel_index(np.arange(start, min(start + BLOCK, prod(shape))), shape), axis=1)
-        choices = choices[_lanes_fit(nest, arch, trips, choices)]
+        choices = choices[_fits_fanouts(nest, arch, trips, choices)]
         yield from _first(
             problem, nest, options, constraints, cost_many(compiled, e, arch, choices), choices, best
         )
@@ -248,7 +248,7 @@ def _trips(nest: Mapping, rank: str, extent: int, tiles: Sequence[Sequence[int]]
     return found
 
 
-def _lanes_fit(nest: Mapping, arch: Arch, trips: Sequence[Ints], choices: Ints) -> Bools:
+def _fits_fanouts(nest: Mapping, arch: Arch, trips: Sequence[Ints], choices: Ints) -> Bools:
     """[C] whether the trips over each fan-out dimension are at most its size."""
     loops = [node for node in nest.nodes if isinstance(node, Loop)]
     fits = np.ones(len(choices), np.bool_)

@@ -32,7 +32,7 @@ class Choices:
     """A mapping as independent choices."""
 
     placement: Placement
-    windows: Dict[Layer, int]  # per layer which order of the loops below it (`gaps`)
+    orders: Dict[Layer, int]  # per layer which order of the loops below it (`gaps`)
     # per (layer, rank, fan-out dimension or "" for the temporal loop)
     trips: Dict[tuple[Layer, str, str], int]
 
@@ -122,7 +122,7 @@ def mapping_of(e: Einsum, arch: Arch, choices: Choices) -> Mapping:
             free[loop.over] //= -(-outer // tile[loop.rank])
             nodes.append(Loop(loop.rank, tile[loop.rank], loop.over))
         nodes += [item] if isinstance(item, Store) else []
-        for rank in own[choices.windows.get(item, 0) % len(own)]:
+        for rank in own[choices.orders.get(item, 0) % len(own)]:
             tile[rank] //= (
                 tile[rank] if item is items[-1] else gcd(tile[rank], choices.trips.get((item, rank, ""), 1))
             )

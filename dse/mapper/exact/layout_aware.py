@@ -21,12 +21,12 @@ from dse.layout.text import show
 from dse.mapper.exact.layout_candidates import layouts
 from dse.mapper.exact.optimal import names_some_dims, none_fits, optimal, rank
 from dse.mapper.exact.search import BUDGET, Spread, search, supports
+from dse.mapping.constraints import FREE, Constraints, Factors, violation
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, TensorLayout, may_keep
 from dse.mapping.searched import Mappings, mappings_of
-from dse.mapping.space import FREE, Constraints, Factors, violation
+from dse.sim.counts.actions import Key
 from dse.sim.counts.counts import Counted, footprints
-from dse.sim.counts.parts import Key
-from dse.sim.counts.terms import Link, rest, sink, slides
+from dse.sim.counts.terms import Link, resting_position, sink, slides
 from dse.sim.einsum import cost
 from dse.sim.einsum.boundary import counted, network_traffic, node_footprints, whole_nest
 from dse.sim.einsum.cost import overflow
@@ -41,7 +41,7 @@ from workloads.einsum import Einsum
 LITTLE = 1e-3  # after a layout that adds less than this share of energy and of cycles, no other one is tried
 STAGED = 1 << 20  # node budget of a search for mappings that stage all tensors on chip
 ENOUGH = 64  # sets of layouts (one layout per place) that are compared, at most
-Place = tuple[str, str]  # (level, tensor)
+TensorAt = tuple[str, str]  # (level, tensor)
 
 
 @dataclass(slots=True)
@@ -53,21 +53,22 @@ class LayoutPricing:
     nest: Mapping  # the mapping below the loops and nodes that it shares with other einsums
     whole: Counted  # that nest, counted
     counted: frozenset[Key]  # which (level, tensor, action) move anything
-    links: dict[Place, Link]  # the link that moves the tensor
-    footprint_elems: dict[Place, int | Fraction]  # elements that tensors take at levels with a capacity
+    links: dict[TensorAt, Link]  # the link that moves the tensor
+    footprint_elems: dict[TensorAt, int | Fraction]  # elements that tensors take at levels with a capacity
     hops_pj: float
-    memo: dict[tuple[Place, Layout], dict[Key, Transfer]] = field(default_factory=dict)  # results of `moves`
+    # results of `moves`
+    memo: dict[tuple[TensorAt, Layout], dict[Key, Transfer]] = field(default_factory=dict)
     # prices by the bandwidths to which layouts slow the levels down
     times: dict[tuple[float, ...], cost.Price] = field(default_factory=dict)
 
-    def moves(self, place: Place, layout: Layout) -> dict[Key, Transfer]:
+    def moves(self, place: TensorAt, layout: Layout) -> dict[Key, Transfer]:
         """What a tensor moves at a level in a layout."""
         if (place, layout) not in self.memo:
             found = transfer.of_layout(self.whole, self.links[place], self.problem.arch, layout)
             self.memo[place, layout] = {key: one for key, one in found.items() if key in self.counted}
         return self.memo[place, layout]
 
-    def cost(self, chosen: Dict[Place, Layout]) -> tuple[float, float]:
+    def cost(self, chosen: Dict[TensorAt, Layout]) -> tuple[float, float]:
         """(energy, cycles) in layouts, one per place."""
         e, arch = self.problem.einsum, self.problem.arch
         moved = {
@@ -83,7 +84,7 @@ class LayoutPricing:
             part[-1] for part in transfer.parts(moved, arch)
         ), p.latency_cycles
 
-    def alone(self, place: Place, layout: Layout) -> tuple[float, float]:
+    def alone(self, place: TensorAt, layout: Layout) -> tuple[float, float]:
         """(energy, port cycles) that a layout costs on top of moving the elements, whatever the other layouts
         are.
         """
@@ -93,7 +94,7 @@ class LayoutPricing:
             one.unused_bits / level.width_bits / level.bandwidth + one.extra_cycles for one in moved.values()
         )
 
-    def candidates(self, place: Place) -> list[Layout]:
+    def candidates(self, place: TensorAt) -> list[Layout]:
         """Layouts worth counting that fit. A sliding window takes less capacity than its whole tile; layouts
         other than row-major store the whole tile.
         """
@@ -107,7 +108,7 @@ class LayoutPricing:
             or one == plain
         ]
 
-    def front(self, place: Place, candidates: Sequence[Layout]) -> list[Layout]:
+    def front(self, place: TensorAt, candidates: Sequence[Layout]) -> list[Layout]:
         """The candidates that no other one dominates in energy and cycles, cheapest first. After the first
         one that costs next to nothing, no more candidates are looked at.
         """
@@ -145,7 +146,9 @@ def layout_pricing(problem: Problem, mapping: Mapping) -> LayoutPricing:
     return LayoutPricing(problem, mapping, whole, c, frozenset(row.key for row in c.rows), places, room, hops)
 
 
-def best_layouts(one: LayoutPricing, fixed: Dict[Place, Layout]) -> tuple[float, float, dict[Place, Layout]]:
+def best_layouts(
+    one: LayoutPricing, fixed: Dict[TensorAt, Layout]
+) -> tuple[float, float, dict[TensorAt, Layout]]:
     """(energy, cycles, layouts) of a mapping in its best layouts. fixed: layouts that are given.
 
     What layouts add to the energy, and to the cycles of a port, are sums over tensors; so the best set takes
@@ -188,7 +191,7 @@ def layout_aware(
     4. the fastest ones that stage all tensors in a level on chip;
     5. the best ones where layouts cost nothing.
     """
-    found = pairs(problem, factors, constraints, allowed_gap, interface)
+    found = priced_mappings(problem, factors, constraints, allowed_gap, interface)
     if isinstance(found, Infeasible):
         return found
     best = min(found.costs, key=lambda one: rank(problem, one))
@@ -196,7 +199,7 @@ def layout_aware(
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class PricedMappings:
     """Mappings, and the cost of each in its best layouts."""
 
     mappings: tuple[LayoutPricing, ...]
@@ -207,20 +210,20 @@ class Pairs:
 
 
 @outermost.mapper
-def pairs(
+def priced_mappings(
     problem: Problem,
     factors: Factors,
     constraints: Constraints,
     allowed_gap: float,
     interface: frozenset[str],
-) -> Pairs | Infeasible:
+) -> PricedMappings | Infeasible:
     """All mappings that `layout_aware` prices, with their costs. With imperfect temporal factors they include
     mappings found with imperfect spatial factors alone, which are part of the same space.
     """
     e, arch = problem.einsum, problem.arch
     known: dict[Mapping, tuple[LayoutPricing, EinsumCost]] = {}
     floor, visited, space = 0.0, 0, mappings_of(factors, arch, constraints)
-    apart = interface_spread(e, arch, interface)
+    spread = interface_spread(e, arch, interface)
     even = "imperfect_spatial" if factors == "imperfect" else factors
 
     def gap() -> float:
@@ -242,7 +245,7 @@ def pairs(
 
     asked = [
         ({}, problem.objective),
-        *([(apart, problem.objective)] if apart else []),
+        *([(spread, problem.objective)] if spread else []),
         *([({}, "energy")] if problem.objective != "energy" else []),
     ]
     for own, objective in asked if supports(e, even) and not names_some_dims(constraints, arch) else ():
@@ -286,7 +289,7 @@ def pairs(
         price(fitting(problem, best.mapping, constraints))
     if not known:
         return Infeasible("the search", visited, BUDGET, e.name, "nodes")
-    return Pairs(
+    return PricedMappings(
         tuple(one for one, _ in known.values()),
         tuple(cost for _, cost in known.values()),
         floor,
@@ -342,7 +345,7 @@ def lowered(mapping: Mapping, e: Einsum, arch: Arch) -> Mapping:
         above[node.tensor] = node.level
         end = sink(p, mapping, i) if parent else i + 1
         end -= slides(p, e, mapping, end - 2)
-        if end > i + 1 and parent and rest(p, e, mapping, i, parent, arch.lined()) < end:
+        if end > i + 1 and parent and resting_position(p, e, mapping, i, parent, arch.layout_levels()) < end:
             late[end] = node
         else:
             nodes.append(node)
@@ -393,7 +396,7 @@ def cost_in_best_layouts(one: LayoutPricing, interface: frozenset[str]) -> Einsu
     return found
 
 
-def in_layouts(mapping: Mapping, chosen: Dict[Place, Layout]) -> Mapping:
+def in_layouts(mapping: Mapping, chosen: Dict[TensorAt, Layout]) -> Mapping:
     """A mapping with these layouts; row-major ones are left out, as they are the default."""
     return replace(
         mapping,
@@ -436,10 +439,10 @@ def interface_spread(e: Einsum, arch: Arch, interface: frozenset[str]) -> dict[s
     line = arch.levels[0].access.line_bits if arch.levels[0].access else 0
     found = {}
     for p in e.tensors():
-        apart = [
+        pitch_bits = [
             prod(d.size for d in p.dims[k + 1 :]) * (p.bits or arch.word_bits) for k in range(len(p.dims))
         ]
-        if line and p.tensor in interface and max(apart, default=0) > (p.bits or arch.word_bits):
-            near = min(range(len(apart)), key=lambda k: (abs(log(apart[k] / line)), k))
-            found[p.tensor] = (2 << near) - 1, min(apart[near] / line, 1.0)
+        if line and p.tensor in interface and max(pitch_bits, default=0) > (p.bits or arch.word_bits):
+            near = min(range(len(pitch_bits)), key=lambda k: (abs(log(pitch_bits[k] / line)), k))
+            found[p.tensor] = (2 << near) - 1, min(pitch_bits[near] / line, 1.0)
     return found

@@ -29,8 +29,8 @@ from dse.sim.levels import transfer
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum
 
-EXPAND = 1.5  # elements stored per element of the tensor, at most
-WINDOWS = 8  # ways to cut windows that are tried, at most
+MAX_EXPANSION = 1.5  # elements stored per element of the tensor, at most
+MAX_WINDOW_CUTS = 8  # ways to cut windows that are tried, at most
 
 
 def layouts(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> list[Layout]:
@@ -42,8 +42,8 @@ def layouts(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> list[Layout]
     home = link.parent.level == arch.levels[0].name
     level = next(level for level in arch.levels if level.name == link.parent.level)
     line = max(level.access.line_bits // (link.tensor.bits or arch.word_bits), 1) if level.access else 1
-    texts = (*_nested(mapping, link, e, names, shape, home, line), *plain(names, shape, line))
-    return parse_layouts(texts, names, shape, EXPAND if home else 1.0)
+    texts = (*_nested(mapping, link, e, names, shape, home, line), *library_layouts(names, shape, line))
+    return parse_layouts(texts, names, shape, MAX_EXPANSION if home else 1.0)
 
 
 def parse_layouts(
@@ -63,7 +63,7 @@ def parse_layouts(
     return list(found)
 
 
-def plain(names: Sequence[str], shape: Sequence[int], line: int) -> Iterator[str]:
+def library_layouts(names: Sequence[str], shape: Sequence[int], line: int) -> Iterator[str]:
     """Texts of layouts that libraries use: row-major, each dimension innermost, a dimension in blocks of a
     line.
     """
@@ -81,9 +81,9 @@ def plain(names: Sequence[str], shape: Sequence[int], line: int) -> Iterator[str
 class _Parts:
     """Parts of a layout's text, outermost first. Numbers are the sizes of parts."""
 
-    apart: list[str] = field(default_factory=list)  # parts whose indices are never asked for together
-    time: list[str] = field(default_factory=list)  # of temporal loops
-    lanes: list[tuple[str, int]] = field(default_factory=list)  # of spatial loops
+    strided: list[str] = field(default_factory=list)  # parts whose indices are never asked for together
+    temporal: list[str] = field(default_factory=list)  # of temporal loops
+    spatial: list[tuple[str, int]] = field(default_factory=list)  # of spatial loops
     tile: list[tuple[str, int]] = field(default_factory=list)  # of the tile
 
 
@@ -99,25 +99,25 @@ def _nested(
     start = e.sizes() | {node.rank: node.tile for i, node in loops if not home and i < link.parent_at}
     own = [node for i, node in loops if home or i >= link.parent_at]
     windows = [k for k, d in enumerate(link.tensor.dims) if len(d.terms) > 1]
-    cuts = [_cuts(link.tensor.dims[k], shape[k], start, own, not link.output) for k in windows]
-    for each in islice(product(*cuts), WINDOWS):
+    cuts = [_window_cuts(link.tensor.dims[k], shape[k], start, own, not link.output) for k in windows]
+    for each in islice(product(*cuts), MAX_WINDOW_CUTS):
         parts = _Parts()
         for k, (d, name) in enumerate(zip(link.tensor.dims, names, strict=True)):
             if k not in windows:
-                _apart(parts, d, name, shape[k], home)
-        _looped(
+                _add_strided(parts, d, name, shape[k], home)
+        _add_loops(
             parts, link.tensor.dims, names, shape, start, own, dict(zip(windows, each, strict=True)), home
         )
-        inside = [*parts.lanes, *parts.tile]
+        inside = [*parts.spatial, *parts.tile]
         rest = prod(n for _, n in inside[1:])
         unit = line // gcd(line, rest)
         for pad in dict.fromkeys(
             (0, -inside[0][1] % unit if inside and prod(n for _, n in inside) > 1 else 0)
         ):
             texts = [text + (f"+{pad}" if pad and not i else "") for i, (text, _) in enumerate(inside)]
-            yield " ".join([*parts.apart, *parts.time, *texts])
+            yield " ".join([*parts.strided, *parts.temporal, *texts])
         if len(inside) > 1:
-            yield " ".join([*parts.apart, *parts.time, *(text for text, _ in inside[::-1])])
+            yield " ".join([*parts.strided, *parts.temporal, *(text for text, _ in inside[::-1])])
 
 
 def _stride(d: Dim, home: bool) -> int:
@@ -125,13 +125,13 @@ def _stride(d: Dim, home: bool) -> int:
     return d.terms[0][1] if home and len(d.terms) == 1 and d.offset == 0 else 1
 
 
-def _apart(parts: _Parts, d: Dim, name: str, n: int, home: bool) -> None:
+def _add_strided(parts: _Parts, d: Dim, name: str, n: int, home: bool) -> None:
     """Adds a part for a strided dimension, so that indices that the stride steps over lie elsewhere."""
     if 1 < (c := _stride(d, home)) < n:
-        parts.apart.append(f"{name.lower()}{c}")
+        parts.strided.append(f"{name.lower()}{c}")
 
 
-def _looped(
+def _add_loops(
     parts: _Parts,
     dims: Sequence[Dim],
     names: Sequence[str],
@@ -157,22 +157,28 @@ def _looped(
         if k in windows:
             step, _ = windows[k]
             if step and left[k]:
-                parts.time.append(f"{names[k]}/{step}")
+                parts.temporal.append(f"{names[k]}/{step}")
                 left[k] = 0
         else:
             c = _stride(dims[k], home) if len(dims[k].terms) == 1 and dims[k].terms[0][1] > 0 else 1
             before, after = left[k], node.tile * c
             if after < before and (before % after == 0 or before == shape[k]):
                 text = f"{names[k]}/{after}" if before == shape[k] else f"{names[k].lower()}{before}/{after}"
-                (parts.lanes.append((text, -(-before // after))) if node.over else parts.time.append(text))
+                (
+                    parts.spatial.append((text, -(-before // after)))
+                    if node.over
+                    else parts.temporal.append(text)
+                )
                 left[k] = after
             elif (
                 after < before
                 and node.over
-                and not any(text.lower().startswith(names[k].lower()) for text, _ in parts.lanes)
+                and not any(text.lower().startswith(names[k].lower()) for text, _ in parts.spatial)
             ):
-                parts.time = [text for text in parts.time if not text.lower().startswith(names[k].lower())]
-                parts.lanes.append((f"{names[k]}/{after}", -(-before // after)))
+                parts.temporal = [
+                    text for text in parts.temporal if not text.lower().startswith(names[k].lower())
+                ]
+                parts.spatial.append((f"{names[k]}/{after}", -(-before // after)))
                 left[k] = after
         tile[node.rank] = node.tile
     for k, name in enumerate(names):
@@ -197,19 +203,19 @@ def _looped(
             )
 
 
-def _cuts(
+def _window_cuts(
     d: Dim, n: int, start: dict[str, int], loops: Sequence[Loop], copies: bool
 ) -> list[tuple[int, int]]:
     """The ways to cut a window's dimension, as (step, size) of the tiles; (0, n): it is not cut. copies:
     whether tiles may overlap, so that elements are stored twice.
     """
-    lanes, tile = dict.fromkeys(start, 1), dict(start)
+    pes, tile = dict.fromkeys(start, 1), dict(start)
     for node in loops:
         if node.over:
-            lanes[node.rank] *= -(-tile[node.rank] // node.tile)
+            pes[node.rank] *= -(-tile[node.rank] // node.tile)
         tile[node.rank] = node.tile
-    reach = {rank: abs(c) * min(tile[rank] * lanes[rank], start[rank]) for rank, c in d.terms}
-    size = 1 + sum(abs(c) * (min(tile[rank] * lanes[rank], start[rank]) - 1) for rank, c in d.terms)
+    reach = {rank: abs(c) * min(tile[rank] * pes[rank], start[rank]) for rank, c in d.terms}
+    size = 1 + sum(abs(c) * (min(tile[rank] * pes[rank], start[rank]) - 1) for rank, c in d.terms)
     steps = [step for step in dict.fromkeys(reach.values()) if 1 < step < n]
     return [
         (0, n),

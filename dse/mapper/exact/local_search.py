@@ -23,11 +23,11 @@ from math import inf, isqrt, prod
 import numpy as np
 
 from dse.mapper.exact.spatial import primes
+from dse.mapping.constraints import FREE, Constraints, Factors, violation
 from dse.mapping.nest import Loop, Mapping, Store, faults, may_keep
-from dse.mapping.space import FREE, Constraints, Factors, violation
 from dse.run import deadline
 from dse.sim.counts.counts import footprints, hull
-from dse.sim.counts.kernels import Costs, cost_many, tables
+from dse.sim.counts.vectorized import Costs, cost_many, tables
 from dse.sim.einsum.cost import overflow, price_mapping
 from dse.sim.einsum.evaluate import Problem, fanout_overflow, objective_value
 from hw.arch import Arch
@@ -38,11 +38,11 @@ Slot = tuple[int, str]  # number of the item that it stands behind; fan-out dime
 Chain = tuple[int, ...]  # tiles of one rank, one per slot
 # at most: moves of a climb; moves of a climb from another placement, before that placement is given up;
 # times that other placements are tried when no move helps
-ROUNDS, AHEAD, LOOKS = 60, 5, 12
+CLIMB_ROUNDS, TRIAL_ROUNDS, RESTARTS = 60, 5, 12
 # batches of candidates costed at most per start: each takes up to a tenth of a second, where padding makes
 # counts slow
-BATCHES = 200
-NEXT = 4  # uneven tile sizes tried on either side of the present one
+MAX_BATCHES = 200
+UNEVEN_NEIGHBOURS = 4  # uneven tile sizes tried on either side of the present one
 CLOSE = 1e-10  # costs that differ by less, relatively, are ties
 
 
@@ -58,24 +58,28 @@ Incumbent = tuple[State, Mapping, Cost]
 
 
 def improve(
-    problem: Problem, start: Mapping, factors: Factors, constraints: Constraints = FREE, rounds: int = ROUNDS
+    problem: Problem,
+    start: Mapping,
+    factors: Factors,
+    constraints: Constraints = FREE,
+    rounds: int = CLIMB_ROUNDS,
 ) -> Mapping:
     """Returns `start`, or a mapping that costs less. `start` must fit and keep the constraints. Tiles of
     `start` that are not in the space may stay in the result.
     """
-    left = iter(range(BATCHES))
+    left = iter(range(MAX_BATCHES))
     state, best = _read(problem, start), _cost(problem, start, constraints)
     if state is None or _cost(problem, _nest(problem, state), constraints) is None or best is None:
         return start
     found = _climb(problem, (state, start, best), factors, constraints, rounds, left)
-    for _ in range(LOOKS):  # no move helps: try other placements, and climb from each
+    for _ in range(RESTARTS):  # no move helps: try other placements, and climb from each
         state, _, best = found
         around = (
             one
             for placed in _placements(problem.einsum, problem.arch, state)
             for one in _if_better(problem, State(*placed), None, constraints)
         )
-        climbs = (_climb(problem, one, factors, constraints, AHEAD, left) for one in around)
+        climbs = (_climb(problem, one, factors, constraints, TRIAL_ROUNDS, left) for one in around)
         better = next((one for one in climbs if _below(one[2], best)), None)
         if better is None or deadline.passed():
             break
@@ -240,12 +244,12 @@ def _slots(items: Sequence[Store | int], arch: Arch) -> list[Slot]:
 def _items(stores: Sequence[Store], arch: Arch) -> tuple[Store | int, ...]:
     """Storage nodes with the fan-out boundaries between them."""
     number, found = {level.name: v for v, level in enumerate(arch.levels)}, list[Store | int](stores)
-    for border in sorted({f.outside for f in arch.fanouts}, reverse=True):
+    for boundary in sorted({f.outside for f in arch.fanouts}, reverse=True):
         at = next(
-            (i for i, node in enumerate(found) if isinstance(node, Store) and number[node.level] >= border),
+            (i for i, node in enumerate(found) if isinstance(node, Store) and number[node.level] >= boundary),
             len(found),
         )
-        found.insert(at, border)
+        found.insert(at, boundary)
     return tuple(found)
 
 
@@ -255,7 +259,7 @@ def _read(problem: Problem, mapping: Mapping) -> State | None:
     """
     e, arch = problem.einsum, problem.arch
     items = _items([node for node in mapping.nodes if isinstance(node, Store)], arch)
-    slots, border = _slots(items, arch), {name: f.outside for f in arch.fanouts for name, _ in f.dims}
+    slots, boundary = _slots(items, arch), {name: f.outside for f in arch.fanouts for name, _ in f.dims}
     tile, left, at, store = {rank: [0] * len(slots) for rank, _ in e.extents}, e.sizes(), -1, -1
     cuts: list[tuple[int, str, int]] = []
     for node in mapping.nodes:
@@ -267,7 +271,7 @@ def _read(problem: Problem, mapping: Mapping) -> State | None:
                 (
                     i
                     for i, (item, dim) in enumerate(slots)
-                    if dim == node.over and items[item] == border[node.over]
+                    if dim == node.over and items[item] == boundary[node.over]
                 ),
                 -1,
             )
@@ -369,8 +373,8 @@ def _steps(
 
 
 def _even(extent: int, tile: int) -> list[int]:
-    """Tiles that cut an extent n as evenly as can be (n / m, rounded up), next to `tile` in size: NEXT
-    smaller and NEXT larger ones.
+    """Tiles that cut an extent n as evenly as can be (n / m, rounded up), next to `tile` in size:
+    UNEVEN_NEIGHBOURS smaller and UNEVEN_NEIGHBOURS larger ones.
 
     Of m and n / m one is at most the root of n. So each such size is a small number, or the quotient of a
     small m.
@@ -381,7 +385,7 @@ def _even(extent: int, tile: int) -> list[int]:
         | {n for n in range(1, root) if -(-extent // -(-extent // n)) == n}
     )
     at = next(i for i, n in enumerate(sizes) if n >= tile)
-    return sizes[max(at - NEXT, 0) : at + NEXT + 1]
+    return sizes[max(at - UNEVEN_NEIGHBOURS, 0) : at + UNEVEN_NEIGHBOURS + 1]
 
 
 def _with_tile(slots: Sequence[Slot], own: Chain, at: int, tile: int) -> Chain:

@@ -18,8 +18,8 @@ from dse.mapper.exact.ragged import solve_ragged
 from dse.mapper.exact.ragged_program import unsupported
 from dse.mapper.exact.search import (
     BUDGET,
-    CLOSER,
     NONE,
+    REFINE_BUDGET,
     Goals,
     SearchResult,
     same_structure,
@@ -28,9 +28,9 @@ from dse.mapper.exact.search import (
     supports,
     unrollings_listed,
 )
+from dse.mapping.constraints import FREE, Constraints, Factors, minimal_mapping, violation
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store
 from dse.mapping.searched import EVERY, Mappings, mappings_of
-from dse.mapping.space import FREE, Constraints, Factors, minimal_mapping, violation
 from dse.run import deadline
 from dse.sim.counts.counts import counted, footprints
 from dse.sim.einsum import cost
@@ -50,12 +50,13 @@ from workloads.arrays import Floats
 from workloads.einsum import Einsum, Projection
 
 MANY = 128  # machines that are searched together, at most
-SHARED = BUDGET // 8  # storage nodes placed for all of them; if that is not enough, each is searched alone
+# storage nodes placed for all of them; if that is not enough, each is searched alone
+SHARED_BUDGET = BUDGET // 8
 PROVEN = 1_000  # spatial unrollings: up to so many are searched to the optimum, whatever the gap
-GLANCE = 10_000  # storage nodes placed for a lower bound alone
+BOUND_BUDGET = 10_000  # storage nodes placed for a lower bound alone
 # Extents are rounded up to multiples of these: the rounded extent has many divisors, and these are tile sizes
 # that nearly divide the extent itself.
-ROUND = (2, 4, 8, 16)
+MULTIPLES = (2, 4, 8, 16)
 
 
 @outermost.mapper
@@ -89,7 +90,7 @@ def optimal(
         else SearchResult(None, 0, 0.0)
     )
     if supports(problem.einsum, factors) and some:
-        return _partly(problem, found, factors, constraints, budget)
+        return _some_dims_constrained(problem, found, factors, constraints, budget)
     return _to_answer(problem, found, factors, constraints, budget, allowed_gap, prices.of(0))
 
 
@@ -126,7 +127,7 @@ def optimal_on(
 
 
 def lower_bounds_on(
-    problems: Sequence[Problem], factors: Factors, constraints: Constraints = FREE, budget: int = GLANCE
+    problems: Sequence[Problem], factors: Factors, constraints: Constraints = FREE, budget: int = BOUND_BUDGET
 ) -> list[float]:
     """Lower bounds on the objective of an einsum's mappings, one per machine; the machines differ in prices
     and rates alone. Each is what a search of `budget` nodes proves, 0 where it proves nothing.
@@ -242,8 +243,10 @@ def _on_many(
     """
     answers: dict[int, EinsumCost | Infeasible] = {}
     prices = Prices(problems, constraints)
-    several = search_on(problems, factors, constraints, SHARED, goals=prices.goals(factors, allowed_gap))
-    if several[0].visited > SHARED or several[0].ended:
+    several = search_on(
+        problems, factors, constraints, SHARED_BUDGET, goals=prices.goals(factors, allowed_gap)
+    )
+    if several[0].visited > SHARED_BUDGET or several[0].ended:
         return answers
     for mapping, own in _by_mapping(
         [one.mapping if one.lower_bound > 0 else None for one in several]
@@ -311,7 +314,7 @@ def _to_answer(
     ]
 
 
-def _partly(
+def _some_dims_constrained(
     problem: Problem, found: SearchResult, factors: Factors, constraints: Constraints, budget: int
 ) -> list[EinsumCost] | Infeasible:
     """The answer where constraints name only some dimensions of a fan-out (`names_some_dims`). found: the
@@ -346,16 +349,18 @@ def _ragged(
     problem: Problem, constraints: Constraints, budget: int, allowed_gap: float
 ) -> list[EinsumCost] | Infeasible:
     """The answer for imperfect factors, improved by a local search. It starts from the optimum with imperfect
-    spatial factors, and from the optima of the einsum with extents rounded up (ROUND). Where the search of
-    ragged.py takes the einsum and the machine, the answer has its certificate.
+    spatial factors, and from the optima of the einsum with extents rounded up (MULTIPLES). Where the search
+    of ragged.py takes the einsum and the machine, the answer has its certificate.
     """
     e, arch = problem.einsum, problem.arch
     even = optimal(problem, "imperfect_spatial", constraints, budget, allowed_gap)
     if isinstance(even, Infeasible):
         return even
-    rounder = dict.fromkeys(_round_up(e, multiple) for multiple in ROUND) if supports(e, "perfect") else {}
+    rounder = (
+        dict.fromkeys(_round_up(e, multiple) for multiple in MULTIPLES) if supports(e, "perfect") else {}
+    )
     found = (
-        search(replace(problem, einsum=one), "perfect", constraints, CLOSER).mapping
+        search(replace(problem, einsum=one), "perfect", constraints, REFINE_BUDGET).mapping
         for one in rounder
         if one != e
     )
@@ -444,7 +449,7 @@ def _certified(
             problem,
             factors,
             constraints,
-            CLOSER,
+            REFINE_BUDGET,
             waits,
             NONE if waits == "in_turn" else (value / (1 + allowed_gap), energy, cycles),
         )

@@ -15,19 +15,19 @@ from math import inf
 
 from dse.mapper.exact.optimal import none_fits
 from dse.mapper.exact.search import BUDGET, search, supports
+from dse.mapping.constraints import FREE, Constraints, Factors
 from dse.mapping.nest import Infeasible, Mapping
 from dse.mapping.searched import Mappings, certificate_words, mappings_of
-from dse.mapping.space import FREE, Constraints, Factors
+from dse.sim.counts.actions import bits_of
 from dse.sim.counts.counts import footprints
-from dse.sim.counts.parts import bits_of
-from dse.sim.einsum.cost import held_bits
+from dse.sim.einsum.cost import occupied_bits
 from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting_alone
 from dse.sim.fronts import undominated
 from dse.sim.schedule import outermost
 from hw.arch import Arch, Level
 
-SEARCHES = 400  # searches per front, at most
-LESS = 1 - 1e-9  # a mapping is faster than another if it takes at most this share of its cycles
+MAX_SEARCHES = 400  # searches per front, at most
+FASTER = 1 - 1e-9  # a mapping is faster than another if it takes at most this share of its cycles
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Member:
     """A mapping of the front."""
 
     cost: EinsumCost
-    room_bytes: int  # capacity that it takes in the level `Front.level`; a begun byte counts as one
+    capacity_bytes: int  # capacity that it takes in the level `Front.level`; a begun byte counts as one
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class Front:
 def front(
     problem: Problem, factors: Factors = "imperfect_spatial", constraints: Constraints = FREE
 ) -> Front | Infeasible:
-    """The whole front, or as much of it as SEARCHES searches find. Raises ValueError where the exact search
-    does not take the einsum or the machine.
+    """The whole front, or as much of it as MAX_SEARCHES searches find. Raises ValueError where the exact
+    search does not take the einsum or the machine.
     """
     e, arch = problem.einsum, problem.arch
     if factors == "imperfect" or not supports(e, factors) or arch.layout_sensitive():
@@ -64,51 +64,52 @@ def front(
             else f"{e.name} has sums of many ranks"
         )
         raise ValueError(f"a front is of exact searches: {why}, which these do not take")
-    found, searches, proven, room = list[Member](), 0, True, inf
+    found, searches, proven, capacity_bytes = list[Member](), 0, True, inf
     level = next((one for one in arch.levels if one.capacity_bits is not None), arch.levels[0])
-    while searches < SEARCHES:
-        own, limit, smaller = list[Member](), inf, _smaller(arch, level, room)
-        while searches < SEARCHES:
+    while searches < MAX_SEARCHES:
+        own, limit, smaller = list[Member](), inf, _with_capacity(arch, level, capacity_bytes)
+        while searches < MAX_SEARCHES:
             one = search(Problem(smaller, e, "energy"), factors, constraints, BUDGET, limit=limit)
             searches, proven = searches + 1, proven and one.lower_bound > 0
             if one.mapping is None:
                 break
-            own, limit = [*own, _member(Problem(arch, e, "energy"), one.mapping, level)], one.cycles * LESS
+            own, limit = [*own, _member(Problem(arch, e, "energy"), one.mapping, level)], one.cycles * FASTER
         found += own
-        if not own or level.capacity_bits is None or not max(member.room_bytes for member in own):
+        if not own or level.capacity_bits is None or not max(member.capacity_bytes for member in own):
             break
-        room = max(member.room_bytes for member in own) - 1
+        capacity_bytes = max(member.capacity_bytes for member in own) - 1
     if not found:
         return none_fits(problem, constraints)
     members = tuple(sorted(_undominated(found), key=_objectives))
     return Front(
         members,
         level.name,
-        _certificate(arch, mappings_of(factors, arch, constraints), proven, searches >= SEARCHES),
+        _certificate(arch, mappings_of(factors, arch, constraints), proven, searches >= MAX_SEARCHES),
     )
 
 
-def _smaller(arch: Arch, level: Level, room_bytes: float) -> Arch:
+def _with_capacity(arch: Arch, level: Level, capacity_bytes: float) -> Arch:
     """The machine with the capacity of one level cut to room_bytes."""
-    if room_bytes == inf:
+    if capacity_bytes == inf:
         return arch
     return replace(
         arch,
         levels=tuple(
-            replace(one, capacity_bits=8 * int(room_bytes)) if one is level else one for one in arch.levels
+            replace(one, capacity_bits=8 * int(capacity_bytes)) if one is level else one
+            for one in arch.levels
         ),
     )
 
 
 def _member(problem: Problem, mapping: Mapping, level: Level) -> Member:
     e = problem.einsum
-    bits = held_bits(footprints(mapping, e, problem.arch), level, bits_of(e, problem.arch))
+    bits = occupied_bits(footprints(mapping, e, problem.arch), level, bits_of(e, problem.arch))
     return Member(evaluate_fitting_alone(problem, mapping), -(-bits // 8))
 
 
 def _objectives(one: Member) -> tuple[float, float, int]:
     """The three objectives: energy, latency, capacity taken. A table of the front shows these."""
-    return one.cost.energy_pj, one.cost.latency_cycles, one.room_bytes
+    return one.cost.energy_pj, one.cost.latency_cycles, one.capacity_bytes
 
 
 def _undominated(members: Sequence[Member]) -> list[Member]:
@@ -118,7 +119,7 @@ def _undominated(members: Sequence[Member]) -> list[Member]:
 
 def _certificate(arch: Arch, space: Mappings, proven: bool, cut: bool) -> str:
     if cut:
-        return f"cut after {SEARCHES} searches: others may be missing"
+        return f"cut after {MAX_SEARCHES} searches: others may be missing"
     if not proven:
         return "not proven: searches ended their budget"
     missing = ", by cycles without fill stalls: of mappings that stall differently some may be missing"

@@ -43,9 +43,9 @@ from dse.mapper.exact.ragged_program import (
 )
 from dse.mapper.exact.ragged_vectors import Group, Scope, Vectors
 from dse.mapper.exact.steps import programs
+from dse.mapping.constraints import FREE, minimal_mapping
 from dse.mapping.nest import Infeasible
 from dse.mapping.searched import mappings_of
-from dse.mapping.space import FREE, minimal_mapping
 from dse.sim.counts.counts import footprints
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting_alone

@@ -19,8 +19,8 @@ from dse.mapper.exact.ragged_kernels import COUNT, FIRST, TOTAL
 from dse.mapper.exact.search import OBJECTIVES
 from dse.mapper.exact.steps import LANES, NODE, Step
 from dse.mapping.nest import Loop, Mapping, Store, may_keep
+from dse.sim.counts.actions import bits_of, op_cycles, op_pj
 from dse.sim.counts.counts import hull
-from dse.sim.counts.parts import bits_of, op_cycles, op_pj
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch
 from workloads.arrays import Floats, Ints

@@ -26,12 +26,11 @@ from numpy.typing import NDArray
 
 from dse.mapper.exact.kernels import batch_search, state
 from dse.mapper.exact.spatial import FanoutDim, SpatialUnrollings, TooMany, dims_and_groups, unrollings
+from dse.mapping.constraints import FREE, Constraints, Factors, stationary
 from dse.mapping.nest import Loop, Mapping, Store, may_keep
-from dse.mapping.space import FREE, Constraints, Factors, stationary
 from dse.run import deadline
-from dse.sim.counts.counts import hull
-from dse.sim.counts.latency import any_nonzero
-from dse.sim.counts.parts import (
+from dse.sim.counts.actions import (
+    accesses_per_elem,
     action_pj,
     bits_of,
     elem_cycles,
@@ -39,11 +38,12 @@ from dse.sim.counts.parts import (
     fold_cycles,
     op_cycles,
     op_pj,
-    per_elem,
+    passes_array,
     port,
-    ripples,
 )
-from dse.sim.counts.terms import LISTED, in_lines, nonzero, sparse, straight, unshared
+from dse.sim.counts.counts import hull
+from dse.sim.counts.latency import any_nonzero
+from dse.sim.counts.terms import LISTED, direct_elems, moves_in_lines, nonzero_share, sparse, unshared
 from dse.sim.einsum.bounds import used_elems
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Fanout, FieldRole, slots
@@ -51,7 +51,7 @@ from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum, TooLong
 
 BUDGET = 5_000_000  # storage nodes placed per search: some ten seconds
-CLOSER = 100_000  # the same for each further search that tries to improve a first answer
+REFINE_BUDGET = 100_000  # the same for each further search that tries to improve a first answer
 CHOICES = 8_000_000  # choices of spatial unrollings looked at per search: some ten seconds, too
 EASY = 1_000  # nodes placed before `batch_search.outer_bound` is worth its time
 OUTER = 50_000  # nodes placed for one such bound
@@ -64,13 +64,13 @@ Cost = tuple[float, float, float]  # value of the objective, energy, latency
 Goals = Callable[[Sequence[Mapping | None]], tuple[Floats, Floats]]
 Exposed = Literal["least", "ends", "in_turn"]  # which stalls count as cycles (`search`)
 NONE = (inf, inf, inf)  # a cutoff above every cost
-APART = (0, 0.0)  # a `Spread` of no dimensions
+NO_SPREAD = (0, 0.0)  # a `Spread` of no dimensions
 # A layout that spreads indices over cache lines: the mask of a tensor's dimensions that it spreads, and the
 # share of a line that each index of these takes.
 Spread = tuple[int, float]
 Above = tuple[str, bool]  # tensor of the node above some loops, "": none; whether its tile stands whole
-NOTHING: Above = "", False
-NOWHERE: Dict[str, Spread] = MappingProxyType({})
+NO_NODE: Above = "", False
+NO_SPREADS: Dict[str, Spread] = MappingProxyType({})
 OBJECTIVES = {"energy": state.ENERGY, "latency": state.LATENCY, "edp": state.EDP}
 
 
@@ -113,7 +113,7 @@ def search(
     budget: int = BUDGET,
     exposed: Exposed = "least",
     cutoff: Cost = NONE,
-    spread: Dict[str, Spread] = NOWHERE,
+    spread: Dict[str, Spread] = NO_SPREADS,
     limit: float = inf,
     goals: Goals | None = None,
 ) -> SearchResult:
@@ -145,7 +145,7 @@ def search_on(
     budget: int = BUDGET,
     exposed: Exposed = "least",
     cutoff: Cost = NONE,
-    spread: Dict[str, Spread] = NOWHERE,
+    spread: Dict[str, Spread] = NO_SPREADS,
     limit: float = inf,
     goals: Goals | None = None,
 ) -> list[SearchResult]:
@@ -221,7 +221,7 @@ def _read(
         bare,
         exposed,
         tuple(spread.items()),
-        tuple(_keeps(e, arch, constraints, tensor) for tensor in tensors),
+        tuple(_holder_sets(e, arch, constraints, tensor) for tensor in tensors),
     )
     machine = _machine(problems, tensors, _parts(bare, exposed), constraints.homes, limit)
     return MachineInput(problems, machine, _terms([one.arch for one in problems], form, e))
@@ -256,9 +256,9 @@ def _searched(
     own = _tables(e, tuple(_covering_fanout(f) for f in arch.fanouts), factors, constraints.spatial)
     inside = np.array([constraints.inside is None or rank in constraints.inside for rank in own.ranks])
     still = own.tensors.index(constraints.stationary) if constraints.stationary in own.tensors else -1
-    lined = np.array([_line_bits(arch, v) > 0 for v in range(len(arch.levels))])
+    has_lines = np.array([_line_bits(arch, v) > 0 for v in range(len(arch.levels))])
     rules = state.Rules(
-        own.sinks[:, None, :] & ~lined[None, :, None],
+        own.sinks[:, None, :] & ~has_lines[None, :, None],
         inside,
         still,
         _unconstrained_groups(arch, constraints),
@@ -331,9 +331,9 @@ def _unconstrained_groups(arch: Arch, constraints: Constraints) -> int:
     """
     dims, groups = dims_and_groups(arch.fanouts)
     names = [name for f in sorted(arch.fanouts, key=lambda f: f.outside) for name, _ in f.dims]
-    named = {lane.group for lane in dims if names[lane.number] in dict(constraints.spatial)} or set(
-        range(len(groups))
-    )
+    named = {
+        array_dim.group for array_dim in dims if names[array_dim.number] in dict(constraints.spatial)
+    } or set(range(len(groups)))
     return sum(1 << g for g in range(len(groups)) if g not in named)
 
 
@@ -434,7 +434,7 @@ def _tables(
     dims, groups = dims_and_groups(fanouts)
     names = [name for f in sorted(fanouts, key=lambda f: f.outside) for name, _ in f.dims]
     outside, taken = sorted({g.outside for g in groups}), dict(spatial)
-    borders = len(outside)
+    boundary_count = len(outside)
     ranks, sizes = tuple(rank for rank, n in e.extents if n > 1) or (e.extents[0][0],), e.sizes()
 
     def unrolled_over(rank: str) -> tuple[FanoutDim, ...]:
@@ -443,7 +443,7 @@ def _tables(
         return tuple(dim for dim in dims if dim.size > 1 and rank in taken.get(names[dim.number], (rank,)))
 
     own = tuple(
-        unrollings(sizes[rank], unrolled_over(rank), len(dims), borders, len(groups), factors)
+        unrollings(sizes[rank], unrolled_over(rank), len(dims), boundary_count, len(groups), factors)
         for rank in ranks
     )
     tensors = (*e.inputs, e.output)
@@ -496,9 +496,9 @@ def _tables(
     )
     prefix = [
         sum(1 << g for g, group in enumerate(groups) if group.outside in outside[:n])
-        for n in range(borders + 1)
+        for n in range(boundary_count + 1)
     ]
-    memo, tensor_names = _memo(own, array, borders + 1), tuple(p.tensor for p in tensors)
+    memo, tensor_names = _memo(own, array, boundary_count + 1), tuple(p.tensor for p in tensors)
     return Tables(ranks, tensor_names, own, array, _pool(own, prefix), memo, sinks)
 
 
@@ -608,16 +608,16 @@ def _machine(
         bits=np.array(
             [[p.elem_bits(arch.word_bits), p.pointer_bits] for p in (*e.inputs, e.output)], np.float64
         ),
-        takes=np.array(
+        uses_capacity=np.array(
             [[(t, level.name) not in homes for level in arch.levels] for t in tensors], np.float64
         ),
         double_buffer=np.array([level.double_buffer for level in arch.levels]),
-        whole=_whole(e, arch),
+        whole=_stands_whole(e, arch),
         ports=np.array(ports, np.int64),
         exposed=np.array(parts.exposed, np.int64),
         through=np.array(parts.through, np.int64),
         position=np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]),
-        size=np.array([lane.size for lane in dims], np.int64),
+        size=np.array([array_dim.size for array_dim in dims], np.int64),
         leak=leak,
         limit=np.full(len(problems), limit),
         gaps=np.array(
@@ -629,13 +629,13 @@ def _machine(
     )
 
 
-def _whole(e: Einsum, arch: Arch) -> NDArray[np.bool_]:
+def _stands_whole(e: Einsum, arch: Arch) -> NDArray[np.bool_]:
     """Returns [X, V, V] by tensor, level of the parent, level of the node: whether the node's tile stands
     whole. It does for dense tensors where the node or its parent stands at a level with cache lines.
     """
-    lined = np.array([level.access is not None for level in arch.levels])
-    dense = np.array([in_lines(p) for p in (*e.inputs, e.output)])
-    whole: NDArray[np.bool_] = dense[:, None, None] & (lined[None, :, None] | lined[None, None, :])
+    has_lines = np.array([level.access is not None for level in arch.levels])
+    dense = np.array([moves_in_lines(p) for p in (*e.inputs, e.output)])
+    whole: NDArray[np.bool_] = dense[:, None, None] & (has_lines[None, :, None] | has_lines[None, None, :])
     return whole
 
 
@@ -711,12 +711,12 @@ class Entries:
     shape: tuple[int, ...]
     place: Ints  # position of the coefficient in the flattened array
     price: Ints  # number of the price (`_prices`)
-    often: Floats  # factor of the price
+    factor: Floats  # factor of the price
 
     def at(self, prices: Floats) -> Floats:
         """The array for each machine [J, *shape]; prices [J, number of prices]."""
         found = np.array(
-            [np.bincount(self.place, self.often * own[self.price], prod(self.shape)) for own in prices],
+            [np.bincount(self.place, self.factor * own[self.price], prod(self.shape)) for own in prices],
             np.float64,
         )
         return found.reshape((len(prices), *self.shape))
@@ -801,7 +801,7 @@ def _form(
     """The terms that machines share which differ in prices and sizes alone.
 
     spread: (tensor, Spread) pairs.
-    keeps: per tensor the sets of levels that may hold it, as masks (`_keeps`).
+    keeps: per tensor the sets of levels that may hold it, as masks (`_holder_sets`).
     """
     arch = _in_units(bare)
     parts = _parts(bare, exposed)
@@ -815,14 +815,14 @@ def _form(
     }
     links, lows = ({key: found[low] for key, found in both.items()} for low in (0, 1))
     _, groups = dims_and_groups(arch.fanouts)
-    ops = e.points() * nonzero(e)
+    ops = e.points() * nonzero_share(e)
     base = np.zeros((parts.many(), many))
     base[0] = ops * op_pj(e, arch)
     base[0, -1] += _min_row_pj(e, arch)
     base[state.STEPS] = op_cycles(ops, 0.0, e, arch)
     every = (1 << len(groups)) - 1
-    busiest = 0.0 if base[state.STEPS].any() else op_cycles(0.0, nonzero(e), e, arch)
-    compute = (state.POINTS, 0, len({g.outside for g in groups}), every, every, 0, APART)
+    busiest = 0.0 if base[state.STEPS].any() else op_cycles(0.0, nonzero_share(e), e, arch)
+    compute = (state.POINTS, 0, len({g.outside for g in groups}), every, every, 0, NO_SPREAD)
 
     def summed(of: dict[tuple[int, int, int], Row]) -> tuple[list[Row], Ints]:
         sums: list[Row] = []
@@ -926,17 +926,17 @@ def _link(
         _line_bits(arch, parent)
         if (p := (*e.inputs, e.output)[x]).format == "dense"
         and p.density == 1
-        and (not compute or nonzero(e) == 1)
+        and (not compute or nonzero_share(e) == 1)
         else 0
     )
-    apart = spread.get(tensors[x], APART) if line and parent == 0 else APART
+    apart = spread.get(tensors[x], NO_SPREAD) if line and parent == 0 else NO_SPREAD
     twice = not compute and levels[child].double_buffer
     waits = not compute and parts.exposed[child][0] < parts.exposed[child][2]
 
-    def add(v: int, action: str, kind: int, own_lanes: int, merged: int, scale: float, sure: bool) -> None:
+    def add(v: int, action: str, kind: int, own_groups: int, merged: int, scale: float, sure: bool) -> None:
         """Adds one action at level v to the rows.
 
-        own_lanes: groups outside of v; cycles count the first PE of these alone.
+        own_groups: groups outside of v; cycles count the first PE of these alone.
         merged: groups whose PEs share an access.
         scale: words per unit of the quantity; negative for skipped reads.
         sure: whether the lower bound has the action too.
@@ -954,14 +954,17 @@ def _link(
             if v == parent and not (skips and action == "read") and kind in (state.WORDS, state.POINTS)
             else 0
         )
-        lines = (moved, apart if moved else APART)
-        whole, own = (kind, x, k, merged, 0, 0, APART), (kind, x, k, own_lanes | merged, own_lanes, 0, APART)
+        lines = (moved, apart if moved else NO_SPREAD)
+        whole, own = (
+            (kind, x, k, merged, 0, 0, NO_SPREAD),
+            (kind, x, k, own_groups | merged, own_groups, 0, NO_SPREAD),
+        )
         waited = (own, parts.at.get(("drain" if kind == state.LAST else "fill", child, v, side), 0), cycles)
         if kind in (state.FIRST, state.LAST):
             rows = [waited]
         else:
             rows = [
-                ((*whole[:5], *lines), 0, per_elem(level, word) * scale * pj),
+                ((*whole[:5], *lines), 0, accesses_per_elem(level, word) * scale * pj),
                 ((*own[:5], *lines), parts.at["busy", v, v, side], cycles),
                 *([waited] if waits and not twice else []),
             ]
@@ -978,12 +981,12 @@ def _link(
     tiled = (
         [(state.WORDS, nonzero_words * p.density), (state.ROWS, row_words)] if csr else [(state.WORDS, 1.0)]
     )
-    amounts = [(state.POINTS, straight(p, e, arch.word_bits))] if compute else tiled
+    amounts = [(state.POINTS, direct_elems(p, e, arch.word_bits))] if compute else tiled
     few = sparse(e) if output and compute else None
     first = (
         [(state.MET, -few.first_reads), (state.BEGUN, -few.first_reads_per_pe)]
         if few
-        else [(state.BEGUN, -nonzero(e)) if compute else (state.STARTED, -1.0)]
+        else [(state.BEGUN, -nonzero_share(e)) if compute else (state.STARTED, -1.0)]
     )
     skips = first if output and levels[parent].skip_first_read else []
     dense = twice and waits and not csr
@@ -1004,7 +1007,7 @@ def _link(
         tensors[x],
         parent,
         child,
-        (state.POINTS if compute else state.WORDS, x, k, mask[child], mask[child], 0, APART),
+        (state.POINTS if compute else state.WORDS, x, k, mask[child], mask[child], 0, NO_SPREAD),
     ):
         for row in (found, low):
             _add_entry(row, q, state.RAMP, cycles)
@@ -1015,7 +1018,7 @@ def _link(
         # smaller tiles, and how many are left does not depend on PEs.
         for merged, pj in ((0, added_pj), (between, -added_pj)):
             for row in (found, low):
-                _add_entry(row, (state.WORDS, x, k, merged, 0, 0, APART), 0, pj)
+                _add_entry(row, (state.WORDS, x, k, merged, 0, 0, NO_SPREAD), 0, pj)
     return found, low
 
 
@@ -1031,7 +1034,11 @@ def _folds(
     # every price is an array
     many, arrays = np.size(arch.compute.mac_pj), [f for f in arch.fanouts if f.systolic]
     for i, f in enumerate(arrays):
-        if parent < f.outside <= child and tensor == stationary(e, f.systolic).tensor and ripples(e, arch):
+        if (
+            parent < f.outside <= child
+            and tensor == stationary(e, f.systolic).tensor
+            and passes_array(e, arch)
+        ):
             twice = child < len(arch.levels) and arch.levels[child].double_buffer
             yield np.eye(many)[many - 1 - len(arrays) + i], (state.ONE, *elems[1:]) if twice else elems
 
@@ -1059,7 +1066,7 @@ def _min_row_pj(e: Einsum, arch: Arch) -> float:
     )
 
 
-def _keeps(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> tuple[int, ...]:
+def _holder_sets(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> tuple[int, ...]:
     """Sets of levels that may hold a tensor, as bit masks; none of them is empty."""
     home = next((v for v, level in enumerate(arch.levels) if (tensor, level.name) in c.homes), 0)
     bits = bits_of(e, arch)[tensor]
@@ -1089,7 +1096,7 @@ def _nest(
     outside = sorted({f.outside for f in arch.fanouts})
     nodes: list[Loop | Store] = [Store(arch.levels[0].name, t) for t in _tops(own, w, j)]
     steps = [(*w.best_nodes[j, i].tolist(), w.best_at[j, i]) for i in range(int(w.best_count[j]) - 1, -1, -1)]
-    position, above, stands = 0, NOTHING, _whole(e, arch)
+    position, above, stands = 0, NO_NODE, _stands_whole(e, arch)
     ways = _factorizations(own, chosen, arch)
     for x, level, parent, k, tile in steps:
         at, above, position = _inward(
@@ -1110,7 +1117,7 @@ def _nest(
         nodes += (
             *(
                 _idle_array_loops(e, arch, allowed, nodes, at, outside[k - 1])
-                if k and above is NOTHING and more
+                if k and above is NO_NODE and more
                 else ()
             ),
             *more,
@@ -1127,7 +1134,7 @@ def _nest(
     nodes += (
         *(
             _idle_array_loops(e, arch, allowed, nodes, at, outside[-1])
-            if outside and above is NOTHING and more
+            if outside and above is NO_NODE and more
             else ()
         ),
         *more,
@@ -1190,7 +1197,7 @@ def _inward(
     for step, target in enumerate(reversed(enter[1:])):
         goal = {r: int(own.pool.size[t]) for r, t in target.items()}
         nodes += _loops(own, e, above, at, goal)
-        at, above = at | goal, NOTHING
+        at, above = at | goal, NO_NODE
         border = position + step
         for rank, way in zip(own.ranks, factorizations, strict=True):
             for dim, name, n in way:
@@ -1207,9 +1214,11 @@ def _factorizations(own: Tables, chosen: Sequence[int], arch: Arch) -> list[list
     dims, _ = dims_and_groups(arch.fanouts)
     names = [name for f in sorted(arch.fanouts, key=lambda f: f.outside) for name, _ in f.dims]
     for choice in product(*(o.factorizations[i] for o, i in zip(own.choices, chosen, strict=True))):
-        if all(prod(way[d] for way in choice) <= lane.size for d, lane in enumerate(dims)):
-            return [[(lane.boundary, names[d], way[d]) for d, lane in enumerate(dims)] for way in choice]
-    raise AssertionError("lanes that were counted do not fit")
+        if all(prod(way[d] for way in choice) <= array_dim.size for d, array_dim in enumerate(dims)):
+            return [
+                [(array_dim.boundary, names[d], way[d]) for d, array_dim in enumerate(dims)] for way in choice
+            ]
+    raise AssertionError("PEs that were counted do not fit")
 
 
 def _loops(own: Tables, e: Einsum, above: Above, at: dict[str, int], goal: dict[str, int]) -> list[Loop]:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dse.mapping.space import Factors
+from dse.mapping.constraints import Factors
 from dse.run import deadline
 from dse.run.compiled import njit
 from dse.sim.fronts import undominated
@@ -28,7 +28,7 @@ from hw.arch import Fanout
 from workloads.arrays import Bools, Floats, Ints
 
 UNROLLINGS = 1 << 18  # ways to unroll a rank, at most: tables of more take minutes and gigabytes
-MOST_DIVISORS = 1 << 16  # no number below 2**53 has so many (41,472 at most)
+MAX_DIVISORS = 1 << 16  # no number below 2**53 has so many (41,472 at most)
 
 
 class TooMany(ValueError):
@@ -144,7 +144,7 @@ def unrollings(
             raise TooMany(f"{extent} over {[dim.size for dim in dims]}")
         found.setdefault(own, set()).add(trips)
     if len(dims) < all_dims:
-        at = {lane.number: i for i, lane in enumerate(dims)}
+        at = {array_dim.number: i for i, array_dim in enumerate(dims)}
         found = {
             own: {tuple(trips[at[d]] if d in at else 1 for d in range(all_dims)) for trips in factorizations}
             for own, factorizations in found.items()
@@ -158,7 +158,7 @@ def _factorizations(
     """Yields all ways to unroll a tile `top` over boundary b and the boundaries inside. even: whether all PEs
     outside are perfect.
     """
-    own, last = [lane for lane in dims if lane.boundary == b], b + 1 == boundaries
+    own, last = [array_dim for array_dim in dims if array_dim.boundary == b], b + 1 == boundaries
     for n, cuts, trips in _perfect(top, own) if even else ((1, (), (1,) * len(own)),):
         for rest, more in (
             INSIDE if last else _factorizations(top // n, dims, boundaries, b + 1, factors, even)
@@ -180,13 +180,13 @@ def _perfect(top: int, dims: Sequence[FanoutDim]) -> Iterator[tuple[int, tuple[t
     if not dims:
         yield 1, (), ()
         return
-    lane, *rest = dims
+    array_dim, *rest = dims
     for n in divisors(top):
-        if n <= lane.size:
-            for lanes, cuts, trips in _perfect(top // n, rest):
+        if n <= array_dim.size:
+            for pes, cuts, trips in _perfect(top // n, rest):
                 merged = dict(cuts)
-                merged[lane.group] = merged.get(lane.group, 1) * n
-                yield n * lanes, tuple(sorted((g, m) for g, m in merged.items() if m > 1)), (n, *trips)
+                merged[array_dim.group] = merged.get(array_dim.group, 1) * n
+                yield n * pes, tuple(sorted((g, m) for g, m in merged.items() if m > 1)), (n, *trips)
 
 
 def _cut(
@@ -198,14 +198,14 @@ def _cut(
     if not dims:
         yield tile, (), (), True
         return
-    lane, rest = dims[0], dims[1:]
+    array_dim, rest = dims[0], dims[1:]
     for t, cuts, trips, divided in _cut(tile, rest):
         yield t, cuts, (1, *trips), divided
     before = tile
-    for n in range(2, min(lane.size, tile) + 1):
+    for n in range(2, min(array_dim.size, tile) + 1):
         inner = -(-tile // n)
         if inner != before:
-            whole, cut, many = tile % inner == 0, (lane.group, inner), -(-tile // inner)
+            whole, cut, many = tile % inner == 0, (array_dim.group, inner), -(-tile // inner)
             for t, cuts, trips, divided in _cut(inner, rest):
                 yield t, (cut, *cuts), (many, *trips), divided and whole
         before = inner
@@ -241,9 +241,9 @@ def _tabled(
         flat += (boundary.pes, boundary.u, *(n for cut in boundary.cuts for n in cut))
         flat += (0, 0) * (width - len(boundary.cuts))
     keyed = np.array(flat, np.int64).reshape(len(keys), boundaries, 2 + 2 * width)
-    lanes = _filled_pes(extent, keyed, groups)
-    order = np.argsort(lanes[:, boundaries, 0], kind="stable")
-    keyed, lanes, keys = keyed[order], lanes[order], [keys[o] for o in order.tolist()]
+    pes = _filled_pes(extent, keyed, groups)
+    order = np.argsort(pes[:, boundaries, 0], kind="stable")
+    keyed, pes, keys = keyed[order], pes[order], [keys[o] for o in order.tolist()]
     span, size, out, whole, cuts, owner, share = _rows(extent, keyed, groups)
     pieces, elems = np.empty((len(size), 1 << groups)), np.empty((len(size), 1 << groups))
     _counted(extent, cuts, owner, share, pieces, elems)
@@ -257,7 +257,7 @@ def _tabled(
         elems=elems,
         out=out,
         untiled=whole,
-        pes=lanes,
+        pes=pes,
         cuts=cuts,
     )
 
@@ -270,7 +270,7 @@ def _filled_pes(extent: int, keyed: Ints, groups: int) -> Floats:
     keyed: [O, boundaries, 2 + 2 D] pes, u and cuts of each FanoutBoundary; zeros after the last cut.
     """
     options, boundaries, width = keyed.shape
-    lanes = np.ones((options, boundaries + 1, 1 << groups))
+    pes = np.ones((options, boundaries + 1, 1 << groups))
     sizes, many = np.zeros(256, np.int64), np.zeros(256)
     for o in range(options):
         for m in range(1 << groups):
@@ -300,8 +300,8 @@ def _filled_pes(extent: int, keyed: Ints, groups: int) -> Floats:
                 if not key[1]:
                     for k in range(n):
                         sizes[k] //= key[0]
-                lanes[o, b + 1, m] = many[:n].sum()
-    return lanes
+                pes[o, b + 1, m] = many[:n].sum()
+    return pes
 
 
 @njit(cache=True, nogil=True)
@@ -330,7 +330,7 @@ def _rows(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Ints, Bool
     options, boundaries, width = keyed.shape
     depth = 1 + boundaries * (1 + width // 2)
     span = np.zeros((options, boundaries + 1, 2), np.int64)
-    divided = np.empty(MOST_DIVISORS, np.int64)
+    divided = np.empty(MAX_DIVISORS, np.int64)
     top, least = np.ones((options, boundaries + 1), np.int64), np.ones((options, boundaries + 1), np.int64)
     n = 0
     for o in range(options):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from dse.mapping.space import Constraints, Placement, placements
+from dse.mapping.constraints import Constraints, Placement, placements
 from hw.arch import Arch
 from workloads.einsum import Einsum
 

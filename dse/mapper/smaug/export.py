@@ -30,12 +30,12 @@ class Schedule:
     tiling: Tiling  # its tiles, and the nest over them
 
 
-def inner_border(arch: Arch) -> int:
+def levels_outside_inner_array(arch: Arch) -> int:
     """The number of levels outside of the innermost array."""
     return arch.fanouts[-1].outside if arch.fanouts else len(arch.levels)
 
 
-def outside(t: Tiling, u: Unit, moves: bool) -> str:
+def why_no_nest(t: Tiling, u: Unit, moves: bool) -> str:
     """Why a schedule is no nest with storage nodes; "" if it is one. moves: whether the operator's one input
     is several tensors of the einsum.
     """
@@ -183,7 +183,7 @@ def kernel(e: Einsum, arch: Arch, s: Schedule, left: dict[str, int]) -> Iterator
             if left[rank] > 1:
                 left[rank] = -(-left[rank] // n)
                 yield Loop(rank, left[rank], name)
-    inner = arch.levels[inner_border(arch) :]
+    inner = arch.levels[levels_outside_inner_array(arch) :]
     if mac:
         yield from (
             Store(level.name, e.inputs[1].tensor)

@@ -15,10 +15,10 @@ from dse.mapper.smaug.export import (
     export,
     holders,
     home,
-    inner_border,
     kernel,
-    outside,
+    levels_outside_inner_array,
     sizes_of,
+    why_no_nest,
 )
 from dse.mapper.smaug.factor import unit
 from dse.mapper.smaug.halo import Copies, copies
@@ -26,14 +26,14 @@ from dse.mapper.smaug.reading import read
 from dse.mapper.smaug.replay import replay_counts
 from dse.mapper.smaug.smaug import WINDOWED, tile, unsupported
 from dse.mapping.nest import OUTSIDE, Infeasible, Mapping
+from dse.sim.counts.actions import bits_of
 from dse.sim.counts.counts import Counted, Footprint, reading
-from dse.sim.counts.parts import bits_of
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, evaluate_fitting
 from dse.sim.schedule import outermost
 from hw.arch import ROLES, Arch
 from workloads.einsum import Einsum
 
-COUNTED = {  # loop of a schedule -> what its tiles are of, in words
+TILES_OF = {  # loop of a schedule -> what its tiles are of, in words
     "n": "images",
     "h": "rows",
     "w": "columns",
@@ -50,7 +50,7 @@ class Plan:
 
     schedule: Schedule
     mapping: Mapping  # the nest of the schedule, or its text if it is no nest
-    outside: str  # why it is no nest, "" if it is one
+    why_no_nest: str  # why it is no nest, "" if it is one
 
 
 @outermost.mapper
@@ -64,7 +64,7 @@ def smaug(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
     found = plan(e, problem.arch)
     if isinstance(found, Infeasible):
         return found
-    cost = _replay(problem, found) if found.outside else einsum_cost(problem, found.mapping)
+    cost = _replay(problem, found) if found.why_no_nest else einsum_cost(problem, found.mapping)
     if isinstance(cost, Infeasible):
         return cost
     made = host_copies(found).values()
@@ -73,7 +73,7 @@ def smaug(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
             cost,
             host_copies=sum(c.number for c in made),
             host_copy_elems=sum(c.elems for c in made),
-            strategy="" if found.outside else "\n".join(_strategy(found.schedule)),
+            strategy="" if found.why_no_nest else "\n".join(_strategy(found.schedule)),
         )
     ]
 
@@ -91,7 +91,7 @@ def plan(e: Einsum, arch: Arch) -> Plan | Infeasible:
     homes = dict(zip(ROLES, u.names, strict=True))
     if kept := [
         level.name
-        for level in arch.levels[1 : inner_border(arch)]
+        for level in arch.levels[1 : levels_outside_inner_array(arch)]
         if not level.bypass and any(homes[role] != level.name for role in level.may_keep)
     ]:
         return unsupported(e.name, f"way past level {kept[0]}, which no tensor may bypass")
@@ -102,7 +102,7 @@ def plan(e: Einsum, arch: Arch) -> Plan | Infeasible:
     if isinstance(tiling, Infeasible):
         return tiling
     s = Schedule(reading, u, tiling)
-    why = outside(tiling, u, tiling.operator.kind == "unary" and len(e.inputs) > 1)
+    why = why_no_nest(tiling, u, tiling.operator.kind == "unary" and len(e.inputs) > 1)
     mapping = Mapping(()) if why else export(e, arch, s)
     if not why and isinstance(full := einsum_cost(Problem(arch, e, "energy"), mapping), Infeasible):
         why = f"{full.level} would need {full.need_bytes} bytes with the padding, which SMAUG does not store"
@@ -140,24 +140,26 @@ def _strategy(s: Schedule) -> Iterator[str]:
     """
     op, u = s.tiling.operator, s.unit
     window = (
-        f", window {_by(op.kernel)}, stride {_by(op.stride)}, padding {' '.join(map(str, op.pads))}"
+        f", window {_shape_text(op.kernel)}, stride {_shape_text(op.stride)}, padding "
+        f"{' '.join(map(str, op.pads))}"
         if op.kind in WINDOWED
         else ""
     )
     yield (
-        f"SMAUG {op.kind} of {_by(op.shape)}{window}{f', {op.outputs} outputs' if op.outputs else ''}; "
+        f"SMAUG {op.kind} of "
+        f"{_shape_text(op.shape)}{window}{f', {op.outputs} outputs' if op.outputs else ''}; "
         f"array {u.pes} x {u.macs}, vectors of {u.vector}"
     )
     for name, tiled in s.tiling.tensors.items():
         tiles = (
-            f"{tiled.label}, {_by(tiled.grid())} tiles of {_by(tiled.tile)}"
+            f"{tiled.label}, {_shape_text(tiled.grid())} tiles of {_shape_text(tiled.tile)}"
             if prod(tiled.grid()) > 1
             else "whole"
         )
-        yield f"  {name} {_by(tiled.shape)} through {home(name, u)}: {tiles}"
+        yield f"  {name} {_shape_text(tiled.shape)} through {home(name, u)}: {tiles}"
 
 
-def _by(shape: tuple[int, ...]) -> str:
+def _shape_text(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 
@@ -168,7 +170,7 @@ def _text(e: Einsum, arch: Arch, s: Schedule, why: str) -> str:
     lines, indent, t = [f"{OUTSIDE}: {why}", *_strategy(s)], "", s.tiling
     loops = [
         *((f"one {rank} of {n} at a time", True) for rank, n in s.reading.groups),
-        *((f"{n} tiles of {COUNTED[name]}", name not in t.nest.serial) for name, n in t.nest.loops if n > 1),
+        *((f"{n} tiles of {TILES_OF[name]}", name not in t.nest.serial) for name, n in t.nest.loops if n > 1),
     ]
     turns = sum(free for _, free in loops) if s.unit.accelerators > 1 else -1
     for i, (what, _) in enumerate(loops):

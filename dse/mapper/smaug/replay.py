@@ -39,13 +39,13 @@ def replay_counts(e: Einsum, arch: Arch, found: Schedule) -> tuple[Count, ...]:
         total[key] = total.get(key, 0) + elems * repeats
         own[a][key] = own[a].get(key, 0) + busy * repeats
 
-    for call, n in _kinds(e, found, c):
+    for call, n in _distinct_calls(e, found, c):
         for row in _call_counts(e, arch, found, call):
             add(call[0], row.key, row.elems * n, row.busiest_elems * n)
     outer, output = arch.levels[0].name, list(t.tensors)[-1]
     held, sizes = holders(e, t), {p.tensor: p.stored_elems() for p in e.tensors()}
     for a in range(u.accelerators):
-        for name, words in _own_traffic(t, c, a).items():
+        for name, words in _accelerator_traffic(t, c, a).items():
             for tensor in held[name]:
                 elems = words * sizes[tensor] / sum(sizes[other] for other in held[name])
                 add(a, (outer, tensor, "write" if name == output else "read"), elems, elems)
@@ -57,7 +57,7 @@ def replay_counts(e: Einsum, arch: Arch, found: Schedule) -> tuple[Count, ...]:
     )
 
 
-def _own_traffic(t: Tiling, c: Calls, a: int) -> dict[str, float]:
+def _accelerator_traffic(t: Tiling, c: Calls, a: int) -> dict[str, float]:
     """Elements per tensor that accelerator a loads and sends. If several accelerators add to an output tile,
     each sends a share of it in proportion to its calls.
     """
@@ -75,14 +75,14 @@ def _own_traffic(t: Tiling, c: Calls, a: int) -> dict[str, float]:
 Call = tuple[int, bool, dict[str, int], tuple[tuple[int, int], ...]]
 
 
-def _kinds(e: Einsum, found: Schedule, c: Calls) -> Iterator[tuple[Call, int]]:
+def _distinct_calls(e: Einsum, found: Schedule, c: Calls) -> Iterator[tuple[Call, int]]:
     """Yields the different kernel calls, and how often each occurs. A call is: accelerator, whether it
     accumulates, size of every rank, (offset, size) of rows and columns.
     """
     t, ranks = found.tiling, found.reading.ranks
     fixed = dict.fromkeys((rank for rank, _ in found.reading.groups), 1)
     columns = {rank: np.full(len(c.accelerator), n) for rank, n in (e.sizes() | fixed).items()}
-    for letter, name, dim in _measures(t):
+    for letter, name, dim in _size_sources(t):
         if letter in ranks:
             columns[ranks[letter]] = _piece(t.tensors[name], c.tile[name], dim)[1]
     if "t" in dict(t.nest.loops):
@@ -106,7 +106,7 @@ def _piece(tiled: Tiled, number: Ints, dim: int) -> tuple[Ints, Ints]:
     return pieces[:, 0], pieces[:, 1]
 
 
-def _measures(t: Tiling) -> Iterator[tuple[str, str, int]]:
+def _size_sources(t: Tiling) -> Iterator[tuple[str, str, int]]:
     """Where the size of a kernel call stands: (letter of the dimension, tensor, index of the tensor's
     dimension whose tile has that size).
     """

@@ -95,7 +95,7 @@ def unsupported(name: str, what: str) -> Infeasible:
     return Infeasible("SMAUG", 1, 0, name, what)
 
 
-def _lacks(op: Operator, u: Unit, holder: int, elems: int) -> Infeasible:
+def _no_tile_fits(op: Operator, u: Unit, holder: int, elems: int) -> Infeasible:
     """The result where no tile fits.
 
     holder: the scratchpad that is too small: 0 inputs, 1 weights, 2 outputs.
@@ -113,7 +113,7 @@ def _labels(op: Operator, u: Unit, shapes: dict[str, Shape], kind: str = "") -> 
                 shapes[name], smallest(u, f"{kind or op.kind}.{name}", shapes[name], op.kernel), u
             )
             if isinstance(label, int):
-                return _lacks(op, u, holder, label)
+                return _no_tile_fits(op, u, holder, label)
             found[name] = label
     return found
 
@@ -135,7 +135,7 @@ def _inputs(
     if len(found):
         return found
     layout = layout_of(shape)
-    return _lacks(
+    return _no_tile_fits(
         op,
         u,
         0,
@@ -217,9 +217,9 @@ def _choose(
     fits = (w_all <= u.most()) & (o_all <= u.most())
     if not fits.any():
         return (
-            _lacks(op, u, 1, int(w_elems.min()))
+            _no_tile_fits(op, u, 1, int(w_elems.min()))
             if w_elems.min() > u.most()
-            else _lacks(op, u, 2, int(o_elems.min()))
+            else _no_tile_fits(op, u, 2, int(o_elems.min()))
         )
     i, j, k = (int(at) for at in np.unravel_index(int(np.where(fits, score, -1).argmax()), score.shape))
     x = tuple(int(n) for n in xs[i])
@@ -357,7 +357,7 @@ def pooling(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     sizes = stored_each(outs, u, u.slack(c) if faithful else None)
     fits = sizes <= u.most()
     if not fits.any():
-        return _lacks(op, u, 2, int(sizes.min()))
+        return _no_tile_fits(op, u, 2, int(sizes.min()))
     best = int(np.where(fits, stored_each(xs, u) + sizes, -1).argmax())
     x, out = (tuple(int(i) for i in shapes[best]) for shapes in (xs, outs))
     high_cuts = cut_windows(h, x[1], rows, not faithful)
@@ -407,7 +407,7 @@ def batch_norm(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     assert isinstance(stacked, dict)
     label, stacked_label = inputs["inputs"], stacked["weights"]
     if kind == "batch_norm" and stacked_label != "None":
-        return _lacks(op, u, 1, stored(weights, u))
+        return _no_tile_fits(op, u, 1, stored(weights, u))
     xs = _inputs(op, u, op.shape, label, (1, *[u.vector] * (len(op.shape) - 1)), kind)
     if isinstance(xs, Infeasible):
         return xs
@@ -426,7 +426,7 @@ def batch_norm(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
         # upstream stops at the first that does not fit, so larger batch tiles are never seen
         fits = np.logical_and.accumulate(fits)
     if not fits.any():
-        return _lacks(op, u, 1, int(sizes.min()))
+        return _no_tile_fits(op, u, 1, int(sizes.min()))
     best = int(np.where(fits, 2 * stored_each(xs, u) + sizes, -1).argmax())
     x = tuple(int(i) for i in xs[best])
     tensors = {
@@ -463,7 +463,7 @@ def softmax(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     """[n, activations]: a row is never cut."""
     row = stored(op.shape[1:], u)
     if row > u.most():
-        return _lacks(op, u, 0, row)
+        return _no_tile_fits(op, u, 0, row)
     rows = min(op.shape[0], u.most() // row)
     label = "None" if rows == op.shape[0] else "DimN"
     tensors = {name: _plain(op.shape, label, (rows, op.shape[1])) for name in ("inputs", "outputs")}
@@ -492,7 +492,11 @@ def depthwise(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     )
     fits = (ws <= u.most()) & (outs <= u.most())
     if not fits.any():
-        return _lacks(op, u, 1, int(ws.min())) if ws.min() > u.most() else _lacks(op, u, 2, int(outs.min()))
+        return (
+            _no_tile_fits(op, u, 1, int(ws.min()))
+            if ws.min() > u.most()
+            else _no_tile_fits(op, u, 2, int(outs.min()))
+        )
     best = int(np.where(fits, stored_each(xs, u) + ws + outs, -1).argmax())
     x, cuts = tuple(int(i) for i in xs[best]), cut_windows(h, int(xs[best, 1]), rows)
     label = "DimN" if n > 1 and label == "None" else label
@@ -539,7 +543,7 @@ def attention(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     fits = (sizes <= u.most()).all(axis=0)
     if not fits.any():
         holder = int((sizes.min(axis=1) > u.most()).argmax())
-        return _lacks(op, u, holder, int(sizes[holder].min()))
+        return _no_tile_fits(op, u, holder, int(sizes[holder].min()))
     best = int(np.where(fits, sizes.sum(axis=0), -1).argmax())
     row, key = (1, int(rows[best]), d), (1, int(keys[best]), d)
     cached: Shape = (heads, context, d)

@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from math import prod
 
 from dse.mapping.nest import Loop, Mapping, Store
-from dse.sim.counts.parts import Key
+from dse.sim.counts.actions import Key
 from dse.sim.counts.terms import (
     Reading,
     Row,
@@ -19,20 +19,20 @@ from dse.sim.counts.terms import (
     Term,
     Wiring,
     crossing,
+    direct_elems,
     fills,
     folds,
     instances,
     merges,
-    nonzero,
+    nonzero_share,
     passes,
-    rest,
+    resting_position,
     serves,
-    shape,
     sparse,
-    straight,
     unshared,
     value,
     wiring,
+    without_tile_sizes,
     writes,
 )
 from hw.arch import Arch, Fanout
@@ -92,7 +92,7 @@ def reading(mapping: Mapping, e: Einsum, arch: Arch, whole: Einsum | None = None
 
     whole: the whole einsum, where e is a part of it; products per element are those of the whole
     """
-    formulas = recipe(shape(mapping), e, wiring(arch), whole or e)
+    formulas = recipe(without_tile_sizes(mapping), e, wiring(arch), whole or e)
     tiles = [node.tile for node in mapping.nodes if isinstance(node, Loop)]
     return Reading(formulas, partial(value, tiles), instances(formulas, [tiles]))
 
@@ -103,7 +103,7 @@ def counted(mapping: Mapping, e: Einsum, arch: Arch, held: Sequence[Footprint] =
     held: its footprints; they are not counted here, since a mapping that does not fit needs no counts
     """
     at = reading(mapping, e, arch)
-    return Counted(mapping, at, busiest(each(at), at.sums.bits, arch), held, at)
+    return Counted(mapping, at, busiest(instance_counts(at), at.sums.bits, arch), held, at)
 
 
 def count(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
@@ -111,12 +111,12 @@ def count(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
     elements are left out.
     """
     at = reading(mapping, e, arch)
-    return busiest(each(at), at.sums.bits, arch)
+    return busiest(instance_counts(at), at.sums.bits, arch)
 
 
-def each(at: Reading) -> dict[Key, Elems]:
+def instance_counts(at: Reading) -> dict[Key, Elems]:
     """Returns, by row key, the counts of every instance that may be the busiest."""
-    return {row.key: (at.total(row.total), at.own(row.own)) for row in at.sums.rows}
+    return {row.key: (at.total(row.total), at.by_instance(row.own)) for row in at.sums.rows}
 
 
 def busiest(rows: dict[Key, Elems], bits: dict[str, int], arch: Arch) -> tuple[Count, ...]:
@@ -175,8 +175,10 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring, whole: Einsum) -> Sums:
     rows = [Row(key, tuple(total), tuple(own)) for key, (total, own) in found.items()]
     if added := tuple(term for link in s.links if link.output and link.child for term in merges(s, link)):
         rows.append(Row(("MAC", e.output.tensor, "merge"), added, ()))
-    points, lane = (Term(nonzero(e), passes(s, len(nest.nodes), lanes)) for lanes in (True, False))
-    rows.append(Row(("MAC", "-", "compute"), (points,), (lane,)))
+    points, first_pe = (
+        Term(nonzero_share(e), passes(s, len(nest.nodes), all_pes)) for all_pes in (True, False)
+    )
+    rows.append(Row(("MAC", "-", "compute"), (points,), (first_pe,)))
     for array in wires.systolic:
         entered = (folds(s, array),)
         rows.append(Row((array.name, "-", "fold"), entered, entered))
@@ -199,12 +201,12 @@ def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]
     """Returns what each storage node holds per instance (docs/model.md, Capacity), in the order of the nodes.
 
     Hulls are not clipped. A node sinks through the loops directly below that move its tensor: the same
-    fetches need less capacity. Nodes at levels that describe lines do not sink (`terms.rest`). At the
-    outermost level a tensor is stored whole, wherever its node stands.
+    fetches need less capacity. Nodes at levels that describe lines do not sink (`terms.resting_position`). At
+    the outermost level a tensor is stored whole, wherever its node stands.
     """
     projections = {p.tensor: p for p in e.tensors()}
     outer = arch.levels[0].name
-    lined = arch.lined()
+    layout_levels = arch.layout_levels()
     above: dict[str, str] = {}  # tensor -> level of its last node
     found = []
     tile, moving = e.sizes(), False
@@ -220,7 +222,7 @@ def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]
             above[node.tensor] = node.level
             continue
         sunk = (
-            mapping.nodes[i : rest(p, e, mapping, i, above[node.tensor], lined)]
+            mapping.nodes[i : resting_position(p, e, mapping, i, above[node.tensor], layout_levels)]
             if node.tensor in above
             else ()
         )
@@ -292,7 +294,7 @@ def deliveries(at: Reading, arch: Arch, f: Fanout) -> list[Delivery]:
                 sum(map(at.total, outer)),
                 at.total(crossing(s, link)),
                 link.seen if link.child else unshared(link.tensor, s.e),
-                1.0 if link.child else straight(link.tensor, s.e, arch.word_bits),
+                1.0 if link.child else direct_elems(link.tensor, s.e, arch.word_bits),
             )
         )
     return found

@@ -8,7 +8,7 @@ transfers during which no step runs. From the innermost level outward:
         I = max(I, serve)                             the inside's own fills and drains keep ports busy
         single:  I, stopped += first + between + last         nothing inside runs while a tile is exchanged
         double:  I = first + max(I, one_port, double_buffer_time) + last
-                 stopped += first + back + last
+                 stopped += first + returning + last
         I = max(I, stopped)
     latency = max(I, busy of every level) + ramp
 
@@ -24,8 +24,8 @@ wanted by two transfers at once. Why each term is a lower bound:
   drains keep the port busy, only the steps that write the drained space are.
 * double_buffer_time, by drains: no drain starts before the first round of the output has ended. The steps of
   its last round are exposed as above.
-* back: an output tile that leaves and is also the next one comes back after it has left. No step runs in that
-  time, at any level.
+* returning: an output tile that leaves and is also the next one comes back after it has left. No step runs in
+  that time, at any level.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class PortTimes:
     between: Number = 0.0  # all other fills and drains (single: `exchange_cycles`)
     # all fills and drains of one of many equal einsums back to back; single: between, and the exchange from
     # one einsum to the next
-    move: Number = 0.0
+    all_transfers: Number = 0.0
     one_port: Number = 0.0  # double: between and serve on one port
     double_buffer_time: Number = 0.0  # double: `double_buffer_cycles` of the busiest port
-    back: Number = 0.0  # double: output tiles that leave and come straight back
+    returning: Number = 0.0  # double: output tiles that leave and come straight back
 
 
 def largest(*found: Number) -> Number:
@@ -92,7 +92,7 @@ def latency(levels: Sequence[PortTimes], steps: Number, ramp: Number = 0.0, stea
     steps: cycles of the operations of the busiest MAC unit
     ramp: cycles in which systolic arrays fill and empty
     steady: returns the initiation interval of equal einsums back to back; a level that starts empty once then
-        has `move` in place of first fills, other transfers and last drains
+        has `all_transfers` in place of first fills, other transfers and last drains
     """
     inside = stopped = steps  # stopped: steps, and transfers during which no step runs
     for level in reversed(levels):
@@ -102,12 +102,12 @@ def latency(levels: Sequence[PortTimes], steps: Number, ramp: Number = 0.0, stea
         if level.double:
             inside = (
                 first
-                + largest(inside, level.one_port, where(once, level.move, level.double_buffer_time))
+                + largest(inside, level.one_port, where(once, level.all_transfers, level.double_buffer_time))
                 + last
             )
-            stopped = stopped + first + level.back + last
+            stopped = stopped + first + level.returning + last
         else:
-            exchanged = first + where(once, level.move, level.between) + last
+            exchanged = first + where(once, level.all_transfers, level.between) + last
             inside, stopped = inside + exchanged, stopped + exchanged
         inside = largest(inside, stopped)
     return largest(inside, *(level.busy for level in levels)) + ramp

@@ -10,11 +10,11 @@ from dse.run.compiled import njit
 from workloads.arrays import Ints
 
 # Trips counted of a temporal loop: all, the first, the last, or the only one (ONLY: none if there are more).
-# Trips counted of a spatial loop: all PEs (LANES), the first PE, or the PE of one instance (OWN, replaced by
-# LANE + number once the PE is known). PEs run in lockstep: the last trip is the last one of the first PE,
-# which has the most trips; a PE with fewer trips takes no part in it.
-ALL, FIRST, LAST, ONLY, LANES, OWN = range(6)
-LANE = 1 << 20
+# Trips counted of a spatial loop: all PEs (ALL_PES), the first PE, or the PE of one instance (INSTANCE_PE,
+# replaced by PE_0 + number once the PE is known). PEs run in lockstep: the last trip is the last one of the
+# first PE, which has the most trips; a PE with fewer trips takes no part in it.
+ALL, FIRST, LAST, ONLY, ALL_PES, INSTANCE_PE = range(6)
+PE_0 = 1 << 20
 # added to the trips counted of a loop below the counted tile, which only decides whether the tile counts
 BELOW = 1 << 10
 
@@ -29,16 +29,16 @@ def tile_spans(extent: int, cuts: Ints) -> tuple[Ints, Ints]:
     low, size, longest = np.zeros(1, np.int64), np.full(1, extent), np.full(1, extent)
     for c in range(cuts.shape[0]):
         tile, counted = cuts[c]
-        decides = BELOW <= counted < LANE
+        decides = BELOW <= counted < PE_0
         trips = np.zeros(low.shape[0], np.int64)
         for i in range(low.shape[0]):
             last = (longest[i] - 1) // tile
             if decides:
                 trips[i] = last == 0 or counted != BELOW + ONLY
-            elif counted in (ALL, LANES):
+            elif counted in (ALL, ALL_PES):
                 trips[i] = -(-size[i] // tile)
             else:
-                begin = last if counted == LAST else max(counted - LANE, 0)
+                begin = last if counted == LAST else max(counted - PE_0, 0)
                 trips[i] = size[i] > begin * tile and (counted != ONLY or last == 0)
         more = trips.sum()
         inner = np.empty(more, np.int64)
@@ -47,7 +47,7 @@ def tile_spans(extent: int, cuts: Ints) -> tuple[Ints, Ints]:
         at = 0
         for i in range(low.shape[0]):
             last = (longest[i] - 1) // tile
-            begin = last if counted == LAST else max(counted - LANE, 0)
+            begin = last if counted == LAST else max(counted - PE_0, 0)
             for step in range(begin, begin + trips[i]):
                 if decides:
                     inner[at], width[at] = low[i], size[i]

@@ -22,9 +22,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.mapping.constraints import stationary
 from dse.mapping.nest import Loop, Mapping, Store
-from dse.mapping.space import stationary
-from dse.sim.counts.spans import ALL, BELOW, FIRST, LANE, LANES, LAST, ONLY, OWN, span_sum, tile_spans
+from dse.sim.counts.spans import (
+    ALL,
+    ALL_PES,
+    BELOW,
+    FIRST,
+    INSTANCE_PE,
+    LAST,
+    ONLY,
+    PE_0,
+    span_sum,
+    tile_spans,
+)
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection, TooLong
 
@@ -33,7 +44,7 @@ AND_FIRST = {ALL: FIRST, FIRST: FIRST, LAST: ONLY, ONLY: ONLY}
 # trips counted of a loop, narrowed to its last trip
 AND_LAST = {ALL: LAST, LAST: LAST, FIRST: ONLY, ONLY: ONLY}
 
-GROWING = Lock()  # guards `Sums.factors`, which threads share
+FACTORS_LOCK = Lock()  # guards `Sums.factors`, which threads share
 # most tiles, or positions of a window, to list one by one; they are listed where no product gives their sum
 LISTED = 1 << 24
 
@@ -83,7 +94,7 @@ class Systolic:
     name: str
     systolic: str  # which tensor is stationary (os, ws, is)
     inside: tuple[str, ...]  # levels inside its PEs
-    twice: tuple[str, ...]  # levels inside its PEs that are double-buffered
+    double_buffered: tuple[str, ...]  # levels inside its PEs that are double-buffered
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +105,8 @@ class Wiring:
     skips: frozenset[str]  # levels that skip the first read of an output element
     systolic: tuple[Systolic, ...]
     word_bits: int  # width of values whose tensor states none; unit for indices of compressed tensors
-    lined: frozenset[str] = frozenset()  # levels that describe lines, rows or banks (`rest`)
+    # levels that describe lines, rows or banks (`resting_position`)
+    layout_levels: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +120,10 @@ class Link:
     parent_at: int  # position of the parent in the nest
     child: Store | None  # None: compute
     child_at: int  # position of the child; the number of nodes for compute
-    rest: int  # position that the child's tile sinks to (`rest`)
+    rests_at: int  # position that the child's tile sinks to (`resting_position`)
 
 
-def shape(mapping: Mapping) -> Mapping:
+def without_tile_sizes(mapping: Mapping) -> Mapping:
     """Returns the mapping without its tile sizes; formulas of counts depend on this alone."""
     return Mapping(
         tuple(Loop(node.rank, 0, node.over) if isinstance(node, Loop) else node for node in mapping.nodes),
@@ -121,7 +133,7 @@ def shape(mapping: Mapping) -> Mapping:
 
 def wiring(arch: Arch) -> Wiring:
     """Returns what counts depend on of a machine, beside its sizes."""
-    lanes = tuple(
+    dims = tuple(
         (name, multicast, reduce)
         for f in arch.fanouts
         for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True)
@@ -137,18 +149,18 @@ def wiring(arch: Arch) -> Wiring:
         if f.systolic
     )
     return Wiring(
-        lanes,
+        dims,
         frozenset(level.name for level in arch.levels if level.skip_first_read),
         systolic,
         arch.word_bits,
-        arch.lined(),
+        arch.layout_levels(),
     )
 
 
-def links(nest: Mapping, e: Einsum, lined: frozenset[str] = frozenset()) -> list[Link]:
+def links(nest: Mapping, e: Einsum, layout_levels: frozenset[str] = frozenset()) -> list[Link]:
     """Returns the links of every tensor, outermost first. A tensor's last node serves compute.
 
-    lined: levels that describe lines, rows or banks (`rest`)
+    layout_levels: levels that describe lines, rows or banks (`resting_position`)
     """
     found = []
     for p in e.tensors():
@@ -159,24 +171,26 @@ def links(nest: Mapping, e: Einsum, lined: frozenset[str] = frozenset()) -> list
         ]
         for (i, store), (j, child) in pairwise([*stores, (len(nest.nodes), None)]):
             assert store is not None
-            at_rest = rest(p, e, nest, j, store.level, lined) if child else j
+            at_rest = resting_position(p, e, nest, j, store.level, layout_levels) if child else j
             found.append(Link(p, p.ranks(), p is e.output, store, i, child, j, at_rest))
     return found
 
 
-def in_lines(p: Projection) -> bool:
+def moves_in_lines(p: Projection) -> bool:
     """True if a tensor moves in whole lines where a level describes lines. Tensors with zeros count as packed
     instead.
     """
     return p.format == "dense" and p.density == 1
 
 
-def rest(p: Projection, e: Einsum, nest: Mapping, at: int, parent: str, lined: frozenset[str]) -> int:
+def resting_position(
+    p: Projection, e: Einsum, nest: Mapping, at: int, parent: str, layout_levels: frozenset[str]
+) -> int:
     """Returns the position that a tile sinks to.
 
     at: position of the tile's node
     parent: level that fills it
-    lined: levels that describe lines
+    layout_levels: levels that describe lines
 
     If the parent or the node's own level describes lines, the node does not sink: the whole tile is laid out
     and transferred at once. With capacity for a part of each line only, as on the right, every trip fetches
@@ -191,7 +205,7 @@ def rest(p: Projection, e: Einsum, nest: Mapping, at: int, parent: str, lined: f
     """
     own = nest.nodes[at]
     assert isinstance(own, Store)
-    stands = in_lines(p) and not lined.isdisjoint((parent, own.level))
+    stands = moves_in_lines(p) and not layout_levels.isdisjoint((parent, own.level))
     return at + 1 + slides(p, e, nest, at) if stands else sink(p, nest, at)
 
 
@@ -223,7 +237,7 @@ def sink(p: Projection, nest: Mapping, at: int) -> int:
     return len(nodes)
 
 
-def nonzero(e: Einsum) -> float:
+def nonzero_share(e: Einsum) -> float:
     """Returns the share of iterations that compute: those at which all inputs are nonzero (independent,
     uniform).
     """
@@ -253,7 +267,7 @@ def sparse(e: Einsum) -> Sparse | None:
     """Returns what zeros add to the accesses of compute; None: no input has zeros, or the result is
     compressed.
     """
-    share = nonzero(e)
+    share = nonzero_share(e)
     if share == 1 or e.output.format != "dense":
         return None
     sizes, own = e.sizes(), e.output.ranks()
@@ -268,7 +282,7 @@ def sparse(e: Einsum) -> Sparse | None:
     return Sparse((1.0 - first) / combinations, (first - begun) / combinations, begun)
 
 
-def straight(p: Projection, e: Einsum, word_bits: int) -> float:
+def direct_elems(p: Projection, e: Einsum, word_bits: int) -> float:
     """Returns the elements per iteration that compute exchanges directly with a level, where no node of the
     tensor stands between.
 
@@ -277,7 +291,7 @@ def straight(p: Projection, e: Einsum, word_bits: int) -> float:
     wherever no input is known to be zero.
     """
     if p is e.output or p.format == "dense":
-        return nonzero(e)
+        return nonzero_share(e)
     columns = prod(
         n
         for rank, n in e.extents
@@ -298,13 +312,13 @@ def unshared(p: Projection, e: Einsum) -> frozenset[str]:
 class Sums:
     """The formulas of one nest for all tile sizes: links, factors, and the rows of counts.
 
-    `number` adds a factor when it is first asked for.
+    `factor_number` adds a factor when it is first asked for.
     """
 
     e: Einsum
-    nest: Mapping  # without tile sizes (`shape`)
+    nest: Mapping  # without tile sizes (`without_tile_sizes`)
     wires: Wiring
-    few: Sparse | None = None  # what zeros add to the accesses of compute
+    sparse: Sparse | None = None  # what zeros add to the accesses of compute
     rows: tuple[Row, ...] = ()  # in the order of the nest's nodes
     factors: list[Factor] = field(default_factory=list)  # different factors; a Term names them by index
     # index in `factors`, by what identifies the factor
@@ -314,7 +328,8 @@ class Sums:
     links: list[Link] = field(init=False)
     # (position in the nest, loop); the index here is the number of the loop
     loops: list[tuple[int, Loop]] = field(init=False)
-    every: tuple[int, ...] = field(init=False)  # trips counted for a whole einsum: all trips of every loop
+    # trips counted for a whole einsum: all trips of every loop
+    all_trips: tuple[int, ...] = field(init=False)
     sizes: dict[str, int] = field(init=False)  # extent of each rank
     bits: dict[str, int] = field(init=False)  # per element, by tensor
     # per tensor and dimension: (dimension, number among different dimensions, its ranks, `is_whole`)
@@ -324,9 +339,9 @@ class Sums:
         """A dimension that `is_whole` has no overlapping tiles and no padding, so clip and distinct make no
         difference.
         """
-        self.links = links(self.nest, self.e, self.wires.lined)
+        self.links = links(self.nest, self.e, self.wires.layout_levels)
         self.loops = [(i, node) for i, node in enumerate(self.nest.nodes) if isinstance(node, Loop)]
-        self.every = (ALL,) * len(self.loops)
+        self.all_trips = (ALL,) * len(self.loops)
         self.bits = {p.tensor: p.bits or self.wires.word_bits for p in self.e.tensors()}
         self.sizes, names = self.e.sizes(), dict[Dim, int]()
         self.dims = {
@@ -346,14 +361,14 @@ class Sums:
         """
         return tuple(
             [
-                self.number(dim, name, ranks, cuts)
+                self.factor_number(dim, name, ranks, cuts)
                 if plain
-                else self.number(dim, name, ranks, cuts, clip, distinct + (slides in ranks))
+                else self.factor_number(dim, name, ranks, cuts, clip, distinct + (slides in ranks))
                 for dim, name, ranks, plain in self.dims[p.tensor]
             ]
         )
 
-    def number(
+    def factor_number(
         self,
         dim: Dim | None,
         name: object,
@@ -381,7 +396,7 @@ class Sums:
         if key not in self.numbers:
             loops = tuple([(self.sizes[rank], cuts.get(rank, ())) for rank in ranks])
             # threads share the sums of equal nests, so a number is stored only after its factor
-            with GROWING:
+            with FACTORS_LOCK:
                 if key not in self.numbers:
                     self.factors.append(Factor(dim, loops, clip, distinct, after, most))
                     self.numbers[key] = len(self.factors) - 1
@@ -396,31 +411,33 @@ class End(Enum):
 
 
 def fills(
-    s: Sums, link: Link, own: bool, trips_counted: tuple[int, ...] = (), skip: bool = False
+    s: Sums, link: Link, one_instance: bool, trips_counted: tuple[int, ...] = (), skip: bool = False
 ) -> tuple[Term, ...]:
     """Returns the elements that fill a link's child. For an output, the child drains the same elements.
 
-    own: of one instance, otherwise of all
+    one_instance: of one instance, otherwise of all
     trips_counted: per loop; empty: all
     skip: returns minus the first reads of output elements instead, which start from zero and are never read
     """
-    return _moved(s, link, End.CHILD, own, trips_counted, skip)
+    return _transfers(s, link, End.CHILD, one_instance, trips_counted, skip)
 
 
 def serves(
-    s: Sums, link: Link, own: bool, trips_counted: tuple[int, ...] = (), skip: bool = False
+    s: Sums, link: Link, one_instance: bool, trips_counted: tuple[int, ...] = (), skip: bool = False
 ) -> tuple[Term, ...]:
     """Returns what `fills` counts, as accesses of the parent. PEs that share an access (multicast or spatial
     reduction, along ranks that do not index the tensor) count once.
     """
-    return _moved(s, link, End.PARENT, own, trips_counted, skip)
+    return _transfers(s, link, End.PARENT, one_instance, trips_counted, skip)
 
 
-def writes(s: Sums, link: Link, own: bool, trips_counted: tuple[int, ...] = ()) -> tuple[Term, ...]:
+def writes(s: Sums, link: Link, one_instance: bool, trips_counted: tuple[int, ...] = ()) -> tuple[Term, ...]:
     """Returns the elements written to an output's parent: elements that it serves and, for a dense result of
     sparse inputs, the zeros, since every element is written at least once.
     """
-    return serves(s, link, own, trips_counted) + _zeros(s, link, End.PARENT, own, trips_counted)
+    return serves(s, link, one_instance, trips_counted) + _zeros(
+        s, link, End.PARENT, one_instance, trips_counted
+    )
 
 
 def crossing(s: Sums, link: Link) -> tuple[Term, ...]:
@@ -431,36 +448,42 @@ def crossing(s: Sums, link: Link) -> tuple[Term, ...]:
     return (*one, *one, *_zeros(s, link, End.CHILD, False), *first) if link.output else one
 
 
-def _moved(
-    s: Sums, link: Link, end: End, own: bool, trips_counted: tuple[int, ...], skip: bool
+def _transfers(
+    s: Sums, link: Link, end: End, one_instance: bool, trips_counted: tuple[int, ...], skip: bool
 ) -> tuple[Term, ...]:
     """Returns the terms of `_terms` at one end, memoized; with `skip`, of what compute adds to where inputs
     have zeros, minus the expected first reads (`Sparse`).
     """
-    trips_counted = trips_counted or s.every
-    if skip and s.few and not link.child:
+    trips_counted = trips_counted or s.all_trips
+    if skip and s.sparse and not link.child:
         again = unshared(link.tensor, s.e)
-        met = _distinct(s, link, end, own, trips_counted, again, -s.few.first_reads)
-        return met + _distinct(s, link, end, own, trips_counted, link.seen, -s.few.first_reads_per_pe)
-    key = (link.tensor.tensor, link.child_at, link.rest, end, own, skip, trips_counted)
+        met = _distinct(s, link, end, one_instance, trips_counted, again, -s.sparse.first_reads)
+        return met + _distinct(
+            s, link, end, one_instance, trips_counted, link.seen, -s.sparse.first_reads_per_pe
+        )
+    key = (link.tensor.tensor, link.child_at, link.rests_at, end, one_instance, skip, trips_counted)
     if key not in s.memo:
-        cuts = _cuts(s, link, trips_counted, skip, _sharing(s, link, end, own))
+        cuts = _cuts(s, link, trips_counted, skip, _sharing(s, link, end, one_instance))
         s.memo[key] = tuple(_terms(s, link, cuts, skip))
     return s.memo[key]
 
 
-def _zeros(s: Sums, link: Link, end: End, own: bool, trips_counted: tuple[int, ...] = ()) -> tuple[Term, ...]:
+def _zeros(
+    s: Sums, link: Link, end: End, one_instance: bool, trips_counted: tuple[int, ...] = ()
+) -> tuple[Term, ...]:
     """Returns the zeros that compute writes of a dense result of inputs with zeros."""
-    if link.child or not s.few:
+    if link.child or not s.sparse:
         return ()
-    return _distinct(s, link, end, own, trips_counted or s.every, unshared(link.tensor, s.e), s.few.writes)
+    return _distinct(
+        s, link, end, one_instance, trips_counted or s.all_trips, unshared(link.tensor, s.e), s.sparse.writes
+    )
 
 
 def _distinct(
     s: Sums,
     link: Link,
     end: End,
-    own: bool,
+    one_instance: bool,
     trips_counted: tuple[int, ...],
     again: frozenset[str],
     scale: float,
@@ -469,26 +492,28 @@ def _distinct(
 
     again: ranks of which all iterations count; of other ranks only the first iteration in time counts
     """
-    key = (link.tensor.tensor, link.child_at, link.rest, end, own, again, scale, trips_counted)
+    key = (link.tensor.tensor, link.child_at, link.rests_at, end, one_instance, again, scale, trips_counted)
     if scale and key not in s.memo:
-        cuts = _cuts(s, link, trips_counted, True, _sharing(s, link, end, own), again)
-        s.memo[key] = (Term(scale, (*s.of_dims(link.tensor, cuts, False, True), *_unseen(s, link, cuts))),)
+        cuts = _cuts(s, link, trips_counted, True, _sharing(s, link, end, one_instance), again)
+        s.memo[key] = (
+            Term(scale, (*s.of_dims(link.tensor, cuts, False, True), *_missing_ranks(s, link, cuts))),
+        )
     return s.memo[key] if scale else ()
 
 
-def _sharing(s: Sums, link: Link, end: End, own: bool) -> Callable[[int, Loop], int]:
+def _sharing(s: Sums, link: Link, end: End, one_instance: bool) -> Callable[[int, Loop], int]:
     """Returns the rule by which one end counts PEs of a spatial loop: at the parent, PEs that share an access
     count once.
     """
     shared = {name: reduce if link.output else multicast for name, multicast, reduce in s.wires.dims}
     alone = link.seen if link.child else unshared(link.tensor, s.e)
 
-    def lanes(i: int, loop: Loop) -> int:
+    def pes_counted(i: int, loop: Loop) -> int:
         if i < link.parent_at or end is End.CHILD:
-            return OWN if own else LANES
-        return FIRST if loop.rank not in alone and shared[loop.over] else LANES
+            return INSTANCE_PE if one_instance else ALL_PES
+        return FIRST if loop.rank not in alone and shared[loop.over] else ALL_PES
 
-    return lanes
+    return pes_counted
 
 
 def merges(s: Sums, link: Link) -> Iterator[Term]:
@@ -499,15 +524,15 @@ def merges(s: Sums, link: Link) -> Iterator[Term]:
     if any(
         loop.over and link.parent_at < i < link.child_at and loop.rank not in link.seen for i, loop in s.loops
     ):
-        for sign, others in ((1, LANES), (-1, FIRST)):
+        for sign, others in ((1, ALL_PES), (-1, FIRST)):
 
-            def lanes(i: int, loop: Loop, others: int = others) -> int:
-                return others if i > link.parent_at and loop.rank not in link.seen else LANES
+            def pes_counted(i: int, loop: Loop, others: int = others) -> int:
+                return others if i > link.parent_at and loop.rank not in link.seen else ALL_PES
 
-            cuts = _cuts(s, link, s.every, False, lanes)
+            cuts = _cuts(s, link, s.all_trips, False, pes_counted)
             yield Term(
                 sign * (1 if p.format == "dense" else p.density),
-                (*s.of_dims(p, cuts, clip=True), *_unseen(s, link, cuts)),
+                (*s.of_dims(p, cuts, clip=True), *_missing_ranks(s, link, cuts)),
             )
 
 
@@ -516,7 +541,7 @@ def _cuts(
     link: Link,
     trips_counted: tuple[int, ...],
     skip: bool,
-    lanes: Callable[[int, Loop], int],
+    pes_counted: Callable[[int, Loop], int],
     again: frozenset[str] | None = None,
 ) -> Loops:
     """Returns, by rank, the loops that cut the child's tiles and the trips counted of each.
@@ -533,14 +558,14 @@ def _cuts(
     within = [
         number
         for number, (i, _) in enumerate(s.loops)
-        if i < link.rest and (i < link.child_at or trips_counted[number] != ALL)
+        if i < link.rests_at and (i < link.child_at or trips_counted[number] != ALL)
     ]
     deepest = max(within, default=-1)
     found: Loops = {}
     for number, (i, loop) in enumerate(s.loops):
-        if i < link.rest:
+        if i < link.rests_at:
             counted = (
-                lanes(i, loop)
+                pes_counted(i, loop)
                 if loop.over
                 else AND_FIRST[trips_counted[number]]
                 if skip and loop.rank not in again
@@ -562,7 +587,7 @@ def _cuts(
 
 def _terms(s: Sums, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
     """Returns the elements that a link moves in the counted trips: the sum of its child's clipped tiles, or
-    the single accesses of compute (`straight`).
+    the single accesses of compute (`direct_elems`).
 
     A compressed tile is a value and a column per nonzero and a pointer per row (CSR), in widths of its
     elements.
@@ -572,29 +597,31 @@ def _terms(s: Sums, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
         (
             loop
             for number, (i, loop) in enumerate(s.loops)
-            if link.child_at < i == link.rest - 1
+            if link.child_at < i == link.rests_at - 1
             and loop.rank not in p.full()
             and any(number == cut for cut, _ in cuts.get(loop.rank, ()))
         ),
         None,
     )
     dims = s.of_dims(p, cuts, clip, skip, slides.rank if skip and slides else "")
-    outer = _unseen(s, link, cuts)
+    outer = _missing_ranks(s, link, cuts)
     if not clip:
-        yield Term(sign * straight(p, s.e, s.wires.word_bits), (*dims, *outer))
+        yield Term(sign * direct_elems(p, s.e, s.wires.word_bits), (*dims, *outer))
         return
     if p.format == "dense":
         yield Term(sign, (*dims, *outer))
         return
-    rows = (*dims[:-1], *(s.number(None, rank, (rank,), cuts) for rank in p.dims[-1].ranks()))
+    rows = (*dims[:-1], *(s.factor_number(None, rank, (rank,), cuts) for rank in p.dims[-1].ranks()))
     nonzero_words, row_words = p.csr_words(s.wires.word_bits)
     yield Term(sign * nonzero_words * p.density, (*dims, *outer))
     yield Term(sign * row_words, (*rows, *outer))
 
 
-def _unseen(s: Sums, link: Link, cuts: Loops) -> tuple[int, ...]:
+def _missing_ranks(s: Sums, link: Link, cuts: Loops) -> tuple[int, ...]:
     """Returns the factors of ranks that the tensor lacks: how often each tile moves."""
-    return tuple([s.number(None, rank, (rank,), cuts) for rank, _ in s.e.extents if rank not in link.seen])
+    return tuple(
+        [s.factor_number(None, rank, (rank,), cuts) for rank, _ in s.e.extents if rank not in link.seen]
+    )
 
 
 def folds(s: Sums, array: Systolic) -> Term:
@@ -622,15 +649,15 @@ def folds(s: Sums, array: Systolic) -> Term:
         ),
         None,
     )
-    if link is None or (link.child and link.child.level in array.twice):
+    if link is None or (link.child and link.child.level in array.double_buffered):
         return Term(1, ())
     if link.child is None:
-        return Term(1, passes(s, len(s.nest.nodes), all_lanes=False))
-    cuts = _cuts(s, link, s.every, False, lambda _number, _loop: FIRST)
-    return Term(1, (*s.of_dims(link.tensor, cuts, clip=False), *_unseen(s, link, cuts)))
+        return Term(1, passes(s, len(s.nest.nodes), all_pes=False))
+    cuts = _cuts(s, link, s.all_trips, False, lambda _number, _loop: FIRST)
+    return Term(1, (*s.of_dims(link.tensor, cuts, clip=False), *_missing_ranks(s, link, cuts)))
 
 
-def passes(s: Sums, at: int, all_lanes: bool, trips_counted: tuple[int, ...] = ()) -> tuple[int, ...]:
+def passes(s: Sums, at: int, all_pes: bool, trips_counted: tuple[int, ...] = ()) -> tuple[int, ...]:
     """Returns factors whose product is how often position `at` is reached, by all PEs or by the first one,
     which is the busiest.
     """
@@ -638,14 +665,14 @@ def passes(s: Sums, at: int, all_lanes: bool, trips_counted: tuple[int, ...] = (
     for number, (i, loop) in enumerate(s.loops):
         if i < at:
             counted = (
-                (LANES if all_lanes else FIRST)
+                (ALL_PES if all_pes else FIRST)
                 if loop.over
                 else trips_counted[number]
                 if trips_counted
                 else ALL
             )
             found[loop.rank] = (*found.get(loop.rank, ()), (number, counted))
-    return tuple(s.number(None, rank, (rank,), found) for rank, _ in s.e.extents)
+    return tuple(s.factor_number(None, rank, (rank,), found) for rank, _ in s.e.extents)
 
 
 def rounds(s: Sums, begin: int, end: int, trips_counted: tuple[int, ...], most: bool) -> tuple[int, ...]:
@@ -661,20 +688,25 @@ def rounds(s: Sums, begin: int, end: int, trips_counted: tuple[int, ...], most: 
                 (number, FIRST if loop.over else trips_counted[number]),
             )
             before[loop.rank] = before.get(loop.rank, 0) + (i < begin)
-    return tuple(s.number(None, rank, (rank,), found, after=before[rank], most=most) for rank in found)
+    return tuple(s.factor_number(None, rank, (rank,), found, after=before[rank], most=most) for rank in found)
 
 
-def value(tiles: Sequence[int], factor: Factor, lanes: dict[int, int] | None = None) -> int:
+def value(tiles: Sequence[int], factor: Factor, pes: dict[int, int] | None = None) -> int:
     """Returns the value of a factor for given tile sizes, one per loop of the nest.
 
-    lanes: by number of a spatial loop, the PE of the instance; 0 where it is not named
+    pes: by number of a spatial loop, the PE of the instance; 0 where it is not named
     """
-    own = {number: LANE + lane for number, lane in lanes.items() if lane} if lanes else {}
+    own = {number: PE_0 + pe for number, pe in pes.items() if pe} if pes else {}
     ranks = tuple(
         [
             (
                 extent,
-                tuple([(tiles[n], counted if counted != OWN else own.get(n, FIRST)) for n, counted in loops]),
+                tuple(
+                    [
+                        (tiles[n], counted if counted != INSTANCE_PE else own.get(n, FIRST))
+                        for n, counted in loops
+                    ]
+                ),
             )
             for extent, loops in factor.cuts
         ]
@@ -690,9 +722,9 @@ def value(tiles: Sequence[int], factor: Factor, lanes: dict[int, int] | None = N
     if (
         factor.distinct
         and len(factor.dim.terms) > 1
-        and any(counted not in (ALL, LANES) for _, cuts in ranks for _, counted in cuts)
+        and any(counted not in (ALL, ALL_PES) for _, cuts in ranks for _, counted in cuts)
     ):
-        return _fresh(factor, tiles)
+        return _first_seen(factor, tiles)
     return dim_sum(factor.dim, ranks, factor.clip, bool(factor.distinct))
 
 
@@ -707,21 +739,21 @@ class Reading:
     value: Callable[[Factor, dict[int, int]], Number]  # value of a factor at an instance
     # instances one of which is the busiest, each as PE by number of the spatial loop; the one of first PEs
     # comes first
-    lanes: list[dict[int, int]]
+    instances: list[dict[int, int]]
     # (number of the factor, index of the instance) -> value
     memo: dict[tuple[int, int], Number] = field(default_factory=dict)
 
-    def total(self, terms: Sequence[Term], lanes: int = 0) -> Number:
+    def total(self, terms: Sequence[Term], instance: int = 0) -> Number:
         """Returns the sum of terms. Terms of one instance are evaluated at the instance with index
-        `lanes`.
+        `instance`.
         """
-        return sum(self._product(term, lanes) for term in terms)
+        return sum(self._product(term, instance) for term in terms)
 
-    def own(self, terms: Sequence[Term]) -> list[Number]:
-        """Returns the count of each instance in `lanes`. Instances that differ only in loops that the terms
-        lack are evaluated once.
+    def by_instance(self, terms: Sequence[Term]) -> list[Number]:
+        """Returns the count of each instance in `instances`. Instances that differ only in loops that the
+        terms lack are evaluated once.
         """
-        if len(self.lanes) == 1:
+        if len(self.instances) == 1:
             return [self.total(terms)]
         loops = {
             number
@@ -729,11 +761,11 @@ class Reading:
             for factor in term.factors
             for _, cuts in self.sums.factors[factor].cuts
             for number, counted in cuts
-            if counted == OWN
+            if counted == INSTANCE_PE
         }
         found: dict[frozenset[tuple[int, int]], Number] = {}
         keys = [
-            frozenset((number, k) for number, k in lanes.items() if number in loops) for lanes in self.lanes
+            frozenset((number, k) for number, k in pes.items() if number in loops) for pes in self.instances
         ]
         for i, key in enumerate(keys):
             if key not in found:
@@ -745,7 +777,7 @@ class Reading:
         for number in term.factors:
             key = number, i
             if key not in self.memo:
-                self.memo[key] = self.value(self.sums.factors[number], self.lanes[i])
+                self.memo[key] = self.value(self.sums.factors[number], self.instances[i])
             found = found * self.memo[key]
         return found
 
@@ -772,9 +804,9 @@ def instances(s: Sums, tiles: Sequence[Sequence[int]]) -> list[dict[int, int]]:
         over = [number for number, loop in own if loop.over]
         if over and sizes[rank] > 1:
             kept = dict.fromkeys(
-                lanes
+                pes
                 for sized in {tuple(row[number] for number, _ in own): row for row in tiles}.values()
-                for lanes in _different(
+                for pes in _distinct_pes(
                     s.e.extents,
                     rank,
                     tuple([(sized[number], bool(loop.over)) for number, loop in own]),
@@ -782,13 +814,13 @@ def instances(s: Sums, tiles: Sequence[Sequence[int]]) -> list[dict[int, int]]:
                 )
             )
             found = [
-                one | {n: k for n, k in zip(over, lanes, strict=True) if k} for one in found for lanes in kept
+                one | {n: k for n, k in zip(over, pes, strict=True) if k} for one in found for pes in kept
             ]
     return found
 
 
 @lru_cache(maxsize=1 << 14)
-def _different(
+def _distinct_pes(
     extents: tuple[tuple[str, int], ...],
     rank: str,
     loops: tuple[tuple[int, bool], ...],
@@ -804,13 +836,13 @@ def _different(
         counts += [range(-(-left // tile))] if over else []
         left = min(left, tile)
     found: dict[object, tuple[int, ...]] = {}
-    for lanes in product(*counts):
+    for pes in product(*counts):
         seen: list[object] = []
         # an instance between two fan-outs of the rank is identified by the outer PEs only
-        for known in range(1, len(lanes) + 1):
-            lane = iter(lanes[:known])
+        for known in range(1, len(pes) + 1):
+            pe = iter(pes[:known])
             cuts = tuple(
-                (tile, LANE + k if over and (k := next(lane, -1)) >= 0 else LANES if over else ALL)
+                (tile, PE_0 + k if over and (k := next(pe, -1)) >= 0 else ALL_PES if over else ALL)
                 for tile, over in loops
             )
             low, size = tile_spans(sizes[rank], _rows(cuts))
@@ -823,10 +855,10 @@ def _different(
             seen.append(
                 tuple(_groups(sizes[rank], cuts[:d]) for d in range(1, len(cuts) + 1))
                 if inside
-                else lanes[:known]
+                else pes[:known]
             )
         if first >= 0:
-            found.setdefault(tuple(seen), lanes)
+            found.setdefault(tuple(seen), pes)
     return list(found.values())
 
 
@@ -849,13 +881,13 @@ def _groups(extent: int, cuts: Cuts) -> tuple[tuple[tuple[int, int], int], ...]:
     for tile, counted in cuts:
         parts: dict[tuple[int, int], int] = {}
         for (size, longest), n in sizes.items():
-            for part, first, k in _parts(size, longest, tile, counted):
+            for part, first, k in _cut_tile(size, longest, tile, counted):
                 parts[part, first] = parts.get((part, first), 0) + n * k
         sizes = parts
     return tuple(sizes.items())
 
 
-def _parts(size: int, longest: int, tile: int, counted: int) -> Iterator[tuple[int, int, int]]:
+def _cut_tile(size: int, longest: int, tile: int, counted: int) -> Iterator[tuple[int, int, int]]:
     """Yields (tile size, tile size of the first PE, number) of the tiles that one loop cuts from a tile and
     counts.
 
@@ -866,7 +898,7 @@ def _parts(size: int, longest: int, tile: int, counted: int) -> Iterator[tuple[i
     last = (longest - 1) // tile * tile  # start of the first PE's last trip
     if counted == FIRST:
         yield min(size, tile), min(longest, tile), 1
-    elif counted in (ALL, LANES):
+    elif counted in (ALL, ALL_PES):
         if whole:
             yield tile, tile, whole
         if rest:
@@ -877,9 +909,9 @@ def _parts(size: int, longest: int, tile: int, counted: int) -> Iterator[tuple[i
     elif counted == ONLY:
         if not last:
             yield size, longest, 1
-    elif counted >= LANE:
-        if size > (counted - LANE) * tile:
-            yield min(size - (counted - LANE) * tile, tile), min(longest, tile), 1
+    elif counted >= PE_0:
+        if size > (counted - PE_0) * tile:
+            yield min(size - (counted - PE_0) * tile, tile), min(longest, tile), 1
     elif counted == BELOW + LAST:
         yield size, longest - last, 1
     elif counted != BELOW + ONLY or not last:
@@ -958,7 +990,7 @@ def _rows(cuts: Cuts) -> NDArray[np.int64]:
     return np.array(cuts, np.int64).reshape(-1, 2)
 
 
-def _fresh(factor: Factor, tiles: Sequence[int]) -> int:
+def _first_seen(factor: Factor, tiles: Sequence[int]) -> int:
     """Returns the elements of one dimension of an output that counted tiles are the first to have, in the
     order of the nest. Ranks that share a dimension of an output are never spatial.
     """

@@ -33,9 +33,9 @@ class Mesh:
     strides: tuple[tuple[int, int], ...]  # per stack, PEs (rows, columns) from one position to the next
     parted: tuple[Turn, ...] = ()  # stacks whose buffers share out a tile
 
-    def lane(self, at: dict[Turn, int]) -> tuple[int, int]:
+    def pe_at(self, at: dict[Turn, int]) -> tuple[int, int]:
         """Returns (row, column) of the PE at the given position in every stack."""
-        y, x = (first for first, _ in (self.f.place or ((0, 0), (0, 0)))[:2])
+        y, x = (first for first, _ in (self.f.mesh_region or ((0, 0), (0, 0)))[:2])
         return (
             y + sum(down * at[turn] for turn, (down, _) in zip(self.stacks, self.strides, strict=True)),
             x + sum(right * at[turn] for turn, (_, right) in zip(self.stacks, self.strides, strict=True)),
@@ -90,7 +90,7 @@ def _reach(m: Mesh, p: Projection, output: bool) -> Reach:
     PE is reached by a path of its own.
     """
     shared = m.f.reduce if output else m.f.multicast
-    grid = tuple(n for _, n in (m.f.place or tuple((0, n) for _, n in m.f.dims))[:2])
+    grid = tuple(n for _, n in (m.f.mesh_region or tuple((0, n) for _, n in m.f.dims))[:2])
     sources = network.injected_at(m.f.injected_at, (grid[0], grid[1]))
     known: dict[tuple[object, ...], float] = {}
 
@@ -102,16 +102,16 @@ def _reach(m: Mesh, p: Projection, output: bool) -> Reach:
             for place in places:
                 for rest in product(*(range(turn.trips) for turn in still)):
                     at = dict(zip((*moved, *still), (*place, *rest), strict=True))
-                    lane = m.lane(at)
+                    pe = m.pe_at(at)
                     alone = (
-                        None if shared[0] else lane[0],
-                        None if shared[1] else lane[1],
+                        None if shared[0] else pe[0],
+                        None if shared[1] else pe[1],
                         *(at[turn] for turn in m.parted),
                     )
-                    asked.setdefault(alone, set()).add(lane)
+                    asked.setdefault(alone, set()).add(pe)
             each = sum(
-                min(network.links(m.f.multicast_from, source, frozenset(lanes)) for source in sources)
-                for lanes in asked.values()
+                min(network.links(m.f.multicast_from, source, frozenset(pes)) for source in sources)
+                for pes in asked.values()
             )
             known[key] = each / prod(turn.trips for turn in m.parted)
         return known[key]
@@ -152,8 +152,8 @@ def _arrival_links(
             if i >= 0
             else set()
         )
-        if lanes := [place for place in have if place not in had]:
-            total += n * reach(moved, lanes)
+        if pes := [place for place in have if place not in had]:
+            total += n * reach(moved, pes)
     return times * total
 
 
@@ -182,9 +182,7 @@ def _places(
         )
         for low, high in pairwise(edges):
             now, was = (
-                frozenset(
-                    lane for lane, both in spans.items() if both[way][0] <= low and high <= both[way][1]
-                )
+                frozenset(pe for pe, both in spans.items() if both[way][0] <= low and high <= both[way][1])
                 for way in (1, 0)
             )
             if now:
@@ -225,13 +223,13 @@ def _first(g: Program, p: Projection, v: int, m: Mesh, reach: Reach) -> float:
     )
 
 
-def transposed(m: Mesh) -> float:
+def ring_links(m: Mesh) -> float:
     """Returns the average links from a buffer of a ring to the next."""
-    lanes = [
-        m.lane(dict.fromkeys(m.stacks, 0) | dict(zip(m.parted, at, strict=True)))
+    pes = [
+        m.pe_at(dict.fromkeys(m.stacks, 0) | dict(zip(m.parted, at, strict=True)))
         for at in product(*(range(turn.trips) for turn in m.parted))
     ]
-    return network.ring(sorted({y for y, _ in lanes}), sorted({x for _, x in lanes})) / len(lanes)
+    return network.ring(sorted({y for y, _ in pes}), sorted({x for _, x in pes})) / len(pes)
 
 
 def crossing(g: Program, f: Fanout, arch: Arch) -> Iterator[tuple[Projection, int, int]]:

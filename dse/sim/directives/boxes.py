@@ -33,16 +33,16 @@ from dse.mapping.directives import (
     stack_dims,
 )
 from dse.mapping.nest import may_keep, role
+from dse.sim.counts.actions import Key
 from dse.sim.counts.counts import Elems, Footprint, stands
-from dse.sim.counts.parts import Key
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
-MOST_PLACES = 1 << 20  # positions of a box along one dimension, at most; they are listed one by one
+MAX_POSITIONS = 1 << 20  # positions of a box along one dimension, at most; they are listed one by one
 # how buffers of a stack count. ALL: each by itself; TOGETHER: an element that several request at once counts
 # once; 0 or more: only the buffer at this position counts
 ALL, TOGETHER = -1, -2
-Ways = Callable[["Turn"], int]
+StackRule = Callable[["Turn"], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,13 +264,13 @@ def moving(g: Program, p: Projection, d: Dim, v: int) -> list[Turn]:
     """Returns the turns with more than one trip, at level v or further out, that move a tensor along a
     dimension.
 
-    Raises ValueError for more than MOST_PLACES positions, which are listed one by one.
+    Raises ValueError for more than MAX_POSITIONS positions, which are listed one by one.
     """
     found = [turn for turn in g.turns if turn.level <= v and turn.by(d) and turn.trips > 1]
-    if prod(turn.trips for turn in found) > MOST_PLACES:
+    if prod(turn.trips for turn in found) > MAX_POSITIONS:
         raise ValueError(
             f"directives of {g.e.name}, {g.levels[v]}: tensor{{{p.tensor}}} stands at more than "
-            f"{MOST_PLACES} places along {index(d)}"
+            f"{MAX_POSITIONS} places along {index(d)}"
         )
     return found
 
@@ -312,15 +312,15 @@ def union_size(boxes: Sequence[tuple[int, int]]) -> int:
     return total
 
 
-def fills(g: Program, p: Projection, v: int, ways: Ways) -> int:
+def fills(g: Program, p: Projection, v: int, stack_rule: StackRule) -> int:
     """Returns the elements that are fetched to a level: all elements of the first boxes, and in each
     iteration the new elements.
     """
     own = [turn for turn in g.turns if turn.level == v and not turn.over and turn.trips > 1]
-    return sum(_fills(g, p, v, own, i, ways) for i in range(-1, len(own)))
+    return sum(_fills(g, p, v, own, i, stack_rule) for i in range(-1, len(own)))
 
 
-def _fills(g: Program, p: Projection, v: int, own: Sequence[Turn], i: int, ways: Ways) -> int:
+def _fills(g: Program, p: Projection, v: int, own: Sequence[Turn], i: int, stack_rule: StackRule) -> int:
     """Returns the elements that are fetched in all iterations in which update i advances: updates outside of
     it stand still, and updates inside of it start again. i = -1: in the first iterations.
 
@@ -328,15 +328,19 @@ def _fills(g: Program, p: Projection, v: int, own: Sequence[Turn], i: int, ways:
     """
 
     def steps(turn: Turn) -> list[tuple[int, int]]:
-        return [(ways(turn), ways(turn))] if turn.over and ways(turn) >= 0 else steps_of(turn, v, own, i)
+        return (
+            [(stack_rule(turn), stack_rule(turn))]
+            if turn.over and stack_rule(turn) >= 0
+            else steps_of(turn, v, own, i)
+        )
 
     still = [
         turn for turn in g.turns if turn.level <= v and turn.trips > 1 and not any(turn.by(d) for d in p.dims)
     ]
-    times = prod(1 if turn.over and ways(turn) == TOGETHER else len(steps(turn)) for turn in still)
+    times = prod(1 if turn.over and stack_rule(turn) == TOGETHER else len(steps(turn)) for turn in still)
     wanted, had = 1, 1
     for d in p.dims if times else ():
-        now, kept = _places_of(g, p, d, v, steps, ways)
+        now, kept = _places_of(g, p, d, v, steps, stack_rule)
         wanted, had = wanted * now, had * kept
     return times * (wanted if i < 0 else wanted - had)
 
@@ -358,14 +362,19 @@ def steps_of(turn: Turn, v: int, own: Sequence[Turn], i: int) -> list[tuple[int,
 
 
 def _places_of(
-    g: Program, p: Projection, d: Dim, v: int, steps: Callable[[Turn], list[tuple[int, int]]], ways: Ways
+    g: Program,
+    p: Projection,
+    d: Dim,
+    v: int,
+    steps: Callable[[Turn], list[tuple[int, int]]],
+    stack_rule: StackRule,
 ) -> tuple[int, int]:
     """Returns the number of indices of a dimension in the boxes after a step, and how many of them every
     buffer that has them now had before.
     """
     turns = moving(g, p, d, v)
     alone, joint = (
-        [turn for turn in turns if bool(turn.over and ways(turn) == TOGETHER) == both]
+        [turn for turn in turns if bool(turn.over and stack_rule(turn) == TOGETHER) == both]
         for both in (False, True)
     )
     order, total, kept = [*alone, *joint], 0, 0
@@ -382,17 +391,20 @@ def _places_of(
     return total, kept
 
 
-def first_reads(g: Program, p: Projection, v: int, ways: Ways) -> int:
+def first_reads(g: Program, p: Projection, v: int, stack_rule: StackRule) -> int:
     """Returns the elements that buffers ever hold, once per buffer."""
     still = [
         turn for turn in g.turns if turn.level <= v and turn.over and not any(turn.by(d) for d in p.dims)
     ]
-    found = prod(turn.trips for turn in still if ways(turn) == ALL)
+    found = prod(turn.trips for turn in still if stack_rule(turn) == ALL)
     for d in p.dims:
         turns = moving(g, p, d, v)
-        apart = [turn for turn in turns if turn.over and ways(turn) == ALL]
+        apart = [turn for turn in turns if turn.over and stack_rule(turn) == ALL]
         others = [turn for turn in turns if turn not in apart]
-        spans = [[ways(turn)] if turn.over and ways(turn) >= 0 else range(turn.trips) for turn in others]
+        spans = [
+            [stack_rule(turn)] if turn.over and stack_rule(turn) >= 0 else range(turn.trips)
+            for turn in others
+        ]
         found *= sum(
             union_size([box(g, p, d, v, [*apart, *others], [*outer, *inner]) for inner in product(*spans)])
             for outer in product(*(range(turn.trips) for turn in apart))
@@ -411,10 +423,10 @@ def owners(g: Program) -> dict[str, dict[tuple[int, ...], int]]:
     found = {}
     for rank, extent in g.e.extents:
         turns = [turn for turn in g.turns if turn.rank == rank and turn.trips > 1]
-        if prod(turn.trips for turn in turns) > MOST_PLACES:
-            raise ValueError(f"directives of {g.e.name}: {rank} stands at more than {MOST_PLACES} places")
-        lanes = [i for i, turn in enumerate(turns) if turn.over]
-        step = [loop_of_turn(turn, g.e) for turn in turns]
+        if prod(turn.trips for turn in turns) > MAX_POSITIONS:
+            raise ValueError(f"directives of {g.e.name}: {rank} stands at more than {MAX_POSITIONS} places")
+        stack_numbers = [i for i, turn in enumerate(turns) if turn.over]
+        step = [values_per_trip(turn, g.e) for turn in turns]
         share: dict[tuple[int, ...], int] = {}
         done = bytearray(extent)
         for at in sorted(
@@ -427,7 +439,7 @@ def owners(g: Program) -> dict[str, dict[tuple[int, ...], int]]:
                 low, high = max(low, start), min(high, start + tile.get(rank, extent))
             mine = max(high - low, 0) - sum(done[low:high])
             if mine > 0:
-                place = tuple(at[i] for i in lanes)
+                place = tuple(at[i] for i in stack_numbers)
                 share[place] = share.get(place, 0) + mine
                 done[low:high] = b"\1" * (high - low)
         if (gap := done.find(0)) >= 0:
@@ -439,7 +451,7 @@ def owners(g: Program) -> dict[str, dict[tuple[int, ...], int]]:
     return found
 
 
-def loop_of_turn(turn: Turn, e: Einsum) -> int:
+def values_per_trip(turn: Turn, e: Einsum) -> int:
     """Returns by how many values a turn moves its rank."""
     return next(
         turn.by(d) // c for p in e.tensors() for d in p.dims for rank, c in d.terms if rank == turn.rank
@@ -472,7 +484,7 @@ def _tiles(g: Program, v: int) -> dict[str, int]:
                 f"directives of {g.e.name}, {g.levels[v]}: tensor{{{p.tensor}}} has {index(d)}={n}, {why}"
             )
         found |= {rank: min(rest // c + 1, g.e.sizes()[rank]) for rank, c in free}
-    steps = [(turn.rank, loop_of_turn(turn, g.e)) for turn in g.turns if turn.level == v and turn.rank]
+    steps = [(turn.rank, values_per_trip(turn, g.e)) for turn in g.turns if turn.level == v and turn.rank]
     return {rank: min(n for other, n in steps if other == rank) for rank, _ in steps} | found
 
 
@@ -528,11 +540,11 @@ def _tally(g: Program, arch: Arch, buffer: Mapping[Turn, int] | None) -> dict[Ke
     )
     skips = {level.name for level in arch.levels if level.skip_first_read}
 
-    def ways(border: int, inside: Callable[[Turn], int]) -> Ways:
-        """Returns how stacks count: stacks down to level `border` by the buffer in question, stacks further
+    def stack_rule(boundary: int, inside: Callable[[Turn], int]) -> StackRule:
+        """Returns how stacks count: stacks down to level `boundary` by the buffer in question, stacks further
         inside by `inside`.
         """
-        return lambda turn: inside(turn) if turn.level > border else own(turn)
+        return lambda turn: inside(turn) if turn.level > boundary else own(turn)
 
     def own(turn: Turn) -> int:
         return ALL if buffer is None else buffer[turn]
@@ -553,16 +565,19 @@ def _tally(g: Program, arch: Arch, buffer: Mapping[Turn, int] | None) -> dict[Ke
 
         for outer, v in pairwise(at):
             for end, into, outof in ((v, "write", "read"), (outer, "read", "write")):
-                mine = ways(end, together)
+                mine = stack_rule(end, together)
                 n = fills(g, p, v, mine)
                 if output:
                     add(end, p, outof, n)
                     n -= first_reads(g, p, v, mine) if g.levels[outer] in skips else 0
                 add(end, p, into, n)
             if output and buffer is None:
-                each, once = fills(g, p, v, lambda _: ALL), fills(g, p, v, ways(outer, lambda _: TOGETHER))
+                each, once = (
+                    fills(g, p, v, lambda _: ALL),
+                    fills(g, p, v, stack_rule(outer, lambda _: TOGETHER)),
+                )
                 found["MAC", p.tensor, "merge"] = found.get(("MAC", p.tensor, "merge"), 0) + each - once
-        many, met = products(g, share, ways(at[-1], first))
+        many, met = products(g, share, stack_rule(at[-1], first))
         add(at[-1], p, "read", many - met * (output and g.levels[at[-1]] in skips))
         if output:
             add(at[-1], p, "write", many)
@@ -570,22 +585,24 @@ def _tally(g: Program, arch: Arch, buffer: Mapping[Turn, int] | None) -> dict[Ke
     return found
 
 
-def products(g: Program, share: Mapping[str, Mapping[tuple[int, ...], int]], ways: Ways) -> tuple[int, int]:
+def products(
+    g: Program, share: Mapping[str, Mapping[tuple[int, ...], int]], stack_rule: StackRule
+) -> tuple[int, int]:
     """Returns the products that the counted buffers compute, and the number of results that each of them adds
     to, summed.
 
     share: rank -> values per position in its stacks (`owners`)
     """
     many, met = 1, 1
-    for rank, lanes in share.items():
+    for rank, values_at in share.items():
         turns = [turn for turn in g.turns if turn.rank == rank and turn.trips > 1 and turn.over]
         mine = [
             n
-            for place, n in lanes.items()
-            if all(ways(turn) in (ALL, i) for turn, i in zip(turns, place, strict=True))
+            for place, n in values_at.items()
+            if all(stack_rule(turn) in (ALL, i) for turn, i in zip(turns, place, strict=True))
         ]
         many, met = many * sum(mine), met * (sum(mine) if rank in g.e.output.ranks() else len(mine))
     copies = [
         turn for turn in g.turns if turn.over and not turn.rank
     ]  # of equal buffers the first one computes
-    return (0, 0) if any(ways(turn) > 0 for turn in copies) else (many, met)
+    return (0, 0) if any(stack_rule(turn) > 0 for turn in copies) else (many, met)

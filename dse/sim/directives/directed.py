@@ -14,13 +14,13 @@ from dse.mapping import directives, nest
 from dse.mapping.directives import HEAD, WHOLE, Layer, NotANest, TensorTile
 from dse.mapping.nest import OUTSIDE, Infeasible
 from dse.sim.counts import counts
+from dse.sim.counts.actions import Key, bits_of
 from dse.sim.counts.counts import Elems
-from dse.sim.counts.parts import Key, bits_of
 from dse.sim.directives import box_hops, boxes
 from dse.sim.directives.boxes import ALL, Program, Turn
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import GIVEN_MAPPING, EinsumCost, Problem, Solution, einsum_cost, sequential
-from dse.sim.levels import sharing
+from dse.sim.levels import rotation
 from dse.sim.schedule import outermost
 from hw.arch import Arch, Fanout
 from workloads.einsum import Projection, canonical_key
@@ -31,7 +31,7 @@ PREFIX = f"{OUTSIDE}: directives whose tiles overlap"
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Buffers along some stacks that share out a tile (dse/sim/levels/sharing.py)."""
+    """Buffers along some stacks that share out a tile (dse/sim/levels/rotation.py)."""
 
     level: int  # index in Program.levels
     tensor: Projection
@@ -71,7 +71,7 @@ def evaluate(
             continue
         try:
             if not isinstance(one, NotANest) and (
-                lines := [*nest.faults(one, group.einsum, arch), *sharing.faults(one, group.einsum, arch)]
+                lines := [*nest.faults(one, group.einsum, arch), *rotation.faults(one, group.einsum, arch)]
             ):
                 wrong += lines
             else:
@@ -125,20 +125,20 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
         _with_rotation(rows, ring, g)
     found = counts.busiest(rows, bits_of(e, arch), arch)
     p = cost.price(found, e, arch)
-    lanes = [
+    network_parts = [
         cost.Part(f.name, tensor, action, bits, bits * f.endpoint_pj)
         for f in arch.fanouts
         if f.endpoint_pj
-        for tensor, action, bits in _bus(g, f, rings, arch)
+        for tensor, action, bits in _endpoint_bits(g, f, rings, arch)
     ]
-    lanes += [
+    network_parts += [
         cost.Part(f.name, tensor, action, bits, bits * f.hop_pj)
         for f in arch.fanouts
         if f.hop_pj
         for tensor, action, bits in _hops(g, f, rings, arch)
     ]
-    energy = p.energy_pj + sum(part.energy_pj for part in lanes)
-    p = replace(p, energy_pj=energy, parts=(*p.parts, *lanes))
+    energy = p.energy_pj + sum(part.energy_pj for part in network_parts)
+    p = replace(p, energy_pj=energy, parts=(*p.parts, *network_parts))
     mapping, key = nest.Mapping((), f"{PREFIX}\n{layer}"), canonical_key(e)
     nets = [
         (
@@ -150,7 +150,7 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
             f.hop_pj,
             f.injected_at,
             f.multicast_from,
-            f.place,
+            f.mesh_region,
         )
         for f in arch.fanouts
     ]
@@ -203,7 +203,7 @@ def _ring(g: Program, v: int, one: TensorTile, arch: Arch) -> Ring:
     stacks = tuple(
         turn for turn in g.turns if turn.level == v and turn.over in one.over and turn.rank not in p.ranks()
     )
-    lanes = prod(turn.trips for turn in stacks)
+    pes = prod(turn.trips for turn in stacks)
     if (
         p is g.e.output
         or f is None
@@ -212,8 +212,8 @@ def _ring(g: Program, v: int, one: TensorTile, arch: Arch) -> Ring:
         raise ValueError(
             f"{where}it must be an input, and {' '.join(one.over)} dimensions of one fan-out that multicasts"
         )
-    if lanes != one.shares:
-        raise ValueError(f"{where}{lanes} along {' '.join(one.over)} hold the same; say shr={lanes}")
+    if pes != one.shares:
+        raise ValueError(f"{where}{pes} along {' '.join(one.over)} hold the same; say shr={pes}")
     if arch.overlap != "free" or any(v not in g.at(q) for q in g.e.tensors()):
         raise ValueError(
             f"{where}stalls for parts, and tensors that pass {g.levels[v]} by, are not counted; take "
@@ -241,10 +241,8 @@ def _ring(g: Program, v: int, one: TensorTile, arch: Arch) -> Ring:
         raise ValueError(
             f"{where}tiles that overlap there, or along {rank}, cannot go round; hold them whole"
         )
-    words = (
-        prod(turn.trips for turn in inside[:at]) * (lanes - 1) / lanes * boxes.fills(g, p, v, lambda _: ALL)
-    )
-    return Ring(v, p, stacks, lanes, words)
+    words = prod(turn.trips for turn in inside[:at]) * (pes - 1) / pes * boxes.fills(g, p, v, lambda _: ALL)
+    return Ring(v, p, stacks, pes, words)
 
 
 def _with_rotation(rows: dict[Key, Elems], ring: Ring, g: Program) -> None:
@@ -275,11 +273,11 @@ def _hops(g: Program, f: Fanout, rings: list[Ring], arch: Arch) -> Iterator[tupl
             yield (
                 p.tensor,
                 "rotate",
-                bits[p.tensor] * ring.words * box_hops.transposed(box_hops.mesh(g, f, ring.stacks)),
+                bits[p.tensor] * ring.words * box_hops.ring_links(box_hops.mesh(g, f, ring.stacks)),
             )
 
 
-def _bus(g: Program, f: Fanout, rings: list[Ring], arch: Arch) -> Iterator[tuple[str, str, float]]:
+def _endpoint_bits(g: Program, f: Fanout, rings: list[Ring], arch: Arch) -> Iterator[tuple[str, str, float]]:
     """Yields (tensor, action, bits that PEs of a fan-out take and give)."""
     order, bits = [level.name for level in arch.levels], bits_of(g.e, arch)
     skips = {level.name for level in arch.levels if level.skip_first_read}

@@ -16,7 +16,8 @@ from workloads.arrays import Bools, Floats, Ints
 from workloads.einsum import Einsum
 
 MAC, COPY, OTHER = 0, 1, 2  # kinds of operations
-APART = -1  # in `NeedsTable.common`: operands are bounded one by one, since there are more than bounds.JOINT
+# in `NeedsTable.common`: operands are bounded one by one, since there are more than bounds.JOINT
+ONE_BY_ONE = -1
 
 
 class NeedsTable(NamedTuple):
@@ -92,7 +93,7 @@ def _needs_table(runs: tuple[tuple[Einsum, float], ...], word_bits: int) -> Need
         write=padded(([write for _, _, write in n.operands] for n in known), dtype=bool),
         compute_words=padded(n.compute_words for n in known),
         sharers=padded(n.sharers for n in known),
-        common=padded((n.common or (APART,) for n in known), max(masks, 1), int),
+        common=padded((n.common or (ONE_BY_ONE,) for n in known), max(masks, 1), int),
         times=np.array([times for _, times in runs], float),
     )
 
@@ -107,7 +108,7 @@ def _sequential(a: NeedsTable, m: Machines) -> Floats:
     below, shared = np.ones(levels, np.int64), np.ones((levels, 2), np.int64)
     count, at = np.zeros(most, np.int64), np.zeros(most, np.int64)
     places = np.zeros((5, most, levels))
-    lanes, alike, pj, charged, alone = places[0], places[1], places[2], places[3], places[4]
+    mac_units, alike, pj, charged, alone = places[0], places[1], places[2], places[3], places[4]
     for i in range(n):
         for v in range(levels):
             below[v], shared[v, 0], shared[v, 1] = 1, 1, 1
@@ -133,7 +134,7 @@ def _sequential(a: NeedsTable, m: Machines) -> Floats:
                 total += moved
                 near, nearest = -1, inf
                 for v in range(levels):
-                    lanes[x, v] = below[v]
+                    mac_units[x, v] = below[v]
                     alike[x, v] = min(float(shared[v, way]), a.sharers[e, x])
                     pj[x, v] = a.compute_words[e, x] * (
                         bits / m.width_bits[i, v] * (m.write_pj[i, v] if way else m.read_pj[i, v])
@@ -145,11 +146,15 @@ def _sequential(a: NeedsTable, m: Machines) -> Floats:
                 kept = 0
                 for v in range(levels):  # bounds._undominated
                     if v == near or (alike[x, v] > 1 and (near < 0 or alone[x, v] < nearest)):
-                        lanes[x, kept], alike[x, kept], pj[x, kept] = lanes[x, v], alike[x, v], pj[x, v]
+                        mac_units[x, kept], alike[x, kept], pj[x, kept] = (
+                            mac_units[x, v],
+                            alike[x, v],
+                            pj[x, v],
+                        )
                         charged[x, kept], alone[x, kept] = charged[x, v], alone[x, v]
                         kept += 1
                 count[x] = kept
-            if a.common[e, 0] == APART:
+            if a.common[e, 0] == ONE_BY_ONE:
                 rest = 0.0
                 for x in range(a.operands[e]):
                     least = inf
@@ -158,7 +163,9 @@ def _sequential(a: NeedsTable, m: Machines) -> Floats:
                     rest += least
                 total += rest
             else:
-                total += _together(a.common[e], a.operands[e], count, at, lanes, alike, pj, charged, alone)
+                total += _together(
+                    a.common[e], a.operands[e], count, at, mac_units, alike, pj, charged, alone
+                )
             found[0, i] += a.times[e] * (total + m.leak_mw[i] * cycles / m.clock_ghz[i])
             found[1, i] += a.times[e] * cycles
     return found
@@ -170,7 +177,7 @@ def _together(
     operands: int,
     count: Ints,
     at: Ints,
-    lanes: Floats,
+    mac_units: Floats,
     alike: Floats,
     pj: Floats,
     charged: Floats,
@@ -190,7 +197,11 @@ def _together(
                 if alike[x, v] == 1:
                     near += alone[x, v]
                 else:
-                    most, product, given = max(most, lanes[x, v]), product * pj[x, v], given + charged[x, v]
+                    most, product, given = (
+                        max(most, mac_units[x, v]),
+                        product * pj[x, v],
+                        given + charged[x, v],
+                    )
                     many, mask = many + 1, mask | 1 << x
             if many:
                 each = max(
@@ -208,16 +219,16 @@ def _together(
 
 
 @njit(cache=True, nogil=True)
-def _steps(points: float, lanes: int) -> float:
+def _steps(points: float, mac_units: int) -> float:
     """The compiled `bounds.steps`."""
-    return float(-(-int(points) // lanes)) if points < EXACT else points / lanes
+    return float(-(-int(points) // mac_units)) if points < EXACT else points / mac_units
 
 
 @njit(cache=True, nogil=True)
-def _cycles(a: NeedsTable, m: Machines, i: int, e: int, lanes: int) -> float:
+def _cycles(a: NeedsTable, m: Machines, i: int, e: int, mac_units: int) -> float:
     """The compiled `bounds._cycles`. The outermost level of a whole machine holds every tensor."""
     if a.kind[e] == MAC or isnan(m.alu_per_cycle[i]):
-        compute = _steps(a.points[e], lanes) * a.share[e] / m.ops_per_cycle[i]
+        compute = _steps(a.points[e], mac_units) * a.share[e] / m.ops_per_cycle[i]
     else:
         compute = a.computed[e] / m.alu_per_cycle[i]
     read = written = 0.0

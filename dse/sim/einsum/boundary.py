@@ -21,13 +21,23 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
+from dse.mapping.constraints import stationary
 from dse.mapping.nest import Loop, Mapping, Store
-from dse.mapping.space import stationary
-from dse.sim.counts.counts import Count, Counted, Elems, Footprint, busiest, count, each, footprints, reading
-from dse.sim.counts.parts import Key
+from dse.sim.counts.actions import Key
+from dse.sim.counts.counts import (
+    Count,
+    Counted,
+    Elems,
+    Footprint,
+    busiest,
+    count,
+    footprints,
+    instance_counts,
+    reading,
+)
 from dse.sim.counts.spans import ALL, FIRST
-from dse.sim.counts.terms import Reading, rest, tile_count
-from dse.sim.levels import network, sharing, transfer
+from dse.sim.counts.terms import Reading, resting_position, tile_count
+from dse.sim.levels import network, rotation, transfer
 from dse.sim.levels.network import OwnedPart
 from hw.arch import Arch
 from workloads.einsum import Einsum
@@ -64,7 +74,7 @@ class Boundary:
     # (output, level, as in `remote`), where several PEs hold partial sums of it
     remote_sums: tuple[tuple[str, str, int | Fraction], ...] = ()
 
-    def marks(self) -> str:
+    def key_text(self) -> str:
         """Returns what changes counts beside the nest, as text."""
         marks = (
             self.remote,
@@ -76,7 +86,7 @@ class Boundary:
         )
         return f" {' '.join(map(str, marks))}" if any(marks) else ""
 
-    def timed(self, arch: Arch) -> bool:
+    def has_nest_latency(self, arch: Arch) -> bool:
         """True if the latency is that of one nest, with stalls. False for stages of a pipeline, and where a
         tensor is retained in part or in slices over PEs: their cycles are busy times.
         """
@@ -115,15 +125,15 @@ def counted(
     """
     at = reading(full_nest, e, arch)
     return Counted(
-        full_nest, at, count_rows(b, full_nest, at, arch), held, *nest_in_time(b, full_nest, at, arch)
+        full_nest, at, count_rows(b, full_nest, at, arch), held, *timed_nest(b, full_nest, at, arch)
     )
 
 
-def nest_in_time(b: Boundary, full_nest: Mapping, at: Reading, arch: Arch) -> tuple[Reading | None, int]:
+def timed_nest(b: Boundary, full_nest: Mapping, at: Reading, arch: Arch) -> tuple[Reading | None, int]:
     """Returns the nest whose latency is the einsum's (None: its cycles are busy times), and a position: in
     each iteration of the loops above it, levels start empty.
     """
-    if not b.timed(arch):
+    if not b.has_nest_latency(arch):
         return None, 0
     for tensor, level, _ in b.retained:
         full_nest = inner_nest(full_nest, tensor, level, arch)
@@ -133,8 +143,8 @@ def nest_in_time(b: Boundary, full_nest: Mapping, at: Reading, arch: Arch) -> tu
 
 def count_rows(b: Boundary, full_nest: Mapping, at: Reading, arch: Arch) -> tuple[Count, ...]:
     """Returns the counts of the whole nest, whose sums are `at`."""
-    if not b.marks() and not full_nest.shares:
-        return busiest(each(at), at.sums.bits, arch)
+    if not b.key_text() and not full_nest.shares:
+        return busiest(instance_counts(at), at.sums.bits, arch)
     rows = _mix(b, b.retained, full_nest, at, arch)
     for level, tensor, action, share in b.retention_moves:
         p = next(p for p in at.sums.e.tensors() if p.tensor == tensor)
@@ -226,7 +236,7 @@ def _as_written(b: Boundary, full_nest: Mapping, at: Reading, arch: Arch) -> dic
     """Returns the counts of the whole nest with remote tensors, remote sums, nodes that are filled once and
     rotation.
     """
-    rows, e = each(at), at.sums.e
+    rows, e = instance_counts(at), at.sums.e
     order, many = [level.name for level in arch.levels], len(next(iter(rows.values()))[1])
     if b.filled_once:
         once = {row.key: row for row in count(*one_pipeline_tile(b, full_nest, e), arch)}
@@ -259,10 +269,10 @@ def _as_written(b: Boundary, full_nest: Mapping, at: Reading, arch: Arch) -> dic
         for key in parents:
             # the other stage's port is the busy one: `remote_reads`
             _add(rows, (level, tensor, "read"), rows.pop(key)[0])
-    for tensor, level, lanes in b.remote_sums:
+    for tensor, level, pes in b.remote_sums:
         total, _ = rows.pop((order[order.index(level) - 1], tensor, "write"))
-        _add(rows, (level, tensor, "write"), total, total / lanes)
-    return sharing.with_rotation(rows, full_nest, e, arch)
+        _add(rows, (level, tensor, "write"), total, total / pes)
+    return rotation.with_rotation(rows, full_nest, e, arch)
 
 
 def network_traffic(
@@ -304,11 +314,11 @@ def remote_reads(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> dict
     order = [level.name for level in arch.levels]
     rows = count(full_nest, e, arch) if b.remote else ()
     found = {}
-    for tensor, level, lanes in b.remote:
+    for tensor, level, pes in b.remote:
         total = sum(
             row.elems for row in rows if row.tensor == tensor and order.index(row.level) < order.index(level)
         )
-        found[tensor] = Count(level, tensor, "read", total, float(total / lanes))
+        found[tensor] = Count(level, tensor, "read", total, float(total / pes))
     return found
 
 
@@ -341,7 +351,9 @@ def filled_each_trip(b: Boundary, e: Einsum, arch: Arch) -> frozenset[Store]:
             tile[node.rank] = node.tile
             continue
         parent = before.get(node.tensor)
-        end = rest(tensors[node.tensor], e, nest, i, parent, arch.lined()) if parent else i
+        end = (
+            resting_position(tensors[node.tensor], e, nest, i, parent, arch.layout_levels()) if parent else i
+        )
         at_rest.append((node, end))
         before[node.tensor] = node.level
     return frozenset(node for node, end in at_rest if not any(again[end:]))
@@ -353,7 +365,7 @@ def node_footprints(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> t
     Tiles of shared nodes sink no further than to the fork. A tile that is passed on is stored whole, once per
     pipeline tile under way. Tiles that rotate count as the part that one PE holds.
     """
-    return tuple(sharing.parts(_node_footprints(b, full_nest, e, arch), full_nest, e, arch))
+    return tuple(rotation.parts(_node_footprints(b, full_nest, e, arch), full_nest, e, arch))
 
 
 def _node_footprints(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:

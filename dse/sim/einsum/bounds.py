@@ -12,8 +12,8 @@ from math import inf, prod
 
 import numpy as np
 
-from dse.sim.counts.parts import op_cycles, op_pj
-from dse.sim.counts.terms import nonzero, straight, unshared
+from dse.sim.counts.actions import op_cycles, op_pj
+from dse.sim.counts.terms import direct_elems, nonzero_share, unshared
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
@@ -74,9 +74,9 @@ def words(p: Projection, e: Einsum, word_bits: int) -> float:
     """
     touched, (nonzero_words, row_words) = used_elems(p, e.extents), p.csr_words(word_bits)
     if p is e.output:
-        return touched * (min(nonzero(e), nonzero_words * p.density) if p.format == "csr" else 1)
+        return touched * (min(nonzero_share(e), nonzero_words * p.density) if p.format == "csr" else 1)
     if p.format == "dense":
-        return touched * nonzero(e)
+        return touched * nonzero_share(e)
     return nonzero_words * p.density * touched + row_words * used_elems(
         replace(p, dims=p.dims[:-1]), e.extents
     )
@@ -114,31 +114,33 @@ class Rates:
 def needs(e: Einsum, word_bits: int) -> Needs:
     """Returns what lower bounds read of an einsum on machines with words of `word_bits`."""
     tensors, sizes = e.tensors(), e.sizes()
-    apart = [unshared(p, e) for p in tensors]
+    unshared_ranks = [unshared(p, e) for p in tensors]
     masks = range(1 << len(tensors)) if len(tensors) <= JOINT else ()
-    common = tuple(_most_shared(e, mask, apart) for mask in masks)
+    common = tuple(_most_shared(e, mask, unshared_ranks) for mask in masks)
     operands = tuple((words(p, e, word_bits), p.bits, p is e.output) for p in tensors)
-    asked = tuple(e.points() * straight(p, e, word_bits) for p in tensors)
+    asked = tuple(e.points() * direct_elems(p, e, word_bits) for p in tensors)
     return Needs(
         einsum=e,
         points=e.points(),
-        share=nonzero(e),
-        computed=e.points() * nonzero(e),
+        share=nonzero_share(e),
+        computed=e.points() * nonzero_share(e),
         operands=operands,
         compute_words=asked,
-        sharers=tuple(prod(n for rank, n in sizes.items() if rank not in own) for own in apart),
+        sharers=tuple(prod(n for rank, n in sizes.items() if rank not in own) for own in unshared_ranks),
         common=common,
     )
 
 
-def _most_shared(e: Einsum, mask: int, apart: Sequence[frozenset[str]]) -> int:
+def _most_shared(e: Einsum, mask: int, unshared_ranks: Sequence[frozenset[str]]) -> int:
     """Returns how many operands of a set (bits of `mask`) MAC units side by side on one rank may share at
     most.
 
-    apart: per operand, the ranks along which they share nothing (`unshared`)
+    unshared_ranks: per operand, the ranks along which they share nothing (`unshared`)
     """
     ranks = [rank for rank, n in e.extents if n > 1]
-    shared = [sum(mask >> x & 1 and rank not in own for x, own in enumerate(apart)) for rank in ranks]
+    shared = [
+        sum(mask >> x & 1 and rank not in own for x, own in enumerate(unshared_ranks)) for rank in ranks
+    ]
     return max(shared, default=0)
 
 
@@ -197,8 +199,8 @@ def lower_bound(n: Needs, r: Rates) -> tuple[float, float]:
         places.append(
             _undominated(
                 [
-                    (lanes, min(shared, alike), asked * pj, moved if v == 0 else 0.0)
-                    for v, (lanes, shared, pj) in enumerate(_access(r, bits, write))
+                    (mac_units, min(shared, alike), asked * pj, moved if v == 0 else 0.0)
+                    for v, (mac_units, shared, pj) in enumerate(_access(r, bits, write))
                 ]
             )
         )
@@ -259,14 +261,14 @@ def _together_pj(places: Sequence[Sequence[Place]], common: Sequence[int]) -> fl
     return best
 
 
-def steps(points: int, lanes: int) -> float:
+def steps(points: int, mac_units: int) -> float:
     """Returns a lower bound on the iterations of the busiest MAC unit, rounded up while floats represent
     every integer (`EXACT`).
 
     >>> steps(7, 4), steps(10**27, 4) == 10**27 / 4
     (2.0, True)
     """
-    return float(-(-points // lanes)) if points < EXACT else float(points) / lanes
+    return float(-(-points // mac_units)) if points < EXACT else float(points) / mac_units
 
 
 def _cycles(n: Needs, r: Rates) -> float:
@@ -296,7 +298,7 @@ def latency_cycles(e: Einsum, arch: Arch) -> float:
     return _cycles(needs(e, arch.word_bits), rates(arch))
 
 
-def each(einsums: Iterable[Einsum], arch: Arch) -> list[tuple[float, float]]:
+def lower_bounds(einsums: Iterable[Einsum], arch: Arch) -> list[tuple[float, float]]:
     """Returns the lower bounds (pJ, cycles) of every einsum by itself."""
     at = rates(arch)
     return [lower_bound(needs(e, arch.word_bits), at) for e in einsums]
@@ -305,7 +307,7 @@ def each(einsums: Iterable[Einsum], arch: Arch) -> list[tuple[float, float]]:
 def sequential(runs: Iterable[tuple[Einsum, float]], arch: Arch) -> tuple[float, float]:
     """Returns the lower bounds (pJ, cycles) of unfused einsums, each with its number of occurrences."""
     listed = list(runs)
-    return weighted_sum([times for _, times in listed], each((e for e, _ in listed), arch))
+    return weighted_sum([times for _, times in listed], lower_bounds((e for e, _ in listed), arch))
 
 
 def weighted_sum(times: Sequence[float], costs: Sequence[tuple[float, float]]) -> tuple[float, float]:

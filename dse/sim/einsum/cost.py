@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from dse.mapping.nest import Infeasible, Mapping
-from dse.sim.counts.counts import Count, Footprint, busiest, counted, each, steps
+from dse.sim.counts.actions import Busy, accesses_per_elem, action_pj, bits_of, busy, elapsed_cycles
+from dse.sim.counts.counts import Count, Footprint, busiest, counted, instance_counts, steps
 from dse.sim.counts.latency import Number, PortTimes, any_nonzero
-from dse.sim.counts.parts import Busy, action_pj, bits_of, busy, elapsed_cycles, per_elem
 from dse.sim.counts.terms import Reading
 from dse.sim.counts.times import port_times
 from hw.arch import COSTS, Arch, Level, slots
@@ -71,7 +71,8 @@ def price(
     parts = [
         Part(
             *row.key,
-            row.elems * (per_elem(widths[row.level], bits[row.tensor]) if row.level in widths else 1),
+            row.elems
+            * (accesses_per_elem(widths[row.level], bits[row.tensor]) if row.level in widths else 1),
             row.elems * action_pj(row.key, e, arch),
         )
         for row in rows
@@ -130,11 +131,11 @@ def cycles_of(timed: Reading, arch: Arch) -> Number:
     With `overlap: buffered`, port times contain all transfers, so only compute steps and ramps are counted.
     """
     s = timed.sums
-    rows = steps(timed) if arch.overlap == "buffered" else busiest(each(timed), s.bits, arch)
+    rows = steps(timed) if arch.overlap == "buffered" else busiest(instance_counts(timed), s.bits, arch)
     return elapsed_cycles(*ports(rows, s.e, arch, timed, steady=False))
 
 
-def room_bits(f: Footprint, level: Level, bits: Dict[str, int]) -> int:
+def node_bits(f: Footprint, level: Level, bits: Dict[str, int]) -> int:
     """Returns the bits that one storage node takes of one instance of its level, twice the tile if it is
     double-buffered.
 
@@ -143,9 +144,9 @@ def room_bits(f: Footprint, level: Level, bits: Dict[str, int]) -> int:
     return int(f.elems * bits[f.tensor]) * (2 if level.double_buffer and f.moving else 1)
 
 
-def held_bits(held: Sequence[Footprint], level: Level, bits: Dict[str, int]) -> int:
+def occupied_bits(held: Sequence[Footprint], level: Level, bits: Dict[str, int]) -> int:
     """Returns the bits that all storage nodes take of one instance of a level."""
-    return sum(room_bits(f, level, bits) for f in held if f.level == level.name)
+    return sum(node_bits(f, level, bits) for f in held if f.level == level.name)
 
 
 def overflow(
@@ -157,7 +158,7 @@ def overflow(
     """
     bits, others = bits_of(e, arch), dict(reserved_bits)
     for level in arch.levels:
-        need = held_bits(held, level, bits) + others.get(level.name, 0)
+        need = occupied_bits(held, level, bits) + others.get(level.name, 0)
         if level.capacity_bits is not None and need > level.capacity_bits:
             return Infeasible(level.name, -(-need // 8), level.capacity_bits // 8, e.name)
     return None

@@ -196,7 +196,7 @@ def lower_bound(problem: Problem) -> float:
     """
     if problem.boundary != ALONE:
         return 0.0
-    return objective_value(problem.objective, *bounds.each([problem.einsum], problem.arch)[0])
+    return objective_value(problem.objective, *bounds.lower_bounds([problem.einsum], problem.arch)[0])
 
 
 def objective_value(objective: str, energy_pj: float, latency_cycles: float) -> float:
@@ -304,13 +304,13 @@ def key_of(problem: Problem, mapping: Mapping, layout_sensitive: bool = False) -
     e, arch = problem.einsum, problem.arch
     wires = wiring(arch)
     nets = [
-        (f.name, f.dims, f.injected_at, f.multicast_from, f.place)
+        (f.name, f.dims, f.injected_at, f.multicast_from, f.mesh_region)
         for f in arch.fanouts
         if f.hop_pj or f.endpoint_pj
     ]
-    marks = f"{problem.boundary.marks()}{f' {nets} {problem.boundary.owners}' if nets else ''}"
+    marks = f"{problem.boundary.key_text()}{f' {nets} {problem.boundary.owners}' if nets else ''}"
     laid = [
-        (v, a.line_bits, a.row_bits, a.row_banks, a.granule_bits, a.rmw)
+        (v, a.line_bits, a.row_bits, a.row_banks, a.interleave_bits, a.rmw)
         for v, level in enumerate(arch.levels)
         if layout_sensitive and (a := level.access)
     ]
@@ -346,7 +346,7 @@ def sequential(
     by: the method that found the mappings, for the certificate; GIVEN_MAPPING: the user gave them
     """
     solved: list[EinsumCost] = []
-    floors = bounds.each((group.einsum for group in groups), problem.arch)
+    floors = bounds.lower_bounds((group.einsum for group in groups), problem.arch)
     for one, group, least in zip(costs, groups, floors, strict=True):
         if isinstance(one, Infeasible):
             return one

@@ -24,11 +24,11 @@ from math import prod
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.sim.counts.counts import Delivery, deliveries, reading
 from dse.sim.counts.terms import Reading
-from dse.sim.levels import sharing
+from dse.sim.levels import rotation
 from hw.arch import Arch, Fanout
 from workloads.einsum import Dim, Einsum, Projection
 
-WAYS = ("hop", "endpoint", "rotate", "rotate_endpoint")  # actions of networks; `NetworkTraffic.action`
+ACTIONS = ("hop", "endpoint", "rotate", "rotate_endpoint")  # actions of networks; `NetworkTraffic.action`
 Place = tuple[int, int]  # (row, column)
 Span = tuple[int, int]  # (first index, one past the last)
 
@@ -88,13 +88,13 @@ def links(kind: str, source: Place, pes: frozenset[Place]) -> int:
         return _reach(source[1], columns) + sum(
             _reach(source[0], [y for y, x in pes if x == column]) for column in columns
         )
-    near, total = {lane: abs(source[0] - lane[0]) + abs(source[1] - lane[1]) for lane in pes}, 0
+    near, total = {pe: abs(source[0] - pe[0]) + abs(source[1] - pe[1]) for pe in pes}, 0
     first = True
     while near:
-        lane = min(near, key=near.__getitem__)
-        total += near.pop(lane)
+        pe = min(near, key=near.__getitem__)
+        total += near.pop(pe)
         near = {
-            one: n if n < (way := abs(one[0] - lane[0]) + abs(one[1] - lane[1])) and not first else way
+            one: n if n < (way := abs(one[0] - pe[0]) + abs(one[1] - pe[1])) and not first else way
             for one, n in near.items()
         }
         first = False
@@ -155,24 +155,25 @@ class Group:
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     at: tuple[int, ...]  # per cut, the trip that these PEs have; 0 where `own` is False
-    own: tuple[bool, ...]  # per cut, whether PEs along it want different words
+    distinct: tuple[bool, ...]  # per cut, whether PEs along it want different words
 
 
-def groups(loops: Sequence[Cut], own: Sequence[bool], first: Place) -> list[Group]:
+def groups(loops: Sequence[Cut], distinct: Sequence[bool], first: Place) -> list[Group]:
     """Returns the groups of PEs that want the same words.
 
-    own: per cut, whether PEs along it want different words: the tensor has its rank, or nothing is shared
+    distinct: per cut, whether PEs along it want different words: the tensor has its rank, or nothing is
+    shared
         along its dimension
     first: position of the first PE
     """
     found = []
-    for at in product(*(range(c.trips) if mine else (0,) for c, mine in zip(loops, own, strict=True))):
+    for at in product(*(range(c.trips) if mine else (0,) for c, mine in zip(loops, distinct, strict=True))):
         places = [[first[0]], [first[1]]]
-        for c, mine, i in zip(loops, own, at, strict=True):
+        for c, mine, i in zip(loops, distinct, at, strict=True):
             places[c.dim] = [
                 place + c.stride * n for place in places[c.dim] for n in ((i,) if mine else range(c.trips))
             ]
-        found.append(Group(tuple(places[0]), tuple(places[1]), at, tuple(own)))
+        found.append(Group(tuple(places[0]), tuple(places[1]), at, tuple(distinct)))
     return found
 
 
@@ -236,7 +237,7 @@ def _part(extent: int, rank: str, loops: Sequence[Cut], group: Group) -> Span:
     rank.
     """
     low = 0
-    for c, i, n in zip(loops, group.at, group.own, strict=True):
+    for c, i, n in zip(loops, group.at, group.distinct, strict=True):
         if c.rank == rank and n:
             low, extent = low + i * c.tile, c.tile
     return low, low + extent
@@ -244,7 +245,7 @@ def _part(extent: int, rank: str, loops: Sequence[Cut], group: Group) -> Span:
 
 def _spans(f: Fanout) -> tuple[Place, Place]:
     """Returns, per dimension of the mesh, (first PE of the fan-out, size of the mesh)."""
-    rows, columns = (f.place or tuple((0, n) for _, n in f.dims))[:2]
+    rows, columns = (f.mesh_region or tuple((0, n) for _, n in f.dims))[:2]
     return rows, columns
 
 
@@ -276,7 +277,7 @@ def network_traffic(
     remote: (tensor, parts that PEs of another stage hold)
     """
     e = at.sums.e
-    rings = sharing.rings(mapping, e, arch)
+    rings = rotation.rings(mapping, e, arch)
     for f in arch.fanouts:
         if not f.hop_pj and not f.endpoint_pj:
             continue
@@ -291,11 +292,11 @@ def network_traffic(
                 hops = (
                     one.at_source
                     * word
-                    * _mean(one, mapping, e, arch, f, dict(remote), ring_.rotated.dims if ring_ else ())
+                    * _mean_links(one, mapping, e, arch, f, dict(remote), ring_.rotated.dims if ring_ else ())
                 )
                 yield NetworkTraffic(f.name, one.tensor.tensor, "hop", hops, hops * f.hop_pj)
         for tensor, ring_ in own.items():
-            bits = sharing.rotated_words(ring_, mapping, e, arch)[0] * (ring_.tensor.bits or arch.word_bits)
+            bits = rotation.rotated_words(ring_, mapping, e, arch)[0] * (ring_.tensor.bits or arch.word_bits)
             if f.endpoint_pj:
                 yield NetworkTraffic(f.name, tensor, "rotate_endpoint", 2 * bits, 2 * bits * f.endpoint_pj)
             if f.hop_pj:
@@ -303,7 +304,7 @@ def network_traffic(
                 yield NetworkTraffic(f.name, tensor, "rotate", hops, hops * f.hop_pj)
 
 
-def _step(one: sharing.Ring, mapping: Mapping, e: Einsum, f: Fanout) -> float:
+def _step(one: rotation.Ring, mapping: Mapping, e: Einsum, f: Fanout) -> float:
     """Returns the average number of links from a PE of a ring to the next; all rings are equal."""
     dims = [name for name, _ in f.dims]
     loops = cuts(mapping, e, f)
@@ -317,7 +318,7 @@ def _step(one: sharing.Ring, mapping: Mapping, e: Einsum, f: Fanout) -> float:
     return ring(first.rows, first.columns) / one.pes
 
 
-def _mean(
+def _mean_links(
     one: Delivery,
     mapping: Mapping,
     e: Einsum,
@@ -420,7 +421,7 @@ def _uneven_links(
             shares.setdefault(key, {rank: span for rank, span in share.items() if rank in one.unshared})
     served: dict[tuple[tuple[str, int], ...], float] = {}
     total = 0.0
-    for key, lanes in wanted.items():
+    for key, pes in wanted.items():
         size = tuple((rank, high - low) for rank, (low, high) in shares[key].items())
         if size not in served:
             alone = reading(*_alone(loops, dict(size), mapping, e, f), arch, e)
@@ -431,7 +432,7 @@ def _uneven_links(
             )
         if held is None:
             near = min(
-                links(f.multicast_from, source, frozenset(lanes))
+                links(f.multicast_from, source, frozenset(pes))
                 for source in injected_at(f.injected_at, (rows_columns[0][1], rows_columns[1][1]))
             )
             total += served[size] * near
@@ -441,7 +442,7 @@ def _uneven_links(
             for d in p.dims
         ]
         words = [(prod(map(_common, wants, other.spans)), other.place) for other in held]
-        far = sum(n * links(f.multicast_from, place, frozenset(lanes)) for n, place in words if n)
+        far = sum(n * links(f.multicast_from, place, frozenset(pes)) for n, place in words if n)
         total += served[size] * far / max(sum(n for n, _ in words), 1)
     return total
 

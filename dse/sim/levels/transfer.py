@@ -25,11 +25,11 @@ from dse.layout.count import Counts, Rows, Span
 from dse.layout.primitive import LayoutError
 from dse.layout.text import parse, show
 from dse.mapping.nest import Loop, Mapping
+from dse.sim.counts.actions import Key, bits_of
 from dse.sim.counts.counts import Count, Counted, Footprint
 from dse.sim.counts.counts import footprints as counted
-from dse.sim.counts.parts import Key, bits_of
-from dse.sim.counts.spans import ALL, FIRST, LANES
-from dse.sim.counts.terms import Link, in_lines, links, nonzero, serves, tile_count, tile_sizes
+from dse.sim.counts.spans import ALL, ALL_PES, FIRST
+from dse.sim.counts.terms import Link, links, moves_in_lines, nonzero_share, serves, tile_count, tile_sizes
 from hw.arch import Access, Arch, Level
 from workloads.arrays import Ints
 from workloads.einsum import Dim, Einsum, Projection
@@ -67,7 +67,7 @@ def transfers(c: Counted, arch: Arch) -> dict[Key, Transfer]:
     """Returns the transfers by (level, tensor, action); empty where no level is described."""
     s, found = c.reading.sums, dict[Key, Transfer]()
     for link in s.links:
-        if link.parent.level in s.wires.lined:
+        if link.parent.level in s.wires.layout_levels:
             found |= of_layout(c, link, arch, layout_of(c.mapping, link, s.e, arch))
     return found
 
@@ -77,7 +77,7 @@ def of_layout(c: Counted, link: Link, arch: Arch, layout: Layout) -> dict[Key, T
     depend on the nest's loops and on this layout alone. Empty for tensors with zeros, which move as if
     packed.
     """
-    lined = in_lines(link.tensor) and (link.child or nonzero(c.reading.sums.e) == 1)
+    lined = moves_in_lines(link.tensor) and (link.child or nonzero_share(c.reading.sums.e) == 1)
     moved = _of_link(c, link, arch, layout) if lined else ()
     return {(one.level, one.tensor, one.action): one for one in moved}
 
@@ -91,17 +91,19 @@ def slow_levels(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, T
     bits = bits_of(e, arch)
 
     def at(level: Level) -> Level:
-        plain, felt = {"read": 0.0, "write": 0.0}, {"read": 0.0, "write": 0.0}
+        plain, with_layout = {"read": 0.0, "write": 0.0}, {"read": 0.0, "write": 0.0}
         for row in rows:
             if row.level == level.name:
                 actions = row.busiest_elems * bits[row.tensor] / level.width_bits
-                laid = moved.get(row.key)
+                transfer = moved.get(row.key)
                 plain[row.action] += actions
-                felt[row.action] += actions + (
-                    laid.unused_bits / level.width_bits + laid.extra_cycles * level.bandwidth if laid else 0.0
+                with_layout[row.action] += actions + (
+                    transfer.unused_bits / level.width_bits + transfer.extra_cycles * level.bandwidth
+                    if transfer
+                    else 0.0
                 )
         busiest = max if level.ports == "separate" else sum
-        before, after = busiest(plain.values()), busiest(felt.values())
+        before, after = busiest(plain.values()), busiest(with_layout.values())
         return replace(level, bandwidth=level.bandwidth * before / after) if after > before else level
 
     return (
@@ -220,7 +222,7 @@ def _of_link(c: Counted, link: Link, arch: Arch, layout: Layout) -> Iterator[Tra
         s.e,
         level is arch.levels[0],
         _loops(c.mapping, 0, link.child_at),
-        _loops(c.mapping, below, below + 1) if link.child and link.rest > below else (),
+        _loops(c.mapping, below, below + 1) if link.child and link.rests_at > below else (),
         frozenset(name for name, multicast, reduce in s.wires.dims if (reduce if link.output else multicast)),
         s.bits[link.tensor.tensor],
     )
@@ -252,7 +254,7 @@ def _visits(r: Route, united: int, first: bool = False) -> int:
     trips_counted = {
         i: FIRST
         if i >= united or (loop.over in r.shared if loop.over else first)
-        else LANES
+        else ALL_PES
         if loop.over
         else ALL
         for i, loop in r.loops
@@ -297,10 +299,10 @@ def _transfer(
     open_cycles = (
         opened.n * a.row_cycles / max(1.0, found.banks.n / max(found.boxes, 1)) if a.row_bits else 0.0
     )
-    crowded = found.conflict.n * a.banks / level.bandwidth
+    bank_cycles = found.conflict.n * a.banks / level.bandwidth
     modified = found.partial.n * a.line_bits if a.rmw and action == "write" else 0.0
     extra_cycles = (
-        max(0.0, open_cycles - port, crowded - port)
+        max(0.0, open_cycles - port, bank_cycles - port)
         + described * a.descriptor_cycles / a.dma_queues
         + missed * a.miss_cycles
         + modified / level.width_bits / level.bandwidth
@@ -340,12 +342,12 @@ def _in_units(own: Layout, bits: int, a: Access) -> tuple[Layout, layouts.Memory
     """
     sizes = [
         n
-        for n in (a.line_bits, a.row_bits, a.granule_bits, a.capacity_bits if a.bank_map == "block" else 0)
+        for n in (a.line_bits, a.row_bits, a.interleave_bits, a.capacity_bits if a.bank_map == "block" else 0)
         if n
     ]
     layout, unit = in_units(own, bits, sizes)
     line, row, granule, capacity = (
-        n // unit for n in (a.line_bits, a.row_bits, a.granule_bits, a.capacity_bits)
+        n // unit for n in (a.line_bits, a.row_bits, a.interleave_bits, a.capacity_bits)
     )
     return layout, layouts.Memory(line, row, a.row_banks, granule, a.banks, a.bank_map, capacity), unit
 
@@ -415,7 +417,7 @@ def _box_by_box(r: Route, c: layouts.Cuts, copies: bool, skipped: bool) -> int |
         rank: _positions(r, rank, extent, NEVER, frozenset() if rank in link.seen else r.shared)
         for rank, extent in e.extents
     }
-    if prod(len(one.times) for one in of.values()) > LISTED >> 4:
+    if prod(len(one.occurrences) for one in of.values()) > LISTED >> 4:
         return None
     which = _order(of, link.seen, skipped)
     flat, start, at = list[Ints](), [0], list[Ints]()
@@ -428,7 +430,7 @@ def _box_by_box(r: Route, c: layouts.Cuts, copies: bool, skipped: bool) -> int |
         for found, d in members:
             place = np.zeros(len(same), np.int64)
             for rank in d.ranks():
-                place = place * len(of[rank].times) + which[rank]
+                place = place * len(of[rank].occurrences) + which[rank]
             chosen = chosen * len(found.spans) + found.which[place]
         different, inverse = np.unique(chosen, return_inverse=True)
         at.append(inverse.ravel() + len(start) - 1)
@@ -460,15 +462,17 @@ def _order(of: Dict[str, Places], seen: frozenset[str], skipped: bool) -> dict[s
     seen: the tensor's ranks
     skipped: True leaves out boxes of the first trips of all loops over other ranks
     """
-    many = [len(one.times) for one in of.values()]
+    many = [len(one.occurrences) for one in of.values()]
     which = dict(zip(of, np.unravel_index(np.arange(prod(many)), many), strict=True))
-    turns = {i: turn[which[rank]] for rank, one in of.items() for i, turn in one.turns.items()}
+    trip_at = {i: turn[which[rank]] for rank, one in of.items() for i, turn in one.trip_at.items()}
     often, again = np.ones(prod(many), np.int64), np.full(prod(many), not skipped)
     for rank in of.keys() - seen:
         often *= (of[rank].size > 0).sum(axis=1)[which[rank]]
-        for i in of[rank].turns:
-            again |= turns[i] > 0
-    order = np.lexsort([turns[i] for i in sorted(turns, reverse=True)]) if turns else np.zeros(1, np.int64)
+        for i in of[rank].trip_at:
+            again |= trip_at[i] > 0
+    order = (
+        np.lexsort([trip_at[i] for i in sorted(trip_at, reverse=True)]) if trip_at else np.zeros(1, np.int64)
+    )
     order = np.repeat(order, np.where(again, often, 0)[order])
     return {rank: places[order] for rank, places in which.items()}
 
@@ -509,8 +513,8 @@ class Places:
 
     low: Ints  # [n, PEs] first index of each PE's tile
     size: Ints  # [n, PEs] size of each PE's tile; below 1: the PE idles
-    times: Ints  # [n] how often the place occurs
-    turns: dict[int, Ints]  # position of a temporal loop -> its trip [n]
+    occurrences: Ints  # [n] how often the place occurs
+    trip_at: dict[int, Ints]  # position of a temporal loop -> its trip [n]
 
 
 def _positions(r: Route, rank: str, extent: int, united: int, once: frozenset[str] = frozenset()) -> Places:
@@ -522,12 +526,12 @@ def _positions(r: Route, rank: str, extent: int, united: int, once: frozenset[st
     """
     above = [(i, loop) for i, loop in r.loops + r.sliding if loop.rank == rank]
     begin = 0 if r.home else r.link.parent_at
-    outside = tuple((loop.tile, LANES if loop.over else ALL) for i, loop in above if i < begin)
+    outside = tuple((loop.tile, ALL_PES if loop.over else ALL) for i, loop in above if i < begin)
     starts = tile_sizes(extent, outside)
     low = np.zeros((len(starts), 1), np.int64)
     size = np.array([[n] for n, _ in starts], np.int64)
     times = np.array([n for _, n in starts], np.int64)
-    turns = dict[int, Ints]()
+    trip_at = dict[int, Ints]()
     for i, node in [one for one in above if one[0] >= begin]:
         if node.over or i >= united:
             many = 1 if node.over in once else -(-int(size.max()) // node.tile)
@@ -542,12 +546,12 @@ def _positions(r: Route, rank: str, extent: int, united: int, once: frozenset[st
             listable(int(each.sum()) * size.shape[1])
             parent = np.repeat(np.arange(len(size)), each)
             turn = np.arange(len(parent)) - np.repeat(np.cumsum(each) - each, each)
-            turns = {k: before[parent] for k, before in turns.items()} | {i: turn}
+            trip_at = {k: before[parent] for k, before in trip_at.items()} | {i: turn}
             turn = turn[:, None]
             low = low[parent] + turn * node.tile
             size = np.minimum(size[parent] - turn * node.tile, node.tile)
             times = times[parent]
-    return Places(low, size, times, turns)
+    return Places(low, size, times, trip_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -556,7 +560,7 @@ class Hulls:
 
     spans: list[Spans]  # different sets of indices
     which: Ints  # for every combination of places of its ranks, the index in `spans`
-    often: list[int]  # how often each occurs
+    occurrences: list[int]  # how often each occurs
 
 
 def _hulls(d: Dim, ranks: Sequence[Places], home: bool, slide: int) -> Hulls:
@@ -567,32 +571,30 @@ def _hulls(d: Dim, ranks: Sequence[Places], home: bool, slide: int) -> Hulls:
     high, before, times = low.copy(), low.copy(), np.ones(1, np.int64)
     idle, again = np.zeros((1, 1), bool), np.zeros((1, 1), bool)
     for (_, c), one in zip(d.terms, ranks, strict=True):
-        last = one.low - 1 if slide in one.turns else one.low + one.size - 1
+        last = one.low - 1 if slide in one.trip_at else one.low + one.size - 1
         before = (before[:, None, :, None] + c * last[None, :, None, :]).reshape(len(low) * len(one.low), -1)
-        turned = one.turns[slide] > 0 if slide in one.turns else np.zeros(len(one.low), bool)
+        turned = one.trip_at[slide] > 0 if slide in one.trip_at else np.zeros(len(one.low), bool)
         again = (again[:, None, :] | turned[None, :, None]).reshape(len(before), -1)
         low = (low[:, None, :, None] + c * one.low[None, :, None, :]).reshape(len(low) * len(one.low), -1)
         high = (high[:, None, :, None] + c * (one.low + one.size - 1)[None, :, None, :]).reshape(low.shape)
         idle = (idle[:, None, :, None] | (one.size < 1)[None, :, None, :]).reshape(low.shape)
-        times = np.outer(times, one.times).ravel()
+        times = np.outer(times, one.occurrences).ravel()
     low = np.where(again, np.maximum(low, before + 1), low)
     if home:
         low, high = np.maximum(low, 0), np.minimum(high, d.size - 1)
     low, high = np.where(idle | (high < low), -1, low), np.where(idle | (high < low), -2, high)
     several, inverse = np.unique(np.concatenate([low, high], axis=1), axis=0, return_inverse=True)
     often = np.bincount(inverse.ravel(), weights=times, minlength=len(several))
-    lanes = low.shape[1]
+    pes = low.shape[1]
     return Hulls(
-        [_union(row[:lanes], row[lanes:]) for row in several.tolist()],
-        inverse.ravel(),
-        [int(n) for n in often],
+        [_union(row[:pes], row[pes:]) for row in several.tolist()], inverse.ravel(), [int(n) for n in often]
     )
 
 
 def _spans(d: Dim, ranks: Sequence[Places], home: bool, slide: int) -> dict[Spans, int]:
     """Returns the indices of one dimension that boxes ask for, and how often."""
     hulls, found = _hulls(d, ranks, home, slide), dict[Spans, int]()
-    for spans, n in zip(hulls.spans, hulls.often, strict=True):
+    for spans, n in zip(hulls.spans, hulls.occurrences, strict=True):
         found[spans] = found.get(spans, 0) + n
     return found
 
@@ -617,10 +619,10 @@ def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]
     held = counted(mapping, e, arch)
     if not mapping.layouts:
         return held
-    laid = {(link.parent.level, link.tensor.tensor): link for link in links(mapping, e)}
+    link_at = {(link.parent.level, link.tensor.tensor): link for link in links(mapping, e)}
     named = {(one.level, one.tensor) for one in mapping.layouts}
     return tuple(
-        replace(f, elems=max(f.elems, layout_of(mapping, laid[place], e, arch).stored_elems()))
+        replace(f, elems=max(f.elems, layout_of(mapping, link_at[place], e, arch).stored_elems()))
         if (place := (f.level, f.tensor)) in named
         else f
         for f in held

@@ -14,7 +14,7 @@ from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment, rename
 from dse.sim.counts.counts import reading
 from dse.sim.einsum.boundary import ALONE, is_sliced, network_traffic, whole_nest
-from dse.sim.levels import sharing, transfer
+from dse.sim.levels import rotation, transfer
 from dse.sim.schedule.placed import (
     Graph,
     Placed,
@@ -297,7 +297,7 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
             at
             for at in sorted({g.at[name][0] for name in users})
             if len(_users(one.tensor, schedule.segments[at], g)) > 1
-            and _elsewhere(one, schedule.segments[at], g, outer)
+            and _forwarded_elsewhere(one, schedule.segments[at], g, outer)
         ]:
             yield (
                 f"{line}: einsums of segment {at_home[0] + 1} pass it on, in PEs of their own or at "
@@ -331,7 +331,7 @@ def _retained_too_soon(one: Retained, g: Graph) -> str:
     )
 
 
-def _elsewhere(one: Retained, segment: Segment, g: Graph, outer: str) -> bool:
+def _forwarded_elsewhere(one: Retained, segment: Segment, g: Graph, outer: str) -> bool:
     """True if a segment passes a tensor on at a node that has nothing to do with where the tensor is
     retained.
     """
@@ -372,9 +372,9 @@ def _region_faults(segment: Segment, arch: Arch) -> Iterator[str]:
                 )
                 yield f"einsum {branch.einsum} on {one.dim}: stages lie on regions of one array; take {there}"
             elif one.first + one.size > sizes[one.dim]:
-                lanes = f"{one.dim}[{one.first}:{one.first + one.size}]"
+                region = f"{one.dim}[{one.first}:{one.first + one.size}]"
                 yield (
-                    f"einsum {branch.einsum} on {lanes} lies outside of the grid; {one.dim} has PEs 0 to "
+                    f"einsum {branch.einsum} on {region} lies outside of the grid; {one.dim} has PEs 0 to "
                     f"{sizes[one.dim] - 1}"
                 )
         if len({one.dim for one in branch.region}) < len(branch.region):
@@ -570,7 +570,7 @@ def nest_faults(one: Placed) -> Iterator[str]:
         yield from (
             nest.faults(one.nest, e, arch)
             or transfer.faults(one.nest, e, arch)
-            or sharing.faults(one.nest, e, arch)
+            or rotation.faults(one.nest, e, arch)
             or _hop_faults(one.nest, one)
         )
         return
@@ -593,7 +593,7 @@ def nest_faults(one: Placed) -> Iterator[str]:
         yield from lines
         return
     remote = {row[0] for row in b.remote}
-    lines = sharing.faults(whole, e, arch) + [
+    lines = rotation.faults(whole, e, arch) + [
         f"mapping of {e.name}: share {one.level} {one.tensor}: another stage holds it; what stages read "
         "from each other is not shared out"
         for one in whole.shares
@@ -674,7 +674,7 @@ def nest_faults(one: Placed) -> Iterator[str]:
             return
         for loop in one.nest.nodes[:lead]:
             assert isinstance(loop, Loop)
-            if loop.rank not in e.output.ranks() and not _adds(loop.over, home.level, arch):
+            if loop.rank not in e.output.ranks() and not _reduced_on_the_way(loop.over, home.level, arch):
                 yield (
                     f"mapping of {e.name}: parfor {loop.rank} over {loop.over} splits the sums of "
                     f"{home.tensor}, which are not added up on the way there; split another rank"
@@ -682,7 +682,7 @@ def nest_faults(one: Placed) -> Iterator[str]:
             left[loop.rank] = loop.tile
 
 
-def _adds(dim: str, level: str, arch: Arch) -> bool:
+def _reduced_on_the_way(dim: str, level: str, arch: Arch) -> bool:
     """True if partial sums of the PEs along a dimension are added up on the way to a level directly inside of
     them, and start from zero there.
     """

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 
 from dse.mapping.nest import Infeasible, Store
 from dse.mapping.schedule import Schedule, Segment, rename
+from dse.sim.counts.actions import bits_of, op_pj
 from dse.sim.counts.counts import Count, Footprint
 from dse.sim.counts.latency import Number, largest
-from dse.sim.counts.parts import bits_of, op_pj
 from dse.sim.einsum import boundary, bounds, cost
 from dse.sim.einsum.boundary import ALONE
 from dse.sim.einsum.evaluate import (
@@ -40,7 +40,7 @@ from dse.sim.einsum.evaluate import (
     sequential,
     steady_pj,
 )
-from dse.sim.schedule import ahead, outermost, placed
+from dse.sim.schedule import fills_ahead, outermost, placed
 from dse.sim.schedule.faults import faults
 from dse.sim.schedule.placed import Graph, Placed
 from hw.arch import Arch
@@ -163,9 +163,9 @@ def _solution(
     times: occurrences of every einsum by name
     """
     g, streams = placed.graph(workload, schedule), placed.streams(schedule, part)
-    early = ahead.in_sequence(segments, peaks, priced, times, arch) if schedule.ahead else {}
+    early = fills_ahead.in_sequence(segments, peaks, priced, times, arch) if schedule.ahead else {}
     if early:
-        priced = {name: ahead.with_cycles(c, early.get(name, 0.0), arch) for name, c in priced.items()}
+        priced = {name: fills_ahead.with_cycles(c, early.get(name, 0.0), arch) for name, c in priced.items()}
     rows, einsums = [], dict(priced)
     for segment, own, peak in zip(schedule.segments, segments, peaks, strict=True):
         mine = [priced[one.einsum.name] for one in own]
@@ -188,7 +188,7 @@ def _solution(
         else ""
     )
     if arch.overlap == "buffered" and any(
-        not one.boundary.timed(one.arch) for own in segments for one in own
+        not one.boundary.has_nest_latency(one.arch) for own in segments for one in own
     ):
         said += f"{UNTIMED}; "
     said += (
@@ -368,7 +368,7 @@ def _footprints(one: Placed) -> tuple[Footprint, ...]:
 
 def _node_bits(row: Footprint, one: Placed) -> int:
     """Returns the bits that one node of an einsum takes."""
-    return cost.room_bits(
+    return cost.node_bits(
         row,
         next(level for level in one.arch.levels if level.name == row.level),
         bits_of(one.einsum, one.arch),
@@ -488,12 +488,12 @@ def schedule_lower_bound(arch: Arch, workload: Workload, pinned: bool = False) -
         if e.output.tensor not in read:
             bits["write"] += bounds.words(e.output, e, arch.word_bits) * (e.output.bits or arch.word_bits)
     bits["read"] = sum(seen.values())
-    macs, vector, lanes = 0.0, 0.0, arch.instances(len(arch.levels))
+    macs, vector, mac_units = 0.0, 0.0, arch.instances(len(arch.levels))
     for e, n in zip(workload.einsums, counts(workload), strict=True):
         ops = n * bounds.needs(e, arch.word_bits).computed
         pj += ops * op_pj(e, arch)
         if e.kind == "mac" or arch.compute.alu_per_cycle is None:
-            macs += ops / lanes / arch.compute.ops_per_cycle
+            macs += ops / mac_units / arch.compute.ops_per_cycle
         else:
             vector += ops / arch.compute.alu_per_cycle
     ports = max if outer.ports == "separate" else sum

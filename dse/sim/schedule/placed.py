@@ -10,7 +10,7 @@ from math import inf, prod
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment
 from dse.sim.counts.counts import Footprint
-from dse.sim.counts.terms import nonzero
+from dse.sim.counts.terms import nonzero_share
 from dse.sim.einsum import boundary, bounds
 from dse.sim.einsum.boundary import ALONE, Boundary, whole_nest
 from dse.sim.levels import network
@@ -253,14 +253,14 @@ def placed(arch: Arch, workload: Workload, schedule: Schedule, part: bool = Fals
     The schedule must have passed all checks except those of the nests. part: it is a part of a longer
     schedule.
     """
-    g, often = graph(workload, schedule), streams(schedule, part)
+    g, back_to_back = graph(workload, schedule), streams(schedule, part)
     found = []
     for segment in schedule.segments:
         own: list[Placed] = []
         # shared node -> footprint in the first einsum that has its tensor
         given: dict[Store, Footprint] = {}
         for j in range(len(segment.branches)):
-            one = _place(j, segment, schedule, workload, g, arch, often)
+            one = _place(j, segment, schedule, workload, g, arch, back_to_back)
             shared = [node for node in one.boundary.outer if isinstance(node, Store)]
             others = tuple(row for node in shared if (row := _first_footprint(node, given, g)))
             one = replace(one, boundary=replace(one.boundary, filled_before=others)) if others else one
@@ -283,9 +283,9 @@ def _first_footprint(node: Store, given: dict[Store, Footprint], g: Graph) -> Fo
 
 
 def _place(
-    j: int, segment: Segment, schedule: Schedule, workload: Workload, g: Graph, arch: Arch, often: bool
+    j: int, segment: Segment, schedule: Schedule, workload: Workload, g: Graph, arch: Arch, back_to_back: bool
 ) -> Placed:
-    """Returns branch j of a segment with its boundary. often: runs follow back to back."""
+    """Returns branch j of a segment with its boundary. back_to_back: runs follow back to back."""
     branch = segment.branches[j]
     e = g.einsums[branch.einsum]
     f = stage_array(segment, arch)
@@ -296,7 +296,7 @@ def _place(
     outer: list[Loop | Store] = []
     own: list[Store] = []
     remote: list[tuple[str, str, int | Fraction]] = []
-    gathered: list[tuple[str, str, int | Fraction]] = []
+    remote_sums: list[tuple[str, str, int | Fraction]] = []
     for node in segment.nodes:
         if isinstance(node, Loop):
             outer.append(replace(node, rank=rank_in_branch(node.rank, branch)))
@@ -311,7 +311,7 @@ def _place(
                 own.append(node)
             if not makes or parted:
                 outer.append(Store(arch.levels[f.outside - 1].name, node.tensor))
-                (gathered if makes else remote).append(
+                (remote_sums if makes else remote).append(
                     (node.tensor, node.level, _stage_spread(maker, shared_loops(segment), made, f))
                 )
         else:
@@ -321,13 +321,13 @@ def _place(
                 if owner(p.tensor, g.makers) == node.tensor
             ]
     # runs back to back have no last pipeline tile
-    at_once = inf if often else pipeline_tiles(segment, g)
+    at_once = inf if back_to_back else pipeline_tiles(segment, g)
     copies = [
         (home[t], int(min(at[-1] - at[0] + 1, at_once)))
         for t, at in users.items()
         if f and at[0] == j and len(at) > 1 and order[home[t].level]
     ]
-    handed = {
+    forwarded = {
         t
         for t, at in users.items()
         if len(at) > 1 and order[home[t].level] and g.makers.get(t) in {b.einsum for b in segment.branches}
@@ -337,7 +337,7 @@ def _place(
         (p.tensor, one.level, share)
         for one in mine
         for p in e.tensors()
-        if p is e.output or owner(p.tensor, g.makers) not in handed
+        if p is e.output or owner(p.tensor, g.makers) not in forwarded
         if owner(p.tensor, g.makers) == one.tensor and (share := share_at(one, g.at[e.name], g))
     ]
     beside = [row for one in mine for row in _retention_moves(one, e, g, arch)]
@@ -365,12 +365,12 @@ def _place(
         forked=len(segment.branches) > 1 and bool(shared_loops(segment)),
         pinned=frozenset(pinned),
         retention_moves=tuple(beside),
-        forwarded=frozenset(handed & {tensor for tensor, _, _ in kept}),
-        remote_sums=tuple(gathered),
+        forwarded=frozenset(forwarded & {tensor for tensor, _, _ in kept}),
+        remote_sums=tuple(remote_sums),
     )
     if f and f.hop_pj:
         found = replace(
-            found, owners=tuple((t, _owners(t, segment, g, f)) for t, _, _ in (*remote, *gathered))
+            found, owners=tuple((t, _owners(t, segment, g, f)) for t, _, _ in (*remote, *remote_sums))
         )
     return Placed(e, _stage_arch(branch, f, arch), ALONE if found == ALONE else found, branch.mapping)
 
@@ -415,7 +415,7 @@ def bypasses_retained(tensor: str, branch: Branch, segment: Segment, g: Graph, o
     most = max((bounds.used_elems(p, by.extents) for p, by in later), default=0)
     fewer = most > max(bounds.used_elems(p, e.extents) for p in own)
     others = any(not any(_within(index_ranges(p, by), index_ranges(q, e)) for q in own) for p, by in later)
-    return fewer or others or (bool(later) and straight and nonzero(e) < 1)
+    return fewer or others or (bool(later) and straight and nonzero_share(e) < 1)
 
 
 def index_ranges(p: Projection, e: Einsum) -> list[tuple[int, int]]:
@@ -478,7 +478,7 @@ def _stage_fanout(branch: Branch, f: Fanout) -> Fanout:
     return replace(
         f,
         dims=tuple((name, own[name].size if name in own else n) for name, n in f.dims),
-        place=tuple((own[name].first if name in own else 0, n) for name, n in f.dims),
+        mesh_region=tuple((own[name].first if name in own else 0, n) for name, n in f.dims),
     )
 
 

@@ -3,7 +3,7 @@ the list of reads and writes of a schedule.
 
 A schedule is a sequence of phases, a phase a sequence of stages, and a stage a set of operations that run at
 once. A tensor that a later stage of the same phase reads is passed on directly and not read again. Small
-results stay in registers (`operations.SMALL`) and are no accesses.
+results stay in registers (`operations.SMALL_WORDS`) and are no accesses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import chain, pairwise
 from math import inf
 
 from dse.solve.gogeta.classify import BY_ROW, PIPELINED, WHOLE, Edge
-from dse.solve.gogeta.operations import SMALL, Graph, blocks
+from dse.solve.gogeta.operations import SMALL_WORDS, Graph, blocks
 from workloads.einsum import Einsum, Projection
 
 Stages = tuple[tuple[int, ...], ...]
@@ -102,7 +102,7 @@ class AccessList:
 
 def one_by_one(graph: Graph) -> list[Phase]:
     """Every operation of a period in a phase of its own, in the order of the graph."""
-    return [Phase(((at,),)) for at in range(graph.per)]
+    return [Phase(((at,),)) for at in range(graph.operations_per_period)]
 
 
 def access_list(
@@ -110,7 +110,7 @@ def access_list(
     phases: Sequence[Phase],
     word_bits: int | None = None,
     shared: bool = False,
-    small: int = SMALL,
+    small: int = SMALL_WORDS,
 ) -> AccessList:
     """Accesses of all periods. shared: a tensor that several operations of a phase read counts as read once;
     small: results of up to so many words stay in registers.
@@ -141,7 +141,7 @@ def access_list(
 def _rows(graph: Graph, phases: Sequence[Phase]) -> list[tuple[Phase, Stages]]:
     """The phases of all periods, with the operations of their stages."""
     return [
-        (phase, tuple(tuple(at + t * graph.per for at in stage) for stage in phase.stages))
+        (phase, tuple(tuple(at + t * graph.operations_per_period for at in stage) for stage in phase.stages))
         for t in range(graph.periods)
         for phase in phases
     ]
@@ -178,7 +178,10 @@ def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = No
     inside = {t for t, row in home.items() if last.get(t) == row and t not in graph.outputs}
     found = []
     for row, (phase, stages) in enumerate(rows):
-        own, begin = [graph.operations[at] for at in chain(*stages)], row // len(phases) * graph.per
+        own, begin = (
+            [graph.operations[at] for at in chain(*stages)],
+            row // len(phases) * graph.operations_per_period,
+        )
         read = dict.fromkeys(p.tensor for e in own for p in e.inputs if home.get(p.tensor) != row)
         results = tuple(e.output.tensor for e in own if e.output.tensor not in inside)
         members = set(chain(*phase.stages))
@@ -280,12 +283,12 @@ def pipelined(
     Two groups are joined if their operations depend on each other by such edges only, no path leads out of
     the group and back, all step through one rank, and the tensors that every step needs whole (weights) fit
     the capacity together. GOGETA, section 5; the capacity is our addition. small: tensors of up to so many
-    words need no room (as published: SMALL).
+    words need no room (as published: SMALL_WORDS).
     """
     # the second period where there is one, since that has a period before it
-    at = min(1, graph.periods - 1) * graph.per
-    own = [e for e in edges if at <= e.source and e.target < at + graph.per]
-    group = {v: [v] for v in range(at, at + graph.per)}
+    at = min(1, graph.periods - 1) * graph.operations_per_period
+    own = [e for e in edges if at <= e.source and e.target < at + graph.operations_per_period]
+    group = {v: [v] for v in range(at, at + graph.operations_per_period)}
     held: dict[int, ResidentWords] = {v: {} for v in group}
     words = {t: n if n > small else 0 for t, n in graph.words(word_bits).items()}
     siblings: dict[int, list[int]] = defaultdict(list)

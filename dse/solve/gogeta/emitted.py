@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from dse.mapping.nest import Infeasible, Loop, Store
 from dse.mapping.nest import Mapping as Nest
 from dse.mapping.schedule import Branch, Schedule, Segment
+from dse.sim.counts.actions import bits_of
 from dse.sim.counts.counts import tile_bits
-from dse.sim.counts.parts import bits_of
 from dse.sim.einsum import boundary
-from dse.sim.einsum.cost import room_bits
+from dse.sim.einsum.cost import node_bits
 from dse.sim.schedule import graph, placed
 from dse.sim.schedule.faults import faults
 from dse.solve.gogeta.residency_plan import Life, ResidencyProblem
@@ -225,12 +225,12 @@ def _cut(arch: Arch, einsums: Sequence[Einsum], axis: Mapping[str, str], bits: i
     ):
         return None
     extent, twice = einsums[0].sizes()[axis[einsums[0].name]], 2 if arch.levels[1].double_buffer else 1
-    dim, lanes = max(
+    dim, pes = max(
         ((name, size) for f in arch.fanouts if f.outside <= 1 for name, size in f.dims),
         key=lambda pair: pair[1],
         default=("", 1),
     )
-    per = tile = -(-extent // lanes)
+    per = tile = -(-extent // pes)
 
     def room(tile: int) -> int:
         rows = [
@@ -260,7 +260,7 @@ def _cut(arch: Arch, einsums: Sequence[Einsum], axis: Mapping[str, str], bits: i
         for e, p in own:
             again = trips if axis[e.name] not in p.ranks() and tensor not in held else 1
             words += _words(p, arch) * (2 * again - 1 if p is e.output else again)
-    return _Cut(axis, dim if lanes > 1 else "", per, tile, tuple(handed), tuple(held), taken, words)
+    return _Cut(axis, dim if pes > 1 else "", per, tile, tuple(handed), tuple(held), taken, words)
 
 
 def _segment(
@@ -379,7 +379,7 @@ def _tiles(
                 if tensor in tensors and (
                     tensor in g.makers or g.at[one.einsum.name] > placed.begin(tensor, g)
                 ):
-                    yield at, tensor, room_bits(row, level, bits_of(one.einsum, arch))
+                    yield at, tensor, node_bits(row, level, bits_of(one.einsum, arch))
 
 
 def _lives(arch: Arch, g: placed.Graph, far: MovedWords, once: set[str]) -> Iterator[Life]:

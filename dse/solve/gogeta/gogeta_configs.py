@@ -25,7 +25,7 @@ from dse.solve.gogeta.emitted import MovedWords, Nests, moved_words, phases_of, 
 from dse.solve.gogeta.operations import Graph, graph
 from dse.solve.gogeta.operations import words as words_of
 from dse.solve.gogeta.residency_plan import Gaps, ResidencyProblem
-from dse.solve.gogeta.traffic import Counting, counting, optimal_order, pipelines
+from dse.solve.gogeta.traffic import CountingRule, counting_rule, optimal_order, pipelines
 from hw.arch import Arch
 from workloads.einsum import WorkloadError
 from workloads.graph import Workload, owner
@@ -46,7 +46,7 @@ class Configuration:
 
 def _configuration(name: str, one: Graph, words: int, word_bits: int, workload: Workload) -> Configuration:
     """Returns the configuration of a name. words: capacity of the first on-chip level, all instances."""
-    alone, policy = one_by_one(one), counting(name).policy
+    alone, policy = one_by_one(one), counting_rule(name).policy
     if name == "seq-flex":
         return Configuration([alone], residency_plan.seq_flex, lambda listed, _: listed.streamed())
     if name == "seq-overflow":
@@ -95,7 +95,7 @@ def solve_configuration(
     words = arch.levels[1].capacity_bits * arch.instances(1) // arch.word_bits
     one = graph(workload)
     given = _configuration(name, one, words, arch.word_bits, workload)
-    listed = counting(name).listed(one, given.families[0], arch.word_bits)
+    listed = counting_rule(name).listed(one, given.families[0], arch.word_bits)
     found: list[_Attempt] = []
     blocked: Infeasible | None = None
     for part, family in product(PARTS, given.families):
@@ -114,7 +114,9 @@ def solve_configuration(
     solution = evaluate(arch, workload, schedule, objective, reuse=True)
     if isinstance(solution, Infeasible):
         return solution
-    memory = _memory(arch, workload, one, best, listed, given.listed(listed, words), schedule, counting(name))
+    memory = _memory(
+        arch, workload, one, best, listed, given.listed(listed, words), schedule, counting_rule(name)
+    )
     least = (
         f"{'lowest' if best.proven else 'nearly lowest'} main-memory traffic for these segments and "
         "mappings, by a linear program"
@@ -224,7 +226,7 @@ def _memory(
     listed: AccessList,
     words: float,
     schedule: Schedule,
-    by: Counting,
+    by: CountingRule,
 ) -> Memory:
     """Returns the main-memory words of the schedule and of the list of accesses, and the causes of their
     difference, which add up to it.

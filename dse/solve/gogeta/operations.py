@@ -14,10 +14,10 @@ from math import ceil
 from workloads.einsum import Dim, Einsum, Projection, WorkloadError, compulsory_elems
 from workloads.graph import Workload, accessed
 
-SUMS = ("add", "sub")
+SUM_KINDS = ("add", "sub")
 # words (32 x 32) up to which a result or loop-carried tensor is taken to stay in registers, as GOGETA's n x n
 # tensors do
-SMALL = 1024
+SMALL_WORDS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Graph:
     periods: int = 1  # all equal
 
     @property
-    def per(self) -> int:
+    def operations_per_period(self) -> int:
         """Operations of one period."""
         return len(self.operations) // self.periods
 
@@ -78,7 +78,7 @@ def graph(workload: Workload, periods: int = 0, accumulate: bool = True) -> Grap
 
     Raises WorkloadError if einsums repeat without a loop state: which tensor a repetition reads is unknown.
     """
-    once = _resolved(workload.einsums)
+    once = _without_again(workload.einsums)
     loops = bool(workload.loop_state) and bool(workload.repeats)
     if workload.repeats and not loops and max(workload.repeats) > 1:
         name, runs = next((e.name, n) for e, n in workload.runs() if n > 1)
@@ -95,7 +95,7 @@ def graph(workload: Workload, periods: int = 0, accumulate: bool = True) -> Grap
         if loops
         else once
     )
-    last = {_at(after, count - 1) if loops else after for after in kept}
+    last = {_in_period(after, count - 1) if loops else after for after in kept}
     read = {p.tensor for e in every for p in e.inputs}
     sinks = {e.output.tensor for e in every} - read
     return Graph(
@@ -103,7 +103,7 @@ def graph(workload: Workload, periods: int = 0, accumulate: bool = True) -> Grap
     )
 
 
-def _resolved(einsums: Sequence[Einsum]) -> list[Einsum]:
+def _without_again(einsums: Sequence[Einsum]) -> list[Einsum]:
     """Returns the einsums with inputs T_again renamed to T, unless the workload has no tensor T."""
     made = {e.output.tensor for e in einsums}
     named = made | {p.tensor for e in einsums for p in e.inputs}
@@ -114,7 +114,7 @@ def _resolved(einsums: Sequence[Einsum]) -> list[Einsum]:
     return [replace(e, inputs=tuple(map(own, e.inputs))) for e in einsums]
 
 
-def _at(tensor: str, period: int) -> str:
+def _in_period(tensor: str, period: int) -> str:
     return f"{tensor}@{period}"
 
 
@@ -126,10 +126,10 @@ def _period(once: Sequence[Einsum], loop_state: Mapping[str, str], t: int) -> li
 
     def named(p: Projection) -> Projection:
         if p.tensor in made:
-            return replace(p, tensor=_at(p.tensor, t))
-        return replace(p, tensor=_at(after[p.tensor], t - 1)) if t and p.tensor in after else p
+            return replace(p, tensor=_in_period(p.tensor, t))
+        return replace(p, tensor=_in_period(after[p.tensor], t - 1)) if t and p.tensor in after else p
 
-    return [e.replaced(named, name=_at(e.name, t)) for e in once]
+    return [e.replaced(named, name=_in_period(e.name, t)) for e in once]
 
 
 def accumulate_sums(einsums: Sequence[Einsum], kept: frozenset[str] = frozenset()) -> list[Einsum]:
@@ -145,7 +145,7 @@ def accumulate_sums(einsums: Sequence[Einsum], kept: frozenset[str] = frozenset(
     for e in einsums:
         at = (
             next((i for i in reversed(range(len(e.inputs))) if e.inputs[i].tensor in waiting), None)
-            if e.kind in SUMS
+            if e.kind in SUM_KINDS
             else None
         )
         product = found[waiting[e.inputs[at].tensor]] if at is not None else None

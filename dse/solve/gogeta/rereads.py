@@ -30,7 +30,7 @@ from dse.solve.gogeta.operations import Graph, words
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection
 
-TRIED = (0.5, 1.0, 2.0, 4.0)  # values of M, relative to the best M if MAC units added no points
+TRIED_SHARES = (0.5, 1.0, 2.0, 4.0)  # values of M, relative to the best M if MAC units added no points
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,27 +60,27 @@ class Rereads:
     unknown: int  # overfull operations for which the bound is 0
 
 
-def of_order(one: Graph, order: Sequence[Phase], crowded: Sequence[int], chip: Chip) -> Rereads:
+def rereads_of(one: Graph, order: Sequence[Phase], overfull: Sequence[int], chip: Chip) -> Rereads:
     """Returns a lower bound on the repeated reads of all periods; its `unknown` counts one period.
 
-    crowded: numbers, within a period, of the operations that cannot read each operand once. Operations that
+    overfull: numbers, within a period, of the operations that cannot read each operand once. Operations that
     are pipelined with others count as unknown, since forwarded operands are not read from main memory.
     """
     sizes = one.words(chip.word_bits)
     alone = {phase.stages[0][0] for phase in order if sum(map(len, phase.stages)) == 1}
-    extra = [beyond_once(one.operations[v], sizes, chip) if v in alone else 0.0 for v in crowded]
+    extra = [reread_words(one.operations[v], sizes, chip) if v in alone else 0.0 for v in overfull]
     return Rereads(sum(extra) * one.periods, sum(n <= 0 for n in extra))
 
 
-def beyond_once(e: Einsum, sizes: Mapping[str, int], chip: Chip) -> float:
+def reread_words(e: Einsum, sizes: Mapping[str, int], chip: Chip) -> float:
     """Returns a lower bound on the words that an operation reads beyond reading each operand once. sizes:
     words of every tensor.
     """
     once = sum(sizes[t] for t in {p.tensor for p in e.inputs})
-    return max(0.0, brought_in(e, chip) - words(e.output, e.sizes(), chip.word_bits) - once)
+    return max(0.0, min_words_in(e, chip) - words(e.output, e.sizes(), chip.word_bits) - once)
 
 
-def brought_in(e: Einsum, chip: Chip) -> float:
+def min_words_in(e: Einsum, chip: Chip) -> float:
     """Returns a lower bound on the words that an operation reads, plus the sums that it begins."""
     used = _used(e)
     if chip.bits == inf or any(p.format != "dense" or p.density < 1 for p in e.tensors()):
@@ -100,7 +100,7 @@ def brought_in(e: Einsum, chip: Chip) -> float:
         points = (chip.bits + came) ** sigma * shape * slices + chip.mac_units
         return float((e.points() / points - 1) * came)
 
-    return max(0.0, *(least(times * chip.bits / (sigma - 1)) for times in TRIED)) / chip.word_bits
+    return max(0.0, *(least(times * chip.bits / (sigma - 1)) for times in TRIED_SHARES)) / chip.word_bits
 
 
 def _used(e: Einsum) -> list[Projection]:

@@ -38,7 +38,7 @@ from dse.solve.gogeta.optimum import EDGE, Optimum, RetainedSpan, least, shared,
 from dse.solve.gogeta.residency import Traffic
 from workloads.arrays import Floats, Ints
 
-WHOLE = 400  # phases of a loop, at most, that are all solved if a few periods do not prove the optimum
+SOLVED_WHOLE = 400  # phases of a loop, at most, that are all solved if a few periods do not prove the optimum
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class _Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _SharedSpace:
     """Tensors that share space in a phase: the larger of the words before and after the phase counts."""
 
     phase: int
@@ -73,7 +73,7 @@ class _Gaps:
     size: Ints  # [gaps] words of the tensor
     spills: Ints  # [gaps] number of its tensor among the spillable ones, -1: not spillable
     written_once: tuple[tuple[int, int], ...]  # of each spillable tensor: phase that makes it, words
-    places: tuple[_Place, ...]
+    places: tuple[_SharedSpace, ...]
     fixed: int  # words of first reads and outputs, which no retention saves
 
 
@@ -104,10 +104,10 @@ def _gaps(listed: AccessList) -> _Gaps:
     ]
     places = []
     for i, a in enumerate(listed.accesses):
-        for n, own in enumerate(_together(a)):
+        for n, own in enumerate(_sharing_space(a)):
             before, after = (tuple(where[i, t] for t in own if (i, t) in where) for where in (ends, starts))
             if before or after:
-                places.append(_Place(i, n, before, after))
+                places.append(_SharedSpace(i, n, before, after))
     first, last, size = (
         np.array([(gap.first, gap.last, listed.words[gap.tensor]) for gap in found], dtype=np.int64)
         .reshape(-1, 3)
@@ -125,7 +125,7 @@ def _gaps(listed: AccessList) -> _Gaps:
     )
 
 
-def _together(a: Access) -> list[list[str]]:
+def _sharing_space(a: Access) -> list[list[str]]:
     """Returns the groups of tensors that share space in a phase: a tensor with those that replace it, all
     others alone. Tensors that the phase needs whole are left out: `resident_words` counts them.
     """
@@ -138,7 +138,7 @@ def _together(a: Access) -> list[list[str]]:
     return list({id(own): own for own in group.values()}.values())
 
 
-def _free(listed: AccessList, capacity: int) -> Floats:
+def _free_words(listed: AccessList, capacity: int) -> Floats:
     return np.array([max(0.0, float(capacity - a.resident_words)) for a in listed.accesses])
 
 
@@ -155,8 +155,8 @@ def minimum_traffic(listed: AccessList, capacity: int) -> Optimum:
     """Returns the minimum main-memory words of a list of phases, and a lower bound that proves it."""
     g = _gaps(listed)
     every, ones = np.arange(len(g.gaps)), np.ones(len(g.gaps))
-    asked = _Question(listed, g, capacity, ones, np.ones(len(g.written_once)), every, ones)
-    value, stay, prices = _solve(asked)
+    problem = _RetentionProgram(listed, g, capacity, ones, np.ones(len(g.written_once)), every, ones)
+    value, stay, prices = _solve(problem)
     cost = g.fixed + float(g.size.sum()) + value
     bound = _bound(listed, g, capacity, prices)
     return Optimum(cost, bound, float(prices.phase.sum()), _spans(g, stay, every))
@@ -171,7 +171,7 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
     bound: the two need to fit on average only; the dual prices then bound all periods.
     spans: of one middle period.
 
-    If cost and bound differ and the list has at most WHOLE phases, all periods are solved.
+    If cost and bound differ and the list has at most SOLVED_WHOLE phases, all periods are solved.
     """
     few = 2 * EDGE + 2
     if periods <= few:
@@ -182,7 +182,7 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
     weight = times[g.last // per]
     spill = times[np.array([i // per for i, _ in g.written_once], dtype=np.int64)]
     tied, ones = shared([(gap.first, gap.last, gap.read) for gap in g.gaps], per), np.ones(len(g.gaps))
-    value, stay, prices = _solve(_Question(listed, g, capacity, weight, spill, tied, ones))
+    value, stay, prices = _solve(_RetentionProgram(listed, g, capacity, weight, spill, tied, ones))
     every = _gaps(whole)
     cost = every.fixed + float((weight * g.size).sum()) + value
     born = dict(
@@ -191,9 +191,9 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
     scale = np.array([born[gap.tensor] or times[gap.first // per] for gap in g.gaps])
     every_gap = np.arange(len(g.gaps))
     mean = (EDGE * per, per, between)
-    relaxed = _solve(_Question(listed, g, capacity, scale, spill, every_gap, scale, mean))[2]
+    relaxed = _solve(_RetentionProgram(listed, g, capacity, scale, spill, every_gap, scale, mean))[2]
     bound = _bound(whole, every, capacity, _repeat(relaxed, per, between))
-    if cost > bound * (1 + 1e-9) and len(whole.accesses) <= WHOLE:
+    if cost > bound * (1 + 1e-9) and len(whole.accesses) <= SOLVED_WHOLE:
         found = minimum_traffic(whole, capacity)
         return replace(found, spans=tuple(stay for stay in found.spans if stay.last // per == EDGE))
     shown = np.flatnonzero(g.last // per == EDGE)
@@ -223,7 +223,7 @@ def _spans(g: _Gaps, stay: Floats, shown: Ints) -> tuple[RetainedSpan, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class _RetentionProgram:
     """A linear program over the gaps of a list."""
 
     listed: AccessList
@@ -262,7 +262,7 @@ class _Program:
         return len(self.cost) - 1
 
 
-def _solve(asked: _Question) -> tuple[float, Floats, _Prices]:
+def _solve(problem: _RetentionProgram) -> tuple[float, Floats, _Prices]:
     """Returns words spilled minus words saved by retention; words of each gap that stay [gaps]; dual prices
     of space.
 
@@ -270,51 +270,51 @@ def _solve(asked: _Question) -> tuple[float, Floats, _Prices]:
     minus words that ended. So every column has few entries, and the prices of space are the duals of the
     upper bounds of the last columns.
     """
-    g, phases = asked.g, len(asked.listed.accesses)
+    g, phases = problem.g, len(problem.listed.accesses)
     if not g.gaps:
         return 0.0, np.zeros(0), _Prices(np.zeros(phases), {})
-    own, column = np.unique(asked.tied, return_inverse=True)
+    own, column = np.unique(problem.tied, return_inverse=True)
     costs = np.zeros(len(own))
-    np.add.at(costs, column, -asked.weight)
+    np.add.at(costs, column, -problem.weight)
     p = _Program(costs.tolist(), [float(n) for n in g.size[own]], [], [])
     always = [
-        p.column(-float(n), float(words)) for n, (_, words) in zip(asked.spill, g.written_once, strict=True)
+        p.column(-float(n), float(words)) for n, (_, words) in zip(problem.spill, g.written_once, strict=True)
     ]
     p.rows += [([(always[v], 1.0)], [int(column[i])]) for i, v in enumerate(g.spills) if v >= 0]
-    befores = _places(asked, p, column)
-    width, free = len(p.cost), _free(asked.listed, asked.capacity)
-    first, per, many = asked.mean
+    befores = _places(problem, p, column)
+    width, free = len(p.cost), _free_words(problem.listed, problem.capacity)
+    first, per, many = problem.mean
     joint = np.arange(first, first + per)
     limit = np.concatenate((np.zeros(len(p.rows)), many * free[joint]))
     free[joint] = free[joint + per] = inf
     solved = least(
         [*p.cost, *[0.0] * phases],
-        _fewer(p, phases, joint, per),
+        _inequalities(p, phases, joint, per),
         limit,
         _balance(p, phases),
         np.array([*p.upper, *free]),
-        f"{phases} phases in {asked.capacity} words",
+        f"{phases} phases in {problem.capacity} words",
     )
-    spilled = float((asked.spill * np.array([words for _, words in g.written_once], dtype=float)).sum())
+    spilled = float((problem.spill * np.array([words for _, words in g.written_once], dtype=float)).sum())
     prices = np.maximum(-solved.upper.marginals[width:], 0.0)
     prices[joint] = prices[joint + per] = np.maximum(-solved.ineqlin.marginals[len(p.rows) :], 0.0)
     found = {key: float(-solved.ineqlin.marginals[row]) for key, row in befores.items()}
     return float(solved.fun) + spilled, np.asarray(solved.x)[column], _Prices(prices, found)
 
 
-def _places(asked: _Question, p: _Program, column: NDArray[np.intp]) -> dict[tuple[int, int], int]:
+def _places(problem: _RetentionProgram, p: _Program, column: NDArray[np.intp]) -> dict[tuple[int, int], int]:
     """Adds rows and pieces that say which columns take space in which phase. Returns for each place with a
     before and an after, by (phase, place), the row of its before.
     """
-    g, scale, befores = asked.g, asked.scale, dict[tuple[int, int], int]()
+    g, scale, befores = problem.g, problem.scale, dict[tuple[int, int], int]()
     p.pieces += [
         (gap.first + 1, gap.last - 1, int(column[i]), float(scale[i]))
         for i, gap in enumerate(g.gaps)
         if gap.last > gap.first + 1
     ]
-    groups: dict[tuple[int, int], list[_Place]] = defaultdict(list)
+    groups: dict[tuple[int, int], list[_SharedSpace]] = defaultdict(list)
     for place in g.places:
-        groups[asked.twin(place.phase), place.at].append(place)
+        groups[problem.twin(place.phase), place.at].append(place)
     for group in groups.values():
         before = [(int(column[i]), float(scale[i])) for place in group for i in place.before]
         after = [(int(column[i]), float(scale[i])) for place in group for i in place.after]
@@ -332,7 +332,7 @@ def _places(asked: _Question, p: _Program, column: NDArray[np.intp]) -> dict[tup
     return befores
 
 
-def _fewer(p: _Program, phases: int, joint: Ints, per: int) -> Any:
+def _inequalities(p: _Program, phases: int, joint: Ints, per: int) -> Any:
     """Returns the matrix of inequalities: `p.rows`, and words of the two averaged periods together <= the
     space of all periods that they stand for.
     """
@@ -396,7 +396,7 @@ def _bound(listed: AccessList, g: _Gaps, capacity: int, prices: _Prices) -> floa
         + g.size.sum()
         + rest
         + np.minimum(always, words + where).sum()
-        - (prices.phase * _free(listed, capacity)).sum()
+        - (prices.phase * _free_words(listed, capacity)).sum()
     )
 
 
@@ -426,7 +426,7 @@ def policy(listed: AccessList, capacity: int, replace: bool = True, reads_evict:
         for t in users:
             coming[t] = uses[t][-1]
         fresh = dict(kept)
-        for own in _together(a):
+        for own in _sharing_space(a):
             left = sum(kept.get(t, 0) for t in own if coming[t] >= FINAL)
             for t in (t for t in own if coming[t] < FINAL and t in a.written):
                 fresh[t] = min(left, size[t])

@@ -15,9 +15,9 @@ from math import prod
 from dse.solve.gogeta import optimum, residency, retention
 from dse.solve.gogeta.accesses import AccessList, Phase, access_list, one_by_one, phase_list, pipelined
 from dse.solve.gogeta.classify import CLASSIFIERS, Edge
-from dse.solve.gogeta.operations import SMALL, Graph, graph, words
+from dse.solve.gogeta.operations import SMALL_WORDS, Graph, graph, words
 from dse.solve.gogeta.optimum import Optimum
-from dse.solve.gogeta.rereads import Chip, Rereads, of_order
+from dse.solve.gogeta.rereads import Chip, Rereads, rereads_of
 from dse.solve.gogeta.residency import Traffic
 from dse.solve.gogeta.sequence import search_order
 from workloads.einsum import Einsum
@@ -25,7 +25,7 @@ from workloads.graph import Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Reuse:
+class TrafficReport:
     """Main-memory words of a workload under GOGETA's configurations, and at the optimum."""
 
     capacity_words: int  # of the buffer
@@ -43,7 +43,7 @@ class Reuse:
     operations: tuple[Einsum, ...]  # of the same periods
     phases: tuple[Phase, ...]  # GOGETA's, of one period
     order: tuple[Phase, ...]  # the phases of `optimal`, of one period
-    published: bool = False  # whether words are counted as in the publication (`Counting`)
+    published: bool = False  # whether words are counted as in the publication (`CountingRule`)
     overfull_operations: int = 0  # operations of a period that cannot read each operand once
     rereads: Rereads = Rereads(0.0, 0)  # lower bound of the words that these read again, if it was computed
     schedule_words: float = 0.0  # words of the schedule of `solver.schedule = residency`, 0: not computed
@@ -60,11 +60,11 @@ class Reuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Counting:
+class CountingRule:
     """How words of a list of phases are counted."""
 
     # True: access by access, as GOGETA's published numbers; the space of an operand is free as soon as it was
-    # read, and results of up to SMALL words take no space and are not counted. False: phase by phase
+    # read, and results of up to SMALL_WORDS words take no space and are not counted. False: phase by phase
     # (`retention`); every tensor takes space and is counted.
     published: bool = False
 
@@ -91,25 +91,25 @@ class Counting:
     @property
     def small(self) -> int:
         """Words up to which a result takes no space."""
-        return SMALL if self.published else 0
+        return SMALL_WORDS if self.published else 0
 
 
-def counting(method: str) -> Counting:
+def counting_rule(method: str) -> CountingRule:
     """Returns how a configuration counts: as published for gogeta-published, else phase by phase."""
-    return Counting(method == "gogeta-published")
+    return CountingRule(method == "gogeta-published")
 
 
-def reuse(
+def traffic_of(
     workload: Workload,
     capacity_words: int,
     word_bits: int | None = None,
     method: str = "corrected",
-    count: Counting | None = None,
-) -> Reuse:
+    count: CountingRule | None = None,
+) -> TrafficReport:
     """Returns the words of all configurations. method: a key of CLASSIFIERS; count: None counts as the method
-    does (`counting`).
+    does (`counting_rule`).
     """
-    one, by = graph(workload, 3), count or counting(method)
+    one, by = graph(workload, 3), count or counting_rule(method)
     edges = CLASSIFIERS[method](one)
     phases = pipelined(one, edges, capacity_words, word_bits, by.small)
     periods = _periods(workload)
@@ -150,7 +150,7 @@ def reuse(
         ),
         key=Traffic.words,
     )
-    return Reuse(
+    return TrafficReport(
         capacity_words,
         alone.streamed(),
         by.policy(alone, capacity_words, replace=False),
@@ -164,29 +164,29 @@ def reuse(
         tuple(phases),
         tuple(best),
         by.published,
-        overfull_operations(one.operations[: one.per], capacity_words, word_bits),
+        overfull_operations(one.operations[: one.operations_per_period], capacity_words, word_bits),
     )
 
 
-def with_rereads(found: Reuse, workload: Workload, chip: Chip) -> Reuse:
+def with_rereads(found: TrafficReport, workload: Workload, chip: Chip) -> TrafficReport:
     """Returns `found` with a lower bound of the words that overfull operations must read again."""
     one = graph(workload, _periods(workload))
     numbers = [
         v
-        for v in range(one.per)
+        for v in range(one.operations_per_period)
         if overfull_operations(one.operations[v : v + 1], found.capacity_words, chip.word_bits)
     ]
-    return replace(found, rereads=of_order(one, found.order, numbers, chip))
+    return replace(found, rereads=rereads_of(one, found.order, numbers, chip))
 
 
 def pipelines(one: Graph, capacity_words: int, word_bits: int, method: str) -> list[Phase]:
     """Returns GOGETA's phases of one period."""
-    return pipelined(one, CLASSIFIERS[method](one), capacity_words, word_bits, counting(method).small)
+    return pipelined(one, CLASSIFIERS[method](one), capacity_words, word_bits, counting_rule(method).small)
 
 
 def optimal_order(workload: Workload, capacity_words: int, word_bits: int) -> tuple[Sequence[Phase], float]:
-    """Returns the phases of `Reuse.optimal` in their order, and its words."""
-    found = reuse(workload, capacity_words, word_bits)
+    """Returns the phases of `TrafficReport.optimal` in their order, and its words."""
+    found = traffic_of(workload, capacity_words, word_bits)
     return found.order, found.optimal.cost
 
 

@@ -32,7 +32,7 @@ from dse.sim.counts.counts import tile_words
 from dse.sim.einsum.evaluate import NOT_PROVEN, Problem, Pruned, Solution, certificate_text, objective_value
 from dse.sim.fronts import Objective
 from dse.sim.schedule.graph import any_schedule
-from dse.solve.schedules.floors import lower_bound
+from dse.solve.schedules.einsum_bounds import lower_bound
 from dse.solve.schedules.segments import (
     EVERY,
     ONE,
@@ -52,13 +52,13 @@ from dse.solve.schedules.segments import (
     space,
     to_segment,
 )
-from dse.solve.schedules.shares import time_of
+from dse.solve.schedules.stage_bounds import time_of
 from dse.solve.schedules.stages import Inside, Nodes, Shape, Stage, StageContext, split_ranks, stage_bits
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts
 
-MOST = 5  # einsums of a segment, at most
+MAX_EINSUMS = 5  # einsums of a segment, at most
 KEPT = 4  # chains kept by the upper level, per last einsum
 CHANCE = 0.1  # kapla-random: probability that a scheme is solved
 DRAWN = 100  # kapla-random: mappings of a node that are tried
@@ -116,7 +116,7 @@ def published(
     """
     check(arch, name)
     g = PipelineSearch(arch, workload, objective, weights, Nodes(arch))
-    most, granules = MOST if spatial else 1, EVERY if temporal else ONE
+    most, granules = MAX_EINSUMS if spatial else 1, EVERY if temporal else ONE
     ranges = ranges_of(g, most, granules)
     alone, made, rows = options(g, ranges, name, seed, beam)
     found = best_chain(g, alone, made)

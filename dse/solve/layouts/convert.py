@@ -21,16 +21,16 @@ from math import gcd, inf, prod
 from dse.layout.address import Digit, Layout, row_major
 from dse.mapper.exact.layout_aware import (
     LayoutPricing,
-    Place,
+    TensorAt,
     best_layouts,
     in_layouts,
     layout_pricing,
-    pairs,
+    priced_mappings,
 )
 from dse.mapper.exact.spatial import divisors
+from dse.mapping.constraints import FREE
 from dse.mapping.conversion import copy_einsum
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults, may_keep
-from dse.mapping.space import FREE
 from dse.sim.counts.counts import footprints
 from dse.sim.einsum import bounds
 from dse.sim.einsum.cost import overflow
@@ -67,7 +67,7 @@ class Conversions:
     )
     # of `_pricing`, `_inner` and `lower_bound`
     pricings: dict[tuple[Einsum, Mapping], LayoutPricing | None] = field(default_factory=dict)
-    inner: dict[tuple[Einsum, Mapping], dict[Place, Layout]] = field(default_factory=dict)
+    inner: dict[tuple[Einsum, Mapping], dict[TensorAt, Layout]] = field(default_factory=dict)
     lower_bounds: dict[tuple[tuple[int, ...], int | None], tuple[float, float]] = field(default_factory=dict)
 
     def lower_bound(self, bits: int | None, shape: tuple[int, ...]) -> tuple[float, float]:
@@ -114,13 +114,13 @@ class Conversions:
         assert chosen
         return Copy(*chosen, relative_gap(best, floor))
 
-    def _estimate(self, one: LayoutPricing, asked: float) -> float:
-        """Returns the estimated objective value of a nest that moves `asked` lines of main memory, without
-        row activations and bank conflicts.
+    def _estimate(self, one: LayoutPricing, main_memory_lines: float) -> float:
+        """Returns the estimated objective value of a nest that moves `main_memory_lines` lines of main
+        memory, without row activations and bank conflicts.
         """
         (energy, cycles), outer, e = one.cost({}), self.arch.levels[0], one.problem.einsum
         words = 2 * e.points() * (e.output.bits or self.arch.word_bits)
-        moved = max(words, asked * outer.access.line_bits) if outer.access else words
+        moved = max(words, main_memory_lines * outer.access.line_bits) if outer.access else words
         energy += (moved - words) / outer.width_bits * min(outer.read_pj, outer.write_pj)
         port = moved / outer.width_bits / outer.bandwidth / (2 if outer.ports == "separate" else 1)
         return objective_value(self.objective, energy, max(cycles, port))
@@ -129,7 +129,7 @@ class Conversions:
         """Returns the mapper's nests of a copy, and a lower bound of any copy in any layouts."""
         if (shape, bits) not in self.own:
             one = Problem(self.arch, copy_einsum(shape, bits), self.objective)
-            found = pairs(one, "imperfect_spatial", FREE, 0.01, frozenset())
+            found = priced_mappings(one, "imperfect_spatial", FREE, 0.01, frozenset())
             nests, floor = (
                 ([], 0.0) if isinstance(found, Infeasible) else (list(found.mappings), found.lower_bound)
             )
@@ -150,7 +150,7 @@ class Conversions:
             )
         return self.pricings[e, nest]
 
-    def _inner(self, e: Einsum, one: LayoutPricing) -> dict[Place, Layout]:
+    def _inner(self, e: Einsum, one: LayoutPricing) -> dict[TensorAt, Layout]:
         """Returns the layouts of tiles at inner levels that are best if the tensors are row-major in main
         memory.
         """
@@ -225,7 +225,7 @@ class Staging:
     last: str  # tensor whose layout orders the loops below the tile
     upper: tuple[Store, ...] = ()
     lower: tuple[Store, ...] = ()
-    in_lanes: bool = False  # whether the `lower` nodes stand inside the arrays, where PEs share the box
+    in_arrays: bool = False  # whether the `lower` nodes stand inside the arrays, where PEs share the box
 
 
 def between(e: Einsum, arch: Arch, a: Layout, b: Layout) -> Iterator[tuple[Mapping, float]]:
@@ -249,13 +249,13 @@ def _stagings(e: Einsum, arch: Arch, layouts: dict[str, Layout], bits: int, line
     """Yields forms of nests: boxes that hold a block of each layout, and levels at which tensors stand."""
     whole, pes = tuple(n for _, n in e.extents), arch.instances(len(arch.levels))
     near = {
-        x: {one.name: _room(arch, one, bits) for one in arch.levels[1:] if x in may_keep(e, one)}
+        x: {one.name: _capacity_elems(arch, one, bits) for one in arch.levels[1:] if x in may_keep(e, one)}
         for x in "AB"
     }
     first = min((f.outside for f in arch.fanouts), default=len(arch.levels))
     shared = {level.name for level in arch.levels[first:]}
 
-    def asked(a: Box, b: Box) -> float:
+    def lines_accessed(a: Box, b: Box) -> float:
         return lines(layouts["A"], a, line) + lines(layouts["B"], b, line)
 
     for t in dict.fromkeys(
@@ -263,8 +263,8 @@ def _stagings(e: Einsum, arch: Arch, layouts: dict[str, Layout], bits: int, line
     ):
         for name in near["A"].keys() & near["B"].keys():
             if 2 * prod(t) <= near["A"][name]:
-                one, both = Staging(asked(t, t), t, t, "B"), (Store(name, "A"), Store(name, "B"))
-                yield replace(one, lower=both, in_lanes=True) if name in shared else replace(one, upper=both)
+                one, both = Staging(lines_accessed(t, t), t, t, "B"), (Store(name, "A"), Store(name, "B"))
+                yield replace(one, lower=both, in_arrays=True) if name in shared else replace(one, upper=both)
         outside = [
             (x, name)
             for x, rooms in near.items()
@@ -280,14 +280,14 @@ def _stagings(e: Einsum, arch: Arch, layouts: dict[str, Layout], bits: int, line
             for below, own in boxes.items():
                 if own:
                     lower = (Store(below, y),) if below else ()
-                    many = asked(t, own) if x == "A" else asked(own, t)
+                    many = lines_accessed(t, own) if x == "A" else lines_accessed(own, t)
                     yield Staging(many, t, own, y, (Store(name, x),), lower, below in shared)
     for x in "AB":
-        lanes = _largest(layouts[x], whole, pes)
-        yield Staging(asked(lanes, lanes), lanes, lanes, x)
+        box = _largest(layouts[x], whole, pes)
+        yield Staging(lines_accessed(box, box), box, box, x)
 
 
-def _room(arch: Arch, level: Level, bits: int) -> float:
+def _capacity_elems(arch: Arch, level: Level, bits: int) -> float:
     """Returns the elements that all instances of a level hold together; half of that with double buffers."""
     return (
         inf
@@ -332,13 +332,13 @@ def _nest(e: Einsum, arch: Arch, one: Staging, outer: Sequence[str], inner: Sequ
     nodes: list[Loop | Store] = [Store(home, "A"), Store(home, "B")]
     for box, order, stores in (
         (one.tile, outer, one.upper),
-        (one.inner, inner, () if one.in_lanes else one.lower),
+        (one.inner, inner, () if one.in_arrays else one.lower),
     ):
         tile = {rank: min(left[rank], n) for rank, n in zip(left, box, strict=True)}
         nodes += [*(Loop(rank, tile[rank]) for rank in order if tile[rank] < left[rank]), *stores]
         left = tile
     held = [store for store in nodes if isinstance(store, Store)]
-    return Mapping((*nodes, *_inside(e, arch, left, one.lower if one.in_lanes else (), held)))
+    return Mapping((*nodes, *_inside(e, arch, left, one.lower if one.in_arrays else (), held)))
 
 
 def _inside(

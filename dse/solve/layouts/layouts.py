@@ -26,8 +26,8 @@ from dse.layout.address import Layout, row_major
 from dse.layout.text import parse, show
 from dse.mapper.exact.layout_aware import (
     LayoutPricing,
-    Pairs,
-    Place,
+    PricedMappings,
+    TensorAt,
     best_layouts,
     in_layouts,
     layout_pricing,
@@ -132,7 +132,7 @@ def interface_tensors(workload: Workload) -> dict[str, frozenset[str]]:
 
 
 def assign_layouts(
-    arch: Arch, workload: Workload, objective: Objective, policy: str, solved: dict[str, Pairs]
+    arch: Arch, workload: Workload, objective: Objective, policy: str, solved: dict[str, PricedMappings]
 ) -> LayoutAssignment | Infeasible:
     """The workload in the layouts that a policy chooses. solved: mappings of its unique einsums, by key."""
     g = Layouts(arch, workload, objective, solved)
@@ -158,7 +158,7 @@ class Layouts:
         arch: Arch,
         workload: Workload,
         objective: Objective,
-        solved: dict[str, Pairs],
+        solved: dict[str, PricedMappings],
         most: int = LABELS,
     ) -> None:
         self.arch, self.workload, self.objective, self.solved, self.most = (
@@ -195,7 +195,7 @@ class Layouts:
         names: frozenset[str],
         level: str = "",
         retained: frozenset[str] = frozenset(),
-    ) -> dict[Place, Layout]:
+    ) -> dict[TensorAt, Layout]:
         """Row-major layouts for shared tensors at the outermost level and retained ones at their level."""
         found = {
             place: link.tensor
@@ -454,7 +454,9 @@ class Layouts:
                 rows.append((*one.cost(chosen), in_layouts(one.mapping, chosen)))
             yield at, rows
 
-    def _layouts(self, key: str, mapping: int, e: Einsum, at: Sequence[Layout | None]) -> dict[Place, Layout]:
+    def _layouts(
+        self, key: str, mapping: int, e: Einsum, at: Sequence[Layout | None]
+    ) -> dict[TensorAt, Layout]:
         chosen = {
             (self.home, p.tensor): replace(layout, names=dim_names(p))
             for p, layout in zip(e.tensors(), at, strict=True)
@@ -610,7 +612,7 @@ class Layouts:
         name.
         """
         found, nests = list(self._conversions(choice, value, einsums)), dict[str, Mapping]()
-        whole = with_conversions(self.workload, [told for _, _, told in found])
+        whole = with_conversions(self.workload, [conversion for _, _, conversion in found])
         own = {e.name: e for e in whole.einsums}
         for number, (one, to, _) in enumerate(found, 1):
             made, e = one.labels[choice.labels[one.maker.node]], own[copy_of(number, one.tensor)[0]]
@@ -620,7 +622,7 @@ class Layouts:
                 e,
             )
             nests[e.name] = _in_layouts(nest, e, self.home, {0: made, 1: to})
-        return whole, tuple(told for _, _, told in found), nests
+        return whole, tuple(conversion for _, _, conversion in found), nests
 
     def _conversions(
         self, choice: Choice, value: float, einsums: Sequence[Table]

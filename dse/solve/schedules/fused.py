@@ -33,11 +33,11 @@ from itertools import combinations, product
 from math import inf, prod, sqrt
 
 from dse.mapper.exact.layout_aware import layout_pricing
+from dse.mapping.constraints import Constraints, Factors
 from dse.mapping.conversion import with_conversions
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, role
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment, rename
 from dse.mapping.searched import Space, covers, encoded, mappings_of
-from dse.mapping.space import Constraints, Factors
 from dse.sim.counts.counts import tile_bits
 from dse.sim.einsum.evaluate import (
     PRECISE,
@@ -57,6 +57,13 @@ from dse.sim.schedule import placed
 from dse.sim.schedule.graph import any_schedule, evaluate
 from dse.solve.elimination import Choice, Table, join, table
 from dse.solve.layouts.layouts import Layouts
+from dse.solve.schedules.fusible_segments import (
+    MAX_MEMBERS,
+    Members,
+    fusing_levels,
+    joined_segments,
+    segments,
+)
 from dse.solve.schedules.nests import (
     Nest,
     Nests,
@@ -67,16 +74,15 @@ from dse.solve.schedules.nests import (
     retained_nest,
 )
 from dse.solve.schedules.shared_loops import MOST_LOOPS, Plan, SegmentSearch, search, searchable
-from dse.solve.schedules.trips import MOST_MEMBERS, Members, fusing_levels, joined_segments, segments
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts, owner
 
 # Limits of the search. Rows of a table grow as (levels + 1) ^ retained, plans of a segment as 2 ^ held.
-MOST_ALIVE = 6  # tensors that may be retained at one time
-MOST_HELD = 6  # tensors of a segment, the largest ones, that may be held whole
+MAX_RETAINED = 6  # tensors that may be retained at one time
+MAX_HELD = 6  # tensors of a segment, the largest ones, that may be held whole
 EVALUATED = 8  # plans of a segment that are priced for EDP, where (energy, latency) fronts are kept
-KEEP = "keep "  # prefix of the node of a tensor in tables
+RETAINED_NODE = "keep "  # prefix of the node of a tensor in tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +122,17 @@ class Graph:
     several: bool = False  # several shared loops are searched
     # by form of a segment: (free bits, upper limit of the objective value, options found) of each search
     options: dict[tuple[object, ...], list[tuple[float, float, list[Option]]]] = field(default_factory=dict)
-    singles: dict[tuple[object, ...], EinsumCost] = field(default_factory=dict)  # memo of `_in_layouts`
-    sequential: dict[tuple[int, ...], list[Row]] = field(default_factory=dict)  # memo of `_single`
-    alike_reads: dict[tuple[object, ...], list[LayoutRow]] = field(default_factory=dict)  # the same, layouts
+    priced_alone: dict[tuple[object, ...], EinsumCost] = field(default_factory=dict)  # memo of `_layout_rows`
+    single_rows: dict[tuple[int, ...], list[Row]] = field(default_factory=dict)  # memo of `_single`
+    layout_rows: dict[tuple[object, ...], list[LayoutRow]] = field(default_factory=dict)  # the same, layouts
     plans: int = 0  # plans priced
 
 
-Make = Callable[[], Segment]
+MakeSegment = Callable[[], Segment]
 # labels of layouts, energy, latency, the nest in these layouts
 LayoutRow = tuple[tuple[int, ...], float, float, Mapping]
 # labels of layouts of the tensors that an einsum shares, its cost in these layouts, its segment
-Row = tuple[tuple[int, ...], Option, Make]
+Row = tuple[tuple[int, ...], Option, MakeSegment]
 
 
 @dataclass(slots=True)
@@ -137,13 +143,13 @@ class GraphFactors:
     lower_bounds: list[Table] = field(default_factory=list)  # lower bounds of options that may exist
     # per table: its first einsum, and for each row a function that returns its segment (None: the einsum runs
     # in a segment of another table, or no segment begins here)
-    rows: list[tuple[int, list[Make | None]]] = field(default_factory=list)
+    rows: list[tuple[int, list[MakeSegment | None]]] = field(default_factory=list)
 
     def add(
         self,
         first: int,
         scope: Sequence[str],
-        found: Sequence[tuple[tuple[int, ...], Option | None, Make | None]],
+        found: Sequence[tuple[tuple[int, ...], Option | None, MakeSegment | None]],
         nodes: int = 0,
     ) -> None:
         """Adds a factor. An option that may exist but was not found (energy inf) enters the lower bounds
@@ -209,9 +215,9 @@ def fused(
     )
     value = objective_value(objective, least.energy_pj, least.latency_cycles)
     gap = relative_gap(value, floor)
-    turns = _sequential(g)
+    unfused = _unfused_optimum(g)
     return with_certificate(
-        replace(least, saved=1 - value / turns if turns else 0.0),
+        replace(least, saved=1 - value / unfused if unfused else 0.0),
         gap if gap > PRECISE else 0.0,
         space(g),
         arch,
@@ -317,7 +323,7 @@ def with_certificate(found: Solution, gap: float, space: Space, arch: Arch, work
     return replace(found, optimality_gap=gap, certificate=said + text, space=space)
 
 
-def _sequential(g: Graph) -> float:
+def _unfused_optimum(g: Graph) -> float:
     """Returns the objective value of the best unfused schedule, inf if an einsum does not fit."""
     own = [
         _single(g, i, dict.fromkeys((one.tensor for one in g.live_ranges), 0), g.live_ranges)[:1]
@@ -340,12 +346,12 @@ def space(g: Graph) -> Space:
     return Space(
         mappings,
         "given",
-        fused=MOST_MEMBERS,
+        fused=MAX_MEMBERS,
         shared_loops=MOST_LOOPS if g.several else 1,
         summed=g.several,
         shared_reads=g.several,
         depths=g.several,
-        held=MOST_HELD,
+        held=MAX_HELD,
         levels=tuple(level.name for level in g.levels),
         retained=tuple(one.tensor for one in g.live_ranges),
         copies=bool(g.layouts),
@@ -364,7 +370,7 @@ def graph(
     retained.
 
     A tensor is left out where it fits no level, or where one of its einsums stands for several occurrences;
-    at most MOST_ALIVE live ranges overlap (the longest and largest are dropped first). layouts None: plain
+    at most MAX_RETAINED live ranges overlap (the longest and largest are dropped first). layouts None: plain
     ones. several: several shared loops are searched, where the machine lets them be bounded.
     """
     levels = fusing_levels(arch) if layouts or not arch.layout_sensitive() else ()
@@ -382,7 +388,7 @@ def graph(
         and all(times[i] == 1 for i in (made[t], *own))
     ]
     for i in range(len(workload.einsums)):
-        while len(here := [one for one in alive if one.first <= i <= one.last]) > MOST_ALIVE:
+        while len(here := [one for one in alive if one.first <= i <= one.last]) > MAX_RETAINED:
             alive.remove(max(here, key=lambda one: (one.last - one.first, one.bits, one.tensor)))
     several = several and bool(levels) and all(searchable(arch, level) for level in levels)
     members = joined_segments(workload) if several else segments(workload) if levels else []
@@ -418,7 +424,7 @@ def factors(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors | Infe
         progress(i, [0.0] * n, g.workload.einsums[i].name)
         near = [j for j in (i - 1, i) if j in across]
         kept = [one for one in g.live_ranges if one.first <= i <= one.last]
-        rows: list[tuple[tuple[int, ...], Option | None, Make | None]] = []
+        rows: list[tuple[tuple[int, ...], Option | None, MakeSegment | None]] = []
         nodes = g.layouts.scope(i) if g.layouts else ()
         for own in product(range(len(g.levels) + 1), repeat=len(kept)):
             rows += [
@@ -429,19 +435,19 @@ def factors(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors | Infe
             ]
         if not rows and not near:
             return Infeasible("the schedule", 1, 0, g.workload.einsums[i].name, "mappings")
-        borders = [
+        boundary_labels = [
             b
             for b in product(*(range(len(across[j])) for j in near))
-            if any(b) and _borders_agree(i, {j: across[j][at] for j, at in zip(near, b, strict=True)})
+            if any(b) and _labels_agree(i, {j: across[j][at] for j, at in zip(near, b, strict=True)})
         ]
         rows += [
             ((*b, *own, *[0] * len(nodes)), None, None)
-            for b in borders
+            for b in boundary_labels
             for own in product(range(len(g.levels) + 1), repeat=len(kept))
         ]
         found.add(
             i,
-            [*(f"border {j}" for j in near), *(KEEP + one.tensor for one in kept), *nodes],
+            [*(f"border {j}" for j in near), *(RETAINED_NODE + one.tensor for one in kept), *nodes],
             rows,
             len(nodes),
         )
@@ -452,7 +458,7 @@ def factors(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors | Infe
     return found
 
 
-def _borders_agree(i: int, at: dict[int, Members | None]) -> bool:
+def _labels_agree(i: int, at: dict[int, Members | None]) -> bool:
     """True if the labels on both sides of einsum i agree: the same segment on both sides, or a segment that
     begins or ends with it on one side. at: segment (None: none) by the einsum left of a boundary.
     """
@@ -469,7 +475,7 @@ def _add_segments(g: Graph, i: int, labels: Sequence[Members | None], found: Gra
     starting = [(label, m) for label, m in enumerate(labels) if m and m.first == i]
     others = [label for label, m in enumerate(labels) if m is None or m.first < i]
     kept = [one for one in g.live_ranges if any(one.first <= m.last and one.last >= i for _, m in starting)]
-    rows: list[tuple[tuple[int, ...], Option | None, Make | None]] = []
+    rows: list[tuple[tuple[int, ...], Option | None, MakeSegment | None]] = []
     for own in product(range(len(g.levels) + 1), repeat=len(kept)):
         rows += [((label, *own), None, None) for label in others]
         for label, m in starting:
@@ -477,7 +483,7 @@ def _add_segments(g: Graph, i: int, labels: Sequence[Members | None], found: Gra
                 ((label, *own), *option)
                 for option in _fused(g, m, dict(zip((one.tensor for one in kept), own, strict=True)), kept)
             ]
-    found.add(i, [f"border {i}", *(KEEP + one.tensor for one in kept)], rows)
+    found.add(i, [f"border {i}", *(RETAINED_NODE + one.tensor for one in kept)], rows)
 
 
 def _retained(g: Graph, e: Einsum, labels: dict[str, int], v: int) -> frozenset[str]:
@@ -506,9 +512,9 @@ def _reservation(
 def _single(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange]) -> list[Row]:
     """Returns the rows of an einsum alone in its segment, row-major first; empty if it does not fit."""
     key = (i, *(labels[one.tensor] for one in alive if one.first <= i <= one.last))
-    if key not in g.sequential:
-        g.sequential[key] = list(_alone(g, i, labels, alive))
-    return g.sequential[key]
+    if key not in g.single_rows:
+        g.single_rows[key] = list(_alone(g, i, labels, alive))
+    return g.single_rows[key]
 
 
 def _alone(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange]) -> Iterator[Row]:
@@ -534,7 +540,7 @@ def _alone(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange])
                 lambda: Segment(()),
             )
         return
-    for at, energy, latency, own in _in_layouts(g, i, place, nest.mapping, left):
+    for at, energy, latency, own in _layout_rows(g, i, place, nest.mapping, left):
         plan = Plan(place.level, (), (), (e,), (own,))
         yield (
             at,
@@ -547,7 +553,7 @@ def _own_segment(e: Einsum, nest: Mapping) -> Segment:
     return Segment((Branch(e.name, nest),))
 
 
-def _in_layouts(g: Graph, i: int, place: Place, nest: Mapping, left: float) -> list[LayoutRow]:
+def _layout_rows(g: Graph, i: int, place: Place, nest: Mapping, left: float) -> list[LayoutRow]:
     """Returns costs of an einsum alone while others' tensors are retained, one row per choice of layouts.
 
     With layouts, and if none of its own tensors is retained, all nests of `g.layouts` that fit into `left`
@@ -561,14 +567,19 @@ def _in_layouts(g: Graph, i: int, place: Place, nest: Mapping, left: float) -> l
         str(rename(nest, e)),
     )
     if not g.layouts:
-        if key not in g.singles:
-            g.singles[key] = price_alone(g.arch, e, g.objective, place, nest)
+        if key not in g.priced_alone:
+            g.priced_alone[key] = price_alone(g.arch, e, g.objective, place, nest)
         return [
-            ((), g.singles[key].energy_pj, g.singles[key].latency_cycles, retained_nest(nest, g.arch, place))
+            (
+                (),
+                g.priced_alone[key].energy_pj,
+                g.priced_alone[key].latency_cycles,
+                retained_nest(nest, g.arch, place),
+            )
         ]
     asked = (i, *key[1:], left)
-    if asked not in g.alike_reads:
-        felts = (
+    if asked not in g.layout_rows:
+        pricings = (
             [
                 layout_pricing(
                     Problem(g.arch, e, g.objective, retained_boundary(e, place)),
@@ -578,7 +589,7 @@ def _in_layouts(g: Graph, i: int, place: Place, nest: Mapping, left: float) -> l
             if place.level
             else []
         )
-        felts += (
+        pricings += (
             [
                 one
                 for one in g.layouts.pricings_of(i)
@@ -587,12 +598,12 @@ def _in_layouts(g: Graph, i: int, place: Place, nest: Mapping, left: float) -> l
             if not place.retained
             else []
         )
-        g.alike_reads[asked] = [
+        g.layout_rows[asked] = [
             (at, *row)
-            for at, rows in g.layouts.in_labels(i, felts, place.retained, place.level)
+            for at, rows in g.layouts.in_labels(i, pricings, place.retained, place.level)
             for row in _undominated(rows, g.objective)
         ]
-    return g.alike_reads[asked]
+    return g.layout_rows[asked]
 
 
 def _undominated(
@@ -607,7 +618,7 @@ def _undominated(
 
 def _fused(
     g: Graph, m: Members, labels: dict[str, int], alive: Sequence[LiveRange]
-) -> Iterator[tuple[Option, Make]]:
+) -> Iterator[tuple[Option, MakeSegment]]:
     """Yields the best plans of a fused segment, by level, for given labels of retained tensors."""
     room = _reservation(g, labels, alive, m.first, m.last)
     if room is None or any(labels.get(t) for t in m.forwarded):
@@ -622,12 +633,12 @@ def _fused(
         if any(role(e, t) not in level.may_keep for e, has in zip(own, kept, strict=True) for t in has):
             continue
         for option in _memo_plans(
-            g, m, level, kept, min(room[1], level.capacity_bits or inf), _bar(g, m, labels, alive)
+            g, m, level, kept, min(room[1], level.capacity_bits or inf), _unfused_value(g, m, labels, alive)
         ):
             yield option, partial(_segment, g.arch, m, own, option.plan, kept)
 
 
-def _bar(g: Graph, m: Members, labels: dict[str, int], alive: Sequence[LiveRange]) -> float:
+def _unfused_value(g: Graph, m: Members, labels: dict[str, int], alive: Sequence[LiveRange]) -> float:
     """Returns the objective value of the members unfused, with the same tensors retained. A segment that
     costs more is never chosen. inf for EDP, which does not add up over einsums.
     """
@@ -650,11 +661,16 @@ def _in_order(own: Sequence[Einsum]) -> list[str]:
 
 
 def _memo_plans(
-    g: Graph, m: Members, level: Level, retained: Sequence[frozenset[str]], free_bits: float, bar: float
+    g: Graph,
+    m: Members,
+    level: Level,
+    retained: Sequence[frozenset[str]],
+    free_bits: float,
+    unfused_value: float,
 ) -> list[Option]:
     """Returns the answer of `_best_plans`, or that of an earlier search of an equal segment. An earlier
     answer holds if it had at least as many free bits, its plans fit into `free_bits`, and it found a plan or
-    had as high a `bar`.
+    had as high an `unfused_value`.
     """
     own = g.workload.einsums[m.first : m.last + 1]
     names = _in_order(own)
@@ -670,10 +686,10 @@ def _memo_plans(
     known = g.options.setdefault((members, tuple(t in m.spilled for t in m.forwarded), level.name), [])
     for asked, limit, found in known:
         fits = max((option.need for option in found), default=0) <= free_bits <= asked
-        if fits and (bar <= limit or any(option.energy < inf for option in found)):
+        if fits and (unfused_value <= limit or any(option.energy < inf for option in found)):
             return found
-    found = _best_plans(g, m, own, level, retained, free_bits, bar)
-    known.append((free_bits, bar, found))
+    found = _best_plans(g, m, own, level, retained, free_bits, unfused_value)
+    known.append((free_bits, unfused_value, found))
     return found
 
 
@@ -684,21 +700,23 @@ def _best_plans(
     level: Level,
     retained: Sequence[frozenset[str]],
     free_bits: float,
-    bar: float,
+    unfused_value: float,
 ) -> list[Option]:
     """Returns the best plan of a segment; for EDP the undominated ones among those that were priced.
 
-    bar: cost of the einsums unfused; plans that cost more are left out
+    unfused_value: cost of the einsums unfused; plans that cost more are left out
     """
     found, floor = list[Option](), inf
     numbers = [number for number, ranks in enumerate(m.loops) if ranks in m.axes]
     if m.classes:
-        found, floor = _several_loops(g, m, own, level, retained, free_bits, bar)
-        bar = min([bar, *(objective_value(g.objective, one.energy, one.latency) for one in found)])
-        if floor >= bar * (1 - PRECISE):  # of loops over classes none is better
+        found, floor = _several_loops(g, m, own, level, retained, free_bits, unfused_value)
+        unfused_value = min(
+            [unfused_value, *(objective_value(g.objective, one.energy, one.latency) for one in found)]
+        )
+        if floor >= unfused_value * (1 - PRECISE):  # of loops over classes none is better
             numbers = [number for number in numbers if number >= len(m.classes)]
     if numbers:
-        more, least = _one_loop(g, m, numbers, own, level, retained, free_bits, bar)
+        more, least = _one_loop(g, m, numbers, own, level, retained, free_bits, unfused_value)
         found, floor = [*found, *more], min(floor, least)
     if not found:
         return [Option(inf, inf, floor, Plan(level.name, (), (), tuple(own)))] if floor < inf else []
@@ -708,7 +726,7 @@ def _best_plans(
             key=lambda one: (objective_value(g.objective, one.energy, one.latency), one.energy, one.latency),
         )[:1]
     return [
-        replace(one, lower_bound=min(floor, _unit(g, one)))
+        replace(one, lower_bound=min(floor, _additive_value(g, one)))
         for one in found
         if not any(
             (b.energy, b.latency) != (one.energy, one.latency)
@@ -813,12 +831,14 @@ def _lower_bound(
     plans: list[tuple[float, int, list[Place], list[float], list[Nest]]],
     best: float,
 ) -> float:
-    """Returns the lowest lower bound of plans. Bounds below `best` are tightened by `Nests.closer`."""
+    """Returns the lowest lower bound of plans. Bounds below `best` are tightened by
+    `Nests.padding_extra_bound`.
+    """
     heapq.heapify(plans)
     while plans and plans[0][4] and plans[0][0] < best:
         _, number, places, floors, nests = plans[0]
         closer = [
-            max(floor, nest.lower_bound + g.nests.closer(e, place))
+            max(floor, nest.lower_bound + g.nests.padding_extra_bound(e, place))
             for e, place, floor, nest in zip(own, places, floors, nests, strict=True)
         ]
         heapq.heapreplace(plans, (sum(closer), number, places, closer, []))
@@ -847,7 +867,7 @@ def _nests(
     return found, floors
 
 
-def _unit(g: Graph, one: Option) -> float:
+def _additive_value(g: Graph, one: Option) -> float:
     value = objective_value(g.objective, one.energy, one.latency)
     return sqrt(value) if g.objective == "edp" else value
 
@@ -875,7 +895,7 @@ def _plans(
             and rank not in p.ranks()
             and names.count(p.tensor) == 1
             and role(e, p.tensor) in level.may_keep
-        )[:MOST_HELD]
+        )[:MAX_HELD]
         n = own[0].sizes()[axis[0]]
         for tile in (t for t in range(1, n) if n % t == 0):
             tiles = sum(
@@ -937,9 +957,11 @@ def _price(
     )
     energy = latency = 0.0
     for one, has in zip(members, retained, strict=True):
-        stays = tuple((p.tensor, plan.level, Fraction(1)) for p in one.einsum.tensors() if p.tensor in has)
+        retained_here = tuple(
+            (p.tensor, plan.level, Fraction(1)) for p in one.einsum.tensors() if p.tensor in has
+        )
         cost = einsum_cost(
-            Problem(g.arch, one.einsum, g.objective, replace(one.boundary, retained=stays)), one.nest
+            Problem(g.arch, one.einsum, g.objective, replace(one.boundary, retained=retained_here)), one.nest
         )
         if not isinstance(cost, EinsumCost):
             return None
@@ -955,9 +977,9 @@ def schedule(g: Graph, found: GraphFactors, best: Choice) -> Schedule:
         if (make := rows[pick])
     }
     labels = {
-        node.removeprefix(KEEP): label
+        node.removeprefix(RETAINED_NODE): label
         for node, label in best.labels.items()
-        if node.startswith(KEEP) and label
+        if node.startswith(RETAINED_NODE) and label
     }
     keeps = sorted((g.levels[label - 1].name, t) for t, label in labels.items())
     return Schedule(

@@ -17,22 +17,22 @@ from math import inf, sqrt
 
 from dse.mapper.exact.optimal import names_some_dims, optimal
 from dse.mapper.exact.search import search, supports
+from dse.mapping.constraints import Constraints, Factors
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, role
 from dse.mapping.schedule import rename
-from dse.mapping.space import Constraints, Factors
+from dse.sim.counts.actions import accesses_per_elem, bits_of
 from dse.sim.counts.counts import footprints
-from dse.sim.counts.parts import bits_of, per_elem
 from dse.sim.einsum import bounds
 from dse.sim.einsum.boundary import ALONE, Boundary
-from dse.sim.einsum.cost import room_bits
+from dse.sim.einsum.cost import node_bits
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, objective_value
-from dse.solve.schedules.trips import trips_below
+from dse.solve.schedules.fusible_segments import trips_below
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum, Projection, canonical_key, compulsory_elems
 
 Key = tuple[object, ...]  # of an einsum at a place, without names
 # boundary of an einsum in a segment with others, which bring in tensors: no bound of an einsum alone holds
-BELOW = Boundary(branched=True)
+IN_SEGMENT = Boundary(branched=True)
 TRIES = 3  # searches of a nest, each for less capacity than the one before
 
 
@@ -75,7 +75,7 @@ class Nests:
     # by einsum and place: (free bits, einsum, its nest) of each search
     memo: dict[Key, list[tuple[float, Einsum, Nest]]] = field(default_factory=dict)
     lower_bounds: dict[Key, float] = field(default_factory=dict)  # memo of `lower_bound`
-    padding_extra: dict[Key, float] = field(default_factory=dict)  # memo of `closer`
+    padding_extra: dict[Key, float] = field(default_factory=dict)  # memo of `padding_extra_bound`
     keys: dict[tuple[Einsum, Place], Key] = field(default_factory=dict)
     searches: int = 0  # so far
     # of a machine with layouts: the same machine as if layouts cost nothing, for lower bounds
@@ -158,8 +158,8 @@ class Nests:
                 return Nest(None, 0, floor if attempt or found.unit == "nodes" else inf)
             if not attempt:
                 floor = (
-                    many * self._unit(found)
-                    + sum(n * self._few(one, place) for one, n in others)
+                    many * self._additive_value(found)
+                    + sum(n * self._trip_bound(one, place) for one, n in others)
                     + self.pj_once(e, place)
                 )
             own = replace(
@@ -202,18 +202,18 @@ class Nests:
         return found if isinstance(found, Infeasible) else found[0]
 
     def _problem(self, e: Einsum, place: Place, arch: Arch) -> Problem:
-        return Problem(arch, e, self.objective, BELOW if place.homes() or place.loops else ALONE)
+        return Problem(arch, e, self.objective, IN_SEGMENT if place.homes() or place.loops else ALONE)
 
     def _constraints(self, e: Einsum, place: Place) -> Constraints:
         return replace(self.constraints(e), homes=tuple(sorted((t, place.level) for t in place.homes())))
 
-    def _unit(self, found: EinsumCost) -> float:
+    def _additive_value(self, found: EinsumCost) -> float:
         value = objective_value(self.objective, found.energy_pj, found.latency_cycles) / (
             1 + found.optimality_gap
         )
         return sqrt(value) if self.objective == "edp" else value
 
-    def closer(self, e: Einsum, place: Place) -> float:
+    def padding_extra_bound(self, e: Einsum, place: Place) -> float:
         """Returns what a search of the trips that padding cuts adds to the lower bound of a nest; 0.0 for
         objectives other than energy. The search has the whole capacity of the level, and leaves leakage out,
         since cycles of these trips may overlap with those of others.
@@ -222,11 +222,12 @@ class Nests:
         if key not in self.padding_extra:
             others = trips_below(e, place.loops)[1:] if self.objective == "energy" else ()
             self.padding_extra[key] = sum(
-                n * max(self._other(one, place) - self._few(one, place), 0.0) for one, n in others
+                n * max(self._searched_trip_bound(one, place) - self._trip_bound(one, place), 0.0)
+                for one, n in others
             )
         return self.padding_extra[key]
 
-    def _other(self, trip: Einsum, place: Place) -> float:
+    def _searched_trip_bound(self, trip: Einsum, place: Place) -> float:
         constraints = self._constraints(trip, place)
         if not supports(trip, self.factors) or names_some_dims(constraints, self.arch):
             return 0.0
@@ -234,15 +235,15 @@ class Nests:
         found = search(self._problem(trip, place, self.arch.without("leakage")), self.factors, constraints)
         return found.lower_bound if found.mapping else 0.0
 
-    def _few(self, trip: Einsum, place: Place) -> float:
+    def _trip_bound(self, trip: Einsum, place: Place) -> float:
         """Returns a lower bound on the energy of a trip without a search; 0.0 for other objectives."""
         return (
-            self._compulsory(trip, place, self.arch.without("leakage"))[0]
+            self._compulsory_cost(trip, place, self.arch.without("leakage"))[0]
             if self.objective == "energy"
             else 0.0
         )
 
-    def _compulsory(self, trip: Einsum, place: Place, arch: Arch) -> tuple[float, float]:
+    def _compulsory_cost(self, trip: Einsum, place: Place, arch: Arch) -> tuple[float, float]:
         """Returns lower bounds on energy and cycles of a trip: its operations, and one move of each word from
         or to main memory. Tensors of `place.homes()`, which other einsums bring in, are not counted.
         """
@@ -256,7 +257,7 @@ class Nests:
                 pj = outer.write_pj if p is trip.output else outer.read_pj
                 energy -= (
                     bounds.words(p, trip, arch.word_bits)
-                    * per_elem(outer, p.bits or arch.word_bits)
+                    * accesses_per_elem(outer, p.bits or arch.word_bits)
                     * (0 if outer.bypass else pj)
                 )
         return energy, cycles
@@ -274,11 +275,13 @@ class Nests:
             words, bits = whole_words(p, e.sizes(), self.arch.word_bits), p.bits or self.arch.word_bits
             if p.tensor in place.held_whole:
                 total += words * (
-                    per_elem(outer, bits) * outer.read_pj + per_elem(level, bits) * level.write_pj
+                    accesses_per_elem(outer, bits) * outer.read_pj
+                    + accesses_per_elem(level, bits) * level.write_pj
                 )
             elif p is e.output and p.tensor in place.spilled:
                 total += words * (
-                    per_elem(outer, bits) * outer.write_pj + per_elem(level, bits) * level.read_pj
+                    accesses_per_elem(outer, bits) * outer.write_pj
+                    + accesses_per_elem(level, bits) * level.read_pj
                 )
         return total
 
@@ -303,7 +306,7 @@ class Nests:
         wide: the same at a level that holds all tensors, plus inputs that are fetched again in every trip.
         """
         (trip, many), *_ = trips_below(e, place.loops)
-        energy, cycles = self._compulsory(trip, place, self.arch)
+        energy, cycles = self._compulsory_cost(trip, place, self.arch)
         if self.objective == "edp":
             return many * sqrt(energy * cycles)
         own = many * objective_value(self.objective, energy, cycles) + self.pj_once(e, place)
@@ -360,7 +363,7 @@ class Nests:
         outer = self.arch.levels[0]
         bits = p.bits or self.arch.word_bits
         words = bounds.words(p, trip, self.arch.word_bits)
-        far, near = per_elem(outer, bits), per_elem(level, bits)
+        far, near = accesses_per_elem(outer, bits), accesses_per_elem(level, bits)
         leak = (1 if self.arch.overlap == "free" else 2) * self.arch.leak_mw() / self.arch.clock_ghz
         saved = far * outer.read_pj - near * (level.read_pj + leak / level.bandwidth)
         brought = far * (outer.read_pj + leak / outer.bandwidth) + near * (
@@ -374,7 +377,7 @@ class Nests:
         """
         outer, level = self.arch.levels[0], next(level for level in self.arch.levels if level.name == name)
         words, bits = p.stored_elems(), p.bits or self.arch.word_bits
-        far, near = words * per_elem(outer, bits), words * per_elem(level, bits)
+        far, near = words * accesses_per_elem(outer, bits), words * accesses_per_elem(level, bits)
         cycles = (far / outer.bandwidth + near / level.bandwidth) * (1 if self.arch.overlap == "free" else 2)
         pj = (
             far * outer.write_pj + near * level.read_pj
@@ -419,7 +422,7 @@ def own_bits(e: Einsum, arch: Arch, place: Place, own: Mapping) -> dict[str, int
     found: dict[str, int] = {}
     for row in rows:
         if row.tensor not in place.retained or row.level != place.level:
-            found[row.level] = found.get(row.level, 0) + room_bits(row, levels[row.level], bits)
+            found[row.level] = found.get(row.level, 0) + node_bits(row, levels[row.level], bits)
     return found
 
 

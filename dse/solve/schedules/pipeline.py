@@ -39,11 +39,11 @@ from dse.sim.einsum.evaluate import (
 )
 from dse.sim.fronts import Objective
 from dse.sim.schedule.graph import any_schedule
-from dse.solve.kapla.published import MOST, options
-from dse.solve.schedules.floors import lower_bound
+from dse.solve.kapla.published import MAX_EINSUMS, options
+from dse.solve.schedules.einsum_bounds import lower_bound
 from dse.solve.schedules.segments import (
     EVERY,
-    MOST_STAGES,
+    MAX_STAGES,
     ONE,
     PIPELINE_TILES,
     Option,
@@ -66,7 +66,7 @@ from dse.solve.schedules.segments import (
     to_segment,
     value,
 )
-from dse.solve.schedules.shares import SharingBounds, by_nodes, minimum_energy, sharing_bounds, time_of
+from dse.solve.schedules.stage_bounds import SharingBounds, by_nodes, minimum_energy, sharing_bounds, time_of
 from dse.solve.schedules.stages import Nodes, Stage, StageContext, own_nest, stage_bits, with_homes
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
@@ -83,7 +83,7 @@ PARTS = 20  # tiles of a stage that are tried without a limit
 WIDE = 1.3  # nodes of a stage lie within this factor above and below its share of the nodes (about)
 NODES_SCARCE = 1.1  # capacity of a stage's nodes over its forwarded tiles and pinned weights, at least
 PADDED = 1.15  # operations of all nodes (with padding of uneven tiles) over operations of the stage, at most
-STEP = 6  # tiles whose numbers of nodes agree to the sixth of an octave count as alike in `_worth`
+STEP = 6  # tiles whose numbers of nodes agree to the sixth of an octave count as alike in `_tiles_for`
 SLOW = 1.02  # cycles of the cheapest nest over the fewest possible from which faster nests are searched too
 STEPS, SLOWER = 12, 1.15  # steps of cycles in `_segment_bound`, and the factor from one to the next
 ROUGHLY = 1.1  # estimated cost over the best known cost from which on a choice is not priced
@@ -116,22 +116,22 @@ def pipelined(
     weights: str = "streamed",
     spatial: bool = True,
     temporal: bool = True,
-    steady: float = inf,
+    interval_limit: float = inf,
 ) -> Solution | Infeasible:
     """Returns the best schedule found. Raises ValueError if the machine has no nodes for stages.
 
     spatial: einsums may run at once, on regions of nodes.
     temporal: segments may run pipeline tile by pipeline tile.
-    steady: upper limit of the initiation interval, in cycles.
+    interval_limit: upper limit of the initiation interval, in cycles.
     """
     check(arch, "pipelined")
-    g = PipelineSearch(arch, workload, objective, weights, Nodes(arch), steady)
-    most, theirs_most = (MOST_STAGES, MOST) if spatial else (1, 1)
+    g = PipelineSearch(arch, workload, objective, weights, Nodes(arch), interval_limit)
+    most, theirs_most = (MAX_STAGES, MAX_EINSUMS) if spatial else (1, 1)
     pipeline_tiles = PIPELINE_TILES if temporal else ONE
     ranges = [r for r in ranges_of(g, most, pipeline_tiles) if fits(g, r)]
     first, made, _ = options(g, ranges_of(g, theirs_most, EVERY if temporal else ONE))
     alone = [_better(g, one, known) for one, known in zip(solve_alone(g, _alone), first, strict=True)]
-    theirs = {r: one for r, one in made.items() if one.steady <= g.limit}
+    theirs = {r: one for r, one in made.items() if one.initiation_interval <= g.limit}
     made = dict(theirs)
     floors, before = _lower_bounds(g, ranges), g.nodes.searches
     for r in segments_to_solve(*floors, add_up(g), lambda: _cheapest_chain(g, alone, made)):
@@ -309,7 +309,7 @@ def _refine(g: PipelineSearch, r: Range, one: Option) -> Option:
     outer = g.arch.levels[0].name
     (ny, _), (nx, _) = g.arch.fanouts[0].dims
     for j, (e, context) in enumerate(members):
-        y, x = ({lane.dim: lane for lane in one.segment.branches[j].region}[dim] for dim in (ny, nx))
+        y, x = ({part.dim: part for part in one.segment.branches[j].region}[dim] for dim in (ny, nx))
         tile: dict[str, int] = {}
         for node in one.segment.branches[j].mapping.nodes:
             if isinstance(node, Loop) and node.over in (ny, nx):
@@ -335,7 +335,9 @@ def _refine(g: PipelineSearch, r: Range, one: Option) -> Option:
                 )
                 branches = tuple(branch if i == j else b for i, b in enumerate(one.segment.branches))
                 found = price_of(g, own, replace(one.segment, branches=branches))
-                one = _better(g, found if found and found.steady <= g.limit else None, one) or one
+                one = (
+                    _better(g, found if found and found.initiation_interval <= g.limit else None, one) or one
+                )
     return one
 
 
@@ -349,8 +351,8 @@ def _candidates(
     stage = g.nodes.stage(e, tile, context, "energy")
     if not stage:
         return []
-    lanes, most = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents), g.arch.instances(1)
-    fastest = e.points() / lanes / g.arch.instances(len(g.arch.levels)) * most
+    tile_nodes, most = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents), g.arch.instances(1)
+    fastest = e.points() / tile_nodes / g.arch.instances(len(g.arch.levels)) * most
     leak = g.arch.leak_mw() / g.arch.clock_ghz
     little = (
         g.objective == "energy"
@@ -390,7 +392,7 @@ def _stages(
     if key not in g.memo:
         found = [
             stage
-            for tile in _worth(g, e, context, share * most, parts, limit)
+            for tile in _tiles_for(g, e, context, share * most, parts, limit)
             for stage in _candidates(g, e, tile, context)
         ]
         g.stages_priced += len(found)
@@ -431,7 +433,7 @@ def _smaller(one: Stage, other: Stage) -> bool:
     return all(any(a.rows <= b.rows and a.columns <= b.columns for a in one.shapes) for b in other.shapes)
 
 
-def _worth(
+def _tiles_for(
     g: PipelineSearch, e: Einsum, context: StageContext, nodes: float, parts: int, limit: float
 ) -> list[dict[str, int]]:
     """Returns up to `parts` tiles for about so many nodes, lowest energy bound first. Numbers of nodes (in
@@ -456,8 +458,8 @@ def _worth(
     ranked: list[tuple[int, float, dict[str, int]]] = []
     near: dict[object, int] = {}
     for taken, tile in sorted(best.values(), key=lambda one: one[0]):
-        lanes = prod(-(-sizes[rank] // t) for rank, t in tile.items())
-        kind = abs(round(STEP * log2(lanes / nodes))), *tile
+        tile_nodes = prod(-(-sizes[rank] // t) for rank, t in tile.items())
+        kind = abs(round(STEP * log2(tile_nodes / nodes))), *tile
         near[kind] = near.get(kind, 0) + 1
         ranked.append((near[kind], taken, tile))
     return [tile for _, _, tile in sorted(ranked, key=lambda one: one[:2])[:parts]]
@@ -476,7 +478,7 @@ def _segment(g: PipelineSearch, r: Range, alone: Sequence[Option | None], most: 
     if g.limit < inf:  # the best segment without the limit may meet it
         limit, g.limit = g.limit, inf
         free, g.limit = _segment(g, r, alone, CLOSER), limit
-        best = free if free and free.steady <= limit else None
+        best = free if free and free.initiation_interval <= limit else None
     parts = TIGHT if g.limit < inf else PARTS
     ways = [
         (part, context, _on_fewer(g, part, context, share, parts, g.limit / many))
@@ -504,7 +506,7 @@ def _segment(g: PipelineSearch, r: Range, alone: Sequence[Option | None], most: 
                 break
             if places := place_regions(g, choice):
                 found = price_of(g, own, to_segment(g, r, own, choice, places, contexts))
-                best = _better(g, found if found and found.steady <= g.limit else None, best)
+                best = _better(g, found if found and found.initiation_interval <= g.limit else None, best)
                 priced = priced + 1
                 if priced == (most if g.limit == inf else CLOSER):
                     break

@@ -24,12 +24,14 @@ from dse.mapping.classes import reads_as_written
 from dse.mapping.nest import Infeasible, Loop, Store
 from dse.mapping.schedule import Branch, Region, Schedule, Segment, rename
 from dse.mapping.searched import Mappings, Space, tile_counts
-from dse.sim.counts.parts import bits_of
+from dse.sim.counts.actions import bits_of
 from dse.sim.einsum.evaluate import Solution, objective_value
 from dse.sim.fronts import Objective
 from dse.sim.schedule.graph import evaluate
 from dse.solve.elimination import Reservation, Table, join, table
-from dse.solve.schedules.shares import SharingBounds
+from dse.solve.schedules.fusible_segments import has_nodes, runs, trips
+from dse.solve.schedules.fusible_segments import segments as looped
+from dse.solve.schedules.stage_bounds import SharingBounds
 from dse.solve.schedules.stages import (
     NODE_RANKS,
     WASTE,
@@ -44,20 +46,18 @@ from dse.solve.schedules.stages import (
     stage_bits,
     tiles,
 )
-from dse.solve.schedules.trips import has_nodes, runs, trips
-from dse.solve.schedules.trips import segments as looped
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts, owner
 
-MOST_STAGES = 6
+MAX_STAGES = 6
 # numbers of pipeline tiles that are searched, if they divide the extent of the shared loop; of an extent
 # below the first one all divisors (`searched.tile_counts`)
 PIPELINE_TILES = (8, 64)
 EVERY: tuple[int, ...] = ()  # instead of PIPELINE_TILES: all divisors
 ONE = (1,)  # instead of PIPELINE_TILES: no shared loop
-MOVED = 24  # arrangements of a chosen segment's rectangles that are priced
-VISITED = 4000  # positions of rectangles that one call of `place_regions` tries
+MAX_ARRANGEMENTS = 24  # arrangements of a chosen segment's rectangles that are priced
+MAX_POSITIONS = 4000  # positions of rectangles that one call of `place_regions` tries
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Option:
     segment: Segment
     energy: float  # pJ
     latency: float  # cycles
-    steady: float  # initiation interval in cycles
+    initiation_interval: float  # cycles
     peak: int = 0  # bits in a node's buffer while it runs
     pinned: int = 0  # bits in a node's buffer that its pinned weights take at all times
 
@@ -131,7 +131,7 @@ def pinned(g: PipelineSearch, e: Einsum) -> frozenset[str]:
 
 
 def ranges_of(
-    g: PipelineSearch, most: int = MOST_STAGES, pipeline_tiles: Sequence[int] = PIPELINE_TILES
+    g: PipelineSearch, most: int = MAX_STAGES, pipeline_tiles: Sequence[int] = PIPELINE_TILES
 ) -> list[Range]:
     """Returns all segments of 2 to `most` einsums: in each, every einsum but the first reads a forwarded
     tensor, and every einsum but the last makes one. A run of einsums occurs without a shared loop, and once
@@ -259,7 +259,7 @@ def place_regions(
         for shape in stages[order[len(there)]].shapes:
             for y, x in places(shape, there):
                 visited += 1
-                if visited > VISITED:
+                if visited > MAX_POSITIONS:
                     return None
                 free = all(
                     y >= b + one.rows or b >= y + shape.rows or x >= c + one.columns or c >= x + shape.columns
@@ -279,26 +279,28 @@ def place_regions(
 
 
 def cheapest_placement(g: PipelineSearch, r: Range, one: Option) -> Option:
-    """Returns the cheapest among up to MOVED other arrangements of a segment's rectangles: placed in another
-    order, or mirrored. Arrangements differ in hops from main memory and between stages, so in energy, not in
-    cycles.
+    """Returns the cheapest among up to MAX_ARRANGEMENTS other arrangements of a segment's rectangles: placed
+    in another order, or mirrored. Arrangements differ in hops from main memory and between stages, so in
+    energy, not in cycles.
     """
     (ny, rows), (nx, columns) = g.arch.fanouts[0].dims
     branches, own = one.segment.branches, g.workload.einsums[r.first : r.last + 1]
-    lanes = [{lane.dim: lane for lane in branch.region} for branch in branches]
+    region_by_dim = [{part.dim: part for part in branch.region} for branch in branches]
     stages = [
         Stage((), branch.mapping, (Shape(at[ny].size, at[nx].size, ()),), 0.0, 0.0)
-        for branch, at in zip(branches, lanes, strict=True)
+        for branch, at in zip(branches, region_by_dim, strict=True)
     ]
-    seen, best = {tuple((at[ny].first, at[nx].first) for at in lanes)}, one
-    for order, apart in islice(product(permutations(range(len(branches))), (False, True)), 2 * MOVED):
+    seen, best = {tuple((at[ny].first, at[nx].first) for at in region_by_dim)}, one
+    for order, apart in islice(
+        product(permutations(range(len(branches))), (False, True)), 2 * MAX_ARRANGEMENTS
+    ):
         places = place_regions(g, stages, order, apart) or ()
         for down, right in product((False, True), repeat=2):
             at = tuple(
                 (rows - y - s.rows if down else y, columns - x - s.columns if right else x)
                 for s, y, x in places
             )
-            if places and at not in seen and len(seen) <= MOVED:
+            if places and at not in seen and len(seen) <= MAX_ARRANGEMENTS:
                 seen.add(at)
                 regions = [
                     (Region(ny, y, s.rows), Region(nx, x, s.columns))
@@ -461,7 +463,9 @@ def _loop_names(r: Range, j: int) -> tuple[tuple[str, str], ...]:
 
 def times(one: Option, n: int) -> Option:
     """Returns an option with energy, latency and initiation interval of n occurrences one after the other."""
-    return replace(one, energy=n * one.energy, latency=n * one.latency, steady=n * one.steady)
+    return replace(
+        one, energy=n * one.energy, latency=n * one.latency, initiation_interval=n * one.initiation_interval
+    )
 
 
 def value(g: PipelineSearch, one: Option) -> float:
@@ -479,15 +483,15 @@ def best_chain(
     labels = {i: [None, *(r for r in segment_options if r.first <= i < r.last)] for i in range(n - 1)}
     tables: list[Table] = []
     rows: list[list[Option | None]] = []
-    rooms = (
+    reservations = (
         {f"run {i}": Reservation(arch.levels[1].capacity_bits or inf) for i in range(n)}
         if g.weights == "pinned"
         else {}
     )
-    rooms |= {"cycles": Reservation(g.limit)} if g.limit < inf else {}
+    reservations |= {"cycles": Reservation(g.limit)} if g.limit < inf else {}
     for i in range(n):
         near = [j for j in (i - 1, i) if 0 <= j < n - 1]
-        found = list(_border_labels(i, near, labels, alone, segment_options))
+        found = list(_boundary_labels(i, near, labels, alone, segment_options))
         if not found:
             e = workload.einsums[i]
             return (
@@ -497,17 +501,17 @@ def best_chain(
             )
         rows.append([o for _, o in found])
         costs = [
-            [o.energy, o.latency, *_reservations(g, o, i)] if o else [0.0] * (2 + len(rooms))
+            [o.energy, o.latency, *_reservations(g, o, i)] if o else [0.0] * (2 + len(reservations))
             for o in rows[-1]
         ]
         tables.append(
             table(
                 [f"border {j}" for j in near],
                 [(at, row) for (at, _), row in zip(found, costs, strict=True)],
-                tuple(rooms),
+                tuple(reservations),
             )
         )
-    joined = join(tables, rooms, objective)
+    joined = join(tables, reservations, objective)
     if not joined.choices and g.limit < inf:
         least = best_chain(replace(g, limit=inf, objective="latency"), alone, segment_options)
         return (
@@ -582,10 +586,10 @@ def _reservations(g: PipelineSearch, one: Option, first: int) -> list[float]:
         if g.weights == "pinned"
         else []
     )
-    return bits + [one.steady] * (g.limit < inf)
+    return bits + [one.initiation_interval] * (g.limit < inf)
 
 
-def _border_labels(
+def _boundary_labels(
     i: int,
     near: Sequence[int],
     labels: dict[int, list[Range | None]],

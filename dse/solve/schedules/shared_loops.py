@@ -38,12 +38,12 @@ from math import inf, prod
 from dse.mapper.exact.spatial import primes
 from dse.mapping.classes import cut_alike, shared_tensors
 from dse.mapping.nest import Mapping, role
+from dse.sim.counts.actions import accesses_per_elem
 from dse.sim.counts.counts import tile_bits
-from dse.sim.counts.parts import per_elem
 from dse.sim.einsum import bounds
 from dse.sim.einsum.evaluate import PRECISE
+from dse.solve.schedules.fusible_segments import Members
 from dse.solve.schedules.nests import Nest, Nests, Place, whole_words
-from dse.solve.schedules.trips import Members
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum, Projection
 from workloads.graph import owner
@@ -302,7 +302,7 @@ def _passing(s: SegmentSearch, t: OuterTensor, tiles: Tiles) -> Standing:
     outer = arch.levels[0]
     for i, p in t.users if t.may_stand else ():
         bits = p.bits or arch.word_bits
-        far, near = per_elem(outer, bits), per_elem(s.level, bits)
+        far, near = accesses_per_elem(outer, bits), accesses_per_elem(s.level, bits)
         read, write = (far * a - near * b for a, b in zip(_prices(outer), _prices(s.level), strict=True))
         saved = (write if t.result else read) - near * _leak(arch) / s.level.bandwidth
         least += max(saved, 0.0) * _words(s, i, p, tiles, used=True) * _trips(s, tiles, range(len(tiles)))
@@ -317,7 +317,7 @@ def _standing(s: SegmentSearch, t: OuterTensor, tiles: Tiles, order: Sequence[in
     """Returns what a tensor costs that stands at the level below the first loops of an order."""
     arch, (i, p) = s.nests.arch, t.users[0]
     outer, bits = arch.levels[0], p.bits or arch.word_bits
-    far, near = per_elem(outer, bits), per_elem(s.level, bits)
+    far, near = accesses_per_elem(outer, bits), accesses_per_elem(s.level, bits)
     above = order[:depth]
     cut = tuple(tile if c in above else n for c, (tile, n) in enumerate(zip(tiles, s.sizes, strict=True)))
     moved = _words(s, i, p, cut) * _trips(s, tiles, above)
@@ -376,9 +376,9 @@ def _fixed(s: SegmentSearch, i: int, tiles: Tiles) -> float:
     """
     arch, p, pj = s.nests.arch, s.own[i].output, 0.0
     outer, bits = arch.levels[0], p.bits or arch.word_bits
-    words, near = _words(s, i, p, s.sizes), per_elem(s.level, bits)
+    words, near = _words(s, i, p, s.sizes), accesses_per_elem(s.level, bits)
     if p.tensor in s.members.spilled:
-        pj += words * (near * s.level.read_pj + per_elem(outer, bits) * outer.write_pj)
+        pj += words * (near * s.level.read_pj + accesses_per_elem(outer, bits) * outer.write_pj)
     if p.tensor in s.retained[i] and s.level.skip_first_read:
         cut = frozenset(c for c, ranks in enumerate(s.members.classes) if ranks[i] in p.ranks())
         again = _again(s, OuterTensor(p.tensor, ((i, p),), cut, True, True), tiles)

@@ -20,12 +20,12 @@ from itertools import combinations
 from math import inf, log2, prod
 
 from dse.mapper.exact.search import search, supports
+from dse.mapping.constraints import Constraints
 from dse.mapping.nest import Loop, Mapping, Store, may_keep
 from dse.mapping.schedule import rename
 from dse.mapping.searched import windowed
-from dse.mapping.space import Constraints
+from dse.sim.counts.actions import bits_of
 from dse.sim.counts.counts import counted, footprints, tile_bits, tile_words
-from dse.sim.counts.parts import bits_of
 from dse.sim.einsum.cost import overflow
 from dse.sim.einsum.evaluate import (
     EinsumCost,
@@ -34,11 +34,12 @@ from dse.sim.einsum.evaluate import (
     evaluate_fitting_alone,
     objective_value,
 )
-from dse.solve.schedules.nests import BELOW
+from dse.solve.schedules.nests import IN_SEGMENT
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 
-ROOMS = 512  # free capacities are rounded down to multiples of 1/ROOMS of a buffer: memo entries are reused
+# free capacities are rounded down to multiples of 1/CAPACITY_STEPS of a buffer: memo entries are reused
+CAPACITY_STEPS = 512
 PLACED = 2000  # budget of a search of nests, in nest nodes placed, while tiles are compared
 # budget of a search for tiles that were chosen; it is repeated up to ROUNDS times, each time for a cost of at
 # most BETTER times the last one
@@ -120,9 +121,9 @@ def tiles(e: Einsum, most: int, sums: bool = False) -> Iterator[dict[str, int]]:
         yield from ({rank: t} for t in _even(sizes[rank], most) if t < sizes[rank])
     for a, b in combinations(ranks, NODE_RANKS):
         for first in _even(sizes[a], most):
-            lanes = -(-sizes[a] // first)
+            nodes = -(-sizes[a] // first)
             if first < sizes[a]:
-                yield from ({a: first, b: t} for t in _even(sizes[b], most // lanes) if t < sizes[b])
+                yield from ({a: first, b: t} for t in _even(sizes[b], most // nodes) if t < sizes[b])
 
 
 def part_of(e: Einsum, tile: dict[str, int]) -> Einsum:
@@ -215,11 +216,11 @@ class Nodes:
     ) -> Stage | None:
         """Returns the stage with the best nest of a node on given rectangles; None: no nest fits."""
         part = part_of(e, tile)
-        lanes = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents)
+        nodes = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents)
         room = self.free_bits(part, context)
         if room < 0:
             return None
-        room -= room % max((self.arch.levels[1].capacity_bits or 0) // ROOMS, 1)
+        room -= room % max((self.arch.levels[1].capacity_bits or 0) // CAPACITY_STEPS, 1)
         price = self._price(e, tile, context)
         order = [p.tensor for p in (e.output, *e.inputs)]
         homes = frozenset(
@@ -239,7 +240,7 @@ class Nodes:
             tuple(sorted(tile.items())),
             nest,
             tuple(own),
-            lanes * found.energy_pj + self.partial_sums(e, tile, context),
+            nodes * found.energy_pj + self.partial_sums(e, tile, context),
             found.latency_cycles,
         )
 
@@ -344,17 +345,17 @@ class Nodes:
         if self.inside:
             offered = [
                 with_homes(nest, homes, outer.name)
-                for nest in self.inside(Problem(asked, part, objective, BELOW))
+                for nest in self.inside(Problem(asked, part, objective, IN_SEGMENT))
                 if homes <= _in(nest, own[1].name)
             ]
-            if best := _best(Problem(node, part, objective, BELOW), offered, homes):
+            if best := _best(Problem(node, part, objective, IN_SEGMENT), offered, homes):
                 return best
         nests = []
         for machine in (
             asked,
             replace(asked, fanouts=tuple(replace(f, reduce=(False,) * len(f.dims)) for f in asked.fanouts)),
         ):
-            problem = Problem(machine, part, objective, BELOW)
+            problem = Problem(machine, part, objective, IN_SEGMENT)
             nests += list(_search(problem, constraints, closer)) if supports(part, "perfect") else []
             if not any(
                 isinstance(n, Loop) and n.over and n.rank not in part.output.ranks()
@@ -362,7 +363,7 @@ class Nodes:
                 for n in nest.nodes
             ):
                 break
-        return _best(Problem(node, part, objective, BELOW), nests, homes)
+        return _best(Problem(node, part, objective, IN_SEGMENT), nests, homes)
 
 
 def _in(nest: Mapping, level: str) -> set[str]:

@@ -36,15 +36,15 @@ from numpy.typing import NDArray
 
 from dse.mapping.nest import Infeasible
 from dse.run.compiled import njit
+from dse.sim.counts.actions import action_pj, elapsed_cycles
 from dse.sim.counts.counts import reading
-from dse.sim.counts.parts import action_pj, elapsed_cycles
 from dse.sim.einsum import bound_kernels
 from dse.sim.einsum.bounds import lower_bound, needs, rates
 from dse.sim.einsum.cost import cycles_of, ports
 from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Violated
 from dse.solve.sharing.shared_schedules import prices, times, unit
 from hw.arch import Arch, FieldRole, Slot, slots
-from hw.columns import Columns, alike
+from hw.columns import Columns, group_equal_rows
 from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum
 
@@ -162,7 +162,7 @@ def machine_batch(first: Arch, columns: Columns, arch: Callable[[int], Arch]) ->
 
     def kinds(role: FieldRole) -> MachineGroups:
         rows = np.column_stack([columns.at(one) for one in slots(first, role)])
-        some, of = alike(np.nan_to_num(rows, nan=-1.0))
+        some, of = group_equal_rows(np.nan_to_num(rows, nan=-1.0))
         own = columns.take(some)
         return MachineGroups(
             own,
@@ -197,7 +197,7 @@ def cost_on(c: MachineBatch, e: Einsum, found: EinsumCost) -> BatchCost:
     return BatchCost(pj, cycles)
 
 
-def steady_on(c: MachineBatch, e: Einsum, found: EinsumCost) -> Floats:
+def initiation_intervals_on(c: MachineBatch, e: Einsum, found: EinsumCost) -> Floats:
     """Returns the initiation interval in cycles of an einsum that runs back to back, by kind of rates."""
     at = reading(found.mapping, e, c.first)
     return np.concatenate(
@@ -212,9 +212,10 @@ def steady_on(c: MachineBatch, e: Einsum, found: EinsumCost) -> Floats:
 
 def lower_bound_on(c: MachineBatch, e: Einsum) -> BatchCost:
     """Returns lower bounds of all mappings of an einsum on all kinds of machines."""
-    unleaking, runs = replace(c.by_energy.columns, leak_mw=np.zeros(len(c.prices))), ((e, 1.0),)
+    without_leakage, runs = replace(c.by_energy.columns, leak_mw=np.zeros(len(c.prices))), ((e, 1.0),)
     return BatchCost(
-        bound_kernels.sequential(runs, unleaking)[0], bound_kernels.sequential(runs, c.by_rate.columns)[1]
+        bound_kernels.sequential(runs, without_leakage)[0],
+        bound_kernels.sequential(runs, c.by_rate.columns)[1],
     )
 
 
@@ -230,7 +231,7 @@ class SharedMappings:
     einsum: Einsum
     mappings: tuple[EinsumCost, ...]  # each priced on one of the machines
     choice: NDArray[np.int16]  # [n] mapping of each machine
-    gaps: Parts  # [n] optimality gap on each machine, in parts (`gap_of`)
+    gaps: Parts  # [n] optimality gap on each machine, in parts (`from_parts`)
 
 
 def find_shared_mappings(
@@ -247,7 +248,7 @@ def find_shared_mappings(
     best = np.full(len(c), np.inf)
     choice = np.zeros(len(c), np.int16)
     found: dict[str, EinsumCost] = {}
-    asked, rng, unleaking = np.zeros(len(c), np.bool_), Random(0), dict[int, float]()
+    asked, rng, without_leakage = np.zeros(len(c), np.bool_), Random(0), dict[int, float]()
     units = units_of(c, e)
 
     while (open_ := np.flatnonzero(~asked & ((far := _relative_gap(best, bound)) > share))).size:
@@ -267,34 +268,34 @@ def find_shared_mappings(
         new = {
             kind: arch.without("leakage")
             for i, arch in zip(own, arches, strict=True)
-            if (kind := int(c.by_energy.of[i])) not in unleaking
+            if (kind := int(c.by_energy.of[i])) not in without_leakage
         }
-        unleaking |= zip(new, lower_bounds(list(new.values())) if new else (), strict=True)
+        without_leakage |= zip(new, lower_bounds(list(new.values())) if new else (), strict=True)
         for i, one in zip(own, answers, strict=True):
             assert isinstance(one, EinsumCost)
-            known = one.energy_pj / (1 + one.optimality_gap), unleaking[int(c.by_energy.of[i])]
+            known = one.energy_pj / (1 + one.optimality_gap), without_leakage[int(c.by_energy.of[i])]
             raise_bounds(c, bound, i, *known, units, least.cycles)
     gaps = _relative_gap(best, bound)
     gaps[gaps <= 2 * PRECISE] = 0.0  # bounds are rounded down
     used, of_used = np.unique(choice, return_inverse=True)
     return SharedMappings(
-        e, tuple(list(found.values())[k] for k in used), of_used.astype(np.int16), parts_of(gaps, share)
+        e, tuple(list(found.values())[k] for k in used), of_used.astype(np.int16), to_parts(gaps, share)
     )
 
 
-def part_of(share: float) -> float:
+def part_size(share: float) -> float:
     """Returns the size of a part: gaps are stored in whole parts."""
     return share / min(STEPS, max(1, int(share * FINEST)))
 
 
-def parts_of(gaps: Floats, share: float) -> Parts:
+def to_parts(gaps: Floats, share: float) -> Parts:
     """Returns gaps in parts, rounded up. A gap of at most `share` stays at most `share`."""
-    return np.minimum(np.ceil(gaps / part_of(share)), UNKNOWN).astype(np.uint16)
+    return np.minimum(np.ceil(gaps / part_size(share)), UNKNOWN).astype(np.uint16)
 
 
-def gap_of(parts: Parts, share: float) -> Floats:
+def from_parts(parts: Parts, share: float) -> Floats:
     """Returns gaps from their numbers of parts, inf for UNKNOWN."""
-    return np.where(parts == UNKNOWN, np.inf, parts * part_of(share))
+    return np.where(parts == UNKNOWN, np.inf, parts * part_size(share))
 
 
 def units_of(c: MachineBatch, e: Einsum) -> Floats:
@@ -316,12 +317,18 @@ def _relative_gap(value: Floats, lower: Floats) -> Floats:
 
 
 def raise_bounds(
-    c: MachineBatch, bound: Floats, k: int, lower: float, unleaking: float, units: Floats, cycles: Floats
+    c: MachineBatch,
+    bound: Floats,
+    k: int,
+    lower: float,
+    without_leakage: float,
+    units: Floats,
+    cycles: Floats,
 ) -> None:
     """Raises the lower bounds `bound` [n] of all machines by the lower bounds of machine k (formula at the
     top).
 
-    lower, unleaking: lower bounds of machine k with leakage and without (F_k, G_k).
+    lower, without_leakage: lower bounds of machine k with leakage and without (F_k, G_k).
     units: `units_of` (U).
     cycles: lower bounds of cycles by kind of rates (C).
     """
@@ -330,13 +337,23 @@ def raise_bounds(
     a = np.min(c.prices[:, asks] / of[asks], axis=1) if asks.any() else np.zeros(len(c.prices))
     rest = np.maximum(c.prices - a[:, None] * of, 0.0) @ units
     b = np.minimum(1.0, np.min(c.times[:, takes] / at[takes], axis=1))
-    _raise(
-        bound, c.leak_mw / c.clock_ghz, c.by_energy.of, c.by_rate.of, a, b, rest, cycles, k, lower, unleaking
+    _raise_kernel(
+        bound,
+        c.leak_mw / c.clock_ghz,
+        c.by_energy.of,
+        c.by_rate.of,
+        a,
+        b,
+        rest,
+        cycles,
+        k,
+        lower,
+        without_leakage,
     )
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _raise(
+def _raise_kernel(
     bound: Floats,
     leak: Floats,
     by_energy: GroupOf,
@@ -347,13 +364,13 @@ def _raise(
     cycles: Floats,
     k: int,
     lower: float,
-    unleaking: float,
+    without_leakage: float,
 ) -> None:
     for i in range(len(bound)):
         share, slower = a[by_energy[i]], b[by_rate[i]]
         c = leak[i] * slower / leak[k] if leak[k] > 0 else np.inf
         if c <= share:
-            more = c * lower + (share - c) * unleaking
+            more = c * lower + (share - c) * without_leakage
         else:
             more = (
                 share * lower
@@ -402,7 +419,7 @@ class Table:
     pj: Floats  # [M, kinds of prices] energy without leakage
     cycles: Floats  # [M, kinds of rates]
     # [M, kinds of rates] initiation intervals of a workload of one distinct einsum; else equal to `cycles`
-    steady: Floats
+    initiation_intervals: Floats
     choice: NDArray[np.int16]  # [E, n] number of the mapping
     gaps: Parts  # [E, n] optimality gap, in parts
     share: float  # relative gap that was allowed
@@ -424,7 +441,9 @@ def table(c: MachineBatch, lower: LowerBounds, each: Sequence[SharedMappings], s
         cost = cost_on(c, e, one)
         pj[i], cycles[i] = cost.pj, cost.cycles
     # with several distinct einsums, equal ones do not run back to back
-    steady = np.stack([steady_on(c, e, one) for e, one in mappings]) if len(each) == 1 else cycles
+    steady = (
+        np.stack([initiation_intervals_on(c, e, one) for e, one in mappings]) if len(each) == 1 else cycles
+    )
     return Table(
         lower,
         tuple(one for _, one in mappings),
@@ -462,9 +481,9 @@ def sums_at(c: MachineBatch, t: Table, at: Ints) -> Sums:
     if (wrong := np.flatnonzero((least > energy * (1 + PRECISE)).any(axis=1))).size:
         raise Violated(f"{t.lower_bounds.einsums[wrong[0]].name}: lower bound above the cost")
     to_bound = _relative_gap(energy, least)
-    gaps = np.minimum(gap_of(t.gaps[:, at], t.share), to_bound)
+    gaps = np.minimum(from_parts(t.gaps[:, at], t.share), to_bound)
     whole, whole_cycles, whole_least = total(energy), total(cycles), total(least)
-    steady = whole_cycles if len(t.lower_bounds.einsums) > 1 else total(t.steady[choice, paced])
+    steady = whole_cycles if len(t.lower_bounds.einsums) > 1 else total(t.initiation_intervals[choice, paced])
     whole_to_bound = _relative_gap(whole, whole_least)
     gap = np.minimum(_relative_gap(whole, total(energy / (1 + gaps))), whole_to_bound)
     return Sums(

@@ -37,8 +37,8 @@ from numpy.typing import NDArray
 from dse.mapping.nest import Infeasible
 from dse.mapping.schedule import Schedule, rename, sequential
 from dse.mapping.searched import Space
+from dse.sim.counts.actions import action_pj, elapsed_cycles, op_pj
 from dse.sim.counts.counts import reading
-from dse.sim.counts.parts import action_pj, elapsed_cycles, op_pj
 from dse.sim.einsum import boundary
 from dse.sim.einsum.boundary import ALONE
 from dse.sim.einsum.bounds import lower_bound, needs, rates
@@ -262,7 +262,7 @@ def _price(
         each = np.array([[action_pj(row.key, one.einsum, unit) for unit in units] for row in counted])
         actions.append((np.array([row.elems for row in counted]), each.max(axis=1), np.argmax(each, axis=1)))
         sums = reading(c.mapping, one.einsum, arch)
-        timed, begun = boundary.nest_in_time(one.boundary, c.mapping, sums, arch)
+        timed, begun = boundary.timed_nest(one.boundary, c.mapping, sums, arch)
         for some, wide in f.wide:
             own, waits = ports(c.counts, one.einsum, wide, timed, begun)
             cycles[i, some] = elapsed_cycles(own, waits)

@@ -12,7 +12,7 @@ from dse.mapper.exact.kernels.spatial_search import (
     FreePes,
     by_bound,
     choices,
-    close_hopeless,
+    close_dominated,
     enumerate_spatial,
     group_equal_pes,
     lower_to,
@@ -124,7 +124,7 @@ def search(
     whole, never = np.array([total]), np.full(machines, np.inf)  # `never`: bounds of what was not enumerated
     for most in (LOWEST, ALL):
         if best.min() < np.inf:
-            close_hopeless(c, total, caps, t, e, m, x, w, best)
+            close_dominated(c, total, caps, t, e, m, x, w, best)
         groups, start = group_equal_pes(c, e)
         inside = min_inside(groups, e.order, left)
         rough = min_later(groups, e.order, caps)
@@ -150,7 +150,7 @@ def search(
             never = root_bound(groups, inside, left, t, e, m, x, w)
             break
         for g in by_bound(low_of_groups, w.unit):
-            if not some_win(low_of_groups[g], best, w.equal):
+            if not some_win(low_of_groups[g], best, w.ties_allowed):
                 continue
             if n >= full:
                 n = expand_choices(
@@ -239,7 +239,7 @@ def search(
         if w.tally[CHOICES] > w.tally[MOST_CHOICES]:
             break
         # no unrolling that was left out has a lower bound than the best
-        if machines == 1 and w.tally[VISITED] <= w.tally[BUDGET] and not wins(0, rest, best, w.equal):
+        if machines == 1 and w.tally[VISITED] <= w.tally[BUDGET] and not wins(0, rest, best, w.ties_allowed):
             break
     n = expand_choices(
         np.inf, chosen, bound, n, t, e, p, m, free, rules, memo, w, outer, seen, outer_bounds, best
@@ -362,11 +362,11 @@ def precedes(j: int, own: Ints, e: Einsum, w: Work) -> bool:
     """Whether nests under the spatial unrolling w.unrolling, with tensors in the levels own [X], come before
     the best nest of machine j in the order of ties (`ties_with`).
     """
-    lanes = order_of(w.unrolling, w.best_unrolling[j], e.order) if w.best_count[j] >= 0 else 1
-    for x in range(own.shape[0] if lanes == 0 else 0):
-        if own[x] != w.best_own[j, x]:
-            return bool(own[x] < w.best_own[j, x])
-    return bool(lanes < 0)
+    unrolling_order = order_of(w.unrolling, w.best_unrolling[j], e.order) if w.best_count[j] >= 0 else 1
+    for x in range(own.shape[0] if unrolling_order == 0 else 0):
+        if own[x] != w.best_holders[j, x]:
+            return bool(own[x] < w.best_holders[j, x])
+    return bool(unrolling_order < 0)
 
 
 @inner()
@@ -389,16 +389,16 @@ def expand(
     """
     bound_unrolling(t, e, p, memo, w)
     for j in range(w.best_count.shape[0]):
-        w.equal[j] = ties_with(j, w.unrolling, e, w)
+        w.ties_allowed[j] = ties_with(j, w.unrolling, e, w)
     own, bound, sums = placements(t, m, w, best)
     for s in by_bound(bound, w.unit):
-        w.lives[0] = 0
+        w.live_count[0] = 0
         for j in range(w.best_count.shape[0]):
-            w.equal[j] = precedes(j, own[s], e, w)
-            if bound[s, j, 0] < np.inf and wins(j, bound[s, j], best, w.equal):
-                w.live[0, w.lives[0]] = j
-                w.lives[0] += 1
-        if w.lives[0] == 0:
+            w.ties_allowed[j] = precedes(j, own[s], e, w)
+            if bound[s, j, 0] < np.inf and wins(j, bound[s, j], best, w.ties_allowed):
+                w.live[0, w.live_count[0]] = j
+                w.live_count[0] += 1
+        if w.live_count[0] == 0:
             continue
         init_nodes(own[s], t, sums, e, m, p, w)
         held, at = outer_holders(own[s], t, m), 0
@@ -413,23 +413,23 @@ def expand(
             outer_bounds.levels[at] = held
             outer_bound(t, e, p, free, rules, memo, w, outer, seen, outer_bounds.energy[at])
         n = 0
-        for a in range(w.lives[0]):
+        for a in range(w.live_count[0]):
             j = w.live[0, a]
             w.outer_extra[j] = (
                 max(outer_bounds.energy[at, j] - separate_outer_pj(j, t, w), 0.0) if hard else 0.0
             )
             w.parts[0, j, 0] += w.outer_extra[j]
             objective_value(w.parts[0], j, m, w.cost)
-            if wins(j, w.cost, best, w.equal):
+            if wins(j, w.cost, best, w.ties_allowed):
                 w.live[0, n], n = j, n + 1
-        w.lives[0] = n
+        w.live_count[0] = n
         if n > 0:
             seen.tally[ROUND], seen.tally[COUNT] = seen.tally[ROUND] + 1, 0
             nests(t, e, p, m, rules, memo, w, seen, best)
         if w.tally[VISITED] > w.tally[BUDGET]:
             break
     for j in range(w.best_count.shape[0]):
-        w.equal[j] = w.best_count[j] >= 0  # for other unrollings `may_lead` decides
+        w.ties_allowed[j] = w.best_count[j] >= 0  # for other unrollings `may_lead` decides
 
 
 @lean
@@ -482,7 +482,7 @@ def outer_bound(
             outer.best[j, i] = np.inf
         outer.outer_extra[j] = 0.0
         outer.live[0, j] = j
-    outer.lives[0] = energy.shape[0]
+    outer.live_count[0] = energy.shape[0]
     for v in range(w.need.shape[1]):
         outer.need[0, v] = 0.0
     for q in range(w.lower.shape[0]):
@@ -518,7 +518,9 @@ def fits_whole(x: int, v: int, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
     """
     for r in range(w.largest.shape[0]):
         w.largest[r] = p.span[w.unrolling[r], m.position[v], 1] - 1
-    return bool(hull(x, w.largest, w.largest, True, -1, e, p, m) * m.takes[x, v] <= m.capacity[v] < np.inf)
+    return bool(
+        hull(x, w.largest, w.largest, True, -1, e, p, m) * m.uses_capacity[x, v] <= m.capacity[v] < np.inf
+    )
 
 
 @lean
@@ -532,14 +534,14 @@ def init_nodes(own: Ints, t: Terms, sums: Floats, e: Einsum, m: Machine, p: Pool
     nest.
     """
     n, levels = 0, m.capacity.shape[0]
-    for a in range(w.lives[0]):
+    for a in range(w.live_count[0]):
         j = w.live[0, a]
         for i in range(t.base.shape[1]):
             w.parts[0, j, i] = t.base[j, i]
             for x in range(own.shape[0]):
                 w.parts[0, j, i] += sums[j, own[x], i]
     for x in range(own.shape[0]):
-        w.own[x], before = own[x], -1
+        w.holders[x], before = own[x], -1
         for v in range(levels):
             if t.holder_sets[own[x]] >> v & 1:
                 if before >= 0 or v > 0:

@@ -97,13 +97,13 @@ def keep_improving(d: int, parts: Floats, m: Machine, w: Work, best: Floats, kee
     keep: whether these become the machines alive after d + 1 nodes. If not, the count ends at the first one.
     """
     n = 0
-    for a in range(w.lives[d]):
+    for a in range(w.live_count[d]):
         j = w.live[d, a]
         objective_value(parts, j, m, w.cost)
-        if wins(j, w.cost, best, w.equal):
+        if wins(j, w.cost, best, w.ties_allowed):
             if not keep:
                 return 1
             w.live[d + 1, n], n = j, n + 1
     if keep:
-        w.lives[d + 1] = n
+        w.live_count[d + 1] = n
     return n

@@ -148,7 +148,7 @@ def fits(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Work) -
     for other in range(w.tally[NODES_PLACED]):
         if other != n and w.nodes[other, LEVEL] == level and not w.done[d] >> other & 1:
             x = w.nodes[other, TENSOR]
-            need += hull(x, w.at[d], w.at[d], True, -1, e, p, m) * m.takes[x, level]
+            need += hull(x, w.at[d], w.at[d], True, -1, e, p, m) * m.uses_capacity[x, level]
     return bool(need <= m.capacity[level])
 
 
@@ -165,7 +165,7 @@ def own_bits(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Wor
         tile = (
             footprint(x, w.at[d], w.tile[d], e, p, m) if sinks else standing(x, w.at[d], w.tile[d], e, p, m)
         )
-    bits: float = m.takes[x, level] * tile
+    bits: float = m.uses_capacity[x, level] * tile
     if whole and m.double_buffer[level]:
         again = parent >= 0 and tile < hull(x, w.at[d], w.tile[d], sinks, -1, e, p, m)
         for r in range(w.tile.shape[1]):
@@ -240,13 +240,13 @@ def enter_fanout(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules,
                 and shares_unevenly(w.tile[d, r], p)
                 and w.tile[d, r] != p.last[w.tile[d, r]]
             ):
-                for a in range(w.lives[d] if is_innermost(k, rules.unconstrained, p, m, w) else 0):
+                for a in range(w.live_count[d] if is_innermost(k, rules.unconstrained, p, m, w) else 0):
                     # whatever the objective
                     w.parts[d, w.live[d, a], 0] = w.parts[d, w.live[d, a], STEPS] = np.inf
             w.entry[k, r] = w.tile[d, r]
             w.tile[d, r] = p.out[w.tile[d, r]]
         w.position[d] = k - 1
-        for a in range(w.lives[d] if k == 1 else 0):
+        for a in range(w.live_count[d] if k == 1 else 0):
             w.parts[d, w.live[d, a], 0] -= w.outer_extra[w.live[d, a]]
         add_exposed(d, -1, w.tile[d], w.tile[d], t, e, p, m, w, w.parts[d])
 
@@ -293,7 +293,7 @@ def reset_loop(d: int, p: Pool, w: Work) -> None:
     """The loop at w.level[d] begins with its largest tile."""
     i = w.level[d]
     if i < w.loops[d]:
-        w.turn[d, i] = p.span[w.unrolling[w.rank[d, i]], w.nodes[w.node[d], POSITION], 1]
+        w.loop_tile[d, i] = p.span[w.unrolling[w.rank[d, i]], w.nodes[w.node[d], POSITION], 1]
         w.first[d, i], w.ended[d, i] = True, BOUND
 
 
@@ -305,12 +305,12 @@ def next_tile(d: int, p: Pool, w: Work) -> bool:
     i = w.level[d]
     r = w.rank[d, i]
     begin = w.tile[d, r]
-    w.turn[d, i] -= 1
-    while w.turn[d, i] >= begin and p.size[w.turn[d, i]] % p.size[begin]:
-        w.turn[d, i] -= 1
-    if w.turn[d, i] < begin:
+    w.loop_tile[d, i] -= 1
+    while w.loop_tile[d, i] >= begin and p.size[w.loop_tile[d, i]] % p.size[begin]:
+        w.loop_tile[d, i] -= 1
+    if w.loop_tile[d, i] < begin:
         return False
-    w.at[d, r] = w.turn[d, i]
+    w.at[d, r] = w.loop_tile[d, i]
     for j in range(i + 1, w.loops[d]):
         w.at[d, w.rank[d, j]] = w.tile[d, w.rank[d, j]]
     return True
@@ -339,7 +339,7 @@ def add_fetches(
     that it sinks to, where first and last tiles are waited for.
     """
     x, level, parent = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT]
-    for a in range(w.lives[d]):
+    for a in range(w.live_count[d]):
         machine = w.live[d, a]
         for i in range(w.parts.shape[2]):
             w.parts[d + 1, machine, i] = w.parts[d, machine, i]
@@ -360,7 +360,7 @@ def add_link(d: int, link: int, more: float, t: Terms, w: Work, parts: Floats) -
     """Adds to parts [J, P], of the machines that are alive after d nodes, the cost of `more` of a link's
     quantity.
     """
-    for a in range(w.lives[d]):
+    for a in range(w.live_count[d]):
         j = w.live[d, a]
         for i in range(parts.shape[1]):
             parts[j, i] += t.coef[j, link, i] * more
@@ -430,16 +430,16 @@ def dominated_inner_state(
     if at < 0:  # the table is full
         return False
     parts, last = w.parts[w.parts.shape[0] - 1], w.parts.shape[0] - 1
-    for a in range(w.lives[d]):
+    for a in range(w.live_count[d]):
         j = w.live[d, a]
         for i in range(parts.shape[1]):
             parts[j, i] = w.parts[d, j, i]
         w.live[last, a] = j
-    w.lives[last] = w.lives[d]
+    w.live_count[last] = w.live_count[d]
     if clipped_ones:
         add_clipped(last, d, t, e, p, memo, w)
     n = 0
-    for a in range(w.lives[last]):
+    for a in range(w.live_count[last]):
         j, worse, v = w.live[last, a], False, seen.head[at]
         while v >= 0 and not worse:
             worse = seen.of[v] == j
@@ -455,7 +455,7 @@ def dominated_inner_state(
             seen.next[v], seen.head[at], seen.of[v] = seen.head[at], v, j
             for i in range(parts.shape[1]):
                 seen.parts[v, i] = parts[j, i]
-    w.lives[d] = n
+    w.live_count[d] = n
     return n == 0
 
 
@@ -635,16 +635,16 @@ def record_if_better(
     unrolling and levels the first that comes is kept.
     """
     add_clipped(d, d, t, e, p, memo, w)
-    for a in range(w.lives[d]):
+    for a in range(w.live_count[d]):
         machine = w.live[d, a]
         objective_value(w.parts[d], machine, m, w.cost)
-        if wins(machine, w.cost, best, w.equal):
-            better, w.equal[machine] = compare(w.cost, best[machine]) < 0, False
+        if wins(machine, w.cost, best, w.ties_allowed):
+            better, w.ties_allowed[machine] = compare(w.cost, best[machine]) < 0, False
             for i in range(3 if better else 0):
                 best[machine, i] = w.cost[i]
             w.best_count[machine] = d
-            for x in range(w.own.shape[0]):
-                w.best_own[machine, x] = w.own[x]
+            for x in range(w.holders.shape[0]):
+                w.best_holders[machine, x] = w.holders[x]
             for r in range(w.unrolling.shape[0]):
                 w.best_unrolling[machine, r] = w.unrolling[r]
             for j in range(d):
@@ -691,7 +691,7 @@ def may_improve(j: int, upto: int, t: Terms, m: Machine, rest: Floats, w: Work, 
     for i in range(w.guess.shape[0]):
         w.parts[last, j, i] = t.base[j, i] + (rest[0, i] if i < upto else 0.0)
     objective_value(w.parts[last], j, m, w.cost)
-    return wins(j, w.cost, best, w.equal)
+    return wins(j, w.cost, best, w.ties_allowed)
 
 
 @lean
@@ -724,7 +724,7 @@ def next_holders(
             parts[x + 1, i] = parts[x, i] + sums[at[x], i]
             w.parts[last, j, i] = parts[x + 1, i] + rest[x + 1, i]
         objective_value(w.parts[last], j, m, w.cost)
-        if not wins(j, w.cost, best, w.equal):
+        if not wins(j, w.cost, best, w.ties_allowed):
             continue
         if x == tensors - 1:
             return True

@@ -66,7 +66,7 @@ class Choices(NamedTuple):
 
 
 @inner()
-def spread_over_dims(i: int, o: int, used: Ints, many: Ints, c: Choices, m: Machine) -> bool:
+def extend_pes(i: int, o: int, used: Ints, many: Ints, c: Choices, m: Machine) -> bool:
     """Extends the PEs that earlier ranks use along each dimension by unrolling o of the i-th rank: writes
     used[i + 1] and many[i + 1]. Returns whether some way fits the dimensions.
 
@@ -129,15 +129,15 @@ def quotients(size: Ints) -> FreePes:
             cells *= many[d]
         for d in range(dims):
             steps[d] *= 2
-    lanes, cell, stride = np.ones((cells, dims), np.int64), np.zeros(found.shape, np.int64), 1
+    pes, cell, stride = np.ones((cells, dims), np.int64), np.zeros(found.shape, np.int64), 1
     for d in range(dims):
         values = np.flatnonzero(found[d])
         for n in range(1, size[d] + 1):
             cell[d, n] = stride * np.searchsorted(values, n)
         for c in range(cells):
-            lanes[c, d] = values[c // stride % many[d]]
+            pes[c, d] = values[c // stride % many[d]]
         stride *= many[d]
-    return FreePes(lanes, cell)
+    return FreePes(pes, cell)
 
 
 @inner()
@@ -196,9 +196,9 @@ def min_around(earlier: Floats, later: Floats, caps: Ints) -> Floats:
 
 
 @lean
-def smallest_cap(lanes: int, caps: Ints) -> int:
-    """The index of the smallest number in `caps` that is at least `lanes`."""
-    return int(np.searchsorted(caps, lanes))
+def smallest_cap(pes: int, caps: Ints) -> int:
+    """The index of the smallest number in `caps` that is at least `pes`."""
+    return int(np.searchsorted(caps, pes))
 
 
 @inner()
@@ -371,7 +371,7 @@ def usable(p: Pool, m: Machine) -> Bools:
 
 
 @inner()
-def close_hopeless(
+def close_dominated(
     c: Choices, total: int, caps: Ints, t: Terms, e: Einsum, m: Machine, x: Scratch, w: Work, best: Floats
 ) -> None:
     """Closes unrollings on machines where they cannot lead below the best, whatever the other ranks take. An
@@ -486,7 +486,7 @@ class Scratch(NamedTuple):
     one_tensor: Floats  # [P, J] the same: of one tensor
     one_set: Floats  # [P, J] the same: of one set of levels of a tensor
     live: Ints  # [R + 1, J] machines on which unrollings of the first i ranks may be best
-    lives: Ints  # [R + 1] how many these are
+    live_count: Ints  # [R + 1] how many these are
     tried: Bools  # [C] whether an unrolling is enumerated (`open_in_group`)
 
 
@@ -583,7 +583,7 @@ def screen_machines(
         for i in range(parts):
             w.parts[last, j, i] = x.all_tensors[i, a]
         objective_value(w.parts[last], j, m, w.cost)
-        if wins(j, w.cost, best, w.equal):
+        if wins(j, w.cost, best, w.ties_allowed):
             out[many], many = j, many + 1
     return many
 
@@ -676,20 +676,20 @@ def enumerate_spatial(
     """
     ranks, many_q, size, n = w.unrolling.shape[0], t.quantity.shape[0], 64, 0
     machines = w.best_count.shape[0]
-    low, rest, than, limit = np.empty((machines, 3)), np.full(3, np.inf), best.copy(), (np.inf, np.inf)
+    low, left_out, cutoff, limit = np.empty((machines, 3)), np.full(3, np.inf), best.copy(), (np.inf, np.inf)
     chosen, bound, worth = (
         np.empty((size, ranks), np.int64),
         np.empty((size, machines, 3)),
         np.empty((size, 2)),
     )
-    x.lives[0] = machines if most == ALL else w.few.shape[0]
-    for a in range(x.lives[0]):
-        x.live[0, a] = a if most == ALL else w.few[a]
+    x.live_count[0] = machines if most == ALL else w.sampled.shape[0]
+    for a in range(x.live_count[0]):
+        x.live[0, a] = a if most == ALL else w.sampled[a]
     used, many = np.ones((ranks + 1, 256, m.size.shape[0]), np.int64), np.ones(ranks + 1, np.int64)
     total = 1
     for d in range(m.size.shape[0]):
         total *= m.size[d]
-    rows, lanes, ragged = (
+    rows, pes, ragged = (
         np.ones((ranks + 1, many_q)),
         np.ones(ranks + 1, np.int64),
         np.zeros(ranks + 1, np.bool_),
@@ -704,8 +704,8 @@ def enumerate_spatial(
             x.assigned[r] = False
             i -= 1
             continue
-        lanes[i + 1] = lanes[i] * c.pes[o]
-        if not c.alive[o] or not x.tried[o] or lanes[i + 1] > total:
+        pes[i + 1] = pes[i] * c.pes[o]
+        if not c.alive[o] or not x.tried[o] or pes[i + 1] > total:
             continue
         w.tally[CHOICES] += 1
         if w.tally[CHOICES] > w.tally[MOST_CHOICES] or w.stop[0] != 0:
@@ -713,20 +713,22 @@ def enumerate_spatial(
             break
         last = i == ranks - 1
         ragged[i + 1] = ragged[i] or c.uneven[o]
-        if last and (lanes[ranks] < rules.min_pes or (rules.uneven and not ragged[ranks])):
+        if last and (pes[ranks] < rules.min_pes or (rules.uneven and not ragged[ranks])):
             continue
-        cap = smallest_cap(total // lanes[i + 1], caps)
+        cap = smallest_cap(total // pes[i + 1], caps)
         for q in range(many_q):
             rows[i + 1, q] = rows[i, q] * c.alone[o, q]
             x.low[q] = rows[i + 1, q] * rough[i + 1, cap, q]
-        if than[x.live[i, 0], 0] < np.inf:
+        if cutoff[x.live[i, 0], 0] < np.inf:
             multiply_hulls(x.low, c, w.unrolling, x.assigned, e)
             if (
-                filter_machines(x.live[i], x.lives[i], x.live[i + 1], last, False, x.bound, t, m, x, w, than)
+                filter_machines(
+                    x.live[i], x.live_count[i], x.live[i + 1], last, False, x.bound, t, m, x, w, cutoff
+                )
                 == 0
             ):
                 continue
-        if not spread_over_dims(i, o, used, many, c, m):
+        if not extend_pes(i, o, used, many, c, m):
             continue
         # more ways to use the dimensions than `used` takes: the search proves nothing, its budget ends
         if many[i + 1] == used.shape[1] - 1:
@@ -740,29 +742,39 @@ def enumerate_spatial(
             for q in range(many_q):
                 x.low[q] = min(x.low[q], rows[i + 1, q] * later[i + 1, cell, q])
         alive = 0
-        for a in range(x.lives[i]):
+        for a in range(x.live_count[i]):
             if c.open[o, x.live[i, a]]:
                 x.live[i + 1, alive], alive = x.live[i, a], alive + 1
         least = last or (limit[0] < np.inf and machines > 1)
         if least:
             low[:] = np.inf
-        if last or than[x.live[i, 0], 0] < np.inf or least:  # there is a cost to compare with
+        if last or cutoff[x.live[i, 0], 0] < np.inf or least:  # there is a cost to compare with
             multiply_hulls(x.low, c, w.unrolling, x.assigned, e)
             alive = filter_machines(
-                x.live[i + 1], alive, x.live[i + 1], last, least, low if least else x.bound, t, m, x, w, than
+                x.live[i + 1],
+                alive,
+                x.live[i + 1],
+                last,
+                least,
+                low if least else x.bound,
+                t,
+                m,
+                x,
+                w,
+                cutoff,
             )
-        x.lives[i + 1] = alive
+        x.live_count[i + 1] = alive
         if alive == 0:
             continue
         own = worth_of(low, w.unit) if least else limit
         if least and own >= limit:
-            lower_to(rest, low[0])
+            lower_to(left_out, low[0])
             continue
         if not last:
             i += 1
             r = e.order[i]
             x.assigned[r] = True
-            fewer = np.searchsorted(c.pes[begin[r] : end[r]], total // lanes[i], side="right")
+            fewer = np.searchsorted(c.pes[begin[r] : end[r]], total // pes[i], side="right")
             w.unrolling[r] = begin[r] + fewer  # those with more PEs do not fit
             continue
         if n == size:
@@ -775,7 +787,7 @@ def enumerate_spatial(
         at = n
         if n == most:
             at = by_worth(worth[:n])[n - 1]
-            lower_to(rest, bound[at, 0])
+            lower_to(left_out, bound[at, 0])
         for j in range(ranks):
             chosen[at, j] = w.unrolling[j]
         bound[at], worth[at, 0], worth[at, 1], n = low, own[0], own[1], min(n + 1, most)
@@ -783,20 +795,20 @@ def enumerate_spatial(
             at = by_worth(worth[:n])[n - 1]
             limit = (worth[at, 0], worth[at, 1])
             if machines == 1:  # with one machine the limit is a cost
-                than[0] = bound[at]
+                cutoff[0] = bound[at]
     if n == most:
-        lower_to(rest, than[0])
-    return chosen[:n][::-1].copy(), bound[:n][::-1].copy(), rest
+        lower_to(left_out, cutoff[0])
+    return chosen[:n][::-1].copy(), bound[:n][::-1].copy(), left_out
 
 
 @lean
-def lower_to(rest: Floats, low: Floats) -> None:
-    """Lowers rest [3] to `low` where that is lower. The order of choices is exact while costs are compared up
-    to rounding: of two choices with the same objective the later one may have less energy.
+def lower_to(left_out: Floats, low: Floats) -> None:
+    """Lowers left_out [3] to `low` where that is lower. The order of choices is exact while costs are
+    compared up to rounding: of two choices with the same objective the later one may have less energy.
     """
-    if compare(low, rest) < 0:
+    if compare(low, left_out) < 0:
         for i in range(3):
-            rest[i] = low[i]
+            left_out[i] = low[i]
 
 
 @lean

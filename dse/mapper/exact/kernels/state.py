@@ -90,9 +90,10 @@ class Machine(NamedTuple):
 
     capacity: Floats  # [V] bits
     bits: Floats  # [X, 2] of an element (or a nonzero with its column), and of a row pointer
-    takes: Floats  # [X, V] 0 where a node's capacity is not the einsum's to use, else 1
+    uses_capacity: Floats  # [X, V] 0 where a node's capacity is not the einsum's to use, else 1
     double_buffer: Bools  # [V] whether a tile that is filled more than once counts twice
-    # [X, V, V] tensor, parent, level: a tile stands whole, does not sink, but for windows (terms.rest)
+    # [X, V, V] tensor, parent, level: a tile stands whole, does not sink, but for windows
+    # (terms.resting_position)
     whole: Bools
     ports: Ints  # [V, 2] parts of reads and of writes
     # [V, 3] from, to, to: parts of first fills, then of last drains, that are waited for (of a
@@ -196,7 +197,7 @@ class Work(NamedTuple):
     """
 
     live: Ints  # [d, J] machines that are alive
-    lives: Ints  # [d] how many
+    live_count: Ints  # [d] how many
     tile: Ints  # [d, R] what stands inside, numbers of the pool
     parts: Floats  # [d, J, P] lower bound of the whole nest
     need: Floats  # [d, V] bits
@@ -209,7 +210,7 @@ class Work(NamedTuple):
     loops: Ints  # [d] loops that may stand below it
     windows: Ints  # [d] of these the first ones, over ranks of its windows
     rank: Ints  # [d, R] their ranks
-    turn: Ints  # [d, R] their tiles
+    loop_tile: Ints  # [d, R] their tiles
     first: Bools  # [d, R] whether no tile of the loop was tried before
     ended: Ints  # [d, R] what became of all of them: OVER, BOUND, DONE
     unrolling: Ints  # [R] the spatial unrolling
@@ -219,11 +220,11 @@ class Work(NamedTuple):
     stop: Ints  # [1] set to 1 by another thread once a deadline has passed (dse/run/deadline.py)
     lower: Floats  # [Q] lower bounds of the quantities, whatever the tiles
     # [J] whether what costs the same as the best may be taken too: it may come first among equals
-    equal: Bools
-    own: Ints  # [X] which set of levels holds each tensor
-    outer_extra: Floats  # [J] energy that crowded outer levels cost beyond the bounds (`outer_bound`)
+    ties_allowed: Bools
+    holders: Ints  # [X] which set of levels holds each tensor
+    outer_extra: Floats  # [J] energy that overfull outer levels cost beyond the bounds (`outer_bound`)
     unit: Floats  # [J, 2] units of objective and energy, to compare machines
-    few: Ints  # [.] a sample of the machines
+    sampled: Ints  # [.] a sample of the machines
     guess: Floats  # [P] scratch
     cost: Floats  # [3] scratch: objective, energy, cycles
     lowest: Floats  # [J, 3] scratch
@@ -232,6 +233,6 @@ class Work(NamedTuple):
     best: Floats  # [J, 3] cost of the best nest of outer levels (`outer_bound`)
     best_count: Ints  # [J] nodes of the best nest so far, -1: none yet
     best_unrolling: Ints  # [J, R] its unrolling
-    best_own: Ints  # [J, X] its sets of levels
+    best_holders: Ints  # [J, X] its sets of levels
     best_nodes: Ints  # [J, N, 4] its nodes
     best_at: Ints  # [J, N, R] their tiles

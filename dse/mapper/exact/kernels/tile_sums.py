@@ -257,16 +257,16 @@ def line_requests(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool
             times *= p.pieces[tile[r], unseen]
     indices = times * t.share[q]
     for dim in range(e.dim[x], e.dim[x + 1]):
-        reach, lanes, turns = 1.0, 1.0, 1.0
+        reach, pes, turns = 1.0, 1.0, 1.0
         for side in range(2):
             r = e.rank[dim, side]
             if r >= 0:
                 turns *= p.pieces[tile[r], every]
                 reach += e.coef[dim, side] * (p.size[tile[r]] - 1)
-                lanes *= p.pes[option[r], k, 0]
+                pes *= p.pes[option[r], k, 0]
         whole = turns * reach
         if e.kind[dim] == CLIPPED:
-            whole = length(dim, tile, 0, e, p, memo) / lanes
+            whole = length(dim, tile, 0, e, p, memo) / pes
             turns = np.ceil(whole / reach - 1e-9)
         elif e.kind[dim] == ALONE:
             whole = p.elems[tile[e.rank[dim, 0]], 0]
@@ -295,16 +295,16 @@ def end_transfer_words(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p:
 def end_words(q: int, dim: int, a: int, b: int, option: Ints, t: Terms, e: Einsum, p: Pool) -> float:
     """`end_transfer_words` of one dimension. a, b: numbers of the tiles of its ranks, -1: no second rank."""
     kind, _x, k, _unseen, seen = t.quantity[q]
-    reach, whole, lanes, total = 0, 0, 1.0, 1.0
+    reach, whole, pes, total = 0, 0, 1.0, 1.0
     for side in range(2):
         r = e.rank[dim, side]
         if r >= 0:
             reach += e.coef[dim, side] * (p.size[b if side else a] - 1)
             whole += e.coef[dim, side] * (p.size[p.span[p.first[r], 0, 1] - 1] - 1)
-            lanes *= p.pes[option[r], k, seen]
+            pes *= p.pes[option[r], k, seen]
             total *= full_pes(option[r], k, seen, p)
     words = reach + 1
-    if e.kind[dim] == CLIPPED and kind == FIRST and lanes == 1.0:
+    if e.kind[dim] == CLIPPED and kind == FIRST and pes == 1.0:
         words = min(e.offset[dim] + reach, e.stored[dim] - 1) - max(e.offset[dim], 0) + 1
     elif e.kind[dim] == CLIPPED:
         words -= max(-e.offset[dim], 0) + max(e.offset[dim] + whole - e.stored[dim] + 1, 0)
@@ -316,8 +316,8 @@ def full_pes(o: int, k: int, mask: int, p: Pool) -> float:
     """A lower bound of the PEs of an unrolling that have full tiles. Where shares are uneven, all except the
     last have; with two boundaries outside, only the first is sure to.
     """
-    lanes = float(p.pes[o, k, mask])
-    return lanes if not p.uneven[o] or lanes == 1.0 else 1.0 if p.prefix.shape[0] > 2 else lanes - 1.0
+    pes = float(p.pes[o, k, mask])
+    return pes if not p.uneven[o] or pes == 1.0 else 1.0 if p.prefix.shape[0] > 2 else pes - 1.0
 
 
 @lean

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from dse.mapper.baselines.random import random
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import Problem
-from dse.solve.schedules.floors import lower_bound
-from dse.solve.schedules.registers import fill_pj, roles
-from dse.solve.schedules.shares import sharing_bounds
+from dse.solve.schedules.einsum_bounds import lower_bound
+from dse.solve.schedules.register_bounds import fill_pj, roles
+from dse.solve.schedules.stage_bounds import sharing_bounds
 from dse.solve.schedules.stages import StageContext
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount

@@ -17,10 +17,20 @@ from math import prod
 import numpy as np
 
 from dse.mapping.nest import Loop, Mapping, Store
+from dse.sim.counts.actions import action_pj, busy, elapsed_cycles
 from dse.sim.counts.counts import recipe, stands
-from dse.sim.counts.parts import action_pj, busy, elapsed_cycles
-from dse.sim.counts.spans import FIRST, OWN
-from dse.sim.counts.terms import Factor, Reading, Sums, Term, instances, passes, shape, value, wiring
+from dse.sim.counts.spans import FIRST, INSTANCE_PE
+from dse.sim.counts.terms import (
+    Factor,
+    Reading,
+    Sums,
+    Term,
+    instances,
+    passes,
+    value,
+    wiring,
+    without_tile_sizes,
+)
 from dse.sim.counts.times import port_times
 from hw.arch import Arch
 from workloads.arrays import Floats, Ints
@@ -70,14 +80,14 @@ def mapping_at(nest: Mapping, options: TileOptions, choice: Dict[str, int]) -> M
 
 def tables(nest: Mapping, e: Einsum, arch: Arch, options: TileOptions) -> Tables:
     """Returns the compiled nest; tile sizes in `nest` are ignored. options: for every rank that has loops."""
-    s = recipe(shape(nest), e, wiring(arch), e)
+    s = recipe(without_tile_sizes(nest), e, wiring(arch), e)
     tiles = []
     # options are taken cyclically, so that every option of every rank occurs in one of these rows
     for i in range(max(len(own) for own in options.values())):
         left = {rank: iter(own[i % len(own)]) for rank, own in options.items() if own}
         tiles.append([next(left[loop.rank]) for _, loop in s.loops])
     projections = {p.tensor: p for p in e.tensors()}
-    ends = {link.child_at: link.rest for link in s.links}
+    ends = {link.child_at: link.rests_at for link in s.links}
     held, sizes, refills = [], [], []
     for i, node in enumerate(nest.nodes):
         if isinstance(node, Store):
@@ -89,7 +99,7 @@ def tables(nest: Mapping, e: Einsum, arch: Arch, options: TileOptions) -> Tables
                 if outermost
                 else _tile_terms(s, p, end)
             )
-            refills.append([Term(1, () if outermost else passes(s, end, all_lanes=False))])
+            refills.append([Term(1, () if outermost else passes(s, end, all_pes=False))])
     return Tables(s, options, instances(s, tiles), tuple(held), sizes, refills)
 
 
@@ -110,7 +120,8 @@ def _tile_terms(s: Sums, p: Projection, rest: int) -> list[tuple[Term, int]]:
 
 
 def cost_many(compiled: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
-    """Returns energy, latency and held bits of C mappings, as `cost.price` and `cost.held_bits` compute them.
+    """Returns energy, latency and held bits of C mappings, as `cost.price` and `cost.occupied_bits` compute
+    them.
 
     choices: [C, R], number of the option per rank, ranks in the order of the einsum's extents
     """
@@ -129,9 +140,9 @@ def reading(t: Tables, choices: Ints) -> Reading:
     """Returns the sums of C mappings at once."""
     ranks = [rank for rank, _ in t.formulas.e.extents]
 
-    def found(factor: Factor, lanes: dict[int, int]) -> Floats:
-        own = {number for _, cuts in factor.cuts for number, pick in cuts if pick == OWN}
-        key = factor, tuple((number, k) for number, k in lanes.items() if number in own)
+    def found(factor: Factor, pes: dict[int, int]) -> Floats:
+        own = {number for _, cuts in factor.cuts for number, pick in cuts if pick == INSTANCE_PE}
+        key = factor, tuple((number, k) for number, k in pes.items() if number in own)
         if key not in t.memo:
             t.memo[key] = _table(t, factor, dict(key[1]), ranks)
         values, steps = t.memo[key]
@@ -147,7 +158,7 @@ def reading(t: Tables, choices: Ints) -> Reading:
 
 
 def _table(
-    t: Tables, factor: Factor, lanes: dict[int, int], ranks: Sequence[str]
+    t: Tables, factor: Factor, pes: dict[int, int], ranks: Sequence[str]
 ) -> tuple[Floats, list[tuple[int, int]]]:
     """Returns the values of a factor for every combination of options of the ranks whose loops it has, and
     (rank, step per option) of each such rank.
@@ -162,7 +173,7 @@ def _table(
         for rank, sizes in zip(own, choice, strict=True):
             for number, size in zip(loops[rank], sizes, strict=True):
                 tiles[number] = size
-        values.append(value(tiles, factor, lanes))
+        values.append(value(tiles, factor, pes))
     return np.array(values, np.float64), [
         (ranks.index(rank), prod(len(t.options[other]) for other in own[i + 1 :]))
         for i, rank in enumerate(own)
@@ -174,7 +185,9 @@ def _block(t: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
     at, rows, one = reading(t, choices), t.formulas.rows, np.ones(len(choices))
     totals = [at.total(row.total) * one for row in rows]
     energy = sum(total * action_pj(row.key, e, arch) for row, total in zip(rows, totals, strict=True))
-    own = busy([(row.key, total, at.own(row.own)) for row, total in zip(rows, totals, strict=True)], e, arch)
+    own = busy(
+        [(row.key, total, at.by_instance(row.own)) for row, total in zip(rows, totals, strict=True)], e, arch
+    )
     times = port_times(at, arch, steady=False)[0] if arch.overlap == "buffered" else []
     cycles = elapsed_cycles(own, times) * one
     return Costs(

@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from dse.mapping.nest import Loop, Mapping, Rotated, Store
-from dse.sim.counts.counts import Elems, Footprint, each, reading
-from dse.sim.counts.parts import Key
+from dse.sim.counts.actions import Key
+from dse.sim.counts.counts import Elems, Footprint, instance_counts, reading
 from dse.sim.counts.terms import links, sink
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum, Projection
@@ -105,8 +105,8 @@ def _ring(one: Rotated, nest: Mapping, e: Einsum, arch: Arch) -> Ring:
         for i in range(parent + 1, at)
         if isinstance(node := nest.nodes[i], Loop) and node.over in one.dims and node.rank not in p.ranks()
     ]
-    lanes = prod(trips[i] for i in loops)
-    if lanes < 2:
+    pes = prod(trips[i] for i in loops)
+    if pes < 2:
         raise ValueError(
             f"no two PEs along them work on the same tile of {one.tensor}; split another rank there"
         )
@@ -120,10 +120,8 @@ def _ring(one: Rotated, nest: Mapping, e: Einsum, arch: Arch) -> Ring:
         raise ValueError(
             f"loop {_rank(nest, uneven[0])} is imperfect: parts and passes differ; take tiles that divide"
         )
-    if trips[turned] % lanes or d.offset or d.size < e.sizes()[rank]:
-        raise ValueError(
-            f"loop {rank} makes {trips[turned]} trips, which {lanes} PEs do not share out evenly"
-        )
+    if trips[turned] % pes or d.offset or d.size < e.sizes()[rank]:
+        raise ValueError(f"loop {rank} makes {trips[turned]} trips, which {pes} PEs do not share out evenly")
     if any(rank in q.partial() for q in e.tensors()):
         raise ValueError(
             f"loop {rank} slides a window of another tensor: its trips cannot come in another order"
@@ -133,12 +131,12 @@ def _ring(one: Rotated, nest: Mapping, e: Einsum, arch: Arch) -> Ring:
             order[link.parent.level] < f.outside <= (order[link.child.level] if link.child else len(order))
         )
         own = all(_rank(nest, i) in link.seen for i in loops)
-        if crosses and link.tensor is not p and not own and (link.child is None or link.rest > turned):
+        if crosses and link.tensor is not p and not own and (link.child is None or link.rests_at > turned):
             raise ValueError(
                 f"PEs fetch {link.tensor.tensor} together inside of loop {rank}, but are at "
                 "different trips of it; raise its node above"
             )
-    return Ring(one, p, f, at, turned, lanes, passes)
+    return Ring(one, p, f, at, turned, pes, passes)
 
 
 def _passes(one: Rotated, p: Projection, nest: Mapping, trips: dict[int, int], rest: int) -> tuple[int, int]:
@@ -196,7 +194,7 @@ def rotated_words(ring: Ring, nest: Mapping, e: Einsum, arch: Arch) -> Elems:
     above = Store(arch.levels[0].name, ring.rotated.tensor)
     if ring.at == _first(nest, ring.rotated.tensor):
         nest = replace(nest, nodes=(above, *nest.nodes), fork=nest.fork + bool(nest.fork))
-    total, own = each(reading(nest, e, arch))[ring.rotated.level, ring.rotated.tensor, "write"]
+    total, own = instance_counts(reading(nest, e, arch))[ring.rotated.level, ring.rotated.tensor, "write"]
     share = ring.passes * (ring.pes - 1) / ring.pes
     return share * total, [share * n for n in own]
 
@@ -225,7 +223,7 @@ def with_rotation(rows: dict[Key, Elems], nest: Mapping, e: Einsum, arch: Arch) 
 
 def parts(held: Sequence[Footprint], nest: Mapping, e: Einsum, arch: Arch) -> Iterator[Footprint]:
     """Yields footprints with shared tiles: each PE holds a part, which is exchanged."""
-    lanes = {(ring.rotated.level, ring.rotated.tensor): ring.pes for ring in rings(nest, e, arch)}
+    pes = {(ring.rotated.level, ring.rotated.tensor): ring.pes for ring in rings(nest, e, arch)}
     for row in held:
-        n = lanes.get((row.level, row.tensor), 1)
+        n = pes.get((row.level, row.tensor), 1)
         yield row if n == 1 else replace(row, elems=-(-row.elems // n), moving=True)

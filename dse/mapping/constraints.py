@@ -119,11 +119,11 @@ def window(e: Einsum) -> Window:
     )
 
 
-def stationary(e: Einsum, ramp: str) -> Projection:
+def stationary(e: Einsum, systolic: str) -> Projection:
     """Returns the stationary tensor of a systolic array: the output (os), the weight (ws) or the input
     (is).
     """
-    return {"os": e.output, "ws": e.inputs[-1], "is": e.inputs[0]}[ramp]
+    return {"os": e.output, "ws": e.inputs[-1], "is": e.inputs[0]}[systolic]
 
 
 def row_stationary(e: Einsum, f: Fanout) -> Constraints:

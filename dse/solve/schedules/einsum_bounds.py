@@ -10,9 +10,9 @@ from math import prod
 
 import numpy as np
 
-from dse.sim.counts.parts import op_pj
+from dse.sim.counts.actions import op_pj
 from dse.sim.einsum import bounds
-from dse.solve.schedules.registers import Roles, fill_pj, roles
+from dse.solve.schedules.register_bounds import Roles, fill_pj, roles
 from hw.arch import Arch
 from workloads.arrays import Floats
 from workloads.einsum import Einsum
@@ -47,7 +47,7 @@ def lower_bound(
     forwarded: inputs that stand in other nodes.
     pinned: inputs that stand in the buffers before the run.
     forwards: the output need not go to main memory.
-    roughly: the bound of registers (`registers.fill_pj`), which takes most of the time, is left out.
+    roughly: the bound of registers (`register_bounds.fill_pj`), which takes most of the time, is left out.
     """
     n = bounds.needs(e, arch.word_bits)
     outer = arch.levels[0]
@@ -114,12 +114,12 @@ def _register_pj(e: Einsum, arch: Arch, parts: Sequence[Roles] = ()) -> Floats:
     between, level = [f for f in arch.fanouts if f.outside == 2], arch.levels[1]
     at_once = prod(size for f in between for _, size in f.dims)
     bits = [p.bits or arch.word_bits for p in e.tensors()]
-    lane = [sum(f.endpoint_pj for f in between) * b for b in bits]
+    endpoint_pj = [sum(f.endpoint_pj for f in between) * b for b in bits]
     use = [
         b / inner.width_bits * (inner.read_pj + (inner.write_pj if p is e.output else 0.0))
         for p, b in zip(e.tensors(), bits, strict=True)
     ]
-    fill = [a + b * inner.write_pj / inner.width_bits for a, b in zip(lane[:2], bits, strict=False)]
+    fill = [a + b * inner.write_pj / inner.width_bits for a, b in zip(endpoint_pj[:2], bits, strict=False)]
     order = (1, 0) if any(len(d.terms) > 1 for d in e.inputs[1].dims) else (0, 1)
     buffer = [
         b * (level.write_pj if p is e.output else level.read_pj) / level.width_bits * (not level.bypass)
@@ -128,11 +128,11 @@ def _register_pj(e: Einsum, arch: Arch, parts: Sequence[Roles] = ()) -> Floats:
     filled = fill_pj(
         parts or [r],
         inner.capacity_bits // min(bits),
-        (fill[order[0]], fill[order[1]], lane[2]),
+        (fill[order[0]], fill[order[1]], endpoint_pj[2]),
         (buffer[order[0]], buffer[order[1]], buffer[2]),
         at_once,
     )
-    straight = [a + b / at_once for a, b in zip(lane, buffer, strict=True)]
+    straight = [a + b / at_once for a, b in zip(endpoint_pj, buffer, strict=True)]
     # alternative: at least one tensor bypasses the registers
     past = sum(map(min, use, straight)) + max(0.0, min(b - a for a, b in zip(use, straight, strict=True)))
     return e.points() * np.minimum(sum(use) + filled, past)

@@ -32,7 +32,7 @@ def op_cycles(ops: Number, busiest_ops: Number, e: Einsum, arch: Arch) -> Number
     return busiest_ops / arch.compute.ops_per_cycle if rate is None or e.kind == "mac" else ops / rate
 
 
-def ripples(e: Einsum, arch: Arch) -> bool:
+def passes_array(e: Einsum, arch: Arch) -> bool:
     """True if an einsum's data pass through the PEs of systolic arrays; False for operations on the vector
     unit.
     """
@@ -43,7 +43,7 @@ def fill_cycles(f: Fanout, e: Einsum, arch: Arch) -> int:
     """Returns the cycles per fold that a systolic array takes to fill and empty; `busy` subtracts 1 from the
     sum over folds.
     """
-    return fold_cycles(f) if ripples(e, arch) else 0
+    return fold_cycles(f) if passes_array(e, arch) else 0
 
 
 def fold_cycles(f: Fanout) -> int:
@@ -62,18 +62,19 @@ def action_pj(key: Key, e: Einsum, arch: Arch) -> float:
         return {"compute": op_pj(e, arch), "merge": arch.compute.merge_pj, "fold": 0.0}[action]
     level = next(level for level in arch.levels if level.name == name)
     return (
-        per_elem(level, bits_of(e, arch)[tensor]) * {"read": level.read_pj, "write": level.write_pj}[action]
+        accesses_per_elem(level, bits_of(e, arch)[tensor])
+        * {"read": level.read_pj, "write": level.write_pj}[action]
     )
 
 
-def per_elem(level: Level, bits: int) -> float:
+def accesses_per_elem(level: Level, bits: int) -> float:
     """Returns accesses of the level's width per element (ideal packing)."""
     return bits / level.width_bits
 
 
 def elem_cycles(level: Level, bits: int) -> Number:
     """Returns the cycles that an element keeps a port busy."""
-    return per_elem(level, bits) / level.bandwidth
+    return accesses_per_elem(level, bits) / level.bandwidth
 
 
 def port(level: Level, action: str) -> str:

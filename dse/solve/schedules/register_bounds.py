@@ -48,9 +48,9 @@ class Window:
     p: int  # extent of the rank of outputs
     r: int  # extent of the rank of taps
     step: int  # stride
-    apart: int  # dilation
+    dilation: int  # in indices
     words: int  # different indices that are read and are not padding
-    lost: int  # pairs (p, r) that lie in padding
+    padding_pairs: int  # pairs (p, r) that lie in padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +110,14 @@ def _window(d: Dim, own: dict[str, int], n: dict[str, int]) -> Window:
 
 
 def _used_words(w: Window, p: int, r: int) -> int:
-    return len(np.unique(w.step * np.arange(p)[:, None] + w.apart * np.arange(r)[None, :]))
+    return len(np.unique(w.step * np.arange(p)[:, None] + w.dilation * np.arange(r)[None, :]))
 
 
 def _share(w: Window, p: int, r: int) -> float:
     """Returns a lower bound on the words per pair (p, r) that boxes of at most p x r pairs bring in. A pair
     in padding needs at most one word that is not stored.
     """
-    return max(_used_words(w, p, r) / (p * r) - w.lost / (w.p * w.r), w.words / (w.p * w.r))
+    return max(_used_words(w, p, r) / (p * r) - w.padding_pairs / (w.p * w.r), w.words / (w.p * w.r))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class TileChoices:
     needs: Floats  # [M, 3] iterations of kind N, K, C that the boxes have
 
 
-AT_ONCE = 128  # parts that `fill_pj` prices at a time, which limits its memory
+BATCH = 128  # parts that `fill_pj` prices at a time, which limits its memory
 Prices = tuple[float, float, float]
 # columns of the image's tiles: words held; n and c of the products served; n and c after sliding; words
 # fetched per product
@@ -142,7 +142,7 @@ def _one_window(w: Window, capacity: int) -> list[tuple[int, int, int, int, int,
     """Returns tiles of one window, slid along one of its ranks or not at all."""
     found = []
     for p, r in product(divisors(w.p), divisors(w.r)):
-        held = w.step * (p - 1) + w.apart * (r - 1) + 1
+        held = w.step * (p - 1) + w.dilation * (r - 1) + 1
         if held <= capacity:
             slid = [
                 (p, r),
@@ -265,7 +265,7 @@ def _dividing(extents: tuple[int, ...], capacity: int) -> Floats:
 
 
 def fill_pj(
-    parts: Sequence[Roles], capacity: int, pj: Prices, buffer: Prices = (0.0, 0.0, 0.0), lanes: int = 1
+    parts: Sequence[Roles], capacity: int, pj: Prices, buffer: Prices = (0.0, 0.0, 0.0), pes: int = 1
 ) -> Floats:
     """Returns lower bounds [parts] on the energy (pJ) per operation of moving image, weights and result into
     and out of registers. Parts have equal windows.
@@ -273,7 +273,7 @@ def fill_pj(
     capacity: words of the registers of one PE.
     pj: per word of image, weights, result: at the registers and on the way.
     buffer: per word of image, weights, result: at the buffer; PEs that use the same word share it.
-    lanes: number of PEs of the array.
+    pes: number of PEs of the array.
 
     s_t PEs share a word of tensor t. They share it along ranks that t lacks, and no two tensors lack the same
     rank, so a product of several s_t is at most the number of PEs. Hence a_1 / s_1 + a_2 / s_2 >=
@@ -281,8 +281,8 @@ def fill_pj(
     """
     own, found = rows(parts[0].windows, capacity), list[Floats]()
     at = np.minimum(own.served, capacity + 1).astype(np.int64)
-    for begin in range(0, len(parts), AT_ONCE):
-        some = [one.extents for one in parts[begin : begin + AT_ONCE]]
+    for begin in range(0, len(parts), BATCH):
+        some = [one.extents for one in parts[begin : begin + BATCH]]
         sizes = np.array([[prod(kind) for kind in extents] for extents in some], np.float64)
         image, weights, result = (
             1 / np.array([_dividing(extents[kind], capacity) for extents in some])[:, at[:, t]]
@@ -291,13 +291,13 @@ def fill_pj(
         p = (image := image * own.fetched) * buffer[IMAGE]
         q = weights * buffer[WEIGHTS]
         s = result * buffer[RESULT]
-        two = 2 * np.sqrt(np.maximum(p * q, np.maximum(p * s, q * s)) / lanes)
-        three = 3 * np.cbrt(p * q * s / lanes)
+        two = 2 * np.sqrt(np.maximum(p * q, np.maximum(p * s, q * s)) / pes)
+        three = 3 * np.cbrt(p * q * s / pes)
         total = (
             image * pj[IMAGE]
             + weights * pj[WEIGHTS]
             + result * pj[RESULT]
-            + np.maximum(np.maximum(two, three), (p + q + s) / lanes)
+            + np.maximum(np.maximum(two, three), (p + q + s) / pes)
         )
         there = (own.needs <= sizes[:, None, :]).all(axis=2)
         found.append(np.where(there, total, inf).min(axis=1, initial=inf))

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.mapping.nest import Loop
+from dse.sim.counts.actions import bits_of
 from dse.sim.counts.counts import footprints
-from dse.sim.counts.kernels import cost_many, mapping_at, tables
-from dse.sim.counts.parts import bits_of
+from dse.sim.counts.vectorized import cost_many, mapping_at, tables
 from dse.sim.einsum.cost import price_mapping
 from tests.amount import amount
 from tests.nests import random_case

@@ -25,12 +25,12 @@ from math import ceil, inf, prod
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.sim.counts.actions import bits_of
 from dse.sim.counts.counts import tile_bits
-from dse.sim.counts.parts import bits_of
 from dse.sim.einsum import bounds
 from dse.sim.levels import network
-from dse.solve.schedules.floors import LowerBound, inside_pj, lower_bound
-from dse.solve.schedules.registers import IMAGE, MISSED, C, K, N, Roles, kinds, roles
+from dse.solve.schedules.einsum_bounds import LowerBound, inside_pj, lower_bound
+from dse.solve.schedules.register_bounds import IMAGE, MISSED, C, K, N, Roles, kinds, roles
 from dse.solve.schedules.stages import NODE_RANKS, WASTE, StageContext, may_share, pinned_bits, split_ranks
 from hw.arch import Arch
 from workloads.arrays import Floats, Ints
@@ -69,15 +69,15 @@ def tilings(e: Einsum, ranks: Sequence[str], most: int) -> Ints:
 
 
 @lru_cache(maxsize=16)
-def near_links(grid: network.Place, rim: str) -> Floats:
+def near_links(grid: network.Place, injected_at: str) -> Floats:
     """Returns [n + 1, G + 1]: at least so many links lead from main memory to the nearest G nodes of a
     rectangle in which n nodes work, summed over these G nodes, wherever the rectangle lies. inf: there is no
     such rectangle.
 
-    grid: rows and columns; rim: where main memory is attached (`network.injected_at`).
+    grid: rows and columns; injected_at: where main memory is attached (`network.injected_at`).
     """
     rows, columns = grid
-    corners = network.injected_at(rim, grid)
+    corners = network.injected_at(injected_at, grid)
     away = np.array(
         [[min(abs(y - a) + abs(x - b) for a, b in corners) for x in range(columns)] for y in range(rows)],
         np.float64,
@@ -86,9 +86,9 @@ def near_links(grid: network.Place, rim: str) -> Floats:
     for a, b in product(range(1, rows + 1), range(1, columns + 1)):
         own = np.lib.stride_tricks.sliding_window_view(away, (a, b)).reshape(-1, a * b)
         least = np.cumsum(np.sort(own, axis=1), axis=1).min(axis=0)
-        for lanes in range(ceil(a * b / WASTE), a * b + 1):
-            found[lanes, 0] = 0.0
-            found[lanes, 1 : a * b + 1] = np.minimum(found[lanes, 1 : a * b + 1], least)
+        for pes in range(ceil(a * b / WASTE), a * b + 1):
+            found[pes, 0] = 0.0
+            found[pes, 1 : a * b + 1] = np.minimum(found[pes, 1 : a * b + 1], least)
     return found
 
 
@@ -125,8 +125,8 @@ def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBound
     sizes, bits = e.sizes(), bits_of(e, arch)
     cut = tilings(e, ranks, most)
     whole = np.array([sizes[rank] for rank in ranks], np.int64)
-    lanes, even = -(-whole // cut), whole / cut
-    nodes = lanes.prod(axis=1)
+    parts, even = -(-whole // cut), whole / cut
+    nodes = parts.prod(axis=1)
     energy = np.full(
         len(cut),
         lower_bound(
@@ -139,7 +139,7 @@ def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBound
 
     def of(p: Projection) -> tuple[NDArray[np.bool_], Ints, Floats]:
         own = np.array([rank in p.ranks() for rank in ranks], np.bool_)
-        return own, np.where(own, 1, lanes).prod(axis=1), np.where(own, even, 1.0).prod(axis=1)
+        return own, np.where(own, 1, parts).prod(axis=1), np.where(own, even, 1.0).prod(axis=1)
 
     beside = pinned_bits(e, arch)
     room = np.full(len(cut), float(sum(beside.values())))

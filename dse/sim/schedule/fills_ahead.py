@@ -21,8 +21,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from dse.mapping.nest import Mapping
+from dse.sim.counts.actions import bits_of, elem_cycles, port
 from dse.sim.counts.counts import reading
-from dse.sim.counts.parts import bits_of, elem_cycles, port
 from dse.sim.counts.times import first_fills
 from dse.sim.einsum import boundary
 from dse.sim.einsum.evaluate import EinsumCost
@@ -33,7 +33,7 @@ Ports = dict[tuple[int, str], float]  # (level, port) -> cycles
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class RunningEinsum:
     """The einsum that runs now, before the one whose fills come ahead."""
 
     left: dict[str, int | None]  # free bits by level; None: unbounded
@@ -43,12 +43,12 @@ class Waiting:
     idle: Ports
 
 
-def hidden_cycles(one: Placed, cost: EinsumCost, before: Waiting | None) -> tuple[float, Ports]:
+def hidden_cycles(one: Placed, cost: EinsumCost, before: RunningEinsum | None) -> tuple[float, Ports]:
     """Returns the cycles of first fills that are hidden behind the einsum before, and the port time that is
     freed without making this einsum shorter.
     """
     nest = boundary.whole_nest(one.boundary, one.nest)
-    if before is None or not _waiting_fills(one):
+    if before is None or not _runs_as_one_nest(one):
         return 0.0, {}
     at = reading(nest, one.einsum, one.arch)
     levels = first_fills(at, one.arch, _fitting(one, nest, before))
@@ -64,16 +64,16 @@ def hidden_cycles(one: Placed, cost: EinsumCost, before: Waiting | None) -> tupl
     return saved, {key: max(min(n, before.slack[key]) - saved, 0.0) for key, n in every.items()}
 
 
-def _waiting_fills(one: Placed) -> bool:
+def _runs_as_one_nest(one: Placed) -> bool:
     """True if an einsum's latency is that of its own nest, started once, with fill stalls."""
     return (
         not (one.boundary.retained or one.boundary.forked)
-        and one.boundary.timed(one.arch)
+        and one.boundary.has_nest_latency(one.arch)
         and one.arch.overlap == "buffered"
     )
 
 
-def _fitting(one: Placed, nest: Mapping, before: Waiting) -> set[tuple[str, str]]:
+def _fitting(one: Placed, nest: Mapping, before: RunningEinsum) -> set[tuple[str, str]]:
     """Returns (level, tensor) of inputs whose first tile fits beside what the einsum before occupies."""
     bits, left, found = bits_of(one.einsum, one.arch), dict(before.left), set()
     inputs = {p.tensor for p in one.einsum.inputs} - set(before.ready)
@@ -85,21 +85,21 @@ def _fitting(one: Placed, nest: Mapping, before: Waiting) -> set[tuple[str, str]
     return found
 
 
-def waiting_fills(
+def free_after(
     one: Placed,
     cost: EinsumCost,
     arch: Arch,
     peak: dict[str, int],
-    before: Waiting | None,
+    before: RunningEinsum | None,
     saved: float,
     relieved: Ports,
-) -> Waiting | None:
+) -> RunningEinsum | None:
     """Returns what an einsum leaves free for fills ahead; None if its latency is not that of a nest.
 
     saved: its own hidden cycles
     relieved: port time that its own fills ahead freed without saving cycles
     """
-    if not _waiting_fills(one) or not cost.price.times:
+    if not _runs_as_one_nest(one) or not cost.price.times:
         return None
     left = {
         level.name: None if level.capacity_bits is None else level.capacity_bits - peak.get(level.name, 0)
@@ -107,7 +107,7 @@ def waiting_fills(
     }
     own = {key: cost.latency_cycles - n for key, n in _busy(one, cost).items()}
     slack = {key: n + relieved.get(key, 0.0) for key, n in own.items()}
-    return Waiting(
+    return RunningEinsum(
         left,
         {one.einsum.output.tensor},
         slack,
@@ -157,7 +157,7 @@ def in_sequence(
     another einsum that is alone in its segment.
     """
     found: dict[str, float] = {}
-    before: Waiting | None = None
+    before: RunningEinsum | None = None
     for own, peak in zip(segments, peaks, strict=True):
         if len(own) != 1:
             before = None
@@ -167,5 +167,5 @@ def in_sequence(
         saved, relieved = hidden_cycles(one, cost, before) if runs[one.einsum.name] == 1 else (0.0, {})
         if saved:
             found[one.einsum.name] = saved
-        before = waiting_fills(one, cost, arch, peak, before, saved, relieved)
+        before = free_after(one, cost, arch, peak, before, saved, relieved)
     return found

@@ -20,7 +20,7 @@ from dse.sim.counts.counts import reading
 from dse.sim.einsum import boundary
 from dse.sim.einsum.boundary import ALONE
 from dse.sim.einsum.evaluate import Solution
-from dse.sim.levels import network, sharing
+from dse.sim.levels import network, rotation
 from dse.sim.schedule.graph import evaluate
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
@@ -34,7 +34,7 @@ def drawn(seed: int) -> tuple[Arch, Einsum, Mapping]:
     rng = Random(seed)
     while True:
         arch, e, nest = random_ring(rng)
-        if not sharing.faults(nest, e, arch):
+        if not rotation.faults(nest, e, arch):
             return arch, e, nest
 
 
@@ -188,8 +188,8 @@ def test_tiles_do_not_go_round_in_one_loop_twice_nor_out_of_step_with_what_lanes
         f"1\n{tail.replace('for m tile 1', '')}"
     )
     late = parse(f"share BUF B over Y\n{head}for m tile 1\nfor k tile 1\nstore BUF D\nfor n tile 1\nmac")
-    assert sharing.faults(good, e, arch) == []
-    assert sharing.faults(late, e, arch) == [
+    assert rotation.faults(good, e, arch) == []
+    assert rotation.faults(late, e, arch) == [
         "mapping of e: share BUF B over Y: PEs fetch D together inside of loop k, but are at different trips "
         "of it; raise its node above"
     ]
@@ -197,11 +197,11 @@ def test_tiles_do_not_go_round_in_one_loop_twice_nor_out_of_step_with_what_lanes
         "share BUF A over X\nshare BUF B over "
         f"Y\n{head.replace('DRAM A B C D', 'DRAM C').replace('C B A', 'C D B A')}{tail}"
     )
-    assert sharing.faults(twice, e, arch) == [
+    assert rotation.faults(twice, e, arch) == [
         "mapping of e: share BUF B: another tile goes round in the same loop k; share one of them"
     ]
     one = parse(f"share BUF B over Y\n{head.replace('C B A', 'C D A B')}for m tile 1\nmac")
-    assert sharing.faults(one, e, arch) == [
+    assert rotation.faults(one, e, arch) == [
         "mapping of e: share BUF B over Y: no loop below it passes through the tile part by part"
     ]
 

@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from dse.mapping.classes import alone, rank_classes, reads_as_written, shared_tensors
+from dse.mapping.classes import rank_classes, rank_of, reads_as_written, shared_tensors
 from hw.arch import Arch, Level
 from workloads.einsum import Dim, Einsum, Projection
 from workloads.graph import Workload, counts, owner
 
-MOST_MEMBERS = 8  # einsums of a segment, at most
+MAX_MEMBERS = 8  # einsums of a segment, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def segments(workload: Workload, padded: bool = False) -> list[Members]:
     padded: a reader may see padding around a forwarded tensor, in dimensions that the loop does not cut.
     """
     made, found = {e.output.tensor: i for i, e in enumerate(workload.einsums)}, []
-    for first, last, handed, leaving in runs(workload, MOST_MEMBERS):
+    for first, last, handed, leaving in runs(workload, MAX_MEMBERS):
         own = workload.einsums[first : last + 1]
         ends = own[0].output.tensor in handed and any(owner(p.tensor, made) in handed for p in own[-1].inputs)
         if ends and (axes := tuple(_axes(own, handed, made, padded))):
@@ -116,7 +116,7 @@ def joined_segments(workload: Workload) -> list[Members]:
     """
     found = {(m.first, m.last): m for m in segments(workload)}
     made = {e.output.tensor for e in workload.einsums}
-    for first, last, handed, leaving in runs(workload, MOST_MEMBERS):
+    for first, last, handed, leaving in runs(workload, MAX_MEMBERS):
         own = workload.einsums[first : last + 1]
         users = [{i for i, _, _ in there} for there in shared_tensors(own, made).values()]
         ends = all(any(end in some and len(some) > 1 for some in users) for end in (0, len(own) - 1))
@@ -159,7 +159,7 @@ def _extended(
         and n > 1
     ):
         mine = {
-            p.tensor: next((i for i, dim in enumerate(p.dims) if alone(dim, e) == rank), -1)
+            p.tensor: next((i for i, dim in enumerate(p.dims) if rank_of(dim, e) == rank), -1)
             for p in e.tensors()
             if p.tensor in forwarded
         }
