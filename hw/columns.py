@@ -103,7 +103,7 @@ def group_equal_rows(rows: NDArray[Any]) -> tuple[Ints, Ints]:
     """Groups equal rows of [n, k]. Returns first (index of the first row of each group) and which ([n], group
     of each row).
 
-    >>> first, which = alike(np.array([[1, 2], [3, 2], [1, 2]]))
+    >>> first, which = group_equal_rows(np.array([[1, 2], [3, 2], [1, 2]]))
     >>> first.tolist(), which.tolist()
     ([0, 1], [0, 1, 0])
     """

@@ -92,7 +92,7 @@ def another(value: Any, name: str) -> Any:
     known: dict[str, tuple[Any, Any]] = {
         "may_keep": (ROLES, ROLES[:2]),
         "access": (None, Access(64)),
-        "place": ((), ((0, 4), (0, 6))),
+        "mesh_region": ((), ((0, 4), (0, 6))),
         "ports": ("shared", "separate"),
         "systolic": ("ws", "os"),
         "injected_at": ("corners", "edge"),
