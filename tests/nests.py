@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from math import ceil, inf, prod
 from random import Random
 
@@ -206,9 +206,9 @@ def compressed(rng: Random, p: Projection, density: float) -> Projection:
 
 def limited(arch: Arch, e: Einsum, one_in: int = 16) -> Arch:
     """Of so many machines one has an outermost level just large enough for the einsum, or one bit less. Drawn
-    from the names of both, so that what else is drawn stays as it is.
+    from the values of both, so that what else is drawn stays as it is, and no field's name matters.
     """
-    rng = Random(f"{e} {arch}")
+    rng = Random(repr((astuple(e), astuple(arch))))
     return (
         with_outer(arch, stored_bits(e, arch.word_bits) - rng.randrange(2))
         if rng.randrange(one_in) == 0
