@@ -312,7 +312,7 @@ def expand_choices(
 
 @lean
 def bound_unrolling(t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
-    """Sets w.lower [Q]: lower bounds of all quantities under the spatial unrolling w.unrolling."""
+    """Sets the lower bounds [Q] of all quantities in w, for the spatial unrolling w.unrolling."""
     for q in range(t.quantity.shape[0]):
         w.lower[q] = 1.0
         x = t.quantity[q, 1]

@@ -107,7 +107,7 @@ class FreePes(NamedTuple):
 @njit(cache=True, nogil=True)
 def quotients(size: Ints) -> FreePes:
     """The cells for all numbers of PEs that may be left: the size of a dimension divided by whole numbers.
-    Steps get coarser until there are at most CELLS cells.
+    Steps get coarser until there are at most `CELLS` cells.
     """
     dims, most, steps, many, cells = (
         size.shape[0],
@@ -521,7 +521,7 @@ def scratch(t: Terms, w: Work, options: int) -> Scratch:
 
 @inner()
 def dense_sums(t: Terms, machines: int) -> Sums:
-    """The coefficients other than zero of the lower bounds, by set of levels. Empty for up to FEW machines,
+    """The coefficients other than zero of the lower bounds, by set of levels. Empty for up to `FEW` machines,
     which are compared with bounds one by one.
     """
     n, parts = 0, t.base.shape[1]
@@ -673,8 +673,8 @@ def enumerate_spatial(
     rough: [R + 1, K, Q] the same by number of PEs that are left, at most caps [K] (`min_later`). A choice
         that cannot win by these bounds is left before its PEs are shared out over the dimensions.
 
-    A quantity is a product over ranks: row i + 1 of `rows` is row i times the factor of the i-th rank of
-    e.order. With `later`, it bounds all choices that begin with the same unrollings.
+    A quantity is a product over ranks: row i + 1 of `rows` is row i times the factor of the i-th rank in
+    the order of unrolling. With `later`, it bounds all choices that begin with the same unrollings.
     """
     ranks, many_q, size, n = w.unrolling.shape[0], t.quantity.shape[0], 64, 0
     machines = w.best_count.shape[0]
@@ -829,14 +829,14 @@ def worth_of(low: Floats, unit: Floats) -> Worth:
 
 @inner()
 def by_worth(worth: Floats) -> Ints:
-    """Indices that sort worths [n, 2], lowest first. The sort is stable."""
+    """Indices that sort keys [n, 2] (`worth_of`), lowest first. The sort is stable."""
     later = np.argsort(worth[:, 1], kind="mergesort")
     return later[np.argsort(worth[later, 0], kind="mergesort")]
 
 
 @inner()
 def by_bound(bound: Floats, unit: Floats) -> Ints:
-    """Indices that sort bounds [n, J, 3] by their worth, lowest first."""
+    """Indices that sort bounds [n, J, 3] by their key (`worth_of`), lowest first."""
     worth = np.empty((bound.shape[0], 2))
     for i in range(bound.shape[0]):
         worth[i, 0], worth[i, 1] = worth_of(bound[i], unit)

@@ -1,7 +1,7 @@
 """What the search of mappings works on, as arrays: the einsum, the machines, what costs them, and the state
 of a search.
 
-Kernels take these tuples whole; a column or a slot of an array has a name here (ROUND, NODES_PLACED, ...).
+Kernels take these tuples whole; a column or a slot of an array has a name here (`ROUND`, `VISITED`, ...).
 Letters in shapes: R ranks, X tensors, Dm dimensions of all tensors, O spatial unrollings of all ranks end to
 end, K positions (how many fan-out boundaries stand outside), B boundaries, V levels, J machines, P parts of a
 cost, Q quantities, N nodes or sets of levels, A, B' tiles of a dimension's two ranks.
@@ -44,7 +44,7 @@ ROUND, COUNT = 0, 1  # InnerStates.tally
 # What became of a choice of loops. OVER: left out, but smaller tiles may do (`place_node`); BOUND: left out,
 # and smaller tiles are no better; DONE: searched.
 OVER, BOUND, DONE = 0, 1, 2
-Worth = tuple[float, float]  # objective and energy in units of a machine (`worth_of`)
+Worth = tuple[float, float]  # lowest objective, and energy, in units of a machine (Work.unit)
 
 
 class Einsum(NamedTuple):
@@ -219,7 +219,7 @@ class Work(NamedTuple):
     unrolling: Ints  # [R] the spatial unrolling
     nodes: Ints  # [N, 4] TENSOR (-1: loops directly inside a boundary, no node), LEVEL, PARENT, POSITION
     holds_whole: Bools  # [N] whether its double-buffered level has the capacity for its whole tensor, once
-    tally: Ints  # [6] NODES_PLACED, VISITED, BUDGET, EASY, CHOICES, MOST_CHOICES
+    tally: Ints  # [6] counts and limits, by the indices `NODES_PLACED`, `VISITED`, ...
     stop: Ints  # [1] set to 1 by another thread once a deadline has passed (dse/run/deadline.py)
     lower: Floats  # [Q] lower bounds of the quantities, whatever the tiles
     # [J] whether what costs the same as the best may be taken too: it may come first among equals

@@ -247,7 +247,7 @@ def line_requests(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool
 
     1. One line for each request, made by all PEs at once. In clipped dimensions a request for clipped indices
        alone moves nothing; of the others there are at least (sum of all lengths / length of a full request).
-    2. The share t.share of a line per index of the dimensions that a layout spreads over lines.
+    2. A share of a line for each index of the dimensions that a layout spreads over lines (search.Spread).
     """
     _, x, k, unseen, _ = t.quantity[q]
     every, times = p.pieces.shape[1] - 1, 1.0
