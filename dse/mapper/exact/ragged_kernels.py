@@ -320,7 +320,8 @@ def chains(
     alive: if not empty, `codes` of the only tiles at the gaps that are wanted, ascending.
     room: rows to allocate.
 
-    Returns tiles [N, E + D], columns [N, .], and whether `room` rows were enough.
+    Returns, with one row per chain, the array of tiles ([N, E + D]) and that of columns ([N, .]); and whether
+    `room` rows were enough.
     """
     gaps, dims, n_count, n_tile = allowed.shape[0], pes.shape[0], counts.shape[0], tiles.shape[0]
     width, last, every, most = (
