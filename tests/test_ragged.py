@@ -157,7 +157,7 @@ def test_is_not_above_smaug_where_its_schedule_is_a_nest(objective: str, k: int,
 def test_says_what_it_does_not_cover() -> None:
     p = small_problem(Random(1), "energy", 1000)
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 2, "n": 2, "k": 2})
-    with pytest.raises(ValueError, match="not one array"):
+    with pytest.raises(ValueError, match="exactly one array"):
         solve_ragged(Problem(replace(p.arch, fanouts=()), e, "energy"))
 
 

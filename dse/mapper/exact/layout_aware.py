@@ -38,9 +38,9 @@ from dse.sim.schedule import outermost
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
-LITTLE = 1e-3  # after a layout that adds less than this share of energy and of cycles, no other one is tried
+LITTLE = 1e-3  # after a layout that adds at most this share of energy and of cycles, no other one is tried
 STAGED = 1 << 20  # node budget of a search for mappings that stage all tensors on chip
-ENOUGH = 64  # sets of layouts (one layout per place) that are compared, at most
+ENOUGH = 64  # sets of layouts (one layout per `TensorAt`) that are compared, at most
 TensorAt = tuple[str, str]  # (level, tensor)
 
 
@@ -52,8 +52,8 @@ class LayoutPricing:
     mapping: Mapping
     nest: Mapping  # the mapping below the loops and nodes that it shares with other einsums
     whole: Counted  # that nest, counted
-    counted: frozenset[Key]  # which (level, tensor, action) move anything
-    links: dict[TensorAt, Link]  # the link that moves the tensor
+    counted: frozenset[Key]  # the (level, tensor, action) that move anything
+    links: dict[TensorAt, Link]  # the link that moves the tensor out of the level and back
     footprint_elems: dict[TensorAt, int | Fraction]  # elements that tensors take at levels with a capacity
     hops_pj: float
     # results of `moves`
@@ -85,8 +85,8 @@ class LayoutPricing:
         ), p.latency_cycles
 
     def alone(self, place: TensorAt, layout: Layout) -> tuple[float, float]:
-        """(energy, port cycles) that a layout costs on top of moving the elements, whatever the other layouts
-        are.
+        """(energy, port cycles) that a layout costs beyond those of the elements that it moves. They do not
+        depend on the layouts of other tensors.
         """
         arch, moved = self.problem.arch, self.moves(place, layout)
         level = next(level for level in arch.levels if level.name == place[0])
@@ -95,8 +95,8 @@ class LayoutPricing:
         )
 
     def candidates(self, place: TensorAt) -> list[Layout]:
-        """Layouts worth counting that fit. A sliding window takes less capacity than its whole tile; layouts
-        other than row-major store the whole tile.
+        """The candidate layouts that fit. Row-major always does: of a sliding window it stores only the part
+        that counts as footprint, whereas other layouts store the complete tile.
         """
         link, e, arch = self.links[place], self.problem.einsum, self.problem.arch
         plain = row_major(transfer.dim_names(link.tensor), transfer.shape_at(self.nest, link, e, arch))
@@ -110,7 +110,7 @@ class LayoutPricing:
 
     def front(self, place: TensorAt, candidates: Sequence[Layout]) -> list[Layout]:
         """The candidates that no other one dominates in energy and cycles, cheapest first. After the first
-        one that costs next to nothing, no more candidates are looked at.
+        one that costs next to nothing (`LITTLE`), no more candidates are looked at.
         """
         rows, (energy, cycles) = list[tuple[float, float, int]](), self.cost({})
         for i, layout in enumerate(candidates):
@@ -124,7 +124,7 @@ class LayoutPricing:
 def layout_pricing(problem: Problem, mapping: Mapping) -> LayoutPricing:
     """A mapping with everything about its cost that does not depend on layouts, counted once per mapping.
 
-    places: (level, tensor) pairs that move data at a level with lines, row buffers or banks.
+    `links` has the (level, tensor) pairs that move data at a level with lines, row buffers or banks.
     """
     e, arch, around = problem.einsum, problem.arch, problem.boundary
     mapping = replace(mapping, layouts=())
@@ -152,7 +152,8 @@ def best_layouts(
     """(energy, cycles, layouts) of a mapping in its best layouts. fixed: layouts that are given.
 
     What layouts add to the energy, and to the cycles of a port, are sums over tensors; so the best set takes
-    each layout from the front of its place. Fronts are cut until there are at most ENOUGH sets.
+    each layout from the front of its place. Fronts are shortened until there are at most
+    `ENOUGH` sets.
     """
     objective = one.problem.objective
     fronts = {
@@ -181,13 +182,15 @@ def layout_aware(
     """The best solution that was found, alone in a list: a mapping with the layouts that are not row-major.
     Its certificate covers all mappings of the space in all layouts.
 
-    interface: tensors that must lie row-major at the outermost level. Mappings that are priced, each in its
-    best layouts; from the third on only while none is within `allowed_gap` of the lower bound:
+    interface: tensors that must lie row-major at the outermost level.
 
-    1. the best one if lines are filled;
+    These mappings are priced, each in its best layouts; from the third on only while none is within
+    `allowed_gap` of the lower bound:
+
+    1. the best one on the assumption that lines are filled;
     2. the best one if, besides, elements of interface tensors that lie about a line apart share no line;
-    3. the one of least energy: row activations and misses take time that the search does not see, and fewer
-       lines have fewer of them;
+    3. the one with the least energy: row activations and misses take time that the search does not see, and
+       fewer lines have fewer of them;
     4. the fastest ones that stage all tensors in a level on chip;
     5. the best ones where layouts cost nothing.
     """
@@ -325,7 +328,7 @@ def fitting(problem: Problem, mapping: Mapping, constraints: Constraints = FREE)
 
 
 def lowered(mapping: Mapping, e: Einsum, arch: Arch) -> Mapping:
-    """The mapping with each node moved down that would sink if lines cost nothing: to where its tile would
+    """The mapping with each node that would sink, if lines cost nothing, moved down to where its tile would
     come to rest. There it takes as much capacity as the sunk tile. A node stays above a loop along which a
     window of its input slides. Windows of results are fetched anew in every trip.
 
@@ -358,8 +361,8 @@ def found_in_best_layouts(
     """A mapping that was found where layouts cost nothing, in its best layouts; `lowered` if it does not fit
     here.
 
-    Its lower bound holds here only where levels never wait for each other (overlap: free). Elsewhere tiles
-    that do not sink change less often than there, which may hide more of the transfers inside of them.
+    The lower bound of that search holds with layouts only where levels never wait for each other (overlap:
+    free). Elsewhere tiles that do not sink change less often, which may hide more of the transfers inside.
     """
     mapping = fitting(problem, found.mapping)
     if mapping is None:
@@ -429,12 +432,12 @@ def with_certificate(
 
 
 def interface_spread(e: Einsum, arch: Arch, interface: frozenset[str]) -> dict[str, Spread]:
-    """An estimate, per interface tensor, of the lines that it takes beyond filled ones when it lies row-major
+    """An estimate, per interface tensor, of the lines that it takes beyond filled lines if it lies row-major
     at the outermost level: (mask of dimensions, share). Each index of these dimensions takes that share of a
     line.
 
-    The dimensions are the one whose stride is nearest to a line, and all outside of it. The share is its
-    stride over the line, at most 1.
+    The dimensions are the one whose stride is nearest to a line, and all outside of it. The share is the
+    stride of that one over the line, at most 1.
     """
     line = arch.levels[0].access.line_bits if arch.levels[0].access else 0
     found = {}

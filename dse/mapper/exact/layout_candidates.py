@@ -1,13 +1,14 @@
 """Candidate layouts of a tensor under a nest. In these, elements that are asked for at once lie side by side.
-Layouts that libraries use are candidates too.
+Layouts that libraries use are candidates too. Left: loops around the tensor; right: layouts in the notation
+of dse/layout/text.py, outermost part first.
 
     for p tile 8                  P/8 .. p8/4 .. : temporal loops outermost, in their order, then PEs, then
                                   the tile
     parfor p tile 4 over X        p8/4 C p4 (also padded, so that each request begins at a line)
     windows of 6 rows, 4 apart    H/4 .. h4~6, or H/4 .. h4, or H
     every second row              h2 H/2: the other rows lie elsewhere
-    p tile 125, tile 8 over PEs   p8 .. P/8: PEs ask for rows 8 apart, wherever the tile begins; 125 is no
-                                  multiple of 8
+    p tile 125, tile 8 over PEs   p8 .. P/8: PEs ask for rows 8 apart, which lie side by side. 125 is no
+                                  multiple of 8, so the whole dimension is cut in 8s, without temporal parts
 
 Every text stands for a layout of the whole tensor. Which layout is best is counted, not guessed
 (dse/sim/levels/transfer.py).
@@ -34,8 +35,8 @@ MAX_WINDOW_CUTS = 8  # ways to cut windows that are tried, at most
 
 
 def layouts(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> list[Layout]:
-    """The candidate layouts of what a link moves, at the link's parent, the most promising first. Inside the
-    machine they take no more capacity than the tile.
+    """The candidate layouts of what a link moves, at the link's parent, the most promising first. Below the
+    outermost level they take no more capacity than the tile.
     """
     names = transfer.dim_names(link.tensor)
     shape = transfer.shape_at(mapping, link, e, arch)
@@ -50,7 +51,7 @@ def parse_layouts(
     texts: Sequence[str], names: Sequence[str], shape: Sequence[int], expand: float
 ) -> list[Layout]:
     """Texts as layouts, each layout once. Left out are layouts that store more than `expand` elements per
-    element, and texts whose parts do not chain.
+    element, and texts that are no layout: a part does not fit what the parts before it leave.
     """
     found: dict[Layout, None] = {}
     for text in dict.fromkeys(texts):
@@ -81,7 +82,7 @@ def library_layouts(names: Sequence[str], shape: Sequence[int], line: int) -> It
 class _Parts:
     """Parts of a layout's text, outermost first. Numbers are the sizes of parts."""
 
-    strided: list[str] = field(default_factory=list)  # parts whose indices are never asked for together
+    strided: list[str] = field(default_factory=list)  # offsets within a stride: accessed one at a time
     temporal: list[str] = field(default_factory=list)  # of temporal loops
     spatial: list[tuple[str, int]] = field(default_factory=list)  # of spatial loops
     tile: list[tuple[str, int]] = field(default_factory=list)  # of the tile
@@ -121,12 +122,12 @@ def _nested(
 
 
 def _stride(d: Dim, home: bool) -> int:
-    """Elements from one index that is asked for to the next, in a dimension of one rank; else 1."""
+    """The distance between successive accessed indices of a dimension of one rank; else 1."""
     return d.terms[0][1] if home and len(d.terms) == 1 and d.offset == 0 else 1
 
 
 def _add_strided(parts: _Parts, d: Dim, name: str, n: int, home: bool) -> None:
-    """Adds a part for a strided dimension, so that indices that the stride steps over lie elsewhere."""
+    """Adds an outermost part for a strided dimension, so that indices that the stride skips lie elsewhere."""
     if 1 < (c := _stride(d, home)) < n:
         parts.strided.append(f"{name.lower()}{c}")
 
@@ -141,11 +142,11 @@ def _add_loops(
     windows: dict[int, tuple[int, int]],
     home: bool,
 ) -> None:
-    """Adds one part of a dimension for each loop over its rank, then the tile. A window gets its part at its
-    first temporal loop.
+    """Adds one part of a dimension for each loop over its rank, then the tile. A window is cut once,
+    at the first loop over one of its ranks.
 
     start: size of each rank at the parent.
-    windows: dimension -> (step, size) of its tiles, step 0: not cut.
+    windows: dimension -> (step from tile to tile, size of a tile); step 0: not cut.
     """
     of = {rank: k for k, d in enumerate(dims) for rank, _ in d.terms}
     left = {k: shape[k] for k in range(len(dims))}
@@ -206,8 +207,8 @@ def _add_loops(
 def _window_cuts(
     d: Dim, n: int, start: dict[str, int], loops: Sequence[Loop], copies: bool
 ) -> list[tuple[int, int]]:
-    """The ways to cut a window's dimension, as (step, size) of the tiles; (0, n): it is not cut. copies:
-    whether tiles may overlap, so that elements are stored twice.
+    """The ways to cut a window's dimension of n elements, as (step, size) of tiles; (0, n): it is not cut.
+    copies: whether tiles may overlap, so that elements are stored twice.
     """
     pes, tile = dict.fromkeys(start, 1), dict(start)
     for node in loops:

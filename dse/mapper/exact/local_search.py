@@ -1,16 +1,16 @@
 """A local search, used where an exact search ends its budget: it goes from a mapping to better ones of the
 same space until no move helps. Deterministic.
 
-A mapping is a list of slots, outermost first: the temporal loops behind every storage node; at a fan-out
-boundary its dimensions, then the temporal loops inside of it. Per rank, each slot has the tile that it
-leaves. Moves:
+A mapping is a list of slots, outermost first: one for the temporal loops directly below each storage node; at
+a fan-out boundary one per dimension, then one for the temporal loops directly inside. Per rank, each slot has
+the tile that stands inside of it. Moves:
 
 1. a prime of one rank goes from one slot to another;
 2. the same for two ranks at once;
 3. a storage node is removed, added, or swapped with the next one of its level.
 
-Candidates of one move are costed together by the vectorised evaluator, and those that are taken by the scalar
-one.
+Candidates of one move are costed together by the vectorised evaluator; the cheapest of them are costed again,
+and checked, by the scalar one.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from hw.arch import Arch
 from workloads.einsum import Einsum
 
 Cost = tuple[float, float, float]  # value of the objective, energy, latency
-Slot = tuple[int, str]  # number of the item that it stands behind; fan-out dimension, "": temporal loops
+Slot = tuple[int, str]  # index of the item that it stands below; fan-out dimension, "": temporal loops
 Chain = tuple[int, ...]  # tiles of one rank, one per slot
-# at most: moves of a climb; moves of a climb from another placement, before that placement is given up;
-# times that other placements are tried when no move helps
+# at most: moves of a climb; moves of a climb from another placement; how often other placements are tried
+# when no move helps
 CLIMB_ROUNDS, TRIAL_ROUNDS, RESTARTS = 60, 5, 12
 # batches of candidates costed at most per start: each takes up to a tenth of a second, where padding makes
 # counts slow
@@ -90,8 +90,8 @@ def improve(
 def _climb(
     problem: Problem, found: Incumbent, factors: Factors, rules: Constraints, rounds: int, left: Iterator[int]
 ) -> Incumbent:
-    """Makes at most `rounds` moves, each time the first one that helps. left: one element per batch that may
-    still be costed.
+    """Makes at most `rounds` moves, each time the first one that helps. left: one item per batch of
+    candidates that may still be costed.
     """
     for _ in range(rounds):
         better = next(_better(problem, found[0], found[2], factors, rules, left), None)
@@ -139,7 +139,7 @@ def _if_better(problem: Problem, state: State, best: Cost | None, rules: Constra
 
 
 def _below(a: Cost, b: Cost) -> bool:
-    """Whether a is lower by the first of its numbers that differs by more than rounding."""
+    """Whether cost a is lower than b by the first of their numbers that differ by more than rounding."""
     return next((x < y for x, y in zip(a, b, strict=True) if abs(x - y) > CLOSE * min(abs(x), abs(y))), False)
 
 
@@ -164,7 +164,7 @@ def _cheapest(
     problem: Problem, state: State, options: dict[str, tuple[Chain, ...]], best: Cost
 ) -> Iterator[dict[str, Chain]]:
     """Yields the cheapest choices of chains that fit and do not cost more than `best`, 8 at most. Stalls take
-    longest to count, so they are counted only for choices that do not cost more without them.
+    longest to count, so they are counted only for choices that without stalls cost no more than `best`.
     """
     e, arch = problem.einsum, problem.arch
     nest = _loops(e, arch, state, full=True)
@@ -197,7 +197,7 @@ def _cheapest(
 def _used(
     e: Einsum, options: dict[str, tuple[Chain, ...]], choices: np.ndarray
 ) -> tuple[dict[str, tuple[Chain, ...]], np.ndarray]:
-    """Returns only the options that some choice takes, and the choices numbered by these."""
+    """Returns the options without those that no choice takes, and the choices as indices into them."""
     columns = [np.unique(column, return_inverse=True) for column in choices.T]
     few = {
         rank: tuple(options[rank][n] for n in used)
@@ -421,8 +421,8 @@ def _placements(
     def moved(
         new: Sequence[Store], after: dict[Store, Store | None]
     ) -> tuple[tuple[Store | int, ...], dict[str, Chain]]:
-        """The state with other nodes. after: per new node the old node whose loops stand behind it, None: no
-        loops do.
+        """The state with other nodes. after: per new node the old node whose loops stand below it, None: no
+        loops do; of a node that is not in `after`, its own.
         """
         items = _items(new, arch)
         old_slots, new_slots = _slots(state.items, arch), _slots(items, arch)

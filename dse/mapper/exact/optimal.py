@@ -52,7 +52,8 @@ from workloads.einsum import Einsum, Projection
 MANY = 128  # machines that are searched together, at most
 # storage nodes placed for all of them; if that is not enough, each is searched alone
 SHARED_BUDGET = BUDGET // 8
-PROVEN = 1_000  # spatial unrollings: up to so many are searched to the optimum, whatever the gap
+# spatial unrollings up to which imperfect factors are searched to the optimum, whatever gap is allowed
+PROVEN = 1_000
 BOUND_BUDGET = 10_000  # storage nodes placed for a lower bound alone
 # Extents are rounded up to multiples of these: the rounded extent has many divisors, and these are tile sizes
 # that nearly divide the extent itself.
@@ -72,8 +73,8 @@ def optimal(
     Returns a list of one solution. Ties are decided by energy, then latency.
 
     allowed_gap: the answer may lie this relative gap above the optimum. Mappings of imperfect spatial factors
-        are left out unless they are better by more than that (`Prices.goals`); inf: as 0, but no search is
-        repeated for stalls.
+        count only if they are better by more than the gap (`Prices.goals`). inf: as 0, but no search is
+        repeated to count stalls more closely.
     budget: storage nodes placed at most.
 
     Where the budget ends first, or the search does not take the einsum (`search.supports`), the answer is the
@@ -155,16 +156,16 @@ class Prices:
     known: dict[tuple[Mapping, int], EinsumCost] = field(default_factory=dict)  # by mapping and machine
 
     def goals(self, factors: Factors, allowed_gap: float) -> Goals | None:
-        """Returns what a search asks of imperfect factors: that they beat the optimum of perfect ones, as the
-        evaluator prices it, by more than the gap. None: whatever they save.
+        """Returns the goals of a search of imperfect factors: these must beat the optimum of perfect ones, as
+        the evaluator prices it, by more than the gap. None: any saving counts (no gap, or inf).
 
             goal = cost of that optimum / (1 + allowed_gap)
 
         So the goal is a lower bound if no mapping is found below it, and the optimum of perfect factors is an
         answer within the gap. It depends on the machine alone, not on the batch (`search.search_on`).
 
-        Where the lower bound of any mapping reaches the goal, nothing is searched. Else up to PROVEN
-        unrollings are searched for whatever they save: that takes a millisecond or two.
+        Where the lower bound of any mapping reaches the goal, nothing is searched. Else, with up to `PROVEN`
+        unrollings, any saving counts: to search these takes a millisecond or two.
         """
 
         def goals(found: Sequence[Mapping | None]) -> tuple[Floats, Floats]:
@@ -238,8 +239,8 @@ def _by_mapping(found: Sequence[Mapping | None]) -> dict[Mapping, list[int]]:
 def _on_many(
     problems: Sequence[Problem], factors: Factors, constraints: Constraints, allowed_gap: float
 ) -> dict[int, EinsumCost | Infeasible]:
-    """Answers by number of the machine, from one search for all machines. A machine is left out, and then
-    solved alone, where the search ends its budget or finds no mapping that fits.
+    """Answers by position of the machine, from one search for all machines. A machine is left out, for its
+    caller to solve it alone, where the search ends its budget or its mapping does not fit.
     """
     answers: dict[int, EinsumCost | Infeasible] = {}
     prices = Prices(problems, constraints)
@@ -275,7 +276,7 @@ def _to_answer(
     """The result of a search as an answer with its certificate. Where the search did not finish, the answer
     comes from a local search.
 
-    priced: costs of mappings that were priced before, answers as well.
+    priced: costs of mappings that were priced before; one of them may be the answer.
     """
     e, arch, space = problem.einsum, problem.arch, mappings_of(factors, problem.arch, constraints)
     if found.lower_bound == inf:
@@ -348,9 +349,9 @@ def _some_dims_constrained(
 def _ragged(
     problem: Problem, constraints: Constraints, budget: int, allowed_gap: float
 ) -> list[EinsumCost] | Infeasible:
-    """The answer for imperfect factors, improved by a local search. It starts from the optimum with imperfect
-    spatial factors, and from the optima of the einsum with extents rounded up (MULTIPLES). Where the search
-    of ragged.py takes the einsum and the machine, the answer has its certificate.
+    """The answer for imperfect factors. A local search starts from the optimum with imperfect spatial
+    factors, and from the optima of the einsum with extents rounded up (`MULTIPLES`). If the search of
+    ragged.py takes the einsum and the machine, its answer counts too, and its certificate.
     """
     e, arch = problem.einsum, problem.arch
     even = optimal(problem, "imperfect_spatial", constraints, budget, allowed_gap)
@@ -405,8 +406,8 @@ def _round_up(e: Einsum, multiple: int) -> Einsum:
 
 
 def _refit(e: Einsum, mapping: Mapping) -> Mapping:
-    """A mapping for larger extents, changed to fit those of e: tiles stay as far as they fit, spatial tiles
-    are made as even as they can be.
+    """A mapping that was found for larger extents, cut to those of e: tiles stay as large as the extents let
+    them, spatial tiles are made as even as they can be.
     """
     left, nodes = e.sizes(), list[Loop | Store]()
     for node in mapping.nodes:
@@ -442,7 +443,7 @@ def _certified(
     single = any(not level.double_buffer for level in arch.levels[1:])
     for waits in ("in_turn", "ends") if single else ("ends",):
         value, energy, cycles, _ = rank(problem, best)
-        # a goal is a quotient, so a gap to it may be a rounding above what is allowed
+        # a goal is a quotient, so rounding may lift a gap to it slightly above the allowed one
         if arch.overlap == "free" or relative_gap(value, floor) <= max(allowed_gap * (1 + PRECISE), PRECISE):
             break
         closer = search(
@@ -467,8 +468,8 @@ def _certified(
 def _with_certificate(
     problem: Problem, one: EinsumCost, lower: float, visited: int, space: Mappings, allowed_gap: float = 0.0
 ) -> EinsumCost:
-    """The cost with its optimality gap to the lower bound `lower`, and with the space that the certificate is
-    of. A gap that differs from the allowed one by rounding is that one.
+    """The cost with its optimality gap to the lower bound `lower`, and with the space that the certificate
+    covers. A gap that exceeds the allowed one by rounding alone is set to it.
     """
     gap = relative_gap(rank(problem, one)[0], lower)
     gap = allowed_gap if allowed_gap < gap <= allowed_gap * (1 + PRECISE) else gap
@@ -485,7 +486,7 @@ def _with_certificate(
 
 def names_some_dims(constraints: Constraints, arch: Arch) -> bool:
     """True if constraints on what happens inside PEs (`inside`, `stationary`) go with a `spatial` that names
-    some dimensions of a fan-out and leaves out others. In PEs of the latter everything would be allowed.
+    some dimensions of a fan-out and leaves out others. In PEs along the others everything is allowed.
     """
     named = dict(constraints.spatial)
     inside = constraints.inside is not None or constraints.stationary != ""
@@ -493,7 +494,7 @@ def names_some_dims(constraints: Constraints, arch: Arch) -> bool:
 
 
 def none_fits(problem: Problem, constraints: Constraints) -> Infeasible:
-    """The result where no mapping of the space fits: the level that overflows, or the constraints."""
+    """The result if no mapping of the space fits. It names the level that overflows, else the constraints."""
     e, arch = problem.einsum, problem.arch
     smallest = footprints(minimal_mapping(e, arch), e, arch)
     return cost.overflow(smallest, e, arch) or Infeasible(

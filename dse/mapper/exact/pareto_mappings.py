@@ -35,7 +35,7 @@ class Member:
     """A mapping of the front."""
 
     cost: EinsumCost
-    capacity_bytes: int  # capacity that it takes in the level `Front.level`; a begun byte counts as one
+    capacity_bytes: int  # capacity that it takes in the level `Front.level`, rounded up to bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def front(
             if factors == "imperfect"
             else f"{e.name} has sums of many ranks"
         )
-        raise ValueError(f"a front is of exact searches: {why}, which these do not take")
+        raise ValueError(f"a front is of exact searches: {why}, which these do not support")
     found, searches, proven, capacity_bytes = list[Member](), 0, True, inf
     level = next((one for one in arch.levels if one.capacity_bits is not None), arch.levels[0])
     while searches < MAX_SEARCHES:
@@ -89,7 +89,7 @@ def front(
 
 
 def _with_capacity(arch: Arch, level: Level, capacity_bytes: float) -> Arch:
-    """The machine with the capacity of one level cut to room_bytes."""
+    """The machine with the capacity of one level cut to `capacity_bytes`."""
     if capacity_bytes == inf:
         return arch
     return replace(
@@ -121,6 +121,6 @@ def _certificate(arch: Arch, space: Mappings, proven: bool, cut: bool) -> str:
     if cut:
         return f"cut after {MAX_SEARCHES} searches: others may be missing"
     if not proven:
-        return "not proven: searches ended their budget"
+        return "not proven: some searches reached the end of their budget"
     missing = ", by cycles without fill stalls: of mappings that stall differently some may be missing"
     return f"all of the searched space{'' if arch.overlap == 'free' else missing}{certificate_words(space)}"

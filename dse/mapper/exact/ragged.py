@@ -7,11 +7,11 @@ footprint and number of PEs in use is a product over groups, and each factor dep
 group alone (a "vector" of factors per choice of chains). No mapping gets cheaper if a factor rises, except
 for skipped reads, which are subtracted. So two steps are exact:
 
-1. Of a group's vectors only those stay that no other one dominates.
+1. Of a group's vectors those are left out that another one dominates.
 2. Branch and bound takes one vector per group.
 
-Two more bounds save work. One vector of bounds may stand for many chains; if the best choice has it, the
-vectors of these chains replace it. And the vectors of a group are not made where none of its outlines
+Two more bounds save work. One vector of bounds may stand for many chains; if the best choice contains it, the
+vectors of these chains replace it. And the vectors of a group are not made if none of its outlines
 (ragged_vectors.py) may lead below the best.
 
 steps.py says in which gaps a rank may be cut. A register inside the array holds one element per PE, since it
@@ -54,13 +54,14 @@ from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum
 
 BUDGET = 100_000_000  # vectors visited per order of storage nodes: half a minute
-# times at most that outlines of a group are cut by bounds of the other groups, which get tighter each time
+# rounds, at most, in which bounds of other groups drop rows of a group's outlines; bounds get tighter each
+# time
 ROUNDS = 6
-# choices of blocks whose rows are searched one choice after the other; if there are more, all rows together
+# choices of blocks, at most, whose rows are searched choice by choice; above, all rows are searched at once
 CHOICES = 10_000
-# vectors visited without blocks, where the objective is latency; then vectors with equal PEs form blocks
+# where the objective is latency: vectors visited, at most, before those with equal PEs are searched as blocks
 TRIED = 5_000_000
-WEIGHT = 1.6180339887  # rows with equal numbers v form a block: its key is the sum of v_i * WEIGHT^i
+WEIGHT = 1.6180339887  # rows with equal numbers v form a block: its key is the sum of v_i * `WEIGHT`^i
 QUICK = 1_000_000  # vectors visited for a first mapping of a program
 # Left out (`Mappings.cut_twice`): two loops over a rank in one gap. They may pay where strides leave holes
 # between tiles, which are not fetched: tiles of 4, then of 3 cut 7 into 3, 1, 3; one loop gives 3, 3, 1.
@@ -68,12 +69,13 @@ QUICK = 1_000_000  # vectors visited for a first mapping of a program
 
 @outermost.mapper
 def solve_ragged(problem: Problem, budget: int = BUDGET, ties: bool = True) -> list[EinsumCost] | Infeasible:
-    """The optimum over imperfect temporal and spatial factors. ties: whether energy, then latency decide
-    among equal objectives; else any of them is the answer.
+    """The optimum over imperfect temporal and spatial factors, alone in a list. ties: whether energy, then
+    latency decide between equal objectives; if not, any mapping with the least objective is the answer.
 
     budget: vectors visited at most per order of storage nodes.
 
-    The answer has no certificate in three cases; it is then at least as good as the best with few tile sizes:
+    The answer has no certificate in three cases. It is then the best that was found, at least as good as the
+    best of the tile sizes ceil(extent / n):
 
     1. the budget ends;
     2. a window has too many chains (ragged_vectors.MOST);
@@ -206,7 +208,7 @@ def _again(
 def _scope(
     g: int, vectors_of_groups: Sequence[Vectors], t: kernels.Prices, best: Floats, coarse: bool
 ) -> Scope:
-    """The scope of group g: bounds from the vectors of all other groups that are known so far."""
+    """The scope of group g: bounds from what is known so far of all other groups (vectors or bounds)."""
     scope = Scope(t, best, vec.rest_of(vec.unit(t)), coarse)
     return replace(
         scope,
@@ -224,10 +226,10 @@ def _outlined(
     best: Floats,
 ) -> tuple[bool, bool]:
     """Makes outlines of the groups of two ranks whose vectors are not made yet: first from chains of one
-    rank, then of both. They cut each other by their bounds until few more go.
+    rank, then of both. Their bounds drop rows of each other, until a round drops less than a tenth.
 
-    Returns two flags: whether a mapping below the best may be left; whether `vectors_of_groups` now holds
-    only outlines that such a mapping can have.
+    Returns two flags: whether a mapping below the best may be left; whether `vectors_of_groups` now has, for
+    these groups, only rows that such a mapping can have.
     """
     todo = [g for g, spec in enumerate(specs) if len(spec.extents) == 2 and g not in made]
     twins = {g: next(h for h in todo if specs[h] == specs[g]) for g in todo}
@@ -280,8 +282,8 @@ def _of_blocks(
     low: Sequence[Vectors],
     budget: int,
 ) -> tuple[list[Ints] | None, int]:
-    """The best choice of rows. First blocks are chosen, each with the least numbers of its rows; then rows
-    are searched within the choices of blocks that may be best, in order of their bounds.
+    """The best choice of rows. First blocks are chosen, each by the lowest numbers of its rows; then rows are
+    searched within the choices of blocks that may be best, in order of their bounds.
     """
     answer, visited, goal = None, 0, best.copy()
     room, none = np.zeros((0, len(specs)), np.int64), np.zeros((0, 3))
@@ -296,7 +298,7 @@ def _of_blocks(
             todo, bounds = np.zeros((CHOICES, len(specs)), np.int64), np.zeros((CHOICES, 3))
             n, number = kernels.search(s, t, best, chosen, todo, bounds, budget)
             visited += n
-            if n > budget:  # too many to go through: rows at once
+            if n > budget:  # too many choices of blocks: search all rows at once
                 better, n = _of_rows(specs, every, t, best, low, budget)
                 return better or answer, n
             order = np.argsort(bounds[:number, 0], kind="stable")
@@ -313,16 +315,16 @@ def _of_blocks(
 
 
 def _blocks(g: Group, v: Vectors, t: kernels.Prices, by_lanes: bool) -> tuple[Vectors, list[Ints]]:
-    """Groups rows into blocks and returns two things: per block the least of its rows in every number; per
-    block the numbers of its rows.
+    """Groups rows into blocks. Returns two things, per block: the lowest of its rows in every number; the
+    indices of its rows.
 
-    Rows of a block have equal products outside the array; with by_lanes, equal PEs, which matter more for
+    Rows of a block have equal products outside the array; with `by_lanes` equal PEs, which matter more for
     latency.
     """
     outside = [k for k, own in enumerate(g.terms) if all(role.what < 0 for role in own[1])]
     values = v.pes if by_lanes else v.products[:, outside]
     mixed = np.zeros(len(values))
-    # Different numbers may have the same key. That makes a larger block, whose least is still a lower bound.
+    # Different numbers may have the same key. That makes a larger block, whose lowest numbers still bound it.
     for i in range(values.shape[1]):
         mixed += values[:, i] * WEIGHT ** (i + 1)
     order = np.argsort(mixed, kind="stable")
@@ -367,8 +369,8 @@ def _of_rows(
 
 
 def _loose(g: int, vectors_of_groups: Sequence[Vectors], t: kernels.Prices, best: Floats) -> Scope:
-    """A scope as from `_scope`, with looser bounds: one row in all, each other group at the least of its
-    vectors.
+    """A scope like that of `_scope`, with looser bounds: one row, with the lowest numbers of each other
+    group.
     """
     rest = vec.unit(t)
     for h, v in enumerate(vectors_of_groups):

@@ -56,7 +56,7 @@ def rank_cost(parts: Floats, port: Ints, machine: Floats, objective: int, out: F
     """Writes to out [3] the value of the objective, energy and latency of cost parts.
 
     parts: energy without leakage, cycles of compute, cycles of every port.
-    port: [V, 3] parts of reads, of writes; 1 if fills stall.
+    port: [V, 3] part of the port for reads, part of the port for writes, 1 if fills stall.
     machine: leakage in pJ per cycle, least cycles of compute.
     """
     latency = max(parts[1], machine[1])
@@ -70,7 +70,7 @@ def rank_cost(parts: Floats, port: Ints, machine: Floats, objective: int, out: F
 
 @njit(cache=True, nogil=True, forceinline=True)
 def worse(a: Floats, b: Floats) -> bool:
-    """Whether b dominates a: it is at most a in every column (equal rows dominate each other)."""
+    """Whether row b dominates row a: b is at most a in every column (equal rows dominate each other)."""
     i = 0
     while i < a.shape[0] and b[i] <= a[i]:
         i += 1
@@ -79,7 +79,7 @@ def worse(a: Floats, b: Floats) -> bool:
 
 @njit(cache=True, nogil=True, forceinline=True)
 def pieces(size: Ints, many: Ints, n: int, v: Ints, what: int, mask: int, size2: Ints, many2: Ints) -> int:
-    """A number (COUNT, TOTAL or FIRST) for a set of tiles that is split over PEs.
+    """The number `what` (COUNT, TOTAL or FIRST) for a set of tiles that is split over PEs.
 
     v: the tile that enters the PEs, then the tile inside each fan-out dimension.
     mask: fan-out dimensions of which only the first PE counts.
@@ -99,8 +99,8 @@ def pieces(size: Ints, many: Ints, n: int, v: Ints, what: int, mask: int, size2:
 
 
 class Prices(NamedTuple):
-    """The price of products, and limits. Letters in shapes: T products, P cost parts, V levels, B bounded
-    nodes, D fan-out dimensions.
+    """What products cost, and what limits mappings. Letters in shapes: T products, P cost parts, V levels, B
+    bounded nodes, D fan-out dimensions.
     """
 
     weights: Floats  # [T, P] what one unit of a product adds to each part
@@ -135,8 +135,8 @@ def objective_value(value: Floats, t: Prices, parts: Floats, out: Floats) -> Non
 
 
 class Rest(NamedTuple):
-    """Bounds of what all other groups contribute, in M rows. Each of their choices has, in every number, at
-    least what some row has; in a product that is subtracted, at most that.
+    """Bounds of what all other groups contribute, in M rows. For each of their choices there is a row whose
+    numbers are at most those of the choice (at least, in products that are subtracted).
     """
 
     products: Floats  # [M, T]
@@ -180,8 +180,8 @@ def reach(
     first: int,
     s: Scratch,
 ) -> int:
-    """The number of a row of r with which these numbers of one group fit and may cost less than `best`. -1 if
-    there is none, so that no mapping with these numbers is better. Row `first` is tried first.
+    """The index of a row of r with which these numbers of one group fit and may cost less than `best`. -1 if
+    there is none: then no mapping with these numbers is better. Row `first` is tried first.
     """
     for j in range(-1, len(r.products)):
         m = first if j < 0 else j
@@ -225,8 +225,8 @@ class ChainBound(NamedTuple):
 def chain_may_improve(
     own: Floats, have: int, tile: Ints, known: int, pes: Floats, h: ChainBound, first: int, s: Scratch
 ) -> int:
-    """The result of `reach` for all chains of a rank that begin alike. Their first `have` columns and their
-    first `known` tiles are given; each later number is taken at its least.
+    """The result of `reach` for all chains of a rank that begin alike: their first `have` columns and
+    first `known` tiles are given. Later numbers count with their lowest values.
     """
     for k in range(s.products.shape[0]):
         c = h.column[k]
@@ -313,14 +313,15 @@ def chains(
     columns: [., 2] one column each of a number for the tiles inside the PEs (COUNT, TOTAL or FIRST) and
         fan-out dimensions of which only the first PE counts, as bits. Last come the PEs in use along each
         dimension.
-    small: 0, or a number of elements: where the last tile is cut from more than that, only chains that leave
-        one element per PE are made, since nothing gains from a larger last tile. All chains that leave more,
-        on a0 x a1 PEs (both above 1), are one row: its columns are bounds, and its tiles inside are 0.
+    small: 0, or a number of elements. Where the innermost gap cuts a tile of more elements, only chains that
+        leave one element per PE are made, since nothing gains from a larger tile there. All chains that
+        leave more, on a0 x a1 PEs (both above 1), are one row: its columns are bounds, its tiles inside 0.
     outer: whether to return one row per choice of tiles at the gaps, with bounds over all tiles inside.
     alive: if not empty, `codes` of the only tiles at the gaps that are wanted, ascending.
-    room: rows that there is space for.
+    room: rows to allocate.
 
-    Returns tiles [N, E + D], columns [N, .], and whether `room` was enough.
+    Returns, with one row per chain, the array of tiles ([N, E + D]) and that of columns ([N, .]); and whether
+    `room` rows were enough.
     """
     gaps, dims, n_count, n_tile = allowed.shape[0], pes.shape[0], counts.shape[0], tiles.shape[0]
     width, last, every, most = (
@@ -358,7 +359,7 @@ def chains(
             known[i] += counts[c] <= i
     s, hint, j = scratch(h.prices), 0, 0
     while j >= 0 and filled <= room:
-        at[j] += 1  # number of a size; the first one not below the tile above means no cut
+        at[j] += 1  # index in `sizes`; the first size that is not below the tile above stands for no cut
         few = small > 0 and last >= 0 and above[last] > small
         cuts = allowed[j] and at[j] < sizes.shape[0] and sizes[at[j]] < above[j]
         if cuts:
@@ -462,7 +463,7 @@ def chains(
 
 @njit(cache=True, nogil=True, forceinline=True)
 def next_row(tile: Ints, inside: Ints, own: Floats, filled: int, rows: Ints, values: Floats) -> int:
-    """Writes the next row if there is space for it. Returns how many rows were offered so far."""
+    """Writes the next row, if there is space left. Returns the number of rows with it, written or not."""
     if filled < rows.shape[0]:
         rows[filled, : tile.shape[0]], values[filled] = tile, own
         for d in range(inside.shape[0]):
@@ -485,7 +486,7 @@ def front(values: Floats, order: Ints, real: Bools) -> Bools:
     """[N] whether no chain dominates a row (is at most in every column); of equal rows only the first counts.
 
     order: rows in an order in which each comes after those that dominate it.
-    real: whether a row is a chain. A row of bounds for many chains may be dominated, but dominates no row.
+    real: whether a row is a chain. A row of bounds for many chains may be dominated but dominates none.
     """
     n, width = values.shape
     keep, kept, own = np.zeros(n, np.bool_), np.zeros((n, width)), 0
@@ -599,13 +600,13 @@ def search(
 
     best: [3] lowered to its cost.
     chosen: [G] gets its rows, else unchanged.
-    found: if it has rows, all choices below `best` go there, with their costs in `bounds`, and `best` is not
-        changed.
+    found: if it has rows, all choices below `best` are written there, their costs to `bounds`, and `best`
+        stays.
     budget: rows visited at most.
 
     At every node of the tree each group keeps the rows that by a bound may still lead below the best. Then
-    the group with fewest rows is fixed to each of them in turn. Returns how many rows were visited (above
-    `budget`: it ended early), and how many choices are in `found`.
+    the group with fewest rows is fixed to each of its rows, one after the other. Returns how many rows were
+    visited (above `budget`: it ended early), and how many choices are in `found`.
     """
     groups, parts, n = len(s.start) - 1, len(t.start), len(s.products)
     products, nodes, dims = s.products.shape[1], s.footprints.shape[1], s.pes.shape[1]

@@ -49,13 +49,14 @@ class Term:
     """One product over ranks, and what it costs."""
 
     sign: int  # 1; -1 for skipped reads, which are subtracted
-    lower: float  # lower bound of the product; with sign -1 an upper bound
+    lower: float  # lower bound of the product; upper bound if sign is -1
     parts: tuple[float, ...]  # what one unit of the product adds to each part of the cost
     roles: tuple[Role, ...]  # one per rank of the einsum
     # dimensions of several ranks, or with padding: a factor is the sum of their hulls over tiles
     windows: tuple[Dim, ...] = ()
-    at: int = -1  # the gap whose tiles these are
-    own_whole: int = -1  # number of the term that skipped reads are subtracted from; else of this term
+    at: int = -1  # the gap whose tiles the windows are summed over
+    # index of the term that skipped reads are subtracted from; of other terms their own index
+    own_whole: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +81,14 @@ class Program:
 
 
 def unsupported(e: Einsum, arch: Arch) -> str:
-    """Why this search does not take an einsum or a machine; "" if it does."""
+    """The reason why this search does not take the einsum or the machine; "" if it takes them."""
     levels, border = arch.levels, arch.fanouts[0].outside if arch.fanouts else 0
     if len(arch.fanouts) != 1 or border == 0 or arch.fanouts[0].systolic:
-        return "it has not one array, that is not systolic, below a level"
+        return "the machine must have exactly one array, not systolic, below a level"
     if levels[0].bypass or len(may_keep(e, levels[0])) < len(e.tensors()):
-        return "its outermost level does not hold all tensors"
+        return "the machine's outermost level does not hold all tensors"
     if any(level.double_buffer and level.capacity_bits is not None for level in levels):
-        return "it buffers twice"
+        return "a level with a capacity limit is double-buffered"
     held = [p for level in levels[border:] for p in e.tensors() if p.tensor in may_keep(e, level)]
     if len(held) > 1 or any(p.partial() or p is e.output for p in held):
         return "more than one input, or one with windows, may stand inside the array"
@@ -275,8 +276,8 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
 
 @lru_cache(maxsize=256)
 def min_turns(extents: tuple[int, ...], lanes: tuple[int, ...]) -> float:
-    """A lower bound of the number of turns that PEs take: the least product over ranks of ceil(extent / PEs
-    in use). lanes: sizes of the fan-out dimensions.
+    """A lower bound of the number of steps that the array takes: the least product over ranks of
+    ceil(extent / PEs in use). lanes: sizes of the fan-out dimensions.
     """
     least = {lanes: 1}
     for extent in sorted(n for n in extents if n > 1):

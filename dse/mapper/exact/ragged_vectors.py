@@ -1,10 +1,12 @@
-"""Vectors of the search over imperfect factors (ragged.py): the factors that the chains of a group of ranks
-give to every product of a program.
+"""Vectors of the search over imperfect factors (ragged.py). A chain is the tile sizes of one rank, outermost
+first: one per gap (loop position) outside the array, then one per fan-out dimension. A vector holds, for one
+chain per rank of a group, the factors that they give to every product of a program (ragged_program.Term).
 
 A row stays if, together with bounds of what the other groups give (`kernels.Rest`), it fits and may cost less
 than the best so far. Groups of two ranks are outlined first: an outline has one row per choice of tiles
-outside the array, with lower bounds over all tiles inside. Where a rank is long, one row of bounds stands for
-all chains that leave more than one element per PE on equally many PEs (`small` of ragged_kernels.chains).
+outside the array, with lower bounds over all tiles inside. Where the innermost gap cuts a tile of more than
+`FEW` elements, one row of bounds stands for all chains that leave more than one element per PE on equally
+many PEs (`small` of ragged_kernels.chains).
 """
 
 from __future__ import annotations
@@ -22,14 +24,16 @@ from hw.arch import Arch
 from workloads.arrays import Bools, Floats, Ints
 from workloads.einsum import Dim, Einsum
 
-ROOM = 1 << 12  # rows for the chains of a short rank: a quarter of the first try, which grows until they fit
-FEW = 64  # elements that PEs share out in every possible way; of more, see `small` of ragged_kernels.chains
+# rows for the chains of a short rank: a quarter of what is allocated first, fourfold each time until they fit
+ROOM = 1 << 12
+# elements of a tile up to which every split over PEs is a row; above, see `small` of ragged_kernels.chains
+FEW = 64
 # more vectors than this, in groups of one and of two ranks, are not compared with each other for dominance
 MANY = (20_000, 40_000)
 # at most: rows for the chains of a rank, pairs of chains of two ranks, vectors of a group
 MOST = (1 << 24, 1 << 40, 24_000_000)
 PART = 1 << 18  # pairs of chains that are made at a time
-KINDS = 64  # rows of bounds (kernels.Rest) for what all other groups give
+KINDS = 64  # rows of bounds (kernels.Rest) for what all other groups give, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,9 @@ class Group:
     """What the vectors of a group of ranks depend on. Equal groups have equal vectors."""
 
     extents: tuple[int, ...]  # of the ranks
-    allowed: tuple[tuple[bool, ...], ...]  # per rank: whether it may be cut, per gap
+    allowed: tuple[tuple[bool, ...], ...]  # per rank and gap: whether the rank may be cut there
     pes: tuple[int, ...]  # sizes of the fan-out dimensions
-    # per product: sign, roles of the ranks, windows within the group, gap of these (-1: none)
+    # per product: [0] sign, [1] roles of the ranks, [2] windows within the group, [3] gap of these (-1: none)
     terms: tuple[tuple[int, tuple[Role, ...], tuple[Window, ...], int], ...]
     # per bounded node: its gap, its dimensions within the group as (coefficients, whether a window)
     footprints: tuple[tuple[int, tuple[tuple[tuple[int, ...], bool], ...]], ...]
@@ -51,7 +55,9 @@ class Vectors:
 
     tiles: Ints  # [N, R, E + D] per rank the tiles at the gaps, then at the fan-out dimensions
     products: Floats  # [N, T] factors of the products
-    footprints: Floats  # [N, B, 2] factors of a node's elements: as it stands, sunk into its best window
+    # [N, B, 2] factors of a node's elements: at its own place; if it also sinks below the loop of that rank
+    # of a window that saves most (one rank of all groups together may do so)
+    footprints: Floats
     pes: Floats  # [N, D] PEs in use
 
 
@@ -107,9 +113,9 @@ def vectors(g: Group, scope: Scope, outer: bool = False, alive: Ints | None = No
 
     outer: whether to return an outline instead: one vector of lower bounds per choice of tiles outside the
         array.
-    alive: [., R, E] the only choices of such tiles that are wanted, if given. They are all that mappings
-        below the best can have; a vector that dominates one of theirs has such tiles too, since its bounds
-        are no higher.
+    alive: [., R, E] choices of tiles outside the array that an outline left; others are skipped. None:
+        none is skipped. A vector that dominates one with such tiles has such tiles itself, since its bounds
+        are no higher, so no dominating vector is skipped.
     """
     codes = [
         kernels.codes(alive[:, r], n) if alive is not None else np.zeros(0, np.int64)
@@ -135,7 +141,7 @@ def vectors(g: Group, scope: Scope, outer: bool = False, alive: Ints | None = No
         kernels.codes(rows[:, : len(g.allowed[0])], n)
         for n, (rows, _) in zip(g.extents, singles, strict=True)
     ]
-    for begin in range(0, prod(shape), PART):  # in parts, since few stay
+    for begin in range(0, prod(shape), PART):  # part by part, since few pairs are kept of each
         pick = list(np.unravel_index(np.arange(begin, min(begin + PART, prod(shape))), shape))
         if wanted is not None:
             pairs = own[0][pick[0]] * apart + own[1][pick[1]]
@@ -170,11 +176,11 @@ def undominated(g: Group, v: Vectors) -> Vectors:
 def _singles(
     g: Group, scope: Scope, outer: bool, alive: Sequence[Ints] = ()
 ) -> list[tuple[Ints, Columns]] | None:
-    """Per rank the chains that may be part of a mapping below the best, by a bound that takes the other rank
-    at its least.
+    """Per rank its chains and their columns, without chains that are part of no mapping below the best, by a
+    bound with the lowest factors of the other rank.
 
     outer: one row per choice of tiles outside the array.
-    alive: per rank the codes of the tiles that are wanted; empty: all are.
+    alive: per rank the codes of the only tiles outside the array that count; empty: all count.
     """
     reach = max(
         [own[3] for own in g.terms if own[2]]
@@ -207,9 +213,9 @@ def _singles(
 
 
 def outline(g: Group, scope: Scope) -> Vectors | None:
-    """The first outline of a group: per chain of the first rank outside the array, lower bounds over all PEs
-    and all chains of the second rank. Only rows that may lead below the best. None if there are too many
-    chains.
+    """An outline coarser than `vectors` with `outer`: one row per choice of the first rank's tiles outside
+    the array, with lower bounds over all splits over PEs and all chains of the second rank. Only rows that
+    may lead below the best. None if there are too many chains.
     """
     singles = _singles(g, scope, True)
     if singles is None or not all(len(rows) for rows, _ in singles):
@@ -279,8 +285,8 @@ def _concatenate(found: Sequence[Vectors]) -> Vectors:
 
 
 def combine(groups: Sequence[Vectors], lows: Sequence[Vectors], scope: Scope) -> kernels.Rest:
-    """Bounds of what the groups give together, in at most KINDS rows. lows: vectors of all remaining groups,
-    which say which rows may still lead below the best.
+    """Bounds of what the groups give together, in at most `KINDS` rows. lows: vectors or bounds of the groups
+    that are not in `groups`, to drop rows that cannot lead below the best.
     """
     t = scope.prices
     least = [minimum_of(v, t) for v in groups]
@@ -324,7 +330,9 @@ def times(a: Vectors, b: Vectors) -> Vectors:
 
 
 def _kinds(v: Vectors, t: kernels.Prices, most: int) -> Vectors:
-    """At most `most` rows, each of them the least of several rows. Rows are split where they differ most."""
+    """The rows in at most `most` clusters, each as one row with the lowest values of its rows. The cluster
+    that spreads most is split first.
+    """
     values = np.log2(1e-9 + np.concatenate([v.products, v.footprints[..., 0], v.pes], axis=1).clip(max=1e18))
     parts = [np.arange(len(values))]
     spread = [np.ptp(values, axis=0) if len(values) else np.zeros(values.shape[1])]
@@ -358,18 +366,20 @@ def take_rows(v: Vectors, rows: Ints) -> Vectors:
 
 
 def real(tiles: Ints) -> Bools:
-    """Whether a row stands for chains, and is no bound for many chains."""
+    """[N] True for a row of actual chains, False for a row of bounds for many chains."""
     found: Bools = np.all(tiles.reshape(len(tiles), -1, tiles.shape[-1])[:, :, -1] > 0, axis=1)
     return found
 
 
 def _low(role: Role, extent: int) -> float:
-    """The least that a rank gives to a product; inf, the most, for skipped reads."""
+    """Lower bound of the factor that a rank gives to a product; for skipped reads, which are subtracted, the
+    upper bound inf.
+    """
     return float(extent) if role.gap < 0 and role.what == -1 else inf if role.what == FIRST else 1.0
 
 
 def lows(g: Group) -> Vectors:
-    """One row: the least that a group gives to each product; the most, for skipped reads."""
+    """One row: lower bounds of the factors that a group gives to products; upper bounds for skipped reads."""
     products = [
         prod(touched(w, g.extents) for w in own[2])
         * prod(_low(role, n) for role, n in zip(own[1], g.extents, strict=True))
@@ -384,8 +394,8 @@ def lows(g: Group) -> Vectors:
 
 
 def _front(values: Floats, real: Bools) -> Ints:
-    """Numbers of the rows that no other one dominates. Of equal rows one stays, a row of chains if there is
-    one.
+    """Indices of the rows that no other one dominates. Of equal rows one stays: a row of actual chains (real)
+    before a row of bounds.
     """
     varied = np.ascontiguousarray(values[:, np.ptp(values, axis=0) > 0]) if len(values) > 1 else values[:, :0]
     scale = np.log2(1 + varied - varied.min(axis=0)).sum(axis=1) if varied.size else np.zeros(len(values))
@@ -408,10 +418,10 @@ def chains(
 ) -> tuple[Ints, Columns] | None:
     """The chains of rank r and their columns (ragged_kernels.chains). None if there are too many.
 
-    keys: at how many first gaps a chain that dominates another one must have the same tiles.
+    keys: a chain may only dominate chains with the same tiles at the first so many gaps (windows see these).
     outer: one row per choice of tiles outside the array.
     fixed: tile per gap, 0: any.
-    alive: codes of the tiles at the gaps that are wanted; None or empty: all are.
+    alive: codes of the only tiles at the gaps that count; None or empty: all count.
     """
     counts = sorted({own[1][r].gap for own in g.terms if own[1][r].gap >= 0})
     lane = sorted({(own[1][r].what, own[1][r].mask) for own in g.terms if own[1][r].what >= 0})
@@ -494,8 +504,8 @@ Tables = dict[tuple[Window, int], tuple[Floats, list[Ints]]]
 
 
 def tables_of(g: Group, singles: Sequence[tuple[Ints, Columns]]) -> Tables:
-    """Per window and gap: summed hull lengths by the different chains of each rank up to that gap, and which
-    of these chains each row has.
+    """Per window and gap: summed hull lengths by the different beginnings (up to that gap) of each rank's
+    chains; and per rank the beginning that each row has.
     """
     return {
         (window, gap): _hulls(g, window, gap, [rows for rows, _ in singles])
@@ -520,7 +530,7 @@ def _hulls(g: Group, window: Window, gap: int, rows: Sequence[Ints]) -> tuple[Fl
 
 
 def _widely(g: Group, singles: Sequence[tuple[Ints, Columns]], scope: Scope, outer: bool) -> Ints:
-    """Numbers of the first rank's chains that no other one dominates whatever the second rank's chain is."""
+    """Indices of the first rank's chains that no other chain dominates, whatever the second rank's is."""
     rows, columns = singles[0]
     first, tables = _first(g, singles), tables_of(g, singles)
     keep = np.flatnonzero(
@@ -537,7 +547,7 @@ def _widely(g: Group, singles: Sequence[tuple[Ints, Columns]], scope: Scope, out
 def vectors_of(
     g: Group, singles: Sequence[tuple[Ints, Columns]], pick: Sequence[Ints], tables: Tables
 ) -> Vectors:
-    """The vectors of chosen chains. pick: per rank the numbers of the chains, one per vector."""
+    """The vectors of chosen chains that fit the array. pick: per rank the index of each vector's chain."""
     n = len(pick[0])
     products = np.ones((n, len(g.terms)))
     footprints = np.ones((n, len(g.footprints), 2))

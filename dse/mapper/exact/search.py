@@ -58,9 +58,9 @@ OUTER = 50_000  # nodes placed for one such bound
 FEW = 8  # machines of a batch that the first pass of the search looks at
 SLOTS = 1 << 15  # slots of the hash table of inner parts of nests (state.InnerStates)
 Cost = tuple[float, float, float]  # value of the objective, energy, latency
-# From the best mapping of perfect factors on each machine (None: none was found) to two arrays [J]: goals,
-# objectives below which a mapping of imperfect factors counts (inf: below the best), and lower bounds of all
-# mappings.
+# From the best mapping of perfect factors on each machine (None: none was found) to two arrays [J]: goals
+# (the search of imperfect factors accepts only objectives below these; inf: below the best of perfect ones),
+# and lower bounds over all mappings.
 Goals = Callable[[Sequence[Mapping | None]], tuple[Floats, Floats]]
 Exposed = Literal["least", "ends", "in_turn"]  # which stalls count as cycles (`search`)
 NONE = (inf, inf, inf)  # a cutoff above every cost
@@ -68,7 +68,8 @@ NO_SPREAD = (0, 0.0)  # a `Spread` of no dimensions
 # A layout that spreads indices over cache lines: the mask of a tensor's dimensions that it spreads, and the
 # share of a line that each index of these takes.
 Spread = tuple[int, float]
-Above = tuple[str, bool]  # tensor of the node above some loops, "": none; whether its tile stands whole
+# tensor of the node above some loops, "": none; whether this node does not sink (`state.Machine.whole`)
+Above = tuple[str, bool]
 NO_NODE: Above = "", False
 NO_SPREADS: Dict[str, Spread] = MappingProxyType({})
 OBJECTIVES = {"energy": state.ENERGY, "latency": state.LATENCY, "edp": state.EDP}
@@ -127,13 +128,13 @@ def search(
     "in_turn": single-buffered levels wait for all ports one after the other, as if no two tiles changed
         together. That may exceed the evaluator's cycles, so `lower_bound` is 0. The mapping found is often
         better than that of "least".
-    spread: layouts that tensors must have at the outermost level; the lines that these take beyond the best
-        layout's count as well.
+    spread: layouts that tensors must have at the outermost level; their extra lines, compared with the best
+        layout, are charged too.
     limit: cycles at most; a mapping that takes more does not count.
     goals: what is asked of imperfect factors, once the best mapping of perfect ones is known.
 
-    Where the machine has cache lines, all requests that PEs make at once take whole lines, and each row is
-    opened once: no layouts cost less. Imperfect spatial factors are searched after perfect ones.
+    With cache lines the search charges a lower bound over all layouts: simultaneous requests of PEs share
+    whole lines, and each row is opened once. Imperfect spatial factors are searched after perfect ones.
     """
     return search_on([problem], factors, constraints, budget, exposed, cutoff, spread, limit, goals)[0]
 
@@ -186,7 +187,7 @@ def search_on(
                 constraints,
                 budget - visited,
                 own,
-                CHOICES // 4 if goals else CHOICES,  # a gap may be left, so less is looked for
+                CHOICES // 4 if goals else CHOICES,  # with goals the search may give up sooner
             )
             floors[at], visited = np.minimum(left, own[:, 0]), visited + placed
             for j, nest, latency in zip(at.tolist(), nests, own[:, 2].tolist(), strict=True):
@@ -267,6 +268,7 @@ def _searched(
     )
     nodes, levels = len(own.tensors) * len(arch.levels) + len(machine.gaps), len(arch.levels)
     w, outer = (_work(many, nodes, levels, terms, own, most, choices) for most in (budget, OUTER))
+    # for `outer_bound`: energy is the objective, no cycles count, each tile is stored once
     free = machine._replace(
         leak=np.zeros(many),
         limit=np.full(many, inf),
@@ -326,8 +328,8 @@ def _inner_states(ranks: int, parts: int) -> state.InnerStates:
 
 
 def _unconstrained_groups(arch: Arch, constraints: Constraints) -> int:
-    """Groups of PEs that the constraints leave free, as a mask: those with no dimension that the constraints
-    name. Where they name no dimension, no group is free.
+    """Groups of PEs that `inside` and `stationary` do not bind, as a mask: those with no dimension that the
+    constraints name. If they name no dimension at all, they hold for all groups, so the mask is 0.
     """
     dims, groups = dims_and_groups(arch.fanouts)
     names = [name for f in sorted(arch.fanouts, key=lambda f: f.outside) for name, _ in f.dims]
@@ -414,8 +416,8 @@ def _covering_fanout(f: Fanout) -> Fanout:
 
 
 def unrollings_listed(problem: Problem, factors: Factors, constraints: Constraints) -> float:
-    """Returns how many spatial unrollings all ranks have together, in tables that are made for machines with
-    similar arrays; inf where a rank has too many for a table.
+    """Returns the number of spatial unrollings of all ranks together, in the tables that machines with
+    similar arrays share (`_covering_fanout`); inf where a rank has too many for a table.
     """
     fanouts = tuple(_covering_fanout(f) for f in problem.arch.fanouts)
     try:
@@ -566,7 +568,8 @@ def _memo(own: Sequence[SpatialUnrollings], e: state.Einsum, positions: int) -> 
     if max([listed, *reach]) > LISTED:
         raise TooLong(
             f"{max([listed, *reach]):,} places of a window over padding, or of a result in windows, are "
-            f"counted one by one, at most {LISTED:,}; take a smaller extent, or store the padding (sizes)"
+            f"counted one by one, at most {LISTED:,}; take a smaller extent, or "
+            "declare the padded size of the dimension in `sizes`, so that no window is clipped"
         )
     return state.Memo(
         hulls,
@@ -590,7 +593,8 @@ def _machine(
 ) -> state.Machine:
     """The machines as arrays.
 
-    homes: (tensor, level) pairs whose capacity is not the einsum's to use.
+    homes: (tensor, level) pairs: the schedule keeps the tensor there already, so its capacity is accounted
+        for outside of this einsum.
     limit: cycles at most.
     """
     problem, e, arch = problems[0], problems[0].einsum, problems[0].arch
@@ -630,8 +634,8 @@ def _machine(
 
 
 def _stands_whole(e: Einsum, arch: Arch) -> NDArray[np.bool_]:
-    """Returns [X, V, V] by tensor, level of the parent, level of the node: whether the node's tile stands
-    whole. It does for dense tensors where the node or its parent stands at a level with cache lines.
+    """Returns [X, V, V] by tensor, level of the parent, level of the node: whether the node does not
+    sink. So it is for dense tensors where the node or its parent stands at a level with cache lines.
     """
     has_lines = np.array([level.access is not None for level in arch.levels])
     dense = np.array([moves_in_lines(p) for p in (*e.inputs, e.output)])
@@ -641,13 +645,16 @@ def _stands_whole(e: Einsum, arch: Arch) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Numbers of the parts of a cost that are cycles."""
+    """Index of each part of a cost that is cycles of ports or stalls. In the vector [P] of parts they stand
+    after energy, steps and ramps (state.py).
+    """
 
     # (kind, level, level of a port, port) -> number. Kinds: "busy", cycles of the port itself (both levels
     # are the same); "fill" and "drain", cycles at the port for which the inside of the level waits; "serve",
-    # cycles at the port of transfers to levels inside of the level.
+    # cycles at the port for transfers to levels further inside.
     at: dict[tuple[str, int, int, str], int]
-    # per level the spans of its fills and drains, as state.Machine.exposed
+    # per level (begin, end of fills, end of drains): from begin to end of fills stand the parts of first
+    # fills, then those of last drains; of a single-buffered level the first range has all fills and drains
     exposed: tuple[tuple[int, int, int], ...]
     through: tuple[tuple[int, int], ...]  # per level the span of "serve", as state.Machine.through
 
@@ -697,7 +704,8 @@ def _next_number(at: Dict[tuple[str, int, int, str], int]) -> int:
     return 1 + max(at.values(), default=state.RAMP)
 
 
-# kind, tensor, position, two masks of groups (as state.Terms.quantity), bits of a line (0: none), spread
+# kind, tensor, position, masks of groups of which only the first PE counts (for ranks that the tensor lacks,
+# for ranks that it has), bits of a line (0: none), spread
 Quantity = tuple[int, int, int, int, int, int, Spread]
 Row = dict[Quantity, dict[int, Any]]  # quantity -> part -> its coefficient, by price
 
@@ -774,7 +782,7 @@ def _in_units(bare: Arch) -> Arch:
     of this machine is then the array of its coefficients.
     """
     at, rates = slots(bare, "price", "rate"), set(slots(bare, "rate"))
-    # the last one has no field
+    # the last prices (folds, and the 1) belong to no field of the machine: zip drops them
     own = zip(at, bare.values(at), np.diag(np.array(_prices(bare))), strict=False)
     with np.errstate(divide="ignore"):  # what has no price takes no time
         return bare.with_values(
@@ -825,6 +833,7 @@ def _form(
     compute = (state.POINTS, 0, len({g.outside for g in groups}), every, every, 0, NO_SPREAD)
 
     def summed(of: dict[tuple[int, int, int], Row]) -> tuple[list[Row], Ints]:
+        """Per set of levels that may hold a tensor, all its links as one row; and where the row stands."""
         sums: list[Row] = []
         for x, masks in enumerate(keeps):
             for mask in masks:
@@ -939,7 +948,7 @@ def _link(
         own_groups: groups outside of v; cycles count the first PE of these alone.
         merged: groups whose PEs share an access.
         scale: words per unit of the quantity; negative for skipped reads.
-        sure: whether the lower bound has the action too.
+        sure: whether to add it to the lower bound too.
 
         Where the inside of the child waits for the action, its cycles also go to a part of that kind. The
         parent moves whole lines, for all requests that PEs make at once and in the best layout. The parts
@@ -1014,8 +1023,8 @@ def _link(
     between = sum(1 << g for g, group in enumerate(groups) if parent < group.outside <= child)
     added_pj = action_pj(("MAC", p.tensor, "merge"), problem.einsum, arch)
     if output and not compute and between and any_nonzero(added_pj):
-        # Partial sums that PEs merge: those that they drain, less those that are left. Both grow equally with
-        # smaller tiles, and how many are left does not depend on PEs.
+        # Merges are the partial sums that all PEs drain minus those that are left after merging. The
+        # difference is at least 0, and both grow alike with smaller tiles, so the lower bound has it too.
         for merged, pj in ((0, added_pj), (between, -added_pj)):
             for row in (found, low):
                 _add_entry(row, (state.WORDS, x, k, merged, 0, 0, NO_SPREAD), 0, pj)
@@ -1031,7 +1040,7 @@ def _folds(
     The number is 1 where the child is double-buffered. Otherwise it is `elems`, the elements that the first
     PE gets; where dimensions are clipped these are fewer than the folds.
     """
-    # every price is an array
+    # every price of `_in_units` is an array with one entry per price
     many, arrays = np.size(arch.compute.mac_pj), [f for f in arch.fanouts if f.systolic]
     for i, f in enumerate(arrays):
         if (
@@ -1151,8 +1160,8 @@ def _idle_array_loops(
     boundary: int,
 ) -> list[Loop]:
     """A spatial loop of one trip, for loops that stand directly inside a fan-out boundary whose array is
-    idle. Without it the node outside would sink through those loops. Returns no loop where no storage node
-    stands directly outside, or where the constraints allow no rank there.
+    idle. Without it the node outside would sink through those loops. Returns [] if no storage node
+    stands directly outside, or if the constraints allow no rank there.
     """
     last = next((node for node in reversed(nodes) if isinstance(node, Store) or node.over), None)
     free = (
@@ -1218,11 +1227,11 @@ def _factorizations(own: Tables, chosen: Sequence[int], arch: Arch) -> list[list
             return [
                 [(array_dim.boundary, names[d], way[d]) for d, array_dim in enumerate(dims)] for way in choice
             ]
-    raise AssertionError("PEs that were counted do not fit")
+    raise AssertionError("spatial unrollings were chosen together that do not fit the array together")
 
 
 def _loops(own: Tables, e: Einsum, above: Above, at: dict[str, int], goal: dict[str, int]) -> list[Loop]:
-    """Loops directly below a node, in the order that lets it sink furthest. If its tile stands whole, the
+    """Loops directly below a node, in the order that lets it sink furthest. If the node does not sink, the
     first loop is the one along which sliding its window saves most.
     """
     name, stands = above

@@ -1,8 +1,8 @@
 """Spatial unrollings of one rank over the PEs of a machine's fan-outs, and all tiles that temporal loops may
 leave around them.
 
-Boundary: a place between levels at which fan-outs stand.
-Option: how many PEs share the rank at each boundary.
+Boundary: where fan-outs stand between two levels.
+Unrolling (option): how many PEs share the rank at each boundary.
 Perfect PEs: divide the tile that enters them evenly, whatever it is.
 Imperfect PEs: share one tile u; the last of them get less of it (10 items over 2 x 2 PEs: 3, 2, 3, 2).
 Position: a place for temporal loops. Position k has k boundaries outside: position 0 is that of the outermost
@@ -57,7 +57,7 @@ class FanoutBoundary(NamedTuple):
 
     pes: int
     u: int  # the tile that imperfect PEs share; 0: PEs are perfect, any multiple of `pes` may enter
-    # of perfect PEs (group, PEs along it); of imperfect PEs (group, tile that a PE gets)
+    # of perfect PEs pairs (group, PEs along it); of imperfect PEs pairs (group, tile that a PE gets)
     cuts: tuple[tuple[int, int], ...]
 
 
@@ -155,8 +155,8 @@ def unrollings(
 def _factorizations(
     top: int, dims: Sequence[FanoutDim], boundaries: int, b: int, factors: Factors, even: bool
 ) -> Iterator[tuple[tuple[FanoutBoundary, ...], Trips]]:
-    """Yields all ways to unroll a tile `top` over boundary b and the boundaries inside. even: whether all PEs
-    outside are perfect.
+    """Yields all ways to unroll a tile `top` over boundary b and the boundaries inside. even: whether all
+    PEs further out are perfect.
     """
     own, last = [array_dim for array_dim in dims if array_dim.boundary == b], b + 1 == boundaries
     for n, cuts, trips in _perfect(top, own) if even else ((1, (), (1,) * len(own)),):
@@ -192,8 +192,8 @@ def _perfect(top: int, dims: Sequence[FanoutDim]) -> Iterator[tuple[int, tuple[t
 def _cut(
     tile: int, dims: Sequence[FanoutDim]
 ) -> Iterator[tuple[int, tuple[tuple[int, int], ...], Trips, bool]]:
-    """Yields all ways to share a tile, as (tile that a PE gets, cuts, trips, whether each cut divides the one
-    before).
+    """Yields all ways in which imperfect PEs share a tile, as (tile that a PE gets, cuts, trips, whether
+    each cut divides the tile that it cuts).
     """
     if not dims:
         yield tile, (), (), True
@@ -212,7 +212,7 @@ def _cut(
 
 
 def _merged(cuts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """The cuts that make a difference: a cut is left out if the next cut over the same group divides it."""
+    """The cuts without redundant ones: a cut is redundant if the next one over the same group divides it."""
     found: list[tuple[int, int]] = []
     for group, tile in cuts:
         if found and found[-1][0] == group and found[-1][1] % tile == 0:
@@ -265,7 +265,7 @@ def _tabled(
 @njit(cache=True, nogil=True)
 def _filled_pes(extent: int, keyed: Ints, groups: int) -> Floats:
     """[O, K, M] PEs outside of a position that get some of the rank in the first trips of all temporal loops;
-    of groups in the mask only one PE.
+    of groups in the mask only the first PE counts.
 
     keyed: [O, boundaries, 2 + 2 D] pes, u and cuts of each FanoutBoundary; zeros after the last cut.
     """
@@ -306,8 +306,8 @@ def _filled_pes(extent: int, keyed: Ints, groups: int) -> Floats:
 
 @njit(cache=True, nogil=True)
 def _quotients(n: int, least: int, found: Ints) -> int:
-    """The number of divisors of n / least. `found` gets them in ascending order. 0 if least does not divide
-    n.
+    """Writes the divisors of n / `least` to `found`, in ascending order, and returns their number: 0 if
+    `least` does not divide n.
     """
     n, many, d = n // least if n % least == 0 else 0, 0, 1
     while d * d <= n:

@@ -23,13 +23,14 @@ class Step:
     allowed: frozenset[str]  # ranks that may loop there
     level: int = -1  # number of the node's level, or of levels outside of the PEs
     tensor: int = -1  # number of the node's tensor
-    parent: int = -1  # level that fills the node, -1: none; of PEs -1: no loop stands above them
+    # of a node: level that fills it, -1: none; of PEs: -1 if no loop stands above them, else 0
+    parent: int = -1
 
 
 def programs(e: Einsum, arch: Arch, rules: Constraints) -> Iterator[tuple[Placement, list[Step]]]:
-    """Yields each placement with its list of steps. A double-buffered level stores a tile once if it is
-    filled once. So a tensor's outermost node at such a level may also stand above all loops, which gives one
-    more list.
+    """Yields each placement with its list of steps. A double-buffered level stores a tile once if the tile
+    is filled once. So a tensor's outermost node at such a level may also stand above the loops of its level,
+    which gives a placement further lists.
     """
     for placement in placements(e, arch, rules):
         twice = [
@@ -49,8 +50,8 @@ def steps_of(
     """The steps of a placement, with the ranks whose loops may gain something in each gap. No loop stands
     above the first node.
 
-    A tensor's outermost node costs nothing. It holds least below all loops of its level, so it stands there;
-    it stands first where its level has no capacity limit, or where its number is in `raised`.
+    A tensor's outermost node costs nothing. It holds least below all loops of its level, so it stands there.
+    It stands above them if its level has no capacity limit, or if the tensor's index is in `raised`.
     """
     tensors, every, borders = e.tensors(), frozenset(long_ranks(e)), {f.outside for f in arch.fanouts}
     full, part = [p.full() for p in tensors], [p.partial() for p in tensors]

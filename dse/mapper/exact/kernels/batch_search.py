@@ -80,12 +80,12 @@ def search(
 
     1. LOWEST: only those with the lowest bounds, on a sample of the machines. Expanding them gives first
        results.
-    2. ALL: every unrolling that may beat these results. One whose bound is lower than that of all expanded
-       before is expanded at once. The others are collected, and expanded when there are MANY of them or no
-       more come.
+    2. ALL: every unrolling that may beat these results. An unrolling whose bound is lower than those of all
+       that were expanded before is expanded at once. The others are collected, and expanded when there are
+       `MANY` of them or no more come.
 
     best: [J, 3] the best cost on each machine, lowered in place; its nest is written to w.best_*.
-    free, outer: machines and state for `outer_bound`.
+    free, outer: machines (energy alone counts) and state for `outer_bound`.
     seen: scratch for inner parts of nests.
 
     Returns lower bounds [J] on the objective of everything that was left out: inf unless the budget ended,
@@ -121,7 +121,8 @@ def search(
         MANY,
     )
     done, many = np.empty((LOWEST * LOWEST, ranks), np.int64), 0
-    whole, never = np.array([total]), np.full(machines, np.inf)  # `never`: bounds of what was not enumerated
+    # the second: lower bounds of what was not enumerated
+    whole, never = np.array([total]), np.full(machines, np.inf)
     for most in (LOWEST, ALL):
         if best.min() < np.inf:
             close_dominated(c, total, caps, t, e, m, x, w, best)
@@ -264,8 +265,8 @@ def set_units(t: Terms, m: Machine, w: Work) -> None:
 
 @inner()
 def min_worth(bound: Floats, unit: Floats) -> float:
-    """The least worth of bounds [n, J, 3] (`worth_of`), inf if n is 0. None of these unrollings leads to a
-    lower cost.
+    """The lowest objective of bounds [n, J, 3], in units of a machine (`worth_of`); inf if n is 0. None of
+    these unrollings leads to a lower cost.
     """
     least = np.inf
     for i in range(bound.shape[0]):
@@ -292,8 +293,8 @@ def expand_choices(
     outer_bounds: OuterBounds,
     best: Floats,
 ) -> int:
-    """Expands those of the first n unrollings in `chosen` whose worth is at most `upto`, lowest first. The
-    others move to the front of `chosen` and `bound`.
+    """Expands those of the first n unrollings in `chosen` with an objective of at most `upto` (`worth_of`),
+    lowest first. The others move to the front of `chosen` and `bound`.
 
     Returns how many are left. If the budget ends, the unrolling that was being expanded is among them.
     """
@@ -311,7 +312,7 @@ def expand_choices(
 
 @lean
 def bound_unrolling(t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
-    """Sets w.lower [Q]: lower bounds of all quantities under the spatial unrolling w.unrolling."""
+    """Sets the lower bounds [Q] of all quantities in w, for the spatial unrolling w.unrolling."""
     for q in range(t.quantity.shape[0]):
         w.lower[q] = 1.0
         x = t.quantity[q, 1]

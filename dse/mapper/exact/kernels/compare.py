@@ -52,8 +52,8 @@ def ties_with(j: int, option: Ints, e: Einsum, w: Work) -> bool:
     may replace that one.
 
     Among equal costs the first mapping in this order stays: by unrolling, then by the levels that hold the
-    tensors, then as nests are made. No price changes the order. So the answer depends neither on the order of
-    the search nor on the other machines of the batch.
+    tensors, then as the search enumerates nests. No price changes the order. So the answer depends neither on
+    the order of the search nor on the other machines of the batch.
     """
     return bool(w.best_count[j] >= 0 and order_of(option, w.best_unrolling[j], e.order) <= 0)
 
@@ -70,7 +70,13 @@ def may_lead(option: Ints, low: Floats, best: Floats, e: Einsum, w: Work) -> boo
 
 @lean
 def objective_value(parts: Floats, j: int, m: Machine, out: Floats) -> None:
-    """Writes to out [3] the value of the objective, energy and latency of cost parts [P] on machine j."""
+    """Writes to out [3] the value of the objective, energy and latency of cost parts [J, P] on machine j; inf
+    above its limit of cycles.
+
+    Latency is built level by level from compute outwards: ports that serve transfers further inside overlap
+    with the inside (`Machine.through`), stalls of fills and of drains add (`Machine.exposed`), and the ports
+    of the level itself overlap. Ramps are added at the end.
+    """
     latency = parts[j, STEPS]
     for v in range(m.ports.shape[0] - 1, -1, -1):
         for i in range(m.through[v, 0], m.through[v, 1]):
@@ -82,7 +88,7 @@ def objective_value(parts: Floats, j: int, m: Machine, out: Floats) -> None:
             latency += waited
         latency = max(latency, parts[j, m.ports[v, 0]], parts[j, m.ports[v, 1]])
     latency += parts[j, RAMP]
-    # infinitely many cycles stand for a forbidden mapping
+    # latency may be inf, for a forbidden mapping: without leakage, 0 * inf would make the energy nan
     energy = parts[j, 0] + (m.leak[j] * latency if m.leak[j] > 0 else 0.0)
     out[0] = energy if m.objective == ENERGY else latency if m.objective == LATENCY else energy * latency
     out[1], out[2] = energy, latency

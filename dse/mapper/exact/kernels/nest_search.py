@@ -86,8 +86,8 @@ def must_loop_inside(d: int, n: int, r: int, e: Einsum, w: Work) -> bool:
     node further out that holds its whole tensor.
 
     That node holds one copy as long as no loop above moves it. A loop directly below it would turn its tile
-    into a sliding window, which is stored twice. For node n nothing is lost: its dense tile, below such a
-    loop, takes at most twice the half of what it took, so no more than before.
+    into a sliding window, which is stored twice. Node n loses nothing with the loop inside: with the loop
+    above it, its dense tile would be at best half as large, but refilled and so stored twice.
     """
     some = False
     for other in range(w.tally[NODES_PLACED]):
@@ -109,10 +109,9 @@ def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules:
     """Whether rank r may loop between node n and the node inside of it. Two kinds of loops are left out:
 
     1. n could pass the loop to stand below it, at the same fetches and with a smaller tile;
-    2. the node inside could rise above the loop, with fewer fetches. The loop then follows the loops that
-       this node sinks through, so that its window stays.
-
-    A loop that n itself may sink through stays with n.
+    2. the node inside lacks the rank, so it could rise above the loop, with fewer fetches. In that place the
+       loop comes after those that this node sinks through, so it does not end the node's window. Not left
+       out are ranks of n's own tensor, for n may sink through their loops.
     """
     x, _level, parent, k = w.nodes[n]
     if is_innermost(k, rules.unconstrained, p, m, w):
@@ -138,8 +137,8 @@ def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules:
 
 @lean
 def fits(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
-    """Whether node n fits its level with the loops chosen so far (whole: all of them), beside all nodes of
-    that level that are not placed yet.
+    """Whether node n fits its level with the loops chosen so far, beside all nodes of that level that are not
+    placed yet. `whole`: no loop is still to be chosen.
     """
     level = w.nodes[n, LEVEL]
     if level < 0 or m.capacity[level] == np.inf:
@@ -155,8 +154,8 @@ def fits(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Work) -
 @lean
 def own_bits(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Work) -> float:
     """Bits of node n in its level; twice where the level is double-buffered and the tile is filled more than
-    once: by a temporal loop above, or one that it sinks into. Which of these it has is known once all
-    loops are.
+    once: by a temporal loop above, or one that it sinks into. This factor counts only once all loops
+    are chosen (`whole`).
     """
     x, level, parent = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT]
     sinks = parent >= 0 and not m.whole[x, parent, level]
@@ -180,8 +179,9 @@ def own_bits(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Wor
 def place_node(
     d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats
 ) -> int:
-    """Places node n, with its loops chosen, after d others. Returns OVER (it does not fit), BOUND (its lower
-    bound does not beat the best) or DONE.
+    """Places node n, with its loops chosen, after d others. Returns OVER (left out, but smaller tiles may do:
+    it does not fit, is a swapped duplicate, or stalls alone make its bound too high), BOUND (left out, and
+    smaller tiles are no better) or DONE.
     """
     if not fits(d, n, True, e, p, m, w) or is_swapped_duplicate(d, n, w):
         return OVER
@@ -212,7 +212,7 @@ def place_node(
 
 @lean
 def shares_unevenly(tile: int, p: Pool) -> bool:
-    """Whether the PEs directly outside of a tile share out one tile, which leaves pieces of its own."""
+    """Whether the PEs directly outside divide a tile unevenly, so that it is cut at sizes of its own."""
     more = 0
     for j in range(p.cuts.shape[1]):
         more += int(p.cuts[tile, j] != 0) - int(p.cuts[p.out[tile], j] != 0)
@@ -290,7 +290,7 @@ def push(d: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
 
 @lean
 def reset_loop(d: int, p: Pool, w: Work) -> None:
-    """The loop at w.level[d] begins with its largest tile."""
+    """Sets the loop that is being chosen after d nodes to just before its largest tile (`next_tile`)."""
     i = w.level[d]
     if i < w.loops[d]:
         w.loop_tile[d, i] = p.span[w.unrolling[w.rank[d, i]], w.nodes[w.node[d], POSITION], 1]
@@ -299,8 +299,8 @@ def reset_loop(d: int, p: Pool, w: Work) -> None:
 
 @lean
 def next_tile(d: int, p: Pool, w: Work) -> bool:
-    """Takes the next smaller tile of the loop at w.level[d]; the loops after it start at what stands inside.
-    Returns False where there is none.
+    """Takes the next smaller tile of the loop that is being chosen after d nodes; the loops after it start at
+    the tiles that stand inside. Returns False if there is no smaller tile.
     """
     i = w.level[d]
     r = w.rank[d, i]
@@ -335,8 +335,8 @@ def is_promising(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w
 def add_fetches(
     d: int, n: int, tile: Ints, rest: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work
 ) -> None:
-    """Sets w.parts [d + 1] to a lower bound of the whole nest with node n at these tiles. rest: the tiles
-    that it sinks to, where first and last tiles are waited for.
+    """Sets w.parts [d + 1] to a lower bound of the nest with node n at these tiles. rest: the tiles to which
+    it sinks, for the stalls of its first fills and last drains.
     """
     x, level, parent = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT]
     for a in range(w.live_count[d]):
@@ -370,8 +370,9 @@ def add_link(d: int, link: int, more: float, t: Terms, w: Work, parts: Floats) -
 def add_exposed(
     d: int, n: int, before: Ints, tile: Ints, t: Terms, e: Einsum, p: Pool, m: Machine, w: Work, parts: Floats
 ) -> None:
-    """Adds to parts [J, P] what the first and last tiles of the nodes still to be placed here, except n, cost
-    beyond their lower bounds if these nodes hold the present tiles.
+    """Adds to parts [J, P] what first fills and last drains of the nodes still to be placed at this position,
+    except n, cost beyond their lower bounds if these nodes hold the tiles `tile`. before: tiles for which
+    `parts` has that difference already (not used if n < 0: then it has the lower bounds alone).
     """
     for other in range(w.tally[NODES_PLACED]):
         x, level, parent, k = w.nodes[other]
@@ -394,8 +395,8 @@ def add_exposed(
 
 @lean
 def is_swapped_duplicate(d: int, n: int, w: Work) -> bool:
-    """Whether node n and the one inside of it are adjacent, without a loop between, above a node that sinks
-    from its end. They may then change places, and one order is kept.
+    """Whether node n and the node placed before it have no loop between nor below them, and stand in the one
+    of two orders that is left out. Only the innermost of such neighbours can sink, so both cost the same.
     """
     if (
         d == 0
@@ -417,9 +418,9 @@ def dominated_inner_state(
     """Whether, on every live machine, an earlier inner part of a nest dominates this one: it needs the same
     tiles from outside and costs no more in any part. Everything that may stand outside was tried with it.
 
-    Machines where that holds are no longer alive. For the others this inner part is stored, to compare with
-    later ones. On the first PE, the parts of clipped dimensions are known only outside of the outermost
-    boundary. So on machines with two boundaries nothing is compared before that.
+    Machines on which one dominates are no longer alive. For the others this inner part is stored, to compare
+    with later ones. What the first PE has of clipped dimensions is known only outside of the outermost
+    boundary. So with clipped dimensions and two boundaries nothing is compared.
     """
     clipped_ones = False
     for dim in range(e.kind.shape[0]):
@@ -427,7 +428,7 @@ def dominated_inner_state(
     if clipped_ones and p.prefix.shape[0] > 2:
         return False
     at = slot_of(d, w, seen)
-    if at < 0:  # the table is full
+    if at < 0:  # no slot is free
         return False
     parts, last = w.parts[w.parts.shape[0] - 1], w.parts.shape[0] - 1
     for a in range(w.live_count[d]):
@@ -461,7 +462,7 @@ def dominated_inner_state(
 
 @lean
 def slot_of(d: int, w: Work, seen: InnerStates) -> int:
-    """The slot of the hash table for the tiles outside of d nodes, -1: the table is full."""
+    """The slot of the hash table for the tiles outside of d nodes, -1: none of 8 slots is free."""
     at, found, ranks = 0, False, w.tile.shape[1]
     for r in range(ranks):
         at = (at * 1000003 + w.tile[d, r]) & (seen.round.shape[0] - 1)
@@ -483,7 +484,8 @@ def slot_of(d: int, w: Work, seen: InnerStates) -> int:
 
 @lean
 def pop_loop(d: int, why: int, e: Einsum, p: Pool, w: Work) -> None:
-    """Goes on from the tile of the loop at w.level[d]: to its next smaller tile, or to the loop outside.
+    """Leaves the present tile of the loop that is being chosen after d nodes: for its next smaller tile, or
+    for the loop outside. why: what became of the present tile (OVER, BOUND, DONE).
 
     If the bound of this tile did not beat the best (BOUND), smaller tiles of the loop are left out: with
     these the tensor is fetched more often and costs no less. Ranks of a window are excepted, since between
@@ -571,9 +573,9 @@ def nests(
 
 @lean
 def add_clipped(to: int, d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
-    """Adds to w.parts [to], for machines alive there, the difference of the exact lengths of clipped
-    dimensions on the first PE to their lower bounds. The exact lengths are known once the tiles that enter
-    the PEs are.
+    """Adds to row `to` of w.parts, for machines alive there, the cost of the exact lengths of clipped
+    dimensions on the first PE beyond their lower bounds. The exact lengths depend on the tiles that enter the
+    PEs, which are known by now.
     """
     for j in range(d):
         x, level, parent, k = w.nodes[w.node[j]]
@@ -631,8 +633,8 @@ def unclipped_value(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Po
 def record_if_better(
     d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats
 ) -> None:
-    """Records the complete nest as best on each live machine where it wins. Of equal ones under the same
-    unrolling and levels the first that comes is kept.
+    """Records the complete nest as best on each live machine where it wins. Of nests with equal costs under
+    the same unrolling and levels the first that comes is kept.
     """
     add_clipped(d, d, t, e, p, memo, w)
     for a in range(w.live_count[d]):
@@ -708,7 +710,8 @@ def next_holders(
     best: Floats,
 ) -> bool:
     """Moves `at` [X] to the next choice of levels for all tensors that may beat the best of machine j.
-    Returns False where there is none. w.cost holds the bound of the choice; parts [X + 1, P] is scratch.
+    Returns False where there is none. begun: False to begin with the first choice. w.cost holds the bound of
+    the choice; parts [X + 1, P] is scratch.
     """
     x, tensors, last = at.shape[0] - 1, at.shape[0], w.parts.shape[0] - 1
     if not begun:

@@ -67,12 +67,12 @@ class Choices(NamedTuple):
 
 @inner()
 def extend_pes(i: int, o: int, used: Ints, many: Ints, c: Choices, m: Machine) -> bool:
-    """Extends the PEs that earlier ranks use along each dimension by unrolling o of the i-th rank: writes
-    used[i + 1] and many[i + 1]. Returns whether some way fits the dimensions.
+    """Combines every way in which the earlier ranks take PEs with every factorization of unrolling o of the
+    i-th rank: writes entry i + 1 of `used` and `many`. Returns whether some way fits the dimensions.
 
-    used: [R + 1, ., D] PEs in use per dimension, after i ranks. A way that needs at least as many as another
-        one in every dimension is left out.
-    many: [R + 1] how many such ways there are.
+    used: [R + 1, ., D] PEs in use per dimension, by number of ranks and way. A way that needs at least as
+        many as another one in every dimension is left out.
+    many: [R + 1] how many ways are left.
     """
     n, dims = 0, m.size.shape[0]
     for u in range(many[i]):
@@ -96,16 +96,18 @@ def extend_pes(i: int, o: int, used: Ints, many: Ints, c: Choices, m: Machine) -
 
 
 class FreePes(NamedTuple):
-    """Numbers of PEs that may be left in each dimension, in C cells."""
+    """A grid over the PEs that may be left in each fan-out dimension, rounded up to few values each. A cell
+    is one combination of these values; there are C cells.
+    """
 
     pes: Ints  # [C, D] PEs left, at most
-    cell: Ints  # [D, .] by PEs left in one dimension: what that adds to the number of the cell
+    cell: Ints  # [D, .] by PEs left in one dimension: what they add to the cell's number
 
 
 @njit(cache=True, nogil=True)
 def quotients(size: Ints) -> FreePes:
     """The cells for all numbers of PEs that may be left: the size of a dimension divided by whole numbers.
-    Steps get coarser until there are at most CELLS cells.
+    Steps get coarser until there are at most `CELLS` cells.
     """
     dims, most, steps, many, cells = (
         size.shape[0],
@@ -204,7 +206,7 @@ def smallest_cap(pes: int, caps: Ints) -> int:
 @inner()
 def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, option: Ints) -> Hulls:
     """Lower bounds of the hull length of every window (kind HULL or CLIPPED) in every quantity: for each pair
-    of spatial unrollings of its two ranks, and the least over one of them. Writes to `option`.
+    of spatial unrollings of its two ranks, and the least over one of them. `option` [R] is scratch.
     """
     n, at, most = 0, 0, t.quantity.shape[0] * e.kind.shape[0]
     pairs, first, many = np.empty((most, 2), np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
@@ -336,9 +338,9 @@ def group_equal_pes(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
 
 @lean
 def add_undominated(trips: Ints, ways: Ints, begin: int, end: int) -> int:
-    """Adds trips [D] to those from begin to end, unless some there are at most as many in every dimension;
-    drops those that are then at least as many. What dominated trips leave to other ranks, the others leave
-    too. Returns the new end.
+    """Adds trips [D] to the Pareto set in rows begin to end of `ways`, in which fewer PEs in every dimension
+    dominate: skips dominated trips, and drops rows that they dominate. What dominated trips leave to other
+    ranks, the dominating ones leave too. Returns the new end.
     """
     n = begin
     for j in range(begin, end):
@@ -415,8 +417,8 @@ def open_in_group(
     w: Work,
     best: Floats,
 ) -> None:
-    """Sets x.tried for the unrollings of one group per rank, own [R]: whether any machine may improve with
-    an unrolling if each other rank takes the lowest bound of its group.
+    """Marks which unrollings of one group per rank (own [R]) are enumerated: those with which any machine may
+    improve if each other rank takes the lowest bound of its group.
     """
     ranks, machines = w.unrolling.shape[0], w.best_count.shape[0]
     for r in range(ranks):
@@ -519,7 +521,7 @@ def scratch(t: Terms, w: Work, options: int) -> Scratch:
 
 @inner()
 def dense_sums(t: Terms, machines: int) -> Sums:
-    """The coefficients other than zero of the lower bounds, by set of levels. Empty for up to FEW machines,
+    """The coefficients other than zero of the lower bounds, by set of levels. Empty for up to `FEW` machines,
     which are compared with bounds one by one.
     """
     n, parts = 0, t.base.shape[1]
@@ -547,9 +549,9 @@ def dense_sums(t: Terms, machines: int) -> Sums:
 def screen_machines(
     live: Ints, n: int, out: Ints, t: Terms, m: Machine, x: Scratch, w: Work, best: Floats
 ) -> int:
-    """Writes to `out` those of n machines `live` on which the quantities x.low may lead below the best,
-    whatever levels hold each tensor. Returns how many these are. x.low: quantities for unrollings of which
-    some ranks are known.
+    """Writes to `out` those of n machines `live` on which the quantities in Scratch.low may lead below the
+    best, whatever levels hold each tensor. Returns how many these are. The unrollings of some ranks may still
+    be open.
 
     The bound is that of `may_improve` with all parts, for all machines together.
     """
@@ -592,7 +594,7 @@ def screen_machines(
 def may_beat(
     j: int, last: bool, least: bool, t: Terms, m: Machine, x: Scratch, w: Work, best: Floats
 ) -> bool:
-    """Whether the quantities x.low may lead below the best of machine j.
+    """Whether the quantities in Scratch.low may lead below the best of machine j.
 
     last: whether the unrollings of all ranks are known.
     least: whether to write the lowest bound to w.cost.
@@ -620,8 +622,8 @@ def filter_machines(
     w: Work,
     best: Floats,
 ) -> int:
-    """Writes to `out` those of n machines `live` on which the quantities x.low may lead below the best.
-    Returns how many these are.
+    """Writes to `out` those of n machines `live` on which the quantities in Scratch.low may lead below the
+    best. Returns how many these are.
 
     last: whether the unrollings of all ranks are known.
     low: [J, 3] gets the bounds of these machines; the lowest ones if `least` is set.
@@ -658,8 +660,8 @@ def enumerate_spatial(
     best: Floats,
 ) -> tuple[Ints, Floats, Floats]:
     """Enumerates the choices of one unrolling per rank, from begin to end [R], that fit and may beat the best
-    of some machine. An unrolling that is added to those of earlier ranks counts as a choice (CHOICES); after
-    MOST_CHOICES the enumeration ends, and so does the budget of the search. Returns three arrays:
+    of some machine. An unrolling that is added to those of earlier ranks counts as a choice; after
+    `MOST_CHOICES` of them the enumeration ends, and so does the budget of the search. Returns three arrays:
 
     1. [n, R] the `most` choices with the lowest bounds;
     2. [n, J, 3] their bounds, inf on machines where they cannot beat the best;
@@ -668,11 +670,11 @@ def enumerate_spatial(
     later: [R + 1, C, Q] lower bounds of what later ranks give, by cell of the PEs that are left
         (`min_inside`).
     left: the cells.
-    rough: [R + 1, K, Q] the same by number of PEs that are left, at most caps [K] (`min_later`). Where a
-        choice cannot win by these, how its PEs are shared out need not be looked at.
+    rough: [R + 1, K, Q] the same by number of PEs that are left, at most caps [K] (`min_later`). A choice
+        that cannot win by these bounds is left before its PEs are shared out over the dimensions.
 
-    A quantity is a product over ranks: row i + 1 of `rows` is row i times the factor of the i-th rank of
-    e.order. With `later`, it bounds all choices that begin with the same unrollings.
+    A quantity is a product over ranks: row i + 1 of `rows` is row i times the factor of the i-th rank in
+    the order of unrolling. With `later`, it bounds all choices that begin with the same unrollings.
     """
     ranks, many_q, size, n = w.unrolling.shape[0], t.quantity.shape[0], 64, 0
     machines = w.best_count.shape[0]
@@ -803,8 +805,9 @@ def enumerate_spatial(
 
 @lean
 def lower_to(left_out: Floats, low: Floats) -> None:
-    """Lowers left_out [3] to `low` where that is lower. The order of choices is exact while costs are
-    compared up to rounding: of two choices with the same objective the later one may have less energy.
+    """Lowers left_out [3] to `low` if that is lower. It is called for each choice that is left out, since the
+    last one is not always lowest: choices are sorted by exact numbers, but `compare` takes nearly equal
+    objectives as equal and goes on to energy.
     """
     if compare(low, left_out) < 0:
         for i in range(3):
@@ -826,14 +829,14 @@ def worth_of(low: Floats, unit: Floats) -> Worth:
 
 @inner()
 def by_worth(worth: Floats) -> Ints:
-    """Indices that sort worths [n, 2], lowest first. The sort is stable."""
+    """Indices that sort keys [n, 2] (`worth_of`), lowest first. The sort is stable."""
     later = np.argsort(worth[:, 1], kind="mergesort")
     return later[np.argsort(worth[later, 0], kind="mergesort")]
 
 
 @inner()
 def by_bound(bound: Floats, unit: Floats) -> Ints:
-    """Indices that sort bounds [n, J, 3] by their worth, lowest first."""
+    """Indices that sort bounds [n, J, 3] by their key (`worth_of`), lowest first."""
     worth = np.empty((bound.shape[0], 2))
     for i in range(bound.shape[0]):
         worth[i, 0], worth[i, 1] = worth_of(bound[i], unit)

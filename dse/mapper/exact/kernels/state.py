@@ -1,7 +1,7 @@
 """What the search of mappings works on, as arrays: the einsum, the machines, what costs them, and the state
 of a search.
 
-Kernels take these tuples whole; a column or a slot of an array has a name here (ROUND, NODES_PLACED, ...).
+Kernels take these tuples whole; a column or a slot of an array has a name here (`ROUND`, `VISITED`, ...).
 Letters in shapes: R ranks, X tensors, Dm dimensions of all tensors, O spatial unrollings of all ranks end to
 end, K positions (how many fan-out boundaries stand outside), B boundaries, V levels, J machines, P parts of a
 cost, Q quantities, N nodes or sets of levels, A, B' tiles of a dimension's two ranks.
@@ -17,31 +17,34 @@ ENERGY, LATENCY, EDP = 0, 1, 2
 # Parts of a cost: 0 is energy; STEPS are cycles of compute; RAMP are cycles in which systolic arrays fill and
 # empty. The parts of ports follow.
 STEPS, RAMP = 1, 2
-LOWEST, ALL = 5, 1 << 62  # spatial unrollings that a pass of the search enumerates (`batch_search.search`)
+# choices of spatial unrollings that a pass of the search keeps: few, or all (`batch_search.search`)
+LOWEST, ALL = 5, 1 << 62
 MANY = 1 << 14  # spatial unrollings that are collected before the lowest of them are expanded
 FEW = 2  # up to so many machines, each one is compared with bounds separately (`filter_machines`)
-CELLS = 512  # numbers of PEs left in the dimensions that have bounds of their own, at most (`quotients`)
+# combinations of PEs left per dimension that get bounds of their own, at most (`quotients`)
+CELLS = 512
 CLOSE = 1e-10  # costs that differ by less, relatively, are ties
 # Kinds of quantities.
 # ONE: 1, for costs that do not depend on tiles.
 # WORDS: words of tiles. ROWS: rows of compressed tiles.
 # POINTS: accesses of compute.
-# STARTED, BEGUN: first reads that are skipped, of a node and of compute.
-# MET: elements of the output, once per position of inputs with zeros (terms.sparse).
-# FIRST, LAST: words of the first tiles that are fetched, and of the last tiles that are drained.
+# `STARTED`, `BEGUN`: first reads that are skipped, of a node and of compute.
+# `MET`: elements of the output, once per position of inputs with zeros (terms.sparse).
+# `FIRST`, `LAST`: words of the first tiles that are fetched, and of the last tiles that are drained.
 ONE, WORDS, ROWS, POINTS, STARTED, BEGUN, MET, FIRST, LAST = range(-1, 8)
 # Kinds of a tensor's dimension: one rank alone; a hull of up to two ranks; such a hull, clipped since only a
 # part of it is stored.
 ALONE, HULL, CLIPPED = 0, 1, 2
-# Work.tally: nodes of the placement; nodes placed since the search began; their limit; nodes placed before
-# `outer_bound` is asked for; choices of spatial unrollings looked at since the search began; their limit
+# Work.tally: number of nodes of the placement; nodes placed since the search began; their limit; nodes placed
+# before `outer_bound` is worth its time; choices of spatial unrollings looked at since the search began;
+# their limit
 NODES_PLACED, VISITED, BUDGET, EASY, CHOICES, MOST_CHOICES = 0, 1, 2, 3, 4, 5
 TENSOR, LEVEL, PARENT, POSITION = 0, 1, 2, 3  # columns of Work.nodes
 ROUND, COUNT = 0, 1  # InnerStates.tally
-# What became of a choice of loops: it exceeds a capacity, its bound is no better than the best, or it was
-# searched.
+# What became of a choice of loops. OVER: left out, but smaller tiles may do (`place_node`); BOUND: left out,
+# and smaller tiles are no better; DONE: searched.
 OVER, BOUND, DONE = 0, 1, 2
-Worth = tuple[float, float]  # objective and energy in units of a machine (`worth_of`)
+Worth = tuple[float, float]  # lowest objective, and energy, in units of a machine (Work.unit)
 
 
 class Einsum(NamedTuple):
@@ -90,22 +93,22 @@ class Machine(NamedTuple):
 
     capacity: Floats  # [V] bits
     bits: Floats  # [X, 2] of an element (or a nonzero with its column), and of a row pointer
-    uses_capacity: Floats  # [X, V] 0 where a node's capacity is not the einsum's to use, else 1
+    uses_capacity: Floats  # [X, V] 0 where the schedule accounts for the tensor's capacity, else 1
     double_buffer: Bools  # [V] whether a tile that is filled more than once counts twice
-    # [X, V, V] tensor, parent, level: a tile stands whole, does not sink, but for windows
-    # (terms.resting_position)
+    # [X, V, V] by tensor, level of the parent, level of the node: the node does not sink below loops, except
+    # into a window; its level holds the complete tile, as cache lines move whole (terms.resting_position)
     whole: Bools
     ports: Ints  # [V, 2] parts of reads and of writes
-    # [V, 3] from, to, to: parts of first fills, then of last drains, that are waited for (of a
-    # single-buffered level: of all fills and drains)
+    # [V, 3] begin, end of fills, end of drains: which parts are stalls of first fills, and after them of last
+    # drains (of a single-buffered level the first range has those of all fills and drains)
     exposed: Ints
-    through: Ints  # [V, 2] from, to: parts of what passes such a level, or leaves it for the inside
+    through: Ints  # [V, 2] from, to: parts of ports that serve transfers to levels further inside
     position: Ints  # [V + 1] boundaries outside of a level
     size: Ints  # [D] PEs of a fan-out dimension
     leak: Floats  # [J] pJ per cycle
     limit: Floats  # [J] cycles at most
-    # [G] positions directly inside of a boundary where loops above all nodes may pay: what is stored outside
-    # does not sink below them, where a tile that is refilled would count twice
+    # [G] positions directly inside of a boundary with a double-buffered level further out. There loops above
+    # all nodes of the position may pay: tiles outside do not sink below them, so they are not stored twice
     gaps: Ints
     ends: bool  # whether first fills and last drains are waited for at some level
     objective: int  # ENERGY, LATENCY or EDP
@@ -117,14 +120,14 @@ class Terms(NamedTuple):
     """
 
     # [Q, 5] kind, tensor, position, and the masks of groups of which only the first PE counts: for ranks that
-    # the tensor lacks, for others
+    # the tensor lacks, for ranks that it has
     quantity: Ints
     line: Floats  # [Q] words that move at once, 0: any number may
     spread: Ints  # [Q] dimensions of the tensor, as a mask, of which every index takes a share of a line
     share: Floats  # [Q] that share
-    link: Ints  # [X, V, V + 1, 2] tensor, parent, child: from, to in `of`
-    of: Ints  # [T] quantities
-    coef: Floats  # [J, T, P] of each machine
+    link: Ints  # [X, V, V + 1, 2] by tensor, parent, child: from, to in the next two
+    of: Ints  # [T] quantities of links
+    coef: Floats  # [J, T, P] their coefficients on each machine
     holder_span: Ints  # [X + 1] from, to: sets of levels that may hold a tensor, in `holder_sets`
     holder_sets: Ints  # [N] a set, as a mask
     sum: Ints  # [N, 2] from, to in `sum_of`, `sum_coef`: all links of a set together
@@ -148,8 +151,8 @@ class Memo(NamedTuple):
     row: Ints  # [Dm] row of a dimension in `hulls`
     unions: Floats  # [2, Du, A, B'] elements that all tiles together touch: all, and those that are stored
     urow: Ints  # [Dm] row of a dimension in `unions`
-    # [B + 1, Dm, O, O', K] the least of a dimension over all tiles of a position, by the unrollings of its
-    # ranks, of the first PE alone at so many boundaries
+    # [B + 1, Dm, O, O', K] the least length of a dimension over all tiles of a position, by the unrollings of
+    # its ranks, of the first PE alone at so many boundaries
     shortest: Floats
     spans: Ints  # [2, 2, .] scratch
     tile: Ints  # [R] scratch
@@ -175,12 +178,12 @@ class InnerStates(NamedTuple):
     slots.
     """
 
-    key: Ints  # [S, R] tiles that such a part lets in
+    key: Ints  # [S, R] tiles that such a part needs from outside
     round: Ints  # [S] the round that a slot is of
-    head: Ints  # [S] first of a chain, -1: none
-    parts: Floats  # [C, P] cost parts of a chain's member
+    head: Ints  # [S] its first member, -1: none
+    parts: Floats  # [C, P] cost parts of a member
     of: Ints  # [C] its machine
-    next: Ints  # [C] the next member, -1: the end
+    next: Ints  # [C] the next member of the slot, -1: the end
     tally: Ints  # [2] ROUND, COUNT of members
 
 
@@ -198,25 +201,25 @@ class Work(NamedTuple):
 
     live: Ints  # [d, J] machines that are alive
     live_count: Ints  # [d] how many
-    tile: Ints  # [d, R] what stands inside, numbers of the pool
+    tile: Ints  # [d, R] the tile that stands inside, as its number in the pool
     parts: Floats  # [d, J, P] lower bound of the whole nest
-    need: Floats  # [d, V] bits
+    need: Floats  # [d, V] bits of each level in use
     entry: Ints  # [K, R] tiles that enter the PEs around a position
     done: Ints  # [d] nodes placed, as a mask
     position: Ints  # [d] boundaries outside
     node: Ints  # [d] the node placed then
-    at: Ints  # [d, R] its tile
+    at: Ints  # [d, R] the tile at that node
     level: Ints  # [d] the loop below it that is being chosen, -1: the node itself
-    loops: Ints  # [d] loops that may stand below it
-    windows: Ints  # [d] of these the first ones, over ranks of its windows
+    loops: Ints  # [d] how many loops may stand below it
+    windows: Ints  # [d] how many of these, the first ones, are over ranks of its windows
     rank: Ints  # [d, R] their ranks
     loop_tile: Ints  # [d, R] their tiles
     first: Bools  # [d, R] whether no tile of the loop was tried before
-    ended: Ints  # [d, R] what became of all of them: OVER, BOUND, DONE
+    ended: Ints  # [d, R] what became of the loop's tiles so far: OVER, BOUND, DONE
     unrolling: Ints  # [R] the spatial unrolling
     nodes: Ints  # [N, 4] TENSOR (-1: loops directly inside a boundary, no node), LEVEL, PARENT, POSITION
     holds_whole: Bools  # [N] whether its double-buffered level has the capacity for its whole tensor, once
-    tally: Ints  # [6] NODES_PLACED, VISITED, BUDGET, EASY, CHOICES, MOST_CHOICES
+    tally: Ints  # [6] counts and limits, by the indices `NODES_PLACED`, `VISITED`, ...
     stop: Ints  # [1] set to 1 by another thread once a deadline has passed (dse/run/deadline.py)
     lower: Floats  # [Q] lower bounds of the quantities, whatever the tiles
     # [J] whether what costs the same as the best may be taken too: it may come first among equals

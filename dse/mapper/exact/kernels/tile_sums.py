@@ -76,15 +76,14 @@ def pieces(
 
 @lean
 def cut_over_pes(tile: int, first: bool, many: int, p: Pool, spans: Ints) -> int:
-    """Cuts pieces to the tile that enters a fan-out boundary, then into the shares of its PEs, or to the
-    share of the first PE alone. tile: the tile inside of the boundary. Returns how many pieces there are
-    then.
+    """Cuts pieces to the tile that enters a fan-out boundary, then into the shares of its PEs (first: to the
+    share of the first PE alone). tile: the tile inside of the boundary. Returns the number of pieces.
     """
     out, begin, end = p.out[tile], 0, 0
     many = cut(p.size[out], many, spans)
     for j in range(p.cuts.shape[1]):
         begin, end = begin + (p.cuts[out, j] != 0), end + (p.cuts[tile, j] != 0)
-    # cuts of these PEs stand between those of the tile outside, which is split, and those of the tile inside
+    # the cuts that these PEs make are those that the tile inside has and the tile outside has not
     ragged = end > begin
     if first:
         for i in range(many):
@@ -99,7 +98,7 @@ def cut_over_pes(tile: int, first: bool, many: int, p: Pool, spans: Ints) -> int
 
 @lean
 def cut(t: int, n: int, spans: Ints) -> int:
-    """Cuts n pieces into tiles of t. Returns how many there are then."""
+    """Cuts n pieces into tiles of t. Returns the number of pieces after that."""
     more = 0
     for i in range(n):
         more += -(-spans[1, i] // t)
@@ -153,9 +152,9 @@ def full_boundaries(mask: int, p: Pool) -> int:
 
 @lean
 def min_first_pe(dim: int, a: int, b: int, mask: int, e: Einsum, p: Pool, memo: Memo) -> float:
-    """A lower bound of the first PE's part of a clipped dimension, whatever tiles enter the PEs: a multiple
-    of the tile at the node. Where two boundaries stand outside, as many tiles as it has, each as short as
-    the shortest.
+    """A lower bound of the first PE's part of a clipped dimension, over all tiles that may enter the PEs
+    (multiples of the tile at the node). Where two boundaries stand outside: the number of tiles that it has,
+    times the length of the shortest.
     """
     least = np.inf
     if p.prefix.shape[0] > 2:
@@ -246,9 +245,9 @@ def value(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: 
 def line_requests(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
     """A lower bound of the cache lines that quantity q moves: the larger of two numbers.
 
-    1. One line for each request, made by all PEs at once. In clipped dimensions, requests for clipped indices
-       alone do not count: at least (sum of all lengths / length of a full request) others are left.
-    2. The share t.share of a line per index of the dimensions that a layout spreads over lines.
+    1. One line for each request, made by all PEs at once. In clipped dimensions a request for clipped indices
+       alone moves nothing; of the others there are at least (sum of all lengths / length of a full request).
+    2. A share of a line for each index of the dimensions that a layout spreads over lines (search.Spread).
     """
     _, x, k, unseen, _ = t.quantity[q]
     every, times = p.pieces.shape[1] - 1, 1.0
@@ -313,8 +312,8 @@ def end_words(q: int, dim: int, a: int, b: int, option: Ints, t: Terms, e: Einsu
 
 @lean
 def full_pes(o: int, k: int, mask: int, p: Pool) -> float:
-    """A lower bound of the PEs of an unrolling that have full tiles. Where shares are uneven, all except the
-    last have; with two boundaries outside, only the first is sure to.
+    """A lower bound of the number of PEs of an unrolling that have full tiles. Where shares are uneven, these
+    are all PEs except the last; with two boundaries outside, only the first PE is sure to have one.
     """
     pes = float(p.pes[o, k, mask])
     return pes if not p.uneven[o] or pes == 1.0 else 1.0 if p.prefix.shape[0] > 2 else pes - 1.0
@@ -416,14 +415,16 @@ def footprint(x: int, tile: Ints, low: Ints, e: Einsum, p: Pool, m: Machine) -> 
 
 @lean
 def standing(x: int, tile: Ints, low: Ints, e: Einsum, p: Pool, m: Machine) -> float:
-    """Bits of a node's tile that stands whole, except for the window that it slides along (terms.slides)."""
+    """Bits of the complete tile of a node that does not sink, but for the window that it slides along
+    (terms.slides).
+    """
     return hull(x, tile, low, False, window(x, tile, low, False, e, p, m), e, p, m)
 
 
 @lean
 def window(x: int, tile: Ints, low: Ints, sinks: bool, e: Einsum, p: Pool, m: Machine) -> int:
-    """The rank whose window a node's tile sinks into with the largest saving, -1: none. Of tiles that stand
-    whole, only inputs slide, along a rank that has one dimension.
+    """The rank whose window a node's tile sinks into with the largest saving, -1: none. If the node does not
+    sink (sinks False), only tiles of inputs slide, along a rank that stands in one dimension of the tensor.
     """
     best, least = -1, hull(x, tile, low, sinks, -1, e, p, m)
     for r in range(tile.shape[0]):
