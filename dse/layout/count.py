@@ -15,8 +15,8 @@ dimension.
     activations = the same with the part that selects bank and row
     conflict    = prod_d w_d                    w_d: distinct words of the SRAM bank with most of them
 
-If a memory cuts a digit that it does not divide, a count is an estimate between limits (`Span`), or addresses
-are listed (`count_listed`).
+If a memory cuts a digit that it does not divide, a count is an estimate between limits (`Span`), or
+addresses are listed (`count_listed`).
 """
 
 from __future__ import annotations

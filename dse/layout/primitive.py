@@ -352,6 +352,7 @@ class Windows:
             needed = apart - gcd(self.step, apart) + self.span()
             raise LayoutError(
                 f"window {i}, {self.span()} elements from {start}, lies in no single tile of {size} elements "
-                f"at stride {apart}; take tiles of {needed} or more, or stride {self.step} * windows per tile"
+                f"at stride {apart}; take tiles of {needed} or more, or stride {self.step} * windows per "
+                "tile"
             )
         return tile, start + self.dilation * r - apart * tile

@@ -552,7 +552,8 @@ def _cuts(
     * A loop below the resting position is included only where it decides whether a tile counts at all
       (BELOW).
 
-    skip: ranks that are not in `again` (None: the tensor's own ranks) count with their first iterations only
+    skip: ranks that are not in `again` (None: the tensor's own ranks) count with their first iterations
+        only
     """
     again = link.seen if again is None else again
     within = [
@@ -658,8 +659,8 @@ def folds(s: Sums, array: Systolic) -> Term:
 
 
 def passes(s: Sums, at: int, all_pes: bool, trips_counted: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Returns factors whose product is how often position `at` is reached, by all PEs or by the first one,
-    which is the busiest.
+    """Returns factors whose product is how often `at` is reached, by all PEs or by the first one, which is
+    the busiest.
     """
     found: Loops = {}
     for number, (i, loop) in enumerate(s.loops):

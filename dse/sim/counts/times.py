@@ -66,8 +66,8 @@ PortCycles = dict[tuple[int, str], list[Number]]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The periods of a level: one per counted iteration of the temporal loops above position `above`. All
-    trips of the loops below belong to the same period.
+    """The periods of a level: one per counted iteration of the temporal loops above position `above`.
+    All trips of the loops below belong to the same period.
     """
 
     trips_counted: TripsCounted  # per loop (spans.py)

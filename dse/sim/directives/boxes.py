@@ -153,8 +153,8 @@ def program(layer: Layer, e: Einsum, arch: Arch) -> Program:
         g = replace(g, turns=tuple(turns))
     if twice := [turn for turn in turns if turn.trips > 1 and turns.count(turn) > 1]:
         raise ValueError(
-            f"{where}, {g.levels[twice[0].level]}: a step of {shift_text(twice[0].moves)} stands twice; "
-            "leave one out"
+            f"{where}, {g.levels[twice[0].level]}: a step of {shift_text(twice[0].moves)} stands "
+            "twice; leave one out"
         )
     _fits(g, arch, where)
     owners(g)
@@ -445,8 +445,8 @@ def owners(g: Program) -> dict[str, dict[tuple[int, ...], int]]:
                 done[low:high] = b"\1" * (high - low)
         if (gap := done.find(0)) >= 0:
             raise ValueError(
-                f"directives of {g.e.name}: what stands at {rank} = {gap} comes to no buffer together with "
-                "all that it is multiplied with; smaller steps, more buffers or larger tensors bring it"
+                f"directives of {g.e.name}: what stands at {rank} = {gap} comes to no buffer together "
+                "with all that it is multiplied with; take smaller steps, more buffers or larger tensors"
             )
         found[rank] = share
     return found

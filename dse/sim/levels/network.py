@@ -379,9 +379,9 @@ def _uneven_links(
 ) -> float:
     """Returns the sum of words times links where shares are unequal.
 
-    A group receives as many words as one PE receives in the einsum of its share alone (`_alone`). This holds
-    only if PEs fetch in equal numbers of rounds: loops over ranks that the tensor lacks, along which PEs
-    share, must not stand between the PEs and the tile. Raises ValueError otherwise.
+    A group receives as many words as one PE receives in the einsum of its share alone (`_alone`). This
+    holds only if PEs fetch in equal numbers of rounds: no loop over a rank that the tensor lacks, and along
+    which PEs share, may stand between the PEs and the tile. Raises ValueError otherwise.
     """
     p, rows_columns = one.tensor, _spans(f)
     if between := _between(mapping, e, f):

@@ -247,8 +247,8 @@ def _loops(mapping: Mapping, begin: int, end: int) -> tuple[tuple[int, Loop], ..
 
 
 def _visits(r: Route, united: int, first: bool = False) -> int:
-    """Returns how often a box is requested: the product of the trips of loops outside of position `united`
-    over ranks that the tensor lacks. PEs that share an access count once.
+    """Returns how often a box is requested: the product of the trips of loops outside of position
+    `united` over ranks that the tensor lacks. PEs that share an access count once.
 
     first: only the first trips of temporal loops count
     """
@@ -459,8 +459,8 @@ def _box_by_box(r: Route, c: layouts.Cuts, copies: bool, skipped: bool) -> int |
 
 
 def _order(of: Dict[str, Places], seen: frozenset[str], skipped: bool) -> dict[str, Ints]:
-    """Returns, per rank, the index of its place (`Places`) for each box, with boxes in the order of time. PEs
-    that share no access request the same box one after the other.
+    """Returns, per rank, the index of its place (`Places`) for each box, with boxes in the order of
+    time. PEs that share no access request the same box one after the other.
 
     seen: the tensor's ranks
     skipped: True leaves out boxes of the first trips of all loops over other ranks

@@ -278,8 +278,9 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
             "",
         ):
             yield (
-                f"{line}: {part} brings it in, but does not read all that later einsums do; retain it after "
-                f"another einsum or, if zeros of another input are why, store a tile of it on chip in {part}"
+                f"{line}: {part} brings it in, but does not read all that later einsums do; retain it "
+                "after another einsum or, if zeros of another input are why, store a tile of it on chip in "
+                f"{part}"
             )
         elif is_sliced(one.level, arch) and (
             any(segment.pipelined for segment in schedule.segments)
@@ -661,8 +662,8 @@ def nest_faults(one: Placed) -> Iterator[str]:
     left = e.sizes() | {node.rank: node.tile for node in b.outer if isinstance(node, Loop)}
     if b.owners and any(spatial[lead:]):
         yield (
-            f"mapping of {e.name}: parfor loops over {', '.join(b.dims)} must stand first, so that it is "
-            f"known which PEs read {b.owners[0][0]} from where"
+            f"mapping of {e.name}: parfor loops over {', '.join(b.dims)} must stand first, so that it "
+            f"is known which PEs read {b.owners[0][0]} from where"
         )
         return
     yield from _hop_faults(whole, one)
