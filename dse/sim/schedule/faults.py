@@ -369,7 +369,9 @@ def _region_faults(segment: Segment, arch: Arch) -> Iterator[str]:
                     or ", ".join(name for each in arch.fanouts for name, _ in each.dims)
                     or "none"
                 )
-                yield f"einsum {branch.einsum} on {one.dim}: stages lie on regions of one array; take {there}"
+                yield (
+                    f"einsum {branch.einsum} on {one.dim}: stages lie on regions of one array; take {there}"
+                )
             elif one.first + one.size > sizes[one.dim]:
                 region = f"{one.dim}[{one.first}:{one.first + one.size}]"
                 yield (
