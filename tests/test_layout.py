@@ -97,5 +97,5 @@ def test_what_fits_no_shape_is_refused_with_a_reason(prims: list[Primitive], why
 
 
 def test_windows_that_no_tile_holds_are_refused() -> None:
-    with pytest.raises(LayoutError, match="lies in no one tile"):
+    with pytest.raises(LayoutError, match="lies in no single tile"):
         Windows(1, 1, 3, 12, Unfold(0, 4, 4)).access(2, 0)

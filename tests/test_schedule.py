@@ -388,7 +388,8 @@ def test_a_tensor_from_outside_that_stays_was_all_brought_in(
         (
             "weights pinned\n",
             "",
-            "segment 1: W0 starts at BUF in a; add store DRAM W0, or say weights pinned",
+            "segment 1: W0 starts at BUF in a, where nothing brings it; add store DRAM W0, or say weights "
+            "pinned",
         ),
         (
             "store DRAM T0 T2",

@@ -2,7 +2,7 @@
 
 The value of a stored dimension is a logical index; or, for fused dimensions (`e=H*W`), h * W + w; or, for an
 unfolded dimension, tile * B + offset. A digit is (value mod modulus) / step. The address of an element is the
-sum of its digits, each times the extent of all digits inside of it:
+sum of its digits, each times its weight W, the product of the pitches of all digits inside of it:
 
     address = sum_j digit_j * W_j,    W_j = prod_{k > j} pitch_k,    pitch_k = size_k + pitch padding + guests
 """
@@ -19,7 +19,7 @@ from dse.layout.primitive import Index, tiles_of
 from workloads.arrays import Ints
 from workloads.einsum import TooLong
 
-LISTABLE = 1 << 24  # positions that may be listed one by one, at most; a limit of memory
+LISTABLE = 1 << 24  # most positions that are listed one by one; a limit of memory
 
 # (first index, number of indices) of one logical dimension, ascending and not touching
 Spans = tuple[tuple[int, int], ...]
@@ -50,8 +50,8 @@ class Digit:
     dim: int  # index of the stored dimension
     modulus: int  # 0: none
     step: int
-    size: int  # values of the digit
-    pitch: int  # positions of the digit: size, pitch padding and guests
+    size: int  # number of values of the digit
+    pitch: int  # number of positions: size, pitch padding and guests
     guests: tuple[tuple[str, int], ...] = ()  # (tensor, slices)
 
 
@@ -113,11 +113,12 @@ def parts(d: Digit, values: Ints) -> Ints:
 
 
 def listable(places: int) -> int:
-    """Returns the number of positions that are to be listed one by one. Raises TooLong above LISTABLE."""
+    """Returns the number of positions that are to be listed one by one. Raises TooLong if they are more
+    than LISTABLE."""
     if places > LISTABLE:
         raise TooLong(
-            f"{places:,} places of a tensor are listed one by one, at most {LISTABLE:,}, to count lines, "
-            "rows and banks; take smaller extents, or a machine that describes none"
+            f"lines, rows and banks are counted by listing {places:,} positions of a tensor, more than "
+            f"{LISTABLE:,}; take smaller extents, or a machine that describes none of them"
         )
     return places
 
@@ -126,7 +127,7 @@ def values(s: Stored, spans: Sequence[Spans], copies: bool = False) -> Ints:
     """Returns the values of a stored dimension that a box touches, ascending.
 
     spans: the box along each member
-    copies: True: all copies of an element, as a write must touch
+    copies: True: all copies of an element in overlapping tiles, which a write must touch
 
     In an unfolded dimension, a box is read from the last tile that it needs and, before that tile, from
     canonical copies. So a box that one tile contains is read from that tile alone. Raises TooLong if there
@@ -158,8 +159,8 @@ def in_units(layout: Layout, bits: int, sizes: Sequence[int]) -> tuple[Layout, i
     bits: of an element
     sizes: in bits, of lines and the like
 
-    If the unit is smaller than an element, units form one more dimension, the innermost, of which every box
-    has all.
+    If the unit is smaller than an element, the units of an element are one more dimension, the innermost;
+    every box has all of them.
     """
     unit = gcd(bits, *sizes)
     if unit == bits:

@@ -2,18 +2,21 @@
 (docs/model.md, Layouts).
 
 A box is a set of elements that is requested at once: some values of each stored dimension. A nest requests
-one box after the other. Its boxes are all combinations of one row of values per dimension, so the total over
-a nest is a product of sums over rows. A single tile is a nest with one row per dimension.
+one box after the other. Its boxes are all combinations of one set of values per dimension (`Rows`), so a
+total over the nest is a product, over dimensions, of sums over these sets. A single tile has one set per
+dimension.
 
-    runs        = |S| - sum_j prod_d c_d(j)     S: elements of the box; c_d(j): values whose successor in
-                                                address, which carries at digit j, is requested too
-    lines       = prod_d u_d                    u_d: different digits above the line; exact where the line
-                                                divides the digits
-    activations = the same with the digits of bank and row
-    conflict    = prod_d w_d                    w_d: words of the bank that has most different words
+    runs        = |S| - sum_j prod_d c_d(j)     S: elements of the box; c_d(j): values that do not end a run,
+                                                as far as dimension d decides: the next address, in which
+                                                digit j rises by one and the digits inside of it become 0,
+                                                is requested too
+    lines       = prod_d u_d                    u_d: distinct values of the part of the address that selects
+                                                the line; exact where the line divides the digits
+    activations = the same with the part that selects bank and row
+    conflict    = prod_d w_d                    w_d: distinct words of the SRAM bank with most of them
 
-If a memory cuts a digit that it does not divide, a count is an estimate between limits (`Span`), or addresses
-are listed (`count_listed`).
+If a memory cuts a digit that it does not divide, a count is an estimate between limits (`Span`), or
+addresses are listed (`count_listed`).
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from workloads.arrays import Ints
 
 # (index of the digit, divisor, modulus): digit / divisor, mod modulus unless that is 0
 Field = tuple[int, int, int]
-# values [n, t] of a stored dimension, ascending in each row; how often each row occurs [n]
+# n sets of t values of a stored dimension, [n, t], each ascending; how often each set occurs [n]
 Rows = tuple[Ints, Ints]
 Sums = tuple[int, ...]  # the columns of `sums`
 ONCE = np.ones(1, np.int64)
@@ -52,7 +55,7 @@ class Memory:
     interleave: int = 0  # 0: `row`
     sram_banks: int = 0  # SRAM banks; 0: none
     # bank of an SRAM word. word: consecutive words lie in consecutive banks; block: each bank has `capacity /
-    # ports` consecutive elements; xor: as word, permuted by the index of the row of words
+    # sram_banks` consecutive elements; xor: as word, permuted by the index of the word in its bank
     bank_map: str = "word"
     capacity: int = 0
 
@@ -76,14 +79,14 @@ class Counts:
     """What boxes ask of a memory, summed over boxes."""
 
     boxes: int  # number of boxes
-    elems: int  # elements asked for
+    elems: int  # elements requested
     runs: int  # runs of consecutive addresses
     lines: Span  # lines touched
-    partial: Span  # lines of which only a part is asked for
+    partial: Span  # lines of which only a part is requested
     activations: Span  # rows opened, if each box opens its rows by itself
-    banks: Span  # different banks
+    banks: Span  # different DRAM banks
     conflict: Span  # words of the busiest SRAM bank
-    blocks: Sums  # per digit: different combinations of the digits down to it
+    blocks: Sums  # per digit j, blocks: distinct combinations of the digits 0..j
 
     @property
     def exact(self) -> bool:
@@ -100,7 +103,7 @@ class Cuts:
     layout: Layout
     weights: tuple[int, ...]  # weight of each digit in the address
     memory: Memory
-    line: tuple[Field, ...] | None  # address of the line
+    line: tuple[Field, ...] | None  # index of the line
     row: tuple[Field, ...] | None  # bank and row
     bank: tuple[Field, ...] | None  # bank
     sram_bank: tuple[Field, ...] | None  # SRAM bank
@@ -151,8 +154,8 @@ def _fields(layout: Layout, low: int, high: int) -> tuple[Field, ...] | None:
 
 
 def sums(c: Cuts, dim: int, rows: Sequence[Rows]) -> Sums:
-    """Returns the factors of one dimension, summed over its rows: boxes, elems, c_d(j) of every digit, u_d(j)
-    of every digit, lines, full lines, rows, banks, words, conflict.
+    """Returns the factors of one dimension, summed over its sets of values: boxes, elems, c_d(j) of every
+    digit, u_d(j) of every digit, lines, full lines, rows, banks, words, conflict.
     """
     total = [0] * (8 + 2 * len(c.layout.digits))
     for own, times in rows:
@@ -163,7 +166,7 @@ def sums(c: Cuts, dim: int, rows: Sequence[Rows]) -> Sums:
 
 
 def _measured(c: Cuts, dim: int, values: Ints) -> Iterator[Ints | int]:
-    """Yields the factors of `sums`, per row or as one number for all rows."""
+    """Yields the factors of `sums`, per set of values or as one number for all sets."""
     digits = c.layout.digits
     yield 1
     yield values.shape[1]
@@ -185,8 +188,8 @@ def _measured(c: Cuts, dim: int, values: Ints) -> Iterator[Ints | int]:
 
 
 def _carries(digits: Sequence[Digit], dim: int, j: int, values: Ints) -> Ints | int:
-    """Returns, per row, how many values have a successor that is asked for, as far as this dimension decides:
-    digits after j go from their last value to 0, and digit j rises by one.
+    """Returns, per set of values, how many have a successor that is requested, as far as this dimension
+    decides. To the successor, digits inside of j go from their last value to 0, and digit j rises by one.
     """
     own = [k for k in range(j, len(digits)) if digits[k].dim == dim]
     if not own:
@@ -212,7 +215,7 @@ def _carries(digits: Sequence[Digit], dim: int, j: int, values: Ints) -> Ints | 
 
 
 def _is_asked(values: Ints, wanted: Ints) -> Ints:
-    """Returns whether each wanted value stands in its row."""
+    """Returns, per wanted value, whether it is in the set of the same row."""
     base = np.arange(len(values), dtype=np.int64)[:, None] * (int(values.max()) + 2)
     inside = np.clip(wanted, -1, int(values.max()) + 1)
     flat = (values + base).ravel()
@@ -231,15 +234,15 @@ def _key(digits: Sequence[Digit], dim: int, fields: Sequence[Field], values: Int
 
 
 def _different(key: Ints) -> Ints:
-    """Returns, per row, the number of different keys."""
+    """Returns, per set of values, the number of different keys."""
     ordered = np.sort(key, axis=1)
     return np.asarray(1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1), np.int64)
 
 
 def _full(c: Cuts, dim: int, values: Ints, line: Ints) -> Ints:
-    """Returns, per row, the number of lines of which every element of the tensor is asked for.
+    """Returns, per set of values, the number of lines of which all elements of the tensor are requested.
 
-    line: keys of the lines, per row of values
+    line: key of the line of each value
     """
     all_keys, held = _line_members(c, dim)
     found = np.empty(len(values), np.int64)
@@ -267,7 +270,7 @@ def existing(s: Stored) -> Ints:
 
 
 def _most(sram_bank: Ints, word: Ints) -> Ints:
-    """Returns, per row, the number of different words of the busiest port."""
+    """Returns, per set of values, the number of different words of the busiest SRAM bank."""
     row = np.repeat(np.arange(len(sram_bank)), sram_bank.shape[1])
     pairs = np.unique(np.stack([row, sram_bank.ravel(), word.ravel()]), axis=1)
     (where, _), each = np.unique(pairs[:2], axis=1, return_counts=True)
@@ -279,7 +282,7 @@ def _most(sram_bank: Ints, word: Ints) -> Ints:
 def combine(c: Cuts, by_dim: Sequence[Sums], visits: int = 1) -> Counts:
     """Returns the counts of all boxes from the sums of every stored dimension.
 
-    visits: how often the whole sequence of boxes is asked for
+    visits: how often the whole sequence of boxes is requested
     """
     total = [visits * prod(column) for column in zip(*by_dim, strict=True)]
     depth = len(c.layout.digits)
@@ -318,8 +321,8 @@ def combine(c: Cuts, by_dim: Sequence[Sums], visits: int = 1) -> Counts:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """A memo of the sums of every stored dimension, by the spans of its members. Boxes with equal spans in a
-    dimension share its sums.
+    """A memo of the sums of every stored dimension, by the index ranges of its members. Boxes with equal
+    ranges in a dimension share its sums.
     """
 
     cuts: Cuts
@@ -329,6 +332,7 @@ class Tables:
         """Returns the counts of one box.
 
         spans: (first index, number of indices) of every logical dimension
+        copies: True: all copies of an element in overlapping tiles, which a write must touch
         """
         found = []
         for dim, (s, known) in enumerate(zip(self.cuts.layout.stored, self.memo, strict=True)):
@@ -351,10 +355,12 @@ def estimate_lines(
     weights: Sequence[int], line: int, boxes: int, elems: int, runs: int, blocks: Sequence[int]
 ) -> Span:
     """Returns the lines for a cut that does not divide a digit: limits, and an estimate from the distance
-    between blocks with equal outer digits.
+    between neighbouring blocks.
 
-    From the last element of a block to the first of the next one the distance is max(1, W_j - sum_{k > j}
-    (b_k - 1) W_k). b_k: blocks of digit k per block of the digit before.
+    A block of digit j is the requested elements that agree in digits 0..j. A block that is less than a line
+    away from the block before it shares a line with it. From the last element of a block to the first of the
+    next one the distance is max(1, W_j - sum_{k > j} (b_k - 1) W_k). b_k: blocks of digit k per block of
+    digit k - 1.
     """
     lo, hi = max(boxes, -(-elems // line)), min(elems, (elems + runs * (2 * line - 2)) // line)
     n, inside = float(boxes), 0.0
@@ -368,8 +374,8 @@ def estimate_lines(
 
 
 def _partly(m: Memory, lines: Span, elems: int, runs: int) -> Span:
-    """Returns the lines of which only a part is asked for: at most the two ends of each run; 0 where padding
-    fills the lines.
+    """Returns the lines of which only a part is requested: at most the lines at the two ends of each run, at
+    least 0, since what a run leaves of a line may be padding.
     """
     hi = min(lines.hi, 2 * runs)
     return Span(min(max(0, lines.n - elems / m.line), hi), 0, hi)
@@ -377,7 +383,7 @@ def _partly(m: Memory, lines: Span, elems: int, runs: int) -> Span:
 
 def _rows(c: Cuts, boxes: int, elems: int, runs: int, blocks: Sequence[int]) -> Span:
     """Returns the pairs of bank and row for a cut that does not divide a digit: at most the interleaved
-    blocks, at least as many as the elements fill.
+    blocks touched, at least the rows that the elements fill.
     """
     found = estimate_lines(c.weights, c.memory.interleave or c.memory.row, boxes, elems, runs, blocks)
     if c.memory.interleave in (0, c.memory.row):
@@ -387,7 +393,7 @@ def _rows(c: Cuts, boxes: int, elems: int, runs: int, blocks: Sequence[int]) -> 
 
 
 def _conflict_span(m: Memory, words: Span, boxes: int) -> Span:
-    """Returns the words of the busiest bank for a cut that does not divide a digit."""
+    """Returns the words of the busiest SRAM bank for a cut that does not divide a digit."""
     lo = max(boxes, ceil(words.lo / m.sram_banks))
     return Span(min(max(words.n / m.sram_banks, lo), words.hi), lo, words.hi)
 
@@ -452,15 +458,17 @@ def _count_boxes(
     banks: int,
     deep: int,
 ) -> Ints:
-    """Returns lines, partial lines, pairs of bank and row, banks, and words of the busiest port of all boxes.
+    """Returns lines, partial lines, pairs of bank and row, banks, and words of the busiest SRAM bank, each
+    summed over all boxes.
 
-    A box is one row of every dimension.
-    flat, start: offsets of a row are flat[start[row]:start[row + 1]]; one offset per dimension adds up to an
+    A box is one set of values of every dimension.
+    flat, start: offsets of set k are flat[start[k]:start[k + 1]]; one offset per dimension adds up to an
         address
-    times: how often each row occurs
-    first: first row of each dimension
+    times: how often each set occurs
+    first: first set of each dimension
     held: elements per line of the whole tensor
     sram_banks: SRAM bank of each line
+    arrays: number of SRAM banks, at least 1
     deep: elements of one row over all banks
     """
     dims = len(first) - 1
@@ -622,7 +630,7 @@ def _exactly(n: int) -> Span:
 
 
 def _offsets(layout: Layout, values: Sequence[Ints]) -> Ints:
-    """Returns the addresses of a box."""
+    """Returns the addresses of a box with these values of each stored dimension."""
     at = np.zeros(1, np.int64)
     for dim, own in enumerate(values):
         at = np.add.outer(at, offset(layout, layout.weights(), dim, own)).ravel()
@@ -652,8 +660,8 @@ def misses(
 
 
 def descriptors(counts: Counts, strides: int) -> int:
-    """Returns the DMA descriptors of all boxes. Runs that the innermost `strides` loops over digits repeat
-    share one descriptor.
+    """Returns the DMA descriptors of all boxes. A descriptor covers a run and up to `strides` nested strided
+    repeats of it, taken from the innermost digits that repeat runs.
     """
     left, before = float(counts.runs), [counts.boxes, *counts.blocks]
     depth = next((j for j, u in enumerate(counts.blocks) if u >= counts.runs), len(counts.blocks) - 1)

@@ -109,7 +109,7 @@ Primitive = Split | Fuse | Reorder | Unfold | Fold | Pad | Unpad | StoreAt | Dec
 class Guest:
     """An element of a guest tensor."""
 
-    primitive: int  # number of the StoreAt that attached the guest
+    primitive: int  # index of the StoreAt that attached the guest
     index: Index  # in the axes at that primitive
 
 
@@ -351,7 +351,8 @@ class Windows:
         if not (tile * apart <= start and start + self.span() <= tile * apart + size):
             needed = apart - gcd(self.step, apart) + self.span()
             raise LayoutError(
-                f"window {i} of {self.span()} elements from {start} lies in no one tile of {size}, {apart} "
-                f"apart; take tiles of {needed} or more, or {self.step} * windows per tile apart"
+                f"window {i}, {self.span()} elements from {start}, lies in no single tile of {size} elements "
+                f"at stride {apart}; take tiles of {needed} or more, or stride {self.step} * windows per "
+                "tile"
             )
         return tile, start + self.dilation * r - apart * tile

@@ -7,7 +7,7 @@
             | dim S '~' B              the inner part of an unfolded dimension: tiles of B elements, S apart;
                                        its outer part is DIM/S
     suffix := '+' p                    pitch padding: p empty positions
-            | '&' name [':' g]         g slices (1) of another tensor
+            | '&' name [':' g]         g slices (default 1) of another tensor, stored behind the part
     group  := '(' token+ ')'           shows neighbouring parts as one axis; changes no address
     defs   := name '=' DIM '*' DIM ... (';' ...)   neighbouring dimensions fused first: e=H*W*O | N E/784 e784
 
@@ -248,8 +248,7 @@ def _token(text: str, word: str, called: Sequence[str]) -> Token:
         )
     if "0" in (modulus, tile, step) or (tile and step):
         raise LayoutError(
-            f'layout "{text}": "{word}" has no such part; sizes are 1 or more, and what is unfolded '
-            "is not split"
+            f'layout "{text}": "{word}": sizes must be at least 1, and an unfolded part (~) takes no /'
         )
     named = tuple((g.partition(":")[0], int(g.partition(":")[2] or 1)) for g in guests.split("&")[1:])
     if empty := next((guest for guest, extent in named if not extent), ""):
@@ -285,7 +284,7 @@ def _tiled(text: str, own: Sequence[Token], s: Stored, name: str) -> Stored:
         if size > MAX_COPIES * stride
         else ""
         if len(own) == 2 and any(t.modulus == 0 and t.step == stride for t in own)
-        else f"goes with {name}/{stride} alone"
+        else f"needs exactly one other part of its dimension, {name}/{stride}"
     )
     if why:
         raise LayoutError(f'layout "{text}": "{inner.text}": {why}')
@@ -324,7 +323,7 @@ def _chain(text: str, own: Sequence[Token], s: Stored, name: str) -> None:
 
 
 def _gap(t: Token) -> int:
-    """Returns the positions of padding and guests behind a part."""
+    """Returns the number of positions of padding and guests behind a part."""
     return t.pad + sum(extent for _, extent in t.guests)
 
 
@@ -337,7 +336,7 @@ def _whole_tiles(s: Stored, size: int) -> int:
 
 
 def _size(t: Token, s: Stored, tokens: Sequence[Token]) -> int:
-    """Returns the values of a part."""
+    """Returns the extent of a part: how many values its index takes."""
     if any(other.tile for other in tokens if other.dim == t.dim):
         tile = next(other.tile for other in tokens if other.dim == t.dim and other.tile)
         return t.tile or tiles_of(s.extent(), tile, t.step)
@@ -365,7 +364,7 @@ def _digits(t: Token, stored: Sequence[Stored], tokens: Sequence[Token]) -> Iter
 def _unfused(
     stored: Sequence[Stored], digits: Sequence[Digit]
 ) -> tuple[tuple[Stored, ...], tuple[Digit, ...]]:
-    """Returns dimensions and digits, with each fused dimension that is not cut split into its members
+    """Returns dimensions and digits, where a fused dimension that no digit cuts is its separate members
     again.
     """
     each = Counter(d.dim for d in digits)
@@ -390,9 +389,7 @@ def _unfused(
 
 
 def _merged(digits: Sequence[Digit], stored: Sequence[Stored]) -> list[Digit]:
-    """Returns digits with neighbours merged that form one part of a dimension and have no gap between
-    them.
-    """
+    """Returns the digits, with neighbours merged that form one part of a dimension without a gap."""
     found: list[Digit] = []
     # a part with one value and padding is not merged
     alone = {d.dim for d in digits if d.size == 1}

@@ -76,13 +76,13 @@ Elems = tuple[float, list[float]]  # of all instances; of each instance that may
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """One mapping of one einsum, counted once (`counted`) and handed to whatever prices it."""
+    """The counts of one mapping of one einsum: made once (`counted`), then read by all that prices them."""
 
     mapping: Mapping  # the whole nest, with the shared part of a schedule
     reading: Reading  # the sums of that nest, with its links and bits per element
     rows: tuple[Count, ...]
     held: Sequence[Footprint]
-    # of the nest whose latency, with stalls, is the einsum's; None: the latency is the largest busy time
+    # sums of the nest whose latency, with stalls, is the einsum's; None: the latency is the largest busy time
     timed: Reading | None
     begun: int = 0  # levels start empty in every iteration of the loops of `timed` above this position
 
@@ -100,7 +100,7 @@ def reading(mapping: Mapping, e: Einsum, arch: Arch, whole: Einsum | None = None
 def counted(mapping: Mapping, e: Einsum, arch: Arch, held: Sequence[Footprint] = ()) -> Counted:
     """Returns a mapping counted, for an einsum that runs alone.
 
-    held: its footprints; they are not counted here, since a mapping that does not fit needs no counts
+    held: the mapping's footprints, which the caller has checked: only a mapping that fits is counted
     """
     at = reading(mapping, e, arch)
     return Counted(mapping, at, busiest(instance_counts(at), at.sums.bits, arch), held, at)

@@ -64,10 +64,10 @@ class Factor:
     # 1: elements that no earlier tile had; 2: the same for a window that slides along the last loop and keeps
     # what lies between its trips
     distinct: int = 0
-    # -1: all tiles count; n: the factor is the number of tiles that the loops after the first n cut one tile
-    # into, at least
+    # -1: all tiles count; n: the factor is the smallest number of tiles that the loops from the n-th on cut
+    # one tile of the loops before them into
     after: int = -1
-    most: bool = False  # with `after`: at most instead of at least
+    most: bool = False  # with `after`: the largest number instead of the smallest
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ def resting_position(
 
     If the parent or the node's own level describes lines, the node does not sink: the whole tile is laid out
     and transferred at once. With capacity for a part of each line only, as on the right, every trip fetches
-    its lines again. Both nests mean what they say:
+    its lines again. Each nest is counted as it is written:
 
         store BUF A[a,b]     each line once, capacity  for b ...
         for b ...            for all of them             store BUF A[a,b]    a line per element, capacity
@@ -336,8 +336,8 @@ class Sums:
     dims: dict[str, list[tuple[Dim, int, tuple[str, ...], bool]]] = field(init=False)
 
     def __post_init__(self) -> None:
-        """A dimension that `is_whole` has no overlapping tiles and no padding, so clip and distinct make no
-        difference.
+        """Sets the fields that follow from einsum, nest and wires. A dimension that `is_whole` has no
+        overlapping tiles and no padding, so clip and distinct make no difference.
         """
         self.links = links(self.nest, self.e, self.wires.layout_levels)
         self.loops = [(i, node) for i, node in enumerate(self.nest.nodes) if isinstance(node, Loop)]
@@ -488,7 +488,7 @@ def _distinct(
     again: frozenset[str],
     scale: float,
 ) -> tuple[Term, ...]:
-    """Returns scale * the different elements that compute meets.
+    """Returns scale times the number of different elements that compute accesses.
 
     again: ranks of which all iterations count; of other ranks only the first iteration in time counts
     """
@@ -552,7 +552,8 @@ def _cuts(
     * A loop below the resting position is included only where it decides whether a tile counts at all
       (BELOW).
 
-    skip: ranks that are not in `again` (None: the tensor's own ranks) count with their first iterations only
+    skip: ranks that are not in `again` (None: the tensor's own ranks) count with their first iterations
+        only
     """
     again = link.seen if again is None else again
     within = [
@@ -586,7 +587,7 @@ def _cuts(
 
 
 def _terms(s: Sums, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
-    """Returns the elements that a link moves in the counted trips: the sum of its child's clipped tiles, or
+    """Yields the elements that a link moves in the counted trips: the sum of its child's clipped tiles, or
     the single accesses of compute (`direct_elems`).
 
     A compressed tile is a value and a column per nonzero and a pointer per row (CSR), in widths of its
@@ -658,8 +659,8 @@ def folds(s: Sums, array: Systolic) -> Term:
 
 
 def passes(s: Sums, at: int, all_pes: bool, trips_counted: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Returns factors whose product is how often position `at` is reached, by all PEs or by the first one,
-    which is the busiest.
+    """Returns factors whose product is how often `at` is reached, by all PEs or by the first one, which is
+    the busiest.
     """
     found: Loops = {}
     for number, (i, loop) in enumerate(s.loops):
@@ -694,7 +695,7 @@ def rounds(s: Sums, begin: int, end: int, trips_counted: tuple[int, ...], most: 
 def value(tiles: Sequence[int], factor: Factor, pes: dict[int, int] | None = None) -> int:
     """Returns the value of a factor for given tile sizes, one per loop of the nest.
 
-    pes: by number of a spatial loop, the PE of the instance; 0 where it is not named
+    pes: index of a spatial loop -> PE of the instance; 0 where a loop is left out
     """
     own = {number: PE_0 + pe for number, pe in pes.items() if pe} if pes else {}
     ranks = tuple(
@@ -733,11 +734,11 @@ Number = Any  # a float, or an array of one per mapping
 
 @dataclass(slots=True)
 class Reading:
-    """The sums of a nest for given tile sizes."""
+    """The formulas of a nest, evaluated for given tile sizes."""
 
     sums: Sums
     value: Callable[[Factor, dict[int, int]], Number]  # value of a factor at an instance
-    # instances one of which is the busiest, each as PE by number of the spatial loop; the one of first PEs
+    # instances one of which is the busiest, each as {index of a spatial loop: PE}; the instance of first PEs
     # comes first
     instances: list[dict[int, int]]
     # (number of the factor, index of the instance) -> value

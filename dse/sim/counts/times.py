@@ -2,10 +2,10 @@
 Time).
 
 A tile changes when any temporal loop above its resting position advances. A level starts empty in every
-period: in each iteration of the loops above `begun`, the deepest resting position of a tile at a
-single-buffered level further out. So
+period, that is in each iteration of the loops above position `restart_at`: the deepest resting position of a
+tile at a single-buffered level further out. So
 
-    first fills    loops above begun: all trips; between begun and the tile: the first trip
+    first fills    loops above restart_at: all trips; between restart_at and the tile: the first trip
     last drains    the same with the last trip
     between        all transfers, minus the first fills and last drains
     tiles that change where loop i advances, but no loop above position a does:
@@ -66,8 +66,8 @@ PortCycles = dict[tuple[int, str], list[Number]]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The periods of a level: one per counted iteration of the temporal loops above position `above`. All
-    trips of the loops below belong to the same period.
+    """The periods of a level: one per counted iteration of the temporal loops above position `above`.
+    All trips of the loops below belong to the same period.
     """
 
     trips_counted: TripsCounted  # per loop (spans.py)
@@ -79,11 +79,11 @@ class Step:
     """A link with the levels of its ends."""
 
     link: Link
-    parent: int  # number of the parent's level
-    child: int  # number of the child's level; the number of levels for compute
+    parent: int  # index of the parent's level
+    child: int  # index of the child's level; the number of levels for compute
     output: bool
     skips: bool  # the link is that of an output whose first reads the parent skips
-    window: int  # number of the loop that the child's tile slides along, or -1
+    window: int  # index (in `Sums.loops`) of the loop that the child's tile slides along, or -1
 
 
 @dataclass(slots=True)
@@ -257,8 +257,8 @@ def _busiest(work: PortCycles) -> Number:
 
 
 def _edge_traffic(c: Clock, s: Step, kind: Traffic, span: Span, b: int) -> PortCycles:
-    """Returns the fills of tiles that start (way: drain, the drains of tiles that end) at the start (end) of
-    an iteration of the loops above position b.
+    """Returns the fills of tiles that start at the start of an iteration of the loops above position b; of
+    kind "drain", the drains of tiles that end at its end.
     """
     only = AND_LAST if kind == "drain" else AND_FIRST
     end = max(s.link.rests_at, span.above)
@@ -319,7 +319,7 @@ def _changes(
     c: Clock, span: Span, above: int | None, below: int, steps: Sequence[Step], kind: Traffic
 ) -> PortCycles:
     """Returns the fills, or drains, of tiles that change where a loop at positions above..below-1 advances
-    and no loop further out does. above None: also at the start or end of everything.
+    and no loop further out does. above None: also the fills at the very start, or drains at the very end.
     """
     at = _total(_edge_traffic(c, s, kind, span, below) for s in steps)
     return at if above is None else _minus(at, _total(_edge_traffic(c, s, kind, span, above) for s in steps))
@@ -361,7 +361,7 @@ def _level(c: Clock, v: int, span: Span) -> PortTimes:
 
 def _edge_time(c: Clock, nodes: Sequence[Step], kind: Traffic, span: Span) -> Number:
     """Returns the time of first fills, or last drains. Nodes that change together transfer in parallel; tiles
-    that rest above `begun` change in some periods only.
+    that rest above the position at which periods begin change in some periods only.
     """
     edges = [*sorted({s.link.rests_at for s in nodes if s.link.rests_at < span.above}), span.above]
     found: Number = 0.0
@@ -392,7 +392,10 @@ def _exchanges(c: Clock, nodes: Sequence[Step], span: Span) -> Number:
 
 
 def _exchange(nodes: Sequence[Step], work: Callable[[Sequence[Step], Traffic], PortCycles]) -> Number:
-    """Returns `exchange_cycles` of nodes that change together. work: the transfers one way of some of them"""
+    """Returns `exchange_cycles` of nodes that change together.
+
+    work: returns the fills, or the drains, of some of these nodes
+    """
     outputs = [s for s in nodes if s.output]
     drains = work(outputs, "drain")
     return exchange_cycles(

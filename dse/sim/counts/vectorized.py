@@ -39,20 +39,21 @@ from workloads.einsum import Einsum, Projection
 BLOCK = 4096  # mappings per block, so that their counts stay in the cache
 # rank -> tile sizes of its loops, outermost first, per option
 TileOptions = Dict[str, Sequence[Sequence[int]]]
-PeIndices = tuple[tuple[int, int], ...]  # (number of the spatial loop, PE along it)
+PeIndices = tuple[tuple[int, int], ...]  # (index of the spatial loop, PE along it)
 
 
 @dataclass(slots=True)
 class Tables:
-    """A nest compiled for one einsum, machine and set of options. Amounts and refills are products of
-    factors.
+    """A nest compiled for one einsum, machine and set of options. Sizes and refills are sums of
+    products of factors.
     """
 
     formulas: Sums
     options: TileOptions
     instances: list[dict[int, int]]  # instances that may be the busiest in some of the mappings
     nodes: tuple[str, ...]  # level of every storage node
-    sizes: list[list[tuple[Term, int]]]  # per node, amounts that it holds: (number, rounded up; bits of each)
+    # per node, what it holds: (number of items, rounded up; bits of each)
+    sizes: list[list[tuple[Term, int]]]
     refills: list[list[Term]]  # per node, how often it is filled
     # values of a factor over the options of its ranks, and (rank, step) of each rank; filled on demand
     memo: dict[tuple[Factor, PeIndices], tuple[Floats, list[tuple[int, int]]]] = field(default_factory=dict)

@@ -86,7 +86,7 @@ def links(
 
 def _reach(m: Mesh, p: Projection, output: bool) -> Reach:
     """Returns a function that gives the links to all PEs at some positions of the stacks that move a tensor,
-    for all positions of the other stacks. Along a dimension without multicast (or spatial reduction), each
+    at every position of the other stacks. Along a dimension without multicast (or spatial reduction), each
     PE is reached by a path of its own.
     """
     shared = m.f.reduce if output else m.f.multicast
@@ -192,8 +192,8 @@ def _places(
 
 def _first(g: Program, p: Projection, v: int, m: Mesh, reach: Reach) -> float:
     """Returns words times links of partial sums that a buffer meets for the first time, which need not be
-    fetched (compare boxes.first_reads). No two buffers along stacks that move the result have one in
-    common.
+    fetched (compare boxes.first_reads). No two buffers along stacks that move the result have a
+    partial sum in common.
     """
     orders = [_joint(g, p, d, v, m) for d in p.dims]
     counts: list[Counter[tuple[int, ...]]] = []
@@ -245,5 +245,5 @@ def crossing(g: Program, f: Fanout, arch: Arch) -> Iterator[tuple[Projection, in
         if order.index(g.levels[at[-1]]) < f.outside:
             raise ValueError(
                 f"directives of {g.e.name}: compute takes tensor{{{p.tensor}}} through {f.name}, "
-                "whose links are not counted so; hold it inside"
+                "whose links are counted between levels only; hold it at a level inside"
             )

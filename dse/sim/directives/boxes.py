@@ -10,8 +10,8 @@ update of a level further out advances.
 
 A step moves one rank, and a rank occurs in at most one dimension of a tensor. So boxes, and intersections of
 boxes, are products of intervals; sums over all buffers and iterations are products of sums per dimension.
-Elements that several buffers request at once form a union: all elements of the new boxes, except those that
-every buffer which has them now had before. This exception is a product over dimensions, too.
+Elements that several buffers request at once count once: the union of the new boxes, without each element
+that all buffers whose new box has it held before. The elements left out are a product over dimensions, too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ StackRule = Callable[["Turn"], int]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A step with its number of trips."""
+    """A step of the directives (a stack or an update), as a loop with its number of trips."""
 
     level: int  # index in Program.levels
     rank: str  # "": moves nothing
@@ -129,8 +129,8 @@ def program(layer: Layer, e: Einsum, arch: Arch) -> Program:
         ]
         if steps and not v:
             raise ValueError(
-                f"{where}, {b.level}: steps at the outermost level move what nobody brings; write "
-                "them one level further in"
+                f"{where}, {b.level}: no level further out brings what steps of the outermost level move; "
+                "write them one level further in"
             )
         known = {i: step.repl for i, (_, step, _) in enumerate(steps) if step.repl}
         for i in sorted(range(len(steps)), key=lambda i: max([n for _, n in steps[i][1].moves], default=0)):
@@ -153,7 +153,8 @@ def program(layer: Layer, e: Einsum, arch: Arch) -> Program:
         g = replace(g, turns=tuple(turns))
     if twice := [turn for turn in turns if turn.trips > 1 and turns.count(turn) > 1]:
         raise ValueError(
-            f"{where}, {g.levels[twice[0].level]}: a step of {shift_text(twice[0].moves)} stands twice"
+            f"{where}, {g.levels[twice[0].level]}: a step of {shift_text(twice[0].moves)} stands "
+            "twice; leave one out"
         )
     _fits(g, arch, where)
     owners(g)
@@ -369,8 +370,8 @@ def _places_of(
     steps: Callable[[Turn], list[tuple[int, int]]],
     stack_rule: StackRule,
 ) -> tuple[int, int]:
-    """Returns the number of indices of a dimension in the boxes after a step, and how many of them every
-    buffer that has them now had before.
+    """Returns the number of indices of a dimension in the boxes after a step, and how many of these were held
+    before by every buffer whose box has them now.
     """
     turns = moving(g, p, d, v)
     alone, joint = (
@@ -444,8 +445,8 @@ def owners(g: Program) -> dict[str, dict[tuple[int, ...], int]]:
                 done[low:high] = b"\1" * (high - low)
         if (gap := done.find(0)) >= 0:
             raise ValueError(
-                f"directives of {g.e.name}: what stands at {rank} = {gap} comes to no buffer together with "
-                "all that it is multiplied with; smaller steps, more buffers or larger tensors bring it"
+                f"directives of {g.e.name}: what stands at {rank} = {gap} comes to no buffer together "
+                "with all that it is multiplied with; take smaller steps, more buffers or larger tensors"
             )
         found[rank] = share
     return found
@@ -476,9 +477,9 @@ def _tiles(g: Program, v: int) -> dict[str, int]:
         rest = n - 1 - sum(c * (found[rank] - 1) for rank, c in d.terms if rank in found)
         if rest < 0 or len(free) > 1:
             why = (
-                f"where the other tensors ask for {n - rest}"
+                f"but the other tensors need {n - rest}; make it larger"
                 if rest < 0
-                else "from which no tensor beside it says how much of each rank is meant"
+                else "a sum of ranks, and no other tensor there says how much of each; give it one that does"
             )
             raise ValueError(
                 f"directives of {g.e.name}, {g.levels[v]}: tensor{{{p.tensor}}} has {index(d)}={n}, {why}"
@@ -588,8 +589,8 @@ def _tally(g: Program, arch: Arch, buffer: Mapping[Turn, int] | None) -> dict[Ke
 def products(
     g: Program, share: Mapping[str, Mapping[tuple[int, ...], int]], stack_rule: StackRule
 ) -> tuple[int, int]:
-    """Returns the products that the counted buffers compute, and the number of results that each of them adds
-    to, summed.
+    """Returns the products that the counted buffers compute, and the sum, over these buffers,
+    of the results that each adds to.
 
     share: rank -> values per position in its stacks (`owners`)
     """

@@ -110,8 +110,8 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
     if arch.models_layout() or any(f.systolic for f in arch.fanouts):
         what = "lines, rows or banks" if arch.models_layout() else "the ramp of a systolic array"
         raise ValueError(
-            f'{where}: {what} of {arch.name} are counted of nests only; "{WHOLE}" prices tiles as a '
-            "nest brings them in"
+            f'{where}: {what} of {arch.name} are counted of nests only; begin the file with "{WHOLE}" '
+            "to fetch tiles whole, as a nest does"
         )
     g = boxes.program(layer, e, arch)
     if full := _overfull(g, arch):
@@ -224,8 +224,8 @@ def _ring(g: Program, v: int, one: TensorTile, arch: Arch) -> Ring:
     if at == len(inside) or inside[at].trips % one.shares:
         trips = inside[at].trips if at < len(inside) else 1
         raise ValueError(
-            f"{where}the outermost update below that moves it makes {trips} trips, which are not "
-            "shared out evenly"
+            f"{where}the outermost update further in that moves it makes {trips} trips, which are not shared "
+            f"out evenly by {one.shares} buffers; take tiles that give a multiple of them"
         )
     rank = inside[at].rank
     held = [

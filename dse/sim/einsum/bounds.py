@@ -17,7 +17,7 @@ from dse.sim.counts.terms import direct_elems, nonzero_share, unshared
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
-JOINT = 3  # operands bounded together, at most; each one more doubles the sets in `Needs.common`
+JOINT = 3  # most operands that are bounded together; one more doubles the sets in `Needs.common`
 EXACT = 1 << 53  # 2^53: floats represent every integer below it
 
 
@@ -70,7 +70,8 @@ def words(p: Projection, e: Einsum, word_bits: int) -> float:
     * dense input: elements that are used where all inputs are nonzero
     * dense result: all elements, since zeros are written too
     * compressed tensor: value and column of every nonzero and a pointer per row, in widths of its elements
-    * compressed result: as above without pointers, or touched elements times the share of iterations that
+    * compressed result: as above without pointers, or used elements times the share of iterations that
+      compute, whichever is less
     """
     touched, (nonzero_words, row_words) = used_elems(p, e.extents), p.csr_words(word_bits)
     if p is e.output:
@@ -94,8 +95,8 @@ class Needs:
     operands: tuple[tuple[float, int | None, bool], ...]
     compute_words: tuple[float, ...]  # elements of each tensor that compute accesses
     sharers: tuple[int, ...]  # per tensor, MAC units that may want the same word of it
-    # by set of operands (as a mask): how many of them MAC units along one rank may share at most; empty for
-    # more than JOINT operands
+    # per set of operands (index: its bit mask): the most of them that MAC units along one rank may share;
+    # empty for more than JOINT operands
     common: tuple[int, ...]
 
 
@@ -132,8 +133,7 @@ def needs(e: Einsum, word_bits: int) -> Needs:
 
 
 def _most_shared(e: Einsum, mask: int, unshared_ranks: Sequence[frozenset[str]]) -> int:
-    """Returns how many operands of a set (bits of `mask`) MAC units side by side on one rank may share at
-    most.
+    """Returns the most operands of a set (bits of `mask`) that MAC units along one rank may share.
 
     unshared_ranks: per operand, the ranks along which they share nothing (`unshared`)
     """
@@ -181,7 +181,7 @@ def _below(arch: Arch, v: int, write: bool) -> tuple[int, int]:
 def lower_bound(n: Needs, r: Rates) -> tuple[float, float]:
     """Returns energy in pJ and latency in cycles that no mapping beats.
 
-    Energy is the sum of operations, each element once at the outermost level, compute's accesses at the
+    Energy is the sum of operations, each used element once at the outermost level, compute's accesses at the
     cheapest levels, and leakage.
     """
     cycles = _cycles(n, r)
@@ -208,8 +208,8 @@ def lower_bound(n: Needs, r: Rates) -> tuple[float, float]:
     return total + r.leak_mw * cycles / arch.clock_ghz, cycles
 
 
-# (MAC units below, how many of them may share an access, pJ if none shared, pJ of it that is charged
-# already at the outermost level) at the outermost level)
+# one operand at one level: (MAC units below, how many of them may share an access, pJ if none shared, pJ that
+# the compulsory access to the outermost level charges already)
 Place = tuple[int, int, float, float]
 
 

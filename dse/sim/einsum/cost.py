@@ -62,7 +62,8 @@ def price(
 
     The latency is the largest busy time of a component; with `overlap: buffered`, latency.py adds stalls.
     timed: the nest whose stalls count; None: none do
-    begun: loops above this position are shared with other einsums, which run between two of their iterations
+    begun: loops above this position are shared with other einsums, which run between two of their
+        iterations
     """
     own, times = ports(rows, e, arch, timed, begun)
     components = [*zip((level.name for level in arch.levels), own.levels, strict=True), ("MAC", own.steps)]

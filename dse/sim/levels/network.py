@@ -9,9 +9,9 @@ tree:
 Sums that are reduced on the way take the same tree inwards.
 
 PEs that want the same words occupy some positions in each dimension of the mesh; all pairs of these positions
-want them. Where PEs have unequal shares (the last ones less, or nothing), groups are counted one by one, each
-as the einsum of its share. Where hops have a price, two kinds of nest are refused: nests that cut windows
-over a mesh, and nests in which shares differ from round to round.
+want them. Where PEs have unequal shares of a rank (the last ones less, or nothing), such groups of PEs are
+counted one by one, each as the einsum of its share. Where hops have a price, two kinds of nest are refused:
+nests that cut windows over a mesh, and nests in which shares differ from round to round.
 """
 
 from __future__ import annotations
@@ -154,16 +154,15 @@ class Group:
 
     rows: tuple[int, ...]
     columns: tuple[int, ...]
-    at: tuple[int, ...]  # per cut, the trip that these PEs have; 0 where `own` is False
+    at: tuple[int, ...]  # per cut, the trip that these PEs work on; 0 where `distinct` is False
     distinct: tuple[bool, ...]  # per cut, whether PEs along it want different words
 
 
 def groups(loops: Sequence[Cut], distinct: Sequence[bool], first: Place) -> list[Group]:
     """Returns the groups of PEs that want the same words.
 
-    distinct: per cut, whether PEs along it want different words: the tensor has its rank, or nothing is
-    shared
-        along its dimension
+    distinct: per cut, whether PEs along it want different words: the tensor has its rank, or PEs share no
+        access along its dimension
     first: position of the first PE
     """
     found = []
@@ -219,7 +218,7 @@ def _produced(p: Projection, d: Dim, share: dict[str, Span], pipeline_tile: dict
 
 
 def _share(loops: Sequence[Cut], at: Sequence[int]) -> dict[str, Span] | None:
-    """Returns what a PE has of each rank that is cut; None: nothing is left for it.
+    """Returns the indices that a PE has of each rank that is cut; None: nothing is left for it.
 
     at: the PE's trip of each cut
     """
@@ -380,9 +379,9 @@ def _uneven_links(
 ) -> float:
     """Returns the sum of words times links where shares are unequal.
 
-    A group receives as many words as one PE receives in the einsum of its share alone (`_alone`). This holds
-    only if PEs fetch in equal numbers of rounds: loops over ranks that the tensor lacks, along which PEs
-    share, must not stand between the PEs and the tile. Raises ValueError otherwise.
+    A group receives as many words as one PE receives in the einsum of its share alone (`_alone`). This
+    holds only if PEs fetch in equal numbers of rounds: no loop over a rank that the tensor lacks, and along
+    which PEs share, may stand between the PEs and the tile. Raises ValueError otherwise.
     """
     p, rows_columns = one.tensor, _spans(f)
     if between := _between(mapping, e, f):

@@ -4,14 +4,14 @@ Networks).
 Without sharing, PEs that work on the same tile hold a copy each. With sharing, each of the M PEs of a ring
 holds 1 / M of the tile, cut over the rank of the first loop below that moves it (the rotating loop). PE i
 begins that loop with part i, continues with part i + 1, and so on round the ring. The parts move the other
-way, one PE at a time: M - 1 steps per pass through the tile. The trips of the loops between make the number
-of passes.
+way, one PE at a time: M - 1 steps per pass through the tile. The number of passes is the product of the trips
+of the loops between the tile's node and the rotating loop.
 
     before: a PE holds F words, and is filled with F of them
     after:  F / M; of each pass (M - 1) / M * F words come from the next PE of the ring
 
-PEs therefore run the rotating loop in different orders. No other count changes, as long as accesses that PEs
-share stand outside of that loop. Source: Gao et al., TETRIS and Tangram (nn_dataflow); KAPLA's `shr`.
+PEs therefore run the rotating loop in different orders. No other count changes, as long as PEs share accesses
+only outside of that loop. Source: Gao et al., TETRIS and Tangram (nn_dataflow); KAPLA's `shr`.
 """
 
 from __future__ import annotations
@@ -166,7 +166,9 @@ def _between(nest: Mapping, rest: int, turned: int) -> list[int]:
 
 
 def _trips(nest: Mapping, e: Einsum) -> tuple[dict[int, int], set[int]]:
-    """Returns the trips of each loop, by position, and the loops whose trips differ between tiles."""
+    """Returns the trips of each loop, by position, and the positions of loops whose trips differ between
+    tiles.
+    """
     left, trips, uneven, ragged = e.sizes(), dict[int, int](), set[str](), set[int]()
     for i, node in enumerate(nest.nodes):
         if isinstance(node, Loop):
@@ -222,7 +224,9 @@ def with_rotation(rows: dict[Key, Elems], nest: Mapping, e: Einsum, arch: Arch) 
 
 
 def parts(held: Sequence[Footprint], nest: Mapping, e: Einsum, arch: Arch) -> Iterator[Footprint]:
-    """Yields footprints with shared tiles: each PE holds a part, which is exchanged."""
+    """Yields the footprints with each tile that rotates replaced by the part that one PE holds. Parts are
+    exchanged, so they count as refilled.
+    """
     pes = {(ring.rotated.level, ring.rotated.tensor): ring.pes for ring in rings(nest, e, arch)}
     for row in held:
         n = pes.get((row.level, row.tensor), 1)

@@ -1,10 +1,10 @@
 """What layouts cost at levels that describe lines, rows or banks (hw/arch.py: Access), by counting the boxes
 that a nest requests (docs/model.md, Layouts).
 
-A box is the union of the tiles of all PEs at the tensor's next node, which are requested from a level at
-once. One transfer serves one box. At the outermost level a tensor is stored whole, in the layout of its
-stored shape. Further inside, a tile is stored by itself, in the layout of the tile's shape. Each tensor has
-its own banks. Levels without a description have no transfers.
+A box is what all PEs request from a level at once: the union of their tiles at the tensor's next node. One
+transfer serves one box. At the outermost level a tensor is stored whole, in the layout of its stored shape.
+Further inside, a tile is stored by itself, in the layout of the tile's shape. Each tensor has its own banks.
+Levels that describe none of these have no transfers.
 
 Longer than most files: boxes, their number and their order are defined once, for lines, rows and banks.
 """
@@ -34,10 +34,11 @@ from hw.arch import Access, Arch, Level
 from workloads.arrays import Ints
 from workloads.einsum import Dim, Einsum, Projection
 
-LISTED = 1 << 20  # elements whose addresses are listed at most; lists are needed where a cut divides no digit
+# most elements whose addresses are listed one by one, where a line, row or bank ends inside of a digit
+LISTED = 1 << 20
 NONE = Span(0, 0, 0)  # no rows opened
-NO_LOOP = -1  # a position below that of any loop: no window slides
-NEVER = 1 << 30  # a position above that of any loop: no loops are united into one box
+NO_LOOP = -1  # less than the position of any loop: no window slides
+NEVER = 1 << 30  # more than the position of any loop: no loops are united into one box
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,8 @@ def of_layout(c: Counted, link: Link, arch: Arch, layout: Layout) -> dict[Key, T
 
 
 def slow_levels(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, Transfer]) -> Arch:
-    """Returns the machine with described levels as slow as layouts make them: bandwidth is scaled by busy
-    cycles of the port without and with the layouts' costs.
+    """Returns the machine with described levels as slow as layouts make them: bandwidth is multiplied by
+    the port's busy cycles without the layouts' costs and divided by those with them.
 
     moved: transfers by (level, tensor, action)
     """
@@ -193,14 +194,14 @@ def layout_of(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> Layout:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One link of a nest on a machine, and how its boxes come about."""
+    """One link of a nest on a machine, and what its boxes depend on."""
 
     link: Link
     e: Einsum
     home: bool  # the parent is the outermost level, where the whole tensor is laid out
     loops: tuple[tuple[int, Loop], ...]  # (position, loop) of the loops above the child
-    # the loop below the child that its window slides along; a transfer then is the part of the window that is
-    # new
+    # the loop below the child that its window slides along, if any; a transfer is then the part of the window
+    # that the trip before did not have
     sliding: tuple[tuple[int, Loop], ...]
     shared: frozenset[str]  # fan-out dimensions whose PEs share an access
     bits: int  # per element
@@ -246,8 +247,8 @@ def _loops(mapping: Mapping, begin: int, end: int) -> tuple[tuple[int, Loop], ..
 
 
 def _visits(r: Route, united: int, first: bool = False) -> int:
-    """Returns how often a box is requested: trips of the loops above position `united` over ranks that the
-    tensor lacks. PEs that share an access count once.
+    """Returns how often a box is requested: the product of the trips of loops outside of position
+    `united` over ranks that the tensor lacks. PEs that share an access count once.
 
     first: only the first trips of temporal loops count
     """
@@ -337,8 +338,10 @@ def _at_most(span: Span) -> Span:
 
 
 def _in_units(own: Layout, bits: int, a: Access) -> tuple[Layout, layouts.Memory, int]:
-    """Returns the layout in units of bits that divide lines, rows and interleaved blocks; the memory in these
-    units; and the bits of a unit.
+    """Returns the layout in units, the largest parts of an element of which lines, rows and interleaved
+    blocks are multiples; the memory in these units; and the bits of a unit.
+
+    bits: per element
     """
     sizes = [
         n
@@ -372,12 +375,12 @@ def _rows_opened(r: Route, c: layouts.Cuts, copies: bool, visits: int, skipped: 
     """Returns the rows opened by all boxes in the order of time, as a span (estimate, lower limit, upper
     limit).
 
-    Upper limit: every box opens its rows alone. If the union of the boxes that inner loops ask for never has
-    two rows of one bank, rows stay open, and the union counts once.
-    Lower limit: the rows of all boxes united.
+    Upper limit: every box opens its rows alone. If the union of the boxes of inner loops never has two
+    rows of one bank, its rows stay open, and the union counts once.
+    Lower limit: the rows of the union of all boxes.
     If the two differ, the boxes are listed one by one, if they are few enough (`_box_by_box`).
     """
-    # loops from here on find the same stored data
+    # the stored data stay the same from position `first` on
     first = 0 if r.home else r.link.parent_at
     loops = sorted({first, *(i for i, loop in r.loops if not loop.over and i >= first)})
     best, lo = alone.activations, 0.0
@@ -456,8 +459,8 @@ def _box_by_box(r: Route, c: layouts.Cuts, copies: bool, skipped: bool) -> int |
 
 
 def _order(of: Dict[str, Places], seen: frozenset[str], skipped: bool) -> dict[str, Ints]:
-    """Returns, for every rank, the index of its place for each box in the order of time. PEs that share no
-    access ask for the same box one after the other.
+    """Returns, per rank, the index of its place (`Places`) for each box, with boxes in the order of
+    time. PEs that share no access request the same box one after the other.
 
     seen: the tensor's ranks
     skipped: True leaves out boxes of the first trips of all loops over other ranks
@@ -478,8 +481,8 @@ def _order(of: Dict[str, Places], seen: frozenset[str], skipped: bool) -> dict[s
 
 
 def _boxes(r: Route, layout: Layout, united: int, copies: bool) -> list[list[Rows]]:
-    """Returns, per stored dimension, the values that boxes ask for, and how often each occurs. Loops from
-    position `united` on are united into one box.
+    """Returns, per stored dimension, the sets of values that boxes request, and how often each occurs. Loops
+    from position `united` on are united into one box.
     """
     sizes = r.e.sizes()
     by_dim = [
@@ -509,7 +512,9 @@ def _boxes(r: Route, layout: Layout, united: int, copies: bool) -> list[list[Row
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The tiles of one rank at the child, for n places: combinations of trips of temporal loops."""
+    """The tiles of one rank at the child, at n places. A place is one combination of trips of temporal
+    loops.
+    """
 
     low: Ints  # [n, PEs] first index of each PE's tile
     size: Ints  # [n, PEs] size of each PE's tile; below 1: the PE idles
@@ -518,8 +523,8 @@ class Places:
 
 
 def _positions(r: Route, rank: str, extent: int, united: int, once: frozenset[str] = frozenset()) -> Places:
-    """Returns the places of one rank: at home, indices of the whole tensor; elsewhere, indices from the
-    corner of the parent's tile, for each size that it has.
+    """Returns the tiles of one rank. At the outermost level, indices count from the first of the whole
+    tensor; further inside, from the first of the parent's tile, for each size that this tile has.
 
     united: loops from this position on are united into one box
     once: fan-out dimensions along which only the first PE counts, which has the largest tile
@@ -556,11 +561,11 @@ def _positions(r: Route, rank: str, extent: int, united: int, once: frozenset[st
 
 @dataclass(frozen=True, slots=True)
 class Hulls:
-    """What boxes ask for of one dimension."""
+    """The sets of indices of one dimension that boxes request."""
 
     spans: list[Spans]  # different sets of indices
-    which: Ints  # for every combination of places of its ranks, the index in `spans`
-    occurrences: list[int]  # how often each occurs
+    which: Ints  # per combination of places of the ranks, the index in `spans`
+    occurrences: list[int]  # how often each set occurs
 
 
 def _hulls(d: Dim, ranks: Sequence[Places], home: bool, slide: int) -> Hulls:
@@ -592,7 +597,7 @@ def _hulls(d: Dim, ranks: Sequence[Places], home: bool, slide: int) -> Hulls:
 
 
 def _spans(d: Dim, ranks: Sequence[Places], home: bool, slide: int) -> dict[Spans, int]:
-    """Returns the indices of one dimension that boxes ask for, and how often."""
+    """Returns the sets of indices of one dimension that boxes request, and how often each occurs."""
     hulls, found = _hulls(d, ranks, home, slide), dict[Spans, int]()
     for spans, n in zip(hulls.spans, hulls.occurrences, strict=True):
         found[spans] = found.get(spans, 0) + n

@@ -83,8 +83,8 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
 
 
 def _layout_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -> Iterator[str]:
-    """Yields makers and readers that see a tensor in different layouts, which only a copy can change. An
-    einsum that sees the tensor in another shape needs it, or a copy of it, row-major.
+    """Yields makers and readers that see a tensor in different layouts, which only a copy can change.
+    An einsum that sees the tensor in another shape needs the tensor, or a copy of it, row-major.
     """
     nests = {branch.einsum: branch.mapping for segment in schedule.segments for branch in segment.branches}
     carried = {name: result for result, name in workload.loop_state}
@@ -114,13 +114,12 @@ def _layout_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph)
                         f"layout {level} {tensor}: {maker.name} writes "
                         f"{_layout_text(nests[maker.name], tensor, level)}, {e.name} reads "
                         f"{_layout_text(nests[e.name], p.tensor, level)}; "
-                        f"{'row-major is what another shape needs' if view else 'give both the same'}, or a "
-                        "copy"
+                        f"{'make both row-major' if view else 'give both the same'}, or add a copy"
                     )
 
 
 def _layout(mapping: Mapping, p: Projection, level: str) -> Layout | None:
-    """Returns the layout that a nest gives a tensor at a level, with uniform names of dimensions; None:
+    """Returns the layout that a nest gives a tensor at a level, with dimensions named by their index; None:
     row-major.
     """
     text = next((one.text for one in mapping.layouts if (one.level, one.tensor) == (level, p.tensor)), None)
@@ -259,8 +258,8 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
             and one.then[0][0] == min(g.readers[one.tensor], key=g.at.__getitem__)
         ):
             yield (
-                f"{line}: {one.then[0][0]} brings it in, and {one.share} is what is retained then; leave "
-                "one of both out"
+                f"{line}: {one.then[0][0]} brings it in, so both {one.share} and the share after "
+                f"{one.then[0][0]} hold from then on; leave one of them out"
             )
         elif early := _retained_too_soon(one, g):
             yield (
@@ -279,9 +278,9 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
             "",
         ):
             yield (
-                f"{line}: {part} brings it in, but does not read all that later einsums do; store a tile of "
-                "it on the chip there, where zeros keep parts from being read, or retain it after another "
-                "einsum"
+                f"{line}: {part} brings it in, but does not read all that later einsums do; retain it "
+                "after another einsum or, if zeros of another input are why, store a tile of it on chip in "
+                f"{part}"
             )
         elif is_sliced(one.level, arch) and (
             any(segment.pipelined for segment in schedule.segments)
@@ -289,7 +288,7 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
         ):
             yield (
                 f"{line}: {one.level} is inside an array: what lies spread over its PEs is not retained "
-                "beside stages, nor where networks are priced"
+                "beside stages, nor where networks are priced; retain it outside of the array"
             )
         elif one.then and g.at[one.then[-1][0]] == max(g.at[name] for name in g.readers[one.tensor]):
             yield f"{line}: nobody reads it after {one.then[-1][0]}; leave that share out"
@@ -370,7 +369,9 @@ def _region_faults(segment: Segment, arch: Arch) -> Iterator[str]:
                     or ", ".join(name for each in arch.fanouts for name, _ in each.dims)
                     or "none"
                 )
-                yield f"einsum {branch.einsum} on {one.dim}: stages lie on regions of one array; take {there}"
+                yield (
+                    f"einsum {branch.einsum} on {one.dim}: stages lie on regions of one array; take {there}"
+                )
             elif one.first + one.size > sizes[one.dim]:
                 region = f"{one.dim}[{one.first}:{one.first + one.size}]"
                 yield (
@@ -557,8 +558,11 @@ def _chip_faults(
                         f"{p.tensor}"
                     )
             elif not handed and not (schedule.weights == "pinned" and p.tensor in workload.weights):
-                fix = "or say weights pinned" if p.tensor in workload.weights else "nothing brings it there"
-                yield f"{p.tensor} starts at {first} in {e.name}; add store {outermost} {p.tensor}, {fix}"
+                fix = ", or say weights pinned" if p.tensor in workload.weights else ""
+                yield (
+                    f"{p.tensor} starts at {first} in {e.name}, where nothing brings it; add store "
+                    f"{outermost} {p.tensor}{fix}"
+                )
 
 
 def nest_faults(one: Placed) -> Iterator[str]:
@@ -595,7 +599,7 @@ def nest_faults(one: Placed) -> Iterator[str]:
     remote = {row[0] for row in b.remote}
     lines = rotation.faults(whole, e, arch) + [
         f"mapping of {e.name}: share {one.level} {one.tensor}: another stage holds it; what stages read "
-        "from each other is not shared out"
+        "from each other is not shared out; leave the share out"
         for one in whole.shares
         if one.tensor in remote
     ]
@@ -660,8 +664,8 @@ def nest_faults(one: Placed) -> Iterator[str]:
     left = e.sizes() | {node.rank: node.tile for node in b.outer if isinstance(node, Loop)}
     if b.owners and any(spatial[lead:]):
         yield (
-            f"mapping of {e.name}: parfor loops over {', '.join(b.dims)} must stand first, so that it is "
-            f"known which PEs read {b.owners[0][0]} from where"
+            f"mapping of {e.name}: parfor loops over {', '.join(b.dims)} must stand first, so that it "
+            f"is known which PEs read {b.owners[0][0]} from where"
         )
         return
     yield from _hop_faults(whole, one)

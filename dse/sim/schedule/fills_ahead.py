@@ -34,7 +34,7 @@ Ports = dict[tuple[int, str], float]  # (level, port) -> cycles
 
 @dataclass(frozen=True, slots=True)
 class RunningEinsum:
-    """The einsum that runs now, before the one whose fills come ahead."""
+    """What the einsum that runs now leaves free for first fills of the next einsum."""
 
     left: dict[str, int | None]  # free bits by level; None: unbounded
     ready: Collection[str]  # tensors that it makes
@@ -56,7 +56,7 @@ def hidden_cycles(one: Placed, cost: EinsumCost, before: RunningEinsum | None) -
     for v, ports in levels.items():
         key = max(ports, key=lambda port: (ports[port], before.slack[port]))
         wanted[key] = wanted.get(key, 0.0) + ports[key]
-        # first fills of levels outside, during which the port is free
+        # the port is free during first fills of levels further out
         beside[key] = sum(times.first for times in cost.price.times[:v])
         every |= {port: every.get(port, 0.0) + n for port, n in ports.items()}
     both = min(before.idle[key] + cost.latency_cycles - n for key, n in _busy(one, cost).items())

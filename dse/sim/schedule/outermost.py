@@ -1,7 +1,7 @@
 """Capacity of the outermost level, which holds tensors whole (docs/model.md, Capacity).
 
-What an einsum needs there depends on no mapping. For a workload, the tensors that are alive at the same time
-add up:
+The bits that an einsum needs at this level depend on no mapping. For a workload, the tensors that are alive
+at the same time add up:
 * weights: all the time
 * inputs from outside: until their last read
 * tensors that an einsum makes: from then until their last read
@@ -187,8 +187,8 @@ def _tensor_of(tensor: str, workload: Workload) -> str:
 
 
 def mapper(solve: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T | Infeasible]:
-    """Wraps a mapper: checks first that the einsum's tensors fit the outermost level, then calls it on the
-    machine without that limit, which no mapping affects.
+    """Wraps a mapper: checks first that the einsum's tensors fit the outermost level, then calls the mapper
+    on the machine without that limit, since no mapping changes whether they fit.
     """
 
     def asked(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T | Infeasible:
