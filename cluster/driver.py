@@ -464,7 +464,7 @@ def _repeated(run: Run) -> list[int]:
 
 def _same_keys(run: Run, machines: pa.Table) -> None:
     """Checks that rows belong to this study: each machine must have the key that the study gives it. Of many
-    rows SAMPLED are checked. Raises StoreFault.
+    rows `SAMPLED` are checked. Raises StoreFault.
     """
     chosen = np.unique(
         np.linspace(0, machines.num_rows - 1, min(SAMPLED, machines.num_rows)).astype(np.int64)

@@ -316,7 +316,7 @@ def loopback() -> Iterator[None]:
     even if it is not wanted (include_dashboard=False), and asks for the cloud's metadata (169.254.169.254)
     even if usage reports are off. Both are patched here.
     """
-    enabled = ray_constants.ENABLE_RAY_CLUSTER  # read from INNER when ray was imported
+    enabled = ray_constants.ENABLE_RAY_CLUSTER  # read from `INNER` when ray was imported
     dashboard = services.start_api_server
     with restore_environment((INNER,)):
         try:
@@ -467,7 +467,7 @@ def over_ray(
 
 
 def _grow(pool: Pool) -> None:
-    """Starts actors up to the wanted number, at most WAVE at a time. Nodes that join later raise the
+    """Starts actors up to the wanted number, at most `WAVE` at a time. Nodes that join later raise the
     number.
     """
     now = time.monotonic()

@@ -444,7 +444,7 @@ def _write_part(store: Store, table: str, name: str, tables: Iterable[pa.Table])
 
 def _write_rows(out: Any, table: str, tables: Iterable[pa.Table], place: Mapping[bytes, bytes]) -> int:
     """Writes the rows of several tables as one Parquet file with full row groups. Returns how many rows. Of
-    rows with the same key in SHARED one is written. place: metadata that identifies the file.
+    rows with the same key in `SHARED` one is written. place: metadata that identifies the file.
     """
     writer: pq.ParquetWriter | None = None
     rows = 0

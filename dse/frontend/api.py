@@ -453,7 +453,7 @@ def residency(workload: str, machine: str, *, method: str = "corrected", **sets:
 
 def _schedule_words(arch: Arch, workload: Workload, options: SolverOptions) -> float:
     """Returns the words that the schedule of `solver.schedule = residency` moves; 0.0 where its search would
-    take long (SOON) or does not apply.
+    take long (`SOON`) or does not apply.
     """
     if (
         arch.layout_sensitive()

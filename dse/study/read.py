@@ -521,7 +521,7 @@ def _unknown(text: str, over: Space, names: Sequence[str] | None) -> str:
 
 def _check_met(over: Space, found: Constraints, faults: Faults) -> bool:
     """False, with a fault, if no machine meets the static constraints. Each constraint is checked by itself
-    over the axes that it names; then all together, if the space has fewer than 2 x TRIED machines.
+    over the axes that it names; then all together, if the space has fewer than 2 x `TRIED` machines.
     """
     sides = [(Constraints((c,)), _slice(over, c)) for c in found.static]
     for asked, tried in (*sides, (found, range(0, over.size, max(1, over.size // TRIED)))):
@@ -550,7 +550,7 @@ def _none_meets(over: Space, asked: Constraints, tried: Sequence[int]) -> bool:
 
 def _slice(over: Space, one: Constraint) -> Sequence[int]:
     """Returns one machine per combination of values on the axes that a constraint names; () if it names
-    anything else, or there are more than TRIED.
+    anything else, or there are more than `TRIED`.
     """
     lengths = [len(axis.values) if axis.key in one.names else 1 for axis in over.axes]
     if not one.names <= {axis.key for axis in over.axes} or prod(lengths) > TRIED:

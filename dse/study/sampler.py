@@ -53,8 +53,8 @@ class Search:
 
     method: Literal["exhaustive", "random", "qmc", "nsga2", "nsga3", "tpe"] = "exhaustive"
     seed: Annotated[int, Field(ge=0)] = 0
-    # machines per generation; 0: 256 for methods that do not learn, GROWN with prune, 16 for nsga2 and nsga3,
-    # 4 for tpe
+    # machines per generation; 0: 256 for methods that do not learn (with prune: `GROWN`), 16 for nsga2 and
+    # nsga3, 4 for tpe
     generation: Annotated[int, Field(ge=0)] = 0
     population: Annotated[int, Field(ge=2)] = 24  # of nsga2 and nsga3
     startup: Annotated[int, Field(ge=2)] = 16  # trials before tpe learns
@@ -191,7 +191,8 @@ def machine_at(grid: Grid, positions: Sequence[int]) -> int:
 
 
 def permutation(size: int, seed: int, positions: Ints) -> Ints:
-    """Returns the images of `positions` (each < size <= LARGEST) under a seeded permutation of 0..size-1.
+    """Returns the images of `positions` (each < size <= `LARGEST`) under a seeded permutation of
+    0..size-1.
 
     A Feistel network on the smallest even number of bits that holds size, applied again until the result is <
     size (at most 4 rounds expected). It needs no memory, and any part of the order can be computed by itself.
