@@ -300,11 +300,12 @@ def _proofs(spaces: Sequence[Mappings], sums: Sums, alone: bool) -> list[tuple[f
 
 
 def _choices(own: Table, spaces: Sequence[str], sums: Sums, at: Ints) -> dict[str, pa.Array]:
-    """Returns columns of the table chosen, except machine, schedule and workload: the mapping of each einsum;
+    """Returns columns of the table chosen, without those of its key. They hold the mapping of each einsum;
     `space`, the searched space that is common to most einsums proven optimal; and of einsums with a gap or
     another space: their indices (`places`), gaps and spaces.
 
-    spaces: searched space of each einsum; at: rows of the machines in the batch
+    spaces: searched space of each einsum
+    at: where the machines are in the batch
     """
     first, kind = group_equal_rows(sums.gaps.T > 0)
     whole = []
@@ -332,7 +333,9 @@ def _choices(own: Table, spaces: Sequence[str], sums: Sums, at: Ints) -> dict[st
 
 
 def mappings(block: BatchAnswers, at: Ints) -> list[tuple[EinsumCost, Unique]]:
-    """Returns the distinct mappings that the machines at rows `at` of a batch use, each with its einsum."""
+    """Returns the distinct mappings that machines of a batch use, each with its einsum. at: where they are in
+    the batch.
+    """
     found: dict[str, tuple[EinsumCost, Unique]] = {}
     for own, groups in zip(block.solved_tables(), block.pruner.uniques, strict=False):
         for choice, group in zip(own.choice[:, at] if isinstance(own, Table) else (), groups, strict=False):

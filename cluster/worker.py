@@ -203,7 +203,7 @@ def solve_lease(job: Job, lease: Lease) -> Done:
 
 
 def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
-    """Returns the rows of machines that bounds rule out: a table per generation, computed at once. Machines
+    """Returns the rows of machines that bounds rule out, in one table per generation. Machines
     that fail here fail again in `solve_machine`, which reports the fault.
     """
     found = []
