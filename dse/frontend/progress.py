@@ -76,7 +76,7 @@ class Steps:
         self.begun = self.since = time.monotonic()
 
     def update(self, number: int, weights: Sequence[float], now: str) -> None:
-        """Records that step `number`, which is einsum `now`, begins. weights: cost of all steps, in any unit."""
+        """Records that step `number` begins: einsum `now`. weights: cost of all steps, in any unit."""
         self.now, self.done, self.of, self.since = now, number, len(weights), time.monotonic()
         self.behind, self.whole = sum(weights[:number]), sum(weights)
 
