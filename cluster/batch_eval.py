@@ -1,6 +1,8 @@
-"""Many machines at once that share mappings of einsums that run in turn (`solver.sharing_gap`): from machine
-numbers to columns of the tables machines, points and chosen. The rows equal those of each machine solved
-alone.
+"""Unfused schedules of many machines that share the mappings of their einsums (`solver.sharing_gap`): from
+machine numbers to columns of the tables machines, points and chosen. The rows equal those that
+`BatchAnswers.solution` leads to, machine by machine.
+
+A batch is all machines of a space that are equal in everything but prices, rates and clock.
 """
 
 from __future__ import annotations
@@ -50,17 +52,17 @@ from hw.space import decode
 from workloads.arrays import Floats, Ints
 from workloads.graph import Unique
 
-MAX_MACHINES = 1 << 18  # machines that share mappings, at most
-PART = 1 << 15  # machines that are decoded into columns at a time, which limits the memory that this takes
-BYTES = 200  # memory that the tables of one machine take, about
+MAX_MACHINES = 1 << 18  # machines that share mappings at most: larger batches are split into parts
+PART = 1 << 15  # machines that are decoded into columns at a time, to limit memory
+BYTES = 200  # memory that the tables of one machine take, roughly
 SHARE = 1 / 3  # share of a node's memory that the tables of all its processes may take
 
 
 @dataclass(slots=True)
 class BatchAnswers:
-    """Machines that share mappings, by number, in ascending order. lower_bounds: per workload; tables: the
-    solved mappings per workload, in order, up to the first workload that does not fit (empty: not solved
-    yet).
+    """A batch (or a part of one) of n machines, and its solution. machines: [n] their numbers, ascending;
+    area_mm2: [n]; lower_bounds: per workload; tables: per workload, which mapping each machine uses, up to
+    the first workload that does not fit, whose Infeasible is the last entry ([]: not solved yet).
     """
 
     machines: Ints
@@ -71,7 +73,7 @@ class BatchAnswers:
     tables: list[Table | Infeasible] = field(default_factory=list)
 
     def solved_tables(self) -> list[Table | Infeasible]:
-        """The tables; solved at the first call."""
+        """Returns `tables`; the first call solves them."""
         if not self.tables:
             first, found = dict[str, Unique](), list[Table | Infeasible]()
             each = (outermost.sequential(self.batch.first, workload) for workload in self.pruner.study.loaded)
@@ -91,7 +93,7 @@ class BatchAnswers:
         return self.tables
 
     def place(self, machine: int) -> int:
-        """Row of a machine in `machines`, which is sorted; the machine must be one of them."""
+        """Returns the row of a machine of this batch in its arrays [n]."""
         return int(np.searchsorted(self.machines, machine))
 
     def solution(self, machine: int, workload: int) -> list[Solution] | Infeasible:
@@ -120,6 +122,9 @@ def _table(
     known: Mapping[str, SharedMappings | Infeasible],
     share: float,
 ) -> Table | Infeasible:
+    """Returns the table of one workload. Mappings get the names of its own einsums; Infeasible if one of them
+    has no mapping.
+    """
     each = []
     for group in groups:
         one = known[group.key]
@@ -131,9 +136,9 @@ def _table(
 
 @dataclass(slots=True)
 class BatchIndex:
-    """The machines of a study in cells of those that are alike but for prices, rates and clock, each cell
-    solved when it is asked for. structural_axes: places of the axes that change more than prices, rates and
-    clock (worker.structural_axes); memo: solved cells by name, the one used last at the end.
+    """All batches of a study, made when they are first asked for. structural_axes: indices of the axes that
+    change more of a machine than prices, rates and clock (worker.structural_axes); memo: batches by key
+    (`batches`), the one used last at the end.
     """
 
     pruner: BoundPruner
@@ -141,9 +146,8 @@ class BatchIndex:
     memo: dict[tuple[int, ...], list[BatchAnswers]] = field(default_factory=dict)
 
     def batches(self, machines: Ints) -> tuple[Ints, Ints]:
-        """Which cell each of machines [n] is in, as a number below `cells`, and the name of each cell [cells,
-        k]: its values on the shaping axes, as places, then its part (a cell of more than MAX_MACHINES
-        machines is solved in parts).
+        """Returns (for each of `machines` [n] the number of its batch, from 0; the key of each of these
+        batches [batches, k]: indices of its values on the structural axes, then which part of the batch).
         """
         space, digits = self.pruner.study.space, self.pruner.table.digits(machines)
         rank = np.zeros(len(machines), np.int64)
@@ -155,7 +159,7 @@ class BatchIndex:
         return which, names[first]
 
     def _part(self) -> int:
-        """Machines in a part of a cell: at most MAX_MACHINES, parts as equal as possible."""
+        """Returns how many machines a part of a batch has: at most MAX_MACHINES, as equal as possible."""
         many = self._many()
         return -(-many // -(-many // MAX_MACHINES))
 
@@ -167,8 +171,8 @@ class BatchIndex:
         )
 
     def of(self, machines: Ints) -> Iterator[tuple[BatchAnswers, Ints]]:
-        """Solved blocks that hold some of these machines, each with the places of those; machines that cannot
-        be built are in no block.
+        """Yields the batches that hold some of these machines, each with the indices of these in `machines`.
+        Only lower bounds are computed here. Machines that cannot be built are in no batch.
         """
         which, names = self.batches(machines)
         for i, name in enumerate(map(tuple, names.tolist())):
@@ -194,7 +198,9 @@ class BatchIndex:
         return self.memo[name]
 
     def _in_order_of_numbers(self) -> bool:
-        """Whether the search asks for cells one after the other and never returns to one (no memo needed)."""
+        """True if the search visits batch after batch: machines in ascending order, structural axes slowest.
+        No batch is needed again then, so that the memo holds one only.
+        """
         several = [at for at, axis in enumerate(self.pruner.study.space.axes) if len(axis.values) > 1]
         outermost = [at for at in several if at in self.structural_axes]
         return self.pruner.study.search.method == "exhaustive" and several[: len(outermost)] == outermost
@@ -216,6 +222,7 @@ class BatchIndex:
         some = [self.pruner.table.columns(numbers[at : at + PART]) for at in range(0, len(numbers), PART)]
         numbers = numbers[np.concatenate([built for built, _ in some])]
         columns = joined([own for _, own in some])
+        # structural axes are found from a sample of values: machines may still differ in more than prices
         first, kind = group_equal_rows(columns.shape)
         kinds = (np.flatnonzero(kind == i) for i in range(len(first)))
         return [_batch_answers(numbers[rows], columns.take(rows), self.pruner) for rows in kinds]
@@ -238,8 +245,10 @@ def _batch_answers(machines: Ints, columns: Columns, pruner: BoundPruner) -> Bat
 def columns_of(
     block: BatchAnswers, at: Ints
 ) -> tuple[dict[str, pa.Array], dict[str, pa.Array], list[dict[str, pa.Array]]]:
-    """Columns for some machines of a block in which all workloads fit (at: their places in the block): of the
-    table machines (without generation and source), of points, and of chosen, one set per workload.
+    """Returns columns for m machines of a batch in which all workloads fit: of the table machines (without
+    generation and source), of points, and of chosen, one set per workload.
+
+    at: [m], rows of these machines in the batch
     """
     pruner, study = block.pruner, block.pruner.study
     clock = block.batch.clock_ghz[at]
@@ -270,8 +279,8 @@ def _cost(pj: Floats, cycles: Floats, steady: Floats, clock_ghz: Floats) -> pare
 
 
 def infeasible_columns(block: BatchAnswers, at: Ints) -> dict[str, pa.Array]:
-    """Columns of the table machines (without generation, source and why) for some machines of a block in
-    which a workload does not fit.
+    """Returns columns of the table machines (without generation, source and why) for machines of a batch in
+    which a workload does not fit. at: their rows in the batch.
     """
     clock, floors = block.batch.clock_ghz[at], dict[str, pareto.Cost]()
     for ref, own in zip(block.pruner.study.workloads, block.lower_bounds, strict=True):
@@ -280,8 +289,8 @@ def infeasible_columns(block: BatchAnswers, at: Ints) -> dict[str, pa.Array]:
 
 
 def _proofs(spaces: Sequence[Mappings], sums: Sums, alone: bool) -> list[tuple[float, float, str]]:
-    """optimality_gap, gap_to_bound and certificate of each machine, as evaluate.sequential gives them. alone:
-    the workload is a single einsum.
+    """Returns (optimality_gap, gap_to_bound, certificate) of each machine, as evaluate.sequential gives them.
+    alone: the workload is a single einsum.
     """
     space, over = unfused(spaces, alone), ANY_MAPPING if alone else UNFUSED
     return [
@@ -291,7 +300,13 @@ def _proofs(spaces: Sequence[Mappings], sums: Sums, alone: bool) -> list[tuple[f
 
 
 def _choices(own: Table, spaces: Sequence[str], sums: Sums, at: Ints) -> dict[str, pa.Array]:
-    """Columns of the table chosen, without names: the mapping of each einsum, and what is proven of it."""
+    """Returns columns of the table chosen, without those of its key. They hold the mapping of each einsum;
+    `space`, the searched space that is common to most einsums proven optimal; and of einsums with a gap or
+    another space: their indices (`places`), gaps and spaces.
+
+    spaces: searched space of each einsum
+    at: where the machines are in the batch
+    """
     first, kind = group_equal_rows(sums.gaps.T > 0)
     whole = []
     for left in (sums.gaps.T[first] > 0).tolist():
@@ -318,7 +333,9 @@ def _choices(own: Table, spaces: Sequence[str], sums: Sums, at: Ints) -> dict[st
 
 
 def mappings(block: BatchAnswers, at: Ints) -> list[tuple[EinsumCost, Unique]]:
-    """What some places of a block chose, each mapping once."""
+    """Returns the distinct mappings that machines of a batch use, each with its einsum. at: where they are in
+    the batch.
+    """
     found: dict[str, tuple[EinsumCost, Unique]] = {}
     for own, groups in zip(block.solved_tables(), block.pruner.uniques, strict=False):
         for choice, group in zip(own.choice[:, at] if isinstance(own, Table) else (), groups, strict=False):

@@ -62,7 +62,7 @@ from workloads.arrays import Ints
 
 LEASE_S = 1.0  # seconds of work per lease: the call of an actor costs 1 ms (cluster/pool.py)
 MAX_PER_LEASE = 4096  # machines
-BATCH = 32  # a lease has at least so many machines, where so many differ in prices and rates alone
+BATCH = 32  # machines in a lease at least, where that many differ in prices, rates and clock alone
 SAMPLED = 256  # machines per row group whose keys a resume checks
 COMMIT_S = 5.0  # seconds between commits
 COMMIT_ROWS = 200_000  # a commit comes earlier once so many rows wait in memory
@@ -123,16 +123,16 @@ class Run:
     slots: int = 1  # actors, or 1 in-process
     # axes on which machines must agree to be solved together; None: each is solved by itself
     structural_axes: list[int] | None = None
-    # of generations in order; complete ones that can be recomputed are stored without machines
+    # generations in order; complete ones that can be recomputed are stored without machines
     asks: list[Asks] = field(default_factory=list)
     asked: int = 0  # machines asked for
     violating: int = 0  # machines pruned because they break a constraint that needs no solving
     todo: deque[Ask] = field(default_factory=deque)  # asked for, not dispatched yet
     missing: list[int] = field(default_factory=list)  # per generation: machines that have no row yet
     complete: int = 0  # how many generations are complete, counted from the first one
-    # tables to commit, one mapping per lease
+    # tables that are not committed yet, one mapping (name -> table) per lease
     batches: list[dict[str, pa.Table]] = field(default_factory=list)
-    rows: int = 0  # rows in batches
+    rows: int = 0  # rows in these tables
     events: list[Row] = field(default_factory=list)  # rows of the table events to commit
     notes: list[str] = field(default_factory=list)
     end: str = ""  # why no further generation is asked
@@ -148,7 +148,7 @@ class Run:
     clock: float = 0.0  # time.time() - time.monotonic() at the start, to notice that the clock was set back
     committed: float = 0.0  # time.monotonic() of the last commit
     reported: float = 0.0  # time.monotonic() of the last report
-    last_note: Status | None = None  # the last report
+    last_note: Status | None = None  # as last reported
 
     def seconds(self) -> float:
         """Wall-clock seconds of the run so far, earlier sessions included."""
@@ -217,8 +217,8 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
     """Estimates time, disk and memory of a run from up to PROBES random machines of the space, solved
     in-process.
 
-    Fewer are solved where that takes longer than PROBE_S, or where only some of them share schedules with the
-    first.
+    Fewer are solved if they take longer than PROBE_S, or if machines share mappings or schedules: then only
+    those of one group.
     """
     job, size = job_of(study), study.space.size
     chosen = permutation(size, study.search.seed, np.arange(min(PROBES, size), dtype=np.int64)).tolist()
@@ -237,14 +237,15 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
         solved.append(solve_lease(job, Lease(0, (ask,))))
     points = study.stop.machines
     machines = round(size * kept) if points is None else min(points, round(size * kept))
-    # where machines are priced as arrays, the time of a single one says little: take a full lease
+    # where machines are priced as arrays, the time of a single one says little: solve a full lease
     timed = [_many(job, asks[0].machine)] if job.batches and tables else solved
     probed = max(1, sum(len(done.lease.asks) for done in timed))
     each_s = sum(done.seconds for done in timed) / probed
     rows = sum(table.num_rows for done in timed for table in done.tables.values()) / probed
     feasible = sum(done.tables["machines"]["status"].to_pylist() == ["ok"] for done in solved)
     slots = workers or study.workers or os.cpu_count() or 1
-    times = 1 if job.batches else slots  # of mappings each worker finds a part
+    # shared mappings of a group are found by one worker, shared schedules by every worker
+    times = 1 if job.batches else slots
     probes = f"{len(chosen)}: {len(chosen) - len(may)} pruned, {feasible} solved, "
     probes += f"{len(solved) - feasible} infeasible or failed"
     if len(solved) < len(asks):
@@ -254,7 +255,9 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
     shared: dict[str, Any] = {}
     if tables:
         what, where = ("mappings", "") if job.batches else ("schedules", " in every worker")
-        shared["shared"] = f"{what} of {size // tables} machines each, {tables} times{where}"
+        shared["shared"] = (
+            f"{tables} groups of about {size // tables} machines share {what}, found once{where}"
+        )
         shared["shared_s"] = prepared
     return {
         "machines_in_space": size,
@@ -275,8 +278,8 @@ def _prepare(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int]:
     """Warms up: loads the kernels by solving one machine and, where machines share mappings or schedules,
     finds those of one group.
 
-    Returns the probes that need no more than that, and how many groups the space has (0: machines share
-    nothing).
+    Returns the probes whose machines belong to that group, and how many groups of its size the space has; all
+    probes and 0 if machines share nothing.
     """
     for ask in asks:
         solve_lease(job, Lease(0, (ask,)))
@@ -405,8 +408,8 @@ def _read_back(run: Run) -> None:
         _note(
             run,
             "quarantine",
-            f"{run.store.path}: machine {listed}: rows stand twice, of several runs perhaps; taken "
-            "back, solved again",
+            f"{run.store.path}: machine {listed}: rows stand twice, of several runs perhaps; they are "
+            "removed, and the machines solved again",
         )
     if left or twice:
         run.store = stores.retract(run.store, {*left, *twice})
@@ -431,8 +434,8 @@ def _read_back(run: Run) -> None:
 
 
 def _count_committed(run: Run) -> tuple[Counter[int], Counter[int], list[int]]:
-    """Returns committed machines per generation, those among them that break a constraint that needs no
-    solving, and machines that were left undone.
+    """Returns (committed machines per generation; those of them, per generation, that were pruned by a
+    constraint that needs no solving; machines that a deadline, memory or a lost actor left undone).
     """
     rows, broken, left = Counter[int](), Counter[int](), list[int]()
     for part in stores.batches(
@@ -461,7 +464,7 @@ def _repeated(run: Run) -> list[int]:
 
 def _same_keys(run: Run, machines: pa.Table) -> None:
     """Checks that rows belong to this study: each machine must have the key that the study gives it. Of many
-    rows SAMPLED are checked. Raises StoreFault.
+    rows `SAMPLED` are checked. Raises StoreFault.
     """
     chosen = np.unique(
         np.linspace(0, machines.num_rows - 1, min(SAMPLED, machines.num_rows)).astype(np.int64)
@@ -473,8 +476,8 @@ def _same_keys(run: Run, machines: pa.Table) -> None:
     for machine, key, right in zip(numbers.tolist(), keys, expected, strict=True):
         if key != right:
             raise stores.StoreFault(
-                f"{run.store.path}: machine {machine} has the key {key}, which is none of this study; its "
-                "rows were made by another one, give another --out"
+                f"{run.store.path}: machine {machine} has the key {key}, which is none of this study; the "
+                "rows are of another one, give another --out"
             )
 
 
@@ -484,7 +487,9 @@ def _learn(run: Run, machines: pa.Table, points: pa.Table | None) -> None:
 
 
 def _completed(run: Run) -> int:
-    """Returns how many generations are complete, counted from the first one."""
+    """Closes generations whose machines all have rows. Returns how many are complete, counted from the first
+    one.
+    """
     while run.complete < len(run.missing) and not run.missing[run.complete]:
         run.state.close(run.complete)
         if enumerated(run.job.study.search):
@@ -523,7 +528,7 @@ def _queue(run: Run, asks: Asks, asked: int = 0, broken: int = 0) -> None:
     """Queues the machines of a generation that have no rows yet. Machines that were pruned become rows at
     once.
 
-    asked, broken: where the generation is complete already: how many machines were dispatched, and how many
+    asked, broken: of a generation that is complete already: how many machines were dispatched, and how many
         broke a constraint
     """
     points, number = run.job.study.stop.machines, asks.generation
@@ -586,8 +591,8 @@ def _ready(run: Run) -> int:
 def _lease(run: Run, ready: int) -> Lease:
     """Takes a lease from the queue: about LEASE_S of work.
 
-    It is larger where machines are solved together. It is smaller where every actor would not get two leases
-    from the queue. Until the pace is known it has one machine.
+    It has more machines where these are solved together, fewer if otherwise not every actor could get two
+    leases, and one until the pace is known.
     """
     fair = -(-ready // (2 * run.slots))
     size = max(1, min(fair, int(LEASE_S / run.pace_s) if run.pace_s else 1, MAX_PER_LEASE))
@@ -606,8 +611,8 @@ def _lease(run: Run, ready: int) -> Lease:
 
 @contextmanager
 def _mapper(run: Run, workers: int | None, address: str | None) -> Iterator[Map]:
-    """Yields the map that solves leases: the builtin one in-process, else one over Ray actors. Ray is loaded
-    only then.
+    """Yields the map that solves leases: in-process the builtin one, else one over Ray actors. Only the
+    latter imports Ray.
     """
     if workers == 0:
         yield lambda leases: map(partial(solve_lease, run.job), cast(Iterator[Lease], leases))

@@ -56,8 +56,8 @@ GRACE_S = 30.0  # seconds past the deadlines of a lease's machines, after which 
 RAY_LINES = re.compile(r"^\[[^\]]*\] [\w.]+:\d+: (.+)$", re.M)
 STARVED_S = 300.0  # seconds without a live actor, after which the run stops
 JOIN_S = 40.0  # seconds to join a running cluster; a busy machine takes 20
-# Ray's own limit for joining, in attempts one second apart: where a server refuses, Ray's answer thus comes
-# before JOIN_S are over
+# value and name of the environment variable that limits Ray's attempts to join, one per second: fewer than
+# JOIN_S, so that Ray itself reports why a server refuses
 ATTEMPTS, WAIT = "10", "RAY_gcs_server_port_wait_time_s"
 HEAD_S = (
     15.0  # seconds without an answer from the head, after which the run stops; Ray ends the process at 60
@@ -68,10 +68,10 @@ SAME = (
     "committed is safe"
 )
 OBJECT_STORE_BYTES = 256 << 20
-# ray.init sets these variables for the whole process; a cluster joined later may have no tokens
+# variables that ray.init sets and leaves set for the whole process (see `_own_access`)
 LEAKS = ("RAY_AUTH_MODE", "RAY_CLIENT_MODE", "PYTHONBREAKPOINT")
 LOCAL = ("127.0.0.1", "localhost", "::1")
-# name of a variable; "0": Ray's daemons listen on 127.0.0.1 only, else on every address of the machine
+# an environment variable; "0": Ray's daemons listen on 127.0.0.1 only, else on every address of the machine
 INNER = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
 MARK = ".dse"  # file in the folder of a local cluster, locked while the cluster runs
 ROOT = str(Path(__file__).resolve().parent.parent)
@@ -138,11 +138,11 @@ class Flight:
 
 @dataclass(slots=True)
 class Seat:
-    """One actor. It takes leases while ready_ref is None and rests is 0."""
+    """A place for one actor, whose number and logs go on when the actor dies and is replaced."""
 
     number: int
     actor: Any  # None: it died and is replaced after the rest
-    ready_ref: Any  # outstanding call of `ready`
+    ready_ref: Any  # outstanding call of `ready`; None: it was answered, or the actor rests
     flights: deque[Flight] = field(default_factory=deque)
     rests: float = 0.0  # time.monotonic() before which it is not called again; 0: it does not rest
     failures: int = 0  # in a row; each doubles the rest
@@ -165,7 +165,7 @@ class Pool:
     queue: deque[Lease] = field(default_factory=deque)  # leases to send again
     # leases whose actor died; an actor that has one gets no other lease
     suspects: set[int] = field(default_factory=set)
-    # actors that died while they had a suspect of one machine
+    # number of a suspect that is one machine -> actors that died while they had it
     tries: dict[int, int] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)  # leases whose result was yielded
     copied: set[int] = field(default_factory=set)  # late leases that a second actor solves
@@ -235,8 +235,8 @@ def _start(**given: Any) -> None:
 
 
 def _join(address: str, space: dict[str, Any]) -> None:
-    """Joins a cluster within JOIN_S seconds. Ray itself would wait for minutes where its head is not reached
-    or has no node on this machine. Raises PoolFault with Ray's last message.
+    """Joins a cluster within JOIN_S seconds. Ray itself would wait for minutes if the head cannot be reached,
+    or if the cluster has no node on this machine. Raises PoolFault with Ray's last message.
     """
     said: list[str] = []
     main = threading.current_thread() is threading.main_thread()
@@ -313,10 +313,10 @@ def loopback() -> Iterator[None]:
     """Restricts a cluster that is started in the body to this machine, in both directions.
 
     Ray 2.60 uses `_node_ip_address` as a name only, not as the address to listen on. Its dashboard starts
-    even without pages, and asks for the cloud's metadata (169.254.169.254) even where nothing is reported.
-    Both are patched here.
+    even if it is not wanted (include_dashboard=False), and asks for the cloud's metadata (169.254.169.254)
+    even if usage reports are off. Both are patched here.
     """
-    enabled = ray_constants.ENABLE_RAY_CLUSTER  # read from INNER when ray was imported
+    enabled = ray_constants.ENABLE_RAY_CLUSTER  # read from `INNER` when ray was imported
     dashboard = services.start_api_server
     with restore_environment((INNER,)):
         try:
@@ -345,7 +345,7 @@ def _join_fault(address: str, said: Sequence[str], answered: bool) -> str:
     if answered:
         return (
             f"--address {address}: a server listens there, but does not let this process join{words}; if the "
-            "cluster has a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to it, if it has none, "
+            "cluster has a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to it; if it has none, set "
             "RAY_AUTH_MODE=disabled"
         )
     return (
@@ -361,8 +361,8 @@ def own_folder() -> Iterator[str]:
     """Yields a folder for a cluster's files that no other user can enter (Ray makes its own readable for
     all). Its path is short, because the paths of Unix sockets have at most 107 bytes.
 
-    Folders of killed runs are removed: those of this user whose mark nobody locks. A process number in the
-    name would not be enough, as numbers are reused.
+    Folders of killed runs are removed: those of this user in which no process locks the file `MARK`. A
+    process number in the folder's name would not tell, as numbers are reused.
     """
     top = next(
         (d for d in (tempfile.gettempdir(), "/tmp") if len(d) < 20 and os.access(d, os.W_OK)),
@@ -383,8 +383,8 @@ def own_folder() -> Iterator[str]:
 
 
 def _lock_mark(folder: Path, flags: int) -> int | None:
-    """Locks the mark in a folder. Returns None if the folder is not a private one of this user, or if another
-    process has the lock.
+    """Locks the file `MARK` in a folder. Returns its descriptor; None if the folder is not a private one of
+    this user, or if another process has the lock.
     """
     with suppress(OSError):
         found = folder.lstat()
@@ -467,7 +467,7 @@ def over_ray(
 
 
 def _grow(pool: Pool) -> None:
-    """Starts actors up to the wanted number, at most WAVE at a time. Nodes that join later raise the
+    """Starts actors up to the wanted number, at most `WAVE` at a time. Nodes that join later raise the
     number.
     """
     now = time.monotonic()
@@ -514,8 +514,8 @@ def _dispatch(pool: Pool, leases: Iterator[Lease | None], more: bool) -> bool:
 
 
 def _may_queue(pool: Pool, seat: Seat, depth: int) -> bool:
-    """True if an actor may get one lease more. None is queued behind a suspect; and while a suspect waits,
-    none is queued behind any lease, so that an actor becomes idle for the suspect.
+    """True if an actor may get one lease more. No lease is queued behind a suspect. While a suspect waits, no
+    lease is queued behind any other either, so that an actor becomes idle for the suspect.
     """
     if not seat.live() or len(seat.flights) >= depth:
         return False
@@ -525,8 +525,9 @@ def _may_queue(pool: Pool, seat: Seat, depth: int) -> bool:
 
 
 def _may_go(pool: Pool, seat: Seat, lease: Lease) -> bool:
-    """True if this lease may be sent to this actor. A suspect needs an idle actor. On its last try no other
-    suspect may be in flight: a machine that exhausts the memory of a node also kills the actors beside it.
+    """True if this lease may be sent to this actor. A suspect needs an idle actor. While a suspect is on its
+    last try, no other suspect is in flight: a machine that exhausts the memory of a node also kills the other
+    actors there.
     """
     if lease.number not in pool.suspects:
         return True
@@ -561,7 +562,7 @@ def _late(pool: Pool) -> Lease | None:
 
 
 def _collect(pool: Pool) -> Iterator[Done | None]:
-    """Waits for one answer, then takes all that have arrived. Yields None if there was none."""
+    """Waits 0.5 s for one answer, then takes all that have arrived. Yields None if there is none."""
     asked = {seat.ready_ref: seat for seat in pool.seats if seat.ready_ref is not None}
     flying = {seat.flights[0].ref: seat for seat in pool.seats if seat.flights}
     refs = [*asked, *flying]
@@ -580,6 +581,9 @@ def _collect(pool: Pool) -> Iterator[Done | None]:
 
 
 def _welcome(pool: Pool, seat: Seat) -> None:
+    """Takes the answer of `ready`: the actor gets leases from now on, or rests if the call failed. Raises
+    PoolFault if its node has a fault.
+    """
     try:
         process, node, fault = ray.get(seat.ready_ref, timeout=30)
     except RayError as error:
@@ -623,7 +627,8 @@ def _on_lost(pool: Pool, seat: Seat, error: RayError) -> Iterator[Done]:
     """Puts the leases of a lost actor back into the queue, as suspects.
 
     If it had several leases, nobody knows which one it died of, since answers under way are lost too. If it
-    had one lease, that is split into single machines. A machine that was alone TRIES times is given up.
+    had one lease, that is split into single machines. A lease of one machine that lost TRIES actors is given
+    up.
     """
     back = [flight.lease for flight in seat.flights]
     _rest(pool, seat, error)
@@ -632,6 +637,7 @@ def _on_lost(pool: Pool, seat: Seat, error: RayError) -> Iterator[Done]:
     )
     match back:
         case [lease] if len(lease.asks) > 1:
+            # numbers that no other lease has: negative, with 12 bits for the machine (driver.MAX_PER_LEASE)
             back = [
                 replace(lease, number=-(lease.number << 12) - i, asks=(ask,))
                 for i, ask in enumerate(lease.asks)
@@ -646,8 +652,8 @@ def _on_lost(pool: Pool, seat: Seat, error: RayError) -> Iterator[Done]:
 
 
 def _overdue(pool: Pool) -> Iterator[Done]:
-    """Kills actors that are past the deadlines of their machines, because they are stopped or in compiled
-    code.
+    """Kills actors that are past the deadlines of their machines. They did not notice them, as a process that
+    is stopped, or in compiled code, does not.
     """
     if pool.job.deadline_s is None:
         return
@@ -696,7 +702,6 @@ def _watch(pool: Pool) -> None:
             pool.answered = now
         elif now - pool.answered > HEAD_S:
             raise PoolFault(
-                f"Ray's head has not answered for {HEAD_S:.0f} s; start the cluster again if it is "
-                "one of yours, then "
-                "dse resume: all that was committed is safe"
+                f"Ray's head has not answered for {HEAD_S:.0f} s; start the cluster again if you "
+                "started it by yourself, then dse resume: all that was committed is safe"
             )

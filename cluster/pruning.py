@@ -48,7 +48,7 @@ class BoundPruner:
     uniques: tuple[tuple[Unique, ...], ...]  # per workload: its distinct einsums
     key: str  # content that a machine's key is made of, besides the machine (worker.Job)
     table: Table = field(init=False)
-    # per axis in the order of column names: its index, and each value as JSON text
+    # per axis in the order of column names: its index, and the JSON text `name: value` of each value
     texts: list[tuple[int, list[str]]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,8 +61,8 @@ class BoundPruner:
         ]
 
     def applies(self) -> bool:
-        """True if machines are to be pruned by bounds of unfused schedules, the only ones that columns can
-        have.
+        """True if the study prunes machines and its schedules are unfused: only then bounds of many machines
+        are computed at once, as columns.
         """
         return self.study.search.prune and self.study.solver.schedule == "unfused"
 
@@ -126,8 +126,8 @@ class BoundPruner:
         front: Sequence[Trial],
         first: Ints,
     ) -> dict[str, pa.Array]:
-        """Returns the columns of the machines with first >= 0. first: [n], index of the front's schedule that
-        dominates a machine; -1: none.
+        """Returns the columns of those of n machines that the front dominates. first: [n], index of the
+        front's schedule that dominates a machine; -1: none.
         """
         kept = first >= 0
         own_bounds = {}
@@ -174,7 +174,9 @@ class BoundPruner:
 
 @dataclass(slots=True)
 class RunningBound:
-    """Lower bound of a machine's costs while it is solved, and a front of other machines' schedules."""
+    """Lower bound of a machine's costs, which rises while its einsums are solved, and the front of other
+    machines' schedules that may dominate it.
+    """
 
     pruner: BoundPruner
     arch: Arch
@@ -239,7 +241,9 @@ class RunningBound:
 
 
 def at_latency(pj: Any, cycles: Any, clock_ghz: Any) -> Cost:
-    """Returns a cost whose steady interval is its latency; of numbers, or of columns [n]."""
+    """Returns the cost of runs that do not overlap: the initiation interval is the latency. Arguments are
+    numbers, or columns [n].
+    """
     return Cost(pj, cycles, cycles / clock_ghz, cycles / clock_ghz)
 
 

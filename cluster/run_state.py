@@ -31,19 +31,19 @@ LOOSE = 10_000  # feasible points in memory; beyond it, points off the front are
 
 @dataclass(slots=True)
 class RunState:
-    """What a run knows of its machines."""
+    """Counts, reasons and trials of a run's machines."""
 
     study: Study
     counts: Counter[str] = field(default_factory=Counter)  # machines by status
     reasons: Counter[str] = field(default_factory=Counter)  # machines without a schedule, by reason
-    violated: str = ""  # reason of the first machine whose cost contradicts the model; ""
+    violated: str = ""  # reason of the first machine whose cost contradicts the model; "": none
     # generation -> its machines that have rows, for incomplete generations
     open_generations: dict[int, set[int]] = field(default_factory=dict)
     # complete generations: all their machines have rows
     closed_generations: set[int] = field(default_factory=set)
-    # generation -> trials that are not settled yet
+    # generation -> trials that samplers do not see yet (`settle`)
     trials: dict[int, list[Trial]] = field(default_factory=dict)
-    # trials of complete generations; only the front if no more is needed
+    # trials that samplers, stop criteria and bounds see; only the front if no more is needed
     settled: list[Trial] = field(default_factory=list)
     # generation -> front known before it and before later ones without an entry
     fronts: dict[int, tuple[Trial, ...]] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class RunState:
                 ]:
                     raise RunFault(
                         f"machine {twice[0][0]} has rows of generations {generation} and "
-                        f"{twice[0][1]}: a fault of dse, nothing of it is published"
+                        f"{twice[0][1]}: a fault of dse, these rows are not published"
                     )
                 self.open_generations.setdefault(generation, set()).update(own)
         if points is not None and points.num_rows:
@@ -122,11 +122,11 @@ class RunState:
                 self.trials.setdefault(trial.generation, []).append(trial)
 
     def settle(self, last: int) -> None:
-        """Settles the trials of all generations up to `last`, which are complete."""
+        """Lets samplers see the trials of all generations up to `last`, which are complete."""
         for generation in sorted(g for g in self.trials if g <= last):
             own = sorted(self.trials.pop(generation), key=_trial_order)
             if self.study.search.prune:
-                # machines of earlier generations in flight still need the last two fronts
+                # the last two fronts are still needed by machines in flight, which are of earlier generations
                 older = dict(sorted(self.fronts.items())[-2:])
                 self.fronts = {
                     **older,
@@ -139,8 +139,8 @@ class RunState:
     def front_before(self, number: int) -> tuple[Trial, ...]:
         """Returns the front over all generations <= number - 2, which are complete when `number` is asked.
 
-        Trials of generation number - 1 are left out even if they are known: a machine is pruned by the same
-        schedules whoever solves it, and when.
+        Trials of generation number - 1 are left out even if they are known. So the same schedules prune a
+        machine, no matter which actor solves it, and when.
         """
         begun = self.fronts.get(max((n for n in self.fronts if n <= number), default=0), ())
         later = [
@@ -157,8 +157,8 @@ class RunState:
         return tuple(t for t, best in zip(feasible, kept, strict=True) if best)
 
     def front(self) -> tuple[int, float]:
-        """Returns the size of the front of all feasible points, and its hypervolume. Other points are
-        dropped, except those with the worst value of an objective, which span the box.
+        """Returns the size of the front of all feasible points, and its hypervolume. Drops the other points,
+        except those with the worst value of an objective, which span the box.
         """
         if not len(self.feasible):
             return 0, 0.0
@@ -191,7 +191,7 @@ def undone_rows(machines: pa.Table) -> pa.Array:
 
 
 def count_values(column: pa.ChunkedArray) -> list[tuple[Any, int]]:
-    """Returns the different values of a column, each with how often it stands there."""
+    """Returns the distinct values of a column, each with its number of rows."""
     return [(pair["values"], pair["counts"]) for pair in pc.value_counts(column).to_pylist()]
 
 

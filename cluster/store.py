@@ -143,7 +143,7 @@ def open_run(path: Path, identity: str = "") -> tuple[Store, list[str]]:
 
 
 def own(path: Path) -> None:
-    """Raises StoreFault if the folder contains links and the like, through which a run would write
+    """Raises StoreFault if the folder contains links or special files, through which a run would write
     elsewhere.
     """
     if lines := list(folders.irregular_entries(path)):
@@ -248,7 +248,9 @@ def _lock(path: Path) -> int:
     try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-            raise StoreFault(f"{path / '.lock'}: is another file too, by a hard link; remove it")
+            raise StoreFault(
+                f"{path / '.lock'}: is no regular file, or a hard link to another one; remove it"
+            )
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except StoreFault:
         os.close(handle)
@@ -269,7 +271,7 @@ def _lock(path: Path) -> int:
 
 
 def _load(path: Path, lock: int) -> tuple[Store, list[str]]:
-    """Returns the store of the newer sound manifest, as a rule the current one, and a line if it is not."""
+    """Returns the store of the newest sound manifest, and a line to report if that is not the current one."""
     found = _manifests(path)
     newest = max(found, key=lambda name: (found[name].generation, name == MANIFEST), default="")
     m = found[newest] if newest else Manifest()
@@ -284,7 +286,8 @@ def _load(path: Path, lock: int) -> tuple[Store, list[str]]:
     if there:
         _quarantine(path, MANIFEST)
     what = (
-        f"damaged, lost, or older than {BEFORE}, which is used; what that does not list is solved again"
+        f"damaged, lost, or older than {BEFORE}, which is used instead; machines without rows there are "
+        "solved again"
         if newest
         else ("damaged, and none before it; moved to quarantine/, all machines are solved again")
     )
@@ -383,7 +386,7 @@ def commit(store: Store, batches: Sequence[Tables]) -> Store:
         if twice := repeated_machines(table, [batch[table] for batch in batches if table in batch]):
             raise StoreFault(
                 f"{store.path}: {table} of machine {twice[0]} stand twice in a commit, which is a "
-                "fault of dse; nothing of it is published"
+                "fault of dse; the commit is not published"
             )
     with as_store_fault(store.path):
         names = sorted({name for batch in batches for name in batch})
@@ -440,8 +443,8 @@ def _write_part(store: Store, table: str, name: str, tables: Iterable[pa.Table])
 
 
 def _write_rows(out: Any, table: str, tables: Iterable[pa.Table], place: Mapping[bytes, bytes]) -> int:
-    """Writes the rows of several tables as one Parquet file with full row groups. Returns how many rows. Rows
-    of a shared key are written once. place: metadata that identifies the file.
+    """Writes the rows of several tables as one Parquet file with full row groups. Returns how many rows. Of
+    rows with the same key in `SHARED` one is written. place: metadata that identifies the file.
     """
     writer: pq.ParquetWriter | None = None
     rows = 0
@@ -461,8 +464,8 @@ def _write_rows(out: Any, table: str, tables: Iterable[pa.Table], place: Mapping
 
 
 def _gather(table: str, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Yields tables joined until they fill a row group. One small write per lease would cost more than the
-    rest of a commit.
+    """Yields the rows of several tables joined into larger ones. One small write per lease would cost more
+    than the rest of a commit.
     """
     seen: set[str] = set()
     held: list[pa.Table] = []
@@ -478,7 +481,7 @@ def _gather(table: str, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def _most(table: str) -> int:
-    """Returns the rows of a row group, which are in memory at a time."""
+    """Returns how many rows of a table are joined in memory before they are written."""
     return LONG if table == "chosen" else ROW_GROUP
 
 
@@ -576,7 +579,7 @@ def _still_locked(store: Store) -> bool:
 
 def batches(store: Store, tables: Mapping[str, Sequence[str]]) -> Iterator[Tables]:
     """Yields all committed rows of the first table, one row group at a time, with the rows of the other
-    tables that were committed with its machines. tables: name -> columns to read.
+    tables for the same machines. tables: name -> columns to read.
     """
     first, *others = tables
     for group in store.groups:
@@ -608,8 +611,8 @@ def _read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def compact(store: Store, fan_in: int = FAN_IN) -> Store:
-    """Merges the groups of the lowest level that has fan_in of them. Returns the store unchanged if no level
-    has.
+    """Merges the groups of the lowest level that has at least fan_in of them. Returns the store unchanged if
+    there is none.
     """
     for level in range(TOP_LEVEL):
         old = [group for group in store.groups if group.level == level]

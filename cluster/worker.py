@@ -53,7 +53,7 @@ UNDONE = ("deadline:", "memory:", "lost:")  # starts of the reasons for which a 
 VIOLATED = "violated:"  # start of the reason where a result breaks an invariant; the run stops then
 SAMPLED_VALUES = 64  # values of an axis that are tried to see which numbers of a machine the axis changes
 SAMPLED_BASES = 1024  # machines of a space that are tried until one can be built, for that purpose
-MANY = 4  # machines of a lease from which on they are bounded and solved together
+MANY = 4  # machines of a lease are bounded and solved together if they are at least so many
 MAX_SCHEDULES = 4096  # combinations of the workloads' schedules that one machine's front is taken from
 AT = ("machine", "schedule", "workload")  # key columns of a ScheduleRow
 Row = dict[str, Any]
@@ -92,10 +92,10 @@ class Job:
     key: str  # content that a machine's key is made of, besides the machine
     deadline_s: float | None  # seconds per machine
     pruner: BoundPruner = field(compare=False, repr=False)
-    # groups of machines that share mappings (solver.sharing_gap); sent along with what is found so far
+    # batches of machines that share mappings (solver.sharing_gap); None: machines share none
     batches: BatchIndex | None = field(default=None, compare=False, repr=False)
-    # workload -> machine -> (schedules that it shares with others, its index among them); found on demand,
-    # sent along with what is found so far
+    # workload -> machine -> (schedules that it shares with others, its index among these machines); filled
+    # on demand by each process
     shared_schedules: dict[str, dict[int, tuple[SharedSchedules | Infeasible, int]]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -129,7 +129,8 @@ class ScheduleRow:
         return self.solution.einsums
 
 
-Ready = list[list[Solution] | Infeasible | Dominated]  # answers of one machine per workload, as far as solved
+# answers of one machine, in the order of the workloads, as far as these are solved
+Ready = list[list[Solution] | Infeasible | Dominated]
 
 
 class Overdue(Exception):
@@ -202,7 +203,7 @@ def solve_lease(job: Job, lease: Lease) -> Done:
 
 
 def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
-    """Returns the rows of machines that bounds rule out, per generation, all machines of it at once. Machines
+    """Returns the rows of machines that bounds rule out, in one table per generation. Machines
     that fail here fail again in `solve_machine`, which reports the fault.
     """
     found = []
@@ -225,8 +226,8 @@ def _by_batch(job: Job, asks: Sequence[Ask]) -> tuple[list[dict[str, pa.Table]],
     """Solves machines that share mappings.
 
     Returns their tables; the machines that are left for `solve_machine` (they cannot be built, or failed
-    here); and the seconds spent on shared mappings, which later leases reuse, so that they do not count for
-    this lease's pace.
+    here); and the seconds spent on shared mappings. These do not count for the lease's pace, since later
+    leases reuse the mappings.
     """
     if job.batches is None or job.deadline_s is not None:
         return [], list(asks), 0.0
@@ -382,7 +383,7 @@ def solve_machine(
     except Overdue:
         reason, trace = f"deadline: not solved within {job.deadline_s:g} s; a resume tries again", ""
     except MemoryError as fault:
-        reason, trace = "memory: its process has none left; a resume tries again", _traceback(fault)
+        reason, trace = "memory: its process ran out of it; a resume tries again", _traceback(fault)
     except Violated as fault:
         trace = str(fault)
         reason = f"{VIOLATED} machine {ask.machine}: {trace.splitlines()[0]}"
@@ -482,8 +483,8 @@ def _mapping_tables(job: Job, found: Sequence[tuple[EinsumCost, Unique]]) -> dic
 
 
 def _of_schedules(schedules: Sequence[ScheduleRow]) -> tuple[Columns, list[EinsumCost]]:
-    """Returns the columns of the table einsums that are no attributes of costs, and the costs, which have the
-    other columns as attributes.
+    """Returns (the columns of the table einsums that are no attributes of EinsumCost; the cost of each row,
+    whose attributes are the other columns).
     """
     rows = [
         (at, place, cost, group)
@@ -505,13 +506,13 @@ _nest = lru_cache(maxsize=1 << 14)(str)  # text of a mapping; later leases have 
 def _counts(
     cost: EinsumCost, group: Unique
 ) -> Iterator[tuple[tuple[str, str, str, float, float | None], int | None]]:
-    """Yields the rows of the table counts with the bits of an element (None: the machine's word): accesses,
-    then traffic that layouts add, then traffic on networks with a price.
+    """Yields rows of the table counts as ((level, tensor, action, elems, busiest_elems), bits of an element;
+    None: the machine's word): accesses, then traffic that layouts add, then traffic on networks with a price.
     """
     bits = {p.tensor: p.bits for p in group.einsum.tensors()}
     for c in cost.counts:
         yield (c.level, c.tensor, c.action, c.elems, c.busiest_elems), bits.get(c.tensor)
-    for one in cost.layout_traffic:  # traffic that layouts add to that of the elements
+    for one in cost.layout_traffic:
         for action, n, width in (
             (f"unused_{one.action}", one.unused_bits, 1),
             ("modify", one.modified_bits, 1),
@@ -527,7 +528,7 @@ def _counts(
 @contextmanager
 def _deadline(seconds: float | None) -> Iterator[None]:
     """Raises Overdue in the body after so many seconds. Without effect outside of the main thread: in actors
-    dse/run/deadline.py ends searches, and cluster/pool.py what takes longer.
+    dse/run/deadline.py ends searches, and cluster/pool.py kills those that are late nevertheless.
     """
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield

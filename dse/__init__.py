@@ -1,4 +1,4 @@
-"""Design-space exploration of tensor accelerators. The door for Python:
+"""Design-space exploration of tensor accelerators. The Python interface:
 
     import dse
     dse.map("resnet18", "edge_array", objective="edp", **{"array.x": 12})    # one workload on one machine
@@ -8,7 +8,7 @@
     run = dse.open("runs/x"); run.front(); run.sql("FROM designs"); run.show("best")
     run.plot("front").save("front.pdf"); run.report("x.html")                # map, residency: .plot(), too
 
-What they need is imported when they are first called.
+What these functions need is imported when one of them is first used.
 """
 
 from __future__ import annotations
@@ -30,4 +30,4 @@ def __getattr__(name: str) -> Any:
         from dse.frontend import api
 
         return getattr(api, name)
-    raise AttributeError(f"dse has no {name}; the door for Python is {', '.join(__all__)}")
+    raise AttributeError(f"dse has no {name}; there are {', '.join(__all__)}")

@@ -1,4 +1,4 @@
-"""python -m dse: the command where no script is on the path."""
+"""python -m dse: the command `dse`, also where its script is not on the PATH."""
 
 import sys
 

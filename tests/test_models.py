@@ -272,7 +272,7 @@ def test_a_sweep_refuses_what_could_multiply(tmp_path: Path) -> None:
     mystery(tmp_path)
     (tmp_path / "study.yaml").write_text(STUDY)
     with pytest.raises(
-        StudyError, match=r"workloads: net: 1 unknown operators .* write unknown: movement to let them"
+        StudyError, match=r"workloads: net: 1 unknown operators .* write unknown: movement to count them"
     ):
         studies.load(tmp_path / "study.yaml")
     assert studies.load(tmp_path / "study.yaml", ["unknown=movement"]).loaded[0].unknown

@@ -1,8 +1,8 @@
 """The Python interface: dse.map, dse.front, dse.layout, dse.residency, dse.sweep and dse.open. The command
 line prints the same values.
 
-Past 400 lines: each function stands beside the class that it returns, as this file is also documentation for
-Python users.
+Longer than 400 lines, because each function stands beside the class that it returns: Python users read this
+file as documentation.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from analysis.plots import Picture
 
 SHOWN = 1000  # rows of an answer that a notebook shows
-# `residency` also solves workloads with at most so many einsums, and so many distinct ones: it takes seconds
+# einsums, and distinct einsums, of the largest workload that `residency` also solves with the schedule
+# residency: larger ones would take longer than seconds
 SOON = 200, 8
 
 
@@ -67,8 +68,8 @@ class Answer:
         return self.table.to_pandas()
 
     def measures(self) -> list[str]:
-        """Returns for each column a name that determines its unit: for results of statements the view column
-        that it is ("" if none), else its own name.
+        """Returns for each column the name by which its unit is looked up: of SQL results the view column
+        that it was taken from ("" if it was computed), else its own name.
         """
         return [
             (field.metadata or {}).get(units.COLUMN, field.name.encode()).decode()
@@ -106,7 +107,7 @@ class Mapped:
     solution: Solution | Infeasible  # its schedule, or why there is none
     options: SolverOptions = SolverOptions()
     conversions: tuple[Conversion, ...] = ()  # copies of tensors to other layouts
-    # an unfused schedule in which equal einsums may have different mappings; None: they have not
+    # the schedule, if it says more than one mapping per distinct einsum; else None
     plan: schedules.Schedule | None = None
 
     def plot(
@@ -196,7 +197,7 @@ def map(
         another level
     schedule: a file with a schedule (docs/model.md, Schedules) or mappings, to be priced as given; einsums
         that are missing there are mapped by themselves
-    einsum: one that is asked for later; a name that the workload lacks is refused before anything is solved
+    einsum: only checked: a name that the workload lacks is refused before anything is solved
     sets: fields of the machine and keys of the solver, as in --set: **{"array.x": 12, "solver.factors":
         "perfect"}; and limits.seconds, after which searches end: the answer is then the best that was found,
         with its gap. Each distinct einsum gets an equal part of the time that is left.
@@ -213,7 +214,8 @@ def map(
             "leave it out"
         )
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
-    if options.layout == "row_major":  # else copies between layouts are einsums too
+    # refuse an unknown name early; where layouts are chosen, copies between them become einsums too
+    if options.layout == "row_major":
         screens.numbered(loaded, einsum or None)
     given = [_layout(text) for text in layouts]
     if given and options.schedule != "unfused":
@@ -329,8 +331,8 @@ def _layout(text: str) -> tuple[str, str, str]:
 
 
 def _deadline(sets: Mapping[str, Any]) -> tuple[float | None, dict[str, Any]]:
-    """Returns limits.seconds of --set (None: no deadline) and the keys that are none of `limits`. Raises
-    ValueError for other limits, which are of studies.
+    """Returns limits.seconds of --set (None: no deadline), and the keys outside of `limits`. Raises
+    ValueError for other keys of `limits`, which only studies have.
     """
     faults = read.Faults([])
     own = {key.removeprefix("limits."): one for key, one in sets.items() if key.startswith("limits.")}
@@ -385,7 +387,8 @@ class Residency:
         """Returns what `dse residency --format json` prints."""
         facts, listed = explain.residency(self.arch, self.workload, self.reuse)
         names = [e.name.partition("@")[0] for e in self.reuse.operations]
-        first = self.per if len(names) > self.per else 0  # list the second period, which has one before it
+        # of several periods list the second, which follows another one, unlike the first
+        first = self.per if len(names) > self.per else 0
         edges = [
             {
                 "source": names[e.source],
@@ -410,7 +413,7 @@ class Residency:
 
     @property
     def per(self) -> int:
-        """Operations of a period."""
+        """Number of operations in a period."""
         return sum(len(stage) for phase in self.reuse.phases for stage in phase.stages)
 
     def text(self, width: int = tables.WIDE) -> str:
@@ -450,7 +453,7 @@ def residency(workload: str, machine: str, *, method: str = "corrected", **sets:
 
 def _schedule_words(arch: Arch, workload: Workload, options: SolverOptions) -> float:
     """Returns the words that the schedule of `solver.schedule = residency` moves; 0.0 where its search would
-    take long (SOON) or does not apply.
+    take long (`SOON`) or does not apply.
     """
     if (
         arch.layout_sensitive()
@@ -477,7 +480,7 @@ def sweep(
     out: the folder (default: runs/<name>)
     workers: actors; 0: in this process, without Ray; None: one per CPU
     progress: called about every second with done, planned, rate, left_s and the other fields of `dse status`
-    sets: keys of the study, **{"stop.machines": 60}
+    sets: keys of the study, as in --set: **{"stop.machines": 60}
 
     Raises ValueError with one line per fault of the study, or one line if the run cannot continue.
     """
@@ -654,8 +657,8 @@ class Run:
         )
 
     def _with_totals(self, row: dict[str, Any], schedule: int) -> dict[str, Any]:
-        """A row of machines with what the schedule costs in all, over the workloads in their weights, and the
-        constraints that it breaks (each with how far).
+        """Returns a row of the table machines, extended by the schedule's costs over all workloads (weighted)
+        and the constraints that it breaks, each with by how much.
         """
         found = self.sql(
             f"FROM points WHERE machine = {row['machine']} AND schedule = {schedule}"
@@ -676,8 +679,8 @@ class Run:
         return {**head, "broken_constraints": broken or None, **said, **totals, **row}
 
     def unfused(self, point: str | int = "best") -> list[str]:
-        """Returns a line per workload that a point (the best by default) runs layer by layer although it has
-        much traffic between einsums through main memory (`explain.unfused`).
+        """Returns lines about workloads that a point runs layer by layer although fusion may save much
+        traffic between their einsums (`explain.unfused`): one for each such workload.
         """
         if self.study.solver.schedule != "unfused":
             return []
@@ -707,7 +710,7 @@ class Run:
         ended = str(status["reason"]).partition("; the front is empty")[0]
         return (
             f"the run ended before it ({ended}); dse run with a larger stop goes on, dse map WORKLOAD "
-            f"MACHINE {alone} asks it alone"
+            f"MACHINE {alone} solves that machine by itself"
         )
 
     def _tried_machine(self, arch: Arch, path: Path) -> Mapped:
@@ -772,7 +775,7 @@ class Run:
             yield Mapped(arch, workload, solution, self.study.solver, copies, plan)
 
     def _point(self, text: str) -> tuple[int, int, str]:
-        """Returns (machine, schedule, why that one)."""
+        """Returns (machine, schedule, which machine it is and why it was chosen)."""
         from analysis import db
 
         word, colon, column = text.partition(":")
@@ -794,8 +797,8 @@ class Run:
 
     def neighbours(self, number: int) -> Answer:
         """Returns the one-at-a-time sensitivity of a machine: how the objectives change with one step of each
-        parameter, among machines that the run has solved. For a parameter without an order, all its other
-        values are steps.
+        parameter, among machines that the run has solved. One step leads to a neighbouring number; for a
+        parameter that is no number, to any other value.
         """
         columns = [o.column for o in self.study.objectives]
         at = spaces.values(self.study.space, number)
@@ -858,7 +861,7 @@ def _quote(key: str, value: Any) -> str:
 
 
 def _steps(values: Sequence[Any], own: Any) -> list[Any]:
-    """Returns the neighbours of a value on an axis of numbers; on an axis of choices all other values."""
+    """Returns the values one step from `own`: its neighbours on an axis of numbers, else all other values."""
     if any(isinstance(value, str | bool) for value in values):
         return [value for value in values if value != own]
     i = values.index(own)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # each command imports what it needs, so that start-up is sho
 
 
 def file(text: str) -> tuple[str, list[Layer]]:
-    """Returns what a valid file, or a workload of the catalog, is: in one line, with the layer table of a
-    workload.
+    """Returns one line about a valid file or a workload of the catalog, and a workload's layer table (else
+    []).
 
     Raises ValueError with one line per fault.
     """
@@ -73,8 +73,8 @@ def _warning(*workloads: Workload) -> str:
 
 
 def _kind(path: Path) -> str:
-    """Returns the kind of a file with the most known keys, so that one misspelt key does not turn a machine
-    into a workload. Raises ValueError.
+    """Returns machine, study or workload: the kind that knows most of the file's keys, so that a misspelt key
+    does not turn a machine into a workload. Raises ValueError.
     """
     from dse.study import read
     from workloads import document, text
@@ -154,7 +154,7 @@ def _solvers() -> list[tuple[Any, ...]]:
 
 def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
     """Returns status.json of a run. State "running" becomes "killed" if the process that wrote it is known to
-    be gone. Raises Damaged; for damaged parts not if skip_damaged.
+    be gone. Raises Damaged, but with skip_damaged not for damaged parts.
     """
     manifest, wrong = folder.verified_parts(root)
     if wrong and not skip_damaged:
@@ -168,7 +168,7 @@ def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
     facts = facts or {"state": "not started", "done": 0}
     if not (isinstance(then := facts.get("time", 0.0), int | float) and 0 <= then < 1e11):
         raise folder.Damaged(
-            f"{root / folder.STATUS}: time = {str(then)[:40]} is none; {folder.advice(root)}"
+            f"{root / folder.STATUS}: time = {str(then)[:40]} is no time; {folder.advice(root)}"
         )
     # opening a run publishes the manifest once, before status.json is written
     if (
@@ -176,11 +176,11 @@ def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
         and facts.get("published", 0) < manifest.generation - 1
     ):
         behind = (
-            f"tells of generation {facts.get('published')} of {folder.MANIFEST}, which is at "
+            f"tells of generation {facts.get('published')} of {folder.MANIFEST}, which is at generation "
             f"{manifest.generation}"
         )
         raise folder.Damaged(
-            f"{root / folder.STATUS}: {behind}; older than the rows, or a run is starting: "
+            f"{root / folder.STATUS}: {behind}; it is older than the rows, or a run is starting: "
             f"{folder.advice(root)}"
         )
     process, _, host = str(facts.get("process", "")).partition(" on ")

@@ -133,7 +133,7 @@ def _drive(study: Study, out: Path, args: argparse.Namespace, mended: Sequence[s
 
 
 def _say_unfused(out: Path, front: int) -> None:
-    """Prints what fusion may save on the best machine of a front. This is only a hint: errors in it are
+    """Prints what fusion may save on the best machine of a front. It is only a hint, so errors are
     ignored.
     """
     from dse.frontend import api
@@ -239,8 +239,8 @@ def _print_result(found: pa.Table, args: argparse.Namespace, keep: Sequence[str]
 
 
 def _values(found: pa.Table, at: int) -> list[object]:
-    """Returns the cells of a column. Raises ValueError for values that Python lacks: dates beyond the year
-    9999, structs with two fields of one name.
+    """Returns the cells of a column. Raises ValueError for values that Python cannot represent: dates after
+    the year 9999, structs with two fields of one name.
     """
     try:
         return list(found.column(at).to_pylist())

@@ -1,5 +1,5 @@
-"""Compiles all kernels into their caches on disk, in two processes, so that no command waits for it. Takes a
-minute or two: python -m dse.frontend.compile_kernels
+"""Compiles all kernels into their caches on disk, in two processes, so that no command waits for them. Takes
+a minute or two: python -m dse.frontend.compile_kernels
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def search() -> None:
 
 
 def beside() -> None:
-    """Compiles all other kernels."""
+    """Compiles all kernels that `search` does not."""
     one, few = (
         problem("edge_array"),
         Table(space.parse(machine.load("edge_array"), {"clock_mhz": [100, 200]})).columns(np.arange(2))[1],

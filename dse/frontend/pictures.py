@@ -1,5 +1,5 @@
-"""Pictures of what `dse.open` and `dse.map` return: which values each kind shows. analysis/plots.py draws
-them.
+"""Pictures of runs and of mapped workloads: chooses the values that each kind of picture shows.
+analysis/plots.py draws them.
 """
 
 from __future__ import annotations
@@ -100,9 +100,7 @@ def of_run(run: Opened, kind: str, point: str | int = "best") -> Picture:
 
 
 def name_of(run: Opened) -> str:
-    """Returns the title of a run: study and workloads, or workloads only if the study has their names as its
-    own.
-    """
+    """Returns the title of a run: study and workloads, or only workloads if the study is named after them."""
     names = ", ".join(ref.name for ref in run.study.workloads)
     return names if names == run.study.name else f"{run.study.name}: {names}"
 
@@ -153,7 +151,7 @@ def _left_out(run: Opened) -> list[str]:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Returns indices at even distances along a list, including both ends."""
+    """Returns at most `most` indices of a list of `count`, at even distances, including both ends."""
     return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
 
 
@@ -196,13 +194,13 @@ def _breakdown(run: Opened) -> Picture:
 
 
 def energy_parts(arch: Arch, found: Solution) -> dict[str, float]:
-    """Energy by component, static energy apart."""
+    """Returns energy in pJ by component; static energy of all components is the entry `static`."""
     rows = values.energy(arch, found).rows
     return {**{name: moved for name, moved, *_ in rows}, "static": sum(row[2] for row in rows)}
 
 
 def bottleneck_ns(arch: Arch, found: Solution) -> dict[str, float]:
-    """Latency by the bottleneck of each einsum."""
+    """Returns latency in ns by bottleneck: for each component the time of the einsums that it limits."""
     total: Counter[str] = Counter()
     for c in found.einsums:
         total[f"{c.bottleneck}{plots.BINDS}"] += c.count * c.latency_cycles / arch.clock_ghz  # type: ignore[assignment]
@@ -236,8 +234,8 @@ def _progress(run: Opened) -> Picture:
 
 
 def volume(run: Opened, machines: Sequence[int]) -> list[tuple[int, float]]:
-    """Returns (machines done, share of the final hypervolume). machines: in the order in which they were
-    asked.
+    """Returns pairs (machines done, share of the final hypervolume then). machines: in the order in which
+    they were asked.
     """
     names = [o.column for o in run.study.objectives]
     found = _points(run, ["machine", *names])

@@ -1,5 +1,5 @@
-"""Progress of long work: what is being done, what share of the cost is behind, and an estimate of the time
-left. Live on a terminal, else a line every 5 s.
+"""Progress of long work: what is being done, how much is done, and an estimate of the time left. A live line
+on a terminal, else a line every 5 s.
 
 Everything goes to stderr, so that stdout has the answer only.
 """
@@ -39,8 +39,8 @@ class Line:
         self.shown = time.monotonic()
 
     def show(self, text: str, last: bool = False) -> None:
-        """Updates the live line; without a terminal prints at most one line per LINE_S. last: print it in any
-        case, if there is no live line, which disappears at the end.
+        """Updates the live line; without a terminal prints at most one line per LINE_S. last: the final text,
+        which is printed in any case if there is no live line.
         """
         if self.live:
             self.live.update(
@@ -66,8 +66,8 @@ class Line:
 
 
 class Steps:
-    """Progress of work in steps of known weight, shown by `run_with_progress` and updated by the thread that
-    works.
+    """Progress of work in steps of known cost. The thread that works updates it, `run_with_progress` shows
+    it.
     """
 
     def __init__(self, name: str) -> None:
@@ -76,7 +76,7 @@ class Steps:
         self.begun = self.since = time.monotonic()
 
     def update(self, number: int, weights: Sequence[float], now: str) -> None:
-        """Records that step `number` begins. weights: of all steps, in any unit of cost."""
+        """Records that step `number` begins: einsum `now`. weights: cost of all steps, in any unit."""
         self.now, self.done, self.of, self.since = now, number, len(weights), time.monotonic()
         self.behind, self.whole = sum(weights[:number]), sum(weights)
 
@@ -129,7 +129,7 @@ def run_with_progress(name: str, work: Callable[[Steps], T]) -> T:
 
 
 class RunProgress:
-    """Share done, rate and time left of a run. `show` takes each cluster.driver.Status."""
+    """Shows share done, rate and time left of a run: `show` is called with each cluster.driver.Status."""
 
     def __init__(self, name: str) -> None:
         self.name, self.line, self.interrupted_once = name, Line(), False

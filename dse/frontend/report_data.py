@@ -1,5 +1,5 @@
-"""Returns the values of a run's report: points and machines as columns, explained points of the front,
-effects, reasons, progress, facts.
+"""Computes the values of a run's report: points and machines as columns; nest, breakdown and roofline of some
+points of the front; effects of parameters, reasons, progress, facts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dse.study import pareto
 from dse.study import study as studies
 from hw.space import Axis
 
-MAX_POINTS = 150_000  # of more points only so many are shown, besides the front
+MAX_POINTS = 150_000  # if there are more points, the front and so many others are shown
 EXPLAINED = 40  # points of the front that have nest, breakdown and roofline
 MAX_REASONS = 40  # rows in the table of reasons
 STATES = ("ok", "infeasible", "pruned", "error", "breaks a constraint")
@@ -138,8 +138,8 @@ def _point_columns(
 
 
 def _ordered(axis: Axis) -> bool:
-    """True if only neighbours on the axis are one step away; False for choices, where all other values
-    are.
+    """True if the axis has numbers, so that one step leads to a neighbour; False for choices, where it leads
+    to any other value.
     """
     return not any(isinstance(value, str | bool) for value in axis.values)
 
@@ -178,7 +178,7 @@ def _reasons(run: Opened) -> list[dict[str, Any]]:
 
 
 def _violations(run: Opened, points: pa.Table) -> list[dict[str, Any]]:
-    """Returns the constraints on metrics, with the number of points that break each."""
+    """Returns the modelled constraints, with the number of points that break each."""
     return [
         {
             "constraint": meaning.meaning.removeprefix("how far ").partition(" is missed")[0],

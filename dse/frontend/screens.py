@@ -17,8 +17,8 @@ MAX_ROWS = 16  # rows of a table of on-chip retention
 
 
 def numbered(workload: Workload, name: str | None) -> dict[str, int]:
-    """Returns einsum name -> index of the distinct einsum. Raises ValueError for a `name` that is neither an
-    einsum nor "all" nor None.
+    """Returns einsum name -> index of its distinct einsum. Raises ValueError unless `name` is an einsum,
+    "all" or None.
     """
     at = {own: i for i, group in enumerate(unique(workload)) for own in group.names}
     if name not in (None, "all", *at):

@@ -23,7 +23,7 @@ from dse.explain import units
 
 WIDE = 10_000  # width where the output is no terminal: no line is wrapped, no column left out
 GAP = 2  # blanks between columns
-NARROWEST = 24  # width down to which a column of text is wrapped before any column is left out
+NARROWEST = 24  # columns of text are wrapped to this width before any column is left out
 LONGEST = 32  # names up to this length are not wrapped
 SPATIAL = "bold cyan"  # style of spatial loops
 # a spreadsheet takes a cell that begins with one of these for a formula
@@ -62,7 +62,7 @@ def table(
     """Returns a table of at most `width` columns. Numbers are never wrapped: columns that do not fit are left
     out from the right, those of `keep` last, and a line names them.
 
-    measures: for each column a name that determines its unit; (): the header
+    measures: for each column the name by which its unit is looked up; (): as in the header
     """
     listed = [list(row) for row in rows]
     columns = [
@@ -95,12 +95,12 @@ class _Column:
     name: str
     cells: list[str]
     right: bool  # whether cells are aligned right (numbers)
-    least: int  # width down to which the column may be wrapped
+    least: int  # smallest width to which the column may be wrapped
     most: int  # width of its longest line
 
 
 def cells(measure: str, values: Sequence[Any]) -> list[str]:
-    """Returns a column as text. measure: a name that determines its unit."""
+    """Returns a column as text. measure: the name by which its unit is looked up."""
     return units.column(measure, values) or [_text(measure, value) for value in values]
 
 
@@ -140,8 +140,8 @@ def _lines(columns: Sequence[_Column], width: int, count: int) -> Iterable[str]:
 
 
 def _fold(cell: str, wide: int) -> list[str]:
-    """Returns lines of at most `wide` columns, broken at blanks where possible. Characters may be two columns
-    wide.
+    """Returns lines of at most `wide` columns of the terminal, broken at blanks where possible. A character
+    may take two columns.
     """
     wrapped = (
         part

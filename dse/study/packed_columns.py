@@ -67,7 +67,7 @@ FORMULAS: dict[str, Formula] = {
 
 
 def pack(points: pa.Table, machines: pa.Table) -> pa.Table:
-    """Returns the points with NULL wherever the formula gives the value."""
+    """Returns the points with NULL wherever the column's formula gives exactly the value."""
     with np.errstate(all="ignore"):
         given = _input_columns(points, machines)
         for name in FORMULAS:
@@ -80,8 +80,8 @@ def pack(points: pa.Table, machines: pa.Table) -> pa.Table:
 
 
 def unpack(points: pa.Table, machines: pa.Table) -> pa.Table:
-    """Returns the points with all NULLs of FORMULAS computed, in the columns that they have. machines: their
-    rows, with MACHINE_INPUTS.
+    """Returns the points with the NULLs computed in those columns of FORMULAS that `points` has. machines:
+    rows of their machines, with MACHINE_INPUTS.
     """
     short = [name for name in FORMULAS if name in points.column_names and points[name].null_count]
     if short:

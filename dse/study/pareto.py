@@ -133,8 +133,8 @@ def value(
 
 
 def _of_each(function: Callable[[float], float], value: Number) -> Number:
-    """Applies a function of one number to a number or to each element of a column, so that both give equal
-    bits.
+    """Applies a function of one number to a number, or to each element of a column. Equal numbers give equal
+    bits, which NumPy's functions of columns do not promise.
     """
     return (
         np.array([function(one) for one in value.tolist()])
@@ -150,7 +150,7 @@ def front(values: Values) -> Mask:
     mask = np.asarray(~np.isnan(values).any(axis=1), dtype=np.bool_)
     if mask.any():
         keys = values[mask]
-        # use ranks, which dominate alike: moocore 0.3 answers wrongly with +inf and crashes with -inf
+        # compare ranks instead, with the same dominance: moocore 0.3 is wrong with +inf, crashes with -inf
         if not np.isfinite(keys).all():
             keys = np.column_stack([np.unique(column, return_inverse=True)[1] for column in keys.T]).astype(
                 float
@@ -178,8 +178,8 @@ def hypervolume(values: Values, reference: Values) -> float:
 
 
 def gain(older: Sequence[Trial], newer: Sequence[Trial], objectives: Sequence[Objective]) -> float:
-    """Returns the share of the newer hypervolume that the older trials lack: 0: no progress, 1: all of it is
-    new.
+    """Returns the share of the newer trials' hypervolume that the older trials do not cover: 0 is no
+    progress, 1 means that all of it is new.
 
     Both volumes are in the box of the newer feasible trials, each axis scaled to 0..1, logarithmically where
     all values have one sign.

@@ -1,5 +1,5 @@
-"""What is left to do in a run: the asks of a generation and the stop criteria. All are pure functions of the
-study and complete generations.
+"""What a run has still to do: the asks of a generation, and whether a stop criterion holds. Both follow from
+the study and the complete generations alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ GAIN_GENERATIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class Asks:
-    """One generation, on disk before any machine of it is dispatched."""
+    """One generation: its machines, to be solved or pruned. Written to disk before any of them is
+    dispatched.
+    """
 
     generation: int
     asks: tuple[tuple[int, str], ...]  # (machine, source) in the order of dispatch
@@ -42,16 +44,18 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many faults a run tolerates. No row depends on these."""
+    """How many faults a run tolerates, and how long a machine may take. None of this is part of the study's
+    identity.
+    """
 
-    errors: Annotated[int, Field(ge=0)] = 20  # machines with errors
+    errors: Annotated[int, Field(ge=0)] = 20  # machines with errors after which the run stops
     error_fraction: Annotated[float, Field(ge=0, le=1)] = 0.01  # errors as a fraction of the planned machines
     seconds: Annotated[float, Field(gt=0)] | None = None  # deadline of one machine
 
 
 def from_data(raw: Mapping[str, Any], size: int) -> Asks | None:
-    """Returns the Asks of a JSON value (the inverse of asdict); None if it is none over a space of `size`
-    machines.
+    """Returns the `Asks` of a JSON value; None if the value describes none, or names a machine outside of a
+    space of `size` machines.
     """
     try:
         asks = TypeAdapter(Asks).validate_python(
@@ -68,7 +72,7 @@ def stop_reason(
 ) -> str | None:
     """Returns why no further generation is asked, or None.
 
-    asked: machines so far
+    asked: machines dispatched in all generations so far; pruned ones are not counted
     trials: of complete generations only
     hours: run time of all sessions
     """

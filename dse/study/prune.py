@@ -1,5 +1,5 @@
-"""Finds machines that need no solving: they break a constraint on numbers known in advance (static), or a
-known schedule dominates their lower bounds. All other constraints (modelled) are measured on every
+"""Finds machines that need no solving: a known schedule dominates their lower bounds, or they break a static
+constraint, which is on numbers known in advance. The other constraints (modelled) are evaluated on every
 schedule.
 """
 
@@ -28,7 +28,7 @@ class Constraints:
 
 
 def column(constraint: Constraint) -> str:
-    """Returns the column of points for a constraint: by how much it is missed.
+    """Returns the name of the column of points that holds by how much a constraint is missed.
 
     >>> from hw.space import constraint
     >>> column(constraint("latency_ns[net] <= 5e6"))
@@ -41,8 +41,8 @@ def column(constraint: Constraint) -> str:
 
 
 def known_values(space: Space, machine: int, constraints: Sequence[Constraint]) -> Mapping[str, Value] | None:
-    """Returns the values of a machine's fields that the constraints may need; None if the machine cannot be
-    built.
+    """Returns values of a machine by name, which include all that the constraints may name except metrics;
+    None if the machine cannot be built.
     """
     chosen = values(space, machine)
     if all(name in chosen for c in constraints for name in c.names):
@@ -64,8 +64,8 @@ def static_violations(space: Space, machine: int, constraints: Constraints) -> t
 def static_violations_of_many(
     table: Table, machines: Ints, constraints: Constraints
 ) -> list[tuple[float, ...]]:
-    """Returns `static_violations` of n machines. Axes, area_mm2 and leak_mw are computed as columns; if a
-    constraint has other names, machine by machine.
+    """Returns `static_violations` of n machines, computed as columns if constraints name only axes, area_mm2
+    and leak_mw, else machine by machine.
     """
     space = table.space
     axes = {axis.key: at for at, axis in enumerate(space.axes)}
@@ -154,8 +154,8 @@ def objective_bounds(
 
 
 def dominating(front: Sequence[Trial], lower: Sequence[float]) -> Trial | None:
-    """Returns the first schedule that is no worse than these bounds in any objective and better in one: it
-    dominates every schedule of the machine. None: there is none.
+    """Returns the first schedule of the front that is no worse than these bounds in any objective and better
+    in one, so that it dominates every schedule of the machine; None if there is none.
     """
     for trial in front:
         values = trial.values or ()

@@ -147,16 +147,16 @@ def solver(raw: object, faults: Faults) -> SolverOptions:
         if isinstance(raw, Mapping) and key in raw and raw[key] == getattr(options, key):
             faults.add(
                 f"solver.{key} = {show(raw[key])} is a choice of the mapper optimal; leave it out, "
-                "or take that one"
+                "or take that mapper"
             )
     exactly = options.mapper == "optimal" and options.tiling == "mapper" and options.factors != "imperfect"
     if options.sharing_gap and (
         options.objective != "energy" or options.schedule not in ("fused", "unfused") or not exactly
     ):
         faults.add(
-            f"solver.sharing_gap = {show(options.sharing_gap)}: machines share what costs least energy, of "
-            "the mapper optimal (factors perfect or imperfect_spatial), without solver.schedule or with "
-            "solver.schedule: fused; take these, or leave it out"
+            f"solver.sharing_gap = {show(options.sharing_gap)}: machines share what costs least energy, as "
+            "found by the mapper optimal (factors perfect or imperfect_spatial) for schedules unfused or "
+            "fused; take these options, or leave solver.sharing_gap out"
         )
     piped = options.schedule in PIPELINED_SCHEDULES
     exact = options.schedule == "fused" or piped
@@ -176,7 +176,7 @@ def solver(raw: object, faults: Faults) -> SolverOptions:
     ):
         faults.add(
             f"solver.layout = {show(options.layout)} needs the mapper optimal, without "
-            "solver.schedule (but for alt with tiles); leave it out"
+            "solver.schedule (alt also goes with schedule: fused); leave it out"
         )
     for key in ("weights", "spatial_layer_pipe", "temporal_layer_pipe"):
         if not piped and isinstance(raw, Mapping) and key in raw:
@@ -256,8 +256,8 @@ def movement(raw: Mapping[str, Any], faults: Faults) -> bool:
     """True if unknown operators may count as data movement."""
     if (given := raw.get("unknown", "error")) not in ("error", "movement"):
         faults.add(
-            f"unknown = {show(given)} must be error or movement: what operators count that nobody "
-            "knows and that could be products"
+            f"unknown = {show(given)} must be error or movement: operators that nobody knows, and that "
+            "could be products, are refused or counted as data movement"
         )
     return bool(given == "movement")
 
@@ -265,7 +265,9 @@ def movement(raw: Mapping[str, Any], faults: Faults) -> bool:
 def workloads(
     raw: object, folder: Path, fuse: bool, faults: Faults, within: Path | None = None, unknown: bool = False
 ) -> list[tuple[WorkloadRef, Workload]]:
-    """Returns all workloads, loaded. unknown: whether they may have unknown operators."""
+    """Returns each workload as the study names it, and loaded. unknown: whether they may have unknown
+    operators.
+    """
     if raw is None:
         return []
     if not isinstance(raw, list) or not raw:
@@ -277,7 +279,7 @@ def workloads(
     read = [_workload(f"workloads[{i}]", item, folder, fuse, faults, within) for i, item in enumerate(raw)]
     found = [one for one in read if one is not None]
     faults.lines.extend(
-        f"workloads: {line}; write unknown: movement to let them"
+        f"workloads: {line}; write unknown: movement to count them as data movement"
         for _, w in found
         if (line := warning(w)) and not unknown
     )
@@ -322,8 +324,8 @@ def constraints(raw: object, over: Space | None, names: Sequence[str] | None, fa
     """Returns the constraints, split into those on a machine alone (static) and those on its costs
     (modelled).
 
-    over: None: the space is faulty, nothing is checked
-    names: workloads that a metric may name
+    over: the study's space; None: it is faulty, so that nothing is checked
+    names: workloads that a metric may name; None: any
     """
     if not isinstance(raw, list):
         faults.add(f'constraints = {show(raw)} is no list; write e.g. ["area_mm2 <= 12"]')
@@ -518,8 +520,8 @@ def _unknown(text: str, over: Space, names: Sequence[str] | None) -> str:
 
 
 def _check_met(over: Space, found: Constraints, faults: Faults) -> bool:
-    """False if no machine meets the static constraints. Each constraint is checked by itself over the axes
-    that it names, then all together, where at most TRIED machines decide.
+    """False, with a fault, if no machine meets the static constraints. Each constraint is checked by itself
+    over the axes that it names; then all together, if the space has fewer than 2 x `TRIED` machines.
     """
     sides = [(Constraints((c,)), _slice(over, c)) for c in found.static]
     for asked, tried in (*sides, (found, range(0, over.size, max(1, over.size // TRIED)))):
@@ -534,8 +536,8 @@ def _check_met(over: Space, found: Constraints, faults: Faults) -> bool:
 
 
 def _none_meets(over: Space, asked: Constraints, tried: Sequence[int]) -> bool:
-    """True if some machine misses the constraints and none meets them. Machines that cannot be built do not
-    count; their rows say why.
+    """True if none of these machines meets the constraints and at least one misses them. Machines that cannot
+    be built do neither.
     """
     missed = False
     for number in tried:
@@ -547,8 +549,8 @@ def _none_meets(over: Space, asked: Constraints, tried: Sequence[int]) -> bool:
 
 
 def _slice(over: Space, one: Constraint) -> Sequence[int]:
-    """Returns machines with all values of the axes that a constraint names; () if it names anything else, or
-    there are too many.
+    """Returns one machine per combination of values on the axes that a constraint names; () if it names
+    anything else, or there are more than `TRIED`.
     """
     lengths = [len(axis.values) if axis.key in one.names else 1 for axis in over.axes]
     if not one.names <= {axis.key for axis in over.axes} or prod(lengths) > TRIED:

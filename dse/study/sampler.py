@@ -53,8 +53,8 @@ class Search:
 
     method: Literal["exhaustive", "random", "qmc", "nsga2", "nsga3", "tpe"] = "exhaustive"
     seed: Annotated[int, Field(ge=0)] = 0
-    # machines per generation; 0: 256 for methods that do not learn, GROWN with prune, 16 for nsga2 and nsga3,
-    # 4 for tpe
+    # machines per generation; 0: 256 for methods that do not learn (with prune: `GROWN`), 16 for nsga2 and
+    # nsga3, 4 for tpe
     generation: Annotated[int, Field(ge=0)] = 0
     population: Annotated[int, Field(ge=2)] = 24  # of nsga2 and nsga3
     startup: Annotated[int, Field(ge=2)] = 16  # trials before tpe learns
@@ -191,7 +191,8 @@ def machine_at(grid: Grid, positions: Sequence[int]) -> int:
 
 
 def permutation(size: int, seed: int, positions: Ints) -> Ints:
-    """Returns the images of `positions` (each < size <= LARGEST) under a seeded permutation of 0..size-1.
+    """Returns the images of `positions` (each < size <= `LARGEST`) under a seeded permutation of
+    0..size-1.
 
     A Feistel network on the smallest even number of bits that holds size, applied again until the result is <
     size (at most 4 rounds expected). It needs no memory, and any part of the order can be computed by itself.
@@ -237,8 +238,10 @@ def block(search: Search, size: int, number: int) -> tuple[int, int]:
     """Returns (first, last + 1) of a generation's machines, as positions in the order of an enumerated
     search.
 
-    >>> [block(Search(prune=True), 1000, g) for g in range(4)], block(Search(generation=7), 10, 1)
-    ([(0, 32), (32, 64), (64, 128), (128, 256)], (7, 10))
+    >>> [block(Search(prune=True), 1000, g) for g in range(4)]
+    [(0, 32), (32, 64), (64, 128), (128, 256)]
+    >>> block(Search(generation=7), 10, 1)
+    (7, 10)
     """
     first = sum(map(search.batch, range(min(number, GROWTH)))) + max(number - GROWTH, 0) * search.batch(
         number
@@ -280,8 +283,8 @@ def _draw(draft: Draft, machines: Iterator[int], source: str) -> None:
 
 
 def _sobol(search: Search, grid: Grid, reach: int) -> Iterator[int]:
-    """Yields machines of a scrambled Sobol sequence over the axes, long enough to contain `reach` distinct
-    ones as a rule.
+    """Yields machines of a scrambled Sobol sequence over the axes. As a rule, `reach` of them are
+    distinct.
     """
     from scipy.stats import qmc  # slow to import, and actors never sample
 
@@ -320,8 +323,8 @@ def _steer(
     shown: Sequence[Trial],
     draft: Draft,
 ) -> None:
-    """Asks Optuna until the draft is full or ATTEMPTS are used up. Machines that break a constraint are told
-    to it at once.
+    """Adds machines that Optuna proposes, until the draft is full or ATTEMPTS are used up. Machines that
+    break a constraint are reported to Optuna at once, with the worst values of the window.
     """
     space = _distributions(grid)
     rng = np.random.default_rng(seed_of(search, generation))
@@ -345,8 +348,8 @@ def _steer(
 def _unasked_neighbour(
     grid: Grid, positions: Sequence[int], taken: Collection[int], rng: np.random.Generator
 ) -> int:
-    """Returns a machine that was not asked yet, a neighbour of the last one on a short random walk; -1 if
-    none was met.
+    """Walks at random from these positions. Returns a machine that was not asked yet and is one step from the
+    walk; -1 if there is none within WALK_STEPS.
     """
     here = list(positions)
     for _ in range(WALK_STEPS):
@@ -389,8 +392,8 @@ def _rebuild_study(
 ) -> optuna.Study:
     """Returns an in-memory study with these trials.
 
-    A machine without values gets the worst ones among them; its violations rank it. All trials count as the
-    sampler's generation 0, so that NSGA chooses its parents from the whole window.
+    A trial without values gets the worst value of each objective; its violations rank it. All trials count as
+    the sampler's generation 0, so that NSGA chooses its parents from the whole window.
     """
     import optuna
 

@@ -79,8 +79,8 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
     """Reads and checks a study file.
 
     sets: "stop.machines=60" each, merged into the document
-    within: a folder that all files named by the study must be in, where the study comes with a run made
-        elsewhere
+    within: a folder that must contain all files named by the study (a run's folder that may come from
+        others); None: any
 
     Paths in the file are relative to it. Raises StudyError with all faults, one line each.
     """
@@ -172,8 +172,8 @@ def to_yaml(study: Study) -> str:
 
 
 def files(study: Study) -> dict[str, bytes]:
-    """Returns the files that make a run folder relocatable: path in the folder -> content. study.yaml among
-    them loads to an equal study.
+    """Returns the files that make a run folder relocatable: path in the folder -> content. Loading study.yaml
+    among them gives an equal study.
     """
     found = {
         "study.yaml": to_yaml(study).encode(),
@@ -237,7 +237,9 @@ def columns(study: Study, table: str) -> dict[str, Column]:
 
 
 def chosen(place: int) -> str:
-    """Returns the column of the table chosen for the mapping of a workload's distinct einsum, 0 first."""
+    """Returns the column of the table chosen with the mapping of a workload's distinct einsum. place: its
+    index, from 0.
+    """
     return f"mapping_{place + 1}"
 
 
