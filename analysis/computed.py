@@ -23,8 +23,8 @@ VIEWS = ("choices", "einsums", "workload_costs", "prices", "schedules", "segment
 PACKED = "chosen"  # the table that choices are stored in
 ONLY = "SEMI JOIN internal.asked USING (machine)"
 WHOLE = ("BIGINT", "INTEGER", "UBIGINT", "HUGEINT")  # types that a column of machine numbers may have
-# Up to so many machines, choices are read into a table before the view `traffic` computes from them: it uses
-# them twice, and costs them in one call then.
+# Up to so many machines, choices are copied into the table internal.gathered before the view `traffic` costs
+# them: the view uses them twice, and from a table they are costed in one call.
 GATHERED = 50_000
 
 
@@ -59,8 +59,8 @@ def views(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def source(con: duckdb.DuckDBPyConnection, only: str = "") -> None:
-    """Creates the views from which computed views take machines, points and choices; nothing if there is no
-    function. only: a join that leaves machines out.
+    """Creates the views from which computed views take machines, points and choices; does nothing if no
+    functions are registered. only: SQL of a join that leaves machines out.
     """
     if con.execute(
         "SELECT count(*) FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name = 'uniques'"
@@ -96,8 +96,8 @@ def points(con: duckdb.DuckDBPyConnection) -> dict[str, str]:
 
 @contextmanager
 def narrow(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
-    """Yields the statement to run instead of this one. Inside, views have only the machines that the
-    statement asks for, if it names them in a condition.
+    """Yields the statement to run instead of this one. Within the context, views have only the machines that
+    the statement asks for, if it names them in a condition.
     """
     found = _rewrite(con, text)
     if found is None:
@@ -121,8 +121,8 @@ def narrow(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
 
 @contextmanager
 def narrow_to(con: duckdb.DuckDBPyConnection, machines: pa.Table) -> Iterator[None]:
-    """Narrows the views to these machines inside; internal.asked has the rows given. After a fault the views
-    stay narrow until the next statement, which calls `widen`.
+    """Narrows the views to these machines within the context; internal.asked has the rows given. After a
+    fault the views stay narrow until the next statement, which calls `widen`.
     """
     con.register("machines_of_a_front", machines)
     con.execute("CREATE OR REPLACE TABLE internal.asked AS FROM machines_of_a_front")

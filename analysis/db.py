@@ -3,7 +3,7 @@
 Views follow a run in progress: each query looks at the manifest again, and reads only parts that are what was
 committed (dse/run/folder.py). The check works on the syntax tree: a statement may name views and harmless
 table functions only. Even past it, nothing can be reached but the folder's parts and a temporary folder.
-Longer than 400 lines: what a statement may reach is seen in one place.
+The file is long so that all that a statement may reach is seen in one place.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Values = NDArray[np.float64]
 TRIES = 5  # attempts: compaction may replace a part between reading the manifest and reading the part
 TIMEOUT_S = 60.0
 MAX_BYTES = 1 << 30  # largest answer, which is collected in memory
-INTERRUPTED = "Query interrupted"  # RuntimeError that DuckDB makes of Ctrl-C in the main thread
+INTERRUPTED = "Query interrupted"  # message of the RuntimeError that DuckDB raises for Ctrl-C
 GIVE_UP_S = 2.0  # seconds of interrupts, after which a function that ignores them is left running
-ONCE = ("mappings", "counts")  # keyed by content: several parts may have the same rows, which count once
+ONCE = ("mappings", "counts")  # keyed by content: a row may be in several parts, and is shown once
 KINDS = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL)\b")
 EXPLAIN = re.compile(r"^\s*explain\s+(analyze\s+)?(\([^)]*\)\s*)?", re.I)
@@ -87,7 +87,7 @@ def connect(
 
     schemas: columns of each table: a table without a part becomes an empty view, and a column that older
         parts lack is NULL
-    asked: functions that compute values that are not stored; None: such values are missing
+    asked: what computes the values that are not stored; None: such values are missing
     skip_damaged: leave groups with a damaged part out, instead of raising Damaged
 
     Raises QueryError if the folder has no run.
@@ -172,7 +172,7 @@ def _each_once(con: duckdb.DuckDBPyConnection, root: Path) -> None:
             if twice:
                 named = table.removeprefix("stored_")
                 raise Damaged(
-                    f"{root}: {named} of machine {twice[0][0]} stand twice, of several runs perhaps; "
+                    f"{root}: {named} of machine {twice[0][0]} stand twice, perhaps from several runs; "
                     f"{folders.advice(root)}"
                 )
 
@@ -181,12 +181,12 @@ def query(con: duckdb.DuckDBPyConnection, text: str, seconds: float = TIMEOUT_S)
     """Returns the result of one SELECT, WITH, FROM, VALUES, EXPLAIN, DESCRIBE or SUMMARIZE statement. Ctrl-C
     interrupts it.
 
-    Metadata of a result column names the column of a view that it is (analysis/origin.py). Raises QueryError,
-    in one line, for other statements and those that DuckDB refuses; Stopped for one that takes too long;
-    Damaged for the folder.
+    Metadata of a result column names the column of a view that it shows (analysis/origin.py). Raises
+    QueryError, in one line, for other statements and those that DuckDB refuses; Stopped for one that takes
+    too long; Damaged for parts of the folder that are not what was committed.
     """
     with as_query_error():
-        text.encode()  # what the command line could not decode stands for no character
+        text.encode()  # raises for bytes of the command line that are no UTF-8
         computed.widen(con)
         refresh(con)
         _gate(con, text)
@@ -194,7 +194,7 @@ def query(con: duckdb.DuckDBPyConnection, text: str, seconds: float = TIMEOUT_S)
 
 
 def _with_origins(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) -> pa.Table:
-    """Returns the result with the column of a view that each of its columns is, as metadata ("": none)."""
+    """Returns the result, each column with the column of a view that it shows as metadata ("": none)."""
     sources = origin.columns(con, text, found.column_names)
     fields = [
         field.with_metadata({COLUMN: source}) for field, source in zip(found.schema, sources, strict=True)
@@ -204,7 +204,7 @@ def _with_origins(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) ->
 
 @contextmanager
 def as_query_error() -> Iterator[None]:
-    """Turns any error of a statement into a QueryError of one line; Ctrl-C stays one."""
+    """Turns any error of a statement into a QueryError of one line, but Ctrl-C into KeyboardInterrupt."""
     try:
         yield
     except (duckdb.Error, pa.ArrowException, OSError, RecursionError, UnicodeError) as error:
@@ -241,8 +241,8 @@ def front(
 
     objectives: columns of points, as 'x', '-x', 'x:max' or 'x:min' (sql/macros.sql)
     where: SQL condition over points and machines
-    by: one front for each value of these columns, which come first
-    distinct: one point, the first, of points with equal objectives; `tied_designs` is how many there are
+    by: one front for each value of these columns; they are the first columns of the result
+    distinct: of points with equal objectives only the first; its column `tied_designs` is their number
     """
     refresh(con)
     points, designs = (_columns(con, table) for table in ("points", "designs"))
@@ -301,7 +301,7 @@ def front(
         f"WITH compared AS MATERIALIZED (SELECT {first} FROM {rows}) SELECT machine, schedule FROM {fronts}",
         seconds,
     )
-    with as_query_error(), computed.narrow_to(con, best):  # all else of them alone
+    with as_query_error(), computed.narrow_to(con, best):  # compute all other columns for these points only
         chosen = f"designs SEMI JOIN internal.asked USING (machine, schedule){once}"
         return _query_with_retry(
             con, f"SELECT {first}{alike}, * EXCLUDE ({first}) FROM {chosen} ORDER BY {ordered}", seconds
@@ -475,8 +475,8 @@ def _gate(con: duckdb.DuckDBPyConnection, text: str) -> None:
     # DuckDB writes a PIVOT without IN as a CREATE TYPE and a SELECT of its own
     if any(not statement.query for statement in statements):
         raise QueryError(
-            "PIVOT must list its values, PIVOT ... ON x IN ('a', 'b') USING ...: to find them it "
-            "would write, and the tables are read-only"
+            "PIVOT must list its values, PIVOT ... ON x IN ('a', 'b') USING ...: to find them "
+            "DuckDB would write, and the tables are read-only"
         )
     if len(statements) != 1:
         raise QueryError(

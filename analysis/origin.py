@@ -1,5 +1,5 @@
-"""Traces each column of a statement's result to the column of a view that it is. Units come from that column,
-never from an alias.
+"""Traces each column of a statement's result to the column of a view that it shows unchanged. Units come from
+that column, never from an alias.
 
 Only plain references are followed, through subqueries, WITH, joins, set operations and fronts. An expression
 (min(x), x / y, CASE, a cast) is no column of a view, and neither is anything that cannot be followed with
@@ -44,12 +44,12 @@ class Scope:
 
     relations: Mapping[str, Columns | None]  # alias -> columns; None: unknown
     star: Columns | None  # columns of `*`, in order; None: unknown
-    unsure: frozenset[str] = frozenset()  # columns of USING that differ between both sides
+    unsure: frozenset[str] = frozenset()  # columns of USING whose sides may show different view columns
 
 
 def columns(con: duckdb.DuckDBPyConnection, text: str, names: Sequence[str]) -> list[str]:
-    """Returns for each result column of a statement the column of a view that it is, or "". names: of the
-    result.
+    """Returns for each result column of a statement the column of a view that it shows unchanged, or "".
+    names: of the result's columns.
 
     >>> con = duckdb.connect()
     >>> _ = con.execute("CREATE VIEW points AS SELECT 1.5 AS energy_pj, 2.0 AS area_mm2")
@@ -123,8 +123,8 @@ def _united(left: Columns | None, right: Columns | None, by_name: bool) -> Colum
 
 
 def _same(one: str | None, other: str | None) -> str:
-    """Returns the view column that both columns are, else "". None: the side lacks the column, which is NULL
-    there.
+    """Returns the view column that both columns show, else "". None: that side of a set operation lacks the
+    column, so its rows are NULL.
     """
     known = {source for source in (one, other) if source is not None}
     return known.pop() if len(known) == 1 else ""

@@ -168,8 +168,8 @@ Bars = Sequence[tuple[str, Mapping[str, float]]]  # label of a row -> size by pa
 
 
 def breakdown(panels: Mapping[str, Bars], what: str, title: str) -> Picture:
-    """Draws stacked bars: a panel per column (energy_pj, latency_ns), a row per label. what: what the labels
-    are.
+    """Draws stacked bars: a panel per column (energy_pj, latency_ns), a row per label. what: the title of
+    their axis.
 
     A component has the same shade and hatch in all panels, by its position among the parts (the machine's
     order).
@@ -206,7 +206,7 @@ def breakdown(panels: Mapping[str, Bars], what: str, title: str) -> Picture:
                     label=part,
                 )
                 left += wide
-            # a part of width 0 at the end takes Matplotlib's own margin away
+            # set here, because a last part of width 0 would remove Matplotlib's own margin
             ax.set_xlim(0, 1.04 * max(left, default=0.0) or 1.0)
             ax.set_xlabel(label)
             ax.set_yticks(range(len(shown)), [text for text, _ in shown])
@@ -370,7 +370,11 @@ def _value(parameter: str, value: Any) -> str:
 def progress(
     volume: Sequence[tuple[int, float]], statuses: Mapping[str, Sequence[int]], title: str
 ) -> Picture:
-    """Draws hypervolume over machines done, and the number of machines by status (statuses: cumulative)."""
+    """Draws hypervolume over machines done, and the number of machines by status.
+
+    volume: (machines done, hypervolume as a share of the last)
+    statuses: status -> its number of machines after 1, 2, ... machines are done
+    """
     with mpl.rc_context(STYLE):
         figure, axes = _figure(7.2, 4.6, 2, 1, sharex=True, height_ratios=[2, 1])
         top, low = axes[:, 0]
@@ -453,7 +457,7 @@ def nest(lines: Sequence[Line], title: str, subtitle: str) -> Picture:
                 said = (
                     f"{units.quantity('bytes', value)}{f', {_percent(full)}' if full is not None else ''}"
                     if value
-                    else "(above)"
+                    else "(counted above)"
                 )
                 ax.annotate(
                     said,

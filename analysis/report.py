@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 from plotly.offline import get_plotlyjs
 
+# how report.js reads the numbers of a column -> NumPy type
 KINDS = {"f4": np.dtype("<f4"), "u1": np.dtype("u1"), "u2": np.dtype("<u2"), "i4": np.dtype("<i4")}
+# characters that could end a script element or a line -> their escapes in JSON
 BREAKS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
@@ -44,7 +46,8 @@ class Page:
     title: str
     facts: Mapping[str, Any]  # JSON for the page; report.js reads its keys
     columns: Sequence[Column]
-    details: Mapping[str, Any] = field(default_factory=dict)  # JSON about the points that are explained
+    # mappings of the front's points, as JSON for the page; other points have none
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 def document(page: Page) -> str:

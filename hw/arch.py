@@ -220,7 +220,7 @@ class Memory:
     # roles (`nest.role`) of the tensors that may stand there: first input, other inputs (weight), output
     may_keep: Roles = ROLES  # type: ignore[assignment]
     burst: Bytes | None = None  # bytes that move at once (a cache line, a DRAM burst)
-    partial_write: Literal["masked", "rmw"] = "masked"  # rmw: a line that is written in part is read before
+    partial_write: Literal["masked", "rmw"] = "masked"  # rmw: a line that is written in part is read first
     row: Bytes | None = None  # bytes of a DRAM row
     row_banks: Count | None = None  # DRAM banks; None: 1
     row_interleave: Bytes | None = None  # bytes after which the next DRAM bank follows; None: a row
@@ -344,7 +344,7 @@ class Access:
     row_pj: float = part("layout", 0.0, "a level of rows: one row opened")
     # from one opening of a row to the next one in the same bank
     row_cycles: float = part("layout", 0.0)
-    # whether a line that is written in part is read before
+    # whether a line that is written in part is read first
     rmw: bool = part("layout", False)
     # SRAM arrays that each serve a word at a time; 0: bank conflicts are not modelled
     banks: int = part("layout", 0)
@@ -458,9 +458,10 @@ class Arch:
     def ideal(self) -> Arch:
         """Returns the machine without lines, rows, banks and networks, where layouts and hops cost nothing.
 
-        A mapping moves no more words there than on this machine and needs no more capacity. It may take more
-        cycles: storage nodes that stay outside of a loop for the sake of a layout sink below it there
-        (`sink`, dse/sim/counts/terms.py), and smaller tiles change more often.
+        A mapping moves no more words on the ideal machine than on this one and needs no more capacity. It may
+        take more cycles: a storage node that stays outside of a loop on this machine, for the sake of a
+        layout, sinks below the loop on the ideal one (`sink`, dse/sim/counts/terms.py), and its smaller tiles
+        change more often.
         """
         return self.without("layout", "network") if self.layout_sensitive() else self
 
@@ -475,8 +476,8 @@ class Arch:
         return self.without(*COSTS, "area", "label")
 
     def unbounded(self) -> Arch:
-        """Returns the machine with unbounded outermost capacity. What tensors occupy there depends on no
-        mapping; it is checked in dse/sim/schedule/outermost.py.
+        """Returns the machine with unbounded outermost capacity. How much of it tensors occupy depends on
+        no mapping; dse/sim/schedule/outermost.py checks it.
         """
         outer = self.levels[0]
         return (
@@ -547,8 +548,8 @@ class Arch:
         return levels + self.compute.leak_mw * self.instances(len(self.levels)) + self.compute.vector_leak_mw
 
     def slow_levels(self) -> tuple[str, ...]:
-        """Returns the levels whose arrays are slower than the clock, as `GBUF (2 cycles)`. Their bandwidth is
-        divided already.
+        """Returns the levels whose arrays are slower than the clock, as `GBUF (2 cycles)`. Their `bandwidth`
+        accounts for it.
         """
         return tuple(
             f"{level.name} ({level.access_cycles} cycles)" for level in self.levels if level.access_cycles > 1

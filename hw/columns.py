@@ -117,12 +117,12 @@ def group_equal_rows(rows: NDArray[Any]) -> tuple[Ints, Ints]:
 
 
 def joined(several: Sequence[Columns]) -> Columns:
-    """Returns the columns of all machines of several blocks of one space, in order."""
+    """Returns the columns of several groups of machines of one space, one group after the other."""
     return _each(several, np.concatenate)
 
 
 def _each(several: Sequence[Columns], of: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Columns:
-    """Returns Columns in which every array is of([that array of each block])."""
+    """Returns Columns whose every array is `of` applied to the list of that array in all blocks."""
     first, own = several[0], [one.name for one in fields(Columns)[1:]]
     changes: dict[str, Any] = {
         name: of([getattr(one, name) for one in several]) for name in own if name not in ("levels", "compute")

@@ -219,12 +219,13 @@ def dram_kinds() -> list[str]:
     return list(_named("dram", "kind"))
 
 
-MAX_NAMES = 20  # so many known names are all listed
-NEAREST = 5  # of more, so many
+MAX_NAMES = 20  # up to so many valid names are all listed by a message
+NEAREST = 5  # if there are more, so many of the nearest ones
 
 
 def closest_name(word: str, known: Iterable[str]) -> str:
-    """Returns the advice for a misspelt word: the closest known name, or all of them, or of many the nearest.
+    """Returns the advice for a misspelt word: the one name that is similar; else all valid names, or the
+    nearest ones if there are more than MAX_NAMES.
     >>> closest_name("lpdr4", ["sram", "lpddr4"])
     'did you mean lpddr4?'
     """
@@ -251,7 +252,7 @@ def show(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-SAYS = {
+SAYS = {  # pydantic's type of an error -> what is wrong; what to write
     "missing": "is missing; add it",
     "string_pattern_mismatch": "is no name; use lower case letters, digits and _, a letter first",
     "string_type": "must be a text; write a word",
@@ -359,7 +360,7 @@ def node_faults(spec: Machine, node: Node, outermost: bool = False) -> list[str]
 
 
 def contradictions(spec: Machine, node: Node, outermost: bool = False) -> list[str]:
-    """Returns the faults of one node that show without looking into a table."""
+    """Returns the faults of one node that need no table to be found."""
     if isinstance(node, Memory):
         return [*_memory_faults(node, outermost), *_access_faults(node)]
     return list(_array_faults(node) if isinstance(node, Array) else _mac_unit_faults(spec, node))
@@ -581,7 +582,7 @@ def _access_faults(node: Memory) -> Iterator[str]:
     ):
         yield (
             f"{key}.row_interleave = {show_bytes(node.row_interleave)} must divide row = {show_bytes(row)} "
-            f"and be a multiple of burst = {show_bytes(burst)}; use one of both"
+            f"and be a multiple of burst = {show_bytes(burst)}; use either of these"
         )
     if node.bank_map is not None and node.kind != "sram":
         yield f"{key}.bank_map = {node.bank_map} is for kind: sram; leave it out, or use row_banks"

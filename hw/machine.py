@@ -85,8 +85,9 @@ def load(name_or_path: str) -> Machine:
 
 
 def parse(data: object, name: str) -> tuple[Machine, list[str]]:
-    """Returns the machine of a YAML document, and its faults. If there are faults, the machine is only a
-    stand-in. name: used where the document gives none.
+    """Returns the machine of a YAML document, and its faults. If there are faults, the machine is not to be
+    used: harmless values replace faulty ones, and faulty nodes are missing. name: where the document gives
+    none.
     """
     if not isinstance(data, dict):
         return STAND_IN, [NO_MACHINE]

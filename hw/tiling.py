@@ -2,7 +2,7 @@
 
 Source: SMAUG's SMV backend (Xi et al. 2020). Dimensions of activations: [batch, rows, columns, channels], or
 [batch, activations]; of weights: [kernels, rows, columns, channels]. `full`: the optimizer never cuts this
-dimension. A number other than 1 (4): the optimizer needs this dimension uncut.
+dimension. A number other than 1, here 4: it does not cut this dimension either.
 """
 
 from __future__ import annotations

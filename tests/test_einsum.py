@@ -245,8 +245,8 @@ def test_kinds(text: str, kind: str) -> None:
     [
         ("C[m,n] A[m]", {"m": 2, "n": 2}, 'no "=", "+=" or "max="'),
         ("C[m] = ", {"m": 2}, "no product, sum or function"),
-        ("= A[m]", {"m": 2}, "must stand one output"),
-        ("C[m] D[m] = A[m]", {"m": 2}, "must stand one output"),
+        ("= A[m]", {"m": 2}, "must be one output"),
+        ("C[m] D[m] = A[m]", {"m": 2}, "must be one output"),
         ("C[m] = A[m] B[m]", {"m": 2}, "no product, sum"),
         ("C[m] = A[m] / B[m]", {"m": 2}, "no product, sum"),
         ("C[m] = A[m] * B[m] + D[m]", {"m": 2}, "no product, sum"),

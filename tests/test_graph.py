@@ -209,7 +209,7 @@ def test_file(tmp_path: Path) -> None:
                 "einsums[1].repeat = 0: input should be greater than or equal to 1",
                 "einsums[1].txt is no key here; do you mean text?",
                 "einsums[2] = 7 must be an einsum text, or keys with text among them",
-                'einsums[3]: einsum "D[m = B[m]": left of "=" must stand one output as Name[ranks]',
+                'einsums[3]: einsum "D[m = B[m]": the left side of "=" must be one output, Name[ranks]',
             ],
         ),
         (
@@ -284,15 +284,15 @@ def test_a_border_that_nobody_told_is_a_warning() -> None:
     may leave less at the end.
     """
     assert lines(WINDOW, "O[k,h,w] += I[h+r-1,w+s-1] * W[k,r,s]") == [
-        "I[h+r-1,w+s-1] is stored as 29 x 29; padded alike on both sides it is 28 x 28; say which with "
+        "I[h+r-1,w+s-1] is stored as 29 x 29; with equal padding on both sides it is 28 x 28; say which with "
         "sizes: {I: [28, 28]}, or [29, 29] to keep it"
     ]
     assert lines(WINDOW, "O[k,p] += I[2*p+t-3] * W[k,t]") == [
-        "I[2*p+t-3] is stored as 226; padded alike on both sides it is 223 to 224; say which with "
+        "I[2*p+t-3] is stored as 226; with equal padding on both sides it is 223 to 224; say which with "
         "sizes: {I: [224]}, or [226] to keep it"
     ]
     assert lines(WINDOW, "O[2*h+r-1] += I[h] * W[r]")[0].startswith(
-        "O[2*h+r-1] is stored as 56; padded alike on both sides it is 55; "
+        "O[2*h+r-1] is stored as 56; with equal padding on both sides it is 55; "
     )
     assert lines(WINDOW, "O[k,h] += I[h+r] * W[k,r]") == lines(WINDOW, "O[h] = I[h+4]") == []
 
@@ -303,7 +303,7 @@ def test_a_size_that_is_told_or_made_is_no_warning(tmp_path: Path) -> None:
     for index in ("h+r-1", "h+r-2"):  # on both sides, or all at the start (causal)
         assert lines(WINDOW, "A[h] = f(X[h])", f"O[h] += A[{index}] * W[r]") == []
     assert lines(WINDOW, "A[h] = f(X[h])", "O[h] += A[h+r] * W[r]") == [
-        "A[h+r] is stored as 28; padded alike on both sides it is 30; say which with sizes: {A: "
+        "A[h+r] is stored as 28; with equal padding on both sides it is 30; say which with sizes: {A: "
         "[30]} where it is made, or [28] here to keep it"
     ]
     (tmp_path / "w.yaml").write_text(
@@ -331,7 +331,7 @@ STORED = {
     "bits": (
         "bits: {A: 8}",
         "bits: {A: 16}",
-        "tensor A has bits = 8 in P, and has bits = 16 in Q; give both the same",
+        "tensor A has bits = 8 in P, and has bits = 16 in Q; give both the same bits",
     ),
     "unsaid": (
         "",
@@ -346,7 +346,7 @@ STORED = {
     "density": (
         CSR,
         CSR.replace("0.5", "0.6"),
-        "tensor A has density = 0.5 in P, and has density = 0.6 in Q; give both the same",
+        "tensor A has density = 0.5 in P, and has density = 0.6 in Q; give both the same density",
     ),
     "index": (
         CSR,

@@ -284,7 +284,7 @@ def test_read_right(tmp_path: Path, content: str, nnz: int) -> None:
         (REAL + SIZE + "1.5 1 2\n1 2 3\n", "line 3: invalid integer value"),
         (REAL + SIZE + "1 1 2\n", "holds 1 entries, but its size line names 2"),
         (REAL + SIZE + "1 1 2\n2 2 2\n3 3 3\n", "holds more entries than the 2"),
-        (REAL + SIZE + "\n1 1\n2 2\n", "line 4: '1 1' must be 3 numbers, for the field is real"),
+        (REAL + SIZE + "\n1 1\n2 2\n", "line 4: '1 1' must be 3 numbers, because the field is real"),
         (
             "%%MatrixMarket matrix coordinate pattern general\n" + SIZE + "1 1 5\n2 2 1\n",
             "line 3: '1 1 5' must be 2 numbers",

@@ -565,7 +565,7 @@ BROKEN = [
     (
         "no such day",
         "clock_mhz: 2020-13-45\n",
-        ["no YAML (a date that does not exist, a number that is none, or a key that is a list); correct it"],
+        ["no YAML (a date that does not exist, a number tag on text, or a key that is a list); correct it"],
     ),
     (
         "all at once",

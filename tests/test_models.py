@@ -250,7 +250,7 @@ def test_what_could_multiply_is_told(tmp_path: Path) -> None:
     w = load(mystery(tmp_path))
     assert w.unknown == ("Mystery_n1",)
     assert warning(w) == (
-        "net: 1 unknown operators count as data movement, their products, if they have any, as nothing: "
+        "net: 1 unknown operators count as data movement, without the MACs that they may have: "
         "Mystery_n1; they write 75 % of all elements"
     )
     line, _ = check.file(str(tmp_path / "net.onnx"))

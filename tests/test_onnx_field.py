@@ -84,7 +84,7 @@ def test_what_the_standard_does_not_know_is_a_warning() -> None:
     w = load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=10), name="net")
     assert w.macs() == 24
     assert list(w.warnings) == [
-        "net: MatMul n: attribute vendor is none that the standard knows of MatMul; it is left out",
+        "net: MatMul n: attribute vendor: the standard has none of that name for MatMul; it is left out",
         "net: MatMul n: x tensor(float16), w0 tensor(float): types that the standard does not allow "
         "for MatMul; counted as they are",
     ]

@@ -422,7 +422,7 @@ def test_what_has_no_gradient() -> None:
     steps = text.workload({"m": 4}, "Y[m] = floor(W[m])", weights=["W"])
     with pytest.raises(
         WorkloadError,
-        match=r": Y \(floor\) has no gradient, and no weight lies behind a result by another way",
+        match=r": Y \(floor\) has no gradient, and every way from a weight to a result leads through such",
     ):
         training.training(steps)
     lost = text.workload({"m": 4, "n": 3}, "Y[m] += A[m,n] + B[m]", weights=["B"])
@@ -453,8 +453,8 @@ def test_faults_are_one_line(source: str, fault: str) -> None:
     [
         (
             "Y[m] = argmax(H[m,n])",
-            "Y (argmax) has no gradient, and no weight lies behind a result by another way, so there "
-            "is nothing to train; leave it out",
+            "Y (argmax) has no gradient, and every way from a weight to a result leads through such "
+            "operators, so there is nothing to train; leave it out",
         ),
         (
             "Y[m] += H[m,n] + W2[m]",

@@ -2,7 +2,7 @@
 a known number of trips.
 
 A body is inlined once and repeated. The link `Step` provides what each trip reads (its slice of a scan input,
-or a state), the link `Stacked` returns what the trips leave. Both are of the domain LINKS and move no data:
+or a state), the link `Stacked` collects what the trips return. Both are of the domain LINKS and move no data:
 an einsum of the body reads its operand in each trip, and writes its share of a result in each trip.
 """
 
@@ -29,7 +29,7 @@ class Body:
     constants: tuple[TensorProto, ...]  # of the body, renamed
     trips: int  # how often the body runs
     states: tuple[tuple[str, str], ...]  # (state at the start of a trip, state at its end)
-    counter: str = ""
+    counter: str = ""  # of a Loop: the tensor with the number of the trip; "": none
 
 
 def attributes(node: NodeProto) -> dict[str, Any]:
@@ -150,7 +150,9 @@ def _goes_on(graph: GraphProto) -> bool:
 def _ends(
     made: Sequence[str], results: Sequence[str], states: int, trips: int, axes: Sequence[int]
 ) -> list[NodeProto]:
-    """Returns links to the results. Each link also reads the states, which all trips need."""
+    """Returns links to the results. Each link also reads the states that a trip leaves: the next trip needs
+    them, so the nodes that make them must not count as unread.
+    """
     own = [None] * states + list(axes)
     return [
         _link("Stacked", [name, *made[:states]], result, axis, trips)

@@ -75,7 +75,7 @@ NETWORKS: dict[str, Callable[..., Workload]] = {
         gnn.graphsage,
     )
 } | hpc.SOLVERS
-FILES = {
+FILES = {  # names of ONNX files -> the file's name without .onnx
     **{plain: light for plain, light in MODELS.items() if plain not in NETWORKS},
     **{light: light for light in MODELS.values()},
 }

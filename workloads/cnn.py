@@ -112,8 +112,10 @@ def conv_transpose(
     """Transposed convolution by its **input** size p x q: each input element is spread over a window of the
     output.
 
-    pad: rows and columns cropped off every border; output_pad: of those at the end, how many are kept all the
-    same, as in PyTorch and ONNX. The output has (p - 1) * stride + (r - 1) * dilation + 1 - 2 * pad +
+    pad: rows and columns cropped off every border
+    output_pad: how many of those at the end are not cropped after all, as in PyTorch and ONNX
+
+    The output has (p - 1) * stride + (r - 1) * dilation + 1 - 2 * pad +
     output_pad rows.
     """
     faults = _group_faults("conv_transpose", groups, k, c)
@@ -156,7 +158,7 @@ def unary(n: int, function: Literal["relu", "sigmoid", "tanh", "gelu", "silu", "
 
 
 def binary(n: int, rows: int = 1, function: Literal["add", "sub", "mul", "div", "max"] = "add") -> Cascade:
-    """A function of two operands of n elements; the second is the same for every row of the first."""
+    """A function of two operands: rows of n elements, and n elements that are the same for every row."""
     return (einsum(f"Y[m,n] = {function}(A[m,n], B[n])", {"m": rows, "n": n}, "binary"),)
 
 
@@ -185,7 +187,7 @@ def batchnorm(
 def _convolution(
     name: str, sizes: tuple[int, int, int, int], windows: Windows, stride: int, dilation: int, pad: int
 ) -> Cascade:
-    """sizes: batch, groups, filters, channels."""
+    """Returns a convolution over len(windows) dimensions. sizes: batch, groups, filters, channels."""
     n, groups, k, c = sizes
     image = _image(windows, stride, dilation, pad)
     refuse(_group_faults(name, groups, k, c) + _pad_faults(name, pad, "input", image))
@@ -215,7 +217,7 @@ def _index(dims: int, stride: int, dilation: int, pad: int) -> str:
 
 
 def _image(windows: Windows, stride: int, dilation: int, pad: int) -> list[int]:
-    """Size of what the windows reach, without the padding."""
+    """Size of the image that the windows cover, without the padding."""
     return [(p - 1) * stride + (r - 1) * dilation + 1 - 2 * pad for p, r in windows]
 
 

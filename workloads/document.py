@@ -60,13 +60,13 @@ def read(path: Path) -> tuple[object, list[str]]:
             "of a YAML file"
         ]
     if len(data) > MAX_BYTES:
-        return None, [f"holds more than {MAX_BYTES >> 20} MiB, which no file of ours does; give another one"]
+        return None, [f"is larger than {MAX_BYTES >> 20} MiB, as no such file of dse is; give another one"]
     return parse(text)
 
 
 def is_kind(data: object, keys: Collection[str]) -> bool:
-    """True if a document has one of these keys, so that it is of their kind. Only then may a message quote
-    it.
+    """True if a document has one of these keys, that is, if it is of the kind of file that has them. Only
+    then may a message quote it.
     """
     return isinstance(data, dict) and any(key in keys for key in data if isinstance(key, str))
 
@@ -86,13 +86,13 @@ def parse(text: str) -> tuple[object, list[str]]:
     # raised by tags on values that do not fit them
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
         return None, [
-            "no YAML (a date that does not exist, a number that is none, or a key that is a list); correct it"
+            "no YAML (a date that does not exist, a number tag on text, or a key that is a list); correct it"
         ]
 
 
 def _unquoted(problem: str) -> str:
-    """Returns the YAML reader's complaint without text quoted from the file; brackets and commas are its own
-    words.
+    """Returns PyYAML's message without text quoted from the file. Quoted punctuation, such as '[', is no such
+    text: PyYAML names the tokens that it expects.
     """
     own = re.sub(r"'[^\w'\"`]{1,9}'", "", problem)
     return problem if not re.search("[\"'`]", own) else re.split("[\"'`]", problem)[0].rstrip(" :")

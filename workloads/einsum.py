@@ -21,7 +21,7 @@ ASSIGN = re.compile(r"^(?P<out>[^=]*?)(?P<op>\+=|max=|=)(?P<body>.*)$", re.S)
 ACCESS = re.compile(r"([A-Za-z_]\w*)\s*\[([^\]]*)\]")
 CALL = re.compile(r"^([A-Za-z_]\w*)\s*\((.*)\)$", re.S)
 FORMATS = ("dense", "csr")
-GOGETA_BITS = 32  # bits of column indices and row pointers in GOGETA's figures: 4 bytes, like the values
+GOGETA_BITS = 32  # bits of column indices and row pointers as GOGETA counts them: 4 bytes, like the values
 SCALAR = "one"  # name of the rank of an einsum of scalars
 TERM = re.compile(r"([+-]?)(?:(\d+)\*)?([A-Za-z_]\w*|\d+)")
 
@@ -275,7 +275,7 @@ def _parsed(
             )
     out = ACCESS.findall(match["out"])
     if len(out) != 1 or ACCESS.sub("", match["out"]).strip():
-        raise WorkloadError(f'left of "{match["op"]}" must stand one output as Name[ranks]')
+        raise WorkloadError(f'the left side of "{match["op"]}" must be one output, Name[ranks]')
     inputs, kind = _body(match["op"], match["body"].strip())
     projections = []
     for tensor, index in (*out, *inputs):
@@ -344,7 +344,7 @@ def _affine(tensor: str, part: str) -> tuple[tuple[tuple[str, int], ...], int]:
         elif coefficient == 0:
             raise WorkloadError(f"{index} has coefficient 0; leave the rank out")
         elif match[1] == "-":
-            raise WorkloadError(f"{index} has a negative coefficient; turn the rank round")
+            raise WorkloadError(f"{index} has a negative coefficient; count the rank from its other end")
         else:
             terms.append((match[3], coefficient))
         rest = rest[match.end() :]

@@ -43,27 +43,31 @@ from workloads.operators import Shape, names_in
 from workloads.rebind import SCALARS, SHAPES, Batch
 
 FREE = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"}
+# operators that compute shapes: evaluated where the values of all inputs are known
 ON_SHAPES = names_in(
     "Gather Concat Unsqueeze Squeeze Slice Cast Add Sub Mul Div Floor Ceil Min Max Mod Neg Abs Range Equal "
     "Less Greater Not And Or Where Expand Reshape Identity ReduceProd ReduceSum ReduceMax ReduceMin "
     "Transpose Flatten Split"
 )
-RECURRENT = {"LSTM": 4, "GRU": 3, "RNN": 1}  # gates
+RECURRENT = {"LSTM": 4, "GRU": 3, "RNN": 1}  # operator -> its gates
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 QUANTISED = ("QuantizeLinear", "DequantizeLinear")
-SMALL_INTS, SMALL_FLOATS = 4096, 16
+SMALL_INTS, SMALL_FLOATS = 4096, 16  # elements of the largest constants whose values are kept
 NEWEST = onnx.defs.onnx_opset_version()
 Types = dict[str, TypeProto]
 
 
 @dataclass(slots=True)
 class Facts:
-    """Types, constants and small values of tensors. from_shapes: tensors computed from the shape of another
-    one; view_of: of a constant that only views another one (Reshape, ...), that other one; refusals: why a
-    shape is not known; warnings: what the file has that the ONNX standard does not know; trips: by the first
-    output of a node in a loop, how often the node runs; loop_state: states that a trip hands to the next one;
-    stored: the element type in which a tensor is stored, where it differs from the type that it is computed
-    in.
+    """Types, constants and small values of tensors.
+
+    from_shapes: tensors computed from the shape of another one
+    view_of: constant -> the constant of which it is a view (Reshape, ...)
+    refusals: tensor -> why its shape is not known
+    warnings: what the file has that the ONNX standard does not know
+    trips: first output of a node in a loop -> how often the node runs
+    loop_state: states that one trip of a loop leaves to the next
+    stored: tensor -> the element type in which it is stored, where it is computed in another one
     """
 
     types: dict[str, TypeProto] = field(default_factory=dict)
@@ -168,7 +172,7 @@ ANONYMOUS = {"", "?", "*", "-1", "None", "none", "unk", "unknown", "dynamic"}
 
 
 def _dimension(d: TensorShapeProto.Dimension, place: str) -> int | str:
-    """Size of a dimension, or its symbol; a dimension without a symbol of its own is named by its place."""
+    """Size of a dimension, or its symbol; `place` where it has no symbol of its own."""
     if d.HasField("dim_value") and d.dim_value > 0:
         return int(d.dim_value)
     return place if d.dim_param in ANONYMOUS else str(d.dim_param)
@@ -177,7 +181,9 @@ def _dimension(d: TensorShapeProto.Dimension, place: str) -> int | str:
 def feeds_of(
     where: str, graph: GraphProto, bind: dict[str, int], batch: int | None
 ) -> tuple[dict[str, Shape], dict[str, Shape] | None]:
-    """Shapes of the inputs; also as written, where `batch` replaces a batch of the file (else None)."""
+    """Shapes of the inputs; and, if `batch` replaces another batch, the shapes as the file fixes them (else
+    None).
+    """
     weights = {i.name for i in graph.initializer}
     dims: dict[str, list[int | str]] = {}
     faults = []
@@ -228,8 +234,11 @@ def _bind_faults(
 
 @dataclass(slots=True)
 class Walk:
-    """A walk over the graph, and the facts that it collects. before: facts at the batch that the file fixes,
-    where batch is another one; opsets: version of each operator set by domain, "" is ONNX's own.
+    """A walk over the graph, and the facts that it collects.
+
+    before: facts at the batch that the file fixes, if another one is asked for
+    batch: that other batch; None: the file's
+    opsets: domain -> version of its operator set; "" is ONNX's own domain
     """
 
     where: str
@@ -249,7 +258,7 @@ class Walk:
         return WorkloadError(f"{self.where}: {title(node)}: {why}")
 
     def declared(self) -> dict[str, TypeProto]:
-        """Types that the model declares of outputs and inner tensors, where they count."""
+        """Types that the model declares of outputs and inner tensors; none when the batch is changed."""
         graph = self.model.graph
         return {} if self.batch else {v.name: v.type for v in (*graph.output, *graph.value_info)}
 
@@ -318,8 +327,8 @@ def _walked(walk: Walk, node: NodeProto, declared: Types) -> list[NodeProto]:
 def _inside(
     walk: Walk, nodes: Iterable[NodeProto], constants: Iterable[TensorProto], declared: Types
 ) -> list[NodeProto]:
-    """Walk nodes and constants: of the whole graph, or of one inside an operator (a branch or body), in place
-    of the operator.
+    """Walk the constants and nodes of the whole graph, or of a graph inside an operator (a branch or body).
+    Returns the nodes, which in the second case replace the operator.
     """
     for t in constants:
         _constant(walk.where, t, walk.facts)
@@ -327,8 +336,8 @@ def _inside(
 
 
 def _link(node: NodeProto, facts: Facts) -> None:
-    """Type of the tensor behind a link of a repeated body. It is never marked constant: even if the first
-    trip reads a constant there, later trips may not.
+    """Records the type of a link's result. It is never marked constant: even if the first trip reads a
+    constant through the link, later trips may not.
     """
     source, shape = node.input[0], facts.shape(node.input[0])
     if shape is not None:
@@ -336,8 +345,8 @@ def _link(node: NodeProto, facts: Facts) -> None:
 
 
 def _repeated(walk: Walk, node: NodeProto, found: bodies.Body, declared: Types) -> list[NodeProto]:
-    """The body of a loop, each of whose nodes runs once per trip. Raises where a state changes its shape from
-    trip to trip.
+    """The nodes of a loop's body, with how often each of them runs recorded. Raises where a state changes its
+    shape from trip to trip.
     """
     facts = walk.facts
     if found.counter:
@@ -429,14 +438,14 @@ def _ways(node: NodeProto, walk: Walk, batch: Batch) -> Iterator[NodeProto]:
 
 
 def _grown(sizes: Sequence[int], batch: Batch) -> Iterator[Shape]:
-    """The sizes with one of them, in turn, at the new batch, as far as that is a whole number."""
+    """Per size, the sizes with this one at the new batch, if that is a whole number."""
     for i, size in enumerate(sizes):
         if size > 0 and (new := batch.scaled(size)):
             yield (*sizes[:i], new, *sizes[i + 1 :])
 
 
 def _with(node: NodeProto, at: int, given: Array | Shape, facts: Facts) -> NodeProto:
-    """The node, its input `at` replaced by a new constant: these values, or the old ones in a new shape."""
+    """The node with a new constant as input `at`. given: its values, or the shape of an unknown one."""
     old, own = node.input[at], f"{node.input[at]}:{node.output[0]}"
     facts.declare(own, facts.kind(old), given if isinstance(given, tuple) else given.shape)
     if not isinstance(given, tuple):
@@ -529,13 +538,13 @@ def _infer_known(walk: Walk, node: NodeProto, domain: str, declared: Types) -> N
 
 
 def _eased(schema: Any, node: NodeProto, types: Types) -> tuple[NodeProto, Types, list[str]]:
-    """A node and its input types, changed so that ONNX's shape rule accepts them, and a line per change:
-    attributes that the standard does not know are left out, and element types that it does not allow become
+    """A node and its input types, changed so that ONNX's shape rule accepts them, and a warning per change.
+    Attributes that the standard does not know are left out; element types that it does not allow become
     float, which changes no shape.
     """
     strange = [a.name for a in node.attribute if isinstance(a.name, str) and a.name not in schema.attributes]
     lines = [
-        f"attribute {name} is none that the standard knows of {node.op_type}; it is left out"
+        f"attribute {name}: the standard has none of that name for {node.op_type}; it is left out"
         for name in strange
     ]
     if strange:
@@ -587,8 +596,8 @@ def _explicit(node: NodeProto) -> NodeProto:
 
 
 def _second_opinion(node: NodeProto, facts: Facts, model: ModelProto) -> str:
-    """Takes over output types that ONNX infers for a graph of this node alone, which works for operators that
-    are defined as functions; returns the error if that fails, else an empty text.
+    """Records the output types that ONNX infers for a graph of this node alone, which works for operators
+    that are defined as functions. Returns the error if that fails, else "".
     """
     graph = _alone(node, facts, [i for i in reads(node) if i in facts.types])
     single = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
@@ -646,8 +655,8 @@ def _fold(walk: Walk, node: NodeProto) -> None:
 
 
 def _computed(walk: Walk, node: NodeProto) -> Sequence[Any]:
-    """Values of a node's outputs. The node is evaluated as a graph, since for a node alone the reference
-    evaluator takes the newest version of its operator, in which axes, for example, are no attribute any more.
+    """Values of a node's outputs. The node is evaluated as a graph of the file's operator sets: for a node by
+    itself the reference evaluator takes the newest version of the operator, which may have other attributes.
     """
     inputs = [i for i in node.input if i]
     evaluator = ReferenceEvaluator(_alone(node, walk.facts, inputs), opsets=dict(walk.opsets))
@@ -655,7 +664,7 @@ def _computed(walk: Walk, node: NodeProto) -> Sequence[Any]:
 
 
 def _wanted(node: NodeProto, facts: Facts) -> bool:
-    """Whether a shape may depend on this constant; it cannot on weights that a ConstantOfShape fills."""
+    """Whether a shape may depend on this constant. None depends on floats that a ConstantOfShape fills."""
     if node.op_type == "ConstantOfShape":
         return not facts.is_float(node.output[0]) and node.input[0] in facts.values
     known = all(i in facts.values for i in node.input if i)

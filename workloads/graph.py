@@ -23,7 +23,7 @@ class Workload:
 
     A tensor's reader may see it in another shape than its producer wrote (ONNX Reshape): the same elements in
     row-major order. T_again (T_again_1, ...) is a further access of the tensor T by the same einsum. A
-    repeated einsum may write a part of a tensor each time (the steps of a recurrent layer).
+    repeated einsum may write another part of its output each time (the steps of a recurrent layer).
     """
 
     name: str
@@ -85,8 +85,8 @@ def owner(tensor: str, makers: Collection[str]) -> str:
 
 
 def accessed(tensor: str, names: Collection[str], makers: Collection[str]) -> str:
-    """Returns the tensor that an access belongs to, like `owner`, but also for tensors from outside. names:
-    of all tensors.
+    """Returns the tensor that an access belongs to, like `owner`, but resolves T_again also where no einsum
+    makes T. names: of all tensors.
 
     >>> accessed("A_again_1", {"A", "A_again_1"}, ()), accessed("A_again", {"A_again", "B"}, ())
     ('A', 'A_again')
@@ -96,7 +96,7 @@ def accessed(tensor: str, names: Collection[str], makers: Collection[str]) -> st
 
 
 def dag(einsums: Sequence[Einsum]) -> nx.DiGraph[str]:
-    """Returns the graph of einsum names. An edge has the tensor that its head reads."""
+    """Returns the graph of einsum names. An edge's `tensor` is what its second einsum reads."""
     import networkx as nx  # here: it takes a tenth of a second, and most workloads stand in order
 
     graph: nx.DiGraph[str] = nx.DiGraph()
@@ -186,10 +186,10 @@ def _told(p: Projection, key: str) -> str:
 def _advice(stored: Projection, p: Projection, key: str) -> str:
     """Returns what to write so that both accesses agree."""
     if key == "format":
-        return "a tensor is stored in one format, and what an einsum makes is dense"
+        return "a tensor is stored in one format, dense if an einsum makes it; give both that one"
     if key == "bits" and None in (stored.bits, p.bits):
         return f"say bits: {{{(stored if p.bits else p).tensor}: {stored.bits or p.bits}}} in both"
-    return "give both the same"
+    return f"give both the same {key}"
 
 
 # One-to-one functions, by einsum kind, for all file formats: element i of the result depends on element i of
@@ -325,8 +325,8 @@ def warning(workload: Workload) -> str:
     share, many = 100 * wrote / max(activations(workload), 1), len(workload.unknown)
     listed = ", ".join(workload.unknown[:5]) + (f" and {many - 5} more" if many > 5 else "")
     return (
-        f"{workload.name}: {many} unknown operators count as data movement, their products, "
-        f"if they have any, as nothing: {listed}; they write {share:.3g} % of all elements"
+        f"{workload.name}: {many} unknown operators count as data movement, without the MACs "
+        f"that they may have: {listed}; they write {share:.3g} % of all elements"
     )
 
 

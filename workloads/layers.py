@@ -43,10 +43,10 @@ def renamed(einsums: Cascade, prefix: str, names: Mapping[str, str]) -> Cascade:
 
 
 def stacked(block: Cascade, layers: int, first: str, last: str, kept: Collection[str] = ()) -> Cascade:
-    """Returns a block that makes Y of X, several times in a row, from tensor `first` to tensor `last`.
-    Tensors `kept` are shared by all layers.
+    """Returns a chain of copies of a block (tensor X -> tensor Y), one per layer, from tensor `first` to
+    tensor `last`. All layers share the tensors `kept`.
 
-    Layers are unrolled, each connected to the next one. Equal einsums are solved once anyway.
+    Layers are written out. That costs no time: equal einsums are solved once.
     """
     ends = [first, *(f"l{i}_Y" for i in range(layers - 1)), last]
     same = {t: t for t in kept}
@@ -61,8 +61,8 @@ def network(
     """Returns the workload in which every tensor that no einsum makes is a weight, except `data` (inputs,
     caches).
 
-    tables: constants that exist before the run but are not trained; like running means and variances they are
-        no parameters
+    tables: constants that exist before the run but are not trained: no parameters, as running means and
+        variances are none
     """
     made = {e.output.tensor for e in einsums}
     read = {
@@ -80,7 +80,7 @@ def network(
 
 
 class Map(NamedTuple):
-    """A tensor of a network: shape (batch, channels, spatial dimensions ...)."""
+    """A feature map: a tensor of a network, of shape (batch, channels, spatial dimensions ...)."""
 
     name: str
     shape: Shape

@@ -1,9 +1,10 @@
 """Operators of onnxruntime (domain com.microsoft, written by its optimiser) as nodes of the ONNX standard,
 newest operator set.
 
-Table LOWERED has one function per operator. It adds nodes that make the same outputs to a Site, and returns
-False for forms that are not supported. Integer tensors with a scale become QDQ: DequantizeLinear before,
-QuantizeLinear after the operator on real numbers. RULES are shapes of operators that stay as they are.
+Table LOWERED has one function per operator, which adds nodes that make the same outputs to a Site, and
+returns False for forms that are not supported. Integer tensors with a scale become QDQ: DequantizeLinear
+before, QuantizeLinear after the operator on real numbers. RULES are shapes of operators that stay as they
+are.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from workloads.operators import Shape
 
 @dataclass(slots=True)
 class Site:
-    """A node that is to be replaced."""
+    """A node that is to be replaced, and the nodes that replace it, as far as they are added."""
 
     node: NodeProto
     shapes: dict[str, Shape]  # of its inputs, as far as known
@@ -230,8 +231,8 @@ def _many_heads(site: Site) -> bool:
 
 
 def _grouped(site: Site) -> bool:
-    """Adds GroupQueryAttention of three tensors. Rotary tables count nothing beside the products. The past is
-    as long as its tensor.
+    """Adds GroupQueryAttention of three tensors, without rotary positions and attention bias. The past is as
+    long as its tensor.
     """
     q, k, v, past_k, past_v = (site.given(i) for i in range(5))
     if not k or not v or site.attrs.get("do_rotary") or site.given(10):
@@ -320,7 +321,7 @@ def _integer_lstm(site: Site) -> bool:
 
 
 def _few_bits(site: Site) -> bool:
-    """Adds MatMulNBits: weights of a few bits, packed in blocks. Scales and zero points cost nothing."""
+    """Adds MatMulNBits: weights of 4 or 8 bits, packed in blocks. Scales and zero points cost nothing."""
     bits, k, n = (site.attrs.get(key, 4) for key in ("bits", "K", "N"))
     kind = {4: TensorProto.UINT4, 8: TensorProto.UINT8}.get(bits)
     block, w = site.attrs.get("block_size", 32), site.given(1)

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from workloads.einsum import WorkloadError
 
-CHUNK = 1 << 22
+CHUNK = 1 << 22  # bytes read at a time
 BLANK = re.compile(rb"\n[ \t\r]*(?=\n)")
 # field of a MatrixMarket file -> words in the line of an entry
 FIELDS = {"real": 3, "double": 3, "integer": 3, "unsigned-integer": 3, "complex": 4, "pattern": 2}
@@ -43,8 +43,8 @@ MATRICES = {
 
 
 def read_matrix(path: str | Path) -> Matrix:
-    """Returns shape and nonzeros of a MatrixMarket coordinate file. Every entry is checked, in chunks that
-    are not stored.
+    """Returns shape and nonzeros of a MatrixMarket coordinate file. Every entry is checked; the file is read
+    in chunks, of which only the counts are kept.
 
     Stored zeros count. Entries that occur twice (which the format forbids) count twice. In a symmetric,
     skew-symmetric or hermitian file, entries off the diagonal count twice. Raises WorkloadError, in one line:
@@ -108,7 +108,7 @@ def _scanned(path: str, file: BinaryIO, banner: list[str], size: tuple[int, int,
         if count and len(first.split()) != FIELDS[banner[3]]:
             raise WorkloadError(
                 f"{path}: line {line + 1 + blanks}: {_shown(first)} must be {FIELDS[banner[3]]} "
-                f"numbers, for the field is {banner[3]}"
+                f"numbers, because the field is {banner[3]}"
             )
         if seen + count > entries:
             raise WorkloadError(f"{path}: holds more entries than the {entries} that its size line names")

@@ -62,11 +62,13 @@ from workloads.operators import (
 from workloads.rebind import Batch, same_per_sample
 
 SAME_IF_SAME_SHAPE = {"Expand", "Tile", "Pad", "Resize", "Upsample"}
+# operator -> positions of the inputs that are multiplied; the others are scales and zero points
 OPERANDS = {"QLinearConv": (0, 3), "QLinearMatMul": (0, 3)}
 # Limits of files, which may come from anywhere: operators after inlining of functions, elements of a tensor
 # (exact as floats), nested function calls.
 MAX_NODES, MAX_ELEMS, MAX_DEPTH = 100_000, 1 << 53, 50
-# inputs that are not trained: running statistics, masks, angles, scales, states, conditions
+# operator -> positions of inputs that are not trained: running
+# statistics, masks, angles, scales, states, conditions
 UNTRAINED = {
     "BatchNormalization": (3, 4),
     "Attention": (3,),
@@ -81,7 +83,7 @@ UNTRAINED = {
     "RNN": (4, 5),
     "Clip": (1, 2),
 }
-WIDTHS = {
+WIDTHS = {  # bits of an element -> ONNX types
     4: "INT4 UINT4 FLOAT4E2M1",
     8: "INT8 UINT8 FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ",
     16: "INT16 UINT16 FLOAT16 BFLOAT16",
@@ -175,10 +177,8 @@ def load(
 
 
 def _declared_apart(walk: Walk, facts: Facts) -> Iterator[str]:
-    """Yields a warning for each output, or tensor between operators, that the file declares in another shape
-    than its operators make from the inputs.
-
-    Declared sizes that are names fit any size.
+    """Yields a warning for each output, or tensor between operators, whose declared shape differs from the
+    one that the operators make. A declared size that is a name fits any size.
     """
     makers = {o: node for node in walk.nodes for o in node.output if o}
     graph = walk.model.graph
@@ -288,7 +288,7 @@ def _emit(
 
 
 def _add_node(where: str, node: NodeProto, draft: Draft) -> None:
-    """Adds the einsums of a node, or takes over its operand's tensor where it moves no data."""
+    """Adds the einsums of a node. A node that moves no data adds none: its result is its operand's tensor."""
     result = node.output[0]
     if node.domain == LINKS and node.op_type == "Step":
         draft.stored(result)  # a new tensor, which every trip reads
@@ -361,8 +361,8 @@ def _shape_fault(where: str, node: NodeProto, tensor: str, facts: Facts) -> Iter
 
 
 def _elements_fault(where: str, node: NodeProto, facts: Facts) -> str:
-    """Returns the fault of an operator that moves no data, if its result has another number of elements than
-    its input. ONNX's rule for Reshape does not find that.
+    """Returns the fault of an operator that moves no data and whose result has another number of elements
+    than its input, which ONNX's rule for Reshape does not notice; "": none.
     """
     shape, result = facts.shape(node.input[0]), facts.shape(node.output[0])
     if shape is None or result is None or prod(shape) == prod(result):
@@ -418,8 +418,8 @@ def _add_attention(node: NodeProto, draft: Draft) -> None:
     """Adds two products and a softmax between them; before them the past with the new rows appended. A
     constant mask is applied within the softmax.
 
-    Without a past, keys and values are also results as they are; they are copied if an operator reads them
-    there.
+    Without a past, the outputs of keys and values equal the inputs; they are copied if an operator reads
+    these outputs.
     """
     slots, results = [*node.input, *[""] * 6][:6], [*node.output, *[""] * 4][:4]
     slots[3] = "" if slots[3] in draft.facts.constants else slots[3]
@@ -515,8 +515,8 @@ def _distinct(op: Op, make: Callable[[Op], Einsum | None] | None, constants: set
 
 
 def _is_table(node: NodeProto, tensor: str, limits: set[str], facts: Facts) -> bool:
-    """True for masks, and for tables of angles. Masks: constants of two dimensions that are added before a
-    Softmax. Angles: constants of two dimensions that scale every element of a tensor.
+    """True for masks and tables of angles, constants of two or more dimensions (sizes of 1 not counted).
+    Masks are added before a Softmax, angles scale every element of a tensor.
     """
     wide = sum(size > 1 for size in facts.shape(tensor) or ()) > 1
     whole = all(facts.shape(i) == facts.shape(node.output[0]) for i in node.input if i not in facts.constants)

@@ -2,8 +2,8 @@
 and none if the result's shape is declared.
 
 RULES has one rule per operator: the dimensions of each operand as letters. Equal letters must have equal
-sizes, `B?` may also be 1, `_` is any size. `memo` sets letters from attributes or other operands. Operators
-without a rule have no second operand, or ONNX's own shape rule checks all operands.
+sizes, `B?` may also be 1, `_` is any size. A rule may fix the sizes of letters, from attributes or other
+operands. Operators without a rule have no second operand, or ONNX's own shape rule checks all operands.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What operands must agree in."""
+    """What the shapes of an operator's operands must be."""
 
     dims: Mapping[int, str]  # operand number -> letters of its dimensions
     memo: Mapping[str, int] = field(default_factory=dict)  # sizes of letters that are known in advance

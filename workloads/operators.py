@@ -24,7 +24,7 @@ def names_in(text: str) -> frozenset[str]:
 
 
 def by_name(table: Mapping[T, str]) -> dict[str, T]:
-    """Returns the table turned round: name -> the key whose text lists it.
+    """Returns the inverted table: name -> the key whose text lists it.
 
     >>> by_name({4: "INT4 UINT4", 8: "INT8"})
     {'INT4': 4, 'UINT4': 4, 'INT8': 8}
@@ -62,7 +62,8 @@ NO_PRODUCT = names_in(
     "Optional Reshape Flatten Squeeze Unsqueeze Identity Dropout SplitToSequence ConcatFromSequence "
     "SequenceAt SequenceConstruct SequenceEmpty SequenceInsert SequenceErase SequenceLength"
 )
-OUT, KERNEL = "pqo", "rst"
+OUT, KERNEL = "pqo", "rst"  # ranks of up to three spatial dimensions: of the output, of the kernel
+# number of dimensions -> ranks of an element-wise operator
 NAMED = {1: ("d",), 2: ("n", "c"), 3: ("b", "m", "d"), 4: ("n", "c", "p", "q"), 5: ("n", "c", "p", "q", "o")}
 
 
@@ -139,7 +140,7 @@ def _conv_transpose(op: Op) -> Einsum:
 
 def _deform_conv(op: Op) -> Einsum | None:
     """Returns the einsum of a deformable convolution, whose taps are read at positions given by offsets (and
-    a mask). Offsets and mask are operands; the window counts as wide as without offsets.
+    a mask). Offsets and mask are operands. Taps are counted at their positions without offsets.
     """
     (n, channels, *image), (filters, depth, *kernel) = op.shapes[:2]
     groups, own = op.attrs.get("group", 1), op.attrs.get("offset_group", 1)
@@ -204,8 +205,8 @@ def _matmul(op: Op) -> Einsum:
 
 
 def plain(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str] | None:
-    """Returns the indices of the operands and of the result of an ONNX Einsum. None if an index occurs twice
-    in an operand, or an index of only one operand is summed.
+    """Returns the indices of the operands and of the result of an ONNX Einsum; None if the equation is not
+    plain: an index occurs twice in an operand, or is summed and in only one operand.
 
     An ellipsis becomes indices; operands are aligned at its last dimension.
     >>> plain("...ij,jk", [(7, 2, 3), (3, 4)])
@@ -433,7 +434,7 @@ def elementwise(op: Op) -> Einsum:
 
 def by_channel(op: Op) -> Einsum:
     """Returns the einsum of an element-wise function whose vectors are aligned at dimension 1."""
-    # with statistics of the batch it is no one-to-one function, which the name tells
+    # in training it needs the batch's statistics and is no one-to-one function: a kind of its own
     trained = "_training" if op.attrs.get("training_mode") else ""
     return _pointwise(op, op.kind.lower() + trained, vectors_at=1)
 

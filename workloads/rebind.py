@@ -17,6 +17,7 @@ from math import prod
 from workloads.einsum import WorkloadError
 from workloads.operators import Shape
 
+# operator -> positions of the inputs whose values are shapes (or parts of one), not data
 SHAPES = {
     "Expand": (1,),
     "Tile": (1,),
@@ -27,13 +28,14 @@ SHAPES = {
     "Reshape": (1,),
     "Split": (1,),
 }
-SCALARS = {"DynamicQuantizeLinear": (1, 2)}  # outputs that are one number for a whole tensor
+# operator -> positions of the outputs that are one number for a whole tensor
+SCALARS = {"DynamicQuantizeLinear": (1, 2)}
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the batch is in a tensor: dimension `axis` is ahead x batch x rest in row-major order (rows of a
-    sequence first, then its samples).
+    """Where the batch is in a tensor: dimension `axis` is a product of three sizes in row-major order,
+    `ahead` x batch x rest. If for example a Reshape joined [steps, batch], `ahead` is the number of steps.
     """
 
     axis: int
@@ -41,13 +43,13 @@ class Place:
 
 
 def same_per_sample(where: str, before: int, after: int, batch: Batch) -> None:
-    """Raises WorkloadError unless MACs grow by the ratio of the batches. A last check, whatever was taken for
-    the batch.
+    """Raises WorkloadError unless MACs grow by the ratio of the batches: a last check, independent of which
+    dimensions were identified as the batch. before, after: MACs at the old and at the new batch.
     """
     if after * batch.old != before * batch.new:
         raise WorkloadError(
             f"{where}: batch = {batch.new}: its products do not grow with the batch: {after} MACs, {before} "
-            f"at the batch {batch.old} that it fixes; export it with batch {batch.new}"
+            f"at the batch {batch.old} that the file fixes; export it with batch {batch.new}"
         )
 
 
@@ -77,16 +79,18 @@ class Batch:
         return size * self.new // self.old if size * self.new % self.old == 0 else None
 
     def inherit(self, output: str, axis: int, before: Shape, sources: Iterator[tuple[str, Shape]]) -> None:
-        """Records the place of the batch in an output; in a dimension that has more than the batch, it is the
-        place of the source.
+        """Records where the batch is in an output. `ahead` is that of the first source whose batch
+        dimension has the same size as the output's; 1 if there is none.
         """
         known = ((self.places.get(source), shape) for source, shape in sources)
         same = (place.ahead for place, shape in known if place and shape[place.axis] == before[axis])
         self.places[output] = Place(axis, next(same, 1))
 
     def reshaped(self, source: str, output: str, old: Shape, result: Shape) -> Shape | None:
-        """Returns the new shape of a Reshape, and records the place of its batch: as many elements are before
-        it as in the source. None if no dimension fits.
+        """Returns the shape that a Reshape must give at the new batch, and records where the batch is in its
+        output: behind as many elements as in the source. None if no dimension fits.
+
+        old, result: shapes of source and output at the old batch
         """
         place = self.places[source]
         found = self._place(prod(old[: place.axis]) * place.ahead, place.axis, old, result)
@@ -97,11 +101,12 @@ class Batch:
         return (*result[: found.axis], new, *result[found.axis + 1 :])
 
     def _place(self, before: int, axis: int, old: Shape, result: Shape) -> Place | None:
-        """Returns the dimension that has the batch, `before` elements from the start; None if there is none.
+        """Returns where the batch is in the shape `result`: behind `before` elements of its outer dimensions.
+        None if no dimension fits. axis, old: the batch's dimension in the source, and the source's shape.
 
-        A batch of 1 may be between two dimensions. Then the choice is, in this order: a dimension of size 1;
-        if there is none any more (the dimensions after it are unchanged, or only the last one follows), the
-        dimension that ends there; the dimension that begins there.
+        With a batch of 1 several dimensions may fit. They are taken in this order: a dimension of size 1; if
+        the Reshape merged that one into its neighbour (the dimensions behind it are those of the source, or
+        a single one), the dimension just before; a dimension that begins behind `before` elements; any other.
         """
         firsts = [prod(result[:i]) for i in range(len(result))]
         holds = [

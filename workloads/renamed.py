@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-# last part of an old key -> new names; the one that is valid at that place of a file counts
+# last part of an old key -> new names; which one is meant depends on the keys that are valid there
 KEYS: dict[str, tuple[str, ...]] = {
     "reuse": ("schedule",),
     "tiles": ("factors",),

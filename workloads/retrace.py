@@ -19,6 +19,7 @@ RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 # operators that make constants of a given size, in the type of their input
 MADE = ("new_zeros", "new_ones", "new_full", "new_empty")
 VIEWS = ("view", "_unsafe_view", "reshape")
+# names of arguments that are sizes
 SIZES = ("size", "sizes", "shape", "repeats", "split_sizes", "end")
 
 
@@ -137,8 +138,8 @@ def _grew(
 
 
 def _ways(node: Any, old: Any, batch: Batch) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Yields arguments to try: the original ones, then with one constant or one size scaled. A view has one
-    attempt.
+    """Yields arguments to try: the original ones, then with one constant or one size scaled. For a view they
+    are known: reshape to the shape at the new batch.
     """
     kind = _kind(node)
     if kind in VIEWS:  # reshape works for any memory layout
@@ -169,6 +170,9 @@ def _middle(state: Any, batch: Batch) -> tuple[int, ...]:
 
 
 def _grown(arg: Any, batch: Batch, sizes: bool, node: Any) -> Iterator[Any]:
+    """Yields versions of an argument with one constant, or (sizes: True) one number, scaled to the new
+    batch.
+    """
     if isinstance(arg, (list, tuple)):
         for i, value in enumerate(arg):
             yield from ([*arg[:i], grown, *arg[i + 1 :]] for grown in _grown(value, batch, sizes, node))

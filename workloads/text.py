@@ -143,8 +143,8 @@ def _text_faults(where: str, raw: dict[str, Any], bad: set[tuple[int | str, ...]
 def _build(
     where: str, name: str, extents: Mapping[str, int], entries: Sequence[Entry], weights: Sequence[str]
 ) -> Workload:
-    """The workload. Einsums are parsed twice, so that readers know the stored size of what they read, even
-    where they stand before its producer in the file, or read its border as padding.
+    """The workload. Einsums are parsed twice: the first pass finds in what size each output is stored, so
+    that in the second one its readers know it, even if they come first in the file or read padding around it.
     """
     faults: list[str] = []
     stored: dict[str, tuple[int, ...]] = {}
@@ -194,9 +194,9 @@ def _unread_faults(einsums: Sequence[Einsum]) -> Iterator[str]:
 def _size_faults(einsums: Sequence[Einsum], entries: Sequence[Entry]) -> Iterator[str]:
     """A line per tensor that is read in another size than it is made in.
 
-    As many elements in another shape are allowed (a view), and an einsum that repeats may make or read a
-    share each time. A rank that is alone in its dimension must run over all that is made, unless the reader
-    gives `sizes` to say that it reads a part only, or zeros beyond the end.
+    Allowed are as many elements in another shape (a view), and repeated einsums that make or read a share
+    each time. A rank that is alone in its dimension must run over the whole dimension, unless the reader
+    gives `sizes`, which says that it reads only a part, or zeros beyond the end.
     """
     makers = {e.output.tensor: i for i, e in enumerate(einsums)}
     for i, e in enumerate(einsums):
@@ -219,8 +219,8 @@ def _size_faults(einsums: Sequence[Einsum], entries: Sequence[Entry]) -> Iterato
 
 
 def _again_faults(einsums: Sequence[Einsum]) -> Iterator[str]:
-    """A line per further access (T_again) of a tensor from outside with another number of elements than the
-    first.
+    """A line per further access (T_again) of a tensor that no einsum makes, if it has another number of
+    elements than the first access.
     """
     made = {e.output.tensor for e in einsums}
     first = {p.tensor: (i, p) for i, e in reversed([*enumerate(einsums)]) for p in e.inputs}
@@ -255,8 +255,8 @@ def _shown(shape: Iterable[int]) -> str:
 
 
 def _padding_warnings(e: Einsum, entry: Entry, made: Collection[str]) -> Iterator[str]:
-    """A line per tensor whose padding the file does not give and whose size leaves more of it on one side.
-    Without `sizes`, stored is all that the indices reach, or what the einsum that makes the tensor stores.
+    """A line per tensor whose stored size leaves more padding on one side, where the file does not give that
+    size. Without `sizes` a tensor is stored as far as the indices reach, or as its producer stores it.
     """
     for p in e.tensors():
         alike = [_symmetric(d, e, owner(p.tensor, made) in made and p is not e.output) for d in p.dims]
@@ -266,18 +266,18 @@ def _padding_warnings(e: Einsum, entry: Entry, made: Collection[str]) -> Iterato
         shown = [str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}" for sizes in alike]
         there = " where it is made" if p is not e.output and owner(p.tensor, made) in made else ""
         yield (
-            f"{show_access(p)} is stored as {_shown(own)}; padded alike on both sides it is "
+            f"{show_access(p)} is stored as {_shown(own)}; with equal padding on both sides it is "
             f"{' x '.join(shown)}; say which with sizes: {{{p.tensor}: {largest}}}{there}, or {own} "
             f"{'here ' if there else ''}to keep it"
         )
 
 
 def _symmetric(d: Dim, e: Einsum, given: bool) -> range:
-    """Sizes with which the indices run as far over the end of a dimension as over its beginning, or less far
-    by below one stride. Only the size itself where they do not run over the beginning.
+    """Sizes of a dimension with as much padding behind it as before it, or less by below one stride; only the
+    stored size where there is no padding before it.
 
-    given: the size is fixed by the einsum that makes the tensor; then it is right unless the end is the wider
-    side.
+    given: whether the einsum that makes the tensor fixes the size; then that size counts as symmetric unless
+    the padding behind is the wider one
     """
     sizes, steps = e.sizes(), [c for rank, c in d.terms if rank in e.output.ranks()]
     end, before = d.offset + d.hull(sizes), max(-d.offset, 0)

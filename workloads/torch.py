@@ -34,7 +34,7 @@ from workloads.operators import Shape, by_name, plain
 from workloads.rebind import same_per_sample
 from workloads.retrace import retrace, tensors_of
 
-TYPES = {
+TYPES = {  # torch type -> ONNX type; all others count as INT64 (`_type`)
     "torch.float32": TensorProto.FLOAT,
     "torch.float16": TensorProto.FLOAT16,
     "torch.bfloat16": TensorProto.BFLOAT16,
@@ -46,7 +46,6 @@ TYPES = {
     "torch.int32": TensorProto.INT32,
     "torch.float8_e4m3fn": TensorProto.FLOAT8E4M3FN,
 }
-# Other types count as integers.
 # Exceptions that torch.export.load was seen to raise on archives with changed bytes
 DAMAGED = (
     AssertionError,
@@ -89,7 +88,7 @@ class Graph:
 
     nodes: list[NodeProto] = field(default_factory=list)
     values: dict[str, ValueInfoProto] = field(default_factory=dict)
-    # torch node -> tensor; outputs of an operator with several have a number each
+    # torch node -> ONNX tensor; further outputs of a node are named NODE__1, NODE__2, ...
     names: dict[str, str] = field(default_factory=dict)
 
     def add(
@@ -260,14 +259,14 @@ def _parameters(program: Any, nodes: Sequence[Any]) -> int:
 
 
 def _loose(where: str, nodes: Sequence[Any]) -> Iterator[str]:
-    """Yields faults for sizes that are not fixed: of the inputs, or of the first operator that has one."""
+    """Yields faults for sizes that are not fixed: of every input that has one, else of the first operator."""
     loose = [
         (node, t.shape)
         for node in nodes
         for t in tensors_of(node.meta.get("val"))
         if not all(isinstance(size, int) for size in t.shape)
     ]
-    first = dict(reversed(loose))  # of each node, its first tensor
+    first = dict(reversed(loose))  # node -> its first shape that is not fixed
     inputs = [node for node in nodes if node in first and node.op == "placeholder"]
     for node in inputs or [node for node, _ in loose[:1]]:
         yield (
@@ -343,6 +342,7 @@ def _nodes(values: Sequence[Any]) -> Iterator[Any]:
 
 
 def _each(value: Any, n: int) -> list[int]:
+    """Returns n numbers, one per spatial dimension: those of a list, or one number n times."""
     found = list(value) if isinstance(value, (list, tuple)) else [value]
     return found * n if len(found) == 1 else found
 
@@ -380,7 +380,9 @@ def _spatial(call: Call) -> int:
 
 
 def _adaptive(call: Call) -> Made:
-    """Returns adaptive pooling with windows that do not overlap; other windows are not supported."""
+    """Returns adaptive pooling with windows that do not overlap. With other windows the operator stays
+    unknown.
+    """
     n = _spatial(call)
     image, out = call.shapes[0][-n:], call.results[0][-n:]
     if any(size % parts for size, parts in zip(image, out, strict=True)):
@@ -418,6 +420,7 @@ def _transpose(call: Call) -> Made:
     if call.kind == "permute":
         perm = [d % len(perm) for d in call.given["dims"]]
     else:
+        # aten.t has no such arguments: dimensions 0 and 1
         a, b = (call.given.get(k, k == "dim1") for k in ("dim0", "dim1"))
         perm[a], perm[b] = perm[b], perm[a]
     return ("Transpose", {"perm": perm}) if len(perm) > 1 else ("Identity", {})
@@ -531,8 +534,8 @@ def _select(call: Call, graph: Graph) -> None:
 
 
 def _recurrent(call: Call, graph: Graph) -> None:
-    """Adds a node per layer and direction; results of both directions are side by side. The final states are
-    rows of the result.
+    """Adds a node per layer and direction; results of both directions are side by side. The final states
+    count as copies of one row of the last layer's result.
     """
     flat = [n.name for n in _nodes([call.given["params"]])]
     ways, layers = 1 + bool(call.given["bidirectional"]), call.given["num_layers"]
@@ -563,7 +566,7 @@ def _recurrent(call: Call, graph: Graph) -> None:
         graph.add("Tile", [row], [output], [shape], call.type)
 
 
-# operator of ONNX -> operators of ATen
+# ATen operators by the ONNX operator that each becomes, with the same attributes
 PLAIN = by_name(
     {
         "MatMul": "mv dot vdot _int_mm mm bmm matmul",

@@ -70,7 +70,7 @@ DERIVATIVES: dict[str, tuple[Rule | None, ...]] = {
 }
 # scale and shift are trained; running mean and variance, and angles of rope, are not
 DERIVATIVES["batchnormalization"] = DERIVATIVES["batchnorm"]
-STEPS = names_in(  # functions of derivative 0 wherever it exists
+STEPS = names_in(  # step functions: their derivative is 0 wherever it exists
     "floor ceil round sign not isnan isinf equal less greater lessorequal greaterorequal and or xor hardmax "
     "bitshift bitwiseand bitwiseor bitwisexor bitwisenot argmax argmin"
 )
@@ -170,12 +170,12 @@ def gradients(
                 found += _update(tape, p, count, method) if p.tensor in forward.weights else ()
     if not found and tape.flat:
         raise WorkloadError(
-            f"{forward.name}: {tape.flat[0]} has no gradient, and no weight lies behind a result by another "
-            "way, so there is nothing to train; leave it out"
+            f"{forward.name}: {tape.flat[0]} has no gradient, and every way from a weight to a result "
+            "leads through such operators, so there is nothing to train; leave it out"
         )
     if not found:
         raise WorkloadError(
-            f"{forward.name}: no weight lies behind a result, so there is nothing to train; inputs = "
+            f"{forward.name}: no result depends on a weight, so there is nothing to train; inputs = "
             "yes differentiates the data"
         )
     return _in_widths(found, forward, seeds)
@@ -198,8 +198,8 @@ def _in_widths(
 
 
 def _tape(forward: Workload, inputs: bool, results: Collection[str]) -> tuple[Tape, list[str]]:
-    """Returns the tape, with the number of parts of every tensor's gradient, and the results. Parts come from
-    readers between the weights (or inputs) and the results.
+    """Returns the tape, with the number of parts of every tensor's gradient, and the results. A part comes
+    from each reader that lies between a weight (or an input) and a result.
     """
     stored = {p.tensor: p.dims for e in reversed(forward.einsums) for p in e.inputs} | {
         e.output.tensor: e.output.dims for e in forward.einsums
@@ -260,7 +260,7 @@ def _rule(e: Einsum, i: int) -> Rule | None:
         rules = DERIVATIVES["fma"]
     if i < len(rules):
         rule = rules[i]
-        # where the output is a sum over points, it cannot stand for a function value at one point
+        # a rule that reads Y needs the function's value at one point, which a sum over points is not
         if rule is None or Y not in rule[1] or set(e.sizes()) <= e.output.ranks():
             return rule
     return f"{e.kind}_grad{i if len(e.inputs) > 1 else ''}", (G, *range(len(e.inputs)))
@@ -268,7 +268,7 @@ def _rule(e: Einsum, i: int) -> Rule | None:
 
 def _beside(e: Einsum, i: int) -> bool:
     """True if operand i of a copy is a further piece of a concatenation. False if the first operand covers
-    it: it is an index or a shape.
+    the same elements: operand i is an index or a shape.
     """
     first, p = e.inputs[0], e.inputs[i]
     ahead, own = _box(first, e.sizes()), _box(p, e.sizes())
@@ -278,8 +278,8 @@ def _beside(e: Einsum, i: int) -> bool:
 
 
 def _box(p: Projection, extents: dict[str, int]) -> dict[str, range]:
-    """Returns the iterations at which an access is inside of the stored tensor, as far as dimensions with one
-    rank tell.
+    """Returns rank -> the iterations at which an access is inside of the stored tensor. Dimensions with
+    several ranks do not narrow it.
     """
     box = {rank: range(n) for rank, n in extents.items()}
     for d in p.dims:
@@ -370,8 +370,8 @@ def _is_whole(dims: tuple[Dim, ...], extents: dict[str, int]) -> bool:
 
 
 def _whole(tape: Tape, tensor: str, count: int) -> Iterator[Gradient]:
-    """Yields the einsums that sum the parts of a tensor's gradient. A broadcast part is read from its source.
-    A single part is the gradient itself.
+    """Yields the einsums that sum the parts of a tensor's gradient; a single part is the gradient itself. A
+    part that is a broadcast is not written: the sum reads its source.
     """
     shares = tape.gradient_parts[tensor]
     if len(shares) == 1:

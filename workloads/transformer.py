@@ -54,7 +54,7 @@ def attention(heads: int, q: int, context: int, d: int, kv: int = 0, b: int = 1)
     """Attention of q new positions, the last ones of a context: prefill with q = context, decode with q = 1.
 
     heads: of the queries
-    kv: heads of keys and values; 0: as many (fewer: grouped queries, 1: multi-query)
+    kv: heads of keys and values; 0: as many as heads (fewer: grouped queries, 1: multi-query)
 
     Query head g * (heads / kv) + h reads K and V of head g. K and V are the caches, to which K_rows and
     V_rows append the new rows: data movement. All scores are computed, so a causal mask saves nothing. The
@@ -105,7 +105,7 @@ class Sizes:
     kv: int = 0  # heads of keys and values; 0: heads
     head: int = 0  # elements per head; 0: model / heads
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    bias: bool = True  # whether every product has one
+    bias: bool = True  # whether every product has a bias
     gated: bool = False  # SwiGLU; False: GELU
     rope: bool = False  # rotary positions
     norm_first: bool = True  # norms come before attention and feed-forward; False: after them
@@ -179,8 +179,8 @@ def _feed_forward(s: Sizes, rows: int, x: str, y: str) -> Cascade:
 def _experts(s: Sizes, rows: int, x: str, y: str, experts: int, active: int) -> Cascade:
     """Returns a mixture of experts: each row goes through `active` of them, weighted.
 
-    Load is balanced: as many experts as can share the rows evenly take part. The weights of the others are
-    not read.
+    Load is balanced: of the experts, as many take part as can share the rows evenly. The weights of the
+    others are not read.
     """
     busy = max(e for e in range(1, experts + 1) if rows * active % e == 0)
     share = rows * active // busy
@@ -276,8 +276,8 @@ def decoder(name: str, s: Sizes, run: Run, layers: int, vocabulary: int, positio
     """Returns a decoder: words, layers, a final norm, and the logits of the last position only, which is what
     generation needs.
 
-    positions: of a learned table; the words then share their table with the logits (GPT-2); 0: rotary
-        positions, and another table for the logits (Llama)
+    positions: rows of a table of learned positions; the words then share their table with the logits
+        (GPT-2); 0: rotary positions, and another table for the logits (Llama)
     """
     rows, last = run.batch * run.new, run.new - 1
     if 0 < positions < run.context:
