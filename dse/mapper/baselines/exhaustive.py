@@ -156,8 +156,8 @@ def spatial_loops(e: Einsum, fanouts: Sequence[Fanout], boundary: int) -> list[L
 
 
 def gaps(e: Einsum, arch: Arch, placement: Placement) -> list[list[tuple[str, ...]]]:
-    """Per item of `layers` the possible orders of the temporal loops directly below it, as ranks; one empty
-    order where no loops may stand.
+    """Per item of `loop_positions` the possible orders of the temporal loops directly below it, as ranks; one
+    empty order where no loops may stand.
     """
     projections, seen = {p.tensor: p for p in e.tensors()}, set()
     free = len(placement[0]) - 1  # the outermost level holds its tensors above all loops
