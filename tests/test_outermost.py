@@ -193,7 +193,7 @@ def test_what_a_search_found_is_not_all_that_may_fit() -> None:
         return replace(A2, levels=levels, fanouts=())
 
     found = [solve(small(n), MEETING, SolverOptions(schedule="fused")) for n in (20, 21, 16)]
-    assert str(found[0]) == "T: DRAM needs 21 bytes in what fused found (others may fit), has 20"
+    assert str(found[0]) == "T: DRAM needs 21 bytes in the schedule that fused found (others may fit), has 20"
     assert isinstance(found[1], list)
     assert isinstance(found[2], Infeasible)
     assert found[2].unit == "bytes"

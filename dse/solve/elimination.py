@@ -106,7 +106,7 @@ def table(
 
 
 def ranking_values(values: Floats, ranking: Ranking) -> Floats:
-    """Returns the values [rows] by which rows of (energy, latency, ...) are ranked; energy for a front."""
+    """Returns [rows] the objective value of rows of (energy, latency, ...); the energy for a front."""
     energy, latency = values[:, 0], values[:, 1]
     return latency if ranking == "latency" else energy * latency if ranking == "edp" else energy
 
@@ -141,6 +141,7 @@ def join(
 
 
 def _best(found: JoinResult, ranking: Ranking) -> float:
+    """Returns the objective value of the best choice, inf if nothing fits."""
     return min((_ranking_value(one, ranking) for one in found.choices), default=inf)
 
 
@@ -290,6 +291,7 @@ class _Elimination:
         if self.cutoff < inf:
             alive &= self.bounds(part, rest) <= self.cutoff * (1 + TOLERANCE)
         part = part if alive.all() else part.rows(alive)
+        # active columns decide which row dominates; the others only put the best of equal rows first
         peaks = self.ranking == "front"
         active = np.array(
             [*RANKED_SUMS[self.ranking], *[peaks] * len(self.levels), *[True] * len(part.reservations)]
@@ -368,11 +370,12 @@ def _rows_of_tables(origin: _Origin, row: int, tables: int) -> tuple[int, ...]:
 
 
 def _minimum(part: _Part, column: int) -> float:
+    """Returns the minimum of a column, inf without rows."""
     return float(part.values[:, column].min()) if len(part.values) else inf
 
 
 def _groups(labels: Ints) -> Ints:
-    """Returns one number per row, the same for equal labels."""
+    """Returns a group number per row, equal for rows with equal labels."""
     if labels.shape[1] == 0 or not len(labels):
         return np.zeros(len(labels), np.int64)
     most = labels.max(axis=0) + 1
@@ -382,14 +385,15 @@ def _groups(labels: Ints) -> Ints:
 
 
 def _keys(a: _Part, b: _Part, shared: Sequence[str]) -> tuple[Ints, Ints]:
+    """Returns group numbers of the rows of a and of b, equal for equal labels of the shared nodes."""
     both = np.vstack([p.labels[:, [p.scope.index(node) for node in shared]] for p in (a, b)])
     group = _groups(both)
     return group[: len(a.labels)], group[len(a.labels) :]
 
 
 def _counts(left: Ints, right: Ints) -> tuple[Ints, Ints, Ints]:
-    """Returns for each row of `left` the number of rows of `right` that match it, and their first position
-    after sorting; and the order that sorts `right`.
+    """Returns for each row of `left` how many rows of `right` match it; the first of their positions in
+    `right` sorted; and the order that sorts `right`.
     """
     at = np.argsort(right, kind="stable")
     begin, end = (np.searchsorted(right[at], left, side) for side in ("left", "right"))
@@ -397,6 +401,7 @@ def _counts(left: Ints, right: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _pairs(a: _Part, b: _Part) -> int:
+    """Returns the number of rows that a join of a and b has."""
     return int(_counts(*_keys(a, b, [node for node in a.scope if node in b.scope]))[0].sum())
 
 
@@ -436,8 +441,8 @@ def order(tables: Sequence[Table], reservations: Mapping[str, Reservation], most
     """Returns the nodes in order of elimination (min-fill).
 
     All nodes of tables that add to one reservation are taken as neighbours, so that the reservation is closed
-    before the first of them is eliminated. If that makes a table larger than `most` these edges are left out,
-    and reservations stay open for longer.
+    before the first of them is eliminated. If that makes a table larger than `most`, nodes that only share a
+    reservation are no neighbours, and reservations stay open for longer.
     """
     labels: dict[str, int] = {}
     for t in tables:
@@ -477,8 +482,10 @@ def _min_fill(labels: Mapping[str, int], scopes: Iterable[Sequence[str]]) -> tup
 
 
 def _fill(near: Mapping[str, set[str]], node: str) -> int:
+    """Returns the number of edges that the neighbours of a node lack between each other."""
     return sum(b not in near[a] for a, b in combinations(near[node], 2))
 
 
 def _size(near: Mapping[str, set[str]], labels: Mapping[str, int], node: str) -> int:
+    """Returns the number of label combinations of a node and its neighbours."""
     return prod(labels[n] for n in (node, *near[node]))

@@ -82,9 +82,10 @@ from workloads.einsum import Einsum, TooLong, WorkloadError, canonical_key
 from workloads.graph import Unique, Workload, counts, owner, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
-# arguments: position of an einsum among the distinct ones of a workload (0 first), and its cost
+# arguments: position (from 0) of an einsum among the distinct ones of a workload, and its cost
 EinsumCallback = Callable[[int, EinsumCost], None]
-# arguments: position of a machine, position of an einsum, its cost; returns False to give the machine up
+# arguments: position of a machine, of an einsum, and the cost of that einsum there; returns False to give the
+# machine up
 MachineCallback = Callable[[int, int, EinsumCost], bool]
 
 
@@ -146,13 +147,13 @@ class SolverOptions:
     objective: Objective = "energy"
     # smaug: SMAUG's tiles and schedule, and `mapper` is not called
     tiling: Literal["mapper", "smaug"] = "mapper"
-    mapper: str = "optimal"  # a key of DATAFLOW
+    mapper: str = "optimal"  # a key of MAPPERS_BY_NAME
     factors: Factors = "imperfect_spatial"  # mapper optimal: a key of FACTORS
     dataflow: Dataflow = "free"  # mapper optimal: which tensor is stationary in the PEs (a key of DATAFLOWS)
     gap: Cost = 0.01  # mapper optimal: a search stops at this relative gap to the optimum
     # Schedules unfused and fused, in studies: machines that differ in prices, rates and clock alone share
-    # mappings (or schedules), as long as no machine costs more than this share above what it would cost if
-    # solved by itself. GOGETA's schedule is not tried then. 0: each machine is solved by itself.
+    # mappings (or schedules). No machine then costs more than this relative gap above its own solution, and
+    # GOGETA's schedule is not tried. 0: each machine is solved by itself.
     sharing_gap: Cost = 0.0
     # layouts at the outermost level of tensors between einsums (a key of LAYOUT), on machines that describe
     # cache lines, rows or banks
@@ -214,12 +215,13 @@ def solve(
 def solve_schedule(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
 ) -> list[Solution] | Infeasible:
-    """Returns the schedule of `_search_schedule`, which ignores the capacity of the outermost level, if it
-    fits that level.
+    """Searches a schedule as if the outermost level held everything (`_search_schedule`), and returns it if
+    that level does hold it.
 
-    Otherwise GOGETA's configurations return Infeasible. All other methods return the best unfused schedule,
-    or else the one that moves least at the outermost level, with its gap to the schedule that did not fit. If
-    neither fits the answer is Infeasible, although a schedule that was not tried may fit.
+    Otherwise GOGETA's configurations return Infeasible. All other methods return the best unfused schedule
+    or, where that does not fit either, the schedule that moves least at the outermost level. Its optimality
+    gap is measured from the schedule that did not fit. If none of them fits the answer is Infeasible,
+    although a schedule that was not tried may fit.
     """
     if short := outermost.minimum(
         arch, workload, options.schedule in PIPELINED_SCHEDULES and options.weights == "pinned"
@@ -228,7 +230,7 @@ def solve_schedule(
     found = _search_schedule(arch.unbounded(), workload, options, progress)
     if isinstance(found, Infeasible) or (short := _outermost_overflow(arch, workload, found[0])) is None:
         return found
-    none = replace(short, unit=f"bytes in what {options.schedule} found (others may fit)")
+    none = replace(short, unit=f"bytes in the schedule that {options.schedule} found (others may fit)")
     if options.schedule in CONFIGURATIONS:
         return none
     unfused = solve_unfused(arch, workload, replace(options, schedule="unfused"), progress)
@@ -236,7 +238,7 @@ def solve_schedule(
         best = replace(among_schedules(unfused[0], arch, workload, options.objective), saved=0.0)
         return [_replacement(best, found[0], short, "unfused", arch, workload, options)]
     if sparing := _least_outer_traffic(arch, workload, options, progress):
-        return [_replacement(sparing, found[0], short, "what moves least there", arch, workload, options)]
+        return [_replacement(sparing, found[0], short, "moves least there", arch, workload, options)]
     return none
 
 
@@ -249,9 +251,9 @@ def _replacement(
     workload: Workload,
     options: SolverOptions,
 ) -> Solution:
-    """Returns `best`, which replaces a schedule (`found`) that needs more of the outermost level than there
-    is. Its optimality gap is measured from the lower bound of `found`; `short` and `why` go to the
-    certificate where `found` has no such bound.
+    """Returns `best` with a certificate that says why it replaces `found`, a schedule too large for the
+    outermost level. Its optimality gap is measured from the lower bound of `found`. If `found` has none, the
+    certificate states what was too small (`short`) and what kind of schedule `best` is (`why`).
     """
     value, other = (
         objective_value(options.objective, one.energy_pj, one.latency_cycles) for one in (best, found)
@@ -261,8 +263,8 @@ def _replacement(
             best, relative_gap(value, other / (1 + found.optimality_gap)), found.space, arch, workload
         )
     what = (
-        f"not proven optimal ({why}: what {options.schedule} found needs {short.need_bytes} bytes of "
-        f"{short.level})"
+        f"not proven optimal ({why}: the schedule that {options.schedule} found needs {short.need_bytes} "
+        f"bytes of {short.level})"
     )
     return replace(
         best,
@@ -275,8 +277,8 @@ def _replacement(
 def _least_outer_traffic(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn
 ) -> Solution | None:
-    """Returns the schedule with the least traffic at the outermost level if it fits there, else None. Tensors
-    that never go there take no capacity, so this schedule often fits where others do not.
+    """Returns the schedule with the least traffic at the outermost level if it fits that level, else None.
+    Tensors that stay on chip take no capacity there, so this schedule often fits where others do not.
     """
     outer = replace(arch.levels[0], capacity_bits=None, read_pj=FAR_PJ, write_pj=FAR_PJ)
     far = replace(arch, levels=(outer, *arch.levels[1:]))
@@ -290,7 +292,7 @@ def _least_outer_traffic(
 
 
 def _outermost_overflow(arch: Arch, workload: Workload, found: Solution) -> Infeasible | None:
-    """Returns the bytes that a solution needs at the outermost level if it has fewer, else None."""
+    """Returns Infeasible, with the bytes needed, if a solution overflows the outermost level; else None."""
     if arch.levels[0].capacity_bits is None:
         return None
     given = found.schedule or schedule.sequential(workload, {c.name: c.mapping for c in found.einsums})
@@ -323,7 +325,8 @@ def _search_schedule(
             return _layouts(arch, workload, own, progress) if arch.models_layout() else None
 
         goal, factors, gap = options.objective, options.factors, options.gap
-        several = not options.sharing_gap  # bounds of machines that share schedules are of one space
+        # machines that share schedules: one shared loop, so that all bounds are of one space
+        several = not options.sharing_gap
         best = fused(arch, workload, goal, factors, constraints, gap, layouts_for, progress, several)
         if isinstance(best, Infeasible):
             return best
@@ -373,7 +376,7 @@ def _or_gogetas(arch: Arch, workload: Workload, options: SolverOptions, best: So
         return best
     try:
         found = solve_schedule(arch, workload, replace(options, schedule="gogeta"))
-    except WorkloadError:  # it does not apply to this machine, or the workload's loops are not unrolled
+    except WorkloadError:  # GOGETA does not apply to this machine, or the workload's loops are not unrolled
         return best
     if isinstance(found, Infeasible) or not found[0].schedule:
         return best
@@ -445,7 +448,7 @@ def _cached_on(
     """Returns the shared mappings of one einsum, from the cache or searched. Only mappings are cached: their
     counts and prices are evaluated again.
 
-    alone: if True the answer is None where another process is searching this einsum.
+    alone: if True, an einsum that another process is searching is left to that process (the answer is None).
     """
     path = cache.place(
         "shared", (c.digest, e, options.factors, options.dataflow, options.gap, options.sharing_gap), ".npz"
@@ -484,7 +487,7 @@ def _read_cached_on(path: Path, c: MachineBatch, e: Einsum) -> SharedMappings | 
         ]
         mappings = tuple(cost for cost in costs if isinstance(cost, EinsumCost))
         if len(mappings) < len(nests):
-            raise ValueError("a nest that is none of this machine")
+            raise ValueError("a nest is no mapping of the einsum on these machines")
         return SharedMappings(e, mappings, choice.astype(np.int16), gaps.astype(np.uint16))
 
     return cache.remembered(path, decode)
@@ -584,8 +587,8 @@ def solve_unfused_on(
     options: SolverOptions,
     on_einsum: MachineCallback | None = None,
 ) -> list[list[Solution] | Infeasible | None]:
-    """Returns the unfused schedule of each machine, as `solve_unfused`. An einsum is searched for all
-    machines that need it next at once.
+    """Returns the unfused schedule of each machine, as `solve_unfused`. All machines whose next einsum is the
+    same are searched together.
 
     None stands for a machine that was given up, or that must be solved by itself since layouts or hops cost
     something there.
@@ -683,7 +686,7 @@ def _map_einsum(
     except TooLong as fault:
         raise TooLong(f"mapping of {e.name}: {fault}") from None
     except ValueError as fault:
-        raise ValueError(f"mapping of {e.name} as found: {fault} (--set solver.factors=perfect)") from None
+        raise ValueError(f"mapping found for {e.name}: {fault}; try --set solver.factors=perfect") from None
 
 
 def in_best_layouts(
@@ -700,8 +703,12 @@ def in_best_layouts(
         or options.schedule != "unfused"
     ):
         none = f"{arch.name} describes no lines, rows or banks: all layouts cost the same"
-        why = "needs the mapper optimal, without solver.schedule" if arch.models_layout() else none
-        raise ValueError(f"solver.layout = {options.layout}: {why}; leave it out")
+        why = (
+            "needs the mapper optimal, without solver.schedule and solver.tiling"
+            if arch.models_layout()
+            else none
+        )
+        raise ValueError(f"solver.layout = {options.layout}: {why}; leave solver.layout out")
     if short := outermost.sequential(arch, workload):
         return short
     found = _pairs(arch.unbounded(), workload, options, progress)
@@ -885,7 +892,7 @@ def price_in_layouts(
         cost = einsum_cost(problem, mapping)
     except ValueError as fault:
         raise ValueError(
-            f"mapping of {problem.einsum.name} as found: {fault} (--set solver.factors=perfect)"
+            f"mapping found for {problem.einsum.name}: {fault}; try --set solver.factors=perfect"
         ) from None
     if isinstance(cost, Infeasible):
         return cost
@@ -1063,15 +1070,15 @@ def price_schedule(
         nests = {c.name: c.mapping for c in found[0].einsums}
         if strange := [name for name, nest in nests.items() if nest.outside]:
             raise ValueError(
-                f"schedule: {strange[0]} has no place, and what {options.tiling} finds for it is no "
-                "nest; give it one, or take solver.tiling=mapper"
+                f"schedule: {strange[0]} is not in it, and the schedule that {options.tiling} finds for "
+                f"{strange[0]} is no nest; add {strange[0]} to the schedule, or take solver.tiling=mapper"
             )
         stated = schedule.complete(workload, stated, schedule.sequential(rest, nests))
     return evaluate(arch, workload, stated, options.objective), stated
 
 
 def _read_cached(path: Path, problems: Sequence[Problem]) -> list[EinsumCost | Infeasible]:
-    """Returns costs of the nests in a cache file, or an empty list if it lacks a valid nest for a problem."""
+    """Returns the costs of the nests in a cache file; empty unless it has a valid nest for each problem."""
 
     def decode(data: bytes) -> list[EinsumCost | Infeasible]:
         return [

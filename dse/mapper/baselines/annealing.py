@@ -31,7 +31,7 @@ from workloads.einsum import Einsum
 ITERATIONS = 1024
 CANDIDATES = 128
 STEPS = 4  # steps of each walker between two rounds of costing
-FRESH = 0.05  # fraction of walkers that start anew in every round
+FRESH = 0.05  # fraction of walkers that start again at a random mapping in every round
 SAMPLES = 2048  # newest costs that the model learns from
 TREES = 40
 HOT, COLD = 1.0, 0.02  # first and last temperature, in doublings of the cost
@@ -113,8 +113,9 @@ def _step(
 
 
 def neighbour(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> Choices:
-    """The choices with one of them changed: a prime of a rank moved from one gap between nodes to another;
-    the PEs of a rank; a window; or a node moved within its level, into it or out of it.
+    """The choices with one of them changed: a prime factor of a rank added at one loop position, and taken
+    from another if it is there; the PEs of a spatial loop; the order of the loops at a position; or a node
+    moved within its level, into it or out of it.
     """
     items, orders = layers(arch, choices.placement), gaps(e, arch, choices.placement)
     kind, trips = rng.random(), dict(choices.trips)
@@ -206,7 +207,7 @@ def _cost(problem: Problem, mappings: Sequence[Mapping], costed: Evaluated) -> N
 
 def fit_model(rows: Sequence[Floats], logs: Sequence[float]) -> Model:
     """Trees fitted to the newest costs. rows: features; logs: log2 of the objective."""
-    # here: it takes a second to load, and only this mapper needs it
+    # imported here: it takes a second to load, and only this mapper needs it
     from sklearn.ensemble import GradientBoostingRegressor
 
     trees = GradientBoostingRegressor(n_estimators=TREES, max_depth=5, learning_rate=0.2, random_state=0)

@@ -153,16 +153,16 @@ def _stationary_mappings(e: Einsum, arch: Arch) -> Iterator[Mapping]:
 
     Take a mapping that fits. Some of its nodes are stationary: they stand above all temporal loops and do not
     sink. All other nodes of double-buffered levels count twice, with at least one element each. Move those
-    below all loops, and let the loops go down to single elements: they need no more room than before. The
-    stationary nodes need what they did, unless the last of them can sink now. Before, one of these stood
-    below it and kept it from sinking:
+    below all loops, and let the loops go down to single elements: these nodes need no more capacity than
+    before. Nor do the stationary nodes, unless the last of them can sink now. What stood below that node
+    before kept it from sinking. It was one of these:
         a loop over a rank that its tensor does not have: make it the first loop now;
         no loop at all: there is none now either;
         PEs (a spatial loop): let it stand there, 2 PEs are enough;
         nodes of another tensor or another level, of which the last one sank, or did not, likewise: let them
             stand there, sunk as far as they can.
     Nodes outside of PEs in use cannot move, since a loop above the PEs would move all that is inside of them.
-    Levels inside of `last` have room for what moves.
+    Levels inside of `last` have the capacity for nodes that move.
     """
     unit, names = dict.fromkeys(e.sizes(), 1), [p.tensor for p in e.tensors()]
     must = tuple(
@@ -218,10 +218,10 @@ def _first_loops(p: Projection, ranks: Tile) -> Iterator[list[str]]:
 
 
 def _factorizations(still: Stationary) -> Factorizations:
-    """Ways to unroll ranks over the fan-outs outside of level still.last: remaining tile -> nodes that stand
-    above.
+    """Ways to unroll ranks over the fan-outs outside of the level `Stationary.last`: remaining tile -> nodes
+    that stand above.
 
-    Only ranks that change the need of still.last are unrolled: all ranks of stationary tensors, and the
+    Only ranks that change what this level needs are unrolled: all ranks of stationary tensors, and the
     partially relevant ranks of the others.
     """
     e, arch, last = still.e, still.arch, still.last
@@ -246,11 +246,12 @@ def _factorizations(still: Stationary) -> Factorizations:
 def _cut(
     still: Stationary, factorizations: Factorizations, ranks: frozenset[str], dim: str, size: int, left: int
 ) -> Factorizations:
-    """The ways extended by one more fan-out dimension. left: PEs of the dimensions still to come. Two kinds
-    of ways are left out:
+    """The factorizations extended by one more fan-out dimension. left: PEs of the dimensions still to come.
+    Two kinds are left out:
 
-    1. the tile of another way, which leaves the same ranks to loops, is nowhere larger;
-    2. the way does not fit even if the PEs of the dimensions still to come cut it further (`_min_bits`).
+    1. those for which another one, which leaves the same ranks to loops, has a tile that is nowhere larger;
+    2. those that do not fit even if the PEs of the dimensions still to come cut the tile further
+       (`_min_bits`).
     """
     room = _capacity(still.arch, still.last)
     found: Factorizations = {}
@@ -278,8 +279,9 @@ def _cut(
 
 
 def _min_bits(still: Stationary, tile: Sequence[int], pes: int) -> int:
-    """A lower bound of the bits that still.last needs: twice one element of each moving tensor, and the tile
-    of each stationary tensor divided by all remaining PEs (`pes`), as if that tensor had them alone.
+    """A lower bound of the bits that the level `Stationary.last` needs: twice one element of each moving
+    tensor, and the tile of each stationary tensor divided by all remaining PEs (`pes`), as if no other tensor
+    were cut by them.
     """
     sizes, bits = dict(zip(still.e.sizes(), tile, strict=True)), bits_of(still.e, still.arch)
     total = 0
@@ -296,8 +298,8 @@ def _min_bits(still: Stationary, tile: Sequence[int], pes: int) -> int:
 
 
 def _usable(e: Einsum, arch: Arch) -> Arch:
-    """The machine to plan for: without levels that are too small for one element of each of their tensors,
-    held twice; where such a level may not be bypassed, with a single buffer.
+    """The machine without levels that are too small for one element of each of their tensors, held twice;
+    such a level that may not be bypassed gets a single buffer instead.
     """
     unit = dict.fromkeys(e.sizes(), 1)
     tight = [bool(_overflow(e, arch, v, unit, unit)) for v in range(len(arch.levels))]
@@ -358,6 +360,7 @@ def _fill(e: Einsum, arch: Arch, stationary: Sequence[Projection]) -> Fill:
 
 
 def _spread(extents: Tile, tile: Tile, pes: SpatialFactors) -> Tile:
+    """The tile of all PEs together, where each has `tile`."""
     grown = dict(tile)
     for _, rank, factor in pes:
         grown[rank] = min(grown[rank] * factor, extents[rank])
@@ -431,6 +434,7 @@ def _refetch_elems(p: Projection, e: Einsum, left: Tile) -> int:
 
 
 def _padding(left: int, p: int) -> float:
+    """How much an extent grows, as a factor, if it is padded to a multiple of p."""
     return -(-left // p) * p / left
 
 
@@ -467,6 +471,7 @@ def _cache(
 
 
 def _capacity(arch: Arch, v: int) -> float:
+    """Bits of level v, inf without a limit."""
     bits = arch.levels[v].capacity_bits
     return inf if bits is None else bits
 
@@ -483,6 +488,7 @@ def _traffic(p: Projection, e: Einsum, spread: Tiles, trips: Tiles, stationary: 
 
 
 def _hulls(p: Projection, tiles: Tiles) -> NDArray[np.int64]:
+    """[C] elements of a tensor from the first to the last index of each tile, in every dimension."""
     size = np.ones_like(next(iter(tiles.values())))
     for dim in p.dims:
         size = size * (1 + sum(c * (tiles[rank] - 1) for rank, c in dim.terms))
@@ -529,6 +535,7 @@ def _top_up(
 
 
 def _overflow(e: Einsum, arch: Arch, v: int, tile: Tile, spread: Tile) -> bool:
+    """Whether level v is too small for its tiles. spread: the tile of all PEs together."""
     one, spread_tile = ({rank: np.array([n]) for rank, n in given.items()} for given in (tile, spread))
     return bool(_held_bits(e, arch, v, one, spread_tile)[0] > _capacity(arch, v))
 
@@ -598,6 +605,7 @@ def _order(e: Einsum, still: Sequence[Projection]) -> list[str]:
 
 
 def _rise(p: Projection, ranks: Sequence[str]) -> int:
+    """How many of the loops stay above a node of the tensor, raised above inner loops over other ranks."""
     position, seen = len(ranks), p.ranks()
     while position and ranks[position - 1] not in seen:
         position -= 1

@@ -114,8 +114,8 @@ def placements(e: Einsum, arch: Arch) -> Iterator[Placement]:
 
 
 def nests(e: Einsum, arch: Arch, placement: Placement) -> Iterator[Mapping]:
-    """Yields the loop nests of a placement with every loop of the mapspace and open tiles: one nest per
-    choice of sliding windows.
+    """Yields the loop nests of a placement, with every loop of the mapspace and tiles that are not chosen yet
+    (0): one nest per choice of sliding windows.
     """
     for orders in product(*gaps(e, arch, placement)):
         blocks = (
@@ -129,7 +129,9 @@ def nests(e: Einsum, arch: Arch, placement: Placement) -> Iterator[Mapping]:
 
 
 def layers(arch: Arch, placement: Placement) -> list[Store | int]:
-    """Storage nodes, and fan-out boundaries as the number of levels outside, outermost first."""
+    """What loops may stand below, outermost first: storage nodes, and fan-out boundaries, each given by the
+    number of levels outside of it.
+    """
     boundaries = {f.outside for f in arch.fanouts}
     found: list[Store | int] = []
     for v, held in enumerate((*placement, ())):
@@ -154,8 +156,8 @@ def spatial_loops(e: Einsum, fanouts: Sequence[Fanout], boundary: int) -> list[L
 
 
 def gaps(e: Einsum, arch: Arch, placement: Placement) -> list[list[tuple[str, ...]]]:
-    """Per layer the possible orders of the temporal loops below it, as ranks; one empty order where there are
-    no loops.
+    """Per item of `loop_positions` the possible orders of the temporal loops directly below it, as ranks; one
+    empty order where no loops may stand.
     """
     projections, seen = {p.tensor: p for p in e.tensors()}, set()
     free = len(placement[0]) - 1  # the outermost level holds its tensors above all loops
@@ -189,8 +191,8 @@ def size(e: Einsum, arch: Arch, factors: Factors) -> int:
 
 
 def pattern(e: Einsum, arch: Arch, nest: Mapping) -> dict[str, tuple[int, ...]]:
-    """Per rank of more than one value its loops in a nest, outermost first: 0 for a temporal loop, else the
-    size of the fan-out dimension.
+    """Per rank of extent above 1 its loops in a nest, outermost first: 0 for a temporal loop, else the size
+    of the fan-out dimension.
     """
     lanes_of = {dim: n for f in arch.fanouts for dim, n in f.dims}
     loops = [node for node in nest.nodes if isinstance(node, Loop)]
@@ -219,8 +221,8 @@ def chains(extent: int, loops: tuple[int, ...], factors: Factors) -> tuple[tuple
 def _cheapest(
     problem: Problem, nest: Mapping, factors: Factors, constraints: Constraints, best: Rank3
 ) -> Iterator[tuple[Rank3, Mapping]]:
-    """Yields the cheapest mappings of a nest that fit and are not above the best so far: one per block of
-    choices, of equal ones the first by text.
+    """Yields the cheapest mappings of a nest that fit and cost no more than `best`: one per BLOCK choices, of
+    equally cheap ones the first by text.
     """
     e, arch = problem.einsum, problem.arch
     own = pattern(e, arch, nest)

@@ -24,7 +24,9 @@ from workloads.einsum import Einsum
 MAPPINGS = 1000  # mappings that fit; Timeloop finds 220 to 970 of them per CPU second
 ATTEMPTS = 20  # draws per mapping that fits, at most
 
-Layer = Store | int  # what a gap lies below: a storage node, or a fan-out boundary (levels outside)
+# what loops stand directly below: a storage node, or a fan-out boundary, given by how many levels are outside
+# of it
+Layer = Store | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,8 @@ class Choices:
     """A mapping as independent choices."""
 
     placement: Placement
-    orders: Dict[Layer, int]  # per layer which order of the loops below it (`gaps`)
-    # per (layer, rank, fan-out dimension or "" for the temporal loop)
+    orders: Dict[Layer, int]  # which of the possible orders (`gaps`) the loops below have
+    # trip count by (what the loop stands below, rank, fan-out dimension or "" for the temporal loop)
     trips: Dict[tuple[Layer, str, str], int]
 
 
@@ -67,8 +69,8 @@ def objective_values(problem: Problem, mapping: Mapping) -> tuple[float, float, 
 
 
 def draw(e: Einsum, arch: Arch, rng: Random) -> Choices:
-    """Random choices: placement, windows, PEs, and for every prime factor of an extent one of the gaps. The
-    mapping need not fit.
+    """Random choices: placement, order of the loops at each position, PEs per spatial loop, and for every
+    prime factor of an extent one position. The mapping need not fit.
     """
     placement = place(e, arch, rng)
     items, orders = layers(arch, placement), gaps(e, arch, placement)
@@ -109,7 +111,7 @@ def place(e: Einsum, arch: Arch, rng: Random) -> Placement:
 
 def mapping_of(e: Einsum, arch: Arch, choices: Choices) -> Mapping:
     """The mapping closest to the choices. Temporal trip counts are cut to divisors of the tile, spatial ones
-    to the PEs that are free; the last gap takes what is left.
+    to the PEs that are free; the innermost loops take what is left of each rank.
     """
     tile, free = e.sizes(), {dim: n for f in arch.fanouts for dim, n in f.dims}
     items, orders = layers(arch, choices.placement), gaps(e, arch, choices.placement)

@@ -36,8 +36,9 @@ def levels_outside_inner_array(arch: Arch) -> int:
 
 
 def why_no_nest(t: Tiling, u: Unit, moves: bool) -> str:
-    """Why a schedule is no nest with storage nodes; "" if it is one. moves: whether the operator's one input
-    is several tensors of the einsum.
+    """Why a schedule is no nest with storage nodes; "" if it is one.
+
+    moves: whether the operator copies several tensors of the einsum, which it sees as one input.
     """
     trips, op, tensors = dict(t.nest.loops), t.operator, t.tensors
     if u.accelerators > 1:
@@ -62,7 +63,7 @@ def why_no_nest(t: Tiling, u: Unit, moves: bool) -> str:
 
 
 def _flat_outside(t: Tiling) -> str:
-    """The same for operators that are tiled as one row of elements."""
+    """Why the schedule of an operator that is tiled as one row of elements is no nest; "" if it is one."""
     whole, cut = prod(t.operator.shape), t.tensors["inputs"].tile[1]
     if t.tensors["inputs"].shape[1] != whole:
         return "tiles hold the padding of the innermost dimension"

@@ -28,7 +28,7 @@ class Unit:
     elem_bytes: int = 2
     align: int = 8  # the innermost dimension is stored in multiples of this; 0: as it is
     pes: int = 8  # output channels that are computed at once
-    macs: int = 32  # input channels that each PE reduces per step
+    macs: int = 32  # input channels that each PE multiplies and adds up per step
     vector: int = 8  # elements that the vector unit takes at once
     accelerators: int = 1  # accelerators that take turns
     names: tuple[str, str, str] = ("ISPAD", "WSPAD", "OSPAD")  # levels of inputs, weights, outputs
@@ -137,8 +137,8 @@ def smallest(u: Unit, key: str, shape: Shape, kernel: Sequence[int] = ()) -> Sha
 
 
 def minimal_share(shape: Shape, label: str, minimum: Shape, u: Unit, layout: str) -> tuple[int, int]:
-    """(a, b): the smallest tile that a label allows takes a / b stored elements. As a share of the padded
-    tensor this need not be a whole number.
+    """(a, b): the smallest tile that a label allows takes a / b stored elements. As a fraction of the padded
+    tensor, a / b need not be a whole number.
     """
     total = stored(shape, u)
     if label == "None":
@@ -167,8 +167,8 @@ def strategy(shape: Shape, minimum: Shape, u: Unit, layout: str = "") -> str | i
 
 
 def enumerate_tiles(shape: Shape, label: str, minimum: Shape, step: Shape, u: Unit) -> Ints:
-    """[candidates, dimensions] the tile shapes that fit. A dimension in the label runs from its minimum in
-    its step, the others are full.
+    """[candidates, dimensions] the tile shapes that fit. A dimension in the label takes the sizes minimum,
+    minimum + step, ...; the other dimensions are full.
 
     The order decides ties: N outermost, then channels, rows, columns, all ascending.
     """

@@ -1,5 +1,5 @@
 """SMAUG as a mapper of one einsum. The einsum is read as one of SMAUG's operators, tiled and scheduled. The
-evaluator prices the schedule where it is a nest; replay.py does otherwise.
+evaluator prices the schedule if it is a nest; else replay.py counts it call by call.
 """
 
 from __future__ import annotations

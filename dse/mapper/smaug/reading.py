@@ -81,8 +81,8 @@ def _slide(e: Einsum, d: Dim) -> _Slide | None:
 
 
 def _spatial(e: Einsum, dims: list[Dim]) -> tuple[_Slide, _Slide] | None:
-    """The windows over rows and over columns; None if there are more dimensions than two, or one is dilated
-    or cropped.
+    """The windows over rows and over columns; None if there are more than two dimensions, or if one is
+    dilated or cropped.
     """
     found = [s for s in (_slide(e, d) for d in dims) if s]
     if len(dims) > 2 or len(found) < len(dims):
@@ -94,7 +94,7 @@ def _spatial(e: Einsum, dims: list[Dim]) -> tuple[_Slide, _Slide] | None:
 def _image(
     kind: str, e: Einsum, at: tuple[_Slide, _Slide], ranks: dict[str, str], groups: list[str]
 ) -> Reading:
-    """The reading of an operator on images. at: its rows and columns; ranks: the ranks of N, C and M."""
+    """The reading of an operator on images. at: its windows over rows and columns; ranks: of N, C and M."""
     rows, columns = at
     r, c = rows.window, columns.window
     ranks = {

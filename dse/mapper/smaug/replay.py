@@ -101,14 +101,14 @@ def _distinct_calls(e: Einsum, found: Schedule, c: Calls) -> Iterator[tuple[Call
 
 
 def _piece(tiled: Tiled, number: Ints, dim: int) -> tuple[Ints, Ints]:
-    """Origin and extent in one dimension of tiles by number."""
+    """Origin and extent, in one dimension, of the tiles with these numbers."""
     pieces = np.array(tiled.cuts[dim])[np.unravel_index(number, tiled.grid())[dim]]
     return pieces[:, 0], pieces[:, 1]
 
 
 def _size_sources(t: Tiling) -> Iterator[tuple[str, str, int]]:
-    """Where the size of a kernel call stands: (letter of the dimension, tensor, index of the tensor's
-    dimension whose tile has that size).
+    """Yields which tile gives a kernel call its size: (letter of the dimension, tensor, index of the tensor's
+    dimension).
     """
     tensors = t.tensors
     yield "N", "outputs", 0

@@ -95,6 +95,7 @@ def calls(n: Nest, tensors: dict[str, Tiled], accelerators: int = 1) -> Calls:
 
 
 def _number(words: tuple[Names, ...], counters: dict[str, Ints], grid: tuple[int, ...], total: int) -> Ints:
+    """[calls] the number of the tile that each call uses."""
     number = np.zeros(total, np.int64)
     for names, n in zip(words, grid, strict=True):
         number *= n
@@ -104,7 +105,7 @@ def _number(words: tuple[Names, ...], counters: dict[str, Ints], grid: tuple[int
 
 
 def fresh(tile: Ints, accelerator: Ints) -> Bools:
-    """Where the tile differs from the one before it on the same accelerator.
+    """[calls] whether a call's tile differs from that of the call before it on the same accelerator.
 
     >>> fresh(np.array([0, 0, 1, 0]), np.array([0, 1, 0, 1])).tolist()
     [True, True, True, False]

@@ -1,9 +1,9 @@
 """SMAUG's tiling optimizers: one function per kind of operator, Operator -> Tiling | Infeasible, and the
 table OPTIMIZERS of them.
 
-Each chooses by `strategy` which dimensions of its tensors may be cut, enumerates tile shapes, takes the first
-one that fills the scratchpads most, cuts the tensors, and gives the loop nest over the tiles. Source: Xi et
-al. 2020 and the code of its SMV backend.
+Each optimizer chooses by `strategy` which dimensions of its tensors may be cut, enumerates tile shapes, takes
+the first one that fills the scratchpads most, cuts the tensors, and gives the loop nest over the tiles.
+Source: Xi et al. 2020 and the code of its SMV backend.
 
 faithful: as published, with its defects.
 Otherwise (corrected): without the defects. The innermost dimension of each candidate is padded for the
@@ -91,7 +91,7 @@ def tile(op: Operator, u: Unit, faithful: bool = False) -> Tiling | Infeasible:
 
 
 def unsupported(name: str, what: str) -> Infeasible:
-    """The result for an einsum that SMAUG has no tiling for. what: the property that is missing."""
+    """The result for an einsum that SMAUG has no tiling for. what: what SMAUG lacks, in words."""
     return Infeasible("SMAUG", 1, 0, name, what)
 
 
@@ -146,7 +146,7 @@ def _inputs(
 
 
 def _out(extents: Ints, full: int, w: Window, faithful: bool) -> Ints:
-    """Output extents for extents of input tiles. It is the largest over the first tile (with the leading
+    """Largest output extents, for extents of input tiles: over the first tile (with the leading
     padding), the middle tiles, and the last tile (with the trailing padding).
 
     faithful: only the leading padding counts, as in SMAUG.
@@ -193,8 +193,8 @@ def _choose(
     xs: candidates of the input tile.
     area: per candidate, output elements per output channel.
     own: whether the output tile's channels are independent of the weight tile's kernels.
-    kept: padding of the innermost dimension of inputs, weights and outputs, if fixed to that of the full
-        tensor; None: as the tile's extent needs.
+    kept: elements of padding of the innermost dimension of inputs, weights and outputs, where it is that of
+        the full tensor; None: what the tile's extent needs.
     """
     m, taps, full = weights[0], prod(weights[1:-1]), weights[-1]
     ns = multiples(u.pes, m, u.pes) if labels["weights"] != "None" else np.array([m])

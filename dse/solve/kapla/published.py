@@ -5,8 +5,8 @@ compare it (arXiv 2306.15676, sections IV and VI; docs/reuse.md).
                    shared loop and its number of pipeline tiles
     upper level    drops schemes that need more than the buffers of their nodes; estimates the others by
                    their lower bounds; keeps the 4 cheapest chains of segments that end at each einsum
-    lower level    solves the schemes of all segments in the chains that are left, those that read least from
-                   main memory first; skips a scheme that reads no less of any tensor than a solved one
+    lower level    solves the schemes of all segments in these chains, those that read least from main memory
+                   first; skips a scheme that reads no less of any tensor than a solved one
     stage          each prime factor of the rows and columns of nodes cuts the rank that leaves the smallest
                    tiles per node; inside of a node the mapper is cost descending
 
@@ -60,8 +60,8 @@ from workloads.graph import Workload, counts
 
 MAX_EINSUMS = 5  # einsums of a segment, at most
 KEPT = 4  # chains kept by the upper level, per last einsum
-CHANCE = 0.1  # kapla-random: probability that a scheme is solved
-DRAWN = 100  # kapla-random: mappings of a node that are tried
+CHANCE = 0.1  # kapla-random: probability that a scheme is considered
+DRAWN = 100  # kapla-random: random mappings of a node that are priced
 ANNEALED = (16, 32)  # kapla-annealing: iterations, mappings per iteration; published: 1024, 128
 
 
@@ -150,8 +150,8 @@ def options(
     seed: int = 0,
     beam: int | None = None,
 ) -> tuple[list[Option | None], dict[Range, Option], list[Pruned]]:
-    """Returns the options of einsums alone and of segments that a method finds, and for each run of einsums
-    how many schemes there are, are valid and were solved.
+    """Returns the options that a method finds for einsums alone and for segments, and for each run of einsums
+    how many schemes there are, how many of them are valid, and how many were solved.
     """
     method = replace(METHODS[name], beam=beam) if beam else METHODS[name]
     g = replace(search, nodes=Nodes(search.arch, _inside(name, seed)), alone={}, solved={})
@@ -240,8 +240,8 @@ def _lower_bound(
 
 
 def _in_chains(g: PipelineSearch, schemes: Sequence[Scheme], beam: int) -> set[tuple[int, int]]:
-    """Returns the segments (first, last) of the chains of lowest estimated cost. beam: number of chains kept
-    at each einsum.
+    """Returns (first, last) of the segments in the chains of lowest estimated cost. beam: number of chains
+    that are kept per last einsum.
     """
     ends: dict[int, list[Scheme]] = {}
     for (_, last), own in _by_ends(schemes).items():
@@ -266,6 +266,7 @@ def _in_chains(g: PipelineSearch, schemes: Sequence[Scheme], beam: int) -> set[t
 
 
 def _by_ends(schemes: Iterable[Scheme]) -> dict[tuple[int, int], list[Scheme]]:
+    """Returns the schemes by first and last einsum."""
     found: dict[tuple[int, int], list[Scheme]] = {}
     for one in schemes:
         found.setdefault(_ends(one.range), []).append(one)

@@ -47,7 +47,7 @@ def lower_bound(
     forwarded: inputs that stand in other nodes.
     pinned: inputs that stand in the buffers before the run.
     forwards: the output need not go to main memory.
-    roughly: the bound of registers (`register_bounds.fill_pj`), which takes most of the time, is left out.
+    roughly: leaves out the bound of registers (`register_bounds.fill_pj`), which takes most of the time.
     """
     n = bounds.needs(e, arch.word_bits)
     outer = arch.levels[0]
@@ -85,8 +85,9 @@ def lower_bound(
 
 def inside_pj(e: Einsum, arch: Arch, parts: Sequence[Roles] = ()) -> Floats:
     """Returns lower bounds [parts] on the energy of operations and registers; on machines of two levels, of
-    operations and their accesses to the buffer. parts: the iterations of one node, by way to share the
-    einsum; (): the whole einsum.
+    operations and their accesses to the buffer.
+
+    parts: for each way to share the einsum among nodes, the iterations of one node; (): the whole einsum.
     """
     computed, level = bounds.needs(e, arch.word_bits).computed * op_pj(e, arch), arch.levels[-1]
     if (

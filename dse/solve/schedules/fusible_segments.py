@@ -32,8 +32,9 @@ class Members:
     last: int  # position of its last einsum
     forwarded: tuple[str, ...]  # tensors that one member makes and others read
     spilled: frozenset[str]  # forwarded tensors that einsums outside of the run read too
-    axes: tuple[tuple[str, ...], ...]  # loops that may be shared alone: one rank per member each
-    # loops of which several may be shared (`classes.rank_classes`): one rank per member each
+    # loops that may be the only shared one; a loop is given by its rank in each member
+    axes: tuple[tuple[str, ...], ...]
+    # loops of which several may be shared (`classes.rank_classes`), given likewise
     classes: tuple[tuple[str, ...], ...] = ()
 
     @property
@@ -56,7 +57,7 @@ def has_nodes(arch: Arch) -> bool:
 
 
 def fuser(arch: Arch, workload: Workload) -> str:
-    """Returns the value of `solver.schedule` that reuses tensors between einsums on a machine; "": none."""
+    """Returns the `solver.schedule` with which a machine reuses tensors between einsums; "": none."""
     if fusing_levels(arch) and not any(f.hop_pj or f.endpoint_pj for f in arch.fanouts):
         return "fused"
     if has_nodes(arch) and not arch.models_layout():
@@ -95,10 +96,11 @@ def runs(workload: Workload, most: int) -> Iterator[Run]:
 
 
 def segments(workload: Workload, padded: bool = False) -> list[Members]:
-    """Returns all runs of einsums that can share a loop. The first einsum of a run makes a forwarded tensor,
-    and the last one reads one: longer runs gain nothing.
+    """Returns all runs of einsums that can share a loop, and whose first einsum makes a forwarded tensor and
+    whose last one reads one: any other einsum at an end would gain nothing.
 
-    padded: a reader may see padding around a forwarded tensor, in dimensions that the loop does not cut.
+    padded: a reader's windows may reach into padding around a forwarded tensor, in dimensions that the loop
+        does not cut.
     """
     made, found = {e.output.tensor: i for i, e in enumerate(workload.einsums)}, []
     for first, last, handed, leaving in runs(workload, MAX_MEMBERS):
@@ -111,8 +113,8 @@ def segments(workload: Workload, padded: bool = False) -> list[Members]:
 
 def joined_segments(workload: Workload) -> list[Members]:
     """Returns the runs of `segments`, and those whose einsums can share several loops (`Members.classes`),
-    also where they only read a tensor together. The first and the last einsum of a run have a tensor in
-    common with others of it: longer runs gain nothing.
+    also where all that they share is a tensor that they read. In each, the first and the last einsum have a
+    tensor in common with others of the run: any other einsum at an end would gain nothing.
     """
     found = {(m.first, m.last): m for m in segments(workload)}
     made = {e.output.tensor for e in workload.einsums}
@@ -168,7 +170,7 @@ def _extended(
 
 
 def trips_below(e: Einsum, loops: Sequence[tuple[str, int]]) -> tuple[tuple[Einsum, int], ...]:
-    """Returns the distinct trips of several loops (rank, tile), as `trips` does of one."""
+    """Returns the distinct trips of several nested loops (rank, tile), as `trips` for one loop."""
     found = Counter({e: 1})
     for rank, tile in loops:
         inner = [(one, n * many) for outer, n in found.items() for one, many in trips(outer, rank, tile)]

@@ -41,11 +41,11 @@ class Place:
     """Where an einsum stands in a schedule: its shared loops, and which of its tensors are on chip."""
 
     level: str = ""  # where the tensors below stand (their home); "": there are none
-    loops: tuple[tuple[str, int], ...] = ()  # shared ones: rank, as the einsum names it, and tile
-    forwarded: frozenset[str] = frozenset()  # stand in tiles, between einsums of the segment
-    held_whole: frozenset[str] = frozenset()  # stand whole, loaded once for all trips
-    retained: frozenset[str] = frozenset()  # stand whole, from their maker to their last reader
-    spilled: frozenset[str] = frozenset()  # forwarded, and also written to the outermost level
+    loops: tuple[tuple[str, int], ...] = ()  # shared loops: rank, as the einsum names it, and tile
+    forwarded: frozenset[str] = frozenset()  # tensors between einsums of the segment, tile by tile
+    held_whole: frozenset[str] = frozenset()  # tensors held whole, loaded once for all trips
+    retained: frozenset[str] = frozenset()  # tensors held whole from their maker to their last reader
+    spilled: frozenset[str] = frozenset()  # forwarded tensors that the outermost level gets too
 
     def homes(self) -> frozenset[str]:
         """Returns all tensors that have their home at the level: forwarded, held or retained."""
@@ -56,8 +56,8 @@ class Place:
 class Nest:
     """The nest of an einsum at a place."""
 
-    mapping: Mapping | None  # None: none was found
-    bits: int  # that its own storage nodes take at the level
+    mapping: Mapping | None  # None: no nest was found
+    bits: int  # that the nest's own storage nodes take at the level of its place
     # no nest at the place costs less, in a unit that adds up over einsums: energy, cycles or the square root
     # of energy x cycles, by objective; inf: no nest fits
     lower_bound: float
@@ -303,7 +303,8 @@ class Nests:
         `_alone` - passed: the cost of the einsum without a shared loop, minus the most that moving its
             forwarded tensors costs. Given storage nodes of these tensors at the outermost level, each nest
             below the shared loop is also a nest of the einsum alone, in no more capacity.
-        wide: the same at a level that holds all tensors, plus inputs that are fetched again in every trip.
+        wide: the same with a level that holds all tensors, plus the cost of inputs that are fetched again in
+            every trip.
         """
         (trip, many), *_ = trips_below(e, place.loops)
         energy, cycles = self._compulsory_cost(trip, place, self.arch)
@@ -321,24 +322,25 @@ class Nests:
             for p in e.inputs
             if p.tensor not in place.homes() and not {rank for rank, _ in place.loops} & p.ranks()
         )
-        # this call comes first: its nest mostly fits into less capacity too, and answers the next call
+        # this call of `_alone` comes first: its nest mostly fits a smaller level too, and answers the next
         wide = self._alone(e, place, level, wide=True) - passed + again if again > 0 else 0.0
         return max(own, self._alone(e, place, level, wide=False) - passed, wide)
 
     def unfused_bound(self, e: Einsum, place: Place, passed: Collection[str]) -> float:
-        """Returns a lower bound on the cost of an einsum anywhere in a segment, with its traffic at the
-        outermost level, but for that of the tensors `passed`, which other einsums bring in or take away: its
-        cost alone, minus the most that moving them costs. With storage nodes of these tensors at the
-        outermost level, the einsum's nest, shared loops included, is one of the einsum alone, in no more
-        capacity.
+        """Returns a lower bound on the cost of an einsum anywhere in a segment. Its traffic at the outermost
+        level is counted, except that of the tensors `passed`, which other einsums bring in or take away.
+
+        The bound is the cost of the einsum alone, minus the most that moving these tensors costs. It holds
+        since each nest of the einsum in a segment, shared loops included, becomes a nest of the einsum alone
+        once these tensors get storage nodes at the outermost level, and needs no more capacity.
         """
         level = next(level for level in self.arch.levels if level.name == place.level)
         moves = sum(self._move_cost(e, p, place.level) for p in e.tensors() if p.tensor in passed)
         return self._alone(e, place, level, wide=False) - moves
 
     def _alone(self, e: Einsum, place: Place, level: Level, wide: bool) -> float:
-        """Returns a lower bound on the cost of an einsum without a shared loop. wide: the level is as large
-        as all tensors of the einsum, if it is smaller.
+        """Returns a lower bound on the cost of an einsum without a shared loop. wide: a level smaller than
+        all tensors of the einsum together is enlarged to hold them.
         """
         have = level.capacity_bits or inf
         all_of_it = 2 * sum(p.stored_bits(self.arch.word_bits) for p in e.tensors())
@@ -351,8 +353,8 @@ class Nests:
         ).lower_bound
 
     def _refetch_cost(self, p: Projection, trip: Einsum, many: int, level: Level) -> float:
-        """Returns the least extra cost of an input that is loaded in every trip over the same input loaded
-        once, whole, to the level and read there in each trip.
+        """Returns a lower bound on what it costs more to load an input in every trip than to load it once,
+        whole, to the level and read it there in each trip.
         """
         if (
             self.objective != "energy"

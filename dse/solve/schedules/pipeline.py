@@ -75,7 +75,7 @@ from workloads.graph import Workload, counts
 # Limits of the search, which trade its time for quality. A "tile" is the tile of one node (`stages.tiles`), a
 # "choice" is one way to run each stage of a segment, a "limit" is one on the cycles of a stage.
 TRIED = 12  # limits that are tried; stages of an einsum alone that are priced
-LESS = 0.9999  # a looser limit is tried if it lowers the energy of the stages at least by this factor
+LESS = 0.9999  # a looser limit is tried if the stages then need less than this fraction of the energy
 # tiles of a stage that are tried with an upper limit of the initiation interval, where regions must leave few
 # nodes idle
 TIGHT = 60
@@ -84,28 +84,28 @@ WIDE = 1.3  # nodes of a stage lie within this factor above and below its share 
 NODES_SCARCE = 1.1  # capacity of a stage's nodes over its forwarded tiles and pinned weights, at least
 PADDED = 1.15  # operations of all nodes (with padding of uneven tiles) over operations of the stage, at most
 STEP = 6  # tiles whose numbers of nodes agree to the sixth of an octave count as alike in `_tiles_for`
-SLOW = 1.02  # cycles of the cheapest nest over the fewest possible from which faster nests are searched too
+SLOW = 1.02  # faster nests are searched too if the cheapest one takes more than this times the fewest cycles
 STEPS, SLOWER = 12, 1.15  # steps of cycles in `_segment_bound`, and the factor from one to the next
-ROUGHLY = 1.1  # estimated cost over the best known cost from which on a choice is not priced
+ROUGHLY = 1.1  # a choice is not priced if its estimated cost is at least this times the best known cost
 PLACED = 200  # choices whose regions are placed, per limit
 FULL_BUFFERS = 5000  # the same with an upper limit of the initiation interval
-ESTIMATED = 200  # choices that are listed to see whether stages under a limit fit on the nodes
+ESTIMATED = 200  # choices that are listed to see whether stages within a limit fit on the nodes
 LISTED = 5000  # choices that are listed by energy, per limit
-SEVERAL = 1 << 19  # up to so many choices are all enumerated after the listed ones
+SEVERAL = 1 << 19  # if there are at most so many choices, all are enumerated after the listed ones
 # a segment is solved if its lower bound is below this share of the lower bounds of its einsums alone
 WORTH = 0.99
 BUDGET = 400  # searches of node nests after which no further segments are solved
 # choices that are priced per limit for chosen segments, or with an upper limit of the initiation interval;
 # also shapes of an einsum alone
 CLOSER = 6
-LITTLE = 0.03  # share of a stage's energy: faster nests are not searched if they save less leakage than this
+LITTLE = 0.03  # faster nests are not searched if they save less leakage than this share of a stage's energy
 FINAL = 2  # tiles of an einsum that are searched again with a larger budget
 # einsums mapped without pipelining: budget of a search, in nest nodes placed; operations of an einsum at most
 ALONE, LITTLE_WORK = 12_000, 2**16
 # nodes of a machine, at most, on which small einsums are also mapped without pipelining, and tried on fewer
 # nodes than their share
 FEW_NODES = 16
-FEW, ALIKE = 16, 4  # tiles of an einsum alone that are searched; of these with the same ranks cut
+FEW, ALIKE = 16, 4  # tiles of an einsum alone that are searched; of those, with the same ranks cut
 BESIDE = "KAPLA's schedules", "unfused mappings of small einsums"  # the schedules of `_others`
 
 
@@ -178,8 +178,8 @@ def segments_to_solve(
     plain: bool,
     cheapest_chain: Callable[[], float],
 ) -> Iterator[Range]:
-    """Yields the segments that may be in the cheapest chain, in order of the lower bound of the best chain
-    through a segment of the same einsums. Of the same einsums the segment without a shared loop comes first.
+    """Yields the segments that may be in the cheapest chain. Segments of the same einsums follow one another,
+    the one without a shared loop first. They are ordered by the lowest bound of all chains through them.
 
     alone, bounds: lower bounds (energy, cycles) of einsums alone and of segments.
     plain: costs of segments add up (`add_up`); else no segment is left out.
@@ -245,7 +245,7 @@ def _cheapest_chain(
 
 def _alone(g: PipelineSearch, e: Einsum) -> Option | None:
     """Returns the best way found to run an einsum alone, on any number of nodes. Tiles are searched in order
-    of their lower bounds, until the next bound exceeds ROUGHLY times the best estimate.
+    of their lower bounds, until the next bound reaches ESTIMATE_MARGIN times the best estimate.
     """
     context = StageContext(pinned=pinned(g, e))
     own, leak = _sharing_bounds(g, e, context), g.arch.leak_mw() / g.arch.clock_ghz
@@ -293,8 +293,8 @@ def _closer(
 
 
 def _refine_chosen(g: PipelineSearch, r: Range, one: Option, alone: Sequence[Option | None]) -> Option:
-    """Returns a chosen segment, refined: more choices priced, nests searched with a larger budget, regions
-    rearranged.
+    """Returns a segment of the best chain after a closer search: more choices priced, nests searched with a
+    larger budget, regions rearranged.
     """
     closer = _better(g, _segment(g, r, alone, CLOSER), one) or one
     return cheapest_placement(g, r, _refine(g, r, closer))
@@ -372,10 +372,12 @@ def _candidates(
 
 
 def _better(g: PipelineSearch, one: Option | None, other: Option | None) -> Option | None:
+    """Returns the option of lower objective value, None if there is none."""
     return min((each for each in (one, other) if each), key=lambda each: value(g, each), default=None)
 
 
 def _rough_value(g: PipelineSearch, stages: Sequence[Stage], pipeline_tiles: int) -> float:
+    """Returns an estimated objective value of stages that run at once: the slowest one sets the cycles."""
     energy = sum(one.energy for one in stages) * pipeline_tiles
     cycles = max(one.cycles for one in stages) * pipeline_tiles
     return objective_value(g.objective, energy + g.arch.leak_mw() / g.arch.clock_ghz * cycles, cycles)
@@ -385,7 +387,7 @@ def _stages(
     g: PipelineSearch, e: Einsum, context: StageContext, share: float, parts: int = PARTS, limit: float = inf
 ) -> list[Stage]:
     """Returns the undominated ways (in energy, cycles and shapes) to run an einsum on about a share of the
-    nodes within `limit` cycles. If there are none, half the share is tried.
+    nodes within `limit` cycles. If there are none without a limit, half the share is tried.
     """
     most = g.arch.instances(1)
     key = (e, context, round(share * most), parts, limit)
@@ -429,16 +431,16 @@ def _on_fewer(
 
 
 def _smaller(one: Stage, other: Stage) -> bool:
-    """True if each rectangle of `other` has room for a rectangle of `one`."""
+    """True if each rectangle of `other` contains a rectangle of `one`."""
     return all(any(a.rows <= b.rows and a.columns <= b.columns for a in one.shapes) for b in other.shapes)
 
 
 def _tiles_for(
     g: PipelineSearch, e: Einsum, context: StageContext, nodes: float, parts: int, limit: float
 ) -> list[dict[str, int]]:
-    """Returns up to `parts` tiles for about so many nodes, lowest energy bound first. Numbers of nodes (in
-    steps of STEP) and sets of cut ranks are represented equally. Of tiles with about the same work per node
-    and cuts per rank only the cheapest is kept.
+    """Returns up to `parts` tiles for about `nodes` nodes, lowest energy bound first. Numbers of nodes (to
+    1/STEPS_PER_OCTAVE of an octave) and sets of cut ranks are represented equally. Of tiles with about the
+    same work per node and cuts per rank only the cheapest is kept.
     """
     best: dict[tuple[object, ...], tuple[float, dict[str, int]]] = {}
     sizes, most, all_ = e.sizes(), g.arch.instances(1), _sharing_bounds(g, e, context)
@@ -543,8 +545,8 @@ def _shares(g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]]) -
 
 
 def _limits(stages_of: Sequence[Sequence[Stage]], nodes: int) -> list[float]:
-    """Returns up to TRIED limits on the cycles of a stage, tightest first. Under each all stages fit on the
-    nodes together, and cost less energy than under the tighter ones.
+    """Returns up to MAX_TRIALS limits on the cycles of a stage, tightest first. Within each all stages fit on
+    the nodes together, and cost less energy than within the tighter ones.
     """
     least, found = inf, list[float]()
     for limit in sorted({stage.cycles for own in stages_of for stage in own}):
@@ -564,7 +566,8 @@ def _combinations(
     """Yields choices of a way per stage that need no more nodes than there are.
 
     First those that `_cheapest` lists, by energy. Then, where the listed ones may all need too many nodes:
-    every choice by energy, if there are at most SEVERAL; else the cheapest choice of every number of nodes.
+    every choice by energy, if there are at most MAX_ENUMERATED; else the cheapest choice of each number of
+    nodes.
     """
     yield from _cheapest(stages_of, nodes, most)
     if prod(map(len, stages_of)) <= SEVERAL:
@@ -644,7 +647,7 @@ def _segment_bound(
         g.arch,
     )
     own, slower = [_sharing_bounds(g, e, context) for e, context in members], cycles
-    # each step bounds the segments with more than `slower` and at most `within` cycles
+    # a step bounds the segments that take between two consecutive limits on the cycles
     for step in range(STEPS + 1):
         within = SLOWER ** (step + 1) * cycles if step < STEPS else inf
         energy = min(

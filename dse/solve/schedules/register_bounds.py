@@ -43,10 +43,10 @@ MISSED = (K, N, C)  # kind of ranks that image, weights, result lack
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window: the index p * step + r * apart of a dimension of the image."""
+    """A window: the index p * step + r * dilation in a dimension of the image."""
 
-    p: int  # extent of the rank of outputs
-    r: int  # extent of the rank of taps
+    p: int  # extent of the rank that moves the window (of outputs)
+    r: int  # extent of the rank inside the window (of taps)
     step: int  # stride
     dilation: int  # in indices
     words: int  # different indices that are read and are not padding
@@ -62,8 +62,8 @@ class Roles:
 
 
 def kinds(e: Einsum) -> dict[str, int] | None:
-    """Returns the kind (N, K or C) of each rank that a tensor lacks. None: the einsum is not a product of two
-    inputs, two tensors lack the same rank, or a window is not that of a convolution.
+    """Returns the kind (N, K or C) of each rank that one of the tensors lacks. None: the einsum is no product
+    of two inputs, two tensors lack the same rank, or a window is not that of a convolution.
     """
     if e.kind != "mac" or len(e.inputs) != 2 or any(len(d.terms) > 1 for d in e.output.dims):
         return None
@@ -155,7 +155,7 @@ def _one_window(w: Window, capacity: int) -> list[tuple[int, int, int, int, int,
 
 def _tiles(windows: tuple[Window, ...], capacity: int) -> Floats:
     """Returns tiles [M, 6] of the image, in which at most one window slides."""
-    rows = [(1, 1, 1, 1, 1, 1.0, False)]  # the last: whether it slides
+    rows = [(1, 1, 1, 1, 1, 1.0, False)]  # the six columns of a tile, and whether a window slides
     for w in windows:
         own = [(*one, one[3:5] != one[1:3]) for one in _one_window(w, capacity)]
         rows = [
@@ -188,7 +188,7 @@ def _undominated_tiles(tiles: Floats, served: bool = True) -> Floats:
 @lru_cache(maxsize=1 << 8)
 def rows(windows: tuple[Window, ...], capacity: int) -> TileChoices:
     """Returns the choices of tiles: for each order of the three storage nodes and each tile of the image, the
-    largest tiles of the other two tensors that fit besides. capacity: words of the registers.
+    largest tiles of the other two tensors that fit beside it. capacity: words of the registers.
     """
     tiles = _tiles(windows, capacity)
     inner = np.repeat(_undominated_tiles(tiles, served=False), capacity, axis=0)
@@ -231,7 +231,7 @@ def _undominated_rows(found: Floats) -> Floats:
 
 @njit(cache=True, nogil=True)
 def _first(ordered: Floats) -> Floats:
-    """Returns sorted rows without those for which an earlier row is lower or equal in all columns."""
+    """Returns the sorted rows for which no earlier row is lower or equal in all columns."""
     kept, n = np.empty_like(ordered), 0
     for i in range(len(ordered)):
         undercut = False

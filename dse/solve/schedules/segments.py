@@ -82,13 +82,13 @@ class Option:
     energy: float  # pJ
     latency: float  # cycles
     initiation_interval: float  # cycles
-    peak: int = 0  # bits in a node's buffer while it runs
+    peak: int = 0  # most bits in a node's buffer while the segment runs
     pinned: int = 0  # bits in a node's buffer that its pinned weights take at all times
 
 
 @dataclass(slots=True)
 class PipelineSearch:
-    """A search: what is asked, counters, and memos."""
+    """A search for the best pipelined schedule: its task, counters, and memos."""
 
     arch: Arch
     workload: Workload
@@ -110,13 +110,13 @@ class PipelineSearch:
 
 
 def check(arch: Arch, pick: str) -> None:
-    """Raises ValueError if a machine has no nodes for stages, or has cache lines, rows or banks, which
+    """Raises ValueError if a machine has no nodes for stages, or describes cache lines, rows or banks, which
     pipelined schedules do not count. pick: the value of `solver.schedule`.
     """
     if not has_nodes(arch):
         raise ValueError(
             f"{arch.name}: solver.schedule = {pick} needs nodes in rows and columns between main memory and "
-            "a buffer in each; take kapla_multi, or solver.schedule=unfused"
+            "a buffer in each; take the machine kapla_multi, or solver.schedule=unfused"
         )
     if arch.models_layout():
         raise ValueError(
@@ -187,7 +187,7 @@ def members_of(g: PipelineSearch, r: Range) -> list[tuple[Einsum, StageContext]]
     )
     if any(len(each) > 1 for each in pipeline_tile):
         return None
-    # many: pipeline tiles of the segment; endless if it is the whole workload, whose runs follow back to back
+    # pipeline tiles of the segment; endless if it is the whole workload, whose runs follow back to back
     many, found = inf if len(own) == len(g.workload.einsums) else pipeline_tile[0][0][1], []
     for j, (e, ((part, _),)) in enumerate(zip(own, pipeline_tile, strict=True)):
         last = max(
@@ -235,7 +235,10 @@ def place_regions(
     """Returns the region of each stage: one of its shapes, first row and first column; None if none is found.
 
     Rectangles are placed one by one, the largest first or `in_order`. Each is tried where rows and columns of
-    the grid begin or earlier rectangles end. apart: corners of the grid, near main memory, are tried first.
+    the grid begin or earlier rectangles end.
+
+    apart: rectangles may also end where rows and columns end; positions at corners of the grid, near main
+        memory, are tried first.
     """
     (_, rows), (_, columns) = g.arch.fanouts[0].dims
     order, visited = in_order or sorted(range(len(stages)), key=lambda j: -stages[j].nodes), 0
@@ -476,8 +479,8 @@ def value(g: PipelineSearch, one: Option) -> float:
 def best_chain(
     g: PipelineSearch, alone: Sequence[Option | None], segment_options: dict[Range, Option]
 ) -> Solution | Infeasible:
-    """Returns the schedule of the best chain of solved segments and einsums alone; or Infeasible, with the
-    resource that is short.
+    """Returns the schedule of the best chain of solved segments and einsums alone; Infeasible, with the
+    resource that is too small, if no chain fits.
     """
     arch, workload, objective, n = g.arch, g.workload, g.objective, len(g.workload.einsums)
     labels = {i: [None, *(r for r in segment_options if r.first <= i < r.last)] for i in range(n - 1)}

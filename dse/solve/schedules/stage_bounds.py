@@ -36,7 +36,7 @@ from hw.arch import Arch
 from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum, Projection
 
-CLOSE = 1e-9  # rounding error that quotients may have before they are rounded down; least divisor
+CLOSE = 1e-9  # rounding error that quotients may have before they are rounded down; smallest divisor
 
 
 def tilings(e: Einsum, ranks: Sequence[str], most: int) -> Ints:
@@ -70,9 +70,9 @@ def tilings(e: Einsum, ranks: Sequence[str], most: int) -> Ints:
 
 @lru_cache(maxsize=16)
 def near_links(grid: network.Place, injected_at: str) -> Floats:
-    """Returns [n + 1, G + 1]: at least so many links lead from main memory to the nearest G nodes of a
-    rectangle in which n nodes work, summed over these G nodes, wherever the rectangle lies. inf: there is no
-    such rectangle.
+    """Returns [n + 1, G + 1] lower bounds on the links from main memory to the G nearest nodes of a rectangle
+    in which n nodes work, summed over these G nodes, wherever the rectangle lies. inf: there is no such
+    rectangle.
 
     grid: rows and columns; injected_at: where main memory is attached (`network.injected_at`).
     """
@@ -143,9 +143,10 @@ def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBound
 
     beside = pinned_bits(e, arch)
     room = np.full(len(cut), float(sum(beside.values())))
-    total = _inside(e, arch, ranks, cut)  # plus traffic of the buffers below: a second bound on energy
+    # a second bound on energy; traffic of the buffers is added below
+    total = _inside(e, arch, ranks, cut)
     shared = all(f.multicast) and all(f.reduce)
-    # once: pJ of all words moved once; again: of each tensor, pJ per word and move
+    # pJ of all words if each moves once; and for each tensor, pJ per word and move
     once, again = np.zeros(len(cut)), list[Floats]()
     for p, (words, _, written) in zip(e.tensors(), bounds.needs(e, arch.word_bits).operands, strict=True):
         own, at_once, groups = of(p)
@@ -194,10 +195,10 @@ def _refill_pj(e: Einsum, arch: Arch, ranks: Sequence[str], cut: Ints, pj: Seque
     """Returns lower bounds [W] on the energy of words that enter and leave the buffers of nodes, where not
     all words fit and some move repeatedly. pj: per tensor, [W] pJ of moving one word.
 
-    Take the tensor whose storage node is outermost at the buffer, with x * y words held. Each word of it
-    serves as many products as the tile of the node has along its missing ranks. A word of the other two
-    tensors serves at most x or y products. So the bound is the minimum of a / x + b / y over all x * y that
-    fit, where the words of a window are shared by all its pairs.
+    Let the tensor whose storage node is outermost at the buffer hold x * y words. Each of them serves as many
+    products as the tile of the node has along the ranks that this tensor lacks. A word of the other two
+    tensors, which cost a and b to move, serves at most x or y products. So the bound is the minimum of
+    a / x + b / y over all x * y that fit, where the words of a window are shared by all its pairs.
     """
     own, r = kinds(e), roles(e)
     if (
@@ -232,7 +233,7 @@ def _refill_pj(e: Einsum, arch: Arch, ranks: Sequence[str], cut: Ints, pj: Seque
 
 
 def _inside(e: Einsum, arch: Arch, ranks: Sequence[str], cut: Ints) -> Floats:
-    """Returns lower bounds [W] on the energy inside of nodes: of operations and of registers."""
+    """Returns lower bounds [W] on the energy of operations and registers, per way to share the einsum."""
     own, r = kinds(e), roles(e)
     if not own or not r:
         return np.full(len(cut), inside_pj(e, arch)[0])

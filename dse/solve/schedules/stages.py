@@ -41,8 +41,8 @@ from workloads.einsum import Einsum, canonical_key
 # free capacities are rounded down to multiples of 1/CAPACITY_STEPS of a buffer: memo entries are reused
 CAPACITY_STEPS = 512
 PLACED = 2000  # budget of a search of nests, in nest nodes placed, while tiles are compared
-# budget of a search for tiles that were chosen; it is repeated up to ROUNDS times, each time for a cost of at
-# most BETTER times the last one
+# budget of a search for tiles that were chosen; it is repeated up to REFINE_ROUNDS times, each time for a
+# cost of at most CUTOFF_FACTOR times the last one
 CLOSER, BETTER, ROUNDS = 12_000, 0.98, 4
 WASTE = 1.25  # nodes of a region over its working nodes, at most
 NODE_RANKS = 2  # ranks of an einsum that are unrolled over nodes, at most
@@ -174,7 +174,7 @@ def stage_bits(e: Einsum, context: StageContext, arch: Arch) -> int:
 
 
 def pinned_bits(e: Einsum, arch: Arch) -> dict[str, int]:
-    """Returns the fewest bits of each tensor in a buffer: one element, or 0 where buffers may be bypassed."""
+    """Returns the fewest bits of each tensor in a buffer: one element; 0 if buffers may be bypassed."""
     bits = bits_of(e, arch)
     return dict.fromkeys(bits, 0) if arch.levels[1].bypass else bits
 
@@ -273,7 +273,7 @@ class Nodes:
         return float(2 ** (round(8 * log2(max(cost / words, 1e-3))) / 8)) if words else 0.0
 
     def outside(self, e: Einsum, tile: dict[str, int], context: StageContext) -> tuple[float, float]:
-        """Returns energy (pJ) and number of the words that a node takes from outside, each counted once."""
+        """Returns energy (pJ) and number of the words that a node exchanges with its outside, each once."""
         outer, level, f = *self.arch.levels[:2], self.arch.fanouts[0]
         cost = words = 0.0
         for p in e.tensors():
@@ -388,8 +388,8 @@ def _search(problem: Problem, constraints: Constraints, closer: bool) -> Iterato
 
 def with_homes(nest: Mapping, homes: Collection[str], outer: str, nodes: Collection[str] = ()) -> Mapping:
     """Returns a nest in which the tensors of `homes` stand on chip all the time. Their storage nodes at the
-    outermost level are removed, and their outermost other ones are moved above all loops except the leading
-    ones over nodes (dimensions `nodes`).
+    outermost level are removed. The outermost of their other storage nodes is moved above all loops, except
+    the leading loops over dimensions of `nodes`.
     """
     first = {
         node.tensor: node

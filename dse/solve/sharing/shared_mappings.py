@@ -53,12 +53,12 @@ Solve = Callable[[Sequence[Arch]], list[EinsumCost | Infeasible]]
 # returns a lower bound on the energy of an einsum on each machine, 0: none is known
 Bound = Callable[[Sequence[Arch]], list[float]]
 ROUND = 16  # machines that are solved together
-# Gaps are stored as whole numbers of parts, rounded up, which compress well: the allowed share is STEPS
-# parts, but a part is no smaller than 1 / FINEST.
+# Gaps are stored as whole numbers of parts, rounded up, which compress well: the allowed gap has STEPS
+# parts, or fewer if a part would be smaller than 1 / FINEST.
 STEPS = 128
 FINEST = 1 << 13
 UNKNOWN = (1 << 16) - 1  # this number of parts stands for an unknown gap
-MANY = 2048  # kinds of machines on which a mapping is priced at a time, which limits memory
+MANY = 2048  # kinds of machines on which a mapping is priced together, which limits memory
 Parts = NDArray[np.uint16]
 GroupOf = NDArray[np.int32]
 
@@ -85,7 +85,7 @@ class MachineGroups:
     """Machines grouped into kinds: machines of one kind have equal prices (or equal rates)."""
 
     columns: Columns  # one machine per kind
-    wide: list[Arch]  # the same, up to MANY kinds at a time as one machine of arrays
+    wide: list[Arch]  # the same kinds, up to KINDS_PER_STEP of them as one machine of arrays
     of: GroupOf  # [n] kind of every machine
 
 
@@ -239,9 +239,9 @@ def find_shared_mappings(
 ) -> SharedMappings | Infeasible:
     """Returns mappings of an einsum for all machines.
 
-    In each round up to ROUND machines are solved whose best known mapping may lie above the optimum by more
-    than `share`, the one with the largest gap among them. The rounds end when all such machines were solved.
-    The choice of machines is deterministic. share: must be above 0.
+    Each round solves up to ROUND_MACHINES of the unsolved machines whose best known mapping may lie above the
+    optimum by more than `share`: the one with the largest gap, and others drawn with a fixed seed. The rounds
+    end when no such machine is left. share: must be above 0.
     """
     least = lower_bound_on(c, e)
     bound = energy_of(c, least) * (1 - PRECISE)
@@ -276,7 +276,7 @@ def find_shared_mappings(
             known = one.energy_pj / (1 + one.optimality_gap), without_leakage[int(c.by_energy.of[i])]
             raise_bounds(c, bound, i, *known, units, least.cycles)
     gaps = _relative_gap(best, bound)
-    gaps[gaps <= 2 * PRECISE] = 0.0  # bounds are rounded down
+    gaps[gaps <= 2 * PRECISE] = 0.0  # bounds are rounded down by PRECISE
     used, of_used = np.unique(choice, return_inverse=True)
     return SharedMappings(
         e, tuple(list(found.values())[k] for k in used), of_used.astype(np.int16), to_parts(gaps, share)
@@ -418,7 +418,7 @@ class Table:
     mappings: tuple[EinsumCost, ...]  # of all einsums, those of one einsum next to each other
     pj: Floats  # [M, kinds of prices] energy without leakage
     cycles: Floats  # [M, kinds of rates]
-    # [M, kinds of rates] initiation intervals of a workload of one distinct einsum; else equal to `cycles`
+    # [M, kinds of rates] initiation intervals if the workload has one distinct einsum; else equal to `cycles`
     initiation_intervals: Floats
     choice: NDArray[np.int16]  # [E, n] number of the mapping
     gaps: Parts  # [E, n] optimality gap, in parts

@@ -53,10 +53,10 @@ from workloads.einsum import canonical_key
 from workloads.graph import Workload, counts
 
 Solve = Callable[[Arch, str], Solution | Infeasible]  # returns the best schedule for an objective
-Question = tuple[list[float], list[float]]  # prices and times for which a schedule is searched
-SAMPLED = 256  # machines, at most (about), whose linear programs give the lower bounds of all
-NEARLY = 1e-3  # relative gain of a bound up to which it is not tried on all other machines
-MANY = 8192  # machines that are priced or bounded at a time, which limits memory
+Question = tuple[list[float], list[float]]  # prices and times of the machine whose schedule is searched
+SAMPLED = 256  # about so many machines, at most, whose linear programs give the lower bounds of all
+NEARLY = 1e-3  # a program that raises its machine's bound by less than this is not tried on other machines
+MANY = 8192  # machines that are priced or bounded together, which limits memory
 
 
 def prices(arch: Arch) -> list[float]:
@@ -110,7 +110,7 @@ class SharedSchedules:
     """Schedules that machines of one structure share."""
 
     arches: list[Arch]
-    wide: list[tuple[slice, Arch]]  # up to MANY machines at a time as one machine of arrays
+    wide: list[tuple[slice, Arch]]  # up to MACHINES_PER_STEP machines each, as one machine of arrays
     workload: Workload
     prices: Floats  # [machines, prices]
     times: Floats  # [machines, parts]
@@ -136,10 +136,11 @@ def find_shared_schedules(
     """
     f = _start(arches, workload)
     worst: int | None = 0
-    could = np.zeros(len(arches))  # least that its own solution might cost; grows with each solved machine
+    # lower bounds on the cost of each machine's own solution; they grow with each solved machine
+    could = np.zeros(len(arches))
     while worst is not None:
         if (asked := _question(f, worst)) is None:
-            could[worst] = inf  # all its questions were solved: the rest of its gap is rounding
+            could[worst] = inf  # all its questions were solved: what is left of its gap is rounding
         elif blocked := _solve_one(f, worst, asked, fused, unfused):
             return blocked
         used, f.choice = np.unique(
@@ -171,10 +172,14 @@ def _widest(f: SharedSchedules, could: Floats, share: float) -> int | None:
 def _start(arches: Sequence[Arch], workload: Workload) -> SharedSchedules:
     """Returns the state before any machine is solved. Raises ValueError if machines differ in structure."""
     if len({arch.structure() for arch in arches}) > 1:
-        raise ValueError("machines of one family differ in more than prices, rates and clock")
+        raise ValueError(
+            "machines that share schedules differ in more than prices, rates and clock; leave out "
+            "solver.sharing_gap"
+        )
     if arches[0].layout_sensitive():
         raise ValueError(
-            f"{arches[0].name} describes lines, rows, banks or hops, which shared schedules do not price"
+            f"{arches[0].name} describes lines, rows, banks or hops, which shared schedules do not price; "
+            "leave out solver.sharing_gap"
         )
     kinds = [unit(arches[0], number) for number in operations(arches[0])]
     ops = [
