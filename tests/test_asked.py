@@ -232,7 +232,7 @@ def test_nests_are_found_in_whichever_row_group_they_stand(tmp_path: Path) -> No
 
 def test_a_mapping_that_is_not_there_is_one_line(swept: Sweep) -> None:
     run = swept("edge")
-    with pytest.raises(ValueError, match="mapping 0123456789abcdef is not among its mappings"):
+    with pytest.raises(ValueError, match="mapping 0123456789abcdef is not in its table mappings"):
         derived.solutions(RunContext(run.path, run.study), [ChosenRow(0, "net", ["0123456789abcdef"])])
 
 

@@ -185,7 +185,7 @@ einsums:
     assert hops["T", "hop"] == 128 * 48 * 15 * 15 * (1.5 + sum(min(x, 15 - x) for x in range(16)) / 16)
     assert cli.main(["map", str(net), "kapla_multi", "--schedule", str(given_file), *wide]) == 2
     assert (
-        "directives of CONV: tiles overlap, so it is no nest: dse simulate prices it"
+        "directives of CONV: tiles overlap, so the layer is no nest; dse simulate prices it on its own"
         in capsys.readouterr().err
     )
 
@@ -500,7 +500,7 @@ GEMM = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 8, "n": 8, "k": 6}, "C")
         (
             "stack(n+=2, 4)",
             "stack(n+=2, 3)",
-            "stack of 3 shifts of 2 along n stand in 8: 4 do not overlap and leave no gap",
+            "a stack of 3 shifts of 2 along n does not cover 8 without gap or overlap; say 4",
         ),
         ("tensor{B}(k=1, n=1)", "tensor{B}(k=1, n=2)", "tiles that overlap, or leave gaps, are no nest"),
         ("update(k+=1)", "update(k+=1, n+=1)", "is a step of no one rank"),

@@ -125,8 +125,8 @@ def test_a_schedule_that_is_no_nest_is_kept_as_text_and_refused_as_a_mapping(tmp
         path.write_text(data)
         with pytest.raises(
             ValueError,
-            match=f"^{path}: C: mapping is {OUTSIDE}: tiles overlap; only nests are priced, dse map --set "
-            "solver.tiling=smaug",
+            match=f"^{path}: C: mapping is {OUTSIDE}: tiles overlap; only loop nests can be read "
+            "here: dse map --set solver.tiling=smaug",
         ):
             read(path, ["C"])
 

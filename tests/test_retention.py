@@ -284,7 +284,7 @@ def test_other_columns_are_other_words(tmp_path: Path) -> None:
         'extents: {b: 8, k: 6}\neinsums: ["Y[b] += X[b,0,k] * V[k]", "Z[b,k] = goo(X[b,1,k], Y[b])"]\n'
     )
     said = api.residency(str(path), "a2", **{"glb.capacity": "512 B"}).document()["Optimal"]
-    assert said == "not proven: X is read in parts, which the access list takes for the same words"
+    assert said == "not proven: X is read in parts, and the access list takes them for the same words"
     found = api.map(str(path), "a2", **{"glb.capacity": "512 B", "solver.schedule": "residency"}).solution
     assert isinstance(found, Solution)
     assert found.memory

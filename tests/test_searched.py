@@ -219,7 +219,7 @@ def test_what_was_searched_is_read_as_it_is_written() -> None:
 def test_no_other_text_is_what_was_searched(text: str) -> None:
     with pytest.raises(ValueError, match="searched space"):
         decoded(Mappings, text)
-    with pytest.raises(ValueError, match="words of no searched space"):
+    with pytest.raises(ValueError, match="describes no searched space"):
         mappings_in(f"optimal{certificate_words(Mappings())} and more")
 
 

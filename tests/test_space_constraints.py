@@ -90,7 +90,9 @@ def test_broken_names_what_the_dataflow_refuses() -> None:
 
 def test_kept_tensors() -> None:
     kept = Constraints(must_keep=(("REG", "C"), ("REG", "A")))
-    assert violation(kept, parse(NEST)) == ["A is not stored at REG; the dataflow holds it there"]
+    assert violation(kept, parse(NEST)) == [
+        "A is not stored at REG, where the dataflow needs it; add a storage node"
+    ]
     assert violation(Constraints(), parse(NEST)) == []
 
 

@@ -200,8 +200,8 @@ def test_the_yaml_of_nests_is_simulated_and_that_of_others_refused_in_one_line(
             assert code == 2
             assert said.out == ""
             assert (
-                said.err == f"{file}: conv: mapping is {WHY}; only nests are priced, dse map --set "
-                "solver.tiling=smaug makes it again\n"
+                said.err == f"{file}: conv: mapping is {WHY}; only loop nests can be read "
+                "here: dse map --set solver.tiling=smaug finds this mapping again\n"
             )
 
 

@@ -2,7 +2,7 @@
 of unfused schedules, and prices of levels, for the machines asked for.
 
 A machine's choice is one mapping per distinct einsum. Rows with the same mapping are costed together, as
-arrays through the same formulas (`cost.price`), however much their machines differ in sizes, prices and
+NumPy arrays through the same formulas (`cost.price`), however much their machines differ in sizes, prices and
 rates. The results equal those of each machine by itself. Machines with costs of layouts or hops are costed
 one by one.
 """
@@ -65,21 +65,21 @@ class Function(NamedTuple):
 
 
 class ChosenRow(NamedTuple):
-    """A row of the table chosen: one workload in one schedule of a machine. An einsum that is not at `places`
-    is proven optimal in `space`.
+    """A row of the table chosen: one workload in one unfused schedule of a machine. Einsums that are not
+    among `places` are proven optimal in `space`.
     """
 
     machine: int
     workload: str
     keys: Sequence[str]  # mapping_key of each distinct einsum
     space: str = ""  # JSON of what was searched; "": nothing is proven
-    places: Sequence[int] = ()  # einsums with a gap and a space of their own, 0 first
+    places: Sequence[int] = ()  # indices, from 0, of the einsums that have a gap or a space of their own
     gaps: Sequence[float] = ()  # optimality gap of each of these
     spaces: Sequence[str] = ()  # JSON of what was searched for each of these; "": only its bound is known
 
 
 class EqualChoices(NamedTuple):
-    """Rows that have the same einsum in the same mapping, on machines that can be costed together."""
+    """Rows that have the same mapping of the same einsum, on machines that can be costed together."""
 
     rows: list[int]  # indices of the rows
     place: int  # index of the einsum
@@ -95,8 +95,8 @@ class RunContext:
     root: Path
     study: Study
     groups: dict[str, tuple[Unique, ...]] = field(init=False)  # distinct einsums by workload
-    # machine -> (Arch, number of its kind); None: it cannot be built. Equal mappings on machines of a kind
-    # are costed together
+    # machine -> (Arch, number of its kind); None: it cannot be built. Rows with equal mappings are costed
+    # together if their machines are of one kind
     machines: dict[int, tuple[Arch, int] | None] = field(default_factory=dict)
     kinds: dict[Arch, int] = field(default_factory=dict)  # `_costing_structure` -> number of the kind
     nests: dict[str, str] = field(default_factory=dict)  # mapping_key -> text of the nest
@@ -202,7 +202,9 @@ def solutions(context: RunContext, rows: Sequence[ChosenRow]) -> list[Solution]:
 
 
 def _of_one(cell: EqualChoices, i: int, gap: float, space: str) -> EinsumCost:
-    """Returns the cost of the i-th row of a cell. Where nothing is proven, its gap is that to the bound."""
+    """Returns the cost of the i-th row of a group of equal choices. If `space` is "" (no search proved
+    anything), the optimality gap stays the gap to the lower bound, which the cost of the group has.
+    """
     p = cell.price
     if isinstance(p.latency_cycles, np.ndarray):
         pj, cycles, steady = (
@@ -247,8 +249,8 @@ def _solve_tiling(context: RunContext, row: ChosenRow) -> list[Solution] | Infea
         differs := [c.name for c, key in zip(found[0].einsums, row.keys, strict=True) if c.mapping_key != key]
     ):
         raise ValueError(
-            f"{context.root}: machine {row.machine}: {differs[0]}: is cut in another way now than "
-            "when it was stored"
+            f"{context.root}: machine {row.machine}: {differs[0]}: the tile optimizer finds "
+            "another mapping now than the stored one"
         )
     return found
 
@@ -278,16 +280,18 @@ def _built(context: RunContext, number: int) -> tuple[Arch, int] | None:
 
 
 def _costing_structure(arch: Arch) -> Arch:
-    """Returns the machine with everything blanked out that may differ between machines costed together.
+    """Returns the machine without all that may differ between machines that are costed together.
 
-    Capacities decide only what fits, which is settled for stored mappings. Array sizes matter for leakage and
-    for the ramp of systolic arrays; `_sizes` puts them back as arrays.
+    Capacities only decide what fits, which is settled for stored mappings. Sizes of PE arrays matter for
+    leakage and for the ramp of systolic arrays; `_sizes` puts them back, one per machine.
     """
     return arch if arch.layout_sensitive() else arch.structure().sizeless()
 
 
 def _sizes(wide: Arch, arches: Sequence[Arch]) -> Arch:
-    """Returns the machine with the sizes of its arrays as columns [machines]."""
+    """Returns `wide` with the size of every fan-out dimension as a NumPy array [machines], one per machine of
+    `arches`.
+    """
 
     def dims(at: int) -> tuple[tuple[str, Any], ...]:
         return tuple(
@@ -301,8 +305,8 @@ def _sizes(wide: Arch, arches: Sequence[Arch]) -> Arch:
 def _groups_of_equal(
     context: RunContext, rows: Sequence[ChosenRow]
 ) -> Iterator[tuple[list[int], int, str, Nest, list[Arch]]]:
-    """Yields equal choices of all rows: indices of the rows, index of the einsum, its mapping's key and nest,
-    and the machines.
+    """Yields the groups of equal choices: (indices of the rows, index of the einsum, key of the mapping, its
+    nest, machine of each row).
     """
     nests = _nests_by_key(context, {key for row in rows for key in row.keys})
     cells: dict[tuple[str, int, str, int], list[int]] = {}
@@ -315,7 +319,7 @@ def _groups_of_equal(
 
 
 def _equal_choices(context: RunContext, rows: Sequence[ChosenRow]) -> Iterator[EqualChoices]:
-    """Yields all choices of the rows, equal ones together."""
+    """Yields all choices of the rows with their costs, equal choices together."""
     for own, place, key, nest, arches in _groups_of_equal(context, rows):
         e = context.groups[rows[own[0]].workload][place].einsum
         alone = len(own) == 1 or arches[0].layout_sensitive()
@@ -323,8 +327,8 @@ def _equal_choices(context: RunContext, rows: Sequence[ChosenRow]) -> Iterator[E
         found = einsum_cost(problem, nest) if alone else _without_costs(problem, nest)
         if isinstance(found, Infeasible) or found.mapping_key != key:
             raise ValueError(
-                f"{context.root}: machine {rows[own[0]].machine}: mapping {key} is none of {e.name} "
-                "there, or does not fit"
+                f"{context.root}: machine {rows[own[0]].machine}: mapping {key} is not a "
+                f"mapping of {e.name} on this machine, or does not fit"
             )
         yield EqualChoices(
             own,
@@ -358,8 +362,8 @@ def _without_costs(problem: Problem, nest: Nest) -> EinsumCost:
 
 
 def _nests_by_key(context: RunContext, keys: Collection[str]) -> dict[str, str]:
-    """Returns nests by mapping_key, read from the row groups of mappings that may have the keys. Raises
-    ValueError.
+    """Returns the texts of nests by mapping_key. Only row groups of the table mappings that may have the keys
+    are read. Raises ValueError if a key is missing.
     """
     with context.lock:
         if len(context.nests) > MAX_DECODED:
@@ -379,7 +383,7 @@ def _read_nests(context: RunContext, keys: Collection[str]) -> None:
                     wanted = [key for key in wanted if key not in context.nests]
     if wanted:
         raise ValueError(
-            f"{context.root}: mapping {wanted[0]} is not among its mappings; {folder.advice(context.root)}"
+            f"{context.root}: mapping {wanted[0]} is not in its table mappings; {folder.advice(context.root)}"
         )
 
 
@@ -398,8 +402,8 @@ def _nests(path: Path, keys: list[str]) -> dict[str, str]:
 
 
 def _chosen(*columns: Any) -> list[ChosenRow]:
-    """Returns rows from columns. NULL keys, which pad the list of a workload with fewer einsums, are
-    removed.
+    """Returns the rows of Arrow columns. NULL keys are removed: they pad the lists of workloads with fewer
+    einsums.
     """
     return [
         ChosenRow(machine, workload, [key for key in keys if key is not None], *rest)
@@ -548,7 +552,7 @@ def _struct(table: str, names: Sequence[str]) -> str:
 
 
 def _listed(table: str, names: Sequence[str], found: Sequence[Sequence[dict[str, Any]]]) -> pa.Array:
-    """Returns an Arrow array with a list of structures per row."""
+    """Returns an Arrow array with one list of structures per row. found: by row, the structures as dicts."""
     flat = list(chain.from_iterable(found))
     arrays = [
         pa.array([one.get(name) for one in flat], record.dtype(record.TABLES[table][name].dtype))

@@ -35,7 +35,9 @@ if TYPE_CHECKING:  # it takes SciPy along
 Values = NDArray[np.float64]
 
 STEPS = 60  # points of a progress curve
-SMALLEST, MAX_STEPS = 4, 18  # ski slope: log2 of its smallest capacity in bytes; how often that doubles
+# ski slope: log2 of the smallest capacity in bytes; the least capacity is at most so many doublings below the
+# largest tensors
+SMALLEST, MAX_STEPS = 4, 18
 SIDE = 24  # elements per side in a picture of a layout
 REFERENCE = 1.1  # reference point of a hypervolume, on axes where the worst value is 1
 
@@ -53,7 +55,7 @@ class Dot:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Einsums below the limits of a machine."""
+    """Einsums on the roofline of a machine, and the two limits of the machine."""
 
     peak: float  # GMAC/s of all MAC units
     gb_s: float  # bytes per ns of the outermost level
@@ -62,8 +64,8 @@ class Roofline:
 
 
 def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
-    """Returns the roofline of a solution: einsums that compute, below the limits of MAC units and outermost
-    level.
+    """Returns the roofline of a solution: the limits of the MAC units and of the outermost level, and a dot
+    per einsum that computes (copies have none).
     """
     outer, dots = arch.levels[0], []
     for c, e in costed_einsums(workload, solution):
@@ -106,8 +108,8 @@ class Line:
 
 
 def nest(arch: Arch, e: Einsum, c: EinsumCost) -> list[Line]:
-    """Returns a line per loop, per storage node, and for the compute. Where a tensor has two nodes at a
-    level, the first one has their sums.
+    """Returns a line per loop, per storage node, and for the compute. Where a tensor has several nodes at a
+    level, the first one has the bytes of all of them, the others 0 bytes; each has the share of all together.
     """
     bits, depth, seen = bits_of(e, arch), 0, set()
     capacity = {level.name: level.capacity_bits for level in arch.levels}
@@ -162,11 +164,11 @@ def ski_slope(
     found: Solution | Infeasible,
     progress: ProgressFn = no_progress,
 ) -> Slope:
-    """Returns the minimum outermost traffic of a machine with one on-chip buffer, over the buffer's capacity,
-    and the machine's own traffic.
+    """Returns the minimum outermost traffic over the capacity of an on-chip buffer, and the traffic of
+    `found` on the machine `arch` itself.
 
-    Only outermost traffic costs energy on that machine. Source: the ski-slope diagrams of Orojenesis (Huang
-    et al., ISCA 2024).
+    The minima are those of a machine with this one buffer, on which only outermost traffic costs energy
+    (`_one_buffer`). Source: the ski-slope diagrams of Orojenesis (Huang et al., ISCA 2024).
     """
     tensors = [[stored_bytes(p, arch) for p in e.tensors()] for e in workload.einsums]
     top = ceil(log2(max(map(sum, tensors))))
@@ -214,7 +216,7 @@ def _one_buffer(arch: Arch, capacity: float) -> Arch:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """What is retained on chip, over time."""
+    """The tensors that are retained on chip, over time."""
 
     title: str
     steps: tuple[str, ...]  # names of the steps
@@ -227,8 +229,8 @@ class Residency:
 
 
 def residency(arch: Arch, workload: Workload, found: TrafficReport) -> Residency:
-    """Returns the optimal retention between operations, step by access. Where a workload is a loop, one
-    period of it.
+    """Returns the optimal retention between operations; a step is an access of the list. Of a workload that
+    is a loop, one period is shown.
     """
     from dse.solve.gogeta.operations import graph
     from dse.solve.gogeta.optimum import EDGE
@@ -271,8 +273,8 @@ def residency(arch: Arch, workload: Workload, found: TrafficReport) -> Residency
 
 
 def schedule_residency(arch: Arch, workload: Workload, solution: Solution) -> Residency:
-    """Returns what a schedule retains on chip, step by segment: tensors that never leave the chip, and
-    retained shares.
+    """Returns what a schedule keeps on chip: tensors that never leave the chip, and retained shares. A step
+    is a segment.
     """
     assert solution.schedule is not None
     by_name = {e.name: e for e in workload.einsums}
@@ -313,7 +315,7 @@ def schedule_residency(arch: Arch, workload: Workload, solution: Solution) -> Re
 
 
 def share_of(text: str) -> float:
-    """Returns the first share in "all", "1/2" or "1/2, 1/4 after x"."""
+    """Returns the share in "all" or "1/2", the first share in "1/2, 1/4 after x"."""
     first = text.split(",")[0]
     above, _, below = first.partition("/")
     return 1.0 if first == "all" else int(above) / int(below or 1)
@@ -327,15 +329,17 @@ class TensorAddresses:
     rows: str  # name and range of the last but one dimension
     columns: str  # name and range of the last dimension
     addresses: tuple[tuple[int, ...], ...]
-    line: int  # elements that move at once
+    line: int  # elements of a line of memory, which move together
 
 
 def layout(arch: Arch, workload: Workload, tensor: str, text: str) -> TensorAddresses:
-    """Returns the addresses of a tensor's elements in the outermost level. Raises ValueError."""
+    """Returns the addresses of a tensor's elements in the outermost level. text: the layout. Raises
+    ValueError if no einsum has the tensor, or the text is no layout of it.
+    """
     found = next((p for e in workload.einsums for p in e.tensors() if p.tensor == tensor), None)
     if found is None:
         raise ValueError(
-            f"layout of {tensor}: no einsum of {workload.name} has such a tensor; there are "
+            f"layout of {tensor}: no einsum of {workload.name} has such a tensor; its tensors are "
             f"{', '.join(dict.fromkeys(p.tensor for e in workload.einsums for p in e.tensors()))}"
         )
     names, shape = dim_names(found), tuple(d.size for d in found.dims)
@@ -425,7 +429,7 @@ def uncertainty_factor(found: Sequence[Effect], explained: float, values: Values
 
 
 def spans(found: Sequence[Effect]) -> list[tuple[str, float]]:
-    """Returns parameters with the largest factor over the smallest, largest ratio first."""
+    """Returns (parameter, largest factor / smallest factor of its values), largest ratio first."""
     own: dict[str, list[float]] = {}
     for one in found:
         own.setdefault(one.parameter, []).append(one.factor)
@@ -440,7 +444,8 @@ def progress(done: Sequence[int], values: Values) -> list[tuple[int, float]]:
     done: machines done when each point was found
     values: [N, k], minimised, in the order in which points were found
 
-    The box is that of all values, logarithmic on axes where all have one sign.
+    The hypervolume is taken in the box of all values; its axes are logarithmic where all values have one
+    sign.
     """
     if not len(values):
         return []

@@ -1,5 +1,5 @@
-"""Numbers for readers: four digits, and a unit near the number. Files and JSON have the units of names
-(`energy_pj`) in full precision.
+"""Numbers for readers: four digits, in a unit that fits the size of the number. Files and JSON keep full
+precision, in the units that their names end with (`energy_pj`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import Any
 
 Steps = tuple[tuple[float, str], ...]
 DIGITS = 4
-# metadata key of an Arrow field; its value is the column of a view whose unit the field has, b"" for none
+# metadata key of an Arrow field; its value is the column of a view that has the same unit, b"" if there is
+# none
 COLUMN = b"column"
-NEAR = 1e3  # numbers of a column share one unit if the largest is at most so many times the smallest
+NEAR = 1e3  # numbers of a column share one unit if largest / smallest is at most this
 
 ENERGY: Steps = ((1e-3, "fJ"), (1.0, "pJ"), (1e3, "nJ"), (1e6, "uJ"), (1e9, "mJ"), (1e12, "J"))
 TIME: Steps = ((1.0, "ns"), (1e3, "us"), (1e6, "ms"), (1e9, "s"))
@@ -38,7 +39,7 @@ MHZ: Steps = ((1.0, "MHz"), (1e3, "GHz"))
 GHZ: Steps = ((1.0, "GHz"),)
 SHARE: Steps = ((0.01, "%"),)
 
-ENDS: tuple[tuple[str, Steps], ...] = (  # last word or words of a name -> units; the first match counts
+ENDS: tuple[tuple[str, Steps], ...] = (  # last words of a name -> units; the first match counts
     ("edp_pj_ns", EDP),
     ("pj", ENERGY),
     ("ns", TIME),
@@ -65,12 +66,14 @@ ENDS: tuple[tuple[str, Steps], ...] = (  # last word or words of a name -> units
 AGGREGATES = ("_sum", "_max", "_geomean")  # suffixes of objectives over workloads
 SHARES = {"gap", "share", "utilization"}  # a name with one of these words is a share
 SPELT = {"edp": "EDP", "mac": "MAC", "macs": "MACs", "dram": "DRAM"}  # spelling of words of names on screens
-# words of names that are left out beside values with units
+# words of names that screens leave out, since the values carry the unit
 UNITS = ("pj", "ns", "mw", "mm2", "cycles", "bytes", "bits", "ghz", "mhz", "s")
 
 
 def steps_of(name: str) -> Steps:
-    """Returns the units of a column, by the end of its name as record.py writes it; () for other names."""
+    """Returns the units for values of a column, by the last words of its name (as record.py names columns);
+    () if they name no unit.
+    """
     if SHARES & set(name.split("_")):
         return SHARE
     plain = name.replace(".", "_")
@@ -176,7 +179,7 @@ def duration(seconds: float) -> str:
 
 
 def _step(value: float, steps: Steps) -> tuple[float, str]:
-    """Returns the largest unit that the rounded number reaches; for 0 the unit of the name."""
+    """Returns the largest unit that the rounded number reaches; for 0 and infinity the unit with factor 1."""
     if not value or not isfinite(value):
         return next((step for step in steps if step[0] == 1.0), steps[0])
     size = abs(float(f"{value:.{DIGITS}g}"))

@@ -33,10 +33,10 @@ if TYPE_CHECKING:  # it takes SciPy along
 LISTED_SHARE = 0.8  # share of the energy that the listed einsums make up at least
 LISTED_IN_FULL = 8  # up to so many einsums are listed in full
 STATIC = 0.5  # share of static energy above which a sentence says so
-ALIKE = 0.99  # share of the busiest component's cycles from which on a component is a bottleneck, too
-WHOLE = ("all", "1")  # shares of a tensor
+ALIKE = 0.99  # with at least this share of the busiest component's cycles, a component is a bottleneck, too
+WHOLE = ("all", "1")  # texts of the share of a tensor that is all of it
 EXCHANGED = 0.1  # share of energy for tensors between einsums in main memory, above which a sentence says so
-STEADY = {"energy_steady_pj": "steady_state_energy_pj"}  # as screens have it
+STEADY = {"energy_steady_pj": "steady_state_energy_pj"}  # totals with another name on screens
 LARGE_GAP = 0.1  # above this gap to the bound a sentence says what may help
 
 
@@ -95,8 +95,8 @@ def _utilization(arch: Arch, c: EinsumCost, e: Einsum) -> float | None:
 
 
 def exchanged_share(arch: Arch, workload: Workload, solution: Solution) -> float:
-    """Share of the energy that goes to the outermost level for tensors that one einsum makes and another one
-    reads, if the einsums run layer by layer.
+    """Share of the energy of an unfused solution that is spent at the outermost level on tensors that one
+    einsum makes and another one reads.
     """
     made = {e.output.tensor for e in workload.einsums}
     times = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
@@ -125,9 +125,9 @@ def exchanged_share(arch: Arch, workload: Workload, solution: Solution) -> float
 
 
 def unfused(arch: Arch, workload: Workload, solution: Solution, command: str = "dse map ...") -> str:
-    """A sentence for a layer-by-layer solution in which tensors between einsums take more than a tenth of the
-    energy in main memory: their share, and the command that fuses the einsums. Empty for others. command: the
-    command that gave the solution.
+    """A sentence for an unfused solution in which tensors between einsums take more than a tenth of the
+    energy in main memory: their share, and the command that fuses the einsums. Empty for other solutions.
+    command: the command that gave the solution.
     """
     fusing = solution.space and (solution.space.fused > 1 or solution.space.pipelined > 1)
     if solution.schedule or fusing or (share := exchanged_share(arch, workload, solution)) <= EXCHANGED:
@@ -158,7 +158,7 @@ def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
     if "(given mapping)" in solution.certificate:
         return "this mapping was given; dse map searches for the best one"
     if "hops not searched" in solution.certificate:
-        return "mappings were searched with free hops, then priced with hops; no search here counts hops"
+        return "mappings were searched as if hops were free, and then priced with hops; no search counts hops"
     if not all(c.space for c in solution.einsums):
         searched = "(mapper optimal)" in solution.certificate
         exact = (
@@ -167,7 +167,7 @@ def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
             else "--set solver.mapper=optimal searches exactly"
         )
         return (
-            f"not every einsum is proven optimal: {exact}, smaller extents, or ones with more divisors, "
+            f"not every einsum is proven optimal: {exact}; extents that are smaller or have more divisors "
             "are proven sooner"
         )
     idle = [
@@ -178,7 +178,7 @@ def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
     if idle and any(c.space and c.space.factors == "perfect" for c in solution.einsums):
         more = f" and {len(idle) - 1} more" if len(idle) > 1 else ""
         return (
-            f"MAC units idle in {idle[0]}{more}: --set solver.factors=imperfect_spatial searches "
+            f"some MAC units are idle in {idle[0]}{more}: --set solver.factors=imperfect_spatial searches "
             "imperfect spatial factors too"
         )
     far = (
@@ -264,7 +264,7 @@ def directives(workload: Workload, solution: Solution) -> str:
     if solution.schedule and not solution.schedule.plain():
         raise ValueError(
             f"directives of {workload.name}: its schedule is fused, pipelined or retains tensors, "
-            "which they cannot say; take --format schedule"
+            "which directives cannot express; take --format schedule"
         )
     by_name = {e.name: e for e in workload.einsums}
     found, wrong = [], []
@@ -315,8 +315,8 @@ def notes(arch: Arch, workload: Workload, solution: Solution) -> list[str]:
 
 
 def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> list[Table]:
-    """Where the energy goes, and the unique einsums, those with most energy first: all of them (whole), or as
-    many as make up LISTED_SHARE of the energy.
+    """Where the energy goes, and the unique einsums, those with most energy first. whole: all of them are
+    listed; else as many as make up LISTED_SHARE of the energy.
     """
     found = [
         energy(arch, solution),
@@ -407,7 +407,9 @@ def segments(solution: Solution) -> Table:
 
 
 def pruned(solution: Solution) -> Table:
-    """Schemes of each segment: all, those that may fit, those that the search solved; most schemes first."""
+    """Per segment the number of schemes: all, those that may fit, and those that the search solved. Segments
+    with most schemes come first.
+    """
     rows = sorted(solution.pruned, key=lambda row: -row.schemes)
     note = f"{len(rows)} segments in all" if len(rows) > LISTED_IN_FULL else ""
     return Table(
@@ -541,7 +543,7 @@ def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
         "footprint of one instance",
         ("level", "tensor", "elements", "buffers", "bytes", "capacity_bytes", "share_used"),
         tuple(_footprint_rows(arch, e, cost)),
-        "buffers: a double-buffered level holds tiles that are filled more than once twice.",
+        "buffers: 2 where a double-buffered level fills the tile more than once, else 1.",
     )
     busy = Table(
         "busy cycles", ("component", "busy_cycles", "share_of_latency", "bottleneck"), tuple(_busy_rows(cost))
@@ -672,15 +674,18 @@ def _busy_rows(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
 CROWDED = "cannot read each operand only once"
 UNKNOWN = "; no bound is known for the rereads of {} of them"
 AS_PUBLISHED = (
-    ", results of up to 1,024 words are free, and an operand's capacity is free once it was read (as "
-    "published)"
+    ", results of up to 1,024 words cost no traffic, and an operand's space is released once it was read "
+    "(as published)"
 )
-# arXiv 2303.11499, table 3; Optimal: the least traffic in any order of operations that was found
+# names of arXiv 2303.11499, table 3; Optimal: the lowest traffic over all orders of operations that were
+# tried
 CONFIGURATIONS = ("SEQ-Flex", "SEQ-Overflow", "GOGETA-df, GOGETA-map", "Ideal", "Optimal")
 
 
 def read_in_parts(operations: Sequence[Einsum]) -> list[str]:
-    """Tensors from outside of which operations read other elements: another column, a part and all of it."""
+    """Input tensors (no operation makes them) of which operations read different elements: different columns,
+    or one a part and another all of it.
+    """
     made = {e.output.tensor for e in operations}
     seen = defaultdict[str, set[tuple[tuple[int, int], ...]]](set)
     for e in operations:
@@ -690,9 +695,11 @@ def read_in_parts(operations: Sequence[Einsum]) -> list[str]:
 
 
 def _claimed(found: TrafficReport) -> str:
-    """What is proven of `Optimal`: the optimum or only a bound, and for which schedules."""
+    """What is proven of `Optimal`: that it is the optimum or how far it is above the bound, and among which
+    schedules.
+    """
     if parts := read_in_parts(found.operations):
-        return f"not proven: {parts[0]} is read in parts, which the access list takes for the same words"
+        return f"not proven: {parts[0]} is read in parts, and the access list takes them for the same words"
     best = found.optimal
     tight = best.cost - best.bound <= 1e-9 * best.cost
     far = "" if tight else f"at most {100 * (best.cost / best.bound - 1):.2g} % above the lower bound"

@@ -1,10 +1,10 @@
-"""Ranks of a segment's einsums that are one and the same through the tensors that several of them have: the
-candidates for shared loops.
+"""Classes of ranks that may share a loop: one rank of every einsum of a segment, matched because they index
+the same dimensions of tensors that several of the einsums use.
 
 S[h,m,p] += Q[h,m,e] * K[h,p,e];  O[h,i,f] += S[h,i,j] * V[h,j,f]   ->   (h, h), (m, i), (p, j)
 
-A loop over (p, j) is summed up by the second einsum, so O has to stand outside of it, or its partial sums
-come back.
+The second einsum sums over j. Below a shared loop over (p, j), O must therefore be stored outside of the
+loop; otherwise its partial sums are written out and read back in every trip.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ RankOf = tuple[int, str]  # (number of the einsum, rank)
 
 
 def shared_tensors(own: Sequence[Einsum], made: Collection[str]) -> dict[str, Users]:
-    """Returns the tensors that several einsums have, or one einsum under two names, each with its users.
+    """Returns the tensors that are used more than once (by several einsums, or by one einsum under two
+    names), each with its users.
 
     made: all tensors that einsums of the workload make
     """
@@ -31,11 +32,12 @@ def shared_tensors(own: Sequence[Einsum], made: Collection[str]) -> dict[str, Us
 
 
 def rank_classes(own: Sequence[Einsum], made: Collection[str]) -> tuple[tuple[str, ...], ...]:
-    """Returns the classes, as one rank per einsum. Every einsum has a rank in a class, and exactly one.
+    """Returns the classes. A class is a tuple with exactly one rank of each einsum, in the order of `own`.
 
-    Every tensor that one einsum makes and another reads is cut by every class, and read as it is written.
-    Ranks that slide windows, and columns of compressed tensors, are in no class. A tensor that several
-    einsums only read joins ranks, too, where that leaves every einsum one rank.
+    A tensor that one einsum makes and another reads must be read with the indices with which it is written,
+    and every class must index one of its dimensions; else there are no classes. Ranks that slide windows, and
+    columns of compressed tensors, are in no class. Tensors that the einsums only read also match ranks with
+    each other, as long as each einsum still has one rank in the class.
     """
     tensors = shared_tensors(own, made)
     results = {e.output.tensor for e in own}
@@ -49,8 +51,8 @@ def rank_classes(own: Sequence[Einsum], made: Collection[str]) -> tuple[tuple[st
 
 
 def _joined(own: Sequence[Einsum], tensors: Collection[Users]) -> Iterator[frozenset[RankOf]]:
-    """Yields the groups of ranks that stand alone in one dimension of the same tensor, in the order of their
-    first ranks.
+    """Yields groups of ranks: two ranks are in one group if each of them is the only index of the same
+    dimension of a tensor. Groups come in the order of their first ranks.
     """
     group: dict[RankOf, frozenset[RankOf]] = {
         (i, rank): frozenset({(i, rank)}) for i, e in enumerate(own) for rank in e.ranks()
@@ -81,7 +83,9 @@ def _one_each(
 
 
 def _cuts_whole(rank: str, p: Projection, e: Einsum) -> bool:
-    """True if a tensor lacks a rank, or the rank stands alone in one dimension, of no compressed column."""
+    """True if the rank does not index the tensor, or is the only index of exactly one dimension, and that
+    dimension is not the column of a compressed tensor.
+    """
     dims = _cut_dims(p, rank)
     column = p.format == "csr" and dims == (len(p.dims) - 1,)
     return not dims or (len(dims) == 1 and rank_of(p.dims[dims[0]], e) == rank and not column)
@@ -92,8 +96,8 @@ def _cut_dims(p: Projection, rank: str) -> tuple[int, ...]:
 
 
 def cut_alike(users: Users, classes: Sequence[tuple[str, ...]]) -> bool:
-    """True if einsums read the same of a tensor, under one name, and all classes cut it alike: one storage
-    node below any of these loops serves them all.
+    """True if one storage node below any loops over these classes serves all users of a tensor: they use it
+    under one name and with the same extents, and each class indexes the same dimensions of it for every user.
     """
     first = users[0][2]
     cuts = {tuple(_cut_dims(p, ranks[i]) for ranks in classes) for i, _, p in users}

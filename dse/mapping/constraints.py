@@ -1,6 +1,6 @@
 """The mapspace of one einsum: what a dataflow fixes and what it leaves open.
 
-A dataflow is data: `Constraints`. For stationary and row-stationary dataflows, functions compute them.
+A dataflow is data: `Constraints`. `dataflow` computes those of the dataflows that have a name.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Constraints:
 
     # (fan-out dimension, ranks allowed on it); a dimension not named takes any rank
     spatial: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    inside: tuple[str, ...] | None = None  # ranks that may have temporal loops inside the fan-out; None: all
-    stationary: str = ""  # tensor whose innermost node must stand above these loops; "": none
+    inside: tuple[str, ...] | None = None  # ranks that may have temporal loops inside the fan-outs; None: all
+    stationary: str = ""  # tensor whose innermost node must stand above those loops; "": none
     must_keep: tuple[tuple[str, str], ...] = ()  # (level, tensor) nodes that must exist
     min_pes: int = 1  # PEs that must work, over all fan-outs
-    # (tensor, level) where other einsums fill or read the tensor: it has no node further out, and its
-    # capacity there is not counted
+    # (tensor, level): the schedule holds the tensor at that level, where other einsums fill or read it. So it
+    # has no node further out, and its capacity there is not counted for this einsum
     homes: tuple[tuple[str, str], ...] = ()
     name: str = field(default="constraints", compare=False)  # name in certificates
 
@@ -40,12 +40,12 @@ def violation(c: Constraints, mapping: Mapping) -> list[str]:
     stores = [node for node in mapping.nodes if isinstance(node, Store)]
     outermost = {node.tensor: node.level for node in reversed(stores)}
     not_kept = [
-        f"{tensor} is not stored at {level}; the dataflow holds it there"
+        f"{tensor} is not stored at {level}, where the dataflow needs it; add a storage node"
         for level, tensor in c.must_keep
         if Store(level, tensor) not in mapping.nodes
     ]
     not_home = [
-        f"{tensor} does not begin at {level}, its home"
+        f"the outermost node of {tensor} is not at {level}, where the schedule holds it"
         for tensor, level in c.homes
         if outermost.get(tensor, "") != level
     ]
@@ -64,7 +64,9 @@ def _misplaced(c: Constraints, mapping: Mapping) -> Iterator[str]:
 
 
 def _moving(c: Constraints, mapping: Mapping) -> Iterator[str]:
-    """Yields faults of loops and nodes inside the fan-outs that c names (all fan-outs, if it names none)."""
+    """Yields faults of temporal loops and nodes that stand inside all spatial loops over the fan-out
+    dimensions that c names (over any dimension, if it names none).
+    """
     named = {dim for dim, _ in c.spatial}
     below = [
         i
@@ -85,7 +87,7 @@ def _moving(c: Constraints, mapping: Mapping) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Ranks of a convolution or pooling by role; "" where there is none."""
+    """Ranks of a convolution or pooling by role; "": the einsum has no rank with that role."""
 
     p: str  # output row
     q: str  # output column
@@ -96,8 +98,9 @@ class Window:
 
 
 def window(e: Einsum) -> Window:
-    """Returns the roles of an einsum's ranks. A window is an input dimension that adds an output rank and a
-    reduced rank. Channels are the largest of the other ranks.
+    """Returns the roles of an einsum's ranks. An input dimension whose index is the sum of an output rank and
+    a reduced rank is a window; its ranks are (p, r), those of a second window (q, s). Channels are the
+    largest of the other ranks.
     """
     out, sizes = e.output.ranks(), e.sizes()
     pairs = [
@@ -107,7 +110,7 @@ def window(e: Einsum) -> Window:
     left = [rank for rank in sizes if rank not in (p, q, r, s)]
     weights = e.inputs[-1].ranks() if len(e.inputs) > 1 else out
     kernels = [rank for rank in left if rank in out & weights]
-    # depthwise and pooling: the last rank, which the input has, too
+    # depthwise convolution and pooling: the last such rank, although the input has it, too
     own = [rank for rank in kernels if rank not in e.inputs[0].ranks()] or kernels[-1:]
     return Window(
         p,
@@ -145,10 +148,10 @@ def row_stationary(e: Einsum, f: Fanout) -> Constraints:
 
 def dataflow(name: Dataflow, e: Einsum, arch: Arch) -> Constraints:
     """Returns the constraints of a named dataflow: the output, the first input or the second input (weights)
-    is stationary in the PEs, or row_stationary on the innermost two-dimensional array. Without such a
-    tensor or window, or on a machine without an array, there are no constraints.
+    is stationary in the PEs, or row_stationary on the innermost two-dimensional array. FREE if the einsum has
+    no such tensor (row_stationary: no window or no weights), or the machine no array.
 
-    Raises ValueError where row_stationary finds no two-dimensional array. Source: Chen et al. (Eyeriss), ISCA
+    Raises ValueError if row_stationary finds no two-dimensional array. Source: Chen et al. (Eyeriss), ISCA
     2016, section IV.
     """
     if name == "free" or not arch.fanouts:
@@ -179,8 +182,8 @@ Factors = Literal["imperfect_spatial", "perfect", "imperfect"]
 
 
 def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
-    """Yields every choice of the tensors that each level holds and of the order of their nodes; each tensor
-    is held somewhere. At the outermost level one order suffices.
+    """Yields every choice of the tensors that each level holds, and of the order of their nodes. Each tensor
+    is held at one level at least. At the outermost level one order suffices.
     """
     names = [p.tensor for p in e.tensors()]
     choices: list[list[tuple[int, ...]]] = []
@@ -197,8 +200,8 @@ def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
 
 
 def minimal_mapping(e: Einsum, arch: Arch) -> Mapping:
-    """Returns the mapping with the smallest on-chip footprint: only mandatory nodes, one element at a time,
-    with all loops directly below the outermost level.
+    """Returns the mapping with the smallest on-chip footprint: only mandatory nodes, each with a tile of one
+    element, below all loops, which stand directly below the outermost level.
     """
     outer = [Store(arch.levels[0].name, p.tensor) for p in e.tensors()]
     inner = [

@@ -26,7 +26,7 @@ class Conversion:
     readers: tuple[str, ...]
     energy_pj: float
     latency_cycles: float
-    saved: float  # what the whole schedule would cost more without the copy, in units of the objective
+    saved: float  # how much more the whole schedule costs without the copy, in units of the objective
 
 
 def copy_einsum(
@@ -44,22 +44,23 @@ def copy_einsum(
 
 
 def reader(e: Einsum, position: int) -> str:
-    """Returns the name of an operand of an einsum, as conversions list it."""
+    """Returns an operand as `Conversion.readers` names it: `E`, or `E.N` if E has several inputs."""
     return f"{e.name}.{position}" if len(e.inputs) > 1 else e.name
 
 
 def copy_of(number: int, tensor: str) -> tuple[str, str]:
-    """Returns the names (einsum, tensor) of a conversion. number: 1 for the first one."""
+    """Returns (name of the einsum that copies, name of the copy). number: 1 for the first conversion."""
     return f"convert_{tensor}_as_{number}", f"{tensor}_as_{number}"
 
 
 def with_conversions(workload: Workload, conversions: Sequence[Conversion]) -> Workload:
-    """Returns the workload with its copies as einsums. Einsums that read the tensor in another shape still
-    read the original. Raises ValueError where no einsum makes the tensor.
+    """Returns the workload with the copies as einsums, each right after the einsum that makes its tensor.
+    Einsums that read the tensor in another shape still read the original. Raises ValueError if no einsum
+    makes a tensor that is to be copied.
     """
     makers = {e.output.tensor: e for e in workload.einsums}
     if strange := [one.tensor for one in conversions if one.tensor not in makers]:
-        raise ValueError(f"conversion of {strange[0]}: no einsum of {workload.name} makes it")
+        raise ValueError(f"conversion of {strange[0]}: no einsum of {workload.name} makes this tensor")
     reads = {
         (name, _shape(makers[one.tensor].output)): copy_of(number, one.tensor)[1]
         for number, one in enumerate(conversions, 1)
@@ -83,9 +84,9 @@ def with_conversions(workload: Workload, conversions: Sequence[Conversion]) -> W
 
 
 def conversions_of(workload: Workload, nests: Mapping[str, Iterable[str]]) -> tuple[Conversion, ...]:
-    """Returns the conversions in the nests of a file: a nest named convert_T_as_1 makes T_as_1, and nests
-    that store T_as_1 in place of T read it. Layouts and costs are left empty, since the nests have the
-    layouts. Raises ValueError unless the conversions are numbered 1, 2, ...
+    """Returns the conversions in the nests of a file: a nest named convert_T_as_1 makes T_as_1, and the
+    einsums whose nests store T_as_1 instead of T read it. Layouts of the conversions are left empty, since
+    the nests name them; so are costs. Raises ValueError unless the conversions are numbered 1, 2, ...
 
     nests: by einsum name, the tensors that its nest stores
     """
@@ -116,7 +117,9 @@ def conversions_of(workload: Workload, nests: Mapping[str, Iterable[str]]) -> tu
 
 
 def _again(p: Projection, copy: Collection[str]) -> str:
-    """Returns the suffix `_again` of an access T_again; empty for a first access."""
+    """Returns the suffix of a repeated access (`_again` of T_again); "" for a first access. copy: tensors
+    that einsums make.
+    """
     same = AGAIN.search(p.tensor) if p.tensor not in copy else None
     return same.group() if same else ""
 

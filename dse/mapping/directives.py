@@ -11,21 +11,22 @@
         stack(n+=2, 8) over X               8 buffers side by side, each 2 of n further
         update(m+=1)                        temporal loops, innermost first
       GBUF:
-        tensor{fc1_W}(k=4, n=16, shr=4) over NY     PEs along NY hold a quarter each, and pass it round
+        tensor{fc1_W}(k=4, n=16, shr=4) over NY     4 PEs along NY hold a quarter each, and pass it round
         ...
 
 From directives to a nest, per buffer: stacks become spatial loops and updates temporal loops, and the order
-is reversed to outermost first. A stack stands as far out as loops over the same rank let it. A tensor's node
-stands above all loops directly over it that do not move the tensor.
+is reversed to outermost first. A stack stands outside of all updates, except those over its own rank that
+move further. A tensor's node is raised above the loops directly over it that do not move the tensor.
 * A nest can be written in directives if its levels do not interleave and its nodes are raised in this way.
 * Directives can be written as a nest if each step moves one rank, by the size of the tile inside.
-* Steps whose tiles overlap are counted as they stand (dse/sim/directives/boxes.py). If the text begins with
-  `directives whole`, each tile is fetched whole, as in a nest.
+* Layers in which consecutive tiles overlap are no nest: of each tile only the new part is fetched
+  (dse/sim/directives/boxes.py). If the text begins with `directives whole`, each tile is fetched whole, as in
+  a nest.
 * Anything else is refused in one line.
-An index that is a sum has its text as name, `2*p+r`, or a name defined in the layer before its buffers: `Xi =
-2*p+r`.
+A dimension whose index is a sum is named by its text, `2*p+r`, or by a name that the layer defines before its
+buffers: `Xi = 2*p+r`.
 
-Past 400 lines: writing, reading and checking directives use the same few formulas.
+Longer than 400 lines, since writing, reading and checking directives use the same few formulas.
 """
 
 from __future__ import annotations
@@ -126,7 +127,9 @@ def index(d: Dim) -> str:
 
 
 def moves(e: Einsum, rank: str, by: int) -> Moves:
-    """Returns the dimensions that one trip of a loop over a rank moves, and by how many elements."""
+    """Returns the dimensions that one trip of a loop over a rank moves, and by how many elements. by: tile of
+    the loop.
+    """
     return tuple(
         sorted({(index(d), by * c) for p in e.tensors() for d in p.dims for r, c in d.terms if r == rank})
     )
@@ -150,7 +153,7 @@ def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
             else f"names the layout of {mapping.layouts[0].tensor}"
         )
         raise ValueError(
-            f"directives of {e.name}: the mapping {what}, which they cannot say; take --format yaml"
+            f"directives of {e.name}: the mapping {what}, which directives cannot express; take --format yaml"
         )
     left, known = e.sizes(), {p.tensor: p for p in e.tensors()}
     shared = {(one.level, one.tensor): one.dims for one in mapping.shares}
@@ -177,7 +180,7 @@ def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
         back = mapping_of(layer, e)
     except ValueError as fault:
         raise ValueError(
-            f"directives of {e.name}: they cannot say this mapping, take --format yaml; read back, {fault}"
+            f"directives of {e.name}: directives cannot express this mapping ({fault}); take --format yaml"
         ) from None
     if back != replace(mapping, shares=sorted_shares(mapping.shares)):
         a, b = next(
@@ -185,15 +188,17 @@ def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
             (back.nodes[-1], mapping.nodes[-1]),
         )
         raise ValueError(
-            f"directives of {e.name}: {_node_text(b)} stands where {_node_text(a)} would: nodes must be "
-            "raised above loops that do not move them, stacks stand outside of loops over other ranks; take "
-            "--format yaml"
+            f"directives of {e.name}: {_node_text(b)} stands where directives put {_node_text(a)}: they "
+            "raise nodes above loops that do not move them, and stacks outside of loops over other ranks; "
+            "take --format yaml"
         )
     return layer
 
 
 def _shared_counts(mapping: nest.Mapping, e: Einsum) -> dict[tuple[str, str, str], int]:
-    """Returns, for each (level, tensor, fan-out dimension), how many PEs get the same tile."""
+    """Returns, for each (level, tensor, fan-out dimension), along how many PEs of that dimension the same
+    tile stands at the level.
+    """
     left, since, found = e.sizes(), dict[str, dict[str, int]](), dict[tuple[str, str, str], int]()
     ranks = {p.tensor: p.ranks() for p in e.tensors()}
     for node in mapping.nodes:
@@ -208,7 +213,9 @@ def _shared_counts(mapping: nest.Mapping, e: Einsum) -> dict[tuple[str, str, str
 
 
 def _levels(mapping: nest.Mapping, e: Einsum) -> list[tuple[str, Sequence[Loop | Store]]]:
-    """Returns the nest split into parts, each down to the last node of a level."""
+    """Returns the nest split into (level, nodes), outermost first: the nodes from below the level before down
+    to the last storage node of this level; at the end (`mac`, the loops below all levels).
+    """
     found: list[tuple[str, list[Loop | Store]]] = []
     part: list[Loop | Store] = []
     for node in mapping.nodes:
@@ -218,7 +225,7 @@ def _levels(mapping: nest.Mapping, e: Einsum) -> list[tuple[str, Sequence[Loop |
             elif node.level in [level for level, _ in found]:
                 raise ValueError(
                     f"directives of {e.name}: store {node.level} {node.tensor} stands below a node of "
-                    f"{found[-1][0]}: levels interleave, which they cannot say; take --format yaml"
+                    f"{found[-1][0]}: levels interleave, which directives cannot express; take --format yaml"
                 )
             else:
                 found.append((node.level, part))
@@ -261,6 +268,8 @@ def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mappin
                 stacks, [s for s in b.steps if s.repl], stack_dims(b, arch, where), strict=True
             )
         ]
+        # from the first update that moves further than a stack over the same rank, updates stand outside of
+        # it
         fold = next(
             (i for i, u in enumerate(updates) if any(s.rank == u.rank and u.tile > s.tile for s in stacks)),
             len(updates),
@@ -303,8 +312,8 @@ def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mappin
 
 
 def _swapped(layer: Layer, e: Einsum, arch: Arch | None, where: str) -> str:
-    """Returns the fault of stacks along one rank that are listed outermost first, if that is the layer's only
-    fault; otherwise "".
+    """Returns the message of a layer whose only fault is that stacks along one rank are listed outermost
+    first; "" for others.
     """
     turned = replace(layer, buffers=tuple(_innermost_first(b, e, where) for b in layer.buffers))
     b = next((b for b, own in zip(turned.buffers, layer.buffers, strict=True) if b != own), None)
@@ -335,7 +344,9 @@ def _innermost_first(b: Buffer, e: Einsum, where: str) -> Buffer:
 
 
 def _rest(nodes: Sequence[Loop | Store], e: Einsum) -> Iterator[Loop]:
-    """Returns the loops at compute that the directives omit: the rest of each rank, in the einsum's order."""
+    """Yields the loops at compute that directives may omit: over each rank whose tile is not 1 yet, in the
+    einsum's order.
+    """
     left = e.sizes() | {node.rank: node.tile for node in nodes if isinstance(node, Loop)}
     return (Loop(rank, 1) for rank, n in left.items() if n > 1)
 
@@ -354,14 +365,14 @@ def loop_of(step: Step, e: Einsum, where: str) -> Loop:
             return Loop(rank, max(by))
     ranks = "; ".join(f"{rank}: {shift_text(moves(e, rank, 1))}" for rank in e.sizes())
     raise ValueError(
-        f"{where}: {shift_text(step.moves) or 'no move'} is a step of no one rank, or an uneven one; "
-        f"ranks move {ranks}"
+        f"{where}: {shift_text(step.moves) or 'no move'} is a step of no one rank, or moves its dimensions "
+        f"unevenly; one step of each rank is {ranks}"
     )
 
 
 def stack_dims(b: Buffer, arch: Arch | None, where: str) -> list[str]:
-    """Returns the dimension of each stack. A stack that names none gets one of the fan-out outside the level,
-    last dimension first.
+    """Returns the fan-out dimension of each stack. A stack that names none gets an unused one of the fan-out
+    directly outside of the level, last dimension first.
     """
     stacks = [step for step in b.steps if step.repl]
     if all(step.over for step in stacks):
@@ -407,8 +418,8 @@ def _check(layer: Layer, found: nest.Mapping, e: Einsum, where: str) -> None:
                 n := prod(sharing_pes.get((node.level, node.tensor, dim), 1) for dim in one.over)
             ):
                 raise ValueError(
-                    f"{where}, {node.level}: tensor{{{node.tensor}}} is shared out by {one.shares} buffers, "
-                    f"where {n} along {' '.join(one.over)} hold the same; say shr={n}"
+                    f"{where}, {node.level}: tensor{{{node.tensor}}} is divided among {one.shares} buffers, "
+                    f"but {n} along {' '.join(one.over)} would hold the same tile; say shr={n}"
                 )
             continue
         if node.tile > left[node.rank]:
@@ -421,13 +432,13 @@ def _check(layer: Layer, found: nest.Mapping, e: Einsum, where: str) -> None:
             level, repl = next(copies)
             if repl != trips:
                 raise ValueError(
-                    f"{where}, {level}: stack of {repl} shifts of {node.tile} along {node.rank} stand in "
-                    f"{left[node.rank]}: {trips} do not overlap and leave no gap; say {trips}"
+                    f"{where}, {level}: a stack of {repl} shifts of {node.tile} along {node.rank} does not "
+                    f"cover {left[node.rank]} without gap or overlap; say {trips}"
                 )
         left[node.rank] = node.tile
     if rest := [rank for rank, n in left.items() if n > 1]:
         raise ValueError(
-            f"{where}, {COMPUTE}: {rest[0]} ends tile {left[rest[0]]}; add "
+            f"{where}, {COMPUTE}: {rest[0]} ends with a tile of {left[rest[0]]}, not 1; add "
             f"update({shift_text(moves(e, rest[0], 1))})"
         )
 
@@ -451,8 +462,8 @@ def _lines(layer: Layer) -> Iterator[str]:
 
 
 def overlap(layer: Layer, e: Einsum) -> bool:
-    """True if a step moves a tensor by less than its tile. Consecutive tiles then overlap, and a part of the
-    next tile is already there; a nest would fetch the whole tile.
+    """True if a step moves a tensor by less than its tile. Consecutive tiles then overlap: part of the next
+    tile is in the buffer already, whereas a nest would fetch all of the tile.
     """
     known = {p.tensor: {index(d) for d in p.dims} for p in e.tensors()}
     return any(
@@ -578,7 +589,7 @@ def parse_mappings(words: str, workload: Workload, arch: Arch) -> dict[str, nest
     whole = words.lstrip().startswith(WHOLE)
     for layer in parse(words):
         if layer.name not in known or layer.name in found:
-            what = "there twice" if layer.name in found else f"no einsum of {workload.name}"
+            what = "listed twice" if layer.name in found else f"no einsum of {workload.name}"
             wrong.append(
                 f'directives: "{layer.name}" is {what}; give a layer each for '
                 f"{', '.join(list(known)[:8])}{' ...' if len(known) > 8 else ''}"
@@ -601,7 +612,7 @@ def parse_mappings(words: str, workload: Workload, arch: Arch) -> dict[str, nest
         raise ValueError("\n".join(wrong))
     if alike := [name for name in found if name not in {group.names[0] for group in unique(workload)}]:
         raise ValueError(
-            f"directives: {alike[0]} is like an einsum before, whose nest it shares; leave it out"
+            f"directives: {alike[0]} is equal to an earlier einsum and takes that one's layer; leave it out"
         )
     return found
 
@@ -617,8 +628,8 @@ def mappings(words: str, workload: Workload, arch: Arch) -> dict[str, nest.Mappi
         else:
             wrong.append(
                 one.why
-                or f"directives of {name}: tiles overlap, so it is no nest: dse simulate prices it, alone; "
-                f'as a nest, whose tiles are brought in whole, it begins with "{WHOLE}"'
+                or f"directives of {name}: tiles overlap, so the layer is no nest; dse simulate prices it on "
+                f'its own. As a nest, which fetches every tile whole, begin the text with "{WHOLE}"'
             )
     if wrong:
         raise ValueError("\n".join(wrong))

@@ -38,7 +38,7 @@ SHARE = re.compile(r"^share\s+(\w+)\s+(\w+)\s+over((?:\s+\w+)+)$")
 STORE = re.compile(r"^store\s+(\w+)((?:\s+\w+)+)$")
 # loops and storage nodes of a mapping, more than any einsum needs; protects against malformed files
 MAX_NODES = 1000
-OUTSIDE = "outside the nest space"  # first words of the text of a schedule that is no nest
+OUTSIDE = "outside the nest space"  # first words of a mapping's text that is no loop nest
 FORMS = (
     '"layout LEVEL TENSOR: TEXT", "share LEVEL TENSOR over DIM...", "store LEVEL TENSOR...", "for RANK in '
     '[0:TRIPS) tile N", "parfor RANK tile N over DIM", "mac"'
@@ -91,11 +91,13 @@ class Mapping:
     """Loops and storage nodes, outermost first; compute stands below the last node."""
 
     nodes: tuple[Loop | Store, ...]
-    # text of a schedule that is no nest: OUTSIDE, the reason, and what it does; nodes are then empty
+    # of a mapping that is no loop nest: its text (OUTSIDE, the reason, and what it does); nodes are then
+    # empty
     outside: str = ""
     layouts: tuple[TensorLayout, ...] = ()  # tensors and levels not named are row-major
     shares: tuple[Rotated, ...] = ()  # sorted by level and tensor
-    # number of leading nodes shared with other einsums of a segment, whose tiles sink no further; 0: none
+    # number of nodes at the beginning that are shared with other einsums of a segment; their tiles do not
+    # sink below the loops of this einsum; 0: none
     fork: int = 0
 
     def __str__(self) -> str:
@@ -104,7 +106,9 @@ class Mapping:
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """Why there is no mapping, returned as a value. need_bytes and have_bytes are in `unit`."""
+    """Why there is no mapping, returned as a value instead of raised. need_bytes and have_bytes are in
+    `unit`.
+    """
 
     level: str
     need_bytes: int
@@ -117,9 +121,9 @@ class Infeasible:
 
 
 def mapping_key(einsum_key: str, mapping: Mapping) -> str:
-    """Returns the content key of a mapping of an einsum; equal keys mean equal counts.
+    """Returns the content key of a mapping of an einsum; equal keys mean equal counts of actions.
 
-    einsum_key: the einsum, and anything else that counts depend on
+    einsum_key: key of the einsum and of anything else that the counts depend on
     """
     return hashlib.sha256(f"{einsum_key}\n{mapping}".encode()).hexdigest()[:16]
 
@@ -132,7 +136,8 @@ def to_text(mapping: Mapping, e: Einsum) -> str:
 def loop_text(loop: Loop, left: dict[str, int] | None) -> str:
     """Returns a loop as text.
 
-    left: tile of each rank outside of the loop, which is updated; None: the text has no trip count
+    left: tile of each rank outside of the loop; is updated to the tiles inside. None: the text has no trip
+        count
     """
     trips = f" in [0:{-(-left[loop.rank] // loop.tile)})" if left else ""
     if left:
@@ -145,10 +150,10 @@ def loop_text(loop: Loop, left: dict[str, int] | None) -> str:
 
 
 def nest_lines(mapping: Mapping, left: dict[str, int] | None = None) -> list[str]:
-    """Yields the text of a mapping line by line.
+    """Returns the lines of a mapping's text.
 
-    left: tile of each rank outside of the nest, for trip counts, which is updated; None: the text has no trip
-        counts
+    left: tile of each rank outside of the nest, for trip counts; is updated to the tiles inside. None: the
+        text has no trip counts
     """
     return mapping.outside.splitlines() if mapping.outside else list(_lines(mapping, left))
 
@@ -182,11 +187,11 @@ def parse(text: str) -> Mapping:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and lines[0].startswith(OUTSIDE):
         again = (
-            "--format directives prints it as dse simulate reads it"
+            "--format directives prints a text that dse simulate reads"
             if "directives" in lines[0]
-            else "dse map --set solver.tiling=smaug makes it again"
+            else "dse map --set solver.tiling=smaug finds this mapping again"
         )
-        raise ValueError(f"mapping is {lines[0]}; only nests are priced, {again}")
+        raise ValueError(f"mapping is {lines[0]}; only loop nests can be read here: {again}")
     for number, line in enumerate(lines, 1):
         if line == "mac" and number == len(lines):
             break
@@ -269,7 +274,8 @@ def read(path: Path, names: Sequence[str], equal: Sequence[str] = ()) -> dict[st
     of {einsum: nest or list}.
 
     names: einsums of the workload
-    equal: einsums equal to one of `names`, which may have mappings too, as may conversions
+    equal: other einsums of the workload that may have mappings, since each is equal to one of `names`.
+        Conversions may have mappings, too
 
     Raises ValueError with one line per fault, each naming the file.
     """
@@ -325,8 +331,8 @@ def read(path: Path, names: Sequence[str], equal: Sequence[str] = ()) -> dict[st
 
 
 def is_text(text: str) -> bool:
-    """True if the text has a line that only nests have, or begins like a schedule that is no nest. Messages
-    may quote the text only then.
+    """True if the text has a line that only nests have, or begins like a mapping that is no loop nest.
+    Messages may quote the text only then.
     """
     lines = [line.strip() for line in text.splitlines()]
     return (
@@ -355,8 +361,8 @@ def role(e: Einsum, tensor: str) -> str:
 
 
 def may_keep(e: Einsum, level: Level) -> list[str]:
-    """Returns the tensors that the level may keep, inputs first. If the level may not be bypassed, these
-    tensors must be stored there.
+    """Returns the tensors that may be stored at a level, inputs first. If the level may not be bypassed, they
+    must be stored there.
     """
     return [p.tensor for p in e.tensors() if role(e, p.tensor) in level.may_keep]
 
@@ -400,8 +406,8 @@ def _loop_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
             trips = -(-left[node.rank] // node.tile)
             if node.trips not in (0, trips):
                 yield (
-                    f"loop {node.rank} in [0:{node.trips}) tile {node.tile}: {left[node.rank]} tile "
-                    f"{node.tile} are {trips} trips; correct one of both"
+                    f"loop {node.rank} in [0:{node.trips}) tile {node.tile}: {left[node.rank]} in tiles of "
+                    f"{node.tile} take {trips} trips; correct the trip count or the tile"
                 )
             left[node.rank] = node.tile
         if node.over and node.over not in dims:
@@ -411,7 +417,7 @@ def _loop_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
             )
     for rank, tile in left.items():
         if tile != 1 and rank not in wrong:
-            yield f"rank {rank} ends with tile {tile}; add a loop for {rank} tile 1"
+            yield f"rank {rank} ends with tile {tile}, not 1; add a loop: for {rank} tile 1"
 
 
 def _store_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
@@ -459,7 +465,7 @@ def _layout_faults(mapping: Mapping, e: Einsum) -> Iterator[str]:
                 f"layout at {' or '.join(at)}"
             )
         elif place in [(other.level, other.tensor) for other in mapping.layouts[:i]]:
-            yield f"layout {one.level} {one.tensor} stands twice; leave one out"
+            yield f"layout {one.level} {one.tensor} is given twice; leave one out"
 
 
 def _spatial_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:

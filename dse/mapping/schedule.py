@@ -1,7 +1,7 @@
 """Schedules of whole workloads: segments of einsums below shared loops (docs/model.md, Schedules).
 
     weights pinned                          (default: streamed, loaded in every run)
-    fills ahead                             (default: in turn; first fills of an einsum come while the one
+    fills ahead                             (default: in turn; first fills of an einsum come while the einsum
                                             before runs, where there is capacity)
     retain GLB T3 1/2                       (half of T3 is retained at GLB from its maker to its last reader;
                                             1/2, 1/4 after c: a quarter once c has read it)
@@ -78,7 +78,7 @@ class Branch:
     """One einsum of a segment."""
 
     einsum: str
-    mapping: Mapping  # its own nest, below the shared one
+    mapping: Mapping  # its own nest, below the shared nodes
     # (rank of a shared loop, the einsum's name for it), where the two differ
     ranks: tuple[tuple[str, str], ...] = ()
     region: tuple[Region, ...] = ()  # PEs of a stage of a pipeline; () where branches run one after the other
@@ -103,15 +103,15 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """A share of a tensor retained at a level, the same share of every element, from the einsum that makes it
-    to the last einsum that reads it. A tensor from outside is retained from its first reader on.
+    """A share of a tensor that is retained at a level from the einsum that makes the tensor (for an input of
+    the workload: from the first einsum that reads it) to the last einsum that reads it.
     """
 
     level: str
     tensor: str
     share: Fraction
-    # (einsum, share retained after it has read the tensor), in the order of the schedule; a larger share than
-    # before comes in as that einsum reads it
+    # (einsum, share retained after that einsum has read the tensor), in the order of the schedule; if the
+    # share grows, the additional part is brought in as the einsum reads it
     then: tuple[tuple[str, Fraction], ...] = ()
 
     def shares(self) -> str:
@@ -142,13 +142,13 @@ class Schedule:
 def sequential(workload: Workload, mappings: dict[str, Mapping], partly: bool = False) -> Schedule:
     """Returns the unfused schedule: one segment per einsum.
 
-    mappings: by einsum name; an einsum without one takes that of the first equal einsum
-    partly: leaves out einsums without a mapping; otherwise raises ValueError with a line per such einsum
+    mappings: by einsum name; an einsum that is not in it takes the mapping of the first einsum equal to it
+    partly: einsums without a mapping are left out; else they raise ValueError, with one line each
     """
     first = {name: group.einsum for group in unique(workload) for name in group.names}
     there = [e for e in workload.einsums if e.name in mappings or first[e.name].name in mappings]
     if none := dict.fromkeys(
-        f"mapping: einsum {first[e.name].name} has none; add it"
+        f"mapping: einsum {first[e.name].name} has no mapping; add one"
         for e in workload.einsums
         if e not in there and not partly
     ):
@@ -163,8 +163,8 @@ def sequential(workload: Workload, mappings: dict[str, Mapping], partly: bool = 
 
 
 def mappings_by_einsum(workload: Workload, schedule: Schedule) -> dict[str, Mapping]:
-    """Returns the nests by einsum name, the inverse of `sequential`. It lists the first of equal einsums,
-    equal einsums with another nest, and copies and their readers.
+    """Returns nests by einsum name, from which `sequential` makes the schedule again: of the first of equal
+    einsums, of those with another nest than the first one, and of copies and their readers.
     """
     nests = {branch.einsum: branch.mapping for segment in schedule.segments for branch in segment.branches}
     first = {name: group.einsum for group in unique(workload) for name in group.names}
@@ -179,8 +179,8 @@ def mappings_by_einsum(workload: Workload, schedule: Schedule) -> dict[str, Mapp
 
 
 def rename(mapping: Mapping, e: Einsum, to: Einsum | None = None) -> Mapping:
-    """Returns a nest of einsum e with the names of an equal einsum. to None: with canonical names, the same
-    for all equal einsums.
+    """Returns a nest of einsum e in the names of an einsum that is equal to e. to None: in canonical names,
+    which are the same for all equal einsums.
     """
 
     def words(one: Einsum) -> tuple[list[str], list[str]]:
@@ -226,8 +226,7 @@ def _lines(
 ) -> Iterator[str]:
     """Yields the lines of a schedule.
 
-    sizes: extents of the ranks of each einsum, for trip counts; einsums that are not named are written
-        without
+    sizes: extents of the ranks of each einsum, for trip counts; nests of other einsums have no trip counts
     """
     if schedule.weights != "streamed":
         yield f"weights {schedule.weights}"
@@ -263,7 +262,9 @@ def _lines(
 def _shared_ranks(
     segment: Segment, branch: Branch, sizes: abc.Mapping[str, dict[str, int]]
 ) -> list[tuple[str, str]]:
-    """Returns (rank of a shared loop, its name in a branch) for ranks that the branch's einsum has."""
+    """Returns (rank of a shared loop, the branch's name for it), for the ranks that the branch's einsum
+    has.
+    """
     names, own = dict(branch.ranks), sizes.get(branch.einsum, {})
     pairs = [(node.rank, names.get(node.rank, node.rank)) for node in segment.nodes if isinstance(node, Loop)]
     return [(shared, name) for shared, name in pairs if name in own]
@@ -294,7 +295,9 @@ def parse_schedule(text: str) -> Schedule:
 
 
 def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
-    """Returns the schedule with one more line of the text. own: lines of the branch that is being read."""
+    """Returns the schedule with one more line of the text. own: lines so far of the branch that is being
+    read; is updated.
+    """
     if own:
         return _of_branch(found, own, line)
     if match := HEAD.match(line):
@@ -346,15 +349,17 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
         or found.segments[-1].branches
     ):
         raise ValueError(
-            "cannot stand here; first retain, weights and fills, then segments: shared loops and "
-            "stores, then einsum NAME and its nest down to mac"
+            "cannot stand here; write retain, weights and fills first, then segments: each has shared loops "
+            "and stores, then einsum NAME and its nest down to mac"
         )
     segment = found.segments[-1]
     return _with_last(found, replace(segment, nodes=(*segment.nodes, *parse(line).nodes)))
 
 
 def _of_branch(found: Schedule, own: list[str], line: str) -> Schedule:
-    """Returns the schedule with one more line of an einsum's nest. own[0] is the line `einsum NAME`."""
+    """Returns the schedule with one more line of an einsum's nest. own: lines of the branch so far, beginning
+    with `einsum NAME`; is updated.
+    """
     if not (
         line == "mac"
         or HOLD.match(line)
@@ -444,8 +449,8 @@ def unplaced(workload: Workload, schedule: Schedule) -> list[str]:
 
 
 def complete(workload: Workload, schedule: Schedule, rest: Schedule) -> Schedule:
-    """Returns the schedule with the einsums that it leaves out, taken from `rest`. Each stands right behind
-    the last segment that makes one of its inputs.
+    """Returns the schedule completed with the einsums that it leaves out: their segments come from the
+    unfused schedule `rest`, and each stands right behind the last segment that makes one of its inputs.
     """
     makers = {e.output.tensor: e.name for e in workload.einsums}
     reads = {

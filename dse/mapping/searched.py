@@ -3,11 +3,11 @@ JSON and `covers` are derived from it.
 
 A solver fills the value from the options that it enumerates. FEATURES lists what the notation of schedules
 can express (dse/mapping/schedule.py, dse/mapping/nest.py). Each feature has the fields of the notation that
-express it, the words for what is searched and not searched, and a test for schedules that a space excludes
-because of it.
+express it, the words of certificates for what is searched and not searched, and a test: does the space
+exclude a schedule because of this feature?
 
-    covers(space, schedule, workload, arch)     None: claims about the space hold for the schedule;
-                                                else the feature that excludes the schedule
+    covers(space, schedule, workload, arch)     None: the schedule is in the space, so claims about the space
+                                                hold for it; else the name of a feature that excludes it
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Mappings:
     # order of storage nodes of different tensors. all: any; levels: outer levels stand above inner ones;
     # arrays: levels outside of a fan-out stand above levels inside, also if no loop uses the fan-out
     node_order: NodeOrder = "all"
-    one_trip: bool = False  # loops of one trip, too
+    one_trip: bool = False  # loops of one trip are searched, too
     cut_twice: bool = True  # strided ranks may have several loops between two fetches
     layouts: Layouts = "alike"  # alike: the machine prices no layout; row_major: only row-major; all: any
-    shares: bool = False  # tiles shared out among PEs
+    shares: bool = False  # tiles may be divided among PEs that pass the parts round (`share`)
 
 
 EVERY = Mappings("all", one_trip=True, layouts="all", shares=True)  # the space of a lower bound: all mappings
@@ -61,9 +61,9 @@ EVERY = Mappings("all", one_trip=True, layouts="all", shares=True)  # the space 
 def mappings_of(factors: Factors, arch: Arch, c: Constraints = FREE) -> Mappings:
     """Returns the mappings that the optimal mapper searches (dse/mapper/exact/search.py).
 
-    Nodes of a tensor stand in the order of levels; nodes of different tensors in any order. Around a fan-out,
-    outer levels stand above inner ones also if no loop uses the fan-out. The exception is a fan-out directly
-    inside the first level, whose nodes may stand above all loops without loss.
+    Nodes of a tensor stand in the order of levels; nodes of different tensors in any order. But levels
+    outside of a fan-out stand above levels inside of it, even if no loop uses the fan-out. This excludes
+    nothing if only the outermost level is outside: its nodes may stand above all loops without loss.
     """
     inside = range(1, len(arch.levels))
     parted = any(v < f.outside <= inner for f in arch.fanouts for v in inside for inner in inside)
@@ -81,32 +81,35 @@ class Space:
     default is unfused.
     """
 
-    mappings: tuple[Mappings, ...] = ()  # of the different einsums
-    # orders of einsums: any order, some orders, or the given one
+    mappings: tuple[Mappings, ...] = ()  # the searched mappings of the einsums, each value once
+    # orders of einsums that were searched: all, some, or only the given one
     order: Literal["any", "some", "given"] = "any"
-    fused: int = 1  # einsums of a fused segment, at most; 1: no fusion
-    shared_loops: int = 0  # shared loops of a fused segment, at most; with perfect factors
-    summed: bool = False  # shared loops also over ranks that a member reduces
-    windows: bool = False  # shared loops also over ranks that cut a forwarded tensor in windows
-    shared_reads: bool = False  # a tensor that several members read is fetched once
-    # any tensor at any depth among shared loops over classes of ranks (`_joined`); one shared loop over other
-    # ranks, with tensors where `held` says
+    fused: int = 1  # maximum of einsums in a fused segment; 1: no fusion
+    shared_loops: int = 0  # maximum of shared loops in a fused segment, all with perfect factors
+    summed: bool = False  # shared loops may also be over ranks that a member reduces
+    windows: bool = False  # shared loops may also be over ranks that cut a forwarded tensor into windows
+    shared_reads: bool = False  # a tensor that several members read may be fetched once for all
+    # several shared loops over classes of ranks (`_joined`), with any tensor at any depth among them. Over
+    # other ranks there is one shared loop, and `held` limits the tensors above it
     depths: bool = False
-    held: int = 0  # tensors of one member, not cut by the shared loop, that stand whole above it, at most
-    levels: tuple[str, ...] = ()  # where tensors are forwarded and retained, at one of these levels at a time
+    # maximum of tensors that stand whole above the one shared loop: each of one member, without the loop's
+    # rank
+    held: int = 0
+    levels: tuple[str, ...] = ()  # levels for forwarded and retained tensors; a schedule uses one of them
     padded: bool = False  # tensors may be forwarded with padding around them
     retained: tuple[str, ...] = ()  # tensors that may be retained whole
     parts: bool = False  # tensors may also be retained in part
-    pipelined: int = 1  # einsums of a pipeline, at most; 1: no pipelines
+    pipelined: int = 1  # maximum of einsums in a pipeline; 1: no pipelines
     tiles: tuple[int, ...] = ()  # numbers of pipeline tiles of a segment; (): any number that divides
-    node_ranks: int = 0  # ranks of an einsum distributed over nodes, at most; 0: no nodes
-    waste: float = 0.0  # nodes of a region over nodes that work, at most; 0: any
+    node_ranks: int = 0  # maximum of ranks of an einsum that are distributed over nodes; 0: no nodes
+    waste: float = 0.0  # maximum of (nodes of a region / nodes of it that work); 0: no limit
     hold: bool = False  # weights may be loaded once per run, not once per pipeline tile
     weights: Literal["loaded", "pinned"] = "loaded"  # loaded in every run, or pinned before the run
-    ahead: bool = False  # first fills while the einsum before runs
-    copies: bool = False  # copies between einsums, into other layouts
-    alone: bool = False  # the space is of a single einsum
-    beside: tuple[str, ...] = ()  # other solvers whose answers were priced too; nothing is claimed of these
+    ahead: bool = False  # first fills of an einsum may come while the einsum before runs
+    copies: bool = False  # tensors may be copied into other layouts between einsums
+    alone: bool = False  # the space is that of a single einsum
+    # other solvers whose answers were compared with those of this space; nothing is claimed about theirs
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +119,12 @@ class Member:
     branch: Branch
     einsum: Einsum
     nodes: tuple[Loop | Store, ...]  # the shared part in the einsum's names, then its own nest
-    shared: int  # how many of `nodes` are shared
+    shared: int  # number of `nodes` that are shared, the first ones
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A segment of a schedule on a machine."""
+    """A segment of a schedule on a machine, with its einsums resolved."""
 
     segment: Segment
     members: tuple[Member, ...]
@@ -200,22 +203,23 @@ def excluding_features(space: Space, schedule: Schedule, workload: Workload, arc
     return (feature.name for feature in FEATURES if feature.leaves_out(space, where))
 
 
-# Features of mappings. A schedule is excluded if any of its einsums breaks a rule for any of the searched
-# mappings, whichever einsum these were searched for.
+# Features of mappings. A rule tells whether an einsum's mapping is outside of the searched `Mappings`. A
+# space does not say which of its `mappings` belong to which einsum. So a schedule is excluded if any of its
+# einsums is outside of any of them.
 
 Rule = Callable[[Mappings, Part, Member], bool]
 
 
 def _each(rule: Rule) -> Callable[[Space, ScheduleView], bool]:
-    """Returns the test of a feature of mappings: True if an einsum breaks its rule for any of the searched
-    mappings.
+    """Returns the test of a feature of mappings: True if the rule holds for some einsum and some of the
+    searched mappings.
     """
     return lambda space, at: any(rule(own, part, m) for own in space.mappings for part, m in at.members)
 
 
 def _factors(space: Space, at: ScheduleView) -> bool:
     """True if an einsum has factors that were not searched. Tiles of a rank that is distributed over nodes
-    (pipelines) may be imperfect, but as even as possible.
+    (pipelines) may be imperfect, but must be as even as possible.
     """
     nodes = _node_dims(at.arch) if space.node_ranks else frozenset[str]()
     return any(
@@ -278,8 +282,8 @@ def _dataflow(own: Mappings, part: Part, m: Member) -> bool:
 
 
 def _node_order(own: Mappings, part: Part, m: Member) -> bool:
-    """True if a level outside of a fan-out boundary stands below a level inside of it, and the search left
-    that out.
+    """True if a node at a level outside of a boundary stands below a node at a level inside of it, which was
+    not searched. Boundaries are fan-outs (`arrays`) or lie between any two levels (`levels`).
     """
     order = part.arch.order()
     met = [order[n.level] for n in m.nodes if isinstance(n, Store)]
@@ -337,15 +341,16 @@ def _no_nest(own: Mappings, part: Part, m: Member) -> bool:
 
 
 def _several(part: Part) -> bool:
-    """True if a segment is fused: several einsums below a shared node, and no pipeline. Branches without a
-    shared node count as segments of their own.
+    """True if a segment is fused: several einsums below shared nodes, but no pipeline. Branches without
+    shared nodes count as segments of their own.
     """
     return len(part.members) > 1 and bool(part.segment.nodes) and not part.segment.pipelined
 
 
 def _joined(space: Space, part: Part, at: ScheduleView) -> bool:
-    """True if a fused segment is one of those with several shared loops that were searched: each loop over
-    another class of ranks, nodes at one level, and one node for all that is handed on or summed up by loops.
+    """True if a fused segment was searched as one with several shared loops: each loop is over another class
+    of ranks, all shared nodes are at one level, each forwarded tensor has a node, and so has (or is retained)
+    each result over whose partial sums a shared loop runs.
     """
     if not (space.depths and _several(part)) or _unsearched_loops(part, space.shared_loops):
         return False
@@ -381,7 +386,7 @@ def _joined(space: Space, part: Part, at: ScheduleView) -> bool:
 
 
 def _rest(space: Space, at: ScheduleView) -> tuple[Space, list[Part]]:
-    """Returns the segments that are not `_joined`, and the space with the rules that hold for these."""
+    """Returns the space with the rules that hold for segments that are not `_joined`, and these segments."""
     one = replace(
         space, shared_loops=min(space.shared_loops, 1), summed=False, shared_reads=False, depths=False
     )
@@ -487,7 +492,9 @@ def _windows(space: Space, at: ScheduleView) -> bool:
 
 
 def _shared_ranks(parts: Sequence[Part]) -> Iterator[tuple[Part, Member, str]]:
-    """Yields the ranks of shared loops, of fused segments and of pipelines, in each member's names."""
+    """Yields (segment, member, rank in the member's names) of the shared loops of fused segments and
+    pipelines.
+    """
     for part in parts:
         for m in part.members if len(part.members) > 1 else ():
             yield from ((part, m, n.rank) for n in m.nodes[: m.shared] if isinstance(n, Loop))
@@ -513,8 +520,8 @@ def _shared_reads(space: Space, at: ScheduleView) -> bool:
 
 
 def _depths(space: Space, at: ScheduleView) -> bool:
-    """True if shared nodes stand at depths that were not searched. Searched are: forwarded tensors below the
-    shared loop; tensors of one member above it, whole.
+    """True if shared nodes stand at depths that were not searched. Searched are forwarded tensors below the
+    shared loop, and tensors of one member whole above it.
     """
     rules, parts = _rest(space, at)
     return not rules.depths and any(
@@ -523,6 +530,7 @@ def _depths(space: Space, at: ScheduleView) -> bool:
 
 
 def _unsearched_depths(space: Space, part: Part) -> bool:
+    """`_depths` for one segment, in which all shared loops count as one."""
     at = [i for i, n in enumerate(part.segment.nodes) if isinstance(n, Loop)]
     held, levels = set[str](), set[str]()
     for i, n in _inner_stores(part):
@@ -535,14 +543,14 @@ def _unsearched_depths(space: Space, part: Part) -> bool:
             held.add(n.tensor)
     homes = [n.tensor for _, n in _inner_stores(part) if n.tensor in part.forwarded]
     elsewhere = len(levels) > 1 or not levels <= set(space.levels) or len(homes) > len(set(homes))
-    # forwarded through main memory, or whole
+    # a tensor is forwarded through main memory, or whole (no shared loop)
     bare = set(homes) != part.forwarded or (not at and not part.segment.pipelined)
     return elsewhere or bare or _too_many_held(space, part, held)
 
 
 def _too_many_held(space: Space, part: Part, held: set[str]) -> bool:
-    """True if tensors above the shared loop were not searched: more than `space.held` tensors could stand
-    there, or one that does is cut by the loop or made here.
+    """True if this choice of tensors above the shared loop was not searched: more than `space.held` tensors
+    of the segment could stand there, or one that stands there has the loop's rank or is forwarded.
     """
     if not held:
         return False
@@ -557,7 +565,9 @@ def _too_many_held(space: Space, part: Part, held: set[str]) -> bool:
 
 
 def _retention(space: Space, at: ScheduleView) -> bool:
-    """True if a tensor is retained that was not searched, at another level, or at two levels at once."""
+    """True if a tensor is retained for which this was not searched, or at a level that was not, or if tensors
+    are retained and forwarded at more than one level.
+    """
     homes = {n.level for part in at.parts if len(part.members) > 1 for _, n in _inner_stores(part)}
     levels = {one.level for one in at.schedule.retained}
     return any(
@@ -606,8 +616,8 @@ def _tiles(space: Space, at: ScheduleView) -> bool:
 
 
 def tile_counts(n: int, tiles: Sequence[int]) -> list[int]:
-    """Returns the numbers of pipeline tiles, beside 1, that a loop over n indices is cut into: the numbers in
-    `tiles` that divide n. If `tiles` is empty, or n is below its minimum, all divisors of n.
+    """Returns the numbers of pipeline tiles above 1 into which a loop over n indices may be cut: those of
+    `tiles` that divide n, or all divisors of n if `tiles` is empty or n is below all of them.
     """
     return [b for b in (tiles if tiles and n >= min(tiles) else range(2, n + 1)) if b > 1 and n % b == 0]
 
@@ -653,8 +663,8 @@ def _unsearched_nodes(space: Space, part: Part, m: Member) -> bool:
 
 
 def windowed(e: Einsum) -> frozenset[str]:
-    """Returns the ranks that share a dimension of some tensor with another rank, have a stride or an offset
-    there, or are not stored completely.
+    """Returns the ranks that, in a dimension of some tensor, are added to another rank, have a stride or an
+    offset, or run beyond the dimension's size (padding).
     """
     sizes = e.sizes()
     dims = [d for p in e.tensors() for d in p.dims]
@@ -683,13 +693,13 @@ def _copies(space: Space, at: ScheduleView) -> bool:
     return not space.copies and any(COPY.match(e.name) for e in at.workload.einsums)
 
 
-# Words of certificates.
+# Words of certificates: for each feature what was searched and what was not.
 
 Words = tuple[str, str]  # (searched, not searched); "": nothing to say
 
 
 def _searched_words(searched: bool, what: str, absent: bool = False) -> Words:
-    """Returns `what` as searched or not searched. absent: nothing to say either way."""
+    """Returns `what` as the words for searched, or for not searched. absent: neither has words."""
     return ("", "") if absent else (what, "") if searched else ("", what)
 
 
@@ -747,7 +757,7 @@ class Feature:
 
 
 def _loop_words(space: Space) -> Words:
-    """Returns the words for shared loops. Stages of a pipeline share at most one loop."""
+    """Returns the words about shared loops. Stages of a pipeline share one loop at most."""
     most = max(space.shared_loops, int(space.pipelined > 1))
     if space.depths:
         return f"{most} shared loops over different ranks that tensors connect", "more shared loops"
@@ -960,8 +970,8 @@ SEARCHED, LEFT = "; searched: ", "; not searched: "  # in a certificate, before 
 
 @lru_cache(maxsize=1 << 10)
 def words(space: Space | Mappings) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns what was searched and what was not, in a few words per feature. A space of a single einsum has
-    no words about features between einsums, except weights.
+    """Returns (words for what was searched, words for what was not), a few words per feature. A space of a
+    single einsum has no words about features between einsums, except weights.
     """
     whole = space if isinstance(space, Space) else Space((space,))
     between = () if isinstance(space, Mappings) else BETWEEN[:1] if whole.alone else BETWEEN
@@ -1005,12 +1015,12 @@ def _by_words() -> dict[str, Mappings]:
 
 
 def mappings_in(certificate: str) -> Mappings | None:
-    """Returns the mappings that a certificate of an einsum says were searched; None: none. Raises ValueError
-    if no search has such words.
+    """Returns the mappings that were searched according to the certificate of an einsum; None if it names no
+    searched space. Raises ValueError if its words are those of no value of `Mappings`.
     """
     words_ = certificate[len(claim(certificate)) :]
     if words_ and words_ not in _by_words():
-        raise ValueError(f'certificate: "{words_[2:]}" are the words of no searched space')
+        raise ValueError(f'certificate: "{words_[2:]}" describes no searched space')
     return _by_words()[words_] if words_ else None
 
 
@@ -1038,7 +1048,7 @@ def decoded(kind: type[T], text: str) -> T | None:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
         raise ValueError(f"searched space: {text[:200]}: {fault}") from None
     if encoded(found) != text or not text.isprintable():
-        raise ValueError(f"searched space: {text[:200]}: is not as it is written")
+        raise ValueError(f"searched space: {text[:200]}: is not written as dse writes it")
     return found
 
 

@@ -1,12 +1,12 @@
-"""Cache of answers between runs, in $DSE_CACHE (~/.cache/dse): one file per question. Its name is a digest of
-everything that the answer depends on.
+"""Cache of answers between runs, in $DSE_CACHE (default ~/.cache/dse): one file per question (a problem to
+solve). The name of a file is a digest of everything that its answer depends on.
 
 A file begins with the SHA-256 of its name and content. A file that is truncated, was changed, or holds the
 answer to another question is removed with a one-line warning, and its question is solved again. A file that
 cannot be read (it or its folder belongs to another user, or the disk is bad) is left alone: its question is
 solved again and the answer is not stored. Files and folders get the permissions of the umask, so that a group
 may share a cache (docs/reliability.md). The digest is no protection against somebody who may write to the
-cache, so who reads an answer checks it, too.
+cache; so callers check each answer that they read, too.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from dse.run.folder import make, write_bytes
 from dse.run.record import MODEL_VERSION, SOLVER_VERSION
 
 DIGEST = hashlib.sha256().digest_size
-LARGEST = 1 << 30
-STALE_S = 600.0  # a claim that is older than this no longer counts
+LARGEST = 1 << 30  # bytes of a file that is read, at most
+STALE_S = 600.0  # seconds after which a claim no longer counts
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE_FILES = (  # source files and folders that an answer depends on: the solvers and all that they import
     "dse/run/record.py",
@@ -83,7 +83,9 @@ def sources(root: Path = ROOT) -> str:
 
 
 def place(kind: str, question: object, suffix: str) -> Path:
-    """Cache file of a question for this version of the code; questions that differ must differ in repr."""
+    """Path of the cache file of a question, for this version of the code. Questions that differ must have
+    different reprs.
+    """
     folder = Path(os.environ.get("DSE_CACHE") or Path.home() / ".cache" / "dse")
     key = repr((MODEL_VERSION, SOLVER_VERSION, sources(), question))
     digest = hashlib.sha256(key.encode()).hexdigest()[:32]
@@ -91,9 +93,8 @@ def place(kind: str, question: object, suffix: str) -> Path:
 
 
 def write(path: Path, answer: bytes) -> None:
-    """Store an answer. Where the folder cannot be written, nothing is stored, and the next run solves again.
-    A file that this process could not read is not replaced, and nothing is stored after a deadline, when
-    searches are cut short.
+    """Store an answer. Nothing is stored if the folder cannot be written (the next run solves again), if this
+    process could not read the file that is there, or after a deadline, since searches are then cut short.
     """
     if path in _unread:
         return
@@ -105,7 +106,9 @@ def write(path: Path, answer: bytes) -> None:
 
 
 def read(path: Path) -> bytes | None:
-    """The stored answer; None if there is none, or it is damaged or may not be read."""
+    """The stored answer; None if there is none, if its file is damaged (and now removed), or if it cannot
+    be read.
+    """
     try:
         if not stat.S_ISREG(path.stat().st_mode) or path.stat().st_size > LARGEST:
             drop(path, "is not a regular file, or above 1 GiB")
@@ -118,7 +121,7 @@ def read(path: Path) -> bytes | None:
         return None
     answer = data[DIGEST:]
     if data[:DIGEST] != _digest(path, answer):
-        drop(path, "torn, changed, or the answer to another question")
+        drop(path, "truncated, changed, or the answer to another question")
         return None
     return answer
 

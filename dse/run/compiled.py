@@ -1,11 +1,12 @@
-"""How kernels are compiled: once, into caches beside their sources, and again when a source changes.
+"""How kernels are compiled: once, into Numba's caches beside their sources, and again when a source changes.
 
-Numba checks the file of a function only. A kernel contains the code of the kernels that it calls, so its
-cache is keyed by all files from which its module imports kernels or records (`stamp`).
+Numba compiles a function again only if the file of the function itself changes. But a kernel contains the
+code of the kernels that it calls. So its cache is keyed by all files from which its module imports kernels or
+records (`stamp`).
 
-Optimisation is light: LLVM then takes a third less time, and searches are as fast (they branch more than they
-loop). Constants in a call do not create another version of the function; where it is inlined, LLVM sees the
-constant anyway.
+The level of optimisation is low: LLVM then takes a third less time, and searches are as fast (they branch
+more than they loop). A constant as an argument does not lead to another version of the function; where the
+function is inlined, LLVM sees the constant anyway.
 """
 
 from __future__ import annotations
@@ -40,27 +41,29 @@ event.register("numba:compile", _Told())  # type: ignore[no-untyped-call]
 
 
 def njit(**options: Any) -> Callable[[F], F]:
-    """Returns numba.njit with one compilation whatever constants a call has, and a cache keyed by `stamp`."""
+    """Returns a decorator: numba.njit with a cache keyed by `stamp` and one version for all constant
+    arguments.
+    """
     return lambda f: _keyed(_without_specialisation(numba.njit(**options)(f)))
 
 
 def lean(f: F) -> F:
-    """Compiles a function without reference counts of arrays, which would take nine tenths of a search's
-    time. Such a function must not create arrays.
+    """Decorator: compiles a function (called by compiled code only) without reference counts of arrays, which
+    would take nine tenths of a search's time. Such a function must not create arrays.
     """
     return inner(_nrt=False)(f)
 
 
 def inner(**options: Any) -> Callable[[F], F]:
-    """Returns a decorator for functions called by compiled code only. They have no entry from Python, which
+    """Returns a decorator for functions that only compiled code calls. It omits the entry from Python, which
     unpacks every array of the arguments and takes long to compile.
     """
     return njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
 
 
 def _keyed(found: Any) -> Any:
-    """Sets the key of a function's cache to `stamp` of its module. Everything that it calls is imported in
-    that module.
+    """Returns a compiled function, its cache keyed by `stamp` of its module. All that it calls must be
+    defined or imported in that module.
     """
     if hasattr(getattr(found, "_cache", None), "_cache_file"):
         found._cache._cache_file._source_stamp = stamp(found.py_func.__module__)
@@ -79,8 +82,8 @@ def stamp(module: str) -> bytes:
 
 
 def sources(module: str) -> frozenset[str]:
-    """Returns module names: this module, modules whose kernels and records (NamedTuple) it imports,
-    recursively, and this file.
+    """Returns the names of this module, of the modules from which modules in the set import kernels or
+    records (NamedTuple), and of dse.run.compiled.
     """
     found, left = {module, __name__}, [module]
     while left:
@@ -94,7 +97,7 @@ def sources(module: str) -> frozenset[str]:
 
 
 def _without_specialisation(found: Any) -> Any:
-    """Returns a function that is compiled once for all constants it is called with."""
+    """Returns a function that is compiled once for all constants with which it is called."""
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         return found
     template = found.get_call_template

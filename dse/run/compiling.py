@@ -4,17 +4,19 @@ here, so that nobody has to import Numba to ask.
 
 from __future__ import annotations
 
-_open = 0  # functions that are being compiled: one, and those that it calls
+_open = 0  # number of functions being compiled: above 1 where one calls others that are not compiled yet
 
 
 def begins() -> None:
-    """Numba begins to compile a function, perhaps because another one that is being compiled calls it."""
+    """Report that Numba begins to compile a function (perhaps while it compiles another one that calls
+    it).
+    """
     global _open
     _open += 1
 
 
 def ends() -> None:
-    """The compilation that began last has ended (compilations nest)."""
+    """Report that the compilation that began last has ended (compilations nest)."""
     global _open
     _open -= 1
 

@@ -1,5 +1,6 @@
-"""Deadlines for the searches of this process. Compiled code cannot be interrupted from Python, so it looks at
-STOP once per step; a thread sets it, which runs since kernels release the interpreter's lock.
+"""Deadlines for the searches of this process. Compiled code cannot be interrupted from Python, so it reads
+STOP once per step. A timer thread sets STOP; it can run meanwhile, since kernels release the interpreter's
+lock.
 """
 
 from __future__ import annotations
@@ -11,25 +12,28 @@ from contextlib import contextmanager
 
 import numpy as np
 
-STOP = np.zeros(1, np.int64)  # 1: a deadline has passed; kernels get this very array (state.Work.stop)
-_ENDS: list[tuple[float, bool]] = []  # deadlines that are set, by time.monotonic; whether `part` divides it
-_MISSED = [0]  # how many deadlines had passed when their body ended
+STOP = np.zeros(1, np.int64)  # [1] 1: a deadline has passed; kernels get this very array (state.Work.stop)
+# deadlines in force, outermost first: (time.monotonic() of the end, whether `part` divides its time)
+_ENDS: list[tuple[float, bool]] = []
+_MISSED = [0]  # [1] number of deadlines that had passed when their body ended
 
 
 def passed() -> bool:
-    """Whether a deadline that is set has passed. What is searched then is cut short."""
+    """Whether a deadline in force has passed: searches are then cut short."""
     return bool(_ENDS) and time.monotonic() >= min(end for end, _ in _ENDS)
 
 
 def missed() -> int:
-    """How many deadlines have passed so far. Where the number grows, answers may have been cut short."""
+    """Number of deadlines that have passed so far. If it grows during a search, the answer may have been cut
+    short.
+    """
     return _MISSED[0] + passed()
 
 
 @contextmanager
 def within(seconds: float | None, divided: bool = False) -> Iterator[None]:
-    """Sets a deadline for searches in the body, in seconds from now; None sets none. divided: whether `part`
-    gives each part of the body its share of the time.
+    """Sets a deadline for searches in the body, so many seconds from now; None: no deadline. divided: whether
+    `part` divides the time among parts of the body.
     """
     if seconds is None:
         yield
@@ -43,7 +47,7 @@ def within(seconds: float | None, divided: bool = False) -> Iterator[None]:
         yield
     finally:
         _MISSED[0] += time.monotonic() >= _ENDS[depth][0]
-        del _ENDS[depth:]  # those inside as well, should a signal have kept them from ending
+        del _ENDS[depth:]  # inner deadlines as well, should a signal have kept them from being removed
         timer.cancel()
         timer.join()
         STOP[0] = int(passed())
@@ -55,8 +59,8 @@ def _stop() -> None:
 
 @contextmanager
 def part(parts: int) -> Iterator[None]:
-    """Gives the body one of so many equal parts of the time that is left of a divided deadline. Without such
-    a deadline nothing is set.
+    """Sets a deadline for the body: 1 / parts of the time that is left until a divided deadline. Without a
+    divided deadline nothing is set. parts: parts that are still to be run, this one included.
     """
     end, divided = _ENDS[-1] if _ENDS else (0.0, False)
     with within((end - time.monotonic()) / parts if divided else None):

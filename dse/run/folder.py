@@ -6,7 +6,7 @@ Nothing in a folder is trusted: it may come from elsewhere, or a disk may have c
 * A JSON file carries its own CRC-32, its kind, and its study's identity, so that none passes for another.
 * A part (Parquet file) names its study, table and group, and is checked against the manifest once per
   process.
-* Names must be those that dse writes; links are not followed.
+* Names of files must be such as dse writes; links are not followed.
 
 This protects against accidents. Somebody who can write to the folder can also write rows that were never
 solved (docs/reliability.md).
@@ -37,7 +37,7 @@ from dse.run.record import STORED
 
 MANIFEST, BEFORE = "manifest.json", "manifest.before.json"
 ENV, STATUS, STUDY = "env.json", "status.json", "study.yaml"
-HEADS = {  # sealed JSON files that name the identity of their study -> kind
+HEADS = {  # sealed JSON files that name the identity of their study -> their kind (`seal`)
     MANIFEST: "manifest",
     BEFORE: "manifest",
     ENV: "env",
@@ -51,13 +51,13 @@ FILES = (MANIFEST, BEFORE, ENV, STATUS, STUDY, ".lock")
 SEAL = re.compile(
     rb'("crc": (\d{1,10}), )"generation": (\d{1,18}), "identity": "([0-9a-f]{0,16})", "kind": "asks"[,}]'
 )
-PLACE = b"dse.place"  # in the metadata of a part: identity of the study, table, group
-LARGEST_JSON = 64 << 20
-TRIES = 5  # readings: a merge may replace parts after the manifest was read and before they are
+PLACE = b"dse.place"  # key in the metadata of a part; its value: identity of the study, table, group
+LARGEST_JSON = 64 << 20  # bytes
+TRIES = 5  # times that a folder is read: a merge may replace parts between reading the manifest and the parts
 
 
 class Damaged(ValueError):
-    """What is wrong with a run folder, one line per fault."""
+    """A run folder cannot be trusted; the message has one line per fault."""
 
     exit_code = 1
 
@@ -87,8 +87,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """identity: digest of everything that determines the rows, "" while there are none. retired: parts that
-    were merged into others, kept for readers that still hold the manifest before.
+    """The content of manifest.json. identity: digest of everything that determines the rows, "" while there
+    are no rows. retired: paths of parts that were merged into others; they stay for readers of the manifest
+    before.
     """
 
     generation: int = 0
@@ -122,7 +123,7 @@ def sync(folder: Path) -> None:
 
 
 def make(folder: Path) -> None:
-    """Make a folder, durably, with those above it."""
+    """Make a folder and its missing parent folders, durably."""
     if not folder.is_dir():
         if folder.exists():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
@@ -149,7 +150,7 @@ def write_bytes(path: Path, data: bytes, durable: bool = True) -> None:
 
 
 def create(path: Path) -> BufferedWriter:
-    """A new file to write; a file or link that is already there under this name is removed first."""
+    """A new file, opened for writing. A file or link that already has this name is removed first."""
     try:
         return open(path, "xb")
     except FileExistsError:
@@ -174,9 +175,9 @@ def unseal(path: Path, kind: str) -> dict[str, Any] | None:
 def generation_file(path: Path) -> tuple[int, str] | None:
     """(generation, identity of the study) of a file of asks; None if it is damaged or another file.
 
-    To save time the checksum is taken of the bytes as they are: `seal` sorts the keys, so without the bytes
-    of the crc entry they are just what it was computed from. A file that is written in another way is parsed
-    whole.
+    To save time the file is not parsed: `seal` sorts the keys, so the bytes of the file without those of the
+    crc entry are exactly what the checksum was computed from. A file that was written in another way is
+    parsed.
     """
     with suppress(OSError):
         data = path.read_bytes()
@@ -195,7 +196,7 @@ def identities(root: Path, own: str) -> dict[Path, str]:
     """The study that each sound file of a run folder says it belongs to, as a digest.
 
     Damaged files, and those that name no study, are left out. own: digest of the current study; files of asks
-    that name it are taken at their word here, and their checksums are checked later.
+    that name it are believed here without a check, as their checksums are checked later.
     """
     asks = {path: _study_of_asks(path, own) for path in sorted((root / "asks").glob("*.json"))}
     files = sorted((root / "parts").glob("*/*.parquet"))
@@ -204,7 +205,7 @@ def identities(root: Path, own: str) -> dict[Path, str]:
 
 
 def heads_of(root: Path) -> dict[Path, str]:
-    """`identities` of the manifests, env.json and status.json."""
+    """`identities` of only the manifests, env.json and status.json."""
     said = {root / name: (unseal(root / name, kind) or {}).get("identity") for name, kind in HEADS.items()}
     said[root / ENV] = digest(named) if isinstance(named := said[root / ENV], dict) else None
     return {path: its for path, its in said.items() if isinstance(its, str) and DIGEST.fullmatch(its)}
@@ -240,8 +241,8 @@ def crc(path: Path) -> int:
 
 
 def irregular_entries(root: Path) -> Iterator[str]:
-    """A line for every entry that is not a regular file or folder where one must be: links lead out of the
-    folder, and reading a pipe never ends.
+    """A message for every entry that should be a regular file or a folder and is not: links lead out of the
+    run folder, and reading a pipe never ends.
     """
     for name in FILES:
         if line := _irregular(root / name, stat.S_ISREG):
@@ -254,7 +255,9 @@ def irregular_entries(root: Path) -> Iterator[str]:
 
 
 def _below(folder: Path, in_place: bool) -> Iterator[str]:
-    """The same below a folder. in_place: files are appended to, so none may have a hard link elsewhere."""
+    """`irregular_entries` below a folder. in_place: its files are appended to, so none may have a hard link
+    elsewhere.
+    """
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -279,7 +282,7 @@ def _irregular(path: Path, kind: Callable[[int], bool]) -> str:
         if stat.S_ISDIR(found.st_mode)
         else "no regular file"
     )
-    return f"{path}: is {what}; a run folder holds files and folders of its own only: remove it"
+    return f"{path}: is {what}; a run folder holds only regular files and folders; remove it"
 
 
 def read(root: Path) -> Manifest:
@@ -305,7 +308,7 @@ def read(root: Path) -> Manifest:
 
 
 def absent(root: Path) -> str:
-    """Why no run can be read from a path, and what to do."""
+    """A message for a path that is no run folder, with what to do."""
     if root.is_file():
         return (
             f"{root}: is a file, and a run is a folder; give the one that dse run named, e.g. "
@@ -315,8 +318,8 @@ def absent(root: Path) -> str:
 
 
 def advice(root: Path) -> str:
-    """What to do with a damaged folder: `dse resume`, but first take out files of other studies, since a
-    resume refuses a folder that has some.
+    """What to do with a damaged folder: `dse resume`; if it has files of other studies, first remove these,
+    since a resume refuses such a folder.
     """
     return (
         files_of_other_studies(root)
@@ -325,8 +328,8 @@ def advice(root: Path) -> str:
 
 
 def files_of_other_studies(root: Path) -> str:
-    """For a folder with files of several studies: the files that are not of the study that most files belong
-    to, and what to do; else empty.
+    """A message for a folder with files of several studies, naming those that are not of the study to which
+    most files belong; "" for other folders.
     """
     said = identities(root, "")
     own = Counter(said.values()).most_common(1)[0][0] if said else ""
@@ -341,7 +344,7 @@ def files_of_other_studies(root: Path) -> str:
 
 
 def other_version(path: Path) -> str:
-    """A line if a sound manifest was written by another version of dse; else empty."""
+    """A message if a manifest is sound but of another version of its format; else ""."""
     value = _whole(path)
     if (
         value is None
@@ -356,7 +359,9 @@ def other_version(path: Path) -> str:
 
 
 def parse(path: Path, value: Mapping[str, Any]) -> Manifest:
-    """The manifest in its JSON. Raises Damaged if dse would not write it: its names become paths of files."""
+    """The manifest from its JSON value. Raises Damaged if dse would not write such a value: names in it
+    become paths of files.
+    """
     try:
         groups = tuple(
             Group(g["name"], g["level"], tuple(Part(*part) for part in g["parts"])) for g in value["groups"]
@@ -392,7 +397,7 @@ def _invalid_entry(m: Manifest) -> str:
         if not NAME.fullmatch(name):
             return f"group {name!r}"
     if len(set(names)) < len(names):
-        return "a group that stands twice"
+        return "a group that is listed twice"
     for group in m.groups:
         tables = [part.table for part in group.parts]
         if not tables or not set(tables) <= set(STORED) or len(set(tables)) < len(tables):
@@ -405,12 +410,13 @@ def _invalid_entry(m: Manifest) -> str:
     return ""
 
 
-_sound: set[tuple[object, ...]] = set()  # parts that this process has checked, with size, inode and times
+# parts that this process has checked and found sound, with device, inode and times
+_sound: set[tuple[object, ...]] = set()
 
 
 def fault(root: Path, part: Part, name: str, identity: str) -> str:
-    """Why a part is not the one that was committed for the study; empty if it is. Reads each part's bytes
-    once per process.
+    """Why a part is not the file that was committed for the study; "" if it is. name: of its group. The bytes
+    of a part are read once per process.
     """
     path = root / part_path(part.table, name)
     try:
@@ -437,7 +443,9 @@ def fault(root: Path, part: Part, name: str, identity: str) -> str:
 
 
 def _place_of(path: Path) -> bytes:
-    """The study, table and group that a part names; empty if it cannot be read."""
+    """The text in a part's metadata that names its study, table and group; empty if the part cannot be
+    read.
+    """
     with suppress(pa.ArrowException, OSError):
         own: bytes = (pq.read_metadata(path).metadata or {}).get(PLACE, b"")
         return own
@@ -467,10 +475,10 @@ def verified_parts(root: Path) -> tuple[Manifest, dict[str, list[str]]]:
 
 
 def _not_gone_back(root: Path, manifest: Manifest) -> None:
-    """Raises Damaged if the manifest is older than the other files show. status.json is written after the
-    commit that it reports, and a commit's parts are written after the manifest of the commit before: so a
-    manifest that is older than status.json says, or by more than one generation older than the newest part,
-    has lost rows.
+    """Raises Damaged if other files show that there was a newer manifest. status.json is written after the
+    commit that it reports, and the parts of a commit after the manifest of the commit before. So rows are
+    lost if the manifest is older than status.json says, or more than one generation older than the newest
+    part.
     """
     facts = status(root, manifest.identity)
     told = facts.get("published") if facts else None
@@ -496,7 +504,7 @@ def _newest(root: Path) -> int:
 
 
 def heads(root: Path, manifest: Manifest) -> list[str]:
-    """Why study.yaml and the inputs are not as the run wrote them, one line each."""
+    """A message for each of study.yaml and the inputs that is not as the run wrote it."""
     for _ in range(TRIES):  # a run that is starting writes env.json first, then these files
         if not (wrong := damaged_heads(root, env(root, manifest))):
             return []
@@ -509,7 +517,9 @@ def heads(root: Path, manifest: Manifest) -> list[str]:
 
 
 def damaged_heads(root: Path, known: Mapping[str, Any] | None) -> list[str]:
-    """Files that differ from what env.json says of them; none where there is no env.json to tell."""
+    """Names of the files that differ from what env.json says about them. known: content of env.json; None: no
+    file is checked.
+    """
     return [
         name
         for name, (size, value, _) in (known["files"] if known else {}).items()
@@ -522,7 +532,9 @@ def _equals(path: Path, size: int, value: int) -> bool:
 
 
 def env(root: Path, manifest: Manifest) -> dict[str, Any] | None:
-    """env.json, if it is sound and of this run. files: path -> [bytes, CRC-32, text or None]."""
+    """The content of env.json; None if it is damaged or of another run. Its entry `files`: path -> [bytes,
+    CRC-32, text or None].
+    """
     found = unseal(root / ENV, "env")
     if (
         found is None
@@ -558,9 +570,9 @@ def status(root: Path, identity: str) -> dict[str, Any] | None:
 
 
 def same_study(root: Path, manifest: Manifest, identity: Mapping[str, str]) -> list[str]:
-    """A line if the rows of the folder belong to another study; else none."""
+    """A message if the rows of the folder belong to another study; else no message."""
     if manifest.identity and digest(identity) != manifest.identity:
-        both = f"{MANIFEST} has identity {manifest.identity}, it has {digest(identity)}"
+        both = f"{MANIFEST} has identity {manifest.identity}, {STUDY} has {digest(identity)}"
         return [
             files_of_other_studies(root)
             or f"{root / STUDY}: not the study of the rows ({both}); restore the study.yaml that was replaced"

@@ -1,5 +1,5 @@
-"""Checks that the packages that Python imports are those of this installation. Their names are common words,
-and a folder `hw` beside the user's script would be found first.
+"""Checks that Python imports the packages of this installation. Their names are common words, and Python
+would find a folder `hw` beside the user's script first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def shadowing() -> str:
-    """Returns one line if another package of the same name is found first; else ""."""
+    """Returns a message if Python finds another package of the name of one of ours first; else ""."""
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         found = (

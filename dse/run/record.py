@@ -83,7 +83,9 @@ METRICS: Columns = {
 
 
 def _prices(node: type) -> Columns:
-    """Returns the price columns of a node type, with the meanings from its declaration."""
+    """Returns the price columns of a type of component (Level, Compute, ...), with the meanings that its
+    fields declare.
+    """
     return {
         own.name: Column("float64", "pJ", own.metadata["says"])
         for own in fields(node)
@@ -368,8 +370,8 @@ PACKED: dict[str, Columns] = {
 }
 STORED = TABLES | PACKED
 
-# Sorted by these keys, the rows of two runs are comparable. Several parts may have equal rows of mappings and
-# counts.
+# Columns that identify a row: sorted by them, the rows of two runs can be compared. Several parts may have
+# equal rows of mappings and counts.
 KEYS: dict[str, tuple[str, ...]] = {
     "machines": ("machine",),
     "chosen": ("machine", "schedule", "workload"),
@@ -387,7 +389,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 }
 
 
-OWN: dict[str, Columns] = {  # examples of columns whose names depend on the study, for listings
+OWN: dict[str, Columns] = {  # for listings: examples of columns whose names depend on the study
     "machines": {"array_x, ...": Column("", "", "a parameter of the space each: its key, _ for the dot")},
     "points": {
         "energy_pj_sum, ...": Column(

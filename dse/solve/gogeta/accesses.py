@@ -1,5 +1,5 @@
-"""From operations to the accesses that reach the buffer: phases of operations that run as one pipeline, and
-the list of reads and writes of a schedule.
+"""From operations to accesses to the buffer: phases (operations that run as one pipeline), and the list of
+reads and writes of a schedule of phases.
 
 A schedule is a sequence of phases, a phase a sequence of stages, and a stage a set of operations that run at
 once. A tensor that a later stage of the same phase reads is passed on directly and not read again. Small
@@ -21,21 +21,22 @@ from dse.solve.gogeta.operations import SMALL_WORDS, Graph, blocks
 from workloads.einsum import Einsum, Projection
 
 Stages = tuple[tuple[int, ...], ...]
-# tensors that a pipeline needs whole in each step -> (an operation that uses it, which of its tensors it is)
+# tensor that each step of a pipeline needs whole -> (an operation that uses it, its number among the
+# operation's tensors)
 ResidentWords = dict[str, tuple[int, int]]
-# (source operation, which of its edges, rank that the source steps through) -> rank that the target steps
-# through, or empty
+# (source operation, number of one of its edges, rank that the source steps through) -> rank that the edge's
+# target steps through; "": none
 Step = Callable[[int, int, str], str]
-# next use of an output after its last access, and of a tensor that is not needed any more; both are later
-# than any access
+# positions after all accesses, as the next use of a tensor after its last access: FINAL of an output, which
+# is written to main memory; DEAD of any other tensor, which is no longer needed
 FINAL, DEAD = 10**15, 10**16
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Operations of one period by number. resident_words: words that stay on chip while the phase streams,
-    besides what is kept for later; whole_tensors: the tensors that these words are of, as (operation, which
-    of its tensors).
+    """Operations that run as one pipeline, by their number in the period. whole_tensors: those that every
+    step needs whole, as (operation, number among its tensors); resident_words: their words, which stay on
+    chip while the phase runs, besides tensors that are retained for later phases.
     """
 
     stages: Stages
@@ -47,10 +48,11 @@ class Phase:
 class Access:
     """Tensors that are read and written at one time.
 
-    In a list of single accesses (`access_list`) a read writes nothing, a write reads nothing, and an update
+    In a list of single accesses (`access_list`) a read has no `written`, a write has no `read`, and an update
     replaces each tensor of `read` in place by the tensor of `written` at the same position. In a list of
-    phases (`phase_list`) these are all tensors that a phase reads and makes. whole_tensors: those that
-    resident_words counts; heirs: (old, new), where the new tensor may take the place of the old one.
+    phases (`phase_list`) an access has all tensors that a phase reads and makes. whole_tensors: those of
+    which resident_words counts the words; heirs: (old, new), where the new tensor may take the place of the
+    old one.
     """
 
     read: tuple[str, ...] = ()
@@ -63,7 +65,7 @@ class Access:
 @dataclass(frozen=True, slots=True)
 class AccessList:
     """The accesses of a schedule to the buffer. words: size of every tensor in the list; outputs: tensors
-    that go to main memory in the end; periods: how many equal periods the accesses are of.
+    that are in main memory in the end; periods: number of equal periods in `accesses`.
     """
 
     accesses: tuple[Access, ...]
@@ -77,11 +79,13 @@ class AccessList:
         return len(self.accesses) // self.periods
 
     def streamed(self) -> int:
-        """Words if every access goes to main memory."""
+        """Words that move if every access goes to main memory."""
         return sum(self.words[t] for a in self.accesses for t in (*a.read, *a.written))
 
     def compulsory(self) -> int:
-        """Words with an unlimited buffer: tensors from outside are read once, outputs written once."""
+        """Words that move with an unlimited buffer: inputs (made by no access) are read once, outputs written
+        once.
+        """
         outside = {t for a in self.accesses for t in a.read} - self.made()
         return sum(self.words[t] for t in outside) + sum(self.words[t] for t in self.outputs)
 
@@ -90,8 +94,8 @@ class AccessList:
         return {t for a in self.accesses for t in a.written}
 
     def uses(self) -> dict[str, list[int]]:
-        """The accesses that read each tensor, the latest first; before them FINAL for an output, DEAD for all
-        others.
+        """By tensor: FINAL (of an output) or DEAD, then the numbers of the accesses that read it, latest
+        first. So `pop` gives the earliest.
         """
         found = {t: [FINAL if t in self.outputs else DEAD] for t in self.words}
         for i in reversed(range(len(self.accesses))):
@@ -112,8 +116,8 @@ def access_list(
     shared: bool = False,
     small: int = SMALL_WORDS,
 ) -> AccessList:
-    """Accesses of all periods. shared: a tensor that several operations of a phase read counts as read once;
-    small: results of up to so many words stay in registers.
+    """The accesses of all periods, one by one. shared: a tensor that several operations of a phase read is
+    accessed once for all; small: results of up to so many words stay in registers and are not accessed.
     """
     words, made, rows = graph.words(word_bits), graph.makers(), _rows(graph, phases)
     hidden = {t for t, n in words.items() if n <= small and (t in made or t in graph.state)}
@@ -148,7 +152,7 @@ def _rows(graph: Graph, phases: Sequence[Phase]) -> list[tuple[Phase, Stages]]:
 
 
 def _homes(graph: Graph, rows: Sequence[tuple[Phase, Stages]]) -> dict[str, int]:
-    """The row that makes each result."""
+    """Row (phase of a period, see `_rows`) that makes each result."""
     return {
         graph.operations[at].output.tensor: row
         for row, (_, stages) in enumerate(rows)
@@ -163,8 +167,8 @@ def _of_accesses(graph: Graph, accesses: Sequence[Access], words: Mapping[str, i
 
 def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = None) -> AccessList:
     """One access per phase, over all periods, for `retention`: every tensor that the phase reads or makes,
-    once and whatever its size. Left out are tensors that the phase passes on inside and that nobody needs
-    later.
+    once, whatever its size. Tensors are left out that one operation of the phase passes to others of it, if
+    no later phase reads them and they are no outputs.
     """
     words, rows = graph.words(word_bits), _rows(graph, phases)
     home = _homes(graph, rows)
@@ -174,7 +178,7 @@ def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = No
         for at in chain(*stages)
         for p in graph.operations[at].inputs
     }
-    # rows are in order, so the last reader's row is the maker's: nobody reads it later
+    # the row of the last reader is that of the maker: no later phase reads the tensor
     inside = {t for t, row in home.items() if last.get(t) == row and t not in graph.outputs}
     found = []
     for row, (phase, stages) in enumerate(rows):
@@ -201,9 +205,9 @@ def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = No
 
 
 def may_replace(e: Einsum, old: str, phase: Sequence[Einsum]) -> bool:
-    """Whether the result of an operation may take the place of its operand `old`, element by element: it
-    needs each element of `old` only for its own element at the same index, and the other operations of the
-    phase read `old` in the same shape (in their common loop they are as far along).
+    """Whether the result of an operation may take the place of its operand `old`, element by element: each
+    element of the result needs only the element of `old` at the same index, and all operations of the phase
+    read `old` in the shape of the result, so that in their common loop none is behind.
     """
     out = e.output
     if e.kind in WHOLE or e.kind in BY_ROW or out.format != "dense":
@@ -228,7 +232,10 @@ def _phase(
     home: Mapping[str, int],
     shared: bool,
 ) -> Iterator[Access]:
-    """Accesses stage by stage: its reads, then its writes, then one access for all its updates in place."""
+    """Accesses of a phase. Each stage has first its reads, then its writes, then one access for all its
+    updates in place. hidden: tensors without accesses; last: (row, stage) of the last read of tensors that
+    are then no longer needed; home: row that makes each result.
+    """
     seen: set[str] = set()
     for s, stage in enumerate(stages):
         pairs: dict[str, str] = {}
@@ -256,8 +263,9 @@ def _phase(
 
 
 def _overwritten(e: Einsum, dying: set[str]) -> str:
-    """The input whose place the output takes step by step, or empty: of the same format, bits and number of
-    elements, with the output's outermost dimension. An input with the output's own indices comes first.
+    """The input in `dying` whose place the output takes step by step; "": none. It must have the output's
+    format, bits, number of elements and outermost dimension. An input with all dimensions of the output is
+    preferred.
     """
     out = e.output
     fits = [
@@ -277,15 +285,15 @@ def _overwritten(e: Einsum, dying: set[str]) -> str:
 def pipelined(
     graph: Graph, edges: Sequence[Edge], capacity: float = inf, word_bits: int | None = None, small: int = 0
 ) -> list[Phase]:
-    """Phases of a period: operations are joined along edges that pipeline, and consumers of a multicast side
-    by side, as far as one pipeline can run them.
+    """Phases of a period: operations are joined along edges that can be pipelined, and so are the consumers
+    of a multicast, as long as one pipeline can run them.
 
-    Two groups are joined if their operations depend on each other by such edges only, no path leads out of
-    the group and back, all step through one rank, and the tensors that every step needs whole (weights) fit
-    the capacity together. GOGETA, section 5; the capacity is our addition. small: tensors of up to so many
-    words need no room (as published: SMALL_WORDS).
+    Two groups are joined if all edges between their operations can be pipelined, no path leads out of the
+    joined group and back, all operations can step through one rank, and the tensors that every step needs
+    whole (weights) together fit the capacity. Source: GOGETA, section 5; the capacity is our addition. small:
+    tensors of up to so many words take no capacity (as published: SMALL_WORDS).
     """
-    # the second period where there is one, since that has a period before it
+    # the second period, if there is one: unlike the first, it has a period before it
     at = min(1, graph.periods - 1) * graph.operations_per_period
     own = [e for e in edges if at <= e.source and e.target < at + graph.operations_per_period]
     group = {v: [v] for v in range(at, at + graph.operations_per_period)}
@@ -328,11 +336,12 @@ def _words(held: ResidentWords, words: Mapping[str, int]) -> int:
 
 
 def _convex(after: Mapping[int, Sequence[Edge]], members: Sequence[int]) -> bool:
-    """Whether no path leads out of the group and back into it, and all edges inside of it pipeline. after:
-    edges by their source.
+    """Whether no path leads out of the group and back into it, and all edges inside of it can be pipelined.
+    after: edges by their source.
     """
     group, outside = set(members), set[int]()
-    # members are in order: when an edge is looked at, all that depends on the group so far is known
+    # operations are in order of their numbers, and edges lead to larger ones; so at v it is known whether v
+    # depends on the group
     for v in range(members[0], members[-1]):
         for e in after.get(v, ()) if v in group or v in outside else ():
             if v in group and e.target in group:
@@ -352,13 +361,14 @@ def _needs(
     words: Mapping[str, int],
     step: Step,
 ) -> ResidentWords | None:
-    """Tensors that a pipeline of these operations holds on chip; None if the operations cannot all step
+    """Tensors that a pipeline of these operations holds whole on chip; None if the operations cannot all step
     through one rank. after: edges by their source.
 
-    Every first operation of a pipeline steps through one rank of its output, the one with which least is
-    held; its consumers step through the same part of the tensor, and so on. Held are tensors that a consumer
-    needs in every step: inputs from elsewhere that do not have its rank, and a result without its rank, to
-    which every step adds. A first operation reads its inputs as it would alone, so that they hold nothing.
+    Each first operation of the pipeline steps through one rank of its output; its consumers step through the
+    same dimension of that tensor, and so on. Every consumer holds the tensors that it needs in every step:
+    inputs from outside of the pipeline that lack its rank, and a result that lacks it, to which every step
+    adds. A first operation reads its inputs as it does without a pipeline, and holds none. Of the ranks of
+    its output, the one is taken with which the fewest words are held.
     """
     group = set(members)
     inner = [(i, e) for v in members for i, e in enumerate(after.get(v, ())) if e.target in group]
@@ -387,8 +397,9 @@ def _streamed(
     step: Step,
 ) -> ResidentWords | None:
     """Tensors that are held if the first operation of a pipeline steps through its rank in `steps`; None if
-    an operation finds no rank to step through, or two. fed: tensors that each operation gets from others of
-    the pipeline.
+    an operation would step through no rank, or through two. inner: (number among the edges of its source,
+    edge); fed: tensors that each operation gets from others of the pipeline; steps: operation -> rank, is
+    filled.
     """
     held: ResidentWords = {}
     for i, e in inner:
@@ -406,7 +417,7 @@ def _streamed(
 
 
 def _followed(written: Projection, read: Projection, rank: str) -> str:
-    """The rank by which a reader steps through a tensor that is written step by step along `rank`; empty if
+    """The rank with which a reader steps through a tensor that is written step by step along `rank`; "" if
     there is none.
     """
     at = next((i for i, d in enumerate(written.dims) if rank in d.ranks()), None)
@@ -422,8 +433,9 @@ def _in_order(
     held: Mapping[int, tuple[int, tuple[tuple[int, int], ...]]],
     at: int,
 ) -> list[Phase]:
-    """The groups as phases: each after those that it reads from, otherwise in the order of their first
-    operations.
+    """The groups as phases: each after those from which it reads, otherwise in the order of their first
+    operations. held: by operation, (resident words, whole tensors) of its group; at: first operation of the
+    period.
     """
     home = {v: g for g, members in enumerate(groups) for v in members}
     before: list[set[int]] = [set() for _ in groups]

@@ -1,5 +1,5 @@
-"""Classifies how each edge of a graph of operations can reuse its tensor: the five patterns of GOGETA (arXiv
-2303.11499, section 4) and multicast.
+"""Classifies how the tensor of each edge of a graph of operations can be reused: the patterns of GOGETA
+(arXiv 2303.11499, section 4) and multicast.
 
 `classify` is the corrected method; `published` is Algorithm 2 to the letter, with its defects. The rank that
 dominates an operation decides whether its consumer can start on partial results. Transitive edges decide
@@ -17,15 +17,15 @@ from typing import Literal
 from dse.solve.gogeta.operations import Graph
 from workloads.einsum import Einsum, Projection
 
-# Extents: a dominant rank is above LARGE, and above SKEW times every other rank; an operation is balanced if
-# no group of ranks (`dominance`) is below LEAST.
+# The extent of a dominant rank is above LARGE, and above SKEW times that of every other rank. An operation is
+# balanced if each group of ranks (`dominance`) has at least LEAST indices.
 LARGE, SKEW, LEAST = 1000, 100, 50
 Label = Literal["U", "C", "bal", "small"]
 Pattern = Literal["sequential", "pipelineable", "pipeline_with_writeback", "pipeline_with_hold"]
 PIPELINED = ("pipelineable", "pipeline_with_hold")
-# functions that need their whole first input before they return any element
+# kinds of einsums that need all of their first input before they return any element
 WHOLE = ("inverse", "topk", "nonzero", "unique")
-BY_ROW = (
+BY_ROW = (  # kinds of einsums that need a row (the last dimension) before they return any element of it
     "softmax",
     "logsoftmax",
     "hardmax",
@@ -34,7 +34,6 @@ BY_ROW = (
     "groupnormalization",
     "rmsnormalization",
     "lpnormalization",
-    # einsums that need a row (the last dimension) before they return any element of it
     "lrn",
     "cumsum",
     "scan",
@@ -58,7 +57,7 @@ class Edge:
     source: int
     target: int
     tensor: str
-    reads: tuple[Projection, ...]  # one per read
+    reads: tuple[Projection, ...]  # one per input of the target that is this tensor
     transitive: bool = False  # another path leads from source to target
     delayed: bool = False  # the levels of source and target differ by more than one
     multicast: bool = False  # several direct edges leave the source
@@ -66,7 +65,9 @@ class Edge:
 
 
 def effective(e: Einsum) -> dict[str, float]:
-    """Returns the extents of ranks; for a rank that CSR compresses, the nonzeros of an average row."""
+    """Returns the extents of ranks; for a rank that CSR compresses, the average number of nonzeros of a
+    row.
+    """
     extents = {rank: float(n) for rank, n in e.extents}
     for p in e.inputs:
         if p.format == "csr":
@@ -94,11 +95,11 @@ def _dominates(rank: str, extents: Mapping[str, float]) -> bool:
 
 
 def barrier(e: Einsum) -> frozenset[str]:
-    """Returns the ranks that an operation must have finished before it can pass on any of its output. The
-    output leaves in steps of all other ranks.
+    """Returns the ranks that an operation must iterate completely before it can pass on any of its output.
+    The output is passed on in steps along the other ranks.
 
-    A softmax or norm needs a whole row, so rows leave one by one. A sum needs all ranks that it contracts. An
-    inverse needs all ranks.
+    A softmax or norm needs a whole row, so rows are passed on one by one. A sum needs all ranks that it
+    contracts. An inverse needs all ranks.
     """
     if e.kind in WHOLE:
         return frozenset(e.sizes())
@@ -107,10 +108,10 @@ def barrier(e: Einsum) -> frozenset[str]:
 
 
 def _gives_steps(e: Einsum, own: Dominance) -> bool:
-    """True if a consumer can begin before the operation ends.
+    """True if a consumer can begin before the operation ends. own: dominance of the operation.
 
     If a contracted rank dominates, results are incomplete for most of the time. A consumer can then begin
-    early only if a second, uncontracted rank dominates all other ranks.
+    early only if, without that rank, an uncontracted rank would dominate.
     """
     steps = e.output.ranks() - barrier(e)
     if own.label == "C":
@@ -149,7 +150,7 @@ def edges(graph: Graph) -> list[Edge]:
 
 
 def _multicast(found: list[Edge], counts: Callable[[Edge], bool]) -> list[Edge]:
-    """Returns the edges with multicasts marked: edges of one source for which `counts` is true, if there are
+    """Returns the edges with multicasts marked: the edges of a source for which `counts` is true, if it has
     several.
     """
     at: dict[int, int] = defaultdict(int)
@@ -173,8 +174,8 @@ def classify(graph: Graph) -> list[Edge]:
     1. The source cannot pass on results before it ends: sequential.
     2. The rank that dominates the target does not index the tensor, so each step of the target needs the
        whole tensor: sequential.
-    3. The edge is transitive: hold if all edges of the longest paths to the target can be pipelined and no
-       operation on the way contracts its dominant rank; else writeback.
+    3. The edge is transitive: pipeline_with_hold if all edges of the longest paths to the target can be
+       pipelined and no operation on the way contracts its dominant rank; else pipeline_with_writeback.
     4. The edge is delayed and not transitive: sequential; on-chip retention is decided later.
     5. Otherwise: pipelineable.
     """
@@ -201,7 +202,9 @@ def classify(graph: Graph) -> list[Edge]:
 
 
 def _holds(edge: Edge, into: Mapping[int, Sequence[Edge]], own: Sequence[Dominance]) -> bool:
-    """True if every longest path from source to target is pipelined all the way."""
+    """True if on every longest path from source to target all edges can be pipelined, and no operation
+    between contracts its dominant rank.
+    """
     longest = {edge.source: (0, True)}
     for v in range(edge.source + 1, edge.target + 1):
         ways = [
@@ -226,7 +229,7 @@ def published(graph: Graph) -> list[Edge]:
     1. Only edges that skip operations of the one longest path of the whole graph are transitive.
     2. A later rule overwrites `sequential` on transitive edges.
     3. A target with label bal or small has no dominant rank, so its direct edges are always sequential.
-    4. Hold depends on the operations of a path, not on its edges.
+    4. Whether an edge is pipeline_with_hold depends on the operations of a path, not on its edges.
     """
     own = [dominance(e) for e in graph.operations]
     critical = _critical(graph)
@@ -261,7 +264,7 @@ def published(graph: Graph) -> list[Edge]:
 
 
 def _critical(graph: Graph) -> list[int]:
-    """Returns the longest path, the first one of several."""
+    """Returns the operations of the longest path, of the first one if there are several."""
     before: dict[int, int] = {}
     level = [0] * len(graph.operations)
     for e in edges(graph):

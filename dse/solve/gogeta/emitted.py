@@ -1,9 +1,9 @@
 """Turns GOGETA's phases into the segments of a schedule, which the evaluator prices.
 
-The einsums of a phase share the loop over which the phase streams. A phase that no shared loop can run is
-split into runs of operations (a product and its sum) that share one, or into single einsums. Each segment
-works in a part of the first level below main memory. The rest of that level is free for retained tensors
-(`dse/solve/gogeta/residency_plan.py`).
+The einsums of a phase share the loop over which the phase steps. A phase that no shared loop can run is split
+into runs of successive operations that share one, or into single einsums. (An operation may be several
+einsums: products and their sum.) Each segment works in a part of the first level below main memory. The rest
+of that level is free for retained tensors (`dse/solve/gogeta/residency_plan.py`).
 
     phase 4 -> 4u, 16 slices           parfor m tile M over cluster / 16
                                          store SRAM L            read in every step: held, multicast
@@ -37,15 +37,15 @@ Operation = Sequence[str]  # names of its einsums
 Phase = Sequence[Operation]
 # by (einsum, tensor): machine words that move from and to the outermost level
 MovedWords = Mapping[tuple[str, str], float]
-FORWARDED = 0.5  # share of a segment's bits, at most, for forwarded tiles
-HELD_WHOLE = 0.75  # share of a segment's bits, at most, for forwarded tiles and held tensors together
+FORWARDED = 0.5  # maximum share of a segment's bits for forwarded tiles
+HELD_WHOLE = 0.75  # maximum share of a segment's bits for forwarded tiles and tensors held whole together
 
 
 def phases_of(
     workload: Workload, operations: Sequence[Einsum], phases: Sequence[Sequence[int]]
 ) -> list[Phase]:
-    """Returns the phases with operations as names of einsums. An operation has several einsums where
-    `accumulate_sums` joined a sum and the products that it alone reads.
+    """Returns the phases, with each operation as the names of its einsums: several where `accumulate_sums`
+    joined a sum and the products that it alone reads. phases: numbers of operations.
     """
     makers = {e.output.tensor: e for e in workload.einsums}
     results = {e.output.tensor for e in operations}
@@ -67,8 +67,8 @@ def phases_of(
 def segments(
     arch: Arch, workload: Workload, phases: Sequence[Phase], bits: int, nests: Nests
 ) -> list[Segment] | Infeasible:
-    """Returns the segments of all phases, Infeasible if an einsum does not fit. bits: what they may use of
-    each instance of the first level below main memory.
+    """Returns the segments of all phases, Infeasible if an einsum does not fit. bits: of each instance of the
+    first level below main memory, those that the segments may use.
     """
     by_name, found = {e.name: e for e in workload.einsums}, list[Segment]()
     runs = (
@@ -98,8 +98,8 @@ def _names(part: Phase) -> list[str]:
 
 
 def _join(arch: Arch, workload: Workload, part: Phase, bits: int) -> list[Phase]:
-    """Returns operations in their order, grouped into runs: an operation joins the run before it as long as
-    one loop can be shared by all.
+    """Returns operations in their order, grouped into runs: an operation joins the run before it if they can
+    share one loop.
     """
     found: list[list[Operation]] = []
     for names in part:
@@ -134,14 +134,15 @@ def _parts(phase: Phase, by_name: Mapping[str, Einsum]) -> list[list[Operation]]
 class _Cut:
     """A loop that einsums share."""
 
-    axis: Mapping[str, str]  # rank of the loop, by name of the einsum
+    axis: Mapping[str, str]  # name of the einsum -> its rank of the loop
     dim: str  # fan-out dimension over which the loop is unrolled; "": none
     per: int  # extent of the loop on one PE along `dim`
-    tile: int  # of one trip
+    tile: int  # indices of one trip
     forwarded: tuple[str, ...]  # tensors that one of the einsums makes and another reads
     held_whole: tuple[str, ...]  # tensors without the rank that are held over all trips
     bits: int  # of forwarded tiles and held tensors
-    words: float  # main-memory words, if each einsum reads an operand once per trip
+    # main-memory words of all einsums; tensors without the rank move once per trip, unless they are held
+    words: float
 
 
 def _fused(arch: Arch, workload: Workload, names: Sequence[str], bits: int, nests: Nests) -> Segment | None:
@@ -183,8 +184,8 @@ def _forwarded(einsums: Sequence[Einsum]) -> list[str]:
 
 
 def _axes(einsums: Sequence[Einsum]) -> list[dict[str, str]]:
-    """Returns the possible shared loops: sets of one rank per einsum that the dimensions of forwarded tensors
-    identify with each other, by name of the einsum.
+    """Returns the possible shared loops, each as {name of an einsum: its rank}: the ranks index the same
+    dimensions of forwarded tensors.
     """
     group = {(e.name, rank): {(e.name, rank)} for e in einsums for rank in e.sizes()}
     written = {e.output.tensor: (e.name, e.output) for e in einsums}
@@ -308,7 +309,7 @@ def _segment(
 
 
 def moved_words(arch: Arch, workload: Workload, schedule: Schedule) -> MovedWords:
-    """Returns the words of each tensor that each einsum moves from and to the outermost level."""
+    """Returns the words that move from and to the outermost level, by (einsum, tensor)."""
     outer, found = arch.levels[0].name, defaultdict[tuple[str, str], float](float)
     for one in (one for own in placed.placed(arch, workload, schedule) for one in own):
         bits = {p.tensor: p.bits or arch.word_bits for p in one.einsum.tensors()}
@@ -358,9 +359,9 @@ def residency_problem(
 def _tiles(
     arch: Arch, workload: Workload, schedule: Schedule, tensors: Collection[str], g: placed.Graph
 ) -> Iterator[tuple[int, str, int]]:
-    """Yields (segment, tensor, bits): tiles that an einsum alone in its segment does not need if the tensor
-    is retained whole. Tiles are left out where the level is sliced over PEs, and in the segment that first
-    loads a tensor from outside.
+    """Yields (segment, tensor, bits) of tiles that the one einsum of a segment does not need if the tensor is
+    retained whole. No tiles are yielded if the level is sliced over PEs, nor for the segment that is the
+    first to load an input.
     """
     level = arch.levels[1]
     for at, (segment, own) in enumerate(
@@ -383,7 +384,9 @@ def _tiles(
 
 
 def _lives(arch: Arch, g: placed.Graph, far: MovedWords, once: set[str]) -> Iterator[Life]:
-    """Yields the tensors that may be retained: used in at least two segments, by einsums of `once` only."""
+    """Yields the tensors that may be retained: those used in at least two segments, and only by einsums in
+    `once` (that run once).
+    """
     instances = arch.instances(1)
     for tensor, names in g.readers.items():
         users = sorted({*names, *([g.makers[tensor]] if tensor in g.makers else [])}, key=g.at.__getitem__)

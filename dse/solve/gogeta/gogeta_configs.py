@@ -1,5 +1,5 @@
-"""GOGETA's configurations as schedules: the order of phases, the part of the first on-chip level in which
-their segments work, and the tensors that the rest of that level retains.
+"""GOGETA's configurations as schedules. A configuration has an order of phases, a part of the first on-chip
+level in which their segments work, and tensors that are retained in the rest of that level.
 
 Every configuration is tried with segments that work in all of the level, a half, a quarter, ... of it; the
 schedule that moves the fewest words is returned. Configuration `residency` retains what the linear program
@@ -30,17 +30,17 @@ from hw.arch import Arch
 from workloads.einsum import WorkloadError
 from workloads.graph import Workload, owner
 
-PARTS = (1, 2, 4, 8, 16)  # segments work in 1 / part of the level
-Keeper = Callable[[ResidencyProblem], Gaps]  # returns the elements that are retained
+PARTS = (1, 2, 4, 8, 16)  # segments work in 1 / this of the level
+Keeper = Callable[[ResidencyProblem], Gaps]  # policy that decides which elements are retained
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """How a configuration makes a schedule."""
+    """How the schedule of a configuration is found."""
 
     families: Sequence[Sequence[Phase]]  # orders of phases that are tried
     keeper: Keeper | None  # policy that decides what is retained; None: the linear program
-    # returns the words of a list of accesses with a buffer of so many words, where every operand is read once
+    # (list of accesses, words of buffer) -> main-memory words that the configuration moves for that list
     listed: Callable[[AccessList, int], float]
 
 
@@ -84,8 +84,8 @@ def solve_configuration(
         )
     if arch.layout_sensitive():
         raise WorkloadError(
-            f"{arch.name}: solver.schedule = {name} counts no layouts and no hops, which this "
-            "machine prices; take solver.schedule=unfused"
+            f"{arch.name}: solver.schedule = {name} does not count layouts and hops, but this "
+            "machine has prices for them; take solver.schedule=unfused"
         )
     if workload.repeats and max(workload.repeats) > 1:
         raise WorkloadError(
@@ -160,8 +160,8 @@ CAUSES = {
 
 
 def _beyond(memory: Memory) -> str:
-    """Returns the part of a certificate that compares the words moved with those of the list of phases, and
-    names the main cause; "" if they differ by less than 1 %.
+    """Returns the part of a certificate that compares the words that move with those of the list of phases,
+    and names the main cause of the difference; "" if it is below 1 %.
     """
     more = memory.moved_words - memory.listed_words
     if abs(more) < 0.01 * max(memory.listed_words, 1.0):
@@ -178,11 +178,11 @@ class _Attempt:
     """A schedule that was tried."""
 
     schedule: Schedule  # without retained tensors
-    far: MovedWords  # of `schedule`
+    far: MovedWords  # main-memory words of `schedule`
     problem: ResidencyProblem
     gaps: Gaps  # the elements that are retained
-    words: float  # main-memory words with these retained
-    saved: float  # words that one more bit of every instance of the level saves
+    words: float  # main-memory words if these are retained
+    saved: float  # words fewer if every instance of the level had one more bit
     proven: bool  # whether `gaps` is the optimum of `problem`
 
 
@@ -195,7 +195,7 @@ def _attempt(
     nests: Nests,
     keeper: Keeper | None,
 ) -> _Attempt | Infeasible:
-    """Returns the schedule of one order of phases. bits: what its segments may use of each instance."""
+    """Returns the schedule of one order of phases. bits: of each instance of the level, for its segments."""
     numbers = [[at for stage in phase.stages for at in stage] for phase in family]
     phases = phases_of(workload, one.operations, numbers)
     own = segments(arch, workload, phases, bits, nests)
@@ -228,8 +228,8 @@ def _memory(
     schedule: Schedule,
     by: CountingRule,
 ) -> Memory:
-    """Returns the main-memory words of the schedule and of the list of accesses, and the causes of their
-    difference, which add up to it.
+    """Returns the main-memory words of the schedule and of the list of accesses (words), and their difference
+    by cause.
     """
     made = {e.output.tensor for e in workload.einsums}
     once = {

@@ -1,7 +1,7 @@
 """GOGETA's graph of a workload: operations, the tensors between them, and several periods of a loop.
 
-A product and a sum that alone reads it are one operation. Further accesses of a tensor T, which a workload
-names T_again, are named T here; so the inputs of an operation may name a tensor twice.
+A product and a sum that alone reads it are one operation. A workload names the second access of an einsum to
+a tensor T as T_again; here it is named T, so an operation may have a tensor twice among its inputs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from workloads.einsum import Dim, Einsum, Projection, WorkloadError, compulsory_
 from workloads.graph import Workload, accessed
 
 SUM_KINDS = ("add", "sub")
-# words (32 x 32) up to which a result or loop-carried tensor is taken to stay in registers, as GOGETA's n x n
-# tensors do
+# up to so many words (32 x 32) a result or loop-carried tensor is assumed to stay in registers, as GOGETA's n
+# x n tensors
 SMALL_WORDS = 1024
 
 
@@ -24,12 +24,12 @@ SMALL_WORDS = 1024
 class Graph:
     """A graph of operations."""
 
-    # of all periods, in an order in which each tensor is made before it is read
+    # operations of all periods; each tensor is made before it is read
     operations: tuple[Einsum, ...]
-    outputs: frozenset[str]  # tensors that go to main memory in the end
-    # initial loop state: tensors that come from outside and are overwritten like results
+    outputs: frozenset[str]  # tensors that must be in main memory in the end
+    # initial loop state: inputs that are overwritten, as results are
     state: frozenset[str] = frozenset()
-    periods: int = 1  # all equal
+    periods: int = 1  # number of periods in `operations`, all equal
 
     @property
     def operations_per_period(self) -> int:
@@ -41,8 +41,8 @@ class Graph:
         return {e.output.tensor: at for at, e in enumerate(self.operations)}
 
     def words(self, word_bits: int | None = None) -> dict[str, int]:
-        """Returns the words of every tensor: all of a tensor that an operation makes; of a tensor from
-        outside, the most that one operation reads of it (such as some rows of a table).
+        """Returns the words of every tensor: of a result all of it, of an input the largest part that one
+        operation reads (such as some rows of a table).
         """
         made = self.makers()
         found = {p.tensor: words(p, e.sizes(), word_bits) for e in self.operations for p in (e.output,)}
@@ -83,9 +83,9 @@ def graph(workload: Workload, periods: int = 0, accumulate: bool = True) -> Grap
     if workload.repeats and not loops and max(workload.repeats) > 1:
         name, runs = next((e.name, n) for e, n in workload.runs() if n > 1)
         raise WorkloadError(
-            f"{workload.name}: einsum {name} runs {runs} times, and nothing says what its runs share, so "
-            "that what stays on chip between them is not known; write each run as an einsum of its own "
-            "(ONNX: unroll the loop or the recurrent layer)"
+            f"{workload.name}: einsum {name} runs {runs} times, but the workload does not say which tensors "
+            "its runs share, so on-chip retention between them is unknown; write each run as an einsum of "
+            "its own (ONNX: unroll the loop or the recurrent layer)"
         )
     kept = frozenset(after for after, _ in workload.loop_state)
     once = accumulate_sums(once, kept) if accumulate else once
@@ -119,8 +119,8 @@ def _in_period(tensor: str, period: int) -> str:
 
 
 def _period(once: Sequence[Einsum], loop_state: Mapping[str, str], t: int) -> list[Einsum]:
-    """Returns the einsums of period t. Tensors that it makes are named with its number; its loop state is
-    what the period before made.
+    """Returns the einsums of period t. Its results carry its number in their names; in place of the loop
+    state it reads the results of the period before.
     """
     made, after = {e.output.tensor for e in once}, {before: after for after, before in loop_state.items()}
 
@@ -160,8 +160,8 @@ def accumulate_sums(einsums: Sequence[Einsum], kept: frozenset[str] = frozenset(
 
 
 def _joined(product: Einsum, total: Einsum, at: int) -> Einsum | None:
-    """Returns the product joined with the other addends, in the product's ranks. None: the sum is not element
-    by element.
+    """Returns the product with the other addends of the sum as further inputs, in the product's ranks; None
+    if the sum is not element by element. at: position of the product among the addends.
     """
     ranks = {
         theirs: ours
@@ -190,8 +190,8 @@ def _rank(d: Dim) -> str:
 def blocks(
     written: Sequence[Dim], read: Sequence[Dim]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
-    """Returns which dimensions of a tensor as written correspond to which as it is read (a reshape): pairs of
-    the shortest runs of equal size, in row-major order. None: sizes do not match.
+    """Returns which dimensions of a tensor as it is written correspond to which dimensions as it is read (a
+    reshape): pairs of the shortest runs of dimensions with equal products of sizes. None if there are none.
 
     >>> def shape(*sizes): return [Dim((), 0, n) for n in sizes]
     >>> blocks(shape(512, 768), shape(2, 256, 12, 64))

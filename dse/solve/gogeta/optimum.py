@@ -2,12 +2,12 @@
 it; and the words that one more word of buffer would save.
 
 Between an access of a tensor and its next read, x of its words stay on chip. A word that does not stay is
-read again. If it was made on chip and is not an output, it is also written once. All words that stay at one
+read again; if it was made on chip and is not an output, it is also written once. All words that stay at one
 time must fit.
 
-The optimum bounds every policy: the retention of single words, summed over the words of a tensor, satisfies
-these constraints at the same cost. It is attained by retaining the first x words of each tensor. Space that
-an access itself needs is not modelled.
+The optimum is a lower bound for every policy: whatever words a policy retains, their numbers per tensor
+satisfy these constraints at the same cost. It is attained by retaining the first x words of each tensor.
+Space that an access itself needs is not modelled.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from workloads.arrays import Floats, Ints
 if TYPE_CHECKING:
     from scipy.sparse import csc_array
 
-Block = tuple[Ints, Ints, Floats | float]  # of a matrix: rows, columns, values
-EDGE = 2  # periods at each end that have variables of their own; all periods between them are equal
+Block = tuple[Ints, Ints, Floats | float]  # entries of a matrix: rows, columns, values
+EDGE = 2  # number of periods at each end that have variables of their own; all periods between them are equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class _Intervals:
     read: Ints  # [intervals] position of the tensor among the reads of access `last`
     made: Ints  # [tensors] access that makes it, -1: it comes from outside
     spills: Ints  # [tensors] words written if none stay; 0: from outside, or outputs (always written)
-    fixed: int  # words of first reads and outputs, which no retention saves
+    fixed: int  # words of first reads and outputs, which retention cannot save
 
 
 def _intervals(listed: AccessList) -> _Intervals:
@@ -99,8 +99,8 @@ class _Program:
     spill: Floats  # [tensors] number of writes that each stands for
     scale: Floats  # [intervals] number of times that each takes space
     tied: Ints  # [intervals] intervals with equal entries share a variable
-    # two successive periods that fit on average only: first access, accesses per period, periods that they
-    # stand for
+    # two successive periods that need to fit only on average: (first access, accesses per period, number of
+    # periods for which the two stand)
     mean: tuple[int, int, int] = (0, 0, 0)
 
 
@@ -124,13 +124,14 @@ def optimum(listed: AccessList, capacity: int) -> Optimum:
 def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> Optimum:
     """Returns the minimum cost of many equal periods; a thousand take as long to solve as ten.
 
-    Two middle periods stand for all but EDGE at each end: the second for the last of them, the first for the
-    others.
+    Two middle periods stand for all periods but EDGE at each end: the second for the last one of these, the
+    first for the others.
 
-    lists: returns the accesses of so many periods.
-    cost: the two middle periods retain the same words, so the answer can be run with any number of periods.
-    bound: the two need to fit on average only. If cost and bound are equal the answer is the optimum.
-    spans: of one middle period.
+    lists: returns the accesses of a given number of periods.
+
+    Of the result, `cost` is that of a solution in which both middle periods retain the same words, so it
+    holds for any number of periods. `bound` is from a program in which the two need to fit only on average.
+    If both are equal, the cost is the optimum. `spans` are those of one middle period.
     """
     few = 2 * EDGE + 2
     if periods <= few:
@@ -151,9 +152,8 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
 
 
 def shared(places: Sequence[tuple[int, int, int]], per: int) -> Ints:
-    """Returns for every interval the number of the interval with which it shares a variable. Intervals that
-    touch the two middle periods are tied to the same interval shifted by one period, the latest such one; all
-    others to themselves.
+    """Returns for every interval the number of the interval with which it shares a variable: for one that
+    touches both middle periods, the same interval shifted by as many periods as possible; for others itself.
 
     places: (access at its beginning, access that reads, position among the reads of that access); per:
         accesses of a period
@@ -181,9 +181,10 @@ def _to_optimum(q: _Intervals, weight: Floats, found: _Answer, bound: float, sho
 def _solve(p: _Program) -> _Answer:
     """Returns the solution of a linear program.
 
-    Variables are words of each interval, words that each tensor spills, and words on chip after each access,
-    which change where intervals begin and end. So every column has few entries, and the prices of space are
-    the duals of the upper bounds of the last variables.
+    Variables are words of each interval, words that each tensor spills, and words on chip after each access.
+    The last ones are given by those after the access before and by the intervals that begin or end there. So
+    every column has few entries, and the prices of space are the duals of the upper bounds of the last
+    variables.
     """
     q, gaps = p.q, len(p.listed.accesses)
     own, column = np.unique(p.tied, return_inverse=True)
@@ -237,7 +238,7 @@ def least(
     of: str,
 ) -> Any:
     """Returns SciPy's answer to: minimise costs * x, rows * x <= limit, balance * x = 0, 0 <= x <= upper. of:
-    the question, for the message where there is no answer.
+    the problem, for the message of the RuntimeError that is raised if there is no answer.
     """
     # imported here since the import is slow and few runs need it
     from scipy.optimize import linprog  # type: ignore[attr-defined, unused-ignore]
@@ -259,8 +260,8 @@ def sparse(entries: Sequence[Block], rows: int, columns: int) -> csc_array:
 
 
 def _capacity_rows(listed: AccessList, capacity: int) -> Floats:
-    """Returns the words [accesses] that may stay after each access. Resident words of a phase take space
-    between the accesses of that phase.
+    """Returns the words [accesses] that may stay on chip after each access. Resident words of a phase take
+    space between the accesses of the phase.
     """
     held = np.array([a.resident_words for a in listed.accesses])
     room = np.full(len(held), float(capacity))
@@ -271,8 +272,8 @@ def _capacity_rows(listed: AccessList, capacity: int) -> Floats:
 def _bound(listed: AccessList, q: _Intervals, capacity: int, prices: Floats) -> float:
     """Returns a lower bound on the cost of any retention, valid for any prices >= 0 (Lagrange).
 
-    Retained words pay a price for their space instead of having to fit, so each tensor is decided by itself.
-    A tensor that may spill stays whole all the time, or is written and stays only where that pays.
+    Retained words pay a price for their space instead of having to fit, so the minimum is taken tensor by
+    tensor: a tensor that may spill stays whole all the time, or is written and stays only where that pays.
     """
     paid = np.concatenate(([0.0], np.cumsum(prices)))
     net = paid[q.last] - paid[q.first] - 1.0

@@ -1,19 +1,19 @@
-"""A lower bound on the words that an operation reads, for any order and tiling of its loops, where its
-operands do not fit on chip and must be read again.
+"""A lower bound on the words that an operation reads, for any order and tiling of its loops, if its operands
+do not fit on chip and must be read again.
 
 While M bits come in, a chip of S bits has at most S + M bits of operands and partial sums to compute with. A
 point of the iteration space uses one element of each tensor. With a_t elements of tensor t on chip, at most
-the product of a_t^e_t points can be computed, where the exponents e_t cover each rank at least once (Loomis
-and Whitney 1949; Irony, Toledo and Tiskin 2004). The best split of F bits among the tensors gives, with
-sigma = sum e_t:
+the product of a_t^e_t points can be computed, where the exponents e_t of the tensors that have a rank add up
+to 1 at least, for each rank (Loomis and Whitney 1949; Irony, Toledo and Tiskin 2004). The best split of F
+bits among the tensors gives, with sigma = sum e_t:
 
     points(F)  = (F / sigma)^sigma * prod (e_t / bits_t)^e_t
-    brought in >= (all points / points(S + M) - 1) * M            for every M
+    bits read >= (all points / points(S + M) - 1) * M             for every M
 
-For C[m,n] += A[m,k] * B[k,n] and S elements this is 2 m n k / sqrt(S) - 2 S (Smith et al. 2019). A sum that
-begins on chip is not read: each element of the result begins once. A word that several PEs share comes in
-once for all of them. In the step in which the M-th bit arrives, each MAC unit may use words from before and
-after it, which adds as many points as there are MAC units.
+For C[m,n] += A[m,k] * B[k,n] and S elements this is 2 m n k / sqrt(S) - 2 S (Smith et al. 2019). Partial sums
+count as read, although the first one of each element of the result begins on chip; `reread_words` subtracts
+these. A word that several PEs share is read once for all of them. In the cycle in which the M-th bit arrives,
+each MAC unit may use words from before and after it, which adds as many points as there are MAC units.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dse.solve.gogeta.operations import Graph, words
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection
 
-TRIED_SHARES = (0.5, 1.0, 2.0, 4.0)  # values of M, relative to the best M if MAC units added no points
+TRIED_SHARES = (0.5, 1.0, 2.0, 4.0)  # tried M / best M for a chip whose MAC units add no points
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ def chip_of(arch: Arch) -> Chip:
 class Rereads:
     """A lower bound on repeated reads."""
 
-    words: float  # that operations read beyond reading each operand once, at least
-    unknown: int  # overfull operations for which the bound is 0
+    words: float  # minimum of words that operations read in addition to reading each operand once
+    unknown: int  # number of overfull operations for which the bound is 0
 
 
 def rereads_of(one: Graph, order: Sequence[Phase], overfull: Sequence[int], chip: Chip) -> Rereads:
@@ -73,15 +73,17 @@ def rereads_of(one: Graph, order: Sequence[Phase], overfull: Sequence[int], chip
 
 
 def reread_words(e: Einsum, sizes: Mapping[str, int], chip: Chip) -> float:
-    """Returns a lower bound on the words that an operation reads beyond reading each operand once. sizes:
-    words of every tensor.
+    """Returns a lower bound on the words that an operation reads in addition to reading each operand once.
+    sizes: words of every tensor.
     """
     once = sum(sizes[t] for t in {p.tensor for p in e.inputs})
     return max(0.0, min_words_in(e, chip) - words(e.output, e.sizes(), chip.word_bits) - once)
 
 
 def min_words_in(e: Einsum, chip: Chip) -> float:
-    """Returns a lower bound on the words that an operation reads, plus the sums that it begins."""
+    """Returns a lower bound on the words that an operation reads, plus the words of its result, whose sums
+    begin on chip. 0: no bound is known.
+    """
     used = _used(e)
     if chip.bits == inf or any(p.format != "dense" or p.density < 1 for p in e.tensors()):
         return 0.0
@@ -104,8 +106,8 @@ def min_words_in(e: Einsum, chip: Chip) -> float:
 
 
 def _used(e: Einsum) -> list[Projection]:
-    """Returns the tensors of which every point of the iteration space uses an element. Tensors with padding,
-    and operands that are added to a sum only once, are left out.
+    """Returns the tensors of which every point of the iteration space uses an element: not those with
+    padding, nor operands without any summed rank, which are added to a sum only once.
     """
     summed = set(e.sizes()) - e.output.ranks()
     inputs = [p for p in e.inputs if p.ranks() & summed or not summed]
@@ -114,7 +116,7 @@ def _used(e: Einsum) -> list[Projection]:
 
 def _sliced(e: Einsum) -> frozenset[str]:
     """Returns the ranks that share a dimension with a larger rank (taps of a window). Points are counted
-    separately for each of their values.
+    separately for each of their indices.
     """
     sizes = e.sizes()
     shared = [
@@ -128,8 +130,9 @@ def _sliced(e: Einsum) -> frozenset[str]:
 
 @lru_cache(maxsize=1 << 10)
 def _exponents(e: Einsum) -> dict[str, float]:
-    """Returns the exponent of each tensor: the smallest sum of exponents that covers every rank at least
-    once. A tensor that is read twice has the sum of both exponents. Empty: no tensor has some rank.
+    """Returns the exponent of each tensor: those of the smallest sum for which, for each rank, the exponents
+    of the tensors that have it add up to at least 1. A tensor that is read twice has the sum of both
+    exponents. Empty if some rank is in no tensor.
     """
     from scipy.optimize import linprog  # type: ignore[attr-defined, unused-ignore]
 

@@ -1,5 +1,5 @@
-"""GOGETA's replacement policy on a list of single accesses: it fills the buffer first in, first out, and
-evicts the tail of the tensor that is needed latest (arXiv 2303.11499, section 5.3).
+"""GOGETA's replacement policy on a list of single accesses: tensors fill the buffer in the order in which
+they come, and evict the tail of the tensor that is needed latest (arXiv 2303.11499, section 5.3).
 
 The optimum of the same list is in `optimum.py`.
 """
@@ -16,8 +16,8 @@ class Traffic:
     """Words between main memory and the chip."""
 
     read: int = 0
-    write: int = 0  # written when they are made
-    evict: int = 0  # dirty words (those that main memory lacks) that were evicted
+    write: int = 0  # words of results that do not stay on chip and are written at once
+    evict: int = 0  # dirty words (not in main memory yet) that were evicted
     flush: int = 0  # dirty words of outputs at the end
 
     def words(self) -> int:
@@ -31,16 +31,16 @@ class _Buffer:
 
     capacity: int  # words
     resident: dict[str, int]  # words of each tensor on chip, from its beginning
-    dirty: dict[str, int]  # of these words, the first ones that main memory lacks
-    next: dict[str, int]  # next access of each tensor
+    dirty: dict[str, int]  # of these words, from the beginning, those that are not in main memory yet
+    next: dict[str, int]  # number of the next access of each tensor (FINAL, DEAD: `accesses`)
     evicted: int = 0  # dirty words evicted so far
 
     def free(self) -> int:
         return self.capacity - sum(self.resident.values())
 
     def evict(self, need: int, later: int) -> None:
-        """Evicts tails of tensors that are needed after access `later`, latest first, until `need` words are
-        free.
+        """Evicts tails of the tensors whose next access is after access `later`, those with the latest one
+        first, until `need` words are free.
         """
         for t in sorted(
             (t for t, n in self.resident.items() if n and self.next[t] > later), key=lambda t: -self.next[t]
@@ -54,7 +54,9 @@ class _Buffer:
             self.dirty[t] -= lost
 
     def make_room(self, t: str, need: int, replace: bool) -> int:
-        """Returns how many of `need` further words of a tensor fit, after evictions if `replace`."""
+        """Returns how many of `need` further words of a tensor fit; if `replace`, after evicting tensors that
+        are needed later than it.
+        """
         if replace:
             self.evict(need, self.next[t])
         return max(0, min(need, self.free()))
@@ -66,9 +68,9 @@ class _Buffer:
 def policy(listed: AccessList, capacity: int, replace: bool = True, reads_evict: bool = False) -> Traffic:
     """Returns the words that the policy moves.
 
-    replace: results may evict tensors that are needed strictly later (GOGETA); else only free space is
-        filled (SEQ-Overflow).
-    reads_evict: operands may evict them too.
+    replace: results may evict tensors that are needed strictly later (GOGETA); else results only fill free
+        space (SEQ-Overflow).
+    reads_evict: operands that are read may also evict such tensors.
     """
     uses, size = listed.uses(), listed.words
     buffer = _Buffer(capacity, {}, {}, {})

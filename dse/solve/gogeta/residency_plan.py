@@ -1,22 +1,23 @@
 """How much of each tensor stays on chip between the segments of a schedule: the published policies, and the
 optimum for what the nests of the schedule move.
 
-A tensor lives from the segment that makes it (a tensor from outside: from the first one that reads it) to the
-last one that reads it. The segments that make or read it are its stops. From one stop to the next, x of its
-`size` elements stay on chip; they take room in both stops and in all segments between. Each segment leaves
-some room. What a segment finds on chip it does not fetch, however often its nests would:
+A tensor lives from the segment that makes it (an input: from the first segment that reads it) to the last one
+that reads it. The segments that make or read it are its stops. From one stop to the next, x of its `size`
+elements stay on chip; they take space in both stops and in all segments between. Each segment leaves some
+space free. Elements that a segment finds on chip it does not fetch, however often its nests would:
 
     minimise   sum over stops that read  n * (1 - x / size)
                + sum over stops that make  n * (1 - x / size) + (x - y) * words / size
-    subject to what stays <= room, in every segment
+    subject to elements that stay <= free space, in every segment
 
     n       words that the stop moves if nothing stays; words: machine words of the whole tensor
     x       elements that stay: before a stop that reads, after one that makes
     y       elements that stay from the first to the last stop, so that they are never written to main memory;
-            0 for results of the workload, which always are
+            0 for results of the workload, which are always written
 
-Where one tensor may take the place of another, the larger of both counts once. A segment that finds a tensor
-whole needs no tile of it besides, which gives room back: for some segments and tensors, a yes-or-no choice.
+Where one tensor may take the place of another, the larger of both counts once. A segment that finds all of a
+tensor on chip needs no tile of it in addition, so the tile's space is free, too. Whether all of it stays is a
+yes-or-no choice for some segments and tensors.
 """
 
 from __future__ import annotations
@@ -30,20 +31,21 @@ from numpy.typing import NDArray
 
 from dse.mapping.schedule import Retained
 
-NODES = 2000  # of the branch and bound over whole choices, at most
-SURE = 1 - 1e-9  # share of all that could be saved, at which whole choices cannot save more
-# elements of one instance of the level that stay, per tensor and pair of successive stops
+NODES = 2000  # maximum of nodes in the branch and bound over the yes-or-no choices
+SURE = 1 - 1e-9  # at least this share of all possible savings: yes-or-no choices cannot save more
+# tensor -> elements in one instance of the level that stay, for each pair of successive stops
 Gaps = Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What a schedule that keeps nothing on chip does with a tensor. stops: segments that make or read it;
-    first: the first einsum that does; last: the last such einsum of each stop.
+    """The uses of a tensor in a schedule that retains nothing. stops: segments that make or read it; first:
+    the first einsum that makes or reads it; last: the last such einsum of each stop.
 
     size, bits: elements in one instance of the level, and bits of each; words: machine words of the whole
-    tensor. moved: machine words that each stop moves from and to the outermost level. produced: its first
-    stop makes it; result: the workload's result, which leaves the chip in any case.
+    tensor. moved: machine words that each stop moves from and to the outermost level. produced: whether its
+    first stop makes it; result: whether it is a result of the workload, which is written to main memory in
+    any case.
     """
 
     tensor: str
@@ -60,11 +62,12 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyProblem:
-    """lives: of the tensors that may stay. free: bits of one instance that each segment leaves free; heirs:
-    (segment, old tensor, new tensor), where the new one may take the place of the old one.
+    """Which tensors to retain between the segments of a schedule. lives: of the tensors that may stay. free:
+    bits of one instance that each segment leaves free; heirs: (segment, old tensor, new tensor), where the
+    new one may take the place of the old one.
 
-    tiles: (segment, tensor, bits): room of a tile that the segment does not need if it finds the tensor
-    whole; the optimum makes use of this, the policies do not.
+    tiles: (segment, tensor, bits): space of a tile that the segment does not need if it finds all of the
+    tensor on chip; the optimum makes use of this, the policies do not.
     """
 
     lives: tuple[Life, ...]
@@ -75,9 +78,9 @@ class ResidencyProblem:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyOptimum:
-    """gaps: what stays; words: what the schedule moves then, before shares are rounded down to whole
-    elements; saved: words less per additional bit of room in every instance (shadow price of the linear
-    program); proven: no other choice of what stays moves less.
+    """The best choice of elements that stay. gaps: these elements; words: main-memory words of the schedule
+    with them, before they are rounded down to whole elements; saved: words fewer per additional bit of space
+    in every instance (shadow price of the linear program); proven: whether no other choice moves fewer words.
     """
 
     gaps: Gaps
@@ -87,7 +90,7 @@ class ResidencyOptimum:
 
 
 def moved_words(problem: ResidencyProblem, gaps: Gaps) -> float:
-    """Machine words from and to the outermost level, of all tensors that may stay."""
+    """Machine words that all tensors of the problem move from and to the outermost level, if `gaps` stay."""
     return sum(
         _moved_words(one, [n / one.size for n in gaps.get(one.tensor, ())] or [0.0] * (len(one.stops) - 1))
         for one in problem.lives
@@ -102,7 +105,7 @@ def _moved_words(one: Life, shares: Sequence[float]) -> float:
 
 
 def to_retained(problem: ResidencyProblem, gaps: Gaps, level: str) -> tuple[Retained, ...]:
-    """What stays as a schedule writes it (`retain`): shares of what each instance holds."""
+    """The elements that stay as `retain` lines of a schedule: as shares of the elements in each instance."""
     found = []
     for one in problem.lives:
         shares = [Fraction(n, one.size) for n in gaps.get(one.tensor, ())]
@@ -124,22 +127,22 @@ def seq_flex(problem: ResidencyProblem) -> Gaps:
 
 
 def seq_overflow(problem: ResidencyProblem) -> Gaps:
-    """SEQ-Overflow: tensors stay in the order in which they come until the room is full; they are cut only
-    where a segment itself leaves too little room.
+    """SEQ-Overflow: tensors stay in the order in which they come, as long as there is free space; their tails
+    are evicted only where a segment leaves too little of it.
     """
     return _fill(problem, replace=False)
 
 
 def gogeta(problem: ResidencyProblem) -> Gaps:
     """GOGETA's policy (section 5.3): a new result evicts the tail of the tensor that is needed latest, if
-    that is later than the next use of the result; tensors that are read fill free room only.
+    that is needed later than the result; tensors that are read only fill free space.
     """
     return _fill(problem, replace=True)
 
 
 def _fill(problem: ResidencyProblem, replace: bool) -> Gaps:
-    """Fill the room segment by segment. A tensor that is read for the last time gives its room back at the
-    end of the segment, or to its heir. replace: results evict tensors that are needed later.
+    """Fill the free space segment by segment. The space of a tensor that is read for the last time is free at
+    the end of the segment, or passes to its heir. replace: results evict tensors that are needed later.
     """
     lives = {one.tensor: one for one in problem.lives}
     heirs = {(at, new): old for at, old, new in problem.heirs}
@@ -177,8 +180,8 @@ def _fill(problem: ResidencyProblem, replace: bool) -> Gaps:
 
 
 def _evict(kept: dict[str, int], lives: Mapping[str, Life], tensors: Sequence[str], bits: int) -> int:
-    """Cut the tails of these tensors, in this order, until so many bits are free; returns the bits that it
-    freed.
+    """Evict tails of these tensors from `kept`, in this order, until so many bits are free. Returns the bits
+    that became free.
     """
     found = 0
     for t in tensors:
@@ -189,15 +192,15 @@ def _evict(kept: dict[str, int], lives: Mapping[str, Life], tensors: Sequence[st
 
 
 def minimum(problem: ResidencyProblem) -> ResidencyOptimum:
-    """The optimum: of the linear program; where `tiles` may give room back, then of the mixed-integer
-    program, within NODES nodes of its branch and bound.
+    """The optimum. First the linear program is solved, without the space of `tiles`; if that space could
+    help, then the mixed-integer program, with at most NODES nodes of branch and bound.
     """
     from scipy.optimize import LinearConstraint, linprog, milp  # type: ignore[attr-defined, unused-ignore]
     from scipy.sparse import coo_array
 
     p = _Program([], [], [])
     gap: dict[tuple[str, int], int] = {}
-    taken: list[list[tuple[int, float]]] = [[] for _ in problem.free]  # variables that take room, per segment
+    taken: list[list[tuple[int, float]]] = [[] for _ in problem.free]  # by segment: (variable, bits per unit)
     most: dict[tuple[str, int], int] = {}
     for one in problem.lives:
         for k in range(len(one.stops) - 1):
@@ -288,7 +291,7 @@ class _Program:
         self.rows.append([(less, 1.0), (more, -1.0)])
 
     def larger(self, variables: Sequence[int], upper: float) -> int:
-        """A variable that is at least each of these."""
+        """A variable that is at least as large as each of these."""
         if len(variables) == 1:
             return variables[0]
         found = self.variable(0.0, upper)

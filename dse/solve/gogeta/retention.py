@@ -1,14 +1,15 @@
-"""On-chip retention between phases, each of which runs as a whole: minimum main-memory traffic of a list of
-phases, a lower bound that proves it, and replacement policies on the same list.
+"""On-chip retention between phases, each of which is one access of the list (`accesses.phase_list`): minimum
+main-memory traffic, a lower bound that proves it, and replacement policies on the same list.
 
 While a phase runs, retained words share the buffer by these rules:
 
     - Words that are on chip before the phase occupy their space until its results are complete. Words that
-      remain on chip after the phase need space from then on. So the larger of both counts for each tensor.
-    - A result may replace an operand, element for element, if the operand is read for the last time: both
-      count once.
-    - A tensor that each step of the phase needs whole takes its full space during the phase, and no more if
-      it is retained.
+      remain on chip after the phase need space from its begin on. So the larger of both counts for each
+      tensor.
+    - A result may replace an operand, element for element, if the operand is read for the last time: the
+      larger of both counts once.
+    - A tensor that each step of the phase needs whole takes its full space during the phase, and no more
+      if it is retained.
 
 The linear program:
 
@@ -38,7 +39,8 @@ from dse.solve.gogeta.optimum import EDGE, Optimum, RetainedSpan, least, shared,
 from dse.solve.gogeta.residency import Traffic
 from workloads.arrays import Floats, Ints
 
-SOLVED_WHOLE = 400  # phases of a loop, at most, that are all solved if a few periods do not prove the optimum
+# if a few periods do not prove the optimum of a loop, all are solved, if they have at most so many phases
+SOLVED_WHOLE = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +55,20 @@ class _Gap:
 
 @dataclass(frozen=True, slots=True)
 class _SharedSpace:
-    """Tensors that share space in a phase: the larger of the words before and after the phase counts."""
+    """Tensors that share space in a phase, called a place: the larger of their words before and after the
+    phase counts.
+    """
 
     phase: int
     at: int  # number of the place in its phase
-    before: tuple[int, ...]  # numbers of the gaps that end in the phase
-    after: tuple[int, ...]  # numbers of the gaps that begin in it
+    before: tuple[int, ...]  # numbers of the gaps of these tensors that end in the phase
+    after: tuple[int, ...]  # numbers of the gaps of these tensors that begin in it
 
 
 @dataclass(frozen=True, slots=True)
 class _Gaps:
-    """The gaps of a list of phases. A spillable tensor is made on chip and is not an output: it is written to
-    main memory only as far as it does not stay on chip.
+    """The gaps of a list of phases. A spillable tensor is made on chip and is not an output, so only its
+    words that do not stay on chip are written to main memory.
     """
 
     gaps: tuple[_Gap, ...]
@@ -72,9 +76,9 @@ class _Gaps:
     last: Ints  # [gaps]
     size: Ints  # [gaps] words of the tensor
     spills: Ints  # [gaps] number of its tensor among the spillable ones, -1: not spillable
-    written_once: tuple[tuple[int, int], ...]  # of each spillable tensor: phase that makes it, words
+    written_once: tuple[tuple[int, int], ...]  # per spillable tensor: (phase that makes it, its words)
     places: tuple[_SharedSpace, ...]
-    fixed: int  # words of first reads and outputs, which no retention saves
+    fixed: int  # words of first reads and outputs, which retention cannot save
 
 
 def _gaps(listed: AccessList) -> _Gaps:
@@ -126,8 +130,9 @@ def _gaps(listed: AccessList) -> _Gaps:
 
 
 def _sharing_space(a: Access) -> list[list[str]]:
-    """Returns the groups of tensors that share space in a phase: a tensor with those that replace it, all
-    others alone. Tensors that the phase needs whole are left out: `resident_words` counts them.
+    """Returns the groups of tensors that share space in a phase: tensors with those that replace them, and
+    every other tensor by itself. Tensors that the phase needs whole are in no group: `resident_words` counts
+    them.
     """
     group = {t: [t] for t in (*a.read, *a.written) if t not in a.whole_tensors}
     for old, new in a.heirs:
@@ -147,7 +152,8 @@ class _Prices:
     """Dual prices of buffer space."""
 
     phase: Floats  # [phases] of one word in each phase
-    # by (phase, place), for places with a before and an after: the part of the price that the before pays
+    # (phase, place) -> the part of the phase's price that words before it pay; for places that have gaps
+    # before and after
     found: dict[tuple[int, int], float]
 
 
@@ -166,12 +172,14 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
     """Returns the minimum main-memory words of many equal periods from a linear program of a few: EDGE at
     each end, and two that stand for all periods between.
 
-    lists: returns the list of so many periods.
-    cost: the two middle periods retain the same words, so the answer can be run with any number of periods.
-    bound: the two need to fit on average only; the dual prices then bound all periods.
-    spans: of one middle period.
+    lists: returns the list of a given number of periods.
 
-    If cost and bound differ and the list has at most SOLVED_WHOLE phases, all periods are solved.
+    Of the result, `cost` is that of a solution in which both middle periods retain the same words, so it
+    holds for any number of periods. `bound` is from the dual prices of a program in which the two need to fit
+    only on average. `spans` are those of one middle period.
+
+    If cost and bound differ and the list of all periods has at most SOLVED_WHOLE phases, all periods are
+    solved.
     """
     few = 2 * EDGE + 2
     if periods <= few:
@@ -201,7 +209,9 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
 
 
 def _repeat(prices: _Prices, per: int, between: int) -> _Prices:
-    """Returns prices of all periods: middle periods have the prices of the two that stood for them."""
+    """Returns prices of all periods from those of a few: each of the `between` middle periods has the prices
+    of the first of the two that stood for them. per: phases of a period.
+    """
     one, two, rest = EDGE * per, (EDGE + 1) * per, (EDGE + 2) * per
     phase = np.concatenate((prices.phase[:one], np.tile(prices.phase[one:two], between), prices.phase[rest:]))
     found = {
@@ -233,8 +243,8 @@ class _RetentionProgram:
     spill: Floats  # [spillable tensors] number of writes that each stands for
     tied: Ints  # [gaps] gaps with equal entries share a variable
     scale: Floats  # [gaps] number of times that each takes space
-    # two successive periods that fit on average only: first phase, phases per period, periods that they stand
-    # for
+    # two successive periods that need to fit only on average: (first phase, phases per period, number of
+    # periods for which the two stand)
     mean: tuple[int, int, int] = (0, 0, 0)
 
     def twin(self, phase: int) -> int:
@@ -248,7 +258,7 @@ class _RetentionProgram:
 @dataclass(slots=True)
 class _Program:
     """A linear program while it is built. Its columns are words of each gap, words of each spillable tensor
-    that are never written, and words of each place.
+    that are never written, and the larger of the words before and after each place.
     """
 
     cost: list[float]  # per column
@@ -263,12 +273,12 @@ class _Program:
 
 
 def _solve(problem: _RetentionProgram) -> tuple[float, Floats, _Prices]:
-    """Returns words spilled minus words saved by retention; words of each gap that stay [gaps]; dual prices
-    of space.
+    """Returns (words spilled minus words saved by retention, words of each gap that stay [gaps], dual prices
+    of space).
 
-    The last columns are the words on chip in each phase: those of the phase before, plus words that begin,
-    minus words that ended. So every column has few entries, and the prices of space are the duals of the
-    upper bounds of the last columns.
+    The last columns are the words on chip in each phase: those of the phase before, plus words of gaps that
+    begin, minus words of gaps that ended. So every column has few entries, and the prices of space are the
+    duals of the upper bounds of the last columns.
     """
     g, phases = problem.g, len(problem.listed.accesses)
     if not g.gaps:
@@ -303,8 +313,9 @@ def _solve(problem: _RetentionProgram) -> tuple[float, Floats, _Prices]:
 
 
 def _places(problem: _RetentionProgram, p: _Program, column: NDArray[np.intp]) -> dict[tuple[int, int], int]:
-    """Adds rows and pieces that say which columns take space in which phase. Returns for each place with a
-    before and an after, by (phase, place), the row of its before.
+    """Adds rows and pieces that say which columns take space in which phase. column: column of each gap.
+    Returns (phase, place) -> number of the row of its words before, for places that have gaps before and
+    after.
     """
     g, scale, befores = problem.g, problem.scale, dict[tuple[int, int], int]()
     p.pieces += [
@@ -333,8 +344,8 @@ def _places(problem: _RetentionProgram, p: _Program, column: NDArray[np.intp]) -
 
 
 def _inequalities(p: _Program, phases: int, joint: Ints, per: int) -> Any:
-    """Returns the matrix of inequalities: `p.rows`, and words of the two averaged periods together <= the
-    space of all periods that they stand for.
+    """Returns the matrix of inequalities: `p.rows`, and for each phase of a period: words in both averaged
+    periods together <= space of all periods for which they stand.
     """
     width = len(p.cost)
     entries = [(row, at, n) for row, (few, _) in enumerate(p.rows) for at, n in few]
@@ -348,8 +359,8 @@ def _inequalities(p: _Program, phases: int, joint: Ints, per: int) -> Any:
 
 
 def _balance(p: _Program, phases: int) -> Any:
-    """Returns the matrix of the equations: words in a phase - words in the phase before - words that begin +
-    words that ended = 0.
+    """Returns the matrix of the equations, one per phase: words in it - words in the phase before - words
+    that begin in it + words that ended in the phase before = 0.
     """
     begin = len(p.cost)
     entries = [(i, begin + i, 1.0) for i in range(phases)]
@@ -368,9 +379,9 @@ def _matrix(entries: Sequence[tuple[int, int, float]], rows: int, columns: int) 
 def _bound(listed: AccessList, g: _Gaps, capacity: int, prices: _Prices) -> float:
     """Returns a lower bound on the words of any retention, valid for any prices >= 0 (Lagrange).
 
-    Retained words pay a price for their space instead of having to fit. The before and the after of a place
-    may share its price in any way. Then each tensor is decided by itself: it stays whole all the time, or it
-    is written and stays only in the gaps where that pays.
+    Retained words pay a price for their space instead of having to fit. The words before and after a place
+    may share its price in any way. Then the minimum is taken tensor by tensor: a tensor stays whole all the
+    time, or it is written and stays only in the gaps where that pays.
     """
     paid = np.concatenate(([0.0], np.cumsum(prices.phase)))
     net = paid[g.last] - paid[np.minimum(g.first + 1, g.last)] - 1.0
@@ -401,11 +412,11 @@ def _bound(listed: AccessList, g: _Gaps, capacity: int, prices: _Prices) -> floa
 
 
 def policy(listed: AccessList, capacity: int, replace: bool = True, reads_evict: bool = False) -> Traffic:
-    """Returns the words that a first-in-first-out policy moves, phase by phase, under the rules above.
+    """Returns the words that GOGETA's policy (`residency`) moves, phase by phase, under the rules above.
 
-    replace: results may evict tensors that are needed strictly later (GOGETA); else only free space is
-        filled (SEQ-Overflow).
-    reads_evict: operands may evict them too.
+    replace: results may evict tensors that are needed strictly later (GOGETA); else results only fill free
+        space (SEQ-Overflow).
+    reads_evict: operands that are read may also evict such tensors.
     """
     uses, size, kept, coming = listed.uses(), listed.words, dict[str, int](), dict[str, int]()
     least_kept: dict[str, int] = {}
@@ -456,7 +467,9 @@ def policy(listed: AccessList, capacity: int, replace: bool = True, reads_evict:
 
 
 def _evict(kept: dict[str, int], tensors: Sequence[str], words: int) -> int:
-    """Evicts tails of tensors, in the given order, until `words` are free. Returns the words evicted."""
+    """Evicts tails of tensors from `kept`, in the given order, until `words` are free. Returns the words
+    evicted.
+    """
     found = 0
     for t in tensors:
         gone = max(0, min(kept.get(t, 0), words - found))

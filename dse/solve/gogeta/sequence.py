@@ -1,7 +1,7 @@
-"""Searches the order of the phases of a period, judged by the traffic of each order.
+"""Searches the order of the phases of a period that has the lowest traffic.
 
-On-chip retention depends on the order more than on the rule of eviction: if CG updates R before X, GOGETA's
-policy reaches the optimum.
+On-chip retention depends on the order more than on the rule of eviction. An example is the conjugate gradient
+method (CG): if it updates R before X, GOGETA's policy reaches the optimum.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dse.solve.gogeta.accesses import Phase
 from dse.solve.gogeta.operations import Graph
 
 Judge = Callable[[Sequence[Phase]], float]  # returns the cost of an order
-TRIED = 120  # orders that a search judges, at most
-PHASES = 12_000  # phases in all these orders together: of long orders fewer are judged
-FEWEST = 4  # orders that are judged in any case
+TRIED = 120  # maximum of orders whose cost a search computes
+PHASES = 12_000  # maximum of phases in all these orders together, so of long orders fewer are tried
+FEWEST = 4  # number of orders that are tried however long they are
 
 
 def search_order(
@@ -25,10 +25,12 @@ def search_order(
     """Returns the best order found of the given phases, or of the same phases split into their unconnected
     pipelines; never worse than the given order.
 
-    If there are at most `tried` orders all are judged. Otherwise the first ones are judged, and from the best
-    of them phases move one at a time as long as that helps. Fewer orders are judged for long graphs.
+    If there are at most `tried` orders, the cost of all is computed. Otherwise the first ones are tried, and
+    from the best of them phases are moved one at a time as long as the cost falls. Of long orders fewer are
+    tried.
 
-    lower: lower bound of the cost of an order; an order that reaches it ends the search.
+    judge: returns the cost of an order
+    lower: lower bound of the cost of an order; an order that reaches it ends the search
     """
     makers = graph.makers()
     tried = max(min(tried, PHASES // max(len(phases), 1)), min(tried, FEWEST))
@@ -51,8 +53,8 @@ def search_order(
 def _move_phases(
     graph: Graph, best: list[Phase], least: float, judge: Judge, lower: float, tried: int
 ) -> list[Phase]:
-    """Returns the order after moving one phase at a time, as long as the cost falls and `tried` is not used
-    up.
+    """Returns the order after moving one phase at a time, as long as the cost falls and fewer than `tried`
+    orders were tried.
     """
     improved = True
     while improved and least > lower:
@@ -68,8 +70,8 @@ def _move_phases(
 
 
 def _moves(before: Sequence[set[int]]) -> Iterator[tuple[int, int]]:
-    """Yields (position, new position) of every allowed move of a phase: after all phases that it reads from,
-    before all phases that read from it.
+    """Yields (position, new position) of every allowed move of a phase: it stays after all phases from which
+    it reads and before all phases that read from it. before: the phases from which each phase reads.
     """
     first = [max(needs, default=-1) + 1 for needs in before]
     last = [len(before) - 1] * len(before)
@@ -85,7 +87,7 @@ def _moves(before: Sequence[set[int]]) -> Iterator[tuple[int, int]]:
 
 
 def _parts(graph: Graph, makers: Mapping[str, int], phase: Phase) -> Iterator[Phase]:
-    """Yields the unconnected pipelines of a phase, each as a phase."""
+    """Yields each unconnected pipeline of a phase as a phase of its own."""
     members = sorted(v for stage in phase.stages for v in stage)
     root = {v: v for v in members}
     for v in members:
@@ -100,7 +102,7 @@ def _parts(graph: Graph, makers: Mapping[str, int], phase: Phase) -> Iterator[Ph
 
 
 def _before(graph: Graph, phases: Sequence[Phase]) -> list[set[int]]:
-    """Returns the phases that each phase of a period reads from."""
+    """Returns, for each phase of a period, the phases from which it reads."""
     makers = graph.makers()
     home = {v: i for i, phase in enumerate(phases) for stage in phase.stages for v in stage}
     found: list[set[int]] = [set() for _ in phases]
@@ -112,8 +114,8 @@ def _before(graph: Graph, phases: Sequence[Phase]) -> list[set[int]]:
 
 
 def _orders(phases: Sequence[Phase], before: Sequence[set[int]]) -> Iterator[list[Phase]]:
-    """Yields every order in which each phase comes after the phases that it reads from; the given order
-    first, if it is one of them. There is no recursion, since there may be thousands of phases.
+    """Yields every order in which each phase comes after the phases from which it reads (before); the given
+    order comes first, if it is one of them. There is no recursion, since there may be thousands of phases.
     """
     after: list[list[int]] = [[] for _ in phases]
     for i, needs in enumerate(before):

@@ -1,7 +1,7 @@
 """Main-memory words of a workload under GOGETA's configurations (arXiv 2303.11499, table 3) and at the
 optimum; words between clusters; operational intensity.
 
-Every operation is counted as reading each operand once and writing its result once. So these words are the
+Every operation is assumed to read each operand once and to write its result once. So these words are the
 traffic between operations, not within them.
 """
 
@@ -31,13 +31,13 @@ class TrafficReport:
     capacity_words: int  # of the buffer
     seq_flex: int  # every operand and result moves from and to main memory
     seq_overflow: Traffic  # operations one by one; tensors are retained while they fit
-    # operations pipelined, and the tensor that is needed latest is evicted first; the same for GOGETA-df and
-    # GOGETA-map
+    # operations are pipelined, and the tensor that is needed latest is evicted first; GOGETA-df and
+    # GOGETA-map, two configurations of the publication, move the same words
     gogeta: Traffic
     ideal: int  # inputs and outputs move once
     bound_gogeta: Optimum  # optimum of GOGETA's own list of accesses
     optimal: Optimum  # optimum in the best order of phases found
-    # words of the policy in the order of phases that is best for it; operands may evict if that helps
+    # words of GOGETA's policy in the best order of phases for it; operands may evict, too, if that helps
     best_policy: Traffic
     edges: tuple[Edge, ...]  # of one period; of a loop: of its first three periods
     operations: tuple[Einsum, ...]  # of the same periods
@@ -45,11 +45,13 @@ class TrafficReport:
     order: tuple[Phase, ...]  # the phases of `optimal`, of one period
     published: bool = False  # whether words are counted as in the publication (`CountingRule`)
     overfull_operations: int = 0  # operations of a period that cannot read each operand once
-    rereads: Rereads = Rereads(0.0, 0)  # lower bound of the words that these read again, if it was computed
+    rereads: Rereads = Rereads(0.0, 0)  # lower bound of the words that these read again; 0: not computed
     schedule_words: float = 0.0  # words of the schedule of `solver.schedule = residency`, 0: not computed
 
     def gap(self) -> float:
-        """Returns the relative gap of the policy to the optimum, each in the best order found for it."""
+        """Returns the relative gap between the policy and the optimum, each in the best order found for
+        it.
+        """
         return self.best_policy.words() / self.optimal.cost - 1
 
     def bound(self) -> float:
@@ -63,9 +65,9 @@ class TrafficReport:
 class CountingRule:
     """How words of a list of phases are counted."""
 
-    # True: access by access, as GOGETA's published numbers; the space of an operand is free as soon as it was
-    # read, and results of up to SMALL_WORDS words take no space and are not counted. False: phase by phase
-    # (`retention`); every tensor takes space and is counted.
+    # True: access by access, as in GOGETA's published numbers. The space of an operand is free as soon as it
+    # was read; results of up to SMALL_WORDS words take no space and are not counted. False: phase by phase
+    # (`retention`). Every tensor takes space and is counted.
     published: bool = False
 
     def listed(self, one: Graph, phases: Sequence[Phase], word_bits: int | None) -> AccessList:
@@ -77,7 +79,7 @@ class CountingRule:
     ) -> Traffic:
         """Returns words moved under the replacement policy, which evicts the tensor that is needed latest.
 
-        replace False: only free space is filled (SEQ-Overflow); reads_evict: operands may evict too.
+        replace, reads_evict: whether results and operands may evict tensors; else they only fill free space.
         """
         policy = residency.policy if self.published else retention.policy
         return policy(listed, capacity_words, replace, reads_evict)
@@ -106,8 +108,8 @@ def traffic_of(
     method: str = "corrected",
     count: CountingRule | None = None,
 ) -> TrafficReport:
-    """Returns the words of all configurations. method: a key of CLASSIFIERS; count: None counts as the method
-    does (`counting_rule`).
+    """Returns the words of all configurations. method: a key of CLASSIFIERS; count: how words are counted,
+    None: as `counting_rule` says for the method.
     """
     one, by = graph(workload, 3), count or counting_rule(method)
     edges = CLASSIFIERS[method](one)
@@ -137,7 +139,7 @@ def traffic_of(
         pipelined(one, edges, limit, word_bits, by.small)
         for limit in (capacity_words // 2, capacity_words // 4, capacity_words // 8, capacity_words // 16, 0)
     )
-    # pipelines with fewer resident words leave more space for tensors that later phases read
+    # starts of the search; pipelines with fewer resident words leave more space for tensors of later phases
     alike = [phases, one_by_one(one), *(narrower if any(phase.resident_words for phase in phases) else ())]
     alone, given = listed(one_by_one(one), periods), listed(phases, periods)
     best = search_order(unrolled(1), min(alike, key=cost), cost, alone.compulsory())
@@ -207,7 +209,7 @@ def overfull_operations(
 
 
 def _min_buffer_words(e: Einsum, word_bits: int | None) -> float:
-    """Returns the words of buffer with which an operation can read each operand once."""
+    """Returns the minimum words of buffer with which an operation can read each operand once."""
     extents, tensors = e.sizes(), {p.tensor: p for p in e.tensors()}.values()
     common = frozenset.intersection(*(p.full() for p in tensors))
     share = prod(extents[rank] for rank in common)

@@ -1,14 +1,14 @@
-"""Conversions of a tensor between two layouts: a copy reads one layout, writes the other, and is priced as
-any einsum (docs/model.md, Layouts).
+"""Conversions of a tensor between two layouts: a copy reads one layout, writes the other, and is priced like
+any other einsum (docs/model.md, Layouts).
 
 A block of a layout is a box of elements that are contiguous in memory: the innermost digits of the layout. A
 copy reads lines of one layout and writes lines of the other, so its tiles are made of blocks of both. The
 nests that are priced are the mapper's own, and nests of this form:
 
     for ...                 down to tile T, a box that holds a block of each layout
-      store LEVEL A B       both tensors, or one; or one here and a block of the other at an inner level
+      store LEVEL A B       both tensors, or one of them here and a block of the other at an inner level
       for ...
-        parfor ...          a block of a tensor that has no storage node here, as far as there are PEs
+        parfor ...          a block of the tensor that has no storage node, of at most one element per PE
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from dse.sim.levels.transfer import dim_names
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum
 
-NEAR = 1e-3  # relative gap to the lower bound at which the search of a copy ends
-TRIED = 4  # boxes that are priced per choice of storage nodes
+NEAR = 1e-3  # the search of a copy ends at this relative gap to the lower bound
+TRIED = 4  # maximum of boxes that are priced per choice of storage nodes
 Box = tuple[int, ...]  # extents, one per dimension
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy between two layouts."""
+    """A copy between two layouts, with its cost."""
 
-    mapping: Mapping  # with layouts at inner levels
+    mapping: Mapping  # with the layouts of tiles at inner levels
     energy: float
     cycles: float
     gap: float  # optimality gap to the best copy with imperfect spatial factors
@@ -91,8 +91,8 @@ class Conversions:
         return self.memo[bits, a, b]
 
     def _search(self, bits: int | None, a: Layout, b: Layout) -> Copy:
-        """Returns the best copy found. Nests are priced in order of their estimates, until the next estimate
-        is no lower than the best cost.
+        """Returns the best copy found. Nests are priced in the order of their estimated costs, until the next
+        estimate is no lower than the best cost.
         """
         home, e = self.arch.levels[0].name, copy_einsum(a.shape, bits)
         own, floor = self._own(a.shape, bits)
@@ -115,8 +115,8 @@ class Conversions:
         return Copy(*chosen, relative_gap(best, floor))
 
     def _estimate(self, one: LayoutPricing, main_memory_lines: float) -> float:
-        """Returns the estimated objective value of a nest that moves `main_memory_lines` lines of main
-        memory, without row activations and bank conflicts.
+        """Returns an estimate of a nest's objective value if it moves so many lines of main memory; row
+        activations and bank conflicts are not estimated.
         """
         (energy, cycles), outer, e = one.cost({}), self.arch.levels[0], one.problem.einsum
         words = 2 * e.points() * (e.output.bits or self.arch.word_bits)
@@ -126,7 +126,9 @@ class Conversions:
         return objective_value(self.objective, energy, max(cycles, port))
 
     def _own(self, shape: tuple[int, ...], bits: int | None) -> tuple[list[LayoutPricing], float]:
-        """Returns the mapper's nests of a copy, and a lower bound of any copy in any layouts."""
+        """Returns the mapper's nests of a copy, and a lower bound of the objective of any copy in any
+        layouts.
+        """
         if (shape, bits) not in self.own:
             one = Problem(self.arch, copy_einsum(shape, bits), self.objective)
             found = priced_mappings(one, "imperfect_spatial", FREE, 0.01, frozenset())
@@ -169,8 +171,8 @@ class Conversions:
 
 
 def blocks(layout: Layout) -> list[Box]:
-    """Returns the boxes that are contiguous in a layout, smallest first: whole innermost digits, times each
-    divisor of the next digit. A padded digit is the last one.
+    """Returns the boxes that are contiguous in a layout, smallest first: some of the innermost digits whole,
+    and a divisor of the next digit. The digit after a padded one is not used.
 
     >>> blocks(row_major(("A", "B"), (2, 6)))
     [(1, 1), (1, 2), (1, 3), (1, 6), (2, 6)]
@@ -200,8 +202,8 @@ def _chain(layout: Layout) -> Iterator[tuple[int, Digit]]:
 
 
 def lines(layout: Layout, box: Box, line: int) -> float:
-    """Returns about how many lines of memory are accessed if the tensor is read box by box. line: elements
-    per line. A box consists of contiguous runs, each of which starts at a multiple of its length.
+    """Returns an estimate of the lines of memory that are accessed if the tensor is read box by box. line:
+    elements per line. A box consists of contiguous runs, and each run starts at a multiple of its length.
 
     >>> [lines(row_major(("A", "B"), (4, 8)), box, 4) for box in ((1, 8), (4, 2), (4, 1))]
     [8.0, 16.0, 32.0]
@@ -217,11 +219,11 @@ def lines(layout: Layout, box: Box, line: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """The form of a nest of a copy."""
+    """The form of a nest of a copy: the boxes that its storage nodes hold."""
 
-    lines: float  # of main memory that it accesses, about
-    tile: Box  # that the `upper` storage nodes hold
-    inner: Box  # that the `lower` storage nodes hold
+    lines: float  # estimate of the lines of main memory that it accesses
+    tile: Box  # held by the `upper` storage nodes
+    inner: Box  # held by the `lower` storage nodes
     last: str  # tensor whose layout orders the loops below the tile
     upper: tuple[Store, ...] = ()
     lower: tuple[Store, ...] = ()
@@ -229,8 +231,8 @@ class Staging:
 
 
 def between(e: Einsum, arch: Arch, a: Layout, b: Layout) -> Iterator[tuple[Mapping, float]]:
-    """Yields nests of a copy between two layouts with the number of lines that each accesses, about; fewest
-    first. Some may not fit.
+    """Yields (nest, estimate of the lines that it accesses) of copies between two layouts, fewest lines
+    first. Some nests may not fit.
     """
     bits = e.output.bits or arch.word_bits
     access = arch.levels[0].access
@@ -325,8 +327,8 @@ def _ranks(layout: Layout, ranks: Sequence[str]) -> list[str]:
 
 
 def _nest(e: Einsum, arch: Arch, one: Staging, outer: Sequence[str], inner: Sequence[str]) -> Mapping:
-    """Returns the nest of a form. outer, inner: ranks of the loops above the tile and below it, outermost
-    first.
+    """Returns the nest of a form (one). outer, inner: order of the loops above the tile and below it, as
+    ranks, outermost first.
     """
     home, left = arch.levels[0].name, dict(e.extents)
     nodes: list[Loop | Store] = [Store(home, "A"), Store(home, "B")]
@@ -344,8 +346,9 @@ def _nest(e: Einsum, arch: Arch, one: Staging, outer: Sequence[str], inner: Sequ
 def _inside(
     e: Einsum, arch: Arch, left: dict[str, int], lower: Sequence[Store], inner_tile: Sequence[Store]
 ) -> list[Loop | Store]:
-    """Returns the innermost nodes of a nest: spatial loops over the remaining tile, storage nodes inside the
-    arrays (those of `lower`, and those of levels without bypass), and temporal loops over the rest.
+    """Returns the innermost nodes of a nest: spatial loops over the tile that is left, storage nodes inside
+    the arrays (those of `lower`, and mandatory ones), and temporal loops over what is left then. left: tile
+    of each rank, is updated; inner_tile: storage nodes that the nest has already.
     """
     nodes = list[Loop | Store]()
     for v in range(1, len(arch.levels) + 1):

@@ -1,15 +1,16 @@
 """Layouts for a whole workload: a layout for every tensor and use of it, and conversions between layouts
 where they pay, written as a problem for the graph engine (dse/solve/elimination.py).
 
-    nodes     a tensor as its maker writes it; the same tensor as an einsum reads it
-    factors   of an einsum, over the nodes of its tensors: cost of its best mapping in these layouts
-              of a tensor, over all of its nodes: cost of copies into other layouts that readers want, each
-              made once
+    nodes     per tensor: one for the tensor as its maker writes it, one for each einsum that reads it
+    labels    of a node: a layout, as its number in the tensor's list of layouts. The list has row-major, the
+              second dimension innermost, and the layouts that suit the loops of its maker and readers best
+    factors   per einsum, over the nodes of its tensors: cost of its best mapping in these layouts
+              per tensor, over all of its nodes: cost of the copies into other layouts that readers have, one
+              copy per layout
 
-Weights and other tensors from outside are in the best layout before the run, and so are tensors that only one
-einsum uses. An element-wise einsum may read one layout and write another, which makes a copy needless. A
-label is a number in a tensor's list of layouts: row-major, the second dimension innermost, and the layouts
-that suit the loops of its maker and readers best.
+Weights and other inputs are in the best layout before the run, and tensors that only one einsum uses are in
+the best layout for it. An element-wise einsum may read one layout and write another, which makes a copy
+needless.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ from hw.arch import Arch
 from workloads.einsum import Einsum, Projection, canonical_key
 from workloads.graph import Workload, counts, owner
 
-LABELS = 8  # layouts of a tensor, at most
-READERS = 3  # up to so many readers may each have a layout of their own; more share one
+LABELS = 8  # maximum of layouts in a tensor's list
+READERS = 3  # up to so many readers of a tensor may each have a layout of their own; more readers share one
 LayoutPolicy = Literal["row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"]
 LAYOUT_POLICIES: dict[str, str] = {
     "row_major": "row-major between einsums, each solved alone; tensors inside an einsum in their best "
@@ -75,8 +76,8 @@ assert tuple(LAYOUT_POLICIES) == get_args(LayoutPolicy)
 
 @dataclass(frozen=True, slots=True)
 class LayoutAssignment:
-    """A solved workload in which conversions are einsums (copies). lower_bound: no choice of mappings,
-    layouts and conversions costs less.
+    """A solved workload in which conversions are einsums (copies). value: objective of the choice;
+    lower_bound: no choice of mappings, layouts and conversions costs less.
     """
 
     workload: Workload
@@ -89,8 +90,9 @@ class LayoutAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A tensor as one einsum uses it: the einsum's number, and the position among its tensors. view: it reads
-    the tensor in another shape, which needs the row-major layout.
+    """A tensor as one einsum uses it. einsum: number of the einsum; position: of the tensor among the
+    einsum's tensors; view: whether the einsum reads the tensor in another shape, which needs the row-major
+    layout.
     """
 
     einsum: int
@@ -110,8 +112,8 @@ class InterfaceTensor:
 
 
 def interface_tensors(workload: Workload) -> dict[str, frozenset[str]]:
-    """By key of each unique einsum: the tensors, named as in the first such einsum, that it or an einsum
-    equal to it shares with others.
+    """By key of each unique einsum: the tensors, named as in the first of equal einsums, that one of these
+    einsums exchanges with another einsum.
     """
     made = {e.output.tensor for e in workload.einsums}
     again = {name for _, name in workload.loop_state}
@@ -134,7 +136,9 @@ def interface_tensors(workload: Workload) -> dict[str, frozenset[str]]:
 def assign_layouts(
     arch: Arch, workload: Workload, objective: Objective, policy: str, solved: dict[str, PricedMappings]
 ) -> LayoutAssignment | Infeasible:
-    """The workload in the layouts that a policy chooses. solved: mappings of its unique einsums, by key."""
+    """The workload in the layouts that a policy chooses. policy: key of LAYOUT_POLICIES; solved: mappings of
+    each unique einsum, by key.
+    """
     g = Layouts(arch, workload, objective, solved)
     found = [g.minimum(rule) for rule in g.rules(policy)]
     value, _, choice, tables = min(found, key=lambda least: least[0])
@@ -144,14 +148,16 @@ def assign_layouts(
     return g.to_assignment(policy, value, min(floors), choice, tables)
 
 
-# (energy, cycles) of copying a tensor from one label to another
+# (tensor, label that its maker writes, label of the copy) -> (energy, cycles) of the copy
 Price = Callable[[InterfaceTensor, int, int], tuple[float, float]]
-# labels that each node may have; nodes of readers that must have the label of the tensor's maker
+# (labels that each node may have, nodes of readers that must have the label of the tensor's maker)
 Rule = tuple[dict[str, tuple[int, ...]], frozenset[str]]
 
 
 class Layouts:
-    """The problem of choosing layouts for one workload, at most `most` per tensor. Made for one solve."""
+    """The problem of choosing layouts for one workload, at most `most` per tensor. An object serves one
+    solve, since it remembers which copies were solved.
+    """
 
     def __init__(
         self,
@@ -196,7 +202,9 @@ class Layouts:
         level: str = "",
         retained: frozenset[str] = frozenset(),
     ) -> dict[TensorAt, Layout]:
-        """Row-major layouts for shared tensors at the outermost level and retained ones at their level."""
+        """Row-major layouts of the tensors `names` at the outermost level and of the tensors `retained` at
+        `level`, as far as the mapping stores them there.
+        """
         found = {
             place: link.tensor
             for place, link in one.links.items()
@@ -254,7 +262,7 @@ class Layouts:
         return self.workload.einsums[i].tensors()[x]
 
     def _own(self, i: int, x: int) -> list[Layout]:
-        """The layouts in which an einsum would best have a tensor: up to two per mapping."""
+        """The layouts of its x-th tensor that are best for the i-th einsum: up to two per mapping."""
         found: list[Layout] = []
         for one in self.solved[self.keys[i]].mappings:
             place = self.home, self.firsts[self.keys[i]].tensors()[x].tensor
@@ -266,10 +274,10 @@ class Layouts:
         return list(dict.fromkeys(found))
 
     def rules(self, policy: str) -> Iterator[Rule]:
-        """For one policy: the labels that each use of a tensor may have, and the uses that must have the
-        label of the tensor's maker.
+        """The rules of a policy, of which the best one is taken: the labels that each node may have, and the
+        nodes that must have the label of the tensor's maker.
 
-        A label is the number of a layout in the tensor's list, 0 is row-major; a view has label 0 only.
+        A label is the number of a layout in the tensor's list; 0 is row-major, the only one for a view.
         """
         every = {
             use.node: (0,) if use.view else tuple(range(len(one.labels)))
@@ -305,7 +313,7 @@ class Layouts:
         yield allowed, frozenset(same)
 
     def alone(self, use: Use) -> int:
-        """The label that an einsum would choose for a tensor, if it stood alone."""
+        """The label of a tensor that is best for one of its einsums, regardless of the others."""
         own = self._einsum(use.einsum, {})
         best = min(
             range(len(own.labels)), key=lambda row: (objective_value(self.objective, *own.values[row]), row)
@@ -315,12 +323,13 @@ class Layouts:
     def minimum(
         self, rule: Rule, einsums: Sequence[Table] = ()
     ) -> tuple[float, float, Choice | None, list[Table]]:
-        """(value, lower bound of all choices, choice, tables) of the least-cost choice; value inf and choice
-        None if there is none. einsums: their tables, where they have more to choose than layouts.
+        """(value, lower bound of all choices, choice, tables) of the choice with the lowest cost; value inf
+        and choice None if there is no choice. einsums: tables of the einsums, if they choose more than
+        layouts.
 
-        Copies count with a lower bound at first. When the best choice makes a copy whose cost is not solved
-        yet, all copies of tensors of that shape are solved and the choice is made again. Once the best choice
-        makes solved copies only, it is the optimum.
+        Copies count with a lower bound at first. If the best choice has a copy that is not solved yet, all
+        copies of tensors of that shape are solved and the choice is made again. A best choice in which all
+        copies are solved is the optimum.
         """
         allowed, same = rule
         einsums = einsums or [self._einsum(i, allowed) for i in range(len(self.keys))]
@@ -345,9 +354,9 @@ class Layouts:
             self.priced |= wanted
 
     def lower_bound(self, rule: Rule) -> float:
-        """A lower bound on any choice, however copies are made: every copy counts with its lower bound, while
-        `minimum` takes the best copies that were found. inf: no copy was solved, so the bound of `minimum`
-        holds.
+        """A lower bound on the cost of any choice with any copies: every copy counts with its lower bound,
+        while `minimum` counts the best copies that were found. inf if no copy was solved: the bound of
+        `minimum` is then valid already.
         """
         if not self.priced:
             return inf
@@ -358,7 +367,9 @@ class Layouts:
         ).lower_bound
 
     def _einsum(self, i: int, allowed: dict[str, tuple[int, ...]]) -> Table:
-        """Rows: labels of an einsum's shared tensors, one row per mapping, in the order of the mappings."""
+        """The table of an einsum: for each choice of labels of its nodes, one row with the cost of each
+        mapping, in the order of the mappings.
+        """
         uses = [
             (x, *self.nodes[i, x])
             for x in range(len(self.workload.einsums[i].tensors()))
@@ -388,7 +399,9 @@ class Layouts:
         return replace(self.rows[alike], scope=scope, values=self.rows[alike].values * self.times[i])
 
     def _cost(self, i: int, chosen: dict[int, Layout | None]) -> list[tuple[float, float]]:
-        """(energy, cycles) of every mapping in these layouts; None: row-major."""
+        """(energy, cycles) of every mapping of an einsum in these layouts. chosen: position of a tensor ->
+        its layout; None: row-major.
+        """
         key = self.keys[i]
         first = self.firsts[key]
         at = tuple(chosen.get(x) for x in range(len(first.tensors())))
@@ -409,14 +422,14 @@ class Layouts:
         )
 
     def lower_bound_of(self, i: int) -> float:
-        """A lower bound on any mapping of an einsum in any layouts, in a unit that adds up over einsums (for
-        the energy-delay product its square root).
+        """A lower bound on the objective of any mapping of an einsum in any layouts, such that bounds of
+        einsums can be added: for the energy-delay product its square root.
         """
         floor = self.solved[self.keys[i]].lower_bound
         return floor**0.5 if self.objective == "edp" else floor
 
     def pricings_of(self, i: int) -> list[LayoutPricing]:
-        """The mappings of one einsum, under its own names, that layouts are chosen for."""
+        """The mappings of one einsum for which layouts are chosen, in the names of that einsum."""
         if i not in self.own:
             e, first = self.workload.einsums[i], self.firsts[self.keys[i]]
             self.own[i] = [
@@ -428,9 +441,10 @@ class Layouts:
     def in_labels(
         self, i: int, felts: Sequence[LayoutPricing], retained: frozenset[str], level: str
     ) -> Iterator[tuple[tuple[int, ...], list[tuple[float, float, Mapping]]]]:
-        """For each choice of labels of its nodes, (energy, cycles, mapping in these layouts) of some mappings
-        of an einsum, which may stand anywhere in a schedule. retained: tensors that lie at `level` instead of
-        the outermost level; they are row-major, as all einsums that share them expect.
+        """Yields, for each choice of labels of an einsum's nodes: the labels, and (energy, cycles, mapping in
+        these layouts) of each of its mappings `felts`, which may stand anywhere in a schedule. retained:
+        tensors that are stored at `level` instead of the outermost level; they are row-major, as all einsums
+        that share them expect.
         """
         e = self.workload.einsums[i]
         uses = [(p, *self.nodes[i, x]) for x, p in enumerate(e.tensors()) if (i, x) in self.nodes]
@@ -471,8 +485,8 @@ class Layouts:
         same: frozenset[str],
         price: Price | None = None,
     ) -> Table:
-        """Cost of a tensor's copies: one into each layout that a reader wants and the maker does not write;
-        views want row-major.
+        """The table of a tensor: for each choice of labels of its nodes, the cost of its copies: one into
+        each layout that a reader has and the maker does not write.
         """
         scope, rows, n = _scope(one), [], self.times[one.maker.einsum]
         for at in product(*(allowed.get(node, tuple(range(len(one.labels)))) for node in scope)):
@@ -549,7 +563,9 @@ class Layouts:
         return LayoutAssignment(whole, solution, schedule, conversions, value, floor)
 
     def space(self) -> Space:
-        """The searched space: all mappings in all layouts; the lower bounds hold whatever copies cost."""
+        """The searched space: all searched mappings, in all layouts and with copies; lower bounds count
+        no copy.
+        """
         own = {
             encoded(one.space): replace(one.space, layouts="all")
             for one in self.solved.values()
@@ -560,7 +576,7 @@ class Layouts:
         )
 
     def _worst(self, choice: Choice) -> float:
-        """How far, at most, the worst copy of a choice lies above the best copy between its two layouts."""
+        """The largest optimality gap of the copies of a choice."""
         made = [(one, choice.labels[one.maker.node]) for one in self.shared]
         return max(
             self.conversions.cost(self._bits(one), one.labels[at], one.labels[to]).gap
@@ -651,7 +667,9 @@ class Layouts:
                 )
 
     def saved_by(self, one: InterfaceTensor, value: float, einsums: Sequence[Table]) -> float:
-        """How much more the best choice without a conversion of this tensor costs; inf if there is none."""
+        """How much more the best choice without conversions of this tensor costs; inf if there is no such
+        choice.
+        """
         every, _ = next(self.rules("alt"))
         return (
             self.minimum((every, frozenset(use.node for use in one.readers if not use.view)), einsums)[0]
@@ -676,7 +694,9 @@ def _tensor_layout(level: str, p: Projection, layout: Layout) -> TensorLayout:
 
 
 def _in_layouts(nest: Mapping, e: Einsum, home: str, chosen: dict[int, Layout]) -> Mapping:
-    """A mapping with layouts of whole tensors at the outermost level added; row-major ones are left out."""
+    """A mapping to which layouts of whole tensors at the outermost level are added, unless they are
+    row-major. chosen: position of a tensor -> its layout.
+    """
     own = (
         _tensor_layout(home, e.tensors()[x], layout)
         for x, layout in chosen.items()
