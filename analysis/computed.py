@@ -21,11 +21,11 @@ import pyarrow as pa
 # views whose rows are computed for unfused schedules, and stored for all others
 VIEWS = ("choices", "einsums", "workload_costs", "prices", "schedules", "segments")
 PACKED = "chosen"  # the table that choices are stored in
-ONLY = "SEMI JOIN internal.asked USING (machine)"
-WHOLE = ("BIGINT", "INTEGER", "UBIGINT", "HUGEINT")  # types that a column of machine numbers may have
+ONLY_ASKED = "SEMI JOIN internal.asked USING (machine)"
+INT_TYPES = ("BIGINT", "INTEGER", "UBIGINT", "HUGEINT")  # types that a column of machine numbers may have
 # Up to so many machines, choices are copied into the table internal.gathered before the view `traffic` costs
 # them: the view uses them twice, and from a table they are costed in one call.
-GATHERED = 50_000
+MAX_GATHERED = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def register(con: duckdb.DuckDBPyConnection, computed: Computed) -> None:
     con.unregister("of_workloads")
 
 
-def views(con: duckdb.DuckDBPyConnection) -> None:
+def create_views(con: duckdb.DuckDBPyConnection) -> None:
     """Creates the views over stored choices (internal.stored_chosen) and machines."""
     keys = [
         name
@@ -58,7 +58,7 @@ def views(con: duckdb.DuckDBPyConnection) -> None:
     con.execute(_sql("computed").replace("[positions]", str(list(range(1, len(keys) + 1)))))
 
 
-def source(con: duckdb.DuckDBPyConnection, only: str = "") -> None:
+def create_sources(con: duckdb.DuckDBPyConnection, only: str = "") -> None:
     """Creates the views from which computed views take machines, points and choices; does nothing if no
     functions are registered. only: SQL of a join that leaves machines out.
     """
@@ -74,21 +74,21 @@ def source(con: duckdb.DuckDBPyConnection, only: str = "") -> None:
     con.execute(_sql("packed").replace("[keys]", f"[{', '.join(keys)}]").replace("[only]", only))
 
 
-def points(con: duckdb.DuckDBPyConnection) -> dict[str, str]:
+def point_columns(con: duckdb.DuckDBPyConnection) -> dict[str, str]:
     """Returns SQL for each column of points p of machines m: the stored value, or if NULL the computed
     one.
     """
-    known = {
+    functions = {
         name
         for (name,) in con.execute(
             "SELECT function_name FROM duckdb_functions() WHERE function_name LIKE 'follows_%'"
         ).fetchall()
     }
-    given = "p.energy_pj, p.latency_cycles, m.clock_ghz, m.area_mm2, m.bound_energy_pj"
+    arguments = "p.energy_pj, p.latency_cycles, m.clock_ghz, m.area_mm2, m.bound_energy_pj"
     names = [name for (name, *_) in con.execute("DESCRIBE internal.stored_points").fetchall()]
     return {
-        name: f'coalesce(p."{name}", follows_{name}({given})) AS "{name}"'
-        if f"follows_{name}" in known
+        name: f'coalesce(p."{name}", follows_{name}({arguments})) AS "{name}"'
+        if f"follows_{name}" in functions
         else f'p."{name}"'
         for name in names
     }
@@ -103,18 +103,18 @@ def narrow(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
     if found is None:
         yield text
         return
-    narrow, view = found
+    narrowed, view = found
     try:
-        source(con, ONLY)
+        create_sources(con, ONLY_ASKED)
         if view == "traffic" and con.execute(
-            "SELECT count(*) <= ? FROM internal.asked", [GATHERED]
+            "SELECT count(*) <= ? FROM internal.asked", [MAX_GATHERED]
         ).fetchall() == [(True,)]:
             con.execute(
                 "CREATE OR REPLACE TABLE internal.gathered AS SELECT machine, schedule, workload, "
                 "keys FROM internal.packed"
             )
             con.execute("CREATE OR REPLACE VIEW internal.packed AS FROM internal.gathered")
-        yield narrow
+        yield narrowed
     finally:
         widen(con)
 
@@ -127,7 +127,7 @@ def narrow_to(con: duckdb.DuckDBPyConnection, machines: pa.Table) -> Iterator[No
     con.register("machines_of_a_front", machines)
     con.execute("CREATE OR REPLACE TABLE internal.asked AS FROM machines_of_a_front")
     con.unregister("machines_of_a_front")
-    source(con, ONLY)
+    create_sources(con, ONLY_ASKED)
     yield
     widen(con)
 
@@ -137,7 +137,7 @@ def widen(con: duckdb.DuckDBPyConnection) -> None:
     if con.execute(
         "SELECT count(*) FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name = 'asked'"
     ).fetchall() != [(0,)]:
-        source(con)
+        create_sources(con)
         con.execute("DROP TABLE internal.asked; DROP TABLE IF EXISTS internal.gathered")
 
 
@@ -156,11 +156,13 @@ def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | Non
         if node.get("type") == "BASE_TABLE" and node["table_name"].lower() in (*VIEWS, "traffic")
     ]
     # with a WITH clause, the inner SELECT may mean another table by the same name
-    named = any(node["cte_map"]["map"] for node in parts if "cte_map" in node)
-    if len(views) != 1 or named or any(node.get("type") == "TABLE_FUNCTION" for node in parts):
+    has_with = any(node["cte_map"]["map"] for node in parts if "cte_map" in node)
+    if len(views) != 1 or has_with or any(node.get("type") == "TABLE_FUNCTION" for node in parts):
         return None
-    own = next((node for node in parts if node.get("from_table") is views[0]), None)
-    inner = next(filter(None, map(_machines, _conditions(own.get("where_clause")))), None) if own else None
+    select = next((node for node in parts if node.get("from_table") is views[0]), None)
+    inner = (
+        next(filter(None, map(_machines, _conditions(select.get("where_clause")))), None) if select else None
+    )
     if inner is None:
         return None
     try:
@@ -174,13 +176,13 @@ def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | Non
         raise
     except duckdb.Error:
         return None
-    if con.execute("DESCRIBE internal.asked").fetchall()[0][1] not in WHOLE:
+    if con.execute("DESCRIBE internal.asked").fetchall()[0][1] not in INT_TYPES:
         con.execute("DROP TABLE internal.asked")
         return None
-    stands = json.loads(
+    replacement = json.loads(
         con.execute("SELECT json_serialize_sql('SELECT machine FROM internal.asked')").fetchall()[0][0]
     )
-    inner["node"] = stands["statements"][0]["node"]
+    inner["node"] = replacement["statements"][0]["node"]
     (found,) = con.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(tree)]).fetchall()[0]
     return str(found), str(views[0]["table_name"]).lower()
 

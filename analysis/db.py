@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from analysis import computed, origin
 from analysis.computed import Computed, nodes
-from dse.explain.units import COLUMN
+from dse.explain.units import COLUMN_KEY
 from dse.run import folder as folders
 from dse.run.folder import Damaged
 from workloads.renamed import COLUMNS
@@ -42,7 +42,7 @@ TIMEOUT_S = 60.0
 MAX_BYTES = 1 << 30  # largest answer, which is collected in memory
 INTERRUPTED = "Query interrupted"  # message of the RuntimeError that DuckDB raises for Ctrl-C
 GIVE_UP_S = 2.0  # seconds of interrupts, after which a function that ignores them is left running
-ONCE = ("mappings", "counts")  # keyed by content: a row may be in several parts, and is shown once
+DEDUPLICATED = ("mappings", "counts")  # keyed by content: a row may be in several parts, and is shown once
 KINDS = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL)\b")
 EXPLAIN = re.compile(r"^\s*explain\s+(analyze\s+)?(\([^)]*\)\s*)?", re.I)
@@ -61,7 +61,7 @@ TABLE_FUNCTIONS = (
 )
 SCHEMAS = ("", "main", "information_schema")
 # SHOW TABLES and the like; "": DESCRIBE, whose query is checked by itself
-SHOWN = {"", "tables", "databases", "schemas"}
+SHOW_NAMES = {"", "tables", "databases", "schemas"}
 NAME = re.compile(r"\w+")
 
 
@@ -76,7 +76,7 @@ class Stopped(QueryError):
 def connect(
     folder: str | Path,
     schemas: Mapping[str, pa.Schema] | None = None,
-    asked: Computed | None = None,
+    functions: Computed | None = None,
     *,
     skip_damaged: bool = False,
     threads: int = 2,
@@ -87,7 +87,7 @@ def connect(
 
     schemas: columns of each table: a table without a part becomes an empty view, and a column that older
         parts lack is NULL
-    asked: what computes the values that are not stored; None: such values are missing
+    functions: what computes the values that are not stored; None: such values are missing
     skip_damaged: leave groups with a damaged part out, instead of raising Damaged
 
     Raises QueryError if the folder has no run.
@@ -95,9 +95,9 @@ def connect(
     root = Path(folder).resolve()
     if not (root / "manifest.json").exists() and not (root / "study.yaml").exists():
         raise QueryError(f"{folder}: no manifest.json; give the folder of a run")
-    own = tempfile.mkdtemp(prefix="dse-sql-")
-    con = duckdb.connect(config={"threads": threads, "memory_limit": memory, "temp_directory": own})
-    weakref.finalize(con, shutil.rmtree, own, ignore_errors=True)
+    temp_folder = tempfile.mkdtemp(prefix="dse-sql-")
+    con = duckdb.connect(config={"threads": threads, "memory_limit": memory, "temp_directory": temp_folder})
+    weakref.finalize(con, shutil.rmtree, temp_folder, ignore_errors=True)
     con.create_function("pareto_front", _fronts, ["DOUBLE[][]"], "DOUBLE[][]", type="arrow")
     con.execute(_sql("macros"))
     con.execute(
@@ -109,8 +109,8 @@ def connect(
         con.register("columns_of_a_table", schema.empty_table())
         con.execute(f"CREATE TABLE internal.{_quote(table)} AS FROM columns_of_a_table")
         con.unregister("columns_of_a_table")
-    if asked:
-        computed.register(con, asked)
+    if functions:
+        computed.register(con, functions)
     for setting in (
         "autoinstall_known_extensions",
         "autoload_known_extensions",
@@ -128,28 +128,28 @@ def refresh(con: duckdb.DuckDBPyConnection) -> None:
     """Points the views at the manifest's parts if the manifest changed. Raises Damaged, with one line per
     part.
     """
-    path, seen, skip = con.execute("FROM internal.run").fetchall()[0]
+    path, last_generation, skip_damaged = con.execute("FROM internal.run").fetchall()[0]
     root = Path(path)
     for attempt in range(TRIES):
-        manifest, wrong = folders.verified_parts(root)
-        if wrong and not skip:
-            way = folders.advice(root)
+        manifest, damaged = folders.verified_parts(root)
+        if damaged and not skip_damaged:
+            advice = folders.advice(root)
             raise Damaged(
                 "\n".join(
-                    f"{line}; {way}, --skip-damaged leaves its machines out"
-                    for lines in wrong.values()
+                    f"{line}; {advice}, --skip-damaged leaves its machines out"
+                    for lines in damaged.values()
                     for line in lines
                 )
             )
-        if manifest.generation == seen and not wrong:
+        if manifest.generation == last_generation and not damaged:
             return
         listed: dict[str, list[str]] = {}
         for group in manifest.groups:
-            for part in group.parts if group.name not in wrong else ():
+            for part in group.parts if group.name not in damaged else ():
                 listed.setdefault(part.table, []).append(folders.part_path(part.table, group.name))
         try:
             _views(con, root, listed)
-            _each_once(con, root)
+            _check_unique_rows(con, root)
         except duckdb.Error as error:
             if attempt == TRIES - 1 or not isinstance(error, duckdb.IOException):
                 raise QueryError(f"{root}: {_line(error)}") from None
@@ -158,7 +158,7 @@ def refresh(con: duckdb.DuckDBPyConnection) -> None:
             return
 
 
-def _each_once(con: duckdb.DuckDBPyConnection, root: Path) -> None:
+def _check_unique_rows(con: duckdb.DuckDBPyConnection, root: Path) -> None:
     """Raises Damaged if a machine, or a schedule of one, has two rows: sums would count it twice."""
     for table, by in (("machines", ("machine",)), ("stored_points", ("machine", "schedule"))):
         if con.execute(
@@ -189,7 +189,7 @@ def query(con: duckdb.DuckDBPyConnection, text: str, seconds: float = TIMEOUT_S)
         text.encode()  # raises for bytes of the command line that are no UTF-8
         computed.widen(con)
         refresh(con)
-        _gate(con, text)
+        _check_statement(con, text)
         return _with_origins(con, text, _query_with_retry(con, text, seconds))
 
 
@@ -197,7 +197,7 @@ def _with_origins(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) ->
     """Returns the result, each column with the column of a view that it shows as metadata ("": none)."""
     sources = origin.columns(con, text, found.column_names)
     fields = [
-        field.with_metadata({COLUMN: source}) for field, source in zip(found.schema, sources, strict=True)
+        field.with_metadata({COLUMN_KEY: source}) for field, source in zip(found.schema, sources, strict=True)
     ]
     return found.cast(pa.schema(fields))
 
@@ -252,42 +252,42 @@ def front(
         for name, kind in points.items()
         if NUMBER.match(kind) and name not in ("machine", "schedule", "model_version", "solver_version")
     ]
-    known, every = ", ".join(numeric), ", ".join(designs)
+    numeric_names, design_names = ", ".join(numeric), ", ".join(designs)
     for name in names:
         if name not in points:
             near = get_close_matches(name, numeric, 1)
-            way = (
+            hint = (
                 f"its new name is {COLUMNS[name]}"
                 if name in COLUMNS
                 else f"did you mean {near[0]}?"
                 if near
-                else f"there are {known}"
+                else f"there are {numeric_names}"
             )
-            raise QueryError(f'objective "{name}": no such column of points; {way}')
+            raise QueryError(f'objective "{name}": no such column of points; {hint}')
         if name not in numeric:
-            raise QueryError(f'objective "{name}" is {points[name]}, no number; there are {known}')
+            raise QueryError(f'objective "{name}" is {points[name]}, no number; there are {numeric_names}')
     for name in by:
         if name not in designs:
             near = get_close_matches(name, designs, 1)
-            way = (
+            hint = (
                 f"its new name is {COLUMNS[name]}"
                 if name in COLUMNS
                 else f"did you mean {near[0]}?"
                 if near
-                else f"there are {every}"
+                else f"there are {design_names}"
             )
-            raise QueryError(f'--by "{name}": no such column; {way}')
+            raise QueryError(f'--by "{name}": no such column; {hint}')
     rows = "(FROM designs WHERE feasible)"
     if where.strip():
         rows = f"(FROM {rows} WHERE ({where}\n))"
         _condition(con, where, rows)
     order = [f"{_quote(n)}{' DESC' if maximised(o) else ''}" for n, o in zip(names, objectives, strict=True)]
     groups = [_quote(name) for name in by]
-    first = ", ".join(dict.fromkeys([*groups, "machine", "schedule", *map(_quote, names)]))
-    equal = ", ".join([*groups, *map(_quote, names)])
-    alike = f", count(*) OVER (PARTITION BY {equal}) AS tied_designs" if distinct else ""
-    once = (
-        f" QUALIFY row_number() OVER (PARTITION BY {equal} ORDER BY machine, schedule) = 1"
+    keys = ", ".join(dict.fromkeys([*groups, "machine", "schedule", *map(_quote, names)]))
+    partition = ", ".join([*groups, *map(_quote, names)])
+    tied_column = f", count(*) OVER (PARTITION BY {partition}) AS tied_designs" if distinct else ""
+    distinct_rows = (
+        f" QUALIFY row_number() OVER (PARTITION BY {partition} ORDER BY machine, schedule) = 1"
         if distinct
         else ""
     )
@@ -298,13 +298,13 @@ def front(
     ordered = ", ".join([*groups, *order, "machine", "schedule"])
     best = query(
         con,
-        f"WITH compared AS MATERIALIZED (SELECT {first} FROM {rows}) SELECT machine, schedule FROM {fronts}",
+        f"WITH compared AS MATERIALIZED (SELECT {keys} FROM {rows}) SELECT machine, schedule FROM {fronts}",
         seconds,
     )
     with as_query_error(), computed.narrow_to(con, best):  # compute all other columns for these points only
-        chosen = f"designs SEMI JOIN internal.asked USING (machine, schedule){once}"
+        chosen = f"designs SEMI JOIN internal.asked USING (machine, schedule){distinct_rows}"
         return _query_with_retry(
-            con, f"SELECT {first}{alike}, * EXCLUDE ({first}) FROM {chosen} ORDER BY {ordered}", seconds
+            con, f"SELECT {keys}{tied_column}, * EXCLUDE ({keys}) FROM {chosen} ORDER BY {ordered}", seconds
         )
 
 
@@ -376,45 +376,50 @@ def _fronts(groups: pa.ListArray) -> pa.ListArray:
 
 
 def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Sequence[str]]) -> None:
-    known = {
+    schema_tables = {
         name
         for (name,) in con.execute(
             "SELECT table_name FROM duckdb_tables() WHERE schema_name = 'internal'"
         ).fetchall()
     } - {"run"}
-    asks = "uniques" in known
-    known -= {"uniques", "asked", "gathered"}
-    there = dict.fromkeys([*sorted(known), *parts])
-    for table in there:
-        sources = [f"FROM internal.{_quote(table)}"] if table in known else []
+    has_functions = "uniques" in schema_tables
+    schema_tables -= {"uniques", "asked", "gathered"}
+    tables = dict.fromkeys([*sorted(schema_tables), *parts])
+    for table in tables:
+        sources = [f"FROM internal.{_quote(table)}"] if table in schema_tables else []
         if parts.get(table):
             listed = ", ".join(_literal(str(root / part)) for part in parts[table])
             sources.append(f"FROM read_parquet([{listed}], union_by_name = true, hive_partitioning = false)")
-        once = "SELECT DISTINCT * FROM ({})" if table in ONCE else "{}"
+        template = "SELECT DISTINCT * FROM ({})" if table in DEDUPLICATED else "{}"
         name = (
             f"internal.stored_{table}"
             if table in (*computed.VIEWS, "points", computed.PACKED)
             else _quote(table)
         )
-        con.execute(f"CREATE OR REPLACE VIEW {name} AS {once.format(' UNION ALL BY NAME '.join(sources))}")
-    asks = asks and {computed.PACKED, "points", "machines", "einsums"} <= there.keys()
-    if asks:
-        computed.source(con)
-    if {"points", "machines"} <= there.keys():
-        points = computed.points(con)
-        own = [f"m.{_quote(name)}" for name in _columns(con, "machines") if name not in points]
-        for view, columns in (("points", [*points.values()]), ("designs", [*points.values(), *own])):
-            rows = f"internal.{'point_rows' if asks else 'stored_points'}"
+        con.execute(
+            f"CREATE OR REPLACE VIEW {name} AS {template.format(' UNION ALL BY NAME '.join(sources))}"
+        )
+    has_functions = has_functions and {computed.PACKED, "points", "machines", "einsums"} <= tables.keys()
+    if has_functions:
+        computed.create_sources(con)
+    if {"points", "machines"} <= tables.keys():
+        points = computed.point_columns(con)
+        machine_columns = [f"m.{_quote(name)}" for name in _columns(con, "machines") if name not in points]
+        for view, columns in (
+            ("points", [*points.values()]),
+            ("designs", [*points.values(), *machine_columns]),
+        ):
+            rows = f"internal.{'point_rows' if has_functions else 'stored_points'}"
             con.execute(
                 f"CREATE OR REPLACE VIEW {view} AS SELECT {', '.join(columns)} FROM {rows} p JOIN "
                 "main.machines m USING (machine)"
             )
-    elif "points" in there:
+    elif "points" in tables:
         con.execute("CREATE OR REPLACE VIEW points AS FROM internal.stored_points")
-    if asks:
-        computed.views(con)
-    for table in computed.VIEWS if not asks else ():
-        if table in there:
+    if has_functions:
+        computed.create_views(con)
+    for table in computed.VIEWS if not has_functions else ():
+        if table in tables:
             con.execute(f"CREATE OR REPLACE VIEW {table} AS FROM internal.stored_{table}")
 
 
@@ -426,37 +431,37 @@ def _answer(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Tab
 
     def ask() -> None:
         try:
-            found.append(_whole(con, text))
+            found.append(_fetch_all(con, text))
         except BaseException as fault:  # raised again below, in the main thread
             found.append(fault)
 
-    asked = threading.Thread(target=ask, name="dse sql", daemon=True)
-    asked.start()
+    thread = threading.Thread(target=ask, name="dse sql", daemon=True)
+    thread.start()
     try:
-        asked.join(seconds)
+        thread.join(seconds)
     except KeyboardInterrupt:
-        _interrupt(con, asked)
+        _interrupt(con, thread)
         raise
-    if asked.is_alive():
-        _interrupt(con, asked)
+    if thread.is_alive():
+        _interrupt(con, thread)
         raise Stopped(f"stopped after {seconds:g} s; --timeout gives it more")
     if isinstance(found[0], BaseException):
         raise found[0]
     return found[0]
 
 
-def _interrupt(con: duckdb.DuckDBPyConnection, asked: threading.Thread) -> None:
+def _interrupt(con: duckdb.DuckDBPyConnection, thread: threading.Thread) -> None:
     """Interrupts a statement repeatedly for up to GIVE_UP_S: an interrupt before the query has begun is lost,
     and a long function never notices one.
     """
     for _ in range(round(GIVE_UP_S / 0.1)):
         con.interrupt()
-        asked.join(0.1)
-        if not asked.is_alive():
+        thread.join(0.1)
+        if not thread.is_alive():
             return
 
 
-def _whole(con: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
+def _fetch_all(con: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
     with computed.narrow(con, text) as narrow:
         reader = con.sql(narrow).to_arrow_reader(100_000)
         batches, size = [], 0
@@ -470,7 +475,7 @@ def _whole(con: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
         return pa.Table.from_batches(batches, reader.schema)
 
 
-def _gate(con: duckdb.DuckDBPyConnection, text: str) -> None:
+def _check_statement(con: duckdb.DuckDBPyConnection, text: str) -> None:
     statements = con.extract_statements(text)
     # DuckDB writes a PIVOT without IN as a CREATE TYPE and a SELECT of its own
     if any(not statement.query for statement in statements):
@@ -494,7 +499,7 @@ def _gate(con: duckdb.DuckDBPyConnection, text: str) -> None:
         explained, changed = EXPLAIN.subn("", statements[0].query, count=1)
         if not changed:
             raise QueryError("EXPLAIN stands behind a comment; begin the statement with it")
-        _gate(con, explained)
+        _check_statement(con, explained)
     else:
         _check_reads(con, text)
 
@@ -507,48 +512,48 @@ def _check_reads(con: duckdb.DuckDBPyConnection, text: str) -> None:
     if tree["error"]:
         raise QueryError(f"{tree['error_message']}; a PIVOT must list its values: PIVOT ... ON x IN (...)")
     found = list(nodes(tree))
-    own = (
+    tables_sql = (
         "SELECT view_name FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' UNION ALL SELECT "
         "table_name FROM duckdb_tables() WHERE schema_name = 'main'"
     )
-    views = {name for (name,) in con.execute(own).fetchall()}
+    views = {name for (name,) in con.execute(tables_sql).fetchall()}
     views |= {
         key
         for node in found
         for entry in node.get("map", [])
         if isinstance(entry, dict) and NAME.fullmatch(key := str(entry.get("key", "")))
     }
-    known = {name.lower() for name in views}
+    table_names = {name.lower() for name in views}
     for node in found:
         match node.get("type"):
             case "BASE_TABLE" | "SHOW_REF":
-                _check_table(node["table_name"], node["schema_name"], known)
+                _check_table(node["table_name"], node["schema_name"], table_names)
             case "TABLE_FUNCTION":
-                _check_table_function(con, node["function"], known)
+                _check_table_function(con, node["function"], table_names)
 
 
-def _check_table(table: str, schema: str, known: set[str]) -> None:
+def _check_table(table: str, schema: str, table_names: set[str]) -> None:
     """Raises QueryError if a table of a statement is not one of the run's. DuckDB would look for a file of
     that name.
     """
-    own = schema.lower() in ("", "main") and table.strip('"').lower() not in known | SHOWN
-    if schema.lower() not in SCHEMAS or own:
-        near = get_close_matches(table.lower(), known, 1)
+    is_unknown = schema.lower() in ("", "main") and table.strip('"').lower() not in table_names | SHOW_NAMES
+    if schema.lower() not in SCHEMAS or is_unknown:
+        near = get_close_matches(table.lower(), table_names, 1)
         raise QueryError(
             f"{table}: no such table; "
-            + (f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}")
+            + (f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(table_names))}")
         )
 
 
 def _check_table_function(
-    con: duckdb.DuckDBPyConnection, function: Mapping[str, Any], known: set[str]
+    con: duckdb.DuckDBPyConnection, function: Mapping[str, Any], table_names: set[str]
 ) -> None:
     """Raises QueryError unless a table function is one of TABLE_FUNCTIONS, and the table that a front reads
     is allowed.
     """
     name = function["function_name"].lower()
     # "arguments": DuckDB 2.0 and later
-    given = (
+    arguments = (
         function["children"]
         if "children" in function
         else [one["expression"] | {"alias": one["name"]} for one in function["arguments"]]
@@ -560,13 +565,13 @@ def _check_table_function(
         )
     if name not in FRONTS:
         return
-    first = given[0] if given else {}
+    first = arguments[0] if arguments else {}
     constant = first.get("value", {}).get("value", first.get("literal", {}).get("text"))
     table = constant if first.get("type") == "VALUE_CONSTANT" else ".".join(first.get("column_names", []))
     if (
         not isinstance(table, str)
         or not table
-        or any(one.get("alias", "").lower() == "tbl" for one in given[1:])
+        or any(one.get("alias", "").lower() == "tbl" for one in arguments[1:])
     ):
         raise QueryError(
             f"{name}: its first argument must name a table"
@@ -575,7 +580,7 @@ def _check_table_function(
     if name == "pareto" and table.startswith("("):
         _check_reads(con, f"FROM {table} t")
     else:
-        _check_table(table, "", known)
+        _check_table(table, "", table_names)
 
 
 def _columns(con: duckdb.DuckDBPyConnection, table: str) -> dict[str, str]:
@@ -586,11 +591,11 @@ def _columns(con: duckdb.DuckDBPyConnection, table: str) -> dict[str, str]:
 def _line(error: BaseException) -> str:
     """Returns the message of an error in one line, without DuckDB's excerpt of the statement."""
     lines = [line.strip() for line in str(error).split("LINE ")[0].splitlines()]
-    said = " ".join(line for line in lines if line) or type(error).__name__
-    now = "; ".join(
-        f"{old} has a new name; write {new}" for old, new in COLUMNS.items() if f'"{old}"' in said
+    message = " ".join(line for line in lines if line) or type(error).__name__
+    new_names = "; ".join(
+        f"{old} has a new name; write {new}" for old, new in COLUMNS.items() if f'"{old}"' in message
     )
-    return f"{said}; {now}" if now else said
+    return f"{message}; {new_names}" if new_names else message
 
 
 def _sql(name: str) -> str:

@@ -44,7 +44,7 @@ class Scope:
 
     relations: Mapping[str, Columns | None]  # alias -> columns; None: unknown
     star: Columns | None  # columns of `*`, in order; None: unknown
-    unsure: frozenset[str] = frozenset()  # columns of USING whose sides may show different view columns
+    ambiguous: frozenset[str] = frozenset()  # columns of USING whose sides may show different view columns
 
 
 def columns(con: duckdb.DuckDBPyConnection, text: str, names: Sequence[str]) -> list[str]:
@@ -86,12 +86,12 @@ def _parsed(con: duckdb.DuckDBPyConnection, text: str, tables: Tables) -> Column
 
 
 def _query(con: duckdb.DuckDBPyConnection, node: Node, tables: Tables) -> Columns | None:
-    for one in node.get("cte_map", {}).get("map", []):
-        own = one["value"]
+    for entry in node.get("cte_map", {}).get("map", []):
+        cte = entry["value"]
         tables = _with(
             tables,
-            one["key"].lower(),
-            _named(_query(con, own["query"]["node"], tables), own.get("aliases", ())),
+            entry["key"].lower(),
+            _named(_query(con, cte["query"]["node"], tables), cte.get("aliases", ())),
         )
     match node.get("type"):
         case "SELECT_NODE":
@@ -103,7 +103,7 @@ def _query(con: duckdb.DuckDBPyConnection, node: Node, tables: Tables) -> Column
 
 
 def _with(tables: Tables, name: str, found: Columns | None) -> Tables:
-    return lambda asked: found if asked == name else tables(asked)
+    return lambda wanted: found if wanted == name else tables(wanted)
 
 
 def _united(left: Columns | None, right: Columns | None, by_name: bool) -> Columns | None:
@@ -137,8 +137,8 @@ def _named(found: Columns | None, aliases: Sequence[str]) -> Columns | None:
     if found is None or len(aliases) > len(found):
         return None
     names = [*map(str.lower, aliases), *(name for name, _ in found[len(aliases) :])]
-    given = list(filter(None, names))
-    unique = len(set(given)) == len(given)
+    given_names = list(filter(None, names))
+    unique = len(set(given_names)) == len(given_names)
     return tuple((name, source if unique else "") for name, (_, source) in zip(names, found, strict=True))
 
 
@@ -196,7 +196,7 @@ def _joined(node: Node, left: Scope, right: Scope) -> Scope:
         if node["ref_type"] != "NATURAL"
         else first.keys() & second.keys()
     )
-    unsure = {
+    ambiguous = {
         name
         for name in shared
         if left.star is None or right.star is None or first.get(name) != second.get(name)
@@ -206,41 +206,42 @@ def _joined(node: Node, left: Scope, right: Scope) -> Scope:
         if left.star is None or right.star is None
         else (*left.star, *(one for one in right.star if one[0] not in shared))
     )
-    return Scope(relations, star, left.unsure | right.unsure | unsure)
+    return Scope(relations, star, left.ambiguous | right.ambiguous | ambiguous)
 
 
 def _selected(scope: Scope, select_list: Sequence[Node]) -> Columns | None:
     """Columns of a SELECT; None where an expression may stand for several."""
     found: list[Column] = []
-    for one in select_list:
-        if one["type"] == "STAR":
-            starred = _starred(scope, one)
+    for expression in select_list:
+        if expression["type"] == "STAR":
+            starred = _starred(scope, expression)
             if starred is None:
                 return None
             found += starred
-        elif one["type"] == "COLUMN_REF":
-            *relation, name = map(str.lower, one["column_names"])
-            found.append((one["alias"].lower() or name, _looked_up(scope, relation, name)))
+        elif expression["type"] == "COLUMN_REF":
+            *relation, name = map(str.lower, expression["column_names"])
+            found.append((expression["alias"].lower() or name, _looked_up(scope, relation, name)))
         elif any(
-            inner.get("type") == "STAR" or inner.get("function_name") == "unnest" for inner in nodes(one)
+            inner.get("type") == "STAR" or inner.get("function_name") == "unnest"
+            for inner in nodes(expression)
         ):
             return None
         else:
-            found.append((one["alias"].lower(), ""))
+            found.append((expression["alias"].lower(), ""))
     return tuple(found)
 
 
 def _looked_up(scope: Scope, relation: Sequence[str], name: str) -> str:
     """The column of a view that a reference means; "" where it is none, or may be something else."""
     if (
-        (name in scope.unsure and not relation)
+        (name in scope.ambiguous and not relation)
         or not PLAIN.fullmatch(name)
         or len(relation) > 2
         or relation[:-1] not in ([], ["main"])
     ):
         return ""
-    given = [scope.relations.get(relation[-1])] if relation else list(scope.relations.values())
-    sources = {source for columns in given for own, source in columns or () if own == name}
+    candidates = [scope.relations.get(relation[-1])] if relation else list(scope.relations.values())
+    sources = {source for columns in candidates for own, source in columns or () if own == name}
     return sources.pop() if len(sources) == 1 else ""
 
 
@@ -253,12 +254,13 @@ def _starred(scope: Scope, star: Node) -> Columns | None:
     given = scope.relations.get(star["relation_name"].lower()) if star["relation_name"] else scope.star
     if given is None:
         return None
-    gone = {name.lower() for name in star["exclude_list"]}
-    made = {one["key"].lower() for one in star["replace_list"]} | (
-        frozenset() if star["relation_name"] else scope.unsure
+    excluded = {name.lower() for name in star["exclude_list"]}
+    replaced = {one["key"].lower() for one in star["replace_list"]} | (
+        frozenset() if star["relation_name"] else scope.ambiguous
     )
     renamed = {one["key"]["column"].lower(): one["value"].lower() for one in star["rename_list"]}
-    kept = [(name, source) for name, source in given if name not in gone]
+    remaining = [(name, source) for name, source in given if name not in excluded]
     return tuple(
-        (renamed.get(name, name), "" if name in made or name in renamed else source) for name, source in kept
+        (renamed.get(name, name), "" if name in replaced or name in renamed else source)
+        for name, source in remaining
     )

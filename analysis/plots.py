@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from dse.explain import units
-from dse.explain.figures import Dot, Effect, Line, Residency, Roofline, Slope, TensorAddresses, spans
+from dse.explain.figures import Dot, Effect, Line, Residency, Roofline, Slope, TensorAddresses, effect_ratios
 
 # from dark to light; the last three only where there are many parts
 SHADES = ("#16324f", "#2a7f9e", "#8cc0a8", "#e3c567", "#f3ead2", "#b5651d", "#6b4c7a", "#d0d0d0")
@@ -43,11 +43,12 @@ STYLE = {
     "savefig.dpi": 160,
 }
 FORMATS = ("png", "svg", "pdf")
-BINDS, STATIC = " (bottleneck)", "static"  # suffix of the bottleneck's name; name of the part for leakage
+# suffix of the bottleneck's name; name of the part for leakage
+BOTTLENECK_SUFFIX, LEAKAGE_PART = " (bottleneck)", "static"
 MAX_BARS = 24  # rows of stacked bars
 MAX_NAMES = 12  # einsums that are named on a roofline
 MAX_TENSORS = 40  # rows of a retention picture
-LOG = 8.0  # ratio of the largest to the smallest value above which an axis is logarithmic
+LOG_RATIO = 8.0  # ratio of the largest to the smallest value above which an axis is logarithmic
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +88,20 @@ class Picture:
 
 
 def _figure(
-    wide: float, high: float, rows: int = 1, columns: int = 1, **ratios: Any
+    width: float, height: float, rows: int = 1, columns: int = 1, **ratios: Any
 ) -> tuple[Figure, np.ndarray]:
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(wide, high), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained")
         return figure, figure.subplots(rows, columns, squeeze=False, **ratios)
 
 
 def _scale(axis: Any, name: str, values: Sequence[float]) -> float:
     """Sets label and scale of an axis. Returns the number by which its values are to be divided."""
     by, label = units.axis(name, values)
-    known = [v / by for v in values if np.isfinite(v)]
+    scaled = [v / by for v in values if np.isfinite(v)]
     axis.set_label_text(label)
-    if known and min(known) > 0 and max(known) > LOG * min(known):
-        _logarithmic(axis, max(known) / min(known))
+    if scaled and min(scaled) > 0 and max(scaled) > LOG_RATIO * min(scaled):
+        _logarithmic(axis, max(scaled) / min(scaled))
     else:
         axis.set_major_locator(MaxNLocator(6))
         axis.set_major_formatter(FuncFormatter(lambda v, _: units.number(v)))
@@ -125,9 +126,9 @@ def front(
     pairs = list(combinations(objectives, 2))[:3]
     with mpl.rc_context(STYLE):
         figure, axes = _figure(4.2 * len(pairs) + 0.3, 4.0, 1, len(pairs))
-        for ax, ((first, up), (second, upper)) in zip(axes[0], pairs, strict=True):
-            x = points[first] / _scale(ax.xaxis, first, points[first].tolist())
-            y = points[second] / _scale(ax.yaxis, second, points[second].tolist())
+        for ax, ((x_name, maximise_x), (y_name, maximise_y)) in zip(axes[0], pairs, strict=True):
+            x = points[x_name] / _scale(ax.xaxis, x_name, points[x_name].tolist())
+            y = points[y_name] / _scale(ax.yaxis, y_name, points[y_name].tolist())
             ax.scatter(
                 x,
                 y,
@@ -137,7 +138,7 @@ def front(
                 label=f"feasible points ({len(x)})",
                 rasterized=len(x) > 5000,
             )
-            step = _stairs(x * (-1 if up else 1), y * (-1 if upper else 1))
+            step = _stairs(x * (-1 if maximise_x else 1), y * (-1 if maximise_y else 1))
             sx, sy = x[step], y[step]
             ax.step(sx, sy, where="post", color=INK, linewidth=1.0, label="front of these two")
             ax.scatter(
@@ -174,10 +175,16 @@ def breakdown(panels: Mapping[str, Bars], what: str, title: str) -> Picture:
     A component has the same shade and hatch in all panels, by its position among the parts (the machine's
     order).
     """
-    named = dict.fromkeys(
-        part.removesuffix(BINDS) for bars in panels.values() for _, sizes in bars for part in sizes
+    part_names = dict.fromkeys(
+        part.removesuffix(BOTTLENECK_SUFFIX)
+        for bars in panels.values()
+        for _, sizes in bars
+        for part in sizes
     )
-    place = {part: i % len(SHADES) for i, part in enumerate(sorted(named, key=lambda part: part == STATIC))}
+    shade_index = {
+        part: i % len(SHADES)
+        for i, part in enumerate(sorted(part_names, key=lambda part: part == LEAKAGE_PART))
+    }
     rows = min(max(len(bars) for bars in panels.values()), MAX_BARS)
     with mpl.rc_context(STYLE):
         figure, axes = _figure(10, 1.9 + 0.32 * rows, 1, len(panels), sharey=True)
@@ -192,11 +199,11 @@ def breakdown(panels: Mapping[str, Bars], what: str, title: str) -> Picture:
             by, label = units.axis(name, [sum(sizes.values()) for _, sizes in shown])
             left = np.zeros(len(shown))
             for part in parts:
-                wide = np.array([sizes.get(part, 0.0) / by for _, sizes in shown])
-                i = place[part.removesuffix(BINDS)]
+                widths = np.array([sizes.get(part, 0.0) / by for _, sizes in shown])
+                i = shade_index[part.removesuffix(BOTTLENECK_SUFFIX)]
                 ax.barh(
                     range(len(shown)),
-                    wide,
+                    widths,
                     left=left,
                     height=0.72,
                     color=SHADES[i],
@@ -205,7 +212,7 @@ def breakdown(panels: Mapping[str, Bars], what: str, title: str) -> Picture:
                     linewidth=0.4,
                     label=part,
                 )
-                left += wide
+                left += widths
             # set here, because a last part of width 0 would remove Matplotlib's own margin
             ax.set_xlim(0, 1.04 * max(left, default=0.0) or 1.0)
             ax.set_xlabel(label)
@@ -228,8 +235,8 @@ def roofline(given: Roofline, title: str) -> Picture:
         ridge = given.peak / given.gb_s if np.isfinite(given.gb_s) else 1.0
         x = [dot.intensity for dot in given.dots] + [ridge]
         low, high = min(x) / 3, max(x) * 3
-        at = np.geomspace(low, high, 200)
-        ax.plot(at, np.minimum(given.peak, at * given.gb_s), color=INK, linewidth=1.4)
+        intensities = np.geomspace(low, high, 200)
+        ax.plot(intensities, np.minimum(given.peak, intensities * given.gb_s), color=INK, linewidth=1.4)
         _logarithmic(ax.xaxis, high / low)
         _logarithmic(ax.yaxis, given.peak / min(dot.rate for dot in given.dots) * 2.5)
         ax.annotate(
@@ -248,22 +255,22 @@ def roofline(given: Roofline, title: str) -> Picture:
             fontsize=8,
             va="top",
         )
-        binds = list(dict.fromkeys(dot.bottleneck for dot in given.dots))
-        for i, who in enumerate(binds):
-            own = [dot for dot in given.dots if dot.bottleneck == who]
+        bottlenecks = list(dict.fromkeys(dot.bottleneck for dot in given.dots))
+        for i, component in enumerate(bottlenecks):
+            dots = [dot for dot in given.dots if dot.bottleneck == component]
             ax.scatter(
-                [dot.intensity for dot in own],
-                [dot.rate for dot in own],
-                s=[_size(dot) for dot in own],
+                [dot.intensity for dot in dots],
+                [dot.rate for dot in dots],
+                s=[_size(dot) for dot in dots],
                 alpha=0.85,
                 marker="osD^vP*X"[i % 8],
                 color=SHADES[i % 5],
                 edgecolors=INK,
                 linewidths=0.6,
-                label=f"bottleneck {who}",
+                label=f"bottleneck {component}",
                 zorder=3,
             )
-        _named(ax, given)
+        _label_largest(ax, given)
         ax.set_xlabel(f"operational intensity (MAC/B of {given.level})")
         ax.set_ylabel("GMAC/s")
         ax.set_ylim(top=given.peak * 2.5)
@@ -280,13 +287,13 @@ def _size(dot: Dot) -> float:
     return 24 + 500 * dot.share
 
 
-def _named(ax: Axes, given: Roofline) -> None:
+def _label_largest(ax: Axes, given: Roofline) -> None:
     """Writes names of the einsums that take longest, unless another name would overlap."""
-    taken: list[tuple[float, float]] = []
+    label_positions: list[tuple[float, float]] = []
     for dot in sorted(given.dots, key=lambda dot: -dot.share)[:MAX_NAMES]:
-        at = np.log10(dot.intensity), np.log10(dot.rate)
-        if all(abs(at[0] - x) > 0.35 or abs(at[1] - y) > 0.09 for x, y in taken):
-            taken.append(at)
+        position = np.log10(dot.intensity), np.log10(dot.rate)
+        if all(abs(position[0] - x) > 0.35 or abs(position[1] - y) > 0.09 for x, y in label_positions):
+            label_positions.append(position)
             ax.annotate(
                 _short(dot.name, 24),
                 (dot.intensity, dot.rate),
@@ -304,50 +311,56 @@ def sensitivity(panels: Mapping[str, tuple[Sequence[Effect], float, float]], tit
     panels: objective -> (effects, share of the variance that they explain, factor within which an effect may
         be the fit's error, which is shaded)
     """
-    most = max((len(spans(found)) for found, *_ in panels.values()), default=1)
+    row_count = max((len(effect_ratios(effects)) for effects, *_ in panels.values()), default=1)
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(4.2 * len(panels), 1.5 + 0.62 * most, 1, len(panels))
-        for ax, (name, (found, explained, unsure)) in zip(axes[0], panels.items(), strict=True):
-            names = [parameter for parameter, _ in spans(found)]
+        figure, axes = _figure(4.2 * len(panels), 1.5 + 0.62 * row_count, 1, len(panels))
+        for ax, (name, (effects, explained, error_factor)) in zip(axes[0], panels.items(), strict=True):
+            names = [parameter for parameter, _ in effect_ratios(effects)]
             ax.axvline(1.0, color=FAINT, linewidth=0.8)
-            if unsure < LOG:
-                ax.axvspan(1 / unsure, unsure, color=FAINT, alpha=0.35, linewidth=0)
+            if error_factor < LOG_RATIO:
+                ax.axvspan(1 / error_factor, error_factor, color=FAINT, alpha=0.35, linewidth=0)
             for row, parameter in enumerate(names):
-                own = [one for one in found if one.parameter == parameter]
-                ax.plot([one.factor for one in own], [row] * len(own), color=INK, linewidth=1.0, zorder=2)
+                of_parameter = [one for one in effects if one.parameter == parameter]
+                ax.plot(
+                    [one.factor for one in of_parameter],
+                    [row] * len(of_parameter),
+                    color=INK,
+                    linewidth=1.0,
+                    zorder=2,
+                )
                 ax.scatter(
-                    [one.factor for one in own],
-                    [row] * len(own),
+                    [one.factor for one in of_parameter],
+                    [row] * len(of_parameter),
                     s=20,
                     color=SHADES[1],
                     zorder=3,
                     edgecolors="white",
                     linewidths=0.5,
                 )
-                for above, one in (
-                    ((min(own, key=_factor), -9), (max(own, key=_factor), 5))
-                    if own[0].factor != own[-1].factor
+                for effect, one in (
+                    ((min(of_parameter, key=_factor), -9), (max(of_parameter, key=_factor), 5))
+                    if of_parameter[0].factor != of_parameter[-1].factor
                     else ()
                 ):
                     ax.annotate(
-                        _value(parameter, above.value),
-                        (above.factor, row),
+                        _value(parameter, effect.value),
+                        (effect.factor, row),
                         (0, one),
                         textcoords="offset points",
                         ha="center",
                         fontsize=7,
                         va="top" if one < 0 else "bottom",
                     )
-            if found and max(map(_factor, found)) > LOG * min(map(_factor, found)):
-                _logarithmic(ax.xaxis, max(map(_factor, found)) / min(map(_factor, found)))
+            if effects and max(map(_factor, effects)) > LOG_RATIO * min(map(_factor, effects)):
+                _logarithmic(ax.xaxis, max(map(_factor, effects)) / min(map(_factor, effects)))
             ax.set_yticks(range(len(names)), [parameter.replace("_", " ") for parameter in names])
             ax.set_ylim(len(names) - 0.4, -0.6)
             ax.grid(visible=False, axis="y")
             ax.margins(x=0.12)
             ax.set_xlabel(f"{units.axis(name, [])[1].split(' (')[0]}, times its mean")
             error = (
-                f"\nshaded, within {100 * (unsure - 1):.2g} %: perhaps the fit's error"
-                if 1.0005 < unsure < LOG
+                f"\nshaded, within {100 * (error_factor - 1):.2g} %: perhaps the fit's error"
+                if 1.0005 < error_factor < LOG_RATIO
                 else ""
             )
             ax.set_title(f"explains {100 * explained:.0f} % of the variance{error}", fontsize=8)
@@ -388,20 +401,20 @@ def progress(
             )
         top.set_ylabel("hypervolume\n(% of the last)")
         top.set_ylim(0, 104)
-        under = np.zeros(max(map(len, statuses.values()), default=0))
+        stacked = np.zeros(max(map(len, statuses.values()), default=0))
         for i, (status, counts) in enumerate(statuses.items()):
             if any(counts):
                 low.fill_between(
-                    range(1, len(under) + 1),
-                    under,
-                    under + counts,
+                    range(1, len(stacked) + 1),
+                    stacked,
+                    stacked + counts,
                     color=SHADES[(2, 0, 3, 5)[i % 4]],
                     hatch=("", "////", "....", "xxxx")[i % 4],
                     edgecolor=INK,
                     linewidth=0.3,
                     label=f"{status} ({counts[-1]})",
                 )
-                under = under + np.array(counts)
+                stacked = stacked + np.array(counts)
         low.set_ylabel("machines")
         low.set_xlabel("machines done")
         low.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -416,9 +429,9 @@ def nest(lines: Sequence[Line], title: str, subtitle: str) -> Picture:
     """
     with mpl.rc_context(STYLE):
         figure, axes = _figure(10.5, 1.5 + 0.23 * len(lines), 1, 3, sharey=True, width_ratios=[1.7, 1, 1])
-        text, held, moved = axes[0]
-        at = [i for i, line in enumerate(lines) if line.level]
-        levels = list(dict.fromkeys(lines[i].level for i in at))
+        text, held_ax, moved_ax = axes[0]
+        node_rows = [i for i, line in enumerate(lines) if line.level]
+        levels = list(dict.fromkeys(lines[i].level for i in node_rows))
         for i, line in enumerate(lines):
             if line.level:
                 text.axhspan(
@@ -434,14 +447,14 @@ def nest(lines: Sequence[Line], title: str, subtitle: str) -> Picture:
                 transform=text.get_yaxis_transform(),
             )
         for ax, values, label in (
-            (held, [lines[i].held_bytes for i in at], "held by one instance"),
-            (moved, [lines[i].moved_bytes for i in at], "read and written, all instances"),
+            (held_ax, [lines[i].held_bytes for i in node_rows], "held by one instance"),
+            (moved_ax, [lines[i].moved_bytes for i in node_rows], "read and written, all instances"),
         ):
             ax.barh(
-                at,
+                node_rows,
                 values,
                 height=0.72,
-                color=[SHADES[levels.index(lines[i].level) % 5] for i in at],
+                color=[SHADES[levels.index(lines[i].level) % 5] for i in node_rows],
                 edgecolor=INK,
                 linewidth=0.4,
             )
@@ -452,15 +465,15 @@ def nest(lines: Sequence[Line], title: str, subtitle: str) -> Picture:
             ax.set_title(label, fontsize=8)
             ax.set_xlim(min([v for v in values if v], default=1) / 2, max(values) * 12)
             ax.tick_params(labelsize=7)
-            for i, value in zip(at, values, strict=True):
-                full = lines[i].share if ax is held else None
-                said = (
-                    f"{units.quantity('bytes', value)}{f', {_percent(full)}' if full is not None else ''}"
+            for i, value in zip(node_rows, values, strict=True):
+                share = lines[i].share if ax is held_ax else None
+                annotation = (
+                    f"{units.quantity('bytes', value)}{f', {_percent(share)}' if share is not None else ''}"
                     if value
                     else "(counted above)"
                 )
                 ax.annotate(
-                    said,
+                    annotation,
                     (max(value, ax.get_xlim()[0]), i),
                     (3, 0),
                     textcoords="offset points",
@@ -469,7 +482,7 @@ def nest(lines: Sequence[Line], title: str, subtitle: str) -> Picture:
                 )
         text.set_ylim(len(lines) - 0.5, -0.5)
         text.axis("off")
-        for ax in (held, moved):
+        for ax in (held_ax, moved_ax):
             ax.grid(visible=False, axis="y")
             ax.tick_params(axis="y", left=False, labelleft=False)
         figure.suptitle("\n".join([title, *textwrap.wrap(subtitle, 130)]))
@@ -478,15 +491,15 @@ def nest(lines: Sequence[Line], title: str, subtitle: str) -> Picture:
 
 def ski_slope(given: Slope, title: str) -> Picture:
     """Draws the minimum traffic of the outermost level over the capacity of one buffer."""
-    known = [(capacity, moved) for capacity, moved in given.points if moved is not None]
+    points = [(capacity, moved) for capacity, moved in given.points if moved is not None]
     with mpl.rc_context(STYLE):
         figure, axes = _figure(7.2, 4.6)
         ax = axes[0][0]
-        sizes = [moved for _, moved in known] + [given.compulsory] + ([given.own[1]] if given.own else [])
+        sizes = [moved for _, moved in points] + [given.compulsory] + ([given.own[1]] if given.own else [])
         by, label = units.axis("bytes", sizes)
         ax.step(
-            [c for c, _ in known],
-            [moved / by for _, moved in known],
+            [c for c, _ in points],
+            [moved / by for _, moved in points],
             where="post",
             color=INK,
             linewidth=1.4,
@@ -535,7 +548,7 @@ def residency(given: Residency) -> Picture:
     names = list(dict.fromkeys(bar[0] for bar in given.bars))[:MAX_TENSORS]
     sizes = {bar[0]: bar[4] for bar in given.bars}
     starts, rows = [0.0, *given.times[:-1]], max(len(names), 1)
-    by, unit = units.axis("latency_cycles", given.times) if given.unit else (1.0, "accesses, in order")
+    by, time_label = units.axis("latency_cycles", given.times) if given.unit else (1.0, "accesses, in order")
     with mpl.rc_context(STYLE):
         figure, axes = _figure(
             10,
@@ -546,9 +559,9 @@ def residency(given: Residency) -> Picture:
             height_ratios=[0.24 * rows + 0.4, *(1.0 for _ in given.used)],
         )
         top = axes[0][0]
-        for name, first, last, kept, size in given.bars:
+        for name, first, last, retained, size in given.bars:
             if name in names:
-                share = kept / size if size else 1.0
+                share = retained / size if size else 1.0
                 top.barh(
                     names.index(name),
                     (last - first) / by,
@@ -560,7 +573,7 @@ def residency(given: Residency) -> Picture:
                 )
                 if share < 0.999 and last - first > 0.04 * given.times[-1]:
                     top.annotate(
-                        f"{units.quantity('bytes', kept)}, {100 * share:.0f} %",
+                        f"{units.quantity('bytes', retained)}, {100 * share:.0f} %",
                         ((first + last) / 2 / by, names.index(name)),
                         fontsize=7,
                         ha="center",
@@ -575,21 +588,21 @@ def residency(given: Residency) -> Picture:
         top.set_xlim(0, given.times[-1] / by)
         if not names:
             top.text(0.5, 0.5, "nothing is retained on chip", ha="center", transform=top.transAxes)
-        for ax, (level, held, room) in zip(axes[1:, 0], given.used, strict=True):
-            scale, label = units.axis("bytes", [*held, room or 0.0])
+        for ax, (level, occupied, capacity) in zip(axes[1:, 0], given.used, strict=True):
+            scale, label = units.axis("bytes", [*occupied, capacity or 0.0])
             ax.stairs(
-                [v / scale for v in held],
+                [v / scale for v in occupied],
                 [0.0, *(t / by for t in given.times)],
                 fill=True,
                 color=SHADES[2],
                 edgecolor=INK,
                 linewidth=0.6,
             )
-            if room:
-                ax.axhline(room / scale, color=INK, linewidth=1.0, linestyle="--")
+            if capacity:
+                ax.axhline(capacity / scale, color=INK, linewidth=1.0, linestyle="--")
                 ax.annotate(
                     "capacity",
-                    (1, room / scale),
+                    (1, capacity / scale),
                     (-2, 2),
                     xycoords=("axes fraction", "data"),
                     textcoords="offset points",
@@ -597,9 +610,9 @@ def residency(given: Residency) -> Picture:
                     ha="right",
                 )
             ax.set_ylabel(f"one {level}\n{label.replace('bytes ', '')}")
-            ax.set_ylim(0, 1.25 * max([*held, room or 0.0]) / scale or 1.0)
+            ax.set_ylim(0, 1.25 * max([*occupied, capacity or 0.0]) / scale or 1.0)
         low = axes[-1][0]
-        low.set_xlabel(unit.replace("latency", "time"))
+        low.set_xlabel(time_label.replace("latency", "time"))
         if given.unit:
             for a, b, step in zip(starts, given.times, given.steps, strict=True):
                 top.axvline(b / by, color=FAINT, linewidth=0.6, zorder=0)
@@ -628,7 +641,7 @@ def layout(given: TensorAddresses) -> Picture:
     different lines.
     """
     addresses = np.array(given.addresses)
-    lines = addresses // given.line
+    lines = addresses // given.line_elems
     order = {line: i for i, line in enumerate(np.unique(lines))}
     shade = np.vectorize(order.__getitem__)(lines)
     rows, columns = addresses.shape
@@ -654,7 +667,7 @@ def layout(given: TensorAddresses) -> Picture:
         ax.set_xlabel(given.columns)
         ax.set_ylabel(given.rows)
         ax.grid(visible=False)
-        ax.set_title(f"{given.title}\none shade: one line of {given.line} elements")
+        ax.set_title(f"{given.title}\none shade: one line of {given.line_elems} elements")
     return Picture(figure)
 
 
@@ -662,5 +675,5 @@ def _percent(share: float) -> str:
     return "< 1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
 
 
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+def _short(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else f"{text[: max_chars - 3]}..."

@@ -24,7 +24,7 @@ from plotly.offline import get_plotlyjs
 # how report.js reads the numbers of a column -> NumPy type
 KINDS = {"f4": np.dtype("<f4"), "u1": np.dtype("u1"), "u2": np.dtype("<u2"), "i4": np.dtype("<i4")}
 # characters that could end a script element or a line -> their escapes in JSON
-BREAKS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Page:
 
 def document(page: Page) -> str:
     """Returns the HTML file."""
-    head, data = packed(page.columns)
+    head, data = pack_columns(page.columns)
     script = get_plotlyjs()
     if "</script" in script.lower():  # a release of plotly.js that cannot stand inside an element
         raise RuntimeError(
@@ -63,26 +63,26 @@ def document(page: Page) -> str:
         "style": _file("report.css"),
         "plotly": script,
         "program": _file("report.js"),
-        "facts": embedded({**page.facts, "title": page.title, "columns": head}),
+        "facts": script_json({**page.facts, "title": page.title, "columns": head}),
         "columns": data,
-        "details": compressed(embedded(page.details).encode()),
+        "details": gzip_base64(script_json(page.details).encode()),
     }
     return re.sub(r"\[\[(\w+)\]\]", lambda place: parts[place[1]], _file("report.html"))
 
 
-def embedded(value: Any) -> str:
+def script_json(value: Any) -> str:
     """Returns JSON that is safe inside a script element: no text in it ends the element. NaN and infinities
     become null.
     """
     text = json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return "".join(BREAKS.get(c, c) for c in text) if any(c in text for c in BREAKS) else text
+    return "".join(ESCAPES.get(c, c) for c in text) if any(c in text for c in ESCAPES) else text
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, float | np.floating):
         return float(value) if np.isfinite(value) else None
     return (
@@ -94,11 +94,11 @@ def _plain(value: Any) -> Any:
     )
 
 
-def packed(columns: Sequence[Column]) -> tuple[list[dict[str, Any]], str]:
+def pack_columns(columns: Sequence[Column]) -> tuple[list[dict[str, Any]], str]:
     """Returns (a description of each column with its offset, the bytes of all columns as text). Floats have
     seven digits.
     """
-    head, parts, at = [], [], 0
+    head, parts, offset = [], [], 0
     for column in columns:
         kind, values = _narrow(column)
         raw = values.astype(KINDS[kind]).tobytes()
@@ -108,27 +108,27 @@ def packed(columns: Sequence[Column]) -> tuple[list[dict[str, Any]], str]:
                 "label": column.label,
                 "group": column.group,
                 "kind": kind,
-                "at": at,
+                "at": offset,
                 "length": len(values),
                 "choices": list(column.choices),
                 "units": [list(step) for step in column.units],
             }
         )
         parts.append(raw + bytes(-len(raw) % 4))
-        at += len(parts[-1])
-    return head, compressed(b"".join(parts))
+        offset += len(parts[-1])
+    return head, gzip_base64(b"".join(parts))
 
 
 def _narrow(column: Column) -> tuple[str, np.ndarray]:
     if column.values.dtype.kind not in "iub":
         return "f4", np.clip(column.values, -3e38, 3e38)
-    most = int(column.values.max(initial=0))
-    return ("u1" if most < 256 else "u2" if most < 65536 else "i4") if int(
+    largest = int(column.values.max(initial=0))
+    return ("u1" if largest < 256 else "u2" if largest < 65536 else "i4") if int(
         column.values.min(initial=0)
     ) >= 0 else "i4", column.values
 
 
-def compressed(data: bytes) -> str:
+def gzip_base64(data: bytes) -> str:
     """Returns bytes as gzip in base64, without a time stamp: equal bytes give equal text."""
     return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
 

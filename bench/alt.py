@@ -100,7 +100,7 @@ def row(case: str) -> tuple[dict[str, float], LayoutAssignment, list[float], str
     """
     name, net, said = case.split(",")
     objective = cast(Objective, said)
-    arch, workload, begun = machine.built(name), catalog.load(net), time.process_time()
+    arch, workload, begun = machine.load_arch(name), catalog.load(net), time.process_time()
     solved = mapped(arch, workload, objective)
     searched, value, best, whys = time.process_time(), dict[str, float](), None, list[str]()
     for pick in OPTIONS:
@@ -152,7 +152,7 @@ def end_to_end(
             names = transfer.dim_names(p)
             own_texts = [one.text for one in mapping.layouts if (one.level, one.tensor) == (home, p.tensor)]
             layout = parse(own_texts[0], names, shape) if own_texts else row_major(names, shape)
-            wanted[group.key, x] = replace(layout, names=layouts._names(len(shape)))
+            wanted[group.key, x] = replace(layout, names=layouts._dim_names(len(shape)))
     g = layouts.Layouts(arch, workload, objective, own)
     wants = {
         (i, x): wanted[key, x]
@@ -161,17 +161,17 @@ def end_to_end(
         if (key, x) in wanted
     }
     shared = []
-    for one in g.shared:
+    for one in g.interface:
         places = [(use.einsum, use.position) for use in (one.maker, *one.readers) if not use.view]
         labels = one.labels[0], *(wants[at] for at in places if at in wants)
         shared.append(replace(one, labels=tuple(dict.fromkeys(labels))))
-    g.shared = shared
+    g.interface = shared
     g.nodes = {
-        (use.einsum, use.position): (one, use) for one in g.shared for use in (one.maker, *one.readers)
+        (use.einsum, use.position): (one, use) for one in g.interface for use in (one.maker, *one.readers)
     }
     allowed, _ = next(g.rules("alt"))
     for at, (shared_, use) in g.nodes.items():
-        if at in wants and not use.view:
+        if at in wants and not use.is_view:
             allowed[use.node] = (shared_.labels.index(wants[at]),)
     least = g.minimum((allowed, frozenset()))
     assert least[2]
@@ -180,7 +180,7 @@ def end_to_end(
 
 def whole(case: str, joint: int, loops: int) -> None:
     name, net, given = case.split(",")
-    arch, workload, objective = machine.built(name), catalog.load(net), cast(Objective, given)
+    arch, workload, objective = machine.load_arch(name), catalog.load(net), cast(Objective, given)
     solved = mapped(arch, workload, objective)
     best = assign_layouts(arch, workload, objective, "alt", solved)
     assert not isinstance(best, Infeasible), best
@@ -227,7 +227,7 @@ def operators(rng: Random) -> dict[str, Einsum]:
 
 
 def fig9(name: str, count: int, joint: int = 300, loops: int = 700) -> None:
-    arch, over = machine.built(name), dict[str, dict[str, list[float]]]()
+    arch, over = machine.load_arch(name), dict[str, dict[str, list[float]]]()
     for seed in range(count):
         for kind, e in operators(Random(seed)).items():
             one = Problem(arch, e, "latency")
@@ -261,7 +261,7 @@ def first(name: str) -> None:
     """Latencies, and lines moved at main memory, of the first layer of ResNet-18 in given layouts of its
     output, in the mapping that suits them best.
     """
-    arch, e = machine.built(name), catalog.load("resnet18").einsums[0]
+    arch, e = machine.load_arch(name), catalog.load("resnet18").einsums[0]
     found = priced_mappings(Problem(arch, e, "latency"), "imperfect_spatial", FREE, 0.01, frozenset())
     assert not isinstance(found, Infeasible)
     best = min(found.costs, key=lambda one: one.latency_cycles)

@@ -86,7 +86,7 @@ def measure(name: str, e: Einsum, nest: Mapping, arch: Arch, mappings: int) -> N
 
 
 def main(mappings: int) -> None:
-    arch = machine.built("a3")
+    arch = machine.load_arch("a3")
     measure(
         "GEMM 128x128x128", catalog.load("gemm:m=128,n=128,k=128").einsums[0], parse(GEMM), arch, mappings
     )

@@ -48,7 +48,7 @@ OTHER = {"dram.kind": "gddr6"}  # prices and rates differ from edge_array's
 
 
 def chains() -> None:
-    arch, took = machine.built("a2s"), dict[int, list[float]]()
+    arch, took = machine.load_arch("a2s"), dict[int, list[float]]()
     said = dict[int, str]()
     for turn in range(ROUNDS + 1):  # the first one compiles, or loads what was
         for many in (1, 2, 4, 8):
@@ -107,7 +107,7 @@ def networks(wanted: Sequence[str]) -> None:
 
 def beside_accelforge(folder: Path) -> Iterator[str]:
     """A row of a table per workload. Both processes map a small chain first."""
-    arch = machine.built("a2s")
+    arch = machine.load_arch("a2s")
     workloads = [
         *(replace(attention(heads), name=f"attention, heads {heads}") for heads in (1, 4, 12)),
         *(chain(many) for many in (2, 4, 8)),

@@ -21,7 +21,7 @@ from statistics import median
 
 from dse.frontend import api
 from dse.mapping.nest import Infeasible
-from dse.solve.gogeta.accesses import AccessList, access_list, pipelined
+from dse.solve.gogeta.accesses import AccessList, access_list, pipelined_phases
 from dse.solve.gogeta.classify import classify
 from dse.solve.gogeta.operations import SMALL_WORDS, graph
 from dse.solve.gogeta.optimum import optimum, steady
@@ -35,7 +35,7 @@ from workloads.matrix import MATRICES
 MIB = 2**18  # words
 CLUSTERS = 16
 # access by access, n x n matrices for nothing: what the paper's figures need (docs/reuse.md)
-PUBLISHED = CountingRule(published=True)
+PUBLISHED = CountingRule(as_published=True)
 
 
 def mean(found: list[float]) -> float:
@@ -88,7 +88,10 @@ def intensities() -> Iterator[str]:
 def _whole(matrix: str, iterations: int) -> float:
     w = hpc.cg(matrix=matrix, n=16, iterations=iterations)
     g = graph(w)
-    return w.macs() / access_list(g, pipelined(g, classify(g), small=SMALL_WORDS)).compulsory()
+    return (
+        w.macs()
+        / access_list(g, pipelined_phases(g, classify(g), small_words=SMALL_WORDS)).compulsory_words()
+    )
 
 
 def chains() -> Iterator[str]:
@@ -156,7 +159,7 @@ def traffic(found: dict[tuple[str, int, int], TrafficReport]) -> Iterator[str]:
                 ),
                 r.seq_flex / r.gogeta.words(),
                 r.gogeta.words() / r.bound_gogeta.cost,
-                r.optimal.saved,
+                r.optimal.saved_per_word,
             )
             for (name, n, mib), r in found.items()
         ),
@@ -245,7 +248,7 @@ def timed(runs: int = 20) -> Iterator[str]:
     spent: dict[str, list[float]] = {name: [] for name in solves}
     for name, n, mib in product(MATRICES, (1, 8, 16), (1, 4, 16)):
         w = hpc.cg(matrix=name, n=n, iterations=1000, form="periodic")
-        phases = pipelined(one := graph(w, 3), classify(one), small=SMALL_WORDS)
+        phases = pipelined_phases(one := graph(w, 3), classify(one), small_words=SMALL_WORDS)
         made = {count: access_list(graph(w, count), phases) for count in (5, 6, 10)}
         for what, solve in solves.items():
             each = []

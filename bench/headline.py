@@ -57,7 +57,7 @@ def solved(workload: str, name: str, sets: dict[str, str]) -> tuple[dict[str, An
 def case(text: str, objective: str) -> Iterator[tuple[str, float, str]]:
     """(part, figure over that of the whole, what is told of it)."""
     workload, _, name = text.rpartition("@")
-    felt = machine.built(name).models_layout()
+    felt = machine.load_arch(name).models_layout()
     whole = WHOLE | (LAYOUTS if felt else {}) | {"solver.objective": objective}
     least, known = 0.0, list[dict[str, str]]()
     for part, sets in ({"all": dict[str, str]()} | PARTS).items():

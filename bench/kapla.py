@@ -118,7 +118,7 @@ def listed() -> None:
     rows, parts = [], []
     for case in LISTED:
         name, arch_name, weights = case
-        arch, theirs, label = machine.built(arch_name), known[case], f"{name} {weights}"
+        arch, theirs, label = machine.load_arch(arch_name), known[case], f"{name} {weights}"
         for method in PIPELINED_SCHEDULES[:2]:
             found, seconds = solved(method, name, arch, weights)
             said = (found, "", "", "", "")
@@ -173,7 +173,7 @@ def compared(title: str, cases: Iterable[tuple[str, str, Arch]]) -> None:
 
 
 def chains() -> None:
-    arch, rows = machine.built("kapla_multi"), []
+    arch, rows = machine.load_arch("kapla_multi"), []
     for name in ("mlp_m:batch=64", "alexnet:batch=64"):
         answers = [solved("kapla", name, arch, kept=kept) for kept in (1, 2, 4, 8, 16)]
         rows.append(
@@ -193,7 +193,7 @@ def chains() -> None:
 
 
 def machines() -> Iterable[tuple[str, str, Arch]]:
-    base = machine.built("kapla_multi")
+    base = machine.load_arch("kapla_multi")
     for rows, columns, regf, gbuf in MACHINES:
         levels = (
             base.levels[0],
@@ -212,7 +212,7 @@ def machines() -> Iterable[tuple[str, str, Arch]]:
 
 
 def pruned() -> None:
-    arch, rows = machine.built("kapla_multi"), []
+    arch, rows = machine.load_arch("kapla_multi"), []
     for name in NETWORKS:
         found, _ = solved("kapla", name, arch)
         if not isinstance(found, Solution) or not found.pruned:
@@ -237,7 +237,7 @@ def pruned() -> None:
 
 
 def main(parts: Sequence[str]) -> None:
-    multi, single = (machine.built(name) for name in ("kapla_multi", "kapla_single"))
+    multi, single = (machine.load_arch(name) for name in ("kapla_multi", "kapla_single"))
     trained = [f"train:net={name.replace(':', ',')}" for name in NETWORKS]
     ones = [name.replace("64", "1") for name in NETWORKS]
     cases = {

@@ -26,7 +26,7 @@ from dse.solve.kapla.published import published
 from hw import machine
 from hw.arch import Arch
 from workloads import catalog
-from workloads.graph import Workload, owner
+from workloads.graph import Workload, base_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def used(found: Solution, workload: Workload, arch: Arch) -> dict[str, float]:
                 words["GBUF"] += c.count * (reads + writes - out - back)
             else:
                 # read once where it was made, too
-                handed = owner(p.tensor, made) in made and ("DRAM", p.tensor, "read") not in rows
+                handed = base_tensor(p.tensor, made) in made and ("DRAM", p.tensor, "read") not in rows
                 words["GBUF"] += c.count * (reads - (p.stored_elems() if handed else 0))
         words["REGF"] += c.count * 4 * e.macs()
         words["ARRAY"] += (
@@ -118,7 +118,7 @@ def rows_of(case: Case, answer: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """(component, listed, kapla here, as there, left, nn_dataflow's own figure, its structures here, listed
     for an exhaustive search).
     """
-    arch, workload = machine.built(case.arch), catalog.load(f"mlp_m:batch={case.batch}")
+    arch, workload = machine.load_arch(case.arch), catalog.load(f"mlp_m:batch={case.batch}")
     found = published(arch, workload, "kapla", "energy")
     assert isinstance(found, Solution)
     theirs, other = listed(case), listed(case, "exhaustive")

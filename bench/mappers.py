@@ -122,7 +122,7 @@ def edge_array() -> Arch:
     """Three levels, free bypass, 16 x 16 lanes, as in specs of the optimal mapper: 128 KiB and 512 B per
     lane.
     """
-    return machine.built("edge_array")
+    return machine.load_arch("edge_array")
 
 
 def speed(machines: Sequence[str]) -> Iterator[str]:
@@ -132,7 +132,7 @@ def speed(machines: Sequence[str]) -> Iterator[str]:
     """
     for asked in machines:
         name, _, minutes = asked.partition(",")
-        arch = machine.built(name)
+        arch = machine.load_arch(name)
         warm_up(arch)
         end, found = time.process_time() + 60 * float(minutes or inf), list(_einsums().values())
         chosen = Random(0).sample(found, len(found)) if minutes else found

@@ -210,7 +210,7 @@ def compared(
     name: str, units: Sequence[int], batch: int, answer: Mapping[str, Any]
 ) -> Iterator[tuple[str, float, float, str, str, str]]:
     """(component, theirs, ours, ours / theirs, ours counted alike, alike / theirs)."""
-    arch, workload = machine.built(name), connected(units, batch)
+    arch, workload = machine.load_arch(name), connected(units, batch)
     found = priced(arch, workload, answer["layers"])
     mine = ours(found)
     same = alike(priced(roomy(arch), workload, answer["layers"], held=True), arch, workload)
@@ -238,7 +238,7 @@ def answered(folder: Path, name: str, units: Sequence[int], batch: int) -> Mappi
             driver,
             widths,
             str(batch),
-            json.dumps(hardware(machine.built(name))),
+            json.dumps(hardware(machine.load_arch(name))),
         ]
         kept.write_text(subprocess.run(asked, check=True, capture_output=True, text=True).stdout)
     found: Mapping[str, Any] = json.loads(kept.read_text())

@@ -71,7 +71,7 @@ def line(network: str, e: Einsum, arch: Arch, floors: Floors) -> Line:
     if isinstance(found, Infeasible):
         return Line(network, show(e), 0.0, 0.0, 0, str(found))
     (energy, proven), (cycles, also) = floors[canonical_key(e), "energy"], floors[canonical_key(e), "latency"]
-    why, _, _ = found[0].mapping.outside.partition("\n")
+    why, _, _ = found[0].mapping.non_nest_text.partition("\n")
     return Line(
         network,
         show(e),
@@ -189,7 +189,7 @@ def main() -> int:
     parser.add_argument("--layers", action="store_true", help="print every layer")
     given = parser.parse_args()
     # as SMAUG counts; the search of ragged tiles knows no waits
-    arch = replace(machine.built("smv"), overlap="free")
+    arch = replace(machine.load_arch("smv"), overlap="free")
     layers = [
         (name, u.einsum)
         for name in given.networks.split(",")

@@ -106,7 +106,7 @@ def study(folder: Path, workload: str, points: int) -> Study:
 def front_of(job: Job, run: Path) -> tuple[Trial, ...]:
     """Of a run's points."""
     known, (store, _) = RunState(job.study), stores.open_run(run)
-    for part in stores.batches(store, known.columns()):
+    for part in stores.row_groups(store, known.columns()):
         known.learn(part["machines"], part.get("points"))
     stores.close(store)
     return known.front_before(1 << 30)
@@ -343,12 +343,12 @@ def sharing(folder: Path, workload: str, machines: int) -> Path:
 def shared(folder: Path, workload: str, machines: int, solved: int) -> None:
     """Of one array: the table; leases of random machines by step; beside machines solved exactly."""
     job = job_of(studies.load(sharing(folder, workload, 2 * SHARED)))
-    assert job.batches
+    assert job.batch_index
     exact = job_of(replace(job.study, solver=replace(job.study.solver, sharing_gap=0.0)))
     solve_lease(exact, Lease(0, (Ask(0, 0, "bench"),)))  # loads the kernels
     seconds = Counter[str]()
     timed = partial(spent, seconds)
-    block, _ = timed("columns", next, job.batches.of(np.array([0])))
+    block, _ = timed("columns", next, job.batch_index.of(np.array([0])))
     found = timed("table", block.solved_tables)
     print(
         f"{workload}: a cell of {len(block.machines)} machines in {seconds['columns']:.1f} CPU s, its table "

@@ -40,30 +40,31 @@ from cluster.worker import (
     Job,
     Lease,
     Row,
+    error_rows,
     event,
-    failed,
     is_batched_job,
     job_of,
-    pruned,
+    pruned_rows,
     solve_lease,
     structural_axes,
     tables_of,
 )
 from dse.run import folder
-from dse.run.installed import shadowing
+from dse.run.installed import shadowing_fault
 from dse.study import packed_columns, plan
 from dse.study import study as studies
-from dse.study.plan import Asks
+from dse.study.plan import Generation
 from dse.study.prune import static_violations
-from dse.study.sampler import block, enumerated, permutation
+from dse.study.sampler import generation_range, is_enumerated, permutation
 from dse.study.study import Study
 from hw.columns import group_equal_rows
 from workloads.arrays import Ints
 
 LEASE_S = 1.0  # seconds of work per lease: the call of an actor costs 1 ms (cluster/pool.py)
 MAX_PER_LEASE = 4096  # machines
-BATCH = 32  # machines in a lease at least, where that many differ in prices, rates and clock alone
-SAMPLED = 256  # machines per row group whose keys a resume checks
+# machines in a lease at least, where that many differ in prices, rates and clock alone
+MIN_BATCHED_LEASE = 32
+KEYS_CHECKED = 256  # machines per row group whose keys a resume checks
 COMMIT_S = 5.0  # seconds between commits
 COMMIT_ROWS = 200_000  # a commit comes earlier once so many rows wait in memory
 REPORT_S = 1.0  # seconds between progress reports
@@ -124,35 +125,36 @@ class Run:
     # axes on which machines must agree to be solved together; None: each is solved by itself
     structural_axes: list[int] | None = None
     # generations in order; complete ones that can be recomputed are stored without machines
-    asks: list[Asks] = field(default_factory=list)
-    asked: int = 0  # machines asked for
+    generations: list[Generation] = field(default_factory=list)
+    asked_count: int = 0  # machines asked for
     violating: int = 0  # machines pruned because they break a constraint that needs no solving
     todo: deque[Ask] = field(default_factory=deque)  # asked for, not dispatched yet
     missing: list[int] = field(default_factory=list)  # per generation: machines that have no row yet
-    complete: int = 0  # how many generations are complete, counted from the first one
+    complete_count: int = 0  # how many generations are complete, counted from the first one
     # tables that are not committed yet, one mapping (name -> table) per lease
-    batches: list[dict[str, pa.Table]] = field(default_factory=list)
-    rows: int = 0  # rows in these tables
+    uncommitted: list[dict[str, pa.Table]] = field(default_factory=list)
+    uncommitted_rows: int = 0  # rows in these tables
     events: list[Row] = field(default_factory=list)  # rows of the table events to commit
     notes: list[str] = field(default_factory=list)
-    end: str = ""  # why no further generation is asked
-    halt: str = ""  # why nothing further is dispatched
-    looping: bool = False  # whether leases are in flight
-    leases: int = 0  # leases dispatched
+    end_reason: str = ""  # why no further generation is asked
+    halt_reason: str = ""  # why nothing further is dispatched
+    is_looping: bool = False  # whether leases are in flight
+    lease_count: int = 0  # leases dispatched
     pace_s: float = 0.0  # seconds per machine, moving average; 0: unknown
     solved: int = 0  # machines solved in this session
-    before_s: float = 0.0  # wall-clock seconds of earlier sessions
-    started: float = 0.0  # time.monotonic() at the start
+    earlier_s: float = 0.0  # wall-clock seconds of earlier sessions
+    started_at: float = 0.0  # time.monotonic() at the start
     # time.monotonic() when work on the first result began; actors start before; 0: none yet
-    last_done: float = 0.0
-    clock: float = 0.0  # time.time() - time.monotonic() at the start, to notice that the clock was set back
-    committed: float = 0.0  # time.monotonic() of the last commit
-    reported: float = 0.0  # time.monotonic() of the last report
-    last_note: Status | None = None  # as last reported
+    first_work_at: float = 0.0
+    # time.time() - time.monotonic() at the start, to notice that the clock was set back
+    clock_offset_s: float = 0.0
+    committed_at: float = 0.0  # time.monotonic() of the last commit
+    reported_at: float = 0.0  # time.monotonic() of the last report
+    last_status: Status | None = None  # as last reported
 
     def seconds(self) -> float:
         """Wall-clock seconds of the run so far, earlier sessions included."""
-        return self.before_s + time.monotonic() - self.started
+        return self.earlier_s + time.monotonic() - self.started_at
 
 
 def run(
@@ -172,9 +174,9 @@ def run(
     Raises ValueError if `out` belongs to another study (one line per key that changed), RunFault if the run
     cannot continue.
     """
-    if line := shadowing():
+    if line := shadowing_fault():
         raise RunFault(line)
-    _same_study(study, out)
+    _check_study(study, out)
     store, lines = stores.open_run(out, folder.digest(studies.identity(study)))
     try:
         run = _open(study, store, [*restored, *lines])
@@ -187,16 +189,16 @@ def run(
                 f"{out}: its rows are not those of this study's tables ({why}); give another --out"
             ) from fault
         report("running", "starting")
-        begun = f"stop {json.dumps(asdict(study.stop))}, {run.state.counts.total()} machines done"
-        run.events.append(event("resume" if run.state.counts or run.asks else "start", begun))
+        start_text = f"stop {json.dumps(asdict(study.stop))}, {run.state.counts.total()} machines done"
+        run.events.append(event("resume" if run.state.counts or run.generations else "start", start_text))
         _ask(run)
         workers = study.workers if workers is None else workers
-        if run.todo or not run.end:
+        if run.todo or not run.end_reason:
             with _interruptible(run, progress) as listen:
                 report("running", "starting actors" if workers != 0 else "")
-                with _mapper(run, workers, address) as mapped:
+                with _lease_map(run, workers, address) as lease_map:
                     listen()  # again: Ray takes SIGTERM when it starts
-                    _loop(run, mapped, report)
+                    _loop(run, lease_map, report)
         return _finish(run, report)
     finally:
         stores.close(store)
@@ -222,54 +224,60 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
     """
     job, size = job_of(study), study.space.size
     chosen = permutation(size, study.search.seed, np.arange(min(PROBES, size), dtype=np.int64)).tolist()
-    may = tuple(
+    admitted = tuple(
         Ask(m, 0, "probe")
         for m in chosen
         if all(v <= 0 for v in static_violations(study.space, m, study.constraints))
     )
-    kept, began = len(may) / len(chosen), time.monotonic()
-    asks, tables = _prepare(job, may)
-    prepared, began = (time.monotonic() - began) * tables, time.monotonic()
+    admitted_fraction, began = len(admitted) / len(chosen), time.monotonic()
+    asks, group_count = _prepare(job, admitted)
+    shared_s, began = (time.monotonic() - began) * group_count, time.monotonic()
     solved: list[Done] = []
     for ask in asks:
         if solved and time.monotonic() - began > PROBE_S:
             break
         solved.append(solve_lease(job, Lease(0, (ask,))))
-    points = study.stop.machines
-    machines = round(size * kept) if points is None else min(points, round(size * kept))
+    machine_limit = study.stop.machines
+    machines = (
+        round(size * admitted_fraction)
+        if machine_limit is None
+        else min(machine_limit, round(size * admitted_fraction))
+    )
     # where machines are priced as arrays, the time of a single one says little: solve a full lease
-    timed = [_many(job, asks[0].machine)] if job.batches and tables else solved
-    probed = max(1, sum(len(done.lease.asks) for done in timed))
-    each_s = sum(done.seconds for done in timed) / probed
-    rows = sum(table.num_rows for done in timed for table in done.tables.values()) / probed
+    timed_leases = [_solve_full_lease(job, asks[0].machine)] if job.batch_index and group_count else solved
+    timed_machines = max(1, sum(len(done.lease.asks) for done in timed_leases))
+    machine_s = sum(done.seconds for done in timed_leases) / timed_machines
+    rows_per_machine = (
+        sum(part.num_rows for done in timed_leases for part in done.tables.values()) / timed_machines
+    )
     feasible = sum(done.tables["machines"]["status"].to_pylist() == ["ok"] for done in solved)
     slots = workers or study.workers or os.cpu_count() or 1
     # shared mappings of a group are found by one worker, shared schedules by every worker
-    times = 1 if job.batches else slots
-    probes = f"{len(chosen)}: {len(chosen) - len(may)} pruned, {feasible} solved, "
+    repeats = 1 if job.batch_index else slots
+    probes = f"{len(chosen)}: {len(chosen) - len(admitted)} pruned, {feasible} solved, "
     probes += f"{len(solved) - feasible} infeasible or failed"
     if len(solved) < len(asks):
         probes += f", {len(asks) - len(solved)} left out after {PROBE_S:.0f} s"
-    if len(asks) < len(may):
-        probes += f", {len(may) - len(asks)} of other schedules left out"
+    if len(asks) < len(admitted):
+        probes += f", {len(admitted) - len(asks)} of other schedules left out"
     shared: dict[str, Any] = {}
-    if tables:
-        what, where = ("mappings", "") if job.batches else ("schedules", " in every worker")
+    if group_count:
+        what, where = ("mappings", "") if job.batch_index else ("schedules", " in every worker")
         shared["shared"] = (
-            f"{tables} groups of about {size // tables} machines share {what}, found once{where}"
+            f"{group_count} groups of about {size // group_count} machines share {what}, found once{where}"
         )
-        shared["shared_s"] = prepared
+        shared["shared_s"] = shared_s
     return {
         "machines_in_space": size,
         "machines_to_solve": machines,
         "unique_einsums": len({group.key for groups in job.uniques for group in groups}),
         "probes": probes,
         **shared,
-        "machine_s": each_s,
-        "core_s": prepared * times + machines * each_s,
+        "machine_s": machine_s,
+        "core_s": shared_s * repeats + machines * machine_s,
         "workers": slots,
-        "whole_s": START_S * (workers != 0) + prepared * times / slots + machines * each_s / slots,
-        "disk_mb": _short(machines * rows * ROW_BYTES / 1e6),
+        "whole_s": START_S * (workers != 0) + shared_s * repeats / slots + machines * machine_s / slots,
+        "disk_mb": _short(machines * rows_per_machine * ROW_BYTES / 1e6),
         "memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
 
@@ -285,21 +293,23 @@ def _prepare(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int]:
         solve_lease(job, Lease(0, (ask,)))
         if not job.study.solver.sharing_gap:
             break
-        if job.batches and (found := list(job.batches.of(np.array([one.machine for one in asks], np.int64)))):
-            block, own = max(found, key=lambda one: len(one[1]))
-            block.solved_tables()
-            return tuple(asks[i] for i in own.tolist()), -(-job.study.space.size // len(block.machines))
-        for known in job.shared_schedules.values():
-            return tuple(one for one in asks if one.machine in known), -(-job.study.space.size // len(known))
+        if job.batch_index and (
+            found := list(job.batch_index.of(np.array([one.machine for one in asks], np.int64)))
+        ):
+            answers, indices = max(found, key=lambda one: len(one[1]))
+            answers.solved_tables()
+            return tuple(asks[i] for i in indices.tolist()), -(-job.study.space.size // len(answers.machines))
+        for group in job.shared_schedules.values():
+            return tuple(one for one in asks if one.machine in group), -(-job.study.space.size // len(group))
     return asks, 0
 
 
-def _many(job: Job, machine: int) -> Done:
+def _solve_full_lease(job: Job, machine: int) -> Done:
     """Solves a lease of machines that share mappings with `machine`."""
-    assert job.batches
-    block, _ = next(job.batches.of(np.array([machine])))
+    assert job.batch_index
+    answers, _ = next(job.batch_index.of(np.array([machine])))
     return solve_lease(
-        job, Lease(0, tuple(Ask(one, 0, "probe") for one in block.machines[:MAX_PER_LEASE].tolist()))
+        job, Lease(0, tuple(Ask(number, 0, "probe") for number in answers.machines[:MAX_PER_LEASE].tolist()))
     )
 
 
@@ -308,19 +318,17 @@ def _short(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _same_study(study: Study, out: Path) -> None:
+def _check_study(study: Study, out: Path) -> None:
     """Raises ValueError if the folder belongs to a run with another model, space or solver, by env.json.
 
     Where env.json is lost or belongs to another run, `stores.open_run` decides by the other files.
     """
-    known, identity = stores.unseal(out / folder.ENV, "env"), studies.identity(study)
+    env, identity = stores.unseal(out / folder.ENV, "env"), studies.identity(study)
     lines = (
-        studies.changes(known["identity"], identity)
-        if known and isinstance(known.get("identity"), dict)
-        else []
+        studies.changes(env["identity"], identity) if env and isinstance(env.get("identity"), dict) else []
     )
-    own = folder.digest(identity)
-    if lines and own not in folder.identities(out, own).values():
+    digest = folder.digest(identity)
+    if lines and digest not in folder.identities(out, digest).values():
         raise ValueError("\n".join(f"{out}: {line}; give another --out" for line in lines))
 
 
@@ -331,9 +339,9 @@ def _open(study: Study, store: Store, lines: list[str]) -> Run:
     job = job_of(study)
     _write_head(study, identity, out)
     store, now = stores.with_identity(store, folder.digest(identity)), time.monotonic()
-    alike = (
-        job.batches.structural_axes
-        if job.batches
+    batch_axes = (
+        job.batch_index.structural_axes
+        if job.batch_index
         else structural_axes(study.space)
         if is_batched_job(job)
         else None
@@ -342,22 +350,23 @@ def _open(study: Study, store: Store, lines: list[str]) -> Run:
         job,
         store,
         RunState(study),
-        structural_axes=alike,
-        started=now,
-        clock=time.time() - now,
-        committed=now,
+        structural_axes=batch_axes,
+        started_at=now,
+        clock_offset_s=time.time() - now,
+        committed_at=now,
     )
     _note(run, "quarantine", *lines)
-    last = folder.status(out, store.identity) or {}
-    seconds, then = (
-        value if isinstance(value := last.get(key), int | float) else 0.0 for key in ("seconds", "time")
+    old_status = folder.status(out, store.identity) or {}
+    seconds, written_at = (
+        value if isinstance(value := old_status.get(key), int | float) else 0.0 for key in ("seconds", "time")
     )
-    run.before_s = float(seconds)
-    if (behind := float(then) - time.time()) > 60:
+    run.earlier_s = float(seconds)
+    if (behind_s := float(written_at) - time.time()) > 60:
         _note(
             run,
             "clock",
-            f"the clock is {behind:.0f} s behind the last session's; order and durations do not depend on it",
+            f"the clock is {behind_s:.0f} s behind the last session's; order and durations do not "
+            "depend on it",
         )
     return run
 
@@ -379,7 +388,7 @@ def _write_head(study: Study, identity: dict[str, str], out: Path) -> None:
         for name, data in {folder.ENV: folder.seal("env", env), **files}.items():
             path = out / name
             if not path.exists() or path.read_bytes() != data:
-                folder.make(path.parent)
+                folder.make_folder(path.parent)
                 folder.write_bytes(path, data)
 
 
@@ -402,79 +411,88 @@ def _read_back(run: Run) -> None:
     """Restores the state from committed rows and asks. Rows of machines that a deadline, memory or a lost
     actor left undone are retracted, and so are machines with duplicate rows.
     """
-    rows, broken, left = _count_committed(run)
-    if twice := _repeated(run):
-        listed = ", ".join(map(str, twice[:6])) + f", ... ({len(twice)})" * (len(twice) > 6)
+    row_counts, violating, undone = _count_committed(run)
+    if repeated := _repeated_machines(run):
+        listed = ", ".join(map(str, repeated[:6])) + f", ... ({len(repeated)})" * (len(repeated) > 6)
         _note(
             run,
             "quarantine",
             f"{run.store.path}: machine {listed}: rows stand twice, of several runs perhaps; they are "
             "removed, and the machines solved again",
         )
-    if left or twice:
-        run.store = stores.retract(run.store, {*left, *twice})
-        rows, broken, _ = _count_committed(run)
-    study, asked = run.job.study, []
+    if undone or repeated:
+        run.store = stores.retract(run.store, {*undone, *repeated})
+        row_counts, violating, _ = _count_committed(run)
+    study, generations = run.job.study, []
     for number in range(len(list((run.store.path / "asks").glob("*.json")))):
-        first, last = block(study.search, study.space.size, number)
+        first, last = generation_range(study.search, study.space.size, number)
         # a complete generation whose machines follow from its number: its asks need not be read
-        if enumerated(study.search) and rows[number] == last - first and _asks_path(run, number).exists():
+        if (
+            is_enumerated(study.search)
+            and row_counts[number] == last - first
+            and _asks_path(run, number).exists()
+        ):
             run.state.close(number)
-            asked.append(Asks(number, (), (), (), 0, ()))
+            generations.append(Generation(number, (), (), (), 0, ()))
             continue
         value = folder.unseal(_asks_path(run, number), "asks")
-        asks = plan.from_data(value, study.space.size) if value else None
-        if asks is None or asks.generation != number:
+        generation = plan.from_data(value, study.space.size) if value else None
+        if generation is None or generation.generation != number:
             break
-        asked.append(asks)
-    for part in stores.batches(run.store, run.state.columns()):
+        generations.append(generation)
+    for part in stores.row_groups(run.store, run.state.columns()):
         _learn(run, part["machines"], part.get("points"))
-    for asks in asked:
-        _queue(run, asks, rows[asks.generation] - broken[asks.generation], broken[asks.generation])
+    for generation in generations:
+        _queue(
+            run,
+            generation,
+            row_counts[generation.generation] - violating[generation.generation],
+            violating[generation.generation],
+        )
 
 
 def _count_committed(run: Run) -> tuple[Counter[int], Counter[int], list[int]]:
     """Returns (committed machines per generation; those of them, per generation, that were pruned by a
     constraint that needs no solving; machines that a deadline, memory or a lost actor left undone).
     """
-    rows, broken, left = Counter[int](), Counter[int](), list[int]()
-    for part in stores.batches(
+    row_counts, violating, undone = Counter[int](), Counter[int](), list[int]()
+    for tables in stores.row_groups(
         run.store, {"machines": ["machine", "key", "generation", "status", "reason", "dominated_by"]}
     ):
-        machines = part["machines"]
-        _same_keys(run, machines)
-        of_constraints = pc.and_(pc.equal(machines["status"], "pruned"), pc.is_null(machines["dominated_by"]))
-        rows.update(dict(count_values(machines["generation"])))
-        broken.update(dict(count_values(machines["generation"].filter(of_constraints))))
-        failed = machines.filter(pc.equal(machines["status"], "error"))
-        left += failed["machine"].filter(undone_rows(failed)).to_pylist()
-    return rows, broken, left
+        machines = tables["machines"]
+        _check_keys(run, machines)
+        is_violating = pc.and_(pc.equal(machines["status"], "pruned"), pc.is_null(machines["dominated_by"]))
+        row_counts.update(dict(count_values(machines["generation"])))
+        violating.update(dict(count_values(machines["generation"].filter(is_violating))))
+        errors = machines.filter(pc.equal(machines["status"], "error"))
+        undone += errors["machine"].filter(undone_rows(errors)).to_pylist()
+    return row_counts, violating, undone
 
 
-def _repeated(run: Run) -> list[int]:
+def _repeated_machines(run: Run) -> list[int]:
     """Returns the machines that have two rows with the same key in machines or points."""
-    machines, twice = [np.empty(0, np.int64)], set[int]()
-    for part in stores.batches(run.store, {"machines": ["machine"], "points": ["machine", "schedule"]}):
+    machines, repeated = [np.empty(0, np.int64)], set[int]()
+    for part in stores.row_groups(run.store, {"machines": ["machine"], "points": ["machine", "schedule"]}):
         machines.append(part["machines"]["machine"].to_numpy())
         if "points" in part:
-            twice.update(stores.repeated_machines("points", [part["points"]]))
+            repeated.update(stores.repeated_machines("points", [part["points"]]))
     numbers = np.sort(np.concatenate(machines))
-    return sorted(twice.union(numbers[1:][numbers[1:] == numbers[:-1]].tolist()))
+    return sorted(repeated.union(numbers[1:][numbers[1:] == numbers[:-1]].tolist()))
 
 
-def _same_keys(run: Run, machines: pa.Table) -> None:
+def _check_keys(run: Run, machines: pa.Table) -> None:
     """Checks that rows belong to this study: each machine must have the key that the study gives it. Of many
-    rows `SAMPLED` are checked. Raises StoreFault.
+    rows `KEYS_CHECKED` are checked. Raises StoreFault.
     """
     chosen = np.unique(
-        np.linspace(0, machines.num_rows - 1, min(SAMPLED, machines.num_rows)).astype(np.int64)
+        np.linspace(0, machines.num_rows - 1, min(KEYS_CHECKED, machines.num_rows)).astype(np.int64)
     )
-    own = machines.select(["machine", "key"]).take(pa.array(chosen))
-    numbers, keys = np.array(own["machine"].to_pylist(), np.int64), own["key"].to_pylist()
-    inside = bool(len(numbers)) and numbers.min() >= 0 and numbers.max() < run.job.study.space.size
-    expected = run.job.pruner.keys(run.job.pruner.table.digits(numbers)) if inside else [None] * len(keys)
-    for machine, key, right in zip(numbers.tolist(), keys, expected, strict=True):
-        if key != right:
+    sample = machines.select(["machine", "key"]).take(pa.array(chosen))
+    numbers, keys = np.array(sample["machine"].to_pylist(), np.int64), sample["key"].to_pylist()
+    in_space = bool(len(numbers)) and numbers.min() >= 0 and numbers.max() < run.job.study.space.size
+    expected = run.job.pruner.keys(run.job.pruner.table.digits(numbers)) if in_space else [None] * len(keys)
+    for machine, key, expected_key in zip(numbers.tolist(), keys, expected, strict=True):
+        if key != expected_key:
             raise stores.StoreFault(
                 f"{run.store.path}: machine {machine} has the key {key}, which is none of this study; the "
                 "rows are of another one, give another --out"
@@ -483,19 +501,21 @@ def _same_keys(run: Run, machines: pa.Table) -> None:
 
 def _learn(run: Run, machines: pa.Table, points: pa.Table | None) -> None:
     run.state.learn(machines, points)
-    run.halt = run.state.violated or run.halt
+    run.halt_reason = run.state.contradiction or run.halt_reason
 
 
-def _completed(run: Run) -> int:
+def _close_complete(run: Run) -> int:
     """Closes generations whose machines all have rows. Returns how many are complete, counted from the first
     one.
     """
-    while run.complete < len(run.missing) and not run.missing[run.complete]:
-        run.state.close(run.complete)
-        if enumerated(run.job.study.search):
-            run.asks[run.complete] = replace(run.asks[run.complete], asks=(), pruned=())
-        run.complete += 1
-    return run.complete
+    while run.complete_count < len(run.missing) and not run.missing[run.complete_count]:
+        run.state.close(run.complete_count)
+        if is_enumerated(run.job.study.search):
+            run.generations[run.complete_count] = replace(
+                run.generations[run.complete_count], asks=(), pruned=()
+            )
+        run.complete_count += 1
+    return run.complete_count
 
 
 def _asks_path(run: Run, number: int) -> Path:
@@ -505,48 +525,51 @@ def _asks_path(run: Run, number: int) -> Path:
 def _ask(run: Run) -> None:
     """Asks for all generations that may be asked now."""
     study = run.job.study
-    while not run.end:
-        number = len(run.asks)
-        if _completed(run) < number - 1:
+    while not run.end_reason:
+        number = len(run.generations)
+        if _close_complete(run) < number - 1:
             return
-        run.state.settle(number - 2)
-        settled, hours = run.state.settled, run.seconds() / 3600
-        run.end = plan.stop_reason(study.stop, run.asked, settled, study.objectives, hours) or ""
-        if run.end:
+        run.state.release_trials(number - 2)
+        trials, hours = run.state.visible_trials, run.seconds() / 3600
+        run.end_reason = plan.stop_reason(study.stop, run.asked_count, trials, study.objectives, hours) or ""
+        if run.end_reason:
             return
-        asks = studies.generation(study, number, run.asks, settled, run.job.pruner.table)
-        if asks is None:
-            run.end = "every machine of the space is evaluated"
+        generation = studies.generation(study, number, run.generations, trials, run.job.pruner.table)
+        if generation is None:
+            run.end_reason = "every machine of the space is evaluated"
             return
-        written = {"identity": run.store.identity} | {name: getattr(asks, name) for name in Asks.__slots__}
+        content = {"identity": run.store.identity} | {
+            name: getattr(generation, name) for name in Generation.__slots__
+        }
         with stores.as_store_fault(run.store.path):
-            folder.write_bytes(_asks_path(run, number), folder.seal("asks", written))
-        _queue(run, asks)
+            folder.write_bytes(_asks_path(run, number), folder.seal("asks", content))
+        _queue(run, generation)
 
 
-def _queue(run: Run, asks: Asks, asked: int = 0, broken: int = 0) -> None:
+def _queue(run: Run, generation: Generation, dispatched: int = 0, violating: int = 0) -> None:
     """Queues the machines of a generation that have no rows yet. Machines that were pruned become rows at
     once.
 
-    asked, broken: of a generation that is complete already: how many machines were dispatched, and how many
+    dispatched, violating: of a generation that is complete already: how many machines were dispatched, and
+    how many
         broke a constraint
     """
-    points, number = run.job.study.stop.machines, asks.generation
-    left = None if points is None else max(0, points - run.asked)
-    complete = number in run.state.closed_generations
-    run.asked += asked if complete else len(asks.asks)
-    run.violating += broken if complete else len(asks.pruned)
+    machine_limit, number = run.job.study.stop.machines, generation.generation
+    remaining = None if machine_limit is None else max(0, machine_limit - run.asked_count)
+    is_complete = number in run.state.closed_generations
+    run.asked_count += dispatched if is_complete else len(generation.asks)
+    run.violating += violating if is_complete else len(generation.pruned)
     wanted = [
         Ask(machine, number, source)
-        for machine, source in asks.asks[:left]
+        for machine, source in generation.asks[:remaining]
         if not run.state.is_done(number, machine)
     ]
-    run.asks.append(asks)
+    run.generations.append(generation)
     run.missing.append(len(wanted))
-    run.todo.extend(wanted[i] for i in np.argsort(_batches(run, wanted), kind="stable").tolist())
+    run.todo.extend(wanted[i] for i in np.argsort(_batch_numbers(run, wanted), kind="stable").tolist())
     rows = [
-        pruned(run.job, Ask(machine, number, source), reason)["machines"][0]
-        for machine, source, reason in asks.pruned
+        pruned_rows(run.job, Ask(machine, number, source), reason)["machines"][0]
+        for machine, source, reason in generation.pruned
         if not run.state.is_done(number, machine)
     ]
     if rows:
@@ -555,62 +578,66 @@ def _queue(run: Run, asks: Asks, asked: int = 0, broken: int = 0) -> None:
         _add(run, tables)
 
 
-def _batches(run: Run, asks: Sequence[Ask]) -> Ints:
+def _batch_numbers(run: Run, asks: Sequence[Ask]) -> Ints:
     """Returns a number per machine, equal for machines that may be solved together."""
     if run.structural_axes is None or not asks:
         return np.zeros(len(asks), np.int64)
     machines = np.array([ask.machine for ask in asks], np.int64)
-    if run.job.batches:
-        return run.job.batches.batches(machines)[0]
+    if run.job.batch_index:
+        return run.job.batch_index.batch_numbers(machines)[0]
     return group_equal_rows(run.job.pruner.table.digits(machines)[:, run.structural_axes])[1]
 
 
 def _leases(run: Run) -> Iterator[Lease | None]:
     """Yields leases while there are machines; None while the next generation waits for results."""
-    while not run.halt:
+    while not run.halt_reason:
         _ask(run)
-        ready = _ready(run)
-        if ready:
-            yield _lease(run, ready)
-        elif run.end and not run.todo:
+        ready_count = _ready_count(run)
+        if ready_count:
+            yield _lease(run, ready_count)
+        elif run.end_reason and not run.todo:
             return
         else:
             yield None
 
 
-def _ready(run: Run) -> int:
+def _ready_count(run: Run) -> int:
     """Returns how many machines of the queue may be dispatched. Where bounds prune machines, these are the
     machines of generations whose front is known.
     """
     if not run.job.study.search.prune:
         return len(run.todo)
-    known = _completed(run) + 1
-    return next((i for i, ask in enumerate(run.todo) if ask.generation > known), len(run.todo))
+    last_generation = _close_complete(run) + 1
+    return next((i for i, ask in enumerate(run.todo) if ask.generation > last_generation), len(run.todo))
 
 
-def _lease(run: Run, ready: int) -> Lease:
+def _lease(run: Run, ready_count: int) -> Lease:
     """Takes a lease from the queue: about LEASE_S of work.
 
     It has more machines where these are solved together, fewer if otherwise not every actor could get two
     leases, and one until the pace is known.
     """
-    fair = -(-ready // (2 * run.slots))
-    size = max(1, min(fair, int(LEASE_S / run.pace_s) if run.pace_s else 1, MAX_PER_LEASE))
-    if run.structural_axes is not None and run.pace_s and size < (most := min(fair, BATCH)):
-        cells = _batches(run, [run.todo[i] for i in range(most)])
-        size = max(size, int((cells == cells[0]).argmin()) or most)
-    run.leases += 1
+    fair_size = -(-ready_count // (2 * run.slots))
+    size = max(1, min(fair_size, int(LEASE_S / run.pace_s) if run.pace_s else 1, MAX_PER_LEASE))
+    if (
+        run.structural_axes is not None
+        and run.pace_s
+        and size < (max_size := min(fair_size, MIN_BATCHED_LEASE))
+    ):
+        batch_numbers = _batch_numbers(run, [run.todo[i] for i in range(max_size)])
+        size = max(size, int((batch_numbers == batch_numbers[0]).argmin()) or max_size)
+    run.lease_count += 1
     asks = tuple(run.todo.popleft() for _ in range(size))
     fronts = (
         {number: run.state.front_before(number) for number in {ask.generation for ask in asks}}
         if run.job.study.search.prune
         else {}
     )
-    return Lease(run.leases, asks, fronts)
+    return Lease(run.lease_count, asks, fronts)
 
 
 @contextmanager
-def _mapper(run: Run, workers: int | None, address: str | None) -> Iterator[Map]:
+def _lease_map(run: Run, workers: int | None, address: str | None) -> Iterator[Map]:
     """Yields the map that solves leases: in-process the builtin one, else one over Ray actors. Only the
     latter imports Ray.
     """
@@ -631,51 +658,55 @@ def _log(run: Run, actor: int, line: str) -> None:
         log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
 
 
-def _loop(run: Run, mapped: Map, report: Callable[..., Status]) -> None:
+def _loop(run: Run, lease_map: Map, report: Callable[..., Status]) -> None:
     """Accepts results as they finish. Solved machines are committed however the loop ends."""
     try:
-        run.looping = True
-        for done in mapped(_leases(run)):
+        run.is_looping = True
+        for done in lease_map(_leases(run)):
             if done is not None:
                 _accept(run, done)
-            if run.rows >= COMMIT_ROWS or time.monotonic() - run.committed >= COMMIT_S:
+            if run.uncommitted_rows >= COMMIT_ROWS or time.monotonic() - run.committed_at >= COMMIT_S:
                 _commit(run)
-            if time.monotonic() - run.reported >= REPORT_S:
+            if time.monotonic() - run.reported_at >= REPORT_S:
                 report("running")
     except KeyboardInterrupt:
-        run.halt = "interrupted"
+        run.halt_reason = "interrupted"
     except RunFault as fault:
         with suppress(stores.StoreFault):
             _commit(run)
-        run.halt = str(fault)
+        run.halt_reason = str(fault)
         report("failed")
         raise
     finally:
-        run.looping = False
+        run.is_looping = False
     _commit(run)
 
 
 def _accept(run: Run, done: Done) -> None:
     """Takes the rows of a lease. Machines that have rows already are left out."""
-    seconds = done.seconds / len(done.lease.asks)
-    run.last_done = run.last_done or time.monotonic() - done.seconds
+    machine_s = done.seconds / len(done.lease.asks)
+    run.first_work_at = run.first_work_at or time.monotonic() - done.seconds
     if not done.lost:
-        run.pace_s = seconds if not run.pace_s else 0.8 * run.pace_s + 0.2 * seconds
-    again = [ask.machine for ask in done.lease.asks if run.state.is_done(ask.generation, ask.machine)]
+        run.pace_s = machine_s if not run.pace_s else 0.8 * run.pace_s + 0.2 * machine_s
+    done_before = [ask.machine for ask in done.lease.asks if run.state.is_done(ask.generation, ask.machine)]
     tables = dict(done.tables)
     if done.lost:
-        each = [failed(run.job, ask, f"lost: {done.lost}; a resume tries again") for ask in done.lease.asks]
-        rows = {table: [row for one in each for row in one[table]] for table in ("machines", "events")}
+        error_tables = [
+            error_rows(run.job, ask, f"lost: {done.lost}; a resume tries again") for ask in done.lease.asks
+        ]
+        rows = {
+            table: [row for one in error_tables for row in one[table]] for table in ("machines", "events")
+        }
         tables = tables_of(run.job, rows)
-    if again:
-        tables = {name: _without(table, again) for name, table in tables.items()}
+    if done_before:
+        tables = {name: _without(table, done_before) for name, table in tables.items()}
     for ask in done.lease.asks:
-        if ask.machine not in again:
+        if ask.machine not in done_before:
             run.missing[ask.generation] -= 1
             run.solved += 1
     _learn(run, tables["machines"], tables.get("points"))
     _add(run, tables)
-    _limit(run)
+    _check_limits(run)
 
 
 def _without(table: pa.Table, machines: list[int]) -> pa.Table:
@@ -687,38 +718,44 @@ def _without(table: pa.Table, machines: list[int]) -> pa.Table:
 def _add(run: Run, tables: dict[str, pa.Table]) -> None:
     if "points" in tables:
         tables = tables | {"points": packed_columns.pack(tables["points"], tables["machines"])}
-    run.batches.append(tables)
-    run.rows += sum(table.num_rows for table in tables.values())
+    run.uncommitted.append(tables)
+    run.uncommitted_rows += sum(table.num_rows for table in tables.values())
 
 
-def _limit(run: Run) -> None:
+def _check_limits(run: Run) -> None:
     """Stops the run after limits.errors errors, or a fraction limits.error_fraction of the planned machines.
     By the fraction alone, one error is always allowed.
     """
     errors = run.state.counts["error"]
     limits = run.job.study.limits
     if errors >= limits.errors or errors > max(1.0, limits.error_fraction * _planned(run)):
-        run.halt = (
-            run.halt
+        run.halt_reason = (
+            run.halt_reason
             or f"{errors} machines ended in an error; see the table events, or raise limits in the study"
         )
 
 
 def _commit(run: Run) -> None:
     if run.events:
-        run.batches.append(tables_of(run.job, {"events": run.events}))
-    if run.batches:
-        run.store = stores.compact(stores.commit(run.store, run.batches))
-    run.batches, run.events, run.rows, run.committed = [], [], 0, time.monotonic()
+        run.uncommitted.append(tables_of(run.job, {"events": run.events}))
+    if run.uncommitted:
+        run.store = stores.compact(stores.commit(run.store, run.uncommitted))
+    run.uncommitted, run.events, run.uncommitted_rows, run.committed_at = [], [], 0, time.monotonic()
 
 
 def _finish(run: Run, report: Callable[..., Status]) -> Outcome:
-    if not run.halt and any(run.missing):  # a safeguard, never seen: a run with gaps is not finished
-        run.halt = f"{sum(run.missing)} of the machines asked have no row; `dse resume` solves them"
-    reason = run.halt or run.end + (
-        "" if len(run.state.feasible) else f"; the front is empty: {run.state.why_empty()}"
+    if not run.halt_reason and any(run.missing):  # a safeguard, never seen: a run with gaps is not finished
+        run.halt_reason = f"{sum(run.missing)} of the machines asked have no row; `dse resume` solves them"
+    reason = run.halt_reason or run.end_reason + (
+        "" if len(run.state.feasible_values) else f"; the front is empty: {run.state.why_empty()}"
     )
-    state = "finished" if not run.halt else "interrupted" if run.halt.startswith("interrupted") else "failed"
+    state = (
+        "finished"
+        if not run.halt_reason
+        else "interrupted"
+        if run.halt_reason.startswith("interrupted")
+        else "failed"
+    )
     run.events.append(event("stop", reason))
     _commit(run)
     return Outcome(report(state, reason), run.solved)
@@ -736,30 +773,30 @@ def _planned(run: Run) -> int:
 
 def _report(run: Run, progress: Callable[[Status], None] | None, state: str, reason: str = "") -> Status:
     """Writes status.json and calls `progress`."""
-    drift = time.time() - time.monotonic() - run.clock
+    drift = time.time() - time.monotonic() - run.clock_offset_s
     if drift < -60:
-        run.clock += drift
+        run.clock_offset_s += drift
         _note(
             run, "clock", f"the clock was set back by {-drift:.0f} s; order and durations do not depend on it"
         )
     count, done = run.state.counts, run.state.counts.total()
-    here = time.monotonic() - (run.last_done or run.started)
-    left = max(0, _planned(run) - done + (run.violating if run.job.study.stop.machines else 0))
-    rate = run.solved / here if here > 0 else 0.0
+    session_s = time.monotonic() - (run.first_work_at or run.started_at)
+    remaining = max(0, _planned(run) - done + (run.violating if run.job.study.stop.machines else 0))
+    rate = run.solved / session_s if session_s > 0 else 0.0
     size, volume = run.state.front()
     status = Status(
         state=state,
-        reason=reason or run.halt,
+        reason=reason or run.halt_reason,
         done=done,
         ok=count["ok"],
         infeasible=count["infeasible"],
         pruned=count["pruned"],
         error=count["error"],
         planned=_planned(run),
-        generation=len(run.asks),
+        generation=len(run.generations),
         workers=run.slots,
         rate=rate,
-        left_s=left / rate if rate and state == "running" else None,
+        left_s=remaining / rate if rate and state == "running" else None,
         seconds=run.seconds(),
         front=size,
         hypervolume=volume,
@@ -773,7 +810,7 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         folder.write_bytes(
             run.store.path / folder.STATUS, folder.seal("status", written), durable=state != "running"
         )
-    run.reported, run.last_note = time.monotonic(), status
+    run.reported_at, run.last_status = time.monotonic(), status
     if progress is not None:
         progress(status)
     return status
@@ -787,21 +824,21 @@ def _interruptible(run: Run, progress: Callable[[Status], None] | None) -> Itera
     Yields a function that installs the handlers again.
     """
     numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.getsignal(number) for number in numbers}
+    old_handlers = {number: signal.getsignal(number) for number in numbers}
 
     def on_signal(_signal: int, _frame: FrameType | None) -> None:
-        if run.halt and run.looping:
+        if run.halt_reason and run.is_looping:
             raise KeyboardInterrupt
-        run.halt = run.halt or "interrupted; `dse resume` goes on"
-        if progress and run.last_note:
-            flying = sum(run.missing) - len(run.todo)
-            what = (
-                f"finishing {flying} machine{'s' * (flying != 1)}; again to stop now"
-                if run.looping
+        run.halt_reason = run.halt_reason or "interrupted; `dse resume` goes on"
+        if progress and run.last_status:
+            in_flight = sum(run.missing) - len(run.todo)
+            next_step = (
+                f"finishing {in_flight} machine{'s' * (in_flight != 1)}; again to stop now"
+                if run.is_looping
                 else "stopping"
             )
             with suppress(RuntimeError):  # the signal may have come while another line was being printed
-                progress(replace(run.last_note, reason=f"interrupted; {what}"))
+                progress(replace(run.last_status, reason=f"interrupted; {next_step}"))
 
     def listen() -> None:
         for number in numbers:
@@ -811,5 +848,5 @@ def _interruptible(run: Run, progress: Callable[[Status], None] | None) -> Itera
     try:
         yield listen
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)

@@ -49,13 +49,13 @@ class BoundPruner:
     key: str  # content that a machine's key is made of, besides the machine (worker.Job)
     table: Table = field(init=False)
     # per axis in the order of column names: its index, and the JSON text `name: value` of each value
-    texts: list[tuple[int, list[str]]] = field(init=False)
+    axis_texts: list[tuple[int, list[str]]] = field(init=False)
 
     def __post_init__(self) -> None:
         space = self.study.space
         self.table = Table(space)
         named = sorted((slug(axis.key), at) for at, axis in enumerate(space.axes))
-        self.texts = [
+        self.axis_texts = [
             (at, [f"{json.dumps(name)}: {json.dumps(value)}" for value in space.axes[at].values])
             for name, at in named
         ]
@@ -71,23 +71,23 @@ class BoundPruner:
         bounds are.
         """
         if self.study.solver.schedule == "unfused":
-            return any(outermost.sequential(arch, workload) for workload in self.study.loaded)
-        return any(outermost.minimum(arch, workload, self.pinned()) for workload in self.study.loaded)
+            return any(outermost.overflow_unfused(arch, workload) for workload in self.study.loaded)
+        return any(outermost.overflow_of_any(arch, workload, self.pinned()) for workload in self.study.loaded)
 
     def pinned(self) -> bool:
         """True if weights stay on chip from one sample to the next."""
         options = self.study.solver
         return options.schedule in PIPELINED_SCHEDULES and options.weights == "pinned"
 
-    def exceed_capacity(self, columns: Columns) -> NDArray[np.bool_]:
+    def exceeds_capacity_of(self, columns: Columns) -> NDArray[np.bool_]:
         """Returns [n], `exceeds_capacity` of n machines, for unfused schedules."""
         found = np.zeros(len(columns.outer_bits), np.bool_)
         for word in np.unique(columns.word_bits).tolist():
-            need = max(
+            need_bits = max(
                 outermost.peak(outermost.lifetimes(one, word), len(one.einsums))[1]
                 for one in self.study.loaded
             )
-            found |= (columns.word_bits == word) & (columns.outer_bits < need)
+            found |= (columns.word_bits == word) & (columns.outer_bits < need_bits)
         return found
 
     def rows(self, machines: Ints, front: Sequence[Trial]) -> tuple[NDArray[np.bool_], dict[str, pa.Array]]:
@@ -96,17 +96,17 @@ class BoundPruner:
         """
         built, columns = self.table.columns(machines)
         lower_bounds = self.lower_bounds(columns)
-        first = prune.first_dominating(
+        front_index = prune.first_dominating(
             front,
             prune.objective_bounds_of_many(
                 self.study.objectives, lower_bounds, self.study.weights(), columns.area_mm2
             ),
         )
         if np.isfinite(columns.outer_bits).any():
-            first = np.where(self.exceed_capacity(columns), -1, first)
-        out = np.zeros(len(machines), np.bool_)
-        out[built] = first >= 0
-        return out, self.columns_of(machines[built], columns, lower_bounds, front, first)
+            front_index = np.where(self.exceeds_capacity_of(columns), -1, front_index)
+        is_dominated = np.zeros(len(machines), np.bool_)
+        is_dominated[built] = front_index >= 0
+        return is_dominated, self.columns_of(machines[built], columns, lower_bounds, front, front_index)
 
     def lower_bounds(self, columns: Columns) -> dict[str, Cost]:
         """Returns RunningBound.lower_bounds of n machines: costs by workload, each number a column [n]."""
@@ -115,7 +115,7 @@ class BoundPruner:
             pj, cycles = bound_kernels.sequential(
                 ((group.einsum, group.occurrences) for group in groups), columns
             )
-            found[ref.name] = at_latency(pj, cycles, columns.clock_ghz)
+            found[ref.name] = cost_without_overlap(pj, cycles, columns.clock_ghz)
         return found
 
     def columns_of(
@@ -124,51 +124,56 @@ class BoundPruner:
         columns: Columns,
         lower_bounds: Mapping[str, Cost],
         front: Sequence[Trial],
-        first: Ints,
+        front_index: Ints,
     ) -> dict[str, pa.Array]:
-        """Returns the columns of those of n machines that the front dominates. first: [n], index of the
+        """Returns the columns of those of n machines that the front dominates. front_index: [n], index of the
         front's schedule that dominates a machine; -1: none.
         """
-        kept = first >= 0
+        is_dominated = front_index >= 0
         own_bounds = {}
         for name, c in lower_bounds.items():
-            parts = (c.energy_pj, c.latency_cycles, c.latency_ns, c.steady_ns)
-            own_bounds[name] = Cost(*(np.asarray(part)[kept] for part in parts))
-        head = self.head(machines[kept], columns.area_mm2[kept], columns.clock_ghz[kept], own_bounds)  # type: ignore[arg-type]
-        better = np.array([trial.machine for trial in front], np.int64)[first[kept]]
-        texts = same(len(better), status="pruned", reason=DOMINATED)
-        return head | texts | {"dominated_by": pa.array(better)}
+            parts = (c.energy_pj, c.latency_cycles, c.latency_ns, c.interval_ns)
+            own_bounds[name] = Cost(*(np.asarray(part)[is_dominated] for part in parts))
+        head = self.common_columns(
+            machines[is_dominated],
+            columns.area_mm2[is_dominated],
+            columns.clock_ghz[is_dominated],
+            own_bounds,
+        )  # type: ignore[arg-type]
+        dominating = np.array([trial.machine for trial in front], np.int64)[front_index[is_dominated]]
+        texts = constant_columns(len(dominating), status="pruned", reason=DOMINATED)
+        return head | texts | {"dominated_by": pa.array(dominating)}
 
-    def head(
+    def common_columns(
         self, machines: Ints, area_mm2: Floats, clock_ghz: Floats, lower_bounds: Mapping[str, Cost]
     ) -> dict[str, pa.Array]:
         """Returns the columns of the table machines that every machine has, pruned or not, except generation
         and source.
         """
         digits = self.table.digits(machines)
-        whole = pareto.total(list(lower_bounds.values()), [ref.weight for ref in self.study.workloads])
+        total_bound = pareto.total(list(lower_bounds.values()), [ref.weight for ref in self.study.workloads])
         numbers = {
             "machine": machines,
             "area_mm2": area_mm2,
             "clock_ghz": clock_ghz,
-            "bound_energy_pj": whole.energy_pj,
-            "bound_latency_ns": whole.latency_ns,
+            "bound_energy_pj": total_bound.energy_pj,
+            "bound_latency_ns": total_bound.latency_ns,
         }
-        given = {
+        parameters = {
             slug(axis.key): pa.array(axis.values).take(pa.array(digits[:, at]))
             for at, axis in enumerate(self.study.space.axes)
         }
         columns = {name: pa.array(column) for name, column in numbers.items()}
-        return columns | given | {"key": pa.array(self.keys(digits))}
+        return columns | parameters | {"key": pa.array(self.keys(digits))}
 
     def keys(self, digits: Ints) -> list[str]:
         """Returns the content key of each machine. digits: [n, axes], index of its value on every axis."""
-        begun, found = hashlib.sha256(self.key.encode()), []
-        for own in digits[:, [at for at, _ in self.texts]].tolist():
-            whole = begun.copy()
-            pairs = [text[digit] for (_, text), digit in zip(self.texts, own, strict=True)]
-            whole.update(f"{{{', '.join(pairs)}}}".encode())
-            found.append(whole.hexdigest()[:16])
+        prefix_hash, found = hashlib.sha256(self.key.encode()), []
+        for row in digits[:, [at for at, _ in self.axis_texts]].tolist():
+            machine_hash = prefix_hash.copy()
+            pairs = [text[digit] for (_, text), digit in zip(self.axis_texts, row, strict=True)]
+            machine_hash.update(f"{{{', '.join(pairs)}}}".encode())
+            found.append(machine_hash.hexdigest()[:16])
         return found
 
 
@@ -187,13 +192,13 @@ class RunningBound:
     solved_einsums: int = 0  # over all workloads
 
     def __post_init__(self) -> None:
-        alone = self.pruner.study.solver.schedule == "unfused"
+        is_unfused = self.pruner.study.solver.schedule == "unfused"
         self.einsums = (
             [
                 bounds.lower_bounds((group.einsum for group in groups), self.arch)
                 for groups in self.pruner.uniques
             ]
-            if alone
+            if is_unfused
             else []
         )
 
@@ -203,15 +208,15 @@ class RunningBound:
         Unfused: the sum over its einsums. Other schedules: a bound over all of them.
         """
         study, found = self.pruner.study, {}
-        for place, (ref, workload, groups) in enumerate(
+        for i, (ref, workload, groups) in enumerate(
             zip(study.workloads, study.loaded, self.pruner.uniques, strict=True)
         ):
             pj, cycles = (
-                bounds.weighted_sum([group.occurrences for group in groups], self.einsums[place])
+                bounds.weighted_sum([group.occurrences for group in groups], self.einsums[i])
                 if self.einsums
                 else graph.schedule_lower_bound(self.arch, workload, self.pruner.pinned())
             )
-            found[ref.name] = at_latency(pj, cycles, self.arch.clock_ghz)
+            found[ref.name] = cost_without_overlap(pj, cycles, self.arch.clock_ghz)
         return found
 
     def raise_if_dominated(self, reason: str) -> None:
@@ -227,27 +232,27 @@ class RunningBound:
         ):
             raise Dominated(better.machine, reason)
 
-    def on_einsum(self, workload: int, place: int, cost: EinsumCost) -> None:
+    def on_einsum(self, workload: int, einsum: int, cost: EinsumCost) -> None:
         """Replaces the bound of an einsum by its cost, and raises Dominated as `raise_if_dominated` does.
         After the last einsum nothing is checked: the machine has its answer.
         """
-        self.einsums[workload][place] = cost.energy_pj, cost.latency_cycles
+        self.einsums[workload][einsum] = cost.energy_pj, cost.latency_cycles
         self.solved_einsums += 1
-        if self.solved_einsums < (of := sum(map(len, self.einsums))):
+        if self.solved_einsums < (einsum_count := sum(map(len, self.einsums))):
             self.raise_if_dominated(
-                f"bounds: after {self.solved_einsums} of {of} einsums dominated by a schedule of "
+                f"bounds: after {self.solved_einsums} of {einsum_count} einsums dominated by a schedule of "
                 "another machine (dominated_by)"
             )
 
 
-def at_latency(pj: Any, cycles: Any, clock_ghz: Any) -> Cost:
+def cost_without_overlap(pj: Any, cycles: Any, clock_ghz: Any) -> Cost:
     """Returns the cost of runs that do not overlap: the initiation interval is the latency. Arguments are
     numbers, or columns [n].
     """
     return Cost(pj, cycles, cycles / clock_ghz, cycles / clock_ghz)
 
 
-def same(rows: int, **values: object) -> dict[str, pa.Array]:
+def constant_columns(rows: int, **values: object) -> dict[str, pa.Array]:
     """Returns columns that hold one value each, in all rows."""
     return {name: pa.repeat(pa.scalar(value), rows) for name, value in values.items()}
 

@@ -21,12 +21,13 @@ from cluster.worker import UNDONE, VIOLATED
 from dse.study import packed_columns, pareto, prune
 from dse.study import study as studies
 from dse.study.pareto import Trial, Values
-from dse.study.sampler import STEERED
+from dse.study.sampler import LEARNING_METHODS
 from dse.study.study import Study
 
-LEARNT = ("machine", "generation", "status", "reason", "need_bytes", "have_bytes")  # columns of machines read
+# columns of machines read
+MACHINE_COLUMNS = ("machine", "generation", "status", "reason", "need_bytes", "have_bytes")
 MAX_REASONS = 1000  # distinct reasons that are counted, a limit of memory
-LOOSE = 10_000  # feasible points in memory; beyond it, points off the front are dropped
+MAX_FEASIBLE = 10_000  # feasible points in memory; beyond it, points off the front are dropped
 
 
 @dataclass(slots=True)
@@ -36,25 +37,26 @@ class RunState:
     study: Study
     counts: Counter[str] = field(default_factory=Counter)  # machines by status
     reasons: Counter[str] = field(default_factory=Counter)  # machines without a schedule, by reason
-    violated: str = ""  # reason of the first machine whose cost contradicts the model; "": none
+    contradiction: str = ""  # reason of the first machine whose cost contradicts the model; "": none
     # generation -> its machines that have rows, for incomplete generations
     open_generations: dict[int, set[int]] = field(default_factory=dict)
     # complete generations: all their machines have rows
     closed_generations: set[int] = field(default_factory=set)
-    # generation -> trials that samplers do not see yet (`settle`)
-    trials: dict[int, list[Trial]] = field(default_factory=dict)
+    # generation -> trials that samplers do not see yet (`release_trials`)
+    hidden_trials: dict[int, list[Trial]] = field(default_factory=dict)
     # trials that samplers, stop criteria and bounds see; only the front if no more is needed
-    settled: list[Trial] = field(default_factory=list)
+    visible_trials: list[Trial] = field(default_factory=list)
     # generation -> front known before it and before later ones without an entry
     fronts: dict[int, tuple[Trial, ...]] = field(default_factory=dict)
-    feasible: Values = field(init=False)  # [n, objectives] feasible points that the front and its box need
+    # [n, objectives] feasible points that the front and its box need
+    feasible_values: Values = field(init=False)
 
     def __post_init__(self) -> None:
-        self.feasible = np.empty((0, len(self.study.objectives)))
+        self.feasible_values = np.empty((0, len(self.study.objectives)))
 
-    def all_trials(self) -> bool:
+    def needs_all_trials(self) -> bool:
         """True if a sampler or stop criterion reads every trial; False if only the front matters."""
-        return self.study.search.method in STEERED or self.study.stop.hypervolume_gain is not None
+        return self.study.search.method in LEARNING_METHODS or self.study.stop.hypervolume_gain is not None
 
     def is_done(self, generation: int, machine: int) -> bool:
         """True if a machine of a generation has a row, or its generation is closed."""
@@ -62,18 +64,18 @@ class RunState:
 
     def columns(self) -> dict[str, Sequence[str]]:
         """Returns the columns of machines and points that `learn` reads."""
-        missed = [prune.column(c) for c in self.study.constraints.modelled]
-        own = dict.fromkeys(
+        violations = [prune.violation_column(c) for c in self.study.constraints.modelled]
+        of_points = dict.fromkeys(
             [
                 "machine",
                 "schedule",
                 "feasible",
                 *packed_columns.FORMULA_INPUTS[:2],
                 *(o.column for o in self.study.objectives),
-                *missed,
+                *violations,
             ]
         )
-        return {"machines": [*LEARNT, *packed_columns.MACHINE_INPUTS], "points": list(own)}
+        return {"machines": [*MACHINE_COLUMNS, *packed_columns.MACHINE_INPUTS], "points": list(of_points)}
 
     def close(self, generation: int) -> None:
         """Marks a generation as complete: all of its machines have rows."""
@@ -90,51 +92,56 @@ class RunState:
             if reason in self.reasons or len(self.reasons) < MAX_REASONS:
                 self.reasons[reason] += n
             if reason.startswith(VIOLATED):
-                self.violated = self.violated or reason
+                self.contradiction = self.contradiction or reason
         for generation in pc.unique(machines["generation"]).to_pylist():
             if generation not in self.closed_generations:
-                own = set(
+                numbers = set(
                     machines["machine"].filter(pc.equal(machines["generation"], generation)).to_pylist()
                 )
-                if twice := [
+                if repeated := [
                     (m, other)
-                    for other, known in self.open_generations.items()
+                    for other, done in self.open_generations.items()
                     if other != generation
-                    for m in known & own
+                    for m in done & numbers
                 ]:
                     raise RunFault(
-                        f"machine {twice[0][0]} has rows of generations {generation} and "
-                        f"{twice[0][1]}: a fault of dse, these rows are not published"
+                        f"machine {repeated[0][0]} has rows of generations {generation} and "
+                        f"{repeated[0][1]}: a fault of dse, these rows are not published"
                     )
-                self.open_generations.setdefault(generation, set()).update(own)
+                self.open_generations.setdefault(generation, set()).update(numbers)
         if points is not None and points.num_rows:
-            met = points.filter(points["feasible"])
-            self.feasible = np.concatenate(
-                [self.feasible, np.column_stack([met[o.column].to_numpy() for o in self.study.objectives])]
+            feasible = points.filter(points["feasible"])
+            self.feasible_values = np.concatenate(
+                [
+                    self.feasible_values,
+                    np.column_stack([feasible[o.column].to_numpy() for o in self.study.objectives]),
+                ]
             )
-        if len(self.feasible) > LOOSE:
+        if len(self.feasible_values) > MAX_FEASIBLE:
             self.front()
-        if self.all_trials() or self.study.search.prune:
-            wanted = machines if self.all_trials() else machines.filter(pc.equal(machines["status"], "ok"))
+        if self.needs_all_trials() or self.study.search.prune:
+            wanted = (
+                machines if self.needs_all_trials() else machines.filter(pc.equal(machines["status"], "ok"))
+            )
             for trial in studies.trials(
                 self.study, wanted.to_pylist(), points.to_pylist() if points is not None else []
             ):
-                self.trials.setdefault(trial.generation, []).append(trial)
+                self.hidden_trials.setdefault(trial.generation, []).append(trial)
 
-    def settle(self, last: int) -> None:
+    def release_trials(self, last: int) -> None:
         """Lets samplers see the trials of all generations up to `last`, which are complete."""
-        for generation in sorted(g for g in self.trials if g <= last):
-            own = sorted(self.trials.pop(generation), key=_trial_order)
+        for generation in sorted(g for g in self.hidden_trials if g <= last):
+            trials = sorted(self.hidden_trials.pop(generation), key=_trial_order)
             if self.study.search.prune:
                 # the last two fronts are still needed by machines in flight, which are of earlier generations
                 older = dict(sorted(self.fronts.items())[-2:])
                 self.fronts = {
                     **older,
-                    generation + 2: self._best([*self.front_before(generation + 1), *own]),
+                    generation + 2: self._front_of([*self.front_before(generation + 1), *trials]),
                 }
-            self.settled.extend(own)
-        if not self.all_trials():
-            self.settled = list(self._best(self.settled))
+            self.visible_trials.extend(trials)
+        if not self.needs_all_trials():
+            self.visible_trials = list(self._front_of(self.visible_trials))
 
     def front_before(self, number: int) -> tuple[Trial, ...]:
         """Returns the front over all generations <= number - 2, which are complete when `number` is asked.
@@ -142,31 +149,31 @@ class RunState:
         Trials of generation number - 1 are left out even if they are known. So the same schedules prune a
         machine, no matter which actor solves it, and when.
         """
-        begun = self.fronts.get(max((n for n in self.fronts if n <= number), default=0), ())
+        released = self.fronts.get(max((n for n in self.fronts if n <= number), default=0), ())
         later = [
             t
-            for generation, own in sorted(self.trials.items())
+            for generation, trials in sorted(self.hidden_trials.items())
             if generation <= number - 2
-            for t in sorted(own, key=_trial_order)
+            for t in sorted(trials, key=_trial_order)
         ]
-        return self._best([*begun, *later]) if later else begun
+        return self._front_of([*released, *later]) if later else released
 
-    def _best(self, trials: Iterable[Trial]) -> tuple[Trial, ...]:
+    def _front_of(self, trials: Iterable[Trial]) -> tuple[Trial, ...]:
         feasible = [t for t in trials if t.feasible]
-        kept = pareto.front(pareto.minimised(feasible, self.study.objectives)) if feasible else []
-        return tuple(t for t, best in zip(feasible, kept, strict=True) if best)
+        mask = pareto.front(pareto.minimised(feasible, self.study.objectives)) if feasible else []
+        return tuple(t for t, on_front in zip(feasible, mask, strict=True) if on_front)
 
     def front(self) -> tuple[int, float]:
         """Returns the size of the front of all feasible points, and its hypervolume. Drops the other points,
         except those with the worst value of an objective, which span the box.
         """
-        if not len(self.feasible):
+        if not len(self.feasible_values):
             return 0, 0.0
-        values = self.feasible * pareto.signs(self.study.objectives)
-        kept = pareto.front(values)
-        best = values[kept]
-        kept[values.argmax(axis=0)] = True
-        self.feasible = self.feasible[kept]
+        values = self.feasible_values * pareto.signs(self.study.objectives)
+        mask = pareto.front(values)
+        best = values[mask]
+        mask[values.argmax(axis=0)] = True
+        self.feasible_values = self.feasible_values[mask]
         return len(best), pareto.hypervolume(pareto.scaler(values)(best), np.full(values.shape[1], 1.1))
 
     def why_empty(self) -> str:

@@ -33,16 +33,16 @@ import pyarrow.parquet as pq
 
 from dse.run import folder as folders
 from dse.run.folder import (
-    BEFORE,
     ENV,
     MANIFEST,
+    PREVIOUS_MANIFEST,
     STUDY,
     Damaged,
     Group,
     Manifest,
     Part,
     create,
-    make,
+    make_folder,
     part_path,
     seal,
     sync,
@@ -51,14 +51,16 @@ from dse.run.folder import (
 )
 from dse.run.record import KEYS
 
-ONCE = ("machines", "points", "chosen")  # tables in which no two rows of a run have the same key
-SHARED = {"mappings": "mapping_key", "counts": "mapping_key"}  # equal keys, equal rows: stored once per group
+UNIQUE_TABLES = ("machines", "points", "chosen")  # tables in which no two rows of a run have the same key
+# equal keys, equal rows: stored once per group
+SHARED_KEYS = {"mappings": "mapping_key", "counts": "mapping_key"}
 FAN_IN = 64  # groups of a level that are merged into one of the next: a table has fewer than 200 parts
 TOP_LEVEL = 2  # groups of this level are not merged further
 ROW_GROUP = 122_880  # rows in a row group of most tables
-FEW = 8192  # rows in a row group of mappings and counts: readers take only the row groups with their keys
-LONG = 16_384  # rows in a row group of chosen, whose lists may take 2 kB per row in memory
-LISTED = 3  # files of another study that a message names
+# rows in a row group of mappings and counts: readers take only the row groups with their keys
+LOOKUP_ROW_GROUP = 8192
+CHOSEN_ROW_GROUP = 16_384  # rows in a row group of chosen, whose lists may take 2 kB per row in memory
+MAX_LISTED = 3  # files of another study that a message names
 Tables = Mapping[str, pa.Table]
 
 
@@ -98,15 +100,15 @@ def as_store_fault(path: Path) -> Iterator[None]:
         yield
     except OSError as fault:
         if fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise StoreFault(f"{path}: disk full; free space, then {_way_on(path)}") from fault
+            raise StoreFault(f"{path}: disk full; free space, then {_resume_advice(path)}") from fault
         if fault.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StoreFault(
                 f"{path}: read-only ({fault.strerror}); make it writable, or choose another folder with --out"
             ) from fault
-        raise StoreFault(f"{path}: {fault.strerror or fault}; {_way_on(path)}") from fault
+        raise StoreFault(f"{path}: {fault.strerror or fault}; {_resume_advice(path)}") from fault
 
 
-def _way_on(path: Path) -> str:
+def _resume_advice(path: Path) -> str:
     """Returns the advice for a failed write."""
     return (
         f"`dse resume {path}`: all that was committed is safe"
@@ -125,24 +127,24 @@ def open_run(path: Path, identity: str = "") -> tuple[Store, list[str]]:
     the disk is full; OtherStudy, before any file is moved, for files of another study.
     """
     with as_store_fault(path):
-        make(path)
-        own(path)
+        make_folder(path)
+        refuse_links(path)
         for folder in ("asks", "parts", "log"):
-            make(path / folder)
+            make_folder(path / folder)
         lock = _lock(path)
         try:
             if identity:
                 _refuse_others(path, identity)
             store, lines = _load(path, lock)
             store, damaged = _verify(store)
-            lines += damaged + _put_away_strangers(store)
+            lines += damaged + _quarantine_unlisted(store)
             return _publish(replace(store, retired=())) if lines or store.retired else store, lines
         except BaseException:
             os.close(lock)
             raise
 
 
-def own(path: Path) -> None:
+def refuse_links(path: Path) -> None:
     """Raises StoreFault if the folder contains links or special files, through which a run would write
     elsewhere.
     """
@@ -157,14 +159,14 @@ def mend(path: Path) -> list[str]:
     to different studies, so that it is unknown whose folder it is.
     """
     if not ((path / STUDY).exists() or (path / MANIFEST).exists()):
-        raise ValueError(folders.absent(path))
-    own(path)
-    _one_run(path)
+        raise ValueError(folders.no_run_text(path))
+    refuse_links(path)
+    _check_one_run(path)
     lines = []
     with as_store_fault(path), _lock_folder(path):
-        known = folders.env(path, next(iter(_manifests(path).values()), Manifest()))
-        for name in folders.damaged_heads(path, known):
-            text = known["files"][name][2] if known else None
+        env = folders.env(path, next(iter(_manifests(path).values()), Manifest()))
+        for name in folders.damaged_heads(path, env):
+            text = env["files"][name][2] if env else None
             if text is None:
                 raise StoreFault(
                     f"{path / name}: lost or not what the run wrote, and {ENV} has no copy; put it "
@@ -172,7 +174,7 @@ def mend(path: Path) -> list[str]:
                 )
             if (path / name).exists():
                 _quarantine(path, name)
-            make((path / name).parent)
+            make_folder((path / name).parent)
             write_bytes(path / name, text.encode())
             lines.append(
                 f"{path / name}: lost or not what the run wrote; written anew from {ENV}, what was "
@@ -186,14 +188,14 @@ def mend(path: Path) -> list[str]:
     return lines
 
 
-def _one_run(path: Path) -> None:
-    said = folders.heads_of(path)
-    if len(set(said.values())) > 1:
-        listed = ", ".join(f"{file} of study {its}" for file, its in said.items())
-        raise OtherStudy(f"{listed}: not of one run; {_put_back(path)}")
+def _check_one_run(path: Path) -> None:
+    identities = folders.identities_of_heads(path)
+    if len(set(identities.values())) > 1:
+        listed = ", ".join(f"{file} of study {identity}" for file, identity in identities.items())
+        raise OtherStudy(f"{listed}: not of one run; {_restore_advice(path)}")
 
 
-def _put_back(path: Path) -> str:
+def _restore_advice(path: Path) -> str:
     return (
         "nothing was changed: restore this run's file, or remove those of the other run, "
         f"then `dse resume {path}`"
@@ -218,17 +220,19 @@ def _refuse_others(path: Path, identity: str) -> None:
     """Raises OtherStudy for a folder of another study, or for files of another study in this study's
     folder.
     """
-    said = folders.identities(path, identity)
-    others = {file: its for file, its in said.items() if its != identity}
+    identities = folders.identities(path, identity)
+    others = {file: other for file, other in identities.items() if other != identity}
     if not others:
         return
-    file, its = next(iter(others.items()))
-    if len(others) == len(said):
-        whose = f"{file.name}: identity {its}, this study: {identity}"
+    file, other = next(iter(others.items()))
+    if len(others) == len(identities):
+        whose = f"{file.name}: identity {other}, this study: {identity}"
         raise OtherStudy(f"{path}: its rows are of another study ({whose}); give another --out")
-    listed = ", ".join(map(str, list(others)[:LISTED]))
-    listed += f", ... ({len(others)} files)" * (len(others) > LISTED)
-    raise OtherStudy(f"{listed}: of another run (study {its}, this one is {identity}); {_put_back(path)}")
+    listed = ", ".join(map(str, list(others)[:MAX_LISTED]))
+    listed += f", ... ({len(others)} files)" * (len(others) > MAX_LISTED)
+    raise OtherStudy(
+        f"{listed}: of another run (study {other}, this one is {identity}); {_restore_advice(path)}"
+    )
 
 
 def with_identity(store: Store, identity: str) -> Store:
@@ -246,8 +250,8 @@ def _lock(path: Path) -> int:
     """Locks the folder. Returns the file descriptor; the lock ends with the process, however that ends."""
     handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     try:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
             raise StoreFault(
                 f"{path / '.lock'}: is no regular file, or a hard link to another one; remove it"
             )
@@ -256,8 +260,8 @@ def _lock(path: Path) -> int:
         os.close(handle)
         raise
     except OSError as fault:
-        said = re.fullmatch(rb"process \d+ on [\w.-]+", os.read(handle, 200))
-        holder = said[0].decode() if said else f"{path / '.lock'} does not say which"
+        owner = re.fullmatch(rb"process \d+ on [\w.-]+", os.read(handle, 200))
+        holder = owner[0].decode() if owner else f"{path / '.lock'} does not say which"
         os.close(handle)
         if fault.errno not in (errno.EAGAIN, errno.EACCES):
             raise
@@ -272,26 +276,32 @@ def _lock(path: Path) -> int:
 
 def _load(path: Path, lock: int) -> tuple[Store, list[str]]:
     """Returns the store of the newest sound manifest, and a line to report if that is not the current one."""
-    found = _manifests(path)
-    newest = max(found, key=lambda name: (found[name].generation, name == MANIFEST), default="")
-    m = found[newest] if newest else Manifest()
+    manifests = _manifests(path)
+    newest = max(manifests, key=lambda name: (manifests[name].generation, name == MANIFEST), default="")
+    newest_manifest = manifests[newest] if newest else Manifest()
     # the next manifest must have a higher generation than the last one that status.json mentions
-    told = (folders.status(path, m.identity) or {}).get("published")
+    published = (folders.status(path, newest_manifest.identity) or {}).get("published")
     store = Store(
-        path, lock, max(m.generation, told if isinstance(told, int) else 0), m.identity, m.groups, m.retired
+        path,
+        lock,
+        max(newest_manifest.generation, published if isinstance(published, int) else 0),
+        newest_manifest.identity,
+        newest_manifest.groups,
+        newest_manifest.retired,
     )
-    there = (path / MANIFEST).exists()
-    if newest == MANIFEST or not (newest or there):
+    is_there = (path / MANIFEST).exists()
+    if newest == MANIFEST or not (newest or is_there):
         return store, []
-    if there:
+    if is_there:
         _quarantine(path, MANIFEST)
-    what = (
-        f"damaged, lost, or older than {BEFORE}, which is used instead; machines without rows there are "
+    fault = (
+        f"damaged, lost, or older than {PREVIOUS_MANIFEST}, which is used instead; machines without "
+        "rows there are "
         "solved again"
         if newest
         else ("damaged, and none before it; moved to quarantine/, all machines are solved again")
     )
-    return store, [f"{path / MANIFEST}: {what}"]
+    return store, [f"{path / MANIFEST}: {fault}"]
 
 
 def _manifests(path: Path) -> dict[str, Manifest]:
@@ -303,7 +313,7 @@ def _manifests(path: Path) -> dict[str, Manifest]:
             raise StoreFault(line)
         return {
             name: folders.parse(path / name, value)
-            for name in (MANIFEST, BEFORE)
+            for name in (MANIFEST, PREVIOUS_MANIFEST)
             if (value := unseal(path / name, "manifest")) is not None
         }
     except Damaged as fault:
@@ -312,20 +322,20 @@ def _manifests(path: Path) -> dict[str, Manifest]:
 
 def _verify(store: Store) -> tuple[Store, list[str]]:
     """Drops every group that has a part whose bytes differ from what was committed."""
-    wrong = folders.faults(store.path, manifest(store))
+    damaged = folders.faults(store.path, manifest(store))
     for group in store.groups:
-        if group.name in wrong:
+        if group.name in damaged:
             for path in group.paths():
                 _quarantine(store.path, path)
     lines = [
         f"{line}; put into quarantine/, its machines are solved again"
-        for lines in wrong.values()
+        for lines in damaged.values()
         for line in lines
     ]
-    return replace(store, groups=tuple(group for group in store.groups if group.name not in wrong)), lines
+    return replace(store, groups=tuple(group for group in store.groups if group.name not in damaged)), lines
 
 
-def _put_away_strangers(store: Store) -> list[str]:
+def _quarantine_unlisted(store: Store) -> list[str]:
     """Removes unfinished temporary files and retired parts; moves other files that the manifest does not list
     to quarantine/.
     """
@@ -338,7 +348,7 @@ def _put_away_strangers(store: Store) -> list[str]:
         if path.name.endswith(".tmp") or relative in store.retired:
             path.unlink()
         elif relative.startswith("asks/"):
-            if why := _strange_asks(path):
+            if why := _asks_fault(path):
                 _quarantine(store.path, relative)
                 lines.append(f"{path}: {why}; put into quarantine/, asked anew")
         elif relative not in listed:
@@ -350,7 +360,7 @@ def _put_away_strangers(store: Store) -> list[str]:
     return lines
 
 
-def _strange_asks(path: Path) -> str:
+def _asks_fault(path: Path) -> str:
     """Returns why a file is not the asks of its generation, or "". Files of another study were refused
     before.
     """
@@ -365,7 +375,7 @@ def asks_name(generation: int) -> str:
 
 def _quarantine(run: Path, relative: str) -> None:
     target = run / "quarantine" / relative.replace("/", "__")
-    make(target.parent)
+    make_folder(target.parent)
     number = 0
     while os.path.lexists(target):
         number += 1
@@ -374,33 +384,39 @@ def _quarantine(run: Path, relative: str) -> None:
         os.rename(run / relative, target)
 
 
-def commit(store: Store, batches: Sequence[Tables]) -> Store:
+def commit(store: Store, lease_tables: Sequence[Tables]) -> Store:
     """Publishes the tables of some leases as one group. Returns the new store.
 
-    batches: table name -> rows, one mapping per lease; a table without rows writes no part
+    lease_tables: table name -> rows, one mapping per lease; a table without rows writes no part
 
     Raises StoreFault, also for a machine or schedule with two rows. In that case no rows are published and
     the old store remains valid.
     """
-    for table in ONCE:
-        if twice := repeated_machines(table, [batch[table] for batch in batches if table in batch]):
+    for table in UNIQUE_TABLES:
+        if repeated := repeated_machines(
+            table, [tables[table] for tables in lease_tables if table in tables]
+        ):
             raise StoreFault(
-                f"{store.path}: {table} of machine {twice[0]} stand twice in a commit, which is a "
+                f"{store.path}: {table} of machine {repeated[0]} stand twice in a commit, which is a "
                 "fault of dse; the commit is not published"
             )
     with as_store_fault(store.path):
-        names = sorted({name for batch in batches for name in batch})
-        sources = {name: [batch[name] for batch in batches if name in batch] for name in names}
+        names = sorted({name for tables in lease_tables for name in tables})
+        sources = {name: [tables[name] for tables in lease_tables if name in tables] for name in names}
         group = _write_group(store, 0, sources)
         return _publish(replace(store, groups=(*store.groups, group))) if group.parts else store
 
 
 def repeated_machines(table: str, rows: Sequence[pa.Table]) -> list[int]:
     """Returns the machines that have two rows with the same key."""
-    by = [name for name in KEYS[table] if rows and name in rows[0].column_names]
-    if not by:
+    key_columns = [name for name in KEYS[table] if rows and name in rows[0].column_names]
+    if not key_columns:
         return []
-    counts = pa.concat_tables([one.select(by) for one in rows]).group_by(by).aggregate([([], "count_all")])
+    counts = (
+        pa.concat_tables([one.select(key_columns) for one in rows])
+        .group_by(key_columns)
+        .aggregate([([], "count_all")])
+    )
     found: list[int] = (
         counts.filter(pc.greater(counts["count_all"], 1))["machine"].unique().sort().to_pylist()
     )
@@ -423,11 +439,11 @@ def _write_group(store: Store, level: int, sources: Mapping[str, Iterable[pa.Tab
 
 def _write_part(store: Store, table: str, name: str, tables: Iterable[pa.Table]) -> Part | None:
     path = store.path / part_path(table, name)
-    make(path.parent)
+    make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with create(temporary) as out:
-            rows = _write_rows(out, table, tables, folders.place(store.identity, table, name))
+            rows = _write_rows(out, table, tables, folders.part_metadata(store.identity, table, name))
             out.flush()
             os.fsync(out.fileno())
         part = Part(table, temporary.stat().st_size, folders.crc(temporary), rows)
@@ -442,19 +458,21 @@ def _write_part(store: Store, table: str, name: str, tables: Iterable[pa.Table])
         raise
 
 
-def _write_rows(out: Any, table: str, tables: Iterable[pa.Table], place: Mapping[bytes, bytes]) -> int:
+def _write_rows(
+    out: Any, table: str, tables: Iterable[pa.Table], file_metadata: Mapping[bytes, bytes]
+) -> int:
     """Writes the rows of several tables as one Parquet file with full row groups. Returns how many rows. Of
-    rows with the same key in `SHARED` one is written. place: metadata that identifies the file.
+    rows with the same key in `SHARED_KEYS` one is written. file_metadata: metadata that identifies the file.
     """
     writer: pq.ParquetWriter | None = None
     rows = 0
     try:
         for gathered in _gather(table, tables):
             if writer is None:
-                writer = _writer(out, gathered.schema.with_metadata(place))
+                writer = _writer(out, gathered.schema.with_metadata(file_metadata))
             writer.write_table(
                 _sort(table, _fit(gathered, writer.schema)),
-                row_group_size=FEW if table in SHARED else _most(table),
+                row_group_size=LOOKUP_ROW_GROUP if table in SHARED_KEYS else _max_gathered_rows(table),
             )
             rows += gathered.num_rows
     finally:
@@ -467,30 +485,30 @@ def _gather(table: str, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Yields the rows of several tables joined into larger ones. One small write per lease would cost more
     than the rest of a commit.
     """
-    seen: set[str] = set()
-    held: list[pa.Table] = []
+    written_keys: set[str] = set()
+    pending: list[pa.Table] = []
     for source in tables:
-        new = _unseen(source, SHARED[table], seen) if table in SHARED else source
-        for at in range(0, new.num_rows, _most(table)):
-            held.append(new.slice(at, _most(table)))
-            if sum(part.num_rows for part in held) >= _most(table):
-                yield pa.concat_tables(held, promote_options="default")
-                held = []
-    if held:
-        yield pa.concat_tables(held, promote_options="default")
+        new = _new_rows(source, SHARED_KEYS[table], written_keys) if table in SHARED_KEYS else source
+        for at in range(0, new.num_rows, _max_gathered_rows(table)):
+            pending.append(new.slice(at, _max_gathered_rows(table)))
+            if sum(part.num_rows for part in pending) >= _max_gathered_rows(table):
+                yield pa.concat_tables(pending, promote_options="default")
+                pending = []
+    if pending:
+        yield pa.concat_tables(pending, promote_options="default")
 
 
-def _most(table: str) -> int:
+def _max_gathered_rows(table: str) -> int:
     """Returns how many rows of a table are joined in memory before they are written."""
-    return LONG if table == "chosen" else ROW_GROUP
+    return CHOSEN_ROW_GROUP if table == "chosen" else ROW_GROUP
 
 
 def _sort(table: str, rows: pa.Table) -> pa.Table:
     """Sorts rows by their keys: machine numbers then differ by small steps, and readers find mappings by the
     range of keys.
     """
-    by = [(name, "ascending") for name in KEYS.get(table, ()) if name in rows.column_names]
-    return rows.take(pc.sort_indices(rows, by)) if by and table != "events" else rows
+    sort_keys = [(name, "ascending") for name in KEYS.get(table, ()) if name in rows.column_names]
+    return rows.take(pc.sort_indices(rows, sort_keys)) if sort_keys and table != "events" else rows
 
 
 def _writer(out: Any, schema: pa.Schema) -> pq.ParquetWriter:
@@ -504,16 +522,16 @@ def _writer(out: Any, schema: pa.Schema) -> pq.ParquetWriter:
         for f in schema
     }
     floats = [name for name, kind in leaves.items() if pa.types.is_floating(kind)]
-    steps = {"machine": "DELTA_BINARY_PACKED"} if "machine" in schema.names else {}
-    others = [name for name in leaves if name not in (*floats, *steps, "key")]
+    delta_encoded = {"machine": "DELTA_BINARY_PACKED"} if "machine" in schema.names else {}
+    dictionary_encoded = [name for name in leaves if name not in (*floats, *delta_encoded, "key")]
     return pq.ParquetWriter(
         out,
         schema,
         compression="zstd",
         compression_level=3,
-        use_dictionary=others,
+        use_dictionary=dictionary_encoded,
         use_byte_stream_split=floats,
-        column_encoding=steps,
+        column_encoding=delta_encoded,
         write_page_checksum=True,
     )
 
@@ -529,10 +547,10 @@ def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
     )
 
 
-def _unseen(table: pa.Table, key: str, seen: set[str]) -> pa.Table:
+def _new_rows(table: pa.Table, key: str, written_keys: set[str]) -> pa.Table:
     keys = set(table[key].unique().to_pylist())
-    new = keys - seen
-    seen |= new
+    new = keys - written_keys
+    written_keys |= new
     return (
         table
         if len(new) == len(keys)
@@ -548,24 +566,24 @@ def _publish(store: Store) -> Store:
             "nothing more is written, resume"
         )
     store = replace(store, generation=store.generation + 1)
-    listed: dict[str, list[str]] = {}
+    part_paths: dict[str, list[str]] = {}
     for group in store.groups:
         for part in group.parts:
-            listed.setdefault(part.table, []).append(part_path(part.table, group.name))
+            part_paths.setdefault(part.table, []).append(part_path(part.table, group.name))
     groups = [
         {"name": g.name, "level": g.level, "parts": [[p.table, p.size_bytes, p.crc, p.rows] for p in g.parts]}
         for g in store.groups
     ]
     value = {
-        "version": folders.VERSION,
+        "version": folders.MANIFEST_VERSION,
         "generation": store.generation,
         "identity": store.identity,
-        "parts": listed,
+        "parts": part_paths,
         "groups": groups,
         "retired": list(store.retired),
     }
     if (store.path / MANIFEST).exists():
-        write_bytes(store.path / BEFORE, (store.path / MANIFEST).read_bytes(), durable=False)
+        write_bytes(store.path / PREVIOUS_MANIFEST, (store.path / MANIFEST).read_bytes(), durable=False)
     write_bytes(store.path / MANIFEST, seal("manifest", value))
     return store
 
@@ -577,32 +595,34 @@ def _still_locked(store: Store) -> bool:
     return False
 
 
-def batches(store: Store, tables: Mapping[str, Sequence[str]]) -> Iterator[Tables]:
+def row_groups(store: Store, tables: Mapping[str, Sequence[str]]) -> Iterator[Tables]:
     """Yields all committed rows of the first table, one row group at a time, with the rows of the other
     tables for the same machines. tables: name -> columns to read.
     """
     first, *others = tables
     for group in store.groups:
-        there = {
+        part_paths = {
             part.table: store.path / part_path(part.table, group.name)
             for part in group.parts
             if part.table in tables
         }
-        if first in there:
-            beside = {table: _read_part(there[table], tables[table]) for table in others if table in there}
-            with pq.ParquetFile(there[first], page_checksum_verification=True) as part:
+        if first in part_paths:
+            other_tables = {
+                table: _read_part(part_paths[table], tables[table]) for table in others if table in part_paths
+            }
+            with pq.ParquetFile(part_paths[first], page_checksum_verification=True) as part:
                 for number in range(part.num_row_groups):
                     # no threads: Arrow's keep the memory that they once allocated
                     rows = part.read_row_group(number, columns=list(tables[first]), use_threads=False)
-                    own = (
-                        beside
+                    same_machines = (
+                        other_tables
                         if part.num_row_groups == 1
                         else {
                             table: found.filter(pc.is_in(found["machine"], rows["machine"].combine_chunks()))
-                            for table, found in beside.items()
+                            for table, found in other_tables.items()
                         }
                     )
-                    yield {first: rows, **own}
+                    yield {first: rows, **same_machines}
 
 
 def _read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
@@ -636,11 +656,11 @@ def _rewrite(store: Store, old: Sequence[Group], level: int, drop: frozenset[int
     tables = sorted({part.table for group in old for part in group.parts})
     with as_store_fault(store.path):
         merged = _write_group(store, level, {table: _rows_of(store, old, table, drop) for table in tables})
-        gone = {group.name for group in old}
-        kept = tuple(group for group in store.groups if group.name not in gone)
+        old_names = {group.name for group in old}
+        other_groups = tuple(group for group in store.groups if group.name not in old_names)
         paths = tuple(path for group in old for path in group.paths())
         unlisted = store.retired
-        groups = (merged, *kept) if merged.parts else kept
+        groups = (merged, *other_groups) if merged.parts else other_groups
         store = _publish(replace(store, groups=groups, retired=paths))
         for path in unlisted:
             (store.path / path).unlink(missing_ok=True)

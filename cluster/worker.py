@@ -53,9 +53,9 @@ UNDONE = ("deadline:", "memory:", "lost:")  # starts of the reasons for which a 
 VIOLATED = "violated:"  # start of the reason where a result breaks an invariant; the run stops then
 SAMPLED_VALUES = 64  # values of an axis that are tried to see which numbers of a machine the axis changes
 SAMPLED_BASES = 1024  # machines of a space that are tried until one can be built, for that purpose
-MANY = 4  # machines of a lease are bounded and solved together if they are at least so many
+MIN_TOGETHER = 4  # machines of a lease are bounded and solved together if they are at least so many
 MAX_SCHEDULES = 4096  # combinations of the workloads' schedules that one machine's front is taken from
-AT = ("machine", "schedule", "workload")  # key columns of a ScheduleRow
+ROW_KEYS = ("machine", "schedule", "workload")  # key columns of a ScheduleRow
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]
 Columns = dict[str, list[Any]]
@@ -93,7 +93,7 @@ class Job:
     deadline_s: float | None  # seconds per machine
     pruner: BoundPruner = field(compare=False, repr=False)
     # batches of machines that share mappings (solver.sharing_gap); None: machines share none
-    batches: BatchIndex | None = field(default=None, compare=False, repr=False)
+    batch_index: BatchIndex | None = field(default=None, compare=False, repr=False)
     # workload -> machine -> (schedules that it shares with others, its index among these machines); filled
     # on demand by each process
     shared_schedules: dict[str, dict[int, tuple[SharedSchedules | Infeasible, int]]] = field(
@@ -130,7 +130,7 @@ class ScheduleRow:
 
 
 # answers of one machine, in the order of the workloads, as far as these are solved
-Ready = list[list[Solution] | Infeasible | Dominated]
+MachineAnswers = list[list[Solution] | Infeasible | Dominated]
 
 
 class Overdue(Exception):
@@ -143,27 +143,28 @@ def job_of(study: Study) -> Job:
     """
     workloads = studies.workloads_of(study)
     for ref, workload in zip(study.workloads, workloads, strict=True):
-        if (many := workload.macs()) >= 1 << 63:
+        if (macs_per_run := workload.macs()) >= 1 << 63:
             raise StudyError(
-                f"{study.name}: workloads = {ref.name} makes {many:,} multiply-accumulates, tables count up "
+                f"{study.name}: workloads = {ref.name} makes {macs_per_run:,} multiply-accumulates, "
+                "tables count up "
                 "to 2^63; take smaller extents"
             )
     uniques = tuple(tuple(unique(workload)) for workload in workloads)
     schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.STORED}
-    shapes = {
+    row_identity = {
         key: value
         for key, value in studies.identity(study).items()
         if not key.startswith(("space.", "search."))
     }
-    content = [sorted(shapes.items()), [[group.key for group in groups] for groups in uniques]]
+    content = [sorted(row_identity.items()), [[group.key for group in groups] for groups in uniques]]
     key, macs = json.dumps(content), tuple(workload.macs() for workload in workloads)
     pruner = BoundPruner(study, uniques, key)
-    blocks = (
+    batch_index = (
         BatchIndex(pruner, structural_axes(study.space))
         if study.solver.sharing_gap and study.solver.schedule == "unfused"
         else None
     )
-    return Job(study, workloads, uniques, macs, schemas, key, study.limits.seconds, pruner, blocks)
+    return Job(study, workloads, uniques, macs, schemas, key, study.limits.seconds, pruner, batch_index)
 
 
 def solve_lease(job: Job, lease: Lease) -> Done:
@@ -174,32 +175,32 @@ def solve_lease(job: Job, lease: Lease) -> Done:
     started = time.perf_counter()
     rows: Rows = {}
     schedules: list[ScheduleRow] = []
-    beaten = _ruled_out(job, lease)
-    out = set().union(*(table["machine"].to_pylist() for table in beaten))
-    asks = [ask for ask in lease.asks if ask.machine not in out]
-    shared, asks, once_s = _by_batch(job, asks)
-    ready = _solve_batches(job, lease, asks)
+    pruned_tables = _ruled_out(job, lease)
+    dominated = set().union(*(table["machine"].to_pylist() for table in pruned_tables))
+    asks = [ask for ask in lease.asks if ask.machine not in dominated]
+    batch_tables, asks, shared_s = _solve_by_batch(job, asks)
+    answers = _solve_batches(job, lease, asks)
     solved = {
         i: solve_machine(
-            job, asks[i], lease.fronts.get(asks[i].generation, ()), ready.get(asks[i].machine, ())
+            job, asks[i], lease.fronts.get(asks[i].generation, ()), answers.get(asks[i].machine, ())
         )
-        for i in _order(job, lease.number, asks)
+        for i in _solving_order(job, lease.number, asks)
     }
-    for _, (found, laid) in sorted(solved.items()):
-        schedules += laid
-        for table, new in found.items():
-            rows.setdefault(table, []).extend(new)
-    several = [
-        *({"machines": table} for table in beaten),
-        *shared,
+    for _, (machine_rows, new_schedules) in sorted(solved.items()):
+        schedules += new_schedules
+        for table, new_rows in machine_rows.items():
+            rows.setdefault(table, []).extend(new_rows)
+    parts = [
+        *({"machines": table} for table in pruned_tables),
+        *batch_tables,
         tables_of(job, rows) | _einsum_tables(job, schedules),
     ]
     tables = {
-        name: pa.concat_tables([own[name] for own in several if name in own])
+        name: pa.concat_tables([part[name] for part in parts if name in part])
         for name in record.STORED
-        if any(name in own for own in several)
+        if any(name in part for part in parts)
     }
-    return Done(lease, tables, time.perf_counter() - started - once_s)
+    return Done(lease, tables, time.perf_counter() - started - shared_s)
 
 
 def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
@@ -209,45 +210,47 @@ def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
     found = []
     for generation, front in lease.fronts.items():
         asks = [ask for ask in lease.asks if ask.generation == generation]
-        if front and len(asks) >= (1 if job.batches else MANY) and job.pruner.applies():
-            out, columns = job.pruner.rows(np.array([ask.machine for ask in asks], np.int64), front)
-            own = [ask for ask, beaten in zip(asks, out.tolist(), strict=True) if beaten]
-            found.append(pruning.table_of(job.schemas["machines"], columns | _of_asks(own), len(own)))
+        if front and len(asks) >= (1 if job.batch_index else MIN_TOGETHER) and job.pruner.applies():
+            is_dominated, columns = job.pruner.rows(np.array([ask.machine for ask in asks], np.int64), front)
+            dominated = [ask for ask, flag in zip(asks, is_dominated.tolist(), strict=True) if flag]
+            found.append(
+                pruning.table_of(job.schemas["machines"], columns | _ask_columns(dominated), len(dominated))
+            )
     return found
 
 
-def _of_asks(asks: Sequence[Ask]) -> dict[str, pa.Array]:
+def _ask_columns(asks: Sequence[Ask]) -> dict[str, pa.Array]:
     """Returns the columns of the table machines that follow from the asks."""
     given = {name: pa.array([getattr(ask, name) for ask in asks]) for name in ("generation", "source")}
-    return given | pruning.same(len(asks), **VERSIONS)
+    return given | pruning.constant_columns(len(asks), **VERSIONS)
 
 
-def _by_batch(job: Job, asks: Sequence[Ask]) -> tuple[list[dict[str, pa.Table]], list[Ask], float]:
+def _solve_by_batch(job: Job, asks: Sequence[Ask]) -> tuple[list[dict[str, pa.Table]], list[Ask], float]:
     """Solves machines that share mappings.
 
     Returns their tables; the machines that are left for `solve_machine` (they cannot be built, or failed
     here); and the seconds spent on shared mappings. These do not count for the lease's pace, since later
     leases reuse the mappings.
     """
-    if job.batches is None or job.deadline_s is not None:
+    if job.batch_index is None or job.deadline_s is not None:
         return [], list(asks), 0.0
-    found, left, once_s = list[dict[str, pa.Table]](), set(range(len(asks))), 0.0
-    blocks = job.batches.of(np.array([ask.machine for ask in asks], np.int64))
+    found, left, shared_s = list[dict[str, pa.Table]](), set(range(len(asks))), 0.0
+    batches = job.batch_index.of(np.array([ask.machine for ask in asks], np.int64))
     while True:
         began = time.perf_counter()
         try:
-            if (one := next(blocks, None)) is None:
+            if (pair := next(batches, None)) is None:
                 break
-            block, own = one
-            if not block.tables:
-                block.solved_tables()
+            answers, indices = pair
+            if not answers.tables:
+                answers.solved_tables()
                 _release_memory()
-            once_s += time.perf_counter() - began
-            found.append(_batch_tables(job, block, [asks[i] for i in own.tolist()]))
-            left -= set(own.tolist())
+            shared_s += time.perf_counter() - began
+            found.append(_batch_tables(job, answers, [asks[i] for i in indices.tolist()]))
+            left -= set(indices.tolist())
         except Exception:
             continue
-    return found, [asks[i] for i in sorted(left)], once_s
+    return found, [asks[i] for i in sorted(left)], shared_s
 
 
 def _release_memory() -> None:
@@ -258,27 +261,31 @@ def _release_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _batch_tables(job: Job, block: BatchAnswers, asks: Sequence[Ask]) -> dict[str, pa.Table]:
-    at, of_asks = np.searchsorted(block.machines, [ask.machine for ask in asks]), _of_asks(asks)
-    same = partial(pruning.same, len(asks))
+def _batch_tables(job: Job, answers: BatchAnswers, asks: Sequence[Ask]) -> dict[str, pa.Table]:
+    rows, ask_columns = np.searchsorted(answers.machines, [ask.machine for ask in asks]), _ask_columns(asks)
+    constant = partial(pruning.constant_columns, len(asks))
 
     def table(name: str, columns: Mapping[str, pa.Array]) -> pa.Table:
         return pruning.table_of(job.schemas[name], columns, len(asks))
 
-    workloads, solved = job.study.workloads, block.solved_tables()
-    if isinstance(last := solved[-1], Infeasible):
-        why = same(status="infeasible", workload=workloads[len(solved) - 1].name, **_limit(last))
-        return {"machines": table("machines", batch_eval.infeasible_columns(block, at) | of_asks | why)}
-    machines, points, chosen = batch_eval.columns_of(block, at)
-    each = [
-        table("chosen", columns | same(schedule=0, workload=ref.name) | {"machine": machines["machine"]})
+    workloads, solved = job.study.workloads, answers.solved_tables()
+    if isinstance(unfit := solved[-1], Infeasible):
+        why = constant(
+            status="infeasible", workload=workloads[len(solved) - 1].name, **_infeasible_columns(unfit)
+        )
+        return {
+            "machines": table("machines", batch_eval.infeasible_columns(answers, rows) | ask_columns | why)
+        }
+    machines, points, chosen = batch_eval.columns_of(answers, rows)
+    chosen_tables = [
+        table("chosen", columns | constant(schedule=0, workload=ref.name) | {"machine": machines["machine"]})
         for ref, columns in zip(workloads, chosen, strict=True)
     ]
     return {
-        "machines": table("machines", machines | of_asks | same(status="ok")),
-        "points": table("points", points | same(schedule=0, **VERSIONS)),
-        "chosen": pa.concat_tables(each),
-        **_mapping_tables(job, batch_eval.mappings(block, at)),
+        "machines": table("machines", machines | ask_columns | constant(status="ok")),
+        "points": table("points", points | constant(schedule=0, **VERSIONS)),
+        "chosen": pa.concat_tables(chosen_tables),
+        **_mapping_tables(job, batch_eval.distinct_mappings(answers, rows)),
     }
 
 
@@ -287,16 +294,16 @@ def is_batched_job(job: Job) -> bool:
     return job.deadline_s is None and not job.study.solver.sharing_gap and is_batched(job.study.solver)
 
 
-def _solve_batches(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Ready]:
+def _solve_batches(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, MachineAnswers]:
     """Solves machines of a lease together where that is possible. Returns answers by machine; {} where any of
     them fails: `solve_machine` then reports the fault.
     """
-    if len(asks) < MANY or not is_batched_job(job):
+    if len(asks) < MIN_TOGETHER or not is_batched_job(job):
         return {}
     arches = {
         ask.machine: arch for ask in asks if isinstance(arch := decode(job.study.space, ask.machine), Arch)
     }
-    found: dict[int, Ready] = {machine: [] for machine in arches}
+    found: dict[int, MachineAnswers] = {machine: [] for machine in arches}
     try:
         running_bounds = {
             ask.machine: RunningBound(job.pruner, arches[ask.machine], front)
@@ -307,77 +314,87 @@ def _solve_batches(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Rea
         }
         for machine, running_bound in running_bounds.items():
             _still_wanted(found[machine], partial(running_bound.raise_if_dominated, DOMINATED))
-        for place, workload in enumerate(job.workloads):
-            left = [machine for machine, own in found.items() if len(own) == place and not _is_over(own)]
+        for index, workload in enumerate(job.workloads):
+            unanswered = [
+                machine
+                for machine, answers in found.items()
+                if len(answers) == index and not _is_answered(answers)
+            ]
 
             def on_einsum(
-                j: int, einsum: int, cost: EinsumCost, left: list[int] = left, place: int = place
+                j: int, einsum: int, cost: EinsumCost, unanswered: list[int] = unanswered, index: int = index
             ) -> bool:
-                return left[j] not in running_bounds or _still_wanted(
-                    found[left[j]], partial(running_bounds[left[j]].on_einsum, place, einsum, cost)
+                return unanswered[j] not in running_bounds or _still_wanted(
+                    found[unanswered[j]],
+                    partial(running_bounds[unanswered[j]].on_einsum, index, einsum, cost),
                 )
 
-            each = solve_unfused_on(
-                [arches[machine] for machine in left],
+            new_answers = solve_unfused_on(
+                [arches[machine] for machine in unanswered],
                 workload,
                 job.study.solver,
                 on_einsum if running_bounds else None,
             )
-            for machine, one in zip(left, each, strict=True):
-                found[machine] += [] if one is None else [one]
+            for machine, answer in zip(unanswered, new_answers, strict=True):
+                found[machine] += [] if answer is None else [answer]
     except Exception:
         return {}
-    return {machine: own for machine, own in found.items() if len(own) == len(job.workloads) or _is_over(own)}
+    return {
+        machine: answers
+        for machine, answers in found.items()
+        if len(answers) == len(job.workloads) or _is_answered(answers)
+    }
 
 
-def _is_over(own: Ready) -> bool:
-    return any(isinstance(one, Infeasible | Dominated) for one in own)
+def _is_answered(answers: MachineAnswers) -> bool:
+    return any(isinstance(one, Infeasible | Dominated) for one in answers)
 
 
-def _still_wanted(own: Ready, on_einsum: Callable[[], None]) -> bool:
+def _still_wanted(answers: MachineAnswers, on_einsum: Callable[[], None]) -> bool:
     """Calls on_einsum. Returns False if it raises Dominated, which becomes the machine's answer."""
     try:
         on_einsum()
     except Dominated as fault:
-        own.append(fault)
+        answers.append(fault)
         return False
     return True
 
 
-def _order(job: Job, number: int, asks: Sequence[Ask]) -> list[int]:
+def _solving_order(job: Job, number: int, asks: Sequence[Ask]) -> list[int]:
     """Returns the order in which machines of a lease are solved: grouped by shared schedules, beginning with
     a group that depends on the lease's number.
 
     Thus processes begin with different groups and find the schedules of the others in $DSE_CACHE later.
     """
-    found = dict.fromkeys(range(len(asks)), "")
-    if job.study.solver.sharing_gap and not job.batches:
-        known = [job.shared_schedules.get(workload.name, {}) for workload in job.workloads]
+    structures = dict.fromkeys(range(len(asks)), "")
+    if job.study.solver.sharing_gap and not job.batch_index:
+        shared = [job.shared_schedules.get(workload.name, {}) for workload in job.workloads]
         for i, ask in enumerate(asks):
-            if any(ask.machine not in one for one in known) and isinstance(
+            if any(ask.machine not in by_machine for by_machine in shared) and isinstance(
                 arch := decode(job.study.space, ask.machine), Arch
             ):
-                found[i] = str(arch.structure())
-    kinds = sorted(set(found.values()))
-    return sorted(found, key=lambda i: (kinds.index(found[i]) - number) % len(kinds))
+                structures[i] = str(arch.structure())
+    distinct = sorted(set(structures.values()))
+    return sorted(structures, key=lambda i: (distinct.index(structures[i]) - number) % len(distinct))
 
 
 def solve_machine(
     job: Job,
     ask: Ask,
     front: Sequence[Trial] = (),
-    ready: Sequence[list[Solution] | Infeasible | Dominated] = (),
+    answers: Sequence[list[Solution] | Infeasible | Dominated] = (),
 ) -> tuple[Rows, list[ScheduleRow]]:
     """Solves one machine. A fault becomes an `error` row, with its traceback as an event.
 
     front: schedules of other machines that may dominate all schedules of this one
-    ready: answers that `_solve_batches` has found, per workload
+    answers: answers that `_solve_batches` has found, per workload
     """
-    before = deadline.missed()
+    missed_before = deadline.missed_count()
     try:
         with deadline.within(job.deadline_s), _deadline(job.deadline_s):
-            found = _solve(job, ask, front, ready)
-            if deadline.missed() > before:  # searches were cut short, so the answer depends on the clock
+            found = _solve(job, ask, front, answers)
+            # searches were cut short, so the answer depends on the clock
+            if deadline.missed_count() > missed_before:
                 raise Overdue
             return found
     except Overdue:
@@ -388,16 +405,16 @@ def solve_machine(
         trace = str(fault)
         reason = f"{VIOLATED} machine {ask.machine}: {trace.splitlines()[0]}"
     except Exception as fault:  # any fault of a solver or plug-in is this machine's, not the run's
-        last = traceback.format_exception_only(fault)[-1].strip().splitlines()
-        reason, trace = last[0] if last else type(fault).__name__, _traceback(fault)
-    return failed(job, ask, reason, trace), []
+        lines = traceback.format_exception_only(fault)[-1].strip().splitlines()
+        reason, trace = lines[0] if lines else type(fault).__name__, _traceback(fault)
+    return error_rows(job, ask, reason, trace), []
 
 
 def _traceback(fault: BaseException) -> str:
     return "".join(traceback.format_exception(fault))
 
 
-def failed(job: Job, ask: Ask, reason: str, trace: str = "") -> Rows:
+def error_rows(job: Job, ask: Ask, reason: str, trace: str = "") -> Rows:
     """Returns the `error` row of a machine and its event."""
     return {
         "machines": [{**_head(job, ask), "status": "error", "reason": reason}],
@@ -405,7 +422,7 @@ def failed(job: Job, ask: Ask, reason: str, trace: str = "") -> Rows:
     }
 
 
-def pruned(job: Job, ask: Ask, reason: str) -> Rows:
+def pruned_rows(job: Job, ask: Ask, reason: str) -> Rows:
     """Returns the row of a machine that breaks a constraint that needs no solving."""
     return {"machines": [{**_head(job, ask), "status": "pruned", "reason": reason}]}
 
@@ -430,8 +447,8 @@ def _table(job: Job, table: str, columns: Columns, values: Sequence[object] = ()
     schema = job.schemas[table]
     cells = [columns[f.name] if f.name in columns else list(map(attrgetter(f.name), values)) for f in schema]
     arrays = [
-        pa.array(_floats(own) if pa.types.is_floating(f.type) else own, f.type)
-        for own, f in zip(cells, schema, strict=True)
+        pa.array(_floats(values_of) if pa.types.is_floating(f.type) else values_of, f.type)
+        for values_of, f in zip(cells, schema, strict=True)
     ]
     return pa.Table.from_arrays(arrays, schema=schema)
 
@@ -445,17 +462,17 @@ def _einsum_tables(job: Job, schedules: Sequence[ScheduleRow]) -> dict[str, pa.T
     """Returns the tables chosen (unfused schedules), einsums (all others), mappings and counts, made column
     by column. Each distinct mapping has its rows once.
     """
-    pairs = [pair for at in schedules for pair in zip(at.costs, at.groups, strict=True)]
+    pairs = [pair for row in schedules for pair in zip(row.costs, row.groups, strict=True)]
     if not pairs:
         return {}
     unfused_rows = [
-        derived.chosen_columns(at.solution) | {name: getattr(at, name) for name in AT}
-        for at in schedules
-        if not at.solution.schedule
+        derived.chosen_columns(row.solution) | {name: getattr(row, name) for name in ROW_KEYS}
+        for row in schedules
+        if not row.solution.schedule
     ]
     tables = tables_of(job, {"chosen": unfused_rows}) if unfused_rows else {}
-    if scheduled := [at for at in schedules if at.solution.schedule]:
-        tables["einsums"] = _table(job, "einsums", *_of_schedules(scheduled))
+    if scheduled := [row for row in schedules if row.solution.schedule]:
+        tables["einsums"] = _table(job, "einsums", *_einsum_columns(scheduled))
     first = {cost.mapping_key: (cost, group) for cost, group in reversed(pairs)}
     return {**tables, **_mapping_tables(job, list(first.values()))}
 
@@ -467,13 +484,13 @@ def _mapping_tables(job: Job, found: Sequence[tuple[EinsumCost, Unique]]) -> dic
         "einsum_key": [cost.key for cost in mappings],
         "nest": [_nest(cost.mapping) for cost in mappings],
     }
-    own = [(cost, bits, *row) for cost, group in found for row, bits in _counts(cost, group)]
+    count_rows = [(cost, bits, *row) for cost, group in found for row, bits in _counts(cost, group)]
     of_counts: Columns = {
-        "mapping_key": [cost.mapping_key for cost, *_ in own],
-        "bits": [bits for _, bits, *_ in own],
+        "mapping_key": [cost.mapping_key for cost, *_ in count_rows],
+        "bits": [bits for _, bits, *_ in count_rows],
     }
     of_counts |= {
-        name: [row[i] for row in own]
+        name: [row[i] for row in count_rows]
         for i, name in enumerate(("level", "tensor", "action", "elems", "busiest_elems"), 2)
     }
     return {
@@ -482,18 +499,18 @@ def _mapping_tables(job: Job, found: Sequence[tuple[EinsumCost, Unique]]) -> dic
     }
 
 
-def _of_schedules(schedules: Sequence[ScheduleRow]) -> tuple[Columns, list[EinsumCost]]:
+def _einsum_columns(schedules: Sequence[ScheduleRow]) -> tuple[Columns, list[EinsumCost]]:
     """Returns (the columns of the table einsums that are no attributes of EinsumCost; the cost of each row,
     whose attributes are the other columns).
     """
     rows = [
-        (at, place, cost, group)
-        for at in schedules
-        for place, (cost, group) in enumerate(zip(at.costs, at.groups, strict=True), 1)
+        (schedule, position, cost, group)
+        for schedule in schedules
+        for position, (cost, group) in enumerate(zip(schedule.costs, schedule.groups, strict=True), 1)
     ]
     costs = [cost for _, _, cost, _ in rows]
-    found: Columns = {name: [getattr(at, name) for at, *_ in rows] for name in AT}
-    found["position"] = [place for _, place, _, _ in rows]
+    found: Columns = {name: [getattr(schedule, name) for schedule, *_ in rows] for name in ROW_KEYS}
+    found["position"] = [position for _, position, _, _ in rows]
     found["kind"] = [group.einsum.kind for *_, group in rows]
     for name, attribute in (("einsum", "name"), ("einsum_key", "key"), ("occurrences", "count")):
         found[name] = [getattr(cost, attribute) for cost in costs]
@@ -512,14 +529,14 @@ def _counts(
     bits = {p.tensor: p.bits for p in group.einsum.tensors()}
     for c in cost.counts:
         yield (c.level, c.tensor, c.action, c.elems, c.busiest_elems), bits.get(c.tensor)
-    for one in cost.layout_traffic:
+    for traffic in cost.layout_traffic:
         for action, n, width in (
-            (f"unused_{one.action}", one.unused_bits, 1),
-            ("modify", one.modified_bits, 1),
-            (f"open_{one.action}", one.activations.n, 0),
+            (f"unused_{traffic.action}", traffic.unused_bits, 1),
+            ("modify", traffic.modified_bits, 1),
+            (f"open_{traffic.action}", traffic.activations.n, 0),
         ):
             if n:
-                yield (one.level, one.tensor, action, n, None), width
+                yield (traffic.level, traffic.tensor, action, n, None), width
     for part in cost.price.parts:
         if part.action in ACTIONS:
             yield (part.level, part.tensor, part.action, part.actions, None), 1
@@ -547,7 +564,7 @@ def _deadline(seconds: float | None) -> Iterator[None]:
 
 
 def _solve(
-    job: Job, ask: Ask, front: Sequence[Trial], ready: Sequence[list[Solution] | Infeasible | Dominated]
+    job: Job, ask: Ask, front: Sequence[Trial], answers: Sequence[list[Solution] | Infeasible | Dominated]
 ) -> tuple[Rows, list[ScheduleRow]]:
     study = job.study
     head = _head(job, ask)
@@ -560,25 +577,25 @@ def _solve(
         return ended(status="infeasible", reason=arch.reason)
     running_bound = RunningBound(job.pruner, arch, front)
     lower_bounds = running_bound.lower_bounds()
-    whole = pareto.total(list(lower_bounds.values()), [ref.weight for ref in study.workloads])
+    total_bound = pareto.total(list(lower_bounds.values()), [ref.weight for ref in study.workloads])
     head |= {
         "area_mm2": arch.area_mm2(),
         "clock_ghz": arch.clock_ghz,
-        "bound_energy_pj": whole.energy_pj,
-        "bound_latency_ns": whole.latency_ns,
+        "bound_energy_pj": total_bound.energy_pj,
+        "bound_latency_ns": total_bound.latency_ns,
     }
     fronts: list[list[Solution]] = []
-    beatable = bool(front) and not job.pruner.exceeds_capacity(arch)
+    may_be_pruned = bool(front) and not job.pruner.exceeds_capacity(arch)
     try:
-        if beatable:
+        if may_be_pruned:
             running_bound.raise_if_dominated(DOMINATED)
-        for place, (ref, workload) in enumerate(zip(study.workloads, job.workloads, strict=True)):
+        for index, (ref, workload) in enumerate(zip(study.workloads, job.workloads, strict=True)):
             on_einsum = (
-                partial(running_bound.on_einsum, place) if beatable and running_bound.einsums else None
+                partial(running_bound.on_einsum, index) if may_be_pruned and running_bound.einsums else None
             )
             found = (
-                ready[place]
-                if ready
+                answers[index]
+                if answers
                 else _solve_shared(job, ask.machine, arch, workload)
                 if study.solver.sharing_gap
                 else solve(arch, workload, study.solver, on_einsum)
@@ -586,27 +603,27 @@ def _solve(
             if isinstance(found, Dominated):
                 raise found
             if isinstance(found, Infeasible):
-                return ended(status="infeasible", workload=ref.name, **_limit(found))
+                return ended(status="infeasible", workload=ref.name, **_infeasible_columns(found))
             fronts.append(found)
     except Dominated as fault:
         return ended(status="pruned", dominated_by=fault.machine, reason=fault.reason)
-    rows, laid = _schedule_rows(job, ask.machine, arch, fronts)
-    return {"machines": [{**head, "status": "ok"}], **rows}, laid
+    rows, new_schedules = _schedule_rows(job, ask.machine, arch, fronts)
+    return {"machines": [{**head, "status": "ok"}], **rows}, new_schedules
 
 
 def _solve_shared(job: Job, machine: int, arch: Arch, workload: Workload) -> list[Solution] | Infeasible:
     """Returns the schedule of a machine that shares schedules or mappings with others. A process finds the
     shared ones once.
     """
-    if job.batches and (own := next(job.batches.of(np.array([machine])), None)):
-        return own[0].solution(machine, job.workloads.index(workload))
-    known = job.shared_schedules.setdefault(workload.name, {})
-    if machine not in known:
-        own = members(job.study.space, machine, arch)
-        found = find_shared_schedules_of(list(own.values()), workload, job.study.solver)
-        known |= {at: (found, place) for place, at in enumerate(own)}
-    found, place = known[machine]
-    return found if isinstance(found, Infeasible) else [priced_on(found, place)]
+    if job.batch_index and (group := next(job.batch_index.of(np.array([machine])), None)):
+        return group[0].solution(machine, job.workloads.index(workload))
+    by_machine = job.shared_schedules.setdefault(workload.name, {})
+    if machine not in by_machine:
+        group = sharing_machines(job.study.space, machine, arch)
+        found = find_shared_schedules_of(list(group.values()), workload, job.study.solver)
+        by_machine |= {member: (found, index) for index, member in enumerate(group)}
+    found, index = by_machine[machine]
+    return found if isinstance(found, Infeasible) else [priced_on(found, index)]
 
 
 def structural_axes(space: Space) -> list[int]:
@@ -620,38 +637,42 @@ def structural_axes(space: Space) -> list[int]:
         for at in range(0, space.size, -(-space.size // SAMPLED_BASES))
         if isinstance(one := decode(space, at), Arch)
     )
-    if (found := next(built, None)) is None:
+    if (base := next(built, None)) is None:
         return list(range(len(space.axes)))
-    own, same = values(space, found[0]), found[1].structure()
+    base_values, structure = values(space, base[0]), base[1].structure()
     return [
-        place
-        for place, axis in enumerate(space.axes)
-        if not _prices_alone(space, own, same, axis, axis.values[:: -(-len(axis.values) // SAMPLED_VALUES)])
+        index
+        for index, axis in enumerate(space.axes)
+        if not _is_price_axis(
+            space, base_values, structure, axis, axis.values[:: -(-len(axis.values) // SAMPLED_VALUES)]
+        )
     ]
 
 
-def _prices_alone(
-    space: Space, own: Mapping[str, Any], same: Arch, axis: Axis, some: Sequence[Value]
+def _is_price_axis(
+    space: Space, base_values: Mapping[str, Any], structure: Arch, axis: Axis, axis_values: Sequence[Value]
 ) -> bool:
     """True if these values of an axis change nothing of a machine but prices, rates and clock."""
-    others = (decode(space, index_of(space, {**own, axis.key: value})) for value in some)
-    return all(isinstance(one, Unbuildable) or one.structure() == same for one in others)
+    variants = (decode(space, index_of(space, {**base_values, axis.key: value})) for value in axis_values)
+    return all(isinstance(one, Unbuildable) or one.structure() == structure for one in variants)
 
 
-def members(space: Space, machine: int, arch: Arch) -> dict[int, Arch]:
+def sharing_machines(space: Space, machine: int, arch: Arch) -> dict[int, Arch]:
     """Returns the machines of a space that share schedules with `machine` (`arch`): all values on the axes
     that change only prices, rates and clock.
     """
-    own, same = values(space, machine), arch.structure()
-    free = [axis for axis in space.axes if _prices_alone(space, own, same, axis, axis.values)]
-    several = [
-        own | dict(zip((axis.key for axis in free), chosen, strict=True))
-        for chosen in product(*(axis.values for axis in free))
+    base_values, structure = values(space, machine), arch.structure()
+    price_axes = [
+        axis for axis in space.axes if _is_price_axis(space, base_values, structure, axis, axis.values)
+    ]
+    combinations = [
+        base_values | dict(zip((axis.key for axis in price_axes), chosen, strict=True))
+        for chosen in product(*(axis.values for axis in price_axes))
     ]
     return {
         at: one
-        for at in sorted(index_of(space, one) for one in several)
-        if isinstance(one := decode(space, at), Arch) and one.structure() == same
+        for at in sorted(index_of(space, one) for one in combinations)
+        if isinstance(one := decode(space, at), Arch) and one.structure() == structure
     }
 
 
@@ -662,28 +683,28 @@ def _schedule_rows(
     einsums and mappings are made.
     """
     rows: Rows = {"points": [], "workload_costs": [], "schedules": [], "segments": [], "conversions": []}
-    laid: list[ScheduleRow] = []
-    for schedule, (point, choice) in enumerate(_schedules(job.study, machine, arch, fronts)):
-        at = {"machine": machine, "schedule": schedule}
-        worst = max(choice, key=lambda solution: solution.gap_to_bound)
-        rows["points"].append({**at, **point, **derived.proof(worst), **VERSIONS})
+    schedule_rows: list[ScheduleRow] = []
+    for schedule, (point, choice) in enumerate(_machine_front(job.study, machine, arch, fronts)):
+        row_key = {"machine": machine, "schedule": schedule}
+        weakest = max(choice, key=lambda solution: solution.gap_to_bound)
+        rows["points"].append({**row_key, **point, **derived.proof(weakest), **VERSIONS})
         for ref, macs, groups, workload, solution in zip(
             job.study.workloads, job.macs, job.uniques, job.workloads, choice, strict=True
         ):
             # the rows of an unfused workload are derived from the table chosen on reading
             if solution.schedule:
-                own = {
+                workload_rows = {
                     "workload_costs": [derived.workload_row(solution, arch, ref.weight, macs)],
                     "schedules": [explain.schedule_row(solution)],
                     "segments": explain.segment_rows(solution),
                     "conversions": explain.conversion_rows(solution),
                 }
-                for table, new in own.items():
-                    rows[table] += [{**at, "workload": ref.name, **row} for row in new]
+                for table, new in workload_rows.items():
+                    rows[table] += [{**row_key, "workload": ref.name, **row} for row in new]
                 costed = explain.costed_einsums(with_conversions(workload, solution.conversions), solution)
                 groups = tuple(Unique(c.key, e, (e.name,), c.count) for c, e in costed)
-            laid.append(ScheduleRow(machine, schedule, ref.name, solution, groups))
-    return {table: found for table, found in rows.items() if found}, laid
+            schedule_rows.append(ScheduleRow(machine, schedule, ref.name, solution, groups))
+    return {table: found for table, found in rows.items() if found}, schedule_rows
 
 
 def _head(job: Job, ask: Ask) -> Row:
@@ -705,7 +726,7 @@ def _key(job: Job, parameters: Mapping[str, Any]) -> str:
 VERSIONS = {"model_version": record.MODEL_VERSION, "solver_version": record.SOLVER_VERSION}
 
 
-def _limit(found: Infeasible) -> Row:
+def _infeasible_columns(found: Infeasible) -> Row:
     """Returns the columns that say why a machine is infeasible. Sizes are in bytes; if a fan-out is too
     small, its PEs are in the reason only.
     """
@@ -713,7 +734,7 @@ def _limit(found: Infeasible) -> Row:
     return {"limit_level": found.level, "einsum": found.einsum, "reason": str(found), **sizes}
 
 
-def _schedules(
+def _machine_front(
     study: Study, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]
 ) -> list[tuple[Row, tuple[Solution, ...]]]:
     """Returns the machine's own front over all combinations of its workloads' schedules: the columns of
@@ -736,7 +757,7 @@ def _schedules(
     return [one for one, best in zip(found, pareto.front(values), strict=True) if best]
 
 
-def sources() -> str:
+def sources_digest() -> str:
     """Returns a digest of the installed code and tables. All rows of a run come from installations with one
     digest.
     """

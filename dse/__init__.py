@@ -23,9 +23,9 @@ __all__ = ["front", "map", "open", "residency", "sweep"]
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from dse.run.installed import shadowing
+        from dse.run.installed import shadowing_fault
 
-        if line := shadowing():
+        if line := shadowing_fault():
             raise ImportError(line)
         from dse.frontend import api
 

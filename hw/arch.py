@@ -26,7 +26,7 @@ PLAIN_UNITS: dict[str, tuple[str, dict[str, float]]] = {
     "mw": ("0.5", {"uW": 1e-3, "mW": 1.0, "W": 1e3}),
     "mm2": ("0.5", {"um2": 1e-6, "mm2": 1.0}),
 }
-CLOSED = ConfigDict(extra="forbid")
+NO_OTHER_KEYS = ConfigDict(extra="forbid")
 
 
 def read_bytes(value: object) -> int:
@@ -86,16 +86,16 @@ def read_roles(value: object) -> tuple[str, ...]:
     """
     if not isinstance(value, list | tuple) or not value:
         raise ValueError(f"is no list of roles; write e.g. [{', '.join(ROLES)}]")
-    if strange := [role for role in value if role not in ROLES]:
-        raise ValueError(f"names {strange[0]}, which is no part of an einsum; use {', '.join(ROLES)}")
+    if unknown := [role for role in value if role not in ROLES]:
+        raise ValueError(f"names {unknown[0]}, which is no part of an einsum; use {', '.join(ROLES)}")
     return tuple(role for role in ROLES if role in value)
 
 
 def read_entry(value: object) -> int | str:
     """Returns one dimension of a minimum tile: a number above 0, or a word of WORDS. Raises ValueError."""
-    if (type(value) is int and value > 0) or value in WORDS:
+    if (type(value) is int and value > 0) or value in TILE_WORDS:
         return value
-    raise ValueError(f"is no tile size; write a whole number above 0, or {', '.join(WORDS)}")
+    raise ValueError(f"is no tile size; write a whole number above 0, or {', '.join(TILE_WORDS)}")
 
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -112,31 +112,31 @@ Rate = Annotated[
 Actions = Annotated[float, BeforeValidator(_infinite), Field(gt=0, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 Count = Annotated[int, Field(gt=0, strict=True)]
-Whole = Annotated[int, Field(ge=0, strict=True)]
+NonNegative = Annotated[int, Field(ge=0, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 Cost = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Cell = Literal["lop", "hp"]
 MemoryKind = Literal["sram", "ddr3", "ddr4", "lpddr4", "lpddr5", "gddr5", "gddr6", "hbm2", "hbm2e", "custom"]
-Still = Literal["os", "ws", "is"]
+Stationary = Literal["os", "ws", "is"]
 Overlap = Literal["buffered", "free"]
-Rim = Literal["corners", "edge"]
-Source = Literal["next_level", "same_level"]
+Injection = Literal["corners", "edge"]
+MulticastSource = Literal["next_level", "same_level"]
 ComputeKind = Literal["int4", "int8", "int16", "int32", "fp16", "bf16", "fp32", "custom"]
 Role = Literal["input", "weight", "output"]
 Label = Literal["None", "DimN", "DimNC", "DimNH", "DimNW", "DimNHW", "DimNCH", "DimNCW"]
 ROLES: tuple[str, ...] = get_args(Role)
 # Tile sizes by name: constants of the tiling block (pes, macs, vector), rows or columns of the convolution
 # kernel, the full dimension.
-WORDS = ("pes", "macs", "vector", "kernel", "full")
+TILE_WORDS = ("pes", "macs", "vector", "kernel", "full")
 Roles = Annotated[
     tuple[Role, ...],
     BeforeValidator(read_roles),
     WithJsonSchema({"type": "array", "items": {"enum": [*ROLES]}, "minItems": 1}),
 ]
-Entry = Annotated[
+TileEntry = Annotated[
     int | str,
     BeforeValidator(read_entry),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"enum": [*WORDS]}]}),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"enum": [*TILE_WORDS]}]}),
 ]
 
 FieldRole = Literal[
@@ -154,7 +154,7 @@ FieldRole = Literal[
     "nodes",
 ]
 # roles of fields that change only what mappings cost: machines that differ in these alone have equal mappings
-COSTS: tuple[FieldRole, ...] = ("price", "rate", "leakage", "clock")
+COST_ROLES: tuple[FieldRole, ...] = ("price", "rate", "leakage", "clock")
 
 
 def role(of: FieldRole, says: str = "") -> dict[str, str]:
@@ -179,12 +179,12 @@ def role(of: FieldRole, says: str = "") -> dict[str, str]:
     return {"role": of, "says": says}
 
 
-def part(of: FieldRole, default: Any, says: str = "") -> Any:
+def role_field(of: FieldRole, default: Any, says: str = "") -> Any:
     """Returns a field with a role and a default."""
     return field(default=default, metadata=role(of, says))
 
 
-def said(default: Any, meaning: str) -> Any:
+def documented_key(default: Any, meaning: str) -> Any:
     """Returns a key of machine files with its default and its meaning in `dse list keys`."""
     return field(default=default, metadata={"says": meaning})
 
@@ -203,8 +203,8 @@ class Memory:
     channels: Count = 1  # DRAM: channels, whose bandwidths and background powers add up
     bandwidth: Rate | None = None  # GB/s of one instance; instead of actions_per_cycle
     actions_per_cycle: Actions | None = None  # bandwidth in actions of width_bits per clock cycle
-    read_pj: Cost | None = said(None, "energy of one read of width_bits; none: the table's")
-    write_pj: Cost | None = said(None, "energy of one write of width_bits; none: the table's")
+    read_pj: Cost | None = documented_key(None, "energy of one read of width_bits; none: the table's")
+    write_pj: Cost | None = documented_key(None, "energy of one write of width_bits; none: the table's")
     leak_mw: Cost | None = None  # of one instance, all banks and channels
     area_mm2: Cost | None = None  # of one instance, all banks and channels
     cycle_ns: Positive | None = None  # sram: minimum time between two accesses of an array
@@ -224,18 +224,18 @@ class Memory:
     row: Bytes | None = None  # bytes of a DRAM row
     row_banks: Count | None = None  # DRAM banks; None: 1
     row_interleave: Bytes | None = None  # bytes after which the next DRAM bank follows; None: a row
-    row_pj: Cost | None = said(None, "energy of opening a row")
+    row_pj: Cost | None = documented_key(None, "energy of opening a row")
     row_ns: Cost | None = None  # from one opening of a row to the next one in the same bank
     bank_map: Literal["word", "block", "xor"] | None = None  # sram: how words are spread over the banks
     dma_ns: Cost | None = None  # time of one DMA descriptor
     dma_queues: Count | None = None  # descriptors processed at a time
-    dma_strides: Whole | None = None  # how many strides one descriptor may repeat a run over
+    dma_strides: NonNegative | None = None  # how many strides one descriptor may repeat a run over
     prefetch_lines: Count | None = None  # consecutive lines that a miss brings
     prefetch_run: Cost | None = None  # misses per run, as measured
     prefetch_line: Cost | None = None  # misses per line, as measured
     miss_ns: Cost | None = None  # time that a miss adds
 
-    __pydantic_config__ = CLOSED
+    __pydantic_config__ = NO_OTHER_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,15 +249,19 @@ class Array:
     # dimensions along which PEs add partial outputs; True: all, False: none
     reduce: Flag | tuple[str, ...] = True
     # systolic array of two dimensions, rows first: stationary outputs, weights or inputs; None: not systolic
-    systolic: Still | None = None
-    hop_pj: Cost = said(0.0, "a mesh of two dimensions, rows first: energy of one bit over one link")
-    endpoint_pj: Cost = said(0.0, "energy of one bit that a PE takes from the network, or gives to it")
-    injected_at: Rim = "corners"  # where on a mesh the level outside is attached
+    systolic: Stationary | None = None
+    hop_pj: Cost = documented_key(
+        0.0, "a mesh of two dimensions, rows first: energy of one bit over one link"
+    )
+    endpoint_pj: Cost = documented_key(
+        0.0, "energy of one bit that a PE takes from the network, or gives to it"
+    )
+    injected_at: Injection = "corners"  # where on a mesh the level outside is attached
     # source of a multicast word on a mesh. next_level: the level outside, along one tree; same_level: the
     # nearest PE that has the word, and for the first PE the level outside
-    multicast_from: Source = "next_level"
+    multicast_from: MulticastSource = "next_level"
 
-    __pydantic_config__ = CLOSED
+    __pydantic_config__ = NO_OTHER_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,9 +275,9 @@ class MacUnit:
     name: Annotated[Name, Field(alias="compute")]
     kind: ComputeKind
     ops_per_cycle: Positive = 1.0  # MACs, or other operations, of one MAC unit
-    mac_pj: Cost | None = said(None, "one multiply-accumulate; none: the table's")
-    alu_pj: Cost | None = said(None, "one other operation; none: the table's")
-    merge_pj: Cost | None = said(
+    mac_pj: Cost | None = documented_key(None, "one multiply-accumulate; none: the table's")
+    alu_pj: Cost | None = documented_key(None, "one other operation; none: the table's")
+    merge_pj: Cost | None = documented_key(
         None, "adding a partial sum of one PE to another PE's; none: alu_pj of a MAC unit"
     )
     leak_mw: Cost | None = None  # of one MAC unit
@@ -283,7 +287,7 @@ class MacUnit:
     vector_lanes: Annotated[int, Field(ge=0, strict=True)] = 0
     vector_kind: ComputeKind | None = None  # number format of the vector unit; None: kind
 
-    __pydantic_config__ = CLOSED
+    __pydantic_config__ = NO_OTHER_KEYS
 
 
 Node = Memory | Array | MacUnit
@@ -298,7 +302,7 @@ class Tiling:
         Label
     )
     # smallest useful tile, by operator and tensor; missing ones: hw/tiling.py, MINIMUM
-    minimum: Mapping[str, Annotated[tuple[Entry, ...], BeforeValidator(read_list)]] = field(
+    minimum: Mapping[str, Annotated[tuple[TileEntry, ...], BeforeValidator(read_list)]] = field(
         default_factory=dict, hash=False
     )
     # elements; the innermost dimension is stored in multiples of it (0: unpadded)
@@ -308,7 +312,7 @@ class Tiling:
     # channels per step of operators without products; None: vector unit's width, or 8
     vector: Count | None = None
 
-    __pydantic_config__ = CLOSED
+    __pydantic_config__ = NO_OTHER_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +330,7 @@ class Machine:
     overlap: Overlap = "buffered"
     tiling: Tiling = Tiling()
 
-    __pydantic_config__ = CLOSED
+    __pydantic_config__ = NO_OTHER_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,28 +341,28 @@ class Access:
 
     # bits that move at once: a line or burst; of an SRAM with bank_map, its word
     line_bits: int = field(metadata=role("layout"))
-    row_bits: int = part("layout", 0)  # bits of a DRAM row; 0: rows are not modelled
-    row_banks: int = part("layout", 1)  # DRAM banks
+    row_bits: int = role_field("layout", 0)  # bits of a DRAM row; 0: rows are not modelled
+    row_banks: int = role_field("layout", 1)  # DRAM banks
     # bits after which the next DRAM bank follows
-    interleave_bits: int = part("layout", 0)
-    row_pj: float = part("layout", 0.0, "a level of rows: one row opened")
+    interleave_bits: int = role_field("layout", 0)
+    row_pj: float = role_field("layout", 0.0, "a level of rows: one row opened")
     # from one opening of a row to the next one in the same bank
-    row_cycles: float = part("layout", 0.0)
+    row_cycles: float = role_field("layout", 0.0)
     # whether a line that is written in part is read first
-    rmw: bool = part("layout", False)
+    rmw: bool = role_field("layout", False)
     # SRAM arrays that each serve a word at a time; 0: bank conflicts are not modelled
-    banks: int = part("layout", 0)
-    bank_map: str = part("layout", "word")  # word, block or xor
-    capacity_bits: int = part("layout", 0)  # of all banks of an SRAM together
-    descriptor_cycles: float = part("layout", 0.0)  # cycles of one DMA descriptor
-    dma_queues: int = part("layout", 1)
+    banks: int = role_field("layout", 0)
+    bank_map: str = role_field("layout", "word")  # word, block or xor
+    capacity_bits: int = role_field("layout", 0)  # of all banks of an SRAM together
+    descriptor_cycles: float = role_field("layout", 0.0)  # cycles of one DMA descriptor
+    dma_queues: int = role_field("layout", 1)
     # how many strides one descriptor may repeat a run over
-    dma_strides: int = part("layout", 0)
-    prefetch_lines: int = part("layout", 0)  # consecutive lines that a miss brings
-    prefetch_run: float | None = part("layout", None)  # misses per run, as calibrated
+    dma_strides: int = role_field("layout", 0)
+    prefetch_lines: int = role_field("layout", 0)  # consecutive lines that a miss brings
+    prefetch_run: float | None = role_field("layout", None)  # misses per run, as calibrated
     # misses per line, as calibrated
-    prefetch_line: float | None = part("layout", None)
-    miss_cycles: float = part("layout", 0.0)  # cycles that a miss adds
+    prefetch_line: float | None = role_field("layout", None)
+    miss_cycles: float = role_field("layout", 0.0)  # cycles that a miss adds
 
 
 LAYOUT_FIELDS = ("burst", "bank_map")  # fields of Memory: layouts cost at a level that has one of them
@@ -373,22 +377,22 @@ class Level:
     width_bits: int = field(metadata=role("structure"))  # bits that one action moves
     read_pj: float = field(metadata=role("price", "one read of width_bits"))
     write_pj: float = field(metadata=role("price", "one write of width_bits"))
-    bandwidth: float = part("rate", inf)  # actions per clock cycle
+    bandwidth: float = role_field("rate", inf)  # actions per clock cycle
     # separate: reads and writes each have the bandwidth; shared: they share it
-    ports: Literal["shared", "separate"] = part("structure", "shared")
-    double_buffer: bool = part("structure", False)
+    ports: Literal["shared", "separate"] = role_field("structure", "shared")
+    double_buffer: bool = role_field("structure", False)
     # whether tensors may skip the level; False: all tensors of may_keep must stand there
-    bypass: bool = part("structure", True)
+    bypass: bool = role_field("structure", True)
     # whether the first read of an output element is free
-    skip_first_read: bool = part("structure", True)
-    leak_mw: float = part("leakage", 0.0)  # of a DRAM: its background power
-    area_mm2: float = part("area", 0.0)
+    skip_first_read: bool = role_field("structure", True)
+    leak_mw: float = role_field("leakage", 0.0)  # of a DRAM: its background power
+    area_mm2: float = role_field("area", 0.0)
     # clock cycles between two accesses of one array; bandwidth accounts for them already
-    access_cycles: int = part("label", 1)
+    access_cycles: int = role_field("label", 1)
     # roles of the tensors that may stand there
-    may_keep: tuple[str, ...] = part("structure", ROLES)
+    may_keep: tuple[str, ...] = role_field("structure", ROLES)
     # None: layouts cost nothing at this level
-    access: Access | None = part("layout", None)
+    access: Access | None = role_field("layout", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,15 +409,15 @@ class Fanout:
     reduce: tuple[bool, ...] = field(metadata=role("structure"))
     # systolic array of two dimensions, rows first: os, ws or is (stationary outputs, weights, inputs); "":
     # not systolic
-    systolic: Still | Literal[""] = part("structure", "")
-    hop_pj: float = part("network", 0.0, "a network: one bit over one link")
-    endpoint_pj: float = part("network", 0.0, "a network: one bit that a PE takes or gives")
+    systolic: Stationary | Literal[""] = role_field("structure", "")
+    hop_pj: float = role_field("network", 0.0, "a network: one bit over one link")
+    endpoint_pj: float = role_field("network", 0.0, "a network: one bit that a PE takes or gives")
     # of a mesh (rows first): where the level outside is attached
-    injected_at: Rim = part("structure", "corners")
+    injected_at: Injection = role_field("structure", "corners")
     # of a mesh: source of a word that several PEs want
-    multicast_from: Source = part("structure", "next_level")
+    multicast_from: MulticastSource = role_field("structure", "next_level")
     # where the array is a region of a mesh: per dimension, its first PE and the size of the whole mesh
-    mesh_region: tuple[tuple[int, int], ...] = part("structure", ())
+    mesh_region: tuple[tuple[int, int], ...] = role_field("structure", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,15 +426,15 @@ class Compute:
 
     mac_pj: float = field(metadata=role("price", "MAC: one multiply-accumulate"))
     alu_pj: float = field(metadata=role("price", "MAC: one other operation"))
-    ops_per_cycle: float = part("rate", 1.0)  # of one MAC unit
-    leak_mw: float = part("leakage", 0.0)  # of one MAC unit
-    area_mm2: float = part("area", 0.0)  # of one MAC unit
+    ops_per_cycle: float = role_field("rate", 1.0)  # of one MAC unit
+    leak_mw: float = role_field("leakage", 0.0)  # of one MAC unit
+    area_mm2: float = role_field("area", 0.0)  # of one MAC unit
     # operations per clock cycle of the machine's one vector unit, which does all operations but MACs; None:
     # the MAC units do them at ops_per_cycle
-    alu_per_cycle: float | None = part("rate", None)
-    vector_leak_mw: float = part("leakage", 0.0)  # of the vector unit
-    vector_area_mm2: float = part("area", 0.0)  # of the vector unit
-    merge_pj: float = part("price", 0.0, "MAC: adding a partial sum of one PE to another PE's")
+    alu_per_cycle: float | None = role_field("rate", None)
+    vector_leak_mw: float = role_field("leakage", 0.0)  # of the vector unit
+    vector_area_mm2: float = role_field("area", 0.0)  # of the vector unit
+    merge_pj: float = role_field("price", 0.0, "MAC: adding a partial sum of one PE to another PE's")
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,9 +449,9 @@ class Arch:
     clock_ghz: float = field(metadata=role("clock"))
     # bits of an element of a tensor whose own width is not given
     word_bits: int = field(metadata=role("structure"))
-    tiling: Tiling = part("tiles", Tiling())
+    tiling: Tiling = role_field("tiles", Tiling())
     # buffered: fills overlap with work inside where a level is double-buffered; free: they overlap everywhere
-    overlap: Overlap = part("structure", "buffered")
+    overlap: Overlap = role_field("structure", "buffered")
 
     def instances(self, outside: int) -> int:
         """Returns how many copies there are of levels[outside], or of the MAC unit where outside is
@@ -473,7 +477,7 @@ class Arch:
         """Returns the machine with prices, rates, clock, areas and names blanked out: equal for machines that
         have the same mappings.
         """
-        return self.without(*COSTS, "area", "label")
+        return self.without(*COST_ROLES, "area", "label")
 
     def unbounded(self) -> Arch:
         """Returns the machine with unbounded outermost capacity. How much of it tensors occupy depends on
@@ -494,7 +498,7 @@ class Arch:
         """True if layouts cost at any level."""
         return bool(self.layout_levels())
 
-    def order(self) -> dict[str, int]:
+    def level_index(self) -> dict[str, int]:
         """Returns the number of each level by its name; 0 is the outermost."""
         return {level.name: v for v, level in enumerate(self.levels)}
 
@@ -506,33 +510,35 @@ class Arch:
         """Returns the machine with fields of these roles blanked out: machines that differ in them alone
         become equal.
         """
-        return self.changed(roles, _nothing)
+        return self.map_fields(roles, _blank)
 
-    def changed(self, roles: Sequence[FieldRole], rule: Callable[[FieldRole, Any], Any]) -> Arch:
+    def map_fields(self, roles: Sequence[FieldRole], rule: Callable[[FieldRole, Any], Any]) -> Arch:
         """Returns the machine with every field of these roles replaced by rule(role, value)."""
         return replace(
-            changed(self, roles, rule),
-            levels=tuple(changed(level, roles, rule) for level in self.levels),
-            fanouts=tuple(changed(f, roles, rule) for f in self.fanouts),
-            compute=changed(self.compute, roles, rule),
+            map_fields(self, roles, rule),
+            levels=tuple(map_fields(level, roles, rule) for level in self.levels),
+            fanouts=tuple(map_fields(f, roles, rule) for f in self.fanouts),
+            compute=map_fields(self.compute, roles, rule),
         )
 
-    def values(self, at: Iterable[Slot]) -> list[Any]:
+    def values(self, wanted: Iterable[Slot]) -> list[Any]:
         """Returns the values of fields, in the order of the slots."""
         nodes = {"levels": self.levels, "fanouts": self.fanouts, "compute": (self.compute,), "": (self,)}
-        return [getattr(nodes[one.nodes][one.number], one.field) for one in at]
+        return [getattr(nodes[slot.nodes][slot.number], slot.field) for slot in wanted]
 
-    def with_values(self, at: Iterable[Slot], values: Iterable[Any]) -> Arch:
+    def with_values(self, wanted: Iterable[Slot], values: Iterable[Any]) -> Arch:
         """Returns the machine with the fields of these slots replaced, values in the same order."""
-        own: dict[tuple[str, int], dict[str, Any]] = {}
-        for one, value in zip(at, values, strict=True):
-            own.setdefault((one.nodes, one.number), {})[one.field] = value
+        changes: dict[tuple[str, int], dict[str, Any]] = {}
+        for slot, value in zip(wanted, values, strict=True):
+            changes.setdefault((slot.nodes, slot.number), {})[slot.field] = value
         return replace(
             self,
-            levels=tuple(replace(level, **own.get(("levels", v), {})) for v, level in enumerate(self.levels)),
-            fanouts=tuple(replace(f, **own.get(("fanouts", i), {})) for i, f in enumerate(self.fanouts)),
-            compute=replace(self.compute, **own.get(("compute", 0), {})),
-            **own.get(("", 0), {}),
+            levels=tuple(
+                replace(level, **changes.get(("levels", v), {})) for v, level in enumerate(self.levels)
+            ),
+            fanouts=tuple(replace(f, **changes.get(("fanouts", i), {})) for i, f in enumerate(self.fanouts)),
+            compute=replace(self.compute, **changes.get(("compute", 0), {})),
+            **changes.get(("", 0), {}),
         )
 
     def area_mm2(self) -> float:
@@ -597,8 +603,8 @@ def slots(arch: Arch, *roles: FieldRole) -> tuple[Slot, ...]:
 def _slots(kinds: tuple[tuple[str, tuple[type, ...]], ...], roles: tuple[FieldRole, ...]) -> tuple[Slot, ...]:
     return tuple(
         Slot(nodes, number, name)
-        for nodes, own in kinds
-        for number, kind in enumerate(own)
+        for nodes, types in kinds
+        for number, kind in enumerate(types)
         for name in fields_of(kind, *roles)
     )
 
@@ -606,7 +612,7 @@ def _slots(kinds: tuple[tuple[str, tuple[type, ...]], ...], roles: tuple[FieldRo
 Part = TypeVar("Part", Level, Fanout, Compute, Arch)
 
 
-def changed(node: Part, roles: Sequence[FieldRole], rule: Callable[[FieldRole, Any], Any]) -> Part:
+def map_fields(node: Part, roles: Sequence[FieldRole], rule: Callable[[FieldRole, Any], Any]) -> Part:
     """Returns one node with every field of these roles replaced by rule(role, value)."""
     return replace(
         node, **{name: rule(of, getattr(node, name)) for of in roles for name in fields_of(type(node), of)}
@@ -615,10 +621,10 @@ def changed(node: Part, roles: Sequence[FieldRole], rule: Callable[[FieldRole, A
 
 def structure_of(node: Part) -> Part:
     """Returns one node with prices, rates, clock, area and names blanked out (`Arch.structure`)."""
-    return changed(node, (*COSTS, "area", "label"), _nothing)
+    return map_fields(node, (*COST_ROLES, "area", "label"), _blank)
 
 
-def _nothing(of: FieldRole, value: Any) -> Any:
+def _blank(of: FieldRole, value: Any) -> Any:
     """Returns the blank value of a field. A rate that exists stays distinct from None."""
     if of in ("price", "leakage", "area", "network"):
         return 0.0

@@ -45,10 +45,10 @@ from workloads.arrays import Floats, Ints
 
 NESTING = ("kind", *LAYOUT_FIELDS)  # fields of Memory that decide how nodes may be nested (nesting_faults)
 # roles of the fields of Level and Compute that have a column each
-COUNTED: tuple[FieldRole, ...] = ("price", "rate")
+COLUMN_ROLES: tuple[FieldRole, ...] = ("price", "rate")
 # fields of Arch that are part of a machine's shape; word_bits is part of the shape of the compute instead
-OWN = tuple(name for name in fields_of(Arch, "structure", "tiles") if name != "word_bits")
-SILICON = ("node_nm", "cell")  # fields of Machine that change an sram, but no other kind of memory
+SHAPE_FIELDS = tuple(name for name in fields_of(Arch, "structure", "tiles") if name != "word_bits")
+TECHNOLOGY = ("node_nm", "cell")  # fields of Machine that change an sram, but no other kind of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +79,18 @@ class Columns:
 
     def take(self, rows: Ints) -> Columns:
         """Returns the columns of some of the machines, given by row."""
-        return _each([self], lambda some: some[0][rows])
+        return _combined([self], lambda some: some[0][rows])
 
-    def named(self, name: str) -> NDArray[Any]:
+    def column(self, name: str) -> NDArray[Any]:
         """Returns the column of that name: a field of Level or Compute (price or rate), or an attribute of
         Columns.
         """
-        for own in (self.levels, self.compute):
-            if name in own:
-                return own[name]
+        for group in (self.levels, self.compute):
+            if name in group:
+                return group[name]
         return np.asarray(getattr(self, name))
 
-    def at(self, slot: Slot) -> Floats:
+    def column_at(self, slot: Slot) -> Floats:
         """Returns [n], the column of a price or rate. Raises KeyError for nodes without such columns."""
         return (
             self.compute[slot.field]
@@ -110,26 +110,28 @@ def group_equal_rows(rows: NDArray[Any]) -> tuple[Ints, Ints]:
     code = np.zeros(len(rows), np.int64)
     for column in rows.T:
         if (column != column[:1]).any():
-            values, own = np.unique(column, return_inverse=True)
-            code = np.unique(code * len(values) + own, return_inverse=True)[1]
+            values, value_index = np.unique(column, return_inverse=True)
+            code = np.unique(code * len(values) + value_index, return_inverse=True)[1]
     _, first, which = np.unique(code, return_index=True, return_inverse=True)
     return first, which
 
 
-def joined(several: Sequence[Columns]) -> Columns:
+def concatenated(groups: Sequence[Columns]) -> Columns:
     """Returns the columns of several groups of machines of one space, one group after the other."""
-    return _each(several, np.concatenate)
+    return _combined(groups, np.concatenate)
 
 
-def _each(several: Sequence[Columns], of: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Columns:
-    """Returns Columns whose every array is `of` applied to the list of that array in all blocks."""
-    first, own = several[0], [one.name for one in fields(Columns)[1:]]
+def _combined(groups: Sequence[Columns], combine: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Columns:
+    """Returns Columns whose every array is `combine` applied to the list of that array in all blocks."""
+    first, names = groups[0], [one.name for one in fields(Columns)[1:]]
     changes: dict[str, Any] = {
-        name: of([getattr(one, name) for one in several]) for name in own if name not in ("levels", "compute")
+        name: combine([getattr(one, name) for one in groups])
+        for name in names
+        if name not in ("levels", "compute")
     }
     for kind in ("levels", "compute"):
         changes[kind] = {
-            name: of([getattr(one, kind)[name] for one in several]) for name in getattr(first, kind)
+            name: combine([getattr(one, kind)[name] for one in groups]) for name in getattr(first, kind)
         }
     return replace(first, **changes)
 
@@ -144,39 +146,44 @@ class NodeColumns:
     axes: tuple[int, ...]  # indices of the space's axes that the node depends on
     make: Callable[[Mapping[str, Value]], Row]  # returns the node's numbers from the values on these axes
     width: int  # how many numbers the node has
-    silicon: tuple[int, ...] = ()  # those of `axes` that matter only where the memory is an sram
+    technology: tuple[int, ...] = ()  # those of `axes` that matter only where the memory is an sram
     kind: int | str = "sram"  # the memory's kind; an int: index of the axis that sets it
     # codes of the combinations seen, in ascending order
-    memo: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    # [combinations, width] numbers of each combination in `memo`
+    codes: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    # [combinations, width] numbers of each combination in `codes`
     rows: Floats = field(default_factory=lambda: np.zeros((0, 0)))
 
-    def of(self, space: Space, digits: Ints) -> tuple[NDArray[np.bool_], Floats]:
+    def numbers_of(self, space: Space, digits: Ints) -> tuple[NDArray[np.bool_], Floats]:
         """Returns [n] whether the node of each machine can be built, and [n, width] its numbers, NaN where
         not. digits: [n, axes], as `Table.digits` returns them.
         """
         code = np.zeros(len(digits), np.int64)
-        sram = (
+        is_sram = (
             np.array([value == "sram" for value in space.axes[self.kind].values])[digits[:, self.kind]]
             if isinstance(self.kind, int)
             else self.kind == "sram"
         )
-        for at in self.axes:
-            code = code * len(space.axes[at].values) + digits[:, at] * (sram if at in self.silicon else 1)
+        for axis in self.axes:
+            code = code * len(space.axes[axis].values) + digits[:, axis] * (
+                is_sram if axis in self.technology else 1
+            )
         wanted, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-        if (new := ~np.isin(wanted, self.memo, assume_unique=True)).any():
+        if (new := ~np.isin(wanted, self.codes, assume_unique=True)).any():
             rows = [
                 self.make(
-                    {space.axes[at].key: space.axes[at].values[digits[example, at]] for at in self.axes}
+                    {
+                        space.axes[axis].key: space.axes[axis].values[digits[example, axis]]
+                        for axis in self.axes
+                    }
                 )
                 or (nan,) * self.width
                 for example in first[new].tolist()
             ]
-            places = np.searchsorted(self.memo, wanted[new])
-            self.memo = np.insert(self.memo, places, wanted[new])
-            self.rows = np.insert(self.rows.reshape(-1, self.width), places, np.array(rows), axis=0)
-        built = self.rows.reshape(-1, self.width)[np.searchsorted(self.memo, wanted)[inverse]]
-        return np.asarray(~np.isnan(built).all(axis=1)), built
+            insert_at = np.searchsorted(self.codes, wanted[new])
+            self.codes = np.insert(self.codes, insert_at, wanted[new])
+            self.rows = np.insert(self.rows.reshape(-1, self.width), insert_at, np.array(rows), axis=0)
+        found = self.rows.reshape(-1, self.width)[np.searchsorted(self.codes, wanted)[inverse]]
+        return np.asarray(~np.isnan(found).all(axis=1)), found
 
 
 class Table:
@@ -198,47 +205,50 @@ class Table:
         self.sound = not any(order_faults([outline(node) for node in template.nodes]))
         shapes: dict[object, int] = {}
         for i, node in enumerate(template.nodes):
-            own = [key for key in keys if key.rpartition(".")[0] == node.name]
+            own_keys = [key for key in keys if key.rpartition(".")[0] == node.name]
             make, width = _maker(template, i, shapes)
             if isinstance(node, Memory):
-                kind = keys.index(f"{node.name}.kind") if f"{node.name}.kind" in own else node.kind
-                axes = _depends(space.axes, [*HEAD, *own])
-                self.nodes.append(NodeColumns(axes, make, width, _depends(space.axes, SILICON), kind))
+                kind = keys.index(f"{node.name}.kind") if f"{node.name}.kind" in own_keys else node.kind
+                axes = _depends(space.axes, [*HEAD, *own_keys])
+                self.nodes.append(NodeColumns(axes, make, width, _depends(space.axes, TECHNOLOGY), kind))
             else:
                 silicon = [key for key in HEAD if key != "clock_mhz" and isinstance(node, MacUnit)]
-                self.nodes.append(NodeColumns(_depends(space.axes, [*own, *silicon]), make, width))
-        nested = NodeColumns(
+                self.nodes.append(NodeColumns(_depends(space.axes, [*own_keys, *silicon]), make, width))
+        nesting = NodeColumns(
             _depends(space.axes, [key for key in keys if key.rpartition(".")[2] in NESTING]),
-            lambda chosen: _nested(apply(template, chosen)),
+            lambda chosen: _nesting_row(apply(template, chosen)),
             1,
         )
 
         def machine_columns(chosen: Mapping[str, Value]) -> Row:
             spec = apply(template, chosen)
             return spec.clock_mhz / 1e3, shapes.setdefault(
-                tuple(getattr(spec, name) for name in OWN), len(shapes)
+                tuple(getattr(spec, name) for name in SHAPE_FIELDS), len(shapes)
             )
 
-        clocked = NodeColumns(
+        clock_and_shape = NodeColumns(
             _depends(space.axes, [*HEAD, *(key for key in keys if key.startswith("tiling."))]),
             machine_columns,
             2,
         )
-        self.machine_columns = (nested, clocked)
+        self.machine_columns = (nesting, clock_and_shape)
 
     def digits(self, machines: Ints) -> Ints:
         """Returns [n, axes], the index of each machine's value on every axis."""
         found = np.empty((len(machines), len(self.space.axes)), np.int64)
         rest = np.asarray(machines, np.int64)
-        for at in range(len(self.space.axes) - 1, -1, -1):
-            rest, found[:, at] = np.divmod(rest, len(self.space.axes[at].values))
+        for axis in range(len(self.space.axes) - 1, -1, -1):
+            rest, found[:, axis] = np.divmod(rest, len(self.space.axes[axis].values))
         return found
 
     def columns(self, machines: Ints) -> tuple[NDArray[np.bool_], Columns]:
         """Returns [n] whether each machine can be built, and the columns of those that can."""
         digits = self.digits(machines)
-        parts = [made.of(self.space, digits) for made in (*self.machine_columns, *self.nodes)]
-        built = np.logical_and.reduce([there for there, _ in parts]) & self.sound
+        parts = [
+            node_columns.numbers_of(self.space, digits)
+            for node_columns in (*self.machine_columns, *self.nodes)
+        ]
+        built = np.logical_and.reduce([is_buildable for is_buildable, _ in parts]) & self.sound
         (clock, head), *nodes = [found[built].T for _, found in parts[1:]]
         template = self.space.template.nodes
         levels = [own[:-1] for node, own in zip(template, nodes, strict=True) if isinstance(node, Memory)]
@@ -256,28 +266,28 @@ class Table:
             np.stack(column, axis=1) for column in zip(*levels, strict=True)
         )
         *of_mac_units, mac_unit_leak, mac_unit_area, vector_leak, vector_area, word = nodes[-1][:-1]
-        copies = [
+        instances = [
             np.prod(sizes[:, [d for d, at in enumerate(outside) if at <= v]], axis=1)
             for v in range(len(levels) + 1)
         ]
 
-        def total(of_levels: Floats, of_lane: Floats, of_vector: Floats) -> Floats:
+        def total(of_levels: Floats, of_mac_unit: Floats, of_vector: Floats) -> Floats:
             """Returns totals over all instances, summed in the order of `Arch.area_mm2` and `Arch.leak_mw`,
             so that they are equal to the last bit.
             """
-            found = 0 + of_levels[:, 0] * copies[0]
+            found = 0 + of_levels[:, 0] * instances[0]
             for v in range(1, len(levels)):
-                found = found + of_levels[:, v] * copies[v]
-            return np.asarray(found + of_lane * copies[-1] + of_vector)
+                found = found + of_levels[:, v] * instances[v]
+            return np.asarray(found + of_mac_unit * instances[-1] + of_vector)
 
-        priced, paced = (
-            dict(zip(fields_of(kind, *COUNTED), own, strict=True))
+        level_columns, compute_columns = (
+            dict(zip(fields_of(kind, *COLUMN_ROLES), own, strict=True))
             for kind, own in ((Level, of_levels), (Compute, of_mac_units))
         )
         return built, Columns(
             np.array(outside, np.int64),
-            priced,
-            paced,
+            level_columns,
+            compute_columns,
             width_bits.astype(np.int64),
             separate.astype(bool),
             capacity[:, 0],
@@ -295,7 +305,7 @@ def _depends(axes: Sequence[Axis], fields: Collection[str]) -> tuple[int, ...]:
     return tuple(i for i, axis in enumerate(axes) if axis.key in fields)
 
 
-def _nested(spec: Machine) -> Row:
+def _nesting_row(spec: Machine) -> Row:
     return () if any(nesting_faults(spec.nodes)) else (1.0,)
 
 
@@ -308,13 +318,13 @@ def _maker(
     The last number is the node's shape: an index into `shapes`, which grows as new shapes are met.
     """
     node = template.nodes[i]
-    of_level, of_lane = (fields_of(kind, *COUNTED) for kind in (Level, Compute))
+    level_fields, compute_fields = (fields_of(kind, *COLUMN_ROLES) for kind in (Level, Compute))
     width = (
-        len(of_level) + 6
+        len(level_fields) + 6
         if isinstance(node, Memory)
         else 3 * len(node.dims) + 1
         if isinstance(node, Array)
-        else len(of_lane) + 6
+        else len(compute_fields) + 6
     )
 
     def shape(of: object) -> int:
@@ -327,39 +337,39 @@ def _maker(
         head: dict[str, Any] = {key: value for key, value in chosen.items() if "." not in key}
         if (own_key := tuple(own_fields.values())) not in nodes:
             nodes[own_key] = apply(template, own_fields).nodes[i]
-        spec, own = replace(template, **head), nodes[own_key]
-        if contradictions(spec, own, i == 0):
+        spec, own_node = replace(template, **head), nodes[own_key]
+        if contradictions(spec, own_node, i == 0):
             return ()
         try:
-            return numbers(spec, own)
+            return numbers(spec, own_node)
         except ComponentError:
             return ()
 
-    def numbers(spec: Machine, own: Node) -> Row:
-        if isinstance(own, Memory):
-            at = level_of(spec, own, i == 0)
-            capacity = inf if at.capacity_bits is None else float(at.capacity_bits)
+    def numbers(spec: Machine, own_node: Node) -> Row:
+        if isinstance(own_node, Memory):
+            level = level_of(spec, own_node, i == 0)
+            capacity = inf if level.capacity_bits is None else float(level.capacity_bits)
             return (
-                *counted(at, of_level),
-                at.width_bits,
-                at.ports == "separate",
+                *counted(level, level_fields),
+                level.width_bits,
+                level.ports == "separate",
                 capacity,
-                at.leak_mw,
-                at.area_mm2,
-                shape(structure_of(at)),
+                level.leak_mw,
+                level.area_mm2,
+                shape(structure_of(level)),
             )
-        if isinstance(own, Array):
-            over = fanout_of(own, 0)
+        if isinstance(own_node, Array):
+            fanout = fanout_of(own_node, 0)
             sizes = [
                 float(x)
-                for (_, size), *flags in zip(over.dims, over.multicast, over.reduce, strict=True)
+                for (_, size), *flags in zip(fanout.dims, fanout.multicast, fanout.reduce, strict=True)
                 for x in (size, *flags)
             ]
-            return *sizes, shape(structure_of(over))
-        assert isinstance(own, MacUnit)
-        c, word = compute_of(spec, own), word_bits_of(spec, own)
+            return *sizes, shape(structure_of(fanout))
+        assert isinstance(own_node, MacUnit)
+        c, word = compute_of(spec, own_node), word_bits_of(spec, own_node)
         silicon = c.leak_mw, c.area_mm2, c.vector_leak_mw, c.vector_area_mm2
-        return *counted(c, of_lane), *silicon, word, shape((structure_of(c), word))
+        return *counted(c, compute_fields), *silicon, word, shape((structure_of(c), word))
 
     def counted(built: Level | Compute, names: Sequence[str]) -> Row:
         return tuple(nan if (value := getattr(built, name)) is None else value for name in names)

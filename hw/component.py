@@ -104,7 +104,7 @@ def _sram_table() -> dict[tuple[str, int], dict[float, dict[int, Sram]]]:
 
 
 @lru_cache
-def _named(table: str, key: str) -> dict[str, dict[str, str]]:
+def _rows_by(table: str, key: str) -> dict[str, dict[str, str]]:
     return {row[key]: row for row in rows(table)}
 
 
@@ -115,11 +115,11 @@ def _bracket(x: float, xs: list[float]) -> tuple[float, float, float]:
     return low, high, log(x / low) / log(high / low) if high > low else 0.0
 
 
-def _blend(a: Iterable[float], b: Iterable[float], share: float) -> list[float]:
-    """Returns the log-log interpolation of a and b at `share`. It never leaves [a, b], so it is monotonic
+def _blend(a: Iterable[float], b: Iterable[float], fraction: float) -> list[float]:
+    """Returns the log-log interpolation of a and b at `fraction`. It never leaves [a, b], so it is monotonic
     where the rows are.
     """
-    return [x if not share else x * (y / x) ** share for x, y in zip(a, b, strict=True)]
+    return [x if not fraction else x * (y / x) ** fraction for x, y in zip(a, b, strict=True)]
 
 
 @lru_cache(maxsize=65536)
@@ -158,12 +158,12 @@ def sram(node_nm: float, cell: str, capacity_bits: int, width_bits: int) -> Sram
             f"bit words ({show_bytes(sizes[0] / 8)} to {show_bytes(sizes[-1] / 8)}); change capacity, "
             "width_bits or banks, or use kind: custom"
         )
-    below, above, share = _bracket(node_nm, sorted(nodes))
+    below, above, node_fraction = _bracket(node_nm, sorted(nodes))
     ends = []
     for node in (below, above):
-        low, high, part = _bracket(capacity_bits, [float(s) for s in sizes])
-        ends.append(_blend(astuple(nodes[node][int(low)]), astuple(nodes[node][int(high)]), part))
-    return Sram(*_blend(ends[0], ends[1], share))
+        low, high, fraction = _bracket(capacity_bits, [float(s) for s in sizes])
+        ends.append(_blend(astuple(nodes[node][int(low)]), astuple(nodes[node][int(high)]), fraction))
+    return Sram(*_blend(ends[0], ends[1], node_fraction))
 
 
 @lru_cache(maxsize=4096)
@@ -175,16 +175,16 @@ def mac(kind: str, node_nm: float, cell: str) -> Mac:
     and cell, as no leakage of MAC units is published. Raises ComponentError for an unknown kind, or a node
     outside of the SRAM table, whose range lies within that of the logic table.
     """
-    row = _named("mac", "kind").get(kind)
+    row = _rows_by("mac", "kind").get(kind)
     if row is None:
         raise ComponentError(f"kind = {kind} is no compute kind; {closest_name(kind, mac_kinds())}")
     smallest = sram(node_nm, cell, 512, 16)
     factors = {
         float(r["node_nm"]): (float(r["energy_factor"]), float(r["area_factor"]))
-        for r in _named("logic_scaling", "node_nm").values()
+        for r in _rows_by("logic_scaling", "node_nm").values()
     }
-    below, above, share = _bracket(node_nm, sorted(factors))
-    energy, area = _blend(factors[below], factors[above], share)
+    below, above, fraction = _bracket(node_nm, sorted(factors))
+    energy, area = _blend(factors[below], factors[above], fraction)
     area_mm2 = float(row["area_um2"]) * 1e-6 * area
     return Mac(
         int(row["bits"]),
@@ -198,7 +198,7 @@ def mac(kind: str, node_nm: float, cell: str) -> Mac:
 @lru_cache
 def dram(kind: str) -> Dram:
     """Returns one channel of a DRAM kind (hw/data/dram.csv). Raises ComponentError for an unknown kind."""
-    row = _named("dram", "kind").get(kind)
+    row = _rows_by("dram", "kind").get(kind)
     if row is None:
         raise ComponentError(f"kind = {kind} is no DRAM; {closest_name(kind, dram_kinds())}")
     return Dram(
@@ -211,31 +211,31 @@ def dram(kind: str) -> Dram:
 
 def mac_kinds() -> list[str]:
     """Kinds of MAC units that the tables price."""
-    return list(_named("mac", "kind"))
+    return list(_rows_by("mac", "kind"))
 
 
 def dram_kinds() -> list[str]:
     """Kinds of DRAM that the tables price."""
-    return list(_named("dram", "kind"))
+    return list(_rows_by("dram", "kind"))
 
 
 MAX_NAMES = 20  # up to so many valid names are all listed by a message
 NEAREST = 5  # if there are more, so many of the nearest ones
 
 
-def closest_name(word: str, known: Iterable[str]) -> str:
+def closest_name(word: str, names: Iterable[str]) -> str:
     """Returns the advice for a misspelt word: the one name that is similar; else all valid names, or the
     nearest ones if there are more than MAX_NAMES.
     >>> closest_name("lpdr4", ["sram", "lpddr4"])
     'did you mean lpddr4?'
     """
-    known = list(known)
-    if match := difflib.get_close_matches(word, known, 1):
+    names = list(names)
+    if match := difflib.get_close_matches(word, names, 1):
         return f"did you mean {match[0]}?"
-    if len(known) <= MAX_NAMES:
-        return f"use one of {', '.join(known)}"
-    nearest = difflib.get_close_matches(word, known, NEAREST, cutoff=0)
-    return f"the nearest of {len(known)} are {', '.join(nearest)}"
+    if len(names) <= MAX_NAMES:
+        return f"use one of {', '.join(names)}"
+    nearest = difflib.get_close_matches(word, names, NEAREST, cutoff=0)
+    return f"the nearest of {len(names)} are {', '.join(nearest)}"
 
 
 def show_bytes(size: float) -> str:
@@ -252,7 +252,7 @@ def show(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-SAYS = {  # pydantic's type of an error -> what is wrong; what to write
+FAULT_TEXTS = {  # pydantic's type of an error -> what is wrong; what to write
     "missing": "is missing; add it",
     "string_pattern_mismatch": "is no name; use lower case letters, digits and _, a letter first",
     "string_type": "must be a text; write a word",
@@ -278,17 +278,17 @@ def explain(key: str, kind: str, value: object, detail: str, known: Iterable[str
     shown = f"{key} = {show(value)}"
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
         known = list(known)
-        now = key_now(key, known)
+        new_name = key_now(key, known)
         return (
-            f"{shown} has a new name; write {now}"
-            if now
+            f"{shown} has a new name; write {new_name}"
+            if new_name
             else f"{shown} is no known key; {closest_name(key.rsplit('.', 1)[-1], known)}"
         )
     if kind == "value_error":
         return f"{shown} {detail.removeprefix('Value error, ')}"
     if kind == "literal_error":
-        if now := value_now(key, value):
-            return f"{shown} has a new name; write {now}"
+        if new_name := value_now(key, value):
+            return f"{shown} has a new name; write {new_name}"
         known = re.findall(r"'([^']*)'", detail)
         return f"{shown} is unknown; {closest_name(str(value), known)}"
     if kind == "float_type" and (unit := key.rpartition("_")[2]) in PLAIN_UNITS:
@@ -297,7 +297,10 @@ def explain(key: str, kind: str, value: object, detail: str, known: Iterable[str
         plain_unit = next(unit for unit, scale in units.items() if scale == 1)
         advice = f", in {plain_unit}; write {read}" if read else f"; write e.g. {example}"
         return f"{shown} must be a number{advice}"
-    return f"{key if kind == 'missing' else shown} {SAYS.get(kind, f'does not fit ({detail}); correct it')}"
+    return (
+        f"{key if kind == 'missing' else shown} "
+        f"{FAULT_TEXTS.get(kind, f'does not fit ({detail}); correct it')}"
+    )
 
 
 def order_faults(outline: Sequence[tuple[str, str, Sequence[str]]]) -> Iterator[str]:
@@ -334,13 +337,13 @@ def nesting_faults(nodes: Sequence[Node | None]) -> Iterator[str]:
                 f"{node.name}.{'burst' if node.burst else 'bank_map'} is inside of an array; layouts are "
                 "counted outside of arrays, leave it out"
             )
-    chip = ""  # the first sram
+    first_sram = ""  # the first sram
     for i, node in enumerate(nodes):
         if isinstance(node, Memory) and node.kind == "sram":
-            chip = chip or node.name
-        elif isinstance(node, Memory) and node.kind != "custom" and chip:
+            first_sram = first_sram or node.name
+        elif isinstance(node, Memory) and node.kind != "custom" and first_sram:
             yield (
-                f"nodes[{i}] = {node.name} is {node.kind} inside of the sram {chip}; "
+                f"nodes[{i}] = {node.name} is {node.kind} inside of the sram {first_sram}; "
                 "list the outermost memory first"
             )
 
@@ -447,8 +450,8 @@ def _array_faults(node: Array) -> Iterator[str]:
 
 
 def _named_dims(node: Array, field: str) -> tuple[str, ...]:
-    chosen: bool | tuple[str, ...] = getattr(node, field)
-    return (tuple(node.dims) if chosen else ()) if isinstance(chosen, bool) else chosen
+    value: bool | tuple[str, ...] = getattr(node, field)
+    return (tuple(node.dims) if value else ()) if isinstance(value, bool) else value
 
 
 def _mac_unit_faults(spec: Machine, node: MacUnit) -> Iterator[str]:
@@ -477,11 +480,11 @@ def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
     """Returns the level of a memory. Raises ComponentError for values outside of the tables."""
     clock_ghz = spec.clock_mhz / 1e3
     per_gbps = 8 / node.width_bits / clock_ghz
-    stated = node.actions_per_cycle if node.bandwidth is None else node.bandwidth * per_gbps
+    given_rate = node.actions_per_cycle if node.bandwidth is None else node.bandwidth * per_gbps
     read, write, leak, area, cycles, rate = 0.0, 0.0, 0.0, 0.0, 1, inf
     if node.kind == "sram":
         array = sram(_node_nm(spec), spec.cell, 8 * (node.capacity or 0) // node.banks, node.width_bits)
-        cycles, rate = _sram_timing(node, _given(node.cycle_ns, array.cycle_ns) * clock_ghz, stated)
+        cycles, rate = _sram_timing(node, _or_table(node.cycle_ns, array.cycle_ns) * clock_ghz, given_rate)
         read = array.read_pj
         write = array.write_pj
         leak = array.leak_mw * node.banks
@@ -496,15 +499,15 @@ def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
         name=node.name.upper(),
         capacity_bits=None if node.capacity is None else 8 * node.capacity,
         width_bits=node.width_bits,
-        read_pj=_given(node.read_pj, read),
-        write_pj=_given(node.write_pj, write),
-        bandwidth=_given(stated, rate),
+        read_pj=_or_table(node.read_pj, read),
+        write_pj=_or_table(node.write_pj, write),
+        bandwidth=_or_table(given_rate, rate),
         ports=node.ports,
         double_buffer=node.double_buffer,
         bypass=not outermost and node.bypass is not False,
         skip_first_read=node.skip_first_read,
-        leak_mw=_given(node.leak_mw, leak),
-        area_mm2=_given(node.area_mm2, area),
+        leak_mw=_or_table(node.leak_mw, leak),
+        area_mm2=_or_table(node.area_mm2, area),
         access_cycles=cycles,
         may_keep=node.may_keep,
         access=_access(node, clock_ghz),
@@ -537,13 +540,13 @@ def _access(node: Memory, clock_ghz: float) -> Access | None:
     )
 
 
-NEEDS = {  # fields of a memory that need another one
+REQUIRED_WITH = {  # fields of a memory that need another one
     "miss_ns": "prefetch_lines",
     "prefetch_run": "prefetch_lines",
     "dma_queues": "dma_ns",
     "dma_strides": "dma_ns",
 }
-OF_BURSTS = (  # fields of a memory that need burst
+NEED_BURST = (  # fields of a memory that need burst
     "row",
     "row_banks",
     "row_interleave",
@@ -562,7 +565,7 @@ OF_BURSTS = (  # fields of a memory that need burst
 def _access_faults(node: Memory) -> Iterator[str]:
     """Yields the contradictions in the fields for lines, rows, banks, DMA and prefetching."""
     key, burst, row = node.name, node.burst, node.row
-    given = [f for f in OF_BURSTS if getattr(node, f) is not None]
+    given = [f for f in NEED_BURST if getattr(node, f) is not None]
     rows = [f for f in given if f.startswith("row_")]
     for f in (*given[:1], *(["partial_write = rmw"] if node.partial_write == "rmw" else ())):
         if burst is None:
@@ -602,33 +605,34 @@ def _access_faults(node: Memory) -> Iterator[str]:
         )
     if (node.prefetch_run is None) != (node.prefetch_line is None):
         yield f"{key}.prefetch_run and prefetch_line are one calibration; give both or none"
-    for f, g in NEEDS.items():
+    for f, g in REQUIRED_WITH.items():
         if f in given and g not in given:
             yield f"{key}.{f} needs {g}; add it, or leave {f} out"
     if (burst is not None or node.bank_map is not None) and node.actions_per_cycle == inf:
         yield f"{key}.actions_per_cycle = inf leaves no time to lines, rows and banks; give a rate"
 
 
-def _sram_timing(node: Memory, cycle: float, stated: float | None) -> tuple[int, float]:
-    """Returns (clock cycles per access of one array, actions per clock cycle of all banks). cycle: the
+def _sram_timing(node: Memory, array_cycle: float, given_rate: float | None) -> tuple[int, float]:
+    """Returns (clock cycles per access of one array, actions per clock cycle of all banks). array_cycle: the
     array's cycle time, in clock cycles.
     """
-    cycles = max(1, ceil(cycle - 1e-9))
+    cycles = max(1, ceil(array_cycle - 1e-9))
     if cycles > 1 and node.slow == "infeasible":
         raise ComponentError(
-            f"slow = infeasible: an access takes {cycle:.3g} clock cycles; lower clock_mhz or "
+            f"slow = infeasible: an access takes {array_cycle:.3g} clock cycles; lower clock_mhz or "
             "capacity, raise banks, or use slow: divide"
         )
-    if stated is not None and stated * cycle > node.banks * (1 + 1e-9):
+    if given_rate is not None and given_rate * array_cycle > node.banks * (1 + 1e-9):
         key = "actions_per_cycle" if node.bandwidth is None else "bandwidth"
         raise ComponentError(
-            f"{key} asks for {stated:.3g} accesses per cycle, the array sustains {node.banks / cycle:.3g}; "
+            f"{key} asks for {given_rate:.3g} accesses per cycle, the array sustains "
+            f"{node.banks / array_cycle:.3g}; "
             "lower it or clock_mhz, raise banks or width_bits, or give cycle_ns"
         )
     return cycles, node.banks / cycles
 
 
-def _given(number: float | None, table: float) -> float:
+def _or_table(number: float | None, table: float) -> float:
     return table if number is None else number
 
 
@@ -639,21 +643,21 @@ def compute_of(spec: Machine, node: MacUnit) -> Compute:
         if node.kind == "custom"
         else mac(node.kind, _node_nm(spec), spec.cell)
     )
-    alu = _given(node.alu_pj, mac_unit.alu_pj)
+    alu = _or_table(node.alu_pj, mac_unit.alu_pj)
     found = Compute(
-        mac_pj=_given(node.mac_pj, mac_unit.mac_pj),
+        mac_pj=_or_table(node.mac_pj, mac_unit.mac_pj),
         alu_pj=alu,
         ops_per_cycle=node.ops_per_cycle,
-        leak_mw=_given(node.leak_mw, mac_unit.leak_mw),
-        area_mm2=_given(node.area_mm2, mac_unit.area_mm2),
-        merge_pj=_given(node.merge_pj, alu),
+        leak_mw=_or_table(node.leak_mw, mac_unit.leak_mw),
+        area_mm2=_or_table(node.area_mm2, mac_unit.area_mm2),
+        merge_pj=_or_table(node.merge_pj, alu),
     )
     if not node.vector_lanes:
         return found
     unit = mac(node.vector_kind or node.kind, _node_nm(spec), spec.cell)
     return replace(
         found,
-        alu_pj=_given(node.alu_pj, unit.alu_pj),
+        alu_pj=_or_table(node.alu_pj, unit.alu_pj),
         alu_per_cycle=float(node.vector_lanes),
         vector_leak_mw=node.vector_lanes * unit.leak_mw,
         vector_area_mm2=node.vector_lanes * unit.area_mm2,
@@ -687,9 +691,9 @@ def word_bits_of(spec: Machine, mac_unit: MacUnit) -> int:
 
 def faults(spec: Machine) -> list[str]:
     """Returns all reasons why spec cannot be built, one line each."""
-    each = (line for i, node in enumerate(spec.nodes) for line in node_faults(spec, node, i == 0))
-    whole = order_faults([outline(node) for node in spec.nodes]), nesting_faults(spec.nodes)
-    return list(dict.fromkeys(chain(*whole, each)))
+    node_lines = (line for i, node in enumerate(spec.nodes) for line in node_faults(spec, node, i == 0))
+    machine_lines = order_faults([outline(node) for node in spec.nodes]), nesting_faults(spec.nodes)
+    return list(dict.fromkeys(chain(*machine_lines, node_lines)))
 
 
 def outline(node: Node) -> tuple[str, str, Sequence[str]]:

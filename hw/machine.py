@@ -29,7 +29,7 @@ from hw.arch import Arch, Array, Machine, MacUnit, Memory, Node, Tiling
 from workloads import document
 
 MACHINES = Path(__file__).parent / "machines"
-ROLES: dict[str, type[Memory] | type[Array] | type[MacUnit]] = {
+NODE_TYPES: dict[str, type[Memory] | type[Array] | type[MacUnit]] = {
     "memory": Memory,
     "array": Array,
     "compute": MacUnit,
@@ -37,9 +37,9 @@ ROLES: dict[str, type[Memory] | type[Array] | type[MacUnit]] = {
 HEAD = tuple(f.name for f in fields(Machine) if f.name != "nodes")
 KEYS = {*HEAD, "nodes"} - {"name"}  # a document that has one of these keys is a machine
 NO_MACHINE = "must be a mapping with clock_mhz and nodes; see hw/machines/edge_array.yaml"
-INNER = {"tiling": tuple(f.name for f in fields(Tiling))}  # keys whose value is a mapping -> its keys
-WHOLE: TypeAdapter[Machine] = TypeAdapter(Machine)
-PARTS: dict[str, TypeAdapter[Node]] = {role: TypeAdapter(kind) for role, kind in ROLES.items()}
+SUBKEYS = {"tiling": tuple(f.name for f in fields(Tiling))}  # keys whose value is a mapping -> its keys
+MACHINE_ADAPTER: TypeAdapter[Machine] = TypeAdapter(Machine)
+NODE_ADAPTERS: dict[str, TypeAdapter[Node]] = {role: TypeAdapter(kind) for role, kind in NODE_TYPES.items()}
 # harmless values that replace faulty ones, so that the rest of a file can be checked
 STAND_IN = Machine(name="faulty", clock_mhz=1.0, node_nm=45.0, word_bits=8)
 
@@ -112,7 +112,7 @@ def parse(data: object, name: str) -> tuple[Machine, list[str]]:
     return replace(head, nodes=tuple(node for node, _ in parsed if node)), lines
 
 
-def built(name_or_path: str) -> Arch:
+def load_arch(name_or_path: str) -> Arch:
     """Returns the Arch of a machine, given by name or by path. Raises MachineError."""
     return arch(load(name_or_path))
 
@@ -126,26 +126,28 @@ def arch(spec: Machine) -> Arch:
 
 def schema() -> dict[str, Any]:
     """Returns the JSON Schema of machine files, for editors."""
-    return WHOLE.json_schema(by_alias=True) | {"required": ["clock_mhz", "nodes"]}
+    return MACHINE_ADAPTER.json_schema(by_alias=True) | {"required": ["clock_mhz", "nodes"]}
 
 
 def _head(data: Mapping[Any, Any]) -> tuple[Machine, list[str]]:
     """Returns the machine without its nodes, and its faults. A faulty value is replaced by a harmless one, so
     that the nodes can still be checked.
     """
-    given = {key: value for key, value in data.items() if key != "nodes"}
+    head_values = {key: value for key, value in data.items() if key != "nodes"}
     try:
-        head = WHOLE.validate_python(given)
+        head = MACHINE_ADAPTER.validate_python(head_values)
         return head, tiling.faults(head.tiling)
     except ValidationError as error:
-        wrong = {str(detail["loc"][0]) for detail in error.errors()}
-        kept = {key: value for key, value in given.items() if key in HEAD and key not in wrong}
-        stand_in: dict[str, Any] = {key: getattr(STAND_IN, key) for key in wrong if key in HEAD}
-        return WHOLE.validate_python(kept | stand_in), _lines(error, "", (*HEAD, "nodes"))
+        faulty_keys = {str(detail["loc"][0]) for detail in error.errors()}
+        sound_values = {
+            key: value for key, value in head_values.items() if key in HEAD and key not in faulty_keys
+        }
+        stand_in: dict[str, Any] = {key: getattr(STAND_IN, key) for key in faulty_keys if key in HEAD}
+        return MACHINE_ADAPTER.validate_python(sound_values | stand_in), _lines(error, "", (*HEAD, "nodes"))
 
 
 def _outline(entry: object) -> tuple[str, str, list[str]] | None:
-    role = next((r for r in ROLES if isinstance(entry, dict) and r in entry), None)
+    role = next((r for r in NODE_TYPES if isinstance(entry, dict) and r in entry), None)
     if role is None or not isinstance(entry, dict):
         return None
     dims = entry.get("dims")
@@ -157,28 +159,28 @@ def _outline(entry: object) -> tuple[str, str, list[str]] | None:
 
 
 def _node(entry: object, i: int) -> tuple[Node | None, list[str]]:
-    role = next((r for r in ROLES if isinstance(entry, dict) and r in entry), None)
+    role = next((r for r in NODE_TYPES if isinstance(entry, dict) and r in entry), None)
     if role is None or not isinstance(entry, dict):
         return None, [
             f"nodes[{i}] = {component.show(entry)[:60]} must say what it is; begin it with memory: "
             "NAME, array: NAME or compute: NAME"
         ]
     key = entry[role] if isinstance(entry[role], str) else f"nodes[{i}]"
-    known = [role, *(f.name for f in fields(ROLES[role]) if f.name != "name")]
+    valid_keys = [role, *(f.name for f in fields(NODE_TYPES[role]) if f.name != "name")]
     try:
-        return PARTS[role].validate_python(entry), []
+        return NODE_ADAPTERS[role].validate_python(entry), []
     except ValidationError as error:
-        return None, _lines(error, f"{key}.", known)
+        return None, _lines(error, f"{key}.", valid_keys)
 
 
-def _lines(error: ValidationError, prefix: str, known: tuple[str, ...] | list[str]) -> list[str]:
+def _lines(error: ValidationError, prefix: str, valid_keys: tuple[str, ...] | list[str]) -> list[str]:
     lines: list[str] = []
     for detail in sorted(error.errors(), key=lambda detail: detail["type"] == "missing"):
         loc = [str(part) for part in detail["loc"] if str(part) not in ("bool", "tuple[str, ...]", "[key]")]
         if detail["type"] != "missing" or not any(
             line.endswith(f"did you mean {loc[-1]}?") for line in lines
         ):
-            keys = INNER.get(loc[0], known) if len(loc) > 1 else known
+            keys = SUBKEYS.get(loc[0], valid_keys) if len(loc) > 1 else valid_keys
             lines.append(
                 component.explain(
                     prefix + ".".join(loc), detail["type"], detail["input"], detail["msg"], keys

@@ -172,21 +172,21 @@ def _kind(template: Machine, key: str) -> Any:
     if now := key_now(key, (name.rpartition(".")[2] for name in known)) if key not in known else "":
         raise SpaceError(f"has a new name; write {now}")
     if key not in known:
-        meant = _meant(key, known)
+        meant = _field_meant(key, known)
         advice = f"did you mean {meant}?" if meant else component.closest_name(key, known)
         raise SpaceError(f"is no field of machine {template.name}; {advice}")
     return known[key]
 
 
-def _meant(key: str, known: Iterable[str]) -> str:
+def _field_meant(key: str, known: Iterable[str]) -> str:
     """Returns the field that a key in another tool's word means, or those of other components that have it;
     "" where there are none, or many.
     """
     node, _, field = key.rpartition(".")
     field = SYNONYMS.get(field.lower(), field)
-    named = f"{node}.{field}".lstrip(".")
-    alike = [name for name in known if name.rpartition(".")[2] == field]
-    return named if named in known else " or ".join(alike) if len(alike) <= 3 else ""
+    own_name = f"{node}.{field}".lstrip(".")
+    same_field = [name for name in known if name.rpartition(".")[2] == field]
+    return own_name if own_name in known else " or ".join(same_field) if len(same_field) <= 3 else ""
 
 
 @lru_cache
@@ -230,9 +230,9 @@ def _values(kind: Any, given: object, key: str = "") -> tuple[Value, ...]:
 
 
 def _distinct(values: Sequence[Value]) -> tuple[Value, ...]:
-    twice = next((v for v, n in Counter(values).items() if n > 1), None)
-    if twice is not None:
-        raise SpaceError(f"= {component.show(twice)} stands twice; keep one")
+    repeated = next((v for v, n in Counter(values).items() if n > 1), None)
+    if repeated is not None:
+        raise SpaceError(f"= {component.show(repeated)} stands twice; keep one")
     return tuple(values)
 
 
@@ -242,23 +242,23 @@ def _range(kind: Any, given: Mapping[Any, Any]) -> list[Value]:
     if set(given) == {"from", "to", "step"}:
         low, high = _ends(kind, given["from"], given["to"])
         return _typed(kind, _stepped(low, high, *_step(kind, given["step"])))
-    way = next(iter(given), None)
-    if len(given) != 1 or way not in ("linear", "log"):
+    scale = next(iter(given), None)
+    if len(given) != 1 or scale not in ("linear", "log"):
         shown = ", ".join(map(str, given)) or "none"
         raise SpaceError(
             f"has keys {shown}; a range is {{from, to, step}}, {{linear: [from, to, count]}} or "
             f"{{log: [from, to, count]}}"
         )
-    ends = given[way]
+    ends = given[scale]
     if (
         not isinstance(ends, list)
         or len(ends) != 3
         or type(ends[2]) is not int
         or not 2 <= ends[2] <= MAX_VALUES
     ):
-        raise SpaceError(f"has {way} = {ends}; write {way}: [from, to, count] with a count of 2 or more")
+        raise SpaceError(f"has {scale} = {ends}; write {scale}: [from, to, count] with a count of 2 or more")
     low, high = _ends(kind, *ends[:2])
-    spread = _spread(low, high, ends[2], way == "log")
+    spread = _spread(low, high, ends[2], scale == "log")
     return _typed(kind, [Fraction(round(v)) for v in spread] if get_args(kind)[0] is int else spread)
 
 
@@ -314,10 +314,11 @@ def _typed(kind: Any, found: Sequence[Fraction]) -> list[Value]:
     """
     if get_args(kind)[0] is float:
         return [float(v) for v in found]
-    uneven = next((v for v in found if v.denominator != 1), None)
-    if uneven is not None:
+    fractional = next((v for v in found if v.denominator != 1), None)
+    if fractional is not None:
         raise SpaceError(
-            f"steps onto {float(uneven):g}, but the field is a whole number; change step, or list the values"
+            f"steps onto {float(fractional):g}, but the field is a whole number; change step, or "
+            "list the values"
         )
     return [int(v) for v in found]
 
@@ -347,8 +348,8 @@ def apply(template: Machine, chosen: Mapping[str, Value]) -> Machine:
     """Returns the template with the chosen fields replaced."""
     changes: dict[str, dict[str, Any]] = {}
     for key, value in chosen.items():
-        owner, _, field = key.rpartition(".")
-        changes.setdefault(owner, {})[field] = value
+        node_name, _, field = key.rpartition(".")
+        changes.setdefault(node_name, {})[field] = value
     nodes = tuple(
         _changed(node, changes[node.name]) if node.name in changes else node for node in template.nodes
     )
@@ -367,7 +368,7 @@ def _changed(node: Node, given: Mapping[str, Any]) -> Node:
     return replace(node, dims=dims, **{field: value for field, value in given.items() if field not in dims})
 
 
-def ever(space: Space, fields: Collection[str]) -> bool:
+def is_ever_set(space: Space, fields: Collection[str]) -> bool:
     """True if one of these fields is neither 0 nor None in a node of any machine of the space."""
     varied = {axis.key: axis.values for axis in space.axes}
     return any(
@@ -387,7 +388,7 @@ def decode(space: Space, index: int) -> Arch | Unbuildable:
         return Unbuildable("; also ".join(str(fault).splitlines()))
 
 
-def statics(space: Space, index: int, arch: Arch) -> dict[str, Value]:
+def static_values(space: Space, index: int, arch: Arch) -> dict[str, Value]:
     """Returns everything known of a machine without solving: all fields by key (with values from the tables),
     area_mm2, leak_mw.
     """
@@ -414,7 +415,9 @@ def _tabulated(node: Node, built: Level | Compute) -> dict[str, Value]:
 
 
 def static_names(template: Machine) -> frozenset[str]:
-    """Returns the names that `statics` knows and that are numbers: constraints on these need no solving."""
+    """Returns the names that `static_values` knows and that are numbers: constraints on these need no
+    solving.
+    """
     return frozenset(
         key for key, kind in keys(template).items() if get_args(kind)[:1] in ((int,), (float,))
     ) | set(TOTALS)
@@ -507,38 +510,38 @@ def _parsed(text: str) -> tuple[ast.Compare, tuple[str, ...]]:
     try:
         tree = ast.parse(TOKEN.sub(plain, text).strip(), mode="eval").body
     except (SyntaxError, ValueError):
-        raise SpaceError(f'constraint "{text}" is no comparison; {_mended(text)}') from None
+        raise SpaceError(f'constraint "{text}" is no comparison; {_advice(text)}') from None
     if not isinstance(tree, ast.Compare) or not all(type(op) in EXCESS for op in tree.ops):
         raise SpaceError(
             f'constraint "{text}" compares nothing; write e.g. area_mm2 <= 12, with <, <=, >, >= or =='
         )
-    strange = next(
+    disallowed = next(
         (n for side in (tree.left, *tree.comparators) for n in ast.walk(side) if not _allowed(n)), None
     )
-    if strange is not None:
+    if disallowed is not None:
         raise SpaceError(
-            f'constraint "{text}" holds {type(strange).__name__}; use only numbers, names, + - * / '
+            f'constraint "{text}" holds {type(disallowed).__name__}; use only numbers, names, + - * / '
             "and brackets"
         )
     return tree, tuple(names)
 
 
-def _mended(text: str) -> str:
+def _advice(text: str) -> str:
     """Returns advice for a text that is no comparison: operators in the right order (=< to <=), numbers
     without units.
     """
-    turned = re.sub(r"=\s*([<>])", r"\1=", text)
+    reordered = re.sub(r"=\s*([<>])", r"\1=", text)
     names = [match["name"].partition("[")[0] for match in TOKEN.finditer(text) if match["name"]]
 
     def bare(match: re.Match[str]) -> str:
         return next(filter(None, (plain_number(name, match[0]) for name in names)), match[0])
 
-    plain = re.sub(r"\b\d+(?:\.\d+)?\s*[A-Za-z]+2?\b", bare, turned)
+    plain = re.sub(r"\b\d+(?:\.\d+)?\s*[A-Za-z]+2?\b", bare, reordered)
     if plain == text:
         return "write e.g. array.x >= array.y"
     return (
         f"did you mean {plain}?"
-        if plain == turned
+        if plain == reordered
         else f"numbers are plain, in the unit that the name ends with: {plain}"
     )
 

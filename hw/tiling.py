@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hw.arch import Entry, Tiling
+from hw.arch import TileEntry, Tiling
 from hw.component import closest_name
 
-Tile = tuple[Entry, ...]
+Tile = tuple[TileEntry, ...]
 MINIMUM: Mapping[str, Tile] = {
     "convolution.inputs": (1, "kernel", "full", "macs"),
     "convolution.weights": ("pes", "full", "full", "macs"),
@@ -47,14 +47,14 @@ def faults(t: Tiling) -> list[str]:
 def _fault(key: str, tile: Tile) -> str:
     if key not in MINIMUM:
         return f"tiling.minimum.{key} is no tensor of an optimizer; {closest_name(key, MINIMUM)}"
-    usual = MINIMUM[key]
+    default = MINIMUM[key]
     start = f"tiling.minimum.{key} = [{', '.join(map(str, tile))}]"
-    if len(tile) != len(usual):
+    if len(tile) != len(default):
         return (
-            f"{start} has {len(tile)} entries for {len(usual)} dimensions; write e.g. "
-            f"[{', '.join(map(str, usual))}]"
+            f"{start} has {len(tile)} entries for {len(default)} dimensions; write e.g. "
+            f"[{', '.join(map(str, default))}]"
         )
-    for i, (entry, given) in enumerate(zip(usual, tile, strict=True)):
+    for i, (entry, given) in enumerate(zip(default, tile, strict=True)):
         if entry in ("full", 4) and given != entry:
             return f"{start}: dimension {i} is never cut; write {entry} there"
         if entry != "kernel" and given == "kernel":

@@ -66,7 +66,7 @@ def drawn(rng: Random) -> tuple[Arch, Workload, Schedule]:
                     *(replace(level, capacity_bits=8 * rng.randint(4, 120)) for level in arch.levels[1:]),
                 ),
             )
-        schedule = Schedule(segments, ahead=True)
+        schedule = Schedule(segments, fills_ahead=True)
         if not isinstance(evaluate(arch, workload, schedule), Infeasible):
             return arch, workload, schedule
 
@@ -138,7 +138,7 @@ def every(p: Program) -> list[Work]:
 def compared(seed: int) -> Ahead:
     arch, workload, schedule = drawn(Random(seed))
     found = evaluate(arch, workload, schedule, "latency")
-    turn = evaluate(arch, workload, replace(schedule, ahead=False), "latency")
+    turn = evaluate(arch, workload, replace(schedule, fills_ahead=False), "latency")
     assert isinstance(found, Solution)
     assert isinstance(turn, Solution)
     programs, even, before, made = [], True, None, ""

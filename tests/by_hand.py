@@ -312,7 +312,8 @@ def wrong(seed: int, extents: Sequence[int] = (2, 3, 4, 6)) -> list[str]:
     )
     arch = Arch("hand", levels, (), Compute(0.0, 0.0), 1.0, WORD, overlap="free")
     one_loop, several = (
-        fused(arch, workload, "energy", "perfect", lambda _: FREE, several=many) for many in (False, True)
+        fused(arch, workload, "energy", "perfect", lambda _: FREE, several_loops=many)
+        for many in (False, True)
     )
     best = Everything(operations, words, prices).best()
     said = one_loop.energy_pj if isinstance(one_loop, Solution) else inf

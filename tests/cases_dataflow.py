@@ -12,7 +12,7 @@ from math import isclose
 from typing import Any
 
 from dse.mapper.exact.optimal import optimal
-from dse.mapping.constraints import row_stationary, violation
+from dse.mapping.constraints import row_stationary, violations
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults
 from dse.sim.counts.counts import count
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
@@ -154,7 +154,7 @@ def _systolic_nest(e: Einsum, f: Fanout) -> Mapping:
         Store("REG", limits.stationary),
         *(Loop(rank, 1) for rank in limits.inside),
     )
-    if lines := violation(limits, Mapping(nodes)):
+    if lines := violations(limits, Mapping(nodes)):
         raise ValueError("; ".join(lines))
     return Mapping(nodes)
 
@@ -308,7 +308,7 @@ def _row_stationary_nest(e: Einsum, arch: Arch, levels: tuple[str, ...]) -> Mapp
         Store("REGF", e.output.tensor),
         Loop("s", 1),
     )
-    if lines := violation(row_stationary(e, arch.fanouts[0]), Mapping(nodes)):
+    if lines := violations(row_stationary(e, arch.fanouts[0]), Mapping(nodes)):
         raise ValueError("; ".join(lines))
     return Mapping(nodes)
 

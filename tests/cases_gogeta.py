@@ -2,7 +2,8 @@
 between clusters, arithmetic intensity.
 
 Counted as published: access by access, small results for nothing. Whole words are compared exactly, the
-optimum to 1e-9, rounded figures to their digits. `published`: the 36 points of figure 10 all together.
+optimum to 1e-9, rounded figures to their digits. `classify_published`: the 36 points of figure 10 all
+together.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from itertools import product
 from math import exp, isclose, log
 from typing import Any
 
-from dse.solve.gogeta.accesses import AccessList, access_list, one_by_one, pipelined
-from dse.solve.gogeta.classify import Edge, classify, dominance, effective
+from dse.solve.gogeta.accesses import AccessList, access_list, one_by_one, pipelined_phases
+from dse.solve.gogeta.classify import Edge, classify, dominance, effective_extents
 from dse.solve.gogeta.operations import SMALL_WORDS, Graph, graph
-from dse.solve.gogeta.operations import words as words_of
+from dse.solve.gogeta.operations import accessed_words as words_of
 from dse.solve.gogeta.optimum import optimum
 from dse.solve.gogeta.residency import policy
 from tests.cases_read import told
@@ -60,21 +61,21 @@ def lists(
     read once.
     """
     g = graph(workload)
-    phases = pipelined(g, classify(g), room, small=SMALL_WORDS)
+    phases = pipelined_phases(g, classify(g), room, small_words=SMALL_WORDS)
     return (
-        access_list(g, one_by_one(g), small=small),
-        access_list(g, phases, small=small),
-        access_list(g, phases, small=small, shared=True),
+        access_list(g, one_by_one(g), small_words=small),
+        access_list(g, phases, small_words=small),
+        access_list(g, phases, small_words=small, reads_once=True),
     )
 
 
 def words(workload: Workload, room: int, small: int = SMALL_WORDS) -> dict[str, float]:
     alone, joined, shared = lists(workload, room, small)
     return {
-        "seq_flex": alone.streamed(),
-        "seq_overflow": policy(alone, room, replace=False).words(),
+        "seq_flex": alone.unbuffered_words(),
+        "seq_overflow": policy(alone, room, results_evict=False).words(),
         "gogeta": policy(joined, room).words(),
-        "ideal": joined.compulsory(),
+        "ideal": joined.compulsory_words(),
         "lp_bound": optimum(joined, room).cost,
         "lp_bound_shared_PT": optimum(shared, room).cost,
     }
@@ -208,7 +209,7 @@ def between_clusters(
     handed = sum(size[e.tensor] for e in edges if e.source in operations and e.target in operations)
     shared: dict[str, int] = {}
     for e in (graph.operations[v] for v in operations):
-        extents = effective(e)
+        extents = effective_extents(e)
         rank = dominance(e).rank or max(extents, key=extents.__getitem__)
         gathered = {r for p in e.inputs if p.format == "csr" for r in p.dims[-1].ranks()}
         shared |= {

@@ -12,7 +12,7 @@ from typing import Any
 
 from dse.mapper.smaug.factor import Unit
 from dse.mapper.smaug.halo import Tiled
-from dse.mapper.smaug.smaug import Operator, Tiling, same, tile
+from dse.mapper.smaug.smaug import Operator, Tiling, same_padding, tile
 from dse.mapping.nest import Infeasible
 from tests.tiled import broken, wrong
 
@@ -40,7 +40,9 @@ def operator(case: dict[str, Any]) -> Operator:
         raise ValueError(f"operator {case['operator']!r} has no optimizer")
     kernel = _pair(case.get("kernel", case.get("pool_size", (1, 1))))
     padding = case.get("padding", "valid")
-    pads = same(kernel) if padding == "same" else (0, 0, 0, 0) if padding == "valid" else tuple(padding)
+    pads = (
+        same_padding(kernel) if padding == "same" else (0, 0, 0, 0) if padding == "valid" else tuple(padding)
+    )
     stride = _pair(case.get("stride", kernel if kind == "pooling" else (1, 1)))
     outputs = case.get("num_ofmaps", case.get("num_outputs", case.get("context", 0)))
     return Operator(

@@ -51,7 +51,7 @@ def hungry(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
     return cost_descending(problem, rng)
 
 
-solve.DATAFLOW |= {"cursed": cursed, "hungry": hungry}
+solve.MAPPERS_BY_NAME |= {"cursed": cursed, "hungry": hungry}
 
 
 def under_curse(small: Study, mapper: str = "cursed") -> Study:

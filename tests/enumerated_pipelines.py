@@ -25,11 +25,18 @@ from math import inf, nan
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.mapper.baselines.exhaustive import chains, nests, pattern, placements, size, without_idle
+from dse.mapper.baselines.exhaustive import (
+    chains,
+    mapspace_size,
+    nests,
+    placements,
+    rank_loops,
+    without_unit_loops,
+)
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Schedule, Segment
 from dse.sim.counts.actions import bits_of
-from dse.sim.counts.counts import reading
+from dse.sim.counts.counts import nest_sums
 from dse.sim.counts.vectorized import mapping_at
 from dse.sim.einsum import boundary
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
@@ -38,7 +45,7 @@ from dse.sim.schedule.faults import nest_faults
 from dse.sim.schedule.graph import filled_cycles
 from dse.sim.schedule.placed import Placed
 from dse.solve.schedules.segments import (
-    EVERY,
+    ALL_TILE_COUNTS,
     Objective,
     Option,
     PipelineSearch,
@@ -133,7 +140,7 @@ def enumerated(
     each = solve_alone(g, lambda _, e: alone(known, e))
     made = {
         r: one
-        for r in ranges_of(g, pipeline_tiles=EVERY)
+        for r in ranges_of(g, pipeline_tiles=ALL_TILE_COUNTS)
         if fits(g, r) and (one := memo_isomorphic(g, r, partial(segment, known, r, None)))
     }
     return best_chain(g, each, made)
@@ -143,11 +150,12 @@ def small(g: PipelineSearch, ways: int = WAYS) -> bool:
     """Whether every einsum has few nests, in all parts no more than so many, and there are few nodes."""
     node = replace(g.arch, fanouts=g.arch.fanouts[1:])
     if g.arch.instances(1) > NODES or any(
-        e.points() > POINTS or size(e, node, "perfect") > NESTS for e in g.workload.einsums
+        e.points() > POINTS or mapspace_size(e, node, "perfect") > NESTS for e in g.workload.einsums
     ):
         return False
     return all(
-        len(cuts(e, g.arch, StageContext())) * size(e, node, "perfect") <= ways for e in g.workload.einsums
+        len(cuts(e, g.arch, StageContext())) * mapspace_size(e, node, "perfect") <= ways
+        for e in g.workload.einsums
     )
 
 
@@ -189,11 +197,13 @@ def nests_of(part: Einsum, arch: Arch, homes: frozenset[str]) -> list[Mapping]:
     found: dict[str, Mapping] = {}
     for placement in placements(part, node):
         for nest in nests(part, node, placement):
-            own = pattern(part, node, nest)
+            own = rank_loops(part, node, nest)
             options = {rank: chains(n, own.get(rank, ()), "perfect") for rank, n in part.extents}
             for numbers in product(*(range(len(each)) for each in options.values())):
                 one = with_homes(
-                    without_idle(mapping_at(nest, options, dict(zip(options, numbers, strict=True))), part),
+                    without_unit_loops(
+                        mapping_at(nest, options, dict(zip(options, numbers, strict=True))), part
+                    ),
                     homes,
                     outer,
                 )
@@ -304,7 +314,7 @@ def moved_of(at: Placed, c: EinsumCost) -> Floats:
     carried = dict.fromkeys(bits, 0.0)
     try:
         for way in boundary.network_traffic(
-            at.boundary, c.mapping, reading(c.mapping, at.einsum, at.arch), at.arch
+            at.boundary, c.mapping, nest_sums(c.mapping, at.einsum, at.arch), at.arch
         ):
             carried[way.tensor] += float(way.bits)
     except ValueError:
@@ -344,7 +354,7 @@ def _alone_at(g: PipelineSearch, e: Einsum, nest: Mapping) -> Placed:
         Workload("", (e,), g.workload.weights & names),
         Schedule((Segment((Branch(e.name, nest),)),), weights=g.weights),
     )
-    return placed.placed(g.arch, part, schedule)[0][0]
+    return placed.placed_segments(g.arch, part, schedule)[0][0]
 
 
 def limit(g: PipelineSearch, best: Option | None, energy: float, cycles: float) -> float:
@@ -450,7 +460,7 @@ class _Search:
         )
         if (
             found
-            and found.initiation_interval <= g.limit
+            and found.initiation_interval <= g.interval_limit
             and (self.best is None or value(g, found) < value(g, self.best) * (1 - SAME))
         ):
             self.best = found
@@ -482,7 +492,7 @@ class _Search:
             cut, names = at[j][0], {p.tensor for e in own for p in e.tensors()}
             text = self.text([*at, *[NOWHERE] * (len(own) - len(at))])
             few, alone = Workload("", own, g.workload.weights & names), Schedule((text,), weights=g.weights)
-            there = placed.placed(g.arch, few, alone, part=len(own) < len(g.workload.einsums))[0][j]
+            there = placed.placed_segments(g.arch, few, alone, part=len(own) < len(g.workload.einsums))[0][j]
             nests = [
                 own_nest(_stage(nest), cut.shape, part, around, g.arch.levels[0].name)
                 for nest in self.known.inner(part_of(part, dict(cut.tile)), around)

@@ -151,7 +151,9 @@ def shape(skeleton: Skeleton, arch: Arch) -> Shape:
 def loops_of(e: Einsum, arch: Arch, kinds: tuple[int, ...], rank: str) -> tuple[int, ...]:
     """What `chains` takes: lanes may not share output elements through a window."""
     sizes = [size for f in arch.fanouts for _, size in f.dims]
-    return tuple(0 if kind == 0 else 1 if rank in e.output.partial() else sizes[kind - 1] for kind in kinds)
+    return tuple(
+        0 if kind == 0 else 1 if rank in e.output.partial_ranks() else sizes[kind - 1] for kind in kinds
+    )
 
 
 def size(e: Einsum, arch: Arch, tiles: str, order: Order = "levels", limit: float = inf) -> int:
@@ -394,7 +396,7 @@ def padded(e: Einsum) -> list[str]:
                 or dim.offset + sum(c * (sizes[other] - 1) for other, c in dim.terms) >= dim.size
             )
         }
-        - e.output.partial()
+        - e.output.partial_ranks()
     )
 
 
@@ -648,8 +650,8 @@ def _arrays(space: Space, skeleton: Skeleton, s: Shape) -> tuple[object, ...]:
                         0.0 if p.format == "dense" else p.density,
                     )
                 )
-    full = np.array([[rank in p.full() for rank in ranks] for p in tensors])
-    part = np.array([[rank in p.partial() for rank in ranks] for p in tensors])
+    full = np.array([[rank in p.full_ranks() for rank in ranks] for p in tensors])
+    part = np.array([[rank in p.partial_ranks() for rank in ranks] for p in tensors])
     every, columns = _ports(arch, len(_instances(e, arch, s.kinds)))
     begin = np.zeros(columns)
     begin[0], begin[1] = ops * op_pj(e, arch), op_cycles(ops, 0.0, e, arch)
@@ -821,14 +823,14 @@ def nest(e: Einsum, arch: Arch, skeleton: Skeleton, s: Shape, chosen: Sequence[t
                 def held(window: str, p: Projection = p, after: dict[str, int] = after) -> int:
                     sizes = {
                         rank: after[rank]
-                        if rank in after and (rank in p.full() or rank == window)
+                        if rank in after and (rank in p.full_ranks() or rank == window)
                         else left[rank]
                         for rank, _ in e.extents
                     }
                     return prod(1 + sum(c * (sizes[rank] - 1) for rank, c in dim.terms) for dim in p.dims)
 
-                window = min((rank for rank in ranks if rank in p.partial()), key=held, default="")
-                order = sorted(ranks, key=lambda rank: (rank not in p.full(), rank != window))
+                window = min((rank for rank in ranks if rank in p.partial_ranks()), key=held, default="")
+                order = sorted(ranks, key=lambda rank: (rank not in p.full_ranks(), rank != window))
             seen.add(x)
         for j in range(at, end):
             outside = next((node for node in reversed(nodes) if isinstance(node, Store) or node.over), None)
@@ -847,5 +849,5 @@ def nest(e: Einsum, arch: Arch, skeleton: Skeleton, s: Shape, chosen: Sequence[t
 def _spare(e: Einsum, arch: Arch, border: int) -> tuple[str, str] | None:
     """A rank and a dimension of a border over which it may loop once."""
     dims = [name for f in arch.fanouts if f.outside == border for name, _ in f.dims]
-    ranks = [rank for rank, _ in e.extents if rank not in e.output.partial()]
+    ranks = [rank for rank, _ in e.extents if rank not in e.output.partial_ranks()]
     return (ranks[0], dims[0]) if ranks and dims else None

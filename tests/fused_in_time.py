@@ -130,7 +130,7 @@ def drawn(rng: Random, arch: Arch, workload: Workload) -> Schedule | None:
     rows = [e.output.dims[0].terms[0][0] for e in part]
     pairs = list(zip(part, rows, strict=True))
     if len({e.sizes()[row] for e, row in pairs}) > 1 or any(
-        row in p.partial() for e, row in pairs for p in e.tensors()
+        row in p.partial_ranks() for e, row in pairs for p in e.tensors()
     ):
         return None
     nodes: list[Loop | Store] = [Store(arch.levels[0].name, t) for t in dict.fromkeys(names) if t not in chip]

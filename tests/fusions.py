@@ -25,7 +25,7 @@ from dse.sim.fronts import Objective
 from dse.sim.levels.transfer import dim_names
 from dse.sim.schedule import placed
 from dse.sim.schedule.faults import faults
-from dse.solve.schedules.fused import _best, fused, graph
+from dse.solve.schedules.fused import _best_schedules, fused, graph
 from dse.solve.schedules.nests import Nests
 from dse.solve.solve import SolverOptions, _layouts, solve
 from hw.arch import Access, Arch, Compute, Fanout, Level
@@ -225,7 +225,7 @@ class Everything:
         if not handed or kept & handed or handed & set(map(own_name, twice)):
             return inf
         found = inf
-        for ranks in product(*(sorted(e.output.full()) for e in own)):
+        for ranks in product(*(sorted(e.output.full_ranks()) for e in own)):
             n = {e.sizes()[rank] for e, rank in zip(own, ranks, strict=True)}
             tensors = [p.tensor for e in own for p in e.tensors()]
             stays = {t for t in tensors if own_name(t) in kept}
@@ -392,7 +392,7 @@ class Everything:
                 else Segment((Branch(e.name, nest),))
             )
             mini = Workload("", own if loop else (e,))
-            one = placed.placed(wide, mini, Schedule((segment,)))[0][j if loop else 0]
+            one = placed.placed_segments(wide, mini, Schedule((segment,)))[0][j if loop else 0]
             around = (
                 replace(one.boundary, retained=tuple((t, "GLB", Fraction(1)) for t in kept))
                 if kept
@@ -537,7 +537,7 @@ class Several(Everything):
         for nest in self.all(e, {ranks[j]: tile for ranks, tile in loops}, frozenset(near)):
             nests = [*fill[:j], replace(nest, nodes=(*kept, *nest.nodes)), *fill[j + 1 :]]
             segment = self.shared_text(own, loops, depths, nests)
-            one = placed.placed(wide, Workload("", own), Schedule((segment,)))[0][j]
+            one = placed.placed_segments(wide, Workload("", own), Schedule((segment,)))[0][j]
             around = replace(one.boundary, retained=tuple((t, "GLB", Fraction(1)) for t in stays))
             cost = einsum_cost(Problem(wide, e, self.objective, around), one.nest)
             if isinstance(cost, Infeasible):  # too many PEs
@@ -670,7 +670,7 @@ def wrong_in_layouts(seed: int, overlap: str = "free", rated: bool = False) -> t
         if isinstance(chosen, Infeasible):
             lines += [f"seed {seed} {objective}: {chosen}, enumerated {best}"] if best < inf else []
             continue
-        found = _best(
+        found = _best_schedules(
             graph(arch, workload, objective, Nests(arch, objective, "perfect", lambda _: FREE, 0.0), chosen),
             objective,
         )
@@ -724,7 +724,7 @@ def unlike(seed: int, arch: Arch, workload: Workload) -> list[str]:
     lines = []
     searches: tuple[tuple[Objective, bool], ...] = (("energy", True), ("energy", False), ("latency", False))
     for objective, several in searches:
-        found = fused(arch, workload, objective, "perfect", lambda _: FREE, several=several)
+        found = fused(arch, workload, objective, "perfect", lambda _: FREE, several_loops=several)
         space = found.space if isinstance(found, Solution) and found.space else Space()
         best = (Several if space.depths else Everything)(arch, workload, objective, space).best()
         if isinstance(found, Infeasible):

@@ -32,7 +32,7 @@ from tests.rates import RATES
 from tests.schedules import axes, cut, random_keeps, random_segment
 from workloads import catalog
 from workloads.einsum import Einsum
-from workloads.graph import Workload, WorkloadError, owner
+from workloads.graph import Workload, WorkloadError, base_tensor
 
 CLOSE = 1e-9
 NEAR = 1.5  # of the cheapest schedule known: one that costs no more is changed again
@@ -360,7 +360,7 @@ def answers(case: Case, objective: str, solvers: Sequence[dict[str, Any]]) -> It
 
 def answer(claim: Claim, case: Case) -> Schedule | None:
     """Its schedule."""
-    if claim.found.schedule or any(c.mapping.outside for c in claim.found.einsums):
+    if claim.found.schedule or any(c.mapping.non_nest_text for c in claim.found.einsums):
         return claim.found.schedule
     return sequential(case.workload, {c.name: c.mapping for c in claim.found.einsums})
 
@@ -472,7 +472,9 @@ def share_store(rng: Random, s: Schedule, case: Case) -> Schedule | None:
     if rng.random() < 0.4 and (stores := [at for at, node in enumerate(nodes) if isinstance(node, Store)]):
         del nodes[rng.choice(stores)]
         return _at(s, i, replace(s.segments[i], nodes=tuple(nodes)))
-    names = [owner(p.tensor, made) for b in s.segments[i].branches for p in _einsum(case, b.einsum).tensors()]
+    names = [
+        base_tensor(p.tensor, made) for b in s.segments[i].branches for p in _einsum(case, b.einsum).tensors()
+    ]
     tensor, level = (
         rng.choice([t for t in names if names.count(t) > 1] or names),
         rng.choice(case.arch.levels),
@@ -548,8 +550,10 @@ def _joined(rng: Random, branches: Sequence[Branch], weights: str, case: Case) -
     """
     made = {e.output.tensor for e in case.workload.einsums}
     part = [_einsum(case, branch.einsum) for branch in branches]
-    names = [owner(p.tensor, made) for e in part for p in e.tensors()]
-    elsewhere = {owner(p.tensor, made) for e in case.workload.einsums if e not in part for p in e.inputs}
+    names = [base_tensor(p.tensor, made) for e in part for p in e.tensors()]
+    elsewhere = {
+        base_tensor(p.tensor, made) for e in case.workload.einsums if e not in part for p in e.inputs
+    }
     handed = [e.output.tensor for e in part if names.count(e.output.tensor) > 1]
     pinned = case.workload.weights if weights == "pinned" else frozenset[str]()
     far = [
@@ -611,11 +615,11 @@ def split(rng: Random, s: Schedule, case: Case) -> Schedule | None:
     made, outer, apart = {e.output.tensor for e in case.workload.einsums}, case.arch.levels[0].name, []
     for branch in _bare(s.segments[i]):
         e = _einsum(case, branch.einsum)
-        mine = {owner(p.tensor, made) for p in e.tensors()}
+        mine = {base_tensor(p.tensor, made) for p in e.tensors()}
         nodes = [
             node
             for node in branch.mapping.nodes
-            if not isinstance(node, Store) or owner(node.tensor, made) in mine
+            if not isinstance(node, Store) or base_tensor(node.tensor, made) in mine
         ]
         there = {node.tensor for node in nodes if isinstance(node, Store) and node.level == outer}
         lead = [Store(outer, p.tensor) for p in e.tensors() if p.tensor not in there]
@@ -670,7 +674,7 @@ def keep(rng: Random, s: Schedule, case: Case) -> Schedule | None:
         at = rng.randrange(len(s.retained))
         return replace(s, retained=(*s.retained[:at], *s.retained[at + 1 :]))
     made = {e.output.tensor for e in case.workload.einsums}
-    tensors = {owner(p.tensor, made) for e in case.workload.einsums for p in e.inputs} - {
+    tensors = {base_tensor(p.tensor, made) for e in case.workload.einsums for p in e.inputs} - {
         one.tensor for one in s.retained
     }
     if not tensors:
@@ -705,7 +709,7 @@ def region(rng: Random, s: Schedule, case: Case) -> Schedule | None:
 def weights(rng: Random, s: Schedule, case: Case) -> Schedule | None:
     """There before the run, with no node outside of the chip; or loaded in every one."""
     if not case.workload.weights or rng.random() < 0.7:
-        return replace(s, ahead=not s.ahead) if rng.random() < 0.2 else None
+        return replace(s, fills_ahead=not s.fills_ahead) if rng.random() < 0.2 else None
     outer = case.arch.levels[0].name
     if s.weights == "pinned":
         return replace(s, weights="streamed")
@@ -862,7 +866,7 @@ def held(claim: Claim, s: Schedule, cost: Solution, case: Case, tally: Tally, le
         ratios.append(("optimality gap", claim.found.optimality_gap))
     else:
         tally.excluded[out] = tally.excluded.get(out, 0) + 1
-    if not claim.unfused or s.plain():
+    if not claim.unfused or s.is_unfused():
         ratios.append(("gap to the lower bound", claim.found.gap_to_bound))
     for where, gap in ratios:
         ratio = value * (1 + gap) / claim.value

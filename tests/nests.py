@@ -274,7 +274,7 @@ def _temporal(rng: Random, left: dict[str, int], nodes: list[Loop | Store]) -> N
 def _spatial(
     rng: Random, e: Einsum, arch: Arch, border: int, left: dict[str, int], nodes: list[Loop | Store]
 ) -> None:
-    ranks = sorted(set(left) - e.output.partial())
+    ranks = sorted(set(left) - e.output.partial_ranks())
     for f in arch.fanouts:
         for name, size in f.dims if f.outside == border else ():
             if ranks and rng.random() < 0.7:
@@ -397,7 +397,7 @@ def rich_mapping(rng: Random, e: Einsum, arch: Arch) -> Mapping:
     """
     left, nodes = e.sizes(), list[Loop | Store]()
     borders = sorted({0, len(arch.levels), *(f.outside for f in arch.fanouts)})
-    ranks = sorted(set(left) - e.output.partial())
+    ranks = sorted(set(left) - e.output.partial_ranks())
     for start, end in zip(borders, [*borders[1:], None], strict=True):
         dims = [dim for f in arch.fanouts if f.outside == start for dim in f.dims]
         free = dict(dims)

@@ -8,8 +8,8 @@ import random
 from dataclasses import replace
 
 from dse.mapper.smaug.factor import Unit
-from dse.mapper.smaug.smaug import Operator, same
-from hw.arch import Entry, Tiling
+from dse.mapper.smaug.smaug import Operator, same_padding
+from hw.arch import TileEntry, Tiling
 from hw.tiling import MINIMUM
 
 CHANNELS = (1, 3, 8, 12, 16, 20, 32, 33, 48, 64, 70, 96, 128)
@@ -46,7 +46,7 @@ def unit(rng: random.Random) -> Unit:
     )
 
 
-def _entry(rng: random.Random, usual: Entry) -> Entry:
+def _entry(rng: random.Random, usual: TileEntry) -> TileEntry:
     return (
         usual
         if usual in ("full", 4) or rng.random() < 0.5
@@ -70,7 +70,9 @@ def operator(rng: random.Random, kind: str = "", padded_pools: bool = True) -> O
     stride = (rng.randint(1, 4), rng.randint(1, 4))
     odd = tuple(rng.randint(0, k - 1) for k in (kernel[0], kernel[0], kernel[1], kernel[1]))
     pads = (
-        rng.choice((same(kernel), (0, 0, 0, 0), odd)) if kind != "pooling" or padded_pools else (0, 0, 0, 0)
+        rng.choice((same_padding(kernel), (0, 0, 0, 0), odd))
+        if kind != "pooling" or padded_pools
+        else (0, 0, 0, 0)
     )
     if kind in ("batch_norm", "unary", "elementwise"):
         kernel, stride, pads = (1, 1), (1, 1), (0, 0, 0, 0)

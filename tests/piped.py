@@ -234,7 +234,7 @@ def cheapest(
         return Schedule((Segment(branches, shared),), weights=weights)
 
     # what stands around a stage is the same for all its nests
-    one, best = placed.placed(arch, part, schedule(listed[0]), part=rest)[0][j], inf
+    one, best = placed.placed_segments(arch, part, schedule(listed[0]), part=rest)[0][j], inf
     for nest in listed:
         try:
             cost = einsum_cost(Problem(one.arch, one.einsum, "energy", one.boundary), nest)

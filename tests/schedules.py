@@ -368,9 +368,9 @@ def own_nest(
             for dim, lanes in fan.dims if fan.outside == level and level >= deepest else ():
                 lanes = sizes.get(dim, lanes)
                 choices = (
-                    sorted(e.output.full())
+                    sorted(e.output.full_ranks())
                     if fan is f and rng.random() < 0.8
-                    else sorted(set(left) - e.output.partial())
+                    else sorted(set(left) - e.output.partial_ranks())
                 )
                 if rng.random() < 0.7 and dim not in used and choices:
                     rank = rng.choice(choices)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 from random import Random
 
-from dse.mapper.baselines.exhaustive import size
+from dse.mapper.baselines.exhaustive import mapspace_size
 from dse.mapping.constraints import Factors
 from dse.sim.einsum.evaluate import Problem
 from tests.nests import KINDS, limited, random_arch, random_einsum, searched
@@ -35,5 +35,9 @@ def small_problem(
             *(replace(level, bypass=free, double_buffer=rng.random() < 0.2) for level in arch.levels[1:]),
         )
         arch = replace(arch, levels=levels)
-        if len(levels) <= 3 and prod(n for _, n in e.extents) > 1 and size(e, arch, factors) <= mappings:
+        if (
+            len(levels) <= 3
+            and prod(n for _, n in e.extents) > 1
+            and mapspace_size(e, arch, factors) <= mappings
+        ):
             return Problem(limited(searched(arch, e), e), e, objective)

@@ -11,7 +11,7 @@ from itertools import pairwise, product
 from math import prod
 from random import Random
 
-from dse.layout.primitive import Index, Primitive, Unfold, shapes, step
+from dse.layout.primitive import Index, Primitive, Unfold, apply, shapes
 from dse.layout.text import MAX_COPIES, primitives
 from dse.mapping.nest import Loop, Mapping, Store, TensorLayout
 from hw.arch import Access, Arch
@@ -200,7 +200,7 @@ def streams(
         if not output:
             found["read"].box(places.read(index), bits, a)
             continue
-        if not own.skip_first_read or again or (p.partial() and box & written):
+        if not own.skip_first_read or again or (p.partial_ranks() and box & written):
             found["read"].box(places.read(index), bits, a)
         found["write"].box(places.written(index), bits, a)
         written |= box
@@ -330,7 +330,7 @@ class Places:
                     tile = next(chosen)
                     i = (*i[: p.dim], tile, i[p.dim] - tile * p.stride, *i[p.dim + 1 :])
                 else:
-                    found = step(p, shape, i)
+                    found = apply(p, shape, i)
                     assert found is not None
                     i = found
             where = 0
@@ -345,7 +345,7 @@ class Places:
         for k, p in enumerate(self.prims):
             if isinstance(p, Unfold):
                 found.append((i[p.dim], p, self.shapes[k + 1][p.dim]))
-            i = step(p, self.shapes[k], i) or i
+            i = apply(p, self.shapes[k], i) or i
         return found
 
     def written(self, box: set[Index]) -> set[int]:

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from dse.solve.gogeta.accesses import Access, access_list, one_by_one, pipelined
+from dse.solve.gogeta.accesses import Access, access_list, one_by_one, pipelined_phases
 from dse.solve.gogeta.classify import classify
-from dse.solve.gogeta.operations import Graph, graph, words
+from dse.solve.gogeta.operations import Graph, accessed_words, graph
 from workloads import hpc
 from workloads.einsum import WorkloadError, csr, einsum
 from workloads.graph import Workload
@@ -45,16 +45,16 @@ def test_conjugate_gradients(matrix: str, n: int) -> None:
     unrolled = graph(hpc.cg(matrix=matrix, n=n, iterations=3))
     periodic = graph(hpc.cg(matrix=matrix, n=n, iterations=3, form="periodic"))
     for g in (unrolled, periodic):
-        alone, joined = access_list(g, one_by_one(g)), access_list(g, pipelined(g, classify(g), 2**18))
+        alone, joined = access_list(g, one_by_one(g)), access_list(g, pipelined_phases(g, classify(g), 2**18))
         assert [said(a) for a in alone.accesses] == 3 * SEQ
         assert [said(a) for a in joined.accesses] == 3 * GOGETA
         m = hpc.MATRICES[matrix]
         a, t = 2 * m.nnz + m.rows, m.rows * n
-        assert alone.streamed() == 3 * (a + 15 * t)
-        assert joined.streamed() == 3 * (a + 12 * t)
-        assert joined.compulsory() == alone.compulsory() == a + 6 * t
+        assert alone.unbuffered_words() == 3 * (a + 15 * t)
+        assert joined.unbuffered_words() == 3 * (a + 12 * t)
+        assert joined.compulsory_words() == alone.compulsory_words() == a + 6 * t
         assert {t.partition("@")[0][0] for t in joined.outputs} == {"P", "X", "R"}
-    once = access_list(unrolled, pipelined(unrolled, classify(unrolled)), shared=True)
+    once = access_list(unrolled, pipelined_phases(unrolled, classify(unrolled)), reads_once=True)
     assert [said(a) for a in once.accesses] == 3 * [x for i, x in enumerate(GOGETA) if i != 3]
 
 
@@ -70,10 +70,10 @@ def test_a_pipeline_holds_the_weights_that_do_not_stream() -> None:
     """Row by row V stays whole; by columns of H what stays is Y, which every column adds to: V is less."""
     edges = classify(MLP)
     v, y = 2048 * 512, 4096 * 512
-    assert [(p.stages, p.resident_words) for p in pipelined(MLP, edges)] == [(((0,), (1,)), min(v, y))]
-    assert [p.resident_words for p in pipelined(MLP, edges, v)] == [v]
-    assert [p.stages for p in pipelined(MLP, edges, v - 1)] == [((0,),), ((1,),)]
-    listed = access_list(MLP, pipelined(MLP, edges, v))
+    assert [(p.stages, p.resident_words) for p in pipelined_phases(MLP, edges)] == [(((0,), (1,)), min(v, y))]
+    assert [p.resident_words for p in pipelined_phases(MLP, edges, v)] == [v]
+    assert [p.stages for p in pipelined_phases(MLP, edges, v - 1)] == [((0,),), ((1,),)]
+    listed = access_list(MLP, pipelined_phases(MLP, edges, v))
     assert [said(a) for a in listed.accesses] == ["read X", "read U", "read V", "write Y"]
     assert all(a.resident_words == v for a in listed.accesses)
 
@@ -94,7 +94,7 @@ def test_a_group_has_no_way_out_and_back() -> None:
     g = block(*texts, m=512, n=64, k=64, q=1_000_000)
     edges = classify(g)
     assert {(e.source, e.target): e.pattern for e in edges}[0, 6] == "pipeline_with_hold"
-    assert [phase.stages for phase in pipelined(g, edges)] == [
+    assert [phase.stages for phase in pipelined_phases(g, edges)] == [
         ((0,), (1,), (2,), (3,)),
         ((4,), (5,)),
         ((6,),),
@@ -104,14 +104,14 @@ def test_a_group_has_no_way_out_and_back() -> None:
 def test_results_of_a_pipeline_leave_it_only_if_they_are_needed() -> None:
     g = block("Z[m,n] += A[m,k] * X[k,n]", "Y[m,o] += Z[m,n] * W[n,o]", m=4096, n=64, k=64, o=64)
     edges = classify(g)
-    assert [said(a) for a in access_list(g, pipelined(g, edges)).accesses] == [
+    assert [said(a) for a in access_list(g, pipelined_phases(g, edges)).accesses] == [
         "read A",
         "read X",
         "read W",
         "write Y",
     ]
     kept = Graph(g.operations, frozenset({"Y", "Z"}))
-    assert [said(a) for a in access_list(kept, pipelined(kept, edges)).accesses] == [
+    assert [said(a) for a in access_list(kept, pipelined_phases(kept, edges)).accesses] == [
         "read A",
         "read X",
         "write Z",
@@ -184,14 +184,14 @@ def test_words_of_tensors() -> None:
         format={"A": "csr"},
         bits={"X": 8},
     )
-    assert [words(p, e.sizes()) for p in e.tensors()] == [2 * 500 + 100, 400, 400]
-    assert words(e.inputs[1], e.sizes(), 32) == 100
-    assert words(e.inputs[0], e.sizes(), 32) == -(-(500 * (32 + 7) + 100 * 9) // 32)
-    assert words(e.inputs[0], e.sizes(), 8) == -(-(500 * (8 + 7) + 100 * 9) // 8)
+    assert [accessed_words(p, e.sizes()) for p in e.tensors()] == [2 * 500 + 100, 400, 400]
+    assert accessed_words(e.inputs[1], e.sizes(), 32) == 100
+    assert accessed_words(e.inputs[0], e.sizes(), 32) == -(-(500 * (32 + 7) + 100 * 9) // 32)
+    assert accessed_words(e.inputs[0], e.sizes(), 8) == -(-(500 * (8 + 7) + 100 * 9) // 8)
     wide = einsum("Y[m,n] += A[m,k] * X[k,n]", e.sizes(), **csr("A", 0.05, index_bits=32, pointer_bits=32))
-    assert words(wide.inputs[0], e.sizes(), 32) == 2 * 500 + 100  # as published
+    assert accessed_words(wide.inputs[0], e.sizes(), 32) == 2 * 500 + 100  # as published
     gather = einsum("Y[t,d] = copy(T[t,d], X[t])", {"t": 16, "d": 8}, sizes={"T": (5000, 8)})
-    assert words(gather.inputs[0], gather.sizes()) == 16 * 8
+    assert accessed_words(gather.inputs[0], gather.sizes()) == 16 * 8
 
 
 def test_periods_chain_their_states() -> None:

@@ -297,7 +297,7 @@ def test_traffic_of_more_machines_than_are_gathered_is_the_same(
     run, _ = counted
     asked_for = f"SELECT * FROM traffic WHERE {NARROW[2]} ORDER BY ALL"
     found = repr(run.sql(asked_for).table.to_pylist())
-    monkeypatch.setattr(computed, "GATHERED", 2)
+    monkeypatch.setattr(computed, "MAX_GATHERED", 2)
     assert repr(run.sql(asked_for).table.to_pylist()) == found
 
 

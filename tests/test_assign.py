@@ -100,7 +100,7 @@ def enumerated(
     costs.
     """
     g = graphs.Layouts(arch, net, objective, solved)  # type: ignore[arg-type]
-    nodes = {use.node: one for one in g.shared for use in (one.maker, *one.readers)}
+    nodes = {use.node: one for one in g.interface for use in (one.maker, *one.readers)}
     cost: dict[tuple[object, ...], list[tuple[float, float]]] = {}
 
     def of(i: int, e: Einsum, chosen: dict[str, int]) -> list[tuple[float, float]]:
@@ -111,9 +111,9 @@ def enumerated(
             cost[i, at] = []
             for n, one in enumerate(solved[canonical_key(e)].mappings):
                 first = next(f for f in net.einsums if canonical_key(f) == canonical_key(e))
-                laid = {place: show(layout) for place, layout in g.free[canonical_key(e)][n].items()}
+                laid = {place: show(layout) for place, layout in g.free_layouts[canonical_key(e)][n].items()}
                 for x, p in enumerate(first.tensors()):
-                    if at[x] >= 0 and not g.nodes[i, x][1].view:
+                    if at[x] >= 0 and not g.nodes[i, x][1].is_view:
                         layout = g.nodes[i, x][0].labels[at[x]]
                         laid["DRAM", p.tensor] = show(replace(layout, names=dim_names(p)))
                 found = einsum_cost(
@@ -142,16 +142,16 @@ def enumerated(
         return copied[a, b]
 
     best = float("inf")
-    views = {use.node for one in g.shared for use in one.readers if use.view}
+    views = {use.node for one in g.interface for use in one.readers if use.is_view}
     for at in product(*((0,) if node in views else range(len(one.labels)) for node, one in nodes.items())):
         chosen = dict(zip(nodes, at, strict=True))
         copies = [
-            (*copy(one.labels[chosen[one.maker.node]], one.labels[to]), g.times[one.maker.einsum])
-            for one in g.shared
+            (*copy(one.labels[chosen[one.maker.node]], one.labels[to]), g.occurrences[one.maker.einsum])
+            for one in g.interface
             for to in {chosen[use.node] for use in one.readers} - {chosen[one.maker.node]}
         ]
         for mapped in product(*(of(i, e, chosen) for i, e in enumerate(net.einsums))):
-            rows = [*((*own, n) for own, n in zip(mapped, g.times, strict=True)), *copies]
+            rows = [*((*own, n) for own, n in zip(mapped, g.occurrences, strict=True)), *copies]
             best = min(
                 best,
                 objective_value(
@@ -182,7 +182,7 @@ def cheaper(share: float) -> Any:
 def test_cheap_copies_are_made_where_they_pay(seed: int) -> None:
     rng = Random(seed)
     net, objective = network(rng), rng.choice(["energy", "latency"])
-    with patch.object(graphs, "LABELS", 3), cheaper(1e-3):
+    with patch.object(graphs, "MAX_LABELS", 3), cheaper(1e-3):
         solved = solve(SMALL, net, objective)
         found = assign_layouts(SMALL, net, objective, "alt", solved)  # type: ignore[arg-type]
         assert not isinstance(found, Infeasible)
@@ -221,7 +221,7 @@ def test_choices_say_how_far_copies_may_lie_above_the_least() -> None:
 def test_the_graph_engine_finds_the_least_of_all_choices(seed: int) -> None:
     rng = Random(seed)
     net, objective = network(rng), rng.choice(OBJECTIVES)
-    with patch.object(graphs, "LABELS", 3):
+    with patch.object(graphs, "MAX_LABELS", 3):
         solved = solve(SMALL, net, objective)
         found = {
             pick: assign_layouts(SMALL, net, objective, pick, solved)
@@ -508,7 +508,7 @@ def test_a_tensor_that_an_einsum_reads_twice_is_converted_once() -> None:
     assert whole.einsums[1].output.tensor == "T_as_1"
     rng = Random(38)
     net, objective = network(rng), rng.choice(OBJECTIVES)
-    with patch.object(graphs, "LABELS", 3):
+    with patch.object(graphs, "MAX_LABELS", 3):
         found = assign_layouts(SMALL, net, objective, "ind", solve(SMALL, net, objective))  # type: ignore[arg-type]
     assert not isinstance(found, Infeasible)
     assert found.conversions
@@ -531,7 +531,7 @@ def test_layouts_of_a_graph_are_kept_and_checked(
     assert again == first
     assert not isinstance(first, Infeasible)
     assert first.conversions
-    known = json.loads(kept.read_bytes()[kept_answers.DIGEST :])
+    known = json.loads(kept.read_bytes()[kept_answers.DIGEST_BYTES :])
     kept_answers.write(kept, json.dumps(known | {"gap": 1e9}).encode())
     assert stack.cached_layouts(SMALL, net, options) == first
     assert "removed, built anew" in caplog.text

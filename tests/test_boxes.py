@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.mapping.directives import directives_of, overlap, parse, text
+from dse.mapping.directives import directives_of, has_overlap, parse, text
 from dse.mapping.nest import Loop
-from dse.sim.counts.counts import count, instance_counts, reading
+from dse.sim.counts.counts import count, instance_counts, nest_sums
 from dse.sim.counts.counts import footprints as held_by_nest
 from dse.sim.directives import box_hops, boxes
 from hw import machine
@@ -38,20 +38,24 @@ def unlike(seed: int) -> tuple[bool, bool, str]:
         wrong = len(str(fault).splitlines()) != 1 or (
             "no buffer together" in str(fault) and not Walked(layer, e, arch).homeless
         )
-        return False, overlap(layer, e), f"seed {seed}: {fault}" if wrong else ""
+        return False, has_overlap(layer, e), f"seed {seed}: {fault}" if wrong else ""
     rows, seen = boxes.count_rows(g, arch), Walked(layer, e, arch)
     places = {
         level: sum(bool(turn.over) for turn in g.turns if turn.level <= v) for v, level in enumerate(g.levels)
     } | {"MAC": 99}
     for key, (total, own) in rows.items():
         if total != seen.total[key]:
-            return True, overlap(layer, e), f"seed {seed}: {key} {total}, walked {seen.total[key]}\n{layer}"
+            return (
+                True,
+                has_overlap(layer, e),
+                f"seed {seed}: {key} {total}, walked {seen.total[key]}\n{layer}",
+            )
         lanes = [turn for turn in g.turns if turn.over]
         first = (0,) * min(places[key[0]], len(lanes))
         if key[2] != "merge" and own[0] != seen.each[first][key]:
             return (
                 True,
-                overlap(layer, e),
+                has_overlap(layer, e),
                 f"seed {seed}: {key} of the first buffer {own[0]}, walked {seen.each[first][key]}\n{layer}",
             )
     for f in arch.fanouts:
@@ -67,12 +71,12 @@ def unlike(seed: int) -> tuple[bool, bool, str]:
         except ValueError:  # compute takes some from outside, or two fan-outs are crossed at once
             continue
         if any(abs(n - seen.hops[f.name, tensor]) > 1e-9 for tensor, n in links.items()):
-            return True, overlap(layer, e), f"seed {seed}: {f} links {links}, walked {seen.hops}\n{layer}"
+            return True, has_overlap(layer, e), f"seed {seed}: {f} links {links}, walked {seen.hops}\n{layer}"
     missing = {key: n for key, n in seen.total.items() if n and key not in rows}
     same = parse(text([layer])) == [layer]
     return (
         True,
-        overlap(layer, e),
+        has_overlap(layer, e),
         ""
         if same and not missing and seen.homeless is None
         else f"seed {seed}: {missing} {seen.homeless}\n{layer}",
@@ -106,14 +110,14 @@ def test_where_nothing_overlaps_and_all_divides_a_nest_counts_the_same(seed: int
         with pytest.raises(ValueError, match="MAC units without buffers are counted as nests only"):
             boxes.program(layer, e, arch)
         return
-    assert not overlap(layer, e)
+    assert not has_overlap(layer, e)
     try:
         g = boxes.program(layer, e, arch)
     except ValueError as fault:
         # by how much there is of it, nothing says how often it is made
         assert "moves no tensor that stands there" in str(fault)
         return
-    rows, theirs = boxes.count_rows(g, arch), instance_counts(reading(nest, e, arch))
+    rows, theirs = boxes.count_rows(g, arch), instance_counts(nest_sums(nest, e, arch))
     assert {key: row[0] for key, row in rows.items()} == {
         key: row[0] for key, row in theirs.items() if row[0] and key[2] != "fold"
     }

@@ -26,14 +26,14 @@ from workloads import catalog
 
 def test_a_file_per_question_written_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DSE_CACHE", str(tmp_path / "cache"))
-    one, other = cache.place("map", ("a", 1.0), ".json"), cache.place("map", ("a", 2.0), ".json")
-    assert one != other == cache.place("map", ("a", 2.0), ".json")
+    one, other = cache.answer_path("map", ("a", 1.0), ".json"), cache.answer_path("map", ("a", 2.0), ".json")
+    assert one != other == cache.answer_path("map", ("a", 2.0), ".json")
     cache.write(one, b"first")
     cache.write(one, b"second")
     assert cache.read(one) == b"second"
     assert list((tmp_path / "cache").iterdir()) == [one]
     monkeypatch.setattr(cache, "SOLVER_VERSION", -1)
-    assert cache.place("map", ("a", 1.0), ".json") != one
+    assert cache.answer_path("map", ("a", 1.0), ".json") != one
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing(
@@ -41,7 +41,7 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("DSE_CACHE", str(tmp_path / "file"))
-    cache.write(cache.place("map", 1, ".json"), b"lost")
+    cache.write(cache.answer_path("map", 1, ".json"), b"lost")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -69,7 +69,7 @@ def test_a_changed_source_moves_every_name(monkeypatch: pytest.MonkeyPatch, tmp_
     for path in ("dse/mapper/exact/optimal.py", "dse/mapping/nest.py"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("one = 1")
-    name = cache.place("map", 1, ".json")
+    name = cache.answer_path("map", 1, ".json")
     monkeypatch.setattr(cache, "SOURCE_FILES", ("dse/mapping/nest.py", "dse/mapper"))
     before = cache.sources(tmp_path)
     (tmp_path / "dse/mapper/exact/optimal.py").write_text("one = 2")
@@ -77,7 +77,7 @@ def test_a_changed_source_moves_every_name(monkeypatch: pytest.MonkeyPatch, tmp_
     assert cache.sources(tmp_path) != before
     cache.sources.cache_clear()  # of this process: other tests ask it
     monkeypatch.setattr(cache, "sources", lambda: "other")
-    assert cache.place("map", 1, ".json") != name
+    assert cache.answer_path("map", 1, ".json") != name
 
 
 HARM: dict[str, Callable[[Path], object]] = {

@@ -163,7 +163,7 @@ def test_one_rule_of_fusion_for_all_formats(tmp_path: Path, op: str, fuse: bool)
     )
     assert [canonical_key(e) for e in ours.einsums] == [canonical_key(e) for e in file.einsums]
     assert len(ours.einsums) == (2 if fuse and op != "Softmax" else 3)
-    assert len(ours.folded) == len(file.folded)
+    assert len(ours.fused) == len(file.fused)
 
 
 @pytest.mark.parametrize(

@@ -118,13 +118,13 @@ def test_rows_of_a_sweep_are_the_same_whichever_way(
     monkeypatch.setattr(
         worker, "solve_unfused_on", lambda arches, *rest: asked.append(len(arches)) or whole(arches, *rest)
     )
-    monkeypatch.setattr(worker, "MANY", 1 << 40)
+    monkeypatch.setattr(worker, "MIN_TOGETHER", 1 << 40)
     driver.run(studies.load(tmp_path / "cells.yaml"), tmp_path / "alone", workers=0)
     expected = rows(tmp_path / "alone")
     assert not asked
     assert len(expected["machines"]) == 64
     assert len(expected["points"]) == 64 - sum("pruned" in row for row in expected["machines"])
-    monkeypatch.setattr(worker, "MANY", 4)
+    monkeypatch.setattr(worker, "MIN_TOGETHER", 4)
     for lease_s in (0.2, 5.0):
         monkeypatch.setattr(driver, "LEASE_S", lease_s)
         driver.run(studies.load(tmp_path / "cells.yaml"), tmp_path / f"run{lease_s}", workers=0)

@@ -20,7 +20,7 @@ from dse.solve.gogeta.accesses import one_by_one
 from dse.solve.gogeta.classify import classify
 from dse.solve.gogeta.emitted import phases_of
 from dse.solve.gogeta.operations import graph
-from dse.solve.gogeta.sequence import _before, _orders
+from dse.solve.gogeta.sequence import _orders, _predecessors
 from dse.solve.gogeta.traffic import traffic_of
 from dse.solve.solve import SolverOptions
 from tests.chains import KINDS, SIZES, apart, products, recursive, shallow, sums
@@ -36,7 +36,7 @@ BOUNDED = {  # what a recursion may be as deep as
     },
     "prime factors or ranks of one einsum": {
         "dse/mapper/baselines/exhaustive.py": {"chains"},
-        "dse/mapper/exact/spatial.py": {"_factorizations", "_cut", "_perfect"},
+        "dse/mapper/exact/spatial.py": {"_factorizations", "_imperfect_splits", "_perfect_splits"},
     },
     "einsums of one segment, at most eight": {
         "dse/solve/schedules/shared_loops.py": {"Descent.visit"},
@@ -47,13 +47,13 @@ BOUNDED = {  # what a recursion may be as deep as
     "tensors of one einsum": {"dse/sim/einsum/boundary.py": {"_mix"}},
     "a call or two": {
         "dse/solve/solve.py": {
-            "_or_gogetas",
+            "_best_or_gogeta",
             "_search_schedule",
             "_least_outer_traffic",
             "cached",
             "solve_schedule",
         },
-        "dse/mapper/exact/optimal.py": {"_ragged", "optimal"},
+        "dse/mapper/exact/optimal.py": {"_imperfect", "optimal"},
         "dse/solve/schedules/segments.py": {"best_chain"},
         "dse/run/record.py": {"dtype"},
         "workloads/catalog.py": {
@@ -61,7 +61,7 @@ BOUNDED = {  # what a recursion may be as deep as
             "_maker",
             "_network",
             "_operator",
-            "_solved",
+            "_solver_on_file",
             "_step",
             "_unfused",
             "load",
@@ -72,20 +72,20 @@ BOUNDED = {  # what a recursion may be as deep as
     },
     "nesting of a document, expression, statement or path": {
         "analysis/computed.py": {"_conditions", "nodes"},
-        "analysis/db.py": {"_check_table_function", "_gate", "_check_reads"},
+        "analysis/db.py": {"_check_table_function", "_check_statement", "_check_reads"},
         "analysis/report.py": {"_plain"},
         "analysis/origin.py": {"_from", "_front", "_parsed", "_query"},
         "dse/mapping/nest.py": {"_is_mapping"},
         "dse/mapping/searched.py": {"_checked", "_data", "_read"},
         "workloads/bodies.py": {"_renamed"},
-        "dse/mapping/directives.py": {"_swapped", "mapping_of"},
-        "dse/run/folder.py": {"_below", "make"},
+        "dse/mapping/directives.py": {"_reversed_stacks", "mapping_of"},
+        "dse/run/folder.py": {"_irregular_below", "make_folder"},
         "dse/frontend/keys.py": {"_show", "_values"},
         "dse/frontend/tables.py": {"plain"},
         "hw/space.py": {"_evaluate"},
-        "workloads/facts.py": {"_inside", "_repeated", "_walked", "reads"},
+        "workloads/facts.py": {"_walk_graph", "_walk_loop", "_expand_node", "reads"},
         "workloads/onnx.py": {"_function_faults.size", "_tensor_faults"},
-        "workloads/retrace.py": {"_grown"},
+        "workloads/retrace.py": {"_scaled_args"},
         "workloads/torch.py": {"_nodes"},
     },
 }
@@ -127,7 +127,9 @@ def test_orders_of_many_phases_come_as_before() -> None:
     )
     w = Workload("two", (*products(2).einsums, *others))
     phases = one_by_one(graph(w))
-    found = [[phase.stages[0][0] for phase in order] for order in _orders(phases, _before(graph(w), phases))]
+    found = [
+        [phase.stages[0][0] for phase in order] for order in _orders(phases, _predecessors(graph(w), phases))
+    ]
     assert found == [[0, 1, 2, 3], [0, 2, 1, 3], [0, 2, 3, 1], [2, 0, 1, 3], [2, 0, 3, 1], [2, 3, 0, 1]]
     many = one_by_one(graph(apart(3000)))
     first, second = islice(_orders(many, [set() for _ in many]), 2)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.solve.gogeta.classify import barrier, classify, dominance, edges, published
+from dse.solve.gogeta.classify import barrier, classify, classify_published, dominance, edges
 from dse.solve.gogeta.operations import Graph, accumulate_sums, graph
 from tests.amount import amount
 from workloads import catalog, gnn, hpc, transformer
@@ -87,7 +87,7 @@ def test_the_printed_algorithm_has_its_defects() -> None:
     7->1'.
     """
     g = by_lines("aft02", 8)
-    found = {(line(g, e.source), line(g, e.target)): e for e in published(g)}
+    found = {(line(g, e.source), line(g, e.target)): e for e in classify_published(g)}
     assert found["3", "3'"].pattern == found["7", "3'"].pattern == PIPE
     assert found["7", "1'"].multicast
     assert found["7", "3'"].multicast
@@ -129,7 +129,7 @@ def test_residual_block() -> None:
         ("c0", "add"): HOLD,
     }
     # bal is no rank
-    assert patterns(RESIDUAL, published) == {
+    assert patterns(RESIDUAL, classify_published) == {
         ("c0", "c1"): SEQ,
         ("c1", "c2"): SEQ,
         ("c2", "add"): SEQ,
@@ -158,7 +158,7 @@ def test_graph_convolutions() -> None:
         assert [dominance(e).label for e in g.operations] == labels
         assert [e.pattern for e in classify(g)] == [PIPE]
     # the label small is no rank
-    assert [e.pattern for e in published(graph(gnn.gcn("cora", layers=1)))] == [SEQ]
+    assert [e.pattern for e in classify_published(graph(gnn.gcn("cora", layers=1)))] == [SEQ]
 
 
 def test_a_sparse_operand_counts_with_its_nonzeros() -> None:

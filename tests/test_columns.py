@@ -67,14 +67,14 @@ def test_columns_and_bounds_are_those_of_the_machines(seed: int) -> None:
     arches = [one for one in found if isinstance(one, Arch)]
     assert built.tolist() == [isinstance(one, Arch) for one in found]
     for name in (*fields_of(Level, "price", "rate"), "width_bits"):
-        assert columns.named(name).tolist() == [
+        assert columns.column(name).tolist() == [
             [getattr(level, name) for level in arch.levels] for arch in arches
         ]
     assert columns.sizes.tolist() == [[size for f in arch.fanouts for _, size in f.dims] for arch in arches]
     assert columns.mac_units.tolist() == [arch.instances(len(arch.levels)) for arch in arches]
     for name in fields_of(Compute, "price", "rate"):
         found = [getattr(arch.compute, name) for arch in arches]
-        assert str(columns.named(name).tolist()) == str([nan if value is None else value for value in found])
+        assert str(columns.column(name).tolist()) == str([nan if value is None else value for value in found])
     assert columns.area_mm2.tolist() == [arch.area_mm2() for arch in arches]
     assert columns.leak_mw.tolist() == [arch.leak_mw() for arch in arches]
     shapes = {
@@ -186,7 +186,8 @@ def test_one_machine_is_looked_at_alone(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     front = (Trial(900, 0, "ok", (1.0, 1e-9, 1.0, 1.0, 1.0), (0.0,)),)
     leases = [
-        Lease(1, tuple(Ask(77 + i, 2, "random") for i in range(n)), {2: front}) for n in (1, worker.MANY)
+        Lease(1, tuple(Ask(77 + i, 2, "random") for i in range(n)), {2: front})
+        for n in (1, worker.MIN_TOGETHER)
     ]
     one, several = (solve_lease(job, lease).tables["machines"] for lease in leases)
     assert one.equals(several.slice(0, 1))
@@ -219,7 +220,7 @@ def test_least_of_many_is_least_of_each() -> None:
     found = prune.objective_bounds_of_many(objectives, columns, weights, area)
     for i in range(30):
         costs = {
-            name: Cost(c.energy_pj[i], c.latency_cycles[i], c.latency_ns[i], c.steady_ns[i])
+            name: Cost(c.energy_pj[i], c.latency_cycles[i], c.latency_ns[i], c.interval_ns[i])
             for name, c in columns.items()
         }  # type: ignore[index]
         assert tuple(found[i]) == prune.objective_bounds(objectives, costs, weights, area[i])

@@ -16,7 +16,7 @@ from dse.layout.text import parse, show
 from dse.mapping.conversion import copy_einsum
 from dse.mapping.nest import Mapping, TensorLayout, faults
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, objective_value
-from dse.solve.layouts.convert import Conversions, between, blocks, lines
+from dse.solve.layouts.convert import Conversions, blocks, copy_nests, line_count
 from hw import machine
 from hw.arch import Access, Arch, Compute, Fanout, Level
 from tests.enumeration import mappings
@@ -112,7 +112,7 @@ def test_nests_of_copies_are_nests(name: str) -> None:
     arch, shape, names = machine.arch(machine.load(name)), (12, 7, 14), ("A", "B", "C")
     e = copy_einsum(shape, None)
     for a, b in (("A B C", "B/7 C A b7"), ("A/4 B C a4", "C A+3 B"), ("D=A*B | D C", "A B C")):
-        nests = list(dict(between(e, arch, parse(a, names, shape), parse(b, names, shape))))
+        nests = list(dict(copy_nests(e, arch, parse(a, names, shape), parse(b, names, shape))))
         assert len(nests) > 10
         assert not any(faults(nest, e, arch) for nest in nests)
 
@@ -131,5 +131,5 @@ def test_blocks_lie_in_one_piece() -> None:
         found = blocks(layout)
         assert all(addresses(layout, box) == box[0] * box[1] * box[2] - 1 for box in found)
         assert found[-1] == (8, 14, 5)
-    asked = [lines(row_major(("A", "B"), (8, 6)), box, 4) for box in ((8, 1), (1, 6), (2, 6))]
+    asked = [line_count(row_major(("A", "B"), (8, 6)), box, 4) for box in ((8, 1), (1, 6), (2, 6))]
     assert asked == [48, 16, 12]  # an element each; runs of 6 begin in the middle of a line every other time

@@ -17,7 +17,7 @@ from dse.mapper.baselines.cost_descending import (
     smallest_mapping,
     topology,
 )
-from dse.mapper.baselines.exhaustive import size
+from dse.mapper.baselines.exhaustive import mapspace_size
 from dse.mapping.nest import Infeasible, Loop, faults
 from dse.sim.counts.counts import footprints, tile_bits
 from dse.sim.einsum import cost
@@ -49,7 +49,7 @@ def tight_problem(rng: Random, mappings: int) -> Problem:
         if (
             len(arch.levels) <= 3
             and prod(n for _, n in e.extents) > 1
-            and size(e, arch, "imperfect_spatial") <= mappings
+            and mapspace_size(e, arch, "imperfect_spatial") <= mappings
         ):
             return Problem(arch, e, "energy")
 
@@ -112,7 +112,11 @@ def test_a_node_that_sinks_is_filled_again_and_held_twice() -> None:
     """
     least = smallest_mapping(GEMM, two_levels(6))
     assert not isinstance(least, Infeasible)
-    assert [f.moving for f in footprints(least, GEMM, two_levels(6)) if f.level == "RF"] == [True, True, True]
+    assert [f.is_refilled for f in footprints(least, GEMM, two_levels(6)) if f.level == "RF"] == [
+        True,
+        True,
+        True,
+    ]
     assert str(smallest_mapping(GEMM, two_levels(5, lanes=16))) == "C: RF needs 6 bytes, has 5"
     assert not isinstance(smallest_mapping(GEMM, two_levels(5, lanes=24)), Infeasible)  # C: 4 x 6 lanes
     assert str(smallest_mapping(GEMM, two_levels(2, lanes=24))) == "C: RF needs 6 bytes, has 2"
@@ -123,7 +127,9 @@ def test_an_einsum_that_fits_whole_is_not_planned_twice() -> None:
     planned = candidates(GEMM, topology(two_levels(sum(whole))))
     assert not isinstance(planned, Infeasible)
     # the last of them sinks, and moves
-    assert whole[:2] in [[f.elems for f in one.held if f.level == "RF" and not f.moving] for one in planned]
+    assert whole[:2] in [
+        [f.elems for f in one.footprints if f.level == "RF" and not f.is_refilled] for one in planned
+    ]
 
 
 def test_an_outermost_level_that_is_too_small_is_named() -> None:

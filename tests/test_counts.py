@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dse.mapping.nest import Mapping, Store, faults, parse
 from dse.sim.counts.counts import Count, count, footprints
-from dse.sim.counts.terms import Sums, Wiring
+from dse.sim.counts.terms import Formulas, Wiring
 from dse.sim.einsum.cost import overflow, price
 from hw import machine
 from hw.arch import Arch
@@ -174,7 +174,7 @@ def test_sums_that_threads_share_give_each_factor_its_number() -> None:
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(20):
-            s = Sums(e, Mapping(()), Wiring((), frozenset(), (), 8))
+            s = Formulas(e, Mapping(()), Wiring((), frozenset(), (), 8))
             threads = [
                 Thread(
                     target=lambda own=own, s=s: [

@@ -48,7 +48,8 @@ def publish(root: Path, **tables: list[list[dict[str, object]]]) -> None:
             name = f"{next(NUMBERS):06d}-0"
             path = root / folder.part_path(table, name)
             pq.write_table(
-                pa.Table.from_pylist(rows).replace_schema_metadata(folder.place("", table, name)), path
+                pa.Table.from_pylist(rows).replace_schema_metadata(folder.part_metadata("", table, name)),
+                path,
             )
             parts.append((table, path))
     groups = [
@@ -60,7 +61,7 @@ def publish(root: Path, **tables: list[list[dict[str, object]]]) -> None:
 
 def listed(root: Path, groups: list[dict[str, Any]]) -> None:
     value = {
-        "version": folder.VERSION,
+        "version": folder.MANIFEST_VERSION,
         "generation": next(NUMBERS),
         "identity": "",
         "groups": groups,
@@ -185,7 +186,7 @@ def priced(root: Path, levels: list[dict[str, object]]) -> tuple[dict[str, pa.Sc
     (root / "one.yaml").write_text(ONE)
     one = studies.load(root / "one.yaml")
     ask, schema = derived.RunContext(root, one), record.schema("prices")
-    listed = pa.array([levels], pa.list_(pa.struct([schema.field(name) for name in derived.OF_LEVELS])))
+    listed = pa.array([levels], pa.list_(pa.struct([schema.field(name) for name in derived.PRICES_FIELDS])))
     functions = [
         f._replace(call=lambda machines: pa.concat_arrays([listed] * len(machines)))
         if f.name == "levels_of"

@@ -19,7 +19,16 @@ from hypothesis import strategies as st
 
 from dse.frontend import cli
 from dse.mapping import directives
-from dse.mapping.directives import HEAD, WHOLE, Layer, directives_of, index, mapping_of, parse, text
+from dse.mapping.directives import (
+    FIRST_LINE,
+    FIRST_LINE_WHOLE,
+    Layer,
+    directives_of,
+    index,
+    mapping_of,
+    parse,
+    text,
+)
 from dse.mapping.nest import Loop, Mapping, Rotated, Store, faults
 from dse.mapping.nest import parse as nest_of
 from dse.sim.counts.counts import count
@@ -106,7 +115,7 @@ def test_the_papers_example_row_stationary_conv_feeding_a_depthwise_one() -> Non
     """
     conv, depth = parse(PAPER)
     nests = directives.mappings(
-        PAPER.replace(HEAD, WHOLE, 1),
+        PAPER.replace(FIRST_LINE, FIRST_LINE_WHOLE, 1),
         Workload("paper", (CONV, DEPTH)),
         machine.arch(machine.load("kapla_multi")),
     )
@@ -328,14 +337,14 @@ def test_windows_of_nests_are_said_to_come_in_whole(
     )
     assert cli.main(["simulate", str(net), "kapla_single", str(nest), "--format", "directives"]) == 0
     path.write_text(capsys.readouterr().out)
-    assert path.read_text().startswith(WHOLE)
+    assert path.read_text().startswith(FIRST_LINE_WHOLE)
     costs = {}
-    for begin in (WHOLE, HEAD):
-        path.write_text(path.read_text().replace(WHOLE, begin, 1))
+    for begin in (FIRST_LINE_WHOLE, FIRST_LINE):
+        path.write_text(path.read_text().replace(FIRST_LINE_WHOLE, begin, 1))
         assert cli.main(["simulate", str(net), "kapla_single", str(path), "--format", "json"]) == 0
         costs[begin] = json.loads(capsys.readouterr().out)["energy_pj"]
     assert cli.main(["simulate", str(net), "kapla_single", str(nest), "--format", "json"]) == 0
-    assert costs[WHOLE] == json.loads(capsys.readouterr().out)["energy_pj"] > costs[HEAD]
+    assert costs[FIRST_LINE_WHOLE] == json.loads(capsys.readouterr().out)["energy_pj"] > costs[FIRST_LINE]
 
 
 @given(SEEDS)
@@ -387,7 +396,7 @@ def raised_case(rng: Random, kinds: Sequence[str] = KINDS) -> tuple[Einsum, Arch
         if not all(d.terms for p in e.tensors() for d in p.dims):  # directives name dimensions by their ranks
             continue
         left, nodes = e.sizes(), list[Loop | Store]()
-        ranks = sorted(set(left) - e.output.partial())
+        ranks = sorted(set(left) - e.output.partial_ranks())
         for v, level in enumerate(arch.levels):
             folds, lanes = [], []
             for name, n in (dim for f in arch.fanouts if f.outside == v for dim in f.dims):
@@ -616,7 +625,7 @@ def test_the_command_prints_them_and_prices_them(tmp_path: Path, capsys: pytest.
     workload = "gemm:m=64,n=32,k=48"
     assert cli.main(["map", workload, "edge_array", "--format", "directives"]) == 0
     path.write_text(capsys.readouterr().out)
-    assert path.read_text().startswith(HEAD)
+    assert path.read_text().startswith(FIRST_LINE)
     assert cli.main(["simulate", workload, "edge_array", str(path), "--format", "yaml"]) == 0
     again = capsys.readouterr().out
     assert cli.main(["map", workload, "edge_array", "--format", "yaml"]) == 0

@@ -275,7 +275,7 @@ def test_residency_as_published() -> None:
     below GOGETA.
     """
     w = catalog.load("cg:matrix=ecology1,n=8,form=periodic")
-    found = traffic_of(w, 2**20, 32, count=CountingRule(published=True))
+    found = traffic_of(w, 2**20, 32, count=CountingRule(as_published=True))
     moved = (
         found.seq_flex,
         found.seq_overflow.words(),

@@ -257,7 +257,7 @@ def slow(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
 
 def with_mapper(small: Study, monkeypatch: pytest.MonkeyPatch, mapper: solve.Mapper) -> Study:
     """The study solved by an own mapper, entered in the table of mappers under the default's name."""
-    monkeypatch.setitem(solve.DATAFLOW, small.solver.mapper, mapper)
+    monkeypatch.setitem(solve.MAPPERS_BY_NAME, small.solver.mapper, mapper)
     return small
 
 

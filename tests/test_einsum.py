@@ -212,8 +212,8 @@ def test_strided_padded_convolution() -> None:
     assert e.kind == "mac"
     assert e.macs() == 118_013_952
     assert e.inputs[0].dims[2] == Dim((("p", 2), ("r", 1)), -3, 224)
-    assert e.inputs[0].partial() == {"p", "q", "r", "s"}
-    assert e.inputs[1].full() == {"k", "c", "r", "s"}
+    assert e.inputs[0].partial_ranks() == {"p", "q", "r", "s"}
+    assert e.inputs[1].full_ranks() == {"k", "c", "r", "s"}
     assert [compulsory_elems(p, e.sizes()) for p in e.tensors()] == [
         3 * 224 * 224,
         64 * 3 * 49,

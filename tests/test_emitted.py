@@ -19,7 +19,7 @@ from dse.sim.einsum.evaluate import Solution
 from dse.solve import solve
 from dse.solve.gogeta import residency_plan as room
 from dse.solve.gogeta.emitted import moved_words
-from dse.solve.gogeta.residency_plan import Life, ResidencyProblem
+from dse.solve.gogeta.residency_plan import Lifetime, ResidencyProblem
 from dse.solve.solve import SolverOptions
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount, some
@@ -194,7 +194,7 @@ def random_rooms(rng: Random) -> ResidencyProblem:
         made, size = rng.random() < 0.6, rng.randint(1, 3)
         moves = tuple(float(size * rng.randint(1, 3)) for _ in stops)
         lives.append(
-            Life(
+            Lifetime(
                 f"T{i}",
                 stops,
                 "a",
@@ -211,14 +211,14 @@ def random_rooms(rng: Random) -> ResidencyProblem:
     for at in range(count):
         dying, born = (
             [one for one in lives if one.stops[-1] == at],
-            [one for one in lives if one.produced and one.stops[0] == at],
+            [one for one in lives if one.is_produced and one.stops[0] == at],
         )
         if dying and born and rng.random() < 0.7:
             heirs.append((at, dying[0].tensor, born[0].tensor))
     tiles = [
         (at, one.tensor, rng.randint(1, 2))
         for one in lives
-        for at in one.stops[0 if one.produced else 1 :]
+        for at in one.stops[0 if one.is_produced else 1 :]
         if rng.random() < 0.3
     ]
     return ResidencyProblem(
@@ -226,13 +226,13 @@ def random_rooms(rng: Random) -> ResidencyProblem:
     )
 
 
-def whole(rooms: ResidencyProblem, gaps: room.Gaps, tensor: str, at: int) -> bool:
+def whole(rooms: ResidencyProblem, gaps: room.RetainedElems, tensor: str, at: int) -> bool:
     one = next(one for one in rooms.lives if one.tensor == tensor)
     return gaps[tensor][max(one.stops.index(at) - 1, 0)] == one.size
 
 
-def fits(rooms: ResidencyProblem, gaps: room.Gaps, tiles: bool = True) -> bool:
-    for at, free in enumerate(rooms.free):
+def fits(rooms: ResidencyProblem, gaps: room.RetainedElems, tiles: bool = True) -> bool:
+    for at, free in enumerate(rooms.free_bits):
         held = {}
         for one in rooms.lives:
             there = [
@@ -240,7 +240,9 @@ def fits(rooms: ResidencyProblem, gaps: room.Gaps, tiles: bool = True) -> bool:
             ]
             held[one.tensor] = max(there, default=0)
         free += sum(
-            bits for where, t, bits in rooms.tiles if where == at and tiles and whole(rooms, gaps, t, at)
+            bits
+            for where, t, bits in rooms.spared_tiles
+            if where == at and tiles and whole(rooms, gaps, t, at)
         )
         for where, old, new in rooms.heirs:
             if where == at:
@@ -269,7 +271,7 @@ def test_what_stays_is_the_best_of_all_ways(seed: int) -> None:
     )
     found = room.minimum(rooms)
     assert found.words <= least + 1e-6
-    full = {one.tensor: found.gaps.get(one.tensor, [0] * (len(one.stops) - 1)) for one in rooms.lives}
+    full = {one.tensor: found.retained.get(one.tensor, [0] * (len(one.stops) - 1)) for one in rooms.lives}
     assert fits(rooms, full)
     assert room.moved_words(rooms, full) >= found.words - 1e-6
     if found.words > least - 1e-6:

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.mapper.baselines.annealing import annealing
-from dse.mapper.baselines.exhaustive import enumerated, size
+from dse.mapper.baselines.exhaustive import enumerated, mapspace_size
 from dse.mapper.baselines.random import draw, mapping_of, random
-from dse.mapping.constraints import Constraints, violation
+from dse.mapping.constraints import Constraints, violations
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, objective_value
-from dse.solve.solve import DATAFLOW
+from dse.solve.solve import MAPPERS_BY_NAME
 from hw.arch import Arch
 from tests.amount import amount
 from tests.nests import random_arch
@@ -96,7 +96,7 @@ def grown(
         starts = [((*nodes, item), tile)]
     else:
         size = dict(pair for f in arch.fanouts for pair in f.dims)[item]
-        ranks = [rank for rank in tile if rank not in e.output.partial()]
+        ranks = [rank for rank in tile if rank not in e.output.partial_ranks()]
         starts = [
             (
                 (
@@ -150,8 +150,8 @@ def test_no_mapper_is_below_it(seed: int, objective: str) -> None:
     problem = small_problem(Random(seed), objective, 5_000)
     lowest = enumerated(problem)
     # cost_descending also cuts temporal tiles that do not divide
-    for name in sorted(set(DATAFLOW) - {"exhaustive", "cost_descending"}):
-        found = LESS.get(name, DATAFLOW[name])(problem, Random(seed))
+    for name in sorted(set(MAPPERS_BY_NAME) - {"exhaustive", "cost_descending"}):
+        found = LESS.get(name, MAPPERS_BY_NAME[name])(problem, Random(seed))
         if isinstance(lowest, Infeasible):
             # levels of different tensors in any order may fit, and cost less
             assert isinstance(found, Infeasible) or name == "optimal"
@@ -184,7 +184,7 @@ def test_keeps_constraints() -> None:
     )
     assert isinstance(free, list)
     assert isinstance(found, list)
-    assert violation(fixed, found[0].mapping) == []
+    assert violations(fixed, found[0].mapping) == []
     assert found[0].energy_pj >= free[0].energy_pj
     nothing = Constraints(must_keep=(("L9", "A"),))
     assert (
@@ -200,7 +200,9 @@ def test_refuses_large_problems_in_one_line() -> None:
     ) as fault:
         enumerated(problem, limit=10)
     assert "\n" not in str(fault.value)
-    assert f"{size(problem.einsum, problem.arch, 'imperfect_spatial'):,} mappings" in str(fault.value)
+    assert f"{mapspace_size(problem.einsum, problem.arch, 'imperfect_spatial'):,} mappings" in str(
+        fault.value
+    )
 
 
 @settings(max_examples=amount(100), deadline=None)

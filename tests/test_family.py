@@ -12,7 +12,7 @@ import pytest
 
 import dse
 from cluster import worker
-from cluster.worker import Ask, members
+from cluster.worker import Ask, sharing_machines
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import Solution
 from dse.sim.schedule.graph import evaluate
@@ -82,7 +82,7 @@ def test_what_is_claimed_of_shared_schedules_holds_where_machines_are_solved(
     linear program bounds all.
     """
     rng = Random(seed)
-    monkeypatch.setattr("dse.solve.sharing.shared_schedules.SAMPLED", 1 if seed % 2 else 256)
+    monkeypatch.setattr("dse.solve.sharing.shared_schedules.SAMPLED_MACHINES", 1 if seed % 2 else 256)
     arch, workload = random_case(seed, rng.choice(["free", "buffered"]))
     arches = relatives(arch, rng, 16)
     found = shared(arches, workload, share := rng.choice([0.02, 0.3]))
@@ -117,7 +117,7 @@ def test_what_is_claimed_of_shared_schedules_holds_where_machines_are_solved(
 def free(arch: Arch, leak_mw: float = 0.0) -> Arch:
     """The machine with nothing to pay but leakage."""
     levels = tuple(replace(level, leak_mw=leak_mw) for level in arch.levels)
-    return replace(arch, levels=levels, compute=arch.without("leakage").compute).changed(
+    return replace(arch, levels=levels, compute=arch.without("leakage").compute).map_fields(
         ["price"], lambda *_: 0.0
     )
 
@@ -191,7 +191,7 @@ def test_a_sweep_shares_and_rows_do_not_depend_on_order_or_workers(
     (tmp_path / "study.yaml").write_text(text)
     space = study.load(tmp_path / "study.yaml").space
     alike = {
-        machine: members(space, machine, arch)
+        machine: sharing_machines(space, machine, arch)
         for machine in (3, 9)
         if isinstance(arch := decode(space, machine), Arch)
     }

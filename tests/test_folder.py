@@ -63,7 +63,7 @@ def test_a_sealed_file_is_of_its_kind_and_every_byte_counts(tmp_path: Path) -> N
         assert folder.unseal(path, "asks") is None
 
 
-NAMES = (folder.ENV, folder.STUDY, "inputs/a2.yaml", folder.STATUS, folder.MANIFEST, folder.BEFORE)
+NAMES = (folder.ENV, folder.STUDY, "inputs/a2.yaml", folder.STATUS, folder.MANIFEST, folder.PREVIOUS_MANIFEST)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,9 @@ def test_what_is_lost_or_damaged_is_said_and_mended(
     code, out, err = said(capsys, "resume", str(run), "--workers", "0")
     assert code == 0
     assert rows(run) == finished[1]
-    assert name in (folder.STATUS, folder.BEFORE) or any(Path(name).name in line for line in err), err
+    assert name in (folder.STATUS, folder.PREVIOUS_MANIFEST) or any(
+        Path(name).name in line for line in err
+    ), err
     assert said(capsys, "sql", str(run), "FROM points ORDER BY ALL", "--format", "csv")[:2] == right[:2]
 
 
@@ -129,7 +131,7 @@ def bytes_of(run: Path) -> dict[Path, bytes]:
 FOREIGN = [
     "asks/generation-000001.json",
     folder.MANIFEST,
-    folder.BEFORE,
+    folder.PREVIOUS_MANIFEST,
     folder.ENV,
     folder.STATUS,
     "parts/points/{}.parquet",
@@ -187,7 +189,7 @@ def test_many_files_of_another_seed_are_one_line(
     run: Path, other: Path, finished: tuple[Path, Rows], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also where the manifests are lost, so that only study.yaml says whose folder it is."""
-    for name in (folder.MANIFEST, folder.BEFORE):
+    for name in (folder.MANIFEST, folder.PREVIOUS_MANIFEST):
         (run / name).unlink()
     for path in (other / "asks").iterdir():
         shutil.copy(path, run / "asks")
@@ -254,7 +256,7 @@ def test_rows_that_stand_twice_are_refused_and_taken_back(
         part.table: stores._read_part(run / path)
         for part, path in zip(store.groups[0].parts, store.groups[0].paths(), strict=True)
     }
-    stores.close(stores.commit(store, [{table: group[table] for table in stores.ONCE}]))
+    stores.close(stores.commit(store, [{table: group[table] for table in stores.UNIQUE_TABLES}]))
     for words in (ANSWERS, ("pareto", "--format", "csv"), ("show", "best")):
         code, out, err = said(capsys, words[0], str(run), *words[1:])
         assert (code, out, len(err)) == (1, "", 1)
@@ -278,7 +280,7 @@ def test_a_manifest_behind_its_parts_has_lost_rows(
             store, [{"events": stores._read_part(next((run / "parts" / "events").iterdir()))}]
         )
     stores.close(store)
-    for name in (folder.MANIFEST, folder.BEFORE, folder.STATUS):
+    for name in (folder.MANIFEST, folder.PREVIOUS_MANIFEST, folder.STATUS):
         shutil.copy(run.with_name("early") / name, run)
     code, out, err = said(capsys, *ANSWERS[:1], str(run), *ANSWERS[1:])
     assert (code, out, len(err)) == (1, "", 1)
@@ -419,7 +421,7 @@ def test_damaged_groups_are_left_out_on_request_only(run: Path, capsys: pytest.C
 
 def test_a_manifest_that_went_back_is_found(run: Path, finished: tuple[Path, Rows]) -> None:
     """By the one before it, or by status.json: nothing else would tell that rows are gone."""
-    shutil.copy(run / folder.BEFORE, run / folder.MANIFEST)
+    shutil.copy(run / folder.PREVIOUS_MANIFEST, run / folder.MANIFEST)
     with pytest.raises(Damaged, match=r"older than status.json says"):
         check.status(run, False)
     assert driver.resume(run, workers=0).exit_code == 0

@@ -18,7 +18,7 @@ from dse.mapping.nest import Infeasible
 from dse.sim.counts.actions import bits_of
 from dse.sim.counts.counts import counted, footprints
 from dse.sim.einsum.cost import node_bits, overflow
-from dse.sim.einsum.evaluate import PRECISE, Problem, evaluate_fitting, fanout_overflow
+from dse.sim.einsum.evaluate import ROUNDING_GAP, Problem, evaluate_fitting, fanout_overflow
 from tests.amount import amount
 from tests.enumeration import mappings
 from tests.problems import GROUPS, random_problem
@@ -55,7 +55,7 @@ def narrow(e: Einsum, rng: Random) -> Einsum:
 
 
 def reaches(one: Figures, other: Figures) -> bool:
-    return all(a <= b * (1 + PRECISE) for a, b in zip(one, other, strict=True))
+    return all(a <= b * (1 + ROUNDING_GAP) for a, b in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(amount(24)))

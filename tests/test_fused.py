@@ -79,7 +79,7 @@ def test_bounds_leave_schedules_of_compressed_matrices_in(seed: int, energy: flo
     """
     arch, workload = sparse_case(seed, (8, 8))
     for several in (True, False):
-        found = fused.fused(arch, workload, "energy", "perfect", lambda _: FREE, several=several)
+        found = fused.fused(arch, workload, "energy", "perfect", lambda _: FREE, several_loops=several)
         assert isinstance(found, Solution)
         assert found.energy_pj <= energy * (1 + 1e-9)
 
@@ -114,7 +114,7 @@ def test_schedules_are_walked_and_cost_what_their_labels_say(seed: int, objectiv
             pytest.approx(best.energy),
             pytest.approx(best.latency),
         )
-        assert schedule.plain() or compared(arch, workload, schedule) == []
+        assert schedule.is_unfused() or compared(arch, workload, schedule) == []
 
 
 def test_a_chain_of_two_is_the_published_optimum() -> None:
@@ -138,7 +138,9 @@ def test_a_tensor_may_come_anew_in_every_trip() -> None:
         for text, name in (("T[m,b] += X[m,a] * W[a,b]", "first"), ("Y[m,c] += T[m,b] * V[b,c]", "second"))
     )
     weights = frozenset("WV")
-    found = fused.fused(arch, Workload("w", own, weights), "energy", "perfect", lambda _: FREE, several=False)
+    found = fused.fused(
+        arch, Workload("w", own, weights), "energy", "perfect", lambda _: FREE, several_loops=False
+    )
     assert isinstance(found, Solution)
     assert (found.energy_pj, found.optimality_gap) == (2020.0, 0.0)
 
@@ -236,7 +238,7 @@ def test_schedules_in_layouts_cost_what_their_labels_say(seed: int, objective: f
     )
     assert isinstance(chosen, Layouts)
     g = fused.graph(arch, workload, objective, Nests(arch, objective, "perfect", lambda _: FREE, 0.0), chosen)
-    tables, found = fused.factors(g), fused._best(g, objective)
+    tables, found = fused.factors(g), fused._best_schedules(g, objective)
     assert isinstance(tables, fused.GraphFactors)
     assert isinstance(found, tuple)
     every, _ = next(chosen.rules("alt"))

@@ -90,9 +90,9 @@ def test_no_gap_of_random_problems_is_too_small(seed: int, monkeypatch: pytest.M
     """With gaps of 5 and 30 %, and where a few choices of spatial unrollings end the search."""
     problem = problem_of(seed, 1000)
     best = optimal(problem)
-    monkeypatch.setattr(mapper, "PROVEN", 0)
-    for gap, choices in ((0.05, searches.CHOICES), (0.3, searches.CHOICES), (0.0, 20), (0.05, 3)):
-        monkeypatch.setattr(searches, "CHOICES", choices)
+    monkeypatch.setattr(mapper, "MAX_UNROLLINGS", 0)
+    for gap, choices in ((0.05, searches.MAX_CHOICES), (0.3, searches.MAX_CHOICES), (0.0, 20), (0.05, 3)):
+        monkeypatch.setattr(searches, "MAX_CHOICES", choices)
         found = optimal(problem, allowed_gap=gap)
         assert isinstance(found, Infeasible) == isinstance(best, Infeasible)
         if isinstance(found, Infeasible) or isinstance(best, Infeasible):
@@ -108,7 +108,7 @@ def test_no_gap_of_random_problems_is_too_small(seed: int, monkeypatch: pytest.M
 def test_a_search_ends_with_its_budget_of_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = einsum_called("conv1")
     best = answer(problem, 0.0)
-    monkeypatch.setattr(searches, "CHOICES", 1000)
+    monkeypatch.setattr(searches, "MAX_CHOICES", 1000)
     stopped = search(problem, "imperfect_spatial")
     assert stopped.ended
     assert 0 < stopped.lower_bound <= best.energy_pj
@@ -124,7 +124,7 @@ def test_a_batch_that_ends_early_is_solved_machine_by_machine(monkeypatch: pytes
         problem,
         replace(problem, arch=replace(problem.arch, levels=(other, *problem.arch.levels[1:]))),
     ]
-    monkeypatch.setattr(searches, "CHOICES", 2000)
+    monkeypatch.setattr(searches, "MAX_CHOICES", 2000)
     monkeypatch.setattr(local_search, "MAX_BATCHES", 3)
     for one, own in zip(problems, mapper.optimal_on(problems, "imperfect_spatial"), strict=True):
         assert own == answer(one, 0.0)
@@ -138,25 +138,25 @@ def test_after_a_deadline_the_best_that_was_found_is_the_answer() -> None:
         begun = time.perf_counter()
         one = answer(problem, 0.0)
         assert time.perf_counter() - begun < 5
-        assert deadline.passed()
-    assert not deadline.passed()
+        assert deadline.has_passed()
+    assert not deadline.has_passed()
     assert deadline.STOP[0] == 0
     assert no_false_gap(one, best)
     assert answer(problem, 0.0) == best
 
 
 def test_a_deadline_inside_of_another_ends_with_it() -> None:
-    before = deadline.missed()
-    with deadline.within(60.0, divided=True):
+    before = deadline.missed_count()
+    with deadline.within(60.0, is_divided=True):
         with deadline.part(1000_000):
             time.sleep(0.01)
-            assert deadline.passed()
-        assert not deadline.passed()
-        assert deadline.missed() == before + 1
+            assert deadline.has_passed()
+        assert not deadline.has_passed()
+        assert deadline.missed_count() == before + 1
     with deadline.within(60.0), deadline.part(1000_000):  # of a sweep: no row may depend on seconds
         time.sleep(0.01)
-        assert not deadline.passed()
-    assert deadline.missed() == before + 1
+        assert not deadline.has_passed()
+    assert deadline.missed_count() == before + 1
 
 
 def test_answers_that_a_deadline_cut_short_are_not_cached() -> None:
@@ -177,7 +177,7 @@ def test_a_sweep_keeps_no_row_of_a_search_that_was_cut_short(tmp_path: Path) -> 
         rows, _ = pool.submit(worker.solve_machine, job, worker.Ask(0, 0, "exhaustive")).result()
     assert [row["status"] for row in rows["machines"]] == ["error"]
     assert rows["machines"][0]["reason"].startswith("deadline:")
-    assert not deadline.passed()
+    assert not deadline.has_passed()
 
 
 def test_limits_of_studies_are_none_of_one_machine() -> None:

@@ -67,7 +67,7 @@ def test_a_second_access_rides_with_its_tensor() -> None:
         weights=["W"],
     )
     ridden = fuse_into_producers(net)
-    assert ridden.folded == ("relu D -> C",)
+    assert ridden.fused == ("relu D -> C",)
     assert [p.tensor for p in ridden.einsums[1].inputs] == ["C", "C_again"]
     assert list(dag(ridden.einsums).edges) == [("C", "G")]
 
@@ -99,7 +99,7 @@ def test_what_is_fused_into_its_producer(text: str, weights: str, fused: bool) -
     w = fuse_into_producers(
         workload(LARGE, "C[m,n] += A[m,k] * W[k,n]", text, *after, weights=["W", *own, *weights])
     )
-    assert len(w.folded) == int(fused)
+    assert len(w.fused) == int(fused)
     assert ("B" in w.weights) == (not fused and weights == "B")
     if fused:
         assert [e.inputs[0].tensor for e in w.einsums] == ["A", "C"]
@@ -114,7 +114,7 @@ def test_a_vector_is_fused_into_a_product_alone() -> None:
                 {"k": 3, "n": 5}, first, "D[n] = C[n] + B[n]", weights=["B", *(["W"] if "W" in first else [])]
             )
         )
-        assert len(w.folded) == int(fused)
+        assert len(w.fused) == int(fused)
 
 
 def test_a_fused_result_is_stored_as_it_says() -> None:
@@ -135,7 +135,7 @@ def test_a_fused_result_is_stored_as_it_says() -> None:
         fuse_into_producers(Workload("net", (product, act), loop_state=(("C", "A"),))),
         fuse_into_producers(Workload("net", (product, act)), results=["C"]),
     ]
-    assert [len(x.folded) for x in apart] == [0] * 4
+    assert [len(x.fused) for x in apart] == [0] * 4
     assert fuse_into_producers(
         Workload("net", (product, act), repeats=(3, 3), loop_state=(("D", "A"),))
     ).loop_state == (("C", "A"),)

@@ -22,8 +22,8 @@ from dse.mapper.smaug.halo import (
     cut_outputs,
     cut_windows,
     input_range,
+    is_uniform,
     take,
-    uniform,
 )
 from workloads.arrays import Array
 
@@ -127,9 +127,9 @@ def _broken_runs(tiled: Tiled) -> list[int]:
 def test_plain_cuts_partition_and_are_uniform(extent: int, tile: int) -> None:
     pieces = cut(extent, tile)
     assert [i for origin, n in pieces for i in range(origin, origin + n)] == list(range(extent))
-    assert uniform(pieces)
-    assert not uniform(((0, 2), (2, 3)))
-    assert not uniform(((0, 2), (2, 1), (3, 2)))
+    assert is_uniform(pieces)
+    assert not is_uniform(((0, 2), (2, 3)))
+    assert not is_uniform(((0, 2), (2, 1), (3, 2)))
 
 
 def test_untile_keeps_the_later_of_overlapping_tiles() -> None:

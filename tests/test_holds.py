@@ -18,7 +18,7 @@ from dse.mapper.exact.optimal import optimal
 from dse.mapping import constraints
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults
 from dse.sim.einsum.evaluate import Problem, einsum_cost, lower_bound, objective_value
-from dse.solve.solve import DATAFLOW
+from dse.solve.solve import MAPPERS_BY_NAME
 from hw import machine
 from hw.arch import ROLES, Arch
 from tests.amount import amount
@@ -29,7 +29,7 @@ from workloads.einsum import Einsum
 
 # budgets of a test
 LESS = {"random": partial(random, mappings=20), "annealing": partial(annealing, iterations=3, candidates=5)}
-MAPPERS = {**DATAFLOW, **LESS}
+MAPPERS = {**MAPPERS_BY_NAME, **LESS}
 
 
 def private(rng: Random, arch: Arch) -> Arch:
@@ -97,7 +97,7 @@ def test_a_dataflow_that_keeps_a_tensor_where_it_may_not_stand_has_no_placement(
     assert kept[1]
 
 
-@pytest.mark.parametrize("name", sorted(DATAFLOW))
+@pytest.mark.parametrize("name", sorted(MAPPERS_BY_NAME))
 @settings(max_examples=amount(30), deadline=None)
 @given(seed=st.integers(0, 2**32), objective=st.sampled_from(["energy", "latency", "edp"]))
 def test_every_mapper_keeps_to_what_levels_hold(name: str, seed: int, objective: str) -> None:

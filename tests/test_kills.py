@@ -108,7 +108,7 @@ def start(path: Path, out: Path, made: Bed) -> subprocess.Popen[str]:
             stdout=said,
             stderr=said,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), pool.INNER: "0"},
+            env={**os.environ, "PYTHONPATH": str(ROOT), pool.RAY_CLUSTERS_VAR: "0"},
         )
 
 

@@ -96,8 +96,8 @@ def test_segments_that_are_passed_over_are_in_no_cheaper_chain() -> None:
 def test_segments_add_up_where_only_energy_is_asked_for() -> None:
     """Not cycles, nor where pinned weights take room in all segments, nor to a limit."""
     others = found(objective="latency"), found(objective="edp"), found(weights="pinned")
-    assert pipeline.add_up(found())
-    assert not any(map(pipeline.add_up, (*others, replace(found(), limit=9.0))))
+    assert pipeline.costs_add_up(found())
+    assert not any(map(pipeline.costs_add_up, (*others, replace(found(), interval_limit=9.0))))
 
 
 def test_segments_that_are_no_candidates_hold_more_than_all_buffers() -> None:
@@ -319,7 +319,7 @@ def test_choices_are_found_where_nearly_all_need_too_many_nodes() -> None:
             [*own, *(stage(n, one.energy * 1.0001) for n in (16, 17) for one in own[-2:] for _ in range(20))]
             for own in ways
         ]
-        listed = list(pipeline._combinations(ways, nodes, most=50))
+        listed = list(pipeline._combinations(ways, nodes, max_listed=50))
         assert listed
         assert all(sum(one.nodes for one in choice) <= nodes for choice in listed)
         best = min(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dse
-from dse.mapper.exact.local_search import _even
+from dse.mapper.exact.local_search import _even_tiles
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum import bound_kernels, bounds
 from dse.solve.solve import SolverOptions, solve
@@ -105,4 +105,4 @@ def test_counts_beyond_what_floats_tell_apart_are_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("extent", [1, 2, 7, 12, 36, 97, 100])
 def test_even_tiles_are_all_quotients(extent: int) -> None:
     every = sorted({-(-extent // m) for m in range(1, extent + 1)})
-    assert sorted({n for tile in every for n in _even(extent, tile)}) == every
+    assert sorted({n for tile in every for n in _even_tiles(extent, tile)}) == every

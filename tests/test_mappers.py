@@ -19,7 +19,7 @@ from dse.mapping.nest import Infeasible, faults
 from dse.sim.counts.counts import footprints
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound, objective_value
-from dse.solve.solve import DATAFLOW
+from dse.solve.solve import MAPPERS_BY_NAME
 from tests.amount import amount
 from tests.nests import random_arch, random_einsum
 from tests.small import small_problem
@@ -35,7 +35,7 @@ LESS = {
     "annealing": partial(annealing, iterations=3, candidates=5),
     "hurried": hurried,
 }
-MAPPERS = {**DATAFLOW, **LESS}
+MAPPERS = {**MAPPERS_BY_NAME, **LESS}
 NAMES = sorted(MAPPERS)
 SMALL = 20_000  # mappings that exhaustive takes here
 

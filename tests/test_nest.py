@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dse.mapping.nest import OUTSIDE, Mapping, faults, from_data, may_keep, parse, read, to_data
+from dse.mapping.nest import NON_NEST, Mapping, faults, from_data, may_keep, parse, read, to_data
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.nests import random_case
 from workloads.einsum import einsum
@@ -117,7 +117,7 @@ def test_roles_of_einsums_with_other_numbers_of_inputs() -> None:
 
 
 def test_a_schedule_that_is_no_nest_is_kept_as_text_and_refused_as_a_mapping(tmp_path: Path) -> None:
-    text = f"{OUTSIDE}: tiles overlap\nfor 3 tiles of rows"
+    text = f"{NON_NEST}: tiles overlap\nfor 3 tiles of rows"
     kept = Mapping((), text)
     assert str(kept) == text
     assert kept != Mapping(())
@@ -125,7 +125,7 @@ def test_a_schedule_that_is_no_nest_is_kept_as_text_and_refused_as_a_mapping(tmp
         path.write_text(data)
         with pytest.raises(
             ValueError,
-            match=f"^{path}: C: mapping is {OUTSIDE}: tiles overlap; only loop nests can be read "
+            match=f"^{path}: C: mapping is {NON_NEST}: tiles overlap; only loop nests can be read "
             "here: dse map --set solver.tiling=smaug",
         ):
             read(path, ["C"])

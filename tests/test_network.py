@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Schedule, Segment, parse_schedule
-from dse.sim.counts.counts import reading
+from dse.sim.counts.counts import nest_sums
 from dse.sim.einsum.evaluate import Solution
 from dse.sim.levels import network
 from dse.sim.schedule.faults import faults
@@ -64,7 +64,7 @@ def test_a_chain_has_the_links_of_going_to_the_nearest_lane(
 
 
 def traffic(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[network.NetworkTraffic]:
-    return network.network_traffic(mapping, reading(mapping, e, arch), arch)
+    return network.network_traffic(mapping, nest_sums(mapping, e, arch), arch)
 
 
 def random_mesh(rng: Random, ragged: bool = False) -> tuple[Arch, Einsum, Mapping]:
@@ -246,7 +246,7 @@ def uneven_unlike(
         try:
             got = {
                 way.tensor: way.energy_pj
-                for way in network.network_traffic(mapping, reading(mapping, e, arch), arch)
+                for way in network.network_traffic(mapping, nest_sums(mapping, e, arch), arch)
             }
         except ValueError as fault:
             assert len(str(fault).splitlines()) == 1
@@ -271,7 +271,8 @@ def test_hops_of_unequal_lanes_are_those_of_all_their_words(seed: int) -> None:
 def test_lanes_at_different_nonzeros_fetch_on_ways_of_their_own(seed: int) -> None:
     arch, e, mapping = sparse_mesh(Random(seed), False)
     got = {
-        way.tensor: way.energy_pj for way in network.network_traffic(mapping, reading(mapping, e, arch), arch)
+        way.tensor: way.energy_pj
+        for way in network.network_traffic(mapping, nest_sums(mapping, e, arch), arch)
     }
     assert got == pytest.approx(
         {t: n for t, n in walked_hops(arch, e, mapping).items() if t in got}, abs=1e-6
@@ -303,7 +304,8 @@ def test_links_to_any_lanes_are_those_of_all_ways(
 def unlike(seed: int) -> str:
     arch, e, mapping = random_mesh(Random(seed))
     got = {
-        way.tensor: way.energy_pj for way in network.network_traffic(mapping, reading(mapping, e, arch), arch)
+        way.tensor: way.energy_pj
+        for way in network.network_traffic(mapping, nest_sums(mapping, e, arch), arch)
     }
     want = walked_hops(arch, e, mapping)
     return (
@@ -332,7 +334,8 @@ def test_lanes_take_and_give_what_their_buffers_do(seed: int) -> None:
     )
     tally = walk(mapping, e, arch).total
     got = {
-        way.tensor: way.energy_pj for way in network.network_traffic(mapping, reading(mapping, e, arch), arch)
+        way.tensor: way.energy_pj
+        for way in network.network_traffic(mapping, nest_sums(mapping, e, arch), arch)
     }
     want = {
         t: tally["BUF", t, "write"] + (tally["BUF", t, "read"] - 2 * e.points() if t == "C" else 0)

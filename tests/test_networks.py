@@ -15,7 +15,7 @@ from tests import numeric
 from tests.test_catalog import peak_kib
 from workloads import catalog, cnn, recurrent, transformer
 from workloads.einsum import WorkloadError, canonical_key, einsum, show
-from workloads.graph import Workload, activations, counts, fuse_into_producers, layer_table, unique
+from workloads.graph import Workload, counts, fuse_into_producers, layer_table, unique, written_elems
 from workloads.layers import cascade, network
 from workloads.transformer import Run, Sizes
 
@@ -169,10 +169,10 @@ def test_functions_equal_the_onnx_files_layer_by_layer(name: str, fuse: bool) ->
     assert [(canonical_key(e), e.macs()) for e in ours.einsums] == [
         (canonical_key(e), e.macs()) for e in file.einsums
     ]
-    assert (ours.parameters, len(ours.weights), activations(ours)) == (
+    assert (ours.parameters, len(ours.weights), written_elems(ours)) == (
         file.parameters,
         len(file.weights),
-        activations(file),
+        written_elems(file),
     )
 
 
@@ -427,10 +427,10 @@ def test_lstm_in_numpy() -> None:
 def test_riding_drops_no_einsum_that_is_not_listed() -> None:
     whole = cnn.mobilenet_v1(image=32, width=3, classes=5)
     fused = fuse_into_producers(whole)
-    assert len(fused.folded) == len(whole.einsums) - len(fused.einsums)
+    assert len(fused.fused) == len(whole.einsums) - len(fused.einsums)
     assert whole.parameters == fused.parameters
     assert {e.name for e in whole.einsums} - {e.name for e in fused.einsums} == {
-        f.split()[1] for f in fused.folded
+        f.split()[1] for f in fused.fused
     }
 
 
@@ -461,7 +461,7 @@ def test_what_rides() -> None:
         "relu",
         "add",
     ]
-    assert fuse_into_producers(w).folded == ("bias D -> C", "relu E -> C", "relu G -> F")
+    assert fuse_into_producers(w).fused == ("bias D -> C", "relu E -> C", "relu G -> F")
     assert fuse_into_producers(w).weights == {"W"}
     assert fuse_into_producers(w).parameters == 16
     assert [e.kind for e in fuse_into_producers(w, elementwise=False).einsums] == [
@@ -483,7 +483,7 @@ def test_layer_table_sums_to_the_network() -> None:
         rows = layer_table(w)
         assert sum(r.macs for r in rows) == w.macs()
         assert sum(r.occurrences for r in rows) == sum(counts(w))
-        assert sum(r.outputs for r in rows) == activations(w)
+        assert sum(r.outputs for r in rows) == written_elems(w)
     assert rows[0].extents.startswith("k=")
     assert layer_table(catalog.load("mlp_m:batch=64"))[0][:3] == ("fc1", 1, "mac")
     assert layer_table(catalog.load("spmv:m=100,k=50,nnz=60"))[0].inputs == 2 * 60 + 100 + 50, (

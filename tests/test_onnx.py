@@ -123,7 +123,7 @@ def test_resnet50_einsums() -> None:
     assert show(w.einsums[0]) == "r0[k,p,q] += gpu_0_data_0[c,2*p+r-3,2*q+s-3] * gpu_0_conv1_w_0[k,c,r,s]"
     assert compulsory_elems(w.einsums[0].inputs[0], w.einsums[0].sizes()) == 3 * 224 * 224
     assert len({canonical_key(e) for e in w.einsums}) == 31
-    assert len([f for f in w.folded if f.startswith("batchnormalization")]) == 53
+    assert len([f for f in w.fused if f.startswith("batchnormalization")]) == 53
     assert not w.moved
 
 
@@ -357,7 +357,7 @@ def test_unknown_operator_is_movement_and_named() -> None:
     model.graph.value_info.append(helper.make_tensor_value_info(y, FLOAT, (5, 2)))
     w = load(model)
     assert w.moved == ("Fancy Fancy_n0 (unknown operator)",)
-    assert w.folded == ("relu Relu_n1 -> Fancy_n0",)
+    assert w.fused == ("relu Relu_n1 -> Fancy_n0",)
     assert totals(w) == Total(0, 0, 24 + 10)
 
 
@@ -404,8 +404,8 @@ def test_unfused_element_wise_operators_stand_alone() -> None:
     apart, fused = load(model, fuse_elementwise=False), load(model)
     assert [e.kind for e in apart.einsums] == ["mac", "relu"]
     assert [e.kind for e in fused.einsums] == ["mac"]
-    assert apart.folded == ("batchnormalization BatchNormalization_n1 -> Conv_n0",)
-    assert fused.folded == (*apart.folded, "relu Relu_n2 -> Conv_n0")
+    assert apart.fused == ("batchnormalization BatchNormalization_n1 -> Conv_n0",)
+    assert fused.fused == (*apart.fused, "relu Relu_n2 -> Conv_n0")
     assert apart.parameters == fused.parameters == 12 + 4 + 8
     assert list(dag(apart.einsums).edges) == [("Conv_n0", "Relu_n2")]
 

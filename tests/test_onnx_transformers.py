@@ -211,7 +211,7 @@ def test_gather_reads_its_rows_and_its_indices() -> None:
     w = loaded(build, {"ids": (2, 5)}, [build.add("Add", build.add("Gather", table, "ids"), positions)])
     assert words(w) == 10 * 8 + 10 + 10 * 8
     assert w.parameters == 50 * 8 + 5 * 8
-    assert len(w.folded) == 1
+    assert len(w.fused) == 1
 
 
 def test_faults_are_one_line() -> None:

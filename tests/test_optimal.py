@@ -26,7 +26,7 @@ from dse.mapping.constraints import (
     dataflow,
     minimal_mapping,
     row_stationary,
-    violation,
+    violations,
 )
 from dse.mapping.nest import Infeasible, faults, parse
 from dse.mapping.searched import EVERY
@@ -65,7 +65,7 @@ def agree(problem: Problem, factors: Factors, constraints: Constraints = Constra
         assert isinstance(want, Infeasible)
         return
     assert faults(found[0].mapping, problem.einsum, problem.arch) == []
-    assert violation(constraints, found[0].mapping) == []
+    assert violations(constraints, found[0].mapping) == []
     assert einsum_cost(problem, found[0].mapping) == found[0]
     a = ranked(problem, found[0])
     if not found[0].proven:  # constraints that name some dimensions of a fan-out only
@@ -133,8 +133,8 @@ def test_constraints_on_some_lanes_of_an_array_leave_the_others_free() -> None:
     longer = replace(problem, einsum=einsum("Y[a] = A[a] + B[b]", {"a": 40, "b": 1}))
     still = Constraints((("X0", ("a",)),), (), "")  # what is best without: lanes over X0, a loop inside
     wide, kept = (optimal(longer, constraints=own)[0] for own in (replace(still, inside=None), still))  # type: ignore[index]
-    assert violation(still, wide.mapping)
-    assert not violation(still, kept.mapping)
+    assert violations(still, wide.mapping)
+    assert not violations(still, kept.mapping)
 
 
 @settings(max_examples=amount(25), deadline=None)
@@ -177,7 +177,7 @@ def test_what_stands_still(name: Dataflow, still: str) -> None:
     found = optimal(Problem(arch, e, "energy"), constraints=rules)
     assert rules.stationary == still
     assert isinstance(found, list)
-    assert violation(rules, found[0].mapping) == []
+    assert violations(rules, found[0].mapping) == []
     assert found[0].proven
     assert found[0].proven.dataflow == name
 
@@ -269,7 +269,7 @@ def test_a_budget_that_ends_before_a_mapping_keeps_to_the_constraints_is_said() 
     (one,) = optimal(problem, constraints=rules)
     assert one.space
     assert one.space.dataflow == "constraints"
-    assert violation(rules, one.mapping) == []
+    assert violations(rules, one.mapping) == []
 
 
 @full_only

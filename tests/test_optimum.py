@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from dse.solve.gogeta.accesses import Access, AccessList, access_list, one_by_one, pipelined
+from dse.solve.gogeta.accesses import Access, AccessList, access_list, one_by_one, pipelined_phases
 from dse.solve.gogeta.classify import classify
 from dse.solve.gogeta.operations import SMALL_WORDS, graph
 from dse.solve.gogeta.optimum import optimum, steady
@@ -48,7 +48,7 @@ def test_what_stays_is_told() -> None:
     )
     found = optimum(listed, 3)
     assert found.cost == 2 + 1
-    assert found.saved == 1.0
+    assert found.saved_per_word == 1.0
     assert {(stay.tensor, stay.first, stay.last, stay.words) for stay in found.spans} == {
         ("A", 0, 2, 1.0),
         ("S", 1, 3, 2.0),
@@ -59,14 +59,14 @@ def test_what_stays_is_told() -> None:
 
 def test_more_room_never_costs_more_and_its_price_is_the_slope() -> None:
     g = graph(hpc.cg(matrix="aft02", n=8, iterations=4))
-    listed = access_list(g, pipelined(g, classify(g), small=SMALL_WORDS))
+    listed = access_list(g, pipelined_phases(g, classify(g), small_words=SMALL_WORDS))
     costs = [optimum(listed, words) for words in range(0, 600_000, 20_000)]
     for less, more in pairwise(costs):
         assert less.cost >= more.cost
         # convex: the slope only falls
-        assert more.saved * 20_000 - 1 <= less.cost - more.cost <= less.saved * 20_000 + 1
-    assert costs[-1].cost == listed.compulsory()
-    assert costs[0].saved > 0 == costs[-1].saved
+        assert more.saved_per_word * 20_000 - 1 <= less.cost - more.cost <= less.saved_per_word * 20_000 + 1
+    assert costs[-1].cost == listed.compulsory_words()
+    assert costs[0].saved_per_word > 0 == costs[-1].saved_per_word
 
 
 @pytest.mark.parametrize("seed", range(amount(60)))
@@ -89,7 +89,7 @@ def test_periods_cost_what_the_whole_loop_costs(seed: int) -> None:
 def test_a_thousand_iterations_of_a_solver_are_proven(solver: str, matrix: str, n: int, mib: int) -> None:
     w, room = (hpc.SOLVERS[solver](matrix=matrix, n=n, iterations=1000, form="periodic"), mib * 2**18)
     one = graph(w, 3)
-    phases = pipelined(one, classify(one), small=SMALL_WORDS)
+    phases = pipelined_phases(one, classify(one), small_words=SMALL_WORDS)
 
     def lists(count: int) -> AccessList:
         return access_list(graph(w, count), phases)
@@ -98,7 +98,7 @@ def test_a_thousand_iterations_of_a_solver_are_proven(solver: str, matrix: str, 
     assert found.cost - found.bound <= 1e-9 * found.cost
     assert steady(lists, 12, room).cost == pytest.approx(optimum(lists(12), room).cost, rel=1e-12)
     unrolled = graph(hpc.SOLVERS[solver](matrix=matrix, n=n, iterations=12))
-    whole = access_list(unrolled, pipelined(unrolled, classify(unrolled), small=SMALL_WORDS))
+    whole = access_list(unrolled, pipelined_phases(unrolled, classify(unrolled), small_words=SMALL_WORDS))
     assert optimum(whole, room).cost == pytest.approx(optimum(lists(12), room).cost, rel=1e-12)
 
 
@@ -120,10 +120,10 @@ def test_a_thousand_iterations_of_a_solver_are_proven(solver: str, matrix: str, 
 def test_optimum_bounds_the_policies_of_any_workload(name: str) -> None:
     g = graph(catalog.load(name))
     for room in (2**12, 2**16, 2**20):
-        for phases in (one_by_one(g), pipelined(g, classify(g), room)):
+        for phases in (one_by_one(g), pipelined_phases(g, classify(g), room)):
             listed = access_list(g, phases)
             found = optimum(listed, room)
-            assert listed.compulsory() <= found.cost + CLOSE <= listed.streamed() + 2 * CLOSE
+            assert listed.compulsory_words() <= found.cost + CLOSE <= listed.unbuffered_words() + 2 * CLOSE
             assert found.bound == pytest.approx(found.cost)
             assert all(
                 found.cost <= policy(listed, room, *how).words() + CLOSE

@@ -17,7 +17,7 @@ from dse.sim.counts.counts import footprints
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.sim.schedule import graph, outermost
 from dse.solve import solve as stack
-from dse.solve.solve import DATAFLOW, SolverOptions, solve
+from dse.solve.solve import MAPPERS_BY_NAME, SolverOptions, solve
 from dse.study import study as studies
 from dse.study.pareto import Trial
 from hw import machine
@@ -71,10 +71,10 @@ def test_weights_of_all_einsums_stand_all_the_time() -> None:
     net = catalog.load("mlp_m:batch=1")
     weights = {p.tensor: p.stored_words() for e in net.einsums for p in e.inputs if p.tensor in net.weights}
     assert max(weights.values()) < 2**20 < sum(weights.values())
-    found = outermost.sequential(with_outer(A2, 8 * 2**20), net)
+    found = outermost.overflow_unfused(with_outer(A2, 8 * 2**20), net)
     assert isinstance(found, Infeasible)
     assert sum(weights.values()) < found.need_bytes < sum(weights.values()) + 5000
-    assert outermost.sequential(with_outer(A2, 8 * found.need_bytes), net) is None
+    assert outermost.overflow_unfused(with_outer(A2, 8 * found.need_bytes), net) is None
 
 
 def test_what_is_alive_is_added_up() -> None:
@@ -89,11 +89,11 @@ def test_what_is_alive_is_added_up() -> None:
         outermost.Lifetime("V", 96, 0, 2),
         outermost.Lifetime("Y", 64, 2, 2),
     ]
-    assert outermost.sequential(with_outer(A2, 8 * 90 - 1), CHAIN) == Infeasible("DRAM", 90, 89, "U")
-    assert outermost.sequential(with_outer(A2, 8 * 90), CHAIN) is None
+    assert outermost.overflow_unfused(with_outer(A2, 8 * 90 - 1), CHAIN) == Infeasible("DRAM", 90, 89, "U")
+    assert outermost.overflow_unfused(with_outer(A2, 8 * 90), CHAIN) is None
     # X and weights, whatever stays on the chip
-    assert outermost.minimum(with_outer(A2, 8 * 61), CHAIN) == Infeasible("DRAM", 62, 61, "T")
-    assert outermost.minimum(with_outer(A2, 8 * 62), CHAIN) is None
+    assert outermost.overflow_of_any(with_outer(A2, 8 * 61), CHAIN) == Infeasible("DRAM", 62, 61, "T")
+    assert outermost.overflow_of_any(with_outer(A2, 8 * 62), CHAIN) is None
 
 
 def test_a_further_access_is_of_the_same_tensor() -> None:
@@ -116,16 +116,17 @@ def test_a_node_of_the_outermost_level_holds_all_wherever_it_stands(below: str) 
     assert isinstance(einsum_cost(Problem(with_outer(A2, 8 * 47), SMALL, "energy"), nest), EinsumCost)
 
 
-@pytest.mark.parametrize("name", DATAFLOW)
+@pytest.mark.parametrize("name", MAPPERS_BY_NAME)
 def test_every_mapper_asks_for_that_room_and_no_more(name: str) -> None:
     need, plain = stored_bits(SMALL, 8), replace(A2, fanouts=())
-    assert DATAFLOW[name](Problem(with_outer(plain, need - 1), SMALL, "energy"), Random(1)) == Infeasible(
-        "DRAM", need // 8, need // 8 - 1, "C"
-    )
+    assert MAPPERS_BY_NAME[name](
+        Problem(with_outer(plain, need - 1), SMALL, "energy"), Random(1)
+    ) == Infeasible("DRAM", need // 8, need // 8 - 1, "C")
     if name == "annealing":  # takes its time
         return
     fits, free = (
-        DATAFLOW[name](Problem(with_outer(plain, bits), SMALL, "energy"), Random(1)) for bits in (need, None)
+        MAPPERS_BY_NAME[name](Problem(with_outer(plain, bits), SMALL, "energy"), Random(1))
+        for bits in (need, None)
     )
     assert isinstance(fits, list)
     assert isinstance(free, list)
@@ -140,7 +141,7 @@ def test_what_stays_on_the_chip_takes_no_room_outside(reuse: str) -> None:
     at = next(
         bytes_
         for bytes_ in range(50, 120)
-        if not outermost.of_schedule(with_outer(A2, 8 * bytes_), CHAIN, free.schedule)
+        if not outermost.overflow_of_schedule(with_outer(A2, 8 * bytes_), CHAIN, free.schedule)
     )
     assert at < 90
     (same,) = solve(with_outer(A2, 8 * at), CHAIN, options)  # type: ignore[misc]
@@ -217,7 +218,7 @@ def test_what_moves_least_outside_is_the_answer_where_all_else_needs_more() -> N
     assert str(stack.solve_unfused(limit, CHAIN, SolverOptions())) == "U: DRAM needs 90 bytes, has 80"
     assert not free.schedule
     assert found.schedule
-    assert outermost.of_schedule(limit, CHAIN, found.schedule) is None
+    assert outermost.overflow_of_schedule(limit, CHAIN, found.schedule) is None
     again = graph.evaluate(limit, CHAIN, found.schedule, reuse=True)
     assert isinstance(again, Solution)
     assert found.energy_pj == again.energy_pj > 40 * free.energy_pj
@@ -250,8 +251,8 @@ def statuses(job: Job, front: tuple[Trial, ...] = (), alone: bool = False) -> di
     asks = tuple(Ask(number, 2, "random") for number in range(job.study.space.size))
     with pytest.MonkeyPatch.context() as patch:
         if alone:
-            patch.setattr(worker, "MANY", 1 << 30)
-            patch.setattr(worker, "_by_batch", lambda job, asks: ([], list(asks), 0.0))
+            patch.setattr(worker, "MIN_TOGETHER", 1 << 30)
+            patch.setattr(worker, "_solve_by_batch", lambda job, asks: ([], list(asks), 0.0))
         rows = (
             worker.solve_lease(job, Lease(0, asks, {2: front} if front else {}))
             .tables["machines"]

@@ -210,7 +210,7 @@ def test_the_bound_is_below_the_best_of_small_workloads(seed: int) -> None:
     assert isinstance(found, Solution)
     g = segments.PipelineSearch(arch, workload, "energy", weights, Nodes(arch))
     least = pipeline._lower_bound(
-        g, pipeline._lower_bounds(g, segments.ranges_of(g, pipeline_tiles=segments.EVERY))
+        g, pipeline._lower_bounds(g, segments.ranges_of(g, pipeline_tiles=segments.ALL_TILE_COUNTS))
     )
     assert 0.3 * found.energy_pj < least <= found.energy_pj * (1 + 1e-9)
 
@@ -226,7 +226,7 @@ def test_the_floor_of_a_segment_is_below_what_is_found(steps: int, monkeypatch: 
     found = pipeline._segment(g, r, [None, None])
     assert members
     assert found
-    monkeypatch.setattr("dse.solve.schedules.pipeline.STEPS", steps)
+    monkeypatch.setattr("dse.solve.schedules.pipeline.BOUND_STEPS", steps)
     assert 0.5 * found.energy < pipeline._segment_bound(g, members, 1)[0] <= found.energy
 
 
@@ -245,7 +245,7 @@ def test_no_stage_costs_less_than_the_floor_of_its_part(seed: int) -> None:
         frozenset({"W", "V"}),
     )
     g = segments.PipelineSearch(MULTI, chain, "energy", rng.choice(["streamed", "pinned"]), Nodes(MULTI))
-    r = rng.choice(segments.ranges_of(g, pipeline_tiles=segments.EVERY))
+    r = rng.choice(segments.ranges_of(g, pipeline_tiles=segments.ALL_TILE_COUNTS))
     members = segments.members_of(g, r)
     assert members
     many, own = (
@@ -379,7 +379,9 @@ def test_what_is_read_with_padding_around_it_is_handed_on_too() -> None:
     )
     g = segments.PipelineSearch(MULTI, chain, "energy", "streamed", Nodes(MULTI))
     assert [
-        r.tile for r in segments.ranges_of(g, pipeline_tiles=segments.EVERY) if r.ranks[:1] == ("n",)
+        r.tile
+        for r in segments.ranges_of(g, pipeline_tiles=segments.ALL_TILE_COUNTS)
+        if r.ranks[:1] == ("n",)
     ] == [2, 1]
     found = pipelined(MULTI, chain, "energy")
     assert isinstance(found, Solution)
@@ -513,7 +515,9 @@ def test_a_segments_estimate_is_below_what_it_is_solved_for() -> None:
     """
     for objective in ("energy", "latency"):
         g = segments.PipelineSearch(MULTI, NETWORK, objective, "streamed", Nodes(MULTI))  # type: ignore[arg-type]
-        known = {r: scheme for r in segments.ranges_of(g, 5, segments.EVERY) if (scheme := _scheme(g, r))}
+        known = {
+            r: scheme for r in segments.ranges_of(g, 5, segments.ALL_TILE_COUNTS) if (scheme := _scheme(g, r))
+        }
         _, made, _ = options(g, list(known), "kapla-exhaustive")
         assert made
         assert all(
@@ -647,7 +651,7 @@ def test_what_cannot_fit_falls_and_nothing_that_does() -> None:
             levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * words), MULTI.levels[2]),
         )
         g = segments.PipelineSearch(small, CHAIN, "energy", "pinned", Nodes(small))
-        return [r.tile for r in segments.ranges_of(g, 5, segments.EVERY) if _scheme(g, r)]
+        return [r.tile for r in segments.ranges_of(g, 5, segments.ALL_TILE_COUNTS) if _scheme(g, r)]
 
     assert left(8) == []
     assert left(70) == [0, 4, 2, 1]

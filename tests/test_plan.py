@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.study.pareto import Objective, Trial
-from dse.study.plan import Asks, Stop, from_data, stop_reason
+from dse.study.plan import Generation, Stop, from_data, stop_reason
 
 MACHINES = st.integers(0, 2**62)
 ASKS = st.builds(
-    Asks,
+    Generation,
     generation=st.integers(0, 999),
     asks=st.lists(st.tuples(MACHINES, st.sampled_from(["tpe", "near", "fill"]))).map(tuple),
     pruned=st.lists(st.tuples(MACHINES, st.just("qmc"), st.text())).map(tuple),
@@ -25,7 +25,7 @@ AIMS = (Objective("energy_pj"), Objective("latency_ns"))
 
 
 @given(ASKS)
-def test_json_round_trip(value: Asks) -> None:
+def test_json_round_trip(value: Generation) -> None:
     raw = json.loads(json.dumps(asdict(value)))
     assert from_data(raw, 1 << 63) == value
     machines = [machine for machine, *_ in (*value.asks, *value.pruned)]

@@ -87,13 +87,13 @@ def test_only_a_machine_that_kills_its_actor_is_given_up(seed: int) -> None:
         cast(Job, None),
         3,
         lambda actor, line: None,
-        seats=[pool.Seat(n, Box(), None) for n in range(3)],
+        slots=[pool.ActorSlot(n, Box(), None) for n in range(3)],
     )
     solved: list[int] = []
     lost: list[int] = []
     more = True
-    while (more := pool._dispatch(loop, leases, more)) or any(seat.flights for seat in loop.seats):
-        busy = [seat for seat in loop.seats if seat.flights]
+    while (more := pool._dispatch(loop, leases, more)) or any(seat.flights for seat in loop.slots):
+        busy = [seat for seat in loop.slots if seat.flights]
         seat = rng.choice(busy)
         inside = {ask.machine for flight in seat.flights for ask in flight.lease.asks}
         dying = busy if glutton in inside else [seat] if inside & deadly else []
@@ -102,7 +102,7 @@ def test_only_a_machine_that_kills_its_actor_is_given_up(seed: int) -> None:
         for done in found:
             (lost if done.lost else solved).extend(ask.machine for ask in done.lease.asks)
         for one in dying:
-            one.actor, one.rests = Box(), 0.0
+            one.actor, one.rests_until = Box(), 0.0
     assert not loop.queue
     assert sorted(solved + lost) == list(range(24))
     assert set(lost) == deadly | ({glutton} & set(range(24)))
@@ -170,7 +170,7 @@ except pool.PoolFault as fault: print(fault)
 def joined(address: str, seconds: float) -> str:
     """What a process says that starts as a user's does: Ray's own defaults."""
     env = {
-        **{name: value for name, value in os.environ.items() if name != pool.INNER},
+        **{name: value for name, value in os.environ.items() if name != pool.RAY_CLUSTERS_VAR},
         "PYTHONPATH": str(ROOT),
         "RAY_py_gcs_connect_timeout_s": "1",
     }

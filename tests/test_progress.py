@@ -35,7 +35,7 @@ def test_a_wait_says_what_is_solved_and_what_is_left(
     steps.
     """
     monkeypatch.setattr(progress, "LINE_S", 0.0)
-    monkeypatch.setattr(progress, "BEFORE_S", 0.0)
+    monkeypatch.setattr(progress, "DELAY_S", 0.0)
     threads: list[bool] = []
     took: list[float] = []
 
@@ -45,7 +45,7 @@ def test_a_wait_says_what_is_solved_and_what_is_left(
         until_said("net: 0 of 2")
         steps.update(1, [1.0, 9.0], "last[x]")
         until_said("s left")
-        took.extend([steps.since - steps.begun, time.monotonic() - steps.since])
+        took.extend([steps.step_began_at - steps.started_at, time.monotonic() - steps.step_began_at])
         return "done"
 
     assert progress.run_with_progress("net", work) == "done"
@@ -81,8 +81,8 @@ def test_a_wait_says_that_kernels_are_compiled() -> None:
     before, found = steps.text(), caller(1)
     assert found == 2
     assert said
-    assert all(progress.COMPILES in text for text in said)
-    assert not any(progress.COMPILES in text for text in (before, steps.text()))
+    assert all(progress.COMPILING_TEXT in text for text in said)
+    assert not any(progress.COMPILING_TEXT in text for text in (before, steps.text()))
 
 
 def test_what_goes_wrong_in_a_wait_comes_out() -> None:

@@ -97,14 +97,16 @@ def test_a_generation_is_held_against_the_same_front_whenever_it_is_dispatched(t
     for last in range(-1, 4):
         known = RunState(
             drawn(tmp_path, 4, True),
-            trials={g: [t for t in reversed(trials) if t.generation == g] for g in range(4)},
+            hidden_trials={g: [t for t in reversed(trials) if t.generation == g] for g in range(4)},
         )
         for settled in range(last + 1):
-            known.settle(settled)
+            known.release_trials(settled)
         for number in range(max(last + 1, 0), 6):
             assert [t.machine for t in known.front_before(number)] == expected[number]
-        once = RunState(known.study, trials={g: [t for t in trials if t.generation == g] for g in range(4)})
-        once.settle(last)
+        once = RunState(
+            known.study, hidden_trials={g: [t for t in trials if t.generation == g] for g in range(4)}
+        )
+        once.release_trials(last)
         assert [once.front_before(number) for number in (last + 1, last + 2)] == [
             known.front_before(number) for number in (last + 1, last + 2)
         ]

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from dse.mapper.baselines.exhaustive import enumerated, is_lower, size
+from dse.mapper.baselines.exhaustive import enumerated, is_lower, mapspace_size
 from dse.mapper.exact import ragged, ragged_vectors
 from dse.mapper.exact.ragged import solve_ragged
 from dse.mapper.exact.ragged_program import min_turns, orders, unsupported
@@ -80,7 +80,7 @@ def problem(rng: Random, mappings: int) -> Problem:
             found = small_problem(rng, found.objective, mappings, factors="imperfect")
         if (
             not unsupported(found.einsum, found.arch)
-            and sum(size(found.einsum, arch, "imperfect") for arch in orders(found.arch)) <= mappings
+            and sum(mapspace_size(found.einsum, arch, "imperfect") for arch in orders(found.arch)) <= mappings
         ):
             return found
 
@@ -117,7 +117,7 @@ def test_equals_the_enumeration(first: int) -> None:
 
 @pytest.mark.parametrize("first", range(1000, 1120, 30))
 def test_rows_that_stand_for_many_chains_lose_none(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ragged_vectors, "FEW", 2)
+    monkeypatch.setattr(ragged_vectors, "MAX_ENUMERATED", 2)
     for seed in range(first, first + EACH):
         agree(problem(Random(seed), 3_000))
 
@@ -126,7 +126,12 @@ def test_rows_that_stand_for_many_chains_lose_none(first: int, monkeypatch: pyte
 def test_rows_that_stand_for_what_other_groups_give_lose_none(
     first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("KINDS", 3), ("PART", 100), ("TRIED", 50), ("MANY", (5, 5))):
+    for name, value in (
+        ("MAX_BOUND_ROWS", 3),
+        ("PAIRS_PER_PART", 100),
+        ("ROWS_BUDGET", 50),
+        ("MAX_COMPARED", (5, 5)),
+    ):
         monkeypatch.setattr(ragged if hasattr(ragged, name) else ragged_vectors, name, value)
     for seed in range(first, first + EACH):
         agree(problem(Random(seed), 3_000))

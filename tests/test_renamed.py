@@ -165,7 +165,12 @@ def test_a_folder_of_an_older_version_is_one_line(run: api.Run, tmp_path: Path) 
     manifest = json.loads((run.path / folder.MANIFEST).read_text())
     (old / "study.yaml").write_text((run.path / "study.yaml").read_text())
     plain = {key: value for key, value in manifest.items() if key not in ("kind", "crc")}
-    (old / folder.MANIFEST).write_bytes(folder.seal("manifest", {**plain, "version": folder.VERSION - 1}))
+    (old / folder.MANIFEST).write_bytes(
+        folder.seal("manifest", {**plain, "version": folder.MANIFEST_VERSION - 1})
+    )
     (line,) = refusal(api.open, old).splitlines()
-    assert f"version = {folder.VERSION - 1}, and this dse reads and writes {folder.VERSION}" in line
+    assert (
+        f"version = {folder.MANIFEST_VERSION - 1}, and this dse reads and writes {folder.MANIFEST_VERSION}"
+        in line
+    )
     assert "another folder" in line

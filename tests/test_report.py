@@ -67,7 +67,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_hostile_names_stay_text() -> None:
-    """Without the escapes of `embedded`, or of the title, a browser would find one more element."""
+    """Without the escapes of `script_json`, or of the title, a browser would find one more element."""
     mild, wild = Parts(report.document(page(50))), Parts(report.document(page(50, hostile=True)))
     assert [tag for tag, _ in wild.tags] == [tag for tag, _ in mild.tags]
     assert not any(name.startswith("on") for _, attrs in wild.tags for name in attrs)
@@ -79,7 +79,7 @@ def test_hostile_names_stay_text() -> None:
 
 @given(st.text())
 def test_no_text_ends_the_element_that_holds_it(text: str) -> None:
-    found = report.embedded({"a": [text]})
+    found = report.script_json({"a": [text]})
     assert not set("<>&\u2028\u2029") & set(found)
     assert json.loads(found) == {"a": [text.encode("utf-8", "replace").decode()]}
 
@@ -118,11 +118,11 @@ def test_columns_come_back_to_seven_digits() -> None:
 
 
 def test_infinities_and_large_numbers_are_numbers() -> None:
-    assert report.embedded([float("inf"), float("nan"), np.float64(2), np.int64(3)]) == "[null,null,2.0,3]"
-    head, _ = report.packed([report.Column("a", "a", "metric", np.array([1e300, -np.inf]))])
+    assert report.script_json([float("inf"), float("nan"), np.float64(2), np.int64(3)]) == "[null,null,2.0,3]"
+    head, _ = report.pack_columns([report.Column("a", "a", "metric", np.array([1e300, -np.inf]))])
     assert head[0]["kind"] == "f4"
     assert [
-        report.packed([report.Column("a", "a", "machine", np.array(v))])[0][0]["kind"]
+        report.pack_columns([report.Column("a", "a", "machine", np.array(v))])[0][0]["kind"]
         for v in ([255], [256], [65536], [-1])
     ] == ["u1", "u2", "i4", "i4"]
 

@@ -30,17 +30,18 @@ def write(t: str) -> Access:
 def test_reads_fill_what_is_free_and_never_evict() -> None:
     """5 words of A stay, none of B is left room for; the second A reads the 3 that did not fit."""
     given = listed(read("A"), read("B"), read("A"), read("B"), A=8, B=4)
-    assert policy(given, 5) == Traffic(read=8 + 4 + 3 + 4)
-    assert policy(given, 12) == Traffic(read=8 + 4)
+    assert policy(given, 5) == Traffic(read_words=8 + 4 + 3 + 4)
+    assert policy(given, 12) == Traffic(read_words=8 + 4)
 
 
 def test_what_is_made_evicts_the_tail_of_what_is_needed_later() -> None:
     """X (4 words, dirty) is needed after R (4): its tail of 3 goes, dirty, and is read again."""
     given = listed(write("X"), write("R"), read("R"), read("X"), X=4, R=4)
-    assert policy(given, 5) == Traffic(read=3, evict=3)
-    assert policy(given, 5, replace=False) == Traffic(read=3, write=3)  # R finds one word free
+    assert policy(given, 5) == Traffic(read_words=3, evicted_words=3)
+    # R finds one word free
+    assert policy(given, 5, results_evict=False) == Traffic(read_words=3, write_words=3)
     other = listed(write("X"), write("R"), read("X"), read("R"), X=4, R=4)
-    assert policy(other, 5) == Traffic(read=3, write=3)  # X is needed sooner than R: it stays
+    assert policy(other, 5) == Traffic(read_words=3, write_words=3)  # X is needed sooner than R: it stays
 
 
 def test_what_is_needed_at_the_same_time_stays() -> None:
@@ -48,39 +49,39 @@ def test_what_is_needed_at_the_same_time_stays() -> None:
     given = listed(
         write("X"), write("R"), Access(("X", "R"), ("Y", "S")), outputs=frozenset("YS"), X=4, R=4, Y=4, S=4
     )
-    assert policy(given, 5) == Traffic(read=3, write=3 + 8)
+    assert policy(given, 5) == Traffic(read_words=3, write_words=3 + 8)
 
 
 def test_clean_words_leave_for_free() -> None:
     given = listed(read("A"), write("R"), read("R"), read("A"), A=4, R=4)
-    assert policy(given, 4) == Traffic(read=4 + 4)
+    assert policy(given, 4) == Traffic(read_words=4 + 4)
 
 
 def test_reads_may_evict_if_they_are_let() -> None:
     given = listed(read("A"), read("B"), read("B"), read("A"), A=4, B=4)
-    assert policy(given, 4).read == 4 + 4 + 4
-    assert policy(given, 4, reads_evict=True).read == 4 + 4 + 4
+    assert policy(given, 4).read_words == 4 + 4 + 4
+    assert policy(given, 4, reads_evict=True).read_words == 4 + 4 + 4
     often = listed(read("A"), read("B"), read("B"), read("B"), read("A"), A=4, B=4)
-    assert policy(often, 4).read == 4 + 3 * 4
-    assert policy(often, 4, reads_evict=True).read == 4 + 4 + 4
+    assert policy(often, 4).read_words == 4 + 3 * 4
+    assert policy(often, 4, reads_evict=True).read_words == 4 + 4 + 4
 
 
 def test_outputs_are_written_once() -> None:
     """An output that is read again stays dirty to the end; one that is not goes out as it is made; one of a
     pair updated in place both ways.
     """
-    assert policy(listed(write("Y"), read("Y"), outputs=frozenset("Y"), Y=4), 9) == Traffic(flush=4)
-    assert policy(listed(write("Y"), outputs=frozenset("Y"), Y=4), 9) == Traffic(write=4)
+    assert policy(listed(write("Y"), read("Y"), outputs=frozenset("Y"), Y=4), 9) == Traffic(flushed_words=4)
+    assert policy(listed(write("Y"), outputs=frozenset("Y"), Y=4), 9) == Traffic(write_words=4)
     both = listed(
         read("X"), Access(("X", "R"), ("Y", "S")), read("S"), outputs=frozenset("YS"), X=4, R=2, Y=4, S=2
     )
-    assert policy(both, 9) == Traffic(read=4 + 2, write=4, flush=2)
+    assert policy(both, 9) == Traffic(read_words=4 + 2, write_words=4, flushed_words=2)
 
 
 def test_what_a_phase_holds_takes_room() -> None:
     """Two words that a pipeline holds push out two of A while it runs."""
     given = listed(read("A"), Access(("B",), resident_words=2), read("A"), A=4, B=1)
-    assert policy(given, 4) == Traffic(read=4 + 1 + 2)
+    assert policy(given, 4) == Traffic(read_words=4 + 1 + 2)
 
 
 @pytest.mark.parametrize("seed", range(amount(200)))
@@ -95,10 +96,10 @@ def test_traffic_lies_between_what_must_and_what_can_be_moved(seed: int) -> None
     )
     for how in ((False, False), (True, False), (True, True)):
         moved = policy(given, room, *how)
-        assert given.compulsory() <= moved.words() <= given.streamed() + moved.evict
-        assert min(moved.read, moved.write, moved.evict, moved.flush) >= 0
+        assert given.compulsory_words() <= moved.words() <= given.unbuffered_words() + moved.evicted_words
+        assert min(moved.read_words, moved.write_words, moved.evicted_words, moved.flushed_words) >= 0
         # what nobody reads is written all the same
-        assert policy(given, 10**6, *how).words() == given.compulsory() + unread
+        assert policy(given, 10**6, *how).words() == given.compulsory_words() + unread
 
 
 def test_configurations_come_in_their_order() -> None:

@@ -13,7 +13,7 @@ import pytest
 from dse.frontend import api
 from dse.sim.einsum.evaluate import Solution
 from dse.solve.gogeta import retention
-from dse.solve.gogeta.accesses import Access, AccessList, Phase, one_by_one, phase_list, pipelined
+from dse.solve.gogeta.accesses import Access, AccessList, Phase, one_by_one, phase_list, pipelined_phases
 from dse.solve.gogeta.classify import classify
 from dse.solve.gogeta.operations import graph
 from dse.solve.gogeta.traffic import overfull_operations, traffic_of
@@ -41,7 +41,7 @@ def differs(seed: int) -> str:
         abs(found.cost - all_) < 1e-6
         and abs(found.bound - all_) < 1e-6
         and all_ <= kept
-        and listed.streamed() == alone
+        and listed.unbuffered_words() == alone
     )
     said = (
         f"seed {seed}, {room} words: {found.cost}, bound {found.bound}, policy {kept}, but {all_}: "
@@ -214,12 +214,14 @@ def test_what_a_phase_needs_whole_takes_room_once() -> None:
 
 def test_phases_name_what_they_hold() -> None:
     """Whatever its size: a weight of a pipeline's second stage."""
-    wide = phase_list(MLP, pipelined(MLP, classify(MLP)))
+    wide = phase_list(MLP, pipelined_phases(MLP, classify(MLP)))
     assert [(a.read, a.written, a.whole_tensors, a.resident_words) for a in wide.accesses] == [
         (("X", "U", "V"), ("Y",), frozenset("V"), 2048 * 512)
     ]
     thin = block("H[r,f] += X[r,m] * U[m,f]", "Y[r,n] += H[r,f] * V[f,n]", r=4096, m=4, f=4, n=4)
-    assert [a.resident_words for a in phase_list(thin, pipelined(thin, classify(thin))).accesses] == [16]
+    assert [a.resident_words for a in phase_list(thin, pipelined_phases(thin, classify(thin))).accesses] == [
+        16
+    ]
 
 
 def test_who_follows_element_for_element() -> None:
@@ -254,10 +256,10 @@ def test_loops_cost_what_all_their_periods_cost(
     """The bound is that of the whole loop; the schedule, alike in all periods between, is above it by less
     than the room at the ends.
     """
-    monkeypatch.setattr(retention, "SOLVED_WHOLE", 0)
+    monkeypatch.setattr(retention, "MAX_SOLVED_PHASES", 0)
     w, room = hpc.SOLVERS[solver](matrix=matrix, n=n, iterations=30, form="periodic"), kib * 256
     one = graph(w, 3)
-    for phases in (one_by_one(one), pipelined(one, classify(one), room)):
+    for phases in (one_by_one(one), pipelined_phases(one, classify(one), room)):
         whole = retention.minimum_traffic(phase_list(graph(w, 30), phases), room)
         found = retention.steady(lambda count, phases=phases: phase_list(graph(w, count), phases), 30, room)  # type: ignore[misc]
         assert whole.bound == pytest.approx(whole.cost, rel=1e-9)

@@ -15,7 +15,7 @@ import pytest
 from dse.mapper.exact import search
 from dse.mapper.exact.optimal import optimal
 from dse.mapping.nest import Infeasible, parse
-from dse.run.cache import place
+from dse.run.cache import answer_path
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.sim.schedule.graph import evaluate
@@ -23,7 +23,7 @@ from dse.solve.sharing import shared_mappings
 from dse.solve.sharing.shared_schedules import find_shared_schedules, priced_on, prices, times, unit
 from hw import machine, space
 from hw.arch import (
-    COSTS,
+    COST_ROLES,
     LAYOUT_FIELDS,
     ROLES,
     Access,
@@ -148,15 +148,16 @@ def test_machines_that_differ_in_a_field_share_no_answer_that_it_decides() -> No
     for of, at, arch in changes(base):
         met.add(of)
         assert arch != base, at
-        assert place("map", arch, ".json") != place("map", base, ".json"), at
+        assert answer_path("map", arch, ".json") != answer_path("map", base, ".json"), at
         same = search.same_structure(Problem(arch, GEMM, "energy")) == search.same_structure(
             Problem(base, GEMM, "energy")
         )
-        assert (arch.structure() == base.structure()) == (of in (*COSTS, "area", "label")), at
-        assert same == (of in (*COSTS, "area", "label", "tiles")), at
+        assert (arch.structure() == base.structure()) == (of in (*COST_ROLES, "area", "label")), at
+        assert same == (of in (*COST_ROLES, "area", "label", "tiles")), at
         told = (prices(arch), times(arch)) != (prices(base), times(base))
-        assert told == (of in COSTS or at.field in ("dims", "outside")), at  # of arrays: how many lanes leak
-        if of in COSTS:
+        # of arrays: how many lanes leak
+        assert told == (of in COST_ROLES or at.field in ("dims", "outside")), at
+        if of in COST_ROLES:
             wide = cost.batch_arch([base, arch])
             assert [np.asarray(own).tolist() for own in wide.values([at])] == [
                 [*base.values([at]), *arch.values([at])]
@@ -211,12 +212,12 @@ def test_fields_change_no_more_than_their_roles_say() -> None:
     for nest in (found[0].mapping, parse(NEST)):
         first = einsum_cost(Problem(base, GEMM, "energy"), nest)
         assert isinstance(first, EinsumCost)
-        for of, at, arch in changes(base, ("label", "area", "tiles", *COSTS)):
+        for of, at, arch in changes(base, ("label", "area", "tiles", *COST_ROLES)):
             one = einsum_cost(Problem(arch, GEMM, "energy"), nest)
             assert isinstance(one, EinsumCost), at
             assert (one.counts, one.mapping_key) == (first.counts, first.mapping_key), at
             assert of == "rate" or one.latency_cycles == first.latency_cycles, at
-            assert of in COSTS or one.energy_pj == first.energy_pj, at
+            assert of in COST_ROLES or one.energy_pj == first.energy_pj, at
             assert (
                 of != "price"
                 or nest != parse(NEST)
@@ -230,7 +231,7 @@ def test_shared_mappings_are_priced_by_every_price_and_rate() -> None:
     are one.
     """
     base = machine.arch(machine.load("edge_array"))
-    several = [base, *(one for _, _, one in changes(base, COSTS))]
+    several = [base, *(one for _, _, one in changes(base, COST_ROLES))]
     found = optimal(Problem(base, GEMM, "energy"))
     assert isinstance(found, list)
     own = shared_mappings.machine_batch(base, columns(several), lambda i: several[i])
@@ -243,7 +244,7 @@ def test_shared_mappings_are_priced_by_every_price_and_rate() -> None:
         shared_mappings.machine_batch(arch, columns([arch]), lambda i, arch=arch: arch).digest
         for arch in several
     }
-    leaks = sum(at.field.endswith("leak_mw") for _, at, _ in changes(base, COSTS))
+    leaks = sum(at.field.endswith("leak_mw") for _, at, _ in changes(base, COST_ROLES))
     assert len(digests) > len(several) - leaks  # leakage is told by its sum
 
 
@@ -277,7 +278,7 @@ def test_a_field_that_is_new_is_told_apart_as_its_role_says() -> None:
 def test_shared_schedules_are_priced_by_every_price_and_rate(seed: int) -> None:
     """Machines that differ in one field each, in one family: each costs what it costs alone."""
     arch, workload = random_case(seed, "buffered")
-    several = [arch, *(one for _, _, one in changes(arch, COSTS))]
+    several = [arch, *(one for _, _, one in changes(arch, COST_ROLES))]
     found = find_shared_schedules(
         several,
         workload,
@@ -337,7 +338,7 @@ def test_columns_tell_machines_apart_as_their_structures_do(name: str) -> None:
             ), key
             rows = [
                 [
-                    columns.named(one)[i].tolist()
+                    columns.column(one)[i].tolist()
                     for one in (*columns.levels, *columns.compute, "leak_mw", "clock_ghz")
                 ]
                 for i in range(2)

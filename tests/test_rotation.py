@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dse.mapping.nest import Mapping, from_data, parse, to_data
 from dse.mapping.schedule import parse_schedule
-from dse.sim.counts.counts import reading
+from dse.sim.counts.counts import nest_sums
 from dse.sim.einsum import boundary
 from dse.sim.einsum.boundary import ALONE
 from dse.sim.einsum.evaluate import Solution
@@ -53,7 +53,7 @@ def unlike(seed: int) -> str:
         for key in got | want
         if abs(got.get(key, 0) - want.get(key, 0)) > 1e-6
     ]
-    ways = list(network.network_traffic(nest, reading(nest, e, arch), arch))
+    ways = list(network.network_traffic(nest, nest_sums(nest, e, arch), arch))
     hops = {(way.tensor, way.action): way.energy_pj for way in ways if way.action in ("hop", "rotate")}
     lines += [
         f"hops {key}: {hops.get(key, 0)}, walked {walked.hops[key]}"

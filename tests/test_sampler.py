@@ -142,7 +142,7 @@ def test_proposals_do_not_depend_on_the_process(hash_seed: str) -> None:
     assert there.stdout.strip() == str([steady(method) for method in METHODS]), there.stderr
 
 
-@pytest.mark.parametrize("method", sampler.STEERED)
+@pytest.mark.parametrize("method", sampler.LEARNING_METHODS)
 def test_a_proposal_uses_what_it_saw_and_says_so(method: str) -> None:
     search, grid = (
         Search(method=method, seed=5, generation=8, population=8, startup=8),
@@ -192,7 +192,7 @@ def test_steered_searches_beat_random() -> None:
 
     def volume(method: str, seed: int) -> float:
         search = Search(method=method, seed=seed, generation=0 if method != "random" else 16)
-        proposals = run(search, grid, 160 // search.batch(0))
+        proposals = run(search, grid, 160 // search.generation_size(0))
         trials = [t for g, p in enumerate(proposals) for t in solved(grid, p, g)]
         return hypervolume(minimised(trials, aims), np.array([3.0, 0.0]))
 

@@ -229,7 +229,7 @@ def shared_trips(seed: int) -> tuple[Problem, Mapping, list[int], list[Einsum]]:
         ranks = [
             rank
             for rank in e.sizes()
-            if rank in e.output.ranks() and all(rank not in p.partial() for p in e.tensors())
+            if rank in e.output.ranks() and all(rank not in p.partial_ranks() for p in e.tensors())
         ]
     arch = replace(arch, overlap="buffered", fanouts=tuple(replace(f, systolic="") for f in arch.fanouts))
     lead = next(

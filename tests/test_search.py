@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.mapper.exact.kernels.spatial_search import quotients
-from dse.mapper.exact.kernels.state import CELLS
+from dse.mapper.exact.kernels.state import MAX_CELLS
 from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.search import search, supports
 from dse.mapper.exact.spatial import dims_and_groups, unrollings
@@ -57,8 +57,12 @@ def test_pieces_of_ragged_lanes_are_those_of_the_counts() -> None:
     for o, (border,) in enumerate(own.boundaries):
         for tile in range(*own.span[o, 1]):
             cuts = (
-                ((border.u, False), *((t, False) for _, t in border.cuts), (int(own.size[tile]), False))
-                if border.u
+                (
+                    (border.shared_tile, False),
+                    *((t, False) for _, t in border.cuts),
+                    (int(own.size[tile]), False),
+                )
+                if border.shared_tile
                 else ((int(own.size[tile]), False),)
             )
             sizes = tile_sizes(10, cuts)
@@ -76,10 +80,10 @@ def test_what_is_left_of_an_array_is_told_apart_and_never_too_little(
     left = quotients(np.array(sizes, np.int64))
     rest = [size // data.draw(st.integers(1, size)) for size in sizes]
     there = left.pes[sum(int(left.cell[d, n]) for d, n in enumerate(rest))]
-    assert len(left.pes) <= CELLS
+    assert len(left.pes) <= MAX_CELLS
     assert (there >= rest).all()
     assert (there <= sizes).all()
     assert (
-        np.prod([len({size // k for k in range(1, size + 1)}) for size in sizes]) > CELLS
+        np.prod([len({size // k for k in range(1, size + 1)}) for size in sizes]) > MAX_CELLS
         or list(there) == rest
     )

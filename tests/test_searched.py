@@ -36,7 +36,7 @@ from dse.mapping.searched import (
     tile_counts,
     words,
 )
-from dse.sim.einsum.evaluate import Problem, Solution, unfused
+from dse.sim.einsum.evaluate import Problem, Solution, unfused_space
 from dse.sim.schedule.faults import faults
 from dse.sim.schedule.graph import evaluate
 from dse.solve.kapla import published
@@ -365,7 +365,8 @@ UNHELD = re.sub(r"hold .*\n", "", (REPORTED / "chain3_held.sch").read_text())
 
 
 @pytest.mark.parametrize(
-    ("most", "granules"), [(6, segments.PIPELINE_TILES), (2, (2,)), (6, segments.ONE), (6, segments.EVERY)]
+    ("most", "granules"),
+    [(6, segments.PIPELINE_TILES), (2, (2,)), (6, segments.NO_SHARED_LOOP), (6, segments.ALL_TILE_COUNTS)],
 )
 def test_pipelines_claim_the_segments_that_they_enumerate(most: int, granules: tuple[int, ...]) -> None:
     """One list of options for both: of all numbers of pipeline tiles of three einsums those that are
@@ -377,7 +378,7 @@ def test_pipelines_claim_the_segments_that_they_enumerate(most: int, granules: t
         segments.space(g, most, granules, Mappings("perfect")),
         segments.ranges_of(g, most, granules),
     )
-    every = [r for r in segments.ranges_of(g, 6, segments.EVERY) if (r.first, r.last) == (0, 2)]
+    every = [r for r in segments.ranges_of(g, 6, segments.ALL_TILE_COUNTS) if (r.first, r.last) == (0, 2)]
     assert {r.tile for r in every} == {0, 8, 4, 2, 1}
     for r in every:
         loops = (f"for m tile {r.tile}\n" if r.tile else "") + "store GBUF H G\n"
@@ -562,9 +563,11 @@ def test_a_claim_holds_for_all_mappings_that_its_einsums_were_searched_in() -> N
     """A schedule lies in it only where each einsum lies in each of them; of einsums of which nothing is known
     the bound counts.
     """
-    both = unfused([Mappings("imperfect"), None, Mappings("perfect"), Mappings("imperfect")], alone=False)
+    both = unfused_space(
+        [Mappings("imperfect"), None, Mappings("perfect"), Mappings("imperfect")], is_single=False
+    )
     assert both == Space((Mappings("imperfect"), Mappings("perfect")))
-    assert unfused([None], alone=True) is None
+    assert unfused_space([None], is_single=True) is None
     given = Schedule((schedules.Segment((schedules.Branch("a", parse(MAPPED["imperfect factors"][0])),)),))
     one = replace(two(), einsums=two().einsums[:1])
     assert covers(both, given, one, ARRAY) == "imperfect factors"
@@ -613,7 +616,7 @@ def test_weights_once_per_run_are_left_out_by_name(net: str, nodes: str, at_most
     g = segments.PipelineSearch(arch, workload, "energy", "streamed", Nodes(arch))
     for most, granules in (
         (segments.MAX_STAGES, segments.PIPELINE_TILES),
-        (published.MAX_EINSUMS, segments.EVERY),
+        (published.MAX_EINSUMS, segments.ALL_TILE_COUNTS),
     ):
         space = segments.space(g, most, granules, Mappings("perfect"))
         assert isinstance(priced, Solution)

@@ -141,7 +141,7 @@ def test_no_file_of_a_run_or_of_the_cache_is_shown(tmp_path: Path, caplog: pytes
     """Each stands in the place of one of ours."""
     caplog.set_level(logging.DEBUG)
     for content in CONTENTS.values():
-        for name in (folder.MANIFEST, folder.STATUS, folder.ENV, folder.STUDY, folder.BEFORE):
+        for name in (folder.MANIFEST, folder.STATUS, folder.ENV, folder.STUDY, folder.PREVIOUS_MANIFEST):
             (tmp_path / name).write_text(content)
             for reads in (
                 lambda: api.open(tmp_path),
@@ -185,7 +185,7 @@ OWN = (
 # of dse.open
 CALLS = {
     "dse/frontend/cli.py _open",
-    "dse/frontend/cli.py _say_unfused",
+    "dse/frontend/cli.py _print_fusion_hints",
     "dse/frontend/cli.py _plot",
     "dse/frontend/api.py sweep",
 }

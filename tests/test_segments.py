@@ -16,7 +16,7 @@ from dse.sim.schedule.graph import evaluate, required_bits
 from dse.solve.schedules.fused import fused
 from dse.solve.schedules.fusible_segments import joined_segments
 from dse.solve.schedules.nests import Nests
-from dse.solve.schedules.shared_loops import MOST_STEPS, SegmentSearch, search
+from dse.solve.schedules.shared_loops import MAX_STEPS, SegmentSearch, search
 from hw import machine
 from tests.test_fused import chain
 from tests.test_schedule_walks import compared
@@ -54,7 +54,7 @@ def test_a_shared_tile_takes_capacity_from_its_first_branch_to_its_last() -> Non
     which every trip fetches anew, in its own branch.
     """
     workload, schedule = chain(3, 8, 4), parse_schedule(LIVES)
-    (own,) = placed.placed(A2S, workload, schedule)
+    (own,) = placed.placed_segments(A2S, workload, schedule)
     needs = [need["GLB"] // 8 for need in required_bits(schedule.segments[0], own, A2S)]
     assert needs == [16 + 8 + 16, 16 + 8 + 8, 16 + 8]
     assert compared(A2S, workload, schedule) == []
@@ -118,7 +118,7 @@ def test_a_tensor_is_read_once_for_two_einsums() -> None:
     own = tuple(einsum(f"{t}[m,f] += X[m,k] * W{t}[k,f]", sizes, t) for t in "GU")
     workload = Workload("two_readers", own, frozenset({"WG", "WU"}))
     once, twice = (
-        fused(A2S, workload, "energy", "perfect", lambda _: FREE, several=several)
+        fused(A2S, workload, "energy", "perfect", lambda _: FREE, several_loops=several)
         for several in (True, False)
     )
     assert isinstance(once, Solution)
@@ -151,5 +151,5 @@ def test_what_a_spent_budget_leaves_out_is_in_the_bound(steps: int) -> None:
     nests = Nests(A2S, "energy", "perfect", lambda _: FREE, 0.0)
     made, none = {"S", "O"}, [frozenset[str]()] * 2
     s = SegmentSearch(nests, A2S.levels[1], workload.einsums, members, none, 16384 * 8, made)
-    s.steps = MOST_STEPS - steps
+    s.steps = MAX_STEPS - steps
     assert 0 < search(s, inf, lambda plan, need: inf) <= 42369024

@@ -8,7 +8,7 @@ from itertools import permutations, product
 
 import pytest
 
-from dse.solve.gogeta.accesses import Phase, pipelined
+from dse.solve.gogeta.accesses import Phase, pipelined_phases
 from dse.solve.gogeta.classify import classify
 from dse.solve.gogeta.operations import Graph, graph
 from dse.solve.gogeta.sequence import search_order
@@ -71,7 +71,7 @@ def test_operations_side_by_side_are_taken_apart() -> None:
 
     search_order(
         graph(hpc.cg(matrix="barth5", n=16, iterations=1, form="periodic")),
-        pipelined(g, classify(g)),
+        pipelined_phases(g, classify(g)),
         judge,
         -1.0,
     )
@@ -87,7 +87,7 @@ def test_conjugate_gradients_reach_the_optimum(matrix: str, n: int, mib: int) ->
     the search of orders: tests/prove/reuse.py has all 36 points.
     """
     found = traffic_of(
-        hpc.cg(matrix=matrix, n=n, form="periodic"), mib * 2**18, count=CountingRule(published=True)
+        hpc.cg(matrix=matrix, n=n, form="periodic"), mib * 2**18, count=CountingRule(as_published=True)
     )
     assert found.best_policy.words() == pytest.approx(found.optimal.cost, rel=1e-9)
     assert found.optimal.bound == pytest.approx(found.optimal.cost, rel=1e-9)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from dse.mapper.smaug import smaug
-from dse.mapper.smaug.factor import Unit, enumerate_tiles, smallest, strategy
+from dse.mapper.smaug.factor import Unit, enumerate_tiles, minimum_tile, strategy
 from dse.mapper.smaug.schedule import calls, traffic
-from dse.mapper.smaug.smaug import Operator, Tiling, same, tile
+from dse.mapper.smaug.smaug import Operator, Tiling, same_padding, tile
 from dse.mapping.nest import Infeasible
 from tests import operators
 from tests.amount import amount
@@ -32,7 +32,13 @@ def tiling(op: Operator, faithful: bool = False, u: Unit = SMV) -> Tiling:
 
 def conv(shape: tuple[int, ...], k: int, m: int, stride: int = 1, padding: bool = True) -> Operator:
     return Operator(
-        "convolution", "conv", shape, (k, k), m, (stride, stride), same((k, k)) if padding else (0, 0, 0, 0)
+        "convolution",
+        "conv",
+        shape,
+        (k, k),
+        m,
+        (stride, stride),
+        same_padding((k, k)) if padding else (0, 0, 0, 0),
     )
 
 
@@ -85,12 +91,12 @@ def test_preference_order_and_minimum_tiles_are_data_of_the_machine() -> None:
     assert tiling(op).tensors["inputs"].label == "DimNC"
     assert tiling(op, u=rows_first).tensors["inputs"].label == "DimNH"
     coarse = replace(SMV, minimum={**SMV.minimum, "convolution.weights": (32, "full", "full", "macs")})
-    assert smallest(coarse, "convolution.weights", (64, 3, 3, 16)) == (32, 3, 3, 16)
+    assert minimum_tile(coarse, "convolution.weights", (64, 3, 3, 16)) == (32, 3, 3, 16)
 
 
 def test_a_smallest_tile_holds_a_window_and_whole_steps_of_it() -> None:
     low = replace(SMV, minimum={**SMV.minimum, "convolution.inputs": (1, 1, "full", "macs")})
-    assert smallest(low, "convolution.inputs", (1, 64, 64, 64), (7, 7)) == (1, 7, 64, 32)
+    assert minimum_tile(low, "convolution.inputs", (1, 64, 64, 64), (7, 7)) == (1, 7, 64, 32)
     uneven = replace(
         SMV,
         minimum={**SMV.minimum, "convolution.inputs": (1, 8, "full", "macs")},
@@ -125,7 +131,7 @@ def test_faithful_mode_keeps_them_where_the_method_claims_to(seed: int) -> None:
     op = operators.operator(
         rng, rng.choice(("convolution", "inner_product", "batch_norm", "unary", "elementwise", "softmax"))
     )
-    pads = same(op.kernel) if op.stride == (1, 1) and rng.random() < 0.5 else (0, 0, 0, 0)
+    pads = same_padding(op.kernel) if op.stride == (1, 1) and rng.random() < 0.5 else (0, 0, 0, 0)
     op = replace(op, shape=(1, *op.shape[1:]), pads=pads if op.kind == "convolution" else op.pads)
     found = tile(op, SMV, True)
     assert isinstance(found, Infeasible) or (list(broken(found, SMV)) == [] and not wrong(found, 1, seed))
@@ -196,7 +202,7 @@ def test_defect_7_inner_products_are_sent_once_only(shape: tuple[int, int], acce
 
 
 def test_defect_8_strides_need_not_be_square() -> None:
-    op = Operator("convolution", "conv", (1, 40, 40, 64), (3, 3), 16, (2, 3), same((3, 3)))
+    op = Operator("convolution", "conv", (1, 40, 40, 64), (3, 3), 16, (2, 3), same_padding((3, 3)))
     assert list(broken(tiling(op), SMV)) == []
     assert not wrong(tiling(op))
 

@@ -110,7 +110,7 @@ def test_why_a_schedule_is_outside_the_nest_space() -> None:
     def why(source: str, **numbers: int) -> str:
         found = plan(catalog.load(source).einsums[0], arch(**numbers))
         assert not isinstance(found, Infeasible)
-        assert bool(found.mapping.nodes) == (found.why_no_nest == found.mapping.outside == "")
+        assert bool(found.mapping.nodes) == (found.why_no_nest == found.mapping.non_nest_text == "")
         return found.why_no_nest
 
     assert why("conv:k=64,c=64,p=56,q=56,r=3,s=3,pad=1") == "the first tile has more rows than the next"
@@ -214,7 +214,7 @@ def test_concatenation_moves_every_element_once() -> None:
     assert not isinstance(found, Infeasible)
     assert found[0].mapping.nodes == ()
     assert (
-        found[0].mapping.outside.splitlines()[0]
+        found[0].mapping.non_nest_text.splitlines()[0]
         == "outside the nest space: several inputs are moved into one output"
     )
     moved = {(r.tensor, r.action): r.elems for r in found[0].counts if r.level == "DRAM"}

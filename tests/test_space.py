@@ -67,7 +67,7 @@ def test_a_decoded_machine_has_the_values_of_its_index(s: Space, data: st.DataOb
     arch = space.decode(s, index)
     assert isinstance(arch, Arch)
     assert arch == space.decode(pickle.loads(pickle.dumps(s)), index)
-    known = space.statics(s, index, arch)
+    known = space.static_values(s, index, arch)
     for key, value in space.values(s, index).items():
         assert known[key] == value or isclose(float(known[key]), float(value))
     assert known["area_mm2"] == arch.area_mm2()
@@ -82,7 +82,7 @@ def test_constants_of_the_tiling_block_are_fields_and_lists_are_not() -> None:
         (0, 4),
         (16, 4),
     ]
-    assert space.statics(s, 1, found[1])["tiling.align"] == 16
+    assert space.static_values(s, 1, found[1])["tiling.align"] == 16
     assert space.override(EDGE, {"gbuf.may_keep": ["output"]}).nodes[1].may_keep == ("output",)
     for key, value in (("gbuf.may_keep", [["input"], ["output"]]), ("array.multicast", [["x"], ["y"]])):
         with pytest.raises(

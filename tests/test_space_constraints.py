@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dse.mapping.constraints import Constraints, row_stationary, violation, window
+from dse.mapping.constraints import Constraints, row_stationary, violations, window
 from dse.mapping.nest import Mapping, parse
 from dse.sim.counts.counts import count
 from dse.sim.einsum.evaluate import fanout_overflow
@@ -68,8 +68,8 @@ def test_a_convolution_is_a_product_too() -> None:
 
 def test_broken_names_what_the_dataflow_refuses() -> None:
     limits = systolic(GEMM, grid(16, 8, "os"))
-    assert violation(limits, parse(NEST)) == []
-    assert violation(
+    assert violations(limits, parse(NEST)) == []
+    assert violations(
         limits,
         parse(
             NEST.replace("over ROW", "over R")
@@ -77,23 +77,23 @@ def test_broken_names_what_the_dataflow_refuses() -> None:
             .replace("over R\n", "over COL\n")
         ),
     ) == ["parfor m over COL: the dataflow allows n", "parfor n over ROW: the dataflow allows m"]
-    assert violation(limits, parse(NEST.replace("for k tile 1", "for m tile 1"))) == [
+    assert violations(limits, parse(NEST.replace("for k tile 1", "for m tile 1"))) == [
         "for m stands inside the array; the dataflow allows k"
     ]
-    assert violation(
+    assert violations(
         limits, parse(NEST.replace("store REG C\nfor k tile 1", "for k tile 1\nstore REG C"))
     ) == ["C moves inside the array; store it above for k"]
-    assert violation(limits, parse(NEST.replace("store REG C\n", ""))) == [
+    assert violations(limits, parse(NEST.replace("store REG C\n", ""))) == [
         "C moves inside the array; store it above for k"
     ]
 
 
 def test_kept_tensors() -> None:
     kept = Constraints(must_keep=(("REG", "C"), ("REG", "A")))
-    assert violation(kept, parse(NEST)) == [
+    assert violations(kept, parse(NEST)) == [
         "A is not stored at REG, where the dataflow needs it; add a storage node"
     ]
-    assert violation(Constraints(), parse(NEST)) == []
+    assert violations(Constraints(), parse(NEST)) == []
 
 
 def test_parts_of_a_window() -> None:
@@ -160,7 +160,7 @@ def test_a_set_fits_its_array_and_works_on_every_point(
     e, f = conv(*shape), grid(rows, columns)
     unit = pe_set(e, rows, columns)
     mapping, arch = placed(e, f), machine(f)
-    assert violation(row_stationary(e, f), mapping) == []
+    assert violations(row_stationary(e, f), mapping) == []
     assert fanout_overflow(mapping, e, arch) is None
     work = next(row for row in count(mapping, e, arch) if row.action == "compute")
     k, c, p, q, r, s = shape
@@ -173,4 +173,4 @@ def test_a_set_fits_its_array_and_works_on_every_point(
 
 
 def test_the_empty_nest_breaks_nothing() -> None:
-    assert violation(Constraints(stationary="C"), Mapping(())) == []
+    assert violations(Constraints(stationary="C"), Mapping(())) == []

@@ -65,7 +65,7 @@ def test_a_nest_costs_what_the_evaluator_says_and_others_are_counted_in_the_cert
     solved: Solution,
 ) -> None:
     costs = list(zip(solved.einsums, unique(NET), strict=True))
-    nests = [(cost, group.einsum) for cost, group in costs if not cost.mapping.outside]
+    nests = [(cost, group.einsum) for cost, group in costs if not cost.mapping.non_nest_text]
     assert 0 < len(nests) < len(costs)
     outside = f"{len(costs) - len(nests)} of {len(costs)} einsums outside the nest space"
     assert re.fullmatch(
@@ -146,8 +146,8 @@ def test_what_was_mapped_once_is_evaluated_only(monkeypatch: pytest.MonkeyPatch,
     assert isinstance(first, list)
     assert isinstance(second, list)
     assert first == second
-    assert [[getattr(c, key) for key in stack.PROOF] for c in first[0].einsums] == [
-        [getattr(c, key) for key in stack.PROOF] for c in second[0].einsums
+    assert [[getattr(c, key) for key in stack.PROOF_FIELDS] for c in first[0].einsums] == [
+        [getattr(c, key) for key in stack.PROOF_FIELDS] for c in second[0].einsums
     ]
 
 
@@ -172,8 +172,8 @@ def test_what_is_printed(solved: Solution) -> None:
     for cost, group in zip(solved.einsums, unique(NET), strict=True):
         text, _ = values.einsum(SMV, group.einsum, cost)
         assert "SMAUG " in text
-        assert ("store DRAM" in text) == (not cost.mapping.outside)
-        assert cost.mapping.outside in text
+        assert ("store DRAM" in text) == (not cost.mapping.non_nest_text)
+        assert cost.mapping.non_nest_text in text
     plain = values.document(SMV, NET, solved)["einsums"][0]
     assert plain["host_copies"] == solved.einsums[0].host_copies
     assert json.dumps(plain)

@@ -12,7 +12,7 @@ import yaml
 from dse.run import record
 from dse.study import study as studies
 from dse.study.pareto import Cost, Objective
-from dse.study.plan import Asks
+from dse.study.plan import Generation
 from dse.study.study import Study, StudyError
 from hw.space import decode, values
 
@@ -370,7 +370,7 @@ def test_a_constraint_may_join_metrics_and_fields(folder: Path) -> None:
     assert row["violation_latency_ns_le_4_array_y"] == pytest.approx(12 - 12)
 
 
-def committed(study: Study, asks: Asks) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def committed(study: Study, asks: Generation) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows as a run would commit them, from a made-up model; every fifth machine is too small."""
     machines: list[dict[str, Any]] = [
         {"machine": m, "generation": asks.generation, "status": "pruned"} for m, _, _ in asks.pruned
@@ -403,9 +403,9 @@ def committed(study: Study, asks: Asks) -> tuple[list[dict[str, Any]], list[dict
     return machines, points
 
 
-def walk(study: Study, generations: int, known: list[Asks] | None = None) -> list[Asks]:
+def walk(study: Study, generations: int, known: list[Generation] | None = None) -> list[Generation]:
     """Asks generation after generation; with `known`, those of an interrupted run are taken from there."""
-    asks: list[Asks] = list(known or [])
+    asks: list[Generation] = list(known or [])
     for g in range(len(asks), generations):
         rows = [committed(study, a) for a in asks[: max(0, g - 1)]]
         trials = studies.trials(

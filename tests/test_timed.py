@@ -95,7 +95,7 @@ def test_first_fills_and_last_drains_are_products_over_ranks(seed: int) -> None:
         for node in (
             node
             for node in p.nodes
-            if node.level == v and not node.tensor.partial() and not sliced_padding(e)
+            if node.level == v and not node.tensor.partial_ranks() and not sliced_padding(e)
         ):
             expected = 1
             for rank, extent in e.extents:

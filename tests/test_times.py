@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from dse.mapping.nest import Mapping
 from dse.sim.counts import counts, terms, times
-from dse.sim.counts.counts import count, reading
+from dse.sim.counts.counts import count, nest_sums
 from dse.sim.counts.latency import PortTimes, latency
 from dse.sim.counts.times import port_times
 from dse.sim.einsum.cost import cycles_of, price_mapping
@@ -41,7 +41,7 @@ def different(seed: int) -> str:
     (e, arch, mapping), (alike, _, _) = random_nest(seed), random_nest(seed)
     count(mapping, alike, arch)
     want, steps = unrolled.port_times(program(mapping, e, arch))
-    got, own = port_times(reading(mapping, e, arch), arch)
+    got, own = port_times(nest_sums(mapping, e, arch), arch)
     lines = [] if isclose(own, steps) else [f"steps {own}, not {float(steps)}"]
     for v, (a, b) in enumerate(zip(got, want, strict=True)):
         for name in (field.name for field in fields(PortTimes)):
@@ -91,14 +91,14 @@ def test_counts_are_the_same_whatever_was_asked_before_and_forgotten_since(seed:
 
 
 def times_of(nest: Mapping, e: Einsum, arch: Arch) -> tuple[list[PortTimes], Any]:
-    return port_times(reading(nest, e, arch), arch)
+    return port_times(nest_sums(nest, e, arch), arch)
 
 
 @settings(max_examples=amount(60), deadline=None)
 @given(st.integers(0, 2**32))
 def test_the_evaluator_takes_this_latency_and_the_largest_busy_time_where_overlap_is_free(seed: int) -> None:
     e, arch, mapping = random_nest(seed)
-    times, steps = port_times(reading(mapping, e, arch), arch)
+    times, steps = port_times(nest_sums(mapping, e, arch), arch)
     found = price_mapping(mapping, e, arch)
     assert isclose(found.latency_cycles, latency(times, steps))
     assert found.initiation_interval_cycles <= found.latency_cycles * (1 + 1e-9)
@@ -115,7 +115,7 @@ def test_the_evaluator_takes_this_latency_and_the_largest_busy_time_where_overla
 def test_latency_alone_is_that_of_the_whole_price(seed: int, overlap: Literal["buffered", "free"]) -> None:
     e, arch, mapping = random_nest(seed)
     arch = replace(arch, overlap=overlap)
-    assert cycles_of(reading(mapping, e, arch), arch) == price_mapping(mapping, e, arch).latency_cycles
+    assert cycles_of(nest_sums(mapping, e, arch), arch) == price_mapping(mapping, e, arch).latency_cycles
 
 
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -129,7 +129,7 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 def _whole(c: Any, s: Any, way: Any, span: Any) -> Any:
-    return {} if s.link.rests_at <= span.above else times._flow(c, s, way, span.trips_counted)
+    return {} if s.link.rests_at <= span.restart_at else times._flow(c, s, way, span.trips_counted)
 
 
 @pytest.mark.parametrize("name", MUTANTS)

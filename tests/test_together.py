@@ -18,7 +18,7 @@ from dse.mapping.constraints import Factors, dataflow
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import EinsumCost, Problem
 from hw import machine, space
-from hw.arch import COSTS, ROLES, Arch, Compute, Fanout, Level, slots
+from hw.arch import COST_ROLES, ROLES, Arch, Compute, Fanout, Level, slots
 from tests.amount import amount
 from tests.problems import GROUPS, OBJECTIVES, random_problem
 from tests.prove import together
@@ -29,7 +29,7 @@ FACTORS = (0.05, 0.3, 1.0, 1.0, 3.0, 20.0)
 
 def priced_anew(arch: Arch, rng: Random) -> Arch:
     """Other prices, rates and clock, each by itself; what is for nothing or takes no time stays so."""
-    at = slots(arch, *COSTS)
+    at = slots(arch, *COST_ROLES)
     return arch.with_values(at, [value and value * rng.choice(FACTORS) for value in arch.values(at)])
 
 
@@ -73,7 +73,7 @@ def machines(seed: int) -> tuple[list[Problem], Factors, float]:
 @pytest.mark.parametrize("seed", range(amount(60)))
 def test_each_machine_gets_the_answer_that_it_gets_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With gaps too, which leave imperfect factors out on some machines of a batch."""
-    monkeypatch.setattr(mapper, "PROVEN", 0)
+    monkeypatch.setattr(mapper, "MAX_UNROLLINGS", 0)
     problems, tiles, near = machines(seed)
     found = optimal_on(problems, tiles, allowed_gap=near)
     assert [told(one) for one in found] == [told(alone(problem, tiles, near)) for problem in problems]

@@ -50,7 +50,7 @@ def test_mlp(core: bool) -> None:
     w = load(program.run_decompositions() if core else program, "mlp")
     assert (w.name, w.macs(), w.parameters) == ("mlp", 5 * (20 * 30 + 30 * 7), 20 * 30 + 30 + 30 * 7 + 7)
     assert [e.kind for e in w.einsums if e.kind != "copy"] == ["mac", "mac", "softmax"]
-    assert len(w.folded) == 1
+    assert len(w.fused) == 1
     kinds = [e.kind for e in load(program, fuse_elementwise=False).einsums]
     assert kinds == ["mac", "relu", "mac", "softmax"]
 
@@ -93,7 +93,7 @@ def test_cnn(core: bool) -> None:
     ].count("max") == 1
     assert not [m for m in w.moved if "unknown" in m]
     # two normalisations, three activations; a decomposed silu is a sigmoid and a product
-    assert len(w.folded) == 5 - core
+    assert len(w.fused) == 5 - core
     loose = {p.tensor for e in w.einsums for p in e.inputs} - {e.output.tensor for e in w.einsums} - w.weights
     assert loose == {"x"}
 

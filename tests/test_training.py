@@ -285,9 +285,10 @@ def test_products_equal_an_independent_reverse_mode(net: str) -> None:
     )
     found = gradients(w)
     by_name = {e.name: e for e in w.einsums}
-    products = [g for g in found if g.of and by_name[g.of].kind == "mac"]
+    products = [g for g in found if g.forward_name and by_name[g.forward_name].kind == "mac"]
     shapes = Counter(
-        (g.of, g.wrt, tuple(d.size for d in g.einsum.output.dims), g.einsum.macs()) for g in products
+        (g.forward_name, g.wrt, tuple(d.size for d in g.einsum.output.dims), g.einsum.macs())
+        for g in products
     )
     assert shapes == expected_products(w)
     assert shapes

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from dse.layout.count import Span
+from dse.layout.count import CountRange
 from dse.mapping.nest import Infeasible, Mapping, Store, faults, parse
 from dse.sim.counts.counts import count, counted, footprints
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
@@ -31,7 +31,7 @@ class Compared:
     """One count of a nest beside the walked one."""
 
     what: str
-    counted: Span
+    counted: CountRange
     walked: float
 
     @property
@@ -68,25 +68,27 @@ def compared(seed: int) -> list[Compared]:
         for action, walked in streams(mapping, e, arch, level, p, names[tensor]).items():
             one = moved.get((level, tensor, action))
             if one is None:
-                found.append(Compared("lines", Span(0, 0, 0), walked.lines))
+                found.append(Compared("lines", CountRange(0, 0, 0), walked.lines))
                 continue
             if inner := _inner(mapping, level, tensor):
                 found.append(
                     Compared(
                         f"room {level} {tensor} {action}",
-                        Span(room[inner, tensor], 0, room[inner, tensor]),
+                        CountRange(room[inner, tensor], 0, room[inner, tensor]),
                         walked.held,
                     )
                 )
-            exactly = not (p is e.output and action == "read" and p.partial())
+            exactly = not (p is e.output and action == "read" and p.partial_ranks())
             where = f"seed {seed} {level} {tensor} {action}"
             found += [
                 Compared(
-                    f"elems {where}", Span(one.elems, one.elems if exactly else 0, one.elems), walked.elems
+                    f"elems {where}",
+                    CountRange(one.elems, one.elems if exactly else 0, one.elems),
+                    walked.elems,
                 ),
                 Compared(
                     f"runs {where}",
-                    Span(one.runs, one.runs if exactly else 0, one.runs if exactly else 1e18),
+                    CountRange(one.runs, one.runs if exactly else 0, one.runs if exactly else 1e18),
                     walked.runs,
                 ),
                 Compared(f"bits {where}", one.moved_bits, walked.lines * line),
@@ -103,7 +105,7 @@ def compared(seed: int) -> list[Compared]:
                 found.append(
                     Compared(
                         f"paid {where}",
-                        Span(paid, lo, hi),
+                        CountRange(paid, lo, hi),
                         max(float(seen[level, tensor, action]) * bits, walked.lines * line),
                     )
                 )
@@ -175,9 +177,9 @@ def test_rows_stay_open_from_box_to_box() -> None:
         mapping = parse(f"store DRAM A B C\n{outer}store GBUF A\n{inner}for m tile 1\nmac")
         walked = streams(mapping, e, arch, "DRAM", e.inputs[0], ("M",))["read"].activations
         assert walked == rows
-        assert transfer.transfers(counted(mapping, e, arch), arch)["DRAM", "A", "read"].activations == Span(
-            rows, rows, rows
-        )
+        assert transfer.transfers(counted(mapping, e, arch), arch)[
+            "DRAM", "A", "read"
+        ].activations == CountRange(rows, rows, rows)
 
 
 @pytest.mark.parametrize("seed", range(amount(60)))

@@ -212,7 +212,7 @@ def tables(job: Job, alone: bool) -> dict[str, list[str]]:
     asks = tuple(Ask(number, 0, "exhaustive") for number in range(job.study.space.size))
     with pytest.MonkeyPatch.context() as patch:
         if alone:
-            patch.setattr(worker, "_by_batch", lambda job, asks: ([], list(asks), 0.0))
+            patch.setattr(worker, "_solve_by_batch", lambda job, asks: ([], list(asks), 0.0))
         found = worker.solve_lease(job, Lease(0, asks))
     return {name: sorted({repr(row) for row in table.to_pylist()}) for name, table in found.tables.items()}
 
@@ -228,8 +228,8 @@ def test_rows_of_many_machines_are_those_of_each_alone(tmp_path: Path) -> None:
         "chosen": 240,
     }
     assert 5 < sum("'feasible': False" in row for row in many["points"]) < 115
-    assert job.batches
-    blocks = [(block, own.tolist()) for block, own in job.batches.of(np.arange(180))]
+    assert job.batch_index
+    blocks = [(block, own.tolist()) for block, own in job.batch_index.of(np.arange(180))]
     assert [len(own) for _, own in blocks] == [60, 60]
     assert len(set(blocks[0][1]) | set(blocks[1][1])) == 120
     assert all(one.batch.first.structure() == one.batch.arch(7).structure() for one, _ in blocks)
@@ -262,10 +262,10 @@ def test_machines_of_one_cell_are_of_one_structure(tmp_path: Path) -> None:
         " overlap: [free, buffered], regf.capacity: [64 B, 96 B], word_bits: [4, 8]}\n"
     )
     job = worker.job_of(studies.load(tmp_path / "study.yaml"))
-    assert job.batches
-    assert list(job.batches.structural_axes) == [1, 2, 3, 4, 5]
-    job.batches.structural_axes = [1]
-    blocks = [block for block, _ in job.batches.of(np.arange(job.study.space.size))]
+    assert job.batch_index
+    assert list(job.batch_index.structural_axes) == [1, 2, 3, 4, 5]
+    job.batch_index.structural_axes = [1]
+    blocks = [block for block, _ in job.batch_index.of(np.arange(job.study.space.size))]
     assert len(blocks) == 32
     assert len({block.batch.first.structure() for block in blocks}) == 32
     assert all(
@@ -279,13 +279,13 @@ def test_large_cells_come_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(batch_eval, "MAX_MACHINES", 13)
     job = worker.job_of(study(tmp_path))
     assert tables(job, alone=False) == tables(job, alone=True)
-    assert job.batches
-    assert len(job.batches.memo) == 1
-    assert max(len(own.machines) for (own,) in job.batches.memo.values()) == 12
+    assert job.batch_index
+    assert len(job.batch_index.memo) == 1
+    assert max(len(own.machines) for (own,) in job.batch_index.memo.values()) == 12
     other = worker.job_of(study(tmp_path, method="random"))
     assert tables(other, alone=False) == tables(job, alone=False)
-    assert other.batches
-    assert len(other.batches.memo) == 15
+    assert other.batch_index
+    assert len(other.batch_index.memo) == 15
 
 
 def test_what_is_kept_is_found_again_and_what_is_damaged_anew(

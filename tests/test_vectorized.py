@@ -50,6 +50,8 @@ def test_twin_equals_scalar_path(seed: int) -> None:
         assert np.isclose(costs.latency_cycles[c], p.latency_cycles, rtol=1e-12)
         in_level = {level.name: 0 for level in arch.levels}
         for f in footprints(mapping, e, arch):
-            twice = next(level.double_buffer for level in arch.levels if level.name == f.level) and f.moving
+            twice = (
+                next(level.double_buffer for level in arch.levels if level.name == f.level) and f.is_refilled
+            )
             in_level[f.level] += f.elems * bits[f.tensor] * (1 + twice)
-        assert costs.held_bits[c].tolist() == list(in_level.values())
+        assert costs.occupied_bits[c].tolist() == list(in_level.values())

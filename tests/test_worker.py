@@ -63,7 +63,7 @@ def test_rows_are_those_of_the_solutions(job: Job) -> None:
             row = next(at)
             assert (row["machine"], row["schedule"], row["workload"]) == (number, 0, ref.name)
             for place, cost in enumerate(solution.einsums):
-                key = row[studies.chosen(place)]
+                key = row[studies.mapping_column(place)]
                 assert (key, nests[key]) == (cost.mapping_key, str(cost.mapping))
                 assert [(c["level"], c["tensor"], c["elems"]) for c in counts[key]] == [
                     (c.level, c.tensor, c.elems) for c in cost.counts

@@ -14,7 +14,7 @@ import pytest
 from cluster import worker
 from cluster.worker import Ask, Job, Lease
 from dse.mapping.nest import Infeasible
-from dse.sim.einsum.evaluate import PRECISE
+from dse.sim.einsum.evaluate import ROUNDING_GAP
 from dse.solve.sharing.shared_mappings import Table
 from dse.solve.solve import SolverOptions, solve
 from dse.study import study as studies
@@ -96,7 +96,7 @@ def unlike(job: Job, machines: list[int]) -> tuple[list[str], Counter[str]]:
     asks = tuple(Ask(number, 0, "exhaustive") for number in machines)
     many = _rows(job, asks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "_by_batch", lambda job, asks: ([], list(asks), 0.0))
+        patch.setattr(worker, "_solve_by_batch", lambda job, asks: ([], list(asks), 0.0))
         alone = _rows(job, asks)
     wrong = [
         f"{job.study.space.template.name}: {name}: {row}"
@@ -120,15 +120,15 @@ def too_near(job: Job, machines: list[int]) -> tuple[list[str], int]:
     """Machines of which the gap says less than a search of each alone, to the end; and how many were
     searched.
     """
-    assert job.batches
+    assert job.batch_index
     wrong, searched = [], 0
     options = job.study.solver
-    for block, own in job.batches.of(np.array(machines)):
+    for block, own in job.batch_index.of(np.array(machines)):
         for number in np.array(machines)[own].tolist():
             for place, (workload, table) in enumerate(
                 zip(job.workloads, block.solved_tables(), strict=False)
             ):
-                arch = block.batch.machine(block.place(number))
+                arch = block.batch.machine(block.row_of(number))
                 best = solve(arch, workload, SolverOptions(factors=options.factors, gap=0.0))
                 if not isinstance(table, Table):
                     wrong += (
@@ -141,7 +141,9 @@ def too_near(job: Job, machines: list[int]) -> tuple[list[str], int]:
                 assert isinstance(shared, list)
                 assert isinstance(best, list)
                 searched += 1
-                if shared[0].energy_pj > best[0].energy_pj * (1 + shared[0].optimality_gap) * (1 + PRECISE):
+                if shared[0].energy_pj > best[0].energy_pj * (1 + shared[0].optimality_gap) * (
+                    1 + ROUNDING_GAP
+                ):
                     wrong.append(
                         f"machine {number}, {workload.name}: {shared[0].energy_pj} is said to be "
                         f"{shared[0].optimality_gap} above {best[0].energy_pj}"

@@ -19,7 +19,7 @@ from dse.mapping.schedule import Branch, Retained, Schedule, Segment
 from hw.arch import Arch
 from tests.oracle import Tally, Walk, whole_room
 from workloads.einsum import Einsum
-from workloads.graph import Workload, owner
+from workloads.graph import Workload, base_tensor
 
 
 @dataclass
@@ -217,7 +217,7 @@ def outermost(arch: Arch, workload: Workload, schedule: Schedule) -> list:
 def names_of(workload: Workload) -> dict:
     """The tensor that each name in the einsums means: T_again is T, where T is made."""
     made = {e.output.tensor for e in workload.einsums}
-    return {p.tensor: owner(p.tensor, made) for e in workload.einsums for p in e.tensors()}
+    return {p.tensor: base_tensor(p.tensor, made) for e in workload.einsums for p in e.tensors()}
 
 
 class Life:
@@ -236,7 +236,7 @@ class Life:
             now, rows = Fraction(0), []
             for name in users:
                 before = now
-                now = k.share if name == users[0] else dict(k.then).get(name, now)
+                now = k.share if name == users[0] else dict(k.later_shares).get(name, now)
                 rows.append(
                     (
                         name,

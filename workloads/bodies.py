@@ -43,17 +43,17 @@ def own_tensors(graph: GraphProto) -> set[str]:
     return given.union(o for n in graph.node for o in n.output if o)
 
 
-def inlined(
+def inline_graph(
     graph: GraphProto, prefix: str
 ) -> tuple[list[NodeProto], list[TensorProto], Callable[[str], str]]:
     """Returns nodes and constants of a graph, and the function that gives a tensor's new name. New names
     begin with the prefix.
     """
-    names = {name: f"{prefix}/{name}" for name in own_tensors(graph)}
+    new_names = {name: f"{prefix}/{name}" for name in own_tensors(graph)}
     constants = [deepcopy(t) for t in graph.initializer]
     for t in constants:
-        t.name = names[t.name]
-    return [_renamed(n, names) for n in graph.node], constants, lambda name: names.get(name, name)
+        t.name = new_names[t.name]
+    return [_renamed(n, new_names) for n in graph.node], constants, lambda name: new_names.get(name, name)
 
 
 def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
@@ -74,17 +74,17 @@ def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
     return found
 
 
-def branch(node: NodeProto, taken: bool) -> tuple[list[NodeProto], list[TensorProto]]:
+def branch(node: NodeProto, condition: bool) -> tuple[list[NodeProto], list[TensorProto]]:
     """Returns nodes and constants of the branch that is taken, tensors named after the If, and a node per
     result that passes it on.
     """
-    graph = _graph(node, "then_branch" if taken else "else_branch")
-    nodes, constants, named = inlined(graph, node.output[0])
-    ends = [
-        helper.make_node("Identity", [named(o.name)], [r])
+    graph = _graph(node, "then_branch" if condition else "else_branch")
+    nodes, constants, new_name = inline_graph(graph, node.output[0])
+    result_nodes = [
+        helper.make_node("Identity", [new_name(o.name)], [r])
         for o, r in zip(graph.output, node.output, strict=False)
     ]
-    return [*nodes, *ends], constants
+    return [*nodes, *result_nodes], constants
 
 
 def body(node: NodeProto, shapes: Mapping[str, Shape | None], values: Mapping[str, Any]) -> Body | None:
@@ -96,44 +96,57 @@ def body(node: NodeProto, shapes: Mapping[str, Shape | None], values: Mapping[st
 
 def _scan(node: NodeProto, shapes: Mapping[str, Shape | None]) -> Body | None:
     attrs, graph = attributes(node), _graph(node, "body")
-    scanned = attrs["num_scan_inputs"]
-    states = len(node.input) - scanned
-    axes = attrs.get("scan_input_axes") or [0] * scanned
-    lengths = {_length(shapes.get(name), axis) for name, axis in zip(node.input[states:], axes, strict=True)}
+    scan_input_count = attrs["num_scan_inputs"]
+    state_count = len(node.input) - scan_input_count
+    axes = attrs.get("scan_input_axes") or [0] * scan_input_count
+    lengths = {
+        _length(shapes.get(name), axis) for name, axis in zip(node.input[state_count:], axes, strict=True)
+    }
     if len(graph.input) != len(node.input) or len(lengths) != 1 or not (trips := lengths.pop()):
         return None
-    nodes, constants, named = inlined(graph, _label(node))
-    given = [
-        _link("Step", [name], named(i.name), axis, 1)
-        for name, i, axis in zip(node.input, graph.input, [*[None] * states, *axes], strict=True)
+    nodes, constants, new_name = inline_graph(graph, _label(node))
+    step_links = [
+        _link("Step", [name], new_name(i.name), axis, 1)
+        for name, i, axis in zip(node.input, graph.input, [*[None] * state_count, *axes], strict=True)
     ]
-    results = [named(o.name) for o in graph.output]
-    out = attrs.get("scan_output_axes") or [0] * (len(results) - states)
-    ends = _ends(results, node.output, states, trips, out)
-    carried = tuple(
-        (named(i.name), result) for i, result in zip(graph.input[:states], results[:states], strict=True)
+    results = [new_name(o.name) for o in graph.output]
+    output_axes = attrs.get("scan_output_axes") or [0] * (len(results) - state_count)
+    result_links = _result_links(results, node.output, state_count, trips, output_axes)
+    loop_states = tuple(
+        (new_name(i.name), result)
+        for i, result in zip(graph.input[:state_count], results[:state_count], strict=True)
     )
-    return Body((*given, *nodes, *ends), tuple(constants), trips, carried)
+    return Body((*step_links, *nodes, *result_links), tuple(constants), trips, loop_states)
 
 
 def _loop(node: NodeProto, values: Mapping[str, Any]) -> Body | None:
     graph = _graph(node, "body")
     count = values.get(node.input[0]) if node.input[0] else None
-    first = values.get(node.input[1], True if not node.input[1] else None) if len(node.input) > 1 else True
-    if count is None or int(count) < 1 or first is None or not bool(first) or not _goes_on(graph):
+    first_condition = (
+        values.get(node.input[1], True if not node.input[1] else None) if len(node.input) > 1 else True
+    )
+    if (
+        count is None
+        or int(count) < 1
+        or first_condition is None
+        or not bool(first_condition)
+        or not _never_ends_early(graph)
+    ):
         return None
-    trips, states = int(count), len(node.input) - 2
-    nodes, constants, named = inlined(graph, _label(node))
-    counter, condition, *begun = (named(i.name) for i in graph.input)
-    given = [_link("Step", [name], i, None, 1) for name, i in zip(node.input[2:], begun, strict=True)]
-    results = [named(o.name) for o in graph.output[1:]]
-    ends = _ends(results, node.output, states, trips, [0] * (len(results) - states))
+    trips, state_count = int(count), len(node.input) - 2
+    nodes, constants, new_name = inline_graph(graph, _label(node))
+    counter, condition, *start_states = (new_name(i.name) for i in graph.input)
+    step_links = [
+        _link("Step", [name], i, None, 1) for name, i in zip(node.input[2:], start_states, strict=True)
+    ]
+    results = [new_name(o.name) for o in graph.output[1:]]
+    result_links = _result_links(results, node.output, state_count, trips, [0] * (len(results) - state_count))
     always = helper.make_tensor(condition, TensorProto.BOOL, (), [True])
-    carried = tuple(zip(begun, results[:states], strict=True))
-    return Body((*given, *nodes, *ends), (*constants, always), trips, carried, counter)
+    loop_states = tuple(zip(start_states, results[:state_count], strict=True))
+    return Body((*step_links, *nodes, *result_links), (*constants, always), trips, loop_states, counter)
 
 
-def _goes_on(graph: GraphProto) -> bool:
+def _never_ends_early(graph: GraphProto) -> bool:
     """True if a body never ends the loop: its condition is the one passed in, or a true constant."""
     name = graph.output[0].name
     makers = {o: n for n in graph.node for o in n.output}
@@ -141,32 +154,36 @@ def _goes_on(graph: GraphProto) -> bool:
         name = makers[name].input[0]
     if name == graph.input[1].name:
         return True
-    known = [t for t in graph.initializer if t.name == name]
+    constants = [t for t in graph.initializer if t.name == name]
     if name in makers and makers[name].op_type == "Constant":
-        known = [a.t for a in makers[name].attribute if a.name == "value"]
-    return bool(known) and bool(onnx.numpy_helper.to_array(known[0]).all())
+        constants = [a.t for a in makers[name].attribute if a.name == "value"]
+    return bool(constants) and bool(onnx.numpy_helper.to_array(constants[0]).all())
 
 
-def _ends(
-    made: Sequence[str], results: Sequence[str], states: int, trips: int, axes: Sequence[int]
+def _result_links(
+    body_results: Sequence[str],
+    results: Sequence[str],
+    state_count: int,
+    trips: int,
+    output_axes: Sequence[int],
 ) -> list[NodeProto]:
     """Returns links to the results. Each link also reads the states that a trip leaves: the next trip needs
     them, so the nodes that make them must not count as unread.
     """
-    own = [None] * states + list(axes)
+    result_axes = [None] * state_count + list(output_axes)
     return [
-        _link("Stacked", [name, *made[:states]], result, axis, trips)
-        for name, result, axis in zip(made, results, own, strict=False)
+        _link("Stacked", [name, *body_results[:state_count]], result, axis, trips)
+        for name, result, axis in zip(body_results, results, result_axes, strict=False)
         if result
     ]
 
 
 def _link(kind: str, inputs: Sequence[str], result: str, axis: int | None, trips: int) -> NodeProto:
-    more: dict[str, Any] = {} if axis is None else {"axis": axis, "trips": trips}
-    return helper.make_node(kind, list(inputs), [result], name=result, domain=LINKS, **more)
+    attrs: dict[str, Any] = {} if axis is None else {"axis": axis, "trips": trips}
+    return helper.make_node(kind, list(inputs), [result], name=result, domain=LINKS, **attrs)
 
 
-def linked(node: NodeProto, shape: Shape) -> Shape:
+def shape_after_link(node: NodeProto, shape: Shape) -> Shape:
     """Returns the shape after a link: `Step` removes the axis of the trips, `Stacked` adds it."""
     attrs = attributes(node)
     if "axis" not in attrs:

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, get_args, get_type_hints
 
 from workloads import cnn, diffusion, gnn, hpc, mlp, recurrent, text, training, transformer
 from workloads.einsum import WorkloadError, closest, refuse, squeezed
-from workloads.graph import Workload, activations, fuse_into_producers, in_order
+from workloads.graph import Workload, fuse_into_producers, in_order, written_elems
 from workloads.layers import Cascade
 
 NUMBER = re.compile("-?[0-9]{1,18}")
@@ -131,7 +131,7 @@ def _unfused(source: str) -> Workload:
     if stem in NETWORKS:
         return replace(_network(stem, source, given), name=_label(stem, given))
     if suffix == ".mtx":
-        return _solved(stem, source, given)
+        return _solver_on_file(stem, source, given)
     if suffix in (".yaml", ".yml"):
         _numbers(source, given, [])
         return text.load(stem)
@@ -203,7 +203,7 @@ def _entry(name: str) -> Entry:
     if "..." in given:
         return Entry(name, None, None, None, given, what)
     w = load(name)
-    return Entry(name, w.macs(), w.parameters, activations(w), given, what)
+    return Entry(name, w.macs(), w.parameters, written_elems(w), given, what)
 
 
 def _maker(name: str) -> Callable[..., Workload] | Callable[..., Cascade]:
@@ -227,8 +227,10 @@ def train(
     stored. What an ONNX import folds (constant biases, normalisations) is not trained.
     """
     stem = net.partition(":")[0]
-    says_all = stem in NETWORKS or stem in OPERATORS or Path(stem).suffix.lower() in (".yaml", ".yml", ".mtx")
-    forward = _unfused(net) if says_all else load(net, bind, False)
+    from_einsums = (
+        stem in NETWORKS or stem in OPERATORS or Path(stem).suffix.lower() in (".yaml", ".yml", ".mtx")
+    )
+    forward = _unfused(net) if from_einsums else load(net, bind, False)
     try:
         step = training.training(forward, optimizer, inputs == "yes")
     except WorkloadError as fault:  # raised for an operator: add the network's name
@@ -240,15 +242,15 @@ def _step(
     source: str, given: Mapping[str, str], bind: Mapping[str, int] | None, fuse_elementwise: bool
 ) -> Workload:
     """Returns a training step. Parameters that `train` does not have belong to the network."""
-    own = {k: v for k, v in given.items() if k in ("optimizer", "inputs")}
-    rest = {k: v for k, v in given.items() if k not in (*own, "net")}
+    train_parameters = {k: v for k, v in given.items() if k in ("optimizer", "inputs")}
+    net_parameters = {k: v for k, v in given.items() if k not in (*train_parameters, "net")}
     if "net" in given:
-        own["net"] = _label(given["net"], rest)
-    found = _arguments("train", source, train, own)
+        train_parameters["net"] = _label(given["net"], net_parameters)
+    found = _arguments("train", source, train, train_parameters)
     return replace(train(**found, bind=bind, fuse_elementwise=fuse_elementwise), name=source)  # type: ignore[arg-type]
 
 
-def _solved(path: str, source: str, given: Mapping[str, str]) -> Workload:
+def _solver_on_file(path: str, source: str, given: Mapping[str, str]) -> Workload:
     """Returns a solver on the matrix of a file."""
     solver = given.get("solver", "cg")
     if solver not in hpc.SOLVERS:
@@ -294,9 +296,11 @@ def _network(name: str, source: str, given: Mapping[str, str]) -> Workload:
 def _operator(name: str, source: str, given: Mapping[str, str]) -> Workload:
     make, weights = OPERATORS[name]
     cascade = tuple(squeezed(e) for e in make(**_arguments(name, source, make, given)))
-    read = {p.tensor: p.stored_words() for e in cascade for p in e.inputs if p.tensor in weights}
-    full = _label(name, given)
-    return Workload(full, in_order(full, cascade), frozenset(read), parameters=sum(read.values()))
+    weight_words = {p.tensor: p.stored_words() for e in cascade for p in e.inputs if p.tensor in weights}
+    label = _label(name, given)
+    return Workload(
+        label, in_order(label, cascade), frozenset(weight_words), parameters=sum(weight_words.values())
+    )
 
 
 def _label(name: str, given: Mapping[str, str]) -> str:
@@ -309,25 +313,25 @@ def _arguments(
     """Returns parameters in the types of the function's annotations: a number of at least 1 (0 where that is
     the default), or one of its words.
     """
-    known = {k: p for k, p in inspect.signature(make).parameters.items() if p.kind is not p.KEYWORD_ONLY}
-    types, begin = get_type_hints(make), f'workload "{source}": '
-    faults = _unknown(source, given, list(known))
+    accepted = {k: p for k, p in inspect.signature(make).parameters.items() if p.kind is not p.KEYWORD_ONLY}
+    types, prefix = get_type_hints(make), f'workload "{source}": '
+    faults = _unknown_faults(source, given, list(accepted))
     found: dict[str, int | str] = {}
-    for p in known.values():
+    for p in accepted.values():
         words, value = get_args(types[p.name]), given.get(p.name)
         if value is None:
             if p.default is p.empty:
-                faults.append(f"{begin}parameter {p.name} is missing; write {name}:{parameters(name)}")
+                faults.append(f"{prefix}parameter {p.name} is missing; write {name}:{parameters(name)}")
         elif types[p.name] is str or words:
             found[p.name] = value
             if words and value not in words:
-                faults.append(f"{begin}{p.name} = {value} must be {' or '.join(words)}")
+                faults.append(f"{prefix}{p.name} = {value} must be {' or '.join(words)}")
         elif not NUMBER.fullmatch(value):
-            faults.append(f'{begin}"{p.name}={value}" is not {p.name}=number')
+            faults.append(f'{prefix}"{p.name}={value}" is not {p.name}=number')
         else:
-            found[p.name], least = int(value), int(p.default != 0)
-            if int(value) < least:
-                faults.append(f"{begin}{p.name} = {value} must be at least {least}")
+            found[p.name], minimum = int(value), int(p.default != 0)
+            if int(value) < minimum:
+                faults.append(f"{prefix}{p.name} = {value} must be at least {minimum}")
     refuse(faults)
     return found
 
@@ -346,11 +350,11 @@ def _parameters(source: str, tail: str) -> dict[str, str]:
     return found
 
 
-def _numbers(source: str, given: Mapping[str, str], known: list[str] | None) -> dict[str, int]:
-    """Returns the parameters as numbers. known: allowed names; None: all, as they may be symbols of the file,
-    which checks them.
+def _numbers(source: str, given: Mapping[str, str], allowed: list[str] | None) -> dict[str, int]:
+    """Returns the parameters as numbers. allowed: allowed names; None: all, as they may be symbols of the
+    file, which checks them.
     """
-    faults = [] if known is None else _unknown(source, given, known)
+    faults = [] if allowed is None else _unknown_faults(source, given, allowed)
     faults += [
         f'workload "{source}": "{k}={v}" is not key=number'
         for k, v in given.items()
@@ -360,10 +364,10 @@ def _numbers(source: str, given: Mapping[str, str], known: list[str] | None) -> 
     return {k: int(v) for k, v in given.items()}
 
 
-def _unknown(source: str, given: Mapping[str, str], known: list[str]) -> list[str]:
-    every = f"parameters are {', '.join(known) or 'none'}"
+def _unknown_faults(source: str, given: Mapping[str, str], allowed: list[str]) -> list[str]:
+    hint = f"parameters are {', '.join(allowed) or 'none'}"
     return [
-        f'workload "{source}": no parameter is named {key}; {closest(key, known, every)}'
+        f'workload "{source}": no parameter is named {key}; {closest(key, allowed, hint)}'
         for key in given
-        if key not in known
+        if key not in allowed
     ]

@@ -28,7 +28,7 @@ from workloads.layers import (
 )
 from workloads.layers import conv as layer
 from workloads.layers import pool as pooled
-from workloads.operators import KERNEL, OUT
+from workloads.operators import KERNEL_RANKS, OUT_RANKS
 
 Windows = Sequence[tuple[int, int]]  # (outputs, kernel) of every spatial dimension
 
@@ -191,7 +191,7 @@ def _convolution(
     n, groups, k, c = sizes
     image = _image(windows, stride, dilation, pad)
     refuse(_group_faults(name, groups, k, c) + _pad_faults(name, pad, "input", image))
-    out, kernel = OUT[: len(windows)], KERNEL[: len(windows)]
+    out, kernel = OUT_RANKS[: len(windows)], KERNEL_RANKS[: len(windows)]
     text = (
         f"O[n,g,k,{','.join(out)}] += I[n,g,c,{_index(len(windows), stride, dilation, pad)}] * "
         f"W[g,k,c,{','.join(kernel)}]"
@@ -208,12 +208,12 @@ def _group_faults(name: str, groups: int, k: int, c: int) -> list[str]:
 def _pad_faults(name: str, pad: int, what: str, image: Sequence[int]) -> list[str]:
     if min(image) >= 1:
         return []
-    left, least = (" x ".join(map(str, sizes)) for sizes in (image, [1] * len(image)))
-    return [f"{name}: pad = {pad} leaves an {what} of {left}; it must be at least {least}"]
+    left, minimum = (" x ".join(map(str, sizes)) for sizes in (image, [1] * len(image)))
+    return [f"{name}: pad = {pad} leaves an {what} of {left}; it must be at least {minimum}"]
 
 
 def _index(dims: int, stride: int, dilation: int, pad: int) -> str:
-    return ",".join(f"{stride}*{OUT[i]}+{dilation}*{KERNEL[i]}-{pad}" for i in range(dims))
+    return ",".join(f"{stride}*{OUT_RANKS[i]}+{dilation}*{KERNEL_RANKS[i]}-{pad}" for i in range(dims))
 
 
 def _image(windows: Windows, stride: int, dilation: int, pad: int) -> list[int]:
@@ -309,7 +309,7 @@ def googlenet(batch: int = 1, image: int = 224, classes: int = 1000) -> Workload
         projected = pooled(net, f"i{block}_pool", x, 3, 1, 1)
         projected = layer(net, f"i{block}_proj", projected, proj, 1, act="relu")
         x = concat(net, f"i{block}", (ones, threes, fives, projected))
-    return _classifier("googlenet", net, global_pool(net, "pool5", x, padded=1), classes)
+    return _classifier("googlenet", net, global_pool(net, "pool5", x, pad_after=1), classes)
 
 
 def _resnet(
@@ -385,7 +385,9 @@ def squeezenet(batch: int = 1, image: int = 224, classes: int = 1000) -> Workloa
 def mobilenet_v1(batch: int = 1, image: int = 224, width: int = 100, classes: int = 1000) -> Workload:
     """Howard et al. 2017. width: channels in percent of the full network's."""
     net: Net = []
-    x = layer(net, "conv1", _image_map(batch, image), _wide(32, width, 1), 3, 2, 1, norm=True, act="relu")
+    x = layer(
+        net, "conv1", _image_map(batch, image), _scaled_channels(32, width, 1), 3, 2, 1, norm=True, act="relu"
+    )
     shapes = [
         (64, 1),
         (128, 2),
@@ -399,7 +401,7 @@ def mobilenet_v1(batch: int = 1, image: int = 224, width: int = 100, classes: in
     ]
     for i, (filters, stride) in enumerate(shapes, 2):
         x = layer(net, f"conv{i}_dw", x, x.shape[1], 3, stride, 1, groups=x.shape[1], norm=True, act="relu")
-        x = layer(net, f"conv{i}_pw", x, _wide(filters, width, 1), 1, norm=True, act="relu")
+        x = layer(net, f"conv{i}_pw", x, _scaled_channels(filters, width, 1), 1, norm=True, act="relu")
     return _classifier("mobilenet_v1", net, global_pool(net, "pool", x), classes)
 
 
@@ -419,25 +421,35 @@ def mobilenet_v2(batch: int = 1, image: int = 224, width: int = 100, classes: in
     last layer does not shrink below 1280.
     """
     net: Net = []
-    x = layer(net, "conv1", _image_map(batch, image), _wide(32, width, 8), 3, 2, 1, norm=True, act="relu6")
+    x = layer(
+        net,
+        "conv1",
+        _image_map(batch, image),
+        _scaled_channels(32, width, 8),
+        3,
+        2,
+        1,
+        norm=True,
+        act="relu6",
+    )
     for s, (expand, filters, count, first) in enumerate(BOTTLENECKS, 2):
         for i in range(count):
             label, hidden, stride = f"conv{s}_{i}", expand * x.shape[1], first if not i else 1
             y = layer(net, f"{label}_expand", x, hidden, 1, norm=True, act="relu6") if expand > 1 else x
             y = layer(net, f"{label}_dw", y, hidden, 3, stride, 1, groups=hidden, norm=True, act="relu6")
-            y = layer(net, f"{label}_project", y, _wide(filters, width, 8), 1, norm=True)
+            y = layer(net, f"{label}_project", y, _scaled_channels(filters, width, 8), 1, norm=True)
             x = add(net, label, y, x) if y.shape == x.shape else y
-    x = layer(net, "conv9", x, max(1280, _wide(1280, width, 8)), 1, norm=True, act="relu6")
+    x = layer(net, "conv9", x, max(1280, _scaled_channels(1280, width, 8)), 1, norm=True, act="relu6")
     return _classifier("mobilenet_v2", net, global_pool(net, "pool", x), classes)
 
 
-def _wide(channels: int, percent: int, step: int) -> int:
+def _scaled_channels(channels: int, percent: int, step: int) -> int:
     """A share of the channels, rounded to a multiple of `step`: at least one step, and at most a tenth below
     the share.
     """
-    share = channels * percent / 100
-    found = max(step, int(share + step / 2) // step * step)
-    return found + step if found < 0.9 * share else found
+    wanted = channels * percent / 100
+    rounded = max(step, int(wanted + step / 2) // step * step)
+    return rounded + step if rounded < 0.9 * wanted else rounded
 
 
 def unet(batch: int = 1, image: int = 572, channels: int = 1, classes: int = 2, width: int = 64) -> Workload:
@@ -447,23 +459,23 @@ def unet(batch: int = 1, image: int = 572, channels: int = 1, classes: int = 2, 
     net: Net = []
     x, skips = _image_map(batch, image, channels), []
     for level in range(5):
-        skips.append(x := _twice(net, f"down{level}", x, width << level))
+        skips.append(x := _two_convs(net, f"down{level}", x, width << level))
         x = pooled(net, f"pool{level}", x, 2, 2) if level < 4 else x
     for level in reversed(range(4)):
         up = upconv(net, f"up{level}_grow", x, width << level, 2)
-        skipped = _cropped(net, f"up{level}_crop", skips[level], up.shape[2])
-        x = _twice(net, f"up{level}", concat(net, f"up{level}_join", (skipped, up)), width << level)
+        skipped = _crop(net, f"up{level}_crop", skips[level], up.shape[2])
+        x = _two_convs(net, f"up{level}", concat(net, f"up{level}_join", (skipped, up)), width << level)
     layer(net, "segment", x, classes, 1)
     return network("unet", net, {"image"})
 
 
-def _twice(net: Net, name: str, x: Map, filters: int) -> Map:
+def _two_convs(net: Net, name: str, x: Map, filters: int) -> Map:
     for part in "ab":
         x = layer(net, f"{name}_{part}", x, filters, 3, act="relu")
     return x
 
 
-def _cropped(net: Net, name: str, x: Map, size: int) -> Map:
+def _crop(net: Net, name: str, x: Map, size: int) -> Map:
     """The middle of a square map: data movement."""
     n, c, p, _ = x.shape
     at = (p - size) // 2

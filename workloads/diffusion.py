@@ -8,8 +8,8 @@ from typing import Literal
 
 from workloads.einsum import refuse
 from workloads.graph import Workload
-from workloads.layers import Cascade, Map, Net, add, cascade, conv, dense, network, renamed
-from workloads.transformer import Sizes, attended, linear, norm
+from workloads.layers import Cascade, Map, Net, add, cascade, conv, dense, network, with_names
+from workloads.transformer import Sizes, attention_core, linear, norm
 
 # groups of a normalisation; elements of a time embedding; elements of a text position
 GROUPS, TIME, TEXT = 32, 1280, 768
@@ -57,7 +57,7 @@ def _group_norm(batch: int, channels: int, pixels: int, x: str, y: str) -> Casca
         "Y[n,g,k,p] = normalize(D[n,g,k,p], R[n,g], G[g,k], B[g,k])",
     )
     extents = {"n": batch, "g": GROUPS, "k": channels // GROUPS, "p": pixels}
-    return renamed(cascade(extents, *texts), f"{y}_", {"X": x, "Y": y})
+    return with_names(cascade(extents, *texts), f"{y}_", {"X": x, "Y": y})
 
 
 def _residual(batch: int, size: int, inputs: int, channels: int) -> tuple[Net, Map]:
@@ -70,9 +70,9 @@ def _residual(batch: int, size: int, inputs: int, channels: int) -> tuple[Net, M
         {"n": batch, "c": inputs, "p": pixels}, "N1_silu[n,c,p] = silu(N1[n,c,p])"
     )
     y = conv(net, "conv1", Map("N1_silu", x.shape), channels, 3, pad=1)
-    when = dense(net, "time_proj", Map("time", (batch, TIME)), channels)
+    time_bias = dense(net, "time_proj", Map("time", (batch, TIME)), channels)
     shape = {"n": batch, "c": channels, "p": pixels}
-    net += cascade(shape, f"timed[n,c,p] = add({y.name}[n,c,p], {when.name}[n,c])")
+    net += cascade(shape, f"timed[n,c,p] = add({y.name}[n,c,p], {time_bias.name}[n,c])")
     net += _group_norm(batch, channels, pixels, "timed", "N2") + cascade(
         shape, "N2_silu[n,c,p] = silu(N2[n,c,p])"
     )
@@ -122,12 +122,12 @@ def _attention(
     """Returns attention from tensor names[0] over names[1] to names[2]. memory: (positions, elements) of
     names[1]. Only the last projection has a bias.
     """
-    plain, (t, width), (x, of, y) = replace(s, bias=False), memory, names
-    net = linear(plain, "Q", x, batch * positions, s.model, s.model)
-    net += linear(plain, "K", of, batch * t, s.model, width) + linear(
-        plain, "V", of, batch * t, s.model, width
+    no_bias, (t, width), (x, source, y) = replace(s, bias=False), memory, names
+    net = linear(no_bias, "Q", x, batch * positions, s.model, s.model)
+    net += linear(no_bias, "K", source, batch * t, s.model, width) + linear(
+        no_bias, "V", source, batch * t, s.model, width
     )
-    net += attended(s.heads, positions, t, s.model // s.heads, s.heads, batch) + linear(
+    net += attention_core(s.heads, positions, t, s.model // s.heads, s.heads, batch) + linear(
         s, y, "O", batch * positions, s.model, s.model
     )
-    return renamed(net, prefix, {name: name for name in names})
+    return with_names(net, prefix, {name: name for name in names})

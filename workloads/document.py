@@ -17,11 +17,11 @@ import yaml
 
 MAX_BYTES = 1 << 20  # of a file
 MAX_NODES = 50_000  # of a tree, with every alias expanded
-DEEPEST = 40  # levels of nesting
-Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml reads ten times as fast
+MAX_DEPTH = 40  # levels of nesting
+SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml reads ten times as fast
 
 
-class _Loader(Safe):  # type: ignore[misc]
+class _Loader(SafeLoader):  # type: ignore[misc]
     """A loader that records repeated keys (which YAML drops without a message) and reads 1e-4 as a number."""
 
     def __init__(self, text: str) -> None:
@@ -74,7 +74,7 @@ def is_kind(data: object, keys: Collection[str]) -> bool:
 def parse(text: str) -> tuple[object, list[str]]:
     """Returns the document of a YAML text, and its faults as in `read`."""
     try:
-        if line := _too_much(text):
+        if line := _size_fault(text):
             return None, [line]
         loader = _Loader(text)
         return loader.get_single_data(), list(dict.fromkeys(loader.repeated))
@@ -94,38 +94,38 @@ def _unquoted(problem: str) -> str:
     """Returns PyYAML's message without text quoted from the file. Quoted punctuation, such as '[', is no such
     text: PyYAML names the tokens that it expects.
     """
-    own = re.sub(r"'[^\w'\"`]{1,9}'", "", problem)
-    return problem if not re.search("[\"'`]", own) else re.split("[\"'`]", problem)[0].rstrip(" :")
+    rest = re.sub(r"'[^\w'\"`]{1,9}'", "", problem)
+    return problem if not re.search("[\"'`]", rest) else re.split("[\"'`]", problem)[0].rstrip(" :")
 
 
-def _too_much(text: str) -> str:
+def _size_fault(text: str) -> str:
     """Returns why a text expands to too large a tree, or "". It is read as a stream; no tree is built."""
     sizes: list[int] = [0]  # nodes inside of each open collection
-    names: list[str | None] = [None]
-    known: dict[str, int] = {}
-    events: Any = yaml.parse(text, Loader=Safe)
+    open_anchors: list[str | None] = [None]
+    anchor_sizes: dict[str, int] = {}
+    events: Any = yaml.parse(text, Loader=SafeLoader)
     for event in events:
         where = f"line {event.start_mark.line + 1}: "
         if isinstance(event, yaml.CollectionStartEvent):
             sizes.append(1)
-            names.append(event.anchor)
-            if len(sizes) > DEEPEST:
-                return f"{where}nested deeper than {DEEPEST}; flatten it"
+            open_anchors.append(event.anchor)
+            if len(sizes) > MAX_DEPTH:
+                return f"{where}nested deeper than {MAX_DEPTH}; flatten it"
             continue
         if isinstance(event, yaml.CollectionEndEvent):
-            size, name = sizes.pop(), names.pop()
+            size, name = sizes.pop(), open_anchors.pop()
         elif isinstance(event, yaml.AliasEvent):
             anchor = str(event.anchor)
-            if anchor in names:
+            if anchor in open_anchors:
                 return f"{where}an alias stands inside of itself; correct it"
-            size, name = known.get(anchor, 1), None
+            size, name = anchor_sizes.get(anchor, 1), None
         elif isinstance(event, yaml.ScalarEvent):
             size, name = 1, event.anchor
         else:
             continue
         sizes[-1] += size
         if name is not None:
-            known[name] = size
+            anchor_sizes[name] = size
         if sizes[-1] > MAX_NODES:
             return f"{where}more than {MAX_NODES:,} values, aliases written out; give less"
     return ""

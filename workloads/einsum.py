@@ -36,14 +36,14 @@ def refuse(faults: Iterable[str]) -> None:
         raise WorkloadError(lines)
 
 
-def closest(word: str, known: Iterable[str], otherwise: str) -> str:
+def closest(word: str, vocabulary: Iterable[str], otherwise: str) -> str:
     """Returns the advice for a misspelt word: the most similar known one; `otherwise` where none is similar.
 
     >>> closest("cor", ["cora", "protein"], "there are cora, protein")
     'do you mean cora?'
     """
-    near = difflib.get_close_matches(word, list(known), 1)
-    return f"do you mean {near[0]}?" if near else otherwise
+    matches = difflib.get_close_matches(word, list(vocabulary), 1)
+    return f"do you mean {matches[0]}?" if matches else otherwise
 
 
 class TooLong(ValueError):
@@ -92,11 +92,11 @@ class Projection:
     def __post_init__(self) -> None:
         if not self.dims:
             object.__setattr__(self, "dims", (Dim((), 0, 1),))
-        index, pointer = least_widths(self) if self.format == "csr" else (0, 0)
+        index, pointer = min_csr_widths(self) if self.format == "csr" else (0, 0)
         object.__setattr__(self, "index_bits", (self.index_bits or index) if index else 0)
         object.__setattr__(self, "pointer_bits", (self.pointer_bits or pointer) if pointer else 0)
 
-    def full(self) -> frozenset[str]:
+    def full_ranks(self) -> frozenset[str]:
         """Returns the fully relevant ranks: those that are the only one in a dimension, with coefficient
         1.
         """
@@ -106,9 +106,9 @@ class Projection:
         """Returns all ranks that the tensor is indexed by."""
         return frozenset(rank for d in self.dims for rank, _ in d.terms)
 
-    def partial(self) -> frozenset[str]:
+    def partial_ranks(self) -> frozenset[str]:
         """Returns the ranks that share a dimension with others or have a coefficient: windows and strides."""
-        return self.ranks() - self.full()
+        return self.ranks() - self.full_ranks()
 
     def stored_elems(self) -> int:
         """Returns the elements of the whole tensor, zeros and stored padding included."""
@@ -155,14 +155,14 @@ def nonzeros(density: float, elems: int) -> int:
     return ceil(round(density * elems, 6))
 
 
-def least_widths(p: Projection) -> tuple[int, int]:
+def min_csr_widths(p: Projection) -> tuple[int, int]:
     """Returns the minimum bits of a column index and of a row pointer of a csr tensor: ceil(log2) of the
     columns, and of the nonzeros + 1; at least 1.
 
     An invalid density does not raise here; `einsum` refuses it.
     """
-    stored = nonzeros(p.density, p.stored_elems()) if 0 < p.density <= 1 else 1
-    return max((p.dims[-1].size - 1).bit_length(), 1), max(stored.bit_length(), 1)
+    nnz = nonzeros(p.density, p.stored_elems()) if 0 < p.density <= 1 else 1
+    return max((p.dims[-1].size - 1).bit_length(), 1), max(nnz.bit_length(), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class Einsum:
         """Returns inputs in the order of the text, then the output."""
         return (*self.inputs, self.output)
 
-    def replaced(self, change: Callable[[Projection], Projection], **fields: Any) -> Einsum:
+    def map_projections(self, change: Callable[[Projection], Projection], **fields: Any) -> Einsum:
         """Returns the einsum with change(p) for every access p, and with other fields as given."""
         return replace(self, output=change(self.output), inputs=tuple(map(change, self.inputs)), **fields)
 
@@ -214,7 +214,7 @@ class Einsum:
 
 
 def csr(tensor: str, density: float, index_bits: int = 0, pointer_bits: int = 0) -> dict[str, Any]:
-    """Returns arguments of `einsum` for a compressed tensor. Widths of 0: the minimum (`least_widths`)."""
+    """Returns arguments of `einsum` for a compressed tensor. Widths of 0: the minimum (`min_csr_widths`)."""
     widths = {"index_bits": index_bits, "pointer_bits": pointer_bits}
     return {
         "density": {tensor: density},
@@ -279,9 +279,13 @@ def _parsed(
     inputs, kind = _body(match["op"], match["body"].strip())
     projections = []
     for tensor, index in (*out, *inputs):
-        own = {field: by[tensor] for field, by in given.items() if field != "size" and tensor in by}
+        attributes = {
+            field: by_tensor[tensor]
+            for field, by_tensor in given.items()
+            if field != "size" and tensor in by_tensor
+        }
         projections.append(
-            Projection(tensor, _dims(tensor, index, extents, given["size"].get(tensor)), **own)
+            Projection(tensor, _dims(tensor, index, extents, given["size"].get(tensor)), **attributes)
         )
     _check(projections, given)
     _check_widths(projections, given)
@@ -311,13 +315,15 @@ def _body(op: str, body: str) -> tuple[list[tuple[str, str]], str]:
 
 
 def _dims(
-    tensor: str, index: str, extents: Mapping[str, int], stored: Sequence[int] | None
+    tensor: str, index: str, extents: Mapping[str, int], stored_shape: Sequence[int] | None
 ) -> tuple[Dim, ...]:
     parts = [re.sub(r"\s", "", part) for part in index.split(",")] if index.strip() else []
-    if not parts and stored in (None, (), (1,)):
+    if not parts and stored_shape in (None, (), (1,)):
         return ()
-    if stored is not None and len(stored) != len(parts):
-        raise WorkloadError(f"tensor {tensor} has {len(parts)} dimensions, its size names {len(stored)}")
+    if stored_shape is not None and len(stored_shape) != len(parts):
+        raise WorkloadError(
+            f"tensor {tensor} has {len(parts)} dimensions, its size names {len(stored_shape)}"
+        )
     dims = []
     for position, part in enumerate(parts):
         terms, offset = _affine(tensor, part)
@@ -326,7 +332,7 @@ def _dims(
             known = ", ".join(extents)
             raise WorkloadError(f"rank {unknown[0]} of tensor {tensor} has no extent; known: {known}")
         hull = offset + sum(max(c, 0) * (extents[rank] - 1) for rank, c in terms) + 1
-        dims.append(Dim(terms, offset, max(hull, 1) if stored is None else int(stored[position])))
+        dims.append(Dim(terms, offset, max(hull, 1) if stored_shape is None else int(stored_shape[position])))
     return tuple(dims)
 
 
@@ -371,24 +377,26 @@ def _check(projections: Sequence[Projection], given: Mapping[str, Mapping[str, o
             raise WorkloadError(f"tensor {p.tensor} cannot be csr; only an input with rows can")
     if len(names) != len(set(names)):
         raise WorkloadError("a tensor stands twice; give its second access a name of its own")
-    for what, by in given.items():
-        for tensor in set(by) - set(names):
-            had = ", ".join(names)
-            raise WorkloadError(f"{what} names tensor {tensor}, which it does not have; it has {had}")
+    for what, by_tensor in given.items():
+        for tensor in set(by_tensor) - set(names):
+            tensors = ", ".join(names)
+            raise WorkloadError(f"{what} names tensor {tensor}, which it does not have; it has {tensors}")
 
 
 def _check_widths(projections: Sequence[Projection], given: Mapping[str, Mapping[str, int]]) -> None:
     for p in projections:
-        held = (f"{p.dims[-1].size} columns", f"{nonzeros(p.density, p.stored_elems())} nonzeros")
-        for what, least, many in zip(("index_bits", "pointer_bits"), least_widths(p), held, strict=True):
+        contents = (f"{p.dims[-1].size} columns", f"{nonzeros(p.density, p.stored_elems())} nonzeros")
+        for what, min_width, content in zip(
+            ("index_bits", "pointer_bits"), min_csr_widths(p), contents, strict=True
+        ):
             width = given[what].get(p.tensor)
             if width is not None and p.format != "csr":
                 raise WorkloadError(
                     f"{what} names tensor {p.tensor}, which is {p.format}; only a csr tensor has them"
                 )
-            if width is not None and width < least:
+            if width is not None and width < min_width:
                 raise WorkloadError(
-                    f"{what} of tensor {p.tensor} is {width!r}; its {many} need at least {least}"
+                    f"{what} of tensor {p.tensor} is {width!r}; its {content} need at least {min_width}"
                 )
 
 
@@ -396,16 +404,16 @@ def show(e: Einsum) -> str:
     """Returns the text of an einsum. `einsum` parses it again with the same extents and sizes."""
     inputs = [show_access(p) for p in e.inputs]
     reduces = bool(set(e.sizes()) - e.output.ranks())
-    left, many = show_access(e.output), len(inputs) > 1
-    if e.kind == "mac" and many:
+    left, has_several = show_access(e.output), len(inputs) > 1
+    if e.kind == "mac" and has_several:
         return f"{left} += {' * '.join(inputs)}"
     if e.kind == "max" and reduces:
         return f"{left} max= {' + '.join(inputs)}"
-    if e.kind == "add" and (reduces or many):
+    if e.kind == "add" and (reduces or has_several):
         return f"{left} {'+=' if reduces else '='} {' + '.join(inputs)}"
-    if e.kind == "mul" and many:
+    if e.kind == "mul" and has_several:
         return f"{left} = {' * '.join(inputs)}"
-    if e.kind == "copy" and not many:
+    if e.kind == "copy" and not has_several:
         return f"{left} = {inputs[0]}"
     return f"{left} = {e.kind}({', '.join(inputs)})"
 
@@ -452,10 +460,10 @@ def compulsory_elems(p: Projection, extents: Mapping[str, int]) -> int:
     >>> compulsory_elems(e.inputs[0], e.sizes())
     8
     """
-    return prod(covered(d, extents) for d in p.dims)
+    return prod(covered_span(d, extents) for d in p.dims)
 
 
-def covered(d: Dim, extents: Mapping[str, int]) -> int:
+def covered_span(d: Dim, extents: Mapping[str, int]) -> int:
     """Returns how many positions the indices of a dimension span, clipped to the stored ones. 0: all of them
     are outside.
     """
@@ -468,8 +476,8 @@ def squeezed(e: Einsum) -> Einsum:
     Counts do not change, and a mapper has fewer ranks to place. If all ranks have extent 1, the first one
     remains.
     """
-    kept = tuple((rank, n) for rank, n in e.extents if n > 1) or e.extents[:1]
-    names = {rank for rank, _ in kept}
+    extents = tuple((rank, n) for rank, n in e.extents if n > 1) or e.extents[:1]
+    names = {rank for rank, _ in extents}
 
     def slim(p: Projection) -> Projection:
         dims = [replace(d, terms=tuple(t for t in d.terms if t[0] in names)) for d in p.dims]
@@ -477,4 +485,4 @@ def squeezed(e: Einsum) -> Einsum:
         columns = dims[-1] if p.format == "csr" else None
         return replace(p, dims=tuple(d for d in dims if d.terms or d.size > 1 or d.offset or d is columns))
 
-    return e.replaced(slim, extents=kept)
+    return e.map_projections(slim, extents=extents)

@@ -40,11 +40,11 @@ from workloads.einsum import WorkloadError, closest, refuse
 from workloads.lowered import RULES, lowered
 from workloads.operands import disagreement
 from workloads.operators import Shape, names_in
-from workloads.rebind import SCALARS, SHAPES, Batch
+from workloads.rebind import SCALAR_OUTPUTS, SHAPE_INPUTS, Batch
 
 FREE = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"}
 # operators that compute shapes: evaluated where the values of all inputs are known
-ON_SHAPES = names_in(
+SHAPE_OPERATORS = names_in(
     "Gather Concat Unsqueeze Squeeze Slice Cast Add Sub Mul Div Floor Ceil Min Max Mod Neg Abs Range Equal "
     "Less Greater Not And Or Where Expand Reshape Identity ReduceProd ReduceSum ReduceMax ReduceMin "
     "Transpose Flatten Split"
@@ -53,7 +53,7 @@ RECURRENT = {"LSTM": 4, "GRU": 3, "RNN": 1}  # operator -> its gates
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 QUANTISED = ("QuantizeLinear", "DequantizeLinear")
 SMALL_INTS, SMALL_FLOATS = 4096, 16  # elements of the largest constants whose values are kept
-NEWEST = onnx.defs.onnx_opset_version()
+NEWEST_OPSET = onnx.defs.onnx_opset_version()
 Types = dict[str, TypeProto]
 
 
@@ -67,7 +67,7 @@ class Facts:
     warnings: what the file has that the ONNX standard does not know
     trips: first output of a node in a loop -> how often the node runs
     loop_state: states that one trip of a loop leaves to the next
-    stored: tensor -> the element type in which it is stored, where it is computed in another one
+    stored_types: tensor -> the element type in which it is stored, where it is computed in another one
     """
 
     types: dict[str, TypeProto] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Facts:
     warnings: list[str] = field(default_factory=list)
     trips: dict[str, int] = field(default_factory=dict)
     loop_state: set[str] = field(default_factory=set)
-    stored: dict[str, int] = field(default_factory=dict)
+    stored_types: dict[str, int] = field(default_factory=dict)
 
     def declare(self, tensor: str, kind: int, shape: Sequence[int]) -> None:
         """Records the element type and the shape of a tensor."""
@@ -91,7 +91,7 @@ class Facts:
 
     def stored_type(self, tensor: str) -> int:
         """Element type in which a tensor is stored; 0: not known."""
-        return self.stored.get(tensor, self.kind(tensor) if tensor in self.types else 0)
+        return self.stored_types.get(tensor, self.kind(tensor) if tensor in self.types else 0)
 
     def shape(self, tensor: str) -> Shape | None:
         """Shape of a tensor; None unless every dimension is known."""
@@ -105,7 +105,7 @@ class Facts:
         """True if a tensor is of a floating-point type; its type must be known."""
         return self.kind(tensor) in FLOATS
 
-    def seen(self, tensors: Iterable[str]) -> str:
+    def shapes_text(self, tensors: Iterable[str]) -> str:
         """Tensors and their shapes, as far as known, for messages."""
         shapes = ((t, self.shape(t)) for t in tensors)
         return ", ".join(f"{t} {list(shape)}" for t, shape in shapes if shape is not None)
@@ -127,14 +127,14 @@ def title(node: NodeProto) -> str:
 
 def ordered(where: str, graph: GraphProto) -> list[NodeProto]:
     """Nodes, producers first. Raises for tensors made twice or never, and for cycles."""
-    broken = [
+    damaged = [
         i
         for i, n in enumerate(graph.node)
         if any(isinstance(t, bytes) for t in (n.op_type, n.domain, n.name, *n.input, *n.output))
     ]
-    if broken:
+    if damaged:
         raise WorkloadError(
-            f"{where}: operator number {broken[0]} has a name that is no text; the file is damaged, "
+            f"{where}: operator number {damaged[0]} has a name that is no text; the file is damaged, "
             "export it again"
         )
     given = {i.name for i in (*graph.input, *graph.initializer)}
@@ -171,11 +171,11 @@ def ordered(where: str, graph: GraphProto) -> list[NodeProto]:
 ANONYMOUS = {"", "?", "*", "-1", "None", "none", "unk", "unknown", "dynamic"}
 
 
-def _dimension(d: TensorShapeProto.Dimension, place: str) -> int | str:
-    """Size of a dimension, or its symbol; `place` where it has no symbol of its own."""
+def _dimension(d: TensorShapeProto.Dimension, label: str) -> int | str:
+    """Size of a dimension, or its symbol; `label` where it has no symbol of its own."""
     if d.HasField("dim_value") and d.dim_value > 0:
         return int(d.dim_value)
-    return place if d.dim_param in ANONYMOUS else str(d.dim_param)
+    return label if d.dim_param in ANONYMOUS else str(d.dim_param)
 
 
 def feeds_of(
@@ -193,9 +193,9 @@ def feeds_of(
         shape = i.type.tensor_type.shape.dim
         dims[i.name] = [_dimension(d, f"{i.name}[{at}]") for at, d in enumerate(shape)]
     symbols = list(dict.fromkeys(d for shape in dims.values() for d in shape if isinstance(d, str)))
-    leading = next((shape[0] for shape in dims.values() if shape), None)
-    faults += _bind_faults(where, bind, symbols, batch, leading)
-    bound = bind if batch is None or not isinstance(leading, str) else {leading: batch, **bind}
+    first_dim = next((shape[0] for shape in dims.values() if shape), None)
+    faults += _bind_faults(where, bind, symbols, batch, first_dim)
+    bound = bind if batch is None or not isinstance(first_dim, str) else {first_dim: batch, **bind}
     for s in (s for s in symbols if s not in bound):
         key = s if re.fullmatch(r"\w+", s) else f'"{s}"'
         faults.append(
@@ -203,19 +203,23 @@ def feeds_of(
             f"bind: {{{key}: 1}} in a study"
         )
     refuse(faults)
-    written = {i: tuple(bound[d] if isinstance(d, str) else d for d in shape) for i, shape in dims.items()}
-    if batch is None or leading == batch or not isinstance(leading, int):
-        return written, None
-    return {i: (batch, *written[i][1:]) if dims[i][:1] == [leading] else written[i] for i in dims}, written
+    file_shapes = {
+        i: tuple(bound[d] if isinstance(d, str) else d for d in shape) for i, shape in dims.items()
+    }
+    if batch is None or first_dim == batch or not isinstance(first_dim, int):
+        return file_shapes, None
+    return {
+        i: (batch, *file_shapes[i][1:]) if dims[i][:1] == [first_dim] else file_shapes[i] for i in dims
+    }, file_shapes
 
 
 def _bind_faults(
-    where: str, bind: dict[str, int], symbols: list[str], batch: int | None, leading: int | str | None
+    where: str, bind: dict[str, int], symbols: list[str], batch: int | None, first_dim: int | str | None
 ) -> Iterator[str]:
     for symbol, size in bind.items():
         if symbol not in symbols:
-            known = f"symbols are: {', '.join(symbols) or 'none, all sizes are given'}"
-            hint = closest(symbol, symbols, known)
+            hint_else = f"symbols are: {', '.join(symbols) or 'none, all sizes are given'}"
+            hint = closest(symbol, symbols, hint_else)
             yield f'{where}: bind names "{symbol}", which no input has; {hint}'
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             yield f"{where}: bind {symbol} = {size!r} must be a whole number of at least 1"
@@ -223,11 +227,11 @@ def _bind_faults(
         return
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
         yield f"{where}: batch = {batch!r} must be a whole number of at least 1"
-    elif leading is None:
+    elif first_dim is None:
         yield f"{where}: batch = {batch}, but no input has a first dimension to rebind"
-    elif isinstance(leading, str) and bind.get(leading, batch) != batch:
+    elif isinstance(first_dim, str) and bind.get(first_dim, batch) != batch:
         yield (
-            f"{where}: batch = {batch} and bind {leading} = {bind[leading]} both size the first "
+            f"{where}: batch = {batch} and bind {first_dim} = {bind[first_dim]} both size the first "
             "dimension of the inputs; drop one"
         )
 
@@ -236,7 +240,7 @@ def _bind_faults(
 class Walk:
     """A walk over the graph, and the facts that it collects.
 
-    before: facts at the batch that the file fixes, if another one is asked for
+    file_facts: facts at the batch that the file fixes, if another one is asked for
     batch: that other batch; None: the file's
     opsets: domain -> version of its operator set; "" is ONNX's own domain
     """
@@ -245,7 +249,7 @@ class Walk:
     model: ModelProto
     nodes: list[NodeProto]
     facts: Facts = field(default_factory=Facts)
-    before: Facts = field(default_factory=Facts)
+    file_facts: Facts = field(default_factory=Facts)
     batch: Batch | None = None
     opsets: dict[str, int] = field(init=False)
 
@@ -272,51 +276,51 @@ def facts_of(walk: Walk, feeds: Mapping[str, Shape]) -> tuple[Facts, list[NodePr
     for i in graph.input:
         if i.name in feeds:
             facts.declare(i.name, i.type.tensor_type.elem_type, feeds[i.name])
-            old = walk.before.shape(i.name)
-            if walk.batch and old and old != feeds[i.name]:
-                walk.batch.inherit(i.name, 0, old, iter(()))
+            file_shape = walk.file_facts.shape(i.name)
+            if walk.batch and file_shape and file_shape != feeds[i.name]:
+                walk.batch.inherit(i.name, 0, file_shape, iter(()))
     for s in graph.sparse_initializer:
         facts.declare(s.values.name, s.values.data_type, s.dims)
         facts.constants.add(s.values.name)
-    return facts, _inside(walk, walk.nodes, graph.initializer, walk.declared())
+    return facts, _walk_graph(walk, walk.nodes, graph.initializer, walk.declared())
 
 
 def _constant(where: str, t: TensorProto, facts: Facts) -> None:
     facts.declare(t.name, t.data_type, t.dims)
-    if t.data_location != TensorProto.EXTERNAL and _small(t.data_type, prod(t.dims)):
+    if t.data_location != TensorProto.EXTERNAL and _is_small(t.data_type, prod(t.dims)):
         facts.values[t.name] = _array(where, t)
     facts.constants.add(t.name)
 
 
-def _walked(walk: Walk, node: NodeProto, declared: Types) -> list[NodeProto]:
+def _expand_node(walk: Walk, node: NodeProto, declared: Types) -> list[NodeProto]:
     """The nodes that stand for a node: itself, the branch of an If whose condition is constant, the body of a
     loop, or ONNX's own operators for one of onnxruntime.
     """
     facts = walk.facts
-    if node.op_type == "If" and (taken := facts.values.get(node.input[0])) is not None:
-        return _inside(walk, *bodies.branch(node, bool(taken)), declared)
+    if node.op_type == "If" and (condition := facts.values.get(node.input[0])) is not None:
+        return _walk_graph(walk, *bodies.branch(node, bool(condition)), declared)
     if node.domain == bodies.LINKS:
-        _link(node, facts)
+        _record_link(node, facts)
         return [node]
     if node.op_type in ("Loop", "Scan") and walk.batch is None:
         try:
-            found = bodies.body(node, {i: facts.shape(i) for i in node.input}, facts.values)
+            body = bodies.body(node, {i: facts.shape(i) for i in node.input}, facts.values)
         except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError):
             raise walk.fault(node, "its body does not fit its inputs; export it again") from None
-        if found is not None:
-            return _repeated(walk, node, found, declared)
-    known = [i for i in node.input if i in facts.types]
-    shapes = {i: shape for i in known if (shape := facts.shape(i)) is not None}
-    if (site := lowered(node, shapes, {i: facts.kind(i) for i in known})) is not None:
-        if site.wrong:
-            raise walk.fault(node, site.wrong)
+        if body is not None:
+            return _walk_loop(walk, node, body, declared)
+    typed_inputs = [i for i in node.input if i in facts.types]
+    shapes = {i: shape for i in typed_inputs if (shape := facts.shape(i)) is not None}
+    if (site := lowered(node, shapes, {i: facts.kind(i) for i in typed_inputs})) is not None:
+        if site.fault:
+            raise walk.fault(node, site.fault)
         for name, (kind, size) in site.constants.items():
             facts.declare(name, kind, size)
             facts.constants.add(name)
-        newest = copy(walk)
-        newest.opsets = walk.opsets | {"": NEWEST}
-        return _inside(newest, site.nodes, (), declared)
-    if walk.batch is None or not any(i in walk.batch.places for i in reads(node)):
+        newest_walk = copy(walk)
+        newest_walk.opsets = walk.opsets | {"": NEWEST_OPSET}
+        return _walk_graph(newest_walk, site.nodes, (), declared)
+    if walk.batch is None or not any(i in walk.batch.positions for i in reads(node)):
         _infer(walk, node, declared)
     else:
         node = _rebound(walk, walk.batch, node)
@@ -324,7 +328,7 @@ def _walked(walk: Walk, node: NodeProto, declared: Types) -> list[NodeProto]:
     return [node]
 
 
-def _inside(
+def _walk_graph(
     walk: Walk, nodes: Iterable[NodeProto], constants: Iterable[TensorProto], declared: Types
 ) -> list[NodeProto]:
     """Walk the constants and nodes of the whole graph, or of a graph inside an operator (a branch or body).
@@ -332,33 +336,33 @@ def _inside(
     """
     for t in constants:
         _constant(walk.where, t, walk.facts)
-    return [n for part in nodes for n in _walked(walk, part, declared)]
+    return [n for part in nodes for n in _expand_node(walk, part, declared)]
 
 
-def _link(node: NodeProto, facts: Facts) -> None:
+def _record_link(node: NodeProto, facts: Facts) -> None:
     """Records the type of a link's result. It is never marked constant: even if the first trip reads a
     constant through the link, later trips may not.
     """
     source, shape = node.input[0], facts.shape(node.input[0])
     if shape is not None:
-        facts.declare(node.output[0], facts.kind(source), bodies.linked(node, shape))
+        facts.declare(node.output[0], facts.kind(source), bodies.shape_after_link(node, shape))
 
 
-def _repeated(walk: Walk, node: NodeProto, found: bodies.Body, declared: Types) -> list[NodeProto]:
+def _walk_loop(walk: Walk, node: NodeProto, body: bodies.Body, declared: Types) -> list[NodeProto]:
     """The nodes of a loop's body, with how often each of them runs recorded. Raises where a state changes its
     shape from trip to trip.
     """
     facts = walk.facts
-    if found.counter:
-        facts.declare(found.counter, TensorProto.INT64, ())
-    nodes = _inside(walk, found.nodes, found.constants, declared)
-    for before, after in found.states:
+    if body.counter:
+        facts.declare(body.counter, TensorProto.INT64, ())
+    nodes = _walk_graph(walk, body.nodes, body.constants, declared)
+    for before, after in body.states:
         if facts.shape(before) != facts.shape(after):
             shapes = f"{list(facts.shape(before) or ())} to {list(facts.shape(after) or ())}"
             raise walk.fault(node, f"its state {after} changes from {shapes} in a trip; unroll it on export")
     for n in nodes:
-        facts.trips[n.output[0]] = facts.trips.get(n.output[0], 1) * found.trips
-    facts.loop_state.update(after for _, after in found.states)
+        facts.trips[n.output[0]] = facts.trips.get(n.output[0], 1) * body.trips
+    facts.loop_state.update(after for _, after in body.states)
     return nodes
 
 
@@ -367,95 +371,98 @@ def _rebound(walk: Walk, batch: Batch, node: NodeProto) -> NodeProto:
     adapted if that is needed. Raises if no adaptation gives outputs that grow with the batch.
     """
     types = walk.facts.types
-    sources = [(i, shape) for i in reads(node) if (shape := walk.before.shape(i)) is not None]
+    sources = [(i, shape) for i in reads(node) if (shape := walk.file_facts.shape(i)) is not None]
     outputs = [o for o in node.output if o]
     if node.op_type in ("Shape", "Size"):
         _infer(walk, node, {})
         return node
-    for at in SCALARS.get(node.op_type, ()):
-        batch.scalars.update(node.output[at : at + 1])
-    for way in _ways(node, walk, batch):
-        tried = {o: types.pop(o, None) for o in outputs}
+    for position in SCALAR_OUTPUTS.get(node.op_type, ()):
+        batch.scalars.update(node.output[position : position + 1])
+    for version in _versions(node, walk, batch):
+        old_types = {o: types.pop(o, None) for o in outputs}
         try:
-            _infer(walk, way, {})
+            _infer(walk, version, {})
         except WorkloadError:
-            types.update({o: t for o, t in tried.items() if t is not None})
+            types.update({o: t for o, t in old_types.items() if t is not None})
             continue
         if all(_grew(o, walk, batch, sources) for o in outputs):
-            return way
+            return version
     raise WorkloadError(
         f"{walk.where}: batch = {batch.new}: {title(node)}: the batch {batch.old} that the file fixes cannot "
-        f"be replaced here (at batch {batch.old} it reads {walk.before.seen(reads(node))}); export the model "
+        f"be replaced here (at batch {batch.old} it reads "
+        f"{walk.file_facts.shapes_text(reads(node))}); export the model "
         f"with batch {batch.new}, or with a symbolic batch"
     )
 
 
 def _grew(output: str, walk: Walk, batch: Batch, sources: Sequence[tuple[str, Shape]]) -> bool:
     """Whether an output has as many samples as the new batch; if so, records in which dimension they lie."""
-    before, after = walk.before.shape(output), walk.facts.shape(output)
+    before, after = walk.file_facts.shape(output), walk.facts.shape(output)
     if output in batch.scalars:
         return before == after
     if before is None or after is None:
         return before is after
-    if output in batch.places:  # of a Reshape, for which `_ways` has recorded it
-        return batch.grown(before, after) == batch.places[output].axis
-    axis = batch.grown(before, after)
+    if output in batch.positions:  # of a Reshape, for which `_versions` has recorded it
+        return batch.grown_axis(before, after) == batch.positions[output].axis
+    axis = batch.grown_axis(before, after)
     if axis is not None:
         batch.inherit(output, axis, before, iter(sources))
     return axis is not None
 
 
-def _ways(node: NodeProto, walk: Walk, batch: Batch) -> Iterator[NodeProto]:
+def _versions(node: NodeProto, walk: Walk, batch: Batch) -> Iterator[NodeProto]:
     """The versions of a node to try: as it is, then with one constant grown in one dimension (or one number
     of it, where it is a shape). A Reshape has one version only: the batch stays in its dimension.
     """
     facts = walk.facts
-    if node.op_type == "Reshape" and node.input[0] in batch.places:
-        old, result = walk.before.shape(node.input[0]), walk.before.shape(node.output[0])
+    if node.op_type == "Reshape" and node.input[0] in batch.positions:
+        old, result = walk.file_facts.shape(node.input[0]), walk.file_facts.shape(node.output[0])
         if old is not None and result is not None:
             new = batch.reshaped(node.input[0], node.output[0], old, result)
             if new is not None and prod(new) == prod(facts.shape(node.input[0]) or ()):
-                yield _with(node, 1, np.array(new, np.int64), facts)
+                yield _with_constant(node, 1, np.array(new, np.int64), facts)
         return
     if node.op_type in RECURRENT:  # ONNX's shape rule does not check the initial states
-        for at, tensor in enumerate(node.input):
-            state = facts.shape(tensor) if at in (5, 6) and tensor in facts.constants else None
+        for position, tensor in enumerate(node.input):
+            state = facts.shape(tensor) if position in (5, 6) and tensor in facts.constants else None
             if state is not None and len(state) == 3 and state[1] == batch.old:
-                node = _with(node, at, (state[0], batch.scaled(state[1]) or 0, state[2]), facts)
+                node = _with_constant(
+                    node, position, (state[0], batch.scaled(state[1]) or 0, state[2]), facts
+                )
         yield node
         return
     yield node
-    for at, tensor in enumerate(node.input):
+    for position, tensor in enumerate(node.input):
         shape, value = facts.shape(tensor), facts.values.get(tensor)
         if tensor not in facts.constants or shape is None:
             continue
-        if at not in SHAPES.get(node.op_type, ()):
-            for grown in _grown(shape, batch):
-                yield _with(node, at, grown, facts)
+        if position not in SHAPE_INPUTS.get(node.op_type, ()):
+            for grown in _each_scaled(shape, batch):
+                yield _with_constant(node, position, grown, facts)
         elif value is not None and value.ndim == 1 and value.dtype.kind == "i":
-            for grown in _grown(value.tolist(), batch):
-                yield _with(node, at, np.array(grown, value.dtype), facts)
+            for grown in _each_scaled(value.tolist(), batch):
+                yield _with_constant(node, position, np.array(grown, value.dtype), facts)
 
 
-def _grown(sizes: Sequence[int], batch: Batch) -> Iterator[Shape]:
+def _each_scaled(sizes: Sequence[int], batch: Batch) -> Iterator[Shape]:
     """Per size, the sizes with this one at the new batch, if that is a whole number."""
     for i, size in enumerate(sizes):
         if size > 0 and (new := batch.scaled(size)):
             yield (*sizes[:i], new, *sizes[i + 1 :])
 
 
-def _with(node: NodeProto, at: int, given: Array | Shape, facts: Facts) -> NodeProto:
-    """The node with a new constant as input `at`. given: its values, or the shape of an unknown one."""
-    old, own = node.input[at], f"{node.input[at]}:{node.output[0]}"
-    facts.declare(own, facts.kind(old), given if isinstance(given, tuple) else given.shape)
+def _with_constant(node: NodeProto, position: int, given: Array | Shape, facts: Facts) -> NodeProto:
+    """The node with a new constant as input `position`. given: its values, or the shape of an unknown one."""
+    old, name = node.input[position], f"{node.input[position]}:{node.output[0]}"
+    facts.declare(name, facts.kind(old), given if isinstance(given, tuple) else given.shape)
     if not isinstance(given, tuple):
-        facts.values[own] = given
-    facts.constants.add(own)
-    facts.view_of[own] = facts.view_of.get(old, old)
-    if old in facts.stored:
-        facts.stored[own] = facts.stored[old]
+        facts.values[name] = given
+    facts.constants.add(name)
+    facts.view_of[name] = facts.view_of.get(old, old)
+    if old in facts.stored_types:
+        facts.stored_types[name] = facts.stored_types[old]
     changed = deepcopy(node)
-    changed.input[at] = own
+    changed.input[position] = name
     return changed
 
 
@@ -469,7 +476,7 @@ def _array(where: str, t: TensorProto) -> Array:
         ) from None
 
 
-def _small(elem_type: int, elems: int) -> bool:
+def _is_small(elem_type: int, elems: int) -> bool:
     return elem_type != TensorProto.STRING and elems <= (SMALL_FLOATS if elem_type in FLOATS else SMALL_INTS)
 
 
@@ -480,20 +487,20 @@ def _infer(walk: Walk, node: NodeProto, declared: Types) -> None:
     Raises WorkloadError where the operands do not fit together, whatever the file declares.
     """
     facts, domain = walk.facts, node.domain if node.domain != "ai.onnx" else ""
-    known = onnx.defs.has(node.op_type, walk.opsets.get(domain, 1), domain)
+    is_standard = onnx.defs.has(node.op_type, walk.opsets.get(domain, 1), domain)
     shapes = [facts.shape(i) if i else None for i in node.input]
-    standard = domain == "" or domain.startswith("com.microsoft")
-    if standard and (wrong := _disagreement(node, shapes)):
+    is_checked = domain == "" or domain.startswith("com.microsoft")
+    if is_checked and (wrong := _disagreement(node, shapes)):
         raise walk.fault(node, wrong)
-    if known and all(i in facts.types for i in node.input if i):
-        _infer_known(walk, node, domain, declared)
+    if is_standard and all(i in facts.types for i in node.input if i):
+        _infer_standard(walk, node, domain, declared)
     elif (rule := RULES.get(node.op_type)) and domain.startswith("com.microsoft"):
-        own = [s for s in shapes if s is not None]
-        shape = rule(own, attributes(node)) if len(own) == len(shapes) else None
+        known_shapes = [s for s in shapes if s is not None]
+        shape = rule(known_shapes, attributes(node)) if len(known_shapes) == len(shapes) else None
         if shape is not None:
             facts.declare(node.output[0], facts.kind(node.input[0]), shape)
     for output in filter(None, node.output):
-        if facts.shape(output) is None and known and not _has_graph(node):
+        if facts.shape(output) is None and is_standard and not _has_graph(node):
             facts.refusals[output] = _second_opinion(node, facts, walk.model)
         if facts.shape(output) is None and output in declared and not facts.refusals.get(output):
             facts.types[output] = declared[output]
@@ -508,7 +515,7 @@ def _disagreement(node: NodeProto, shapes: Sequence[Shape | None]) -> str:
         return f"its attributes and shapes do not fit ({type(fault).__name__}): {', '.join(seen)}"
 
 
-def _infer_known(walk: Walk, node: NodeProto, domain: str, declared: Types) -> None:
+def _infer_standard(walk: Walk, node: NodeProto, domain: str, declared: Types) -> None:
     """Types of a node's outputs by ONNX's shape rule. The rule may fail for an operator with a subgraph if
     the file declares all its outputs.
     """
@@ -519,57 +526,64 @@ def _infer_known(walk: Walk, node: NodeProto, domain: str, declared: Types) -> N
     data = {i: numpy_helper.from_array(np.asarray(facts.values[i]), i) for i in inputs if i in facts.values}
     imports = [helper.make_opsetid(name, version) for name, version in walk.opsets.items()]
     try:
-        eased, types, lines = _eased(schema, _explicit(node), types)
+        relaxed, types, warnings = _relaxed(schema, _explicit(node), types)
         found = shape_inference.infer_node_outputs(
-            schema, eased, types, data, opset_imports=imports, ir_version=walk.model.ir_version
+            schema, relaxed, types, data, opset_imports=imports, ir_version=walk.model.ir_version
         )
     except (onnx.checker.ValidationError, shape_inference.InferenceError, KeyError, ValueError) as fault:
         if _has_graph(node) and all(o in declared for o in node.output if o):
             return
-        seen = facts.seen(inputs) or "tensors of shapes that are not known"
+        seen = facts.shapes_text(inputs) or "tensors of shapes that are not known"
         why = " ".join(str(fault).replace("[ShapeInferenceError]", "").split())[:200]
         raise walk.fault(node, f"{why}; it reads {seen}") from None
-    given = next((facts.kind(i) for i in inputs if types[i] is not facts.types[i]), None)
-    for name, own in found.items():
-        if given is not None and own.tensor_type.elem_type == TensorProto.FLOAT:
-            own.tensor_type.elem_type = given
-        facts.types[name] = own
-    facts.warnings += [f"{walk.where}: {title(node)}: {line}" for line in lines]
+    elem_type = next((facts.kind(i) for i in inputs if types[i] is not facts.types[i]), None)
+    for name, inferred in found.items():
+        if elem_type is not None and inferred.tensor_type.elem_type == TensorProto.FLOAT:
+            inferred.tensor_type.elem_type = elem_type
+        facts.types[name] = inferred
+    facts.warnings += [f"{walk.where}: {title(node)}: {line}" for line in warnings]
 
 
-def _eased(schema: Any, node: NodeProto, types: Types) -> tuple[NodeProto, Types, list[str]]:
+def _relaxed(schema: Any, node: NodeProto, types: Types) -> tuple[NodeProto, Types, list[str]]:
     """A node and its input types, changed so that ONNX's shape rule accepts them, and a warning per change.
     Attributes that the standard does not know are left out; element types that it does not allow become
     float, which changes no shape.
     """
-    strange = [a.name for a in node.attribute if isinstance(a.name, str) and a.name not in schema.attributes]
-    lines = [
-        f"attribute {name}: the standard has none of that name for {node.op_type}; it is left out"
-        for name in strange
+    unknown_attrs = [
+        a.name for a in node.attribute if isinstance(a.name, str) and a.name not in schema.attributes
     ]
-    if strange:
-        kept = [a for a in node.attribute if a.name not in strange]
+    warnings = [
+        f"attribute {name}: the standard has none of that name for {node.op_type}; it is left out"
+        for name in unknown_attrs
+    ]
+    if unknown_attrs:
+        known_attrs = [a for a in node.attribute if a.name not in unknown_attrs]
         node = deepcopy(node)
         del node.attribute[:]
-        node.attribute.extend(kept)
+        node.attribute.extend(known_attrs)
     count = len(schema.inputs)
-    places = [schema.inputs[min(at, count - 1)] for at in range(len(node.input))] if count else []
-    formal = [place.type_str if place.is_homogeneous else "" for place in places]
-    own = {i: f"tensor({_type_name(types[i])})" for i in node.input if i and types[i].HasField("tensor_type")}
-    for one in schema.type_constraints:
-        known = set(one.allowed_type_strs)
-        of = [
-            i for i, form in zip(node.input, formal, strict=True) if form == one.type_param_str and i in own
+    formal_inputs = [schema.inputs[min(at, count - 1)] for at in range(len(node.input))] if count else []
+    type_params = [place.type_str if place.is_homogeneous else "" for place in formal_inputs]
+    input_types = {
+        i: f"tensor({_type_name(types[i])})" for i in node.input if i and types[i].HasField("tensor_type")
+    }
+    for constraint in schema.type_constraints:
+        allowed = set(constraint.allowed_type_strs)
+        members = [
+            i
+            for i, form in zip(node.input, type_params, strict=True)
+            if form == constraint.type_param_str and i in input_types
         ]
-        kinds = {own[i] for i in of}
-        if (kinds <= known and len(kinds) <= 1) or "tensor(float)" not in known:
+        kinds = {input_types[i] for i in members}
+        if (kinds <= allowed and len(kinds) <= 1) or "tensor(float)" not in allowed:
             continue
-        lines.append(
-            f"{', '.join(f'{i} {own[i]}' for i in of)}: types that the standard does not allow for "
+        warnings.append(
+            f"{', '.join(f'{i} {input_types[i]}' for i in members)}: types that the standard does "
+            "not allow for "
             f"{node.op_type}; counted as they are"
         )
-        types = types | {i: _as_float(types[i]) for i in of}
-    return node, types, lines
+        types = types | {i: _as_float(types[i]) for i in members}
+    return node, types, warnings
 
 
 def _as_float(kind: TypeProto) -> TypeProto:
@@ -599,7 +613,7 @@ def _second_opinion(node: NodeProto, facts: Facts, model: ModelProto) -> str:
     """Records the output types that ONNX infers for a graph of this node alone, which works for operators
     that are defined as functions. Returns the error if that fails, else "".
     """
-    graph = _alone(node, facts, [i for i in reads(node) if i in facts.types])
+    graph = _single_node_graph(node, facts, [i for i in reads(node) if i in facts.types])
     single = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
     try:
         found = shape_inference.infer_shapes(single, strict_mode=True)
@@ -610,7 +624,7 @@ def _second_opinion(node: NodeProto, facts: Facts, model: ModelProto) -> str:
     return ""
 
 
-def _alone(node: NodeProto, facts: Facts, inputs: Iterable[str]) -> GraphProto:
+def _single_node_graph(node: NodeProto, facts: Facts, inputs: Iterable[str]) -> GraphProto:
     """A graph of one node."""
     given = [helper.make_value_info(i, facts.types[i]) for i in dict.fromkeys(inputs)]
     results = [helper.make_empty_tensor_value_info(o) for o in node.output if o]
@@ -621,32 +635,32 @@ def _fold(walk: Walk, node: NodeProto) -> None:
     """Mark outputs as constant, and keep small values that shapes may depend on. The result of
     DequantizeLinear, or of a Cast of a constant, counts as stored in the type of its input; so do its views.
     """
-    facts, seen = walk.facts, reads(node)
-    constant = all(i in facts.constants for i in seen)
-    if seen and (
+    facts, operands = walk.facts, reads(node)
+    constant = all(i in facts.constants for i in operands)
+    if operands and (
         node.op_type == "DequantizeLinear"
-        or (node.op_type in FREE | {"Transpose"} and node.input[0] in facts.stored)
+        or (node.op_type in FREE | {"Transpose"} and node.input[0] in facts.stored_types)
         or (constant and node.op_type in ("Cast", *QUANTISED))
     ):
-        typed = node.output if node.op_type == "QuantizeLinear" else node.input
-        facts.stored[node.output[0]] = facts.stored_type(typed[0])
-    of_shape = node.op_type in ("Shape", "Size") and facts.shape(node.input[0]) is not None
-    if not of_shape and not constant:
+        typed_by = node.output if node.op_type == "QuantizeLinear" else node.input
+        facts.stored_types[node.output[0]] = facts.stored_type(typed_by[0])
+    reads_shape = node.op_type in ("Shape", "Size") and facts.shape(node.input[0]) is not None
+    if not reads_shape and not constant:
         return
     facts.constants.update(o for o in node.output if o)
-    if of_shape or any(i in facts.from_shapes for i in seen):
+    if reads_shape or any(i in facts.from_shapes for i in operands):
         facts.from_shapes.update(node.output)
-    output, first = node.output[0], next((i for i in seen if i in facts.types), "")
+    output, source = node.output[0], next((i for i in operands if i in facts.types), "")
     shape = facts.shape(output)
-    if first and shape is not None and prod(facts.shape(first) or (0,)) == prod(shape):
-        facts.view_of[output] = facts.view_of.get(first, first)
-    if of_shape:
+    if source and shape is not None and prod(facts.shape(source) or (0,)) == prod(shape):
+        facts.view_of[output] = facts.view_of.get(source, source)
+    if reads_shape:
         dims, attrs = facts.shape(node.input[0]) or (), attributes(node)
         part = dims[attrs.get("start", 0) : attrs.get("end", len(dims))]
         facts.values[output] = np.array(part if node.op_type == "Shape" else prod(dims), dtype=np.int64)
-    elif shape is not None and _small(facts.kind(output), prod(shape)) and _wanted(node, facts):
+    elif shape is not None and _is_small(facts.kind(output), prod(shape)) and _may_shape_need(node, facts):
         try:
-            results = _computed(walk, node)
+            results = _evaluate(walk, node)
         except Exception as fault:  # the evaluator does not check the file: any exception may come
             why = " ".join(str(fault).split())[:200]
             raise walk.fault(node, f"its value cannot be computed ({why}); export it again") from None
@@ -654,21 +668,21 @@ def _fold(walk: Walk, node: NodeProto) -> None:
         facts.values.update({o: np.asarray(r) for o, r in zip(outputs, results, strict=False)})
 
 
-def _computed(walk: Walk, node: NodeProto) -> Sequence[Any]:
+def _evaluate(walk: Walk, node: NodeProto) -> Sequence[Any]:
     """Values of a node's outputs. The node is evaluated as a graph of the file's operator sets: for a node by
     itself the reference evaluator takes the newest version of the operator, which may have other attributes.
     """
     inputs = [i for i in node.input if i]
-    evaluator = ReferenceEvaluator(_alone(node, walk.facts, inputs), opsets=dict(walk.opsets))
+    evaluator = ReferenceEvaluator(_single_node_graph(node, walk.facts, inputs), opsets=dict(walk.opsets))
     return list(evaluator.run(None, {i: walk.facts.values[i] for i in inputs}))
 
 
-def _wanted(node: NodeProto, facts: Facts) -> bool:
+def _may_shape_need(node: NodeProto, facts: Facts) -> bool:
     """Whether a shape may depend on this constant. None depends on floats that a ConstantOfShape fills."""
     if node.op_type == "ConstantOfShape":
         return not facts.is_float(node.output[0]) and node.input[0] in facts.values
     known = all(i in facts.values for i in node.input if i)
-    return node.op_type == "Constant" or (node.op_type in ON_SHAPES and known)
+    return node.op_type == "Constant" or (node.op_type in SHAPE_OPERATORS and known)
 
 
 def live_nodes(nodes: Sequence[NodeProto], facts: Facts, results: Sequence[str]) -> list[NodeProto]:

@@ -60,12 +60,18 @@ def gcn(
     """
     g = _graph("gcn", graph, nodes, nnz, features, outputs, (index_bits, pointer_bits))
     net: list[Einsum] = []
-    for i, (x, wide, narrow) in enumerate(_widths(g, layers, hidden)):
+    for i, (x, in_width, out_width) in enumerate(_widths(g, layers, hidden)):
         if order == "aggregate":
-            net += [_neighbours(g, f"Z{i}", x, wide), _dense(g, f"Y{i}", f"Z{i}", f"W{i}", wide, narrow)]
+            net += [
+                _neighbours(g, f"Z{i}", x, in_width),
+                _dense(g, f"Y{i}", f"Z{i}", f"W{i}", in_width, out_width),
+            ]
         else:
-            net += [_dense(g, f"Z{i}", x, f"W{i}", wide, narrow), _neighbours(g, f"Y{i}", f"Z{i}", narrow)]
-        net += [_relu(g, i, narrow)] if i < layers - 1 else []
+            net += [
+                _dense(g, f"Z{i}", x, f"W{i}", in_width, out_width),
+                _neighbours(g, f"Y{i}", f"Z{i}", out_width),
+            ]
+        net += [_relu(g, i, out_width)] if i < layers - 1 else []
     return network(f"gcn:graph={g.name}", net, {"A", "X0"})
 
 
@@ -87,14 +93,14 @@ def graphsage(
     """
     g = _graph("graphsage", graph, nodes, nnz, features, outputs, (index_bits, pointer_bits))
     net: list[Einsum] = []
-    for i, (x, wide, narrow) in enumerate(_widths(g, layers, hidden)):
+    for i, (x, in_width, out_width) in enumerate(_widths(g, layers, hidden)):
         net += [
-            _neighbours(g, f"Z{i}", x, wide),
-            _dense(g, f"N{i}", f"Z{i}", f"W{i}", wide, narrow),
-            _dense(g, f"S{i}", x, f"V{i}", wide, narrow),
-            einsum(f"Y{i}[m,o] = S{i}[m,o] + N{i}[m,o]", {"m": g.nodes, "o": narrow}),
+            _neighbours(g, f"Z{i}", x, in_width),
+            _dense(g, f"N{i}", f"Z{i}", f"W{i}", in_width, out_width),
+            _dense(g, f"S{i}", x, f"V{i}", in_width, out_width),
+            einsum(f"Y{i}[m,o] = S{i}[m,o] + N{i}[m,o]", {"m": g.nodes, "o": out_width}),
         ]
-        net += [_relu(g, i, narrow)] if i < layers - 1 else []
+        net += [_relu(g, i, out_width)] if i < layers - 1 else []
     return network(f"graphsage:graph={g.name}", net, {"A", "X0"})
 
 
@@ -109,8 +115,8 @@ def _neighbours(g: Graph, out: str, x: str, width: int) -> Einsum:
     return einsum(f"{out}[m,n] += A[m,k] * {x}[k,n]", extents, **csr("A", g.nnz / g.nodes**2, *g.widths))
 
 
-def _dense(g: Graph, out: str, x: str, w: str, wide: int, narrow: int) -> Einsum:
-    return einsum(f"{out}[m,o] += {x}[m,n] * {w}[n,o]", {"m": g.nodes, "o": narrow, "n": wide})
+def _dense(g: Graph, out: str, x: str, w: str, in_width: int, out_width: int) -> Einsum:
+    return einsum(f"{out}[m,o] += {x}[m,n] * {w}[n,o]", {"m": g.nodes, "o": out_width, "n": in_width})
 
 
 def _relu(g: Graph, i: int, width: int) -> Einsum:

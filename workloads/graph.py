@@ -31,7 +31,7 @@ class Workload:
     weights: frozenset[str] = frozenset()  # tensors that exist before the run (parameters)
     repeats: tuple[int, ...] = ()  # [i]: how often einsum i runs in a row; (): once each
     parameters: int = 0  # trained numbers of the network, also those folded into other einsums
-    folded: tuple[str, ...] = ()  # operators fused into their producers, at no cost, as text
+    fused: tuple[str, ...] = ()  # operators fused into their producers, at no cost, as text
     moved: tuple[str, ...] = ()  # names of operators that are counted as data movement
     # einsums of unknown operators that could be products; counted as data movement
     unknown: tuple[str, ...] = ()
@@ -76,23 +76,23 @@ def unique(workload: Workload) -> list[Unique]:
     ]
 
 
-def owner(tensor: str, makers: Collection[str]) -> str:
+def base_tensor(tensor: str, makers: Collection[str]) -> str:
     """Returns the tensor that an access belongs to: T for T_again, unless an einsum makes a tensor named
     T_again.
     """
-    first = tensor if tensor in makers else AGAIN.sub("", tensor)
-    return first if first in makers else tensor
+    base = tensor if tensor in makers else AGAIN.sub("", tensor)
+    return base if base in makers else tensor
 
 
-def accessed(tensor: str, names: Collection[str], makers: Collection[str]) -> str:
-    """Returns the tensor that an access belongs to, like `owner`, but resolves T_again also where no einsum
-    makes T. names: of all tensors.
+def base_of_any(tensor: str, names: Collection[str], makers: Collection[str]) -> str:
+    """Returns the tensor that an access belongs to, like `base_tensor`, but resolves T_again also where no
+    einsum makes T. names: of all tensors.
 
     >>> accessed("A_again_1", {"A", "A_again_1"}, ()), accessed("A_again", {"A_again", "B"}, ())
     ('A', 'A_again')
     """
-    first = tensor if tensor in makers else AGAIN.sub("", tensor)
-    return first if first in names else tensor
+    base = tensor if tensor in makers else AGAIN.sub("", tensor)
+    return base if base in names else tensor
 
 
 def dag(einsums: Sequence[Einsum]) -> nx.DiGraph[str]:
@@ -103,7 +103,7 @@ def dag(einsums: Sequence[Einsum]) -> nx.DiGraph[str]:
     makers = {e.output.tensor: e.name for e in einsums}
     for e in einsums:
         graph.add_node(e.name)
-        for tensor in (owner(p.tensor, makers) for p in e.inputs):
+        for tensor in (base_tensor(p.tensor, makers) for p in e.inputs):
             if tensor in makers:
                 graph.add_edge(makers[tensor], e.name, tensor=tensor)
     return graph
@@ -116,20 +116,22 @@ def in_order(name: str, einsums: Sequence[Einsum]) -> tuple[Einsum, ...]:
     a cycle.
     """
     faults = []
-    made: dict[str, str] = {}
+    makers: dict[str, str] = {}
     names: set[str] = set()
     for e in einsums:
         tensor = e.output.tensor
-        if tensor in made:
-            faults.append(f"tensor {tensor} is made by {made[tensor]} and by {e.name}; make each tensor once")
+        if tensor in makers:
+            faults.append(
+                f"tensor {tensor} is made by {makers[tensor]} and by {e.name}; make each tensor once"
+            )
         elif e.name in names:
             faults.append(f"two einsums are named {e.name}; give each its own name")
         names.add(e.name)
-        made.setdefault(tensor, e.name)
+        makers.setdefault(tensor, e.name)
     refuse(f"{name}: {line}" for line in faults or contradictions(einsums))
     seen: set[str] = set()
     for e in einsums:
-        if any(t in made and t not in seen for t in (owner(p.tensor, made) for p in e.inputs)):
+        if any(t in makers and t not in seen for t in (base_tensor(p.tensor, makers) for p in e.inputs)):
             break
         seen.add(e.output.tensor)
     else:
@@ -137,10 +139,10 @@ def in_order(name: str, einsums: Sequence[Einsum]) -> tuple[Einsum, ...]:
     import networkx as nx
 
     graph = dag(einsums)
-    rank = {e.name: i for i, e in enumerate(einsums)}
+    position = {e.name: i for i, e in enumerate(einsums)}
     try:
-        ordered = nx.lexicographical_topological_sort(graph, key=rank.__getitem__)
-        return tuple(einsums[rank[n]] for n in ordered)
+        ordered = nx.lexicographical_topological_sort(graph, key=position.__getitem__)
+        return tuple(einsums[position[n]] for n in ordered)
     except nx.NetworkXUnfeasible:
         cycle = " -> ".join(edge[0] for edge in nx.find_cycle(graph))
         raise WorkloadError(
@@ -155,15 +157,15 @@ def contradictions(einsums: Sequence[Einsum]) -> Iterator[str]:
     A tensor has one form in memory. The density of a csr tensor is part of that form. A dense tensor stores
     all elements, and each reader may state how many of them it expects to be nonzero.
     """
-    made = {e.output.tensor for e in einsums}
+    outputs = {e.output.tensor for e in einsums}
     names = {p.tensor for e in einsums for p in e.tensors()}
     accesses = [(e, e.output) for e in einsums] + [(e, p) for e in einsums for p in e.inputs]
     first: dict[str, tuple[Einsum, Projection]] = {}
     for e, p in accesses:
-        maker, stored = first.setdefault(accessed(p.tensor, names, made), (e, p))
+        maker, stored = first.setdefault(base_of_any(p.tensor, names, outputs), (e, p))
         if key := _differing_key(stored, p):
             yield (
-                f"tensor {p.tensor} {_told(stored, key)} in {maker.name}, and {_told(p, key)} in "
+                f"tensor {p.tensor} {_setting(stored, key)} in {maker.name}, and {_setting(p, key)} in "
                 f"{e.name}; {_advice(stored, p, key)}"
             )
 
@@ -178,7 +180,7 @@ def _differing_key(a: Projection, b: Projection) -> str:
     return next((key for key in keys if getattr(a, key) != getattr(b, key)), "")
 
 
-def _told(p: Projection, key: str) -> str:
+def _setting(p: Projection, key: str) -> str:
     value = getattr(p, key)
     return f"has {key} = {'the machine word' if value is None else value}"
 
@@ -207,7 +209,7 @@ def fuse_into_producers(
     workload: Workload, elementwise: bool = True, results: Collection[str] = ()
 ) -> Workload:
     """Returns the workload with one-to-one functions fused into their producers (epilogues). They are listed
-    in `folded`.
+    in `fused`.
 
     An einsum is fused if its kind is in ELEMENTWISE, exactly one operand is not a weight, that operand has
     the result's shape and no other reader, and the weights are smaller than the result (or, on a product,
@@ -218,35 +220,37 @@ def fuse_into_producers(
     results: tensors that are needed after the run, so that they count as read
     """
     makers = {e.output.tensor: e for e in workload.einsums}
-    readers = Counter(owner(p.tensor, makers) for e in workload.einsums for p in e.inputs)
-    readers.update([*results, *(result for result, _ in workload.loop_state)])
-    carrier: dict[str, str] = {}
-    kept: dict[str, Einsum] = {}
+    reader_count = Counter(base_tensor(p.tensor, makers) for e in workload.einsums for p in e.inputs)
+    reader_count.update([*results, *(result for result, _ in workload.loop_state)])
+    stored_in: dict[str, str] = {}
+    remaining: dict[str, Einsum] = {}
     repeats: dict[str, int] = {}
-    folded = []
+    fused = []
     for e, n in workload.runs():
         x = _fusible_operand(e, workload.weights)
-        source = owner(x.tensor, makers) if x else ""
-        onto = kept.get(carrier.get(source, source))
-        alone = onto is not None and readers[source] == 1 and repeats[onto.output.tensor] == n
-        if x and onto and alone and _fits_producer(e, x, onto, elementwise):
-            name = onto.output.tensor
-            stored = replace(onto.output, bits=e.output.bits, density=e.output.density)
-            kept[name] = replace(onto, output=stored)
-            carrier[e.output.tensor] = name
-            folded.append(f"{e.kind} {e.name} -> {onto.name}")
+        source = base_tensor(x.tensor, makers) if x else ""
+        producer = remaining.get(stored_in.get(source, source))
+        is_only_reader = (
+            producer is not None and reader_count[source] == 1 and repeats[producer.output.tensor] == n
+        )
+        if x and producer and is_only_reader and _fits_producer(e, x, producer, elementwise):
+            name = producer.output.tensor
+            stored = replace(producer.output, bits=e.output.bits, density=e.output.density)
+            remaining[name] = replace(producer, output=stored)
+            stored_in[e.output.tensor] = name
+            fused.append(f"{e.kind} {e.name} -> {producer.name}")
         else:
-            kept[e.output.tensor], repeats[e.output.tensor] = _carried_by(e, makers, carrier), n
-    weights = workload.weights & {p.tensor for e in kept.values() for p in e.inputs}
-    carried = tuple((carrier.get(result, result), name) for result, name in workload.loop_state)
+            remaining[e.output.tensor], repeats[e.output.tensor] = _with_stored_names(e, makers, stored_in), n
+    weights = workload.weights & {p.tensor for e in remaining.values() for p in e.inputs}
+    loop_state = tuple((stored_in.get(result, result), name) for result, name in workload.loop_state)
     return replace(
         workload,
-        einsums=tuple(kept.values()),
+        einsums=tuple(remaining.values()),
         repeats=tuple(repeats.values()) if workload.repeats else (),
         weights=weights,
-        folded=(*workload.folded, *folded),
-        loop_state=carried,
-        stored_as=(*workload.stored_as, *carrier.items()),
+        fused=(*workload.fused, *fused),
+        loop_state=loop_state,
+        stored_as=(*workload.stored_as, *stored_in.items()),
     )
 
 
@@ -261,27 +265,27 @@ def _fusible_operand(e: Einsum, weights: frozenset[str]) -> Projection | None:
     return varying[0] if same or varying[0].stored_elems() == e.points() == 1 else None
 
 
-def _fits_producer(e: Einsum, x: Projection, onto: Einsum, elementwise: bool) -> bool:
-    """True if a one-to-one function of x may be applied where `onto` makes x. Its weights must be small,
+def _fits_producer(e: Einsum, x: Projection, producer: Einsum, elementwise: bool) -> bool:
+    """True if a one-to-one function of x may be applied where `producer` makes x. Its weights must be small,
     because large ones have to be read.
     """
-    of_product = onto.kind == "mac"
-    if not elementwise and not (e.kind == "quantizelinear" or (of_product and e.kind in FUSED_INTO_PRODUCTS)):
+    is_product = producer.kind == "mac"
+    if not elementwise and not (e.kind == "quantizelinear" or (is_product and e.kind in FUSED_INTO_PRODUCTS)):
         return False
     parameters = [p for p in e.inputs if p is not x]
     elems = e.output.stored_elems()
-    small = all(p.stored_words() < elems or (of_product and len(p.dims) <= 1) for p in parameters)
-    return small and x.stored_elems() == onto.output.stored_elems()
+    small = all(p.stored_words() < elems or (is_product and len(p.dims) <= 1) for p in parameters)
+    return small and x.stored_elems() == producer.output.stored_elems()
 
 
-def _carried_by(e: Einsum, makers: Mapping[str, Einsum], carrier: Mapping[str, str]) -> Einsum:
+def _with_stored_names(e: Einsum, makers: Mapping[str, Einsum], stored_in: Mapping[str, str]) -> Einsum:
     """Returns an einsum that is not fused, its operands renamed to the producers' tensors that store them."""
-    firsts = [owner(p.tensor, makers) for p in e.inputs]
-    if not carrier.keys() & set(firsts):
+    bases = [base_tensor(p.tensor, makers) for p in e.inputs]
+    if not stored_in.keys() & set(bases):
         return e
     named = (
-        replace(p, tensor=carrier.get(t, t) + p.tensor.removeprefix(t))
-        for p, t in zip(e.inputs, firsts, strict=True)
+        replace(p, tensor=stored_in.get(t, t) + p.tensor.removeprefix(t))
+        for p, t in zip(e.inputs, bases, strict=True)
     )
     return replace(e, inputs=tuple(named))
 
@@ -306,12 +310,25 @@ def layer_table(workload: Workload) -> list[Layer]:
     """
     rows = []
     for u in unique(workload):
-        e, n, read = u.einsum, u.occurrences, {True: 0, False: 0}  # words of weights, of other operands
+        # words of weights, of other operands
+        e, n, operand_words = u.einsum, u.occurrences, {True: 0, False: 0}
         for p in e.inputs:
-            read[p.tensor in workload.weights] += n * p.stored_words()
+            operand_words[p.tensor in workload.weights] += n * p.stored_words()
         extents = " ".join(f"{rank}={size}" for rank, size in e.extents)
-        made = n * e.output.stored_elems()
-        rows.append(Layer(e.name, n, e.kind, extents, n * e.macs(), read[True], read[False], made, show(e)))
+        output_words = n * e.output.stored_elems()
+        rows.append(
+            Layer(
+                e.name,
+                n,
+                e.kind,
+                extents,
+                n * e.macs(),
+                operand_words[True],
+                operand_words[False],
+                output_words,
+                show(e),
+            )
+        )
     return rows
 
 
@@ -321,12 +338,12 @@ def warning(workload: Workload) -> str:
     """
     if not workload.unknown:
         return ""
-    wrote = sum(n * e.output.stored_elems() for e, n in workload.runs() if e.name in workload.unknown)
-    share, many = 100 * wrote / max(activations(workload), 1), len(workload.unknown)
-    listed = ", ".join(workload.unknown[:5]) + (f" and {many - 5} more" if many > 5 else "")
+    elems = sum(n * e.output.stored_elems() for e, n in workload.runs() if e.name in workload.unknown)
+    percent, unknown_count = 100 * elems / max(written_elems(workload), 1), len(workload.unknown)
+    listed = ", ".join(workload.unknown[:5]) + (f" and {unknown_count - 5} more" if unknown_count > 5 else "")
     return (
-        f"{workload.name}: {many} unknown operators count as data movement, without the MACs "
-        f"that they may have: {listed}; they write {share:.3g} % of all elements"
+        f"{workload.name}: {unknown_count} unknown operators count as data movement, without the MACs "
+        f"that they may have: {listed}; they write {percent:.3g} % of all elements"
     )
 
 
@@ -353,16 +370,16 @@ def with_bits(workload: Workload, bits: Mapping[str, int]) -> Workload:
         raise WorkloadError(f"{workload.name}: bits names {wrong[0]}, which is no tensor; {hint}")
 
     def sized(p: Projection) -> Projection:
-        own = AGAIN.sub("", p.tensor)
-        kind = "weights" if {p.tensor, own} & workload.weights else "activations"
-        width = next((bits[name] for name in (p.tensor, own, kind) if name in bits), p.bits)
+        base = AGAIN.sub("", p.tensor)
+        kind = "weights" if {p.tensor, base} & workload.weights else "activations"
+        width = next((bits[name] for name in (p.tensor, base, kind) if name in bits), p.bits)
         return replace(p, bits=width)
 
-    einsums = tuple(e.replaced(sized) for e in workload.einsums)
+    einsums = tuple(e.map_projections(sized) for e in workload.einsums)
     refuse(f"{workload.name}: bits: {line}" for line in contradictions(einsums))
     return replace(workload, einsums=einsums)
 
 
-def activations(workload: Workload) -> int:
+def written_elems(workload: Workload) -> int:
     """Returns the elements that the einsums write, over all occurrences."""
     return sum(n * e.output.stored_elems() for e, n in workload.runs())

@@ -220,14 +220,14 @@ def _arnoldi(t: int, j: int, last: bool) -> Iterator[Line]:
     yield f"e{j}", f"e_{t}_{j}[n] = sqrt(q_{t}_{j}[n])"
     if not last:
         yield f"v{j + 1}", f"V_{t}_{j + 1}[m,n] = div(W_{t}_{j}_{j + 1}[m,n], e_{t}_{j}[n])"
-    turned = f"h_{t}_{j}_0"
+    rotated = f"h_{t}_{j}_0"
     for i in range(j):
-        pair = f"{turned}[n], h_{t}_{j}_{i + 1}[n], c_{t}_{i}[n], s_{t}_{i}[n]"
+        pair = f"{rotated}[n], h_{t}_{j}_{i + 1}[n], c_{t}_{i}[n], s_{t}_{i}[n]"
         yield f"r{j}_{i}", f"r_{t}_{j}_{i}[n] = turn({pair})"
         yield f"k{j}_{i}", f"k_{t}_{j}_{i}[n] = turn_back({pair})"
-        turned = f"k_{t}_{j}_{i}"
-    yield f"r{j}_{j}", f"r_{t}_{j}_{j}[n] = hypot({turned}[n], e_{t}_{j}[n])"
-    yield f"c{j}", f"c_{t}_{j}[n] = div({turned}[n], r_{t}_{j}_{j}[n])"
+        rotated = f"k_{t}_{j}_{i}"
+    yield f"r{j}_{j}", f"r_{t}_{j}_{j}[n] = hypot({rotated}[n], e_{t}_{j}[n])"
+    yield f"c{j}", f"c_{t}_{j}[n] = div({rotated}[n], r_{t}_{j}_{j}[n])"
     yield f"s{j}", f"s_{t}_{j}[n] = div(e_{t}_{j}[n], r_{t}_{j}_{j}[n])"
     yield f"z{j}", f"z_{t}_{j}_{j}[n] = c_{t}_{j}[n] * g_{t}_{j}[n]"
     if not last:
@@ -278,15 +278,15 @@ def _solver(
     ]
     label = f"{name}:matrix={a.name},n={n}"
     repeats = (iterations,) * len(found) if iterations > steps else ()
-    return Workload(label, in_order(label, found), repeats=repeats, loop_state=_carried(found, steps))
+    return Workload(label, in_order(label, found), repeats=repeats, loop_state=_loop_state(found, steps))
 
 
-def _carried(einsums: Sequence[Einsum], steps: int) -> tuple[tuple[str, str], ...]:
+def _loop_state(einsums: Sequence[Einsum], steps: int) -> tuple[tuple[str, str], ...]:
     """Returns (value that the last step makes, name under which the first step reads it from outside)."""
-    made = {e.output.tensor: None for e in einsums}
-    read = {p.tensor for e in einsums for p in e.inputs}.difference(made)
+    outputs = {e.output.tensor: None for e in einsums}
+    read = {p.tensor for e in einsums for p in e.inputs}.difference(outputs)
     end = f"_{steps}"
-    pairs = ((after, after.removesuffix(end) + "_0") for after in made if after.endswith(end))
+    pairs = ((after, after.removesuffix(end) + "_0") for after in outputs if after.endswith(end))
     return tuple((after, before) for after, before in pairs if before in read)
 
 

@@ -31,7 +31,7 @@ def cascade(extents: Mapping[str, int], *texts: str, sizes: Mapping[str, Shape] 
     return tuple(einsum(text, extents, sizes=sized(text)) for text in texts)
 
 
-def renamed(einsums: Cascade, prefix: str, names: Mapping[str, str]) -> Cascade:
+def with_names(einsums: Cascade, prefix: str, names: Mapping[str, str]) -> Cascade:
     """Returns the einsums with other names of tensors and einsums: names in `names` get their new name, all
     others the prefix.
     """
@@ -39,19 +39,23 @@ def renamed(einsums: Cascade, prefix: str, names: Mapping[str, str]) -> Cascade:
     def new(name: str) -> str:
         return names.get(name, prefix + name)
 
-    return tuple(e.replaced(lambda p: replace(p, tensor=new(p.tensor)), name=new(e.name)) for e in einsums)
+    return tuple(
+        e.map_projections(lambda p: replace(p, tensor=new(p.tensor)), name=new(e.name)) for e in einsums
+    )
 
 
-def stacked(block: Cascade, layers: int, first: str, last: str, kept: Collection[str] = ()) -> Cascade:
+def chain(block: Cascade, layers: int, first: str, last: str, shared: Collection[str] = ()) -> Cascade:
     """Returns a chain of copies of a block (tensor X -> tensor Y), one per layer, from tensor `first` to
-    tensor `last`. All layers share the tensors `kept`.
+    tensor `last`. All layers share the tensors `shared`.
 
     Layers are written out. That costs no time: equal einsums are solved once.
     """
     ends = [first, *(f"l{i}_Y" for i in range(layers - 1)), last]
-    same = {t: t for t in kept}
+    shared_names = {t: t for t in shared}
     return tuple(
-        e for i in range(layers) for e in renamed(block, f"l{i}_", same | {"X": ends[i], "Y": ends[i + 1]})
+        e
+        for i in range(layers)
+        for e in with_names(block, f"l{i}_", shared_names | {"X": ends[i], "Y": ends[i + 1]})
     )
 
 
@@ -61,19 +65,25 @@ def network(
     """Returns the workload in which every tensor that no einsum makes is a weight, except `data` (inputs,
     caches).
 
-    tables: constants that exist before the run but are not trained: no parameters, as running means and
+    tables: constants that exist before the run but are not parameter_count: no parameters, as running means
+    and
         variances are none
     """
-    made = {e.output.tensor for e in einsums}
-    read = {
+    outputs = {e.output.tensor for e in einsums}
+    weight_elems = {
         p.tensor: p.stored_elems()
         for e in einsums
         for p in e.inputs
-        if p.tensor not in made and p.tensor not in data
+        if p.tensor not in outputs and p.tensor not in data
     }
     statistics = {p.tensor for e in einsums if e.kind == "batchnormalization" for p in e.inputs[3:]}
-    trained = sum(n for tensor, n in read.items() if tensor not in statistics.union(tables))
-    return Workload(name, in_order(name, [squeezed(e) for e in einsums]), frozenset(read), parameters=trained)
+    parameter_count = sum(n for tensor, n in weight_elems.items() if tensor not in statistics.union(tables))
+    return Workload(
+        name,
+        in_order(name, [squeezed(e) for e in einsums]),
+        frozenset(weight_elems),
+        parameters=parameter_count,
+    )
 
 
 # Feature maps: a layer appends its einsums to the network's list and returns the map that it makes
@@ -118,7 +128,7 @@ def conv(
     Raises WorkloadError where the kernel does not fit into the padded map.
     """
     rank = len(x.shape) - 2
-    kernel, stride, pad = _each(kernel, rank), _each(stride, rank), _each(pad, rank)
+    kernel, stride, pad = _per_dim(kernel, rank), _per_dim(stride, rank), _per_dim(pad, rank)
     attrs = {"strides": stride, "pads": (*pad, *pad), "group": groups}
     shape = (x.shape[0], filters, *_outputs(name, x.shape[2:], kernel, stride, pad))
     weights = Map(f"{name}_W", (filters, x.shape[1] // groups, *kernel))
@@ -159,19 +169,19 @@ def dense(net: Net, name: str, x: Map, units: int, act: str = "", bias: bool = T
 def pool(net: Net, name: str, x: Map, kernel: int, stride: int, pad: int = 0, round_up: bool = False) -> Map:
     """Adds max pooling. round_up: the last window may extend past the border, so that no row is left out."""
     rank = len(x.shape) - 2
-    kernels, strides, pads = _each(kernel, rank), _each(stride, rank), _each(pad, rank)
+    kernels, strides, pads = _per_dim(kernel, rank), _per_dim(stride, rank), _per_dim(pad, rank)
     image = tuple(size + (kernel - size) % stride for size in x.shape[2:]) if round_up else x.shape[2:]
     out = Map(name, (*x.shape[:2], *_outputs(name, image, kernels, strides, pads)))
     attrs = {"kernel_shape": kernels, "strides": strides, "pads": (*pads, *pads)}
     return _node(net, "MaxPool", (x,), out, attrs)
 
 
-def global_pool(net: Net, name: str, x: Map, padded: int = 0) -> Map:
-    """Adds the mean over all positions; its factor is fused into the output. padded: rows and columns of
+def global_pool(net: Net, name: str, x: Map, pad_after: int = 0) -> Map:
+    """Adds the mean over all positions; its factor is fused into the output. pad_after: rows and columns of
     zeros after the map, which the window covers too.
     """
     rank = len(x.shape) - 2
-    kernel, pads = tuple(size + padded for size in x.shape[2:]), (*[0] * rank, *[padded] * rank)
+    kernel, pads = tuple(size + pad_after for size in x.shape[2:]), (*[0] * rank, *[pad_after] * rank)
     out = Map(name, (*x.shape[:2], *[1] * rank))
     return _node(net, "AveragePool", (x,), out, {"kernel_shape": kernel, "pads": pads})
 
@@ -197,7 +207,7 @@ def softmax(net: Net, name: str, x: Map) -> Map:
     return _node(net, "Softmax", (x,), Map(name, x.shape))
 
 
-def _each(value: int | Shape, rank: int) -> Shape:
+def _per_dim(value: int | Shape, rank: int) -> Shape:
     return (value,) * rank if isinstance(value, int) else value
 
 

@@ -31,17 +31,19 @@ class Site:
     # names of parts of weights -> (type, shape)
     constants: dict[str, tuple[int, Shape]] = field(default_factory=dict)
     # fault of an operand whose shape the operator does not allow; its replacement would hide it
-    wrong: str = ""
+    fault: str = ""
 
-    def wants(self, tensor: str, *shape: int) -> None:
+    def require_shape(self, tensor: str, *shape: int) -> None:
         """Records a fault if the tensor has another shape; -1 is any size."""
-        own = self.shapes.get(tensor)
-        if own is None:
+        known_shape = self.shapes.get(tensor)
+        if known_shape is None:
             return
-        same = len(own) == len(shape) and all(n in (-1, size) for size, n in zip(own, shape, strict=True))
+        same = len(known_shape) == len(shape) and all(
+            n in (-1, size) for size, n in zip(known_shape, shape, strict=True)
+        )
         if not same:
-            self.wrong = (
-                f"{tensor} {list(own)} must be [{', '.join('?' if n < 0 else str(n) for n in shape)}]"
+            self.fault = (
+                f"{tensor} {list(known_shape)} must be [{', '.join('?' if n < 0 else str(n) for n in shape)}]"
             )
 
     @property
@@ -49,49 +51,49 @@ class Site:
         """The first output of the node."""
         return str(self.node.output[0])
 
-    def given(self, at: int) -> str:
+    def input_at(self, at: int) -> str:
         """Returns the name of input `at`; "" where it is left out."""
         return self.node.input[at] if at < len(self.node.input) else ""
 
-    def some(self, *at: int) -> list[str]:
+    def inputs_at(self, *at: int) -> list[str]:
         """Returns the names of these inputs, without those that are left out; of all inputs, if none is
         named.
         """
-        return [i for i in (map(self.given, at) if at else self.node.input) if i]
+        return [i for i in (map(self.input_at, at) if at else self.node.input) if i]
 
     def add(
         self, kind: str, inputs: Sequence[str], output: str = "", outputs: Sequence[str] = (), **attrs: Any
     ) -> str:
         """Appends a node and returns its first output. Names are generated where none is given."""
-        made = list(outputs) or [output or f"{self.out}/{kind}_{len(self.nodes)}"]
+        made_names = list(outputs) or [output or f"{self.out}/{kind}_{len(self.nodes)}"]
         stem = self.node.name or self.out
         name = self.node.name if self.node.op_type.endswith(kind) else f"{stem}/{kind}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, list(inputs), made, name=name, **attrs))
-        return made[0]
+        self.nodes.append(helper.make_node(kind, list(inputs), made_names, name=name, **attrs))
+        return made_names[0]
 
-    def end(self, kind: str, inputs: Sequence[str], **attrs: Any) -> bool:
+    def add_result(self, kind: str, inputs: Sequence[str], **attrs: Any) -> bool:
         """Appends the node that makes the first output. Returns True: the operator is supported."""
         return bool(self.add(kind, inputs, self.out, **attrs))
 
-    def real(self, at: int, scale: int = -1, zero: int = -1) -> str:
+    def dequantized(self, at: int, scale: int = -1, zero: int = -1) -> str:
         """Returns the operand at `at` as real numbers. scale, zero: positions of its scale and zero point; by
         default they follow it.
         """
         scale, zero = (scale, zero) if scale >= 0 else (at + 1, at + 2)
-        return self.add("DequantizeLinear", [self.given(at), self.given(scale), *self.some(zero)])
+        return self.add("DequantizeLinear", [self.input_at(at), self.input_at(scale), *self.inputs_at(zero)])
 
     def product(self, a: str, b: str, bias: str) -> bool:
         """Appends a matrix product, and a bias if there is one, as the first output. Returns True."""
         if not bias:
-            return self.end("MatMul", [a, b])
-        return self.end("Add", [self.add("MatMul", [a, b]), bias])
+            return self.add_result("MatMul", [a, b])
+        return self.add_result("Add", [self.add("MatMul", [a, b]), bias])
 
-    def part(self, of: str, name: str, shape: Shape, type: int = 0) -> str:
+    def weight_part(self, of: str, name: str, shape: Shape, type: int = 0) -> str:
         """Returns a part of a weight, in the weight's type unless another one is given."""
         self.constants[f"{of}/{name}"] = (type or self.types.get(of, TensorProto.FLOAT), shape)
         return f"{of}/{name}"
 
-    def ints(self, *values: int) -> str:
+    def int_list(self, *values: int) -> str:
         """Returns a constant list of integers."""
         return self.add("Constant", [], value_ints=list(values))
 
@@ -105,50 +107,54 @@ def lowered(node: NodeProto, shapes: dict[str, Shape], types: dict[str, int]) ->
     if make is None or not (node.domain.startswith("com.microsoft") or node.op_type in NO_DOMAIN):
         return None
     site = Site(node, shapes, types, attributes(node))
-    return site if make(site) or site.wrong else None
+    return site if make(site) or site.fault else None
 
 
-def _activated(site: Site, kind: str, inputs: Sequence[str], **attrs: Any) -> bool:
+def _add_activated(site: Site, kind: str, inputs: Sequence[str], **attrs: Any) -> bool:
     """Adds an operator and the activation that its attribute names. Returns False for an unknown
     activation.
     """
-    wanted = site.attrs.get("activation", b"").decode()
-    if not wanted:
-        return site.end(kind, inputs, **attrs)
-    return wanted in ACTIVATIONS and site.end(wanted, [site.add(kind, inputs, **attrs)])
+    activation = site.attrs.get("activation", b"").decode()
+    if not activation:
+        return site.add_result(kind, inputs, **attrs)
+    return activation in ACTIVATIONS and site.add_result(activation, [site.add(kind, inputs, **attrs)])
 
 
-def _kept(site: Site, *names: str) -> dict[str, Any]:
+def _select_attrs(site: Site, *names: str) -> dict[str, Any]:
     return {name: site.attrs[name] for name in names if name in site.attrs}
 
 
 def _conv(site: Site) -> bool:
-    attrs = _kept(site, "auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    if not site.given(3):
-        return _activated(site, "Conv", site.some(), **attrs)
-    return _activated(site, "Add", [site.add("Conv", site.some(0, 1, 2), **attrs), site.given(3)])
+    attrs = _select_attrs(site, "auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+    if not site.input_at(3):
+        return _add_activated(site, "Conv", site.inputs_at(), **attrs)
+    return _add_activated(site, "Add", [site.add("Conv", site.inputs_at(0, 1, 2), **attrs), site.input_at(3)])
 
 
 def _gemm(site: Site) -> bool:
-    return _activated(site, "Gemm", site.some(), **_kept(site, "alpha", "beta", "transA", "transB"))
+    return _add_activated(
+        site, "Gemm", site.inputs_at(), **_select_attrs(site, "alpha", "beta", "transA", "transB")
+    )
 
 
 def _with_bias(kind: str) -> Lowering:
     """Returns the lowering of x + bias, followed by one function."""
 
     def make(site: Site) -> bool:
-        x, bias = site.given(0), site.given(1)
-        return site.end(kind, [site.add("Add", [x, bias]) if bias else x])
+        x, bias = site.input_at(0), site.input_at(1)
+        return site.add_result(kind, [site.add("Add", [x, bias]) if bias else x])
 
     return make
 
 
 def _skip_norm(kind: str, bias_at: int) -> Lowering:
     def make(site: Site) -> bool:
-        summed = site.add("Add", [site.given(0), site.given(1)])
-        if site.given(bias_at):
-            summed = site.add("Add", [summed, site.given(bias_at)])
-        site.end(kind, [summed, site.given(2), *(site.some(3) if bias_at > 3 else [])], axis=-1)
+        summed = site.add("Add", [site.input_at(0), site.input_at(1)])
+        if site.input_at(bias_at):
+            summed = site.add("Add", [summed, site.input_at(bias_at)])
+        site.add_result(
+            kind, [summed, site.input_at(2), *(site.inputs_at(3) if bias_at > 3 else [])], axis=-1
+        )
         for output in filter(None, site.node.output[1:]):
             site.add("Identity", [summed], output)
         return True
@@ -160,21 +166,21 @@ def _embed_norm(site: Site) -> bool:
     """Adds the lookup of words, positions and segments, their sum, and its normalisation. Positions are
     constant.
     """
-    ids, segments, words, positions, kinds, gamma, beta = (site.given(i) for i in range(7))
+    ids, segments, words, positions, segment_table, gamma, beta = (site.input_at(i) for i in range(7))
     shape = site.shapes.get(ids)
     if shape is None or positions not in site.shapes:
         return False
-    rows = site.part(positions, f"{site.out}_rows", (1, shape[1], site.shapes[positions][1]))
-    total = site.add("Add", [site.add("Gather", [words, ids]), rows])
+    position_rows = site.weight_part(positions, f"{site.out}_rows", (1, shape[1], site.shapes[positions][1]))
+    total = site.add("Add", [site.add("Gather", [words, ids]), position_rows])
     if segments:
-        total = site.add("Add", [total, site.add("Gather", [kinds, segments])])
-    site.end("LayerNormalization", [total, gamma, beta], axis=-1)
+        total = site.add("Add", [total, site.add("Gather", [segment_table, segments])])
+    site.add_result("LayerNormalization", [total, gamma, beta], axis=-1)
     return not any(site.node.output[1:])
 
 
 def _norm(kind: str) -> Lowering:
     def make(site: Site) -> bool:
-        site.end(kind, site.some(), axis=site.attrs.get("axis", -1))
+        site.add_result(kind, site.inputs_at(), axis=site.attrs.get("axis", -1))
         return len(site.node.output) == 1
 
     return make
@@ -182,21 +188,21 @@ def _norm(kind: str) -> Lowering:
 
 def _attention(site: Site) -> bool:
     """Adds attention with packed weights: a product each for queries, keys and values first."""
-    x, w, bias = (site.given(i) for i in range(3))
+    x, w, bias = (site.input_at(i) for i in range(3))
     heads, shape = site.attrs["num_heads"], site.shapes.get(w)
-    if shape is None or site.given(4) or any(site.node.output[1:]):  # a past has another layout here
+    if shape is None or site.input_at(4) or any(site.node.output[1:]):  # a past has another layout here
         return False
-    wide = list(site.attrs.get("qkv_hidden_sizes") or [shape[1] // 3] * 3)
-    site.wants(w, -1, sum(wide))
-    site.wants(bias, sum(wide))
+    widths = list(site.attrs.get("qkv_hidden_sizes") or [shape[1] // 3] * 3)
+    site.require_shape(w, -1, sum(widths))
+    site.require_shape(bias, sum(widths))
     rows = []
-    for name, size in zip("qkv", wide, strict=True):
-        row = site.add("MatMul", [x, site.part(w, name, (shape[0], size))])
-        rows.append(site.add("Add", [row, site.part(bias, name, (size,))]) if bias else row)
-    return _heads(site, [*rows, site.given(5)], heads, heads, site.attrs.get("unidirectional", 0))
+    for name, size in zip("qkv", widths, strict=True):
+        row = site.add("MatMul", [x, site.weight_part(w, name, (shape[0], size))])
+        rows.append(site.add("Add", [row, site.weight_part(bias, name, (size,))]) if bias else row)
+    return _add_attention(site, [*rows, site.input_at(5)], heads, heads, site.attrs.get("unidirectional", 0))
 
 
-def _heads(site: Site, inputs: list[str], heads: int, kv_heads: int, causal: int) -> bool:
+def _add_attention(site: Site, inputs: list[str], heads: int, kv_heads: int, causal: int) -> bool:
     """Adds attention. inputs: queries, keys, values, mask, past keys, past values; "" where there is none."""
     has_past = any(inputs[4:5]) or any(site.node.output[1:])
     outputs = [o for o in site.node.output if o] if has_past else [site.out]
@@ -206,47 +212,47 @@ def _heads(site: Site, inputs: list[str], heads: int, kv_heads: int, causal: int
     return bool(site.add("Attention", inputs, outputs=outputs, **attrs))
 
 
-def _many_heads(site: Site) -> bool:
+def _multi_head(site: Site) -> bool:
     """Adds MultiHeadAttention of three tensors [batch, length, heads * width], with or without a past."""
-    q, k, v, bias = (site.given(i) for i in range(4))
+    q, k, v, bias = (site.input_at(i) for i in range(4))
     shapes = [site.shapes.get(t, ()) for t in (q, k, v)]
     heads = site.attrs["num_heads"]
-    if len(shapes[0]) != 3 or any(len(s) not in (3, 4) for s in shapes[1:]) or site.given(8):
+    if len(shapes[0]) != 3 or any(len(s) not in (3, 4) for s in shapes[1:]) or site.input_at(8):
         return False
     rows = [q, k, v]
-    site.wants(bias, sum(shape[2] if len(shape) == 3 else shape[1] * shape[3] for shape in shapes))
+    site.require_shape(bias, sum(shape[2] if len(shape) == 3 else shape[1] * shape[3] for shape in shapes))
     for i, (name, shape) in enumerate(zip("qkv", shapes, strict=True)):
         if bias and len(shape) == 3:
-            rows[i] = site.add("Add", [rows[i], site.part(bias, name, (shape[2],))])
+            rows[i] = site.add("Add", [rows[i], site.weight_part(bias, name, (shape[2],))])
     if len(shapes[1]) == 4:  # keys and values are ordered by heads: view queries like that too
-        _b, length, wide = shapes[0]
+        _b, length, width = shapes[0]
         if length > 1:
             return False
-        rows[0] = site.add("Reshape", [rows[0], site.ints(0, heads, length, wide // heads)])
-        out = site.add("Attention", [*rows, *site.some(5)])
-        site.end("Reshape", [out, site.ints(0, length, -1)])
+        rows[0] = site.add("Reshape", [rows[0], site.int_list(0, heads, length, width // heads)])
+        out = site.add("Attention", [*rows, *site.inputs_at(5)])
+        site.add_result("Reshape", [out, site.int_list(0, length, -1)])
         return not any(site.node.output[1:])
-    others = [site.given(i) for i in (5, 6, 7)]
-    return _heads(site, [*rows, *others], heads, heads, site.attrs.get("unidirectional", 0))
+    others = [site.input_at(i) for i in (5, 6, 7)]
+    return _add_attention(site, [*rows, *others], heads, heads, site.attrs.get("unidirectional", 0))
 
 
-def _grouped(site: Site) -> bool:
+def _grouped_query(site: Site) -> bool:
     """Adds GroupQueryAttention of three tensors, without rotary positions and attention bias. The past is as
     long as its tensor.
     """
-    q, k, v, past_k, past_v = (site.given(i) for i in range(5))
-    if not k or not v or site.attrs.get("do_rotary") or site.given(10):
+    q, k, v, past_k, past_v = (site.input_at(i) for i in range(5))
+    if not k or not v or site.attrs.get("do_rotary") or site.input_at(10):
         return False
     if (shape := site.shapes.get(q)) is not None:
         for tensor in (k, v):
-            site.wants(tensor, *shape[:2], -1)
-        if len(site.shapes.get(site.given(5), ())) == 1:  # lengths of the past
-            site.wants(site.given(5), shape[0])
+            site.require_shape(tensor, *shape[:2], -1)
+        if len(site.shapes.get(site.input_at(5), ())) == 1:  # lengths of the past
+            site.require_shape(site.input_at(5), shape[0])
     inputs = [q, k, v, "", past_k, past_v]
-    return _heads(site, inputs, site.attrs["num_heads"], site.attrs["kv_num_heads"], causal=1)
+    return _add_attention(site, inputs, site.attrs["num_heads"], site.attrs["kv_num_heads"], causal=1)
 
 
-def _real(kind: str, operands: Sequence[int], out: int) -> Lowering:
+def _on_integers(kind: str, operands: Sequence[int], out: int) -> Lowering:
     """Returns the lowering of an operator on integers.
 
     operands: their positions; each is followed by its scale and zero point
@@ -257,26 +263,26 @@ def _real(kind: str, operands: Sequence[int], out: int) -> Lowering:
         keep = {k: v for k, v in site.attrs.items() if k not in ("channels_last", "opset")}
         if site.attrs.get("channels_last"):
             return False
-        made = site.add(kind, [site.real(at) for at in operands], **keep)
-        return site.end("QuantizeLinear", [made, *site.some(out, out + 1)])
+        made = site.add(kind, [site.dequantized(at) for at in operands], **keep)
+        return site.add_result("QuantizeLinear", [made, *site.inputs_at(out, out + 1)])
 
     return make
 
 
 def _concat(site: Site) -> bool:
-    parts = [site.real(at) for at in range(2, len(site.node.input), 3)]
+    parts = [site.dequantized(at) for at in range(2, len(site.node.input), 3)]
     joined = site.add("Concat", parts, axis=site.attrs["axis"])
-    return site.end("QuantizeLinear", [joined, *site.node.input[:2]])
+    return site.add_result("QuantizeLinear", [joined, *site.node.input[:2]])
 
 
 def _integer_gemm(site: Site) -> bool:
     """Adds QGemm. Its result is real if the scale of the result is left out."""
-    keep = _kept(site, "alpha", "transA", "transB")
-    bias = [site.add("DequantizeLinear", site.some(6, 1))] if site.given(6) else []
-    operands = [site.real(0), site.real(3), *bias]
-    if not site.given(7):
-        return site.end("Gemm", operands, **keep)
-    return site.end("QuantizeLinear", [site.add("Gemm", operands, **keep), *site.some(7, 8)])
+    keep = _select_attrs(site, "alpha", "transA", "transB")
+    bias = [site.add("DequantizeLinear", site.inputs_at(6, 1))] if site.input_at(6) else []
+    operands = [site.dequantized(0), site.dequantized(3), *bias]
+    if not site.input_at(7):
+        return site.add_result("Gemm", operands, **keep)
+    return site.add_result("QuantizeLinear", [site.add("Gemm", operands, **keep), *site.inputs_at(7, 8)])
 
 
 def _integer_matmul(
@@ -291,30 +297,33 @@ def _integer_matmul(
     def make(site: Site) -> bool:
         if left_scale < 0:
             parts = [f"{site.out}/{x}" for x in ("a8", "a8_scale", "a8_zero")]
-            site.add("DynamicQuantizeLinear", [site.given(0)], outputs=parts)
+            site.add("DynamicQuantizeLinear", [site.input_at(0)], outputs=parts)
             a = site.add("DequantizeLinear", parts)
         else:
-            a = site.real(0, left_scale, left_zero)
-        return site.product(a, site.real(1, scale, zero), site.given(bias_at))
+            a = site.dequantized(0, left_scale, left_zero)
+        return site.product(a, site.dequantized(1, scale, zero), site.input_at(bias_at))
 
     return make
 
 
 def _integer_lstm(site: Site) -> bool:
     """Adds DynamicQuantizeLSTM, whose 8-bit weights are transposed."""
-    w, r = site.given(1), site.given(2)
+    w, r = site.input_at(1), site.input_at(2)
     if w not in site.shapes or r not in site.shapes:
         return False
     if len(site.shapes[w]) != 3 or len(site.shapes[r]) != 3:
-        site.wants(w, -1, -1, -1)
-        site.wants(r, -1, -1, -1)
+        site.require_shape(w, -1, -1, -1)
+        site.require_shape(r, -1, -1, -1)
         return False
-    turned = []
+    weights = []
     for t in (w, r):
-        ways, n, rows = site.shapes[t]
-        parts = site.part(t, "turned", (ways, rows, n)), site.part(t, "scale", (), TensorProto.FLOAT)
-        turned.append(site.add("DequantizeLinear", parts))
-    inputs = [site.given(0), *turned, *(site.given(i) for i in range(3, 8))]
+        directions, n, rows = site.shapes[t]
+        parts = (
+            site.weight_part(t, "turned", (directions, rows, n)),
+            site.weight_part(t, "scale", (), TensorProto.FLOAT),
+        )
+        weights.append(site.add("DequantizeLinear", parts))
+    inputs = [site.input_at(0), *weights, *(site.input_at(i) for i in range(3, 8))]
     while not inputs[-1]:
         inputs.pop()
     return bool(site.add("LSTM", inputs, outputs=list(site.node.output), **site.attrs))
@@ -324,19 +333,19 @@ def _few_bits(site: Site) -> bool:
     """Adds MatMulNBits: weights of 4 or 8 bits, packed in blocks. Scales and zero points cost nothing."""
     bits, k, n = (site.attrs.get(key, 4) for key in ("bits", "K", "N"))
     kind = {4: TensorProto.UINT4, 8: TensorProto.UINT8}.get(bits)
-    block, w = site.attrs.get("block_size", 32), site.given(1)
+    block, w = site.attrs.get("block_size", 32), site.input_at(1)
     if kind is None:
         return False
-    site.wants(w, n, -(-k // block), block * bits // 8)
-    if len(site.shapes.get(site.given(2), ())) == 1:  # scales of all blocks may have one or two dimensions
-        site.wants(site.given(2), n * -(-k // block))
-    parts = site.part(w, "unpacked", (k, n), kind), site.part(w, "scale", (), TensorProto.FLOAT)
-    return site.product(site.given(0), site.add("DequantizeLinear", parts), site.given(5))
+    site.require_shape(w, n, -(-k // block), block * bits // 8)
+    if len(site.shapes.get(site.input_at(2), ())) == 1:  # scales of all blocks may have one or two dimensions
+        site.require_shape(site.input_at(2), n * -(-k // block))
+    parts = site.weight_part(w, "unpacked", (k, n), kind), site.weight_part(w, "scale", (), TensorProto.FLOAT)
+    return site.product(site.input_at(0), site.add("DequantizeLinear", parts), site.input_at(5))
 
 
-def _same(kind: str) -> Lowering:
+def _unchanged(kind: str) -> Lowering:
     def make(site: Site) -> bool:
-        site.end(kind, site.some(), **site.attrs)
+        site.add_result(kind, site.inputs_at(), **site.attrs)
         return len(site.node.output) == 1
 
     return make
@@ -368,7 +377,7 @@ ONE_OPERAND = ("Sigmoid", "LeakyRelu", "Softmax", "AveragePool", "GlobalAverageP
 LOWERED: dict[str, Lowering] = {
     "FusedConv": _conv,
     "FusedGemm": _gemm,
-    "GemmFastGelu": lambda site: site.end("Gelu", [site.add("MatMul", site.node.input[:2])]),
+    "GemmFastGelu": lambda site: site.add_result("Gelu", [site.add("MatMul", site.node.input[:2])]),
     **dict.fromkeys(("BiasGelu", "FastGelu"), _with_bias("Gelu")),
     "QuickGelu": _with_bias("Sigmoid"),
     "BiasSoftmax": _with_bias("Softmax"),
@@ -377,11 +386,11 @@ LOWERED: dict[str, Lowering] = {
     "SimplifiedLayerNormalization": _norm("RMSNormalization"),
     "EmbedLayerNormalization": _embed_norm,
     "Attention": _attention,
-    "MultiHeadAttention": _many_heads,
-    "GroupQueryAttention": _grouped,
-    "QLinearAdd": _real("Add", (0, 3), 6),
-    "QLinearMul": _real("Mul", (0, 3), 6),
-    **{f"QLinear{kind}": _real(kind, (0,), 3) for kind in ONE_OPERAND},
+    "MultiHeadAttention": _multi_head,
+    "GroupQueryAttention": _grouped_query,
+    "QLinearAdd": _on_integers("Add", (0, 3), 6),
+    "QLinearMul": _on_integers("Mul", (0, 3), 6),
+    **{f"QLinear{kind}": _on_integers(kind, (0,), 3) for kind in ONE_OPERAND},
     "QLinearConcat": _concat,
     "QGemm": _integer_gemm,
     "MatMulIntegerToFloat": _integer_matmul(3, 5, 6, 2, 4),
@@ -389,7 +398,7 @@ LOWERED: dict[str, Lowering] = {
     "MatMulNBits": _few_bits,
     "DynamicQuantizeLSTM": _integer_lstm,
     **{
-        kind: _same(kind)
+        kind: _unchanged(kind)
         for kind in ("QuantizeLinear", "DequantizeLinear", "Gelu", "QLinearConv", "Pad", "Trilu")
     },
 }

@@ -54,7 +54,7 @@ def read_matrix(path: str | Path) -> Matrix:
     try:
         with open(path, "rb") as file:
             banner, size, lines = _header(str(path), file)
-            nnz = _scanned(str(path), file, banner, size, lines)
+            nnz = _count_nonzeros(str(path), file, banner, size, lines)
     except OSError as fault:
         raise WorkloadError(f"{path}: cannot be read: {fault.strerror}") from None
     return Matrix(Path(path).stem, size[0], size[1], nnz, banner[3] == "complex")
@@ -96,21 +96,23 @@ def _header(path: str, file: BinaryIO) -> tuple[list[str], tuple[int, int, int],
     return banner, (rows, columns, entries), lines
 
 
-def _scanned(path: str, file: BinaryIO, banner: list[str], size: tuple[int, int, int], line: int) -> int:
+def _count_nonzeros(
+    path: str, file: BinaryIO, banner: list[str], size: tuple[int, int, int], line: int
+) -> int:
     """Returns the nonzeros of all entries. line: lines of the file before them."""
     from scipy.io import mmread  # type: ignore[attr-defined, unused-ignore]  # here: only files need the time that its import takes
 
     rows, columns, entries = size
-    seen = nnz = 0
+    entries_read = nnz = 0
     for chunk in _chunks(file):
         count = chunk.count(b"\n") - len(BLANK.findall(b"\n" + chunk))
-        blanks, first = _first(chunk)
+        blanks, first = _first_entry(chunk)
         if count and len(first.split()) != FIELDS[banner[3]]:
             raise WorkloadError(
                 f"{path}: line {line + 1 + blanks}: {_shown(first)} must be {FIELDS[banner[3]]} "
                 f"numbers, because the field is {banner[3]}"
             )
-        if seen + count > entries:
+        if entries_read + count > entries:
             raise WorkloadError(f"{path}: holds more entries than the {entries} that its size line names")
         head = f"{' '.join(banner)}\n{rows} {columns} {count}\n".replace(
             "%%matrixmarket", "%%MatrixMarket"
@@ -118,16 +120,16 @@ def _scanned(path: str, file: BinaryIO, banner: list[str], size: tuple[int, int,
         try:
             nnz += mmread(io.BytesIO(head + chunk)).nnz if count else 0  # type: ignore[no-untyped-call, unused-ignore]
         except (ValueError, OverflowError) as fault:
-            raise WorkloadError(f"{path}: {_placed(str(fault), line - 2)}") from None
-        seen, line = seen + count, line + chunk.count(b"\n")
-    if seen < entries:
+            raise WorkloadError(f"{path}: {_at_file_line(str(fault), line - 2)}") from None
+        entries_read, line = entries_read + count, line + chunk.count(b"\n")
+    if entries_read < entries:
         raise WorkloadError(
-            f"{path}: holds {seen} entries, but its size line names {entries}; copy the file again"
+            f"{path}: holds {entries_read} entries, but its size line names {entries}; copy the file again"
         )
     return nnz
 
 
-def _first(chunk: bytes) -> tuple[int, bytes]:
+def _first_entry(chunk: bytes) -> tuple[int, bytes]:
     """Returns how many blank lines come before the first entry, and the entry's line."""
     text = chunk.lstrip()
     return chunk.count(b"\n", 0, len(chunk) - len(text)), text.partition(b"\n")[0]
@@ -148,10 +150,10 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
         yield rest + b"\n"
 
 
-def _placed(fault: str, before: int) -> str:
+def _at_file_line(fault: str, lines_before: int) -> str:
     """Returns the reader's message with the line number of the file."""
     found = re.match(r"Line (\d+): (.*?)\.?$", fault)
     if not found:
         return f"{fault[:1].lower()}{fault[1:]}".rstrip(".")
     hint = "; indices count from 1 to the size line's" if "out of bounds" in found[2] else ""
-    return f"line {int(found[1]) + before}: {found[2][:1].lower()}{found[2][1:]}{hint}"
+    return f"line {int(found[1]) + lines_before}: {found[2][:1].lower()}{found[2][1:]}{hint}"

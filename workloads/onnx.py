@@ -59,9 +59,9 @@ from workloads.operators import (
     movement,
     recurrent,
 )
-from workloads.rebind import Batch, same_per_sample
+from workloads.rebind import Batch, check_per_sample
 
-SAME_IF_SAME_SHAPE = {"Expand", "Tile", "Pad", "Resize", "Upsample"}
+VIEW_IF_SAME_SHAPE = {"Expand", "Tile", "Pad", "Resize", "Upsample"}
 # operator -> positions of the inputs that are multiplied; the others are scales and zero points
 OPERANDS = {"QLinearConv": (0, 3), "QLinearMatMul": (0, 3)}
 # Limits of files, which may come from anywhere: operators after inlining of functions, elements of a tensor
@@ -98,32 +98,32 @@ class Draft:
     """The workload under construction."""
 
     facts: Facts
-    read: Collection[str]  # ONNX tensors that an operator or the user reads
+    read_tensors: Collection[str]  # ONNX tensors that an operator or the user reads
     names: dict[str, str] = field(default_factory=dict)  # ONNX tensor -> workload tensor
     einsums: list[Einsum] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)  # operators that are data movement
     unknown: list[str] = field(default_factory=list)  # einsums of unknown operators that could be products
     types: dict[str, int] = field(default_factory=dict)  # workload tensor -> ONNX type in which it is stored
     repeats: dict[str, int] = field(default_factory=dict)  # einsum -> how often it runs, if more than once
-    used: set[str] = field(default_factory=set)  # names in use
+    names_in_use: set[str] = field(default_factory=set)  # names in use
 
-    def fresh(self, wanted: str) -> str:
+    def fresh_name(self, wanted: str) -> str:
         """Returns an unused identifier similar to the wanted name."""
         stem = re.sub(r"\W", "_", wanted)
         stem = stem if re.match(r"[A-Za-z_]", stem) else f"t_{stem}"
         name, n = stem, 1
-        while name in self.used:
+        while name in self.names_in_use:
             name, n = f"{stem}_{n}", n + 1
-        self.used.add(name)
+        self.names_in_use.add(name)
         return name
 
     def name(self, tensor: str) -> str:
         """Returns the identifier of an ONNX tensor, the same one every time."""
         if tensor not in self.names:
-            self.names[tensor] = self.fresh(tensor)
+            self.names[tensor] = self.fresh_name(tensor)
         return self.names[tensor]
 
-    def stored(self, tensor: str) -> str:
+    def name_with_type(self, tensor: str) -> str:
         """Returns the identifier of an ONNX tensor, and records its type on first use."""
         name = self.name(tensor)
         self.types.setdefault(name, self.facts.stored_type(tensor))
@@ -158,25 +158,29 @@ def load(
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     walk = Walk(where, model, ordered(where, model.graph))
-    feeds, old = feeds_of(where, model.graph, dict(bind or {}), batch)
-    facts, nodes = facts_of(walk, feeds if old is None else old)
-    if old is not None:
-        old_nodes, walk.before, walk.batch = nodes, facts, Batch(next(iter(old.values()))[0], batch or 1)
+    feeds, file_feeds = feeds_of(where, model.graph, dict(bind or {}), batch)
+    facts, nodes = facts_of(walk, feeds if file_feeds is None else file_feeds)
+    if file_feeds is not None:
+        file_nodes, walk.file_facts, walk.batch = (
+            nodes,
+            facts,
+            Batch(next(iter(file_feeds.values()))[0], batch or 1),
+        )
         facts, nodes = facts_of(walk, feeds)
-    facts.warnings += _declared_apart(walk, facts if old is None else walk.before)
-    ends = [o.name for o in model.graph.output]
-    live = live_nodes(nodes, facts, ends)
+    facts.warnings += _declared_warnings(walk, facts if file_feeds is None else walk.file_facts)
+    results = [o.name for o in model.graph.output]
+    live = live_nodes(nodes, facts, results)
     if not live:
         raise WorkloadError(f"{where}: no operator lies between the inputs and the outputs")
-    found = _emit(where, label, live, facts, ends, fuse_elementwise)
-    if walk.batch is not None and all(i in walk.batch.places for i in feeds):
-        live = live_nodes(old_nodes, walk.before, ends)
-        written = _emit(where, label, live, walk.before, ends, fuse_elementwise)
-        same_per_sample(where, written.macs(), found.macs(), walk.batch)
+    found = _emit(where, label, live, facts, results, fuse_elementwise)
+    if walk.batch is not None and all(i in walk.batch.positions for i in feeds):
+        live = live_nodes(file_nodes, walk.file_facts, results)
+        file_workload = _emit(where, label, live, walk.file_facts, results, fuse_elementwise)
+        check_per_sample(where, file_workload.macs(), found.macs(), walk.batch)
     return found
 
 
-def _declared_apart(walk: Walk, facts: Facts) -> Iterator[str]:
+def _declared_warnings(walk: Walk, facts: Facts) -> Iterator[str]:
     """Yields a warning for each output, or tensor between operators, whose declared shape differs from the
     one that the operators make. A declared size that is a name fits any size.
     """
@@ -187,13 +191,16 @@ def _declared_apart(walk: Walk, facts: Facts) -> Iterator[str]:
     for name, (what, kind) in declared.items():
         if (shape := facts.shape(name)) is None or not kind.tensor_type.HasField("shape"):
             continue
-        told = [d.dim_value if d.dim_value > 0 else d.dim_param or "?" for d in kind.tensor_type.shape.dim]
-        if len(told) != len(shape) or any(
-            isinstance(d, int) and d != own for d, own in zip(told, shape, strict=True)
+        declared_dims = [
+            d.dim_value if d.dim_value > 0 else d.dim_param or "?" for d in kind.tensor_type.shape.dim
+        ]
+        if len(declared_dims) != len(shape) or any(
+            isinstance(d, int) and d != size for d, size in zip(declared_dims, shape, strict=True)
         ):
-            by = f"of {title(makers[name])} " if name in makers else ""
+            by_text = f"of {title(makers[name])} " if name in makers else ""
             yield (
-                f"{walk.where}: {what} {name} {by}is declared as [{', '.join(map(str, told))}], "
+                f"{walk.where}: {what} {name} {by_text}is declared as "
+                f"[{', '.join(map(str, declared_dims))}], "
                 f"and its operators make {list(shape)}, which counts; export the file again"
             )
 
@@ -217,17 +224,17 @@ def _read(path: Path) -> ModelProto:
 
 def _function_faults(model: ModelProto) -> Iterator[str]:
     """Yields a fault if functions call themselves, or expand to more than MAX_NODES operators."""
-    own = {(f.domain, f.name): f for f in model.functions}
+    functions = {(f.domain, f.name): f for f in model.functions}
     sizes: dict[tuple[str, str], int] = {}
 
-    def size(node: NodeProto, above: tuple[tuple[str, str], ...]) -> int:
+    def size(node: NodeProto, callers: tuple[tuple[str, str], ...]) -> int:
         key = node.domain, node.op_type
-        if key not in own:
+        if key not in functions:
             return 1
-        if key in above or len(above) > MAX_DEPTH:
+        if key in callers or len(callers) > MAX_DEPTH:
             return MAX_NODES + 1
         if key not in sizes:
-            sizes[key] = sum(size(n, (*above, key)) for n in own[key].node)
+            sizes[key] = sum(size(n, (*callers, key)) for n in functions[key].node)
         return sizes[key]
 
     if sum(size(n, ()) for n in model.graph.node) > MAX_NODES:
@@ -242,21 +249,21 @@ def _tensor_faults(graph: GraphProto) -> Iterator[str]:
     never read, but such a path is a sign of a malicious file.
     """
     attributes = [a for node in graph.node for a in node.attribute]
-    inner = [t for a in attributes for t in (*((a.t,) if a.HasField("t") else ()), *a.tensors)]
-    for t in (*graph.initializer, *inner):
-        place = next((entry.value for entry in t.external_data if entry.key == "location"), "")
-        if place.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", place):
+    attr_tensors = [t for a in attributes for t in (*((a.t,) if a.HasField("t") else ()), *a.tensors)]
+    for t in (*graph.initializer, *attr_tensors):
+        location = next((entry.value for entry in t.external_data if entry.key == "location"), "")
+        if location.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", location):
             yield (
-                f"constant {t.name}: its values lie at {place}, which leads out of the folder; put them "
+                f"constant {t.name}: its values lie at {location}, which leads out of the folder; put them "
                 "beside the file"
             )
         if any(dim < 0 for dim in t.dims) or prod(t.dims) > MAX_ELEMS:
             yield f"constant {t.name}: no tensor has the shape {list(t.dims)}; export the file again"
-    if any(t.data_location == TensorProto.EXTERNAL for t in inner):
+    if any(t.data_location == TensorProto.EXTERNAL for t in attr_tensors):
         yield "the value of a Constant lies outside of the file, only weights may; export it again"
     for a in attributes:
-        for own in (*((a.g,) if a.HasField("g") else ()), *a.graphs):
-            yield from _tensor_faults(own)
+        for subgraph in (*((a.g,) if a.HasField("g") else ()), *a.graphs):
+            yield from _tensor_faults(subgraph)
 
 
 def _emit(
@@ -291,10 +298,10 @@ def _add_node(where: str, node: NodeProto, draft: Draft) -> None:
     """Adds the einsums of a node. A node that moves no data adds none: its result is its operand's tensor."""
     result = node.output[0]
     if node.domain == LINKS and node.op_type == "Step":
-        draft.stored(result)  # a new tensor, which every trip reads
+        draft.name_with_type(result)  # a new tensor, which every trip reads
     elif _is_view(node, draft.facts):
         source = next((i for i in reads(node) if i not in draft.facts.constants), "")
-        draft.names[result] = draft.stored(source)
+        draft.names[result] = draft.name_with_type(source)
     else:
         add = _add_einsums
         if node.op_type in RECURRENT and node.domain in ("", "ai.onnx", "aten"):
@@ -316,7 +323,7 @@ def _typed(einsums: Sequence[Einsum], types: Mapping[str, int]) -> tuple[Einsum,
     def sized(p: Projection) -> Projection:
         return replace(p, bits=BITS.get(types.get(p.tensor, types.get(AGAIN.sub("", p.tensor), 0))))
 
-    return tuple(e.replaced(sized) for e in einsums)
+    return tuple(e.map_projections(sized) for e in einsums)
 
 
 def _in_words(workload: Workload) -> Workload:
@@ -325,13 +332,13 @@ def _in_words(workload: Workload) -> Workload:
     """
     if {p.bits for e in workload.einsums if e.kind == "mac" for p in e.tensors()} - {None, 32, 64}:
         return workload
-    einsums = (e.replaced(lambda p: replace(p, bits=None)) for e in workload.einsums)
+    einsums = (e.map_projections(lambda p: replace(p, bits=None)) for e in workload.einsums)
     return replace(workload, einsums=tuple(einsums))
 
 
 def _faults(where: str, nodes: Sequence[NodeProto], draft: Draft) -> Iterator[str]:
     for node in nodes:
-        for tensor in (*reads(node), *(o for o in node.output if o in draft.read)):
+        for tensor in (*reads(node), *(o for o in node.output if o in draft.read_tensors)):
             yield from _shape_fault(where, node, tensor, draft.facts)
     for node in nodes:
         if node.op_type in FREE and (fault := _elements_fault(where, node, draft.facts)):
@@ -340,8 +347,8 @@ def _faults(where: str, nodes: Sequence[NodeProto], draft: Draft) -> Iterator[st
 
 def _shape_fault(where: str, node: NodeProto, tensor: str, facts: Facts) -> Iterator[str]:
     shape = facts.shape(tensor)
-    known = onnx.defs.has(node.op_type, "" if node.domain == "ai.onnx" else node.domain)
-    if shape is None and known:
+    is_standard = onnx.defs.has(node.op_type, "" if node.domain == "ai.onnx" else node.domain)
+    if shape is None and is_standard:
         # report only the first unknown shape, not those that follow from it
         if tensor in node.output and all(facts.shape(i) is not None for i in reads(node)):
             yield (
@@ -353,7 +360,7 @@ def _shape_fault(where: str, node: NodeProto, tensor: str, facts: Facts) -> Iter
             f"{where}: {title(node)} is an unknown operator: declare the shape of {tensor} in the "
             "model's value_info"
         )
-    elif 0 in shape and not _is_left_out(node, tensor, facts):
+    elif 0 in shape and not _is_unused_empty(node, tensor, facts):
         yield (
             f"{where}: {title(node)}: tensor {tensor} of shape {list(shape)} is empty; bind sizes of at "
             "least 1"
@@ -367,12 +374,12 @@ def _elements_fault(where: str, node: NodeProto, facts: Facts) -> str:
     shape, result = facts.shape(node.input[0]), facts.shape(node.output[0])
     if shape is None or result is None or prod(shape) == prod(result):
         return ""
-    held = f"{node.input[0]} {list(shape)} has {prod(shape)} elements"
-    made = f"{node.output[0]} {list(result)} {prod(result)}"
-    return f"{where}: {title(node)}: {held}, {made}; export the file again"
+    source_text = f"{node.input[0]} {list(shape)} has {prod(shape)} elements"
+    result_text = f"{node.output[0]} {list(result)} {prod(result)}"
+    return f"{where}: {title(node)}: {source_text}, {result_text}; export the file again"
 
 
-def _is_left_out(node: NodeProto, tensor: str, facts: Facts) -> bool:
+def _is_unused_empty(node: NodeProto, tensor: str, facts: Facts) -> bool:
     """True for an empty constant without effect: an optional input given as empty (the roi of Resize), or a
     piece of a Concat.
     """
@@ -381,37 +388,46 @@ def _is_left_out(node: NodeProto, tensor: str, facts: Facts) -> bool:
 
 
 def _is_view(node: NodeProto, facts: Facts) -> bool:
-    alone = node.op_type == "Concat" and len(node.input) == 1
-    if alone or node.op_type in FREE | {"DequantizeLinear"} or node.domain == LINKS:
+    is_single = node.op_type == "Concat" and len(node.input) == 1
+    if is_single or node.op_type in FREE | {"DequantizeLinear"} or node.domain == LINKS:
         return True
     shape, result = facts.shape(next(i for i in reads(node) if i)), facts.shape(node.output[0])
     if node.op_type == "Transpose" and shape is not None:
         axes = [a for a in attributes(node).get("perm", range(len(shape))[::-1]) if shape[a] > 1]
         return axes == sorted(axes)
-    return node.op_type in SAME_IF_SAME_SHAPE and shape == result
+    return node.op_type in VIEW_IF_SAME_SHAPE and shape == result
 
 
 def _add_einsums(node: NodeProto, draft: Draft) -> None:
     """Adds one einsum per output that is read, and one more for a bias that is not constant."""
-    facts, attrs, at = draft.facts, attributes(node), OPERANDS.get(node.op_type)
+    facts, attrs, positions = draft.facts, attributes(node), OPERANDS.get(node.op_type)
     inputs = (
-        [node.input[i] for i in at] if at else [i for i in reads(node) if 0 not in (facts.shape(i) or ())]
+        [node.input[i] for i in positions]
+        if positions
+        else [i for i in reads(node) if 0 not in (facts.shape(i) or ())]
     )
     has_bias = node.op_type in ("Conv", "Gemm", "ConvTranspose") and len(node.input) > 2
     bias = node.input[2] if has_bias and node.input[2] not in facts.constants else ""
     constants = {i for i in inputs if i in facts.constants}
-    before = 0
+    split_offset = 0
     for result in node.output:
         shape = facts.shape(result)
-        if result in draft.read and shape is not None:
-            names, values = tuple(map(draft.stored, inputs)), tuple(map(facts.values.get, inputs))
+        if result in draft.read_tensors and shape is not None:
+            names, values = tuple(map(draft.name_with_type, inputs)), tuple(map(facts.values.get, inputs))
             op = Op(
-                node.op_type, names, draft.shapes(inputs), draft.stored(result), shape, attrs, values, before
+                node.op_type,
+                names,
+                draft.shapes(inputs),
+                draft.name_with_type(result),
+                shape,
+                attrs,
+                values,
+                split_offset,
             )
             name = node.name if node.name and result == node.output[0] else result
             name = name if node.op_type.lower() in name.lower() else f"{node.op_type}_{name}"
             _add(op, name, draft, bias, constants)
-        before += shape[attrs.get("axis", 0)] if shape and node.op_type == "Split" else 0
+        split_offset += shape[attrs.get("axis", 0)] if shape and node.op_type == "Split" else 0
 
 
 def _add_attention(node: NodeProto, draft: Draft) -> None:
@@ -423,28 +439,29 @@ def _add_attention(node: NodeProto, draft: Draft) -> None:
     """
     slots, results = [*node.input, *[""] * 6][:6], [*node.output, *[""] * 4][:4]
     slots[3] = "" if slots[3] in draft.facts.constants else slots[3]
-    names = tuple(draft.stored(t) if t else "" for t in slots)
-    label, attrs = draft.fresh(node.name or results[0]), attributes(node)
+    names = tuple(draft.name_with_type(t) if t else "" for t in slots)
+    label, attrs = draft.fresh_name(node.name or results[0]), attributes(node)
     present_k, present_v = (
-        draft.name(r) if r else draft.fresh(f"{label}_{x}") for r, x in zip(results[1:3], "KV", strict=True)
+        draft.name(r) if r else draft.fresh_name(f"{label}_{x}")
+        for r, x in zip(results[1:3], "KV", strict=True)
     )
     (shape,) = draft.shapes(results[:1])
     op = Op("Attention", names, draft.shapes(slots), draft.name(results[0]), shape, attrs)
-    scores = draft.name(results[3]) if results[3] else draft.fresh(f"{label}_scores")
+    scores = draft.name(results[3]) if results[3] else draft.fresh_name(f"{label}_scores")
     for e in attention(op, scores, (present_k, present_v)):
-        draft.einsums.append(replace(squeezed(e), name=draft.fresh(f"{label}_{e.kind}")))
+        draft.einsums.append(replace(squeezed(e), name=draft.fresh_name(f"{label}_{e.kind}")))
         draft.types[e.output.tensor] = draft.facts.stored_type(results[0])
         if e.kind == "copy":
             draft.moved.append(f"Attention {draft.einsums[-1].name}")
     for source, result in zip(slots[1:3], results[1:3], strict=True):
-        if result in draft.read and not slots[4]:
-            shape, turned = draft.shapes((source, result))
+        if result in draft.read_tensors and not slots[4]:
+            shape, result_shape = draft.shapes((source, result))
             perm = (0, 1, 2, 3)
             if len(shape) == 3:
                 heads = attrs["kv_num_heads"]
                 shape, perm = (*shape[:2], heads, shape[2] // heads), (0, 2, 1, 3)
             move = Op(
-                "Transpose", (draft.name(source),), (shape,), draft.name(result), turned, {"perm": perm}
+                "Transpose", (draft.name(source),), (shape,), draft.name(result), result_shape, {"perm": perm}
             )
             _add(move, f"{label}_{result}", draft)
 
@@ -453,11 +470,14 @@ def _add_recurrent(node: NodeProto, draft: Draft) -> None:
     """Adds a recurrent layer: the product of all inputs, and the einsums that are repeated every step. Its
     final states are rows of the tensor that the steps write.
     """
-    slots, results = [*node.input, *[""] * 7][:7], [o for o in node.output if o in draft.read]
-    at = {0: "", 1: "", 2: "", 5: "first"} | ({6: "cell"} if node.op_type == "LSTM" else {})
-    label, attrs = draft.fresh(node.name or results[0]), attributes(node)
-    names = [draft.stored(slots[i]) if slots[i] else draft.fresh(f"{label}_{x}") for i, x in at.items()]
-    out = draft.fresh(f"{label}_states")
+    slots, results = [*node.input, *[""] * 7][:7], [o for o in node.output if o in draft.read_tensors]
+    operand_labels = {0: "", 1: "", 2: "", 5: "first"} | ({6: "cell"} if node.op_type == "LSTM" else {})
+    label, attrs = draft.fresh_name(node.name or results[0]), attributes(node)
+    names = [
+        draft.name_with_type(slots[i]) if slots[i] else draft.fresh_name(f"{label}_{x}")
+        for i, x in operand_labels.items()
+    ]
+    out = draft.fresh_name(f"{label}_states")
     x, w, r = draft.shapes(slots[:3])
     steps, batch = x[:2][::-1] if attrs.get("layout") else x[:2]
     state = draft.facts.shape(slots[5])
@@ -465,31 +485,31 @@ def _add_recurrent(node: NodeProto, draft: Draft) -> None:
         raise ValueError(f"its first state {list(state)} is of another batch than its input {list(x)}")
     op = Op(node.op_type, (*names, *[""] * 5)[:5], (x, w, r), out, attrs=attrs)
     for e in recurrent(op, RECURRENT[node.op_type]):
-        once = e.output.tensor == f"{out}_x"
-        part = e.kind if e.kind != "mac" else "inputs" if once else "step"
-        name = draft.fresh(f"{label}_{part}")
+        is_input_product = e.output.tensor == f"{out}_x"
+        part = e.kind if e.kind != "mac" else "inputs" if is_input_product else "step"
+        name = draft.fresh_name(f"{label}_{part}")
         draft.einsums.append(replace(squeezed(e), name=name))
         draft.types[e.output.tensor] = draft.facts.stored_type(slots[0])
-        draft.repeats[name] = 1 if once else steps
+        draft.repeats[name] = 1 if is_input_product else steps
     draft.names.update(dict.fromkeys(results, out))
 
 
 def _add(op: Op, name: str, draft: Draft, bias: str = "", constants: Collection[str] = ()) -> None:
     make = OPERATORS.get(op.kind)
     op = _distinct(op, make, {draft.names[i] for i in constants}, draft)
-    made = make(op) if make else None
-    e = replace(squeezed(made or movement(op)), name=draft.fresh(name))
+    translated = make(op) if make else None
+    e = replace(squeezed(translated or movement(op)), name=draft.fresh_name(name))
     if e.kind == "copy":
-        known = made is not None or op.kind in MOVES | NO_PRODUCT
-        draft.moved.append(f"{op.kind} {e.name}{'' if known else ' (unknown operator)'}")
-        draft.unknown += [] if known else [e.name]
+        is_known = translated is not None or op.kind in MOVES | NO_PRODUCT
+        draft.moved.append(f"{op.kind} {e.name}{'' if is_known else ' (unknown operator)'}")
+        draft.unknown += [] if is_known else [e.name]
     if bias:
-        partial = draft.fresh(f"{op.output}_unbiased")
+        partial = draft.fresh_name(f"{op.output}_unbiased")
         draft.einsums.append(replace(e, output=replace(e.output, tensor=partial)))
         draft.types[partial] = draft.types.get(op.output, 0)
-        total = Op("Add", (partial, draft.name(bias)), (op.shape, op.shapes[2]), op.output, op.shape)
+        total = Op("Add", (partial, draft.name(bias)), (op.out_shape, op.shapes[2]), op.output, op.out_shape)
         summed = (elementwise if op.kind == "Gemm" else by_channel)(total)
-        e = replace(squeezed(summed), name=draft.fresh(f"{name}_bias"))
+        e = replace(squeezed(summed), name=draft.fresh_name(f"{name}_bias"))
     draft.einsums.append(e)
 
 
@@ -497,32 +517,34 @@ def _distinct(op: Op, make: Callable[[Op], Einsum | None] | None, constants: set
     """Drops operands that cost nothing: constants of one element, parameters of a data movement, a second
     access to the same elements. A second access of a tensor in another way gets a new name (T_again).
     """
-    anyhow = make not in (None, elementwise, by_channel)
-    kept: list[int] = []
+    keeps_all = make not in (None, elementwise, by_channel)
+    positions: list[int] = []
     names: list[str] = []
     for i, (tensor, shape) in enumerate(zip(op.inputs, op.shapes, strict=True)):
-        free = tensor in constants and (prod(shape) == 1 or (op.kind in MOVES and i > 0))
-        again = any(op.inputs[k] == tensor and op.shapes[k] == shape for k in kept)
-        if anyhow or not (free or again):
-            kept.append(i)
-            names.append(draft.fresh(f"{tensor}_again") if tensor in names else tensor)
+        is_free = tensor in constants and (prod(shape) == 1 or (op.kind in MOVES and i > 0))
+        is_repeated = any(op.inputs[k] == tensor and op.shapes[k] == shape for k in positions)
+        if keeps_all or not (is_free or is_repeated):
+            positions.append(i)
+            names.append(draft.fresh_name(f"{tensor}_again") if tensor in names else tensor)
     return replace(
         op,
         inputs=tuple(names),
-        shapes=tuple(op.shapes[i] for i in kept),
-        values=tuple(value for i, value in enumerate(op.values) if i in kept),
+        shapes=tuple(op.shapes[i] for i in positions),
+        values=tuple(value for i, value in enumerate(op.values) if i in positions),
     )
 
 
-def _is_table(node: NodeProto, tensor: str, limits: set[str], facts: Facts) -> bool:
+def _is_table(node: NodeProto, tensor: str, softmax_inputs: set[str], facts: Facts) -> bool:
     """True for masks and tables of angles, constants of two or more dimensions (sizes of 1 not counted).
     Masks are added before a Softmax, angles scale every element of a tensor.
     """
-    wide = sum(size > 1 for size in facts.shape(tensor) or ()) > 1
-    whole = all(facts.shape(i) == facts.shape(node.output[0]) for i in node.input if i not in facts.constants)
-    return wide and (
-        (node.op_type in ("Add", "Sub", "Where", "Mul") and node.output[0] in limits)
-        or (node.op_type == "Mul" and whole)
+    is_matrix = sum(size > 1 for size in facts.shape(tensor) or ()) > 1
+    scales_all = all(
+        facts.shape(i) == facts.shape(node.output[0]) for i in node.input if i not in facts.constants
+    )
+    return is_matrix and (
+        (node.op_type in ("Add", "Sub", "Where", "Mul") and node.output[0] in softmax_inputs)
+        or (node.op_type == "Mul" and scales_all)
     )
 
 
@@ -531,19 +553,19 @@ def _parameters(nodes: Sequence[NodeProto], facts: Facts) -> int:
     statistics, masks, angles, scalars and indices.
     """
     found: dict[str, int] = {}
-    limits = {i for n in nodes if n.op_type == "Softmax" for i in n.input}
+    softmax_inputs = {i for n in nodes if n.op_type == "Softmax" for i in n.input}
     for node in nodes:
         operands = OPERANDS.get(node.op_type, range(len(node.input)))
-        quantised = node.op_type in PRODUCTS or node.op_type in RECURRENT
-        for at, tensor in enumerate(node.input):
+        is_product = node.op_type in PRODUCTS or node.op_type in RECURRENT
+        for position, tensor in enumerate(node.input):
             if (
                 tensor not in facts.constants
-                or at in UNTRAINED.get(node.op_type, ())
-                or _is_table(node, tensor, limits, facts)
+                or position in UNTRAINED.get(node.op_type, ())
+                or _is_table(node, tensor, softmax_inputs, facts)
             ):
                 continue
-            root = facts.view_of.get(tensor, tensor)
-            size = prod(facts.shape(root) or ())
-            if size > 1 and (facts.is_float(tensor) or (quantised and at in operands)):
-                found[root] = size
+            base = facts.view_of.get(tensor, tensor)
+            size = prod(facts.shape(base) or ())
+            if size > 1 and (facts.is_float(tensor) or (is_product and position in operands)):
+                found[base] = size
     return sum(found.values())

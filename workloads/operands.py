@@ -24,8 +24,8 @@ class Agreement:
     """What the shapes of an operator's operands must be."""
 
     dims: Mapping[int, str]  # operand number -> letters of its dimensions
-    memo: Mapping[str, int] = field(default_factory=dict)  # sizes of letters that are known in advance
-    wrong: str = ""  # a fault found already; "": none
+    preset: Mapping[str, int] = field(default_factory=dict)  # sizes of letters that are known in advance
+    fault: str = ""  # a fault found already; "": none
 
 
 Rule = Callable[[Slots, Attributes], Agreement | None]
@@ -42,35 +42,37 @@ def disagreement(kind: str, names: Sequence[str], shapes: Slots, attrs: Attribut
     """
     padded = [*shapes, *[None] * 10]
     rule = RULES.get(kind)
-    found = rule(padded, attrs) if rule else None
-    if found is None:
+    agreement = rule(padded, attrs) if rule else None
+    if agreement is None:
         return ""
-    if found.wrong:
-        seen = [f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True) if name and shape]
-        return f"{', '.join(seen)}: {found.wrong}"
-    return _clash(found, names, padded)
+    if agreement.fault:
+        shape_texts = [
+            f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True) if name and shape
+        ]
+        return f"{', '.join(shape_texts)}: {agreement.fault}"
+    return _clash(agreement, names, padded)
 
 
-def _clash(found: Agreement, names: Sequence[str], shapes: Slots) -> str:
-    sizes: dict[str, tuple[int, str]] = {letter: (size, "") for letter, size in found.memo.items()}
-    for at, text in found.dims.items():
-        shape = shapes[at] if at < len(names) and names[at] else None
+def _clash(agreement: Agreement, names: Sequence[str], shapes: Slots) -> str:
+    sizes: dict[str, tuple[int, str]] = {letter: (size, "") for letter, size in agreement.preset.items()}
+    for position, text in agreement.dims.items():
+        shape = shapes[position] if position < len(names) and names[position] else None
         letters = text.split()
         if shape is None:
             continue
-        own = f"{names[at]} {list(shape)}"
+        operand = f"{names[position]} {list(shape)}"
         if len(shape) != len(letters):
-            return f"{own} must have {len(letters)} dimensions: {text.replace('?', '') or 'none'}"
+            return f"{operand} must have {len(letters)} dimensions: {text.replace('?', '') or 'none'}"
         for size, letter in zip(shape, letters, strict=True):
             bare = letter.removesuffix("?")
             if letter == "_" or (letter != bare and size == 1):
                 continue
-            before, other = sizes.setdefault(bare, (size, own))
-            if before != size:
+            other_size, other_operand = sizes.setdefault(bare, (size, operand))
+            if other_size != size:
                 return (
-                    f"{other} and {own} do not fit: {bare} is {before} and {size}"
-                    if other
-                    else f"{own} does not fit: {bare} is {size}, not {before}"
+                    f"{other_operand} and {operand} do not fit: {bare} is {other_size} and {size}"
+                    if other_operand
+                    else f"{operand} does not fit: {bare} is {size}, not {other_size}"
                 )
     return ""
 
@@ -87,20 +89,20 @@ def _conv(x_at: int, w_at: int, bias_at: int, transposed: bool = False) -> Rule:
         groups, rank = attrs.get("group", 1), len(w) - 2
         kernel = tuple(attrs.get("kernel_shape") or w[2:])
         if kernel != w[2:] or w[0] % groups:
-            return _clash_of(f"group = {groups} and kernel_shape = {list(kernel)} do not fit these weights")
+            return _faulty(f"group = {groups} and kernel_shape = {list(kernel)} do not fit these weights")
         image = " _" * rank
         if transposed:
             return Agreement({w_at: f"C _{image}", x_at: f"_ C{image}", bias_at: "K"}, {"K": w[1] * groups})
         if len(x) == len(w) and x[1] != w[1] * groups:
             where = f" in each of {groups} groups" if groups > 1 else ""
-            return _clash_of(f"C is {x[1]} and {w[1]}{where}")
+            return _faulty(f"C is {x[1]} and {w[1]}{where}")
         return Agreement({x_at: f"_ C{image}", **({bias_at: "K"} if bias_at >= 0 else {})}, {"K": w[0]})
 
     return rule
 
 
-def _clash_of(wrong: str) -> Agreement:
-    return Agreement({}, wrong=wrong)
+def _faulty(wrong: str) -> Agreement:
+    return Agreement({}, fault=wrong)
 
 
 def _deform(s: Slots, attrs: Attributes) -> Agreement | None:
@@ -108,12 +110,12 @@ def _deform(s: Slots, attrs: Attributes) -> Agreement | None:
     dimensions, output], mask [N, offset groups x kernel, output].
     """
     base = _conv(0, 1, 3)(s, attrs)
-    if base is None or base.wrong or s[0] is None or s[1] is None:
+    if base is None or base.fault or s[0] is None or s[1] is None:
         return base
     rank, taps = len(s[1]) - 2, attrs.get("offset_group", 1) * prod(s[1][2:])
     image = " ".join(f"P{i}" for i in range(rank))
     dims = {0: "N C" + " _" * rank, 2: f"N OFFSETS {image}", 4: f"N MASKS {image}", 3: "K"}
-    return Agreement(dims, {**base.memo, "OFFSETS": taps * rank, "MASKS": taps, **_deformed(s, attrs)})
+    return Agreement(dims, {**base.preset, "OFFSETS": taps * rank, "MASKS": taps, **_deformed(s, attrs)})
 
 
 def _deformed(s: Slots, attrs: Attributes) -> dict[str, int]:
@@ -154,13 +156,13 @@ def _matmul(a_at: int, b_at: int) -> Rule:
     return rule
 
 
-def _matrix(rank: int, last: str, turned: Any, early: Any) -> str:
-    """Returns the letters of an operand: batches, numbered from the last, then the matrix. early: rows come
-    before the batches.
+def _matrix(rank: int, last: str, transposed: Any, rows_first: Any) -> str:
+    """Returns the letters of an operand: batches, numbered from the last, then the matrix. rows_first: rows
+    come before the batches.
     """
-    first, second = last.split()[:: -1 if turned else 1]
+    first, second = last.split()[:: -1 if transposed else 1]
     batches = [f"B{i}?" for i in range(rank - 3, -1, -1)]
-    return " ".join([first, *batches, second] if early else [*batches, first, second])
+    return " ".join([first, *batches, second] if rows_first else [*batches, first, second])
 
 
 def _einsum(s: Slots, attrs: Attributes) -> Agreement | None:
@@ -186,12 +188,15 @@ def _recurrent(kind: str) -> Rule:
         r = s[2]
         if r is None or len(r) != 3:
             return None
-        hidden, ways = attrs.get("hidden_size", r[2]), 2 if attrs.get("direction") == b"bidirectional" else 1
+        hidden, directions = (
+            attrs.get("hidden_size", r[2]),
+            2 if attrs.get("direction") == b"bidirectional" else 1,
+        )
         rows, state = ("B _ I", "B D H") if attrs.get("layout") else ("_ B I", "D B H")
         gates = GATES[kind] * hidden
-        known = {"D": ways, "H": hidden, "GATES": gates, "BIASES": 2 * gates, "PEEPHOLES": 3 * hidden}
+        sizes = {"D": directions, "H": hidden, "GATES": gates, "BIASES": 2 * gates, "PEEPHOLES": 3 * hidden}
         operands = (rows, "D GATES I", "D GATES H", "D BIASES", "B", state, state, "D PEEPHOLES")
-        return Agreement(dict(enumerate(operands)), known)
+        return Agreement(dict(enumerate(operands)), sizes)
 
     return rule
 
@@ -204,20 +209,28 @@ def _attention(s: Slots, attrs: Attributes) -> Agreement | None:
     if q is None or k is None or v is None or {len(q), len(k), len(v)} not in ({3}, {4}):
         return None
     flat = len(q) == 3
-    heads, kv = (attrs.get("q_num_heads", 0), attrs.get("kv_num_heads", 0)) if flat else (q[1], k[1])
-    if not heads or not kv or heads % kv or (flat and (q[2] % heads or v[2] % kv)):
-        return _clash_of(f"{heads} heads of queries and {kv} of keys and values do not fit")
-    width, wide = (q[2] // heads, v[2] // kv) if flat else (q[3], v[3])
+    heads, kv_heads = (attrs.get("q_num_heads", 0), attrs.get("kv_num_heads", 0)) if flat else (q[1], k[1])
+    if not heads or not kv_heads or heads % kv_heads or (flat and (q[2] % heads or v[2] % kv_heads)):
+        return _faulty(f"{heads} heads of queries and {kv_heads} of keys and values do not fit")
+    key_width, value_width = (q[2] // heads, v[2] // kv_heads) if flat else (q[3], v[3])
     past = s[4][2] if s[4] is not None and len(s[4]) == 4 else 0
     length = k[1 if flat else 2]
-    every = length + past
+    key_count = length + past
     rows = ("B? Q _", "B? T KD", "B? T _") if flat else ("B? _ Q D", "B? H T D", "B? H T _")
     dims = dict(enumerate(rows)) | {4: "B? H P D", 5: "B? H P E", 6: "B"}
     if (mask := s[3]) is not None:
-        last = "ALL?" if mask and mask[-1] > every else "_"
+        last = "ALL?" if mask and mask[-1] > key_count else "_"
         dims[3] = " ".join(("B?", "HEADS?", "Q?", last)[4 - min(len(mask), 4) :])
-    known = {"D": width, "E": wide, "H": kv, "KD": kv * width, "HEADS": heads, "ALL": every, "T": length}
-    return Agreement(dims, known)
+    sizes = {
+        "D": key_width,
+        "E": value_width,
+        "H": kv_heads,
+        "KD": kv_heads * key_width,
+        "HEADS": heads,
+        "ALL": key_count,
+        "T": length,
+    }
+    return Agreement(dims, sizes)
 
 
 def _per_channel(*at: int) -> Rule:
@@ -237,9 +250,9 @@ def _per_row(*at: int) -> Rule:
             return None
         letters = [f"D{i}" for i in range(len(x))]
         dims = {
-            i: " ".join(f"{c}?" for c in letters[len(x) - len(own) :])
+            i: " ".join(f"{c}?" for c in letters[len(x) - len(operand) :])
             for i in at
-            if (own := s[i]) is not None and len(own) <= len(x)
+            if (operand := s[i]) is not None and len(operand) <= len(x)
         }
         return Agreement(dims, dict(zip(letters, x, strict=True)))
 

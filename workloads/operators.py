@@ -62,9 +62,16 @@ NO_PRODUCT = names_in(
     "Optional Reshape Flatten Squeeze Unsqueeze Identity Dropout SplitToSequence ConcatFromSequence "
     "SequenceAt SequenceConstruct SequenceEmpty SequenceInsert SequenceErase SequenceLength"
 )
-OUT, KERNEL = "pqo", "rst"  # ranks of up to three spatial dimensions: of the output, of the kernel
+# ranks of up to three spatial dimensions: of the output, of the kernel
+OUT_RANKS, KERNEL_RANKS = "pqo", "rst"
 # number of dimensions -> ranks of an element-wise operator
-NAMED = {1: ("d",), 2: ("n", "c"), 3: ("b", "m", "d"), 4: ("n", "c", "p", "q"), 5: ("n", "c", "p", "q", "o")}
+RANK_NAMES = {
+    1: ("d",),
+    2: ("n", "c"),
+    3: ("b", "m", "d"),
+    4: ("n", "c", "p", "q"),
+    5: ("n", "c", "p", "q", "o"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +82,10 @@ class Op:
     inputs: tuple[str, ...]  # names of tensors in the workload
     shapes: tuple[Shape, ...]  # of the inputs
     output: str  # name of the tensor in the workload
-    shape: Shape = ()  # of the output
+    out_shape: Shape = ()  # of the output
     attrs: dict[str, Any] = field(default_factory=dict)
     values: tuple[Array | None, ...] = ()  # small constant values of the inputs; None: unknown
-    before: int = 0  # Split: elements along the axis in the outputs before this one
+    split_offset: int = 0  # Split: elements along the axis in the outputs before this one
 
 
 def strided(op: Op, n: int) -> tuple[Sequence[int], Sequence[int]]:
@@ -88,7 +95,7 @@ def strided(op: Op, n: int) -> tuple[Sequence[int], Sequence[int]]:
 
 def _indices(op: Op, pads: Sequence[int]) -> str:
     """Returns indices into a padded image: stride*p + dilation*r - pad for each spatial dimension."""
-    steps = zip(*strided(op, len(pads)), OUT, KERNEL, pads, strict=False)
+    steps = zip(*strided(op, len(pads)), OUT_RANKS, KERNEL_RANKS, pads, strict=False)
     return ",".join(f"{stride}*{p}+{dilation}*{r}-{pad}" for stride, dilation, p, r, pad in steps)
 
 
@@ -97,7 +104,7 @@ def _windows(op: Op, kernel: Sequence[int], image: Sequence[int]) -> str:
     n, auto = len(kernel), op.attrs.get("auto_pad", b"NOTSET").decode()
     pads = list(op.attrs.get("pads") or [0] * n)[:n] if auto != "VALID" else [0] * n
     if auto.startswith("SAME"):
-        sizes = zip(op.shape[2:], *strided(op, n), kernel, image, strict=False)
+        sizes = zip(op.out_shape[2:], *strided(op, n), kernel, image, strict=False)
         totals = [
             max((p - 1) * stride + dilation * (r - 1) + 1 - i, 0) for p, stride, dilation, r, i in sizes
         ]
@@ -107,18 +114,20 @@ def _windows(op: Op, kernel: Sequence[int], image: Sequence[int]) -> str:
 
 def _extents(outputs: Sequence[int], kernel: Sequence[int], **others: int) -> dict[str, int]:
     """Returns the extents of a window: other ranks, outputs, kernel."""
-    return others | dict(zip(OUT, outputs, strict=False)) | dict(zip(KERNEL, kernel, strict=False))
+    return (
+        others | dict(zip(OUT_RANKS, outputs, strict=False)) | dict(zip(KERNEL_RANKS, kernel, strict=False))
+    )
 
 
 def _conv(op: Op) -> Einsum | None:
     (n, channels, *image), (filters, depth, *kernel) = op.shapes[:2]
-    if len(kernel) > len(KERNEL):
+    if len(kernel) > len(KERNEL_RANKS):
         return None
     x, w = op.inputs[:2]
     g = op.attrs.get("group", 1)
-    p, r = ",".join(OUT[: len(kernel)]), ",".join(KERNEL[: len(kernel)])
+    p, r = ",".join(OUT_RANKS[: len(kernel)]), ",".join(KERNEL_RANKS[: len(kernel)])
     text = f"{op.output}[n,g,k,{p}] += {x}[n,g,c,{_windows(op, kernel, image)}] * {w}[g,k,c,{r}]"
-    extents = _extents(op.shape[2:], kernel, n=n, g=g, k=filters // g, c=depth)
+    extents = _extents(op.out_shape[2:], kernel, n=n, g=g, k=filters // g, c=depth)
     return einsum(text, extents, sizes={x: (n, g, channels // g, *image)})
 
 
@@ -129,13 +138,13 @@ def _conv_transpose(op: Op) -> Einsum:
     (n, channels, *image), (_, filters, *kernel) = op.shapes[:2]
     x, w = op.inputs[:2]
     g, dims = op.attrs.get("group", 1), len(kernel)
-    sizes = zip(image, *strided(op, dims), kernel, op.shape[2:], strict=True)
+    sizes = zip(image, *strided(op, dims), kernel, op.out_shape[2:], strict=True)
     spread = [(i - 1) * stride + dilation * (r - 1) + 1 - out for i, stride, dilation, r, out in sizes]
     pads = op.attrs.get("pads") or [max(s, 0) // 2 for s in spread]
-    p, r = ",".join(OUT[:dims]), ",".join(KERNEL[:dims])
+    p, r = ",".join(OUT_RANKS[:dims]), ",".join(KERNEL_RANKS[:dims])
     text = f"{op.output}[n,g,k,{_indices(op, pads[:dims])}] += {x}[n,g,c,{p}] * {w}[g,c,k,{r}]"
     extents = _extents(image, kernel, n=n, g=g, k=filters, c=channels // g)
-    return einsum(text, extents, sizes={op.output: (n, g, filters, *op.shape[2:])})
+    return einsum(text, extents, sizes={op.output: (n, g, filters, *op.out_shape[2:])})
 
 
 def _deform_conv(op: Op) -> Einsum | None:
@@ -143,14 +152,16 @@ def _deform_conv(op: Op) -> Einsum | None:
     a mask). Offsets and mask are operands. Taps are counted at their positions without offsets.
     """
     (n, channels, *image), (filters, depth, *kernel) = op.shapes[:2]
-    groups, own = op.attrs.get("group", 1), op.attrs.get("offset_group", 1)
-    if len(kernel) != 2 or (groups > 1 and own > 1):
+    groups, offset_groups = op.attrs.get("group", 1), op.attrs.get("offset_group", 1)
+    if len(kernel) != 2 or (groups > 1 and offset_groups > 1):
         return None
     x, w, offset = op.inputs[:3]
-    taps, part = kernel[0] * kernel[1], depth // own
-    c = f"{part}*u+c" if own > 1 else "c"
-    extents = _extents(op.shape[2:], kernel, n=n, g=groups, u=own, k=filters // groups, c=part)
-    group = f"{2 * taps}*u+" if own > 1 else ""
+    taps, group_depth = kernel[0] * kernel[1], depth // offset_groups
+    c = f"{group_depth}*u+c" if offset_groups > 1 else "c"
+    extents = _extents(
+        op.out_shape[2:], kernel, n=n, g=groups, u=offset_groups, k=filters // groups, c=group_depth
+    )
+    group = f"{2 * taps}*u+" if offset_groups > 1 else ""
     reads = [
         f"{x}[n,g,{c},{_windows(op, kernel, image)}]",
         f"{w}[g,k,{c},r,s]",
@@ -159,7 +170,7 @@ def _deform_conv(op: Op) -> Einsum | None:
     sizes = {x: (n, groups, channels // groups, *image), offset: op.shapes[2]}
     for mask, shape in zip(op.inputs[3:], op.shapes[3:], strict=True):
         if len(shape) == 4:  # else a bias
-            group = f"{taps}*u+" if own > 1 else ""
+            group = f"{taps}*u+" if offset_groups > 1 else ""
             reads.append(f"{mask}[n,{group}{kernel[1]}*r+s,p,q]")
             sizes[mask] = shape
     return einsum(f"{op.output}[n,g,k,p,q] += {' * '.join(reads)}", extents, sizes=sizes)
@@ -169,7 +180,7 @@ def _gemm(op: Op) -> Einsum:
     a, b = op.inputs[:2]
     left, right = "k,m" if op.attrs.get("transA") else "m,k", "n,k" if op.attrs.get("transB") else "k,n"
     k = op.shapes[0][0 if op.attrs.get("transA") else 1]
-    m, n = op.shape
+    m, n = op.out_shape
     return einsum(f"{op.output}[m,n] += {a}[{left}] * {b}[{right}]", {"m": m, "n": n, "k": k})
 
 
@@ -179,32 +190,33 @@ def _matmul(op: Op) -> Einsum:
     """
     (a, b), (left, right) = op.inputs[:2], op.shapes[:2]
     # FusedMatMul: swap the last two dimensions
-    over, under = (bool(op.attrs.get(key)) for key in ("transA", "transB"))
+    trans_a, trans_b = (bool(op.attrs.get(key)) for key in ("transA", "transB"))
     # FusedMatMul: before that, move dimension 0 behind the batches
-    early = [bool(op.attrs.get(key)) for key in ("transBatchA", "transBatchB")]
+    rows_first = [bool(op.attrs.get(key)) for key in ("transBatchA", "transBatchB")]
     left, right = (
-        (*s[1:-1], s[0], s[-1]) if first else s for s, first in zip((left, right), early, strict=True)
+        (*s[1:-1], s[0], s[-1]) if first else s for s, first in zip((left, right), rows_first, strict=True)
     )
     m, n = ["m"] * (len(left) > 1), ["n"] * (len(right) > 1)
-    batches = [f"b{i}" for i in range(len(op.shape) - len(m) - len(n))]
-    extents = dict(zip((*batches, *m, *n), op.shape, strict=True)) | {"k": left[-2 if over else -1]}
+    batches = [f"b{i}" for i in range(len(op.out_shape) - len(m) - len(n))]
+    extents = dict(zip((*batches, *m, *n), op.out_shape, strict=True)) | {"k": left[-2 if trans_a else -1]}
 
     def outer(shape: Shape) -> list[str]:
-        own = shape[:-2]
+        leading = shape[:-2]
         return [
-            rank if n > 1 else "0" for rank, n in zip(batches[len(batches) - len(own) :], own, strict=True)
+            rank if n > 1 else "0"
+            for rank, n in zip(batches[len(batches) - len(leading) :], leading, strict=True)
         ]
 
-    x, y = (*m, "k")[:: -1 if over else 1], ("k", *n)[:: -1 if under else 1]
+    x, y = (*m, "k")[:: -1 if trans_a else 1], ("k", *n)[:: -1 if trans_b else 1]
     indices = [(*outer(left), *x), (*outer(right), *y)]
     i, j = (
         ",".join((index[-2], *index[:-2], index[-1]) if first else index)
-        for index, first in zip(indices, early, strict=True)
+        for index, first in zip(indices, rows_first, strict=True)
     )
     return einsum(f"{op.output}[{','.join((*batches, *m, *n))}] += {a}[{i}] * {b}[{j}]", extents)
 
 
-def plain(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str] | None:
+def plain_indices(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str] | None:
     """Returns the indices of the operands and of the result of an ONNX Einsum; None if the equation is not
     plain: an index occurs twice in an operand, or is summed and in only one operand.
 
@@ -216,29 +228,36 @@ def plain(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str] | Non
     operands = left.split(",")
     if len(operands) < 2 or len(operands) != len(shapes):
         return None
-    dots = [
+    ellipsis_dims = [
         len(shape) - len(part.replace("...", "")) if "..." in part else 0
         for part, shape in zip(operands, shapes, strict=True)
     ]
-    whole = "".join(c for c in ascii_uppercase if c not in equation)[: max(dots)]
-    parts = [part.replace("...", whole[len(whole) - n :]) for part, n in zip(operands, dots, strict=True)]
-    every = "".join(parts)
-    once = {c for c in every if every.count(c) == 1}
-    out = right.replace("...", whole) if arrow else whole + "".join(sorted(once.difference(whole)))
-    fits = all(
+    ellipsis = "".join(c for c in ascii_uppercase if c not in equation)[: max(ellipsis_dims)]
+    parts = [
+        part.replace("...", ellipsis[len(ellipsis) - n :])
+        for part, n in zip(operands, ellipsis_dims, strict=True)
+    ]
+    all_indices = "".join(parts)
+    single_use = {c for c in all_indices if all_indices.count(c) == 1}
+    out = (
+        right.replace("...", ellipsis)
+        if arrow
+        else ellipsis + "".join(sorted(single_use.difference(ellipsis)))
+    )
+    has_ranks = all(
         part.isalpha() and len(set(part)) == len(part) == len(shape)
         for part, shape in zip(parts, shapes, strict=True)
     )
-    known = len(set(out)) == len(out) and set(out) <= set(every) and once <= set(out)
-    return (parts, out) if fits and known else None
+    is_plain = len(set(out)) == len(out) and set(out) <= set(all_indices) and single_use <= set(out)
+    return (parts, out) if has_ranks and is_plain else None
 
 
 def _einsum(op: Op) -> Einsum | None:
-    """Returns the einsum of an ONNX Einsum with `plain` operands, one nest for all of them; None for other
-    equations.
+    """Returns the einsum of an ONNX Einsum with `plain_indices` operands, one nest for all of them; None for
+    other equations.
     """
     equation = op.attrs["equation"]
-    found = plain(equation.decode() if isinstance(equation, bytes) else equation, op.shapes)
+    found = plain_indices(equation.decode() if isinstance(equation, bytes) else equation, op.shapes)
     if found is None:
         return None
     parts, out = found
@@ -262,61 +281,61 @@ def recurrent(op: Op, gates: int) -> list[Einsum]:
         has the batch first. A first state of zeros is multiplied like any other.
     """
     (x, w, r, h, c), (xs, ws, rs) = op.inputs, op.shapes[:3]
-    ways, hidden = ws[0] if len(ws) == 3 else 1, rs[-1]
-    batched = bool(op.attrs.get("layout"))
-    steps, batch = xs[:2][::-1] if batched else xs[:2]
-    wide = gates * hidden
+    directions, hidden = ws[0] if len(ws) == 3 else 1, rs[-1]
+    batch_first = bool(op.attrs.get("layout"))
+    steps, batch = xs[:2][::-1] if batch_first else xs[:2]
+    gate_rows = gates * hidden
     extents = {
         "t": steps,
         "b": batch,
-        "d": ways,
-        "z": wide,
+        "d": directions,
+        "z": gate_rows,
         "i": xs[-1],
         "k": hidden,
         "g": gates,
         "h": hidden,
     }
-    rows, now = ("b,t", "b,0") if batched else ("t,b", "0,b")
+    rows, step_index = ("b,t", "b,0") if batch_first else ("t,b", "0,b")
     out, way, gate = op.output, "d," if len(ws) == 3 else "", f"{hidden}*g+h"
     memory = c if op.kind == "LSTM" else h
-    sizes = {f"{out}_x": (*xs[:2], ways, wide), f"{out}_h": (batch, ways, wide)}
-    end = f"{op.kind.lower()}({out}_x[{now},d,{gate}], {out}_h[b,d,{gate}], {memory}[d,b,h])"
+    sizes = {f"{out}_x": (*xs[:2], directions, gate_rows), f"{out}_h": (batch, directions, gate_rows)}
+    gates_text = f"{op.kind.lower()}({out}_x[{step_index},d,{gate}], {out}_h[b,d,{gate}], {memory}[d,b,h])"
     return [
         einsum(f"{out}_x[{rows},d,z] += {x}[{rows},i] * {w}[{way}z,i]", extents),
         einsum(f"{out}_h[b,d,z] += {h}[d,b,k] * {r}[{way}z,k]", extents),
-        einsum(f"{out}[b,d,h] = {end}", extents, sizes=sizes),
+        einsum(f"{out}[b,d,h] = {gates_text}", extents, sizes=sizes),
     ]
 
 
 def _pool(op: Op) -> Einsum:
     (x, *_), (image, *_), kernel = op.inputs, op.shapes, op.attrs["kernel_shape"]
-    assign, p = "max=" if op.kind == "MaxPool" else "+=", ",".join(OUT[: len(kernel)])
+    assign, p = "max=" if op.kind == "MaxPool" else "+=", ",".join(OUT_RANKS[: len(kernel)])
     text = f"{op.output}[n,c,{p}] {assign} {x}[n,c,{_windows(op, kernel, image[2:])}]"
-    n, c, *outputs = op.shape
+    n, c, *outputs = op.out_shape
     return einsum(text, _extents(outputs, kernel, n=n, c=c), sizes={x: image})
 
 
 def _global_pool(op: Op) -> Einsum:
     rank = len(op.shapes[0])
-    return _reduced(replace(op, shape=(*op.shape[:2], *[1] * (rank - 2))), range(2, rank))
+    return _reduce_over(replace(op, out_shape=(*op.out_shape[:2], *[1] * (rank - 2))), range(2, rank))
 
 
 def _reduce(op: Op) -> Einsum:
-    given = op.attrs.get("axes")
-    if given is None and len(op.values) > 1:
+    axes = op.attrs.get("axes")
+    if axes is None and len(op.values) > 1:
         if op.values[1] is None:
             return movement(op)
-        given = [int(v) for v in np.ravel(op.values[1])]
+        axes = [int(v) for v in np.ravel(op.values[1])]
     if op.kind.startswith("Arg"):
-        given = [op.attrs.get("axis", 0)]
+        axes = [op.attrs.get("axis", 0)]
     rank = len(op.shapes[0])
-    return _reduced(op, [a % rank for a in given] if given else range(rank))
+    return _reduce_over(op, [a % rank for a in axes] if axes else range(rank))
 
 
-def _reduced(op: Op, axes: Iterable[int]) -> Einsum:
-    ranks, away = _ranks(len(op.shapes[0])), set(axes)
-    gone = "" if len(op.shape) == len(ranks) - len(away) else "0"
-    dims = filter(None, (gone if i in away else rank for i, rank in enumerate(ranks)))
+def _reduce_over(op: Op, axes: Iterable[int]) -> Einsum:
+    ranks, reduced_axes = _ranks(len(op.shapes[0])), set(axes)
+    unit_index = "" if len(op.out_shape) == len(ranks) - len(reduced_axes) else "0"
+    dims = filter(None, (unit_index if i in reduced_axes else rank for i, rank in enumerate(ranks)))
     assign = "max=" if op.kind in ("GlobalMaxPool", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin") else "+="
     text = f"{op.output}[{','.join(dims)}] {assign} {op.inputs[0]}[{','.join(ranks)}]"
     return einsum(text, dict(zip(ranks, op.shapes[0], strict=True)))
@@ -324,10 +343,10 @@ def _reduced(op: Op, axes: Iterable[int]) -> Einsum:
 
 def _layer_norm(op: Op) -> Einsum:
     """Returns the einsum of the normalised rows, or of the mean or deviation of each row."""
-    if op.shape == op.shapes[0]:
+    if op.out_shape == op.shapes[0]:
         return elementwise(op)
-    sizes = zip(op.shape, op.shapes[0], strict=True)
-    return _reduced(op, [i for i, (size, whole) in enumerate(sizes) if size != whole])
+    sizes = zip(op.out_shape, op.shapes[0], strict=True)
+    return _reduce_over(op, [i for i, (size, whole) in enumerate(sizes) if size != whole])
 
 
 def _rotary(op: Op) -> Einsum:
@@ -340,11 +359,13 @@ def _rotary(op: Op) -> Einsum:
     if not heads or op.attrs.get("rotary_embedding_dim", 0) not in (0, head):
         return movement(op)
     pair = "i,j" if op.attrs.get("interleaved") else "j,i"
-    at = f"b,h,t,{pair}" if len(shape) == 4 else f"b,t,h,{pair}"
-    turns = dict(zip(tables, sizes, strict=True))
-    angles = ", ".join(f"{table}[{'b,t,i' if len(size) == 3 else 't,i'}]" for table, size in turns.items())
+    index = f"b,h,t,{pair}" if len(shape) == 4 else f"b,t,h,{pair}"
+    angle_shapes = dict(zip(tables, sizes, strict=True))
+    angles = ", ".join(
+        f"{table}[{'b,t,i' if len(size) == 3 else 't,i'}]" for table, size in angle_shapes.items()
+    )
     extents = {"b": shape[0], "h": heads, "t": shape[2 if len(shape) == 4 else 1], "i": head // 2, "j": 2}
-    return einsum(f"{op.output}[{at}] = rope({x}[{at}], {angles})", extents, sizes=turns)
+    return einsum(f"{op.output}[{index}] = rope({x}[{index}], {angles})", extents, sizes=angle_shapes)
 
 
 def attention(op: Op, scores: str, present: tuple[str, str]) -> list[Einsum]:
@@ -357,45 +378,49 @@ def attention(op: Op, scores: str, present: tuple[str, str]) -> list[Einsum]:
     """
     (q, k, v, mask, *past), (qs, ks, vs, ms, *ps) = op.inputs, op.shapes
     flat = len(qs) == 3  # heads share a dimension with the elements; else they are dimension 1
-    kv = op.attrs["kv_num_heads"] if flat else ks[1]
+    kv_heads = op.attrs["kv_num_heads"] if flat else ks[1]
     heads = op.attrs["q_num_heads"] if flat else qs[1]
-    new, batch = ks[1 if flat else 2], max(qs[0], ks[0], vs[0])  # constant queries may serve all samples
-    d, e = (qs[-1] // heads, vs[-1] // kv) if flat else (qs[-1], vs[-1])
+    new_rows, batch = ks[1 if flat else 2], max(qs[0], ks[0], vs[0])  # constant queries may serve all samples
+    d, e = (qs[-1] // heads, vs[-1] // kv_heads) if flat else (qs[-1], vs[-1])
     q_rows = qs[1 if flat else 2]
-    extents = {"b": batch, "g": kv, "h": heads // kv, "q": q_rows, "t": new, "d": d, "e": e}
-    made, names, rows = [], [k, v], "b,t,g" if flat else "b,g,t"
+    extents = {"b": batch, "g": kv_heads, "h": heads // kv_heads, "q": q_rows, "t": new_rows, "d": d, "e": e}
+    appends, names, kv_index = [], [k, v], "b,t,g" if flat else "b,g,t"
     if past[0]:
-        before = ps[0][2]
-        extents["t"] += before
-        late = rows.replace("t", f"t-{before}")
+        past_rows = ps[0][2]
+        extents["t"] += past_rows
+        shifted_index = kv_index.replace("t", f"t-{past_rows}")
         for i, (tensor, rank) in enumerate(((k, "d"), (v, "e"))):
-            own = (qs[0], *((new, kv) if flat else (kv, new)), extents[rank])
-            text = f"{present[i]}[b,g,t,{rank}] = copy({past[i]}[b,g,t,{rank}], {tensor}[{late},{rank}])"
-            made.append(einsum(text, extents, sizes={past[i]: ps[i], tensor: own}))
-        names, rows = list(present), "b,g,t"
-    whole = "b,q,g,h" if flat else "b,g,h,q"
-    dims = ("b", f"{heads // kv}*g+h", "q", "t")[4 - len(ms) :]
-    limits = f", {mask}[{_broadcast(dims, ms)}]" if mask else ""
-    whole_q, rows_k, rows_v = (
-        index if s[0] == batch else f"0{index[1:]}" for s, index in ((qs, whole), (ks, rows), (vs, rows))
+            new_shape = (qs[0], *((new_rows, kv_heads) if flat else (kv_heads, new_rows)), extents[rank])
+            text = (
+                f"{present[i]}[b,g,t,{rank}] = copy({past[i]}[b,g,t,{rank}], "
+                f"{tensor}[{shifted_index},{rank}])"
+            )
+            appends.append(einsum(text, extents, sizes={past[i]: ps[i], tensor: new_shape}))
+        names, kv_index = list(present), "b,g,t"
+    out_index = "b,q,g,h" if flat else "b,g,h,q"
+    dims = ("b", f"{heads // kv_heads}*g+h", "q", "t")[4 - len(ms) :]
+    mask_text = f", {mask}[{_broadcast(dims, ms)}]" if mask else ""
+    q_index, k_index, v_index = (
+        index if s[0] == batch else f"0{index[1:]}"
+        for s, index in ((qs, out_index), (ks, kv_index), (vs, kv_index))
     )
     texts = (
-        f"{scores}[b,g,h,q,t] += {q}[{whole_q},d] * {names[0]}[{rows_k},d]",
-        f"{scores}_softmax[b,g,h,q,t] = softmax({scores}[b,g,h,q,t]{limits})",
-        f"{op.output}[{whole},e] += {scores}_softmax[b,g,h,q,t] * {names[1]}[{rows_v},e]",
+        f"{scores}[b,g,h,q,t] += {q}[{q_index},d] * {names[0]}[{k_index},d]",
+        f"{scores}_softmax[b,g,h,q,t] = softmax({scores}[b,g,h,q,t]{mask_text})",
+        f"{op.output}[{out_index},e] += {scores}_softmax[b,g,h,q,t] * {names[1]}[{v_index},e]",
     )
-    return [*made, *(einsum(text, extents) for text in texts)]
+    return [*appends, *(einsum(text, extents) for text in texts)]
 
 
 def _lrn(op: Op) -> Einsum:
     """Returns local response normalisation: a window over channels, which includes the element itself."""
-    size, (n, c, *others) = op.attrs["size"], _ranks(len(op.shape))
+    size, (n, c, *others) = op.attrs["size"], _ranks(len(op.out_shape))
     index = ",".join((n, f"{c}+w-{(size - 1) // 2}", *others))
-    return _made(op, f"lrn({op.inputs[0]}[{index}])", sized=(0,), w=size)
+    return _output_einsum(op, f"lrn({op.inputs[0]}[{index}])", sized=(0,), w=size)
 
 
 def _ranks(n: int) -> tuple[str, ...]:
-    return NAMED.get(n) or tuple(f"d{i}" for i in range(n))
+    return RANK_NAMES.get(n) or tuple(f"d{i}" for i in range(n))
 
 
 def _broadcast(ranks: Sequence[str], shape: Shape) -> str:
@@ -403,12 +428,14 @@ def _broadcast(ranks: Sequence[str], shape: Shape) -> str:
     return ",".join(rank if size > 1 else "0" for rank, size in zip(ranks, shape, strict=False))
 
 
-def _made(op: Op, right: str, ranks: Sequence[str] = (), sized: Iterable[int] = (), **others: int) -> Einsum:
+def _output_einsum(
+    op: Op, right: str, ranks: Sequence[str] = (), sized: Iterable[int] = (), **others: int
+) -> Einsum:
     """Returns the einsum with a rank per dimension of the output. right: its right-hand side; sized: inputs
     whose indices do not say how much is stored; others: extents of further ranks.
     """
-    ranks = ranks or _ranks(len(op.shape))
-    extents = dict(zip(ranks, op.shape, strict=True)) | others
+    ranks = ranks or _ranks(len(op.out_shape))
+    extents = dict(zip(ranks, op.out_shape, strict=True)) | others
     sizes = {op.inputs[i]: op.shapes[i] for i in sized}
     return einsum(f"{op.output}[{','.join(ranks)}] = {right}", extents, sizes=sizes)
 
@@ -417,12 +444,12 @@ def _pointwise(op: Op, kind: str, vectors_at: int = -1) -> Einsum:
     """Returns the einsum of a function of operands that are aligned with the output at the last dimension.
     vectors_at: dimension at which vectors are aligned instead.
     """
-    ranks, reads = _ranks(len(op.shape)), []
+    ranks, reads = _ranks(len(op.out_shape)), []
     for tensor, shape in zip(op.inputs, op.shapes, strict=True):
         first = vectors_at if len(shape) == 1 and vectors_at >= 0 else len(ranks) - len(shape)
         reads.append(f"{tensor}[{_broadcast(ranks[first:], shape)}]")
     kind = kind if len(reads) > 1 or kind not in ("add", "mul") else f"{kind}_self"
-    return _made(op, f"{kind}({', '.join(reads)})")
+    return _output_einsum(op, f"{kind}({', '.join(reads)})")
 
 
 def elementwise(op: Op) -> Einsum:
@@ -443,29 +470,29 @@ def _concat(op: Op) -> Einsum:
     """Returns the copy of inputs side by side along an axis. Each input has an offset in its index; where
     that leaves the stored shape, nothing is read.
     """
-    axis, offset, reads = op.attrs["axis"] % len(op.shape), 0, []
+    axis, offset, reads = op.attrs["axis"] % len(op.out_shape), 0, []
     for tensor, shape in zip(op.inputs, op.shapes, strict=True):
         reads.append(f"{tensor}[{_shifted(op, axis, offset)}]")
         offset += shape[axis]
-    return _made(op, f"copy({', '.join(reads)})", sized=range(len(reads)))
+    return _output_einsum(op, f"copy({', '.join(reads)})", sized=range(len(reads)))
 
 
 def _shifted(op: Op, axis: int, offset: int) -> str:
     """Returns the index of a tensor that begins at an offset along an axis of the output."""
-    return ",".join(f"{r}-{offset}" if i == axis else r for i, r in enumerate(_ranks(len(op.shape))))
+    return ",".join(f"{r}-{offset}" if i == axis else r for i, r in enumerate(_ranks(len(op.out_shape))))
 
 
 def _transpose(op: Op) -> Einsum:
-    ranks = _ranks(len(op.shape))
+    ranks = _ranks(len(op.out_shape))
     source = dict(zip(op.attrs.get("perm", range(len(ranks))[::-1]), ranks, strict=True))
-    return _made(op, f"{op.inputs[0]}[{','.join(source[i] for i in range(len(ranks)))}]")
+    return _output_einsum(op, f"{op.inputs[0]}[{','.join(source[i] for i in range(len(ranks)))}]")
 
 
 def _region(op: Op, starts: Sequence[int], steps: Sequence[int]) -> Einsum:
     """Returns the copy of a strided box: output index i reads step * i + start."""
-    box = zip(_ranks(len(op.shape)), starts, steps, strict=True)
+    box = zip(_ranks(len(op.out_shape)), starts, steps, strict=True)
     index = ",".join(f"{step}*{rank}{start:+d}" for rank, start, step in box)
-    return _made(op, f"{op.inputs[0]}[{index}]", sized=(0,))
+    return _output_einsum(op, f"{op.inputs[0]}[{index}]", sized=(0,))
 
 
 def _slice(op: Op) -> Einsum:
@@ -474,7 +501,7 @@ def _slice(op: Op) -> Einsum:
         op.attrs.get(key, value)
         for key, value in zip(("starts", "ends", "axes", "steps"), given, strict=False)
     )
-    rank = len(op.shape)
+    rank = len(op.out_shape)
     if starts is None or min(steps or [1]) < 1 or any(v is None for v in op.values[1:]):
         return movement(op)
     box, stride, count = [0] * rank, [1] * rank, len(starts)
@@ -488,19 +515,21 @@ def _slice_scatter(op: Op) -> Einsum:
     """Returns the copy of a tensor in which rows are replaced by another tensor's. Both are read, the second
     one at the position of its rows.
     """
-    whole, rows = op.inputs[:2]
-    own = _shifted(op, op.attrs["axis"], op.attrs["start"])
-    return _made(op, f"copy({rows}[{own}], {whole}[{','.join(_ranks(len(op.shape)))}])", sized=(1,))
+    target, rows = op.inputs[:2]
+    rows_index = _shifted(op, op.attrs["axis"], op.attrs["start"])
+    return _output_einsum(
+        op, f"copy({rows}[{rows_index}], {target}[{','.join(_ranks(len(op.out_shape)))}])", sized=(1,)
+    )
 
 
 def _split(op: Op) -> Einsum:
-    starts = [0] * len(op.shape)
-    starts[op.attrs.get("axis", 0)] = op.before
-    return _region(op, starts, [1] * len(op.shape))
+    starts = [0] * len(op.out_shape)
+    starts[op.attrs.get("axis", 0)] = op.split_offset
+    return _region(op, starts, [1] * len(op.out_shape))
 
 
 def _pad(op: Op) -> Einsum:
-    (given, *_), rank = (*op.values[1:], None), len(op.shape)
+    (given, *_), rank = (*op.values[1:], None), len(op.out_shape)
     pads = op.attrs.get("pads") or (() if given is None else given.tolist())
     if len(pads) != 2 * rank:
         return movement(op)
@@ -512,14 +541,14 @@ def _gather(op: Op) -> Einsum:
     unless they are constant.
     """
     ids, axis = op.shapes[1], op.attrs.get("axis", 0) % len(op.shapes[0])
-    ranks = [f"d{i}" for i in range(len(op.shape))]
-    own = ranks[axis : axis + len(ids)]
+    ranks = [f"d{i}" for i in range(len(op.out_shape))]
+    index_ranks = ranks[axis : axis + len(ids)]
     strides = [prod(ids[i + 1 :]) for i in range(len(ids))]
-    row = "+".join(f"{stride}*{rank}" for rank, stride in zip(own, strides, strict=True)) or "0"
+    row = "+".join(f"{stride}*{rank}" for rank, stride in zip(index_ranks, strides, strict=True)) or "0"
     reads = [f"{op.inputs[0]}[{','.join((*ranks[:axis], row, *ranks[axis + len(ids) :]))}]"]
     if ids and op.values[1] is None:
-        reads.append(f"{op.inputs[1]}[{','.join(own)}]")
-    return _made(op, f"copy({', '.join(reads)})", ranks, sized=(0,))
+        reads.append(f"{op.inputs[1]}[{','.join(index_ranks)}]")
+    return _output_einsum(op, f"copy({', '.join(reads)})", ranks, sized=(0,))
 
 
 def movement(op: Op) -> Einsum:
@@ -529,14 +558,17 @@ def movement(op: Op) -> Einsum:
     outputs) input elements, the last ones clipped to the stored shape.
     """
     if all(
-        len(s) <= len(op.shape) and all(a in (1, b) for a, b in zip(s[::-1], op.shape[::-1], strict=False))
+        len(s) <= len(op.out_shape)
+        and all(a in (1, b) for a, b in zip(s[::-1], op.out_shape[::-1], strict=False))
         for s in op.shapes
     ):
         return _pointwise(op, "copy")
-    elems, sizes = prod(op.shape), {t: (prod(s),) for t, s in zip(op.inputs, op.shapes, strict=True)}
-    per = {t: -(-size // elems) for t, (size,) in sizes.items()}
-    reads = ", ".join(f"{t}[{n}*i{'+j' if n > 1 else ''}]" for t, n in per.items())
-    return einsum(f"{op.output}[i] = copy({reads})", {"i": elems, "j": max(per.values())}, sizes=sizes)
+    elems, sizes = prod(op.out_shape), {t: (prod(s),) for t, s in zip(op.inputs, op.shapes, strict=True)}
+    elems_per_point = {t: -(-size // elems) for t, (size,) in sizes.items()}
+    reads = ", ".join(f"{t}[{n}*i{'+j' if n > 1 else ''}]" for t, n in elems_per_point.items())
+    return einsum(
+        f"{op.output}[i] = copy({reads})", {"i": elems, "j": max(elems_per_point.values())}, sizes=sizes
+    )
 
 
 OPERATORS: dict[str, Callable[[Op], Einsum | None]] = {  # they return None for forms that are not supported

@@ -18,7 +18,7 @@ from workloads.einsum import WorkloadError
 from workloads.operators import Shape
 
 # operator -> positions of the inputs whose values are shapes (or parts of one), not data
-SHAPES = {
+SHAPE_INPUTS = {
     "Expand": (1,),
     "Tile": (1,),
     "Resize": (3,),
@@ -29,11 +29,11 @@ SHAPES = {
     "Split": (1,),
 }
 # operator -> positions of the outputs that are one number for a whole tensor
-SCALARS = {"DynamicQuantizeLinear": (1, 2)}
+SCALAR_OUTPUTS = {"DynamicQuantizeLinear": (1, 2)}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BatchPosition:
     """Where the batch is in a tensor: dimension `axis` is a product of three sizes in row-major order,
     `ahead` x batch x rest. If for example a Reshape joined [steps, batch], `ahead` is the number of steps.
     """
@@ -42,13 +42,14 @@ class Place:
     ahead: int = 1
 
 
-def same_per_sample(where: str, before: int, after: int, batch: Batch) -> None:
+def check_per_sample(where: str, macs_before: int, macs_after: int, batch: Batch) -> None:
     """Raises WorkloadError unless MACs grow by the ratio of the batches: a last check, independent of which
-    dimensions were identified as the batch. before, after: MACs at the old and at the new batch.
+    dimensions were identified as the batch. macs_before, macs_after: MACs at the old and at the new batch.
     """
-    if after * batch.old != before * batch.new:
+    if macs_after * batch.old != macs_before * batch.new:
         raise WorkloadError(
-            f"{where}: batch = {batch.new}: its products do not grow with the batch: {after} MACs, {before} "
+            f"{where}: batch = {batch.new}: its products do not grow with the batch: {macs_after} "
+            f"MACs, {macs_before} "
             f"at the batch {batch.old} that the file fixes; export it with batch {batch.new}"
         )
 
@@ -60,19 +61,19 @@ class Batch:
     old: int
     new: int
     # tensor that depends on the batch -> where the batch is
-    places: dict[str, Place] = field(default_factory=dict)
+    positions: dict[str, BatchPosition] = field(default_factory=dict)
     scalars: set[str] = field(default_factory=set)  # tensors with one number for all samples
 
-    def grown(self, before: Shape, after: Shape) -> int | None:
+    def grown_axis(self, before: Shape, after: Shape) -> int | None:
         """Returns the one dimension that grew by the ratio of the batches; None if none did, or another
         dimension changed.
         """
         if len(before) != len(after):
             return None
-        moved = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
-        if len(moved) != 1 or before[moved[0]] * self.new != after[moved[0]] * self.old:
+        changed = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+        if len(changed) != 1 or before[changed[0]] * self.new != after[changed[0]] * self.old:
             return None
-        return moved[0]
+        return changed[0]
 
     def scaled(self, size: int) -> int | None:
         """Returns a size at the new batch, in proportion; None if that is not a whole number."""
@@ -82,41 +83,55 @@ class Batch:
         """Records where the batch is in an output. `ahead` is that of the first source whose batch
         dimension has the same size as the output's; 1 if there is none.
         """
-        known = ((self.places.get(source), shape) for source, shape in sources)
-        same = (place.ahead for place, shape in known if place and shape[place.axis] == before[axis])
-        self.places[output] = Place(axis, next(same, 1))
+        source_positions = ((self.positions.get(source), shape) for source, shape in sources)
+        same = (
+            position.ahead
+            for position, shape in source_positions
+            if position and shape[position.axis] == before[axis]
+        )
+        self.positions[output] = BatchPosition(axis, next(same, 1))
 
-    def reshaped(self, source: str, output: str, old: Shape, result: Shape) -> Shape | None:
+    def reshaped(self, source: str, output: str, source_shape: Shape, output_shape: Shape) -> Shape | None:
         """Returns the shape that a Reshape must give at the new batch, and records where the batch is in its
         output: behind as many elements as in the source. None if no dimension fits.
 
-        old, result: shapes of source and output at the old batch
+        source_shape, output_shape: shapes of source and output at the old batch
         """
-        place = self.places[source]
-        found = self._place(prod(old[: place.axis]) * place.ahead, place.axis, old, result)
-        new = self.scaled(result[found.axis]) if found else None
+        position = self.positions[source]
+        found = self._position(
+            prod(source_shape[: position.axis]) * position.ahead, position.axis, source_shape, output_shape
+        )
+        new = self.scaled(output_shape[found.axis]) if found else None
         if found is None or new is None:
             return None
-        self.places[output] = found
-        return (*result[: found.axis], new, *result[found.axis + 1 :])
+        self.positions[output] = found
+        return (*output_shape[: found.axis], new, *output_shape[found.axis + 1 :])
 
-    def _place(self, before: int, axis: int, old: Shape, result: Shape) -> Place | None:
-        """Returns where the batch is in the shape `result`: behind `before` elements of its outer dimensions.
-        None if no dimension fits. axis, old: the batch's dimension in the source, and the source's shape.
+    def _position(
+        self, elems_before: int, axis: int, source_shape: Shape, output_shape: Shape
+    ) -> BatchPosition | None:
+        """Returns where the batch is in the shape `output_shape`: behind `elems_before` elements of its outer
+        dimensions. None if no dimension fits. axis, source_shape: the batch's dimension in the source, and
+        the source's shape.
 
         With a batch of 1 several dimensions may fit. They are taken in this order: a dimension of size 1; if
-        the Reshape merged that one into its neighbour (the dimensions behind it are those of the source, or
-        a single one), the dimension just before; a dimension that begins behind `before` elements; any other.
+        the Reshape merged that one into its neighbour (the dimensions behind it are those of the source, or a
+        single one), the dimension just before; a dimension that begins behind `elems_before` elements; any
+        other.
         """
-        firsts = [prod(result[:i]) for i in range(len(result))]
-        holds = [
+        outer_sizes = [prod(output_shape[:i]) for i in range(len(output_shape))]
+        candidates = [
             i
-            for i, first in enumerate(firsts)
-            if before % first == 0 and before * self.old <= first * result[i]
+            for i, outer_size in enumerate(outer_sizes)
+            if elems_before % outer_size == 0 and elems_before * self.old <= outer_size * output_shape[i]
         ]
-        begin = [i for i in holds if firsts[i] == before]
-        ones = sorted((i for i in begin if result[i] == 1), key=lambda i: i != axis)
-        gone = [i - 1 for i in begin if i and (result[i:] == old[axis + 1 :] or i == len(result) - 1)]
-        for own in (*ones, *gone, *sorted(begin, key=lambda i: i != axis), *holds):
-            return Place(own, before // firsts[own])
+        starting = [i for i in candidates if outer_sizes[i] == elems_before]
+        size_one = sorted((i for i in starting if output_shape[i] == 1), key=lambda i: i != axis)
+        merged = [
+            i - 1
+            for i in starting
+            if i and (output_shape[i:] == source_shape[axis + 1 :] or i == len(output_shape) - 1)
+        ]
+        for dim in (*size_one, *merged, *sorted(starting, key=lambda i: i != axis), *candidates):
+            return BatchPosition(dim, elems_before // outer_sizes[dim])
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workloads.graph import Workload
-from workloads.layers import Cascade, cascade, network, renamed
+from workloads.layers import Cascade, cascade, network, with_names
 from workloads.transformer import rmsnorm
 
 
@@ -38,9 +38,9 @@ def _layers(batch: int, inputs: int, hidden: int, layers: int, sequence: int) ->
             names = shared | {"X": f"l{layer - 1}_H_{t}" if layer else f"X_{t}"}
             for s in "HC":
                 names |= {f"{s}_old": f"l{layer}_{s}_{t - 1 if t else 'first'}", s: f"l{layer}_{s}_{t}"}
-            net += renamed(cell, f"l{layer}_t{t}_", names)
-    firsts = {f"l{layer}_{s}_first" for layer in range(layers) for s in "HC"}
-    return net, firsts.union(f"X_{t}" for t in range(sequence))
+            net += with_names(cell, f"l{layer}_t{t}_", names)
+    first_states = {f"l{layer}_{s}_first" for layer in range(layers) for s in "HC"}
+    return net, first_states.union(f"X_{t}" for t in range(sequence))
 
 
 def lstm(
@@ -57,10 +57,10 @@ def lstm_phoneme(batch: int = 1, sequence: int = 1) -> Workload:
     """
     net, data = _layers(batch, 140, 140, 1, sequence)
     extents = {"b": batch, "f": 26, "h": 140, "p": 61}
-    ends = cascade(extents, "X[b,h] += F[b,f] * W_in[h,f]", "Y[b,p] += H[b,h] * W_out[p,h]")
+    projections = cascade(extents, "X[b,h] += F[b,f] * W_in[h,f]", "Y[b,p] += H[b,h] * W_out[p,h]")
     for t in range(sequence):
         names = {"H": f"l0_H_{t}"} | {x: f"{x}_{t}" for x in "XFY"} | {w: w for w in ("W_in", "W_out")}
-        net += renamed(ends, f"t{t}_", names)
+        net += with_names(projections, f"t{t}_", names)
     return network("lstm_phoneme", net, data | {f"F_{t}" for t in range(sequence)})
 
 
@@ -108,6 +108,6 @@ def mamba_block(
         "O[b,t,m] += Y_gated[b,t,i] * W_out[m,i]",
         "Y[b,t,m] = X[b,t,m] + O[b,t,m]",
     )
-    norm = renamed(rmsnorm(batch * sequence, model), "norm_", {"X": "X", "Y": "N"})
+    norm = with_names(rmsnorm(batch * sequence, model), "norm_", {"X": "X", "Y": "N"})
     net = norm + cascade(extents, *texts, sizes={"U": (batch, sequence, inner)})
     return network("mamba_block", net, {"X"})

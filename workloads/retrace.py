@@ -17,10 +17,10 @@ from workloads.rebind import Batch
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 # operators that make constants of a given size, in the type of their input
-MADE = ("new_zeros", "new_ones", "new_full", "new_empty")
+CONSTANT_MAKERS = ("new_zeros", "new_ones", "new_full", "new_empty")
 VIEWS = ("view", "_unsafe_view", "reshape")
 # names of arguments that are sizes
-SIZES = ("size", "sizes", "shape", "repeats", "split_sizes", "end")
+SIZE_ARGUMENTS = ("size", "sizes", "shape", "repeats", "split_sizes", "end")
 
 
 def retrace(where: str, program: Any, new: int) -> Batch | None:
@@ -35,14 +35,14 @@ def retrace(where: str, program: Any, new: int) -> Batch | None:
         for n in nodes
         if n.op == "placeholder" and n.name in signature.user_inputs and hasattr(n.meta.get("val"), "shape")
     ]
-    first = next((n.meta["val"].shape[0] for n in data if len(n.meta["val"].shape)), None)
-    if first is None:
+    file_batch = next((n.meta["val"].shape[0] for n in data if len(n.meta["val"].shape)), None)
+    if file_batch is None:
         raise WorkloadError(f"{where}: batch = {new}, but no input has a first dimension to rebind")
-    batch = Batch(int(first), new)
+    batch = Batch(int(file_batch), new)
     if batch.old == new:
         return None
-    talks = logging.getLogger("torch._subclasses.fake_tensor")  # it logs every attempt that fails
-    talks.disabled = True
+    logger = logging.getLogger("torch._subclasses.fake_tensor")  # it logs every attempt that fails
+    logger.disabled = True
     with FakeTensorMode(allow_non_fake_inputs=True):
         for node in nodes:
             old = node.meta.get("val")
@@ -51,7 +51,7 @@ def retrace(where: str, program: Any, new: int) -> Batch | None:
             elif node.op == "call_function":
                 node.meta["val"] = _run(where, node, old, batch)
             node.meta["before"] = old
-    talks.disabled = False
+    logger.disabled = False
     return batch
 
 
@@ -68,11 +68,11 @@ def tensors_of(value: Any) -> list[Any]:
     ]
 
 
-def _input(node: Any, old: Any, batch: Batch, data: bool) -> Any:
+def _input(node: Any, old: Any, batch: Batch, is_data: bool) -> Any:
     if not hasattr(old, "shape"):
         return old
     shape = tuple(old.shape)
-    if data and shape[:1] == (batch.old,):
+    if is_data and shape[:1] == (batch.old,):
         batch.inherit(node.name, 0, shape, iter(()))
         shape = (batch.new, *shape[1:])
     return _empty(shape, old)
@@ -91,15 +91,15 @@ def _run(where: str, node: Any, old: Any, batch: Batch) -> Any:
 
     if getattr(node.target, "__name__", "") == "getitem":
         source, number = node.args
-        if (place := batch.places.get(f"{source.name}/{number}")) is not None:
-            batch.places[node.name] = place
+        if (position := batch.positions.get(f"{source.name}/{number}")) is not None:
+            batch.positions[node.name] = position
         return source.meta["val"][number]
-    reads = [n for n in node.all_input_nodes if n.name in batch.places]
-    if not reads or _kind(node) in MADE:
+    reads = [n for n in node.all_input_nodes if n.name in batch.positions]
+    if not reads or _kind(node) in CONSTANT_MAKERS:
         return old
     sources = [(n.name, tuple(t.shape)) for n in reads for t in tensors_of(n.meta["before"])[:1]]
     target = torch.ops.aten.reshape.default if _kind(node) in VIEWS else node.target
-    for args, kwargs in _ways(node, old, batch):
+    for args, kwargs in _versions(node, old, batch):
         try:
             found = target(
                 *map_arg(args, lambda n: n.meta["val"]), **map_arg(kwargs, lambda n: n.meta["val"])
@@ -126,18 +126,18 @@ def _grew(
         return False
     read = {user.args[1] for user in node.users if several and user.users}
     for number, (before, after) in enumerate(zip(tensors_of(old), tensors_of(found), strict=True)):
-        axis = batch.grown(tuple(before.shape), tuple(after.shape))
+        axis = batch.grown_axis(tuple(before.shape), tuple(after.shape))
         output = f"{node.name}/{number}" if several else node.name
         if several and number not in read:
             continue
-        if axis is None or (output in batch.places and batch.places[output].axis != axis):
+        if axis is None or (output in batch.positions and batch.positions[output].axis != axis):
             return False
-        if output not in batch.places:
+        if output not in batch.positions:
             batch.inherit(output, axis, tuple(before.shape), iter(sources))
     return True
 
 
-def _ways(node: Any, old: Any, batch: Batch) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+def _versions(node: Any, old: Any, batch: Batch) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Yields arguments to try: the original ones, then with one constant or one size scaled. For a view they
     are known: reshape to the shape at the new batch.
     """
@@ -149,8 +149,8 @@ def _ways(node: Any, old: Any, batch: Batch) -> Iterator[tuple[tuple[Any, ...], 
             yield (source, list(new)), {}
         return
     if kind in RECURRENT:  # torch's shape rule ignores the first states
-        first = node.args[1] if isinstance(node.args[1], (list, tuple)) else [node.args[1]]
-        grown = [n if n.name in batch.places else _copy(n, _middle(n, batch), node) for n in first]
+        states = node.args[1] if isinstance(node.args[1], (list, tuple)) else [node.args[1]]
+        grown = [n if n.name in batch.positions else _copy(n, _state_shape(n, batch), node) for n in states]
         yield (
             (node.args[0], grown if isinstance(node.args[1], (list, tuple)) else grown[0], *node.args[2:]),
             node.kwargs,
@@ -158,39 +158,41 @@ def _ways(node: Any, old: Any, batch: Batch) -> Iterator[tuple[tuple[Any, ...], 
         return
     yield node.args, node.kwargs
     names = [a.name for a in node.target._schema.arguments] if hasattr(node.target, "_schema") else []
-    for at, arg in enumerate(node.args):
-        for grown in _grown(arg, batch, at < len(names) and names[at] in SIZES, node):
-            yield (*node.args[:at], grown, *node.args[at + 1 :]), node.kwargs
+    for position, arg in enumerate(node.args):
+        for grown in _scaled_args(
+            arg, batch, position < len(names) and names[position] in SIZE_ARGUMENTS, node
+        ):
+            yield (*node.args[:position], grown, *node.args[position + 1 :]), node.kwargs
 
 
-def _middle(state: Any, batch: Batch) -> tuple[int, ...]:
+def _state_shape(state: Any, batch: Batch) -> tuple[int, ...]:
     """Returns the shape of a first state [layers, batch, width] at the new batch."""
     layers, size, width = state.meta["val"].shape
     return (layers, batch.new if size == batch.old else size, width)
 
 
-def _grown(arg: Any, batch: Batch, sizes: bool, node: Any) -> Iterator[Any]:
+def _scaled_args(arg: Any, batch: Batch, sizes: bool, node: Any) -> Iterator[Any]:
     """Yields versions of an argument with one constant, or (sizes: True) one number, scaled to the new
     batch.
     """
     if isinstance(arg, (list, tuple)):
         for i, value in enumerate(arg):
-            yield from ([*arg[:i], grown, *arg[i + 1 :]] for grown in _grown(value, batch, sizes, node))
+            yield from ([*arg[:i], grown, *arg[i + 1 :]] for grown in _scaled_args(value, batch, sizes, node))
     elif isinstance(arg, int) and not isinstance(arg, bool):
         if sizes and arg > 0 and (new := batch.scaled(arg)):
             yield new
-    elif hasattr(arg, "meta") and arg.name not in batch.places and hasattr(arg.meta.get("val"), "shape"):
+    elif hasattr(arg, "meta") and arg.name not in batch.positions and hasattr(arg.meta.get("val"), "shape"):
         shape = tuple(arg.meta["val"].shape)
         for i, size in enumerate(shape):
             if new := batch.scaled(size):
                 yield _copy(arg, (*shape[:i], new, *shape[i + 1 :]), node)
 
 
-def _copy(constant: Any, shape: tuple[int, ...], before: Any) -> Any:
+def _copy(constant: Any, shape: tuple[int, ...], reader: Any) -> Any:
     """Returns a copy of a constant for one operator. Nothing reads it if it does not fit."""
     import torch
 
-    with before.graph.inserting_before(before):
-        found = before.graph.call_function(torch.ops.aten.alias.default, (constant,))
+    with reader.graph.inserting_before(reader):
+        found = reader.graph.call_function(torch.ops.aten.alias.default, (constant,))
     found.meta["val"] = _empty(shape, constant.meta["val"])
     return found

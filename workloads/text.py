@@ -29,17 +29,18 @@ from workloads.einsum import (
     Projection,
     WorkloadError,
     closest,
-    covered,
+    covered_span,
     einsum,
     refuse,
     show_access,
     show_dim,
 )
-from workloads.graph import Workload, accessed, in_order, owner
+from workloads.graph import Workload, base_of_any, base_tensor, in_order
 
 Count = Annotated[int, Strict(), Field(ge=1, le=2**53)]
 FORBID = ConfigDict(extra="forbid")
-KIND = ("extents", "einsums")  # keys by which a document is recognised as a workload: one of them is enough
+# keys by which a document is recognised as a workload: one of them is enough
+DOCUMENT_KEYS = ("extents", "einsums")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +89,18 @@ def load(path: str | Path) -> Workload:
 
     Raises WorkloadError: one line per fault with file and key, all faults of the file.
     """
-    raw, wrong = document.read(Path(path))
-    if (raw is not None or not wrong) and not document.is_kind(raw, KIND):
-        wrong = ["must hold keys, among them extents and einsums"]
-    if wrong or not isinstance(raw, dict):
-        raise WorkloadError("\n".join(f"{path}: {line}" for line in wrong))
+    raw, faults_read = document.read(Path(path))
+    if (raw is not None or not faults_read) and not document.is_kind(raw, DOCUMENT_KEYS):
+        faults_read = ["must hold keys, among them extents and einsums"]
+    if faults_read or not isinstance(raw, dict):
+        raise WorkloadError("\n".join(f"{path}: {line}" for line in faults_read))
     if isinstance(raw.get("einsums"), list):
         raw["einsums"] = [{"text": e} if isinstance(e, str) else e for e in raw["einsums"]]
     try:
         file = TypeAdapter(File).validate_python(raw)
     except ValidationError as faults:
         lines = [
-            f"{path}: {_fault(e['type'], e['loc'], e['input'], e['msg'])}"
+            f"{path}: {_key_fault(e['type'], e['loc'], e['input'], e['msg'])}"
             for e in faults.errors(include_url=False)
         ]
         lines += _text_faults(str(path), raw, {e["loc"][:2] for e in faults.errors(include_url=False)})
@@ -107,33 +108,33 @@ def load(path: str | Path) -> Workload:
     return _build(str(path), file.name or Path(path).stem, file.extents, file.einsums, file.weights)
 
 
-def _fault(kind: str, loc: tuple[int | str, ...], given: Any, message: str) -> str:
-    at = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
+def _key_fault(kind: str, loc: tuple[int | str, ...], given: Any, message: str) -> str:
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
     if kind == "unexpected_keyword_argument":
         known = [f.name for f in fields(Entry if loc[0] == "einsums" else File)]
         hint = closest(str(loc[-1]), known, f"keys are {', '.join(known)}")
-        return f"{at} is no key here; {hint}"
+        return f"{key} is no key here; {hint}"
     if loc[-1] == "[key]":
         return f"key {given!r} of {loc[0]} must be a name, not a number; give the rank a letter"
     if kind in ("missing", "missing_argument"):
-        return f"{at} is missing; add it"
+        return f"{key} is missing; add it"
     if kind == "dataclass_type":
-        return f"{at} = {given!r} must be an einsum text, or keys with text among them"
-    return f"{at} = {given!r}: {message[:1].lower()}{message[1:]}"
+        return f"{key} = {given!r} must be an einsum text, or keys with text among them"
+    return f"{key} = {given!r}: {message[:1].lower()}{message[1:]}"
 
 
-def _text_faults(where: str, raw: dict[str, Any], bad: set[tuple[int | str, ...]]) -> Iterator[str]:
+def _text_faults(where: str, raw: dict[str, Any], faulty: set[tuple[int | str, ...]]) -> Iterator[str]:
     """Faults in the texts of einsums whose keys are right, to report them along with the faults of keys. A
     faulty extent counts as 1.
     """
     if not isinstance(raw.get("extents"), dict) or not isinstance(raw.get("einsums"), list):
         return
     extents = {
-        str(rank): 1 if ("extents", rank) in bad or not isinstance(rank, str) else n
+        str(rank): 1 if ("extents", rank) in faulty or not isinstance(rank, str) else n
         for rank, n in raw["extents"].items()
     }
     for i, entry in enumerate(raw["einsums"]):
-        if ("einsums", i) not in bad:
+        if ("einsums", i) not in faulty:
             try:
                 _parse(extents, Entry(**entry), {})
             except WorkloadError as fault:
@@ -162,7 +163,7 @@ def _build(
         faults.append(f"{where}: einsums is empty; give at least one")
     refuse(faults or _weight_faults(where, einsums, weights))
     ordered = in_order(where, einsums)
-    lines = (*_unread_faults(einsums), *_size_faults(einsums, entries), *_again_faults(einsums))
+    lines = (*_outside_faults(einsums), *_size_faults(einsums, entries), *_again_faults(einsums))
     refuse(f"{where}: {line}" for line in lines)
     repeat = {e.name: entry.repeat for e, entry in zip(einsums, entries, strict=True)}
     repeats = tuple(repeat[e.name] for e in ordered)
@@ -177,12 +178,12 @@ def _build(
     return replace(found, parameters=_parameters(found))
 
 
-def _unread_faults(einsums: Sequence[Einsum]) -> Iterator[str]:
+def _outside_faults(einsums: Sequence[Einsum]) -> Iterator[str]:
     """A line per dimension that is indexed only outside of the tensor."""
     for i, e in enumerate(einsums):
         for p in e.tensors():
             for d in p.dims:
-                if not covered(d, e.sizes()):
+                if not covered_span(d, e.sizes()):
                     last = d.offset + d.hull(e.sizes()) - 1
                     yield (
                         f"einsums[{i}]: index {show_dim(d)} of {show_access(p)} runs from {d.offset} to "
@@ -201,18 +202,22 @@ def _size_faults(einsums: Sequence[Einsum], entries: Sequence[Entry]) -> Iterato
     makers = {e.output.tensor: i for i, e in enumerate(einsums)}
     for i, e in enumerate(einsums):
         for p in e.inputs:
-            at = makers.get(owner(p.tensor, makers))
-            if at is None or at == i:
+            maker_index = makers.get(base_tensor(p.tensor, makers))
+            if maker_index is None or maker_index == i:
                 continue
-            made, told = einsums[at].output, p.tensor in entries[i].sizes
-            shape, own = (tuple(d.size for d in one.dims) for one in (made, p))
+            written, gives_size = einsums[maker_index].output, p.tensor in entries[i].sizes
+            written_shape, read_shape = (tuple(d.size for d in one.dims) for one in (written, p))
             reads = f"einsums[{i}]: {e.name} reads {show_access(p)}"
-            makes = f"but einsums[{at}]: {einsums[at].name} makes {show_access(made)} as {_shown(shape)}"
-            if not _as_many(made, p, entries[at].repeat, entries[i].repeat):
-                yield f"{reads} as {_shown(own)}, {makes}; give both as many elements"
-            elif own == shape and not told and (line := _extent_apart(e, p)):
+            makes = (
+                f"but einsums[{maker_index}]: {einsums[maker_index].name} makes {show_access(written)} "
+                f"as {_shown(written_shape)}"
+            )
+            if not _same_elems(written, p, entries[maker_index].repeat, entries[i].repeat):
+                yield f"{reads} as {_shown(read_shape)}, {makes}; give both as many elements"
+            elif read_shape == written_shape and not gives_size and (line := _differing_extent(e, p)):
                 fix = (
-                    f"say sizes: {{{p.tensor}: {list(shape)}}} here if it reads only a part, or zeros "
+                    f"say sizes: {{{p.tensor}: {list(written_shape)}}} here if it reads only a part, "
+                    "or zeros "
                     "past the end"
                 )
                 yield f"{reads} with {line}, {makes}; give both one extent, or {fix}"
@@ -222,25 +227,26 @@ def _again_faults(einsums: Sequence[Einsum]) -> Iterator[str]:
     """A line per further access (T_again) of a tensor that no einsum makes, if it has another number of
     elements than the first access.
     """
-    made = {e.output.tensor for e in einsums}
+    outputs = {e.output.tensor for e in einsums}
     first = {p.tensor: (i, p) for i, e in reversed([*enumerate(einsums)]) for p in e.inputs}
     for name, (i, p) in first.items():
-        at, whole = first[accessed(name, first, made)]
-        if p.stored_elems() != whole.stored_elems():
-            shapes = [_shown(d.size for d in one.dims) for one in (p, whole)]
+        first_index, first_access = first[base_of_any(name, first, outputs)]
+        if p.stored_elems() != first_access.stored_elems():
+            shapes = [_shown(d.size for d in one.dims) for one in (p, first_access)]
             yield (
-                f"einsums[{i}]: {show_access(p)} is {shapes[0]}, but einsums[{at}]: {show_access(whole)}, "
+                f"einsums[{i}]: {show_access(p)} is {shapes[0]}, but einsums[{first_index}]: "
+                f"{show_access(first_access)}, "
                 f"the same tensor, is {shapes[1]}; give both one size, or say sizes of what is stored"
             )
 
 
-def _as_many(made: Projection, read: Projection, runs: int, reads: int) -> bool:
+def _same_elems(written: Projection, read: Projection, write_repeats: int, read_repeats: int) -> bool:
     """Whether both have as many elements, in each run or in all runs together."""
-    elems, own = made.stored_elems(), read.stored_elems()
-    return bool({elems, elems * runs} & {own, own * reads})
+    written_elems, read_elems = written.stored_elems(), read.stored_elems()
+    return bool({written_elems, written_elems * write_repeats} & {read_elems, read_elems * read_repeats})
 
 
-def _extent_apart(e: Einsum, p: Projection) -> str:
+def _differing_extent(e: Einsum, p: Projection) -> str:
     """A rank that is alone in its dimension but has another extent, as "k = 5"; empty if there is none."""
     sizes = e.sizes()
     for d in p.dims:
@@ -254,37 +260,43 @@ def _shown(shape: Iterable[int]) -> str:
     return " x ".join(map(str, shape))
 
 
-def _padding_warnings(e: Einsum, entry: Entry, made: Collection[str]) -> Iterator[str]:
+def _padding_warnings(e: Einsum, entry: Entry, outputs: Collection[str]) -> Iterator[str]:
     """A line per tensor whose stored size leaves more padding on one side, where the file does not give that
     size. Without `sizes` a tensor is stored as far as the indices reach, or as its producer stores it.
     """
     for p in e.tensors():
-        alike = [_symmetric(d, e, owner(p.tensor, made) in made and p is not e.output) for d in p.dims]
-        if p.tensor in entry.sizes or all(d.size in sizes for sizes, d in zip(alike, p.dims, strict=True)):
+        symmetric = [
+            _symmetric(d, e, base_tensor(p.tensor, outputs) in outputs and p is not e.output) for d in p.dims
+        ]
+        if p.tensor in entry.sizes or all(
+            d.size in sizes for sizes, d in zip(symmetric, p.dims, strict=True)
+        ):
             continue
-        own, largest = [d.size for d in p.dims], [sizes[-1] for sizes in alike]
-        shown = [str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}" for sizes in alike]
-        there = " where it is made" if p is not e.output and owner(p.tensor, made) in made else ""
+        stored, largest = [d.size for d in p.dims], [sizes[-1] for sizes in symmetric]
+        shown = [str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}" for sizes in symmetric]
+        where_made = (
+            " where it is made" if p is not e.output and base_tensor(p.tensor, outputs) in outputs else ""
+        )
         yield (
-            f"{show_access(p)} is stored as {_shown(own)}; with equal padding on both sides it is "
-            f"{' x '.join(shown)}; say which with sizes: {{{p.tensor}: {largest}}}{there}, or {own} "
-            f"{'here ' if there else ''}to keep it"
+            f"{show_access(p)} is stored as {_shown(stored)}; with equal padding on both sides it is "
+            f"{' x '.join(shown)}; say which with sizes: {{{p.tensor}: {largest}}}{where_made}, or {stored} "
+            f"{'here ' if where_made else ''}to keep it"
         )
 
 
-def _symmetric(d: Dim, e: Einsum, given: bool) -> range:
+def _symmetric(d: Dim, e: Einsum, is_fixed: bool) -> range:
     """Sizes of a dimension with as much padding behind it as before it, or less by below one stride; only the
     stored size where there is no padding before it.
 
-    given: whether the einsum that makes the tensor fixes the size; then that size counts as symmetric unless
-    the padding behind is the wider one
+    is_fixed: whether the einsum that makes the tensor fixes the size; then that size counts as symmetric
+    unless the padding behind is the wider one
     """
     sizes, steps = e.sizes(), [c for rank, c in d.terms if rank in e.output.ranks()]
-    end, before = d.offset + d.hull(sizes), max(-d.offset, 0)
-    if (given and end - d.size <= before) or (not given and not before):
+    end, pad_before = d.offset + d.hull(sizes), max(-d.offset, 0)
+    if (is_fixed and end - d.size <= pad_before) or (not is_fixed and not pad_before):
         return range(d.size, d.size + 1)
-    least = max(end - before, 1)
-    return range(least, least + min(steps, default=1))
+    smallest = max(end - pad_before, 1)
+    return range(smallest, smallest + min(steps, default=1))
 
 
 def _parse(extents: Mapping[str, int], entry: Entry, stored: Mapping[str, tuple[int, ...]]) -> Einsum:
@@ -293,12 +305,12 @@ def _parse(extents: Mapping[str, int], entry: Entry, stored: Mapping[str, tuple[
     def parsed(sizes: dict[str, tuple[int, ...]]) -> Einsum:
         return einsum(entry.text, {**extents, **entry.extents}, entry.name, sizes=sizes, **given)
 
-    own, known = {t: tuple(s) for t, s in entry.sizes.items()}, {}
-    for p in parsed(own).inputs:
-        made = stored.get(owner(p.tensor, stored), ())
-        if len(made) == len(p.dims):
-            known[p.tensor] = made
-    found = parsed(known | own)
+    stated_sizes, producer_sizes = {t: tuple(s) for t, s in entry.sizes.items()}, {}
+    for p in parsed(stated_sizes).inputs:
+        size = stored.get(base_tensor(p.tensor, stored), ())
+        if len(size) == len(p.dims):
+            producer_sizes[p.tensor] = size
+    found = parsed(producer_sizes | stated_sizes)
     _check_ranks(found, entry)
     return found
 
@@ -308,10 +320,10 @@ def _check_ranks(e: Einsum, entry: Entry) -> None:
     which of the elements along them is copied), and extents of ranks that the einsum does not have.
     """
     sizes, out = e.sizes(), e.output.ranks()
-    lost = [rank for rank, n in sizes.items() if rank not in out and n > 1]
-    if e.kind == "copy" and lost:
+    missing = [rank for rank, n in sizes.items() if rank not in out and n > 1]
+    if e.kind == "copy" and missing:
         raise WorkloadError(
-            f"{entry.text}: {show_access(e.output)} lacks rank {lost[0]}; write += to add up over it, or "
+            f"{entry.text}: {show_access(e.output)} lacks rank {missing[0]}; write += to add up over it, or "
             "max= to take the largest"
         )
     if unknown := sorted(set(entry.extents) - set(sizes)):

@@ -30,8 +30,8 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 from workloads import onnx
 from workloads.einsum import WorkloadError, refuse
 from workloads.graph import Workload
-from workloads.operators import Shape, by_name, plain
-from workloads.rebind import same_per_sample
+from workloads.operators import Shape, by_name, plain_indices
+from workloads.rebind import check_per_sample
 from workloads.retrace import retrace, tensors_of
 
 TYPES = {  # torch type -> ONNX type; all others count as INT64 (`_type`)
@@ -47,7 +47,7 @@ TYPES = {  # torch type -> ONNX type; all others count as INT64 (`_type`)
     "torch.float8_e4m3fn": TensorProto.FLOAT8E4M3FN,
 }
 # Exceptions that torch.export.load was seen to raise on archives with changed bytes
-DAMAGED = (
+TORCH_ERRORS = (
     AssertionError,
     AttributeError,
     EOFError,
@@ -59,10 +59,11 @@ DAMAGED = (
     ValueError,
     zipfile.BadZipFile,
 )
-FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # without it torch.export.load falls back on pickles, which run code
-LARGER = 64  # an archive may unpack to so many times its size
+# without it torch.export.load falls back on pickles, which run code
+SAFE_LOAD_VAR = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+MAX_UNPACK_RATIO = 64  # an archive may unpack to so many times its size
 OPSET = 23  # the first operator set with Attention
-Made = tuple[str, dict[str, Any]]  # operator of ONNX, its attributes
+OnnxOp = tuple[str, dict[str, Any]]  # operator of ONNX, its attributes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Call:
     """One ATen operator."""
 
     kind: str
-    given: Mapping[str, Any]  # arguments by name
+    arguments: Mapping[str, Any]  # arguments by name
     inputs: tuple[str, ...]  # names of its tensors
     shapes: tuple[Shape, ...]  # of its tensors
     outputs: tuple[str, ...]
@@ -79,7 +80,7 @@ class Call:
 
     def dim(self) -> int:
         """Returns its argument `dim`, counted from the front; 0 where it has none."""
-        return int(self.given.get("dim", 0)) % len(self.shapes[0])
+        return int(self.arguments.get("dim", 0)) % len(self.shapes[0])
 
 
 @dataclass(slots=True)
@@ -136,7 +137,7 @@ def load(source: Any, name: str = "", fuse_elementwise: bool = True, batch: int 
     if batch is not None and (changed := retrace(where, program, batch)) is not None:
         before, (model, _) = found, _model(where, program)
         found = onnx.load(model, fuse_elementwise=fuse_elementwise, name=where)
-        same_per_sample(where, before.macs(), found.macs(), changed)
+        check_per_sample(where, before.macs(), found.macs(), changed)
     return replace(found, name=name or (Path(source).stem if from_file else where), parameters=parameters)
 
 
@@ -149,40 +150,40 @@ def _read(path: Path) -> Any:
         archive = BytesIO(path.read_bytes())
     except OSError as fault:
         raise WorkloadError(f"{path}: cannot be read: {fault.strerror}") from None
-    before, level = os.environ.get(FORCED), logging.root.manager.disable
+    old_setting, level = os.environ.get(SAFE_LOAD_VAR), logging.root.manager.disable
     with suppress(ImportError):
         from torch.ao.quantization.fx import _decomposed  # noqa: F401
     try:
-        _sizes(archive)
-        os.environ[FORCED] = "1"
+        _check_archive(archive)
+        os.environ[SAFE_LOAD_VAR] = "1"
         # torch logs the traceback of its new reader where that fails, then tries an older one
         logging.disable(logging.ERROR)
         return torch.export.load(archive)
-    except DAMAGED as fault:
+    except TORCH_ERRORS as fault:
         # torch's message may quote the file
-        why = str(fault) if isinstance(fault, _Unpacks) else type(fault).__name__
+        why = str(fault) if isinstance(fault, _BadArchive) else type(fault).__name__
         raise WorkloadError(f"{path}: not a program of torch.export.save, or a damaged one: {why}") from None
     finally:
         logging.disable(level)
-        os.environ.pop(FORCED, None)
-        if before is not None:
-            os.environ[FORCED] = before
+        os.environ.pop(SAFE_LOAD_VAR, None)
+        if old_setting is not None:
+            os.environ[SAFE_LOAD_VAR] = old_setting
 
 
-class _Unpacks(ValueError):
+class _BadArchive(ValueError):
     """An archive in a form that torch.export.save does not write."""
 
 
-def _sizes(archive: BytesIO) -> None:
+def _check_archive(archive: BytesIO) -> None:
     """Raises _Unpacks for an archive that unpacks to more than LARGER times its size, or outside of its
     folder. torch.export.save stores weights uncompressed.
     """
     with zipfile.ZipFile(archive) as packed:
         entries = packed.infolist()
-    if sum(entry.file_size for entry in entries) > LARGER * archive.getbuffer().nbytes + (1 << 20):
-        raise _Unpacks(f"it unpacks to more than {LARGER} times its size")
+    if sum(entry.file_size for entry in entries) > MAX_UNPACK_RATIO * archive.getbuffer().nbytes + (1 << 20):
+        raise _BadArchive(f"it unpacks to more than {MAX_UNPACK_RATIO} times its size")
     if any(entry.filename.startswith("/") or ".." in entry.filename.split("/") for entry in entries):
-        raise _Unpacks("an entry of it leads out of the archive")
+        raise _BadArchive("an entry of it leads out of the archive")
     archive.seek(0)
 
 
@@ -190,28 +191,28 @@ def _model(where: str, program: Any) -> tuple[ModelProto, int]:
     """Returns the ONNX graph, and how many parameters it has."""
     signature, nodes = program.graph_signature, list(program.graph.nodes)
     refuse(_faults(where, nodes))
-    written = set(signature.buffers_to_mutate.values())
-    buffers = {n for n, target in signature.inputs_to_buffers.items() if target not in written}
-    fixed = buffers.union(signature.inputs_to_parameters, signature.inputs_to_lifted_tensor_constants)
+    mutated = set(signature.buffers_to_mutate.values())
+    buffers = {n for n, target in signature.inputs_to_buffers.items() if target not in mutated}
+    constants = buffers.union(signature.inputs_to_parameters, signature.inputs_to_lifted_tensor_constants)
     graph, inputs, weights = Graph(), [], []
     for node in nodes:
         tensors = tensors_of(node.meta.get("val"))
         if node.op == "placeholder" and tensors:
             graph.names[node.name] = node.name
             shape, type = tuple(tensors[0].shape), _type(tensors[0])
-            if node.name in fixed:
-                own = {"name": node.name, "data_type": type, "dims": shape}
-                weights.append(TensorProto(**own, data_location=TensorProto.EXTERNAL))
+            if node.name in constants:
+                tensor_fields = {"name": node.name, "data_type": type, "dims": shape}
+                weights.append(TensorProto(**tensor_fields, data_location=TensorProto.EXTERNAL))
             else:
                 inputs.append(helper.make_tensor_value_info(node.name, type, shape))
         elif node.op == "call_function" and tensors:
             _translate(node, tensors, graph)
-    known = {*graph.values, *(i.name for i in inputs), *(w.name for w in weights)}
-    ends = [graph.names[o] for o in signature.user_outputs if graph.names.get(str(o)) in known]
-    outputs = [graph.values.get(o) or helper.make_empty_tensor_value_info(o) for o in dict.fromkeys(ends)]
-    inner = list(graph.values.values())
-    whole = helper.make_graph(graph.nodes, where, inputs, outputs, weights, value_info=inner)
-    model = helper.make_model(whole, opset_imports=[helper.make_opsetid("", OPSET)])
+    tensor_names = {*graph.values, *(i.name for i in inputs), *(w.name for w in weights)}
+    results = [graph.names[o] for o in signature.user_outputs if graph.names.get(str(o)) in tensor_names]
+    outputs = [graph.values.get(o) or helper.make_empty_tensor_value_info(o) for o in dict.fromkeys(results)]
+    value_info = list(graph.values.values())
+    onnx_graph = helper.make_graph(graph.nodes, where, inputs, outputs, weights, value_info=value_info)
+    model = helper.make_model(onnx_graph, opset_imports=[helper.make_opsetid("", OPSET)])
     return model, _parameters(program, nodes)
 
 
@@ -219,16 +220,18 @@ def _decomposed(where: str, program: Any) -> Any:
     """Returns the program in operators without in-place writes, with operators of our tables preserved."""
     import torch
 
-    refuse(_loose(where, list(program.graph.nodes)))  # decomposition would not fix these sizes
-    table = torch.export.default_decompositions()
+    refuse(_unfixed_sizes(where, list(program.graph.nodes)))  # decomposition would not fix these sizes
+    decompositions = torch.export.default_decompositions()
     einsums = [n for n in program.graph.nodes if n.op == "call_function" and _kind(n.target) == "einsum"]
-    hard = any(plain(n.args[0], [tuple(t.meta["val"].shape) for t in n.args[1]]) is None for n in einsums)
-    for op in list(table):
-        if _kind(op) in KNOWN and not (hard and _kind(op) == "einsum"):
-            del table[op]
+    has_other_einsums = any(
+        plain_indices(n.args[0], [tuple(t.meta["val"].shape) for t in n.args[1]]) is None for n in einsums
+    )
+    for op in list(decompositions):
+        if _kind(op) in TRANSLATED and not (has_other_einsums and _kind(op) == "einsum"):
+            del decompositions[op]
     try:
-        return program.run_decompositions(table)
-    except DAMAGED as fault:
+        return program.run_decompositions(decompositions)
+    except TORCH_ERRORS as fault:
         why = next(iter(str(fault).splitlines()), type(fault).__name__)
         raise WorkloadError(
             f"{where}: torch cannot decompose it: {why[:160]}; export a program without that "
@@ -258,26 +261,27 @@ def _parameters(program: Any, nodes: Sequence[Any]) -> int:
     return sum(found.values())
 
 
-def _loose(where: str, nodes: Sequence[Any]) -> Iterator[str]:
+def _unfixed_sizes(where: str, nodes: Sequence[Any]) -> Iterator[str]:
     """Yields faults for sizes that are not fixed: of every input that has one, else of the first operator."""
-    loose = [
+    unfixed = [
         (node, t.shape)
         for node in nodes
         for t in tensors_of(node.meta.get("val"))
         if not all(isinstance(size, int) for size in t.shape)
     ]
-    first = dict(reversed(loose))  # node -> its first shape that is not fixed
-    inputs = [node for node in nodes if node in first and node.op == "placeholder"]
-    for node in inputs or [node for node, _ in loose[:1]]:
+    first_shape = dict(reversed(unfixed))  # node -> its first shape that is not fixed
+    inputs = [node for node in nodes if node in first_shape and node.op == "placeholder"]
+    for node in inputs or [node for node, _ in unfixed[:1]]:
         yield (
-            f"{where}: {node.name} has shape [{', '.join(map(str, first[node]))}]; export the program with "
+            f"{where}: {node.name} has shape [{', '.join(map(str, first_shape[node]))}]; export the "
+            "program with "
             "fixed sizes, without dynamic_shapes"
         )
 
 
 def _faults(where: str, nodes: Sequence[Any]) -> Iterator[str]:
     """Yields faults for sizes that are not fixed, and for remaining branches and loops."""
-    yield from _loose(where, nodes)
+    yield from _unfixed_sizes(where, nodes)
     for node in nodes:
         if node.op == "get_attr" and node.users and not tensors_of(node.meta.get("val")):
             yield (
@@ -295,25 +299,26 @@ def _translate(node: Any, tensors: Sequence[Any], graph: Graph) -> None:
         source, number = node.args
         graph.names[node.name] = _output(graph.names[source.name], number)
         return
-    given, kind = _given(node), _kind(node.target)
-    reads = [n for n in _nodes([*given.values()]) if n.name in graph.names]
-    shapes = tuple(tuple(tensors_of(n.meta["val"])[0].shape) for n in reads)
+    arguments, kind = _arguments(node), _kind(node.target)
+    operands = [n for n in _nodes([*arguments.values()]) if n.name in graph.names]
+    shapes = tuple(tuple(tensors_of(n.meta["val"])[0].shape) for n in operands)
     graph.names[node.name] = node.name
-    inputs = tuple(graph.names[n.name] for n in reads)
+    inputs = tuple(graph.names[n.name] for n in operands)
     outputs = tuple(_output(node.name, i) for i in range(len(tensors)))
     results = tuple(tuple(t.shape) for t in tensors)
-    call = Call(kind, given, inputs, shapes, outputs, results, _type(tensors[0]))
+    call = Call(kind, arguments, inputs, shapes, outputs, results, _type(tensors[0]))
     if kind in EXPANDED:
         EXPANDED[kind](call, graph)
-    elif PLAIN.get(kind) == "ConstantOfShape":  # it uses the shape or type of its input, not the values
+    # it uses the shape or type of its input, not the values
+    elif SAME_ATTRIBUTES.get(kind) == "ConstantOfShape":
         graph.add("filled", [], call.outputs, call.results, call.type)
     else:
         make = WITH_ATTRIBUTES.get(kind)
-        onnx_kind, attrs = make(call) if make else (PLAIN.get(kind, kind), {})
+        onnx_kind, attrs = make(call) if make else (SAME_ATTRIBUTES.get(kind, kind), {})
         graph.add(onnx_kind, call.inputs, call.outputs, call.results, call.type, **attrs)
 
 
-def _given(node: Any) -> dict[str, Any]:
+def _arguments(node: Any) -> dict[str, Any]:
     """Returns arguments by name, defaults included; by number where an operator has no schema."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
@@ -341,49 +346,49 @@ def _nodes(values: Sequence[Any]) -> Iterator[Any]:
 # Operators whose attributes differ from ONNX's
 
 
-def _each(value: Any, n: int) -> list[int]:
+def _per_dim(value: Any, n: int) -> list[int]:
     """Returns n numbers, one per spatial dimension: those of a list, or one number n times."""
     found = list(value) if isinstance(value, (list, tuple)) else [value]
     return found * n if len(found) == 1 else found
 
 
-def _conv(call: Call) -> Made:
-    n, given = len(call.shapes[1]) - 2, call.given
-    padding = given.get("padding", 0)
+def _conv(call: Call) -> OnnxOp:
+    n, arguments = len(call.shapes[1]) - 2, call.arguments
+    padding = arguments.get("padding", 0)
     pads = (
         {"auto_pad": "VALID" if padding == "valid" else "SAME_UPPER"}
         if isinstance(padding, str)
-        else {"pads": _each(padding, n) * 2}
+        else {"pads": _per_dim(padding, n) * 2}
     )
-    transposed = given.get("transposed") or "transpose" in call.kind
+    transposed = arguments.get("transposed") or "transpose" in call.kind
     return "ConvTranspose" if transposed else "Conv", {
-        "strides": _each(given["stride"], n),
-        "dilations": _each(given["dilation"], n),
-        "group": given["groups"],
+        "strides": _per_dim(arguments["stride"], n),
+        "dilations": _per_dim(arguments["dilation"], n),
+        "group": arguments["groups"],
         **pads,
     }
 
 
-def _pool(call: Call) -> Made:
-    n = _spatial(call)
-    kernel = _each(call.given["kernel_size"], n)
+def _pool(call: Call) -> OnnxOp:
+    n = _spatial_dims(call)
+    kernel = _per_dim(call.arguments["kernel_size"], n)
     return "MaxPool" if "max" in call.kind else "AveragePool", {
         "kernel_shape": kernel,
-        "strides": _each(call.given["stride"] or kernel, n),
-        "pads": _each(call.given["padding"], n) * 2,
-        "dilations": _each(call.given.get("dilation", 1), n),
+        "strides": _per_dim(call.arguments["stride"] or kernel, n),
+        "pads": _per_dim(call.arguments["padding"], n) * 2,
+        "dilations": _per_dim(call.arguments.get("dilation", 1), n),
     }
 
 
-def _spatial(call: Call) -> int:
+def _spatial_dims(call: Call) -> int:
     return int(re.sub(r".*(\d)d.*", r"\1", call.kind))
 
 
-def _adaptive(call: Call) -> Made:
+def _adaptive(call: Call) -> OnnxOp:
     """Returns adaptive pooling with windows that do not overlap. With other windows the operator stays
     unknown.
     """
-    n = _spatial(call)
+    n = _spatial_dims(call)
     image, out = call.shapes[0][-n:], call.results[0][-n:]
     if any(size % parts for size, parts in zip(image, out, strict=True)):
         return call.kind, {}
@@ -392,8 +397,8 @@ def _adaptive(call: Call) -> Made:
     return (f"Global{pool}", {}) if set(out) == {1} else (pool, {"kernel_shape": kernel, "strides": kernel})
 
 
-def _batch_norm(call: Call) -> Made:
-    return "BatchNormalization", {"training_mode": int(bool(call.given.get("training")))}
+def _batch_norm(call: Call) -> OnnxOp:
+    return "BatchNormalization", {"training_mode": int(bool(call.arguments.get("training")))}
 
 
 REDUCED = by_name(
@@ -410,57 +415,62 @@ REDUCED = by_name(
 )
 
 
-def _reduce(call: Call) -> Made:
-    dims, kind = call.given.get("dim"), REDUCED[call.kind]
-    return kind, {"axes": _each(dims, 1)} if dims not in (None, []) else {}
+def _reduce(call: Call) -> OnnxOp:
+    dims, kind = call.arguments.get("dim"), REDUCED[call.kind]
+    return kind, {"axes": _per_dim(dims, 1)} if dims not in (None, []) else {}
 
 
-def _transpose(call: Call) -> Made:
+def _transpose(call: Call) -> OnnxOp:
     perm = list(range(len(call.shapes[0])))
     if call.kind == "permute":
-        perm = [d % len(perm) for d in call.given["dims"]]
+        perm = [d % len(perm) for d in call.arguments["dims"]]
     else:
         # aten.t has no such arguments: dimensions 0 and 1
-        a, b = (call.given.get(k, k == "dim1") for k in ("dim0", "dim1"))
+        a, b = (call.arguments.get(k, k == "dim1") for k in ("dim0", "dim1"))
         perm[a], perm[b] = perm[b], perm[a]
     return ("Transpose", {"perm": perm}) if len(perm) > 1 else ("Identity", {})
 
 
-def _slice(call: Call) -> Made:
+def _slice(call: Call) -> OnnxOp:
     if call.shapes[0] == call.results[0]:
         return "Identity", {}
-    size, start = call.shapes[0][call.dim()], call.given["start"] or 0
+    size, start = call.shapes[0][call.dim()], call.arguments["start"] or 0
     start = min(start % size if start < 0 else start, size)
-    return "Slice", {"starts": [start], "ends": [size], "axes": [call.dim()], "steps": [call.given["step"]]}
+    return "Slice", {
+        "starts": [start],
+        "ends": [size],
+        "axes": [call.dim()],
+        "steps": [call.arguments["step"]],
+    }
 
 
-def _pad(call: Call) -> Made:
+def _pad(call: Call) -> OnnxOp:
     """Returns padding in ONNX's order. torch gives pairs (before, after), the last dimension first."""
-    pads, rank = call.given["pad"], len(call.shapes[0])
+    pads, rank = call.arguments["pad"], len(call.shapes[0])
     pairs = [(pads[2 * i], pads[2 * i + 1]) if 2 * i < len(pads) else (0, 0) for i in range(rank)][::-1]
     return "Pad", {"pads": [before for before, _ in pairs] + [after for _, after in pairs]}
 
 
-def _slice_scatter(call: Call) -> Made:
-    start, size = call.given["start"] or 0, call.shapes[0][call.dim()]
-    if call.given["step"] != 1:
+def _slice_scatter(call: Call) -> OnnxOp:
+    start, size = call.arguments["start"] or 0, call.shapes[0][call.dim()]
+    if call.arguments["step"] != 1:
         return "ScatterND", {}
     return "SliceScatter", {"axis": call.dim(), "start": max(start + size if start < 0 else start, 0)}
 
 
-def _einsum(call: Call) -> Made:
-    return "Einsum", {"equation": call.given["equation"]}
+def _einsum(call: Call) -> OnnxOp:
+    return "Einsum", {"equation": call.arguments["equation"]}
 
 
-def _split(call: Call) -> Made:
+def _split(call: Call) -> OnnxOp:
     return "Split", {"axis": call.dim()}
 
 
-def _cat(call: Call) -> Made:
+def _cat(call: Call) -> OnnxOp:
     return "Concat", {"axis": call.dim()}
 
 
-def _quantised(call: Call) -> Made:
+def _quantised(call: Call) -> OnnxOp:
     return "QuantizeLinear" if call.kind.startswith("quantize") else "DequantizeLinear", {}
 
 
@@ -499,7 +509,7 @@ def _attention(call: Call, graph: Graph) -> None:
         for t, s in zip(call.inputs[:3], call.shapes, strict=False)
     ]
     out, shape = f"{call.outputs[0]}__heads", four(call.results[0])
-    causal = int(bool(call.given["is_causal"]))
+    causal = int(bool(call.arguments["is_causal"]))
     inputs = [*views, *call.inputs[3:4]]
     graph.add("Attention", inputs, [out], [shape], call.type, domain="", is_causal=causal)
     graph.view(out, call.results[0], call.type, call.outputs[0])
@@ -528,8 +538,8 @@ def _unbind(call: Call, graph: Graph) -> None:
 
 def _select(call: Call, graph: Graph) -> None:
     dim, shape = call.dim(), call.results[0]
-    at, row = call.given["index"] % call.shapes[0][dim], f"{call.outputs[0]}__row"
-    graph.row(call.inputs[0], row, (*shape[:dim], 1, *shape[dim:]), call.type, at, dim)
+    index, row = call.arguments["index"] % call.shapes[0][dim], f"{call.outputs[0]}__row"
+    graph.row(call.inputs[0], row, (*shape[:dim], 1, *shape[dim:]), call.type, index, dim)
     graph.view(row, shape, call.type, call.outputs[0])
 
 
@@ -537,37 +547,42 @@ def _recurrent(call: Call, graph: Graph) -> None:
     """Adds a node per layer and direction; results of both directions are side by side. The final states
     count as copies of one row of the last layer's result.
     """
-    flat = [n.name for n in _nodes([call.given["params"]])]
-    ways, layers = 1 + bool(call.given["bidirectional"]), call.given["num_layers"]
-    per, layout = len(flat) // (ways * layers), int(bool(call.given["batch_first"]))
+    param_names = [n.name for n in _nodes([call.arguments["params"]])]
+    directions, layers = 1 + bool(call.arguments["bidirectional"]), call.arguments["num_layers"]
+    cell_params, layout = len(param_names) // (directions * layers), int(bool(call.arguments["batch_first"]))
     shapes = dict(zip(call.inputs, call.shapes, strict=True))
-    names = [graph.names[name] for name in flat]
+    names = [graph.names[name] for name in param_names]
     states = [i for i in call.inputs[1:] if i not in names]
-    x, rows = call.inputs[0], call.shapes[0]
+    x, x_shape = call.inputs[0], call.shapes[0]
     hidden, kind = shapes[names[1]][1], call.kind.partition("_")[0].upper()
     for layer in range(layers):
         out = call.outputs[0] if layer == layers - 1 else f"{call.outputs[0]}__layer{layer}"
-        made = []
-        for way in range(ways):
-            at = layer * ways + way
-            w, r, *rest = names[at * per :][:per]
+        outputs = []
+        for direction in range(directions):
+            cell = layer * directions + direction
+            w, r, *rest = names[cell * cell_params :][:cell_params]
             bias = rest[0] if len(rest) > 1 else ""
-            first = [  # the row of this layer and direction
-                graph.row(s, f"{s}__{at}_{call.outputs[0]}", (1, *shapes[s][1:]), call.type, at, 0)
+            first_states = [  # the row of this layer and direction
+                graph.row(s, f"{s}__{cell}_{call.outputs[0]}", (1, *shapes[s][1:]), call.type, cell, 0)
                 for s in states
             ]
-            inputs, output = [x, w, r, bias, "", *first], out if ways == 1 else f"{out}__way{way}"
-            made.append(graph.add(kind, inputs, [output], [(*rows[:2], hidden)], call.type, layout=layout))
-        if ways > 1:
-            graph.add("Concat", made, [out], [(*rows[:2], hidden * ways)], call.type, axis=2)
+            inputs, output = (
+                [x, w, r, bias, "", *first_states],
+                out if directions == 1 else f"{out}__way{direction}",
+            )
+            outputs.append(
+                graph.add(kind, inputs, [output], [(*x_shape[:2], hidden)], call.type, layout=layout)
+            )
+        if directions > 1:
+            graph.add("Concat", outputs, [out], [(*x_shape[:2], hidden * directions)], call.type, axis=2)
         x = out
     for output, shape in zip(call.outputs[1:], call.results[1:], strict=True):
-        row = graph.row(x, f"{output}__rows", (1, shape[1], hidden * ways), call.type, 0, layout)
+        row = graph.row(x, f"{output}__rows", (1, shape[1], hidden * directions), call.type, 0, layout)
         graph.add("Tile", [row], [output], [shape], call.type)
 
 
 # ATen operators by the ONNX operator that each becomes, with the same attributes
-PLAIN = by_name(
+SAME_ATTRIBUTES = by_name(
     {
         "MatMul": "mv dot vdot _int_mm mm bmm matmul",
         "Gather": "embedding",
@@ -660,8 +675,10 @@ PLAIN = by_name(
         "Identity": "clone contiguous alias detach lift_fresh_copy dropout",
     }
 )
-PLAIN |= {f"_{name}": kind for name, kind in PLAIN.items() if name.startswith("upsample_")}
-WITH_ATTRIBUTES: dict[str, Callable[[Call], Made]] = dict.fromkeys(REDUCED, _reduce) | by_name(
+SAME_ATTRIBUTES |= {
+    f"_{name}": kind for name, kind in SAME_ATTRIBUTES.items() if name.startswith("upsample_")
+}
+WITH_ATTRIBUTES: dict[str, Callable[[Call], OnnxOp]] = dict.fromkeys(REDUCED, _reduce) | by_name(
     {
         _conv: "conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d",
         _pool: (
@@ -696,4 +713,4 @@ EXPANDED: dict[str, Callable[[Call, Graph], None]] = by_name(
         _recurrent: "lstm gru rnn_tanh rnn_relu",
     }
 )
-KNOWN = {*PLAIN, *WITH_ATTRIBUTES, *EXPANDED}
+TRANSLATED = {*SAME_ATTRIBUTES, *WITH_ATTRIBUTES, *EXPANDED}

@@ -70,7 +70,7 @@ DERIVATIVES: dict[str, tuple[Rule | None, ...]] = {
 }
 # scale and shift are trained; running mean and variance, and angles of rope, are not
 DERIVATIVES["batchnormalization"] = DERIVATIVES["batchnorm"]
-STEPS = names_in(  # step functions: their derivative is 0 wherever it exists
+STEP_FUNCTIONS = names_in(  # step functions: their derivative is 0 wherever it exists
     "floor ceil round sign not isnan isinf equal less greater lessorequal greaterorequal and or xor hardmax "
     "bitshift bitwiseand bitwiseor bitwisexor bitwisenot argmax argmin"
 )
@@ -83,8 +83,8 @@ class Gradient:
     einsum: Einsum
     role: Role
     wrt: str  # tensor whose gradient (or, update, whose new value) it makes
-    of: str = ""  # the forward einsum that it differentiates; "": a sum or an update
-    count: int = 1  # how often it runs
+    forward_name: str = ""  # the forward einsum that it differentiates; "": a sum or an update
+    repeats: int = 1  # how often it runs
 
 
 @dataclass(slots=True)
@@ -92,19 +92,19 @@ class Tape:
     """State of the backward pass."""
 
     forward: Workload
-    uses: Counter[str]  # tensor -> how many parts its gradient has
-    stored: dict[str, tuple[Dim, ...]]  # tensor -> its dimensions
-    used: set[str]  # names in use
-    flat: tuple[str, ...]  # einsums that depend on a weight but have no gradient
+    part_count: Counter[str]  # tensor -> how many parts its gradient has
+    dims: dict[str, tuple[Dim, ...]]  # tensor -> its dimensions
+    names_in_use: set[str]  # names in use
+    no_gradient: tuple[str, ...]  # einsums that depend on a weight but have no gradient
     grads: dict[str, str] = field(default_factory=dict)  # tensor -> its gradient
     # tensor -> parts of its gradient that are not summed yet: a tensor, or a broadcast that is not written
     gradient_parts: dict[str, list[str | Gradient]] = field(default_factory=dict)
 
     def fresh(self, name: str) -> str:
         """Returns the name, with underscores appended until it is unused."""
-        while name in self.used:
+        while name in self.names_in_use:
             name += "_"
-        self.used.add(name)
+        self.names_in_use.add(name)
         return name
 
 
@@ -132,9 +132,9 @@ def training(
     nothing to train.
     """
     found = gradients(forward, method, inputs, results)
-    made = {g.einsum.output.tensor for g in found}
-    state = {p.tensor for g in found if g.role == "update" for p in g.einsum.inputs} - made
-    repeats = (*counts(forward), *(g.count for g in found))
+    outputs = {g.einsum.output.tensor for g in found}
+    state = {p.tensor for g in found if g.role == "update" for p in g.einsum.inputs} - outputs
+    repeats = (*counts(forward), *(g.repeats for g in found))
     return replace(
         forward,
         name=f"{forward.name}:training",
@@ -150,27 +150,31 @@ def gradients(
     """Returns the einsums that `training` adds to a forward pass, in an order in which they can run. Each
     weight is updated as soon as its gradient is complete.
     """
-    tape, ends = _tape(forward, inputs, results)
-    for tensor in ends:
+    tape, result_tensors = _tape(forward, inputs, results)
+    for tensor in result_tensors:
         tape.gradient_parts[tensor] = [tape.fresh(f"d_{tensor}")]
-    seeds = {str(tape.gradient_parts[tensor][0]): tensor for tensor in ends}
-    made = {e.output.tensor for e in forward.einsums}
-    firsts: dict[str, str] = {}
+    seeds = {str(tape.gradient_parts[tensor][0]): tensor for tensor in result_tensors}
+    outputs = {e.output.tensor for e in forward.einsums}
+    first_reader: dict[str, str] = {}
     for e in forward.einsums:
         for p in e.inputs:
-            firsts.setdefault(p.tensor, e.name)
+            first_reader.setdefault(p.tensor, e.name)
     found: list[Gradient] = []
     for e, count in reversed([*forward.runs()]):
         if e.output.tensor in tape.gradient_parts:
-            found += _whole(tape, e.output.tensor, count)
+            found += _sum_parts(tape, e.output.tensor, count)
             found += _backward(tape, e, count)
         for p in e.inputs:
-            if p.tensor in tape.gradient_parts and p.tensor not in made and firsts[p.tensor] == e.name:
-                found += _whole(tape, p.tensor, count)
+            if (
+                p.tensor in tape.gradient_parts
+                and p.tensor not in outputs
+                and first_reader[p.tensor] == e.name
+            ):
+                found += _sum_parts(tape, p.tensor, count)
                 found += _update(tape, p, count, method) if p.tensor in forward.weights else ()
-    if not found and tape.flat:
+    if not found and tape.no_gradient:
         raise WorkloadError(
-            f"{forward.name}: {tape.flat[0]} has no gradient, and every way from a weight to a result "
+            f"{forward.name}: {tape.no_gradient[0]} has no gradient, and every way from a weight to a result "
             "leads through such operators, so there is nothing to train; leave it out"
         )
     if not found:
@@ -194,7 +198,7 @@ def _in_widths(
     def sized(p: Projection) -> Projection:
         return replace(p, bits=widths.get(p.tensor, p.bits))
 
-    return tuple(replace(g, einsum=g.einsum.replaced(sized)) for g in found)
+    return tuple(replace(g, einsum=g.einsum.map_projections(sized)) for g in found)
 
 
 def _tape(forward: Workload, inputs: bool, results: Collection[str]) -> tuple[Tape, list[str]]:
@@ -205,36 +209,40 @@ def _tape(forward: Workload, inputs: bool, results: Collection[str]) -> tuple[Ta
         e.output.tensor: e.output.dims for e in forward.einsums
     }
     read = {p.tensor for e in forward.einsums for p in e.inputs}
-    made = [e.output.tensor for e in forward.einsums]
-    unknown = sorted(set(results) - set(made))
+    outputs = [e.output.tensor for e in forward.einsums]
+    unknown = sorted(set(results) - set(outputs))
     if unknown:
         raise WorkloadError(
             f"{forward.name}: results: no einsum makes {', '.join(unknown)}; tensors that nothing reads are "
-            f"{', '.join(t for t in made if t not in read)}"
+            f"{', '.join(t for t in outputs if t not in read)}"
         )
-    wanted = set(forward.weights) | (set(stored) - set(made) if inputs else set())
-    flat = []
+    wanted = set(forward.weights) | (set(stored) - set(outputs) if inputs else set())
+    no_gradient = []
     for e in forward.einsums:
-        rules = [_rule(e, i) for i, p in enumerate(e.inputs) if _owner(stored, p) in wanted]
+        rules = [_rule(e, i) for i, p in enumerate(e.inputs) if _base_tensor(stored, p) in wanted]
         wanted |= {e.output.tensor} if any(rules) else set()
-        flat += [f"{e.name} ({e.kind})"] if rules and not any(rules) else []
-    moved = {e.output.tensor for e in forward.einsums if e.kind == "copy"}
-    unread = [t for t in made if t in wanted and t not in read]
-    ends = (
-        [t for t in made if t in wanted and t in results] or [t for t in unread if t not in moved] or unread
+        no_gradient += [f"{e.name} ({e.kind})"] if rules and not any(rules) else []
+    copies = {e.output.tensor for e in forward.einsums if e.kind == "copy"}
+    unread = [t for t in outputs if t in wanted and t not in read]
+    result_tensors = (
+        [t for t in outputs if t in wanted and t in results]
+        or [t for t in unread if t not in copies]
+        or unread
     )
-    uses = Counter(ends)
+    uses = Counter(result_tensors)
     for e in reversed(forward.einsums):
         if uses[e.output.tensor]:
             uses.update(
-                owner
+                base
                 for i, p in enumerate(e.inputs)
-                if (owner := _owner(stored, p)) in wanted and _rule(e, i)
+                if (base := _base_tensor(stored, p)) in wanted and _rule(e, i)
             )
-    return Tape(forward, uses, stored, set(stored) | {e.name for e in forward.einsums}, tuple(flat)), ends
+    return Tape(
+        forward, uses, stored, set(stored) | {e.name for e in forward.einsums}, tuple(no_gradient)
+    ), result_tensors
 
 
-def _owner(stored: Collection[str], p: Projection) -> str:
+def _base_tensor(stored: Collection[str], p: Projection) -> str:
     """Returns the tensor that an access belongs to: T_again is a second access of T."""
     first = p.tensor.removesuffix("_again")
     return first if first in stored else p.tensor
@@ -252,8 +260,8 @@ def _rule(e: Einsum, i: int) -> Rule | None:
         case "max":
             return "max_grad", (G, i, Y)
         case "copy":
-            return ("copy", (G,)) if i == 0 or _beside(e, i) else None
-    if e.kind in STEPS:
+            return ("copy", (G,)) if i == 0 or _is_concat_piece(e, i) else None
+    if e.kind in STEP_FUNCTIONS:
         return None
     rules = DERIVATIVES.get(e.kind, ())
     if e.kind == "batchnormalization" and len(e.inputs) == 3:  # mean and variance folded into scale and shift
@@ -266,14 +274,14 @@ def _rule(e: Einsum, i: int) -> Rule | None:
     return f"{e.kind}_grad{i if len(e.inputs) > 1 else ''}", (G, *range(len(e.inputs)))
 
 
-def _beside(e: Einsum, i: int) -> bool:
+def _is_concat_piece(e: Einsum, i: int) -> bool:
     """True if operand i of a copy is a further piece of a concatenation. False if the first operand covers
     the same elements: operand i is an index or a shape.
     """
     first, p = e.inputs[0], e.inputs[i]
-    ahead, own = _box(first, e.sizes()), _box(p, e.sizes())
+    first_box, box = _box(first, e.sizes()), _box(p, e.sizes())
     return not p.ranks() < first.ranks() and any(
-        own[rank].start < ahead[rank].start or own[rank].stop > ahead[rank].stop for rank in own
+        box[rank].start < first_box[rank].start or box[rank].stop > first_box[rank].stop for rank in box
     )
 
 
@@ -297,25 +305,26 @@ def _backward(tape: Tape, e: Einsum, count: int) -> Iterator[Gradient]:
     """
     grad = replace(e.output, tensor=tape.grads[e.output.tensor])
     for i, p in enumerate(e.inputs):
-        rule, wrt = _rule(e, i), _owner(tape.stored, p)
-        if not tape.uses[wrt] or rule is None:
+        rule, wrt = _rule(e, i), _base_tensor(tape.dims, p)
+        if not tape.part_count[wrt] or rule is None:
             continue
-        shares, several = tape.gradient_parts.setdefault(wrt, []), tape.uses[wrt] > 1
+        parts, has_several = tape.gradient_parts.setdefault(wrt, []), tape.part_count[wrt] > 1
         derived = _derived(e, rule, grad, replace(p, density=1.0, format="dense"))
-        if derived.kind == "copy" and derived.output.dims == grad.dims and _plain(derived):
-            shares.append(grad.tensor)
+        if derived.kind == "copy" and derived.output.dims == grad.dims and _is_one_to_one(derived):
+            parts.append(grad.tensor)
             continue
-        weight = wrt in tape.forward.weights
-        tensor = tape.fresh(f"d_{wrt}__{e.output.tensor}" if several else f"d_{wrt}")
+        is_weight = wrt in tape.forward.weights
+        tensor = tape.fresh(f"d_{wrt}__{e.output.tensor}" if has_several else f"d_{wrt}")
         named = replace(
             derived,
-            name=tape.fresh(f"{e.name}_{'W' if weight else 'H'}_{p.tensor}"),
+            name=tape.fresh(f"{e.name}_{'W' if is_weight else 'H'}_{p.tensor}"),
             output=replace(derived.output, tensor=tensor),
         )
-        step = Gradient(named, "weight_gradient" if weight else "input_gradient", wrt, e.name, count)
-        waits = several and derived.kind == "copy" and _plain(derived)  # a sum can read the source instead
-        shares.append(step if waits else tensor)
-        if not waits:
+        step = Gradient(named, "weight_gradient" if is_weight else "input_gradient", wrt, e.name, count)
+        # a sum can read the source instead
+        is_deferred = has_several and derived.kind == "copy" and _is_one_to_one(derived)
+        parts.append(step if is_deferred else tensor)
+        if not is_deferred:
             yield step
 
 
@@ -324,10 +333,10 @@ def _derived(e: Einsum, rule: Rule, grad: Projection, out: Projection) -> Einsum
     kind, reads = rule
     inputs = tuple({G: grad, Y: e.output}.get(r) or e.inputs[r] for r in reads)
     used = {rank for p in (out, *inputs) for rank in p.ranks()}
-    lost = [rank for rank, n in e.extents if rank not in used and n > 1]
-    if lost:
+    missing = [rank for rank, n in e.extents if rank not in used and n > 1]
+    if missing:
         raise WorkloadError(
-            f"{e.name}: sums {out.tensor} over rank {lost[0]}, which it does not have; leave that "
+            f"{e.name}: sums {out.tensor} over rank {missing[0]}, which it does not have; leave that "
             "sum out to train it"
         )
     found = Einsum(e.name, kind, out, inputs, tuple((rank, n) for rank, n in e.extents if rank in used))
@@ -351,10 +360,10 @@ def _narrowed(e: Einsum) -> Einsum:
             p, dims=tuple(replace(d, offset=start) for d, start in zip(p.dims, starts, strict=True))
         )
 
-    return e.replaced(moved, extents=tuple((rank, len(at)) for rank, at in box.items()))
+    return e.map_projections(moved, extents=tuple((rank, len(at)) for rank, at in box.items()))
 
 
-def _plain(e: Einsum) -> bool:
+def _is_one_to_one(e: Einsum) -> bool:
     """True if every point writes its own element of the output, and every element is written."""
     return _is_whole(e.output.dims, e.sizes()) and set(e.sizes()) <= e.output.ranks()
 
@@ -369,35 +378,39 @@ def _is_whole(dims: tuple[Dim, ...], extents: dict[str, int]) -> bool:
     )
 
 
-def _whole(tape: Tape, tensor: str, count: int) -> Iterator[Gradient]:
+def _sum_parts(tape: Tape, tensor: str, count: int) -> Iterator[Gradient]:
     """Yields the einsums that sum the parts of a tensor's gradient; a single part is the gradient itself. A
-    part that is a broadcast is not written: the sum reads its source.
+    part that is a broadcast is not gradient: the sum reads its source.
     """
-    shares = tape.gradient_parts[tensor]
-    if len(shares) == 1:
-        (share,) = shares
-        tape.grads[tensor] = share if isinstance(share, str) else share.einsum.output.tensor
-        if isinstance(share, Gradient):
-            yield share
+    grad_parts = tape.gradient_parts[tensor]
+    if len(grad_parts) == 1:
+        (grad_part,) = grad_parts
+        tape.grads[tensor] = grad_part if isinstance(grad_part, str) else grad_part.einsum.output.tensor
+        if isinstance(grad_part, Gradient):
+            yield grad_part
         return
-    dims = tape.stored[tensor]
+    dims = tape.dims[tensor]
     if not _is_whole(dims, {}):
         dims = tuple(Dim(((f"i{at}", 1),), 0, d.size) for at, d in enumerate(dims))
     extents = tuple((d.terms[0][0], d.size) for d in dims)
     parts: dict[str, Projection] = {}
-    for share in shares:
-        seen = Projection(share, dims) if isinstance(share, str) else _seen(share.einsum, dims)
-        if seen is None or seen.tensor in parts:  # an einsum may read a tensor only once
-            written = share
-            if isinstance(written, str):
-                written = _copy(tape, Projection(written, dims), tensor, extents, count)
-            yield written
-            seen = Projection(written.einsum.output.tensor, dims)
-        parts[seen.tensor] = seen
+    for grad_part in grad_parts:
+        operand = (
+            Projection(grad_part, dims)
+            if isinstance(grad_part, str)
+            else _broadcast_source(grad_part.einsum, dims)
+        )
+        if operand is None or operand.tensor in parts:  # an einsum may read a tensor only once
+            gradient = grad_part
+            if isinstance(gradient, str):
+                gradient = _copy(tape, Projection(gradient, dims), tensor, extents, count)
+            yield gradient
+            operand = Projection(gradient.einsum.output.tensor, dims)
+        parts[operand.tensor] = operand
     tape.grads[tensor] = tape.fresh(f"d_{tensor}")
     total = Projection(tape.grads[tensor], dims)
     summed = Einsum(tape.fresh(f"{tensor}_sum"), "add", total, tuple(parts.values()), extents)
-    yield Gradient(summed, "sum", tensor, count=count)
+    yield Gradient(summed, "sum", tensor, repeats=count)
 
 
 def _copy(
@@ -405,16 +418,19 @@ def _copy(
 ) -> Gradient:
     copied = replace(source, tensor=tape.fresh(f"{source.tensor}__again"))
     return Gradient(
-        Einsum(tape.fresh(f"{tensor}_again"), "copy", copied, (source,), extents), "sum", tensor, count=count
+        Einsum(tape.fresh(f"{tensor}_again"), "copy", copied, (source,), extents),
+        "sum",
+        tensor,
+        repeats=count,
     )
 
 
-def _seen(share: Einsum, dims: tuple[Dim, ...]) -> Projection | None:
+def _broadcast_source(part: Einsum, dims: tuple[Dim, ...]) -> Projection | None:
     """Returns the source of a broadcast, in the ranks of the sum; None if the shapes differ."""
-    if [d.size for d in share.output.dims] != [d.size for d in dims]:
+    if [d.size for d in part.output.dims] != [d.size for d in dims]:
         return None
-    rename = {old.terms[0][0]: new.terms[0][0] for old, new in zip(share.output.dims, dims, strict=True)}
-    (source,) = share.inputs
+    rename = {old.terms[0][0]: new.terms[0][0] for old, new in zip(part.output.dims, dims, strict=True)}
+    (source,) = part.inputs
     return replace(
         source,
         dims=tuple(replace(d, terms=tuple((rename[rank], c) for rank, c in d.terms)) for d in source.dims),
@@ -434,11 +450,11 @@ def _update(tape: Tape, weight: Projection, count: int, method: Method) -> Itera
     for e in optimizer(weight.stored_elems(), method):
         for t in (p.tensor for p in e.tensors() if p.tensor not in names):
             names[t] = tape.fresh(f"{weight.tensor}{t[1:] if t[0] == 'W' else f'_{t}'}")
-        named = e.replaced(
+        named = e.map_projections(
             lambda p: replace(p, tensor=names[p.tensor], bits=weight.bits),
             name=tape.fresh(f"{names[e.output.tensor]}_update"),
         )
-        yield Gradient(named, "update", weight.tensor, count=count)
+        yield Gradient(named, "update", weight.tensor, repeats=count)
 
 
 def roles(g: Gradient) -> dict[str, str]:
@@ -448,10 +464,10 @@ def roles(g: Gradient) -> dict[str, str]:
     output map. Weight gradient: the loops of the forward pass; the filter is written, and the output's
     gradient takes the role of the output map.
     """
-    arriving, *others = (p.tensor for p in g.einsum.inputs)
-    made = g.einsum.output.tensor
+    output_grad, *others = (p.tensor for p in g.einsum.inputs)
+    result = g.einsum.output.tensor
     if g.role not in ("input_gradient", "weight_gradient") or len(others) != 1:
         return {}
     if g.role == "input_gradient":
-        return {"FIL": others[0], "IFM": arriving, "OFM": made}
-    return {"FIL": made, "IFM": others[0], "OFM": arriving}
+        return {"FIL": others[0], "IFM": output_grad, "OFM": result}
+    return {"FIL": result, "IFM": others[0], "OFM": output_grad}

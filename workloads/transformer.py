@@ -12,7 +12,7 @@ from typing import Literal
 
 from workloads.einsum import WorkloadError, einsum, refuse
 from workloads.graph import Workload
-from workloads.layers import Cascade, Map, Net, cascade, conv, dense, network, renamed, stacked
+from workloads.layers import Cascade, Map, Net, cascade, chain, conv, dense, network, with_names
 
 
 def softmax(b: int, n: int) -> Cascade:
@@ -68,10 +68,10 @@ def attention(heads: int, q: int, context: int, d: int, kv: int = 0, b: int = 1)
         )
     refuse(faults)
     rows = ("K_rows[b,q,g,d] = K_new[b,q,g,d]", "V_rows[b,q,g,d] = V_new[b,q,g,d]")
-    return cascade({"b": b, "g": kv, "q": q, "d": d}, *rows) + attended(heads, q, context, d, kv, b)
+    return cascade({"b": b, "g": kv, "q": q, "d": d}, *rows) + attention_core(heads, q, context, d, kv, b)
 
 
-def attended(heads: int, q: int, t: int, d: int, kv: int, b: int) -> Cascade:
+def attention_core(heads: int, q: int, t: int, d: int, kv: int, b: int) -> Cascade:
     """Returns attention of q positions to any t positions: tensors Q, K, V -> O. Sizes as in `attention`."""
     texts = (
         "S[b,g,h,q,t] += Q[b,q,g,h,d] * K[b,t,g,d]",
@@ -129,8 +129,8 @@ TABLES = ("angles",)  # cosines and sines of rotary positions
 
 def norm(s: Sizes, rows: int, x: str, y: str) -> Cascade:
     """Returns the normalisation of every row of tensor x."""
-    made = rmsnorm(rows, s.model) if s.norm == "rmsnorm" else layernorm(rows, s.model)
-    return renamed(made, f"{y}_", {"X": x, "Y": y})
+    einsums = rmsnorm(rows, s.model) if s.norm == "rmsnorm" else layernorm(rows, s.model)
+    return with_names(einsums, f"{y}_", {"X": x, "Y": y})
 
 
 def linear(s: Sizes, y: str, x: str, rows: int, outputs: int, inputs: int) -> Cascade:
@@ -154,15 +154,15 @@ def _self_attention(s: Sizes, run: Run, x: str, y: str) -> Cascade:
     V_cache; prefill reads the rows that it appends to them.
     """
     rows, head, kv = run.batch * run.new, s.head or s.model // s.heads, s.kv or s.heads
-    turned = "_flat" if s.rope else ""
-    net = linear(s, f"Q{turned}", x, rows, s.heads * head, s.model)
-    net += linear(s, f"K{turned}", x, rows, kv * head, s.model)
+    flat = "_flat" if s.rope else ""
+    net = linear(s, f"Q{flat}", x, rows, s.heads * head, s.model)
+    net += linear(s, f"K{flat}", x, rows, kv * head, s.model)
     net += linear(s, "V", x, rows, kv * head, s.model)
     net += _rope(s, run, "Q_flat", "Q", s.heads) + _rope(s, run, "K_flat", "K", kv) if s.rope else ()
-    make = attention if run.cache else attended
-    read = "_cache" if run.new < run.context else ""
-    names = {"Q": "Q", "K_new": "K", "V_new": "V", "K": f"K{read}", "V": f"V{read}"}
-    net += renamed(make(s.heads, run.new, run.context, head, kv, run.batch), "A_", names)
+    make = attention if run.cache else attention_core
+    cache_suffix = "_cache" if run.new < run.context else ""
+    names = {"Q": "Q", "K_new": "K", "V_new": "V", "K": f"K{cache_suffix}", "V": f"V{cache_suffix}"}
+    net += with_names(make(s.heads, run.new, run.context, head, kv, run.batch), "A_", names)
     return net + linear(s, y, "A_O", rows, s.model, s.heads * head)
 
 
@@ -182,9 +182,17 @@ def _experts(s: Sizes, rows: int, x: str, y: str, experts: int, active: int) -> 
     Load is balanced: of the experts, as many take part as can share the rows evenly. The weights of the
     others are not read.
     """
-    busy = max(e for e in range(1, experts + 1) if rows * active % e == 0)
-    share = rows * active // busy
-    extents = {"r": rows, "j": active, "x": experts, "m": s.model, "e": busy, "w": share, "f": s.ffn}
+    used_experts = max(e for e in range(1, experts + 1) if rows * active % e == 0)
+    expert_rows = rows * active // used_experts
+    extents = {
+        "r": rows,
+        "j": active,
+        "x": experts,
+        "m": s.model,
+        "e": used_experts,
+        "w": expert_rows,
+        "f": s.ffn,
+    }
     texts = (
         f"G[r,x] += {x}[r,m] * G_W[x,m]",
         "T[r,j] = topk(G[r,x])",
@@ -199,8 +207,8 @@ def _experts(s: Sizes, rows: int, x: str, y: str, experts: int, active: int) -> 
         "D[e,w,m] += F[e,w,f] * D_W[e,m,f]",
         f"{y}[r,m] += D[r,j,m] * T_P[r,j]",
     )
-    wide, narrow = (experts, s.ffn, s.model), (experts, s.model, s.ffn)
-    sizes = {"U_W": wide, "Z_W": wide, "D_W": narrow}
+    up_shape, down_shape = (experts, s.ffn, s.model), (experts, s.model, s.ffn)
+    sizes = {"U_W": up_shape, "Z_W": up_shape, "D_W": down_shape}
     return cascade(extents, *texts, sizes=sizes)
 
 
@@ -212,18 +220,18 @@ def block(s: Sizes, run: Run, experts: int = 0, active: int = 0) -> Cascade:
     def mixed(x: str, y: str) -> Cascade:
         return _experts(s, rows, x, y, experts, active) if experts else _feed_forward(s, rows, x, y)
 
-    attended_to = cascade(sums, "H[r,m] = X[r,m] + O[r,m]")
+    residual = cascade(sums, "H[r,m] = X[r,m] + O[r,m]")
     if s.norm_first:
-        net = norm(s, rows, "X", "N1") + _self_attention(s, run, "N1", "O") + attended_to
+        net = norm(s, rows, "X", "N1") + _self_attention(s, run, "N1", "O") + residual
         return net + norm(s, rows, "H", "N2") + mixed("N2", "I") + cascade(sums, "Y[r,m] = H[r,m] + I[r,m]")
-    net = _self_attention(s, run, "X", "O") + attended_to + norm(s, rows, "H", "N1")
+    net = _self_attention(s, run, "X", "O") + residual + norm(s, rows, "H", "N1")
     return net + mixed("N1", "I") + cascade(sums, "G[r,m] = N1[r,m] + I[r,m]") + norm(s, rows, "G", "Y")
 
 
 def _words(rows: int, vocabulary: int, s: Sizes) -> Cascade:
     """Returns the embedding of tokens."""
     names = {"X": "tokens", "T": "words_W", "Y": "words", "embedding": "words"}
-    return renamed(embedding(rows, vocabulary, s.model), "", names)
+    return with_names(embedding(rows, vocabulary, s.model), "", names)
 
 
 def _caches(layers: int) -> set[str]:
@@ -248,7 +256,7 @@ def _bert(name: str, s: Sizes, layers: int, batch: int, sequence: int) -> Worklo
         sizes={"positions_W": (512, s.model), "types_W": (2, s.model)},
     )
     net += norm(s, rows, "summed", "embedded")
-    net += stacked(block(s, Run(batch, sequence, sequence)), layers, "embedded", "encoded")
+    net += chain(block(s, Run(batch, sequence, sequence)), layers, "embedded", "encoded")
     pooler = (
         "pooled_sum[b,n] += encoded[b,0,m] * pooled_W[n,m]",
         "pooled_bias[b,n] = bias(pooled_sum[b,n], pooled_B[n])",
@@ -279,7 +287,7 @@ def decoder(name: str, s: Sizes, run: Run, layers: int, vocabulary: int, positio
     positions: rows of a table of learned positions; the words then share their table with the logits
         (GPT-2); 0: rotary positions, and another table for the logits (Llama)
     """
-    rows, last = run.batch * run.new, run.new - 1
+    rows, last_position = run.batch * run.new, run.new - 1
     if 0 < positions < run.context:
         raise WorkloadError(
             f"{name}: context = {run.context} must not be above {positions}, the positions that it has"
@@ -294,11 +302,11 @@ def decoder(name: str, s: Sizes, run: Run, layers: int, vocabulary: int, positio
             f"embedded[b,t,m] = add(words[b,t,m], positions_W[t+{start},m])",
             sizes={"positions_W": (positions, s.model)},
         )
-    net += stacked(block(s, run), layers, "embedded" if positions else "words", "decoded", TABLES)
-    if last:
+    net += chain(block(s, run), layers, "embedded" if positions else "words", "decoded", TABLES)
+    if last_position:
         sizes = {"decoded": (run.batch, run.new, s.model)}
-        net += cascade(extents, f"ended[b,m] = decoded[b,{last},m]", sizes=sizes)
-    net += norm(s, run.batch, "ended" if last else "decoded", "normed")
+        net += cascade(extents, f"ended[b,m] = decoded[b,{last_position},m]", sizes=sizes)
+    net += norm(s, run.batch, "ended" if last_position else "decoded", "normed")
     net += cascade(extents, f"logits[b,v] += normed[b,m] * {table}[v,m]")
     return network(name, net, {"tokens", *_caches(layers)}, TABLES)
 
@@ -358,7 +366,7 @@ def vit_b(batch: int = 1, image: int = 224, patch: int = 16, classes: int = 1000
         "embedded[b,t,m] = add(joined[b,t,m], positions_W[t,m])",
         sizes={"turned": (batch, t - 1, s.model), "token_W": (1, s.model)},
     )
-    net += stacked(block(s, Run(batch, t, t)), 12, "embedded", "encoded")
+    net += chain(block(s, Run(batch, t, t)), 12, "embedded", "encoded")
     net += cascade(extents, "ended[b,m] = encoded[b,0,m]", sizes={"encoded": (batch, t, s.model)})
     net += norm(s, batch, "ended", "normed")
     tail: Net = []

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
 
-from dse.solve.gogeta.classify import PIPELINED, WHOLE, Edge, barrier
-from dse.solve.gogeta.operations import Graph, blocks
+from dse.solve.gogeta.classify import BY_TENSOR, PIPELINED, Edge, barrier
+from dse.solve.gogeta.operations import Graph, matching_dims
 from workloads.einsum import Dim, Einsum, Projection
 
 MOST = 8  # swizzled edges, and pipelines given up, beyond which no assignment is looked for
@@ -161,7 +161,7 @@ def _beside(p: Projection, order: Order) -> Walk:
 
 def _link(graph: Graph, edge: Edge, at: int) -> _Link:
     target, written = graph.operations[edge.target], graph.operations[edge.source].output
-    first = 1 if target.kind in WHOLE else 0
+    first = 1 if target.kind in BY_TENSOR else 0
     inputs = tuple(i for i, p in enumerate(target.inputs) if p.tensor == edge.tensor and i >= first)
     pairs = tuple(_significant(written.dims, target.inputs[i].dims) for i in inputs)
     return _Link(edge, edge.source - at, (edge.target - at) % graph.operations_per_period, inputs, pairs)
@@ -169,7 +169,7 @@ def _link(graph: Graph, edge: Edge, at: int) -> _Link:
 
 def _significant(written: Sequence[Dim], read: Sequence[Dim]) -> list[tuple[Walk, Walk]] | None:
     """Runs of dimensions that ranks walk through."""
-    found = blocks(written, read)
+    found = matching_dims(written, read)
     return (
         None
         if found is None

@@ -27,7 +27,7 @@ from dse.mapping.nest import Infeasible, parse
 from dse.mapping.nest import Mapping as Nest
 from dse.mapping.searched import Mappings, decoded, encoded
 from dse.run import folder, record
-from dse.sim.counts.counts import count, reading
+from dse.sim.counts.counts import count, nest_sums
 from dse.sim.einsum import cost
 from dse.sim.einsum.cost import Price, batch_arch
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost, key_of
@@ -43,16 +43,18 @@ from workloads.einsum import canonical_key
 from workloads.graph import Unique, Workload, unique
 
 MAX_DECODED = 1 << 16  # decoded machines, and nests, in memory
-OF_EINSUMS = [name for name in record.TABLES["einsums"] if name not in ("machine", "schedule", "workload")]
-# attributes of EinsumCost
-COSTS = [
-    name for name in OF_EINSUMS if name not in ("position", "kind", "einsum_key", "einsum", "occurrences")
+EINSUMS_FIELDS = [
+    name for name in record.TABLES["einsums"] if name not in ("machine", "schedule", "workload")
 ]
-OF_WORKLOADS = [
+# attributes of EinsumCost
+COST_FIELDS = [
+    name for name in EINSUMS_FIELDS if name not in ("position", "kind", "einsum_key", "einsum", "occurrences")
+]
+WORKLOADS_FIELDS = [
     name for name in record.TABLES["workload_costs"] if name not in ("machine", "schedule", "workload")
 ]
-OF_LEVELS = [name for name in record.TABLES["prices"] if name != "machine"]
-SQL = {"string": "VARCHAR", "int64": "BIGINT", "int32": "INTEGER", "float64": "DOUBLE"}
+PRICES_FIELDS = [name for name in record.TABLES["prices"] if name != "machine"]
+SQL_TYPES = {"string": "VARCHAR", "int64": "BIGINT", "int32": "INTEGER", "float64": "DOUBLE"}
 
 
 class Function(NamedTuple):
@@ -66,14 +68,15 @@ class Function(NamedTuple):
 
 class ChosenRow(NamedTuple):
     """A row of the table chosen: one workload in one unfused schedule of a machine. Einsums that are not
-    among `places` are proven optimal in `space`.
+    among `einsum_indices` are proven optimal in `space`.
     """
 
     machine: int
     workload: str
     keys: Sequence[str]  # mapping_key of each distinct einsum
     space: str = ""  # JSON of what was searched; "": nothing is proven
-    places: Sequence[int] = ()  # indices, from 0, of the einsums that have a gap or a space of their own
+    # indices, from 0, of the einsums that have a gap or a space of their own
+    einsum_indices: Sequence[int] = ()
     gaps: Sequence[float] = ()  # optimality gap of each of these
     spaces: Sequence[str] = ()  # JSON of what was searched for each of these; "": only its bound is known
 
@@ -82,7 +85,7 @@ class EqualChoices(NamedTuple):
     """Rows that have the same mapping of the same einsum, on machines that can be costed together."""
 
     rows: list[int]  # indices of the rows
-    place: int  # index of the einsum
+    einsum_index: int  # index of the einsum
     nest: Nest
     cost: EinsumCost
     price: Price  # numbers, or arrays in the order of the rows
@@ -112,18 +115,18 @@ def chosen_columns(solution: Solution) -> dict[str, Any]:
     workload.
     """
     spaces = [encoded(c.space) for c in solution.einsums]
-    whole = [space for c, space in zip(solution.einsums, spaces, strict=True) if c.proven]
-    most = max(sorted(set(whole)), key=whole.count, default="")
-    own = [
+    proven_spaces = [space for c, space in zip(solution.einsums, spaces, strict=True) if c.proven]
+    common_space = max(sorted(set(proven_spaces)), key=proven_spaces.count, default="")
+    exceptions = [
         (i, c.optimality_gap if space else 0.0, space)
         for i, (c, space) in enumerate(zip(solution.einsums, spaces, strict=True))
-        if space != most or (space and c.optimality_gap)
+        if space != common_space or (space and c.optimality_gap)
     ]
-    keys = {studies.chosen(i): c.mapping_key for i, c in enumerate(solution.einsums)}
+    keys = {studies.mapping_column(i): c.mapping_key for i, c in enumerate(solution.einsums)}
     return {
         **keys,
-        "space": most,
-        **dict(zip(("places", "gaps", "spaces"), map(list, zip(*own, strict=True)), strict=False)),
+        "space": common_space,
+        **dict(zip(("places", "gaps", "spaces"), map(list, zip(*exceptions, strict=True)), strict=False)),
     }
 
 
@@ -153,14 +156,14 @@ def uniques(context: RunContext) -> pa.Table:
     rows = [
         {
             "workload": name,
-            "position": place,
+            "position": position,
             "einsum": g.einsum.name,
             "einsum_key": g.key,
             "kind": g.einsum.kind,
             "occurrences": g.occurrences,
         }
         for name, groups in context.groups.items()
-        for place, g in enumerate(groups, 1)
+        for position, g in enumerate(groups, 1)
     ]
     columns = ("workload", "position", "einsum", "einsum_key", "kind", "occurrences")
     schema = record.schema("einsums")
@@ -171,18 +174,23 @@ def functions(context: RunContext) -> list[Function]:
     """Returns the functions that the views of a run call (analysis/sql). For a machine that cannot be built
     they return no rows.
     """
-    choice = ("BIGINT", "VARCHAR", "VARCHAR[]")
-    proof = (*choice, "VARCHAR", "INTEGER[]", "DOUBLE[]", "VARCHAR[]")
-    given = ("DOUBLE",) * len(packed_columns.FORMULA_INPUTS)
+    choice_types = ("BIGINT", "VARCHAR", "VARCHAR[]")
+    proof_types = (*choice_types, "VARCHAR", "INTEGER[]", "DOUBLE[]", "VARCHAR[]")
+    formula_types = ("DOUBLE",) * len(packed_columns.FORMULA_INPUTS)
     return [
         *(
-            Function(f"follows_{name}", packed_columns.formula(name), given, "DOUBLE")
+            Function(f"follows_{name}", packed_columns.formula(name), formula_types, "DOUBLE")
             for name in packed_columns.FORMULAS
         ),
-        Function("cycles_of", partial(_cycles, context), choice, "DOUBLE[]"),
-        Function("einsums_of", partial(_einsums, context), proof, _struct("einsums", OF_EINSUMS)),
-        Function("workload_of", partial(_workloads, context), proof, _struct("workload_costs", OF_WORKLOADS)),
-        Function("levels_of", partial(_levels, context), ("BIGINT",), _struct("prices", OF_LEVELS)),
+        Function("cycles_of", partial(_cycles, context), choice_types, "DOUBLE[]"),
+        Function("einsums_of", partial(_einsums, context), proof_types, _struct("einsums", EINSUMS_FIELDS)),
+        Function(
+            "workload_of",
+            partial(_workloads, context),
+            proof_types,
+            _struct("workload_costs", WORKLOADS_FIELDS),
+        ),
+        Function("levels_of", partial(_levels, context), ("BIGINT",), _struct("prices", PRICES_FIELDS)),
     ]
 
 
@@ -191,35 +199,39 @@ def solutions(context: RunContext, rows: Sequence[ChosenRow]) -> list[Solution]:
     costs: list[list[EinsumCost | Infeasible]] = [[] for _ in rows]
     if not TILING[context.study.solver.tiling]:
         costs = [[None] * len(row.keys) for row in rows]  # type: ignore[list-item]
-        for cell in _equal_choices(context, rows):
-            for i, row in enumerate(cell.rows):
-                own = dict(
-                    zip(rows[row].places, zip(rows[row].gaps, rows[row].spaces, strict=True), strict=True)
+        for choices in _equal_choices(context, rows):
+            for i, row in enumerate(choices.rows):
+                exceptions = dict(
+                    zip(
+                        rows[row].einsum_indices,
+                        zip(rows[row].gaps, rows[row].spaces, strict=True),
+                        strict=True,
+                    )
                 )
-                gap, space = own.get(cell.place, (0.0, rows[row].space))
-                costs[row][cell.place] = _of_one(cell, i, gap, space)
-    return [_to_solution(context, row, own) for row, own in zip(rows, costs, strict=True)]
+                gap, space = exceptions.get(choices.einsum_index, (0.0, rows[row].space))
+                costs[row][choices.einsum_index] = _cost_of_row(choices, i, gap, space)
+    return [_to_solution(context, row, row_costs) for row, row_costs in zip(rows, costs, strict=True)]
 
 
-def _of_one(cell: EqualChoices, i: int, gap: float, space: str) -> EinsumCost:
+def _cost_of_row(choices: EqualChoices, i: int, gap: float, space: str) -> EinsumCost:
     """Returns the cost of the i-th row of a group of equal choices. If `space` is "" (no search proved
     anything), the optimality gap stays the gap to the lower bound, which the cost of the group has.
     """
-    p = cell.price
+    p = choices.price
     if isinstance(p.latency_cycles, np.ndarray):
-        pj, cycles, steady = (
-            float(np.broadcast_to(one, len(cell.rows))[i])
+        pj, cycles, interval = (
+            float(np.broadcast_to(one, len(choices.rows))[i])
             for one in (p.energy_pj, p.latency_cycles, p.initiation_interval_cycles)
         )
-        p = Price(pj, cycles, str(np.broadcast_to(p.bottleneck, len(cell.rows))[i]), (), (), steady)
+        p = Price(pj, cycles, str(np.broadcast_to(p.bottleneck, len(choices.rows))[i]), (), (), interval)
     found = replace(
-        cell.cost, energy_pj=p.energy_pj, latency_cycles=p.latency_cycles, bottleneck=p.bottleneck, price=p
+        choices.cost, energy_pj=p.energy_pj, latency_cycles=p.latency_cycles, bottleneck=p.bottleneck, price=p
     )
     return replace(found, optimality_gap=gap, space=decoded(Mappings, space)) if space else found
 
 
 def _to_solution(context: RunContext, row: ChosenRow, costs: Sequence[EinsumCost | Infeasible]) -> Solution:
-    arch, options = _machine(context, row.machine)[0], context.study.solver
+    arch, options = _machine_or_raise(context, row.machine)[0], context.study.solver
     found = (
         solve.sequential_solution(arch, context.groups[row.workload], options, costs)
         if costs
@@ -244,7 +256,9 @@ def _solve_tiling(context: RunContext, row: ChosenRow) -> list[Solution] | Infea
     """Returns the solution of a tile optimizer, which needs no search. Raises ValueError if its mapping
     differs from the stored one.
     """
-    found = solve.solve(_machine(context, row.machine)[0], _workload(context, row), context.study.solver)
+    found = solve.solve(
+        _machine_or_raise(context, row.machine)[0], _workload(context, row), context.study.solver
+    )
     if isinstance(found, list) and (
         differs := [c.name for c, key in zip(found[0].einsums, row.keys, strict=True) if c.mapping_key != key]
     ):
@@ -255,14 +269,14 @@ def _solve_tiling(context: RunContext, row: ChosenRow) -> list[Solution] | Infea
     return found
 
 
-def _machine(context: RunContext, number: int) -> tuple[Arch, int]:
-    found = _built(context, number)
+def _machine_or_raise(context: RunContext, number: int) -> tuple[Arch, int]:
+    found = _machine_or_none(context, number)
     if found is None:
         raise ValueError(f"{context.root}: machine {number} cannot be built, but has a schedule")
     return found
 
 
-def _built(context: RunContext, number: int) -> tuple[Arch, int] | None:
+def _machine_or_none(context: RunContext, number: int) -> tuple[Arch, int] | None:
     """Returns a machine and the number of its kind; None if there is no such machine or it cannot be
     built.
     """
@@ -283,23 +297,26 @@ def _costing_structure(arch: Arch) -> Arch:
     """Returns the machine without all that may differ between machines that are costed together.
 
     Capacities only decide what fits, which is settled for stored mappings. Sizes of PE arrays matter for
-    leakage and for the ramp of systolic arrays; `_sizes` puts them back, one per machine.
+    leakage and for the ramp of systolic arrays; `_with_array_sizes` puts them back, one per machine.
     """
     return arch if arch.layout_sensitive() else arch.structure().sizeless()
 
 
-def _sizes(wide: Arch, arches: Sequence[Arch]) -> Arch:
-    """Returns `wide` with the size of every fan-out dimension as a NumPy array [machines], one per machine of
-    `arches`.
+def _with_array_sizes(batch: Arch, arches: Sequence[Arch]) -> Arch:
+    """Returns `batch` with the size of every fan-out dimension as a NumPy array [machines], one per machine
+    of `arches`.
     """
 
-    def dims(at: int) -> tuple[tuple[str, Any], ...]:
+    def dims(fanout_index: int) -> tuple[tuple[str, Any], ...]:
         return tuple(
-            (name, np.array([arch.fanouts[at].dims[d][1] for arch in arches]))
-            for d, (name, _) in enumerate(wide.fanouts[at].dims)
+            (name, np.array([arch.fanouts[fanout_index].dims[d][1] for arch in arches]))
+            for d, (name, _) in enumerate(batch.fanouts[fanout_index].dims)
         )
 
-    return replace(wide, fanouts=tuple(replace(f, dims=dims(at)) for at, f in enumerate(wide.fanouts)))
+    return replace(
+        batch,
+        fanouts=tuple(replace(f, dims=dims(fanout_index)) for fanout_index, f in enumerate(batch.fanouts)),
+    )
 
 
 def _groups_of_equal(
@@ -309,41 +326,49 @@ def _groups_of_equal(
     nest, machine of each row).
     """
     nests = _nests_by_key(context, {key for row in rows for key in row.keys})
-    cells: dict[tuple[str, int, str, int], list[int]] = {}
+    groups: dict[tuple[str, int, str, int], list[int]] = {}
     for i, row in enumerate(rows):
-        kind = _machine(context, row.machine)[1]
-        for place, key in enumerate(row.keys):
-            cells.setdefault((row.workload, place, key, kind), []).append(i)
-    for (_, place, key, _), own in cells.items():
-        yield own, place, key, parse(nests[key]), [_machine(context, rows[i].machine)[0] for i in own]
+        kind = _machine_or_raise(context, row.machine)[1]
+        for einsum_index, key in enumerate(row.keys):
+            groups.setdefault((row.workload, einsum_index, key, kind), []).append(i)
+    for (_, einsum_index, key, _), row_indices in groups.items():
+        yield (
+            row_indices,
+            einsum_index,
+            key,
+            parse(nests[key]),
+            [_machine_or_raise(context, rows[i].machine)[0] for i in row_indices],
+        )
 
 
 def _equal_choices(context: RunContext, rows: Sequence[ChosenRow]) -> Iterator[EqualChoices]:
     """Yields all choices of the rows with their costs, equal choices together."""
-    for own, place, key, nest, arches in _groups_of_equal(context, rows):
-        e = context.groups[rows[own[0]].workload][place].einsum
-        alone = len(own) == 1 or arches[0].layout_sensitive()
+    for row_indices, einsum_index, key, nest, arches in _groups_of_equal(context, rows):
+        e = context.groups[rows[row_indices[0]].workload][einsum_index].einsum
+        is_scalar = len(row_indices) == 1 or arches[0].layout_sensitive()
         problem = Problem(arches[0], e, context.study.solver.objective)
-        found = einsum_cost(problem, nest) if alone else _without_costs(problem, nest)
+        found = einsum_cost(problem, nest) if is_scalar else _without_costs(problem, nest)
         if isinstance(found, Infeasible) or found.mapping_key != key:
             raise ValueError(
-                f"{context.root}: machine {rows[own[0]].machine}: mapping {key} is not a "
+                f"{context.root}: machine {rows[row_indices[0]].machine}: mapping {key} is not a "
                 f"mapping of {e.name} on this machine, or does not fit"
             )
         yield EqualChoices(
-            own,
-            place,
+            row_indices,
+            einsum_index,
             nest,
             found,
             found.price
-            if alone
-            else cost.price(found.counts, e, _sizes(batch_arch(arches), arches), reading(nest, e, arches[0])),
+            if is_scalar
+            else cost.price(
+                found.counts, e, _with_array_sizes(batch_arch(arches), arches), nest_sums(nest, e, arches[0])
+            ),
         )
 
 
 def _without_costs(problem: Problem, nest: Nest) -> EinsumCost:
     e = problem.einsum
-    nothing = Price(0.0, 0.0, "", (), (), 0.0)
+    no_price = Price(0.0, 0.0, "", (), (), 0.0)
     return EinsumCost(
         e.name,
         canonical_key(e),
@@ -357,7 +382,7 @@ def _without_costs(problem: Problem, nest: Nest) -> EinsumCost:
         "",
         0.0,
         0.0,
-        nothing,
+        no_price,
     )
 
 
@@ -375,9 +400,9 @@ def _nests_by_key(context: RunContext, keys: Collection[str]) -> dict[str, str]:
 def _read_nests(context: RunContext, keys: Collection[str]) -> None:
     wanted = sorted(set(keys) - context.nests.keys())
     if wanted:
-        manifest, wrong = folder.verified_parts(context.root)
+        manifest, faulty_groups = folder.verified_parts(context.root)
         for group in manifest.groups:
-            for part in group.parts if group.name not in wrong else ():
+            for part in group.parts if group.name not in faulty_groups else ():
                 if part.table == "mappings" and wanted:
                     context.nests |= _nests(context.root / folder.part_path(part.table, group.name), wanted)
                     wanted = [key for key in wanted if key not in context.nests]
@@ -390,18 +415,20 @@ def _read_nests(context: RunContext, keys: Collection[str]) -> None:
 def _nests(path: Path, keys: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     with pq.ParquetFile(path, page_checksum_verification=True) as part:
-        at = part.schema_arrow.names.index("mapping_key")
+        key_column = part.schema_arrow.names.index("mapping_key")
         for number in range(part.num_row_groups):
-            span = part.metadata.row_group(number).column(at).statistics
-            first = bisect_left(keys, span.min) if span and span.has_min_max else 0
-            if first < len(keys) and not (span and span.has_min_max and keys[first] > span.max):
+            key_range = part.metadata.row_group(number).column(key_column).statistics
+            first = bisect_left(keys, key_range.min) if key_range and key_range.has_min_max else 0
+            if first < len(keys) and not (
+                key_range and key_range.has_min_max and keys[first] > key_range.max
+            ):
                 rows = part.read_row_group(number, columns=["mapping_key", "nest"])
                 rows = rows.filter(pc.is_in(rows["mapping_key"], pa.array(keys)))
                 found |= dict(zip(rows["mapping_key"].to_pylist(), rows["nest"].to_pylist(), strict=True))
     return found
 
 
-def _chosen(*columns: Any) -> list[ChosenRow]:
+def _chosen_rows(*columns: Any) -> list[ChosenRow]:
     """Returns the rows of Arrow columns. NULL keys are removed: they pad the lists of workloads with fewer
     einsums.
     """
@@ -412,27 +439,33 @@ def _chosen(*columns: Any) -> list[ChosenRow]:
 
 
 def _cycles(context: RunContext, machines: Any, workloads: Any, keys: Any) -> pa.Array:
-    rows = _chosen(machines, workloads, keys)
+    rows = _chosen_rows(machines, workloads, keys)
     if TILING[context.study.solver.tiling]:
         return pa.array(
             [[c.latency_cycles for c in found.einsums] for found in solutions(context, rows)],
             pa.list_(pa.float64()),
         )
-    ends = np.cumsum([0, *(len(row.keys) for row in rows)])
-    flat = np.empty(ends[-1])
-    for own, place, _, nest, arches in _groups_of_equal(context, rows):
-        e, felt = context.groups[rows[own[0]].workload][place].einsum, arches[0].layout_sensitive()
-        alone = einsum_cost(Problem(arches[0], e, context.study.solver.objective), nest) if felt else None
-        flat[ends[own] + place] = (
-            alone.latency_cycles
-            if isinstance(alone, EinsumCost)
+    offsets = np.cumsum([0, *(len(row.keys) for row in rows)])
+    flat = np.empty(offsets[-1])
+    for row_indices, einsum_index, _, nest, arches in _groups_of_equal(context, rows):
+        e, is_scalar = (
+            context.groups[rows[row_indices[0]].workload][einsum_index].einsum,
+            arches[0].layout_sensitive(),
+        )
+        scalar_cost = (
+            einsum_cost(Problem(arches[0], e, context.study.solver.objective), nest) if is_scalar else None
+        )
+        flat[offsets[row_indices] + einsum_index] = (
+            scalar_cost.latency_cycles
+            if isinstance(scalar_cost, EinsumCost)
             else np.nan
-            if isinstance(alone, Infeasible)
+            if isinstance(scalar_cost, Infeasible)
             else cost.cycles_of(
-                reading(nest, e, arches[0]), _sizes(batch_arch(arches), arches) if len(own) > 1 else arches[0]
+                nest_sums(nest, e, arches[0]),
+                _with_array_sizes(batch_arch(arches), arches) if len(row_indices) > 1 else arches[0],
             )
         )
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(flat))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(flat))
 
 
 def _einsums(
@@ -445,17 +478,17 @@ def _einsums(
     gaps: Any,
     spaces: Any,
 ) -> pa.Array:
-    rows = _chosen(machines, workloads, keys, space, places, gaps, spaces)
+    rows = _chosen_rows(machines, workloads, keys, space, places, gaps, spaces)
     found = [
         [
             _einsum_row(position, c, group)
             for position, (c, group) in enumerate(
-                zip(one.einsums, context.groups[row.workload], strict=True), 1
+                zip(solution.einsums, context.groups[row.workload], strict=True), 1
             )
         ]
-        for row, one in zip(rows, solutions(context, rows), strict=True)
+        for row, solution in zip(rows, solutions(context, rows), strict=True)
     ]
-    return _listed("einsums", OF_EINSUMS, found)
+    return _list_array("einsums", EINSUMS_FIELDS, found)
 
 
 def _einsum_row(position: int, c: EinsumCost, group: Unique) -> dict[str, Any]:
@@ -466,7 +499,7 @@ def _einsum_row(position: int, c: EinsumCost, group: Unique) -> dict[str, Any]:
         "einsum_key": group.key,
         "einsum": c.name,
         "occurrences": c.count,
-        **{name: getattr(c, name) for name in COSTS},
+        **{name: getattr(c, name) for name in COST_FIELDS},
     }
 
 
@@ -480,7 +513,7 @@ def _workloads(
     gaps: Any,
     spaces: Any,
 ) -> pa.Array:
-    rows = _chosen(machines, workloads, keys, space, places, gaps, spaces)
+    rows = _chosen_rows(machines, workloads, keys, space, places, gaps, spaces)
     refs = {ref.name: ref for ref in context.study.workloads}
     macs = dict(
         zip(
@@ -488,22 +521,28 @@ def _workloads(
         )
     )
     found = []
-    for row, one in zip(rows, solutions(context, rows), strict=True):
+    for row, solution in zip(rows, solutions(context, rows), strict=True):
         found.append(
             [
                 workload_row(
-                    one, _machine(context, row.machine)[0], refs[row.workload].weight, macs[row.workload]
+                    solution,
+                    _machine_or_raise(context, row.machine)[0],
+                    refs[row.workload].weight,
+                    macs[row.workload],
                 )
             ]
         )
-    return _listed("workload_costs", OF_WORKLOADS, found)
+    return _list_array("workload_costs", WORKLOADS_FIELDS, found)
 
 
 def _levels(context: RunContext, machines: Any) -> pa.Array:
-    return _listed(
+    return _list_array(
         "prices",
-        OF_LEVELS,
-        [levels(built[0]) if (built := _built(context, number)) else [] for number in machines.to_pylist()],
+        PRICES_FIELDS,
+        [
+            levels(built[0]) if (built := _machine_or_none(context, number)) else []
+            for number in machines.to_pylist()
+        ],
     )
 
 
@@ -535,7 +574,7 @@ def levels(arch: Arch) -> list[dict[str, Any]]:
     ]
     if mac_unit.vector_leak_mw:
         rows.append({"level": "VECTOR", "leak_mw": mac_unit.vector_leak_mw, "instances": 1})
-    own = {
+    mac_row = {
         "level": "MAC",
         **own_prices(mac_unit),
         "bandwidth": mac_unit.ops_per_cycle,
@@ -543,20 +582,20 @@ def levels(arch: Arch) -> list[dict[str, Any]]:
     }
     return [
         {**row, "clock_ghz": arch.clock_ghz}
-        for row in (*rows, {**own, "instances": arch.instances(len(arch.levels))})
+        for row in (*rows, {**mac_row, "instances": arch.instances(len(arch.levels))})
     ]
 
 
 def _struct(table: str, names: Sequence[str]) -> str:
-    return f"STRUCT({', '.join(f'{name} {SQL[record.TABLES[table][name].dtype]}' for name in names)})[]"
+    return f"STRUCT({', '.join(f'{name} {SQL_TYPES[record.TABLES[table][name].dtype]}' for name in names)})[]"
 
 
-def _listed(table: str, names: Sequence[str], found: Sequence[Sequence[dict[str, Any]]]) -> pa.Array:
+def _list_array(table: str, names: Sequence[str], found: Sequence[Sequence[dict[str, Any]]]) -> pa.Array:
     """Returns an Arrow array with one list of structures per row. found: by row, the structures as dicts."""
     flat = list(chain.from_iterable(found))
     arrays = [
         pa.array([one.get(name) for one in flat], record.dtype(record.TABLES[table][name].dtype))
         for name in names
     ]
-    ends = pa.array(np.cumsum([0, *map(len, found)]), pa.int32())
-    return pa.ListArray.from_arrays(ends, pa.StructArray.from_arrays(arrays, names=list(names)))
+    offsets = pa.array(np.cumsum([0, *map(len, found)]), pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(arrays, names=list(names)))

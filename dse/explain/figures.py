@@ -34,11 +34,11 @@ if TYPE_CHECKING:  # it takes SciPy along
 
 Values = NDArray[np.float64]
 
-STEPS = 60  # points of a progress curve
+MAX_PROGRESS_POINTS = 60  # points of a progress curve
 # ski slope: log2 of the smallest capacity in bytes; the least capacity is at most so many doublings below the
 # largest tensors
-SMALLEST, MAX_STEPS = 4, 18
-SIDE = 24  # elements per side in a picture of a layout
+MIN_LOG2_BYTES, MAX_DOUBLINGS = 4, 18
+MAX_SIDE = 24  # elements per side in a picture of a layout
 REFERENCE = 1.1  # reference point of a hypervolume, on axes where the worst value is 1
 
 
@@ -111,7 +111,7 @@ def nest(arch: Arch, e: Einsum, c: EinsumCost) -> list[Line]:
     """Returns a line per loop, per storage node, and for the compute. Where a tensor has several nodes at a
     level, the first one has the bytes of all of them, the others 0 bytes; each has the share of all together.
     """
-    bits, depth, seen = bits_of(e, arch), 0, set()
+    bits, depth, shown_nodes = bits_of(e, arch), 0, set()
     capacity = {level.name: level.capacity_bits for level in arch.levels}
     lines: list[Line] = []
     for node in c.mapping.nodes:
@@ -124,21 +124,24 @@ def nest(arch: Arch, e: Einsum, c: EinsumCost) -> list[Line]:
             lines.append(Line(text, depth))
             depth += 1
             continue
-        first, at = (node.level, node.tensor) not in seen, (node.level, node.tensor)
-        seen.add(at)
-        held = float(
-            sum(elems for level, tensor, elems in c.footprint if (level, tensor) == at) * bits[node.tensor]
+        is_first, node_key = (node.level, node.tensor) not in shown_nodes, (node.level, node.tensor)
+        shown_nodes.add(node_key)
+        held_bits = float(
+            sum(elems for level, tensor, elems in c.footprint if (level, tensor) == node_key)
+            * bits[node.tensor]
         )
-        moved = sum(row.elems for row in c.counts if (row.level, row.tensor) == at) * bits[node.tensor]
-        room = capacity[node.level]
+        moved_bits = (
+            sum(row.elems for row in c.counts if (row.level, row.tensor) == node_key) * bits[node.tensor]
+        )
+        capacity_bits = capacity[node.level]
         lines.append(
             Line(
                 f"store {node.level} {node.tensor}",
                 depth,
                 node.level,
-                first * held / 8,
-                held / room if room else None,
-                first * moved / 8,
+                is_first * held_bits / 8,
+                held_bits / capacity_bits if capacity_bits else None,
+                is_first * moved_bits / 8,
             )
         )
     return [*lines, Line("mac" if e.kind == "mac" else e.kind, depth)]
@@ -171,27 +174,32 @@ def ski_slope(
     (`_one_buffer`). Source: the ski-slope diagrams of Orojenesis (Huang et al., ISCA 2024).
     """
     tensors = [[stored_bytes(p, arch) for p in e.tensors()] for e in workload.einsums]
-    top = ceil(log2(max(map(sum, tensors))))
-    capacities = [2.0**i for i in range(max(SMALLEST, top - MAX_STEPS), top + 2)]
-    points, said = [], []
+    log2_largest = ceil(log2(max(map(sum, tensors))))
+    capacities = [2.0**i for i in range(max(MIN_LOG2_BYTES, log2_largest - MAX_DOUBLINGS), log2_largest + 2)]
+    points, claims = [], []
     for number, capacity in enumerate(capacities):
         progress(number, [1.0] * len(capacities), f"a buffer of {capacity:.0f} B")
         answer = solve.cached(_one_buffer(arch, capacity), workload, replace(options, objective="energy"))
         points.append((capacity, answer[0].energy_pj if isinstance(answer, list) else None))
-        said += [answer[0].certificate.partition(";")[0]] if isinstance(answer, list) else []
-    runs = [*zip(workload.einsums, counts(workload), strict=True)]
-    least = sum(
+        claims += [answer[0].certificate.partition(";")[0]] if isinstance(answer, list) else []
+    occurrences = [*zip(workload.einsums, counts(workload), strict=True)]
+    compulsory = sum(
         n * bounds.words(p, e, arch.word_bits) * (p.bits or arch.word_bits) / 8
-        for e, n in runs
+        for e, n in occurrences
         for p in e.tensors()
     )
-    room = sum((level.capacity_bits or 0) / 8 * arch.instances(v) for v, level in enumerate(arch.levels) if v)
-    here = (
+    on_chip_bytes = sum(
+        (level.capacity_bits or 0) / 8 * arch.instances(v) for v, level in enumerate(arch.levels) if v
+    )
+    own_point = (
         None
         if isinstance(found, Infeasible)
-        else (room, sum(c.count * moved_bytes(arch, e, c) for c, e in costed_einsums(workload, found)))
+        else (
+            on_chip_bytes,
+            sum(c.count * moved_bytes(arch, e, c) for c, e in costed_einsums(workload, found)),
+        )
     )
-    return Slope(arch.levels[0].name, tuple(points), "; ".join(dict.fromkeys(said)), least, here)
+    return Slope(arch.levels[0].name, tuple(points), "; ".join(dict.fromkeys(claims)), compulsory, own_point)
 
 
 def stored_bytes(p: Projection, arch: Arch) -> float:
@@ -233,42 +241,50 @@ def residency(arch: Arch, workload: Workload, found: TrafficReport) -> Residency
     is a loop, one period is shown.
     """
     from dse.solve.gogeta.operations import graph
-    from dse.solve.gogeta.optimum import EDGE
+    from dse.solve.gogeta.optimum import EDGE_PERIODS
     from dse.solve.gogeta.traffic import CountingRule
 
-    word = arch.word_bits / 8
-    periods = min(max(workload.repeats, default=1) if workload.loop_state else 1, 2 * EDGE + 2)
+    word_bytes = arch.word_bits / 8
+    periods = min(max(workload.repeats, default=1) if workload.loop_state else 1, 2 * EDGE_PERIODS + 2)
     accesses = (
-        CountingRule(found.published).listed(graph(workload, periods), found.order, arch.word_bits).accesses
+        CountingRule(found.published)
+        .to_access_list(graph(workload, periods), found.order, arch.word_bits)
+        .accesses
     )
-    kept = [s for s in found.optimal.spans if s.words]
-    low, high = (min((s.first for s in kept), default=0), max((s.last for s in kept), default=0) + 1)
+    retained_spans = [s for s in found.optimal.spans if s.words]
+    first_step, end_step = (
+        min((s.first for s in retained_spans), default=0),
+        max((s.last for s in retained_spans), default=0) + 1,
+    )
     names = tuple(
         " ".join(t.partition("@")[0] for t in (*a.read, *(f"→ {t}" for t in a.written)))
-        for a in accesses[low:high]
+        for a in accesses[first_step:end_step]
     )
     # key: tensor, end, size. A span that begins where an equal one ends prolongs its bar
     bars: dict[tuple[str, int, float], tuple[str, float, float, float, float]] = {}
-    for s in sorted(kept, key=lambda s: (s.first, s.last)):
-        before = bars.pop((s.tensor, s.first, s.words), None)
-        start = before[1] if before else s.first - low
+    for s in sorted(retained_spans, key=lambda s: (s.first, s.last)):
+        adjoining_bar = bars.pop((s.tensor, s.first, s.words), None)
+        start = adjoining_bar[1] if adjoining_bar else s.first - first_step
         bars[s.tensor, s.last, s.words] = (
             s.tensor.partition("@")[0],
             start,
-            s.last - low,
-            s.words * word,
-            s.size * word,
+            s.last - first_step,
+            s.words * word_bytes,
+            s.size * word_bytes,
         )
-    held = tuple(sum(s.words * word for s in kept if s.first <= i < s.last) for i in range(low, high))
+    held_bytes = tuple(
+        sum(s.words * word_bytes for s in retained_spans if s.first <= i < s.last)
+        for i in range(first_step, end_step)
+    )
     rows = tuple(sorted(bars.values(), key=lambda bar: bar[1:3]))
     return Residency(
         f"{workload.name} on {arch.name}: retained in {arch.levels[1].name} between operations, "
         "lowest traffic",
         names,
-        tuple(float(i + 1) for i in range(high - low)),
+        tuple(float(i + 1) for i in range(end_step - first_step)),
         "",
         rows,
-        ((arch.levels[1].name, held, found.capacity_words * word),),
+        ((arch.levels[1].name, held_bytes, found.capacity_words * word_bytes),),
     )
 
 
@@ -286,19 +302,19 @@ def schedule_residency(arch: Arch, workload: Workload, solution: Solution) -> Re
     ]
     bars = []
     for one in on_chip(solution):
-        at = [i for i, names in enumerate(tensors) if one.tensor in names]
+        using_segments = [i for i, names in enumerate(tensors) if one.tensor in names]
         share = share_of(one.share)
         bars.append(
             (
                 f"{one.tensor} at {one.level}",
-                starts[at[0]],
-                ends[at[-1]],
+                starts[using_segments[0]],
+                ends[using_segments[-1]],
                 share * sizes[one.tensor],
                 sizes[one.tensor],
             )
         )
     capacity = {level.name: level.capacity_bits for level in arch.levels}
-    held = [
+    occupancy = [
         (name, tuple(dict(row.peak_bits).get(name, 0) / 8 for row in solution.segments), bits / 8)
         for name, bits in capacity.items()
         if bits
@@ -310,15 +326,15 @@ def schedule_residency(arch: Arch, workload: Workload, solution: Solution) -> Re
         tuple(ends),
         "cycles",
         tuple(sorted(bars, key=lambda bar: bar[1])),
-        tuple(held),
+        tuple(occupancy),
     )
 
 
 def share_of(text: str) -> float:
     """Returns the share in "all" or "1/2", the first share in "1/2, 1/4 after x"."""
     first = text.split(",")[0]
-    above, _, below = first.partition("/")
-    return 1.0 if first == "all" else int(above) / int(below or 1)
+    numerator, _, denominator = first.partition("/")
+    return 1.0 if first == "all" else int(numerator) / int(denominator or 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,41 +345,44 @@ class TensorAddresses:
     rows: str  # name and range of the last but one dimension
     columns: str  # name and range of the last dimension
     addresses: tuple[tuple[int, ...], ...]
-    line: int  # elements of a line of memory, which move together
+    line_elems: int  # elements of a line of memory, which move together
 
 
 def layout(arch: Arch, workload: Workload, tensor: str, text: str) -> TensorAddresses:
     """Returns the addresses of a tensor's elements in the outermost level. text: the layout. Raises
     ValueError if no einsum has the tensor, or the text is no layout of it.
     """
-    found = next((p for e in workload.einsums for p in e.tensors() if p.tensor == tensor), None)
-    if found is None:
+    projection = next((p for e in workload.einsums for p in e.tensors() if p.tensor == tensor), None)
+    if projection is None:
         raise ValueError(
             f"layout of {tensor}: no einsum of {workload.name} has such a tensor; its tensors are "
             f"{', '.join(dict.fromkeys(p.tensor for e in workload.einsums for p in e.tensors()))}"
         )
-    names, shape = dim_names(found), tuple(d.size for d in found.dims)
-    laid, outer = parse(text, names, shape), arch.levels[0]
+    names, shape = dim_names(projection), tuple(d.size for d in projection.dims)
+    tensor_layout, outer = parse(text, names, shape), arch.levels[0]
     rows, columns = (shape[-2] if len(shape) > 1 else 1), shape[-1]
-    front = (0,) * max(len(shape) - 2, 0)
+    leading_indices = (0,) * max(len(shape) - 2, 0)
     grid = tuple(
         tuple(
-            address(laid, (*front, *((y,) if len(shape) > 1 else ()), x)) for x in range(min(columns, SIDE))
+            address(tensor_layout, (*leading_indices, *((y,) if len(shape) > 1 else ()), x))
+            for x in range(min(columns, MAX_SIDE))
         )
-        for y in range(min(rows, SIDE))
+        for y in range(min(rows, MAX_SIDE))
     )
-    line = (outer.access.line_bits if outer.access else outer.width_bits) // (found.bits or arch.word_bits)
-    others = "".join(f", {name} = 0" for name in names[:-2])
-    said = [
-        f"{name}, the first {SIDE} of {size}" if size > SIDE else name
+    line_elems = (outer.access.line_bits if outer.access else outer.width_bits) // (
+        projection.bits or arch.word_bits
+    )
+    fixed_dims = "".join(f", {name} = 0" for name in names[:-2])
+    dim_texts = [
+        f"{name}, the first {MAX_SIDE} of {size}" if size > MAX_SIDE else name
         for name, size in zip(names, shape, strict=True)
     ]
     return TensorAddresses(
-        f"{tensor} as {show(laid)}{others}: address of each element",
-        said[-2] if len(shape) > 1 else "",
-        said[-1],
+        f"{tensor} as {show(tensor_layout)}{fixed_dims}: address of each element",
+        dim_texts[-2] if len(shape) > 1 else "",
+        dim_texts[-1],
         grid,
-        max(line, 1),
+        max(line_elems, 1),
     )
 
 
@@ -381,25 +400,25 @@ def effects(columns: Mapping[str, Sequence[Any]], values: Values) -> tuple[list[
     """Returns main effects by least squares on logarithms, and the share of the variance that they explain.
     columns: parameter -> value per machine.
     """
-    good = np.isfinite(values) & (values > 0)
-    y = np.log(np.where(good, values, 1.0))[good]
+    is_valid = np.isfinite(values) & (values > 0)
+    y = np.log(np.where(is_valid, values, 1.0))[is_valid]
     blocks, rows = [], []
     for name, column in columns.items():
-        own = [v for v, kept in zip(column, good, strict=True) if kept]
-        levels = sorted(set(own), key=lambda v: (isinstance(v, str), v))
+        selected = [v for v, valid in zip(column, is_valid, strict=True) if valid]
+        levels = sorted(set(selected), key=lambda v: (isinstance(v, str), v))
         if len(levels) > 1:
-            place = {level: i for i, level in enumerate(levels)}
-            blocks.append(np.eye(len(levels))[[place[v] for v in own]])
+            index_of = {level: i for i, level in enumerate(levels)}
+            blocks.append(np.eye(len(levels))[[index_of[v] for v in selected]])
             rows.append((name, levels))
     if not blocks or len(y) < 2:
         return [], 0.0
     x, start, found = np.hstack([np.ones((len(y), 1)), *blocks]), 1, []
     coefficients = np.linalg.lstsq(x.T @ x, x.T @ y, rcond=None)[0]  # one small system, however many points
     for block, (name, levels) in zip(blocks, rows, strict=True):
-        own = coefficients[start : start + len(levels)]
+        selected = coefficients[start : start + len(levels)]
         found += [
-            Effect(name, level, float(np.exp(one - own.mean())), int(n))
-            for level, one, n in zip(levels, own, block.sum(axis=0), strict=True)
+            Effect(name, level, float(np.exp(one - selected.mean())), int(n))
+            for level, one, n in zip(levels, selected, block.sum(axis=0), strict=True)
         ]
         start += len(levels)
     spread = float(((y - y.mean()) ** 2).sum())
@@ -417,24 +436,27 @@ def uncertainty_factor(found: Sequence[Effect], explained: float, values: Values
     1.0
     """
     y = np.log(values[np.isfinite(values) & (values > 0)])
-    free = len(y) - 1 - len(found) + len({one.parameter for one in found})
-    if not found or free < 1:
+    freedom = len(y) - 1 - len(found) + len({one.parameter for one in found})
+    if not found or freedom < 1:
         return inf
     return float(
         np.exp(
             2
-            * np.sqrt(max(1 - explained, 0.0) * y.var() * len(y) / free / min(one.machines for one in found))
+            * np.sqrt(
+                max(1 - explained, 0.0) * y.var() * len(y) / freedom / min(one.machines for one in found)
+            )
         )
     )
 
 
-def spans(found: Sequence[Effect]) -> list[tuple[str, float]]:
+def effect_ratios(found: Sequence[Effect]) -> list[tuple[str, float]]:
     """Returns (parameter, largest factor / smallest factor of its values), largest ratio first."""
-    own: dict[str, list[float]] = {}
+    factors_of: dict[str, list[float]] = {}
     for one in found:
-        own.setdefault(one.parameter, []).append(one.factor)
+        factors_of.setdefault(one.parameter, []).append(one.factor)
     return sorted(
-        ((name, max(factors) / min(factors)) for name, factors in own.items()), key=lambda pair: -pair[1]
+        ((name, max(factors) / min(factors)) for name, factors in factors_of.items()),
+        key=lambda pair: -pair[1],
     )
 
 
@@ -450,13 +472,17 @@ def progress(done: Sequence[int], values: Values) -> list[tuple[int, float]]:
     if not len(values):
         return []
     scaled, reference = pareto.scaler(values)(values), np.full(values.shape[1], REFERENCE)
-    whole = pareto.hypervolume(scaled, reference)
-    ends = sorted({max(1, round(len(values) * (i + 1) / STEPS)) for i in range(STEPS)})
+    final_volume = pareto.hypervolume(scaled, reference)
+    ends = sorted(
+        {max(1, round(len(values) * (i + 1) / MAX_PROGRESS_POINTS)) for i in range(MAX_PROGRESS_POINTS)}
+    )
     best, found = scaled[:0], []
-    for before, end in pairwise([0, *ends]):
-        best = np.vstack([best, scaled[before:end]])
+    for begin, end in pairwise([0, *ends]):
+        best = np.vstack([best, scaled[begin:end]])
         best = best[pareto.front(best)]
-        found.append((done[end - 1], pareto.hypervolume(best, reference) / whole if whole else 1.0))
+        found.append(
+            (done[end - 1], pareto.hypervolume(best, reference) / final_volume if final_volume else 1.0)
+        )
     return found
 
 
@@ -466,19 +492,21 @@ def one_einsum(workload: Workload, solution: Solution, name: str | None) -> tupl
     if name is None:
         c, e = max(pairs, key=lambda pair: pair[0].count * pair[0].energy_pj)
         return e, c
-    first = {own: group.einsum.name for group in unique(workload) for own in group.names}
+    first = {member: group.einsum.name for group in unique(workload) for member in group.names}
     for c, e in pairs:
         if c.name in (name, first.get(name)):
             return e, c
     raise ValueError(f"--einsum {name}: {workload.name} has no such einsum; there are {', '.join(first)}")
 
 
-def alone(workload: Workload, name: str) -> Workload:
+def one_einsum_workload(workload: Workload, name: str) -> Workload:
     """Returns a workload of only the einsum with this name, run once."""
-    own = [e for e in workload.einsums if e.name == name]
-    if not own:
+    selected = [e for e in workload.einsums if e.name == name]
+    if not selected:
         raise ValueError(
             f"--einsum {name}: {workload.name} has no such einsum; there are "
             f"{', '.join(e.name for e in workload.einsums)}"
         )
-    return replace(workload, name=f"{workload.name}: {name}", einsums=tuple(own), repeats=(), loop_state=())
+    return replace(
+        workload, name=f"{workload.name}: {name}", einsums=tuple(selected), repeats=(), loop_state=()
+    )

@@ -13,8 +13,8 @@ Steps = tuple[tuple[float, str], ...]
 DIGITS = 4
 # metadata key of an Arrow field; its value is the column of a view that has the same unit, b"" if there is
 # none
-COLUMN = b"column"
-NEAR = 1e3  # numbers of a column share one unit if largest / smallest is at most this
+COLUMN_KEY = b"column"
+MAX_UNIT_RATIO = 1e3  # numbers of a column share one unit if largest / smallest is at most this
 
 ENERGY: Steps = ((1e-3, "fJ"), (1.0, "pJ"), (1e3, "nJ"), (1e6, "uJ"), (1e9, "mJ"), (1e12, "J"))
 TIME: Steps = ((1.0, "ns"), (1e3, "us"), (1e6, "ms"), (1e9, "s"))
@@ -39,7 +39,7 @@ MHZ: Steps = ((1.0, "MHz"), (1e3, "GHz"))
 GHZ: Steps = ((1.0, "GHz"),)
 SHARE: Steps = ((0.01, "%"),)
 
-ENDS: tuple[tuple[str, Steps], ...] = (  # last words of a name -> units; the first match counts
+UNITS_BY_SUFFIX: tuple[tuple[str, Steps], ...] = (  # last words of a name -> units; the first match counts
     ("edp_pj_ns", EDP),
     ("pj", ENERGY),
     ("ns", TIME),
@@ -64,22 +64,23 @@ ENDS: tuple[tuple[str, Steps], ...] = (  # last words of a name -> units; the fi
     ("activations", COUNT),
 )
 AGGREGATES = ("_sum", "_max", "_geomean")  # suffixes of objectives over workloads
-SHARES = {"gap", "share", "utilization"}  # a name with one of these words is a share
-SPELT = {"edp": "EDP", "mac": "MAC", "macs": "MACs", "dram": "DRAM"}  # spelling of words of names on screens
+SHARE_WORDS = {"gap", "share", "utilization"}  # a name with one of these words is a share
+# spelling of words of names on screens
+SPELLING = {"edp": "EDP", "mac": "MAC", "macs": "MACs", "dram": "DRAM"}
 # words of names that screens leave out, since the values carry the unit
-UNITS = ("pj", "ns", "mw", "mm2", "cycles", "bytes", "bits", "ghz", "mhz", "s")
+UNIT_WORDS = ("pj", "ns", "mw", "mm2", "cycles", "bytes", "bits", "ghz", "mhz", "s")
 
 
 def steps_of(name: str) -> Steps:
     """Returns the units for values of a column, by the last words of its name (as record.py names columns);
     () if they name no unit.
     """
-    if SHARES & set(name.split("_")):
+    if SHARE_WORDS & set(name.split("_")):
         return SHARE
     plain = name.replace(".", "_")
     for end in AGGREGATES:
         plain = plain.removesuffix(end)
-    return next((steps for end, steps in ENDS if plain == end or plain.endswith(f"_{end}")), ())
+    return next((steps for end, steps in UNITS_BY_SUFFIX if plain == end or plain.endswith(f"_{end}")), ())
 
 
 def label(name: str) -> str:
@@ -91,8 +92,10 @@ def label(name: str) -> str:
     ['MAC utilization', 'size', 'left']
     """
     words = name.replace(".", "_").split("_")
-    bare = [word for word in words if word not in UNITS] if steps_of(name) or name.endswith("_s") else words
-    return " ".join({**SPELT, "bytes": "size"}.get(word, word) for word in bare or words)
+    bare = (
+        [word for word in words if word not in UNIT_WORDS] if steps_of(name) or name.endswith("_s") else words
+    )
+    return " ".join({**SPELLING, "bytes": "size"}.get(word, word) for word in bare or words)
 
 
 def number(value: float) -> str:
@@ -121,7 +124,7 @@ def quantity(name: str, value: float) -> str:
     '285266 cycles'
     """
     steps = steps_of(name)
-    return _in(value, _step(value, steps)) if steps else number(value)
+    return _with_unit(value, _step(value, steps)) if steps else number(value)
 
 
 def column(name: str, values: Sequence[Any]) -> list[str] | None:
@@ -133,19 +136,24 @@ def column(name: str, values: Sequence[Any]) -> list[str] | None:
     >>> column("machine", [8, 9])
     ['8', '9']
     """
-    known = [v for v in values if v is not None and v != ""]
-    if not known or not all(isinstance(v, Real) and not isinstance(v, bool) for v in known):
+    numbers = [v for v in values if v is not None and v != ""]
+    if not numbers or not all(isinstance(v, Real) and not isinstance(v, bool) for v in numbers):
         return None
     steps = steps_of(name)
     if not steps:
         return [
             "" if v is None or v == "" else str(v) if isinstance(v, int) else number(float(v)) for v in values
         ]
-    sizes = [abs(float(v)) for v in known if v and isfinite(v)]
-    shared = (
-        _step(max(sizes), steps) if steps is not COUNT and sizes and max(sizes) <= NEAR * min(sizes) else None
+    sizes = [abs(float(v)) for v in numbers if v and isfinite(v)]
+    shared_step = (
+        _step(max(sizes), steps)
+        if steps is not COUNT and sizes and max(sizes) <= MAX_UNIT_RATIO * min(sizes)
+        else None
     )
-    return ["" if v is None or v == "" else _in(float(v), shared or _step(float(v), steps)) for v in values]
+    return [
+        "" if v is None or v == "" else _with_unit(float(v), shared_step or _step(float(v), steps))
+        for v in values
+    ]
 
 
 def axis(name: str, values: Sequence[float]) -> tuple[float, str]:
@@ -156,10 +164,10 @@ def axis(name: str, values: Sequence[float]) -> tuple[float, str]:
     """
     steps = steps_of(name)
     sizes = [abs(v) for v in values if isfinite(v)]
-    by, unit = _step(max(sizes, default=0.0), steps) if steps and steps is not SHARE else (1.0, "")
+    divisor, unit = _step(max(sizes, default=0.0), steps) if steps and steps is not SHARE else (1.0, "")
     words = name.replace("_", " ").replace(".", " ").split()
-    plain = " ".join(word for word in words if unit == "" or word not in UNITS) or name
-    return by, f"{plain} ({unit})" if unit else plain
+    plain = " ".join(word for word in words if unit == "" or word not in UNIT_WORDS) or name
+    return divisor, f"{plain} ({unit})" if unit else plain
 
 
 def duration(seconds: float) -> str:
@@ -186,7 +194,7 @@ def _step(value: float, steps: Steps) -> tuple[float, str]:
     return next((step for step in reversed(steps) if size >= step[0]), steps[0])
 
 
-def _in(value: float, step: tuple[float, str]) -> str:
+def _with_unit(value: float, step: tuple[float, str]) -> str:
     if step in SHARE:
         return f"{100 * value:.3g} %" if abs(value) < 9.995 else f"{100 * value:.0f} %"
     if step == CYCLES[0] and isfinite(value) and abs(value) >= 10**DIGITS:

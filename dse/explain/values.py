@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dse.mapping import schedule as schedules
 from dse.mapping.conversion import Conversion
-from dse.mapping.directives import directives_of, overlap, text
+from dse.mapping.directives import directives_of, has_overlap, text
 from dse.mapping.nest import Loop, to_data, to_text
 from dse.mapping.schedule import Schedule, mappings_by_einsum, sequential
 from dse.mapping.searched import claim, space_words
@@ -22,21 +22,23 @@ from dse.sim.einsum.bounds import needs
 from dse.sim.einsum.evaluate import GIVEN_MAPPING, EinsumCost, SegmentCost, Solution, percent
 from dse.sim.schedule.graph import on_chip
 from dse.sim.schedule.placed import index_ranges
-from dse.solve.schedules.fusible_segments import fuser
+from dse.solve.schedules.fusible_segments import fusing_schedule
 from hw.arch import Arch
 from workloads.einsum import Einsum, show
-from workloads.graph import Workload, counts, owner, unique
+from workloads.graph import Workload, base_tensor, counts, unique
 
 if TYPE_CHECKING:  # it takes SciPy along
     from dse.solve.gogeta.traffic import TrafficReport
 
 LISTED_SHARE = 0.8  # share of the energy that the listed einsums make up at least
 LISTED_IN_FULL = 8  # up to so many einsums are listed in full
-STATIC = 0.5  # share of static energy above which a sentence says so
-ALIKE = 0.99  # with at least this share of the busiest component's cycles, a component is a bottleneck, too
-WHOLE = ("all", "1")  # texts of the share of a tensor that is all of it
-EXCHANGED = 0.1  # share of energy for tensors between einsums in main memory, above which a sentence says so
-STEADY = {"energy_steady_pj": "steady_state_energy_pj"}  # totals with another name on screens
+LARGE_STATIC_SHARE = 0.5  # share of static energy above which a sentence says so
+# with at least this share of the busiest component's cycles, a component is a bottleneck, too
+BOTTLENECK_SHARE = 0.99
+WHOLE_SHARES = ("all", "1")  # texts of the share of a tensor that is all of it
+# share of energy for tensors between einsums in main memory, above which a sentence says so
+LARGE_EXCHANGE = 0.1
+SCREEN_NAMES = {"energy_steady_pj": "steady_state_energy_pj"}  # totals with another name on screens
 LARGE_GAP = 0.1  # above this gap to the bound a sentence says what may help
 
 
@@ -78,14 +80,14 @@ def _finite(gap: float) -> float | None:
 
 def mac_units_used(c: EinsumCost, e: Einsum) -> int:
     """MAC units that work, over all fan-outs; 0 where the mapping is neither a nest nor directives."""
-    if c.mapping.outside:
+    if c.mapping.non_nest_text:
         layer = layer_of(c.mapping)
         return prod(b.parallel for b in layer.buffers) if layer else 0
-    used, left = 1, e.sizes()
+    used, tile_of = 1, e.sizes()
     for node in c.mapping.nodes:
         if isinstance(node, Loop):
-            used *= -(-left[node.rank] // node.tile) if node.over else 1
-            left[node.rank] = node.tile
+            used *= -(-tile_of[node.rank] // node.tile) if node.over else 1
+            tile_of[node.rank] = node.tile
     return used
 
 
@@ -99,50 +101,53 @@ def exchanged_share(arch: Arch, workload: Workload, solution: Solution) -> float
     einsum makes and another one reads.
     """
     made = {e.output.tensor for e in workload.einsums}
-    times = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
-    between = {owner(p.tensor, made) for e in workload.einsums for p in e.inputs} & made
+    repeats_of = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
+    between = {base_tensor(p.tensor, made) for e in workload.einsums for p in e.inputs} & made
     einsums = {e.name: e for e in workload.einsums}
     equal = {group.key: group.names for group in unique(workload)}
     total = 0.0
     for c in solution.einsums:
-        moved: dict[str, float] = {}
+        energy_of: dict[str, float] = {}
         for part in c.price.parts:
             if part.level == arch.levels[0].name and part.action != "leak":
-                moved[part.tensor] = moved.get(part.tensor, 0.0) + part.energy_pj
-        first, runs = einsums[c.name], sum(times[name] for name in equal[c.key])
+                energy_of[part.tensor] = energy_of.get(part.tensor, 0.0) + part.energy_pj
+        first, occurrences = einsums[c.name], sum(repeats_of[name] for name in equal[c.key])
         for name in equal[c.key]:
-            own = {
-                p.tensor: owner(q.tensor, made)
+            base_of = {
+                p.tensor: base_tensor(q.tensor, made)
                 for p, q in zip(first.tensors(), einsums[name].tensors(), strict=True)
             }
             total += (
                 c.count
-                * times[name]
-                / runs
-                * sum(moved.get(t, 0.0) for t, mine in own.items() if mine in between)
+                * repeats_of[name]
+                / occurrences
+                * sum(energy_of.get(t, 0.0) for t, base in base_of.items() if base in between)
             )
     return total / (solution.energy_pj or 1)
 
 
-def unfused(arch: Arch, workload: Workload, solution: Solution, command: str = "dse map ...") -> str:
+def unfused_hint(arch: Arch, workload: Workload, solution: Solution, command: str = "dse map ...") -> str:
     """A sentence for an unfused solution in which tensors between einsums take more than a tenth of the
     energy in main memory: their share, and the command that fuses the einsums. Empty for other solutions.
     command: the command that gave the solution.
     """
     fusing = solution.space and (solution.space.fused > 1 or solution.space.pipelined > 1)
-    if solution.schedule or fusing or (share := exchanged_share(arch, workload, solution)) <= EXCHANGED:
+    if solution.schedule or fusing or (share := exchanged_share(arch, workload, solution)) <= LARGE_EXCHANGE:
         return ""
     line = (
         f"unfused (layer by layer): tensors between einsums take {100 * share:.0f} % of the energy in "
         f"{arch.levels[0].name}"
     )
-    if not (reuse := fuser(arch, workload)):
+    if not (schedule_name := fusing_schedule(arch, workload)):
         return f"{line}; no solver fuses them on {arch.name}"
-    known = solution.space or any(
+    needs_no_options = solution.space or any(
         f"({by}" in solution.certificate for by in (GIVEN_MAPPING, "given schedule", "mapper optimal")
     )
-    other = "" if known else " --set solver.mapper=optimal --set solver.tiling=mapper"
-    return f"{line}; {command} --set solver.schedule={reuse}{other} fuses them where that costs less"
+    more_options = "" if needs_no_options else " --set solver.mapper=optimal --set solver.tiling=mapper"
+    return (
+        f"{line}; {command} --set solver.schedule={schedule_name}{more_options} fuses them where that "
+        "costs less"
+    )
 
 
 def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
@@ -160,10 +165,10 @@ def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
     if "hops not searched" in solution.certificate:
         return "mappings were searched as if hops were free, and then priced with hops; no search counts hops"
     if not all(c.space for c in solution.einsums):
-        searched = "(mapper optimal)" in solution.certificate
+        is_optimal_mapper = "(mapper optimal)" in solution.certificate
         exact = (
             "--set solver.factors=imperfect_spatial --set solver.gap=0 tries to prove all"
-            if searched
+            if is_optimal_mapper
             else "--set solver.mapper=optimal searches exactly"
         )
         return (
@@ -181,12 +186,12 @@ def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
             f"some MAC units are idle in {idle[0]}{more}: --set solver.factors=imperfect_spatial searches "
             "imperfect spatial factors too"
         )
-    far = (
+    gap_text = (
         f"at most {percent(solution.optimality_gap)} above the optimum of its space"
         if solution.optimality_gap
         else "optimal in its searched space"
     )
-    return f"{far}: the lower bound counts compulsory traffic only and ignores capacities"
+    return f"{gap_text}: the lower bound counts compulsory traffic only and ignores capacities"
 
 
 def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
@@ -225,8 +230,8 @@ def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, An
 
 def _segment_data(row: SegmentCost) -> dict[str, Any]:
     """A segment as plain data for JSON."""
-    own = {"pipeline_tiles" if name == "granules" else name: value for name, value in asdict(row).items()}
-    return own | {"on_chip": [tensor for tensor, _ in row.on_chip], "peak_bits": dict(row.peak_bits)}
+    columns = {"pipeline_tiles" if name == "granules" else name: value for name, value in asdict(row).items()}
+    return columns | {"on_chip": [tensor for tensor, _ in row.on_chip], "peak_bits": dict(row.peak_bits)}
 
 
 def mappings(workload: Workload, solution: Solution, plan: Schedule | None = None) -> dict[str, Any]:
@@ -236,19 +241,19 @@ def mappings(workload: Workload, solution: Solution, plan: Schedule | None = Non
     """
     nests = (
         mappings_by_einsum(workload, plan)
-        if plan and plan.plain()
+        if plan and plan.is_unfused()
         else {c.name: c.mapping for c in solution.einsums}
     )
-    return {name: nest.outside or to_data(nest) for name, nest in nests.items()}
+    return {name: nest.non_nest_text or to_data(nest) for name, nest in nests.items()}
 
 
 def nest(workload: Workload, solution: Solution, plan: Schedule | None = None) -> str:
     """The whole schedule as one nest with branches: the text that `dse simulate` and `dse map --schedule`
     read. Raises ValueError where the mapping of an einsum is not a loop nest.
     """
-    if strange := [c for c in solution.einsums if c.mapping.outside]:
+    if non_nests := [c for c in solution.einsums if c.mapping.non_nest_text]:
         raise ValueError(
-            f"{strange[0].name}: its schedule is {strange[0].mapping.outside.splitlines()[0]}; "
+            f"{non_nests[0].name}: its schedule is {non_nests[0].mapping.non_nest_text.splitlines()[0]}; "
             "--format text shows it"
         )
     return schedules.to_text(
@@ -261,7 +266,7 @@ def directives(workload: Workload, solution: Solution) -> str:
     """Mappings of an unfused schedule in KAPLA's directives, which `dse simulate` reads, too. Raises
     ValueError with a line for each einsum whose mapping directives cannot express.
     """
-    if solution.schedule and not solution.schedule.plain():
+    if solution.schedule and not solution.schedule.is_unfused():
         raise ValueError(
             f"directives of {workload.name}: its schedule is fused, pipelined or retains tensors, "
             "which directives cannot express; take --format schedule"
@@ -277,28 +282,31 @@ def directives(workload: Workload, solution: Solution) -> str:
         raise ValueError("\n".join(wrong))
     return text(
         found,
-        whole=not any(layer_of(c.mapping) for c in solution.einsums)
-        and any(overlap(layer, by_name[layer.name]) for layer in found),
+        fetch_whole=not any(layer_of(c.mapping) for c in solution.einsums)
+        and any(has_overlap(layer, by_name[layer.name]) for layer in found),
     )
 
 
 def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
     """Totals, and facts of the workload and its schedule that are in no row of a table."""
-    found = {STEADY.get(key, key): value for key, value in totals(arch, solution).items() if key != "space"}
+    found = {
+        SCREEN_NAMES.get(key, key): value for key, value in totals(arch, solution).items() if key != "space"
+    }
     if found["steady_state_energy_pj"] == found["energy_pj"]:  # back-to-back runs take no less energy
         del found["steady_state_energy_pj"]
     if solution.memory:
         found |= asdict(solution.memory)
     if chip := on_chip(solution):
         found["never leave the chip"] = (
-            _places([(one.tensor, one.level) for one in chip if one.share in WHOLE]) or "no whole tensor"
+            _tensors_at_levels([(one.tensor, one.level) for one in chip if one.share in WHOLE_SHARES])
+            or "no whole tensor"
         )
     if solution.saved is not None:
         found["saved over unfused"] = f"{100 * solution.saved:.3g} %"
     if hint := advice(arch, workload, solution):
         found["what may help"] = hint
-    if workload.folded:
-        found["fused into producers"] = f"{len(workload.folded)} operators (solver.fuse_elementwise)"
+    if workload.fused:
+        found["fused into producers"] = f"{len(workload.fused)} operators (solver.fuse_elementwise)"
     if workload.moved:
         found["counted as data movement"] = ", ".join(workload.moved)
     return found
@@ -311,11 +319,11 @@ def notes(arch: Arch, workload: Workload, solution: Solution) -> list[str]:
         for key, words in (space_words(solution.certificate) or {}).items()
         if words
     ]
-    return [*found, *filter(None, [unfused(arch, workload, solution)])]
+    return [*found, *filter(None, [unfused_hint(arch, workload, solution)])]
 
 
-def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> list[Table]:
-    """Where the energy goes, and the unique einsums, those with most energy first. whole: all of them are
+def network(arch: Arch, workload: Workload, solution: Solution, lists_all: bool) -> list[Table]:
+    """Where the energy goes, and the unique einsums, those with most energy first. lists_all: all of them are
     listed; else as many as make up LISTED_SHARE of the energy.
     """
     found = [
@@ -339,20 +347,22 @@ def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> 
         )
         for c, e in cost
     ]
-    behind = list(accumulate(row[3] for row in rows))
+    cumulative_share = list(accumulate(row[3] for row in rows))
     shown = (
         len(rows)
-        if whole or len(rows) <= LISTED_IN_FULL
-        else max(1, 1 + next((i for i, part in enumerate(behind) if part >= LISTED_SHARE), len(rows)))
+        if lists_all or len(rows) <= LISTED_IN_FULL
+        else max(
+            1, 1 + next((i for i, share in enumerate(cumulative_share) if share >= LISTED_SHARE), len(rows))
+        )
     )
-    rest = rows[shown:]
+    omitted = rows[shown:]
     note = (
-        f"{len(rest)} more einsums make the other {100 * sum(row[3] for row in rest):.0f} %; "
+        f"{len(omitted)} more einsums make the other {100 * sum(row[3] for row in omitted):.0f} %; "
         "--einsum all lists them"
-        if rest
+        if omitted
         else ""
     )
-    heads = (
+    header = (
         "einsum",
         "occurrences",
         "energy_pj",
@@ -364,19 +374,19 @@ def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> 
         "computes",
         "certificate",
     )
-    found.append(Table("einsums", heads, tuple(rows[:shown]), note))
+    found.append(Table("einsums", header, tuple(rows[:shown]), note))
     if any(c.host_copies is not None for c in solution.einsums):
-        by_host = [c.mapping.outside.partition("\n")[0] or "a nest" for c in solution.einsums]
+        schedule_names = [c.mapping.non_nest_text.partition("\n")[0] or "a nest" for c in solution.einsums]
         copies = tuple(
             (c.name, c.host_copies, c.host_copy_elems, schedule)
-            for c, schedule in zip(solution.einsums, by_host, strict=True)
+            for c, schedule in zip(solution.einsums, schedule_names, strict=True)
         )
         copy_heads = ("einsum", "host_copies", "host_copy_elems", "schedule")
         found.append(Table("tiles cut by the host, per occurrence", copy_heads, copies))
     return found
 
 
-SEGMENTS = (
+SEGMENT_COLUMNS = (
     "segment",
     "einsums",
     "pipeline_tiles",
@@ -393,17 +403,17 @@ def segments(solution: Solution) -> Table:
     """The segments of a schedule: einsums that are fused (->: under shared loops, one after the other) or
     pipelined (|: stages that run at once).
     """
-    rows = tuple(tuple(row[name] for name in SEGMENTS) for row in segment_rows(solution))
-    kept = [
+    rows = tuple(tuple(row[name] for name in SEGMENT_COLUMNS) for row in segment_rows(solution))
+    retained = [
         f"{one.shares()} of {one.tensor} is retained at {one.level}"
         for one in (solution.schedule.retained if solution.schedule else ())
     ]
-    said = claim(solution.certificate).split("; ")[:-2]
+    claims = claim(solution.certificate).split("; ")[:-2]
     note = (
         "->: fused, under shared loops; |: pipelined, stages that run at once; peak: occupancy of one "
         "instance"
     )
-    return Table("segments", SEGMENTS, rows, "; ".join([*said, *kept, note]))
+    return Table("segments", SEGMENT_COLUMNS, rows, "; ".join([*claims, *retained, note]))
 
 
 def pruned(solution: Solution) -> Table:
@@ -437,7 +447,7 @@ def segment_rows(solution: Solution) -> list[dict[str, Any]]:
             "slowest_stage": row.einsums[row.stage_cycles.index(max(row.stage_cycles))]
             if row.pipeline_tiles
             else None,
-            "on_chip": _places(row.on_chip),
+            "on_chip": _tensors_at_levels(row.on_chip),
             "peak_bytes": ", ".join(f"{level} {-(-bits // 8)} B" for level, bits in row.peak_bits) or None,
         }
         for i, row in enumerate(solution.segments, 1)
@@ -447,15 +457,15 @@ def segment_rows(solution: Solution) -> list[dict[str, Any]]:
 def schedule_row(solution: Solution) -> dict[str, Any]:
     """The row of the table schedules, for a schedule that is not unfused."""
     assert solution.schedule is not None
-    own = solution.schedule.segments
-    whole = [(one.tensor, one.level) for one in on_chip(solution) if one.share in WHOLE]
+    schedule_segments = solution.schedule.segments
+    whole_tensors = [(one.tensor, one.level) for one in on_chip(solution) if one.share in WHOLE_SHARES]
     retained = [f"{one.shares()} of {one.tensor} at {one.level}" for one in solution.schedule.retained]
     return {
         "weights": solution.schedule.weights,
-        "segments": len(own),
-        "fused": sum(len(one.branches) > 1 and not one.pipelined for one in own),
-        "pipelined": sum(one.pipelined for one in own),
-        "on_chip": _places(whole),
+        "segments": len(schedule_segments),
+        "fused": sum(len(one.branches) > 1 and not one.pipelined for one in schedule_segments),
+        "pipelined": sum(one.pipelined for one in schedule_segments),
+        "on_chip": _tensors_at_levels(whole_tensors),
         "retained": "; ".join(retained) or None,
         "saved_share": solution.saved,
         "nest": str(solution.schedule),
@@ -463,7 +473,7 @@ def schedule_row(solution: Solution) -> dict[str, Any]:
     }
 
 
-def _places(tensors: Sequence[tuple[str, str]]) -> str | None:
+def _tensors_at_levels(tensors: Sequence[tuple[str, str]]) -> str | None:
     return ", ".join(f"{tensor} at {level}" for tensor, level in tensors) or None
 
 
@@ -478,29 +488,30 @@ def energy(arch: Arch, solution: Solution) -> Table:
     power of a DRAM).
     """
     names = [*(level.name for level in arch.levels), "MAC"]
-    nets = [f.name for f in arch.fanouts if f.hop_pj or f.endpoint_pj]
-    moved = dict.fromkeys([*names, *nets], 0.0)
+    networks = [f.name for f in arch.fanouts if f.hop_pj or f.endpoint_pj]
+    dynamic_pj = dict.fromkeys([*names, *networks], 0.0)
     for cost in solution.einsums:
         for part in cost.price.parts:
-            if part.level in moved:
-                moved[part.level] += cost.count * part.energy_pj
+            if part.level in dynamic_pj:
+                dynamic_pj[part.level] += cost.count * part.energy_pj
     ns = solution.latency_cycles / arch.clock_ghz  # time during which components leak
     compute_mw = arch.compute.leak_mw * arch.instances(len(names) - 1) + arch.compute.vector_leak_mw
     powers = [*(level.leak_mw * arch.instances(v) for v, level in enumerate(arch.levels)), compute_mw]
     rows = [
-        (name, moved[name], mw * ns, (moved[name] + mw * ns) / (solution.energy_pj or 1))
+        (name, dynamic_pj[name], mw * ns, (dynamic_pj[name] + mw * ns) / (solution.energy_pj or 1))
         for name, mw in zip(names, powers, strict=True)
     ]
-    rows += [(name, moved[name], 0.0, moved[name] / (solution.energy_pj or 1)) for name in nets]
-    static = sum(mw * ns for mw in powers) / (solution.energy_pj or 1)
+    rows += [(name, dynamic_pj[name], 0.0, dynamic_pj[name] / (solution.energy_pj or 1)) for name in networks]
+    static_share = sum(mw * ns for mw in powers) / (solution.energy_pj or 1)
     worst = max(range(len(names)), key=lambda i: powers[i])
     note = (
         (
-            f"{100 * static:.1f} % of the energy is static: what {names[worst]} and the others draw while "
+            f"{100 * static_share:.1f} % of the energy is static: what {names[worst]} and the others "
+            "draw while "
             f"idle ({names[worst]}: {powers[worst]:.4g} mW). Only a shorter run or other components lower "
             "it, no mapping of the same latency does."
         )
-        if static >= STATIC
+        if static_share >= LARGE_STATIC_SHARE
         else ""
     )
     return Table(
@@ -510,9 +521,9 @@ def energy(arch: Arch, solution: Solution) -> Table:
 
 def bottlenecks(cost: EinsumCost) -> list[str]:
     """The components that limit the latency: the busiest one, and those within a hundredth of its cycles."""
-    most = max(cycles for _, cycles in cost.price.busy_cycles)
-    alike = [name for name, cycles in cost.price.busy_cycles if cycles >= ALIKE * most]
-    return [cost.bottleneck, *(name for name in alike if name != cost.bottleneck)]
+    max_cycles = max(cycles for _, cycles in cost.price.busy_cycles)
+    busiest = [name for name, cycles in cost.price.busy_cycles if cycles >= BOTTLENECK_SHARE * max_cycles]
+    return [cost.bottleneck, *(name for name in busiest if name != cost.bottleneck)]
 
 
 def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
@@ -535,7 +546,7 @@ def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
     )
     in_layouts = Table(
         "layouts per occurrence",
-        LAYOUTS,
+        LAYOUT_COLUMNS,
         tuple(_layout_rows(arch, e, cost)),
         "useful: share of the bytes moved; exact: counted, else estimated between bounds.",
     )
@@ -566,7 +577,7 @@ def _traffic_rows(arch: Arch, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
     yield "total", "", "", None, None, cost.energy_pj, None
 
 
-LAYOUTS = (
+LAYOUT_COLUMNS = (
     "level",
     "tensor",
     "action",
@@ -583,30 +594,32 @@ LAYOUTS = (
 
 def layouts(arch: Arch, e: Einsum, cost: EinsumCost) -> list[dict[str, Any]]:
     """The layout of each tensor at each level, and the bytes that it moves there, as plain data."""
-    return [dict(zip(LAYOUTS, row, strict=True)) for row in _layout_rows(arch, e, cost) if row[1] != "all"]
+    return [
+        dict(zip(LAYOUT_COLUMNS, row, strict=True)) for row in _layout_rows(arch, e, cost) if row[1] != "all"
+    ]
 
 
 def _layout_rows(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
     bits = bits_of(e, arch)
     for level in arch.levels:
-        own = [one for one in cost.layout_traffic if one.level == level.name]
-        useful = [one.elems * bits[one.tensor] / 8 for one in own]
-        moved = [one.moved_bits.n / 8 for one in own]
-        for one, wanted, all_ in zip(own, useful, moved, strict=True):
+        level_traffic = [one for one in cost.layout_traffic if one.level == level.name]
+        useful = [one.elems * bits[one.tensor] / 8 for one in level_traffic]
+        moved = [one.moved_bits.n / 8 for one in level_traffic]
+        for one, useful_bytes, moved_bytes in zip(level_traffic, useful, moved, strict=True):
             yield (
                 one.level,
                 one.tensor,
                 one.action,
                 one.layout,
-                wanted,
-                all_,
-                wanted / (all_ or 1),
+                useful_bytes,
+                moved_bytes,
+                useful_bytes / (moved_bytes or 1),
                 one.runs,
                 one.activations.n,
                 one.conflict.n,
                 "yes" if one.exact else "no",
             )
-        if len(own) > 1:
+        if len(level_traffic) > 1:
             yield (
                 level.name,
                 "all",
@@ -624,14 +637,14 @@ def _layout_rows(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any,
 
 def conversions(found: Sequence[Conversion], objective: str) -> Table:
     """Copies of tensors in other layouts, and how much more the workload costs without each of them."""
-    saved = {"energy": "saved_pj", "latency": "saved_cycles", "edp": "saved_edp"}[objective]
+    saved_column = {"energy": "saved_pj", "latency": "saved_cycles", "edp": "saved_edp"}[objective]
     rows = tuple(
         (one.tensor, one.layout, one.to, ", ".join(one.readers), one.energy_pj, one.latency_cycles, one.saved)
         for one in found
     )
     return Table(
         "conversions",
-        ("tensor", "layout", "to", "readers", "energy_pj", "latency_cycles", saved),
+        ("tensor", "layout", "to", "readers", "energy_pj", "latency_cycles", saved_column),
         rows,
         "saved: how much more the workload costs without the conversion.",
     )
@@ -653,17 +666,17 @@ def conversion_rows(solution: Solution) -> list[dict[str, Any]]:
 def _footprint_rows(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
     bits = bits_of(e, arch)
     for level in arch.levels:
-        whole = 0.0
+        total_bytes = 0.0
         for name, tensor, elems in cost.footprint:
             if name == level.name:
                 buffers = 2 if level.double_buffer and (name, tensor) in cost.refilled else 1
-                held = buffers * float(elems * bits[tensor] / 8)
-                whole += held
-                shown = elems if isinstance(elems, int) else float(elems)
-                yield level.name, tensor, shown, buffers, held, None, None
+                tile_bytes = buffers * float(elems * bits[tensor] / 8)
+                total_bytes += tile_bytes
+                elements = elems if isinstance(elems, int) else float(elems)
+                yield level.name, tensor, elements, buffers, tile_bytes, None, None
         if level.capacity_bits is not None:
-            share = 8 * whole / level.capacity_bits
-            yield level.name, "all", None, None, whole, level.capacity_bits / 8, share
+            share = 8 * total_bytes / level.capacity_bits
+            yield level.name, "all", None, None, total_bytes, level.capacity_bits / 8, share
 
 
 def _busy_rows(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
@@ -671,8 +684,8 @@ def _busy_rows(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
         yield name, cycles, cycles / (cost.latency_cycles or 1), "yes" if name in bottlenecks(cost) else ""
 
 
-CROWDED = "cannot read each operand only once"
-UNKNOWN = "; no bound is known for the rereads of {} of them"
+OVERFULL_NOTE = "cannot read each operand only once"
+UNKNOWN_NOTE = "; no bound is known for the rereads of {} of them"
 AS_PUBLISHED = (
     ", results of up to 1,024 words cost no traffic, and an operand's space is released once it was read "
     "(as published)"
@@ -687,50 +700,52 @@ def read_in_parts(operations: Sequence[Einsum]) -> list[str]:
     or one a part and another all of it.
     """
     made = {e.output.tensor for e in operations}
-    seen = defaultdict[str, set[tuple[tuple[int, int], ...]]](set)
+    ranges_of = defaultdict[str, set[tuple[tuple[int, int], ...]]](set)
     for e in operations:
         for p in e.inputs:
-            seen[p.tensor].add(tuple(index_ranges(p, e)))
-    return sorted(t for t, of in seen.items() if len(of) > 1 and t not in made)
+            ranges_of[p.tensor].add(tuple(index_ranges(p, e)))
+    return sorted(t for t, ranges in ranges_of.items() if len(ranges) > 1 and t not in made)
 
 
-def _claimed(found: TrafficReport) -> str:
+def _optimal_claim(found: TrafficReport) -> str:
     """What is proven of `Optimal`: that it is the optimum or how far it is above the bound, and among which
     schedules.
     """
     if parts := read_in_parts(found.operations):
         return f"not proven: {parts[0]} is read in parts, and the access list takes them for the same words"
     best = found.optimal
-    tight = best.cost - best.bound <= 1e-9 * best.cost
-    far = "" if tight else f"at most {100 * (best.cost / best.bound - 1):.2g} % above the lower bound"
+    is_optimum = best.cost - best.bound <= 1e-9 * best.cost
+    gap_text = (
+        "" if is_optimum else f"at most {100 * (best.cost / best.bound - 1):.2g} % above the lower bound"
+    )
     if found.overfull_operations:
-        return f"{far or 'lower bound'} for its order of operations, each operand read once"
-    return f"{far or 'optimum'} for its order of operations"
+        return f"{gap_text or 'lower bound'} for its order of operations, each operand read once"
+    return f"{gap_text or 'optimum'} for its order of operations"
 
 
 def _gap_of_schedule(found: TrafficReport) -> str:
-    over = found.schedule_words / found.bound() - 1
-    return f"{100 * over:.3g} %" if over >= 0 else "none: it moves less, in another order of operations"
+    excess = found.schedule_words / found.bound() - 1
+    return f"{100 * excess:.3g} %" if excess >= 0 else "none: it moves less, in another order of operations"
 
 
 def residency(arch: Arch, workload: Workload, found: TrafficReport) -> tuple[dict[str, Any], list[Table]]:
     """Traffic between operations: (facts, tables); the tables are main-memory traffic per configuration,
     phases in order, and on-chip retention.
     """
-    word, level, best = arch.word_bits / 8, arch.levels[1], found.optimal
+    word_bytes, level, best = arch.word_bits / 8, arch.levels[1], found.optimal
     periods = f" of one of {max(workload.repeats)} periods" if workload.repeats else ""
-    per = sum(len(stage) for phase in found.order for stage in phase.stages)
+    operation_count = sum(len(stage) for phase in found.order for stage in phase.stages)
     patterns = Counter(e.pattern for e in found.edges)
     facts = {
         "buffer": f"{level.name}, {found.capacity_words} words of {arch.word_bits} bits",
-        "Optimal": _claimed(found),
-        "one word more of buffer saves": f"{best.saved:.4g} words",
+        "Optimal": _optimal_claim(found),
+        "one word more of buffer saves": f"{best.saved_per_word:.4g} words",
         "gap of the policy to Optimal": f"{100 * found.gap():.3g} %",
         "edges": ", ".join(f"{n} {pattern}" for pattern, n in patterns.most_common()) or "none",
     }
     if found.overfull_operations:
-        unknown = UNKNOWN.format(found.rereads.unknown) if found.rereads.unknown else ""
-        facts["operations"] = f"{found.overfull_operations} of {per} {CROWDED}{unknown}"
+        unknown = UNKNOWN_NOTE.format(found.rereads.unknown) if found.rereads.unknown else ""
+        facts["operations"] = f"{found.overfull_operations} of {operation_count} {OVERFULL_NOTE}{unknown}"
         facts |= (
             {"gap of the schedule to the lower bound": _gap_of_schedule(found)}
             if found.schedule_words
@@ -738,14 +753,16 @@ def residency(arch: Arch, workload: Workload, found: TrafficReport) -> tuple[dic
         )
     moved = (found.seq_flex, found.seq_overflow.words(), found.gogeta.words(), found.ideal, best.cost)
     rows = tuple(
-        (name, n * word, found.seq_flex / max(n, 1), n / max(best.cost, 1) - 1)
+        (name, n * word_bytes, found.seq_flex / max(n, 1), n / max(best.cost, 1) - 1)
         for name, n in zip(CONFIGURATIONS, moved, strict=True)
     )
     if found.overfull_operations:
         bound = found.bound() if found.rereads.words else 0.0
-        also = {"Lower bound with rereads": bound, "Optimal, as a schedule": found.schedule_words}
+        bounds = {"Lower bound with rereads": bound, "Optimal, as a schedule": found.schedule_words}
         rows += tuple(
-            (name, n * word, found.seq_flex / n, n / max(best.cost, 1) - 1) for name, n in also.items() if n
+            (name, n * word_bytes, found.seq_flex / n, n / max(best.cost, 1) - 1)
+            for name, n in bounds.items()
+            if n
         )
     phases = tuple(
         (
@@ -753,21 +770,21 @@ def residency(arch: Arch, workload: Workload, found: TrafficReport) -> tuple[dic
                 " | ".join(found.operations[v].name.partition("@")[0] for v in stage)
                 for stage in phase.stages
             ),
-            phase.resident_words * word,
+            phase.resident_words * word_bytes,
         )
         for phase in found.order
     )
-    kept: dict[str, list[float]] = {}
-    for stay in best.spans:
-        total = kept.setdefault(stay.tensor.partition("@")[0], [0.0, 0.0, 0.0])
-        kept[stay.tensor.partition("@")[0]] = [
-            stay.size * word,
-            total[1] + stay.words * word,
-            total[2] + stay.size * word,
+    retention_bytes: dict[str, list[float]] = {}
+    for span in best.spans:
+        sums = retention_bytes.setdefault(span.tensor.partition("@")[0], [0.0, 0.0, 0.0])
+        retention_bytes[span.tensor.partition("@")[0]] = [
+            span.size * word_bytes,
+            sums[1] + span.words * word_bytes,
+            sums[2] + span.size * word_bytes,
         ]
-    stays = tuple(
-        (name, size, again, on_chip / again)
-        for name, (size, on_chip, again) in sorted(kept.items(), key=lambda item: -item[1][1])
+    retention_rows = tuple(
+        (name, size, read_again, on_chip / read_again)
+        for name, (size, on_chip, read_again) in sorted(retention_bytes.items(), key=lambda item: -item[1][1])
     )
     return facts, [
         Table(
@@ -787,6 +804,6 @@ def residency(arch: Arch, workload: Workload, found: TrafficReport) -> tuple[dic
         Table(
             f"on-chip retention{periods}",
             ("tensor", "size_bytes", "read_again_bytes", "share_on_chip"),
-            stays,
+            retention_rows,
         ),
     ]

@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 
     from analysis.plots import Picture
 
-SHOWN = 1000  # rows of an answer that a notebook shows
+MAX_HTML_ROWS = 1000  # rows of an answer that a notebook shows
 # einsums, and distinct einsums, of the largest workload that `residency` also solves with the schedule
 # residency: larger ones would take longer than seconds
-SOON = 200, 8
+MAX_SOLVED_EINSUMS = 200, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Answer:
         that it was taken from ("" if it was computed), else its own name.
         """
         return [
-            (field.metadata or {}).get(units.COLUMN, field.name.encode()).decode()
+            (field.metadata or {}).get(units.COLUMN_KEY, field.name.encode()).decode()
             for field in self.table.schema
         ]
 
@@ -94,8 +94,8 @@ class Answer:
         return tables.table(self.table.column_names, self.rows(), measures=self.measures())
 
     def _repr_html_(self) -> str:
-        rest = f"<p>{len(self) - SHOWN} more rows</p>" if len(self) > SHOWN else ""
-        return _html(self.table.column_names, self.rows()[:SHOWN], self.measures()) + rest
+        rest = f"<p>{len(self) - MAX_HTML_ROWS} more rows</p>" if len(self) > MAX_HTML_ROWS else ""
+        return _html(self.table.column_names, self.rows()[:MAX_HTML_ROWS], self.measures()) + rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +158,12 @@ class Mapped:
         """
         if isinstance(self.solution, Infeasible):
             return tables.safe(f"infeasible: {self.solution}\n")
-        told = (
+        conversions_text = (
             screens.block(explain.conversions(self.conversions, self.options.objective), width)
             if self.conversions
             else ""
         )
-        return screens.solution(self.arch, self.workload, self.solution, einsum, width) + told
+        return screens.solution(self.arch, self.workload, self.solution, einsum, width) + conversions_text
 
     def __repr__(self) -> str:
         return self.text()
@@ -216,37 +216,37 @@ def map(
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
     # refuse an unknown name early; where layouts are chosen, copies between them become einsums too
     if options.layout == "row_major":
-        screens.numbered(loaded, einsum or None)
-    given = [_layout(text) for text in layouts]
-    if given and options.schedule != "unfused":
+        screens.einsum_indices(loaded, einsum or None)
+    given_layouts = [_layout(text) for text in layouts]
+    if given_layouts and options.schedule != "unfused":
         raise ValueError(
             f"layout {layouts[0]}: solver.schedule = {options.schedule} counts no layouts; leave one "
             "of both out"
         )
     if schedule:
-        if given:
+        if given_layouts:
             raise ValueError(
                 f"layout {layouts[0]}: a given schedule names its layouts itself; write it into {schedule}"
             )
         return _price_schedule(arch, loaded, options, Path(schedule), progress)
-    if options.layout != "row_major" and given:
+    if options.layout != "row_major" and given_layouts:
         raise ValueError(
             f"layout {layouts[0]}: solver.layout = {options.layout} chooses them; leave one of both out"
         )
     if options.layout != "row_major" and options.schedule == "unfused":
-        one = solve.cached_layouts(arch, loaded, options, progress)
-        found = one if isinstance(one, Infeasible) else [one]
+        layouts_solution = solve.cached_layouts(arch, loaded, options, progress)
+        found = layouts_solution if isinstance(layouts_solution, Infeasible) else [layouts_solution]
     else:
-        with deadline.within(seconds, divided=True):
+        with deadline.within(seconds, is_divided=True):
             found = solve.cached(arch, loaded, options, progress)
-    if given and isinstance(found, list):
-        found = solve.in_layouts(arch, loaded, options, found[0], given)
+    if given_layouts and isinstance(found, list):
+        found = solve.in_layouts(arch, loaded, options, found[0], given_layouts)
     if isinstance(found, Infeasible):
         return Mapped(arch, loaded, found, options)
     best = found[0]
-    own = replace(best, schedule=None) if best.schedule and best.schedule.plain() else best
+    solution = replace(best, schedule=None) if best.schedule and best.schedule.is_unfused() else best
     return Mapped(
-        arch, with_conversions(loaded, best.conversions), own, options, best.conversions, best.schedule
+        arch, with_conversions(loaded, best.conversions), solution, options, best.conversions, best.schedule
     )
 
 
@@ -270,18 +270,18 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
             "solver.mapper out"
         )
     groups = unique(loaded)
-    own = (
+    einsums = (
         [group.einsum for group in groups if einsum in group.names]
         if einsum
         else [group.einsum for group in groups]
     )
-    if len(own) != 1:
+    if len(einsums) != 1:
         names = ", ".join(
             [*(group.einsum.name for group in groups[:6]), *(["..."] if len(groups) > 6 else [])]
         )
         what = f"no einsum {einsum}" if einsum else f"{len(groups)} different einsums"
         raise ValueError(f"{workload}: {what}; a front is of one, name it with --einsum: {names}")
-    (e,) = own
+    (e,) = einsums
     found = pareto_mappings.front(
         Problem(arch, e, "energy"), options.factors, dataflow(options.dataflow, e, arch)
     )
@@ -307,17 +307,17 @@ def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:
     from dse.frontend import pictures
 
     _, spec = _machine_and_options(machine, sets)
-    tensor, _, own = _layout(text)
-    return pictures.of_layout(machines.arch(spec), catalog.load(workload), tensor, own)
+    tensor, _, layout_text = _layout(text)
+    return pictures.of_layout(machines.arch(spec), catalog.load(workload), tensor, layout_text)
 
 
 def _price_schedule(
     arch: Arch, workload: Workload, options: SolverOptions, path: Path, progress: ProgressFn = no_progress
 ) -> Mapped:
-    whole, given = directives.load(path, workload, arch, partly=True)
+    scheduled, given_schedule = directives.load(path, workload, arch, allow_missing=True)
     try:
-        found, plan = solve.price_schedule(arch, whole, options, given, progress)
-        return Mapped(arch, whole, found, options, plan=plan)
+        found, plan = solve.price_schedule(arch, scheduled, options, given_schedule, progress)
+        return Mapped(arch, scheduled, found, options, plan=plan)
     except ValueError as fault:
         raise ValueError("\n".join(f"{path}: {line}" for line in str(fault).splitlines())) from None
 
@@ -335,13 +335,15 @@ def _deadline(sets: Mapping[str, Any]) -> tuple[float | None, dict[str, Any]]:
     ValueError for other keys of `limits`, which only studies have.
     """
     faults = read.Faults([])
-    own = {key.removeprefix("limits."): one for key, one in sets.items() if key.startswith("limits.")}
-    for key in own.keys() - {"seconds"}:
+    limit_values = {
+        key.removeprefix("limits."): value for key, value in sets.items() if key.startswith("limits.")
+    }
+    for key in limit_values.keys() - {"seconds"}:
         faults.add(f"limits.{key}: counts machines of a study, this is one machine; leave it out")
-    limits = read.block(Limits, own, "limits", faults)
+    limits = read.block(Limits, limit_values, "limits", faults)
     if faults.lines:
         raise ValueError("\n".join(faults.lines))
-    return limits.seconds, {key: one for key, one in sets.items() if not key.startswith("limits.")}
+    return limits.seconds, {key: value for key, value in sets.items() if not key.startswith("limits.")}
 
 
 def _machine_and_options(machine: str, sets: Mapping[str, Any]) -> tuple[SolverOptions, Machine]:
@@ -388,7 +390,7 @@ class Residency:
         facts, listed = explain.residency(self.arch, self.workload, self.reuse)
         names = [e.name.partition("@")[0] for e in self.reuse.operations]
         # of several periods list the second, which follows another one, unlike the first
-        first = self.per if len(names) > self.per else 0
+        first_listed = self.operations_per_period if len(names) > self.operations_per_period else 0
         edges = [
             {
                 "source": names[e.source],
@@ -397,10 +399,11 @@ class Residency:
                 "pattern": e.pattern,
                 "transitive": e.transitive,
                 "multicast": e.multicast,
-                "to_next_period": e.target // self.per > e.source // self.per,
+                "to_next_period": e.target // self.operations_per_period
+                > e.source // self.operations_per_period,
             }
             for e in self.reuse.edges
-            if first <= e.source < first + self.per
+            if first_listed <= e.source < first_listed + self.operations_per_period
         ]
         return {
             **facts,
@@ -412,7 +415,7 @@ class Residency:
         }
 
     @property
-    def per(self) -> int:
+    def operations_per_period(self) -> int:
         """Number of operations in a period."""
         return sum(len(stage) for phase in self.reuse.phases for stage in phase.stages)
 
@@ -442,24 +445,24 @@ def residency(workload: str, machine: str, *, method: str = "corrected", **sets:
         raise ValueError(
             f"{machine}: needs a bounded memory below main memory; give its second memory a capacity"
         )
-    if short := outermost.minimum(arch, loaded):
-        raise ValueError(f"{machine}: {short}; give {short.level} more capacity")
+    if overflow := outermost.overflow_of_any(arch, loaded):
+        raise ValueError(f"{machine}: {overflow}; give {overflow.level} more capacity")
     found = traffic_of(loaded, int(bits * arch.instances(1) // arch.word_bits), arch.word_bits, method)
     if found.overfull_operations:
-        known = with_rereads(found, loaded, chip_of(arch))
-        found = replace(known, schedule_words=_schedule_words(arch, loaded, options))
+        with_rereads_counted = with_rereads(found, loaded, chip_of(arch))
+        found = replace(with_rereads_counted, schedule_words=_schedule_words(arch, loaded, options))
     return Residency(arch, loaded, found)
 
 
 def _schedule_words(arch: Arch, workload: Workload, options: SolverOptions) -> float:
     """Returns the words that the schedule of `solver.schedule = residency` moves; 0.0 where its search would
-    take long (`SOON`) or does not apply.
+    take long (`MAX_SOLVED_EINSUMS`) or does not apply.
     """
     if (
         arch.layout_sensitive()
         or workload.repeats
-        or len(workload.einsums) > SOON[0]
-        or len(unique(workload)) > SOON[1]
+        or len(workload.einsums) > MAX_SOLVED_EINSUMS[0]
+        or len(unique(workload)) > MAX_SOLVED_EINSUMS[1]
     ):
         return 0.0
     solved = solve.solve(arch, workload, replace(options, schedule="residency"))
@@ -486,9 +489,9 @@ def sweep(
     """
     from cluster import driver
 
-    read_in = studies.load(study, [f"{key}={json.dumps(value)}" for key, value in sets.items()])
-    path = Path(out or f"runs/{read_in.name}")
-    driver.run(read_in, path, workers, address, progress)
+    loaded = studies.load(study, [f"{key}={json.dumps(value)}" for key, value in sets.items()])
+    path = Path(out or f"runs/{loaded.name}")
+    driver.run(loaded, path, workers, address, progress)
     return open(path)
 
 
@@ -507,34 +510,36 @@ class Point:
     def text(self, einsum: str | None = None, width: int = tables.WIDE) -> str:
         """Returns what `dse show` prints."""
         head = tables.facts(
-            {key: value for key, value in self.row.items() if key not in QUIET}, self.why_chosen, width
+            {key: value for key, value in self.row.items() if key not in HIDDEN_COLUMNS},
+            self.why_chosen,
+            width,
         )
         if self.given_schedule is None:
             return "\n".join([head, *(one.text(einsum, width) for one in self.solutions)])
         rows = [(units.label(metric), *cells) for metric, *cells in self.compared()]
-        beside = tables.table(
+        comparison = tables.table(
             ("metric", "found", "given", "change"),
             rows,
             f"{self.given_schedule.workload.name}: the schedule found, the one given",
         )
-        return "\n".join([head, beside, self.given_schedule.text(einsum, width)])
+        return "\n".join([head, comparison, self.given_schedule.text(einsum, width)])
 
     def compared(self) -> list[tuple[str, str, str, str]]:
         """Returns (metric, found schedule, given schedule, change); [] if either does not fit."""
         if self.given_schedule is None or "energy_pj" not in self.given_schedule.totals:
             return []
-        own = next(
+        found_totals = next(
             one for one in self.solutions if one.workload.name == self.given_schedule.workload.name
         ).totals
         return [
             (
                 key,
-                tables.fact(key, own[key]),
+                tables.fact(key, found_totals[key]),
                 tables.fact(key, self.given_schedule.totals[key]),
-                _change(own[key], self.given_schedule.totals[key]),
+                _change(found_totals[key], self.given_schedule.totals[key]),
             )
             for key in ("energy_pj", "latency_ns", "initiation_interval_cycles", "edp_pj_ns")
-            if key in own
+            if key in found_totals
         ]
 
     def __repr__(self) -> str:
@@ -547,7 +552,7 @@ class Point:
 
 
 # columns of a machine's row that are not printed
-QUIET = ("key", "generation", "source", "model_version", "solver_version")
+HIDDEN_COLUMNS = ("key", "generation", "source", "model_version", "solver_version")
 
 
 @dataclass(slots=True)
@@ -631,52 +636,57 @@ class Run:
         schedule: a file as in `map`, priced on the point's machine; einsums that are missing there are mapped
             by themselves
         """
-        number, own, chosen = self._point(str(point))
-        rows = self.sql(f"FROM machines WHERE machine = {number}").table.to_pylist()
+        machine, schedule_number, why_chosen = self._point(str(point))
+        rows = self.sql(f"FROM machines WHERE machine = {machine}").table.to_pylist()
         if not rows:
             size = self.study.space.size
             why = (
-                f"is not solved: {self.beyond(number)}"
-                if number < size
+                f"is not solved: {self.why_unsolved(machine)}"
+                if machine < size
                 else f"is not in the space, which has machines 0 to {size - 1}"
             )
-            raise ValueError(f"{self.path}: POINT = {point}: machine {number} {why}")
-        arch = spaces.decode(self.study.space, number)
+            raise ValueError(f"{self.path}: POINT = {point}: machine {machine} {why}")
+        arch = spaces.decode(self.study.space, machine)
         solved = tuple(
-            self._reprice(arch, number, own, str(point))
+            self._reprice(arch, machine, schedule_number, str(point))
             if rows[0]["status"] == "ok" and isinstance(arch, Arch)
             else ()
         )
         return Point(
-            number,
-            own,
-            chosen,
-            self._with_totals(rows[0], own),
+            machine,
+            schedule_number,
+            why_chosen,
+            self._with_totals(rows[0], schedule_number),
             solved,
-            self._tried_machine(arch, Path(schedule)) if schedule and isinstance(arch, Arch) else None,
+            self._price_given_schedule(arch, Path(schedule)) if schedule and isinstance(arch, Arch) else None,
         )
 
     def _with_totals(self, row: dict[str, Any], schedule: int) -> dict[str, Any]:
         """Returns a row of the table machines, extended by the schedule's costs over all workloads (weighted)
         and the constraints that it breaks, each with by how much.
         """
-        found = self.sql(
+        points = self.sql(
             f"FROM points WHERE machine = {row['machine']} AND schedule = {schedule}"
         ).table.to_pylist()
-        if not found:
+        if not points:
             return row
         weights = self.study.weights()
         names = dict.fromkeys((*pareto.METRICS, *(o.column for o in self.study.objectives)))
         broken = [
-            f"{c.text} (by {units.quantity(c.text.partition('[')[0].split()[0], found[0][prune.column(c)])})"
+            f"{c.text} (by "
+            f"{units.quantity(c.text.partition('[')[0].split()[0], points[0][prune.violation_column(c)])})"
             for c in self.study.constraints.modelled
-            if found[0][prune.column(c)] > 0
+            if points[0][prune.violation_column(c)] > 0
         ]
-        totals = {name: found[0][name] for name in names if name not in row}
-        each = [name if weights[name] == 1 else f"{weights[name]:g} x {name}" for name in weights]
+        totals = {name: points[0][name] for name in names if name not in row}
+        weighted_names = [name if weights[name] == 1 else f"{weights[name]:g} x {name}" for name in weights]
         head = {key: row[key] for key in ("machine", "status")}
-        said = {"cost_of": " + ".join(each)} if len(each) > 1 or max(weights.values()) != 1 else {}
-        return {**head, "broken_constraints": broken or None, **said, **totals, **row}
+        scope = (
+            {"cost_of": " + ".join(weighted_names)}
+            if len(weighted_names) > 1 or max(weights.values()) != 1
+            else {}
+        )
+        return {**head, "broken_constraints": broken or None, **scope, **totals, **row}
 
     def unfused(self, point: str | int = "best") -> list[str]:
         """Returns lines about workloads that a point runs layer by layer although fusion may save much
@@ -687,13 +697,13 @@ class Run:
         solved = self.show(point).solutions
         command = f"dse run {self.path / 'study.yaml'} --out NEW"
         lines = [
-            (one.workload.name, explain.unfused(one.arch, one.workload, one.solution, command))
+            (one.workload.name, explain.unfused_hint(one.arch, one.workload, one.solution, command))
             for one in solved
             if isinstance(one.solution, Solution)
         ]
         return [f"{name}, {line}" if len(solved) > 1 else line for name, line in lines if line]
 
-    def beyond(self, number: int | None = None) -> str:
+    def why_unsolved(self, number: int | None = None) -> str:
         """Returns why a machine of the space has no row, and what to do. number: the machine, for a command
         that solves it by itself.
         """
@@ -703,17 +713,18 @@ class Run:
                 f"the run is {status['state']}; dse status {self.path} says how far it is, dse resume "
                 f"{self.path} goes on with one that has stopped"
             )
-        own = spaces.values(self.study.space, number).items() if number is not None else ()
-        alone = (
-            " ".join(f"--set {key}={_quote(key, value)}" for key, value in own) or "--set of its parameters"
+        parameters = spaces.values(self.study.space, number).items() if number is not None else ()
+        set_options = (
+            " ".join(f"--set {key}={_quote(key, value)}" for key, value in parameters)
+            or "--set of its parameters"
         )
         ended = str(status["reason"]).partition("; the front is empty")[0]
         return (
             f"the run ended before it ({ended}); dse run with a larger stop goes on, dse map WORKLOAD "
-            f"MACHINE {alone} solves that machine by itself"
+            f"MACHINE {set_options} solves that machine by itself"
         )
 
-    def _tried_machine(self, arch: Arch, path: Path) -> Mapped:
+    def _price_given_schedule(self, arch: Arch, path: Path) -> Mapped:
         """Prices a given schedule, for the first workload that has its einsums."""
         faults = []
         for workload in studies.workloads_of(self.study):
@@ -726,43 +737,43 @@ class Run:
     def _reprice(self, arch: Arch, number: int, schedule: int, point: str) -> Iterator[Mapped]:
         for ref, workload in zip(self.study.workloads, studies.workloads_of(self.study), strict=True):
             name = ref.name.replace("'", "''")
-            wanted = f"WHERE machine = {number} AND schedule = {schedule} AND workload = '{name}'"
+            condition = f"WHERE machine = {number} AND schedule = {schedule} AND workload = '{name}'"
             nests = self.sql(
                 "SELECT einsum, nest, optimality_gap, certificate FROM einsums JOIN mappings USING "
-                f"(mapping_key, einsum_key) {wanted}"
+                f"(mapping_key, einsum_key) {condition}"
             )
             costs = self.sql(
-                f"SELECT energy_pj, latency_cycles, certificate FROM workload_costs {wanted}"
+                f"SELECT energy_pj, latency_cycles, certificate FROM workload_costs {condition}"
             ).table.to_pylist()
             stored = [{key: row[key] for key in ("energy_pj", "latency_cycles")} for row in costs]
-            said = [row["certificate"] for row in costs]
+            certificates = [row["certificate"] for row in costs]
             if not nests:
                 raise ValueError(
                     f"{self.path}: POINT = {point}: machine {number} has no schedule {schedule}; try "
                     f"{number}.0"
                 )
-            copies = tuple(
+            conversions = tuple(
                 Conversion(**{**row, "readers": tuple(row["readers"].split(", "))})
                 for row in self.sql(
                     'SELECT tensor, layout, "to", readers, energy_pj, latency_cycles, saved_cost AS '
-                    f"saved FROM conversions {wanted} ORDER BY position"
+                    f"saved FROM conversions {condition} ORDER BY position"
                 ).table.to_pylist()
             )
-            workload = with_conversions(workload, copies)
-            whole = (
-                self.sql(f"SELECT nest FROM schedules {wanted} AND nest IS NOT NULL")
+            workload = with_conversions(workload, conversions)
+            schedule_texts = (
+                self.sql(f"SELECT nest FROM schedules {condition} AND nest IS NOT NULL")
                 .table["nest"]
                 .to_pylist()
             )
-            plan = schedules.parse_schedule(whole[0]) if whole else None
-            texts = {row["einsum"]: row["nest"] for row in nests}
+            plan = schedules.parse_schedule(schedule_texts[0]) if schedule_texts else None
+            nest_texts = {row["einsum"]: row["nest"] for row in nests}
             proofs = {
                 row["einsum"]: (row["optimality_gap"] or 0.0, row["certificate"] or "") for row in nests
             }
             found = (
                 evaluate(arch, workload, plan, self.study.solver.objective)
                 if plan
-                else solve.reprice(arch, workload, self.study.solver, texts, proofs)
+                else solve.reprice(arch, workload, self.study.solver, nest_texts, proofs)
             )
             if isinstance(found, Infeasible) or stored != [
                 {"energy_pj": found.energy_pj, "latency_cycles": found.latency_cycles}
@@ -771,8 +782,8 @@ class Run:
                     f"{self.path}: machine {number}: the stored cost {stored} is not what its "
                     "mappings cost now"
                 )
-            solution = replace(found, certificate=said[0]) if plan else found
-            yield Mapped(arch, workload, solution, self.study.solver, copies, plan)
+            solution = replace(found, certificate=certificates[0]) if plan else found
+            yield Mapped(arch, workload, solution, self.study.solver, conversions, plan)
 
     def _point(self, text: str) -> tuple[int, int, str]:
         """Returns (machine, schedule, which machine it is and why it was chosen)."""
@@ -787,9 +798,12 @@ class Run:
                     f"POINT = {text}: the front is empty; dse sql can tell why (SELECT status, "
                     "reason FROM machines)"
                 )
-            row, first = next(iter(front)), db.column_of(names[0])
-            most = "highest" if db.maximised(names[0]) else "lowest"
-            why = f"{most} {units.label(first)} of all feasible machines ({tables.fact(first, row[first])})"
+            row, first_column = next(iter(front)), db.column_of(names[0])
+            extreme = "highest" if db.maximised(names[0]) else "lowest"
+            why = (
+                f"{extreme} {units.label(first_column)} of all feasible machines "
+                f"({tables.fact(first_column, row[first_column])})"
+            )
             return row["machine"], row["schedule"], f"{text}: machine {row['machine']}, {why}"
         if found := re.fullmatch(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?", text):
             return int(found[1]), int(found[2] or 0), f"machine {int(found[1])}"
@@ -801,22 +815,22 @@ class Run:
         parameter that is no number, to any other value.
         """
         columns = [o.column for o in self.study.objectives]
-        at = spaces.values(self.study.space, number)
+        base_values = spaces.values(self.study.space, number)
         steps = [
-            (axis.key, value, spaces.index_of(self.study.space, at | {axis.key: value}))
+            (axis.key, value, spaces.index_of(self.study.space, base_values | {axis.key: value}))
             for axis in self.study.space.axes
-            for value in _steps(axis.values, at[axis.key])
+            for value in _steps(axis.values, base_values[axis.key])
         ]
-        derived = ", ".join(str(index) for index in (number, *(index for _, _, index in steps)))
+        machine_list = ", ".join(str(index) for index in (number, *(index for _, _, index in steps)))
         points = {
             row["machine"]: row
-            for row in self.sql(f"FROM points WHERE machine IN ({derived}) AND schedule = 0")
+            for row in self.sql(f"FROM points WHERE machine IN ({machine_list}) AND schedule = 0")
         }
         states = {
             row["machine"]: row["status"]
-            for row in self.sql(f"SELECT machine, status FROM machines WHERE machine IN ({derived})")
+            for row in self.sql(f"SELECT machine, status FROM machines WHERE machine IN ({machine_list})")
         }
-        own = points.get(number)
+        own_point = points.get(number)
         found = []
         for key, value, index in steps:
             other = points.get(index)
@@ -826,13 +840,13 @@ class Run:
                 else "breaks a constraint"
             )
             changes = {
-                f"{name}_change": _change(own[name], other[name]) if own and other else None
+                f"{name}_change": _change(own_point[name], other[name]) if own_point and other else None
                 for name in columns
             }
             found.append(
                 {
                     "parameter": key,
-                    "from": tables.fact(key, at[key]),
+                    "from": tables.fact(key, base_values[key]),
                     "to": tables.fact(key, value),
                     "machine": index,
                     **changes,
@@ -868,8 +882,8 @@ def _steps(values: Sequence[Any], own: Any) -> list[Any]:
     return [values[k] for k in (i - 1, i + 1) if 0 <= k < len(values)]
 
 
-def _change(own: float, other: float) -> str:
-    return f"{100 * (other / own - 1):+.1f} %" if own else ""
+def _change(before: float, after: float) -> str:
+    return f"{100 * (after / before - 1):+.1f} %" if before else ""
 
 
 def open(path: str | Path, *, skip_damaged: bool = False, memory: str = "4GB", seconds: float = 60.0) -> Run:
@@ -899,11 +913,11 @@ def connection(
     from analysis import computed, db
 
     schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.STORED}
-    ask = derived.RunContext(Path(path), study)
+    context = derived.RunContext(Path(path), study)
     con: DuckDBPyConnection = db.connect(
         path,
         schemas,
-        computed.Computed(derived.functions(ask), derived.uniques(ask)),
+        computed.Computed(derived.functions(context), derived.uniques(context)),
         skip_damaged=skip_damaged,
         memory=memory,
     )
@@ -915,14 +929,14 @@ def study_of(text: str | Path) -> Study:
     root = Path(text)
     path = root / folder.STUDY
     if not root.is_dir() or not (path.exists() or (root / folder.MANIFEST).exists()):
-        raise ValueError(folder.absent(root))
+        raise ValueError(folder.no_run_text(root))
     manifest = folder.read(root)
-    if lines := folder.heads(root, manifest) or (
+    if lines := folder.faults_of_heads(root, manifest) or (
         [] if path.exists() else [f"{path}: missing; {folder.advice(root)}"]
     ):
         raise folder.Damaged("\n".join(lines))
     study = studies.load(path, within=root)
-    if lines := folder.same_study(root, manifest, studies.identity(study)):
+    if lines := folder.other_study_faults(root, manifest, studies.identity(study)):
         raise folder.Damaged("\n".join(lines))
     if manifest.groups and folder.env(root, manifest) is None:
         logging.getLogger("dse").warning(

@@ -65,29 +65,29 @@ def _memory(text: str) -> str:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Returns the arguments, with the command's name in `command`. Their order is free."""
-    whole, commands = parsers()
-    given = list(sys.argv[1:] if argv is None else argv)
-    if not given or given[0] not in commands:
-        return whole.parse_args(given)
-    found = commands[given[0]].parse_intermixed_args(_joined(given[1:]))
-    found.command = given[0]
-    return found
+    top_parser, commands = parsers()
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] not in commands:
+        return top_parser.parse_args(words)
+    parsed = commands[words[0]].parse_intermixed_args(_join_objectives(words[1:]))
+    parsed.command = words[0]
+    return parsed
 
 
-def _joined(given: Sequence[str]) -> list[str]:
+def _join_objectives(words: Sequence[str]) -> list[str]:
     """Turns --objectives -x,y into --objectives=-x,y, because argparse would take -x for an option."""
-    found: list[str] = []
-    for word in given:
-        if found and found[-1] == "--objectives" and word.startswith("-") and not word.startswith("--"):
-            found[-1] = f"--objectives={word}"
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] == "--objectives" and word.startswith("-") and not word.startswith("--"):
+            joined[-1] = f"--objectives={word}"
         else:
-            found.append(word)
-    return found
+            joined.append(word)
+    return joined
 
 
 def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """Returns the parser of the whole line, for --help and faults, and one parser per command."""
-    whole = _Parser(
+    top_parser = _Parser(
         prog="dse",
         description="Design-space exploration of tensor accelerators: hardware x mapping, "
         "results in Parquet and SQL.",
@@ -95,7 +95,7 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         "gemm:m=64,n=32,k=48 edge_array. Exit code 0: done; 1: nothing fits, or a run that is damaged, was "
         "interrupted or holds errors; 2: wrong input; 130: interrupted.",
     )
-    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = top_parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     found: dict[str, argparse.ArgumentParser] = {}
 
     def add(name: str, text: str, *positional: str, forms: Sequence[str] = TEXTS) -> argparse.ArgumentParser:
@@ -233,14 +233,14 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         help="of one einsum (--einsum), its non-dominated mappings in energy, latency and bytes of the "
         "outermost bounded memory: a table, or with their nests as json",
     )
-    stays = add(
+    residency = add(
         "residency",
         "on-chip retention between operations: main-memory traffic of GOGETA's configurations and "
         "the optimum",
         "WORKLOAD",
         "MACHINE",
     )
-    stays.add_argument(
+    residency.add_argument(
         "--set",
         action="append",
         default=[],
@@ -331,7 +331,7 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     add(
         "list", "what exists; keys: every key of machine, study and workload files", forms=TABLES
     ).add_argument("what", choices=("workloads", "machines", "solvers", "columns", "keys"))
-    begun = add("new", "a commented file to start from", forms=())
-    begun.add_argument("what", choices=("machine", "study", "workload"))
-    begun.add_argument("file", nargs="?", metavar="FILE", help="where to write it (default: to the screen)")
-    return whole, found
+    new = add("new", "a commented file to start from", forms=())
+    new.add_argument("what", choices=("machine", "study", "workload"))
+    new.add_argument("file", nargs="?", metavar="FILE", help="where to write it (default: to the screen)")
+    return top_parser, found

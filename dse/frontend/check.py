@@ -30,7 +30,7 @@ def file(text: str) -> tuple[str, list[Layer]]:
         return _workload(text)
     kind = _kind(path) if path.suffix in (".yaml", ".yml") else "workload"
     if kind == "machine":
-        arch = machine.built(str(path))
+        arch = machine.load_arch(str(path))
         return (
             f"machine {arch.name}, {arch.instances(len(arch.levels))} MAC units, {arch.area_mm2():.4g} mm2",
             [],
@@ -56,7 +56,7 @@ def _workload(source: str) -> tuple[str, list[Layer]]:
     from workloads.graph import layer_table
 
     workload = catalog.load(source)
-    fused = f", {len(workload.folded)} operators fused into their producers" if workload.folded else ""
+    fused = f", {len(workload.fused)} operators fused into their producers" if workload.fused else ""
     line = (
         f"workload {workload.name}, {len(workload.einsums)} einsums, {workload.macs()} MACs, "
         f"{workload.parameters} parameters{fused}"
@@ -85,10 +85,16 @@ def _kind(path: Path) -> str:
         "workload": {"name", "extents", "einsums", "weights"},
     }
     data, faults = document.read(path)
-    faults = faults if data is None or document.is_kind(data, {*machine.KEYS, *read.KIND, *text.KIND}) else []
-    known = {kind: len(keys & set(data)) for kind, keys in kinds.items()} if isinstance(data, dict) else {}
-    kind = max(known, key=lambda kind: known[kind], default="")
-    if not faults and not (kind and known[kind]):
+    faults = (
+        faults
+        if data is None or document.is_kind(data, {*machine.KEYS, *read.KIND, *text.DOCUMENT_KEYS})
+        else []
+    )
+    known_keys = (
+        {kind: len(keys & set(data)) for kind, keys in kinds.items()} if isinstance(data, dict) else {}
+    )
+    kind = max(known_keys, key=lambda kind: known_keys[kind], default="")
+    if not faults and not (kind and known_keys[kind]):
         faults = [
             "is no machine (clock_mhz, nodes), no study (workloads, machine, space, objectives) and "
             "no workload (extents, einsums)"
@@ -115,13 +121,13 @@ def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     return ("table", "column", "type", "unit", "meaning"), [
         (table, name, c.dtype, c.unit, c.meaning)
         for table in record.TABLES
-        for own in (record.TABLES, record.OWN)
+        for own in (record.TABLES, record.STUDY_COLUMNS)
         for name, c in own.get(table, {}).items()
     ]
 
 
 def _machines() -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-    archs = [machine.built(name) for name in machine.names()]
+    archs = [machine.load_arch(name) for name in machine.names()]
     return ("machine", "levels", "mac_units", "area_mm2", "slower than the clock"), [
         (
             arch.name,
@@ -143,7 +149,7 @@ def _solvers() -> list[tuple[Any, ...]]:
         "solver.tiling": {
             k: first_paragraph(tiler) if tiler else own_tiles for k, tiler in solve.TILING.items()
         },
-        "solver.mapper": {name: first_paragraph(mapper) for name, mapper in solve.DATAFLOW.items()},
+        "solver.mapper": {name: first_paragraph(mapper) for name, mapper in solve.MAPPERS_BY_NAME.items()},
         "solver.factors": solve.FACTORS,
         "solver.dataflow": solve.DATAFLOWS,
         "solver.layout": solve.LAYOUT,
@@ -156,19 +162,19 @@ def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
     """Returns status.json of a run. State "running" becomes "killed" if the process that wrote it is known to
     be gone. Raises Damaged, but with skip_damaged not for damaged parts.
     """
-    manifest, wrong = folder.verified_parts(root)
-    if wrong and not skip_damaged:
-        way = folder.advice(root)
-        raise folder.Damaged("\n".join(f"{line}; {way}" for lines in wrong.values() for line in lines))
+    manifest, damaged = folder.verified_parts(root)
+    if damaged and not skip_damaged:
+        advice = folder.advice(root)
+        raise folder.Damaged("\n".join(f"{line}; {advice}" for lines in damaged.values() for line in lines))
     facts = folder.status(root, manifest.identity)
     if facts is None and (manifest.groups or (root / folder.STATUS).exists()):
         raise folder.Damaged(
             f"{root / folder.STATUS}: lost, damaged or of another run; {folder.advice(root)}"
         )
     facts = facts or {"state": "not started", "done": 0}
-    if not (isinstance(then := facts.get("time", 0.0), int | float) and 0 <= then < 1e11):
+    if not (isinstance(written_at := facts.get("time", 0.0), int | float) and 0 <= written_at < 1e11):
         raise folder.Damaged(
-            f"{root / folder.STATUS}: time = {str(then)[:40]} is no time; {folder.advice(root)}"
+            f"{root / folder.STATUS}: time = {str(written_at)[:40]} is no time; {folder.advice(root)}"
         )
     # opening a run publishes the manifest once, before status.json is written
     if (

@@ -128,11 +128,11 @@ def _drive(study: Study, out: Path, args: argparse.Namespace, mended: Sequence[s
         tables.print_json({"dir": str(out), "solved": outcome.solved, **asdict(outcome.status)})
     else:
         tables.print_end(str(out), outcome.status, outcome.solved)
-        _say_unfused(out, outcome.status.front)
+        _print_fusion_hints(out, outcome.status.front)
     return int(outcome.exit_code)
 
 
-def _say_unfused(out: Path, front: int) -> None:
+def _print_fusion_hints(out: Path, front: int) -> None:
     """Prints what fusion may save on the best machine of a front. It is only a hint, so errors are
     ignored.
     """
@@ -175,28 +175,34 @@ def _pareto(args: argparse.Namespace) -> int:
         return _print_result(found, args)
     names = [*by, "machine", *map(db.column_of, objectives), *(["tied_designs"] if args.distinct else [])]
     parameters = [*studies.columns(run.study, "machines")]
-    rest = [*(["schedule"] if any(found["schedule"].to_pylist()) else []), *parameters, "gap_to_bound"]
-    alike = {
+    other_columns = [
+        *(["schedule"] if any(found["schedule"].to_pylist()) else []),
+        *parameters,
+        "gap_to_bound",
+    ]
+    same_in_all = {
         name: found[name][0].as_py()
-        for name in rest
+        for name in other_columns
         if len(found) > 1 and name not in (*names, "gap_to_bound") and len(found[name].unique()) == 1
     }
-    shown = found.select(list(dict.fromkeys([*names, *(name for name in rest if name not in alike)])))
+    shown = found.select(
+        list(dict.fromkeys([*names, *(name for name in other_columns if name not in same_in_all)]))
+    )
     heads = {name: name if name in parameters else units.label(name) for name in shown.column_names}
     rows = list(zip(*(_values(shown, at) for at in range(shown.num_columns)), strict=True))
     tables.print_rows(
         [*heads.values()], rows, "table", keep=[heads[name] for name in names], measures=shown.column_names
     )
-    said = [
+    directions = [
         f"{'highest' if db.maximised(o) else 'lowest'} {units.label(db.column_of(o))}" for o in objectives
     ]
-    same = [f"{name} = {tables.fact(name, value)}" for name, value in alike.items()]
+    same_texts = [f"{name} = {tables.fact(name, value)}" for name, value in same_in_all.items()]
     tables.print_line(
         "; ".join(
             [
-                f"front: {', '.join(said)}",
+                f"front: {', '.join(directions)}",
                 *([f"by {', '.join(by)}"] if by else []),
-                *([f"in all of them {', '.join(same)}"] if same else []),
+                *([f"in all of them {', '.join(same_texts)}"] if same_texts else []),
             ]
         )
     )
@@ -259,7 +265,7 @@ def _show(args: argparse.Namespace) -> int:
     run = _open(args)
     point = run.show(args.point, args.schedule)
     solved = [point.given_schedule] if point.given_schedule else point.solutions
-    around = run.neighbours(point.machine) if args.neighbours else None
+    neighbours = run.neighbours(point.machine) if args.neighbours else None
     if args.format == "json":
         documents = {
             one.workload.name: values.document(one.arch, one.workload, one.solution)
@@ -268,15 +274,15 @@ def _show(args: argparse.Namespace) -> int:
         }
         tables.print_json(
             {**point.row, "schedule": point.schedule, "workloads": documents}
-            | ({"neighbours": list(around)} if around else {})
+            | ({"neighbours": list(neighbours)} if neighbours else {})
         )
     elif args.format == "yaml":
-        own = [
+        mappings = [
             values.mappings(one.workload, one.solution, one.plan)
             for one in solved
             if not isinstance(one.solution, Infeasible)
         ]
-        print(yaml.safe_dump_all(own, sort_keys=False), end="")
+        print(yaml.safe_dump_all(mappings, sort_keys=False), end="")
     elif args.format == "schedule":
         if len(solved) > 1:
             raise ValueError(
@@ -301,21 +307,21 @@ def _show(args: argparse.Namespace) -> int:
         )
     else:
         tables.print_nests(point.text(args.einsum, tables.terminal_width()))
-        if around:
-            said = (
-                around.table
-                if set(around.table["status"].to_pylist()) != {"ok"}
-                else around.table.drop_columns(["status"])
+        if neighbours:
+            shown = (
+                neighbours.table
+                if set(neighbours.table["status"].to_pylist()) != {"ok"}
+                else neighbours.table.drop_columns(["status"])
             )
-            heads = [units.label(name.removesuffix("_change")) for name in said.column_names]
+            heads = [units.label(name.removesuffix("_change")) for name in shown.column_names]
             tables.print_table(
                 heads,
-                api.Answer(said).rows(),
+                api.Answer(shown).rows(),
                 "one-at-a-time sensitivity (machines of this run, first schedule)",
-                measures=said.column_names,
+                measures=shown.column_names,
             )
-            if "not solved" in around.table["status"].to_pylist():
-                tables.print_line(f"not solved: {run.beyond()}")
+            if "not solved" in neighbours.table["status"].to_pylist():
+                tables.print_line(f"not solved: {run.why_unsolved()}")
     return 0
 
 
@@ -326,15 +332,15 @@ def _map(args: argparse.Namespace) -> int:
     sets = read.assignments(args.set)
     name = f"{args.workload} on {args.machine}"
     if args.front:
-        beside = {
+        conflicting = {
             "--objective": args.objective,
             "--layout": args.layout,
             "--schedule": args.schedule,
             f"--format {args.format}": args.format not in ("text", "json"),
         }
-        if wrong := [name for name, value in beside.items() if value]:
+        if in_conflict := [name for name, value in conflicting.items() if value]:
             raise ValueError(
-                f"{wrong[0]} beside --front: it is a table by energy, latency and capacity used, as "
+                f"{in_conflict[0]} beside --front: it is a table by energy, latency and capacity used, as "
                 "text or json; leave one of both out"
             )
         return _front(
@@ -384,7 +390,7 @@ def _print_mapped(found: Any, args: argparse.Namespace) -> int:
     from dse.frontend import screens
     from dse.mapping.nest import Infeasible
 
-    screens.numbered(found.workload, args.einsum)
+    screens.einsum_indices(found.workload, args.einsum)
     if isinstance(found.solution, Infeasible):
         tables.print_json(found.totals) if args.format == "json" else print(found.text(), end="")
         return 1
@@ -427,29 +433,29 @@ def _plot(args: argparse.Namespace) -> int:
     from dse.frontend import api, progress
     from dse.study import read
 
-    *of, kind = args.words
-    if len(of) == 1:
-        picture = api.open(of[0]).plot(kind, args.point)
-    elif len(of) == 2:
+    *sources, kind = args.words
+    if len(sources) == 1:
+        picture = api.open(sources[0]).plot(kind, args.point)
+    elif len(sources) == 2:
         sets = read.assignments(args.set)
 
         def drawn(steps: Any) -> Any:
             if kind == "layout":
-                return api.layout(of[0], of[1], args.layout, **sets)
+                return api.layout(sources[0], sources[1], args.layout, **sets)
             if kind == "residency" and not args.schedule:
-                return api.residency(*of, **sets).plot()
-            return api.map(*of, schedule=args.schedule, progress=steps.update, **sets).plot(
+                return api.residency(*sources, **sets).plot()
+            return api.map(*sources, schedule=args.schedule, progress=steps.update, **sets).plot(
                 kind, args.einsum, steps.update
             )
 
-        picture = progress.run_with_progress(f"{kind} of {of[0]} on {of[1]}", drawn)
+        picture = progress.run_with_progress(f"{kind} of {sources[0]} on {sources[1]}", drawn)
     else:
         raise ValueError(
             f"{' '.join(args.words)}: give RUN KIND or WORKLOAD MACHINE KIND; dse plot --help lists the kinds"
         )
     out = args.output or f"{kind}.png"
     picture.save(out)
-    tables.print_line(f"{out}: {kind} of {' on '.join(of)}")
+    tables.print_line(f"{out}: {kind} of {' on '.join(sources)}")
     return 0
 
 
@@ -475,11 +481,11 @@ def _simulate(args: argparse.Namespace) -> int:
     sets = read.assignments(args.set)
     fuse = bool(sets.pop("solver.fuse_elementwise", True))
     arch = machine.arch(space.override(machine.load(args.machine), sets))
-    path, asked = Path(args.mapping), catalog.load(args.workload, fuse_elementwise=fuse)
-    _warn(asked)
-    if (unnested := directed.evaluate_file(path, asked, arch)) is not None:
-        return _print_mapped(api.Mapped(arch, asked, unnested), args)
-    workload, given_schedule = directives.load(path, asked, arch)
+    path, loaded = Path(args.mapping), catalog.load(args.workload, fuse_elementwise=fuse)
+    _warn(loaded)
+    if (unnested := directed.evaluate_file(path, loaded, arch)) is not None:
+        return _print_mapped(api.Mapped(arch, loaded, unnested), args)
+    workload, given_schedule = directives.load(path, loaded, arch)
     try:
         found = evaluate(arch, workload, given_schedule)
     except ValueError as fault:

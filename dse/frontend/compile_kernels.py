@@ -19,33 +19,33 @@ from hw.columns import Table
 from workloads import catalog
 
 
-def problem(on: str) -> Problem:
+def problem(machine_name: str) -> Problem:
     """Returns a small GEMM (4 x 4 x 4) at lowest energy on a built-in machine."""
-    return Problem(machine.built(on), catalog.load("gemm:m=4,n=4,k=4").einsums[0], "energy")
+    return Problem(machine.load_arch(machine_name), catalog.load("gemm:m=4,n=4,k=4").einsums[0], "energy")
 
 
-def search() -> None:
+def compile_search() -> None:
     """Compiles the kernels of the search, local search included: the part that takes longest."""
     optimal(problem("edge_array"))
     optimal(problem("edge_array"), budget=1)
 
 
-def beside() -> None:
-    """Compiles all kernels that `search` does not."""
-    one, few = (
+def compile_others() -> None:
+    """Compiles all kernels that `compile_search` does not."""
+    one, columns = (
         problem("edge_array"),
         Table(space.parse(machine.load("edge_array"), {"clock_mhz": [100, 200]})).columns(np.arange(2))[1],
     )
-    bound_kernels.sequential([(one.einsum, 1)], few)
-    cell = shared_mappings.machine_batch(one.arch, few, lambda _: one.arch)
+    bound_kernels.sequential([(one.einsum, 1)], columns)
+    batch = shared_mappings.machine_batch(one.arch, columns, lambda _: one.arch)
     shared_mappings.raise_bounds(
-        cell,
+        batch,
         np.zeros(2),
         0,
         1.0,
         1.0,
-        shared_mappings.units_of(cell, one.einsum),
-        shared_mappings.lower_bound_on(cell, one.einsum).cycles,
+        shared_mappings.units_of(batch, one.einsum),
+        shared_mappings.lower_bound_on(batch, one.einsum).cycles,
     )
     ragged.solve_ragged(problem("smv"))
 
@@ -53,7 +53,7 @@ def beside() -> None:
 def main() -> None:
     """Compiles both parts in two processes. Raises what failed in either."""
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        for done in [pool.submit(part) for part in (search, beside)]:
+        for done in [pool.submit(part) for part in (compile_search, compile_others)]:
             done.result()
 
 

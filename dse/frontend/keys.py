@@ -34,7 +34,7 @@ Meanings = Mapping[str, tuple[str, str]]  # key -> (unit, meaning)
 
 def _energies(node: type) -> Meanings:
     """Returns the meanings of keys that declare theirs in metadata."""
-    return {own.name: ("pJ", own.metadata["says"]) for own in fields(node) if "says" in own.metadata}
+    return {field.name: ("pJ", field.metadata["says"]) for field in fields(node) if "says" in field.metadata}
 
 
 # Keys that dse/study/read.py reads without a schema: (values, default, unit, meaning)
@@ -369,7 +369,7 @@ def schema(file: str) -> dict[str, Any]:
     """Returns a JSON Schema of machine, study or workload files, for editors, with the contents of `dse list
     keys`. `dse check` checks more, also between keys.
     """
-    own = {
+    by_prefix = {
         prefix.rstrip(".").removesuffix("[]"): (
             machine.schema() if kind is Machine else TypeAdapter(kind).json_schema(by_alias=True),
             meanings,
@@ -383,15 +383,17 @@ def schema(file: str) -> dict[str, Any]:
             for key, (_, _, unit, meaning) in STUDY.items()
             if "[]" not in key
         }
-        whole: dict[str, Any] = {
+        file_schema: dict[str, Any] = {
             "type": "object",
             "properties": top,
             "additionalProperties": False,
             "required": [key for key in top if not STUDY[key][1]],
         }
-        whole["properties"] |= {key: _closed_schema(one, meanings) for key, (one, meanings) in own.items()}
+        file_schema["properties"] |= {
+            key: _closed_schema(one, meanings) for key, (one, meanings) in by_prefix.items()
+        }
     else:
-        whole = _closed_schema(*own.pop(""))
+        file_schema = _closed_schema(*by_prefix.pop(""))
         kinds = {
             "memory": "Memory",
             "array": "Array",
@@ -399,25 +401,27 @@ def schema(file: str) -> dict[str, Any]:
             "tiling": "Tiling",
             "einsums": "Entry",
         }
-        whole["$defs"] |= {
-            kinds[key]: _closed_schema(whole["$defs"][kinds[key]], meanings)
-            for key, (_, meanings) in own.items()
+        file_schema["$defs"] |= {
+            kinds[key]: _closed_schema(file_schema["$defs"][kinds[key]], meanings)
+            for key, (_, meanings) in by_prefix.items()
         }
     if file == "machine":
         # inf: a text in YAML 1.1
-        whole["$defs"]["Memory"]["properties"]["actions_per_cycle"]["anyOf"].append({"const": "inf"})
+        file_schema["$defs"]["Memory"]["properties"]["actions_per_cycle"]["anyOf"].append({"const": "inf"})
     if file == "workload":
-        whole["properties"]["einsums"]["items"] = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/Entry"}]}
+        file_schema["properties"]["einsums"]["items"] = {
+            "anyOf": [{"type": "string"}, {"$ref": "#/$defs/Entry"}]
+        }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"dse {file}",
-        **{key: one for key, one in whole.items() if key != "title"},
+        **{key: one for key, one in file_schema.items() if key != "title"},
     }
 
 
 def _closed_schema(schema: Mapping[str, Any], meanings: Meanings) -> dict[str, Any]:
     """Returns a schema with meanings instead of docstrings, in which unknown keys are faults."""
-    own = {
+    properties = {
         name: {
             **{key: what for key, what in one.items() if key not in ("title", "description")},
             "description": _description(*meanings[name]),
@@ -426,7 +430,7 @@ def _closed_schema(schema: Mapping[str, Any], meanings: Meanings) -> dict[str, A
     }
     return {
         **{key: one for key, one in schema.items() if key not in ("title", "description")},
-        "properties": own,
+        "properties": properties,
         "additionalProperties": False,
     }
 
@@ -477,14 +481,14 @@ def _values(one: Mapping[str, Any]) -> str:
         )
     kind = one.get("type")
     if kind in ("integer", "number"):
-        least = (
+        minimum = (
             f" > {one['exclusiveMinimum']:g}"
             if "exclusiveMinimum" in one
             else f" > {one['gt']:g}"
             if "gt" in one
             else (f" >= {one['minimum']:g}" if "minimum" in one else "")
         )
-        return f"{'whole number' if kind == 'integer' else 'number'}{least}"
+        return f"{'whole number' if kind == 'integer' else 'number'}{minimum}"
     if kind == "array":
         return f"list of {_values(one.get('items', {})) or 'entries'}"
     return {"boolean": "true, false", "string": "text", "object": "mapping", "null": ""}.get(

@@ -142,17 +142,17 @@ def _left_out(run: Opened) -> list[str]:
         "SELECT (SELECT count(*) FROM points WHERE NOT feasible) AS points, (SELECT count(*) FROM machines "
         "WHERE status = 'infeasible') AS machines"
     ).table.to_pylist()
-    said = [
+    texts = [
         f"{row['points']} points that break a constraint",
         f"{row['machines']} machines that are infeasible",
     ]
-    shown = [text for text, n in zip(said, (row["points"], row["machines"]), strict=True) if n]
+    shown = [text for text, n in zip(texts, (row["points"], row["machines"]), strict=True) if n]
     return [f"not shown: {', '.join(shown)}"] if shown else []
 
 
-def spread(count: int, most: int) -> list[int]:
-    """Returns at most `most` indices of a list of `count`, at even distances, including both ends."""
-    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
+def spread(count: int, max_count: int) -> list[int]:
+    """Returns at most `max_count` indices of a list of `count`, at even distances, including both ends."""
+    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, max_count))})
 
 
 def _breakdown(run: Opened) -> Picture:
@@ -163,34 +163,34 @@ def _breakdown(run: Opened) -> Picture:
     latency: list[tuple[str, Mapping[str, float]]] = []
     weights = run.study.weights()
     shown = spread(len(rows), BARS)
-    for at in shown:
-        number = f"{rows[at]['machine']}.{rows[at]['schedule']}"
+    for index in shown:
+        number = f"{rows[index]['machine']}.{rows[index]['schedule']}"
         parts: Counter[str] = Counter()
-        binds: Counter[str] = Counter()
+        bottlenecks: Counter[str] = Counter()
         for ref, one in zip(run.study.workloads, run.show(number).solutions, strict=True):
             parts.update(
                 {name: weights[ref.name] * pj for name, pj in energy_parts(one.arch, one.solution).items()}
             )
-            binds.update(
+            bottlenecks.update(
                 {name: weights[ref.name] * ns for name, ns in bottleneck_ns(one.arch, one.solution).items()}
             )
         energy.append((number.removesuffix(".0"), parts))
-        latency.append((number.removesuffix(".0"), binds))
+        latency.append((number.removesuffix(".0"), bottlenecks))
     first = run.study.objectives[0]
-    alike = sum(row["tied_designs"] for row in rows) - len(rows)
-    left = [
+    tied_count = sum(row["tied_designs"] for row in rows) - len(rows)
+    omissions = [
         *([f"{len(shown)} of {len(rows)}"] if len(shown) < len(rows) else []),
-        *([f"{alike} tied designs left out"] if alike else []),
+        *([f"{tied_count} tied designs left out"] if tied_count else []),
     ]
     title = "; ".join(
         [
             f"{name_of(run)}: machines of the front, {'highest' if first.direction == 'max' else 'lowest'} "
             f"{units.label(first.column)} first",
-            *left,
+            *omissions,
         ]
     )
-    parts_of = "energy by component (static: leakage, background), latency by bottleneck"
-    return plots.breakdown({"energy_pj": energy, "latency_ns": latency}, "machine", f"{title}\n{parts_of}")
+    legend = "energy by component (static: leakage, background), latency by bottleneck"
+    return plots.breakdown({"energy_pj": energy, "latency_ns": latency}, "machine", f"{title}\n{legend}")
 
 
 def energy_parts(arch: Arch, found: Solution) -> dict[str, float]:
@@ -203,7 +203,7 @@ def bottleneck_ns(arch: Arch, found: Solution) -> dict[str, float]:
     """Returns latency in ns by bottleneck: for each component the time of the einsums that it limits."""
     total: Counter[str] = Counter()
     for c in found.einsums:
-        total[f"{c.bottleneck}{plots.BINDS}"] += c.count * c.latency_cycles / arch.clock_ghz  # type: ignore[assignment]
+        total[f"{c.bottleneck}{plots.BOTTLENECK_SUFFIX}"] += c.count * c.latency_cycles / arch.clock_ghz  # type: ignore[assignment]
     return dict(total)
 
 
@@ -213,8 +213,12 @@ def _sensitivity(run: Opened) -> Picture:
     columns = {name: found[name].to_pylist() for name in parameters}
     panels = {}
     for name in names:
-        own, explained = figures.effects(columns, found[name].to_numpy())
-        panels[name] = own, explained, figures.uncertainty_factor(own, explained, found[name].to_numpy())
+        effects, explained = figures.effects(columns, found[name].to_numpy())
+        panels[name] = (
+            effects,
+            explained,
+            figures.uncertainty_factor(effects, explained, found[name].to_numpy()),
+        )
     return plots.sensitivity(
         panels,
         f"{name_of(run)}: what each parameter does, all else equal (log-linear fit over {len(found)} points)",
@@ -239,10 +243,10 @@ def volume(run: Opened, machines: Sequence[int]) -> list[tuple[int, float]]:
     """
     names = [o.column for o in run.study.objectives]
     found = _points(run, ["machine", *names])
-    behind = {machine: i + 1 for i, machine in enumerate(machines)}
+    done_after = {machine: i + 1 for i, machine in enumerate(machines)}
     signs = np.array([-1.0 if o.direction == "max" else 1.0 for o in run.study.objectives])
     return figures.progress(
-        [behind[m] for m in found["machine"].to_pylist()],
+        [done_after[m] for m in found["machine"].to_pylist()],
         np.column_stack([found[name].to_numpy() for name in names]) * signs,
     )
 
@@ -279,15 +283,15 @@ def of_mapped(
         )
     title = f"{one.workload.name} on {one.arch.name}"
     if kind == "ski-slope":
-        own = figures.alone(one.workload, einsum) if einsum else one.workload
-        found = solve.cached(one.arch, own, one.options) if einsum else one.solution
+        drawn_workload = figures.one_einsum_workload(one.workload, einsum) if einsum else one.workload
+        found = solve.cached(one.arch, drawn_workload, one.options) if einsum else one.solution
         slope = figures.ski_slope(
-            one.arch, own, one.options, found[0] if isinstance(found, list) else found, progress
+            one.arch, drawn_workload, one.options, found[0] if isinstance(found, list) else found, progress
         )
-        return plots.ski_slope(slope, f"{own.name} on {one.arch.name}")
+        return plots.ski_slope(slope, f"{drawn_workload.name} on {one.arch.name}")
     if isinstance(one.solution, Infeasible):
         raise ValueError(f"{title}: infeasible: {one.solution}")
-    drawn: dict[str, Callable[[Solution], Picture]] = {
+    draw_kind: dict[str, Callable[[Solution], Picture]] = {
         "roofline": lambda found: plots.roofline(figures.roofline(one.arch, one.workload, found), title),
         "breakdown": lambda found: _einsums(one, found, title),
         "nest": lambda found: _nest(one, found, einsum),
@@ -298,7 +302,7 @@ def of_mapped(
             "KIND = residency: an unfused schedule retains nothing; give a schedule, --schedule "
             "FILE, or ask dse.residency"
         )
-    return drawn[kind](one.solution)
+    return draw_kind[kind](one.solution)
 
 
 def of_residency(arch: Arch, workload: Workload, found: TrafficReport) -> Picture:
@@ -321,7 +325,10 @@ def _einsums(one: Solved, found: Solution, title: str) -> Picture:
         label = f"{c.name} x {c.count}" if c.count > 1 else c.name
         energy.append((label, parts))
         latency.append(
-            (label, {f"{c.bottleneck}{plots.BINDS}": c.count * c.latency_cycles / one.arch.clock_ghz})
+            (
+                label,
+                {f"{c.bottleneck}{plots.BOTTLENECK_SUFFIX}": c.count * c.latency_cycles / one.arch.clock_ghz},
+            )
         )
     return plots.breakdown(
         {"energy_pj": energy, "latency_ns": latency},
@@ -332,9 +339,9 @@ def _einsums(one: Solved, found: Solution, title: str) -> Picture:
 
 def _nest(one: Solved, found: Solution, einsum: str | None) -> Picture:
     e, c = figures.one_einsum(one.workload, found, einsum)
-    if c.mapping.outside:
+    if c.mapping.non_nest_text:
         raise ValueError(
-            f"{c.name}: its schedule is {c.mapping.outside.splitlines()[0]}; dse map shows it as text"
+            f"{c.name}: its schedule is {c.mapping.non_nest_text.splitlines()[0]}; dse map shows it as text"
         )
     facts = (
         f"{tables.fact('energy_pj', c.energy_pj)}, {tables.fact('latency_cycles', c.latency_cycles)}, "

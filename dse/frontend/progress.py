@@ -26,8 +26,8 @@ from dse.run import compiling
 T = TypeVar("T")
 LINE_S = 5.0  # seconds between lines where stderr is no terminal
 TICK_S = 0.2  # seconds between updates of a live line
-BEFORE_S = 1.0  # seconds before the first line: shorter work shows none
-COMPILES = "compiling kernels, a minute or two, once per installation"
+DELAY_S = 1.0  # seconds before the first line: shorter work shows none
+COMPILING_TEXT = "compiling kernels, a minute or two, once per installation"
 
 
 class Line:
@@ -36,7 +36,7 @@ class Line:
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)
         self.live = Status("", console=self.console) if self.console.is_terminal else None
-        self.shown = time.monotonic()
+        self.shown_at = time.monotonic()
 
     def show(self, text: str, last: bool = False) -> None:
         """Updates the live line; without a terminal prints at most one line per LINE_S. last: the final text,
@@ -47,12 +47,12 @@ class Line:
                 Text(set_cell_size(safe(text), min(cell_len(safe(text)), self.console.width - 4)))
             )
             self.live.start()
-        elif last or time.monotonic() - self.shown >= LINE_S:
+        elif last or time.monotonic() - self.shown_at >= LINE_S:
             self.say(text)
 
     def say(self, text: str) -> None:
         """Prints immediately, on a line of its own."""
-        self.shown = time.monotonic()
+        self.shown_at = time.monotonic()
         with suppress(BrokenPipeError, OSError):
             if self.live:
                 self.console.print(Text(safe(text)))
@@ -71,30 +71,40 @@ class Steps:
     """
 
     def __init__(self, name: str) -> None:
-        self.name, self.now, self.done, self.of = name, "", 0, 0
-        self.behind = self.whole = 0.0
-        self.begun = self.since = time.monotonic()
+        self.name, self.current, self.done_count, self.step_count = name, "", 0, 0
+        self.done_weight = self.total_weight = 0.0
+        self.started_at = self.step_began_at = time.monotonic()
 
-    def update(self, number: int, weights: Sequence[float], now: str) -> None:
-        """Records that step `number` begins: einsum `now`. weights: cost of all steps, in any unit."""
-        self.now, self.done, self.of, self.since = now, number, len(weights), time.monotonic()
-        self.behind, self.whole = sum(weights[:number]), sum(weights)
+    def update(self, number: int, weights: Sequence[float], name: str) -> None:
+        """Records that step `number` begins: einsum `name`. weights: cost of all steps, in any unit."""
+        self.current, self.done_count, self.step_count, self.step_began_at = (
+            name,
+            number,
+            len(weights),
+            time.monotonic(),
+        )
+        self.done_weight, self.total_weight = sum(weights[:number]), sum(weights)
 
     def text(self) -> str:
         """Returns name, steps done, time spent, and an estimate of the time left by the weights of the
         steps.
         """
-        return f"{self._said()}, {COMPILES}" if compiling.now() else self._said()
+        return f"{self._steps_text()}, {COMPILING_TEXT}" if compiling.now() else self._steps_text()
 
-    def _said(self) -> str:
-        if not self.of:
-            return f"{self.name}, {duration(time.monotonic() - self.begun)}"
-        spent, here = self.since - self.begun, time.monotonic() - self.since
-        left = spent * (self.whole - self.behind) / self.behind - here if self.behind else 0.0
-        about = f", about {duration(left)} left" if left > 1 else ""
+    def _steps_text(self) -> str:
+        if not self.step_count:
+            return f"{self.name}, {duration(time.monotonic() - self.started_at)}"
+        spent, step_s = self.step_began_at - self.started_at, time.monotonic() - self.step_began_at
+        left = (
+            spent * (self.total_weight - self.done_weight) / self.done_weight - step_s
+            if self.done_weight
+            else 0.0
+        )
+        estimate = f", about {duration(left)} left" if left > 1 else ""
         return (
-            f"{self.name}: {self.done} of {self.of} einsums, {duration(spent + here)}, now einsum {self.now} "
-            f"({duration(here)}){about}"
+            f"{self.name}: {self.done_count} of {self.step_count} einsums, "
+            f"{duration(spent + step_s)}, now einsum {self.current} "
+            f"({duration(step_s)}){estimate}"
         )
 
 
@@ -116,7 +126,7 @@ def run_with_progress(name: str, work: Callable[[Steps], T]) -> T:
     try:
         while thread.is_alive():
             thread.join(TICK_S)
-            if thread.is_alive() and time.monotonic() - steps.begun > BEFORE_S:
+            if thread.is_alive() and time.monotonic() - steps.started_at > DELAY_S:
                 line.show(steps.text())
     except KeyboardInterrupt:
         line.close()

@@ -42,10 +42,10 @@ def document(run: Opened) -> str:
         "p.schedule"
     ).table
     on_front = _on_front(run, points)
-    kept = _shown_points(len(points), on_front)
+    shown = _shown_points(len(points), on_front)
     columns = [
         *_machine_columns(run, machines, points),
-        *_point_columns(run, machines, points, on_front, kept),
+        *_point_columns(run, machines, points, on_front, shown),
     ]
     names = [o.column for o in run.study.objectives]
     facts = {
@@ -57,12 +57,12 @@ def document(run: Opened) -> str:
         "reasons": _reasons(run),
         "missed": _violations(run, points),
         "progress": _progress(run, machines, points),
-        "said": _facts(run, machines, points, on_front, len(kept)),
+        "said": _facts(run, machines, points, on_front, len(shown)),
         "study": run.study.text,
         "path": run.path.name,
     }
-    whole: str = report.document(Page(pictures.name_of(run), facts, columns, _details(run, points, on_front)))
-    return whole
+    html: str = report.document(Page(pictures.name_of(run), facts, columns, _details(run, points, on_front)))
+    return html
 
 
 def _on_front(run: Opened, points: pa.Table) -> np.ndarray:
@@ -84,19 +84,23 @@ def _shown_points(count: int, on_front: np.ndarray) -> np.ndarray:
 def _machine_columns(run: Opened, machines: pa.Table, points: pa.Table) -> list[Column]:
     states = np.array([STATES.index(status) for status in machines["status"].to_pylist()])
     feasible = set(points.filter(points["feasible"])["machine"].to_pylist())
-    missed = [
+    is_violating = [
         status == 0 and machine not in feasible
         for status, machine in zip(states, machines["machine"].to_pylist(), strict=True)
     ]
     found = [
         Column("machine", "machine", "machine", machines["machine"].to_numpy()),
         Column(
-            "state", "state", "machine", np.where(missed, STATES.index("breaks a constraint"), states), STATES
+            "state",
+            "state",
+            "machine",
+            np.where(is_violating, STATES.index("breaks a constraint"), states),
+            STATES,
         ),
     ]
     for axis, name in zip(run.study.space.axes, studies.columns(run.study, "machines"), strict=True):
-        place = {value: i for i, value in enumerate(axis.values)}
-        codes = np.array([place[value] for value in machines[name].to_pylist()])
+        index_of = {value: i for i, value in enumerate(axis.values)}
+        codes = np.array([index_of[value] for value in machines[name].to_pylist()])
         found.append(
             Column(
                 name,
@@ -114,24 +118,29 @@ def _choice(key: str, value: Any) -> str:
 
 
 def _point_columns(
-    run: Opened, machines: pa.Table, points: pa.Table, on_front: np.ndarray, kept: np.ndarray
+    run: Opened, machines: pa.Table, points: pa.Table, on_front: np.ndarray, shown: np.ndarray
 ) -> list[Column]:
-    at = {machine: i for i, machine in enumerate(machines["machine"].to_pylist())}
+    machine_row = {machine: i for i, machine in enumerate(machines["machine"].to_pylist())}
     names = list(
         dict.fromkeys(
             [*(o.column for o in run.study.objectives), *record.METRICS, "area_mm2", "gap_to_bound"]
         )
     )
     found = [
-        Column("row", "", "place", np.array([at[m] for m in points["machine"].to_pylist()], dtype=int)[kept]),
-        Column("schedule", "schedule", "place", points["schedule"].to_numpy()[kept]),
         Column(
-            "feasible", "", "place", points["feasible"].to_numpy(zero_copy_only=False).astype(np.uint8)[kept]
+            "row",
+            "",
+            "place",
+            np.array([machine_row[m] for m in points["machine"].to_pylist()], dtype=int)[shown],
         ),
-        Column("front", "", "place", on_front.astype(np.uint8)[kept]),
+        Column("schedule", "schedule", "place", points["schedule"].to_numpy()[shown]),
+        Column(
+            "feasible", "", "place", points["feasible"].to_numpy(zero_copy_only=False).astype(np.uint8)[shown]
+        ),
+        Column("front", "", "place", on_front.astype(np.uint8)[shown]),
     ]
     for name in names:
-        values = points[name].to_numpy(zero_copy_only=False).astype(float)[kept]
+        values = points[name].to_numpy(zero_copy_only=False).astype(float)[shown]
         label = units.axis(name, [])[1].split(" (")[0] + " in cycles" * name.endswith("_cycles")
         found.append(Column(name, label, "metric", values, (), units.steps_of(name)))
     return found
@@ -147,8 +156,8 @@ def _ordered(axis: Axis) -> bool:
 def _effects(run: Opened, machines: pa.Table, points: pa.Table, objective: str) -> dict[str, Any]:
     """Returns the effects of all values of all parameters on an objective, over the feasible points."""
     good = points.filter(points["feasible"])
-    at = {machine: i for i, machine in enumerate(machines["machine"].to_pylist())}
-    rows = pa.array([at[machine] for machine in good["machine"].to_pylist()], pa.int64())
+    machine_row = {machine: i for i, machine in enumerate(machines["machine"].to_pylist())}
+    rows = pa.array([machine_row[machine] for machine in good["machine"].to_pylist()], pa.int64())
     keys = dict(
         zip(studies.columns(run.study, "machines"), (axis.key for axis in run.study.space.axes), strict=True)
     )
@@ -157,7 +166,7 @@ def _effects(run: Opened, machines: pa.Table, points: pa.Table, objective: str) 
     )
     return {
         "explained": explained,
-        "order": [name for name, _ in figures.spans(found)],
+        "order": [name for name, _ in figures.effect_ratios(found)],
         "rows": [{**asdict(one), "value": _choice(keys[one.parameter], one.value)} for one in found],
     }
 
@@ -181,17 +190,19 @@ def _violations(run: Opened, points: pa.Table) -> list[dict[str, Any]]:
     """Returns the modelled constraints, with the number of points that break each."""
     return [
         {
-            "constraint": meaning.meaning.removeprefix("how far ").partition(" is missed")[0],
+            "constraint": column.meaning.removeprefix("how far ").partition(" is missed")[0],
             "points": int((points[name].to_numpy() > 0).sum()),
         }
-        for name, meaning in studies.columns(run.study, "points").items()
-        if meaning.meaning.startswith("how far ")
+        for name, column in studies.columns(run.study, "points").items()
+        if column.meaning.startswith("how far ")
     ]
 
 
 def _progress(run: Opened, machines: pa.Table, points: pa.Table) -> dict[str, Any]:
     order = machines["machine"].to_pylist()
-    ends = sorted({round(i) for i in np.linspace(1, len(order), min(len(order), 2 * figures.STEPS))})
+    ends = sorted(
+        {round(i) for i in np.linspace(1, len(order), min(len(order), 2 * figures.MAX_PROGRESS_POINTS))}
+    )
     states = machines["status"].to_pylist()
     counts = {status: np.cumsum([state == status for state in states]) for status in STATES[:4]}
     return {
@@ -246,12 +257,12 @@ def _details(run: Opened, points: pa.Table, on_front: np.ndarray) -> dict[str, A
     """Returns nest, breakdown and roofline for points of the front, at even distances along the first
     objective. Equal nests are stored once.
     """
-    places = np.flatnonzero(on_front)
-    places = places[np.argsort(points[run.study.objectives[0].column].to_numpy()[places], kind="stable")]
+    rows = np.flatnonzero(on_front)
+    rows = rows[np.argsort(points[run.study.objectives[0].column].to_numpy()[rows], kind="stable")]
     nests: dict[str, int] = {}
     explained = {}
-    for place in (places[i] for i in pictures.spread(len(places), EXPLAINED)) if len(places) else ():
-        key = f"{points['machine'][int(place)].as_py()}.{points['schedule'][int(place)].as_py()}"
+    for row in (rows[i] for i in pictures.spread(len(rows), EXPLAINED)) if len(rows) else ():
+        key = f"{points['machine'][int(row)].as_py()}.{points['schedule'][int(row)].as_py()}"
         explained[key] = [_workload(one, nests) for one in run.show(key).solutions]
     return {"points": explained, "nests": list(nests)}
 

@@ -16,32 +16,32 @@ from workloads.graph import Workload, unique
 MAX_ROWS = 16  # rows of a table of on-chip retention
 
 
-def numbered(workload: Workload, name: str | None) -> dict[str, int]:
+def einsum_indices(workload: Workload, name: str | None) -> dict[str, int]:
     """Returns einsum name -> index of its distinct einsum. Raises ValueError unless `name` is an einsum,
     "all" or None.
     """
-    at = {own: i for i, group in enumerate(unique(workload)) for own in group.names}
-    if name not in (None, "all", *at):
+    index_of = {own: i for i, group in enumerate(unique(workload)) for own in group.names}
+    if name not in (None, "all", *index_of):
         raise ValueError(
-            f"--einsum {name}: {workload.name} has no such einsum; there are all, {', '.join(at)}"
+            f"--einsum {name}: {workload.name} has no such einsum; there are all, {', '.join(index_of)}"
         )
-    return at
+    return index_of
 
 
 def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, width: int = WIDE) -> str:
     """Returns totals, the energy breakdown, the costliest einsums, and nest, traffic and footprints of one
     einsum. name: of that einsum; "all": each; None: the costliest.
     """
-    numbered(workload, name)
+    einsum_indices(workload, name)
     costed = explain.costed_einsums(workload, found)
-    at = {
+    index_of = {
         own: i
         for i, (c, _) in enumerate(costed)
         for group in unique(workload)
         if c.name in group.names
         for own in group.names
     }
-    at |= {c.name: i for i, (c, _) in enumerate(costed)}
+    index_of |= {c.name: i for i, (c, _) in enumerate(costed)}
     head = facts(explain.facts(arch, workload, found), f"{workload.name} on {arch.name}", width)
     blocks = [head + "".join(f"{wrapped(line, width)}\n" for line in explain.notes(arch, workload, found))]
     blocks += [block(one, width) for one in explain.network(arch, workload, found, name == "all")]
@@ -49,7 +49,7 @@ def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, 
     costliest = max(
         range(len(found.einsums)), key=lambda i: found.einsums[i].count * found.einsums[i].energy_pj
     )
-    for i in range(len(found.einsums)) if name == "all" else [at[name] if name else costliest]:
+    for i in range(len(found.einsums)) if name == "all" else [index_of[name] if name else costliest]:
         nest, tables = explain.einsum(arch, costed[i][1], costed[i][0])
         blocks += [
             "\n".join(wrapped(line, width) for line in nest.splitlines()) + "\n",
@@ -60,11 +60,11 @@ def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, 
 
 def residency(arch: Arch, workload: Workload, found: TrafficReport, width: int = WIDE) -> str:
     """Returns facts and tables of on-chip retention. Long tables show their first rows."""
-    known, tables = explain.residency(arch, workload, found)
-    blocks = [facts(known, f"{workload.name} on {arch.name}", width)]
+    known_facts, tables = explain.residency(arch, workload, found)
+    blocks = [facts(known_facts, f"{workload.name} on {arch.name}", width)]
     for one in tables:
-        left = len(one.rows) - MAX_ROWS
-        notes = [one.note, f"{left} more rows; --format json lists them" if left > 0 else ""]
+        hidden_rows = len(one.rows) - MAX_ROWS
+        notes = [one.note, f"{hidden_rows} more rows; --format json lists them" if hidden_rows > 0 else ""]
         blocks.append(
             block(replace(one, rows=one.rows[:MAX_ROWS], note=" ".join(filter(None, notes))), width)
         )

@@ -23,12 +23,12 @@ from dse.explain import units
 
 WIDE = 10_000  # width where the output is no terminal: no line is wrapped, no column left out
 GAP = 2  # blanks between columns
-NARROWEST = 24  # columns of text are wrapped to this width before any column is left out
-LONGEST = 32  # names up to this length are not wrapped
+MIN_TEXT_WIDTH = 24  # columns of text are wrapped to this width before any column is left out
+MAX_NAME_WIDTH = 32  # names up to this length are not wrapped
 SPATIAL = "bold cyan"  # style of spatial loops
 # a spreadsheet takes a cell that begins with one of these for a formula
-RISKY = ("=", "+", "-", "@", "\t", "\r")
-LABEL = re.compile(r"[\w.:=,/-]*")  # a cell without blanks is a name and is not wrapped
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+NAME_CELL = re.compile(r"[\w.:=,/-]*")  # a cell without blanks is a name and is not wrapped
 
 
 def terminal_width() -> int:
@@ -70,11 +70,11 @@ def table(
         for i, (name, measure) in enumerate(zip(header, measures or header, strict=True))
     ]
     dropped: list[str] = []
-    while len(columns) > 1 and sum(c.least + GAP for c in columns) - GAP > width:
-        victim = next((c for c in reversed(columns[1:]) if c.name not in keep), columns[-1])
-        columns.remove(victim)
-        dropped.append(victim.name)
-    lost = (
+    while len(columns) > 1 and sum(c.min_width + GAP for c in columns) - GAP > width:
+        left_out = next((c for c in reversed(columns[1:]) if c.name not in keep), columns[-1])
+        columns.remove(left_out)
+        dropped.append(left_out.name)
+    not_shown = (
         f"(not shown: {', '.join(reversed(dropped))}; a wider terminal or --format json shows "
         f"{'it' if len(dropped) == 1 else 'them'})"
     )
@@ -82,7 +82,7 @@ def table(
         [
             *([wrapped(title, width)] if title else []),
             *_lines(columns, width, len(listed)),
-            *([wrapped(lost, width)] if dropped else []),
+            *([wrapped(not_shown, width)] if dropped else []),
             "",
         ]
     )
@@ -94,9 +94,9 @@ class _Column:
 
     name: str
     cells: list[str]
-    right: bool  # whether cells are aligned right (numbers)
-    least: int  # smallest width to which the column may be wrapped
-    most: int  # width of its longest line
+    align_right: bool  # whether cells are aligned right (numbers)
+    min_width: int  # smallest width to which the column may be wrapped
+    max_width: int  # width of its longest line
 
 
 def cells(measure: str, values: Sequence[Any]) -> list[str]:
@@ -107,14 +107,16 @@ def cells(measure: str, values: Sequence[Any]) -> list[str]:
 def _column(name: str, values: Sequence[Any], measure: str) -> _Column:
     numbers = units.column(measure, values)
     cells = numbers or [_text(measure, value) for value in values]
-    most = max(cell_len(line) for cell in (safe(name), *cells) for line in cell.split("\n"))
-    fixed = numbers is not None or (most <= LONGEST and all(LABEL.fullmatch(cell) for cell in cells))
+    max_width = max(cell_len(line) for cell in (safe(name), *cells) for line in cell.split("\n"))
+    is_fixed = numbers is not None or (
+        max_width <= MAX_NAME_WIDTH and all(NAME_CELL.fullmatch(cell) for cell in cells)
+    )
     return _Column(
         safe(name),
         cells,
         numbers is not None,
-        most if fixed else min(most, max(NARROWEST, cell_len(safe(name)))),
-        most,
+        max_width if is_fixed else min(max_width, max(MIN_TEXT_WIDTH, cell_len(safe(name)))),
+        max_width,
     )
 
 
@@ -126,11 +128,11 @@ def _text(measure: str, value: Any) -> str:
 
 def _lines(columns: Sequence[_Column], width: int, count: int) -> Iterable[str]:
     """Yields header, rule and rows. Spare width goes to the columns of text, from the left."""
-    widths = [c.least for c in columns]
+    widths = [c.min_width for c in columns]
     spare = width - sum(w + GAP for w in widths) + GAP
     for i, c in enumerate(columns):
-        more = max(0, min(c.most - widths[i], spare))
-        widths[i], spare = widths[i] + more, spare - more
+        extra = max(0, min(c.max_width - widths[i], spare))
+        widths[i], spare = widths[i] + extra, spare - extra
     yield _line([c.name for c in columns], columns, widths)
     yield "  ".join("─" * w for w in widths)
     for i in range(count):
@@ -153,7 +155,7 @@ def _fold(cell: str, wide: int) -> list[str]:
 
 def _line(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[int]) -> str:
     padded = [
-        " " * (w - cell_len(text)) + text if c.right else text + " " * (w - cell_len(text))
+        " " * (w - cell_len(text)) + text if c.align_right else text + " " * (w - cell_len(text))
         for text, c, w in zip(cells, columns, widths, strict=True)
     ]
     return (" " * GAP).join(padded).rstrip()
@@ -215,10 +217,10 @@ def fact(key: str, value: Any) -> str:
         return units.duration(value)
     if isinstance(value, list | tuple):
         return "; ".join(map(str, value))
-    return units.quantity(key, value) if isinstance(value, float) else _whole(key, value)
+    return units.quantity(key, value) if isinstance(value, float) else _integer_text(key, value)
 
 
-def _whole(key: str, value: Any) -> str:
+def _integer_text(key: str, value: Any) -> str:
     return (
         units.quantity(key, value)
         if isinstance(value, int) and not isinstance(value, bool) and units.steps_of(key)
@@ -281,7 +283,7 @@ def _field(value: Any, csv_safe: bool) -> Any:
     if not isinstance(value, str):
         return value
     shown = safe(value) if sys.stdout.isatty() else value
-    return f"'{shown}" if csv_safe and value.startswith(RISKY) else shown
+    return f"'{shown}" if csv_safe and value.startswith(FORMULA_STARTS) else shown
 
 
 def print_nests(text: str) -> None:
@@ -296,7 +298,7 @@ def print_nests(text: str) -> None:
 
 def print_end(out: str, status: Any, solved: int) -> None:
     """Prints how a run ended and which commands can follow; for an empty front, why it is empty."""
-    reason, _, empty = status.reason.partition("; the front is empty: ")
+    reason, _, why_empty = status.reason.partition("; the front is empty: ")
     state = (
         "nothing is left to do: "
         if status.state == "finished" and not solved
@@ -308,11 +310,11 @@ def print_end(out: str, status: Any, solved: int) -> None:
         f"{out}: {state}{reason}; {solved} machines solved now, {status.done} in all ({status.infeasible} "
         f"infeasible, {status.pruned} pruned, {status.error} errors), front {status.front}"
     )
-    asked = (
+    commands = (
         [f"dse pareto {out}", f"dse show {out} best", f'dse sql {out} "FROM designs"']
         if status.front
         else [f'dse sql {out} "SELECT status, reason, count(*) FROM machines GROUP BY ALL"']
     )
-    print("next:", "\n      ".join(map(safe, asked)))
-    if empty:
-        print_line(f"the front is empty: {empty}")
+    print("next:", "\n      ".join(map(safe, commands)))
+    if why_empty:
+        print_line(f"the front is empty: {why_empty}")

@@ -19,14 +19,14 @@ from dse.layout.primitive import Index, tiles_of
 from workloads.arrays import Ints
 from workloads.einsum import TooLong
 
-LISTABLE = 1 << 24  # most positions that are listed one by one; a limit of memory
+MAX_LISTABLE = 1 << 24  # most positions that are listed one by one; a limit of memory
 
 # (first index, number of indices) of one logical dimension, ascending and not touching
 Spans = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredDim:
     """A stored dimension."""
 
     members: tuple[int, ...]  # logical dimensions; several adjacent ones are fused
@@ -61,7 +61,7 @@ class Layout:
 
     names: tuple[str, ...]  # of logical dimensions
     shape: tuple[int, ...]  # of logical dimensions
-    stored: tuple[Stored, ...]
+    stored: tuple[StoredDim, ...]
     digits: tuple[Digit, ...]  # outermost first
 
     def stored_elems(self) -> int:
@@ -79,7 +79,7 @@ class Layout:
 
 def row_major(names: Sequence[str], shape: Sequence[int]) -> Layout:
     """Returns the layout with dimensions in their order, the last one contiguous."""
-    stored = tuple(Stored((k,), (n,)) for k, n in enumerate(shape))
+    stored = tuple(StoredDim((k,), (n,)) for k, n in enumerate(shape))
     return Layout(
         tuple(names), tuple(shape), stored, tuple(Digit(k, 0, 1, n, n) for k, n in enumerate(shape) if n > 1)
     )
@@ -88,10 +88,10 @@ def row_major(names: Sequence[str], shape: Sequence[int]) -> Layout:
 def address(layout: Layout, index: Index) -> int:
     """Returns the address of an element; if it has several copies, of the canonical one."""
     values = [value(s, tuple(index[m] for m in s.members)) for s in layout.stored]
-    return sum(part(d, values[d.dim]) * w for d, w in zip(layout.digits, layout.weights(), strict=True))
+    return sum(digit_of(d, values[d.dim]) * w for d, w in zip(layout.digits, layout.weights(), strict=True))
 
 
-def value(s: Stored, index: Index) -> int:
+def value(s: StoredDim, index: Index) -> int:
     """Returns the value of a stored dimension at an index of its members."""
     x = 0
     for i, n in zip(index, s.extents, strict=True):
@@ -102,28 +102,28 @@ def value(s: Stored, index: Index) -> int:
     return tile * s.tile + x - tile * s.stride
 
 
-def part(d: Digit, value: int) -> int:
+def digit_of(d: Digit, value: int) -> int:
     """Returns the digit of a value."""
     return (value % d.modulus if d.modulus else value) // d.step
 
 
-def parts(d: Digit, values: Ints) -> Ints:
+def digits_of(d: Digit, values: Ints) -> Ints:
     """Returns the digit of each of many values."""
     return (values % d.modulus if d.modulus else values) // d.step
 
 
-def listable(places: int) -> int:
+def check_listable(positions: int) -> int:
     """Returns the number of positions that are to be listed one by one. Raises TooLong if they are more
     than LISTABLE."""
-    if places > LISTABLE:
+    if positions > MAX_LISTABLE:
         raise TooLong(
-            f"lines, rows and banks are counted by listing {places:,} positions of a tensor, more than "
-            f"{LISTABLE:,}; take smaller extents, or a machine that describes none of them"
+            f"lines, rows and banks are counted by listing {positions:,} positions of a tensor, more than "
+            f"{MAX_LISTABLE:,}; take smaller extents, or a machine that describes none of them"
         )
-    return places
+    return positions
 
 
-def values(s: Stored, spans: Sequence[Spans], copies: bool = False) -> Ints:
+def values(s: StoredDim, spans: Sequence[Spans], copies: bool = False) -> Ints:
     """Returns the values of a stored dimension that a box touches, ascending.
 
     spans: the box along each member
@@ -133,12 +133,12 @@ def values(s: Stored, spans: Sequence[Spans], copies: bool = False) -> Ints:
     canonical copies. So a box that one tile contains is read from that tile alone. Raises TooLong if there
     are too many values to list.
     """
-    listable(prod(sum(count for _, count in own) for own in spans))
+    check_listable(prod(sum(count for _, count in member_spans) for member_spans in spans))
     found = np.zeros(1, np.int64)
-    for own, n in zip(spans, s.extents, strict=True):
+    for member_spans, n in zip(spans, s.extents, strict=True):
         index = (
-            np.concatenate([np.arange(first, first + count) for first, count in own])
-            if own
+            np.concatenate([np.arange(first, first + count) for first, count in member_spans])
+            if member_spans
             else np.zeros(0, np.int64)
         )
         found = np.add.outer(found * n, index).ravel()
@@ -148,8 +148,8 @@ def values(s: Stored, spans: Sequence[Spans], copies: bool = False) -> Ints:
         tiles = np.arange(s.tiles())[:, None]
         offset = found[None, :] - tiles * s.stride
         return np.asarray((tiles * s.tile + offset)[(offset >= 0) & (offset < s.tile)])
-    last = max(0, -(-(int(found[-1]) + 1 - s.tile) // s.stride))
-    tile = np.where(found >= last * s.stride, last, np.minimum(found // s.stride, s.tiles() - 1))
+    last_tile = max(0, -(-(int(found[-1]) + 1 - s.tile) // s.stride))
+    tile = np.where(found >= last_tile * s.stride, last_tile, np.minimum(found // s.stride, s.tiles() - 1))
     return np.asarray(np.sort(tile * s.tile + found - tile * s.stride))
 
 
@@ -162,12 +162,12 @@ def in_units(layout: Layout, bits: int, sizes: Sequence[int]) -> tuple[Layout, i
     If the unit is smaller than an element, the units of an element are one more dimension, the innermost;
     every box has all of them.
     """
-    unit = gcd(bits, *sizes)
-    if unit == bits:
+    unit_bits = gcd(bits, *sizes)
+    if unit_bits == bits:
         return layout, bits
     dim = len(layout.stored)
-    stored = (*layout.stored, Stored((len(layout.shape),), (bits // unit,)))
-    digit = Digit(dim, 0, 1, bits // unit, bits // unit)
+    stored = (*layout.stored, StoredDim((len(layout.shape),), (bits // unit_bits,)))
+    digit = Digit(dim, 0, 1, bits // unit_bits, bits // unit_bits)
     return Layout(
-        (*layout.names, "unit"), (*layout.shape, bits // unit), stored, (*layout.digits, digit)
-    ), unit
+        (*layout.names, "unit"), (*layout.shape, bits // unit_bits), stored, (*layout.digits, digit)
+    ), unit_bits

@@ -2,7 +2,7 @@
 (docs/model.md, Layouts).
 
 A box is a set of elements that is requested at once: some values of each stored dimension. A nest requests
-one box after the other. Its boxes are all combinations of one set of values per dimension (`Rows`), so a
+one box after the other. Its boxes are all combinations of one set of values per dimension (`ValueSets`), so a
 total over the nest is a product, over dimensions, of sums over these sets. A single tile has one set per
 dimension.
 
@@ -15,7 +15,7 @@ dimension.
     activations = the same with the part that selects bank and row
     conflict    = prod_d w_d                    w_d: distinct words of the SRAM bank with most of them
 
-If a memory cuts a digit that it does not divide, a count is an estimate between limits (`Span`), or
+If a memory cuts a digit that it does not divide, a count is an estimate between limits (`CountRange`), or
 addresses are listed (`count_listed`).
 """
 
@@ -28,14 +28,14 @@ from math import ceil, prod
 
 import numpy as np
 
-from dse.layout.address import Digit, Layout, Stored, parts, values
+from dse.layout.address import Digit, Layout, StoredDim, digits_of, values
 from dse.run.compiled import njit
 from workloads.arrays import Ints
 
 # (index of the digit, divisor, modulus): digit / divisor, mod modulus unless that is 0
 Field = tuple[int, int, int]
 # n sets of t values of a stored dimension, [n, t], each ascending; how often each set occurs [n]
-Rows = tuple[Ints, Ints]
+ValueSets = tuple[Ints, Ints]
 Sums = tuple[int, ...]  # the columns of `sums`
 ONCE = np.ones(1, np.int64)
 
@@ -61,7 +61,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class CountRange:
     """A count: exact if lo == hi, otherwise an estimate n between limits."""
 
     n: float
@@ -81,11 +81,11 @@ class Counts:
     boxes: int  # number of boxes
     elems: int  # elements requested
     runs: int  # runs of consecutive addresses
-    lines: Span  # lines touched
-    partial: Span  # lines of which only a part is requested
-    activations: Span  # rows opened, if each box opens its rows by itself
-    banks: Span  # different DRAM banks
-    conflict: Span  # words of the busiest SRAM bank
+    lines: CountRange  # lines touched
+    partial: CountRange  # lines of which only a part is requested
+    activations: CountRange  # rows opened, if each box opens its rows by itself
+    banks: CountRange  # different DRAM banks
+    conflict: CountRange  # words of the busiest SRAM bank
     blocks: Sums  # per digit j, blocks: distinct combinations of the digits 0..j
 
     @property
@@ -123,9 +123,9 @@ def cuts(layout: Layout, memory: Memory) -> Cuts:
     if memory.sram_banks:
         shared = memory.line * memory.sram_banks
         if memory.bank_map == "block":
-            deep = memory.capacity // memory.sram_banks
-            low, high = _fields(layout, memory.line, deep), _fields(layout, memory.capacity, 0)
-            sram_bank = _fields(layout, deep, memory.capacity)
+            bank_elems = memory.capacity // memory.sram_banks
+            low, high = _fields(layout, memory.line, bank_elems), _fields(layout, memory.capacity, 0)
+            sram_bank = _fields(layout, bank_elems, memory.capacity)
             word = None if low is None or high is None else low + high
         elif memory.bank_map == "word":
             sram_bank, word = _fields(layout, memory.line, shared), _fields(layout, shared, 0)
@@ -153,14 +153,14 @@ def _fields(layout: Layout, low: int, high: int) -> tuple[Field, ...] | None:
     return tuple(found)
 
 
-def sums(c: Cuts, dim: int, rows: Sequence[Rows]) -> Sums:
+def sums(c: Cuts, dim: int, sets: Sequence[ValueSets]) -> Sums:
     """Returns the factors of one dimension, summed over its sets of values: boxes, elems, c_d(j) of every
     digit, u_d(j) of every digit, lines, full lines, rows, banks, words, conflict.
     """
     total = [0] * (8 + 2 * len(c.layout.digits))
-    for own, times in rows:
-        if own.shape[1]:
-            for i, found in enumerate(_measured(c, dim, own)):
+    for value_sets, times in sets:
+        if value_sets.shape[1]:
+            for i, found in enumerate(_measured(c, dim, value_sets)):
                 total[i] += int(found @ times) if isinstance(found, np.ndarray) else found * int(times.sum())
     return tuple(total)
 
@@ -173,45 +173,49 @@ def _measured(c: Cuts, dim: int, values: Ints) -> Iterator[Ints | int]:
     for j in range(len(digits)):
         yield _carries(digits, dim, j, values)
     for j in range(len(digits)):
-        yield _different(_key(digits, dim, [(k, 1, 0) for k in range(j + 1)], values))
+        yield _distinct_count(_key(digits, dim, [(k, 1, 0) for k in range(j + 1)], values))
     keys = [
         None if fields is None else _key(digits, dim, fields, values)
         for fields in (c.line, c.row, c.bank, c.sram_bank, c.word)
     ]
     line, row, bank, sram_bank, word = keys
-    yield 0 if line is None else _different(line)
-    yield 0 if line is None else _full(c, dim, values, line)
-    yield 0 if row is None else _different(row)
-    yield 0 if bank is None else _different(bank)
-    yield 0 if sram_bank is None or word is None else _different(sram_bank * (int(word.max()) + 1) + word)
-    yield 0 if sram_bank is None or word is None else _most(sram_bank, word)
+    yield 0 if line is None else _distinct_count(line)
+    yield 0 if line is None else _full_lines(c, dim, values, line)
+    yield 0 if row is None else _distinct_count(row)
+    yield 0 if bank is None else _distinct_count(bank)
+    yield (
+        0 if sram_bank is None or word is None else _distinct_count(sram_bank * (int(word.max()) + 1) + word)
+    )
+    yield 0 if sram_bank is None or word is None else _busiest_words(sram_bank, word)
 
 
 def _carries(digits: Sequence[Digit], dim: int, j: int, values: Ints) -> Ints | int:
     """Returns, per set of values, how many have a successor that is requested, as far as this dimension
     decides. To the successor, digits inside of j go from their last value to 0, and digit j rises by one.
     """
-    own = [k for k in range(j, len(digits)) if digits[k].dim == dim]
-    if not own:
+    dim_digits = [k for k in range(j, len(digits)) if digits[k].dim == dim]
+    if not dim_digits:
         return int(values.shape[1])
-    stays = np.ones(values.shape, bool)
+    has_successor = np.ones(values.shape, bool)
     step = 0
-    for k in own:
+    for k in dim_digits:
         if k == j:
             step += digits[k].step
         else:
-            stays &= parts(digits[k], values) == digits[k].pitch - 1
+            has_successor &= digits_of(digits[k], values) == digits[k].pitch - 1
             step -= digits[k].step * (digits[k].pitch - 1)
     after = values + step
     if digits[j].dim == dim:
-        stays &= (after >= 0) & (parts(digits[j], np.maximum(after, 0)) == parts(digits[j], values) + 1)
-    stays &= (after >= values[:, :1]) & (after <= values[:, -1:])
+        has_successor &= (after >= 0) & (
+            digits_of(digits[j], np.maximum(after, 0)) == digits_of(digits[j], values) + 1
+        )
+    has_successor &= (after >= values[:, :1]) & (after <= values[:, -1:])
     if (
         int(values[0, -1] - values[0, 0]) != values.shape[1] - 1
         or not (values[:, -1] - values[:, 0] == values.shape[1] - 1).all()
     ):
-        stays &= _is_asked(values, after)
-    return np.asarray(stays.sum(axis=1), np.int64)
+        has_successor &= _is_asked(values, after)
+    return np.asarray(has_successor.sum(axis=1), np.int64)
 
 
 def _is_asked(values: Ints, wanted: Ints) -> Ints:
@@ -228,27 +232,27 @@ def _key(digits: Sequence[Digit], dim: int, fields: Sequence[Field], values: Int
     key = np.zeros(values.shape, np.int64)
     for j, divisor, modulus in fields:
         if digits[j].dim == dim:
-            field = parts(digits[j], values) // divisor
+            field = digits_of(digits[j], values) // divisor
             key = key * (digits[j].pitch // divisor + 1) + (field % modulus if modulus else field)
     return key
 
 
-def _different(key: Ints) -> Ints:
+def _distinct_count(key: Ints) -> Ints:
     """Returns, per set of values, the number of different keys."""
     ordered = np.sort(key, axis=1)
     return np.asarray(1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1), np.int64)
 
 
-def _full(c: Cuts, dim: int, values: Ints, line: Ints) -> Ints:
+def _full_lines(c: Cuts, dim: int, values: Ints, line: Ints) -> Ints:
     """Returns, per set of values, the number of lines of which all elements of the tensor are requested.
 
     line: key of the line of each value
     """
-    all_keys, held = _line_members(c, dim)
+    all_keys, line_elems = _line_members(c, dim)
     found = np.empty(len(values), np.int64)
     for i, row in enumerate(line):
         keys, count = np.unique(row, return_counts=True)
-        found[i] = int((held[np.searchsorted(all_keys, keys)] == count).sum())
+        found[i] = int((line_elems[np.searchsorted(all_keys, keys)] == count).sum())
     return found
 
 
@@ -261,22 +265,22 @@ def _line_members(c: Cuts, dim: int) -> tuple[Ints, Ints]:
     )
 
 
-def existing(s: Stored) -> Ints:
+def existing(s: StoredDim) -> Ints:
     """Returns all values of a stored dimension that hold an element."""
     if not s.tile:
         return np.arange(s.extent())
-    whole = np.arange(s.tiles() * s.tile)
-    return np.asarray(whole[whole // s.tile * s.stride + whole % s.tile < s.extent()])
+    tile_values = np.arange(s.tiles() * s.tile)
+    return np.asarray(tile_values[tile_values // s.tile * s.stride + tile_values % s.tile < s.extent()])
 
 
-def _most(sram_bank: Ints, word: Ints) -> Ints:
+def _busiest_words(sram_bank: Ints, word: Ints) -> Ints:
     """Returns, per set of values, the number of different words of the busiest SRAM bank."""
     row = np.repeat(np.arange(len(sram_bank)), sram_bank.shape[1])
     pairs = np.unique(np.stack([row, sram_bank.ravel(), word.ravel()]), axis=1)
-    (where, _), each = np.unique(pairs[:2], axis=1, return_counts=True)
-    most = np.zeros(len(sram_bank), np.int64)
-    np.maximum.at(most, where, each)
-    return most
+    (bank_keys, _), words_of_bank = np.unique(pairs[:2], axis=1, return_counts=True)
+    busiest = np.zeros(len(sram_bank), np.int64)
+    np.maximum.at(busiest, bank_keys, words_of_bank)
+    return busiest
 
 
 def combine(c: Cuts, by_dim: Sequence[Sums], visits: int = 1) -> Counts:
@@ -285,34 +289,38 @@ def combine(c: Cuts, by_dim: Sequence[Sums], visits: int = 1) -> Counts:
     visits: how often the whole sequence of boxes is requested
     """
     total = [visits * prod(column) for column in zip(*by_dim, strict=True)]
-    depth = len(c.layout.digits)
+    digit_count = len(c.layout.digits)
     boxes, elems = total[:2]
-    runs = elems - sum(total[2 : 2 + depth])
-    blocks = tuple(total[2 + depth : 2 + 2 * depth])
-    line, full, row, bank, _word, most = total[2 + 2 * depth :]
+    runs = elems - sum(total[2 : 2 + digit_count])
+    blocks = tuple(total[2 + digit_count : 2 + 2 * digit_count])
+    line, full, row, bank, _word, busiest_words = total[2 + 2 * digit_count :]
     m = c.memory
     if not elems:
-        none = Span(0, 0, 0)
+        none = CountRange(0, 0, 0)
         return Counts(0, 0, 0, none, none, none, none, none, blocks)
     lines = (
-        Span(line, line, line)
+        CountRange(line, line, line)
         if c.line is not None
         else estimate_lines(c.weights, m.line, boxes, elems, runs, blocks)
     )
     partial = (
-        Span(line - full, line - full, line - full) if c.line is not None else _partly(m, lines, elems, runs)
+        CountRange(line - full, line - full, line - full)
+        if c.line is not None
+        else _partial_lines(m, lines, elems, runs)
     )
-    rows = banks = conflict = Span(0, 0, 0)
+    rows = banks = conflict = CountRange(0, 0, 0)
     if m.row:
-        rows = Span(row, row, row) if c.row is not None else _rows(c, boxes, elems, runs, blocks)
+        rows = (
+            CountRange(row, row, row) if c.row is not None else _bank_row_pairs(c, boxes, elems, runs, blocks)
+        )
         banks = (
-            Span(bank, bank, bank)
+            CountRange(bank, bank, bank)
             if c.bank is not None
-            else Span(min(m.banks * boxes, rows.n), boxes, min(m.banks * boxes, rows.hi))
+            else CountRange(min(m.banks * boxes, rows.n), boxes, min(m.banks * boxes, rows.hi))
         )
     if m.sram_banks:
         conflict = (
-            Span(most, most, most)
+            CountRange(busiest_words, busiest_words, busiest_words)
             if c.sram_bank is not None and c.word is not None
             else _conflict_span(m, lines, boxes)
         )
@@ -335,12 +343,12 @@ class Tables:
         copies: True: all copies of an element in overlapping tiles, which a write must touch
         """
         found = []
-        for dim, (s, known) in enumerate(zip(self.cuts.layout.stored, self.memo, strict=True)):
-            own = tuple([spans[m] for m in s.members])
-            sums_ = known.get(own)
+        for dim, (s, sums_of) in enumerate(zip(self.cuts.layout.stored, self.memo, strict=True)):
+            member_spans = tuple([spans[m] for m in s.members])
+            sums_ = sums_of.get(member_spans)
             if sums_ is None:
-                sums_ = known[own] = sums(
-                    self.cuts, dim, [(values(s, [(span,) for span in own], copies)[None, :], ONCE)]
+                sums_ = sums_of[member_spans] = sums(
+                    self.cuts, dim, [(values(s, [(span,) for span in member_spans], copies)[None, :], ONCE)]
                 )
             found.append(sums_)
         return combine(self.cuts, found)
@@ -353,7 +361,7 @@ def tables(c: Cuts) -> Tables:
 
 def estimate_lines(
     weights: Sequence[int], line: int, boxes: int, elems: int, runs: int, blocks: Sequence[int]
-) -> Span:
+) -> CountRange:
     """Returns the lines for a cut that does not divide a digit: limits, and an estimate from the distance
     between neighbouring blocks.
 
@@ -370,18 +378,18 @@ def estimate_lines(
         if u > before:
             n += (u - before) * min(1.0, max(1.0, w - inside) / line)
             inside += (u / before - 1) * w
-    return Span(min(max(n, lo), hi), lo, hi)
+    return CountRange(min(max(n, lo), hi), lo, hi)
 
 
-def _partly(m: Memory, lines: Span, elems: int, runs: int) -> Span:
+def _partial_lines(m: Memory, lines: CountRange, elems: int, runs: int) -> CountRange:
     """Returns the lines of which only a part is requested: at most the lines at the two ends of each run, at
     least 0, since what a run leaves of a line may be padding.
     """
     hi = min(lines.hi, 2 * runs)
-    return Span(min(max(0, lines.n - elems / m.line), hi), 0, hi)
+    return CountRange(min(max(0, lines.n - elems / m.line), hi), 0, hi)
 
 
-def _rows(c: Cuts, boxes: int, elems: int, runs: int, blocks: Sequence[int]) -> Span:
+def _bank_row_pairs(c: Cuts, boxes: int, elems: int, runs: int, blocks: Sequence[int]) -> CountRange:
     """Returns the pairs of bank and row for a cut that does not divide a digit: at most the interleaved
     blocks touched, at least the rows that the elements fill.
     """
@@ -389,42 +397,44 @@ def _rows(c: Cuts, boxes: int, elems: int, runs: int, blocks: Sequence[int]) -> 
     if c.memory.interleave in (0, c.memory.row):
         return found
     lo = max(boxes, ceil(elems / c.memory.row))
-    return Span(min(max(found.n * c.memory.interleave / c.memory.row, lo), found.hi), lo, found.hi)
+    return CountRange(min(max(found.n * c.memory.interleave / c.memory.row, lo), found.hi), lo, found.hi)
 
 
-def _conflict_span(m: Memory, words: Span, boxes: int) -> Span:
+def _conflict_span(m: Memory, words: CountRange, boxes: int) -> CountRange:
     """Returns the words of the busiest SRAM bank for a cut that does not divide a digit."""
     lo = max(boxes, ceil(words.lo / m.sram_banks))
-    return Span(min(max(words.n / m.sram_banks, lo), words.hi), lo, words.hi)
+    return CountRange(min(max(words.n / m.sram_banks, lo), words.hi), lo, words.hi)
 
 
-def count_listed(c: Cuts, rows: Sequence[Sequence[Rows]], visits: int = 1) -> Counts:
+def count_listed(c: Cuts, sets_of_dims: Sequence[Sequence[ValueSets]], visits: int = 1) -> Counts:
     """Returns the counts of `combine` by listing the addresses of every box, for cuts that do not divide a
     digit. Its time grows with the elements of all boxes.
     """
-    by_dim = [sums(c, dim, own) for dim, own in enumerate(rows)]
+    by_dim = [sums(c, dim, sets) for dim, sets in enumerate(sets_of_dims)]
     base, m = combine(c, by_dim, visits), c.memory
-    held = np.bincount(_offsets(c.layout, [existing(s) for s in c.layout.stored]) // m.line)
-    flat, start, times, first = list[Ints](), [0], list[int](), [0]
-    for dim, own in enumerate(rows):
-        for several, often in own:
-            for asked, n in zip(offset(c.layout, c.weights, dim, several), often.tolist(), strict=True):
-                flat.append(asked)
-                start.append(start[-1] + len(asked))
+    line_elems = np.bincount(_offsets(c.layout, [existing(s) for s in c.layout.stored]) // m.line)
+    flat, start, times, first_set = list[Ints](), [0], list[int](), [0]
+    for dim, sets in enumerate(sets_of_dims):
+        for value_sets, occurrences in sets:
+            for offsets, n in zip(
+                offset(c.layout, c.weights, dim, value_sets), occurrences.tolist(), strict=True
+            ):
+                flat.append(offsets)
+                start.append(start[-1] + len(offsets))
                 times.append(n)
-        first.append(len(times))
+        first_set.append(len(times))
     sram_banks = (
-        sram_bank_of(np.arange(len(held), dtype=np.int64), m)
+        sram_bank_of(np.arange(len(line_elems), dtype=np.int64), m)
         if m.sram_banks
-        else np.zeros(len(held), np.int64)
+        else np.zeros(len(line_elems), np.int64)
     )
     interleave = m.interleave or m.row
     found = _count_boxes(
         np.concatenate(flat) if flat else np.zeros(0, np.int64),
         np.array(start, np.int64),
         np.array(times, np.int64),
-        np.array(first, np.int64),
-        held,
+        np.array(first_set, np.int64),
+        line_elems,
         sram_banks,
         max(m.sram_banks, 1),
         m.line,
@@ -432,8 +442,8 @@ def count_listed(c: Cuts, rows: Sequence[Sequence[Rows]], visits: int = 1) -> Co
         m.banks,
         m.row * m.banks,
     )
-    lines, partial, pairs, banks, most = (visits * int(n) for n in found)
-    conflict = _exactly(most if m.sram_banks else 0)
+    lines, partial, pairs, banks, busiest_words = (visits * int(n) for n in found)
+    conflict = _exactly(busiest_words if m.sram_banks else 0)
     return replace(
         base,
         lines=_exactly(lines),
@@ -449,14 +459,14 @@ def _count_boxes(
     flat: Ints,
     start: Ints,
     times: Ints,
-    first: Ints,
-    held: Ints,
+    first_set: Ints,
+    line_elems: Ints,
     sram_banks: Ints,
-    arrays: int,
+    sram_bank_count: int,
     line: int,
     interleave: int,
     banks: int,
-    deep: int,
+    all_banks_row: int,
 ) -> Ints:
     """Returns lines, partial lines, pairs of bank and row, banks, and words of the busiest SRAM bank, each
     summed over all boxes.
@@ -465,71 +475,71 @@ def _count_boxes(
     flat, start: offsets of set k are flat[start[k]:start[k + 1]]; one offset per dimension adds up to an
         address
     times: how often each set occurs
-    first: first set of each dimension
-    held: elements per line of the whole tensor
+    first_set: first set of each dimension
+    line_elems: elements per line of the whole tensor
     sram_banks: SRAM bank of each line
-    arrays: number of SRAM banks, at least 1
-    deep: elements of one row over all banks
+    sram_bank_count: number of SRAM banks, at least 1
+    all_banks_row: elements of one row over all banks
     """
-    dims = len(first) - 1
+    dims = len(first_set) - 1
     total = np.zeros(5, np.int64)
-    row, at = first[:-1].copy(), np.zeros(dims, np.int64)
-    asked, stamp = np.zeros(len(held), np.int64), np.zeros(len(held), np.int64)
-    rows = len(held) * line // deep + 2 if interleave else 1
-    opened, used = np.zeros(rows * banks if interleave else 1, np.int64), np.zeros(banks, np.int64)
-    words = np.zeros(arrays, np.int64)
-    touched = np.zeros(len(held), np.int64)
+    set_at, at = first_set[:-1].copy(), np.zeros(dims, np.int64)
+    requested, line_stamp = np.zeros(len(line_elems), np.int64), np.zeros(len(line_elems), np.int64)
+    rows = len(line_elems) * line // all_banks_row + 2 if interleave else 1
+    pair_stamp, bank_stamp = np.zeros(rows * banks if interleave else 1, np.int64), np.zeros(banks, np.int64)
+    words = np.zeros(sram_bank_count, np.int64)
+    touched = np.zeros(len(line_elems), np.int64)
     box = 0
     for d in range(dims):
-        if first[d] == first[d + 1]:
+        if first_set[d] == first_set[d + 1]:
             return total
     while True:
         box += 1
-        often, some = 1, True
+        occurrences, has_more = 1, True
         for d in range(dims):
-            often *= times[row[d]]
-            at[d] = start[row[d]]
-            some = some and start[row[d]] < start[row[d] + 1]
-        lines, partial, pairs, different, most = 0, 0, 0, 0, 0
-        while some:
+            occurrences *= times[set_at[d]]
+            at[d] = start[set_at[d]]
+            has_more = has_more and start[set_at[d]] < start[set_at[d] + 1]
+        lines, partial, pairs, banks_used, busiest_words = 0, 0, 0, 0, 0
+        while has_more:
             address = 0
             for d in range(dims):
                 address += flat[at[d]]
-            own = address // line
-            if stamp[own] != box:
-                stamp[own], asked[own], touched[lines] = box, 0, own
+            line_index = address // line
+            if line_stamp[line_index] != box:
+                line_stamp[line_index], requested[line_index], touched[lines] = box, 0, line_index
                 lines += 1
-            asked[own] += 1
+            requested[line_index] += 1
             if interleave:
                 bank = address // interleave % banks
-                pair = address // deep * banks + bank
-                if opened[pair] != box:
-                    opened[pair] = box
+                pair = address // all_banks_row * banks + bank
+                if pair_stamp[pair] != box:
+                    pair_stamp[pair] = box
                     pairs += 1
-                if used[bank] != box:
-                    used[bank] = box
-                    different += 1
+                if bank_stamp[bank] != box:
+                    bank_stamp[bank] = box
+                    banks_used += 1
             d = dims - 1
             while d >= 0:
                 at[d] += 1
-                if at[d] < start[row[d] + 1]:
+                if at[d] < start[set_at[d] + 1]:
                     break
-                at[d] = start[row[d]]
+                at[d] = start[set_at[d]]
                 d -= 1
-            some = d >= 0
+            has_more = d >= 0
         words[:] = 0
         for i in range(lines):
-            partial += asked[touched[i]] != held[touched[i]]
+            partial += requested[touched[i]] != line_elems[touched[i]]
             words[sram_banks[touched[i]]] += 1
-            most = max(most, words[sram_banks[touched[i]]])
-        for i, n in enumerate((lines, partial, pairs, different, most)):
-            total[i] += often * n
+            busiest_words = max(busiest_words, words[sram_banks[touched[i]]])
+        for i, n in enumerate((lines, partial, pairs, banks_used, busiest_words)):
+            total[i] += occurrences * n
         d = dims - 1
         while d >= 0:
-            row[d] += 1
-            if row[d] < first[d + 1]:
+            set_at[d] += 1
+            if set_at[d] < first_set[d + 1]:
                 break
-            row[d] = first[d]
+            set_at[d] = first_set[d]
             d -= 1
         if d < 0:
             return total
@@ -565,31 +575,31 @@ def _rows_opened(
     start: Ints,
     boxes: Ints,
     order: Ints,
-    interleave_units: int,
+    block_count: int,
     interleave: int,
     banks: int,
-    deep: int,
+    all_banks_row: int,
 ) -> int:
     """The compiled `rows_opened`.
 
-    interleave_units: interleaved blocks of the whole tensor
-    deep: elements of one row over all banks
+    block_count: interleaved blocks of the whole tensor
+    all_banks_row: elements of one row over all banks
     """
-    many, dims = boxes.shape
-    stamp, at = np.full(interleave_units, -1, np.int64), np.zeros(dims, np.int64)
-    begin, room = np.zeros(many + 1, np.int64), 0
-    for b in range(many):
+    box_count, dims = boxes.shape
+    stamp, at = np.full(block_count, -1, np.int64), np.zeros(dims, np.int64)
+    begin, touched_size = np.zeros(box_count + 1, np.int64), 0
+    for b in range(box_count):
         n = 1
         for d in range(dims):
             n *= start[boxes[b, d] + 1] - start[boxes[b, d]]
-        room += min(n, interleave_units)
-    touched, n = np.empty(room, np.int64), 0
-    for b in range(many):
-        some = True
+        touched_size += min(n, block_count)
+    touched, n = np.empty(touched_size, np.int64), 0
+    for b in range(box_count):
+        has_more = True
         for d in range(dims):
             at[d] = start[boxes[b, d]]
-            some = some and at[d] < start[boxes[b, d] + 1]
-        while some:
+            has_more = has_more and at[d] < start[boxes[b, d] + 1]
+        while has_more:
             address = 0
             for d in range(dims):
                 address += flat[at[d]]
@@ -604,15 +614,15 @@ def _rows_opened(
                     break
                 at[d] = start[boxes[b, d]]
                 d -= 1
-            some = d >= 0
+            has_more = d >= 0
         begin[b + 1] = n
         touched[begin[b] : n].sort()
     found, rows = 0, np.full(banks, -1, np.int64)
     for b in order:
-        for one in touched[begin[b] : begin[b + 1]]:
-            row = one * interleave // deep
-            if rows[one % banks] != row:
-                rows[one % banks] = row
+        for block in touched[begin[b] : begin[b + 1]]:
+            row = block * interleave // all_banks_row
+            if rows[block % banks] != row:
+                rows[block % banks] = row
                 found += 1
     return found
 
@@ -621,19 +631,19 @@ def sram_bank_of(words: Ints, m: Memory) -> Ints:
     """Returns the SRAM bank of each word."""
     if m.bank_map == "block":
         return words // (m.capacity // m.line // m.sram_banks) % m.sram_banks
-    turned = words ^ (words // m.sram_banks) if m.bank_map == "xor" else words
-    return np.asarray(turned % m.sram_banks)
+    permuted = words ^ (words // m.sram_banks) if m.bank_map == "xor" else words
+    return np.asarray(permuted % m.sram_banks)
 
 
-def _exactly(n: int) -> Span:
-    return Span(n, n, n)
+def _exactly(n: int) -> CountRange:
+    return CountRange(n, n, n)
 
 
 def _offsets(layout: Layout, values: Sequence[Ints]) -> Ints:
     """Returns the addresses of a box with these values of each stored dimension."""
     at = np.zeros(1, np.int64)
-    for dim, own in enumerate(values):
-        at = np.add.outer(at, offset(layout, layout.weights(), dim, own)).ravel()
+    for dim, dim_values in enumerate(values):
+        at = np.add.outer(at, offset(layout, layout.weights(), dim, dim_values)).ravel()
     return at
 
 
@@ -642,7 +652,7 @@ def offset(layout: Layout, weights: Sequence[int], dim: int, values: Ints) -> In
     offset = np.zeros(values.shape, np.int64)
     for digit, weight in zip(layout.digits, weights, strict=True):
         if digit.dim == dim:
-            offset += parts(digit, values) * weight
+            offset += digits_of(digit, values) * weight
     return offset
 
 
@@ -663,9 +673,9 @@ def descriptors(counts: Counts, strides: int) -> int:
     """Returns the DMA descriptors of all boxes. A descriptor covers a run and up to `strides` nested strided
     repeats of it, taken from the innermost digits that repeat runs.
     """
-    left, before = float(counts.runs), [counts.boxes, *counts.blocks]
+    remaining, outer_blocks = float(counts.runs), [counts.boxes, *counts.blocks]
     depth = next((j for j, u in enumerate(counts.blocks) if u >= counts.runs), len(counts.blocks) - 1)
     for j in range(depth, -1, -1):
-        if strides and counts.blocks[j] > before[j]:
-            left, strides = left * before[j] / counts.blocks[j], strides - 1
-    return max(counts.boxes, ceil(left))
+        if strides and counts.blocks[j] > outer_blocks[j]:
+            remaining, strides = remaining * outer_blocks[j] / counts.blocks[j], strides - 1
+    return max(counts.boxes, ceil(remaining))

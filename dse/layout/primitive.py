@@ -124,11 +124,11 @@ def tiles_of(extent: int, tile_size: int, stride: int) -> int:
 
 def shape_after(p: Primitive, shape: Shape) -> Shape:
     """Returns the shape after a primitive. Raises LayoutError if the primitive does not fit the shape."""
-    _axes(p, shape)
+    _check_axes(p, shape)
     match p:
         case Split(dim, factors):
             if min(factors, default=0) < 1 or prod(factors) != shape[dim]:
-                raise _refused(
+                raise _layout_error(
                     p,
                     shape,
                     f"factors do not multiply to the extent {shape[dim]}; pad it to a multiple first",
@@ -136,54 +136,54 @@ def shape_after(p: Primitive, shape: Shape) -> Shape:
             return (*shape[:dim], *factors, *shape[dim + 1 :])
         case Fuse(dims):
             if not dims or dims != tuple(range(dims[0], dims[0] + len(dims))):
-                raise _refused(p, shape, "dims not adjacent; reorder them first")
+                raise _layout_error(p, shape, "dims not adjacent; reorder them first")
             return (*shape[: dims[0]], prod(shape[d] for d in dims), *shape[dims[-1] + 1 :])
         case Reorder(perm):
             if sorted(perm) != list(range(len(shape))):
-                raise _refused(p, shape, f"not a permutation of {len(shape)} axes")
+                raise _layout_error(p, shape, f"not a permutation of {len(shape)} axes")
             return tuple(shape[source] for source in perm)
         case Unfold(dim, tile_size, stride):
             return (
                 *shape[:dim],
-                _unfolded(p, shape, shape[dim], tile_size, stride),
+                _tile_count(p, shape, shape[dim], tile_size, stride),
                 tile_size,
                 *shape[dim + 1 :],
             )
         case Fold(dim, tile_size, stride, size):
-            if shape[dim : dim + 2] != (_unfolded(p, shape, size, tile_size, stride), tile_size):
-                raise _refused(p, shape, "is no inverse of an unfold to these two axes")
+            if shape[dim : dim + 2] != (_tile_count(p, shape, size, tile_size, stride), tile_size):
+                raise _layout_error(p, shape, "is no inverse of an unfold to these two axes")
             return (*shape[:dim], size, *shape[dim + 2 :])
         case Pad(dim, before, after) | Unpad(dim, before, after):
             extent = shape[dim] + (before + after if isinstance(p, Pad) else -before - after)
             if min(before, after) < 0 or extent < 1:
-                raise _refused(p, shape, "padding must not be negative and must leave an element")
+                raise _layout_error(p, shape, "padding must not be negative and must leave an element")
             return (*shape[:dim], extent, *shape[dim + 1 :])
         case StoreAt(dim, extent, _) | DecoupleAt(dim, extent, _):
-            left = shape[dim] + (extent if isinstance(p, StoreAt) else -extent)
-            if extent < 1 or left < 1:
-                raise _refused(p, shape, "the guest must have a slice and leave one to the host")
-            return (*shape[:dim], left, *shape[dim + 1 :])
+            new_extent = shape[dim] + (extent if isinstance(p, StoreAt) else -extent)
+            if extent < 1 or new_extent < 1:
+                raise _layout_error(p, shape, "the guest must have a slice and leave one to the host")
+            return (*shape[:dim], new_extent, *shape[dim + 1 :])
 
 
-def _axes(p: Primitive, shape: Shape) -> None:
+def _check_axes(p: Primitive, shape: Shape) -> None:
     """Raises LayoutError if the primitive names an axis that the shape lacks."""
     named = p.dims if isinstance(p, Fuse) else () if isinstance(p, Reorder) else (p.dim,)
     if wrong := [d for d in named if not 0 <= d < len(shape)]:
-        raise _refused(p, shape, f"there is no axis {wrong[0]}")
+        raise _layout_error(p, shape, f"there is no axis {wrong[0]}")
 
 
-def _unfolded(p: Primitive, shape: Shape, extent: int, tile_size: int, stride: int) -> int:
+def _tile_count(p: Primitive, shape: Shape, extent: int, tile_size: int, stride: int) -> int:
     """Returns the number of tiles of an unfold. Raises LayoutError if it does not fit the extent."""
     if stride > tile_size:
-        raise _refused(p, shape, "stride larger than the tile leaves gaps")
+        raise _layout_error(p, shape, "stride larger than the tile leaves gaps")
     if tile_size > extent:
-        raise _refused(p, shape, f"tile larger than the extent {extent}")
+        raise _layout_error(p, shape, f"tile larger than the extent {extent}")
     if stride < 1:
-        raise _refused(p, shape, "stride must be at least 1")
+        raise _layout_error(p, shape, "stride must be at least 1")
     return tiles_of(extent, tile_size, stride)
 
 
-def _refused(p: Primitive, shape: Shape, why: str) -> LayoutError:
+def _layout_error(p: Primitive, shape: Shape, why: str) -> LayoutError:
     return LayoutError(f"{p} on shape {list(shape)}: {why}")
 
 
@@ -195,7 +195,7 @@ def shapes(shape: Shape, prims: Sequence[Primitive]) -> list[Shape]:
     return found
 
 
-def inverted(p: Primitive, shape: Shape) -> Primitive:
+def inverse_of(p: Primitive, shape: Shape) -> Primitive:
     """Returns the primitive that undoes p. shape: the shape before p."""
     match p:
         case Split(dim, factors):
@@ -221,11 +221,11 @@ def inverted(p: Primitive, shape: Shape) -> Primitive:
 def inverse(shape: Shape, prims: Sequence[Primitive]) -> list[Primitive]:
     """Returns the primitives that undo a sequence, last first."""
     return [
-        inverted(p, before) for p, before in reversed(list(zip(prims, shapes(shape, prims), strict=False)))
+        inverse_of(p, before) for p, before in reversed(list(zip(prims, shapes(shape, prims), strict=False)))
     ]
 
 
-def step(p: Primitive, shape: Shape, i: Index) -> Index | None:
+def apply(p: Primitive, shape: Shape, i: Index) -> Index | None:
     """Returns the index after a primitive; None if unpad, fold or decouple_at drops it.
 
     shape: the shape before the primitive
@@ -238,10 +238,10 @@ def step(p: Primitive, shape: Shape, i: Index) -> Index | None:
                 parts.append(part)
             return (*i[:dim], *reversed(parts), *i[dim + 1 :])
         case Fuse(dims):
-            whole = 0
+            fused = 0
             for d in dims:
-                whole = whole * shape[d] + i[d]
-            return (*i[: dims[0]], whole, *i[dims[-1] + 1 :])
+                fused = fused * shape[d] + i[d]
+            return (*i[: dims[0]], fused, *i[dims[-1] + 1 :])
         case Reorder(perm):
             return tuple(i[source] for source in perm)
         case Unfold(dim, tile_size, stride):
@@ -265,7 +265,7 @@ def forward(shape: Shape, prims: Sequence[Primitive], index: Index) -> Index | N
     """Returns the physical index of a logical element; None if the sequence dropped it."""
     i: Index | None = index
     for p, before in zip(prims, shapes(shape, prims), strict=False):
-        i = None if i is None else step(p, before, i)
+        i = None if i is None else apply(p, before, i)
     return i
 
 
@@ -277,7 +277,7 @@ def backward(shape: Shape, prims: Sequence[Primitive], index: Index) -> Index | 
         p = prims[number]
         if isinstance(p, StoreAt) and i[p.dim] >= before[number][p.dim]:
             return Guest(number, (*i[: p.dim], i[p.dim] - before[number][p.dim], *i[p.dim + 1 :]))
-        found = step(inverted(p, before[number]), before[number + 1], i)
+        found = apply(inverse_of(p, before[number]), before[number + 1], i)
         if found is None:
             return None
         i = found
@@ -338,21 +338,23 @@ class Windows:
         >>> Windows(2, 1, 3, 11, Unfold(0, 7, 6)).access(4, 2)
         (1, 4)
         """
-        size, apart = self.tiles.tile_size, self.tiles.stride
-        each = windows(size, self.span(), self.step)
-        last = (
+        size, stride = self.tiles.tile_size, self.tiles.stride
+        per_tile = windows(size, self.span(), self.step)
+        last_tile = (
             shape_after(
                 self.tiles, (self.extent,) if self.tiles.dim == 0 else (1,) * self.tiles.dim + (self.extent,)
             )[self.tiles.dim]
             - 1
         )
         start = self.step * i
-        tile = i // each if each and apart == self.step * each else min(start // apart, last)
-        if not (tile * apart <= start and start + self.span() <= tile * apart + size):
-            needed = apart - gcd(self.step, apart) + self.span()
+        tile = (
+            i // per_tile if per_tile and stride == self.step * per_tile else min(start // stride, last_tile)
+        )
+        if not (tile * stride <= start and start + self.span() <= tile * stride + size):
+            needed = stride - gcd(self.step, stride) + self.span()
             raise LayoutError(
                 f"window {i}, {self.span()} elements from {start}, lies in no single tile of {size} elements "
-                f"at stride {apart}; take tiles of {needed} or more, or stride {self.step} * windows per "
+                f"at stride {stride}; take tiles of {needed} or more, or stride {self.step} * windows per "
                 "tile"
             )
-        return tile, start + self.dilation * r - apart * tile
+        return tile, start + self.dilation * r - stride * tile

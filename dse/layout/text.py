@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
-from dse.layout.address import Digit, Layout, Stored
+from dse.layout.address import Digit, Layout, StoredDim
 from dse.layout.primitive import (
     Fuse,
     LayoutError,
@@ -81,7 +81,7 @@ def parse(text: str, names: Sequence[str], shape: Shape) -> Layout:
     ):  # tiles that do not overlap become a split; a single tile is the whole dimension
         if s.tile and (s.tile == s.stride or s.tiles() == 1):
             stored[k] = replace(s, tile=0, stride=0)
-    layout = Layout(tuple(names), tuple(shape), *_unfused(stored, _merged(digits, stored)))
+    layout = Layout(tuple(names), tuple(shape), *_split_uncut(stored, _merge(digits, stored)))
     if layout.stored_elems() > MAX_ELEMS:
         raise LayoutError(f'layout "{text}": takes {layout.stored_elems():.2g} elements; pad less')
     return layout
@@ -97,34 +97,34 @@ def primitives(text: str, names: Sequence[str], shape: Shape) -> list[Primitive]
     ]
     axes: list[Token] = []
     for k, s in enumerate(stored):
-        own = sorted((t for t in tokens if t.dim == k), key=_outermost_first)
+        parts = sorted((t for t in tokens if t.dim == k), key=_outermost_first)
         at = len(axes)
-        if any(t.tile for t in own):
-            found.append(Unfold(at, own[-1].tile, own[-1].modulus))
-        elif len(own) > 1 or (own and own[0].modulus):
-            outer = [] if own[0].modulus == 0 else [_whole_tiles(s, own[0].modulus)]
-            factors = [*outer, *(_size(t, s, tokens) for t in own)]
-            if over := prod(factors) - s.extent():
-                found.append(Pad(at, 0, over))
+        if any(t.tile for t in parts):
+            found.append(Unfold(at, parts[-1].tile, parts[-1].modulus))
+        elif len(parts) > 1 or (parts and parts[0].modulus):
+            outer = [] if parts[0].modulus == 0 else [_whole_tiles(s, parts[0].modulus)]
+            factors = [*outer, *(_size(t, s, tokens) for t in parts)]
+            if padding := prod(factors) - s.extent():
+                found.append(Pad(at, 0, padding))
             found.append(Split(at, tuple(factors)))
-            axes += [replace(own[0], text="", opens=0, closes=0, pad=0, guests=())] * len(outer)
-        axes += own or [Token("", k, 0, 1, 0, 0, (), 0, 0)]
+            axes += [replace(parts[0], text="", opens=0, closes=0, pad=0, guests=())] * len(outer)
+        axes += parts or [Token("", k, 0, 1, 0, 0, (), 0, 0)]
     order = [next(i for i, axis in enumerate(axes) if axis is token) for token in tokens]
-    silent = [i for i, axis in enumerate(axes) if not axis.text]  # axes of extent 1 that the text leaves out
-    if [*silent, *order] != list(range(len(axes))):
-        found.append(Reorder((*silent, *order)))
-    for at, token in enumerate(tokens, len(silent)):
+    implied = [i for i, axis in enumerate(axes) if not axis.text]  # axes of extent 1 that the text leaves out
+    if [*implied, *order] != list(range(len(axes))):
+        found.append(Reorder((*implied, *order)))
+    for at, token in enumerate(tokens, len(implied)):
         found += [Pad(at, 0, token.pad)] if token.pad else []
         found += [StoreAt(at, extent, name) for name, extent in token.guests]
-    return [*found, *_fused_groups(tokens, len(silent))]
+    return [*found, *_fused_groups(tokens, len(implied))]
 
 
-def _fused_groups(tokens: Sequence[Token], before: int) -> Iterator[Fuse]:
+def _fused_groups(tokens: Sequence[Token], first_axis: int) -> Iterator[Fuse]:
     """Yields a fuse for every outermost pair of parentheses, last first, so that axes before it keep their
     positions.
     """
     found, depth, first = list[Fuse](), 0, 0
-    for at, token in enumerate(tokens, before):
+    for at, token in enumerate(tokens, first_axis):
         first = at if token.opens and not depth else first
         depth += token.opens - token.closes
         if token.closes and not depth and at > first:
@@ -149,7 +149,7 @@ def show(layout: Layout) -> str:
     return f"{defs} | {body}" if defs else body
 
 
-def _show(d: Digit, s: Stored, name: str) -> str:
+def _show(d: Digit, s: StoredDim, name: str) -> str:
     step = f"/{d.step}" if d.step > 1 else ""
     if s.tile:
         text = f"{name.lower()}{s.stride}~{s.tile}" if d.modulus else f"{name}/{s.stride}"
@@ -163,20 +163,21 @@ def _show(d: Digit, s: Stored, name: str) -> str:
     )
 
 
-def _read(text: str, names: Sequence[str], shape: Shape) -> tuple[list[Stored], list[Token]]:
+def _read(text: str, names: Sequence[str], shape: Shape) -> tuple[list[StoredDim], list[Token]]:
     """Returns the stored dimensions and the checked tokens of a text."""
     if len(text) > MAX_CHARS:
         raise LayoutError(
             f'layout "{text[:40]}...": {len(text)} characters, more than the {MAX_CHARS} that any needs'
         )
     head, bar, body = text.partition("|") if "|" in text else ("", "", text)
-    called, stored = (
-        _fused(text, head, names, shape)
+    stored_names, stored = (
+        _fused_dims(text, head, names, shape)
         if bar
-        else (list(names), [Stored((k,), (n,)) for k, n in enumerate(shape)])
+        else (list(names), [StoredDim((k,), (n,)) for k, n in enumerate(shape)])
     )
     tokens = [
-        _token(text, word, called) for word in re.sub(r"\(\s+", "(", re.sub(r"\s+\)", ")", body)).split()
+        _token(text, word, stored_names)
+        for word in re.sub(r"\(\s+", "(", re.sub(r"\s+\)", ")", body)).split()
     ]
     depth = 0
     for token in tokens:
@@ -187,92 +188,96 @@ def _read(text: str, names: Sequence[str], shape: Shape) -> tuple[list[Stored], 
         raise LayoutError(f'layout "{text}": parentheses do not match')
     for k, s in enumerate(stored):
         if len({t.tile for t in tokens if t.dim == k and t.tile}):
-            stored[k] = s = _tiled(text, [t for t in tokens if t.dim == k], s, called[k])
+            stored[k] = s = _with_tiles(text, [t for t in tokens if t.dim == k], s, stored_names[k])
         else:
-            _chain(text, [t for t in tokens if t.dim == k], s, called[k])
+            _check_chain(text, [t for t in tokens if t.dim == k], s, stored_names[k])
     return stored, tokens
 
 
-def _fused(text: str, head: str, names: Sequence[str], shape: Shape) -> tuple[list[str], list[Stored]]:
+def _fused_dims(
+    text: str, head: str, names: Sequence[str], shape: Shape
+) -> tuple[list[str], list[StoredDim]]:
     """Returns the names of stored dimensions and the dimensions, from the definitions before `|`."""
-    made: dict[int, tuple[str, list[int]]] = {}
+    fused_by_first: dict[int, tuple[str, list[int]]] = {}
     for line in head.split(";"):
         name, equals, product = (piece.strip() for piece in line.partition("="))
-        of = [piece.strip() for piece in product.split("*")]
+        fused = [piece.strip() for piece in product.split("*")]
         if (
             not equals
             or not re.fullmatch(NAME, name)
             or name.upper() in names
-            or any(d not in names for d in of)
+            or any(d not in names for d in fused)
         ):
             raise LayoutError(
                 f'layout "{text}": "{line.strip()}" is no new dimension; write e.g. '
                 f"e={'*'.join(names[-2:])} |"
             )
-        members = [names.index(d) for d in of]
+        members = [names.index(d) for d in fused]
         if members != list(range(members[0], members[0] + len(members))) or any(
-            m in taken for _, taken in made.values() for m in members
+            m in taken for _, taken in fused_by_first.values() for m in members
         ):
             raise LayoutError(
-                f'layout "{text}": {"*".join(of)}: dims not adjacent, or fused twice; the tensor has '
+                f'layout "{text}": {"*".join(fused)}: dims not adjacent, or fused twice; the tensor has '
                 f"{' '.join(names)}"
             )
-        made[members[0]] = (name.upper(), members)
-    inside = {m for _, members in made.values() for m in members}
-    called, stored = list[str](), list[Stored]()
+        fused_by_first[members[0]] = (name.upper(), members)
+    fused_members = {m for _, members in fused_by_first.values() for m in members}
+    stored_names, stored = list[str](), list[StoredDim]()
     for k, n in enumerate(shape):
-        if k in made:
-            called.append(made[k][0])
-            stored.append(Stored(tuple(made[k][1]), tuple(shape[m] for m in made[k][1])))
-        elif k not in inside:
-            called.append(names[k])
-            stored.append(Stored((k,), (n,)))
-    return called, stored
+        if k in fused_by_first:
+            stored_names.append(fused_by_first[k][0])
+            stored.append(
+                StoredDim(tuple(fused_by_first[k][1]), tuple(shape[m] for m in fused_by_first[k][1]))
+            )
+        elif k not in fused_members:
+            stored_names.append(names[k])
+            stored.append(StoredDim((k,), (n,)))
+    return stored_names, stored
 
 
-def _token(text: str, word: str, called: Sequence[str]) -> Token:
-    """Returns the token of one word. called: names of the stored dimensions."""
+def _token(text: str, word: str, stored_names: Sequence[str]) -> Token:
+    """Returns the token of one word. stored_names: names of the stored dimensions."""
     match = TOKEN.fullmatch(word)
     if not match:
         raise LayoutError(f'layout "{text}": "{word}" is no part of a dimension; write {FORMS}')
     opens, name, modulus, tile, step, pad, guests, closes = match.groups()
-    known = (
-        {n: k for k, n in enumerate(called)}
+    dim_of = (
+        {n: k for k, n in enumerate(stored_names)}
         if modulus is None
-        else {n.lower(): k for k, n in enumerate(called)}
+        else {n.lower(): k for k, n in enumerate(stored_names)}
     )
-    if name not in known:
+    if name not in dim_of:
         raise LayoutError(
             f'layout "{text}": "{word}" names no dimension; whole and outer parts are of '
-            f"{' '.join(called)}, inner ones as {called[0].lower()}4"
+            f"{' '.join(stored_names)}, inner ones as {stored_names[0].lower()}4"
         )
     if "0" in (modulus, tile, step) or (tile and step):
         raise LayoutError(
             f'layout "{text}": "{word}": sizes must be at least 1, and an unfolded part (~) takes no /'
         )
-    named = tuple((g.partition(":")[0], int(g.partition(":")[2] or 1)) for g in guests.split("&")[1:])
-    if empty := next((guest for guest, extent in named if not extent), ""):
+    guest_slices = tuple((g.partition(":")[0], int(g.partition(":")[2] or 1)) for g in guests.split("&")[1:])
+    if empty := next((guest for guest, extent in guest_slices if not extent), ""):
         raise LayoutError(
             f'layout "{text}": "{word}" gives {empty} no slice; write &{empty}, or &{empty}:2 for two'
         )
     return Token(
         word,
-        known[name],
+        dim_of[name],
         int(modulus or 0),
         int(step or 1),
         int(tile or 0),
         int(pad or 0),
-        named,
+        guest_slices,
         len(opens),
         len(closes),
     )
 
 
-def _tiled(text: str, own: Sequence[Token], s: Stored, name: str) -> Stored:
+def _with_tiles(text: str, parts: Sequence[Token], s: StoredDim, name: str) -> StoredDim:
     """Returns the stored dimension with the tiles of its unfolded part. Raises LayoutError if they do not
     fit.
     """
-    inner = next(t for t in own if t.tile)
+    inner = next(t for t in parts if t.tile)
     size, stride = inner.tile, inner.modulus
     why = (
         "stride larger than the tile leaves gaps"
@@ -283,7 +288,7 @@ def _tiled(text: str, own: Sequence[Token], s: Stored, name: str) -> Stored:
         "overlap less"
         if size > MAX_COPIES * stride
         else ""
-        if len(own) == 2 and any(t.modulus == 0 and t.step == stride for t in own)
+        if len(parts) == 2 and any(t.modulus == 0 and t.step == stride for t in parts)
         else f"needs exactly one other part of its dimension, {name}/{stride}"
     )
     if why:
@@ -291,11 +296,11 @@ def _tiled(text: str, own: Sequence[Token], s: Stored, name: str) -> Stored:
     return replace(s, tile=size, stride=stride)
 
 
-def _chain(text: str, own: Sequence[Token], s: Stored, name: str) -> None:
+def _check_chain(text: str, parts: Sequence[Token], s: StoredDim, name: str) -> None:
     """Raises LayoutError unless the parts of one dimension form a chain without gaps, each part once. Outer
     parts, and dimensions of one element, may be omitted.
     """
-    chain = sorted(own, key=_outermost_first)
+    chain = sorted(parts, key=_outermost_first)
     if not chain:
         if s.extent() > 1:
             raise LayoutError(
@@ -331,11 +336,11 @@ def _outermost_first(t: Token) -> tuple[bool, int, int]:
     return t.modulus != 0, -t.modulus, -t.step
 
 
-def _whole_tiles(s: Stored, size: int) -> int:
+def _whole_tiles(s: StoredDim, size: int) -> int:
     return -(-s.extent() // size)
 
 
-def _size(t: Token, s: Stored, tokens: Sequence[Token]) -> int:
+def _size(t: Token, s: StoredDim, tokens: Sequence[Token]) -> int:
     """Returns the extent of a part: how many values its index takes."""
     if any(other.tile for other in tokens if other.dim == t.dim):
         tile = next(other.tile for other in tokens if other.dim == t.dim and other.tile)
@@ -343,13 +348,13 @@ def _size(t: Token, s: Stored, tokens: Sequence[Token]) -> int:
     return t.modulus // t.step if t.modulus else _whole_tiles(s, t.step)
 
 
-def _digits(t: Token, stored: Sequence[Stored], tokens: Sequence[Token]) -> Iterator[Digit]:
+def _digits(t: Token, stored: Sequence[StoredDim], tokens: Sequence[Token]) -> Iterator[Digit]:
     """Yields the digit of a token, or nothing if it has one position. The outermost part of a dimension gets
     no modulus; positions that it never reaches become padding.
     """
     s = stored[t.dim]
     size = _size(t, s, tokens)
-    room = size + _gap(t)
+    pitch = size + _gap(t)
     modulus, step = (t.modulus, t.step) if not s.tile else (s.tile, 1) if t.tile else (0, s.tile)
     if modulus and t is min(
         (o for o in tokens if o.dim == t.dim and _size(o, s, tokens) + _gap(o) > 1),
@@ -357,45 +362,47 @@ def _digits(t: Token, stored: Sequence[Stored], tokens: Sequence[Token]) -> Iter
         default=None,
     ):
         modulus, size = 0, -(-s.extent() // step)
-    if room > 1:
-        yield Digit(t.dim, modulus, step, size, room, t.guests)
+    if pitch > 1:
+        yield Digit(t.dim, modulus, step, size, pitch, t.guests)
 
 
-def _unfused(
-    stored: Sequence[Stored], digits: Sequence[Digit]
-) -> tuple[tuple[Stored, ...], tuple[Digit, ...]]:
+def _split_uncut(
+    stored: Sequence[StoredDim], digits: Sequence[Digit]
+) -> tuple[tuple[StoredDim, ...], tuple[Digit, ...]]:
     """Returns dimensions and digits, where a fused dimension that no digit cuts is its separate members
     again.
     """
-    each = Counter(d.dim for d in digits)
-    whole = {
+    digit_counts = Counter(d.dim for d in digits)
+    uncut = {
         d.dim
         for d in digits
-        if len(stored[d.dim].members) > 1 and each[d.dim] == 1 and d.size == d.pitch == stored[d.dim].extent()
+        if len(stored[d.dim].members) > 1
+        and digit_counts[d.dim] == 1
+        and d.size == d.pitch == stored[d.dim].extent()
     }
-    first, found = dict[int, int](), list[Stored]()
+    first, found = dict[int, int](), list[StoredDim]()
     for k, s in enumerate(stored):
         first[k] = len(found)
         found += (
-            [Stored((m,), (n,)) for m, n in zip(s.members, s.extents, strict=True)] if k in whole else [s]
+            [StoredDim((m,), (n,)) for m, n in zip(s.members, s.extents, strict=True)] if k in uncut else [s]
         )
-    apart = [
-        replace(d, dim=first[d.dim]) if d.dim not in whole else Digit(first[d.dim] + i, 0, 1, n, n)
+    split = [
+        replace(d, dim=first[d.dim]) if d.dim not in uncut else Digit(first[d.dim] + i, 0, 1, n, n)
         for d in digits
-        for i, n in (enumerate(stored[d.dim].extents) if d.dim in whole else [(0, 0)])
-        if d.dim not in whole or n > 1
+        for i, n in (enumerate(stored[d.dim].extents) if d.dim in uncut else [(0, 0)])
+        if d.dim not in uncut or n > 1
     ]
-    return tuple(found), tuple(apart)
+    return tuple(found), tuple(split)
 
 
-def _merged(digits: Sequence[Digit], stored: Sequence[Stored]) -> list[Digit]:
+def _merge(digits: Sequence[Digit], stored: Sequence[StoredDim]) -> list[Digit]:
     """Returns the digits, with neighbours merged that form one part of a dimension without a gap."""
     found: list[Digit] = []
     # a part with one value and padding is not merged
     alone = {d.dim for d in digits if d.size == 1}
     for d in digits:
         outer = found[-1] if found else None
-        whole = (
+        joins = (
             outer
             and outer.dim == d.dim
             and d.modulus
@@ -403,10 +410,10 @@ def _merged(digits: Sequence[Digit], stored: Sequence[Stored]) -> list[Digit]:
             and d.size == d.pitch
             and not outer.guests
         )
-        if not (outer and whole) or stored[d.dim].tile or d.dim in alone:
+        if not (outer and joins) or stored[d.dim].tile or d.dim in alone:
             found.append(d)
             continue
-        reach = stored[d.dim].extent()
-        size = outer.size * d.size if outer.modulus else -(-reach // d.step)
+        extent = stored[d.dim].extent()
+        size = outer.size * d.size if outer.modulus else -(-extent // d.step)
         found[-1] = Digit(d.dim, outer.modulus, d.step, size, outer.pitch * d.pitch)
     return found

@@ -12,83 +12,90 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from workloads.einsum import Dim, Einsum, Projection
-from workloads.graph import owner
+from workloads.graph import base_tensor
 
 Users = list[tuple[int, Einsum, Projection]]  # (number of the einsum, the einsum, its projection) of a tensor
 RankOf = tuple[int, str]  # (number of the einsum, rank)
 
 
-def shared_tensors(own: Sequence[Einsum], made: Collection[str]) -> dict[str, Users]:
+def shared_tensors(einsums: Sequence[Einsum], made: Collection[str]) -> dict[str, Users]:
     """Returns the tensors that are used more than once (by several einsums, or by one einsum under two
     names), each with its users.
 
     made: all tensors that einsums of the workload make
     """
-    users: dict[str, Users] = {}
-    for i, e in enumerate(own):
+    users_of: dict[str, Users] = {}
+    for i, e in enumerate(einsums):
         for p in e.tensors():
-            users.setdefault(owner(p.tensor, made), []).append((i, e, p))
-    return {tensor: there for tensor, there in users.items() if len(there) > 1}
+            users_of.setdefault(base_tensor(p.tensor, made), []).append((i, e, p))
+    return {tensor: its_users for tensor, its_users in users_of.items() if len(its_users) > 1}
 
 
-def rank_classes(own: Sequence[Einsum], made: Collection[str]) -> tuple[tuple[str, ...], ...]:
-    """Returns the classes. A class is a tuple with exactly one rank of each einsum, in the order of `own`.
+def rank_classes(einsums: Sequence[Einsum], made: Collection[str]) -> tuple[tuple[str, ...], ...]:
+    """Returns the classes. A class is a tuple with exactly one rank of each einsum, in the order of
+    `einsums`.
 
     A tensor that one einsum makes and another reads must be read with the indices with which it is written,
     and every class must index one of its dimensions; else there are no classes. Ranks that slide windows, and
     columns of compressed tensors, are in no class. Tensors that the einsums only read also match ranks with
     each other, as long as each einsum still has one rank in the class.
     """
-    tensors = shared_tensors(own, made)
-    results = {e.output.tensor for e in own}
-    handed = {t: there for t, there in tensors.items() if t in results}
-    for tensor, users in handed.items():
+    tensors = shared_tensors(einsums, made)
+    results = {e.output.tensor for e in einsums}
+    forwarded = {t: its_users for t, its_users in tensors.items() if t in results}
+    for tensor, users in forwarded.items():
         if not all(p.tensor == tensor and reads_as_written(p, users[0][2]) for _, _, p in users):
             return ()
-    groups = [group for some in (handed, tensors) for group in _joined(own, some.values())]
-    found = [ranks for group in groups if (ranks := _one_each(group, own, handed))]
+    groups = [
+        group for by_tensor in (forwarded, tensors) for group in _joined_groups(einsums, by_tensor.values())
+    ]
+    found = [ranks for group in groups if (ranks := _rank_per_einsum(group, einsums, forwarded))]
     return tuple(dict.fromkeys(found))
 
 
-def _joined(own: Sequence[Einsum], tensors: Collection[Users]) -> Iterator[frozenset[RankOf]]:
+def _joined_groups(einsums: Sequence[Einsum], tensors: Collection[Users]) -> Iterator[frozenset[RankOf]]:
     """Yields groups of ranks: two ranks are in one group if each of them is the only index of the same
     dimension of a tensor. Groups come in the order of their first ranks.
     """
     group: dict[RankOf, frozenset[RankOf]] = {
-        (i, rank): frozenset({(i, rank)}) for i, e in enumerate(own) for rank in e.ranks()
+        (i, rank): frozenset({(i, rank)}) for i, e in enumerate(einsums) for rank in e.ranks()
     }
     for users in tensors:
         for dims in zip(*(p.dims for _, _, p in users), strict=False):
             ranks = [rank_of(dim, e) for (_, e, _), dim in zip(users, dims, strict=True)]
-            ones = [(i, rank) for (i, _, _), rank in zip(users, ranks, strict=True) if rank]
-            both = frozenset().union(*(group[one] for one in ones)) if len(ones) == len(ranks) else ()
-            group |= dict.fromkeys(both, frozenset(both))
+            members = [(i, rank) for (i, _, _), rank in zip(users, ranks, strict=True) if rank]
+            merged = (
+                frozenset().union(*(group[member] for member in members))
+                if len(members) == len(ranks)
+                else ()
+            )
+            group |= dict.fromkeys(merged, frozenset(merged))
     yield from dict.fromkeys(group.values())
 
 
-def _one_each(
-    group: Collection[RankOf], own: Sequence[Einsum], handed: dict[str, Users]
+def _rank_per_einsum(
+    group: Collection[RankOf], einsums: Sequence[Einsum], forwarded: dict[str, Users]
 ) -> tuple[str, ...] | None:
     """Returns the rank of each einsum in a group, None if a loop over the group cannot be shared."""
     ranks = dict(group)
-    if len(group) != len(own) or len(ranks) != len(own):
+    if len(group) != len(einsums) or len(ranks) != len(einsums):
         return None
-    sizes = {e.sizes()[ranks[i]] for i, e in enumerate(own)}
-    whole = all(_cuts_whole(ranks[i], p, e) for i, e in enumerate(own) for p in e.tensors())
-    cut = all(ranks[i] in p.ranks() for users in handed.values() for i, _, p in users)
-    same = all(len({_cut_dims(p, ranks[i]) for i, _, p in users}) == 1 for users in handed.values())
-    if len(sizes) > 1 or sizes == {1} or not (whole and cut and same):
+    sizes = {e.sizes()[ranks[i]] for i, e in enumerate(einsums)}
+    stands_alone = all(_stands_alone(ranks[i], p, e) for i, e in enumerate(einsums) for p in e.tensors())
+    cuts_forwarded = all(ranks[i] in p.ranks() for users in forwarded.values() for i, _, p in users)
+    same_dims = all(len({_cut_dims(p, ranks[i]) for i, _, p in users}) == 1 for users in forwarded.values())
+    if len(sizes) > 1 or sizes == {1} or not (stands_alone and cuts_forwarded and same_dims):
         return None
-    return tuple(ranks[i] for i in range(len(own)))
+    return tuple(ranks[i] for i in range(len(einsums)))
 
 
-def _cuts_whole(rank: str, p: Projection, e: Einsum) -> bool:
+def _stands_alone(rank: str, p: Projection, e: Einsum) -> bool:
     """True if the rank does not index the tensor, or is the only index of exactly one dimension, and that
     dimension is not the column of a compressed tensor.
     """
     dims = _cut_dims(p, rank)
-    column = p.format == "csr" and dims == (len(p.dims) - 1,)
-    return not dims or (len(dims) == 1 and rank_of(p.dims[dims[0]], e) == rank and not column)
+    is_csr_column = p.format == "csr" and dims == (len(p.dims) - 1,)
+    return not dims or (len(dims) == 1 and rank_of(p.dims[dims[0]], e) == rank and not is_csr_column)
 
 
 def _cut_dims(p: Projection, rank: str) -> tuple[int, ...]:
@@ -101,12 +108,12 @@ def cut_alike(users: Users, classes: Sequence[tuple[str, ...]]) -> bool:
     """
     first = users[0][2]
     cuts = {tuple(_cut_dims(p, ranks[i]) for ranks in classes) for i, _, p in users}
-    reach = {tuple(sum(c * e.sizes()[rank] for rank, c in d.terms) for d in p.dims) for _, e, p in users}
-    alike = all(
+    extents = {tuple(sum(c * e.sizes()[rank] for rank, c in d.terms) for d in p.dims) for _, e, p in users}
+    same_reads = all(
         (p.tensor, p.density) == (first.tensor, first.density) and reads_as_written(p, first)
         for _, _, p in users
     )
-    return alike and len(cuts) == len(reach) == 1
+    return same_reads and len(cuts) == len(extents) == 1
 
 
 def reads_as_written(p: Projection, q: Projection, padded: bool = False) -> bool:

@@ -35,21 +35,21 @@ FREE = Constraints()
 Dataflow = Literal["free", "weight_stationary", "output_stationary", "input_stationary", "row_stationary"]
 
 
-def violation(c: Constraints, mapping: Mapping) -> list[str]:
+def violations(c: Constraints, mapping: Mapping) -> list[str]:
     """Returns why a well-formed mapping breaks its constraints, one line each."""
     stores = [node for node in mapping.nodes if isinstance(node, Store)]
     outermost = {node.tensor: node.level for node in reversed(stores)}
-    not_kept = [
+    missing_nodes = [
         f"{tensor} is not stored at {level}, where the dataflow needs it; add a storage node"
         for level, tensor in c.must_keep
         if Store(level, tensor) not in mapping.nodes
     ]
-    not_home = [
+    wrong_homes = [
         f"the outermost node of {tensor} is not at {level}, where the schedule holds it"
         for tensor, level in c.homes
         if outermost.get(tensor, "") != level
     ]
-    return [*_misplaced(c, mapping), *_moving(c, mapping), *not_kept, *not_home]
+    return [*_misplaced(c, mapping), *_inner_faults(c, mapping), *missing_nodes, *wrong_homes]
 
 
 def _misplaced(c: Constraints, mapping: Mapping) -> Iterator[str]:
@@ -63,26 +63,34 @@ def _misplaced(c: Constraints, mapping: Mapping) -> Iterator[str]:
             )
 
 
-def _moving(c: Constraints, mapping: Mapping) -> Iterator[str]:
+def _inner_faults(c: Constraints, mapping: Mapping) -> Iterator[str]:
     """Yields faults of temporal loops and nodes that stand inside all spatial loops over the fan-out
     dimensions that c names (over any dimension, if it names none).
     """
-    named = {dim for dim, _ in c.spatial}
-    below = [
+    named_dims = {dim for dim, _ in c.spatial}
+    spatial_loops = [
         i
         for i, node in enumerate(mapping.nodes)
-        if isinstance(node, Loop) and node.over and (node.over in named or not named)
+        if isinstance(node, Loop) and node.over and (node.over in named_dims or not named_dims)
     ]
-    nodes = mapping.nodes[below[-1] + 1 if below else len(mapping.nodes) :]
-    times = [(i, node.rank) for i, node in enumerate(nodes) if isinstance(node, Loop) and not node.over]
-    held = [i for i, node in enumerate(nodes) if isinstance(node, Store) and node.tensor == c.stationary]
-    for _, rank in times:
+    nodes = mapping.nodes[spatial_loops[-1] + 1 if spatial_loops else len(mapping.nodes) :]
+    temporal_loops = [
+        (i, node.rank) for i, node in enumerate(nodes) if isinstance(node, Loop) and not node.over
+    ]
+    stationary_nodes = [
+        i for i, node in enumerate(nodes) if isinstance(node, Store) and node.tensor == c.stationary
+    ]
+    for _, rank in temporal_loops:
         if c.inside is not None and rank not in c.inside:
             yield (
                 f"for {rank} stands inside the array; the dataflow allows {', '.join(c.inside) or 'no loop'}"
             )
-    if c.stationary and times and not (held and held[-1] < times[0][0]):
-        yield f"{c.stationary} moves inside the array; store it above for {times[0][1]}"
+    if (
+        c.stationary
+        and temporal_loops
+        and not (stationary_nodes and stationary_nodes[-1] < temporal_loops[0][0])
+    ):
+        yield f"{c.stationary} moves inside the array; store it above for {temporal_loops[0][1]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +115,18 @@ def window(e: Einsum) -> Window:
         (o, i) for d in e.inputs[0].dims for o in d.ranks() if o in out for i in d.ranks() if i not in out
     ]
     (p, r), (q, s) = (*pairs, ("", ""), ("", ""))[:2]
-    left = [rank for rank in sizes if rank not in (p, q, r, s)]
+    others = [rank for rank in sizes if rank not in (p, q, r, s)]
     weights = e.inputs[-1].ranks() if len(e.inputs) > 1 else out
-    kernels = [rank for rank in left if rank in out & weights]
+    kernel_ranks = [rank for rank in others if rank in out & weights]
     # depthwise convolution and pooling: the last such rank, although the input has it, too
-    own = [rank for rank in kernels if rank not in e.inputs[0].ranks()] or kernels[-1:]
+    output_channels = [rank for rank in kernel_ranks if rank not in e.inputs[0].ranks()] or kernel_ranks[-1:]
     return Window(
         p,
         q,
         r,
         s,
-        max((rank for rank in left if rank not in out), key=sizes.__getitem__, default=""),
-        max(own, key=sizes.__getitem__, default=""),
+        max((rank for rank in others if rank not in out), key=sizes.__getitem__, default=""),
+        max(output_channels, key=sizes.__getitem__, default=""),
     )
 
 
@@ -164,12 +172,12 @@ def dataflow(name: Dataflow, e: Einsum, arch: Arch) -> Constraints:
                 "machine has none; take another dataflow"
             )
         return replace(row_stationary(e, arrays[0]), name=name) if window(e).r and len(e.inputs) > 1 else FREE
-    still = {
+    projections = {
         "output_stationary": (e.output,),
         "input_stationary": e.inputs[:1],
         "weight_stationary": e.inputs[1:2],
     }[name]
-    return Constraints(stationary=still[0].tensor, name=name) if still else FREE
+    return Constraints(stationary=projections[0].tensor, name=name) if projections else FREE
 
 
 def _present(*ranks: str) -> tuple[str, ...]:
@@ -188,14 +196,27 @@ def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
     names = [p.tensor for p in e.tensors()]
     choices: list[list[tuple[int, ...]]] = []
     for v, level in enumerate(arch.levels):
-        may = [names.index(tensor) for tensor in may_keep(e, level)]
+        allowed = [names.index(tensor) for tensor in may_keep(e, level)]
         forced = {names.index(tensor) for name, tensor in c.must_keep if name == level.name} | (
-            set() if level.bypass else set(may)
+            set() if level.bypass else set(allowed)
         )
-        sets = [own for n in range(len(may) + 1) for own in combinations(may, n) if forced <= set(own)]
-        choices.append([order for own in sets for order in (permutations(own) if v else [own])])
+        sets = [
+            held_tensors
+            for n in range(len(allowed) + 1)
+            for held_tensors in combinations(allowed, n)
+            if forced <= set(held_tensors)
+        ]
+        choices.append(
+            [
+                order
+                for held_tensors in sets
+                for order in (permutations(held_tensors) if v else [held_tensors])
+            ]
+        )
     return (
-        choice for choice in product(*choices) if {x for own in choice for x in own} == set(range(len(names)))
+        choice
+        for choice in product(*choices)
+        if {x for held_tensors in choice for x in held_tensors} == set(range(len(names)))
     )
 
 

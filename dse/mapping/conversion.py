@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from workloads.einsum import Dim, Einsum, Projection
-from workloads.graph import AGAIN, Workload, counts, owner
+from workloads.graph import AGAIN, Workload, base_tensor, counts
 
-COPY = re.compile(r"convert_(.+)_as_(\d+)$")
-RANK = "abcdefghijklmnopqrstuvwxyz"
+COPY_NAME = re.compile(r"convert_(.+)_as_(\d+)$")
+RANK_NAMES = "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ def copy_einsum(
     shape: tuple[int, ...], bits: int | None, name: str = "copy", tensor: str = "A", to: str = "B"
 ) -> Einsum:
     """Returns the einsum that copies a tensor element by element."""
-    dims = tuple(Dim(((RANK[k], 1),), 0, n) for k, n in enumerate(shape))
+    dims = tuple(Dim(((RANK_NAMES[k], 1),), 0, n) for k, n in enumerate(shape))
     return Einsum(
         name,
         "copy",
         Projection(to, dims, bits),
         (Projection(tensor, dims, bits),),
-        tuple((RANK[k], n) for k, n in enumerate(shape)),
+        tuple((RANK_NAMES[k], n) for k, n in enumerate(shape)),
     )
 
 
@@ -59,27 +59,29 @@ def with_conversions(workload: Workload, conversions: Sequence[Conversion]) -> W
     makes a tensor that is to be copied.
     """
     makers = {e.output.tensor: e for e in workload.einsums}
-    if strange := [one.tensor for one in conversions if one.tensor not in makers]:
-        raise ValueError(f"conversion of {strange[0]}: no einsum of {workload.name} makes this tensor")
-    reads = {
-        (name, _shape(makers[one.tensor].output)): copy_of(number, one.tensor)[1]
-        for number, one in enumerate(conversions, 1)
-        for name in one.readers
+    if unmade := [conversion.tensor for conversion in conversions if conversion.tensor not in makers]:
+        raise ValueError(f"conversion of {unmade[0]}: no einsum of {workload.name} makes this tensor")
+    copy_read_by = {
+        (name, _shape(makers[conversion.tensor].output)): copy_of(number, conversion.tensor)[1]
+        for number, conversion in enumerate(conversions, 1)
+        for name in conversion.readers
     }
-    after: dict[str, list[Einsum]] = {}
-    for number, one in enumerate(conversions, 1):
-        made, (name, to) = makers[one.tensor].output, copy_of(number, one.tensor)
-        after.setdefault(one.tensor, []).append(copy_einsum(_shape(made), made.bits, name, one.tensor, to))
+    copies_after: dict[str, list[Einsum]] = {}
+    for number, conversion in enumerate(conversions, 1):
+        original, (name, to) = makers[conversion.tensor].output, copy_of(number, conversion.tensor)
+        copies_after.setdefault(conversion.tensor, []).append(
+            copy_einsum(_shape(original), original.bits, name, conversion.tensor, to)
+        )
     found, repeats = list[Einsum](), list[int]()
     for e, n in zip(workload.einsums, counts(workload), strict=True):
-        names = [reads.get((reader(e, x), _shape(p)), "") for x, p in enumerate(e.inputs)]
+        names = [copy_read_by.get((reader(e, x), _shape(p)), "") for x, p in enumerate(e.inputs)]
         inputs = tuple(
             replace(p, tensor=name + _again(p, makers)) if name else p
             for p, name in zip(e.inputs, names, strict=True)
         )
-        own = [replace(e, inputs=inputs), *after.get(e.output.tensor, [])]
-        found += own
-        repeats += [n] * len(own)
+        emitted = [replace(e, inputs=inputs), *copies_after.get(e.output.tensor, [])]
+        found += emitted
+        repeats += [n] * len(emitted)
     return replace(workload, einsums=tuple(found), repeats=tuple(repeats))
 
 
@@ -91,37 +93,39 @@ def conversions_of(workload: Workload, nests: Mapping[str, Iterable[str]]) -> tu
     nests: by einsum name, the tensors that its nest stores
     """
     made = {e.output.tensor for e in workload.einsums}
-    own = {
+    tensor_of = {
         int(match[2]): match[1]
         for name in nests
-        if (match := COPY.match(name)) and match[1] in made and name not in {e.name for e in workload.einsums}
+        if (match := COPY_NAME.match(name))
+        and match[1] in made
+        and name not in {e.name for e in workload.einsums}
     }
-    if sorted(own) != list(range(1, len(own) + 1)):
+    if sorted(tensor_of) != list(range(1, len(tensor_of) + 1)):
         raise ValueError(
-            f"conversions: {', '.join(copy_of(n, t)[0] for n, t in sorted(own.items()))}: number "
+            f"conversions: {', '.join(copy_of(n, t)[0] for n, t in sorted(tensor_of.items()))}: number "
             "them 1, 2, ..."
         )
-    names = {name: result for result, name in workload.loop_state}
+    state_results = {name: result for result, name in workload.loop_state}
     found = []
-    for number, tensor in sorted(own.items()):
+    for number, tensor in sorted(tensor_of.items()):
         to = copy_of(number, tensor)[1]
         readers = [
             reader(e, x)
             for e in workload.einsums
             for x, p in enumerate(e.inputs)
-            if owner(names.get(p.tensor, p.tensor), made) == tensor
+            if base_tensor(state_results.get(p.tensor, p.tensor), made) == tensor
             and to + _again(p, made) in nests.get(e.name, ())
         ]
         found.append(Conversion(tensor, "", "", tuple(readers), 0.0, 0.0, 0.0))
     return tuple(found)
 
 
-def _again(p: Projection, copy: Collection[str]) -> str:
-    """Returns the suffix of a repeated access (`_again` of T_again); "" for a first access. copy: tensors
+def _again(p: Projection, results: Collection[str]) -> str:
+    """Returns the suffix of a repeated access (`_again` of T_again); "" for a first access. results: tensors
     that einsums make.
     """
-    same = AGAIN.search(p.tensor) if p.tensor not in copy else None
-    return same.group() if same else ""
+    suffix = AGAIN.search(p.tensor) if p.tensor not in results else None
+    return suffix.group() if suffix else ""
 
 
 def _shape(p: Projection) -> tuple[int, ...]:

@@ -46,9 +46,9 @@ from workloads import document
 from workloads.einsum import Dim, Einsum, Projection
 from workloads.graph import Workload, unique
 
-BEGIN = 512  # bytes of a file that are read to recognise directives
+PROBE_BYTES = 512  # bytes of a file that are read to recognise directives
 # first line of a text of directives; WHOLE: tiles that overlap are fetched whole, as in a nest
-HEAD, WHOLE = "directives", "directives whole"
+FIRST_LINE, FIRST_LINE_WHOLE = "directives", "directives whole"
 COMPUTE = "mac"
 TENSOR = re.compile(r"^tensor\{(\w+)\}\(([^)]*)\)(?:\s+over((?:\s+\w+)+))?$")
 STACK = re.compile(r"^stack\((?:([^)]*),)?\s*(\d+)\)(?:\s+over\s+(\w+))?$")
@@ -144,10 +144,10 @@ def size(p: Projection, tile: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 
 def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
     """Returns a nest as directives. Raises ValueError in one line where directives cannot express it."""
-    if mapping.outside or mapping.fork or mapping.layouts:
+    if mapping.non_nest_text or mapping.fork or mapping.layouts:
         what = (
             "is no nest"
-            if mapping.outside
+            if mapping.non_nest_text
             else "shares loops with other einsums"
             if mapping.fork
             else f"names the layout of {mapping.layouts[0].tensor}"
@@ -155,37 +155,42 @@ def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
         raise ValueError(
             f"directives of {e.name}: the mapping {what}, which directives cannot express; take --format yaml"
         )
-    left, known = e.sizes(), {p.tensor: p for p in e.tensors()}
-    shared = {(one.level, one.tensor): one.dims for one in mapping.shares}
+    tile_of, projections = e.sizes(), {p.tensor: p for p in e.tensors()}
+    shared_dims = {(one.level, one.tensor): one.dims for one in mapping.shares}
     found: list[Buffer] = []
     sharing_pes = _shared_counts(mapping, e)
     for level, nodes in _levels(mapping, e):
         loops = []
         for node in nodes:
             if isinstance(node, Loop):
-                loops.append((node, -(-left[node.rank] // node.tile)))
-                left[node.rank] = node.tile
-        held = [
-            (node.tensor, shared.get((level, node.tensor), ())) for node in nodes if isinstance(node, Store)
+                loops.append((node, -(-tile_of[node.rank] // node.tile)))
+                tile_of[node.rank] = node.tile
+        stored = [
+            (node.tensor, shared_dims.get((level, node.tensor), ()))
+            for node in nodes
+            if isinstance(node, Store)
         ]
-        rows = tuple(
+        tensor_tiles = tuple(
             TensorTile(
-                t, size(known[t], left), over, prod(sharing_pes.get((level, t, dim), 1) for dim in over)
+                t,
+                size(projections[t], tile_of),
+                over,
+                prod(sharing_pes.get((level, t, dim), 1) for dim in over),
             )
-            for t, over in held
+            for t, over in stored
         )
-        found += [Buffer(level, rows, _steps(e, loops))] if nodes else []
+        found += [Buffer(level, tensor_tiles, _steps(e, loops))] if nodes else []
     layer = Layer(e.name, tuple(reversed(found)))
     try:
-        back = mapping_of(layer, e)
+        read_back = mapping_of(layer, e)
     except ValueError as fault:
         raise ValueError(
             f"directives of {e.name}: directives cannot express this mapping ({fault}); take --format yaml"
         ) from None
-    if back != replace(mapping, shares=sorted_shares(mapping.shares)):
+    if read_back != replace(mapping, shares=sorted_shares(mapping.shares)):
         a, b = next(
-            (pair for pair in zip(back.nodes, mapping.nodes, strict=False) if pair[0] != pair[1]),
-            (back.nodes[-1], mapping.nodes[-1]),
+            (pair for pair in zip(read_back.nodes, mapping.nodes, strict=False) if pair[0] != pair[1]),
+            (read_back.nodes[-1], mapping.nodes[-1]),
         )
         raise ValueError(
             f"directives of {e.name}: {_node_text(b)} stands where directives put {_node_text(a)}: they "
@@ -199,16 +204,22 @@ def _shared_counts(mapping: nest.Mapping, e: Einsum) -> dict[tuple[str, str, str
     """Returns, for each (level, tensor, fan-out dimension), along how many PEs of that dimension the same
     tile stands at the level.
     """
-    left, since, found = e.sizes(), dict[str, dict[str, int]](), dict[tuple[str, str, str], int]()
+    tile_of, pes_since_store, found = (
+        e.sizes(),
+        dict[str, dict[str, int]](),
+        dict[tuple[str, str, str], int](),
+    )
     ranks = {p.tensor: p.ranks() for p in e.tensors()}
     for node in mapping.nodes:
         if isinstance(node, Store):
-            found |= {(node.level, node.tensor, dim): n for dim, n in since.pop(node.tensor, {}).items()}
+            found |= {
+                (node.level, node.tensor, dim): n for dim, n in pes_since_store.pop(node.tensor, {}).items()
+            }
         else:
-            trips, left[node.rank] = -(-left[node.rank] // node.tile), node.tile
+            trips, tile_of[node.rank] = -(-tile_of[node.rank] // node.tile), node.tile
             for tensor in [t for t in ranks if node.over and node.rank not in ranks[t]]:
-                own = since.setdefault(tensor, {})
-                own[node.over] = own.get(node.over, 1) * trips
+                by_dim = pes_since_store.setdefault(tensor, {})
+                by_dim[node.over] = by_dim.get(node.over, 1) * trips
     return found
 
 
@@ -254,13 +265,13 @@ def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mappin
     arch: machine whose fan-outs give dimensions to stacks that name none, the last dimension first
     """
     where = f"directives of {e.name}"
-    known = {p.tensor: p for p in e.tensors()}
+    projections = {p.tensor: p for p in e.tensors()}
     nodes: list[Loop | Store] = []
     shares = []
     for b in reversed(layer.buffers):
         stacks, updates = (
-            [loop_of(step, e, f"{where}, {b.level}") for step in b.steps if bool(step.repl) == space]
-            for space in (True, False)
+            [loop_of(step, e, f"{where}, {b.level}") for step in b.steps if bool(step.repl) == is_spatial]
+            for is_spatial in (True, False)
         )
         stacks = [
             replace(loop, over=step.over or over)
@@ -270,57 +281,58 @@ def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mappin
         ]
         # from the first update that moves further than a stack over the same rank, updates stand outside of
         # it
-        fold = next(
+        first_outside = next(
             (i for i, u in enumerate(updates) if any(s.rank == u.rank and u.tile > s.tile for s in stacks)),
             len(updates),
         )
-        inside, outside = updates[:fold], updates[fold:]
+        inside, outside = updates[:first_outside], updates[first_outside:]
         loops = [*reversed(outside), *reversed(stacks), *reversed(inside)]
-        places = []
-        for held in b.tensors:
-            if held.tensor not in known:
+        positions = []
+        for tensor_tile in b.tensors:
+            if tensor_tile.tensor not in projections:
                 raise ValueError(
-                    f"{where}, {b.level}: tensor{{{held.tensor}}} is none of its tensors; it has "
-                    f"{', '.join(known)}"
+                    f"{where}, {b.level}: tensor{{{tensor_tile.tensor}}} is none of its tensors; it has "
+                    f"{', '.join(projections)}"
                 )
-            at, ranks = len(loops), known[held.tensor].ranks()
+            at, ranks = len(loops), projections[tensor_tile.tensor].ranks()
             while at and not loops[at - 1].over and loops[at - 1].rank not in ranks:
                 at -= 1
             if stacks and at == len(outside) + len(stacks) and outside and outside[0].rank not in ranks:
                 folded = outside[0].rank
                 raise ValueError(
-                    f"{where}, {b.level}: tensor{{{held.tensor}}} is stationary while {folded} is folded "
+                    f"{where}, {b.level}: tensor{{{tensor_tile.tensor}}} is stationary while "
+                    f"{folded} is folded "
                     f"over PEs, which no nest says; give PEs neighbouring parts of {folded}: a stack that "
                     "shifts further, an update inside of it"
                 )
-            places.append((at, held))
-            if held.over:
-                shares.append(Rotated(b.level, held.tensor, held.over))
+            positions.append((at, tensor_tile))
+            if tensor_tile.over:
+                shares.append(Rotated(b.level, tensor_tile.tensor, tensor_tile.over))
         for i in range(len(loops) + 1):
-            nodes += [Store(b.level, held.tensor) for at, held in places if at == i]
+            nodes += [Store(b.level, tensor_tile.tensor) for at, tensor_tile in positions if at == i]
             nodes += loops[i : i + 1]
     if layer.buffers[0].level != COMPUTE:
-        nodes += _rest(nodes, e)
+        nodes += _omitted_loops(nodes, e)
     found = nest.Mapping(tuple(nodes), shares=sorted_shares(shares))
     try:
         _check(layer, found, e, where)
     except ValueError:
-        if swapped := _swapped(layer, e, arch, where):
+        if swapped := _reversed_stacks(layer, e, arch, where):
             raise ValueError(swapped) from None
         raise
     return found
 
 
-def _swapped(layer: Layer, e: Einsum, arch: Arch | None, where: str) -> str:
+def _reversed_stacks(layer: Layer, e: Einsum, arch: Arch | None, where: str) -> str:
     """Returns the message of a layer whose only fault is that stacks along one rank are listed outermost
     first; "" for others.
     """
-    turned = replace(layer, buffers=tuple(_innermost_first(b, e, where) for b in layer.buffers))
-    b = next((b for b, own in zip(turned.buffers, layer.buffers, strict=True) if b != own), None)
+    reordered = replace(layer, buffers=tuple(_innermost_first(b, e, where) for b in layer.buffers))
+    b = next((b for b, original in zip(reordered.buffers, layer.buffers, strict=True) if b != original), None)
     if b is None:
         return ""
     try:
-        mapping_of(turned, e, arch)
+        mapping_of(reordered, e, arch)
     except ValueError:
         return ""
     return (
@@ -334,7 +346,10 @@ def _innermost_first(b: Buffer, e: Einsum, where: str) -> Buffer:
     ranks = [loop_of(step, e, where).rank if step.repl else "" for step in b.steps]
     order = {
         rank: iter(
-            sorted((s for s, own in zip(b.steps, ranks, strict=True) if own == rank), key=lambda s: s.moves)
+            sorted(
+                (s for s, step_rank in zip(b.steps, ranks, strict=True) if step_rank == rank),
+                key=lambda s: s.moves,
+            )
         )
         for rank in set(ranks) - {""}
     }
@@ -343,26 +358,26 @@ def _innermost_first(b: Buffer, e: Einsum, where: str) -> Buffer:
     )
 
 
-def _rest(nodes: Sequence[Loop | Store], e: Einsum) -> Iterator[Loop]:
+def _omitted_loops(nodes: Sequence[Loop | Store], e: Einsum) -> Iterator[Loop]:
     """Yields the loops at compute that directives may omit: over each rank whose tile is not 1 yet, in the
     einsum's order.
     """
-    left = e.sizes() | {node.rank: node.tile for node in nodes if isinstance(node, Loop)}
-    return (Loop(rank, 1) for rank, n in left.items() if n > 1)
+    tile_of = e.sizes() | {node.rank: node.tile for node in nodes if isinstance(node, Loop)}
+    return (Loop(rank, 1) for rank, n in tile_of.items() if n > 1)
 
 
 def loop_of(step: Step, e: Einsum, where: str) -> Loop:
     """Returns the loop over the one rank that a step moves. Raises ValueError if there is none."""
     for rank in e.sizes():
-        unit = dict(moves(e, rank, 1))
-        by = {n // unit[dim] for dim, n in step.moves if dim in unit}
+        unit_moves = dict(moves(e, rank, 1))
+        tiles = {n // unit_moves[dim] for dim, n in step.moves if dim in unit_moves}
         if (
-            set(unit) == {dim for dim, _ in step.moves}
-            and len(by) == 1
-            and moves(e, rank, max(by)) == step.moves
-            and max(by) > 0
+            set(unit_moves) == {dim for dim, _ in step.moves}
+            and len(tiles) == 1
+            and moves(e, rank, max(tiles)) == step.moves
+            and max(tiles) > 0
         ):
-            return Loop(rank, max(by))
+            return Loop(rank, max(tiles))
     ranks = "; ".join(f"{rank}: {shift_text(moves(e, rank, 1))}" for rank in e.sizes())
     raise ValueError(
         f"{where}: {shift_text(step.moves) or 'no move'} is a step of no one rank, or moves its dimensions "
@@ -377,122 +392,137 @@ def stack_dims(b: Buffer, arch: Arch | None, where: str) -> list[str]:
     stacks = [step for step in b.steps if step.repl]
     if all(step.over for step in stacks):
         return [""] * len(stacks)
-    v = (
-        next((v for v, level in enumerate(arch.levels) if level.name == b.level), len(arch.levels))
+    level_index = (
+        next(
+            (level_index for level_index, level in enumerate(arch.levels) if level.name == b.level),
+            len(arch.levels),
+        )
         if arch
         else -1
     )
-    dims = [name for f in (arch.fanouts if arch else ()) if f.outside == v for name, _ in reversed(f.dims)]
+    dims = [
+        name
+        for f in (arch.fanouts if arch else ())
+        if f.outside == level_index
+        for name, _ in reversed(f.dims)
+    ]
     dims = [name for name in dims if name not in {step.over for step in stacks}]
     if len(dims) < sum(not step.over for step in stacks):
         raise ValueError(
             f"{where}, {b.level}: stack({shift_text(stacks[0].moves)}, {stacks[0].repl}) names no dimension "
             f"of a fan-out, and there are {', '.join(dims) or 'none'} left; write e.g. stack(...) over X"
         )
-    order = iter(dims)
-    return [step.over or next(order) for step in stacks]
+    unused_dims = iter(dims)
+    return [step.over or next(unused_dims) for step in stacks]
 
 
-def _check(layer: Layer, found: nest.Mapping, e: Einsum, where: str) -> None:
+def _check(layer: Layer, mapping: nest.Mapping, e: Einsum, where: str) -> None:
     """Raises ValueError where stated sizes or numbers of buffers contradict the steps, or where steps overlap
     or leave a gap.
     """
-    left, sharing_pes = e.sizes(), _shared_counts(found, e)
-    copies = iter(
+    tile_of, sharing_pes = e.sizes(), _shared_counts(mapping, e)
+    stated_stacks = iter(
         [(b.level, step.repl) for b in reversed(layer.buffers) for step in reversed(b.steps) if step.repl]
     )
-    held = {(b.level, one.tensor): one for b in layer.buffers for one in b.tensors}
-    known = {p.tensor: p for p in e.tensors()}
-    for node in found.nodes:
+    stated_tiles = {
+        (b.level, stated_tile.tensor): stated_tile for b in layer.buffers for stated_tile in b.tensors
+    }
+    projections = {p.tensor: p for p in e.tensors()}
+    for node in mapping.nodes:
         if isinstance(node, Store):
-            want, has = dict(size(known[node.tensor], left)), dict(held[node.level, node.tensor].size)
-            if want != has:
-                dims = ", ".join(f"{dim}={n}" for dim, n in want.items())
+            implied_size, stated_size = (
+                dict(size(projections[node.tensor], tile_of)),
+                dict(stated_tiles[node.level, node.tensor].size),
+            )
+            if implied_size != stated_size:
+                dims = ", ".join(f"{dim}={n}" for dim, n in implied_size.items())
                 raise ValueError(
                     f"{where}, {node.level}: tensor{{{node.tensor}}} has "
-                    f"{', '.join(f'{dim}={n}' for dim, n in has.items())}, where steps leave {dims}: tiles "
+                    f"{', '.join(f'{dim}={n}' for dim, n in stated_size.items())}, where steps leave "
+                    f"{dims}: tiles "
                     "that overlap, or leave gaps, are no nest"
                 )
-            one = held[node.level, node.tensor]
-            if one.over and one.shares != (
-                n := prod(sharing_pes.get((node.level, node.tensor, dim), 1) for dim in one.over)
+            stated_tile = stated_tiles[node.level, node.tensor]
+            if stated_tile.over and stated_tile.shares != (
+                n := prod(sharing_pes.get((node.level, node.tensor, dim), 1) for dim in stated_tile.over)
             ):
                 raise ValueError(
-                    f"{where}, {node.level}: tensor{{{node.tensor}}} is divided among {one.shares} buffers, "
-                    f"but {n} along {' '.join(one.over)} would hold the same tile; say shr={n}"
+                    f"{where}, {node.level}: tensor{{{node.tensor}}} is divided among "
+                    f"{stated_tile.shares} buffers, "
+                    f"but {n} along {' '.join(stated_tile.over)} would hold the same tile; say shr={n}"
                 )
             continue
-        if node.tile > left[node.rank]:
+        if node.tile > tile_of[node.rank]:
             raise ValueError(
                 f"{where}: a step of {node.tile} along {node.rank} stands inside of one of "
-                f"{left[node.rank]}; steps grow outwards"
+                f"{tile_of[node.rank]}; steps grow outwards"
             )
-        trips = -(-left[node.rank] // node.tile)
+        trips = -(-tile_of[node.rank] // node.tile)
         if node.over:
-            level, repl = next(copies)
+            level, repl = next(stated_stacks)
             if repl != trips:
                 raise ValueError(
                     f"{where}, {level}: a stack of {repl} shifts of {node.tile} along {node.rank} does not "
-                    f"cover {left[node.rank]} without gap or overlap; say {trips}"
+                    f"cover {tile_of[node.rank]} without gap or overlap; say {trips}"
                 )
-        left[node.rank] = node.tile
-    if rest := [rank for rank, n in left.items() if n > 1]:
+        tile_of[node.rank] = node.tile
+    if unfinished := [rank for rank, n in tile_of.items() if n > 1]:
         raise ValueError(
-            f"{where}, {COMPUTE}: {rest[0]} ends with a tile of {left[rest[0]]}, not 1; add "
-            f"update({shift_text(moves(e, rest[0], 1))})"
+            f"{where}, {COMPUTE}: {unfinished[0]} ends with a tile of {tile_of[unfinished[0]]}, not 1; add "
+            f"update({shift_text(moves(e, unfinished[0], 1))})"
         )
 
 
-def shift_text(by: Moves) -> str:
+def shift_text(moved: Moves) -> str:
     """Returns moves as directives print them: `Yo+=1, Yi+=1`."""
-    return ", ".join(f"{dim}+={n}" for dim, n in by)
+    return ", ".join(f"{dim}+={n}" for dim, n in moved)
 
 
 def _lines(layer: Layer) -> Iterator[str]:
     yield f"{layer.name}:"
     for b in layer.buffers:
         yield f"  {b.level}:"
-        for held in b.tensors:
-            arguments = [f"{dim}={n}" for dim, n in held.size]
-            over = f" over {' '.join(held.over)}" if held.over else ""
+        for tensor_tile in b.tensors:
+            arguments = [f"{dim}={n}" for dim, n in tensor_tile.size]
+            over = f" over {' '.join(tensor_tile.over)}" if tensor_tile.over else ""
             if over:
-                arguments.append(f"shr={held.shares}")
-            yield f"    tensor{{{held.tensor}}}({', '.join(arguments)}){over}"
+                arguments.append(f"shr={tensor_tile.shares}")
+            yield f"    tensor{{{tensor_tile.tensor}}}({', '.join(arguments)}){over}"
         yield from (f"    {step}" for step in b.steps)
 
 
-def overlap(layer: Layer, e: Einsum) -> bool:
+def has_overlap(layer: Layer, e: Einsum) -> bool:
     """True if a step moves a tensor by less than its tile. Consecutive tiles then overlap: part of the next
     tile is in the buffer already, whereas a nest would fetch all of the tile.
     """
-    known = {p.tensor: {index(d) for d in p.dims} for p in e.tensors()}
+    dims_of = {p.tensor: {index(d) for d in p.dims} for p in e.tensors()}
     return any(
-        0 < by < dict(one.size).get(dim, 0)
+        0 < by < dict(tensor_tile.size).get(dim, 0)
         for b in layer.buffers
-        for one in b.tensors
+        for tensor_tile in b.tensors
         for step in b.steps
         for dim, by in step.moves
-        if dim in known.get(one.tensor, ())
+        if dim in dims_of.get(tensor_tile.tensor, ())
     )
 
 
-def text(layers: Iterable[Layer], whole: bool = False) -> str:
-    """Returns layers as the text of a file. whole: the first line says that tiles are fetched whole, as in a
-    nest.
+def text(layers: Iterable[Layer], fetch_whole: bool = False) -> str:
+    """Returns layers as the text of a file. fetch_whole: the first line says that tiles are fetched whole, as
+    in a nest.
     """
-    return "\n".join([WHOLE if whole else HEAD, *map(str, layers)])
+    return "\n".join([FIRST_LINE_WHOLE if fetch_whole else FIRST_LINE, *map(str, layers)])
 
 
-def parse(given: str) -> list[Layer]:
+def parse(source: str) -> list[Layer]:
     """Returns the layers of a text, the inverse of `text`; indentation is free. Raises ValueError naming the
     line.
     """
     found: list[Layer] = []
     names: dict[str, str] = {}
     lines = [
-        (number, re.sub(r"(^|\s)#.*", "", line).strip()) for number, line in enumerate(given.splitlines(), 1)
+        (number, re.sub(r"(^|\s)#.*", "", line).strip()) for number, line in enumerate(source.splitlines(), 1)
     ]
-    lines = [(number, line) for number, line in lines if line and line not in (HEAD, WHOLE)]
+    lines = [(number, line) for number, line in lines if line and line not in (FIRST_LINE, FIRST_LINE_WHOLE)]
     for i, (number, line) in enumerate(lines):
         following = lines[i + 1][1] if i + 1 < len(lines) else ""
         try:
@@ -506,7 +536,7 @@ def parse(given: str) -> list[Layer]:
             elif (match := NAMED.match(line)) and not found[-1].buffers:
                 names[match[1]] = match[2].replace(" ", "")
             else:
-                found[-1] = _with(found[-1], line, names)
+                found[-1] = _with_line(found[-1], line, names)
         except ValueError as fault:
             raise ValueError(f'directives, line {number}: "{line}" {fault}') from None
     if empty := [layer.name for layer in found if not layer.buffers] or ([] if found else ["the text"]):
@@ -525,11 +555,11 @@ def parse(given: str) -> list[Layer]:
     ]
 
 
-def _with(layer: Layer, line: str, names: Mapping[str, str]) -> Layer:
+def _with_line(layer: Layer, line: str, names: Mapping[str, str]) -> Layer:
     """Returns the layer with one more line of its text. names: name -> index text."""
     if not layer.buffers:
         raise ValueError("stands at no level; write LEVEL: before it")
-    *others, b = layer.buffers
+    *earlier_buffers, b = layer.buffers
     if match := TENSOR.match(line):
         sizes = dict(_pairs(match[2], "=", names))
         shares = sizes.pop("shr", 1)
@@ -563,13 +593,13 @@ def _with(layer: Layer, line: str, names: Mapping[str, str]) -> Layer:
             "is none of NAME:, LEVEL:, tensor{T}(dim=size, ...), stack(dim+=shift, ..., repl), "
             "update(dim+=step, ...)"
         )
-    return replace(layer, buffers=(*others, b))
+    return replace(layer, buffers=(*earlier_buffers, b))
 
 
-def _pairs(words: str, sign: str, names: Mapping[str, str]) -> list[tuple[str, int]]:
+def _pairs(arguments: str, sign: str, names: Mapping[str, str]) -> list[tuple[str, int]]:
     """Returns (dimension, number) of a list like `m=1, k=4`. names: name -> index text."""
     found = []
-    for word in words.split(",") if words.strip() else ():
+    for word in arguments.split(",") if arguments.strip() else ():
         dim, _, n = word.strip().rpartition(sign)
         dim = dim.strip().replace(" ", "")
         if not dim or not n.strip().isdecimal():
@@ -578,87 +608,96 @@ def _pairs(words: str, sign: str, names: Mapping[str, str]) -> list[tuple[str, i
     return found
 
 
-def parse_mappings(words: str, workload: Workload, arch: Arch) -> dict[str, nest.Mapping | NotANest]:
+def parse_mappings(source: str, workload: Workload, arch: Arch) -> dict[str, nest.Mapping | NotANest]:
     """Returns the mappings of a text of directives by einsum name: a nest, or NotANest. Raises ValueError
     with one line per fault.
     """
-    known = {e.name: e for e in workload.einsums}
+    einsums = {e.name: e for e in workload.einsums}
     found = dict[str, nest.Mapping | NotANest]()
     wrong = list[str]()
     levels = [*(level.name for level in arch.levels), COMPUTE]
-    whole = words.lstrip().startswith(WHOLE)
-    for layer in parse(words):
-        if layer.name not in known or layer.name in found:
+    fetch_whole = source.lstrip().startswith(FIRST_LINE_WHOLE)
+    for layer in parse(source):
+        if layer.name not in einsums or layer.name in found:
             what = "listed twice" if layer.name in found else f"no einsum of {workload.name}"
             wrong.append(
                 f'directives: "{layer.name}" is {what}; give a layer each for '
-                f"{', '.join(list(known)[:8])}{' ...' if len(known) > 8 else ''}"
+                f"{', '.join(list(einsums)[:8])}{' ...' if len(einsums) > 8 else ''}"
             )
             continue
-        strange = [b.level for b in layer.buffers if b.level not in levels]
+        unknown_levels = [b.level for b in layer.buffers if b.level not in levels]
         wrong += [
             f"directives of {layer.name}: {level} is no level of {arch.name}; {closest_name(level, levels)}"
-            for level in strange
+            for level in unknown_levels
         ]
-        if not whole and overlap(layer, known[layer.name]):
+        if not fetch_whole and has_overlap(layer, einsums[layer.name]):
             found[layer.name] = NotANest(layer, "")
             continue
         try:
-            found[layer.name] = mapping_of(layer, known[layer.name], arch)
+            found[layer.name] = mapping_of(layer, einsums[layer.name], arch)
         except ValueError as fault:
             found[layer.name] = NotANest(layer, str(fault))
-            wrong += [str(fault)] if strange else []
+            wrong += [str(fault)] if unknown_levels else []
     if wrong:
         raise ValueError("\n".join(wrong))
-    if alike := [name for name in found if name not in {group.names[0] for group in unique(workload)}]:
+    if repeated := [name for name in found if name not in {group.names[0] for group in unique(workload)}]:
         raise ValueError(
-            f"directives: {alike[0]} is equal to an earlier einsum and takes that one's layer; leave it out"
+            f"directives: {repeated[0]} is equal to an earlier einsum and takes that one's layer; "
+            "leave it out"
         )
     return found
 
 
-def mappings(words: str, workload: Workload, arch: Arch) -> dict[str, nest.Mapping]:
+def mappings(source: str, workload: Workload, arch: Arch) -> dict[str, nest.Mapping]:
     """Returns the nests of a text of directives by einsum name. Raises ValueError with one line per fault; a
     layer that no nest expresses is a fault.
     """
     nests, wrong = dict[str, nest.Mapping](), list[str]()
-    for name, one in parse_mappings(words, workload, arch).items():
-        if isinstance(one, nest.Mapping):
-            nests[name] = one
+    for name, layer_mapping in parse_mappings(source, workload, arch).items():
+        if isinstance(layer_mapping, nest.Mapping):
+            nests[name] = layer_mapping
         else:
             wrong.append(
-                one.why
+                layer_mapping.why
                 or f"directives of {name}: tiles overlap, so the layer is no nest; dse simulate prices it on "
-                f'its own. As a nest, which fetches every tile whole, begin the text with "{WHOLE}"'
+                "its own. As a nest, which fetches every tile whole, begin the text with "
+                f'"{FIRST_LINE_WHOLE}"'
             )
     if wrong:
         raise ValueError("\n".join(wrong))
     return nests
 
 
-def load(path: Path, workload: Workload, arch: Arch, partly: bool = False) -> tuple[Workload, Schedule]:
+def load(
+    path: Path, workload: Workload, arch: Arch, allow_missing: bool = False
+) -> tuple[Workload, Schedule]:
     """Returns the schedule of a file, and the workload with its conversions. The file has directives of
     unfused einsums, or what `schedule.load` reads.
 
     Raises ValueError with one line per fault, naming the file.
     """
-    words = words_of(path)
-    if words is None:
-        return schedule.load(path, workload, partly)
+    source = read_if_directives(path)
+    if source is None:
+        return schedule.load(path, workload, allow_missing)
     try:
-        return workload, schedule.sequential(workload, mappings(words, workload, arch), partly)
+        return workload, schedule.sequential(workload, mappings(source, workload, arch), allow_missing)
     except ValueError as fault:
         raise ValueError("\n".join(f"{path}: {line}" for line in str(fault).splitlines())) from None
 
 
-def words_of(path: Path) -> str | None:
+def read_if_directives(path: Path) -> str | None:
     """Returns the text of a file of directives; None for any other file. Raises ValueError naming the
     file.
     """
-    begin = path.read_bytes()[:BEGIN].lstrip() if path.is_file() else b""
-    if begin.partition(b"\n")[0].split() not in (HEAD.encode().split(), WHOLE.encode().split()):
+    begin = path.read_bytes()[:PROBE_BYTES].lstrip() if path.is_file() else b""
+    if begin.partition(b"\n")[0].split() not in (
+        FIRST_LINE.encode().split(),
+        FIRST_LINE_WHOLE.encode().split(),
+    ):
         if b"tensor{" in begin:
-            raise ValueError(f'{path}: directives begin with the line "{HEAD}", or "{WHOLE}"; add it')
+            raise ValueError(
+                f'{path}: directives begin with the line "{FIRST_LINE}", or "{FIRST_LINE_WHOLE}"; add it'
+            )
         return None
     if path.stat().st_size > document.MAX_BYTES:
         raise ValueError(f"{path}: has more than {document.MAX_BYTES} bytes")

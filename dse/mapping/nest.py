@@ -24,7 +24,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from dse.mapping.conversion import COPY
+from dse.mapping.conversion import COPY_NAME
 from hw.arch import Arch, Level
 from workloads import document
 from workloads.einsum import Einsum
@@ -38,7 +38,7 @@ SHARE = re.compile(r"^share\s+(\w+)\s+(\w+)\s+over((?:\s+\w+)+)$")
 STORE = re.compile(r"^store\s+(\w+)((?:\s+\w+)+)$")
 # loops and storage nodes of a mapping, more than any einsum needs; protects against malformed files
 MAX_NODES = 1000
-OUTSIDE = "outside the nest space"  # first words of a mapping's text that is no loop nest
+NON_NEST = "outside the nest space"  # first words of a mapping's text that is no loop nest
 FORMS = (
     '"layout LEVEL TENSOR: TEXT", "share LEVEL TENSOR over DIM...", "store LEVEL TENSOR...", "for RANK in '
     '[0:TRIPS) tile N", "parfor RANK tile N over DIM", "mac"'
@@ -93,7 +93,7 @@ class Mapping:
     nodes: tuple[Loop | Store, ...]
     # of a mapping that is no loop nest: its text (OUTSIDE, the reason, and what it does); nodes are then
     # empty
-    outside: str = ""
+    non_nest_text: str = ""
     layouts: tuple[TensorLayout, ...] = ()  # tensors and levels not named are row-major
     shares: tuple[Rotated, ...] = ()  # sorted by level and tensor
     # number of nodes at the beginning that are shared with other einsums of a segment; their tiles do not
@@ -133,15 +133,15 @@ def to_text(mapping: Mapping, e: Einsum) -> str:
     return "\n".join(nest_lines(mapping, e.sizes()))
 
 
-def loop_text(loop: Loop, left: dict[str, int] | None) -> str:
+def loop_text(loop: Loop, tile_of: dict[str, int] | None) -> str:
     """Returns a loop as text.
 
-    left: tile of each rank outside of the loop; is updated to the tiles inside. None: the text has no trip
+    tile_of: tile of each rank outside of the loop; is updated to the tiles inside. None: the text has no trip
         count
     """
-    trips = f" in [0:{-(-left[loop.rank] // loop.tile)})" if left else ""
-    if left:
-        left[loop.rank] = loop.tile
+    trips = f" in [0:{-(-tile_of[loop.rank] // loop.tile)})" if tile_of else ""
+    if tile_of:
+        tile_of[loop.rank] = loop.tile
     return (
         f"parfor {loop.rank}{trips} tile {loop.tile} over {loop.over}"
         if loop.over
@@ -149,16 +149,16 @@ def loop_text(loop: Loop, left: dict[str, int] | None) -> str:
     )
 
 
-def nest_lines(mapping: Mapping, left: dict[str, int] | None = None) -> list[str]:
+def nest_lines(mapping: Mapping, tile_of: dict[str, int] | None = None) -> list[str]:
     """Returns the lines of a mapping's text.
 
-    left: tile of each rank outside of the nest, for trip counts; is updated to the tiles inside. None: the
+    tile_of: tile of each rank outside of the nest, for trip counts; is updated to the tiles inside. None: the
         text has no trip counts
     """
-    return mapping.outside.splitlines() if mapping.outside else list(_lines(mapping, left))
+    return mapping.non_nest_text.splitlines() if mapping.non_nest_text else list(_lines(mapping, tile_of))
 
 
-def _lines(mapping: Mapping, left: dict[str, int] | None) -> Iterator[str]:
+def _lines(mapping: Mapping, tile_of: dict[str, int] | None) -> Iterator[str]:
     yield from (f"layout {one.level} {one.tensor}: {one.text}" for one in mapping.layouts)
     yield from (f"share {one.level} {one.tensor} over {' '.join(one.dims)}" for one in mapping.shares)
     indent = ""
@@ -172,7 +172,7 @@ def _lines(mapping: Mapping, left: dict[str, int] | None) -> Iterator[str]:
             continue
         for node in group:
             assert isinstance(node, Loop)
-            yield f"{indent}{loop_text(node, left)}"
+            yield f"{indent}{loop_text(node, tile_of)}"
             indent += "  "
     yield f"{indent}mac"
 
@@ -185,13 +185,13 @@ def parse(text: str) -> Mapping:
     layouts: list[TensorLayout] = []
     shares: list[Rotated] = []
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if lines and lines[0].startswith(OUTSIDE):
-        again = (
+    if lines and lines[0].startswith(NON_NEST):
+        advice = (
             "--format directives prints a text that dse simulate reads"
             if "directives" in lines[0]
             else "dse map --set solver.tiling=smaug finds this mapping again"
         )
-        raise ValueError(f"mapping is {lines[0]}; only loop nests can be read here: {again}")
+        raise ValueError(f"mapping is {lines[0]}; only loop nests can be read here: {advice}")
     for number, line in enumerate(lines, 1):
         if line == "mac" and number == len(lines):
             break
@@ -206,10 +206,14 @@ def parse(text: str) -> Mapping:
         elif match := SPATIAL.match(line):
             nodes.append(Loop(match[1], int(match[3]), match[4], int(match[2] or 0)))
         else:
-            now = line_now(line)
+            new_form = line_now(line)
             raise ValueError(
                 f'mapping, line {number}: "{line}" '
-                + (f"has a new form; write {now}" if now else f"is none of {FORMS}; mac stands last")
+                + (
+                    f"has a new form; write {new_form}"
+                    if new_form
+                    else f"is none of {FORMS}; mac stands last"
+                )
             )
     return Mapping(tuple(nodes), layouts=tuple(layouts), shares=sorted_shares(shares))
 
@@ -263,18 +267,24 @@ def from_data(data: Sequence[Any]) -> Mapping:
                     "{layout, level, tensor}, {share, level, over}, {store, tensors}, {for, tile}, "
                     "{parfor, over, tile}"
                 )
-                old = next((old for old in ENTRIES if isinstance(entry, dict) and old in entry), "")
-                why = f"{old} has a new name; write {ENTRIES[old]}" if old else f"is none of {forms}"
+                old_key = next(
+                    (old_key for old_key in ENTRIES if isinstance(entry, dict) and old_key in entry), ""
+                )
+                why = (
+                    f"{old_key} has a new name; write {ENTRIES[old_key]}"
+                    if old_key
+                    else f"is none of {forms}"
+                )
                 raise ValueError(f"mapping, entry {number}: {entry!r} {why}")
     return Mapping(tuple(nodes), layouts=tuple(layouts), shares=sorted_shares(shares))
 
 
-def read(path: Path, names: Sequence[str], equal: Sequence[str] = ()) -> dict[str, Mapping]:
+def read(path: Path, names: Sequence[str], equal_names: Sequence[str] = ()) -> dict[str, Mapping]:
     """Returns mappings by einsum name from a file: one nest as text (for a workload of one einsum), or YAML
     of {einsum: nest or list}.
 
     names: einsums of the workload
-    equal: other einsums of the workload that may have mappings, since each is equal to one of `names`.
+    equal_names: other einsums of the workload that may have mappings, since each is equal to one of `names`.
         Conversions may have mappings, too
 
     Raises ValueError with one line per fault, each naming the file.
@@ -295,7 +305,7 @@ def read(path: Path, names: Sequence[str], equal: Sequence[str] = ()) -> dict[st
         )
     if data is None:
         raise ValueError(f"{path}: holds no mapping, the file is empty; see dse map --format yaml")
-    if not _is_mapping(data, [*names, *equal]):
+    if not _is_mapping(data, [*names, *equal_names]):
         raise ValueError(
             f"{path}: is no mapping (lines like store LEVEL TENSOR, or YAML of a nest per einsum); "
             "see dse map --format yaml"
@@ -304,13 +314,17 @@ def read(path: Path, names: Sequence[str], equal: Sequence[str] = ()) -> dict[st
         raise ValueError(f"{path}: cannot be read as a mapping ({wrong[0]}); see dse map --format yaml")
     if isinstance(data, str | list):
         data = {names[0]: data} if len(names) == 1 else {"": data}
-    strange = (
-        [str(name) for name in data if name not in names and name not in equal and not COPY.match(str(name))]
+    unknown_names = (
+        [
+            str(name)
+            for name in data
+            if name not in names and name not in equal_names and not COPY_NAME.match(str(name))
+        ]
         if isinstance(data, dict)
         else []
     )
-    if not isinstance(data, dict) or strange:
-        unknown = ", ".join(strange) or type(data).__name__
+    if not isinstance(data, dict) or unknown_names:
+        unknown = ", ".join(unknown_names) or type(data).__name__
         raise ValueError(
             f'{path}: "{unknown}" is no einsum of the workload; give one nest each for '
             f"{', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
@@ -336,7 +350,7 @@ def is_text(text: str) -> bool:
     """
     lines = [line.strip() for line in text.splitlines()]
     return (
-        text.lstrip().startswith(OUTSIDE)
+        text.lstrip().startswith(NON_NEST)
         or "mac" in lines
         or any(form.match(line) for line in lines for form in (LOOP, SPATIAL, LAYOUT, SHARE))
     )
@@ -345,7 +359,7 @@ def is_text(text: str) -> bool:
 def _is_mapping(data: object, names: Sequence[str]) -> bool:
     """True if a document is a nest, a part of one, or a nest under the name of an einsum."""
     if isinstance(data, dict):
-        named = any(str(key) in names or COPY.match(str(key)) for key in data)
+        named = any(str(key) in names or COPY_NAME.match(str(key)) for key in data)
         return named or any(_is_mapping(value, ()) for value in data.values() if not isinstance(value, dict))
     if isinstance(data, list):
         return any(
@@ -386,83 +400,84 @@ def faults(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
 
 
 def _loop_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
-    left = e.sizes()
-    wrong: set[str] = set()
+    tile_of = e.sizes()
+    faulty_ranks: set[str] = set()
     dims = [name for f in arch.fanouts for name, _ in f.dims]
     for node in mapping.nodes:
         if not isinstance(node, Loop):
             continue
-        if node.rank not in left:
-            yield f"loop over unknown rank {node.rank}; the einsum has {', '.join(left)}"
-        elif node.rank in wrong:
+        if node.rank not in tile_of:
+            yield f"loop over unknown rank {node.rank}; the einsum has {', '.join(tile_of)}"
+        elif node.rank in faulty_ranks:
             continue
-        elif not 1 <= node.tile <= left[node.rank]:
-            wrong.add(node.rank)
+        elif not 1 <= node.tile <= tile_of[node.rank]:
+            faulty_ranks.add(node.rank)
             yield (
-                f"loop {node.rank} tile {node.tile}: the tile outside is {left[node.rank]}; take 1 to "
-                f"{left[node.rank]}"
+                f"loop {node.rank} tile {node.tile}: the tile outside is {tile_of[node.rank]}; take 1 to "
+                f"{tile_of[node.rank]}"
             )
         else:
-            trips = -(-left[node.rank] // node.tile)
+            trips = -(-tile_of[node.rank] // node.tile)
             if node.trips not in (0, trips):
                 yield (
-                    f"loop {node.rank} in [0:{node.trips}) tile {node.tile}: {left[node.rank]} in tiles of "
+                    f"loop {node.rank} in [0:{node.trips}) tile {node.tile}: {tile_of[node.rank]} in "
+                    "tiles of "
                     f"{node.tile} take {trips} trips; correct the trip count or the tile"
                 )
-            left[node.rank] = node.tile
+            tile_of[node.rank] = node.tile
         if node.over and node.over not in dims:
             yield (
                 f"parfor {node.rank} over {node.over}: the machine's fan-out dimensions are "
                 f"{', '.join(dims) or 'none'}"
             )
-    for rank, tile in left.items():
-        if tile != 1 and rank not in wrong:
+    for rank, tile in tile_of.items():
+        if tile != 1 and rank not in faulty_ranks:
             yield f"rank {rank} ends with tile {tile}, not 1; add a loop: for {rank} tile 1"
 
 
 def _store_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
-    order = arch.order()
-    held: dict[str, list[int]] = {p.tensor: [] for p in e.tensors()}
+    order = arch.level_index()
+    levels_of: dict[str, list[int]] = {p.tensor: [] for p in e.tensors()}
     for node in mapping.nodes:
         if not isinstance(node, Store):
             continue
         if node.level not in order:
             yield f"store {node.level}: no such level; the machine has {', '.join(order)}"
-        elif node.tensor not in held:
-            yield f"store {node.level} {node.tensor}: no such tensor; the einsum has {', '.join(held)}"
-        elif (part := role(e, node.tensor)) not in arch.levels[order[node.level]].may_keep:
+        elif node.tensor not in levels_of:
+            yield f"store {node.level} {node.tensor}: no such tensor; the einsum has {', '.join(levels_of)}"
+        elif (tensor_role := role(e, node.tensor)) not in arch.levels[order[node.level]].may_keep:
             yield (
-                f"store {node.level} {node.tensor}: {node.level} holds no {part}, only "
+                f"store {node.level} {node.tensor}: {node.level} holds no {tensor_role}, only "
                 f"{', '.join(arch.levels[order[node.level]].may_keep)}"
             )
-        elif held[node.tensor] and order[node.level] <= held[node.tensor][-1]:
+        elif levels_of[node.tensor] and order[node.level] <= levels_of[node.tensor][-1]:
             yield (
                 f"store {node.level} {node.tensor}: stands below a node of "
-                f"{arch.levels[held[node.tensor][-1]].name}; keep the order of the hierarchy"
+                f"{arch.levels[levels_of[node.tensor][-1]].name}; keep the order of the hierarchy"
             )
         else:
-            held[node.tensor].append(order[node.level])
+            levels_of[node.tensor].append(order[node.level])
     for v, level in enumerate(arch.levels):
-        missing = [tensor for tensor in may_keep(e, level) if v not in held[tensor]]
+        missing = [tensor for tensor in may_keep(e, level) if v not in levels_of[tensor]]
         if missing and not level.bypass:
             yield f"tensor {missing[0]} is not stored at {level.name}, which no tensor may bypass"
-    for tensor, levels in held.items():
+    for tensor, levels in levels_of.items():
         if not levels:
             yield f"tensor {tensor} has no storage node; store it at one level at least"
 
 
 def _layout_faults(mapping: Mapping, e: Einsum) -> Iterator[str]:
     stored = [(node.level, node.tensor) for node in mapping.nodes if isinstance(node, Store)]
-    known = [p.tensor for p in e.tensors()]
+    tensors = [p.tensor for p in e.tensors()]
     for i, one in enumerate(mapping.layouts):
         place = (one.level, one.tensor)
-        if one.tensor not in known:
-            yield f"layout {one.level} {one.tensor}: no such tensor; the einsum has {', '.join(known)}"
+        if one.tensor not in tensors:
+            yield f"layout {one.level} {one.tensor}: no such tensor; the einsum has {', '.join(tensors)}"
         elif place not in stored:
-            at = [level for level, tensor in stored if tensor == one.tensor]
+            stored_at = [level for level, tensor in stored if tensor == one.tensor]
             yield (
                 f"layout {one.level} {one.tensor}: {one.tensor} is not stored at {one.level}; give its "
-                f"layout at {' or '.join(at)}"
+                f"layout at {' or '.join(stored_at)}"
             )
         elif place in [(other.level, other.tensor) for other in mapping.layouts[:i]]:
             yield f"layout {one.level} {one.tensor} is given twice; leave one out"
@@ -470,7 +485,7 @@ def _layout_faults(mapping: Mapping, e: Einsum) -> Iterator[str]:
 
 def _spatial_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
     outside = {name: f.outside for f in arch.fanouts for name, _ in f.dims}
-    order = arch.order()
+    order = arch.level_index()
     for i, node in enumerate(mapping.nodes):
         if not isinstance(node, Loop) or node.over not in outside:
             continue
@@ -485,7 +500,7 @@ def _spatial_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
                     f"parfor {node.rank} over {node.over} stands {where} store {wrong[0].level} "
                     f"{wrong[0].tensor}, on the wrong side of the fan-out"
                 )
-        if node.rank in e.output.partial():
+        if node.rank in e.output.partial_ranks():
             yield (
                 f"parfor {node.rank} over {node.over}: {node.rank} is partially relevant to the output "
                 f"{e.output.tensor}; PEs would share elements"

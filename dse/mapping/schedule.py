@@ -33,7 +33,7 @@ from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
 
-from dse.mapping.conversion import COPY, conversions_of, with_conversions
+from dse.mapping.conversion import COPY_NAME, conversions_of, with_conversions
 from dse.mapping.nest import (
     LAYOUT,
     LOOP,
@@ -49,10 +49,10 @@ from dse.mapping.nest import (
     sorted_shares,
 )
 from workloads.einsum import Einsum
-from workloads.graph import Workload, owner, unique
+from workloads.graph import Workload, base_tensor, unique
 from workloads.renamed import line_now
 
-HEAD = re.compile(
+EINSUM_LINE = re.compile(
     r"^einsum\s+(\S+?)(?:\s+on((?:\s+\w+\[\d+:\d+\])+))?(?:\s+with\s+(\w+\s*=\s*\w+(?:\s*,\s*\w+\s*=\s*\w+)*))?$"
 )
 REGION = re.compile(r"(\w+)\[(\d+):(\d+)\]")
@@ -112,11 +112,11 @@ class Retained:
     share: Fraction
     # (einsum, share retained after that einsum has read the tensor), in the order of the schedule; if the
     # share grows, the additional part is brought in as the einsum reads it
-    then: tuple[tuple[str, Fraction], ...] = ()
+    later_shares: tuple[tuple[str, Fraction], ...] = ()
 
     def shares(self) -> str:
         """Returns the shares as the text of a schedule has them."""
-        return "".join([f"{self.share}", *(f", {share} after {name}" for name, share in self.then)])
+        return "".join([f"{self.share}", *(f", {share} after {name}" for name, share in self.later_shares)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,36 +128,37 @@ class Schedule:
     # streamed: loaded in every run; pinned: on chip before the run, unless a node at the outermost level
     # holds them
     weights: str = "streamed"
-    ahead: bool = False  # first fills of an einsum come while the einsum before runs, where there is capacity
+    # first fills of an einsum come while the einsum before runs, where there is capacity
+    fills_ahead: bool = False
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 
-    def plain(self) -> bool:
+    def is_unfused(self) -> bool:
         """True for the unfused schedule: nothing retained or pinned, no fills ahead."""
-        alone = all(len(s.branches) == 1 and not s.nodes and not s.pipelined for s in self.segments)
-        return alone and self.weights == "streamed" and not self.retained and not self.ahead
+        single_branches = all(len(s.branches) == 1 and not s.nodes and not s.pipelined for s in self.segments)
+        return single_branches and self.weights == "streamed" and not self.retained and not self.fills_ahead
 
 
-def sequential(workload: Workload, mappings: dict[str, Mapping], partly: bool = False) -> Schedule:
+def sequential(workload: Workload, mappings: dict[str, Mapping], allow_missing: bool = False) -> Schedule:
     """Returns the unfused schedule: one segment per einsum.
 
     mappings: by einsum name; an einsum that is not in it takes the mapping of the first einsum equal to it
-    partly: einsums without a mapping are left out; else they raise ValueError, with one line each
+    allow_missing: einsums without a mapping are left out; else they raise ValueError, with one line each
     """
     first = {name: group.einsum for group in unique(workload) for name in group.names}
-    there = [e for e in workload.einsums if e.name in mappings or first[e.name].name in mappings]
-    if none := dict.fromkeys(
+    mapped = [e for e in workload.einsums if e.name in mappings or first[e.name].name in mappings]
+    if missing := dict.fromkeys(
         f"mapping: einsum {first[e.name].name} has no mapping; add one"
         for e in workload.einsums
-        if e not in there and not partly
+        if e not in mapped and not allow_missing
     ):
-        raise ValueError("\n".join(none))
+        raise ValueError("\n".join(missing))
     nests = {
         e.name: mappings[e.name]
         if e.name in mappings
         else rename(mappings[first[e.name].name], first[e.name], e)
-        for e in there
+        for e in mapped
     }
     return Schedule(tuple(Segment((Branch(name, nest),)) for name, nest in nests.items()))
 
@@ -168,12 +169,12 @@ def mappings_by_einsum(workload: Workload, schedule: Schedule) -> dict[str, Mapp
     """
     nests = {branch.einsum: branch.mapping for segment in schedule.segments for branch in segment.branches}
     first = {name: group.einsum for group in unique(workload) for name in group.names}
-    copies = {e.output.tensor for e in workload.einsums if COPY.match(e.name)}
+    copies = {e.output.tensor for e in workload.einsums if COPY_NAME.match(e.name)}
     return {
         e.name: nests[e.name]
         for e in workload.einsums
         if first[e.name] is e
-        or copies & {owner(p.tensor, copies) for p in e.tensors()}
+        or copies & {base_tensor(p.tensor, copies) for p in e.tensors()}
         or nests[e.name] != rename(nests[first[e.name].name], first[e.name], e)
     }
 
@@ -183,30 +184,33 @@ def rename(mapping: Mapping, e: Einsum, to: Einsum | None = None) -> Mapping:
     which are the same for all equal einsums.
     """
 
-    def words(one: Einsum) -> tuple[list[str], list[str]]:
+    def names(one: Einsum) -> tuple[list[str], list[str]]:
         return [p.tensor for p in (one.output, *one.inputs)], list(one.ranks())
 
     if to is e:
         return mapping
-    (own, ranks) = words(e)
-    (new, called) = (
-        words(to)
+    (tensors, ranks) = names(e)
+    (new_tensors, new_ranks) = (
+        names(to)
         if to
         else ([f"{i}" for i in range(len(e.tensors()))], [f"{i}" for i in range(len(e.extents))])
     )
-    tensor, rank = dict(zip(own, new, strict=True)), dict(zip(ranks, called, strict=True))
+    new_tensor, new_rank = (
+        dict(zip(tensors, new_tensors, strict=True)),
+        dict(zip(ranks, new_ranks, strict=True)),
+    )
     nodes = (
-        replace(node, rank=rank.get(node.rank, node.rank))
+        replace(node, rank=new_rank.get(node.rank, node.rank))
         if isinstance(node, Loop)
-        else replace(node, tensor=tensor.get(node.tensor, node.tensor))
+        else replace(node, tensor=new_tensor.get(node.tensor, node.tensor))
         for node in mapping.nodes
     )
     return replace(
         mapping,
         nodes=tuple(nodes),
-        layouts=tuple(replace(one, tensor=tensor.get(one.tensor, one.tensor)) for one in mapping.layouts),
+        layouts=tuple(replace(one, tensor=new_tensor.get(one.tensor, one.tensor)) for one in mapping.layouts),
         shares=sorted_shares(
-            replace(one, tensor=tensor.get(one.tensor, one.tensor)) for one in mapping.shares
+            replace(one, tensor=new_tensor.get(one.tensor, one.tensor)) for one in mapping.shares
         ),
     )
 
@@ -230,7 +234,7 @@ def _lines(
     """
     if schedule.weights != "streamed":
         yield f"weights {schedule.weights}"
-    if schedule.ahead:
+    if schedule.fills_ahead:
         yield "fills ahead"
     yield from (
         f"retain {one.level} {one.tensor} {one.shares()}" for one in sorted(schedule.retained, key=_sort_key)
@@ -238,9 +242,9 @@ def _lines(
     for segment in schedule.segments:
         yield "segment"
         outer = {
-            shared: sizes[b.einsum][own]
+            shared: sizes[b.einsum][branch_rank]
             for b in segment.branches
-            for shared, own in _shared_ranks(segment, b, sizes)
+            for shared, branch_rank in _shared_ranks(segment, b, sizes)
         }
         yield from (f"  {line}" for line in nest_lines(Mapping(segment.nodes), outer or None)[:-1])
         indent = "  " * (1 + sum(isinstance(node, Loop) for node in segment.nodes))
@@ -253,10 +257,10 @@ def _lines(
             names = f" with {', '.join(f'{a} = {b}' for a, b in branch.ranks)}" if branch.ranks else ""
             yield f"{indent}einsum {branch.einsum}{on}{names}"
             yield from (f"{indent}  hold {one.level} {one.tensor}" for one in branch.filled_once)
-            left = sizes.get(branch.einsum, {}) | {
-                own: outer[shared] for shared, own in _shared_ranks(segment, branch, sizes)
+            tile_of = sizes.get(branch.einsum, {}) | {
+                branch_rank: outer[shared] for shared, branch_rank in _shared_ranks(segment, branch, sizes)
             }
-            yield from (f"{indent}  {line}" for line in nest_lines(branch.mapping, left or None))
+            yield from (f"{indent}  {line}" for line in nest_lines(branch.mapping, tile_of or None))
 
 
 def _shared_ranks(
@@ -265,9 +269,9 @@ def _shared_ranks(
     """Returns (rank of a shared loop, the branch's name for it), for the ranks that the branch's einsum
     has.
     """
-    names, own = dict(branch.ranks), sizes.get(branch.einsum, {})
+    names, extents = dict(branch.ranks), sizes.get(branch.einsum, {})
     pairs = [(node.rank, names.get(node.rank, node.rank)) for node in segment.nodes if isinstance(node, Loop)]
-    return [(shared, name) for shared, name in pairs if name in own]
+    return [(shared, name) for shared, name in pairs if name in extents]
 
 
 def parse_schedule(text: str) -> Schedule:
@@ -275,32 +279,33 @@ def parse_schedule(text: str) -> Schedule:
     naming the line.
     """
     found = Schedule(())
-    own: list[str] = []  # lines of the branch that is being read
+    branch_lines: list[str] = []  # lines of the branch that is being read
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
         if not line:
             continue
         try:
-            found = _read_line(found, own, line)
+            found = _read_line(found, branch_lines, line)
         except ValueError as fault:
-            now = line_now(line)
+            new_form = line_now(line)
             raise ValueError(
-                f'schedule, line {number}: "{line}" {f"has a new form; write {now}" if now else fault}'
+                f'schedule, line {number}: "{line}" '
+                f"{f'has a new form; write {new_form}' if new_form else fault}"
             ) from None
-    if own:
+    if branch_lines:
         raise ValueError("schedule: the last einsum's nest does not end with mac")
     if empty := [i for i, segment in enumerate(found.segments, 1) if not segment.branches]:
         raise ValueError(f"schedule: segment {empty[0]} has no einsum; add a line einsum NAME and its nest")
     return found
 
 
-def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
-    """Returns the schedule with one more line of the text. own: lines so far of the branch that is being
-    read; is updated.
+def _read_line(found: Schedule, branch_lines: list[str], line: str) -> Schedule:
+    """Returns the schedule with one more line of the text. branch_lines: lines so far of the branch that is
+    being read; is updated.
     """
-    if own:
-        return _of_branch(found, own, line)
-    if match := HEAD.match(line):
+    if branch_lines:
+        return _read_branch_line(found, branch_lines, line)
+    if match := EINSUM_LINE.match(line):
         if not found.segments:
             raise ValueError("stands in no segment; begin with a line: segment")
         region = tuple(
@@ -311,7 +316,7 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
             raise ValueError("names no PE; write e.g. Y[0:4] for PEs 0 to 3")
         renamed = [pair.split("=") for pair in (match[3] or "").split(",") if pair]
         ranks = tuple(sorted((a.strip(), b.strip()) for a, b in renamed if a.strip() != b.strip()))
-        own.append(line)
+        branch_lines.append(line)
         return _with_last(
             found,
             replace(
@@ -324,13 +329,13 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
             raise ValueError("stands below a segment; retain stands above them all")
         try:
             share = Fraction(match[3])
-            then = tuple((name, Fraction(less)) for less, name in AFTER.findall(match[4]))
+            later_shares = tuple((name, Fraction(less)) for less, name in AFTER.findall(match[4]))
         except ZeroDivisionError:
             raise ValueError(f"share = {match[3]}{match[4]} is no number; write e.g. 1/2") from None
         return replace(
             found,
             retained=tuple(
-                sorted((*found.retained, Retained(match[1], match[2], share, then)), key=_sort_key)
+                sorted((*found.retained, Retained(match[1], match[2], share, later_shares)), key=_sort_key)
             ),
         )
     if line == "segment":
@@ -342,7 +347,7 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
     if line.split()[0] == "fills" and not found.segments:
         if line.split()[1:] not in ([FILL_ORDERS[1]], ["in", FILL_ORDERS[0]]):
             raise ValueError("must be fills ahead or fills in turn")
-        return replace(found, ahead=line.split()[1] == FILL_ORDERS[1])
+        return replace(found, fills_ahead=line.split()[1] == FILL_ORDERS[1])
     if (
         not found.segments
         or not (LOOP.match(line) or SPATIAL.match(line) or STORE.match(line))
@@ -356,9 +361,9 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
     return _with_last(found, replace(segment, nodes=(*segment.nodes, *parse(line).nodes)))
 
 
-def _of_branch(found: Schedule, own: list[str], line: str) -> Schedule:
-    """Returns the schedule with one more line of an einsum's nest. own: lines of the branch so far, beginning
-    with `einsum NAME`; is updated.
+def _read_branch_line(found: Schedule, branch_lines: list[str], line: str) -> Schedule:
+    """Returns the schedule with one more line of an einsum's nest. branch_lines: lines of the branch so far,
+    beginning with `einsum NAME`; is updated.
     """
     if not (
         line == "mac"
@@ -366,22 +371,25 @@ def _of_branch(found: Schedule, own: list[str], line: str) -> Schedule:
         or any(form.match(line) for form in (LOOP, SPATIAL, STORE, LAYOUT, SHARE))
     ):
         raise ValueError("is no line of a nest, which ends with mac")
-    own.append(line)
+    branch_lines.append(line)
     if line != "mac":
         return found
-    held = tuple(
-        Store(match[1], tensor) for each in own if (match := HOLD.match(each)) for tensor in match[2].split()
+    hold_nodes = tuple(
+        Store(match[1], tensor)
+        for branch_line in branch_lines
+        if (match := HOLD.match(branch_line))
+        for tensor in match[2].split()
     )
-    mapping = parse("\n".join(each for each in own[1:] if not HOLD.match(each)))
+    mapping = parse("\n".join(branch_line for branch_line in branch_lines[1:] if not HOLD.match(branch_line)))
     segment = found.segments[-1]
-    own.clear()
+    branch_lines.clear()
     return _with_last(
         found,
         replace(
             segment,
             branches=(
                 *segment.branches[:-1],
-                replace(segment.branches[-1], mapping=mapping, filled_once=held),
+                replace(segment.branches[-1], mapping=mapping, filled_once=hold_nodes),
             ),
         ),
     )
@@ -391,11 +399,11 @@ def _with_last(found: Schedule, segment: Segment) -> Schedule:
     return replace(found, segments=(*found.segments[:-1], segment))
 
 
-def load(path: Path, workload: Workload, partly: bool = False) -> tuple[Workload, Schedule]:
+def load(path: Path, workload: Workload, allow_missing: bool = False) -> tuple[Workload, Schedule]:
     """Returns the schedule of a file, and the workload with the conversions of the schedule. The file has the
     text of a schedule, or mappings of unfused einsums (`nest.read`).
 
-    partly: einsums may be left out (`complete` adds them)
+    allow_missing: einsums may be left out (`complete` adds them)
 
     Raises ValueError with one line per fault, naming the file.
     """
@@ -412,8 +420,8 @@ def load(path: Path, workload: Workload, partly: bool = False) -> tuple[Workload
                 workload, [(branch.einsum, *shared, *branch.mapping.nodes) for branch, shared in branches]
             ), found
         nests = read(path, [group.names[0] for group in unique(workload)], [e.name for e in workload.einsums])
-        whole = _with_copies(workload, [(name, *nest.nodes) for name, nest in nests.items()])
-        return whole, sequential(whole, nests, partly)
+        extended = _with_copies(workload, [(name, *nest.nodes) for name, nest in nests.items()])
+        return extended, sequential(extended, nests, allow_missing)
     except UnicodeDecodeError:
         raise ValueError(
             f"{path}: cannot be read as a mapping (not UTF-8 text); see dse map --format yaml"
@@ -429,7 +437,7 @@ def load(path: Path, workload: Workload, partly: bool = False) -> tuple[Workload
 def _is_schedule(text: str) -> bool:
     """True if the text has a line that only schedules have. Messages may quote the text only then."""
     lines = [line.strip() for line in text.splitlines()]
-    return "segment" in lines or any(HEAD.match(line) or RETAIN.match(line) for line in lines)
+    return "segment" in lines or any(EINSUM_LINE.match(line) or RETAIN.match(line) for line in lines)
 
 
 def _with_copies(workload: Workload, nests: Sequence[tuple[str | Loop | Store, ...]]) -> Workload:
@@ -444,26 +452,26 @@ def _with_copies(workload: Workload, nests: Sequence[tuple[str | Loop | Store, .
 
 def unplaced(workload: Workload, schedule: Schedule) -> list[str]:
     """Returns the names of einsums that a schedule leaves out."""
-    there = {branch.einsum for segment in schedule.segments for branch in segment.branches}
-    return [e.name for e in workload.einsums if e.name not in there]
+    placed = {branch.einsum for segment in schedule.segments for branch in segment.branches}
+    return [e.name for e in workload.einsums if e.name not in placed]
 
 
-def complete(workload: Workload, schedule: Schedule, rest: Schedule) -> Schedule:
+def complete(workload: Workload, schedule: Schedule, unfused: Schedule) -> Schedule:
     """Returns the schedule completed with the einsums that it leaves out: their segments come from the
-    unfused schedule `rest`, and each stands right behind the last segment that makes one of its inputs.
+    unfused schedule `unfused`, and each stands right behind the last segment that makes one of its inputs.
     """
     makers = {e.output.tensor: e.name for e in workload.einsums}
     reads = {
-        e.name: {makers[t] for t in (owner(p.tensor, makers) for p in e.inputs) if t in makers}
+        e.name: {makers[t] for t in (base_tensor(p.tensor, makers) for p in e.inputs) if t in makers}
         for e in workload.einsums
     }
-    own = {segment.branches[0].einsum: segment for segment in rest.segments}
+    segment_of = {segment.branches[0].einsum: segment for segment in unfused.segments}
     found = list(schedule.segments)
     for name in unplaced(workload, schedule):
-        behind = [
+        producer_ends = [
             i
             for i, segment in enumerate(found, 1)
             if reads[name] & {branch.einsum for branch in segment.branches}
         ]
-        found.insert(max(behind, default=0), own[name])
+        found.insert(max(producer_ends, default=0), segment_of[name])
     return replace(schedule, segments=tuple(found))

@@ -21,13 +21,13 @@ from math import inf, prod
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from dse.mapping.classes import cut_alike, rank_classes, shared_tensors
-from dse.mapping.constraints import FREE, Constraints, Dataflow, Factors, dataflow, violation
-from dse.mapping.conversion import COPY
+from dse.mapping.constraints import FREE, Constraints, Dataflow, Factors, dataflow, violations
+from dse.mapping.conversion import COPY_NAME
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Schedule, Segment
 from hw.arch import Arch
 from workloads.einsum import Einsum
-from workloads.graph import Workload, owner
+from workloads.graph import Workload, base_tensor
 
 SearchedFactors = Literal["perfect", "imperfect_spatial", "imperfect", "all"]
 NodeOrder = Literal["all", "arrays", "levels"]
@@ -89,8 +89,8 @@ class Space:
     summed: bool = False  # shared loops may also be over ranks that a member reduces
     windows: bool = False  # shared loops may also be over ranks that cut a forwarded tensor into windows
     shared_reads: bool = False  # a tensor that several members read may be fetched once for all
-    # several shared loops over classes of ranks (`_joined`), with any tensor at any depth among them. Over
-    # other ranks there is one shared loop, and `held` limits the tensors above it
+    # several shared loops over classes of ranks (`_over_rank_classes`), with any tensor at any depth among
+    # them. Over other ranks there is one shared loop, and `held` limits the tensors above it
     depths: bool = False
     # maximum of tensors that stand whole above the one shared loop: each of one member, without the loop's
     # rank
@@ -145,7 +145,7 @@ class Part:
 
     def owner(self, tensor: str) -> str:
         """Returns the tensor that a second access (T_again) reads; for any other tensor its own name."""
-        return owner(tensor, self.makers)
+        return base_tensor(tensor, self.makers)
 
     def users(self, tensor: str) -> list[Member]:
         """Returns the members that read or write a tensor, in execution order."""
@@ -167,14 +167,14 @@ class ScheduleView:
         return ((part, m) for part in self.parts for m in part.members)
 
 
-def view(schedule: Schedule, workload: Workload, arch: Arch) -> ScheduleView:
+def resolve(schedule: Schedule, workload: Workload, arch: Arch) -> ScheduleView:
     """Returns a schedule with every branch's einsum and tensors resolved. All einsums must be the
     workload's.
     """
     einsums = {e.name: e for e in workload.einsums}
-    made = {e.output.tensor: e.name for e in workload.einsums}
+    makers = {e.output.tensor: e.name for e in workload.einsums}
     parts = (
-        Part(s, tuple(_member(s, b, einsums[b.einsum], made) for b in s.branches), made, arch)
+        Part(s, tuple(_member(s, b, einsums[b.einsum], makers) for b in s.branches), makers, arch)
         for s in schedule.segments
     )
     return ScheduleView(schedule, workload, arch, tuple(parts))
@@ -184,7 +184,7 @@ def _member(segment: Segment, branch: Branch, e: Einsum, makers: dict[str, str])
     """Returns a branch with the shared part in its own names. Shared loops over ranks that the einsum lacks,
     and nodes of tensors that it lacks, are left out.
     """
-    names, ranks, sizes = {owner(p.tensor, makers) for p in e.tensors()}, dict(branch.ranks), e.sizes()
+    names, ranks, sizes = {base_tensor(p.tensor, makers) for p in e.tensors()}, dict(branch.ranks), e.sizes()
     loops = (replace(n, rank=ranks.get(n.rank, n.rank)) if isinstance(n, Loop) else n for n in segment.nodes)
     shared = tuple(n for n in loops if (n.rank in sizes if isinstance(n, Loop) else n.tensor in names))
     return Member(branch, e, (*shared, *branch.mapping.nodes), len(shared))
@@ -199,8 +199,8 @@ def covers(space: Space, schedule: Schedule, workload: Workload, arch: Arch) -> 
 
 def excluding_features(space: Space, schedule: Schedule, workload: Workload, arch: Arch) -> Iterator[str]:
     """Returns the names of all features that exclude a schedule from a space."""
-    where = view(schedule, workload, arch)
-    return (feature.name for feature in FEATURES if feature.leaves_out(space, where))
+    resolved = resolve(schedule, workload, arch)
+    return (feature.name for feature in FEATURES if feature.leaves_out(space, resolved))
 
 
 # Features of mappings. A rule tells whether an einsum's mapping is outside of the searched `Mappings`. A
@@ -210,59 +210,67 @@ def excluding_features(space: Space, schedule: Schedule, workload: Workload, arc
 Rule = Callable[[Mappings, Part, Member], bool]
 
 
-def _each(rule: Rule) -> Callable[[Space, ScheduleView], bool]:
+def _breaks(rule: Rule) -> Callable[[Space, ScheduleView], bool]:
     """Returns the test of a feature of mappings: True if the rule holds for some einsum and some of the
     searched mappings.
     """
-    return lambda space, at: any(rule(own, part, m) for own in space.mappings for part, m in at.members)
-
-
-def _factors(space: Space, at: ScheduleView) -> bool:
-    """True if an einsum has factors that were not searched. Tiles of a rank that is distributed over nodes
-    (pipelines) may be imperfect, but must be as even as possible.
-    """
-    nodes = _node_dims(at.arch) if space.node_ranks else frozenset[str]()
-    return any(
-        _uneven(own, m, nodes) or _out_of_order(own, m, at.arch)
-        for own in space.mappings
-        for _, m in at.members
+    return lambda space, view: any(
+        rule(searched, part, m) for searched in space.mappings for part, m in view.members
     )
 
 
-def _uneven(own: Mappings, m: Member, nodes: frozenset[str]) -> bool:
+def _factors(space: Space, view: ScheduleView) -> bool:
+    """True if an einsum has factors that were not searched. Tiles of a rank that is distributed over nodes
+    (pipelines) may be imperfect, but must be as even as possible.
+    """
+    nodes = _node_dims(view.arch) if space.node_ranks else frozenset[str]()
+    return any(
+        _uneven(searched, m, nodes) or _out_of_order(searched, m, view.arch)
+        for searched in space.mappings
+        for _, m in view.members
+    )
+
+
+def _uneven(searched: Mappings, m: Member, nodes: frozenset[str]) -> bool:
     """True if a tile does not divide the tile outside of it, and such factors were not searched."""
-    left = m.einsum.sizes()
+    tile_of = m.einsum.sizes()
     for loop in (n for n in m.nodes if isinstance(n, Loop)):
-        trips = -(-left[loop.rank] // loop.tile)
-        even = loop.tile == -(-left[loop.rank] // trips)
-        spatial = own.factors in ("imperfect_spatial", "imperfect") or loop.over in nodes
-        free = (
-            own.factors == "all"
-            or (own.factors == "imperfect" and not loop.over)
-            or (spatial and loop.over and even)
+        trips = -(-tile_of[loop.rank] // loop.tile)
+        is_even = loop.tile == -(-tile_of[loop.rank] // trips)
+        spatial_allowed = searched.factors in ("imperfect_spatial", "imperfect") or loop.over in nodes
+        is_allowed = (
+            searched.factors == "all"
+            or (searched.factors == "imperfect" and not loop.over)
+            or (spatial_allowed and loop.over and is_even)
         )
-        if left[loop.rank] % loop.tile and not free:
+        if tile_of[loop.rank] % loop.tile and not is_allowed:
             return True
-        left[loop.rank] = loop.tile
+        tile_of[loop.rank] = loop.tile
     return False
 
 
-def _out_of_order(own_: Mappings, m: Member, arch: Arch) -> bool:
+def _out_of_order(searched: Mappings, m: Member, arch: Arch) -> bool:
     """True if imperfect spatial loops of a rank at one fan-out boundary are not one per dimension in the
     machine's order, or a temporal loop of the rank stands between them.
     """
     order = {
         name: (f.outside, d, i) for d, f in enumerate(arch.fanouts) for i, (name, _) in enumerate(f.dims)
     }
-    left = m.einsum.sizes()
-    for rank in left:
-        own = [n for n in m.nodes if isinstance(n, Loop) and n.rank == rank]
-        uneven = [a for a, n in enumerate(own) if n.over and (own[a - 1].tile if a else left[rank]) % n.tile]
+    sizes = m.einsum.sizes()
+    for rank in sizes:
+        loops = [n for n in m.nodes if isinstance(n, Loop) and n.rank == rank]
+        uneven = [
+            a for a, n in enumerate(loops) if n.over and (loops[a - 1].tile if a else sizes[rank]) % n.tile
+        ]
         for a in uneven:
-            near = [b for b, n in enumerate(own) if n.over and order[n.over][0] == order[own[a].over][0]]
-            places = [order[own[b].over] for b in near]
-            if places != sorted(set(places)) or near != list(range(near[0], near[-1] + 1)):
-                return own_.factors != "all"
+            at_boundary = [
+                b for b, n in enumerate(loops) if n.over and order[n.over][0] == order[loops[a].over][0]
+            ]
+            dim_order = [order[loops[b].over] for b in at_boundary]
+            if dim_order != sorted(set(dim_order)) or at_boundary != list(
+                range(at_boundary[0], at_boundary[-1] + 1)
+            ):
+                return searched.factors != "all"
     return False
 
 
@@ -271,41 +279,43 @@ def _node_dims(arch: Arch) -> frozenset[str]:
     return frozenset(name for name, _ in arch.fanouts[0].dims) if arch.fanouts else frozenset()
 
 
-def _dataflow(own: Mappings, part: Part, m: Member) -> bool:
+def _dataflow(searched: Mappings, part: Part, m: Member) -> bool:
     """True if the mapping breaks the dataflow. Constraints of another name belong to a solver and count as
     broken.
     """
-    if own.dataflow == "free":
+    if searched.dataflow == "free":
         return False
-    name = DATAFLOWS.get(own.dataflow)
-    return name is None or bool(violation(dataflow(name, m.einsum, part.arch), Mapping(m.nodes)))
+    name = DATAFLOWS.get(searched.dataflow)
+    return name is None or bool(violations(dataflow(name, m.einsum, part.arch), Mapping(m.nodes)))
 
 
-def _node_order(own: Mappings, part: Part, m: Member) -> bool:
+def _node_order(searched: Mappings, part: Part, m: Member) -> bool:
     """True if a node at a level outside of a boundary stands below a node at a level inside of it, which was
     not searched. Boundaries are fan-outs (`arrays`) or lie between any two levels (`levels`).
     """
-    order = part.arch.order()
-    met = [order[n.level] for n in m.nodes if isinstance(n, Store)]
-    boundaries = {f.outside for f in part.arch.fanouts} if own.node_order == "arrays" else set(order.values())
-    crossed = any(b < boundary <= a for boundary in boundaries for a, b in combinations(met, 2))
-    return own.node_order != "all" and crossed
+    order = part.arch.level_index()
+    levels = [order[n.level] for n in m.nodes if isinstance(n, Store)]
+    boundaries = (
+        {f.outside for f in part.arch.fanouts} if searched.node_order == "arrays" else set(order.values())
+    )
+    is_crossed = any(b < boundary <= a for boundary in boundaries for a, b in combinations(levels, 2))
+    return searched.node_order != "all" and is_crossed
 
 
-def _one_trip(own: Mappings, part: Part, m: Member) -> bool:
+def _one_trip(searched: Mappings, part: Part, m: Member) -> bool:
     """True if a one-trip loop over a rank that slides a window was not searched. Over other ranks such a loop
     changes nothing.
     """
-    left, found = m.einsum.sizes(), False
-    partial = {rank for p in m.einsum.tensors() for rank in p.partial()}
+    tile_of, found = m.einsum.sizes(), False
+    partial = {rank for p in m.einsum.tensors() for rank in p.partial_ranks()}
     for n in m.nodes:
         if isinstance(n, Loop):
-            found |= n.tile == left[n.rank] and n.rank in partial
-            left[n.rank] = n.tile
-    return found and not own.one_trip
+            found |= n.tile == tile_of[n.rank] and n.rank in partial
+            tile_of[n.rank] = n.tile
+    return found and not searched.one_trip
 
 
-def _cut_twice(own: Mappings, part: Part, m: Member) -> bool:
+def _cut_twice(searched: Mappings, part: Part, m: Member) -> bool:
     """True if a strided rank has two temporal loops between storage nodes and these were not searched."""
     strided = {
         rank
@@ -314,167 +324,171 @@ def _cut_twice(own: Mappings, part: Part, m: Member) -> bool:
         if any(c > 1 for _, c in d.terms)
         for rank in d.ranks()
     }
-    seen: set[str] = set()
+    cut_ranks: set[str] = set()
     for n in m.nodes:
         if isinstance(n, Store):
-            seen = set()
+            cut_ranks = set()
         elif not n.over and n.rank in strided:
-            if n.rank in seen:
-                return not own.cut_twice
-            seen.add(n.rank)
+            if n.rank in cut_ranks:
+                return not searched.cut_twice
+            cut_ranks.add(n.rank)
     return False
 
 
-def _layouts(own: Mappings, part: Part, m: Member) -> bool:
-    return own.layouts == "row_major" and bool(m.branch.mapping.layouts)
+def _layouts(searched: Mappings, part: Part, m: Member) -> bool:
+    return searched.layouts == "row_major" and bool(m.branch.mapping.layouts)
 
 
-def _shares(own: Mappings, part: Part, m: Member) -> bool:
-    return bool(m.branch.mapping.shares) and not own.shares
+def _shares(searched: Mappings, part: Part, m: Member) -> bool:
+    return bool(m.branch.mapping.shares) and not searched.shares
 
 
-def _no_nest(own: Mappings, part: Part, m: Member) -> bool:
-    return bool(m.branch.mapping.outside) and own != EVERY
+def _no_nest(searched: Mappings, part: Part, m: Member) -> bool:
+    return bool(m.branch.mapping.non_nest_text) and searched != EVERY
 
 
 # Features between einsums.
 
 
-def _several(part: Part) -> bool:
+def _is_fused(part: Part) -> bool:
     """True if a segment is fused: several einsums below shared nodes, but no pipeline. Branches without
     shared nodes count as segments of their own.
     """
     return len(part.members) > 1 and bool(part.segment.nodes) and not part.segment.pipelined
 
 
-def _joined(space: Space, part: Part, at: ScheduleView) -> bool:
+def _over_rank_classes(space: Space, part: Part, view: ScheduleView) -> bool:
     """True if a fused segment was searched as one with several shared loops: each loop is over another class
     of ranks, all shared nodes are at one level, each forwarded tensor has a node, and so has (or is retained)
     each result over whose partial sums a shared loop runs.
     """
-    if not (space.depths and _several(part)) or _unsearched_loops(part, space.shared_loops):
+    if not (space.depths and _is_fused(part)) or _unsearched_loops(part, space.shared_loops):
         return False
-    own = [m.einsum for m in part.members]
-    classes = rank_classes(own, part.makers)
-    each = zip(
+    einsums = [m.einsum for m in part.members]
+    classes = rank_classes(einsums, part.makers)
+    ranks_per_loop = zip(
         *([n.rank for n in m.nodes[: m.shared] if isinstance(n, Loop)] for m in part.members), strict=True
     )
-    loops = list(each)
+    loops = list(ranks_per_loop)
     stores = [n for _, n in _inner_stores(part)]
-    homes, levels = {n.tensor for n in stores}, {n.level for n in stores}
-    tensors = shared_tensors(own, part.makers)
+    stored, levels = {n.tensor for n in stores}, {n.level for n in stores}
+    tensors = shared_tensors(einsums, part.makers)
     shared = all(
         n.tensor in part.forwarded or cut_alike(users, classes)
         for n in stores
         for users in [tensors.get(n.tensor, [])]
         if users
     )
-    kept = homes | {one.tensor for one in at.schedule.retained}
+    on_chip = stored | {one.tensor for one in view.schedule.retained}
     summed = all(
-        m.einsum.output.tensor in kept or ranks <= m.einsum.output.ranks()
+        m.einsum.output.tensor in on_chip or ranks <= m.einsum.output.ranks()
         for m, ranks in zip(part.members, map(set, zip(*loops, strict=True)), strict=True)
     )
-    fine = len(set(loops)) == len(loops) and set(loops) <= set(classes) and len(homes) == len(stores)
+    is_distinct = len(set(loops)) == len(loops) and set(loops) <= set(classes) and len(stored) == len(stores)
     return (
-        fine
+        is_distinct
         and shared
         and summed
-        and homes >= part.forwarded
+        and stored >= part.forwarded
         and len(levels) == 1
         and levels <= set(space.levels)
     )
 
 
-def _rest(space: Space, at: ScheduleView) -> tuple[Space, list[Part]]:
-    """Returns the space with the rules that hold for segments that are not `_joined`, and these segments."""
-    one = replace(
+def _other_segments(space: Space, view: ScheduleView) -> tuple[Space, list[Part]]:
+    """Returns the space with the rules that hold for segments that are not `_over_rank_classes`, and these
+    segments.
+    """
+    single_loop_space = replace(
         space, shared_loops=min(space.shared_loops, 1), summed=False, shared_reads=False, depths=False
     )
-    return one if space.depths else space, [part for part in at.parts if not _joined(space, part, at)]
+    return single_loop_space if space.depths else space, [
+        part for part in view.parts if not _over_rank_classes(space, part, view)
+    ]
 
 
-def _order(space: Space, at: ScheduleView) -> bool:
+def _order(space: Space, view: ScheduleView) -> bool:
     """True if einsums are in an order that was not searched."""
-    names = [b.einsum for s in at.schedule.segments for b in s.branches]
-    return space.order != "any" and names != [e.name for e in at.workload.einsums]
+    names = [b.einsum for s in view.schedule.segments for b in s.branches]
+    return space.order != "any" and names != [e.name for e in view.workload.einsums]
 
 
-def _fusion(space: Space, at: ScheduleView) -> bool:
+def _fusion(space: Space, view: ScheduleView) -> bool:
     """True if a fused segment has too many einsums, a copy between layouts, or a forwarded tensor that is
     read in another shape.
     """
 
-    def odd(part: Part) -> bool:
-        copies = any(COPY.match(m.einsum.name) for m in part.members)
+    def is_excluded(part: Part) -> bool:
+        copies = any(COPY_NAME.match(m.einsum.name) for m in part.members)
         return len(part.members) > space.fused or copies or any(_reshaped_reads(part))
 
-    return any(_several(part) and odd(part) for part in at.parts)
+    return any(_is_fused(part) and is_excluded(part) for part in view.parts)
 
 
 def _reshaped_reads(part: Part) -> Iterator[bool]:
     """Yields, for each reader of a forwarded tensor, whether it reads the tensor under another name, size,
     word width or format.
     """
-    made = {m.einsum.output.tensor: m.einsum.output for m in part.members}
-    for p in (p for m in part.members for p in m.einsum.inputs if part.owner(p.tensor) in made):
-        q = made[part.owner(p.tensor)]
-        same = (p.tensor, p.bits, p.format) == (q.tensor, q.bits, q.format) and p.format == "dense"
-        yield not same or [d.size for d in p.dims] != [d.size for d in q.dims]
+    outputs = {m.einsum.output.tensor: m.einsum.output for m in part.members}
+    for p in (p for m in part.members for p in m.einsum.inputs if part.owner(p.tensor) in outputs):
+        q = outputs[part.owner(p.tensor)]
+        same_words = (p.tensor, p.bits, p.format) == (q.tensor, q.bits, q.format) and p.format == "dense"
+        yield not same_words or [d.size for d in p.dims] != [d.size for d in q.dims]
 
 
-def _padded(space: Space, at: ScheduleView) -> bool:
+def _padded(space: Space, view: ScheduleView) -> bool:
     """True if a forwarded tensor is read with padding around it and this was not searched."""
 
     def offset(part: Part) -> bool:
-        made = {m.einsum.output.tensor: m.einsum.output for m in part.members}
+        outputs = {m.einsum.output.tensor: m.einsum.output for m in part.members}
         pairs = [
             pair
             for m in part.members
             for p in m.einsum.inputs
-            if p.tensor in made
-            for pair in zip(p.dims, made[p.tensor].dims, strict=False)
+            if p.tensor in outputs
+            for pair in zip(p.dims, outputs[p.tensor].dims, strict=False)
         ]
-        return any(read.terms and read.offset != own.offset for read, own in pairs)
+        return any(read.terms and read.offset != written.offset for read, written in pairs)
 
-    return not space.padded and any(len(part.members) > 1 and offset(part) for part in at.parts)
+    return not space.padded and any(len(part.members) > 1 and offset(part) for part in view.parts)
 
 
-def _shared_loops(space: Space, at: ScheduleView) -> bool:
+def _shared_loops(space: Space, view: ScheduleView) -> bool:
     """True if a fused segment has shared loops that were not searched: too many, spatial, imperfect, of one
     trip, over a rank that a member lacks, or over compressed columns.
     """
-    rules, parts = _rest(space, at)
-    return any(_several(part) and _unsearched_loops(part, rules.shared_loops) for part in parts)
+    rules, parts = _other_segments(space, view)
+    return any(_is_fused(part) and _unsearched_loops(part, rules.shared_loops) for part in parts)
 
 
-def _unsearched_loops(part: Part, most: int) -> bool:
-    """False if there are 1 to `most` shared loops, all of them temporal and perfect, of several trips, and
-    over ranks that every member has.
+def _unsearched_loops(part: Part, max_loops: int) -> bool:
+    """False if there are 1 to `max_loops` shared loops, all of them temporal and perfect, of several trips,
+    and over ranks that every member has.
     """
     loops = part.loops
-    if not loops or len(loops) > most or any(loop.over for loop in loops):
+    if not loops or len(loops) > max_loops or any(loop.over for loop in loops):
         return True
     for m in part.members:
-        own = [n for n in m.nodes[: m.shared] if isinstance(n, Loop)]
+        member_loops = [n for n in m.nodes[: m.shared] if isinstance(n, Loop)]
         columns = {rank for p in m.einsum.inputs if p.format == "csr" for rank in p.dims[-1].ranks()}
-        left = m.einsum.sizes()
-        if len(own) < len(loops) or any(n.rank in columns for n in own):
+        tile_of = m.einsum.sizes()
+        if len(member_loops) < len(loops) or any(n.rank in columns for n in member_loops):
             return True
-        for n in own:
-            if left[n.rank] % n.tile or left[n.rank] == n.tile:
+        for n in member_loops:
+            if tile_of[n.rank] % n.tile or tile_of[n.rank] == n.tile:
                 return True
-            left[n.rank] = n.tile
+            tile_of[n.rank] = n.tile
     return False
 
 
-def _summed(space: Space, at: ScheduleView) -> bool:
-    rules, parts = _rest(space, at)
+def _summed(space: Space, view: ScheduleView) -> bool:
+    rules, parts = _other_segments(space, view)
     return not rules.summed and any(
         rank not in m.einsum.output.ranks() for part, m, rank in _shared_ranks(parts)
     )
 
 
-def _windows(space: Space, at: ScheduleView) -> bool:
+def _windows(space: Space, view: ScheduleView) -> bool:
     """True if a shared loop cuts a forwarded tensor or a result in windows, and this was not searched."""
 
     def slides(part: Part, m: Member, rank: str) -> bool:
@@ -482,12 +496,12 @@ def _windows(space: Space, at: ScheduleView) -> bool:
             p for p in m.einsum.tensors() if part.owner(p.tensor) in part.forwarded or p is m.einsum.output
         ]
         return any(
-            rank in p.partial()
+            rank in p.partial_ranks()
             or any(rank in d.ranks() and (d.terms != ((rank, 1),) or d.offset) for d in p.dims)
             for p in cut
         )
 
-    _, parts = _rest(space, at)
+    _, parts = _other_segments(space, view)
     return not space.windows and any(slides(part, m, rank) for part, m, rank in _shared_ranks(parts))
 
 
@@ -506,11 +520,11 @@ def _inner_stores(part: Part) -> Iterator[tuple[int, Store]]:
     return ((i, n) for i, n in enumerate(part.segment.nodes) if isinstance(n, Store) and n.level != outer)
 
 
-def _shared_reads(space: Space, at: ScheduleView) -> bool:
+def _shared_reads(space: Space, view: ScheduleView) -> bool:
     """True if several members read a tensor from one shared node, none of them makes it, and this was not
     searched.
     """
-    rules, parts = _rest(space, at)
+    rules, parts = _other_segments(space, view)
     shared = (part for part in parts if len(part.members) > 1)
     return not rules.shared_reads and any(
         n.tensor not in part.forwarded and len(part.users(n.tensor)) > 1
@@ -519,11 +533,11 @@ def _shared_reads(space: Space, at: ScheduleView) -> bool:
     )
 
 
-def _depths(space: Space, at: ScheduleView) -> bool:
+def _depths(space: Space, view: ScheduleView) -> bool:
     """True if shared nodes stand at depths that were not searched. Searched are forwarded tensors below the
     shared loop, and tensors of one member whole above it.
     """
-    rules, parts = _rest(space, at)
+    rules, parts = _other_segments(space, view)
     return not rules.depths and any(
         len(part.members) > 1 and _unsearched_depths(rules, part) for part in parts
     )
@@ -531,21 +545,25 @@ def _depths(space: Space, at: ScheduleView) -> bool:
 
 def _unsearched_depths(space: Space, part: Part) -> bool:
     """`_depths` for one segment, in which all shared loops count as one."""
-    at = [i for i, n in enumerate(part.segment.nodes) if isinstance(n, Loop)]
-    held, levels = set[str](), set[str]()
+    loop_positions = [i for i, n in enumerate(part.segment.nodes) if isinstance(n, Loop)]
+    above_loops, levels = set[str](), set[str]()
     for i, n in _inner_stores(part):
         levels.add(n.level)
-        above = bool(at) and i < at[0]
+        is_above = bool(loop_positions) and i < loop_positions[0]
         if n.tensor in part.forwarded:
-            if above or (at and i < at[-1]):
+            if is_above or (loop_positions and i < loop_positions[-1]):
                 return True
-        elif above:
-            held.add(n.tensor)
-    homes = [n.tensor for _, n in _inner_stores(part) if n.tensor in part.forwarded]
-    elsewhere = len(levels) > 1 or not levels <= set(space.levels) or len(homes) > len(set(homes))
+        elif is_above:
+            above_loops.add(n.tensor)
+    forwarded_nodes = [n.tensor for _, n in _inner_stores(part) if n.tensor in part.forwarded]
+    other_levels = (
+        len(levels) > 1 or not levels <= set(space.levels) or len(forwarded_nodes) > len(set(forwarded_nodes))
+    )
     # a tensor is forwarded through main memory, or whole (no shared loop)
-    bare = set(homes) != part.forwarded or (not at and not part.segment.pipelined)
-    return elsewhere or bare or _too_many_held(space, part, held)
+    not_forwarded = set(forwarded_nodes) != part.forwarded or (
+        not loop_positions and not part.segment.pipelined
+    )
+    return other_levels or not_forwarded or _too_many_held(space, part, above_loops)
 
 
 def _too_many_held(space: Space, part: Part, held: set[str]) -> bool:
@@ -554,49 +572,53 @@ def _too_many_held(space: Space, part: Part, held: set[str]) -> bool:
     """
     if not held:
         return False
-    may = [
+    allowed = [
         part.owner(p.tensor)
         for m in part.members
         for p in m.einsum.tensors()
         if not {n.rank for n in m.nodes[: m.shared] if isinstance(n, Loop)} & p.ranks()
         and part.owner(p.tensor) not in part.forwarded
     ]
-    return part.segment.pipelined or len(may) > space.held or not held <= set(may)
+    return part.segment.pipelined or len(allowed) > space.held or not held <= set(allowed)
 
 
-def _retention(space: Space, at: ScheduleView) -> bool:
+def _retention(space: Space, view: ScheduleView) -> bool:
     """True if a tensor is retained for which this was not searched, or at a level that was not, or if tensors
     are retained and forwarded at more than one level.
     """
-    homes = {n.level for part in at.parts if len(part.members) > 1 for _, n in _inner_stores(part)}
-    levels = {one.level for one in at.schedule.retained}
+    forwarding_levels = {
+        n.level for part in view.parts if len(part.members) > 1 for _, n in _inner_stores(part)
+    }
+    levels = {one.level for one in view.schedule.retained}
     return any(
-        one.tensor not in space.retained or one.level not in space.levels for one in at.schedule.retained
-    ) or (bool(levels) and len(levels | homes) > 1)
+        one.tensor not in space.retained or one.level not in space.levels for one in view.schedule.retained
+    ) or (bool(levels) and len(levels | forwarding_levels) > 1)
 
 
-def _parts(space: Space, at: ScheduleView) -> bool:
-    return not space.parts and any(one.share != 1 or one.then for one in at.schedule.retained)
+def _partial_retention(space: Space, view: ScheduleView) -> bool:
+    return not space.parts and any(one.share != 1 or one.later_shares for one in view.schedule.retained)
 
 
-def _pipelines(space: Space, at: ScheduleView) -> bool:
-    return any(part.segment.pipelined and _unsearched_pipeline(space, part) for part in at.parts)
+def _pipelines(space: Space, view: ScheduleView) -> bool:
+    return any(part.segment.pipelined and _unsearched_pipeline(space, part) for part in view.parts)
 
 
 def _unsearched_pipeline(space: Space, part: Part) -> bool:
     """True if a pipeline was not searched: too many stages; a stage that receives nothing, or forwards
     nothing; spatial, several or unequal shared loops.
     """
-    own, handed = part.members, part.forwarded
-    if len(own) > space.pipelined or any(
-        set(dict(part.arch.fanouts[0].dims)) != {one.dim for one in m.branch.region} for m in own
+    stages, forwarded = part.members, part.forwarded
+    if len(stages) > space.pipelined or any(
+        set(dict(part.arch.fanouts[0].dims)) != {one.dim for one in m.branch.region} for m in stages
     ):
         return True
-    reads = [{p.tensor for p in m.einsum.inputs} & handed for m in own]
-    again = any(_reshaped_reads(part))
-    chain = all(reads[1:]) and all(m.einsum.output.tensor in handed for m in own[:-1])
+    reads = [{p.tensor for p in m.einsum.inputs} & forwarded for m in stages]
+    is_reshaped = any(_reshaped_reads(part))
+    is_chain = all(reads[1:]) and all(m.einsum.output.tensor in forwarded for m in stages[:-1])
     return (
-        again or not chain or (bool(part.loops) and (_unsearched_loops(part, 1) or any(map(_clipped, own))))
+        is_reshaped
+        or not is_chain
+        or (bool(part.loops) and (_unsearched_loops(part, 1) or any(map(_clipped, stages))))
     )
 
 
@@ -607,11 +629,11 @@ def _clipped(m: Member) -> bool:
     return not all(d.is_stored(sizes) for d in dims)
 
 
-def _tiles(space: Space, at: ScheduleView) -> bool:
+def _tiles(space: Space, view: ScheduleView) -> bool:
     """True if the number of pipeline tiles of a segment was not searched."""
-    found = (part for part in at.parts if part.segment.pipelined and part.loops and space.tiles)
+    pipelines = (part for part in view.parts if part.segment.pipelined and part.loops and space.tiles)
     return any(
-        trips not in tile_counts(n, space.tiles) for part in found for n, trips in _trips(part.members[0])
+        trips not in tile_counts(n, space.tiles) for part in pipelines for n, trips in _trips(part.members[0])
     )
 
 
@@ -624,37 +646,42 @@ def tile_counts(n: int, tiles: Sequence[int]) -> list[int]:
 
 def _trips(m: Member) -> Iterator[tuple[int, int]]:
     """Yields (extent, trips) of each shared loop."""
-    left = m.einsum.sizes()
+    tile_of = m.einsum.sizes()
     for n in m.nodes[: m.shared]:
         if isinstance(n, Loop):
-            yield left[n.rank], -(-left[n.rank] // n.tile)
-            left[n.rank] = n.tile
+            yield tile_of[n.rank], -(-tile_of[n.rank] // n.tile)
+            tile_of[n.rank] = n.tile
 
 
-def _nodes(space: Space, at: ScheduleView) -> bool:
+def _nodes(space: Space, view: ScheduleView) -> bool:
     """True if the distribution over nodes was not searched: too many ranks, a rank of a window, too many idle
     nodes, or a temporal loop outside of the nodes.
     """
-    return space.node_ranks > 0 and any(_unsearched_nodes(space, part, m) for part, m in at.members)
+    return space.node_ranks > 0 and any(_unsearched_nodes(space, part, m) for part, m in view.members)
 
 
 def _unsearched_nodes(space: Space, part: Part, m: Member) -> bool:
-    above = m.shared if part.segment.pipelined else 0
-    dims, own = _node_dims(part.arch), [n for n in m.nodes[above:] if isinstance(n, Loop)]
-    first = next((i for i, n in enumerate(own) if n.over not in dims), len(own))
-    ranks = {n.rank for n in own[:first]}
-    left = m.einsum.sizes()
-    for n in m.nodes[:above]:
+    shared_count = m.shared if part.segment.pipelined else 0
+    dims, own_loops = _node_dims(part.arch), [n for n in m.nodes[shared_count:] if isinstance(n, Loop)]
+    node_loop_count = next((i for i, n in enumerate(own_loops) if n.over not in dims), len(own_loops))
+    ranks = {n.rank for n in own_loops[:node_loop_count]}
+    tile_of = m.einsum.sizes()
+    for n in m.nodes[:shared_count]:
         if isinstance(n, Loop):
-            left[n.rank] = n.tile
-    whole, used = dict(left), dict.fromkeys(dims, 1)
-    for n in own[:first]:
-        used[n.over] *= -(-left[n.rank] // n.tile)
-        left[n.rank] = n.tile
-    work = prod(-(-whole[rank] // left[rank]) for rank in ranks)
-    many = len(ranks) > space.node_ranks
-    idle = prod(used.values()) > (space.waste or inf) * work
-    if any(n.over in dims for n in own[first:]) or many or idle or ranks & windowed(m.einsum):
+            tile_of[n.rank] = n.tile
+    stage_tile, nodes_used = dict(tile_of), dict.fromkeys(dims, 1)
+    for n in own_loops[:node_loop_count]:
+        nodes_used[n.over] *= -(-tile_of[n.rank] // n.tile)
+        tile_of[n.rank] = n.tile
+    nodes_needed = prod(-(-stage_tile[rank] // tile_of[rank]) for rank in ranks)
+    too_many_ranks = len(ranks) > space.node_ranks
+    too_many_idle = prod(nodes_used.values()) > (space.waste or inf) * nodes_needed
+    if (
+        any(n.over in dims for n in own_loops[node_loop_count:])
+        or too_many_ranks
+        or too_many_idle
+        or ranks & windowed_ranks(m.einsum)
+    ):
         return True
     summed = ranks - m.einsum.output.ranks()
     return bool(summed) and not (
@@ -662,7 +689,7 @@ def _unsearched_nodes(space: Space, part: Part, m: Member) -> bool:
     )
 
 
-def windowed(e: Einsum) -> frozenset[str]:
+def windowed_ranks(e: Einsum) -> frozenset[str]:
     """Returns the ranks that, in a dimension of some tensor, are added to another rank, have a stride or an
     offset, or run beyond the dimension's size (padding).
     """
@@ -676,21 +703,21 @@ def windowed(e: Einsum) -> frozenset[str]:
     )
 
 
-def _hold(space: Space, at: ScheduleView) -> bool:
-    return not space.hold and any(m.branch.filled_once for _, m in at.members)
+def _hold(space: Space, view: ScheduleView) -> bool:
+    return not space.hold and any(m.branch.filled_once for _, m in view.members)
 
 
-def _weights(space: Space, at: ScheduleView) -> bool:
-    return {"streamed": "loaded", "pinned": "pinned"}[at.schedule.weights] != space.weights
+def _weights(space: Space, view: ScheduleView) -> bool:
+    return {"streamed": "loaded", "pinned": "pinned"}[view.schedule.weights] != space.weights
 
 
-def _ahead(space: Space, at: ScheduleView) -> bool:
-    return at.schedule.ahead and not space.ahead
+def _ahead(space: Space, view: ScheduleView) -> bool:
+    return view.schedule.fills_ahead and not space.ahead
 
 
-def _copies(space: Space, at: ScheduleView) -> bool:
+def _copies(space: Space, view: ScheduleView) -> bool:
     """True if there are copies into other layouts, and these were not searched."""
-    return not space.copies and any(COPY.match(e.name) for e in at.workload.einsums)
+    return not space.copies and any(COPY_NAME.match(e.name) for e in view.workload.einsums)
 
 
 # Words of certificates: for each feature what was searched and what was not.
@@ -707,18 +734,21 @@ def _of_mappings(words: Callable[[Mappings], Words]) -> Callable[[Space], Words]
     """Returns the words of all searched mappings of a space, each word once."""
 
     def joined(space: Space) -> Words:
-        both = [words(one) for one in space.mappings]
-        searched, left = (
-            (" or ".join(dict.fromkeys(filter(None, own))) for own in zip(*both, strict=True))
-            if both
+        word_pairs = [words(one) for one in space.mappings]
+        searched, not_searched = (
+            (
+                " or ".join(dict.fromkeys(filter(None, alternatives)))
+                for alternatives in zip(*word_pairs, strict=True)
+            )
+            if word_pairs
             else ("", "")
         )
-        return searched, left
+        return searched, not_searched
 
     return joined
 
 
-def _factor_words(own: Mappings) -> Words:
+def _factor_words(mappings: Mappings) -> Words:
     return {
         "perfect": ("perfect factors", "imperfect factors"),
         "imperfect_spatial": (
@@ -727,21 +757,23 @@ def _factor_words(own: Mappings) -> Words:
         ),
         "imperfect": ("imperfect factors (spatial ones as even as can be)", "uneven spatial factors"),
         "all": ("all factors", ""),
-    }[own.factors]
+    }[mappings.factors]
 
 
-def _order_words(own: Mappings) -> Words:
+def _order_words(mappings: Mappings) -> Words:
     return "all loop orders and bypasses", {
         "all": "",
         "levels": "inner levels above outer ones",
         "arrays": "inner levels above outer ones around an unused array",
-    }[own.node_order]
+    }[mappings.node_order]
 
 
-def _dataflow_words(own: Mappings) -> Words:
-    if own.dataflow == "free":
+def _dataflow_words(mappings: Mappings) -> Words:
+    if mappings.dataflow == "free":
         return "all dataflows", ""
-    named = own.dataflow.replace("_", "-") if own.dataflow in DATAFLOWS else f"{own.dataflow}'s"
+    named = (
+        mappings.dataflow.replace("_", "-") if mappings.dataflow in DATAFLOWS else f"{mappings.dataflow}'s"
+    )
     return f"{named} dataflow", "other dataflows"
 
 
@@ -758,18 +790,22 @@ class Feature:
 
 def _loop_words(space: Space) -> Words:
     """Returns the words about shared loops. Stages of a pipeline share one loop at most."""
-    most = max(space.shared_loops, int(space.pipelined > 1))
+    max_loops = max(space.shared_loops, int(space.pipelined > 1))
     if space.depths:
-        return f"{most} shared loops over different ranks that tensors connect", "more shared loops"
-    return ("", "") if _unfused(space) else (f"{most} shared loop{'s' * (most != 1)}", "more shared loops")
+        return f"{max_loops} shared loops over different ranks that tensors connect", "more shared loops"
+    return (
+        ("", "")
+        if _is_unfused(space)
+        else (f"{max_loops} shared loop{'s' * (max_loops != 1)}", "more shared loops")
+    )
 
 
 def _retained_words(space: Space) -> Words:
     if not space.retained:
         return "", "retention"
-    several = "s" * (len(space.retained) > 1)
-    kept = f"retention of {len(space.retained)} tensor{several} at {' or '.join(space.levels)}"
-    return kept, "retention of other tensors"
+    plural = "s" * (len(space.retained) > 1)
+    searched = f"retention of {len(space.retained)} tensor{plural} at {' or '.join(space.levels)}"
+    return searched, "retention of other tensors"
 
 
 def _tile_words(space: Space) -> Words:
@@ -781,9 +817,9 @@ def _tile_words(space: Space) -> Words:
             if space.tiles
             else ("any number of pipeline tiles", "")
         )
-    some = " or ".join(map(str, space.tiles))
+    counts = " or ".join(map(str, space.tiles))
     return (
-        f"{some} pipeline tiles (any number of a loop of fewer than {min(space.tiles)})",
+        f"{counts} pipeline tiles (any number of a loop of fewer than {min(space.tiles)})",
         "other numbers of pipeline tiles",
     )
 
@@ -811,7 +847,7 @@ def _order_of_einsums(space: Space) -> Words:
     }[space.order]
 
 
-def _unfused(space: Space) -> bool:
+def _is_unfused(space: Space) -> bool:
     """True if no einsums run together."""
     return space.fused == space.pipelined == 1
 
@@ -823,18 +859,18 @@ WITHIN = (  # features within an einsum
         _of_mappings(_factor_words),
         _factors,
     ),
-    Feature("dataflow", ("Loop.rank", "Loop.over"), _of_mappings(_dataflow_words), _each(_dataflow)),
+    Feature("dataflow", ("Loop.rank", "Loop.over"), _of_mappings(_dataflow_words), _breaks(_dataflow)),
     Feature(
         "order of storage nodes",
         ("store", "mac", "Store.level", "Store.tensor", "Mapping.nodes"),
         _of_mappings(_order_words),
-        _each(_node_order),
+        _breaks(_node_order),
     ),
     Feature(
         "loops of one trip",
         ("Loop.tile",),
         _of_mappings(lambda own: _searched_words(own.one_trip, "loops of one trip")),
-        _each(_one_trip),
+        _breaks(_one_trip),
     ),
     Feature(
         "strided ranks cut twice",
@@ -844,7 +880,7 @@ WITHIN = (  # features within an einsum
                 own.cut_twice, "strided ranks cut twice between fetches", own.cut_twice
             )
         ),
-        _each(_cut_twice),
+        _breaks(_cut_twice),
     ),
     Feature(
         "layouts",
@@ -852,19 +888,19 @@ WITHIN = (  # features within an einsum
         _of_mappings(
             lambda own: _searched_words(own.layouts == "all", "all layouts", own.layouts == "alike")
         ),
-        _each(_layouts),
+        _breaks(_layouts),
     ),
     Feature(
         "share of buffers",
         ("share", "Rotated.level", "Rotated.tensor", "Rotated.dims", "Mapping.shares"),
         _of_mappings(lambda own: _searched_words(own.shares, "tiles shared out among PEs")),
-        _each(_shares),
+        _breaks(_shares),
     ),
     Feature(
         "mappings that are no nest",
-        ("Mapping.outside",),
+        ("Mapping.non_nest_text",),
         _of_mappings(lambda own: _searched_words(own == EVERY, "mappings that are no nest")),
-        _each(_no_nest),
+        _breaks(_no_nest),
     ),
 )
 BETWEEN = (  # features between einsums
@@ -876,7 +912,10 @@ BETWEEN = (  # features between einsums
         _hold,
     ),
     Feature(
-        "fills ahead", ("fills", "Schedule.ahead"), lambda s: _searched_words(s.ahead, "fills ahead"), _ahead
+        "fills ahead",
+        ("fills", "Schedule.fills_ahead"),
+        lambda s: _searched_words(s.ahead, "fills ahead"),
+        _ahead,
     ),
     Feature(
         "order of einsums",
@@ -909,33 +948,33 @@ BETWEEN = (  # features between einsums
         lambda s: (
             ("shared loops over summed ranks", "partial sums that pass their level by")
             if s.summed
-            else _searched_words(False, "shared loops over summed ranks", _unfused(s))
+            else _searched_words(False, "shared loops over summed ranks", _is_unfused(s))
         ),
         _summed,
     ),
     Feature(
         "shared loops over windows",
         ("Segment.nodes",),
-        lambda s: _searched_words(s.windows, "shared loops over windows", _unfused(s)),
+        lambda s: _searched_words(s.windows, "shared loops over windows", _is_unfused(s)),
         _windows,
     ),
     Feature("shared loops", ("Segment.nodes", "Branch.ranks", "Mapping.fork"), _loop_words, _shared_loops),
     Feature(
         "shared reads",
         ("Segment.nodes",),
-        lambda s: _searched_words(s.shared_reads, "reads shared by einsums", _unfused(s)),
+        lambda s: _searched_words(s.shared_reads, "reads shared by einsums", _is_unfused(s)),
         _shared_reads,
     ),
     Feature(
         "padding",
         ("Segment.nodes",),
-        lambda s: _searched_words(s.padded, "padding of what is passed on", _unfused(s)),
+        lambda s: _searched_words(s.padded, "padding of what is passed on", _is_unfused(s)),
         _padded,
     ),
     Feature(
         "depths of tensors",
         ("Segment.nodes",),
-        lambda s: _searched_words(s.depths, "tensors at other depths", _unfused(s)),
+        lambda s: _searched_words(s.depths, "tensors at other depths", _is_unfused(s)),
         _depths,
     ),
     Feature(
@@ -946,9 +985,9 @@ BETWEEN = (  # features between einsums
     ),
     Feature(
         "retention of parts",
-        ("Retained.share", "Retained.then"),
+        ("Retained.share", "Retained.later_shares"),
         lambda s: _searched_words(s.parts, "retention of parts", not s.retained),
-        _parts,
+        _partial_retention,
     ),
     Feature("pipeline tiles", ("Segment.nodes",), _tile_words, _tiles),
     Feature("ranks over nodes", ("Loop.over", "Loop.rank"), _node_words, _nodes),
@@ -965,7 +1004,7 @@ BETWEEN = (  # features between einsums
 FEATURES = (*BETWEEN, *WITHIN)
 
 
-SEARCHED, LEFT = "; searched: ", "; not searched: "  # in a certificate, before the words of each list
+SEARCHED, NOT_SEARCHED = "; searched: ", "; not searched: "  # in a certificate, before the words of each list
 
 
 @lru_cache(maxsize=1 << 10)
@@ -973,17 +1012,19 @@ def words(space: Space | Mappings) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns (words for what was searched, words for what was not), a few words per feature. A space of a
     single einsum has no words about features between einsums, except weights.
     """
-    whole = space if isinstance(space, Space) else Space((space,))
-    between = () if isinstance(space, Mappings) else BETWEEN[:1] if whole.alone else BETWEEN
-    both = [feature.words(whole) for feature in (*WITHIN, *between)]
-    searched, left = (tuple(filter(None, own)) for own in zip(*both, strict=True))
-    return searched, left
+    full_space = space if isinstance(space, Space) else Space((space,))
+    between = () if isinstance(space, Mappings) else BETWEEN[:1] if full_space.alone else BETWEEN
+    word_pairs = [feature.words(full_space) for feature in (*WITHIN, *between)]
+    searched, not_searched = (
+        tuple(filter(None, feature_words)) for feature_words in zip(*word_pairs, strict=True)
+    )
+    return searched, not_searched
 
 
 def certificate_words(space: Space | Mappings) -> str:
     """Returns the words of a space as certificates append them to their claim."""
     searched, left = words(space)
-    return f"{SEARCHED}{', '.join(searched)}{LEFT}{', '.join(left) or 'nothing'}"
+    return f"{SEARCHED}{', '.join(searched)}{NOT_SEARCHED}{', '.join(left) or 'nothing'}"
 
 
 def claim(certificate: str) -> str:
@@ -993,11 +1034,14 @@ def claim(certificate: str) -> str:
 
 def space_words(certificate: str) -> dict[str, list[str]] | None:
     """Returns the words of a certificate for what was searched and what was not; None if it has none."""
-    _, begun, rest = certificate.partition(SEARCHED)
-    searched, _ended, left = rest.partition(LEFT)
-    if not begun:
+    _, separator, word_lists = certificate.partition(SEARCHED)
+    searched, _ended, not_searched = word_lists.partition(NOT_SEARCHED)
+    if not separator:
         return None
-    return {"searched": searched.split(", "), "not_searched": [] if left == "nothing" else left.split(", ")}
+    return {
+        "searched": searched.split(", "),
+        "not_searched": [] if not_searched == "nothing" else not_searched.split(", "),
+    }
 
 
 @lru_cache(maxsize=1)
@@ -1034,7 +1078,8 @@ def encoded(space: Space | Mappings | None) -> str:
 def _data(space: Space | Mappings) -> dict[str, Any]:
     found = {f.name: getattr(space, f.name) for f in fields(space) if getattr(space, f.name) != f.default}
     return {
-        name: [_data(own) for own in value] if name == "mappings" else value for name, value in found.items()
+        name: [_data(mappings) for mappings in value] if name == "mappings" else value
+        for name, value in found.items()
     }
 
 
@@ -1060,9 +1105,11 @@ def _read(kind: type[Any], data: dict[str, Any]) -> Any:
 def _checked(hint: Any, value: Any) -> Any:
     """Returns the value of a field if it has the field's type. Raises TypeError otherwise."""
     if get_origin(hint) is tuple:
-        (own, _), several = get_args(hint), list(value)
-        return tuple(_read(own, one) if own is Mappings else _checked(own, one) for one in several)
-    right = value in get_args(hint) if get_origin(hint) is Literal else type(value) is hint
-    if not right:
+        (item_type, _), items = get_args(hint), list(value)
+        return tuple(
+            _read(item_type, one) if item_type is Mappings else _checked(item_type, one) for one in items
+        )
+    is_valid = value in get_args(hint) if get_origin(hint) is Literal else type(value) is hint
+    if not is_valid:
         raise TypeError(f"{value!r} is no {hint}")
     return value

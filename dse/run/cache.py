@@ -25,11 +25,11 @@ from typing import TypeVar
 from zipfile import BadZipFile
 
 from dse.run import deadline
-from dse.run.folder import make, write_bytes
+from dse.run.folder import make_folder, write_bytes
 from dse.run.record import MODEL_VERSION, SOLVER_VERSION
 
-DIGEST = hashlib.sha256().digest_size
-LARGEST = 1 << 30  # bytes of a file that is read, at most
+DIGEST_BYTES = hashlib.sha256().digest_size
+MAX_BYTES = 1 << 30  # bytes of a file that is read, at most
 STALE_S = 600.0  # seconds after which a claim no longer counts
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE_FILES = (  # source files and folders that an answer depends on: the solvers and all that they import
@@ -53,7 +53,7 @@ SOURCE_FILES = (  # source files and folders that an answer depends on: the solv
     "workloads/graph.py",
 )
 
-REFUSALS = (  # what decoding a damaged answer may raise
+DECODE_ERRORS = (  # what decoding a damaged answer may raise
     ValueError,
     TypeError,
     KeyError,
@@ -82,7 +82,7 @@ def sources(root: Path = ROOT) -> str:
     return found.hexdigest()
 
 
-def place(kind: str, question: object, suffix: str) -> Path:
+def answer_path(kind: str, question: object, suffix: str) -> Path:
     """Path of the cache file of a question, for this version of the code. Questions that differ must have
     different reprs.
     """
@@ -98,10 +98,10 @@ def write(path: Path, answer: bytes) -> None:
     """
     if path in _unread:
         return
-    if deadline.passed():
+    if deadline.has_passed():
         return
     with suppress(OSError):
-        make(path.parent)
+        make_folder(path.parent)
         write_bytes(path, _digest(path, answer) + answer)
 
 
@@ -110,8 +110,8 @@ def read(path: Path) -> bytes | None:
     be read.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode) or path.stat().st_size > LARGEST:
-            drop(path, "is not a regular file, or above 1 GiB")
+        if not stat.S_ISREG(path.stat().st_mode) or path.stat().st_size > MAX_BYTES:
+            remove_damaged(path, "is not a regular file, or above 1 GiB")
             return None
         data = path.read_bytes()
     except FileNotFoundError:
@@ -119,14 +119,14 @@ def read(path: Path) -> bytes | None:
     except OSError as fault:
         _leave(path, fault.strerror or str(fault))
         return None
-    answer = data[DIGEST:]
-    if data[:DIGEST] != _digest(path, answer):
-        drop(path, "truncated, changed, or the answer to another question")
+    answer = data[DIGEST_BYTES:]
+    if data[:DIGEST_BYTES] != _digest(path, answer):
+        remove_damaged(path, "truncated, changed, or the answer to another question")
         return None
     return answer
 
 
-def remembered(path: Path, decode: Callable[[bytes], T]) -> T | None:
+def read_decoded(path: Path, decode: Callable[[bytes], T]) -> T | None:
     """The stored answer, decoded; None if there is none. A file whose content `decode` refuses (it raises one
     of REFUSALS) is removed.
     """
@@ -134,8 +134,8 @@ def remembered(path: Path, decode: Callable[[bytes], T]) -> T | None:
         return None
     try:
         return decode(answer)
-    except REFUSALS as fault:
-        drop(path, " ".join(str(fault).split())[:200])
+    except DECODE_ERRORS as fault:
+        remove_damaged(path, " ".join(str(fault).split())[:200])
         return None
 
 
@@ -143,13 +143,13 @@ def claim(path: Path) -> bool:
     """Mark a question as being solved by this process; False if another process has marked it already. Only a
     hint, not a lock: a process that does not want to wait may solve the question as well.
     """
-    said = path.with_name(f"{path.name}.claim")
+    claim_file = path.with_name(f"{path.name}.claim")
     try:
-        make(path.parent)
+        make_folder(path.parent)
         with suppress(OSError):
-            if time.time() - said.stat().st_mtime > STALE_S:
-                said.unlink()
-        os.close(os.open(said, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            if time.time() - claim_file.stat().st_mtime > STALE_S:
+                claim_file.unlink()
+        os.close(os.open(claim_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
         return False
     except OSError:  # without a writable cache no other process sees the claim
@@ -163,7 +163,7 @@ def release(path: Path) -> None:
         path.with_name(f"{path.name}.claim").unlink()
 
 
-def drop(path: Path, why: str) -> None:
+def remove_damaged(path: Path, why: str) -> None:
     """Remove a file that cannot be used, with a warning that says why."""
     with suppress(OSError):
         path.unlink(missing_ok=True)
@@ -178,8 +178,8 @@ def drop(path: Path, why: str) -> None:
 def _leave(path: Path, why: str) -> None:
     """Leave a file that cannot be read alone from now on; warn about the first such file only."""
     if not _unread:
-        said = "%s: cannot be read (%s); it and others like it are left alone, solved anew and not kept"
-        logging.getLogger("dse").warning(said, path, why)
+        message = "%s: cannot be read (%s); it and others like it are left alone, solved anew and not kept"
+        logging.getLogger("dse").warning(message, path, why)
     _unread.add(path)
 
 

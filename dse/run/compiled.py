@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 config.OPT = config._OptLevel(1)  # type: ignore[attr-defined, no-untyped-call]
 
 
-class _Told(event.Listener):
+class _CompilationListener(event.Listener):
     """Reports each function that is compiled because no cache on disk has it."""
 
     def on_start(self, _event: Any) -> None:
@@ -37,7 +37,7 @@ class _Told(event.Listener):
         compiling.ends()
 
 
-event.register("numba:compile", _Told())  # type: ignore[no-untyped-call]
+event.register("numba:compile", _CompilationListener())  # type: ignore[no-untyped-call]
 
 
 def njit(**options: Any) -> Callable[[F], F]:
@@ -47,14 +47,14 @@ def njit(**options: Any) -> Callable[[F], F]:
     return lambda f: _keyed(_without_specialisation(numba.njit(**options)(f)))
 
 
-def lean(f: F) -> F:
+def njit_no_alloc(f: F) -> F:
     """Decorator: compiles a function (called by compiled code only) without reference counts of arrays, which
     would take nine tenths of a search's time. Such a function must not create arrays.
     """
-    return inner(_nrt=False)(f)
+    return njit_internal(_nrt=False)(f)
 
 
-def inner(**options: Any) -> Callable[[F], F]:
+def njit_internal(**options: Any) -> Callable[[F], F]:
     """Returns a decorator for functions that only compiled code calls. It omits the entry from Python, which
     unpacks every array of the arguments and takes long to compile.
     """
@@ -85,14 +85,14 @@ def sources(module: str) -> frozenset[str]:
     """Returns the names of this module, of the modules from which modules in the set import kernels or
     records (NamedTuple), and of dse.run.compiled.
     """
-    found, left = {module, __name__}, [module]
-    while left:
-        for value in vars(sys.modules[left.pop()]).values():
+    found, to_visit = {module, __name__}, [module]
+    while to_visit:
+        for value in vars(sys.modules[to_visit.pop()]).values():
             record = isinstance(value, type) and issubclass(value, tuple)
-            of = getattr(getattr(value, "py_func", value if record else None), "__module__", "")
-            if of.startswith("dse.") and of not in found:
-                found.add(of)
-                left.append(of)
+            owner_module = getattr(getattr(value, "py_func", value if record else None), "__module__", "")
+            if owner_module.startswith("dse.") and owner_module not in found:
+                found.add(owner_module)
+                to_visit.append(owner_module)
     return frozenset(found)
 
 
@@ -102,9 +102,9 @@ def _without_specialisation(found: Any) -> Any:
         return found
     template = found.get_call_template
 
-    def plain(args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
-        own, named = ([types.unliteral(kind) for kind in kinds] for kinds in (args, kws.values()))  # type: ignore[no-untyped-call]
-        return template(tuple(own), dict(zip(kws, named, strict=True)))
+    def unliteral_template(args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
+        positional, named = ([types.unliteral(kind) for kind in kinds] for kinds in (args, kws.values()))  # type: ignore[no-untyped-call]
+        return template(tuple(positional), dict(zip(kws, named, strict=True)))
 
-    found.get_call_template = plain
+    found.get_call_template = unliteral_template
     return found

@@ -35,25 +35,26 @@ import pyarrow.parquet as pq
 
 from dse.run.record import STORED
 
-MANIFEST, BEFORE = "manifest.json", "manifest.before.json"
+MANIFEST, PREVIOUS_MANIFEST = "manifest.json", "manifest.before.json"
 ENV, STATUS, STUDY = "env.json", "status.json", "study.yaml"
-HEADS = {  # sealed JSON files that name the identity of their study -> their kind (`seal`)
+SEALED_KINDS = {  # sealed JSON files that name the identity of their study -> their kind (`seal`)
     MANIFEST: "manifest",
-    BEFORE: "manifest",
+    PREVIOUS_MANIFEST: "manifest",
     ENV: "env",
     STATUS: "status",
 }
-VERSION = 5  # of the manifest, and of the tables that it lists
-NAME = re.compile(r"\d{6,12}-\d")
+MANIFEST_VERSION = 5  # of the manifest, and of the tables that it lists
+GROUP_NAME = re.compile(r"\d{6,12}-\d")
 DIGEST = re.compile(r"[0-9a-f]{16}")
 FOLDERS = ("parts", "asks", "log", "quarantine", "inputs")
-FILES = (MANIFEST, BEFORE, ENV, STATUS, STUDY, ".lock")
-SEAL = re.compile(
+FILES = (MANIFEST, PREVIOUS_MANIFEST, ENV, STATUS, STUDY, ".lock")
+SEALED_ASKS = re.compile(
     rb'("crc": (\d{1,10}), )"generation": (\d{1,18}), "identity": "([0-9a-f]{0,16})", "kind": "asks"[,}]'
 )
-PLACE = b"dse.place"  # key in the metadata of a part; its value: identity of the study, table, group
-LARGEST_JSON = 64 << 20  # bytes
-TRIES = 5  # times that a folder is read: a merge may replace parts between reading the manifest and the parts
+PLACE_KEY = b"dse.place"  # key in the metadata of a part; its value: identity of the study, table, group
+MAX_JSON_BYTES = 64 << 20  # bytes
+# times that a folder is read: a merge may replace parts between reading the manifest and the parts
+MAX_READS = 5
 
 
 class Damaged(ValueError):
@@ -103,9 +104,9 @@ def part_path(table: str, name: str) -> str:
     return f"parts/{table}/{name}.parquet"
 
 
-def place(identity: str, table: str, name: str) -> dict[bytes, bytes]:
+def part_metadata(identity: str, table: str, name: str) -> dict[bytes, bytes]:
     """Metadata of a part: the study, table and group that it belongs to."""
-    return {PLACE: f"{identity} {table} {name}".encode()}
+    return {PLACE_KEY: f"{identity} {table} {name}".encode()}
 
 
 def digest(identity: Mapping[str, str]) -> str:
@@ -122,12 +123,12 @@ def sync(folder: Path) -> None:
         os.close(handle)
 
 
-def make(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Make a folder and its missing parent folders, durably."""
     if not folder.is_dir():
         if folder.exists():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-        make(folder.parent)
+        make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         sync(folder.parent)
 
@@ -160,15 +161,15 @@ def create(path: Path) -> BufferedWriter:
 
 def seal(kind: str, value: Mapping[str, Any]) -> bytes:
     """JSON with its kind and its own CRC-32, so that changed and swapped files are detected."""
-    whole = {**value, "kind": kind}
+    content = {**value, "kind": kind}
     return json.dumps(
-        {**whole, "crc": zlib.crc32(json.dumps(whole, sort_keys=True).encode())}, sort_keys=True
+        {**content, "crc": zlib.crc32(json.dumps(content, sort_keys=True).encode())}, sort_keys=True
     ).encode()
 
 
 def unseal(path: Path, kind: str) -> dict[str, Any] | None:
     """The value that `seal` wrote as this kind; None if the file is absent, damaged or of another kind."""
-    value = _whole(path)
+    value = _unsealed(path)
     return value if value is not None and value.pop("kind", "") == kind else None
 
 
@@ -182,8 +183,8 @@ def generation_file(path: Path) -> tuple[int, str] | None:
     with suppress(OSError):
         data = path.read_bytes()
         if (
-            len(data) <= LARGEST_JSON
-            and (found := SEAL.search(data))
+            len(data) <= MAX_JSON_BYTES
+            and (found := SEALED_ASKS.search(data))
             and zlib.crc32(data[found.end(1) :], zlib.crc32(data[: found.start(1)])) == int(found[2])
         ):
             return int(found[3]), found[4].decode()
@@ -192,37 +193,47 @@ def generation_file(path: Path) -> tuple[int, str] | None:
     return (generation, identity) if isinstance(generation, int) and isinstance(identity, str) else None
 
 
-def identities(root: Path, own: str) -> dict[Path, str]:
+def identities(root: Path, study_digest: str) -> dict[Path, str]:
     """The study that each sound file of a run folder says it belongs to, as a digest.
 
-    Damaged files, and those that name no study, are left out. own: digest of the current study; files of asks
-    that name it are believed here without a check, as their checksums are checked later.
+    Damaged files, and those that name no study, are left out. study_digest: digest of the current study;
+    files of asks that name it are believed here without a check, as their checksums are checked later.
     """
-    asks = {path: _study_of_asks(path, own) for path in sorted((root / "asks").glob("*.json"))}
+    asks = {path: _study_of_asks(path, study_digest) for path in sorted((root / "asks").glob("*.json"))}
     files = sorted((root / "parts").glob("*/*.parquet"))
-    parts = {path: _place_of(path).decode(errors="replace").partition(" ")[0] for path in files}
-    return heads_of(root) | {path: its for path, its in (asks | parts).items() if DIGEST.fullmatch(its)}
+    parts = {path: _metadata_of(path).decode(errors="replace").partition(" ")[0] for path in files}
+    return identities_of_heads(root) | {
+        path: identity for path, identity in (asks | parts).items() if DIGEST.fullmatch(identity)
+    }
 
 
-def heads_of(root: Path) -> dict[Path, str]:
+def identities_of_heads(root: Path) -> dict[Path, str]:
     """`identities` of only the manifests, env.json and status.json."""
-    said = {root / name: (unseal(root / name, kind) or {}).get("identity") for name, kind in HEADS.items()}
-    said[root / ENV] = digest(named) if isinstance(named := said[root / ENV], dict) else None
-    return {path: its for path, its in said.items() if isinstance(its, str) and DIGEST.fullmatch(its)}
+    identity_of = {
+        root / name: (unseal(root / name, kind) or {}).get("identity") for name, kind in SEALED_KINDS.items()
+    }
+    identity_of[root / ENV] = (
+        digest(identity_keys) if isinstance(identity_keys := identity_of[root / ENV], dict) else None
+    )
+    return {
+        path: identity
+        for path, identity in identity_of.items()
+        if isinstance(identity, str) and DIGEST.fullmatch(identity)
+    }
 
 
-def _study_of_asks(path: Path, own: str) -> str:
+def _study_of_asks(path: Path, study_digest: str) -> str:
     with suppress(OSError):
-        claimed = SEAL.search(path.read_bytes())
-        if claimed and claimed[4].decode() == own:
-            return own
+        claimed = SEALED_ASKS.search(path.read_bytes())
+        if claimed and claimed[4].decode() == study_digest:
+            return study_digest
     return (generation_file(path) or (0, ""))[1]
 
 
-def _whole(path: Path) -> dict[str, Any] | None:
+def _unsealed(path: Path) -> dict[str, Any] | None:
     """A JSON file of any kind whose CRC-32 is right; None for others."""
     try:
-        if path.stat().st_size > LARGEST_JSON:
+        if path.stat().st_size > MAX_JSON_BYTES:
             return None
         value: dict[str, Any] = json.loads(path.read_bytes())
         crc = value.pop("crc")
@@ -251,20 +262,20 @@ def irregular_entries(root: Path) -> Iterator[str]:
         if line := _irregular(root / name, stat.S_ISDIR):
             yield line
         elif name != "quarantine":
-            yield from _below(root / name, name == "log")
+            yield from _irregular_below(root / name, name == "log")
 
 
-def _below(folder: Path, in_place: bool) -> Iterator[str]:
-    """`irregular_entries` below a folder. in_place: its files are appended to, so none may have a hard link
+def _irregular_below(folder: Path, appended: bool) -> Iterator[str]:
+    """`irregular_entries` below a folder. appended: its files are appended to, so none may have a hard link
     elsewhere.
     """
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                yield from _below(Path(entry.path), in_place)
+                yield from _irregular_below(Path(entry.path), appended)
             elif line := _irregular(Path(entry.path), stat.S_ISREG):
                 yield line
-            elif in_place and os.lstat(entry.path).st_nlink > 1:
+            elif appended and os.lstat(entry.path).st_nlink > 1:
                 yield f"{entry.path}: is another file too, by a hard link; remove it"
 
 
@@ -291,23 +302,23 @@ def read(root: Path) -> Manifest:
         raise Damaged("\n".join(lines))
     if line := other_version(root / MANIFEST):
         raise Damaged(line)
-    before, found = unseal(root / BEFORE, "manifest"), unseal(root / MANIFEST, "manifest")
+    before, found = unseal(root / PREVIOUS_MANIFEST, "manifest"), unseal(root / MANIFEST, "manifest")
     if found is None:
         what = "damaged" if (root / MANIFEST).exists() else "missing"
         if (
             what == "damaged"
-            or (root / BEFORE).exists()
+            or (root / PREVIOUS_MANIFEST).exists()
             or next((root / "parts").glob("*/[0-9]*.parquet"), None)
         ):
             raise Damaged(f"{root / MANIFEST}: {what}; {advice(root)}")
         return Manifest()
     manifest = parse(root / MANIFEST, found)
-    if before and parse(root / BEFORE, before).generation > manifest.generation:
-        raise Damaged(f"{root / MANIFEST}: older than {BEFORE}; {advice(root)}")
+    if before and parse(root / PREVIOUS_MANIFEST, before).generation > manifest.generation:
+        raise Damaged(f"{root / MANIFEST}: older than {PREVIOUS_MANIFEST}; {advice(root)}")
     return manifest
 
 
-def absent(root: Path) -> str:
+def no_run_text(root: Path) -> str:
     """A message for a path that is no run folder, with what to do."""
     if root.is_file():
         return (
@@ -331,9 +342,9 @@ def files_of_other_studies(root: Path) -> str:
     """A message for a folder with files of several studies, naming those that are not of the study to which
     most files belong; "" for other folders.
     """
-    said = identities(root, "")
-    own = Counter(said.values()).most_common(1)[0][0] if said else ""
-    others = [str(path) for path, its in said.items() if its != own]
+    identity_of = identities(root, "")
+    main_identity = Counter(identity_of.values()).most_common(1)[0][0] if identity_of else ""
+    others = [str(path) for path, identity in identity_of.items() if identity != main_identity]
     if not others:
         return ""
     more = f" and {len(others) - 1} files more" if len(others) > 1 else ""
@@ -345,15 +356,16 @@ def files_of_other_studies(root: Path) -> str:
 
 def other_version(path: Path) -> str:
     """A message if a manifest is sound but of another version of its format; else ""."""
-    value = _whole(path)
+    value = _unsealed(path)
     if (
         value is None
         or value.get("kind", "manifest") != "manifest"
-        or value.get("version", VERSION) == VERSION
+        or value.get("version", MANIFEST_VERSION) == MANIFEST_VERSION
     ):
         return ""
     return (
-        f"{path}: version = {str(value['version'])[:20]}, and this dse reads and writes {VERSION}; use "
+        f"{path}: version = {str(value['version'])[:20]}, and this dse reads and writes "
+        f"{MANIFEST_VERSION}; use "
         "the dse that wrote it, or another folder"
     )
 
@@ -367,7 +379,7 @@ def parse(path: Path, value: Mapping[str, Any]) -> Manifest:
             Group(g["name"], g["level"], tuple(Part(*part) for part in g["parts"])) for g in value["groups"]
         )
         found = Manifest(value["generation"], value["identity"], groups, tuple(value["retired"]))
-        line = _invalid_entry(found) if value["version"] == VERSION else "its version"
+        line = _invalid_entry(found) if value["version"] == MANIFEST_VERSION else "its version"
     except (KeyError, TypeError, AttributeError, ValueError) as fault:
         line = f"{type(fault).__name__} {fault}"
     if line:
@@ -394,7 +406,7 @@ def _invalid_entry(m: Manifest) -> str:
         return f"identity = {m.identity}"
     names = [group.name for group in m.groups]
     for name in names:
-        if not NAME.fullmatch(name):
+        if not GROUP_NAME.fullmatch(name):
             return f"group {name!r}"
     if len(set(names)) < len(names):
         return "a group that is listed twice"
@@ -402,16 +414,16 @@ def _invalid_entry(m: Manifest) -> str:
         tables = [part.table for part in group.parts]
         if not tables or not set(tables) <= set(STORED) or len(set(tables)) < len(tables):
             return f"tables {tables} of group {group.name}"
-    known = {part_path(table, "") for table in STORED}
+    retired_folders = {part_path(table, "") for table in STORED}
     for path in m.retired:
         name = path.rpartition("/")[2].removesuffix(".parquet")
-        if not NAME.fullmatch(name) or path.replace(name, "") not in known:
+        if not GROUP_NAME.fullmatch(name) or path.replace(name, "") not in retired_folders:
             return f"retired {path!r}"
     return ""
 
 
 # parts that this process has checked and found sound, with device, inode and times
-_sound: set[tuple[object, ...]] = set()
+_checked_parts: set[tuple[object, ...]] = set()
 
 
 def fault(root: Path, part: Part, name: str, identity: str) -> str:
@@ -426,15 +438,15 @@ def fault(root: Path, part: Part, name: str, identity: str) -> str:
         if found.st_size != part.size_bytes:
             return f"{found.st_size} bytes, {part.size_bytes} were committed"
         key = (str(path), part, identity, found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
-        if key not in _sound:
+        if key not in _checked_parts:
             if crc(path) != part.crc:
                 return "its checksum differs from the one committed"
-            if _place_of(path) != place(identity, part.table, name)[PLACE]:
+            if _metadata_of(path) != part_metadata(identity, part.table, name)[PLACE_KEY]:
                 return (
-                    f"says that it is {_place_of(path).decode(errors='replace')[:60] or 'of no run'}, "
+                    f"says that it is {_metadata_of(path).decode(errors='replace')[:60] or 'of no run'}, "
                     f"not {identity} {part.table} {name}"
                 )
-            _sound.add(key)
+            _checked_parts.add(key)
     except FileNotFoundError:
         return "missing"
     except OSError as refusal:
@@ -442,13 +454,13 @@ def fault(root: Path, part: Part, name: str, identity: str) -> str:
     return ""
 
 
-def _place_of(path: Path) -> bytes:
+def _metadata_of(path: Path) -> bytes:
     """The text in a part's metadata that names its study, table and group; empty if the part cannot be
     read.
     """
     with suppress(pa.ArrowException, OSError):
-        own: bytes = (pq.read_metadata(path).metadata or {}).get(PLACE, b"")
-        return own
+        named_place: bytes = (pq.read_metadata(path).metadata or {}).get(PLACE_KEY, b"")
+        return named_place
     return b""
 
 
@@ -465,70 +477,73 @@ def faults(root: Path, manifest: Manifest) -> dict[str, list[str]]:
 def verified_parts(root: Path) -> tuple[Manifest, dict[str, list[str]]]:
     """The manifest and the faults of its parts; a run may be writing to the folder. Raises Damaged."""
     manifest, wrong = read(root), {}
-    for _ in range(TRIES):
+    for _ in range(MAX_READS):
         wrong = faults(root, manifest)
         before, manifest = manifest, read(root) if wrong else manifest
         if manifest == before:
             break
-    _not_gone_back(root, manifest)
+    _raise_if_older(root, manifest)
     return manifest, wrong
 
 
-def _not_gone_back(root: Path, manifest: Manifest) -> None:
+def _raise_if_older(root: Path, manifest: Manifest) -> None:
     """Raises Damaged if other files show that there was a newer manifest. status.json is written after the
     commit that it reports, and the parts of a commit after the manifest of the commit before. So rows are
     lost if the manifest is older than status.json says, or more than one generation older than the newest
     part.
     """
     facts = status(root, manifest.identity)
-    told = facts.get("published") if facts else None
-    newest = {f"{STATUS} says": told if isinstance(told, int) else 0, "parts are": _newest(root) - 1}
-    for what, least in newest.items():
-        if least > manifest.generation and least > read(root).generation:
+    published = facts.get("published") if facts else None
+    shown_by = {
+        f"{STATUS} says": published if isinstance(published, int) else 0,
+        "parts are": _newest_generation(root) - 1,
+    }
+    for evidence, generation in shown_by.items():
+        if generation > manifest.generation and generation > read(root).generation:
             raise Damaged(
-                f"{root / MANIFEST}: its generation {manifest.generation} is older than {what} "
-                f"({least}), rows are lost; {advice(root)}"
+                f"{root / MANIFEST}: its generation {manifest.generation} is older than {evidence} "
+                f"({generation}), rows are lost; {advice(root)}"
             )
 
 
-def _newest(root: Path) -> int:
+def _newest_generation(root: Path) -> int:
     """Generation that the newest part was written for, 0 without one."""
     return max(
         (
             int(path.stem.partition("-")[0])
             for path in (root / "parts").glob("*/*.parquet")
-            if NAME.fullmatch(path.stem)
+            if GROUP_NAME.fullmatch(path.stem)
         ),
         default=0,
     )
 
 
-def heads(root: Path, manifest: Manifest) -> list[str]:
+def faults_of_heads(root: Path, manifest: Manifest) -> list[str]:
     """A message for each of study.yaml and the inputs that is not as the run wrote it."""
-    for _ in range(TRIES):  # a run that is starting writes env.json first, then these files
+    for _ in range(MAX_READS):  # a run that is starting writes env.json first, then these files
         if not (wrong := damaged_heads(root, env(root, manifest))):
             return []
         time.sleep(0.02)
-    way = advice(root)
+    advice_text = advice(root)
     return [
-        f"{root / name}: {'not what the run wrote' if (root / name).exists() else 'missing'}; {way}"
+        f"{root / name}: {'not what the run wrote' if (root / name).exists() else 'missing'}; {advice_text}"
         for name in wrong
     ]
 
 
-def damaged_heads(root: Path, known: Mapping[str, Any] | None) -> list[str]:
-    """Names of the files that differ from what env.json says about them. known: content of env.json; None: no
-    file is checked.
+def damaged_heads(root: Path, env_data: Mapping[str, Any] | None) -> list[str]:
+    """Names of the files that differ from what env.json says about them. env_data: content of env.json; None:
+    no file is checked.
     """
     return [
         name
-        for name, (size, value, _) in (known["files"] if known else {}).items()
-        if not _equals(root / name, size, value)
+        for name, (size, checksum, _) in (env_data["files"] if env_data else {}).items()
+        if not _is_unchanged(root / name, size, checksum)
     ]
 
 
-def _equals(path: Path, size: int, value: int) -> bool:
-    return path.is_file() and path.stat().st_size == size and crc(path) == value
+def _is_unchanged(path: Path, size: int, checksum: int) -> bool:
+    return path.is_file() and path.stat().st_size == size and crc(path) == checksum
 
 
 def env(root: Path, manifest: Manifest) -> dict[str, Any] | None:
@@ -544,16 +559,18 @@ def env(root: Path, manifest: Manifest) -> dict[str, Any] | None:
         return None
     if manifest.identity and digest(found["identity"]) != manifest.identity:
         return None
-    return found if all(_own_file(name) and _listed(entry) for name, entry in files.items()) else None
+    return (
+        found if all(_is_run_file(name) and _is_file_entry(entry) for name, entry in files.items()) else None
+    )
 
 
-def _own_file(name: str) -> bool:
+def _is_run_file(name: str) -> bool:
     return name == STUDY or (
         name.startswith("inputs/") and name.count("/") == 1 and Path(name).name not in ("", "..", ".")
     )
 
 
-def _listed(entry: object) -> bool:
+def _is_file_entry(entry: object) -> bool:
     match entry:
         case [int(), int(), str() | None]:
             return True
@@ -565,16 +582,17 @@ def status(root: Path, identity: str) -> dict[str, Any] | None:
     yet.
     """
     found = unseal(root / STATUS, "status")
-    own = found.pop("identity", None) if found else None
-    return found if own == identity or not identity else None
+    stored_identity = found.pop("identity", None) if found else None
+    return found if stored_identity == identity or not identity else None
 
 
-def same_study(root: Path, manifest: Manifest, identity: Mapping[str, str]) -> list[str]:
+def other_study_faults(root: Path, manifest: Manifest, identity: Mapping[str, str]) -> list[str]:
     """A message if the rows of the folder belong to another study; else no message."""
     if manifest.identity and digest(identity) != manifest.identity:
-        both = f"{MANIFEST} has identity {manifest.identity}, {STUDY} has {digest(identity)}"
+        difference = f"{MANIFEST} has identity {manifest.identity}, {STUDY} has {digest(identity)}"
         return [
             files_of_other_studies(root)
-            or f"{root / STUDY}: not the study of the rows ({both}); restore the study.yaml that was replaced"
+            or f"{root / STUDY}: not the study of the rows ({difference}); restore the study.yaml that "
+            "was replaced"
         ]
     return []

@@ -11,7 +11,7 @@ PACKAGES = ("workloads", "hw", "dse", "cluster", "analysis")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def shadowing() -> str:
+def shadowing_fault() -> str:
     """Returns a message if Python finds another package of the name of one of ours first; else ""."""
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)

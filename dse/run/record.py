@@ -87,9 +87,9 @@ def _prices(node: type) -> Columns:
     fields declare.
     """
     return {
-        own.name: Column("float64", "pJ", own.metadata["says"])
-        for own in fields(node)
-        if own.metadata["says"]
+        price_field.name: Column("float64", "pJ", price_field.metadata["says"])
+        for price_field in fields(node)
+        if price_field.metadata["says"]
     }
 
 
@@ -389,7 +389,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 }
 
 
-OWN: dict[str, Columns] = {  # for listings: examples of columns whose names depend on the study
+STUDY_COLUMNS: dict[str, Columns] = {  # for listings: examples of columns whose names depend on the study
     "machines": {"array_x, ...": Column("", "", "a parameter of the space each: its key, _ for the dot")},
     "points": {
         "energy_pj_sum, ...": Column(

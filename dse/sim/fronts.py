@@ -20,9 +20,11 @@ def undominated(rows: Sequence[Sequence[float]]) -> list[int]:
     >>> undominated([(1, 5), (2, 2), (2, 2), (3, 2), (4, 1)])
     [0, 1, 4]
     """
-    own = [tuple(row) for row in rows]
+    points = [tuple(row) for row in rows]
 
     def dominates(j: int, i: int) -> bool:
-        return (own[j] != own[i] or j < i) and all(b <= a for b, a in zip(own[j], own[i], strict=True))
+        return (points[j] != points[i] or j < i) and all(
+            b <= a for b, a in zip(points[j], points[i], strict=True)
+        )
 
-    return [i for i in range(len(own)) if not any(dominates(j, i) for j in range(len(own)))]
+    return [i for i in range(len(points)) if not any(dominates(j, i) for j in range(len(points)))]

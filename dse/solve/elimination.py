@@ -17,8 +17,8 @@ neighbours' labels. Nodes are eliminated in min-fill order. A row is dropped in 
     overflow       a reservation exceeds its limit even with the minimum of every table to come
     look-ahead     its cost plus the minimum of every table to come exceeds a known answer
 
-None of these drops all optima, so the answer is exact for any graph. A table of more than `most` rows is cut
-to the best ones (a beam): the lowest bound of the dropped rows then bounds the answer's gap.
+None of these drops all optima, so the answer is exact for any graph. A table of more than `max_rows` rows is
+cut to the best ones (a beam): the lowest bound of the dropped rows then bounds the answer's gap.
 
 Tables of equal nodes share their arrays. EDP is a product of two sums: (energy, latency) fronts are kept, and
 multiplied at the end.
@@ -84,9 +84,9 @@ class JoinResult:
     # the best choice; with ranking "front" all undominated ones in (energy, latency, peaks), lowest energy
     # first; none: nothing fits
     choices: tuple[Choice, ...]
-    # no choice has a lower objective value; inf: nothing fits; -inf: a front was cut to `most` rows
+    # no choice has a lower objective value; inf: nothing fits; -inf: a front was cut to `max_rows` rows
     lower_bound: float
-    largest: int  # rows of the largest table
+    max_table_rows: int  # rows of the largest table
 
 
 def table(
@@ -99,8 +99,8 @@ def table(
     """
     return Table(
         tuple(scope),
-        np.array([at for at, _ in rows], np.int64).reshape(len(rows), len(scope)),
-        np.array([row for _, row in rows], np.float64).reshape(len(rows), SUMS + len(reservations)),
+        np.array([labels for labels, _ in rows], np.int64).reshape(len(rows), len(scope)),
+        np.array([values for _, values in rows], np.float64).reshape(len(rows), SUMS + len(reservations)),
         tuple(reservations),
     )
 
@@ -115,7 +115,7 @@ def join(
     tables: Sequence[Table],
     reservations: Mapping[str, Reservation] | None = None,
     ranking: Ranking = "energy",
-    most: int = MAX_ROWS,
+    max_rows: int = MAX_ROWS,
 ) -> JoinResult:
     """Returns the best choice of labels (a front with ranking "front"), and a lower bound. Equal choices are
     ordered by the other sum, then by labels.
@@ -127,30 +127,30 @@ def join(
     reservations = reservations or {}
     levels = tuple(sorted({reservation.level for reservation in reservations.values() if reservation.level}))
     if ranking == "front":
-        return _Elimination(reservations, levels, ranking, most, inf).run(tables)
-    first = _Elimination(reservations, levels, ranking, min(FIRST_ROWS, most), inf).run(tables)
-    if first.lower_bound >= _best(first, ranking):
+        return _Elimination(reservations, levels, ranking, max_rows, inf).run(tables)
+    first = _Elimination(reservations, levels, ranking, min(FIRST_ROWS, max_rows), inf).run(tables)
+    if first.lower_bound >= _best_value(first, ranking):
         return first
-    found = _Elimination(reservations, levels, ranking, most, _best(first, ranking)).run(tables)
-    best = min(found, first, key=lambda one: _best(one, ranking))
+    second = _Elimination(reservations, levels, ranking, max_rows, _best_value(first, ranking)).run(tables)
+    best = min(second, first, key=lambda one: _best_value(one, ranking))
     return replace(
         best,
-        lower_bound=max(first.lower_bound, min(_best(best, ranking), found.lower_bound)),
-        largest=found.largest,
+        lower_bound=max(first.lower_bound, min(_best_value(best, ranking), second.lower_bound)),
+        max_table_rows=second.max_table_rows,
     )
 
 
-def _best(found: JoinResult, ranking: Ranking) -> float:
+def _best_value(result: JoinResult, ranking: Ranking) -> float:
     """Returns the objective value of the best choice, inf if nothing fits."""
-    return min((_ranking_value(one, ranking) for one in found.choices), default=inf)
+    return min((_ranking_value(choice, ranking) for choice in result.choices), default=inf)
 
 
-def _ranking_value(one: Choice, ranking: Ranking) -> float:
+def _ranking_value(choice: Choice, ranking: Ranking) -> float:
     return {
-        "energy": one.energy,
-        "latency": one.latency,
-        "edp": one.energy * one.latency,
-        "front": one.energy,
+        "energy": choice.energy,
+        "latency": choice.latency,
+        "edp": choice.energy * choice.latency,
+        "front": choice.energy,
     }[ranking]
 
 
@@ -172,12 +172,12 @@ class _Part:
     reservations: tuple[str, ...]  # names of the reservations to which another part may add
     origin: _Origin
 
-    def rows(self, at: NDArray[np.intp] | NDArray[np.bool_]) -> _Part:
+    def select(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> _Part:
         return replace(
             self,
-            labels=self.labels[at],
-            values=self.values[at],
-            origin=replace(self.origin, rows=self.origin.rows[at]),
+            labels=self.labels[rows],
+            values=self.values[rows],
+            origin=replace(self.origin, rows=self.origin.rows[rows]),
         )
 
 
@@ -188,14 +188,14 @@ class _Elimination:
     limits: Mapping[str, Reservation]  # by name
     levels: tuple[str, ...]  # levels whose peaks are reported
     ranking: Ranking
-    most: int  # rows of a table, at most
+    max_rows: int  # rows of a table, at most
     cutoff: float  # objective value of a known answer: rows with a higher bound are dropped
     lower_bound: float = inf  # lowest bound of the rows that the beam dropped
-    largest: int = 0  # rows of the largest table so far
+    max_table_rows: int = 0  # rows of the largest table so far
 
     def run(self, tables: Sequence[Table]) -> JoinResult:
         """Returns the answer after all nodes are eliminated."""
-        wide = SUMS + len(self.levels)
+        cost_columns = SUMS + len(self.levels)
         parts = []
         for i, t in enumerate(tables):
             values = np.hstack(
@@ -207,90 +207,101 @@ class _Elimination:
                 )
             )
         for i in range(len(parts)):
-            rest = [*parts[:i], *parts[i + 1 :]]
-            parts[i] = self.prune(self.close(parts[i], rest), rest)
-        for node in order(tables, self.limits, self.most):
-            own = sorted((p for p in parts if node in p.scope), key=lambda p: len(p.labels))
+            other_parts = [*parts[:i], *parts[i + 1 :]]
+            parts[i] = self.prune(self.close(parts[i], other_parts), other_parts)
+        for node in elimination_order(tables, self.limits, self.max_rows):
+            with_node = sorted((p for p in parts if node in p.scope), key=lambda p: len(p.labels))
             parts = [p for p in parts if node not in p.scope]
-            whole = own[0]
-            for i, other in enumerate(own[1:], 2):
-                whole = self.join(whole, other, [*parts, *own[i:]])
-            parts.append(self.prune(self.without(node, whole), parts))
-        whole, *rest = sorted(parts, key=lambda p: len(p.labels))
-        for i, other in enumerate(rest, 1):
-            whole = self.join(whole, other, rest[i:])
-        return self.to_result(whole, tables, wide)
+            joined = with_node[0]
+            for i, other in enumerate(with_node[1:], 2):
+                joined = self.join(joined, other, [*parts, *with_node[i:]])
+            parts.append(self.prune(self.drop_node(node, joined), parts))
+        joined, *other_parts = sorted(parts, key=lambda p: len(p.labels))
+        for i, other in enumerate(other_parts, 1):
+            joined = self.join(joined, other, other_parts[i:])
+        return self.to_result(joined, tables, cost_columns)
 
-    def join(self, a: _Part, b: _Part, rest: Sequence[_Part]) -> _Part:
+    def join(self, a: _Part, b: _Part, other_parts: Sequence[_Part]) -> _Part:
         """Returns all pairs of rows that agree in the labels of shared nodes, which get one column."""
         # far more pairs than a beam keeps: the worst rows of b are dropped before the join
-        if (rows := _pairs(a, b)) > 16 * self.most:
-            scale = rows / (16 * self.most)
-            b = self.beam(b, [*rest, a], max(int(len(b.labels) / scale), 1))
+        if (pair_count := _pair_count(a, b)) > 16 * self.max_rows:
+            scale = pair_count / (16 * self.max_rows)
+            b = self.beam(b, [*other_parts, a], max(int(len(b.labels) / scale), 1))
         shared = [node for node in a.scope if node in b.scope]
-        left, right = _matching(*_keys(a, b, shared))
+        left_rows, right_rows = _matching(*_keys(a, b, shared))
         reservations = (*a.reservations, *(name for name in b.reservations if name not in a.reservations))
-        own, peaks = [node for node in b.scope if node not in shared], slice(SUMS, SUMS + len(self.levels))
-        values = np.zeros((len(left), SUMS + len(self.levels) + len(reservations)))
-        for part, rows_of in ((a, left), (b, right)):
-            values[:, :SUMS] += part.values[rows_of, :SUMS]
-            values[:, peaks] = np.maximum(values[:, peaks], part.values[rows_of, peaks])
+        added_nodes, peaks = (
+            [node for node in b.scope if node not in shared],
+            slice(SUMS, SUMS + len(self.levels)),
+        )
+        values = np.zeros((len(left_rows), SUMS + len(self.levels) + len(reservations)))
+        for part, part_rows in ((a, left_rows), (b, right_rows)):
+            values[:, :SUMS] += part.values[part_rows, :SUMS]
+            values[:, peaks] = np.maximum(values[:, peaks], part.values[part_rows, peaks])
             for i, name in enumerate(part.reservations):
                 values[:, SUMS + len(self.levels) + reservations.index(name)] += part.values[
-                    rows_of, SUMS + len(self.levels) + i
+                    part_rows, SUMS + len(self.levels) + i
                 ]
-        labels = np.hstack([a.labels[left], b.labels[right][:, [b.scope.index(node) for node in own]]])
-        found = _Part(
-            (*a.scope, *own),
+        labels = np.hstack(
+            [a.labels[left_rows], b.labels[right_rows][:, [b.scope.index(node) for node in added_nodes]]]
+        )
+        joined = _Part(
+            (*a.scope, *added_nodes),
             labels,
             values,
             reservations,
-            _Origin((a.origin, b.origin), np.column_stack([left, right])),
+            _Origin((a.origin, b.origin), np.column_stack([left_rows, right_rows])),
         )
-        return self.prune(self.close(found, rest), rest)
+        return self.prune(self.close(joined, other_parts), other_parts)
 
-    def without(self, node: str, part: _Part) -> _Part:
+    def drop_node(self, node: str, part: _Part) -> _Part:
         """Returns a part without a node. Rows stay; their labels of the node are read back at the end."""
-        at = part.scope.index(node)
+        column = part.scope.index(node)
         return replace(
-            part, scope=tuple(n for n in part.scope if n != node), labels=np.delete(part.labels, at, axis=1)
+            part,
+            scope=tuple(n for n in part.scope if n != node),
+            labels=np.delete(part.labels, column, axis=1),
         )
 
-    def close(self, part: _Part, rest: Sequence[_Part]) -> _Part:
+    def close(self, part: _Part, other_parts: Sequence[_Part]) -> _Part:
         """Closes reservations to which no other part adds: rows beyond a limit are dropped, and the sums go
         into the peaks of their levels.
         """
-        others = {name for p in rest for name in p.reservations}
-        first, values = SUMS + len(self.levels), part.values
-        fits, done = np.ones(len(values), np.bool_), []
+        open_names = {name for p in other_parts for name in p.reservations}
+        cost_columns, values = SUMS + len(self.levels), part.values
+        fits, closed_columns = np.ones(len(values), np.bool_), []
         for i, name in enumerate(part.reservations):
-            if name in others:
+            if name in open_names:
                 continue
-            done.append(first + i)
-            fits &= values[:, first + i] <= self.limits[name].limit
+            closed_columns.append(cost_columns + i)
+            fits &= values[:, cost_columns + i] <= self.limits[name].limit
             if level := self.limits[name].level:
-                at = SUMS + self.levels.index(level)
-                values[:, at] = np.maximum(values[:, at], values[:, first + i])
+                peak_column = SUMS + self.levels.index(level)
+                values[:, peak_column] = np.maximum(values[:, peak_column], values[:, cost_columns + i])
         part = replace(
             part,
-            values=np.delete(values, done, axis=1),
-            reservations=tuple(name for name in part.reservations if name in others),
+            values=np.delete(values, closed_columns, axis=1),
+            reservations=tuple(name for name in part.reservations if name in open_names),
         )
-        return part if fits.all() else part.rows(fits)
+        return part if fits.all() else part.select(fits)
 
-    def prune(self, part: _Part, rest: Sequence[_Part]) -> _Part:
+    def prune(self, part: _Part, other_parts: Sequence[_Part]) -> _Part:
         """Returns the part without rows that must overflow, that exceed the cutoff, or that are dominated."""
-        first = SUMS + len(self.levels)
-        alive = np.ones(len(part.labels), np.bool_)
+        cost_columns = SUMS + len(self.levels)
+        is_possible = np.ones(len(part.labels), np.bool_)
         for i, name in enumerate(part.reservations):
-            alive &= (
-                part.values[:, first + i]
-                + sum(_minimum(p, first + p.reservations.index(name)) for p in rest if name in p.reservations)
+            is_possible &= (
+                part.values[:, cost_columns + i]
+                + sum(
+                    _minimum(p, cost_columns + p.reservations.index(name))
+                    for p in other_parts
+                    if name in p.reservations
+                )
                 <= self.limits[name].limit
             )
         if self.cutoff < inf:
-            alive &= self.bounds(part, rest) <= self.cutoff * (1 + TOLERANCE)
-        part = part if alive.all() else part.rows(alive)
+            is_possible &= self.bounds(part, other_parts) <= self.cutoff * (1 + TOLERANCE)
+        part = part if is_possible.all() else part.select(is_possible)
         # active columns decide which row dominates; the others only put the best of equal rows first
         peaks = self.ranking == "front"
         active = np.array(
@@ -299,73 +310,84 @@ class _Elimination:
         passive = part.values[:, :SUMS][:, ~active[:SUMS]]
         columns = np.ascontiguousarray(part.values[:, active])
         group = _groups(part.labels)
-        at = np.lexsort((*passive.T[::-1], *columns.T[::-1], group))
-        part = part.rows(at[_undominated(group[at], columns[at])])
-        self.largest = max(self.largest, len(part.labels))
-        return self.beam(part, rest, self.most) if len(part.labels) > self.most else part
+        sorted_rows = np.lexsort((*passive.T[::-1], *columns.T[::-1], group))
+        part = part.select(sorted_rows[_undominated(group[sorted_rows], columns[sorted_rows])])
+        self.max_table_rows = max(self.max_table_rows, len(part.labels))
+        return self.beam(part, other_parts, self.max_rows) if len(part.labels) > self.max_rows else part
 
-    def bounds(self, part: _Part, rest: Sequence[_Part]) -> Floats:
+    def bounds(self, part: _Part, other_parts: Sequence[_Part]) -> Floats:
         """Returns lower bounds [rows] on the objective value of any answer that contains a row: its own sums
         plus the minimum of every other part.
         """
-        least = np.array([sum(_minimum(p, column) for p in rest) for column in range(SUMS)])
-        return ranking_values(part.values[:, :SUMS] + least, self.ranking)
+        minimum_sums = np.array([sum(_minimum(p, column) for p in other_parts) for column in range(SUMS)])
+        return ranking_values(part.values[:, :SUMS] + minimum_sums, self.ranking)
 
-    def beam(self, part: _Part, rest: Sequence[_Part], most: int) -> _Part:
-        """Returns the `most` rows of lowest bound. If there are few combinations of labels, the best row of
-        each comes before the second of any.
+    def beam(self, part: _Part, other_parts: Sequence[_Part], max_rows: int) -> _Part:
+        """Returns the `max_rows` rows of lowest bound. If there are few combinations of labels, the best row
+        of each comes before the second of any.
         """
-        bound = self.bounds(part, rest)
+        bound = self.bounds(part, other_parts)
         group = _groups(part.labels)
-        at = np.lexsort((bound, group))
-        fresh = np.r_[True, group[at][1:] != group[at][:-1]]
-        rank = np.empty(len(at), np.int64)
-        rank[at] = np.arange(len(at)) - np.maximum.accumulate(np.where(fresh, np.arange(len(at)), 0))
-        best = np.lexsort((bound, rank > 0)) if fresh.sum() <= most // 2 else np.argsort(bound, kind="stable")
-        if len(best) > most:
-            self.lower_bound = min(
-                self.lower_bound, float(bound[best[most:]].min()) if self.ranking != "front" else -inf
-            )
-        return part.rows(np.sort(best[:most]))
-
-    def to_result(self, whole: _Part, tables: Sequence[Table], wide: int) -> JoinResult:
-        """Returns the answer from the last part, in which no node is left. wide: number of sums and peaks."""
-        keys = (
-            (whole.values[:, 1], ranking_values(whole.values, self.ranking))
-            if self.ranking != "front"
-            else (whole.values[:, 1], whole.values[:, 0])
+        sorted_rows = np.lexsort((bound, group))
+        begins_group = np.r_[True, group[sorted_rows][1:] != group[sorted_rows][:-1]]
+        rank_in_group = np.empty(len(sorted_rows), np.int64)
+        rank_in_group[sorted_rows] = np.arange(len(sorted_rows)) - np.maximum.accumulate(
+            np.where(begins_group, np.arange(len(sorted_rows)), 0)
         )
-        found = []
+        ranked = (
+            np.lexsort((bound, rank_in_group > 0))
+            if begins_group.sum() <= max_rows // 2
+            else np.argsort(bound, kind="stable")
+        )
+        if len(ranked) > max_rows:
+            self.lower_bound = min(
+                self.lower_bound, float(bound[ranked[max_rows:]].min()) if self.ranking != "front" else -inf
+            )
+        return part.select(np.sort(ranked[:max_rows]))
+
+    def to_result(self, joined: _Part, tables: Sequence[Table], cost_columns: int) -> JoinResult:
+        """Returns the answer from the last part, in which no node is left. cost_columns: number of sums and
+        peaks.
+        """
+        keys = (
+            (joined.values[:, 1], ranking_values(joined.values, self.ranking))
+            if self.ranking != "front"
+            else (joined.values[:, 1], joined.values[:, 0])
+        )
+        choices = []
         for row in np.lexsort(keys)[: None if self.ranking == "front" else 1]:
-            options = _rows_of_tables(whole.origin, int(row), len(tables))
+            table_rows = _rows_of_tables(joined.origin, int(row), len(tables))
             labels = {
                 node: int(label)
-                for t, pick in zip(tables, options, strict=True)
-                for node, label in zip(t.scope, t.labels[pick], strict=True)
+                for t, table_row in zip(tables, table_rows, strict=True)
+                for node, label in zip(t.scope, t.labels[table_row], strict=True)
             }
-            energy, latency, *peaks = (float(v) for v in whole.values[row, :wide])
-            found.append(
-                Choice(labels, options, energy, latency, tuple(zip(self.levels, peaks, strict=True)))
+            energy, latency, *peaks = (float(v) for v in joined.values[row, :cost_columns])
+            choices.append(
+                Choice(labels, table_rows, energy, latency, tuple(zip(self.levels, peaks, strict=True)))
             )
-        best = min((_ranking_value(one, self.ranking) for one in found), default=inf)
+        best = min((_ranking_value(one, self.ranking) for one in choices), default=inf)
         return JoinResult(
-            tuple(found),
+            tuple(choices),
             self.lower_bound
             if self.ranking == "front" and self.lower_bound < inf
             else min(best, self.lower_bound),
-            self.largest,
+            self.max_table_rows,
         )
 
 
-def _rows_of_tables(origin: _Origin, row: int, tables: int) -> tuple[int, ...]:
+def _rows_of_tables(origin: _Origin, row: int, table_count: int) -> tuple[int, ...]:
     """Returns the row of every table from which a row was joined."""
-    found, left = [0] * tables, [(origin, row)]
-    while left:
-        origin, row = left.pop()
+    found, pending = [0] * table_count, [(origin, row)]
+    while pending:
+        origin, row = pending.pop()
         if isinstance(origin.parents, int):
             found[origin.parents] = int(origin.rows[row, 0])
         else:
-            left += [(parent, int(one)) for parent, one in zip(origin.parents, origin.rows[row], strict=True)]
+            pending += [
+                (parent, int(parent_row))
+                for parent, parent_row in zip(origin.parents, origin.rows[row], strict=True)
+            ]
     return tuple(found)
 
 
@@ -378,9 +400,9 @@ def _groups(labels: Ints) -> Ints:
     """Returns a group number per row, equal for rows with equal labels."""
     if labels.shape[1] == 0 or not len(labels):
         return np.zeros(len(labels), np.int64)
-    most = labels.max(axis=0) + 1
-    if prod(int(n) for n in most) < 1 << 62:
-        return np.asarray(np.ravel_multi_index(tuple(labels.T), tuple(int(n) for n in most)), np.int64)
+    sizes = labels.max(axis=0) + 1
+    if prod(int(n) for n in sizes) < 1 << 62:
+        return np.asarray(np.ravel_multi_index(tuple(labels.T), tuple(int(n) for n in sizes)), np.int64)
     return np.asarray(np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1), np.int64)
 
 
@@ -395,21 +417,25 @@ def _counts(left: Ints, right: Ints) -> tuple[Ints, Ints, Ints]:
     """Returns for each row of `left` how many rows of `right` match it; the first of their positions in
     `right` sorted; and the order that sorts `right`.
     """
-    at = np.argsort(right, kind="stable")
-    begin, end = (np.searchsorted(right[at], left, side) for side in ("left", "right"))
-    return end - begin, begin, at
+    right_order = np.argsort(right, kind="stable")
+    begin, end = (np.searchsorted(right[right_order], left, side) for side in ("left", "right"))
+    return end - begin, begin, right_order
 
 
-def _pairs(a: _Part, b: _Part) -> int:
+def _pair_count(a: _Part, b: _Part) -> int:
     """Returns the number of rows that a join of a and b has."""
     return int(_counts(*_keys(a, b, [node for node in a.scope if node in b.scope]))[0].sum())
 
 
 def _matching(left: Ints, right: Ints) -> tuple[Ints, Ints]:
     """Returns the row numbers of all matching pairs: those of `left`, those of `right`."""
-    many, begin, at = _counts(left, right)
-    rows = np.repeat(np.arange(len(left)), many)
-    return rows, at[np.arange(len(rows)) - np.repeat(np.cumsum(many) - many, many) + np.repeat(begin, many)]
+    match_counts, begin, right_order = _counts(left, right)
+    rows = np.repeat(np.arange(len(left)), match_counts)
+    return rows, right_order[
+        np.arange(len(rows))
+        - np.repeat(np.cumsum(match_counts) - match_counts, match_counts)
+        + np.repeat(begin, match_counts)
+    ]
 
 
 @njit(cache=True, nogil=True)
@@ -417,75 +443,80 @@ def _undominated(group: Ints, columns: Floats) -> NDArray[np.bool_]:
     """Returns [rows] True for undominated rows. Rows are sorted by group, then by columns, so only an earlier
     row of the same group can dominate (lower or equal in all columns).
     """
-    kept = np.zeros(len(group), np.bool_)
-    front, many = np.zeros(len(group), np.int64), 0
+    is_undominated = np.zeros(len(group), np.bool_)
+    front, front_size = np.zeros(len(group), np.int64), 0
     for i in range(len(group)):
         if i and group[i] != group[i - 1]:
-            many = 0
-        beaten = False
-        for j in range(many):
-            worse = True
+            front_size = 0
+        is_dominated = False
+        for j in range(front_size):
+            dominates = True
             for c in range(columns.shape[1]):
-                worse = worse and columns[front[j], c] <= columns[i, c]
-            if worse:
-                beaten = True
+                dominates = dominates and columns[front[j], c] <= columns[i, c]
+            if dominates:
+                is_dominated = True
                 break
-        if not beaten:
-            kept[i] = True
-            front[many] = i
-            many += 1
-    return kept
+        if not is_dominated:
+            is_undominated[i] = True
+            front[front_size] = i
+            front_size += 1
+    return is_undominated
 
 
-def order(tables: Sequence[Table], reservations: Mapping[str, Reservation], most: int) -> list[str]:
+def elimination_order(
+    tables: Sequence[Table], reservations: Mapping[str, Reservation], max_rows: int
+) -> list[str]:
     """Returns the nodes in order of elimination (min-fill).
 
     All nodes of tables that add to one reservation are taken as neighbours, so that the reservation is closed
-    before the first of them is eliminated. If that makes a table larger than `most`, nodes that only share a
-    reservation are no neighbours, and reservations stay open for longer.
+    before the first of them is eliminated. If that makes a table larger than `max_rows`, nodes that only
+    share a reservation are no neighbours, and reservations stay open for longer.
     """
     labels: dict[str, int] = {}
     for t in tables:
         for i, node in enumerate(t.scope):
             labels[node] = max(labels.get(node, 1), int(t.labels[:, i].max(initial=0)) + 1)
     scopes = [t.scope for t in tables]
-    closed = [
+    reservation_scopes = [
         tuple(dict.fromkeys(node for t in tables if name in t.reservations for node in t.scope))
         for name in reservations
     ]
-    found, size = _min_fill(labels, [*scopes, *closed])
-    return found if size <= most or not closed else _min_fill(labels, scopes)[0]
+    found, size = _min_fill(labels, [*scopes, *reservation_scopes])
+    return found if size <= max_rows or not reservation_scopes else _min_fill(labels, scopes)[0]
 
 
 def _min_fill(labels: Mapping[str, int], scopes: Iterable[Sequence[str]]) -> tuple[list[str], int]:
     """Returns the order of elimination, and the number of label combinations of the largest table. The next
     node is always the one whose neighbours lack the fewest edges; ties go to the smaller table, then by name.
     """
-    near: dict[str, set[str]] = {node: set() for node in labels}
+    neighbours: dict[str, set[str]] = {node: set() for node in labels}
     for scope in scopes:
         for a, b in combinations(scope, 2):
-            near[a].add(b)
-            near[b].add(a)
-    rank = {node: (_fill(near, node), _size(near, labels, node), node) for node in near}
+            neighbours[a].add(b)
+            neighbours[b].add(a)
+    rank = {
+        node: (_missing_edges(neighbours, node), _table_size(neighbours, labels, node), node)
+        for node in neighbours
+    }
     found, largest = [], 1
-    while near:
+    while neighbours:
         node = min(rank, key=rank.__getitem__)
         largest = max(largest, rank.pop(node)[1])
-        around = near.pop(node)
-        for a in around:
-            near[a] |= around - {a}
-            near[a].discard(node)
-        for other in {b for a in around for b in (a, *near[a])}:
-            rank[other] = _fill(near, other), _size(near, labels, other), other
+        adjacent = neighbours.pop(node)
+        for a in adjacent:
+            neighbours[a] |= adjacent - {a}
+            neighbours[a].discard(node)
+        for other in {b for a in adjacent for b in (a, *neighbours[a])}:
+            rank[other] = _missing_edges(neighbours, other), _table_size(neighbours, labels, other), other
         found.append(node)
     return found, largest
 
 
-def _fill(near: Mapping[str, set[str]], node: str) -> int:
+def _missing_edges(neighbours: Mapping[str, set[str]], node: str) -> int:
     """Returns the number of edges that the neighbours of a node lack between each other."""
-    return sum(b not in near[a] for a, b in combinations(near[node], 2))
+    return sum(b not in neighbours[a] for a, b in combinations(neighbours[node], 2))
 
 
-def _size(near: Mapping[str, set[str]], labels: Mapping[str, int], node: str) -> int:
+def _table_size(neighbours: Mapping[str, set[str]], labels: Mapping[str, int], node: str) -> int:
     """Returns the number of label combinations of a node and its neighbours."""
-    return prod(labels[n] for n in (node, *near[node]))
+    return prod(labels[n] for n in (node, *neighbours[node]))

@@ -28,7 +28,7 @@ from dse.mapper.smaug.mapper import smaug
 from dse.mapping import schedule
 from dse.mapping.constraints import FREE, Constraints, Dataflow, Factors, dataflow
 from dse.mapping.conversion import Conversion, with_conversions
-from dse.mapping.nest import OUTSIDE, Infeasible, TensorLayout, faults, parse
+from dse.mapping.nest import NON_NEST, Infeasible, TensorLayout, faults, parse
 from dse.mapping.nest import Mapping as Nest
 from dse.mapping.searched import (
     Mappings,
@@ -44,7 +44,7 @@ from dse.mapping.searched import (
 from dse.run import cache, deadline
 from dse.sim.einsum import bounds
 from dse.sim.einsum.evaluate import (
-    PRECISE,
+    ROUNDING_GAP,
     EinsumCost,
     Problem,
     ProgressFn,
@@ -64,7 +64,7 @@ from dse.sim.schedule import outermost
 from dse.sim.schedule.graph import UNTIMED, among_schedules, any_schedule, evaluate
 from dse.solve.gogeta.classify import dominance
 from dse.solve.gogeta.gogeta_configs import CONFIGURATIONS, solve_configuration
-from dse.solve.kapla.published import SAID, published
+from dse.solve.kapla.published import KAPLA_SCHEDULES, published
 from dse.solve.layouts.layouts import (
     LAYOUT_POLICIES,
     LayoutAssignment,
@@ -79,7 +79,7 @@ from dse.solve.sharing.shared_mappings import MachineBatch, SharedMappings, find
 from dse.solve.sharing.shared_schedules import SharedSchedules, find_shared_schedules
 from hw.arch import Arch, Cost
 from workloads.einsum import Einsum, TooLong, WorkloadError, canonical_key
-from workloads.graph import Unique, Workload, counts, owner, unique
+from workloads.graph import Unique, Workload, base_tensor, counts, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
 # arguments: position (from 0) of an einsum among the distinct ones of a workload, and its cost
@@ -96,7 +96,7 @@ def optimal_mapper(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible
     return optimal(problem)
 
 
-DATAFLOW: dict[str, Mapper] = {
+MAPPERS_BY_NAME: dict[str, Mapper] = {
     "cost_descending": cost_descending,
     "exhaustive": exhaustive,
     "random": random,
@@ -121,7 +121,7 @@ DATAFLOWS = {
     "a row of weights is stationary (Eyeriss)",
 }
 # fields of an EinsumCost that a search sets, besides the mapping
-PROOF = ("optimality_gap", "space", "visited")
+PROOF_FIELDS = ("optimality_gap", "space", "visited")
 NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
 SCHEDULES = {
     "unfused": "layer by layer: each einsum alone, every tensor between einsums through main memory",
@@ -129,14 +129,15 @@ SCHEDULES = {
     "a region, at lowest cost found",
     "fused": "lowest cost: tensors retained whole on chip, and fusion below up to three shared loops, "
     "or GOGETA's schedule; with layout alt layouts too",
-    **SAID,
+    **KAPLA_SCHEDULES,
     **CONFIGURATIONS,
 }
 # pJ per read or write of the outermost level, where a search is to move as little there as possible: far
 # above all other costs
 FAR_PJ = 1e9
 LAYOUTS_PER_TENSOR = 4  # layouts of one tensor, at most, that are chosen together with on-chip retention
-PIPELINED_SCHEDULES = ("pipelined", *SAID)  # schedules that run einsums pipelined, on machines of nodes
+# schedules that run einsums pipelined, on machines of nodes
+PIPELINED_SCHEDULES = ("pipelined", *KAPLA_SCHEDULES)
 LAYOUT = LAYOUT_POLICIES
 
 
@@ -189,8 +190,8 @@ def effort(e: Einsum) -> float:
     """Returns the relative search time of an einsum, without a unit: (product over ranks of twice the number
     of divisors up to the square root) ^ 1.5; a quarter of that for einsums that do not multiply.
     """
-    cuts = math.prod(2 * sum(n % k == 0 for k in range(1, math.isqrt(n) + 1)) for _, n in e.extents)
-    return math.pow(cuts, 1.5) * (1.0 if e.kind == "mac" else 0.25)
+    tile_choices = math.prod(2 * sum(n % k == 0 for k in range(1, math.isqrt(n) + 1)) for _, n in e.extents)
+    return math.pow(tile_choices, 1.5) * (1.0 if e.kind == "mac" else 0.25)
 
 
 def solve(
@@ -223,53 +224,59 @@ def solve_schedule(
     gap is measured from the schedule that did not fit. If none of them fits the answer is Infeasible,
     although a schedule that was not tried may fit.
     """
-    if short := outermost.minimum(
+    if overflow := outermost.overflow_of_any(
         arch, workload, options.schedule in PIPELINED_SCHEDULES and options.weights == "pinned"
     ):
-        return short
+        return overflow
     found = _search_schedule(arch.unbounded(), workload, options, progress)
-    if isinstance(found, Infeasible) or (short := _outermost_overflow(arch, workload, found[0])) is None:
+    if isinstance(found, Infeasible) or (overflow := _outermost_overflow(arch, workload, found[0])) is None:
         return found
-    none = replace(short, unit=f"bytes in the schedule that {options.schedule} found (others may fit)")
+    infeasible = replace(
+        overflow, unit=f"bytes in the schedule that {options.schedule} found (others may fit)"
+    )
     if options.schedule in CONFIGURATIONS:
-        return none
+        return infeasible
     unfused = solve_unfused(arch, workload, replace(options, schedule="unfused"), progress)
     if isinstance(unfused, list):
         best = replace(among_schedules(unfused[0], arch, workload, options.objective), saved=0.0)
-        return [_replacement(best, found[0], short, "unfused", arch, workload, options)]
-    if sparing := _least_outer_traffic(arch, workload, options, progress):
-        return [_replacement(sparing, found[0], short, "moves least there", arch, workload, options)]
-    return none
+        return [_replacement(best, found[0], overflow, "unfused", arch, workload, options)]
+    if least_traffic := _least_outer_traffic(arch, workload, options, progress):
+        return [_replacement(least_traffic, found[0], overflow, "moves least there", arch, workload, options)]
+    return infeasible
 
 
 def _replacement(
     best: Solution,
-    found: Solution,
-    short: Infeasible,
-    why: str,
+    oversized: Solution,
+    overflow: Infeasible,
+    kind: str,
     arch: Arch,
     workload: Workload,
     options: SolverOptions,
 ) -> Solution:
-    """Returns `best` with a certificate that says why it replaces `found`, a schedule too large for the
-    outermost level. Its optimality gap is measured from the lower bound of `found`. If `found` has none, the
-    certificate states what was too small (`short`) and what kind of schedule `best` is (`why`).
+    """Returns `best` with a certificate that says why it replaces `oversized`, a schedule too large for the
+    outermost level. Its optimality gap is measured from the lower bound of `oversized`. If `oversized` has
+    none, the certificate states what was too small (`overflow`) and what kind of schedule `best` is (`kind`).
     """
-    value, other = (
-        objective_value(options.objective, one.energy_pj, one.latency_cycles) for one in (best, found)
+    value, oversized_value = (
+        objective_value(options.objective, one.energy_pj, one.latency_cycles) for one in (best, oversized)
     )
-    if found.space:
+    if oversized.space:
         return with_certificate(
-            best, relative_gap(value, other / (1 + found.optimality_gap)), found.space, arch, workload
+            best,
+            relative_gap(value, oversized_value / (1 + oversized.optimality_gap)),
+            oversized.space,
+            arch,
+            workload,
         )
-    what = (
-        f"not proven optimal ({why}: the schedule that {options.schedule} found needs {short.need_bytes} "
-        f"bytes of {short.level})"
+    statement = (
+        f"not proven optimal ({kind}: the schedule that {options.schedule} found needs {overflow.need_bytes} "
+        f"bytes of {overflow.level})"
     )
     return replace(
         best,
         certificate=certificate_text(
-            what, best.gap_to_bound, any_schedule(workload, options.weights == "pinned")
+            statement, best.gap_to_bound, any_schedule(workload, options.weights == "pinned")
         ),
     )
 
@@ -281,22 +288,30 @@ def _least_outer_traffic(
     Tensors that stay on chip take no capacity there, so this schedule often fits where others do not.
     """
     outer = replace(arch.levels[0], capacity_bits=None, read_pj=FAR_PJ, write_pj=FAR_PJ)
-    far = replace(arch, levels=(outer, *arch.levels[1:]))
-    found = _search_schedule(far, workload, replace(options, objective="energy"), progress)
-    if isinstance(found, Infeasible) or _outermost_overflow(arch, workload, found[0]):
+    costly_arch = replace(arch, levels=(outer, *arch.levels[1:]))
+    answer = _search_schedule(costly_arch, workload, replace(options, objective="energy"), progress)
+    if isinstance(answer, Infeasible) or _outermost_overflow(arch, workload, answer[0]):
         return None
-    one, copies = found[0], found[0].conversions
-    given = one.schedule or schedule.sequential(workload, {c.name: c.mapping for c in one.einsums})
-    priced = evaluate(arch, with_conversions(workload, copies), given, options.objective, reuse=True)
-    return replace(priced, schedule=given, conversions=copies) if isinstance(priced, Solution) else None
+    solution, copies = answer[0], answer[0].conversions
+    full_schedule = solution.schedule or schedule.sequential(
+        workload, {c.name: c.mapping for c in solution.einsums}
+    )
+    priced = evaluate(arch, with_conversions(workload, copies), full_schedule, options.objective, reuse=True)
+    return (
+        replace(priced, schedule=full_schedule, conversions=copies) if isinstance(priced, Solution) else None
+    )
 
 
-def _outermost_overflow(arch: Arch, workload: Workload, found: Solution) -> Infeasible | None:
+def _outermost_overflow(arch: Arch, workload: Workload, solution: Solution) -> Infeasible | None:
     """Returns Infeasible, with the bytes needed, if a solution overflows the outermost level; else None."""
     if arch.levels[0].capacity_bits is None:
         return None
-    given = found.schedule or schedule.sequential(workload, {c.name: c.mapping for c in found.einsums})
-    return outermost.of_schedule(arch, with_conversions(workload, found.conversions), given)
+    full_schedule = solution.schedule or schedule.sequential(
+        workload, {c.name: c.mapping for c in solution.einsums}
+    )
+    return outermost.overflow_of_schedule(
+        arch, with_conversions(workload, solution.conversions), full_schedule
+    )
 
 
 def _search_schedule(
@@ -326,29 +341,34 @@ def _search_schedule(
 
         goal, factors, gap = options.objective, options.factors, options.gap
         # machines that share schedules: one shared loop, so that all bounds are of one space
-        several = not options.sharing_gap
-        best = fused(arch, workload, goal, factors, constraints, gap, layouts_for, progress, several)
+        several_loops = not options.sharing_gap
+        best = fused(arch, workload, goal, factors, constraints, gap, layouts_for, progress, several_loops)
         if isinstance(best, Infeasible):
             return best
-        return [best if options.sharing_gap else _or_gogetas(arch, workload, options, best)]
+        return [best if options.sharing_gap else _best_or_gogeta(arch, workload, options, best)]
     if options.schedule in PIPELINED_SCHEDULES:
-        pipes = options.objective, options.weights, options.spatial_layer_pipe, options.temporal_layer_pipe
-        piped = (
-            pipelined(arch, workload, *pipes, options.initiation_interval or math.inf)
-            if options.schedule == "pipelined"
-            else published(arch, workload, options.schedule, *pipes, options.seed)
+        pipe_options = (
+            options.objective,
+            options.weights,
+            options.spatial_layer_pipe,
+            options.temporal_layer_pipe,
         )
-        return piped if isinstance(piped, Infeasible) else [piped]
-    mapped: dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]] = {}
+        pipeline = (
+            pipelined(arch, workload, *pipe_options, options.initiation_interval or math.inf)
+            if options.schedule == "pipelined"
+            else published(arch, workload, options.schedule, *pipe_options, options.seed)
+        )
+        return pipeline if isinstance(pipeline, Infeasible) else [pipeline]
+    memo: dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]] = {}
 
     def nests(part: Arch, e: Einsum) -> Nest | Infeasible:
         key = part, canonical_key(e)
-        if key not in mapped:
+        if key not in memo:
             found = _mapper(options, constraints_for(e, part))(
                 Problem(part, e, options.objective), Random(f"{options.seed}/{key[1]}")
             )
-            mapped[key] = e, found if isinstance(found, Infeasible) else found[0].mapping
-        first, nest = mapped[key]
+            memo[key] = e, found if isinstance(found, Infeasible) else found[0].mapping
+        first, nest = memo[key]
         return (
             replace(nest, einsum=e.name) if isinstance(nest, Infeasible) else schedule.rename(nest, first, e)
         )
@@ -365,41 +385,49 @@ def _search_schedule(
     return solution if isinstance(solution, Infeasible) else [solution]
 
 
-def _or_gogetas(arch: Arch, workload: Workload, options: SolverOptions, best: Solution) -> Solution:
+def _best_or_gogeta(arch: Arch, workload: Workload, options: SolverOptions, best: Solution) -> Solution:
     """Returns `best`, a fused schedule, or GOGETA's schedule where that costs less. GOGETA's may win since it
     retains parts of tensors that several einsums read from main memory, and shares loops over ranks that are
     summed up.
     """
-    made = {e.output.tensor for e in workload.einsums}
-    reads = Counter(t for e in workload.einsums for t in {owner(p.tensor, made) for p in e.inputs} - made)
-    if max(reads.values(), default=0) < 2:
+    produced = {e.output.tensor for e in workload.einsums}
+    reader_counts = Counter(
+        t for e in workload.einsums for t in {base_tensor(p.tensor, produced) for p in e.inputs} - produced
+    )
+    if max(reader_counts.values(), default=0) < 2:
         return best
     try:
-        found = solve_schedule(arch, workload, replace(options, schedule="gogeta"))
+        gogeta = solve_schedule(arch, workload, replace(options, schedule="gogeta"))
     except WorkloadError:  # GOGETA does not apply to this machine, or the workload's loops are not unrolled
         return best
-    if isinstance(found, Infeasible) or not found[0].schedule:
+    if isinstance(gogeta, Infeasible) or not gogeta[0].schedule:
         return best
-    if options.objective != "energy" and UNTIMED in found[0].certificate and UNTIMED not in best.certificate:
+    if options.objective != "energy" and UNTIMED in gogeta[0].certificate and UNTIMED not in best.certificate:
         return best  # GOGETA's fill and drain stalls are not counted, so latencies do not compare
-    own, other = (
-        objective_value(options.objective, one.energy_pj, one.latency_cycles) for one in (best, found[0])
+    best_value, gogeta_value = (
+        objective_value(options.objective, one.energy_pj, one.latency_cycles) for one in (best, gogeta[0])
     )
     assert best.space
-    where, floor = replace(best.space, beside=("GOGETA's schedule",)), own / (1 + best.optimality_gap)
-    if other >= own:
-        return with_certificate(best, best.optimality_gap, where, arch, workload)
-    priced = evaluate(arch, workload, found[0].schedule, options.objective, reuse=True)
+    space, lower_bound = (
+        replace(best.space, beside=("GOGETA's schedule",)),
+        best_value / (1 + best.optimality_gap),
+    )
+    if gogeta_value >= best_value:
+        return with_certificate(best, best.optimality_gap, space, arch, workload)
+    priced = evaluate(arch, workload, gogeta[0].schedule, options.objective, reuse=True)
     assert isinstance(priced, Solution)
-    if other < floor * (1 - PRECISE) and covers(where, found[0].schedule, workload, arch) is None:
+    if (
+        gogeta_value < lower_bound * (1 - ROUNDING_GAP)
+        and covers(space, gogeta[0].schedule, workload, arch) is None
+    ):
         raise Violated(
-            f"{workload.name} on {arch.name}: lower bound {floor} above the cost {other} "
-            f"of\n{found[0].schedule}"
+            f"{workload.name} on {arch.name}: lower bound {lower_bound} above the cost {gogeta_value} "
+            f"of\n{gogeta[0].schedule}"
         )
     return with_certificate(
-        replace(priced, saved=1 - other / own * (1 - (best.saved or 0.0))),
-        relative_gap(other, floor),
-        where,
+        replace(priced, saved=1 - gogeta_value / best_value * (1 - (best.saved or 0.0))),
+        relative_gap(gogeta_value, lower_bound),
+        space,
         arch,
         workload,
     )
@@ -424,7 +452,7 @@ def find_shared_schedules_of(
 
 
 def find_shared_mappings_of(
-    c: MachineBatch, groups: Sequence[Unique], options: SolverOptions
+    batch: MachineBatch, groups: Sequence[Unique], options: SolverOptions
 ) -> dict[str, SharedMappings | Infeasible]:
     """Returns the mappings that a batch of machines shares (`options.sharing_gap`), by canonical key of the
     einsum. If an einsum fits no machine the ones after it are left out.
@@ -432,31 +460,38 @@ def find_shared_mappings_of(
     Answers are stored in $DSE_CACHE. Processes that work on the same batch divide the einsums among them:
     each takes the most expensive one that no other process has started, and waits for the others at the end.
     """
-    found, last = dict[int, SharedMappings | Infeasible](), len(groups)
-    dearest = sorted(range(len(groups)), key=lambda i: -effort(groups[i].einsum))
-    for alone, order in ((True, dearest), (False, dearest[::-1])):
+    answers, infeasible_at = dict[int, SharedMappings | Infeasible](), len(groups)
+    by_effort = sorted(range(len(groups)), key=lambda i: -effort(groups[i].einsum))
+    for skip_claimed, order in ((True, by_effort), (False, by_effort[::-1])):
         for i in order:
-            if i < last and i not in found and (one := _cached_on(c, groups[i].einsum, options, alone)):
-                found[i] = one
-                last = i if isinstance(one, Infeasible) else last
-    return {groups[i].key: one for i, one in sorted(found.items()) if i <= last}
+            if (
+                i < infeasible_at
+                and i not in answers
+                and (answer := _cached_on(batch, groups[i].einsum, options, skip_claimed))
+            ):
+                answers[i] = answer
+                infeasible_at = i if isinstance(answer, Infeasible) else infeasible_at
+    return {groups[i].key: answer for i, answer in sorted(answers.items()) if i <= infeasible_at}
 
 
 def _cached_on(
-    c: MachineBatch, e: Einsum, options: SolverOptions, alone: bool
+    batch: MachineBatch, e: Einsum, options: SolverOptions, skip_claimed: bool
 ) -> SharedMappings | Infeasible | None:
     """Returns the shared mappings of one einsum, from the cache or searched. Only mappings are cached: their
     counts and prices are evaluated again.
 
-    alone: if True, an einsum that another process is searching is left to that process (the answer is None).
+    skip_claimed: if True, an einsum that another process is searching is left to that process (the answer is
+    None).
     """
-    path = cache.place(
-        "shared", (c.digest, e, options.factors, options.dataflow, options.gap, options.sharing_gap), ".npz"
+    path = cache.answer_path(
+        "shared",
+        (batch.digest, e, options.factors, options.dataflow, options.gap, options.sharing_gap),
+        ".npz",
     )
-    stored: SharedMappings | Infeasible | None = _read_cached_on(path, c, e)
-    if stored is None and (cache.claim(path) or not alone):
+    stored: SharedMappings | Infeasible | None = _read_cached_on(path, batch, e)
+    if stored is None and (cache.claim(path) or not skip_claimed):
         try:
-            stored = _read_cached_on(path, c, e) or _search_on(c, e, options)
+            stored = _read_cached_on(path, batch, e) or _search_on(batch, e, options)
             if isinstance(stored, SharedMappings):
                 file = BytesIO()
                 np.savez_compressed(
@@ -471,52 +506,54 @@ def _cached_on(
     return stored
 
 
-def _read_cached_on(path: Path, c: MachineBatch, e: Einsum) -> SharedMappings | None:
+def _read_cached_on(path: Path, batch: MachineBatch, e: Einsum) -> SharedMappings | None:
     """Returns shared mappings from a cache file, None if there is none or it is not valid."""
 
     def decode(data: bytes) -> SharedMappings:
-        with np.load(BytesIO(data), allow_pickle=False) as known:
-            nests = [parse(text) for text in known["nests"].tolist()]
-            choice = known["choice"]
-            gaps = known["gaps"]
-        whole = choice.dtype.kind + gaps.dtype.kind == "iu" and choice.shape == gaps.shape == (len(c),)
-        if not whole or not 0 <= choice.min() <= choice.max() < len(nests):
-            raise ValueError(f"choices of {len(choice)} machines, not of {len(c)}")
+        with np.load(BytesIO(data), allow_pickle=False) as archive:
+            nests = [parse(text) for text in archive["nests"].tolist()]
+            choice = archive["choice"]
+            gaps = archive["gaps"]
+        is_valid = choice.dtype.kind + gaps.dtype.kind == "iu" and choice.shape == gaps.shape == (len(batch),)
+        if not is_valid or not 0 <= choice.min() <= choice.max() < len(nests):
+            raise ValueError(f"choices of {len(choice)} machines, not of {len(batch)}")
         costs = [
-            einsum_cost(Problem(c.first, e, "energy"), nest) for nest in nests if not faults(nest, e, c.first)
+            einsum_cost(Problem(batch.first, e, "energy"), nest)
+            for nest in nests
+            if not faults(nest, e, batch.first)
         ]
         mappings = tuple(cost for cost in costs if isinstance(cost, EinsumCost))
         if len(mappings) < len(nests):
             raise ValueError("a nest is no mapping of the einsum on these machines")
         return SharedMappings(e, mappings, choice.astype(np.int16), gaps.astype(np.uint16))
 
-    return cache.remembered(path, decode)
+    return cache.read_decoded(path, decode)
 
 
-def rename(c: MachineBatch, found: SharedMappings, e: Einsum) -> SharedMappings:
+def rename(batch: MachineBatch, shared: SharedMappings, e: Einsum) -> SharedMappings:
     """Returns the shared mappings of an einsum for an equal one, `e`, with the names of `e`."""
-    if found.einsum == e:
-        return found
-    own = [
-        einsum_cost(Problem(c.first, e, "energy"), schedule.rename(one.mapping, found.einsum, e))
-        for one in found.mappings
+    if shared.einsum == e:
+        return shared
+    costs = [
+        einsum_cost(Problem(batch.first, e, "energy"), schedule.rename(one.mapping, shared.einsum, e))
+        for one in shared.mappings
     ]
-    return replace(found, einsum=e, mappings=tuple(one for one in own if isinstance(one, EinsumCost)))
+    return replace(shared, einsum=e, mappings=tuple(one for one in costs if isinstance(one, EinsumCost)))
 
 
-def _search_on(c: MachineBatch, e: Einsum, options: SolverOptions) -> SharedMappings | Infeasible:
+def _search_on(batch: MachineBatch, e: Einsum, options: SolverOptions) -> SharedMappings | Infeasible:
     """Returns the mappings of an einsum that a batch of machines shares, searched."""
-    rules = dataflow(options.dataflow, e, c.first)
+    rules = dataflow(options.dataflow, e, batch.first)
 
     def solved(arches: Sequence[Arch]) -> list[EinsumCost | Infeasible]:
         return optimal_on(
             [Problem(arch, e, "energy") for arch in arches], options.factors, rules, options.gap
         )
 
-    def floors(arches: Sequence[Arch]) -> list[float]:
+    def find_lower_bounds(arches: Sequence[Arch]) -> list[float]:
         return lower_bounds_on([Problem(arch, e, "energy") for arch in arches], options.factors, rules)
 
-    return find_shared_mappings(c, e, solved, floors, options.sharing_gap)
+    return find_shared_mappings(batch, e, solved, find_lower_bounds, options.sharing_gap)
 
 
 def sequential_space(arch: Arch, e: Einsum, options: SolverOptions) -> Mappings:
@@ -539,40 +576,40 @@ def solve_unfused(
     on_einsum: called with position and cost of every einsum as soon as it is solved, in `_informative_order`.
     It may raise, which ends the search.
     """
-    if short := outermost.sequential(arch, workload):
-        return short
-    limits, arch = arch, arch.unbounded()
+    if overflow := outermost.overflow_unfused(arch, workload):
+        return overflow
+    bounded_arch, arch = arch, arch.unbounded()
     groups = unique(workload)
     mapper = _mapper(options)
-    apart = interface_tensors(workload) if arch.models_layout() else {}
+    interfaces = interface_tensors(workload) if arch.models_layout() else {}
     costs: dict[int, EinsumCost | Infeasible] = {}
 
-    def found(place: int) -> EinsumCost | Infeasible:
-        if place not in costs:
-            e, key = groups[place].einsum, groups[place].key
+    def found(index: int) -> EinsumCost | Infeasible:
+        if index not in costs:
+            e, key = groups[index].einsum, groups[index].key
             with deadline.part(len(groups) - len(costs)):
-                costs[place] = _map_einsum(
+                costs[index] = _map_einsum(
                     Problem(arch, e, options.objective),
                     options,
                     mapper,
-                    apart.get(key, frozenset()),
+                    interfaces.get(key, frozenset()),
                     Random(f"{options.seed}/{key}"),
                 )
-        return costs[place]
+        return costs[index]
 
     if on_einsum:
-        for place in _informative_order(groups, arch):
-            if isinstance(one := found(place), Infeasible):
+        for index in _informative_order(groups, arch):
+            if isinstance(one := found(index), Infeasible):
                 break  # the loop below returns the first einsum, in order of the workload, that does not fit
-            on_einsum(place, one)
-    for place, _ in enumerate(_with_progress(groups, progress)):
-        if isinstance(one := found(place), Infeasible):
+            on_einsum(index, one)
+    for index, _ in enumerate(_with_progress(groups, progress)):
+        if isinstance(one := found(index), Infeasible):
             return one
-    whole = sequential_solution(arch, groups, options, [costs[place] for place in range(len(groups))])
+    answer = sequential_solution(arch, groups, options, [costs[index] for index in range(len(groups))])
     return (
-        whole
-        if isinstance(whole, Infeasible) or not arch.models_layout()
-        else _outermost_overflow(limits, workload, whole[0]) or whole
+        answer
+        if isinstance(answer, Infeasible) or not arch.models_layout()
+        else _outermost_overflow(bounded_arch, workload, answer[0]) or answer
     )
 
 
@@ -596,48 +633,48 @@ def solve_unfused_on(
     on_einsum: called with machine, position and cost of every einsum as soon as it is solved, on each machine
     in `_informative_order`. If it returns False the machine is given up.
     """
-    groups, short = unique(workload), [outermost.sequential(arch, workload) for arch in arches]
+    groups, overflows = unique(workload), [outermost.overflow_unfused(arch, workload) for arch in arches]
     arches = [arch.unbounded() for arch in arches]
     costs: list[dict[int, EinsumCost | Infeasible]] = [{} for _ in arches]
     todo = [
         []
-        if arch.layout_sensitive() or full
+        if arch.layout_sensitive() or overflow
         else _informative_order(groups, arch)
         if on_einsum
         else list(range(len(groups)))
-        for arch, full in zip(arches, short, strict=True)
+        for arch, overflow in zip(arches, overflows, strict=True)
     ]
     while any(todo):
-        asked: dict[tuple[int, Constraints], list[int]] = {}
-        for j, places in enumerate(todo):
-            if places:
-                place = places.pop(0)
-                asked.setdefault(
-                    (place, dataflow(options.dataflow, groups[place].einsum, arches[j])), []
+        requests: dict[tuple[int, Constraints], list[int]] = {}
+        for j, indices in enumerate(todo):
+            if indices:
+                index = indices.pop(0)
+                requests.setdefault(
+                    (index, dataflow(options.dataflow, groups[index].einsum, arches[j])), []
                 ).append(j)
-        for (place, rules), own in asked.items():
+        for (index, rules), own in requests.items():
             found = optimal_on(
-                [Problem(arches[j], groups[place].einsum, options.objective) for j in own],
+                [Problem(arches[j], groups[index].einsum, options.objective) for j in own],
                 options.factors,
                 rules,
                 options.gap,
             )
             for j, one in zip(own, found, strict=True):
-                before = _infeasible(costs[j])
-                costs[j][place] = one
+                earlier_failure = _infeasible(costs[j])
+                costs[j][index] = one
                 if isinstance(one, Infeasible):  # an earlier einsum may not fit either: the first one counts
-                    todo[j] = sorted(other for other in todo[j] if other < place)
-                elif on_einsum and not before and not on_einsum(j, place, one):
+                    todo[j] = sorted(other for other in todo[j] if other < index)
+                elif on_einsum and not earlier_failure and not on_einsum(j, index, one):
                     todo[j], costs[j] = [], {}
     return [
-        full
+        overflow
         or _infeasible(own)
         or (
-            sequential_solution(arch, groups, options, [own[place] for place in range(len(groups))])
+            sequential_solution(arch, groups, options, [own[index] for index in range(len(groups))])
             if own
             else None
         )
-        for arch, own, full in zip(arches, costs, short, strict=True)
+        for arch, own, overflow in zip(arches, costs, overflows, strict=True)
     ]
 
 
@@ -648,17 +685,17 @@ def _infeasible(costs: dict[int, EinsumCost | Infeasible]) -> Infeasible | None:
 
 def _informative_order(groups: Sequence[Unique], arch: Arch) -> list[int]:
     """Returns positions of einsums, largest lower bound on energy per search effort first."""
-    least = bounds.lower_bounds((group.einsum for group in groups), arch)
+    bounds_of = bounds.lower_bounds((group.einsum for group in groups), arch)
     return sorted(
-        range(len(groups)), key=lambda i: -groups[i].occurrences * least[i][0] / effort(groups[i].einsum)
+        range(len(groups)), key=lambda i: -groups[i].occurrences * bounds_of[i][0] / effort(groups[i].einsum)
     )
 
 
 def _with_progress(groups: Sequence[Unique], progress: ProgressFn) -> Iterator[Unique]:
     """Yields the einsums in order, and calls `progress` before each."""
     efforts = [effort(group.einsum) for group in groups] if progress is not no_progress else ()
-    for number, group in enumerate(groups):
-        progress(number, efforts, group.einsum.name)
+    for index, group in enumerate(groups):
+        progress(index, efforts, group.einsum.name)
         yield group
 
 
@@ -680,7 +717,7 @@ def _map_einsum(
             return found
         return (
             found_in_best_layouts(problem, found[0], interface)
-            if arch.models_layout() and not found[0].mapping.outside
+            if arch.models_layout() and not found[0].mapping.non_nest_text
             else price_in_layouts(problem, found[0])
         )
     except TooLong as fault:
@@ -709,37 +746,37 @@ def in_best_layouts(
             else none
         )
         raise ValueError(f"solver.layout = {options.layout}: {why}; leave solver.layout out")
-    if short := outermost.sequential(arch, workload):
-        return short
-    found = _pairs(arch.unbounded(), workload, options, progress)
+    if overflow := outermost.overflow_unfused(arch, workload):
+        return overflow
+    pairs = _mapping_pairs(arch.unbounded(), workload, options, progress)
     chosen = (
-        found
-        if isinstance(found, Infeasible)
-        else assign_layouts(arch.unbounded(), workload, options.objective, options.layout, found)
+        pairs
+        if isinstance(pairs, Infeasible)
+        else assign_layouts(arch.unbounded(), workload, options.objective, options.layout, pairs)
     )
     return (
         chosen
         if isinstance(chosen, Infeasible)
-        else outermost.of_schedule(arch, chosen.workload, chosen.schedule) or chosen
+        else outermost.overflow_of_schedule(arch, chosen.workload, chosen.schedule) or chosen
     )
 
 
-def _pairs(
+def _mapping_pairs(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
 ) -> dict[str, PricedMappings] | Infeasible:
     """Returns pairs of mapping and layouts for every distinct einsum, by canonical key."""
-    groups, apart, found = unique(workload), interface_tensors(workload), {}
+    groups, interfaces, found = unique(workload), interface_tensors(workload), {}
     for group in _with_progress(groups, progress):
-        own = priced_mappings(
+        pairs = priced_mappings(
             Problem(arch, group.einsum, options.objective),
             options.factors,
             dataflow(options.dataflow, group.einsum, arch),
             options.gap,
-            apart[group.key],
+            interfaces[group.key],
         )
-        if isinstance(own, Infeasible):
-            return own
-        found[group.key] = own
+        if isinstance(pairs, Infeasible):
+            return pairs
+        found[group.key] = pairs
     return found
 
 
@@ -749,12 +786,12 @@ def _layouts(
     """Returns the layouts that a fused schedule chooses from: at most LAYOUTS_PER_TENSOR per tensor with
     `options.layout` alt, since each is combined with every choice of retained tensors; else row-major alone.
     """
-    found = _pairs(arch, workload, options, progress)
+    pairs = _mapping_pairs(arch, workload, options, progress)
     return (
-        found
-        if isinstance(found, Infeasible)
+        pairs
+        if isinstance(pairs, Infeasible)
         else Layouts(
-            arch, workload, options.objective, found, LAYOUTS_PER_TENSOR if options.layout == "alt" else 1
+            arch, workload, options.objective, pairs, LAYOUTS_PER_TENSOR if options.layout == "alt" else 1
         )
     )
 
@@ -769,58 +806,58 @@ def cached_layouts(
     """Returns the answer of `in_best_layouts`, with schedule and conversions cached in $DSE_CACHE. Costs are
     evaluated again; a cached answer that contradicts a lower bound is discarded.
     """
-    path = cache.place(
+    path = cache.answer_path(
         "layout", (arch, workload.einsums, counts(workload), workload.loop_state, options), ".json"
     )
-    if remembered := cache.remembered(
+    if remembered := cache.read_decoded(
         path, lambda data: _layout_answer(arch, workload, options, json.loads(data))
     ):
         return remembered
     found = in_best_layouts(arch, workload, options, progress)
     if isinstance(found, Infeasible):
         return found
-    one = _with_copies(found)
+    solution = _with_copies(found)
     answer = {
-        "schedule": str(one.schedule),
-        "conversions": [asdict(copy) for copy in one.conversions],
-        "gap": one.optimality_gap,
-        "said": claim(one.certificate),
-        "space": encoded(one.space),
-        "gaps": [c.optimality_gap for c in one.einsums],
+        "schedule": str(solution.schedule),
+        "conversions": [asdict(copy) for copy in solution.conversions],
+        "gap": solution.optimality_gap,
+        "said": claim(solution.certificate),
+        "space": encoded(solution.space),
+        "gaps": [c.optimality_gap for c in solution.einsums],
     }
     cache.write(path, json.dumps(answer).encode())
-    return one
+    return solution
 
 
 def _layout_answer(
-    arch: Arch, workload: Workload, options: SolverOptions, known: Mapping[str, Any]
+    arch: Arch, workload: Workload, options: SolverOptions, stored: Mapping[str, Any]
 ) -> Solution:
     """Returns an answer of `cached_layouts` from its cache file, priced again. Raises ValueError if it does
     not fit the machine, or if the stored gap contradicts the gap to the lower bound.
     """
-    copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
-    solved = evaluate(arch, with_conversions(workload, copies), given, options.objective)
+    copies, full_schedule = _copies(stored["conversions"]), schedule.parse_schedule(stored["schedule"])
+    solved = evaluate(arch, with_conversions(workload, copies), full_schedule, options.objective)
     if (
         isinstance(solved, Solution)
-        and known["said"].isprintable()
-        and 0 <= known["gap"] <= solved.gap_to_bound * (1 + 1e-9)
+        and stored["said"].isprintable()
+        and 0 <= stored["gap"] <= solved.gap_to_bound * (1 + 1e-9)
     ):
         einsums = tuple(
             replace(one, optimality_gap=min(gap, one.gap_to_bound))
-            for one, gap in zip(solved.einsums, known["gaps"], strict=True)
+            for one, gap in zip(solved.einsums, stored["gaps"], strict=True)
         )
-        space = decoded(Space, known["space"])
-        text = f"{known['said']}{certificate_words(space) if space else ''}"
+        space = decoded(Space, stored["space"])
+        text = f"{stored['said']}{certificate_words(space) if space else ''}"
         return replace(
             solved,
             einsums=einsums,
-            optimality_gap=known["gap"],
+            optimality_gap=stored["gap"],
             certificate=text,
             space=space,
-            schedule=given,
+            schedule=full_schedule,
             conversions=copies,
         )
-    raise ValueError(f"{solved if isinstance(solved, Infeasible) else known['gap']}")
+    raise ValueError(f"{solved if isinstance(solved, Infeasible) else stored['gap']}")
 
 
 def _copies(rows: Sequence[Mapping[str, Any]]) -> tuple[Conversion, ...]:
@@ -839,19 +876,24 @@ def constraints_for(e: Einsum, arch: Arch) -> Constraints:
     return Constraints(sliced, name="GOGETA")
 
 
-def _mapper(options: SolverOptions, more: Constraints = FREE) -> Mapper:
-    """Returns the mapper that the options name. more: further constraints, obeyed by mapper optimal alone."""
+def _mapper(options: SolverOptions, extra: Constraints = FREE) -> Mapper:
+    """Returns the mapper that the options name. extra: further constraints, obeyed by mapper optimal
+    alone."""
 
     def exact(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
-        own = dataflow(options.dataflow, problem.einsum, problem.arch)
-        both = (
-            replace(own, spatial=(*more.spatial, *own.spatial), must_keep=(*own.must_keep, *more.must_keep))
-            if more != FREE
-            else own
+        base = dataflow(options.dataflow, problem.einsum, problem.arch)
+        combined = (
+            replace(
+                base, spatial=(*extra.spatial, *base.spatial), must_keep=(*base.must_keep, *extra.must_keep)
+            )
+            if extra != FREE
+            else base
         )
-        return optimal(problem, options.factors, both, allowed_gap=options.gap)
+        return optimal(problem, options.factors, combined, allowed_gap=options.gap)
 
-    return TILING[options.tiling] or (exact if options.mapper == "optimal" else DATAFLOW[options.mapper])
+    return TILING[options.tiling] or (
+        exact if options.mapper == "optimal" else MAPPERS_BY_NAME[options.mapper]
+    )
 
 
 def sequential_solution(
@@ -860,29 +902,32 @@ def sequential_solution(
     """Returns the unfused schedule of a workload from the costs of its distinct einsums, or Infeasible if one
     has no mapping. The certificate names mapper and options.
     """
-    unnested = sum(isinstance(found, EinsumCost) and bool(found.mapping.outside) for found in costs)
-    by = (options.tiling if TILING[options.tiling] else f"mapper {options.mapper}") + (
-        f"; {unnested} of {len(groups)} einsums {OUTSIDE}" if unnested else ""
+    unnested = sum(isinstance(found, EinsumCost) and bool(found.mapping.non_nest_text) for found in costs)
+    method = (options.tiling if TILING[options.tiling] else f"mapper {options.mapper}") + (
+        f"; {unnested} of {len(groups)} einsums {NON_NEST}" if unnested else ""
     )
-    by += "; hops not searched" if arch.layout_sensitive() and not arch.models_layout() else ""
-    total = sequential(costs, groups, Problem(arch, groups[0].einsum, options.objective), by)
+    method += "; hops not searched" if arch.layout_sensitive() and not arch.models_layout() else ""
+    total = sequential(costs, groups, Problem(arch, groups[0].einsum, options.objective), method)
     return total if isinstance(total, Infeasible) else [total]
 
 
 def price_in_layouts(
-    problem: Problem, found: EinsumCost, layouts: Sequence[TensorLayout] = ()
+    problem: Problem, original: EinsumCost, layouts: Sequence[TensorLayout] = ()
 ) -> EinsumCost | Infeasible:
     """Returns the cost of a mapping in given layouts, and with hops priced. The mapping was found in other
     layouts, or as if layouts and hops cost nothing; its optimality gap stays valid if it costs no more now.
 
     Raises ValueError with one line per layout that is not valid.
     """
-    if found.mapping.outside or not (layouts or problem.arch.layout_sensitive()):
-        return found
-    given = {(one.level, one.tensor) for one in layouts}
+    if original.mapping.non_nest_text or not (layouts or problem.arch.layout_sensitive()):
+        return original
+    layout_keys = {(one.level, one.tensor) for one in layouts}
     mapping = replace(
-        found.mapping,
-        layouts=(*layouts, *(one for one in found.mapping.layouts if (one.level, one.tensor) not in given)),
+        original.mapping,
+        layouts=(
+            *layouts,
+            *(one for one in original.mapping.layouts if (one.level, one.tensor) not in layout_keys),
+        ),
     )
     if lines := faults(mapping, problem.einsum, problem.arch) or transfer.faults(
         mapping, problem.einsum, problem.arch
@@ -896,13 +941,13 @@ def price_in_layouts(
         ) from None
     if isinstance(cost, Infeasible):
         return cost
-    same = objective_value(problem.objective, cost.energy_pj, cost.latency_cycles) <= objective_value(
-        problem.objective, found.energy_pj, found.latency_cycles
+    is_no_worse = objective_value(problem.objective, cost.energy_pj, cost.latency_cycles) <= objective_value(
+        problem.objective, original.energy_pj, original.latency_cycles
     )
     return (
-        replace(cost, **{name: getattr(found, name) for name in PROOF})
-        if same
-        else replace(cost, visited=found.visited)
+        replace(cost, **{name: getattr(original, name) for name in PROOF_FIELDS})
+        if is_no_worse
+        else replace(cost, visited=original.visited)
     )
 
 
@@ -917,13 +962,13 @@ def in_layouts(
     layout holds in all einsums that have the tensor. Raises ValueError if no einsum has it.
     """
     groups = unique(workload)
-    known = list(dict.fromkeys(p.tensor for group in groups for p in group.einsum.tensors()))
-    if strange := [tensor for tensor, _, _ in layouts if tensor not in known]:
-        there = f"{', '.join(known[:12])}{' ...' if known[12:] else ''}"
+    tensors = list(dict.fromkeys(p.tensor for group in groups for p in group.einsum.tensors()))
+    if unknown := [tensor for tensor, _, _ in layouts if tensor not in tensors]:
+        tensor_list = f"{', '.join(tensors[:12])}{' ...' if tensors[12:] else ''}"
         raise ValueError(
-            f"layout of {strange[0]}: no einsum of {workload.name} has such a tensor; there are {there}"
+            f"layout of {unknown[0]}: no einsum of {workload.name} has such a tensor; there are {tensor_list}"
         )
-    found = [
+    costs = [
         price_in_layouts(
             Problem(arch, group.einsum, options.objective),
             one,
@@ -935,7 +980,7 @@ def in_layouts(
         )
         for one, group in zip(solution.einsums, groups, strict=True)
     ]
-    return sequential_solution(arch, groups, options, found)
+    return sequential_solution(arch, groups, options, costs)
 
 
 def cached(
@@ -951,21 +996,21 @@ def cached(
             if options.schedule in ("fused", *PIPELINED_SCHEDULES)
             else solve_schedule(arch, workload, options)
         )
-    if short := outermost.sequential(arch, workload):
-        return short
+    if overflow := outermost.overflow_unfused(arch, workload):
+        return overflow
     if TILING[options.tiling]:
         return solve_unfused(arch, workload, options, progress)
     if arch.layout_sensitive() and not arch.models_layout():
         found = cached(arch.ideal(), workload, options, progress)
         return found if isinstance(found, Infeasible) else in_layouts(arch, workload, options, found[0], ())
     groups = unique(workload)
-    path = cache.place("map", (arch, [group.einsum for group in groups], options), ".json")
+    path = cache.answer_path("map", (arch, [group.einsum for group in groups], options), ".json")
     costs = _read_cached(path, [Problem(arch, group.einsum, options.objective) for group in groups])
     if costs:
         return sequential_solution(arch, groups, options, costs)
-    before = deadline.missed()
+    missed_before = deadline.missed_count()
     found = solve_unfused(arch, workload, options, progress)
-    if isinstance(found, list) and deadline.missed() == before:
+    if isinstance(found, list) and deadline.missed_count() == missed_before:
         rows = [
             {
                 "nest": str(c.mapping),
@@ -983,10 +1028,10 @@ def _cached_schedule(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn
 ) -> list[Solution] | Infeasible:
     """Returns the answer of `solve_schedule`, cached. Schedules are fused and all of PIPELINED_SCHEDULES."""
-    path = cache.place(
+    path = cache.answer_path(
         "reuse", (arch, workload.einsums, counts(workload), sorted(workload.weights), options), ".json"
     )
-    if remembered := cache.remembered(
+    if remembered := cache.read_decoded(
         path, lambda data: _schedule_answer(arch, workload, options, json.loads(data))
     ):
         return [remembered]
@@ -996,8 +1041,8 @@ def _cached_schedule(
             solved[0].schedule
             or schedule.sequential(workload, {c.name: c.mapping for c in solved[0].einsums})
         )
-        copied = [asdict(copy) for copy in solved[0].conversions]
-        left = [(row.einsums, row.schemes, row.valid, row.solved) for row in solved[0].pruned]
+        conversions = [asdict(copy) for copy in solved[0].conversions]
+        pruned_rows = [(row.einsums, row.schemes, row.valid, row.solved) for row in solved[0].pruned]
         cache.write(
             path,
             json.dumps(
@@ -1007,8 +1052,8 @@ def _cached_schedule(
                     "saved": solved[0].saved,
                     "space": encoded(solved[0].space),
                     "certificate": claim(solved[0].certificate),
-                    "pruned": left,
-                    "conversions": copied,
+                    "pruned": pruned_rows,
+                    "conversions": conversions,
                 }
             ).encode(),
         )
@@ -1021,21 +1066,27 @@ def _schedule_answer(
     """Returns an answer of `_cached_schedule` from its cache file, priced again. Raises ValueError if it does
     not fit the machine, or if the stored gap contradicts the gap to the lower bound.
     """
-    copies, given = _copies(stored["conversions"]), schedule.parse_schedule(stored["schedule"])
-    found = evaluate(arch, with_conversions(workload, copies), given, options.objective, reuse=True)
+    copies, full_schedule = _copies(stored["conversions"]), schedule.parse_schedule(stored["schedule"])
+    found = evaluate(arch, with_conversions(workload, copies), full_schedule, options.objective, reuse=True)
     if isinstance(found, Solution) and arch.models_layout():
-        found = replace(found, schedule=given, conversions=copies)
+        found = replace(found, schedule=full_schedule, conversions=copies)
     space, gap = decoded(Space, stored["space"]), float(stored["gap"])
-    sound = stored["certificate"].isprintable() and gap >= 0
+    is_sound = stored["certificate"].isprintable() and gap >= 0
     saved = None if stored["saved"] is None else float(stored["saved"])
-    if isinstance(found, Solution) and sound and space and options.schedule == "fused" and (saved or 0.0) < 1:
+    if (
+        isinstance(found, Solution)
+        and is_sound
+        and space
+        and options.schedule == "fused"
+        and (saved or 0.0) < 1
+    ):
         return with_certificate(replace(found, saved=saved), gap, space, arch, workload)
     if (
         isinstance(found, Solution)
-        and sound
+        and is_sound
         and space
         and options.schedule != "fused"
-        and gap <= found.gap_to_bound + PRECISE
+        and gap <= found.gap_to_bound + ROUNDING_GAP
     ):
         rows = tuple(Pruned(tuple(names), *map(int, numbers)) for names, *numbers in stored["pruned"])
         return replace(
@@ -1061,19 +1112,26 @@ def price_schedule(
 
     Raises ValueError with one line per fault of the schedule.
     """
-    if left := schedule.unplaced(workload, stated):
-        short = [(e, n) for e, n in zip(workload.einsums, counts(workload), strict=True) if e.name in left]
-        rest = replace(workload, einsums=tuple(e for e, _ in short), repeats=tuple(n for _, n in short))
-        found = cached(arch.unbounded(), rest, replace(options, schedule="unfused"), progress)
+    if missing := schedule.unplaced(workload, stated):
+        missing_einsums = [
+            (e, n) for e, n in zip(workload.einsums, counts(workload), strict=True) if e.name in missing
+        ]
+        missing_workload = replace(
+            workload,
+            einsums=tuple(e for e, _ in missing_einsums),
+            repeats=tuple(n for _, n in missing_einsums),
+        )
+        found = cached(arch.unbounded(), missing_workload, replace(options, schedule="unfused"), progress)
         if isinstance(found, Infeasible):
             return found, stated
         nests = {c.name: c.mapping for c in found[0].einsums}
-        if strange := [name for name, nest in nests.items() if nest.outside]:
+        if without_nest := [name for name, nest in nests.items() if nest.non_nest_text]:
             raise ValueError(
-                f"schedule: {strange[0]} is not in it, and the schedule that {options.tiling} finds for "
-                f"{strange[0]} is no nest; add {strange[0]} to the schedule, or take solver.tiling=mapper"
+                f"schedule: {without_nest[0]} is not in it, and the schedule that {options.tiling} finds for "
+                f"{without_nest[0]} is no nest; add {without_nest[0]} to the schedule, or take "
+                "solver.tiling=mapper"
             )
-        stated = schedule.complete(workload, stated, schedule.sequential(rest, nests))
+        stated = schedule.complete(workload, stated, schedule.sequential(missing_workload, nests))
     return evaluate(arch, workload, stated, options.objective), stated
 
 
@@ -1081,11 +1139,9 @@ def _read_cached(path: Path, problems: Sequence[Problem]) -> list[EinsumCost | I
     """Returns the costs of the nests in a cache file; empty unless it has a valid nest for each problem."""
 
     def decode(data: bytes) -> list[EinsumCost | Infeasible]:
-        return [
-            _with_proof(problem, **known) for problem, known in zip(problems, json.loads(data), strict=True)
-        ]
+        return [_with_proof(problem, **row) for problem, row in zip(problems, json.loads(data), strict=True)]
 
-    return cache.remembered(path, decode) or []
+    return cache.read_decoded(path, decode) or []
 
 
 def _with_proof(problem: Problem, nest: str, optimality_gap: float, space: str, visited: int) -> EinsumCost:

@@ -69,13 +69,13 @@ FORMULAS: dict[str, Formula] = {
 def pack(points: pa.Table, machines: pa.Table) -> pa.Table:
     """Returns the points with NULL wherever the column's formula gives exactly the value."""
     with np.errstate(all="ignore"):
-        given = _input_columns(points, machines)
+        inputs = _input_columns(points, machines)
         for name in FORMULAS:
             values = points[name].to_numpy(zero_copy_only=False)
-            right = np.ascontiguousarray(FORMULAS[name](*given), np.float64)
-            equal = values.view(np.int64) == right.view(np.int64)
-            at = points.column_names.index(name)
-            points = points.set_column(at, points.schema.field(at), pa.array(values, mask=equal))
+            computed = np.ascontiguousarray(FORMULAS[name](*inputs), np.float64)
+            equal = values.view(np.int64) == computed.view(np.int64)
+            index = points.column_names.index(name)
+            points = points.set_column(index, points.schema.field(index), pa.array(values, mask=equal))
     return points
 
 
@@ -83,23 +83,25 @@ def unpack(points: pa.Table, machines: pa.Table) -> pa.Table:
     """Returns the points with the NULLs computed in those columns of FORMULAS that `points` has. machines:
     rows of their machines, with MACHINE_INPUTS.
     """
-    short = [name for name in FORMULAS if name in points.column_names and points[name].null_count]
-    if short:
+    packed = [name for name in FORMULAS if name in points.column_names and points[name].null_count]
+    if packed:
         with np.errstate(all="ignore"):
-            given = _input_columns(points, machines)
-            for name in short:
-                at = points.column_names.index(name)
+            inputs = _input_columns(points, machines)
+            for name in packed:
+                index = points.column_names.index(name)
                 points = points.set_column(
-                    at, points.schema.field(at), pc.coalesce(points[name], pa.array(FORMULAS[name](*given)))
+                    index,
+                    points.schema.field(index),
+                    pc.coalesce(points[name], pa.array(FORMULAS[name](*inputs))),
                 )
     return points
 
 
 def _input_columns(points: pa.Table, machines: pa.Table) -> list[Values]:
     """Returns the columns FORMULA_INPUTS of each point."""
-    at = pc.index_in(points["machine"].combine_chunks(), machines["machine"].combine_chunks())
+    machine_rows = pc.index_in(points["machine"].combine_chunks(), machines["machine"].combine_chunks())
     columns = [points[name] for name in FORMULA_INPUTS[:2]] + [
-        machines[name].take(at) for name in MACHINE_INPUTS
+        machines[name].take(machine_rows) for name in MACHINE_INPUTS
     ]
     return [column.to_numpy(zero_copy_only=False).astype(np.float64) for column in columns]
 
@@ -111,10 +113,10 @@ def formula(name: str) -> Callable[..., pa.Array]:
         energy_pj: Any, latency_cycles: Any, clock_ghz: Any, area_mm2: Any, bound_energy_pj: Any
     ) -> pa.Array:
         with np.errstate(all="ignore"):
-            given = (energy_pj, latency_cycles, clock_ghz, area_mm2, bound_energy_pj)
+            inputs = (energy_pj, latency_cycles, clock_ghz, area_mm2, bound_energy_pj)
             return pa.array(
                 FORMULAS[name](
-                    *(np.asarray(column.to_numpy(zero_copy_only=False), np.float64) for column in given)
+                    *(np.asarray(column.to_numpy(zero_copy_only=False), np.float64) for column in inputs)
                 ),
                 pa.float64(),
             )

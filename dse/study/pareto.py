@@ -21,7 +21,7 @@ from dse.sim.einsum.evaluate import Solution
 Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-OVER = ("sum", "max", "min", "geomean")
+AGGREGATES = ("sum", "max", "min", "geomean")
 METRICS = ("energy_pj", "latency_ns", "edp_pj_ns", "power_mw", "throughput", "latency_cycles")
 MAXIMISED = ("throughput",)
 
@@ -49,7 +49,7 @@ class Cost:
     energy_pj: float
     latency_cycles: float
     latency_ns: float
-    steady_ns: float  # initiation interval: time per run when runs follow back to back
+    interval_ns: float  # initiation interval: time per run when runs follow back to back
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def metrics(cost: Cost) -> dict[str, float]:
         "latency_ns": cost.latency_ns,
         "edp_pj_ns": cost.energy_pj * cost.latency_ns,
         "power_mw": cost.energy_pj / cost.latency_ns,
-        "throughput": 1e9 / cost.steady_ns,
+        "throughput": 1e9 / cost.interval_ns,
     }
 
 
@@ -104,7 +104,7 @@ def total(costs: Sequence[Cost], weights: Sequence[float]) -> Cost:
         sum(w * c.energy_pj for c, w in rows),
         sum(w * c.latency_cycles for c, w in rows),
         sum(w * c.latency_ns for c, w in rows),
-        sum(w * c.steady_ns for c, w in rows),
+        sum(w * c.interval_ns for c, w in rows),
     )
 
 
@@ -116,23 +116,25 @@ def value(
         return area_mm2
     if objective.over == "":
         return metrics(total(list(costs.values()), [weights[name] for name in costs]))[objective.metric]
-    each = {name: metrics(cost)[objective.metric] for name, cost in costs.items()}
+    by_workload = {name: metrics(cost)[objective.metric] for name, cost in costs.items()}
     match objective.over:
         case "sum":
-            return sum(weights[name] * v for name, v in each.items())
+            return sum(weights[name] * v for name, v in by_workload.items())
         case "geomean":
-            return _of_each(
-                exp, sum(weights[name] * _of_each(log, v) for name, v in each.items()) / sum(weights.values())
+            return _elementwise(
+                exp,
+                sum(weights[name] * _elementwise(log, v) for name, v in by_workload.items())
+                / sum(weights.values()),
             )
         case "max":
-            return largest(*each.values())
+            return largest(*by_workload.values())
         case "min":
-            return -largest(*(-v for v in each.values()))
+            return -largest(*(-v for v in by_workload.values()))
         case workload:
-            return each[workload]
+            return by_workload[workload]
 
 
-def _of_each(function: Callable[[float], float], value: Number) -> Number:
+def _elementwise(function: Callable[[float], float], value: Number) -> Number:
     """Applies a function of one number to a number, or to each element of a column. Equal numbers give equal
     bits, which NumPy's functions of columns do not promise.
     """
@@ -215,8 +217,8 @@ def scaled_axes(values: Values, sign: Values) -> Values:
     sign is 0.
     """
     logs = np.log(np.where(sign != 0, sign * values, 1.0)) * sign
-    bowed: Values = np.where(sign != 0, logs, values)
-    return bowed
+    scaled: Values = np.where(sign != 0, logs, values)
+    return scaled
 
 
 def scaler(values: Values) -> Scale:

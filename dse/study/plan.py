@@ -18,7 +18,7 @@ GAIN_GENERATIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Asks:
+class Generation:
     """One generation: its machines, to be solved or pruned. Written to disk before any of them is
     dispatched.
     """
@@ -53,51 +53,54 @@ class Limits:
     seconds: Annotated[float, Field(gt=0)] | None = None  # deadline of one machine
 
 
-def from_data(raw: Mapping[str, Any], size: int) -> Asks | None:
-    """Returns the `Asks` of a JSON value; None if the value describes none, or names a machine outside of a
-    space of `size` machines.
+def from_data(raw: Mapping[str, Any], size: int) -> Generation | None:
+    """Returns the `Generation` of a JSON value; None if the value describes none, or names a machine outside
+    of a space of `size` machines.
     """
     try:
-        asks = TypeAdapter(Asks).validate_python(
-            {key: value for key, value in raw.items() if key in Asks.__slots__}
+        generation = TypeAdapter(Generation).validate_python(
+            {key: value for key, value in raw.items() if key in Generation.__slots__}
         )
     except ValidationError:
         return None
-    machines = [*(machine for machine, _ in asks.asks), *(machine for machine, _, _ in asks.pruned)]
-    return asks if all(0 <= machine < size for machine in machines) else None
+    machines = [
+        *(machine for machine, _ in generation.asks),
+        *(machine for machine, _, _ in generation.pruned),
+    ]
+    return generation if all(0 <= machine < size for machine in machines) else None
 
 
 def stop_reason(
-    stop: Stop, asked: int, trials: Sequence[Trial], objectives: Sequence[Objective], hours: float
+    stop: Stop, dispatched: int, trials: Sequence[Trial], objectives: Sequence[Objective], hours: float
 ) -> str | None:
     """Returns why no further generation is asked, or None.
 
-    asked: machines dispatched in all generations so far; pruned ones are not counted
+    dispatched: machines dispatched in all generations so far; pruned ones are not counted
     trials: of complete generations only
     hours: run time of all sessions
     """
-    if stop.machines is not None and asked >= stop.machines:
+    if stop.machines is not None and dispatched >= stop.machines:
         return f"stop.machines = {stop.machines} reached"
     if stop.hours is not None and hours >= stop.hours:
         return f"stop.hours = {stop.hours} reached"
     if stop.hypervolume_gain is not None:
-        return _has_stalled(stop.hypervolume_gain, trials, objectives)
+        return _stall_reason(stop.hypervolume_gain, trials, objectives)
     return None
 
 
-def _has_stalled(least: float, trials: Sequence[Trial], objectives: Sequence[Objective]) -> str | None:
+def _stall_reason(min_gain: float, trials: Sequence[Trial], objectives: Sequence[Objective]) -> str | None:
     """Returns the stop reason if the last GAIN_GENERATIONS generations, with at least GAIN_POINTS points,
-    added less than `least` of the hypervolume.
+    added less than `min_gain` of the hypervolume.
     """
     newest = max((t.generation for t in trials), default=-1)
     recent = 0
-    for back in range(newest, 0, -1):
-        recent += sum(t.generation == back for t in trials)
-        if newest - back + 1 >= GAIN_GENERATIONS and recent >= GAIN_POINTS:
-            share = gain([t for t in trials if t.generation < back], trials, objectives)
+    for oldest in range(newest, 0, -1):
+        recent += sum(t.generation == oldest for t in trials)
+        if newest - oldest + 1 >= GAIN_GENERATIONS and recent >= GAIN_POINTS:
+            added_share = gain([t for t in trials if t.generation < oldest], trials, objectives)
             return (
-                f"stop.hypervolume_gain: {share:.3g} over {recent} points, less than {least:g}"
-                if share < least
+                f"stop.hypervolume_gain: {added_share:.3g} over {recent} points, less than {min_gain:g}"
+                if added_share < min_gain
                 else None
             )
     return None

@@ -13,10 +13,10 @@ import numpy as np
 
 from dse.study.pareto import METRICS, Cost, Objective, Trial, metrics, slug, total, value
 from hw.columns import Table
-from hw.space import TOTALS, Constraint, Space, Unbuildable, Value, decode, statics, values, violation
+from hw.space import TOTALS, Constraint, Space, Unbuildable, Value, decode, static_values, values, violation
 from workloads.arrays import Floats, Ints
 
-WORDS = (("<=", " le "), (">=", " ge "), ("==", " eq "), ("<", " lt "), (">", " gt "))
+COMPARISONS = (("<=", " le "), (">=", " ge "), ("==", " eq "), ("<", " lt "), (">", " gt "))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,15 @@ class Constraints:
     modelled: tuple[Constraint, ...] = ()  # with a metric in it
 
 
-def column(constraint: Constraint) -> str:
+def violation_column(constraint: Constraint) -> str:
     """Returns the name of the column of points that holds by how much a constraint is missed.
 
     >>> from hw.space import constraint
-    >>> column(constraint("latency_ns[net] <= 5e6"))
+    >>> violation_column(constraint("latency_ns[net] <= 5e6"))
     'violation_latency_ns_net_le_5e6'
     """
     text = constraint.text
-    for sign, word in WORDS:
+    for sign, word in COMPARISONS:
         text = text.replace(sign, word)
     return f"violation_{slug(text)}"
 
@@ -48,7 +48,7 @@ def known_values(space: Space, machine: int, constraints: Sequence[Constraint]) 
     if all(name in chosen for c in constraints for name in c.names):
         return chosen
     arch = decode(space, machine)
-    return None if isinstance(arch, Unbuildable) else statics(space, machine, arch)
+    return None if isinstance(arch, Unbuildable) else static_values(space, machine, arch)
 
 
 def static_violations(space: Space, machine: int, constraints: Constraints) -> tuple[float, ...]:
@@ -72,8 +72,8 @@ def static_violations_of_many(
     names = {name for c in constraints.static for name in c.names}
     if not names <= {*axes, *TOTALS} or not names:
         return [static_violations(space, machine, constraints) for machine in machines.tolist()]
-    digits, met = table.digits(machines), (0.0,) * len(constraints.static)
-    given: dict[str, Sequence[Value]] = {
+    digits, no_violations = table.digits(machines), (0.0,) * len(constraints.static)
+    value_columns: dict[str, Sequence[Value]] = {
         name: [space.axes[at].values[digit] for digit in digits[:, at].tolist()]
         for name, at in axes.items()
         if name in names
@@ -84,11 +84,13 @@ def static_violations_of_many(
         for name in names & {*TOTALS}:
             total = np.zeros(len(machines))
             total[built] = getattr(columns, name)
-            given[name] = total.tolist()
-    rows = (dict(zip(given, values, strict=True)) for values in zip(*given.values(), strict=True))
+            value_columns[name] = total.tolist()
+    rows = (
+        dict(zip(value_columns, values, strict=True)) for values in zip(*value_columns.values(), strict=True)
+    )
     return [
-        tuple(violation(c, row) for c in constraints.static) if there else met
-        for there, row in zip(built.tolist(), rows, strict=True)
+        tuple(violation(c, row) for c in constraints.static) if is_built else no_violations
+        for is_built, row in zip(built.tolist(), rows, strict=True)
     ]
 
 
@@ -117,13 +119,17 @@ def modelled_violations(
     """
     if not constraints.modelled:
         return {}
-    found: dict[str, Value] = dict(metrics(total(list(costs.values()), [weights[name] for name in costs])))
-    found |= {
+    metric_values: dict[str, Value] = dict(
+        metrics(total(list(costs.values()), [weights[name] for name in costs]))
+    )
+    metric_values |= {
         f"{metric}[{name}]": value for name, cost in costs.items() for metric, value in metrics(cost).items()
     }
-    rest = [Constraint(c.text, c.names - found.keys()) for c in constraints.modelled]
-    fields = known_values(space, machine, rest) if any(c.names for c in rest) else {}
-    return {column(c): violation(c, {**(fields or {}), **found}) for c in constraints.modelled}
+    without_metrics = [Constraint(c.text, c.names - metric_values.keys()) for c in constraints.modelled]
+    fields = known_values(space, machine, without_metrics) if any(c.names for c in without_metrics) else {}
+    return {
+        violation_column(c): violation(c, {**(fields or {}), **metric_values}) for c in constraints.modelled
+    }
 
 
 # metrics with a lower bound: they rise with energy and cycles, or are known in advance
@@ -131,7 +137,7 @@ BOUNDED = ("energy_pj", "latency_ns", "latency_cycles", "edp_pj_ns", "area_mm2")
 ROUNDING = 1e-9  # relative difference by which rounding may raise a bound above the cost
 
 
-def has_bounds(objectives: Sequence[Objective]) -> str:
+def unbounded_objective(objectives: Sequence[Objective]) -> str:
     """Returns the first objective without a lower bound from energy and cycles; "": all have one."""
     return next((o.column for o in objectives if o.metric not in BOUNDED or o.direction == "max"), "")
 
@@ -145,9 +151,11 @@ def objective_bounds(
     """Returns a lower bound of every objective over all schedules of a machine. lower_bounds: of each
     workload's cost.
     """
-    share = 1 - ROUNDING
+    factor = 1 - ROUNDING
     lower = {
-        name: Cost(share * c.energy_pj, share * c.latency_cycles, share * c.latency_ns, share * c.steady_ns)
+        name: Cost(
+            factor * c.energy_pj, factor * c.latency_cycles, factor * c.latency_ns, factor * c.interval_ns
+        )
         for name, c in lower_bounds.items()
     }
     return tuple(value(o, lower, weights, area_mm2) for o in objectives)
@@ -180,13 +188,13 @@ def first_dominating(front: Sequence[Trial], lower: Floats) -> Ints:
     """Returns [n], the index in the front of the first schedule that dominates a machine (`dominating`), or
     -1. lower: [n, objectives].
     """
-    found, open_ = np.full(len(lower), -1, np.int64), np.arange(len(lower))
-    for place, trial in enumerate(front):
-        own, values = lower[open_], np.array(trial.values)
-        beaten = (values <= own).all(axis=1) & (values < own).any(axis=1)
-        if beaten.any():
-            found[open_[beaten]] = place
-            open_ = open_[~beaten]
+    found, undominated = np.full(len(lower), -1, np.int64), np.arange(len(lower))
+    for index, trial in enumerate(front):
+        their_bounds, values = lower[undominated], np.array(trial.values)
+        is_dominated = (values <= their_bounds).all(axis=1) & (values < their_bounds).any(axis=1)
+        if is_dominated.any():
+            found[undominated[is_dominated]] = index
+            undominated = undominated[~is_dominated]
     return found
 
 

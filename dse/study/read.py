@@ -16,10 +16,10 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from dse.solve.solve import DATAFLOW, PIPELINED_SCHEDULES, SolverOptions
-from dse.study.pareto import MAXIMISED, METRICS, OVER, Objective
+from dse.solve.solve import MAPPERS_BY_NAME, PIPELINED_SCHEDULES, SolverOptions
+from dse.study.pareto import AGGREGATES, MAXIMISED, METRICS, Objective
 from dse.study.prune import Constraints, meets, metric_of
-from dse.study.sampler import LARGEST
+from dse.study.sampler import MAX_SPACE_SIZE
 from hw import machine
 from hw.component import closest_name, explain, show
 from hw.space import Constraint, Space, SpaceError, constraint, parse, static_names
@@ -50,7 +50,7 @@ KIND = (*NEEDED, "constraints", "solver")  # a document with one of these keys i
 WORKLOAD_KEYS = ("workload", "file", "bind", "weight", "name", "bits")
 SUFFIXES = catalog.SUFFIXES
 PARAMETER = re.compile(r"\w+=[^\s:=]+")  # a parameter in a catalog name
-TRIED = 2000  # machines that are tried to find one that meets the static constraints
+MAX_TRIED = 2000  # machines that are tried to find one that meets the static constraints
 
 
 class StudyError(ValueError):
@@ -87,16 +87,18 @@ class WorkloadRef:
 
 def document(path: Path, sets: Sequence[str], faults: Faults) -> dict[str, Any] | None:
     """Returns the document with `sets` merged in; None if it is no mapping."""
-    raw, wrong = documents.read(path)
-    known = documents.is_kind(raw, KIND)
-    if not known and (raw is not None or not wrong):
-        wrong = ["must be a mapping with workloads, machine, space and objectives; see studies/edge_cnn.yaml"]
-    faults.lines.extend(wrong)
-    if not known or not isinstance(raw, dict):
+    raw, document_faults = documents.read(path)
+    is_study = documents.is_kind(raw, KIND)
+    if not is_study and (raw is not None or not document_faults):
+        document_faults = [
+            "must be a mapping with workloads, machine, space and objectives; see studies/edge_cnn.yaml"
+        ]
+    faults.lines.extend(document_faults)
+    if not is_study or not isinstance(raw, dict):
         return None
     raw = {"name": path.stem, **raw}
     for text in sets:
-        _set(raw, text, faults)
+        _merge(raw, text, faults)
     misspelt = [explain(str(key), "extra_forbidden", raw[key], "", KEYS) for key in raw if key not in KEYS]
     faults.lines.extend(misspelt)
     for key in NEEDED:
@@ -137,9 +139,10 @@ def name(raw: Mapping[str, Any], faults: Faults) -> str:
 def solver(raw: object, faults: Faults) -> SolverOptions:
     """Returns the solver options of a study; faults for options that do not go together."""
     options = block(SolverOptions, raw, "solver", faults)
-    if options.mapper not in DATAFLOW:
+    if options.mapper not in MAPPERS_BY_NAME:
         faults.add(
-            f"solver.mapper = {show(options.mapper)} is no mapper; {closest_name(options.mapper, DATAFLOW)}"
+            f"solver.mapper = {show(options.mapper)} is no mapper; "
+            f"{closest_name(options.mapper, MAPPERS_BY_NAME)}"
         )
     if options.mapper == "annealing" and not find_spec("sklearn"):
         faults.add("solver.mapper = annealing needs scikit-learn; pip install 'dse[baselines]'")
@@ -149,43 +152,45 @@ def solver(raw: object, faults: Faults) -> SolverOptions:
                 f"solver.{key} = {show(raw[key])} is a choice of the mapper optimal; leave it out, "
                 "or take that mapper"
             )
-    exactly = options.mapper == "optimal" and options.tiling == "mapper" and options.factors != "imperfect"
+    shares_exactly = (
+        options.mapper == "optimal" and options.tiling == "mapper" and options.factors != "imperfect"
+    )
     if options.sharing_gap and (
-        options.objective != "energy" or options.schedule not in ("fused", "unfused") or not exactly
+        options.objective != "energy" or options.schedule not in ("fused", "unfused") or not shares_exactly
     ):
         faults.add(
             f"solver.sharing_gap = {show(options.sharing_gap)}: machines share what costs least energy, as "
             "found by the mapper optimal (factors perfect or imperfect_spatial) for schedules unfused or "
             "fused; take these options, or leave solver.sharing_gap out"
         )
-    piped = options.schedule in PIPELINED_SCHEDULES
-    exact = options.schedule == "fused" or piped
+    is_pipelined = options.schedule in PIPELINED_SCHEDULES
+    needs_optimal = options.schedule == "fused" or is_pipelined
     if options.schedule != "unfused" and (
-        options.tiling != "mapper" or (exact and options.mapper != "optimal")
+        options.tiling != "mapper" or (needs_optimal and options.mapper != "optimal")
     ):
         needed = (
             "the mapper optimal; leave out solver.mapper and solver.tiling"
-            if exact
+            if needs_optimal
             else "the nests of a mapper; leave out solver.tiling"
         )
         faults.add(f"solver.schedule = {show(options.schedule)} needs {needed}")
-    joint = options.schedule == "fused" and options.layout == "alt"
+    is_fused_alt = options.schedule == "fused" and options.layout == "alt"
     if options.layout != "row_major" and (
         (options.mapper, options.tiling) != ("optimal", "mapper")
-        or (options.schedule != "unfused" and not joint)
+        or (options.schedule != "unfused" and not is_fused_alt)
     ):
         faults.add(
             f"solver.layout = {show(options.layout)} needs the mapper optimal, without "
             "solver.schedule (alt also goes with schedule: fused); leave it out"
         )
     for key in ("weights", "spatial_layer_pipe", "temporal_layer_pipe"):
-        if not piped and isinstance(raw, Mapping) and key in raw:
+        if not is_pipelined and isinstance(raw, Mapping) and key in raw:
             faults.add(
                 f"solver.{key} = {show(raw[key])} is a choice of solver.schedule: pipelined; take "
                 "that, or leave it out"
             )
     for key in ("factors", "dataflow", "gap"):
-        if piped and isinstance(raw, Mapping) and key in raw:
+        if is_pipelined and isinstance(raw, Mapping) and key in raw:
             faults.add(
                 f"solver.{key} = {show(raw[key])} counts for nests of all of a machine, not for "
                 f"solver.schedule = {show(options.schedule)}; leave it out"
@@ -196,7 +201,7 @@ def solver(raw: object, faults: Faults) -> SolverOptions:
             "solver.schedule: pipelined; take that, or leave it out"
         )
     if (
-        piped
+        is_pipelined
         and options.temporal_layer_pipe
         and not options.spatial_layer_pipe
         and isinstance(raw, Mapping)
@@ -235,7 +240,7 @@ def space(
             if given in machine.names()
             else machine.find(str(folder / given) if _is_path(given) else given)
         )
-        if given not in machine.names() and (line := _leads_out(path, within)):
+        if given not in machine.names() and (line := _outside_reason(path, within)):
             faults.add(f"machine = {show(given)} {line}")
             return "", None
         found = parse(machine.load(str(path)), raw["space"]) if "space" in raw else None
@@ -246,13 +251,13 @@ def space(
     except SpaceError as error:
         faults.lines.extend(str(error).splitlines())
     else:
-        if found is not None and found.size > LARGEST:
+        if found is not None and found.size > MAX_SPACE_SIZE:
             faults.add(f"space has {found.size} machines; keep it at 2^62 at most")
         return str(path.resolve()), found
     return "", None
 
 
-def movement(raw: Mapping[str, Any], faults: Faults) -> bool:
+def allows_movement(raw: Mapping[str, Any], faults: Faults) -> bool:
     """True if unknown operators may count as data movement."""
     if (given := raw.get("unknown", "error")) not in ("error", "movement"):
         faults.add(
@@ -273,7 +278,7 @@ def workloads(
     if not isinstance(raw, list) or not raw:
         faults.add(f"workloads = {show(raw)} is no list; write e.g. [resnet50:batch=1]")
         return []
-    if line := _unquoted(raw):
+    if line := _unquoted_fault(raw):
         faults.add(line)
         return []
     read = [_workload(f"workloads[{i}]", item, folder, fuse, faults, within) for i, item in enumerate(raw)]
@@ -290,7 +295,7 @@ def workloads(
                 f'workloads: name "{text}" stands twice; give one of them a name of its own: '
                 f"{{workload: ..., name: ...}}"
             )
-        if text in OVER:
+        if text in AGGREGATES:
             faults.add(f'workloads: name "{text}" means an aggregate in objectives; choose another')
     return found
 
@@ -307,30 +312,32 @@ def objectives(
         )
         return ()
     found = [_objective(f"objectives[{i}]", item, names, faults) for i, item in enumerate(raw)]
-    good = [o for o in found if o is not None]
+    valid = [o for o in found if o is not None]
     for i, o in enumerate(found):
         if o is not None and o.metric == "latency_cycles" and clock_varies:
             faults.add(
                 f"objectives[{i}] = latency_cycles does not compare machines of different clock_mhz; "
                 "use latency_ns"
             )
-    for o in dict.fromkeys(good):
-        if [other.column for other in good].count(o.column) > 1:
+    for o in dict.fromkeys(valid):
+        if [other.column for other in valid].count(o.column) > 1:
             faults.add(f"objectives: {o.column} stands twice; keep one")
-    return tuple(good)
+    return tuple(valid)
 
 
-def constraints(raw: object, over: Space | None, names: Sequence[str] | None, faults: Faults) -> Constraints:
+def constraints(
+    raw: object, search_space: Space | None, names: Sequence[str] | None, faults: Faults
+) -> Constraints:
     """Returns the constraints, split into those on a machine alone (static) and those on its costs
     (modelled).
 
-    over: the study's space; None: it is faulty, so that nothing is checked
+    search_space: the study's space; None: it is faulty, so that nothing is checked
     names: workloads that a metric may name; None: any
     """
     if not isinstance(raw, list):
         faults.add(f'constraints = {show(raw)} is no list; write e.g. ["area_mm2 <= 12"]')
         return Constraints()
-    if over is None:
+    if search_space is None:
         return Constraints()
     static: list[Constraint] = []
     modelled: list[Constraint] = []
@@ -340,12 +347,12 @@ def constraints(raw: object, over: Space | None, names: Sequence[str] | None, fa
         except SpaceError as error:
             faults.add(f"constraints[{i}]: {error}")
             continue
-        unknown = [fault for n in sorted(one.names) if (fault := _unknown(n, over, names))]
+        unknown = [fault for n in sorted(one.names) if (fault := _name_fault(n, search_space, names))]
         faults.lines.extend(f'constraints[{i}]: "{text}": {fault}' for fault in unknown)
         if not unknown:
             (modelled if any(metric_of(n)[0] for n in one.names) else static).append(one)
     found = Constraints(tuple(static), tuple(modelled))
-    return found if _check_met(over, found, faults) else Constraints()
+    return found if _check_met(search_space, found, faults) else Constraints()
 
 
 def digest(text: str) -> str:
@@ -375,22 +382,22 @@ def assignments(texts: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _set(raw: dict[str, Any], text: str, faults: Faults) -> None:
+def _merge(raw: dict[str, Any], text: str, faults: Faults) -> None:
     """Merges "key=value" into the document. A key of space keeps its dots."""
     dotted, parsed = assignment(text, faults)
-    first, _, rest = dotted.partition(".")
+    first, _, inner_key = dotted.partition(".")
     inner = raw.get(first) or {}
     if not first:
         return
-    if not rest:
+    if not inner_key:
         raw[first] = parsed
     elif not isinstance(inner, dict):
         faults.add(f"--set {text}: {first} has no keys; set it as a whole: --set {first}=...")
     else:
-        raw[first] = {**inner, rest: parsed}
+        raw[first] = {**inner, inner_key: parsed}
 
 
-def _leads_out(path: Path, within: Path | None) -> str:
+def _outside_reason(path: Path, within: Path | None) -> str:
     """Returns why a file may not be read for a study of that folder, or ""."""
     if within is None or within.resolve() in path.resolve().parents:
         return ""
@@ -401,20 +408,20 @@ def _is_path(text: str) -> bool:
     return Path(text.partition(":")[0]).suffix.lower() in SUFFIXES
 
 
-def _unquoted(raw: list[Any]) -> str:
+def _unquoted_fault(raw: list[Any]) -> str:
     """Returns the fault of a list in which YAML split a name at its commas: [gemm:m=64,n=32,k=48] has three
     items, [{workload: gemm:m=64,n=32}] has two keys.
     """
     for i, item in enumerate(raw):
-        keyed = isinstance(item, Mapping)
-        rest = [key for key in item if item[key] is None] if keyed else raw[i + 1 :]
-        torn = list(takewhile(lambda part: isinstance(part, str) and PARAMETER.fullmatch(part), rest))
-        whole = str(item.get("workload")) if keyed else str(item)
-        if torn:
-            name = f'"{",".join([whole, *torn])}"'
+        is_mapping = isinstance(item, Mapping)
+        rest = [key for key in item if item[key] is None] if is_mapping else raw[i + 1 :]
+        pieces = list(takewhile(lambda part: isinstance(part, str) and PARAMETER.fullmatch(part), rest))
+        first_piece = str(item.get("workload")) if is_mapping else str(item)
+        if pieces:
+            name = f'"{",".join([first_piece, *pieces])}"'
             return (
-                f"workloads[{i}] = {whole} ends at a comma; quote it as a whole: "
-                f"{f'{{workload: {name}}}' if keyed else f'[{name}]'}"
+                f"workloads[{i}] = {first_piece} ends at a comma; quote it as a whole: "
+                f"{f'{{workload: {name}}}' if is_mapping else f'[{name}]'}"
             )
     return ""
 
@@ -450,18 +457,18 @@ def _workload(
         )
         return None
     before, path, after = catalog.file_in(text)
-    found = str((folder / path).resolve()) if path else ""
-    if path and (line := _leads_out(Path(found), within)):
+    absolute = str((folder / path).resolve()) if path else ""
+    if path and (line := _outside_reason(Path(absolute), within)):
         faults.add(f"{key} = {show(text)} {line}")
         return None
     try:
-        loaded = with_bits(catalog.load(before + found + after, bind, fuse), bits)
+        loaded = with_bits(catalog.load(before + absolute + after, bind, fuse), bits)
     except WorkloadError as error:
         faults.lines.extend(f"{key}: {line}" for line in str(error).splitlines())
         return None
-    shown = str(given.get("name", Path(path).stem if path and not before else text))
+    display_name = str(given.get("name", Path(path).stem if path and not before else text))
     pairs, widths = (tuple((str(k), v) for k, v in given.items()) for given in (bind, bits))
-    return WorkloadRef(shown, text, found, pairs, float(weight), _digest(loaded), widths), loaded
+    return WorkloadRef(display_name, text, absolute, pairs, float(weight), _digest(loaded), widths), loaded
 
 
 def _digest(workload: Workload) -> str:
@@ -484,15 +491,15 @@ def _objective(key: str, item: object, names: Sequence[str] | None, faults: Faul
         return None
     metric = str(metric_keys[0])
     over, direction = str(given[metric]), given.get("direction", "max" if metric in MAXIMISED else "min")
-    known = (*METRICS, "area_mm2")
-    if metric not in known:
-        faults.add(f"{key} = {metric} is no metric; {closest_name(metric, known)}")
+    metric_names = (*METRICS, "area_mm2")
+    if metric not in metric_names:
+        faults.add(f"{key} = {metric} is no metric; {closest_name(metric, metric_names)}")
     elif metric == "area_mm2" and over:
         faults.add(f"{key} = {{area_mm2: {over}}}: area is the machine's, not a workload's; write area_mm2")
-    elif over and names is not None and over not in (*OVER, *names):
+    elif over and names is not None and over not in (*AGGREGATES, *names):
         faults.add(
             f"{key} = {{{metric}: {over}}} names no aggregate and no workload; "
-            f"{closest_name(over, (*OVER, *names))}"
+            f"{closest_name(over, (*AGGREGATES, *names))}"
         )
     elif direction not in ("min", "max"):
         faults.add(f"{key}.direction = {show(direction)} is unknown; use min or max")
@@ -501,7 +508,7 @@ def _objective(key: str, item: object, names: Sequence[str] | None, faults: Faul
     return None
 
 
-def _unknown(text: str, over: Space, names: Sequence[str] | None) -> str:
+def _name_fault(text: str, search_space: Space, names: Sequence[str] | None) -> str:
     """Returns why a name in a constraint is neither a number of the machine nor a metric, or ""."""
     metric, workload = metric_of(text)
     if metric:
@@ -510,7 +517,7 @@ def _unknown(text: str, over: Space, names: Sequence[str] | None) -> str:
             if workload and names is not None and workload not in names
             else ""
         )
-    known = static_names(over.template)
+    known = static_names(search_space.template)
     return (
         ""
         if text in known
@@ -519,41 +526,44 @@ def _unknown(text: str, over: Space, names: Sequence[str] | None) -> str:
     )
 
 
-def _check_met(over: Space, found: Constraints, faults: Faults) -> bool:
+def _check_met(search_space: Space, found: Constraints, faults: Faults) -> bool:
     """False, with a fault, if no machine meets the static constraints. Each constraint is checked by itself
-    over the axes that it names; then all together, if the space has fewer than 2 x `TRIED` machines.
+    over the axes that it names; then all together, if the space has fewer than 2 x `MAX_TRIED` machines.
     """
-    sides = [(Constraints((c,)), _slice(over, c)) for c in found.static]
-    for asked, tried in (*sides, (found, range(0, over.size, max(1, over.size // TRIED)))):
-        everything = asked is not found or len(tried) == over.size
-        if everything and _none_meets(over, asked, tried):
+    single = [(Constraints((c,)), _slice(search_space, c)) for c in found.static]
+    for checked, machines in (
+        *single,
+        (found, range(0, search_space.size, max(1, search_space.size // MAX_TRIED))),
+    ):
+        decides = checked is not found or len(machines) == search_space.size
+        if decides and _none_meets(search_space, checked, machines):
             faults.add(
-                f"constraints: no machine of the space meets {' and '.join(c.text for c in asked.static)}; "
+                f"constraints: no machine of the space meets {' and '.join(c.text for c in checked.static)}; "
                 "relax it, or widen the space"
             )
             return False
     return True
 
 
-def _none_meets(over: Space, asked: Constraints, tried: Sequence[int]) -> bool:
+def _none_meets(search_space: Space, checked: Constraints, machines: Sequence[int]) -> bool:
     """True if none of these machines meets the constraints and at least one misses them. Machines that cannot
     be built do neither.
     """
-    missed = False
-    for number in tried:
-        met = meets(over, number, asked)
+    any_missed = False
+    for number in machines:
+        met = meets(search_space, number, checked)
         if met:
             return False
-        missed |= met is False
-    return missed
+        any_missed |= met is False
+    return any_missed
 
 
-def _slice(over: Space, one: Constraint) -> Sequence[int]:
+def _slice(search_space: Space, one: Constraint) -> Sequence[int]:
     """Returns one machine per combination of values on the axes that a constraint names; () if it names
-    anything else, or there are more than `TRIED`.
+    anything else, or there are more than `MAX_TRIED`.
     """
-    lengths = [len(axis.values) if axis.key in one.names else 1 for axis in over.axes]
-    if not one.names <= {axis.key for axis in over.axes} or prod(lengths) > TRIED:
+    lengths = [len(axis.values) if axis.key in one.names else 1 for axis in search_space.axes]
+    if not one.names <= {axis.key for axis in search_space.axes} or prod(lengths) > MAX_TRIED:
         return ()
-    strides = [prod(len(axis.values) for axis in over.axes[i + 1 :]) for i in range(len(lengths))]
+    strides = [prod(len(axis.values) for axis in search_space.axes[i + 1 :]) for i in range(len(lengths))]
     return [sum(s * p for s, p in zip(strides, at, strict=True)) for at in product(*map(range, lengths))]

@@ -32,19 +32,20 @@ if TYPE_CHECKING:
 
 # trials that a sampler sees: the time of one ask grows with them (62 ms at 1,000, 1.6 s at 10,000)
 WINDOW = 1000
-LARGEST = 2**62  # machines in a space at most: indices are int64
-SWAP = 0.5  # share of the genes that a crossover takes from the second parent
+MAX_SPACE_SIZE = 2**62  # machines in a space at most: indices are int64
+SWAP_SHARE = 0.5  # share of the genes that a crossover takes from the second parent
 ATTEMPTS = 4  # asks of Optuna per machine wanted, before the permutation fills the generation
 DRAWS = 64  # machines drawn per machine wanted at most, pruned ones included
 WALK_STEPS = 8  # steps of the walk from a repeated proposal to a neighbour that was not asked yet
 # machines of a generation where bounds prune: small at first, because the front of one prunes the next ones
 MIN_GENERATION, MAX_GENERATION = 32, 4096
-GROWTH = 1 + (MAX_GENERATION // MIN_GENERATION).bit_length()  # generations until the size is MAX_GENERATION
-GROWN = f"{MIN_GENERATION} doubling to {MAX_GENERATION}"
-STEERED = ("nsga2", "nsga3", "tpe")
+# generations until the size is MAX_GENERATION
+GROWTH_STEPS = 1 + (MAX_GENERATION // MIN_GENERATION).bit_length()
+GROWTH_TEXT = f"{MIN_GENERATION} doubling to {MAX_GENERATION}"
+LEARNING_METHODS = ("nsga2", "nsga3", "tpe")
 
 # machine -> violations of constraints, in the order of Trial.violations
-Admit = Callable[[int], tuple[float, ...]]
+Violations = Callable[[int], tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +54,20 @@ class Search:
 
     method: Literal["exhaustive", "random", "qmc", "nsga2", "nsga3", "tpe"] = "exhaustive"
     seed: Annotated[int, Field(ge=0)] = 0
-    # machines per generation; 0: 256 for methods that do not learn (with prune: `GROWN`), 16 for nsga2 and
-    # nsga3, 4 for tpe
+    # machines per generation; 0: 256 for methods that do not learn (with prune: `GROWTH_TEXT`), 16 for nsga2
+    # and nsga3, 4 for tpe
     generation: Annotated[int, Field(ge=0)] = 0
     population: Annotated[int, Field(ge=2)] = 24  # of nsga2 and nsga3
     startup: Annotated[int, Field(ge=2)] = 16  # trials before tpe learns
     prune: bool = False  # do not solve machines whose lower bounds a known schedule dominates
 
-    def batch(self, number: int) -> int:
+    def generation_size(self, number: int) -> int:
         """Returns how many machines a generation has."""
         if self.prune and not self.generation:
-            return min(MIN_GENERATION << min(max(number - 1, 0), GROWTH), MAX_GENERATION)
-        return self.generation or (4 if self.method == "tpe" else 16 if self.method in STEERED else 256)
+            return min(MIN_GENERATION << min(max(number - 1, 0), GROWTH_STEPS), MAX_GENERATION)
+        return self.generation or (
+            4 if self.method == "tpe" else 16 if self.method in LEARNING_METHODS else 256
+        )
 
     def warmup(self) -> int:
         """Returns how many trials a method needs before it learns: `startup` of tpe, else the population."""
@@ -98,22 +101,22 @@ class Draft:
     """A generation in the making."""
 
     wanted: int  # machines that it should have
-    admit: Admit
+    violations_of: Violations
     proposed: set[int]  # machines asked or pruned so far, earlier generations included
     asks: list[tuple[int, str]]
     pruned: list[tuple[int, str]]
 
-    def take(self, machine: int, source: str) -> tuple[float, ...]:
+    def add(self, machine: int, source: str) -> tuple[float, ...]:
         """Adds a machine that was not asked yet. Returns its violations if it breaks a constraint, else
         ().
         """
         self.proposed.add(machine)
-        violations = self.admit(machine)
-        broken = any(v > 0 for v in violations)
-        (self.pruned if broken else self.asks).append((machine, source))
-        return violations if broken else ()
+        violations = self.violations_of(machine)
+        is_violating = any(v > 0 for v in violations)
+        (self.pruned if is_violating else self.asks).append((machine, source))
+        return violations if is_violating else ()
 
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """True if enough machines are asked for, or DRAWS times as many were drawn."""
         return len(self.asks) >= self.wanted or len(self.asks) + len(self.pruned) >= DRAWS * self.wanted
 
@@ -125,7 +128,7 @@ def propose(
     directions: Sequence[str],
     trials: Sequence[Trial],
     asked: Collection[int],
-    admit: Admit,
+    violations_of: Violations,
 ) -> Proposal | None:
     """Returns the machines of one generation, or None when every machine has been asked.
 
@@ -135,20 +138,24 @@ def propose(
     admit: violations of the constraints that need no solving, in the order of Trial.violations; met if none
         is > 0
     """
-    if enumerated(search):
-        return _block(search, grid, generation, admit)
+    if is_enumerated(search):
+        return _enumerated_proposal(search, grid, generation, violations_of)
     if len(asked) >= grid.size:
         return None
-    draft = Draft(min(search.batch(generation), grid.size - len(asked)), admit, set(asked), [], [])
-    shown: list[Trial] = []
-    if search.method in STEERED:
-        shown = window(trials, directions, WINDOW)
-    if sum(t.values is not None for t in shown) >= search.warmup():
-        _steer(search, grid, generation, directions, shown, draft)
+    draft = Draft(
+        min(search.generation_size(generation), grid.size - len(asked)), violations_of, set(asked), [], []
+    )
+    window_trials: list[Trial] = []
+    if search.method in LEARNING_METHODS:
+        window_trials = window(trials, directions, WINDOW)
+    if sum(t.values is not None for t in window_trials) >= search.warmup():
+        _steer(search, grid, generation, directions, window_trials, draft)
     else:
         _draw(draft, _sobol(search, grid, len(asked) + draft.wanted), "qmc")
     _draw(draft, _permutation_draws(search, grid), "fill")
-    return Proposal(tuple(draft.asks), tuple(draft.pruned), tuple(dict.fromkeys(t.machine for t in shown)))
+    return Proposal(
+        tuple(draft.asks), tuple(draft.pruned), tuple(dict.fromkeys(t.machine for t in window_trials))
+    )
 
 
 def seed_of(search: Search, generation: int) -> int:
@@ -160,16 +167,16 @@ def arguments(search: Search) -> dict[str, str | int | float | bool | None]:
     """Returns the name and every argument of the sampler, as written with the asks."""
     match search.method:
         case "tpe":
-            own = {**_tpe_arguments(search), "window": WINDOW}
+            of_method = {**_tpe_arguments(search), "window": WINDOW}
         case "nsga2" | "nsga3":
-            own = {**_nsga_arguments(search), "window": WINDOW}
+            of_method = {**_nsga_arguments(search), "window": WINDOW}
         case _:
-            own = {"prune": True} if search.prune else {}
+            of_method = {"prune": True} if search.prune else {}
     return {
         "method": search.method,
         "seed": search.seed,
-        "generation": GROWN if search.prune and not search.generation else search.batch(0),
-        **own,
+        "generation": GROWTH_TEXT if search.prune and not search.generation else search.generation_size(0),
+        **of_method,
     }
 
 
@@ -191,7 +198,7 @@ def machine_at(grid: Grid, positions: Sequence[int]) -> int:
 
 
 def permutation(size: int, seed: int, positions: Ints) -> Ints:
-    """Returns the images of `positions` (each < size <= `LARGEST`) under a seeded permutation of
+    """Returns the images of `positions` (each < size <= `MAX_SPACE_SIZE`) under a seeded permutation of
     0..size-1.
 
     A Feistel network on the smallest even number of bits that holds size, applied again until the result is <
@@ -229,31 +236,31 @@ def window(trials: Sequence[Trial], directions: Sequence[str], limit: int) -> li
     return [ordered[i] for i in sorted([*best, *islice(recent, limit - len(best))])]
 
 
-def enumerated(search: Search) -> bool:
+def is_enumerated(search: Search) -> bool:
     """True if the machines of a generation follow from its number alone."""
     return search.method in ("exhaustive", "random")
 
 
-def block(search: Search, size: int, number: int) -> tuple[int, int]:
+def generation_range(search: Search, size: int, number: int) -> tuple[int, int]:
     """Returns (first, last + 1) of a generation's machines, as positions in the order of an enumerated
     search.
 
-    >>> [block(Search(prune=True), 1000, g) for g in range(4)]
+    >>> [generation_range(Search(prune=True), 1000, g) for g in range(4)]
     [(0, 32), (32, 64), (64, 128), (128, 256)]
-    >>> block(Search(generation=7), 10, 1)
+    >>> generation_range(Search(generation=7), 10, 1)
     (7, 10)
     """
-    first = sum(map(search.batch, range(min(number, GROWTH)))) + max(number - GROWTH, 0) * search.batch(
-        number
-    )
-    return min(first, size), min(first + search.batch(number), size)
+    first = sum(map(search.generation_size, range(min(number, GROWTH_STEPS)))) + max(
+        number - GROWTH_STEPS, 0
+    ) * search.generation_size(number)
+    return min(first, size), min(first + search.generation_size(number), size)
 
 
-def stretch(search: Search, size: int, number: int) -> Ints:
+def generation_machines(search: Search, size: int, number: int) -> Ints:
     """Returns the machines of a generation of an enumerated search: the space in its own order or
     permuted.
     """
-    positions = np.arange(*block(search, size, number), dtype=np.int64)
+    positions = np.arange(*generation_range(search, size, number), dtype=np.int64)
     return (
         permutation(size, search.seed, positions)
         if search.method == "random" and len(positions)
@@ -261,36 +268,38 @@ def stretch(search: Search, size: int, number: int) -> Ints:
     )
 
 
-def _block(search: Search, grid: Grid, generation: int, admit: Admit) -> Proposal | None:
+def _enumerated_proposal(
+    search: Search, grid: Grid, generation: int, violations_of: Violations
+) -> Proposal | None:
     """Returns the proposal of an enumerated search."""
-    machines = stretch(search, grid.size, generation)
+    machines = generation_machines(search, grid.size, generation)
     if not len(machines):
         return None
-    draft = Draft(len(machines), admit, set(), [], [])
+    draft = Draft(len(machines), violations_of, set(), [], [])
     for machine in machines.tolist():
-        draft.take(machine, search.method)
+        draft.add(machine, search.method)
     return Proposal(tuple(draft.asks), tuple(draft.pruned), ())
 
 
 def _draw(draft: Draft, machines: Iterator[int], source: str) -> None:
     """Fills the draft from a sequence, without machines that were asked."""
-    while not draft.full():
+    while not draft.is_full():
         machine = next(machines, None)
         if machine is None:
             return
         if machine not in draft.proposed:
-            draft.take(machine, source)
+            draft.add(machine, source)
 
 
-def _sobol(search: Search, grid: Grid, reach: int) -> Iterator[int]:
-    """Yields machines of a scrambled Sobol sequence over the axes. As a rule, `reach` of them are
+def _sobol(search: Search, grid: Grid, distinct_count: int) -> Iterator[int]:
+    """Yields machines of a scrambled Sobol sequence over the axes. As a rule, `distinct_count` of them are
     distinct.
     """
     from scipy.stats import qmc  # slow to import, and actors never sample
 
     sizes = np.array(grid.sizes)
     points = qmc.Sobol(d=len(sizes), scramble=True, rng=search.seed).random_base2(
-        (4 * reach - 1).bit_length()
+        (4 * distinct_count - 1).bit_length()
     )
     positions = np.minimum((points * sizes).astype(np.int64), sizes - 1)
     strides = np.array([prod(grid.sizes[axis + 1 :]) for axis in range(len(sizes))], dtype=np.int64)
@@ -320,52 +329,54 @@ def _steer(
     grid: Grid,
     generation: int,
     directions: Sequence[str],
-    shown: Sequence[Trial],
+    window_trials: Sequence[Trial],
     draft: Draft,
 ) -> None:
     """Adds machines that Optuna proposes, until the draft is full or ATTEMPTS are used up. Machines that
     break a constraint are reported to Optuna at once, with the worst values of the window.
     """
-    space = _distributions(grid)
+    distributions = _distributions(grid)
     rng = np.random.default_rng(seed_of(search, generation))
-    study = _rebuild_study(search, grid, generation, directions, shown)
-    worst = _worst_values(shown, directions)
+    study = _rebuild_study(search, grid, generation, directions, window_trials)
+    worst = _worst_values(window_trials, directions)
     for _ in range(ATTEMPTS * draft.wanted):
-        if draft.full():
+        if draft.is_full():
             return
-        trial = study.ask(space)
+        trial = study.ask(distributions)
         positions = [trial.params.get(str(axis), 0) for axis in range(len(grid.sizes))]
         machine, source = machine_at(grid, positions), str(search.method)
         if machine in draft.proposed:
             machine, source = _unasked_neighbour(grid, positions, draft.proposed, rng), "near"
-        broken = draft.take(machine, source) if machine >= 0 else ()
-        if broken:
-            for name, violation in enumerate((0.0, *broken)):
+        violations = draft.add(machine, source) if machine >= 0 else ()
+        if violations:
+            for name, violation in enumerate((0.0, *violations)):
                 trial.set_constraint(str(name), _penalty(violation))
             study.tell(trial, worst)
 
 
 def _unasked_neighbour(
-    grid: Grid, positions: Sequence[int], taken: Collection[int], rng: np.random.Generator
+    grid: Grid, positions: Sequence[int], asked: Collection[int], rng: np.random.Generator
 ) -> int:
     """Walks at random from these positions. Returns a machine that was not asked yet and is one step from the
     walk; -1 if there is none within WALK_STEPS.
     """
-    here = list(positions)
+    current = list(positions)
     for _ in range(WALK_STEPS):
         moves = [
-            (axis, there)
+            (axis, position)
             for axis in range(len(grid.sizes))
-            for there in _neighbour_positions(grid, axis, here[axis])
+            for position in _neighbour_positions(grid, axis, current[axis])
         ]
-        machines = [machine_at(grid, [*here[:axis], there, *here[axis + 1 :]]) for axis, there in moves]
-        free = [machine for machine in machines if machine not in taken]
-        if free:
-            return free[int(rng.integers(len(free)))]
+        machines = [
+            machine_at(grid, [*current[:axis], position, *current[axis + 1 :]]) for axis, position in moves
+        ]
+        unasked = [machine for machine in machines if machine not in asked]
+        if unasked:
+            return unasked[int(rng.integers(len(unasked)))]
         if not moves:
             return -1
-        axis, there = moves[int(rng.integers(len(moves)))]
-        here[axis] = there
+        axis, position = moves[int(rng.integers(len(moves)))]
+        current[axis] = position
     return -1
 
 
@@ -388,7 +399,7 @@ def _distributions(grid: Grid) -> dict[str, optuna.distributions.BaseDistributio
 
 
 def _rebuild_study(
-    search: Search, grid: Grid, generation: int, directions: Sequence[str], shown: Sequence[Trial]
+    search: Search, grid: Grid, generation: int, directions: Sequence[str], window_trials: Sequence[Trial]
 ) -> optuna.Study:
     """Returns an in-memory study with these trials.
 
@@ -398,21 +409,21 @@ def _rebuild_study(
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    aims = [
+    study_directions = [
         optuna.study.StudyDirection.MAXIMIZE if d == "max" else optuna.study.StudyDirection.MINIMIZE
         for d in directions
     ]
-    study = optuna.create_study(sampler=_sampler(search, generation), directions=aims)
-    space = _distributions(grid)
-    worst = _worst_values(shown, directions)
+    study = optuna.create_study(sampler=_sampler(search, generation), directions=study_directions)
+    distributions = _distributions(grid)
+    worst = _worst_values(window_trials, directions)
     attributes = {"NSGAIISampler:generation": 0, "NSGAIIISampler:generation": 0}
-    for t in shown:
+    for t in window_trials:
         positions = coordinates(grid, t.machine)
         study.add_trial(
             optuna.trial.create_trial(
                 values=worst if t.values is None else t.values,
-                params={name: positions[int(name)] for name in space},
-                distributions=space,
+                params={name: positions[int(name)] for name in distributions},
+                distributions=distributions,
                 system_attrs=dict(attributes),  # create_trial adds the constraints to it
                 constraints={str(i): _penalty(v) for i, v in enumerate(t.violations)},
             )
@@ -427,8 +438,8 @@ def _penalty(violation: float) -> float:
     return log1p(min(violation, 1e300)) if violation > 0 else 0.0
 
 
-def _worst_values(shown: Sequence[Trial], directions: Sequence[str]) -> tuple[float, ...]:
-    columns = zip(*(t.values for t in shown if t.values is not None), strict=True)
+def _worst_values(window_trials: Sequence[Trial], directions: Sequence[str]) -> tuple[float, ...]:
+    columns = zip(*(t.values for t in window_trials if t.values is not None), strict=True)
     return tuple(min(c) if d == "max" else max(c) for c, d in zip(columns, directions, strict=True))
 
 
@@ -443,7 +454,9 @@ def _sampler(search: Search, generation: int) -> optuna.samplers.BaseSampler:
     sampler = NSGAIISampler if search.method == "nsga2" else NSGAIIISampler
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # raised by NSGA-III
-        return sampler(seed=seed, crossover=UniformCrossover(swapping_prob=SWAP), **_nsga_arguments(search))
+        return sampler(
+            seed=seed, crossover=UniformCrossover(swapping_prob=SWAP_SHARE), **_nsga_arguments(search)
+        )
 
 
 def _tpe_arguments(search: Search) -> dict[str, Any]:
@@ -465,7 +478,7 @@ def _nsga_arguments(search: Search) -> dict[str, Any]:
         "mutation": None,
         "mutation_prob": None,
         "crossover_prob": 0.9,
-        "swapping_prob": SWAP,
+        "swapping_prob": SWAP_SHARE,
     }
     return (
         shared if search.method == "nsga2" else {**shared, "reference_points": None, "dividing_parameter": 3}

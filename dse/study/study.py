@@ -18,21 +18,21 @@ from dse.run.record import Column
 from dse.solve.solve import SolverOptions
 from dse.study import pareto, read, sampler
 from dse.study.pareto import Cost, Objective, Trial, metrics, slug, total
-from dse.study.plan import Asks, Limits, Stop
+from dse.study.plan import Generation, Limits, Stop
 from dse.study.prune import (
     Constraints,
-    column,
-    has_bounds,
     modelled_violations,
     reason,
     static_violations,
     static_violations_of_many,
+    unbounded_objective,
+    violation_column,
 )
 from dse.study.read import Faults, StudyError, WorkloadRef, digest
 from dse.study.sampler import Grid, Search
 from hw.arch import LAYOUT_FIELDS, Fanout, fields_of
 from hw.columns import Table
-from hw.space import Axis, Space, Value, ever, values
+from hw.space import Axis, Space, Value, is_ever_set, values
 from workloads import catalog
 from workloads.arrays import Floats, Ints
 from workloads.graph import Workload, unique
@@ -94,36 +94,36 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
         read.block(kind, document.get(key, {}), key, faults) for key, kind in BLOCKS.items()
     )
     machine, space = read.space(document, path.parent, faults, within)
-    if solver.layout != "row_major" and space and not ever(space, LAYOUT_FIELDS):
+    if solver.layout != "row_major" and space and not is_ever_set(space, LAYOUT_FIELDS):
         faults.add(
             f"solver.layout = {solver.layout}: {space.template.name} describes no lines, rows or "
             "banks: all layouts cost the same; leave it out"
         )
-    if solver.sharing_gap and space and ever(space, (*LAYOUT_FIELDS, *fields_of(Fanout, "network"))):
+    if solver.sharing_gap and space and is_ever_set(space, (*LAYOUT_FIELDS, *fields_of(Fanout, "network"))):
         faults.add(
             f"solver.sharing_gap = {solver.sharing_gap:g}: {space.template.name} describes lines, rows, "
             "banks or hops, which shared schedules do not price; leave it out"
         )
     given = document.get("workloads")
     found = read.workloads(
-        given, path.parent, solver.fuse_elementwise, faults, within, read.movement(document, faults)
+        given, path.parent, solver.fuse_elementwise, faults, within, read.allows_movement(document, faults)
     )
     names = (
         [ref.name for ref, _ in found] if isinstance(given, list) and len(found) == len(given) > 0 else None
     )
-    varies = space is not None and any(
+    clock_varies = space is not None and any(
         axis.key == "clock_mhz" and len(axis.values) > 1 for axis in space.axes
     )
-    objectives = read.objectives(document.get("objectives"), names, varies, faults)
+    objectives = read.objectives(document.get("objectives"), names, clock_varies, faults)
     constraints = read.constraints(document.get("constraints", []), space, names, faults)
-    if search.prune and search.method in sampler.STEERED:
+    if search.prune and search.method in sampler.LEARNING_METHODS:
         faults.add(
             f"search.prune = true: {search.method} learns from machines that are solved; take "
             "exhaustive, random or qmc"
         )
-    if search.prune and (free := has_bounds(objectives)):
+    if search.prune and (unbounded := unbounded_objective(objectives)):
         faults.add(
-            f"search.prune = true: no bound of {free} is known; leave prune out, or take objectives "
+            f"search.prune = true: no bound of {unbounded} is known; leave prune out, or take objectives "
             "of energy, latency, edp and area to be minimised"
         )
     workers, sink = read.workers(document, faults)
@@ -162,7 +162,7 @@ def to_yaml(study: Study) -> str:
         if ref.path:
             before, _, after = catalog.file_in(ref.text)
             document["workloads"][i] = {
-                "workload": f"{before}{_input(i, ref)}{after}",
+                "workload": f"{before}{_input_path(i, ref)}{after}",
                 "name": ref.name,
                 "bind": dict(ref.bind),
                 "weight": ref.weight,
@@ -180,7 +180,7 @@ def files(study: Study) -> dict[str, bytes]:
         f"inputs/{Path(study.machine).name}": Path(study.machine).read_bytes(),
     }
     return found | {
-        _input(i, ref): Path(ref.path).read_bytes() for i, ref in enumerate(study.workloads) if ref.path
+        _input_path(i, ref): Path(ref.path).read_bytes() for i, ref in enumerate(study.workloads) if ref.path
     }
 
 
@@ -215,12 +215,14 @@ def columns(study: Study, table: str) -> dict[str, Column]:
     violations; chosen: mappings.
     """
     if table == "machines":
-        return {slug(axis.key): _parameter(axis) for axis in study.space.axes}
+        return {slug(axis.key): _parameter_column(axis) for axis in study.space.axes}
     if table == "chosen":
-        most = max(len(unique(workload)) for workload in study.loaded)
+        max_einsums = max(len(unique(workload)) for workload in study.loaded)
         return {
-            chosen(i): Column("string", "", f"mapping_key of different einsum {i + 1} of the workload")
-            for i in range(most)
+            mapping_column(i): Column(
+                "string", "", f"mapping_key of different einsum {i + 1} of the workload"
+            )
+            for i in range(max_einsums)
         }
     if table != "points":
         return {}
@@ -231,16 +233,16 @@ def columns(study: Study, table: str) -> dict[str, Column]:
                 "float64", record.METRICS[o.metric].unit, f"{o.metric}, {o.over} over the workloads"
             )
     return found | {
-        column(c): Column("float64", "", f"how far {c.text} is missed; met if <= 0")
+        violation_column(c): Column("float64", "", f"how far {c.text} is missed; met if <= 0")
         for c in study.constraints.modelled
     }
 
 
-def chosen(place: int) -> str:
-    """Returns the column of the table chosen with the mapping of a workload's distinct einsum. place: its
+def mapping_column(index: int) -> str:
+    """Returns the column of the table chosen with the mapping of a workload's distinct einsum. index: its
     index, from 0.
     """
-    return f"mapping_{place + 1}"
+    return f"mapping_{index + 1}"
 
 
 def parameters(study: Study, machine: int) -> dict[str, Value]:
@@ -252,62 +254,76 @@ def grid(study: Study) -> Grid:
     """Returns the space as samplers see it."""
     return Grid(
         tuple(len(axis.values) for axis in study.space.axes),
-        tuple(_ordered(axis) for axis in study.space.axes),
+        tuple(_is_ordered(axis) for axis in study.space.axes),
     )
 
 
 def generation(
-    study: Study, number: int, asked: Sequence[Asks], trials: Sequence[Trial], table: Table | None = None
-) -> Asks | None:
+    study: Study,
+    number: int,
+    generations: Sequence[Generation],
+    trials: Sequence[Trial],
+    table: Table | None = None,
+) -> Generation | None:
     """Returns the asks of one generation, or None when no machine is left. A pure function, so that a resumed
     run may repeat it.
 
-    asked: generations 0..number-1
+    generations: generations 0..number-1
     trials: of complete generations <= number - 2
     table: of the study's space, reused between calls
     """
-    earlier = [m for asks in asked for m in (*(a[0] for a in asks.asks), *(p[0] for p in asks.pruned))]
-    later = (0.0,) * len(study.constraints.modelled)
-    many = (
-        sampler.stretch(study.search, study.space.size, number)
-        if sampler.enumerated(study.search)
+    asked_machines = [
+        m
+        for previous in generations
+        for m in (*(a[0] for a in previous.asks), *(p[0] for p in previous.pruned))
+    ]
+    modelled_zeros = (0.0,) * len(study.constraints.modelled)
+    machines = (
+        sampler.generation_machines(study.search, study.space.size, number)
+        if sampler.is_enumerated(study.search)
         else np.empty(0, np.int64)
     )
-    known = dict(
+    static_by_machine = dict(
         zip(
-            many.tolist(),
-            static_violations_of_many(table or Table(study.space), many, study.constraints),
+            machines.tolist(),
+            static_violations_of_many(table or Table(study.space), machines, study.constraints),
             strict=True,
         )
     )
 
-    def admit(machine: int) -> tuple[float, ...]:
+    def violations_of(machine: int) -> tuple[float, ...]:
         return (
-            known[machine] if machine in known else static_violations(study.space, machine, study.constraints)
-        ) + later
+            static_by_machine[machine]
+            if machine in static_by_machine
+            else static_violations(study.space, machine, study.constraints)
+        ) + modelled_zeros
 
     directions = [o.direction for o in study.objectives]
-    found = sampler.propose(study.search, grid(study), number, directions, trials, earlier, admit)
+    found = sampler.propose(
+        study.search, grid(study), number, directions, trials, asked_machines, violations_of
+    )
     if found is None:
         return None
-    static = len(study.constraints.static)
+    static_count = len(study.constraints.static)
     pruned = tuple(
-        (machine, source, reason(study.constraints, admit(machine)[:static]))
+        (machine, source, reason(study.constraints, violations_of(machine)[:static_count]))
         for machine, source in found.pruned
     )
     arguments = tuple(sampler.arguments(study.search).items())
-    return Asks(number, found.asks, pruned, found.seen, sampler.seed_of(study.search, number), arguments)
+    return Generation(
+        number, found.asks, pruned, found.seen, sampler.seed_of(study.search, number), arguments
+    )
 
 
 def point(study: Study, machine: int, area_mm2: float, costs: Mapping[str, Cost]) -> dict[str, float | bool]:
     """Returns metrics, objectives, violations and `feasible` of one schedule. costs: by workload, in the
     study's order.
     """
-    missed = modelled_violations(study.space, machine, study.constraints, costs, study.weights())
+    violations = modelled_violations(study.space, machine, study.constraints, costs, study.weights())
     return {
         **_metric_columns(study, area_mm2, costs),
-        **missed,
-        "feasible": all(v <= 0 for v in missed.values()),
+        **violations,
+        "feasible": all(v <= 0 for v in violations.values()),
     }
 
 
@@ -317,17 +333,23 @@ def points(
     """Returns `point` of n machines, a column each. costs: of columns [n]."""
     with np.errstate(divide="raise", invalid="raise"):  # as Python's floats do
         found = _metric_columns(study, area_mm2, costs)
-    missed: dict[str, list[float]] = {column(c): [] for c in study.constraints.modelled}
-    for i, machine in enumerate(machines.tolist() if missed else ()):
-        own = {name: Cost(*(float(part[i]) for part in astuple(cost))) for name, cost in costs.items()}
-        for name, much in modelled_violations(
-            study.space, machine, study.constraints, own, study.weights()
+    violations: dict[str, list[float]] = {violation_column(c): [] for c in study.constraints.modelled}
+    for i, machine in enumerate(machines.tolist() if violations else ()):
+        machine_costs = {
+            name: Cost(*(float(part[i]) for part in astuple(cost))) for name, cost in costs.items()
+        }
+        for name, violation in modelled_violations(
+            study.space, machine, study.constraints, machine_costs, study.weights()
         ).items():
-            missed[name].append(much)
+            violations[name].append(violation)
     feasible = np.logical_and.reduce(
-        [np.ones(len(machines), np.bool_), *(np.array(much) <= 0 for much in missed.values())]
+        [np.ones(len(machines), np.bool_), *(np.array(violation) <= 0 for violation in violations.values())]
     )
-    return {**found, **{name: np.array(much) for name, much in missed.items()}, "feasible": feasible}
+    return {
+        **found,
+        **{name: np.array(violation) for name, violation in violations.items()},
+        "feasible": feasible,
+    }
 
 
 def _metric_columns(study: Study, area_mm2: Any, costs: Mapping[str, Cost]) -> dict[str, Any]:
@@ -349,19 +371,21 @@ def trials(
     schedules: dict[int, list[Mapping[str, Any]]] = {}
     for row in sorted(points, key=lambda row: (row["machine"], row["schedule"])):
         schedules.setdefault(row["machine"], []).append(row)
-    met = (0.0,) * (1 + len(study.constraints.static))
-    names = [column(c) for c in study.constraints.modelled]
+    no_violations = (0.0,) * (1 + len(study.constraints.static))
+    names = [violation_column(c) for c in study.constraints.modelled]
     found = []
     for row in sorted(machines, key=lambda row: (row["generation"], row["machine"])):
-        at = row["machine"], row["generation"], row["status"]
+        head = row["machine"], row["generation"], row["status"]
         for schedule in schedules.get(row["machine"], []):
             objectives = tuple(float(schedule[o.column]) for o in study.objectives)
-            found.append(Trial(*at, objectives, met + tuple(float(schedule[name]) for name in names)))
+            found.append(
+                Trial(*head, objectives, no_violations + tuple(float(schedule[name]) for name in names))
+            )
         if row["status"] == "infeasible":
-            found.append(Trial(*at, None, (_shortage(row), *met[1:], *(0.0 for _ in names))))
-        elif row["status"] == "pruned" and study.search.method in sampler.STEERED:
-            missed = static_violations(study.space, row["machine"], study.constraints)
-            found.append(Trial(*at, None, (0.0, *missed, *(0.0 for _ in names))))
+            found.append(Trial(*head, None, (_shortage(row), *no_violations[1:], *(0.0 for _ in names))))
+        elif row["status"] == "pruned" and study.search.method in sampler.LEARNING_METHODS:
+            static = static_violations(study.space, row["machine"], study.constraints)
+            found.append(Trial(*head, None, (0.0, *static, *(0.0 for _ in names))))
     return found
 
 
@@ -371,16 +395,16 @@ def _shortage(row: Mapping[str, Any]) -> float:
     return need / have - 1.0 if need and have and need > have else 1.0
 
 
-def _input(number: int, ref: WorkloadRef) -> str:
+def _input_path(number: int, ref: WorkloadRef) -> str:
     return f"inputs/{number}_{Path(ref.path).name.removeprefix(f'{number}_')}"
 
 
-def _parameter(axis: Axis) -> Column:
-    unit = next((unit for end, unit in UNITS.items() if axis.key.endswith(end)), "")
+def _parameter_column(axis: Axis) -> Column:
+    unit = next((unit for suffix, unit in UNITS.items() if axis.key.endswith(suffix)), "")
     return Column(DTYPES[type(axis.values[0])], unit, f"parameter {axis.key} of the machine")
 
 
-def _ordered(axis: Axis) -> bool:
+def _is_ordered(axis: Axis) -> bool:
     """True if neighbours on the axis are similar: numbers that only rise or only fall."""
     numbers = [v for v in axis.values if isinstance(v, (int, float)) and not isinstance(v, bool)]
     pairs = list(itertools.pairwise(numbers))

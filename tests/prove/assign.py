@@ -122,7 +122,7 @@ def on_graphs(first: int, last: int, share: float = 1.0) -> tuple[list[str], dic
     for seed in range(first, last):
         rng = Random(seed)
         net, objective = network(rng), rng.choice(OBJECTIVES)
-        with patch.object(graphs, "LABELS", 3), cheaper(share):
+        with patch.object(graphs, "MAX_LABELS", 3), cheaper(share):
             solved = solve(SMALL, net, objective)
             least = enumerated(SMALL, net, objective, solved, share)
             found = {
@@ -218,11 +218,12 @@ def programs(first: int, last: int) -> tuple[list[str], int]:
     for seed in range(first, last):
         rng = Random(seed)
         net, objective = network(rng), rng.choice(["energy", "latency"])
-        with patch.object(graphs, "LABELS", 3), cheaper(rng.choice([1.0, 1e-3])):
+        with patch.object(graphs, "MAX_LABELS", 3), cheaper(rng.choice([1.0, 1e-3])):
             g = graphs.Layouts(SMALL, net, objective, solve(SMALL, net, objective))  # type: ignore[arg-type]
             rule = next(g.rules("alt"))
             found = g.minimum(rule)
-            g.priced = {g._shape_key(one) for one in g.shared}  # every copy by its price, wanted or not
+            # every copy by its price, wanted or not
+            g.solved_copies = {g._shape_key(one) for one in g.interface}
             priced = g.minimum(rule)
         assert found[2]
         assert priced[2]
@@ -290,7 +291,7 @@ def beaten(number: int, name: str, joint: int, loops: int) -> tuple[list[str], s
     solved = pairs_of(one, "imperfect_spatial", FREE, 0.0, frozenset())
     assert not isinstance(solved, Infeasible)
     exact = min(objective_value(objective, best.energy_pj, best.latency_cycles) for best in solved.costs)
-    looked = sum(len(mapping.memo) for mapping in solved.mappings)
+    looked = sum(len(mapping.transfers) for mapping in solved.mappings)
     found = sampled(one, Random(number), PROPOSERS[name](number), joint, loops)
     if isinstance(found, Infeasible):
         return [], name, [], looked

@@ -182,7 +182,9 @@ def session(top: Path, name: str) -> None:
     if name == "merge":
         real = worker.solve_machine
         worker.solve_machine = lambda job, ask, *rest: (
-            (worker.failed(job, ask, "lost: by design"), []) if ask.machine in LOST else real(job, ask, *rest)
+            (worker.error_rows(job, ask, "lost: by design"), [])
+            if ask.machine in LOST
+            else real(job, ask, *rest)
         )
     points = {"start": 5, "merge": 12, "resume": 12}[name]
     study = studies.load(

@@ -66,7 +66,7 @@ def random_sequence(rng: Random, shape: tuple[int, ...]) -> list[prim.Primitive]
         )
         after = prim.shape_after(p, shape)
         if prod(after) <= 5_000:
-            back = [prim.inverted(p, shape)] if rng.random() < 0.2 else []
+            back = [prim.inverse_of(p, shape)] if rng.random() < 0.2 else []
             found += [p, *back]
             shape = shape if back else after
     return found
@@ -195,7 +195,7 @@ def tiles(n: int, start: int = 0) -> Counter[tuple[str, str]]:
             got, real = counts.tables(counts.cuts(layout, memory)).box(spans, copies), Stream()
             real.box(at, 8, a)
             pairs = {
-                "runs": (counts.Span(got.runs, got.runs, got.runs), real.runs),
+                "runs": (counts.CountRange(got.runs, got.runs, got.runs), real.runs),
                 "lines": (got.lines, real.lines),
             }
             pairs |= (
@@ -262,7 +262,7 @@ def sanity(n: int) -> list[str]:
         two = [parse(random_text(rng, names, shape), names, shape) for _ in range(2)]
         elems = prod(count for _, count in spans)
         got = [counts.tables(counts.cuts(one, counts.Memory(1, sram_banks=1))).box(spans) for one in two]
-        if any(one.lines != counts.Span(elems, elems, elems) for one in got):
+        if any(one.lines != counts.CountRange(elems, elems, elems) for one in got):
             lines.append(f"line of one element: {got}")
         for one in two:
             moved = []
@@ -280,7 +280,7 @@ def sanity(n: int) -> list[str]:
         whole = tuple(b * rng.randint(1, 4) for b in blocks)
         tile = [(b * rng.randrange(size // b), b) for b, size in zip(blocks, whole, strict=True)]
         got_one = counts.tables(counts.cuts(parse(text, names, whole), counts.Memory(prod(blocks)))).box(tile)
-        if got_one.runs != 1 or got_one.lines != counts.Span(1, 1, 1):
+        if got_one.runs != 1 or got_one.lines != counts.CountRange(1, 1, 1):
             lines.append(f"blocked tile: {got_one}")
     for width, (wanted, measured) in MISSES.items():
         contiguous, strided = (
@@ -349,7 +349,7 @@ def mutants() -> list[str]:
     carries, key, most, spans, visits, opened, united, full = (
         counts._carries,
         counts._key,
-        counts._most,
+        counts._busiest_words,
         addresses.values,
         transfer._visits,
         transfer._rows_opened,
@@ -387,7 +387,7 @@ def mutants() -> list[str]:
         "bounds: half the upper bound of a cut": (
             counts,
             "guess",
-            lambda *a: (lambda s: counts.Span(s.lo, s.lo, (s.lo + s.hi) // 2))(full(*a)),
+            lambda *a: (lambda s: counts.CountRange(s.lo, s.lo, (s.lo + s.hi) // 2))(full(*a)),
         ),
         "cuts: a digit is divided though it is not": (
             counts,
@@ -413,7 +413,7 @@ def mutants() -> list[str]:
         "rows stay open however many a box has": (
             transfer,
             "_rows_opened",
-            lambda *a: (lambda s: counts.Span(s.lo, s.lo, s.lo))(opened(*a)),
+            lambda *a: (lambda s: counts.CountRange(s.lo, s.lo, s.lo))(opened(*a)),
         ),
         "rows: boxes in another order": (
             counts,

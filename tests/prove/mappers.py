@@ -174,9 +174,12 @@ def answers(seed: int, group: str, problem: Problem) -> list[Told]:
         )
         wrong = [*confirmed(problem, best)]
         # these problems have fewer nodes and unrollings than searches that take long
-        with patch.object(search, "EASY", 0 if seed % 2 else search.EASY), patch.object(mapper, "PROVEN", 0):
+        with (
+            patch.object(search, "OUTER_AFTER", 0 if seed % 2 else search.OUTER_AFTER),
+            patch.object(mapper, "MAX_UNROLLINGS", 0),
+        ):
             ours, *near = (optimal(problem, tiles, allowed_gap=gap) for gap in GAPS)
-            with patch.object(search, "CHOICES", CHOICES[seed % len(CHOICES)]):
+            with patch.object(search, "MAX_CHOICES", CHOICES[seed % len(CHOICES)]):
                 ended = optimal(problem, tiles, allowed_gap=GAPS[seed % len(GAPS)])
         for one, gap in zip((ours, *near), GAPS, strict=True):
             wrong += compared(problem, best, one, f"optimal, gap {gap}", gap)

@@ -82,7 +82,7 @@ def of_loops(seed: int) -> tuple[str, int, int]:
 def solver(name: str, matrix: str, n: int, mib: int) -> tuple[str, TrafficReport]:
     form = {} if name == "gmres" else {"form": "periodic", "iterations": 10}
     return name, traffic_of(
-        hpc.SOLVERS[name](matrix=matrix, n=n, **form), mib * 2**18, count=CountingRule(published=True)
+        hpc.SOLVERS[name](matrix=matrix, n=n, **form), mib * 2**18, count=CountingRule(as_published=True)
     )
 
 

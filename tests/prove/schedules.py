@@ -32,7 +32,7 @@ def kinds(seed: int) -> list[str]:
             "pipelined": bool(staged),
             "granules": any(any(isinstance(n, Loop) for n in s.nodes) for s in staged),
             "kept": bool(schedule.retained),
-            "less later": any(k.then for k in schedule.retained),
+            "less later": any(k.later_shares for k in schedule.retained),
             "pinned": schedule.weights == "pinned",
             "held": any(b.filled_once for s in schedule.segments for b in s.branches),
             "four einsums": len(workload.einsums) == 4,

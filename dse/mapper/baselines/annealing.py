@@ -16,13 +16,13 @@ from random import Random
 import numpy as np
 
 from dse.mapper.baselines.cost_descending import smallest_mapping
-from dse.mapper.baselines.exhaustive import gaps, is_lower, layers, spatial_loops
+from dse.mapper.baselines.exhaustive import is_lower, loop_orders, loop_positions, spatial_loops
 from dse.mapper.baselines.random import ATTEMPTS, Choices, draw, mapping_of, objective_values
 from dse.mapper.exact.spatial import primes
 from dse.mapping.nest import Infeasible, Mapping, Store, may_keep
 from dse.sim.counts.counts import footprints
 from dse.sim.einsum import cost
-from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting_alone
+from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_unfused
 from dse.sim.schedule import outermost
 from hw.arch import Arch
 from workloads.arrays import Floats
@@ -31,7 +31,7 @@ from workloads.einsum import Einsum
 ITERATIONS = 1024
 CANDIDATES = 128
 STEPS = 4  # steps of each walker between two rounds of costing
-FRESH = 0.05  # fraction of walkers that start again at a random mapping in every round
+RESTART_SHARE = 0.05  # fraction of walkers that start again at a random mapping in every round
 SAMPLES = 2048  # newest costs that the model learns from
 TREES = 40
 HOT, COLD = 1.0, 0.02  # first and last temperature, in doublings of the cost
@@ -62,53 +62,58 @@ def annealing(
     best = smallest_mapping(e, arch)
     if isinstance(best, Infeasible):
         return best
-    walkers = [walker for _ in range(candidates) if (walker := _start(e, arch, rng))]
+    walkers = [walker for _ in range(candidates) if (walker := _random_walker(e, arch, rng))]
     model: Model = _unlearned
-    costed, fitted = Evaluated(), 0
-    _cost(problem, [best], costed)
+    evaluated, fitted_count = Evaluated(), 0
+    _cost(problem, [best], evaluated)
     for i in range(iterations if walkers else 0):
-        heat = HOT * (COLD / HOT) ** (i / iterations)
+        temperature = HOT * (COLD / HOT) ** (i / iterations)
         for _ in range(STEPS):
-            walkers = _step(e, arch, walkers, model, heat, rng)
-        _cost(problem, [mapping for _, mapping in walkers], costed)
-        if len(costed.logs) > 1.25 * fitted:
-            model, fitted = fit_model(costed.rows, costed.logs), len(costed.logs)
-        walkers = [(_start(e, arch, rng) if rng.random() < FRESH else None) or walker for walker in walkers]
-    for mapping, found in costed.ranks.items():
-        best = mapping if is_lower(found, costed.ranks[best]) else best
-    return [evaluate_fitting_alone(problem, best)]
+            walkers = _step(e, arch, walkers, model, temperature, rng)
+        _cost(problem, [mapping for _, mapping in walkers], evaluated)
+        if len(evaluated.logs) > 1.25 * fitted_count:
+            model, fitted_count = fit_model(evaluated.rows, evaluated.logs), len(evaluated.logs)
+        walkers = [
+            (_random_walker(e, arch, rng) if rng.random() < RESTART_SHARE else None) or walker
+            for walker in walkers
+        ]
+    for mapping, found in evaluated.ranks.items():
+        best = mapping if is_lower(found, evaluated.ranks[best]) else best
+    return [evaluate_unfused(problem, best)]
 
 
-def _start(e: Einsum, arch: Arch, rng: Random) -> Walker | None:
+def _random_walker(e: Einsum, arch: Arch, rng: Random) -> Walker | None:
     """A random mapping that fits."""
     for _ in range(ATTEMPTS):
-        if walker := _fitting(e, arch, draw(e, arch, rng)):
+        if walker := _walker_if_fits(e, arch, draw(e, arch, rng)):
             return walker
     return None
 
 
-def _fitting(e: Einsum, arch: Arch, choices: Choices) -> Walker | None:
+def _walker_if_fits(e: Einsum, arch: Arch, choices: Choices) -> Walker | None:
     """The choices with their mapping; None if it does not fit."""
     mapping = mapping_of(e, arch, choices)
     return None if cost.overflow(footprints(mapping, e, arch), e, arch) else (choices, mapping)
 
 
 def _step(
-    e: Einsum, arch: Arch, walkers: Sequence[Walker], model: Model, heat: float, rng: Random
+    e: Einsum, arch: Arch, walkers: Sequence[Walker], model: Model, temperature: float, rng: Random
 ) -> list[Walker]:
     """Every walker proposes a neighbour that fits. It moves there if the model predicts a lower cost,
-    otherwise with a probability that falls with the difference over the temperature (`heat`).
+    otherwise with a probability that falls with the difference over the temperature (`temperature`).
     """
-    proposed = [
-        _fitting(e, arch, neighbour(e, arch, choices, rng)) or (choices, mapping)
+    proposals = [
+        _walker_if_fits(e, arch, neighbour(e, arch, choices, rng)) or (choices, mapping)
         for choices, mapping in walkers
     ]
-    rows = [features(e, arch, mapping) for pair in zip(walkers, proposed, strict=True) for _, mapping in pair]
+    rows = [
+        features(e, arch, mapping) for pair in zip(walkers, proposals, strict=True) for _, mapping in pair
+    ]
     logs = model(np.array(rows)).reshape(-1, 2)
-    worse = np.maximum(logs[:, 1] - logs[:, 0], 0.0) / heat
+    worse = np.maximum(logs[:, 1] - logs[:, 0], 0.0) / temperature
     return [
         new if rng.random() < exp(-step) else old
-        for old, new, step in zip(walkers, proposed, worse.tolist(), strict=True)
+        for old, new, step in zip(walkers, proposals, worse.tolist(), strict=True)
     ]
 
 
@@ -117,15 +122,15 @@ def neighbour(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> Choices:
     from another if it is there; the PEs of a spatial loop; the order of the loops at a position; or a node
     moved within its level, into it or out of it.
     """
-    items, orders = layers(arch, choices.placement), gaps(e, arch, choices.placement)
-    kind, trips = rng.random(), dict(choices.trips)
-    open_gaps = [item for item, own in zip(items, orders, strict=True) if own != [()]]
-    if kind < 0.5 and open_gaps:  # there are none if every rank has extent 1
+    items, orders = loop_positions(arch, choices.placement), loop_orders(e, arch, choices.placement)
+    chance, trips = rng.random(), dict(choices.trips)
+    open_gaps = [item for item, gap_orders in zip(items, orders, strict=True) if gap_orders != [()]]
+    if chance < 0.5 and open_gaps:  # there are none if every rank has extent 1
         rank = rng.choice([rank for rank, n in e.extents if n > 1])
-        here, there, p = rng.choice(open_gaps), rng.choice(open_gaps), rng.choice(primes(e.sizes()[rank]))
-        trips[here, rank, ""] = trips.get((here, rank, ""), 1) * p
-        if trips.get((there, rank, ""), 1) % p == 0:
-            trips[there, rank, ""] = trips.get((there, rank, ""), 1) // p
+        target, source, p = rng.choice(open_gaps), rng.choice(open_gaps), rng.choice(primes(e.sizes()[rank]))
+        trips[target, rank, ""] = trips.get((target, rank, ""), 1) * p
+        if trips.get((source, rank, ""), 1) % p == 0:
+            trips[source, rank, ""] = trips.get((source, rank, ""), 1) // p
         return replace(choices, trips=trips)
     loops = [
         (item, loop)
@@ -133,13 +138,13 @@ def neighbour(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> Choices:
         if isinstance(item, int)
         for loop in spatial_loops(e, arch.fanouts, item)
     ]
-    if kind < 0.75 and loops:
+    if chance < 0.75 and loops:
         item, loop = rng.choice(loops)
         trips[item, loop.rank, loop.over] = rng.randint(
             1, dict(pair for f in arch.fanouts for pair in f.dims)[loop.over]
         )
         return replace(choices, trips=trips)
-    if kind < 0.85:
+    if chance < 0.85:
         return replace(choices, orders={**choices.orders, rng.choice(items): rng.randrange(len(e.extents))})
     return replace(choices, placement=_move_node(e, arch, choices, rng))
 
@@ -152,11 +157,11 @@ def _move_node(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> tuple[tu
     v, name = rng.randrange(len(arch.levels)), rng.choice(names)
     if name not in may_keep(e, arch.levels[v]):
         return choices.placement
-    own = [tensor for tensor in choices.placement[v] if tensor != name]
+    level_tensors = [tensor for tensor in choices.placement[v] if tensor != name]
     if name not in choices.placement[v] or not arch.levels[v].bypass or rng.random() < 0.5:
-        own.insert(rng.randint(0, len(own)), name)
-    found = (*choices.placement[:v], tuple(own), *choices.placement[v + 1 :])
-    return found if all(any(name in held for held in found) for name in names) else choices.placement
+        level_tensors.insert(rng.randint(0, len(level_tensors)), name)
+    changed = (*choices.placement[:v], tuple(level_tensors), *choices.placement[v + 1 :])
+    return changed if all(any(name in held for held in changed) for name in names) else choices.placement
 
 
 def features(e: Einsum, arch: Arch, mapping: Mapping) -> Floats:
@@ -166,9 +171,9 @@ def features(e: Einsum, arch: Arch, mapping: Mapping) -> Floats:
     2. per fan-out dimension, the PEs in use;
     3. the trips of all temporal loops.
     """
-    held = {(f.level, f.tensor): float(f.elems) for f in footprints(mapping, e, arch)}
+    stored_elems = {(f.level, f.tensor): float(f.elems) for f in footprints(mapping, e, arch)}
     fills: dict[tuple[str, str], int] = {}
-    used = {dim: 1 for f in arch.fanouts for dim, _ in f.dims}
+    used_pes = {dim: 1 for f in arch.fanouts for dim, _ in f.dims}
     tile, trips = e.sizes(), 1
     for node in mapping.nodes:
         if isinstance(node, Store):
@@ -177,15 +182,15 @@ def features(e: Einsum, arch: Arch, mapping: Mapping) -> Floats:
         n = -(-tile[node.rank] // node.tile)
         tile[node.rank] = node.tile
         if node.over:
-            used[node.over] *= n
+            used_pes[node.over] *= n
         else:
             trips *= n
     nodes = [(level.name, p.tensor) for level in arch.levels for p in e.tensors()]
     return np.array(
         [
-            *(log2(held[n]) if n in held else -1.0 for n in nodes),
+            *(log2(stored_elems[n]) if n in stored_elems else -1.0 for n in nodes),
             *(log2(fills[n]) if n in fills else -1.0 for n in nodes),
-            *(log2(n) for n in used.values()),
+            *(log2(n) for n in used_pes.values()),
             log2(trips),
         ]
     )
@@ -196,13 +201,13 @@ def _unlearned(rows: Floats) -> Floats:
     return np.zeros(len(rows))
 
 
-def _cost(problem: Problem, mappings: Sequence[Mapping], costed: Evaluated) -> None:
-    """Costs mappings that were not costed before, and adds them to `costed`."""
+def _cost(problem: Problem, mappings: Sequence[Mapping], evaluated: Evaluated) -> None:
+    """Costs mappings that were not costed before, and adds them to `evaluated`."""
     for mapping in mappings:
-        if mapping not in costed.ranks:
-            costed.ranks[mapping] = objective_values(problem, mapping)
-            costed.rows.append(features(problem.einsum, problem.arch, mapping))
-            costed.logs.append(log2(max(costed.ranks[mapping][0], 1e-300)))
+        if mapping not in evaluated.ranks:
+            evaluated.ranks[mapping] = objective_values(problem, mapping)
+            evaluated.rows.append(features(problem.einsum, problem.arch, mapping))
+            evaluated.logs.append(log2(max(evaluated.ranks[mapping][0], 1e-300)))
 
 
 def fit_model(rows: Sequence[Floats], logs: Sequence[float]) -> Model:

@@ -55,18 +55,23 @@ class Stationary:
     arch: Arch
     # the innermost level that is too small for one element of each of its tensors, if these move: its double
     # buffer stores them twice
-    last: int
-    must: tuple[tuple[Store, ...], ...]  # per level the nodes that no mapping may leave out
+    last_tight: int
+    required: tuple[tuple[Store, ...], ...]  # per level the nodes that no mapping may leave out
     # per tensor the innermost level of these nodes; 0: only the node of the outermost level
     depth: dict[str, int]
 
     def above(self, v: int) -> list[Store]:
         """Required nodes of level v that stand above all temporal loops."""
-        return [store for store in self.must[v] if v <= self.depth[store.tensor]]
+        return [store for store in self.required[v] if v <= self.depth[store.tensor]]
 
     def below(self) -> list[Store]:
         """Required nodes that stand below temporal loops, outermost level first."""
-        return [store for v, own in enumerate(self.must) for store in own if v > self.depth[store.tensor]]
+        return [
+            store
+            for v, stores in enumerate(self.required)
+            for store in stores
+            if v > self.depth[store.tensor]
+        ]
 
 
 @outermost.mapper
@@ -106,24 +111,28 @@ def candidates(e: Einsum, arch: Arch) -> list[Counted] | Infeasible:
     smallest = smallest_mapping(e, arch)
     if isinstance(smallest, Infeasible):
         return smallest
-    plan = _usable(e, arch)
+    usable_arch = _usable_arch(e, arch)
     fills = {
         repr(fill): fill
-        for kept in product(*(_tier_tensors(e, plan, tier) for tier in tiers(e, plan)[1:]))
-        for fill in [_fill(e, plan, kept)]
+        for tier_stationary in product(
+            *(_tier_tensors(e, usable_arch, tier) for tier in tiers(e, usable_arch)[1:])
+        )
+        for fill in [_fill(e, usable_arch, tier_stationary)]
     }
     orders = sorted(
-        {tuple(_order(e, still)) for still in permutations(e.tensors(), min(2, len(e.tensors())))}
+        {tuple(_order(e, stationary)) for stationary in permutations(e.tensors(), min(2, len(e.tensors())))}
     )
-    nests = dict.fromkeys(mapping for fill in fills.values() for mapping in _nests(e, plan, fill, orders))
+    nests = dict.fromkeys(
+        mapping for fill in fills.values() for mapping in _nests(e, usable_arch, fill, orders)
+    )
     fitting = [
-        (mapping, held)
+        (mapping, footprint)
         for mapping in nests
-        if not cost.overflow(held := footprints(mapping, e, arch), e, arch)
+        if not cost.overflow(footprint := footprints(mapping, e, arch), e, arch)
     ]
     return [
-        counted(mapping, e, arch, held)
-        for mapping, held in fitting or [(smallest, footprints(smallest, e, arch))]
+        counted(mapping, e, arch, footprint)
+        for mapping, footprint in fitting or [(smallest, footprints(smallest, e, arch))]
     ]
 
 
@@ -136,16 +145,18 @@ def smallest_mapping(e: Einsum, arch: Arch) -> Mapping | Infeasible:
     are stored once.
     """
     smallest = minimal_mapping(e, arch)
-    once = replace(arch, levels=tuple(replace(level, double_buffer=False) for level in arch.levels))
-    full = cost.overflow(footprints(smallest, e, arch), e, arch)
-    if full and not cost.overflow(footprints(smallest, e, arch), e, once):
+    single_buffered = replace(
+        arch, levels=tuple(replace(level, double_buffer=False) for level in arch.levels)
+    )
+    overflow = cost.overflow(footprints(smallest, e, arch), e, arch)
+    if overflow and not cost.overflow(footprints(smallest, e, arch), e, single_buffered):
         fitting = (
             nest
             for nest in _stationary_mappings(e, arch)
             if not cost.overflow(footprints(nest, e, arch), e, arch) and not faults(nest, e, arch)
         )
-        return next(fitting, full)
-    return full or smallest
+        return next(fitting, overflow)
+    return overflow or smallest
 
 
 def _stationary_mappings(e: Einsum, arch: Arch) -> Iterator[Mapping]:
@@ -162,47 +173,67 @@ def _stationary_mappings(e: Einsum, arch: Arch) -> Iterator[Mapping]:
         nodes of another tensor or another level, of which the last one sank, or did not, likewise: let them
             stand there, sunk as far as they can.
     Nodes outside of PEs in use cannot move, since a loop above the PEs would move all that is inside of them.
-    Levels inside of `last` have the capacity for nodes that move.
+    Levels inside of `last_tight` have the capacity for nodes that move.
     """
-    unit, names = dict.fromkeys(e.sizes(), 1), [p.tensor for p in e.tensors()]
-    must = tuple(
+    unit_tile, names = dict.fromkeys(e.sizes(), 1), [p.tensor for p in e.tensors()]
+    required = tuple(
         tuple(Store(level.name, t) for t in may_keep(e, level)) if not v or not level.bypass else ()
         for v, level in enumerate(arch.levels)
     )
-    last = max(v for v, own in enumerate(must) if v and own and _overflow(e, arch, v, unit, unit))
+    last_tight = max(
+        v
+        for v, stores in enumerate(required)
+        if v and stores and _overflows(e, arch, v, unit_tile, unit_tile)
+    )
     for depth in product(
-        *([0, *(v for v in range(1, last + 1) if any(store.tensor == t for store in must[v]))] for t in names)
+        *(
+            [0, *(v for v in range(1, last_tight + 1) if any(store.tensor == t for store in required[v]))]
+            for t in names
+        )
     ):
-        still = Stationary(e, arch, last, must, dict(zip(names, depth, strict=True)))
-        for tile, nodes in _factorizations(still).items() if last in depth else ():
-            yield from _below(still, {rank: n for rank, n in zip(unit, tile, strict=True) if n > 1}, nodes)
+        stationary = Stationary(e, arch, last_tight, required, dict(zip(names, depth, strict=True)))
+        for tile, nodes in _factorizations(stationary).items() if last_tight in depth else ():
+            yield from _nests_below(
+                stationary, {rank: n for rank, n in zip(unit_tile, tile, strict=True) if n > 1}, nodes
+            )
 
 
-def _below(still: Stationary, left: Tile, nodes: tuple[Loop | Store, ...]) -> Iterator[Mapping]:
+def _nests_below(
+    stationary: Stationary, remaining: Tile, nodes: tuple[Loop | Store, ...]
+) -> Iterator[Mapping]:
     """Nests that go on below the stationary nodes: one per choice of what stands directly above the temporal
     loops (a node, or PEs) and of the first loop.
     """
-    e, arch, moving = still.e, still.arch, still.below()
+    e, arch, moving = stationary.e, stationary.arch, stationary.below()
     tops: list[tuple[tuple[Loop | Store, ...], Projection]] = []
     for p in e.tensors():
-        end = Store(arch.levels[still.depth[p.tensor]].name, p.tensor)
+        end = Store(arch.levels[stationary.depth[p.tensor]].name, p.tensor)
         tops.append(((*(node for node in nodes if node != end), end), p))
         inner = [
             Store(level.name, p.tensor)
             for v, level in enumerate(arch.levels)
-            if v > still.depth[p.tensor] and p.tensor in may_keep(e, level)
+            if v > stationary.depth[p.tensor] and p.tensor in may_keep(e, level)
         ]
-        tops += [((*nodes, *own), p) for n in range(1, len(inner) + 1) for own in combinations(inner, n)]
+        tops += [
+            ((*nodes, *inner_nodes), p)
+            for n in range(1, len(inner) + 1)
+            for inner_nodes in combinations(inner, n)
+        ]
     for top, p in tops:
-        for order in _first_loops(p, left):
+        for order in _first_loops(p, remaining):
             yield Mapping(
                 (*top, *(Loop(rank, 1) for rank in order), *(store for store in moving if store not in top))
             )
     for f in arch.fanouts:
-        for rank, (dim, _) in product(left, f.dims if f.outside > still.last else ()):
-            half = -(-left[rank] // 2)
+        for rank, (dim, _) in product(remaining, f.dims if f.outside > stationary.last_tight else ()):
+            half = -(-remaining[rank] // 2)
             yield Mapping(
-                (*nodes, Loop(rank, half, dim), *(Loop(r, 1) for r in left if r != rank or half > 1), *moving)
+                (
+                    *nodes,
+                    Loop(rank, half, dim),
+                    *(Loop(r, 1) for r in remaining if r != rank or half > 1),
+                    *moving,
+                )
             )
 
 
@@ -211,53 +242,73 @@ def _first_loops(p: Projection, ranks: Tile) -> Iterator[list[str]]:
     one order per window that it may sink into. In the others the node does not sink, since the tensor does
     not have the rank of the first loop.
     """
-    for window in sorted(p.partial() & set(ranks)) or [""]:
-        yield sorted(ranks, key=lambda r: (r not in p.full(), r != window))
+    for window in sorted(p.partial_ranks() & set(ranks)) or [""]:
+        yield sorted(ranks, key=lambda r: (r not in p.full_ranks(), r != window))
     for unseen in set(ranks) - p.ranks():
         yield sorted(ranks, key=lambda r: r != unseen)
 
 
-def _factorizations(still: Stationary) -> Factorizations:
-    """Ways to unroll ranks over the fan-outs outside of the level `Stationary.last`: remaining tile -> nodes
-    that stand above.
+def _factorizations(stationary: Stationary) -> Factorizations:
+    """Ways to unroll ranks over the fan-outs outside of the level `Stationary.last_tight`: remaining tile ->
+    nodes that stand above.
 
     Only ranks that change what this level needs are unrolled: all ranks of stationary tensors, and the
     partially relevant ranks of the others.
     """
-    e, arch, last = still.e, still.arch, still.last
-    seen = frozenset().union(*(p.ranks() if still.depth[p.tensor] else p.partial() for p in e.tensors()))
-    ways: Factorizations = {tuple(e.sizes().values()): still.must[0]}
-    left = prod(size for f in arch.fanouts if 0 < f.outside <= last for _, size in f.dims)
-    for v in range(1, last + 1):
-        moving = any(store not in still.above(u) for u in range(1, v) for store in still.must[u])
+    e, arch, last_tight = stationary.e, stationary.arch, stationary.last_tight
+    unrolled_ranks = frozenset().union(
+        *(p.ranks() if stationary.depth[p.tensor] else p.partial_ranks() for p in e.tensors())
+    )
+    factorizations: Factorizations = {tuple(e.sizes().values()): stationary.required[0]}
+    later_pes = prod(size for f in arch.fanouts if 0 < f.outside <= last_tight for _, size in f.dims)
+    for v in range(1, last_tight + 1):
+        has_moving = any(
+            store not in stationary.above(u) for u in range(1, v) for store in stationary.required[u]
+        )
         for dim, size in (pair for f in arch.fanouts if f.outside == v for pair in f.dims):
-            left //= size
-            if not moving:
-                ways = _cut(still, ways, seen - e.output.partial(), dim, size, left)
-        deeper = {tile: (*nodes, *still.above(v)) for tile, nodes in ways.items()}
-        ways = {
+            later_pes //= size
+            if not has_moving:
+                factorizations = _unroll_dim(
+                    stationary,
+                    factorizations,
+                    unrolled_ranks - e.output.partial_ranks(),
+                    dim,
+                    size,
+                    later_pes,
+                )
+        with_nodes = {tile: (*nodes, *stationary.above(v)) for tile, nodes in factorizations.items()}
+        factorizations = {
             tile: nodes
-            for tile, nodes in deeper.items()
+            for tile, nodes in with_nodes.items()
             if not cost.overflow(footprints(Mapping(nodes), e, arch), e, arch)
         }
-    return {tile: nodes for tile, nodes in ways.items() if _min_bits(still, tile, 1) <= _capacity(arch, last)}
+    return {
+        tile: nodes
+        for tile, nodes in factorizations.items()
+        if _min_bits(stationary, tile, 1) <= _capacity(arch, last_tight)
+    }
 
 
-def _cut(
-    still: Stationary, factorizations: Factorizations, ranks: frozenset[str], dim: str, size: int, left: int
+def _unroll_dim(
+    stationary: Stationary,
+    factorizations: Factorizations,
+    ranks: frozenset[str],
+    dim: str,
+    size: int,
+    later_pes: int,
 ) -> Factorizations:
-    """The factorizations extended by one more fan-out dimension. left: PEs of the dimensions still to come.
-    Two kinds are left out:
+    """The factorizations extended by one more fan-out dimension. later_pes: PEs of the dimensions still to
+    come. Two kinds are left out:
 
     1. those for which another one, which leaves the same ranks to loops, has a tile that is nowhere larger;
     2. those that do not fit even if the PEs of the dimensions still to come cut the tile further
        (`_min_bits`).
     """
-    room = _capacity(still.arch, still.last)
+    capacity = _capacity(stationary.arch, stationary.last_tight)
     found: Factorizations = {}
     for start, above in factorizations.items():
-        grown = [(start, size, above)]
-        for i, rank in enumerate(still.e.sizes()):
+        partial = [(start, size, above)]
+        for i, rank in enumerate(stationary.e.sizes()):
             if rank in ranks:
                 cuts = [
                     (
@@ -265,11 +316,13 @@ def _cut(
                         pes // -(-tile[i] // n),
                         nodes if n == tile[i] else (*nodes, Loop(rank, n, dim)),
                     )
-                    for tile, pes, nodes in grown
+                    for tile, pes, nodes in partial
                     for n in sorted({-(-tile[i] // f) for f in range(1, min(pes, tile[i]) + 1)})
                 ]
-                grown = [cut for cut in cuts if _min_bits(still, cut[0], cut[1] * left) <= room]
-        found |= {tile: nodes for tile, _, nodes in grown}
+                partial = [
+                    cut for cut in cuts if _min_bits(stationary, cut[0], cut[1] * later_pes) <= capacity
+                ]
+        found |= {tile: nodes for tile, _, nodes in partial}
     tiles = np.array(list(found))
     return {
         tile: nodes
@@ -278,43 +331,48 @@ def _cut(
     }
 
 
-def _min_bits(still: Stationary, tile: Sequence[int], pes: int) -> int:
-    """A lower bound of the bits that the level `Stationary.last` needs: twice one element of each moving
-    tensor, and the tile of each stationary tensor divided by all remaining PEs (`pes`), as if no other tensor
-    were cut by them.
+def _min_bits(stationary: Stationary, tile: Sequence[int], pes: int) -> int:
+    """A lower bound of the bits that the level `Stationary.last_tight` needs: twice one element of each
+    moving tensor, and the tile of each stationary tensor divided by all remaining PEs (`pes`), as if no other
+    tensor were cut by them.
     """
-    sizes, bits = dict(zip(still.e.sizes(), tile, strict=True)), bits_of(still.e, still.arch)
+    sizes, bits = dict(zip(stationary.e.sizes(), tile, strict=True)), bits_of(stationary.e, stationary.arch)
     total = 0
-    for p in _tier_tensors(still.e, still.arch, (still.last,)):
-        unit = tile_bits(p, dict.fromkeys(sizes, 1), still.arch.word_bits)
-        cut = (
+    for p in _tier_tensors(stationary.e, stationary.arch, (stationary.last_tight,)):
+        elem_bits = tile_bits(p, dict.fromkeys(sizes, 1), stationary.arch.word_bits)
+        share_bits = (
             bits[p.tensor]
             * -(-prod(max((sizes[rank] for rank in dim.ranks()), default=1) for dim in p.dims) // pes)
             if p.format == "dense"
-            else unit
+            else elem_bits
         )
-        total += max(unit, cut) if still.depth[p.tensor] == still.last else 2 * unit
+        total += (
+            max(elem_bits, share_bits)
+            if stationary.depth[p.tensor] == stationary.last_tight
+            else 2 * elem_bits
+        )
     return total
 
 
-def _usable(e: Einsum, arch: Arch) -> Arch:
+def _usable_arch(e: Einsum, arch: Arch) -> Arch:
     """The machine without levels that are too small for one element of each of their tensors, held twice;
     such a level that may not be bypassed gets a single buffer instead.
     """
     unit = dict.fromkeys(e.sizes(), 1)
-    tight = [bool(_overflow(e, arch, v, unit, unit)) for v in range(len(arch.levels))]
-    kept = [
+    is_tight = [bool(_overflows(e, arch, v, unit, unit)) for v in range(len(arch.levels))]
+    kept_levels = [
         v
         for v, level in enumerate(arch.levels)
-        if v == 0 or (may_keep(e, level) and not (level.bypass and tight[v]))
+        if v == 0 or (may_keep(e, level) and not (level.bypass and is_tight[v]))
     ]
     levels = tuple(
-        replace(arch.levels[v], double_buffer=arch.levels[v].double_buffer and not tight[v]) for v in kept
+        replace(arch.levels[v], double_buffer=arch.levels[v].double_buffer and not is_tight[v])
+        for v in kept_levels
     )
     return replace(
         arch,
         levels=levels,
-        fanouts=tuple(replace(f, outside=sum(v < f.outside for v in kept)) for f in arch.fanouts),
+        fanouts=tuple(replace(f, outside=sum(v < f.outside for v in kept_levels)) for f in arch.fanouts),
     )
 
 
@@ -324,8 +382,8 @@ def tiers(e: Einsum, arch: Arch) -> list[Tier]:
     """
     found: list[Tier] = [(0,)]
     for v in range(1, len(arch.levels)):
-        together = len(found) > 1 and all(f.outside != v for f in arch.fanouts)
-        if together and not set(may_keep(e, arch.levels[v])) & {
+        is_same_tier = len(found) > 1 and all(f.outside != v for f in arch.fanouts)
+        if is_same_tier and not set(may_keep(e, arch.levels[v])) & {
             p.tensor for p in _tier_tensors(e, arch, found[-1])
         }:
             found[-1] = (*found[-1], v)
@@ -343,23 +401,23 @@ def _fill(e: Einsum, arch: Arch, stationary: Sequence[Projection]) -> Fill:
     """One pass from the innermost tier outwards. stationary[t - 1]: the tensor that the loops outside tier t
     keep stationary.
     """
-    extents, own = e.sizes(), tiers(e, arch)
-    depth = len(own)
+    extents, all_tiers = e.sizes(), tiers(e, arch)
+    depth = len(all_tiers)
     tile = dict.fromkeys(extents, 1)
-    inside: list[Tile] = [extents] * depth
-    spatial: list[tuple[tuple[str, str, int], ...]] = [()] * (depth + 1)
+    tier_tiles: list[Tile] = [extents] * depth
+    spatial_factors: list[tuple[tuple[str, str, int], ...]] = [()] * (depth + 1)
     if any(f.outside == len(arch.levels) for f in arch.fanouts):
-        spatial[depth], tile = _stack(
+        spatial_factors[depth], tile = _stack(
             e, arch, len(arch.levels), tile, stationary[-1] if stationary else e.output
         )
     for t in range(depth - 1, 0, -1):
-        spatial[t], _ = _stack(e, arch, own[t][0], tile, stationary[t - 1])
-        inside[t] = _cache(e, arch, own[t], tile, spatial[t], stationary[t - 1])
-        tile = _spread(extents, inside[t], spatial[t])
-    return Fill(tuple(inside), tuple(spatial))
+        spatial_factors[t], _ = _stack(e, arch, all_tiers[t][0], tile, stationary[t - 1])
+        tier_tiles[t] = _cache(e, arch, all_tiers[t], tile, spatial_factors[t], stationary[t - 1])
+        tile = _tile_of_pes(extents, tier_tiles[t], spatial_factors[t])
+    return Fill(tuple(tier_tiles), tuple(spatial_factors))
 
 
-def _spread(extents: Tile, tile: Tile, pes: SpatialFactors) -> Tile:
+def _tile_of_pes(extents: Tile, tile: Tile, pes: SpatialFactors) -> Tile:
     """The tile of all PEs together, where each has `tile`."""
     grown = dict(tile)
     for _, rank, factor in pes:
@@ -374,7 +432,7 @@ def _stack(
     at a time: the spatial factors, and the tile of all PEs together.
     """
     extents = e.sizes()
-    allowed = [rank for rank in extents if rank not in e.output.partial()]
+    allowed = [rank for rank in extents if rank not in e.output.partial_ranks()]
     factors: dict[tuple[str, str], int] = {}
     grown = dict(tile)
     for f in arch.fanouts:
@@ -383,8 +441,8 @@ def _stack(
                 rank = _rank_to_spread(e, extents, grown, allowed, stationary, p)
                 if rank is None:
                     break
-                wider = _spread(extents, grown, ((name, rank, p),))
-                if any(_overflow(e, arch, v, wider, wider) for v in range(boundary)):
+                wider = _tile_of_pes(extents, grown, ((name, rank, p),))
+                if any(_overflows(e, arch, v, wider, wider) for v in range(boundary)):
                     continue
                 factors[name, rank] = factors.get((name, rank), 1) * min(p, -(-extents[rank] // grown[rank]))
                 grown = wider
@@ -401,41 +459,41 @@ def _rank_to_spread(
     refetching, weighted by its padding; after that the rank with least padding, ranks that the stationary
     tensor does not have first.
     """
-    left = {rank: -(-extents[rank] // tile[rank]) for rank in allowed}
-    open_ranks = [rank for rank in allowed if left[rank] > 1]
+    trips_left = {rank: -(-extents[rank] // tile[rank]) for rank in allowed}
+    open_ranks = [rank for rank in allowed if trips_left[rank] > 1]
     if not open_ranks:
         return None
-    outer = [t for t in e.tensors() if t is not stationary]
-    refetched = max(outer, key=lambda t: _refetch_elems(t, e, left))
-    wanted = [rank for rank in open_ranks if rank not in refetched.ranks() and left[rank] % p == 0]
-    if wanted:
-        return wanted[0]
-    if all(left[rank] == 1 for t in outer for rank in allowed if rank not in t.ranks()):
-        inner = [rank for rank in open_ranks if rank not in stationary.ranks()] or open_ranks
-        return min(inner, key=lambda rank: _padding(left[rank], p))
+    moving = [t for t in e.tensors() if t is not stationary]
+    refetched = max(moving, key=lambda t: _refetch_elems(t, e, trips_left))
+    preferred = [rank for rank in open_ranks if rank not in refetched.ranks() and trips_left[rank] % p == 0]
+    if preferred:
+        return preferred[0]
+    if all(trips_left[rank] == 1 for t in moving for rank in allowed if rank not in t.ranks()):
+        last_choices = [rank for rank in open_ranks if rank not in stationary.ranks()] or open_ranks
+        return min(last_choices, key=lambda rank: _padding(trips_left[rank], p))
     return min(
         open_ranks,
         key=lambda rank: (
-            sum(_refetch_elems(t, e, {**left, rank: -(-left[rank] // p)}) for t in outer)
-            * _padding(left[rank], p)
+            sum(_refetch_elems(t, e, {**trips_left, rank: -(-trips_left[rank] // p)}) for t in moving)
+            * _padding(trips_left[rank], p)
         ),
     )
 
 
-def _refetch_elems(p: Projection, e: Einsum, left: Tile) -> int:
+def _refetch_elems(p: Projection, e: Einsum, trips_left: Tile) -> int:
     """Elements that a tensor moves if every loop that is left over a rank it does not have refetches it;
     outputs count twice, for they go both ways.
     """
     return (
         (2 if p is e.output else 1)
         * p.stored_elems()
-        * prod(n for rank, n in left.items() if rank not in p.ranks())
+        * prod(n for rank, n in trips_left.items() if rank not in p.ranks())
     )
 
 
-def _padding(left: int, p: int) -> float:
+def _padding(extent: int, p: int) -> float:
     """How much an extent grows, as a factor, if it is padded to a multiple of p."""
-    return -(-left // p) * p / left
+    return -(-extent // p) * p / extent
 
 
 def _cache(
@@ -446,24 +504,24 @@ def _cache(
     `_top_up`.
     """
     extents = e.sizes()
-    pes = _spread(extents, dict.fromkeys(extents, 1), spatial)
-    left = {rank: -(-extents[rank] // (tile[rank] * pes[rank])) for rank in extents}
-    grid = np.meshgrid(*(divisors(left[rank]) for rank in extents), indexing="ij")
+    pes = _tile_of_pes(extents, dict.fromkeys(extents, 1), spatial)
+    trips_left = {rank: -(-extents[rank] // (tile[rank] * pes[rank])) for rank in extents}
+    grid = np.meshgrid(*(divisors(trips_left[rank]) for rank in extents), indexing="ij")
     tiles = {
         rank: np.minimum(tile[rank] * g.ravel(), extents[rank]) for rank, g in zip(extents, grid, strict=True)
     }
     spread = {rank: np.minimum(t * pes[rank], extents[rank]) for rank, t in tiles.items()}
-    held = [_held_bits(e, arch, v, tiles, spread) for v in tier]
+    bits_by_level = [_held_bits(e, arch, v, tiles, spread) for v in tier]
     trips = {rank: -(-extents[rank] // t) for rank, t in spread.items()}
     inner = _tier_tensors(e, arch, range(tier[0], len(arch.levels)))
     traffic = np.sum([_traffic(t, e, spread, trips, t is stationary) for t in inner], axis=0)
     fits = np.logical_and.reduce(
         [
-            *(own <= _capacity(arch, v) for own, v in zip(held, tier, strict=True)),
+            *(level_bits <= _capacity(arch, v) for level_bits, v in zip(bits_by_level, tier, strict=True)),
             *(_held_bits(e, arch, u, spread, spread) <= _capacity(arch, u) for u in range(tier[0])),
         ]
     )
-    best = int(np.lexsort((np.sum(held, axis=0), traffic, ~fits))[0])
+    best = int(np.lexsort((np.sum(bits_by_level, axis=0), traffic, ~fits))[0])
     grown = {rank: int(t[best]) for rank, t in tiles.items()}
     return _top_up(
         e, arch, tier, grown, {rank: int(t[best]) for rank, t in trips.items()}, spatial, stationary
@@ -497,10 +555,10 @@ def _hulls(p: Projection, tiles: Tiles) -> NDArray[np.int64]:
 
 def bits_of_tiles(p: Projection, tiles: Tiles, arch: Arch) -> NDArray[np.int64]:
     """Bits that tiles take (counts.tile_bits)."""
-    whole, bits = _hulls(p, tiles), p.elem_bits(arch.word_bits)
+    elems, bits = _hulls(p, tiles), p.elem_bits(arch.word_bits)
     if p.format == "dense":
-        return whole * bits
-    nonzeros: NDArray[np.int64] = np.ceil(np.round(p.density * whole, 6)).astype(np.int64)
+        return elems * bits
+    nonzeros: NDArray[np.int64] = np.ceil(np.round(p.density * elems, 6)).astype(np.int64)
     return nonzeros * bits + _hulls(replace(p, dims=p.dims[:-1]), tiles) * p.pointer_bits
 
 
@@ -519,37 +577,47 @@ def _held_bits(e: Einsum, arch: Arch, v: int, tiles: Tiles, spread: Tiles) -> ND
 
 
 def _top_up(
-    e: Einsum, arch: Arch, tier: Tier, tile: Tile, left: Tile, spatial: SpatialFactors, stationary: Projection
+    e: Einsum,
+    arch: Arch,
+    tier: Tier,
+    tile: Tile,
+    trips_left: Tile,
+    spatial: SpatialFactors,
+    stationary: Projection,
 ) -> Tile:
     """Multiply ranks that the stationary tensor lacks by their smallest primes while the tile fits."""
     for rank in (r for r in e.sizes() if r not in stationary.ranks()):
-        for p in primes(left[rank]):
+        for p in primes(trips_left[rank]):
             grown = {**tile, rank: min(tile[rank] * p, e.sizes()[rank])}
-            wider = _spread(e.sizes(), grown, spatial)
-            if any(_overflow(e, arch, v, grown, wider) for v in tier) or any(
-                _overflow(e, arch, u, wider, wider) for u in range(tier[0])
+            wider = _tile_of_pes(e.sizes(), grown, spatial)
+            if any(_overflows(e, arch, v, grown, wider) for v in tier) or any(
+                _overflows(e, arch, u, wider, wider) for u in range(tier[0])
             ):
                 break
             tile = grown
     return tile
 
 
-def _overflow(e: Einsum, arch: Arch, v: int, tile: Tile, spread: Tile) -> bool:
+def _overflows(e: Einsum, arch: Arch, v: int, tile: Tile, spread: Tile) -> bool:
     """Whether level v is too small for its tiles. spread: the tile of all PEs together."""
-    one, spread_tile = ({rank: np.array([n]) for rank, n in given.items()} for given in (tile, spread))
-    return bool(_held_bits(e, arch, v, one, spread_tile)[0] > _capacity(arch, v))
+    tile_arrays, spread_arrays = (
+        {rank: np.array([n]) for rank, n in scalar_tile.items()} for scalar_tile in (tile, spread)
+    )
+    return bool(_held_bits(e, arch, v, tile_arrays, spread_arrays)[0] > _capacity(arch, v))
 
 
 def _nests(e: Einsum, arch: Arch, fill: Fill, orders: Sequence[Sequence[str]]) -> list[Mapping]:
     """The loop nests of a fill, one per combination of loop orders between the tiers."""
-    own = tiers(e, arch)
+    all_tiers = tiers(e, arch)
     blocks: list[list[tuple[Loop | Store, ...]]] = [
         [tuple(Store(arch.levels[0].name, p.tensor) for p in e.tensors())]
     ]
     outer = e.sizes()
-    for t in range(1, len(own)):
+    for t in range(1, len(all_tiers)):
         stores = [
-            (Store(arch.levels[v].name, p.tensor), p) for v in own[t] for p in _tier_tensors(e, arch, (v,))
+            (Store(arch.levels[v].name, p.tensor), p)
+            for v in all_tiers[t]
+            for p in _tier_tensors(e, arch, (v,))
         ]
         blocks.append(
             list(
@@ -574,47 +642,47 @@ def _block(
 
     Spatial loops stand above the outermost of these nodes; loops that follow them run inside each PE.
     """
-    spread = _spread(e.sizes(), inner, pes)
+    spread = _tile_of_pes(e.sizes(), inner, pes)
     ranks = [rank for rank in order if spread[rank] < outer[rank]]
-    at = [_rise(p, ranks) for _, p in stores]
-    top = min(at, default=len(ranks))
-    own = {
+    risen = [_risen_position(p, ranks) for _, p in stores]
+    top = min(risen, default=len(ranks))
+    pe_tile = {
         rank: min(inner[rank] * -(-outer[rank] // spread[rank]), outer[rank])
         if rank in ranks[top:]
         else inner[rank]
         for rank in outer
     }
     nodes: list[Loop | Store] = [Loop(rank, spread[rank]) for rank in ranks[:top]]
-    nodes += _spatial_loops(own, pes)
+    nodes += _spatial_loops(pe_tile, pes)
     for i in range(top, len(ranks) + 1):
-        nodes += [store for (store, _), position in zip(stores, at, strict=True) if position == i]
+        nodes += [store for (store, _), position in zip(stores, risen, strict=True) if position == i]
         nodes += [Loop(rank, inner[rank]) for rank in ranks[i : i + 1]]
     return tuple(nodes)
 
 
-def _order(e: Einsum, still: Sequence[Projection]) -> list[str]:
-    """Ranks, outermost first. Ranks that the first tensor of `still` does not have are innermost; outside of
-    these are ranks that the second tensor does not have.
+def _order(e: Einsum, stationary: Sequence[Projection]) -> list[str]:
+    """Ranks, outermost first. Ranks that the first tensor of `stationary` does not have are innermost;
+    outside of these are ranks that the second tensor does not have.
     """
-    seen = [p.ranks() for p in still]
+    ranks_of = [p.ranks() for p in stationary]
 
     def depth(rank: str) -> int:
-        return next((len(seen) - i for i, ranks in enumerate(seen) if rank not in ranks), 0)
+        return next((len(ranks_of) - i for i, ranks in enumerate(ranks_of) if rank not in ranks), 0)
 
     return sorted(e.sizes(), key=depth)
 
 
-def _rise(p: Projection, ranks: Sequence[str]) -> int:
+def _risen_position(p: Projection, ranks: Sequence[str]) -> int:
     """How many of the loops stay above a node of the tensor, raised above inner loops over other ranks."""
-    position, seen = len(ranks), p.ranks()
-    while position and ranks[position - 1] not in seen:
+    position, tensor_ranks = len(ranks), p.ranks()
+    while position and ranks[position - 1] not in tensor_ranks:
         position -= 1
     return position
 
 
-def _spatial_loops(own: Tile, pes: SpatialFactors) -> list[Loop | Store]:
-    """Spatial loops that leave the tile `own` to each PE."""
-    tile = dict(own)
+def _spatial_loops(pe_tile: Tile, pes: SpatialFactors) -> list[Loop | Store]:
+    """Spatial loops that leave the tile `pe_tile` to each PE."""
+    tile = dict(pe_tile)
     loops: list[Loop | Store] = []
     for name, rank, factor in reversed(pes):
         loops.append(Loop(rank, tile[rank], name))

@@ -27,22 +27,22 @@ from random import Random
 import numpy as np
 
 from dse.mapper.exact.spatial import divisors
-from dse.mapping.constraints import FREE, Constraints, Factors, minimal_mapping, violation
+from dse.mapping.constraints import FREE, Constraints, Factors, minimal_mapping, violations
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, may_keep
 from dse.sim.counts.counts import footprints
 from dse.sim.counts.vectorized import Costs, cost_many, mapping_at, tables
 from dse.sim.einsum.cost import overflow
-from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting_alone
+from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_unfused
 from dse.sim.schedule import outermost
 from hw.arch import Arch, Fanout
 from workloads.arrays import Bools, Ints
 from workloads.einsum import Einsum
 
 Placement = tuple[tuple[str, ...], ...]  # per level the tensors that it holds, in the order of their nodes
-Rank3 = tuple[float, float, float]  # value of the objective, energy, latency
-LIMIT = 20_000_000  # mappings at most; a core costs about a million per second
+CostTriple = tuple[float, float, float]  # value of the objective, energy, latency
+MAX_MAPPINGS = 20_000_000  # mappings at most; a core costs about a million per second
 BLOCK = 1 << 16  # mappings that are costed together
-CLOSE = 1e-10  # costs that differ by less, relatively, are ties
+TIE_TOLERANCE = 1e-10  # costs that differ by less, relatively, are ties
 
 
 @outermost.mapper
@@ -60,7 +60,7 @@ def enumerated(
     problem: Problem,
     factors: Factors = "imperfect_spatial",
     constraints: Constraints = FREE,
-    limit: int = LIMIT,
+    limit: int = MAX_MAPPINGS,
 ) -> list[EinsumCost] | Infeasible:
     """The optimum of one einsum by enumeration. Ties are decided by energy, latency, text of the mapping.
 
@@ -70,12 +70,12 @@ def enumerated(
     Raises ValueError if there are more than `limit` mappings.
     """
     e, arch = problem.einsum, problem.arch
-    if (n := size(e, arch, factors)) > limit:
+    if (n := mapspace_size(e, arch, factors)) > limit:
         raise ValueError(
             f"{e.name} on {arch.name}: {n:,} mappings, exhaustive takes at most {limit:,}; take "
             "mapper: optimal, or smaller extents"
         )
-    best: Rank3 = (inf, inf, inf)
+    best: CostTriple = (inf, inf, inf)
     chosen: Mapping | None = None
     for placement in placements(e, arch):
         for nest in nests(e, arch, placement):
@@ -90,12 +90,14 @@ def enumerated(
         return overflow(footprints(minimal_mapping(e, arch), e, arch), e, arch) or Infeasible(
             "constraints", 1, 0, e.name, "mappings"
         )
-    return [evaluate_fitting_alone(problem, chosen)]
+    return [evaluate_unfused(problem, chosen)]
 
 
-def is_lower(a: Rank3, b: Rank3) -> bool:
+def is_lower(a: CostTriple, b: CostTriple) -> bool:
     """Whether cost a is lower than b: the first of its numbers that differ by more than rounding."""
-    return next((x < y for x, y in zip(a, b, strict=True) if abs(x - y) > CLOSE * min(abs(x), abs(y))), False)
+    return next(
+        (x < y for x, y in zip(a, b, strict=True) if abs(x - y) > TIE_TOLERANCE * min(abs(x), abs(y))), False
+    )
 
 
 def placements(e: Einsum, arch: Arch) -> Iterator[Placement]:
@@ -103,13 +105,15 @@ def placements(e: Einsum, arch: Arch) -> Iterator[Placement]:
     names = [p.tensor for p in e.tensors()]
     choices = []
     for v, level in enumerate(arch.levels):
-        may = may_keep(e, level)
+        allowed = may_keep(e, level)
         sets = (
-            [may]
+            [allowed]
             if not level.bypass
-            else [list(own) for n in range(len(may) + 1) for own in combinations(may, n)]
+            else [list(subset) for n in range(len(allowed) + 1) for subset in combinations(allowed, n)]
         )
-        choices.append([order for own in sets for order in (permutations(own) if v else [tuple(own)])])
+        choices.append(
+            [order for subset in sets for order in (permutations(subset) if v else [tuple(subset)])]
+        )
     return (choice for choice in product(*choices) if set(chain(*choice)) == set(names))
 
 
@@ -117,18 +121,22 @@ def nests(e: Einsum, arch: Arch, placement: Placement) -> Iterator[Mapping]:
     """Yields the loop nests of a placement, with every loop of the mapspace and tiles that are not chosen yet
     (0): one nest per choice of sliding windows.
     """
-    for orders in product(*gaps(e, arch, placement)):
+    for orders in product(*loop_orders(e, arch, placement)):
         blocks = (
             [item] if isinstance(item, Store) else spatial_loops(e, arch.fanouts, item)
-            for item in layers(arch, placement)
+            for item in loop_positions(arch, placement)
         )
         loops = ([Loop(rank, 0) for rank in order] for order in orders)
         yield Mapping(
-            tuple(chain.from_iterable((*block, *own) for block, own in zip(blocks, loops, strict=True)))
+            tuple(
+                chain.from_iterable(
+                    (*block, *order_loops) for block, order_loops in zip(blocks, loops, strict=True)
+                )
+            )
         )
 
 
-def layers(arch: Arch, placement: Placement) -> list[Store | int]:
+def loop_positions(arch: Arch, placement: Placement) -> list[Store | int]:
     """What loops may stand below, outermost first: storage nodes, and fan-out boundaries, each given by the
     number of levels outside of it.
     """
@@ -144,7 +152,7 @@ def spatial_loops(e: Einsum, fanouts: Sequence[Fanout], boundary: int) -> list[L
     """Spatial loops at a fan-out boundary. A rank in a window of the output has none: PEs may not share
     output elements through a window.
     """
-    ranks = [rank for rank, n in e.extents if n > 1 and rank not in e.output.partial()]
+    ranks = [rank for rank, n in e.extents if n > 1 and rank not in e.output.partial_ranks()]
     return [
         Loop(rank, 0, dim)
         for f in fanouts
@@ -155,49 +163,52 @@ def spatial_loops(e: Einsum, fanouts: Sequence[Fanout], boundary: int) -> list[L
     ]
 
 
-def gaps(e: Einsum, arch: Arch, placement: Placement) -> list[list[tuple[str, ...]]]:
+def loop_orders(e: Einsum, arch: Arch, placement: Placement) -> list[list[tuple[str, ...]]]:
     """Per item of `loop_positions` the possible orders of the temporal loops directly below it, as ranks; one
     empty order where no loops may stand.
     """
     projections, seen = {p.tensor: p for p in e.tensors()}, set()
-    free = len(placement[0]) - 1  # the outermost level holds its tensors above all loops
+    last_outer = len(placement[0]) - 1  # the outermost level holds its tensors above all loops
     ranks = [rank for rank, n in e.extents if n > 1]
     found: list[list[tuple[str, ...]]] = []
-    for i, item in enumerate(layers(arch, placement)):
-        first = isinstance(item, Store) and item.tensor not in seen
+    for i, item in enumerate(loop_positions(arch, placement)):
+        is_outermost = isinstance(item, Store) and item.tensor not in seen
         seen |= {item.tensor} if isinstance(item, Store) else set()
-        if i < free:
+        if i < last_outer:
             found.append([()])
-        elif first or not isinstance(item, Store):
+        elif is_outermost or not isinstance(item, Store):
             found.append([tuple(ranks)])
         else:
             p = projections[item.tensor]
-            windows = [rank for rank in ranks if rank in p.partial()] or [""]
+            windows = [rank for rank in ranks if rank in p.partial_ranks()] or [""]
             found.append(
-                [tuple(sorted(ranks, key=lambda rank: (rank not in p.full(), rank != w))) for w in windows]
+                [
+                    tuple(sorted(ranks, key=lambda rank: (rank not in p.full_ranks(), rank != w)))
+                    for w in windows
+                ]
             )
     return found
 
 
-def size(e: Einsum, arch: Arch, factors: Factors) -> int:
+def mapspace_size(e: Einsum, arch: Arch, factors: Factors) -> int:
     """How many mappings the whole space has, counting those that exceed capacities or fan-outs."""
     total, sizes = 0, e.sizes()
     for placement in placements(e, arch):
         for nest in nests(e, arch, placement):
             total += prod(
-                len(chains(sizes[rank], own, factors)) for rank, own in pattern(e, arch, nest).items()
+                len(chains(sizes[rank], loops, factors)) for rank, loops in rank_loops(e, arch, nest).items()
             )
     return total
 
 
-def pattern(e: Einsum, arch: Arch, nest: Mapping) -> dict[str, tuple[int, ...]]:
+def rank_loops(e: Einsum, arch: Arch, nest: Mapping) -> dict[str, tuple[int, ...]]:
     """Per rank of extent above 1 its loops in a nest, outermost first: 0 for a temporal loop, else the size
     of the fan-out dimension.
     """
-    lanes_of = {dim: n for f in arch.fanouts for dim, n in f.dims}
+    size_of = {dim: n for f in arch.fanouts for dim, n in f.dims}
     loops = [node for node in nest.nodes if isinstance(node, Loop)]
     return {
-        rank: tuple(lanes_of[loop.over] if loop.over else 0 for loop in loops if loop.rank == rank)
+        rank: tuple(size_of[loop.over] if loop.over else 0 for loop in loops if loop.rank == rank)
         for rank, n in e.extents
         if n > 1
     }
@@ -219,34 +230,34 @@ def chains(extent: int, loops: tuple[int, ...], factors: Factors) -> tuple[tuple
 
 
 def _cheapest(
-    problem: Problem, nest: Mapping, factors: Factors, constraints: Constraints, best: Rank3
-) -> Iterator[tuple[Rank3, Mapping]]:
+    problem: Problem, nest: Mapping, factors: Factors, constraints: Constraints, best: CostTriple
+) -> Iterator[tuple[CostTriple, Mapping]]:
     """Yields the cheapest mappings of a nest that fit and cost no more than `best`: one per BLOCK choices, of
     equally cheap ones the first by text.
     """
     e, arch = problem.einsum, problem.arch
-    own = pattern(e, arch, nest)
-    options = {rank: chains(n, own.get(rank, ()), factors) for rank, n in e.extents}
+    loops_of = rank_loops(e, arch, nest)
+    options = {rank: chains(n, loops_of.get(rank, ()), factors) for rank, n in e.extents}
     compiled = tables(nest, e, arch, options)
-    trips = [_trips(nest, rank, n, options[rank]) for rank, n in e.extents]
+    trips = [_trip_counts(nest, rank, n, options[rank]) for rank, n in e.extents]
     shape = tuple(len(options[rank]) for rank, _ in e.extents)
     for start in range(0, prod(shape), BLOCK):
         choices = np.stack(np.unravel_index(np.arange(start, min(start + BLOCK, prod(shape))), shape), axis=1)
         choices = choices[_fits_fanouts(nest, arch, trips, choices)]
-        yield from _first(
+        yield from _first_cheapest(
             problem, nest, options, constraints, cost_many(compiled, e, arch, choices), choices, best
         )
 
 
-def _trips(nest: Mapping, rank: str, extent: int, tiles: Sequence[Sequence[int]]) -> Ints:
+def _trip_counts(nest: Mapping, rank: str, extent: int, tiles: Sequence[Sequence[int]]) -> Ints:
     """[N, L] trip counts of every loop of the nest for each option of a rank; 1 for loops of other ranks."""
     loops = [node for node in nest.nodes if isinstance(node, Loop)]
-    at = [i for i, loop in enumerate(loops) if loop.rank == rank]
+    rank_loop_at = [i for i, loop in enumerate(loops) if loop.rank == rank]
     found = np.ones((len(tiles), len(loops)), np.int64)
-    if at:
+    if rank_loop_at:
         inside = np.array(tiles, np.int64)
         outside = np.column_stack([np.full(len(tiles), extent), inside[:, :-1]])
-        found[:, at] = -(-outside // inside)
+        found[:, rank_loop_at] = -(-outside // inside)
     return found
 
 
@@ -254,51 +265,58 @@ def _fits_fanouts(nest: Mapping, arch: Arch, trips: Sequence[Ints], choices: Int
     """[C] whether the trips over each fan-out dimension are at most its size."""
     loops = [node for node in nest.nodes if isinstance(node, Loop)]
     fits = np.ones(len(choices), np.bool_)
-    for dim, lane_count in (pair for f in arch.fanouts for pair in f.dims):
-        at = [i for i, loop in enumerate(loops) if loop.over == dim]
-        used = np.prod([own[:, at].prod(axis=1)[choices[:, r]] for r, own in enumerate(trips)], axis=0)
-        fits &= used <= lane_count
+    for dim, dim_size in (pair for f in arch.fanouts for pair in f.dims):
+        dim_loops = [i for i, loop in enumerate(loops) if loop.over == dim]
+        used = np.prod(
+            [rank_trips[:, dim_loops].prod(axis=1)[choices[:, r]] for r, rank_trips in enumerate(trips)],
+            axis=0,
+        )
+        fits &= used <= dim_size
     return fits
 
 
-def _first(
+def _first_cheapest(
     problem: Problem,
     nest: Mapping,
     options: dict[str, tuple[tuple[int, ...], ...]],
     constraints: Constraints,
     costs: Costs,
     choices: Ints,
-    best: Rank3,
-) -> Iterator[tuple[Rank3, Mapping]]:
+    best: CostTriple,
+) -> Iterator[tuple[CostTriple, Mapping]]:
     """The cheapest of these mappings that fit and keep the constraints, by cost, then text; none if `best` is
     cheaper.
     """
-    by = {
+    values = {
         "energy": costs.energy_pj,
         "latency": costs.latency_cycles,
         "edp": costs.energy_pj * costs.latency_cycles,
     }[problem.objective]
-    table = np.column_stack([by, costs.energy_pj, costs.latency_cycles])
+    table = np.column_stack([values, costs.energy_pj, costs.latency_cycles])
     fits = np.all(
-        costs.held_bits
+        costs.occupied_bits
         <= [inf if level.capacity_bits is None else level.capacity_bits for level in problem.arch.levels],
         axis=1,
     )
-    left: Ints = np.flatnonzero(fits & (by <= best[0] * (1 + CLOSE)))
+    remaining: Ints = np.flatnonzero(fits & (values <= best[0] * (1 + TIE_TOLERANCE)))
 
     def mapping(c: int) -> Mapping:
-        full = mapping_at(nest, options, dict(zip(options, choices[c].tolist(), strict=True)))
-        return without_idle(full, problem.einsum)
+        complete = mapping_at(nest, options, dict(zip(options, choices[c].tolist(), strict=True)))
+        return without_unit_loops(complete, problem.einsum)
 
     if constraints != FREE:
-        left = np.array([c for c in left.tolist() if not violation(constraints, mapping(c))], np.int64)
+        remaining = np.array(
+            [c for c in remaining.tolist() if not violations(constraints, mapping(c))], np.int64
+        )
     for column in range(3):
-        left = left[table[left, column] <= table[left, column].min(initial=inf) * (1 + CLOSE)]
-    if len(left) and not is_lower(best, (cost := tuple(table[left[0]].tolist()))):
-        yield cost, min((mapping(c) for c in left.tolist()), key=str)
+        remaining = remaining[
+            table[remaining, column] <= table[remaining, column].min(initial=inf) * (1 + TIE_TOLERANCE)
+        ]
+    if len(remaining) and not is_lower(best, (cost := tuple(table[remaining[0]].tolist()))):
+        yield cost, min((mapping(c) for c in remaining.tolist()), key=str)
 
 
-def without_idle(mapping: Mapping, e: Einsum) -> Mapping:
+def without_unit_loops(mapping: Mapping, e: Einsum) -> Mapping:
     """The same mapping without loops of one trip."""
     tile = e.sizes()
     nodes: list[Loop | Store] = []

@@ -11,12 +11,19 @@ from math import gcd
 from random import Random
 
 from dse.mapper.baselines.cost_descending import smallest_mapping
-from dse.mapper.baselines.exhaustive import Placement, gaps, is_lower, layers, spatial_loops, without_idle
+from dse.mapper.baselines.exhaustive import (
+    Placement,
+    is_lower,
+    loop_orders,
+    loop_positions,
+    spatial_loops,
+    without_unit_loops,
+)
 from dse.mapper.exact.spatial import primes
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, may_keep
 from dse.sim.counts.counts import footprints
 from dse.sim.einsum import cost
-from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting_alone, objective_value
+from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_unfused, objective_value
 from dse.sim.schedule import outermost
 from hw.arch import Arch
 from workloads.einsum import Einsum
@@ -26,7 +33,7 @@ ATTEMPTS = 20  # draws per mapping that fits, at most
 
 # what loops stand directly below: a storage node, or a fan-out boundary, given by how many levels are outside
 # of it
-Layer = Store | int
+LoopPosition = Store | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +41,9 @@ class Choices:
     """A mapping as independent choices."""
 
     placement: Placement
-    orders: Dict[Layer, int]  # which of the possible orders (`gaps`) the loops below have
+    orders: Dict[LoopPosition, int]  # which of the possible orders (`loop_orders`) the loops below have
     # trip count by (what the loop stands below, rank, fan-out dimension or "" for the temporal loop)
-    trips: Dict[tuple[Layer, str, str], int]
+    trips: Dict[tuple[LoopPosition, str, str], int]
 
 
 @outermost.mapper
@@ -59,7 +66,7 @@ def random(problem: Problem, rng: Random, mappings: int = MAPPINGS) -> list[Eins
         fitting += 1
         if fitting == mappings:
             break
-    return [evaluate_fitting_alone(problem, best)]
+    return [evaluate_unfused(problem, best)]
 
 
 def objective_values(problem: Problem, mapping: Mapping) -> tuple[float, float, float]:
@@ -73,9 +80,9 @@ def draw(e: Einsum, arch: Arch, rng: Random) -> Choices:
     prime factor of an extent one position. The mapping need not fit.
     """
     placement = place(e, arch, rng)
-    items, orders = layers(arch, placement), gaps(e, arch, placement)
-    open_gaps = [item for item, own in zip(items, orders, strict=True) if own != [()]]
-    trips: dict[tuple[Layer, str, str], int] = {}
+    items, orders = loop_positions(arch, placement), loop_orders(e, arch, placement)
+    open_gaps = [item for item, gap_orders in zip(items, orders, strict=True) if gap_orders != [()]]
+    trips: dict[tuple[LoopPosition, str, str], int] = {}
     for rank, n in e.extents:
         for p in primes(n):
             key = rng.choice(open_gaps), rank, ""
@@ -86,12 +93,14 @@ def draw(e: Einsum, arch: Arch, rng: Random) -> Choices:
         if isinstance(item, int)
         for loop in spatial_loops(e, arch.fanouts, item)
     ]
-    free = {dim: n for f in arch.fanouts for dim, n in f.dims}
+    free_pes = {dim: n for f in arch.fanouts for dim, n in f.dims}
     for item, loop in rng.sample(loops, len(loops)):
-        trips[item, loop.rank, loop.over] = rng.randint(1, free[loop.over])
-        free[loop.over] //= trips[item, loop.rank, loop.over]
+        trips[item, loop.rank, loop.over] = rng.randint(1, free_pes[loop.over])
+        free_pes[loop.over] //= trips[item, loop.rank, loop.over]
     return Choices(
-        placement, {item: rng.randrange(len(own)) for item, own in zip(items, orders, strict=True)}, trips
+        placement,
+        {item: rng.randrange(len(gap_orders)) for item, gap_orders in zip(items, orders, strict=True)},
+        trips,
     )
 
 
@@ -106,27 +115,27 @@ def place(e: Einsum, arch: Arch, rng: Random) -> Placement:
             for level in arch.levels
         ]
         if set(chain(*held)) == names:
-            return tuple(tuple(rng.sample(own, len(own))) for own in held)
+            return tuple(tuple(rng.sample(level_tensors, len(level_tensors))) for level_tensors in held)
 
 
 def mapping_of(e: Einsum, arch: Arch, choices: Choices) -> Mapping:
     """The mapping closest to the choices. Temporal trip counts are cut to divisors of the tile, spatial ones
     to the PEs that are free; the innermost loops take what is left of each rank.
     """
-    tile, free = e.sizes(), {dim: n for f in arch.fanouts for dim, n in f.dims}
-    items, orders = layers(arch, choices.placement), gaps(e, arch, choices.placement)
+    tile, free_pes = e.sizes(), {dim: n for f in arch.fanouts for dim, n in f.dims}
+    items, orders = loop_positions(arch, choices.placement), loop_orders(e, arch, choices.placement)
     nodes: list[Loop | Store] = []
-    for item, own in zip(items, orders, strict=True):
+    for item, gap_orders in zip(items, orders, strict=True):
         for loop in spatial_loops(e, arch.fanouts, item) if isinstance(item, int) else ():
             outer = tile[loop.rank]
-            n = min(choices.trips.get((item, loop.rank, loop.over), 1), free[loop.over])
+            n = min(choices.trips.get((item, loop.rank, loop.over), 1), free_pes[loop.over])
             tile[loop.rank] = -(-outer // n)
-            free[loop.over] //= -(-outer // tile[loop.rank])
+            free_pes[loop.over] //= -(-outer // tile[loop.rank])
             nodes.append(Loop(loop.rank, tile[loop.rank], loop.over))
         nodes += [item] if isinstance(item, Store) else []
-        for rank in own[choices.orders.get(item, 0) % len(own)]:
+        for rank in gap_orders[choices.orders.get(item, 0) % len(gap_orders)]:
             tile[rank] //= (
                 tile[rank] if item is items[-1] else gcd(tile[rank], choices.trips.get((item, rank, ""), 1))
             )
             nodes.append(Loop(rank, tile[rank]))
-    return without_idle(Mapping(tuple(nodes)), e)
+    return without_unit_loops(Mapping(tuple(nodes)), e)

@@ -21,7 +21,7 @@ from dse.layout.text import show
 from dse.mapper.exact.layout_candidates import layouts
 from dse.mapper.exact.optimal import names_some_dims, none_fits, optimal, rank
 from dse.mapper.exact.search import BUDGET, Spread, search, supports
-from dse.mapping.constraints import FREE, Constraints, Factors, violation
+from dse.mapping.constraints import FREE, Constraints, Factors, violations
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, TensorLayout, may_keep
 from dse.mapping.searched import Mappings, mappings_of
 from dse.sim.counts.actions import Key
@@ -30,7 +30,14 @@ from dse.sim.counts.terms import Link, resting_position, sink, slides
 from dse.sim.einsum import cost
 from dse.sim.einsum.boundary import counted, network_traffic, node_footprints, whole_nest
 from dse.sim.einsum.cost import overflow
-from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Problem, einsum_cost, objective_value, relative_gap
+from dse.sim.einsum.evaluate import (
+    ROUNDING_GAP,
+    EinsumCost,
+    Problem,
+    einsum_cost,
+    objective_value,
+    relative_gap,
+)
 from dse.sim.fronts import undominated
 from dse.sim.levels import transfer
 from dse.sim.levels.transfer import Transfer
@@ -38,9 +45,10 @@ from dse.sim.schedule import outermost
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
-LITTLE = 1e-3  # after a layout that adds at most this share of energy and of cycles, no other one is tried
-STAGED = 1 << 20  # node budget of a search for mappings that stage all tensors on chip
-ENOUGH = 64  # sets of layouts (one layout per `TensorAt`) that are compared, at most
+# after a layout that adds at most this share of energy and of cycles, no other one is tried
+NEGLIGIBLE = 1e-3
+STAGED_BUDGET = 1 << 20  # node budget of a search for mappings that stage all tensors on chip
+MAX_LAYOUT_SETS = 64  # sets of layouts (one layout per `TensorAt`) that are compared, at most
 TensorAt = tuple[str, str]  # (level, tensor)
 
 
@@ -51,22 +59,24 @@ class LayoutPricing:
     problem: Problem
     mapping: Mapping
     nest: Mapping  # the mapping below the loops and nodes that it shares with other einsums
-    whole: Counted  # that nest, counted
-    counted: frozenset[Key]  # the (level, tensor, action) that move anything
+    nest_counts: Counted  # that nest, counted
+    moving_keys: frozenset[Key]  # the (level, tensor, action) that move anything
     links: dict[TensorAt, Link]  # the link that moves the tensor out of the level and back
     footprint_elems: dict[TensorAt, int | Fraction]  # elements that tensors take at levels with a capacity
     hops_pj: float
     # results of `moves`
-    memo: dict[tuple[TensorAt, Layout], dict[Key, Transfer]] = field(default_factory=dict)
+    transfers: dict[tuple[TensorAt, Layout], dict[Key, Transfer]] = field(default_factory=dict)
     # prices by the bandwidths to which layouts slow the levels down
-    times: dict[tuple[float, ...], cost.Price] = field(default_factory=dict)
+    prices: dict[tuple[float, ...], cost.Price] = field(default_factory=dict)
 
     def moves(self, place: TensorAt, layout: Layout) -> dict[Key, Transfer]:
         """What a tensor moves at a level in a layout."""
-        if (place, layout) not in self.memo:
-            found = transfer.of_layout(self.whole, self.links[place], self.problem.arch, layout)
-            self.memo[place, layout] = {key: one for key, one in found.items() if key in self.counted}
-        return self.memo[place, layout]
+        if (place, layout) not in self.transfers:
+            found = transfer.of_layout(self.nest_counts, self.links[place], self.problem.arch, layout)
+            self.transfers[place, layout] = {
+                key: one for key, one in found.items() if key in self.moving_keys
+            }
+        return self.transfers[place, layout]
 
     def cost(self, chosen: Dict[TensorAt, Layout]) -> tuple[float, float]:
         """(energy, cycles) in layouts, one per place."""
@@ -74,23 +84,23 @@ class LayoutPricing:
         moved = {
             key: one for place, layout in chosen.items() for key, one in self.moves(place, layout).items()
         }
-        slow = transfer.slow_levels(arch, self.whole.rows, e, moved)
-        speeds = tuple(level.bandwidth for level in slow.levels)
-        if speeds not in self.times:
-            one = self.whole
-            self.times[speeds] = cost.price(one.rows, e, slow, one.timed, one.begun)
-        p = self.times[speeds]
+        slowed = transfer.slow_levels(arch, self.nest_counts.rows, e, moved)
+        bandwidths = tuple(level.bandwidth for level in slowed.levels)
+        if bandwidths not in self.prices:
+            one = self.nest_counts
+            self.prices[bandwidths] = cost.price(one.rows, e, slowed, one.timed, one.restart_at)
+        p = self.prices[bandwidths]
         return p.energy_pj + self.hops_pj + sum(
-            part[-1] for part in transfer.parts(moved, arch)
+            part[-1] for part in transfer.layout_energy(moved, arch)
         ), p.latency_cycles
 
-    def alone(self, place: TensorAt, layout: Layout) -> tuple[float, float]:
+    def cost_beyond_elems(self, place: TensorAt, layout: Layout) -> tuple[float, float]:
         """(energy, port cycles) that a layout costs beyond those of the elements that it moves. They do not
         depend on the layouts of other tensors.
         """
         arch, moved = self.problem.arch, self.moves(place, layout)
         level = next(level for level in arch.levels if level.name == place[0])
-        return sum(part[-1] for part in transfer.parts(moved, arch)), sum(
+        return sum(part[-1] for part in transfer.layout_energy(moved, arch)), sum(
             one.unused_bits / level.width_bits / level.bandwidth + one.extra_cycles for one in moved.values()
         )
 
@@ -110,12 +120,12 @@ class LayoutPricing:
 
     def front(self, place: TensorAt, candidates: Sequence[Layout]) -> list[Layout]:
         """The candidates that no other one dominates in energy and cycles, cheapest first. After the first
-        one that costs next to nothing (`LITTLE`), no more candidates are looked at.
+        one that costs next to nothing (`NEGLIGIBLE`), no more candidates are looked at.
         """
         rows, (energy, cycles) = list[tuple[float, float, int]](), self.cost({})
         for i, layout in enumerate(candidates):
-            rows.append((*self.alone(place, layout), i))
-            if rows[-1][0] <= LITTLE * energy and rows[-1][1] <= LITTLE * cycles:
+            rows.append((*self.cost_beyond_elems(place, layout), i))
+            if rows[-1][0] <= NEGLIGIBLE * energy and rows[-1][1] <= NEGLIGIBLE * cycles:
                 break
         rows.sort()
         return [candidates[rows[n][2]] for n in undominated([row[:2] for row in rows])]
@@ -126,24 +136,33 @@ def layout_pricing(problem: Problem, mapping: Mapping) -> LayoutPricing:
 
     `links` has the (level, tensor) pairs that move data at a level with lines, row buffers or banks.
     """
-    e, arch, around = problem.einsum, problem.arch, problem.boundary
+    e, arch, boundary = problem.einsum, problem.arch, problem.boundary
     mapping = replace(mapping, layouts=())
-    whole = whole_nest(around, mapping)
-    c = counted(around, whole, e, arch)
-    described = {level.name for level in arch.levels if level.access}
-    moved = {(row.level, row.tensor) for row in c.rows}
+    nest = whole_nest(boundary, mapping)
+    counts = counted(boundary, nest, e, arch)
+    with_access = {level.name for level in arch.levels if level.access}
+    moved = {(row.level, row.tensor) for row in counts.rows}
     places = {
         place: link
-        for link in c.reading.sums.links
+        for link in counts.sums.formulas.links
         for place in [(link.parent.level, link.tensor.tensor)]
-        if place[0] in described and place in moved
+        if place[0] in with_access and place in moved
     }
-    hops = sum(way.energy_pj for way in network_traffic(around, whole, c.reading, arch))
+    hops = sum(way.energy_pj for way in network_traffic(boundary, nest, counts.sums, arch))
     limited = {level.name for level in arch.levels if level.capacity_bits is not None}
-    room = {
-        (f.level, f.tensor): f.elems for f in node_footprints(around, whole, e, arch) if f.level in limited
+    footprint_elems = {
+        (f.level, f.tensor): f.elems for f in node_footprints(boundary, nest, e, arch) if f.level in limited
     }
-    return LayoutPricing(problem, mapping, whole, c, frozenset(row.key for row in c.rows), places, room, hops)
+    return LayoutPricing(
+        problem,
+        mapping,
+        nest,
+        counts,
+        frozenset(row.key for row in counts.rows),
+        places,
+        footprint_elems,
+        hops,
+    )
 
 
 def best_layouts(
@@ -153,19 +172,20 @@ def best_layouts(
 
     What layouts add to the energy, and to the cycles of a port, are sums over tensors; so the best set takes
     each layout from the front of its place. Fronts are shortened until there are at most
-    `ENOUGH` sets.
+    `MAX_LAYOUT_SETS` sets.
     """
     objective = one.problem.objective
     fronts = {
         place: [fixed[place]] if place in fixed else one.front(place, one.candidates(place))
         for place in one.links
     }
-    for most in (8, 2, 1):
-        if prod(map(len, fronts.values())) > ENOUGH:
+    for max_layouts in (8, 2, 1):
+        if prod(map(len, fronts.values())) > MAX_LAYOUT_SETS:
             fronts = {
-                place: own[-most:] if objective == "latency" else own[:most] for place, own in fronts.items()
+                place: choice[-max_layouts:] if objective == "latency" else choice[:max_layouts]
+                for place, choice in fronts.items()
             }
-    sets = [dict(zip(fronts, own, strict=True)) for own in product(*fronts.values())]
+    sets = [dict(zip(fronts, choice, strict=True)) for choice in product(*fronts.values())]
     found = [(*one.cost(chosen), i, chosen) for i, chosen in enumerate(sets)]
     energy, cycles, _, chosen = min(found, key=lambda row: (objective_value(objective, *row[:2]), *row[:3]))
     return energy, cycles, chosen
@@ -224,84 +244,86 @@ def priced_mappings(
     mappings found with imperfect spatial factors alone, which are part of the same space.
     """
     e, arch = problem.einsum, problem.arch
-    known: dict[Mapping, tuple[LayoutPricing, EinsumCost]] = {}
-    floor, visited, space = 0.0, 0, mappings_of(factors, arch, constraints)
+    priced: dict[Mapping, tuple[LayoutPricing, EinsumCost]] = {}
+    bound, visited, space = 0.0, 0, mappings_of(factors, arch, constraints)
     spread = interface_spread(e, arch, interface)
-    even = "imperfect_spatial" if factors == "imperfect" else factors
+    searchable = "imperfect_spatial" if factors == "imperfect" else factors
 
     def gap() -> float:
         return relative_gap(
             min(
                 (
                     objective_value(problem.objective, one.energy_pj, one.latency_cycles)
-                    for _, one in known.values()
+                    for _, one in priced.values()
                 ),
                 default=inf,
             ),
-            floor,
+            bound,
         )
 
     def price(mapping: Mapping | None) -> None:
-        if mapping and mapping not in known and _fits(problem, mapping):
+        if mapping and mapping not in priced and _fits(problem, mapping):
             one = layout_pricing(problem, mapping)
-            known[mapping] = one, cost_in_best_layouts(one, interface)
+            priced[mapping] = one, cost_in_best_layouts(one, interface)
 
-    asked = [
+    searches = [
         ({}, problem.objective),
         *([(spread, problem.objective)] if spread else []),
         *([({}, "energy")] if problem.objective != "energy" else []),
     ]
-    for own, objective in asked if supports(e, even) and not names_some_dims(constraints, arch) else ():
-        if known and objective != problem.objective and gap() <= allowed_gap:
+    for search_spread, objective in (
+        searches if supports(e, searchable) and not names_some_dims(constraints, arch) else ()
+    ):
+        if priced and objective != problem.objective and gap() <= allowed_gap:
             break
-        found = search(replace(problem, objective=objective), even, constraints, spread=own)
+        found = search(replace(problem, objective=objective), searchable, constraints, spread=search_spread)
         visited += found.visited
-        if own is asked[0][0] and even == factors:
-            floor = found.lower_bound
+        if search_spread is searches[0][0] and searchable == factors:
+            bound = found.lower_bound
         if found.lower_bound == inf:
             return none_fits(problem, constraints)
         price(found.mapping)
-    for rules in _staged(e, arch, constraints):
-        if not supports(e, even) or (known and gap() <= allowed_gap):
+    for rules in _staging_constraints(e, arch, constraints):
+        if not supports(e, searchable) or (priced and gap() <= allowed_gap):
             break
-        found = search(replace(problem, objective="latency"), even, rules, STAGED)
+        found = search(replace(problem, objective="latency"), searchable, rules, STAGED_BUDGET)
         visited += found.visited
         price(found.mapping)
     for objective, kind in product(
-        dict.fromkeys((problem.objective, "energy")), dict.fromkeys((even, factors))
+        dict.fromkeys((problem.objective, "energy")), dict.fromkeys((searchable, factors))
     ):
-        if known and gap() <= allowed_gap:
+        if priced and gap() <= allowed_gap:
             break
-        ideal = optimal(
+        without_lines = optimal(
             replace(problem, arch=arch.ideal(), objective=objective),
             kind,
             constraints,
             allowed_gap=allowed_gap,
         )
-        if isinstance(ideal, Infeasible):
-            return ideal
-        best, visited = ideal[0], visited + ideal[0].visited
+        if isinstance(without_lines, Infeasible):
+            return without_lines
+        best, visited = without_lines[0], visited + without_lines[0].visited
         if (objective, kind) == (problem.objective, factors):
-            floor = max(
-                floor,
+            bound = max(
+                bound,
                 objective_value(objective, best.energy_pj, best.latency_cycles) / (1 + best.optimality_gap)
                 if best.space
                 else 0.0,
             )
             space = best.space or space
         price(fitting(problem, best.mapping, constraints))
-    if not known:
+    if not priced:
         return Infeasible("the search", visited, BUDGET, e.name, "nodes")
     return PricedMappings(
-        tuple(one for one, _ in known.values()),
-        tuple(cost for _, cost in known.values()),
-        floor,
+        tuple(one for one, _ in priced.values()),
+        tuple(cost for _, cost in priced.values()),
+        bound,
         visited,
         space,
     )
 
 
-def _staged(e: Einsum, arch: Arch, constraints: Constraints) -> Iterator[Constraints]:
+def _staging_constraints(e: Einsum, arch: Arch, constraints: Constraints) -> Iterator[Constraints]:
     """Constraints that stage every tensor in a level on chip outside of all fan-outs, one per such level.
     This part of the space is smaller, so that a search gets further within its budget.
     """
@@ -324,7 +346,7 @@ def fitting(problem: Problem, mapping: Mapping, constraints: Constraints = FREE)
     if _fits(problem, mapping):
         return mapping
     below = lowered(mapping, problem.einsum, problem.arch)
-    return below if _fits(problem, below) and not violation(constraints, below) else None
+    return below if _fits(problem, below) and not violations(constraints, below) else None
 
 
 def lowered(mapping: Mapping, e: Einsum, arch: Arch) -> Mapping:
@@ -336,23 +358,25 @@ def lowered(mapping: Mapping, e: Einsum, arch: Arch) -> Mapping:
     for a ...        ->          store BUF A
     """
     tensors = {p.tensor: p for p in e.tensors()}
-    above: dict[str, str] = {}  # level of the last node of each tensor so far
-    late: dict[int, Store] = {}  # nodes that move down to just above a position
+    last_level: dict[str, str] = {}  # level of the last node of each tensor so far
+    moved_to: dict[int, Store] = {}  # nodes that move down to just above a position
     nodes = list[Loop | Store]()
     for i, node in enumerate(mapping.nodes):
-        nodes += [late[i]] if i in late else []
+        nodes += [moved_to[i]] if i in moved_to else []
         if not isinstance(node, Store):
             nodes.append(node)
             continue
-        p, parent = tensors[node.tensor], above.get(node.tensor)
-        above[node.tensor] = node.level
+        p, parent = tensors[node.tensor], last_level.get(node.tensor)
+        last_level[node.tensor] = node.level
         end = sink(p, mapping, i) if parent else i + 1
         end -= slides(p, e, mapping, end - 2)
         if end > i + 1 and parent and resting_position(p, e, mapping, i, parent, arch.layout_levels()) < end:
-            late[end] = node
+            moved_to[end] = node
         else:
             nodes.append(node)
-    return replace(mapping, nodes=(*nodes, *(late[i] for i in late if i == len(mapping.nodes))), layouts=())
+    return replace(
+        mapping, nodes=(*nodes, *(moved_to[i] for i in moved_to if i == len(mapping.nodes))), layouts=()
+    )
 
 
 def found_in_best_layouts(
@@ -368,7 +392,7 @@ def found_in_best_layouts(
     if mapping is None:
         return none_fits(problem, FREE)
     proven = found.space is not None and problem.arch.overlap == "free"
-    floor = (
+    bound = (
         objective_value(problem.objective, found.energy_pj, found.latency_cycles) / (1 + found.optimality_gap)
         if proven
         else 0.0
@@ -376,7 +400,7 @@ def found_in_best_layouts(
     return with_certificate(
         cost_in_best_layouts(layout_pricing(problem, mapping), interface),
         problem.objective,
-        floor,
+        bound,
         found.visited,
         found.space,
     )
@@ -385,7 +409,7 @@ def found_in_best_layouts(
 def cost_in_best_layouts(one: LayoutPricing, interface: frozenset[str]) -> EinsumCost:
     """The evaluator's cost of a mapping in its best layouts. interface: as in `layout_aware`."""
     home = one.problem.arch.levels[0].name
-    given = {
+    fixed = {
         place: row_major(
             transfer.dim_names(link.tensor),
             transfer.shape_at(one.nest, link, one.problem.einsum, one.problem.arch),
@@ -393,7 +417,7 @@ def cost_in_best_layouts(one: LayoutPricing, interface: frozenset[str]) -> Einsu
         for place, link in one.links.items()
         if place[0] == home and place[1] in interface
     }
-    chosen = best_layouts(one, given)[2]
+    chosen = best_layouts(one, fixed)[2]
     found = einsum_cost(one.problem, in_layouts(one.mapping, chosen))
     assert isinstance(found, EinsumCost)
     return found
@@ -425,7 +449,7 @@ def with_certificate(
     )
     return replace(
         one,
-        optimality_gap=0.0 if gap <= PRECISE else gap,
+        optimality_gap=0.0 if gap <= ROUNDING_GAP else gap,
         space=replace(space, layouts="all") if lower > 0 and space else None,
         visited=visited,
     )
@@ -446,6 +470,6 @@ def interface_spread(e: Einsum, arch: Arch, interface: frozenset[str]) -> dict[s
             prod(d.size for d in p.dims[k + 1 :]) * (p.bits or arch.word_bits) for k in range(len(p.dims))
         ]
         if line and p.tensor in interface and max(pitch_bits, default=0) > (p.bits or arch.word_bits):
-            near = min(range(len(pitch_bits)), key=lambda k: (abs(log(pitch_bits[k] / line)), k))
-            found[p.tensor] = (2 << near) - 1, min(pitch_bits[near] / line, 1.0)
+            nearest = min(range(len(pitch_bits)), key=lambda k: (abs(log(pitch_bits[k] / line)), k))
+            found[p.tensor] = (2 << nearest) - 1, min(pitch_bits[nearest] / line, 1.0)
     return found

@@ -40,18 +40,21 @@ def layouts(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> list[Layout]
     """
     names = transfer.dim_names(link.tensor)
     shape = transfer.shape_at(mapping, link, e, arch)
-    home = link.parent.level == arch.levels[0].name
+    is_outermost = link.parent.level == arch.levels[0].name
     level = next(level for level in arch.levels if level.name == link.parent.level)
     line = max(level.access.line_bits // (link.tensor.bits or arch.word_bits), 1) if level.access else 1
-    texts = (*_nested(mapping, link, e, names, shape, home, line), *library_layouts(names, shape, line))
-    return parse_layouts(texts, names, shape, MAX_EXPANSION if home else 1.0)
+    texts = (
+        *_nested(mapping, link, e, names, shape, is_outermost, line),
+        *library_layouts(names, shape, line),
+    )
+    return parse_layouts(texts, names, shape, MAX_EXPANSION if is_outermost else 1.0)
 
 
 def parse_layouts(
-    texts: Sequence[str], names: Sequence[str], shape: Sequence[int], expand: float
+    texts: Sequence[str], names: Sequence[str], shape: Sequence[int], max_expansion: float
 ) -> list[Layout]:
-    """Texts as layouts, each layout once. Left out are layouts that store more than `expand` elements per
-    element, and texts that are no layout: a part does not fit what the parts before it leave.
+    """Texts as layouts, each layout once. Left out are layouts that store more than `max_expansion` elements
+    per element, and texts that are no layout: a part does not fit what the parts before it leave.
     """
     found: dict[Layout, None] = {}
     for text in dict.fromkeys(texts):
@@ -59,7 +62,7 @@ def parse_layouts(
             layout = parse(text, names, tuple(shape))
         except LayoutError:
             continue
-        if layout.stored_elems() <= expand * prod(shape):
+        if layout.stored_elems() <= max_expansion * prod(shape):
             found[layout] = None
     return list(found)
 
@@ -89,31 +92,46 @@ class _Parts:
 
 
 def _nested(
-    mapping: Mapping, link: Link, e: Einsum, names: Sequence[str], shape: Sequence[int], home: bool, line: int
+    mapping: Mapping,
+    link: Link,
+    e: Einsum,
+    names: Sequence[str],
+    shape: Sequence[int],
+    is_outermost: bool,
+    line: int,
 ) -> Iterator[str]:
     """Yields texts of layouts in the order of the loops, for each way to cut windows.
 
-    home: whether the parent is the outermost level.
+    is_outermost: whether the parent is the outermost level.
     line: elements of a line.
     """
     loops = [(i, node) for i, node in enumerate(mapping.nodes[: link.child_at]) if isinstance(node, Loop)]
-    start = e.sizes() | {node.rank: node.tile for i, node in loops if not home and i < link.parent_at}
-    own = [node for i, node in loops if home or i >= link.parent_at]
+    start = e.sizes() | {node.rank: node.tile for i, node in loops if not is_outermost and i < link.parent_at}
+    loops_inside = [node for i, node in loops if is_outermost or i >= link.parent_at]
     windows = [k for k, d in enumerate(link.tensor.dims) if len(d.terms) > 1]
-    cuts = [_window_cuts(link.tensor.dims[k], shape[k], start, own, not link.output) for k in windows]
-    for each in islice(product(*cuts), MAX_WINDOW_CUTS):
+    cuts = [
+        _window_cuts(link.tensor.dims[k], shape[k], start, loops_inside, not link.is_output) for k in windows
+    ]
+    for cut_choice in islice(product(*cuts), MAX_WINDOW_CUTS):
         parts = _Parts()
         for k, (d, name) in enumerate(zip(link.tensor.dims, names, strict=True)):
             if k not in windows:
-                _add_strided(parts, d, name, shape[k], home)
+                _add_strided(parts, d, name, shape[k], is_outermost)
         _add_loops(
-            parts, link.tensor.dims, names, shape, start, own, dict(zip(windows, each, strict=True)), home
+            parts,
+            link.tensor.dims,
+            names,
+            shape,
+            start,
+            loops_inside,
+            dict(zip(windows, cut_choice, strict=True)),
+            is_outermost,
         )
         inside = [*parts.spatial, *parts.tile]
-        rest = prod(n for _, n in inside[1:])
-        unit = line // gcd(line, rest)
+        inner_elems = prod(n for _, n in inside[1:])
+        multiple = line // gcd(line, inner_elems)
         for pad in dict.fromkeys(
-            (0, -inside[0][1] % unit if inside and prod(n for _, n in inside) > 1 else 0)
+            (0, -inside[0][1] % multiple if inside and prod(n for _, n in inside) > 1 else 0)
         ):
             texts = [text + (f"+{pad}" if pad and not i else "") for i, (text, _) in enumerate(inside)]
             yield " ".join([*parts.strided, *parts.temporal, *texts])
@@ -121,14 +139,14 @@ def _nested(
             yield " ".join([*parts.strided, *parts.temporal, *(text for text, _ in inside[::-1])])
 
 
-def _stride(d: Dim, home: bool) -> int:
+def _stride(d: Dim, is_outermost: bool) -> int:
     """The distance between successive accessed indices of a dimension of one rank; else 1."""
-    return d.terms[0][1] if home and len(d.terms) == 1 and d.offset == 0 else 1
+    return d.terms[0][1] if is_outermost and len(d.terms) == 1 and d.offset == 0 else 1
 
 
-def _add_strided(parts: _Parts, d: Dim, name: str, n: int, home: bool) -> None:
+def _add_strided(parts: _Parts, d: Dim, name: str, n: int, is_outermost: bool) -> None:
     """Adds an outermost part for a strided dimension, so that indices that the stride skips lie elsewhere."""
-    if 1 < (c := _stride(d, home)) < n:
+    if 1 < (c := _stride(d, is_outermost)) < n:
         parts.strided.append(f"{name.lower()}{c}")
 
 
@@ -140,7 +158,7 @@ def _add_loops(
     start: dict[str, int],
     loops: Sequence[Loop],
     windows: dict[int, tuple[int, int]],
-    home: bool,
+    is_outermost: bool,
 ) -> None:
     """Adds one part of a dimension for each loop over its rank, then the tile. A window is cut once,
     at the first loop over one of its ranks.
@@ -148,21 +166,21 @@ def _add_loops(
     start: size of each rank at the parent.
     windows: dimension -> (step from tile to tile, size of a tile); step 0: not cut.
     """
-    of = {rank: k for k, d in enumerate(dims) for rank, _ in d.terms}
-    left = {k: shape[k] for k in range(len(dims))}
+    dim_of = {rank: k for k, d in enumerate(dims) for rank, _ in d.terms}
+    remaining = {k: shape[k] for k in range(len(dims))}
     tile = dict(start)
     for node in loops:
-        k = of.get(node.rank)
+        k = dim_of.get(node.rank)
         if k is None:
             continue
         if k in windows:
             step, _ = windows[k]
-            if step and left[k]:
+            if step and remaining[k]:
                 parts.temporal.append(f"{names[k]}/{step}")
-                left[k] = 0
+                remaining[k] = 0
         else:
-            c = _stride(dims[k], home) if len(dims[k].terms) == 1 and dims[k].terms[0][1] > 0 else 1
-            before, after = left[k], node.tile * c
+            c = _stride(dims[k], is_outermost) if len(dims[k].terms) == 1 and dims[k].terms[0][1] > 0 else 1
+            before, after = remaining[k], node.tile * c
             if after < before and (before % after == 0 or before == shape[k]):
                 text = f"{names[k]}/{after}" if before == shape[k] else f"{names[k].lower()}{before}/{after}"
                 (
@@ -170,7 +188,7 @@ def _add_loops(
                     if node.over
                     else parts.temporal.append(text)
                 )
-                left[k] = after
+                remaining[k] = after
             elif (
                 after < before
                 and node.over
@@ -180,7 +198,7 @@ def _add_loops(
                     text for text in parts.temporal if not text.lower().startswith(names[k].lower())
                 ]
                 parts.spatial.append((f"{names[k]}/{after}", -(-before // after)))
-                left[k] = after
+                remaining[k] = after
         tile[node.rank] = node.tile
     for k, name in enumerate(names):
         if k in windows:
@@ -196,30 +214,33 @@ def _add_loops(
                 )
             )
             continue
-        c = _stride(dims[k], home) if dims[k].terms else 1
-        whole, part = left[k] == shape[k], f"/{c}" if 1 < c < shape[k] else ""
-        if whole or left[k] > (c if part else 1):
+        c = _stride(dims[k], is_outermost) if dims[k].terms else 1
+        uncut, stride_cut = remaining[k] == shape[k], f"/{c}" if 1 < c < shape[k] else ""
+        if uncut or remaining[k] > (c if stride_cut else 1):
             parts.tile.append(
-                (name + part if whole else f"{name.lower()}{left[k]}{part}", max(left[k] // c, 1))
+                (
+                    name + stride_cut if uncut else f"{name.lower()}{remaining[k]}{stride_cut}",
+                    max(remaining[k] // c, 1),
+                )
             )
 
 
 def _window_cuts(
-    d: Dim, n: int, start: dict[str, int], loops: Sequence[Loop], copies: bool
+    d: Dim, n: int, start: dict[str, int], loops: Sequence[Loop], may_overlap: bool
 ) -> list[tuple[int, int]]:
     """The ways to cut a window's dimension of n elements, as (step, size) of tiles; (0, n): it is not cut.
-    copies: whether tiles may overlap, so that elements are stored twice.
+    may_overlap: whether tiles may overlap, so that elements are stored twice.
     """
     pes, tile = dict.fromkeys(start, 1), dict(start)
     for node in loops:
         if node.over:
             pes[node.rank] *= -(-tile[node.rank] // node.tile)
         tile[node.rank] = node.tile
-    reach = {rank: abs(c) * min(tile[rank] * pes[rank], start[rank]) for rank, c in d.terms}
+    advance = {rank: abs(c) * min(tile[rank] * pes[rank], start[rank]) for rank, c in d.terms}
     size = 1 + sum(abs(c) * (min(tile[rank] * pes[rank], start[rank]) - 1) for rank, c in d.terms)
-    steps = [step for step in dict.fromkeys(reach.values()) if 1 < step < n]
+    steps = [step for step in dict.fromkeys(advance.values()) if 1 < step < n]
     return [
         (0, n),
-        *((step, size) for step in steps if copies and step < size < n and size <= 2 * step),
+        *((step, size) for step in steps if may_overlap and step < size < n and size <= 2 * step),
         *((step, step) for step in steps),
     ]

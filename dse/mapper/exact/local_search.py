@@ -23,7 +23,7 @@ from math import inf, isqrt, prod
 import numpy as np
 
 from dse.mapper.exact.spatial import primes
-from dse.mapping.constraints import FREE, Constraints, Factors, violation
+from dse.mapping.constraints import FREE, Constraints, Factors, violations
 from dse.mapping.nest import Loop, Mapping, Store, faults, may_keep
 from dse.run import deadline
 from dse.sim.counts.counts import footprints, hull
@@ -43,7 +43,7 @@ CLIMB_ROUNDS, TRIAL_ROUNDS, RESTARTS = 60, 5, 12
 # counts slow
 MAX_BATCHES = 200
 UNEVEN_NEIGHBOURS = 4  # uneven tile sizes tried on either side of the present one
-CLOSE = 1e-10  # costs that differ by less, relatively, are ties
+TIE_TOLERANCE = 1e-10  # costs that differ by less, relatively, are ties
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,42 +67,47 @@ def improve(
     """Returns `start`, or a mapping that costs less. `start` must fit and keep the constraints. Tiles of
     `start` that are not in the space may stay in the result.
     """
-    left = iter(range(MAX_BATCHES))
-    state, best = _read(problem, start), _cost(problem, start, constraints)
+    batches = iter(range(MAX_BATCHES))
+    state, best = _to_state(problem, start), _cost(problem, start, constraints)
     if state is None or _cost(problem, _nest(problem, state), constraints) is None or best is None:
         return start
-    found = _climb(problem, (state, start, best), factors, constraints, rounds, left)
+    found = _climb(problem, (state, start, best), factors, constraints, rounds, batches)
     for _ in range(RESTARTS):  # no move helps: try other placements, and climb from each
         state, _, best = found
-        around = (
+        neighbours = (
             one
             for placed in _placements(problem.einsum, problem.arch, state)
             for one in _if_better(problem, State(*placed), None, constraints)
         )
-        climbs = (_climb(problem, one, factors, constraints, TRIAL_ROUNDS, left) for one in around)
-        better = next((one for one in climbs if _below(one[2], best)), None)
-        if better is None or deadline.passed():
+        climbs = (_climb(problem, one, factors, constraints, TRIAL_ROUNDS, batches) for one in neighbours)
+        better = next((one for one in climbs if _is_below(one[2], best)), None)
+        if better is None or deadline.has_passed():
             break
-        found = _climb(problem, better, factors, constraints, rounds, left)
+        found = _climb(problem, better, factors, constraints, rounds, batches)
     return found[1]
 
 
 def _climb(
-    problem: Problem, found: Incumbent, factors: Factors, rules: Constraints, rounds: int, left: Iterator[int]
+    problem: Problem,
+    found: Incumbent,
+    factors: Factors,
+    rules: Constraints,
+    rounds: int,
+    batches: Iterator[int],
 ) -> Incumbent:
-    """Makes at most `rounds` moves, each time the first one that helps. left: one item per batch of
+    """Makes at most `rounds` moves, each time the first one that helps. batches: one item per batch of
     candidates that may still be costed.
     """
     for _ in range(rounds):
-        better = next(_better(problem, found[0], found[2], factors, rules, left), None)
+        better = next(_better_states(problem, found[0], found[2], factors, rules, batches), None)
         if better is None:
             break
         found = better
     return found
 
 
-def _better(
-    problem: Problem, state: State, best: Cost, factors: Factors, rules: Constraints, left: Iterator[int]
+def _better_states(
+    problem: Problem, state: State, best: Cost, factors: Factors, rules: Constraints, batches: Iterator[int]
 ) -> Iterator[Incumbent]:
     """Yields states that cost less than `best`, kind of move by kind of move: chains of one rank, of two
     ranks, placements.
@@ -110,18 +115,21 @@ def _better(
     e, arch = problem.einsum, problem.arch
     ranks = [rank for rank, n in e.extents if n > 1]
     slots = _slots(state.items, arch)
-    steps = {rank: _steps(e, arch, slots, state.tiles[rank], rank, factors) for rank in ranks}
-    few = {
+    chains = {rank: _neighbour_chains(e, arch, slots, state.tiles[rank], rank, factors) for rank in ranks}
+    small_moves = {
         rank: [
-            own for own in steps[rank] if primes(e.sizes()[rank])[0] in (_ratio(own, state.tiles[rank]), 1)
+            own for own in chains[rank] if primes(e.sizes()[rank])[0] in (_ratio(own, state.tiles[rank]), 1)
         ][:90]
         for rank in ranks
     }
     for choice in (*([rank] for rank in ranks), *(list(pair) for pair in combinations(ranks, 2))):
-        if next(left, None) is None or deadline.passed():
+        if next(batches, None) is None or deadline.has_passed():
             return
         options = {
-            rank: (state.tiles[rank], *((steps if len(choice) == 1 else few)[rank] if rank in choice else ()))
+            rank: (
+                state.tiles[rank],
+                *((chains if len(choice) == 1 else small_moves)[rank] if rank in choice else ()),
+            )
             for rank in state.tiles
         }
         for tiles_of in _cheapest(problem, state, options, best):
@@ -133,14 +141,16 @@ def _better(
 def _if_better(problem: Problem, state: State, best: Cost | None, rules: Constraints) -> Iterator[Incumbent]:
     """Yields the state if it fits, keeps the constraints and costs less than `best`."""
     mapping = _nest(problem, state)
-    own = _cost(problem, mapping, rules)
-    if own is not None and (best is None or _below(own, best)):
-        yield state, mapping, own
+    cost = _cost(problem, mapping, rules)
+    if cost is not None and (best is None or _is_below(cost, best)):
+        yield state, mapping, cost
 
 
-def _below(a: Cost, b: Cost) -> bool:
+def _is_below(a: Cost, b: Cost) -> bool:
     """Whether cost a is lower than b by the first of their numbers that differ by more than rounding."""
-    return next((x < y for x, y in zip(a, b, strict=True) if abs(x - y) > CLOSE * min(abs(x), abs(y))), False)
+    return next(
+        (x < y for x, y in zip(a, b, strict=True) if abs(x - y) > TIE_TOLERANCE * min(abs(x), abs(y))), False
+    )
 
 
 def _cost(problem: Problem, mapping: Mapping, rules: Constraints) -> Cost | None:
@@ -151,7 +161,7 @@ def _cost(problem: Problem, mapping: Mapping, rules: Constraints) -> Cost | None
     if (
         faults(mapping, e, arch)
         or fanout_overflow(mapping, e, arch)
-        or (rules != FREE and violation(rules, mapping))
+        or (rules != FREE and violations(rules, mapping))
     ):
         return None
     if overflow(footprints(mapping, e, arch), e, arch):
@@ -167,10 +177,10 @@ def _cheapest(
     longest to count, so they are counted only for choices that without stalls cost no more than `best`.
     """
     e, arch = problem.einsum, problem.arch
-    nest = _loops(e, arch, state, full=True)
+    nest = _to_nest(e, arch, state, unit_loops=True)
     shape = tuple(len(options[rank]) for rank, _ in e.extents)
     choices = np.stack(np.unravel_index(np.arange(prod(shape)), shape), axis=1)
-    rooms = [inf if level.capacity_bits is None else level.capacity_bits for level in arch.levels]
+    capacity_bits = [inf if level.capacity_bits is None else level.capacity_bits for level in arch.levels]
     for overlap in dict.fromkeys(("free", arch.overlap)):
         costs = cost_many(tables(nest, e, arch, options), e, replace(arch, overlap=overlap), choices)
         value = {
@@ -178,37 +188,39 @@ def _cheapest(
             "latency": costs.latency_cycles,
             "edp": costs.energy_pj * costs.latency_cycles,
         }[problem.objective]
-        left = (
-            np.all(costs.held_bits <= rooms, axis=1)
-            & _lanes_fit(e, arch, state.items, options, choices)
-            & (value <= best[0] * (1 + CLOSE))
+        selected = (
+            np.all(costs.occupied_bits <= capacity_bits, axis=1)
+            & _pes_fit(e, arch, state.items, options, choices)
+            & (value <= best[0] * (1 + TIE_TOLERANCE))
         )
-        if not left.any():
+        if not selected.any():
             return
-        options, choices = _used(e, options, choices[left])
-        costs = Costs(costs.energy_pj[left], costs.latency_cycles[left], costs.held_bits[left])
-        value = value[left]
+        options, choices = _without_unused(e, options, choices[selected])
+        costs = Costs(
+            costs.energy_pj[selected], costs.latency_cycles[selected], costs.occupied_bits[selected]
+        )
+        value = value[selected]
     for c in sorted(range(len(value)), key=lambda c: (value[c], costs.energy_pj[c], costs.latency_cycles[c]))[
         :8
     ]:
         yield {rank: options[rank][n] for (rank, _), n in zip(e.extents, choices[c].tolist(), strict=True)}
 
 
-def _used(
+def _without_unused(
     e: Einsum, options: dict[str, tuple[Chain, ...]], choices: np.ndarray
 ) -> tuple[dict[str, tuple[Chain, ...]], np.ndarray]:
     """Returns the options without those that no choice takes, and the choices as indices into them."""
     columns = [np.unique(column, return_inverse=True) for column in choices.T]
-    few = {
+    used_options = {
         rank: tuple(options[rank][n] for n in used)
         for (rank, _), (used, _) in zip(e.extents, columns, strict=True)
     }
-    return {rank: few.get(rank, own) for rank, own in options.items()}, np.stack(
+    return {rank: used_options.get(rank, own) for rank, own in options.items()}, np.stack(
         [at for _, at in columns], axis=1
     )
 
 
-def _lanes_fit(
+def _pes_fit(
     e: Einsum,
     arch: Arch,
     items: Sequence[Store | int],
@@ -253,21 +265,21 @@ def _items(stores: Sequence[Store], arch: Arch) -> tuple[Store | int, ...]:
     return tuple(found)
 
 
-def _read(problem: Problem, mapping: Mapping) -> State | None:
+def _to_state(problem: Problem, mapping: Mapping) -> State | None:
     """The mapping as a state. None where temporal loops stand between the spatial loops of one boundary, or
     above all nodes.
     """
     e, arch = problem.einsum, problem.arch
     items = _items([node for node in mapping.nodes if isinstance(node, Store)], arch)
     slots, boundary = _slots(items, arch), {name: f.outside for f in arch.fanouts for name, _ in f.dims}
-    tile, left, at, store = {rank: [0] * len(slots) for rank, _ in e.extents}, e.sizes(), -1, -1
+    tile, sizes, at, store = {rank: [0] * len(slots) for rank, _ in e.extents}, e.sizes(), -1, -1
     cuts: list[tuple[int, str, int]] = []
     for node in mapping.nodes:
         if isinstance(node, Store):
             store = next(i for i in range(store + 1, len(items)) if isinstance(items[i], Store))
             at = slots.index((store, ""))
         elif node.over:
-            new = next(
+            spatial_slot = next(
                 (
                     i
                     for i, (item, dim) in enumerate(slots)
@@ -275,9 +287,9 @@ def _read(problem: Problem, mapping: Mapping) -> State | None:
                 ),
                 -1,
             )
-            if new < at:
+            if spatial_slot < at:
                 return None
-            at = new
+            at = spatial_slot
         elif at >= 0:
             at = slots.index((slots[at][0], ""))
         else:
@@ -287,17 +299,17 @@ def _read(problem: Problem, mapping: Mapping) -> State | None:
     for i in range(len(slots)):
         for where, rank, n in cuts:
             if where == i:
-                left[rank] = n
-        for rank, own in tile.items():
-            own[i] = left[rank]
-    return State(items, {rank: tuple(own) for rank, own in tile.items()})
+                sizes[rank] = n
+        for rank, tiles in tile.items():
+            tiles[i] = sizes[rank]
+    return State(items, {rank: tuple(tiles) for rank, tiles in tile.items()})
 
 
-def _loops(e: Einsum, arch: Arch, state: State, full: bool) -> Mapping:
-    """The nest of a state. full: with loops of one trip. Loops of one slot stand in the order that lets the
-    node above them sink furthest.
+def _to_nest(e: Einsum, arch: Arch, state: State, unit_loops: bool) -> Mapping:
+    """The nest of a state. unit_loops: with loops of one trip. Loops of one slot stand in the order that lets
+    the node above them sink furthest.
     """
-    slots, nodes, seen = _slots(state.items, arch), list[Loop | Store](), set[str]()
+    slots, nodes, stored_tensors = _slots(state.items, arch), list[Loop | Store](), set[str]()
     left, at = e.sizes(), 0
     for i, item in enumerate(state.items):
         if isinstance(item, Store):
@@ -305,35 +317,40 @@ def _loops(e: Einsum, arch: Arch, state: State, full: bool) -> Mapping:
         while at < len(slots) and slots[at][0] == i:
             new = {rank: own[at] for rank, own in state.tiles.items()}
             order = [rank for rank, _ in e.extents]
-            if isinstance(item, Store) and item.tensor in seen:
+            if isinstance(item, Store) and item.tensor in stored_tensors:
                 order = _order(e, item.tensor, left, new)
-            nodes += [Loop(rank, new[rank], slots[at][1]) for rank in order if full or new[rank] < left[rank]]
+            nodes += [
+                Loop(rank, new[rank], slots[at][1]) for rank in order if unit_loops or new[rank] < left[rank]
+            ]
             left, at = new, at + 1
         if isinstance(item, Store):
-            seen.add(item.tensor)
+            stored_tensors.add(item.tensor)
     return Mapping(tuple(nodes))
 
 
-def _order(e: Einsum, tensor: str, left: dict[str, int], new: dict[str, int]) -> list[str]:
+def _order(e: Einsum, tensor: str, sizes: dict[str, int], new: dict[str, int]) -> list[str]:
     """Ranks in the order that lets the tensor's node sink furthest below their loops."""
     p = next(p for p in e.tensors() if p.tensor == tensor)
 
     def held(window: str) -> int:
         return hull(
-            p, {rank: new[rank] if rank in p.full() or rank == window else n for rank, n in left.items()}
+            p,
+            {rank: new[rank] if rank in p.full_ranks() or rank == window else n for rank, n in sizes.items()},
         )
 
-    window = min((rank for rank, _ in e.extents if rank in p.partial()), key=held, default="")
-    return sorted(left, key=lambda rank: (rank not in p.full(), rank != window, rank not in p.partial()))
+    window = min((rank for rank, _ in e.extents if rank in p.partial_ranks()), key=held, default="")
+    return sorted(
+        sizes, key=lambda rank: (rank not in p.full_ranks(), rank != window, rank not in p.partial_ranks())
+    )
 
 
 def _nest(problem: Problem, state: State) -> Mapping:
     """The nest of a state without loops of one trip."""
-    return _loops(problem.einsum, problem.arch, state, full=False)
+    return _to_nest(problem.einsum, problem.arch, state, unit_loops=False)
 
 
-def _steps(
-    e: Einsum, arch: Arch, slots: Sequence[Slot], own: Chain, rank: str, factors: Factors
+def _neighbour_chains(
+    e: Einsum, arch: Arch, slots: Sequence[Slot], chain: Chain, rank: str, factors: Factors
 ) -> list[Chain]:
     """The chains of a rank that are one move away: a prime goes from one slot to another. With imperfect
     spatial factors also: a spatial slot takes another number of PEs. With imperfect factors also: a slot
@@ -341,21 +358,23 @@ def _steps(
     """
     sizes, found = {name: n for f in arch.fanouts for name, n in f.dims}, dict[Chain, None]()
     extent = e.sizes()[rank]
-    for i, j in combinations(range(len(own)), 2):
+    for i, j in combinations(range(len(chain)), 2):
         for p in dict.fromkeys(primes(extent)):
-            found[(*own[:i], *(n * p for n in own[i:j]), *own[j:])] = None
-            if all(n % p == 0 for n in own[i:j]):
-                found[(*own[:i], *(n // p for n in own[i:j]), *own[j:])] = None
+            found[(*chain[:i], *(n * p for n in chain[i:j]), *chain[j:])] = None
+            if all(n % p == 0 for n in chain[i:j]):
+                found[(*chain[:i], *(n // p for n in chain[i:j]), *chain[j:])] = None
     if factors != "perfect":
         for i, (_, dim) in enumerate(slots):
-            before = own[i - 1] if i else extent
+            before = chain[i - 1] if i else extent
             for n in range(1, min(sizes[dim], before) + 1) if dim else ():
-                for j in range(i + 1, len(own)):
-                    found[(*own[:i], *[-(-before // n)] * (j - i), *([1] * (len(own) - j)))] = None
+                for j in range(i + 1, len(chain)):
+                    found[(*chain[:i], *[-(-before // n)] * (j - i), *([1] * (len(chain) - j)))] = None
     if factors == "imperfect":
         for i, (_, dim) in enumerate(slots):
-            for n in _even(before := own[i - 1] if i else extent, min(own[i], before)) if not dim else ():
-                found[_with_tile(slots, own, i, n)] = None
+            for n in (
+                _even_tiles(before := chain[i - 1] if i else extent, min(chain[i], before)) if not dim else ()
+            ):
+                found[_with_tile(slots, chain, i, n)] = None
 
     def allowed(chain: Chain) -> bool:
         for (_, dim), before, after in zip(slots, (extent, *chain), chain, strict=False):
@@ -363,16 +382,16 @@ def _steps(
                 continue
             whole = before % after == 0
             uneven = factors != "imperfect" and (not dim or factors == "perfect")
-            if after > before or (not whole and uneven) or (dim and rank in e.output.partial()):
+            if after > before or (not whole and uneven) or (dim and rank in e.output.partial_ranks()):
                 return False
             if dim and (-(-before // after) > sizes[dim] or -(-before // -(-before // after)) != after):
                 return False
         return chain[-1] == 1
 
-    return [chain for chain in found if chain != own and allowed(chain)]
+    return [chain for chain in found if chain != chain and allowed(chain)]
 
 
-def _even(extent: int, tile: int) -> list[int]:
+def _even_tiles(extent: int, tile: int) -> list[int]:
     """Tiles that cut an extent n as evenly as can be (n / m, rounded up), next to `tile` in size:
     UNEVEN_NEIGHBOURS smaller and UNEVEN_NEIGHBOURS larger ones.
 
@@ -388,12 +407,12 @@ def _even(extent: int, tile: int) -> list[int]:
     return sizes[max(at - UNEVEN_NEIGHBOURS, 0) : at + UNEVEN_NEIGHBOURS + 1]
 
 
-def _with_tile(slots: Sequence[Slot], own: Chain, at: int, tile: int) -> Chain:
+def _with_tile(slots: Sequence[Slot], chain: Chain, at: int, tile: int) -> Chain:
     """A chain with another tile at a temporal slot. Spatial slots inside keep their trip counts; temporal
     ones keep their tiles as far as they fit.
     """
-    new = [*own[:at], tile]
-    for (_, dim), before, after in zip(slots[at + 1 :], own[at:], own[at + 1 :], strict=False):
+    new = [*chain[:at], tile]
+    for (_, dim), before, after in zip(slots[at + 1 :], chain[at:], chain[at + 1 :], strict=False):
         new.append(-(-new[-1] // -(-before // after)) if dim else min(after, new[-1]))
     return tuple(new)
 
@@ -410,7 +429,7 @@ def _placements(
     level. When a node goes, its loops join those before it.
     """
     stores = [item for item in state.items if isinstance(item, Store)]
-    gap = dict(
+    slot_of = dict(
         zip(
             [item for item in state.items if isinstance(item, Store)],
             [at for at, (i, _) in enumerate(_slots(state.items, arch)) if isinstance(state.items[i], Store)],
@@ -418,7 +437,7 @@ def _placements(
         )
     )
 
-    def moved(
+    def with_nodes(
         new: Sequence[Store], after: dict[Store, Store | None]
     ) -> tuple[tuple[Store | int, ...], dict[str, Chain]]:
         """The state with other nodes. after: per new node the old node whose loops stand below it, None: no
@@ -426,14 +445,14 @@ def _placements(
         """
         items = _items(new, arch)
         old_slots, new_slots = _slots(state.items, arch), _slots(items, arch)
-        spots: list[int | None] = []
+        old_slot_of: list[int | None] = []
         for i, dim in new_slots:
             item = items[i]
             if isinstance(item, Store):
                 old = after.get(item, item)
-                spots.append(None if old is None else gap[old])
+                old_slot_of.append(None if old is None else slot_of[old])
             else:
-                spots.append(
+                old_slot_of.append(
                     next(
                         at for at, (k, name) in enumerate(old_slots) if state.items[k] == item and name == dim
                     )
@@ -441,7 +460,7 @@ def _placements(
         tiles: dict[str, Chain] = {}
         for rank, n in e.extents:
             own: list[int] = []
-            for at in spots:
+            for at in old_slot_of:
                 own.append((own[-1] if own else n) if at is None else state.tiles[rank][at])
             tiles[rank] = (*tuple(own[:-1]), 1)
         return items, tiles
@@ -449,9 +468,9 @@ def _placements(
     for i, node in enumerate(stores):
         level = next(level for level in arch.levels if level.name == node.level)
         if level.bypass and sum(other.tensor == node.tensor for other in stores) > 1 and i > 0:
-            yield moved([*stores[:i], *stores[i + 1 :]], {stores[i - 1]: node})
+            yield with_nodes([*stores[:i], *stores[i + 1 :]], {stores[i - 1]: node})
         if i + 1 < len(stores) and stores[i + 1].level == node.level:
-            yield moved(
+            yield with_nodes(
                 [*stores[:i], stores[i + 1], node, *stores[i + 2 :]],
                 {stores[i + 1]: node, node: stores[i + 1]},
             )
@@ -469,8 +488,8 @@ def _placements(
                 )
                 for at in range(first, last + 1):
                     new = Store(level.name, tensor)
-                    yield moved([*stores[:at], new, *stores[at:]], {new: None})
+                    yield with_nodes([*stores[:at], new, *stores[at:]], {new: None})
                     if at:
-                        yield moved(
+                        yield with_nodes(
                             [*stores[:at], new, *stores[at:]], {new: stores[at - 1], stores[at - 1]: None}
                         )

@@ -18,7 +18,7 @@ from dse.mapper.exact.ragged import solve_ragged
 from dse.mapper.exact.ragged_program import unsupported
 from dse.mapper.exact.search import (
     BUDGET,
-    NONE,
+    NO_CUTOFF,
     REFINE_BUDGET,
     Goals,
     SearchResult,
@@ -26,20 +26,20 @@ from dse.mapper.exact.search import (
     search,
     search_on,
     supports,
-    unrollings_listed,
+    unrolling_count,
 )
-from dse.mapping.constraints import FREE, Constraints, Factors, minimal_mapping, violation
+from dse.mapping.constraints import FREE, Constraints, Factors, minimal_mapping, violations
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store
 from dse.mapping.searched import EVERY, Mappings, mappings_of
 from dse.run import deadline
 from dse.sim.counts.counts import counted, footprints
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import (
-    PRECISE,
+    ROUNDING_GAP,
     EinsumCost,
     Problem,
     evaluate_fitting,
-    evaluate_fitting_alone,
+    evaluate_unfused,
     lower_bound,
     objective_value,
     relative_gap,
@@ -49,11 +49,11 @@ from hw.arch import Arch
 from workloads.arrays import Floats
 from workloads.einsum import Einsum, Projection
 
-MANY = 128  # machines that are searched together, at most
+MAX_TOGETHER = 128  # machines that are searched together, at most
 # storage nodes placed for all of them; if that is not enough, each is searched alone
 SHARED_BUDGET = BUDGET // 8
 # spatial unrollings up to which imperfect factors are searched to the optimum, whatever gap is allowed
-PROVEN = 1_000
+MAX_UNROLLINGS = 1_000
 BOUND_BUDGET = 10_000  # storage nodes placed for a lower bound alone
 # Extents are rounded up to multiples of these: the rounded extent has many divisors, and these are tile sizes
 # that nearly divide the extent itself.
@@ -82,17 +82,17 @@ def optimal(
     `cost_descending`.
     """
     if factors == "imperfect":
-        return _ragged(problem, constraints, budget, allowed_gap)
-    some, prices = names_some_dims(constraints, problem.arch), Prices([problem], constraints)
-    goals = None if some else prices.goals(factors, allowed_gap)
+        return _imperfect(problem, constraints, budget, allowed_gap)
+    names_some, prices = names_some_dims(constraints, problem.arch), Prices([problem], constraints)
+    goals = None if names_some else prices.goals(factors, allowed_gap)
     found = (
         search(problem, factors, constraints, budget, goals=goals)
         if supports(problem.einsum, factors)
         else SearchResult(None, 0, 0.0)
     )
-    if supports(problem.einsum, factors) and some:
+    if supports(problem.einsum, factors) and names_some:
         return _some_dims_constrained(problem, found, factors, constraints, budget)
-    return _to_answer(problem, found, factors, constraints, budget, allowed_gap, prices.of(0))
+    return _to_answer(problem, found, factors, constraints, budget, allowed_gap, prices.costs_on(0))
 
 
 def optimal_on(
@@ -102,7 +102,7 @@ def optimal_on(
     alone are searched together, and a mapping is priced for all of them at once.
     """
     found: list[EinsumCost | Infeasible | None] = [
-        outermost.alone(problem.einsum, problem.arch) for problem in problems
+        outermost.overflow_of_einsum(problem.einsum, problem.arch) for problem in problems
     ]
     problems = [replace(problem, arch=problem.arch.unbounded()) for problem in problems]
     cells: dict[Any, list[int]] = {}
@@ -116,10 +116,14 @@ def optimal_on(
         if found[j]:
             continue
         cells.setdefault(same_structure(problem), []).append(j)
-    for own in (cell[i : i + MANY] for cell in cells.values() for i in range(0, len(cell), MANY)):
-        if len(own) > 1 and not names_some_dims(constraints, problems[own[0]].arch):
-            for j, one in _on_many([problems[j] for j in own], factors, constraints, allowed_gap).items():
-                found[own[j]] = one
+    for positions in (
+        cell[i : i + MAX_TOGETHER] for cell in cells.values() for i in range(0, len(cell), MAX_TOGETHER)
+    ):
+        if len(positions) > 1 and not names_some_dims(constraints, problems[positions[0]].arch):
+            for j, one in _on_many(
+                [problems[j] for j in positions], factors, constraints, allowed_gap
+            ).items():
+                found[positions[j]] = one
     one_by_one = (
         optimal(problem, factors, constraints, allowed_gap=allowed_gap) if one is None else [one]
         for problem, one in zip(problems, found, strict=True)
@@ -153,7 +157,7 @@ class Prices:
 
     problems: Sequence[Problem]
     constraints: Constraints
-    known: dict[tuple[Mapping, int], EinsumCost] = field(default_factory=dict)  # by mapping and machine
+    costs: dict[tuple[Mapping, int], EinsumCost] = field(default_factory=dict)  # by mapping and machine
 
     def goals(self, factors: Factors, allowed_gap: float) -> Goals | None:
         """Returns the goals of a search of imperfect factors: these must beat the optimum of perfect ones, as
@@ -164,63 +168,67 @@ class Prices:
         So the goal is a lower bound if no mapping is found below it, and the optimum of perfect factors is an
         answer within the gap. It depends on the machine alone, not on the batch (`search.search_on`).
 
-        Where the lower bound of any mapping reaches the goal, nothing is searched. Else, with up to `PROVEN`
-        unrollings, any saving counts: to search these takes a millisecond or two.
+        Where the lower bound of any mapping reaches the goal, nothing is searched. Else, with up to
+        `MAX_UNROLLINGS` unrollings, any saving counts: to search these takes a millisecond or two.
         """
 
         def goals(found: Sequence[Mapping | None]) -> tuple[Floats, Floats]:
-            goal, known = np.full(len(found), inf), np.zeros(len(found))
-            for mapping, own in _by_mapping(found).items():
-                for j, one in self.price(mapping, own).items():
-                    self.known[mapping, j] = one = _bounded(self.problems[j], one)
+            goal, bounds = np.full(len(found), inf), np.zeros(len(found))
+            for mapping, positions in _by_mapping(found).items():
+                for j, one in self.price(mapping, positions).items():
+                    self.costs[mapping, j] = one = _with_bound_gap(self.problems[j], one)
                     value = rank(self.problems[j], one)[0]
-                    goal[j], known[j] = value / (1 + allowed_gap), value / (1 + one.gap_to_bound)
-            some = goal > known
-            if some.any() and unrollings_listed(self.problems[0], factors, self.constraints) <= PROVEN:
-                goal[some] = inf
-            return goal, known
+                    goal[j], bounds[j] = value / (1 + allowed_gap), value / (1 + one.gap_to_bound)
+            open_machines = goal > bounds
+            if (
+                open_machines.any()
+                and unrolling_count(self.problems[0], factors, self.constraints) <= MAX_UNROLLINGS
+            ):
+                goal[open_machines] = inf
+            return goal, bounds
 
         return goals if 0 < allowed_gap < inf else None
 
-    def of(self, j: int) -> list[EinsumCost]:
+    def costs_on(self, j: int) -> list[EinsumCost]:
         """The costs of all mappings that were priced on machine j."""
-        return [one for (_, i), one in self.known.items() if i == j]
+        return [one for (_, i), one in self.costs.items() if i == j]
 
-    def price(self, mapping: Mapping, own: Sequence[int]) -> dict[int, EinsumCost]:
-        """The costs of a mapping by machine; none if it does not fit. own: positions of the machines."""
-        todo = [j for j in own if (mapping, j) not in self.known]
+    def price(self, mapping: Mapping, positions: Sequence[int]) -> dict[int, EinsumCost]:
+        """The costs of a mapping by machine; none if it does not fit. positions: positions of the
+        machines."""
+        todo = [j for j in positions if (mapping, j) not in self.costs]
         if todo and _fits(self.problems[0], mapping, self.constraints):
-            self.known.update(((mapping, j), one) for j, one in self._priced(mapping, todo).items())
-        return {j: self.known[mapping, j] for j in own if (mapping, j) in self.known}
+            self.costs.update(((mapping, j), one) for j, one in self._price_all(mapping, todo).items())
+        return {j: self.costs[mapping, j] for j in positions if (mapping, j) in self.costs}
 
-    def _priced(self, mapping: Mapping, own: Sequence[int]) -> dict[int, EinsumCost]:
+    def _price_all(self, mapping: Mapping, positions: Sequence[int]) -> dict[int, EinsumCost]:
         """The costs of a mapping that fits. All machines are priced at once."""
-        problems = [self.problems[j] for j in own]
+        problems = [self.problems[j] for j in positions]
         e, arch = problems[0].einsum, problems[0].arch
         c = counted(mapping, e, arch, footprints(mapping, e, arch))
         first = evaluate_fitting(problems[0], c)
-        if len(own) == 1:
-            return {own[0]: first}
+        if len(positions) == 1:
+            return {positions[0]: first}
         p = cost.price(c.rows, e, cost.batch_arch([one.arch for one in problems]), c.timed)
         columns = (
-            np.broadcast_to(one, len(own)).tolist()
+            np.broadcast_to(one, len(positions)).tolist()
             for one in (p.energy_pj, p.latency_cycles, p.initiation_interval_cycles, p.bottleneck)
         )
         return {
             j: replace(
                 first,
                 energy_pj=energy,
-                latency_cycles=cycles,
-                bottleneck=by,
+                latency_cycles=latency,
+                bottleneck=bottleneck,
                 optimality_gap=inf,
                 gap_to_bound=inf,
-                price=cost.Price(energy, cycles, by, (), (), steady),
+                price=cost.Price(energy, latency, bottleneck, (), (), interval),
             )
-            for j, energy, cycles, steady, by in zip(own, *columns, strict=True)
+            for j, energy, latency, interval, bottleneck in zip(positions, *columns, strict=True)
         }
 
 
-def _bounded(problem: Problem, one: EinsumCost) -> EinsumCost:
+def _with_bound_gap(problem: Problem, one: EinsumCost) -> EinsumCost:
     """The cost with its gap to the lower bound of any mapping, if it has none yet."""
     if one.gap_to_bound < inf:
         return one
@@ -229,11 +237,11 @@ def _bounded(problem: Problem, one: EinsumCost) -> EinsumCost:
 
 def _by_mapping(found: Sequence[Mapping | None]) -> dict[Mapping, list[int]]:
     """Positions of the machines that each mapping was found for."""
-    own: dict[Mapping, list[int]] = {}
+    positions: dict[Mapping, list[int]] = {}
     for j, mapping in enumerate(found):
         if mapping:
-            own.setdefault(mapping, []).append(j)
-    return own
+            positions.setdefault(mapping, []).append(j)
+    return positions
 
 
 def _on_many(
@@ -244,20 +252,20 @@ def _on_many(
     """
     answers: dict[int, EinsumCost | Infeasible] = {}
     prices = Prices(problems, constraints)
-    several = search_on(
+    results = search_on(
         problems, factors, constraints, SHARED_BUDGET, goals=prices.goals(factors, allowed_gap)
     )
-    if several[0].visited > SHARED_BUDGET or several[0].ended:
+    if results[0].visited > SHARED_BUDGET or results[0].ended:
         return answers
-    for mapping, own in _by_mapping(
-        [one.mapping if one.lower_bound > 0 else None for one in several]
+    for mapping, positions in _by_mapping(
+        [one.mapping if one.lower_bound > 0 else None for one in results]
     ).items():
-        prices.price(mapping, own)
-    for j, one in enumerate(several):
+        prices.price(mapping, positions)
+    for j, one in enumerate(results):
         if one.lower_bound == inf:
             answers[j] = none_fits(problems[j], constraints)
-        elif one.mapping and (one.mapping, j) in prices.known:
-            found = _certified(problems[j], one, factors, constraints, allowed_gap, prices.of(j))
+        elif one.mapping and (one.mapping, j) in prices.costs:
+            found = _refine(problems[j], one, factors, constraints, allowed_gap, prices.costs_on(j))
             answers[j] = (
                 replace(found, gap_to_bound=0.0) if found.gap_to_bound == inf and found.proven else found
             )
@@ -288,9 +296,9 @@ def _to_answer(
         and not found.ended
         and _fits(problem, found.mapping, constraints)
     ):
-        return [_certified(problem, found, factors, constraints, allowed_gap, priced)]
+        return [_refine(problem, found, factors, constraints, allowed_gap, priced)]
     starts = [found.mapping] if found.mapping else []
-    if constraints == FREE and deadline.passed():
+    if constraints == FREE and deadline.has_passed():
         starts = starts or [minimal_mapping(e, arch)]
     elif constraints == FREE:
         other = cost_descending(problem, Random(0))
@@ -304,13 +312,15 @@ def _to_answer(
             if constraints != FREE
             else none_fits(problem, constraints)
         )
-    improved = [
-        evaluate_fitting_alone(problem, improve(problem, start, factors, constraints)) for start in fits
-    ]
+    improved = [evaluate_unfused(problem, improve(problem, start, factors, constraints)) for start in fits]
     best = min([*improved, *priced], key=lambda one: rank(problem, one))
     return [
         _with_certificate(
-            problem, best, found.lower_bound, found.visited, EVERY if best.gap_to_bound <= PRECISE else space
+            problem,
+            best,
+            found.lower_bound,
+            found.visited,
+            EVERY if best.gap_to_bound <= ROUNDING_GAP else space,
         )
     ]
 
@@ -324,29 +334,29 @@ def _some_dims_constrained(
     A search without `inside` and `stationary` covers all allowed mappings, so its optimum is a lower bound.
     It is the answer if it keeps the constraints.
     """
-    wide = search(problem, factors, replace(constraints, inside=None, stationary=""), budget)
-    if wide.lower_bound == inf:
+    relaxed = search(problem, factors, replace(constraints, inside=None, stationary=""), budget)
+    if relaxed.lower_bound == inf:
         return none_fits(problem, constraints)
-    visited, space = found.visited + wide.visited, mappings_of(factors, problem.arch, constraints)
+    visited, space = found.visited + relaxed.visited, mappings_of(factors, problem.arch, constraints)
     starts = [
         one
-        for one in (wide.mapping, found.mapping)
-        if one and not violation(constraints, one) and _fits(problem, one, constraints)
+        for one in (relaxed.mapping, found.mapping)
+        if one and not violations(constraints, one) and _fits(problem, one, constraints)
     ]
     if not starts:
         return Infeasible("the search", visited, budget, problem.einsum.name, "nodes")
     best = min(
-        (evaluate_fitting_alone(problem, improve(problem, start, factors, constraints)) for start in starts),
+        (evaluate_unfused(problem, improve(problem, start, factors, constraints)) for start in starts),
         key=lambda one: rank(problem, one),
     )
     return [
         _with_certificate(
-            problem, best, wide.lower_bound, visited, EVERY if best.gap_to_bound <= PRECISE else space
+            problem, best, relaxed.lower_bound, visited, EVERY if best.gap_to_bound <= ROUNDING_GAP else space
         )
     ]
 
 
-def _ragged(
+def _imperfect(
     problem: Problem, constraints: Constraints, budget: int, allowed_gap: float
 ) -> list[EinsumCost] | Infeasible:
     """The answer for imperfect factors. A local search starts from the optimum with imperfect spatial
@@ -354,26 +364,23 @@ def _ragged(
     ragged.py takes the einsum and the machine, its answer counts too, and its certificate.
     """
     e, arch = problem.einsum, problem.arch
-    even = optimal(problem, "imperfect_spatial", constraints, budget, allowed_gap)
-    if isinstance(even, Infeasible):
-        return even
-    rounder = (
+    spatial_only = optimal(problem, "imperfect_spatial", constraints, budget, allowed_gap)
+    if isinstance(spatial_only, Infeasible):
+        return spatial_only
+    rounded_up = (
         dict.fromkeys(_round_up(e, multiple) for multiple in MULTIPLES) if supports(e, "perfect") else {}
     )
     found = (
         search(replace(problem, einsum=one), "perfect", constraints, REFINE_BUDGET).mapping
-        for one in rounder
+        for one in rounded_up
         if one != e
     )
     starts = [
-        even[0].mapping,
+        spatial_only[0].mapping,
         *(start for one in found if one and _fits(problem, start := _refit(e, one), constraints)),
     ]
     best = min(
-        (
-            evaluate_fitting_alone(problem, improve(problem, start, "imperfect", constraints))
-            for start in starts
-        ),
+        (evaluate_unfused(problem, improve(problem, start, "imperfect", constraints)) for start in starts),
         key=lambda one: rank(problem, one),
     )
     if constraints == FREE and arch.overlap == "free" and not unsupported(e, arch):
@@ -381,7 +388,7 @@ def _ragged(
         best = min([best, *(exact if isinstance(exact, list) else [])], key=lambda one: rank(problem, one))
         if isinstance(exact, list) and exact[0].space:
             return [replace(best, optimality_gap=0.0, space=exact[0].space, visited=exact[0].visited)]
-    return [_with_certificate(problem, best, 0.0, even[0].visited, EVERY)]
+    return [_with_certificate(problem, best, 0.0, spatial_only[0].visited, EVERY)]
 
 
 def _round_up(e: Einsum, multiple: int) -> Einsum:
@@ -421,7 +428,7 @@ def _refit(e: Einsum, mapping: Mapping) -> Mapping:
     return replace(mapping, nodes=tuple(nodes))
 
 
-def _certified(
+def _refine(
     problem: Problem,
     found: SearchResult,
     factors: Factors,
@@ -430,39 +437,41 @@ def _certified(
     priced: Sequence[EinsumCost],
 ) -> EinsumCost:
     """The answer of a search that finished. Where the search counts fewer cycles than the evaluator, further
-    searches with other stalls (`exposed`: "in_turn", "ends") may find a better mapping or a higher lower
+    searches with other stalls (`exposed`: "sequential", "ends") may find a better mapping or a higher lower
     bound. priced: as in `_to_answer`.
     """
     assert found.mapping is not None
     arch = problem.arch
-    known = any(one.mapping == found.mapping for one in priced)
-    own = [] if known else [evaluate_fitting_alone(problem, found.mapping)]
-    best = min([*priced, *own], key=lambda one: rank(problem, one))
-    floor = found.lower_bound
+    is_priced = any(one.mapping == found.mapping for one in priced)
+    first_costs = [] if is_priced else [evaluate_unfused(problem, found.mapping)]
+    best = min([*priced, *first_costs], key=lambda one: rank(problem, one))
+    bound = found.lower_bound
     visited = found.visited
-    single = any(not level.double_buffer for level in arch.levels[1:])
-    for waits in ("in_turn", "ends") if single else ("ends",):
+    single_buffered = any(not level.double_buffer for level in arch.levels[1:])
+    for exposed in ("sequential", "ends") if single_buffered else ("ends",):
         value, energy, cycles, _ = rank(problem, best)
         # a goal is a quotient, so rounding may lift a gap to it slightly above the allowed one
-        if arch.overlap == "free" or relative_gap(value, floor) <= max(allowed_gap * (1 + PRECISE), PRECISE):
+        if arch.overlap == "free" or relative_gap(value, bound) <= max(
+            allowed_gap * (1 + ROUNDING_GAP), ROUNDING_GAP
+        ):
             break
-        closer = search(
+        refined = search(
             problem,
             factors,
             constraints,
             REFINE_BUDGET,
-            waits,
-            NONE if waits == "in_turn" else (value / (1 + allowed_gap), energy, cycles),
+            exposed,
+            NO_CUTOFF if exposed == "sequential" else (value / (1 + allowed_gap), energy, cycles),
         )
-        floor, visited = max(floor, closer.lower_bound), visited + closer.visited
+        bound, visited = max(bound, refined.lower_bound), visited + refined.visited
         others = (
-            [evaluate_fitting_alone(problem, closer.mapping)]
-            if closer.mapping and _fits(problem, closer.mapping, constraints)
+            [evaluate_unfused(problem, refined.mapping)]
+            if refined.mapping and _fits(problem, refined.mapping, constraints)
             else []
         )
         best = min([best, *others], key=lambda one: rank(problem, one))
     space = mappings_of(factors, problem.arch, constraints)
-    return _with_certificate(problem, best, floor, visited, space, allowed_gap)
+    return _with_certificate(problem, best, bound, visited, space, allowed_gap)
 
 
 def _with_certificate(
@@ -472,10 +481,10 @@ def _with_certificate(
     covers. A gap that exceeds the allowed one by rounding alone is set to it.
     """
     gap = relative_gap(rank(problem, one)[0], lower)
-    gap = allowed_gap if allowed_gap < gap <= allowed_gap * (1 + PRECISE) else gap
-    one = one if gap <= PRECISE else _bounded(problem, one)
+    gap = allowed_gap if allowed_gap < gap <= allowed_gap * (1 + ROUNDING_GAP) else gap
+    one = one if gap <= ROUNDING_GAP else _with_bound_gap(problem, one)
     gap = min(one.gap_to_bound, gap)
-    proven = gap <= PRECISE
+    proven = gap <= ROUNDING_GAP
     return replace(
         one,
         optimality_gap=0.0 if proven else gap,

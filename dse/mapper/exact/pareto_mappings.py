@@ -21,7 +21,7 @@ from dse.mapping.searched import Mappings, certificate_words, mappings_of
 from dse.sim.counts.actions import bits_of
 from dse.sim.counts.counts import footprints
 from dse.sim.einsum.cost import occupied_bits
-from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting_alone
+from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_unfused
 from dse.sim.fronts import undominated
 from dse.sim.schedule import outermost
 from hw.arch import Arch, Level
@@ -67,17 +67,24 @@ def front(
     found, searches, proven, capacity_bytes = list[Member](), 0, True, inf
     level = next((one for one in arch.levels if one.capacity_bits is not None), arch.levels[0])
     while searches < MAX_SEARCHES:
-        own, limit, smaller = list[Member](), inf, _with_capacity(arch, level, capacity_bytes)
+        energy_front, limit, with_capacity = list[Member](), inf, _with_capacity(arch, level, capacity_bytes)
         while searches < MAX_SEARCHES:
-            one = search(Problem(smaller, e, "energy"), factors, constraints, BUDGET, limit=limit)
+            one = search(Problem(with_capacity, e, "energy"), factors, constraints, BUDGET, max_cycles=limit)
             searches, proven = searches + 1, proven and one.lower_bound > 0
             if one.mapping is None:
                 break
-            own, limit = [*own, _member(Problem(arch, e, "energy"), one.mapping, level)], one.cycles * FASTER
-        found += own
-        if not own or level.capacity_bits is None or not max(member.capacity_bytes for member in own):
+            energy_front, limit = (
+                [*energy_front, _member(Problem(arch, e, "energy"), one.mapping, level)],
+                one.cycles * FASTER,
+            )
+        found += energy_front
+        if (
+            not energy_front
+            or level.capacity_bits is None
+            or not max(member.capacity_bytes for member in energy_front)
+        ):
             break
-        capacity_bytes = max(member.capacity_bytes for member in own) - 1
+        capacity_bytes = max(member.capacity_bytes for member in energy_front) - 1
     if not found:
         return none_fits(problem, constraints)
     members = tuple(sorted(_undominated(found), key=_objectives))
@@ -104,7 +111,7 @@ def _with_capacity(arch: Arch, level: Level, capacity_bytes: float) -> Arch:
 def _member(problem: Problem, mapping: Mapping, level: Level) -> Member:
     e = problem.einsum
     bits = occupied_bits(footprints(mapping, e, problem.arch), level, bits_of(e, problem.arch))
-    return Member(evaluate_fitting_alone(problem, mapping), -(-bits // 8))
+    return Member(evaluate_unfused(problem, mapping), -(-bits // 8))
 
 
 def _objectives(one: Member) -> tuple[float, float, int]:

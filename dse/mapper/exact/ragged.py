@@ -48,7 +48,7 @@ from dse.mapping.nest import Infeasible
 from dse.mapping.searched import mappings_of
 from dse.sim.counts.counts import footprints
 from dse.sim.einsum import cost
-from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting_alone
+from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_unfused
 from dse.sim.schedule import outermost
 from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum
@@ -56,13 +56,14 @@ from workloads.einsum import Einsum
 BUDGET = 100_000_000  # vectors visited per order of storage nodes: half a minute
 # rounds, at most, in which bounds of other groups drop rows of a group's outlines; bounds get tighter each
 # time
-ROUNDS = 6
+OUTLINE_ROUNDS = 6
 # choices of blocks, at most, whose rows are searched choice by choice; above, all rows are searched at once
-CHOICES = 10_000
+MAX_BLOCK_CHOICES = 10_000
 # where the objective is latency: vectors visited, at most, before those with equal PEs are searched as blocks
-TRIED = 5_000_000
-WEIGHT = 1.6180339887  # rows with equal numbers v form a block: its key is the sum of v_i * `WEIGHT`^i
-QUICK = 1_000_000  # vectors visited for a first mapping of a program
+ROWS_BUDGET = 5_000_000
+# rows with equal numbers v form a block: its key is the sum of v_i * `KEY_WEIGHT`^i
+KEY_WEIGHT = 1.6180339887
+QUICK_BUDGET = 1_000_000  # vectors visited for a first mapping of a program
 # Left out (`Mappings.cut_twice`): two loops over a rank in one gap. They may pay where strides leave holes
 # between tiles, which are not fetched: tiles of 4, then of 3 cut 7 into 3, 1, 3; one loop gives 3, 3, 1.
 
@@ -78,7 +79,7 @@ def solve_ragged(problem: Problem, budget: int = BUDGET, ties: bool = True) -> l
     best of the tile sizes ceil(extent / n):
 
     1. the budget ends;
-    2. a window has too many chains (ragged_vectors.MOST);
+    2. a window has too many chains (ragged_vectors.MAX_CHAIN_ROWS);
     3. buffers stall (`overlap: buffered`), since stalls are not searched.
 
     Raises ValueError with the reason where `unsupported` has one.
@@ -90,23 +91,25 @@ def solve_ragged(problem: Problem, budget: int = BUDGET, ties: bool = True) -> l
     best, answer, visited, proven = np.full(3, inf), None, 0, True
     # first few tile sizes, programs with most nodes first; then all sizes, programs with fewest chains first
     for coarse in (True, False):
-        for low, p, own in sorted(
+        for low, p, reordered in sorted(
             todo,
             key=lambda one: (
                 -len(one[1].nodes) - (one[1].inside is not None) if coarse else _chains_of(one[1], e)
             ),
         ):
             if is_below(low, best):
-                found, n = _best(p, own, best, coarse, ties, QUICK if coarse else budget)
+                found, n = _search_program(
+                    p, reordered, best, coarse, ties, QUICK_BUDGET if coarse else budget
+                )
                 visited, proven = visited + min(n, budget), proven and (coarse or n <= budget)
-                answer = (p, own.arch, found) if found else answer
+                answer = (p, reordered.arch, found) if found else answer
     if answer is None:
         smallest = minimal_mapping(e, problem.arch)
         return cost.overflow(footprints(smallest, e, problem.arch), e, problem.arch) or Infeasible(
             "constraints", 1, 0, e.name, "mappings"
         )
     mapping = nest(e, *answer)
-    one = evaluate_fitting_alone(problem, mapping)
+    one = evaluate_unfused(problem, mapping)
     held = [set(level.may_keep) for level in problem.arch.levels[1:]]
     strided = any(c > 1 for p in e.tensors() for dim in p.dims for _, c in dim.terms)
     space = replace(mappings_of("imperfect", problem.arch), cut_twice=not strided)
@@ -126,14 +129,14 @@ def _programs(problem: Problem, ties: bool) -> list[tuple[Floats, Program, Probl
     """
     found: dict[tuple[tuple[str, int], ...], tuple[Floats, Program, Problem]] = {}
     for arch in orders(problem.arch):
-        own = replace(problem, arch=arch)
+        reordered = replace(problem, arch=arch)
         for _, steps in programs(problem.einsum, arch, FREE):
             p = program(problem.einsum, arch, steps)
             name = tuple(
                 (arch.levels[n.level].name, n.tensor) for n in (*p.nodes, *([p.inside] if p.inside else []))
             )
             if name not in found:
-                found[name] = ideal(p, own, prices(p, own, ties)), p, own
+                found[name] = ideal(p, reordered, prices(p, reordered, ties)), p, reordered
     return list(found.values())
 
 
@@ -142,61 +145,70 @@ def _chains_of(p: Program, e: Einsum) -> int:
     return sum(n ** sum(rank in own for own in p.allowed) for rank, n in e.extents)
 
 
-def _best(
+def _search_program(
     p: Program, problem: Problem, best: Floats, coarse: bool, ties: bool, budget: int
 ) -> tuple[list[Ints] | None, int]:
     """Searches a program. Returns the chains of its best mapping below `best`, which is lowered (None: there
     is none), and the vectors visited.
     """
-    t = prices(p, problem, ties)
+    term_prices = prices(p, problem, ties)
     specs = [vec.group(p, problem.einsum, problem.arch, ranks) for ranks in groups_of(problem.einsum)]
-    known = [vec.lows(g) for g in specs]  # per group its vectors, or lower bounds of them
-    made: list[int] = []
+    group_vectors = [vec.lower_bounds(g) for g in specs]  # per group its vectors, or lower bounds of them
+    done_groups: list[int] = []
     single = [g for g, spec in enumerate(specs) if len(spec.extents) == 1]
     for g in sorted(range(len(specs)), key=lambda g: (len(specs[g].extents), specs[g].extents)):
         # an equal group has the same vectors and bounds
-        own = next((known[h] for h in made if specs[h] == specs[g]), None)
+        own = next((group_vectors[h] for h in done_groups if specs[h] == specs[g]), None)
         if own is None:
             alive = None
             if len(specs[g].extents) == 2 and not coarse:
-                any_left, these = _outlined(specs, known, made, t, best)
+                any_left, only_outlines = _make_outlines(specs, group_vectors, done_groups, term_prices, best)
                 if not any_left:
                     return None, 0
-                alive = known[g].tiles[:, :, : len(p.allowed)] if these else None
-            scope = _scope(g, known, t, best, coarse)
+                alive = group_vectors[g].tiles[:, :, : len(p.allowed)] if only_outlines else None
+            scope = _scope(g, group_vectors, term_prices, best, coarse)
             own = (
                 vec.vectors(specs[g], scope, alive=alive)
                 if len(scope.rest.products)
-                else vec.take_rows(known[g], np.zeros(0, np.int64))
+                else vec.take_rows(group_vectors[g], np.zeros(0, np.int64))
             )
         if own is None or not len(own.products):
             return None, budget + 1 if own is None else 0
-        known[g] = own
-        made.append(g)
-        if len(made) == len(single) and not coarse and not _again(specs, known, single, t, best):
+        group_vectors[g] = own
+        done_groups.append(g)
+        if (
+            len(done_groups) == len(single)
+            and not coarse
+            and not _cut_again(specs, group_vectors, single, term_prices, best)
+        ):
             return None, 0
     first = None
     if problem.objective == "latency":  # all rows at once: few visits may do where transfers bound it
-        first, n = _of_rows(specs, known, t, best, known, min(budget, TRIED))
-        if n <= min(budget, TRIED):
+        first, n = _best_rows(
+            specs, group_vectors, term_prices, best, group_vectors, min(budget, ROWS_BUDGET)
+        )
+        if n <= min(budget, ROWS_BUDGET):
             return first, n
-    blocks = [_blocks(g, v, t, problem.objective == "latency") for g, v in zip(specs, known, strict=True)]
-    better, n = _of_blocks(specs, known, blocks, t, best, known, budget)
+    blocks = [
+        _blocks(g, v, term_prices, problem.objective == "latency")
+        for g, v in zip(specs, group_vectors, strict=True)
+    ]
+    better, n = _best_by_blocks(specs, group_vectors, blocks, term_prices, best, group_vectors, budget)
     return better or first, n
 
 
-def _again(
+def _cut_again(
     specs: Sequence[Group],
     vectors_of_groups: list[Vectors],
     groups: Sequence[int],
-    t: kernels.Prices,
+    term_prices: kernels.Prices,
     best: Floats,
 ) -> bool:
     """Cuts the vectors of `groups` by the present bounds of all other groups. Returns False if a group has
     none left: no mapping is below the best.
     """
     for g in groups:
-        scope = _scope(g, vectors_of_groups, t, best, False)
+        scope = _scope(g, vectors_of_groups, term_prices, best, False)
         if not len(scope.rest.products):
             return False
         vectors_of_groups[g] = vec.undominated(specs[g], vec.may_improve(vectors_of_groups[g], scope))
@@ -206,10 +218,10 @@ def _again(
 
 
 def _scope(
-    g: int, vectors_of_groups: Sequence[Vectors], t: kernels.Prices, best: Floats, coarse: bool
+    g: int, vectors_of_groups: Sequence[Vectors], term_prices: kernels.Prices, best: Floats, coarse: bool
 ) -> Scope:
     """The scope of group g: bounds from what is known so far of all other groups (vectors or bounds)."""
-    scope = Scope(t, best, vec.rest_of(vec.unit(t)), coarse)
+    scope = Scope(term_prices, best, vec.rest_of(vec.unit_vectors(term_prices)), coarse)
     return replace(
         scope,
         rest=vec.combine(
@@ -218,11 +230,11 @@ def _scope(
     )
 
 
-def _outlined(
+def _make_outlines(
     specs: Sequence[Group],
     vectors_of_groups: list[Vectors],
-    made: Sequence[int],
-    t: kernels.Prices,
+    done_groups: Sequence[int],
+    term_prices: kernels.Prices,
     best: Floats,
 ) -> tuple[bool, bool]:
     """Makes outlines of the groups of two ranks whose vectors are not made yet: first from chains of one
@@ -231,14 +243,14 @@ def _outlined(
     Returns two flags: whether a mapping below the best may be left; whether `vectors_of_groups` now has, for
     these groups, only rows that such a mapping can have.
     """
-    todo = [g for g, spec in enumerate(specs) if len(spec.extents) == 2 and g not in made]
-    twins = {g: next(h for h in todo if specs[h] == specs[g]) for g in todo}
+    open_groups = [g for g, spec in enumerate(specs) if len(spec.extents) == 2 and g not in done_groups]
+    equal_group = {g: next(h for h in open_groups if specs[h] == specs[g]) for g in open_groups}
     for turn in range(2):
-        for i in range(ROUNDS):
-            before = sum(len(vectors_of_groups[g].products) for g in todo)
-            for g in todo:
-                if twins[g] == g:
-                    scope = _scope(g, vectors_of_groups, t, best, False)
+        for i in range(OUTLINE_ROUNDS):
+            before = sum(len(vectors_of_groups[g].products) for g in open_groups)
+            for g in open_groups:
+                if equal_group[g] == g:
+                    scope = _scope(g, vectors_of_groups, term_prices, best, False)
                     if not len(scope.rest.products):
                         return False, False
                     own = (
@@ -253,129 +265,142 @@ def _outlined(
                     if not len(own.products):
                         return False, False
                     vectors_of_groups[g] = own
-                vectors_of_groups[g] = vectors_of_groups[twins[g]]
-            if i and sum(len(vectors_of_groups[g].products) for g in todo) > 0.9 * before:
+                vectors_of_groups[g] = vectors_of_groups[equal_group[g]]
+            if i and sum(len(vectors_of_groups[g].products) for g in open_groups) > 0.9 * before:
                 break
-    blocks = [_blocks(g, v, t, False) for g, v in zip(specs, vectors_of_groups, strict=True)]
-    s = vec.sets([block for block, _ in blocks])
+    blocks = [_blocks(g, v, term_prices, False) for g, v in zip(specs, vectors_of_groups, strict=True)]
+    s = vec.concatenated_sets([block for block, _ in blocks])
     chosen = np.full(len(specs), -1, np.int64)
-    choices = np.zeros((CHOICES, len(specs)), np.int64)
-    n, number = kernels.search(s, t, best.copy(), chosen, choices, np.zeros((CHOICES, 3)), QUICK)
-    if n > QUICK:
+    choices = np.zeros((MAX_BLOCK_CHOICES, len(specs)), np.int64)
+    n, choice_count = kernels.search(
+        s, term_prices, best.copy(), chosen, choices, np.zeros((MAX_BLOCK_CHOICES, 3)), QUICK_BUDGET
+    )
+    if n > QUICK_BUDGET:
         return True, False
-    for g in todo if number else ():
-        if twins[g] == g:
-            wanted = np.unique([choices[:number, h] - s.start[h] for h in todo if twins[h] == g])
+    for g in open_groups if choice_count else ():
+        if equal_group[g] == g:
+            wanted = np.unique(
+                [choices[:choice_count, h] - s.start[h] for h in open_groups if equal_group[h] == g]
+            )
             vectors_of_groups[g] = vec.take_rows(
                 vectors_of_groups[g], np.sort(np.concatenate([blocks[g][1][i] for i in wanted]))
             )
-        vectors_of_groups[g] = vectors_of_groups[twins[g]]
-    return number > 0, True
+        vectors_of_groups[g] = vectors_of_groups[equal_group[g]]
+    return choice_count > 0, True
 
 
-def _of_blocks(
+def _best_by_blocks(
     specs: Sequence[Group],
-    every: Sequence[Vectors],
+    group_vectors: Sequence[Vectors],
     blocks: Sequence[tuple[Vectors, list[Ints]]],
-    t: kernels.Prices,
+    term_prices: kernels.Prices,
     best: Floats,
-    low: Sequence[Vectors],
+    bound_vectors: Sequence[Vectors],
     budget: int,
 ) -> tuple[list[Ints] | None, int]:
     """The best choice of rows. First blocks are chosen, each by the lowest numbers of its rows; then rows are
     searched within the choices of blocks that may be best, in order of their bounds.
     """
     answer, visited, goal = None, 0, best.copy()
-    room, none = np.zeros((0, len(specs)), np.int64), np.zeros((0, 3))
-    s, chosen = vec.sets([block for block, _ in blocks]), np.full(len(specs), -1, np.int64)
-    n, _ = kernels.search(s, t, goal, chosen, room, none, budget)
+    no_choices, no_bounds = np.zeros((0, len(specs)), np.int64), np.zeros((0, 3))
+    s, chosen = vec.concatenated_sets([block for block, _ in blocks]), np.full(len(specs), -1, np.int64)
+    n, _ = kernels.search(s, term_prices, goal, chosen, no_choices, no_bounds, budget)
     visited += n
     if chosen[0] < 0:
         return None, visited
-    todo, bounds = chosen[None, :], goal[None, :]
+    block_choices, bounds = chosen[None, :], goal[None, :]
     for turn in range(2):
         if turn:
-            todo, bounds = np.zeros((CHOICES, len(specs)), np.int64), np.zeros((CHOICES, 3))
-            n, number = kernels.search(s, t, best, chosen, todo, bounds, budget)
+            block_choices, bounds = (
+                np.zeros((MAX_BLOCK_CHOICES, len(specs)), np.int64),
+                np.zeros((MAX_BLOCK_CHOICES, 3)),
+            )
+            n, choice_count = kernels.search(s, term_prices, best, chosen, block_choices, bounds, budget)
             visited += n
             if n > budget:  # too many choices of blocks: search all rows at once
-                better, n = _of_rows(specs, every, t, best, low, budget)
+                better, n = _best_rows(specs, group_vectors, term_prices, best, bound_vectors, budget)
                 return better or answer, n
-            order = np.argsort(bounds[:number, 0], kind="stable")
-            todo, bounds = todo[:number][order], bounds[:number][order]
-        for choice, bound in zip(todo, bounds, strict=True):
+            order = np.argsort(bounds[:choice_count, 0], kind="stable")
+            block_choices, bounds = block_choices[:choice_count][order], bounds[:choice_count][order]
+        for choice, bound in zip(block_choices, bounds, strict=True):
             if visited <= budget and is_below(bound, best):
                 rows = [
                     vec.take_rows(v, own[i - s.start[g]])
-                    for g, (v, (_, own), i) in enumerate(zip(every, blocks, choice, strict=True))
+                    for g, (v, (_, own), i) in enumerate(zip(group_vectors, blocks, choice, strict=True))
                 ]
-                better, n = _of_rows(specs, rows, t, best, low, budget)
+                better, n = _best_rows(specs, rows, term_prices, best, bound_vectors, budget)
                 answer, visited = better or answer, visited + n
     return answer, visited
 
 
-def _blocks(g: Group, v: Vectors, t: kernels.Prices, by_lanes: bool) -> tuple[Vectors, list[Ints]]:
+def _blocks(g: Group, v: Vectors, term_prices: kernels.Prices, by_pes: bool) -> tuple[Vectors, list[Ints]]:
     """Groups rows into blocks. Returns two things, per block: the lowest of its rows in every number; the
     indices of its rows.
 
-    Rows of a block have equal products outside the array; with `by_lanes` equal PEs, which matter more for
+    Rows of a block have equal products outside the array; with `by_pes` equal PEs, which matter more for
     latency.
     """
     outside = [k for k, own in enumerate(g.terms) if all(role.what < 0 for role in own[1])]
-    values = v.pes if by_lanes else v.products[:, outside]
-    mixed = np.zeros(len(values))
+    values = v.pes if by_pes else v.products[:, outside]
+    block_key = np.zeros(len(values))
     # Different numbers may have the same key. That makes a larger block, whose lowest numbers still bound it.
     for i in range(values.shape[1]):
-        mixed += values[:, i] * WEIGHT ** (i + 1)
-    order = np.argsort(mixed, kind="stable")
+        block_key += values[:, i] * KEY_WEIGHT ** (i + 1)
+    order = np.argsort(block_key, kind="stable")
     starts = (
-        np.flatnonzero(np.append(True, np.diff(mixed[order]) != 0)) if len(order) else np.zeros(0, np.int64)
+        np.flatnonzero(np.append(True, np.diff(block_key[order]) != 0))
+        if len(order)
+        else np.zeros(0, np.int64)
     )
-    products, held, lanes = v.products[order] * t.sign, v.footprints[order], v.pes[order]
+    products, node_footprints, pes = v.products[order] * term_prices.sign, v.footprints[order], v.pes[order]
     return Vectors(
         np.zeros((len(starts), 1, 1), np.int64),
-        np.minimum.reduceat(products, starts) * t.sign,
-        np.minimum.reduceat(held, starts),
-        np.minimum.reduceat(lanes, starts),
+        np.minimum.reduceat(products, starts) * term_prices.sign,
+        np.minimum.reduceat(node_footprints, starts),
+        np.minimum.reduceat(pes, starts),
     ), np.split(order, starts[1:])
 
 
-def _of_rows(
+def _best_rows(
     specs: Sequence[Group],
     rows: Sequence[Vectors],
-    t: kernels.Prices,
+    term_prices: kernels.Prices,
     best: Floats,
-    low: Sequence[Vectors],
+    bound_vectors: Sequence[Vectors],
     budget: int,
 ) -> tuple[list[Ints] | None, int]:
     """The best choice of rows below `best`, which is lowered. If a row of that choice is a bound for many
     chains, the rows of these chains replace it and the search runs again.
     """
     found, visited = list(rows), 0
-    room, none = np.zeros((0, len(specs)), np.int64), np.zeros((0, 3))
+    no_choices, no_bounds = np.zeros((0, len(specs)), np.int64), np.zeros((0, 3))
     while True:
-        s, chosen, goal = vec.sets(found), np.full(len(found), -1, np.int64), best.copy()
-        n, _ = kernels.search(s, t, goal, chosen, room, none, budget)
+        s, chosen, goal = vec.concatenated_sets(found), np.full(len(found), -1, np.int64), best.copy()
+        n, _ = kernels.search(s, term_prices, goal, chosen, no_choices, no_bounds, budget)
         visited += n
         if chosen[0] < 0:
             return None, visited
         picked = [v.tiles[i - s.start[g]] for g, (v, i) in enumerate(zip(found, chosen, strict=True))]
-        bounds = [g for g, row in enumerate(picked) if row[0, -1] == 0]
-        if not bounds:
+        bound_groups = [g for g, row in enumerate(picked) if row[0, -1] == 0]
+        if not bound_groups:
             best[:] = goal
             return picked, visited
-        for g in bounds:
-            found[g] = _with_chains(specs[g], found[g], picked[g][0], _loose(g, low, t, best))
+        for g in bound_groups:
+            found[g] = _with_chains(
+                specs[g], found[g], picked[g][0], _loose_scope(g, bound_vectors, term_prices, best)
+            )
 
 
-def _loose(g: int, vectors_of_groups: Sequence[Vectors], t: kernels.Prices, best: Floats) -> Scope:
+def _loose_scope(
+    g: int, vectors_of_groups: Sequence[Vectors], term_prices: kernels.Prices, best: Floats
+) -> Scope:
     """A scope like that of `_scope`, with looser bounds: one row, with the lowest numbers of each other
     group.
     """
-    rest = vec.unit(t)
+    rest = vec.unit_vectors(term_prices)
     for h, v in enumerate(vectors_of_groups):
-        rest = vec.times(rest, vec.minimum_of(v, t)) if h != g else rest
-    return Scope(t, best, vec.rest_of(rest), False)
+        rest = vec.multiply(rest, vec.minimum_of(v, term_prices)) if h != g else rest
+    return Scope(term_prices, best, vec.rest_of(rest), False)
 
 
 def _with_chains(g: Group, v: Vectors, bound: Ints, scope: Scope) -> Vectors:
@@ -386,10 +411,10 @@ def _with_chains(g: Group, v: Vectors, bound: Ints, scope: Scope) -> Vectors:
     single = vec.chains(g, 0, 0, scope, fixed=fixed)
     assert single is not None, "one rank with its tiles fixed"
     more = vec.vectors_of(g, [single], [np.arange(len(single[0]))], vec.tables_of(g, [single]))
-    alike = vec.real(v.tiles) | (v.tiles[:, 0, : len(fixed)] != fixed).any(axis=1)
+    kept_rows = vec.are_chains(v.tiles) | (v.tiles[:, 0, : len(fixed)] != fixed).any(axis=1)
     return Vectors(
         *(
-            np.concatenate([getattr(v, name)[alike], getattr(more, name)])
+            np.concatenate([getattr(v, name)[kept_rows], getattr(more, name)])
             for name in ("tiles", "products", "footprints", "pes")
         )
     )

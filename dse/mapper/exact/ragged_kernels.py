@@ -29,26 +29,26 @@ def cut(size: Ints, many: Ints, n: int, tile: int, first: bool) -> int:
     size, many: the first n entries are the sizes of the set and how many tiles have each; rewritten in place.
     first: whether only the first tile of each cut counts.
     """
-    found = n
+    size_count = n
     for i in range(n):
-        whole, rest, own = size[i] // tile, size[i] % tile, many[i]
+        whole, rest, count = size[i] // tile, size[i] % tile, many[i]
         if whole == 0:
             continue
-        size[i], many[i] = tile, own if first else own * whole
+        size[i], many[i] = tile, count if first else count * whole
         if rest and not first:
-            size[found], many[found] = rest, own
-            found += 1
-    keep = 0
-    for i in range(found):
+            size[size_count], many[size_count] = rest, count
+            size_count += 1
+    distinct = 0
+    for i in range(size_count):
         at = 0
-        while at < keep and size[at] != size[i]:
+        while at < distinct and size[at] != size[i]:
             at += 1
-        if at < keep:
+        if at < distinct:
             many[at] += many[i]
         else:
-            size[keep], many[keep] = size[i], many[i]
-            keep += 1
-    return keep
+            size[distinct], many[distinct] = size[i], many[i]
+            distinct += 1
+    return distinct
 
 
 @njit(cache=True, nogil=True, forceinline=True)
@@ -61,15 +61,15 @@ def rank_cost(parts: Floats, port: Ints, machine: Floats, objective: int, out: F
     """
     latency = max(parts[1], machine[1])
     for v in range(port.shape[0] - 1, -1, -1):
-        own = max(parts[port[v, 0]], parts[port[v, 1]])
-        latency = latency + own if port[v, 2] else max(latency, own)
+        port_cycles = max(parts[port[v, 0]], parts[port[v, 1]])
+        latency = latency + port_cycles if port[v, 2] else max(latency, port_cycles)
     energy = parts[0] + machine[0] * latency
     out[0] = energy if objective == ENERGY else latency if objective == LATENCY else energy * latency
     out[1], out[2] = energy, latency
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def worse(a: Floats, b: Floats) -> bool:
+def is_dominated(a: Floats, b: Floats) -> bool:
     """Whether row b dominates row a: b is at most a in every column (equal rows dominate each other)."""
     i = 0
     while i < a.shape[0] and b[i] <= a[i]:
@@ -78,7 +78,9 @@ def worse(a: Floats, b: Floats) -> bool:
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def pieces(size: Ints, many: Ints, n: int, v: Ints, what: int, mask: int, size2: Ints, many2: Ints) -> int:
+def inside_number(
+    size: Ints, many: Ints, n: int, v: Ints, what: int, mask: int, size2: Ints, many2: Ints
+) -> int:
     """The number `what` (COUNT, TOTAL or FIRST) for a set of tiles that is split over PEs.
 
     v: the tile that enters the PEs, then the tile inside each fan-out dimension.
@@ -106,12 +108,12 @@ class Prices(NamedTuple):
     weights: Floats  # [T, P] what one unit of a product adds to each part
     sign: Floats  # [T] 1; -1 for skipped reads, which are subtracted
     lower: Floats  # [T] lower bound of the product; with sign -1 an upper bound
-    whole: Ints  # [T] the product that skipped reads are subtracted from, which they do not exceed
+    minuend: Ints  # [T] the product that skipped reads are subtracted from, which they do not exceed
     start: Floats  # [P] parts of the cost that are the same for all mappings
-    port: Ints  # [V, 3] as in `rank_cost`
+    ports: Ints  # [V, 3] as in `rank_cost`
     machine: Floats  # [2] as in `rank_cost`
     objective: int
-    ties: bool  # whether energy, then latency order choices with equal objectives
+    break_ties: bool  # whether energy, then latency order choices with equal objectives
     bits: Floats  # [B] bits per element of a node
     level: Ints  # [B] its level
     capacity: Floats  # [V] bits
@@ -126,11 +128,11 @@ def objective_value(value: Floats, t: Prices, parts: Floats, out: Floats) -> Non
     for i in range(parts.shape[0]):
         parts[i] = t.start[i]
     for k in range(value.shape[0]):
-        own = t.sign[k] * value[k]
+        amount = t.sign[k] * value[k]
         for i in range(parts.shape[0]):
-            parts[i] += t.weights[k, i] * own
-    rank_cost(parts, t.port, t.machine, t.objective, out)
-    if not t.ties:
+            parts[i] += t.weights[k, i] * amount
+    rank_cost(parts, t.ports, t.machine, t.objective, out)
+    if not t.break_ties:
         out[1], out[2] = 0.0, 0.0
 
 
@@ -151,8 +153,8 @@ class Scratch(NamedTuple):
     footprints: Floats  # [B, 2] of the row
     value: Floats  # [T] products with the rest
     parts: Floats  # [P] of the cost with the rest
-    need: Floats  # [V] bits with the rest
-    figures: Floats  # [3] objective, energy, latency with the rest
+    used_bits: Floats  # [V] bits with the rest
+    cost: Floats  # [3] objective, energy, latency with the rest
 
 
 @njit(cache=True, nogil=True)
@@ -170,7 +172,7 @@ def scratch(t: Prices) -> Scratch:
 
 
 @njit(cache=True, nogil=True)
-def reach(
+def improving_row(
     products: Floats,
     footprints: Floats,
     pes: Floats,
@@ -185,27 +187,27 @@ def reach(
     """
     for j in range(-1, len(r.products)):
         m = first if j < 0 else j
-        good = True
+        fits_row = True
         for d in range(pes.shape[0]):
-            good = good and pes[d] * r.pes[m, d] <= t.pes[d]
-        s.need[:] = 0.0
+            fits_row = fits_row and pes[d] * r.pes[m, d] <= t.pes[d]
+        s.used_bits[:] = 0.0
         for b in range(footprints.shape[0]):
             v = t.level[b]
-            s.need[v] += t.bits[b] * min(
+            s.used_bits[v] += t.bits[b] * min(
                 footprints[b, 1] * r.footprints[m, b, 0], footprints[b, 0] * r.footprints[m, b, 1]
             )
-            good = good and s.need[v] <= t.capacity[v]
-        if not good:
+            fits_row = fits_row and s.used_bits[v] <= t.capacity[v]
+        if not fits_row:
             continue
         for k in range(products.shape[0]):
             s.value[k] = products[k] * r.products[m, k]
             s.value[k] = (
                 max(s.value[k], t.lower[k])
                 if t.sign[k] > 0
-                else min(s.value[k], t.lower[k], s.value[t.whole[k]])
+                else min(s.value[k], t.lower[k], s.value[t.minuend[k]])
             )
-        objective_value(s.value, t, s.parts, s.figures)
-        if is_below(s.figures, best):
+        objective_value(s.value, t, s.parts, s.cost)
+        if is_below(s.cost, best):
             return m
     return -1
 
@@ -217,26 +219,41 @@ class ChainBound(NamedTuple):
     best: Floats  # [3] the best cost so far
     column: Ints  # [T] the column of the rank that is a factor of a product, -1: none
     # [., 4] per dimension of a node that has the rank: bounded node, gap, coefficient, whether a window
-    hold: Ints
+    footprint_dims: Ints
     rest: Rest  # bounds of all other ranks and groups
 
 
 @njit(cache=True, nogil=True)
 def chain_may_improve(
-    own: Floats, have: int, tile: Ints, known: int, pes: Floats, h: ChainBound, first: int, s: Scratch
+    column_values: Floats,
+    known_columns: int,
+    tile: Ints,
+    known_tiles: int,
+    pes: Floats,
+    h: ChainBound,
+    first: int,
+    s: Scratch,
 ) -> int:
-    """The result of `reach` for all chains of a rank that begin alike: their first `have` columns and
-    first `known` tiles are given. Later numbers count with their lowest values.
+    """The result of `improving_row` for all chains of a rank that begin alike: their first `known_columns`
+    columns and first `known_tiles` tiles are given. Later numbers count with their lowest values.
     """
     for k in range(s.products.shape[0]):
         c = h.column[k]
-        s.products[k] = 1.0 if c < 0 else abs(own[c]) if c < have else 1.0 if h.prices.sign[k] > 0 else np.inf
+        s.products[k] = (
+            1.0
+            if c < 0
+            else abs(column_values[c])
+            if c < known_columns
+            else 1.0
+            if h.prices.sign[k] > 0
+            else np.inf
+        )
     s.footprints[:] = 1.0
-    for i in range(h.hold.shape[0]):
-        b, gap, c, window = h.hold[i]
-        s.footprints[b, 0] *= 1 + c * (tile[gap] - 1) if gap < known else 1
-        s.footprints[b, 1] *= 1 + c * (tile[gap + window] - 1) if gap + window < known else 1
-    return reach(s.products, s.footprints, pes, h.rest, h.prices, h.best, first, s)
+    for i in range(h.footprint_dims.shape[0]):
+        b, gap, c, window = h.footprint_dims[i]
+        s.footprints[b, 0] *= 1 + c * (tile[gap] - 1) if gap < known_tiles else 1
+        s.footprints[b, 1] *= 1 + c * (tile[gap + window] - 1) if gap + window < known_tiles else 1
+    return improving_row(s.products, s.footprints, pes, h.rest, h.prices, h.best, first, s)
 
 
 @njit(cache=True, nogil=True)
@@ -250,35 +267,37 @@ def codes(tiles: Ints, extent: int) -> Ints:
 
 
 @njit(cache=True, nogil=True)
-def outline_columns(columns: Ints, size: Ints, many: Ints, n: int, tile: int, pes: Ints, own: Floats) -> None:
+def outline_columns(
+    columns: Ints, size: Ints, many: Ints, n: int, tile: int, pes: Ints, values: Floats
+) -> None:
     """Writes lower bounds of the columns, over all ways to split a set of tiles over the PEs. FIRST columns
     are subtracted, so they get minus an upper bound. tile: the largest size of the set.
     """
     for c in range(columns.shape[0]):
-        what, merged, apart = columns[c, 0], 1, 1
+        what, merged, not_merged = columns[c, 0], 1, 1
         for d in range(pes.shape[0]):
             if (columns[c, 1] >> d) & 1:
                 merged *= pes[d]
             else:
-                apart *= pes[d]
-        own[c] = -min(tile, apart) if what == FIRST else 0
+                not_merged *= pes[d]
+        values[c] = -min(tile, not_merged) if what == FIRST else 0
         for i in range(n if what != FIRST else 0):
-            own[c] += many[i] * (-(-size[i] // merged) if what == TOTAL else 1)
+            values[c] += many[i] * (-(-size[i] // merged) if what == TOTAL else 1)
 
 
 @njit(cache=True, nogil=True)
-def bundle_columns(columns: Ints, size: Ints, many: Ints, n: int, used: Floats, own: Floats) -> None:
+def bundle_columns(columns: Ints, size: Ints, many: Ints, n: int, used: Floats, values: Floats) -> None:
     """The same bounds for two fan-out dimensions, over all ways to split in which exactly used[0] x used[1]
     PEs get one element or more.
     """
     for c in range(columns.shape[0]):
         mask = columns[c, 1]
         merged = (int(used[0]) if mask & 1 else 1) * (int(used[1]) if mask & 2 else 1)
-        own[c] = -(int(used[0]) * int(used[1])) // merged
+        values[c] = -(int(used[0]) * int(used[1])) // merged
         if columns[c, 0] != FIRST:
-            own[c] = 0
+            values[c] = 0
             for i in range(n):
-                own[c] += many[i] * -(-size[i] // merged)
+                values[c] += many[i] * -(-size[i] // merged)
 
 
 @njit(cache=True, nogil=True)
@@ -288,104 +307,111 @@ def chains(
     sizes: Ints,
     fixed: Ints,
     pes: Ints,
-    counts: Ints,
-    tiles: Ints,
+    count_gaps: Ints,
+    tile_gaps: Ints,
     columns: Ints,
-    keys: int,
-    small: int,
+    same_gaps: int,
+    bundle_above: int,
     outer: bool,
     alive: Ints,
     h: ChainBound,
-    room: int,
+    max_rows: int,
 ) -> tuple[Ints, Floats, bool]:
     """The chains of a rank and their columns, the numbers that products are made of. Left out are two kinds
     of chains:
 
-    1. those that a chain with the same first `keys` tiles dominates;
+    1. those that a chain with the same first `same_gaps` tiles dominates;
     2. those that by a bound are part of no mapping below the best.
 
     allowed: [E] whether a gap may cut.
     sizes: tiles that it may cut into, ascending.
     fixed: [E] the tile at a gap, 0: any.
     pes: [D] sizes of the fan-out dimensions.
-    counts: gaps whose number of tiles is a column; these columns come first.
-    tiles: gaps whose tile size is a column; these come next.
+    count_gaps: gaps whose number of tiles is a column; these columns come first.
+    tile_gaps: gaps whose tile size is a column; these come next.
     columns: [., 2] one column each of a number for the tiles inside the PEs (COUNT, TOTAL or FIRST) and
         fan-out dimensions of which only the first PE counts, as bits. Last come the PEs in use along each
         dimension.
-    small: 0, or a number of elements. Where the innermost gap cuts a tile of more elements, only chains that
+    bundle_above: 0, or a number of elements. Where the innermost gap cuts a tile of more elements, only
+    chains that
         leave one element per PE are made, since nothing gains from a larger tile there. All chains that
         leave more, on a0 x a1 PEs (both above 1), are one row: its columns are bounds, its tiles inside 0.
     outer: whether to return one row per choice of tiles at the gaps, with bounds over all tiles inside.
     alive: if not empty, `codes` of the only tiles at the gaps that are wanted, ascending.
-    room: rows to allocate.
+    max_rows: rows to allocate.
 
     Returns, with one row per chain, the array of tiles ([N, E + D]) and that of columns ([N, .]); and whether
-    `room` rows were enough.
+    `max_rows` rows were enough.
     """
-    gaps, dims, n_count, n_tile = allowed.shape[0], pes.shape[0], counts.shape[0], tiles.shape[0]
-    width, last, every, most = (
+    gaps, dims, n_count, n_tile = allowed.shape[0], pes.shape[0], count_gaps.shape[0], tile_gaps.shape[0]
+    width, last_cut_gap, pe_count, max_pieces = (
         n_count + n_tile + columns.shape[0] + dims,
         -1,
         int(np.prod(pes)),
         1 << (gaps + dims + 1),
     )
-    rows, values, filled = np.zeros((room, gaps + dims), np.int64), np.empty((room, width)), 0
+    rows, values, filled = np.zeros((max_rows, gaps + dims), np.int64), np.empty((max_rows, width)), 0
     size, many, n = (
-        np.zeros((gaps + 1, most), np.int64),
-        np.zeros((gaps + 1, most), np.int64),
+        np.zeros((gaps + 1, max_pieces), np.int64),
+        np.zeros((gaps + 1, max_pieces), np.int64),
         np.zeros(gaps + 1, np.int64),
     )
-    size2, many2 = np.zeros(most, np.int64), np.zeros(most, np.int64)
+    size2, many2 = np.zeros(max_pieces, np.int64), np.zeros(max_pieces, np.int64)
     size[0, 0], many[0, 0], n[0] = extent, 1, 1
-    own, v, factor = np.zeros(width), np.zeros(dims + 1, np.int64), np.zeros(dims + 1, np.int64)
-    told, used = own[n_count + n_tile : width - dims], own[width - dims :]
-    above, tile, at, before = (
+    column_values, v, factor = np.zeros(width), np.zeros(dims + 1, np.int64), np.zeros(dims + 1, np.int64)
+    inside_values, used = column_values[n_count + n_tile : width - dims], column_values[width - dims :]
+    above, tile, size_index, before = (
         np.zeros(gaps + 1, np.int64),
         np.zeros(gaps, np.int64),
         np.full(gaps, -1, np.int64),
         np.zeros(gaps, np.int64),
     )
-    known, none, head, link = (
+    known_columns, one_pe, head, link = (
         np.zeros(gaps, np.int64),
         np.ones(dims),
-        np.full(every + 1, -1, np.int64),
-        np.empty(room + 1, np.int64),
+        np.full(pe_count + 1, -1, np.int64),
+        np.empty(max_rows + 1, np.int64),
     )
     above[0] = extent
     for i in range(gaps):
-        last = i if allowed[i] else last
+        last_cut_gap = i if allowed[i] else last_cut_gap
         for c in range(n_count):
-            known[i] += counts[c] <= i
+            known_columns[i] += count_gaps[c] <= i
     s, hint, j = scratch(h.prices), 0, 0
-    while j >= 0 and filled <= room:
-        at[j] += 1  # index in `sizes`; the first size that is not below the tile above stands for no cut
-        few = small > 0 and last >= 0 and above[last] > small
-        cuts = allowed[j] and at[j] < sizes.shape[0] and sizes[at[j]] < above[j]
+    while j >= 0 and filled <= max_rows:
+        # index in `sizes`; the first size that is not below the tile above stands for no cut
+        size_index[j] += 1
+        is_bundled = bundle_above > 0 and last_cut_gap >= 0 and above[last_cut_gap] > bundle_above
+        cuts = allowed[j] and size_index[j] < sizes.shape[0] and sizes[size_index[j]] < above[j]
         if cuts:
-            tile[j] = sizes[at[j]]
-            if few and j == last and tile[j] > every:
+            tile[j] = sizes[size_index[j]]
+            if is_bundled and j == last_cut_gap and tile[j] > pe_count:
                 j -= 1
                 continue
-        elif at[j] > sizes.shape[0] or (few and j == last and above[j] > every):
+        elif size_index[j] > sizes.shape[0] or (is_bundled and j == last_cut_gap and above[j] > pe_count):
             j -= 1
             continue
         else:
-            tile[j], at[j] = above[j], sizes.shape[0]
-        if few and j == last and dims == 2 and at[j] == 0:
+            tile[j], size_index[j] = above[j], sizes.shape[0]
+        if is_bundled and j == last_cut_gap and dims == 2 and size_index[j] == 0:
             for a0 in range(2, pes[0] + 1):
                 for a1 in range(2, pes[1] + 1):
                     # no smaller tile leaves two elements in a PE with a0 x a1 PEs in use
-                    unit = (a0 - 1) * (2 * a1 - 1) + 1
-                    if unit > above[j]:
+                    smallest_tile = (a0 - 1) * (2 * a1 - 1) + 1
+                    if smallest_tile > above[j]:
                         break
                     for c in range(n_tile):
-                        own[n_count + c] = tile[tiles[c]] if tiles[c] < last else unit
+                        column_values[n_count + c] = (
+                            tile[tile_gaps[c]] if tile_gaps[c] < last_cut_gap else smallest_tile
+                        )
                     used[0], used[1] = a0, a1
-                    bundle_columns(columns, size[j], many[j], int(n[j]), used, told)
-                    m = chain_may_improve(own, width, tile, last, used, h, hint, s)
+                    bundle_columns(columns, size[j], many[j], int(n[j]), used, inside_values)
+                    m = chain_may_improve(column_values, width, tile, last_cut_gap, used, h, hint, s)
                     if m >= 0:
-                        filled, hint = next_row(tile[:last], v[:0], own, filled, rows, values), m
+                        filled, hint = (
+                            next_row(tile[:last_cut_gap], v[:0], column_values, filled, rows, values),
+                            m,
+                        )
         if fixed[j] and tile[j] != fixed[j]:
             continue
         for i in range(n[j]):
@@ -393,34 +419,34 @@ def chains(
         n[j + 1] = n[j] if tile[j] == above[j] else cut(size[j + 1], many[j + 1], n[j], tile[j], False)
         above[j + 1] = tile[j]
         for c in range(n_count):
-            if counts[c] == j:
-                own[c] = many[j + 1, : n[j + 1]].sum()
-        m = chain_may_improve(own, known[j], tile, j + 1, none, h, hint, s)
+            if count_gaps[c] == j:
+                column_values[c] = many[j + 1, : n[j + 1]].sum()
+        m = chain_may_improve(column_values, known_columns[j], tile, j + 1, one_pe, h, hint, s)
         if m < 0:
             continue
         hint = m
         if j < gaps - 1:
             j += 1
-            at[j] = -1
+            size_index[j] = -1
             continue
         if alive.shape[0]:
-            wanted = codes(tile.reshape(1, gaps), extent)[0]
-            place = int(np.searchsorted(alive, wanted))
-            if place == alive.shape[0] or alive[place] != wanted:
+            code = codes(tile.reshape(1, gaps), extent)[0]
+            place = int(np.searchsorted(alive, code))
+            if place == alive.shape[0] or alive[place] != code:
                 continue
-        for i in range(keys):
+        for i in range(same_gaps):
             if before[i] != tile[i]:
                 head[:] = -1
             before[i] = tile[i]
         for c in range(n_tile):
-            own[n_count + c] = tile[tiles[c]]
+            column_values[n_count + c] = tile[tile_gaps[c]]
         v[0], factor[0], d = tile[gaps - 1], 0, 0
         if outer:
-            outline_columns(columns, size[gaps], many[gaps], int(n[gaps]), int(v[0]), pes, told)
+            outline_columns(columns, size[gaps], many[gaps], int(n[gaps]), int(v[0]), pes, inside_values)
             used[:] = 1.0
-            m = chain_may_improve(own, width, tile, gaps, none, h, hint, s)
+            m = chain_may_improve(column_values, width, tile, gaps, one_pe, h, hint, s)
             if m >= 0:
-                filled, hint = next_row(tile, v[:0], own, filled, rows, values), m
+                filled, hint = next_row(tile, v[:0], column_values, filled, rows, values), m
             continue
         while d >= 0:
             if d < dims:
@@ -434,30 +460,30 @@ def chains(
                     factor[d] = 0
                 continue
             d -= 1
-            if few and v[dims] > 1:
+            if is_bundled and v[dims] > 1:
                 continue
             for c in range(columns.shape[0]):
-                told[c] = pieces(
+                inside_values[c] = inside_number(
                     size[gaps], many[gaps], int(n[gaps]), v, columns[c, 0], columns[c, 1], size2, many2
                 ) * (-1 if columns[c, 0] == FIRST else 1)
             key = 0
             for i in range(dims):
                 used[i] = -(-v[i] // v[i + 1])
                 key = key * pes[i] + int(used[i]) - 1
-            key = key if small else 0
-            other, needless = head[key], False
-            while other >= 0 and not needless:
-                needless = worse(own, values[other])
+            key = key if bundle_above else 0
+            other, dominated = head[key], False
+            while other >= 0 and not dominated:
+                dominated = is_dominated(column_values, values[other])
                 other = link[other]
-            if needless:
+            if dominated:
                 continue
-            m = chain_may_improve(own, width, tile, gaps, used, h, hint, s)
+            m = chain_may_improve(column_values, width, tile, gaps, used, h, hint, s)
             if m >= 0:
                 link[filled], head[key], hint = head[key], filled, m
-                filled = next_row(tile, v[1:], own, filled, rows, values)
-                if filled > room:
+                filled = next_row(tile, v[1:], column_values, filled, rows, values)
+                if filled > max_rows:
                     break
-    enough = filled <= room
+    enough = filled <= max_rows
     return rows[: filled if enough else 0], values[: filled if enough else 0], enough
 
 
@@ -476,35 +502,35 @@ def may_improve(products: Floats, footprints: Floats, pes: Floats, r: Rest, t: P
     """[N] whether a row, by a bound, may be part of a mapping below the best cost."""
     found, m, s = np.zeros(len(products), np.bool_), 0, scratch(t)
     for i in range(len(products)):
-        own = reach(products[i], footprints[i], pes[i], r, t, best, m, s)
-        found[i], m = own >= 0, max(own, 0)
+        row = improving_row(products[i], footprints[i], pes[i], r, t, best, m, s)
+        found[i], m = row >= 0, max(row, 0)
     return found
 
 
 @njit(cache=True, nogil=True)
-def front(values: Floats, order: Ints, real: Bools) -> Bools:
+def front(values: Floats, order: Ints, is_chain: Bools) -> Bools:
     """[N] whether no chain dominates a row (is at most in every column); of equal rows only the first counts.
 
     order: rows in an order in which each comes after those that dominate it.
-    real: whether a row is a chain. A row of bounds for many chains may be dominated but dominates none.
+    is_chain: whether a row is a chain. A row of bounds for many chains may be dominated but dominates none.
     """
     n, width = values.shape
-    keep, kept, own = np.zeros(n, np.bool_), np.zeros((n, width)), 0
+    in_front, chain_rows, chain_count = np.zeros(n, np.bool_), np.zeros((n, width)), 0
     for i in order:
-        needless = False
-        for k in range(own):
-            if worse(values[i], kept[k]):
-                needless = True
+        dominated = False
+        for k in range(chain_count):
+            if is_dominated(values[i], chain_rows[k]):
+                dominated = True
                 if k:
                     for c in range(width):
-                        kept[k, c], kept[k // 2, c] = kept[k // 2, c], kept[k, c]
+                        chain_rows[k, c], chain_rows[k // 2, c] = chain_rows[k // 2, c], chain_rows[k, c]
                 break
-        if not needless:
-            keep[i] = True
-            if real[i]:
-                kept[own] = values[i]
-                own += 1
-    return keep
+        if not dominated:
+            in_front[i] = True
+            if is_chain[i]:
+                chain_rows[chain_count] = values[i]
+                chain_count += 1
+    return in_front
 
 
 @njit(cache=True, nogil=True)
@@ -610,134 +636,139 @@ def search(
     """
     groups, parts, n = len(s.start) - 1, len(t.start), len(s.products)
     products, nodes, dims = s.products.shape[1], s.footprints.shape[1], s.pes.shape[1]
-    rows, size = np.zeros((groups + 1, n), np.int64), np.zeros((groups + 1, groups), np.int64)
-    taken = np.full((groups + 1, groups), -1, np.int64)
-    place, queue, order, bound = (
+    rows, row_count = np.zeros((groups + 1, n), np.int64), np.zeros((groups + 1, groups), np.int64)
+    fixed_row = np.full((groups + 1, groups), -1, np.int64)
+    next_choice, branch_group, order, bound = (
         np.zeros(groups, np.int64),
         np.zeros(groups, np.int64),
         np.zeros((groups, n), np.int64),
         np.zeros((groups, n, 3)),
     )
-    low, low_held, low_lanes = (
+    low, low_footprints, low_pes = (
         np.zeros((groups, products)),
         np.zeros((groups, nodes, 2)),
         np.zeros((groups, dims)),
     )
-    value, scratch, need, figures = (
+    value, part_scratch, used_bits, cost = (
         np.zeros(products),
         np.zeros(parts),
         np.zeros(len(t.capacity)),
         np.zeros(3),
     )
-    rest, rest_held, rest_lanes = np.zeros(products), np.zeros((nodes, 2)), np.zeros(dims)
+    rest_products, rest_footprints, rest_pes = np.zeros(products), np.zeros((nodes, 2)), np.zeros(dims)
     for g in range(groups):
-        size[0, g] = s.start[g + 1] - s.start[g]
-        for i in range(size[0, g]):
+        row_count[0, g] = s.start[g + 1] - s.start[g]
+        for i in range(row_count[0, g]):
             rows[0, s.start[g] + i] = s.start[g] + i
-    visited, depth, descend, number = 0, 0, True, 0
-    one = np.zeros(1, np.int64)
+    visited, depth, descend, found_count = 0, 0, True, 0
+    single_row = np.zeros(1, np.int64)
     while depth >= 0:
         if descend:
             if visited > budget:
-                return visited, number
+                return visited, found_count
             alive = True
             for _ in range(2 if depth == 0 else 1):
                 for g in range(groups):
-                    if taken[depth, g] >= 0:
-                        one[0] = taken[depth, g]
-                        minimum(s, t, one, low[g], low_held[g], low_lanes[g])
+                    if fixed_row[depth, g] >= 0:
+                        single_row[0] = fixed_row[depth, g]
+                        minimum(s, t, single_row, low[g], low_footprints[g], low_pes[g])
                     else:
                         minimum(
                             s,
                             t,
-                            rows[depth, s.start[g] : s.start[g] + size[depth, g]],
+                            rows[depth, s.start[g] : s.start[g] + row_count[depth, g]],
                             low[g],
-                            low_held[g],
-                            low_lanes[g],
+                            low_footprints[g],
+                            low_pes[g],
                         )
                 for g in range(groups):
-                    if taken[depth, g] >= 0 or not alive:
+                    if fixed_row[depth, g] >= 0 or not alive:
                         continue
-                    rest[:], rest_held[:], rest_lanes[:] = 1.0, 1.0, 1.0
+                    rest_products[:], rest_footprints[:], rest_pes[:] = 1.0, 1.0, 1.0
                     for h in range(groups):
                         if h != g:
                             for k in range(products):
-                                rest[k] *= low[h, k]
+                                rest_products[k] *= low[h, k]
                             for b in range(nodes):
-                                rest_held[b, 1] = min(
-                                    rest_held[b, 1] * low_held[h, b, 0], rest_held[b, 0] * low_held[h, b, 1]
+                                rest_footprints[b, 1] = min(
+                                    rest_footprints[b, 1] * low_footprints[h, b, 0],
+                                    rest_footprints[b, 0] * low_footprints[h, b, 1],
                                 )
-                                rest_held[b, 0] *= low_held[h, b, 0]
+                                rest_footprints[b, 0] *= low_footprints[h, b, 0]
                             for d in range(dims):
-                                rest_lanes[d] *= low_lanes[h, d]
+                                rest_pes[d] *= low_pes[h, d]
                     keep, first = 0, s.start[g]
-                    visited += size[depth, g]
-                    for i in range(size[depth, g]):
+                    visited += row_count[depth, g]
+                    for i in range(row_count[depth, g]):
                         row = rows[depth, first + i]
-                        if not fits(s, t, row, rest_held, rest_lanes, need):
+                        if not fits(s, t, row, rest_footprints, rest_pes, used_bits):
                             continue
                         for k in range(products):
-                            value[k] = s.products[row, k] * rest[k]
+                            value[k] = s.products[row, k] * rest_products[k]
                             if t.sign[k] > 0:
                                 value[k] = max(value[k], t.lower[k])
                             else:
-                                value[k] = min(value[k], t.lower[k], value[t.whole[k]])
-                        objective_value(value, t, scratch, figures)
-                        if is_below(figures, best):
-                            bound[depth, first + keep] = figures
+                                value[k] = min(value[k], t.lower[k], value[t.minuend[k]])
+                        objective_value(value, t, part_scratch, cost)
+                        if is_below(cost, best):
+                            bound[depth, first + keep] = cost
                             rows[depth, first + keep] = row
                             keep += 1
-                    size[depth, g] = keep
+                    row_count[depth, g] = keep
                     alive = alive and keep > 0
                     if alive:
-                        minimum(s, t, rows[depth, first : first + keep], low[g], low_held[g], low_lanes[g])
+                        minimum(
+                            s, t, rows[depth, first : first + keep], low[g], low_footprints[g], low_pes[g]
+                        )
             g = -1
-            left = 0
+            open_groups = 0
             for h in range(groups):
-                if taken[depth, h] < 0:
-                    left += 1
-                    if g < 0 or size[depth, h] < size[depth, g]:
+                if fixed_row[depth, h] < 0:
+                    open_groups += 1
+                    if g < 0 or row_count[depth, h] < row_count[depth, g]:
                         g = h
             if not alive:
                 depth -= 1
                 descend = False
                 continue
             first = s.start[g]
-            if left == 1:
-                for i in range(size[depth, g]):
+            if open_groups == 1:
+                for i in range(row_count[depth, g]):
                     if is_below(bound[depth, first + i], best):
-                        chosen[:] = taken[depth]
+                        chosen[:] = fixed_row[depth]
                         chosen[g] = rows[depth, first + i]
                         if not len(found):
                             best[:] = bound[depth, first + i]
                             continue
-                        if number == len(found):
-                            return budget + 1, number
-                        found[number], bounds[number] = chosen, bound[depth, first + i]
-                        number += 1
+                        if found_count == len(found):
+                            return budget + 1, found_count
+                        found[found_count], bounds[found_count] = chosen, bound[depth, first + i]
+                        found_count += 1
                 depth -= 1
                 descend = False
                 continue
-            queue[depth], place[depth] = g, 0
-            order[depth, : size[depth, g]] = np.argsort(bound[depth, first : first + size[depth, g], 0])
+            branch_group[depth], next_choice[depth] = g, 0
+            order[depth, : row_count[depth, g]] = np.argsort(
+                bound[depth, first : first + row_count[depth, g], 0]
+            )
             descend = False
             continue
-        g = queue[depth]
+        g = branch_group[depth]
         first = s.start[g]
-        if place[depth] >= size[depth, g]:
+        if next_choice[depth] >= row_count[depth, g]:
             depth -= 1
             continue
-        i = order[depth, place[depth]]
-        place[depth] += 1
+        i = order[depth, next_choice[depth]]
+        next_choice[depth] += 1
         if not is_below(bound[depth, first + i], best):
             continue
         for h in range(groups):
-            taken[depth + 1, h], size[depth + 1, h] = taken[depth, h], size[depth, h]
-            if taken[depth, h] < 0 and h != g:
-                rows[depth + 1, s.start[h] : s.start[h] + size[depth, h]] = rows[
-                    depth, s.start[h] : s.start[h] + size[depth, h]
+            fixed_row[depth + 1, h], row_count[depth + 1, h] = fixed_row[depth, h], row_count[depth, h]
+            if fixed_row[depth, h] < 0 and h != g:
+                rows[depth + 1, s.start[h] : s.start[h] + row_count[depth, h]] = rows[
+                    depth, s.start[h] : s.start[h] + row_count[depth, h]
                 ]
-        taken[depth + 1, g] = rows[depth, first + i]
+        fixed_row[depth + 1, g] = rows[depth, first + i]
         depth += 1
         descend = True
-    return visited, number
+    return visited, found_count

@@ -17,7 +17,7 @@ import numpy as np
 from dse.mapper.exact import ragged_kernels as kernels
 from dse.mapper.exact.ragged_kernels import COUNT, FIRST, TOTAL
 from dse.mapper.exact.search import OBJECTIVES
-from dse.mapper.exact.steps import LANES, NODE, Step
+from dse.mapper.exact.steps import ARRAY, NODE, Step
 from dse.mapping.nest import Loop, Mapping, Store, may_keep
 from dse.sim.counts.actions import bits_of, op_cycles, op_pj
 from dse.sim.counts.counts import hull
@@ -54,9 +54,9 @@ class Term:
     roles: tuple[Role, ...]  # one per rank of the einsum
     # dimensions of several ranks, or with padding: a factor is the sum of their hulls over tiles
     windows: tuple[Dim, ...] = ()
-    at: int = -1  # the gap whose tiles the windows are summed over
+    window_gap: int = -1  # the gap whose tiles the windows are summed over
     # index of the term that skipped reads are subtracted from; of other terms their own index
-    own_whole: int = -1
+    minuend: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +89,19 @@ def unsupported(e: Einsum, arch: Arch) -> str:
         return "the machine's outermost level does not hold all tensors"
     if any(level.double_buffer and level.capacity_bits is not None for level in levels):
         return "a level with a capacity limit is double-buffered"
-    held = [p for level in levels[border:] for p in e.tensors() if p.tensor in may_keep(e, level)]
-    if len(held) > 1 or any(p.partial() or p is e.output for p in held):
+    held_inside = [p for level in levels[border:] for p in e.tensors() if p.tensor in may_keep(e, level)]
+    if len(held_inside) > 1 or any(p.partial_ranks() or p is e.output for p in held_inside):
         return "more than one input, or one with windows, may stand inside the array"
-    if any(p.format != "dense" or p.density != 1 for p in e.tensors()) or e.output.partial():
+    if any(p.format != "dense" or p.density != 1 for p in e.tensors()) or e.output.partial_ranks():
         return "a tensor has zeros or the output has windows"
-    plain = [
+    one_rank_dims = [
         (dim, n)
         for p in e.tensors()
         for dim in p.dims
         for rank, n in e.extents
         if rank in dim.ranks() and len(dim.terms) == 1 and dim.terms[0][1] == 1
     ]
-    if any(dim.offset or dim.size < n for dim, n in plain) or any(
+    if any(dim.offset or dim.size < n for dim, n in one_rank_dims) or any(
         c < 0 or len(dim.terms) > 2 for p in e.tensors() for dim in p.dims for _, c in dim.terms
     ):
         return "a dimension is padded without a window, runs backwards or has more than two ranks"
@@ -116,8 +116,8 @@ def groups_of(e: Einsum) -> list[tuple[str, ...]]:
     """
     ranks = [rank for rank, n in e.extents if n > 1] or [e.extents[0][0]]
     group = {rank: rank for rank in ranks}
-    for own in [d.ranks() for p in e.tensors() for d in p.dims]:
-        first = [group[rank] for rank in own if rank in group]
+    for dim_ranks in [d.ranks() for p in e.tensors() for d in p.dims]:
+        first = [group[rank] for rank in dim_ranks if rank in group]
         group = {rank: first[0] if g in first else g for rank, g in group.items()}
     return [tuple(rank for rank in ranks if group[rank] == g) for g in dict.fromkeys(group.values())]
 
@@ -145,13 +145,13 @@ def orders(arch: Arch) -> Iterator[Arch]:
 
 def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
     """The program of a placement's steps."""
-    at = next(i for i, s in enumerate(steps) if s.kind == LANES)
-    filled = [s for s in steps[:at] if s.kind == NODE and s.parent >= 0]
+    array_step = next(i for i, s in enumerate(steps) if s.kind == ARRAY)
+    filled = [s for s in steps[:array_step] if s.kind == NODE and s.parent >= 0]
     nodes = tuple(Node(s.level, s.tensor, s.parent) for s in filled)
-    allowed = (*(s.allowed for s in filled), steps[at - 1].allowed)
-    inside = next((Node(s.level, s.tensor, s.parent) for s in steps[at:] if s.kind == NODE), None)
+    allowed = (*(s.allowed for s in filled), steps[array_step - 1].allowed)
+    inside = next((Node(s.level, s.tensor, s.parent) for s in steps[array_step:] if s.kind == NODE), None)
     terms: dict[TermKey, list[float]] = {}
-    wholes: dict[TermKey, TermKey] = {}  # term of skipped reads -> term of all reads of the link
+    minuends: dict[TermKey, TermKey] = {}  # term of skipped reads -> term of all reads of the link
     latest: list[TermKey] = [(1, 0.0, (), (), -1)]
     parts, ports = 2, []
     for level in arch.levels:
@@ -180,16 +180,16 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
     ) -> None:
         key = (sign, floor, roles, windows, gap)
         own = terms.setdefault(key, [0.0] * parts)
-        wholes.setdefault(key, key if sign > 0 else latest[0])
+        minuends.setdefault(key, key if sign > 0 else latest[0])
         latest[0] = key
         for x, v, action, energy, cycles in uses:
-            level, per = arch.levels[v], scale * bits[tensors[x].tensor] / arch.levels[v].width_bits
-            own[0] += energy * per * (level.read_pj if action == "read" else level.write_pj)
-            own[ports[v][action == "write"]] += cycles * per / level.bandwidth
+            level, accesses = arch.levels[v], scale * bits[tensors[x].tensor] / arch.levels[v].width_bits
+            own[0] += energy * accesses * (level.read_pj if action == "read" else level.write_pj)
+            own[ports[v][action == "write"]] += cycles * accesses / level.bandwidth
 
     parent = dict.fromkeys(range(len(tensors)), 0)
     for gap, node in enumerate(nodes):
-        p, out = tensors[node.tensor], tensors[node.tensor] is e.output
+        p, is_output = tensors[node.tensor], tensors[node.tensor] is e.output
         windows = tuple(
             d
             for d in p.dims
@@ -199,20 +199,20 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
         # a dimension of ranks of one value may be padding
         stored = float(all(0 <= d.offset < d.size for d in p.dims if d not in windows))
         roles = tuple(
-            Role(-1) if rank in p.full() else Role(-1, -2) if rank in p.ranks() else Role(gap)
+            Role(-1) if rank in p.full_ranks() else Role(-1, -2) if rank in p.ranks() else Role(gap)
             for rank, _ in e.extents
         )
         uses = [
             (node.tensor, node.parent, "read", True, True),
             (node.tensor, node.level, "write", True, True),
         ]
-        more = (
+        output_uses = (
             [(node.tensor, node.parent, "write", True, True), (node.tensor, node.level, "read", True, True)]
-            if out
+            if is_output
             else []
         )
-        add(1, stored, [*uses, *more], roles, windows, gap)
-        if out and arch.levels[node.parent].skip_first_read:
+        add(1, stored, [*uses, *output_uses], roles, windows, gap)
+        if is_output and arch.levels[node.parent].skip_first_read:
             add(
                 -1,
                 1.0,
@@ -224,14 +224,20 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
     for x, p in enumerate(tensors):
         mask = sum(1 << d for d, shares in enumerate(dims) if shares[p is e.output])
         actions = ("read", "write") if p is e.output else ("read",)
-        within = inside is not None and inside.tensor == x
-        if within and inside is not None:
-            one = tuple(Role(-1) if rank in p.ranks() else Role(-1, COUNT, mask) for rank, _ in e.extents)
-            every = tuple(Role(-1) if rank in p.ranks() else Role(-1, COUNT, 0) for rank, _ in e.extents)
-            busy = tuple(Role(-1, TOTAL if rank in p.ranks() else COUNT, full_mask) for rank, _ in e.extents)
-            add(1, 1.0, [(x, parent[x], "read", True, True)], one)
-            add(1, 1.0, [(x, inside.level, "write", True, False)], every)
-            add(1, 1.0, [(x, inside.level, "write", False, True)], busy)
+        is_inside = inside is not None and inside.tensor == x
+        if is_inside and inside is not None:
+            shared_fetch = tuple(
+                Role(-1) if rank in p.ranks() else Role(-1, COUNT, mask) for rank, _ in e.extents
+            )
+            all_fetches = tuple(
+                Role(-1) if rank in p.ranks() else Role(-1, COUNT, 0) for rank, _ in e.extents
+            )
+            busiest_pe = tuple(
+                Role(-1, TOTAL if rank in p.ranks() else COUNT, full_mask) for rank, _ in e.extents
+            )
+            add(1, 1.0, [(x, parent[x], "read", True, True)], shared_fetch)
+            add(1, 1.0, [(x, inside.level, "write", True, False)], all_fetches)
+            add(1, 1.0, [(x, inside.level, "write", False, True)], busiest_pe)
             own = arch.levels[inside.level]
             start[0] += ops * bits[p.tensor] / own.width_bits * own.read_pj
             add(
@@ -241,23 +247,23 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
                 tuple(Role(-1, TOTAL, full_mask) for _ in e.extents),
             )
             continue
-        alone = p.ranks()
-        roles = tuple(Role(-1) if rank in alone else Role(-1, TOTAL, mask) for rank, _ in e.extents)
-        points = prod(n for rank, n in e.extents if rank in alone)
+        own_ranks = p.ranks()
+        roles = tuple(Role(-1) if rank in own_ranks else Role(-1, TOTAL, mask) for rank, _ in e.extents)
+        points = prod(n for rank, n in e.extents if rank in own_ranks)
         turns = min_turns(
-            tuple(n for rank, n in e.extents if rank not in alone),
+            tuple(n for rank, n in e.extents if rank not in own_ranks),
             tuple(n for d, n in enumerate(size) if (mask >> d) & 1),
         )
         add(1, 1.0, [(x, parent[x], action, True, True) for action in actions], roles, floor=points * turns)
         if p is e.output and arch.levels[parent[x]].skip_first_read:
-            roles = tuple(Role(-1) if rank in alone else Role(-1, FIRST, mask) for rank, _ in e.extents)
-            own_lanes = prod(n for d, n in enumerate(size) if not (mask >> d) & 1)
+            roles = tuple(Role(-1) if rank in own_ranks else Role(-1, FIRST, mask) for rank, _ in e.extents)
+            separate_pes = prod(n for d, n in enumerate(size) if not (mask >> d) & 1)
             add(
                 -1,
                 1.0,
                 [(x, parent[x], "read", True, True)],
                 roles,
-                floor=float(own_lanes * prod(n for rank, n in e.extents if rank in p.ranks())),
+                floor=float(separate_pes * prod(n for rank, n in e.extents if rank in p.ranks())),
             )
     key = (
         1,
@@ -269,26 +275,27 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
     terms.setdefault(key, [0.0] * parts)[1] += op_cycles(0.0, 1.0, e, arch)
     numbers = {k: i for i, k in enumerate(terms)}
     found = [
-        Term(k[0], k[1], tuple(own), k[2], k[3], k[4], numbers[wholes.get(k, k)]) for k, own in terms.items()
+        Term(k[0], k[1], tuple(own), k[2], k[3], k[4], numbers[minuends.get(k, k)])
+        for k, own in terms.items()
     ]
     return Program(nodes, allowed, inside, tuple(found), tuple(start))
 
 
 @lru_cache(maxsize=256)
-def min_turns(extents: tuple[int, ...], lanes: tuple[int, ...]) -> float:
+def min_turns(extents: tuple[int, ...], pes: tuple[int, ...]) -> float:
     """A lower bound of the number of steps that the array takes: the least product over ranks of
-    ceil(extent / PEs in use). lanes: sizes of the fan-out dimensions.
+    ceil(extent / PEs in use). pes: sizes of the fan-out dimensions.
     """
-    least = {lanes: 1}
+    turns_by_pes = {pes: 1}
     for extent in sorted(n for n in extents if n > 1):
         wider: dict[tuple[int, ...], int] = {}
-        for left, turns in least.items():
+        for left, turns in turns_by_pes.items():
             for use in product(*(range(1, n + 1) for n in left)):
-                rest = tuple(n // own for n, own in zip(left, use, strict=True))
+                pes_left = tuple(n // own for n, own in zip(left, use, strict=True))
                 more = turns * -(-extent // prod(use))
-                wider[rest] = min(wider.get(rest, more), more)
-        least = wider
-    return float(min(least.values()))
+                wider[pes_left] = min(wider.get(pes_left, more), more)
+        turns_by_pes = wider
+    return float(min(turns_by_pes.values()))
 
 
 def bounded_nodes(p: Program, arch: Arch) -> list[tuple[int, Node]]:
@@ -314,12 +321,12 @@ def prices(p: Program, problem: Problem, ties: bool) -> kernels.Prices:
         weights=np.array([t.parts for t in p.terms]),
         sign=np.array([float(t.sign) for t in p.terms]),
         lower=np.array([t.lower for t in p.terms]),
-        whole=np.array([t.own_whole for t in p.terms], np.int64),
+        minuend=np.array([t.minuend for t in p.terms], np.int64),
         start=np.array(p.start),
-        port=np.array(ports, np.int64),
+        ports=np.array(ports, np.int64),
         machine=np.array([arch.leak_mw() / arch.clock_ghz, op_cycles(ops, least_ops, e, arch)]),
         objective=OBJECTIVES[problem.objective],
-        ties=ties,
+        break_ties=ties,
         bits=np.array([float(bits[e.tensors()[node.tensor].tensor]) for node in nodes]),
         level=np.array([node.level for node in nodes], np.int64),
         capacity=np.array(
@@ -342,7 +349,7 @@ def ideal(p: Program, problem: Problem, t: kernels.Prices) -> Floats:
                 (tuple(c for _, c in d.terms), d.offset, d.size), [e.sizes()[rank] for rank, _ in d.terms]
             )
         value[k] = (
-            max(value[k], term.lower) if term.sign > 0 else min(value[k], term.lower, value[term.own_whole])
+            max(value[k], term.lower) if term.sign > 0 else min(value[k], term.lower, value[term.minuend])
         )
     out = np.zeros(3)
     kernels.objective_value(value, t, np.zeros(len(p.start)), out)
@@ -371,14 +378,14 @@ def nest(e: Einsum, p: Program, arch: Arch, chosen: Sequence[Ints]) -> Mapping:
     nodes: list[Loop | Store] = [Store(arch.levels[0].name, name) for name in names]
     left = e.sizes()
     for gap in range(len(p.nodes) + 1):
-        new = left | {rank: own[gap] for rank, own in chain.items()}
+        new = left | {rank: tiles[gap] for rank, tiles in chain.items()}
         above = e.tensors()[p.nodes[gap - 1].tensor] if gap else None
         nodes += [Loop(rank, new[rank]) for rank in _gap(e, above, left, new)]
         left = new
         if gap < len(p.nodes):
             nodes.append(Store(arch.levels[p.nodes[gap].level].name, names[p.nodes[gap].tensor]))
     for d, name in enumerate(dims):
-        new = left | {rank: own[len(p.nodes) + 1 + d] for rank, own in chain.items()}
+        new = left | {rank: tiles[len(p.nodes) + 1 + d] for rank, tiles in chain.items()}
         nodes += [Loop(rank, new[rank], name) for rank in chain if new[rank] < left[rank]]
         left = new
     ones = dict.fromkeys(left, 1)
@@ -399,12 +406,13 @@ def _gap(e: Einsum, above: Projection | None, left: dict[str, int], new: dict[st
     cut = [rank for rank in left if new[rank] < left[rank]]
     if above is None:
         return cut
-    windows = [rank for rank in cut if rank in above.partial()]
+    windows = [rank for rank in cut if rank in above.partial_ranks()]
     best = min(
         windows,
         key=lambda w: hull(
-            above, {rank: new[rank] if rank == w or rank in above.full() else left[rank] for rank in left}
+            above,
+            {rank: new[rank] if rank == w or rank in above.full_ranks() else left[rank] for rank in left},
         ),
         default="",
     )
-    return sorted(cut, key=lambda rank: (rank not in above.full(), rank != best))
+    return sorted(cut, key=lambda rank: (rank not in above.full_ranks(), rank != best))

@@ -43,7 +43,7 @@ from dse.sim.counts.actions import (
 )
 from dse.sim.counts.counts import hull
 from dse.sim.counts.latency import any_nonzero
-from dse.sim.counts.terms import LISTED, direct_elems, moves_in_lines, nonzero_share, sparse, unshared
+from dse.sim.counts.terms import MAX_LISTED, direct_elems, moves_in_lines, nonzero_share, sparse, unshared
 from dse.sim.einsum.bounds import used_elems
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Fanout, FieldRole, slots
@@ -52,25 +52,25 @@ from workloads.einsum import Einsum, TooLong
 
 BUDGET = 5_000_000  # storage nodes placed per search: some ten seconds
 REFINE_BUDGET = 100_000  # the same for each further search that tries to improve a first answer
-CHOICES = 8_000_000  # choices of spatial unrollings looked at per search: some ten seconds, too
-EASY = 1_000  # nodes placed before `batch_search.outer_bound` is worth its time
-OUTER = 50_000  # nodes placed for one such bound
-FEW = 8  # machines of a batch that the first pass of the search looks at
-SLOTS = 1 << 15  # slots of the hash table of inner parts of nests (state.InnerStates)
+MAX_CHOICES = 8_000_000  # choices of spatial unrollings looked at per search: some ten seconds, too
+OUTER_AFTER = 1_000  # nodes placed before `batch_search.outer_bound` is worth its time
+OUTER_BUDGET = 50_000  # nodes placed for one such bound
+SAMPLE_SIZE = 8  # machines of a batch that the first pass of the search looks at
+STATE_SLOTS = 1 << 15  # slots of the hash table of inner parts of nests (state.InnerStates)
 Cost = tuple[float, float, float]  # value of the objective, energy, latency
 # From the best mapping of perfect factors on each machine (None: none was found) to two arrays [J]: goals
 # (the search of imperfect factors accepts only objectives below these; inf: below the best of perfect ones),
 # and lower bounds over all mappings.
 Goals = Callable[[Sequence[Mapping | None]], tuple[Floats, Floats]]
-Exposed = Literal["least", "ends", "in_turn"]  # which stalls count as cycles (`search`)
-NONE = (inf, inf, inf)  # a cutoff above every cost
+Exposed = Literal["least", "ends", "sequential"]  # which stalls count as cycles (`search`)
+NO_CUTOFF = (inf, inf, inf)  # a cutoff above every cost
 NO_SPREAD = (0, 0.0)  # a `Spread` of no dimensions
 # A layout that spreads indices over cache lines: the mask of a tensor's dimensions that it spreads, and the
 # share of a line that each index of these takes.
 Spread = tuple[int, float]
 # tensor of the node above some loops, "": none; whether this node does not sink (`state.Machine.whole`)
-Above = tuple[str, bool]
-NO_NODE: Above = "", False
+NodeAbove = tuple[str, bool]
+NO_NODE: NodeAbove = "", False
 NO_SPREADS: Dict[str, Spread] = MappingProxyType({})
 OBJECTIVES = {"energy": state.ENERGY, "latency": state.LATENCY, "edp": state.EDP}
 
@@ -113,9 +113,9 @@ def search(
     constraints: Constraints = FREE,
     budget: int = BUDGET,
     exposed: Exposed = "least",
-    cutoff: Cost = NONE,
+    cutoff: Cost = NO_CUTOFF,
     spread: Dict[str, Spread] = NO_SPREADS,
-    limit: float = inf,
+    max_cycles: float = inf,
     goals: Goals | None = None,
 ) -> SearchResult:
     """Returns the best mapping of the space that costs less than `cutoff`. Ties (within a relative 1e-10) are
@@ -125,18 +125,18 @@ def search(
     "least": single-buffered levels wait for their busiest port. Never more than the evaluator's cycles.
     "ends": also the first fills and last drains of double-buffered levels. Never more than the evaluator's
         cycles either; it prunes less, so the search takes longer.
-    "in_turn": single-buffered levels wait for all ports one after the other, as if no two tiles changed
+    "sequential": single-buffered levels wait for all ports one after the other, as if no two tiles changed
         together. That may exceed the evaluator's cycles, so `lower_bound` is 0. The mapping found is often
         better than that of "least".
     spread: layouts that tensors must have at the outermost level; their extra lines, compared with the best
         layout, are charged too.
-    limit: cycles at most; a mapping that takes more does not count.
+    max_cycles: cycles at most; a mapping that takes more does not count.
     goals: what is asked of imperfect factors, once the best mapping of perfect ones is known.
 
     With cache lines the search charges a lower bound over all layouts: simultaneous requests of PEs share
     whole lines, and each row is opened once. Imperfect spatial factors are searched after perfect ones.
     """
-    return search_on([problem], factors, constraints, budget, exposed, cutoff, spread, limit, goals)[0]
+    return search_on([problem], factors, constraints, budget, exposed, cutoff, spread, max_cycles, goals)[0]
 
 
 def search_on(
@@ -145,9 +145,9 @@ def search_on(
     constraints: Constraints = FREE,
     budget: int = BUDGET,
     exposed: Exposed = "least",
-    cutoff: Cost = NONE,
+    cutoff: Cost = NO_CUTOFF,
     spread: Dict[str, Spread] = NO_SPREADS,
-    limit: float = inf,
+    max_cycles: float = inf,
     goals: Goals | None = None,
 ) -> list[SearchResult]:
     """Returns the result of `search` for one einsum on each of many machines that differ in prices and rates
@@ -165,37 +165,47 @@ def search_on(
     better mapping would leave out more, but what it leaves out would depend on the order of the batch.
     """
     problems = [replace(problem, arch=problem.arch.unbounded()) for problem in problems]
-    read, many = _read(problems, constraints, exposed, spread, limit), len(problems)
-    best = np.tile(np.array(cutoff), (many, 1))
-    found, visited, left, ended = _searched(read, "perfect", constraints, budget, best, CHOICES)
-    floors = np.minimum(left, best[:, 0])
-    whole = bool((floors >= best[:, 0]).all())  # False: the budget has ended
+    machines, machine_count = (
+        _read_machines(problems, constraints, exposed, spread, max_cycles),
+        len(problems),
+    )
+    best = np.tile(np.array(cutoff), (machine_count, 1))
+    found, visited, bound_left_out, ended = _search_factors(
+        machines, "perfect", constraints, budget, best, MAX_CHOICES
+    )
+    lower_bounds = np.minimum(bound_left_out, best[:, 0])
+    complete = bool((lower_bounds >= best[:, 0]).all())  # False: the budget has ended
     cycles = best[:, 2].copy()
-    if factors != "perfect" and whole:
-        goal, known = goals(found) if goals else (np.full(many, inf), np.zeros(many))
-        asked = goal < best[:, 0]
-        best[asked, 0], best[asked, 1:] = goal[asked], 0.0
-        floors = best[:, 0].copy()
-        at = np.flatnonzero(~asked | (goal > known))
-        if at.size and (deadline.passed() or unrollings_listed(problems[0], factors, constraints) == inf):
-            whole, ended = False, True
-        elif at.size:
-            own = best[at]
-            nests, placed, left, ended = _searched(
-                _of_machines(read, at),
+    if factors != "perfect" and complete:
+        goal, other_bounds = goals(found) if goals else (np.full(machine_count, inf), np.zeros(machine_count))
+        has_goal = goal < best[:, 0]
+        best[has_goal, 0], best[has_goal, 1:] = goal[has_goal], 0.0
+        lower_bounds = best[:, 0].copy()
+        open_machines = np.flatnonzero(~has_goal | (goal > other_bounds))
+        if open_machines.size and (
+            deadline.has_passed() or unrolling_count(problems[0], factors, constraints) == inf
+        ):
+            complete, ended = False, True
+        elif open_machines.size:
+            open_best = best[open_machines]
+            nests, placed, bound_left_out, ended = _search_factors(
+                _select_machines(machines, open_machines),
                 factors,
                 constraints,
                 budget - visited,
-                own,
-                CHOICES // 4 if goals else CHOICES,  # with goals the search may give up sooner
+                open_best,
+                MAX_CHOICES // 4 if goals else MAX_CHOICES,  # with goals the search may give up sooner
             )
-            floors[at], visited = np.minimum(left, own[:, 0]), visited + placed
-            for j, nest, latency in zip(at.tolist(), nests, own[:, 2].tolist(), strict=True):
+            lower_bounds[open_machines], visited = (
+                np.minimum(bound_left_out, open_best[:, 0]),
+                visited + placed,
+            )
+            for j, nest, latency in zip(open_machines.tolist(), nests, open_best[:, 2].tolist(), strict=True):
                 found[j], cycles[j] = (nest, latency) if nest else (found[j], cycles[j])
-    proven = whole and exposed != "in_turn"
+    proven = complete and exposed != "sequential"
     return [
-        SearchResult(nest, visited, float(floor) if proven else 0.0, float(latency), ended)
-        for nest, floor, latency in zip(found, floors, cycles, strict=True)
+        SearchResult(nest, visited, float(bound) if proven else 0.0, float(latency), ended)
+        for nest, bound, latency in zip(found, lower_bounds, cycles, strict=True)
     ]
 
 
@@ -207,16 +217,16 @@ class MachineInput(NamedTuple):
     terms: state.Terms
 
 
-def _read(
+def _read_machines(
     problems: Sequence[Problem],
     constraints: Constraints,
     exposed: Exposed,
     spread: Dict[str, Spread],
-    limit: float,
+    max_cycles: float,
 ) -> MachineInput:
     """The machines and their terms as arrays."""
     e, arch = problems[0].einsum, problems[0].arch
-    bare, tensors = _bare(arch), tuple(p.tensor for p in (*e.inputs, e.output))
+    bare, tensors = _structure_of(arch), tuple(p.tensor for p in (*e.inputs, e.output))
     form = _form(
         e,
         bare,
@@ -224,26 +234,34 @@ def _read(
         tuple(spread.items()),
         tuple(_holder_sets(e, arch, constraints, tensor) for tensor in tensors),
     )
-    machine = _machine(problems, tensors, _parts(bare, exposed), constraints.homes, limit)
+    machine = _machine(problems, tensors, _parts(bare, exposed), constraints.homes, max_cycles)
     return MachineInput(problems, machine, _terms([one.arch for one in problems], form, e))
 
 
-def _of_machines(read: MachineInput, at: Ints) -> MachineInput:
+def _select_machines(machines: MachineInput, at: Ints) -> MachineInput:
     """The machines at positions `at` alone."""
-    problems, machine, terms = read
+    problems, machine, terms = machines
     if len(at) == len(problems):
-        return read
+        return machines
     return MachineInput(
         [problems[j] for j in at.tolist()],
-        machine._replace(leak=machine.leak[at], limit=machine.limit[at]),
+        machine._replace(leak=machine.leak[at], max_cycles=machine.max_cycles[at]),
         terms._replace(
-            coef=terms.coef[at], sum_coef=terms.sum_coef[at], low_coef=terms.low_coef[at], base=terms.base[at]
+            link_coef=terms.link_coef[at],
+            sum_coef=terms.sum_coef[at],
+            low_coef=terms.low_coef[at],
+            base=terms.base[at],
         ),
     )
 
 
-def _searched(
-    read: MachineInput, factors: Factors, constraints: Constraints, budget: int, best: Floats, choices: int
+def _search_factors(
+    machines: MachineInput,
+    factors: Factors,
+    constraints: Constraints,
+    budget: int,
+    best: Floats,
+    choices: int,
 ) -> tuple[list[Mapping | None], int, Floats, bool]:
     """Searches with one kind of factors. Returns four things:
 
@@ -252,50 +270,55 @@ def _searched(
     3. lower bounds [J] on the objective of all mappings that were left out (inf: the budget did not end);
     4. whether the budget in choices or a deadline ended the search.
     """
-    problems, machine, terms = read
-    e, arch, many = problems[0].einsum, problems[0].arch, len(problems)
-    own = _tables(e, tuple(_covering_fanout(f) for f in arch.fanouts), factors, constraints.spatial)
-    inside = np.array([constraints.inside is None or rank in constraints.inside for rank in own.ranks])
-    still = own.tensors.index(constraints.stationary) if constraints.stationary in own.tensors else -1
+    problems, machine, terms = machines
+    e, arch, machine_count = problems[0].einsum, problems[0].arch, len(problems)
+    tables = _tables(e, tuple(_covering_fanout(f) for f in arch.fanouts), factors, constraints.spatial)
+    inside = np.array([constraints.inside is None or rank in constraints.inside for rank in tables.ranks])
+    stationary_tensor = (
+        tables.tensors.index(constraints.stationary) if constraints.stationary in tables.tensors else -1
+    )
     has_lines = np.array([_line_bits(arch, v) > 0 for v in range(len(arch.levels))])
     rules = state.Rules(
-        own.sinks[:, None, :] & ~has_lines[None, :, None],
+        tables.sinks[:, None, :] & ~has_lines[None, :, None],
         inside,
-        still,
+        stationary_tensor,
         _unconstrained_groups(arch, constraints),
         constraints.min_pes,
         factors != "perfect",
     )
-    nodes, levels = len(own.tensors) * len(arch.levels) + len(machine.gaps), len(arch.levels)
-    w, outer = (_work(many, nodes, levels, terms, own, most, choices) for most in (budget, OUTER))
+    nodes, levels = len(tables.tensors) * len(arch.levels) + len(machine.loop_positions), len(arch.levels)
+    w, outer = (
+        _work(machine_count, nodes, levels, terms, tables, node_budget, choices)
+        for node_budget in (budget, OUTER_BUDGET)
+    )
     # for `outer_bound`: energy is the objective, no cycles count, each tile is stored once
-    free = machine._replace(
-        leak=np.zeros(many),
-        limit=np.full(many, inf),
+    energy_only = machine._replace(
+        leak=np.zeros(machine_count),
+        max_cycles=np.full(machine_count, inf),
         objective=state.ENERGY,
         double_buffer=np.zeros(levels, np.bool_),
     )
-    seen = _inner_states(len(own.ranks), terms.base.shape[1])
-    left = batch_search.search(
-        terms, own.einsum, own.pool, machine, free, rules, own.memo, w, outer, seen, best
+    states = _inner_states(len(tables.ranks), terms.base.shape[1])
+    bound_left_out = batch_search.search(
+        terms, tables.einsum, tables.pool, machine, energy_only, rules, tables.memo, w, outer, states, best
     )
-    known: dict[bytes, Mapping] = {}
+    memo: dict[bytes, Mapping] = {}
     return (
         [
-            _cached_nest(known, own, e, arch, dict(constraints.spatial), w, j)
+            _cached_nest(memo, tables, e, arch, dict(constraints.spatial), w, j)
             if w.best_count[j] >= 0
             else None
-            for j in range(many)
+            for j in range(machine_count)
         ],
         int(w.tally[state.VISITED]),
-        left,
-        bool(w.tally[state.CHOICES] > choices or deadline.passed()),
+        bound_left_out,
+        bool(w.tally[state.CHOICES] > choices or deadline.has_passed()),
     )
 
 
 def _cached_nest(
     memo: dict[bytes, Mapping],
-    own: Tables,
+    tables: Tables,
     e: Einsum,
     arch: Arch,
     allowed: dict[str, tuple[str, ...]],
@@ -304,9 +327,11 @@ def _cached_nest(
 ) -> Mapping:
     """The nest of machine j. Machines with equal nests get the same object, from `memo`."""
     n = int(w.best_count[j])
-    key = b"".join((w.best_unrolling[j].tobytes(), w.best_nodes[j, :n].tobytes(), w.best_at[j, :n].tobytes()))
+    key = b"".join(
+        (w.best_unrolling[j].tobytes(), w.best_nodes[j, :n].tobytes(), w.best_tiles[j, :n].tobytes())
+    )
     if key not in memo:
-        memo[key] = _nest(own, e, arch, allowed, w, j)
+        memo[key] = _nest(tables, e, arch, allowed, w, j)
     return memo[key]
 
 
@@ -315,14 +340,14 @@ def _inner_states(ranks: int, parts: int) -> state.InnerStates:
     """A table of some megabytes that all searches reuse one after the other. Entries of earlier placements do
     not count, since every placement has a round number of its own.
     """
-    whole = np.zeros(SLOTS, np.int64)
+    slot_zeros = np.zeros(STATE_SLOTS, np.int64)
     return state.InnerStates(
-        np.zeros((SLOTS, ranks), np.int64),
-        whole,
-        whole.copy(),
-        np.zeros((SLOTS, parts)),
-        whole.copy(),
-        whole.copy(),
+        np.zeros((STATE_SLOTS, ranks), np.int64),
+        slot_zeros,
+        slot_zeros.copy(),
+        np.zeros((STATE_SLOTS, parts)),
+        slot_zeros.copy(),
+        slot_zeros.copy(),
         np.zeros(2, np.int64),
     )
 
@@ -340,54 +365,54 @@ def _unconstrained_groups(arch: Arch, constraints: Constraints) -> int:
 
 
 def _work(
-    many: int, nodes: int, levels: int, terms: state.Terms, own: Tables, budget: int, choices: int
+    machine_count: int, nodes: int, levels: int, terms: state.Terms, tables: Tables, budget: int, choices: int
 ) -> state.Work:
-    """The state of a search for `many` machines before any node is placed."""
+    """The state of a search for `machine_count` machines before any node is placed."""
 
-    def whole(*shape: int) -> Ints:
+    def int_zeros(*shape: int) -> Ints:
         return np.zeros(shape, np.int64)
 
-    d, ranks, parts, quantities = nodes + 2, len(own.ranks), terms.base.shape[1], len(terms.quantity)
+    d, ranks, parts, quantities = nodes + 2, len(tables.ranks), terms.base.shape[1], len(terms.quantity)
     return state.Work(
-        whole(d, many),
-        whole(d),
-        whole(d, ranks),
-        np.zeros((d, many, parts)),
+        int_zeros(d, machine_count),
+        int_zeros(d),
+        int_zeros(d, ranks),
+        np.zeros((d, machine_count, parts)),
         np.zeros((d, levels)),
-        whole(own.pool.span.shape[1], ranks),
-        whole(d),
-        whole(d),
-        whole(d),
-        whole(d, ranks),
-        whole(d),
-        whole(d),
-        whole(d),
-        whole(d, ranks),
-        whole(d, ranks),
+        int_zeros(tables.pool.span.shape[1], ranks),
+        int_zeros(d),
+        int_zeros(d),
+        int_zeros(d),
+        int_zeros(d, ranks),
+        int_zeros(d),
+        int_zeros(d),
+        int_zeros(d),
+        int_zeros(d, ranks),
+        int_zeros(d, ranks),
         np.zeros((d, ranks), np.bool_),
-        whole(d, ranks),
-        whole(ranks),
-        whole(nodes, 4),
+        int_zeros(d, ranks),
+        int_zeros(ranks),
+        int_zeros(nodes, 4),
         np.zeros(nodes, np.bool_),
-        np.array([0, 0, budget, EASY, 0, choices], np.int64),
+        np.array([0, 0, budget, OUTER_AFTER, 0, choices], np.int64),
         deadline.STOP,
         np.zeros(quantities),
-        np.zeros(many, np.bool_),
-        whole(len(own.tensors)),
-        np.zeros(many),
-        np.ones((many, 2)),
-        np.arange(0, many, -(-many // FEW)),
+        np.zeros(machine_count, np.bool_),
+        int_zeros(len(tables.tensors)),
+        np.zeros(machine_count),
+        np.ones((machine_count, 2)),
+        np.arange(0, machine_count, -(-machine_count // SAMPLE_SIZE)),
         np.zeros(parts),
         np.zeros(3),
-        np.zeros((many, 3)),
-        whole(ranks),
-        whole(ranks),
-        np.zeros((many, 3)),
-        np.full(many, -1, np.int64),
-        whole(many, ranks),
-        whole(many, len(own.tensors)),
-        whole(many, nodes, 4),
-        whole(many, nodes, ranks),
+        np.zeros((machine_count, 3)),
+        int_zeros(ranks),
+        int_zeros(ranks),
+        np.zeros((machine_count, 3)),
+        np.full(machine_count, -1, np.int64),
+        int_zeros(machine_count, ranks),
+        int_zeros(machine_count, len(tables.tensors)),
+        int_zeros(machine_count, nodes, 4),
+        int_zeros(machine_count, nodes, ranks),
     )
 
 
@@ -415,13 +440,13 @@ def _covering_fanout(f: Fanout) -> Fanout:
     return Fanout(f.name, f.outside, dims, f.multicast, f.reduce, f.systolic)
 
 
-def unrollings_listed(problem: Problem, factors: Factors, constraints: Constraints) -> float:
+def unrolling_count(problem: Problem, factors: Factors, constraints: Constraints) -> float:
     """Returns the number of spatial unrollings of all ranks together, in the tables that machines with
     similar arrays share (`_covering_fanout`); inf where a rank has too many for a table.
     """
     fanouts = tuple(_covering_fanout(f) for f in problem.arch.fanouts)
     try:
-        return int(_tables(problem.einsum, fanouts, factors, constraints.spatial).pool.first[-1])
+        return int(_tables(problem.einsum, fanouts, factors, constraints.spatial).pool.rank_start[-1])
     except TooMany:
         return inf
 
@@ -435,28 +460,28 @@ def _tables(
     """
     dims, groups = dims_and_groups(fanouts)
     names = [name for f in sorted(fanouts, key=lambda f: f.outside) for name, _ in f.dims]
-    outside, taken = sorted({g.outside for g in groups}), dict(spatial)
+    outside, allowed = sorted({g.outside for g in groups}), dict(spatial)
     boundary_count = len(outside)
     ranks, sizes = tuple(rank for rank, n in e.extents if n > 1) or (e.extents[0][0],), e.sizes()
 
     def unrolled_over(rank: str) -> tuple[FanoutDim, ...]:
-        if rank in e.output.partial():
+        if rank in e.output.partial_ranks():
             return ()
-        return tuple(dim for dim in dims if dim.size > 1 and rank in taken.get(names[dim.number], (rank,)))
+        return tuple(dim for dim in dims if dim.size > 1 and rank in allowed.get(names[dim.number], (rank,)))
 
-    own = tuple(
+    rank_unrollings = tuple(
         unrollings(sizes[rank], unrolled_over(rank), len(dims), boundary_count, len(groups), factors)
         for rank in ranks
     )
     tensors = (*e.inputs, e.output)
-    seen, full, part, by_itself = (
+    has_rank, full, in_window, by_itself = (
         np.array([[rank in has for rank in ranks] for has in sets], np.bool_).reshape(
             len(tensors), len(ranks)
         )
         for sets in (
             [p.ranks() for p in tensors],
-            [p.full() for p in tensors],
-            [p.partial() for p in tensors],
+            [p.full_ranks() for p in tensors],
+            [p.partial_ranks() for p in tensors],
             [unshared(p, e) for p in tensors],
         )
     )
@@ -481,105 +506,132 @@ def _tables(
             padded = [*terms, (-1, 0), (-1, 0)][:2]
             rank_of.append([r for r, _ in padded])
             coef.append([c for _, c in padded])
-    first = np.cumsum([0, *(len(p.dims) for p in tensors)])
-    array = state.Einsum(
-        seen=seen,
+    first_dim = np.cumsum([0, *(len(p.dims) for p in tensors)])
+    arrays = state.Einsum(
+        has_rank=has_rank,
         full=full,
-        part=part,
+        in_window=in_window,
         unshared=by_itself,
-        dim=first,
+        first_dim=first_dim,
         kind=np.array(kind, np.int64),
         offset=np.array(offset, np.int64),
-        stored=np.array(stored, np.int64),
-        rank=np.array(rank_of, np.int64).reshape(-1, 2),
+        stored_size=np.array(stored, np.int64),
+        dim_ranks=np.array(rank_of, np.int64).reshape(-1, 2),
         coef=np.array(coef, np.int64).reshape(-1, 2),
-        csr=np.array([0.0 if p.format == "dense" else p.density for p in tensors]),
-        order=np.argsort([len(o.factorizations) for o in own], kind="stable"),
+        csr_density=np.array([0.0 if p.format == "dense" else p.density for p in tensors]),
+        rank_order=np.argsort([len(o.factorizations) for o in rank_unrollings], kind="stable"),
     )
-    prefix = [
+    groups_outside = [
         sum(1 << g for g, group in enumerate(groups) if group.outside in outside[:n])
         for n in range(boundary_count + 1)
     ]
-    memo, tensor_names = _memo(own, array, boundary_count + 1), tuple(p.tensor for p in tensors)
-    return Tables(ranks, tensor_names, own, array, _pool(own, prefix), memo, sinks)
-
-
-def _pool(own: Sequence[SpatialUnrollings], prefix: Sequence[int]) -> state.Pool:
-    """The unrollings of all ranks end to end. prefix: as in state.Pool."""
-    base = np.cumsum([0, *(len(o.size) for o in own)])
-    first = np.cumsum([0, *(len(o.factorizations) for o in own)])
-    ways = [way for o in own for many in o.factorizations for way in many]
-    counts = np.cumsum([0, *(len(many) for o in own for many in o.factorizations)])
-    depth = max(o.cuts.shape[1] for o in own)
-    cuts = np.concatenate([np.pad(o.cuts, ((0, 0), (0, depth - o.cuts.shape[1]))) for o in own])
-    out = np.concatenate([np.where(o.out >= 0, o.out + b, -1) for o, b in zip(own, base, strict=False)])
-    span = np.concatenate([o.span + b for o, b in zip(own, base, strict=False)])
-    last = np.repeat(span[..., 1].ravel() - 1, (span[..., 1] - span[..., 0]).ravel())
-    return state.Pool(
-        first=first,
-        span=span,
-        size=np.concatenate([o.size for o in own]),
-        pieces=np.concatenate([o.pieces for o in own]),
-        elems=np.concatenate([o.elems for o in own]),
-        out=out,
-        untiled=np.concatenate([o.untiled for o in own]),
-        pes=np.concatenate([o.pes for o in own]),
-        uneven=np.array([any(b.u for b in way) for o in own for way in o.boundaries], np.bool_),
-        cuts=cuts,
-        factorization_span=np.column_stack([counts[:-1], counts[1:]]),
-        factorizations=np.array(ways, np.int64).reshape(len(ways), -1),
-        base=base,
-        last=last,
-        prefix=np.array(prefix, np.int64),
+    memo, tensor_names = _memo(rank_unrollings, arrays, boundary_count + 1), tuple(p.tensor for p in tensors)
+    return Tables(
+        ranks, tensor_names, rank_unrollings, arrays, _pool(rank_unrollings, groups_outside), memo, sinks
     )
 
 
-def _memo(own: Sequence[SpatialUnrollings], e: state.Einsum, positions: int) -> state.Memo:
+def _pool(rank_unrollings: Sequence[SpatialUnrollings], groups_outside: Sequence[int]) -> state.Pool:
+    """The unrollings of all ranks end to end. groups_outside: as in state.Pool."""
+    base = np.cumsum([0, *(len(o.size) for o in rank_unrollings)])
+    first = np.cumsum([0, *(len(o.factorizations) for o in rank_unrollings)])
+    trips = [way for o in rank_unrollings for factorizations in o.factorizations for way in factorizations]
+    counts = np.cumsum(
+        [0, *(len(factorizations) for o in rank_unrollings for factorizations in o.factorizations)]
+    )
+    depth = max(o.cuts.shape[1] for o in rank_unrollings)
+    cuts = np.concatenate([np.pad(o.cuts, ((0, 0), (0, depth - o.cuts.shape[1]))) for o in rank_unrollings])
+    out = np.concatenate(
+        [
+            np.where(o.outer_tile >= 0, o.outer_tile + b, -1)
+            for o, b in zip(rank_unrollings, base, strict=False)
+        ]
+    )
+    span = np.concatenate([o.span + b for o, b in zip(rank_unrollings, base, strict=False)])
+    last = np.repeat(span[..., 1].ravel() - 1, (span[..., 1] - span[..., 0]).ravel())
+    return state.Pool(
+        rank_start=first,
+        span=span,
+        size=np.concatenate([o.size for o in rank_unrollings]),
+        pieces=np.concatenate([o.pieces for o in rank_unrollings]),
+        elems=np.concatenate([o.elems for o in rank_unrollings]),
+        outer_tile=out,
+        untiled=np.concatenate([o.untiled for o in rank_unrollings]),
+        pes=np.concatenate([o.pes for o in rank_unrollings]),
+        uneven=np.array(
+            [any(b.shared_tile for b in way) for o in rank_unrollings for way in o.boundaries], np.bool_
+        ),
+        cuts=cuts,
+        factorization_span=np.column_stack([counts[:-1], counts[1:]]),
+        factorizations=np.array(trips, np.int64).reshape(len(trips), -1),
+        first_tile=base,
+        largest_tile=last,
+        groups_outside=np.array(groups_outside, np.int64),
+    )
+
+
+def _memo(rank_unrollings: Sequence[SpatialUnrollings], e: state.Einsum, positions: int) -> state.Memo:
     """Empty tables for sums over tiles of windows. Raises TooLong where a window over padding, or an output
     in windows, has more than LISTED places.
     """
-    clipped, output = np.flatnonzero(e.kind == state.CLIPPED), np.arange(len(e.kind)) >= e.dim[-2]
-    summed = np.flatnonzero((e.kind != state.ALONE) & output)
+    clipped, output = np.flatnonzero(e.kind == state.CLIPPED), np.arange(len(e.kind)) >= e.first_dim[-2]
+    output_windows = np.flatnonzero((e.kind != state.ALONE) & output)
 
     def rows(dims: Ints) -> Ints:
         found = np.full(len(e.kind), -1, np.int64)
         found[dims] = np.arange(len(dims))
         return found
 
-    def most(dims: Ints, of: Callable[[SpatialUnrollings], int]) -> list[int]:
-        return [max([of(own[r]) for r in e.rank[dims, side] if r >= 0], default=1) for side in (0, 1)]
+    def max_per_rank(dims: Ints, count: Callable[[SpatialUnrollings], int]) -> list[int]:
+        return [
+            max([count(rank_unrollings[r]) for r in e.dim_ranks[dims, side] if r >= 0], default=1)
+            for side in (0, 1)
+        ]
 
-    hulls = np.full((positions, len(clipped), *most(clipped, lambda o: len(o.size))), np.nan)
-    unions = np.full((2, len(summed), *most(summed, lambda o: len(o.size))), np.nan)
-    least = np.full(
+    hulls = np.full((positions, len(clipped), *max_per_rank(clipped, lambda o: len(o.size))), np.nan)
+    unions = np.full((2, len(output_windows), *max_per_rank(output_windows, lambda o: len(o.size))), np.nan)
+    shortest = np.full(
         (
             positions,
             len(e.kind),
-            *most(np.flatnonzero(e.kind != state.ALONE), lambda o: len(o.factorizations)),
+            *max_per_rank(np.flatnonzero(e.kind != state.ALONE), lambda o: len(o.factorizations)),
             positions,
         ),
         np.nan,
     )
     reach = [
-        1 + sum(c * (own[r].extent - 1) for r, c in zip(e.rank[dim], e.coef[dim], strict=True) if r >= 0)
-        for dim in summed
+        1
+        + sum(
+            c * (rank_unrollings[r].extent - 1)
+            for r, c in zip(e.dim_ranks[dim], e.coef[dim], strict=True)
+            if r >= 0
+        )
+        for dim in output_windows
     ]
-    listed = max([own[r].extent for dim in (*clipped, *summed) for r in e.rank[dim] if r >= 0], default=1)
-    if max([listed, *reach]) > LISTED:
+    max_extent = max(
+        [
+            rank_unrollings[r].extent
+            for dim in (*clipped, *output_windows)
+            for r in e.dim_ranks[dim]
+            if r >= 0
+        ],
+        default=1,
+    )
+    if max([max_extent, *reach]) > MAX_LISTED:
         raise TooLong(
-            f"{max([listed, *reach]):,} places of a window over padding, or of a result in windows, are "
-            f"counted one by one, at most {LISTED:,}; take a smaller extent, or "
+            f"{max([max_extent, *reach]):,} places of a window over padding, or of a result in windows, are "
+            f"counted one by one, at most {MAX_LISTED:,}; take a smaller extent, or "
             "declare the padded size of the dimension in `sizes`, so that no window is clipped"
         )
     return state.Memo(
         hulls,
         rows(clipped),
         unions,
-        rows(summed),
-        least,
-        np.zeros((2, 2, listed), np.int64),
-        np.zeros(len(own), np.int64),
-        np.zeros((positions, len(own)), np.int64),
+        rows(output_windows),
+        shortest,
+        np.zeros((2, 2, max_extent), np.int64),
+        np.zeros(len(rank_unrollings), np.int64),
+        np.zeros((positions, len(rank_unrollings)), np.int64),
         np.zeros(max(reach, default=1), np.bool_),
     )
 
@@ -589,19 +641,19 @@ def _machine(
     tensors: Sequence[str],
     parts: Parts,
     homes: Sequence[tuple[str, str]],
-    limit: float,
+    max_cycles: float,
 ) -> state.Machine:
     """The machines as arrays.
 
     homes: (tensor, level) pairs: the schedule keeps the tensor there already, so its capacity is accounted
         for outside of this einsum.
-    limit: cycles at most.
+    max_cycles: cycles at most.
     """
     problem, e, arch = problems[0], problems[0].einsum, problems[0].arch
     dims, groups = dims_and_groups(arch.fanouts)
     outside = sorted({g.outside for g in groups})
     ports = [
-        [parts.at["busy", v, v, port(level, action)] for action in ("read", "write")]
+        [parts.index["busy", v, v, port(level, action)] for action in ("read", "write")]
         for v, level in enumerate(arch.levels)
     ]
     leak = np.array([one.arch.leak_mw() / one.arch.clock_ghz for one in problems])
@@ -616,24 +668,24 @@ def _machine(
             [[(t, level.name) not in homes for level in arch.levels] for t in tensors], np.float64
         ),
         double_buffer=np.array([level.double_buffer for level in arch.levels]),
-        whole=_stands_whole(e, arch),
+        no_sink=_no_sink_mask(e, arch),
         ports=np.array(ports, np.int64),
         exposed=np.array(parts.exposed, np.int64),
         through=np.array(parts.through, np.int64),
         position=np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]),
-        size=np.array([array_dim.size for array_dim in dims], np.int64),
+        fanout_size=np.array([array_dim.size for array_dim in dims], np.int64),
         leak=leak,
-        limit=np.full(len(problems), limit),
-        gaps=np.array(
+        max_cycles=np.full(len(problems), max_cycles),
+        loop_positions=np.array(
             [k + 1 for k, b in enumerate(outside) if any(level.double_buffer for level in arch.levels[:b])],
             np.int64,
         ),
-        ends=any(begin < end for _, begin, end in parts.exposed),
+        waits_at_ends=any(begin < end for _, begin, end in parts.exposed),
         objective=OBJECTIVES[problem.objective],
     )
 
 
-def _stands_whole(e: Einsum, arch: Arch) -> NDArray[np.bool_]:
+def _no_sink_mask(e: Einsum, arch: Arch) -> NDArray[np.bool_]:
     """Returns [X, V, V] by tensor, level of the parent, level of the node: whether the node does not
     sink. So it is for dense tensors where the node or its parent stands at a level with cache lines.
     """
@@ -652,56 +704,56 @@ class Parts:
     # (kind, level, level of a port, port) -> number. Kinds: "busy", cycles of the port itself (both levels
     # are the same); "fill" and "drain", cycles at the port for which the inside of the level waits; "serve",
     # cycles at the port for transfers to levels further inside.
-    at: dict[tuple[str, int, int, str], int]
+    index: dict[tuple[str, int, int, str], int]
     # per level (begin, end of fills, end of drains): from begin to end of fills stand the parts of first
     # fills, then those of last drains; of a single-buffered level the first range has all fills and drains
     exposed: tuple[tuple[int, int, int], ...]
     through: tuple[tuple[int, int], ...]  # per level the span of "serve", as state.Machine.through
 
-    def many(self) -> int:
+    def count(self) -> int:
         """The length of a row that has all parts."""
-        return _next_number(self.at)
+        return _next_number(self.index)
 
 
 @lru_cache(maxsize=256)
 def _parts(arch: Arch, exposed: Exposed) -> Parts:
     """The parts of a machine's costs. A double-buffered level waits only for first fills and last drains, and
     only with "ends". A single-buffered level waits for all fills and drains: one part per port, or one part
-    for all ports with "in_turn".
+    for all ports with "sequential".
     """
-    at: dict[tuple[str, int, int, str], int] = {}
+    index: dict[tuple[str, int, int, str], int] = {}
     for v, level in enumerate(arch.levels):
         for action in ("read", "write"):
-            at.setdefault(("busy", v, v, port(level, action)), _next_number(at))
+            index.setdefault(("busy", v, v, port(level, action)), _next_number(index))
     waits = []
     for v, level in enumerate(arch.levels):
-        span = [_next_number(at)]
-        buffered = v > 0 and arch.overlap == "buffered" and (exposed == "ends" or not level.double_buffer)
-        for way, inner, outer in (("fill", "write", "read"), ("drain", "read", "write")):
-            for u in range(v + 1) if buffered else ():
+        span = [_next_number(index)]
+        has_stalls = v > 0 and arch.overlap == "buffered" and (exposed == "ends" or not level.double_buffer)
+        for kind, inner, outer in (("fill", "write", "read"), ("drain", "read", "write")):
+            for u in range(v + 1) if has_stalls else ():
                 if arch.levels[u].bandwidth < inf:
                     key = (
-                        way if level.double_buffer else "fill",
+                        kind if level.double_buffer else "fill",
                         v,
                         u,
                         port(arch.levels[u], inner if u == v else outer),
                     )
-                    at.setdefault(key, span[0] if exposed == "in_turn" else _next_number(at))
-            span.append(_next_number(at))
+                    index.setdefault(key, span[0] if exposed == "sequential" else _next_number(index))
+            span.append(_next_number(index))
         waits.append((span[0], span[1] if level.double_buffer else span[2], span[2]))
     serves = []
     for v in range(len(arch.levels)):
-        begun = _next_number(at)
+        begin = _next_number(index)
         for u, action in product(range(v + 1), ("read", "write")) if waits[v][0] < waits[v][2] else ():
             if arch.levels[u].bandwidth < inf:
-                at.setdefault(("serve", v, u, port(arch.levels[u], action)), _next_number(at))
-        serves.append((begun, _next_number(at)))
-    return Parts(at, tuple(waits), tuple(serves))
+                index.setdefault(("serve", v, u, port(arch.levels[u], action)), _next_number(index))
+        serves.append((begin, _next_number(index)))
+    return Parts(index, tuple(waits), tuple(serves))
 
 
-def _next_number(at: Dict[tuple[str, int, int, str], int]) -> int:
+def _next_number(index: Dict[tuple[str, int, int, str], int]) -> int:
     """The number that the next part gets."""
-    return 1 + max(at.values(), default=state.RAMP)
+    return 1 + max(index.values(), default=state.RAMP)
 
 
 # kind, tensor, position, masks of groups of which only the first PE counts (for ranks that the tensor lacks,
@@ -717,14 +769,17 @@ class Entries:
     """
 
     shape: tuple[int, ...]
-    place: Ints  # position of the coefficient in the flattened array
+    position: Ints  # position of the coefficient in the flattened array
     price: Ints  # number of the price (`_prices`)
     factor: Floats  # factor of the price
 
-    def at(self, prices: Floats) -> Floats:
+    def for_prices(self, prices: Floats) -> Floats:
         """The array for each machine [J, *shape]; prices [J, number of prices]."""
         found = np.array(
-            [np.bincount(self.place, self.factor * own[self.price], prod(self.shape)) for own in prices],
+            [
+                np.bincount(self.position, self.factor * machine_prices[self.price], prod(self.shape))
+                for machine_prices in prices
+            ],
             np.float64,
         )
         return found.reshape((len(prices), *self.shape))
@@ -743,12 +798,12 @@ def _prices(arch: Arch) -> list[float]:
     """The numbers that coefficients are sums of: prices of the machine in pJ, its rates as cycles (1 / rate),
     the cycles of a fold of each systolic array, and a last 1 for costs without a price.
     """
-    at, rates = slots(arch, "price", "rate"), set(slots(arch, "rate"))
-    own = [
+    fields, rates = slots(arch, "price", "rate"), set(slots(arch, "rate"))
+    values = [
         (1 / value if value else 0.0) if one in rates else value
-        for one, value in zip(at, arch.values(at), strict=True)
+        for one, value in zip(fields, arch.values(fields), strict=True)
     ]
-    return [*own, *(float(fold_cycles(f)) for f in arch.fanouts if f.systolic), 1.0]
+    return [*values, *(float(fold_cycles(f)) for f in arch.fanouts if f.systolic), 1.0]
 
 
 def same_structure(problem: Problem) -> tuple[Any, ...]:
@@ -757,10 +812,10 @@ def same_structure(problem: Problem) -> tuple[Any, ...]:
     """
     e, arch = problem.einsum, problem.arch
     ramps = tuple(fill_cycles(f, e, arch) for f in arch.fanouts if f.systolic)
-    return problem.objective, e, tuple(arch.values(slots(arch, "size"))), ramps, _bare(arch)
+    return problem.objective, e, tuple(arch.values(slots(arch, "size"))), ramps, _structure_of(arch)
 
 
-def _bare(arch: Arch) -> Arch:
+def _structure_of(arch: Arch) -> Arch:
     """The machine reduced to what the form of its terms depends on: without sizes; prices above 0 are 1,
     prices of 0 stay.
     """
@@ -774,28 +829,31 @@ def _bare(arch: Arch) -> Arch:
             else 1.0
         )
 
-    return arch.without("size", "leakage", "clock", "area", "label", "tiles").changed(("price", "rate"), ones)
+    return arch.without("size", "leakage", "clock", "area", "label", "tiles").map_fields(
+        ("price", "rate"), ones
+    )
 
 
-def _in_units(bare: Arch) -> Arch:
+def _with_unit_prices(bare: Arch) -> Arch:
     """The bare machine with an array in place of every price: 1 at the number of that price, else 0. A cost
     of this machine is then the array of its coefficients.
     """
-    at, rates = slots(bare, "price", "rate"), set(slots(bare, "rate"))
+    fields, rates = slots(bare, "price", "rate"), set(slots(bare, "rate"))
     # the last prices (folds, and the 1) belong to no field of the machine: zip drops them
-    own = zip(at, bare.values(at), np.diag(np.array(_prices(bare))), strict=False)
+    columns = zip(fields, bare.values(fields), np.diag(np.array(_prices(bare))), strict=False)
     with np.errstate(divide="ignore"):  # what has no price takes no time
         return bare.with_values(
-            at, [None if value is None else 1 / row if one in rates else row for one, value, row in own]
+            fields,
+            [None if value is None else 1 / row if one in rates else row for one, value, row in columns],
         )
 
 
 def _terms(arches: Sequence[Arch], form: Form, e: Einsum) -> state.Terms:
     """The terms of a form with the coefficients of each machine."""
     prices, arch = np.array([_prices(arch) for arch in arches]), arches[0]
-    coef, sums, low, base = (entries.at(prices) for entries in form.coefs)
+    coef, sums, low, base = (entries.for_prices(prices) for entries in form.coefs)
     base[:, state.RAMP] = -sum(fill_cycles(f, e, arch) > 0 for f in arch.fanouts if f.systolic)
-    return form.terms._replace(coef=coef, sum_coef=sums, low_coef=low, base=base)
+    return form.terms._replace(link_coef=coef, sum_coef=sums, low_coef=low, base=base)
 
 
 @lru_cache(maxsize=1024)
@@ -804,41 +862,41 @@ def _form(
     bare: Arch,
     exposed: Exposed,
     spread: tuple[tuple[str, Spread], ...],
-    keeps: tuple[tuple[int, ...], ...],
+    holder_sets: tuple[tuple[int, ...], ...],
 ) -> Form:
     """The terms that machines share which differ in prices and sizes alone.
 
     spread: (tensor, Spread) pairs.
-    keeps: per tensor the sets of levels that may hold it, as masks (`_holder_sets`).
+    holder_sets: per tensor the sets of levels that may hold it, as masks (`_holder_sets`).
     """
-    arch = _in_units(bare)
+    arch = _with_unit_prices(bare)
     parts = _parts(bare, exposed)
     tensors = tuple(p.tensor for p in (*e.inputs, e.output))
     depth = len(bare.levels)
-    problem, many = Problem(arch, e, "energy"), len(_prices(bare))
-    both = {
+    problem, price_count = Problem(arch, e, "energy"), len(_prices(bare))
+    link_rows = {
         (x, parent, child): _link(problem, tensors, parts, dict(spread), x, parent, child)
         for x, parent in product(range(len(tensors)), range(depth))
         for child in range(parent + 1, depth + 1)
     }
-    links, lows = ({key: found[low] for key, found in both.items()} for low in (0, 1))
+    links, lows = ({key: found[which] for key, found in link_rows.items()} for which in (0, 1))
     _, groups = dims_and_groups(arch.fanouts)
     ops = e.points() * nonzero_share(e)
-    base = np.zeros((parts.many(), many))
+    base = np.zeros((parts.count(), price_count))
     base[0] = ops * op_pj(e, arch)
     base[0, -1] += _min_row_pj(e, arch)
     base[state.STEPS] = op_cycles(ops, 0.0, e, arch)
-    every = (1 << len(groups)) - 1
-    busiest = 0.0 if base[state.STEPS].any() else op_cycles(0.0, nonzero_share(e), e, arch)
-    compute = (state.POINTS, 0, len({g.outside for g in groups}), every, every, 0, NO_SPREAD)
+    all_groups = (1 << len(groups)) - 1
+    busiest_pe_cycles = 0.0 if base[state.STEPS].any() else op_cycles(0.0, nonzero_share(e), e, arch)
+    compute_elems = (state.POINTS, 0, len({g.outside for g in groups}), all_groups, all_groups, 0, NO_SPREAD)
 
-    def summed(of: dict[tuple[int, int, int], Row]) -> tuple[list[Row], Ints]:
+    def sum_links(of: dict[tuple[int, int, int], Row]) -> tuple[list[Row], Ints]:
         """Per set of levels that may hold a tensor, all its links as one row; and where the row stands."""
         sums: list[Row] = []
-        for x, masks in enumerate(keeps):
+        for x, masks in enumerate(holder_sets):
             for mask in masks:
                 levels = [*(v for v in range(depth) if mask >> v & 1), depth]
-                total: Row = {compute: {state.STEPS: busiest}} if x == 0 else {}
+                total: Row = {compute_elems: {state.STEPS: busiest_pe_cycles}} if x == 0 else {}
                 for parent, child in pairwise(levels):
                     for q, coef in of[x, parent, child].items():
                         for part, more in coef.items():
@@ -847,42 +905,42 @@ def _form(
         ends = np.cumsum([0, *map(len, sums)])
         return sums, np.column_stack([ends[:-1], ends[1:]])
 
-    (sums, span), (least, low) = summed(links), summed(lows)
+    (sums, sum_span), (low_sums, low_span) = sum_links(links), sum_links(lows)
     quantities = {
         q: i for i, q in enumerate(dict.fromkeys(q for row in (*links.values(), *sums) for q in row))
     }
-    link, at = np.zeros((len(tensors), depth, depth + 1, 2), np.int64), 0
+    link, end = np.zeros((len(tensors), depth, depth + 1, 2), np.int64), 0
     for (x, parent, child), row in links.items():
-        link[x, parent, child] = at, at + len(row)
-        at += len(row)
+        link[x, parent, child] = end, end + len(row)
+        end += len(row)
 
     def flat(of: Iterable[Row]) -> tuple[Ints, Entries]:
         rows = [(quantities[q], coef) for row in of for q, coef in row.items()]
-        dense = np.zeros((len(rows), parts.many(), many))
+        dense = np.zeros((len(rows), parts.count(), price_count))
         for i, (_, coef) in enumerate(rows):
             for part, more in coef.items():
                 dense[i, part] = more
         return np.array([q for q, _ in rows], np.int64), _entries(dense)
 
-    (of, coef), (sum_of, sum_coef), (low_of, low_coef) = flat(links.values()), flat(sums), flat(least)
-    bits, none = bits_of(e, arch), np.zeros((0, 0, 0))
+    (of, coef), (sum_of, sum_coef), (low_of, low_coef) = flat(links.values()), flat(sums), flat(low_sums)
+    bits, no_coefs = bits_of(e, arch), np.zeros((0, 0, 0))
     lines = np.array([line / bits[tensors[x]] for _, x, _, _, _, line, _ in quantities])
     terms = state.Terms(
         quantity=np.array([q[:5] for q in quantities], np.int64),
-        line=lines,
-        spread=np.array([q[6][0] for q in quantities], np.int64),
-        share=np.array([q[6][1] for q in quantities]),
+        line_words=lines,
+        spread_dims=np.array([q[6][0] for q in quantities], np.int64),
+        line_share=np.array([q[6][1] for q in quantities]),
         link=link,
-        of=of,
-        coef=none,
-        holder_span=np.cumsum([0, *map(len, keeps)]),
-        holder_sets=np.array([mask for masks in keeps for mask in masks], np.int64),
-        sum=span,
+        link_of=of,
+        link_coef=no_coefs,
+        holder_span=np.cumsum([0, *map(len, holder_sets)]),
+        holder_sets=np.array([mask for masks in holder_sets for mask in masks], np.int64),
+        sum=sum_span,
         sum_of=sum_of,
-        sum_coef=none,
-        low=low,
+        sum_coef=no_coefs,
+        low=low_span,
         low_of=low_of,
-        low_coef=none,
+        low_coef=no_coefs,
         base=np.zeros((0, 0)),
     )
     return Form(terms, (coef, sum_coef, low_coef, _entries(base)))
@@ -898,8 +956,8 @@ def _entries(dense: Floats) -> Entries:
 
 def _add_entry(row: Row, q: Quantity, part: int, more: Any) -> None:
     """Adds `more` to the coefficient of a quantity in one part."""
-    own = row.setdefault(q, {})
-    own[part] = own.get(part, 0.0) + more
+    by_part = row.setdefault(q, {})
+    by_part[part] = by_part.get(part, 0.0) + more
 
 
 def _link(
@@ -919,10 +977,10 @@ def _link(
     leaves out S and S' together with the reads that they are subtracted from.
     """
     e, arch = problem.einsum, problem.arch
-    levels, output, word = arch.levels, x == len(tensors) - 1, bits_of(e, arch)[tensors[x]]
+    levels, output, elem_bits = arch.levels, x == len(tensors) - 1, bits_of(e, arch)[tensors[x]]
     _, groups = dims_and_groups(arch.fanouts)
     outside = sorted({g.outside for g in groups})
-    k, compute = sum(b <= child for b in outside), child == len(levels)
+    position, compute = sum(b <= child for b in outside), child == len(levels)
     mask = {v: sum(1 << g for g, group in enumerate(groups) if group.outside <= v) for v in (parent, child)}
     shared = sum(
         1 << g
@@ -931,18 +989,20 @@ def _link(
     )
     found: Row = {}
     low: Row = {}
-    line = (
+    line_bits = (
         _line_bits(arch, parent)
         if (p := (*e.inputs, e.output)[x]).format == "dense"
         and p.density == 1
         and (not compute or nonzero_share(e) == 1)
         else 0
     )
-    apart = spread.get(tensors[x], NO_SPREAD) if line and parent == 0 else NO_SPREAD
-    twice = not compute and levels[child].double_buffer
-    waits = not compute and parts.exposed[child][0] < parts.exposed[child][2]
+    link_spread = spread.get(tensors[x], NO_SPREAD) if line_bits and parent == 0 else NO_SPREAD
+    double_buffered = not compute and levels[child].double_buffer
+    child_waits = not compute and parts.exposed[child][0] < parts.exposed[child][2]
 
-    def add(v: int, action: str, kind: int, own_groups: int, merged: int, scale: float, sure: bool) -> None:
+    def add(
+        v: int, action: str, kind: int, own_groups: int, merged: int, scale: float, in_bound: bool
+    ) -> None:
         """Adds one action at level v to the rows.
 
         own_groups: groups outside of v; cycles count the first PE of these alone.
@@ -957,33 +1017,39 @@ def _link(
         level = levels[v]
         pj = level.read_pj if action == "read" else level.write_pj
         side = port(level, action)
-        cycles = elem_cycles(level, word) * scale
-        moved = (
-            line
-            if v == parent and not (skips and action == "read") and kind in (state.WORDS, state.POINTS)
+        cycles = elem_cycles(level, elem_bits) * scale
+        moved_line_bits = (
+            line_bits
+            if v == parent
+            and not (skipped_reads and action == "read")
+            and kind in (state.WORDS, state.POINTS)
             else 0
         )
-        lines = (moved, apart if moved else NO_SPREAD)
-        whole, own = (
-            (kind, x, k, merged, 0, 0, NO_SPREAD),
-            (kind, x, k, own_groups | merged, own_groups, 0, NO_SPREAD),
+        lines = (moved_line_bits, link_spread if moved_line_bits else NO_SPREAD)
+        all_instances, busiest = (
+            (kind, x, position, merged, 0, 0, NO_SPREAD),
+            (kind, x, position, own_groups | merged, own_groups, 0, NO_SPREAD),
         )
-        waited = (own, parts.at.get(("drain" if kind == state.LAST else "fill", child, v, side), 0), cycles)
-        if kind in (state.FIRST, state.LAST):
-            rows = [waited]
+        stall = (
+            busiest,
+            parts.index.get(("drain" if kind == state.LAST_DRAINS else "fill", child, v, side), 0),
+            cycles,
+        )
+        if kind in (state.FIRST_FILLS, state.LAST_DRAINS):
+            rows = [stall]
         else:
             rows = [
-                ((*whole[:5], *lines), 0, accesses_per_elem(level, word) * scale * pj),
-                ((*own[:5], *lines), parts.at["busy", v, v, side], cycles),
-                *([waited] if waits and not twice else []),
+                ((*all_instances[:5], *lines), 0, accesses_per_elem(level, elem_bits) * scale * pj),
+                ((*busiest[:5], *lines), parts.index["busy", v, v, side], cycles),
+                *([stall] if child_waits and not double_buffered else []),
             ]
             rows += [
-                (own, parts.at["serve", past, v, side], cycles)
+                (busiest, parts.index["serve", past, v, side], cycles)
                 for past in range(v, child)
-                if ("serve", past, v, side) in parts.at
+                if ("serve", past, v, side) in parts.index
             ]
         for q, part, more in rows:
-            for row in ((found, low) if sure else (found,)) if any_nonzero(more) else ():
+            for row in ((found, low) if in_bound else (found,)) if any_nonzero(more) else ():
                 _add_entry(row, q, part, more)
 
     csr, (nonzero_words, row_words) = p.format == "csr", p.csr_words(arch.word_bits)
@@ -991,21 +1057,24 @@ def _link(
         [(state.WORDS, nonzero_words * p.density), (state.ROWS, row_words)] if csr else [(state.WORDS, 1.0)]
     )
     amounts = [(state.POINTS, direct_elems(p, e, arch.word_bits))] if compute else tiled
-    few = sparse(e) if output and compute else None
-    first = (
-        [(state.MET, -few.first_reads), (state.BEGUN, -few.first_reads_per_pe)]
-        if few
-        else [(state.BEGUN, -nonzero_share(e)) if compute else (state.STARTED, -1.0)]
+    sparse_counts = sparse(e) if output and compute else None
+    first_reads = (
+        [
+            (state.NONZERO_OUTPUTS, -sparse_counts.first_reads),
+            (state.COMPUTE_FIRST_READS, -sparse_counts.first_reads_per_pe),
+        ]
+        if sparse_counts
+        else [(state.COMPUTE_FIRST_READS, -nonzero_share(e)) if compute else (state.NODE_FIRST_READS, -1.0)]
     )
-    skips = first if output and levels[parent].skip_first_read else []
-    dense = twice and waits and not csr
-    filled = [(state.FIRST, 1.0)] if dense and not (output and levels[parent].skip_first_read) else []
-    drained = [(state.LAST, 1.0)] if dense and not (output and p.partial()) else []
-    for kind, scale in (*amounts, *skips, *filled):
-        add(parent, "read", kind, mask[parent], shared, scale, not skips)
+    skipped_reads = first_reads if output and levels[parent].skip_first_read else []
+    dense = double_buffered and child_waits and not csr
+    filled = [(state.FIRST_FILLS, 1.0)] if dense and not (output and levels[parent].skip_first_read) else []
+    drained = [(state.LAST_DRAINS, 1.0)] if dense and not (output and p.partial_ranks()) else []
+    for kind, scale in (*amounts, *skipped_reads, *filled):
+        add(parent, "read", kind, mask[parent], shared, scale, not skipped_reads)
         if not compute:
-            add(child, "write", kind, mask[child], 0, scale, not skips)
-    zeros = [(state.MET, few.writes)] if few and few.writes else []
+            add(child, "write", kind, mask[child], 0, scale, not skipped_reads)
+    zeros = [(state.NONZERO_OUTPUTS, sparse_counts.writes)] if sparse_counts and sparse_counts.writes else []
     for kind, scale in (*amounts, *drained, *zeros) if output else ():
         add(parent, "write", kind, mask[parent], shared, scale, True)
         if not compute:
@@ -1016,18 +1085,18 @@ def _link(
         tensors[x],
         parent,
         child,
-        (state.POINTS if compute else state.WORDS, x, k, mask[child], mask[child], 0, NO_SPREAD),
+        (state.POINTS if compute else state.WORDS, x, position, mask[child], mask[child], 0, NO_SPREAD),
     ):
         for row in (found, low):
             _add_entry(row, q, state.RAMP, cycles)
-    between = sum(1 << g for g, group in enumerate(groups) if parent < group.outside <= child)
+    groups_between = sum(1 << g for g, group in enumerate(groups) if parent < group.outside <= child)
     added_pj = action_pj(("MAC", p.tensor, "merge"), problem.einsum, arch)
-    if output and not compute and between and any_nonzero(added_pj):
+    if output and not compute and groups_between and any_nonzero(added_pj):
         # Merges are the partial sums that all PEs drain minus those that are left after merging. The
         # difference is at least 0, and both grow alike with smaller tiles, so the lower bound has it too.
-        for merged, pj in ((0, added_pj), (between, -added_pj)):
+        for merged, pj in ((0, added_pj), (groups_between, -added_pj)):
             for row in (found, low):
-                _add_entry(row, (state.WORDS, x, k, merged, 0, 0, NO_SPREAD), 0, pj)
+                _add_entry(row, (state.WORDS, x, position, merged, 0, 0, NO_SPREAD), 0, pj)
     return found, low
 
 
@@ -1040,16 +1109,19 @@ def _folds(
     The number is 1 where the child is double-buffered. Otherwise it is `elems`, the elements that the first
     PE gets; where dimensions are clipped these are fewer than the folds.
     """
-    # every price of `_in_units` is an array with one entry per price
-    many, arrays = np.size(arch.compute.mac_pj), [f for f in arch.fanouts if f.systolic]
+    # every price of `_with_unit_prices` is an array with one entry per price
+    price_count, arrays = np.size(arch.compute.mac_pj), [f for f in arch.fanouts if f.systolic]
     for i, f in enumerate(arrays):
         if (
             parent < f.outside <= child
             and tensor == stationary(e, f.systolic).tensor
             and passes_array(e, arch)
         ):
-            twice = child < len(arch.levels) and arch.levels[child].double_buffer
-            yield np.eye(many)[many - 1 - len(arrays) + i], (state.ONE, *elems[1:]) if twice else elems
+            double_buffered = child < len(arch.levels) and arch.levels[child].double_buffer
+            yield (
+                np.eye(price_count)[price_count - 1 - len(arrays) + i],
+                (state.ONE, *elems[1:]) if double_buffered else elems,
+            )
 
 
 def _line_bits(arch: Arch, v: int) -> int:
@@ -1079,74 +1151,89 @@ def _holder_sets(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> tuple[in
     """Sets of levels that may hold a tensor, as bit masks; none of them is empty."""
     home = next((v for v, level in enumerate(arch.levels) if (tensor, level.name) in c.homes), 0)
     bits = bits_of(e, arch)[tensor]
-    may = [v for v, level in enumerate(arch.levels) if tensor in may_keep(e, level) and v >= home]
-    must = {
+    allowed = [v for v, level in enumerate(arch.levels) if tensor in may_keep(e, level) and v >= home]
+    required = {
         v
-        for v in may
+        for v in allowed
         if not arch.levels[v].bypass or (arch.levels[v].name, tensor) in c.must_keep or 0 < v == home
     }
-    may = [v for v in may if v in must or (room := arch.levels[v].capacity_bits) is None or room >= bits]
+    allowed = [
+        v
+        for v in allowed
+        if v in required or (capacity := arch.levels[v].capacity_bits) is None or capacity >= bits
+    ]
     return tuple(
-        sum(1 << v for v in own)
-        for n in range(1, len(may) + 1)
-        for own in combinations(may, n)
-        if must <= set(own)
+        sum(1 << v for v in held_at)
+        for n in range(1, len(allowed) + 1)
+        for held_at in combinations(allowed, n)
+        if required <= set(held_at)
     )
 
 
 def _nest(
-    own: Tables, e: Einsum, arch: Arch, allowed: dict[str, tuple[str, ...]], w: state.Work, j: int
+    tables: Tables, e: Einsum, arch: Arch, allowed: dict[str, tuple[str, ...]], w: state.Work, j: int
 ) -> Mapping:
     """The best nest that the kernels found for machine j. Loops between two nodes stand in the order that
     lets the node above them sink furthest.
     """
-    at = {rank: int(own.pool.size[own.choices[0].span[0, 0, 0]]) for rank in own.ranks} | e.sizes()
-    chosen = [int(o) - int(f) for o, f in zip(w.best_unrolling[j], own.pool.first, strict=False)]
+    sizes = {
+        rank: int(tables.pool.size[tables.choices[0].span[0, 0, 0]]) for rank in tables.ranks
+    } | e.sizes()
+    chosen = [int(o) - int(f) for o, f in zip(w.best_unrolling[j], tables.pool.rank_start, strict=False)]
     outside = sorted({f.outside for f in arch.fanouts})
-    nodes: list[Loop | Store] = [Store(arch.levels[0].name, t) for t in _tops(own, w, j)]
-    steps = [(*w.best_nodes[j, i].tolist(), w.best_at[j, i]) for i in range(int(w.best_count[j]) - 1, -1, -1)]
-    position, above, stands = 0, NO_NODE, _stands_whole(e, arch)
-    ways = _factorizations(own, chosen, arch)
-    for x, level, parent, k, tile in steps:
-        at, above, position = _inward(
-            own,
+    nodes: list[Loop | Store] = [Store(arch.levels[0].name, t) for t in _outermost_tensors(tables, w, j)]
+    inner_nodes = [
+        (*w.best_nodes[j, i].tolist(), w.best_tiles[j, i]) for i in range(int(w.best_count[j]) - 1, -1, -1)
+    ]
+    position, above, no_sink = 0, NO_NODE, _no_sink_mask(e, arch)
+    factorizations = _factorizations(tables, chosen, arch)
+    for x, level, parent, k, tile in inner_nodes:
+        sizes, above, position = _add_loops_inward(
+            tables,
             e,
             arch,
             nodes,
-            at,
+            sizes,
             above,
             position,
             k,
-            {r: int(t) for r, t in zip(own.ranks, tile, strict=True)},
-            ways,
+            {r: int(t) for r, t in zip(tables.ranks, tile, strict=True)},
+            factorizations,
         )
-        more = _loops(
-            own, e, above, at, {r: int(own.pool.size[t]) for r, t in zip(own.ranks, tile, strict=True)}
+        loops = _ordered_loops(
+            tables,
+            e,
+            above,
+            sizes,
+            {r: int(tables.pool.size[t]) for r, t in zip(tables.ranks, tile, strict=True)},
         )
         nodes += (
             *(
-                _idle_array_loops(e, arch, allowed, nodes, at, outside[k - 1])
-                if k and above is NO_NODE and more
+                _idle_array_loops(e, arch, allowed, nodes, sizes, outside[k - 1])
+                if k and above is NO_NODE and loops
                 else ()
             ),
-            *more,
+            *loops,
         )
-        at = at | {r: int(own.pool.size[t]) for r, t in zip(own.ranks, tile, strict=True)}
+        sizes = sizes | {r: int(tables.pool.size[t]) for r, t in zip(tables.ranks, tile, strict=True)}
         if x >= 0:
-            nodes.append(Store(arch.levels[level].name, own.tensors[x]))
-            above = own.tensors[x], bool(stands[x, parent, level])
-    last = {
-        r: int(own.pool.span[o, len(outside), 0]) for r, o in zip(own.ranks, w.best_unrolling[j], strict=True)
+            nodes.append(Store(arch.levels[level].name, tables.tensors[x]))
+            above = tables.tensors[x], bool(no_sink[x, parent, level])
+    innermost = {
+        r: int(tables.pool.span[o, len(outside), 0])
+        for r, o in zip(tables.ranks, w.best_unrolling[j], strict=True)
     }
-    at, above, position = _inward(own, e, arch, nodes, at, above, position, len(outside), last, ways)
-    more = _loops(own, e, above, at, dict.fromkeys(own.ranks, 1))
+    sizes, above, position = _add_loops_inward(
+        tables, e, arch, nodes, sizes, above, position, len(outside), innermost, factorizations
+    )
+    loops = _ordered_loops(tables, e, above, sizes, dict.fromkeys(tables.ranks, 1))
     nodes += (
         *(
-            _idle_array_loops(e, arch, allowed, nodes, at, outside[-1])
-            if outside and above is NO_NODE and more
+            _idle_array_loops(e, arch, allowed, nodes, sizes, outside[-1])
+            if outside and above is NO_NODE and loops
             else ()
         ),
-        *more,
+        *loops,
     )
     return Mapping(tuple(nodes))
 
@@ -1156,73 +1243,73 @@ def _idle_array_loops(
     arch: Arch,
     allowed: dict[str, tuple[str, ...]],
     nodes: Sequence[Loop | Store],
-    at: dict[str, int],
+    sizes: dict[str, int],
     boundary: int,
 ) -> list[Loop]:
     """A spatial loop of one trip, for loops that stand directly inside a fan-out boundary whose array is
     idle. Without it the node outside would sink through those loops. Returns [] if no storage node
     stands directly outside, or if the constraints allow no rank there.
     """
-    last = next((node for node in reversed(nodes) if isinstance(node, Store) or node.over), None)
-    free = (
+    outer_node = next((node for node in reversed(nodes) if isinstance(node, Store) or node.over), None)
+    candidates = (
         (name, rank)
         for f in arch.fanouts
         if f.outside == boundary
         for name, _ in f.dims
         for rank, _ in e.extents
-        if rank not in e.output.partial() and rank in allowed.get(name, (rank,))
+        if rank not in e.output.partial_ranks() and rank in allowed.get(name, (rank,))
     )
     return (
-        [Loop(rank, at[rank], name) for name, rank in [next(free, ("", ""))] if name]
-        if isinstance(last, Store)
+        [Loop(rank, sizes[rank], name) for name, rank in [next(candidates, ("", ""))] if name]
+        if isinstance(outer_node, Store)
         else []
     )
 
 
-def _tops(own: Tables, w: state.Work, j: int) -> list[str]:
+def _outermost_tensors(tables: Tables, w: state.Work, j: int) -> list[str]:
     """Tensors with a node at the outermost level; the kernels do not list that node."""
     inner = {int(n[0]) for n in w.best_nodes[j, : int(w.best_count[j])] if n[2] < 0}
-    return [t for x, t in enumerate(own.tensors) if x not in inner]
+    return [t for x, t in enumerate(tables.tensors) if x not in inner]
 
 
-def _inward(
-    own: Tables,
+def _add_loops_inward(
+    tables: Tables,
     e: Einsum,
     arch: Arch,
     nodes: list[Loop | Store],
-    at: dict[str, int],
-    above: Above,
+    sizes: dict[str, int],
+    above: NodeAbove,
     position: int,
     k: int,
     tile: dict[str, int],
     factorizations: Sequence[Sequence[tuple[int, str, int]]],
-) -> tuple[dict[str, int], Above, int]:
+) -> tuple[dict[str, int], NodeAbove, int]:
     """Appends to `nodes` the loops from one position to position k: at every boundary the temporal loops
     outside of it, then its spatial loops. Returns the tile inside, the node above, and k.
     """
-    enter = [tile]
+    entering = [tile]
     for _ in range(k - position):
-        enter.append({r: int(own.pool.out[t]) for r, t in enter[-1].items()})
-    for step, target in enumerate(reversed(enter[1:])):
-        goal = {r: int(own.pool.size[t]) for r, t in target.items()}
-        nodes += _loops(own, e, above, at, goal)
-        at, above = at | goal, NO_NODE
-        border = position + step
-        for rank, way in zip(own.ranks, factorizations, strict=True):
-            for dim, name, n in way:
-                if dim == border and n > 1:
-                    at[rank] = -(-at[rank] // n)
-                    nodes.append(Loop(rank, at[rank], name))
-    return at, above, k
+        entering.append({r: int(tables.pool.outer_tile[t]) for r, t in entering[-1].items()})
+    for step, target in enumerate(reversed(entering[1:])):
+        goal = {r: int(tables.pool.size[t]) for r, t in target.items()}
+        nodes += _ordered_loops(tables, e, above, sizes, goal)
+        sizes, above = sizes | goal, NO_NODE
+        boundary = position + step
+        for rank, spatial_loops in zip(tables.ranks, factorizations, strict=True):
+            for dim, name, n in spatial_loops:
+                if dim == boundary and n > 1:
+                    sizes[rank] = -(-sizes[rank] // n)
+                    nodes.append(Loop(rank, sizes[rank], name))
+    return sizes, above, k
 
 
-def _factorizations(own: Tables, chosen: Sequence[int], arch: Arch) -> list[list[tuple[int, str, int]]]:
+def _factorizations(tables: Tables, chosen: Sequence[int], arch: Arch) -> list[list[tuple[int, str, int]]]:
     """Per rank (boundary, dimension, trips): the first factorizations of all ranks that fit the fan-out
     dimensions together.
     """
     dims, _ = dims_and_groups(arch.fanouts)
     names = [name for f in sorted(arch.fanouts, key=lambda f: f.outside) for name, _ in f.dims]
-    for choice in product(*(o.factorizations[i] for o, i in zip(own.choices, chosen, strict=True))):
+    for choice in product(*(o.factorizations[i] for o, i in zip(tables.choices, chosen, strict=True))):
         if all(prod(way[d] for way in choice) <= array_dim.size for d, array_dim in enumerate(dims)):
             return [
                 [(array_dim.boundary, names[d], way[d]) for d, array_dim in enumerate(dims)] for way in choice
@@ -1230,33 +1317,37 @@ def _factorizations(own: Tables, chosen: Sequence[int], arch: Arch) -> list[list
     raise AssertionError("spatial unrollings were chosen together that do not fit the array together")
 
 
-def _loops(own: Tables, e: Einsum, above: Above, at: dict[str, int], goal: dict[str, int]) -> list[Loop]:
+def _ordered_loops(
+    tables: Tables, e: Einsum, above: NodeAbove, sizes: dict[str, int], goal: dict[str, int]
+) -> list[Loop]:
     """Loops directly below a node, in the order that lets it sink furthest. If the node does not sink, the
     first loop is the one along which sliding its window saves most.
     """
-    name, stands = above
-    changed = [rank for rank in own.ranks if goal[rank] != at[rank]]
+    name, no_sink = above
+    changed = [rank for rank in tables.ranks if goal[rank] != sizes[rank]]
     p = next((p for p in e.tensors() if p.tensor == name), None)
     if p is None:
         return [Loop(rank, goal[rank]) for rank in changed]
 
-    def held(window: str) -> int:
+    def held_if_first(window: str) -> int:
         return hull(
             p,
             {
                 rank: goal.get(rank, 1)
-                if (rank in full and not stands) or rank == window
-                else at.get(rank, 1)
+                if (rank in full and not no_sink) or rank == window
+                else sizes.get(rank, 1)
                 for rank, _ in e.extents
             },
         )
 
-    full = p.full()
-    once = {rank for rank in changed if sum(rank in dim.ranks() for dim in p.dims) == 1 and p is not e.output}
-    windows = [rank for rank in changed if rank in p.partial() and (rank in once or not stands)]
-    best = min(windows, key=held) if windows else ""
+    full = p.full_ranks()
+    in_one_dim = {
+        rank for rank in changed if sum(rank in dim.ranks() for dim in p.dims) == 1 and p is not e.output
+    }
+    windows = [rank for rank in changed if rank in p.partial_ranks() and (rank in in_one_dim or not no_sink)]
+    best_window = min(windows, key=held_if_first) if windows else ""
 
-    def place(rank: str) -> tuple[bool, bool]:
-        return (rank != best, rank not in full) if stands else (rank not in full, rank != best)
+    def order_key(rank: str) -> tuple[bool, bool]:
+        return (rank != best_window, rank not in full) if no_sink else (rank not in full, rank != best_window)
 
-    return [Loop(rank, goal[rank]) for rank in sorted(changed, key=place)]
+    return [Loop(rank, goal[rank]) for rank in sorted(changed, key=order_key)]

@@ -56,7 +56,7 @@ class FanoutBoundary(NamedTuple):
     """The PEs that one rank takes at one boundary."""
 
     pes: int
-    u: int  # the tile that imperfect PEs share; 0: PEs are perfect, any multiple of `pes` may enter
+    shared_tile: int  # the tile that imperfect PEs share; 0: PEs are perfect, any multiple of `pes` may enter
     # of perfect PEs pairs (group, PEs along it); of imperfect PEs pairs (group, tile that a PE gets)
     cuts: tuple[tuple[int, int], ...]
 
@@ -76,7 +76,7 @@ class SpatialUnrollings(NamedTuple):
     # [n, M] how many such tiles the rank is cut into; of each group in the mask only the first PE counts
     pieces: Floats
     elems: Floats  # [n, M] elements of these tiles together
-    out: Ints  # [n] the tile that enters the PEs directly outside; -1 in position 0
+    outer_tile: Ints  # [n] the tile that enters the PEs directly outside; -1 in position 0
     untiled: Bools  # [n] whether no temporal loop stands above the tile
     pes: Floats  # [O, K, M] PEs outside of a position; one for each group in the mask
     cuts: Ints  # [n, J] sizes by which the rank is cut into these tiles, from outside in, then zeros
@@ -93,10 +93,10 @@ def dims_and_groups(fanouts: tuple[Fanout, ...]) -> tuple[tuple[FanoutDim, ...],
     number = 0
     for f in sorted(fanouts, key=lambda f: f.outside):
         for (_, size), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True):
-            own = (Group(f.outside, multicast, reduce), bool(f.systolic))
-            if own not in groups:
-                groups.append(own)
-            found.append(FanoutDim(number, size, boundaries.index(f.outside), groups.index(own)))
+            group_and_kind = (Group(f.outside, multicast, reduce), bool(f.systolic))
+            if group_and_kind not in groups:
+                groups.append(group_and_kind)
+            found.append(FanoutDim(number, size, boundaries.index(f.outside), groups.index(group_and_kind)))
             number += 1
     return tuple(found), tuple(g for g, _ in groups)
 
@@ -122,7 +122,7 @@ def primes(n: int) -> tuple[int, ...]:
 
 
 Trips = tuple[int, ...]  # spatial trip counts, one per fan-out dimension
-INSIDE: tuple[tuple[tuple[FanoutBoundary, ...], Trips]] = (((), ()),)  # the one way over no boundary
+NO_BOUNDARY: tuple[tuple[tuple[FanoutBoundary, ...], Trips]] = (((), ()),)  # the one way over no boundary
 
 
 @lru_cache(maxsize=1 << 10)
@@ -137,45 +137,54 @@ def unrollings(
     Raises TooMany.
     """
     found: dict[tuple[FanoutBoundary, ...], set[Trips]] = {}
-    ways = _factorizations(extent, dims, boundaries, 0, factors, True) if boundaries else iter(INSIDE)
-    for number, (own, trips) in enumerate(ways):
-        late = factors != "perfect" and number % 1024 == 1023 and deadline.passed()
-        if number == UNROLLINGS or late:
+    ways = _factorizations(extent, dims, boundaries, 0, factors, True) if boundaries else iter(NO_BOUNDARY)
+    for number, (boundary_pes, trips) in enumerate(ways):
+        past_deadline = factors != "perfect" and number % 1024 == 1023 and deadline.has_passed()
+        if number == UNROLLINGS or past_deadline:
             raise TooMany(f"{extent} over {[dim.size for dim in dims]}")
-        found.setdefault(own, set()).add(trips)
+        found.setdefault(boundary_pes, set()).add(trips)
     if len(dims) < all_dims:
-        at = {array_dim.number: i for i, array_dim in enumerate(dims)}
+        index_of = {array_dim.number: i for i, array_dim in enumerate(dims)}
         found = {
-            own: {tuple(trips[at[d]] if d in at else 1 for d in range(all_dims)) for trips in factorizations}
-            for own, factorizations in found.items()
+            boundary_pes: {
+                tuple(trips[index_of[d]] if d in index_of else 1 for d in range(all_dims))
+                for trips in factorizations
+            }
+            for boundary_pes, factorizations in found.items()
         }
-    return _tabled(extent, boundaries, groups, found, dims)
+    return _to_arrays(extent, boundaries, groups, found, dims)
 
 
 def _factorizations(
-    top: int, dims: Sequence[FanoutDim], boundaries: int, b: int, factors: Factors, even: bool
+    top: int, dims: Sequence[FanoutDim], boundaries: int, b: int, factors: Factors, all_perfect: bool
 ) -> Iterator[tuple[tuple[FanoutBoundary, ...], Trips]]:
-    """Yields all ways to unroll a tile `top` over boundary b and the boundaries inside. even: whether all
-    PEs further out are perfect.
+    """Yields all ways to unroll a tile `top` over boundary b and the boundaries inside. all_perfect: whether
+    all PEs further out are perfect.
     """
-    own, last = [array_dim for array_dim in dims if array_dim.boundary == b], b + 1 == boundaries
-    for n, cuts, trips in _perfect(top, own) if even else ((1, (), (1,) * len(own)),):
-        for rest, more in (
-            INSIDE if last else _factorizations(top // n, dims, boundaries, b + 1, factors, even)
+    own_dims, is_last = [array_dim for array_dim in dims if array_dim.boundary == b], b + 1 == boundaries
+    for n, cuts, trips in _perfect_splits(top, own_dims) if all_perfect else ((1, (), (1,) * len(own_dims)),):
+        for rest, inner_trips in (
+            NO_BOUNDARY
+            if is_last
+            else _factorizations(top // n, dims, boundaries, b + 1, factors, all_perfect)
         ):
-            yield (FanoutBoundary(n, 0, cuts), *rest), (*trips, *more)
+            yield (FanoutBoundary(n, 0, cuts), *rest), (*trips, *inner_trips)
     if factors != "perfect":
-        for u in divisors(top):
-            for t, cuts, trips, divided in _cut(u, own):
-                if cuts and not (even and divided):  # cuts that divide are among the perfect ones
-                    boundary = FanoutBoundary(-(-u // t), u, _merged(cuts))
-                    for rest, more in (
-                        INSIDE if last else _factorizations(t, dims, boundaries, b + 1, factors, False)
+        for shared_tile in divisors(top):
+            for t, cuts, trips, divides in _imperfect_splits(shared_tile, own_dims):
+                if cuts and not (all_perfect and divides):  # cuts that divide are among the perfect ones
+                    boundary = FanoutBoundary(-(-shared_tile // t), shared_tile, _without_redundant(cuts))
+                    for rest, inner_trips in (
+                        NO_BOUNDARY
+                        if is_last
+                        else _factorizations(t, dims, boundaries, b + 1, factors, False)
                     ):
-                        yield (boundary, *rest), (*trips, *more)
+                        yield (boundary, *rest), (*trips, *inner_trips)
 
 
-def _perfect(top: int, dims: Sequence[FanoutDim]) -> Iterator[tuple[int, tuple[tuple[int, int], ...], Trips]]:
+def _perfect_splits(
+    top: int, dims: Sequence[FanoutDim]
+) -> Iterator[tuple[int, tuple[tuple[int, int], ...], Trips]]:
     """Yields all ways in which PEs divide the tile, as (PEs, (group, PEs along it), trips)."""
     if not dims:
         yield 1, (), ()
@@ -183,13 +192,13 @@ def _perfect(top: int, dims: Sequence[FanoutDim]) -> Iterator[tuple[int, tuple[t
     array_dim, *rest = dims
     for n in divisors(top):
         if n <= array_dim.size:
-            for pes, cuts, trips in _perfect(top // n, rest):
+            for pes, cuts, trips in _perfect_splits(top // n, rest):
                 merged = dict(cuts)
                 merged[array_dim.group] = merged.get(array_dim.group, 1) * n
                 yield n * pes, tuple(sorted((g, m) for g, m in merged.items() if m > 1)), (n, *trips)
 
 
-def _cut(
+def _imperfect_splits(
     tile: int, dims: Sequence[FanoutDim]
 ) -> Iterator[tuple[int, tuple[tuple[int, int], ...], Trips, bool]]:
     """Yields all ways in which imperfect PEs share a tile, as (tile that a PE gets, cuts, trips, whether
@@ -199,19 +208,19 @@ def _cut(
         yield tile, (), (), True
         return
     array_dim, rest = dims[0], dims[1:]
-    for t, cuts, trips, divided in _cut(tile, rest):
-        yield t, cuts, (1, *trips), divided
+    for t, cuts, trips, divides in _imperfect_splits(tile, rest):
+        yield t, cuts, (1, *trips), divides
     before = tile
     for n in range(2, min(array_dim.size, tile) + 1):
         inner = -(-tile // n)
         if inner != before:
-            whole, cut, many = tile % inner == 0, (array_dim.group, inner), -(-tile // inner)
-            for t, cuts, trips, divided in _cut(inner, rest):
-                yield t, (cut, *cuts), (many, *trips), divided and whole
+            divides_here, cut, pes = tile % inner == 0, (array_dim.group, inner), -(-tile // inner)
+            for t, cuts, trips, divides in _imperfect_splits(inner, rest):
+                yield t, (cut, *cuts), (pes, *trips), divides and divides_here
         before = inner
 
 
-def _merged(cuts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+def _without_redundant(cuts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     """The cuts without redundant ones: a cut is redundant if the next one over the same group divides it."""
     found: list[tuple[int, int]] = []
     for group, tile in cuts:
@@ -227,7 +236,7 @@ def _undominated(factorizations: set[tuple[int, ...]]) -> tuple[tuple[int, ...],
     return tuple(ordered[i] for i in undominated(ordered))
 
 
-def _tabled(
+def _to_arrays(
     extent: int,
     boundaries: int,
     groups: int,
@@ -238,15 +247,15 @@ def _tabled(
     keys, width = list(found), len(dims)
     flat: list[int] = []
     for boundary in (boundary for key in keys for boundary in key):
-        flat += (boundary.pes, boundary.u, *(n for cut in boundary.cuts for n in cut))
+        flat += (boundary.pes, boundary.shared_tile, *(n for cut in boundary.cuts for n in cut))
         flat += (0, 0) * (width - len(boundary.cuts))
     keyed = np.array(flat, np.int64).reshape(len(keys), boundaries, 2 + 2 * width)
     pes = _filled_pes(extent, keyed, groups)
     order = np.argsort(pes[:, boundaries, 0], kind="stable")
     keyed, pes, keys = keyed[order], pes[order], [keys[o] for o in order.tolist()]
-    span, size, out, whole, cuts, owner, share = _rows(extent, keyed, groups)
+    span, size, out, untiled, cuts, owner, share = _tile_arrays(extent, keyed, groups)
     pieces, elems = np.empty((len(size), 1 << groups)), np.empty((len(size), 1 << groups))
-    _counted(extent, cuts, owner, share, pieces, elems)
+    _count_pieces(extent, cuts, owner, share, pieces, elems)
     return SpatialUnrollings(
         extent=extent,
         boundaries=tuple(keys),
@@ -255,8 +264,8 @@ def _tabled(
         size=size,
         pieces=pieces,
         elems=elems,
-        out=out,
-        untiled=whole,
+        outer_tile=out,
+        untiled=untiled,
         pes=pes,
         cuts=cuts,
     )
@@ -271,57 +280,57 @@ def _filled_pes(extent: int, keyed: Ints, groups: int) -> Floats:
     """
     options, boundaries, width = keyed.shape
     pes = np.ones((options, boundaries + 1, 1 << groups))
-    sizes, many = np.zeros(256, np.int64), np.zeros(256)
+    sizes, copies = np.zeros(256, np.int64), np.zeros(256)
     for o in range(options):
         for m in range(1 << groups):
-            n, sizes[0], many[0] = 1, extent, 1.0
+            n, sizes[0], copies[0] = 1, extent, 1.0
             for b in range(boundaries):
                 key = keyed[o, b]
                 if key[1]:
                     for k in range(n):
                         sizes[k] = min(sizes[k], key[1])
                 for j in range(2, width, 2):
-                    group, tile, after = key[j], key[j + 1], n
+                    group, tile, count = key[j], key[j + 1], n
                     if tile == 0:
                         break
-                    first = m >> group & 1
+                    only_first_pe = m >> group & 1
                     if not key[1]:
                         for k in range(n):
-                            many[k] *= 1 if first else tile
+                            copies[k] *= 1 if only_first_pe else tile
                         continue
                     for k in range(n):
-                        whole, rest = sizes[k] // tile, sizes[k] % tile
-                        if whole and rest and not first:
-                            sizes[after], many[after] = rest, many[k]
-                            after += 1
-                        if whole:
-                            sizes[k], many[k] = tile, many[k] * (1 if first else whole)
-                    n = after
+                        full_tiles, rest = sizes[k] // tile, sizes[k] % tile
+                        if full_tiles and rest and not only_first_pe:
+                            sizes[count], copies[count] = rest, copies[k]
+                            count += 1
+                        if full_tiles:
+                            sizes[k], copies[k] = tile, copies[k] * (1 if only_first_pe else full_tiles)
+                    n = count
                 if not key[1]:
                     for k in range(n):
                         sizes[k] //= key[0]
-                pes[o, b + 1, m] = many[:n].sum()
+                pes[o, b + 1, m] = copies[:n].sum()
     return pes
 
 
 @njit(cache=True, nogil=True)
-def _quotients(n: int, least: int, found: Ints) -> int:
-    """Writes the divisors of n / `least` to `found`, in ascending order, and returns their number: 0 if
-    `least` does not divide n.
+def _quotients(n: int, divisor: int, found: Ints) -> int:
+    """Writes the divisors of n / `divisor` to `found`, in ascending order, and returns their number: 0 if
+    `divisor` does not divide n.
     """
-    n, many, d = n // least if n % least == 0 else 0, 0, 1
+    n, count, d = n // divisor if n % divisor == 0 else 0, 0, 1
     while d * d <= n:
         if n % d == 0:
-            found[many], many = d, many + 1
+            found[count], count = d, count + 1
         d += 1
-    for i in range(many - 1, -1, -1):
+    for i in range(count - 1, -1, -1):
         if found[i] * found[i] != n:
-            found[many], many = n // found[i], many + 1
-    return many
+            found[count], count = n // found[i], count + 1
+    return count
 
 
 @njit(cache=True, nogil=True)
-def _rows(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Ints, Bools, Ints, Ints, Floats]:
+def _tile_arrays(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Ints, Bools, Ints, Ints, Floats]:
     """Returns span, size, out, untiled and cuts of SpatialUnrollings, and two more arrays:
 
     owner: [n, J] the group that a cut is over; -1: none, the cut is by temporal loops.
@@ -330,82 +339,97 @@ def _rows(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Ints, Bool
     options, boundaries, width = keyed.shape
     depth = 1 + boundaries * (1 + width // 2)
     span = np.zeros((options, boundaries + 1, 2), np.int64)
-    divided = np.empty(MAX_DIVISORS, np.int64)
-    top, least = np.ones((options, boundaries + 1), np.int64), np.ones((options, boundaries + 1), np.int64)
+    quotients = np.empty(MAX_DIVISORS, np.int64)
+    largest, smallest = (
+        np.ones((options, boundaries + 1), np.int64),
+        np.ones((options, boundaries + 1), np.int64),
+    )
     n = 0
     for o in range(options):
-        top[o, 0] = extent
+        largest[o, 0] = extent
         for b in range(boundaries):
-            top[o, b + 1] = top[o, b] // keyed[o, b, 0]
+            largest[o, b + 1] = largest[o, b] // keyed[o, b, 0]
             if keyed[o, b, 1]:
-                top[o, b + 1] = keyed[o, b, 1]
+                largest[o, b + 1] = keyed[o, b, 1]
                 for j in range(2, width, 2):
-                    top[o, b + 1] = keyed[o, b, j + 1] if keyed[o, b, j + 1] else top[o, b + 1]
+                    largest[o, b + 1] = keyed[o, b, j + 1] if keyed[o, b, j + 1] else largest[o, b + 1]
         for b in range(boundaries - 1, -1, -1):
-            least[o, b] = keyed[o, b, 1] if keyed[o, b, 1] else keyed[o, b, 0] * least[o, b + 1]
+            smallest[o, b] = keyed[o, b, 1] if keyed[o, b, 1] else keyed[o, b, 0] * smallest[o, b + 1]
         for k in range(boundaries + 1):
             span[o, k, 0] = n
-            n += _quotients(top[o, k], least[o, k], divided)
+            n += _quotients(largest[o, k], smallest[o, k], quotients)
             span[o, k, 1] = n
-    size, out, whole = np.zeros(n, np.int64), np.full(n, -1, np.int64), np.zeros(n, np.bool_)
+    size, out, untiled = np.zeros(n, np.int64), np.full(n, -1, np.int64), np.zeros(n, np.bool_)
     cuts = np.zeros((n, depth), np.int64)
     owner = np.full((n, depth), -1, np.int64)
     share = np.ones((n, groups))
     for o in range(options):
-        unlooped, used = True, 0
-        before, own, perfect = np.zeros(depth, np.int64), np.full(depth, -1, np.int64), np.ones(groups)
+        unlooped, cut_count = True, 0
+        cuts_outside, owners_outside, perfect = (
+            np.zeros(depth, np.int64),
+            np.full(depth, -1, np.int64),
+            np.ones(groups),
+        )
         for k in range(boundaries + 1):
             if k:
                 key = keyed[o, k - 1]
                 if key[1]:
-                    unlooped = unlooped and key[1] == top[o, k - 1]
-                    before[used], used = key[1], used + 1
+                    unlooped = unlooped and key[1] == largest[o, k - 1]
+                    cuts_outside[cut_count], cut_count = key[1], cut_count + 1
                 for j in range(2, width, 2):
                     if key[j + 1] and key[1]:
-                        before[used], own[used], used = key[j + 1], key[j], used + 1
+                        cuts_outside[cut_count], owners_outside[cut_count], cut_count = (
+                            key[j + 1],
+                            key[j],
+                            cut_count + 1,
+                        )
                     elif key[j + 1]:
                         perfect[key[j]] *= key[j + 1]
             at = span[o, k - 1, 0] if k else 0
-            for j in range(_quotients(top[o, k], least[o, k], divided)):
-                i, d = span[o, k, 0] + j, least[o, k] * divided[j]
-                size[i], whole[i], share[i] = d, unlooped and d == top[o, k], perfect
-                cuts[i, :used], owner[i, :used], cuts[i, used] = before[:used], own[:used], d
+            for j in range(_quotients(largest[o, k], smallest[o, k], quotients)):
+                i, d = span[o, k, 0] + j, smallest[o, k] * quotients[j]
+                size[i], untiled[i], share[i] = d, unlooped and d == largest[o, k], perfect
+                cuts[i, :cut_count], owner[i, :cut_count], cuts[i, cut_count] = (
+                    cuts_outside[:cut_count],
+                    owners_outside[:cut_count],
+                    d,
+                )
                 if k:
-                    wanted = keyed[o, k - 1, 1] if keyed[o, k - 1, 1] else keyed[o, k - 1, 0] * d
-                    while size[at] != wanted:
+                    entering = keyed[o, k - 1, 1] if keyed[o, k - 1, 1] else keyed[o, k - 1, 0] * d
+                    while size[at] != entering:
                         at += 1
                     out[i] = at
-    return span, size, out, whole, cuts, owner, share
+    return span, size, out, untiled, cuts, owner, share
 
 
 @njit(cache=True, nogil=True)
-def _counted(extent: int, cuts: Ints, owner: Ints, share: Floats, pieces: Floats, elems: Floats) -> None:
+def _count_pieces(extent: int, cuts: Ints, owner: Ints, share: Floats, pieces: Floats, elems: Floats) -> None:
     """Fills in pieces and elems of every tile and mask.
 
     share: [n, G] perfect PEs of a group; only one of them counts where the mask has the group.
     """
-    sizes, many = np.zeros(256, np.int64), np.zeros(256)
+    sizes, copies = np.zeros(256, np.int64), np.zeros(256)
     for i in range(cuts.shape[0]):
         for m in range(pieces.shape[1]):
-            n, sizes[0], many[0] = 1, extent, 1.0
+            n, sizes[0], copies[0] = 1, extent, 1.0
             for j in range(cuts.shape[1]):
                 tile = cuts[i, j]
                 if tile == 0:
                     break
-                first, after = owner[i, j] >= 0 and m >> owner[i, j] & 1, n
+                only_first_pe, after = owner[i, j] >= 0 and m >> owner[i, j] & 1, n
                 for k in range(n):
-                    whole, rest = sizes[k] // tile, sizes[k] % tile
-                    if whole:
-                        sizes[k], many[k] = tile, many[k] * (1.0 if first else whole)
-                        if rest and not first:
-                            sizes[after], many[after] = rest, many[k] / whole
+                    full_tiles, rest = sizes[k] // tile, sizes[k] % tile
+                    if full_tiles:
+                        sizes[k], copies[k] = tile, copies[k] * (1.0 if only_first_pe else full_tiles)
+                        if rest and not only_first_pe:
+                            sizes[after], copies[after] = rest, copies[k] / full_tiles
                             after += 1
                 n = after
-            left, words, shared = 0.0, 0.0, 1.0
+            piece_count, words, masked_pes = 0.0, 0.0, 1.0
             for k in range(n):
-                left += many[k]
-                words += many[k] * sizes[k]
+                piece_count += copies[k]
+                words += copies[k] * sizes[k]
             for g in range(share.shape[1]):
                 if m >> g & 1:
-                    shared *= share[i, g]
-            pieces[i, m], elems[i, m] = left / shared, words / shared
+                    masked_pes *= share[i, g]
+            pieces[i, m], elems[i, m] = piece_count / masked_pes, words / masked_pes

@@ -10,7 +10,7 @@ from dse.mapping.constraints import Constraints, Placement, placements
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
-NODE, GAP, LANES, MAC = 0, 1, 2, 3  # kinds of steps: storage node, loops alone, PEs, compute
+NODE, GAP, ARRAY, MAC = 0, 1, 2, 3  # kinds of steps: storage node, loops alone, PEs, compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ def programs(e: Einsum, arch: Arch, rules: Constraints) -> Iterator[tuple[Placem
     which gives a placement further lists.
     """
     for placement in placements(e, arch, rules):
-        twice = [
+        may_rise = [
             x
             for x in range(len(e.tensors()))
-            for level in [next(i for i, own in enumerate(placement) if x in own)]
+            for level in [next(i for i, held in enumerate(placement) if x in held)]
             if arch.levels[level].double_buffer and arch.levels[level].capacity_bits is not None
         ]
-        for n in range(len(twice) + 1):
-            for raised in combinations(twice, n):
+        for n in range(len(may_rise) + 1):
+            for raised in combinations(may_rise, n):
                 yield placement, steps_of(e, arch, rules, placement, raised)
 
 
@@ -54,8 +54,10 @@ def steps_of(
     It stands above them if its level has no capacity limit, or if the tensor's index is in `raised`.
     """
     tensors, every, borders = e.tensors(), frozenset(long_ranks(e)), {f.outside for f in arch.fanouts}
-    full, part = [p.full() for p in tensors], [p.partial() for p in tensors]
-    outermost = {x: min(v for v, own in enumerate(placement) if x in own) for own in placement for x in own}
+    full, part = [p.full_ranks() for p in tensors], [p.partial_ranks() for p in tensors]
+    outermost = {
+        x: min(v for v, held in enumerate(placement) if x in held) for held in placement for x in held
+    }
     parent = dict.fromkeys(range(len(tensors)), -1)
     found: list[Step] = []
     above: Step | None = None
@@ -96,19 +98,19 @@ def steps_of(
             )
         return allowed
 
-    for v, own in enumerate((*placement, ())):
+    for v, held in enumerate((*placement, ())):
         if v in borders:
             if found:
                 found.append(Step(GAP, gap()))
-            found.append(Step(LANES, every, v, parent=0 if found else -1))
+            found.append(Step(ARRAY, every, v, parent=0 if found else -1))
             above = None
-        tops = [x for x in own if outermost[x] == v]
-        free = v < len(arch.levels) and arch.levels[v].capacity_bits is None
-        first = [x for x in tops if free or x in raised or (not found and x == tops[0])]
+        tops = [x for x in held if outermost[x] == v]
+        unlimited = v < len(arch.levels) and arch.levels[v].capacity_bits is None
+        first = [x for x in tops if unlimited or x in raised or (not found and x == tops[0])]
         for x in first:
             found.append(above := Step(NODE, frozenset(), v, x))
             parent[x] = v
-        for x in own:
+        for x in held:
             if outermost[x] < v:
                 found.append(above := Step(NODE, gap(x), v, x, parent[x]))
                 parent[x] = v

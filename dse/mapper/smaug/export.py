@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from math import prod
 
 from dse.mapper.smaug.factor import Unit, pe_dims
-from dse.mapper.smaug.halo import input_range, uniform
+from dse.mapper.smaug.halo import input_range, is_uniform
 from dse.mapper.smaug.reading import Reading
 from dse.mapper.smaug.smaug import WINDOWED, Tiling
 from dse.mapping.nest import Loop, Mapping, Store, may_keep
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
-LETTERS = {"n": "N", "h": "H", "w": "W", "m": "M", "o": "M", "c": "C"}  # loop of a schedule -> dimension
+# loop of a schedule -> dimension
+DIMENSION_OF_LOOP = {"n": "N", "h": "H", "w": "W", "m": "M", "o": "M", "c": "C"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,12 @@ def why_no_nest(t: Tiling, u: Unit, moves: bool) -> str:
         return "a weight tile of more kernels than the output tile is loaded again"
     for dim, w in zip((1, 2), op.windows(), strict=True):
         if len(op.shape) == 4 and op.kind in WINDOWED:
-            made = tensors["outputs"].cuts[dim]
-            if not uniform(made):
+            output_cuts = tensors["outputs"].cuts[dim]
+            if not is_uniform(output_cuts):
                 return "the first tile has more rows than the next"
             if any(
-                input_range(piece, w, op.shape[dim]) != held
-                for piece, held in zip(made, tensors["inputs"].cuts[dim], strict=False)
+                input_range(piece, w, op.shape[dim]) != input_cut
+                for piece, input_cut in zip(output_cuts, tensors["inputs"].cuts[dim], strict=False)
             ):
                 return "tiles hold rows or columns that no window reads"
     return ""
@@ -64,20 +65,20 @@ def why_no_nest(t: Tiling, u: Unit, moves: bool) -> str:
 
 def _flat_outside(t: Tiling) -> str:
     """Why the schedule of an operator that is tiled as one row of elements is no nest; "" if it is one."""
-    whole, cut = prod(t.operator.shape), t.tensors["inputs"].tile[1]
-    if t.tensors["inputs"].shape[1] != whole:
+    elems, tile_elems = prod(t.operator.shape), t.tensors["inputs"].tile[1]
+    if t.tensors["inputs"].shape[1] != elems:
         return "tiles hold the padding of the innermost dimension"
-    return "" if cut == whole or _flat_loop(t) else "tiles cut rows in the middle"
+    return "" if tile_elems == elems or _flat_loop(t) else "tiles cut rows in the middle"
 
 
 def _flat_loop(t: Tiling) -> tuple[int, int] | None:
     """(dimension, its tile) of the loop that cuts a row of elements into these tiles; None if it takes more
     than one loop.
     """
-    shape, cut = t.operator.shape, t.tensors["inputs"].tile[1]
+    shape, tile_elems = t.operator.shape, t.tensors["inputs"].tile[1]
     dim = next((i for i, n in enumerate(shape) if n > 1), 0)
-    rest = prod(shape[dim + 1 :])
-    return (dim, cut // rest) if cut % rest == 0 else None
+    inner_elems = prod(shape[dim + 1 :])
+    return (dim, tile_elems // inner_elems) if tile_elems % inner_elems == 0 else None
 
 
 def holders(e: Einsum, t: Tiling) -> dict[str, tuple[str, ...]]:
@@ -98,7 +99,7 @@ def home(name: str, u: Unit) -> str:
 def sizes_of(t: Tiling) -> dict[str, int]:
     """Per loop of the schedule, the size of its tile."""
     tensors = t.tensors
-    deep = (
+    channel_tensor = (
         tensors["weights"]
         if "weights" in tensors and tensors["weights"].grid()[-1] > 1
         else tensors["inputs"]
@@ -113,7 +114,7 @@ def sizes_of(t: Tiling) -> dict[str, int]:
         "n": tensors["outputs"].tile[0],
         "m": m,
         "o": tensors["outputs"].tile[-1],
-        "c": deep.tile[-1],
+        "c": channel_tensor.tile[-1],
     } | rows
 
 
@@ -124,66 +125,69 @@ def export(e: Einsum, arch: Arch, s: Schedule) -> Mapping:
     """
     reading, t, u = s.reading, s.tiling, s.unit
     nodes: list[Loop | Store] = [Store(arch.levels[0].name, p.tensor) for p in e.tensors()]
-    left = e.sizes()
+    tile = e.sizes()
     for rank, _ in reading.groups:
         nodes.append(Loop(rank, 1))
-        left[rank] = 1
-    loops = [(name, LETTERS.get(name, name), n) for name, n in t.nest.loops if n > 1]
+        tile[rank] = 1
+    loops = [(name, DIMENSION_OF_LOOP.get(name, name), n) for name, n in t.nest.loops if n > 1]
     depends = {name: {loop for names in words for loop in names} for name, words in t.nest.index.items()}
-    at = {
+    depth_of = {
         name: len(loops)
         if name in t.nest.always
-        else max((i + 1 for i, (loop, _, _) in enumerate(loops) if loop in seen), default=0)
-        for name, seen in depends.items()
+        else max((i + 1 for i, (loop, _, _) in enumerate(loops) if loop in tensor_loops), default=0)
+        for name, tensor_loops in depends.items()
     }
-    sizes, held = sizes_of(t) if "t" not in depends["inputs"] else {}, holders(e, t)
-    flat = _flat_loop(t) if "t" in depends["inputs"] else None
+    sizes, tensors_of = sizes_of(t) if "t" not in depends["inputs"] else {}, holders(e, t)
+    flat_loop = _flat_loop(t) if "t" in depends["inputs"] else None
     for i in range(len(loops) + 1):
         nodes += [
-            Store(home(name, u), tensor) for name, place in at.items() if place == i for tensor in held[name]
+            Store(home(name, u), tensor)
+            for name, depth in depth_of.items()
+            if depth == i
+            for tensor in tensors_of[name]
         ]
         for name, letter, _ in loops[i : i + 1]:
             rank, size = (
                 (reading.ranks[letter], sizes[name])
-                if flat is None
-                else (reading.ranks[str(flat[0] - (len(t.operator.shape) - len(left)))], flat[1])
+                if flat_loop is None
+                else (reading.ranks[str(flat_loop[0] - (len(t.operator.shape) - len(tile)))], flat_loop[1])
             )
             nodes.append(Loop(rank, size))
-            left[rank] = size
-    return Mapping((*nodes, *kernel(e, arch, s, left)))
+            tile[rank] = size
+    return Mapping((*nodes, *kernel(e, arch, s, tile)))
 
 
-def kernel(e: Einsum, arch: Arch, s: Schedule, left: dict[str, int]) -> Iterator[Loop | Store]:
+def kernel(e: Einsum, arch: Arch, s: Schedule, tile: dict[str, int]) -> Iterator[Loop | Store]:
     """Yields the nest inside a tile, in the order of SMAUG's kernels: blocks of output channels, window,
-    blocks of input channels, rows, columns. left: size of the tile per rank.
+    blocks of input channels, rows, columns. tile: size of the tile per rank.
     """
-    left, ranks = dict(left), s.reading.ranks
+    tile, ranks = dict(tile), s.reading.ranks
     mac = e.kind == "mac"
     order = [ranks[letter] for letter in ("MRSCNHW" if e.kind == "mac" else "NHWCRS") if letter in ranks]
-    order = order or list(left)
+    order = order or list(tile)
     pes, macs = pe_dims(arch, [level.name for level in arch.levels].index(s.unit.names[0]))
-    spread = (
+    unrolled = (
         {ranks.get("M" if "M" in ranks else "C" if s.reading.operator.kind == "depthwise" else "", ""): pes}
         if mac
         else {}
     )
-    if mac and "C" in ranks and ranks["C"] not in spread:
-        spread[ranks["C"]] = macs
+    if mac and "C" in ranks and ranks["C"] not in unrolled:
+        unrolled[ranks["C"]] = macs
     blocks = (
         [rank for rank in order if rank not in (ranks.get("N"), ranks.get("H"), ranks.get("W"))]
         if mac
         else order
     )
     for rank in blocks:
-        size = prod(n for _, n in spread.get(rank, ()))
-        if left[rank] > size:
+        size = prod(n for _, n in unrolled.get(rank, ()))
+        if tile[rank] > size:
             yield Loop(rank, size)
-            left[rank] = size
-    for rank, dims in spread.items():
+            tile[rank] = size
+    for rank, dims in unrolled.items():
         for name, n in dims if rank else ():
-            if left[rank] > 1:
-                left[rank] = -(-left[rank] // n)
-                yield Loop(rank, left[rank], name)
+            if tile[rank] > 1:
+                tile[rank] = -(-tile[rank] // n)
+                yield Loop(rank, tile[rank], name)
     inner = arch.levels[levels_outside_inner_array(arch) :]
     if mac:
         yield from (
@@ -191,7 +195,7 @@ def kernel(e: Einsum, arch: Arch, s: Schedule, left: dict[str, int]) -> Iterator
             for level in inner[:1]
             if level.bypass and "weight" in level.may_keep
         )
-    yield from (Loop(rank, 1) for rank in [*order, *left] if left.pop(rank, 1) > 1)
+    yield from (Loop(rank, 1) for rank in [*order, *tile] if tile.pop(rank, 1) > 1)
     yield from (
         Store(level.name, tensor) for level in inner if not level.bypass for tensor in may_keep(e, level)
     )

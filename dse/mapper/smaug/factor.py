@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from hw.arch import ROLES, Arch, Entry, Level, Tiling
+from hw.arch import ROLES, Arch, Level, TileEntry, Tiling
 from hw.tiling import MINIMUM
 from workloads.arrays import Ints
 
@@ -35,9 +35,9 @@ class Unit:
     # labels of dimensions that may be cut, in order of preference (hw/arch.py, Tiling)
     preference: tuple[str, ...] = Tiling().preference
     # minimum tiles (hw/arch.py, Tiling)
-    minimum: Mapping[str, tuple[Entry, ...]] = field(default_factory=lambda: MINIMUM)
+    minimum: Mapping[str, tuple[TileEntry, ...]] = field(default_factory=lambda: MINIMUM)
 
-    def most(self) -> int:
+    def max_elems(self) -> int:
         """The largest tile, in stored elements."""
         return self.tile_bytes // self.elem_bytes
 
@@ -59,23 +59,24 @@ def unit(arch: Arch, elem_bits: int) -> Unit | None:
         DRAM > GBUF [input, weight, output] > array                      a third of GBUF each
     """
     homes = [_home(arch, role) for role in ROLES]
-    held = [level for level in homes if level]
-    copies = {arch.instances(arch.levels.index(level)) for level in held}
-    if len(held) < len(ROLES) or len(copies) > 1:
+    scratchpads = [level for level in homes if level]
+    instance_counts = {arch.instances(arch.levels.index(level)) for level in scratchpads}
+    if len(scratchpads) < len(ROLES) or len(instance_counts) > 1:
         return None
-    room = min(
-        (level.capacity_bits or 0) // (2 if level.double_buffer else 1) // held.count(level) for level in held
+    bits_each = min(
+        (level.capacity_bits or 0) // (2 if level.double_buffer else 1) // scratchpads.count(level)
+        for level in scratchpads
     )
-    t, (pes, macs) = arch.tiling, pe_dims(arch, arch.levels.index(held[0]))
+    t, (pes, macs) = arch.tiling, pe_dims(arch, arch.levels.index(scratchpads[0]))
     return Unit(
-        tile_bytes=room // 8,
+        tile_bytes=bits_each // 8,
         elem_bytes=max(elem_bits // 8, 1),
         align=t.align,
         pes=t.pes or prod(n for _, n in pes),
         macs=t.macs or prod(n for _, n in macs),
         vector=t.vector or int(arch.compute.alu_per_cycle or 8),
-        accelerators=copies.pop(),
-        names=(held[0].name, held[1].name, held[2].name),
+        accelerators=instance_counts.pop(),
+        names=(scratchpads[0].name, scratchpads[1].name, scratchpads[2].name),
         preference=t.preference,
         minimum={**MINIMUM, **t.minimum},
     )
@@ -95,17 +96,19 @@ def pe_dims(arch: Arch, outer: int) -> tuple[list[tuple[str, int]], list[tuple[s
     still gets output channels, since SMAUG needs both kinds.
     """
     dims = [
-        (name, size, adds)
+        (name, size, reduces)
         for f in arch.fanouts
         if f.outside > outer
-        for (name, size), adds in zip(f.dims, f.reduce, strict=True)
+        for (name, size), reduces in zip(f.dims, f.reduce, strict=True)
     ]
-    if len(dims) > 1 and all(adds for _, _, adds in dims):
+    if len(dims) > 1 and all(reduces for _, _, reduces in dims):
         dims[0] = (*dims[0][:2], False)
-    return [(name, n) for name, n, adds in dims if not adds], [(name, n) for name, n, adds in dims if adds]
+    return [(name, n) for name, n, reduces in dims if not reduces], [
+        (name, n) for name, n, reduces in dims if reduces
+    ]
 
 
-def stored(shape: Sequence[int], u: Unit, slack: int | None = None) -> int:
+def stored_elems(shape: Sequence[int], u: Unit, slack: int | None = None) -> int:
     """Elements that a tensor or a tile takes in a scratchpad: its innermost dimension is padded by `slack`
     (None: up to the next multiple of align).
     """
@@ -122,15 +125,15 @@ def layout_of(shape: Sequence[int]) -> str:
     return "NHWC" if len(shape) == 4 else "NC"
 
 
-def smallest(u: Unit, key: str, shape: Shape, kernel: Sequence[int] = ()) -> Shape:
+def minimum_tile(u: Unit, key: str, shape: Shape, kernel: Sequence[int] = ()) -> Shape:
     """The minimum tile of a table entry, clipped to the shape. A tile of inputs has at least one window."""
-    known = {"pes": u.pes, "macs": u.macs, "vector": u.vector}
+    unit_sizes = {"pes": u.pes, "macs": u.macs, "vector": u.vector}
 
-    def size(dim: int, entry: Entry) -> int:
+    def size(dim: int, entry: TileEntry) -> int:
         window = kernel[dim - 1] if kernel and 0 < dim < 3 else 1
         if entry == "full":
             return shape[dim]
-        n = entry if isinstance(entry, int) else window if entry == "kernel" else known[entry]
+        n = entry if isinstance(entry, int) else window if entry == "kernel" else unit_sizes[entry]
         return max(n, window) if key.endswith(".inputs") else n
 
     return tuple(min(size(dim, entry), shape[dim]) for dim, entry in enumerate(u.minimum[key]))
@@ -140,15 +143,15 @@ def minimal_share(shape: Shape, label: str, minimum: Shape, u: Unit, layout: str
     """(a, b): the smallest tile that a label allows takes a / b stored elements. As a fraction of the padded
     tensor, a / b need not be a whole number.
     """
-    total = stored(shape, u)
+    total = stored_elems(shape, u)
     if label == "None":
         return total, 1
     n = layout.index("N")
-    over, under = total // shape[n] * (minimum[n] if label == "DimN" else 1), 1
+    numerator, denominator = total // shape[n] * (minimum[n] if label == "DimN" else 1), 1
     for dim in label.removeprefix("DimN"):
         i = layout.index(dim)
-        over, under = over * minimum[i], under * shape[i]
-    return over, under
+        numerator, denominator = numerator * minimum[i], denominator * shape[i]
+    return numerator, denominator
 
 
 def strategy(shape: Shape, minimum: Shape, u: Unit, layout: str = "") -> str | int:
@@ -156,13 +159,13 @@ def strategy(shape: Shape, minimum: Shape, u: Unit, layout: str = "") -> str | i
     elements of the smallest tile of all labels.
     """
     layout = layout or layout_of(shape)
-    need = stored(shape, u)
+    need = stored_elems(shape, u)
     for label in u.preference:
         if set(label.removeprefix("Dim")) <= set(layout) or label == "None":
-            over, under = minimal_share(shape, label, minimum, u, layout)
-            if over <= u.most() * under:
+            numerator, denominator = minimal_share(shape, label, minimum, u, layout)
+            if numerator <= u.max_elems() * denominator:
                 return label
-            need = min(need, -(-over // under))
+            need = min(need, -(-numerator // denominator))
     return need
 
 
@@ -178,20 +181,20 @@ def enumerate_tiles(shape: Shape, label: str, minimum: Shape, step: Shape, u: Un
         np.arange(minimum[i], shape[i] + 1, step[i]) if cuts_dim(label, layout[i]) else np.array([shape[i]])
         for i in order
     ]
-    runs = [run[run * prod(int(r[0]) for r in runs if r is not run) <= u.most()] for run in runs]
+    runs = [run[run * prod(int(r[0]) for r in runs if r is not run) <= u.max_elems()] for run in runs]
     grid = np.meshgrid(*runs, indexing="ij")
     found = np.empty((grid[0].size, len(shape)), np.int64)
     for column, i in zip(grid, order, strict=True):
         found[:, i] = column.ravel()
-    return found[stored_each(found, u) <= u.most()]
+    return found[stored_elems_each(found, u) <= u.max_elems()]
 
 
-def stored_each(shapes: Ints, u: Unit, slack: int | None = None) -> Ints:
-    """The result of `stored` for many shapes: [candidates, dimensions] -> [candidates]."""
+def stored_elems_each(shapes: Ints, u: Unit, slack: int | None = None) -> Ints:
+    """The result of `stored_elems` for many shapes: [candidates, dimensions] -> [candidates]."""
     inner = shapes[:, -1]
     padding = slack if slack is not None else (-inner % u.align if u.align else 0)
-    whole: Ints = shapes[:, :-1].prod(axis=1) * (inner + padding)
-    return whole
+    elems: Ints = shapes[:, :-1].prod(axis=1) * (inner + padding)
+    return elems
 
 
 def multiples(first: int, last: int, step: int) -> Ints:

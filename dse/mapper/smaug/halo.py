@@ -147,7 +147,7 @@ def input_range(piece: Cut, w: Window, extent: int) -> Cut:
     return low, max(min(last, extent) - low, 0)
 
 
-def uniform(cuts: Sequence[Cut]) -> bool:
+def is_uniform(cuts: Sequence[Cut]) -> bool:
     """Whether one loop can make these pieces: `for p tile n` leaves tiles of n and, last, what remains."""
     return all(n == cuts[0][1] for _, n in cuts[:-1]) and cuts[-1][1] <= cuts[0][1]
 
@@ -168,6 +168,10 @@ def copies(tiled: Tiled) -> Copies:
     if prod(grid) == 1:
         return Copies(0, 0, 0)
     inner = max(dim for dim, n in enumerate(grid) if n > 1)
-    run = prod(tiled.shape[inner + 1 :])
+    run_elems = prod(tiled.shape[inner + 1 :])
     rows = prod(sum(tiled.extents(dim)) for dim in range(inner))
-    return Copies(rows * grid[inner], rows * sum(tiled.extents(inner)) * run, min(tiled.extents(inner)) * run)
+    return Copies(
+        rows * grid[inner],
+        rows * sum(tiled.extents(inner)) * run_elems,
+        min(tiled.extents(inner)) * run_elems,
+    )

@@ -10,7 +10,7 @@ from math import prod
 from random import Random
 
 from dse.mapper.smaug.export import (
-    LETTERS,
+    DIMENSION_OF_LOOP,
     Schedule,
     export,
     holders,
@@ -25,9 +25,9 @@ from dse.mapper.smaug.halo import Copies, copies
 from dse.mapper.smaug.reading import read
 from dse.mapper.smaug.replay import replay_counts
 from dse.mapper.smaug.smaug import WINDOWED, tile, unsupported
-from dse.mapping.nest import OUTSIDE, Infeasible, Mapping
+from dse.mapping.nest import NON_NEST, Infeasible, Mapping
 from dse.sim.counts.actions import bits_of
-from dse.sim.counts.counts import Counted, Footprint, reading
+from dse.sim.counts.counts import Counted, Footprint, nest_sums
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, evaluate_fitting
 from dse.sim.schedule import outermost
 from hw.arch import ROLES, Arch
@@ -61,19 +61,19 @@ def smaug(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
     whose first line says why.
     """
     e = problem.einsum
-    found = plan(e, problem.arch)
-    if isinstance(found, Infeasible):
-        return found
-    cost = _replay(problem, found) if found.why_no_nest else einsum_cost(problem, found.mapping)
+    planned = plan(e, problem.arch)
+    if isinstance(planned, Infeasible):
+        return planned
+    cost = _replay(problem, planned) if planned.why_no_nest else einsum_cost(problem, planned.mapping)
     if isinstance(cost, Infeasible):
         return cost
-    made = host_copies(found).values()
+    host = host_copies(planned).values()
     return [
         replace(
             cost,
-            host_copies=sum(c.number for c in made),
-            host_copy_elems=sum(c.elems for c in made),
-            strategy="" if found.why_no_nest else "\n".join(_strategy(found.schedule)),
+            host_copies=sum(c.number for c in host),
+            host_copy_elems=sum(c.elems for c in host),
+            strategy="" if planned.why_no_nest else "\n".join(_strategy(planned.schedule)),
         )
     ]
 
@@ -89,12 +89,12 @@ def plan(e: Einsum, arch: Arch) -> Plan | Infeasible:
             e.name, f"level between {arch.levels[0].name} and the array for inputs, weights and outputs"
         )
     homes = dict(zip(ROLES, u.names, strict=True))
-    if kept := [
+    if blocking := [
         level.name
         for level in arch.levels[1 : levels_outside_inner_array(arch)]
         if not level.bypass and any(homes[role] != level.name for role in level.may_keep)
     ]:
-        return unsupported(e.name, f"way past level {kept[0]}, which no tensor may bypass")
+        return unsupported(e.name, f"way past level {blocking[0]}, which no tensor may bypass")
     reading = read(e)
     if isinstance(reading, Infeasible):
         return reading
@@ -104,33 +104,36 @@ def plan(e: Einsum, arch: Arch) -> Plan | Infeasible:
     s = Schedule(reading, u, tiling)
     why = why_no_nest(tiling, u, tiling.operator.kind == "unary" and len(e.inputs) > 1)
     mapping = Mapping(()) if why else export(e, arch, s)
-    if not why and isinstance(full := einsum_cost(Problem(arch, e, "energy"), mapping), Infeasible):
-        why = f"{full.level} would need {full.need_bytes} bytes with the padding, which SMAUG does not store"
+    if not why and isinstance(overflow := einsum_cost(Problem(arch, e, "energy"), mapping), Infeasible):
+        why = (
+            f"{overflow.level} would need {overflow.need_bytes} bytes with the padding, which SMAUG does "
+            "not store"
+        )
     return Plan(s, Mapping((), _text(e, arch, s, why)) if why else mapping, why)
 
 
-def host_copies(found: Plan) -> dict[str, Copies]:
+def host_copies(planned: Plan) -> dict[str, Copies]:
     """Per tensor of the tiling, what the host copies to cut an input or to put the output together."""
-    s = found.schedule
-    made = {name: copies(t) for name, t in s.tiling.tensors.items()}
+    s = planned.schedule
+    copies_of = {name: copies(t) for name, t in s.tiling.tensors.items()}
     return {
         name: replace(c, number=c.number * s.reading.repeats(), elems=c.elems * s.reading.repeats())
-        for name, c in made.items()
+        for name, c in copies_of.items()
     }
 
 
-def _replay(problem: Problem, found: Plan) -> EinsumCost:
+def _replay(problem: Problem, planned: Plan) -> EinsumCost:
     """The cost of a schedule, counted call by call."""
-    e, s = problem.einsum, found.schedule
-    held = holders(e, s.tiling)
+    e, s = problem.einsum, planned.schedule
+    tensors_of = holders(e, s.tiling)
     footprint = tuple(
-        Footprint(home(name, s.unit), tensor, prod(tiled.tile) // len(held[name]), True)
+        Footprint(home(name, s.unit), tensor, prod(tiled.tile) // len(tensors_of[name]), True)
         for name, tiled in s.tiling.tensors.items()
-        for tensor in held[name]
+        for tensor in tensors_of[name]
     )
-    at = reading(found.mapping, e, problem.arch)
+    sums = nest_sums(planned.mapping, e, problem.arch)
     return evaluate_fitting(
-        problem, Counted(found.mapping, at, replay_counts(e, problem.arch, s), footprint, timed=None)
+        problem, Counted(planned.mapping, sums, replay_counts(e, problem.arch, s), footprint, timed=None)
     )
 
 
@@ -167,32 +170,38 @@ def _text(e: Einsum, arch: Arch, s: Schedule, why: str) -> str:
     """The text of a schedule that is no nest: its tiles, the loops over them, the nest of the first kernel
     call. Equal texts are equal schedules.
     """
-    lines, indent, t = [f"{OUTSIDE}: {why}", *_strategy(s)], "", s.tiling
+    lines, indent, t = [f"{NON_NEST}: {why}", *_strategy(s)], "", s.tiling
     loops = [
         *((f"one {rank} of {n} at a time", True) for rank, n in s.reading.groups),
         *((f"{n} tiles of {TILES_OF[name]}", name not in t.nest.serial) for name, n in t.nest.loops if n > 1),
     ]
-    turns = sum(free for _, free in loops) if s.unit.accelerators > 1 else -1
+    turn_loop = sum(is_parallel for _, is_parallel in loops) if s.unit.accelerators > 1 else -1
     for i, (what, _) in enumerate(loops):
         lines.append(
-            f"{indent}for {what}{f', {s.unit.accelerators} accelerators by turns' if i + 1 == turns else ''}"
+            f"{indent}for "
+            f"{what}{f', {s.unit.accelerators} accelerators by turns' if i + 1 == turn_loop else ''}"
         )
         indent += "  "
     output = list(t.tensors)[-1]
-    moved = [
+    loads = [
         f"load {name}{'' if name in t.nest.always else ' unless loaded last'}"
         for name in t.tensors
         if name != output
     ]
     lines.append(
-        f"{indent}{', '.join(moved)}; send {output} "
+        f"{indent}{', '.join(loads)}; send {output} "
         f"{'at the last call' if t.nest.last_only else 'when done'}; a kernel call:"
     )
-    left = e.sizes() | dict.fromkeys((rank for rank, _ in s.reading.groups), 1)
+    tile_of = e.sizes() | dict.fromkeys((rank for rank, _ in s.reading.groups), 1)
     if "t" in dict(t.nest.loops):
-        left = {rank: t.tensors["inputs"].tile[1] if i == 0 else 1 for i, rank in enumerate(left)}
+        tile_of = {rank: t.tensors["inputs"].tile[1] if i == 0 else 1 for i, rank in enumerate(tile_of)}
     else:
-        left |= {s.reading.ranks[LETTERS[name]]: sizes_of(t)[name] for name, n in t.nest.loops if n > 1}
+        tile_of |= {
+            s.reading.ranks[DIMENSION_OF_LOOP[name]]: sizes_of(t)[name] for name, n in t.nest.loops if n > 1
+        }
     return "\n".join(
-        [*lines, *(f"{indent}{line}" for line in str(Mapping(tuple(kernel(e, arch, s, left)))).splitlines())]
+        [
+            *lines,
+            *(f"{indent}{line}" for line in str(Mapping(tuple(kernel(e, arch, s, tile_of)))).splitlines()),
+        ]
     )

@@ -41,7 +41,7 @@ def read(e: Einsum) -> Reading | Infeasible:
     if (
         e.kind in ("max", "add")
         and len(e.inputs) == 1
-        and (e.inputs[0].partial() or set(e.sizes()) - e.output.ranks())
+        and (e.inputs[0].partial_ranks() or set(e.sizes()) - e.output.ranks())
     ):
         return _pooled(e)
     return _flat(e)
@@ -53,14 +53,14 @@ class _Slide:
 
     size: int  # elements stored along it
     window: Window
-    rank: str  # the rank p that moves the window, "" if there is none
-    inside: str  # the rank r inside the window, "" if there is none
+    moving_rank: str  # the rank p that moves the window, "" if there is none
+    window_rank: str  # the rank r inside the window, "" if there is none
 
 
-FLAT = _Slide(1, Window(1, 1), "", "")
+NO_WINDOW = _Slide(1, Window(1, 1), "", "")
 
 
-def _slides(p: Projection) -> tuple[list[Dim], list[Dim]]:
+def _split_dims(p: Projection) -> tuple[list[Dim], list[Dim]]:
     """Returns two lists: dimensions under a window (with several ranks, a stride or an offset), and
     dimensions that are one rank without these.
     """
@@ -71,13 +71,18 @@ def _slides(p: Projection) -> tuple[list[Dim], list[Dim]]:
 def _slide(e: Einsum, d: Dim) -> _Slide | None:
     """The window of a dimension; None if it is dilated or cropped."""
     sizes, out = e.sizes(), e.output.ranks()
-    moved, inside = [t for t in d.terms if t[0] in out], [t for t in d.terms if t[0] not in out]
-    if len(moved) > 1 or len(inside) > 1 or any(c > 1 for _, c in inside) or d.offset > 0:
+    moving_terms, window_terms = [t for t in d.terms if t[0] in out], [t for t in d.terms if t[0] not in out]
+    if len(moving_terms) > 1 or len(window_terms) > 1 or any(c > 1 for _, c in window_terms) or d.offset > 0:
         return None
-    (rank, step), (tap, _) = moved[0] if moved else ("", 1), inside[0] if inside else ("", 1)
-    size, made = sizes.get(tap, 1), sizes.get(rank, 1)
-    w = Window(size, step, -d.offset, max((made - 1) * step + size + d.offset - d.size, 0))
-    return _Slide(d.size, w, rank, tap) if w.outputs(d.size) == made and max(w.lead, w.trail) < size else None
+    (rank, step), (tap, _) = (
+        moving_terms[0] if moving_terms else ("", 1),
+        window_terms[0] if window_terms else ("", 1),
+    )
+    size, outputs = sizes.get(tap, 1), sizes.get(rank, 1)
+    w = Window(size, step, -d.offset, max((outputs - 1) * step + size + d.offset - d.size, 0))
+    return (
+        _Slide(d.size, w, rank, tap) if w.outputs(d.size) == outputs and max(w.lead, w.trail) < size else None
+    )
 
 
 def _spatial(e: Einsum, dims: list[Dim]) -> tuple[_Slide, _Slide] | None:
@@ -87,26 +92,32 @@ def _spatial(e: Einsum, dims: list[Dim]) -> tuple[_Slide, _Slide] | None:
     found = [s for s in (_slide(e, d) for d in dims) if s]
     if len(dims) > 2 or len(found) < len(dims):
         return None
-    rows, columns = (*found, FLAT, FLAT)[:2]
+    rows, columns = (*found, NO_WINDOW, NO_WINDOW)[:2]
     return rows, columns
 
 
 def _image(
-    kind: str, e: Einsum, at: tuple[_Slide, _Slide], ranks: dict[str, str], groups: list[str]
+    kind: str, e: Einsum, image_slides: tuple[_Slide, _Slide], ranks: dict[str, str], groups: list[str]
 ) -> Reading:
-    """The reading of an operator on images. at: its windows over rows and columns; ranks: of N, C and M."""
-    rows, columns = at
+    """The reading of an operator on images. image_slides: its windows over rows and columns; ranks: of N, C
+    and M.
+    """
+    rows, columns = image_slides
     r, c = rows.window, columns.window
     ranks = {
         letter: rank
-        for letter, rank in zip("HRWS", (rows.rank, rows.inside, columns.rank, columns.inside), strict=True)
+        for letter, rank in zip(
+            "HRWS",
+            (rows.moving_rank, rows.window_rank, columns.moving_rank, columns.window_rank),
+            strict=True,
+        )
         if rank
     } | ranks
-    n, deep, m = (e.sizes().get(ranks.get(letter, ""), 1) for letter in "NCM")
+    n, channels, m = (e.sizes().get(ranks.get(letter, ""), 1) for letter in "NCM")
     op = Operator(
         kind,
         e.name,
-        (n, rows.size, columns.size, deep),
+        (n, rows.size, columns.size, channels),
         (r.size, c.size),
         m,
         (r.step, c.step),
@@ -118,37 +129,40 @@ def _image(
 def _product(e: Einsum) -> Reading | Infeasible:
     """The reading of a convolution (dense, grouped or depthwise) or of a matrix product."""
     x, w = e.inputs
-    sizes, out, seen, kept = e.sizes(), e.output.ranks(), x.ranks(), w.ranks()
-    groups = [r for r in sizes if r in out & seen & kept]
-    made = [r for r in sizes if r in (out & kept) - seen]
-    summed = [r for r in sizes if r in (seen & kept) - out]
-    slides, alone = _slides(x)
-    images = [d for d in alone if d.ranks()[0] in out - kept]
-    deep = [d for d in alone if d.ranks()[0] in summed]
-    matrix = not slides and len(images) < 2 and len(deep) < 2
-    if not matrix:
+    sizes, out, input_ranks, weight_ranks = e.sizes(), e.output.ranks(), x.ranks(), w.ranks()
+    groups = [r for r in sizes if r in out & input_ranks & weight_ranks]
+    neuron_ranks = [r for r in sizes if r in (out & weight_ranks) - input_ranks]
+    summed = [r for r in sizes if r in (input_ranks & weight_ranks) - out]
+    slides, plain_dims = _split_dims(x)
+    images = [d for d in plain_dims if d.ranks()[0] in out - weight_ranks]
+    channel_dims = [d for d in plain_dims if d.ranks()[0] in summed]
+    is_matrix = not slides and len(images) < 2 and len(channel_dims) < 2
+    if not is_matrix:
         # An operator on images has one rank of channels. Further summed ranks are windows with one output.
         # If fewer than two dimensions slide, the last of these and of the output's ranks are rows or columns.
-        flat = [*images, *deep[1:]]
+        flat = [*images, *channel_dims[1:]]
         slides = sorted([*slides, *flat[max(len(flat) - 2 + len(slides), 0) :]], key=x.dims.index)
-    at = _spatial(e, slides)
-    if at is None:
+    image_slides = _spatial(e, slides)
+    if image_slides is None:
         return unsupported(
             e.name, "optimizers of convolutions that are dilated, cropped or of three dimensions"
         )
-    images, channels = [d for d in images if d not in slides], [d.ranks()[0] for d in deep if d not in slides]
-    own = len(groups) == 1 and not made and not channels and not matrix
-    if own:
+    images, channels = (
+        [d for d in images if d not in slides],
+        [d.ranks()[0] for d in channel_dims if d not in slides],
+    )
+    is_depthwise = len(groups) == 1 and not neuron_ranks and not channels and not is_matrix
+    if is_depthwise:
         channels, groups = groups, []
     ranks = {
         letter: names[0]
-        for letter, names in (("N", [d.ranks()[0] for d in images]), ("C", channels), ("M", made))
+        for letter, names in (("N", [d.ranks()[0] for d in images]), ("C", channels), ("M", neuron_ranks))
         if names
     }
-    found = _image("depthwise" if own else "convolution", e, at, ranks, groups)
+    found = _image("depthwise" if is_depthwise else "convolution", e, image_slides, ranks, groups)
     if set(found.ranks.values()) | set(groups) != set(sizes):
         return unsupported(e.name, "optimizers of products over such ranks")
-    if not matrix:
+    if not is_matrix:
         return found
     op = found.operator
     return Reading(
@@ -159,16 +173,20 @@ def _product(e: Einsum) -> Reading | Infeasible:
 def _pooled(e: Einsum) -> Reading | Infeasible:
     """The reading of a pooling."""
     x, out = e.inputs[0], e.output.ranks()
-    slides, alone = _slides(x)
+    slides, plain_dims = _split_dims(x)
     slides = [d for d in x.dims if d in slides or (d.terms and d.ranks()[0] not in out)]
-    rest = [d for d in alone if d not in slides]
-    while len(rest) > 2 > len(slides):
-        slides = sorted([*slides, rest.pop()], key=x.dims.index)
-    at = _spatial(e, slides)
-    if at is None or len(rest) > 2:
+    other_dims = [d for d in plain_dims if d not in slides]
+    while len(other_dims) > 2 > len(slides):
+        slides = sorted([*slides, other_dims.pop()], key=x.dims.index)
+    image_slides = _spatial(e, slides)
+    if image_slides is None or len(other_dims) > 2:
         return unsupported(e.name, "optimizers of reductions over such windows")
     found = _image(
-        "pooling", e, at, {letter: d.ranks()[0] for letter, d in zip("CN", reversed(rest), strict=False)}, []
+        "pooling",
+        e,
+        image_slides,
+        {letter: d.ranks()[0] for letter, d in zip("CN", reversed(other_dims), strict=False)},
+        [],
     )
     return replace(found, operator=replace(found.operator, outputs=0))
 
@@ -177,7 +195,7 @@ def _normalised(e: Einsum) -> Reading | Infeasible:
     """The reading of a batch normalisation."""
     channel = next(iter(e.inputs[1].ranks()), "")
     others = [d.ranks()[0] for d in e.inputs[0].dims if d.ranks() and d.ranks()[0] != channel]
-    if any(p.ranks() != {channel} for p in e.inputs[1:]) or len(others) > 3 or e.inputs[0].partial():
+    if any(p.ranks() != {channel} for p in e.inputs[1:]) or len(others) > 3 or e.inputs[0].partial_ranks():
         return unsupported(e.name, "optimizers of normalisations over such ranks")
     letters = {0: "", 1: "N", 2: "HW", 3: "NHW"}[len(others)]
     ranks = {**dict(zip(letters, others, strict=True)), "C": channel}
@@ -190,9 +208,9 @@ def _flat(e: Einsum) -> Reading | Infeasible:
     output. Dimensions are in the order rows, columns, channels.
     """
     ranks = [d.ranks()[0] for d in e.output.dims if len(d.terms) == 1]
-    moved = e.kind == "copy" and sum(p.stored_elems() for p in e.inputs) == e.output.stored_elems()
-    if not all(_plain(p, e) for p in ((e.output,) if moved else e.tensors())) or (
-        len(e.inputs) > 2 and not moved
+    is_copy = e.kind == "copy" and sum(p.stored_elems() for p in e.inputs) == e.output.stored_elems()
+    if not all(_plain(p, e) for p in ((e.output,) if is_copy else e.tensors())) or (
+        len(e.inputs) > 2 and not is_copy
     ):
         return unsupported(e.name, f"optimizers of kind {e.kind} over such ranks")
     if e.kind == "softmax":
@@ -204,7 +222,7 @@ def _flat(e: Einsum) -> Reading | Infeasible:
         )
     order = [*ranks[:-3], *ranks[-2:], ranks[-3]] if len(ranks) > 2 else ranks
     shape = tuple(e.sizes()[rank] for rank in order)
-    kind, operands = ("unary", 1) if moved or len(e.inputs) == 1 else ("elementwise", len(e.inputs))
+    kind, operands = ("unary", 1) if is_copy or len(e.inputs) == 1 else ("elementwise", len(e.inputs))
     return Reading(
         Operator(kind, e.name, shape if len(shape) > 1 else (1, *shape), operands=operands),
         {str(i): rank for i, rank in enumerate(order)},
@@ -213,6 +231,6 @@ def _flat(e: Einsum) -> Reading | Infeasible:
 
 def _plain(p: Projection, e: Einsum) -> bool:
     """Whether every rank of the einsum is alone in a dimension of its size."""
-    return p.full() == set(e.sizes()) and all(
+    return p.full_ranks() == set(e.sizes()) and all(
         not d.offset and d.size == e.sizes()[d.ranks()[0]] for d in p.dims if d.terms
     )

@@ -23,35 +23,35 @@ from workloads.arrays import Ints
 from workloads.einsum import Einsum
 
 
-def replay_counts(e: Einsum, arch: Arch, found: Schedule) -> tuple[Count, ...]:
+def replay_counts(e: Einsum, arch: Arch, schedule: Schedule) -> tuple[Count, ...]:
     """The actions of a schedule, counted in two parts.
 
     1. Inside the scratchpads: each different kernel call is a nest, counted once and multiplied by how often
        it occurs.
     2. Between memory and scratchpads: every load and send of the calls, in order, is added up.
     """
-    t, u, repeats = found.tiling, found.unit, found.reading.repeats()
+    t, u, repeats = schedule.tiling, schedule.unit, schedule.reading.repeats()
     c = calls(t.nest, t.tensors, u.accelerators)
     total: dict[tuple[str, str, str], float] = {}
-    own: list[dict[tuple[str, str, str], float]] = [{} for _ in range(u.accelerators)]
+    by_accelerator: list[dict[tuple[str, str, str], float]] = [{} for _ in range(u.accelerators)]
 
     def add(a: int, key: tuple[str, str, str], elems: float, busy: float) -> None:
         total[key] = total.get(key, 0) + elems * repeats
-        own[a][key] = own[a].get(key, 0) + busy * repeats
+        by_accelerator[a][key] = by_accelerator[a].get(key, 0) + busy * repeats
 
-    for call, n in _distinct_calls(e, found, c):
-        for row in _call_counts(e, arch, found, call):
+    for call, n in _distinct_calls(e, schedule, c):
+        for row in _call_counts(e, arch, schedule, call):
             add(call[0], row.key, row.elems * n, row.busiest_elems * n)
     outer, output = arch.levels[0].name, list(t.tensors)[-1]
-    held, sizes = holders(e, t), {p.tensor: p.stored_elems() for p in e.tensors()}
+    tensors_of, sizes = holders(e, t), {p.tensor: p.stored_elems() for p in e.tensors()}
     for a in range(u.accelerators):
         for name, words in _accelerator_traffic(t, c, a).items():
-            for tensor in held[name]:
-                elems = words * sizes[tensor] / sum(sizes[other] for other in held[name])
+            for tensor in tensors_of[name]:
+                elems = words * sizes[tensor] / sum(sizes[other] for other in tensors_of[name])
                 add(a, (outer, tensor, "write" if name == output else "read"), elems, elems)
                 add(a, (home(name, u), tensor, "read" if name == output else "write"), elems, elems)
     return tuple(
-        Count(*key, n, n if key[0] == outer else max(part.get(key, 0) for part in own))
+        Count(*key, n, n if key[0] == outer else max(part.get(key, 0) for part in by_accelerator))
         for key, n in total.items()
         if n
     )
@@ -61,26 +61,26 @@ def _accelerator_traffic(t: Tiling, c: Calls, a: int) -> dict[str, float]:
     """Elements per tensor that accelerator a loads and sends. If several accelerators add to an output tile,
     each sends a share of it in proportion to its calls.
     """
-    mine = c.accelerator == a
-    if mine.all():
+    is_mine = c.accelerator == a
+    if is_mine.all():
         return {name: float(n) for name, n in traffic(c, t.tensors).items()}
     output = list(t.tensors)[-1]
     elems = {name: tiled.elems() for name, tiled in t.tensors.items()}
-    found = {name: float((elems[name][c.tile[name]] * c.load[name])[mine].sum()) for name in c.load}
+    found = {name: float((elems[name][c.tile[name]] * c.load[name])[is_mine].sum()) for name in c.load}
     shared = np.bincount(c.tile[output], minlength=len(elems[output]))
-    found[output] = float((elems[output] / np.maximum(shared, 1))[c.tile[output][mine]].sum())
+    found[output] = float((elems[output] / np.maximum(shared, 1))[c.tile[output][is_mine]].sum())
     return found
 
 
 Call = tuple[int, bool, dict[str, int], tuple[tuple[int, int], ...]]
 
 
-def _distinct_calls(e: Einsum, found: Schedule, c: Calls) -> Iterator[tuple[Call, int]]:
+def _distinct_calls(e: Einsum, schedule: Schedule, c: Calls) -> Iterator[tuple[Call, int]]:
     """Yields the different kernel calls, and how often each occurs. A call is: accelerator, whether it
     accumulates, size of every rank, (offset, size) of rows and columns.
     """
-    t, ranks = found.tiling, found.reading.ranks
-    fixed = dict.fromkeys((rank for rank, _ in found.reading.groups), 1)
+    t, ranks = schedule.tiling, schedule.reading.ranks
+    fixed = dict.fromkeys((rank for rank, _ in schedule.reading.groups), 1)
     columns = {rank: np.full(len(c.accelerator), n) for rank, n in (e.sizes() | fixed).items()}
     for letter, name, dim in _size_sources(t):
         if letter in ranks:
@@ -88,16 +88,22 @@ def _distinct_calls(e: Einsum, found: Schedule, c: Calls) -> Iterator[tuple[Call
     if "t" in dict(t.nest.loops):
         columns = {rank: np.ones_like(c.accelerator) for rank in columns}
         columns[next(iter(columns))] = t.tensors["inputs"].elems()[c.tile["inputs"]]
-    places: list[Ints] = []
+    window_columns: list[Ints] = []
     for dim, w in zip((1, 2), t.operator.windows(), strict=True) if t.operator.kind in WINDOWED else ():
-        origin, held = _piece(t.tensors["inputs"], c.tile["inputs"], dim)
-        places += [_piece(t.tensors["outputs"], c.tile["outputs"], dim)[0] * w.step - w.lead - origin, held]
-    table = np.stack([c.accelerator, c.accumulate, *columns.values(), *places], axis=1)
-    rows, number = np.unique(table, axis=0, return_counts=True)
-    for row, n in zip(rows.tolist(), number.tolist(), strict=True):
-        rest = row[2 + len(columns) :]
+        origin, input_extent = _piece(t.tensors["inputs"], c.tile["inputs"], dim)
+        window_columns += [
+            _piece(t.tensors["outputs"], c.tile["outputs"], dim)[0] * w.step - w.lead - origin,
+            input_extent,
+        ]
+    table = np.stack([c.accelerator, c.accumulate, *columns.values(), *window_columns], axis=1)
+    rows, call_counts = np.unique(table, axis=0, return_counts=True)
+    for row, n in zip(rows.tolist(), call_counts.tolist(), strict=True):
+        window_numbers = row[2 + len(columns) :]
         sizes = dict(zip(columns, row[2 : 2 + len(columns)], strict=True))
-        yield (row[0], bool(row[1]), sizes, tuple(zip(rest[::2], rest[1::2], strict=True))), n
+        yield (
+            (row[0], bool(row[1]), sizes, tuple(zip(window_numbers[::2], window_numbers[1::2], strict=True))),
+            n,
+        )
 
 
 def _piece(tiled: Tiled, number: Ints, dim: int) -> tuple[Ints, Ints]:
@@ -120,26 +126,29 @@ def _size_sources(t: Tiling) -> Iterator[tuple[str, str, int]]:
     yield "C", "weights" if "weights" in tensors and tensors["weights"].grid()[-1] > 1 else "inputs", -1
 
 
-def _call_counts(e: Einsum, arch: Arch, found: Schedule, call: Call) -> tuple[Count, ...]:
+def _call_counts(e: Einsum, arch: Arch, schedule: Schedule, call: Call) -> tuple[Count, ...]:
     """The actions inside one kernel call, as a nest over its tiles.
 
     A call that adds to earlier sums reads all of them, also the first time (no first read is skipped). For
     windows, all elements outside of the input tile are padding.
     """
-    _, accumulates, sizes, places = call
-    ranks = found.reading.ranks
+    _, accumulates, sizes, windows = call
+    ranks = schedule.reading.ranks
     if accumulates:
         arch = replace(arch, levels=tuple(replace(level, skip_first_read=False) for level in arch.levels))
     x = e.inputs[0]
-    for letters, (offset, size) in zip(("HR", "WS"), places, strict=False):
-        own = {ranks[letter] for letter in letters if letter in ranks}
+    for letters, (offset, size) in zip(("HR", "WS"), windows, strict=False):
+        window_ranks = {ranks[letter] for letter in letters if letter in ranks}
         x = replace(
-            x, dims=tuple(replace(d, offset=offset, size=size) if own & set(d.ranks()) else d for d in x.dims)
+            x,
+            dims=tuple(
+                replace(d, offset=offset, size=size) if window_ranks & set(d.ranks()) else d for d in x.dims
+            ),
         )
     part = replace(e, inputs=(x, *e.inputs[1:]), extents=tuple(sizes.items()))
     stores = [
-        Store(home(name, found.unit), tensor)
-        for name, tensors in holders(e, found.tiling).items()
+        Store(home(name, schedule.unit), tensor)
+        for name, tensors in holders(e, schedule.tiling).items()
         for tensor in tensors
     ]
-    return count(Mapping((*stores, *kernel(part, arch, found, sizes))), part, arch)
+    return count(Mapping((*stores, *kernel(part, arch, schedule, sizes))), part, arch)

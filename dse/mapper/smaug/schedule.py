@@ -83,13 +83,13 @@ def calls(n: Nest, tensors: dict[str, Tiled], accelerators: int = 1) -> Calls:
     tile = {name: _number(words, counters, tensors[name].grid(), total) for name, words in n.index.items()}
     output = list(tensors)[-1]
     load = {
-        name: np.ones(total, np.bool_) if name in n.always else fresh(numbers, accelerator)
+        name: np.ones(total, np.bool_) if name in n.always else tile_changes(numbers, accelerator)
         for name, numbers in tile.items()
         if name != output
     }
     send = np.zeros(total, np.bool_)
     send[-1:] = True
-    send = send if n.last_only else fresh(tile[output][::-1], accelerator[::-1])[::-1]
+    send = send if n.last_only else tile_changes(tile[output][::-1], accelerator[::-1])[::-1]
     accumulate = counters[n.reduces] > 0 if n.reduces else np.zeros(total, np.bool_)
     return Calls(accelerator, tile, load, accumulate, send)
 
@@ -104,10 +104,10 @@ def _number(words: tuple[Names, ...], counters: dict[str, Ints], grid: tuple[int
     return number
 
 
-def fresh(tile: Ints, accelerator: Ints) -> Bools:
+def tile_changes(tile: Ints, accelerator: Ints) -> Bools:
     """[calls] whether a call's tile differs from that of the call before it on the same accelerator.
 
-    >>> fresh(np.array([0, 0, 1, 0]), np.array([0, 1, 0, 1])).tolist()
+    >>> tile_changes(np.array([0, 0, 1, 0]), np.array([0, 1, 0, 1])).tolist()
     [True, True, True, False]
     """
     order = np.argsort(accelerator, kind="stable")

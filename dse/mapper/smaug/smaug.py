@@ -26,10 +26,10 @@ from dse.mapper.smaug.factor import (
     cuts_dim,
     enumerate_tiles,
     layout_of,
+    minimum_tile,
     multiples,
-    smallest,
-    stored,
-    stored_each,
+    stored_elems,
+    stored_elems_each,
     strategy,
 )
 from dse.mapper.smaug.halo import Cut, Tiled, Window, cut, cut_outputs, cut_windows
@@ -71,7 +71,7 @@ class Tiling:
 Optimizer = Callable[[Operator, Unit, bool], Tiling | Infeasible]
 
 
-def same(kernel: tuple[int, int]) -> tuple[int, int, int, int]:
+def same_padding(kernel: tuple[int, int]) -> tuple[int, int, int, int]:
     """Padding that keeps the size at stride 1, the larger half above and left."""
     (top, bottom), (left, right) = ((k // 2, k - 1 - k // 2) for k in kernel)
     return top, bottom, left, right
@@ -110,7 +110,7 @@ def _labels(op: Operator, u: Unit, shapes: dict[str, Shape], kind: str = "") -> 
     for holder, name in enumerate(("inputs", "weights", "outputs")):
         if name in shapes:
             label = strategy(
-                shapes[name], smallest(u, f"{kind or op.kind}.{name}", shapes[name], op.kernel), u
+                shapes[name], minimum_tile(u, f"{kind or op.kind}.{name}", shapes[name], op.kernel), u
             )
             if isinstance(label, int):
                 return _no_tile_fits(op, u, holder, label)
@@ -124,13 +124,13 @@ def _inputs(
     """Input tiles that fit, in SMAUG's order: it takes the first of equally good ones. Under a window, the
     smallest tile holds complete windows (size + i * step elements), or the complete dimension.
     """
-    minimum = smallest(u, f"{kind or op.kind}.inputs", shape, op.kernel)
+    minimum = minimum_tile(u, f"{kind or op.kind}.inputs", shape, op.kernel)
     if op.kind in WINDOWED:
-        whole = (
+        whole_windows = (
             m if m == n else w.size + (m - w.size) // w.step * w.step
             for m, n, w in zip(minimum[1:3], shape[1:3], op.windows(), strict=True)
         )
-        minimum = (minimum[0], *whole, minimum[3])
+        minimum = (minimum[0], *whole_windows, minimum[3])
     found = enumerate_tiles(shape, label, minimum, step, u)
     if len(found):
         return found
@@ -139,13 +139,13 @@ def _inputs(
         op,
         u,
         0,
-        stored(
+        stored_elems(
             [m if cuts_dim(label, dim) else n for dim, m, n in zip(layout, minimum, shape, strict=True)], u
         ),
     )
 
 
-def _out(extents: Ints, full: int, w: Window, faithful: bool) -> Ints:
+def _output_extents(extents: Ints, full: int, w: Window, faithful: bool) -> Ints:
     """Largest output extents, for extents of input tiles: over the first tile (with the leading
     padding), the middle tiles, and the last tile (with the trailing padding).
 
@@ -158,7 +158,7 @@ def _out(extents: Ints, full: int, w: Window, faithful: bool) -> Ints:
     )
 
 
-def _whole(n: int) -> tuple[Cut, ...]:
+def _uncut(n: int) -> tuple[Cut, ...]:
     """A dimension that is not cut."""
     return ((0, n),)
 
@@ -172,7 +172,7 @@ def _plain(shape: Shape, label: str, tile_shape: Shape) -> Tiled:
 class _Choice:
     """Tile sizes of a product of inputs and weights."""
 
-    x: Shape  # shape of the input tile
+    input_tile: Shape  # shape of the input tile
     kernels: int  # of the weight tile
     channels: int  # of the weight tile
     outputs: int  # channels of the output tile
@@ -185,45 +185,54 @@ def _choose(
     area: Ints,
     weights: Shape,
     labels: dict[str, str],
-    kept: tuple[int | None, int | None, int | None],
-    own: bool,
+    fixed_slack: tuple[int | None, int | None, int | None],
+    independent: bool,
 ) -> _Choice | Infeasible:
     """The first of the combinations of tiles that fill the scratchpads most, as in SMAUG's SMV backend.
 
-    xs: candidates of the input tile.
-    area: per candidate, output elements per output channel.
-    own: whether the output tile's channels are independent of the weight tile's kernels.
-    kept: elements of padding of the innermost dimension of inputs, weights and outputs, where it is that of
+    xs: candidates of the input tile. area: per candidate, output elements per output channel. independent:
+    whether the output tile's channels are independent of the weight tile's kernels. fixed_slack: elements of
+    padding of the innermost dimension of inputs, weights and outputs, where it is that of
         the full tensor; None: what the tile's extent needs.
     """
     m, taps, full = weights[0], prod(weights[1:-1]), weights[-1]
     ns = multiples(u.pes, m, u.pes) if labels["weights"] != "None" else np.array([m])
-    free = cuts_dim(labels["weights"], "C") and not cuts_dim(labels["inputs"], "C")
+    cuts_channels = cuts_dim(labels["weights"], "C") and not cuts_dim(labels["inputs"], "C")
     ns, cs = (
         g.ravel()
-        for g in np.meshgrid(ns, multiples(u.macs, full, u.macs) if free else np.array([0]), indexing="ij")
+        for g in np.meshgrid(
+            ns, multiples(u.macs, full, u.macs) if cuts_channels else np.array([0]), indexing="ij"
+        )
     )
-    ws = np.stack(np.broadcast_arrays(ns * taps, cs if free else xs[:, -1:]), axis=-1)
-    w_elems = stored_each(ws.reshape(-1, 2), u, kept[1]).reshape(ws.shape[:-1]) * np.ones(
+    ws = np.stack(np.broadcast_arrays(ns * taps, cs if cuts_channels else xs[:, -1:]), axis=-1)
+    w_elems = stored_elems_each(ws.reshape(-1, 2), u, fixed_slack[1]).reshape(ws.shape[:-1]) * np.ones(
         (len(xs), 1), np.int64
     )
-    os = multiples(u.pes, m, u.pes) if own and labels["outputs"] != "None" else np.array([m]) if own else ns
-    outs = np.stack(np.broadcast_arrays(area[:, None], os), axis=-1)
-    o_elems = stored_each(outs.reshape(-1, 2), u, kept[2]).reshape(outs.shape[:-1])
-    w_all, o_all = (
-        (w_elems[:, :, None], o_elems[:, None, :]) if own else (w_elems[:, :, None], o_elems[:, :, None])
+    os = (
+        multiples(u.pes, m, u.pes)
+        if independent and labels["outputs"] != "None"
+        else np.array([m])
+        if independent
+        else ns
     )
-    score = stored_each(xs, u, kept[0])[:, None, None] + w_all + o_all
-    fits = (w_all <= u.most()) & (o_all <= u.most())
+    outs = np.stack(np.broadcast_arrays(area[:, None], os), axis=-1)
+    o_elems = stored_elems_each(outs.reshape(-1, 2), u, fixed_slack[2]).reshape(outs.shape[:-1])
+    w_all, o_all = (
+        (w_elems[:, :, None], o_elems[:, None, :])
+        if independent
+        else (w_elems[:, :, None], o_elems[:, :, None])
+    )
+    score = stored_elems_each(xs, u, fixed_slack[0])[:, None, None] + w_all + o_all
+    fits = (w_all <= u.max_elems()) & (o_all <= u.max_elems())
     if not fits.any():
         return (
             _no_tile_fits(op, u, 1, int(w_elems.min()))
-            if w_elems.min() > u.most()
+            if w_elems.min() > u.max_elems()
             else _no_tile_fits(op, u, 2, int(o_elems.min()))
         )
     i, j, k = (int(at) for at in np.unravel_index(int(np.where(fits, score, -1).argmax()), score.shape))
     x = tuple(int(n) for n in xs[i])
-    return _Choice(x, int(ns[j]), int(cs[j]) if free else x[-1], int(os[k if own else j]))
+    return _Choice(x, int(ns[j]), int(cs[j]) if cuts_channels else x[-1], int(os[k if independent else j]))
 
 
 def convolution(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
@@ -232,29 +241,38 @@ def convolution(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     """
     (n, h, w, c), m, (rows, columns) = op.shape, op.outputs, op.windows()
     image, ho, wo = (n if faithful else 1, h, w, c), rows.outputs(h), columns.outputs(w)
-    weights, one = (m, *op.kernel, c), (1, ho, wo, m)
-    labels = _labels(op, u, {"inputs": image, "weights": weights, "outputs": one})
+    weights, image_outputs = (m, *op.kernel, c), (1, ho, wo, m)
+    labels = _labels(op, u, {"inputs": image, "weights": weights, "outputs": image_outputs})
     if isinstance(labels, Infeasible):
         return labels
     if labels["weights"] != "None":
         labels["outputs"] = "DimNC"
-    if high := cuts_dim(labels["inputs"], "H"):
+    if cuts_rows := cuts_dim(labels["inputs"], "H"):
         labels["outputs"] = "DimNCH" if cuts_dim(labels["outputs"], "C") else "DimNH"
     xs = _inputs(op, u, image, labels["inputs"], (1, rows.step, 1, u.macs))
     if isinstance(xs, Infeasible):
         return xs
-    area = xs[:, 0] * (_out(xs[:, 1], h, rows, faithful) if high else ho) * wo
-    kept = (None, u.slack(c), u.slack(m)) if faithful else (None, None, None)
-    best = _choose(op, u, xs, area, weights, labels, kept, own=not high and labels["weights"] == "None")
+    area = xs[:, 0] * (_output_extents(xs[:, 1], h, rows, faithful) if cuts_rows else ho) * wo
+    fixed_slack = (None, u.slack(c), u.slack(m)) if faithful else (None, None, None)
+    best = _choose(
+        op,
+        u,
+        xs,
+        area,
+        weights,
+        labels,
+        fixed_slack,
+        independent=not cuts_rows and labels["weights"] == "None",
+    )
     if isinstance(best, Infeasible):
         return best
     if n > 1 and not faithful and labels["inputs"] == "None":
         labels["inputs"] = "DimN"
-    cuts = cut_windows(h, best.x[1], rows, not faithful)
-    made = 1 if faithful else n
-    out = (
-        best.x[0],
-        int(_out(np.array([best.x[1]]), h, rows, faithful)[0]) if high else ho,
+    cuts = cut_windows(h, best.input_tile[1], rows, not faithful)
+    image_count = 1 if faithful else n
+    output_tile = (
+        best.input_tile[0],
+        int(_output_extents(np.array([best.input_tile[1]]), h, rows, faithful)[0]) if cuts_rows else ho,
         wo,
         best.outputs,
     )
@@ -262,18 +280,18 @@ def convolution(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
         "inputs": Tiled(
             op.shape,
             labels["inputs"],
-            best.x,
-            (cut(n, best.x[0]), cuts, cut_windows(w, w, columns), cut(c, best.x[3])),
+            best.input_tile,
+            (cut(n, best.input_tile[0]), cuts, cut_windows(w, w, columns), cut(c, best.input_tile[3])),
         ),
         "weights": _plain(weights, labels["weights"], (best.kernels, *op.kernel, best.channels)),
         "outputs": Tiled(
-            (made, ho, wo, m),
+            (image_count, ho, wo, m),
             labels["outputs"],
-            out,
+            output_tile,
             (
-                cut(made, out[0]),
-                cut_outputs(cuts, rows) if high else _whole(ho),
-                _whole(wo),
+                cut(image_count, output_tile[0]),
+                cut_outputs(cuts, rows) if cuts_rows else _uncut(ho),
+                _uncut(wo),
                 cut(m, best.outputs),
             ),
         ),
@@ -293,12 +311,12 @@ def _product_nest(
     calls for the same image, rows and kernel tile run on the same accelerator.
     """
     grids = {name: t.grid() for name, t in tensors.items()}
-    made, m = grids["outputs"][-1], grids["weights"][0]
+    output_tiles, m = grids["outputs"][-1], grids["weights"][0]
     loops = {
         "n": grids["inputs"][0],
         "h": grids["outputs"][1] if len(grids["outputs"]) == 4 else 1,
         "m": m,
-        "o": made if m < made else 1,
+        "o": output_tiles if m < output_tiles else 1,
         "c": grids["weights"][-1],
     }
     index = {"inputs": inputs, "weights": weights, "outputs": outputs}
@@ -319,16 +337,20 @@ def inner_product(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     xs = _inputs(op, u, (n, a), labels["inputs"], (1, u.macs))
     if isinstance(xs, Infeasible):
         return xs
-    kept = (
+    fixed_slack = (
         (None, None if labels["weights"] == "DimN" else u.slack(a), u.slack(q))
         if faithful
         else (None, None, None)
     )
-    own = labels["weights"] == "None" or labels["outputs"] == "None"
-    best = _choose(op, u, xs, xs[:, 0], (q, a), labels, kept, own)
+    independent = labels["weights"] == "None" or labels["outputs"] == "None"
+    best = _choose(op, u, xs, xs[:, 0], (q, a), labels, fixed_slack, independent)
     if isinstance(best, Infeasible):
         return best
-    tiles = {"inputs": best.x, "weights": (best.kernels, best.channels), "outputs": (best.x[0], best.outputs)}
+    tiles = {
+        "inputs": best.input_tile,
+        "weights": (best.kernels, best.channels),
+        "outputs": (best.input_tile[0], best.outputs),
+    }
     tensors = {name: _plain(shapes[name], labels[name], tiles[name]) for name in shapes}
     return Tiling(op, tensors, _product_nest(tensors, "n c", "m c", "n m+o", always=True, last_only=faithful))
 
@@ -345,53 +367,53 @@ def pooling(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     if isinstance(labels, Infeasible):
         return labels
     labels["outputs"] = _pooled_label(labels["inputs"], labels["outputs"], faithful)
-    high, wide, deep = (cuts_dim(labels["outputs"], dim) for dim in "HWC")
+    cuts_rows, cuts_columns, cuts_channels = (cuts_dim(labels["outputs"], dim) for dim in "HWC")
     xs = _inputs(op, u, op.shape, labels["inputs"], (1, rows.step, columns.step, u.vector))
     if isinstance(xs, Infeasible):
         return xs
     outs = np.broadcast_to(np.array(full), xs.shape).copy()
     outs[:, 0] = xs[:, 0]
-    outs[:, 1] = _out(xs[:, 1], h, rows, faithful) if high else full[1]
-    outs[:, 2] = _out(xs[:, 2], w, columns, faithful) if wide else full[2]
-    outs[:, 3] = xs[:, 3] if deep and cuts_dim(labels["inputs"], "C") else c
-    sizes = stored_each(outs, u, u.slack(c) if faithful else None)
-    fits = sizes <= u.most()
+    outs[:, 1] = _output_extents(xs[:, 1], h, rows, faithful) if cuts_rows else full[1]
+    outs[:, 2] = _output_extents(xs[:, 2], w, columns, faithful) if cuts_columns else full[2]
+    outs[:, 3] = xs[:, 3] if cuts_channels and cuts_dim(labels["inputs"], "C") else c
+    sizes = stored_elems_each(outs, u, u.slack(c) if faithful else None)
+    fits = sizes <= u.max_elems()
     if not fits.any():
         return _no_tile_fits(op, u, 2, int(sizes.min()))
-    best = int(np.where(fits, stored_each(xs, u) + sizes, -1).argmax())
+    best = int(np.where(fits, stored_elems_each(xs, u) + sizes, -1).argmax())
     x, out = (tuple(int(i) for i in shapes[best]) for shapes in (xs, outs))
     high_cuts = cut_windows(h, x[1], rows, not faithful)
     wide_cuts = cut_windows(w, x[2], columns, not faithful)
-    made = _plain(full, labels["outputs"], out)
+    output = _plain(full, labels["outputs"], out)
     if not faithful:
-        made = Tiled(
+        output = Tiled(
             full,
-            made.label,
+            output.label,
             out,
-            (made.cuts[0], cut_outputs(high_cuts, rows), cut_outputs(wide_cuts, columns), made.cuts[3]),
+            (output.cuts[0], cut_outputs(high_cuts, rows), cut_outputs(wide_cuts, columns), output.cuts[3]),
         )
-        high_cuts, wide_cuts = high_cuts[: len(made.cuts[1])], wide_cuts[: len(made.cuts[2])]
+        high_cuts, wide_cuts = high_cuts[: len(output.cuts[1])], wide_cuts[: len(output.cuts[2])]
     tensors = {
         "inputs": Tiled(op.shape, labels["inputs"], x, (cut(n, x[0]), high_cuts, wide_cuts, cut(c, x[3]))),
-        "outputs": made,
+        "outputs": output,
     }
     loops = {
         dim: min(ours, theirs)
-        for dim, ours, theirs in zip("nhw", made.grid(), tensors["inputs"].grid(), strict=False)
+        for dim, ours, theirs in zip("nhw", output.grid(), tensors["inputs"].grid(), strict=False)
     }
     loops["c"] = tensors["inputs"].grid()[3]
     return Tiling(op, tensors, nest(loops, tensors, {"inputs": "n h w c", "outputs": "n h w c"}, "c"))
 
 
 def _pooled_label(inputs: str, outputs: str, faithful: bool) -> str:
-    deep, high, wide = (cuts_dim(outputs, dim) for dim in "CHW")
+    cuts_channels, cuts_rows, cuts_columns = (cuts_dim(outputs, dim) for dim in "CHW")
     if not faithful and cuts_dim(inputs, "H") and cuts_dim(inputs, "W"):
         return "DimNHW"  # no label has channels as well
     if cuts_dim(inputs, "H"):
-        outputs = "DimNCH" if deep else "DimNHW" if wide and faithful else "DimNH"
+        outputs = "DimNCH" if cuts_channels else "DimNHW" if cuts_columns and faithful else "DimNH"
     if cuts_dim(inputs, "W"):
-        deep, high = cuts_dim(outputs, "C"), cuts_dim(outputs, "H")
-        outputs = "DimNCW" if deep else "DimNHW" if high and faithful else "DimNW"
+        cuts_channels, cuts_rows = cuts_dim(outputs, "C"), cuts_dim(outputs, "H")
+        outputs = "DimNCW" if cuts_channels else "DimNHW" if cuts_rows and faithful else "DimNW"
     return outputs
 
 
@@ -407,7 +429,7 @@ def batch_norm(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     assert isinstance(stacked, dict)
     label, stacked_label = inputs["inputs"], stacked["weights"]
     if kind == "batch_norm" and stacked_label != "None":
-        return _no_tile_fits(op, u, 1, stored(weights, u))
+        return _no_tile_fits(op, u, 1, stored_elems(weights, u))
     xs = _inputs(op, u, op.shape, label, (1, *[u.vector] * (len(op.shape) - 1)), kind)
     if isinstance(xs, Infeasible):
         return xs
@@ -420,14 +442,14 @@ def batch_norm(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
             np.repeat(xs, len(parts), axis=0),
             np.stack([np.full(len(xs) * len(parts), 4), np.tile(parts, len(xs))], axis=1),
         )
-    sizes = stored_each(ws, u, u.slack(op.shape[-1]) if faithful else None)
-    fits = sizes <= u.most()
+    sizes = stored_elems_each(ws, u, u.slack(op.shape[-1]) if faithful else None)
+    fits = sizes <= u.max_elems()
     if faithful and stacked_label != "None" and cuts_dim(label, "C"):
         # upstream stops at the first that does not fit, so larger batch tiles are never seen
         fits = np.logical_and.accumulate(fits)
     if not fits.any():
         return _no_tile_fits(op, u, 1, int(sizes.min()))
-    best = int(np.where(fits, 2 * stored_each(xs, u) + sizes, -1).argmax())
+    best = int(np.where(fits, 2 * stored_elems_each(xs, u) + sizes, -1).argmax())
     x = tuple(int(i) for i in xs[best])
     tensors = {
         "inputs": _plain(op.shape, label, x),
@@ -450,10 +472,10 @@ def elementwise(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     """Any shape, one operand or more: the stored elements of all tensors are cut alike, into runs of
     consecutive ones, and visited together.
     """
-    total = stored(op.shape, u)
+    total = stored_elems(op.shape, u)
     names = ["inputs", *(f"inputs_{i}" for i in range(2, op.operands + 1)), "outputs"]
     tensors = {
-        name: _plain((1, total), "None" if total <= u.most() else "flat", (1, min(u.most(), total)))
+        name: _plain((1, total), "None" if total <= u.max_elems() else "flat", (1, min(u.max_elems(), total)))
         for name in names
     }
     return Tiling(op, tensors, nest({"t": tensors["inputs"].grid()[1]}, tensors, dict.fromkeys(names, "0 t")))
@@ -461,10 +483,10 @@ def elementwise(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
 
 def softmax(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     """[n, activations]: a row is never cut."""
-    row = stored(op.shape[1:], u)
-    if row > u.most():
+    row = stored_elems(op.shape[1:], u)
+    if row > u.max_elems():
         return _no_tile_fits(op, u, 0, row)
-    rows = min(op.shape[0], u.most() // row)
+    rows = min(op.shape[0], u.max_elems() // row)
     label = "None" if rows == op.shape[0] else "DimN"
     tensors = {name: _plain(op.shape, label, (rows, op.shape[1])) for name in ("inputs", "outputs")}
     return Tiling(
@@ -485,29 +507,29 @@ def depthwise(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     xs = _inputs(op, u, image, label, (1, rows.step, 1, u.vector))
     if isinstance(xs, Infeasible):
         return xs
-    high = _out(xs[:, 1], h, rows, faithful=False)
+    output_rows = _output_extents(xs[:, 1], h, rows, faithful=False)
     ws, outs = (
-        stored_each(np.stack([size, xs[:, 3]], axis=1), u)
-        for size in (np.full(len(xs), prod(op.kernel)), high * wo)
+        stored_elems_each(np.stack([size, xs[:, 3]], axis=1), u)
+        for size in (np.full(len(xs), prod(op.kernel)), output_rows * wo)
     )
-    fits = (ws <= u.most()) & (outs <= u.most())
+    fits = (ws <= u.max_elems()) & (outs <= u.max_elems())
     if not fits.any():
         return (
             _no_tile_fits(op, u, 1, int(ws.min()))
-            if ws.min() > u.most()
+            if ws.min() > u.max_elems()
             else _no_tile_fits(op, u, 2, int(outs.min()))
         )
-    best = int(np.where(fits, stored_each(xs, u) + ws + outs, -1).argmax())
+    best = int(np.where(fits, stored_elems_each(xs, u) + ws + outs, -1).argmax())
     x, cuts = tuple(int(i) for i in xs[best]), cut_windows(h, int(xs[best, 1]), rows)
     label = "DimN" if n > 1 and label == "None" else label
     tensors = {
-        "inputs": Tiled(op.shape, label, x, (cut(n, 1), cuts, _whole(w), cut(c, x[3]))),
+        "inputs": Tiled(op.shape, label, x, (cut(n, 1), cuts, _uncut(w), cut(c, x[3]))),
         "weights": _plain((1, *op.kernel, c), "DimNC" if x[3] < c else "None", (1, *op.kernel, x[3])),
         "outputs": Tiled(
             (n, ho, wo, c),
             label,
-            (1, int(high[best]), wo, x[3]),
-            (cut(n, 1), cut_outputs(cuts, rows), _whole(wo), cut(c, x[3])),
+            (1, int(output_rows[best]), wo, x[3]),
+            (cut(n, 1), cut_outputs(cuts, rows), _uncut(wo), cut(c, x[3])),
         ),
     }
     loops = dict(
@@ -526,23 +548,27 @@ def attention(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     and the running maximum and sum of each query.
     """
     (heads, queries, d), context = op.shape, op.outputs
-    first = (
-        smallest(u, "attention.queries", op.shape)[1],
-        smallest(u, "attention.keys", (heads, context, d))[1],
+    steps = (
+        minimum_tile(u, "attention.queries", op.shape)[1],
+        minimum_tile(u, "attention.keys", (heads, context, d))[1],
     )
     rows, keys = (
         g.ravel()
         for g in np.meshgrid(
-            multiples(first[0], queries, first[0]), multiples(first[1], context, first[1]), indexing="ij"
+            multiples(steps[0], queries, steps[0]), multiples(steps[1], context, steps[1]), indexing="ij"
         )
     )
-    deep = stored((1, d), u)
+    row_elems = stored_elems((1, d), u)
     sizes = np.stack(
-        [rows * deep, 2 * keys * deep, rows * (deep + 2) + stored_each(np.stack([rows, keys], axis=1), u)]
+        [
+            rows * row_elems,
+            2 * keys * row_elems,
+            rows * (row_elems + 2) + stored_elems_each(np.stack([rows, keys], axis=1), u),
+        ]
     )
-    fits = (sizes <= u.most()).all(axis=0)
+    fits = (sizes <= u.max_elems()).all(axis=0)
     if not fits.any():
-        holder = int((sizes.min(axis=1) > u.most()).argmax())
+        holder = int((sizes.min(axis=1) > u.max_elems()).argmax())
         return _no_tile_fits(op, u, holder, int(sizes[holder].min()))
     best = int(np.where(fits, sizes.sum(axis=0), -1).argmax())
     row, key = (1, int(rows[best]), d), (1, int(keys[best]), d)

@@ -99,7 +99,7 @@ def busy(rows: Iterable[tuple[Key, Number, Sequence[Number]]], e: Einsum, arch: 
     rows: (level, tensor, action), elements of all instances together, and elements of each instance that may
         be the busiest
     """
-    bits, order = bits_of(e, arch), arch.order()
+    bits, order = bits_of(e, arch), arch.level_index()
     arrays = {f.name: f for f in arch.fanouts}
     ports: dict[tuple[int, str], list[Number]] = {}
     steps: Number = 0.0
@@ -114,7 +114,8 @@ def busy(rows: Iterable[tuple[Key, Number, Sequence[Number]]], e: Einsum, arch: 
         ):
             key = order[name], port(level, action)
             ports[key] = [
-                had + n * cycles for had, n in zip(ports.get(key, [0.0] * len(elems)), elems, strict=True)
+                sum_before + n * cycles
+                for sum_before, n in zip(ports.get(key, [0.0] * len(elems)), elems, strict=True)
             ]
     levels = tuple(
         largest(0.0, *(n for (at, _), found in ports.items() if at == v for n in found))
@@ -123,11 +124,11 @@ def busy(rows: Iterable[tuple[Key, Number, Sequence[Number]]], e: Einsum, arch: 
     return Busy(levels, steps, ramp)
 
 
-def elapsed_cycles(own: Busy, times: Sequence[PortTimes], steady: bool = False) -> Number:
+def elapsed_cycles(busy_cycles: Busy, times: Sequence[PortTimes], steady: bool = False) -> Number:
     """Returns the latency in cycles: with no port times, where fills never stall, the largest busy time.
 
     steady: returns the initiation interval of equal einsums back to back
     """
     if times:
-        return latency(times, own.steps, own.ramp, steady)
-    return largest(own.steps, *own.levels) + own.ramp
+        return latency(times, busy_cycles.steps, busy_cycles.ramp, steady)
+    return largest(busy_cycles.steps, *busy_cycles.levels) + busy_cycles.ramp

@@ -13,9 +13,9 @@ from math import prod
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.sim.counts.actions import Key
 from dse.sim.counts.terms import (
-    Reading,
+    Formulas,
+    NestSums,
     Row,
-    Sums,
     Term,
     Wiring,
     crossing,
@@ -37,7 +37,7 @@ from dse.sim.counts.terms import (
 )
 from hw.arch import Arch, Fanout
 from workloads.einsum import Dim, Einsum, Projection
-from workloads.graph import accessed
+from workloads.graph import base_of_any
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Footprint:
     elems: int | Fraction  # elements; of a compressed tensor, its bits divided by the bits of an element
     # filled more than once (a temporal loop stands above the position that the node sinks to), so a double
     # buffer doubles it
-    moving: bool
+    is_refilled: bool
 
 
 Elems = tuple[float, list[float]]  # of all instances; of each instance that may be the busiest of a port
@@ -79,22 +79,22 @@ class Counted:
     """The counts of one mapping of one einsum: made once (`counted`), then read by all that prices them."""
 
     mapping: Mapping  # the whole nest, with the shared part of a schedule
-    reading: Reading  # the sums of that nest, with its links and bits per element
+    sums: NestSums  # the sums of that nest, with its links and bits per element
     rows: tuple[Count, ...]
-    held: Sequence[Footprint]
+    footprints: Sequence[Footprint]
     # sums of the nest whose latency, with stalls, is the einsum's; None: the latency is the largest busy time
-    timed: Reading | None
-    begun: int = 0  # levels start empty in every iteration of the loops of `timed` above this position
+    timed: NestSums | None
+    restart_at: int = 0  # levels start empty in every iteration of the loops of `timed` above this position
 
 
-def reading(mapping: Mapping, e: Einsum, arch: Arch, whole: Einsum | None = None) -> Reading:
+def nest_sums(mapping: Mapping, e: Einsum, arch: Arch, whole_einsum: Einsum | None = None) -> NestSums:
     """Returns the sums of one mapping.
 
-    whole: the whole einsum, where e is a part of it; products per element are those of the whole
+    whole_einsum: the whole einsum, where e is a part of it; products per element are those of the whole
     """
-    formulas = recipe(without_tile_sizes(mapping), e, wiring(arch), whole or e)
+    formulas = recipe(without_tile_sizes(mapping), e, wiring(arch), whole_einsum or e)
     tiles = [node.tile for node in mapping.nodes if isinstance(node, Loop)]
-    return Reading(formulas, partial(value, tiles), instances(formulas, [tiles]))
+    return NestSums(formulas, partial(value, tiles), instances(formulas, [tiles]))
 
 
 def counted(mapping: Mapping, e: Einsum, arch: Arch, held: Sequence[Footprint] = ()) -> Counted:
@@ -102,21 +102,23 @@ def counted(mapping: Mapping, e: Einsum, arch: Arch, held: Sequence[Footprint] =
 
     held: the mapping's footprints, which the caller has checked: only a mapping that fits is counted
     """
-    at = reading(mapping, e, arch)
-    return Counted(mapping, at, busiest(instance_counts(at), at.sums.bits, arch), held, at)
+    sums = nest_sums(mapping, e, arch)
+    return Counted(mapping, sums, busiest(instance_counts(sums), sums.formulas.bits, arch), held, sums)
 
 
 def count(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
     """Returns reads and writes per level and tensor, operations, and folds of systolic arrays. Rows without
     elements are left out.
     """
-    at = reading(mapping, e, arch)
-    return busiest(instance_counts(at), at.sums.bits, arch)
+    sums = nest_sums(mapping, e, arch)
+    return busiest(instance_counts(sums), sums.formulas.bits, arch)
 
 
-def instance_counts(at: Reading) -> dict[Key, Elems]:
+def instance_counts(sums: NestSums) -> dict[Key, Elems]:
     """Returns, by row key, the counts of every instance that may be the busiest."""
-    return {row.key: (at.total(row.total), at.by_instance(row.own)) for row in at.sums.rows}
+    return {
+        row.key: (sums.total(row.total), sums.by_instance(row.one_instance)) for row in sums.formulas.rows
+    }
 
 
 def busiest(rows: dict[Key, Elems], bits: dict[str, int], arch: Arch) -> tuple[Count, ...]:
@@ -124,26 +126,28 @@ def busiest(rows: dict[Key, Elems], bits: dict[str, int], arch: Arch) -> tuple[C
 
     bits: per element, by tensor
     """
-    many = len(next(iter(rows.values()))[1])
+    instance_count = len(next(iter(rows.values()))[1])
     found: dict[tuple[str, str], int] = {}
-    for level in arch.levels if many > 1 else ():
+    for level in arch.levels if instance_count > 1 else ():
         for actions in (("read",), ("write",)) if level.ports == "separate" else (("read", "write"),):
-            moved = [
+            port_bits = [
                 sum(
-                    bits[key[1]] * own[i]
-                    for key, (_, own) in rows.items()
+                    bits[key[1]] * per_instance[i]
+                    for key, (_, per_instance) in rows.items()
                     if key[0] == level.name and key[2] in actions
                 )
-                for i in range(many)
+                for i in range(instance_count)
             ]
-            found |= {(level.name, action): moved.index(max(moved)) for action in actions}
+            found |= {(level.name, action): port_bits.index(max(port_bits)) for action in actions}
     return tuple(
-        Count(*key, total, own[found.get((key[0], key[2]), 0)]) for key, (total, own) in rows.items() if total
+        Count(*key, total, per_instance[found.get((key[0], key[2]), 0)])
+        for key, (total, per_instance) in rows.items()
+        if total
     )
 
 
 @lru_cache(maxsize=1 << 12)
-def recipe(nest: Mapping, e: Einsum, wires: Wiring, whole: Einsum) -> Sums:
+def recipe(nest: Mapping, e: Einsum, wires: Wiring, whole_einsum: Einsum) -> Formulas:
     """Returns the formulas of a nest's counts, the same for all tile sizes, rows in the order of its nodes.
 
     For the node of a tensor at level L: reads_L = R - S + W', writes_L = W + R' - S' (docs/model.md, Counts).
@@ -151,9 +155,9 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring, whole: Einsum) -> Sums:
     R', W': the node's own fills and drains
     S, S': skipped first reads of an output, as served and as filled
 
-    whole: as in `reading`
+    whole_einsum: as in `nest_sums`
     """
-    s = Sums(e, nest, wires, sparse(whole))
+    s = Formulas(e, nest, wires, sparse(whole_einsum))
     found: dict[Key, tuple[list[Term], list[Term]]] = {}
 
     def add(store: Store, action: str, terms: Sequence[tuple[Term, ...]]) -> None:
@@ -162,37 +166,47 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring, whole: Einsum) -> Sums:
         row[1].extend(terms[1])
 
     for link in s.links:
-        output = link.output
+        output = link.is_output
         skips = (False, True) if output and link.parent.level in wires.skips else (False,)
         for skip in skips:
-            add(link.parent, "read", [serves(s, link, own, skip=skip) for own in (False, True)])
+            add(
+                link.parent,
+                "read",
+                [serves(s, link, one_instance, skip=skip) for one_instance in (False, True)],
+            )
         if output:
-            add(link.parent, "write", [writes(s, link, own) for own in (False, True)])
+            add(link.parent, "write", [writes(s, link, one_instance) for one_instance in (False, True)])
         for skip in skips if link.child else ():
-            add(link.child or link.parent, "write", [fills(s, link, own, skip=skip) for own in (False, True)])
+            add(
+                link.child or link.parent,
+                "write",
+                [fills(s, link, one_instance, skip=skip) for one_instance in (False, True)],
+            )
         if output and link.child:
-            add(link.child, "read", [fills(s, link, own) for own in (False, True)])
-    rows = [Row(key, tuple(total), tuple(own)) for key, (total, own) in found.items()]
-    if added := tuple(term for link in s.links if link.output and link.child for term in merges(s, link)):
-        rows.append(Row(("MAC", e.output.tensor, "merge"), added, ()))
-    points, first_pe = (
+            add(link.child, "read", [fills(s, link, one_instance) for one_instance in (False, True)])
+    rows = [Row(key, tuple(total), tuple(one_instance)) for key, (total, one_instance) in found.items()]
+    if merge_terms := tuple(
+        term for link in s.links if link.is_output and link.child for term in merges(s, link)
+    ):
+        rows.append(Row(("MAC", e.output.tensor, "merge"), merge_terms, ()))
+    all_points, first_pe_points = (
         Term(nonzero_share(e), passes(s, len(nest.nodes), all_pes)) for all_pes in (True, False)
     )
-    rows.append(Row(("MAC", "-", "compute"), (points,), (first_pe,)))
+    rows.append(Row(("MAC", "-", "compute"), (all_points,), (first_pe_points,)))
     for array in wires.systolic:
-        entered = (folds(s, array),)
-        rows.append(Row((array.name, "-", "fold"), entered, entered))
+        fold_terms = (folds(s, array),)
+        rows.append(Row((array.name, "-", "fold"), fold_terms, fold_terms))
     s.rows = tuple(rows)
     return s
 
 
-def steps(at: Reading) -> tuple[Count, ...]:
+def steps(sums: NestSums) -> tuple[Count, ...]:
     """Returns the rows of `count` that use no port: operations, and folds of systolic arrays. Their busiest
     instance is the first.
     """
     return tuple(
-        Count(*row.key, at.total(row.total), at.total(row.own))
-        for row in at.sums.rows
+        Count(*row.key, sums.total(row.total), sums.total(row.one_instance))
+        for row in sums.formulas.rows
         if row.key[2] in ("compute", "fold")
     )
 
@@ -207,37 +221,39 @@ def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]
     projections = {p.tensor: p for p in e.tensors()}
     outer = arch.levels[0].name
     layout_levels = arch.layout_levels()
-    above: dict[str, str] = {}  # tensor -> level of its last node
+    level_above: dict[str, str] = {}  # tensor -> level of its last node
     found = []
-    tile, moving = e.sizes(), False
+    tile, in_loop = e.sizes(), False
     for i, node in enumerate(mapping.nodes):
         if isinstance(node, Loop):
-            moving = moving or (not node.over and node.tile < tile[node.rank])
+            in_loop = in_loop or (not node.over and node.tile < tile[node.rank])
             tile[node.rank] = node.tile
             continue
         p = projections[node.tensor]
         if node.level == outer:
-            stored = p.stored_bits(arch.word_bits) * stands(p, e)
+            stored = p.stored_bits(arch.word_bits) * takes_capacity(p, e)
             found.append(Footprint(node.level, node.tensor, in_elems(p, stored, arch.word_bits), False))
-            above[node.tensor] = node.level
+            level_above[node.tensor] = node.level
             continue
-        sunk = (
-            mapping.nodes[i : resting_position(p, e, mapping, i, above[node.tensor], layout_levels)]
-            if node.tensor in above
+        sink_nodes = (
+            mapping.nodes[i : resting_position(p, e, mapping, i, level_above[node.tensor], layout_levels)]
+            if node.tensor in level_above
             else ()
         )
-        above[node.tensor] = node.level
-        held = tile | {loop.rank: loop.tile for loop in sunk if isinstance(loop, Loop)}
-        refilled = moving or any(isinstance(loop, Loop) and loop.tile < tile[loop.rank] for loop in sunk)
-        found.append(Footprint(node.level, node.tensor, tile_words(p, held, arch.word_bits), refilled))
+        level_above[node.tensor] = node.level
+        sunk_tile = tile | {loop.rank: loop.tile for loop in sink_nodes if isinstance(loop, Loop)}
+        refilled = in_loop or any(
+            isinstance(loop, Loop) and loop.tile < tile[loop.rank] for loop in sink_nodes
+        )
+        found.append(Footprint(node.level, node.tensor, tile_words(p, sunk_tile, arch.word_bits), refilled))
     return tuple(found)
 
 
-def stands(p: Projection, e: Einsum) -> bool:
+def takes_capacity(p: Projection, e: Einsum) -> bool:
     """True if a tensor takes capacity where it is stored whole. A second access (T_again) is the same tensor
     and takes none.
     """
-    return accessed(p.tensor, [q.tensor for q in e.tensors()], [e.output.tensor]) == p.tensor
+    return base_of_any(p.tensor, [q.tensor for q in e.tensors()], [e.output.tensor]) == p.tensor
 
 
 def hull(p: Projection, tile: dict[str, int], dims: Sequence[Dim] | None = None) -> int:
@@ -274,26 +290,26 @@ class Delivery:
     access: float  # words per access of compute; 1 for a node
 
 
-def deliveries(at: Reading, arch: Arch, f: Fanout) -> list[Delivery]:
+def deliveries(sums: NestSums, arch: Arch, f: Fanout) -> list[Delivery]:
     """Returns what crosses a fan-out, for each tensor whose parent node is outside and whose next node, or
     compute, is inside.
     """
-    s, order = at.sums, arch.order()
+    s, order = sums.formulas, arch.level_index()
     found = []
     for link in s.links:
         inner = order[link.child.level] if link.child else len(order)
         if not order[link.parent.level] < f.outside <= inner:
             continue
-        outer = [serves(s, link, False)]
-        if link.output:
-            outer.append(writes(s, link, False))
-            outer += [serves(s, link, False, skip=True)] if link.parent.level in s.wires.skips else []
+        source_terms = [serves(s, link, False)]
+        if link.is_output:
+            source_terms.append(writes(s, link, False))
+            source_terms += [serves(s, link, False, skip=True)] if link.parent.level in s.wires.skips else []
         found.append(
             Delivery(
                 link.tensor,
-                sum(map(at.total, outer)),
-                at.total(crossing(s, link)),
-                link.seen if link.child else unshared(link.tensor, s.e),
+                sum(map(sums.total, source_terms)),
+                sums.total(crossing(s, link)),
+                link.ranks if link.child else unshared(link.tensor, s.e),
                 1.0 if link.child else direct_elems(link.tensor, s.e, arch.word_bits),
             )
         )

@@ -96,32 +96,34 @@ def latency(levels: Sequence[PortTimes], steps: Number, ramp: Number = 0.0, stea
     """
     inside = stopped = steps  # stopped: steps, and transfers during which no step runs
     for level in reversed(levels):
-        once = level.restarts == 1 if steady else False
-        first, last = (where(once, 0.0, cycles) for cycles in (level.first, level.last))
+        starts_once = level.restarts == 1 if steady else False
+        first, last = (where(starts_once, 0.0, cycles) for cycles in (level.first, level.last))
         inside = largest(inside, level.serve)
         if level.double:
             inside = (
                 first
-                + largest(inside, level.one_port, where(once, level.all_transfers, level.double_buffer_time))
+                + largest(
+                    inside, level.one_port, where(starts_once, level.all_transfers, level.double_buffer_time)
+                )
                 + last
             )
             stopped = stopped + first + level.returning + last
         else:
-            exchanged = first + where(once, level.all_transfers, level.between) + last
+            exchanged = first + where(starts_once, level.all_transfers, level.between) + last
             inside, stopped = inside + exchanged, stopped + exchanged
         inside = largest(inside, stopped)
     return largest(inside, *(level.busy for level in levels)) + ramp
 
 
-def exchange_cycles(port: Number, drains: Number, back: Number) -> Number:
+def exchange_cycles(port: Number, drains: Number, returning: Number) -> Number:
     """Returns a lower bound on the time of those exchanges of a single-buffered level that change the same
     tensors.
 
     port: traffic of the busiest port in these exchanges
     drains: output tiles that leave
-    back: output tiles that come into the same space
+    returning: output tiles that come into the same space
     """
-    return largest(port, drains + back)
+    return largest(port, drains + returning)
 
 
 def double_buffer_cycles(
@@ -138,7 +140,8 @@ def double_buffer_cycles(
     steps: compute steps of that round if they write the output at this level, otherwise 0
     """
     # where drains keep the port busy, only steps wait for them, not the fills inside
-    first = where(drains <= before, tail, steps)
+    exposed = where(drains <= before, tail, steps)
     return largest(
-        between + largest(first - before, 0), where(drains > 0, head + drains + largest(steps - before, 0), 0)
+        between + largest(exposed - before, 0),
+        where(drains > 0, head + drains + largest(steps - before, 0), 0),
     )

@@ -40,28 +40,35 @@ def tile_spans(extent: int, cuts: Ints) -> tuple[Ints, Ints]:
             else:
                 begin = last if counted == LAST else max(counted - PE_0, 0)
                 trips[i] = size[i] > begin * tile and (counted != ONLY or last == 0)
-        more = trips.sum()
-        inner = np.empty(more, np.int64)
-        width = np.empty(more, np.int64)
-        first = np.empty(more, np.int64)
-        at = 0
+        tile_total = trips.sum()
+        next_low = np.empty(tile_total, np.int64)
+        next_size = np.empty(tile_total, np.int64)
+        next_longest = np.empty(tile_total, np.int64)
+        filled = 0
         for i in range(low.shape[0]):
             last = (longest[i] - 1) // tile
             begin = last if counted == LAST else max(counted - PE_0, 0)
-            for step in range(begin, begin + trips[i]):
+            for trip in range(begin, begin + trips[i]):
                 if decides:
-                    inner[at], width[at] = low[i], size[i]
-                    first[at] = longest[i] - last * tile if counted == BELOW + LAST else min(longest[i], tile)
+                    next_low[filled], next_size[filled] = low[i], size[i]
+                    next_longest[filled] = (
+                        longest[i] - last * tile if counted == BELOW + LAST else min(longest[i], tile)
+                    )
                 else:
-                    inner[at], width[at] = low[i] + step * tile, min(size[i] - step * tile, tile)
-                    first[at] = min(longest[i] - (step * tile if counted in (ALL, LAST) else 0), tile)
-                at += 1
-        low, size, longest = inner, width, first
+                    next_low[filled], next_size[filled] = (
+                        low[i] + trip * tile,
+                        min(size[i] - trip * tile, tile),
+                    )
+                    next_longest[filled] = min(
+                        longest[i] - (trip * tile if counted in (ALL, LAST) else 0), tile
+                    )
+                filled += 1
+        low, size, longest = next_low, next_size, next_longest
     return low, size
 
 
 @njit(cache=True, nogil=True)
-def span_sum(offset: int, stored: int, ranks: Ints, cuts: Ints, clip: bool, distinct: bool) -> int:
+def span_sum(offset: int, stored_size: int, ranks: Ints, cuts: Ints, clip: bool, distinct: bool) -> int:
     """Returns the sum over all tiles of a dimension's hull length, clipped to the stored indices 0..stored-1;
     distinct: the length of their union.
 
@@ -72,26 +79,26 @@ def span_sum(offset: int, stored: int, ranks: Ints, cuts: Ints, clip: bool, dist
     for r in range(ranks.shape[0]):
         c, extent, begin, end = ranks[r]
         origin, size = tile_spans(extent, cuts[begin:end])
-        many = origin.shape[0]
-        more_low = np.empty(low.shape[0] * origin.shape[0], np.int64)
-        more_high = np.empty(low.shape[0] * origin.shape[0], np.int64)
+        tile_total = origin.shape[0]
+        next_low = np.empty(low.shape[0] * origin.shape[0], np.int64)
+        next_high = np.empty(low.shape[0] * origin.shape[0], np.int64)
         for i in range(low.shape[0]):
-            for j in range(many):
-                more_low[i * many + j], more_high[i * many + j] = (
+            for j in range(tile_total):
+                next_low[i * tile_total + j], next_high[i * tile_total + j] = (
                     low[i] + c * origin[j],
                     high[i] + c * (origin[j] + size[j] - 1),
                 )
-        low, high = more_low, more_high
+        low, high = next_low, next_high
     total = 0
     if clip:
-        low, high = np.maximum(low, 0), np.minimum(high, stored - 1)
+        low, high = np.maximum(low, 0), np.minimum(high, stored_size - 1)
     if not distinct:
         for i in range(low.shape[0]):
             total += max(high[i] - low[i] + 1, 0)
         return total
-    order, reach = np.argsort(low, kind="mergesort"), np.int64(-1 << 62)
+    order, covered_to = np.argsort(low, kind="mergesort"), np.int64(-1 << 62)
     for i in order:
         if high[i] >= low[i]:
-            total += max(high[i] - max(low[i] - 1, reach), 0)
-            reach = max(reach, high[i])
+            total += max(high[i] - max(low[i] - 1, covered_to), 0)
+            covered_to = max(covered_to, high[i])
     return total

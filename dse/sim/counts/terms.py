@@ -44,9 +44,9 @@ AND_FIRST = {ALL: FIRST, FIRST: FIRST, LAST: ONLY, ONLY: ONLY}
 # trips counted of a loop, narrowed to its last trip
 AND_LAST = {ALL: LAST, LAST: LAST, FIRST: ONLY, ONLY: ONLY}
 
-FACTORS_LOCK = Lock()  # guards `Sums.factors`, which threads share
+FACTORS_LOCK = Lock()  # guards `Formulas.factors`, which threads share
 # most tiles, or positions of a window, to list one by one; they are listed where no product gives their sum
-LISTED = 1 << 24
+MAX_LISTED = 1 << 24
 
 Cut = tuple[int, int]  # (tile size, trips counted)
 Cuts = tuple[Cut, ...]
@@ -75,7 +75,7 @@ class Term:
     """scale * product of factors."""
 
     scale: float
-    factors: tuple[int, ...]  # numbers of the factors in `Sums.factors`
+    factors: tuple[int, ...]  # numbers of the factors in `Formulas.factors`
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Row:
 
     key: tuple[str, str, str]  # level, tensor, action
     total: tuple[Term, ...]  # over all instances
-    own: tuple[Term, ...]  # of one instance
+    one_instance: tuple[Term, ...]  # of one instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,8 @@ class Link:
     """A parent storage node and what it serves: the tensor's next node inward, or compute."""
 
     tensor: Projection
-    seen: frozenset[str]  # the tensor's ranks
-    output: bool  # the tensor is the einsum's output
+    ranks: frozenset[str]  # the tensor's ranks
+    is_output: bool  # the tensor is the einsum's output
     parent: Store
     parent_at: int  # position of the parent in the nest
     child: Store | None  # None: compute
@@ -203,10 +203,10 @@ def resting_position(
     One exception: a window slides along a loop directly below its node, and each transfer is the part that is
     new (`slides`).
     """
-    own = nest.nodes[at]
-    assert isinstance(own, Store)
-    stands = moves_in_lines(p) and not layout_levels.isdisjoint((parent, own.level))
-    return at + 1 + slides(p, e, nest, at) if stands else sink(p, nest, at)
+    node = nest.nodes[at]
+    assert isinstance(node, Store)
+    moves_lines = moves_in_lines(p) and not layout_levels.isdisjoint((parent, node.level))
+    return at + 1 + slides(p, e, nest, at) if moves_lines else sink(p, nest, at)
 
 
 def slides(p: Projection, e: Einsum, nest: Mapping, at: int) -> bool:
@@ -218,7 +218,7 @@ def slides(p: Projection, e: Einsum, nest: Mapping, at: int) -> bool:
         isinstance(node, Loop)
         and not node.over
         and p is not e.output
-        and node.rank in p.partial()
+        and node.rank in p.partial_ranks()
         and sum(node.rank in d.ranks() for d in p.dims) == 1
     )
 
@@ -227,10 +227,10 @@ def sink(p: Projection, nest: Mapping, at: int) -> int:
     """Returns the position that a tensor's node at `at` sinks to, at most to the fork: below temporal loops
     over fully relevant ranks, and into the first one over a partially relevant rank.
     """
-    full, seen, nodes = p.full(), p.ranks(), nest.nodes
+    full, ranks, nodes = p.full_ranks(), p.ranks(), nest.nodes
     for i in range(at + 1, len(nodes)):
         node = nodes[i]
-        if i == nest.fork or isinstance(node, Store) or node.over or node.rank not in seen:
+        if i == nest.fork or isinstance(node, Store) or node.over or node.rank not in ranks:
             return i
         if node.rank not in full:
             return i + 1
@@ -270,16 +270,20 @@ def sparse(e: Einsum) -> Sparse | None:
     share = nonzero_share(e)
     if share == 1 or e.output.format != "dense":
         return None
-    sizes, own = e.sizes(), e.output.ranks()
-    combinations = prod(n for rank, n in e.extents if rank in unshared(e.output, e) - own)
+    sizes, output_ranks = e.sizes(), e.output.ranks()
+    combinations = prod(n for rank, n in e.extents if rank in unshared(e.output, e) - output_ranks)
     elements = prod(
         dim_sum(dim, tuple((sizes[rank], ((1, ALL),)) for rank in dim.ranks()), False, True)
         for dim in e.output.dims
     )
-    expected = share * combinations * prod(sizes[rank] for rank in own) / elements
-    first = min(expected, 1.0)
-    begun = (min(expected, combinations) - first) / (combinations - 1) if combinations > 1 else 0.0
-    return Sparse((1.0 - first) / combinations, (first - begun) / combinations, begun)
+    expected = share * combinations * prod(sizes[rank] for rank in output_ranks) / elements
+    expected_first = min(expected, 1.0)
+    first_per_pe = (
+        (min(expected, combinations) - expected_first) / (combinations - 1) if combinations > 1 else 0.0
+    )
+    return Sparse(
+        (1.0 - expected_first) / combinations, (expected_first - first_per_pe) / combinations, first_per_pe
+    )
 
 
 def direct_elems(p: Projection, e: Einsum, word_bits: int) -> float:
@@ -309,7 +313,7 @@ def unshared(p: Projection, e: Einsum) -> frozenset[str]:
 
 
 @dataclass(slots=True)
-class Sums:
+class Formulas:
     """The formulas of one nest for all tile sizes: links, factors, and the rows of counts.
 
     `factor_number` adds a factor when it is first asked for.
@@ -411,7 +415,7 @@ class End(Enum):
 
 
 def fills(
-    s: Sums, link: Link, one_instance: bool, trips_counted: tuple[int, ...] = (), skip: bool = False
+    s: Formulas, link: Link, one_instance: bool, trips_counted: tuple[int, ...] = (), skip: bool = False
 ) -> tuple[Term, ...]:
     """Returns the elements that fill a link's child. For an output, the child drains the same elements.
 
@@ -423,7 +427,7 @@ def fills(
 
 
 def serves(
-    s: Sums, link: Link, one_instance: bool, trips_counted: tuple[int, ...] = (), skip: bool = False
+    s: Formulas, link: Link, one_instance: bool, trips_counted: tuple[int, ...] = (), skip: bool = False
 ) -> tuple[Term, ...]:
     """Returns what `fills` counts, as accesses of the parent. PEs that share an access (multicast or spatial
     reduction, along ranks that do not index the tensor) count once.
@@ -431,7 +435,9 @@ def serves(
     return _transfers(s, link, End.PARENT, one_instance, trips_counted, skip)
 
 
-def writes(s: Sums, link: Link, one_instance: bool, trips_counted: tuple[int, ...] = ()) -> tuple[Term, ...]:
+def writes(
+    s: Formulas, link: Link, one_instance: bool, trips_counted: tuple[int, ...] = ()
+) -> tuple[Term, ...]:
     """Returns the elements written to an output's parent: elements that it serves and, for a dense result of
     sparse inputs, the zeros, since every element is written at least once.
     """
@@ -440,94 +446,110 @@ def writes(s: Sums, link: Link, one_instance: bool, trips_counted: tuple[int, ..
     )
 
 
-def crossing(s: Sums, link: Link) -> tuple[Term, ...]:
+def crossing(s: Formulas, link: Link) -> tuple[Term, ...]:
     """Returns the elements that all PEs below a link exchange over it, both ways for an output."""
-    one = fills(s, link, False)
-    skips = link.output and link.parent.level in s.wires.skips
-    first = fills(s, link, False, skip=True) if skips else ()
-    return (*one, *one, *_zeros(s, link, End.CHILD, False), *first) if link.output else one
+    one_way = fills(s, link, False)
+    skips = link.is_output and link.parent.level in s.wires.skips
+    skipped_reads = fills(s, link, False, skip=True) if skips else ()
+    return (
+        (*one_way, *one_way, *_zeros(s, link, End.CHILD, False), *skipped_reads)
+        if link.is_output
+        else one_way
+    )
 
 
 def _transfers(
-    s: Sums, link: Link, end: End, one_instance: bool, trips_counted: tuple[int, ...], skip: bool
+    s: Formulas, link: Link, end: End, one_instance: bool, trips_counted: tuple[int, ...], skip: bool
 ) -> tuple[Term, ...]:
     """Returns the terms of `_terms` at one end, memoized; with `skip`, of what compute adds to where inputs
     have zeros, minus the expected first reads (`Sparse`).
     """
     trips_counted = trips_counted or s.all_trips
     if skip and s.sparse and not link.child:
-        again = unshared(link.tensor, s.e)
-        met = _distinct(s, link, end, one_instance, trips_counted, again, -s.sparse.first_reads)
-        return met + _distinct(
-            s, link, end, one_instance, trips_counted, link.seen, -s.sparse.first_reads_per_pe
+        counted_ranks = unshared(link.tensor, s.e)
+        first_reads = _distinct_terms(
+            s, link, end, one_instance, trips_counted, counted_ranks, -s.sparse.first_reads
+        )
+        return first_reads + _distinct_terms(
+            s, link, end, one_instance, trips_counted, link.ranks, -s.sparse.first_reads_per_pe
         )
     key = (link.tensor.tensor, link.child_at, link.rests_at, end, one_instance, skip, trips_counted)
     if key not in s.memo:
-        cuts = _cuts(s, link, trips_counted, skip, _sharing(s, link, end, one_instance))
+        cuts = _cuts(s, link, trips_counted, skip, _pe_rule(s, link, end, one_instance))
         s.memo[key] = tuple(_terms(s, link, cuts, skip))
     return s.memo[key]
 
 
 def _zeros(
-    s: Sums, link: Link, end: End, one_instance: bool, trips_counted: tuple[int, ...] = ()
+    s: Formulas, link: Link, end: End, one_instance: bool, trips_counted: tuple[int, ...] = ()
 ) -> tuple[Term, ...]:
     """Returns the zeros that compute writes of a dense result of inputs with zeros."""
     if link.child or not s.sparse:
         return ()
-    return _distinct(
+    return _distinct_terms(
         s, link, end, one_instance, trips_counted or s.all_trips, unshared(link.tensor, s.e), s.sparse.writes
     )
 
 
-def _distinct(
-    s: Sums,
+def _distinct_terms(
+    s: Formulas,
     link: Link,
     end: End,
     one_instance: bool,
     trips_counted: tuple[int, ...],
-    again: frozenset[str],
+    counted_ranks: frozenset[str],
     scale: float,
 ) -> tuple[Term, ...]:
     """Returns scale times the number of different elements that compute accesses.
 
-    again: ranks of which all iterations count; of other ranks only the first iteration in time counts
+    counted_ranks: ranks of which all iterations count; of other ranks only the first iteration in time counts
     """
-    key = (link.tensor.tensor, link.child_at, link.rests_at, end, one_instance, again, scale, trips_counted)
+    key = (
+        link.tensor.tensor,
+        link.child_at,
+        link.rests_at,
+        end,
+        one_instance,
+        counted_ranks,
+        scale,
+        trips_counted,
+    )
     if scale and key not in s.memo:
-        cuts = _cuts(s, link, trips_counted, True, _sharing(s, link, end, one_instance), again)
+        cuts = _cuts(s, link, trips_counted, True, _pe_rule(s, link, end, one_instance), counted_ranks)
         s.memo[key] = (
             Term(scale, (*s.of_dims(link.tensor, cuts, False, True), *_missing_ranks(s, link, cuts))),
         )
     return s.memo[key] if scale else ()
 
 
-def _sharing(s: Sums, link: Link, end: End, one_instance: bool) -> Callable[[int, Loop], int]:
+def _pe_rule(s: Formulas, link: Link, end: End, one_instance: bool) -> Callable[[int, Loop], int]:
     """Returns the rule by which one end counts PEs of a spatial loop: at the parent, PEs that share an access
     count once.
     """
-    shared = {name: reduce if link.output else multicast for name, multicast, reduce in s.wires.dims}
-    alone = link.seen if link.child else unshared(link.tensor, s.e)
+    shared = {name: reduce if link.is_output else multicast for name, multicast, reduce in s.wires.dims}
+    unshared_ranks = link.ranks if link.child else unshared(link.tensor, s.e)
 
     def pes_counted(i: int, loop: Loop) -> int:
         if i < link.parent_at or end is End.CHILD:
             return INSTANCE_PE if one_instance else ALL_PES
-        return FIRST if loop.rank not in alone and shared[loop.over] else ALL_PES
+        return FIRST if loop.rank not in unshared_ranks and shared[loop.over] else ALL_PES
 
     return pes_counted
 
 
-def merges(s: Sums, link: Link) -> Iterator[Term]:
+def merges(s: Formulas, link: Link) -> Iterator[Term]:
     """Yields the partial sums that are added to sums of other PEs, in the array or at the parent: the
     elements that all PEs drain, minus the elements that remain after the reduced ranks are added up.
     """
     p = link.tensor
     if any(
-        loop.over and link.parent_at < i < link.child_at and loop.rank not in link.seen for i, loop in s.loops
+        loop.over and link.parent_at < i < link.child_at and loop.rank not in link.ranks
+        for i, loop in s.loops
     ):
         for sign, others in ((1, ALL_PES), (-1, FIRST)):
 
             def pes_counted(i: int, loop: Loop, others: int = others) -> int:
-                return others if i > link.parent_at and loop.rank not in link.seen else ALL_PES
+                return others if i > link.parent_at and loop.rank not in link.ranks else ALL_PES
 
             cuts = _cuts(s, link, s.all_trips, False, pes_counted)
             yield Term(
@@ -537,12 +559,12 @@ def merges(s: Sums, link: Link) -> Iterator[Term]:
 
 
 def _cuts(
-    s: Sums,
+    s: Formulas,
     link: Link,
     trips_counted: tuple[int, ...],
     skip: bool,
     pes_counted: Callable[[int, Loop], int],
-    again: frozenset[str] | None = None,
+    counted_ranks: frozenset[str] | None = None,
 ) -> Loops:
     """Returns, by rank, the loops that cut the child's tiles and the trips counted of each.
 
@@ -552,16 +574,17 @@ def _cuts(
     * A loop below the resting position is included only where it decides whether a tile counts at all
       (BELOW).
 
-    skip: ranks that are not in `again` (None: the tensor's own ranks) count with their first iterations
+    skip: ranks that are not in `counted_ranks` (None: the tensor's own ranks) count with their first
+    iterations
         only
     """
-    again = link.seen if again is None else again
-    within = [
+    counted_ranks = link.ranks if counted_ranks is None else counted_ranks
+    included = [
         number
         for number, (i, _) in enumerate(s.loops)
         if i < link.rests_at and (i < link.child_at or trips_counted[number] != ALL)
     ]
-    deepest = max(within, default=-1)
+    deepest = max(included, default=-1)
     found: Loops = {}
     for number, (i, loop) in enumerate(s.loops):
         if i < link.rests_at:
@@ -569,7 +592,7 @@ def _cuts(
                 pes_counted(i, loop)
                 if loop.over
                 else AND_FIRST[trips_counted[number]]
-                if skip and loop.rank not in again
+                if skip and loop.rank not in counted_ranks
                 else trips_counted[number]
             )
             if number <= deepest:
@@ -586,7 +609,7 @@ def _cuts(
     return found
 
 
-def _terms(s: Sums, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
+def _terms(s: Formulas, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
     """Yields the elements that a link moves in the counted trips: the sum of its child's clipped tiles, or
     the single accesses of compute (`direct_elems`).
 
@@ -599,7 +622,7 @@ def _terms(s: Sums, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
             loop
             for number, (i, loop) in enumerate(s.loops)
             if link.child_at < i == link.rests_at - 1
-            and loop.rank not in p.full()
+            and loop.rank not in p.full_ranks()
             and any(number == cut for cut, _ in cuts.get(loop.rank, ()))
         ),
         None,
@@ -618,14 +641,14 @@ def _terms(s: Sums, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
     yield Term(sign * row_words, (*rows, *outer))
 
 
-def _missing_ranks(s: Sums, link: Link, cuts: Loops) -> tuple[int, ...]:
+def _missing_ranks(s: Formulas, link: Link, cuts: Loops) -> tuple[int, ...]:
     """Returns the factors of ranks that the tensor lacks: how often each tile moves."""
     return tuple(
-        [s.factor_number(None, rank, (rank,), cuts) for rank, _ in s.e.extents if rank not in link.seen]
+        [s.factor_number(None, rank, (rank,), cuts) for rank, _ in s.e.extents if rank not in link.ranks]
     )
 
 
-def folds(s: Sums, array: Systolic) -> Term:
+def folds(s: Formulas, array: Systolic) -> Term:
     """Returns how often a systolic array fills and empties: once per element of the stationary tensor that
     the first PE gets, wherever the loops stand.
 
@@ -642,11 +665,11 @@ def folds(s: Sums, array: Systolic) -> Term:
     tensor = stationary(s.e, array.systolic).tensor
     link = next(
         (
-            own
-            for own in s.links
-            if own.tensor.tensor == tensor
-            and own.parent.level not in array.inside
-            and (own.child is None or own.child.level in array.inside)
+            candidate
+            for candidate in s.links
+            if candidate.tensor.tensor == tensor
+            and candidate.parent.level not in array.inside
+            and (candidate.child is None or candidate.child.level in array.inside)
         ),
         None,
     )
@@ -658,13 +681,13 @@ def folds(s: Sums, array: Systolic) -> Term:
     return Term(1, (*s.of_dims(link.tensor, cuts, clip=False), *_missing_ranks(s, link, cuts)))
 
 
-def passes(s: Sums, at: int, all_pes: bool, trips_counted: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Returns factors whose product is how often `at` is reached, by all PEs or by the first one, which is
-    the busiest.
+def passes(s: Formulas, position: int, all_pes: bool, trips_counted: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Returns factors whose product is how often `position` is reached, by all PEs or by the first one, which
+    is the busiest.
     """
     found: Loops = {}
     for number, (i, loop) in enumerate(s.loops):
-        if i < at:
+        if i < position:
             counted = (
                 (ALL_PES if all_pes else FIRST)
                 if loop.over
@@ -676,7 +699,7 @@ def passes(s: Sums, at: int, all_pes: bool, trips_counted: tuple[int, ...] = ())
     return tuple(s.factor_number(None, rank, (rank,), found) for rank, _ in s.e.extents)
 
 
-def rounds(s: Sums, begin: int, end: int, trips_counted: tuple[int, ...], most: bool) -> tuple[int, ...]:
+def rounds(s: Formulas, begin: int, end: int, trips_counted: tuple[int, ...], most: bool) -> tuple[int, ...]:
     """Returns factors whose product is the fewest iterations (most: the most) of the temporal loops at
     positions begin..end-1, within one iteration of the loops above.
     """
@@ -697,14 +720,14 @@ def value(tiles: Sequence[int], factor: Factor, pes: dict[int, int] | None = Non
 
     pes: index of a spatial loop -> PE of the instance; 0 where a loop is left out
     """
-    own = {number: PE_0 + pe for number, pe in pes.items() if pe} if pes else {}
+    pe_of = {number: PE_0 + pe for number, pe in pes.items() if pe} if pes else {}
     ranks = tuple(
         [
             (
                 extent,
                 tuple(
                     [
-                        (tiles[n], counted if counted != INSTANCE_PE else own.get(n, FIRST))
+                        (tiles[n], counted if counted != INSTANCE_PE else pe_of.get(n, FIRST))
                         for n, counted in loops
                     ]
                 ),
@@ -714,10 +737,10 @@ def value(tiles: Sequence[int], factor: Factor, pes: dict[int, int] | None = Non
     )
     if factor.after >= 0:
         extent, cuts = ranks[0]
-        found = [
+        tile_counts = [
             tile_count(size, cuts[factor.after :]) for size, _ in tile_sizes(extent, cuts[: factor.after])
         ]
-        return (max(found) if factor.most else min(found)) if found else 1
+        return (max(tile_counts) if factor.most else min(tile_counts)) if tile_counts else 1
     if factor.dim is None:
         return tile_count(*ranks[0])
     if (
@@ -725,7 +748,7 @@ def value(tiles: Sequence[int], factor: Factor, pes: dict[int, int] | None = Non
         and len(factor.dim.terms) > 1
         and any(counted not in (ALL, ALL_PES) for _, cuts in ranks for _, counted in cuts)
     ):
-        return _first_seen(factor, tiles)
+        return _first_elems(factor, tiles)
     return dim_sum(factor.dim, ranks, factor.clip, bool(factor.distinct))
 
 
@@ -733,10 +756,10 @@ Number = Any  # a float, or an array of one per mapping
 
 
 @dataclass(slots=True)
-class Reading:
+class NestSums:
     """The formulas of a nest, evaluated for given tile sizes."""
 
-    sums: Sums
+    formulas: Formulas
     value: Callable[[Factor, dict[int, int]], Number]  # value of a factor at an instance
     # instances one of which is the busiest, each as {index of a spatial loop: PE}; the instance of first PEs
     # comes first
@@ -760,7 +783,7 @@ class Reading:
             number
             for term in terms
             for factor in term.factors
-            for _, cuts in self.sums.factors[factor].cuts
+            for _, cuts in self.formulas.factors[factor].cuts
             for number, counted in cuts
             if counted == INSTANCE_PE
         }
@@ -773,17 +796,17 @@ class Reading:
                 found[key] = self.total(terms, i)
         return [found[key] for key in keys]
 
-    def _product(self, term: Term, i: int) -> Number:
+    def _product(self, term: Term, instance: int) -> Number:
         found: Number = term.scale
         for number in term.factors:
-            key = number, i
+            key = number, instance
             if key not in self.memo:
-                self.memo[key] = self.value(self.sums.factors[number], self.instances[i])
+                self.memo[key] = self.value(self.formulas.factors[number], self.instances[instance])
             found = found * self.memo[key]
         return found
 
 
-def instances(s: Sums, tiles: Sequence[Sequence[int]]) -> list[dict[int, int]]:
+def instances(s: Formulas, tiles: Sequence[Sequence[int]]) -> list[dict[int, int]]:
     """Returns instances one of which is the busiest of any port.
 
     tiles: tile size per loop, for each of some mappings
@@ -801,21 +824,25 @@ def instances(s: Sums, tiles: Sequence[Sequence[int]]) -> list[dict[int, int]]:
                     padded.setdefault(rank, []).append((dim, c))
     found: list[dict[int, int]] = [{}]
     for rank, dims in padded.items():
-        own = [(number, loop) for number, (_, loop) in enumerate(s.loops) if loop.rank == rank]
-        over = [number for number, loop in own if loop.over]
-        if over and sizes[rank] > 1:
-            kept = dict.fromkeys(
+        rank_loops = [(number, loop) for number, (_, loop) in enumerate(s.loops) if loop.rank == rank]
+        spatial = [number for number, loop in rank_loops if loop.over]
+        if spatial and sizes[rank] > 1:
+            distinct_pes = dict.fromkeys(
                 pes
-                for sized in {tuple(row[number] for number, _ in own): row for row in tiles}.values()
+                for tile_row in {
+                    tuple(row[number] for number, _ in rank_loops): row for row in tiles
+                }.values()
                 for pes in _distinct_pes(
                     s.e.extents,
                     rank,
-                    tuple([(sized[number], bool(loop.over)) for number, loop in own]),
+                    tuple([(tile_row[number], bool(loop.over)) for number, loop in rank_loops]),
                     tuple(dims),
                 )
             )
             found = [
-                one | {n: k for n, k in zip(over, pes, strict=True) if k} for one in found for pes in kept
+                instance | {n: k for n, k in zip(spatial, pes, strict=True) if k}
+                for instance in found
+                for pes in distinct_pes
             ]
     return found
 
@@ -832,34 +859,37 @@ def _distinct_pes(
     loops: (tile, is spatial)
     """
     sizes = dict(extents)
-    counts, left = [], sizes[rank]
-    for tile, over in loops:
-        counts += [range(-(-left // tile))] if over else []
-        left = min(left, tile)
+    counts, tile_size = [], sizes[rank]
+    for tile, is_spatial in loops:
+        counts += [range(-(-tile_size // tile))] if is_spatial else []
+        tile_size = min(tile_size, tile)
     found: dict[object, tuple[int, ...]] = {}
     for pes in product(*counts):
-        seen: list[object] = []
+        signature: list[object] = []
         # an instance between two fan-outs of the rank is identified by the outer PEs only
-        for known in range(1, len(pes) + 1):
-            pe = iter(pes[:known])
+        for depth in range(1, len(pes) + 1):
+            pe = iter(pes[:depth])
             cuts = tuple(
-                (tile, PE_0 + k if over and (k := next(pe, -1)) >= 0 else ALL_PES if over else ALL)
-                for tile, over in loops
+                (
+                    tile,
+                    PE_0 + k if is_spatial and (k := next(pe, -1)) >= 0 else ALL_PES if is_spatial else ALL,
+                )
+                for tile, is_spatial in loops
             )
-            low, size = tile_spans(sizes[rank], _rows(cuts))
+            low, size = tile_spans(sizes[rank], _cuts_array(cuts))
             first, last = (int(low.min()), int((low + size).max()) - 1) if len(low) else (-1, -1)
-            others = [sum(o * (sizes[r] - 1) for r, o in dim.terms if r != rank) for dim, _ in dims]
-            inside = first >= 0 and all(
+            other_reach = [sum(o * (sizes[r] - 1) for r, o in dim.terms if r != rank) for dim, _ in dims]
+            in_range = first >= 0 and all(
                 dim.offset + c * first >= 0 and dim.offset + c * last + o < dim.size
-                for (dim, c), o in zip(dims, others, strict=True)
+                for (dim, c), o in zip(dims, other_reach, strict=True)
             )
-            seen.append(
+            signature.append(
                 tuple(_groups(sizes[rank], cuts[:d]) for d in range(1, len(cuts) + 1))
-                if inside
-                else pes[:known]
+                if in_range
+                else pes[:depth]
             )
         if first >= 0:
-            found.setdefault(tuple(seen), pes)
+            found.setdefault(tuple(signature), pes)
     return list(found.values())
 
 
@@ -895,15 +925,15 @@ def _cut_tile(size: int, longest: int, tile: int, counted: int) -> Iterator[tupl
     size: the tile that is cut
     longest: the first PE's tile at that time
     """
-    whole, rest = divmod(size, tile)
+    whole_tiles, remainder = divmod(size, tile)
     last = (longest - 1) // tile * tile  # start of the first PE's last trip
     if counted == FIRST:
         yield min(size, tile), min(longest, tile), 1
     elif counted in (ALL, ALL_PES):
-        if whole:
-            yield tile, tile, whole
-        if rest:
-            yield rest, min(longest - (whole * tile if counted == ALL else 0), tile), 1
+        if whole_tiles:
+            yield tile, tile, whole_tiles
+        if remainder:
+            yield remainder, min(longest - (whole_tiles * tile if counted == ALL else 0), tile), 1
     elif counted == LAST:
         if size > last:
             yield size - last if size - last < tile else tile, longest - last, 1
@@ -965,10 +995,10 @@ def within(dim: Dim, extents: Sequence[int]) -> bool:
 
 def _span_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinct: bool) -> int:
     """Returns `dim_sum` by listing all tiles. Raises TooLong if there are more than LISTED."""
-    if (many := prod(tile_count(extent, cuts) for extent, cuts in ranks)) > LISTED:
+    if (tile_total := prod(tile_count(extent, cuts) for extent, cuts in ranks)) > MAX_LISTED:
         raise TooLong(
-            f"{many:,} tiles of {'+'.join(dim.ranks())} over padding are counted one by one, at most "
-            f"{LISTED:,}; take larger tiles"
+            f"{tile_total:,} tiles of {'+'.join(dim.ranks())} over padding are counted one by one, at most "
+            f"{MAX_LISTED:,}; take larger tiles"
         )
     ends = np.cumsum([0, *(len(cuts) for _, cuts in ranks)])
     rows = [
@@ -980,18 +1010,18 @@ def _span_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinc
             dim.offset,
             dim.size,
             np.array(rows, np.int64),
-            _rows(tuple(cut for _, cuts in ranks for cut in cuts)),
+            _cuts_array(tuple(cut for _, cuts in ranks for cut in cuts)),
             clip,
             distinct,
         )
     )
 
 
-def _rows(cuts: Cuts) -> NDArray[np.int64]:
+def _cuts_array(cuts: Cuts) -> NDArray[np.int64]:
     return np.array(cuts, np.int64).reshape(-1, 2)
 
 
-def _first_seen(factor: Factor, tiles: Sequence[int]) -> int:
+def _first_elems(factor: Factor, tiles: Sequence[int]) -> int:
     """Returns the elements of one dimension of an output that counted tiles are the first to have, in the
     order of the nest. Ranks that share a dimension of an output are never spatial.
     """

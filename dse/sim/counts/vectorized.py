@@ -18,12 +18,12 @@ import numpy as np
 
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.sim.counts.actions import action_pj, busy, elapsed_cycles
-from dse.sim.counts.counts import recipe, stands
+from dse.sim.counts.counts import recipe, takes_capacity
 from dse.sim.counts.spans import FIRST, INSTANCE_PE
 from dse.sim.counts.terms import (
     Factor,
-    Reading,
-    Sums,
+    Formulas,
+    NestSums,
     Term,
     instances,
     passes,
@@ -48,7 +48,7 @@ class Tables:
     products of factors.
     """
 
-    formulas: Sums
+    formulas: Formulas
     options: TileOptions
     instances: list[dict[int, int]]  # instances that may be the busiest in some of the mappings
     nodes: tuple[str, ...]  # level of every storage node
@@ -65,15 +65,15 @@ class Costs:
 
     energy_pj: Floats  # [C]
     latency_cycles: Floats  # [C]
-    held_bits: Floats  # [C, V] bits that one instance of each level holds
+    occupied_bits: Floats  # [C, V] bits that one instance of each level holds
 
 
 def mapping_at(nest: Mapping, options: TileOptions, choice: Dict[str, int]) -> Mapping:
     """Returns one of the mappings, for the scalar path. choice: number of the option per rank."""
-    left = {rank: iter(options[rank][number]) for rank, number in choice.items()}
+    remaining = {rank: iter(options[rank][number]) for rank, number in choice.items()}
     return Mapping(
         tuple(
-            Loop(node.rank, next(left[node.rank]), node.over) if isinstance(node, Loop) else node
+            Loop(node.rank, next(remaining[node.rank]), node.over) if isinstance(node, Loop) else node
             for node in nest.nodes
         )
     )
@@ -84,27 +84,31 @@ def tables(nest: Mapping, e: Einsum, arch: Arch, options: TileOptions) -> Tables
     s = recipe(without_tile_sizes(nest), e, wiring(arch), e)
     tiles = []
     # options are taken cyclically, so that every option of every rank occurs in one of these rows
-    for i in range(max(len(own) for own in options.values())):
-        left = {rank: iter(own[i % len(own)]) for rank, own in options.items() if own}
-        tiles.append([next(left[loop.rank]) for _, loop in s.loops])
+    for i in range(max(len(rank_options) for rank_options in options.values())):
+        remaining = {
+            rank: iter(rank_options[i % len(rank_options)])
+            for rank, rank_options in options.items()
+            if rank_options
+        }
+        tiles.append([next(remaining[loop.rank]) for _, loop in s.loops])
     projections = {p.tensor: p for p in e.tensors()}
     ends = {link.child_at: link.rests_at for link in s.links}
-    held, sizes, refills = [], [], []
+    node_levels, sizes, refills = [], [], []
     for i, node in enumerate(nest.nodes):
         if isinstance(node, Store):
             p, end = projections[node.tensor], ends.get(i, i)
-            held.append(node.level)
+            node_levels.append(node.level)
             outermost = node.level == arch.levels[0].name
             sizes.append(
-                [(Term(1, ()), p.stored_bits(arch.word_bits) * stands(p, e))]
+                [(Term(1, ()), p.stored_bits(arch.word_bits) * takes_capacity(p, e))]
                 if outermost
                 else _tile_terms(s, p, end)
             )
             refills.append([Term(1, () if outermost else passes(s, end, all_pes=False))])
-    return Tables(s, options, instances(s, tiles), tuple(held), sizes, refills)
+    return Tables(s, options, instances(s, tiles), tuple(node_levels), sizes, refills)
 
 
-def _tile_terms(s: Sums, p: Projection, rest: int) -> list[tuple[Term, int]]:
+def _tile_terms(s: Formulas, p: Projection, rest: int) -> list[tuple[Term, int]]:
     """Returns the hull of the first tile as (amount, bits of each): each loop above `rest` counts its first
     trip, and nothing is clipped.
     """
@@ -132,30 +136,34 @@ def cost_many(compiled: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
     return Costs(
         *(
             np.concatenate(columns)
-            for columns in zip(*((p.energy_pj, p.latency_cycles, p.held_bits) for p in parts), strict=True)
+            for columns in zip(
+                *((p.energy_pj, p.latency_cycles, p.occupied_bits) for p in parts), strict=True
+            )
         )
     )
 
 
-def reading(t: Tables, choices: Ints) -> Reading:
+def nest_sums(t: Tables, choices: Ints) -> NestSums:
     """Returns the sums of C mappings at once."""
     ranks = [rank for rank, _ in t.formulas.e.extents]
 
     def found(factor: Factor, pes: dict[int, int]) -> Floats:
-        own = {number for _, cuts in factor.cuts for number, pick in cuts if pick == INSTANCE_PE}
-        key = factor, tuple((number, k) for number, k in pes.items() if number in own)
+        spatial_loops = {
+            number for _, cuts in factor.cuts for number, counted in cuts if counted == INSTANCE_PE
+        }
+        key = factor, tuple((number, k) for number, k in pes.items() if number in spatial_loops)
         if key not in t.memo:
             t.memo[key] = _table(t, factor, dict(key[1]), ranks)
         values, steps = t.memo[key]
         if not steps:
             return values  # one number for all
-        at = choices[:, steps[0][0]] * steps[0][1]
+        index = choices[:, steps[0][0]] * steps[0][1]
         for r, step in steps[1:]:
-            at = at + choices[:, r] * step
-        many: Floats = values[at]
-        return many
+            index = index + choices[:, r] * step
+        per_mapping: Floats = values[index]
+        return per_mapping
 
-    return Reading(t.formulas, found, t.instances)
+    return NestSums(t.formulas, found, t.instances)
 
 
 def _table(
@@ -168,44 +176,53 @@ def _table(
     for number, (_, loop) in enumerate(t.formulas.loops):
         loops.setdefault(loop.rank, []).append(number)
     used = {number for _, cuts in factor.cuts for number, _ in cuts}
-    own = [rank for rank in ranks if used & set(loops.get(rank, ()))]
+    used_ranks = [rank for rank in ranks if used & set(loops.get(rank, ()))]
     values, tiles = [], [0] * len(t.formulas.loops)
-    for choice in product(*(t.options[rank] for rank in own)):
-        for rank, sizes in zip(own, choice, strict=True):
+    for choice in product(*(t.options[rank] for rank in used_ranks)):
+        for rank, sizes in zip(used_ranks, choice, strict=True):
             for number, size in zip(loops[rank], sizes, strict=True):
                 tiles[number] = size
         values.append(value(tiles, factor, pes))
     return np.array(values, np.float64), [
-        (ranks.index(rank), prod(len(t.options[other]) for other in own[i + 1 :]))
-        for i, rank in enumerate(own)
+        (ranks.index(rank), prod(len(t.options[other]) for other in used_ranks[i + 1 :]))
+        for i, rank in enumerate(used_ranks)
     ]
 
 
 def _block(t: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
     """Returns the costs of at most BLOCK mappings."""
-    at, rows, one = reading(t, choices), t.formulas.rows, np.ones(len(choices))
-    totals = [at.total(row.total) * one for row in rows]
+    sums, rows, ones = nest_sums(t, choices), t.formulas.rows, np.ones(len(choices))
+    totals = [sums.total(row.total) * ones for row in rows]
     energy = sum(total * action_pj(row.key, e, arch) for row, total in zip(rows, totals, strict=True))
-    own = busy(
-        [(row.key, total, at.by_instance(row.own)) for row, total in zip(rows, totals, strict=True)], e, arch
+    components = busy(
+        [
+            (row.key, total, sums.by_instance(row.one_instance))
+            for row, total in zip(rows, totals, strict=True)
+        ],
+        e,
+        arch,
     )
-    times = port_times(at, arch, steady=False)[0] if arch.overlap == "buffered" else []
-    cycles = elapsed_cycles(own, times) * one
+    times = port_times(sums, arch, wants_interval=False)[0] if arch.overlap == "buffered" else []
+    cycles = elapsed_cycles(components, times) * ones
     return Costs(
-        energy + arch.leak_mw() * cycles / arch.clock_ghz, cycles, _held_bits(t, at, arch) * one[:, None]
+        energy + arch.leak_mw() * cycles / arch.clock_ghz,
+        cycles,
+        _occupied_bits(t, sums, arch) * ones[:, None],
     )
 
 
-def _held_bits(t: Tables, at: Reading, arch: Arch) -> Floats:
+def _occupied_bits(t: Tables, sums: NestSums, arch: Arch) -> Floats:
     """Returns bits per level, [C, V]. Expected sizes of compressed tiles are rounded up; tiles that are
     refilled count twice at a double-buffered level.
     """
-    order, one = arch.order(), np.zeros(1)
-    columns = [one] * len(arch.levels)
+    order, zeros = arch.level_index(), np.zeros(1)
+    columns = [zeros] * len(arch.levels)
     for name, size, refills in zip(t.nodes, t.sizes, t.refills, strict=True):
         level = arch.levels[order[name]]
-        bits = sum(np.ceil(np.round(at.total([amount]) + one, 6)) * each for amount, each in size)
+        bits = sum(
+            np.ceil(np.round(sums.total([amount]) + zeros, 6)) * elem_bits for amount, elem_bits in size
+        )
         columns[order[name]] = columns[order[name]] + bits * (
-            1 + (level.double_buffer & (at.total(refills) + one > 1))
+            1 + (level.double_buffer & (sums.total(refills) + zeros > 1))
         )
     return np.stack(np.broadcast_arrays(*columns), axis=1)

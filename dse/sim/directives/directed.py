@@ -11,8 +11,8 @@ from math import prod
 from pathlib import Path
 
 from dse.mapping import directives, nest
-from dse.mapping.directives import HEAD, WHOLE, Layer, NotANest, TensorTile
-from dse.mapping.nest import OUTSIDE, Infeasible
+from dse.mapping.directives import FIRST_LINE, FIRST_LINE_WHOLE, Layer, NotANest, TensorTile
+from dse.mapping.nest import NON_NEST, Infeasible
 from dse.sim.counts import counts
 from dse.sim.counts.actions import Key, bits_of
 from dse.sim.counts.counts import Elems
@@ -26,7 +26,7 @@ from hw.arch import Arch, Fanout
 from workloads.einsum import Projection, canonical_key
 from workloads.graph import Unique, Workload, unique
 
-PREFIX = f"{OUTSIDE}: directives whose tiles overlap"
+PREFIX = f"{NON_NEST}: directives whose tiles overlap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ def evaluate_file(path: Path, workload: Workload, arch: Arch) -> Solution | Infe
     """Returns the cost of a file of directives with at least one layer that is no nest; None for any other
     file. Raises ValueError with one line per fault, naming the file.
     """
-    words = directives.words_of(path)
+    words = directives.read_if_directives(path)
     try:
         given = directives.parse_mappings(words, workload, arch) if words is not None else {}
         return (
             evaluate(arch, workload, given)
-            if any(isinstance(one, NotANest) for one in given.values())
+            if any(isinstance(layer_or_nest, NotANest) for layer_or_nest in given.values())
             else None
         )
     except ValueError as fault:
@@ -63,26 +63,33 @@ def evaluate(
 
     given: nest, or layer that is no nest, by einsum name
     """
-    groups, costs, wrong = unique(workload), list[EinsumCost | Infeasible](), list[str]()
+    groups, costs, faults = unique(workload), list[EinsumCost | Infeasible](), list[str]()
     for group in groups:
-        one, problem = given.get(group.names[0]), Problem(arch, group.einsum, "energy")
-        if one is None:
-            wrong.append(f"directives: einsum {group.names[0]} has none; add it")
+        layer_or_nest, problem = given.get(group.names[0]), Problem(arch, group.einsum, "energy")
+        if layer_or_nest is None:
+            faults.append(f"directives: einsum {group.names[0]} has none; add it")
             continue
         try:
-            if not isinstance(one, NotANest) and (
-                lines := [*nest.faults(one, group.einsum, arch), *rotation.faults(one, group.einsum, arch)]
+            if not isinstance(layer_or_nest, NotANest) and (
+                lines := [
+                    *nest.faults(layer_or_nest, group.einsum, arch),
+                    *rotation.faults(layer_or_nest, group.einsum, arch),
+                ]
             ):
-                wrong += lines
+                faults += lines
             else:
                 costs.append(
-                    layer_cost(one.layer, problem) if isinstance(one, NotANest) else einsum_cost(problem, one)
+                    layer_cost(layer_or_nest.layer, problem)
+                    if isinstance(layer_or_nest, NotANest)
+                    else einsum_cost(problem, layer_or_nest)
                 )
         except ValueError as fault:
-            wrong.append(one.why or str(fault) if isinstance(one, NotANest) else str(fault))
-    if wrong:
-        raise ValueError("\n".join(wrong))
-    return outermost.sequential(arch, workload) or _sequential(costs, groups, arch)
+            faults.append(
+                layer_or_nest.why or str(fault) if isinstance(layer_or_nest, NotANest) else str(fault)
+            )
+    if faults:
+        raise ValueError("\n".join(faults))
+    return outermost.overflow_unfused(arch, workload) or _sequential(costs, groups, arch)
 
 
 def _sequential(
@@ -92,7 +99,7 @@ def _sequential(
     found = sequential(costs, groups, Problem(arch, groups[0].einsum, "energy"), GIVEN_MAPPING)
     if isinstance(found, Infeasible):
         return found
-    names = [c.name for c in found.einsums if c.mapping.outside]
+    names = [c.name for c in found.einsums if c.mapping.non_nest_text]
     which = f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}"
     return replace(
         found,
@@ -110,21 +117,22 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
     if arch.models_layout() or any(f.systolic for f in arch.fanouts):
         what = "lines, rows or banks" if arch.models_layout() else "the ramp of a systolic array"
         raise ValueError(
-            f'{where}: {what} of {arch.name} are counted of nests only; begin the file with "{WHOLE}" '
+            f"{where}: {what} of {arch.name} are counted of nests only; begin the file with "
+            f'"{FIRST_LINE_WHOLE}" '
             "to fetch tiles whole, as a nest does"
         )
     g = boxes.program(layer, e, arch)
-    if full := _overfull(g, arch):
-        return full
+    if overflow := _overfull(g, arch):
+        return overflow
     held = boxes.footprints(g)
-    if full := cost.overflow(held, e, arch):
-        return full
+    if overflow := cost.overflow(held, e, arch):
+        return overflow
     rows = boxes.count_rows(g, arch)
-    rings = [_ring(g, v, one, arch) for v, own in enumerate(g.tiles) for one in own if one.shares > 1]
+    rings = [_ring(g, v, tile, arch) for v, tiles in enumerate(g.tiles) for tile in tiles if tile.shares > 1]
     for ring in rings:
         _with_rotation(rows, ring, g)
-    found = counts.busiest(rows, bits_of(e, arch), arch)
-    p = cost.price(found, e, arch)
+    counts_ = counts.busiest(rows, bits_of(e, arch), arch)
+    p = cost.price(counts_, e, arch)
     network_parts = [
         cost.Part(f.name, tensor, action, bits, bits * f.endpoint_pj)
         for f in arch.fanouts
@@ -140,7 +148,7 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
     energy = p.energy_pj + sum(part.energy_pj for part in network_parts)
     p = replace(p, energy_pj=energy, parts=(*p.parts, *network_parts))
     mapping, key = nest.Mapping((), f"{PREFIX}\n{layer}"), canonical_key(e)
-    nets = [
+    networks = [
         (
             f.name,
             f.dims,
@@ -154,14 +162,14 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
         )
         for f in arch.fanouts
     ]
-    number = nest.mapping_key(f"{key} {arch.word_bits} {nets}", mapping)
+    number = nest.mapping_key(f"{key} {arch.word_bits} {networks}", mapping)
     return EinsumCost(
         name=e.name,
         key=key,
         count=1,
         mapping=mapping,
         mapping_key=number,
-        counts=found,
+        counts=counts_,
         footprint=tuple((row.level, row.tensor, row.elems) for row in held),
         energy_pj=energy,
         latency_cycles=p.latency_cycles,
@@ -169,15 +177,15 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
         optimality_gap=0.0,
         gap_to_bound=0.0,
         price=p,
-        refilled=tuple((row.level, row.tensor) for row in held if row.moving),
+        refilled=tuple((row.level, row.tensor) for row in held if row.is_refilled),
     )
 
 
 def layer_of(mapping: nest.Mapping) -> Layer | None:
     """Returns the layer of a mapping that is directives and no nest; None for other mappings."""
     return (
-        directives.parse(f"{HEAD}{mapping.outside.removeprefix(PREFIX)}")[0]
-        if mapping.outside.startswith(PREFIX)
+        directives.parse(f"{FIRST_LINE}{mapping.non_nest_text.removeprefix(PREFIX)}")[0]
+        if mapping.non_nest_text.startswith(PREFIX)
         else None
     )
 
@@ -191,57 +199,64 @@ def _overfull(g: Program, arch: Arch) -> Infeasible | None:
     return None
 
 
-def _ring(g: Program, v: int, one: TensorTile, arch: Arch) -> Ring:
+def _ring(g: Program, v: int, tile: TensorTile, arch: Arch) -> Ring:
     """Returns the ring of a tile that buffers share out. Raises ValueError in one line where its parts cannot
     rotate evenly.
     """
     where = (
-        f"directives of {g.e.name}, {g.levels[v]}: tensor{{{one.tensor}}} shared by {one.shares} buffers: "
+        f"directives of {g.e.name}, {g.levels[v]}: tensor{{{tile.tensor}}} shared by {tile.shares} buffers: "
     )
-    p = next(p for p in g.e.tensors() if p.tensor == one.tensor)
-    f = next((f for f in arch.fanouts if set(one.over) <= {name for name, _ in f.dims}), None)
+    p = next(p for p in g.e.tensors() if p.tensor == tile.tensor)
+    f = next((f for f in arch.fanouts if set(tile.over) <= {name for name, _ in f.dims}), None)
     stacks = tuple(
-        turn for turn in g.turns if turn.level == v and turn.over in one.over and turn.rank not in p.ranks()
+        turn for turn in g.turns if turn.level == v and turn.over in tile.over and turn.rank not in p.ranks()
     )
     pes = prod(turn.trips for turn in stacks)
     if (
         p is g.e.output
         or f is None
-        or not all(dict(zip((name for name, _ in f.dims), f.multicast, strict=True))[dim] for dim in one.over)
+        or not all(
+            dict(zip((name for name, _ in f.dims), f.multicast, strict=True))[dim] for dim in tile.over
+        )
     ):
         raise ValueError(
-            f"{where}it must be an input, and {' '.join(one.over)} dimensions of one fan-out that multicasts"
+            f"{where}it must be an input, and {' '.join(tile.over)} dimensions of one fan-out that multicasts"
         )
-    if pes != one.shares:
-        raise ValueError(f"{where}{pes} along {' '.join(one.over)} hold the same; say shr={pes}")
-    if arch.overlap != "free" or any(v not in g.at(q) for q in g.e.tensors()):
+    if pes != tile.shares:
+        raise ValueError(f"{where}{pes} along {' '.join(tile.over)} hold the same; say shr={pes}")
+    if arch.overlap != "free" or any(v not in g.levels_of(q) for q in g.e.tensors()):
         raise ValueError(
             f"{where}stalls for parts, and tensors that pass {g.levels[v]} by, are not counted; take "
             "overlap: free, and hold all of them there"
         )
     inside = [turn for turn in g.turns if turn.level > v and not turn.over and turn.trips > 1]
-    at = next((i for i, turn in enumerate(inside) if turn.rank in p.ranks()), len(inside))
-    if at == len(inside) or inside[at].trips % one.shares:
-        trips = inside[at].trips if at < len(inside) else 1
+    moving_index = next((i for i, turn in enumerate(inside) if turn.rank in p.ranks()), len(inside))
+    if moving_index == len(inside) or inside[moving_index].trips % tile.shares:
+        trips = inside[moving_index].trips if moving_index < len(inside) else 1
         raise ValueError(
             f"{where}the outermost update further in that moves it makes {trips} trips, which are not shared "
-            f"out evenly by {one.shares} buffers; take tiles that give a multiple of them"
+            f"out evenly by {tile.shares} buffers; take tiles that give a multiple of them"
         )
-    rank = inside[at].rank
-    held = [
+    rank = inside[moving_index].rank
+    tile_dims = [
         (q, d, w)
         for q in g.e.tensors()
         for d in q.dims
-        for w in range(v, inside[at].level + 1)
-        if w in g.at(q) and (q is p or rank in d.ranks())
+        for w in range(v, inside[moving_index].level + 1)
+        if w in g.levels_of(q) and (q is p or rank in d.ranks())
     ]
-    if any(rank in q.partial() for q in g.e.tensors()) or any(
-        boxes.overlaps(g, q, d, w) for q, d, w in held if w == v or rank in d.ranks()
+    if any(rank in q.partial_ranks() for q in g.e.tensors()) or any(
+        boxes.overlaps(g, q, d, w) for q, d, w in tile_dims if w == v or rank in d.ranks()
     ):
         raise ValueError(
             f"{where}tiles that overlap there, or along {rank}, cannot go round; hold them whole"
         )
-    words = prod(turn.trips for turn in inside[:at]) * (pes - 1) / pes * boxes.fills(g, p, v, lambda _: ALL)
+    words = (
+        prod(turn.trips for turn in inside[:moving_index])
+        * (pes - 1)
+        / pes
+        * boxes.fills(g, p, v, lambda _: ALL)
+    )
     return Ring(v, p, stacks, pes, words)
 
 
@@ -251,11 +266,11 @@ def _with_rotation(rows: dict[Key, Elems], ring: Ring, g: Program) -> None:
     """
     level, tensor = g.levels[ring.level], ring.tensor.tensor
     buffers = prod(turn.trips for turn in g.turns if turn.over and turn.level <= ring.level)
-    for action, share in (("read", 1), ("write", ring.pes)):
-        total, own = rows.get((level, tensor, action), (0, [0.0] * len(next(iter(rows.values()))[1])))
+    for action, divisor in (("read", 1), ("write", ring.pes)):
+        total, per_buffer = rows.get((level, tensor, action), (0, [0.0] * len(next(iter(rows.values()))[1])))
         rows[level, tensor, action] = (
-            total / share + ring.words,
-            [n / share + ring.words / buffers for n in own],
+            total / divisor + ring.words,
+            [n / divisor + ring.words / buffers for n in per_buffer],
         )
 
 
@@ -282,23 +297,28 @@ def _endpoint_bits(g: Program, f: Fanout, rings: list[Ring], arch: Arch) -> Iter
     order, bits = [level.name for level in arch.levels], bits_of(g.e, arch)
     skips = {level.name for level in arch.levels if level.skip_first_read}
     for p in g.e.tensors():
-        at, output = g.at(p), p is g.e.output
-        for outer, v in itertools.pairwise(at):
+        levels, output = g.levels_of(p), p is g.e.output
+        for outer, v in itertools.pairwise(levels):
             if order.index(g.levels[outer]) < f.outside <= order.index(g.levels[v]):
                 ring = next((ring for ring in rings if ring.level == v and ring.tensor is p), None)
                 n = boxes.fills(g, p, v, lambda _: ALL)
-                back = n - boxes.first_reads(g, p, v, lambda _: ALL) if g.levels[outer] in skips else n
+                read_back = n - boxes.first_reads(g, p, v, lambda _: ALL) if g.levels[outer] in skips else n
                 yield (
                     p.tensor,
                     "endpoint",
-                    bits[p.tensor] * (n / (ring.pes if ring else 1) + (back if output else 0)),
+                    bits[p.tensor] * (n / (ring.pes if ring else 1) + (read_back if output else 0)),
                 )
                 if ring:
                     yield p.tensor, "rotate_endpoint", 2 * ring.words * bits[p.tensor]
-        if order.index(g.levels[at[-1]]) < f.outside:
-            many, met = boxes.products(g, boxes.owners(g), lambda _: ALL)
+        if order.index(g.levels[levels[-1]]) < f.outside:
+            product_count, result_count = boxes.products(g, boxes.values_per_buffer(g), lambda _: ALL)
             yield (
                 p.tensor,
                 "endpoint",
-                bits[p.tensor] * (2 * many - (met if g.levels[at[-1]] in skips else 0) if output else many),
+                bits[p.tensor]
+                * (
+                    2 * product_count - (result_count if g.levels[levels[-1]] in skips else 0)
+                    if output
+                    else product_count
+                ),
             )

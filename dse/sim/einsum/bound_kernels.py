@@ -61,39 +61,39 @@ def sequential(runs: Iterable[tuple[Einsum, float]], columns: Columns) -> tuple[
     """Returns energy in pJ and latency in cycles, [machines] each, of unfused einsums with their numbers of
     occurrences: the compiled `bounds.sequential`.
     """
-    given, found = tuple(runs), np.zeros((2, len(columns.word_bits)))
+    run_tuple, found = tuple(runs), np.zeros((2, len(columns.word_bits)))
     for word_bits in np.unique(columns.word_bits).tolist():
         rows = np.flatnonzero(columns.word_bits == word_bits)
-        own = columns if len(rows) == len(columns.word_bits) else columns.take(rows)
+        batch = columns if len(rows) == len(columns.word_bits) else columns.take(rows)
         found[:, rows] = _sequential(
-            _needs_table(given, word_bits),
-            Machines(*(np.ascontiguousarray(own.named(name)) for name in Machines._fields)),
+            _needs_table(run_tuple, word_bits),
+            Machines(*(np.ascontiguousarray(batch.column(name)) for name in Machines._fields)),
         )
     return found[0], found[1]
 
 
 @lru_cache(maxsize=64)
 def _needs_table(runs: tuple[tuple[Einsum, float], ...], word_bits: int) -> NeedsTable:
-    known: list[Needs] = [needs(e, word_bits) for e, _ in runs]
-    most = max(len(n.operands) for n in known)
-    masks = max((len(n.common) for n in known), default=0)
+    all_needs: list[Needs] = [needs(e, word_bits) for e, _ in runs]
+    max_operands = max(len(n.operands) for n in all_needs)
+    mask_count = max((len(n.common) for n in all_needs), default=0)
     kinds = {"mac": MAC, "copy": COPY}
 
-    def padded(rows: Iterable[Iterable[float]], width: int = most, dtype: type = float) -> Any:
+    def padded(rows: Iterable[Iterable[float]], width: int = max_operands, dtype: type = float) -> Any:
         return np.array([[*row, *[0] * width][:width] for row in rows], dtype)
 
     return NeedsTable(
         kind=np.array([kinds.get(e.kind, OTHER) for e, _ in runs]),
-        points=np.array([n.points for n in known], float),
-        share=np.array([n.share for n in known], float),
-        computed=np.array([n.computed for n in known], float),
-        operands=np.array([len(n.operands) for n in known]),
-        elems=padded([elems for elems, _, _ in n.operands] for n in known),
-        bits=padded(([bits or 0 for _, bits, _ in n.operands] for n in known), dtype=int),
-        write=padded(([write for _, _, write in n.operands] for n in known), dtype=bool),
-        compute_words=padded(n.compute_words for n in known),
-        sharers=padded(n.sharers for n in known),
-        common=padded((n.common or (ONE_BY_ONE,) for n in known), max(masks, 1), int),
+        points=np.array([n.points for n in all_needs], float),
+        share=np.array([n.share for n in all_needs], float),
+        computed=np.array([n.computed for n in all_needs], float),
+        operands=np.array([len(n.operands) for n in all_needs]),
+        elems=padded([elems for elems, _, _ in n.operands] for n in all_needs),
+        bits=padded(([bits or 0 for _, bits, _ in n.operands] for n in all_needs), dtype=int),
+        write=padded(([write for _, _, write in n.operands] for n in all_needs), dtype=bool),
+        compute_words=padded(n.compute_words for n in all_needs),
+        sharers=padded(n.sharers for n in all_needs),
+        common=padded((n.common or (ONE_BY_ONE,) for n in all_needs), max(mask_count, 1), int),
         times=np.array([times for _, times in runs], float),
     )
 
@@ -101,20 +101,20 @@ def _needs_table(runs: tuple[tuple[Einsum, float], ...], word_bits: int) -> Need
 @njit(cache=True, nogil=True)
 def _sequential(a: NeedsTable, m: Machines) -> Floats:
     """Returns energy in pJ and latency in cycles, [2, machines]."""
-    n, levels = m.read_pj.shape
-    most = a.elems.shape[1]
-    found = np.zeros((2, n))
+    machine_count, levels = m.read_pj.shape
+    max_operands = a.elems.shape[1]
+    found = np.zeros((2, machine_count))
     # MAC units below a level; how many of them lie along dimensions that share a read, a write
     below, shared = np.ones(levels, np.int64), np.ones((levels, 2), np.int64)
-    count, at = np.zeros(most, np.int64), np.zeros(most, np.int64)
-    places = np.zeros((5, most, levels))
-    mac_units, alike, pj, charged, alone = places[0], places[1], places[2], places[3], places[4]
-    for i in range(n):
+    level_counts, chosen = np.zeros(max_operands, np.int64), np.zeros(max_operands, np.int64)
+    scratch = np.zeros((5, max_operands, levels))
+    mac_units, sharers, pj, charged, alone = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
+    for i in range(machine_count):
         for v in range(levels):
             below[v], shared[v, 0], shared[v, 1] = 1, 1, 1
-        whole = 1
+        mac_total = 1
         for d in range(len(m.outside)):
-            whole *= m.sizes[i, d]
+            mac_total *= m.sizes[i, d]
             for v in range(levels):
                 if m.outside[d] > v:
                     below[v] *= m.sizes[i, d]
@@ -122,7 +122,7 @@ def _sequential(a: NeedsTable, m: Machines) -> Floats:
                         if m.shares[i, d, way]:
                             shared[v, way] *= m.sizes[i, d]
         for e in range(len(a.kind)):
-            cycles = _cycles(a, m, i, e, whole)
+            cycles = _cycles(a, m, i, e, mac_total)
             op_pj = m.mac_pj[i] if a.kind[e] == MAC else 0.0 if a.kind[e] == COPY else m.alu_pj[i]
             total = a.computed[e] * op_pj
             for x in range(a.operands[e]):
@@ -132,39 +132,39 @@ def _sequential(a: NeedsTable, m: Machines) -> Floats:
                     a.elems[e, x] * bits / m.width_bits[i, 0] * (m.write_pj[i, 0] if way else m.read_pj[i, 0])
                 )
                 total += moved
-                near, nearest = -1, inf
+                cheapest, cheapest_pj = -1, inf
                 for v in range(levels):
                     mac_units[x, v] = below[v]
-                    alike[x, v] = min(float(shared[v, way]), a.sharers[e, x])
+                    sharers[x, v] = min(float(shared[v, way]), a.sharers[e, x])
                     pj[x, v] = a.compute_words[e, x] * (
                         bits / m.width_bits[i, v] * (m.write_pj[i, v] if way else m.read_pj[i, v])
                     )
                     charged[x, v] = moved if v == 0 else 0.0
-                    alone[x, v] = max(pj[x, v] / alike[x, v] - charged[x, v], 0.0)
-                    if alike[x, v] == 1 and (near < 0 or alone[x, v] < nearest):
-                        near, nearest = v, alone[x, v]
-                kept = 0
+                    alone[x, v] = max(pj[x, v] / sharers[x, v] - charged[x, v], 0.0)
+                    if sharers[x, v] == 1 and (cheapest < 0 or alone[x, v] < cheapest_pj):
+                        cheapest, cheapest_pj = v, alone[x, v]
+                kept_levels = 0
                 for v in range(levels):  # bounds._undominated
-                    if v == near or (alike[x, v] > 1 and (near < 0 or alone[x, v] < nearest)):
-                        mac_units[x, kept], alike[x, kept], pj[x, kept] = (
+                    if v == cheapest or (sharers[x, v] > 1 and (cheapest < 0 or alone[x, v] < cheapest_pj)):
+                        mac_units[x, kept_levels], sharers[x, kept_levels], pj[x, kept_levels] = (
                             mac_units[x, v],
-                            alike[x, v],
+                            sharers[x, v],
                             pj[x, v],
                         )
-                        charged[x, kept], alone[x, kept] = charged[x, v], alone[x, v]
-                        kept += 1
-                count[x] = kept
+                        charged[x, kept_levels], alone[x, kept_levels] = charged[x, v], alone[x, v]
+                        kept_levels += 1
+                level_counts[x] = kept_levels
             if a.common[e, 0] == ONE_BY_ONE:
-                rest = 0.0
+                one_by_one = 0.0
                 for x in range(a.operands[e]):
-                    least = inf
-                    for v in range(count[x]):
-                        least = min(least, alone[x, v])
-                    rest += least
-                total += rest
+                    lowest = inf
+                    for v in range(level_counts[x]):
+                        lowest = min(lowest, alone[x, v])
+                    one_by_one += lowest
+                total += one_by_one
             else:
                 total += _together(
-                    a.common[e], a.operands[e], count, at, mac_units, alike, pj, charged, alone
+                    a.common[e], a.operands[e], level_counts, chosen, mac_units, sharers, pj, charged, alone
                 )
             found[0, i] += a.times[e] * (total + m.leak_mw[i] * cycles / m.clock_ghz[i])
             found[1, i] += a.times[e] * cycles
@@ -175,47 +175,50 @@ def _sequential(a: NeedsTable, m: Machines) -> Floats:
 def _together(
     common: Ints,
     operands: int,
-    count: Ints,
-    at: Ints,
+    level_counts: Ints,
+    chosen: Ints,
     mac_units: Floats,
-    alike: Floats,
+    sharers: Floats,
     pj: Floats,
     charged: Floats,
     alone: Floats,
 ) -> float:
-    """Returns what `bounds._together_pj` does. at: scratch, the level chosen for each operand."""
+    """Returns what `bounds._together_pj` does. chosen: scratch, the level chosen for each operand."""
     best = inf
-    at[:operands] = 0
+    chosen[:operands] = 0
     while True:
-        each = 0.0
+        total = 0.0
         for x in range(operands):
-            each += alone[x, at[x]]
-        if each < best:
-            near, given, product, most, many, mask = 0.0, 0.0, 1.0, 1.0, 0, 0
+            total += alone[x, chosen[x]]
+        if total < best:
+            unshared_pj, charged_pj, product, max_units, shared_count, mask = 0.0, 0.0, 1.0, 1.0, 0, 0
             for x in range(operands):
-                v = at[x]
-                if alike[x, v] == 1:
-                    near += alone[x, v]
+                v = chosen[x]
+                if sharers[x, v] == 1:
+                    unshared_pj += alone[x, v]
                 else:
-                    most, product, given = (
-                        max(most, mac_units[x, v]),
+                    max_units, product, charged_pj = (
+                        max(max_units, mac_units[x, v]),
                         product * pj[x, v],
-                        given + charged[x, v],
+                        charged_pj + charged[x, v],
                     )
-                    many, mask = many + 1, mask | 1 << x
-            if many:
-                each = max(
-                    each,
-                    near + many * (product / most ** float(min(common[mask], many))) ** (1 / many) - given,
+                    shared_count, mask = shared_count + 1, mask | 1 << x
+            if shared_count:
+                total = max(
+                    total,
+                    unshared_pj
+                    + shared_count
+                    * (product / max_units ** float(min(common[mask], shared_count))) ** (1 / shared_count)
+                    - charged_pj,
                 )
-            best = min(best, each)
+            best = min(best, total)
         x = operands - 1
-        while x >= 0 and at[x] + 1 == count[x]:
-            at[x] = 0
+        while x >= 0 and chosen[x] + 1 == level_counts[x]:
+            chosen[x] = 0
             x -= 1
         if x < 0:
             return best
-        at[x] += 1
+        chosen[x] += 1
 
 
 @njit(cache=True, nogil=True)
@@ -239,7 +242,7 @@ def _cycles(a: NeedsTable, m: Machines, i: int, e: int, mac_units: int) -> float
         else:
             read += bits
     read, written = read / m.width_bits[i, 0], written / m.width_bits[i, 0]
-    least: float = max(
+    cycles: float = max(
         compute, (max(read, written) if m.separate[i, 0] else read + written) / m.bandwidth[i, 0]
     )
-    return least
+    return cycles

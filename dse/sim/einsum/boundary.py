@@ -33,10 +33,10 @@ from dse.sim.counts.counts import (
     count,
     footprints,
     instance_counts,
-    reading,
+    nest_sums,
 )
 from dse.sim.counts.spans import ALL, FIRST
-from dse.sim.counts.terms import Reading, resting_position, tile_count
+from dse.sim.counts.terms import NestSums, resting_position, tile_count
 from dse.sim.levels import network, rotation, transfer
 from dse.sim.levels.network import OwnedPart
 from hw.arch import Arch
@@ -51,7 +51,7 @@ class Boundary:
     # makes, only the innermost node
     outer: tuple[Loop | Store, ...] = ()
     # fan-out dimensions of a stage; the einsum's own nest begins with parfor loops over them
-    dims: tuple[str, ...] = ()
+    stage_dims: tuple[str, ...] = ()
     # nodes inside this stage's PEs that another stage reads; they stand below those parfor loops
     homes: tuple[Store, ...] = ()
     # (tensor, level that it is read from, elements of the tensor / elements that its busiest PE holds)
@@ -95,7 +95,7 @@ class Boundary:
             or self.forwarded
             or any(share != 1 or is_sliced(level, arch) for _, level, share in self.retained)
         )
-        return not (self.dims or self.remote or self.filled_once or partly)
+        return not (self.stage_dims or self.remote or self.filled_once or partly)
 
 
 ALONE = Boundary()
@@ -106,7 +106,7 @@ def whole_nest(b: Boundary, own: Mapping) -> Mapping:
     if b is ALONE:
         return own
     lead = next(
-        (i for i, node in enumerate(own.nodes) if not (isinstance(node, Loop) and node.over in b.dims)),
+        (i for i, node in enumerate(own.nodes) if not (isinstance(node, Loop) and node.over in b.stage_dims)),
         len(own.nodes),
     )
     return replace(
@@ -123,13 +123,13 @@ def counted(
 
     held: its footprints (`node_footprints`)
     """
-    at = reading(full_nest, e, arch)
+    sums = nest_sums(full_nest, e, arch)
     return Counted(
-        full_nest, at, count_rows(b, full_nest, at, arch), held, *timed_nest(b, full_nest, at, arch)
+        full_nest, sums, count_rows(b, full_nest, sums, arch), held, *timed_nest(b, full_nest, sums, arch)
     )
 
 
-def timed_nest(b: Boundary, full_nest: Mapping, at: Reading, arch: Arch) -> tuple[Reading | None, int]:
+def timed_nest(b: Boundary, full_nest: Mapping, sums: NestSums, arch: Arch) -> tuple[NestSums | None, int]:
     """Returns the nest whose latency is the einsum's (None: its cycles are busy times), and a position: in
     each iteration of the loops above it, levels start empty.
     """
@@ -137,43 +137,48 @@ def timed_nest(b: Boundary, full_nest: Mapping, at: Reading, arch: Arch) -> tupl
         return None, 0
     for tensor, level, _ in b.retained:
         full_nest = inner_nest(full_nest, tensor, level, arch)
-    in_time = reading(full_nest, at.sums.e, arch) if b.retained else at
-    return in_time, full_nest.fork if b.forked else 0
+    timed_sums = nest_sums(full_nest, sums.formulas.e, arch) if b.retained else sums
+    return timed_sums, full_nest.fork if b.forked else 0
 
 
-def count_rows(b: Boundary, full_nest: Mapping, at: Reading, arch: Arch) -> tuple[Count, ...]:
-    """Returns the counts of the whole nest, whose sums are `at`."""
+def count_rows(b: Boundary, full_nest: Mapping, sums: NestSums, arch: Arch) -> tuple[Count, ...]:
+    """Returns the counts of the whole nest, whose sums are `sums`."""
     if not b.key_text() and not full_nest.shares:
-        return busiest(instance_counts(at), at.sums.bits, arch)
-    rows = _mix(b, b.retained, full_nest, at, arch)
+        return busiest(instance_counts(sums), sums.formulas.bits, arch)
+    rows = _mix(b, b.retained, full_nest, sums, arch)
     for level, tensor, action, share in b.retention_moves:
-        p = next(p for p in at.sums.e.tensors() if p.tensor == tensor)
+        p = next(p for p in sums.formulas.e.tensors() if p.tensor == tensor)
         words = Fraction(p.stored_bits(arch.word_bits), p.bits or arch.word_bits)
         _spread(rows, (level, tensor, action), share * words, arch)
-    floats = {key: (float(total), [float(n) for n in own]) for key, (total, own) in rows.items()}
-    return busiest(floats, at.sums.bits, arch)
+    floats = {
+        key: (float(total), [float(n) for n in per_instance]) for key, (total, per_instance) in rows.items()
+    }
+    return busiest(floats, sums.formulas.bits, arch)
 
 
 def _mix(
-    b: Boundary, retained: Sequence[tuple[str, str, Fraction]], full_nest: Mapping, at: Reading, arch: Arch
+    b: Boundary, retained: Sequence[tuple[str, str, Fraction]], full_nest: Mapping, sums: NestSums, arch: Arch
 ) -> dict[Key, Elems]:
     """Returns the counts where the `retained` tensors are on chip. For each: (1 - share) times the counts
     without retention, plus share times the counts with the tensor on chip.
     """
     if not retained:
-        return _as_written(b, full_nest, at, arch)
+        return _without_retention(b, full_nest, sums, arch)
     (tensor, level, share), *rest = retained
-    slices = is_sliced(level, arch)
-    far = _mix(b, rest, full_nest, at, arch) if slices or share != 1 else {}
-    if slices:
-        near = _in_slices(far, tensor, level, arch)
+    is_spread = is_sliced(level, arch)
+    not_retained = _mix(b, rest, full_nest, sums, arch) if is_spread or share != 1 else {}
+    if is_spread:
+        retained_whole = _in_slices(not_retained, tensor, level, arch)
     else:
         inner = inner_nest(full_nest, tensor, level, arch)
-        near = _mix(b, rest, inner, reading(inner, at.sums.e, arch), arch)
+        retained_whole = _mix(b, rest, inner, nest_sums(inner, sums.formulas.e, arch), arch)
     if share == 1:
-        return near
-    none: Elems = (0, [0] * len(next(iter(far.values()))[1]))
-    shares = {key: (far.get(key, none), near.get(key, none)) for key in far | near}
+        return retained_whole
+    zero: Elems = (0, [0] * len(next(iter(not_retained.values()))[1]))
+    shares = {
+        key: (not_retained.get(key, zero), retained_whole.get(key, zero))
+        for key in not_retained | retained_whole
+    }
     return {
         key: (
             (1 - share) * a[0] + share * z[0],
@@ -209,10 +214,10 @@ def _spread(rows: dict[Key, Elems], key: Key, n: float | Fraction, arch: Arch) -
     )
 
 
-def _add(rows: dict[Key, Elems], key: Key, n: float | Fraction, own: float | Fraction = 0) -> None:
-    """Adds n elements to a row of counts, `own` of them to each instance that may be the busiest."""
-    total, each_own = rows.get(key, (0, [0] * len(next(iter(rows.values()))[1])))
-    rows[key] = total + n, [one + own for one in each_own]
+def _add(rows: dict[Key, Elems], key: Key, n: float | Fraction, each: float | Fraction = 0) -> None:
+    """Adds n elements to a row of counts, `each` of them to each instance that may be the busiest."""
+    total, per_instance = rows.get(key, (0, [0] * len(next(iter(rows.values()))[1])))
+    rows[key] = total + n, [one + each for one in per_instance]
 
 
 def inner_nest(full_nest: Mapping, tensor: str, level: str, arch: Arch) -> Mapping:
@@ -220,45 +225,47 @@ def inner_nest(full_nest: Mapping, tensor: str, level: str, arch: Arch) -> Mappi
     and its node at the level moves above all loops.
     """
     order = [one.name for one in arch.levels]
-    near = order.index(level)
-    rest = [
+    level_index = order.index(level)
+    kept_nodes = [
         (i, node)
         for i, node in enumerate(full_nest.nodes)
-        if not (isinstance(node, Store) and node.tensor == tensor and order.index(node.level) <= near)
+        if not (isinstance(node, Store) and node.tensor == tensor and order.index(node.level) <= level_index)
     ]
-    fork = 1 + sum(i < full_nest.fork for i, _ in rest) if full_nest.fork else 0
+    fork = 1 + sum(i < full_nest.fork for i, _ in kept_nodes) if full_nest.fork else 0
     return replace(
-        full_nest, nodes=(Store(level, tensor), *(node for _, node in rest)), layouts=(), fork=fork
+        full_nest, nodes=(Store(level, tensor), *(node for _, node in kept_nodes)), layouts=(), fork=fork
     )
 
 
-def _as_written(b: Boundary, full_nest: Mapping, at: Reading, arch: Arch) -> dict[Key, Elems]:
+def _without_retention(b: Boundary, full_nest: Mapping, sums: NestSums, arch: Arch) -> dict[Key, Elems]:
     """Returns the counts of the whole nest with remote tensors, remote sums, nodes that are filled once and
     rotation.
     """
-    rows, e = instance_counts(at), at.sums.e
-    order, many = [level.name for level in arch.levels], len(next(iter(rows.values()))[1])
+    rows, e = instance_counts(sums), sums.formulas.e
+    order, instance_count = [level.name for level in arch.levels], len(next(iter(rows.values()))[1])
     if b.filled_once:
-        once = {row.key: row for row in count(*one_pipeline_tile(b, full_nest, e), arch)}
+        one_tile = {row.key: row for row in count(*one_pipeline_tile(b, full_nest, e), arch)}
         for store in b.filled_once:
-            place = order.index(store.level)
+            level_index = order.index(store.level)
             for key in [key for key in rows if key[1] == store.tensor and key[0] in order]:
-                if order.index(key[0]) < place or (key[0] == store.level and key[2] == "write"):
+                if order.index(key[0]) < level_index or (key[0] == store.level and key[2] == "write"):
                     rows[key] = (
-                        (once[key].elems, [once[key].busiest_elems] * many)
-                        if key in once
-                        else (0, [0] * many)
+                        (one_tile[key].elems, [one_tile[key].busiest_elems] * instance_count)
+                        if key in one_tile
+                        else (0, [0] * instance_count)
                     )
             for key in [
                 (array.name, "-", "fold")
-                for array in at.sums.wires.systolic
+                for array in sums.formulas.wires.systolic
                 if store.level in array.inside and store.tensor == stationary(e, array.systolic).tensor
             ]:
-                rows[key] = once[key].elems, [once[key].busiest_elems] * many
+                rows[key] = one_tile[key].elems, [one_tile[key].busiest_elems] * instance_count
     if b.forked:
         trips = _trips(b, e)
         rows |= {
-            key: (max(n, trips), [max(n, trips)] * many) for key, (n, _) in rows.items() if key[2] == "fold"
+            key: (max(n, trips), [max(n, trips)] * instance_count)
+            for key, (n, _) in rows.items()
+            if key[2] == "fold"
         }
     for tensor, level, _ in b.remote:
         parents = [
@@ -276,26 +283,26 @@ def _as_written(b: Boundary, full_nest: Mapping, at: Reading, arch: Arch) -> dic
 
 
 def network_traffic(
-    b: Boundary, full_nest: Mapping, at: Reading, arch: Arch
+    b: Boundary, full_nest: Mapping, sums: NestSums, arch: Arch
 ) -> Iterator[network.NetworkTraffic]:
     """Yields the traffic of all networks whose hops or endpoints have a price. What fills a node once crosses
     them in one pipeline tile. Raises ValueError where hops are not counted.
     """
     order = [level.name for level in arch.levels]
-    once = {
+    filled_once = {
         (node.tensor, f.name)
         for node in b.filled_once
         for f in arch.fanouts
         if f.outside <= order.index(node.level)
     }
-    for way in network.network_traffic(full_nest, at, arch, b.owners):
-        if way.action.startswith("rotate") or (way.tensor, way.network) not in once:
-            yield way
-    if once:
-        tile, part = one_pipeline_tile(b, full_nest, at.sums.e)
-        for way in network.network_traffic(tile, reading(tile, part, arch), arch, b.owners):
-            if not way.action.startswith("rotate") and (way.tensor, way.network) in once:
-                yield way
+    for traffic in network.network_traffic(full_nest, sums, arch, b.owners):
+        if traffic.action.startswith("rotate") or (traffic.tensor, traffic.network) not in filled_once:
+            yield traffic
+    if filled_once:
+        tile, part = one_pipeline_tile(b, full_nest, sums.formulas.e)
+        for traffic in network.network_traffic(tile, nest_sums(tile, part, arch), arch, b.owners):
+            if not traffic.action.startswith("rotate") and (traffic.tensor, traffic.network) in filled_once:
+                yield traffic
 
 
 def _trips(b: Boundary, e: Einsum) -> int:
@@ -328,9 +335,9 @@ def one_pipeline_tile(b: Boundary, full_nest: Mapping, e: Einsum) -> tuple[Mappi
     shared = [i for i, node in enumerate(full_nest.nodes) if isinstance(node, Loop)][
         : sum(isinstance(node, Loop) for node in b.outer)
     ]
-    rest = tuple(node for i, node in enumerate(full_nest.nodes) if i not in shared)
+    own_nodes = tuple(node for i, node in enumerate(full_nest.nodes) if i not in shared)
     fork = full_nest.fork - len(shared) if full_nest.fork else 0
-    return replace(full_nest, nodes=rest, fork=fork), replace(
+    return replace(full_nest, nodes=own_nodes, fork=fork), replace(
         e, extents=tuple((rank, tiles.get(rank, n)) for rank, n in e.extents)
     )
 
@@ -341,22 +348,22 @@ def filled_each_trip(b: Boundary, e: Einsum, arch: Arch) -> frozenset[Store]:
 
     store GLB W; for m ...; store GLB T  ->  T only; W serves all trips
     """
-    nest, tile, before = Mapping(b.outer), e.sizes(), dict[str, str]()
+    nest, tile, level_above = Mapping(b.outer), e.sizes(), dict[str, str]()
     tensors = {p.tensor: p for p in e.tensors()}
-    again = [False] * len(b.outer)  # a temporal loop of several trips stands here
+    has_trips = [False] * len(b.outer)  # a temporal loop of several trips stands here
     at_rest: list[tuple[Store, int]] = []
     for i, node in enumerate(b.outer):
         if isinstance(node, Loop):
-            again[i] = not node.over and node.tile < tile[node.rank]
+            has_trips[i] = not node.over and node.tile < tile[node.rank]
             tile[node.rank] = node.tile
             continue
-        parent = before.get(node.tensor)
+        parent = level_above.get(node.tensor)
         end = (
             resting_position(tensors[node.tensor], e, nest, i, parent, arch.layout_levels()) if parent else i
         )
         at_rest.append((node, end))
-        before[node.tensor] = node.level
-    return frozenset(node for node, end in at_rest if not any(again[end:]))
+        level_above[node.tensor] = node.level
+    return frozenset(node for node, end in at_rest if not any(has_trips[end:]))
 
 
 def node_footprints(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
@@ -365,7 +372,7 @@ def node_footprints(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> t
     Tiles of shared nodes sink no further than to the fork. A tile that is passed on is stored whole, once per
     pipeline tile under way. Tiles that rotate count as the part that one PE holds.
     """
-    return tuple(rotation.parts(_node_footprints(b, full_nest, e, arch), full_nest, e, arch))
+    return tuple(rotation.rotated_footprints(_node_footprints(b, full_nest, e, arch), full_nest, e, arch))
 
 
 def _node_footprints(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
@@ -374,26 +381,30 @@ def _node_footprints(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> 
     if b is ALONE:
         return found
     stores = [(i, node) for i, node in enumerate(full_nest.nodes) if isinstance(node, Store)]
-    fork = footprints(Mapping(b.outer), e, arch)
-    once = footprints(*one_pipeline_tile(b, full_nest, e), arch)
+    shared_footprints = footprints(Mapping(b.outer), e, arch)
+    one_tile = footprints(*one_pipeline_tile(b, full_nest, e), arch)
     copies = dict(b.copies)
-    kept = {
+    on_chip = {
         (level, tensor) for tensor, level, share in b.retained if share == 1 and not is_sliced(level, arch)
     }
     remote = {tensor for tensor, _, _ in (*b.remote, *b.remote_sums)}
-    given = {(row.level, row.tensor): row for row in b.filled_before}
+    filled_before = {(row.level, row.tensor): row for row in b.filled_before}
     rows = []
     for number, (i, node) in enumerate(stores):
-        row = given.get((node.level, node.tensor), fork[number]) if i < len(b.outer) else found[number]
+        row = (
+            filled_before.get((node.level, node.tensor), shared_footprints[number])
+            if i < len(b.outer)
+            else found[number]
+        )
         if node in b.homes:
             row = footprints(replace(full_nest, nodes=full_nest.nodes[: i + 1]), e, arch)[-1]
         if node in b.filled_once:
-            row = once[number]
+            row = one_tile[number]
         if node in copies:
-            row = replace(row, elems=row.elems * copies[node], moving=False)
+            row = replace(row, elems=row.elems * copies[node], is_refilled=False)
         if node.tensor in b.pinned and not any(other.tensor == node.tensor for _, other in stores[:number]):
-            row = replace(row, moving=False)
-        if ((node.level, node.tensor) not in kept or node.tensor in b.forwarded) and not (
+            row = replace(row, is_refilled=False)
+        if ((node.level, node.tensor) not in on_chip or node.tensor in b.forwarded) and not (
             node.tensor in remote and i < len(b.outer)
         ):
             rows.append(row)

@@ -17,7 +17,7 @@ from dse.sim.counts.terms import direct_elems, nonzero_share, unshared
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
-JOINT = 3  # most operands that are bounded together; one more doubles the sets in `Needs.common`
+MAX_JOINT = 3  # most operands that are bounded together; one more doubles the sets in `Needs.common`
 EXACT = 1 << 53  # 2^53: floats represent every integer below it
 
 
@@ -27,10 +27,10 @@ def used_elems(p: Projection, extents: tuple[tuple[str, int], ...]) -> int:
     where a stride leaves gaps: small tiles need not fetch the elements in a gap.
     """
     sizes = dict(extents)
-    return prod(_touched(dim, tuple(sizes[rank] for rank in dim.ranks())) for dim in p.dims)
+    return prod(_used_indices(dim, tuple(sizes[rank] for rank in dim.ranks())) for dim in p.dims)
 
 
-def _touched(dim: Dim, extents: tuple[int, ...]) -> int:
+def _used_indices(dim: Dim, extents: tuple[int, ...]) -> int:
     """Returns the number of different stored indices of one dimension.
 
     Terms with small coefficients form a run of neighbours. The first coefficient larger than the run repeats
@@ -43,25 +43,25 @@ def _touched(dim: Dim, extents: tuple[int, ...]) -> int:
         else:
             blocks.append((c, n))
     if len(blocks) <= 2:
-        return _inside(dim, run, *blocks[-1])
+        return _stored_in_runs(dim, run, *blocks[-1])
     index = np.arange(run)
     for c, n in blocks[1:]:
         index = np.unique(np.add.outer(index, c * np.arange(n)))
     return int(((index >= -dim.offset) & (index < dim.size - dim.offset)).sum())
 
 
-def _inside(dim: Dim, run: int, step: int, n: int) -> int:
+def _stored_in_runs(dim: Dim, run: int, step: int, n: int) -> int:
     """Returns how many indices of n runs, `step` apart and not overlapping, are stored: whole runs, and one
     cut at each end.
     """
     low = 0 if step == 0 else max(-(dim.offset // step), 0)
     high = n - 1 if step == 0 else min((dim.size - run - dim.offset) // step, n - 1)
-    cut = {i for i in (low - 1, low, high, high + 1) if 0 <= i < n and not low <= i <= high} | (
+    cut_runs = {i for i in (low - 1, low, high, high + 1) if 0 <= i < n and not low <= i <= high} | (
         {0} if step == 0 else set()
     )
-    whole = 0 if step == 0 else max(high - low + 1, 0) * run
-    starts = [dim.offset + step * i for i in cut]
-    return whole + sum(max(min(start + run, dim.size) - max(start, 0), 0) for start in starts)
+    whole_elems = 0 if step == 0 else max(high - low + 1, 0) * run
+    starts = [dim.offset + step * i for i in cut_runs]
+    return whole_elems + sum(max(min(start + run, dim.size) - max(start, 0), 0) for start in starts)
 
 
 def words(p: Projection, e: Einsum, word_bits: int) -> float:
@@ -73,14 +73,12 @@ def words(p: Projection, e: Einsum, word_bits: int) -> float:
     * compressed result: as above without pointers, or used elements times the share of iterations that
       compute, whichever is less
     """
-    touched, (nonzero_words, row_words) = used_elems(p, e.extents), p.csr_words(word_bits)
+    used, (nonzero_words, row_words) = used_elems(p, e.extents), p.csr_words(word_bits)
     if p is e.output:
-        return touched * (min(nonzero_share(e), nonzero_words * p.density) if p.format == "csr" else 1)
+        return used * (min(nonzero_share(e), nonzero_words * p.density) if p.format == "csr" else 1)
     if p.format == "dense":
-        return touched * nonzero_share(e)
-    return nonzero_words * p.density * touched + row_words * used_elems(
-        replace(p, dims=p.dims[:-1]), e.extents
-    )
+        return used * nonzero_share(e)
+    return nonzero_words * p.density * used + row_words * used_elems(replace(p, dims=p.dims[:-1]), e.extents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +114,18 @@ def needs(e: Einsum, word_bits: int) -> Needs:
     """Returns what lower bounds read of an einsum on machines with words of `word_bits`."""
     tensors, sizes = e.tensors(), e.sizes()
     unshared_ranks = [unshared(p, e) for p in tensors]
-    masks = range(1 << len(tensors)) if len(tensors) <= JOINT else ()
+    masks = range(1 << len(tensors)) if len(tensors) <= MAX_JOINT else ()
     common = tuple(_most_shared(e, mask, unshared_ranks) for mask in masks)
     operands = tuple((words(p, e, word_bits), p.bits, p is e.output) for p in tensors)
-    asked = tuple(e.points() * direct_elems(p, e, word_bits) for p in tensors)
+    compute_words = tuple(e.points() * direct_elems(p, e, word_bits) for p in tensors)
     return Needs(
         einsum=e,
         points=e.points(),
         share=nonzero_share(e),
         computed=e.points() * nonzero_share(e),
         operands=operands,
-        compute_words=asked,
-        sharers=tuple(prod(n for rank, n in sizes.items() if rank not in own) for own in unshared_ranks),
+        compute_words=compute_words,
+        sharers=tuple(prod(n for rank, n in sizes.items() if rank not in ranks) for ranks in unshared_ranks),
         common=common,
     )
 
@@ -139,7 +137,8 @@ def _most_shared(e: Einsum, mask: int, unshared_ranks: Sequence[frozenset[str]])
     """
     ranks = [rank for rank, n in e.extents if n > 1]
     shared = [
-        sum(mask >> x & 1 and rank not in own for x, own in enumerate(unshared_ranks)) for rank in ranks
+        sum(mask >> x & 1 and rank not in private_ranks for x, private_ranks in enumerate(unshared_ranks))
+        for rank in ranks
     ]
     return max(shared, default=0)
 
@@ -159,7 +158,7 @@ def _access(r: Rates, bits: int, write: bool) -> tuple[tuple[int, int, float], .
     if found is None:
         found = r.access[bits, write] = tuple(
             (
-                *_below(r.arch, v, write),
+                *_units_below(r.arch, v, write),
                 bits / level.width_bits * (level.write_pj if write else level.read_pj),
             )
             for v, level in enumerate(r.arch.levels)
@@ -167,7 +166,7 @@ def _access(r: Rates, bits: int, write: bool) -> tuple[tuple[int, int, float], .
     return found
 
 
-def _below(arch: Arch, v: int, write: bool) -> tuple[int, int]:
+def _units_below(arch: Arch, v: int, write: bool) -> tuple[int, int]:
     """Returns the MAC units below a level, and how many of them lie along dimensions that share an access."""
     dims = [
         (size, flag)
@@ -187,51 +186,58 @@ def lower_bound(n: Needs, r: Rates) -> tuple[float, float]:
     cycles = _cycles(n, r)
     arch, outer = r.arch, r.arch.levels[0]
     total = n.computed * op_pj(n.einsum, arch)
-    places = []
-    for (elems, own, write), asked, alike in zip(n.operands, n.compute_words, n.sharers, strict=True):
-        bits = own or arch.word_bits
+    level_costs = []
+    for (elems, tensor_bits, write), words_accessed, sharers in zip(
+        n.operands, n.compute_words, n.sharers, strict=True
+    ):
+        bits = tensor_bits or arch.word_bits
         moved = (
             0.0
             if outer.bypass
             else elems * bits / outer.width_bits * (outer.write_pj if write else outer.read_pj)
         )
         total += moved
-        places.append(
+        level_costs.append(
             _undominated(
                 [
-                    (mac_units, min(shared, alike), asked * pj, moved if v == 0 else 0.0)
+                    (mac_units, min(shared, sharers), words_accessed * pj, moved if v == 0 else 0.0)
                     for v, (mac_units, shared, pj) in enumerate(_access(r, bits, write))
                 ]
             )
         )
-    total += _together_pj(places, n.common) if n.common else sum(min(map(_alone_pj, own)) for own in places)
+    total += (
+        _together_pj(level_costs, n.common)
+        if n.common
+        else sum(min(map(_alone_pj, tensor_bits)) for tensor_bits in level_costs)
+    )
     return total + r.leak_mw * cycles / arch.clock_ghz, cycles
 
 
 # one operand at one level: (MAC units below, how many of them may share an access, pJ if none shared, pJ that
 # the compulsory access to the outermost level charges already)
-Place = tuple[int, int, float, float]
+LevelCost = tuple[int, int, float, float]
 
 
-def _alone_pj(place: Place) -> float:
+def _alone_pj(level: LevelCost) -> float:
     """Returns the least energy of compute's accesses to one operand at one level."""
-    _, shared, pj, charged = place
+    _, shared, pj, charged = level
     return max(pj / shared - charged, 0.0)
 
 
-def _undominated(places: Sequence[Place]) -> list[Place]:
+def _undominated(levels: Sequence[LevelCost]) -> list[LevelCost]:
     """Returns the levels without those whose best-case shared access costs at least the cheapest unshared
     access.
     """
-    near = min((place for place in places if place[1] == 1), key=_alone_pj, default=None)
+    cheapest = min((level for level in levels if level[1] == 1), key=_alone_pj, default=None)
     return [
-        place
-        for place in places
-        if place is near or (place[1] > 1 and (near is None or _alone_pj(place) < _alone_pj(near)))
+        level
+        for level in levels
+        if level is cheapest
+        or (level[1] > 1 and (cheapest is None or _alone_pj(level) < _alone_pj(cheapest)))
     ]
 
 
-def _together_pj(places: Sequence[Sequence[Place]], common: Sequence[int]) -> float:
+def _together_pj(level_costs: Sequence[Sequence[LevelCost]], common: Sequence[int]) -> float:
     """Returns the least energy of compute's accesses to all operands, over the choice of the innermost level
     of each.
 
@@ -240,24 +246,28 @@ def _together_pj(places: Sequence[Sequence[Place]], common: Sequence[int]) -> fl
     s1 s2 .. sk <= L^min(common, k), and sum(pJ / s) >= k (product(pJ) / L^min(common, k))^(1/k).
     """
     best = inf
-    for chosen in product(*places):
-        each, near, charged, pj, most, many, mask = 0.0, 0.0, 0.0, 1.0, 1, 0, 0
-        for x, place in enumerate(chosen):
-            alone = _alone_pj(place)
-            each += alone
-            if place[1] == 1:
-                near += alone
+    for chosen in product(*level_costs):
+        total, unshared_pj, charged, pj, max_units, shared_count, mask = 0.0, 0.0, 0.0, 1.0, 1, 0, 0
+        for x, level in enumerate(chosen):
+            alone = _alone_pj(level)
+            total += alone
+            if level[1] == 1:
+                unshared_pj += alone
             else:
-                most = max(most, place[0])
-                pj = pj * place[2]
-                charged = charged + place[3]
-                many = many + 1
+                max_units = max(max_units, level[0])
+                pj = pj * level[2]
+                charged = charged + level[3]
+                shared_count = shared_count + 1
                 mask = mask | 1 << x
-        if many:
-            each = max(
-                each, near + many * (pj / float(most) ** min(common[mask], many)) ** (1 / many) - charged
+        if shared_count:
+            total = max(
+                total,
+                unshared_pj
+                + shared_count
+                * (pj / float(max_units) ** min(common[mask], shared_count)) ** (1 / shared_count)
+                - charged,
             )
-        best = min(best, each)
+        best = min(best, total)
     return best
 
 
@@ -300,14 +310,14 @@ def latency_cycles(e: Einsum, arch: Arch) -> float:
 
 def lower_bounds(einsums: Iterable[Einsum], arch: Arch) -> list[tuple[float, float]]:
     """Returns the lower bounds (pJ, cycles) of every einsum by itself."""
-    at = rates(arch)
-    return [lower_bound(needs(e, arch.word_bits), at) for e in einsums]
+    machine_rates = rates(arch)
+    return [lower_bound(needs(e, arch.word_bits), machine_rates) for e in einsums]
 
 
 def sequential(runs: Iterable[tuple[Einsum, float]], arch: Arch) -> tuple[float, float]:
     """Returns the lower bounds (pJ, cycles) of unfused einsums, each with its number of occurrences."""
-    listed = list(runs)
-    return weighted_sum([times for _, times in listed], lower_bounds((e for e, _ in listed), arch))
+    pairs = list(runs)
+    return weighted_sum([times for _, times in pairs], lower_bounds((e for e, _ in pairs), arch))
 
 
 def weighted_sum(times: Sequence[float], costs: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -13,9 +13,9 @@ from dse.mapping.nest import Infeasible, Mapping
 from dse.sim.counts.actions import Busy, accesses_per_elem, action_pj, bits_of, busy, elapsed_cycles
 from dse.sim.counts.counts import Count, Footprint, busiest, counted, instance_counts, steps
 from dse.sim.counts.latency import Number, PortTimes, any_nonzero
-from dse.sim.counts.terms import Reading
+from dse.sim.counts.terms import NestSums
 from dse.sim.counts.times import port_times
-from hw.arch import COSTS, Arch, Level, slots
+from hw.arch import COST_ROLES, Arch, Level, slots
 from workloads.einsum import Einsum
 
 
@@ -50,24 +50,29 @@ class Price:
 
 def batch_arch(arches: Sequence[Arch]) -> Arch:
     """Returns one machine whose prices, rates, leakage and clock are arrays, one number per machine."""
-    at = slots(arches[0], *COSTS)
-    each = zip(*(arch.values(at) for arch in arches), strict=True)
-    return arches[0].with_values(at, [None if own[0] is None else np.array(own) for own in each])
+    cost_slots = slots(arches[0], *COST_ROLES)
+    columns = zip(*(arch.values(cost_slots) for arch in arches), strict=True)
+    return arches[0].with_values(
+        cost_slots, [None if column[0] is None else np.array(column) for column in columns]
+    )
 
 
 def price(
-    rows: Sequence[Count], e: Einsum, arch: Arch, timed: Reading | None = None, begun: int = 0
+    rows: Sequence[Count], e: Einsum, arch: Arch, timed: NestSums | None = None, restart_at: int = 0
 ) -> Price:
     """Returns energy and latency of counted actions: energy = actions * pJ + leakage.
 
     The latency is the largest busy time of a component; with `overlap: buffered`, latency.py adds stalls.
     timed: the nest whose stalls count; None: none do
-    begun: loops above this position are shared with other einsums, which run between two of their
+    restart_at: loops above this position are shared with other einsums, which run between two of their
         iterations
     """
-    own, times = ports(rows, e, arch, timed, begun)
-    components = [*zip((level.name for level in arch.levels), own.levels, strict=True), ("MAC", own.steps)]
-    cycles, steady = (elapsed_cycles(own, times, steady=often) for often in (False, True))
+    usage, times = ports(rows, e, arch, timed, restart_at)
+    components = [
+        *zip((level.name for level in arch.levels), usage.levels, strict=True),
+        ("MAC", usage.steps),
+    ]
+    cycles, steady = (elapsed_cycles(usage, times, steady=is_steady) for is_steady in (False, True))
     bits, widths = bits_of(e, arch), {level.name: level for level in arch.levels}
     parts = [
         Part(
@@ -82,13 +87,13 @@ def price(
     leak = arch.leak_mw() * cycles / arch.clock_ghz
     if any_nonzero(leak):
         parts.append(Part("-", "-", "leak", cycles, leak))
-    shown = (*components[:-1], ("MAC", own.steps + own.ramp))
+    with_ramp = (*components[:-1], ("MAC", usage.steps + usage.ramp))
     return Price(
         sum(part.energy_pj for part in parts),
         cycles,
         _bottleneck(components),
         tuple(parts),
-        shown,
+        with_ramp,
         steady,
         tuple(times),
     )
@@ -113,27 +118,29 @@ def ports(
     rows: Sequence[Count],
     e: Einsum,
     arch: Arch,
-    timed: Reading | None = None,
-    begun: int = 0,
-    steady: bool = True,
+    timed: NestSums | None = None,
+    restart_at: int = 0,
+    wants_interval: bool = True,
 ) -> tuple[Busy, list[PortTimes]]:
     """Returns busy cycles of all components and, where fills may stall (`overlap: buffered`), port times per
     level of the nest `timed`. Rates of the machine may be arrays, one number per machine.
 
-    steady: False leaves out what only the initiation interval needs
+    wants_interval: False leaves out what only the initiation interval needs
     """
-    own = busy([(row.key, row.elems, [row.busiest_elems]) for row in rows], e, arch)
-    return own, port_times(timed, arch, begun, steady)[0] if timed and arch.overlap == "buffered" else []
+    usage = busy([(row.key, row.elems, [row.busiest_elems]) for row in rows], e, arch)
+    return usage, port_times(timed, arch, restart_at, wants_interval)[
+        0
+    ] if timed and arch.overlap == "buffered" else []
 
 
-def cycles_of(timed: Reading, arch: Arch) -> Number:
+def cycles_of(timed: NestSums, arch: Arch) -> Number:
     """Returns the latency that `price` gives of a nest alone, without the energy.
 
     With `overlap: buffered`, port times contain all transfers, so only compute steps and ramps are counted.
     """
-    s = timed.sums
+    s = timed.formulas
     rows = steps(timed) if arch.overlap == "buffered" else busiest(instance_counts(timed), s.bits, arch)
-    return elapsed_cycles(*ports(rows, s.e, arch, timed, steady=False))
+    return elapsed_cycles(*ports(rows, s.e, arch, timed, wants_interval=False))
 
 
 def node_bits(f: Footprint, level: Level, bits: Dict[str, int]) -> int:
@@ -142,16 +149,16 @@ def node_bits(f: Footprint, level: Level, bits: Dict[str, int]) -> int:
 
     bits: per element, by tensor
     """
-    return int(f.elems * bits[f.tensor]) * (2 if level.double_buffer and f.moving else 1)
+    return int(f.elems * bits[f.tensor]) * (2 if level.double_buffer and f.is_refilled else 1)
 
 
-def occupied_bits(held: Sequence[Footprint], level: Level, bits: Dict[str, int]) -> int:
+def occupied_bits(footprints: Sequence[Footprint], level: Level, bits: Dict[str, int]) -> int:
     """Returns the bits that all storage nodes take of one instance of a level."""
-    return sum(node_bits(f, level, bits) for f in held if f.level == level.name)
+    return sum(node_bits(f, level, bits) for f in footprints if f.level == level.name)
 
 
 def overflow(
-    held: Sequence[Footprint], e: Einsum, arch: Arch, reserved_bits: Sequence[tuple[str, int]] = ()
+    footprints: Sequence[Footprint], e: Einsum, arch: Arch, reserved_bits: Sequence[tuple[str, int]] = ()
 ) -> Infeasible | None:
     """Returns the outermost level whose tiles do not fit, or None.
 
@@ -159,7 +166,7 @@ def overflow(
     """
     bits, others = bits_of(e, arch), dict(reserved_bits)
     for level in arch.levels:
-        need = occupied_bits(held, level, bits) + others.get(level.name, 0)
+        need = occupied_bits(footprints, level, bits) + others.get(level.name, 0)
         if level.capacity_bits is not None and need > level.capacity_bits:
             return Infeasible(level.name, -(-need // 8), level.capacity_bits // 8, e.name)
     return None

@@ -23,13 +23,13 @@ from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Unique
 
-PRECISE = 1e-9  # relative gaps below this come from rounding of floats
+ROUNDING_GAP = 1e-9  # relative gaps below this come from rounding of floats
 NOT_PROVEN = "not proven optimal"
 GIVEN_MAPPING = "given mapping"  # the user gave the mapping; nothing was searched
 GIVEN_SCHEDULE = f"{NOT_PROVEN} (given schedule)"
 ANY_MAPPING = "any mapping"  # what a lower bound of one einsum holds for
 # what a lower bound of several einsums holds for; fused schedules may cost less
-UNFUSED = "the unfused lower bound"
+UNFUSED_BOUND = "the unfused lower bound"
 # (number of the einsum that a search begins, effort of each einsum with 0 for unknown, its name)
 ProgressFn = Callable[[int, Sequence[float], str], None]
 
@@ -166,8 +166,8 @@ def certificate_text(
     what: the proof against the searched space, in words
     bound: name of the bound that the answer is at most `gap_to_bound` above (e.g. any mapping)
     """
-    above_it = f"at most {percent(gap_to_bound)} above {bound}" if gap_to_bound < inf else "no bound known"
-    return f"{what}; {above_it}{certificate_words(space) if space else ''}"
+    gap_text = f"at most {percent(gap_to_bound)} above {bound}" if gap_to_bound < inf else "no bound known"
+    return f"{what}; {gap_text}{certificate_words(space) if space else ''}"
 
 
 def gap_in_space_text(gap: float, inside: bool = True) -> str:
@@ -243,16 +243,18 @@ def evaluate_fitting(problem: Problem, c: Counted) -> EinsumCost:
     """Returns the cost of a mapping that fits. c: its whole nest, counted, with footprints"""
     e, arch = problem.einsum, problem.arch
     keys = {row.key for row in c.rows}
-    moved = {key: one for key, one in transfer.transfers(c, arch).items() if key in keys}
-    p = cost.price(c.rows, e, transfer.slow_levels(arch, c.rows, e, moved), c.timed, c.begun)
-    extra = [cost.Part(*one) for one in transfer.parts(moved, arch)]
-    extra += [
-        cost.Part(way.network, way.tensor, way.action, way.bits, way.energy_pj)
-        for way in boundary.network_traffic(problem.boundary, c.mapping, c.reading, arch)
+    transfer_of = {key: one for key, one in transfer.transfers(c, arch).items() if key in keys}
+    p = cost.price(c.rows, e, transfer.slow_levels(arch, c.rows, e, transfer_of), c.timed, c.restart_at)
+    extra_parts = [cost.Part(*one) for one in transfer.layout_energy(transfer_of, arch)]
+    extra_parts += [
+        cost.Part(traffic.network, traffic.tensor, traffic.action, traffic.bits, traffic.energy_pj)
+        for traffic in boundary.network_traffic(problem.boundary, c.mapping, c.sums, arch)
     ]
-    if extra:
+    if extra_parts:
         p = replace(
-            p, energy_pj=p.energy_pj + sum(part.energy_pj for part in extra), parts=(*p.parts, *extra)
+            p,
+            energy_pj=p.energy_pj + sum(part.energy_pj for part in extra_parts),
+            parts=(*p.parts, *extra_parts),
         )
     gap = _gap(
         e.name,
@@ -266,21 +268,21 @@ def evaluate_fitting(problem: Problem, c: Counted) -> EinsumCost:
         key=canonical_key(e),
         count=1,
         mapping=c.mapping,
-        mapping_key=key_of(problem, c.mapping, bool(moved)),
+        mapping_key=key_of(problem, c.mapping, bool(transfer_of)),
         counts=c.rows,
-        footprint=tuple((f.level, f.tensor, f.elems) for f in c.held),
+        footprint=tuple((f.level, f.tensor, f.elems) for f in c.footprints),
         energy_pj=p.energy_pj,
         latency_cycles=p.latency_cycles,
         bottleneck=p.bottleneck,
         optimality_gap=gap,
         gap_to_bound=gap,
         price=p,
-        layout_traffic=tuple(moved.values()),
-        refilled=tuple((f.level, f.tensor) for f in c.held if f.moving),
+        layout_traffic=tuple(transfer_of.values()),
+        refilled=tuple((f.level, f.tensor) for f in c.footprints if f.is_refilled),
     )
 
 
-def evaluate_fitting_alone(problem: Problem, mapping: Mapping) -> EinsumCost:
+def evaluate_unfused(problem: Problem, mapping: Mapping) -> EinsumCost:
     """Returns the cost of a mapping that fits, for an einsum that runs alone."""
     e, arch = problem.einsum, problem.arch
     return evaluate_fitting(problem, counted(mapping, e, arch, footprints(mapping, e, arch)))
@@ -290,7 +292,7 @@ def _gap(name: str, arch: Arch, value: float, lower: float, mapping: Mapping) ->
     """Returns the relative gap of a cost to its lower bound. Raises Violated if the cost lies below the
     bound.
     """
-    if lower > value * (1 + PRECISE):
+    if lower > value * (1 + ROUNDING_GAP):
         raise Violated(f"{name} on {arch.name}: lower bound {lower} above the cost {value} of\n{mapping}")
     return relative_gap(value, lower)
 
@@ -308,28 +310,28 @@ def key_of(problem: Problem, mapping: Mapping, layout_sensitive: bool = False) -
         for f in arch.fanouts
         if f.hop_pj or f.endpoint_pj
     ]
-    marks = f"{problem.boundary.key_text()}{f' {nets} {problem.boundary.owners}' if nets else ''}"
-    laid = [
+    suffix = f"{problem.boundary.key_text()}{f' {nets} {problem.boundary.owners}' if nets else ''}"
+    layout_sizes = [
         (v, a.line_bits, a.row_bits, a.row_banks, a.interleave_bits, a.rmw)
         for v, level in enumerate(arch.levels)
         if layout_sensitive and (a := level.access)
     ]
-    marks += f" {laid}" if laid else ""
+    suffix += f" {layout_sizes}" if layout_sizes else ""
     return mapping_key(
-        f"{canonical_key(e)} {arch.word_bits} {wires.dims} {sorted(wires.skips)} {wires.systolic}{marks}",
+        f"{canonical_key(e)} {arch.word_bits} {wires.dims} {sorted(wires.skips)} {wires.systolic}{suffix}",
         mapping,
     )
 
 
 def fanout_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | None:
     """Returns the first fan-out dimension on which a mapping needs more PEs than there are, or None."""
-    left = e.sizes()
+    tile_of = e.sizes()
     used: dict[str, int] = {}
     for node in mapping.nodes:
         if isinstance(node, Loop):
             if node.over:
-                used[node.over] = used.get(node.over, 1) * -(-left[node.rank] // node.tile)
-            left[node.rank] = node.tile
+                used[node.over] = used.get(node.over, 1) * -(-tile_of[node.rank] // node.tile)
+            tile_of[node.rank] = node.tile
     for f in arch.fanouts:
         for name, size in f.dims:
             if used.get(name, 1) > size:
@@ -338,20 +340,20 @@ def fanout_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | Non
 
 
 def sequential(
-    costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], problem: Problem, by: str
+    costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], problem: Problem, method: str
 ) -> Solution | Infeasible:
     """Returns the unfused solution, in which energies and latencies of the einsums add up; or the first
     Infeasible of `costs`.
 
-    by: the method that found the mappings, for the certificate; GIVEN_MAPPING: the user gave them
+    method: the method that found the mappings, for the certificate; GIVEN_MAPPING: the user gave them
     """
     solved: list[EinsumCost] = []
-    floors = bounds.lower_bounds((group.einsum for group in groups), problem.arch)
-    for one, group, least in zip(costs, groups, floors, strict=True):
+    lower_bounds = bounds.lower_bounds((group.einsum for group in groups), problem.arch)
+    for one, group, bound in zip(costs, groups, lower_bounds, strict=True):
         if isinstance(one, Infeasible):
             return one
         value = objective_value(problem.objective, one.energy_pj, one.latency_cycles)
-        gap = _gap(one.name, problem.arch, value, objective_value(problem.objective, *least), one.mapping)
+        gap = _gap(one.name, problem.arch, value, objective_value(problem.objective, *bound), one.mapping)
         solved.append(
             replace(
                 one,
@@ -365,19 +367,21 @@ def sequential(
     # with several unique einsums, equal ones do not follow back to back
     steady = cycles if len(solved) > 1 else sum(c.count * c.price.initiation_interval_cycles for c in solved)
     value = objective_value(problem.objective, energy, cycles)
-    floor = objective_value(
+    lower = objective_value(
         problem.objective,
-        *(sum(c.count * least[i] for c, least in zip(solved, floors, strict=True)) for i in range(2)),
+        *(sum(c.count * bound[i] for c, bound in zip(solved, lower_bounds, strict=True)) for i in range(2)),
     )
-    to_bound = relative_gap(value, floor)
-    gap = min(relative_gap(value, _minimum_in(solved, problem.objective)), to_bound)
-    gap, alone = gap if gap > PRECISE else 0.0, sum(c.count for c in solved) == 1
-    space = unfused([c.space for c in solved], alone)
+    to_bound = relative_gap(value, lower)
+    gap = min(relative_gap(value, _spaces_lower_bound(solved, problem.objective)), to_bound)
+    gap, is_single = gap if gap > ROUNDING_GAP else 0.0, sum(c.count for c in solved) == 1
+    space = unfused_space([c.space for c in solved], is_single)
     certificate = certificate_text(
-        _sequential_proof(solved, gap, by), to_bound, ANY_MAPPING if alone else UNFUSED, space
+        _sequential_proof(solved, gap, method), to_bound, ANY_MAPPING if is_single else UNFUSED_BOUND, space
     )
-    again = steady_pj(energy, cycles, steady, problem.arch)
-    return Solution(tuple(solved), energy, cycles, steady, again, gap, to_bound, certificate, space=space)
+    steady_energy = steady_pj(energy, cycles, steady, problem.arch)
+    return Solution(
+        tuple(solved), energy, cycles, steady, steady_energy, gap, to_bound, certificate, space=space
+    )
 
 
 def steady_pj(energy: float, latency: float, steady: float, arch: Arch) -> float:
@@ -390,39 +394,39 @@ def steady_pj(energy: float, latency: float, steady: float, arch: Arch) -> float
     return energy - arch.leak_mw() * (latency - steady) / arch.clock_ghz
 
 
-def unfused(spaces: Sequence[Mappings | None], alone: bool) -> Space | None:
+def unfused_space(spaces: Sequence[Mappings | None], is_single: bool) -> Space | None:
     """Returns the searched space of the unfused schedule, from the searched mappings of each einsum; None if
     none of them was searched.
 
-    alone: the workload is one einsum
+    is_single: the workload is one einsum
     """
-    own = {encoded(space): space for space in spaces if space}
-    return Space(tuple(own[key] for key in sorted(own)), alone=alone) if own else None
+    space_of = {encoded(space): space for space in spaces if space}
+    return Space(tuple(space_of[key] for key in sorted(space_of)), alone=is_single) if space_of else None
 
 
-def _minimum_in(solved: Sequence[EinsumCost], objective: str) -> float:
+def _spaces_lower_bound(solved: Sequence[EinsumCost], objective: str) -> float:
     """Returns a lower bound on the objective of any choice of one mapping per einsum out of the searched
     spaces.
 
     Energies and latencies add up over einsums. For edp, (sum E)(sum L) >= (sum sqrt(E L))^2 (Cauchy and
     Schwarz).
     """
-    least = [
+    lower_bounds = [
         (c.count, objective_value(objective, c.energy_pj, c.latency_cycles) / (1 + c.optimality_gap))
         for c in solved
     ]
     return (
-        sum(n * one for n, one in least)
+        sum(n * bound for n, bound in lower_bounds)
         if objective != "edp"
-        else float(sum(n * one**0.5 for n, one in least) ** 2)
+        else float(sum(n * bound**0.5 for n, bound in lower_bounds) ** 2)
     )
 
 
-def _sequential_proof(solved: Sequence[EinsumCost], optimality_gap: float, by: str) -> str:
+def _sequential_proof(solved: Sequence[EinsumCost], optimality_gap: float, method: str) -> str:
     """Returns the proof of the unfused answer against the searched spaces, in words. Einsums that were not
     searched count as not proven optimal.
     """
-    if open_ := sum(not c.space for c in solved):
-        others = f"{open_} of {len(solved)} einsums {NOT_PROVEN}, the others {gap_in_space_text(0.0)}"
-        return f"{NOT_PROVEN} ({by})" if open_ == len(solved) else others
+    if unproven := sum(not c.space for c in solved):
+        others = f"{unproven} of {len(solved)} einsums {NOT_PROVEN}, the others {gap_in_space_text(0.0)}"
+        return f"{NOT_PROVEN} ({method})" if unproven == len(solved) else others
     return gap_in_space_text(optimality_gap)

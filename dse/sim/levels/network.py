@@ -22,18 +22,18 @@ from itertools import pairwise, product
 from math import prod
 
 from dse.mapping.nest import Loop, Mapping, Store
-from dse.sim.counts.counts import Delivery, deliveries, reading
-from dse.sim.counts.terms import Reading
+from dse.sim.counts.counts import Delivery, deliveries, nest_sums
+from dse.sim.counts.terms import NestSums
 from dse.sim.levels import rotation
 from hw.arch import Arch, Fanout
 from workloads.einsum import Dim, Einsum, Projection
 
 ACTIONS = ("hop", "endpoint", "rotate", "rotate_endpoint")  # actions of networks; `NetworkTraffic.action`
-Place = tuple[int, int]  # (row, column)
-Span = tuple[int, int]  # (first index, one past the last)
+MeshPosition = tuple[int, int]  # (row, column)
+IndexRange = tuple[int, int]  # (first index, one past the last)
 
 
-def tree(source: Place, rows: Sequence[int], columns: Sequence[int]) -> int:
+def tree(source: MeshPosition, rows: Sequence[int], columns: Sequence[int]) -> int:
     """Returns the number of links of the tree from a source to all PEs of these rows and columns.
 
     >>> tree((0, 0), (1, 2), (1, 3))
@@ -47,13 +47,13 @@ def _reach(start: int, places: Sequence[int]) -> int:
     return max(start, *places) - min(start, *places)
 
 
-def injected_at(kind: str, grid: Place) -> tuple[Place, ...]:
+def injected_at(kind: str, grid: MeshPosition) -> tuple[MeshPosition, ...]:
     """Returns the positions where memory is attached: the corners, or the whole left and right edge."""
     rows = range(grid[0]) if kind == "edge" else sorted({0, grid[0] - 1})
     return tuple((row, column) for row in rows for column in sorted({0, grid[1] - 1}))
 
 
-def chain(source: Place, rows: Sequence[int], columns: Sequence[int]) -> int:
+def chain(source: MeshPosition, rows: Sequence[int], columns: Sequence[int]) -> int:
     """Returns the number of links of a spanning tree: from a source to the nearest PE of these rows and
     columns, and from PE to nearest PE until all have the word.
 
@@ -74,7 +74,7 @@ def chain(source: Place, rows: Sequence[int], columns: Sequence[int]) -> int:
 TREES = {"next_level": tree, "same_level": chain}
 
 
-def links(kind: str, source: Place, pes: frozenset[Place]) -> int:
+def links(kind: str, source: MeshPosition, pes: frozenset[MeshPosition]) -> int:
     """Returns the number of links of the tree of a kind (`multicast_from`) from a source to any PEs.
 
     >>> nodes = frozenset({(1, 0), (1, 1), (2, 0)})
@@ -88,14 +88,16 @@ def links(kind: str, source: Place, pes: frozenset[Place]) -> int:
         return _reach(source[1], columns) + sum(
             _reach(source[0], [y for y, x in pes if x == column]) for column in columns
         )
-    near, total = {pe: abs(source[0] - pe[0]) + abs(source[1] - pe[1]) for pe in pes}, 0
+    distance, total = {pe: abs(source[0] - pe[0]) + abs(source[1] - pe[1]) for pe in pes}, 0
     first = True
-    while near:
-        pe = min(near, key=near.__getitem__)
-        total += near.pop(pe)
-        near = {
-            one: n if n < (way := abs(one[0] - pe[0]) + abs(one[1] - pe[1])) and not first else way
-            for one, n in near.items()
+    while distance:
+        pe = min(distance, key=distance.__getitem__)
+        total += distance.pop(pe)
+        distance = {
+            other: n
+            if n < (new_distance := abs(other[0] - pe[0]) + abs(other[1] - pe[1])) and not first
+            else new_distance
+            for other, n in distance.items()
         }
         first = False
     return total
@@ -130,21 +132,21 @@ def cuts(mapping: Mapping, e: Einsum, f: Fanout) -> list[Cut]:
     round to round.
     """
     dims = [name for name, _ in f.dims]
-    left, found, ragged = e.sizes(), list[Cut](), set[str]()
+    tile_of, found, uneven_ranks = e.sizes(), list[Cut](), set[str]()
     for node in mapping.nodes:
         if not isinstance(node, Loop):
             continue
-        ragged |= {node.rank} if not node.over and left[node.rank] % node.tile else set()
+        uneven_ranks |= {node.rank} if not node.over and tile_of[node.rank] % node.tile else set()
         if node.over in dims:
-            if node.rank in ragged:
+            if node.rank in uneven_ranks:
                 raise ValueError(
                     f"parfor {node.rank} over {node.over} gives PEs of {f.name} other shares in the last "
                     "round: hops are not counted; take tiles that divide"
                 )
-            trips, dim = -(-left[node.rank] // node.tile), dims.index(node.over)
+            trips, dim = -(-tile_of[node.rank] // node.tile), dims.index(node.over)
             found = [replace(c, stride=c.stride * trips) if c.dim == dim else c for c in found]
-            found.append(Cut(node.rank, dim, 1, trips, node.tile, left[node.rank]))
-        left[node.rank] = node.tile
+            found.append(Cut(node.rank, dim, 1, trips, node.tile, tile_of[node.rank]))
+        tile_of[node.rank] = node.tile
     return found
 
 
@@ -154,11 +156,11 @@ class Group:
 
     rows: tuple[int, ...]
     columns: tuple[int, ...]
-    at: tuple[int, ...]  # per cut, the trip that these PEs work on; 0 where `distinct` is False
+    trips: tuple[int, ...]  # per cut, the trip that these PEs work on; 0 where `distinct` is False
     distinct: tuple[bool, ...]  # per cut, whether PEs along it want different words
 
 
-def groups(loops: Sequence[Cut], distinct: Sequence[bool], first: Place) -> list[Group]:
+def groups(loops: Sequence[Cut], distinct: Sequence[bool], first: MeshPosition) -> list[Group]:
     """Returns the groups of PEs that want the same words.
 
     distinct: per cut, whether PEs along it want different words: the tensor has its rank, or PEs share no
@@ -166,13 +168,17 @@ def groups(loops: Sequence[Cut], distinct: Sequence[bool], first: Place) -> list
     first: position of the first PE
     """
     found = []
-    for at in product(*(range(c.trips) if mine else (0,) for c, mine in zip(loops, distinct, strict=True))):
-        places = [[first[0]], [first[1]]]
-        for c, mine, i in zip(loops, distinct, at, strict=True):
-            places[c.dim] = [
-                place + c.stride * n for place in places[c.dim] for n in ((i,) if mine else range(c.trips))
+    for trips in product(
+        *(range(c.trips) if is_distinct else (0,) for c, is_distinct in zip(loops, distinct, strict=True))
+    ):
+        positions = [[first[0]], [first[1]]]
+        for c, is_distinct, i in zip(loops, distinct, trips, strict=True):
+            positions[c.dim] = [
+                place + c.stride * n
+                for place in positions[c.dim]
+                for n in ((i,) if is_distinct else range(c.trips))
             ]
-        found.append(Group(tuple(places[0]), tuple(places[1]), at, tuple(distinct)))
+        found.append(Group(tuple(positions[0]), tuple(positions[1]), trips, tuple(distinct)))
     return found
 
 
@@ -180,8 +186,8 @@ def groups(loops: Sequence[Cut], distinct: Sequence[bool], first: Place) -> list
 class OwnedPart:
     """What one PE holds of a tensor that its stage makes."""
 
-    place: Place
-    spans: tuple[Span, ...]  # indices of each dimension
+    place: MeshPosition
+    spans: tuple[IndexRange, ...]  # indices of each dimension
 
 
 def owners(
@@ -198,32 +204,34 @@ def owners(
         OwnedPart(
             (group.rows[0], group.columns[0]), tuple(_produced(p, d, share, pipeline_tile) for d in p.dims)
         )
-        for group in groups(loops, [c.rank in p.ranks() for c in loops], _first(f))
-        if (share := _share(loops, group.at)) is not None
+        for group in groups(loops, [c.rank in p.ranks() for c in loops], _first_pe(f))
+        if (share := _share(loops, group.trips)) is not None
     )
 
 
-def _produced(p: Projection, d: Dim, share: dict[str, Span], pipeline_tile: dict[str, int]) -> Span:
+def _produced(
+    p: Projection, d: Dim, share: dict[str, IndexRange], pipeline_tile: dict[str, int]
+) -> IndexRange:
     """Returns the indices of a dimension that a PE makes; all indices where several ranks make the dimension,
     or one rank with a stride.
     """
     rank, step = d.terms[0] if d.terms else ("", 0)
     if (step, len(d.terms), d.offset) == (1, 1, 0):
         return share.get(rank, (0, pipeline_tile[rank]))
-    if parted := [rank for rank, _ in d.terms if rank in share]:
+    if cut := [rank for rank, _ in d.terms if rank in share]:
         raise ValueError(
-            f"parfor {parted[0]} cuts windows of {p.tensor}, whose hops are not counted; split another rank"
+            f"parfor {cut[0]} cuts windows of {p.tensor}, whose hops are not counted; split another rank"
         )
     return 0, 1 << 60
 
 
-def _share(loops: Sequence[Cut], at: Sequence[int]) -> dict[str, Span] | None:
+def _share(loops: Sequence[Cut], trips: Sequence[int]) -> dict[str, IndexRange] | None:
     """Returns the indices that a PE has of each rank that is cut; None: nothing is left for it.
 
-    at: the PE's trip of each cut
+    trips: the PE's trip of each cut
     """
-    found: dict[str, Span] = {}
-    for c, i in zip(loops, at, strict=True):
+    found: dict[str, IndexRange] = {}
+    for c, i in zip(loops, trips, strict=True):
         low, high = found.get(c.rank, (0, c.extent))
         found[c.rank] = low + i * c.tile, min(low + (i + 1) * c.tile, high)
         if low + i * c.tile >= high:
@@ -231,26 +239,26 @@ def _share(loops: Sequence[Cut], at: Sequence[int]) -> dict[str, Span] | None:
     return found
 
 
-def _part(extent: int, rank: str, loops: Sequence[Cut], group: Group) -> Span:
+def _part(extent: int, rank: str, loops: Sequence[Cut], group: Group) -> IndexRange:
     """Returns the indices that a group of PEs has of a rank; all of them where no cut distributes the
     rank.
     """
     low = 0
-    for c, i, n in zip(loops, group.at, group.distinct, strict=True):
+    for c, i, n in zip(loops, group.trips, group.distinct, strict=True):
         if c.rank == rank and n:
             low, extent = low + i * c.tile, c.tile
     return low, low + extent
 
 
-def _spans(f: Fanout) -> tuple[Place, Place]:
+def _mesh_region(f: Fanout) -> tuple[MeshPosition, MeshPosition]:
     """Returns, per dimension of the mesh, (first PE of the fan-out, size of the mesh)."""
     rows, columns = (f.mesh_region or tuple((0, n) for _, n in f.dims))[:2]
     return rows, columns
 
 
-def _first(f: Fanout) -> Place:
+def _first_pe(f: Fanout) -> MeshPosition:
     """Returns the position of the first PE of a fan-out."""
-    rows, columns = _spans(f)
+    rows, columns = _mesh_region(f)
     return rows[0], columns[0]
 
 
@@ -268,21 +276,21 @@ class NetworkTraffic:
 
 
 def network_traffic(
-    mapping: Mapping, at: Reading, arch: Arch, remote: Sequence[tuple[str, tuple[OwnedPart, ...]]] = ()
+    mapping: Mapping, sums: NestSums, arch: Arch, remote: Sequence[tuple[str, tuple[OwnedPart, ...]]] = ()
 ) -> Iterator[NetworkTraffic]:
     """Yields the traffic of every network that has a price. Raises ValueError where hops are not counted.
 
-    at: the sums of the mapping
+    sums: the sums of the mapping
     remote: (tensor, parts that PEs of another stage hold)
     """
-    e = at.sums.e
+    e = sums.formulas.e
     rings = rotation.rings(mapping, e, arch)
     for f in arch.fanouts:
         if not f.hop_pj and not f.endpoint_pj:
             continue
-        own = {one.tensor.tensor: one for one in rings if one.fanout is f}
-        for one in deliveries(at, arch, f):
-            ring_ = own.get(one.tensor.tensor)
+        ring_of = {one.tensor.tensor: one for one in rings if one.fanout is f}
+        for one in deliveries(sums, arch, f):
+            ring_ = ring_of.get(one.tensor.tensor)
             word = one.tensor.bits or arch.word_bits
             if f.endpoint_pj:
                 bits = one.at_pes * word / (ring_.pes if ring_ else 1)
@@ -294,7 +302,7 @@ def network_traffic(
                     * _mean_links(one, mapping, e, arch, f, dict(remote), ring_.rotated.dims if ring_ else ())
                 )
                 yield NetworkTraffic(f.name, one.tensor.tensor, "hop", hops, hops * f.hop_pj)
-        for tensor, ring_ in own.items():
+        for tensor, ring_ in ring_of.items():
             bits = rotation.rotated_words(ring_, mapping, e, arch)[0] * (ring_.tensor.bits or arch.word_bits)
             if f.endpoint_pj:
                 yield NetworkTraffic(f.name, tensor, "rotate_endpoint", 2 * bits, 2 * bits * f.endpoint_pj)
@@ -303,63 +311,70 @@ def network_traffic(
                 yield NetworkTraffic(f.name, tensor, "rotate", hops, hops * f.hop_pj)
 
 
-def _step(one: rotation.Ring, mapping: Mapping, e: Einsum, f: Fanout) -> float:
+def _step(ring_: rotation.Ring, mapping: Mapping, e: Einsum, f: Fanout) -> float:
     """Returns the average number of links from a PE of a ring to the next; all rings are equal."""
     dims = [name for name, _ in f.dims]
     loops = cuts(mapping, e, f)
-    own = [c.rank in one.tensor.ranks() or dims[c.dim] not in one.rotated.dims for c in loops]
+    distinct = [c.rank in ring_.tensor.ranks() or dims[c.dim] not in ring_.rotated.dims for c in loops]
     if any(c.extent % c.tile for c in loops):
         raise ValueError(
             f"PEs of {f.name} have unequal shares: hops of a rotating tile are not counted; take "
             "tiles that divide"
         )
-    first = groups(loops, own, _first(f))[0]
-    return ring(first.rows, first.columns) / one.pes
+    first = groups(loops, distinct, _first_pe(f))[0]
+    return ring(first.rows, first.columns) / ring_.pes
 
 
 def _mean_links(
-    one: Delivery,
+    delivery: Delivery,
     mapping: Mapping,
     e: Einsum,
     arch: Arch,
     f: Fanout,
     remote: dict[str, tuple[OwnedPart, ...]],
-    parted: Sequence[str],
+    ring_dims: Sequence[str],
 ) -> float:
     """Returns the average number of links that a word takes.
 
-    parted: dimensions along which PEs share a tile out, so that each word goes to one of them
+    ring_dims: dimensions along which PEs share a tile out, so that each word goes to one of them
     """
-    p, loops, (rows, columns) = one.tensor, cuts(mapping, e, f), _spans(f)
-    short = {rank for d in p.dims for rank, _ in d.terms if d.size < e.sizes()[rank]}
-    if partial := [c.rank for c in loops if c.rank in p.partial() | short]:
+    p, loops, (rows, columns) = delivery.tensor, cuts(mapping, e, f), _mesh_region(f)
+    clipped_ranks = {rank for d in p.dims for rank, _ in d.terms if d.size < e.sizes()[rank]}
+    if window_ranks := [c.rank for c in loops if c.rank in p.partial_ranks() | clipped_ranks]:
         raise ValueError(
-            f"parfor {partial[0]} cuts windows of {p.tensor}, whose hops are not counted; split "
+            f"parfor {window_ranks[0]} cuts windows of {p.tensor}, whose hops are not counted; split "
             f"another rank over {f.name}"
         )
     shared = f.reduce if p is e.output else f.multicast
-    own = [c.rank in one.unshared or not shared[c.dim] or f.dims[c.dim][0] in parted for c in loops]
+    distinct = [
+        c.rank in delivery.unshared or not shared[c.dim] or f.dims[c.dim][0] in ring_dims for c in loops
+    ]
     if p.tensor in remote:
-        _whole_words(p, remote[p.tensor])
+        _check_windows(p, remote[p.tensor])
     if any(c.extent % c.tile for c in loops):
         return (
-            _uneven_links(one, loops, own, mapping, e, arch, f, remote.get(p.tensor)) / one.at_source
-            if one.at_source
+            _uneven_links(delivery, loops, distinct, mapping, e, arch, f, remote.get(p.tensor))
+            / delivery.at_source
+            if delivery.at_source
             else 0.0
         )
-    wanted = groups(loops, own, _first(f))
+    wanted_groups = groups(loops, distinct, _first_pe(f))
     if p.tensor not in remote:
         sources = injected_at(f.injected_at, (rows[1], columns[1]))
         return sum(
             min(TREES[f.multicast_from](source, group.rows, group.columns) for source in sources)
-            for group in wanted
-        ) / len(wanted)
-    return sum(_from_owners(group, remote[p.tensor], p, loops, f) for group in wanted) / len(wanted)
+            for group in wanted_groups
+        ) / len(wanted_groups)
+    return sum(_from_owners(group, remote[p.tensor], p, loops, f) for group in wanted_groups) / len(
+        wanted_groups
+    )
 
 
-def _whole_words(p: Projection, held: Sequence[OwnedPart]) -> None:
+def _check_windows(p: Projection, parts: Sequence[OwnedPart]) -> None:
     """Raises ValueError if PEs that hold a tensor split a dimension that is read in windows."""
-    split = [d for d, *spans in zip(p.dims, *(one.spans for one in held), strict=True) if len(set(spans)) > 1]
+    split = [
+        d for d, *spans in zip(p.dims, *(part.spans for part in parts), strict=True) if len(set(spans)) > 1
+    ]
     if windows := [d.terms[0][0] for d in split if d.terms and (len(d.terms) != 1 or d.terms[0][1] != 1)]:
         raise ValueError(
             f"{p.tensor} is read in windows over {windows[0]}, which the PEs that hold it split: "
@@ -368,22 +383,22 @@ def _whole_words(p: Projection, held: Sequence[OwnedPart]) -> None:
 
 
 def _uneven_links(
-    one: Delivery,
+    delivery: Delivery,
     loops: Sequence[Cut],
-    own: Sequence[bool],
+    distinct: Sequence[bool],
     mapping: Mapping,
     e: Einsum,
     arch: Arch,
     f: Fanout,
-    held: Sequence[OwnedPart] | None,
+    parts: Sequence[OwnedPart] | None,
 ) -> float:
     """Returns the sum of words times links where shares are unequal.
 
-    A group receives as many words as one PE receives in the einsum of its share alone (`_alone`). This
+    A group receives as many words as one PE receives in the einsum of its share alone (`_share_nest`). This
     holds only if PEs fetch in equal numbers of rounds: no loop over a rank that the tensor lacks, and along
     which PEs share, may stand between the PEs and the tile. Raises ValueError otherwise.
     """
-    p, rows_columns = one.tensor, _spans(f)
+    p, mesh_region = delivery.tensor, _mesh_region(f)
     if between := _between(mapping, e, f):
         raise ValueError(
             f"for {between} stands between loops over PEs of {f.name}, whose shares are unequal: "
@@ -400,60 +415,60 @@ def _uneven_links(
     for c in loops:
         if (
             c.extent % c.tile
-            and c.rank not in one.unshared
-            and (left := _inner_trips(c.rank, mapping, f, child))
+            and c.rank not in delivery.unshared
+            and (trip_count := _inner_trips(c.rank, mapping, f, child))
         ):
             raise ValueError(
                 f"parfor {c.rank} over {f.dims[c.dim][0]} gives PEs of {f.name} unequal shares, and "
-                f"{p.tensor} comes {left} times in some: hops are not counted; take tiles that divide"
+                f"{p.tensor} comes {trip_count} times in some: hops are not counted; take tiles that divide"
             )
-    wanted: dict[tuple[int, ...], set[Place]] = {}
-    shares: dict[tuple[int, ...], dict[str, Span]] = {}
-    for at in product(*(range(c.trips) for c in loops)):
-        if (share := _share(loops, at)) is not None:
-            key = tuple(i for i, mine in zip(at, own, strict=True) if mine)
+    pes_of: dict[tuple[int, ...], set[MeshPosition]] = {}
+    shares: dict[tuple[int, ...], dict[str, IndexRange]] = {}
+    for trips in product(*(range(c.trips) for c in loops)):
+        if (share := _share(loops, trips)) is not None:
+            key = tuple(i for i, is_distinct in zip(trips, distinct, strict=True) if is_distinct)
             y, x = (
-                first + sum(c.stride * i for c, i in zip(loops, at, strict=True) if c.dim == dim)
-                for dim, first in enumerate(_first(f))
+                first + sum(c.stride * i for c, i in zip(loops, trips, strict=True) if c.dim == dim)
+                for dim, first in enumerate(_first_pe(f))
             )
-            wanted.setdefault(key, set()).add((y, x))
-            shares.setdefault(key, {rank: span for rank, span in share.items() if rank in one.unshared})
-    served: dict[tuple[tuple[str, int], ...], float] = {}
+            pes_of.setdefault(key, set()).add((y, x))
+            shares.setdefault(key, {rank: span for rank, span in share.items() if rank in delivery.unshared})
+    words_of: dict[tuple[tuple[str, int], ...], float] = {}
     total = 0.0
-    for key, pes in wanted.items():
+    for key, pes in pes_of.items():
         size = tuple((rank, high - low) for rank, (low, high) in shares[key].items())
-        if size not in served:
-            alone = reading(*_alone(loops, dict(size), mapping, e, f), arch, e)
-            served[size] = next(
-                other.at_source * one.access / other.access
-                for other in deliveries(alone, arch, f)
+        if size not in words_of:
+            share_sums = nest_sums(*_share_nest(loops, dict(size), mapping, e, f), arch, e)
+            words_of[size] = next(
+                other.at_source * delivery.access / other.access
+                for other in deliveries(share_sums, arch, f)
                 if other.tensor.tensor == p.tensor
             )
-        if held is None:
-            near = min(
+        if parts is None:
+            min_links = min(
                 links(f.multicast_from, source, frozenset(pes))
-                for source in injected_at(f.injected_at, (rows_columns[0][1], rows_columns[1][1]))
+                for source in injected_at(f.injected_at, (mesh_region[0][1], mesh_region[1][1]))
             )
-            total += served[size] * near
+            total += words_of[size] * min_links
             continue
-        wants = [
+        wanted_ranges = [
             shares[key].get(d.terms[0][0], (0, 1 << 60)) if d.terms else (d.offset, d.offset + 1)
             for d in p.dims
         ]
-        words = [(prod(map(_common, wants, other.spans)), other.place) for other in held]
-        far = sum(n * links(f.multicast_from, place, frozenset(pes)) for n, place in words if n)
-        total += served[size] * far / max(sum(n for n, _ in words), 1)
+        words = [(prod(map(_common, wanted_ranges, other.spans)), other.place) for other in parts]
+        word_links = sum(n * links(f.multicast_from, place, frozenset(pes)) for n, place in words if n)
+        total += words_of[size] * word_links / max(sum(n for n, _ in words), 1)
     return total
 
 
 def _between(mapping: Mapping, e: Einsum, f: Fanout) -> str:
     """Returns the rank of a temporal loop between loops over PEs of a mesh, or ""."""
-    left, begun, end = e.sizes(), False, _last_cut(mapping, f)
+    tile_of, after_pes, end = e.sizes(), False, _last_cut(mapping, f)
     for node in mapping.nodes[:end]:
         if isinstance(node, Loop):
-            if begun and not node.over and left[node.rank] > node.tile:
+            if after_pes and not node.over and tile_of[node.rank] > node.tile:
                 return node.rank
-            begun, left[node.rank] = begun or node.over in {name for name, _ in f.dims}, node.tile
+            after_pes, tile_of[node.rank] = after_pes or node.over in {name for name, _ in f.dims}, node.tile
     return ""
 
 
@@ -467,14 +482,14 @@ def _inner_trips(rank: str, mapping: Mapping, f: Fanout, end: int) -> int:
     """Returns the trips of loops over a rank inside of the PEs, down to position `end`; 0 if there is one
     trip.
     """
-    first, trips, left = _last_cut(mapping, f), 1, 0
+    first, trips, tile = _last_cut(mapping, f), 1, 0
     for i, node in enumerate(mapping.nodes[:end]):
         if isinstance(node, Loop) and node.rank == rank:
-            trips, left = trips * -(-left // node.tile) if i > first else trips, node.tile
+            trips, tile = trips * -(-tile // node.tile) if i > first else trips, node.tile
     return trips if trips > 1 else 0
 
 
-def _alone(
+def _share_nest(
     loops: Sequence[Cut], size: dict[str, int], mapping: Mapping, e: Einsum, f: Fanout
 ) -> tuple[Mapping, Einsum]:
     """Returns the nest and the einsum of one PE's share: the share replaces each rank that is cut, in every
@@ -483,43 +498,44 @@ def _alone(
     size: rank -> the PE's share; a rank that is not named keeps a full tile
     """
     names, sizes = {name for name, _ in f.dims}, e.sizes()
-    part = {
+    share_of = {
         c.rank: (size.get(c.rank, c.tile), next(one.extent for one in loops if one.rank == c.rank))
         for c in loops
     }
     nodes, inside = [], set[str]()
     for node in mapping.nodes:
-        if isinstance(node, Loop) and node.rank in part:
-            mine, whole = part[node.rank]
+        if isinstance(node, Loop) and node.rank in share_of:
+            share, extent = share_of[node.rank]
             inside |= {node.rank} if node.over in names else set()
             node = replace(
-                node, tile=min(node.tile, mine) if node.rank in inside else node.tile // whole * mine
+                node, tile=min(node.tile, share) if node.rank in inside else node.tile // extent * share
             )
         nodes.append(node)
     extents = tuple(
-        (rank, n // part[rank][1] * part[rank][0] if rank in part else n) for rank, n in sizes.items()
+        (rank, n // share_of[rank][1] * share_of[rank][0] if rank in share_of else n)
+        for rank, n in sizes.items()
     )
     return replace(mapping, nodes=tuple(nodes), shares=()), replace(e, extents=extents)
 
 
 def _from_owners(
-    group: Group, held: Sequence[OwnedPart], p: Projection, loops: Sequence[Cut], f: Fanout
+    group: Group, parts: Sequence[OwnedPart], p: Projection, loops: Sequence[Cut], f: Fanout
 ) -> float:
     """Returns the average number of links over the words of a group; each word comes from the PE that
     holds it.
     """
     total, words = 0, 0
-    for one in held:
+    for part in parts:
         wanted = (
             _part(1 << 60, d.terms[0][0], loops, group) if d.terms else (d.offset, d.offset + 1)
             for d in p.dims
         )
-        common = prod(_common(span, other) for span, other in zip(one.spans, wanted, strict=True))
+        common = prod(_common(span, other) for span, other in zip(part.spans, wanted, strict=True))
         words += common
-        total += common * TREES[f.multicast_from](one.place, group.rows, group.columns) if common else 0
+        total += common * TREES[f.multicast_from](part.place, group.rows, group.columns) if common else 0
     return total / max(words, 1)  # 1: only padding, no word is wanted
 
 
-def _common(a: Span, b: Span) -> int:
+def _common(a: IndexRange, b: IndexRange) -> int:
     """Returns how many indices two spans share."""
     return max(min(a[1], b[1]) - max(a[0], b[0]), 0)

@@ -20,14 +20,14 @@ from math import inf, prod
 import numpy as np
 
 from dse.layout import count as layouts
-from dse.layout.address import Layout, Spans, in_units, listable, row_major, values
-from dse.layout.count import Counts, Rows, Span
+from dse.layout.address import Layout, Spans, check_listable, in_units, row_major, values
+from dse.layout.count import CountRange, Counts, ValueSets
 from dse.layout.primitive import LayoutError
 from dse.layout.text import parse, show
 from dse.mapping.nest import Loop, Mapping
 from dse.sim.counts.actions import Key, bits_of
 from dse.sim.counts.counts import Count, Counted, Footprint
-from dse.sim.counts.counts import footprints as counted
+from dse.sim.counts.counts import footprints as count_footprints
 from dse.sim.counts.spans import ALL, ALL_PES, FIRST
 from dse.sim.counts.terms import Link, links, moves_in_lines, nonzero_share, serves, tile_count, tile_sizes
 from hw.arch import Access, Arch, Level
@@ -35,10 +35,10 @@ from workloads.arrays import Ints
 from workloads.einsum import Dim, Einsum, Projection
 
 # most elements whose addresses are listed one by one, where a line, row or bank ends inside of a digit
-LISTED = 1 << 20
-NONE = Span(0, 0, 0)  # no rows opened
+MAX_LISTED = 1 << 20
+NO_ROWS = CountRange(0, 0, 0)  # no rows opened
 NO_LOOP = -1  # less than the position of any loop: no window slides
-NEVER = 1 << 30  # more than the position of any loop: no loops are united into one box
+PAST_LOOPS = 1 << 30  # more than the position of any loop: no loops are united into one box
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class Transfer:
     layout: str  # text of the layout
     elems: int  # elements requested
     runs: int  # runs of consecutive addresses
-    moved_bits: Span  # lines that move, in bits
-    activations: Span  # rows opened
-    conflict: Span  # words of the busiest bank, summed over boxes
+    moved_bits: CountRange  # lines that move, in bits
+    activations: CountRange  # rows opened
+    conflict: CountRange  # words of the busiest bank, summed over boxes
     descriptors: int  # DMA descriptors
     misses: float  # lines that were not prefetched
     unused_bits: float  # bits of lines beyond the requested elements
@@ -66,7 +66,7 @@ class Transfer:
 
 def transfers(c: Counted, arch: Arch) -> dict[Key, Transfer]:
     """Returns the transfers by (level, tensor, action); empty where no level is described."""
-    s, found = c.reading.sums, dict[Key, Transfer]()
+    s, found = c.sums.formulas, dict[Key, Transfer]()
     for link in s.links:
         if link.parent.level in s.wires.layout_levels:
             found |= of_layout(c, link, arch, layout_of(c.mapping, link, s.e, arch))
@@ -78,16 +78,16 @@ def of_layout(c: Counted, link: Link, arch: Arch, layout: Layout) -> dict[Key, T
     depend on the nest's loops and on this layout alone. Empty for tensors with zeros, which move as if
     packed.
     """
-    lined = moves_in_lines(link.tensor) and (link.child or nonzero_share(c.reading.sums.e) == 1)
-    moved = _of_link(c, link, arch, layout) if lined else ()
+    moves_lines = moves_in_lines(link.tensor) and (link.child or nonzero_share(c.sums.formulas.e) == 1)
+    moved = _of_link(c, link, arch, layout) if moves_lines else ()
     return {(one.level, one.tensor, one.action): one for one in moved}
 
 
-def slow_levels(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, Transfer]) -> Arch:
+def slow_levels(arch: Arch, rows: Sequence[Count], e: Einsum, transfer_of: Dict[Key, Transfer]) -> Arch:
     """Returns the machine with described levels as slow as layouts make them: bandwidth is multiplied by
     the port's busy cycles without the layouts' costs and divided by those with them.
 
-    moved: transfers by (level, tensor, action)
+    transfer_of: transfers by (level, tensor, action)
     """
     bits = bits_of(e, arch)
 
@@ -96,7 +96,7 @@ def slow_levels(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, T
         for row in rows:
             if row.level == level.name:
                 actions = row.busiest_elems * bits[row.tensor] / level.width_bits
-                transfer = moved.get(row.key)
+                transfer = transfer_of.get(row.key)
                 plain[row.action] += actions
                 with_layout[row.action] += actions + (
                     transfer.unused_bits / level.width_bits + transfer.extra_cycles * level.bandwidth
@@ -114,18 +114,20 @@ def slow_levels(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, T
                 at(level) if level.access and level.bandwidth < inf else level for level in arch.levels
             ),
         )
-        if moved
+        if transfer_of
         else arch
     )
 
 
-def parts(moved: Dict[Key, Transfer], arch: Arch) -> Iterator[tuple[str, str, str, float, float]]:
+def layout_energy(
+    transfer_of: Dict[Key, Transfer], arch: Arch
+) -> Iterator[tuple[str, str, str, float, float]]:
     """Yields the energy of layouts beside the energy of the elements, as rows (level, tensor, action,
     actions, energy in pJ). Actions: unused (bits of lines that were not requested), modify (lines read to
     be written), open (rows opened).
     """
     levels = {level.name: level for level in arch.levels}
-    for one in moved.values():
+    for one in transfer_of.values():
         level = levels[one.level]
         if one.unused_bits:
             actions = one.unused_bits / level.width_bits
@@ -198,7 +200,7 @@ class Route:
 
     link: Link
     e: Einsum
-    home: bool  # the parent is the outermost level, where the whole tensor is laid out
+    is_outermost: bool  # the parent is the outermost level, where the whole tensor is laid out
     loops: tuple[tuple[int, Loop], ...]  # (position, loop) of the loops above the child
     # the loop below the child that its window slides along, if any; a transfer is then the part of the window
     # that the trip before did not have
@@ -207,7 +209,7 @@ class Route:
     bits: int  # per element
 
     @property
-    def slide(self) -> int:
+    def sliding_at(self) -> int:
         """Returns the position of the loop in `sliding`, or NO_LOOP."""
         return self.sliding[0][0] if self.sliding else NO_LOOP
 
@@ -216,27 +218,29 @@ def _of_link(c: Counted, link: Link, arch: Arch, layout: Layout) -> Iterator[Tra
     """Yields the transfers of one link: reads of an input; writes of an output, and reads of its partial
     sums.
     """
-    at, level = c.reading, next(one for one in arch.levels if one.name == link.parent.level)
-    s, below = at.sums, link.child_at + 1
+    sums, level = c.sums, next(one for one in arch.levels if one.name == link.parent.level)
+    s, below = sums.formulas, link.child_at + 1
     r = Route(
         link,
         s.e,
         level is arch.levels[0],
         _loops(c.mapping, 0, link.child_at),
         _loops(c.mapping, below, below + 1) if link.child and link.rests_at > below else (),
-        frozenset(name for name, multicast, reduce in s.wires.dims if (reduce if link.output else multicast)),
+        frozenset(
+            name for name, multicast, reduce in s.wires.dims if (reduce if link.is_output else multicast)
+        ),
         s.bits[link.tensor.tensor],
     )
-    every, first = (_visits(r, link.child_at, skip) for skip in (False, True))
-    skipped = level.skip_first_read and not link.tensor.partial()
-    elems = at.total(serves(s, link, False))
-    if not link.output:
-        yield _transfer(r, level, layout, "read", every, False, elems)
+    visits, first_visits = (_visits(r, link.child_at, skip) for skip in (False, True))
+    skips_first = level.skip_first_read and not link.tensor.partial_ranks()
+    elems = sums.total(serves(s, link, False))
+    if not link.is_output:
+        yield _transfer(r, level, layout, "read", visits, False, elems)
         return
-    yield _transfer(r, level, layout, "write", every, False, elems)
-    if again := every - (first if skipped else 0):
-        begun = at.total(serves(s, link, False, skip=True)) if level.skip_first_read else 0.0
-        yield _transfer(r, level, layout, "read", again, skipped, elems + begun)
+    yield _transfer(r, level, layout, "write", visits, False, elems)
+    if read_visits := visits - (first_visits if skips_first else 0):
+        minus_skipped = sums.total(serves(s, link, False, skip=True)) if level.skip_first_read else 0.0
+        yield _transfer(r, level, layout, "read", read_visits, skips_first, elems + minus_skipped)
 
 
 def _loops(mapping: Mapping, begin: int, end: int) -> tuple[tuple[int, Loop], ...]:
@@ -246,15 +250,15 @@ def _loops(mapping: Mapping, begin: int, end: int) -> tuple[tuple[int, Loop], ..
     )
 
 
-def _visits(r: Route, united: int, first: bool = False) -> int:
+def _visits(r: Route, united_from: int, first: bool = False) -> int:
     """Returns how often a box is requested: the product of the trips of loops outside of position
-    `united` over ranks that the tensor lacks. PEs that share an access count once.
+    `united_from` over ranks that the tensor lacks. PEs that share an access count once.
 
     first: only the first trips of temporal loops count
     """
     trips_counted = {
         i: FIRST
-        if i >= united or (loop.over in r.shared if loop.over else first)
+        if i >= united_from or (loop.over in r.shared if loop.over else first)
         else ALL_PES
         if loop.over
         else ALL
@@ -263,81 +267,90 @@ def _visits(r: Route, united: int, first: bool = False) -> int:
     return prod(
         tile_count(extent, tuple((loop.tile, trips_counted[i]) for i, loop in r.loops if loop.rank == rank))
         for rank, extent in r.e.extents
-        if rank not in r.link.seen
+        if rank not in r.link.ranks
     )
 
 
 def _transfer(
-    r: Route, level: Level, own: Layout, action: str, visits: int, skipped: bool, counted_elems: float
+    r: Route,
+    level: Level,
+    elem_layout: Layout,
+    action: str,
+    visits: int,
+    skips_first: bool,
+    counted_elems: float,
 ) -> Transfer:
     """Returns the transfer of one link for one action.
 
     visits: how often each box is requested
-    skipped: True leaves out the first of the visits
+    skips_first: True leaves out the first of the visits
     counted_elems: elements of the count row; bits of lines beyond these elements are unused
     """
     a, link = level.access, r.link
     assert a is not None
     bits = r.bits
-    layout, memory, unit = _in_units(own, bits, a)
-    c = layouts.cuts(layout, memory)
+    layout, memory, unit_bits = _in_units(elem_layout, bits, a)
+    cuts = layouts.cuts(layout, memory)
     copies = action == "write"
-    found = _count_boxes(c, _boxes(r, layout, NEVER, copies), visits)
-    elems = found.elems * unit // bits
-    opened = _rows_opened(r, c, copies, visits, skipped, found) if a.row_bits else NONE
-    if action == "read" and link.output and link.tensor.partial():
+    found = _count_boxes(cuts, _boxes(r, layout, PAST_LOOPS, copies), visits)
+    elems = found.elems * unit_bits // bits
+    activations = _rows_opened(r, cuts, copies, visits, skips_first, found) if a.row_bits else NO_ROWS
+    if action == "read" and link.is_output and link.tensor.partial_ranks():
         found = replace(found, lines=_at_most(found.lines), conflict=_at_most(found.conflict))
-        opened = _at_most(opened)
-    moved = Span(*(n * a.line_bits for n in (found.lines.n, found.lines.lo, found.lines.hi)))
-    port = moved.n / level.width_bits / level.bandwidth
+        activations = _at_most(activations)
+    moved_bits = CountRange(*(n * a.line_bits for n in (found.lines.n, found.lines.lo, found.lines.hi)))
+    port_cycles = moved_bits.n / level.width_bits / level.bandwidth
     runs, lines = found.runs, found.lines.n
-    described = layouts.descriptors(found, a.dma_strides) if a.descriptor_cycles else 0
-    missed = (
+    descriptor_count = layouts.descriptors(found, a.dma_strides) if a.descriptor_cycles else 0
+    miss_count = (
         layouts.misses(runs, lines, a.prefetch_lines, a.prefetch_run, a.prefetch_line)
         if a.prefetch_lines
         else 0.0
     )
     open_cycles = (
-        opened.n * a.row_cycles / max(1.0, found.banks.n / max(found.boxes, 1)) if a.row_bits else 0.0
+        activations.n * a.row_cycles / max(1.0, found.banks.n / max(found.boxes, 1)) if a.row_bits else 0.0
     )
     bank_cycles = found.conflict.n * a.banks / level.bandwidth
-    modified = found.partial.n * a.line_bits if a.rmw and action == "write" else 0.0
+    modified_bits = found.partial.n * a.line_bits if a.rmw and action == "write" else 0.0
     extra_cycles = (
-        max(0.0, open_cycles - port, bank_cycles - port)
-        + described * a.descriptor_cycles / a.dma_queues
-        + missed * a.miss_cycles
-        + modified / level.width_bits / level.bandwidth
+        max(0.0, open_cycles - port_cycles, bank_cycles - port_cycles)
+        + descriptor_count * a.descriptor_cycles / a.dma_queues
+        + miss_count * a.miss_cycles
+        + modified_bits / level.width_bits / level.bandwidth
     )
     exact = (
-        found.lines.exact and opened.exact and found.conflict.exact and (not modified or found.partial.exact)
+        found.lines.exact
+        and activations.exact
+        and found.conflict.exact
+        and (not modified_bits or found.partial.exact)
     )
     return Transfer(
         level.name,
         link.tensor.tensor,
         action,
-        show(own),
+        show(elem_layout),
         elems,
         runs,
-        moved,
-        opened,
+        moved_bits,
+        activations,
         found.conflict,
-        described,
-        missed,
-        max(0.0, moved.n - counted_elems * bits),
-        modified,
+        descriptor_count,
+        miss_count,
+        max(0.0, moved_bits.n - counted_elems * bits),
+        modified_bits,
         extra_cycles,
         exact,
     )
 
 
-def _at_most(span: Span) -> Span:
+def _at_most(span: CountRange) -> CountRange:
     """Returns the span with lower limit 0, for an output in which windows overlap: the part of a box that was
     written before, and is read again, is not counted exactly.
     """
-    return Span(span.n, 0, span.hi)
+    return CountRange(span.n, 0, span.hi)
 
 
-def _in_units(own: Layout, bits: int, a: Access) -> tuple[Layout, layouts.Memory, int]:
+def _in_units(elem_layout: Layout, bits: int, a: Access) -> tuple[Layout, layouts.Memory, int]:
     """Returns the layout in units, the largest parts of an element of which lines, rows and interleaved
     blocks are multiples; the memory in these units; and the bits of a unit.
 
@@ -348,30 +361,32 @@ def _in_units(own: Layout, bits: int, a: Access) -> tuple[Layout, layouts.Memory
         for n in (a.line_bits, a.row_bits, a.interleave_bits, a.capacity_bits if a.bank_map == "block" else 0)
         if n
     ]
-    layout, unit = in_units(own, bits, sizes)
-    line, row, granule, capacity = (
+    layout, unit = in_units(elem_layout, bits, sizes)
+    line, row, interleave, capacity = (
         n // unit for n in (a.line_bits, a.row_bits, a.interleave_bits, a.capacity_bits)
     )
-    return layout, layouts.Memory(line, row, a.row_banks, granule, a.banks, a.bank_map, capacity), unit
+    return layout, layouts.Memory(line, row, a.row_banks, interleave, a.banks, a.bank_map, capacity), unit
 
 
-def _count_boxes(c: layouts.Cuts, boxes: Sequence[Sequence[Rows]], visits: int) -> Counts:
+def _count_boxes(cuts: layouts.Cuts, boxes: Sequence[Sequence[ValueSets]], visits: int) -> Counts:
     """Returns what all boxes cost, by closed forms; where these are not exact, by listing addresses if there
     are at most LISTED.
     """
-    found = layouts.combine(c, [layouts.sums(c, dim, rows) for dim, rows in enumerate(boxes)], visits)
+    found = layouts.combine(cuts, [layouts.sums(cuts, dim, rows) for dim, rows in enumerate(boxes)], visits)
     if found.exact:
         return found
-    several = prod(sum(len(times) for _, times in rows) for rows in boxes)
+    box_count = prod(sum(len(times) for _, times in rows) for rows in boxes)
     elems = prod(sum(v.size for v, _ in rows) for rows in boxes)
     return (
-        layouts.count_listed(c, boxes, visits)
-        if several <= LISTED >> 4 and max(elems, c.layout.stored_elems()) <= LISTED
+        layouts.count_listed(cuts, boxes, visits)
+        if box_count <= MAX_LISTED >> 4 and max(elems, cuts.layout.stored_elems()) <= MAX_LISTED
         else found
     )
 
 
-def _rows_opened(r: Route, c: layouts.Cuts, copies: bool, visits: int, skipped: bool, alone: Counts) -> Span:
+def _rows_opened(
+    r: Route, cuts: layouts.Cuts, copies: bool, visits: int, skips_first: bool, per_box: Counts
+) -> CountRange:
     """Returns the rows opened by all boxes in the order of time, as a span (estimate, lower limit, upper
     limit).
 
@@ -381,112 +396,128 @@ def _rows_opened(r: Route, c: layouts.Cuts, copies: bool, visits: int, skipped: 
     If the two differ, the boxes are listed one by one, if they are few enough (`_box_by_box`).
     """
     # the stored data stay the same from position `first` on
-    first = 0 if r.home else r.link.parent_at
-    loops = sorted({first, *(i for i, loop in r.loops if not loop.over and i >= first)})
-    best, lo = alone.activations, 0.0
+    first_at = 0 if r.is_outermost else r.link.parent_at
+    loops = sorted({first_at, *(i for i, loop in r.loops if not loop.over and i >= first_at)})
+    best, lo = per_box.activations, 0.0
     # which copies are read depends on the box, so united boxes give no limit
-    if alone.boxes > 1 and not copies and any(s.tile for s in c.layout.stored):
+    if per_box.boxes > 1 and not copies and any(s.tile for s in cuts.layout.stored):
         loops, lo = [], min(1.0, best.lo)
 
-    def united(i: int, best: Span, lo: float) -> tuple[Span, float]:
-        rows = _boxes(r, c.layout, i, copies)
+    def united(i: int, best: CountRange, lo: float) -> tuple[CountRange, float]:
+        rows = _boxes(r, cuts.layout, i, copies)
         if (
             lo
-            and prod(max(asked.shape[1] for asked, _ in each) for each in rows if each)
-            > c.memory.row * c.memory.banks
+            and prod(max(indices.shape[1] for indices, _ in dim_sets) for dim_sets in rows if dim_sets)
+            > cuts.memory.row * cuts.memory.banks
         ):
             return best, lo  # the union is larger than one row of all banks together
-        found = _count_boxes(c, rows, min(_visits(r, i), visits))
+        found = _count_boxes(cuts, rows, min(_visits(r, i), visits))
         fits = found.activations.hi <= found.banks.lo and found.activations.hi < best.hi
         return found.activations if fits else best, lo or found.activations.lo
 
     for i in loops[:1]:
         best, lo = united(i, best, lo)
-    if best.hi > lo and r.home and (walked := _box_by_box(r, c, copies, skipped)) is not None:
-        return Span(walked, walked, walked)
+    if (
+        best.hi > lo
+        and r.is_outermost
+        and (exact_rows := _box_by_box(r, cuts, copies, skips_first)) is not None
+    ):
+        return CountRange(exact_rows, exact_rows, exact_rows)
     for i in loops[1:] if best.hi > lo else ():
         best, lo = united(i, best, lo)
         if best.hi == lo:
             break
-    return Span(max(best.n, lo), lo, best.hi)
+    return CountRange(max(best.n, lo), lo, best.hi)
 
 
-def _box_by_box(r: Route, c: layouts.Cuts, copies: bool, skipped: bool) -> int | None:
+def _box_by_box(r: Route, cuts: layouts.Cuts, copies: bool, skips_first: bool) -> int | None:
     """Returns the rows opened at the outermost level, box by box in the order of time; None if there are more
     than LISTED boxes or addresses.
     """
     e, link = r.e, r.link
-    of = {
-        rank: _positions(r, rank, extent, NEVER, frozenset() if rank in link.seen else r.shared)
+    places_of = {
+        rank: _positions(r, rank, extent, PAST_LOOPS, frozenset() if rank in link.ranks else r.shared)
         for rank, extent in e.extents
     }
-    if prod(len(one.occurrences) for one in of.values()) > LISTED >> 4:
+    if prod(len(one.occurrences) for one in places_of.values()) > MAX_LISTED >> 4:
         return None
-    which = _order(of, link.seen, skipped)
-    flat, start, at = list[Ints](), [0], list[Ints]()
-    same = np.zeros(len(which[e.extents[0][0]]), np.int64)  # number of the box
-    hulls = [_hulls(d, [of[rank] for rank in d.ranks()], True, r.slide) for d in link.tensor.dims]
-    for dim, s in enumerate(c.layout.stored):
-        chosen = np.zeros(len(same), np.int64)
+    place_index = _order(places_of, link.ranks, skips_first)
+    offsets, start, set_index = list[Ints](), [0], list[Ints]()
+    box_number = np.zeros(len(place_index[e.extents[0][0]]), np.int64)  # number of the box
+    hulls = [_hulls(d, [places_of[rank] for rank in d.ranks()], True, r.sliding_at) for d in link.tensor.dims]
+    for dim, s in enumerate(cuts.layout.stored):
+        combination = np.zeros(len(box_number), np.int64)
         # empty for the digit of units within an element
         members = [(hulls[m], link.tensor.dims[m]) for m in s.members if m < len(hulls)]
-        for found, d in members:
-            place = np.zeros(len(same), np.int64)
+        for hull, d in members:
+            place_number = np.zeros(len(box_number), np.int64)
             for rank in d.ranks():
-                place = place * len(of[rank].occurrences) + which[rank]
-            chosen = chosen * len(found.spans) + found.which[place]
-        different, inverse = np.unique(chosen, return_inverse=True)
-        at.append(inverse.ravel() + len(start) - 1)
-        same = np.unique(same * len(different) + inverse.ravel(), return_inverse=True)[1].ravel()
-        for number in different.tolist():
+                place_number = place_number * len(places_of[rank].occurrences) + place_index[rank]
+            combination = combination * len(hull.spans) + hull.set_index[place_number]
+        distinct, inverse = np.unique(combination, return_inverse=True)
+        set_index.append(inverse.ravel() + len(start) - 1)
+        box_number = np.unique(box_number * len(distinct) + inverse.ravel(), return_inverse=True)[1].ravel()
+        for number in distinct.tolist():
             spans = list[Spans]()
-            for found, _ in reversed(members):
-                number, k = divmod(number, len(found.spans))
-                spans.append(found.spans[k])
-            asked = values(s, spans[::-1], copies) if members else np.arange(s.extent())
-            flat.append(layouts.offset(c.layout, c.weights, dim, asked))
-            start.append(start[-1] + len(asked))
-    begin, boxes = np.array(start, np.int64), np.stack(at, axis=1)[np.unique(same, return_index=True)[1]]
+            for hull, _ in reversed(members):
+                number, k = divmod(number, len(hull.spans))
+                spans.append(hull.spans[k])
+            indices = values(s, spans[::-1], copies) if members else np.arange(s.extent())
+            offsets.append(layouts.offset(cuts.layout, cuts.weights, dim, indices))
+            start.append(start[-1] + len(indices))
+    begin, boxes = (
+        np.array(start, np.int64),
+        np.stack(set_index, axis=1)[np.unique(box_number, return_index=True)[1]],
+    )
     elems = (begin[boxes + 1] - begin[boxes]).prod(axis=1)
-    granules = np.minimum(elems, c.layout.stored_elems() // (c.memory.interleave or c.memory.row) + 1)[
-        same
-    ].sum()
+    block_counts = np.minimum(
+        elems, cuts.layout.stored_elems() // (cuts.memory.interleave or cuts.memory.row) + 1
+    )[box_number].sum()
     return (
-        layouts.rows_opened(c, np.concatenate(flat), begin, boxes, same)
-        if max(int(elems.sum()), int(granules)) <= LISTED
+        layouts.rows_opened(cuts, np.concatenate(offsets), begin, boxes, box_number)
+        if max(int(elems.sum()), int(block_counts)) <= MAX_LISTED
         else None
     )
 
 
-def _order(of: Dict[str, Places], seen: frozenset[str], skipped: bool) -> dict[str, Ints]:
-    """Returns, per rank, the index of its place (`Places`) for each box, with boxes in the order of
+def _order(places_of: Dict[str, TilePositions], ranks: frozenset[str], skipped: bool) -> dict[str, Ints]:
+    """Returns, per rank, the index of its place (`TilePositions`) for each box, with boxes in the order of
     time. PEs that share no access request the same box one after the other.
 
-    seen: the tensor's ranks
+    ranks: the tensor's ranks
     skipped: True leaves out boxes of the first trips of all loops over other ranks
     """
-    many = [len(one.occurrences) for one in of.values()]
-    which = dict(zip(of, np.unravel_index(np.arange(prod(many)), many), strict=True))
-    trip_at = {i: turn[which[rank]] for rank, one in of.items() for i, turn in one.trip_at.items()}
-    often, again = np.ones(prod(many), np.int64), np.full(prod(many), not skipped)
-    for rank in of.keys() - seen:
-        often *= (of[rank].size > 0).sum(axis=1)[which[rank]]
-        for i in of[rank].trip_at:
-            again |= trip_at[i] > 0
+    place_counts = [len(one.occurrences) for one in places_of.values()]
+    place_index = dict(
+        zip(places_of, np.unravel_index(np.arange(prod(place_counts)), place_counts), strict=True)
+    )
+    trip_at = {
+        i: turn[place_index[rank]] for rank, one in places_of.items() for i, turn in one.trip_at.items()
+    }
+    pe_visits, is_counted = np.ones(prod(place_counts), np.int64), np.full(prod(place_counts), not skipped)
+    for rank in places_of.keys() - ranks:
+        pe_visits *= (places_of[rank].size > 0).sum(axis=1)[place_index[rank]]
+        for i in places_of[rank].trip_at:
+            is_counted |= trip_at[i] > 0
     order = (
         np.lexsort([trip_at[i] for i in sorted(trip_at, reverse=True)]) if trip_at else np.zeros(1, np.int64)
     )
-    order = np.repeat(order, np.where(again, often, 0)[order])
-    return {rank: places[order] for rank, places in which.items()}
+    order = np.repeat(order, np.where(is_counted, pe_visits, 0)[order])
+    return {rank: places[order] for rank, places in place_index.items()}
 
 
-def _boxes(r: Route, layout: Layout, united: int, copies: bool) -> list[list[Rows]]:
+def _boxes(r: Route, layout: Layout, united_from: int, copies: bool) -> list[list[ValueSets]]:
     """Returns, per stored dimension, the sets of values that boxes request, and how often each occurs. Loops
-    from position `united` on are united into one box.
+    from position `united_from` on are united into one box.
     """
     sizes = r.e.sizes()
     by_dim = [
-        _spans(d, [_positions(r, rank, sizes[rank], united) for rank in d.ranks()], r.home, r.slide)
+        _spans(
+            d,
+            [_positions(r, rank, sizes[rank], united_from) for rank in d.ranks()],
+            r.is_outermost,
+            r.sliding_at,
+        )
         for d in r.link.tensor.dims
     ]
     found = []
@@ -496,9 +527,9 @@ def _boxes(r: Route, layout: Layout, united: int, copies: bool) -> list[list[Row
             continue
         by_length: dict[int, tuple[list[Ints], list[int]]] = {}
         for combination in product(*(by_dim[m].items() for m in s.members)):
-            asked = values(s, [spans for spans, _ in combination], copies)
-            rows, times = by_length.setdefault(len(asked), ([], []))
-            rows.append(asked)
+            indices = values(s, [spans for spans, _ in combination], copies)
+            rows, times = by_length.setdefault(len(indices), ([], []))
+            rows.append(indices)
             times.append(prod(n for _, n in combination))
         found.append(
             [
@@ -511,7 +542,7 @@ def _boxes(r: Route, layout: Layout, united: int, copies: bool) -> list[list[Row
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class TilePositions:
     """The tiles of one rank at the child, at n places. A place is one combination of trips of temporal
     loops.
     """
@@ -522,41 +553,43 @@ class Places:
     trip_at: dict[int, Ints]  # position of a temporal loop -> its trip [n]
 
 
-def _positions(r: Route, rank: str, extent: int, united: int, once: frozenset[str] = frozenset()) -> Places:
+def _positions(
+    r: Route, rank: str, extent: int, united_from: int, first_pe_dims: frozenset[str] = frozenset()
+) -> TilePositions:
     """Returns the tiles of one rank. At the outermost level, indices count from the first of the whole
     tensor; further inside, from the first of the parent's tile, for each size that this tile has.
 
-    united: loops from this position on are united into one box
-    once: fan-out dimensions along which only the first PE counts, which has the largest tile
+    united_from: loops from this position on are united into one box
+    first_pe_dims: fan-out dimensions along which only the first PE counts, which has the largest tile
     """
-    above = [(i, loop) for i, loop in r.loops + r.sliding if loop.rank == rank]
-    begin = 0 if r.home else r.link.parent_at
-    outside = tuple((loop.tile, ALL_PES if loop.over else ALL) for i, loop in above if i < begin)
+    rank_loops = [(i, loop) for i, loop in r.loops + r.sliding if loop.rank == rank]
+    begin = 0 if r.is_outermost else r.link.parent_at
+    outside = tuple((loop.tile, ALL_PES if loop.over else ALL) for i, loop in rank_loops if i < begin)
     starts = tile_sizes(extent, outside)
     low = np.zeros((len(starts), 1), np.int64)
     size = np.array([[n] for n, _ in starts], np.int64)
-    times = np.array([n for _, n in starts], np.int64)
+    occurrences = np.array([n for _, n in starts], np.int64)
     trip_at = dict[int, Ints]()
-    for i, node in [one for one in above if one[0] >= begin]:
-        if node.over or i >= united:
-            many = 1 if node.over in once else -(-int(size.max()) // node.tile)
-            listable(low.size * many)
-            trips = np.arange(many)
+    for i, node in [one for one in rank_loops if one[0] >= begin]:
+        if node.over or i >= united_from:
+            trip_count = 1 if node.over in first_pe_dims else -(-int(size.max()) // node.tile)
+            check_listable(low.size * trip_count)
+            trips = np.arange(trip_count)
             low = (low[:, :, None] + trips * node.tile).reshape(len(low), -1)
             size = np.minimum(size[:, :, None] - trips * node.tile, node.tile).reshape(len(size), -1)
-            keep = (size > 0).any(axis=0)
-            low, size = low[:, keep], size[:, keep]
+            has_tile = (size > 0).any(axis=0)
+            low, size = low[:, has_tile], size[:, has_tile]
         else:
-            each = -(-size.max(axis=1) // node.tile)
-            listable(int(each.sum()) * size.shape[1])
-            parent = np.repeat(np.arange(len(size)), each)
-            turn = np.arange(len(parent)) - np.repeat(np.cumsum(each) - each, each)
-            trip_at = {k: before[parent] for k, before in trip_at.items()} | {i: turn}
-            turn = turn[:, None]
-            low = low[parent] + turn * node.tile
-            size = np.minimum(size[parent] - turn * node.tile, node.tile)
-            times = times[parent]
-    return Places(low, size, times, trip_at)
+            trip_counts = -(-size.max(axis=1) // node.tile)
+            check_listable(int(trip_counts.sum()) * size.shape[1])
+            parent = np.repeat(np.arange(len(size)), trip_counts)
+            trip = np.arange(len(parent)) - np.repeat(np.cumsum(trip_counts) - trip_counts, trip_counts)
+            trip_at = {k: before[parent] for k, before in trip_at.items()} | {i: trip}
+            trip = trip[:, None]
+            low = low[parent] + trip * node.tile
+            size = np.minimum(size[parent] - trip * node.tile, node.tile)
+            occurrences = occurrences[parent]
+    return TilePositions(low, size, occurrences, trip_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -564,41 +597,49 @@ class Hulls:
     """The sets of indices of one dimension that boxes request."""
 
     spans: list[Spans]  # different sets of indices
-    which: Ints  # per combination of places of the ranks, the index in `spans`
+    set_index: Ints  # per combination of places of the ranks, the index in `spans`
     occurrences: list[int]  # how often each set occurs
 
 
-def _hulls(d: Dim, ranks: Sequence[Places], home: bool, slide: int) -> Hulls:
+def _hulls(d: Dim, ranks: Sequence[TilePositions], is_outermost: bool, sliding_at: int) -> Hulls:
     """Returns the hulls of all PEs' tiles, without padding. For a window that slides along the loop at
-    position `slide`, each trip after the first asks only for indices that the trip before did not have.
+    position `sliding_at`, each trip after the first asks only for indices that the trip before did not have.
     """
-    low = np.full((1, 1), d.offset if home else 0, np.int64)
-    high, before, times = low.copy(), low.copy(), np.ones(1, np.int64)
-    idle, again = np.zeros((1, 1), bool), np.zeros((1, 1), bool)
-    for (_, c), one in zip(d.terms, ranks, strict=True):
-        last = one.low - 1 if slide in one.trip_at else one.low + one.size - 1
-        before = (before[:, None, :, None] + c * last[None, :, None, :]).reshape(len(low) * len(one.low), -1)
-        turned = one.trip_at[slide] > 0 if slide in one.trip_at else np.zeros(len(one.low), bool)
-        again = (again[:, None, :] | turned[None, :, None]).reshape(len(before), -1)
-        low = (low[:, None, :, None] + c * one.low[None, :, None, :]).reshape(len(low) * len(one.low), -1)
-        high = (high[:, None, :, None] + c * (one.low + one.size - 1)[None, :, None, :]).reshape(low.shape)
-        idle = (idle[:, None, :, None] | (one.size < 1)[None, :, None, :]).reshape(low.shape)
-        times = np.outer(times, one.occurrences).ravel()
-    low = np.where(again, np.maximum(low, before + 1), low)
-    if home:
+    low = np.full((1, 1), d.offset if is_outermost else 0, np.int64)
+    high, high_before, occurrences = low.copy(), low.copy(), np.ones(1, np.int64)
+    idle, is_later = np.zeros((1, 1), bool), np.zeros((1, 1), bool)
+    for (_, c), tiles in zip(d.terms, ranks, strict=True):
+        last_before = tiles.low - 1 if sliding_at in tiles.trip_at else tiles.low + tiles.size - 1
+        high_before = (high_before[:, None, :, None] + c * last_before[None, :, None, :]).reshape(
+            len(low) * len(tiles.low), -1
+        )
+        is_later_trip = (
+            tiles.trip_at[sliding_at] > 0 if sliding_at in tiles.trip_at else np.zeros(len(tiles.low), bool)
+        )
+        is_later = (is_later[:, None, :] | is_later_trip[None, :, None]).reshape(len(high_before), -1)
+        low = (low[:, None, :, None] + c * tiles.low[None, :, None, :]).reshape(len(low) * len(tiles.low), -1)
+        high = (high[:, None, :, None] + c * (tiles.low + tiles.size - 1)[None, :, None, :]).reshape(
+            low.shape
+        )
+        idle = (idle[:, None, :, None] | (tiles.size < 1)[None, :, None, :]).reshape(low.shape)
+        occurrences = np.outer(occurrences, tiles.occurrences).ravel()
+    low = np.where(is_later, np.maximum(low, high_before + 1), low)
+    if is_outermost:
         low, high = np.maximum(low, 0), np.minimum(high, d.size - 1)
     low, high = np.where(idle | (high < low), -1, low), np.where(idle | (high < low), -2, high)
-    several, inverse = np.unique(np.concatenate([low, high], axis=1), axis=0, return_inverse=True)
-    often = np.bincount(inverse.ravel(), weights=times, minlength=len(several))
+    distinct_sets, inverse = np.unique(np.concatenate([low, high], axis=1), axis=0, return_inverse=True)
+    set_counts = np.bincount(inverse.ravel(), weights=occurrences, minlength=len(distinct_sets))
     pes = low.shape[1]
     return Hulls(
-        [_union(row[:pes], row[pes:]) for row in several.tolist()], inverse.ravel(), [int(n) for n in often]
+        [_union(row[:pes], row[pes:]) for row in distinct_sets.tolist()],
+        inverse.ravel(),
+        [int(n) for n in set_counts],
     )
 
 
-def _spans(d: Dim, ranks: Sequence[Places], home: bool, slide: int) -> dict[Spans, int]:
+def _spans(d: Dim, ranks: Sequence[TilePositions], is_outermost: bool, sliding_at: int) -> dict[Spans, int]:
     """Returns the sets of indices of one dimension that boxes request, and how often each occurs."""
-    hulls, found = _hulls(d, ranks, home, slide), dict[Spans, int]()
+    hulls, found = _hulls(d, ranks, is_outermost, sliding_at), dict[Spans, int]()
     for spans, n in zip(hulls.spans, hulls.occurrences, strict=True):
         found[spans] = found.get(spans, 0) + n
     return found
@@ -621,16 +662,16 @@ def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]
     """Returns `counts.footprints`, where a tile in a layout that the mapping names takes the capacity of that
     layout, with padding and copies.
     """
-    held = counted(mapping, e, arch)
+    plain = count_footprints(mapping, e, arch)
     if not mapping.layouts:
-        return held
+        return plain
     link_at = {(link.parent.level, link.tensor.tensor): link for link in links(mapping, e)}
-    named = {(one.level, one.tensor) for one in mapping.layouts}
+    with_layout = {(one.level, one.tensor) for one in mapping.layouts}
     return tuple(
         replace(f, elems=max(f.elems, layout_of(mapping, link_at[place], e, arch).stored_elems()))
-        if (place := (f.level, f.tensor)) in named
+        if (place := (f.level, f.tensor)) in with_layout
         else f
-        for f in held
+        for f in plain
     )
 
 

@@ -12,7 +12,7 @@ from dse.layout.text import parse
 from dse.mapping import nest
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment, rename
-from dse.sim.counts.counts import reading
+from dse.sim.counts.counts import nest_sums
 from dse.sim.einsum.boundary import ALONE, is_sliced, network_traffic, whole_nest
 from dse.sim.levels import rotation, transfer
 from dse.sim.schedule.placed import (
@@ -21,7 +21,7 @@ from dse.sim.schedule.placed import (
     bypasses_retained,
     graph,
     homes,
-    placed,
+    placed_segments,
     rank_in_branch,
     share_after,
     share_at,
@@ -30,7 +30,7 @@ from dse.sim.schedule.placed import (
 )
 from hw.arch import Arch
 from workloads.einsum import Projection, canonical_key
-from workloads.graph import Workload, counts, owner
+from workloads.graph import Workload, base_tensor, counts
 
 
 def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
@@ -40,12 +40,12 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
     if lines := list(_order_faults(workload, schedule)):
         return lines
     g = graph(workload, schedule)
-    if schedule.plain():  # `nest.faults` reports faults of single nests in full
+    if schedule.is_unfused():  # `nest.faults` reports faults of single nests in full
         lines = []
     elif lines := [
         f"segment {i}: {line}"
         for i, segment in enumerate(schedule.segments, 1)
-        for line in _word_faults(segment, g, arch)
+        for line in _name_faults(segment, g, arch)
     ]:
         return lines
     lines += _retention_faults(arch, workload, schedule, g)
@@ -58,7 +58,7 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
         checked = {
             (canonical_key(one.einsum), str(rename(one.nest, one.einsum)), one.boundary): one
             # reversed: the first of equal nests is reported
-            for segment in reversed(placed(arch, workload, schedule))
+            for segment in reversed(placed_segments(arch, workload, schedule))
             for one in reversed(segment)
         }
         lines = [line for one in reversed(checked.values()) for line in nest_faults(one)]
@@ -66,13 +66,15 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
         lines = [
             f"segment {i + 1}: {line}"
             for i, segment in enumerate(schedule.segments)
-            for line in _chip_faults(i, segment, schedule, workload, g, arch)
+            for line in _on_chip_faults(i, segment, schedule, workload, g, arch)
         ]
-    parts = [one for one in schedule.retained if one.share != 1 or one.then or is_sliced(one.level, arch)]
+    in_part = [
+        one for one in schedule.retained if one.share != 1 or one.later_shares or is_sliced(one.level, arch)
+    ]
     if (
         not lines
         and arch.models_layout()
-        and (parts or any(segment.pipelined for segment in schedule.segments))
+        and (in_part or any(segment.pipelined for segment in schedule.segments))
     ):
         level = next(level.name for level in arch.levels if level.access)
         lines = [
@@ -87,7 +89,7 @@ def _layout_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph)
     An einsum that sees the tensor in another shape needs the tensor, or a copy of it, row-major.
     """
     nests = {branch.einsum: branch.mapping for segment in schedule.segments for branch in segment.branches}
-    carried = {name: result for result, name in workload.loop_state}
+    source_of = {name: result for result, name in workload.loop_state}
     copies = {
         (e.inputs[0].tensor, level.name)
         for e in workload.einsums
@@ -97,7 +99,7 @@ def _layout_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph)
     }
     for e in workload.einsums:
         for p in e.inputs:
-            tensor = owner(carried.get(p.tensor, p.tensor), g.makers)
+            tensor = base_tensor(source_of.get(p.tensor, p.tensor), g.makers)
             if tensor not in g.makers or p.format != "dense":
                 continue
             maker = g.einsums[g.makers[tensor]]
@@ -105,16 +107,20 @@ def _layout_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph)
                 arch.levels[0].name,
                 *(one.level for one in schedule.retained if one.tensor == tensor),
             ):
-                made, read = _layout(nests[maker.name], maker.output, level), _layout(nests[e.name], p, level)
-                view = _sizes(p) != _sizes(maker.output)
-                if (read != made and not (view and read is None and (tensor, level) in copies)) or (
-                    view and read
-                ):
+                maker_layout, reader_layout = (
+                    _layout(nests[maker.name], maker.output, level),
+                    _layout(nests[e.name], p, level),
+                )
+                is_view = _sizes(p) != _sizes(maker.output)
+                if (
+                    reader_layout != maker_layout
+                    and not (is_view and reader_layout is None and (tensor, level) in copies)
+                ) or (is_view and reader_layout):
                     yield (
                         f"layout {level} {tensor}: {maker.name} writes "
                         f"{_layout_text(nests[maker.name], tensor, level)}, {e.name} reads "
                         f"{_layout_text(nests[e.name], p.tensor, level)}; "
-                        f"{'make both row-major' if view else 'give both the same'}, or add a copy"
+                        f"{'make both row-major' if is_view else 'give both the same'}, or add a copy"
                     )
 
 
@@ -145,18 +151,18 @@ def _sizes(p: Projection) -> tuple[int, ...]:
     return tuple(d.size for d in p.dims)
 
 
-def _word_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
+def _name_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
     """Yields names and sizes that do not exist in the workload or the machine."""
-    levels, there = [level.name for level in arch.levels], [g.einsums[b.einsum] for b in segment.branches]
-    tensors = {p.tensor for e in there for p in e.tensors()}
+    levels, einsums = [level.name for level in arch.levels], [g.einsums[b.einsum] for b in segment.branches]
+    tensors = {p.tensor for e in einsums for p in e.tensors()}
     nests = [
         (segment.nodes, tensors, None),
         *(
             (b.mapping.nodes, {p.tensor for p in e.tensors()}, e)
-            for b, e in zip(segment.branches, there, strict=True)
+            for b, e in zip(segment.branches, einsums, strict=True)
         ),
     ]
-    for nodes, known, e in nests:
+    for nodes, allowed, e in nests:
         where = f"einsum {e.name}: " if e else ""
         for node in nodes:
             if isinstance(node, Loop) and (node.tile < 1 or (e and node.rank not in e.sizes())):
@@ -165,13 +171,13 @@ def _word_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
                     f"{where}loop {node.rank} tile {node.tile}: the tile must be at least 1, the rank "
                     f"one of {ranks}"
                 )
-            elif isinstance(node, Store) and (node.level not in levels or node.tensor not in known):
+            elif isinstance(node, Store) and (node.level not in levels or node.tensor not in allowed):
                 yield (
                     f"{where}store {node.level} {node.tensor}: levels are {', '.join(levels)}, tensors "
-                    f"{', '.join(sorted(known))}"
+                    f"{', '.join(sorted(allowed))}"
                 )
     for branch in segment.branches:
-        if branch.mapping.outside:
+        if branch.mapping.non_nest_text:
             yield f"einsum {branch.einsum}: its schedule is no nest"
 
 
@@ -196,10 +202,10 @@ def _order_faults(workload: Workload, schedule: Schedule) -> Iterator[str]:
     g = graph(workload, schedule)
     for tensor, maker in g.makers.items():
         for reader in g.readers.get(tensor, ()):
-            if reader in g.at and g.at[reader] <= g.at[maker]:
+            if reader in g.position and g.position[reader] <= g.position[maker]:
                 yield (
-                    f"schedule: cyclic, {reader} (segment {g.at[reader][0] + 1}) reads {tensor} before "
-                    f"{maker} (segment {g.at[maker][0] + 1}) has made it; put {maker} first"
+                    f"schedule: cyclic, {reader} (segment {g.position[reader][0] + 1}) reads {tensor} before "
+                    f"{maker} (segment {g.position[maker][0] + 1}) has made it; put {maker} first"
                 )
     for i, segment in enumerate(schedule.segments, 1):
         for branch in segment.branches:
@@ -213,14 +219,16 @@ def _order_faults(workload: Workload, schedule: Schedule) -> Iterator[str]:
 def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -> Iterator[str]:
     """Yields the faults of retained tensors."""
     known = {level.name: v for v, level in enumerate(arch.levels)}
-    first, outer = min((f.outside for f in arch.fanouts), default=len(arch.levels)), arch.levels[0].name
+    first_array, outer = min((f.outside for f in arch.fanouts), default=len(arch.levels)), arch.levels[0].name
     for i, one in enumerate(schedule.retained):
         line = f"retain {one.level} {one.tensor}"
-        if one.level not in known or not 0 < known[one.level] < max(first, 2):
-            near = ", ".join(level.name for level in arch.levels[1 : max(first, 2)]) or "there is none"
+        if one.level not in known or not 0 < known[one.level] < max(first_array, 2):
+            allowed_levels = (
+                ", ".join(level.name for level in arch.levels[1 : max(first_array, 2)]) or "there is none"
+            )
             yield (
                 f"{line}: must be an on-chip level outside of all arrays, or the first one inside of "
-                f"them: {near}"
+                f"them: {allowed_levels}"
             )
         elif (
             len(
@@ -232,20 +240,20 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
             < 2
             or one.tensor not in g.readers
         ):
-            there = [t for t, names in g.readers.items() if len(names) > (t not in g.makers)]
+            candidates = [t for t, names in g.readers.items() if len(names) > (t not in g.makers)]
             yield (
                 f"{line}: no tensor that is made and read, or read twice; take one of "
-                f"{', '.join(there[:8]) or 'none'}"
+                f"{', '.join(candidates[:8]) or 'none'}"
             )
         elif one.tensor not in g.makers and schedule.weights == "pinned" and one.tensor in workload.weights:
             yield f"{line}: weights are pinned before the run; leave it out"
         elif not all(0 <= share <= 1 for share in shares(one)) or not any(shares(one)):
             yield f"{line}: {one.shares()}: each share must be from 0 to 1, one of them above 0"
-        elif strange := [name for name, _ in one.then if name not in g.readers[one.tensor]]:
-            yield f"{line}: {strange[0]} does not read {one.tensor}; {', '.join(g.readers[one.tensor])} do"
-        elif sorted(one.then, key=lambda each: g.at[each[0]]) != list(one.then) or len(
-            {name for name, _ in one.then}
-        ) < len(one.then):
+        elif unknown := [name for name, _ in one.later_shares if name not in g.readers[one.tensor]]:
+            yield f"{line}: {unknown[0]} does not read {one.tensor}; {', '.join(g.readers[one.tensor])} do"
+        elif sorted(one.later_shares, key=lambda each: g.position[each[0]]) != list(one.later_shares) or len(
+            {name for name, _ in one.later_shares}
+        ) < len(one.later_shares):
             yield (
                 f"{line}: the shares after einsums are not in the order of the schedule; sort them, each "
                 "einsum once"
@@ -253,20 +261,20 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
         elif any(share == before for share, before in pairwise(shares(one))):
             yield f"{line}: {one.shares()}: a share does not change; name it once"
         elif (
-            one.then
+            one.later_shares
             and one.tensor not in g.makers
-            and one.then[0][0] == min(g.readers[one.tensor], key=g.at.__getitem__)
+            and one.later_shares[0][0] == min(g.readers[one.tensor], key=g.position.__getitem__)
         ):
             yield (
-                f"{line}: {one.then[0][0]} brings it in, so both {one.share} and the share after "
-                f"{one.then[0][0]} hold from then on; leave one of them out"
+                f"{line}: {one.later_shares[0][0]} brings it in, so both {one.share} and the share after "
+                f"{one.later_shares[0][0]} hold from then on; leave one of them out"
             )
         elif early := _retained_too_soon(one, g):
             yield (
                 f"{line}: {early} reads it in the segment that brings it in, where other trips may find "
                 f"nothing yet; retain it after {early}"
             )
-        elif part := next(
+        elif reader := next(
             (
                 b.einsum
                 for at, segment in enumerate(schedule.segments)
@@ -278,9 +286,9 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
             "",
         ):
             yield (
-                f"{line}: {part} brings it in, but does not read all that later einsums do; retain it "
+                f"{line}: {reader} brings it in, but does not read all that later einsums do; retain it "
                 "after another einsum or, if zeros of another input are why, store a tile of it on chip in "
-                f"{part}"
+                f"{reader}"
             )
         elif is_sliced(one.level, arch) and (
             any(segment.pipelined for segment in schedule.segments)
@@ -290,20 +298,22 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
                 f"{line}: {one.level} is inside an array: what lies spread over its PEs is not retained "
                 "beside stages, nor where networks are priced; retain it outside of the array"
             )
-        elif one.then and g.at[one.then[-1][0]] == max(g.at[name] for name in g.readers[one.tensor]):
-            yield f"{line}: nobody reads it after {one.then[-1][0]}; leave that share out"
-        elif at_home := [
+        elif one.later_shares and g.position[one.later_shares[-1][0]] == max(
+            g.position[name] for name in g.readers[one.tensor]
+        ):
+            yield f"{line}: nobody reads it after {one.later_shares[-1][0]}; leave that share out"
+        elif elsewhere := [
             at
-            for at in sorted({g.at[name][0] for name in users})
+            for at in sorted({g.position[name][0] for name in users})
             if len(_users(one.tensor, schedule.segments[at], g)) > 1
             and _forwarded_elsewhere(one, schedule.segments[at], g, outer)
         ]:
             yield (
-                f"{line}: einsums of segment {at_home[0] + 1} pass it on, in PEs of their own or at "
+                f"{line}: einsums of segment {elsewhere[0] + 1} pass it on, in PEs of their own or at "
                 "another level; retain it where it is passed on"
             )
-        elif one.tensor in g.makers and {g.at[name][0] for name in g.readers[one.tensor]} == {
-            g.at[g.makers[one.tensor]][0]
+        elif one.tensor in g.makers and {g.position[name][0] for name in g.readers[one.tensor]} == {
+            g.position[g.makers[one.tensor]][0]
         }:
             yield f"{line}: no later segment reads it; leave it out"
         elif one.tensor in [other.tensor for other in schedule.retained[:i]]:
@@ -319,12 +329,13 @@ def _retained_too_soon(one: Retained, g: Graph) -> str:
     """Returns an einsum that reads retained elements in the segment in which another einsum fetches them,
     or "".
     """
-    users = sorted(g.readers[one.tensor], key=g.at.__getitem__)
+    users = sorted(g.readers[one.tensor], key=g.position.__getitem__)
     return next(
         (
             b
             for a, b in pairwise(users)
-            if g.at[a][0] == g.at[b][0] and share_at(one, g.at[b], g) > share_at(one, g.at[a], g)
+            if g.position[a][0] == g.position[b][0]
+            and share_at(one, g.position[b], g) > share_at(one, g.position[a], g)
         ),
         "",
     )
@@ -339,8 +350,8 @@ def _forwarded_elsewhere(one: Retained, segment: Segment, g: Graph, outer: str) 
 
 
 def shares(one: Retained) -> list[Fraction]:
-    """Shares of a retained tensor: at first, then after each einsum of `then`."""
-    return [one.share, *(share for _, share in one.then)]
+    """Shares of a retained tensor: at first, then after each einsum of `later_shares`."""
+    return [one.share, *(share for _, share in one.later_shares)]
 
 
 def _users(tensor: str, segment: Segment, g: Graph) -> list[str]:
@@ -348,7 +359,7 @@ def _users(tensor: str, segment: Segment, g: Graph) -> list[str]:
     return [
         b.einsum
         for b in segment.branches
-        if tensor in {owner(p.tensor, g.makers) for p in g.einsums[b.einsum].tensors()}
+        if tensor in {base_tensor(p.tensor, g.makers) for p in g.einsums[b.einsum].tensors()}
     ]
 
 
@@ -364,13 +375,13 @@ def _region_faults(segment: Segment, arch: Arch) -> Iterator[str]:
         sizes = dict(f.dims) if f else {}
         for one in branch.region:
             if one.dim not in sizes:
-                there = (
+                regions = (
                     ", ".join(f"{name}[0:{n}]" for name, n in sizes.items())
                     or ", ".join(name for each in arch.fanouts for name, _ in each.dims)
                     or "none"
                 )
                 yield (
-                    f"einsum {branch.einsum} on {one.dim}: stages lie on regions of one array; take {there}"
+                    f"einsum {branch.einsum} on {one.dim}: stages lie on regions of one array; take {regions}"
                 )
             elif one.first + one.size > sizes[one.dim]:
                 region = f"{one.dim}[{one.first}:{one.first + one.size}]"
@@ -385,9 +396,9 @@ def _region_faults(segment: Segment, arch: Arch) -> Iterator[str]:
     for a, b in combinations(segment.branches, 2):
         if all(_overlap(_region(a, name, n), _region(b, name, n)) for name, n in f.dims):
             yield f"stages {a.einsum} and {b.einsum} share PEs of {f.name}; give each its own"
-    if over := [loop for loop in shared_loops(segment) if loop.over]:
+    if above := [loop for loop in shared_loops(segment) if loop.over]:
         yield (
-            f"parfor {over[0].rank} over {over[0].over} stands above stages, which have regions of their "
+            f"parfor {above[0].rank} over {above[0].over} stands above stages, which have regions of their "
             "own; put it into their nests"
         )
 
@@ -406,13 +417,13 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
     """
     loops, einsums = shared_loops(segment), [g.einsums[branch.einsum] for branch in segment.branches]
     for branch, e in zip(segment.branches, einsums, strict=True):
-        own = [rank_in_branch(loop.rank, branch) for loop in loops]
-        if strange := [rank for rank in own if rank not in e.sizes()]:
+        ranks = [rank_in_branch(loop.rank, branch) for loop in loops]
+        if unknown := [rank for rank in ranks if rank not in e.sizes()]:
             yield (
-                f"shared loop {strange[0]} is no rank of {e.name}, which has {', '.join(e.sizes())}; say "
-                f"einsum {e.name} with {strange[0]} = RANK"
+                f"shared loop {unknown[0]} is no rank of {e.name}, which has {', '.join(e.sizes())}; say "
+                f"einsum {e.name} with {unknown[0]} = RANK"
             )
-        elif len(set(own)) < len({loop.rank for loop in loops}):
+        elif len(set(ranks)) < len({loop.rank for loop in loops}):
             yield f"einsum {e.name} calls two shared loops by one rank; give each its own"
         elif unequal := [
             loop.rank
@@ -420,49 +431,49 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
             if e.sizes()[rank_in_branch(loop.rank, branch)]
             != einsums[0].sizes()[rank_in_branch(loop.rank, segment.branches[0])]
         ]:
-            n = [
+            extents = [
                 one.sizes()[rank_in_branch(unequal[0], b)]
                 for one, b in ((einsums[0], segment.branches[0]), (e, branch))
             ]
             yield (
-                f"unmatched pipeline tiles: shared loop {unequal[0]} runs over {n[0]} in "
-                f"{einsums[0].name}, {n[1]} in {e.name}; share loops over equal ranks"
+                f"unmatched pipeline tiles: shared loop {unequal[0]} runs over {extents[0]} in "
+                f"{einsums[0].name}, {extents[1]} in {e.name}; share loops over equal ranks"
             )
         else:
             continue
         return
     if segment.pipelined:
-        left = einsums[0].sizes()
+        tile_of = einsums[0].sizes()
         for loop in loops:
             rank = rank_in_branch(loop.rank, segment.branches[0])
-            if left[rank] % loop.tile:
+            if tile_of[rank] % loop.tile:
                 yield (
-                    f"unmatched pipeline tiles: tiles of {loop.tile} do not divide {left[rank]} "
+                    f"unmatched pipeline tiles: tiles of {loop.tile} do not divide {tile_of[rank]} "
                     f"({loop.rank}); the tiles of a pipeline are equal"
                 )
-            left[rank] = loop.tile
+            tile_of[rank] = loop.tile
     f, order = stage_array(segment, arch), {level.name: v for v, level in enumerate(arch.levels)}
-    home = homes(segment)
-    for tensor, node in home.items():
+    home_of = homes(segment)
+    for tensor, node in home_of.items():
         users = [
             (b, e, p)
             for b, e in zip(segment.branches, einsums, strict=True)
             for p in e.tensors()
-            if owner(p.tensor, g.makers) == tensor
+            if base_tensor(p.tensor, g.makers) == tensor
         ]
-        made = tensor in {e.output.tensor for e in einsums}
+        is_made = tensor in {e.output.tensor for e in einsums}
         if not users or node.level not in order:
             yield (
                 f"store {node.level} {tensor}: no einsum of the segment has such a tensor, or the "
                 "machine no such level"
             )
-        elif f and order[node.level] >= f.outside and not (made and len(users) > 1):
+        elif f and order[node.level] >= f.outside and not (is_made and len(users) > 1):
             yield (
                 f"store {node.level} {tensor}: {node.level} lies in the regions of stages; only what one "
                 "passes to another stands above them, put it into a nest"
             )
-        elif (made or order[node.level]) and len(
-            {_view(p, b, loops, e.sizes() if not made else {}) for b, e, p in users}
+        elif (is_made or order[node.level]) and len(
+            {_view(p, b, loops, e.sizes() if not is_made else {}) for b, e, p in users}
         ) > 1:
             yield (
                 f"unmatched pipeline tiles: shared loops cut {tensor} in another way in {users[1][0].einsum} "
@@ -470,7 +481,7 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
             )
     for e in einsums:
         for later in einsums:
-            names = [p.tensor for p in later.inputs if owner(p.tensor, g.makers) == e.output.tensor]
+            names = [p.tensor for p in later.inputs if base_tensor(p.tensor, g.makers) == e.output.tensor]
             if segment.pipelined and names and e.output.tensor not in names:
                 yield (
                     f"{later.name} reads {e.output.tensor} of {e.name} by another name, which stages do "
@@ -478,7 +489,7 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
                 )
             if not names or later is e:
                 continue
-            if e.output.tensor not in home:
+            if e.output.tensor not in home_of:
                 yield (
                     f"{e.output.tensor} goes from {e.name} to {later.name}, but no storage node above "
                     f"both holds it; add store LEVEL {e.output.tensor} there"
@@ -488,13 +499,13 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
                 (b, p)
                 for b, one in pairs
                 for p in one.tensors()
-                if owner(p.tensor, g.makers) == e.output.tensor
+                if base_tensor(p.tensor, g.makers) == e.output.tensor
             ]:
-                if partly := [
-                    loop.rank for loop in loops if rank_in_branch(loop.rank, branch) not in p.full()
+                if cut_rank := [
+                    loop.rank for loop in loops if rank_in_branch(loop.rank, branch) not in p.full_ranks()
                 ]:
                     yield (
-                        f"shared loop {partly[0]} cuts {p.tensor} into no whole tiles in "
+                        f"shared loop {cut_rank[0]} cuts {p.tensor} into no whole tiles in "
                         f"{branch.einsum}; what is passed on is tiled over ranks that stand "
                         "alone in one of its dimensions"
                     )
@@ -519,48 +530,48 @@ def _view(p: Projection, branch: Branch, loops: Sequence[Loop], sizes: dict[str,
     return (*dims, p.bits, p.format, p.density)
 
 
-def _chip_faults(
+def _on_chip_faults(
     i: int, segment: Segment, schedule: Schedule, workload: Workload, g: Graph, arch: Arch
 ) -> Iterator[str]:
     """Yields tensors that begin or end on chip, unless the segment passes them on or they are pinned
     weights.
     """
-    home, outermost = homes(segment), arch.levels[0].name
+    home_of, outermost = homes(segment), arch.levels[0].name
     for branch in segment.branches:
         e = g.einsums[branch.einsum]
         shared, nodes = (
-            [node for node in some if isinstance(node, Store)]
-            for some in (segment.nodes, branch.mapping.nodes)
+            [node for node in nodes_ if isinstance(node, Store)]
+            for nodes_ in (segment.nodes, branch.mapping.nodes)
         )
         for p in e.tensors():
-            above = [node.level for node in shared if node.tensor == owner(p.tensor, g.makers)]
-            first = next(chain(above, (node.level for node in nodes if node.tensor == p.tensor)), outermost)
-            handed = (
-                p.tensor in home
+            above = [node.level for node in shared if node.tensor == base_tensor(p.tensor, g.makers)]
+            level = next(chain(above, (node.level for node in nodes if node.tensor == p.tensor)), outermost)
+            is_passed_on = (
+                p.tensor in home_of
                 and g.makers.get(p.tensor) in {b.einsum for b in segment.branches}
                 and len(_users(p.tensor, segment, g)) > 1
             )
-            if first == outermost:
+            if level == outermost:
                 continue
             if p is e.output:
-                away = [name for name in g.readers.get(p.tensor, ()) if g.at[name][0] != i]
-                kept_out = not g.readers.get(p.tensor) or p.tensor in g.results
-                if not handed or away or kept_out:
-                    who = (
-                        f"{away[0]} reads it from {outermost}"
-                        if away
+                other_readers = [name for name in g.readers.get(p.tensor, ()) if g.position[name][0] != i]
+                leaves_chip = not g.readers.get(p.tensor) or p.tensor in g.results
+                if not is_passed_on or other_readers or leaves_chip:
+                    why = (
+                        f"{other_readers[0]} reads it from {outermost}"
+                        if other_readers
                         else "it is a result"
-                        if kept_out
+                        if leaves_chip
                         else "no other einsum gets it"
                     )
                     yield (
-                        f"{p.tensor} of {e.name} never leaves {first}, but {who}; add store {outermost} "
+                        f"{p.tensor} of {e.name} never leaves {level}, but {why}; add store {outermost} "
                         f"{p.tensor}"
                     )
-            elif not handed and not (schedule.weights == "pinned" and p.tensor in workload.weights):
+            elif not is_passed_on and not (schedule.weights == "pinned" and p.tensor in workload.weights):
                 fix = ", or say weights pinned" if p.tensor in workload.weights else ""
                 yield (
-                    f"{p.tensor} starts at {first} in {e.name}, where nothing brings it; add store "
+                    f"{p.tensor} starts at {level} in {e.name}, where nothing brings it; add store "
                     f"{outermost} {p.tensor}{fix}"
                 )
 
@@ -607,7 +618,7 @@ def nest_faults(one: Placed) -> Iterator[str]:
         yield from lines
         return
     order = {level.name: v for v, level in enumerate(arch.levels)}
-    at = {
+    levels_of = {
         p.tensor: [
             order.get(node.level, 0)
             for node in whole.nodes
@@ -619,7 +630,10 @@ def nest_faults(one: Placed) -> Iterator[str]:
         if missing := [
             t
             for t in nest.may_keep(e, level)
-            if not level.bypass and at[t] and at[t][0] <= v not in at[t] and t not in {r[0] for r in b.remote}
+            if not level.bypass
+            and levels_of[t]
+            and levels_of[t][0] <= v not in levels_of[t]
+            and t not in {r[0] for r in b.remote}
         ]:
             yield (
                 f"mapping of {e.name}: tensor {missing[0]} is not stored at {level.name}, which no "
@@ -636,12 +650,12 @@ def nest_faults(one: Placed) -> Iterator[str]:
                 "replaces its tile; raise its node"
             )
     for store in b.filled_once:
-        mine = next((p for p in e.inputs if p.tensor == store.tensor), None)
+        held_input = next((p for p in e.inputs if p.tensor == store.tensor), None)
         above = one.nest.nodes[: one.nest.nodes.index(store)] if store in one.nest.nodes else ()
         if (
-            mine is None
+            held_input is None
             or store not in one.nest.nodes
-            or {node.rank for node in b.outer if isinstance(node, Loop)} & mine.ranks()
+            or {node.rank for node in b.outer if isinstance(node, Loop)} & held_input.ranks()
         ):
             yield (
                 f"mapping of {e.name}: hold {store.level} {store.tensor}: must name a store of the "
@@ -659,31 +673,31 @@ def nest_faults(one: Placed) -> Iterator[str]:
                 f"mapping of {e.name}: hold {store.level} {store.tensor} stands below another node of "
                 f"{store.tensor}, which is filled again; hold that one"
             )
-    spatial = [isinstance(node, Loop) and node.over in b.dims for node in one.nest.nodes]
-    lead = spatial.index(False) if False in spatial else len(spatial)
-    left = e.sizes() | {node.rank: node.tile for node in b.outer if isinstance(node, Loop)}
-    if b.owners and any(spatial[lead:]):
+    spatial = [isinstance(node, Loop) and node.over in b.stage_dims for node in one.nest.nodes]
+    lead_count = spatial.index(False) if False in spatial else len(spatial)
+    tile_of = e.sizes() | {node.rank: node.tile for node in b.outer if isinstance(node, Loop)}
+    if b.owners and any(spatial[lead_count:]):
         yield (
-            f"mapping of {e.name}: parfor loops over {', '.join(b.dims)} must stand first, so that it "
+            f"mapping of {e.name}: parfor loops over {', '.join(b.stage_dims)} must stand first, so that it "
             f"is known which PEs read {b.owners[0][0]} from where"
         )
         return
     yield from _hop_faults(whole, one)
     for home in b.homes:
-        if any(spatial[lead:]):
+        if any(spatial[lead_count:]):
             yield (
-                f"mapping of {e.name}: parfor loops over {', '.join(b.dims)} must stand first, so that "
+                f"mapping of {e.name}: parfor loops over {', '.join(b.stage_dims)} must stand first, so that "
                 f"{home.tensor} lies spread over the PEs of the stage"
             )
             return
-        for loop in one.nest.nodes[:lead]:
+        for loop in one.nest.nodes[:lead_count]:
             assert isinstance(loop, Loop)
             if loop.rank not in e.output.ranks() and not _reduced_on_the_way(loop.over, home.level, arch):
                 yield (
                     f"mapping of {e.name}: parfor {loop.rank} over {loop.over} splits the sums of "
                     f"{home.tensor}, which are not added up on the way there; split another rank"
                 )
-            left[loop.rank] = loop.tile
+            tile_of[loop.rank] = loop.tile
 
 
 def _reduced_on_the_way(dim: str, level: str, arch: Arch) -> bool:
@@ -702,8 +716,8 @@ def _reduced_on_the_way(dim: str, level: str, arch: Arch) -> bool:
 def _hop_faults(whole: Mapping, one: Placed) -> list[str]:
     """Returns why hops of a nest cannot be counted, as one line, or an empty list."""
     try:
-        at = reading(whole, one.einsum, one.arch)
-        list(network_traffic(one.boundary, whole, at, one.arch))
+        sums = nest_sums(whole, one.einsum, one.arch)
+        list(network_traffic(one.boundary, whole, sums, one.arch))
     except ValueError as fault:
         return [f"mapping of {one.einsum.name}: {fault}"]
     return []

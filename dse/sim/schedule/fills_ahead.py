@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from dse.mapping.nest import Mapping
 from dse.sim.counts.actions import bits_of, elem_cycles, port
-from dse.sim.counts.counts import reading
+from dse.sim.counts.counts import nest_sums
 from dse.sim.counts.times import first_fills
 from dse.sim.einsum import boundary
 from dse.sim.einsum.evaluate import EinsumCost
@@ -36,11 +36,11 @@ Ports = dict[tuple[int, str], float]  # (level, port) -> cycles
 class RunningEinsum:
     """What the einsum that runs now leaves free for first fills of the next einsum."""
 
-    left: dict[str, int | None]  # free bits by level; None: unbounded
-    ready: Collection[str]  # tensors that it makes
+    free_bits: dict[str, int | None]  # free bits by level; None: unbounded
+    made_tensors: Collection[str]  # tensors that it makes
     slack: Ports  # idle cycles of each port
     # idle cycles of each port, summed over the consecutive einsums up to this one, minus hidden cycles
-    idle: Ports
+    total_idle: Ports
 
 
 def hidden_cycles(one: Placed, cost: EinsumCost, before: RunningEinsum | None) -> tuple[float, Ports]:
@@ -50,18 +50,21 @@ def hidden_cycles(one: Placed, cost: EinsumCost, before: RunningEinsum | None) -
     nest = boundary.whole_nest(one.boundary, one.nest)
     if before is None or not _runs_as_one_nest(one):
         return 0.0, {}
-    at = reading(nest, one.einsum, one.arch)
-    levels = first_fills(at, one.arch, _fitting(one, nest, before))
-    wanted, every, beside = Ports(), Ports(), Ports()
+    sums = nest_sums(nest, one.einsum, one.arch)
+    levels = first_fills(sums, one.arch, _fitting(one, nest, before))
+    fill_cycles, all_fills, outer_fills = Ports(), Ports(), Ports()
     for v, ports in levels.items():
         key = max(ports, key=lambda port: (ports[port], before.slack[port]))
-        wanted[key] = wanted.get(key, 0.0) + ports[key]
+        fill_cycles[key] = fill_cycles.get(key, 0.0) + ports[key]
         # the port is free during first fills of levels further out
-        beside[key] = sum(times.first for times in cost.price.times[:v])
-        every |= {port: every.get(port, 0.0) + n for port, n in ports.items()}
-    both = min(before.idle[key] + cost.latency_cycles - n for key, n in _busy(one, cost).items())
-    saved = max(min(sum(min(n, before.slack[key] + beside[key]) for key, n in wanted.items()), both), 0.0)
-    return saved, {key: max(min(n, before.slack[key]) - saved, 0.0) for key, n in every.items()}
+        outer_fills[key] = sum(times.first for times in cost.price.times[:v])
+        all_fills |= {port: all_fills.get(port, 0.0) + n for port, n in ports.items()}
+    idle_limit = min(before.total_idle[key] + cost.latency_cycles - n for key, n in _busy(one, cost).items())
+    hidden = max(
+        min(sum(min(n, before.slack[key] + outer_fills[key]) for key, n in fill_cycles.items()), idle_limit),
+        0.0,
+    )
+    return hidden, {key: max(min(n, before.slack[key]) - hidden, 0.0) for key, n in all_fills.items()}
 
 
 def _runs_as_one_nest(one: Placed) -> bool:
@@ -75,12 +78,12 @@ def _runs_as_one_nest(one: Placed) -> bool:
 
 def _fitting(one: Placed, nest: Mapping, before: RunningEinsum) -> set[tuple[str, str]]:
     """Returns (level, tensor) of inputs whose first tile fits beside what the einsum before occupies."""
-    bits, left, found = bits_of(one.einsum, one.arch), dict(before.left), set()
-    inputs = {p.tensor for p in one.einsum.inputs} - set(before.ready)
+    bits, free_bits, found = bits_of(one.einsum, one.arch), dict(before.free_bits), set()
+    inputs = {p.tensor for p in one.einsum.inputs} - set(before.made_tensors)
     for row in boundary.node_footprints(one.boundary, nest, one.einsum, one.arch):
-        room, need = left.get(row.level), int(row.elems * bits[row.tensor])
-        if row.tensor in inputs and row.level != one.arch.levels[0].name and (room is None or need <= room):
-            left[row.level] = None if room is None else room - need
+        free, needed = free_bits.get(row.level), int(row.elems * bits[row.tensor])
+        if row.tensor in inputs and row.level != one.arch.levels[0].name and (free is None or needed <= free):
+            free_bits[row.level] = None if free is None else free - needed
             found.add((row.level, row.tensor))
     return found
 
@@ -91,27 +94,27 @@ def free_after(
     arch: Arch,
     peak: dict[str, int],
     before: RunningEinsum | None,
-    saved: float,
-    relieved: Ports,
+    hidden: float,
+    freed: Ports,
 ) -> RunningEinsum | None:
     """Returns what an einsum leaves free for fills ahead; None if its latency is not that of a nest.
 
-    saved: its own hidden cycles
-    relieved: port time that its own fills ahead freed without saving cycles
+    hidden: its own hidden cycles
+    freed: port time that its own fills ahead freed without saving cycles
     """
     if not _runs_as_one_nest(one) or not cost.price.times:
         return None
-    left = {
+    free_bits = {
         level.name: None if level.capacity_bits is None else level.capacity_bits - peak.get(level.name, 0)
         for level in arch.levels
     }
-    own = {key: cost.latency_cycles - n for key, n in _busy(one, cost).items()}
-    slack = {key: n + relieved.get(key, 0.0) for key, n in own.items()}
+    idle = {key: cost.latency_cycles - n for key, n in _busy(one, cost).items()}
+    slack = {key: n + freed.get(key, 0.0) for key, n in idle.items()}
     return RunningEinsum(
-        left,
+        free_bits,
         {one.einsum.output.tensor},
         slack,
-        {key: n - saved + (before.idle[key] if before else 0.0) for key, n in own.items()},
+        {key: n - hidden + (before.total_idle[key] if before else 0.0) for key, n in idle.items()},
     )
 
 
@@ -149,8 +152,8 @@ def with_cycles(cost: EinsumCost, cycles: float, arch: Arch) -> EinsumCost:
 def in_sequence(
     segments: Sequence[Sequence[Placed]],
     peaks: Sequence[dict[str, int]],
-    evaluate: dict[str, EinsumCost],
-    runs: dict[str, int],
+    costs: dict[str, EinsumCost],
+    occurrences: dict[str, int],
     arch: Arch,
 ) -> dict[str, float]:
     """Returns the hidden cycles by einsum, for einsums that are alone in their segment, run once and follow
@@ -158,14 +161,14 @@ def in_sequence(
     """
     found: dict[str, float] = {}
     before: RunningEinsum | None = None
-    for own, peak in zip(segments, peaks, strict=True):
-        if len(own) != 1:
+    for segment, peak in zip(segments, peaks, strict=True):
+        if len(segment) != 1:
             before = None
             continue
-        (one,) = own
-        cost = evaluate[one.einsum.name]
-        saved, relieved = hidden_cycles(one, cost, before) if runs[one.einsum.name] == 1 else (0.0, {})
-        if saved:
-            found[one.einsum.name] = saved
-        before = free_after(one, cost, arch, peak, before, saved, relieved)
+        (one,) = segment
+        cost = costs[one.einsum.name]
+        hidden, freed = hidden_cycles(one, cost, before) if occurrences[one.einsum.name] == 1 else (0.0, {})
+        if hidden:
+            found[one.einsum.name] = hidden
+        before = free_after(one, cost, arch, peak, before, hidden, freed)
     return found

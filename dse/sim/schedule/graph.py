@@ -45,7 +45,7 @@ from dse.sim.schedule.faults import faults
 from dse.sim.schedule.placed import Graph, Placed
 from hw.arch import Arch
 from workloads.einsum import canonical_key
-from workloads.graph import Unique, Workload, counts, owner
+from workloads.graph import Unique, Workload, base_tensor, counts
 
 Bits = dict[str, int]  # level -> bits
 UNTIMED = (
@@ -71,18 +71,18 @@ def evaluate(
     """
     if lines := faults(arch, workload, schedule):
         raise ValueError("\n".join(lines))
-    if short := outermost.of_schedule(arch, workload, schedule):
-        return short
+    if overflow := outermost.overflow_of_schedule(arch, workload, schedule):
+        return overflow
     segments, peaks = with_reservations(arch, workload, schedule, part)
     costs: dict[tuple[object, ...], tuple[Placed, EinsumCost | Infeasible, list[str], int]] = {}
-    times = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
+    times_of = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
     for i, segment in enumerate(segments):
         for one in segment:
             # with fills ahead, equal einsums may differ in hidden cycles
-            alone = one.boundary == ALONE and one.arch is arch and not schedule.ahead
+            runs_alone = one.boundary == ALONE and one.arch is arch and not schedule.fills_ahead
             key = (
                 (canonical_key(one.einsum), str(rename(one.nest, one.einsum)))
-                if alone
+                if runs_alone
                 else (i, one.einsum.name)
             )
             if key not in costs:
@@ -92,34 +92,35 @@ def evaluate(
                     [],
                     0,
                 )
-            first, found, names, n = costs[key]
-            costs[key] = (first, found, [*names, one.einsum.name], n + times[one.einsum.name])
-    if schedule.plain():
+            first, found, names, occurrences = costs[key]
+            costs[key] = (first, found, [*names, one.einsum.name], occurrences + times_of[one.einsum.name])
+    if schedule.is_unfused():
         groups = [
-            Unique(str(key[0]), one.einsum, tuple(names), n) for key, (one, _, names, n) in costs.items()
+            Unique(str(key[0]), one.einsum, tuple(names), occurrences)
+            for key, (one, _, names, occurrences) in costs.items()
         ]
-        turns = sequential(
+        unfused = sequential(
             [found for _, found, _, _ in costs.values()],
             groups,
             Problem(arch, groups[0].einsum, objective),
             GIVEN_MAPPING,
         )
         return (
-            among_schedules(turns, arch, workload, objective)
-            if reuse and isinstance(turns, Solution)
-            else turns
+            among_schedules(unfused, arch, workload, objective)
+            if reuse and isinstance(unfused, Solution)
+            else unfused
         )
     if infeasible := next(
         (found for _, found, _, _ in costs.values() if isinstance(found, Infeasible)), None
     ):
         return infeasible
     priced = {
-        name: replace(found, count=n)
-        for _, found, names, n in costs.values()
+        name: replace(found, count=occurrences)
+        for _, found, names, occurrences in costs.values()
         if isinstance(found, EinsumCost)
         for name in names
     }
-    return _solution(arch, workload, schedule, segments, peaks, priced, times, objective, part)
+    return _solution(arch, workload, schedule, segments, peaks, priced, times_of, objective, part)
 
 
 def among_schedules(sequential: Solution, arch: Arch, workload: Workload, objective: str) -> Solution:
@@ -162,53 +163,56 @@ def _solution(
     priced: cost of every einsum by name
     times: occurrences of every einsum by name
     """
-    g, streams = placed.graph(workload, schedule), placed.streams(schedule, part)
-    early = fills_ahead.in_sequence(segments, peaks, priced, times, arch) if schedule.ahead else {}
-    if early:
-        priced = {name: fills_ahead.with_cycles(c, early.get(name, 0.0), arch) for name, c in priced.items()}
+    g, back_to_back = placed.graph(workload, schedule), placed.runs_back_to_back(schedule, part)
+    hidden = fills_ahead.in_sequence(segments, peaks, priced, times, arch) if schedule.fills_ahead else {}
+    if hidden:
+        priced = {name: fills_ahead.with_cycles(c, hidden.get(name, 0.0), arch) for name, c in priced.items()}
     rows, einsums = [], dict(priced)
-    for segment, own, peak in zip(schedule.segments, segments, peaks, strict=True):
-        mine = [priced[one.einsum.name] for one in own]
+    for segment, placed_einsums, peak in zip(schedule.segments, segments, peaks, strict=True):
+        segment_costs = [priced[one.einsum.name] for one in placed_einsums]
         if segment.pipelined:
-            mine = [_without_leakage(one) for one in mine]
-            einsums |= {one.einsum.name: replace(c, count=1) for one, c in zip(own, mine, strict=True)}
-        rows.append(_segment(segment, own, mine, arch, g, times, peak))
+            segment_costs = [_without_leakage(one) for one in segment_costs]
+            einsums |= {
+                one.einsum.name: replace(c, count=1)
+                for one, c in zip(placed_einsums, segment_costs, strict=True)
+            }
+        rows.append(_segment(segment, placed_einsums, segment_costs, arch, g, times, peak))
     energy, latency = sum(row.energy_pj for row in rows), sum(row.latency_cycles for row in rows)
     value = objective_value(objective, energy, latency)
-    floor = schedule_lower_bound(arch, workload, schedule.weights == "pinned")
-    if floor[0] > energy * (1 + 1e-9) or floor[1] > latency * (1 + 1e-9):
+    lower = schedule_lower_bound(arch, workload, schedule.weights == "pinned")
+    if lower[0] > energy * (1 + 1e-9) or lower[1] > latency * (1 + 1e-9):
         raise Violated(
-            f"{workload.name} on {arch.name}: lower bound {floor} above the cost {energy, latency} "
+            f"{workload.name} on {arch.name}: lower bound {lower} above the cost {energy, latency} "
             f"of\n{schedule}"
         )
-    to_bound = relative_gap(value, objective_value(objective, *floor))
-    said = (
+    to_bound = relative_gap(value, objective_value(objective, *lower))
+    certificate = (
         f"weights pinned before the run{_loaded(arch, workload, schedule)}, never loaded; "
         if schedule.weights == "pinned"
         else ""
     )
     if arch.overlap == "buffered" and any(
-        not one.boundary.has_nest_latency(one.arch) for own in segments for one in own
+        not one.boundary.has_nest_latency(one.arch) for placed_einsums in segments for one in placed_einsums
     ):
-        said += f"{UNTIMED}; "
-    said += (
-        f"fills ahead: {sum(early.values()):.4g} cycles of ramp-up overlap the einsum before; "
-        if early
+        certificate += f"{UNTIMED}; "
+    certificate += (
+        f"fills ahead: {sum(hidden.values()):.4g} cycles of ramp-up overlap the einsum before; "
+        if hidden
         else ""
     )
     distinct = {(c.key, c.mapping_key, c.name): c for c in einsums.values()}
-    steady, again = (
-        (rows[0].initiation_interval_cycles, rows[0].energy_steady_pj) if streams else (latency, energy)
+    steady, steady_energy = (
+        (rows[0].initiation_interval_cycles, rows[0].energy_steady_pj) if back_to_back else (latency, energy)
     )
     return Solution(
         tuple(distinct.values()),
         energy,
         latency,
         steady,
-        again,
+        steady_energy,
         to_bound,
         to_bound,
-        said
+        certificate
         + certificate_text(GIVEN_SCHEDULE, to_bound, any_schedule(workload, schedule.weights == "pinned")),
         tuple(rows),
         schedule,
@@ -238,7 +242,7 @@ def _without_leakage(one: EinsumCost) -> EinsumCost:
 
 def _segment(
     segment: Segment,
-    own: Sequence[Placed],
+    einsums: Sequence[Placed],
     costs: Sequence[EinsumCost],
     arch: Arch,
     g: Graph,
@@ -247,12 +251,12 @@ def _segment(
 ) -> SegmentCost:
     """Returns the cost of one segment.
 
-    own: its einsums
+    einsums: its einsums
     costs: their costs
     peak: peak occupancy in bits by level
     """
-    names = tuple(one.einsum.name for one in own)
-    chip = tuple(
+    names = tuple(one.einsum.name for one in einsums)
+    chip_tensors = tuple(
         (t, node.level)
         for t, node in placed.homes(segment).items()
         if g.makers.get(t) in names
@@ -261,20 +265,28 @@ def _segment(
             isinstance(n, Store) and n.tensor == t and n.level == arch.levels[0].name for n in segment.nodes
         )
     )
-    held = tuple(sorted(peak.items()))
+    peak_bits = tuple(sorted(peak.items()))
     if not segment.pipelined:
         energy, cycles = (
             sum(times[name] * value for name, value in zip(names, values, strict=True))
             for values in ([c.energy_pj for c in costs], [c.latency_cycles for c in costs])
         )
-        return SegmentCost(names, energy, cycles, cycles, energy, 0, (), chip, held)
-    b = placed.pipeline_tiles(segment, g)
-    stages = [cycles / b for cycles in stage_cycles(own, costs, segment, arch)]
-    shared = shared_cycles(own, costs, segment, arch)
-    steady, latency = max(b * max(stages), shared), max(filled_cycles(stages, b), shared)
+        return SegmentCost(names, energy, cycles, cycles, energy, 0, (), chip_tensors, peak_bits)
+    tile_count = placed.pipeline_tiles(segment, g)
+    stages = [cycles / tile_count for cycles in stage_cycles(einsums, costs, segment, arch)]
+    shared = shared_cycles(einsums, costs, segment, arch)
+    steady, latency = max(tile_count * max(stages), shared), max(filled_cycles(stages, tile_count), shared)
     energy = sum(c.energy_pj for c in costs) + arch.leak_mw() * latency / arch.clock_ghz
     return SegmentCost(
-        names, energy, latency, steady, steady_pj(energy, latency, steady, arch), b, tuple(stages), chip, held
+        names,
+        energy,
+        latency,
+        steady,
+        steady_pj(energy, latency, steady, arch),
+        tile_count,
+        tuple(stages),
+        chip_tensors,
+        peak_bits,
     )
 
 
@@ -287,7 +299,7 @@ def filled_cycles(stages: Sequence[float], pipeline_tiles: int) -> float:
 
 
 def stage_cycles(
-    own: Sequence[Placed], costs: Sequence[EinsumCost], segment: Segment, arch: Arch
+    einsums: Sequence[Placed], costs: Sequence[EinsumCost], segment: Segment, arch: Arch
 ) -> list[float]:
     """Returns the cycles of each stage for all pipeline tiles, by its own PEs alone: compute, and the ports
     of its levels, with the reads of other stages.
@@ -295,30 +307,34 @@ def stage_cycles(
     f = placed.stage_array(segment, arch)
     assert f is not None
     inner = {level.name for level in arch.levels[f.outside :]}
-    asked: dict[str, list[Count]] = {}
-    for one in own:
+    remote_rows: dict[str, list[Count]] = {}
+    for one in einsums:
         for tensor, row in boundary.remote_reads(
             one.boundary, boundary.whole_nest(one.boundary, one.nest), one.einsum, one.arch
         ).items():
-            asked.setdefault(tensor, []).append(row)
+            remote_rows.setdefault(tensor, []).append(row)
     found = []
-    for one, c in zip(own, costs, strict=True):
+    for one, c in zip(einsums, costs, strict=True):
         rows = [
             row for row in c.counts if row.level in inner or row.action in ("compute", "merge", "fold")
-        ] + asked.get(one.einsum.output.tensor, [])
+        ] + remote_rows.get(one.einsum.output.tensor, [])
         found.append(cost.price(rows, one.einsum, one.arch).latency_cycles)
     return found
 
 
-def shared_cycles(own: Sequence[Placed], costs: Sequence[EinsumCost], segment: Segment, arch: Arch) -> float:
+def shared_cycles(
+    einsums: Sequence[Placed], costs: Sequence[EinsumCost], segment: Segment, arch: Arch
+) -> float:
     """Returns the busy cycles of what all stages share: the levels outside of their PEs, and the vector
     unit.
     """
     f = placed.stage_array(segment, arch)
     assert f is not None
     busy = [sum(dict(c.price.busy_cycles)[level.name] for c in costs) for level in arch.levels[: f.outside]]
-    on_unit = [arch.compute.alu_per_cycle is not None and one.einsum.kind != "mac" for one in own]
-    vector = sum(dict(c.price.busy_cycles)["MAC"] for c, there in zip(costs, on_unit, strict=True) if there)
+    uses_unit = [arch.compute.alu_per_cycle is not None and one.einsum.kind != "mac" for one in einsums]
+    vector = sum(
+        dict(c.price.busy_cycles)["MAC"] for c, is_on_unit in zip(costs, uses_unit, strict=True) if is_on_unit
+    )
     return float(max([*busy, vector]))
 
 
@@ -328,32 +344,34 @@ def with_reservations(
     """Returns the einsums with the capacity that others take while they run, and per segment the peak
     occupancy of one instance of each level in bits.
     """
-    segments = placed.placed(arch, workload, schedule, part)
-    if schedule.plain():
+    segments = placed.placed_segments(arch, workload, schedule, part)
+    if schedule.is_unfused():
         return segments, []
     found, peaks = [], []
-    for segment, own, beside in zip(
+    for segment, einsums, others_bits in zip(
         schedule.segments, segments, _reserved_bits(arch, workload, schedule, segments), strict=True
     ):
-        each, taken = required_bits(segment, own, arch), []
-        for one, need in zip(own, each, strict=True):
-            alone = _bits(one, _footprints(one))
-            room = {
-                level.name: need.get(level.name, 0) + beside.get(level.name, 0) - alone.get(level.name, 0)
+        needs, reserved = required_bits(segment, einsums, arch), []
+        for one, need in zip(einsums, needs, strict=True):
+            own_bits = _bits(one, _footprints(one))
+            reserved_by_level = {
+                level.name: need.get(level.name, 0)
+                + others_bits.get(level.name, 0)
+                - own_bits.get(level.name, 0)
                 for level in arch.levels
             }
-            taken.append(tuple((level, bits) for level, bits in room.items() if bits))
+            reserved.append(tuple((level, bits) for level, bits in reserved_by_level.items() if bits))
         found.append(
             [
                 replace(one, boundary=replace(one.boundary, reserved_bits=bits)) if bits else one
-                for one, bits in zip(own, taken, strict=True)
+                for one, bits in zip(einsums, reserved, strict=True)
             ]
         )
         peaks.append(
             {
                 level.name: bits
                 for level in arch.levels[1:]
-                if (bits := max(need.get(level.name, 0) for need in each) + beside.get(level.name, 0))
+                if (bits := max(need.get(level.name, 0) for need in needs) + others_bits.get(level.name, 0))
             }
         )
     return found, peaks
@@ -383,7 +401,7 @@ def _bits(one: Placed, rows: Iterable[Footprint]) -> Bits:
     return bits
 
 
-def required_bits(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[Bits]:
+def required_bits(segment: Segment, einsums: Sequence[Placed], arch: Arch) -> list[Bits]:
     """Returns, per branch, the bits of one instance of every level while the branch runs: shared nodes that
     are alive then, its own nodes, and pinned weights of other branches. In a pipeline, levels that stages
     share hold the nodes of all stages.
@@ -393,49 +411,51 @@ def required_bits(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[B
     nodes = {(node.level, node.tensor) for node in segment.nodes if isinstance(node, Store)}
     shared: dict[tuple[str, str], int] = {}
     private: list[Bits] = []
-    for one in own:
+    for one in einsums:
         rows = _footprints(one)
-        together = [
+        shared_rows = [
             row for row in rows if (row.level, row.tensor) in nodes and (not f or row.level in outside)
         ]
-        for row in together:
+        for row in shared_rows:
             shared[row.level, row.tensor] = max(shared.get((row.level, row.tensor), 0), _node_bits(row, one))
-        private.append(_bits(one, (row for row in rows if row not in together)))
-    pinned = [_pinned_bits(one, nodes) for one in own]
-    lives = {} if f else _lifetimes(segment, own)
+        private.append(_bits(one, (row for row in rows if row not in shared_rows)))
+    pinned = [_pinned_bits(one, nodes) for one in einsums]
+    alive_in = {} if f else _lifetimes(segment, einsums)
     found = []
     for j, bits in enumerate(private):
         need = dict(bits)
         for other in () if f else (*pinned[:j], *pinned[j + 1 :]):
-            for level, room in other.items():
-                need[level] = need.get(level, 0) + room
+            for level, level_bits in other.items():
+                need[level] = need.get(level, 0) + level_bits
         for level in outside:
             need[level] = sum(other.get(level, 0) for other in private)
-        for (level, tensor), room in shared.items():
-            if j in lives.get((level, tensor), (j,)):
-                need[level] = need.get(level, 0) + room
+        for (level, tensor), level_bits in shared.items():
+            if j in alive_in.get((level, tensor), (j,)):
+                need[level] = need.get(level, 0) + level_bits
         found.append(need)
     return found
 
 
-def _lifetimes(segment: Segment, own: Sequence[Placed]) -> dict[tuple[str, str], range]:
+def _lifetimes(segment: Segment, einsums: Sequence[Placed]) -> dict[tuple[str, str], range]:
     """Returns the branches during which the tile of a shared node (level, tensor) is alive: from the first
     branch that has the tensor to the last. Listed are nodes that every trip of the shared loops fills anew.
     All others are alive all the time: nodes above a shared loop that does not move them, and pinned weights.
     """
     names = {node.tensor for node in segment.nodes if isinstance(node, Store)}
     users: dict[str, list[int]] = {}
-    for j, one in enumerate(own):
+    for j, one in enumerate(einsums):
         for node in one.boundary.outer:
             if isinstance(node, Store):
-                users.setdefault(owner(node.tensor, names), []).append(j)
+                users.setdefault(base_tensor(node.tensor, names), []).append(j)
     found: dict[tuple[str, str], range] = {}
-    for j, one in enumerate(own):
+    for j, one in enumerate(einsums):
         outermost = {n.tensor: n for n in reversed(one.boundary.outer) if isinstance(n, Store)}
         for node in boundary.filled_each_trip(one.boundary, one.einsum, one.arch):
-            by = users[owner(node.tensor, names)]
-            if by[0] == j and not (node.tensor in one.boundary.pinned and node == outermost[node.tensor]):
-                found[node.level, node.tensor] = range(j, by[-1] + 1)
+            user_indices = users[base_tensor(node.tensor, names)]
+            if user_indices[0] == j and not (
+                node.tensor in one.boundary.pinned and node == outermost[node.tensor]
+            ):
+                found[node.level, node.tensor] = range(j, user_indices[-1] + 1)
     return found
 
 
@@ -453,18 +473,18 @@ def _reserved_bits(
     """
     g = placed.graph(workload, schedule)
     found: list[Bits] = [{} for _ in segments]
-    spans = [(one, placed.live_segments(one.tensor, g)) for one in schedule.retained]
-    for i, own_room in enumerate(found):
-        alive = replace(schedule, retained=tuple(one for one, lives in spans if i in lives))
-        for level, room in placed.retained_bits(i, alive, g, arch).items():
-            own_room[level] = own_room.get(level, 0) + room
-    for i, own in enumerate(segments):
-        pinned = [_pinned_bits(one) for one in own]
+    alive_of = [(one, placed.live_segments(one.tensor, g)) for one in schedule.retained]
+    for i, segment_bits in enumerate(found):
+        alive = replace(schedule, retained=tuple(one for one, alive_in in alive_of if i in alive_in))
+        for level, level_bits in placed.retained_bits(i, alive, g, arch).items():
+            segment_bits[level] = segment_bits.get(level, 0) + level_bits
+    for i, einsums in enumerate(segments):
+        pinned = [_pinned_bits(one) for one in einsums]
         for level in {name for bits in pinned for name in bits}:
-            most = max if schedule.segments[i].pipelined else sum
+            combine = max if schedule.segments[i].pipelined else sum
             for j, others in enumerate(found):
                 if j != i:
-                    others[level] = others.get(level, 0) + most(bits.get(level, 0) for bits in pinned)
+                    others[level] = others.get(level, 0) + combine(bits.get(level, 0) for bits in pinned)
     return found
 
 
@@ -476,18 +496,19 @@ def schedule_lower_bound(arch: Arch, workload: Workload, pinned: bool = False) -
     pinned: weights are on chip before the run and need not be read
     """
     made = {e.output.tensor for e in workload.einsums}
-    read = {owner(p.tensor, made) for e in workload.einsums for p in e.inputs}
+    read = {base_tensor(p.tensor, made) for e in workload.einsums for p in e.inputs}
     outer, bits, pj = arch.levels[0], {"read": 0.0, "write": 0.0}, 0.0
-    seen: dict[str, float] = {}
+    input_bits: dict[str, float] = {}
     for e in workload.einsums:
         for p in e.inputs:
-            if owner(p.tensor, made) not in made and not (pinned and p.tensor in workload.weights):
-                seen[p.tensor] = max(
-                    seen.get(p.tensor, 0.0), bounds.words(p, e, arch.word_bits) * (p.bits or arch.word_bits)
+            if base_tensor(p.tensor, made) not in made and not (pinned and p.tensor in workload.weights):
+                input_bits[p.tensor] = max(
+                    input_bits.get(p.tensor, 0.0),
+                    bounds.words(p, e, arch.word_bits) * (p.bits or arch.word_bits),
                 )
         if e.output.tensor not in read:
             bits["write"] += bounds.words(e.output, e, arch.word_bits) * (e.output.bits or arch.word_bits)
-    bits["read"] = sum(seen.values())
+    bits["read"] = sum(input_bits.values())
     macs, vector, mac_units = 0.0, 0.0, arch.instances(len(arch.levels))
     for e, n in zip(workload.einsums, counts(workload), strict=True):
         ops = n * bounds.needs(e, arch.word_bits).computed
@@ -496,8 +517,8 @@ def schedule_lower_bound(arch: Arch, workload: Workload, pinned: bool = False) -
             macs += ops / mac_units / arch.compute.ops_per_cycle
         else:
             vector += ops / arch.compute.alu_per_cycle
-    ports = max if outer.ports == "separate" else sum
-    moved = 0.0 if outer.bypass else ports(bits.values()) / outer.width_bits / outer.bandwidth
+    combine = max if outer.ports == "separate" else sum
+    moved = 0.0 if outer.bypass else combine(bits.values()) / outer.width_bits / outer.bandwidth
     cycles = largest(macs, vector, moved)
     pj += (
         0.0

@@ -25,7 +25,7 @@ from dse.sim.levels import transfer
 from dse.sim.schedule import placed
 from hw.arch import Arch
 from workloads.einsum import Einsum
-from workloads.graph import Workload, accessed
+from workloads.graph import Workload, base_of_any
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,27 +49,27 @@ def einsum_bits(e: Einsum, word_bits: int) -> int:
     """
     found: dict[str, int] = {}
     for p in e.tensors():
-        name = accessed(p.tensor, [q.tensor for q in e.tensors()], [e.output.tensor])
+        name = base_of_any(p.tensor, [q.tensor for q in e.tensors()], [e.output.tensor])
         found[name] = max(found.get(name, 0), p.stored_bits(word_bits))
     return sum(found.values())
 
 
-def alone(e: Einsum, arch: Arch) -> Infeasible | None:
+def overflow_of_einsum(e: Einsum, arch: Arch) -> Infeasible | None:
     """Returns the overflow of the outermost level by one einsum, or None."""
     return _overflow(einsum_bits(e, arch.word_bits), e.name, arch)
 
 
-def sequential(arch: Arch, workload: Workload) -> Infeasible | None:
+def overflow_unfused(arch: Arch, workload: Workload) -> Infeasible | None:
     """Returns the overflow of the outermost level by unfused einsums, or None. It names the einsum that runs
     when most bits are alive.
     """
     if arch.levels[0].capacity_bits is None:
         return None
-    at, bits = peak(lifetimes(workload, arch.word_bits), len(workload.einsums))
-    return _overflow(bits, workload.einsums[at].name, arch)
+    step, bits = peak(lifetimes(workload, arch.word_bits), len(workload.einsums))
+    return _overflow(bits, workload.einsums[step].name, arch)
 
 
-def minimum(arch: Arch, workload: Workload, pinned: bool = False) -> Infeasible | None:
+def overflow_of_any(arch: Arch, workload: Workload, pinned: bool = False) -> Infeasible | None:
     """Returns the overflow of the outermost level by any schedule of a workload, or None.
 
     Before the first einsum all inputs from outside are there, after the last one all results, and weights all
@@ -79,27 +79,27 @@ def minimum(arch: Arch, workload: Workload, pinned: bool = False) -> Infeasible 
         return None
     made = {e.output.tensor for e in workload.einsums}
     read = {_tensor_of(p.tensor, workload) for e in workload.einsums for p in e.inputs}
-    handed = {t for t in made if t in read and t not in {result for result, _ in workload.loop_state}}
+    passed_on = {t for t in made if t in read and t not in {result for result, _ in workload.loop_state}}
     rows = [
         row
         for row in lifetimes(workload, arch.word_bits)
-        if row.tensor not in handed and not (pinned and row.tensor in workload.weights)
+        if row.tensor not in passed_on and not (pinned and row.tensor in workload.weights)
     ]
     end = len(workload.einsums) - 1
     before = sum(row.bits for row in rows if row.tensor not in made)
     after = sum(row.bits for row in rows if row.tensor in made or row.last == end)
-    at, bits = (0, before) if before >= after else (end, after)
-    return _overflow(bits, workload.einsums[at].name, arch)
+    step, bits = (0, before) if before >= after else (end, after)
+    return _overflow(bits, workload.einsums[step].name, arch)
 
 
-def of_schedule(arch: Arch, workload: Workload, schedule: Schedule) -> Infeasible | None:
+def overflow_of_schedule(arch: Arch, workload: Workload, schedule: Schedule) -> Infeasible | None:
     """Returns the overflow of the outermost level by a schedule, or None. All tensors that a segment reads or
     makes are alive while it runs.
     """
     if arch.levels[0].capacity_bits is None:
         return None
-    at, bits = peak(_schedule_lifetimes(arch, workload, schedule), len(schedule.segments))
-    return _overflow(bits, schedule.segments[at].branches[0].einsum, arch)
+    step, bits = peak(_schedule_lifetimes(arch, workload, schedule), len(schedule.segments))
+    return _overflow(bits, schedule.segments[step].branches[0].einsum, arch)
 
 
 def peak(rows: Sequence[Lifetime], steps: int) -> tuple[int, int]:
@@ -117,14 +117,14 @@ def lifetimes(workload: Workload, word_bits: int) -> list[Lifetime]:
             bits[name] = max(bits.get(name, 0), p.stored_bits(word_bits))
             users.setdefault(name, []).append(i)
     made, end = {e.output.tensor for e in workload.einsums}, len(workload.einsums) - 1
-    always = workload.weights | {result for result, _ in workload.loop_state}
+    kept_to_end = workload.weights | {result for result, _ in workload.loop_state}
     unread = made - {_tensor_of(p.tensor, workload) for e in workload.einsums for p in e.inputs}
     return [
         Lifetime(
             name,
             bits[name],
             users[name][0] if name in made else 0,
-            end if name in always | unread else users[name][-1],
+            end if name in kept_to_end | unread else users[name][-1],
         )
         for name in bits
     ]
@@ -135,21 +135,23 @@ def _schedule_lifetimes(arch: Arch, workload: Workload, schedule: Schedule) -> l
     tensor only the share counts that is not always on chip.
     """
     g, outer = placed.graph(workload, schedule), arch.levels[0].name
-    rooms = _tensor_bits(arch, workload, schedule, g)
-    there = {
+    tensor_bits = _tensor_bits(arch, workload, schedule, g)
+    at_outermost = {
         _tensor_of(node.tensor, workload)
         for segment in schedule.segments
         for node in _stores(segment)
         if node.level == outer
     }
-    kept = {one.tensor: placed.always_retained(one, g) for one in schedule.retained if one.tensor in g.makers}
-    place = {e.name: g.at[e.name][0] for e in workload.einsums}
-    in_order = replace(workload, einsums=tuple(sorted(workload.einsums, key=lambda e: g.at[e.name])))
+    always_on_chip = {
+        one.tensor: placed.always_retained(one, g) for one in schedule.retained if one.tensor in g.makers
+    }
+    segment_of = {e.name: g.position[e.name][0] for e in workload.einsums}
+    in_order = replace(workload, einsums=tuple(sorted(workload.einsums, key=lambda e: g.position[e.name])))
     found = []
     for row in lifetimes(in_order, arch.word_bits):
-        if row.tensor in there:
-            steps = [place[in_order.einsums[i].name] for i in (row.first, row.last)]
-            bits = ceil(rooms[row.tensor] * (1 - kept.get(row.tensor, Fraction(0))))
+        if row.tensor in at_outermost:
+            steps = [segment_of[in_order.einsums[i].name] for i in (row.first, row.last)]
+            bits = ceil(tensor_bits[row.tensor] * (1 - always_on_chip.get(row.tensor, Fraction(0))))
             found.append(Lifetime(row.tensor, bits, steps[0], steps[1]))
     return found
 
@@ -183,7 +185,7 @@ def _overflow(bits: int, name: str, arch: Arch) -> Infeasible | None:
 def _tensor_of(tensor: str, workload: Workload) -> str:
     """Returns the tensor of the workload that a name stands for."""
     made = {e.output.tensor for e in workload.einsums}
-    return accessed(tensor, made.union(p.tensor for e in workload.einsums for p in e.inputs), made)
+    return base_of_any(tensor, made.union(p.tensor for e in workload.einsums for p in e.inputs), made)
 
 
 def mapper(solve: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T | Infeasible]:
@@ -191,11 +193,11 @@ def mapper(solve: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[
     on the machine without that limit, since no mapping changes whether they fit.
     """
 
-    def asked(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T | Infeasible:
+    def solve_if_it_fits(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T | Infeasible:
         if problem.arch.levels[0].capacity_bits is None:
             return solve(problem, *args, **kwargs)
         open_ = replace(problem, arch=problem.arch.unbounded())
-        return alone(problem.einsum, problem.arch) or solve(open_, *args, **kwargs)
+        return overflow_of_einsum(problem.einsum, problem.arch) or solve(open_, *args, **kwargs)
 
-    update_wrapper(asked, solve)
-    return asked
+    update_wrapper(solve_if_it_fits, solve)
+    return solve_if_it_fits

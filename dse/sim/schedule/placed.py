@@ -16,7 +16,7 @@ from dse.sim.einsum.boundary import ALONE, Boundary, whole_nest
 from dse.sim.levels import network
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum, Projection
-from workloads.graph import Workload, owner
+from workloads.graph import Workload, base_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Graph:
     einsums: dict[str, Einsum]
     makers: dict[str, str]  # tensor -> name of the einsum that makes it
     readers: dict[str, list[str]]  # tensor -> names of the einsums that read it
-    at: dict[str, tuple[int, int]]  # einsum -> (segment, index in it)
+    position: dict[str, tuple[int, int]]  # einsum -> (segment, index in it)
     # tensors that are read and also leave the chip, since a loop carries them to its next iteration
     results: frozenset[str] = frozenset()
 
@@ -47,7 +47,7 @@ def graph(workload: Workload, schedule: Schedule) -> Graph:
     readers: dict[str, list[str]] = {}
     for e in workload.einsums:
         for p in e.inputs:
-            readers.setdefault(owner(p.tensor, made), []).append(e.name)
+            readers.setdefault(base_tensor(p.tensor, made), []).append(e.name)
     at = {
         branch.einsum: (i, j)
         for i, segment in enumerate(schedule.segments)
@@ -66,7 +66,11 @@ def begin(tensor: str, g: Graph) -> tuple[int, int]:
     """Returns the position of the einsum that makes a tensor; for a tensor from outside, of the first einsum
     that reads it.
     """
-    return g.at[g.makers[tensor]] if tensor in g.makers else min(g.at[name] for name in g.readers[tensor])
+    return (
+        g.position[g.makers[tensor]]
+        if tensor in g.makers
+        else min(g.position[name] for name in g.readers[tensor])
+    )
 
 
 def share_at(one: Retained, at: tuple[int, ...], g: Graph) -> Fraction:
@@ -76,12 +80,12 @@ def share_at(one: Retained, at: tuple[int, ...], g: Graph) -> Fraction:
     first = begin(one.tensor, g)
     if at < first or (at == first and one.tensor not in g.makers):
         return Fraction(0)
-    return next((share for name, share in reversed(one.then) if g.at[name] < at), one.share)
+    return next((share for name, share in reversed(one.later_shares) if g.position[name] < at), one.share)
 
 
 def share_after(one: Retained, at: tuple[int, int], g: Graph) -> Fraction:
     """Returns the share of a tensor that is retained once the einsum at a position has made or read it."""
-    return next((share for name, share in reversed(one.then) if g.at[name] <= at), one.share)
+    return next((share for name, share in reversed(one.later_shares) if g.position[name] <= at), one.share)
 
 
 def always_retained(one: Retained, g: Graph) -> Fraction:
@@ -89,19 +93,19 @@ def always_retained(one: Retained, g: Graph) -> Fraction:
     return (
         Fraction(0)
         if one.tensor in g.results
-        else min(share_at(one, g.at[name], g) for name in g.readers[one.tensor])
+        else min(share_at(one, g.position[name], g) for name in g.readers[one.tensor])
     )
 
 
 def live_segments(tensor: str, g: Graph) -> range:
     """Returns the segments from the one that makes a tensor, or first reads it, to the last that reads it."""
-    return range(begin(tensor, g)[0], max(g.at[name] for name in g.readers[tensor])[0] + 1)
+    return range(begin(tensor, g)[0], max(g.position[name] for name in g.readers[tensor])[0] + 1)
 
 
 def most_retained(one: Retained, segment: int, g: Graph) -> Fraction:
     """Returns the largest share of a tensor that is retained at any time while a segment runs."""
     users = [
-        g.at[name]
+        g.position[name]
         for name in (*([g.makers[one.tensor]] if one.tensor in g.makers else []), *g.readers[one.tensor])
     ]
     last = max(users)
@@ -119,27 +123,27 @@ def retained_bits(i: int, schedule: Schedule, g: Graph, arch: Arch) -> dict[str,
     """Returns the bits of retained tensors in one instance of each level while a segment runs. A tensor that
     replaces another one element by element reuses its space.
     """
-    rooms = {
+    bits_of = {
         one.tensor: _retained_bits(one, share, g, arch)
         for one in schedule.retained
         if (share := most_retained(one, i, g))
     }
-    there = [one for one in schedule.retained if rooms.get(one.tensor)]
+    alive = [one for one in schedule.retained if bits_of.get(one.tensor)]
     found: dict[str, int] = {}
-    for one in there:
-        found[one.level] = found.get(one.level, 0) + rooms[one.tensor]
-    for new in there:
+    for one in alive:
+        found[one.level] = found.get(one.level, 0) + bits_of[one.tensor]
+    for new in alive:
         old = next(
             (
                 old
-                for old in there
+                for old in alive
                 if old.level == new.level and reuses_space(old.tensor, new.tensor, schedule.segments[i], g)
             ),
             None,
         )
         if old:
-            there = [one for one in there if one is not old]
-            found[new.level] -= min(_retained_bits(old, share_at(old, (i,), g), g, arch), rooms[new.tensor])
+            alive = [one for one in alive if one is not old]
+            found[new.level] -= min(_retained_bits(old, share_at(old, (i,), g), g, arch), bits_of[new.tensor])
     return found
 
 
@@ -161,7 +165,7 @@ def accesses(tensor: str, g: Graph) -> list[Projection]:
         p
         for name in dict.fromkeys(g.readers[tensor])
         for p in g.einsums[name].inputs
-        if owner(p.tensor, g.makers) == tensor
+        if base_tensor(p.tensor, g.makers) == tensor
     ]
 
 
@@ -177,14 +181,14 @@ def reuses_space(old: str, new: str, segment: Segment, g: Graph) -> bool:
         old == new
         or g.makers.get(new) not in branches
         or g.makers.get(old) in branches
-        or max(g.at[name] for name in g.readers[old]) > g.at[g.makers[new]]
+        or max(g.position[name] for name in g.readers[old]) > g.position[g.makers[new]]
     ):
         return False
     maker = g.einsums[g.makers[new]]
     out, cut = maker.output, _cut(maker.output, branches[maker.name], segment)
     for name in {name for name in g.readers[old] if name in branches}:
         for p in g.einsums[name].inputs:
-            if owner(p.tensor, g.makers) != old:
+            if base_tensor(p.tensor, g.makers) != old:
                 continue
             if name == maker.name and (
                 p.dims != out.dims or maker.kind == "mac" or maker.sizes().keys() != out.ranks()
@@ -205,12 +209,12 @@ def _cut(p: Projection, branch: Branch, segment: Segment) -> tuple[int, ...] | N
     """Returns the dimension of a tensor that each shared loop cuts; None if a loop cuts no dimension that
     consists of its rank alone.
     """
-    places = {
+    dim_of = {
         d.terms[0][0]: i
         for i, d in enumerate(p.dims)
         if len(d.terms) == 1 and d.terms[0][1] == 1 and not d.offset
     }
-    found = [places.get(rank_in_branch(loop.rank, branch)) for loop in shared_loops(segment)]
+    found = [dim_of.get(rank_in_branch(loop.rank, branch)) for loop in shared_loops(segment)]
     return None if None in found else tuple(at for at in found if at is not None)
 
 
@@ -239,46 +243,52 @@ def homes(segment: Segment) -> dict[str, Store]:
     return {node.tensor: node for node in segment.nodes if isinstance(node, Store)}
 
 
-def streams(schedule: Schedule, part: bool) -> bool:
+def runs_back_to_back(schedule: Schedule, part: bool) -> bool:
     """True if runs can follow back to back: the schedule is one pipeline, and no part of a longer
     schedule.
     """
     return not part and len(schedule.segments) == 1 and schedule.segments[0].pipelined
 
 
-def placed(arch: Arch, workload: Workload, schedule: Schedule, part: bool = False) -> list[list[Placed]]:
+def placed_segments(
+    arch: Arch, workload: Workload, schedule: Schedule, part: bool = False
+) -> list[list[Placed]]:
     """Returns every einsum with its boundary, by segment; `graph.with_reservations` adds the capacity that
     others take.
 
     The schedule must have passed all checks except those of the nests. part: it is a part of a longer
     schedule.
     """
-    g, back_to_back = graph(workload, schedule), streams(schedule, part)
+    g, back_to_back = graph(workload, schedule), runs_back_to_back(schedule, part)
     found = []
     for segment in schedule.segments:
-        own: list[Placed] = []
+        segment_einsums: list[Placed] = []
         # shared node -> footprint in the first einsum that has its tensor
-        given: dict[Store, Footprint] = {}
+        footprint_of: dict[Store, Footprint] = {}
         for j in range(len(segment.branches)):
             one = _place(j, segment, schedule, workload, g, arch, back_to_back)
             shared = [node for node in one.boundary.outer if isinstance(node, Store)]
-            others = tuple(row for node in shared if (row := _first_footprint(node, given, g)))
-            one = replace(one, boundary=replace(one.boundary, filled_before=others)) if others else one
-            own.append(one)
+            filled_before = tuple(row for node in shared if (row := _first_footprint(node, footprint_of, g)))
+            one = (
+                replace(one, boundary=replace(one.boundary, filled_before=filled_before))
+                if filled_before
+                else one
+            )
+            segment_einsums.append(one)
             if segment.nodes and len(segment.branches) > 1:
                 rows = boundary.node_footprints(
                     one.boundary, whole_nest(one.boundary, one.nest), one.einsum, one.arch
                 )
-                given = {Store(row.level, row.tensor): row for row in rows} | given
-        found.append(own)
+                footprint_of = {Store(row.level, row.tensor): row for row in rows} | footprint_of
+        found.append(segment_einsums)
     return found
 
 
-def _first_footprint(node: Store, given: dict[Store, Footprint], g: Graph) -> Footprint | None:
+def _first_footprint(node: Store, footprint_of: dict[Store, Footprint], g: Graph) -> Footprint | None:
     """Returns the footprint of a shared node in the first einsum that has its tensor. Under a second name
     (T_again) it takes no capacity.
     """
-    row = given.get(replace(node, tensor=owner(node.tensor, g.makers)))
+    row = footprint_of.get(replace(node, tensor=base_tensor(node.tensor, g.makers)))
     return row if row is None or row.tensor == node.tensor else replace(row, tensor=node.tensor, elems=0)
 
 
@@ -291,10 +301,12 @@ def _place(
     f = stage_array(segment, arch)
     order = {level.name: v for v, level in enumerate(arch.levels)}
     home = homes(segment)
-    named_by = [{owner(p.tensor, g.makers) for p in g.einsums[b.einsum].tensors()} for b in segment.branches]
-    users = {tensor: [i for i, tensors in enumerate(named_by) if tensor in tensors] for tensor in home}
+    tensors_of = [
+        {base_tensor(p.tensor, g.makers) for p in g.einsums[b.einsum].tensors()} for b in segment.branches
+    ]
+    users = {tensor: [i for i, tensors in enumerate(tensors_of) if tensor in tensors] for tensor in home}
     outer: list[Loop | Store] = []
-    own: list[Store] = []
+    home_nodes: list[Store] = []
     remote: list[tuple[str, str, int | Fraction]] = []
     remote_sums: list[tuple[str, str, int | Fraction]] = []
     for node in segment.nodes:
@@ -304,26 +316,26 @@ def _place(
             continue
         elif f and order[node.level] >= f.outside:
             maker = segment.branches[users[node.tensor][0]]
-            made = g.einsums[maker.einsum]
-            makes = users[node.tensor][0] == j
-            parted = any(loop.rank not in made.output.ranks() for loop in stage_loops(maker, f))
-            if makes:
-                own.append(node)
-            if not makes or parted:
+            maker_einsum = g.einsums[maker.einsum]
+            is_maker = users[node.tensor][0] == j
+            shares_sums = any(loop.rank not in maker_einsum.output.ranks() for loop in stage_loops(maker, f))
+            if is_maker:
+                home_nodes.append(node)
+            if not is_maker or shares_sums:
                 outer.append(Store(arch.levels[f.outside - 1].name, node.tensor))
-                (remote_sums if makes else remote).append(
-                    (node.tensor, node.level, _stage_spread(maker, shared_loops(segment), made, f))
+                (remote_sums if is_maker else remote).append(
+                    (node.tensor, node.level, _stage_spread(maker, shared_loops(segment), maker_einsum, f))
                 )
         else:
             outer += [
                 replace(node, tensor=p.tensor)
                 for p in e.tensors()
-                if owner(p.tensor, g.makers) == node.tensor
+                if base_tensor(p.tensor, g.makers) == node.tensor
             ]
     # runs back to back have no last pipeline tile
-    at_once = inf if back_to_back else pipeline_tiles(segment, g)
+    max_held = inf if back_to_back else pipeline_tiles(segment, g)
     copies = [
-        (home[t], int(min(at[-1] - at[0] + 1, at_once)))
+        (home[t], int(min(at[-1] - at[0] + 1, max_held)))
         for t, at in users.items()
         if f and at[0] == j and len(at) > 1 and order[home[t].level]
     ]
@@ -332,16 +344,16 @@ def _place(
         for t, at in users.items()
         if len(at) > 1 and order[home[t].level] and g.makers.get(t) in {b.einsum for b in segment.branches}
     }
-    mine = [one for one in schedule.retained if one.tensor in named_by[j]]
-    kept = [
+    retained_here = [one for one in schedule.retained if one.tensor in tensors_of[j]]
+    retained = [
         (p.tensor, one.level, share)
-        for one in mine
+        for one in retained_here
         for p in e.tensors()
-        if p is e.output or owner(p.tensor, g.makers) not in forwarded
-        if owner(p.tensor, g.makers) == one.tensor and (share := share_at(one, g.at[e.name], g))
+        if p is e.output or base_tensor(p.tensor, g.makers) not in forwarded
+        if base_tensor(p.tensor, g.makers) == one.tensor and (share := share_at(one, g.position[e.name], g))
     ]
-    beside = [row for one in mine for row in _retention_moves(one, e, g, arch)]
-    first = {
+    moves = [row for one in retained_here for row in _retention_moves(one, e, g, arch)]
+    first_level = {
         node.tensor: node.level
         for node in reversed([*segment.nodes, *branch.mapping.nodes])
         if isinstance(node, Store)
@@ -351,21 +363,21 @@ def _place(
         for p in e.inputs
         if p.tensor in workload.weights
         and schedule.weights == "pinned"
-        and order.get(first.get(p.tensor, ""), 0)
+        and order.get(first_level.get(p.tensor, ""), 0)
     }
     found = Boundary(
         outer=tuple(outer),
-        dims=tuple(name for name, _ in f.dims) if f else (),
-        homes=tuple(own),
+        stage_dims=tuple(name for name, _ in f.dims) if f else (),
+        homes=tuple(home_nodes),
         remote=tuple(remote),
         filled_once=branch.filled_once,
         copies=tuple(copies),
-        retained=tuple(kept),
+        retained=tuple(retained),
         branched=len(segment.branches) > 1 and bool(segment.nodes),
         forked=len(segment.branches) > 1 and bool(shared_loops(segment)),
         pinned=frozenset(pinned),
-        retention_moves=tuple(beside),
-        forwarded=frozenset(forwarded & {tensor for tensor, _, _ in kept}),
+        retention_moves=tuple(moves),
+        forwarded=frozenset(forwarded & {tensor for tensor, _, _ in retained}),
         remote_sums=tuple(remote_sums),
     )
     if f and f.hop_pj:
@@ -383,13 +395,16 @@ def _retention_moves(one: Retained, e: Einsum, g: Graph, arch: Arch) -> list[tup
     if one.tensor == e.output.tensor and one.share > always_retained(one, g):
         spilled = one.share - always_retained(one, g)
         return [(one.level, one.tensor, "read", spilled), (arch.levels[0].name, one.tensor, "write", spilled)]
-    at, mine = g.at[e.name], [p.tensor for p in e.inputs if owner(p.tensor, g.makers) == one.tensor]
+    at, names = (
+        g.position[e.name],
+        [p.tensor for p in e.inputs if base_tensor(p.tensor, g.makers) == one.tensor],
+    )
     if (
-        mine
-        and at != max(g.at[name] for name in g.readers[one.tensor])
-        and (more := share_after(one, at, g) - share_at(one, at, g)) > 0
+        names
+        and at != max(g.position[name] for name in g.readers[one.tensor])
+        and (added := share_after(one, at, g) - share_at(one, at, g)) > 0
     ):
-        return [(one.level, mine[0], "write", more)]
+        return [(one.level, names[0], "write", added)]
     return []
 
 
@@ -399,23 +414,26 @@ def bypasses_retained(tensor: str, branch: Branch, segment: Segment, g: Graph, o
     compute reads the tensor directly from there and skips elements that meet zeros of another input.
     """
     e = g.einsums[branch.einsum]
-    own = [p for p in e.inputs if owner(p.tensor, g.makers) == tensor]
+    einsum_accesses = [p for p in e.inputs if base_tensor(p.tensor, g.makers) == tensor]
     nodes = {
         n.tensor for n in (*segment.nodes, *branch.mapping.nodes) if isinstance(n, Store) and n.level != outer
     }
-    straight = any(p.format == "dense" and not nodes & {p.tensor, tensor} for p in own)
+    reads_directly = any(p.format == "dense" and not nodes & {p.tensor, tensor} for p in einsum_accesses)
     later = [
-        (p, by)
+        (p, reader)
         for name in g.readers[tensor]
-        if g.at[name] > g.at[e.name]
-        for by in [g.einsums[name]]
-        for p in by.inputs
-        if owner(p.tensor, g.makers) == tensor
+        if g.position[name] > g.position[e.name]
+        for reader in [g.einsums[name]]
+        for p in reader.inputs
+        if base_tensor(p.tensor, g.makers) == tensor
     ]
-    most = max((bounds.used_elems(p, by.extents) for p, by in later), default=0)
-    fewer = most > max(bounds.used_elems(p, e.extents) for p in own)
-    others = any(not any(_within(index_ranges(p, by), index_ranges(q, e)) for q in own) for p, by in later)
-    return fewer or others or (bool(later) and straight and nonzero_share(e) < 1)
+    most = max((bounds.used_elems(p, reader.extents) for p, reader in later), default=0)
+    fewer = most > max(bounds.used_elems(p, e.extents) for p in einsum_accesses)
+    other_elems = any(
+        not any(_within(index_ranges(p, reader), index_ranges(q, e)) for q in einsum_accesses)
+        for p, reader in later
+    )
+    return fewer or other_elems or (bool(later) and reads_directly and nonzero_share(e) < 1)
 
 
 def index_ranges(p: Projection, e: Einsum) -> list[tuple[int, int]]:
@@ -446,12 +464,12 @@ def _stage_spread(branch: Branch, loops: Sequence[Loop], e: Einsum, f: Fanout) -
     """Returns the number of PEs that a stage's result is spread over; of PEs that share sums only the first
     counts. Where shares are unequal, it is all elements over the largest share.
     """
-    left = e.sizes() | {rank_in_branch(loop.rank, branch): loop.tile for loop in loops}
-    used = Fraction(1)
+    tile_of = e.sizes() | {rank_in_branch(loop.rank, branch): loop.tile for loop in loops}
+    pe_count = Fraction(1)
     for loop in stage_loops(branch, f):
         if loop.rank in e.output.ranks():
-            used, left[loop.rank] = used * Fraction(left[loop.rank], loop.tile), loop.tile
-    return int(used) if used.denominator == 1 else used
+            pe_count, tile_of[loop.rank] = pe_count * Fraction(tile_of[loop.rank], loop.tile), loop.tile
+    return int(pe_count) if pe_count.denominator == 1 else pe_count
 
 
 def _owners(tensor: str, segment: Segment, g: Graph, f: Fanout) -> tuple[network.OwnedPart, ...]:
@@ -474,11 +492,11 @@ def _owners(tensor: str, segment: Segment, g: Graph, f: Fanout) -> tuple[network
 
 def _stage_fanout(branch: Branch, f: Fanout) -> Fanout:
     """Returns the part of a fan-out that a stage has."""
-    own = {one.dim: one for one in branch.region}
+    region_of = {one.dim: one for one in branch.region}
     return replace(
         f,
-        dims=tuple((name, own[name].size if name in own else n) for name, n in f.dims),
-        mesh_region=tuple((own[name].first if name in own else 0, n) for name, n in f.dims),
+        dims=tuple((name, region_of[name].size if name in region_of else n) for name, n in f.dims),
+        mesh_region=tuple((region_of[name].first if name in region_of else 0, n) for name, n in f.dims),
     )
 
 
@@ -494,9 +512,9 @@ def _stage_arch(branch: Branch, f: Fanout | None, arch: Arch) -> Arch:
 def pipeline_tiles(segment: Segment, g: Graph) -> int:
     """Returns the number of pipeline tiles: trips of the shared loops of a pipeline."""
     e, branch = g.einsums[segment.branches[0].einsum], segment.branches[0]
-    left, trips = e.sizes(), []
+    tile_of, trips = e.sizes(), []
     for loop in shared_loops(segment):
         rank = rank_in_branch(loop.rank, branch)
-        trips.append(-(-left[rank] // loop.tile))
-        left[rank] = loop.tile
+        trips.append(-(-tile_of[rank] // loop.tile))
+        tile_of[rank] = loop.tile
     return prod(trips)

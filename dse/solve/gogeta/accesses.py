@@ -16,8 +16,8 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, pairwise
 from math import inf
 
-from dse.solve.gogeta.classify import BY_ROW, PIPELINED, WHOLE, Edge
-from dse.solve.gogeta.operations import SMALL_WORDS, Graph, blocks
+from dse.solve.gogeta.classify import BY_ROW, BY_TENSOR, PIPELINED, Edge
+from dse.solve.gogeta.operations import SMALL_WORDS, Graph, matching_dims
 from workloads.einsum import Einsum, Projection
 
 Stages = tuple[tuple[int, ...], ...]
@@ -29,7 +29,7 @@ ResidentWords = dict[str, tuple[int, int]]
 Step = Callable[[int, int, str], str]
 # positions after all accesses, as the next use of a tensor after its last access: FINAL of an output, which
 # is written to main memory; DEAD of any other tensor, which is no longer needed
-FINAL, DEAD = 10**15, 10**16
+AFTER_END, NEVER = 10**15, 10**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,30 +74,30 @@ class AccessList:
     periods: int = 1
 
     @property
-    def per(self) -> int:
+    def accesses_per_period(self) -> int:
         """Accesses of one period."""
         return len(self.accesses) // self.periods
 
-    def streamed(self) -> int:
+    def unbuffered_words(self) -> int:
         """Words that move if every access goes to main memory."""
         return sum(self.words[t] for a in self.accesses for t in (*a.read, *a.written))
 
-    def compulsory(self) -> int:
+    def compulsory_words(self) -> int:
         """Words that move with an unlimited buffer: inputs (made by no access) are read once, outputs written
         once.
         """
-        outside = {t for a in self.accesses for t in a.read} - self.made()
+        outside = {t for a in self.accesses for t in a.read} - self.results()
         return sum(self.words[t] for t in outside) + sum(self.words[t] for t in self.outputs)
 
-    def made(self) -> set[str]:
+    def results(self) -> set[str]:
         """The tensors that an access writes."""
         return {t for a in self.accesses for t in a.written}
 
-    def uses(self) -> dict[str, list[int]]:
+    def next_reads(self) -> dict[str, list[int]]:
         """By tensor: FINAL (of an output) or DEAD, then the numbers of the accesses that read it, latest
         first. So `pop` gives the earliest.
         """
-        found = {t: [FINAL if t in self.outputs else DEAD] for t in self.words}
+        found = {t: [AFTER_END if t in self.outputs else NEVER] for t in self.words}
         for i in reversed(range(len(self.accesses))):
             for t in self.accesses[i].read:
                 found[t].append(i)
@@ -106,40 +106,41 @@ class AccessList:
 
 def one_by_one(graph: Graph) -> list[Phase]:
     """Every operation of a period in a phase of its own, in the order of the graph."""
-    return [Phase(((at,),)) for at in range(graph.operations_per_period)]
+    return [Phase(((operation,),)) for operation in range(graph.operations_per_period)]
 
 
 def access_list(
     graph: Graph,
     phases: Sequence[Phase],
     word_bits: int | None = None,
-    shared: bool = False,
-    small: int = SMALL_WORDS,
+    reads_once: bool = False,
+    small_words: int = SMALL_WORDS,
 ) -> AccessList:
-    """The accesses of all periods, one by one. shared: a tensor that several operations of a phase read is
-    accessed once for all; small: results of up to so many words stay in registers and are not accessed.
+    """The accesses of all periods, one by one. reads_once: a tensor that several operations of a phase read
+    is accessed once for all; small_words: results of up to so many words stay in registers and are not
+    accessed.
     """
-    words, made, rows = graph.words(word_bits), graph.makers(), _rows(graph, phases)
-    hidden = {t for t, n in words.items() if n <= small and (t in made or t in graph.state)}
-    home = _homes(graph, rows)
-    last: dict[str, tuple[int, int]] = {}
-    inside = set(home)  # results that only operations of their own phase read
+    words, makers, rows = graph.words(word_bits), graph.makers(), _rows(graph, phases)
+    unlisted = {t for t, n in words.items() if n <= small_words and (t in makers or t in graph.state)}
+    row_of_maker = _rows_of_makers(graph, rows)
+    last_read: dict[str, tuple[int, int]] = {}
+    internal = set(row_of_maker)  # results that only operations of their own phase read
     for row, (_, stages) in enumerate(rows):
-        for s, stage in enumerate(stages):
+        for stage_index, stage in enumerate(stages):
             for p in (p for at in stage for p in graph.operations[at].inputs):
-                last[p.tensor] = (row, s)
-                if home.get(p.tensor) != row:
-                    inside.discard(p.tensor)
+                last_read[p.tensor] = (row, stage_index)
+                if row_of_maker.get(p.tensor) != row:
+                    internal.discard(p.tensor)
     read = {p.tensor for e in graph.operations for p in e.inputs}
-    hidden |= {t for t in inside & read if t not in graph.outputs}
-    mortal = (set(made) | graph.state) - graph.outputs - hidden
-    dying = {t: last[t] for t in mortal if t in last}
+    unlisted |= {t for t in internal & read if t not in graph.outputs}
+    droppable = (set(makers) | graph.state) - graph.outputs - unlisted
+    last_use = {t: last_read[t] for t in droppable if t in last_read}
     accesses = [
         Access(a.read, a.written, phase.resident_words)
         for row, (phase, stages) in enumerate(rows)
-        for a in _phase(graph, row, stages, hidden, dying, home, shared)
+        for a in _phase_accesses(graph, row, stages, unlisted, last_use, row_of_maker, reads_once)
     ]
-    return _of_accesses(graph, accesses, words)
+    return _to_access_list(graph, accesses, words)
 
 
 def _rows(graph: Graph, phases: Sequence[Phase]) -> list[tuple[Phase, Stages]]:
@@ -151,7 +152,7 @@ def _rows(graph: Graph, phases: Sequence[Phase]) -> list[tuple[Phase, Stages]]:
     ]
 
 
-def _homes(graph: Graph, rows: Sequence[tuple[Phase, Stages]]) -> dict[str, int]:
+def _rows_of_makers(graph: Graph, rows: Sequence[tuple[Phase, Stages]]) -> dict[str, int]:
     """Row (phase of a period, see `_rows`) that makes each result."""
     return {
         graph.operations[at].output.tensor: row
@@ -160,9 +161,9 @@ def _homes(graph: Graph, rows: Sequence[tuple[Phase, Stages]]) -> dict[str, int]
     }
 
 
-def _of_accesses(graph: Graph, accesses: Sequence[Access], words: Mapping[str, int]) -> AccessList:
-    named = {t for a in accesses for t in (*a.read, *a.written)}
-    return AccessList(tuple(accesses), {t: words[t] for t in named}, graph.outputs & named, graph.periods)
+def _to_access_list(graph: Graph, accesses: Sequence[Access], words: Mapping[str, int]) -> AccessList:
+    used = {t for a in accesses for t in (*a.read, *a.written)}
+    return AccessList(tuple(accesses), {t: words[t] for t in used}, graph.outputs & used, graph.periods)
 
 
 def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = None) -> AccessList:
@@ -171,37 +172,41 @@ def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = No
     no later phase reads them and they are no outputs.
     """
     words, rows = graph.words(word_bits), _rows(graph, phases)
-    home = _homes(graph, rows)
-    last = {
+    row_of_maker = _rows_of_makers(graph, rows)
+    last_row = {
         p.tensor: row
         for row, (_, stages) in enumerate(rows)
         for at in chain(*stages)
         for p in graph.operations[at].inputs
     }
     # the row of the last reader is that of the maker: no later phase reads the tensor
-    inside = {t for t, row in home.items() if last.get(t) == row and t not in graph.outputs}
+    internal = {t for t, row in row_of_maker.items() if last_row.get(t) == row and t not in graph.outputs}
     found = []
     for row, (phase, stages) in enumerate(rows):
-        own, begin = (
+        phase_einsums, period_begin = (
             [graph.operations[at] for at in chain(*stages)],
             row // len(phases) * graph.operations_per_period,
         )
-        read = dict.fromkeys(p.tensor for e in own for p in e.inputs if home.get(p.tensor) != row)
-        results = tuple(e.output.tensor for e in own if e.output.tensor not in inside)
+        read = dict.fromkeys(
+            p.tensor for e in phase_einsums for p in e.inputs if row_of_maker.get(p.tensor) != row
+        )
+        results = tuple(e.output.tensor for e in phase_einsums if e.output.tensor not in internal)
         members = set(chain(*phase.stages))
         whole = frozenset(
-            graph.operations[at + begin].tensors()[k].tensor for at, k in phase.whole_tensors if at in members
+            graph.operations[at + period_begin].tensors()[k].tensor
+            for at, k in phase.whole_tensors
+            if at in members
         )
-        dying = {t for t in read if last[t] == row} - whole
+        last_reads = {t for t in read if last_row[t] == row} - whole
         heirs = tuple(
             (old, e.output.tensor)
-            for e in own
+            for e in phase_einsums
             if e.output.tensor in results and e.output.tensor not in whole
             for old in dict.fromkeys(p.tensor for p in e.inputs)
-            if old in dying and may_replace(e, old, own)
+            if old in last_reads and may_replace(e, old, phase_einsums)
         )
         found.append(Access(tuple(read), results, sum(words[t] for t in whole), whole, heirs))
-    return _of_accesses(graph, found, words)
+    return _to_access_list(graph, found, words)
 
 
 def may_replace(e: Einsum, old: str, phase: Sequence[Einsum]) -> bool:
@@ -210,68 +215,70 @@ def may_replace(e: Einsum, old: str, phase: Sequence[Einsum]) -> bool:
     read `old` in the shape of the result, so that in their common loop none is behind.
     """
     out = e.output
-    if e.kind in WHOLE or e.kind in BY_ROW or out.format != "dense":
+    if e.kind in BY_TENSOR or e.kind in BY_ROW or out.format != "dense":
         return False
-    mine = all(p.dims == out.dims for p in e.inputs if p.tensor == old)
+    reads_own_index = all(p.dims == out.dims for p in e.inputs if p.tensor == old)
     sizes = [d.size for d in out.dims]
-    alike = [
+    same_shape = [
         p.bits == out.bits and p.format == "dense" and [d.size for d in p.dims] == sizes
         for other in phase
         for p in other.inputs
         if p.tensor == old
     ]
-    return mine and all(alike)
+    return reads_own_index and all(same_shape)
 
 
-def _phase(
+def _phase_accesses(
     graph: Graph,
     row: int,
     stages: Stages,
-    hidden: set[str],
-    last: Mapping[str, tuple[int, int]],
-    home: Mapping[str, int],
-    shared: bool,
+    unlisted: set[str],
+    last_use: Mapping[str, tuple[int, int]],
+    row_of_maker: Mapping[str, int],
+    reads_once: bool,
 ) -> Iterator[Access]:
     """Accesses of a phase. Each stage has first its reads, then its writes, then one access for all its
-    updates in place. hidden: tensors without accesses; last: (row, stage) of the last read of tensors that
-    are then no longer needed; home: row that makes each result.
+    updates in place. unlisted: tensors without accesses; last_use: (row, stage) of the last read of tensors
+    that are then no longer needed; row_of_maker: row that makes each result.
     """
-    seen: set[str] = set()
-    for s, stage in enumerate(stages):
-        pairs: dict[str, str] = {}
+    already_read: set[str] = set()
+    for stage_index, stage in enumerate(stages):
+        replaced_by: dict[str, str] = {}
         for e in (graph.operations[at] for at in stage):
-            dying = {
-                p.tensor for p in e.inputs if last.get(p.tensor) == (row, s) and home.get(p.tensor) != row
-            } - set(pairs)
-            if e.output.tensor not in hidden and (old := _overwritten(e, dying)):
-                pairs[old] = e.output.tensor
-        new = {fresh: old for old, fresh in pairs.items()}
+            last_reads = {
+                p.tensor
+                for p in e.inputs
+                if last_use.get(p.tensor) == (row, stage_index) and row_of_maker.get(p.tensor) != row
+            } - set(replaced_by)
+            if e.output.tensor not in unlisted and (old := _overwritten(e, last_reads)):
+                replaced_by[old] = e.output.tensor
+        replaces = {result: old for old, result in replaced_by.items()}
         for e in (graph.operations[at] for at in stage):
-            own = new.get(e.output.tensor, "")
+            replaced = replaces.get(e.output.tensor, "")
             for i, p in enumerate(e.inputs):
                 # the first read of this operand is part of its update in place
-                streams = p.tensor == own and own not in {q.tensor for q in e.inputs[:i]}
-                away = p.tensor not in hidden and home.get(p.tensor) != row
-                if away and not streams and not (shared and p.tensor in seen):
-                    seen.add(p.tensor)
+                is_in_place = p.tensor == replaced and replaced not in {q.tensor for q in e.inputs[:i]}
+                is_listed = p.tensor not in unlisted and row_of_maker.get(p.tensor) != row
+                if is_listed and not is_in_place and not (reads_once and p.tensor in already_read):
+                    already_read.add(p.tensor)
                     yield Access(read=(p.tensor,))
         for e in (graph.operations[at] for at in stage):
-            if e.output.tensor not in hidden and e.output.tensor not in new:
+            if e.output.tensor not in unlisted and e.output.tensor not in replaces:
                 yield Access(written=(e.output.tensor,))
-        if pairs:
-            yield Access(tuple(pairs), tuple(pairs.values()))
+        if replaced_by:
+            yield Access(tuple(replaced_by), tuple(replaced_by.values()))
 
 
-def _overwritten(e: Einsum, dying: set[str]) -> str:
-    """The input in `dying` whose place the output takes step by step; "": none. It must have the output's
-    format, bits, number of elements and outermost dimension. An input with all dimensions of the output is
-    preferred.
+def _overwritten(e: Einsum, last_reads: set[str]) -> str:
+    """The input in `last_reads` whose place the output takes step by step; "": none. It must have the
+    output's format, bits, number of elements and outermost dimension. An input with all dimensions of the
+    output is preferred.
     """
     out = e.output
-    fits = [
+    candidates = [
         p
         for p in e.inputs
-        if p.tensor in dying
+        if p.tensor in last_reads
         and p.format == out.format
         and p.stored_elems() == out.stored_elems()
         and p.dims
@@ -279,71 +286,76 @@ def _overwritten(e: Einsum, dying: set[str]) -> str:
         and p.dims[0] == out.dims[0]
         and p.bits == out.bits
     ]
-    return min(fits, key=lambda p: p.dims != out.dims).tensor if fits else ""
+    return min(candidates, key=lambda p: p.dims != out.dims).tensor if candidates else ""
 
 
-def pipelined(
-    graph: Graph, edges: Sequence[Edge], capacity: float = inf, word_bits: int | None = None, small: int = 0
+def pipelined_phases(
+    graph: Graph,
+    edges: Sequence[Edge],
+    capacity: float = inf,
+    word_bits: int | None = None,
+    small_words: int = 0,
 ) -> list[Phase]:
     """Phases of a period: operations are joined along edges that can be pipelined, and so are the consumers
     of a multicast, as long as one pipeline can run them.
 
     Two groups are joined if all edges between their operations can be pipelined, no path leads out of the
     joined group and back, all operations can step through one rank, and the tensors that every step needs
-    whole (weights) together fit the capacity. Source: GOGETA, section 5; the capacity is our addition. small:
-    tensors of up to so many words take no capacity (as published: SMALL_WORDS).
+    whole (weights) together fit the capacity. Source: GOGETA, section 5; the capacity is our addition.
+    small_words: tensors of up to so many words take no capacity (as published: SMALL_WORDS).
     """
     # the second period, if there is one: unlike the first, it has a period before it
     at = min(1, graph.periods - 1) * graph.operations_per_period
-    own = [e for e in edges if at <= e.source and e.target < at + graph.operations_per_period]
+    period_edges = [e for e in edges if at <= e.source and e.target < at + graph.operations_per_period]
     group = {v: [v] for v in range(at, at + graph.operations_per_period)}
-    held: dict[int, ResidentWords] = {v: {} for v in group}
-    words = {t: n if n > small else 0 for t, n in graph.words(word_bits).items()}
+    resident: dict[int, ResidentWords] = {v: {} for v in group}
+    words = {t: n if n > small_words else 0 for t, n in graph.words(word_bits).items()}
     siblings: dict[int, list[int]] = defaultdict(list)
-    after: dict[int, list[Edge]] = defaultdict(list)
-    for e in own:
-        after[e.source].append(e)
+    edges_from: dict[int, list[Edge]] = defaultdict(list)
+    for e in period_edges:
+        edges_from[e.source].append(e)
         if e.multicast:
             siblings[e.source].append(e.target)
-    pairs = [(e.source, e.target) for e in own if e.pattern in PIPELINED] + [
+    pairs = [(e.source, e.target) for e in period_edges if e.pattern in PIPELINED] + [
         pair for found in siblings.values() for pair in pairwise(found)
     ]
 
     @cache
     def step(source: int, at: int, rank: str) -> str:
         """The rank that the target of an edge steps through; empty if there is none."""
-        e = after[source][at]
-        ranks = {_followed(graph.operations[source].output, p, rank) for p in e.reads}
+        e = edges_from[source][at]
+        ranks = {_reader_rank(graph.operations[source].output, p, rank) for p in e.reads}
         return ranks.pop() if len(ranks) == 1 else ""
 
     for a, b in sorted(pairs, key=max):
         if group[a] is group[b]:
             continue
         joined = sorted(group[a] + group[b])
-        need = _needs(graph, after, joined, words, step)
-        if need is None or _words(need, words) > capacity or not _convex(after, joined):
+        need = _resident_tensors(graph, edges_from, joined, words, step)
+        if need is None or _total_words(need, words) > capacity or not _is_convex(edges_from, joined):
             continue
         for v in joined:
-            group[v], held[v] = joined, need
+            group[v], resident[v] = joined, need
     sizes = {
-        v: (_words(need, words), tuple((v - at, k) for v, k in need.values())) for v, need in held.items()
+        v: (_total_words(need, words), tuple((v - at, k) for v, k in need.values()))
+        for v, need in resident.items()
     }
-    return _in_order(own, list({id(g): g for g in group.values()}.values()), sizes, at)
+    return _ordered_phases(period_edges, list({id(g): g for g in group.values()}.values()), sizes, at)
 
 
-def _words(held: ResidentWords, words: Mapping[str, int]) -> int:
-    return sum(words[t] for t in held)
+def _total_words(resident: ResidentWords, words: Mapping[str, int]) -> int:
+    return sum(words[t] for t in resident)
 
 
-def _convex(after: Mapping[int, Sequence[Edge]], members: Sequence[int]) -> bool:
+def _is_convex(edges_from: Mapping[int, Sequence[Edge]], members: Sequence[int]) -> bool:
     """Whether no path leads out of the group and back into it, and all edges inside of it can be pipelined.
-    after: edges by their source.
+    edges_from: edges by their source.
     """
     group, outside = set(members), set[int]()
     # operations are in order of their numbers, and edges lead to larger ones; so at v it is known whether v
     # depends on the group
     for v in range(members[0], members[-1]):
-        for e in after.get(v, ()) if v in group or v in outside else ():
+        for e in edges_from.get(v, ()) if v in group or v in outside else ():
             if v in group and e.target in group:
                 if e.pattern not in PIPELINED:
                     return False
@@ -354,15 +366,15 @@ def _convex(after: Mapping[int, Sequence[Edge]], members: Sequence[int]) -> bool
     return True
 
 
-def _needs(
+def _resident_tensors(
     graph: Graph,
-    after: Mapping[int, Sequence[Edge]],
+    edges_from: Mapping[int, Sequence[Edge]],
     members: Sequence[int],
     words: Mapping[str, int],
     step: Step,
 ) -> ResidentWords | None:
     """Tensors that a pipeline of these operations holds whole on chip; None if the operations cannot all step
-    through one rank. after: edges by their source.
+    through one rank. edges_from: edges by their source.
 
     Each first operation of the pipeline steps through one rank of its output; its consumers step through the
     same dimension of that tensor, and so on. Every consumer holds the tensors that it needs in every step:
@@ -371,80 +383,80 @@ def _needs(
     its output, the one is taken with which the fewest words are held.
     """
     group = set(members)
-    inner = [(i, e) for v in members for i, e in enumerate(after.get(v, ())) if e.target in group]
+    inner_edges = [(i, e) for v in members for i, e in enumerate(edges_from.get(v, ())) if e.target in group]
     fed: dict[int, set[str]] = defaultdict(set)
-    for _, e in inner:
+    for _, e in inner_edges:
         fed[e.target].add(e.tensor)
-    held: ResidentWords = {}
-    for first in dict.fromkeys(e.source for _, e in inner if e.source not in fed):
-        ways = [
-            _streamed(graph, inner, fed, {first: rank}, words, step)
+    resident: ResidentWords = {}
+    for first in dict.fromkeys(e.source for _, e in inner_edges if e.source not in fed):
+        by_rank = [
+            _resident_for(graph, inner_edges, fed, {first: rank}, words, step)
             for rank in sorted(graph.operations[first].output.ranks())
         ]
-        needs = [(_words(need, words), i) for i, need in enumerate(ways) if need is not None]
-        if not needs:
+        costs = [(_total_words(need, words), i) for i, need in enumerate(by_rank) if need is not None]
+        if not costs:
             return None
-        held |= ways[min(needs)[1]] or {}
-    return held
+        resident |= by_rank[min(costs)[1]] or {}
+    return resident
 
 
-def _streamed(
+def _resident_for(
     graph: Graph,
-    inner: Sequence[tuple[int, Edge]],
+    inner_edges: Sequence[tuple[int, Edge]],
     fed: Mapping[int, set[str]],
-    steps: dict[int, str],
+    step_rank: dict[int, str],
     words: Mapping[str, int],
     step: Step,
 ) -> ResidentWords | None:
-    """Tensors that are held if the first operation of a pipeline steps through its rank in `steps`; None if
-    an operation would step through no rank, or through two. inner: (number among the edges of its source,
-    edge); fed: tensors that each operation gets from others of the pipeline; steps: operation -> rank, is
-    filled.
+    """Tensors that are held if the first operation of a pipeline steps through its rank in `step_rank`; None
+    if an operation would step through no rank, or through two. inner_edges: (number among the edges of its
+    source, edge); fed: tensors that each operation gets from others of the pipeline; step_rank: operation ->
+    rank, is filled.
     """
-    held: ResidentWords = {}
-    for i, e in inner:
-        if e.source not in steps:
+    resident: ResidentWords = {}
+    for i, e in inner_edges:
+        if e.source not in step_rank:
             continue
-        found = step(e.source, i, steps[e.source])
-        if not found or steps.setdefault(e.target, found) != found:
+        target_rank = step(e.source, i, step_rank[e.source])
+        if not target_rank or step_rank.setdefault(e.target, target_rank) != target_rank:
             return None
-        held |= {
+        resident |= {
             p.tensor: (e.target, k)
             for k, p in enumerate(graph.operations[e.target].tensors())
-            if words[p.tensor] and p.tensor not in fed[e.target] and found not in p.ranks()
+            if words[p.tensor] and p.tensor not in fed[e.target] and target_rank not in p.ranks()
         }
-    return held
+    return resident
 
 
-def _followed(written: Projection, read: Projection, rank: str) -> str:
+def _reader_rank(written: Projection, read: Projection, rank: str) -> str:
     """The rank with which a reader steps through a tensor that is written step by step along `rank`; "" if
     there is none.
     """
-    at = next((i for i, d in enumerate(written.dims) if rank in d.ranks()), None)
-    for ours, theirs in blocks(written.dims, read.dims) or ():
-        if at == ours[0]:
-            return next(iter(read.dims[theirs[0]].ranks()), "")
+    step_dim = next((i for i, d in enumerate(written.dims) if rank in d.ranks()), None)
+    for written_dims, read_dims in matching_dims(written.dims, read.dims) or ():
+        if step_dim == written_dims[0]:
+            return next(iter(read.dims[read_dims[0]].ranks()), "")
     return ""
 
 
-def _in_order(
+def _ordered_phases(
     edges: Sequence[Edge],
     groups: Sequence[Sequence[int]],
-    held: Mapping[int, tuple[int, tuple[tuple[int, int], ...]]],
-    at: int,
+    resident: Mapping[int, tuple[int, tuple[tuple[int, int], ...]]],
+    period_begin: int,
 ) -> list[Phase]:
     """The groups as phases: each after those from which it reads, otherwise in the order of their first
-    operations. held: by operation, (resident words, whole tensors) of its group; at: first operation of the
-    period.
+    operations. resident: by operation, (resident words, whole tensors) of its group; period_begin: first
+    operation of the period.
     """
-    home = {v: g for g, members in enumerate(groups) for v in members}
+    group_of = {v: g for g, members in enumerate(groups) for v in members}
     before: list[set[int]] = [set() for _ in groups]
     after: list[set[int]] = [set() for _ in groups]
-    inside: list[list[Edge]] = [[] for _ in groups]
+    inner_edges: list[list[Edge]] = [[] for _ in groups]
     for e in edges:
-        a, b = home[e.source], home[e.target]
+        a, b = group_of[e.source], group_of[e.target]
         if a == b:
-            inside[a].append(e)
+            inner_edges[a].append(e)
         else:
             before[b].add(a)
             after[a].add(b)
@@ -453,7 +465,7 @@ def _in_order(
     found: list[Phase] = []
     while ready:
         _, g = heappop(ready)
-        found.append(Phase(_stages(inside[g], groups[g], at), *held[groups[g][0]]))
+        found.append(Phase(_stages(inner_edges[g], groups[g], period_begin), *resident[groups[g][0]]))
         for other in after[g]:
             before[other].discard(g)
             if not before[other]:
@@ -461,7 +473,7 @@ def _in_order(
     return found
 
 
-def _stages(edges: Sequence[Edge], members: Sequence[int], at: int) -> Stages:
+def _stages(edges: Sequence[Edge], members: Sequence[int], period_begin: int) -> Stages:
     """Stages of a group: an operation's stage is the length of the longest path inside the group that leads
     to it.
     """
@@ -470,5 +482,5 @@ def _stages(edges: Sequence[Edge], members: Sequence[int], at: int) -> Stages:
         level[e.target] = max(level[e.target], level[e.source] + 1)
     found: list[list[int]] = [[] for _ in range(max(level.values()) + 1)]
     for v in members:
-        found[level[v]].append(v - at)
+        found[level[v]].append(v - period_begin)
     return tuple(map(tuple, found))

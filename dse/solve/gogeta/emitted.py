@@ -27,18 +27,18 @@ from dse.sim.einsum import boundary
 from dse.sim.einsum.cost import node_bits
 from dse.sim.schedule import graph, placed
 from dse.sim.schedule.faults import faults
-from dse.solve.gogeta.residency_plan import Life, ResidencyProblem
+from dse.solve.gogeta.residency_plan import Lifetime, ResidencyProblem
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection
-from workloads.graph import Workload, owner
+from workloads.graph import Workload, base_tensor
 
 Nests = Callable[[Arch, Einsum], Nest | Infeasible]  # returns a nest of an einsum on a machine
 Operation = Sequence[str]  # names of its einsums
 Phase = Sequence[Operation]
 # by (einsum, tensor): machine words that move from and to the outermost level
 MovedWords = Mapping[tuple[str, str], float]
-FORWARDED = 0.5  # maximum share of a segment's bits for forwarded tiles
-HELD_WHOLE = 0.75  # maximum share of a segment's bits for forwarded tiles and tensors held whole together
+MAX_FORWARDED_SHARE = 0.5  # maximum share of a segment's bits for forwarded tiles
+MAX_HELD_SHARE = 0.75  # maximum share of a segment's bits for forwarded tiles and tensors held whole together
 
 
 def phases_of(
@@ -49,17 +49,22 @@ def phases_of(
     """
     makers = {e.output.tensor: e for e in workload.einsums}
     results = {e.output.tensor for e in operations}
-    place = {e.name: i for i, e in enumerate(workload.einsums)}
+    position_of = {e.name: i for i, e in enumerate(workload.einsums)}
 
     def own(e: Einsum) -> Iterator[str]:
-        left = [e]  # no recursion: a sum of sums may have thousands of einsums
-        while left:
-            one = left.pop()
-            left += [makers[p.tensor] for p in one.inputs if p.tensor in makers and p.tensor not in results]
-            yield one.name
+        to_visit = [e]  # no recursion: a sum of sums may have thousands of einsums
+        while to_visit:
+            einsum = to_visit.pop()
+            to_visit += [
+                makers[p.tensor] for p in einsum.inputs if p.tensor in makers and p.tensor not in results
+            ]
+            yield einsum.name
 
     return [
-        [sorted(set(own(makers[operations[at].output.tensor])), key=place.__getitem__) for at in phase]
+        [
+            sorted(set(own(makers[operations[operation].output.tensor])), key=position_of.__getitem__)
+            for operation in phase
+        ]
         for phase in phases
     ]
 
@@ -74,69 +79,75 @@ def segments(
     runs = (
         run
         for phase in phases
-        for part in _parts(phase, by_name)
-        for run in _join(arch, workload, part, bits)
+        for part in _connected_parts(phase, by_name)
+        for run in _joined_runs(arch, workload, part, bits)
     )
-    for names in (names for run in runs for names in _shared(arch, workload, run, bits, nests)):
-        fused = _fused(arch, workload, names, bits, nests)
+    for names in (names for run in runs for names in _loop_groups(arch, workload, run, bits, nests)):
+        fused = _fused_segment(arch, workload, names, bits, nests)
         found += [fused] if fused else []
         for name in () if fused else names:
-            nest = nests(_with_buffer(arch, bits), by_name[name])
+            nest = nests(_with_capacity(arch, bits), by_name[name])
             if isinstance(nest, Infeasible):
                 return nest
             found.append(Segment((Branch(name, nest),)))
     return found
 
 
-def _shared(arch: Arch, workload: Workload, run: Phase, bits: int, nests: Nests) -> Sequence[Operation]:
+def _loop_groups(arch: Arch, workload: Workload, run: Phase, bits: int, nests: Nests) -> Sequence[Operation]:
     """Returns all einsums of a run as one group if their segment fits, else one group per operation."""
-    return [_names(run)] if len(run) < 2 or _fused(arch, workload, _names(run), bits, nests) else run
+    return (
+        [_einsum_names(run)]
+        if len(run) < 2 or _fused_segment(arch, workload, _einsum_names(run), bits, nests)
+        else run
+    )
 
 
-def _names(part: Phase) -> list[str]:
+def _einsum_names(part: Phase) -> list[str]:
     return [name for names in part for name in names]
 
 
-def _join(arch: Arch, workload: Workload, part: Phase, bits: int) -> list[Phase]:
+def _joined_runs(arch: Arch, workload: Workload, part: Phase, bits: int) -> list[Phase]:
     """Returns operations in their order, grouped into runs: an operation joins the run before it if they can
     share one loop.
     """
     found: list[list[Operation]] = []
     for names in part:
-        if found and _loop(arch, workload, [*_names(found[-1]), *names], bits):
+        if found and _best_loop(arch, workload, [*_einsum_names(found[-1]), *names], bits):
             found[-1].append(names)
         else:
             found.append([names])
     return list(found)
 
 
-def _with_buffer(arch: Arch, bits: int) -> Arch:
+def _with_capacity(arch: Arch, bits: int) -> Arch:
     return replace(
         arch, levels=(arch.levels[0], replace(arch.levels[1], capacity_bits=bits), *arch.levels[2:])
     )
 
 
-def _parts(phase: Phase, by_name: Mapping[str, Einsum]) -> list[list[Operation]]:
+def _connected_parts(phase: Phase, by_name: Mapping[str, Einsum]) -> list[list[Operation]]:
     """Returns the operations of a phase in groups that are connected by tensors, in order of the workload."""
     found: list[list[Operation]] = []
     for names in phase:
-        made = {by_name[name].output.tensor for own in phase for name in own}
-        read = {owner(p.tensor, made) for name in names for p in by_name[name].inputs}
-        near = [
-            part for part in found if read & {by_name[name].output.tensor for own in part for name in own}
+        made = {by_name[name].output.tensor for member in phase for name in member}
+        read = {base_tensor(p.tensor, made) for name in names for p in by_name[name].inputs}
+        producers = [
+            part
+            for part in found
+            if read & {by_name[name].output.tensor for member in part for name in member}
         ]
-        joined = [own for part in near for own in part] + [names]
-        found = [part for part in found if part not in near] + [joined]
+        joined = [member for part in producers for member in part] + [names]
+        found = [part for part in found if part not in producers] + [joined]
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _SharedLoop:
     """A loop that einsums share."""
 
-    axis: Mapping[str, str]  # name of the einsum -> its rank of the loop
+    rank_of: Mapping[str, str]  # name of the einsum -> its rank of the loop
     dim: str  # fan-out dimension over which the loop is unrolled; "": none
-    per: int  # extent of the loop on one PE along `dim`
+    pe_extent: int  # extent of the loop on one PE along `dim`
     tile: int  # indices of one trip
     forwarded: tuple[str, ...]  # tensors that one of the einsums makes and another reads
     held_whole: tuple[str, ...]  # tensors without the rank that are held over all trips
@@ -145,53 +156,63 @@ class _Cut:
     words: float
 
 
-def _fused(arch: Arch, workload: Workload, names: Sequence[str], bits: int, nests: Nests) -> Segment | None:
+def _fused_segment(
+    arch: Arch, workload: Workload, names: Sequence[str], bits: int, nests: Nests
+) -> Segment | None:
     """Returns the segment of einsums below one shared loop; None: they share no loop, or it does not fit."""
-    einsums, cut = _of(workload, names), _loop(arch, workload, names, bits)
-    segment = _segment(arch, workload, einsums, cut, bits, nests) if cut else None
+    einsums, shared_loop = _einsums_named(workload, names), _best_loop(arch, workload, names, bits)
+    segment = _segment(arch, workload, einsums, shared_loop, bits, nests) if shared_loop else None
     if segment is None:
         return None
-    alone, schedule = replace(workload, einsums=tuple(einsums), repeats=()), Schedule((segment,))
-    if faults(arch, alone, schedule):
+    subworkload, schedule = replace(workload, einsums=tuple(einsums), repeats=()), Schedule((segment,))
+    if faults(arch, subworkload, schedule):
         return None
-    return None if isinstance(graph.evaluate(arch, alone, schedule), Infeasible) else segment
+    return None if isinstance(graph.evaluate(arch, subworkload, schedule), Infeasible) else segment
 
 
-def _of(workload: Workload, names: Sequence[str]) -> list[Einsum]:
+def _einsums_named(workload: Workload, names: Sequence[str]) -> list[Einsum]:
     return [e for e in workload.einsums if e.name in names]
 
 
-def _loop(arch: Arch, workload: Workload, names: Sequence[str], bits: int) -> _Cut | None:
+def _best_loop(arch: Arch, workload: Workload, names: Sequence[str], bits: int) -> _SharedLoop | None:
     """Returns the loop that einsums can share with the least traffic; None: there is none, or it moves more
     words than the einsums one by one.
     """
-    einsums = _of(workload, names)
+    einsums = _einsums_named(workload, names)
     if len(einsums) < 2 or max(n for e, n in workload.runs() if e.name in names) > 1:
         return None
-    found = [cut for axis in _axes(einsums) if (cut := _cut(arch, einsums, axis, bits))]
-    best = min(found, key=lambda cut: (cut.words, cut.bits), default=None)
-    return best if best and best.words <= sum(_words(p, arch) for e in einsums for p in e.tensors()) else None
+    found = [
+        shared_loop
+        for rank_of in _loop_ranks(einsums)
+        if (shared_loop := _loop_over(arch, einsums, rank_of, bits))
+    ]
+    best = min(found, key=lambda shared_loop: (shared_loop.words, shared_loop.bits), default=None)
+    return (
+        best
+        if best and best.words <= sum(_tensor_words(p, arch) for e in einsums for p in e.tensors())
+        else None
+    )
 
 
-def _words(p: Projection, arch: Arch) -> float:
+def _tensor_words(p: Projection, arch: Arch) -> float:
     return p.stored_bits(arch.word_bits) / arch.word_bits
 
 
 def _forwarded(einsums: Sequence[Einsum]) -> list[str]:
     made = {e.output.tensor for e in einsums}
-    read = {owner(p.tensor, made) for e in einsums for p in e.inputs}
+    read = {base_tensor(p.tensor, made) for e in einsums for p in e.inputs}
     return [e.output.tensor for e in einsums if e.output.tensor in read]
 
 
-def _axes(einsums: Sequence[Einsum]) -> list[dict[str, str]]:
+def _loop_ranks(einsums: Sequence[Einsum]) -> list[dict[str, str]]:
     """Returns the possible shared loops, each as {name of an einsum: its rank}: the ranks index the same
     dimensions of forwarded tensors.
     """
     group = {(e.name, rank): {(e.name, rank)} for e in einsums for rank in e.sizes()}
     written = {e.output.tensor: (e.name, e.output) for e in einsums}
     for e in einsums:
-        for p in (p for p in e.inputs if owner(p.tensor, written) in written):
-            name, out = written[owner(p.tensor, written)]
+        for p in (p for p in e.inputs if base_tensor(p.tensor, written) in written):
+            name, out = written[base_tensor(p.tensor, written)]
             for a, b in zip(out.dims, p.dims, strict=False):
                 if (
                     a.size == b.size
@@ -213,150 +234,180 @@ def _axes(einsums: Sequence[Einsum]) -> list[dict[str, str]]:
     ]
 
 
-def _cut(arch: Arch, einsums: Sequence[Einsum], axis: Mapping[str, str], bits: int) -> _Cut | None:
-    """Returns the shared loop over ranks `axis` with the largest tile that fits, and its traffic; None: no
+def _loop_over(
+    arch: Arch, einsums: Sequence[Einsum], rank_of: Mapping[str, str], bits: int
+) -> _SharedLoop | None:
+    """Returns the shared loop over ranks `rank_of` with the largest tile that fits, and its traffic; None: no
     tile fits, or a forwarded tensor lacks the rank.
     """
-    handed = _forwarded(einsums)
+    forwarded = _forwarded(einsums)
     if any(
-        axis[e.name] not in p.full()
+        rank_of[e.name] not in p.full_ranks()
         for e in einsums
         for p in e.tensors()
-        if owner(p.tensor, handed) in handed
+        if base_tensor(p.tensor, forwarded) in forwarded
     ):
         return None
-    extent, twice = einsums[0].sizes()[axis[einsums[0].name]], 2 if arch.levels[1].double_buffer else 1
+    extent, buffers = einsums[0].sizes()[rank_of[einsums[0].name]], 2 if arch.levels[1].double_buffer else 1
     dim, pes = max(
         ((name, size) for f in arch.fanouts if f.outside <= 1 for name, size in f.dims),
         key=lambda pair: pair[1],
         default=("", 1),
     )
-    per = tile = -(-extent // pes)
+    pe_extent = tile = -(-extent // pes)
 
-    def room(tile: int) -> int:
+    def forwarded_bits(tile: int) -> int:
         rows = [
-            tile_bits(e.output, e.sizes() | {axis[e.name]: tile}, arch.word_bits)
+            tile_bits(e.output, e.sizes() | {rank_of[e.name]: tile}, arch.word_bits)
             for e in einsums
-            if e.output.tensor in handed
+            if e.output.tensor in forwarded
         ]
-        return twice * sum(rows)
+        return buffers * sum(rows)
 
-    while room(tile) > FORWARDED * bits and tile > 1:  # powers of two, which spread evenly over PEs
+    # powers of two, which spread evenly over PEs
+    while forwarded_bits(tile) > MAX_FORWARDED_SHARE * bits and tile > 1:
         tile = 1 << (tile - 1).bit_length() - 1
-    taken, trips, held, words = room(tile), -(-per // tile), [], 0.0
-    if taken > FORWARDED * bits:
+    used_bits, trips, held_whole, words = forwarded_bits(tile), -(-pe_extent // tile), [], 0.0
+    if used_bits > MAX_FORWARDED_SHARE * bits:
         return None
     users = defaultdict(list)
     for e in einsums:
         for p in e.tensors():
-            users[owner(p.tensor, handed)].append((e, p))
-    for tensor, own in sorted(users.items(), key=lambda item: item[1][0][1].stored_bits(arch.word_bits)):
-        if tensor in handed:
+            users[base_tensor(p.tensor, forwarded)].append((e, p))
+    for tensor, uses in sorted(users.items(), key=lambda item: item[1][0][1].stored_bits(arch.word_bits)):
+        if tensor in forwarded:
             continue
-        size = twice * own[0][1].stored_bits(arch.word_bits)
-        whole = trips > 1 and len(own) == 1 and axis[own[0][0].name] not in own[0][1].ranks()
-        if whole and taken + size <= HELD_WHOLE * bits:
-            held.append(tensor)
-            taken += size
-        for e, p in own:
-            again = trips if axis[e.name] not in p.ranks() and tensor not in held else 1
-            words += _words(p, arch) * (2 * again - 1 if p is e.output else again)
-    return _Cut(axis, dim if pes > 1 else "", per, tile, tuple(handed), tuple(held), taken, words)
+        size = buffers * uses[0][1].stored_bits(arch.word_bits)
+        may_hold = trips > 1 and len(uses) == 1 and rank_of[uses[0][0].name] not in uses[0][1].ranks()
+        if may_hold and used_bits + size <= MAX_HELD_SHARE * bits:
+            held_whole.append(tensor)
+            used_bits += size
+        for e, p in uses:
+            reads = trips if rank_of[e.name] not in p.ranks() and tensor not in held_whole else 1
+            words += _tensor_words(p, arch) * (2 * reads - 1 if p is e.output else reads)
+    return _SharedLoop(
+        rank_of,
+        dim if pes > 1 else "",
+        pe_extent,
+        tile,
+        tuple(forwarded),
+        tuple(held_whole),
+        used_bits,
+        words,
+    )
 
 
 def _segment(
-    arch: Arch, workload: Workload, einsums: Sequence[Einsum], cut: _Cut, bits: int, nests: Nests
+    arch: Arch,
+    workload: Workload,
+    einsums: Sequence[Einsum],
+    shared_loop: _SharedLoop,
+    bits: int,
+    nests: Nests,
 ) -> Segment | None:
     """Returns the segment of einsums below a shared loop, None if a nest does not fit."""
     outer, inner = arch.levels[0].name, arch.levels[1].name
     names = {e.name for e in einsums}
     made = {e.output.tensor for e in workload.einsums}
-    wanted = {owner(p.tensor, made) for e in workload.einsums if e.name not in names for p in e.inputs} | {
-        after for after, _ in workload.loop_state
-    }
-    there = dict.fromkeys(
+    read_later = {
+        base_tensor(p.tensor, made) for e in workload.einsums if e.name not in names for p in e.inputs
+    } | {result for result, _ in workload.loop_state}
+    outer_tensors = dict.fromkeys(
         t
         for e in einsums
         for p in e.tensors()
-        if (t := owner(p.tensor, cut.forwarded)) not in cut.forwarded or t in wanted
+        if (t := base_tensor(p.tensor, shared_loop.forwarded)) not in shared_loop.forwarded or t in read_later
     )
-    rank = cut.axis[einsums[0].name]
-    nodes: list[Loop | Store] = [Store(outer, t) for t in there]
-    nodes += [Loop(rank, cut.per, cut.dim)] if cut.dim else []
-    nodes += [Store(inner, t) for t in cut.held_whole]
-    nodes += [Loop(rank, cut.tile)] if cut.tile < cut.per else []
-    nodes += [Store(inner, t) for t in cut.forwarded]
-    small = _with_buffer(arch, bits - cut.bits)
-    small = replace(small, fanouts=tuple(f for f in arch.fanouts if f.outside > 1)) if cut.dim else small
-    shared, branches = {*cut.held_whole, *cut.forwarded}, []
+    rank = shared_loop.rank_of[einsums[0].name]
+    nodes: list[Loop | Store] = [Store(outer, t) for t in outer_tensors]
+    nodes += [Loop(rank, shared_loop.pe_extent, shared_loop.dim)] if shared_loop.dim else []
+    nodes += [Store(inner, t) for t in shared_loop.held_whole]
+    nodes += [Loop(rank, shared_loop.tile)] if shared_loop.tile < shared_loop.pe_extent else []
+    nodes += [Store(inner, t) for t in shared_loop.forwarded]
+    inner_arch = _with_capacity(arch, bits - shared_loop.bits)
+    inner_arch = (
+        replace(inner_arch, fanouts=tuple(f for f in arch.fanouts if f.outside > 1))
+        if shared_loop.dim
+        else inner_arch
+    )
+    shared_tensors, branches = {*shared_loop.held_whole, *shared_loop.forwarded}, []
     for e in einsums:
-        own = cut.axis[e.name]
+        own_rank = shared_loop.rank_of[e.name]
         nest = nests(
-            small, replace(e, extents=tuple((r, min(n, cut.tile) if r == own else n) for r, n in e.extents))
+            inner_arch,
+            replace(
+                e, extents=tuple((r, min(n, shared_loop.tile) if r == own_rank else n) for r, n in e.extents)
+            ),
         )
-        if isinstance(nest, Infeasible) or nest.outside:
+        if isinstance(nest, Infeasible) or nest.non_nest_text:
             return None
-        rest = tuple(
+        inner_nodes = tuple(
             n
             for n in nest.nodes
             if not (
                 isinstance(n, Store)
-                and (n.level == outer or (n.level == inner and owner(n.tensor, cut.forwarded) in shared))
+                and (
+                    n.level == outer
+                    or (n.level == inner and base_tensor(n.tensor, shared_loop.forwarded) in shared_tensors)
+                )
             )
         )
-        branches.append(Branch(e.name, Nest(rest), ((rank, own),) if own != rank else ()))
+        branches.append(Branch(e.name, Nest(inner_nodes), ((rank, own_rank),) if own_rank != rank else ()))
     return Segment(tuple(branches), tuple(nodes))
 
 
 def moved_words(arch: Arch, workload: Workload, schedule: Schedule) -> MovedWords:
     """Returns the words that move from and to the outermost level, by (einsum, tensor)."""
     outer, found = arch.levels[0].name, defaultdict[tuple[str, str], float](float)
-    for one in (one for own in placed.placed(arch, workload, schedule) for one in own):
-        bits = {p.tensor: p.bits or arch.word_bits for p in one.einsum.tensors()}
-        whole = boundary.whole_nest(one.boundary, one.nest)
-        for row in boundary.counted(one.boundary, whole, one.einsum, one.arch).rows:
+    for stage in (stage for stages in placed.placed_segments(arch, workload, schedule) for stage in stages):
+        bits = {p.tensor: p.bits or arch.word_bits for p in stage.einsum.tensors()}
+        nest = boundary.whole_nest(stage.boundary, stage.nest)
+        for row in boundary.counted(stage.boundary, nest, stage.einsum, stage.arch).rows:
             if row.level == outer and row.action in ("read", "write"):
-                found[one.einsum.name, row.tensor] += row.elems * bits[row.tensor] / arch.word_bits
+                found[stage.einsum.name, row.tensor] += row.elems * bits[row.tensor] / arch.word_bits
     return found
 
 
 def residency_problem(
-    arch: Arch, workload: Workload, schedule: Schedule, far: MovedWords
+    arch: Arch, workload: Workload, schedule: Schedule, unretained_words: MovedWords
 ) -> ResidencyProblem:
     """Returns the problem of which tensors to retain between the segments of a schedule that retains none.
-    far: `moved_words` of that schedule.
+    unretained_words: `moved_words` of that schedule.
     """
     g, level = placed.graph(workload, schedule), arch.levels[1]
     assert level.capacity_bits is not None
-    free = [
-        level.capacity_bits - max(need.get(level.name, 0) for need in graph.required_bits(segment, own, arch))
-        for segment, own in zip(schedule.segments, placed.placed(arch, workload, schedule), strict=True)
+    free_bits = [
+        level.capacity_bits
+        - max(need.get(level.name, 0) for need in graph.required_bits(segment, stages, arch))
+        for segment, stages in zip(
+            schedule.segments, placed.placed_segments(arch, workload, schedule), strict=True
+        )
     ]
-    once = {e.name for e, n in workload.runs() if n == 1}
-    own_words: dict[tuple[str, str], float] = defaultdict(float)
-    for (name, tensor), n in far.items():
-        own_words[name, owner(tensor, g.makers)] += n
-    short = {
+    run_once = {e.name for e, n in workload.runs() if n == 1}
+    words_of: dict[tuple[str, str], float] = defaultdict(float)
+    for (name, tensor), n in unretained_words.items():
+        words_of[name, base_tensor(tensor, g.makers)] += n
+    excluded = {
         t
         for segment in schedule.segments
         for b in segment.branches
         for t in g.readers
         if b.einsum in g.readers[t] and placed.bypasses_retained(t, b, segment, g, arch.levels[0].name)
     }
-    lives = [one for one in _lives(arch, g, own_words, once) if one.tensor not in short]
-    lives.sort(key=lambda one: one.tensor)
+    lives = [life for life in _lives(arch, g, words_of, run_once) if life.tensor not in excluded]
+    lives.sort(key=lambda life: life.tensor)
     heirs: list[tuple[int, str, str]] = []
-    for at, segment in enumerate(schedule.segments):
-        dying = [one.tensor for one in lives if one.stops[-1] == at]
-        for new in (one.tensor for one in lives if one.produced and one.stops[0] == at):
-            if old := next((old for old in dying if placed.reuses_space(old, new, segment, g)), None):
-                dying.remove(old)
-                heirs.append((at, old, new))
-    tiles = _tiles(arch, workload, schedule, {one.tensor for one in lives}, g)
-    return ResidencyProblem(tuple(lives), tuple(free), tuple(heirs), tuple(tiles))
+    for segment_index, segment in enumerate(schedule.segments):
+        last_used = [life.tensor for life in lives if life.stops[-1] == segment_index]
+        for new in (life.tensor for life in lives if life.is_produced and life.stops[0] == segment_index):
+            if old := next((old for old in last_used if placed.reuses_space(old, new, segment, g)), None):
+                last_used.remove(old)
+                heirs.append((segment_index, old, new))
+    tiles = _spared_tiles(arch, workload, schedule, {life.tensor for life in lives}, g)
+    return ResidencyProblem(tuple(lives), tuple(free_bits), tuple(heirs), tuple(tiles))
 
 
-def _tiles(
+def _spared_tiles(
     arch: Arch, workload: Workload, schedule: Schedule, tensors: Collection[str], g: placed.Graph
 ) -> Iterator[tuple[int, str, int]]:
     """Yields (segment, tensor, bits) of tiles that the one einsum of a segment does not need if the tensor is
@@ -364,48 +415,57 @@ def _tiles(
     first to load an input.
     """
     level = arch.levels[1]
-    for at, (segment, own) in enumerate(
-        zip(schedule.segments, placed.placed(arch, workload, schedule), strict=True)
+    for segment_index, (segment, stages) in enumerate(
+        zip(schedule.segments, placed.placed_segments(arch, workload, schedule), strict=True)
     ):
-        for one in own if len(segment.branches) == 1 and not boundary.is_sliced(level.name, arch) else ():
+        for stage in (
+            stages if len(segment.branches) == 1 and not boundary.is_sliced(level.name, arch) else ()
+        ):
             rows = [
                 row
                 for row in boundary.node_footprints(
-                    one.boundary, boundary.whole_nest(one.boundary, one.nest), one.einsum, arch
+                    stage.boundary, boundary.whole_nest(stage.boundary, stage.nest), stage.einsum, arch
                 )
                 if row.level == level.name
             ]
             for row in rows:
-                tensor = owner(row.tensor, g.makers)
+                tensor = base_tensor(row.tensor, g.makers)
                 if tensor in tensors and (
-                    tensor in g.makers or g.at[one.einsum.name] > placed.begin(tensor, g)
+                    tensor in g.makers or g.position[stage.einsum.name] > placed.begin(tensor, g)
                 ):
-                    yield at, tensor, node_bits(row, level, bits_of(one.einsum, arch))
+                    yield segment_index, tensor, node_bits(row, level, bits_of(stage.einsum, arch))
 
 
-def _lives(arch: Arch, g: placed.Graph, far: MovedWords, once: set[str]) -> Iterator[Life]:
+def _lives(
+    arch: Arch, g: placed.Graph, unretained_words: MovedWords, run_once: set[str]
+) -> Iterator[Lifetime]:
     """Yields the tensors that may be retained: those used in at least two segments, and only by einsums in
-    `once` (that run once).
+    `run_once` (that run once).
     """
     instances = arch.instances(1)
     for tensor, names in g.readers.items():
-        users = sorted({*names, *([g.makers[tensor]] if tensor in g.makers else [])}, key=g.at.__getitem__)
-        stops = tuple(sorted({g.at[name][0] for name in users}))
-        if len(stops) < 2 or not once.issuperset(users):
+        users = sorted(
+            {*names, *([g.makers[tensor]] if tensor in g.makers else [])}, key=g.position.__getitem__
+        )
+        stops = tuple(sorted({g.position[name][0] for name in users}))
+        if len(stops) < 2 or not run_once.issuperset(users):
             continue
-        forms = placed.accesses(tensor, g)
-        bits = max(p.bits or arch.word_bits for p in forms)
-        size = -(-max(p.stored_bits(arch.word_bits) for p in forms) // (bits * instances))
-        there = [[name for name in users if g.at[name][0] == stop] for stop in stops]
-        yield Life(
+        projections = placed.accesses(tensor, g)
+        bits = max(p.bits or arch.word_bits for p in projections)
+        size = -(-max(p.stored_bits(arch.word_bits) for p in projections) // (bits * instances))
+        users_by_stop = [[name for name in users if g.position[name][0] == stop] for stop in stops]
+        yield Lifetime(
             tensor,
             stops,
             users[0],
-            tuple(own[-1] for own in there),
+            tuple(stop_users[-1] for stop_users in users_by_stop),
             size,
             bits,
-            max(_words(p, arch) for p in forms),
-            tuple(sum(far.get((name, tensor), 0.0) for name in own) for own in there),
+            max(_tensor_words(p, arch) for p in projections),
+            tuple(
+                sum(unretained_words.get((name, tensor), 0.0) for name in stop_users)
+                for stop_users in users_by_stop
+            ),
             tensor in g.makers,
             tensor in g.results,
         )

@@ -23,40 +23,47 @@ from dse.solve.gogeta import residency_plan
 from dse.solve.gogeta.accesses import AccessList, Phase, one_by_one
 from dse.solve.gogeta.emitted import MovedWords, Nests, moved_words, phases_of, residency_problem, segments
 from dse.solve.gogeta.operations import Graph, graph
-from dse.solve.gogeta.operations import words as words_of
-from dse.solve.gogeta.residency_plan import Gaps, ResidencyProblem
+from dse.solve.gogeta.operations import accessed_words as words_of
+from dse.solve.gogeta.residency_plan import ResidencyProblem, RetainedElems
 from dse.solve.gogeta.traffic import CountingRule, counting_rule, optimal_order, pipelines
 from hw.arch import Arch
 from workloads.einsum import WorkloadError
-from workloads.graph import Workload, owner
+from workloads.graph import Workload, base_tensor
 
-PARTS = (1, 2, 4, 8, 16)  # segments work in 1 / this of the level
-Keeper = Callable[[ResidencyProblem], Gaps]  # policy that decides which elements are retained
+LEVEL_FRACTIONS = (1, 2, 4, 8, 16)  # segments work in 1 / this of the level
+# policy that decides which elements are retained
+RetentionPolicy = Callable[[ResidencyProblem], RetainedElems]
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """How the schedule of a configuration is found."""
 
-    families: Sequence[Sequence[Phase]]  # orders of phases that are tried
-    keeper: Keeper | None  # policy that decides what is retained; None: the linear program
+    phase_orders: Sequence[Sequence[Phase]]  # orders of phases that are tried
+    retention_policy: RetentionPolicy | None  # policy that decides what is retained; None: the linear program
     # (list of accesses, words of buffer) -> main-memory words that the configuration moves for that list
-    listed: Callable[[AccessList, int], float]
+    words_moved: Callable[[AccessList, int], float]
 
 
-def _configuration(name: str, one: Graph, words: int, word_bits: int, workload: Workload) -> Configuration:
+def _configuration(
+    name: str, op_graph: Graph, words: int, word_bits: int, workload: Workload
+) -> Configuration:
     """Returns the configuration of a name. words: capacity of the first on-chip level, all instances."""
-    alone, policy = one_by_one(one), counting_rule(name).policy
+    single_ops, policy = one_by_one(op_graph), counting_rule(name).policy
     if name == "seq-flex":
-        return Configuration([alone], residency_plan.seq_flex, lambda listed, _: listed.streamed())
+        return Configuration(
+            [single_ops], residency_plan.seq_flex, lambda listed, _: listed.unbuffered_words()
+        )
     if name == "seq-overflow":
-        filled = partial(policy, replace=False)
-        return Configuration([alone], residency_plan.seq_overflow, lambda *given: filled(*given).words())
-    phases = pipelines(one, words, word_bits, name if name == "gogeta-published" else "corrected")
+        fill_policy = partial(policy, replace=False)
+        return Configuration(
+            [single_ops], residency_plan.seq_overflow, lambda *arguments: fill_policy(*arguments).words()
+        )
+    phases = pipelines(op_graph, words, word_bits, name if name == "gogeta-published" else "corrected")
     if name in ("gogeta", "gogeta-published"):
-        return Configuration([phases], residency_plan.gogeta, lambda *given: policy(*given).words())
-    order, least = optimal_order(workload, words, word_bits)
-    return Configuration([order, phases, alone], None, lambda _, __: least)
+        return Configuration([phases], residency_plan.gogeta, lambda *arguments: policy(*arguments).words())
+    order, min_words = optimal_order(workload, words, word_bits)
+    return Configuration([order, phases, single_ops], None, lambda _, __: min_words)
 
 
 CONFIGURATIONS = {
@@ -93,21 +100,21 @@ def solve_configuration(
             "take form=unrolled"
         )
     words = arch.levels[1].capacity_bits * arch.instances(1) // arch.word_bits
-    one = graph(workload)
-    given = _configuration(name, one, words, arch.word_bits, workload)
-    listed = counting_rule(name).listed(one, given.families[0], arch.word_bits)
-    found: list[_Attempt] = []
-    blocked: Infeasible | None = None
-    for part, family in product(PARTS, given.families):
-        bits = arch.levels[1].capacity_bits // part
-        tried = _attempt(arch, workload, one, family, bits, nests, given.keeper)
-        if isinstance(tried, Infeasible):
-            blocked = blocked or tried
+    op_graph = graph(workload)
+    configuration = _configuration(name, op_graph, words, arch.word_bits, workload)
+    listed = counting_rule(name).to_access_list(op_graph, configuration.phase_orders[0], arch.word_bits)
+    attempts: list[_Attempt] = []
+    first_infeasible: Infeasible | None = None
+    for fraction, phase_order in product(LEVEL_FRACTIONS, configuration.phase_orders):
+        bits = arch.levels[1].capacity_bits // fraction
+        attempt = _attempt(arch, workload, op_graph, phase_order, bits, nests, configuration.retention_policy)
+        if isinstance(attempt, Infeasible):
+            first_infeasible = first_infeasible or attempt
         else:
-            found.append(tried)
-    if blocked and not found:
-        return blocked
-    best = min(found, key=lambda tried: tried.words)
+            attempts.append(attempt)
+    if first_infeasible and not attempts:
+        return first_infeasible
+    best = min(attempts, key=lambda attempt: attempt.words)
     schedule = Schedule(
         best.schedule.segments, residency_plan.to_retained(best.problem, best.gaps, arch.levels[1].name)
     )
@@ -115,33 +122,42 @@ def solve_configuration(
     if isinstance(solution, Infeasible):
         return solution
     memory = _memory(
-        arch, workload, one, best, listed, given.listed(listed, words), schedule, counting_rule(name)
+        arch,
+        workload,
+        op_graph,
+        best,
+        listed,
+        configuration.words_moved(listed, words),
+        schedule,
+        counting_rule(name),
     )
-    least = (
+    optimum_text = (
         f"{'lowest' if best.proven else 'nearly lowest'} main-memory traffic for these segments and "
         "mappings, by a linear program"
     )
-    by = least if given.keeper is None else f"{name}, a policy"
-    space = _space(arch, found, best, given, mappings)
-    claim = f"{by}{_beyond(memory)}; {solution.certificate}{certificate_words(space)}"
+    method_text = optimum_text if configuration.retention_policy is None else f"{name}, a policy"
+    space = _space(arch, attempts, best, configuration, mappings)
+    claim = f"{method_text}{_difference_text(memory)}; {solution.certificate}{certificate_words(space)}"
     return replace(solution, memory=memory, certificate=f"schedule {name}: {claim}", space=space)
 
 
 def _space(
     arch: Arch,
-    found: Sequence[_Attempt],
+    attempts: Sequence[_Attempt],
     best: _Attempt,
-    given: Configuration,
+    configuration: Configuration,
     mappings: tuple[Mappings, ...],
 ) -> Space:
     """Returns the space of the schedules that were tried. The certificate claims no optimum in it."""
-    fused = max(len(segment.branches) for one in found for segment in one.schedule.segments)
+    fused = max(len(segment.branches) for attempt in attempts for segment in attempt.schedule.segments)
     retained = (
-        () if given.keeper is residency_plan.seq_flex else tuple(life.tensor for life in best.problem.lives)
+        ()
+        if configuration.retention_policy is residency_plan.seq_flex
+        else tuple(life.tensor for life in best.problem.lives)
     )
     return Space(
         mappings,
-        "some" if len(given.families) > 1 else "given",
+        "some" if len(configuration.phase_orders) > 1 else "given",
         fused=fused,
         shared_loops=int(fused > 1),
         summed=fused > 1,
@@ -159,14 +175,14 @@ CAUSES = {
 }
 
 
-def _beyond(memory: Memory) -> str:
+def _difference_text(memory: Memory) -> str:
     """Returns the part of a certificate that compares the words that move with those of the list of phases,
     and names the main cause of the difference; "" if it is below 1 %.
     """
-    more = memory.moved_words - memory.listed_words
-    if abs(more) < 0.01 * max(memory.listed_words, 1.0):
+    excess_words = memory.moved_words - memory.listed_words
+    if abs(excess_words) < 0.01 * max(memory.listed_words, 1.0):
         return ""
-    cause = max(CAUSES, key=lambda name: getattr(memory, name) * (1 if more > 0 else -1))
+    cause = max(CAUSES, key=lambda name: getattr(memory, name) * (1 if excess_words > 0 else -1))
     return (
         f"; {memory.moved_words:.4g} words move, {memory.listed_words:.4g} in the list of phases: "
         f"{CAUSES[cause]}"
@@ -178,77 +194,89 @@ class _Attempt:
     """A schedule that was tried."""
 
     schedule: Schedule  # without retained tensors
-    far: MovedWords  # main-memory words of `schedule`
+    unretained_words: MovedWords  # main-memory words of `schedule`
     problem: ResidencyProblem
-    gaps: Gaps  # the elements that are retained
+    gaps: RetainedElems  # the elements that are retained
     words: float  # main-memory words if these are retained
-    saved: float  # words fewer if every instance of the level had one more bit
+    saved_per_bit: float  # words fewer if every instance of the level had one more bit
     proven: bool  # whether `gaps` is the optimum of `problem`
 
 
 def _attempt(
     arch: Arch,
     workload: Workload,
-    one: Graph,
-    family: Sequence[Phase],
+    op_graph: Graph,
+    phase_order: Sequence[Phase],
     bits: int,
     nests: Nests,
-    keeper: Keeper | None,
+    retention_policy: RetentionPolicy | None,
 ) -> _Attempt | Infeasible:
     """Returns the schedule of one order of phases. bits: of each instance of the level, for its segments."""
-    numbers = [[at for stage in phase.stages for at in stage] for phase in family]
-    phases = phases_of(workload, one.operations, numbers)
-    own = segments(arch, workload, phases, bits, nests)
-    if isinstance(own, Infeasible):
-        return own
-    schedule = Schedule(tuple(own))
-    far = moved_words(arch, workload, schedule)
-    space = residency_problem(arch, workload, schedule, far)
-    least = residency_plan.minimum(space) if keeper is None else None
-    gaps = least.gaps if least else keeper(space) if keeper else {}
-    rest = sum(far.values()) - sum(sum(life.moved) for life in space.lives)
+    numbers = [[at for stage in phase.stages for at in stage] for phase in phase_order]
+    phases = phases_of(workload, op_graph.operations, numbers)
+    schedule_segments = segments(arch, workload, phases, bits, nests)
+    if isinstance(schedule_segments, Infeasible):
+        return schedule_segments
+    schedule = Schedule(tuple(schedule_segments))
+    unretained_words = moved_words(arch, workload, schedule)
+    problem = residency_problem(arch, workload, schedule, unretained_words)
+    optimum = residency_plan.minimum(problem) if retention_policy is None else None
+    gaps = optimum.retained if optimum else retention_policy(problem) if retention_policy else {}
+    fixed_words = sum(unretained_words.values()) - sum(sum(life.moved_words) for life in problem.lives)
     return _Attempt(
         schedule,
-        far,
-        space,
+        unretained_words,
+        problem,
         gaps,
-        rest + residency_plan.moved_words(space, gaps),
-        least.saved if least else 0.0,
-        least is None or least.proven,
+        fixed_words + residency_plan.moved_words(problem, gaps),
+        optimum.saved_per_bit if optimum else 0.0,
+        optimum is None or optimum.proven,
     )
 
 
 def _memory(
     arch: Arch,
     workload: Workload,
-    one: Graph,
+    op_graph: Graph,
     best: _Attempt,
     listed: AccessList,
-    words: float,
+    listed_words: float,
     schedule: Schedule,
-    by: CountingRule,
+    counting: CountingRule,
 ) -> Memory:
     """Returns the main-memory words of the schedule and of the list of accesses (words), and their difference
     by cause.
     """
     made = {e.output.tensor for e in workload.einsums}
-    once = {
+    words_once = {
         (e.name, p.tensor): words_of(p, e.sizes(), arch.word_bits)
         for e in workload.einsums
         for p in e.tensors()
-        if best.far.get((e.name, p.tensor))
+        if best.unretained_words.get((e.name, p.tensor))
     }
-    results = one.makers().keys() | one.state
-    hidden = {t for t, n in one.words(arch.word_bits).items() if n <= by.small and t in results}
-    small = sum(n for (_, tensor), n in once.items() if owner(tensor, made) in hidden)
+    results = op_graph.makers().keys() | op_graph.state
+    in_registers = {
+        t for t, n in op_graph.words(arch.word_bits).items() if n <= counting.small_words and t in results
+    }
+    register_words = sum(
+        n for (_, tensor), n in words_once.items() if base_tensor(tensor, made) in in_registers
+    )
     total = sum(moved_words(arch, workload, schedule).values())
     if abs(total - best.words) > 1e-6 * max(total, 1.0):
         raise Violated(
             f"{workload.name} on {arch.name}: the retention plan says {best.words} words of main "
             f"memory, the schedule moves {total}:\n{schedule}"
         )
-    again = sum(best.far.values()) - sum(once.values())
-    stays = sum(best.far.values()) - total
-    apart = sum(once.values()) - small - listed.streamed()
-    per_word = best.saved * arch.word_bits / arch.instances(1)
-    return Memory(total, words, small, apart, again, (listed.streamed() - words) - stays, per_word)
+    reread_words = sum(best.unretained_words.values()) - sum(words_once.values())
+    retained_words = sum(best.unretained_words.values()) - total
+    not_fused_words = sum(words_once.values()) - register_words - listed.unbuffered_words()
+    saved_per_word = best.saved_per_bit * arch.word_bits / arch.instances(1)
+    return Memory(
+        total,
+        listed_words,
+        register_words,
+        not_fused_words,
+        reread_words,
+        (listed.unbuffered_words() - listed_words) - retained_words,
+        saved_per_word,
+    )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from workloads.einsum import Dim, Einsum, Projection, WorkloadError, compulsory_elems
-from workloads.graph import Workload, accessed
+from workloads.graph import Workload, base_of_any
 
 SUM_KINDS = ("add", "sub")
 # up to so many words (32 x 32) a result or loop-carried tensor is assumed to stay in registers, as GOGETA's n
@@ -44,16 +44,18 @@ class Graph:
         """Returns the words of every tensor: of a result all of it, of an input the largest part that one
         operation reads (such as some rows of a table).
         """
-        made = self.makers()
-        found = {p.tensor: words(p, e.sizes(), word_bits) for e in self.operations for p in (e.output,)}
+        makers = self.makers()
+        found = {
+            p.tensor: accessed_words(p, e.sizes(), word_bits) for e in self.operations for p in (e.output,)
+        }
         for e in self.operations:
             for p in e.inputs:
-                if p.tensor not in made:
-                    found[p.tensor] = max(found.get(p.tensor, 0), words(p, e.sizes(), word_bits))
+                if p.tensor not in makers:
+                    found[p.tensor] = max(found.get(p.tensor, 0), accessed_words(p, e.sizes(), word_bits))
         return found
 
 
-def words(p: Projection, extents: Mapping[str, int], word_bits: int | None = None) -> int:
+def accessed_words(p: Projection, extents: Mapping[str, int], word_bits: int | None = None) -> int:
     """Returns the words of a tensor that an operation touches. CSR has a value and a column per nonzero and a
     pointer per row. word_bits: of the machine; None: each element, column and pointer is a word.
 
@@ -78,99 +80,111 @@ def graph(workload: Workload, periods: int = 0, accumulate: bool = True) -> Grap
 
     Raises WorkloadError if einsums repeat without a loop state: which tensor a repetition reads is unknown.
     """
-    once = _without_again(workload.einsums)
-    loops = bool(workload.loop_state) and bool(workload.repeats)
-    if workload.repeats and not loops and max(workload.repeats) > 1:
+    one_period = _without_again(workload.einsums)
+    is_loop = bool(workload.loop_state) and bool(workload.repeats)
+    if workload.repeats and not is_loop and max(workload.repeats) > 1:
         name, runs = next((e.name, n) for e, n in workload.runs() if n > 1)
         raise WorkloadError(
             f"{workload.name}: einsum {name} runs {runs} times, but the workload does not say which tensors "
             "its runs share, so on-chip retention between them is unknown; write each run as an einsum of "
             "its own (ONNX: unroll the loop or the recurrent layer)"
         )
-    kept = frozenset(after for after, _ in workload.loop_state)
-    once = accumulate_sums(once, kept) if accumulate else once
-    count = (periods or workload.repeats[0]) if loops else 1
-    every = (
-        [again for t in range(count) for again in _period(once, dict(workload.loop_state), t)]
-        if loops
-        else once
+    state_results = frozenset(after for after, _ in workload.loop_state)
+    one_period = accumulate_sums(one_period, state_results) if accumulate else one_period
+    period_count = (periods or workload.repeats[0]) if is_loop else 1
+    operations = (
+        [
+            operation
+            for t in range(period_count)
+            for operation in _einsums_of_period(one_period, dict(workload.loop_state), t)
+        ]
+        if is_loop
+        else one_period
     )
-    last = {_in_period(after, count - 1) if loops else after for after in kept}
-    read = {p.tensor for e in every for p in e.inputs}
-    sinks = {e.output.tensor for e in every} - read
+    final_results = {_period_name(after, period_count - 1) if is_loop else after for after in state_results}
+    read = {p.tensor for e in operations for p in e.inputs}
+    sinks = {e.output.tensor for e in operations} - read
     return Graph(
-        tuple(every), frozenset(last | sinks), frozenset(before for _, before in workload.loop_state), count
+        tuple(operations),
+        frozenset(final_results | sinks),
+        frozenset(before for _, before in workload.loop_state),
+        period_count,
     )
 
 
 def _without_again(einsums: Sequence[Einsum]) -> list[Einsum]:
     """Returns the einsums with inputs T_again renamed to T, unless the workload has no tensor T."""
     made = {e.output.tensor for e in einsums}
-    named = made | {p.tensor for e in einsums for p in e.inputs}
+    tensors = made | {p.tensor for e in einsums for p in e.inputs}
 
-    def own(p: Projection) -> Projection:
-        return replace(p, tensor=accessed(p.tensor, named, made))
+    def without_suffix(p: Projection) -> Projection:
+        return replace(p, tensor=base_of_any(p.tensor, tensors, made))
 
-    return [replace(e, inputs=tuple(map(own, e.inputs))) for e in einsums]
+    return [replace(e, inputs=tuple(map(without_suffix, e.inputs))) for e in einsums]
 
 
-def _in_period(tensor: str, period: int) -> str:
+def _period_name(tensor: str, period: int) -> str:
     return f"{tensor}@{period}"
 
 
-def _period(once: Sequence[Einsum], loop_state: Mapping[str, str], t: int) -> list[Einsum]:
+def _einsums_of_period(one_period: Sequence[Einsum], loop_state: Mapping[str, str], t: int) -> list[Einsum]:
     """Returns the einsums of period t. Its results carry its number in their names; in place of the loop
     state it reads the results of the period before.
     """
-    made, after = {e.output.tensor for e in once}, {before: after for after, before in loop_state.items()}
+    made, result_of = (
+        {e.output.tensor for e in one_period},
+        {before: result_of for result_of, before in loop_state.items()},
+    )
 
     def named(p: Projection) -> Projection:
         if p.tensor in made:
-            return replace(p, tensor=_in_period(p.tensor, t))
-        return replace(p, tensor=_in_period(after[p.tensor], t - 1)) if t and p.tensor in after else p
+            return replace(p, tensor=_period_name(p.tensor, t))
+        return (
+            replace(p, tensor=_period_name(result_of[p.tensor], t - 1)) if t and p.tensor in result_of else p
+        )
 
-    return [e.replaced(named, name=_in_period(e.name, t)) for e in once]
+    return [e.map_projections(named, name=_period_name(e.name, t)) for e in one_period]
 
 
-def accumulate_sums(einsums: Sequence[Einsum], kept: frozenset[str] = frozenset()) -> list[Einsum]:
+def accumulate_sums(einsums: Sequence[Einsum], not_joined: frozenset[str] = frozenset()) -> list[Einsum]:
     """Returns the einsums with products joined into the sums that alone read them:
 
     T[m,n] += A[m,j] * B[j,n]; Y[m,n] = X[m,n] + T[m,n]  ->  Y[m,n] = X[m,n] + A[m,j] * B[j,n]
 
-    Products are added to X in place, and T is never stored. kept: results that must not be joined.
+    Products are added to X in place, and T is never stored. not_joined: results that must not be joined.
     """
     readers = Counter(p.tensor for e in einsums for p in e.inputs)
-    waiting: dict[str, int] = {}  # position in `found` of each product that a sum may join, by result
+    open_products: dict[str, int] = {}  # position in `found` of each product that a sum may join, by result
     found: list[Einsum | None] = []
     for e in einsums:
-        at = (
-            next((i for i in reversed(range(len(e.inputs))) if e.inputs[i].tensor in waiting), None)
+        addend = (
+            next((i for i in reversed(range(len(e.inputs))) if e.inputs[i].tensor in open_products), None)
             if e.kind in SUM_KINDS
             else None
         )
-        product = found[waiting[e.inputs[at].tensor]] if at is not None else None
-        joined = _joined(product, e, at) if product is not None and at is not None else None
-        if joined and at is not None:
-            found[waiting.pop(e.inputs[at].tensor)] = None
+        product = found[open_products[e.inputs[addend].tensor]] if addend is not None else None
+        joined = _joined(product, e, addend) if product is not None and addend is not None else None
+        if joined and addend is not None:
+            found[open_products.pop(e.inputs[addend].tensor)] = None
             e = joined
-        if e.kind == "mac" and readers[e.output.tensor] == 1 and e.output.tensor not in kept:
-            waiting[e.output.tensor] = len(found)
+        if e.kind == "mac" and readers[e.output.tensor] == 1 and e.output.tensor not in not_joined:
+            open_products[e.output.tensor] = len(found)
         found.append(e)
     return [e for e in found if e is not None]
 
 
-def _joined(product: Einsum, total: Einsum, at: int) -> Einsum | None:
+def _joined(product: Einsum, total: Einsum, addend: int) -> Einsum | None:
     """Returns the product with the other addends of the sum as further inputs, in the product's ranks; None
-    if the sum is not element by element. at: position of the product among the addends.
+    if the sum is not element by element. addend: position of the product among the addends.
     """
     ranks = {
-        theirs: ours
-        for ours, theirs in zip(
-            map(_rank, product.output.dims), map(_rank, total.inputs[at].dims), strict=False
+        sum_rank: product_rank
+        for product_rank, sum_rank in zip(
+            map(_rank, product.output.dims), map(_rank, total.inputs[addend].dims), strict=False
         )
     }
-    same = [d.size for d in product.output.dims] == [d.size for d in total.inputs[at].dims]
-    if not same or "" in ranks or "" in ranks.values() or total.sizes().keys() != ranks.keys():
+    same_shape = [d.size for d in product.output.dims] == [d.size for d in total.inputs[addend].dims]
+    if not same_shape or "" in ranks or "" in ranks.values() or total.sizes().keys() != ranks.keys():
         return None
 
     def renamed(p: Projection) -> Projection:
@@ -178,7 +192,7 @@ def _joined(product: Einsum, total: Einsum, at: int) -> Einsum | None:
             p, dims=tuple(replace(d, terms=tuple((ranks[rank], c) for rank, c in d.terms)) for d in p.dims)
         )
 
-    others = (p for i, p in enumerate(total.inputs) if i != at)
+    others = (p for i, p in enumerate(total.inputs) if i != addend)
     return replace(product, output=renamed(total.output), inputs=(*map(renamed, others), *product.inputs))
 
 
@@ -187,7 +201,7 @@ def _rank(d: Dim) -> str:
     return d.terms[0][0] if len(d.terms) == 1 and d.terms[0][1] == 1 and not d.offset else ""
 
 
-def blocks(
+def matching_dims(
     written: Sequence[Dim], read: Sequence[Dim]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
     """Returns which dimensions of a tensor as it is written correspond to which dimensions as it is read (a
@@ -199,12 +213,12 @@ def blocks(
     """
     found, i, j = [], 0, 0
     while i < len(written) and j < len(read):
-        left, right, a, b = written[i].size, read[j].size, i + 1, j + 1
-        while left != right:
-            if left < right and a < len(written):
-                left, a = left * written[a].size, a + 1
-            elif right < left and b < len(read):
-                right, b = right * read[b].size, b + 1
+        written_size, read_size, a, b = written[i].size, read[j].size, i + 1, j + 1
+        while written_size != read_size:
+            if written_size < read_size and a < len(written):
+                written_size, a = written_size * written[a].size, a + 1
+            elif read_size < written_size and b < len(read):
+                read_size, b = read_size * read[b].size, b + 1
             else:
                 return None
         found.append((tuple(range(i, a)), tuple(range(j, b))))

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from scipy.sparse import csc_array
 
 Block = tuple[Ints, Ints, Floats | float]  # entries of a matrix: rows, columns, values
-EDGE = 2  # number of periods at each end that have variables of their own; all periods between them are equal
+# number of periods at each end that have variables of their own; all periods between them are equal
+EDGE_PERIODS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Optimum:
 
     cost: float  # main-memory words
     bound: float  # lower bound on the cost of all policies, in closed form from the dual prices of space
-    saved: float  # words that one more word of buffer saves
+    saved_per_word: float  # words that one more word of buffer saves
     spans: tuple[RetainedSpan, ...]
 
 
@@ -57,35 +58,35 @@ class _Intervals:
     first: Ints  # [intervals] access at the beginning
     last: Ints  # [intervals] access that reads
     size: Ints  # [intervals] words of the tensor
-    value: Ints  # [intervals] number of the tensor
+    tensor_number: Ints  # [intervals] number of the tensor
     read: Ints  # [intervals] position of the tensor among the reads of access `last`
-    made: Ints  # [tensors] access that makes it, -1: it comes from outside
-    spills: Ints  # [tensors] words written if none stay; 0: from outside, or outputs (always written)
-    fixed: int  # words of first reads and outputs, which retention cannot save
+    made_at: Ints  # [tensors] access that makes it, -1: it comes from outside
+    spill_words: Ints  # [tensors] words written if none stay; 0: from outside, or outputs (always written)
+    fixed_words: int  # words of first reads and outputs, which retention cannot save
 
 
 def _intervals(listed: AccessList) -> _Intervals:
     """Returns the intervals of a list of accesses."""
-    at: dict[str, int] = {}
-    made: dict[str, int] = {}
+    last_access: dict[str, int] = {}
+    made_at: dict[str, int] = {}
     numbers: dict[str, int] = {}
     rows: list[tuple[int, int, int, int, int]] = []
     fixed = sum(listed.words[t] for t in listed.outputs)
     for i, a in enumerate(listed.accesses):
         for k, t in enumerate(a.read):
-            if t in at:
-                rows.append((at[t], i, listed.words[t], numbers.setdefault(t, len(numbers)), k))
+            if t in last_access:
+                rows.append((last_access[t], i, listed.words[t], numbers.setdefault(t, len(numbers)), k))
             else:
                 fixed += listed.words[t]
-            at[t] = i
+            last_access[t] = i
         for t in a.written:
-            at[t] = made[t] = i
+            last_access[t] = made_at[t] = i
     first, last, size, value, read = np.array(rows, dtype=np.int64).reshape(-1, 5).T
-    births = np.array([made.get(t, -1) for t in numbers], dtype=np.int64)
+    makers = np.array([made_at.get(t, -1) for t in numbers], dtype=np.int64)
     spills = np.array(
-        [listed.words[t] if t in made and t not in listed.outputs else 0 for t in numbers], dtype=np.int64
+        [listed.words[t] if t in made_at and t not in listed.outputs else 0 for t in numbers], dtype=np.int64
     )
-    return _Intervals(tuple(numbers), first, last, size, value, read, births, spills, fixed)
+    return _Intervals(tuple(numbers), first, last, size, value, read, makers, spills, fixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +94,15 @@ class _Program:
     """A linear program over the intervals of a list."""
 
     listed: AccessList
-    q: _Intervals
+    intervals: _Intervals
     capacity: int  # words
-    weight: Floats  # [intervals] number of reads that each stands for
-    spill: Floats  # [tensors] number of writes that each stands for
-    scale: Floats  # [intervals] number of times that each takes space
-    tied: Ints  # [intervals] intervals with equal entries share a variable
+    reads: Floats  # [intervals] number of reads that each stands for
+    writes: Floats  # [tensors] number of writes that each stands for
+    space_times: Floats  # [intervals] number of times that each takes space
+    variable_of: Ints  # [intervals] intervals with equal entries share a variable
     # two successive periods that need to fit only on average: (first access, accesses per period, number of
     # periods for which the two stand)
-    mean: tuple[int, int, int] = (0, 0, 0)
+    averaged: tuple[int, int, int] = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +110,16 @@ class _Answer:
     """The solution of a linear program."""
 
     value: float  # words spilled minus words saved by retention
-    stay: Floats  # [intervals] words that stay
+    retained_words: Floats  # [intervals] words that stay
     prices: Floats  # [accesses] dual price of one word of space after each access
 
 
 def optimum(listed: AccessList, capacity: int) -> Optimum:
     """Returns the minimum cost of a list of accesses with a buffer of so many words."""
     q = _intervals(listed)
-    ones, every = np.ones(len(q.first)), np.arange(len(q.first))
-    found = _solve(_Program(listed, q, capacity, ones, np.ones(len(q.spills)), ones, every))
-    return _to_optimum(q, ones, found, _bound(listed, q, capacity, found.prices), every)
+    ones, all_intervals = np.ones(len(q.first)), np.arange(len(q.first))
+    found = _solve(_Program(listed, q, capacity, ones, np.ones(len(q.spill_words)), ones, all_intervals))
+    return _to_optimum(q, ones, found, _bound(listed, q, capacity, found.prices), all_intervals)
 
 
 def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> Optimum:
@@ -133,49 +134,87 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
     holds for any number of periods. `bound` is from a program in which the two need to fit only on average.
     If both are equal, the cost is the optimum. `spans` are those of one middle period.
     """
-    few = 2 * EDGE + 2
-    if periods <= few:
+    few_periods = 2 * EDGE_PERIODS + 2
+    if periods <= few_periods:
         return optimum(lists(periods), capacity)
-    listed, less = lists(few), lists(few - 1)
-    q, per, between = _intervals(listed), listed.per, periods - 2 * EDGE
-    times = np.where(np.arange(few) == EDGE, between - 1.0, 1.0)
-    first, last, made = q.first // per, q.last // per, np.where(q.made < 0, -1, q.made // per)
-    spill, tied = times[made], shared(list(zip(q.first, q.last, q.read, strict=True)), per)
-    found = _solve(_Program(listed, q, capacity, times[last], spill, np.ones(len(last)), tied))
-    scale, every = np.where(made[q.value] < 0, times[first], spill[q.value]), np.arange(len(last))
-    relaxed = _solve(_Program(listed, q, capacity, scale, spill, scale, every, (EDGE * per, per, between)))
-    fewer = np.concatenate((relaxed.prices[: EDGE * per], relaxed.prices[(EDGE + 1) * per :]))
-    bound, before = _bound(listed, q, capacity, relaxed.prices), _intervals(less)
-    grown = bound - _bound(less, before, capacity, fewer)  # bound of each further period, at the same prices
-    q = replace(q, fixed=q.fixed + (periods - few) * (q.fixed - before.fixed))
-    return _to_optimum(q, times[last], found, bound + (periods - few) * grown, np.flatnonzero(last == EDGE))
+    listed, one_less = lists(few_periods), lists(few_periods - 1)
+    q, per_period, middle_periods = _intervals(listed), listed.accesses_per_period, periods - 2 * EDGE_PERIODS
+    stands_for = np.where(np.arange(few_periods) == EDGE_PERIODS, middle_periods - 1.0, 1.0)
+    first, last, made_period = (
+        q.first // per_period,
+        q.last // per_period,
+        np.where(q.made_at < 0, -1, q.made_at // per_period),
+    )
+    writes, variable_of = (
+        stands_for[made_period],
+        tied_intervals(list(zip(q.first, q.last, q.read, strict=True)), per_period),
+    )
+    found = _solve(_Program(listed, q, capacity, stands_for[last], writes, np.ones(len(last)), variable_of))
+    space_times, all_intervals = (
+        np.where(made_period[q.tensor_number] < 0, stands_for[first], writes[q.tensor_number]),
+        np.arange(len(last)),
+    )
+    relaxed = _solve(
+        _Program(
+            listed,
+            q,
+            capacity,
+            space_times,
+            writes,
+            space_times,
+            all_intervals,
+            (EDGE_PERIODS * per_period, per_period, middle_periods),
+        )
+    )
+    fewer_prices = np.concatenate(
+        (relaxed.prices[: EDGE_PERIODS * per_period], relaxed.prices[(EDGE_PERIODS + 1) * per_period :])
+    )
+    bound, fewer_intervals = _bound(listed, q, capacity, relaxed.prices), _intervals(one_less)
+    # bound of each further period, at the same prices
+    bound_per_period = bound - _bound(one_less, fewer_intervals, capacity, fewer_prices)
+    q = replace(
+        q, fixed_words=q.fixed_words + (periods - few_periods) * (q.fixed_words - fewer_intervals.fixed_words)
+    )
+    return _to_optimum(
+        q,
+        stands_for[last],
+        found,
+        bound + (periods - few_periods) * bound_per_period,
+        np.flatnonzero(last == EDGE_PERIODS),
+    )
 
 
-def shared(places: Sequence[tuple[int, int, int]], per: int) -> Ints:
+def tied_intervals(places: Sequence[tuple[int, int, int]], per_period: int) -> Ints:
     """Returns for every interval the number of the interval with which it shares a variable: for one that
     touches both middle periods, the same interval shifted by as many periods as possible; for others itself.
 
-    places: (access at its beginning, access that reads, position among the reads of that access); per:
+    places: (access at its beginning, access that reads, position among the reads of that access); per_period:
         accesses of a period
     """
     number = {place: i for i, place in enumerate(places)}
     found = []
     for i, (first, last, k) in enumerate(places):
-        while EDGE - 1 <= first // per <= EDGE <= last // per <= EDGE + 1:
-            first, last = first + per, last + per
+        while (
+            EDGE_PERIODS - 1 <= first // per_period <= EDGE_PERIODS <= last // per_period <= EDGE_PERIODS + 1
+        ):
+            first, last = first + per_period, last + per_period
         found.append(number.get((first, last, k), i))
     return np.array(found, dtype=np.int64)
 
 
-def _to_optimum(q: _Intervals, weight: Floats, found: _Answer, bound: float, shown: Ints) -> Optimum:
-    cost = q.fixed + float((weight * q.size).sum() + found.value)
-    stays = tuple(
+def _to_optimum(q: _Intervals, reads: Floats, found: _Answer, bound: float, shown: Ints) -> Optimum:
+    cost = q.fixed_words + float((reads * q.size).sum() + found.value)
+    spans = tuple(
         RetainedSpan(
-            q.tensors[q.value[i]], int(q.first[i]), int(q.last[i]), float(found.stay[i]), int(q.size[i])
+            q.tensors[q.tensor_number[i]],
+            int(q.first[i]),
+            int(q.last[i]),
+            float(found.retained_words[i]),
+            int(q.size[i]),
         )
         for i in shown
     )
-    return Optimum(cost, bound, float(found.prices.sum()), stays)
+    return Optimum(cost, bound, float(found.prices.sum()), spans)
 
 
 def _solve(p: _Program) -> _Answer:
@@ -186,67 +225,67 @@ def _solve(p: _Program) -> _Answer:
     every column has few entries, and the prices of space are the duals of the upper bounds of the last
     variables.
     """
-    q, gaps = p.q, len(p.listed.accesses)
-    own, column = np.unique(p.tied, return_inverse=True)
-    spilling = np.flatnonzero(q.spills > 0)
-    n_x, start = len(own), len(own) + len(spilling)
+    q, gaps = p.intervals, len(p.listed.accesses)
+    representatives, column = np.unique(p.variable_of, return_inverse=True)
+    spillable = np.flatnonzero(q.spill_words > 0)
+    n_x, start = len(representatives), len(representatives) + len(spillable)
     costs = np.zeros(start + gaps)
-    np.add.at(costs, column, -p.weight)
-    costs[n_x:start] = p.spill[spilling]
-    first, per, many = p.mean
-    room, joint = _capacity_rows(p.listed, p.capacity), np.arange(first, first + per)
-    free = room.copy()
-    free[joint] = free[joint + per] = np.inf
-    held = start + np.arange(gaps)
+    np.add.at(costs, column, -p.reads)
+    costs[n_x:start] = p.writes[spillable]
+    first, per_period, period_count = p.averaged
+    space, averaged_rows = _free_words(p.listed, p.capacity), np.arange(first, first + per_period)
+    free = space.copy()
+    free[averaged_rows] = free[averaged_rows + per_period] = np.inf
+    occupancy = start + np.arange(gaps)
     balance: list[Block] = [
-        (held - start, held, 1.0),
-        (held[1:] - start, held[:-1], -1.0),
-        (q.first, column, -p.scale),
-        (q.last, column, p.scale),
+        (occupancy - start, occupancy, 1.0),
+        (occupancy[1:] - start, occupancy[:-1], -1.0),
+        (q.first, column, -p.space_times),
+        (q.last, column, p.space_times),
     ]
-    number = np.full(len(q.spills), -1)
-    number[spilling] = np.arange(len(spilling))
-    spills = np.flatnonzero(number[q.value] >= 0)  # spilled + stays >= size
-    rows, pairs = np.arange(len(spills)), start + joint
+    number = np.full(len(q.spill_words), -1)
+    number[spillable] = np.arange(len(spillable))
+    spills = np.flatnonzero(number[q.tensor_number] >= 0)  # spilled + stays >= size
+    rows, pairs = np.arange(len(spills)), start + averaged_rows
     # words on chip in the two averaged periods <= space of all periods that they stand for
-    averaged = len(spills) + np.arange(per)
+    averaged = len(spills) + np.arange(per_period)
     upper: list[Block] = [
-        (rows, n_x + number[q.value[spills]], -1.0),
+        (rows, n_x + number[q.tensor_number[spills]], -1.0),
         (rows, column[spills], -1.0),
         (averaged, pairs, 1.0),
-        (averaged, pairs + per, 1.0),
+        (averaged, pairs + per_period, 1.0),
     ]
-    solved = least(
+    solved = solve_program(
         costs,
-        sparse(upper, len(spills) + per, len(costs)),
-        np.concatenate((-q.size[spills], many * room[joint])),
+        sparse(upper, len(spills) + per_period, len(costs)),
+        np.concatenate((-q.size[spills], period_count * space[averaged_rows])),
         sparse(balance, gaps, len(costs)),
-        np.concatenate((q.size[own], q.spills[spilling], free)),
+        np.concatenate((q.size[representatives], q.spill_words[spillable], free)),
         f"{gaps} accesses in {p.capacity} words",
     )
     prices = -solved.upper.marginals[start:]
-    prices[joint] = prices[joint + per] = -solved.ineqlin.marginals[len(spills) :]
+    prices[averaged_rows] = prices[averaged_rows + per_period] = -solved.ineqlin.marginals[len(spills) :]
     return _Answer(float(solved.fun), solved.x[:n_x][column], np.maximum(prices, 0.0))
 
 
-def least(
+def solve_program(
     costs: Sequence[float] | Floats,
     rows: csc_array,
     limit: Floats,
     balance: csc_array,
     upper: Floats,
-    of: str,
+    question: str,
 ) -> Any:
-    """Returns SciPy's answer to: minimise costs * x, rows * x <= limit, balance * x = 0, 0 <= x <= upper. of:
-    the problem, for the message of the RuntimeError that is raised if there is no answer.
+    """Returns SciPy's answer to: minimise costs * x, rows * x <= limit, balance * x = 0, 0 <= x <= upper.
+    question: the problem, for the message of the RuntimeError that is raised if there is no answer.
     """
     # imported here since the import is slow and few runs need it
     from scipy.optimize import linprog  # type: ignore[attr-defined, unused-ignore]
 
-    none, box = np.zeros(balance.shape[0]), np.column_stack((np.zeros(len(upper)), upper))
-    found = linprog(costs, rows, limit, balance, none, box, method="highs")  # type: ignore[no-untyped-call, unused-ignore]
+    zeros, box = np.zeros(balance.shape[0]), np.column_stack((np.zeros(len(upper)), upper))
+    found = linprog(costs, rows, limit, balance, zeros, box, method="highs")  # type: ignore[no-untyped-call, unused-ignore]
     if found.status != 0:
-        raise RuntimeError(f"residency of {of}: {found.message}")
+        raise RuntimeError(f"residency of {question}: {found.message}")
     return found
 
 
@@ -259,14 +298,14 @@ def sparse(entries: Sequence[Block], rows: int, columns: int) -> csc_array:
     return csc_array((values, at), shape=(rows, columns))  # type: ignore[no-untyped-call, unused-ignore]
 
 
-def _capacity_rows(listed: AccessList, capacity: int) -> Floats:
+def _free_words(listed: AccessList, capacity: int) -> Floats:
     """Returns the words [accesses] that may stay on chip after each access. Resident words of a phase take
     space between the accesses of the phase.
     """
-    held = np.array([a.resident_words for a in listed.accesses])
-    room = np.full(len(held), float(capacity))
-    room[:-1] = np.maximum(0.0, room[:-1] - np.minimum(held[:-1], held[1:]))
-    return room
+    resident_words = np.array([a.resident_words for a in listed.accesses])
+    free_words = np.full(len(resident_words), float(capacity))
+    free_words[:-1] = np.maximum(0.0, free_words[:-1] - np.minimum(resident_words[:-1], resident_words[1:]))
+    return free_words
 
 
 def _bound(listed: AccessList, q: _Intervals, capacity: int, prices: Floats) -> float:
@@ -275,10 +314,12 @@ def _bound(listed: AccessList, q: _Intervals, capacity: int, prices: Floats) -> 
     Retained words pay a price for their space instead of having to fit, so the minimum is taken tensor by
     tensor: a tensor that may spill stays whole all the time, or is written and stays only where that pays.
     """
-    paid = np.concatenate(([0.0], np.cumsum(prices)))
-    net = paid[q.last] - paid[q.first] - 1.0
-    always, where = np.zeros(len(q.tensors)), np.zeros(len(q.tensors))
-    np.add.at(always, q.value, q.size * net)
-    np.add.at(where, q.value, q.size * np.minimum(net, 0.0))
-    words = np.where(q.spills > 0, np.minimum(always, q.spills + where), where)
-    return float(q.fixed + q.size.sum() + words.sum() - (prices * _capacity_rows(listed, capacity)).sum())
+    price_until = np.concatenate(([0.0], np.cumsum(prices)))
+    net = price_until[q.last] - price_until[q.first] - 1.0
+    always_retained, where_it_pays = np.zeros(len(q.tensors)), np.zeros(len(q.tensors))
+    np.add.at(always_retained, q.tensor_number, q.size * net)
+    np.add.at(where_it_pays, q.tensor_number, q.size * np.minimum(net, 0.0))
+    words = np.where(
+        q.spill_words > 0, np.minimum(always_retained, q.spill_words + where_it_pays), where_it_pays
+    )
+    return float(q.fixed_words + q.size.sum() + words.sum() - (prices * _free_words(listed, capacity)).sum())

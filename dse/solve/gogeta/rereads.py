@@ -26,11 +26,11 @@ from math import inf, prod
 import numpy as np
 
 from dse.solve.gogeta.accesses import Phase
-from dse.solve.gogeta.operations import Graph, words
+from dse.solve.gogeta.operations import Graph, accessed_words
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection
 
-TRIED_SHARES = (0.5, 1.0, 2.0, 4.0)  # tried M / best M for a chip whose MAC units add no points
+TRIED_FACTORS = (0.5, 1.0, 2.0, 4.0)  # tried M / best M for a chip whose MAC units add no points
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,52 +60,54 @@ class Rereads:
     unknown: int  # number of overfull operations for which the bound is 0
 
 
-def rereads_of(one: Graph, order: Sequence[Phase], overfull: Sequence[int], chip: Chip) -> Rereads:
+def rereads_of(op_graph: Graph, order: Sequence[Phase], overfull: Sequence[int], chip: Chip) -> Rereads:
     """Returns a lower bound on the repeated reads of all periods; its `unknown` counts one period.
 
     overfull: numbers, within a period, of the operations that cannot read each operand once. Operations that
     are pipelined with others count as unknown, since forwarded operands are not read from main memory.
     """
-    sizes = one.words(chip.word_bits)
-    alone = {phase.stages[0][0] for phase in order if sum(map(len, phase.stages)) == 1}
-    extra = [reread_words(one.operations[v], sizes, chip) if v in alone else 0.0 for v in overfull]
-    return Rereads(sum(extra) * one.periods, sum(n <= 0 for n in extra))
+    sizes = op_graph.words(chip.word_bits)
+    unpipelined = {phase.stages[0][0] for phase in order if sum(map(len, phase.stages)) == 1}
+    reread = [
+        reread_words(op_graph.operations[v], sizes, chip) if v in unpipelined else 0.0 for v in overfull
+    ]
+    return Rereads(sum(reread) * op_graph.periods, sum(n <= 0 for n in reread))
 
 
 def reread_words(e: Einsum, sizes: Mapping[str, int], chip: Chip) -> float:
     """Returns a lower bound on the words that an operation reads in addition to reading each operand once.
     sizes: words of every tensor.
     """
-    once = sum(sizes[t] for t in {p.tensor for p in e.inputs})
-    return max(0.0, min_words_in(e, chip) - words(e.output, e.sizes(), chip.word_bits) - once)
+    read_once = sum(sizes[t] for t in {p.tensor for p in e.inputs})
+    return max(0.0, min_words_in(e, chip) - accessed_words(e.output, e.sizes(), chip.word_bits) - read_once)
 
 
 def min_words_in(e: Einsum, chip: Chip) -> float:
     """Returns a lower bound on the words that an operation reads, plus the words of its result, whose sums
     begin on chip. 0: no bound is known.
     """
-    used = _used(e)
+    tensors = _tensors_per_point(e)
     if chip.bits == inf or any(p.format != "dense" or p.density < 1 for p in e.tensors()):
         return 0.0
     bits = {
         t: min(p.bits or chip.word_bits for p in e.tensors() if p.tensor == t)
-        for t in {p.tensor for p in used}
+        for t in {p.tensor for p in tensors}
     }
     exponents = _exponents(e)
     sigma = sum(exponents.values())
     if sigma <= 1:
         return 0.0
     shape = prod((n / bits[t]) ** n for t, n in exponents.items() if n) / sigma**sigma
-    slices = prod(n for rank, n in e.extents if rank in _sliced(e))
+    slices = prod(n for rank, n in e.extents if rank in _window_taps(e))
 
-    def least(came: float) -> float:
-        points = (chip.bits + came) ** sigma * shape * slices + chip.mac_units
-        return float((e.points() / points - 1) * came)
+    def bound(bits_in: float) -> float:
+        points = (chip.bits + bits_in) ** sigma * shape * slices + chip.mac_units
+        return float((e.points() / points - 1) * bits_in)
 
-    return max(0.0, *(least(times * chip.bits / (sigma - 1)) for times in TRIED_SHARES)) / chip.word_bits
+    return max(0.0, *(bound(factor * chip.bits / (sigma - 1)) for factor in TRIED_FACTORS)) / chip.word_bits
 
 
-def _used(e: Einsum) -> list[Projection]:
+def _tensors_per_point(e: Einsum) -> list[Projection]:
     """Returns the tensors of which every point of the iteration space uses an element: not those with
     padding, nor operands without any summed rank, which are added to a sum only once.
     """
@@ -114,7 +116,7 @@ def _used(e: Einsum) -> list[Projection]:
     return [p for p in (*inputs, e.output) if all(d.is_stored(e.sizes()) for d in p.dims)]
 
 
-def _sliced(e: Einsum) -> frozenset[str]:
+def _window_taps(e: Einsum) -> frozenset[str]:
     """Returns the ranks that share a dimension with a larger rank (taps of a window). Points are counted
     separately for each of their indices.
     """
@@ -136,15 +138,15 @@ def _exponents(e: Einsum) -> dict[str, float]:
     """
     from scipy.optimize import linprog  # type: ignore[attr-defined, unused-ignore]
 
-    used, sliced = _used(e), _sliced(e)
-    ranks = [rank for rank, n in e.extents if n > 1 and rank not in sliced]
-    covers = np.array([[float(rank in p.ranks()) for p in used] for rank in ranks]).reshape(
-        len(ranks), len(used)
+    tensors, taps = _tensors_per_point(e), _window_taps(e)
+    ranks = [rank for rank, n in e.extents if n > 1 and rank not in taps]
+    covers = np.array([[float(rank in p.ranks()) for p in tensors] for rank in ranks]).reshape(
+        len(ranks), len(tensors)
     )
     if not ranks or not covers.any(axis=1).all():
         return {}
-    found = linprog(np.ones(len(used)), -covers, -np.ones(len(ranks)), method="highs")  # type: ignore[no-untyped-call, unused-ignore]
-    total = dict.fromkeys((p.tensor for p in used), 0.0)
-    for p, n in zip(used, found.x, strict=True):
-        total[p.tensor] += float(n)
-    return total
+    found = linprog(np.ones(len(tensors)), -covers, -np.ones(len(ranks)), method="highs")  # type: ignore[no-untyped-call, unused-ignore]
+    exponent_of = dict.fromkeys((p.tensor for p in tensors), 0.0)
+    for p, n in zip(tensors, found.x, strict=True):
+        exponent_of[p.tensor] += float(n)
+    return exponent_of

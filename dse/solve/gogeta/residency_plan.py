@@ -31,21 +31,21 @@ from numpy.typing import NDArray
 
 from dse.mapping.schedule import Retained
 
-NODES = 2000  # maximum of nodes in the branch and bound over the yes-or-no choices
-SURE = 1 - 1e-9  # at least this share of all possible savings: yes-or-no choices cannot save more
+MAX_NODES = 2000  # maximum of nodes in the branch and bound over the yes-or-no choices
+SURE_SHARE = 1 - 1e-9  # at least this share of all possible savings: yes-or-no choices cannot save more
 # tensor -> elements in one instance of the level that stay, for each pair of successive stops
-Gaps = Mapping[str, Sequence[int]]
+RetainedElems = Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class Lifetime:
     """The uses of a tensor in a schedule that retains nothing. stops: segments that make or read it; first:
     the first einsum that makes or reads it; last: the last such einsum of each stop.
 
     size, bits: elements in one instance of the level, and bits of each; words: machine words of the whole
-    tensor. moved: machine words that each stop moves from and to the outermost level. produced: whether its
-    first stop makes it; result: whether it is a result of the workload, which is written to main memory in
-    any case.
+    tensor. moved_words: machine words that each stop moves from and to the outermost level. is_produced:
+    whether its first stop makes it; is_result: whether it is a result of the workload, which is written to
+    main memory in any case.
     """
 
     tensor: str
@@ -55,202 +55,210 @@ class Life:
     size: int
     bits: int
     words: float
-    moved: tuple[float, ...]
-    produced: bool
-    result: bool
+    moved_words: tuple[float, ...]
+    is_produced: bool
+    is_result: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ResidencyProblem:
-    """Which tensors to retain between the segments of a schedule. lives: of the tensors that may stay. free:
-    bits of one instance that each segment leaves free; heirs: (segment, old tensor, new tensor), where the
-    new one may take the place of the old one.
+    """Which tensors to retain between the segments of a schedule. lives: of the tensors that may stay.
+    free_bits: bits of one instance that each segment leaves free; heirs: (segment, old tensor, new tensor),
+    where the new one may take the place of the old one.
 
-    tiles: (segment, tensor, bits): space of a tile that the segment does not need if it finds all of the
-    tensor on chip; the optimum makes use of this, the policies do not.
+    spared_tiles: (segment, tensor, bits): space of a tile that the segment does not need if it finds all of
+    the tensor on chip; the optimum makes use of this, the policies do not.
     """
 
-    lives: tuple[Life, ...]
-    free: tuple[int, ...]
+    lives: tuple[Lifetime, ...]
+    free_bits: tuple[int, ...]
     heirs: tuple[tuple[int, str, str], ...]
-    tiles: tuple[tuple[int, str, int], ...] = ()
+    spared_tiles: tuple[tuple[int, str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ResidencyOptimum:
-    """The best choice of elements that stay. gaps: these elements; words: main-memory words of the schedule
-    with them, before they are rounded down to whole elements; saved: words fewer per additional bit of space
-    in every instance (shadow price of the linear program); proven: whether no other choice moves fewer words.
+    """The best choice of elements that stay. retained: these elements; words: main-memory words of the
+    schedule with them, before they are rounded down to whole elements; saved_per_bit: words fewer per
+    additional bit of space in every instance (shadow price of the linear program); proven: whether no other
+    choice moves fewer words.
     """
 
-    gaps: Gaps
+    retained: RetainedElems
     words: float
-    saved: float
+    saved_per_bit: float
     proven: bool = True
 
 
-def moved_words(problem: ResidencyProblem, gaps: Gaps) -> float:
+def moved_words(problem: ResidencyProblem, gaps: RetainedElems) -> float:
     """Machine words that all tensors of the problem move from and to the outermost level, if `gaps` stay."""
     return sum(
-        _moved_words(one, [n / one.size for n in gaps.get(one.tensor, ())] or [0.0] * (len(one.stops) - 1))
-        for one in problem.lives
+        _words_of(life, [n / life.size for n in gaps.get(life.tensor, ())] or [0.0] * (len(life.stops) - 1))
+        for life in problem.lives
     )
 
 
-def _moved_words(one: Life, shares: Sequence[float]) -> float:
-    found = one.moved[0] * (1 - shares[0]) if one.produced else one.moved[0]
-    found += sum(n * (1 - share) for n, share in zip(one.moved[1:], shares, strict=True))
-    always = 0.0 if one.result else min(shares)
-    return found + (max(0.0, shares[0] - always) * one.words if one.produced else 0.0)
+def _words_of(life: Lifetime, shares: Sequence[float]) -> float:
+    found = life.moved_words[0] * (1 - shares[0]) if life.is_produced else life.moved_words[0]
+    found += sum(n * (1 - share) for n, share in zip(life.moved_words[1:], shares, strict=True))
+    throughout = 0.0 if life.is_result else min(shares)
+    return found + (max(0.0, shares[0] - throughout) * life.words if life.is_produced else 0.0)
 
 
-def to_retained(problem: ResidencyProblem, gaps: Gaps, level: str) -> tuple[Retained, ...]:
+def to_retained(problem: ResidencyProblem, gaps: RetainedElems, level: str) -> tuple[Retained, ...]:
     """The elements that stay as `retain` lines of a schedule: as shares of the elements in each instance."""
     found = []
-    for one in problem.lives:
-        shares = [Fraction(n, one.size) for n in gaps.get(one.tensor, ())]
+    for life in problem.lives:
+        shares = [Fraction(n, life.size) for n in gaps.get(life.tensor, ())]
         if not any(shares):
             continue
-        first = shares[0] if one.produced or one.first == one.last[0] else Fraction(0)
-        changes, now = [], first
-        for name, share in zip(one.last, shares, strict=False):
-            if share != now:
+        first = shares[0] if life.is_produced or life.first == life.last[0] else Fraction(0)
+        changes, current = [], first
+        for name, share in zip(life.last, shares, strict=False):
+            if share != current:
                 changes.append((name, share))
-                now = share
-        found.append(Retained(level, one.tensor, first, tuple(changes)))
-    return tuple(sorted(found, key=lambda keep: (keep.level, keep.tensor)))
+                current = share
+        found.append(Retained(level, life.tensor, first, tuple(changes)))
+    return tuple(sorted(found, key=lambda retained: (retained.level, retained.tensor)))
 
 
-def seq_flex(problem: ResidencyProblem) -> Gaps:
+def seq_flex(problem: ResidencyProblem) -> RetainedElems:
     """SEQ-Flex: nothing stays."""
     return {}
 
 
-def seq_overflow(problem: ResidencyProblem) -> Gaps:
+def seq_overflow(problem: ResidencyProblem) -> RetainedElems:
     """SEQ-Overflow: tensors stay in the order in which they come, as long as there is free space; their tails
     are evicted only where a segment leaves too little of it.
     """
-    return _fill(problem, replace=False)
+    return _fill(problem, results_evict=False)
 
 
-def gogeta(problem: ResidencyProblem) -> Gaps:
+def gogeta(problem: ResidencyProblem) -> RetainedElems:
     """GOGETA's policy (section 5.3): a new result evicts the tail of the tensor that is needed latest, if
     that is needed later than the result; tensors that are read only fill free space.
     """
-    return _fill(problem, replace=True)
+    return _fill(problem, results_evict=True)
 
 
-def _fill(problem: ResidencyProblem, replace: bool) -> Gaps:
+def _fill(problem: ResidencyProblem, results_evict: bool) -> RetainedElems:
     """Fill the free space segment by segment. The space of a tensor that is read for the last time is free at
-    the end of the segment, or passes to its heir. replace: results evict tensors that are needed later.
+    the end of the segment, or passes to its heir. results_evict: results evict tensors that are needed later.
     """
-    lives = {one.tensor: one for one in problem.lives}
-    heirs = {(at, new): old for at, old, new in problem.heirs}
-    kept = dict.fromkeys(lives, 0)
+    lives = {life.tensor: life for life in problem.lives}
+    heirs = {(segment, new): old for segment, old, new in problem.heirs}
+    retained = dict.fromkeys(lives, 0)
     gaps: dict[str, list[int]] = {t: [] for t in lives}
-    for at, free in enumerate(problem.free):
+    for segment, free in enumerate(problem.free_bits):
         # next stop of each tensor after this segment; 0: none
-        later = {t: next((stop for stop in one.stops if stop > at), 0) for t, one in lives.items()}
-        here = [one for one in problem.lives if at in one.stops]
-        born = [one for one in here if one.produced and at == one.stops[0]]
-        room = free - sum(n * lives[t].bits for t, n in kept.items())
-        users = {one.tensor for one in here}
-        idle = sorted((t for t in lives if t not in users), key=lambda t: -later[t])
-        room += _evict(kept, lives, [*idle, *users], -room)
-        for one in here:
-            if at != one.stops[0]:
-                gaps[one.tensor].append(kept[one.tensor])
-        for one in born:
-            old = heirs.get((at, one.tensor))
-            if old and later[one.tensor]:
-                kept[one.tensor] = min(kept[old], one.size)
-        for one in sorted(
-            (one for one in here if later[one.tensor]), key=lambda one: (one not in born, later[one.tensor])
+        next_stop = {t: next((stop for stop in life.stops if stop > segment), 0) for t, life in lives.items()}
+        used_lives = [life for life in problem.lives if segment in life.stops]
+        produced_lives = [life for life in used_lives if life.is_produced and segment == life.stops[0]]
+        free_bits = free - sum(n * lives[t].bits for t, n in retained.items())
+        users = {life.tensor for life in used_lives}
+        unused = sorted((t for t in lives if t not in users), key=lambda t: -next_stop[t])
+        free_bits += _evict(retained, lives, [*unused, *users], -free_bits)
+        for life in used_lives:
+            if segment != life.stops[0]:
+                gaps[life.tensor].append(retained[life.tensor])
+        for life in produced_lives:
+            old = heirs.get((segment, life.tensor))
+            if old and next_stop[life.tensor]:
+                retained[life.tensor] = min(retained[old], life.size)
+        for life in sorted(
+            (life for life in used_lives if next_stop[life.tensor]),
+            key=lambda life: (life not in produced_lives, next_stop[life.tensor]),
         ):
-            want = one.size - kept[one.tensor]
-            if replace and one in born:
-                room += _evict(
-                    kept, lives, [t for t in idle if later[t] > later[one.tensor]], want * one.bits - room
+            wanted = life.size - retained[life.tensor]
+            if results_evict and life in produced_lives:
+                free_bits += _evict(
+                    retained,
+                    lives,
+                    [t for t in unused if next_stop[t] > next_stop[life.tensor]],
+                    wanted * life.bits - free_bits,
                 )
-            more = max(0, min(want, room // one.bits))
-            kept[one.tensor] += more
-            room -= more * one.bits
-        kept = {t: n if later[t] else 0 for t, n in kept.items()}
-    return {t: own for t, own in gaps.items() if any(own)}
+            more = max(0, min(wanted, free_bits // life.bits))
+            retained[life.tensor] += more
+            free_bits -= more * life.bits
+        retained = {t: n if next_stop[t] else 0 for t, n in retained.items()}
+    return {t: elems for t, elems in gaps.items() if any(elems)}
 
 
-def _evict(kept: dict[str, int], lives: Mapping[str, Life], tensors: Sequence[str], bits: int) -> int:
-    """Evict tails of these tensors from `kept`, in this order, until so many bits are free. Returns the bits
-    that became free.
+def _evict(retained: dict[str, int], lives: Mapping[str, Lifetime], tensors: Sequence[str], bits: int) -> int:
+    """Evict tails of these tensors from `retained`, in this order, until so many bits are free. Returns the
+    bits that became free.
     """
     found = 0
     for t in tensors:
-        gone = min(kept[t], max(0, -(-(bits - found) // lives[t].bits)))
-        kept[t] -= gone
-        found += gone * lives[t].bits
+        evicted = min(retained[t], max(0, -(-(bits - found) // lives[t].bits)))
+        retained[t] -= evicted
+        found += evicted * lives[t].bits
     return found
 
 
 def minimum(problem: ResidencyProblem) -> ResidencyOptimum:
-    """The optimum. First the linear program is solved, without the space of `tiles`; if that space could
-    help, then the mixed-integer program, with at most NODES nodes of branch and bound.
+    """The optimum. First the linear program is solved, without the space of `spared_tiles`; if that space
+    could help, then the mixed-integer program, with at most NODES nodes of branch and bound.
     """
     from scipy.optimize import LinearConstraint, linprog, milp  # type: ignore[attr-defined, unused-ignore]
     from scipy.sparse import coo_array
 
     p = _Program([], [], [])
     gap: dict[tuple[str, int], int] = {}
-    taken: list[list[tuple[int, float]]] = [[] for _ in problem.free]  # by segment: (variable, bits per unit)
-    most: dict[tuple[str, int], int] = {}
-    for one in problem.lives:
-        for k in range(len(one.stops) - 1):
-            gap[one.tensor, k] = p.variable(-one.moved[k + 1] / one.size, one.size)
-        if one.produced:
-            p.cost[gap[one.tensor, 0]] += (one.words - one.moved[0]) / one.size
-            if not one.result:
-                always = p.variable(-one.words / one.size, one.size)
-                for k in range(len(one.stops) - 1):
-                    p.at_least(gap[one.tensor, k], always)
-        for at in range(one.stops[0], one.stops[-1] + 1):
-            there = [
-                gap[one.tensor, k]
-                for k, (a, b) in enumerate(zip(one.stops, one.stops[1:], strict=False))
+    # by segment: (variable, bits per unit)
+    space_of: list[list[tuple[int, float]]] = [[] for _ in problem.free_bits]
+    peak_limit: dict[tuple[str, int], int] = {}
+    for life in problem.lives:
+        for k in range(len(life.stops) - 1):
+            gap[life.tensor, k] = p.variable(-life.moved_words[k + 1] / life.size, life.size)
+        if life.is_produced:
+            p.cost[gap[life.tensor, 0]] += (life.words - life.moved_words[0]) / life.size
+            if not life.is_result:
+                throughout = p.variable(-life.words / life.size, life.size)
+                for k in range(len(life.stops) - 1):
+                    p.at_least(gap[life.tensor, k], throughout)
+        for at in range(life.stops[0], life.stops[-1] + 1):
+            overlapping = [
+                gap[life.tensor, k]
+                for k, (a, b) in enumerate(zip(life.stops, life.stops[1:], strict=False))
                 if a <= at <= b
             ]
-            most[one.tensor, at] = p.larger(there, one.size)
-    size = {one.tensor: one for one in problem.lives}
+            peak_limit[life.tensor, at] = p.maximum(overlapping, life.size)
+    life_of = {life.tensor: life for life in problem.lives}
     pairs = {(old, at): heir for at, old, heir in problem.heirs}
-    new = {(at, heir) for at, _, heir in problem.heirs}
-    for (tensor, at), variable in most.items():
+    inherits = {(at, heir) for at, _, heir in problem.heirs}
+    for (tensor, at), variable in peak_limit.items():
         if (tensor, at) in pairs:
             heir = pairs[tensor, at]
-            variable = p.larger([variable, most[heir, at]], max(size[tensor].size, size[heir].size))
-        if (at, tensor) not in new:
-            taken[at].append((variable, float(size[tensor].bits)))
-    for at, tensor, bits in problem.tiles:
-        one = size[tensor]
-        whole = p.variable(0.0, 1.0)
-        p.rows.append([(whole, float(one.size)), (gap[tensor, max(one.stops.index(at) - 1, 0)], -1.0)])
-        taken[at].append((whole, -float(bits)))
-    choices = range(len(p.cost) - len(problem.tiles), len(p.cost))
-    fixed = sum(sum(one.moved) for one in problem.lives)
+            variable = p.maximum(
+                [variable, peak_limit[heir, at]], max(life_of[tensor].size, life_of[heir].size)
+            )
+        if (at, tensor) not in inherits:
+            space_of[at].append((variable, float(life_of[tensor].bits)))
+    for at, tensor, bits in problem.spared_tiles:
+        life = life_of[tensor]
+        is_whole = p.variable(0.0, 1.0)
+        p.rows.append([(is_whole, float(life.size)), (gap[tensor, max(life.stops.index(at) - 1, 0)], -1.0)])
+        space_of[at].append((is_whole, -float(bits)))
+    choices = range(len(p.cost) - len(problem.spared_tiles), len(p.cost))
+    total_words = sum(sum(life.moved_words) for life in problem.lives)
     if not p.cost:
-        return ResidencyOptimum({}, fixed, 0.0)
-    rows = [*p.rows, *taken]
-    limit = [*([0.0] * len(p.rows)), *map(float, problem.free)]
+        return ResidencyOptimum({}, total_words, 0.0)
+    rows = [*p.rows, *space_of]
+    limit = [*([0.0] * len(p.rows)), *map(float, problem.free_bits)]
     entries = [(i, column, value) for i, row in enumerate(rows) for column, value in row]
-    numbers, columns, values = (np.array(each) for each in zip(*entries, strict=True))
-    matrix = coo_array((values, (numbers, columns)), shape=(len(rows), len(p.cost))).tocsc()  # type: ignore[no-untyped-call, unused-ignore]
+    row_numbers, columns, values = (np.array(each) for each in zip(*entries, strict=True))
+    matrix = coo_array((values, (row_numbers, columns)), shape=(len(rows), len(p.cost))).tocsc()  # type: ignore[no-untyped-call, unused-ignore]
     upper = np.array(p.upper)
     upper[choices] = 0.0
     solved = linprog(
         p.cost, matrix, limit, bounds=np.column_stack((np.zeros(len(upper)), upper)), method="highs"
     )  # type: ignore[no-untyped-call, unused-ignore]
     if solved.status != 0:
-        raise RuntimeError(f"retention of {len(problem.free)} segments: {solved.message}")
+        raise RuntimeError(f"retention of {len(problem.free_bits)} segments: {solved.message}")
     best, proven = solved, True
-    if problem.tiles and -solved.fun < SURE * sum(
-        max(0.0, -cost * most) for cost, most in zip(p.cost, p.upper, strict=True)
+    if problem.spared_tiles and -solved.fun < SURE_SHARE * sum(
+        max(0.0, -cost * peak_limit) for cost, peak_limit in zip(p.cost, p.upper, strict=True)
     ):
         integral = np.zeros(len(upper))
         integral[choices] = 1
@@ -260,17 +268,18 @@ def minimum(problem: ResidencyProblem) -> ResidencyOptimum:
             integrality=integral,
             bounds=(0.0, np.array(p.upper)),
             constraints=fits,
-            options={"node_limit": NODES, "mip_rel_gap": 0.0},
+            options={"node_limit": MAX_NODES, "mip_rel_gap": 0.0},
         )
         proven = found.status == 0
         best = found if found.x is not None and found.fun < solved.fun else solved
     x: NDArray[np.int64] = np.floor(best.x + 1e-6).astype(int)
     gaps = {
-        one.tensor: [int(x[gap[one.tensor, k]]) for k in range(len(one.stops) - 1)] for one in problem.lives
+        life.tensor: [int(x[gap[life.tensor, k]]) for k in range(len(life.stops) - 1)]
+        for life in problem.lives
     }
     saved = max(0.0, -float(solved.ineqlin.marginals[len(p.rows) :].sum()))
     return ResidencyOptimum(
-        {t: own for t, own in gaps.items() if any(own)}, fixed + float(best.fun), saved, proven
+        {t: elems for t, elems in gaps.items() if any(elems)}, total_words + float(best.fun), saved, proven
     )
 
 
@@ -290,7 +299,7 @@ class _Program:
     def at_least(self, more: int, less: int) -> None:
         self.rows.append([(less, 1.0), (more, -1.0)])
 
-    def larger(self, variables: Sequence[int], upper: float) -> int:
+    def maximum(self, variables: Sequence[int], upper: float) -> int:
         """A variable that is at least as large as each of these."""
         if len(variables) == 1:
             return variables[0]

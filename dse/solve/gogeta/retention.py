@@ -34,13 +34,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.solve.gogeta.accesses import FINAL, Access, AccessList
-from dse.solve.gogeta.optimum import EDGE, Optimum, RetainedSpan, least, shared, sparse
+from dse.solve.gogeta.accesses import AFTER_END, Access, AccessList
+from dse.solve.gogeta.optimum import (
+    EDGE_PERIODS,
+    Optimum,
+    RetainedSpan,
+    solve_program,
+    sparse,
+    tied_intervals,
+)
 from dse.solve.gogeta.residency import Traffic
 from workloads.arrays import Floats, Ints
 
 # if a few periods do not prove the optimum of a loop, all are solved, if they have at most so many phases
-SOLVED_WHOLE = 400
+MAX_SOLVED_PHASES = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ class _SharedSpace:
     """
 
     phase: int
-    at: int  # number of the place in its phase
+    place_number: int  # number of the place in its phase
     before: tuple[int, ...]  # numbers of the gaps of these tensors that end in the phase
     after: tuple[int, ...]  # numbers of the gaps of these tensors that begin in it
 
@@ -75,41 +82,43 @@ class _Gaps:
     first: Ints  # [gaps]
     last: Ints  # [gaps]
     size: Ints  # [gaps] words of the tensor
-    spills: Ints  # [gaps] number of its tensor among the spillable ones, -1: not spillable
+    spillable_number: Ints  # [gaps] number of its tensor among the spillable ones, -1: not spillable
     written_once: tuple[tuple[int, int], ...]  # per spillable tensor: (phase that makes it, its words)
     places: tuple[_SharedSpace, ...]
-    fixed: int  # words of first reads and outputs, which retention cannot save
+    fixed_words: int  # words of first reads and outputs, which retention cannot save
 
 
 def _gaps(listed: AccessList) -> _Gaps:
     """Returns the gaps of a list of phases."""
-    at: dict[str, int] = {}
-    made: dict[str, int] = {}
+    last_phase: dict[str, int] = {}
+    made_at: dict[str, int] = {}
     found: list[_Gap] = []
     ends: dict[tuple[int, str], int] = {}
     starts: dict[tuple[int, str], int] = {}
     fixed = sum(listed.words[t] for t in listed.outputs)
     for i, a in enumerate(listed.accesses):
         for k, t in enumerate(a.read):
-            if t in at:
-                ends[i, t] = starts[at[t], t] = len(found)
-                found.append(_Gap(t, at[t], i, k))
+            if t in last_phase:
+                ends[i, t] = starts[last_phase[t], t] = len(found)
+                found.append(_Gap(t, last_phase[t], i, k))
             else:
                 fixed += listed.words[t]
-            at[t] = i
+            last_phase[t] = i
         for t in a.written:
-            at[t] = made[t] = i
+            last_phase[t] = made_at[t] = i
     numbers: dict[str, int] = {}
     spills = [
         numbers.setdefault(gap.tensor, len(numbers))
-        if gap.tensor in made and gap.tensor not in listed.outputs
+        if gap.tensor in made_at and gap.tensor not in listed.outputs
         else -1
         for gap in found
     ]
     places = []
     for i, a in enumerate(listed.accesses):
-        for n, own in enumerate(_sharing_space(a)):
-            before, after = (tuple(where[i, t] for t in own if (i, t) in where) for where in (ends, starts))
+        for n, tensors in enumerate(_sharing_space(a)):
+            before, after = (
+                tuple(gap_at[i, t] for t in tensors if (i, t) in gap_at) for gap_at in (ends, starts)
+            )
             if before or after:
                 places.append(_SharedSpace(i, n, before, after))
     first, last, size = (
@@ -123,7 +132,7 @@ def _gaps(listed: AccessList) -> _Gaps:
         last,
         size,
         np.array(spills, dtype=np.int64),
-        tuple((made[t], listed.words[t]) for t in numbers),
+        tuple((made_at[t], listed.words[t]) for t in numbers),
         tuple(places),
         fixed,
     )
@@ -140,7 +149,7 @@ def _sharing_space(a: Access) -> list[list[str]]:
             joined = group[old] + group[new]
             for t in joined:
                 group[t] = joined
-    return list({id(own): own for own in group.values()}.values())
+    return list({id(members): members for members in group.values()}.values())
 
 
 def _free_words(listed: AccessList, capacity: int) -> Floats:
@@ -154,23 +163,23 @@ class _Prices:
     phase: Floats  # [phases] of one word in each phase
     # (phase, place) -> the part of the phase's price that words before it pay; for places that have gaps
     # before and after
-    found: dict[tuple[int, int], float]
+    before_share: dict[tuple[int, int], float]
 
 
 def minimum_traffic(listed: AccessList, capacity: int) -> Optimum:
     """Returns the minimum main-memory words of a list of phases, and a lower bound that proves it."""
     g = _gaps(listed)
-    every, ones = np.arange(len(g.gaps)), np.ones(len(g.gaps))
-    problem = _RetentionProgram(listed, g, capacity, ones, np.ones(len(g.written_once)), every, ones)
+    all_gaps, ones = np.arange(len(g.gaps)), np.ones(len(g.gaps))
+    problem = _RetentionProgram(listed, g, capacity, ones, np.ones(len(g.written_once)), all_gaps, ones)
     value, stay, prices = _solve(problem)
-    cost = g.fixed + float(g.size.sum()) + value
+    cost = g.fixed_words + float(g.size.sum()) + value
     bound = _bound(listed, g, capacity, prices)
-    return Optimum(cost, bound, float(prices.phase.sum()), _spans(g, stay, every))
+    return Optimum(cost, bound, float(prices.phase.sum()), _spans(g, stay, all_gaps))
 
 
 def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> Optimum:
-    """Returns the minimum main-memory words of many equal periods from a linear program of a few: EDGE at
-    each end, and two that stand for all periods between.
+    """Returns the minimum main-memory words of many equal periods from a linear program of a few_periods:
+    EDGE at each end, and two that stand for all periods between.
 
     lists: returns the list of a given number of periods.
 
@@ -181,53 +190,86 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
     If cost and bound differ and the list of all periods has at most SOLVED_WHOLE phases, all periods are
     solved.
     """
-    few = 2 * EDGE + 2
-    if periods <= few:
+    few_periods = 2 * EDGE_PERIODS + 2
+    if periods <= few_periods:
         return minimum_traffic(lists(periods), capacity)
-    listed, whole = lists(few), lists(periods)
-    g, per, between = _gaps(listed), listed.per, periods - 2 * EDGE
-    times = np.where(np.arange(few) == EDGE, between - 1.0, 1.0)
-    weight = times[g.last // per]
-    spill = times[np.array([i // per for i, _ in g.written_once], dtype=np.int64)]
-    tied, ones = shared([(gap.first, gap.last, gap.read) for gap in g.gaps], per), np.ones(len(g.gaps))
-    value, stay, prices = _solve(_RetentionProgram(listed, g, capacity, weight, spill, tied, ones))
-    every = _gaps(whole)
-    cost = every.fixed + float((weight * g.size).sum()) + value
-    born = dict(
-        zip((gap.tensor for gap in g.gaps), (spill[v] if v >= 0 else 0.0 for v in g.spills), strict=True)
+    listed, full_list = lists(few_periods), lists(periods)
+    g, per_period, middle_periods = _gaps(listed), listed.accesses_per_period, periods - 2 * EDGE_PERIODS
+    stands_for = np.where(np.arange(few_periods) == EDGE_PERIODS, middle_periods - 1.0, 1.0)
+    reads = stands_for[g.last // per_period]
+    writes = stands_for[np.array([i // per_period for i, _ in g.written_once], dtype=np.int64)]
+    variable_of, ones = (
+        tied_intervals([(gap.first, gap.last, gap.read) for gap in g.gaps], per_period),
+        np.ones(len(g.gaps)),
     )
-    scale = np.array([born[gap.tensor] or times[gap.first // per] for gap in g.gaps])
+    value, retained_words, prices = _solve(
+        _RetentionProgram(listed, g, capacity, reads, writes, variable_of, ones)
+    )
+    full_gaps = _gaps(full_list)
+    cost = full_gaps.fixed_words + float((reads * g.size).sum()) + value
+    writes_of = dict(
+        zip(
+            (gap.tensor for gap in g.gaps),
+            (writes[v] if v >= 0 else 0.0 for v in g.spillable_number),
+            strict=True,
+        )
+    )
+    space_times = np.array([writes_of[gap.tensor] or stands_for[gap.first // per_period] for gap in g.gaps])
     every_gap = np.arange(len(g.gaps))
-    mean = (EDGE * per, per, between)
-    relaxed = _solve(_RetentionProgram(listed, g, capacity, scale, spill, every_gap, scale, mean))[2]
-    bound = _bound(whole, every, capacity, _repeat(relaxed, per, between))
-    if cost > bound * (1 + 1e-9) and len(whole.accesses) <= SOLVED_WHOLE:
-        found = minimum_traffic(whole, capacity)
-        return replace(found, spans=tuple(stay for stay in found.spans if stay.last // per == EDGE))
-    shown = np.flatnonzero(g.last // per == EDGE)
-    return Optimum(cost, bound, float(prices.phase.sum()), _spans(g, stay, shown))
+    mean = (EDGE_PERIODS * per_period, per_period, middle_periods)
+    relaxed = _solve(
+        _RetentionProgram(listed, g, capacity, space_times, writes, every_gap, space_times, mean)
+    )[2]
+    bound = _bound(full_list, full_gaps, capacity, _repeat(relaxed, per_period, middle_periods))
+    if cost > bound * (1 + 1e-9) and len(full_list.accesses) <= MAX_SOLVED_PHASES:
+        found = minimum_traffic(full_list, capacity)
+        return replace(
+            found,
+            spans=tuple(
+                retained_words
+                for retained_words in found.spans
+                if retained_words.last // per_period == EDGE_PERIODS
+            ),
+        )
+    shown = np.flatnonzero(g.last // per_period == EDGE_PERIODS)
+    return Optimum(cost, bound, float(prices.phase.sum()), _spans(g, retained_words, shown))
 
 
-def _repeat(prices: _Prices, per: int, between: int) -> _Prices:
-    """Returns prices of all periods from those of a few: each of the `between` middle periods has the prices
-    of the first of the two that stood for them. per: phases of a period.
+def _repeat(prices: _Prices, per_period: int, middle_periods: int) -> _Prices:
+    """Returns prices of all periods from those of a few: each of the `middle_periods` middle periods has the
+    prices of the first of the two that stood for them. per_period: phases of a period.
     """
-    one, two, rest = EDGE * per, (EDGE + 1) * per, (EDGE + 2) * per
-    phase = np.concatenate((prices.phase[:one], np.tile(prices.phase[one:two], between), prices.phase[rest:]))
+    middle_begin, second_begin, middle_end = (
+        EDGE_PERIODS * per_period,
+        (EDGE_PERIODS + 1) * per_period,
+        (EDGE_PERIODS + 2) * per_period,
+    )
+    phase = np.concatenate(
+        (
+            prices.phase[:middle_begin],
+            np.tile(prices.phase[middle_begin:second_begin], middle_periods),
+            prices.phase[middle_end:],
+        )
+    )
     found = {
-        key if key[0] < one else (key[0] + (between - 2) * per, key[1]): n
-        for key, n in prices.found.items()
-        if not one <= key[0] < rest
+        key if key[0] < middle_begin else (key[0] + (middle_periods - 2) * per_period, key[1]): n
+        for key, n in prices.before_share.items()
+        if not middle_begin <= key[0] < middle_end
     }
     found |= {
-        (i + t * per, at): n for (i, at), n in prices.found.items() if one <= i < two for t in range(between)
+        (i + t * per_period, place_number): n
+        for (i, place_number), n in prices.before_share.items()
+        if middle_begin <= i < second_begin
+        for t in range(middle_periods)
     }
     return _Prices(phase, found)
 
 
-def _spans(g: _Gaps, stay: Floats, shown: Ints) -> tuple[RetainedSpan, ...]:
+def _spans(g: _Gaps, retained_words: Floats, shown: Ints) -> tuple[RetainedSpan, ...]:
     return tuple(
-        RetainedSpan(g.gaps[i].tensor, g.gaps[i].first, g.gaps[i].last, float(stay[i]), int(g.size[i]))
+        RetainedSpan(
+            g.gaps[i].tensor, g.gaps[i].first, g.gaps[i].last, float(retained_words[i]), int(g.size[i])
+        )
         for i in shown
     )
 
@@ -237,21 +279,21 @@ class _RetentionProgram:
     """A linear program over the gaps of a list."""
 
     listed: AccessList
-    g: _Gaps
+    gaps: _Gaps
     capacity: int  # words
-    weight: Floats  # [gaps] number of reads that each gap stands for
-    spill: Floats  # [spillable tensors] number of writes that each stands for
-    tied: Ints  # [gaps] gaps with equal entries share a variable
-    scale: Floats  # [gaps] number of times that each takes space
+    reads: Floats  # [gaps] number of reads that each gap stands for
+    writes: Floats  # [spillable tensors] number of writes that each stands for
+    variable_of: Ints  # [gaps] gaps with equal entries share a variable
+    space_times: Floats  # [gaps] number of times that each takes space
     # two successive periods that need to fit only on average: (first phase, phases per period, number of
     # periods for which the two stand)
-    mean: tuple[int, int, int] = (0, 0, 0)
+    averaged: tuple[int, int, int] = (0, 0, 0)
 
-    def twin(self, phase: int) -> int:
+    def averaged_phase(self, phase: int) -> int:
         """Returns the phase of the first of the two averaged periods for a phase of the second; all other
         phases are returned as they are.
         """
-        first, per, _ = self.mean
+        first, per, _ = self.averaged
         return phase - per if first + per <= phase < first + 2 * per else phase
 
 
@@ -280,82 +322,89 @@ def _solve(problem: _RetentionProgram) -> tuple[float, Floats, _Prices]:
     begin, minus words of gaps that ended. So every column has few entries, and the prices of space are the
     duals of the upper bounds of the last columns.
     """
-    g, phases = problem.g, len(problem.listed.accesses)
+    g, phases = problem.gaps, len(problem.listed.accesses)
     if not g.gaps:
         return 0.0, np.zeros(0), _Prices(np.zeros(phases), {})
-    own, column = np.unique(problem.tied, return_inverse=True)
-    costs = np.zeros(len(own))
-    np.add.at(costs, column, -problem.weight)
-    p = _Program(costs.tolist(), [float(n) for n in g.size[own]], [], [])
-    always = [
-        p.column(-float(n), float(words)) for n, (_, words) in zip(problem.spill, g.written_once, strict=True)
+    representatives, column = np.unique(problem.variable_of, return_inverse=True)
+    costs = np.zeros(len(representatives))
+    np.add.at(costs, column, -problem.reads)
+    p = _Program(costs.tolist(), [float(n) for n in g.size[representatives]], [], [])
+    never_written = [
+        p.column(-float(n), float(words))
+        for n, (_, words) in zip(problem.writes, g.written_once, strict=True)
     ]
-    p.rows += [([(always[v], 1.0)], [int(column[i])]) for i, v in enumerate(g.spills) if v >= 0]
-    befores = _places(problem, p, column)
-    width, free = len(p.cost), _free_words(problem.listed, problem.capacity)
-    first, per, many = problem.mean
-    joint = np.arange(first, first + per)
-    limit = np.concatenate((np.zeros(len(p.rows)), many * free[joint]))
-    free[joint] = free[joint + per] = inf
-    solved = least(
+    p.rows += [
+        ([(never_written[v], 1.0)], [int(column[i])]) for i, v in enumerate(g.spillable_number) if v >= 0
+    ]
+    before_rows = _add_places(problem, p, column)
+    column_count, free_words = len(p.cost), _free_words(problem.listed, problem.capacity)
+    first, per_period, period_count = problem.averaged
+    averaged_phases = np.arange(first, first + per_period)
+    limit = np.concatenate((np.zeros(len(p.rows)), period_count * free_words[averaged_phases]))
+    free_words[averaged_phases] = free_words[averaged_phases + per_period] = inf
+    solved = solve_program(
         [*p.cost, *[0.0] * phases],
-        _inequalities(p, phases, joint, per),
+        _inequalities(p, phases, averaged_phases, per_period),
         limit,
         _balance(p, phases),
-        np.array([*p.upper, *free]),
+        np.array([*p.upper, *free_words]),
         f"{phases} phases in {problem.capacity} words",
     )
-    spilled = float((problem.spill * np.array([words for _, words in g.written_once], dtype=float)).sum())
-    prices = np.maximum(-solved.upper.marginals[width:], 0.0)
-    prices[joint] = prices[joint + per] = np.maximum(-solved.ineqlin.marginals[len(p.rows) :], 0.0)
-    found = {key: float(-solved.ineqlin.marginals[row]) for key, row in befores.items()}
-    return float(solved.fun) + spilled, np.asarray(solved.x)[column], _Prices(prices, found)
+    spilled = float((problem.writes * np.array([words for _, words in g.written_once], dtype=float)).sum())
+    prices = np.maximum(-solved.upper.marginals[column_count:], 0.0)
+    prices[averaged_phases] = prices[averaged_phases + per_period] = np.maximum(
+        -solved.ineqlin.marginals[len(p.rows) :], 0.0
+    )
+    before_share = {key: float(-solved.ineqlin.marginals[row]) for key, row in before_rows.items()}
+    return float(solved.fun) + spilled, np.asarray(solved.x)[column], _Prices(prices, before_share)
 
 
-def _places(problem: _RetentionProgram, p: _Program, column: NDArray[np.intp]) -> dict[tuple[int, int], int]:
+def _add_places(
+    problem: _RetentionProgram, p: _Program, column: NDArray[np.intp]
+) -> dict[tuple[int, int], int]:
     """Adds rows and pieces that say which columns take space in which phase. column: column of each gap.
     Returns (phase, place) -> number of the row of its words before, for places that have gaps before and
     after.
     """
-    g, scale, befores = problem.g, problem.scale, dict[tuple[int, int], int]()
+    g, space_times, before_rows = problem.gaps, problem.space_times, dict[tuple[int, int], int]()
     p.pieces += [
-        (gap.first + 1, gap.last - 1, int(column[i]), float(scale[i]))
+        (gap.first + 1, gap.last - 1, int(column[i]), float(space_times[i]))
         for i, gap in enumerate(g.gaps)
         if gap.last > gap.first + 1
     ]
     groups: dict[tuple[int, int], list[_SharedSpace]] = defaultdict(list)
     for place in g.places:
-        groups[problem.twin(place.phase), place.at].append(place)
+        groups[problem.averaged_phase(place.phase), place.place_number].append(place)
     for group in groups.values():
-        before = [(int(column[i]), float(scale[i])) for place in group for i in place.before]
-        after = [(int(column[i]), float(scale[i])) for place in group for i in place.after]
+        before = [(int(column[i]), float(space_times[i])) for place in group for i in place.before]
+        after = [(int(column[i]), float(space_times[i])) for place in group for i in place.after]
         if not before or not after or (before == after and len(group) == 1):
             p.pieces += [
-                (place.phase, place.phase, int(column[i]), float(scale[i]))
+                (place.phase, place.phase, int(column[i]), float(space_times[i]))
                 for place in group
                 for i in (place.after if not before else place.before)
             ]
             continue
         larger = [p.column(0.0, inf) for _ in group]
-        befores |= {(place.phase, place.at): len(p.rows) for place in group}
+        before_rows |= {(place.phase, place.place_number): len(p.rows) for place in group}
         p.rows += [(before, larger), (after, larger)]
         p.pieces += [(place.phase, place.phase, at, 1.0) for place, at in zip(group, larger, strict=True)]
-    return befores
+    return before_rows
 
 
-def _inequalities(p: _Program, phases: int, joint: Ints, per: int) -> Any:
+def _inequalities(p: _Program, phases: int, averaged_phases: Ints, per_period: int) -> Any:
     """Returns the matrix of inequalities: `p.rows`, and for each phase of a period: words in both averaged
     periods together <= space of all periods for which they stand.
     """
     width = len(p.cost)
-    entries = [(row, at, n) for row, (few, _) in enumerate(p.rows) for at, n in few]
-    entries += [(row, at, -1.0) for row, (_, most) in enumerate(p.rows) for at in most]
+    entries = [(row, column, n) for row, (weighted, _) in enumerate(p.rows) for column, n in weighted]
+    entries += [(row, column, -1.0) for row, (_, summed) in enumerate(p.rows) for column in summed]
     entries += [
         (len(p.rows) + n, width + i, 1.0)
-        for n, phase in enumerate(joint.tolist())
-        for i in (phase, phase + per)
+        for n, phase in enumerate(averaged_phases.tolist())
+        for i in (phase, phase + per_period)
     ]
-    return _matrix(entries, len(p.rows) + len(joint), width + phases)
+    return _matrix(entries, len(p.rows) + len(averaged_phases), width + phases)
 
 
 def _balance(p: _Program, phases: int) -> Any:
@@ -365,15 +414,15 @@ def _balance(p: _Program, phases: int) -> Any:
     begin = len(p.cost)
     entries = [(i, begin + i, 1.0) for i in range(phases)]
     entries += [(i, begin + i - 1, -1.0) for i in range(1, phases)]
-    entries += [(first, at, -n) for first, _, at, n in p.pieces]
-    entries += [(last + 1, at, n) for _, last, at, n in p.pieces if last + 1 < phases]
+    entries += [(first, column, -n) for first, _, column, n in p.pieces]
+    entries += [(last + 1, column, n) for _, last, column, n in p.pieces if last + 1 < phases]
     return _matrix(entries, phases, begin + phases)
 
 
 def _matrix(entries: Sequence[tuple[int, int, float]], rows: int, columns: int) -> Any:
     """Returns a sparse matrix from (row, column, value)."""
-    numbers, at, values = np.array(entries, dtype=float).reshape(-1, 3).T
-    return sparse([(numbers.astype(int), at.astype(int), values)], rows, columns)
+    numbers, column_numbers, values = np.array(entries, dtype=float).reshape(-1, 3).T
+    return sparse([(numbers.astype(int), column_numbers.astype(int), values)], rows, columns)
 
 
 def _bound(listed: AccessList, g: _Gaps, capacity: int, prices: _Prices) -> float:
@@ -383,97 +432,109 @@ def _bound(listed: AccessList, g: _Gaps, capacity: int, prices: _Prices) -> floa
     may share its price in any way. Then the minimum is taken tensor by tensor: a tensor stays whole all the
     time, or it is written and stays only in the gaps where that pays.
     """
-    paid = np.concatenate(([0.0], np.cumsum(prices.phase)))
-    net = paid[g.last] - paid[np.minimum(g.first + 1, g.last)] - 1.0
+    price_until = np.concatenate(([0.0], np.cumsum(prices.phase)))
+    net = price_until[g.last] - price_until[np.minimum(g.first + 1, g.last)] - 1.0
     for place in g.places:
         price = float(prices.phase[place.phase])
-        part = (
+        before_share = (
             price
             if not place.after
             else 0.0
             if not place.before
-            else min(max(prices.found.get((place.phase, place.at), price / 2), 0.0), price)
+            else min(max(prices.before_share.get((place.phase, place.place_number), price / 2), 0.0), price)
         )
-        net[list(place.before)] += part
-        net[list(place.after)] += price - part
+        net[list(place.before)] += before_share
+        net[list(place.after)] += price - before_share
     words = np.array([n for _, n in g.written_once], dtype=float)
-    always, where = np.zeros(len(words)), np.zeros(len(words))
-    some = g.spills >= 0
-    np.add.at(always, g.spills[some], (g.size * net)[some])
-    np.add.at(where, g.spills[some], (g.size * np.minimum(net, 0.0))[some])
-    rest = float((g.size * np.minimum(net, 0.0))[~some].sum())
+    always_retained, where_it_pays = np.zeros(len(words)), np.zeros(len(words))
+    is_spillable = g.spillable_number >= 0
+    np.add.at(always_retained, g.spillable_number[is_spillable], (g.size * net)[is_spillable])
+    np.add.at(where_it_pays, g.spillable_number[is_spillable], (g.size * np.minimum(net, 0.0))[is_spillable])
+    unspillable_words = float((g.size * np.minimum(net, 0.0))[~is_spillable].sum())
     return float(
-        g.fixed
+        g.fixed_words
         + g.size.sum()
-        + rest
-        + np.minimum(always, words + where).sum()
+        + unspillable_words
+        + np.minimum(always_retained, words + where_it_pays).sum()
         - (prices.phase * _free_words(listed, capacity)).sum()
     )
 
 
-def policy(listed: AccessList, capacity: int, replace: bool = True, reads_evict: bool = False) -> Traffic:
+def policy(
+    listed: AccessList, capacity: int, results_evict: bool = True, reads_evict: bool = False
+) -> Traffic:
     """Returns the words that GOGETA's policy (`residency`) moves, phase by phase, under the rules above.
 
-    replace: results may evict tensors that are needed strictly later (GOGETA); else results only fill free
+    results_evict: results may evict tensors that are needed strictly later (GOGETA); else results only fill
+    free
         space (SEQ-Overflow).
     reads_evict: operands that are read may also evict such tensors.
     """
-    uses, size, kept, coming = listed.uses(), listed.words, dict[str, int](), dict[str, int]()
-    least_kept: dict[str, int] = {}
-    first_kept: dict[str, int] = {}
-    read = 0
+    next_reads, size, retained, next_read = (
+        listed.next_reads(),
+        listed.words,
+        dict[str, int](),
+        dict[str, int](),
+    )
+    min_retained: dict[str, int] = {}
+    first_retained: dict[str, int] = {}
+    read_words = 0
     for a in listed.accesses:
         users = dict.fromkeys((*a.read, *a.written))
-        whole = sum(n for t, n in kept.items() if t in a.whole_tensors)
-        free = capacity - a.resident_words - sum(kept.values()) + whole
-        idle = sorted((t for t in kept if t not in users), key=lambda t: -coming[t])
-        free += _evict(kept, [*idle, *(t for t in kept if t in users and t not in a.whole_tensors)], -free)
+        needed_whole = sum(n for t, n in retained.items() if t in a.whole_tensors)
+        free = capacity - a.resident_words - sum(retained.values()) + needed_whole
+        unused = sorted((t for t in retained if t not in users), key=lambda t: -next_read[t])
+        free += _evict(
+            retained, [*unused, *(t for t in retained if t in users and t not in a.whole_tensors)], -free
+        )
         for t in a.read:
-            uses[t].pop()
-            there = kept.get(t, 0)
-            read += size[t] - there
-            if t in least_kept:
-                least_kept[t] = min(least_kept[t], there)
+            next_reads[t].pop()
+            on_chip = retained.get(t, 0)
+            read_words += size[t] - on_chip
+            if t in min_retained:
+                min_retained[t] = min(min_retained[t], on_chip)
         for t in users:
-            coming[t] = uses[t][-1]
-        fresh = dict(kept)
-        for own in _sharing_space(a):
-            left = sum(kept.get(t, 0) for t in own if coming[t] >= FINAL)
-            for t in (t for t in own if coming[t] < FINAL and t in a.written):
-                fresh[t] = min(left, size[t])
-                left -= fresh[t]
+            next_read[t] = next_reads[t][-1]
+        retained_after = dict(retained)
+        for members in _sharing_space(a):
+            inherited = sum(retained.get(t, 0) for t in members if next_read[t] >= AFTER_END)
+            for t in (t for t in members if next_read[t] < AFTER_END and t in a.written):
+                retained_after[t] = min(inherited, size[t])
+                inherited -= retained_after[t]
         for t in sorted(
-            (t for t in users if coming[t] < FINAL), key=lambda t: (t not in a.written, coming[t])
+            (t for t in users if next_read[t] < AFTER_END), key=lambda t: (t not in a.written, next_read[t])
         ):
-            want = size[t] - fresh.get(t, 0)
-            if replace and (t in a.written or reads_evict):
-                free += _evict(fresh, [o for o in idle if coming[o] > coming[t]], want - free)
-            more = want if t in a.whole_tensors else max(0, min(want, free))
-            fresh[t] = fresh.get(t, 0) + more
+            wanted = size[t] - retained_after.get(t, 0)
+            if results_evict and (t in a.written or reads_evict):
+                free += _evict(
+                    retained_after, [o for o in unused if next_read[o] > next_read[t]], wanted - free
+                )
+            more = wanted if t in a.whole_tensors else max(0, min(wanted, free))
+            retained_after[t] = retained_after.get(t, 0) + more
             free -= 0 if t in a.whole_tensors else more
         for t in a.written:
-            first_kept[t] = fresh.get(t, 0) if coming[t] < FINAL else 0
-            if coming[t] < FINAL and t not in listed.outputs:
-                least_kept[t] = first_kept[t]
-        kept = {t: n for t, n in fresh.items() if n and coming[t] < FINAL}
-    makes = listed.made()
-    wrote = sum(size[t] - first_kept[t] for t in makes)
+            first_retained[t] = retained_after.get(t, 0) if next_read[t] < AFTER_END else 0
+            if next_read[t] < AFTER_END and t not in listed.outputs:
+                min_retained[t] = first_retained[t]
+        retained = {t: n for t, n in retained_after.items() if n and next_read[t] < AFTER_END}
+    results = listed.results()
+    written_words = sum(size[t] - first_retained[t] for t in results)
     return Traffic(
-        read,
-        wrote,
-        sum(first_kept[t] - n for t, n in least_kept.items()),
-        sum(first_kept[t] for t in makes if t in listed.outputs),
+        read_words,
+        written_words,
+        sum(first_retained[t] - n for t, n in min_retained.items()),
+        sum(first_retained[t] for t in results if t in listed.outputs),
     )
 
 
-def _evict(kept: dict[str, int], tensors: Sequence[str], words: int) -> int:
-    """Evicts tails of tensors from `kept`, in the given order, until `words` are free. Returns the words
+def _evict(retained: dict[str, int], tensors: Sequence[str], words: int) -> int:
+    """Evicts tails of tensors from `retained`, in the given order, until `words` are free. Returns the words
     evicted.
     """
     found = 0
     for t in tensors:
-        gone = max(0, min(kept.get(t, 0), words - found))
-        if gone:
-            kept[t] -= gone
-            found += gone
+        evicted = max(0, min(retained.get(t, 0), words - found))
+        if evicted:
+            retained[t] -= evicted
+            found += evicted
     return found

@@ -13,80 +13,89 @@ from itertools import islice
 from dse.solve.gogeta.accesses import Phase
 from dse.solve.gogeta.operations import Graph
 
-Judge = Callable[[Sequence[Phase]], float]  # returns the cost of an order
-TRIED = 120  # maximum of orders whose cost a search computes
-PHASES = 12_000  # maximum of phases in all these orders together, so of long orders fewer are tried
-FEWEST = 4  # number of orders that are tried however long they are
+CostOfOrder = Callable[[Sequence[Phase]], float]  # returns the cost of an order
+MAX_ORDERS = 120  # maximum of orders whose cost a search computes
+MAX_PHASES = 12_000  # maximum of phases in all these orders together, so of long orders fewer are tried
+MIN_ORDERS = 4  # number of orders that are tried however long they are
 
 
 def search_order(
-    graph: Graph, phases: Sequence[Phase], judge: Judge, lower: float, tried: int = TRIED
+    graph: Graph,
+    phases: Sequence[Phase],
+    cost_of: CostOfOrder,
+    lower_bound: float,
+    max_orders: int = MAX_ORDERS,
 ) -> list[Phase]:
     """Returns the best order found of the given phases, or of the same phases split into their unconnected
     pipelines; never worse than the given order.
 
-    If there are at most `tried` orders, the cost of all is computed. Otherwise the first ones are tried, and
-    from the best of them phases are moved one at a time as long as the cost falls. Of long orders fewer are
-    tried.
+    If there are at most `max_orders` orders, the cost of all is computed. Otherwise the first ones are tried,
+    and from the best of them phases are moved one at a time as long as the cost falls. Of long orders fewer
+    are tried.
 
-    judge: returns the cost of an order
-    lower: lower bound of the cost of an order; an order that reaches it ends the search
+    cost_of: returns the cost of an order
+    lower_bound: lower bound of the cost of an order; an order that reaches it ends the search
     """
     makers = graph.makers()
-    tried = max(min(tried, PHASES // max(len(phases), 1)), min(tried, FEWEST))
-    apart = [part for phase in phases for part in _parts(graph, makers, phase)]
-    starts = [list(phases)] if len(apart) == len(phases) else [list(phases), apart]
-    best, least, left = list(phases), judge(phases), tried - 1
+    max_orders = max(min(max_orders, MAX_PHASES // max(len(phases), 1)), min(max_orders, MIN_ORDERS))
+    split_phases = [part for phase in phases for part in _unconnected_parts(graph, makers, phase)]
+    starts = [list(phases)] if len(split_phases) == len(phases) else [list(phases), split_phases]
+    best, min_cost, orders_left = list(phases), cost_of(phases), max_orders - 1
     for start in starts:
-        every = list(islice(_orders(start, _before(graph, start)), left + 1))
-        for order in every[:left]:
-            if least <= lower:
+        orders = list(islice(_orders(start, _predecessors(graph, start)), orders_left + 1))
+        for order in orders[:orders_left]:
+            if min_cost <= lower_bound:
                 return best
-            if (cost := judge(order)) < least:
-                best, least = order, cost
-        if len(every) > left:
-            return _move_phases(graph, best, least, judge, lower, tried)
-        left -= len(every)
+            if (cost := cost_of(order)) < min_cost:
+                best, min_cost = order, cost
+        if len(orders) > orders_left:
+            return _move_phases(graph, best, min_cost, cost_of, lower_bound, max_orders)
+        orders_left -= len(orders)
     return best
 
 
 def _move_phases(
-    graph: Graph, best: list[Phase], least: float, judge: Judge, lower: float, tried: int
+    graph: Graph,
+    best: list[Phase],
+    min_cost: float,
+    cost_of: CostOfOrder,
+    lower_bound: float,
+    orders_left: int,
 ) -> list[Phase]:
-    """Returns the order after moving one phase at a time, as long as the cost falls and fewer than `tried`
-    orders were tried.
+    """Returns the order after moving one phase at a time, as long as the cost falls and fewer than
+    `orders_left` orders were tried.
     """
     improved = True
-    while improved and least > lower:
+    while improved and min_cost > lower_bound:
         improved = False
-        for at, to in islice(_moves(_before(graph, best)), max(tried, 0)):
+        for at, to in islice(_moves(_predecessors(graph, best)), max(orders_left, 0)):
             order = [*best[:at], *best[at + 1 :]]
             order.insert(to, best[at])
-            tried -= 1
-            if (cost := judge(order)) < least:
-                best, least, improved = order, cost, True
+            orders_left -= 1
+            if (cost := cost_of(order)) < min_cost:
+                best, min_cost, improved = order, cost, True
                 break
     return best
 
 
-def _moves(before: Sequence[set[int]]) -> Iterator[tuple[int, int]]:
+def _moves(predecessors: Sequence[set[int]]) -> Iterator[tuple[int, int]]:
     """Yields (position, new position) of every allowed move of a phase: it stays after all phases from which
-    it reads and before all phases that read from it. before: the phases from which each phase reads.
+    it reads and before all phases that read from it. predecessors: the phases from which each phase reads.
     """
-    first = [max(needs, default=-1) + 1 for needs in before]
-    last = [len(before) - 1] * len(before)
-    for i, needs in enumerate(before):
+    first = [max(needs, default=-1) + 1 for needs in predecessors]
+    last = [len(predecessors) - 1] * len(predecessors)
+    for i, needs in enumerate(predecessors):
         for j in needs:
             last[j] = min(last[j], i - 1)
     yield from (
         (at, to)
-        for at in range(len(before))
+        for at in range(len(predecessors))
         for to in range(first[at], last[at] + 1)
         if to not in (at, at - 1)
     )
 
 
-def _parts(graph: Graph, makers: Mapping[str, int], phase: Phase) -> Iterator[Phase]:
+def _unconnected_parts(graph: Graph, makers: Mapping[str, int], phase: Phase) -> Iterator[Phase]:
     """Yields each unconnected pipeline of a phase as a phase of its own."""
     members = sorted(v for stage in phase.stages for v in stage)
     root = {v: v for v in members}
@@ -96,41 +105,41 @@ def _parts(graph: Graph, makers: Mapping[str, int], phase: Phase) -> Iterator[Ph
             if source in root and root[source] != root[v]:
                 old, new = root[v], root[source]
                 root = {w: new if r == old else r for w, r in root.items()}
-    for one in dict.fromkeys(root.values()):
-        stages = (tuple(v for v in stage if root[v] == one) for stage in phase.stages)
+    for part_root in dict.fromkeys(root.values()):
+        stages = (tuple(v for v in stage if root[v] == part_root) for stage in phase.stages)
         yield Phase(tuple(stage for stage in stages if stage), phase.resident_words, phase.whole_tensors)
 
 
-def _before(graph: Graph, phases: Sequence[Phase]) -> list[set[int]]:
+def _predecessors(graph: Graph, phases: Sequence[Phase]) -> list[set[int]]:
     """Returns, for each phase of a period, the phases from which it reads."""
     makers = graph.makers()
-    home = {v: i for i, phase in enumerate(phases) for stage in phase.stages for v in stage}
+    phase_of = {v: i for i, phase in enumerate(phases) for stage in phase.stages for v in stage}
     found: list[set[int]] = [set() for _ in phases]
-    for v, i in home.items():
+    for v, i in phase_of.items():
         found[i] |= {
-            home[makers[p.tensor]] for p in graph.operations[v].inputs if makers.get(p.tensor) in home
+            phase_of[makers[p.tensor]] for p in graph.operations[v].inputs if makers.get(p.tensor) in phase_of
         } - {i}
     return found
 
 
-def _orders(phases: Sequence[Phase], before: Sequence[set[int]]) -> Iterator[list[Phase]]:
+def _orders(phases: Sequence[Phase], predecessors: Sequence[set[int]]) -> Iterator[list[Phase]]:
     """Yields every order in which each phase comes after the phases from which it reads (before); the given
     order comes first, if it is one of them. There is no recursion, since there may be thousands of phases.
     """
-    after: list[list[int]] = [[] for _ in phases]
-    for i, needs in enumerate(before):
+    successors: list[list[int]] = [[] for _ in phases]
+    for i, needs in enumerate(predecessors):
         for j in needs:
-            after[j].append(i)
-    missing = [len(needs) for needs in before]
-    ready = [i for i, n in enumerate(missing) if not n]  # ascending
+            successors[j].append(i)
+    missing_counts = [len(needs) for needs in predecessors]
+    ready = [i for i, n in enumerate(missing_counts) if not n]  # ascending
     chosen: list[int] = []
     at = 0  # position of the next candidate in `ready`
     while True:
         if at < len(ready):
             chosen.append(ready.pop(at))
-            for i in after[chosen[-1]]:
-                missing[i] -= 1
-                if not missing[i]:
+            for i in successors[chosen[-1]]:
+                missing_counts[i] -= 1
+                if not missing_counts[i]:
                     insort(ready, i)
             at = 0
             continue
@@ -139,9 +148,9 @@ def _orders(phases: Sequence[Phase], before: Sequence[set[int]]) -> Iterator[lis
         if not chosen:
             return
         last = chosen.pop()
-        for i in after[last]:
-            if not missing[i]:
+        for i in successors[last]:
+            if not missing_counts[i]:
                 ready.remove(i)
-            missing[i] += 1
+            missing_counts[i] += 1
         insort(ready, last)
         at = bisect_right(ready, last)

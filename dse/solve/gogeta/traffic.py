@@ -13,9 +13,9 @@ from functools import cache
 from math import prod
 
 from dse.solve.gogeta import optimum, residency, retention
-from dse.solve.gogeta.accesses import AccessList, Phase, access_list, one_by_one, phase_list, pipelined
+from dse.solve.gogeta.accesses import AccessList, Phase, access_list, one_by_one, phase_list, pipelined_phases
 from dse.solve.gogeta.classify import CLASSIFIERS, Edge
-from dse.solve.gogeta.operations import SMALL_WORDS, Graph, graph, words
+from dse.solve.gogeta.operations import SMALL_WORDS, Graph, accessed_words, graph
 from dse.solve.gogeta.optimum import Optimum
 from dse.solve.gogeta.rereads import Chip, Rereads, rereads_of
 from dse.solve.gogeta.residency import Traffic
@@ -68,11 +68,11 @@ class CountingRule:
     # True: access by access, as in GOGETA's published numbers. The space of an operand is free as soon as it
     # was read; results of up to SMALL_WORDS words take no space and are not counted. False: phase by phase
     # (`retention`). Every tensor takes space and is counted.
-    published: bool = False
+    as_published: bool = False
 
-    def listed(self, one: Graph, phases: Sequence[Phase], word_bits: int | None) -> AccessList:
+    def to_access_list(self, op_graph: Graph, phases: Sequence[Phase], word_bits: int | None) -> AccessList:
         """Returns the buffer accesses of a schedule. word_bits None: every element counts as one word."""
-        return (access_list if self.published else phase_list)(one, phases, word_bits)
+        return (access_list if self.as_published else phase_list)(op_graph, phases, word_bits)
 
     def policy(
         self, listed: AccessList, capacity_words: int, replace: bool = True, reads_evict: bool = False
@@ -81,19 +81,19 @@ class CountingRule:
 
         replace, reads_evict: whether results and operands may evict tensors; else they only fill free space.
         """
-        policy = residency.policy if self.published else retention.policy
+        policy = residency.policy if self.as_published else retention.policy
         return policy(listed, capacity_words, replace, reads_evict)
 
     def steady(self, lists: Callable[[int], AccessList], periods: int, capacity_words: int) -> Optimum:
         """Returns the optimum of `periods` equal periods, computed from a few. lists(n) returns the accesses
         of n periods.
         """
-        return (optimum.steady if self.published else retention.steady)(lists, periods, capacity_words)
+        return (optimum.steady if self.as_published else retention.steady)(lists, periods, capacity_words)
 
     @property
-    def small(self) -> int:
+    def small_words(self) -> int:
         """Words up to which a result takes no space."""
-        return SMALL_WORDS if self.published else 0
+        return SMALL_WORDS if self.as_published else 0
 
 
 def counting_rule(method: str) -> CountingRule:
@@ -111,42 +111,55 @@ def traffic_of(
     """Returns the words of all configurations. method: a key of CLASSIFIERS; count: how words are counted,
     None: as `counting_rule` says for the method.
     """
-    one, by = graph(workload, 3), count or counting_rule(method)
-    edges = CLASSIFIERS[method](one)
-    phases = pipelined(one, edges, capacity_words, word_bits, by.small)
-    periods = _periods(workload)
+    op_graph, counting = graph(workload, 3), count or counting_rule(method)
+    edges = CLASSIFIERS[method](op_graph)
+    phases = pipelined_phases(op_graph, edges, capacity_words, word_bits, counting.small_words)
+    periods = _period_count(workload)
 
-    def listed(order: Sequence[Phase], times: int) -> AccessList:
-        return by.listed(unrolled(times), order, word_bits)
+    def listed(order: Sequence[Phase], period_count: int) -> AccessList:
+        return counting.to_access_list(unrolled(period_count), order, word_bits)
 
     @cache
-    def unrolled(times: int) -> Graph:
-        return graph(workload, times)
+    def unrolled(period_count: int) -> Graph:
+        return graph(workload, period_count)
 
-    def least(order: Sequence[Phase]) -> Optimum:
-        return by.steady(lambda times: listed(order, times), periods, capacity_words)
+    def optimum_of(order: Sequence[Phase]) -> Optimum:
+        return counting.steady(lambda period_count: listed(order, period_count), periods, capacity_words)
 
     def cost(order: Sequence[Phase]) -> float:
-        return round(least(order).cost, 3)
+        return round(optimum_of(order).cost, 3)
 
-    def moved(order: Sequence[Phase]) -> Traffic:
-        here = listed(order, periods)
+    def policy_traffic(order: Sequence[Phase]) -> Traffic:
+        accesses = listed(order, periods)
         return min(
-            (by.policy(here, capacity_words, reads_evict=also) for also in (True, False)), key=Traffic.words
+            (
+                counting.policy(accesses, capacity_words, reads_evict=operands_evict)
+                for operands_evict in (True, False)
+            ),
+            key=Traffic.words,
         )
 
     narrower = (
-        pipelined(one, edges, limit, word_bits, by.small)
+        pipelined_phases(op_graph, edges, limit, word_bits, counting.small_words)
         for limit in (capacity_words // 2, capacity_words // 4, capacity_words // 8, capacity_words // 16, 0)
     )
     # starts of the search; pipelines with fewer resident words leave more space for tensors of later phases
-    alike = [phases, one_by_one(one), *(narrower if any(phase.resident_words for phase in phases) else ())]
-    alone, given = listed(one_by_one(one), periods), listed(phases, periods)
-    best = search_order(unrolled(1), min(alike, key=cost), cost, alone.compulsory())
-    kept = min(
+    starts = [
+        phases,
+        one_by_one(op_graph),
+        *(narrower if any(phase.resident_words for phase in phases) else ()),
+    ]
+    single_ops, pipelined_ops = listed(one_by_one(op_graph), periods), listed(phases, periods)
+    best = search_order(unrolled(1), min(starts, key=cost), cost, single_ops.compulsory_words())
+    best_policy = min(
         (
-            moved(
-                search_order(unrolled(1), start, lambda order: moved(order).words(), least(best).cost + 0.5)
+            policy_traffic(
+                search_order(
+                    unrolled(1),
+                    start,
+                    lambda order: policy_traffic(order).words(),
+                    optimum_of(best).cost + 0.5,
+                )
             )
             for start in (best, phases)
         ),
@@ -154,36 +167,38 @@ def traffic_of(
     )
     return TrafficReport(
         capacity_words,
-        alone.streamed(),
-        by.policy(alone, capacity_words, replace=False),
-        by.policy(given, capacity_words),
-        given.compulsory(),
-        least(phases),
-        least(best),
-        kept,
+        single_ops.unbuffered_words(),
+        counting.policy(single_ops, capacity_words, replace=False),
+        counting.policy(pipelined_ops, capacity_words),
+        pipelined_ops.compulsory_words(),
+        optimum_of(phases),
+        optimum_of(best),
+        best_policy,
         tuple(edges),
-        one.operations,
+        op_graph.operations,
         tuple(phases),
         tuple(best),
-        by.published,
-        overfull_operations(one.operations[: one.operations_per_period], capacity_words, word_bits),
+        counting.as_published,
+        overfull_operations(op_graph.operations[: op_graph.operations_per_period], capacity_words, word_bits),
     )
 
 
 def with_rereads(found: TrafficReport, workload: Workload, chip: Chip) -> TrafficReport:
     """Returns `found` with a lower bound of the words that overfull operations must read again."""
-    one = graph(workload, _periods(workload))
-    numbers = [
+    op_graph = graph(workload, _period_count(workload))
+    overfull = [
         v
-        for v in range(one.operations_per_period)
-        if overfull_operations(one.operations[v : v + 1], found.capacity_words, chip.word_bits)
+        for v in range(op_graph.operations_per_period)
+        if overfull_operations(op_graph.operations[v : v + 1], found.capacity_words, chip.word_bits)
     ]
-    return replace(found, rereads=rereads_of(one, found.order, numbers, chip))
+    return replace(found, rereads=rereads_of(op_graph, found.order, overfull, chip))
 
 
-def pipelines(one: Graph, capacity_words: int, word_bits: int, method: str) -> list[Phase]:
+def pipelines(op_graph: Graph, capacity_words: int, word_bits: int, method: str) -> list[Phase]:
     """Returns GOGETA's phases of one period."""
-    return pipelined(one, CLASSIFIERS[method](one), capacity_words, word_bits, counting_rule(method).small)
+    return pipelined_phases(
+        op_graph, CLASSIFIERS[method](op_graph), capacity_words, word_bits, counting_rule(method).small_words
+    )
 
 
 def optimal_order(workload: Workload, capacity_words: int, word_bits: int) -> tuple[Sequence[Phase], float]:
@@ -192,7 +207,7 @@ def optimal_order(workload: Workload, capacity_words: int, word_bits: int) -> tu
     return found.order, found.optimal.cost
 
 
-def _periods(workload: Workload) -> int:
+def _period_count(workload: Workload) -> int:
     return max(workload.repeats, default=1) if workload.loop_state else 1
 
 
@@ -211,13 +226,14 @@ def overfull_operations(
 def _min_buffer_words(e: Einsum, word_bits: int | None) -> float:
     """Returns the minimum words of buffer with which an operation can read each operand once."""
     extents, tensors = e.sizes(), {p.tensor: p for p in e.tensors()}.values()
-    common = frozenset.intersection(*(p.full() for p in tensors))
-    share = prod(extents[rank] for rank in common)
-    rest = [rank for rank, n in extents.items() if rank not in common and n > 1]
+    common = frozenset.intersection(*(p.full_ranks() for p in tensors))
+    common_points = prod(extents[rank] for rank in common)
+    other_ranks = [rank for rank, n in extents.items() if rank not in common and n > 1]
     return min(
         (
-            sum(words(p, extents, word_bits) for p in tensors if rank not in p.ranks()) / share
-            for rank in rest
+            sum(accessed_words(p, extents, word_bits) for p in tensors if rank not in p.ranks())
+            / common_points
+            for rank in other_ranks
         ),
         default=0.0,
     )

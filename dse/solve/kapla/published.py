@@ -34,8 +34,8 @@ from dse.sim.fronts import Objective
 from dse.sim.schedule.graph import any_schedule
 from dse.solve.schedules.einsum_bounds import lower_bound
 from dse.solve.schedules.segments import (
-    EVERY,
-    ONE,
+    ALL_TILE_COUNTS,
+    NO_SHARED_LOOP,
     Option,
     PipelineSearch,
     Range,
@@ -53,16 +53,16 @@ from dse.solve.schedules.segments import (
     to_segment,
 )
 from dse.solve.schedules.stage_bounds import time_of
-from dse.solve.schedules.stages import Inside, Nodes, Shape, Stage, StageContext, split_ranks, stage_bits
+from dse.solve.schedules.stages import NodeMapper, Nodes, Shape, Stage, StageContext, split_ranks, stage_bits
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts
 
 MAX_EINSUMS = 5  # einsums of a segment, at most
-KEPT = 4  # chains kept by the upper level, per last einsum
-CHANCE = 0.1  # kapla-random: probability that a scheme is considered
-DRAWN = 100  # kapla-random: random mappings of a node that are priced
-ANNEALED = (16, 32)  # kapla-annealing: iterations, mappings per iteration; published: 1024, 128
+KAPLA_BEAM = 4  # chains kept by the upper level, per last einsum
+SCHEME_PROBABILITY = 0.1  # kapla-random: probability that a scheme is considered
+RANDOM_MAPPINGS = 100  # kapla-random: random mappings of a node that are priced
+ANNEALING_ROUNDS = (16, 32)  # kapla-annealing: iterations, mappings per iteration; published: 1024, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,12 @@ class Method:
 
 
 METHODS = {
-    "kapla": Method(KEPT, skips=True),
+    "kapla": Method(KAPLA_BEAM, skips=True),
     "kapla-exhaustive": Method(),
-    "kapla-random": Method(chance=CHANCE),
+    "kapla-random": Method(chance=SCHEME_PROBABILITY),
     "kapla-annealing": Method(),
 }
-SAID = {
+KAPLA_SCHEDULES = {
     "kapla": "machines of nodes: KAPLA's solver as published (conservative pruning, 4 chains, "
     "cost descending)",
     "kapla-exhaustive": "the same schemes, all of them solved, nodes by the exact mapper",
@@ -116,31 +116,36 @@ def published(
     """
     check(arch, name)
     g = PipelineSearch(arch, workload, objective, weights, Nodes(arch))
-    most, granules = MAX_EINSUMS if spatial else 1, EVERY if temporal else ONE
-    ranges = ranges_of(g, most, granules)
-    alone, made, rows = options(g, ranges, name, seed, beam)
-    found = best_chain(g, alone, made)
-    if isinstance(found, Infeasible):
-        return found
-    every, valid, solved = (
-        (sum(column) for column in zip(*((row.schemes, row.valid, row.solved) for row in rows), strict=True))
-        if rows
+    max_einsums, tile_counts = MAX_EINSUMS if spatial else 1, ALL_TILE_COUNTS if temporal else NO_SHARED_LOOP
+    ranges = ranges_of(g, max_einsums, tile_counts)
+    alone, segment_options, pruned_rows = options(g, ranges, name, seed, beam)
+    solution = best_chain(g, alone, segment_options)
+    if isinstance(solution, Infeasible):
+        return solution
+    scheme_count, valid_count, solved_count = (
+        (
+            sum(column)
+            for column in zip(*((row.schemes, row.valid, row.solved) for row in pruned_rows), strict=True)
+        )
+        if pruned_rows
         else (0, 0, 0)
     )
-    tried = f"{every} schemes of {len(rows)} segments, {valid} valid, {solved} solved"
-    said = "".join(
+    effort_text = (
+        f"{scheme_count} schemes of {len(pruned_rows)} segments, {valid_count} valid, {solved_count} solved"
+    )
+    assumptions = "".join(
         f"{part}; "
-        for part in found.certificate.split("; ")
+        for part in solution.certificate.split("; ")
         if part.startswith(("weights", "cycles", "leakage"))
     )
-    searched = space(g, most, granules, Mappings("perfect"))
+    searched_space = space(g, max_einsums, tile_counts, Mappings("perfect"))
     text = certificate_text(
-        f"{NOT_PROVEN} ({name}, {tried})",
-        found.gap_to_bound,
+        f"{NOT_PROVEN} ({name}, {effort_text})",
+        solution.gap_to_bound,
         any_schedule(workload, weights == "pinned"),
-        searched,
+        searched_space,
     )
-    return replace(found, certificate=said + text, pruned=tuple(rows), space=searched)
+    return replace(solution, certificate=assumptions + text, pruned=tuple(pruned_rows), space=searched_space)
 
 
 def options(
@@ -154,27 +159,31 @@ def options(
     how many schemes there are, how many of them are valid, and how many were solved.
     """
     method = replace(METHODS[name], beam=beam) if beam else METHODS[name]
-    g = replace(search, nodes=Nodes(search.arch, _inside(name, seed)), alone={}, solved={})
+    g = replace(search, nodes=Nodes(search.arch, _node_mapper(name, seed)), alone_memo={}, segment_memo={})
     alone = solve_alone(g, _alone)
-    rng, made, rows = Random(f"{seed}/{name}"), dict[Range, Option](), []
+    rng, segment_options, rows = Random(f"{seed}/{name}"), dict[Range, Option](), []
     valid = [scheme for r in ranges if (scheme := _scheme(g, r))]
-    looked = [scheme for scheme in valid if rng.random() < method.chance] if method.chance < 1 else valid
-    inside = _in_chains(g, looked, method.beam) if method.beam else {_ends(scheme.range) for scheme in looked}
+    considered = [scheme for scheme in valid if rng.random() < method.chance] if method.chance < 1 else valid
+    chain_ends = (
+        _in_chains(g, considered, method.beam)
+        if method.beam
+        else {_ends(scheme.range) for scheme in considered}
+    )
     for ends in dict.fromkeys(map(_ends, ranges)):
-        done: list[Scheme] = []
+        solved: list[Scheme] = []
         tried = 0
         for scheme in sorted(
-            (one for one in looked if _ends(one.range) == ends and ends in inside),
+            (one for one in considered if _ends(one.range) == ends and ends in chain_ends),
             key=lambda one: (one.words, one.energy),
         ):
             if method.skips and any(
-                all(a <= b for a, b in zip(other.words, scheme.words, strict=True)) for other in done
+                all(a <= b for a, b in zip(other.words, scheme.words, strict=True)) for other in solved
             ):
                 continue
             tried += 1
             if option := memo_isomorphic(g, scheme.range, partial(_solve, g, scheme.range)):
-                made[scheme.range] = option
-                done.append(scheme)
+                segment_options[scheme.range] = option
+                solved.append(scheme)
         names = tuple(e.name for e in g.workload.einsums[ends[0] : ends[1] + 1])
         rows.append(
             Pruned(
@@ -184,22 +193,26 @@ def options(
                 tried,
             )
         )
-    return alone, made, rows
+    return alone, segment_options, rows
 
 
-def _inside(name: str, seed: int) -> Inside | None:
+def _node_mapper(name: str, seed: int) -> NodeMapper | None:
     """Returns the mapper of a node; None: the exact mapper."""
 
-    def descended(problem: Problem) -> list[Mapping]:
+    def descend(problem: Problem) -> list[Mapping]:
         found = candidates(problem.einsum, topology(problem.arch))
         return [] if isinstance(found, Infeasible) else [one.mapping for one in found]
 
-    def drawn(problem: Problem) -> list[Mapping]:
+    def sample(problem: Problem) -> list[Mapping]:
         rng = Random(f"{seed}/{canonical_key(problem.einsum)}")
-        found = random(problem, rng, DRAWN) if name == "kapla-random" else annealing(problem, rng, *ANNEALED)
+        found = (
+            random(problem, rng, RANDOM_MAPPINGS)
+            if name == "kapla-random"
+            else annealing(problem, rng, *ANNEALING_ROUNDS)
+        )
         return [] if isinstance(found, Infeasible) else [one.mapping for one in found]
 
-    return {"kapla": descended, "kapla-exhaustive": None}.get(name, drawn)
+    return {"kapla": descend, "kapla-exhaustive": None}.get(name, sample)
 
 
 def _ends(r: Range) -> tuple[int, int]:
@@ -212,31 +225,33 @@ def _scheme(g: PipelineSearch, r: Range) -> Scheme | None:
     nodes and no second copies, so no scheme that fits is dropped.
     """
     members = members_of(g, r)
-    places = _rectangles(g, [e.points() for e, _ in members]) if members else None
-    if not members or not places:
+    regions = _rectangles(g, [e.points() for e, _ in members]) if members else None
+    if not members or not regions:
         return None
-    many = g.workload.einsums[r.first].points() // members[0][0].points()
+    tile_count = g.workload.einsums[r.first].points() // members[0][0].points()
     words = list[float]()
-    for (part, context), (shape, _, _) in zip(members, places, strict=True):
+    for (part, context), (shape, _, _) in zip(members, regions, strict=True):
         if stage_bits(part, context, g.arch) > shape.rows * shape.columns * (
             g.arch.levels[1].capacity_bits or inf
         ):
             return None
-        far = [p for p in part.inputs if p.tensor not in context.pinned | context.forwarded]
-        words += [float(tile_words(p, part.sizes(), g.arch.word_bits) * many) for p in far]
-    return Scheme(r, tuple(words), *_lower_bound(g, members, many))
+        outer_inputs = [p for p in part.inputs if p.tensor not in context.pinned | context.forwarded]
+        words += [float(tile_words(p, part.sizes(), g.arch.word_bits) * tile_count) for p in outer_inputs]
+    return Scheme(r, tuple(words), *_lower_bound(g, members, tile_count))
 
 
 def _lower_bound(
-    g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]], many: int
+    g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]], tile_count: int
 ) -> tuple[float, float]:
-    """Returns lower bounds on energy (with leakage) and cycles of stages that run `many` times."""
-    own = [
-        lower_bound(e, g.arch, a.forwarded, a.pinned, a.forwards and not a.spilled, roughly=True).times(many)
+    """Returns lower bounds on energy (with leakage) and cycles of stages that run `tile_count` times."""
+    bounds = [
+        lower_bound(
+            e, g.arch, a.forwarded, a.pinned, a.forwards and not a.spilled, skip_registers=True
+        ).times(tile_count)
         for e, a in members
     ]
-    cycles = time_of(own, g.arch)
-    return sum(one.energy for one in own) + g.arch.leak_mw() / g.arch.clock_ghz * cycles, cycles
+    cycles = time_of(bounds, g.arch)
+    return sum(one.energy for one in bounds) + g.arch.leak_mw() / g.arch.clock_ghz * cycles, cycles
 
 
 def _in_chains(g: PipelineSearch, schemes: Sequence[Scheme], beam: int) -> set[tuple[int, int]]:
@@ -244,25 +259,25 @@ def _in_chains(g: PipelineSearch, schemes: Sequence[Scheme], beam: int) -> set[t
     that are kept per last einsum.
     """
     ends: dict[int, list[Scheme]] = {}
-    for (_, last), own in _by_ends(schemes).items():
+    for (_, last), same_ends in _by_ends(schemes).items():
         ends.setdefault(last, []).append(
-            min(own, key=lambda one: objective_value(g.objective, one.energy, one.cycles))
+            min(same_ends, key=lambda one: objective_value(g.objective, one.energy, one.cycles))
         )
     best: list[list[tuple[float, float, tuple[tuple[int, int], ...]]]] = [[(0.0, 0.0, ())]]
     for i, (e, n) in enumerate(zip(g.workload.einsums, counts(g.workload), strict=True)):
         energy, cycles = _lower_bound(g, [(e, StageContext(pinned=pinned(g, e)))], n)
-        chains = [(a + energy, b + cycles, past) for a, b, past in best[i]]
+        chains = [(a + energy, b + cycles, chain_ends) for a, b, chain_ends in best[i]]
         for one in ends.get(i, ()):
             chains += [
-                (a + one.energy, b + one.cycles, (*past, _ends(one.range)))
-                for a, b, past in best[one.range.first]
+                (a + one.energy, b + one.cycles, (*chain_ends, _ends(one.range)))
+                for a, b, chain_ends in best[one.range.first]
             ]
         best.append(
             sorted(chains, key=lambda chain: (objective_value(g.objective, chain[0], chain[1]), chain[2]))[
                 :beam
             ]
         )
-    return {segment for _, _, past in best[-1] for segment in past}
+    return {segment for _, _, chain_ends in best[-1] for segment in chain_ends}
 
 
 def _by_ends(schemes: Iterable[Scheme]) -> dict[tuple[int, int], list[Scheme]]:
@@ -295,22 +310,22 @@ def _rectangles(g: PipelineSearch, work: Sequence[int]) -> list[tuple[Shape, int
 def _solve(g: PipelineSearch, r: Range) -> Option | None:
     """Returns the option of a segment with nodes in proportion to work, None if a stage does not fit."""
     members = members_of(g, r)
-    places = _rectangles(g, [e.points() for e, _ in members]) if members else None
-    if not members or not places:
+    regions = _rectangles(g, [e.points() for e, _ in members]) if members else None
+    if not members or not regions:
         return None
     stages = [
         _stage(g, part, context, shape)
-        for (part, context), (shape, _, _) in zip(members, places, strict=True)
+        for (part, context), (shape, _, _) in zip(members, regions, strict=True)
     ]
-    own = g.workload.einsums[r.first : r.last + 1]
+    einsums = g.workload.einsums[r.first : r.last + 1]
     if not all(stages):
         return None
-    there = [(stage.shapes[0], y, x) for stage, (_, y, x) in zip(stages, places, strict=True) if stage]
+    placed = [(stage.shapes[0], y, x) for stage, (_, y, x) in zip(stages, regions, strict=True) if stage]
     return price_of(
         g,
-        own,
+        einsums,
         to_segment(
-            g, r, own, [stage for stage in stages if stage], there, [context for _, context in members]
+            g, r, einsums, [stage for stage in stages if stage], placed, [context for _, context in members]
         ),
     )
 
@@ -343,28 +358,30 @@ def spread_over_nodes(
     tiles of one node by cut rank. Each prime factor of a side cuts the rank that leaves a node the smallest
     tiles, padding included. even: only ranks that the factor divides are cut.
     """
-    tile, loops, used = e.sizes(), list[Loop](), []
+    tile, loops, side_nodes = e.sizes(), list[Loop](), []
     for (dim, _), side in zip(g.arch.fanouts[0].dims, (nodes.rows, nodes.columns), strict=True):
         parts = dict[str, int]()
         for prime in primes(side):
 
             def left(rank: str, prime: int = prime, parts: dict[str, int] = parts) -> tuple[float, float]:
-                mine = {**tile, rank: -(-tile[rank] // (parts.get(rank, 1) * prime))}
-                others = {r: -(-tile[r] // n) for r, n in parts.items() if r != rank}
-                return sum(float(tile_words(p, mine | others, g.arch.word_bits)) for p in e.tensors()), prod(
-                    (mine | others).values()
-                )
+                cut_tile = {**tile, rank: -(-tile[rank] // (parts.get(rank, 1) * prime))}
+                other_tiles = {r: -(-tile[r] // n) for r, n in parts.items() if r != rank}
+                return sum(
+                    float(tile_words(p, cut_tile | other_tiles, g.arch.word_bits)) for p in e.tensors()
+                ), prod((cut_tile | other_tiles).values())
 
             cut = {rank: parts.get(rank, 1) * prime for rank in split_ranks(e) if rank not in sliding}
-            if open_ := [
+            if fitting_ranks := [
                 rank for rank, n in cut.items() if tile[rank] >= n and not (even and tile[rank] % n)
             ]:
-                rank = min(open_, key=left)
+                rank = min(fitting_ranks, key=left)
                 parts[rank] = parts.get(rank, 1) * prime
         trips = 1
         for rank, n in parts.items():
-            whole, tile[rank] = tile[rank], -(-tile[rank] // n)
-            loops += [Loop(rank, tile[rank], dim)] if whole > tile[rank] else []
-            trips *= -(-whole // tile[rank])
-        used.append(trips)
-    return Shape(used[0], used[1], tuple(loops)), {rank: n for rank, n in tile.items() if n < e.sizes()[rank]}
+            extent, tile[rank] = tile[rank], -(-tile[rank] // n)
+            loops += [Loop(rank, tile[rank], dim)] if extent > tile[rank] else []
+            trips *= -(-extent // tile[rank])
+        side_nodes.append(trips)
+    return Shape(side_nodes[0], side_nodes[1], tuple(loops)), {
+        rank: n for rank, n in tile.items() if n < e.sizes()[rank]
+    }

@@ -39,8 +39,8 @@ from dse.sim.levels.transfer import dim_names
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum
 
-NEAR = 1e-3  # the search of a copy ends at this relative gap to the lower bound
-TRIED = 4  # maximum of boxes that are priced per choice of storage nodes
+GAP = 1e-3  # the search of a copy ends at this relative gap to the lower bound
+MAX_BOXES = 4  # maximum of boxes that are priced per choice of storage nodes
 Box = tuple[int, ...]  # extents, one per dimension
 
 
@@ -60,14 +60,14 @@ class Conversions:
 
     arch: Arch
     objective: str
-    memo: dict[tuple[int | None, Layout, Layout], Copy] = field(default_factory=dict)  # of `cost`
-    # of `_own`
-    own: dict[tuple[tuple[int, ...], int | None], tuple[list[LayoutPricing], float]] = field(
+    copies: dict[tuple[int | None, Layout, Layout], Copy] = field(default_factory=dict)  # of `cost`
+    # of `_mapper_nests`
+    mapper_nests: dict[tuple[tuple[int, ...], int | None], tuple[list[LayoutPricing], float]] = field(
         default_factory=dict
     )
-    # of `_pricing`, `_inner` and `lower_bound`
+    # of `_pricing`, `_inner_layouts` and `lower_bound`
     pricings: dict[tuple[Einsum, Mapping], LayoutPricing | None] = field(default_factory=dict)
-    inner: dict[tuple[Einsum, Mapping], dict[TensorAt, Layout]] = field(default_factory=dict)
+    inner_layouts: dict[tuple[Einsum, Mapping], dict[TensorAt, Layout]] = field(default_factory=dict)
     lower_bounds: dict[tuple[tuple[int, ...], int | None], tuple[float, float]] = field(default_factory=dict)
 
     def lower_bound(self, bits: int | None, shape: tuple[int, ...]) -> tuple[float, float]:
@@ -86,60 +86,64 @@ class Conversions:
         """Returns the best copy found from layout a to layout b. Layouts name dimensions as all tensors of
         the shape do.
         """
-        if (bits, a, b) not in self.memo:
-            self.memo[bits, a, b] = self._search(bits, a, b)
-        return self.memo[bits, a, b]
+        if (bits, a, b) not in self.copies:
+            self.copies[bits, a, b] = self._search(bits, a, b)
+        return self.copies[bits, a, b]
 
     def _search(self, bits: int | None, a: Layout, b: Layout) -> Copy:
         """Returns the best copy found. Nests are priced in the order of their estimated costs, until the next
         estimate is no lower than the best cost.
         """
         home, e = self.arch.levels[0].name, copy_einsum(a.shape, bits)
-        own, floor = self._own(a.shape, bits)
-        ends = {(home, "A"): a, (home, "B"): b}
-        rows = [(0.0, one) for one in own]
-        for nest, asked in dict(between(e, self.arch, a, b)).items():
-            if one := self._pricing(e, nest):
-                rows.append((self._estimate(one, asked), one))
+        mapper_nests, lower_bound = self._mapper_nests(a.shape, bits)
+        outer_layouts = {(home, "A"): a, (home, "B"): b}
+        candidates = [(0.0, pricing) for pricing in mapper_nests]
+        for nest, lines_accessed in dict(copy_nests(e, self.arch, a, b)).items():
+            if pricing := self._pricing(e, nest):
+                candidates.append((self._estimate(pricing, lines_accessed), pricing))
         best, chosen = inf, None
-        for about, one in sorted(rows, key=lambda row: (row[0], str(row[1].mapping))):
-            if about >= best or best <= floor * (1 + NEAR):
+        for estimate, pricing in sorted(candidates, key=lambda row: (row[0], str(row[1].mapping))):
+            if estimate >= best or best <= lower_bound * (1 + GAP):
                 break
-            if objective_value(self.objective, *one.cost(ends)) >= best:
+            if objective_value(self.objective, *pricing.cost(outer_layouts)) >= best:
                 continue
-            inner = self._inner(e, one)
-            energy, cycles = one.cost(inner | ends)
+            inner = self._inner_layouts(e, pricing)
+            energy, cycles = pricing.cost(inner | outer_layouts)
             if (value := objective_value(self.objective, energy, cycles)) < best:
-                best, chosen = value, (in_layouts(one.mapping, inner), energy, cycles)
+                best, chosen = value, (in_layouts(pricing.mapping, inner), energy, cycles)
         assert chosen
-        return Copy(*chosen, relative_gap(best, floor))
+        return Copy(*chosen, relative_gap(best, lower_bound))
 
-    def _estimate(self, one: LayoutPricing, main_memory_lines: float) -> float:
+    def _estimate(self, pricing: LayoutPricing, main_memory_lines: float) -> float:
         """Returns an estimate of a nest's objective value if it moves so many lines of main memory; row
         activations and bank conflicts are not estimated.
         """
-        (energy, cycles), outer, e = one.cost({}), self.arch.levels[0], one.problem.einsum
-        words = 2 * e.points() * (e.output.bits or self.arch.word_bits)
-        moved = max(words, main_memory_lines * outer.access.line_bits) if outer.access else words
-        energy += (moved - words) / outer.width_bits * min(outer.read_pj, outer.write_pj)
-        port = moved / outer.width_bits / outer.bandwidth / (2 if outer.ports == "separate" else 1)
-        return objective_value(self.objective, energy, max(cycles, port))
+        (energy, cycles), outer, e = pricing.cost({}), self.arch.levels[0], pricing.problem.einsum
+        copied_bits = 2 * e.points() * (e.output.bits or self.arch.word_bits)
+        moved_bits = (
+            max(copied_bits, main_memory_lines * outer.access.line_bits) if outer.access else copied_bits
+        )
+        energy += (moved_bits - copied_bits) / outer.width_bits * min(outer.read_pj, outer.write_pj)
+        port_cycles = (
+            moved_bits / outer.width_bits / outer.bandwidth / (2 if outer.ports == "separate" else 1)
+        )
+        return objective_value(self.objective, energy, max(cycles, port_cycles))
 
-    def _own(self, shape: tuple[int, ...], bits: int | None) -> tuple[list[LayoutPricing], float]:
+    def _mapper_nests(self, shape: tuple[int, ...], bits: int | None) -> tuple[list[LayoutPricing], float]:
         """Returns the mapper's nests of a copy, and a lower bound of the objective of any copy in any
         layouts.
         """
-        if (shape, bits) not in self.own:
-            one = Problem(self.arch, copy_einsum(shape, bits), self.objective)
-            found = priced_mappings(one, "imperfect_spatial", FREE, 0.01, frozenset())
-            nests, floor = (
+        if (shape, bits) not in self.mapper_nests:
+            problem = Problem(self.arch, copy_einsum(shape, bits), self.objective)
+            found = priced_mappings(problem, "imperfect_spatial", FREE, 0.01, frozenset())
+            nests, lower_bound = (
                 ([], 0.0) if isinstance(found, Infeasible) else (list(found.mappings), found.lower_bound)
             )
-            self.own[shape, bits] = (
+            self.mapper_nests[shape, bits] = (
                 nests,
-                max(floor, objective_value(self.objective, *self.lower_bound(bits, shape))),
+                max(lower_bound, objective_value(self.objective, *self.lower_bound(bits, shape))),
             )
-        return self.own[shape, bits]
+        return self.mapper_nests[shape, bits]
 
     def _pricing(self, e: Einsum, nest: Mapping) -> LayoutPricing | None:
         """Returns the pricing of a nest, None if it does not fit."""
@@ -152,22 +156,26 @@ class Conversions:
             )
         return self.pricings[e, nest]
 
-    def _inner(self, e: Einsum, one: LayoutPricing) -> dict[TensorAt, Layout]:
+    def _inner_layouts(self, e: Einsum, pricing: LayoutPricing) -> dict[TensorAt, Layout]:
         """Returns the layouts of tiles at inner levels that are best if the tensors are row-major in main
         memory.
         """
-        if (e, one.mapping) not in self.inner:
+        if (e, pricing.mapping) not in self.inner_layouts:
             home = self.arch.levels[0].name
-            ends = {
+            outer_layouts = {
                 place: row_major(dim_names(link.tensor), tuple(d.size for d in link.tensor.dims))
-                for place, link in one.links.items()
+                for place, link in pricing.links.items()
                 if place[0] == home
             }
-            found = best_layouts(one, ends)[2] if len(ends) < len(one.links) else ends
-            self.inner[e, one.mapping] = {
+            found = (
+                best_layouts(pricing, outer_layouts)[2]
+                if len(outer_layouts) < len(pricing.links)
+                else outer_layouts
+            )
+            self.inner_layouts[e, pricing.mapping] = {
                 place: layout for place, layout in found.items() if place[0] != home
             }
-        return self.inner[e, one.mapping]
+        return self.inner_layouts[e, pricing.mapping]
 
 
 def blocks(layout: Layout) -> list[Box]:
@@ -177,44 +185,45 @@ def blocks(layout: Layout) -> list[Box]:
     >>> blocks(row_major(("A", "B"), (2, 6)))
     [(1, 1), (1, 2), (1, 3), (1, 6), (2, 6)]
     """
-    own = [1] * len(layout.shape)
-    found = [tuple(own)]
-    for k, digit in _chain(layout):
-        if digit.step != own[k]:
+    block = [1] * len(layout.shape)
+    found = [tuple(block)]
+    for k, digit in _plain_digits(layout):
+        if digit.step != block[k]:
             break
         found += [
-            tuple(min(n * part, layout.shape[k]) if i == k else n for i, n in enumerate(own))
+            tuple(min(n * part, layout.shape[k]) if i == k else n for i, n in enumerate(block))
             for part in divisors(digit.size)[1:]
         ]
-        own[k] *= digit.size
+        block[k] *= digit.size
         if digit.pitch != digit.size:
             break
     return found
 
 
-def _chain(layout: Layout) -> Iterator[tuple[int, Digit]]:
+def _plain_digits(layout: Layout) -> Iterator[tuple[int, Digit]]:
     """Yields (dimension, digit), innermost first, up to the first digit of fused or unfolded dimensions."""
     for digit in reversed(layout.digits):
-        one = layout.stored[digit.dim]
-        if len(one.members) != 1 or one.tile:
+        stored_dim = layout.stored[digit.dim]
+        if len(stored_dim.members) != 1 or stored_dim.tile:
             return
-        yield one.members[0], digit
+        yield stored_dim.members[0], digit
 
 
-def lines(layout: Layout, box: Box, line: int) -> float:
-    """Returns an estimate of the lines of memory that are accessed if the tensor is read box by box. line:
-    elements per line. A box consists of contiguous runs, and each run starts at a multiple of its length.
+def line_count(layout: Layout, box: Box, line_elems: int) -> float:
+    """Returns an estimate of the lines of memory that are accessed if the tensor is read box by box.
+    line_elems: elements per line. A box consists of contiguous runs, and each run starts at a multiple of its
+    length.
 
     >>> [lines(row_major(("A", "B"), (4, 8)), box, 4) for box in ((1, 8), (4, 2), (4, 1))]
     [8.0, 16.0, 32.0]
     """
     run = 1
-    for k, digit in _chain(layout):
+    for k, digit in _plain_digits(layout):
         part = min(digit.size, max(box[k] // digit.step, 1))
         run *= part
         if part < digit.size:
             break
-    return prod(layout.shape) / run * (1 + (run - gcd(run, line)) / line)
+    return prod(layout.shape) / run * (1 + (run - gcd(run, line_elems)) / line_elems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,69 +232,104 @@ class Staging:
 
     lines: float  # estimate of the lines of main memory that it accesses
     tile: Box  # held by the `upper` storage nodes
-    inner: Box  # held by the `lower` storage nodes
-    last: str  # tensor whose layout orders the loops below the tile
+    inner_tile: Box  # held by the `lower` storage nodes
+    inner_order: str  # tensor whose layout orders the loops below the tile
     upper: tuple[Store, ...] = ()
     lower: tuple[Store, ...] = ()
     in_arrays: bool = False  # whether the `lower` nodes stand inside the arrays, where PEs share the box
 
 
-def between(e: Einsum, arch: Arch, a: Layout, b: Layout) -> Iterator[tuple[Mapping, float]]:
+def copy_nests(e: Einsum, arch: Arch, a: Layout, b: Layout) -> Iterator[tuple[Mapping, float]]:
     """Yields (nest, estimate of the lines that it accesses) of copies between two layouts, fewest lines
     first. Some nests may not fit.
     """
     bits = e.output.bits or arch.word_bits
     access = arch.levels[0].access
     ranks = [rank for rank, _ in e.extents]
-    line, ways = max(1, access.line_bits // bits) if access else 1, {"A": a, "B": b}
+    line_elems, layouts = max(1, access.line_bits // bits) if access else 1, {"A": a, "B": b}
     found = dict[tuple[object, ...], list[Staging]]()
-    for one in _stagings(e, arch, ways, bits, line):
-        found.setdefault((one.upper, one.lower), []).append(one)
-    few = (sorted(own, key=lambda one: (one.lines, -prod(one.tile)))[:TRIED] for own in found.values())
-    for one in sorted(chain.from_iterable(few), key=lambda one: one.lines):
-        for order in ways.values():
-            yield _nest(e, arch, one, _ranks(order, ranks), _ranks(ways[one.last], ranks)), one.lines
+    for staging in _stagings(e, arch, layouts, bits, line_elems):
+        found.setdefault((staging.upper, staging.lower), []).append(staging)
+    best_stagings = (
+        sorted(group, key=lambda staging: (staging.lines, -prod(staging.tile)))[:MAX_BOXES]
+        for group in found.values()
+    )
+    for staging in sorted(chain.from_iterable(best_stagings), key=lambda staging: staging.lines):
+        for order in layouts.values():
+            yield (
+                _nest(
+                    e,
+                    arch,
+                    staging,
+                    _ranks_by_digit(order, ranks),
+                    _ranks_by_digit(layouts[staging.inner_order], ranks),
+                ),
+                staging.lines,
+            )
 
 
-def _stagings(e: Einsum, arch: Arch, layouts: dict[str, Layout], bits: int, line: int) -> Iterator[Staging]:
+def _stagings(
+    e: Einsum, arch: Arch, layouts: dict[str, Layout], bits: int, line_elems: int
+) -> Iterator[Staging]:
     """Yields forms of nests: boxes that hold a block of each layout, and levels at which tensors stand."""
-    whole, pes = tuple(n for _, n in e.extents), arch.instances(len(arch.levels))
-    near = {
-        x: {one.name: _capacity_elems(arch, one, bits) for one in arch.levels[1:] if x in may_keep(e, one)}
+    full_box, pes = tuple(n for _, n in e.extents), arch.instances(len(arch.levels))
+    capacities = {
+        x: {
+            staging.name: _capacity_elems(arch, staging, bits)
+            for staging in arch.levels[1:]
+            if x in may_keep(e, staging)
+        }
         for x in "AB"
     }
-    first = min((f.outside for f in arch.fanouts), default=len(arch.levels))
-    shared = {level.name for level in arch.levels[first:]}
+    outermost_array = min((f.outside for f in arch.fanouts), default=len(arch.levels))
+    in_array_levels = {level.name for level in arch.levels[outermost_array:]}
 
     def lines_accessed(a: Box, b: Box) -> float:
-        return lines(layouts["A"], a, line) + lines(layouts["B"], b, line)
+        return line_count(layouts["A"], a, line_elems) + line_count(layouts["B"], b, line_elems)
 
-    for t in dict.fromkeys(
-        tuple(map(max, p, q)) for p in (*blocks(layouts["A"]), whole) for q in (*blocks(layouts["B"]), whole)
+    for tile in dict.fromkeys(
+        tuple(map(max, p, q))
+        for p in (*blocks(layouts["A"]), full_box)
+        for q in (*blocks(layouts["B"]), full_box)
     ):
-        for name in near["A"].keys() & near["B"].keys():
-            if 2 * prod(t) <= near["A"][name]:
-                one, both = Staging(lines_accessed(t, t), t, t, "B"), (Store(name, "A"), Store(name, "B"))
-                yield replace(one, lower=both, in_arrays=True) if name in shared else replace(one, upper=both)
+        for name in capacities["A"].keys() & capacities["B"].keys():
+            if 2 * prod(tile) <= capacities["A"][name]:
+                staging, stores = (
+                    Staging(lines_accessed(tile, tile), tile, tile, "B"),
+                    (Store(name, "A"), Store(name, "B")),
+                )
+                yield (
+                    replace(staging, lower=stores, in_arrays=True)
+                    if name in in_array_levels
+                    else replace(staging, upper=stores)
+                )
         outside = [
             (x, name)
-            for x, rooms in near.items()
-            for name in rooms
-            if name not in shared and prod(t) <= rooms[name]
+            for x, capacity_of in capacities.items()
+            for name in capacity_of
+            if name not in in_array_levels and prod(tile) <= capacity_of[name]
         ]
         for x, name in outside:
             y = "B" if x == "A" else "A"
-            left = {below: room - (prod(t) if below == name else 0) for below, room in near[y].items()}
-            boxes = {"": _largest(layouts[y], t, pes)} | {
-                below: _best_block(layouts[y], t, room, line) for below, room in left.items()
+            free_elems = {
+                below: capacity - (prod(tile) if below == name else 0)
+                for below, capacity in capacities[y].items()
             }
-            for below, own in boxes.items():
-                if own:
+            boxes = {"": _largest_block(layouts[y], tile, pes)} | {
+                below: _best_block(layouts[y], tile, capacity, line_elems)
+                for below, capacity in free_elems.items()
+            }
+            for below, box_below in boxes.items():
+                if box_below:
                     lower = (Store(below, y),) if below else ()
-                    many = lines_accessed(t, own) if x == "A" else lines_accessed(own, t)
-                    yield Staging(many, t, own, y, (Store(name, x),), lower, below in shared)
+                    line_total = (
+                        lines_accessed(tile, box_below) if x == "A" else lines_accessed(box_below, tile)
+                    )
+                    yield Staging(
+                        line_total, tile, box_below, y, (Store(name, x),), lower, below in in_array_levels
+                    )
     for x in "AB":
-        box = _largest(layouts[x], whole, pes)
+        box = _largest_block(layouts[x], full_box, pes)
         yield Staging(lines_accessed(box, box), box, box, x)
 
 
@@ -303,20 +347,20 @@ def _capacity_elems(arch: Arch, level: Level, bits: int) -> float:
     )
 
 
-def _best_block(layout: Layout, within: Box, elems: float, line: int) -> Box | None:
+def _best_block(layout: Layout, within: Box, elems: float, line_elems: int) -> Box | None:
     """Returns the block within a box that has at most `elems` elements and accesses the fewest lines."""
     inside = (tuple(map(min, within, box)) for box in blocks(layout))
     fit = [box for box in inside if prod(box) <= elems]
-    return min(fit, key=lambda box: (lines(layout, box, line), -prod(box)), default=None)
+    return min(fit, key=lambda box: (line_count(layout, box, line_elems), -prod(box)), default=None)
 
 
-def _largest(layout: Layout, within: Box, most: int) -> Box:
-    """Returns the largest block within a box that has at most `most` elements."""
+def _largest_block(layout: Layout, within: Box, max_elems: int) -> Box:
+    """Returns the largest block within a box that has at most `max_elems` elements."""
     inside = (tuple(map(min, within, box)) for box in blocks(layout))
-    return max((box for box in inside if prod(box) <= most), key=prod)
+    return max((box for box in inside if prod(box) <= max_elems), key=prod)
 
 
-def _ranks(layout: Layout, ranks: Sequence[str]) -> list[str]:
+def _ranks_by_digit(layout: Layout, ranks: Sequence[str]) -> list[str]:
     """Returns the ranks in the order of their outermost digits in a layout, outermost first."""
     place = {
         m: i
@@ -326,41 +370,50 @@ def _ranks(layout: Layout, ranks: Sequence[str]) -> list[str]:
     return [rank for _, rank in sorted((place.get(k, -1), rank) for k, rank in enumerate(ranks))]
 
 
-def _nest(e: Einsum, arch: Arch, one: Staging, outer: Sequence[str], inner: Sequence[str]) -> Mapping:
+def _nest(e: Einsum, arch: Arch, staging: Staging, outer: Sequence[str], inner: Sequence[str]) -> Mapping:
     """Returns the nest of a form (one). outer, inner: order of the loops above the tile and below it, as
     ranks, outermost first.
     """
-    home, left = arch.levels[0].name, dict(e.extents)
+    home, tile_outside = arch.levels[0].name, dict(e.extents)
     nodes: list[Loop | Store] = [Store(home, "A"), Store(home, "B")]
     for box, order, stores in (
-        (one.tile, outer, one.upper),
-        (one.inner, inner, () if one.in_arrays else one.lower),
+        (staging.tile, outer, staging.upper),
+        (staging.inner_tile, inner, () if staging.in_arrays else staging.lower),
     ):
-        tile = {rank: min(left[rank], n) for rank, n in zip(left, box, strict=True)}
-        nodes += [*(Loop(rank, tile[rank]) for rank in order if tile[rank] < left[rank]), *stores]
-        left = tile
-    held = [store for store in nodes if isinstance(store, Store)]
-    return Mapping((*nodes, *_inside(e, arch, left, one.lower if one.in_arrays else (), held)))
+        tile = {rank: min(tile_outside[rank], n) for rank, n in zip(tile_outside, box, strict=True)}
+        nodes += [*(Loop(rank, tile[rank]) for rank in order if tile[rank] < tile_outside[rank]), *stores]
+        tile_outside = tile
+    placed_stores = [store for store in nodes if isinstance(store, Store)]
+    return Mapping(
+        (
+            *nodes,
+            *_innermost_nodes(
+                e, arch, tile_outside, staging.lower if staging.in_arrays else (), placed_stores
+            ),
+        )
+    )
 
 
-def _inside(
-    e: Einsum, arch: Arch, left: dict[str, int], lower: Sequence[Store], inner_tile: Sequence[Store]
+def _innermost_nodes(
+    e: Einsum, arch: Arch, tile_of: dict[str, int], lower: Sequence[Store], placed_stores: Sequence[Store]
 ) -> list[Loop | Store]:
     """Returns the innermost nodes of a nest: spatial loops over the tile that is left, storage nodes inside
-    the arrays (those of `lower`, and mandatory ones), and temporal loops over what is left then. left: tile
-    of each rank, is updated; inner_tile: storage nodes that the nest has already.
+    the arrays (those of `lower`, and mandatory ones), and temporal loops over what is left then. tile_of:
+    tile of each rank, is updated; placed_stores: storage nodes that the nest has already.
     """
     nodes = list[Loop | Store]()
     for v in range(1, len(arch.levels) + 1):
         for dim, size in (one for f in arch.fanouts if f.outside == v for one in f.dims):
-            while (most := max((max(d for d in divisors(n) if d <= size), rank) for rank, n in left.items()))[
-                0
-            ] > 1:
-                part, rank = most
-                left[rank], size = left[rank] // part, size // part
-                nodes.append(Loop(rank, left[rank], dim))
+            while (
+                largest := max(
+                    (max(d for d in divisors(n) if d <= size), rank) for rank, n in tile_of.items()
+                )
+            )[0] > 1:
+                part, rank = largest
+                tile_of[rank], size = tile_of[rank] // part, size // part
+                nodes.append(Loop(rank, tile_of[rank], dim))
         for level in arch.levels[v : v + 1]:
-            must = [] if level.bypass else [Store(level.name, t) for t in may_keep(e, level)]
-            own = dict.fromkeys((*(one for one in lower if one.level == level.name), *must))
-            nodes += [one for one in own if one not in inner_tile]
-    return [*nodes, *(Loop(rank, 1) for rank, n in left.items() if n > 1)]
+            mandatory = [] if level.bypass else [Store(level.name, t) for t in may_keep(e, level)]
+            level_stores = dict.fromkeys((*(one for one in lower if one.level == level.name), *mandatory))
+            nodes += [one for one in level_stores if one not in placed_stores]
+    return [*nodes, *(Loop(rank, 1) for rank, n in tile_of.items() if n > 1)]

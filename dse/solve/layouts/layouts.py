@@ -39,8 +39,8 @@ from dse.mapping.schedule import Branch, Schedule, Segment, rename
 from dse.mapping.searched import Space, encoded
 from dse.sim.einsum.evaluate import (
     ANY_MAPPING,
-    PRECISE,
-    UNFUSED,
+    ROUNDING_GAP,
+    UNFUSED_BOUND,
     EinsumCost,
     Solution,
     certificate_text,
@@ -55,10 +55,11 @@ from dse.solve.elimination import Choice, Table, join, table
 from dse.solve.layouts.convert import Conversions
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection, canonical_key
-from workloads.graph import Workload, counts, owner
+from workloads.graph import Workload, base_tensor, counts
 
-LABELS = 8  # maximum of layouts in a tensor's list
-READERS = 3  # up to so many readers of a tensor may each have a layout of their own; more readers share one
+MAX_LABELS = 8  # maximum of layouts in a tensor's list
+# up to so many readers of a tensor may each have a layout of their own; more readers share one
+MAX_OWN_LAYOUTS = 3
 LayoutPolicy = Literal["row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"]
 LAYOUT_POLICIES: dict[str, str] = {
     "row_major": "row-major between einsums, each solved alone; tensors inside an einsum in their best "
@@ -91,14 +92,14 @@ class LayoutAssignment:
 @dataclass(frozen=True, slots=True)
 class Use:
     """A tensor as one einsum uses it. einsum: number of the einsum; position: of the tensor among the
-    einsum's tensors; view: whether the einsum reads the tensor in another shape, which needs the row-major
+    einsum's tensors; is_view: whether the einsum reads the tensor in another shape, which needs the row-major
     layout.
     """
 
     einsum: int
     position: int
     node: str
-    view: bool
+    is_view: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,20 +117,20 @@ def interface_tensors(workload: Workload) -> dict[str, frozenset[str]]:
     einsums exchanges with another einsum.
     """
     made = {e.output.tensor for e in workload.einsums}
-    again = {name for _, name in workload.loop_state}
-    both = made & {owner(p.tensor, made) for e in workload.einsums for p in e.inputs} | {
+    state_inputs = {name for _, name in workload.loop_state}
+    exchanged = made & {base_tensor(p.tensor, made) for e in workload.einsums for p in e.inputs} | {
         result for result, _ in workload.loop_state
     }
     found: dict[str, frozenset[str]] = {}
     firsts: dict[str, Einsum] = {}
     for e in workload.einsums:
         first = firsts.setdefault(canonical_key(e), e)
-        own = {
-            mine.tensor
-            for mine, p in zip(first.tensors(), e.tensors(), strict=True)
-            if owner(p.tensor, made) in both or p.tensor in again
+        interface = {
+            first_tensor.tensor
+            for first_tensor, p in zip(first.tensors(), e.tensors(), strict=True)
+            if base_tensor(p.tensor, made) in exchanged or p.tensor in state_inputs
         }
-        found[canonical_key(e)] = found.get(canonical_key(e), frozenset()) | own
+        found[canonical_key(e)] = found.get(canonical_key(e), frozenset()) | interface
     return found
 
 
@@ -139,13 +140,16 @@ def assign_layouts(
     """The workload in the layouts that a policy chooses. policy: key of LAYOUT_POLICIES; solved: mappings of
     each unique einsum, by key.
     """
-    g = Layouts(arch, workload, objective, solved)
-    found = [g.minimum(rule) for rule in g.rules(policy)]
-    value, _, choice, tables = min(found, key=lambda least: least[0])
+    problem = Layouts(arch, workload, objective, solved)
+    found = [problem.minimum(rule) for rule in problem.rules(policy)]
+    value, _, choice, tables = min(found, key=lambda minimum: minimum[0])
     if choice is None:
         return Infeasible("layouts", 1, 0, workload.name, "assignments")
-    floors = (min(least[1], g.lower_bound(rule)) for least, rule in zip(found, g.rules(policy), strict=True))
-    return g.to_assignment(policy, value, min(floors), choice, tables)
+    lower_bounds = (
+        min(minimum[1], problem.lower_bound(rule))
+        for minimum, rule in zip(found, problem.rules(policy), strict=True)
+    )
+    return problem.to_assignment(policy, value, min(lower_bounds), choice, tables)
 
 
 # (tensor, label that its maker writes, label of the copy) -> (energy, cycles) of the copy
@@ -155,7 +159,7 @@ Rule = tuple[dict[str, tuple[int, ...]], frozenset[str]]
 
 
 class Layouts:
-    """The problem of choosing layouts for one workload, at most `most` per tensor. An object serves one
+    """The problem of choosing layouts for one workload, at most `max_labels` per tensor. An object serves one
     solve, since it remembers which copies were solved.
     """
 
@@ -165,39 +169,46 @@ class Layouts:
         workload: Workload,
         objective: Objective,
         solved: dict[str, PricedMappings],
-        most: int = LABELS,
+        max_labels: int = MAX_LABELS,
     ) -> None:
-        self.arch, self.workload, self.objective, self.solved, self.most = (
+        self.arch, self.workload, self.objective, self.solved, self.max_labels = (
             arch,
             workload,
             objective,
             solved,
-            most,
+            max_labels,
         )
-        self.home, self.times = arch.levels[0].name, counts(workload)
+        self.home, self.occurrences = arch.levels[0].name, counts(workload)
         self.keys = [canonical_key(e) for e in workload.einsums]
         self.firsts = dict(reversed(list(zip(self.keys, workload.einsums, strict=True))))
-        self.apart = interface_tensors(workload)
-        self.free = {
-            key: [best_layouts(one, self._fixed(one, self.apart[key]))[2] for one in found.mappings]
+        self.interface_names = interface_tensors(workload)
+        self.free_layouts = {
+            key: [
+                best_layouts(one, self._row_major_layouts(one, self.interface_names[key]))[2]
+                for one in found.mappings
+            ]
             for key, found in solved.items()
         }
-        self.own: dict[int, list[LayoutPricing]] = {}
+        self.pricings: dict[int, list[LayoutPricing]] = {}
         self.costs: dict[tuple[str, tuple[Layout | None, ...]], list[tuple[float, float]]] = {}
         # tables of einsums, shared by equal einsums with equal labels
-        self.rows: dict[tuple[object, ...], Table] = {}
+        self.einsum_tables: dict[tuple[object, ...], Table] = {}
         self.conversions = Conversions(arch, objective)
         # tensors (bits, shape) whose copies have been solved; copies of others count with a lower bound
-        self.priced: set[tuple[int | None, tuple[int, ...]]] = set()
-        self.shared = list(self._interface_tensors())
+        self.solved_copies: set[tuple[int | None, tuple[int, ...]]] = set()
+        self.interface = list(self._interface_tensors())
         self.nodes = {
-            (use.einsum, use.position): (one, use) for one in self.shared for use in (one.maker, *one.readers)
+            (use.einsum, use.position): (one, use)
+            for one in self.interface
+            for use in (one.maker, *one.readers)
         }
-        self.capped = any(len({use.node for use in one.readers}) < len(one.readers) for one in self.shared)
+        self.shares_layouts = any(
+            len({use.node for use in one.readers}) < len(one.readers) for one in self.interface
+        )
 
-    def _fixed(
+    def _row_major_layouts(
         self,
-        one: LayoutPricing,
+        pricing: LayoutPricing,
         names: frozenset[str],
         level: str = "",
         retained: frozenset[str] = frozenset(),
@@ -207,69 +218,76 @@ class Layouts:
         """
         found = {
             place: link.tensor
-            for place, link in one.links.items()
+            for place, link in pricing.links.items()
             if place[1] in (names if place[0] == self.home else retained if place[0] == level else ())
         }
         return {place: row_major(dim_names(p), tuple(d.size for d in p.dims)) for place, p in found.items()}
 
     def _interface_tensors(self) -> Iterator[InterfaceTensor]:
         made = {e.output.tensor: i for i, e in enumerate(self.workload.einsums)}
-        names = {name: result for result, name in self.workload.loop_state}
+        state_results = {name: result for result, name in self.workload.loop_state}
         readers: dict[str, list[tuple[int, int]]] = {}
         for i, e in enumerate(self.workload.einsums):
             for x, p in enumerate(e.inputs):
-                readers.setdefault(owner(names.get(p.tensor, p.tensor), made), []).append((i, x))
+                readers.setdefault(base_tensor(state_results.get(p.tensor, p.tensor), made), []).append(
+                    (i, x)
+                )
         for tensor, i in made.items():
-            e, own = self.workload.einsums[i], readers.get(tensor, [])
+            e, reads = self.workload.einsums[i], readers.get(tensor, [])
             shape = _shape(e.output)
             uses = [
                 Use(
                     j,
                     x,
                     f"{tensor}<"
-                    if len(own) > READERS and _shape(self._at(j, x)) == shape
+                    if len(reads) > MAX_OWN_LAYOUTS and _shape(self._projection(j, x)) == shape
                     else f"{tensor}<{j}.{x}",
-                    _shape(self._at(j, x)) != shape,
+                    _shape(self._projection(j, x)) != shape,
                 )
-                for j, x in own
+                for j, x in reads
             ]
-            if own and e.output.format == "dense":
-                plain = row_major(_names(len(shape)), shape)
-                wide = (
+            if reads and e.output.format == "dense":
+                row_major_layout = row_major(_dim_names(len(shape)), shape)
+                second_dim_inner = (
                     [
                         parse(
-                            " ".join([*(n for k, n in enumerate(plain.names) if k != 1), plain.names[1]]),
-                            plain.names,
+                            " ".join(
+                                [
+                                    *(n for k, n in enumerate(row_major_layout.names) if k != 1),
+                                    row_major_layout.names[1],
+                                ]
+                            ),
+                            row_major_layout.names,
                             shape,
                         )
                     ]
                     if len(shape) > 2
                     else []
                 )
-                wanted = [
-                    self._own(i, len(e.inputs)),
-                    *(self._own(use.einsum, use.position) for use in uses if not use.view),
+                preferred = [
+                    self._preferred_layouts(i, len(e.inputs)),
+                    *(self._preferred_layouts(use.einsum, use.position) for use in uses if not use.is_view),
                 ]
-                rows = [own_[k] for k in range(self.most) for own_ in wanted if k < len(own_)]
+                rows = [ranked[k] for k in range(self.max_labels) for ranked in preferred if k < len(ranked)]
                 yield InterfaceTensor(
                     tensor,
                     Use(i, len(e.inputs), f"{tensor}>", False),
                     tuple(uses),
-                    tuple(dict.fromkeys([plain, *wide, *rows]))[: self.most],
+                    tuple(dict.fromkeys([row_major_layout, *second_dim_inner, *rows]))[: self.max_labels],
                 )
 
-    def _at(self, i: int, x: int) -> Projection:
+    def _projection(self, i: int, x: int) -> Projection:
         return self.workload.einsums[i].tensors()[x]
 
-    def _own(self, i: int, x: int) -> list[Layout]:
+    def _preferred_layouts(self, i: int, x: int) -> list[Layout]:
         """The layouts of its x-th tensor that are best for the i-th einsum: up to two per mapping."""
         found: list[Layout] = []
-        for one in self.solved[self.keys[i]].mappings:
+        for pricing in self.solved[self.keys[i]].mappings:
             place = self.home, self.firsts[self.keys[i]].tensors()[x].tensor
-            if place in one.links:
+            if place in pricing.links:
                 found += [
-                    replace(layout, names=_names(len(layout.shape)))
-                    for layout in one.front(place, one.candidates(place))[:2]
+                    replace(layout, names=_dim_names(len(layout.shape)))
+                    for layout in pricing.front(place, pricing.candidates(place))[:2]
                 ]
         return list(dict.fromkeys(found))
 
@@ -279,46 +297,51 @@ class Layouts:
 
         A label is the number of a layout in the tensor's list; 0 is row-major, the only one for a view.
         """
-        every = {
-            use.node: (0,) if use.view else tuple(range(len(one.labels)))
-            for one in self.shared
+        all_labels = {
+            use.node: (0,) if use.is_view else tuple(range(len(one.labels)))
+            for one in self.interface
             for use in (one.maker, *one.readers)
         }
-        product_ = [e.kind == "mac" for e in self.workload.einsums]
+        is_product = [e.kind == "mac" for e in self.workload.einsums]
         if policy == "alt":
-            yield every, frozenset()
+            yield all_labels, frozenset()
             return
         if policy in ("ol", "bf"):
             for label in (0, 1) if policy == "bf" else (0,):
                 fixed: dict[str, tuple[int, ...]] = {}
-                for one in self.shared:
-                    last = len(one.labels) - 1 if len(one.labels[0].shape) > 2 else 0
+                for one in self.interface:
+                    max_label = len(one.labels) - 1 if len(one.labels[0].shape) > 2 else 0
                     for use in (one.maker, *one.readers):
-                        fixed[use.node] = (0 if use.view else min(label, last),)
+                        fixed[use.node] = (0 if use.is_view else min(label, max_label),)
                 yield fixed, frozenset()
             return
-        allowed, same = dict(every), set[str]()
-        for one in self.shared:
-            complex_ = [use for use in one.readers if product_[use.einsum] and not use.view]
+        allowed, maker_bound = dict(all_labels), set[str]()
+        for one in self.interface:
+            product_reads = [use for use in one.readers if is_product[use.einsum] and not use.is_view]
             if policy == "wp":
-                allowed |= {use.node: (0,) for use in (one.maker, *one.readers) if not product_[use.einsum]}
-                same |= {use.node for use in complex_}
+                allowed |= {use.node: (0,) for use in (one.maker, *one.readers) if not is_product[use.einsum]}
+                maker_bound |= {use.node for use in product_reads}
             elif policy == "ind":
                 allowed |= {
-                    use.node: (self.alone(use),) for use in (one.maker, *complex_) if product_[use.einsum]
+                    use.node: (self.preferred_label(use),)
+                    for use in (one.maker, *product_reads)
+                    if is_product[use.einsum]
                 }
-            elif product_[one.maker.einsum] and complex_:
-                allowed |= {one.maker.node: (self.alone(one.maker if policy == "fp" else complex_[0]),)}
-                same |= {use.node for use in complex_}
-        yield allowed, frozenset(same)
+            elif is_product[one.maker.einsum] and product_reads:
+                allowed |= {
+                    one.maker.node: (self.preferred_label(one.maker if policy == "fp" else product_reads[0]),)
+                }
+                maker_bound |= {use.node for use in product_reads}
+        yield allowed, frozenset(maker_bound)
 
-    def alone(self, use: Use) -> int:
+    def preferred_label(self, use: Use) -> int:
         """The label of a tensor that is best for one of its einsums, regardless of the others."""
-        own = self._einsum(use.einsum, {})
+        einsum_table = self._einsum_table(use.einsum, {})
         best = min(
-            range(len(own.labels)), key=lambda row: (objective_value(self.objective, *own.values[row]), row)
+            range(len(einsum_table.labels)),
+            key=lambda row: (objective_value(self.objective, *einsum_table.values[row]), row),
         )
-        return int(own.labels[best][own.scope.index(use.node)])
+        return int(einsum_table.labels[best][einsum_table.scope.index(use.node)])
 
     def minimum(
         self, rule: Rule, einsums: Sequence[Table] = ()
@@ -331,42 +354,43 @@ class Layouts:
         copies of tensors of that shape are solved and the choice is made again. A best choice in which all
         copies are solved is the optimum.
         """
-        allowed, same = rule
-        einsums = einsums or [self._einsum(i, allowed) for i in range(len(self.keys))]
+        allowed, maker_bound = rule
+        einsums = einsums or [self._einsum_table(i, allowed) for i in range(len(self.keys))]
         while True:
-            tables = [*einsums, *(self._tensor(one, allowed, same) for one in self.shared)]
+            tables = [*einsums, *(self._copy_table(one, allowed, maker_bound) for one in self.interface)]
             found = join(tables, ranking=self.objective)
             if not found.choices:
                 return inf, found.lower_bound, None, tables
             best = found.choices[0]
-            wanted = {
+            unsolved = {
                 self._shape_key(one)
-                for one in self.shared
+                for one in self.interface
                 if len({best.labels[node] for node in _scope(one)}) > 1
-            } - self.priced
-            if not wanted:
+            } - self.solved_copies
+            if not unsolved:
                 return (
                     objective_value(self.objective, best.energy, best.latency),
                     found.lower_bound,
                     best,
                     tables,
                 )
-            self.priced |= wanted
+            self.solved_copies |= unsolved
 
     def lower_bound(self, rule: Rule) -> float:
         """A lower bound on the cost of any choice with any copies: every copy counts with its lower bound,
         while `minimum` counts the best copies that were found. inf if no copy was solved: the bound of
         `minimum` is then valid already.
         """
-        if not self.priced:
+        if not self.solved_copies:
             return inf
-        allowed, same = rule
-        tables = (self._tensor(one, allowed, same, self._min_copy) for one in self.shared)
+        allowed, maker_bound = rule
+        tables = (self._copy_table(one, allowed, maker_bound, self._min_copy_cost) for one in self.interface)
         return join(
-            [*(self._einsum(i, allowed) for i in range(len(self.keys))), *tables], ranking=self.objective
+            [*(self._einsum_table(i, allowed) for i in range(len(self.keys))), *tables],
+            ranking=self.objective,
         ).lower_bound
 
-    def _einsum(self, i: int, allowed: dict[str, tuple[int, ...]]) -> Table:
+    def _einsum_table(self, i: int, allowed: dict[str, tuple[int, ...]]) -> Table:
         """The table of an einsum: for each choice of labels of its nodes, one row with the cost of each
         mapping, in the order of the mappings.
         """
@@ -376,40 +400,45 @@ class Layouts:
             if (i, x) in self.nodes
         ]
         scope = self.scope(i)
-        many = {
-            use.node: allowed.get(use.node, (0,) if use.view else tuple(range(len(one.labels))))
+        labels_of = {
+            use.node: allowed.get(use.node, (0,) if use.is_view else tuple(range(len(one.labels))))
             for _, one, use in uses
         }
-        alike = (
+        table_key = (
             self.keys[i],
-            tuple((x, scope.index(use.node), () if use.view else one.labels) for x, one, use in uses),
-            tuple(many[node] for node in scope),
+            tuple((x, scope.index(use.node), () if use.is_view else one.labels) for x, one, use in uses),
+            tuple(labels_of[node] for node in scope),
         )
-        if alike not in self.rows:
+        if table_key not in self.einsum_tables:
             rows = []
-            for at in product(*(many[node] for node in scope)):
-                chosen = dict(zip(scope, at, strict=True))
+            for labels in product(*(labels_of[node] for node in scope)):
+                chosen = dict(zip(scope, labels, strict=True))
                 rows += [
-                    (at, row)
-                    for row in self._cost(
-                        i, {x: None if use.view else one.labels[chosen[use.node]] for x, one, use in uses}
+                    (labels, row)
+                    for row in self._mapping_costs(
+                        i, {x: None if use.is_view else one.labels[chosen[use.node]] for x, one, use in uses}
                     )
                 ]
-            self.rows[alike] = table(scope, rows)
-        return replace(self.rows[alike], scope=scope, values=self.rows[alike].values * self.times[i])
+            self.einsum_tables[table_key] = table(scope, rows)
+        return replace(
+            self.einsum_tables[table_key],
+            scope=scope,
+            values=self.einsum_tables[table_key].values * self.occurrences[i],
+        )
 
-    def _cost(self, i: int, chosen: dict[int, Layout | None]) -> list[tuple[float, float]]:
+    def _mapping_costs(self, i: int, chosen: dict[int, Layout | None]) -> list[tuple[float, float]]:
         """(energy, cycles) of every mapping of an einsum in these layouts. chosen: position of a tensor ->
         its layout; None: row-major.
         """
         key = self.keys[i]
         first = self.firsts[key]
-        at = tuple(chosen.get(x) for x in range(len(first.tensors())))
-        if (key, at) not in self.costs:
-            self.costs[key, at] = [
-                one.cost(self._layouts(key, n, first, at)) for n, one in enumerate(self.solved[key].mappings)
+        tensor_layouts = tuple(chosen.get(x) for x in range(len(first.tensors())))
+        if (key, tensor_layouts) not in self.costs:
+            self.costs[key, tensor_layouts] = [
+                one.cost(self._all_layouts(key, n, first, tensor_layouts))
+                for n, one in enumerate(self.solved[key].mappings)
             ]
-        return self.costs[key, at]
+        return self.costs[key, tensor_layouts]
 
     def scope(self, i: int) -> tuple[str, ...]:
         """Nodes of an einsum's shared tensors."""
@@ -425,88 +454,103 @@ class Layouts:
         """A lower bound on the objective of any mapping of an einsum in any layouts, such that bounds of
         einsums can be added: for the energy-delay product its square root.
         """
-        floor = self.solved[self.keys[i]].lower_bound
-        return floor**0.5 if self.objective == "edp" else floor
+        lower_bound = self.solved[self.keys[i]].lower_bound
+        return lower_bound**0.5 if self.objective == "edp" else lower_bound
 
     def pricings_of(self, i: int) -> list[LayoutPricing]:
         """The mappings of one einsum for which layouts are chosen, in the names of that einsum."""
-        if i not in self.own:
+        if i not in self.pricings:
             e, first = self.workload.einsums[i], self.firsts[self.keys[i]]
-            self.own[i] = [
+            self.pricings[i] = [
                 layout_pricing(replace(one.problem, einsum=e), rename(one.mapping, first, e))
                 for one in self.solved[self.keys[i]].mappings
             ]
-        return self.own[i]
+        return self.pricings[i]
 
     def in_labels(
-        self, i: int, felts: Sequence[LayoutPricing], retained: frozenset[str], level: str
+        self, i: int, pricings: Sequence[LayoutPricing], retained: frozenset[str], level: str
     ) -> Iterator[tuple[tuple[int, ...], list[tuple[float, float, Mapping]]]]:
         """Yields, for each choice of labels of an einsum's nodes: the labels, and (energy, cycles, mapping in
-        these layouts) of each of its mappings `felts`, which may stand anywhere in a schedule. retained:
+        these layouts) of each of its mappings `pricings`, which may stand anywhere in a schedule. retained:
         tensors that are stored at `level` instead of the outermost level; they are row-major, as all einsums
         that share them expect.
         """
         e = self.workload.einsums[i]
         uses = [(p, *self.nodes[i, x]) for x, p in enumerate(e.tensors()) if (i, x) in self.nodes]
         names = frozenset(p.tensor for p, _, _ in uses)
-        free = [best_layouts(one, self._fixed(one, names, level, retained))[2] for one in felts]
+        free_layouts = [
+            best_layouts(one, self._row_major_layouts(one, names, level, retained))[2] for one in pricings
+        ]
         scope = self.scope(i)
-        ways = {
-            use.node: range(1) if use.view or p.tensor in retained else range(len(one.labels))
+        labels_of = {
+            use.node: range(1) if use.is_view or p.tensor in retained else range(len(one.labels))
             for p, one, use in uses
         }
-        for at in product(*(ways[node] for node in scope)):
-            label = dict(zip(scope, at, strict=True))
-            own = {
+        for labels in product(*(labels_of[node] for node in scope)):
+            label = dict(zip(scope, labels, strict=True))
+            interface_layouts = {
                 (self.home, p.tensor): replace(one.labels[label[use.node]], names=dim_names(p))
                 for p, one, use in uses
-                if not use.view and p.tensor not in retained
+                if not use.is_view and p.tensor not in retained
             }
             rows = []
-            for one, others in zip(felts, free, strict=True):
-                chosen = {place: layout for place, layout in (others | own).items() if place in one.links}
+            for one, inner_layouts in zip(pricings, free_layouts, strict=True):
+                chosen = {
+                    place: layout
+                    for place, layout in (inner_layouts | interface_layouts).items()
+                    if place in one.links
+                }
                 rows.append((*one.cost(chosen), in_layouts(one.mapping, chosen)))
-            yield at, rows
+            yield labels, rows
 
-    def _layouts(
-        self, key: str, mapping: int, e: Einsum, at: Sequence[Layout | None]
+    def _all_layouts(
+        self, key: str, mapping: int, e: Einsum, tensor_layouts: Sequence[Layout | None]
     ) -> dict[TensorAt, Layout]:
         chosen = {
             (self.home, p.tensor): replace(layout, names=dim_names(p))
-            for p, layout in zip(e.tensors(), at, strict=True)
+            for p, layout in zip(e.tensors(), tensor_layouts, strict=True)
             if layout
         }
-        return self.free[key][mapping] | chosen
+        return self.free_layouts[key][mapping] | chosen
 
-    def _tensor(
+    def _copy_table(
         self,
         one: InterfaceTensor,
         allowed: dict[str, tuple[int, ...]],
-        same: frozenset[str],
+        maker_bound: frozenset[str],
         price: Price | None = None,
     ) -> Table:
         """The table of a tensor: for each choice of labels of its nodes, the cost of its copies: one into
         each layout that a reader has and the maker does not write.
         """
-        scope, rows, n = _scope(one), [], self.times[one.maker.einsum]
-        for at in product(*(allowed.get(node, tuple(range(len(one.labels)))) for node in scope)):
-            made, wanted = at[0], dict(zip(scope[1:], at[1:], strict=True))
-            if any(wanted[node] != made for node in wanted if node in same):
+        scope, rows, occurrences = _scope(one), [], self.occurrences[one.maker.einsum]
+        for labels in product(*(allowed.get(node, tuple(range(len(one.labels)))) for node in scope)):
+            maker_label, wanted = labels[0], dict(zip(scope[1:], labels[1:], strict=True))
+            if any(wanted[node] != maker_label for node in wanted if node in maker_bound):
                 continue
-            copies = [(price or self._copy)(one, made, to) for to in sorted({*wanted.values()} - {made})]
+            copies = [
+                (price or self._copy_cost)(one, maker_label, to)
+                for to in sorted({*wanted.values()} - {maker_label})
+            ]
             rows.append(
-                (at, (n * sum(energy for energy, _ in copies), n * sum(cycles for _, cycles in copies)))
+                (
+                    labels,
+                    (
+                        occurrences * sum(energy for energy, _ in copies),
+                        occurrences * sum(cycles for _, cycles in copies),
+                    ),
+                )
             )
         return table(scope, rows)
 
-    def _copy(self, one: InterfaceTensor, made: int, to: int) -> tuple[float, float]:
+    def _copy_cost(self, one: InterfaceTensor, maker_label: int, to: int) -> tuple[float, float]:
         bits, shape = self._shape_key(one)
-        if (bits, shape) not in self.priced:
-            return self._min_copy(one, made, to)
-        found = self.conversions.cost(bits, one.labels[made], one.labels[to])
+        if (bits, shape) not in self.solved_copies:
+            return self._min_copy_cost(one, maker_label, to)
+        found = self.conversions.cost(bits, one.labels[maker_label], one.labels[to])
         return found.energy, found.cycles
 
-    def _min_copy(self, one: InterfaceTensor, made: int, to: int) -> tuple[float, float]:
+    def _min_copy_cost(self, one: InterfaceTensor, maker_label: int, to: int) -> tuple[float, float]:
         return self.conversions.lower_bound(*self._shape_key(one))
 
     def _shape_key(self, one: InterfaceTensor) -> tuple[int | None, tuple[int, ...]]:
@@ -516,106 +560,113 @@ class Layouts:
         return self.workload.einsums[one.maker.einsum].output.bits
 
     def to_assignment(
-        self, policy: str, value: float, lower: float, choice: Choice, tables: Sequence[Table]
+        self, policy: str, value: float, lower_bound: float, choice: Choice, tables: Sequence[Table]
     ) -> LayoutAssignment:
         """The workload with conversions as einsums, every einsum in its mapping and layouts, priced by the
         evaluator.
         """
-        whole, conversions, nests = self.copies(choice, value)
-        own = {e.name: e for e in whole.einsums}
+        with_copies, conversions, nests = self.copies(choice, value)
+        einsums_by_name = {e.name: e for e in with_copies.einsums}
         for i, e in enumerate(self.workload.einsums):
-            nests[e.name] = self._nest(i, own[e.name], choice, tables[i])
-        schedule = Schedule(tuple(Segment((Branch(name, nests[name]),)) for name in own))
-        found = evaluate(self.arch, whole, schedule, self.objective)
+            nests[e.name] = self._nest(i, einsums_by_name[e.name], choice, tables[i])
+        schedule = Schedule(tuple(Segment((Branch(name, nests[name]),)) for name in einsums_by_name))
+        found = evaluate(self.arch, with_copies, schedule, self.objective)
         assert isinstance(found, Solution)
-        floors = {key: one.lower_bound for key, one in self.solved.items()}
-        runs = [(n, floors[key]) for key, n in zip(self.keys, self.times, strict=True)]
-        floor = (
-            sum(n * one for n, one in runs)
+        einsum_bounds = {key: one.lower_bound for key, one in self.solved.items()}
+        bounds_of_runs = [(n, einsum_bounds[key]) for key, n in zip(self.keys, self.occurrences, strict=True)]
+        mapping_bound = (
+            sum(n * one for n, one in bounds_of_runs)
             if self.objective != "edp"
-            else sum(n * one**0.5 for n, one in runs) ** 2
+            else sum(n * one**0.5 for n, one in bounds_of_runs) ** 2
         )
         to_bound = found.gap_to_bound
         gap = min(
-            relative_gap(objective_value(self.objective, found.energy_pj, found.latency_cycles), floor),
+            relative_gap(
+                objective_value(self.objective, found.energy_pj, found.latency_cycles), mapping_bound
+            ),
             to_bound,
         )
-        gap = gap if gap > PRECISE else 0.0
+        gap = gap if gap > ROUNDING_GAP else 0.0
         status = (
             "not exact: more than 3 readers share one layout"
-            if self.capped
+            if self.shares_layouts
             else "exact over the candidate layouts"
-            if lower >= value
-            else f"at most {100 * (value / lower - 1):.3g} % above the optimum over the candidate layouts"
+            if lower_bound >= value
+            else f"at most {100 * (value / lower_bound - 1):.3g} % above the optimum over the candidate "
+            "layouts"
         )
         copies = (
-            f", each at most {100 * self._worst(choice):.3g} % above the optimum of its space"
+            f", each at most {100 * self._max_copy_gap(choice):.3g} % above the optimum of its space"
             if conversions
             else ""
         )
-        said = (
+        claim_text = (
             f"layouts {policy} ({status}); {len(conversions)} conversions{copies}; {gap_in_space_text(gap)}"
         )
-        einsums = tuple(self._proof(one, floors.get(one.key, 0.0)) for one in found.einsums)
+        einsums = tuple(self._with_gap(one, einsum_bounds.get(one.key, 0.0)) for one in found.einsums)
         space = self.space()
-        certificate = certificate_text(said, to_bound, ANY_MAPPING if space.alone else UNFUSED, space)
+        certificate = certificate_text(
+            claim_text, to_bound, ANY_MAPPING if space.alone else UNFUSED_BOUND, space
+        )
         solution = replace(found, einsums=einsums, optimality_gap=gap, certificate=certificate, space=space)
-        return LayoutAssignment(whole, solution, schedule, conversions, value, floor)
+        return LayoutAssignment(with_copies, solution, schedule, conversions, value, mapping_bound)
 
     def space(self) -> Space:
         """The searched space: all searched mappings, in all layouts and with copies; lower bounds count
         no copy.
         """
-        own = {
+        spaces_by_text = {
             encoded(one.space): replace(one.space, layouts="all")
             for one in self.solved.values()
             if one.lower_bound > 0
         }
         return Space(
-            tuple(own[key] for key in sorted(own)), copies=True, alone=len(self.workload.einsums) == 1
+            tuple(spaces_by_text[key] for key in sorted(spaces_by_text)),
+            copies=True,
+            alone=len(self.workload.einsums) == 1,
         )
 
-    def _worst(self, choice: Choice) -> float:
+    def _max_copy_gap(self, choice: Choice) -> float:
         """The largest optimality gap of the copies of a choice."""
-        made = [(one, choice.labels[one.maker.node]) for one in self.shared]
+        maker_labels = [(one, choice.labels[one.maker.node]) for one in self.interface]
         return max(
-            self.conversions.cost(self._bits(one), one.labels[at], one.labels[to]).gap
-            for one, at in made
-            for to in {choice.labels[use.node] for use in one.readers} - {at}
+            self.conversions.cost(self._bits(one), one.labels[maker_label], one.labels[to]).gap
+            for one, maker_label in maker_labels
+            for to in {choice.labels[use.node] for use in one.readers} - {maker_label}
         )
 
-    def _proof(self, one: EinsumCost, lower: float) -> EinsumCost:
+    def _with_gap(self, one: EinsumCost, lower_bound: float) -> EinsumCost:
         return replace(
             one,
             optimality_gap=min(
                 one.gap_to_bound,
-                relative_gap(objective_value(self.objective, one.energy_pj, one.latency_cycles), lower),
+                relative_gap(objective_value(self.objective, one.energy_pj, one.latency_cycles), lower_bound),
             ),
         )
 
     def _nest(self, i: int, e: Einsum, choice: Choice, table: Table) -> Mapping:
         """The mapping that the chosen row of an einsum's table stands for, with its layouts."""
         row = choice.rows[i]
-        alike = (
+        same_labels = (
             np.flatnonzero((table.labels == table.labels[row]).all(axis=1))
             if table.scope
             else np.arange(len(table.labels))
         )
-        key, number = self.keys[i], int(np.searchsorted(alike, row))
+        key, number = self.keys[i], int(np.searchsorted(same_labels, row))
         first, one = self.firsts[key], self.solved[key].mappings[number]
-        at = [
+        tensor_layouts = [
             None
-            if (i, x) not in self.nodes or self.nodes[i, x][1].view
+            if (i, x) not in self.nodes or self.nodes[i, x][1].is_view
             else self.nodes[i, x][0].labels[choice.labels[self.nodes[i, x][1].node]]
             for x in range(len(first.tensors()))
         ]
-        chosen = self._layouts(key, number, first, at)
+        chosen = self._all_layouts(key, number, first, tensor_layouts)
         nest = rename(one.mapping, first, e)
-        named = {p.tensor: own for p, own in zip(first.tensors(), e.tensors(), strict=True)}
+        tensor_of = {p.tensor: own_tensor for p, own_tensor in zip(first.tensors(), e.tensors(), strict=True)}
         return replace(
             nest,
             layouts=tuple(
-                _tensor_layout(level, named[tensor], layout)
+                _tensor_layout(level, tensor_of[tensor], layout)
                 for (level, tensor), layout in sorted(chosen.items(), key=lambda row: row[0])
                 if layout != row_major(layout.names, layout.shape)
             ),
@@ -628,25 +679,28 @@ class Layouts:
         name.
         """
         found, nests = list(self._conversions(choice, value, einsums)), dict[str, Mapping]()
-        whole = with_conversions(self.workload, [conversion for _, _, conversion in found])
-        own = {e.name: e for e in whole.einsums}
+        with_copies = with_conversions(self.workload, [conversion for _, _, conversion in found])
+        einsums_by_name = {e.name: e for e in with_copies.einsums}
         for number, (one, to, _) in enumerate(found, 1):
-            made, e = one.labels[choice.labels[one.maker.node]], own[copy_of(number, one.tensor)[0]]
+            maker_layout, e = (
+                one.labels[choice.labels[one.maker.node]],
+                einsums_by_name[copy_of(number, one.tensor)[0]],
+            )
             nest = rename(
-                self.conversions.cost(self._bits(one), made, to).mapping,
-                copy_einsum(made.shape, self._bits(one)),
+                self.conversions.cost(self._bits(one), maker_layout, to).mapping,
+                copy_einsum(maker_layout.shape, self._bits(one)),
                 e,
             )
-            nests[e.name] = _in_layouts(nest, e, self.home, {0: made, 1: to})
-        return whole, tuple(conversion for _, _, conversion in found), nests
+            nests[e.name] = _with_outer_layouts(nest, e, self.home, {0: maker_layout, 1: to})
+        return with_copies, tuple(conversion for _, _, conversion in found), nests
 
     def _conversions(
         self, choice: Choice, value: float, einsums: Sequence[Table]
     ) -> Iterator[tuple[InterfaceTensor, Layout, Conversion]]:
-        for one in self.shared:
-            made = choice.labels[one.maker.node]
-            for to in sorted({choice.labels[use.node] for use in one.readers} - {made}):
-                copy = self.conversions.cost(self._bits(one), one.labels[made], one.labels[to])
+        for one in self.interface:
+            maker_label = choice.labels[one.maker.node]
+            for to in sorted({choice.labels[use.node] for use in one.readers} - {maker_label}):
+                copy = self.conversions.cost(self._bits(one), one.labels[maker_label], one.labels[to])
                 readers = tuple(
                     reader(self.workload.einsums[use.einsum], use.position)
                     for use in one.readers
@@ -657,7 +711,7 @@ class Layouts:
                     one.labels[to],
                     Conversion(
                         one.tensor,
-                        show(one.labels[made]),
+                        show(one.labels[maker_label]),
                         show(one.labels[to]),
                         readers,
                         copy.energy,
@@ -670,9 +724,11 @@ class Layouts:
         """How much more the best choice without conversions of this tensor costs; inf if there is no such
         choice.
         """
-        every, _ = next(self.rules("alt"))
+        all_labels, _ = next(self.rules("alt"))
         return (
-            self.minimum((every, frozenset(use.node for use in one.readers if not use.view)), einsums)[0]
+            self.minimum(
+                (all_labels, frozenset(use.node for use in one.readers if not use.is_view)), einsums
+            )[0]
             - value
         )
 
@@ -681,7 +737,7 @@ def _scope(one: InterfaceTensor) -> tuple[str, ...]:
     return tuple(dict.fromkeys([one.maker.node, *(use.node for use in one.readers)]))
 
 
-def _names(dims: int) -> tuple[str, ...]:
+def _dim_names(dims: int) -> tuple[str, ...]:
     return tuple(f"D{k}_" for k in range(dims))
 
 
@@ -693,13 +749,13 @@ def _tensor_layout(level: str, p: Projection, layout: Layout) -> TensorLayout:
     return TensorLayout(level, p.tensor, show(replace(layout, names=dim_names(p))))
 
 
-def _in_layouts(nest: Mapping, e: Einsum, home: str, chosen: dict[int, Layout]) -> Mapping:
+def _with_outer_layouts(nest: Mapping, e: Einsum, home: str, chosen: dict[int, Layout]) -> Mapping:
     """A mapping to which layouts of whole tensors at the outermost level are added, unless they are
     row-major. chosen: position of a tensor -> its layout.
     """
-    own = (
+    outer_layouts = (
         _tensor_layout(home, e.tensors()[x], layout)
         for x, layout in chosen.items()
         if layout != row_major(layout.names, layout.shape)
     )
-    return replace(nest, layouts=(*own, *nest.layouts))
+    return replace(nest, layouts=(*outer_layouts, *nest.layouts))

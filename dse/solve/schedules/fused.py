@@ -40,7 +40,7 @@ from dse.mapping.schedule import Branch, Retained, Schedule, Segment, rename
 from dse.mapping.searched import Space, covers, encoded, mappings_of
 from dse.sim.counts.counts import tile_bits
 from dse.sim.einsum.evaluate import (
-    PRECISE,
+    ROUNDING_GAP,
     EinsumCost,
     Problem,
     ProgressFn,
@@ -73,15 +73,15 @@ from dse.solve.schedules.nests import (
     retained_boundary,
     retained_nest,
 )
-from dse.solve.schedules.shared_loops import MOST_LOOPS, Plan, SegmentSearch, search, searchable
+from dse.solve.schedules.shared_loops import MAX_LOOPS, Plan, SegmentSearch, search, searchable
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum, canonical_key
-from workloads.graph import Workload, counts, owner
+from workloads.graph import Workload, base_tensor, counts
 
 # Limits of the search. Rows of a table grow as (levels + 1) ^ retained, plans of a segment as 2 ^ held.
 MAX_RETAINED = 6  # tensors that may be retained at one time
 MAX_HELD = 6  # tensors of a segment, the largest ones, that may be held whole
-EVALUATED = 8  # plans of a segment that are priced for EDP, where (energy, latency) fronts are kept
+MAX_EDP_PLANS = 8  # plans of a segment that are priced for EDP, where (energy, latency) fronts are kept
 RETAINED_NODE = "keep "  # prefix of the node of a tensor in tables
 
 
@@ -93,7 +93,7 @@ class Option:
     latency: float
     lower_bound: float  # no plan of these einsums costs less, in the unit of `Nest.lower_bound`
     plan: Plan
-    need: int = 0  # bits at the level: shared storage nodes and the largest branch
+    need_bits: int = 0  # bits at the level: shared storage nodes and the largest branch
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Graph:
     members: list[Members]  # segments that may be fused
     live_ranges: list[LiveRange]  # tensors that may be retained
     layouts: Layouts | None = None  # None: plain layouts
-    several: bool = False  # several shared loops are searched
+    several_loops: bool = False  # several shared loops are searched
     # by form of a segment: (free bits, upper limit of the objective value, options found) of each search
     options: dict[tuple[object, ...], list[tuple[float, float, list[Option]]]] = field(default_factory=dict)
     priced_alone: dict[tuple[object, ...], EinsumCost] = field(default_factory=dict)  # memo of `_layout_rows`
@@ -149,7 +149,7 @@ class GraphFactors:
         self,
         first: int,
         scope: Sequence[str],
-        found: Sequence[tuple[tuple[int, ...], Option | None, MakeSegment | None]],
+        options: Sequence[tuple[tuple[int, ...], Option | None, MakeSegment | None]],
         nodes: int = 0,
     ) -> None:
         """Adds a factor. An option that may exist but was not found (energy inf) enters the lower bounds
@@ -157,15 +157,24 @@ class GraphFactors:
 
         nodes: so many nodes at the end of the scope are layouts; a lower bound holds in all layouts.
         """
-        real, most = [row for row in found if row[1] is None or row[1].energy < inf], len(scope) - nodes
-        self.tables.append(
-            table(scope, [(at, (o.energy, o.latency) if o else (0.0, 0.0)) for at, o, _ in real])
+        solved, plain_nodes = (
+            [row for row in options if row[1] is None or row[1].energy < inf],
+            len(scope) - nodes,
         )
-        floors: dict[tuple[int, ...], float] = {}
-        for at, o, _ in found:
-            floors[at[:most]] = min(floors.get(at[:most], inf), o.lower_bound if o else 0.0)
-        self.lower_bounds.append(table(scope[:most], [(at, (floor, 0.0)) for at, floor in floors.items()]))
-        self.rows.append((first, [make for _, _, make in real]))
+        self.tables.append(
+            table(scope, [(at, (o.energy, o.latency) if o else (0.0, 0.0)) for at, o, _ in solved])
+        )
+        bounds_by_label: dict[tuple[int, ...], float] = {}
+        for at, o, _ in options:
+            bounds_by_label[at[:plain_nodes]] = min(
+                bounds_by_label.get(at[:plain_nodes], inf), o.lower_bound if o else 0.0
+            )
+        self.lower_bounds.append(
+            table(
+                scope[:plain_nodes], [(at, (lower_bound, 0.0)) for at, lower_bound in bounds_by_label.items()]
+            )
+        )
+        self.rows.append((first, [make for _, _, make in solved]))
 
 
 def fused(
@@ -177,7 +186,7 @@ def fused(
     allowed_gap: float = 0.0,
     layouts: Callable[[Objective], Layouts | Infeasible | None] = lambda _: None,
     progress: ProgressFn = no_progress,
-    several: bool = True,
+    several_loops: bool = True,
 ) -> Solution | Infeasible:
     """Returns the best schedule with fused segments and retained tensors. Its optimality gap is to the
     optimum of this space, in any layouts.
@@ -187,45 +196,49 @@ def fused(
     larger.
 
     layouts: returns the layouts to choose from by objective, or None on machines where all cost the same.
-    several: for energy, segments have several shared loops (dse/solve/schedules/shared_loops.py).
+    several_loops: for energy, segments have several shared loops (dse/solve/schedules/shared_loops.py).
     """
 
-    def best(each: Objective) -> tuple[list[Solution], float, Graph] | Infeasible:
-        chosen = layouts(each)
+    def best(goal: Objective) -> tuple[list[Solution], float, Graph] | Infeasible:
+        chosen = layouts(goal)
         if isinstance(chosen, Infeasible):
             return chosen
-        nests = Nests(arch, each, factors, constraints, allowed_gap)
-        return _best(
-            graph(arch, workload, each, nests, chosen, several and objective == "energy"), objective, progress
+        nests = Nests(arch, goal, factors, constraints, allowed_gap)
+        return _best_schedules(
+            graph(arch, workload, goal, nests, chosen, several_loops and objective == "energy"),
+            objective,
+            progress,
         )
 
-    found = best(objective)
-    if isinstance(found, Infeasible):
-        return found
-    priced, floor, g = found
+    answer = best(objective)
+    if isinstance(answer, Infeasible):
+        return answer
+    priced, lower_bound, g = answer
     if objective == "edp":
-        own: tuple[Objective, ...] = ("energy", "latency")
-        ends = [end for each in own if isinstance(end := best(each), tuple)]
-        priced += [one for end in ends for one in end[0]]
-        floor = max(floor * floor, prod(end[1] for end in ends) if len(ends) == 2 else 0.0)
+        other_goals: tuple[Objective, ...] = ("energy", "latency")
+        extremes = [end for goal in other_goals if isinstance(end := best(goal), tuple)]
+        priced += [one for end in extremes for one in end[0]]
+        lower_bound = max(
+            lower_bound * lower_bound, prod(end[1] for end in extremes) if len(extremes) == 2 else 0.0
+        )
     if not priced:
         return Infeasible("the schedule", 1, 0, workload.name, "schedules")
-    least = min(
+    cheapest = min(
         priced, key=lambda one: (objective_value(objective, one.energy_pj, one.latency_cycles), one.energy_pj)
     )
-    value = objective_value(objective, least.energy_pj, least.latency_cycles)
-    gap = relative_gap(value, floor)
+    value = objective_value(objective, cheapest.energy_pj, cheapest.latency_cycles)
+    gap = relative_gap(value, lower_bound)
     unfused = _unfused_optimum(g)
     return with_certificate(
-        replace(least, saved=1 - value / unfused if unfused else 0.0),
-        gap if gap > PRECISE else 0.0,
+        replace(cheapest, saved=1 - value / unfused if unfused else 0.0),
+        gap if gap > ROUNDING_GAP else 0.0,
         space(g),
         arch,
         workload,
     )
 
 
-def _best(
+def _best_schedules(
     g: Graph, objective: Objective, progress: ProgressFn = no_progress
 ) -> tuple[list[Solution], float, Graph] | Infeasible:
     """Returns the best schedules of the graph, priced for `objective`; the graph's lower bound in the unit of
@@ -234,23 +247,25 @@ def _best(
     With layouts there are up to two schedules, the second without copies between layouts. Copies run between
     segments, where retained tensors may leave too little capacity for them.
     """
-    found = factors(g, progress)
-    if isinstance(found, Infeasible):
-        return found
+    graph_factors = factors(g, progress)
+    if isinstance(graph_factors, Infeasible):
+        return graph_factors
     feasible, priced = False, list[Solution]()
-    for choice in _choices(g, found.tables):
+    for choice in _choices(g, graph_factors.tables):
         feasible, value = True, objective_value(g.objective, choice.energy, choice.latency)
         workload, copies, nests = (
-            g.layouts.copies(choice, value, found.tables) if g.layouts else (g.workload, (), {})
+            g.layouts.copies(choice, value, graph_factors.tables) if g.layouts else (g.workload, (), {})
         )
-        given = with_copies(schedule(g, found, choice), g.workload, workload, nests)
-        solved = evaluate(g.arch, workload, given, objective, reuse=True)
+        full_schedule = with_copies(schedule(g, graph_factors, choice), g.workload, workload, nests)
+        solved = evaluate(g.arch, workload, full_schedule, objective, reuse=True)
         if isinstance(solved, Solution):
-            priced.append(replace(solved, schedule=given, conversions=copies) if g.layouts else solved)
+            priced.append(
+                replace(solved, schedule=full_schedule, conversions=copies) if g.layouts else solved
+            )
         if not copies:
             break
     return (
-        (priced, join(found.lower_bounds).lower_bound, g)
+        (priced, join(graph_factors.lower_bounds).lower_bound, g)
         if feasible
         else Infeasible("the schedule", 1, 0, g.workload.name, "schedules")
     )
@@ -262,7 +277,7 @@ def _choices(g: Graph, tables: Sequence[Table]) -> Iterator[Choice]:
         yield from join(tables, ranking=g.objective).choices[:1]
         return
     every = next(g.layouts.rules("alt"))[0]
-    nodes = frozenset(use.node for one in g.layouts.shared for use in one.readers)
+    nodes = frozenset(use.node for one in g.layouts.interface for use in one.readers)
     for same in (frozenset[str](), nodes):
         _, _, choice, _ = g.layouts.minimum((every, same), tables)
         if choice:
@@ -276,9 +291,9 @@ def with_copies(plan: Schedule, before: Workload, workload: Workload, nests: dic
     plan: schedule of the workload `before`, which has no copies; nests: of the copies, by name in `workload`.
     """
     old, new = {e.name: e for e in before.einsums}, {e.name: e for e in workload.einsums}
-    behind: dict[str, list[str]] = {}
+    copies_after: dict[str, list[str]] = {}
     for name in nests:
-        behind.setdefault(new[name].inputs[0].tensor, []).append(name)
+        copies_after.setdefault(new[name].inputs[0].tensor, []).append(name)
     segments = list[Segment]()
     for segment in plan.segments:
         names = {
@@ -298,7 +313,7 @@ def with_copies(plan: Schedule, before: Workload, workload: Workload, nests: dic
         segments += [
             Segment((Branch(name, nests[name]),))
             for one in segment.branches
-            for name in behind.get(old[one.einsum].output.tensor, ())
+            for name in copies_after.get(old[one.einsum].output.tensor, ())
         ]
     return replace(plan, segments=tuple(segments))
 
@@ -309,31 +324,36 @@ CLAIM = re.compile(
 )
 
 
-def with_certificate(found: Solution, gap: float, space: Space, arch: Arch, workload: Workload) -> Solution:
+def with_certificate(
+    solution: Solution, gap: float, space: Space, arch: Arch, workload: Workload
+) -> Solution:
     """Returns a solution with optimality gap and certificate. space: the searched space to which the gap
     refers. The solution may lie outside of it if another solver found it (`space.beside`).
     """
-    gap = min(gap, found.gap_to_bound)
-    said = CLAIM.split(found.certificate)[0] if found.schedule else ""
-    beside = found.schedule if space.beside else None
+    gap = min(gap, solution.gap_to_bound)
+    assumptions = CLAIM.split(solution.certificate)[0] if solution.schedule else ""
+    beside = solution.schedule if space.beside else None
     inside = (
-        beside is None or covers(space, beside, with_conversions(workload, found.conversions), arch) is None
+        beside is None
+        or covers(space, beside, with_conversions(workload, solution.conversions), arch) is None
     )
-    text = certificate_text(gap_in_space_text(gap, inside), found.gap_to_bound, any_schedule(workload), space)
-    return replace(found, optimality_gap=gap, certificate=said + text, space=space)
+    text = certificate_text(
+        gap_in_space_text(gap, inside), solution.gap_to_bound, any_schedule(workload), space
+    )
+    return replace(solution, optimality_gap=gap, certificate=assumptions + text, space=space)
 
 
 def _unfused_optimum(g: Graph) -> float:
     """Returns the objective value of the best unfused schedule, inf if an einsum does not fit."""
-    own = [
+    rows_of = [
         _single(g, i, dict.fromkeys((one.tensor for one in g.live_ranges), 0), g.live_ranges)[:1]
         for i in range(len(g.workload.einsums))
     ]
     energy, latency = (
-        sum(option.energy if first else option.latency for rows in own for _, option, _ in rows)
+        sum(option.energy if first else option.latency for rows in rows_of for _, option, _ in rows)
         for first in (True, False)
     )
-    return objective_value(g.objective, energy, latency) if all(own) else inf
+    return objective_value(g.objective, energy, latency) if all(rows_of) else inf
 
 
 def space(g: Graph) -> Space:
@@ -347,10 +367,10 @@ def space(g: Graph) -> Space:
         mappings,
         "given",
         fused=MAX_MEMBERS,
-        shared_loops=MOST_LOOPS if g.several else 1,
-        summed=g.several,
-        shared_reads=g.several,
-        depths=g.several,
+        shared_loops=MAX_LOOPS if g.several_loops else 1,
+        summed=g.several_loops,
+        shared_reads=g.several_loops,
+        depths=g.several_loops,
         held=MAX_HELD,
         levels=tuple(level.name for level in g.levels),
         retained=tuple(one.tensor for one in g.live_ranges),
@@ -364,35 +384,35 @@ def graph(
     objective: Objective,
     nests: Nests,
     layouts: Layouts | None = None,
-    several: bool = False,
+    several_loops: bool = False,
 ) -> Graph:
     """Returns the graph of fused schedules: possible segments and live ranges of tensors that may be
     retained.
 
     A tensor is left out where it fits no level, or where one of its einsums stands for several occurrences;
     at most MAX_RETAINED live ranges overlap (the longest and largest are dropped first). layouts None: plain
-    ones. several: several shared loops are searched, where the machine lets them be bounded.
+    ones. several_loops: several shared loops are searched, where the machine lets them be bounded.
     """
     levels = fusing_levels(arch) if layouts or not arch.layout_sensitive() else ()
-    made = {e.output.tensor: i for i, e in enumerate(workload.einsums)}
-    times = counts(workload)
+    makers = {e.output.tensor: i for i, e in enumerate(workload.einsums)}
+    occurrences = counts(workload)
     readers: dict[str, list[int]] = {}
     for i, e in enumerate(workload.einsums):
-        for t in {owner(p.tensor, made) for p in e.inputs} & set(made):
+        for t in {base_tensor(p.tensor, makers) for p in e.inputs} & set(makers):
             readers.setdefault(t, []).append(i)
     alive = [
         one
-        for t, own in readers.items()
-        for one in [_live_range(t, [made[t], *own], arch, workload, made)]
+        for t, reader_indices in readers.items()
+        for one in [_live_range(t, [makers[t], *reader_indices], arch, workload, makers)]
         if any(one.bits <= (level.capacity_bits or inf) for level in levels)
-        and all(times[i] == 1 for i in (made[t], *own))
+        and all(occurrences[i] == 1 for i in (makers[t], *reader_indices))
     ]
     for i in range(len(workload.einsums)):
-        while len(here := [one for one in alive if one.first <= i <= one.last]) > MAX_RETAINED:
-            alive.remove(max(here, key=lambda one: (one.last - one.first, one.bits, one.tensor)))
-    several = several and bool(levels) and all(searchable(arch, level) for level in levels)
-    members = joined_segments(workload) if several else segments(workload) if levels else []
-    return Graph(arch, workload, objective, nests, levels, made, members, alive, layouts, several)
+        while len(overlapping := [one for one in alive if one.first <= i <= one.last]) > MAX_RETAINED:
+            alive.remove(max(overlapping, key=lambda one: (one.last - one.first, one.bits, one.tensor)))
+    several_loops = several_loops and bool(levels) and all(searchable(arch, level) for level in levels)
+    members = joined_segments(workload) if several_loops else segments(workload) if levels else []
+    return Graph(arch, workload, objective, nests, levels, makers, members, alive, layouts, several_loops)
 
 
 def _live_range(
@@ -404,7 +424,7 @@ def _live_range(
         q.format == "dense"
         for i in users
         for q in workload.einsums[i].tensors()
-        if owner(q.tensor, makers) == t
+        if base_tensor(q.tensor, makers) == t
     )
     return LiveRange(
         t, users[0], max(users), p.stored_elems() * (p.bits or arch.word_bits) if dense else 1 << 62
@@ -417,45 +437,45 @@ def factors(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors | Infe
     progress: called twice per einsum, alone and as the first of segments. Their search times are unknown
     (0.0).
     """
-    n, found = len(g.workload.einsums), GraphFactors()
+    n, graph_factors = len(g.workload.einsums), GraphFactors()
     across = {i: [None, *(m for m in g.members if m.first <= i < m.last)] for i in range(n - 1)}
     across = {i: labels for i, labels in across.items() if len(labels) > 1}
     for i in range(n):
         progress(i, [0.0] * n, g.workload.einsums[i].name)
-        near = [j for j in (i - 1, i) if j in across]
-        kept = [one for one in g.live_ranges if one.first <= i <= one.last]
+        boundaries = [j for j in (i - 1, i) if j in across]
+        live = [one for one in g.live_ranges if one.first <= i <= one.last]
         rows: list[tuple[tuple[int, ...], Option | None, MakeSegment | None]] = []
         nodes = g.layouts.scope(i) if g.layouts else ()
-        for own in product(range(len(g.levels) + 1), repeat=len(kept)):
+        for own in product(range(len(g.levels) + 1), repeat=len(live)):
             rows += [
-                ((*[0] * len(near), *own, *at), option, make)
+                ((*[0] * len(boundaries), *own, *at), option, make)
                 for at, option, make in _single(
-                    g, i, dict(zip((one.tensor for one in kept), own, strict=True)), kept
+                    g, i, dict(zip((one.tensor for one in live), own, strict=True)), live
                 )
             ]
-        if not rows and not near:
+        if not rows and not boundaries:
             return Infeasible("the schedule", 1, 0, g.workload.einsums[i].name, "mappings")
         boundary_labels = [
             b
-            for b in product(*(range(len(across[j])) for j in near))
-            if any(b) and _labels_agree(i, {j: across[j][at] for j, at in zip(near, b, strict=True)})
+            for b in product(*(range(len(across[j])) for j in boundaries))
+            if any(b) and _labels_agree(i, {j: across[j][at] for j, at in zip(boundaries, b, strict=True)})
         ]
         rows += [
             ((*b, *own, *[0] * len(nodes)), None, None)
             for b in boundary_labels
-            for own in product(range(len(g.levels) + 1), repeat=len(kept))
+            for own in product(range(len(g.levels) + 1), repeat=len(live))
         ]
-        found.add(
+        graph_factors.add(
             i,
-            [*(f"border {j}" for j in near), *(RETAINED_NODE + one.tensor for one in kept), *nodes],
+            [*(f"border {j}" for j in boundaries), *(RETAINED_NODE + one.tensor for one in live), *nodes],
             rows,
             len(nodes),
         )
     for i, labels in across.items():
         if any(m and m.first == i for m in labels):
             progress(i, [0.0] * n, f"segments from {g.workload.einsums[i].name}")
-            _add_segments(g, i, labels, found)
-    return found
+            _add_segments(g, i, labels, graph_factors)
+    return graph_factors
 
 
 def _labels_agree(i: int, at: dict[int, Members | None]) -> bool:
@@ -468,27 +488,27 @@ def _labels_agree(i: int, at: dict[int, Members | None]) -> bool:
     return (left is not None and left.last == i) or (right is not None and right.first == i)
 
 
-def _add_segments(g: Graph, i: int, labels: Sequence[Members | None], found: GraphFactors) -> None:
+def _add_segments(g: Graph, i: int, labels: Sequence[Members | None], graph_factors: GraphFactors) -> None:
     """Adds the factor of the segments that begin with einsum i. labels: all segments that cross the boundary
     to its right.
     """
     starting = [(label, m) for label, m in enumerate(labels) if m and m.first == i]
-    others = [label for label, m in enumerate(labels) if m is None or m.first < i]
-    kept = [one for one in g.live_ranges if any(one.first <= m.last and one.last >= i for _, m in starting)]
+    other_labels = [label for label, m in enumerate(labels) if m is None or m.first < i]
+    live = [one for one in g.live_ranges if any(one.first <= m.last and one.last >= i for _, m in starting)]
     rows: list[tuple[tuple[int, ...], Option | None, MakeSegment | None]] = []
-    for own in product(range(len(g.levels) + 1), repeat=len(kept)):
-        rows += [((label, *own), None, None) for label in others]
+    for own in product(range(len(g.levels) + 1), repeat=len(live)):
+        rows += [((label, *own), None, None) for label in other_labels]
         for label, m in starting:
             rows += [
                 ((label, *own), *option)
-                for option in _fused(g, m, dict(zip((one.tensor for one in kept), own, strict=True)), kept)
+                for option in _fused(g, m, dict(zip((one.tensor for one in live), own, strict=True)), live)
             ]
-    found.add(i, [f"border {i}", *(RETAINED_NODE + one.tensor for one in kept)], rows)
+    graph_factors.add(i, [f"border {i}", *(RETAINED_NODE + one.tensor for one in live)], rows)
 
 
 def _retained(g: Graph, e: Einsum, labels: dict[str, int], v: int) -> frozenset[str]:
     """Returns the tensors of an einsum, as it names them, that are retained at level v of `g.levels`."""
-    return frozenset(p.tensor for p in e.tensors() if labels.get(owner(p.tensor, g.makers)) == v + 1)
+    return frozenset(p.tensor for p in e.tensors() if labels.get(base_tensor(p.tensor, g.makers)) == v + 1)
 
 
 def _reservation(
@@ -497,16 +517,16 @@ def _reservation(
     """Returns the level at which tensors are retained while einsums first to last run (-1: none are), and the
     bits that they leave free there. None: they do not fit, or stand at more than one level.
     """
-    taken = [
+    reserved = [
         (labels[one.tensor] - 1, one.bits)
         for one in alive
         if labels[one.tensor] and one.first <= last and one.last >= first
     ]
-    if not taken:
+    if not reserved:
         return -1, inf
-    v = taken[0][0]
-    left = (g.levels[v].capacity_bits or inf) - sum(bits for _, bits in taken)
-    return (v, left) if left >= 0 and all(u == v for u, _ in taken) else None
+    level_index = reserved[0][0]
+    free_bits = (g.levels[level_index].capacity_bits or inf) - sum(bits for _, bits in reserved)
+    return (level_index, free_bits) if free_bits >= 0 and all(u == level_index for u, _ in reserved) else None
 
 
 def _single(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange]) -> list[Row]:
@@ -519,33 +539,33 @@ def _single(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange]
 
 def _alone(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange]) -> Iterator[Row]:
     """Yields the rows of an einsum alone in its segment (`_single`)."""
-    e, room = g.workload.einsums[i], _reservation(g, labels, alive, i, i)
-    if room is None:
+    e, reservation = g.workload.einsums[i], _reservation(g, labels, alive, i, i)
+    if reservation is None:
         return
-    v, left = room
+    v, free_bits = reservation
     place = Place(g.levels[v].name, retained=_retained(g, e, labels, v)) if v >= 0 else Place()
     if any(role(e, t) not in g.levels[v].may_keep for t in place.retained):
         return
-    times, nodes = counts(g.workload)[i], g.layouts.scope(i) if g.layouts else ()
+    occurrences, nodes = counts(g.workload)[i], g.layouts.scope(i) if g.layouts else ()
     nest = (
         Nest(g.layouts.pricings_of(i)[0].mapping, 0, g.layouts.lower_bound_of(i))
         if g.layouts and not place.level
-        else g.nests.best(e, place, left)
+        else g.nests.best(e, place, free_bits)
     )
     if nest.mapping is None:
         if nest.lower_bound < inf:
             yield (
                 (0,) * len(nodes),
-                Option(inf, inf, times * nest.lower_bound, Plan("", (), (), (e,))),
+                Option(inf, inf, occurrences * nest.lower_bound, Plan("", (), (), (e,))),
                 lambda: Segment(()),
             )
         return
-    for at, energy, latency, own in _layout_rows(g, i, place, nest.mapping, left):
-        plan = Plan(place.level, (), (), (e,), (own,))
+    for at, energy, latency, nest_in_layout in _layout_rows(g, i, place, nest.mapping, free_bits):
+        plan = Plan(place.level, (), (), (e,), (nest_in_layout,))
         yield (
             at,
-            Option(times * energy, times * latency, times * nest.lower_bound, plan),
-            partial(_own_segment, e, own),
+            Option(occurrences * energy, occurrences * latency, occurrences * nest.lower_bound, plan),
+            partial(_own_segment, e, nest_in_layout),
         )
 
 
@@ -553,11 +573,11 @@ def _own_segment(e: Einsum, nest: Mapping) -> Segment:
     return Segment((Branch(e.name, nest),))
 
 
-def _layout_rows(g: Graph, i: int, place: Place, nest: Mapping, left: float) -> list[LayoutRow]:
+def _layout_rows(g: Graph, i: int, place: Place, nest: Mapping, free_bits: float) -> list[LayoutRow]:
     """Returns costs of an einsum alone while others' tensors are retained, one row per choice of layouts.
 
-    With layouts, and if none of its own tensors is retained, all nests of `g.layouts` that fit into `left`
-    bits are tried besides `nest`: different layouts have different best nests.
+    With layouts, and if none of its own tensors is retained, all nests of `g.layouts` that fit into
+    `free_bits` bits are tried besides `nest`: different layouts have different best nests.
     """
     e = g.workload.einsums[i]
     key = (
@@ -577,8 +597,8 @@ def _layout_rows(g: Graph, i: int, place: Place, nest: Mapping, left: float) -> 
                 retained_nest(nest, g.arch, place),
             )
         ]
-    asked = (i, *key[1:], left)
-    if asked not in g.layout_rows:
+    memo_key = (i, *key[1:], free_bits)
+    if memo_key not in g.layout_rows:
         pricings = (
             [
                 layout_pricing(
@@ -593,17 +613,17 @@ def _layout_rows(g: Graph, i: int, place: Place, nest: Mapping, left: float) -> 
             [
                 one
                 for one in g.layouts.pricings_of(i)
-                if own_bits(e, g.arch, place, one.mapping).get(place.level, 0) <= left
+                if own_bits(e, g.arch, place, one.mapping).get(place.level, 0) <= free_bits
             ]
             if not place.retained
             else []
         )
-        g.layout_rows[asked] = [
+        g.layout_rows[memo_key] = [
             (at, *row)
             for at, rows in g.layouts.in_labels(i, pricings, place.retained, place.level)
             for row in _undominated(rows, g.objective)
         ]
-    return g.layout_rows[asked]
+    return g.layout_rows[memo_key]
 
 
 def _undominated(
@@ -620,22 +640,29 @@ def _fused(
     g: Graph, m: Members, labels: dict[str, int], alive: Sequence[LiveRange]
 ) -> Iterator[tuple[Option, MakeSegment]]:
     """Yields the best plans of a fused segment, by level, for given labels of retained tensors."""
-    room = _reservation(g, labels, alive, m.first, m.last)
-    if room is None or any(labels.get(t) for t in m.forwarded):
+    reservation = _reservation(g, labels, alive, m.first, m.last)
+    if reservation is None or any(labels.get(t) for t in m.forwarded):
         return
-    own = g.workload.einsums[m.first : m.last + 1]
+    einsums = g.workload.einsums[m.first : m.last + 1]
     for v, level in enumerate(g.levels):
-        if room[0] not in (-1, v) or any(
-            role(e, t) not in level.may_keep for e in own for t in m.forwarded if t in _names(e)
+        if reservation[0] not in (-1, v) or any(
+            role(e, t) not in level.may_keep for e in einsums for t in m.forwarded if t in _names(e)
         ):
             continue
-        kept = [_retained(g, e, labels, v) for e in own]
-        if any(role(e, t) not in level.may_keep for e, has in zip(own, kept, strict=True) for t in has):
+        retained = [_retained(g, e, labels, v) for e in einsums]
+        if any(
+            role(e, t) not in level.may_keep for e, has in zip(einsums, retained, strict=True) for t in has
+        ):
             continue
         for option in _memo_plans(
-            g, m, level, kept, min(room[1], level.capacity_bits or inf), _unfused_value(g, m, labels, alive)
+            g,
+            m,
+            level,
+            retained,
+            min(reservation[1], level.capacity_bits or inf),
+            _unfused_value(g, m, labels, alive),
         ):
-            yield option, partial(_segment, g.arch, m, own, option.plan, kept)
+            yield option, partial(_segment, g.arch, m, einsums, option.plan, retained)
 
 
 def _unfused_value(g: Graph, m: Members, labels: dict[str, int], alive: Sequence[LiveRange]) -> float:
@@ -672,31 +699,31 @@ def _memo_plans(
     answer holds if it had at least as many free bits, its plans fit into `free_bits`, and it found a plan or
     had as high an `unfused_value`.
     """
-    own = g.workload.einsums[m.first : m.last + 1]
-    names = _in_order(own)
+    einsums = g.workload.einsums[m.first : m.last + 1]
+    names = _in_order(einsums)
     members = tuple(
         (
             canonical_key(e),
             tuple(names.index(p.tensor) for p in e.tensors()),
-            tuple(owner(p.tensor, g.makers) == p.tensor for p in e.tensors()),
+            tuple(base_tensor(p.tensor, g.makers) == p.tensor for p in e.tensors()),
             tuple(p.tensor in has for p in e.tensors()),
         )
-        for e, has in zip(own, retained, strict=True)
+        for e, has in zip(einsums, retained, strict=True)
     )
-    known = g.options.setdefault((members, tuple(t in m.spilled for t in m.forwarded), level.name), [])
-    for asked, limit, found in known:
-        fits = max((option.need for option in found), default=0) <= free_bits <= asked
-        if fits and (unfused_value <= limit or any(option.energy < inf for option in found)):
-            return found
-    found = _best_plans(g, m, own, level, retained, free_bits, unfused_value)
-    known.append((free_bits, unfused_value, found))
-    return found
+    searches = g.options.setdefault((members, tuple(t in m.spilled for t in m.forwarded), level.name), [])
+    for searched_bits, limit, options in searches:
+        fits = max((option.need_bits for option in options), default=0) <= free_bits <= searched_bits
+        if fits and (unfused_value <= limit or any(option.energy < inf for option in options)):
+            return options
+    options = _best_plans(g, m, einsums, level, retained, free_bits, unfused_value)
+    searches.append((free_bits, unfused_value, options))
+    return options
 
 
 def _best_plans(
     g: Graph,
     m: Members,
-    own: Sequence[Einsum],
+    einsums: Sequence[Einsum],
     level: Level,
     retained: Sequence[frozenset[str]],
     free_bits: float,
@@ -706,33 +733,39 @@ def _best_plans(
 
     unfused_value: cost of the einsums unfused; plans that cost more are left out
     """
-    found, floor = list[Option](), inf
+    options, lower_bound = list[Option](), inf
     numbers = [number for number, ranks in enumerate(m.loops) if ranks in m.axes]
     if m.classes:
-        found, floor = _several_loops(g, m, own, level, retained, free_bits, unfused_value)
+        options, lower_bound = _several_loops(g, m, einsums, level, retained, free_bits, unfused_value)
         unfused_value = min(
-            [unfused_value, *(objective_value(g.objective, one.energy, one.latency) for one in found)]
+            [unfused_value, *(objective_value(g.objective, one.energy, one.latency) for one in options)]
         )
-        if floor >= unfused_value * (1 - PRECISE):  # of loops over classes none is better
+        if lower_bound >= unfused_value * (1 - ROUNDING_GAP):  # of loops over classes none is better
             numbers = [number for number in numbers if number >= len(m.classes)]
     if numbers:
-        more, least = _one_loop(g, m, numbers, own, level, retained, free_bits, unfused_value)
-        found, floor = [*found, *more], min(floor, least)
-    if not found:
-        return [Option(inf, inf, floor, Plan(level.name, (), (), tuple(own)))] if floor < inf else []
+        loop_options, loop_bound = _one_loop(
+            g, m, numbers, einsums, level, retained, free_bits, unfused_value
+        )
+        options, lower_bound = [*options, *loop_options], min(lower_bound, loop_bound)
+    if not options:
+        return (
+            [Option(inf, inf, lower_bound, Plan(level.name, (), (), tuple(einsums)))]
+            if lower_bound < inf
+            else []
+        )
     if g.objective != "edp":
-        found = sorted(
-            found,
+        options = sorted(
+            options,
             key=lambda one: (objective_value(g.objective, one.energy, one.latency), one.energy, one.latency),
         )[:1]
     return [
-        replace(one, lower_bound=min(floor, _additive_value(g, one)))
-        for one in found
+        replace(one, lower_bound=min(lower_bound, _additive_value(g, one)))
+        for one in options
         if not any(
             (b.energy, b.latency) != (one.energy, one.latency)
             and b.energy <= one.energy
             and b.latency <= one.latency
-            for b in found
+            for b in options
         )
     ]
 
@@ -740,94 +773,98 @@ def _best_plans(
 def _several_loops(
     g: Graph,
     m: Members,
-    own: Sequence[Einsum],
+    einsums: Sequence[Einsum],
     level: Level,
     retained: Sequence[frozenset[str]],
     free_bits: float,
-    bar: float,
+    cutoff: float,
 ) -> tuple[list[Option], float]:
     """Returns plans with loops over classes of ranks that were priced (`shared_loops.search`), and the lower
-    bound of all that cost less than `bar`.
+    bound of all that cost less than `cutoff`.
     """
-    found: list[Option] = []
+    options: list[Option] = []
 
     def price(plan: Plan, need: int) -> float:
-        option = _price(g, m, own, plan, retained, need)
+        option = _price(g, m, einsums, plan, retained, need)
         if option is None:
             return inf
-        found.append(option)
+        options.append(option)
         return option.energy
 
-    s = SegmentSearch(g.nests, level, own, m, retained, free_bits, g.makers.keys())
-    floor = search(s, bar, price)
-    return [one for one in found if one.energy < bar], floor
+    s = SegmentSearch(g.nests, level, einsums, m, retained, free_bits, g.makers.keys())
+    lower_bound = search(s, cutoff, price)
+    return [one for one in options if one.energy < cutoff], lower_bound
 
 
 def _one_loop(
     g: Graph,
     m: Members,
     numbers: Sequence[int],
-    own: Sequence[Einsum],
+    einsums: Sequence[Einsum],
     level: Level,
     retained: Sequence[frozenset[str]],
     free_bits: float,
-    bar: float,
+    cutoff: float,
 ) -> tuple[list[Option], float]:
-    """Returns plans with one loop, and the lower bound of all that cost less than `bar`: the best plan; for
-    EDP the first EVALUATED. numbers: indices of the loops into `m.loops`.
+    """Returns plans with one loop, and the lower bound of all that cost less than `cutoff`: the best plan;
+    for EDP the first EVALUATED. numbers: indices of the loops into `m.loops`.
 
     Plans are solved in order of their lower bounds, until the next bound reaches the best cost found or
-    `bar`.
+    `cutoff`.
     """
-    ranked = g.objective != "edp"
-    names, known = [_names(e) for e in own], dict[tuple[object, ...], tuple[Place, float]]()
+    single_best = g.objective != "edp"
+    names, memo = [_names(e) for e in einsums], dict[tuple[object, ...], tuple[Place, float]]()
 
     def bounded(plan: Plan) -> list[tuple[Place, float]]:
         """Returns the place of each member, and a lower bound of its nests there. They are shared by plans
         that hold the same tensors of a member.
         """
         found = []
-        for j, e in enumerate(own):
+        for j, e in enumerate(einsums):
             key = (j, plan.loops, *(t for t, _ in plan.at if t in names[j]))
-            if key not in known:
+            if key not in memo:
                 place = _place(m, j, e, plan, retained[j])
-                known[key] = place, g.nests.lower_bound(e, place)
-            found.append(known[key])
+                memo[key] = place, g.nests.lower_bound(e, place)
+            found.append(memo[key])
         return found
 
-    left = [
+    queue = [
         (sum(bound for _, bound in bounded(plan)), number, plan, bits)
-        for number, (plan, bits) in enumerate(_plans(g, m, numbers, own, level, retained, free_bits))
+        for number, (plan, bits) in enumerate(_plans(g, m, numbers, einsums, level, retained, free_bits))
     ]
-    heapq.heapify(left)
+    heapq.heapify(queue)
     found: list[Option] = []
-    asked: list[tuple[float, int, list[Place], list[float], list[Nest]]] = []
-    best = bar
-    while left and left[0][0] < best and (ranked or len(found) < EVALUATED):
-        _, number, plan, bits = heapq.heappop(left)
-        places, bounds = (list(each) for each in zip(*bounded(plan), strict=True))
-        nests, floors = _nests(g, own, places, free_bits - bits, best, bounds)
-        if sum(floors) >= best:
+    solved_plans: list[tuple[float, int, list[Place], list[float], list[Nest]]] = []
+    best = cutoff
+    while queue and queue[0][0] < best and (single_best or len(found) < MAX_EDP_PLANS):
+        _, number, plan, bits = heapq.heappop(queue)
+        places, nest_bounds = (list(each) for each in zip(*bounded(plan), strict=True))
+        nests, solved_bounds = _nests(g, einsums, places, free_bits - bits, best, nest_bounds)
+        if sum(solved_bounds) >= best:
             continue
-        asked.append((sum(floors), number, places, floors, nests))
-        whole = replace(plan, nests=tuple(nest.mapping for nest in nests if nest.mapping))
-        if len(whole.nests) == len(own) and (
-            option := _price(g, m, own, whole, retained, bits + max(nest.bits for nest in nests))
+        solved_plans.append((sum(solved_bounds), number, places, solved_bounds, nests))
+        complete_plan = replace(plan, nests=tuple(nest.mapping for nest in nests if nest.mapping))
+        if len(complete_plan.nests) == len(einsums) and (
+            option := _price(g, m, einsums, complete_plan, retained, bits + max(nest.bits for nest in nests))
         ):
             found.append(option)
-            best = min(best, objective_value(g.objective, option.energy, option.latency)) if ranked else best
-    floor = min(
+            best = (
+                min(best, objective_value(g.objective, option.energy, option.latency))
+                if single_best
+                else best
+            )
+    lower_bound = min(
         [
-            _lower_bound(g, own, asked, best if found else inf),
-            *(one[0] for one in left[:1] if not ranked or one[0] < best),
+            _lower_bound(g, einsums, solved_plans, best if found else inf),
+            *(one[0] for one in queue[:1] if not single_best or one[0] < best),
         ]
     )
-    return found, floor
+    return found, lower_bound
 
 
 def _lower_bound(
     g: Graph,
-    own: Sequence[Einsum],
+    einsums: Sequence[Einsum],
     plans: list[tuple[float, int, list[Place], list[float], list[Nest]]],
     best: float,
 ) -> float:
@@ -836,35 +873,35 @@ def _lower_bound(
     """
     heapq.heapify(plans)
     while plans and plans[0][4] and plans[0][0] < best:
-        _, number, places, floors, nests = plans[0]
-        closer = [
-            max(floor, nest.lower_bound + g.nests.padding_extra_bound(e, place))
-            for e, place, floor, nest in zip(own, places, floors, nests, strict=True)
+        _, number, places, nest_bounds, nests = plans[0]
+        tightened = [
+            max(nest_bound, nest.lower_bound + g.nests.padding_extra_bound(e, place))
+            for e, place, nest_bound, nest in zip(einsums, places, nest_bounds, nests, strict=True)
         ]
-        heapq.heapreplace(plans, (sum(closer), number, places, closer, []))
+        heapq.heapreplace(plans, (sum(tightened), number, places, tightened, []))
     return plans[0][0] if plans else inf
 
 
 def _nests(
     g: Graph,
-    own: Sequence[Einsum],
+    einsums: Sequence[Einsum],
     places: Sequence[Place],
     free_bits: float,
     best: float,
     bounds: Sequence[float],
 ) -> tuple[list[Nest], list[float]]:
     """Returns the nests of a plan and their lower bounds. Stops as soon as the bounds sum up to `best`."""
-    found: list[Nest] = []
-    floors = [
+    nests: list[Nest] = []
+    nest_bounds = [
         max(bound, g.nests.cached_bound(e, place, free_bits))
-        for e, place, bound in zip(own, places, bounds, strict=True)
+        for e, place, bound in zip(einsums, places, bounds, strict=True)
     ]
-    for j, (e, place) in enumerate(zip(own, places, strict=True)):
-        if sum(floors) >= best:
+    for j, (e, place) in enumerate(zip(einsums, places, strict=True)):
+        if sum(nest_bounds) >= best:
             break
-        found.append(g.nests.best(e, place, free_bits))
-        floors[j] = max(floors[j], found[-1].lower_bound)
-    return found, floors
+        nests.append(g.nests.best(e, place, free_bits))
+        nest_bounds[j] = max(nest_bounds[j], nests[-1].lower_bound)
+    return nests, nest_bounds
 
 
 def _additive_value(g: Graph, one: Option) -> float:
@@ -876,7 +913,7 @@ def _plans(
     g: Graph,
     m: Members,
     numbers: Sequence[int],
-    own: Sequence[Einsum],
+    einsums: Sequence[Einsum],
     level: Level,
     retained: Sequence[frozenset[str]],
     free_bits: float,
@@ -884,11 +921,11 @@ def _plans(
     """Yields plans without nests: a shared loop, its tile, and which of the tensors that the loop does not
     cut are held whole; with the bits of forwarded tiles and held tensors, which must fit into `free_bits`.
     """
-    names = [t for e in own for t in sorted(_names(e))]
+    names = [t for e in einsums for t in sorted(_names(e))]
     for number, axis in ((number, m.loops[number]) for number in numbers):
-        may = sorted(
+        candidates = sorted(
             (-tile_bits(p, e.sizes(), g.arch.word_bits), p.tensor)
-            for e, rank, has in zip(own, axis, retained, strict=True)
+            for e, rank, has in zip(einsums, axis, retained, strict=True)
             for p in e.tensors()
             if p.tensor not in m.forwarded
             and p.tensor not in has
@@ -896,17 +933,21 @@ def _plans(
             and names.count(p.tensor) == 1
             and role(e, p.tensor) in level.may_keep
         )[:MAX_HELD]
-        n = own[0].sizes()[axis[0]]
+        n = einsums[0].sizes()[axis[0]]
         for tile in (t for t in range(1, n) if n % t == 0):
             tiles = sum(
                 tile_bits(e.output, e.sizes() | {rank: tile}, g.arch.word_bits)
-                for e, rank in zip(own, axis, strict=True)
+                for e, rank in zip(einsums, axis, strict=True)
                 if e.output.tensor in m.forwarded
             ) * (2 if level.double_buffer else 1)
-            for held in (held for many in range(len(may) + 1) for held in combinations(may, many)):
+            for held in (
+                held
+                for held_count in range(len(candidates) + 1)
+                for held in combinations(candidates, held_count)
+            ):
                 if (bits := tiles - sum(size for size, _ in held)) <= free_bits:
-                    whole = tuple((t, 0) for _, t in held)
-                    yield Plan(level.name, ((number, tile),), whole, tuple(own)), bits
+                    at_level = tuple((t, 0) for _, t in held)
+                    yield Plan(level.name, ((number, tile),), at_level, tuple(einsums)), bits
 
 
 def _place(m: Members, j: int, e: Einsum, plan: Plan, retained: frozenset[str]) -> Place:
@@ -923,15 +964,15 @@ def _place(m: Members, j: int, e: Einsum, plan: Plan, retained: frozenset[str]) 
 
 
 def _segment(
-    arch: Arch, m: Members, own: Sequence[Einsum], plan: Plan, retained: Sequence[frozenset[str]]
+    arch: Arch, m: Members, einsums: Sequence[Einsum], plan: Plan, retained: Sequence[frozenset[str]]
 ) -> Segment:
-    """Returns the segment of a plan for einsums `own`, which are equal to `plan.like` but for names."""
+    """Returns the segment of a plan for einsums `einsums`, which are equal to `plan.like` but for names."""
     outer, loops = arch.levels[0].name, [(m.loops[number], tile) for number, tile in plan.loops]
-    names = dict(zip(_in_order(plan.like), _in_order(own), strict=True))
+    names = dict(zip(_in_order(plan.like), _in_order(einsums), strict=True))
     nodes: list[Loop | Store] = [Store(outer, t) for t in m.forwarded if t in m.spilled]
     nodes += [Store(outer, names[t]) for t, _ in plan.at]
     for depth in range(len(loops) + 1):
-        nodes += [Store(plan.level, names[t]) for t, own_depth in plan.at if own_depth == depth]
+        nodes += [Store(plan.level, names[t]) for t, tensor_depth in plan.at if tensor_depth == depth]
         nodes += [Loop(ranks[0], tile) for ranks, tile in loops[depth : depth + 1]]
     nodes += [Store(plan.level, t) for t in m.forwarded]
     branches = [
@@ -940,20 +981,20 @@ def _segment(
             retained_nest(rename(nest, like, e), arch, Place(plan.level, retained=has)),
             tuple(sorted((ranks[0], ranks[j]) for ranks, _ in loops if ranks[j] != ranks[0])),
         )
-        for j, (e, has, nest, like) in enumerate(zip(own, retained, plan.nests, plan.like, strict=True))
+        for j, (e, has, nest, like) in enumerate(zip(einsums, retained, plan.nests, plan.like, strict=True))
     ]
     return Segment(tuple(branches), tuple(nodes))
 
 
 def _price(
-    g: Graph, m: Members, own: Sequence[Einsum], plan: Plan, retained: Sequence[frozenset[str]], need: int
+    g: Graph, m: Members, einsums: Sequence[Einsum], plan: Plan, retained: Sequence[frozenset[str]], need: int
 ) -> Option | None:
     """Returns the evaluator's price of a segment, None if it does not fit or a nest was not found."""
     g.plans += 1
-    if len(plan.nests) < len(own):
+    if len(plan.nests) < len(einsums):
         return None
-    (members,) = placed.placed(
-        g.arch, Workload("", tuple(own)), Schedule((_segment(g.arch, m, own, plan, retained),))
+    (members,) = placed.placed_segments(
+        g.arch, Workload("", tuple(einsums)), Schedule((_segment(g.arch, m, einsums, plan, retained),))
     )
     energy = latency = 0.0
     for one, has in zip(members, retained, strict=True):
@@ -969,20 +1010,20 @@ def _price(
     return Option(energy, latency, inf, plan, need)
 
 
-def schedule(g: Graph, found: GraphFactors, best: Choice) -> Schedule:
+def schedule(g: Graph, graph_factors: GraphFactors, best: Choice) -> Schedule:
     """Returns the schedule of the rows that were chosen."""
-    made = {
+    segment_by_first = {
         first: make()
-        for (first, rows), pick in zip(found.rows, best.rows[: len(found.rows)], strict=True)
-        if (make := rows[pick])
+        for (first, rows), row in zip(graph_factors.rows, best.rows[: len(graph_factors.rows)], strict=True)
+        if (make := rows[row])
     }
     labels = {
         node.removeprefix(RETAINED_NODE): label
         for node, label in best.labels.items()
         if node.startswith(RETAINED_NODE) and label
     }
-    keeps = sorted((g.levels[label - 1].name, t) for t, label in labels.items())
+    retained = sorted((g.levels[label - 1].name, t) for t, label in labels.items())
     return Schedule(
-        tuple(made[first] for first in sorted(made)),
-        tuple(Retained(level, t, Fraction(1)) for level, t in keeps),
+        tuple(segment_by_first[first] for first in sorted(segment_by_first)),
+        tuple(Retained(level, t, Fraction(1)) for level, t in retained),
     )

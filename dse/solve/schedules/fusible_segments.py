@@ -19,7 +19,7 @@ from functools import lru_cache
 from dse.mapping.classes import rank_classes, rank_of, reads_as_written, shared_tensors
 from hw.arch import Arch, Level
 from workloads.einsum import Dim, Einsum, Projection
-from workloads.graph import Workload, counts, owner
+from workloads.graph import Workload, base_tensor, counts
 
 MAX_MEMBERS = 8  # einsums of a segment, at most
 
@@ -56,7 +56,7 @@ def has_nodes(arch: Arch) -> bool:
     return bool(arch.fanouts) and arch.fanouts[0].outside == 1 and len(arch.fanouts[0].dims) == 2
 
 
-def fuser(arch: Arch, workload: Workload) -> str:
+def fusing_schedule(arch: Arch, workload: Workload) -> str:
     """Returns the `solver.schedule` with which a machine reuses tensors between einsums; "": none."""
     if fusing_levels(arch) and not any(f.hop_pj or f.endpoint_pj for f in arch.fanouts):
         return "fused"
@@ -70,19 +70,19 @@ def fuser(arch: Arch, workload: Workload) -> str:
 Run = tuple[int, int, tuple[str, ...], frozenset[str]]
 
 
-def runs(workload: Workload, most: int) -> Iterator[Run]:
-    """Yields all runs of 2 to `most` adjacent einsums, each of which occurs once."""
-    made = {e.output.tensor: i for i, e in enumerate(workload.einsums)}
+def runs(workload: Workload, max_einsums: int) -> Iterator[Run]:
+    """Yields all runs of 2 to `max_einsums` adjacent einsums, each of which occurs once."""
+    makers = {e.output.tensor: i for i, e in enumerate(workload.einsums)}
     readers: dict[str, set[int]] = {}
     for i, e in enumerate(workload.einsums):
         for p in e.inputs:
-            readers.setdefault(owner(p.tensor, made), set()).add(i)
-    once = [n == 1 for n in counts(workload)]
+            readers.setdefault(base_tensor(p.tensor, makers), set()).add(i)
+    occurs_once = [n == 1 for n in counts(workload)]
     for first in range(len(workload.einsums)):
-        for last in range(first + 1, min(first + most, len(workload.einsums))):
-            if not all(once[first : last + 1]):
+        for last in range(first + 1, min(first + max_einsums, len(workload.einsums))):
+            if not all(occurs_once[first : last + 1]):
                 break
-            handed = tuple(
+            forwarded = tuple(
                 e.output.tensor
                 for e in workload.einsums[first : last + 1]
                 if any(first <= i <= last for i in readers.get(e.output.tensor, ()))
@@ -90,8 +90,8 @@ def runs(workload: Workload, most: int) -> Iterator[Run]:
             yield (
                 first,
                 last,
-                handed,
-                frozenset(t for t in handed if any(not first <= i <= last for i in readers[t])),
+                forwarded,
+                frozenset(t for t in forwarded if any(not first <= i <= last for i in readers[t])),
             )
 
 
@@ -102,12 +102,14 @@ def segments(workload: Workload, padded: bool = False) -> list[Members]:
     padded: a reader's windows may reach into padding around a forwarded tensor, in dimensions that the loop
         does not cut.
     """
-    made, found = {e.output.tensor: i for i, e in enumerate(workload.einsums)}, []
-    for first, last, handed, leaving in runs(workload, MAX_MEMBERS):
-        own = workload.einsums[first : last + 1]
-        ends = own[0].output.tensor in handed and any(owner(p.tensor, made) in handed for p in own[-1].inputs)
-        if ends and (axes := tuple(_axes(own, handed, made, padded))):
-            found.append(Members(first, last, handed, leaving, axes))
+    makers, found = {e.output.tensor: i for i, e in enumerate(workload.einsums)}, []
+    for first, last, forwarded, spilled in runs(workload, MAX_MEMBERS):
+        einsums = workload.einsums[first : last + 1]
+        forwards_ends = einsums[0].output.tensor in forwarded and any(
+            base_tensor(p.tensor, makers) in forwarded for p in einsums[-1].inputs
+        )
+        if forwards_ends and (axes := tuple(_axes(einsums, forwarded, makers, padded))):
+            found.append(Members(first, last, forwarded, spilled, axes))
     return found
 
 
@@ -117,66 +119,70 @@ def joined_segments(workload: Workload) -> list[Members]:
     tensor in common with others of the run: any other einsum at an end would gain nothing.
     """
     found = {(m.first, m.last): m for m in segments(workload)}
-    made = {e.output.tensor for e in workload.einsums}
-    for first, last, handed, leaving in runs(workload, MAX_MEMBERS):
-        own = workload.einsums[first : last + 1]
-        users = [{i for i, _, _ in there} for there in shared_tensors(own, made).values()]
-        ends = all(any(end in some and len(some) > 1 for some in users) for end in (0, len(own) - 1))
-        if ends and (classes := rank_classes(own, made)):
-            one = found.get((first, last), Members(first, last, handed, leaving, ()))
-            found[first, last] = replace(one, classes=classes)
+    produced = {e.output.tensor for e in workload.einsums}
+    for first, last, forwarded, spilled in runs(workload, MAX_MEMBERS):
+        einsums = workload.einsums[first : last + 1]
+        users = [{i for i, _, _ in uses} for uses in shared_tensors(einsums, produced).values()]
+        shares_ends = all(
+            any(end in user_set and len(user_set) > 1 for user_set in users) for end in (0, len(einsums) - 1)
+        )
+        if shares_ends and (classes := rank_classes(einsums, produced)):
+            members = found.get((first, last), Members(first, last, forwarded, spilled, ()))
+            found[first, last] = replace(members, classes=classes)
     return [found[run] for run in sorted(found)]
 
 
 def _axes(
-    own: Sequence[Einsum], forwarded: Sequence[str], makers: Mapping[str, int], padded: bool
+    einsums: Sequence[Einsum], forwarded: Sequence[str], makers: Mapping[str, int], padded: bool
 ) -> Iterator[tuple[str, ...]]:
     """Yields the loops that members can share, one rank per member. The loop cuts each forwarded tensor in
     the same dimension in its maker and its readers, so that a tile is complete when it is read.
     """
-    users = {t: [p for e in own for p in e.tensors() if owner(p.tensor, makers) == t] for t in forwarded}
+    users = {
+        t: [p for e in einsums for p in e.tensors() if base_tensor(p.tensor, makers) == t] for t in forwarded
+    }
     if all(p.tensor == t and reads_as_written(p, users[t][0], padded) for t in forwarded for p in users[t]):
-        yield from _extended(own, frozenset(forwarded), (), {})
+        yield from _extended(einsums, frozenset(forwarded), (), {})
 
 
 def _extended(
-    own: Sequence[Einsum], forwarded: frozenset[str], ranks: tuple[str, ...], at: Mapping[str, int]
+    einsums: Sequence[Einsum], forwarded: frozenset[str], ranks: tuple[str, ...], cut_dims: Mapping[str, int]
 ) -> Iterator[tuple[str, ...]]:
     """Yields all extensions of `ranks`, the loop in the first members, to all members.
 
-    at: dimension in which these members cut each forwarded tensor. A member without any forwarded tensor may
-    use any rank of equal extent. Columns of a compressed input are not cut: each trip would read row pointers
-    again, which an unfused nest reads once.
+    cut_dims: dimension in which these members cut each forwarded tensor. A member without any forwarded
+    tensor may use any rank of equal extent. Columns of a compressed input are not cut: each trip would read
+    row pointers again, which an unfused nest reads once.
     """
-    if len(ranks) == len(own):
+    if len(ranks) == len(einsums):
         yield ranks
         return
-    e = own[len(ranks)]
+    e = einsums[len(ranks)]
     columns = {rank for p in e.inputs if p.format == "csr" for rank in p.dims[-1].ranks()}
     for rank in (
         rank
         for rank, n in e.extents
-        if rank in e.output.full() - columns
-        and n == own[0].sizes().get(ranks[0] if ranks else rank)
+        if rank in e.output.full_ranks() - columns
+        and n == einsums[0].sizes().get(ranks[0] if ranks else rank)
         and n > 1
     ):
-        mine = {
+        new_cuts = {
             p.tensor: next((i for i, dim in enumerate(p.dims) if rank_of(dim, e) == rank), -1)
             for p in e.tensors()
             if p.tensor in forwarded
         }
-        if all(i >= 0 and at.get(t, i) == i for t, i in mine.items()):
-            yield from _extended(own, forwarded, (*ranks, rank), {**at, **mine})
+        if all(i >= 0 and cut_dims.get(t, i) == i for t, i in new_cuts.items()):
+            yield from _extended(einsums, forwarded, (*ranks, rank), {**cut_dims, **new_cuts})
 
 
 def trips_below(e: Einsum, loops: Sequence[tuple[str, int]]) -> tuple[tuple[Einsum, int], ...]:
     """Returns the distinct trips of several nested loops (rank, tile), as `trips` for one loop."""
     found = Counter({e: 1})
     for rank, tile in loops:
-        inner = [(one, n * many) for outer, n in found.items() for one, many in trips(outer, rank, tile)]
+        inner = [(trip, n * count) for outer, n in found.items() for trip, count in trips(outer, rank, tile)]
         found = Counter[Einsum]()
-        for one, n in inner:
-            found[one] += n
+        for trip, n in inner:
+            found[trip] += n
     return tuple(found.most_common())
 
 
@@ -193,25 +199,27 @@ def trips(e: Einsum, rank: str, tile: int) -> tuple[tuple[Einsum, int], ...]:
         if rank in d.ranks()
     ):
         return ((_trip(e, rank, tile, 0), n // tile),)
-    return tuple(Counter(_trip(e, rank, tile, at) for at in range(0, n, tile)).most_common())
+    return tuple(Counter(_trip(e, rank, tile, origin) for origin in range(0, n, tile)).most_common())
 
 
-def _trip(e: Einsum, rank: str, tile: int, at: int) -> Einsum:
+def _trip(e: Einsum, rank: str, tile: int, origin: int) -> Einsum:
     extents = {r: tile if r == rank else n for r, n in e.extents}
 
     def cut(p: Projection) -> Projection:
-        return replace(p, dims=tuple(_cut(d, rank, at, extents) if rank in d.ranks() else d for d in p.dims))
+        return replace(
+            p, dims=tuple(_cut(d, rank, origin, extents) if rank in d.ranks() else d for d in p.dims)
+        )
 
     return replace(
         e, output=cut(e.output), inputs=tuple(cut(p) for p in e.inputs), extents=tuple(extents.items())
     )
 
 
-def _cut(dim: Dim, rank: str, at: int, extents: Mapping[str, int]) -> Dim:
+def _cut(dim: Dim, rank: str, origin: int, extents: Mapping[str, int]) -> Dim:
     """Returns the part of a dimension that one trip reads: the hull of its indices. Where it lies within the
     dimension it starts at 0; else it keeps size and clipping of the dimension.
     """
-    low = dim.offset + dict(dim.terms)[rank] * at
+    low = dim.offset + dict(dim.terms)[rank] * origin
     size = 1 + sum(c * (extents[r] - 1) for r, c in dim.terms)
     return (
         replace(dim, offset=0, size=size) if low >= 0 and low + size <= dim.size else replace(dim, offset=low)

@@ -102,7 +102,11 @@ class Nests:
         bits too; 0.0 without such an answer.
         """
         return max(
-            (nest.lower_bound for asked, _, nest in self._answers(e, place) if free_bits <= asked),
+            (
+                nest.lower_bound
+                for searched_bits, _, nest in self._answers(e, place)
+                if free_bits <= searched_bits
+            ),
             default=0.0,
         )
 
@@ -113,10 +117,10 @@ class Nests:
     def _key(self, e: Einsum, place: Place) -> Key:
         """Returns a key that is equal for equal einsums at equal places, whatever their names."""
         if (e, place) not in self.keys:
-            order = [p.tensor for p in (e.output, *e.inputs)]
+            tensors = [p.tensor for p in (e.output, *e.inputs)]
             names = [
-                tuple(order.index(t) for t in order if t in own)
-                for own in (place.forwarded, place.held_whole, place.retained, place.spilled)
+                tuple(tensors.index(t) for t in tensors if t in group)
+                for group in (place.forwarded, place.held_whole, place.retained, place.spilled)
             ]
             self.keys[e, place] = (
                 canonical_key(e),
@@ -130,39 +134,42 @@ class Nests:
         """Returns the nest of an einsum at a place whose own storage nodes take at most `free_bits` bits of
         the level. An earlier answer for more bits is returned if it fits.
         """
-        known = self._answers(e, place)
-        for asked, first, nest in known:
-            if free_bits == asked or (
-                nest.bits <= free_bits <= asked
+        answers = self._answers(e, place)
+        for searched_bits, solved_einsum, nest in answers:
+            if free_bits == searched_bits or (
+                nest.bits <= free_bits <= searched_bits
                 if nest.mapping
-                else free_bits <= asked and nest.lower_bound == inf
+                else free_bits <= searched_bits and nest.lower_bound == inf
             ):
                 return (
                     nest
-                    if first is e or not nest.mapping
-                    else replace(nest, mapping=rename(nest.mapping, first, e))
+                    if solved_einsum is e or not nest.mapping
+                    else replace(nest, mapping=rename(nest.mapping, solved_einsum, e))
                 )
         nest = self._solve(e, place, free_bits)
-        known.append((free_bits, e, nest))
+        answers.append((free_bits, e, nest))
         return nest
 
     def _solve(self, e: Einsum, place: Place, free_bits: float) -> Nest:
         """Returns the nest of an einsum at a place, searched (see the top of this module)."""
-        v = next((v for v, level in enumerate(self.arch.levels) if level.name == place.level), 0)
-        (trip, many), *others = trips_below(e, place.loops)
-        floor, asked = 0.0, free_bits
+        level_index = next(
+            (level_index for level_index, level in enumerate(self.arch.levels) if level.name == place.level),
+            0,
+        )
+        (trip, trip_count), *other_trips = trips_below(e, place.loops)
+        lower_bound, searched_bits = 0.0, free_bits
         for attempt in range(TRIES):
-            found = self._search(trip, place, self.arch, v, asked)
+            found = self._search(trip, place, self.arch, level_index, searched_bits)
             if not isinstance(found, EinsumCost):
                 # unit nodes: the search ran out of its budget, so a nest may exist
-                return Nest(None, 0, floor if attempt or found.unit == "nodes" else inf)
+                return Nest(None, 0, lower_bound if attempt or found.unit == "nodes" else inf)
             if not attempt:
-                floor = (
-                    many * self._additive_value(found)
-                    + sum(n * self._trip_bound(one, place) for one, n in others)
+                lower_bound = (
+                    trip_count * self._additive_value(found)
+                    + sum(n * self._trip_bound(other_trip, place) for other_trip, n in other_trips)
                     + self.pj_once(e, place)
                 )
-            own = replace(
+            trimmed = replace(
                 found.mapping,
                 nodes=tuple(
                     n
@@ -170,15 +177,15 @@ class Nests:
                     if not (isinstance(n, Store) and n.tensor in place.homes() and n.level == place.level)
                 ),
             )
-            rooms = own_bits(e, self.arch, place, own)
-            if rooms.get(place.level, 0) <= free_bits and all(
-                level.capacity_bits is None or rooms.get(level.name, 0) <= level.capacity_bits
+            bits_by_level = own_bits(e, self.arch, place, trimmed)
+            if bits_by_level.get(place.level, 0) <= free_bits and all(
+                level.capacity_bits is None or bits_by_level.get(level.name, 0) <= level.capacity_bits
                 for level in self.arch.levels
                 if level.name != place.level
             ):
-                return Nest(own, rooms.get(place.level, 0), floor)
-            asked *= min(free_bits / max(rooms.get(place.level, 0), 1), 0.9)
-        return Nest(None, 0, floor)
+                return Nest(trimmed, bits_by_level.get(place.level, 0), lower_bound)
+            searched_bits *= min(free_bits / max(bits_by_level.get(place.level, 0), 1), 0.9)
+        return Nest(None, 0, lower_bound)
 
     def _search(
         self, e: Einsum, place: Place, arch: Arch, v: int, free_bits: float
@@ -220,10 +227,11 @@ class Nests:
         """
         key = self._key(e, place)
         if key not in self.padding_extra:
-            others = trips_below(e, place.loops)[1:] if self.objective == "energy" else ()
+            other_trips = trips_below(e, place.loops)[1:] if self.objective == "energy" else ()
             self.padding_extra[key] = sum(
-                n * max(self._searched_trip_bound(one, place) - self._trip_bound(one, place), 0.0)
-                for one, n in others
+                n
+                * max(self._searched_trip_bound(other_trip, place) - self._trip_bound(other_trip, place), 0.0)
+                for other_trip, n in other_trips
             )
         return self.padding_extra[key]
 
@@ -299,60 +307,69 @@ class Nests:
     def _lower_bound(self, e: Einsum, place: Place) -> float:
         """Returns the highest of three lower bounds that need no nest below the shared loop:
 
-        own: operations, and compulsory words at the outermost level.
-        `_alone` - passed: the cost of the einsum without a shared loop, minus the most that moving its
+        compulsory: operations, and compulsory words at the outermost level. `_alone_bound` - forward_cost:
+        the cost of the einsum without a shared loop, minus the most that moving its
             forwarded tensors costs. Given storage nodes of these tensors at the outermost level, each nest
             below the shared loop is also a nest of the einsum alone, in no more capacity.
-        wide: the same with a level that holds all tensors, plus the cost of inputs that are fetched again in
+        large_level: the same with a level that holds all tensors, plus the cost of inputs that are fetched
+        again in
             every trip.
         """
-        (trip, many), *_ = trips_below(e, place.loops)
+        (trip, trip_count), *_ = trips_below(e, place.loops)
         energy, cycles = self._compulsory_cost(trip, place, self.arch)
         if self.objective == "edp":
-            return many * sqrt(energy * cycles)
-        own = many * objective_value(self.objective, energy, cycles) + self.pj_once(e, place)
+            return trip_count * sqrt(energy * cycles)
+        compulsory = trip_count * objective_value(self.objective, energy, cycles) + self.pj_once(e, place)
         level = next(level for level in self.arch.levels if level.name == place.level)
-        passed = sum(
+        forward_cost = sum(
             self._move_cost(e, p, place.level)
             for p in e.tensors()
             if p.tensor in place.forwarded and not (p is e.output and p.tensor in place.spilled)
         )
-        again = sum(
-            self._refetch_cost(p, trip, many, level)
+        refetch_cost = sum(
+            self._refetch_cost(p, trip, trip_count, level)
             for p in e.inputs
             if p.tensor not in place.homes() and not {rank for rank, _ in place.loops} & p.ranks()
         )
-        # this call of `_alone` comes first: its nest mostly fits a smaller level too, and answers the next
-        wide = self._alone(e, place, level, wide=True) - passed + again if again > 0 else 0.0
-        return max(own, self._alone(e, place, level, wide=False) - passed, wide)
+        # this call of `_alone_bound` comes first: its nest mostly fits a smaller level too, and answers the
+        # next
+        large_level = (
+            self._alone_bound(e, place, level, enlarged=True) - forward_cost + refetch_cost
+            if refetch_cost > 0
+            else 0.0
+        )
+        return max(compulsory, self._alone_bound(e, place, level, enlarged=False) - forward_cost, large_level)
 
-    def unfused_bound(self, e: Einsum, place: Place, passed: Collection[str]) -> float:
+    def unfused_bound(self, e: Einsum, place: Place, moved_by_others: Collection[str]) -> float:
         """Returns a lower bound on the cost of an einsum anywhere in a segment. Its traffic at the outermost
-        level is counted, except that of the tensors `passed`, which other einsums bring in or take away.
+        level is counted, except that of the tensors `moved_by_others`, which other einsums bring in or take
+        away.
 
         The bound is the cost of the einsum alone, minus the most that moving these tensors costs. It holds
         since each nest of the einsum in a segment, shared loops included, becomes a nest of the einsum alone
         once these tensors get storage nodes at the outermost level, and needs no more capacity.
         """
         level = next(level for level in self.arch.levels if level.name == place.level)
-        moves = sum(self._move_cost(e, p, place.level) for p in e.tensors() if p.tensor in passed)
-        return self._alone(e, place, level, wide=False) - moves
+        move_cost = sum(
+            self._move_cost(e, p, place.level) for p in e.tensors() if p.tensor in moved_by_others
+        )
+        return self._alone_bound(e, place, level, enlarged=False) - move_cost
 
-    def _alone(self, e: Einsum, place: Place, level: Level, wide: bool) -> float:
-        """Returns a lower bound on the cost of an einsum without a shared loop. wide: a level smaller than
-        all tensors of the einsum together is enlarged to hold them.
+    def _alone_bound(self, e: Einsum, place: Place, level: Level, enlarged: bool) -> float:
+        """Returns a lower bound on the cost of an einsum without a shared loop. enlarged: a level smaller
+        than all tensors of the einsum together is enlarged to hold them.
         """
-        have = level.capacity_bits or inf
-        all_of_it = 2 * sum(p.stored_bits(self.arch.word_bits) for p in e.tensors())
-        if wide and have < all_of_it:
-            return self.best(e, Place(place.level, retained=place.retained), all_of_it).lower_bound
+        capacity = level.capacity_bits or inf
+        all_tensor_bits = 2 * sum(p.stored_bits(self.arch.word_bits) for p in e.tensors())
+        if enlarged and capacity < all_tensor_bits:
+            return self.best(e, Place(place.level, retained=place.retained), all_tensor_bits).lower_bound
         return self.best(
             e,
             Place(place.level, retained=place.retained) if place.retained else Place(),
-            have if place.retained else inf,
+            capacity if place.retained else inf,
         ).lower_bound
 
-    def _refetch_cost(self, p: Projection, trip: Einsum, many: int, level: Level) -> float:
+    def _refetch_cost(self, p: Projection, trip: Einsum, trip_count: int, level: Level) -> float:
         """Returns a lower bound on what it costs more to load an input in every trip than to load it once,
         whole, to the level and read it there in each trip.
         """
@@ -365,26 +382,37 @@ class Nests:
         outer = self.arch.levels[0]
         bits = p.bits or self.arch.word_bits
         words = bounds.words(p, trip, self.arch.word_bits)
-        far, near = accesses_per_elem(outer, bits), accesses_per_elem(level, bits)
+        outer_accesses, level_accesses = accesses_per_elem(outer, bits), accesses_per_elem(level, bits)
         leak = (1 if self.arch.overlap == "free" else 2) * self.arch.leak_mw() / self.arch.clock_ghz
-        saved = far * outer.read_pj - near * (level.read_pj + leak / level.bandwidth)
-        brought = far * (outer.read_pj + leak / outer.bandwidth) + near * (
+        saved_pj = outer_accesses * outer.read_pj - level_accesses * (level.read_pj + leak / level.bandwidth)
+        load_pj = outer_accesses * (outer.read_pj + leak / outer.bandwidth) + level_accesses * (
             level.write_pj + leak / level.bandwidth
         )
-        return words * many * max(saved, 0.0) - whole_words(p, trip.sizes(), self.arch.word_bits) * brought
+        return (
+            words * trip_count * max(saved_pj, 0.0)
+            - whole_words(p, trip.sizes(), self.arch.word_bits) * load_pj
+        )
 
-    def _move_cost(self, e: Einsum, p: Projection, name: str) -> float:
+    def _move_cost(self, e: Einsum, p: Projection, level_name: str) -> float:
         """Returns an upper bound on the cost of moving a tensor once between the outermost level and level
-        `name`. Its cycles count twice where fills do not overlap with work.
+        `level_name`. Its cycles count twice where fills do not overlap with work.
         """
-        outer, level = self.arch.levels[0], next(level for level in self.arch.levels if level.name == name)
+        outer, level = (
+            self.arch.levels[0],
+            next(level for level in self.arch.levels if level.name == level_name),
+        )
         words, bits = p.stored_elems(), p.bits or self.arch.word_bits
-        far, near = words * accesses_per_elem(outer, bits), words * accesses_per_elem(level, bits)
-        cycles = (far / outer.bandwidth + near / level.bandwidth) * (1 if self.arch.overlap == "free" else 2)
+        outer_accesses, level_accesses = (
+            words * accesses_per_elem(outer, bits),
+            words * accesses_per_elem(level, bits),
+        )
+        cycles = (outer_accesses / outer.bandwidth + level_accesses / level.bandwidth) * (
+            1 if self.arch.overlap == "free" else 2
+        )
         pj = (
-            far * outer.write_pj + near * level.read_pj
+            outer_accesses * outer.write_pj + level_accesses * level.read_pj
             if p is e.output
-            else far * outer.read_pj + near * level.write_pj
+            else outer_accesses * outer.read_pj + level_accesses * level.write_pj
         )
         return (
             cycles if self.objective == "latency" else pj + cycles * self.arch.leak_mw() / self.arch.clock_ghz
@@ -415,11 +443,11 @@ def outer_nodes(e: Einsum, place: Place) -> tuple[Loop | Store, ...]:
     )
 
 
-def own_bits(e: Einsum, arch: Arch, place: Place, own: Mapping) -> dict[str, int]:
+def own_bits(e: Einsum, arch: Arch, place: Place, nest: Mapping) -> dict[str, int]:
     """Returns the bits per level that an einsum's own storage nodes take at a place."""
     outer = outer_nodes(e, place)
-    whole = Mapping((*outer, *own.nodes), fork=len(outer) if place.loops else 0)
-    rows = footprints(whole, e, arch)[sum(isinstance(n, Store) for n in outer) :]
+    full_nest = Mapping((*outer, *nest.nodes), fork=len(outer) if place.loops else 0)
+    rows = footprints(full_nest, e, arch)[sum(isinstance(n, Store) for n in outer) :]
     levels, bits = {level.name: level for level in arch.levels}, bits_of(e, arch)
     found: dict[str, int] = {}
     for row in rows:
@@ -428,12 +456,12 @@ def own_bits(e: Einsum, arch: Arch, place: Place, own: Mapping) -> dict[str, int
     return found
 
 
-def retained_nest(own: Mapping, arch: Arch, place: Place) -> Mapping:
+def retained_nest(nest: Mapping, arch: Arch, place: Place) -> Mapping:
     """Returns a nest with storage nodes of retained tensors added at the outermost level and at their home.
     The evaluator uses these nodes only for the share of a tensor that is not retained.
     """
     nodes = [Store(level, t) for t in sorted(place.retained) for level in (arch.levels[0].name, place.level)]
-    return replace(own, nodes=(*nodes, *own.nodes))
+    return replace(nest, nodes=(*nodes, *nest.nodes))
 
 
 def retained_boundary(e: Einsum, place: Place) -> Boundary:
@@ -453,9 +481,9 @@ def price_alone(arch: Arch, e: Einsum, objective: str, place: Place, nest: Mappi
     """Returns the evaluator's price of an einsum alone in its segment, with the retained tensors of its
     place. Raises ValueError if they do not fit.
     """
-    found = einsum_cost(
+    cost = einsum_cost(
         Problem(arch, e, objective, retained_boundary(e, place)), retained_nest(nest, arch, place)
     )
-    if not isinstance(found, EinsumCost):
-        raise ValueError(str(found))
-    return found
+    if not isinstance(cost, EinsumCost):
+        raise ValueError(str(cost))
+    return cost

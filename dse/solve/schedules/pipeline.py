@@ -28,7 +28,7 @@ from dse.mapping.nest import Infeasible, Loop
 from dse.mapping.schedule import Branch, Region, Segment
 from dse.mapping.searched import Space, mappings_of, tile_counts
 from dse.sim.einsum.evaluate import (
-    PRECISE,
+    ROUNDING_GAP,
     Problem,
     Solution,
     Violated,
@@ -42,9 +42,9 @@ from dse.sim.schedule.graph import any_schedule
 from dse.solve.kapla.published import MAX_EINSUMS, options
 from dse.solve.schedules.einsum_bounds import lower_bound
 from dse.solve.schedules.segments import (
-    EVERY,
+    ALL_TILE_COUNTS,
     MAX_STAGES,
-    ONE,
+    NO_SHARED_LOOP,
     PIPELINE_TILES,
     Option,
     PipelineSearch,
@@ -74,39 +74,47 @@ from workloads.graph import Workload, counts
 
 # Limits of the search, which trade its time for quality. A "tile" is the tile of one node (`stages.tiles`), a
 # "choice" is one way to run each stage of a segment, a "limit" is one on the cycles of a stage.
-TRIED = 12  # limits that are tried; stages of an einsum alone that are priced
-LESS = 0.9999  # a looser limit is tried if the stages then need less than this fraction of the energy
+MAX_TRIALS = 12  # limits that are tried; stages of an einsum alone that are priced
+# a looser limit is tried if the stages then need less than this fraction of the energy
+SAVING_FACTOR = 0.9999
 # tiles of a stage that are tried with an upper limit of the initiation interval, where regions must leave few
 # nodes idle
-TIGHT = 60
-PARTS = 20  # tiles of a stage that are tried without a limit
-WIDE = 1.3  # nodes of a stage lie within this factor above and below its share of the nodes (about)
-NODES_SCARCE = 1.1  # capacity of a stage's nodes over its forwarded tiles and pinned weights, at least
-PADDED = 1.15  # operations of all nodes (with padding of uneven tiles) over operations of the stage, at most
-STEP = 6  # tiles whose numbers of nodes agree to the sixth of an octave count as alike in `_tiles_for`
-SLOW = 1.02  # faster nests are searched too if the cheapest one takes more than this times the fewest cycles
-STEPS, SLOWER = 12, 1.15  # steps of cycles in `_segment_bound`, and the factor from one to the next
-ROUGHLY = 1.1  # a choice is not priced if its estimated cost is at least this times the best known cost
-PLACED = 200  # choices whose regions are placed, per limit
-FULL_BUFFERS = 5000  # the same with an upper limit of the initiation interval
-ESTIMATED = 200  # choices that are listed to see whether stages within a limit fit on the nodes
-LISTED = 5000  # choices that are listed by energy, per limit
-SEVERAL = 1 << 19  # if there are at most so many choices, all are enumerated after the listed ones
+TILES_WITH_LIMIT = 60
+TILES_PER_STAGE = 20  # tiles of a stage that are tried without a limit
+SHARE_FACTOR = 1.3  # nodes of a stage lie within this factor above and below its share of the nodes (about)
+MIN_CAPACITY_RATIO = 1.1  # capacity of a stage's nodes over its forwarded tiles and pinned weights, at least
+# operations of all nodes (with padding of uneven tiles) over operations of the stage, at most
+MAX_PADDING_RATIO = 1.15
+# tiles whose numbers of nodes agree to the sixth of an octave count as alike in `_tiles_for`
+STEPS_PER_OCTAVE = 6
+# faster nests are searched too if the cheapest one takes more than this times the fewest cycles
+MIN_SLOWDOWN = 1.02
+# steps of cycles in `_segment_bound`, and the factor from one to the next
+BOUND_STEPS, STEP_FACTOR = 12, 1.15
+# a choice is not priced if its estimated cost is at least this times the best known cost
+ESTIMATE_MARGIN = 1.1
+MAX_PLACED = 200  # choices whose regions are placed, per limit
+MAX_PLACED_LIMITED = 5000  # the same with an upper limit of the initiation interval
+MAX_ESTIMATED = 200  # choices that are listed to see whether stages within a limit fit on the nodes
+MAX_LISTED = 5000  # choices that are listed by energy, per limit
+MAX_ENUMERATED = 1 << 19  # if there are at most so many choices, all are enumerated after the listed ones
 # a segment is solved if its lower bound is below this share of the lower bounds of its einsums alone
-WORTH = 0.99
-BUDGET = 400  # searches of node nests after which no further segments are solved
+MAX_BOUND_SHARE = 0.99
+MAX_NODE_SEARCHES = 400  # searches of node nests after which no further segments are solved
 # choices that are priced per limit for chosen segments, or with an upper limit of the initiation interval;
 # also shapes of an einsum alone
-CLOSER = 6
-LITTLE = 0.03  # faster nests are not searched if they save less leakage than this share of a stage's energy
-FINAL = 2  # tiles of an einsum that are searched again with a larger budget
+REFINED_CHOICES = 6
+# faster nests are not searched if they save less leakage than this share of a stage's energy
+MIN_LEAKAGE_SHARE = 0.03
+REFINED_TILES = 2  # tiles of an einsum that are searched again with a larger budget
 # einsums mapped without pipelining: budget of a search, in nest nodes placed; operations of an einsum at most
-ALONE, LITTLE_WORK = 12_000, 2**16
+UNPIPELINED_BUDGET, MAX_SMALL_OPS = 12_000, 2**16
 # nodes of a machine, at most, on which small einsums are also mapped without pipelining, and tried on fewer
 # nodes than their share
 FEW_NODES = 16
-FEW, ALIKE = 16, 4  # tiles of an einsum alone that are searched; of those, with the same ranks cut
-BESIDE = "KAPLA's schedules", "unfused mappings of small einsums"  # the schedules of `_others`
+# tiles of an einsum alone that are searched; of those, with the same ranks cut
+TILES_ALONE, TILES_PER_RANK_SET = 16, 4
+OTHER_SCHEDULES = "KAPLA's schedules", "unfused mappings of small einsums"  # the schedules of `_others`
 
 
 def pipelined(
@@ -126,75 +134,102 @@ def pipelined(
     """
     check(arch, "pipelined")
     g = PipelineSearch(arch, workload, objective, weights, Nodes(arch), interval_limit)
-    most, theirs_most = (MAX_STAGES, MAX_EINSUMS) if spatial else (1, 1)
-    pipeline_tiles = PIPELINE_TILES if temporal else ONE
-    ranges = [r for r in ranges_of(g, most, pipeline_tiles) if fits(g, r)]
-    first, made, _ = options(g, ranges_of(g, theirs_most, EVERY if temporal else ONE))
-    alone = [_better(g, one, known) for one, known in zip(solve_alone(g, _alone), first, strict=True)]
-    theirs = {r: one for r, one in made.items() if one.initiation_interval <= g.limit}
-    made = dict(theirs)
-    floors, before = _lower_bounds(g, ranges), g.nodes.searches
-    for r in segments_to_solve(*floors, add_up(g), lambda: _cheapest_chain(g, alone, made)):
-        if g.nodes.searches > before + BUDGET and isomorphism_key(g, r) not in g.solved:
+    max_stages, kapla_stages = (MAX_STAGES, MAX_EINSUMS) if spatial else (1, 1)
+    pipeline_tiles = PIPELINE_TILES if temporal else NO_SHARED_LOOP
+    ranges = [r for r in ranges_of(g, max_stages, pipeline_tiles) if fits(g, r)]
+    kapla_alone, segment_options, _ = options(
+        g, ranges_of(g, kapla_stages, ALL_TILE_COUNTS if temporal else NO_SHARED_LOOP)
+    )
+    alone = [
+        _better(g, one, kapla_option)
+        for one, kapla_option in zip(solve_alone(g, _alone), kapla_alone, strict=True)
+    ]
+    kapla_segments = {
+        r: one for r, one in segment_options.items() if one.initiation_interval <= g.interval_limit
+    }
+    segment_options = dict(kapla_segments)
+    lower_bounds, searches_before = _lower_bounds(g, ranges), g.nodes.searches
+    for r in segments_to_solve(
+        *lower_bounds, costs_add_up(g), lambda: _cheapest_chain(g, alone, segment_options)
+    ):
+        if (
+            g.nodes.searches > searches_before + MAX_NODE_SEARCHES
+            and isomorphism_key(g, r) not in g.segment_memo
+        ):
             g.unexplored += 1
         elif option := _better(
-            g, memo_isomorphic(g, r, partial(_segment, g, r, alone[r.first : r.last + 1])), made.get(r)
+            g,
+            memo_isomorphic(g, r, partial(_segment, g, r, alone[r.first : r.last + 1])),
+            segment_options.get(r),
         ):
-            made[r] = option
-    solution = best_chain(g, alone, made)
+            segment_options[r] = option
+    solution = best_chain(g, alone, segment_options)
     if isinstance(solution, Solution) and solution.schedule:
-        taken = {
+        chosen_segments = {
             tuple(branch.einsum for branch in segment.branches): segment
             for segment in solution.schedule.segments
             if segment.pipelined
         }
-        g.solved = {}  # isomorphic segments are refined once
-        for r, one in made.items():
-            if taken.get(tuple(e.name for e in workload.einsums[r.first : r.last + 1])) == one.segment:
-                made[r] = (
+        g.segment_memo = {}  # isomorphic segments are refined once
+        for r, one in segment_options.items():
+            if (
+                chosen_segments.get(tuple(e.name for e in workload.einsums[r.first : r.last + 1]))
+                == one.segment
+            ):
+                segment_options[r] = (
                     memo_isomorphic(g, r, partial(_refine_chosen, g, r, one, alone[r.first : r.last + 1]))
                     or one
                 )
-        solution = best_chain(g, alone, made)
-    tried = (
+        solution = best_chain(g, alone, segment_options)
+    effort_text = (
         f"{len(ranges) - g.unexplored} of {len(ranges)} segments, {g.nodes.searches} nests of nodes, "
-        f"{g.stages_left} of {g.stages_priced} stages left, {g.evaluated} priced"
+        f"{g.undominated_stages} of {g.stages_priced} stages left, {g.evaluator_calls} priced"
     )
-    searched = replace(space(g, most, pipeline_tiles, mappings_of("perfect", arch)), beside=BESIDE)
-    bounded = isinstance(solution, Solution) and _in_bounded_space(g, solution)
+    searched_space = replace(
+        space(g, max_stages, pipeline_tiles, mappings_of("perfect", arch)), beside=OTHER_SCHEDULES
+    )
+    is_in_space = isinstance(solution, Solution) and _in_bounded_space(g, solution)
     return _to_solution(
-        g, solution, _others(g, alone, made, first, theirs), _lower_bound(g, floors), searched, tried, bounded
+        g,
+        solution,
+        _others(g, alone, segment_options, kapla_alone, kapla_segments),
+        _lower_bound(g, lower_bounds),
+        searched_space,
+        effort_text,
+        is_in_space,
     )
 
 
-def add_up(g: PipelineSearch) -> bool:
+def costs_add_up(g: PipelineSearch) -> bool:
     """True if the cost of a chain is the sum over its segments: energy alone, no pinned weights, no limit."""
-    return g.objective == "energy" and g.weights == "streamed" and g.limit == inf
+    return g.objective == "energy" and g.weights == "streamed" and g.interval_limit == inf
 
 
 def segments_to_solve(
     alone: Sequence[tuple[float, float]],
     bounds: dict[Range, tuple[float, float]],
-    plain: bool,
+    is_additive: bool,
     cheapest_chain: Callable[[], float],
 ) -> Iterator[Range]:
     """Yields the segments that may be in the cheapest chain. Segments of the same einsums follow one another,
     the one without a shared loop first. They are ordered by the lowest bound of all chains through them.
 
     alone, bounds: lower bounds (energy, cycles) of einsums alone and of segments.
-    plain: costs of segments add up (`add_up`); else no segment is left out.
+    is_additive: costs of segments add up (`costs_add_up`); else no segment is left out.
     cheapest_chain: returns the energy of the best chain known so far.
     """
-    low = _chains([energy for energy, _ in alone], {r: energy for r, (energy, _) in bounds.items()})
-    through = {r: low[0][r.first] + energy + low[1][r.last + 1] for r, (energy, _) in bounds.items()}
-    ends = {
-        (r.first, r.last): min(one for s, one in through.items() if (s.first, s.last) == (r.first, r.last))
+    lowest = _chain_costs([energy for energy, _ in alone], {r: energy for r, (energy, _) in bounds.items()})
+    through = {r: lowest[0][r.first] + energy + lowest[1][r.last + 1] for r, (energy, _) in bounds.items()}
+    best_through = {
+        (r.first, r.last): min(cost for s, cost in through.items() if (s.first, s.last) == (r.first, r.last))
         for r in through
     }
-    for r in sorted(through, key=lambda r: (ends[r.first, r.last], r.tile > 0, through[r])):
-        apart = sum(energy for energy, _ in alone[r.first : r.last + 1])
-        passed = plain and (through[r] >= cheapest_chain() or bounds[r][0] >= WORTH * apart)
-        if through[r] < inf and not passed:
+    for r in sorted(through, key=lambda r: (best_through[r.first, r.last], r.tile > 0, through[r])):
+        unfused_pj = sum(energy for energy, _ in alone[r.first : r.last + 1])
+        is_skipped = is_additive and (
+            through[r] >= cheapest_chain() or bounds[r][0] >= MAX_BOUND_SHARE * unfused_pj
+        )
+        if through[r] < inf and not is_skipped:
             yield r
 
 
@@ -202,27 +237,35 @@ def _others(
     g: PipelineSearch,
     alone: Sequence[Option | None],
     segment_options: dict[Range, Option],
-    first: Sequence[Option | None],
-    theirs: dict[Range, Option],
+    kapla_alone: Sequence[Option | None],
+    kapla_segments: dict[Range, Option],
 ) -> list[Solution]:
-    """Returns schedules that the search itself may miss: KAPLA's published ones (`first`, `theirs`), which
-    may fit where cheaper segments do not; and schedules with small einsums mapped without pipelining.
+    """Returns schedules that the search itself may miss: KAPLA's published ones (`kapla_alone`,
+    `kapla_segments`), which may fit where cheaper segments do not; and schedules with small einsums mapped
+    without pipelining.
     """
-    each = [(first, theirs)]
-    if any(plain := solve_alone(replace(g, alone={}), _by_mapper)):
-        each += [
-            ([_better(g, one, other) for one, other in zip(alone, plain, strict=True)], segment_options),
-            (plain, {}),
+    alternatives = [(kapla_alone, kapla_segments)]
+    if any(unpipelined := solve_alone(replace(g, alone_memo={}), _by_mapper)):
+        alternatives += [
+            (
+                [_better(g, one, other) for one, other in zip(alone, unpipelined, strict=True)],
+                segment_options,
+            ),
+            (unpipelined, {}),
         ]
-    return [found for own, segments in each if isinstance(found := best_chain(g, own, segments), Solution)]
+    return [
+        found
+        for alone_options, segments in alternatives
+        if isinstance(found := best_chain(g, alone_options, segments), Solution)
+    ]
 
 
 def _by_mapper(g: PipelineSearch, e: Einsum) -> Option | None:
     """Returns the optimum of the exact mapper for a small einsum on few nodes, found as if hops cost nothing
     and then priced with hops. None for larger einsums and machines.
     """
-    few = g.arch.instances(1) <= FEW_NODES and e.points() <= LITTLE_WORK
-    found = optimal(Problem(g.arch.ideal(), e, g.objective), budget=ALONE) if few else None
+    is_small = g.arch.instances(1) <= FEW_NODES and e.points() <= MAX_SMALL_OPS
+    found = optimal(Problem(g.arch.ideal(), e, g.objective), budget=UNPIPELINED_BUDGET) if is_small else None
     if not isinstance(found, list):
         return None
     nest = with_homes(
@@ -237,7 +280,7 @@ def _cheapest_chain(
     """Returns the lowest sum of objective values over chains of the given segments and einsums alone. Buffer
     space that pinned weights take from other segments is ignored.
     """
-    return _chains(
+    return _chain_costs(
         [value(g, one) if one else inf for one in alone],
         {r: value(g, one) for r, one in segment_options.items()},
     )[0][-1]
@@ -248,80 +291,84 @@ def _alone(g: PipelineSearch, e: Einsum) -> Option | None:
     of their lower bounds, until the next bound reaches ESTIMATE_MARGIN times the best estimate.
     """
     context = StageContext(pinned=pinned(g, e))
-    own, leak = _sharing_bounds(g, e, context), g.arch.leak_mw() / g.arch.clock_ghz
-    cycles = np.maximum(own.cycles, time_of([lower_bound(e, g.arch, pinned=context.pinned)], g.arch))
-    floors = [
-        objective_value(g.objective, energy + leak * slow, slow)
-        for energy, slow in zip(own.energy.tolist(), cycles.tolist(), strict=True)
+    sharing, leak = _sharing_bounds(g, e, context), g.arch.leak_mw() / g.arch.clock_ghz
+    cycles = np.maximum(sharing.cycles, time_of([lower_bound(e, g.arch, pinned=context.pinned)], g.arch))
+    lower_bounds = [
+        objective_value(g.objective, energy + leak * way_cycles, way_cycles)
+        for energy, way_cycles in zip(sharing.energy.tolist(), cycles.tolist(), strict=True)
     ]
     found: list[Stage] = []
-    bar = inf
-    tried: dict[tuple[str, ...], int] = {}
-    for at in sorted((i for i, energy in enumerate(own.energy) if energy < inf), key=lambda i: floors[i]):
-        ranks = tuple(own.tile(at, e))
-        if floors[at] >= ROUGHLY * bar or sum(tried.values()) == FEW:
+    best_value = inf
+    searched: dict[tuple[str, ...], int] = {}
+    for way in sorted(
+        (i for i, energy in enumerate(sharing.energy) if energy < inf), key=lambda i: lower_bounds[i]
+    ):
+        ranks = tuple(sharing.tile(way, e))
+        if lower_bounds[way] >= ESTIMATE_MARGIN * best_value or sum(searched.values()) == TILES_ALONE:
             break
-        if tried.setdefault(ranks, 0) == ALIKE:
+        if searched.setdefault(ranks, 0) == TILES_PER_RANK_SET:
             continue
-        tried[ranks] += 1
-        found += _candidates(g, e, own.tile(at, e), context, bar)
-        bar = min([bar, *(_rough_value(g, [one], 1) for one in found)])
+        searched[ranks] += 1
+        found += _candidates(g, e, sharing.tile(way, e), context, best_value)
+        best_value = min([best_value, *(_rough_value(g, [one], 1) for one in found)])
     # for each set of cut ranks the tile of lowest bound
-    unlike = list({tuple(rank for rank, _ in one.tile): one for one in reversed(found)}.values())[::-1]
+    by_cut_ranks = list({tuple(rank for rank, _ in one.tile): one for one in reversed(found)}.values())[::-1]
     found.sort(key=lambda one: _rough_value(g, [one], 1))
-    last = {one.tile: one for one in (*found[:FINAL], *unlike[:FINAL])}.values()
+    to_refine = {one.tile: one for one in (*found[:REFINED_TILES], *by_cut_ranks[:REFINED_TILES])}.values()
     found = sorted(
-        [*found, *(near for stage in last if (near := _closer(g, e, stage.tile, context)))],
+        [*found, *(refined for stage in to_refine if (refined := _refined_stage(g, e, stage.tile, context)))],
         key=lambda one: _rough_value(g, [one], 1),
     )
     priced = [
-        (one, stage) for stage in found[:TRIED] if (one := price_by_itself(g, e, stage, stage.shapes[0]))
+        (one, stage) for stage in found[:MAX_TRIALS] if (one := price_by_itself(g, e, stage, stage.shapes[0]))
     ]
     priced.sort(key=lambda pair: value(g, pair[0]))
     best = priced[0][0] if priced else None
     for _, stage in priced[:2]:
-        for shape in stage.shapes[1:CLOSER]:
+        for shape in stage.shapes[1:REFINED_CHOICES]:
             best = _better(g, best, price_by_itself(g, e, stage, shape))
     return best
 
 
-def _closer(
+def _refined_stage(
     g: PipelineSearch, e: Einsum, tile: tuple[tuple[str, int], ...], context: StageContext
 ) -> Stage | None:
     """Returns the stage of a tile, searched with a larger budget."""
-    return g.nodes.stage(e, dict(tile), context, "energy" if g.objective == "energy" else "edp", closer=True)
+    return g.nodes.stage(
+        e, dict(tile), context, "energy" if g.objective == "energy" else "edp", thorough=True
+    )
 
 
-def _refine_chosen(g: PipelineSearch, r: Range, one: Option, alone: Sequence[Option | None]) -> Option:
+def _refine_chosen(g: PipelineSearch, r: Range, option: Option, alone: Sequence[Option | None]) -> Option:
     """Returns a segment of the best chain after a closer search: more choices priced, nests searched with a
     larger budget, regions rearranged.
     """
-    closer = _better(g, _segment(g, r, alone, CLOSER), one) or one
-    return cheapest_placement(g, r, _refine(g, r, closer))
+    refined = _better(g, _segment(g, r, alone, REFINED_CHOICES), option) or option
+    return cheapest_placement(g, r, _refine(g, r, refined))
 
 
-def _refine(g: PipelineSearch, r: Range, one: Option) -> Option:
+def _refine(g: PipelineSearch, r: Range, option: Option) -> Option:
     """Returns a segment whose stages, one after the other, are searched with a larger budget in their
     regions. Each stage tries its present tile and the tile of lowest bound that cuts other ranks.
     """
-    own = g.workload.einsums[r.first : r.last + 1]
+    einsums = g.workload.einsums[r.first : r.last + 1]
     members = members_of(g, r) or []
     outer = g.arch.levels[0].name
     (ny, _), (nx, _) = g.arch.fanouts[0].dims
     for j, (e, context) in enumerate(members):
-        y, x = ({part.dim: part for part in one.segment.branches[j].region}[dim] for dim in (ny, nx))
+        y, x = ({part.dim: part for part in option.segment.branches[j].region}[dim] for dim in (ny, nx))
         tile: dict[str, int] = {}
-        for node in one.segment.branches[j].mapping.nodes:
+        for node in option.segment.branches[j].mapping.nodes:
             if isinstance(node, Loop) and node.over in (ny, nx):
                 tile[node.rank] = min(node.tile, tile.get(node.rank, node.tile))
-        every, unlike = _sharing_bounds(g, e, context), {tuple(sorted(tile)): tile}
-        for at in np.argsort(np.where(every.nodes <= y.size * x.size, every.energy, inf), kind="stable")[
-            :FEW
+        sharing, tile_by_ranks = _sharing_bounds(g, e, context), {tuple(sorted(tile)): tile}
+        for way in np.argsort(np.where(sharing.nodes <= y.size * x.size, sharing.energy, inf), kind="stable")[
+            :TILES_ALONE
         ].tolist():
-            other = every.tile(at, e)
-            unlike.setdefault(tuple(sorted(other)), other)
-        for other in [*unlike.values()][:FINAL]:
-            stage = _closer(g, e, tuple(other.items()), context)
+            other_tile = sharing.tile(way, e)
+            tile_by_ranks.setdefault(tuple(sorted(other_tile)), other_tile)
+        for other_tile in [*tile_by_ranks.values()][:REFINED_TILES]:
+            stage = _refined_stage(g, e, tuple(other_tile.items()), context)
             shape = (
                 next((s for s in stage.shapes if s.rows <= y.size and s.columns <= x.size), None)
                 if stage
@@ -329,40 +376,43 @@ def _refine(g: PipelineSearch, r: Range, one: Option) -> Option:
             )
             if stage and shape:
                 branch = replace(
-                    one.segment.branches[j],
+                    option.segment.branches[j],
                     mapping=own_nest(stage, shape, e, context, outer),
                     region=(Region(ny, y.first, shape.rows), Region(nx, x.first, shape.columns)),
                 )
-                branches = tuple(branch if i == j else b for i, b in enumerate(one.segment.branches))
-                found = price_of(g, own, replace(one.segment, branches=branches))
-                one = (
-                    _better(g, found if found and found.initiation_interval <= g.limit else None, one) or one
+                branches = tuple(branch if i == j else b for i, b in enumerate(option.segment.branches))
+                found = price_of(g, einsums, replace(option.segment, branches=branches))
+                option = (
+                    _better(
+                        g, found if found and found.initiation_interval <= g.interval_limit else None, option
+                    )
+                    or option
                 )
-    return one
+    return option
 
 
 def _candidates(
-    g: PipelineSearch, e: Einsum, tile: dict[str, int], context: StageContext, bar: float = inf
+    g: PipelineSearch, e: Einsum, tile: dict[str, int], context: StageContext, best_value: float = inf
 ) -> list[Stage]:
     """Returns ways to run a tile: the nest of lowest energy and, if they may pay, the nests of lowest EDP and
     of lowest latency. They may pay if the first nest leaves MAC units idle, leakage matters, and the same
-    energy at full speed would cost less than `bar`.
+    energy at full speed would cost less than `best_value`.
     """
     stage = g.nodes.stage(e, tile, context, "energy")
     if not stage:
         return []
-    tile_nodes, most = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents), g.arch.instances(1)
-    fastest = e.points() / tile_nodes / g.arch.instances(len(g.arch.levels)) * most
+    tile_nodes, node_count = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents), g.arch.instances(1)
+    fastest = e.points() / tile_nodes / g.arch.instances(len(g.arch.levels)) * node_count
     leak = g.arch.leak_mw() / g.arch.clock_ghz
-    little = (
+    saves_little = (
         g.objective == "energy"
-        and g.limit == inf
-        and leak * (stage.cycles - fastest) <= LITTLE * stage.energy
+        and g.interval_limit == inf
+        and leak * (stage.cycles - fastest) <= MIN_LEAKAGE_SHARE * stage.energy
     )
     if (
-        little
-        or stage.cycles <= SLOW * fastest
-        or objective_value(g.objective, stage.energy + leak * fastest, fastest) >= bar
+        saves_little
+        or stage.cycles <= MIN_SLOWDOWN * fastest
+        or objective_value(g.objective, stage.energy + leak * fastest, fastest) >= best_value
     ):
         return [stage]
     return [
@@ -373,7 +423,9 @@ def _candidates(
 
 def _better(g: PipelineSearch, one: Option | None, other: Option | None) -> Option | None:
     """Returns the option of lower objective value, None if there is none."""
-    return min((each for each in (one, other) if each), key=lambda each: value(g, each), default=None)
+    return min(
+        (option for option in (one, other) if option), key=lambda option: value(g, option), default=None
+    )
 
 
 def _rough_value(g: PipelineSearch, stages: Sequence[Stage], pipeline_tiles: int) -> float:
@@ -384,112 +436,128 @@ def _rough_value(g: PipelineSearch, stages: Sequence[Stage], pipeline_tiles: int
 
 
 def _stages(
-    g: PipelineSearch, e: Einsum, context: StageContext, share: float, parts: int = PARTS, limit: float = inf
+    g: PipelineSearch,
+    e: Einsum,
+    context: StageContext,
+    share: float,
+    max_tiles: int = TILES_PER_STAGE,
+    limit: float = inf,
 ) -> list[Stage]:
     """Returns the undominated ways (in energy, cycles and shapes) to run an einsum on about a share of the
     nodes within `limit` cycles. If there are none without a limit, half the share is tried.
     """
-    most = g.arch.instances(1)
-    key = (e, context, round(share * most), parts, limit)
-    if key not in g.memo:
+    node_count = g.arch.instances(1)
+    key = (e, context, round(share * node_count), max_tiles, limit)
+    if key not in g.stage_memo:
         found = [
             stage
-            for tile in _tiles_for(g, e, context, share * most, parts, limit)
+            for tile in _tiles_for(g, e, context, share * node_count, max_tiles, limit)
             for stage in _candidates(g, e, tile, context)
         ]
         g.stages_priced += len(found)
-        kept: list[Stage] = []
+        undominated: list[Stage] = []
         for one in sorted(
             (one for one in found if one.cycles <= limit), key=lambda s: (s.energy, s.cycles, s.nodes)
         ):
-            if not any(b.cycles <= one.cycles and _smaller(b, one) for b in kept):
-                kept.append(one)
-        g.stages_left += len(kept)
-        g.memo[key] = kept or (
-            _stages(g, e, context, share / 2, parts, limit) if share * most > 1 and limit == inf else []
+            if not any(better.cycles <= one.cycles and _fits_inside(better, one) for better in undominated):
+                undominated.append(one)
+        g.undominated_stages += len(undominated)
+        g.stage_memo[key] = undominated or (
+            _stages(g, e, context, share / 2, max_tiles, limit)
+            if share * node_count > 1 and limit == inf
+            else []
         )
-    return g.memo[key]
+    return g.stage_memo[key]
 
 
-def _on_fewer(
-    g: PipelineSearch, e: Einsum, context: StageContext, share: float, parts: int, limit: float
+def _stages_by_share(
+    g: PipelineSearch, e: Einsum, context: StageContext, share: float, max_tiles: int, limit: float
 ) -> list[Stage]:
     """Returns ways to run an einsum on its share of the nodes and, for small einsums on machines of few
     nodes, on 1, 2, 4 and 8 nodes. Fewer nodes read tensors fewer times that each node needs for itself.
     """
-    most = g.arch.instances(1)
-    fewer = (
-        [n for n in (1, 2, 4, 8) if n < share * most / WIDE - 2]
-        if most <= FEW_NODES and e.points() <= LITTLE_WORK
+    node_count = g.arch.instances(1)
+    node_counts = (
+        [n for n in (1, 2, 4, 8) if n < share * node_count / SHARE_FACTOR - 2]
+        if node_count <= FEW_NODES and e.points() <= MAX_SMALL_OPS
         else []
     )
     return [
         stage
-        for part in (share, *(n / most for n in fewer))
-        for stage in _stages(g, e, context, part, parts, limit)
+        for node_share in (share, *(n / node_count for n in node_counts))
+        for stage in _stages(g, e, context, node_share, max_tiles, limit)
     ]
 
 
-def _smaller(one: Stage, other: Stage) -> bool:
+def _fits_inside(one: Stage, other: Stage) -> bool:
     """True if each rectangle of `other` contains a rectangle of `one`."""
     return all(any(a.rows <= b.rows and a.columns <= b.columns for a in one.shapes) for b in other.shapes)
 
 
 def _tiles_for(
-    g: PipelineSearch, e: Einsum, context: StageContext, nodes: float, parts: int, limit: float
+    g: PipelineSearch, e: Einsum, context: StageContext, nodes: float, max_tiles: int, limit: float
 ) -> list[dict[str, int]]:
-    """Returns up to `parts` tiles for about `nodes` nodes, lowest energy bound first. Numbers of nodes (to
-    1/STEPS_PER_OCTAVE of an octave) and sets of cut ranks are represented equally. Of tiles with about the
-    same work per node and cuts per rank only the cheapest is kept.
+    """Returns up to `max_tiles` tiles for about `nodes` nodes, lowest energy bound first. Numbers of nodes
+    (to 1/STEPS_PER_OCTAVE of an octave) and sets of cut ranks are represented equally. Of tiles with about
+    the same work per node and cuts per rank only the cheapest is kept.
     """
-    best: dict[tuple[object, ...], tuple[float, dict[str, int]]] = {}
-    sizes, most, all_ = e.sizes(), g.arch.instances(1), _sharing_bounds(g, e, context)
-    own = g.arch.instances(len(g.arch.levels)) / most
-    works = np.prod(all_.tiles, axis=1) * (e.points() // prod(sizes[rank] for rank in all_.ranks))
-    few = (all_.energy < inf) & (all_.nodes <= round(WIDE * nodes) + 3)
-    low = min(nodes / WIDE - 2, int(all_.nodes[few].max(initial=0)))
-    for at in np.flatnonzero(
-        few & (all_.nodes >= low) & (works <= limit * own) & (works * all_.nodes <= PADDED * e.points())
+    best_of_class: dict[tuple[object, ...], tuple[float, dict[str, int]]] = {}
+    sizes, node_count, sharing = e.sizes(), g.arch.instances(1), _sharing_bounds(g, e, context)
+    units_per_node = g.arch.instances(len(g.arch.levels)) / node_count
+    works = np.prod(sharing.tiles, axis=1) * (e.points() // prod(sizes[rank] for rank in sharing.ranks))
+    is_candidate = (sharing.energy < inf) & (sharing.nodes <= round(SHARE_FACTOR * nodes) + 3)
+    min_nodes = min(nodes / SHARE_FACTOR - 2, int(sharing.nodes[is_candidate].max(initial=0)))
+    for way in np.flatnonzero(
+        is_candidate
+        & (sharing.nodes >= min_nodes)
+        & (works <= limit * units_per_node)
+        & (works * sharing.nodes <= MAX_PADDING_RATIO * e.points())
     ).tolist():
-        tile = all_.tile(at, e)
-        cell = (
-            round(50 * log(works[at])),
+        tile = sharing.tile(way, e)
+        tile_class = (
+            round(50 * log(works[way])),
             *((rank, round(log2(-(-sizes[rank] // t)))) for rank, t in tile.items()),
         )
-        best[cell] = min(best.get(cell, (inf, tile)), (float(all_.energy[at]), tile), key=lambda one: one[0])
+        best_of_class[tile_class] = min(
+            best_of_class.get(tile_class, (inf, tile)),
+            (float(sharing.energy[way]), tile),
+            key=lambda one: one[0],
+        )
     ranked: list[tuple[int, float, dict[str, int]]] = []
-    near: dict[object, int] = {}
-    for taken, tile in sorted(best.values(), key=lambda one: one[0]):
+    class_counts: dict[object, int] = {}
+    for energy, tile in sorted(best_of_class.values(), key=lambda one: one[0]):
         tile_nodes = prod(-(-sizes[rank] // t) for rank, t in tile.items())
-        kind = abs(round(STEP * log2(tile_nodes / nodes))), *tile
-        near[kind] = near.get(kind, 0) + 1
-        ranked.append((near[kind], taken, tile))
-    return [tile for _, _, tile in sorted(ranked, key=lambda one: one[:2])[:parts]]
+        node_class = abs(round(STEPS_PER_OCTAVE * log2(tile_nodes / nodes))), *tile
+        class_counts[node_class] = class_counts.get(node_class, 0) + 1
+        ranked.append((class_counts[node_class], energy, tile))
+    return [tile for _, _, tile in sorted(ranked, key=lambda one: one[:2])[:max_tiles]]
 
 
-def _segment(g: PipelineSearch, r: Range, alone: Sequence[Option | None], most: int = 1) -> Option | None:
+def _segment(
+    g: PipelineSearch, r: Range, alone: Sequence[Option | None], max_priced: int = 1
+) -> Option | None:
     """Returns the best way found to run a segment; None: none fits. Choices that are expected to cost more
-    than the einsums alone are not priced. most: choices that are priced per limit.
+    than the einsums alone are not priced. max_priced: choices that are priced per limit.
     """
     members = members_of(g, r)
     if members is None:
         return None
     own = g.workload.einsums[r.first : r.last + 1]
-    many = own[0].points() // members[0][0].points()
+    tile_count = own[0].points() // members[0][0].points()
     best: Option | None = None
-    if g.limit < inf:  # the best segment without the limit may meet it
-        limit, g.limit = g.limit, inf
-        free, g.limit = _segment(g, r, alone, CLOSER), limit
-        best = free if free and free.initiation_interval <= limit else None
-    parts = TIGHT if g.limit < inf else PARTS
+    if g.interval_limit < inf:  # the best segment without the limit may meet it
+        limit, g.interval_limit = g.interval_limit, inf
+        unlimited, g.interval_limit = _segment(g, r, alone, REFINED_CHOICES), limit
+        best = unlimited if unlimited and unlimited.initiation_interval <= limit else None
+    max_tiles = TILES_WITH_LIMIT if g.interval_limit < inf else TILES_PER_STAGE
     ways = [
-        (part, context, _on_fewer(g, part, context, share, parts, g.limit / many))
-        for (part, context), share in zip(members, _shares(g, members), strict=True)
+        (trip, context, _stages_by_share(g, trip, context, share, max_tiles, g.interval_limit / tile_count))
+        for (trip, context), share in zip(members, _shares(g, members), strict=True)
     ]
     if not all(own for _, _, own in ways):
         return best
-    bar = (
-        sum(value(g, one) if one else inf for one in alone)
+    cutoff = (
+        sum(value(g, option) if option else inf for option in alone)
         if g.objective != "edp" and g.weights != "pinned"
         else inf
     )
@@ -500,17 +568,19 @@ def _segment(g: PipelineSearch, r: Range, alone: Sequence[Option | None], most: 
             _combinations(
                 [[s for s in own_ways if s.cycles <= limit] for _, _, own_ways in ways], g.arch.instances(1)
             ),
-            PLACED if g.limit == inf else FULL_BUFFERS,
+            MAX_PLACED if g.interval_limit == inf else MAX_PLACED_LIMITED,
         ):
-            if g.objective == "energy" and _rough_value(g, choice, many) >= ROUGHLY * min(
-                bar, value(g, best) if best else inf
+            if g.objective == "energy" and _rough_value(g, choice, tile_count) >= ESTIMATE_MARGIN * min(
+                cutoff, value(g, best) if best else inf
             ):
                 break
-            if places := place_regions(g, choice):
-                found = price_of(g, own, to_segment(g, r, own, choice, places, contexts))
-                best = _better(g, found if found and found.initiation_interval <= g.limit else None, best)
+            if regions := place_regions(g, choice):
+                found = price_of(g, own, to_segment(g, r, own, choice, regions, contexts))
+                best = _better(
+                    g, found if found and found.initiation_interval <= g.interval_limit else None, best
+                )
                 priced = priced + 1
-                if priced == (most if g.limit == inf else CLOSER):
+                if priced == (max_priced if g.interval_limit == inf else REFINED_CHOICES):
                     break
     return best
 
@@ -519,11 +589,11 @@ def _shares(g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]]) -
     """Returns the share of the nodes of each stage, so that all stages take equally long, at least as long as
     main memory takes. A stage gets more nodes if its forwarded tiles and pinned weights need them.
     """
-    most = g.arch.instances(1)
-    each = g.arch.levels[1].capacity_bits or inf
-    held = [e.points() for e, _ in members]
-    need = [
-        ceil(NODES_SCARCE * stage_bits(e, context, g.arch) / each)
+    node_count = g.arch.instances(1)
+    node_bits = g.arch.levels[1].capacity_bits or inf
+    work = [e.points() for e, _ in members]
+    min_nodes = [
+        ceil(MIN_CAPACITY_RATIO * stage_bits(e, context, g.arch) / node_bits)
         if context.forwards or context.pinned
         else 0
         for e, context in members
@@ -536,32 +606,37 @@ def _shares(g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]]) -
         g.arch,
     )
     # in units of (operation of one node)
-    cycles = max(sum(held) / most, memory * g.arch.instances(len(g.arch.levels)) / most)
+    cycles = max(sum(work) / node_count, memory * g.arch.instances(len(g.arch.levels)) / node_count)
     for _ in members:
-        short = [n > w / cycles for n, w in zip(need, held, strict=True)]
-        left = most - sum(n for n, less in zip(need, short, strict=True) if less)
-        cycles = max(cycles, sum(w for w, less in zip(held, short, strict=True) if not less) / max(left, 1))
-    return [max(n, w / cycles) / most for n, w in zip(need, held, strict=True)]
+        is_short = [n > w / cycles for n, w in zip(min_nodes, work, strict=True)]
+        free_nodes = node_count - sum(n for n, scarce in zip(min_nodes, is_short, strict=True) if scarce)
+        cycles = max(
+            cycles,
+            sum(w for w, scarce in zip(work, is_short, strict=True) if not scarce) / max(free_nodes, 1),
+        )
+    return [max(n, w / cycles) / node_count for n, w in zip(min_nodes, work, strict=True)]
 
 
 def _limits(stages_of: Sequence[Sequence[Stage]], nodes: int) -> list[float]:
     """Returns up to MAX_TRIALS limits on the cycles of a stage, tightest first. Within each all stages fit on
     the nodes together, and cost less energy than within the tighter ones.
     """
-    least, found = inf, list[float]()
-    for limit in sorted({stage.cycles for own in stages_of for stage in own}):
-        within = [[s for s in own if s.cycles <= limit] for own in stages_of]
-        energy = sum(min((s.energy for s in own), default=inf) for own in within)
-        if energy < least * LESS:
-            energy = sum(s.energy for s in next(_combinations(within, nodes, ESTIMATED), [])) or inf
-        if energy < least * LESS:
-            found, least = [*found, limit], energy
-    at = sorted({round(i) for i in np.geomspace(1, len(found), min(TRIED, len(found)))}) if found else []
-    return [found[i - 1] for i in at]
+    lowest, found = inf, list[float]()
+    for limit in sorted({stage.cycles for stages in stages_of for stage in stages}):
+        within_limit = [[s for s in stages if s.cycles <= limit] for stages in stages_of]
+        energy = sum(min((s.energy for s in stages), default=inf) for stages in within_limit)
+        if energy < lowest * SAVING_FACTOR:
+            energy = sum(s.energy for s in next(_combinations(within_limit, nodes, MAX_ESTIMATED), [])) or inf
+        if energy < lowest * SAVING_FACTOR:
+            found, lowest = [*found, limit], energy
+    picked = (
+        sorted({round(i) for i in np.geomspace(1, len(found), min(MAX_TRIALS, len(found)))}) if found else []
+    )
+    return [found[i - 1] for i in picked]
 
 
 def _combinations(
-    stages_of: Sequence[Sequence[Stage]], nodes: int, most: int = LISTED
+    stages_of: Sequence[Sequence[Stage]], nodes: int, max_listed: int = MAX_LISTED
 ) -> Iterator[list[Stage]]:
     """Yields choices of a way per stage that need no more nodes than there are.
 
@@ -569,29 +644,32 @@ def _combinations(
     every choice by energy, if there are at most MAX_ENUMERATED; else the cheapest choice of each number of
     nodes.
     """
-    yield from _cheapest(stages_of, nodes, most)
-    if prod(map(len, stages_of)) <= SEVERAL:
-        energy, needed = (
+    yield from _cheapest(stages_of, nodes, max_listed)
+    if prod(map(len, stages_of)) <= MAX_ENUMERATED:
+        energy, node_counts = (
             sum(
-                np.ix_(*(np.array([getattr(s, name) for s in own], float) for own in stages_of)), np.zeros(())
+                np.ix_(*(np.array([getattr(s, name) for s in stages], float) for stages in stages_of)),
+                np.zeros(()),
             )
             for name in ("energy", "nodes")
         )
-        for at in sorted(np.argwhere(needed <= nodes).tolist(), key=lambda at: (energy[tuple(at)], at)):
-            yield [own[i] for own, i in zip(stages_of, at, strict=True)]
+        for indices in sorted(
+            np.argwhere(node_counts <= nodes).tolist(), key=lambda indices: (energy[tuple(indices)], indices)
+        ):
+            yield [stages[i] for stages, i in zip(stages_of, indices, strict=True)]
         return
     best: list[tuple[float, list[Stage]]] = [(0.0, [])] * (nodes + 1)
-    for own in stages_of:
-        before, none = best, (inf, list[Stage]())
+    for stages in stages_of:
+        previous, no_choice = best, (inf, list[Stage]())
         best = [
             min(
                 (
-                    (before[n - s.nodes][0] + s.energy, [*before[n - s.nodes][1], s])
-                    for s in own
+                    (previous[n - s.nodes][0] + s.energy, [*previous[n - s.nodes][1], s])
+                    for s in stages
                     if s.nodes <= n
                 ),
                 key=lambda one: one[0],
-                default=none,
+                default=no_choice,
             )
             for n in range(nodes + 1)
         ]
@@ -602,23 +680,31 @@ def _combinations(
     )
 
 
-def _cheapest(stages_of: Sequence[Sequence[Stage]], nodes: int, most: int = LISTED) -> Iterator[list[Stage]]:
+def _cheapest(
+    stages_of: Sequence[Sequence[Stage]], nodes: int, max_choices: int = MAX_LISTED
+) -> Iterator[list[Stage]]:
     """Yields choices of a way per stage that need no more nodes than there are, lowest energy first, among
-    the first `most` choices by energy.
+    the first `max_choices` choices by energy.
     """
-    ranked = [sorted(own, key=lambda s: (s.energy, s.nodes)) for own in stages_of]
+    ranked = [sorted(stages, key=lambda s: (s.energy, s.nodes)) for stages in stages_of]
     first = (0,) * len(ranked)
     queue, seen = [(0.0, first)] if all(ranked) else [], {first}
     while queue:
-        _, at = heappop(queue)
-        choice = [own[i] for own, i in zip(ranked, at, strict=True)]
+        _, indices = heappop(queue)
+        choice = [stages[i] for stages, i in zip(ranked, indices, strict=True)]
         if sum(s.nodes for s in choice) <= nodes:
             yield choice
-        for j, i in enumerate(at):
-            after = (*at[:j], i + 1, *at[j + 1 :])
-            if i + 1 < len(ranked[j]) and after not in seen and len(seen) < most:
-                seen.add(after)
-                heappush(queue, (sum(own[k].energy for own, k in zip(ranked, after, strict=True)), after))
+        for j, i in enumerate(indices):
+            next_indices = (*indices[:j], i + 1, *indices[j + 1 :])
+            if i + 1 < len(ranked[j]) and next_indices not in seen and len(seen) < max_choices:
+                seen.add(next_indices)
+                heappush(
+                    queue,
+                    (
+                        sum(stages[k].energy for stages, k in zip(ranked, next_indices, strict=True)),
+                        next_indices,
+                    ),
+                )
 
 
 def _sharing_bounds(g: PipelineSearch, e: Einsum, context: StageContext) -> SharingBounds:
@@ -636,26 +722,29 @@ def _sharing_bounds(g: PipelineSearch, e: Einsum, context: StageContext) -> Shar
 
 
 def _segment_bound(
-    g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]], many: int
+    g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]], tile_count: int
 ) -> tuple[float, float]:
-    """Returns lower bounds on energy, with leakage, and cycles of a segment. many: its pipeline tiles; of an
-    einsum alone its occurrences.
+    """Returns lower bounds on energy, with leakage, and cycles of a segment. tile_count: its pipeline tiles;
+    of an einsum alone its occurrences.
     """
-    most, leak, energy = g.arch.instances(1), g.arch.leak_mw() / g.arch.clock_ghz, inf
-    cycles = many * time_of(
+    node_count, leak, energy = g.arch.instances(1), g.arch.leak_mw() / g.arch.clock_ghz, inf
+    cycles = tile_count * time_of(
         [lower_bound(e, g.arch, a.forwarded, a.pinned, a.forwards and not a.spilled) for e, a in members],
         g.arch,
     )
-    own, slower = [_sharing_bounds(g, e, context) for e, context in members], cycles
+    sharing, min_cycles = [_sharing_bounds(g, e, context) for e, context in members], cycles
     # a step bounds the segments that take between two consecutive limits on the cycles
-    for step in range(STEPS + 1):
-        within = SLOWER ** (step + 1) * cycles if step < STEPS else inf
+    for step in range(BOUND_STEPS + 1):
+        max_cycles = STEP_FACTOR ** (step + 1) * cycles if step < BOUND_STEPS else inf
         energy = min(
             energy,
-            many * minimum_energy([by_nodes(one, most, within / many * (1 + PRECISE)) for one in own])
-            + leak * slower,
+            tile_count
+            * minimum_energy(
+                [by_nodes(one, node_count, max_cycles / tile_count * (1 + ROUNDING_GAP)) for one in sharing]
+            )
+            + leak * min_cycles,
         )
-        slower = within
+        min_cycles = max_cycles
     return energy, cycles
 
 
@@ -668,14 +757,18 @@ def _lower_bounds(
         _segment_bound(g, [(e, StageContext(pinned=pinned(g, e)))], n)
         for e, n in zip(w.einsums, counts(w), strict=True)
     ]
-    made = {}
+    segment_bounds = {}
     for r in ranges:
         if members := members_of(g, r):
-            made[r] = _segment_bound(g, members, w.einsums[r.first].points() // members[0][0].points())
-    return alone, made
+            segment_bounds[r] = _segment_bound(
+                g, members, w.einsums[r.first].points() // members[0][0].points()
+            )
+    return alone, segment_bounds
 
 
-def _chains(alone: Sequence[float], segment_options: dict[Range, float]) -> tuple[list[float], list[float]]:
+def _chain_costs(
+    alone: Sequence[float], segment_options: dict[Range, float]
+) -> tuple[list[float], list[float]]:
     """Returns for each position the lowest cost of all chains that end before it, and of all that begin with
     it. alone, segment_options: costs of einsums alone and of segments.
     """
@@ -704,9 +797,12 @@ def _lower_bound(
     """Returns a lower bound on the objective value of all schedules of the space, from the cheapest chains
     for energy and for cycles.
     """
-    alone, made = lower_bounds
+    alone, segment_bounds = lower_bounds
     energy, cycles = (
-        _chains([own[i] for own in alone], {r: own[i] for r, own in made.items()})[0][-1] for i in (0, 1)
+        _chain_costs([bound[i] for bound in alone], {r: bound[i] for r, bound in segment_bounds.items()})[0][
+            -1
+        ]
+        for i in (0, 1)
     )
     return objective_value(g.objective, energy, cycles)
 
@@ -730,52 +826,57 @@ def _in_bounded_space(g: PipelineSearch, solution: Solution) -> bool:
         if any(n // tile not in tile_counts(n, PIPELINE_TILES) for n, tile in shared):
             return False
     for name, nest in nests.items():
-        left = sizes[name]
+        tile_of = sizes[name]
         cut = {node.rank for node in nest.nodes if isinstance(node, Loop) and node.over in dims}
         for node in nest.nodes:
             if isinstance(node, Loop):
-                if len(cut) > 2 or (node.over not in dims and left[node.rank] % node.tile):
+                if len(cut) > 2 or (node.over not in dims and tile_of[node.rank] % node.tile):
                     return False
-                left[node.rank] = node.tile
+                tile_of[node.rank] = node.tile
     return True
 
 
 def _to_solution(
     g: PipelineSearch,
-    found: Solution | Infeasible,
+    solution: Solution | Infeasible,
     others: Sequence[Solution],
-    lower: float,
-    searched: Space,
-    tried: str,
-    bounded: bool = True,
+    space_bound: float,
+    searched_space: Space,
+    effort_text: str,
+    is_in_space: bool = True,
 ) -> Solution | Infeasible:
     """Returns the best schedule of a search and of `others`, with its optimality gap to the searched space.
-    lower: lower bound of that space; bounded: whether `found` lies in it.
+    space_bound: lower bound of that space; is_in_space: whether `solution` lies in it.
     """
 
     def cost(one: Solution) -> float:
         return objective_value(g.objective, one.energy_pj, one.latency_cycles)
 
-    if isinstance(found, Solution) and lower > cost(found) * (1 + PRECISE) and bounded:
+    if isinstance(solution, Solution) and space_bound > cost(solution) * (1 + ROUNDING_GAP) and is_in_space:
         raise Violated(
-            f"{g.workload.name} on {g.arch.name}: lower bound {lower} above the cost {cost(found)} "
-            f"of\n{found.schedule}"
+            f"{g.workload.name} on {g.arch.name}: lower bound {space_bound} above the cost {cost(solution)} "
+            f"of\n{solution.schedule}"
         )
-    if isinstance(found, Infeasible) and not others:
-        return found
+    if isinstance(solution, Infeasible) and not others:
+        return solution
     # the schedule of the search where costs are equal
-    best = min((one for one in (found, *others) if isinstance(one, Solution)), key=cost)
-    gap = min(relative_gap(cost(best), lower), best.gap_to_bound)
-    gap = gap if gap > PRECISE else 0.0
-    said = "; ".join(
+    best = min((one for one in (solution, *others) if isinstance(one, Solution)), key=cost)
+    gap = min(relative_gap(cost(best), space_bound), best.gap_to_bound)
+    gap = gap if gap > ROUNDING_GAP else 0.0
+    assumptions = "; ".join(
         part for part in best.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage"))
     )
     # a schedule of `others` may lie outside of the space, below its lower bound
-    inside = best is found and cost(best) >= lower * (1 - PRECISE)
+    is_above_bound = best is solution and cost(best) >= space_bound * (1 - ROUNDING_GAP)
     text = certificate_text(
-        f"{gap_in_space_text(gap, inside)} ({tried})",
+        f"{gap_in_space_text(gap, is_above_bound)} ({effort_text})",
         best.gap_to_bound,
         any_schedule(g.workload, g.weights == "pinned"),
-        searched,
+        searched_space,
     )
-    return replace(best, optimality_gap=gap, certificate=f"{said}; {text}" if said else text, space=searched)
+    return replace(
+        best,
+        optimality_gap=gap,
+        certificate=f"{assumptions}; {text}" if assumptions else text,
+        space=searched_space,
+    )

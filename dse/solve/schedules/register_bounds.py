@@ -70,18 +70,20 @@ def kinds(e: Einsum) -> dict[str, int] | None:
     image = int(any(len(d.terms) > 1 for d in e.inputs[1].dims))
     tensors, found = (e.inputs[image], e.inputs[1 - image], e.output), dict[str, int]()
     for rank, _ in e.extents:
-        missed = [MISSED[at] for at, p in enumerate(tensors) if rank not in p.ranks()]
+        missed = [MISSED[tensor] for tensor, p in enumerate(tensors) if rank not in p.ranks()]
         if len(missed) > 1:
             return None
         found |= dict.fromkeys([rank] * len(missed), *missed)
     windows = [d.ranks() for d in tensors[IMAGE].dims if len(d.terms) > 1]
-    strange = any(
+    is_irregular = any(
         len(ranks) != 2 or sorted(found.get(rank, -1) for rank in ranks) != [N, C] for ranks in windows
     )
-    once = [rank for d in tensors[IMAGE].dims for rank in d.ranks()]
+    image_ranks = [rank for d in tensors[IMAGE].dims for rank in d.ranks()]
     return (
         None
-        if strange or len(once) > len(set(once)) or any(len(d.terms) > 1 for d in tensors[WEIGHTS].dims)
+        if is_irregular
+        or len(image_ranks) > len(set(image_ranks))
+        or any(len(d.terms) > 1 for d in tensors[WEIGHTS].dims)
         else found
     )
 
@@ -89,24 +91,26 @@ def kinds(e: Einsum) -> dict[str, int] | None:
 @lru_cache(maxsize=1 << 12)
 def roles(e: Einsum) -> Roles | None:
     """Returns extents by kind, and windows; None for the einsums for which `kinds` is None."""
-    own, n = kinds(e), e.sizes()
-    if own is None:
+    kind_of, n = kinds(e), e.sizes()
+    if kind_of is None:
         return None
     by_kind = [
-        tuple(sorted(n[rank] for rank, kind in own.items() if kind == each and n[rank] > 1))
-        for each in (N, K, C)
+        tuple(sorted(n[rank] for rank, kind in kind_of.items() if kind == wanted and n[rank] > 1))
+        for wanted in (N, K, C)
     ]
     return Roles(
         (by_kind[N], by_kind[K], by_kind[C]),
-        tuple(_window(d, own, n) for p in e.inputs for d in p.dims if len(d.terms) > 1),
+        tuple(_window(d, kind_of, n) for p in e.inputs for d in p.dims if len(d.terms) > 1),
     )
 
 
-def _window(d: Dim, own: dict[str, int], n: dict[str, int]) -> Window:
-    (p, step), (r, apart) = sorted(d.terms, key=lambda term: own[term[0]])  # N before C
-    at = d.offset + step * np.arange(n[p])[:, None] + apart * np.arange(n[r])[None, :]
-    inside = (at >= 0) & (at < d.size)
-    return Window(n[p], n[r], step, apart, len(np.unique(at[inside])), int((~inside).sum()))
+def _window(d: Dim, kind_of: dict[str, int], sizes: dict[str, int]) -> Window:
+    (p, step), (r, dilation) = sorted(d.terms, key=lambda term: kind_of[term[0]])  # N before C
+    index = d.offset + step * np.arange(sizes[p])[:, None] + dilation * np.arange(sizes[r])[None, :]
+    is_inside = (index >= 0) & (index < d.size)
+    return Window(
+        sizes[p], sizes[r], step, dilation, len(np.unique(index[is_inside])), int((~is_inside).sum())
+    )
 
 
 def _used_words(w: Window, p: int, r: int) -> int:
@@ -157,20 +161,20 @@ def _tiles(windows: tuple[Window, ...], capacity: int) -> Floats:
     """Returns tiles [M, 6] of the image, in which at most one window slides."""
     rows = [(1, 1, 1, 1, 1, 1.0, False)]  # the six columns of a tile, and whether a window slides
     for w in windows:
-        own = [(*one, one[3:5] != one[1:3]) for one in _one_window(w, capacity)]
+        window_tiles = [(*one, one[3:5] != one[1:3]) for one in _one_window(w, capacity)]
         rows = [
             (a[0] * b[0], a[1] * b[1], a[2] * b[2], a[3] * b[3], a[4] * b[4], a[5] * b[5], a[6] or b[6])
             for a in rows
-            for b in own
+            for b in window_tiles
             if a[0] * b[0] <= capacity and not (a[6] and b[6])
         ]
     found = _undominated_tiles(np.array([row[:6] for row in rows], np.float64))
-    more = [
+    scaled_tiles = [
         found[found[:, HELD] <= capacity // (m * k)] * (m * k, m, k, m, k, 1)
         for m in range(1, capacity + 1)
         for k in range(1, capacity // m + 1)
     ]
-    return _undominated_tiles(np.concatenate(more))
+    return _undominated_tiles(np.concatenate(scaled_tiles))
 
 
 def _undominated_tiles(tiles: Floats, served: bool = True) -> Floats:
@@ -180,9 +184,9 @@ def _undominated_tiles(tiles: Floats, served: bool = True) -> Floats:
     signed = tiles[:, [HELD, FETCHED, SLID_N, SLID_C]]
     # sorted: only an earlier row can dominate
     signed = np.unique(np.column_stack([signed, -tiles[:, [AT_N, AT_C]]]) if served else signed, axis=0)
-    own = _first(signed)
-    at = -own[:, 4:6] if served else np.ones((len(own), 2))
-    return np.column_stack([own[:, 0], at, own[:, 2:4], own[:, 1]])
+    undominated = _undominated_sorted(signed)
+    served_counts = -undominated[:, 4:6] if served else np.ones((len(undominated), 2))
+    return np.column_stack([undominated[:, 0], served_counts, undominated[:, 2:4], undominated[:, 1]])
 
 
 @lru_cache(maxsize=1 << 8)
@@ -192,7 +196,7 @@ def rows(windows: tuple[Window, ...], capacity: int) -> TileChoices:
     """
     tiles = _tiles(windows, capacity)
     inner = np.repeat(_undominated_tiles(tiles, served=False), capacity, axis=0)
-    k, every = np.tile(np.arange(1.0, capacity + 1), len(inner) // capacity), np.full(len(tiles), inf)
+    k, no_limit = np.tile(np.arange(1.0, capacity + 1), len(inner) // capacity), np.full(len(tiles), inf)
     found = list[Floats]()
 
     def add(
@@ -202,52 +206,53 @@ def rows(windows: tuple[Window, ...], capacity: int) -> TileChoices:
             np.column_stack([t[:, FETCHED], image, weights, result, t[:, SLID_N], k, t[:, SLID_C]])[fits]
         )
 
-    one, most = np.ones(len(tiles)), np.full(len(inner), inf)
+    ones, no_inner_limit = np.ones(len(tiles)), np.full(len(inner), inf)
     # the outermost tensor holds k x y words, the next one k x (n or c of the image's tile)
-    for around, across in ((SLID_N, SLID_C), (SLID_C, SLID_N)):
-        y = (capacity - inner[:, HELD] - k * inner[:, across]) // k
-        weights, result = (y, most) if around == SLID_N else (most, y)
-        add(inner, y >= inner[:, around], k, weights, result, k)  # result weights image, weights result image
-    rest = capacity - tiles[:, HELD] - 1
-    n, c = rest // tiles[:, SLID_N], rest // tiles[:, SLID_C]
-    add(tiles, n >= 1, n, tiles[:, AT_N], every, one)  # result image weights
-    add(tiles, c >= 1, c, every, tiles[:, AT_C], one)  # weights image result
+    for ranks_around, ranks_across in ((SLID_N, SLID_C), (SLID_C, SLID_N)):
+        y = (capacity - inner[:, HELD] - k * inner[:, ranks_across]) // k
+        weights, result = (y, no_inner_limit) if ranks_around == SLID_N else (no_inner_limit, y)
+        # result weights image, weights result image
+        add(inner, y >= inner[:, ranks_around], k, weights, result, k)
+    free_words = capacity - tiles[:, HELD] - 1
+    n, c = free_words // tiles[:, SLID_N], free_words // tiles[:, SLID_C]
+    add(tiles, n >= 1, n, tiles[:, AT_N], no_limit, ones)  # result image weights
+    add(tiles, c >= 1, c, no_limit, tiles[:, AT_C], ones)  # weights image result
     # image weights result
-    add(tiles, rest >= 1, every, tiles[:, AT_N], np.minimum(rest, tiles[:, AT_C]), one)
+    add(tiles, free_words >= 1, no_limit, tiles[:, AT_N], np.minimum(free_words, tiles[:, AT_C]), ones)
     # image result weights
-    add(tiles, rest >= 1, every, np.minimum(rest, tiles[:, AT_N]), tiles[:, AT_C], one)
-    whole = _undominated_rows(np.concatenate(found))
-    return TileChoices(whole[:, 0], whole[:, 1:4], whole[:, 4:7])
+    add(tiles, free_words >= 1, no_limit, np.minimum(free_words, tiles[:, AT_N]), tiles[:, AT_C], ones)
+    all_rows = _undominated_rows(np.concatenate(found))
+    return TileChoices(all_rows[:, 0], all_rows[:, 1:4], all_rows[:, 4:7])
 
 
 def _undominated_rows(found: Floats) -> Floats:
     """Returns the rows that no other row dominates. A row dominates if it fetches no more, serves at least as
     many products, and needs no more iterations.
     """
-    more = np.array([1.0, -1, -1, -1, 1, 1, 1])
-    least: Floats = _first(np.unique(found * more, axis=0)) * more
-    return least
+    signs = np.array([1.0, -1, -1, -1, 1, 1, 1])
+    undominated: Floats = _undominated_sorted(np.unique(found * signs, axis=0)) * signs
+    return undominated
 
 
 @njit(cache=True, nogil=True)
-def _first(ordered: Floats) -> Floats:
+def _undominated_sorted(ordered: Floats) -> Floats:
     """Returns the sorted rows for which no earlier row is lower or equal in all columns."""
-    kept, n = np.empty_like(ordered), 0
+    undominated, count = np.empty_like(ordered), 0
     for i in range(len(ordered)):
-        undercut = False
-        for j in range(n):
-            above = False
-            for at in range(ordered.shape[1]):
-                if kept[j, at] > ordered[i, at]:
-                    above = True
+        is_dominated = False
+        for j in range(count):
+            is_higher = False
+            for column in range(ordered.shape[1]):
+                if undominated[j, column] > ordered[i, column]:
+                    is_higher = True
                     break
-            if not above:
-                undercut = True
+            if not is_higher:
+                is_dominated = True
                 break
-        if not undercut:
-            kept[n] = ordered[i]
-            n += 1
-    return kept[:n]
+        if not is_dominated:
+            undominated[count] = ordered[i]
+            count += 1
+    return undominated[:count]
 
 
 @lru_cache(maxsize=1 << 12)
@@ -279,16 +284,17 @@ def fill_pj(
     rank, so a product of several s_t is at most the number of PEs. Hence a_1 / s_1 + a_2 / s_2 >=
     2 (a_1 a_2 / PEs)^(1/2), and for all three tensors 3 (a_1 a_2 a_3 / PEs)^(1/3).
     """
-    own, found = rows(parts[0].windows, capacity), list[Floats]()
-    at = np.minimum(own.served, capacity + 1).astype(np.int64)
+    choices, found = rows(parts[0].windows, capacity), list[Floats]()
+    served = np.minimum(choices.served, capacity + 1).astype(np.int64)
     for begin in range(0, len(parts), BATCH):
-        some = [one.extents for one in parts[begin : begin + BATCH]]
-        sizes = np.array([[prod(kind) for kind in extents] for extents in some], np.float64)
+        extents_of_parts = [one.extents for one in parts[begin : begin + BATCH]]
+        sizes = np.array([[prod(kind) for kind in extents] for extents in extents_of_parts], np.float64)
         image, weights, result = (
-            1 / np.array([_dividing(extents[kind], capacity) for extents in some])[:, at[:, t]]
+            1
+            / np.array([_dividing(extents[kind], capacity) for extents in extents_of_parts])[:, served[:, t]]
             for t, kind in enumerate(MISSED)
         )
-        p = (image := image * own.fetched) * buffer[IMAGE]
+        p = (image := image * choices.fetched) * buffer[IMAGE]
         q = weights * buffer[WEIGHTS]
         s = result * buffer[RESULT]
         two = 2 * np.sqrt(np.maximum(p * q, np.maximum(p * s, q * s)) / pes)
@@ -299,6 +305,6 @@ def fill_pj(
             + result * pj[RESULT]
             + np.maximum(np.maximum(two, three), (p + q + s) / pes)
         )
-        there = (own.needs <= sizes[:, None, :]).all(axis=2)
-        found.append(np.where(there, total, inf).min(axis=1, initial=inf))
+        is_possible = (choices.needs <= sizes[:, None, :]).all(axis=2)
+        found.append(np.where(is_possible, total, inf).min(axis=1, initial=inf))
     return np.concatenate(found)

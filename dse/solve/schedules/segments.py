@@ -40,22 +40,22 @@ from dse.solve.schedules.stages import (
     Stage,
     StageContext,
     may_share,
+    min_tensor_bits,
     own_nest,
     part_of,
-    pinned_bits,
     stage_bits,
     tiles,
 )
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
-from workloads.graph import Workload, counts, owner
+from workloads.graph import Workload, base_tensor, counts
 
 MAX_STAGES = 6
 # numbers of pipeline tiles that are searched, if they divide the extent of the shared loop; of an extent
 # below the first one all divisors (`searched.tile_counts`)
 PIPELINE_TILES = (8, 64)
-EVERY: tuple[int, ...] = ()  # instead of PIPELINE_TILES: all divisors
-ONE = (1,)  # instead of PIPELINE_TILES: no shared loop
+ALL_TILE_COUNTS: tuple[int, ...] = ()  # instead of PIPELINE_TILES: all divisors
+NO_SHARED_LOOP = (1,)  # instead of PIPELINE_TILES: no shared loop
 MAX_ARRANGEMENTS = 24  # arrangements of a chosen segment's rectangles that are priced
 MAX_POSITIONS = 4000  # positions of rectangles that one call of `place_regions` tries
 
@@ -82,8 +82,8 @@ class Option:
     energy: float  # pJ
     latency: float  # cycles
     initiation_interval: float  # cycles
-    peak: int = 0  # most bits in a node's buffer while the segment runs
-    pinned: int = 0  # bits in a node's buffer that its pinned weights take at all times
+    peak_bits: int = 0  # most bits in a node's buffer while the segment runs
+    pinned_bits: int = 0  # bits in a node's buffer that its pinned weights take at all times
 
 
 @dataclass(slots=True)
@@ -95,32 +95,33 @@ class PipelineSearch:
     objective: Objective
     weights: str  # streamed or pinned
     nodes: Nodes  # mapper of one node
-    limit: float = inf  # upper limit of the initiation interval, in cycles
+    interval_limit: float = inf  # upper limit of the initiation interval, in cycles
     stages_priced: int = 0
-    stages_left: int = 0  # priced stages that no other one dominates
-    evaluated: int = 0  # calls of the evaluator
-    fastest: float = inf  # shortest initiation interval of the whole workload that was priced
+    undominated_stages: int = 0  # priced stages that no other one dominates
+    evaluator_calls: int = 0  # calls of the evaluator
+    min_interval: float = inf  # shortest initiation interval of the whole workload that was priced
     unexplored: int = 0  # segments that were not solved
-    memo: dict[tuple[object, ...], list[Stage]] = field(default_factory=dict)  # of `pipeline._stages`
+    stage_memo: dict[tuple[object, ...], list[Stage]] = field(default_factory=dict)  # of `pipeline._stages`
     # of `solve_alone`: the first einsum of equal ones, and its option
-    alone: dict[tuple[object, ...], tuple[Einsum, Option | None]] = field(default_factory=dict)
+    alone_memo: dict[tuple[object, ...], tuple[Einsum, Option | None]] = field(default_factory=dict)
     # of `memo_isomorphic`: the first segment of isomorphic ones, and its option
-    solved: dict[tuple[object, ...], tuple[Range, Option | None]] = field(default_factory=dict)
+    segment_memo: dict[tuple[object, ...], tuple[Range, Option | None]] = field(default_factory=dict)
     sharing_bounds: dict[tuple[object, ...], SharingBounds] = field(default_factory=dict)
 
 
-def check(arch: Arch, pick: str) -> None:
+def check(arch: Arch, schedule_name: str) -> None:
     """Raises ValueError if a machine has no nodes for stages, or describes cache lines, rows or banks, which
-    pipelined schedules do not count. pick: the value of `solver.schedule`.
+    pipelined schedules do not count. schedule_name: the value of `solver.schedule`.
     """
     if not has_nodes(arch):
         raise ValueError(
-            f"{arch.name}: solver.schedule = {pick} needs nodes in rows and columns between main memory and "
+            f"{arch.name}: solver.schedule = {schedule_name} needs nodes in rows and columns between "
+            "main memory and "
             "a buffer in each; take the machine kapla_multi, or solver.schedule=unfused"
         )
     if arch.models_layout():
         raise ValueError(
-            f"{arch.name}: solver.schedule = {pick} counts no lines, rows or banks, which this "
+            f"{arch.name}: solver.schedule = {schedule_name} counts no lines, rows or banks, which this "
             "machine prices; take solver.schedule=unfused"
         )
 
@@ -131,47 +132,59 @@ def pinned(g: PipelineSearch, e: Einsum) -> frozenset[str]:
 
 
 def ranges_of(
-    g: PipelineSearch, most: int = MAX_STAGES, pipeline_tiles: Sequence[int] = PIPELINE_TILES
+    g: PipelineSearch, max_einsums: int = MAX_STAGES, pipeline_tiles: Sequence[int] = PIPELINE_TILES
 ) -> list[Range]:
-    """Returns all segments of 2 to `most` einsums: in each, every einsum but the first reads a forwarded
-    tensor, and every einsum but the last makes one. A run of einsums occurs without a shared loop, and once
-    for each loop that it can share and each number of pipeline tiles (`searched.tile_counts`).
+    """Returns all segments of 2 to `max_einsums` einsums: in each, every einsum but the first reads a
+    forwarded tensor, and every einsum but the last makes one. A run of einsums occurs without a shared loop,
+    and once for each loop that it can share and each number of pipeline tiles (`searched.tile_counts`).
     """
     w, found = g.workload, []
-    maker = {e.output.tensor: i for i, e in enumerate(w.einsums)}
+    makers = {e.output.tensor: i for i, e in enumerate(w.einsums)}
     loops = {(m.first, m.last): m for m in looped(w, padded=True)}
-    for first, last, made, leaving in runs(w, most):
-        own, handed = w.einsums[first : last + 1], frozenset(made)
-        reads = [{p.tensor for p in e.inputs} & handed for e in own]
+    for first, last, forwarded_order, spilled in runs(w, max_einsums):
+        einsums, forwarded = w.einsums[first : last + 1], frozenset(forwarded_order)
+        reads = [{p.tensor for p in e.inputs} & forwarded for e in einsums]
         # whether an einsum reads a forwarded tensor under a second name (T_again)
-        again = any(
-            owner(p.tensor, maker) in handed and p.tensor not in handed for e in own for p in e.inputs
-        )
-        unlike = any(
-            p.tensor in handed and not reads_as_written(p, w.einsums[maker[p.tensor]].output, padded=True)
-            for e in own
+        reads_again = any(
+            base_tensor(p.tensor, makers) in forwarded and p.tensor not in forwarded
+            for e in einsums
             for p in e.inputs
         )
-        if again or unlike or not all(reads[1:]) or not all(e.output.tensor in handed for e in own[:-1]):
+        reads_views = any(
+            p.tensor in forwarded and not reads_as_written(p, w.einsums[makers[p.tensor]].output, padded=True)
+            for e in einsums
+            for p in e.inputs
+        )
+        if (
+            reads_again
+            or reads_views
+            or not all(reads[1:])
+            or not all(e.output.tensor in forwarded for e in einsums[:-1])
+        ):
             continue
-        found.append(Range(first, last, handed, leaving))
+        found.append(Range(first, last, forwarded, spilled))
         if (first, last) in loops:
             for axis in loops[first, last].axes:
-                n = own[0].sizes()[axis[0]]
+                n = einsums[0].sizes()[axis[0]]
                 found += [
-                    Range(first, last, handed, leaving, axis, n // b) for b in tile_counts(n, pipeline_tiles)
+                    Range(first, last, forwarded, spilled, axis, n // tile_count)
+                    for tile_count in tile_counts(n, pipeline_tiles)
                 ]
     return found
 
 
-def space(g: PipelineSearch, most: int, pipeline_tiles: Sequence[int], mappings: Mappings) -> Space:
+def space(g: PipelineSearch, max_einsums: int, pipeline_tiles: Sequence[int], mappings: Mappings) -> Space:
     """Returns the searched space: segments of `ranges_of`, with `mappings` on each node."""
     weights: Literal["loaded", "pinned"] = "pinned" if g.weights == "pinned" else "loaded"
     found = Space((mappings,), "given", weights=weights, node_ranks=NODE_RANKS, waste=WASTE)
-    if most < 2:
+    if max_einsums < 2:
         return found
     return replace(
-        found, pipelined=most, padded=True, tiles=tuple(pipeline_tiles), levels=(g.arch.levels[1].name,)
+        found,
+        pipelined=max_einsums,
+        padded=True,
+        tiles=tuple(pipeline_tiles),
+        levels=(g.arch.levels[1].name,),
     )
 
 
@@ -179,29 +192,31 @@ def members_of(g: PipelineSearch, r: Range) -> list[tuple[Einsum, StageContext]]
     """Returns for every einsum of a segment the einsum of one pipeline tile, and its context. None: pipeline
     tiles of an einsum differ from each other (padding).
     """
-    own = g.workload.einsums[r.first : r.last + 1]
+    einsums = g.workload.einsums[r.first : r.last + 1]
     pipeline_tile = (
-        [trips(e, rank, r.tile) for e, rank in zip(own, r.ranks, strict=True)]
+        [trips(e, rank, r.tile) for e, rank in zip(einsums, r.ranks, strict=True)]
         if r.ranks
-        else [((e, 1),) for e in own]
+        else [((e, 1),) for e in einsums]
     )
-    if any(len(each) > 1 for each in pipeline_tile):
+    if any(len(trip_kinds) > 1 for trip_kinds in pipeline_tile):
         return None
     # pipeline tiles of the segment; endless if it is the whole workload, whose runs follow back to back
-    many, found = inf if len(own) == len(g.workload.einsums) else pipeline_tile[0][0][1], []
-    for j, (e, ((part, _),)) in enumerate(zip(own, pipeline_tile, strict=True)):
-        last = max(
-            [i for i, other in enumerate(own) if e.output.tensor in {p.tensor for p in other.inputs}],
+    tile_count, found = inf if len(einsums) == len(g.workload.einsums) else pipeline_tile[0][0][1], []
+    for j, (e, ((part, _),)) in enumerate(zip(einsums, pipeline_tile, strict=True)):
+        last_reader = max(
+            [i for i, other in enumerate(einsums) if e.output.tensor in {p.tensor for p in other.inputs}],
             default=j,
         )
         inputs = frozenset(p.tensor for p in e.inputs)
-        views = [p for other in own if other is not e for p in other.inputs if p.tensor == e.output.tensor]
-        slid = frozenset(
+        views = [
+            p for other in einsums if other is not e for p in other.inputs if p.tensor == e.output.tensor
+        ]
+        sliding = frozenset(
             rank
             for p in views
-            for mine, d in zip(e.output.dims, p.dims, strict=True)
+            for made_dim, d in zip(e.output.dims, p.dims, strict=True)
             if len(d.terms) > 1
-            for rank in mine.ranks()
+            for rank in made_dim.ranks()
         )
         found.append(
             (
@@ -210,9 +225,9 @@ def members_of(g: PipelineSearch, r: Range) -> list[tuple[Einsum, StageContext]]
                     inputs & r.forwarded,
                     pinned(g, e),
                     e.output.tensor in r.forwarded,
-                    int(min(last - j + 1, many)),
+                    int(min(last_reader - j + 1, tile_count)),
                     e.output.tensor in r.spilled,
-                    slid,
+                    sliding,
                 ),
             )
         )
@@ -230,89 +245,95 @@ def fits(g: PipelineSearch, r: Range) -> bool:
 
 
 def place_regions(
-    g: PipelineSearch, stages: Sequence[Stage], in_order: Sequence[int] = (), apart: bool = False
+    g: PipelineSearch, stages: Sequence[Stage], in_order: Sequence[int] = (), corners_first: bool = False
 ) -> list[tuple[Shape, int, int]] | None:
     """Returns the region of each stage: one of its shapes, first row and first column; None if none is found.
 
     Rectangles are placed one by one, the largest first or `in_order`. Each is tried where rows and columns of
     the grid begin or earlier rectangles end.
 
-    apart: rectangles may also end where rows and columns end; positions at corners of the grid, near main
+    corners_first: rectangles may also end where rows and columns end; positions at corners of the grid, near
+    main
         memory, are tried first.
     """
     (_, rows), (_, columns) = g.arch.fanouts[0].dims
     order, visited = in_order or sorted(range(len(stages)), key=lambda j: -stages[j].nodes), 0
 
-    def places(shape: Shape, there: Sequence[tuple[Shape, int, int]]) -> list[tuple[int, int]]:
-        far = [(rows - shape.rows, columns - shape.columns)] * apart
-        at = product(
-            sorted({0, *(b + one.rows for one, b, _ in there), *(y for y, _ in far)}),
-            sorted({0, *(c + one.columns for one, _, c in there), *(x for _, x in far)}),
+    def places(shape: Shape, placed: Sequence[tuple[Shape, int, int]]) -> list[tuple[int, int]]:
+        far_corner = [(rows - shape.rows, columns - shape.columns)] * corners_first
+        positions = product(
+            sorted({0, *(b + one.rows for one, b, _ in placed), *(y for y, _ in far_corner)}),
+            sorted({0, *(c + one.columns for one, _, c in placed), *(x for _, x in far_corner)}),
         )
         return (
-            sorted(at, key=lambda p: min(p[0], abs(far[0][0] - p[0])) + min(p[1], abs(far[0][1] - p[1])))
-            if apart
-            else list(at)
+            sorted(
+                positions,
+                key=lambda p: (
+                    min(p[0], abs(far_corner[0][0] - p[0])) + min(p[1], abs(far_corner[0][1] - p[1]))
+                ),
+            )
+            if corners_first
+            else list(positions)
         )
 
-    def put(there: list[tuple[Shape, int, int]]) -> list[tuple[Shape, int, int]] | None:
+    def place_rest(placed: list[tuple[Shape, int, int]]) -> list[tuple[Shape, int, int]] | None:
         nonlocal visited
-        if len(there) == len(order):
-            return there
-        for shape in stages[order[len(there)]].shapes:
-            for y, x in places(shape, there):
+        if len(placed) == len(order):
+            return placed
+        for shape in stages[order[len(placed)]].shapes:
+            for y, x in places(shape, placed):
                 visited += 1
                 if visited > MAX_POSITIONS:
                     return None
-                free = all(
+                is_free = all(
                     y >= b + one.rows or b >= y + shape.rows or x >= c + one.columns or c >= x + shape.columns
-                    for one, b, c in there
+                    for one, b, c in placed
                 )
                 if (
-                    free
+                    is_free
                     and y + shape.rows <= rows
                     and x + shape.columns <= columns
-                    and (found := put([*there, (shape, y, x)]))
+                    and (found := place_rest([*placed, (shape, y, x)]))
                 ):
                     return found
         return None
 
-    found = put([])
+    found = place_rest([])
     return [found[order.index(j)] for j in range(len(stages))] if found else None
 
 
-def cheapest_placement(g: PipelineSearch, r: Range, one: Option) -> Option:
+def cheapest_placement(g: PipelineSearch, r: Range, option: Option) -> Option:
     """Returns the cheapest among up to MAX_ARRANGEMENTS other arrangements of a segment's rectangles: placed
     in another order, or mirrored. Arrangements differ in hops from main memory and between stages, so in
     energy, not in cycles.
     """
     (ny, rows), (nx, columns) = g.arch.fanouts[0].dims
-    branches, own = one.segment.branches, g.workload.einsums[r.first : r.last + 1]
+    branches, einsums = option.segment.branches, g.workload.einsums[r.first : r.last + 1]
     region_by_dim = [{part.dim: part for part in branch.region} for branch in branches]
     stages = [
         Stage((), branch.mapping, (Shape(at[ny].size, at[nx].size, ()),), 0.0, 0.0)
         for branch, at in zip(branches, region_by_dim, strict=True)
     ]
-    seen, best = {tuple((at[ny].first, at[nx].first) for at in region_by_dim)}, one
-    for order, apart in islice(
+    seen, best = {tuple((at[ny].first, at[nx].first) for at in region_by_dim)}, option
+    for order, corners_first in islice(
         product(permutations(range(len(branches))), (False, True)), 2 * MAX_ARRANGEMENTS
     ):
-        places = place_regions(g, stages, order, apart) or ()
-        for down, right in product((False, True), repeat=2):
+        regions_found = place_regions(g, stages, order, corners_first) or ()
+        for mirror_rows, mirror_columns in product((False, True), repeat=2):
             at = tuple(
-                (rows - y - s.rows if down else y, columns - x - s.columns if right else x)
-                for s, y, x in places
+                (rows - y - s.rows if mirror_rows else y, columns - x - s.columns if mirror_columns else x)
+                for s, y, x in regions_found
             )
-            if places and at not in seen and len(seen) <= MAX_ARRANGEMENTS:
+            if regions_found and at not in seen and len(seen) <= MAX_ARRANGEMENTS:
                 seen.add(at)
                 regions = [
                     (Region(ny, y, s.rows), Region(nx, x, s.columns))
-                    for (s, _, _), (y, x) in zip(places, at, strict=True)
+                    for (s, _, _), (y, x) in zip(regions_found, at, strict=True)
                 ]
-                there = tuple(
+                moved_branches = tuple(
                     replace(branch, region=region) for branch, region in zip(branches, regions, strict=True)
                 )
-                found = price_of(g, own, replace(one.segment, branches=there))
+                found = price_of(g, einsums, replace(option.segment, branches=moved_branches))
                 best = found if found and value(g, found) < value(g, best) else best
     return best
 
@@ -320,27 +341,29 @@ def cheapest_placement(g: PipelineSearch, r: Range, one: Option) -> Option:
 def to_segment(
     g: PipelineSearch,
     r: Range,
-    own: Sequence[Einsum],
+    einsums: Sequence[Einsum],
     stages: Sequence[Stage],
-    places: Sequence[tuple[Shape, int, int]],
+    regions_found: Sequence[tuple[Shape, int, int]],
     contexts: Sequence[StageContext],
 ) -> Segment:
     """Returns a pipelined segment: the nodes that all stages share, then one branch per einsum.
 
-    places: shape, first row and first column of each stage's region; contexts: of each stage.
+    regions_found: shape, first row and first column of each stage's region; contexts: of each stage.
     """
     outer, level, ((ny, _), (nx, _)) = g.arch.levels[0].name, g.arch.levels[1].name, g.arch.fanouts[0].dims
-    far = dict.fromkeys(
+    outer_tensors = dict.fromkeys(
         p.tensor
-        for e, context in zip(own, contexts, strict=True)
+        for e, context in zip(einsums, contexts, strict=True)
         for p in e.tensors()
         if p.tensor not in context.pinned and (p.tensor not in r.forwarded or p.tensor in r.spilled)
     )
-    nodes: list[Loop | Store] = [Store(outer, t) for t in far]
+    nodes: list[Loop | Store] = [Store(outer, t) for t in outer_tensors]
     nodes += [Loop(r.ranks[0], r.tile)] if r.ranks else []
-    nodes += [Store(level, e.output.tensor) for e in own if e.output.tensor in r.forwarded]
+    nodes += [Store(level, e.output.tensor) for e in einsums if e.output.tensor in r.forwarded]
     branches = []
-    for j, (e, stage, (shape, y, x), context) in enumerate(zip(own, stages, places, contexts, strict=True)):
+    for j, (e, stage, (shape, y, x), context) in enumerate(
+        zip(einsums, stages, regions_found, contexts, strict=True)
+    ):
         branches.append(
             Branch(
                 e.name,
@@ -360,34 +383,34 @@ def price_by_itself(g: PipelineSearch, e: Einsum, stage: Stage, shape: Shape) ->
     return price_of(g, (e,), Segment((Branch(e.name, replace(nest, nodes=(*stores, *nest.nodes))),)))
 
 
-def price_of(g: PipelineSearch, own: Sequence[Einsum], segment: Segment) -> Option | None:
+def price_of(g: PipelineSearch, einsums: Sequence[Einsum], segment: Segment) -> Option | None:
     """Returns the evaluator's price of a segment; None if it does not fit or its hops cannot be counted. A
     segment that is not the whole workload stands between others: it fills and drains in every run.
     """
-    g.evaluated += 1
-    names = {p.tensor for e in own for p in e.tensors()}
-    part = Workload("", tuple(own), g.workload.weights & names)
+    g.evaluator_calls += 1
+    names = {p.tensor for e in einsums for p in e.tensors()}
+    part = Workload("", tuple(einsums), g.workload.weights & names)
     schedule = Schedule((segment,), weights=g.weights)
-    whole = len(own) == len(g.workload.einsums)  # else other segments run between two runs of this one
+    is_whole = len(einsums) == len(g.workload.einsums)  # else other segments run between two runs of this one
     try:
-        found = evaluate(g.arch, part, schedule, g.objective, part=not whole)
+        found = evaluate(g.arch, part, schedule, g.objective, part=not is_whole)
     except ValueError:  # hops of such a nest are not counted
         return None
     if not isinstance(found, Solution):
         return None
     level = g.arch.levels[1].name
-    always = max(
+    always_bits = max(
         sum(
             int(elems * bits_of(e, g.arch)[t])
-            for where, t, elems in c.footprint
-            if where == level and t in pinned(g, e)
+            for level_name, t, elems in c.footprint
+            if level_name == level and t in pinned(g, e)
         )
-        for e, c in ((e, next(c for c in found.einsums if c.name == e.name)) for e in own)
+        for e, c in ((e, next(c for c in found.einsums if c.name == e.name)) for e in einsums)
     )
     peak = dict(found.segments[0].peak_bits).get(level, 0) if found.segments else 0
-    g.fastest = min(g.fastest, found.initiation_interval_cycles if whole else inf)
+    g.min_interval = min(g.min_interval, found.initiation_interval_cycles if is_whole else inf)
     return Option(
-        segment, found.energy_pj, found.latency_cycles, found.initiation_interval_cycles, peak, always
+        segment, found.energy_pj, found.latency_cycles, found.initiation_interval_cycles, peak, always_bits
     )
 
 
@@ -398,35 +421,37 @@ def solve_alone(
     found: list[Option | None] = []
     for e, n in zip(g.workload.einsums, counts(g.workload), strict=True):
         key = canonical_key(e), *(p.tensor in pinned(g, e) for p in e.inputs)
-        if key not in g.alone:
-            g.alone[key] = e, solve(g, e)
-        first, one = g.alone[key]
-        if one:
-            (branch,) = one.segment.branches
-            one = replace(times(one, n), segment=Segment((Branch(e.name, rename(branch.mapping, first, e)),)))
-        found.append(one)
+        if key not in g.alone_memo:
+            g.alone_memo[key] = e, solve(g, e)
+        first, option = g.alone_memo[key]
+        if option:
+            (branch,) = option.segment.branches
+            option = replace(
+                repeat_option(option, n), segment=Segment((Branch(e.name, rename(branch.mapping, first, e)),))
+            )
+        found.append(option)
     return found
 
 
 def isomorphism_key(g: PipelineSearch, r: Range) -> tuple[object, ...]:
     """Returns a key that is the same for segments that differ in names only."""
-    own = g.workload.einsums[r.first : r.last + 1]
-    names = list(dict.fromkeys(p.tensor for e in own for p in e.tensors()))
+    einsums = g.workload.einsums[r.first : r.last + 1]
+    names = list(dict.fromkeys(p.tensor for e in einsums for p in e.tensors()))
     members = tuple(
         (
             canonical_key(e),
             tuple(names.index(p.tensor) for p in e.tensors()),
             tuple(p.tensor in pinned(g, e) for p in e.inputs),
         )
-        for e in own
+        for e in einsums
     )
-    axis = tuple(e.ranks().index(rank) for e, rank in zip(own, r.ranks, strict=False))
+    axis = tuple(e.ranks().index(rank) for e, rank in zip(einsums, r.ranks, strict=False))
     return (
         members,
-        tuple((e.output.tensor in r.forwarded, e.output.tensor in r.spilled) for e in own),
+        tuple((e.output.tensor in r.forwarded, e.output.tensor in r.spilled) for e in einsums),
         axis,
         r.tile,
-        len(own) == len(g.workload.einsums),
+        len(einsums) == len(g.workload.einsums),
     )
 
 
@@ -435,28 +460,30 @@ def memo_isomorphic(g: PipelineSearch, r: Range, solve: Callable[[], Option | No
     option is renamed for the others.
     """
     key = isomorphism_key(g, r)
-    if key not in g.solved:
-        g.solved[key] = r, solve()
-    like, one = g.solved[key]
-    if like == r or not one:
-        return one
-    own, to = (g.workload.einsums[each.first : each.last + 1] for each in (like, r))
-    tensor = {
+    if key not in g.segment_memo:
+        g.segment_memo[key] = r, solve()
+    solved_range, option = g.segment_memo[key]
+    if solved_range == r or not option:
+        return option
+    solved_einsums, einsums = (g.workload.einsums[each.first : each.last + 1] for each in (solved_range, r))
+    new_name = {
         a.tensor: b.tensor
-        for e, other in zip(own, to, strict=True)
+        for e, other in zip(solved_einsums, einsums, strict=True)
         for a, b in zip(e.tensors(), other.tensors(), strict=True)
     }
     nodes = tuple(
-        replace(node, tensor=tensor[node.tensor])
+        replace(node, tensor=new_name[node.tensor])
         if isinstance(node, Store)
         else replace(node, rank=r.ranks[0])
-        for node in one.segment.nodes
+        for node in option.segment.nodes
     )
     branches = tuple(
         replace(branch, einsum=other.name, mapping=rename(branch.mapping, e, other), ranks=_loop_names(r, j))
-        for j, (branch, e, other) in enumerate(zip(one.segment.branches, own, to, strict=True))
+        for j, (branch, e, other) in enumerate(
+            zip(option.segment.branches, solved_einsums, einsums, strict=True)
+        )
     )
-    return replace(one, segment=Segment(branches, nodes))
+    return replace(option, segment=Segment(branches, nodes))
 
 
 def _loop_names(r: Range, j: int) -> tuple[tuple[str, str], ...]:
@@ -464,16 +491,19 @@ def _loop_names(r: Range, j: int) -> tuple[tuple[str, str], ...]:
     return ((r.ranks[0], r.ranks[j]),) if r.ranks and r.ranks[j] != r.ranks[0] else ()
 
 
-def times(one: Option, n: int) -> Option:
+def repeat_option(option: Option, n: int) -> Option:
     """Returns an option with energy, latency and initiation interval of n occurrences one after the other."""
     return replace(
-        one, energy=n * one.energy, latency=n * one.latency, initiation_interval=n * one.initiation_interval
+        option,
+        energy=n * option.energy,
+        latency=n * option.latency,
+        initiation_interval=n * option.initiation_interval,
     )
 
 
-def value(g: PipelineSearch, one: Option) -> float:
+def value(g: PipelineSearch, option: Option) -> float:
     """Returns the objective value of an option."""
-    return objective_value(g.objective, one.energy, one.latency)
+    return objective_value(g.objective, option.energy, option.latency)
 
 
 def best_chain(
@@ -491,39 +521,39 @@ def best_chain(
         if g.weights == "pinned"
         else {}
     )
-    reservations |= {"cycles": Reservation(g.limit)} if g.limit < inf else {}
+    reservations |= {"cycles": Reservation(g.interval_limit)} if g.interval_limit < inf else {}
     for i in range(n):
-        near = [j for j in (i - 1, i) if 0 <= j < n - 1]
-        found = list(_boundary_labels(i, near, labels, alone, segment_options))
-        if not found:
+        boundaries = [j for j in (i - 1, i) if 0 <= j < n - 1]
+        combinations = list(_boundary_labels(i, boundaries, labels, alone, segment_options))
+        if not combinations:
             e = workload.einsums[i]
             return (
-                blocked
-                if isinstance(blocked := smallest_mapping(e, arch), Infeasible)
+                infeasible
+                if isinstance(infeasible := smallest_mapping(e, arch), Infeasible)
                 else _why_infeasible(g, [e], e.name)
             )
-        rows.append([o for _, o in found])
+        rows.append([o for _, o in combinations])
         costs = [
             [o.energy, o.latency, *_reservations(g, o, i)] if o else [0.0] * (2 + len(reservations))
             for o in rows[-1]
         ]
         tables.append(
             table(
-                [f"border {j}" for j in near],
-                [(at, row) for (at, _), row in zip(found, costs, strict=True)],
+                [f"border {j}" for j in boundaries],
+                [(at, row) for (at, _), row in zip(combinations, costs, strict=True)],
                 tuple(reservations),
             )
         )
     joined = join(tables, reservations, objective)
-    if not joined.choices and g.limit < inf:
-        least = best_chain(replace(g, limit=inf, objective="latency"), alone, segment_options)
+    if not joined.choices and g.interval_limit < inf:
+        fastest = best_chain(replace(g, interval_limit=inf, objective="latency"), alone, segment_options)
         return (
-            least
-            if isinstance(least, Infeasible)
+            fastest
+            if isinstance(fastest, Infeasible)
             else Infeasible(
                 "the fastest run that was found (solver.initiation_interval)",
-                ceil(min(g.fastest, least.initiation_interval_cycles)),
-                floor(g.limit),
+                ceil(min(g.min_interval, fastest.initiation_interval_cycles)),
+                floor(g.interval_limit),
                 workload.name,
                 "cycles",
             )
@@ -531,11 +561,11 @@ def best_chain(
     if not joined.choices:
         return _why_infeasible(g, workload.einsums, workload.name)
     best = min(joined.choices, key=lambda one: objective_value(objective, one.energy, one.latency))
-    taken = [o for own, pick in zip(rows, best.rows, strict=True) if (o := own[pick])]
+    chosen = [o for options, option_row in zip(rows, best.rows, strict=True) if (o := options[option_row])]
     return evaluate(
         arch,
         workload,
-        Schedule(tuple(_with_owners(g, o.segment) for o in taken), weights=g.weights),
+        Schedule(tuple(_with_owners(g, o.segment) for o in chosen), weights=g.weights),
         objective,
         reuse=True,
     )
@@ -545,78 +575,86 @@ def _with_owners(g: PipelineSearch, segment: Segment) -> Segment:
     """Returns a segment with tensors named as the whole workload names them: T_again, a second name under
     which an einsum reads T, becomes T, and equal storage nodes are merged.
     """
-    made = {e.output.tensor for e in g.workload.einsums}
+    produced = {e.output.tensor for e in g.workload.einsums}
     nodes = [
-        replace(node, tensor=owner(node.tensor, made)) if isinstance(node, Store) else node
+        replace(node, tensor=base_tensor(node.tensor, produced)) if isinstance(node, Store) else node
         for node in segment.nodes
     ]
     return replace(segment, nodes=tuple(node for i, node in enumerate(nodes) if node not in nodes[:i]))
 
 
-def _why_infeasible(g: PipelineSearch, own: Sequence[Einsum], name: str) -> Infeasible:
+def _why_infeasible(g: PipelineSearch, einsums: Sequence[Einsum], name: str) -> Infeasible:
     """Returns why einsums do not run on the nodes: the bytes that a buffer needs at least, with pinned
     weights spread over all nodes; or that the search found no schedule.
     """
-    level, most = g.arch.levels[1], g.arch.instances(1)
-    context = [StageContext(pinned=pinned(g, e)) for e in own]
-    held = sum(
-        min(stage_bits(part_of(e, tile), a, g.arch) for tile in tiles(e, most, may_share(g.arch, a)))
-        for e, a in zip(own, context, strict=True)
+    level, node_count = g.arch.levels[1], g.arch.instances(1)
+    contexts = [StageContext(pinned=pinned(g, e)) for e in einsums]
+    min_bits = sum(
+        min(stage_bits(part_of(e, tile), a, g.arch) for tile in tiles(e, node_count, may_share(g.arch, a)))
+        for e, a in zip(einsums, contexts, strict=True)
     )
-    beside = max(
-        sum(n for t, n in pinned_bits(e, g.arch).items() if t not in a.pinned)
-        for e, a in zip(own, context, strict=True)
+    other_bits = max(
+        sum(n for t, n in min_tensor_bits(e, g.arch).items() if t not in a.pinned)
+        for e, a in zip(einsums, contexts, strict=True)
     )
-    if held and held + beside > (level.capacity_bits or inf):
+    if min_bits and min_bits + other_bits > (level.capacity_bits or inf):
         return Infeasible(
             f"{level.name} with pinned weights",
-            -(-(held + beside) // 8),
+            -(-(min_bits + other_bits) // 8),
             (level.capacity_bits or 0) // 8,
             name,
         )
-    what = f"with its weights pinned at {level.name}" if any(a.pinned for a in context) else "on the nodes"
-    return Infeasible("the search", 1, 0, name, f"schedule {what} among those it tried")
+    condition = (
+        f"with its weights pinned at {level.name}" if any(a.pinned for a in contexts) else "on the nodes"
+    )
+    return Infeasible("the search", 1, 0, name, f"schedule {condition} among those it tried")
 
 
-def _reservations(g: PipelineSearch, one: Option, first: int) -> list[float]:
+def _reservations(g: PipelineSearch, option: Option, first: int) -> list[float]:
     """Returns what an option adds to each reservation of `best_chain`. With pinned weights: bits of a buffer
     while each einsum of the workload runs, the option's peak for its own einsums and its pinned weights for
     all others. With a limit: its initiation interval.
     """
-    last = first + len(one.segment.branches) - 1
+    last = first + len(option.segment.branches) - 1
     bits = (
-        [float(one.peak if first <= i <= last else one.pinned) for i in range(len(g.workload.einsums))]
+        [
+            float(option.peak_bits if first <= i <= last else option.pinned_bits)
+            for i in range(len(g.workload.einsums))
+        ]
         if g.weights == "pinned"
         else []
     )
-    return bits + [one.initiation_interval] * (g.limit < inf)
+    return bits + [option.initiation_interval] * (g.interval_limit < inf)
 
 
 def _boundary_labels(
     i: int,
-    near: Sequence[int],
+    boundaries: Sequence[int],
     labels: dict[int, list[Range | None]],
     alone: Sequence[Option | None],
     segment_options: dict[Range, Option],
 ) -> Iterator[tuple[tuple[int, ...], Option | None]]:
     """Yields the labels of an einsum's boundaries that agree, each with the option that the einsum adds."""
-    for at in product(*(range(len(labels[j])) for j in near)):
+    for at in product(*(range(len(labels[j])) for j in boundaries)):
         option = _option_at(
-            i, {j: labels[j][k] for j, k in zip(near, at, strict=True)}, alone, segment_options
+            i, {j: labels[j][k] for j, k in zip(boundaries, at, strict=True)}, alone, segment_options
         )
         if option is not False:
             yield at, option
 
 
 def _option_at(
-    i: int, at: dict[int, Range | None], alone: Sequence[Option | None], segment_options: dict[Range, Option]
+    i: int,
+    segment_at: dict[int, Range | None],
+    alone: Sequence[Option | None],
+    segment_options: dict[Range, Option],
 ) -> Option | Literal[False] | None:
     """Returns the option that einsum i adds: the einsum alone, or the segment that begins with it; None
     further inside of a segment; False if the labels of its boundaries do not agree.
 
-    at: segment (None: none) by the einsum left of a boundary.
+    segment_at: segment (None: none) by the einsum left of a boundary.
     """
-    left, right = at.get(i - 1), at.get(i)
+    left, right = segment_at.get(i - 1), segment_at.get(i)
     if left is None and right is None:
         return alone[i] or False
     if left is not None and right is not None:

@@ -31,45 +31,55 @@ from dse.sim.einsum import bounds
 from dse.sim.levels import network
 from dse.solve.schedules.einsum_bounds import LowerBound, inside_pj, lower_bound
 from dse.solve.schedules.register_bounds import IMAGE, MISSED, C, K, N, Roles, kinds, roles
-from dse.solve.schedules.stages import NODE_RANKS, WASTE, StageContext, may_share, pinned_bits, split_ranks
+from dse.solve.schedules.stages import (
+    NODE_RANKS,
+    WASTE,
+    StageContext,
+    may_share,
+    min_tensor_bits,
+    split_ranks,
+)
 from hw.arch import Arch
 from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum, Projection
 
-CLOSE = 1e-9  # rounding error that quotients may have before they are rounded down; smallest divisor
+ROUNDING_ERROR = 1e-9  # rounding error that quotients may have before they are rounded down; smallest divisor
 
 
-def tilings(e: Einsum, ranks: Sequence[str], most: int) -> Ints:
-    """Returns tiles [W, R] of the ranks, as `stages.tiles`: at most two ranks cut, on at most `most` nodes,
-    and of tiles of a rank that need equally many nodes only the smallest.
+def tilings(e: Einsum, ranks: Sequence[str], max_nodes: int) -> Ints:
+    """Returns tiles [W, R] of the ranks, as `stages.tiles`: at most two ranks cut, on at most `max_nodes`
+    nodes, and of tiles of a rank that need equally many nodes only the smallest.
     """
     sizes = e.sizes()
-    own = {
+    tiles_of = {
         rank: np.array(
             sorted(
-                {-(-sizes[rank] // parts) for parts in range(1, min(sizes[rank], most) + 1)} - {sizes[rank]}
+                {-(-sizes[rank] // parts) for parts in range(1, min(sizes[rank], max_nodes) + 1)}
+                - {sizes[rank]}
             ),
             np.int64,
         )
         for rank in ranks
     }
-    whole = np.array([sizes[rank] for rank in ranks], np.int64)
-    found = [whole[None, :]]
+    full_tile = np.array([sizes[rank] for rank in ranks], np.int64)
+    found = [full_tile[None, :]]
     for a, rank in enumerate(ranks):
-        rows = np.repeat(whole[None, :], len(own[rank]), axis=0)
-        rows[:, a] = own[rank]
+        rows = np.repeat(full_tile[None, :], len(tiles_of[rank]), axis=0)
+        rows[:, a] = tiles_of[rank]
         found.append(rows)
     for a, b in combinations(range(len(ranks)), NODE_RANKS):
-        first, second = (m.ravel() for m in np.meshgrid(own[ranks[a]], own[ranks[b]], indexing="ij"))
-        few = -(-whole[a] // first) * -(-whole[b] // second) <= most
-        rows = np.repeat(whole[None, :], int(few.sum()), axis=0)
-        rows[:, a], rows[:, b] = first[few], second[few]
+        first, second = (
+            m.ravel() for m in np.meshgrid(tiles_of[ranks[a]], tiles_of[ranks[b]], indexing="ij")
+        )
+        fits = -(-full_tile[a] // first) * -(-full_tile[b] // second) <= max_nodes
+        rows = np.repeat(full_tile[None, :], int(fits.sum()), axis=0)
+        rows[:, a], rows[:, b] = first[fits], second[fits]
         found.append(rows)
     return np.concatenate(found)
 
 
 @lru_cache(maxsize=16)
-def near_links(grid: network.Place, injected_at: str) -> Floats:
+def near_links(grid: network.MeshPosition, injected_at: str) -> Floats:
     """Returns [n + 1, G + 1] lower bounds on the links from main memory to the G nearest nodes of a rectangle
     in which n nodes work, summed over these G nodes, wherever the rectangle lies. inf: there is no such
     rectangle.
@@ -78,17 +88,17 @@ def near_links(grid: network.Place, injected_at: str) -> Floats:
     """
     rows, columns = grid
     corners = network.injected_at(injected_at, grid)
-    away = np.array(
+    links_to = np.array(
         [[min(abs(y - a) + abs(x - b) for a, b in corners) for x in range(columns)] for y in range(rows)],
         np.float64,
     )
     found = np.full((rows * columns + 1, rows * columns + 1), inf)
     for a, b in product(range(1, rows + 1), range(1, columns + 1)):
-        own = np.lib.stride_tricks.sliding_window_view(away, (a, b)).reshape(-1, a * b)
-        least = np.cumsum(np.sort(own, axis=1), axis=1).min(axis=0)
+        windows = np.lib.stride_tricks.sliding_window_view(links_to, (a, b)).reshape(-1, a * b)
+        lowest = np.cumsum(np.sort(windows, axis=1), axis=1).min(axis=0)
         for pes in range(ceil(a * b / WASTE), a * b + 1):
             found[pes, 0] = 0.0
-            found[pes, 1 : a * b + 1] = np.minimum(found[pes, 1 : a * b + 1], least)
+            found[pes, 1 : a * b + 1] = np.minimum(found[pes, 1 : a * b + 1], lowest)
     return found
 
 
@@ -102,96 +112,103 @@ class SharingBounds:
     energy: Floats  # [W] lower bound in pJ without leakage, inf: does not fit
     cycles: Floats  # [W] lower bound
 
-    def tile(self, at: int, e: Einsum) -> dict[str, int]:
-        """Returns the tiles of way `at`, by rank, of the ranks that are cut."""
+    def tile(self, way: int, e: Einsum) -> dict[str, int]:
+        """Returns the tiles of way `way`, by rank, of the ranks that are cut."""
         return {
             rank: n
-            for rank, n in zip(self.ranks, self.tiles[at].tolist(), strict=True)
+            for rank, n in zip(self.ranks, self.tiles[way].tolist(), strict=True)
             if n < e.sizes()[rank]
         }
 
 
-def by_nodes(w: SharingBounds, most: int, cycles: float = inf) -> Floats:
+def by_nodes(sharing: SharingBounds, max_nodes: int, cycles: float = inf) -> Floats:
     """Returns best [most + 1]: best[n] is the minimum energy over ways with at most n nodes and `cycles`."""
-    best, within = np.full(most + 1, inf), w.cycles <= cycles
-    np.minimum.at(best, w.nodes[within], w.energy[within])
+    best, is_fast_enough = np.full(max_nodes + 1, inf), sharing.cycles <= cycles
+    np.minimum.at(best, sharing.nodes[is_fast_enough], sharing.energy[is_fast_enough])
     return np.minimum.accumulate(best)
 
 
 def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBounds:
     """Returns lower bounds of all ways to share a stage. e: the einsum of one pipeline tile."""
-    most, level, outer, f = arch.instances(1), arch.levels[1], arch.levels[0], arch.fanouts[0]
+    node_count, level, outer, f = arch.instances(1), arch.levels[1], arch.levels[0], arch.fanouts[0]
     ranks = [rank for rank in split_ranks(e, may_share(arch, context)) if rank not in context.sliding]
     sizes, bits = e.sizes(), bits_of(e, arch)
-    cut = tilings(e, ranks, most)
-    whole = np.array([sizes[rank] for rank in ranks], np.int64)
-    parts, even = -(-whole // cut), whole / cut
+    tiles = tilings(e, ranks, node_count)
+    full_tile = np.array([sizes[rank] for rank in ranks], np.int64)
+    parts, even = -(-full_tile // tiles), full_tile / tiles
     nodes = parts.prod(axis=1)
     energy = np.full(
-        len(cut),
+        len(tiles),
         lower_bound(
             e, arch, context.forwarded, context.pinned, context.forwards and not context.spilled
         ).energy,
     )
     links = near_links((f.dims[0][1], f.dims[1][1]), f.injected_at)[nodes]
-    somewhere, row = np.isfinite(links[:, 1]), np.arange(len(cut))
+    has_rectangle, row = np.isfinite(links[:, 1]), np.arange(len(tiles))
     links = np.where(np.isfinite(links), links, 0.0)
 
     def of(p: Projection) -> tuple[NDArray[np.bool_], Ints, Floats]:
-        own = np.array([rank in p.ranks() for rank in ranks], np.bool_)
-        return own, np.where(own, 1, parts).prod(axis=1), np.where(own, even, 1.0).prod(axis=1)
+        has_rank = np.array([rank in p.ranks() for rank in ranks], np.bool_)
+        return has_rank, np.where(has_rank, 1, parts).prod(axis=1), np.where(has_rank, even, 1.0).prod(axis=1)
 
-    beside = pinned_bits(e, arch)
-    room = np.full(len(cut), float(sum(beside.values())))
+    min_bits = min_tensor_bits(e, arch)
+    buffer_bits = np.full(len(tiles), float(sum(min_bits.values())))
     # a second bound on energy; traffic of the buffers is added below
-    total = _inside(e, arch, ranks, cut)
-    shared = all(f.multicast) and all(f.reduce)
+    total_pj = _node_pj(e, arch, ranks, tiles)
+    shares_moves = all(f.multicast) and all(f.reduce)
     # pJ of all words if each moves once; and for each tensor, pJ per word and move
-    once, again = np.zeros(len(cut)), list[Floats]()
-    for p, (words, _, written) in zip(e.tensors(), bounds.needs(e, arch.word_bits).operands, strict=True):
-        own, at_once, groups = of(p)
-        stays = context.forwards if written else p.tensor in context.pinned
-        if stays:
-            copies = context.copies if written else 1
-            held = tile_bits(p, sizes, arch.word_bits) * np.where(own, cut / whole, 1.0).prod(axis=1)
-            room += held * copies - beside[p.tensor]
-        moved, link = words * bits[p.tensor], f.hop_pj if shared else 0.0
+    once_pj, again_pj = np.zeros(len(tiles)), list[Floats]()
+    for p, (words, _, is_output) in zip(e.tensors(), bounds.needs(e, arch.word_bits).operands, strict=True):
+        has_rank, sharers, groups = of(p)
+        is_resident = context.forwards if is_output else p.tensor in context.pinned
+        if is_resident:
+            copies = context.copies if is_output else 1
+            tile_bits_each = tile_bits(p, sizes, arch.word_bits) * np.where(
+                has_rank, tiles / full_tile, 1.0
+            ).prod(axis=1)
+            buffer_bits += tile_bits_each * copies - min_bits[p.tensor]
+        moved, link_pj = words * bits[p.tensor], f.hop_pj if shares_moves else 0.0
         write, read = (pj / level.width_bits for pj in (level.write_pj, level.read_pj))
-        low = np.floor(groups + CLOSE).astype(np.int64)
-        part = np.maximum(groups - low, 0.0)
-        near = ((1 - part) * links[row, low] + part * links[row, np.minimum(low + 1, most)]) / groups
-        if not written and not stays:
+        low = np.floor(groups + ROUNDING_ERROR).astype(np.int64)
+        fraction = np.maximum(groups - low, 0.0)
+        near_links_each = (
+            (1 - fraction) * links[row, low] + fraction * links[row, np.minimum(low + 1, node_count)]
+        ) / groups
+        if not is_output and not is_resident:
             source = (
                 level.read_pj / level.width_bits
                 if p.tensor in context.forwarded
                 else outer.read_pj / outer.width_bits
             )
-            hops = at_once - 1 + (1.0 if p.tensor in context.forwarded else near)
-            taken = write * at_once + source + link * hops
-            once += moved * taken
-        elif written:
-            out = not context.forwards or context.spilled
-            # its writes to the buffer are in `_inside`
-            taken = np.asarray(at_once * read * (out | (at_once > 1)), np.float64)
-            taken += link * (at_once - 1 + near * out) + outer.write_pj / outer.width_bits * out
-            once += moved * taken
-        again.append(np.zeros(len(cut)) if stays else bits[p.tensor] * taken / at_once)
-    total += np.maximum(once, _refill_pj(e, arch, ranks, cut, again))
+            hops = sharers - 1 + (1.0 if p.tensor in context.forwarded else near_links_each)
+            word_pj = write * sharers + source + link_pj * hops
+            once_pj += moved * word_pj
+        elif is_output:
+            leaves = not context.forwards or context.spilled
+            # its writes to the buffer are in `_node_pj`
+            word_pj = np.asarray(sharers * read * (leaves | (sharers > 1)), np.float64)
+            word_pj += (
+                link_pj * (sharers - 1 + near_links_each * leaves)
+                + outer.write_pj / outer.width_bits * leaves
+            )
+            once_pj += moved * word_pj
+        again_pj.append(np.zeros(len(tiles)) if is_resident else bits[p.tensor] * word_pj / sharers)
+    total_pj += np.maximum(once_pj, _refill_pj(e, arch, ranks, tiles, again_pj))
     if len(bits) == len(e.tensors()) and not level.bypass and not outer.bypass:
-        energy = np.maximum(energy, total)
-    there = (room <= (level.capacity_bits or inf)) & somewhere
-    on_unit = arch.compute.alu_per_cycle is not None and e.kind != "mac"
-    rest = (
+        energy = np.maximum(energy, total_pj)
+    is_feasible = (buffer_bits <= (level.capacity_bits or inf)) & has_rectangle
+    on_vector_unit = arch.compute.alu_per_cycle is not None and e.kind != "mac"
+    cycles_per_point = (
         bounds.needs(e, arch.word_bits).computed
         / e.points()
-        / (arch.instances(len(arch.levels)) / most)
+        / (arch.instances(len(arch.levels)) / node_count)
         / arch.compute.ops_per_cycle
     )
-    cycles = e.points() * (cut / whole).prod(axis=1) * rest * (not on_unit)
-    return SharingBounds(tuple(ranks), cut, nodes, np.where(there, energy, inf), cycles)
+    cycles = e.points() * (tiles / full_tile).prod(axis=1) * cycles_per_point * (not on_vector_unit)
+    return SharingBounds(tuple(ranks), tiles, nodes, np.where(is_feasible, energy, inf), cycles)
 
 
-def _refill_pj(e: Einsum, arch: Arch, ranks: Sequence[str], cut: Ints, pj: Sequence[Floats]) -> Floats:
+def _refill_pj(e: Einsum, arch: Arch, ranks: Sequence[str], tiles: Ints, pj: Sequence[Floats]) -> Floats:
     """Returns lower bounds [W] on the energy of words that enter and leave the buffers of nodes, where not
     all words fit and some move repeatedly. pj: per tensor, [W] pJ of moving one word.
 
@@ -200,79 +217,87 @@ def _refill_pj(e: Einsum, arch: Arch, ranks: Sequence[str], cut: Ints, pj: Seque
     tensors, which cost a and b to move, serves at most x or y products. So the bound is the minimum of
     a / x + b / y over all x * y that fit, where the words of a window are shared by all its pairs.
     """
-    own, r = kinds(e), roles(e)
+    kind_of, r = kinds(e), roles(e)
     if (
-        not own
+        not kind_of
         or not r
         or arch.levels[1].capacity_bits is None
         or any(p.format != "dense" for p in e.tensors())
     ):
-        return np.zeros(len(cut))
-    size, (first, second) = dict(zip(ranks, cut.T, strict=True)), e.inputs
+        return np.zeros(len(tiles))
+    tile_of, (first, second) = dict(zip(ranks, tiles.T, strict=True)), e.inputs
     extents = [
-        prod((size.get(rank, n) for rank, n in e.extents if own.get(rank) == kind), start=np.ones(len(cut)))
+        prod(
+            (tile_of.get(rank, n) for rank, n in e.extents if kind_of.get(rank) == kind),
+            start=np.ones(len(tiles)),
+        )
         for kind in (N, K, C)
     ]
     image = [second, first] if any(len(d.terms) > 1 for d in second.dims) else [first, second]
-    alike = prod(w.p * w.r / w.words for w in r.windows)
+    window_reuse = prod(w.p * w.r / w.words for w in r.windows)
     price = {
-        MISSED[at]: pj[e.tensors().index(p)] / (alike if at == IMAGE else 1)
+        MISSED[at]: pj[e.tensors().index(p)] / (window_reuse if at == IMAGE else 1)
         for at, p in enumerate((*image, e.output))
     }
-    room = arch.levels[1].capacity_bits // min(p.bits or arch.word_bits for p in e.tensors())
-    best = np.full(len(cut), inf)
+    buffer_words = arch.levels[1].capacity_bits // min(p.bits or arch.word_bits for p in e.tensors())
+    best = np.full(len(tiles), inf)
     for outermost, a, b in ((N, K, C), (K, N, C), (C, N, K)):
-        most = np.minimum(room * (alike if outermost == MISSED[IMAGE] else 1), extents[a] * extents[b])
+        max_words = np.minimum(
+            buffer_words * (window_reuse if outermost == MISSED[IMAGE] else 1), extents[a] * extents[b]
+        )
         x = np.clip(
-            np.sqrt(most * price[a] / np.maximum(price[b], CLOSE)),
-            np.maximum(most / extents[b], 1),
+            np.sqrt(max_words * price[a] / np.maximum(price[b], ROUNDING_ERROR)),
+            np.maximum(max_words / extents[b], 1),
             extents[a],
         )
-        best = np.minimum(best, price[outermost] / extents[outermost] + price[a] / x + price[b] * x / most)
+        best = np.minimum(
+            best, price[outermost] / extents[outermost] + price[a] / x + price[b] * x / max_words
+        )
     return e.points() * best
 
 
-def _inside(e: Einsum, arch: Arch, ranks: Sequence[str], cut: Ints) -> Floats:
+def _node_pj(e: Einsum, arch: Arch, ranks: Sequence[str], tiles: Ints) -> Floats:
     """Returns lower bounds [W] on the energy of operations and registers, per way to share the einsum."""
-    own, r = kinds(e), roles(e)
-    if not own or not r:
-        return np.full(len(cut), inside_pj(e, arch)[0])
-    rest = [
-        [n for rank, n in e.extents if own.get(rank) == kind and rank not in ranks and n > 1]
+    kind_of, r = kinds(e), roles(e)
+    if not kind_of or not r:
+        return np.full(len(tiles), inside_pj(e, arch)[0])
+    uncut = [
+        [n for rank, n in e.extents if kind_of.get(rank) == kind and rank not in ranks and n > 1]
         for kind in (N, K, C)
     ]
-    which = [[i for i, rank in enumerate(ranks) if own.get(rank) == kind] for kind in (N, K, C)]
+    cut_index = [[i for i, rank in enumerate(ranks) if kind_of.get(rank) == kind] for kind in (N, K, C)]
 
     def of(tile: Sequence[int], kind: int) -> tuple[int, ...]:
-        return tuple(sorted([*rest[kind], *(tile[i] for i in which[kind] if tile[i] > 1)]))
+        return tuple(sorted([*uncut[kind], *(tile[i] for i in cut_index[kind] if tile[i] > 1)]))
 
-    parts = [Roles((of(tile, N), of(tile, K), of(tile, C)), r.windows) for tile in cut.tolist()]
-    different = list(dict.fromkeys(parts))
+    parts = [Roles((of(tile, N), of(tile, K), of(tile, C)), r.windows) for tile in tiles.tolist()]
+    distinct = list(dict.fromkeys(parts))
     pj = dict(
-        zip(different, np.broadcast_to(inside_pj(e, arch, different), len(different)).tolist(), strict=True)
+        zip(distinct, np.broadcast_to(inside_pj(e, arch, distinct), len(distinct)).tolist(), strict=True)
     )
-    return np.array([pj[one] for one in parts])
+    return np.array([pj[part] for part in parts])
 
 
 def minimum_energy(stages: Sequence[Floats]) -> float:
     """Returns the minimum energy of stages on different nodes. stages: `by_nodes` of each stage; together
     they have no more nodes than its last index.
     """
-    found = stages[0]
-    for own in stages[1:]:
-        n = len(own)
-        at = np.arange(n)
-        spare = at[:, None] - at[None, :]
-        pairs = np.where(spare >= 0, found[np.maximum(spare, 0)] + own[None, :], inf)
-        found = pairs.min(axis=1)
-    return float(found[-1])
+    best = stages[0]
+    for stage_energy in stages[1:]:
+        n = len(stage_energy)
+        nodes = np.arange(n)
+        spare = nodes[:, None] - nodes[None, :]
+        pairs = np.where(spare >= 0, best[np.maximum(spare, 0)] + stage_energy[None, :], inf)
+        best = pairs.min(axis=1)
+    return float(best[-1])
 
 
-def time_of(own: Sequence[LowerBound], arch: Arch) -> float:
+def time_of(lower_bounds: Sequence[LowerBound], arch: Arch) -> float:
     """Returns a lower bound on the cycles of einsums that run at once: that of all MAC units or that of main
     memory, whichever is larger.
     """
-    words, outer = sum(one.words for one in own), arch.levels[0]
+    words, outer = sum(bound.words for bound in lower_bounds), arch.levels[0]
     return max(
-        sum(one.compute for one in own), words / outer.bandwidth / (2 if outer.ports == "separate" else 1)
+        sum(bound.compute for bound in lower_bounds),
+        words / outer.bandwidth / (2 if outer.ports == "separate" else 1),
     )

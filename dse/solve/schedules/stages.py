@@ -23,27 +23,21 @@ from dse.mapper.exact.search import search, supports
 from dse.mapping.constraints import Constraints
 from dse.mapping.nest import Loop, Mapping, Store, may_keep
 from dse.mapping.schedule import rename
-from dse.mapping.searched import windowed
+from dse.mapping.searched import windowed_ranks
 from dse.sim.counts.actions import bits_of
 from dse.sim.counts.counts import counted, footprints, tile_bits, tile_words
 from dse.sim.einsum.cost import overflow
-from dse.sim.einsum.evaluate import (
-    EinsumCost,
-    Problem,
-    evaluate_fitting,
-    evaluate_fitting_alone,
-    objective_value,
-)
+from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting, evaluate_unfused, objective_value
 from dse.solve.schedules.nests import IN_SEGMENT
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 
 # free capacities are rounded down to multiples of 1/CAPACITY_STEPS of a buffer: memo entries are reused
 CAPACITY_STEPS = 512
-PLACED = 2000  # budget of a search of nests, in nest nodes placed, while tiles are compared
+SEARCH_BUDGET = 2000  # budget of a search of nests, in nest nodes placed, while tiles are compared
 # budget of a search for tiles that were chosen; it is repeated up to REFINE_ROUNDS times, each time for a
 # cost of at most CUTOFF_FACTOR times the last one
-CLOSER, BETTER, ROUNDS = 12_000, 0.98, 4
+REFINE_BUDGET, CUTOFF_FACTOR, REFINE_ROUNDS = 12_000, 0.98, 4
 WASTE = 1.25  # nodes of a region over its working nodes, at most
 NODE_RANKS = 2  # ranks of an einsum that are unrolled over nodes, at most
 
@@ -91,11 +85,11 @@ def split_ranks(e: Einsum, sums: bool = False) -> list[str]:
     """Returns the ranks that may be unrolled over nodes: those of the output and, if `sums`, summed ranks.
     Ranks of windows are excluded, since their hops are not counted.
     """
-    windows = windowed(e)
+    windows = windowed_ranks(e)
     return [
         rank
         for rank, n in e.extents
-        if n > 1 and rank not in windows and (rank in e.output.full() or (sums and e.kind == "mac"))
+        if n > 1 and rank not in windows and (rank in e.output.full_ranks() or (sums and e.kind == "mac"))
     ]
 
 
@@ -110,20 +104,22 @@ def may_share(arch: Arch, context: StageContext) -> bool:
     )
 
 
-def tiles(e: Einsum, most: int, sums: bool = False) -> Iterator[dict[str, int]]:
-    """Yields tiles of one node (by cut rank), with at most two ranks cut and on at most `most` nodes. Among
-    tiles of a rank that need equally many nodes only the smallest is yielded.
+def tiles(e: Einsum, max_nodes: int, sums: bool = False) -> Iterator[dict[str, int]]:
+    """Yields tiles of one node (by cut rank), with at most two ranks cut and on at most `max_nodes` nodes.
+    Among tiles of a rank that need equally many nodes only the smallest is yielded.
     """
     sizes = e.sizes()
     ranks = split_ranks(e, sums)
     yield {}
     for rank in ranks:
-        yield from ({rank: t} for t in _even(sizes[rank], most) if t < sizes[rank])
+        yield from ({rank: t} for t in _even_tiles(sizes[rank], max_nodes) if t < sizes[rank])
     for a, b in combinations(ranks, NODE_RANKS):
-        for first in _even(sizes[a], most):
+        for first in _even_tiles(sizes[a], max_nodes):
             nodes = -(-sizes[a] // first)
             if first < sizes[a]:
-                yield from ({a: first, b: t} for t in _even(sizes[b], most // nodes) if t < sizes[b])
+                yield from (
+                    {a: first, b: t} for t in _even_tiles(sizes[b], max_nodes // nodes) if t < sizes[b]
+                )
 
 
 def part_of(e: Einsum, tile: dict[str, int]) -> Einsum:
@@ -131,8 +127,8 @@ def part_of(e: Einsum, tile: dict[str, int]) -> Einsum:
     return replace(e, extents=tuple((rank, tile.get(rank, n)) for rank, n in e.extents))
 
 
-def _even(n: int, most: int) -> list[int]:
-    return sorted({-(-n // parts) for parts in range(1, min(n, most) + 1)})
+def _even_tiles(n: int, max_nodes: int) -> list[int]:
+    return sorted({-(-n // parts) for parts in range(1, min(n, max_nodes) + 1)})
 
 
 def shapes(e: Einsum, tile: dict[str, int], arch: Arch) -> list[Shape]:
@@ -141,24 +137,24 @@ def shapes(e: Einsum, tile: dict[str, int], arch: Arch) -> list[Shape]:
     """
     (ny, rows), (nx, columns) = arch.fanouts[0].dims
     sizes, found = e.sizes(), dict[tuple[int, int], Shape]()
-    many = {rank: -(-sizes[rank] // t) for rank, t in tile.items()}
-    for along in [*tile] if len(tile) > 1 else [""]:
-        a = many.get(along, 1)
-        rest = next((rank for rank in tile if rank != along), "")
+    tile_counts = {rank: -(-sizes[rank] // t) for rank, t in tile.items()}
+    for first_rank in [*tile] if len(tile) > 1 else [""]:
+        a = tile_counts.get(first_rank, 1)
+        other_rank = next((rank for rank in tile if rank != first_rank), "")
         for side, other, length, breadth in ((ny, nx, rows, columns), (nx, ny, columns, rows)):
             if a > length:
                 continue
-            first: tuple[Loop, ...] = (Loop(along, tile[along], side),) if a > 1 else ()
-            for wide in range(1, length // a + 1) if rest else (1,):
-                deep, loops = 1, first
-                if rest:
-                    outer = min(wide * tile[rest], sizes[rest])
-                    deep, wide = -(-sizes[rest] // outer), -(-outer // tile[rest])
-                    loops += (Loop(rest, outer, other),) * (deep > 1) + (Loop(rest, tile[rest], side),) * (
-                        wide > 1
-                    )
+            first_loops: tuple[Loop, ...] = (Loop(first_rank, tile[first_rank], side),) if a > 1 else ()
+            for wide in range(1, length // a + 1) if other_rank else (1,):
+                deep, loops = 1, first_loops
+                if other_rank:
+                    outer = min(wide * tile[other_rank], sizes[other_rank])
+                    deep, wide = -(-sizes[other_rank] // outer), -(-outer // tile[other_rank])
+                    loops += (Loop(other_rank, outer, other),) * (deep > 1) + (
+                        Loop(other_rank, tile[other_rank], side),
+                    ) * (wide > 1)
                 shape = (a * wide, deep) if side == ny else (deep, a * wide)
-                if deep <= breadth and prod(shape) <= WASTE * prod(many.values()):
+                if deep <= breadth and prod(shape) <= WASTE * prod(tile_counts.values()):
                     found.setdefault(shape, Shape(*shape, loops))
     return sorted(
         found.values(), key=lambda one: (one.rows * one.columns, abs(one.rows - one.columns), one.rows)
@@ -169,17 +165,17 @@ def stage_bits(e: Einsum, context: StageContext, arch: Arch) -> int:
     """Returns the bits that an einsum occupies in its buffers all the time: pinned weights, and its output if
     it is forwarded.
     """
-    taken = sum(tile_bits(p, e.sizes(), arch.word_bits) for p in e.inputs if p.tensor in context.pinned)
-    return taken + tile_bits(e.output, e.sizes(), arch.word_bits) * context.copies * context.forwards
+    weight_bits = sum(tile_bits(p, e.sizes(), arch.word_bits) for p in e.inputs if p.tensor in context.pinned)
+    return weight_bits + tile_bits(e.output, e.sizes(), arch.word_bits) * context.copies * context.forwards
 
 
-def pinned_bits(e: Einsum, arch: Arch) -> dict[str, int]:
+def min_tensor_bits(e: Einsum, arch: Arch) -> dict[str, int]:
     """Returns the fewest bits of each tensor in a buffer: one element; 0 if buffers may be bypassed."""
     bits = bits_of(e, arch)
     return dict.fromkeys(bits, 0) if arch.levels[1].bypass else bits
 
 
-Inside = Callable[[Problem], list[Mapping]]  # a mapper of one node: returns candidate nests
+NodeMapper = Callable[[Problem], list[Mapping]]  # a mapper of one node: returns candidate nests
 
 
 @dataclass(slots=True)
@@ -187,21 +183,21 @@ class Nodes:
     """The mapper for one node, with a memo of its answers."""
 
     arch: Arch
-    # mapper of a node; None: the exact one, which is also called if `inside` offers no nest that fits
-    inside: Inside | None = None
+    # mapper of a node; None: the exact one, which is also called if `node_mapper` offers no nest that fits
+    node_mapper: NodeMapper | None = None
     # (einsum of one node, its best nest or None) by einsum, context, free bits, price and objective
     memo: dict[tuple[object, ...], tuple[Einsum, EinsumCost | None]] = field(default_factory=dict)
     searches: int = 0  # searches so far
 
     def stage(
-        self, e: Einsum, tile: dict[str, int], context: StageContext, objective: str, closer: bool = False
+        self, e: Einsum, tile: dict[str, int], context: StageContext, objective: str, thorough: bool = False
     ) -> Stage | None:
         """Returns the stage with the best nest of a node; None: no nest fits, or no rectangle holds all
         tiles.
         """
         return (
-            self.on_tile(e, tile, context, objective, own, closer)
-            if (own := shapes(e, tile, self.arch))
+            self.on_tile(e, tile, context, objective, rectangles, thorough)
+            if (rectangles := shapes(e, tile, self.arch))
             else None
         )
 
@@ -211,35 +207,37 @@ class Nodes:
         tile: dict[str, int],
         context: StageContext,
         objective: str,
-        own: Sequence[Shape],
-        closer: bool = False,
+        rectangles: Sequence[Shape],
+        thorough: bool = False,
     ) -> Stage | None:
         """Returns the stage with the best nest of a node on given rectangles; None: no nest fits."""
         part = part_of(e, tile)
         nodes = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents)
-        room = self.free_bits(part, context)
-        if room < 0:
+        free_bits = self.free_bits(part, context)
+        if free_bits < 0:
             return None
-        room -= room % max((self.arch.levels[1].capacity_bits or 0) // CAPACITY_STEPS, 1)
+        free_bits -= free_bits % max((self.arch.levels[1].capacity_bits or 0) // CAPACITY_STEPS, 1)
         price = self._price(e, tile, context)
-        order = [p.tensor for p in (e.output, *e.inputs)]
+        tensors = [p.tensor for p in (e.output, *e.inputs)]
         homes = frozenset(
-            order.index(t) for t in (*context.pinned, *([e.output.tensor] if context.forwards else []))
+            tensors.index(t) for t in (*context.pinned, *([e.output.tensor] if context.forwards else []))
         )
-        key = (canonical_key(part), homes, room, price, objective, closer)
+        key = (canonical_key(part), homes, free_bits, price, objective, thorough)
         if key not in self.memo:
             self.memo[key] = (
                 part,
-                self._search(part, frozenset(order[i] for i in homes), room, price, objective, closer),
+                self._search(
+                    part, frozenset(tensors[i] for i in homes), free_bits, price, objective, thorough
+                ),
             )
-        first, found = self.memo[key]
+        solved_einsum, found = self.memo[key]
         if found is None:
             return None
-        nest = rename(found.mapping, first, part)
+        nest = rename(found.mapping, solved_einsum, part)
         return Stage(
             tuple(sorted(tile.items())),
             nest,
-            tuple(own),
+            tuple(rectangles),
             nodes * found.energy_pj + self.partial_sums(e, tile, context),
             found.latency_cycles,
         )
@@ -248,16 +246,16 @@ class Nodes:
         """Returns the energy (pJ) that brings partial sums of a forwarded output, which several nodes share,
         to one of these nodes.
         """
-        many = prod(-(-e.sizes()[rank] // t) for rank, t in tile.items() if rank not in e.output.ranks())
+        sharers = prod(-(-e.sizes()[rank] // t) for rank, t in tile.items() if rank not in e.output.ranks())
         level = self.arch.levels[1]
-        word = (
-            many * level.read_pj
+        word_pj = (
+            sharers * level.read_pj
             + level.write_pj
-            + (many - 1) * self.arch.fanouts[0].hop_pj * level.width_bits
+            + (sharers - 1) * self.arch.fanouts[0].hop_pj * level.width_bits
         )
         return (
-            tile_bits(e.output, e.sizes(), self.arch.word_bits) / level.width_bits * word
-            if context.forwards and many > 1
+            tile_bits(e.output, e.sizes(), self.arch.word_bits) / level.width_bits * word_pj
+            if context.forwards and sharers > 1
             else 0.0
         )
 
@@ -280,9 +278,9 @@ class Nodes:
             if p.tensor in context.pinned or (p is e.output and context.forwards):
                 continue
             # True: nodes that use the same word share its move
-            alike = all(f.reduce) if p is e.output else all(f.multicast)
-            at_once = prod(
-                -(-e.sizes()[rank] // t) for rank, t in tile.items() if rank not in p.ranks() and alike
+            shares_moves = all(f.reduce) if p is e.output else all(f.multicast)
+            sharers = prod(
+                -(-e.sizes()[rank] // t) for rank, t in tile.items() if rank not in p.ranks() and shares_moves
             )
             source = (
                 level.read_pj
@@ -291,15 +289,25 @@ class Nodes:
                 if p is e.output
                 else outer.read_pj
             )
-            hops = (at_once + sum(n for _, n in f.dims) / 4) * f.hop_pj * (p.bits or self.arch.word_bits)
-            n = float(
+            hops = (
+                (sharers + sum(tensor_words for _, tensor_words in f.dims) / 4)
+                * f.hop_pj
+                * (p.bits or self.arch.word_bits)
+            )
+            tensor_words = float(
                 tile_words(p, {rank: tile.get(rank, size) for rank, size in e.extents}, self.arch.word_bits)
             )
-            cost, words = cost + n * (source + hops) / at_once, words + n
+            cost, words = cost + tensor_words * (source + hops) / sharers, words + tensor_words
         return cost, words
 
     def _search(
-        self, part: Einsum, homes: frozenset[str], free_bits: int, price: float, objective: str, closer: bool
+        self,
+        part: Einsum,
+        homes: frozenset[str],
+        free_bits: int,
+        price: float,
+        objective: str,
+        thorough: bool,
     ) -> EinsumCost | None:
         """Returns the best nest found for a node by itself, None if none fits.
 
@@ -309,113 +317,117 @@ class Nodes:
         """
         self.searches += 1
         arch, outer = self.arch, self.arch.levels[0]
-        own = arch.without("leakage", "layout").levels
-        own = (
+        node_levels = arch.without("leakage", "layout").levels
+        node_levels = (
             replace(
-                own[0],
+                node_levels[0],
                 read_pj=price,
                 write_pj=price,
                 bandwidth=inf,
                 leak_mw=arch.leak_mw() / arch.instances(1),
             ),
-            replace(own[1], capacity_bits=free_bits),
-            *own[2:],
+            replace(node_levels[1], capacity_bits=free_bits),
+            *node_levels[2:],
         )
-        node = replace(arch.without("leakage"), levels=own, fanouts=arch.fanouts[1:])
-        inner = [
+        node = replace(arch.without("leakage"), levels=node_levels, fanouts=arch.fanouts[1:])
+        network_pj = [
             sum(f.endpoint_pj * level.width_bits for f in node.fanouts if f.outside == v)
-            for v, level in enumerate(own)
+            for v, level in enumerate(node_levels)
         ]
-        asked = replace(
+        search_arch = replace(
             node.without("network"),
             levels=tuple(
-                replace(level, write_pj=level.write_pj + more) for level, more in zip(own, inner, strict=True)
+                replace(level, write_pj=level.write_pj + extra_pj)
+                for level, extra_pj in zip(node_levels, network_pj, strict=True)
             ),
         )
         # a tensor that bypassed such a level would not be charged
-        kept = tuple(
+        must_keep = tuple(
             (level.name, t)
-            for level, more in zip(own, inner, strict=True)
-            if more
+            for level, extra_pj in zip(node_levels, network_pj, strict=True)
+            if extra_pj
             for t in may_keep(part, level)
         )
         constraints = Constraints(
-            homes=tuple(sorted((t, own[1].name) for t in homes)), must_keep=kept, name="a node"
+            homes=tuple(sorted((t, node_levels[1].name) for t in homes)), must_keep=must_keep, name="a node"
         )
-        if self.inside:
-            offered = [
+        if self.node_mapper:
+            candidates = [
                 with_homes(nest, homes, outer.name)
-                for nest in self.inside(Problem(asked, part, objective, IN_SEGMENT))
-                if homes <= _in(nest, own[1].name)
+                for nest in self.node_mapper(Problem(search_arch, part, objective, IN_SEGMENT))
+                if homes <= _tensors_at(nest, node_levels[1].name)
             ]
-            if best := _best(Problem(node, part, objective, IN_SEGMENT), offered, homes):
+            if best := _cheapest(Problem(node, part, objective, IN_SEGMENT), candidates, homes):
                 return best
         nests = []
         for machine in (
-            asked,
-            replace(asked, fanouts=tuple(replace(f, reduce=(False,) * len(f.dims)) for f in asked.fanouts)),
+            search_arch,
+            replace(
+                search_arch,
+                fanouts=tuple(replace(f, reduce=(False,) * len(f.dims)) for f in search_arch.fanouts),
+            ),
         ):
             problem = Problem(machine, part, objective, IN_SEGMENT)
-            nests += list(_search(problem, constraints, closer)) if supports(part, "perfect") else []
+            nests += list(_search_nests(problem, constraints, thorough)) if supports(part, "perfect") else []
             if not any(
                 isinstance(n, Loop) and n.over and n.rank not in part.output.ranks()
                 for nest in nests
                 for n in nest.nodes
             ):
                 break
-        return _best(Problem(node, part, objective, IN_SEGMENT), nests, homes)
+        return _cheapest(Problem(node, part, objective, IN_SEGMENT), nests, homes)
 
 
-def _in(nest: Mapping, level: str) -> set[str]:
+def _tensors_at(nest: Mapping, level: str) -> set[str]:
     return {node.tensor for node in nest.nodes if isinstance(node, Store) and node.level == level}
 
 
-def _search(problem: Problem, constraints: Constraints, closer: bool) -> Iterator[Mapping]:
-    """Yields nests, each better than the one before. closer: the search is repeated with a cutoff below the
+def _search_nests(problem: Problem, constraints: Constraints, thorough: bool) -> Iterator[Mapping]:
+    """Yields nests, each better than the one before. thorough: the search is repeated with a cutoff below the
     last cost, so that bounds prune earlier and the budget reaches further.
     """
-    found = search(problem, "perfect", constraints, CLOSER if closer else PLACED)
-    for _ in range(ROUNDS * closer):
+    found = search(problem, "perfect", constraints, REFINE_BUDGET if thorough else SEARCH_BUDGET)
+    for _ in range(REFINE_ROUNDS * thorough):
         if not found.mapping:
             return
         yield found.mapping
-        cost = evaluate_fitting_alone(problem, found.mapping)
-        top = BETTER * objective_value(problem.objective, cost.energy_pj, cost.latency_cycles)
-        found = search(problem, "perfect", constraints, CLOSER, cutoff=(top, inf, inf))
+        cost = evaluate_unfused(problem, found.mapping)
+        target = CUTOFF_FACTOR * objective_value(problem.objective, cost.energy_pj, cost.latency_cycles)
+        found = search(problem, "perfect", constraints, REFINE_BUDGET, cutoff=(target, inf, inf))
     if found.mapping:
         yield found.mapping
 
 
-def with_homes(nest: Mapping, homes: Collection[str], outer: str, nodes: Collection[str] = ()) -> Mapping:
+def with_homes(nest: Mapping, homes: Collection[str], outer: str, node_dims: Collection[str] = ()) -> Mapping:
     """Returns a nest in which the tensors of `homes` stand on chip all the time. Their storage nodes at the
     outermost level are removed. The outermost of their other storage nodes is moved above all loops, except
-    the leading loops over dimensions of `nodes`.
+    the leading loops over dimensions of `node_dims`.
     """
-    first = {
+    home_nodes = {
         node.tensor: node
         for node in reversed(nest.nodes)
         if isinstance(node, Store) and node.tensor in homes and node.level != outer
     }
-    rest = [
+    other_nodes = [
         node
         for node in nest.nodes
         if not (
             isinstance(node, Store)
-            and (node == first.get(node.tensor) or (node.tensor in homes and node.level == outer))
+            and (node == home_nodes.get(node.tensor) or (node.tensor in homes and node.level == outer))
         )
     ]
-    lead = next(
+    first_inner = next(
         (
             i
-            for i, node in enumerate(rest)
-            if (node.over not in nodes if isinstance(node, Loop) else node.level != outer)
+            for i, node in enumerate(other_nodes)
+            if (node.over not in node_dims if isinstance(node, Loop) else node.level != outer)
         ),
-        len(rest),
+        len(other_nodes),
     )
-    return replace(nest, nodes=(*rest[:lead], *first.values(), *rest[lead:]))
+    return replace(nest, nodes=(*other_nodes[:first_inner], *home_nodes.values(), *other_nodes[first_inner:]))
 
 
-def _best(problem: Problem, nests: Sequence[Mapping], homes: Collection[str]) -> EinsumCost | None:
+def _cheapest(problem: Problem, nests: Sequence[Mapping], homes: Collection[str]) -> EinsumCost | None:
     """Returns the cost of the cheapest nest that fits. The tensors of `homes` are not counted at the buffer:
     its capacity was reduced by them before.
     """
@@ -438,7 +450,7 @@ def own_nest(stage: Stage, shape: Shape, e: Einsum, context: StageContext, outer
     """Returns the branch of a stage below the shared nodes: its spatial loops over nodes, then the nest of
     one node, without storage nodes that the segment has above its branches.
     """
-    home = _first(stage.nest, e.output.tensor) if context.forwards else None
+    home = _first_store(stage.nest, e.output.tensor) if context.forwards else None
     nodes = [
         node
         for node in stage.nest.nodes
@@ -447,5 +459,5 @@ def own_nest(stage: Stage, shape: Shape, e: Einsum, context: StageContext, outer
     return Mapping((*shape.loops, *nodes))
 
 
-def _first(nest: Mapping, tensor: str) -> Store:
+def _first_store(nest: Mapping, tensor: str) -> Store:
     return next(one for one in nest.nodes if isinstance(one, Store) and one.tensor == tensor)

@@ -37,11 +37,11 @@ from numpy.typing import NDArray
 from dse.mapping.nest import Infeasible
 from dse.run.compiled import njit
 from dse.sim.counts.actions import action_pj, elapsed_cycles
-from dse.sim.counts.counts import reading
+from dse.sim.counts.counts import nest_sums
 from dse.sim.einsum import bound_kernels
 from dse.sim.einsum.bounds import lower_bound, needs, rates
 from dse.sim.einsum.cost import cycles_of, ports
-from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Violated
+from dse.sim.einsum.evaluate import ROUNDING_GAP, EinsumCost, Violated
 from dse.solve.sharing.shared_schedules import prices, times, unit
 from hw.arch import Arch, FieldRole, Slot, slots
 from hw.columns import Columns, group_equal_rows
@@ -52,13 +52,13 @@ from workloads.einsum import Einsum
 Solve = Callable[[Sequence[Arch]], list[EinsumCost | Infeasible]]
 # returns a lower bound on the energy of an einsum on each machine, 0: none is known
 Bound = Callable[[Sequence[Arch]], list[float]]
-ROUND = 16  # machines that are solved together
+ROUND_MACHINES = 16  # machines that are solved together
 # Gaps are stored as whole numbers of parts, rounded up, which compress well: the allowed gap has STEPS
 # parts, or fewer if a part would be smaller than 1 / FINEST.
 STEPS = 128
 FINEST = 1 << 13
 UNKNOWN = (1 << 16) - 1  # this number of parts stands for an unknown gap
-MANY = 2048  # kinds of machines on which a mapping is priced together, which limits memory
+KINDS_PER_STEP = 2048  # kinds of machines on which a mapping is priced together, which limits memory
 Parts = NDArray[np.uint16]
 GroupOf = NDArray[np.int32]
 
@@ -67,16 +67,16 @@ def batch_columns(arch: Arch, columns: Columns) -> Arch:
     """Returns one machine whose prices, rates and clock are arrays, as `cost.batch_arch` does, from columns
     of machines that differ from `arch` in these alone. The whole leakage is given to the vector unit.
     """
-    at = [
-        one
-        for one, value in zip(
+    varying = [
+        slot
+        for slot, value in zip(
             slots(arch, "price", "rate"), arch.values(slots(arch, "price", "rate")), strict=True
         )
         if value is not None
     ]
-    total = [*at, Slot("compute", 0, "vector_leak_mw"), *slots(arch, "clock")]
+    all_slots = [*varying, Slot("compute", 0, "vector_leak_mw"), *slots(arch, "clock")]
     return arch.without("leakage").with_values(
-        total, [*map(columns.at, at), columns.leak_mw, columns.clock_ghz]
+        all_slots, [*map(columns.column_at, varying), columns.leak_mw, columns.clock_ghz]
     )
 
 
@@ -85,8 +85,8 @@ class MachineGroups:
     """Machines grouped into kinds: machines of one kind have equal prices (or equal rates)."""
 
     columns: Columns  # one machine per kind
-    wide: list[Arch]  # the same kinds, up to KINDS_PER_STEP of them as one machine of arrays
-    of: GroupOf  # [n] kind of every machine
+    batch_arches: list[Arch]  # the same kinds, up to KINDS_PER_STEP of them as one machine of arrays
+    group_of: GroupOf  # [n] kind of every machine
 
 
 @dataclass(frozen=True)
@@ -107,27 +107,27 @@ class MachineBatch:
     @cached_property
     def prices(self) -> Floats:
         """[kinds of prices, actions] energy per action in pJ."""
-        return np.concatenate([_stack_columns(prices(some)[:-1]) for some in self.by_energy.wide])
+        return np.concatenate([_stack_columns(prices(arch)[:-1]) for arch in self.by_energy.batch_arches])
 
     @cached_property
     def times(self) -> Floats:
         """[kinds of rates, parts] cycles of an action per level, of an operation, and of one cycle (1.0)."""
-        return np.concatenate([_stack_columns(times(some)) for some in self.by_rate.wide])
+        return np.concatenate([_stack_columns(times(arch)) for arch in self.by_rate.batch_arches])
 
     @cached_property
     def digest(self) -> str:
         """Returns a hash of all inputs on which answers for these machines depend."""
-        found = hashlib.sha256(repr(self.first.structure()).encode())
+        sha = hashlib.sha256(repr(self.first.structure()).encode())
         for part in (
             self.leak_mw,
             self.clock_ghz,
             self.prices,
-            self.by_energy.of,
+            self.by_energy.group_of,
             self.times,
-            self.by_rate.of,
+            self.by_rate.group_of,
         ):
-            found.update(np.ascontiguousarray(part).tobytes())
-        return found.hexdigest()
+            sha.update(np.ascontiguousarray(part).tobytes())
+        return sha.hexdigest()
 
     def __len__(self) -> int:
         return len(self.leak_mw)
@@ -137,13 +137,13 @@ class MachineBatch:
 
         Raises ValueError if it differs in structure from the first: mappings may not be shared then.
         """
-        found = self.arch(i)
-        if found.structure() != self.first.structure():
+        arch = self.arch(i)
+        if arch.structure() != self.first.structure():
             raise ValueError(
-                f"{found.name} differs from machines that it shares mappings with in more than "
+                f"{arch.name} differs from machines that it shares mappings with in more than "
                 "prices, rates and clock; leave out solver.sharing_gap"
             )
-        return found
+        return arch
 
 
 def _stack_columns(columns: Sequence[Any]) -> Floats:
@@ -161,16 +161,18 @@ def machine_batch(first: Arch, columns: Columns, arch: Callable[[int], Arch]) ->
         )
 
     def kinds(role: FieldRole) -> MachineGroups:
-        rows = np.column_stack([columns.at(one) for one in slots(first, role)])
-        some, of = group_equal_rows(np.nan_to_num(rows, nan=-1.0))
-        own = columns.take(some)
+        rows = np.column_stack([columns.column_at(slot) for slot in slots(first, role)])
+        firsts, group_of = group_equal_rows(np.nan_to_num(rows, nan=-1.0))
+        group_columns = columns.take(firsts)
         return MachineGroups(
-            own,
+            group_columns,
             [
-                batch_columns(first, own.take(np.arange(at, min(at + MANY, len(some)))))
-                for at in range(0, len(some), MANY)
+                batch_columns(
+                    first, group_columns.take(np.arange(begin, min(begin + KINDS_PER_STEP, len(firsts))))
+                )
+                for begin in range(0, len(firsts), KINDS_PER_STEP)
             ],
-            of.astype(np.int32),
+            group_of.astype(np.int32),
         )
 
     return MachineBatch(first, arch, columns.leak_mw, columns.clock_ghz, kinds("price"), kinds("rate"))
@@ -184,44 +186,49 @@ class BatchCost:
     cycles: Floats  # [kinds of rates]
 
 
-def cost_on(c: MachineBatch, e: Einsum, found: EinsumCost) -> BatchCost:
+def cost_on(batch: MachineBatch, e: Einsum, cost: EinsumCost) -> BatchCost:
     """Returns the evaluator's cost of a mapping on all kinds of machines."""
-    counted = [row for row in found.counts if row.action != "fold"]
-    cycles = np.empty(len(c.times))
-    pj = np.empty(len(c.prices))
-    at = reading(found.mapping, e, c.first)
-    for i, some in enumerate(c.by_rate.wide):
-        cycles[i * MANY : (i + 1) * MANY] = cycles_of(at, some)
-    for i, some in enumerate(c.by_energy.wide):
-        pj[i * MANY : (i + 1) * MANY] = sum(row.elems * action_pj(row.key, e, some) for row in counted)
+    count_rows = [row for row in cost.counts if row.action != "fold"]
+    cycles = np.empty(len(batch.times))
+    pj = np.empty(len(batch.prices))
+    sums = nest_sums(cost.mapping, e, batch.first)
+    for i, arch in enumerate(batch.by_rate.batch_arches):
+        cycles[i * KINDS_PER_STEP : (i + 1) * KINDS_PER_STEP] = cycles_of(sums, arch)
+    for i, arch in enumerate(batch.by_energy.batch_arches):
+        pj[i * KINDS_PER_STEP : (i + 1) * KINDS_PER_STEP] = sum(
+            row.elems * action_pj(row.key, e, arch) for row in count_rows
+        )
     return BatchCost(pj, cycles)
 
 
-def initiation_intervals_on(c: MachineBatch, e: Einsum, found: EinsumCost) -> Floats:
+def initiation_intervals_on(batch: MachineBatch, e: Einsum, cost: EinsumCost) -> Floats:
     """Returns the initiation interval in cycles of an einsum that runs back to back, by kind of rates."""
-    at = reading(found.mapping, e, c.first)
+    sums = nest_sums(cost.mapping, e, batch.first)
     return np.concatenate(
         [
             np.broadcast_to(
-                elapsed_cycles(*ports(found.counts, e, some, at), steady=True), np.shape(some.clock_ghz)
+                elapsed_cycles(*ports(cost.counts, e, arch, sums), steady=True), np.shape(arch.clock_ghz)
             )
-            for some in c.by_rate.wide
+            for arch in batch.by_rate.batch_arches
         ]
     )
 
 
-def lower_bound_on(c: MachineBatch, e: Einsum) -> BatchCost:
+def lower_bound_on(batch: MachineBatch, e: Einsum) -> BatchCost:
     """Returns lower bounds of all mappings of an einsum on all kinds of machines."""
-    without_leakage, runs = replace(c.by_energy.columns, leak_mw=np.zeros(len(c.prices))), ((e, 1.0),)
+    without_leakage, runs = replace(batch.by_energy.columns, leak_mw=np.zeros(len(batch.prices))), ((e, 1.0),)
     return BatchCost(
         bound_kernels.sequential(runs, without_leakage)[0],
-        bound_kernels.sequential(runs, c.by_rate.columns)[1],
+        bound_kernels.sequential(runs, batch.by_rate.columns)[1],
     )
 
 
-def energy_of(c: MachineBatch, one: BatchCost) -> Floats:
+def energy_of(batch: MachineBatch, cost: BatchCost) -> Floats:
     """Returns the energy with leakage on each machine [n]."""
-    return np.asarray(one.pj[c.by_energy.of] + c.leak_mw * one.cycles[c.by_rate.of] / c.clock_ghz)
+    return np.asarray(
+        cost.pj[batch.by_energy.group_of]
+        + batch.leak_mw * cost.cycles[batch.by_rate.group_of] / batch.clock_ghz
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,89 +242,106 @@ class SharedMappings:
 
 
 def find_shared_mappings(
-    c: MachineBatch, e: Einsum, solve: Solve, lower_bounds: Bound, share: float
+    batch: MachineBatch, e: Einsum, solve: Solve, lower_bounds: Bound, allowed_gap: float
 ) -> SharedMappings | Infeasible:
     """Returns mappings of an einsum for all machines.
 
     Each round solves up to ROUND_MACHINES of the unsolved machines whose best known mapping may lie above the
-    optimum by more than `share`: the one with the largest gap, and others drawn with a fixed seed. The rounds
-    end when no such machine is left. share: must be above 0.
+    optimum by more than `allowed_gap`: the one with the largest gap, and others drawn with a fixed seed. The
+    rounds end when no such machine is left. allowed_gap: must be above 0.
     """
-    least = lower_bound_on(c, e)
-    bound = energy_of(c, least) * (1 - PRECISE)
-    best = np.full(len(c), np.inf)
-    choice = np.zeros(len(c), np.int16)
-    found: dict[str, EinsumCost] = {}
-    asked, rng, without_leakage = np.zeros(len(c), np.bool_), Random(0), dict[int, float]()
-    units = units_of(c, e)
+    lower = lower_bound_on(batch, e)
+    bound = energy_of(batch, lower) * (1 - ROUNDING_GAP)
+    best_pj = np.full(len(batch), np.inf)
+    choice = np.zeros(len(batch), np.int16)
+    mappings: dict[str, EinsumCost] = {}
+    is_solved, rng, without_leakage = np.zeros(len(batch), np.bool_), Random(0), dict[int, float]()
+    units = units_of(batch, e)
 
-    while (open_ := np.flatnonzero(~asked & ((far := _relative_gap(best, bound)) > share))).size:
-        worst = int(open_[np.argmax(far[open_])]) if found else int(open_[0])
-        own = [worst, *(i for i in rng.sample(open_.tolist(), min(ROUND, open_.size)) if i != worst)][:ROUND]
-        asked[own] = True
-        arches = [c.machine(i) for i in own]
+    while (
+        unsolved := np.flatnonzero(
+            ~is_solved & ((current_gap := _relative_gap(best_pj, bound)) > allowed_gap)
+        )
+    ).size:
+        worst = int(unsolved[np.argmax(current_gap[unsolved])]) if mappings else int(unsolved[0])
+        machines = [
+            worst,
+            *(i for i in rng.sample(unsolved.tolist(), min(ROUND_MACHINES, unsolved.size)) if i != worst),
+        ][:ROUND_MACHINES]
+        is_solved[machines] = True
+        arches = [batch.machine(i) for i in machines]
         answers = solve(arches)
-        for one in answers:
-            if isinstance(one, Infeasible):
-                return one
-            if str(one.mapping) not in found:
-                energy = energy_of(c, cost_on(c, e, one))
-                better = energy < best
-                best[better], choice[better] = energy[better], len(found)
-                found[str(one.mapping)] = one
-        new = {
+        for answer in answers:
+            if isinstance(answer, Infeasible):
+                return answer
+            if str(answer.mapping) not in mappings:
+                energy = energy_of(batch, cost_on(batch, e, answer))
+                is_better = energy < best_pj
+                best_pj[is_better], choice[is_better] = energy[is_better], len(mappings)
+                mappings[str(answer.mapping)] = answer
+        new_kinds = {
             kind: arch.without("leakage")
-            for i, arch in zip(own, arches, strict=True)
-            if (kind := int(c.by_energy.of[i])) not in without_leakage
+            for i, arch in zip(machines, arches, strict=True)
+            if (kind := int(batch.by_energy.group_of[i])) not in without_leakage
         }
-        without_leakage |= zip(new, lower_bounds(list(new.values())) if new else (), strict=True)
-        for i, one in zip(own, answers, strict=True):
-            assert isinstance(one, EinsumCost)
-            known = one.energy_pj / (1 + one.optimality_gap), without_leakage[int(c.by_energy.of[i])]
-            raise_bounds(c, bound, i, *known, units, least.cycles)
-    gaps = _relative_gap(best, bound)
-    gaps[gaps <= 2 * PRECISE] = 0.0  # bounds are rounded down by PRECISE
+        without_leakage |= zip(
+            new_kinds, lower_bounds(list(new_kinds.values())) if new_kinds else (), strict=True
+        )
+        for i, answer in zip(machines, answers, strict=True):
+            assert isinstance(answer, EinsumCost)
+            anchor_bounds = (
+                answer.energy_pj / (1 + answer.optimality_gap),
+                without_leakage[int(batch.by_energy.group_of[i])],
+            )
+            raise_bounds(batch, bound, i, *anchor_bounds, units, lower.cycles)
+    gaps = _relative_gap(best_pj, bound)
+    gaps[gaps <= 2 * ROUNDING_GAP] = 0.0  # bounds are rounded down by PRECISE
     used, of_used = np.unique(choice, return_inverse=True)
     return SharedMappings(
-        e, tuple(list(found.values())[k] for k in used), of_used.astype(np.int16), to_parts(gaps, share)
+        e,
+        tuple(list(mappings.values())[k] for k in used),
+        of_used.astype(np.int16),
+        to_parts(gaps, allowed_gap),
     )
 
 
-def part_size(share: float) -> float:
+def part_size(allowed_gap: float) -> float:
     """Returns the size of a part: gaps are stored in whole parts."""
-    return share / min(STEPS, max(1, int(share * FINEST)))
+    return allowed_gap / min(STEPS, max(1, int(allowed_gap * FINEST)))
 
 
-def to_parts(gaps: Floats, share: float) -> Parts:
-    """Returns gaps in parts, rounded up. A gap of at most `share` stays at most `share`."""
-    return np.minimum(np.ceil(gaps / part_size(share)), UNKNOWN).astype(np.uint16)
+def to_parts(gaps: Floats, allowed_gap: float) -> Parts:
+    """Returns gaps in parts, rounded up. A gap of at most `allowed_gap` stays at most `allowed_gap`."""
+    return np.minimum(np.ceil(gaps / part_size(allowed_gap)), UNKNOWN).astype(np.uint16)
 
 
-def from_parts(parts: Parts, share: float) -> Floats:
+def from_parts(parts: Parts, allowed_gap: float) -> Floats:
     """Returns gaps from their numbers of parts, inf for UNKNOWN."""
-    return np.where(parts == UNKNOWN, np.inf, parts * part_size(share))
+    return np.where(parts == UNKNOWN, np.inf, parts * part_size(allowed_gap))
 
 
-def units_of(c: MachineBatch, e: Einsum) -> Floats:
+def units_of(batch: MachineBatch, e: Einsum) -> Floats:
     """Returns the least number of actions of each kind [actions] in any mapping."""
     return np.array(
         [
-            lower_bound(needs(e, c.first.word_bits), rates(unit(c.first, kind)))[0]
-            for kind in range(c.prices.shape[1])
+            lower_bound(needs(e, batch.first.word_bits), rates(unit(batch.first, kind)))[0]
+            for kind in range(batch.prices.shape[1])
         ]
     )
 
 
 def _relative_gap(value: Floats, lower: Floats) -> Floats:
     """Returns the relative gaps of values to lower bounds, elementwise `evaluate.relative_gap`."""
-    some, bounded = np.broadcast_to(lower, value.shape) > 0, np.where(value > 0, np.inf, 0.0)
+    has_bound, unbounded_gap = np.broadcast_to(lower, value.shape) > 0, np.where(value > 0, np.inf, 0.0)
     return np.where(
-        some, np.maximum(np.divide(value, lower, out=np.ones_like(value), where=some) - 1, 0.0), bounded
+        has_bound,
+        np.maximum(np.divide(value, lower, out=np.ones_like(value), where=has_bound) - 1, 0.0),
+        unbounded_gap,
     )
 
 
 def raise_bounds(
-    c: MachineBatch,
+    batch: MachineBatch,
     bound: Floats,
     k: int,
     lower: float,
@@ -332,19 +356,26 @@ def raise_bounds(
     units: `units_of` (U).
     cycles: lower bounds of cycles by kind of rates (C).
     """
-    of, at = c.prices[c.by_energy.of[k]], c.times[c.by_rate.of[k]]
-    asks, takes = of > 0, at > 0
-    a = np.min(c.prices[:, asks] / of[asks], axis=1) if asks.any() else np.zeros(len(c.prices))
-    rest = np.maximum(c.prices - a[:, None] * of, 0.0) @ units
-    b = np.minimum(1.0, np.min(c.times[:, takes] / at[takes], axis=1))
+    anchor_prices, anchor_times = (
+        batch.prices[batch.by_energy.group_of[k]],
+        batch.times[batch.by_rate.group_of[k]],
+    )
+    has_price, has_time = anchor_prices > 0, anchor_times > 0
+    a = (
+        np.min(batch.prices[:, has_price] / anchor_prices[has_price], axis=1)
+        if has_price.any()
+        else np.zeros(len(batch.prices))
+    )
+    remaining_pj = np.maximum(batch.prices - a[:, None] * anchor_prices, 0.0) @ units
+    b = np.minimum(1.0, np.min(batch.times[:, has_time] / anchor_times[has_time], axis=1))
     _raise_kernel(
         bound,
-        c.leak_mw / c.clock_ghz,
-        c.by_energy.of,
-        c.by_rate.of,
+        batch.leak_mw / batch.clock_ghz,
+        batch.by_energy.group_of,
+        batch.by_rate.group_of,
         a,
         b,
-        rest,
+        remaining_pj,
         cycles,
         k,
         lower,
@@ -367,17 +398,17 @@ def _raise_kernel(
     without_leakage: float,
 ) -> None:
     for i in range(len(bound)):
-        share, slower = a[by_energy[i]], b[by_rate[i]]
-        c = leak[i] * slower / leak[k] if leak[k] > 0 else np.inf
-        if c <= share:
-            more = c * lower + (share - c) * without_leakage
+        price_ratio, cycle_ratio = a[by_energy[i]], b[by_rate[i]]
+        c = leak[i] * cycle_ratio / leak[k] if leak[k] > 0 else np.inf
+        if c <= price_ratio:
+            raised = c * lower + (price_ratio - c) * without_leakage
         else:
-            more = (
-                share * lower
-                + (max(leak[i] - share * leak[k] / slower, 0.0) if leak[k] > 0 else leak[i])
+            raised = (
+                price_ratio * lower
+                + (max(leak[i] - price_ratio * leak[k] / cycle_ratio, 0.0) if leak[k] > 0 else leak[i])
                 * cycles[by_rate[i]]
             )
-        bound[i] = max(bound[i], (more + rest[by_energy[i]]) * (1 - PRECISE))
+        bound[i] = max(bound[i], (raised + rest[by_energy[i]]) * (1 - ROUNDING_GAP))
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,24 +420,28 @@ class LowerBounds:
     pj: Floats  # [E, kinds of prices] energy without leakage
     cycles: Floats  # [E, kinds of rates]
 
-    def total(self, each: Floats) -> Floats:
+    def total(self, per_einsum: Floats) -> Floats:
         """Returns sums [n] over all occurrences of numbers [E, n] per einsum."""
-        return np.asarray(sum(n * one for n, one in zip(self.occurrences, each, strict=True)))
+        return np.asarray(sum(n * row for n, row in zip(self.occurrences, per_einsum, strict=True)))
 
-    def at(self, c: MachineBatch, at: Ints) -> tuple[Floats, Floats]:
-        """Returns energy with leakage, and cycles, [E, n] of the machines at positions `at`."""
-        cycles = self.cycles[:, c.by_rate.of[at]]
-        return self.pj[:, c.by_energy.of[at]] + c.leak_mw[at] * cycles / c.clock_ghz[at], cycles
+    def on_machines(self, batch: MachineBatch, machines: Ints) -> tuple[Floats, Floats]:
+        """Returns energy with leakage, and cycles, [E, n] of the machines at positions `machines`."""
+        cycles = self.cycles[:, batch.by_rate.group_of[machines]]
+        return self.pj[:, batch.by_energy.group_of[machines]] + batch.leak_mw[
+            machines
+        ] * cycles / batch.clock_ghz[machines], cycles
 
 
-def lower_bounds_of(c: MachineBatch, einsums: Sequence[Einsum], runs: Sequence[int]) -> LowerBounds:
-    """Returns lower bounds of einsums on a batch of machines. runs: occurrences of each einsum."""
-    each = [lower_bound_on(c, e) for e in einsums]
+def lower_bounds_of(
+    batch: MachineBatch, einsums: Sequence[Einsum], occurrences: Sequence[int]
+) -> LowerBounds:
+    """Returns lower bounds of einsums on a batch of machines. occurrences: occurrences of each einsum."""
+    costs = [lower_bound_on(batch, e) for e in einsums]
     return LowerBounds(
         tuple(einsums),
-        tuple(runs),
-        np.stack([one.pj for one in each]),
-        np.stack([one.cycles for one in each]),
+        tuple(occurrences),
+        np.stack([cost.pj for cost in costs]),
+        np.stack([cost.cycles for cost in costs]),
     )
 
 
@@ -422,37 +457,41 @@ class Table:
     initiation_intervals: Floats
     choice: NDArray[np.int16]  # [E, n] number of the mapping
     gaps: Parts  # [E, n] optimality gap, in parts
-    share: float  # relative gap that was allowed
+    allowed_gap: float  # relative gap that was allowed
 
 
-def table(c: MachineBatch, lower: LowerBounds, each: Sequence[SharedMappings], share: float) -> Table:
+def table(
+    batch: MachineBatch, lower: LowerBounds, shared_mappings: Sequence[SharedMappings], allowed_gap: float
+) -> Table:
     """Returns the costs of a workload with shared mappings on every kind of machine.
 
-    lower, each: lower bounds and shared mappings of its E distinct einsums.
-    share: the relative gap that was allowed.
+    lower, shared_mappings: lower bounds and shared mappings of its E distinct einsums.
+    allowed_gap: the relative gap that was allowed.
     """
-    mappings = [(own.einsum, one) for own in each for one in own.mappings]
-    choice, begun = np.empty((len(each), len(c)), np.int16), 0
-    pj, cycles = np.empty((len(mappings), len(c.prices))), np.empty((len(mappings), len(c.times)))
-    for i, own in enumerate(each):
-        choice[i] = own.choice + begun
-        begun += len(own.mappings)
-    for i, (e, one) in enumerate(mappings):
-        cost = cost_on(c, e, one)
+    mappings = [(shared.einsum, mapping) for shared in shared_mappings for mapping in shared.mappings]
+    choice, offset = np.empty((len(shared_mappings), len(batch)), np.int16), 0
+    pj, cycles = np.empty((len(mappings), len(batch.prices))), np.empty((len(mappings), len(batch.times)))
+    for i, shared in enumerate(shared_mappings):
+        choice[i] = shared.choice + offset
+        offset += len(shared.mappings)
+    for i, (e, mapping) in enumerate(mappings):
+        cost = cost_on(batch, e, mapping)
         pj[i], cycles[i] = cost.pj, cost.cycles
     # with several distinct einsums, equal ones do not run back to back
-    steady = (
-        np.stack([initiation_intervals_on(c, e, one) for e, one in mappings]) if len(each) == 1 else cycles
+    intervals = (
+        np.stack([initiation_intervals_on(batch, e, mapping) for e, mapping in mappings])
+        if len(shared_mappings) == 1
+        else cycles
     )
     return Table(
         lower,
-        tuple(one for _, one in mappings),
+        tuple(mapping for _, mapping in mappings),
         pj,
         cycles,
-        steady,
+        intervals,
         choice,
-        np.stack([own.gaps for own in each]),
-        share,
+        np.stack([shared.gaps for shared in shared_mappings]),
+        allowed_gap,
     )
 
 
@@ -470,29 +509,41 @@ class Sums:
     gaps: Floats  # [E, n] optimality gaps of the distinct einsums
 
 
-def sums_at(c: MachineBatch, t: Table, at: Ints) -> Sums:
-    """Returns the totals on the machines at positions `at`.
+def sums_at(batch: MachineBatch, costs: Table, machines: Ints) -> Sums:
+    """Returns the totals on the machines at positions `machines`.
 
     Raises Violated if a lower bound exceeds a cost.
     """
-    choice, priced, paced, total = t.choice[:, at], c.by_energy.of[at], c.by_rate.of[at], t.lower_bounds.total
-    cycles, (least, least_cycles) = t.cycles[choice, paced], t.lower_bounds.at(c, at)
-    energy = t.pj[choice, priced] + c.leak_mw[at] * cycles / c.clock_ghz[at]
-    if (wrong := np.flatnonzero((least > energy * (1 + PRECISE)).any(axis=1))).size:
-        raise Violated(f"{t.lower_bounds.einsums[wrong[0]].name}: lower bound above the cost")
-    to_bound = _relative_gap(energy, least)
-    gaps = np.minimum(from_parts(t.gaps[:, at], t.share), to_bound)
-    whole, whole_cycles, whole_least = total(energy), total(cycles), total(least)
-    steady = whole_cycles if len(t.lower_bounds.einsums) > 1 else total(t.initiation_intervals[choice, paced])
-    whole_to_bound = _relative_gap(whole, whole_least)
-    gap = np.minimum(_relative_gap(whole, total(energy / (1 + gaps))), whole_to_bound)
+    choice, price_kind, rate_kind, total = (
+        costs.choice[:, machines],
+        batch.by_energy.group_of[machines],
+        batch.by_rate.group_of[machines],
+        costs.lower_bounds.total,
+    )
+    cycles, (lower_pj, lower_cycles) = (
+        costs.cycles[choice, rate_kind],
+        costs.lower_bounds.on_machines(batch, machines),
+    )
+    energy = costs.pj[choice, price_kind] + batch.leak_mw[machines] * cycles / batch.clock_ghz[machines]
+    if (violating := np.flatnonzero((lower_pj > energy * (1 + ROUNDING_GAP)).any(axis=1))).size:
+        raise Violated(f"{costs.lower_bounds.einsums[violating[0]].name}: lower bound above the cost")
+    to_bound = _relative_gap(energy, lower_pj)
+    gaps = np.minimum(from_parts(costs.gaps[:, machines], costs.allowed_gap), to_bound)
+    total_pj, total_cycles, total_lower_pj = total(energy), total(cycles), total(lower_pj)
+    intervals = (
+        total_cycles
+        if len(costs.lower_bounds.einsums) > 1
+        else total(costs.initiation_intervals[choice, rate_kind])
+    )
+    total_to_bound = _relative_gap(total_pj, total_lower_pj)
+    gap = np.minimum(_relative_gap(total_pj, total(energy / (1 + gaps))), total_to_bound)
     return Sums(
-        whole,
-        whole_cycles,
-        steady,
-        whole_least,
-        total(least_cycles),
-        np.where(gap > PRECISE, gap, 0.0),
-        whole_to_bound,
+        total_pj,
+        total_cycles,
+        intervals,
+        total_lower_pj,
+        total(lower_cycles),
+        np.where(gap > ROUNDING_GAP, gap, 0.0),
+        total_to_bound,
         gaps,
     )

@@ -38,12 +38,12 @@ from dse.mapping.nest import Infeasible
 from dse.mapping.schedule import Schedule, rename, sequential
 from dse.mapping.searched import Space
 from dse.sim.counts.actions import action_pj, elapsed_cycles, op_pj
-from dse.sim.counts.counts import reading
+from dse.sim.counts.counts import nest_sums
 from dse.sim.einsum import boundary
 from dse.sim.einsum.boundary import ALONE
 from dse.sim.einsum.bounds import lower_bound, needs, rates
 from dse.sim.einsum.cost import Price, batch_arch, ports
-from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Solution, Violated, relative_gap
+from dse.sim.einsum.evaluate import ROUNDING_GAP, EinsumCost, Solution, Violated, relative_gap
 from dse.sim.schedule.graph import evaluate, schedule_lower_bound, with_reservations
 from dse.sim.schedule.placed import Placed
 from dse.solve.schedules.fused import with_certificate
@@ -53,10 +53,11 @@ from workloads.einsum import canonical_key
 from workloads.graph import Workload, counts
 
 Solve = Callable[[Arch, str], Solution | Infeasible]  # returns the best schedule for an objective
-Question = tuple[list[float], list[float]]  # prices and times of the machine whose schedule is searched
-SAMPLED = 256  # about so many machines, at most, whose linear programs give the lower bounds of all
-NEARLY = 1e-3  # a program that raises its machine's bound by less than this is not tried on other machines
-MANY = 8192  # machines that are priced or bounded together, which limits memory
+ScheduleQuery = tuple[list[float], list[float]]  # prices and times of the machine whose schedule is searched
+SAMPLED_MACHINES = 256  # about so many machines, at most, whose linear programs give the lower bounds of all
+# a program that raises its machine's bound by less than this is not tried on other machines
+MIN_RELATIVE_GAIN = 1e-3
+MACHINES_PER_STEP = 8192  # machines that are priced or bounded together, which limits memory
 
 
 def prices(arch: Arch) -> list[float]:
@@ -66,8 +67,8 @@ def prices(arch: Arch) -> list[float]:
 
 def unit(arch: Arch, number: int) -> Arch:
     """Returns a machine of the same structure in which one price is 1 and all others are 0."""
-    at = slots(arch, "price")
-    return arch.structure().with_values(at, [float(i == number) for i in range(len(at))])
+    price_slots = slots(arch, "price")
+    return arch.structure().with_values(price_slots, [float(i == number) for i in range(len(price_slots))])
 
 
 def times(arch: Arch) -> list[float]:
@@ -77,7 +78,7 @@ def times(arch: Arch) -> list[float]:
 
 def operations(arch: Arch) -> list[int]:
     """Returns the positions of the compute unit's prices among all prices."""
-    return [i for i, at in enumerate(slots(arch, "price")) if at.nodes == "compute"]
+    return [i for i, slot in enumerate(slots(arch, "price")) if slot.nodes == "compute"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +111,14 @@ class SharedSchedules:
     """Schedules that machines of one structure share."""
 
     arches: list[Arch]
-    wide: list[tuple[slice, Arch]]  # up to MACHINES_PER_STEP machines each, as one machine of arrays
+    batches: list[tuple[slice, Arch]]  # up to MACHINES_PER_STEP machines each, as one machine of arrays
     workload: Workload
     prices: Floats  # [machines, prices]
     times: Floats  # [machines, parts]
     bounds: Floats  # [machines, 2] lower bounds of energy and cycles of any schedule
     ops: list[float]  # operations of each kind
     space: Space = Space()  # that is searched
-    questions: list[Question] = field(default_factory=list)  # that were solved
+    questions: list[ScheduleQuery] = field(default_factory=list)  # that were solved
     schedules: list[PricedSchedule] = field(default_factory=list)  # each is the best known on some machine
     anchors: list[Anchor] = field(default_factory=list)
     # [distinct einsums, machines] lowest energy known of all occurrences of an einsum, unfused
@@ -127,46 +128,46 @@ class SharedSchedules:
 
 
 def find_shared_schedules(
-    arches: Sequence[Arch], workload: Workload, fused: Solve, unfused: Solve, share: float
+    arches: Sequence[Arch], workload: Workload, fused: Solve, unfused: Solve, allowed_gap: float
 ) -> SharedSchedules | Infeasible:
     """Returns schedules for machines of one structure.
 
     The machine whose best known schedule may lie furthest above its own solution is solved next, until no
-    machine may lie above it by more than `share`. The order of machines is deterministic.
+    machine may lie above it by more than `allowed_gap`. The order of machines is deterministic.
     """
-    f = _start(arches, workload)
+    shared = _start(arches, workload)
     worst: int | None = 0
     # lower bounds on the cost of each machine's own solution; they grow with each solved machine
-    could = np.zeros(len(arches))
+    optimum_bounds = np.zeros(len(arches))
     while worst is not None:
-        if (asked := _question(f, worst)) is None:
-            could[worst] = inf  # all its questions were solved: what is left of its gap is rounding
-        elif blocked := _solve_one(f, worst, asked, fused, unfused):
-            return blocked
-        used, f.choice = np.unique(
-            np.argmin([known.energy_pj for known in f.schedules], axis=0), return_inverse=True
+        if (question := _question(shared, worst)) is None:
+            optimum_bounds[worst] = inf  # all its questions were solved: what is left of its gap is rounding
+        elif infeasible := _solve_one(shared, worst, question, fused, unfused):
+            return infeasible
+        used, shared.choice = np.unique(
+            np.argmin([priced.energy_pj for priced in shared.schedules], axis=0), return_inverse=True
         )
-        f.schedules = [f.schedules[i] for i in used]
-        worst = _widest(f, could, share)
-    program, f.lower_bounds = _bound_program(f, "lower_bound"), np.zeros(len(arches))
-    for machine in range(0, len(arches), max(1, len(arches) // SAMPLED)):
-        _raise(f.lower_bounds, program, machine)
-    return f
+        shared.schedules = [shared.schedules[i] for i in used]
+        worst = _widest_gap(shared, optimum_bounds, allowed_gap)
+    program, shared.lower_bounds = _bound_program(shared, "lower_bound"), np.zeros(len(arches))
+    for machine in range(0, len(arches), max(1, len(arches) // SAMPLED_MACHINES)):
+        _raise_bound(shared.lower_bounds, program, machine)
+    return shared
 
 
-def _widest(f: SharedSchedules, could: Floats, share: float) -> int | None:
+def _widest_gap(shared: SharedSchedules, optimum_bounds: Floats, allowed_gap: float) -> int | None:
     """Returns the machine whose best known schedule may lie furthest above its own solution, None if no
-    machine's may by more than `share`. Raises `could` as far as this decision needs it.
+    machine's may by more than `allowed_gap`. Raises `optimum_bounds` as far as this decision needs it.
     """
-    best = np.min([known.energy_pj for known in f.schedules], axis=0)
-    program = _bound_program(f, "value")
-    exact = set[int]()
+    best = np.min([priced.energy_pj for priced in shared.schedules], axis=0)
+    program = _bound_program(shared, "value")
+    tightened = set[int]()
     while (
-        worst := int(np.argmin(np.divide(could, best, out=np.ones_like(best), where=best > 0)))
-    ) not in exact:
-        _raise(could, program, worst)
-        exact.add(worst)
-    return worst if relative_gap(float(best[worst]), float(could[worst])) > share else None
+        worst := int(np.argmin(np.divide(optimum_bounds, best, out=np.ones_like(best), where=best > 0)))
+    ) not in tightened:
+        _raise_bound(optimum_bounds, program, worst)
+        tightened.add(worst)
+    return worst if relative_gap(float(best[worst]), float(optimum_bounds[worst])) > allowed_gap else None
 
 
 def _start(arches: Sequence[Arch], workload: Workload) -> SharedSchedules:
@@ -189,13 +190,16 @@ def _start(arches: Sequence[Arch], workload: Workload) -> SharedSchedules:
         )
         for kind in kinds
     ]
-    wide = [(slice(at, at + MANY), batch_arch(arches[at : at + MANY])) for at in range(0, len(arches), MANY)]
+    batches = [
+        (slice(begin, begin + MACHINES_PER_STEP), batch_arch(arches[begin : begin + MACHINES_PER_STEP]))
+        for begin in range(0, len(arches), MACHINES_PER_STEP)
+    ]
     bounds = np.concatenate(
-        [np.column_stack(np.broadcast_arrays(*schedule_lower_bound(some, workload))) for _, some in wide]
+        [np.column_stack(np.broadcast_arrays(*schedule_lower_bound(batch, workload))) for _, batch in batches]
     )
     return SharedSchedules(
         list(arches),
-        wide,
+        batches,
         workload,
         np.array([prices(arch) for arch in arches]),
         np.array([times(arch) for arch in arches]),
@@ -209,84 +213,101 @@ def _cycles(prices: int) -> list[float]:
     return [0.0] * (prices - 1) + [1.0]
 
 
-def _question(f: SharedSchedules, machine: int) -> Question | None:
+def _question(shared: SharedSchedules, machine: int) -> ScheduleQuery | None:
     """Returns the next question to solve for a machine, None if all were solved: its energy; then its
     latency; then its energy without leakage (times do not matter).
     """
-    own, at = f.prices[machine].tolist(), f.times[machine].tolist()
-    every = (own, at), (_cycles(len(own)), at), ([*own[:-1], 0.0], [0.0] * len(at))
-    return next((one for one in every if one not in f.questions), None)
+    machine_prices, machine_times = shared.prices[machine].tolist(), shared.times[machine].tolist()
+    candidates = (
+        (machine_prices, machine_times),
+        (_cycles(len(machine_prices)), machine_times),
+        ([*machine_prices[:-1], 0.0], [0.0] * len(machine_times)),
+    )
+    return next((question for question in candidates if question not in shared.questions), None)
 
 
 def _solve_one(
-    f: SharedSchedules, machine: int, asked: Question, fused: Solve, unfused: Solve
+    shared: SharedSchedules, machine: int, question: ScheduleQuery, fused: Solve, unfused: Solve
 ) -> Infeasible | None:
     """Solves a question of a machine, fused and unfused, and prices both schedules on all machines. Returns
     Infeasible if there is no schedule.
     """
-    arch = f.arches[machine]
-    f.questions.append(asked)
-    only = asked[0] == _cycles(len(asked[0]))
-    twin = arch if asked[0][-1] else arch.without("leakage")
+    arch = shared.arches[machine]
+    shared.questions.append(question)
+    for_latency = question[0] == _cycles(len(question[0]))
+    twin = arch if question[0][-1] else arch.without("leakage")
     for solve in (fused, unfused):
-        found = solve(twin, "latency" if only else "energy")
-        if isinstance(found, Infeasible):
-            return found
-        known, runs_pj = _price(
-            f,
+        solution = solve(twin, "latency" if for_latency else "energy")
+        if isinstance(solution, Infeasible):
+            return solution
+        priced, runs_pj = _price(
+            shared,
             twin,
-            found.schedule or sequential(f.workload, {c.name: c.mapping for c in found.einsums}),
-            found,
+            solution.schedule or sequential(shared.workload, {c.name: c.mapping for c in solution.einsums}),
+            solution,
         )
-        f.schedules.append(known)
+        shared.schedules.append(priced)
         if solve is fused:
-            f.space = f.space if f.anchors else found.space or f.space
-            value = found.latency_cycles if only else found.energy_pj
-            f.anchors.append(Anchor(asked[0], asked[1], value, value / (1 + found.optimality_gap)))
+            shared.space = shared.space if shared.anchors else solution.space or shared.space
+            value = solution.latency_cycles if for_latency else solution.energy_pj
+            shared.anchors.append(
+                Anchor(question[0], question[1], value, value / (1 + solution.optimality_gap))
+            )
         else:
-            f.sequential_pj = np.minimum(
-                f.sequential_pj, np.array([[c.count] for c in known.solution.einsums]) * runs_pj
+            shared.sequential_pj = np.minimum(
+                shared.sequential_pj, np.array([[c.count] for c in priced.solution.einsums]) * runs_pj
             )
     return None
 
 
 def _price(
-    f: SharedSchedules, arch: Arch, schedule: Schedule, found: Solution
+    shared: SharedSchedules, arch: Arch, schedule: Schedule, found: Solution
 ) -> tuple[PricedSchedule, Floats]:
     """Returns a schedule priced on all machines, and the energy [rows, machines] of single runs."""
-    base = evaluate(arch, f.workload, schedule)
+    base = evaluate(arch, shared.workload, schedule)
     assert isinstance(base, Solution)
-    segments, _ = with_reservations(arch, f.workload, schedule)
-    at = {one.einsum.name: one for own in segments for one in own}
-    units = [unit(arch, i) for i in range(f.prices.shape[1] - 1)]
-    shape, actions = (len(base.einsums), len(f.arches)), []
+    segments, _ = with_reservations(arch, shared.workload, schedule)
+    placed_by_name = {placed.einsum.name: placed for own in segments for placed in own}
+    units = [unit(arch, i) for i in range(shared.prices.shape[1] - 1)]
+    shape, actions = (len(base.einsums), len(shared.arches)), []
     cycles, bottleneck = np.zeros(shape), np.zeros(shape, np.int8)
     for i, c in enumerate(base.einsums):
-        one = at[c.name]
-        counted = [row for row in c.counts if row.action != "fold"]
-        each = np.array([[action_pj(row.key, one.einsum, unit) for unit in units] for row in counted])
-        actions.append((np.array([row.elems for row in counted]), each.max(axis=1), np.argmax(each, axis=1)))
-        sums = reading(c.mapping, one.einsum, arch)
-        timed, begun = boundary.timed_nest(one.boundary, c.mapping, sums, arch)
-        for some, wide in f.wide:
-            own, waits = ports(c.counts, one.einsum, wide, timed, begun)
-            cycles[i, some] = elapsed_cycles(own, waits)
-            bottleneck[i, some] = np.argmax(
-                np.vstack([np.broadcast_to(n, cycles[i, some].shape) for n in (*own.levels, own.steps)]),
+        placed = placed_by_name[c.name]
+        count_rows = [row_of for row_of in c.counts if row_of.action != "fold"]
+        unit_pj = np.array(
+            [[action_pj(row_of.key, placed.einsum, unit) for unit in units] for row_of in count_rows]
+        )
+        actions.append(
+            (
+                np.array([row_of.elems for row_of in count_rows]),
+                unit_pj.max(axis=1),
+                np.argmax(unit_pj, axis=1),
+            )
+        )
+        sums = nest_sums(c.mapping, placed.einsum, arch)
+        timed, begun = boundary.timed_nest(placed.boundary, c.mapping, sums, arch)
+        for machines, batch in shared.batches:
+            own, waits = ports(c.counts, placed.einsum, batch, timed, begun)
+            cycles[i, machines] = elapsed_cycles(own, waits)
+            bottleneck[i, machines] = np.argmax(
+                np.vstack([np.broadcast_to(n, cycles[i, machines].shape) for n in (*own.levels, own.steps)]),
                 axis=0,
             )
     runs_pj = (
-        np.array([(elems * each) @ f.prices.T[number] for elems, each, number in actions])
-        + cycles * f.prices[:, -1]
+        np.array([(elems * unit_pj) @ shared.prices.T[number] for elems, unit_pj, number in actions])
+        + cycles * shared.prices[:, -1]
     )
     energy = np.array([c.count for c in base.einsums]) @ runs_pj
-    runs = dict(zip((e.name for e in f.workload.einsums), counts(f.workload), strict=True))
-    row = _rows(base, segments)
-    members = tuple(tuple((row[one.einsum.name], runs[one.einsum.name]) for one in own) for own in segments)
+    occurrences = dict(zip((e.name for e in shared.workload.einsums), counts(shared.workload), strict=True))
+    row_of = _rows(base, segments)
+    members = tuple(
+        tuple((row_of[placed.einsum.name], occurrences[placed.einsum.name]) for placed in own)
+        for own in segments
+    )
     return PricedSchedule(
         schedule,
         base,
-        tuple(at[c.name] for c in base.einsums),
+        tuple(placed_by_name[c.name] for c in base.einsums),
         members,
         tuple(actions),
         cycles,
@@ -299,16 +320,16 @@ def _rows(base: Solution, segments: Sequence[Sequence[Placed]]) -> dict[str, int
     """Returns the row of each einsum, by name. Equal einsums alone in their segments share the row of the
     first.
     """
-    own = {c.name: i for i, c in enumerate(base.einsums)}
+    index_of = {c.name: i for i, c in enumerate(base.einsums)}
     first: dict[object, int] = {}
     found: dict[str, int] = {}
-    for one in chain.from_iterable(segments):
+    for placed in chain.from_iterable(segments):
         key = (
-            (canonical_key(one.einsum), str(rename(one.nest, one.einsum)))
-            if one.boundary == ALONE
-            else one.einsum.name
+            (canonical_key(placed.einsum), str(rename(placed.nest, placed.einsum)))
+            if placed.boundary == ALONE
+            else placed.einsum.name
         )
-        found[one.einsum.name] = first.setdefault(key, own.get(one.einsum.name, -1))
+        found[placed.einsum.name] = first.setdefault(key, index_of.get(placed.einsum.name, -1))
     return found
 
 
@@ -324,52 +345,67 @@ class BoundProgram:
     worth: Floats  # [machines, parts] what one unit of a part adds to the bound
 
 
-def _bound_program(f: SharedSchedules, of: str) -> BoundProgram:
-    """Returns the program of lower bounds. of: field of the anchors, `lower_bound`; or `value`, as if costs
-    found were lower bounds.
+def _bound_program(shared: SharedSchedules, anchor_field: str) -> BoundProgram:
+    """Returns the program of lower bounds. anchor_field: field of the anchors, `lower_bound`; or `value`, as
+    if costs found were lower bounds.
     """
-    machines, kinds = f.prices.shape
-    own = operations(f.arches[0])
-    taken = np.vstack([np.eye(kinds)[[*own, kinds - 1]], *(a.prices for a in f.anchors)])
-    leakage, worth = np.tile(taken[:, -1], (machines, 1)), np.empty((machines, len(taken)))
-    worth[:, : len(own)], worth[:, len(own)] = f.ops, f.bounds[:, 1]
-    for part, a in enumerate(f.anchors, len(own) + 1):
-        at, worth[:, part] = np.array(a.times), getattr(a, of)
+    machines, price_count = shared.prices.shape
+    op_prices = operations(shared.arches[0])
+    consumed = np.vstack(
+        [np.eye(price_count)[[*op_prices, price_count - 1]], *(a.prices for a in shared.anchors)]
+    )
+    leakage, worth = np.tile(consumed[:, -1], (machines, 1)), np.empty((machines, len(consumed)))
+    worth[:, : len(op_prices)], worth[:, len(op_prices)] = shared.ops, shared.bounds[:, 1]
+    for part, a in enumerate(shared.anchors, len(op_prices) + 1):
+        anchor_times, worth[:, part] = np.array(a.times), getattr(a, anchor_field)
         # times of 0 at the anchor do not limit the factor
-        slower = np.min(np.divide(f.times, at, out=np.ones_like(f.times), where=at > 0), axis=1)
-        leakage[:, part] = np.divide(
-            a.prices[-1], slower, out=np.full(machines, inf if a.prices[-1] else 0.0), where=slower > 0
+        cycle_ratios = np.min(
+            np.divide(shared.times, anchor_times, out=np.ones_like(shared.times), where=anchor_times > 0),
+            axis=1,
         )
-    return BoundProgram(f.prices, taken, leakage, worth)
+        leakage[:, part] = np.divide(
+            a.prices[-1],
+            cycle_ratios,
+            out=np.full(machines, inf if a.prices[-1] else 0.0),
+            where=cycle_ratios > 0,
+        )
+    return BoundProgram(shared.prices, consumed, leakage, worth)
 
 
-def _raise(bounds: Floats, p: BoundProgram, machine: int) -> None:
+def _raise_bound(bounds: Floats, p: BoundProgram, machine: int) -> None:
     """Raises the bound of a machine to the maximum of its linear program, and the bounds of all other
     machines to what the same parts and limits give there.
     """
     from scipy.optimize import linprog  # type: ignore[attr-defined, unused-ignore]  # slow to import, and few studies share
 
-    own, may = p.prices[machine], np.isfinite(p.leakage[machine])
-    columns, values = np.column_stack([p.consumed[may, :-1], p.leakage[machine, may]]), p.worth[machine, may]
-    scale = np.where(own > 0, own, 1.0)
+    machine_prices, is_usable = p.prices[machine], np.isfinite(p.leakage[machine])
+    columns, values = (
+        np.column_stack([p.consumed[is_usable, :-1], p.leakage[machine, is_usable]]),
+        p.worth[machine, is_usable],
+    )
+    scale = np.where(machine_prices > 0, machine_prices, 1.0)
     weights = np.max(columns / scale, axis=1)
     weights[weights == 0] = 1.0  # a part that takes nothing is worth nothing
     worth = values / weights  # parts are scaled so that one unit uses up the limit of one price
-    takes = (columns / weights[:, None]).T / scale[:, None]
-    found = linprog(-worth / (worth.max() or 1.0), takes, own / scale, method="highs")  # type: ignore[no-untyped-call, unused-ignore]
-    if found.status != 0:
-        raise RuntimeError(f"lower bound of a machine: {found.message}")
+    scaled_use = (columns / weights[:, None]).T / scale[:, None]
+    solution = linprog(-worth / (worth.max() or 1.0), scaled_use, machine_prices / scale, method="highs")  # type: ignore[no-untyped-call, unused-ignore]
+    if solution.status != 0:
+        raise RuntimeError(f"lower bound of a machine: {solution.message}")
     # the solver keeps limits up to a tolerance; a valid bound must keep them exactly
-    many = np.where(np.any(takes[own == 0] > 0, axis=0), 0.0, np.maximum(found.x, 0.0))
-    largest = float(worth @ many) / max(1.0, float(np.max(takes @ many))) * (1 - PRECISE)
-    if largest > bounds[machine] * (1 + NEARLY):  # else earlier programs gave the others about as much
-        parts, limits = np.flatnonzero(may)[found.x > 0], np.flatnonzero(found.slack <= PRECISE)
-        for at in range(0, len(bounds), MANY):
-            some = slice(at, at + MANY)
-            bounds[some] = np.maximum(
-                bounds[some],
+    amounts = np.where(np.any(scaled_use[machine_prices == 0] > 0, axis=0), 0.0, np.maximum(solution.x, 0.0))
+    largest = float(worth @ amounts) / max(1.0, float(np.max(scaled_use @ amounts))) * (1 - ROUNDING_GAP)
+    # else earlier programs gave the others about as much
+    if largest > bounds[machine] * (1 + MIN_RELATIVE_GAIN):
+        parts, limits = (
+            np.flatnonzero(is_usable)[solution.x > 0],
+            np.flatnonzero(solution.slack <= ROUNDING_GAP),
+        )
+        for begin in range(0, len(bounds), MACHINES_PER_STEP):
+            chunk = slice(begin, begin + MACHINES_PER_STEP)
+            bounds[chunk] = np.maximum(
+                bounds[chunk],
                 _scaled_parts(
-                    BoundProgram(p.prices[some], p.consumed, p.leakage[some], p.worth[some]), parts, limits
+                    BoundProgram(p.prices[chunk], p.consumed, p.leakage[chunk], p.worth[chunk]), parts, limits
                 ),
             )
     bounds[machine] = max(bounds[machine], largest)
@@ -380,38 +416,40 @@ def _scaled_parts(p: BoundProgram, parts: NDArray[np.int64], limits: NDArray[np.
     limits and then scaled down until they keep all limits. The bound is tight on machines whose linear
     program has these parts and limits.
     """
-    leakage = np.where(usable := np.isfinite(p.leakage[:, parts]), p.leakage[:, parts], 0.0)
-    takes = np.empty((len(p.prices), p.prices.shape[1], len(parts)))
-    takes[:, :-1], takes[:, -1] = p.consumed[parts, :-1].T, leakage
+    leakage = np.where(is_usable := np.isfinite(p.leakage[:, parts]), p.leakage[:, parts], 0.0)
+    consumed = np.empty((len(p.prices), p.prices.shape[1], len(parts)))
+    consumed[:, :-1], consumed[:, -1] = p.consumed[parts, :-1].T, leakage
     scale = np.where(p.prices > 0, p.prices, 1.0)
-    much = takes[:, limits] / scale[:, limits, None]
-    weights = np.maximum(np.max(much, axis=1), 1e-300)
-    many = (
+    scaled_use = consumed[:, limits] / scale[:, limits, None]
+    weights = np.maximum(np.max(scaled_use, axis=1), 1e-300)
+    amounts = (
         np.einsum(
-            "mpk,mk->mp", np.linalg.pinv(much / weights[:, None]), (p.prices[:, limits] > 0).astype(float)
+            "mpk,mk->mp",
+            np.linalg.pinv(scaled_use / weights[:, None]),
+            (p.prices[:, limits] > 0).astype(float),
         )
         / weights
     )
-    many = np.where(usable, np.maximum(many, 0.0), 0.0)
-    used = np.einsum("mpk,mk->mp", takes, many)
-    full = np.max(np.divide(used, p.prices, out=np.where(used > 0, inf, 0.0), where=p.prices > 0), axis=1)
-    many /= np.where(full > 0, full, 1.0)[:, None]
-    found: Floats = np.sum(p.worth[:, parts] * many, axis=1) * (1 - PRECISE)
-    return found
+    amounts = np.where(is_usable, np.maximum(amounts, 0.0), 0.0)
+    used = np.einsum("mpk,mk->mp", consumed, amounts)
+    overuse = np.max(np.divide(used, p.prices, out=np.where(used > 0, inf, 0.0), where=p.prices > 0), axis=1)
+    amounts /= np.where(overuse > 0, overuse, 1.0)[:, None]
+    lower_bounds: Floats = np.sum(p.worth[:, parts] * amounts, axis=1) * (1 - ROUNDING_GAP)
+    return lower_bounds
 
 
-def priced_on(f: SharedSchedules, machine: int) -> Solution:
+def priced_on(shared: SharedSchedules, machine: int) -> Solution:
     """Returns the best known schedule on a machine, with its optimality gap."""
-    known, arch = f.schedules[f.choice[machine]], f.arches[machine]
+    priced, arch = shared.schedules[shared.choice[machine]], shared.arches[machine]
     names = [*(level.name for level in arch.levels), "MAC"]
     einsums = tuple(
-        _einsum(c, one, arch, _energy(f, machine, own, n), n, names[by])
-        for c, one, own, n, by in zip(
-            known.solution.einsums,
-            known.einsums,
-            known.actions,
-            known.cycles[:, machine].tolist(),
-            known.bottleneck[:, machine],
+        _einsum_cost(c, placed, arch, _energy(shared, machine, own, n), n, names[component])
+        for c, placed, own, n, component in zip(
+            priced.solution.einsums,
+            priced.einsums,
+            priced.actions,
+            priced.cycles[:, machine].tolist(),
+            priced.bottleneck[:, machine],
             strict=True,
         )
     )
@@ -419,7 +457,7 @@ def priced_on(f: SharedSchedules, machine: int) -> Solution:
         replace(
             row, energy_pj=pj, energy_steady_pj=pj, latency_cycles=cycles, initiation_interval_cycles=cycles
         )
-        for row, own in zip(known.solution.segments, known.members, strict=False)
+        for row, own in zip(priced.solution.segments, priced.members, strict=False)
         for pj in [sum(n * einsums[i].energy_pj for i, n in own)]
         for cycles in [sum(n * einsums[i].latency_cycles for i, n in own)]
     )
@@ -429,45 +467,47 @@ def priced_on(f: SharedSchedules, machine: int) -> Solution:
     else:
         total = sum(c.count * c.energy_pj for c in einsums)
         latency = sum(c.count * c.latency_cycles for c in einsums)
-    least_pj, least_cycles = f.bounds[machine]
-    if least_pj > total * (1 + PRECISE) or least_cycles > latency * (1 + PRECISE):
+    lower_pj, lower_cycles = shared.bounds[machine]
+    if lower_pj > total * (1 + ROUNDING_GAP) or lower_cycles > latency * (1 + ROUNDING_GAP):
         raise Violated(
-            f"{f.workload.name} on {arch.name}: lower bound {f.bounds[machine]} above the cost "
-            f"{total, latency} of\n{known.schedule}"
+            f"{shared.workload.name} on {arch.name}: lower bound {shared.bounds[machine]} above the cost "
+            f"{total, latency} of\n{priced.schedule}"
         )
-    turns = float(f.sequential_pj[:, machine].sum())
-    found = replace(
-        known.solution,
+    unfused_pj = float(shared.sequential_pj[:, machine].sum())
+    solution = replace(
+        priced.solution,
         einsums=einsums,
         energy_pj=total,
         latency_cycles=latency,
         initiation_interval_cycles=latency,
         energy_steady_pj=total,
         segments=segments,
-        gap_to_bound=relative_gap(total, float(least_pj)),
-        saved=1 - total / turns if turns else 0.0,
+        gap_to_bound=relative_gap(total, float(lower_pj)),
+        saved=1 - total / unfused_pj if unfused_pj else 0.0,
     )
-    gap = relative_gap(total, float(f.lower_bounds[machine]))
+    gap = relative_gap(total, float(shared.lower_bounds[machine]))
     # bounds are rounded down by PRECISE
-    return with_certificate(found, gap if gap > 2 * PRECISE else 0.0, f.space, arch, f.workload)
+    return with_certificate(
+        solution, gap if gap > 2 * ROUNDING_GAP else 0.0, shared.space, arch, shared.workload
+    )
 
 
 def _energy(
-    f: SharedSchedules, machine: int, own: tuple[Floats, Floats, NDArray[np.int64]], cycles: float
+    shared: SharedSchedules, machine: int, action_row: tuple[Floats, Floats, NDArray[np.int64]], cycles: float
 ) -> float:
     """Returns the energy of one run, added up in the evaluator's order, so that both agree to the bit."""
-    arch, (elems, each, number) = f.arches[machine], own
-    parts: list[float] = (elems * (each * f.prices[machine][number])).tolist()
+    arch, (elems, unit_pj, number) = shared.arches[machine], action_row
+    parts: list[float] = (elems * (unit_pj * shared.prices[machine][number])).tolist()
     return float(sum([*parts, arch.leak_mw() * cycles / arch.clock_ghz]))
 
 
-def _einsum(
-    c: EinsumCost, one: Placed, arch: Arch, energy: float, cycles: float, bottleneck: str
+def _einsum_cost(
+    c: EinsumCost, placed: Placed, arch: Arch, energy: float, cycles: float, bottleneck: str
 ) -> EinsumCost:
     """Returns the cost of an einsum on another machine. Gaps are to the lower bound of the einsum alone."""
     gap = (
-        relative_gap(energy, lower_bound(needs(one.einsum, arch.word_bits), rates(arch))[0])
-        if one.boundary == ALONE
+        relative_gap(energy, lower_bound(needs(placed.einsum, arch.word_bits), rates(arch))[0])
+        if placed.boundary == ALONE
         else inf
     )
     price = Price(energy, cycles, bottleneck, (), (), cycles)

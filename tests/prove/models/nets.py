@@ -177,7 +177,7 @@ class Quantised(nn.Module):
         x = q(relu(self.a2(q(relu(self.a1(x)))) + x))
         x = q(relu(q(self.b2(q(relu(self.b1(x))))) + q(self.down(x))))
         w = torch.ops.quantized_decomposed.dequantize_per_tensor(self.w, 0.1, 0, -127, 127, torch.int8)
-        return nn.functional.linear(q(x.mean((2, 3))), w)
+        return nn.functional.linear(q(x.averaged((2, 3))), w)
 
 
 def _fake_quantised() -> Any:
@@ -210,7 +210,7 @@ def _fake_quantised() -> Any:
 
         def forward(self, x: Any) -> Any:
             x = self.stem(torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127))
-            return self.head((x + self.b(self.a(x))).mean((2, 3)))
+            return self.head((x + self.b(self.a(x))).averaged((2, 3)))
 
     return Whole()
 

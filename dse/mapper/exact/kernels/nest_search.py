@@ -14,9 +14,9 @@ from dse.mapper.exact.kernels.state import (
     CLIPPED,
     COUNT,
     DONE,
-    FIRST,
+    FIRST_FILLS,
     LEVEL,
-    NODES_PLACED,
+    NODE_COUNT,
     OVER,
     PARENT,
     POSITION,
@@ -36,30 +36,30 @@ from dse.mapper.exact.kernels.state import (
     Work,
 )
 from dse.mapper.exact.kernels.tile_sums import (
+    amount,
+    best_window,
     clipped_sum,
     end_transfer_words,
-    footprint,
     full_boundaries,
-    hull,
     length,
-    standing,
-    value,
-    window,
+    sunk_tile_bits,
+    tile_bits,
+    whole_tile_bits,
 )
-from dse.run.compiled import lean
+from dse.run.compiled import njit_no_alloc
 from workloads.arrays import Floats, Ints
 
 
-@lean
+@njit_no_alloc
 def is_used(k: int, mask: int, p: Pool, w: Work) -> bool:
     """Whether PEs outside of position k are in use, not counting the groups in the mask."""
-    some = False
+    any_used = False
     for r in range(w.unrolling.shape[0]):
-        some = some or p.pes[w.unrolling[r], k, mask] > 1
-    return some
+        any_used = any_used or p.pes[w.unrolling[r], k, mask] > 1
+    return any_used
 
 
-@lean
+@njit_no_alloc
 def is_innermost(k: int, mask: int, p: Pool, m: Machine, w: Work) -> bool:
     """Whether PEs are in use and position k lies inside of all, not counting the groups in the mask."""
     compute, inside = m.position[m.capacity.shape[0]], True
@@ -68,19 +68,19 @@ def is_innermost(k: int, mask: int, p: Pool, m: Machine, w: Work) -> bool:
     return inside and is_used(k, mask, p, w)
 
 
-@lean
+@njit_no_alloc
 def stationarity_ok(d: int, rules: Rules, p: Pool, m: Machine, w: Work) -> bool:
     """Whether the stationary tensor has a node inside of the PEs, and none of these nodes is placed yet."""
-    above, below_it = False, False
-    for n in range(w.tally[NODES_PLACED]):
+    to_place, placed = False, False
+    for n in range(w.tally[NODE_COUNT]):
         if w.nodes[n, TENSOR] == rules.stationary and is_innermost(
             w.nodes[n, POSITION], rules.unconstrained, p, m, w
         ):
-            above, below_it = above or not w.done[d] >> n & 1, below_it or bool(w.done[d] >> n & 1)
-    return above and not below_it
+            to_place, placed = to_place or not w.placed[d] >> n & 1, placed or bool(w.placed[d] >> n & 1)
+    return to_place and not placed
 
 
-@lean
+@njit_no_alloc
 def must_loop_inside(d: int, n: int, r: int, e: Einsum, w: Work) -> bool:
     """Whether a loop over rank r is at least as good below node n as above it, because of a double-buffered
     node further out that holds its whole tensor.
@@ -89,22 +89,22 @@ def must_loop_inside(d: int, n: int, r: int, e: Einsum, w: Work) -> bool:
     into a sliding window, which is stored twice. Node n loses nothing with the loop inside: with the loop
     above it, its dense tile would be at best half as large, but refilled and so stored twice.
     """
-    some = False
-    for other in range(w.tally[NODES_PLACED]):
+    must_loop = False
+    for other in range(w.tally[NODE_COUNT]):
         y, k = w.nodes[other, TENSOR], w.nodes[other, POSITION]
         outside = w.nodes[n, POSITION] == k if w.nodes[n, TENSOR] >= 0 else w.nodes[n, POSITION] > k
-        some = some or (
-            w.holds_whole[other]
+        must_loop = must_loop or (
+            w.holds_tensor[other]
             and outside
             and other != n
-            and not w.done[d] >> other & 1
-            and e.seen[y, r]
-            and (e.part[y, r] or e.csr[y] > 0)
+            and not w.placed[d] >> other & 1
+            and e.has_rank[y, r]
+            and (e.in_window[y, r] or e.csr_density[y] > 0)
         )
-    return some
+    return must_loop
 
 
-@lean
+@njit_no_alloc
 def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     """Whether rank r may loop between node n and the node inside of it. Two kinds of loops are left out:
 
@@ -115,7 +115,7 @@ def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules:
     """
     x, _level, parent, k = w.nodes[n]
     if is_innermost(k, rules.unconstrained, p, m, w):
-        if not rules.inside[r]:
+        if not rules.may_loop_inside[r]:
             return False
         if rules.stationary >= 0 and not stationarity_ok(d, rules, p, m, w):
             return False
@@ -130,52 +130,58 @@ def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules:
         return False
     if d > 0 and w.position[d] == w.nodes[w.node[d - 1], POSITION]:
         inner = w.nodes[w.node[d - 1], TENSOR]
-        if not e.seen[inner, r] and not (parent >= 0 and e.seen[x, r]):
+        if not e.has_rank[inner, r] and not (parent >= 0 and e.has_rank[x, r]):
             return False
     return True
 
 
-@lean
-def fits(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
+@njit_no_alloc
+def fits(d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
     """Whether node n fits its level with the loops chosen so far, beside all nodes of that level that are not
-    placed yet. `whole`: no loop is still to be chosen.
+    placed yet. `loops_final`: no loop is still to be chosen.
     """
     level = w.nodes[n, LEVEL]
     if level < 0 or m.capacity[level] == np.inf:
         return True
-    need = w.need[d, level] + own_bits(d, n, whole, e, p, m, w)
-    for other in range(w.tally[NODES_PLACED]):
-        if other != n and w.nodes[other, LEVEL] == level and not w.done[d] >> other & 1:
+    need = w.used_bits[d, level] + node_bits(d, n, loops_final, e, p, m, w)
+    for other in range(w.tally[NODE_COUNT]):
+        if other != n and w.nodes[other, LEVEL] == level and not w.placed[d] >> other & 1:
             x = w.nodes[other, TENSOR]
-            need += hull(x, w.at[d], w.at[d], True, -1, e, p, m) * m.uses_capacity[x, level]
+            need += (
+                tile_bits(x, w.node_tile[d], w.node_tile[d], True, -1, e, p, m) * m.uses_capacity[x, level]
+            )
     return bool(need <= m.capacity[level])
 
 
-@lean
-def own_bits(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Work) -> float:
+@njit_no_alloc
+def node_bits(d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine, w: Work) -> float:
     """Bits of node n in its level; twice where the level is double-buffered and the tile is filled more than
     once: by a temporal loop above, or one that it sinks into. This factor counts only once all loops
-    are chosen (`whole`).
+    are chosen (`loops_final`).
     """
     x, level, parent = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT]
-    sinks = parent >= 0 and not m.whole[x, parent, level]
-    tile = hull(x, w.at[d], w.at[d], True, -1, e, p, m)
+    sinks = parent >= 0 and not m.no_sink[x, parent, level]
+    tile = tile_bits(x, w.node_tile[d], w.node_tile[d], True, -1, e, p, m)
     if parent >= 0:
         tile = (
-            footprint(x, w.at[d], w.tile[d], e, p, m) if sinks else standing(x, w.at[d], w.tile[d], e, p, m)
+            sunk_tile_bits(x, w.node_tile[d], w.inner_tile[d], e, p, m)
+            if sinks
+            else whole_tile_bits(x, w.node_tile[d], w.inner_tile[d], e, p, m)
         )
     bits: float = m.uses_capacity[x, level] * tile
-    if whole and m.double_buffer[level]:
-        again = parent >= 0 and tile < hull(x, w.at[d], w.tile[d], sinks, -1, e, p, m)
-        for r in range(w.tile.shape[1]):
-            again = (
-                again or not p.untiled[w.at[d, r]] or (sinks and e.full[x, r] and w.at[d, r] != w.tile[d, r])
+    if loops_final and m.double_buffer[level]:
+        is_refilled = parent >= 0 and tile < tile_bits(x, w.node_tile[d], w.inner_tile[d], sinks, -1, e, p, m)
+        for r in range(w.inner_tile.shape[1]):
+            is_refilled = (
+                is_refilled
+                or not p.untiled[w.node_tile[d, r]]
+                or (sinks and e.full[x, r] and w.node_tile[d, r] != w.inner_tile[d, r])
             )
-        return 2.0 * bits if again else bits
+        return 2.0 * bits if is_refilled else bits
     return bits
 
 
-@lean
+@njit_no_alloc
 def place_node(
     d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats
 ) -> int:
@@ -186,40 +192,43 @@ def place_node(
     if not fits(d, n, True, e, p, m, w) or is_swapped_duplicate(d, n, w):
         return OVER
     x, level, parent, k = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT], w.nodes[n, POSITION]
-    ends = x >= 0 and m.exposed[level, 1] < m.exposed[level, 2]
-    if ends:
-        sinks = parent < 0 or not m.whole[x, parent, level]
-        entry = window(x, w.at[d], w.tile[d], sinks, e, p, m)
-        for r in range(w.rest.shape[0]):
-            w.rest[r] = w.tile[d, r] if (sinks and e.full[x, r]) or r == entry else w.at[d, r]
-    add_fetches(d, n, w.at[d], w.rest, t, e, p, memo, w)
-    add_exposed(d, n, w.tile[d], w.at[d], t, e, p, m, w, w.parts[d + 1])
+    waits_at_ends = x >= 0 and m.exposed[level, 1] < m.exposed[level, 2]
+    if waits_at_ends:
+        sinks = parent < 0 or not m.no_sink[x, parent, level]
+        window_rank = best_window(x, w.node_tile[d], w.inner_tile[d], sinks, e, p, m)
+        for r in range(w.rest_tile.shape[0]):
+            w.rest_tile[r] = (
+                w.inner_tile[d, r] if (sinks and e.full[x, r]) or r == window_rank else w.node_tile[d, r]
+            )
+    add_fetches(d, n, w.node_tile[d], w.rest_tile, t, e, p, memo, w)
+    add_exposed(d, n, w.inner_tile[d], w.node_tile[d], t, e, p, m, w, w.parts[d + 1])
     if keep_improving(d, w.parts[d + 1], m, w, best, True) == 0:
-        if m.ends:  # stalls get shorter with smaller first tiles, of this node and of nodes further out
-            add_fetches(d, n, w.at[d], w.tile[d], t, e, p, memo, w)
+        # stalls get shorter with smaller first tiles, of this node and of nodes further out
+        if m.waits_at_ends:
+            add_fetches(d, n, w.node_tile[d], w.inner_tile[d], t, e, p, memo, w)
             return OVER if keep_improving(d, w.parts[d + 1], m, w, best, False) else BOUND
         return BOUND
     for v in range(m.capacity.shape[0]):
-        w.need[d + 1, v] = w.need[d, v]
+        w.used_bits[d + 1, v] = w.used_bits[d, v]
     if x >= 0 and m.capacity[level] < np.inf:
-        w.need[d + 1, level] += own_bits(d, n, True, e, p, m, w)
-    w.done[d + 1] = w.done[d] | np.int64(1) << n
+        w.used_bits[d + 1, level] += node_bits(d, n, True, e, p, m, w)
+    w.placed[d + 1] = w.placed[d] | np.int64(1) << n
     w.position[d + 1] = k
-    for r in range(w.tile.shape[1]):
-        w.tile[d + 1, r] = w.at[d, r]
+    for r in range(w.inner_tile.shape[1]):
+        w.inner_tile[d + 1, r] = w.node_tile[d, r]
     return DONE
 
 
-@lean
+@njit_no_alloc
 def shares_unevenly(tile: int, p: Pool) -> bool:
     """Whether the PEs directly outside divide a tile unevenly, so that it is cut at sizes of its own."""
-    more = 0
+    extra_cuts = 0
     for j in range(p.cuts.shape[1]):
-        more += int(p.cuts[tile, j] != 0) - int(p.cuts[p.out[tile], j] != 0)
-    return more > 0
+        extra_cuts += int(p.cuts[tile, j] != 0) - int(p.cuts[p.outer_tile[tile], j] != 0)
+    return extra_cuts > 0
 
 
-@lean
+@njit_no_alloc
 def enter_fanout(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     """Moves out over those fan-out boundaries that have no more nodes to place inside. Returns whether the
     nest is complete.
@@ -229,37 +238,37 @@ def enter_fanout(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules,
     """
     while True:
         k = w.position[d]
-        for n in range(w.tally[NODES_PLACED]):
-            if w.nodes[n, POSITION] == k and not w.done[d] >> n & 1:
+        for n in range(w.tally[NODE_COUNT]):
+            if w.nodes[n, POSITION] == k and not w.placed[d] >> n & 1:
                 return False
         if k == 0:
             return True
-        for r in range(w.tile.shape[1]):
+        for r in range(w.inner_tile.shape[1]):
             if (
-                (rules.stationary >= 0 or not rules.inside[r])
-                and shares_unevenly(w.tile[d, r], p)
-                and w.tile[d, r] != p.last[w.tile[d, r]]
+                (rules.stationary >= 0 or not rules.may_loop_inside[r])
+                and shares_unevenly(w.inner_tile[d, r], p)
+                and w.inner_tile[d, r] != p.largest_tile[w.inner_tile[d, r]]
             ):
                 for a in range(w.live_count[d] if is_innermost(k, rules.unconstrained, p, m, w) else 0):
                     # whatever the objective
                     w.parts[d, w.live[d, a], 0] = w.parts[d, w.live[d, a], STEPS] = np.inf
-            w.entry[k, r] = w.tile[d, r]
-            w.tile[d, r] = p.out[w.tile[d, r]]
+            w.entry_tile[k, r] = w.inner_tile[d, r]
+            w.inner_tile[d, r] = p.outer_tile[w.inner_tile[d, r]]
         w.position[d] = k - 1
         for a in range(w.live_count[d] if k == 1 else 0):
             w.parts[d, w.live[d, a], 0] -= w.outer_extra[w.live[d, a]]
-        add_exposed(d, -1, w.tile[d], w.tile[d], t, e, p, m, w, w.parts[d])
+        add_exposed(d, -1, w.inner_tile[d], w.inner_tile[d], t, e, p, m, w, w.parts[d])
 
 
-@lean
+@njit_no_alloc
 def is_next(d: int, n: int, w: Work) -> bool:
     """Whether node n may be placed next, outwards: after the inner nodes of its tensor."""
-    if w.nodes[n, POSITION] != w.position[d] or w.done[d] >> n & 1:
+    if w.nodes[n, POSITION] != w.position[d] or w.placed[d] >> n & 1:
         return False
-    for other in range(w.tally[NODES_PLACED]):
+    for other in range(w.tally[NODE_COUNT]):
         inside = (
             w.nodes[other, POSITION] == w.position[d]
-            and not w.done[d] >> other & 1
+            and not w.placed[d] >> other & 1
             and w.nodes[other, LEVEL] > w.nodes[n, LEVEL]
         )
         if inside and (w.nodes[other, TENSOR] == w.nodes[n, TENSOR] or w.nodes[n, TENSOR] < 0):
@@ -267,76 +276,80 @@ def is_next(d: int, n: int, w: Work) -> bool:
     return True
 
 
-@lean
+@njit_no_alloc
 def push(d: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     """Turns to the next node that may follow d placed ones, and to the loops that may stand below it. Returns
     False where there is none.
     """
     n = w.node[d] + 1
-    while n < w.tally[NODES_PLACED] and not is_next(d, n, w):
+    while n < w.tally[NODE_COUNT] and not is_next(d, n, w):
         n += 1
-    if n == w.tally[NODES_PLACED]:
+    if n == w.tally[NODE_COUNT]:
         return False
-    w.node[d], w.level[d], w.loops[d], w.windows[d] = n, 0, 0, 0
+    w.node[d], w.loop[d], w.loop_count[d], w.window_count[d] = n, 0, 0, 0
     x = w.nodes[n, TENSOR]
     for of_window in (True, False):  # ranks of windows first: `is_promising`
-        for r in range(w.tile.shape[1]):
-            w.at[d, r] = w.tile[d, r]
-            if (x >= 0 and e.part[x, r]) == of_window and may_loop_here(d, n, r, e, p, m, rules, w):
-                w.rank[d, w.loops[d]], w.loops[d], w.windows[d] = r, w.loops[d] + 1, w.windows[d] + of_window
+        for r in range(w.inner_tile.shape[1]):
+            w.node_tile[d, r] = w.inner_tile[d, r]
+            if (x >= 0 and e.in_window[x, r]) == of_window and may_loop_here(d, n, r, e, p, m, rules, w):
+                w.loop_rank[d, w.loop_count[d]], w.loop_count[d], w.window_count[d] = (
+                    r,
+                    w.loop_count[d] + 1,
+                    w.window_count[d] + of_window,
+                )
     reset_loop(d, p, w)
     return True
 
 
-@lean
+@njit_no_alloc
 def reset_loop(d: int, p: Pool, w: Work) -> None:
     """Sets the loop that is being chosen after d nodes to just before its largest tile (`next_tile`)."""
-    i = w.level[d]
-    if i < w.loops[d]:
-        w.loop_tile[d, i] = p.span[w.unrolling[w.rank[d, i]], w.nodes[w.node[d], POSITION], 1]
-        w.first[d, i], w.ended[d, i] = True, BOUND
+    i = w.loop[d]
+    if i < w.loop_count[d]:
+        w.loop_tile[d, i] = p.span[w.unrolling[w.loop_rank[d, i]], w.nodes[w.node[d], POSITION], 1]
+        w.untried[d, i], w.outcome[d, i] = True, BOUND
 
 
-@lean
+@njit_no_alloc
 def next_tile(d: int, p: Pool, w: Work) -> bool:
     """Takes the next smaller tile of the loop that is being chosen after d nodes; the loops after it start at
     the tiles that stand inside. Returns False if there is no smaller tile.
     """
-    i = w.level[d]
-    r = w.rank[d, i]
-    begin = w.tile[d, r]
+    i = w.loop[d]
+    r = w.loop_rank[d, i]
+    begin = w.inner_tile[d, r]
     w.loop_tile[d, i] -= 1
     while w.loop_tile[d, i] >= begin and p.size[w.loop_tile[d, i]] % p.size[begin]:
         w.loop_tile[d, i] -= 1
     if w.loop_tile[d, i] < begin:
         return False
-    w.at[d, r] = w.loop_tile[d, i]
-    for j in range(i + 1, w.loops[d]):
-        w.at[d, w.rank[d, j]] = w.tile[d, w.rank[d, j]]
+    w.node_tile[d, r] = w.loop_tile[d, i]
+    for j in range(i + 1, w.loop_count[d]):
+        w.node_tile[d, w.loop_rank[d, j]] = w.inner_tile[d, w.loop_rank[d, j]]
     return True
 
 
-@lean
+@njit_no_alloc
 def is_promising(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> bool:
     """Whether a node may still lead below the best once the loops of its windows are chosen. A lower bound:
     the other ranks take their largest tiles, which are fetched least, and no first tile is smaller than
     what stands inside.
     """
     n = w.node[d]
-    for r in range(w.tile.shape[1]):
-        w.largest[r] = w.at[d, r]
-    for i in range(w.windows[d], w.loops[d]):
-        w.largest[w.rank[d, i]] = p.last[w.tile[d, w.rank[d, i]]]
-    add_fetches(d, n, w.largest, w.tile[d], t, e, p, memo, w)
+    for r in range(w.inner_tile.shape[1]):
+        w.largest[r] = w.node_tile[d, r]
+    for i in range(w.window_count[d], w.loop_count[d]):
+        w.largest[w.loop_rank[d, i]] = p.largest_tile[w.inner_tile[d, w.loop_rank[d, i]]]
+    add_fetches(d, n, w.largest, w.inner_tile[d], t, e, p, memo, w)
     return keep_improving(d, w.parts[d + 1], m, w, best, False) > 0
 
 
-@lean
+@njit_no_alloc
 def add_fetches(
-    d: int, n: int, tile: Ints, rest: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work
+    d: int, n: int, tile: Ints, rest_tile: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work
 ) -> None:
-    """Sets w.parts [d + 1] to a lower bound of the nest with node n at these tiles. rest: the tiles to which
-    it sinks, for the stalls of its first fills and last drains.
+    """Sets w.parts [d + 1] to a lower bound of the nest with node n at these tiles. rest_tile: the tiles to
+    which it sinks, for the stalls of its first fills and last drains.
     """
     x, level, parent = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT]
     for a in range(w.live_count[d]):
@@ -345,17 +358,17 @@ def add_fetches(
             w.parts[d + 1, machine, i] = w.parts[d, machine, i]
     if parent >= 0:
         for j in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
-            q = t.of[j]
-            if t.quantity[q, 0] >= FIRST:
-                more = end_transfer_words(q, rest, w.unrolling, t, e, p) - end_transfer_words(
-                    q, w.tile[d], w.unrolling, t, e, p
+            q = t.link_of[j]
+            if t.quantity[q, 0] >= FIRST_FILLS:
+                more = end_transfer_words(q, rest_tile, w.unrolling, t, e, p) - end_transfer_words(
+                    q, w.inner_tile[d], w.unrolling, t, e, p
                 )
             else:
-                more = value(q, tile, w.unrolling, t, e, p, memo) - w.lower[q]
+                more = amount(q, tile, w.unrolling, t, e, p, memo) - w.quantity_bound[q]
             add_link(d, j, more, t, w, w.parts[d + 1])
 
 
-@lean
+@njit_no_alloc
 def add_link(d: int, link: int, more: float, t: Terms, w: Work, parts: Floats) -> None:
     """Adds to parts [J, P], of the machines that are alive after d nodes, the cost of `more` of a link's
     quantity.
@@ -363,10 +376,10 @@ def add_link(d: int, link: int, more: float, t: Terms, w: Work, parts: Floats) -
     for a in range(w.live_count[d]):
         j = w.live[d, a]
         for i in range(parts.shape[1]):
-            parts[j, i] += t.coef[j, link, i] * more
+            parts[j, i] += t.link_coef[j, link, i] * more
 
 
-@lean
+@njit_no_alloc
 def add_exposed(
     d: int, n: int, before: Ints, tile: Ints, t: Terms, e: Einsum, p: Pool, m: Machine, w: Work, parts: Floats
 ) -> None:
@@ -374,26 +387,26 @@ def add_exposed(
     except n, cost beyond their lower bounds if these nodes hold the tiles `tile`. before: tiles for which
     `parts` has that difference already (not used if n < 0: then it has the lower bounds alone).
     """
-    for other in range(w.tally[NODES_PLACED]):
+    for other in range(w.tally[NODE_COUNT]):
         x, level, parent, k = w.nodes[other]
         if (
             other == n
             or parent < 0
-            or w.done[d] >> other & 1
+            or w.placed[d] >> other & 1
             or k != w.position[d]
             or m.exposed[level, 1] == m.exposed[level, 2]
         ):
             continue
         for j in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
-            q = t.of[j]
-            if t.quantity[q, 0] >= FIRST:
+            q = t.link_of[j]
+            if t.quantity[q, 0] >= FIRST_FILLS:
                 more = end_transfer_words(q, tile, w.unrolling, t, e, p) - (
-                    end_transfer_words(q, before, w.unrolling, t, e, p) if n >= 0 else w.lower[q]
+                    end_transfer_words(q, before, w.unrolling, t, e, p) if n >= 0 else w.quantity_bound[q]
                 )
                 add_link(d, j, more, t, w, parts)
 
 
-@lean
+@njit_no_alloc
 def is_swapped_duplicate(d: int, n: int, w: Work) -> bool:
     """Whether node n and the node placed before it have no loop between nor below them, and stand in the one
     of two orders that is left out. Only the innermost of such neighbours can sink, so both cost the same.
@@ -406,14 +419,18 @@ def is_swapped_duplicate(d: int, n: int, w: Work) -> bool:
     ):
         return False
     looped = False
-    for r in range(w.tile.shape[1]):
-        looped = looped or w.at[d, r] != w.tile[d, r] or w.at[d - 1, r] != w.tile[d - 1, r]
+    for r in range(w.inner_tile.shape[1]):
+        looped = (
+            looped
+            or w.node_tile[d, r] != w.inner_tile[d, r]
+            or w.node_tile[d - 1, r] != w.inner_tile[d - 1, r]
+        )
     return not looped
 
 
-@lean
+@njit_no_alloc
 def dominated_inner_state(
-    d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, seen: InnerStates
+    d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, states: InnerStates
 ) -> bool:
     """Whether, on every live machine, an earlier inner part of a nest dominates this one: it needs the same
     tiles from outside and costs no more in any part. Everything that may stand outside was tried with it.
@@ -422,92 +439,92 @@ def dominated_inner_state(
     with later ones. What the first PE has of clipped dimensions is known only outside of the outermost
     boundary. So with clipped dimensions and two boundaries nothing is compared.
     """
-    clipped_ones = False
+    has_clipped = False
     for dim in range(e.kind.shape[0]):
-        clipped_ones = clipped_ones or e.kind[dim] == CLIPPED
-    if clipped_ones and p.prefix.shape[0] > 2:
+        has_clipped = has_clipped or e.kind[dim] == CLIPPED
+    if has_clipped and p.groups_outside.shape[0] > 2:
         return False
-    at = slot_of(d, w, seen)
-    if at < 0:  # no slot is free
+    slot = slot_of(d, w, states)
+    if slot < 0:  # no slot is free
         return False
-    parts, last = w.parts[w.parts.shape[0] - 1], w.parts.shape[0] - 1
+    parts, scratch_row = w.parts[w.parts.shape[0] - 1], w.parts.shape[0] - 1
     for a in range(w.live_count[d]):
         j = w.live[d, a]
         for i in range(parts.shape[1]):
             parts[j, i] = w.parts[d, j, i]
-        w.live[last, a] = j
-    w.live_count[last] = w.live_count[d]
-    if clipped_ones:
-        add_clipped(last, d, t, e, p, memo, w)
+        w.live[scratch_row, a] = j
+    w.live_count[scratch_row] = w.live_count[d]
+    if has_clipped:
+        add_clipped(scratch_row, d, t, e, p, memo, w)
     n = 0
-    for a in range(w.live_count[last]):
-        j, worse, v = w.live[last, a], False, seen.head[at]
-        while v >= 0 and not worse:
-            worse = seen.of[v] == j
+    for a in range(w.live_count[scratch_row]):
+        j, dominated, v = w.live[scratch_row, a], False, states.head[slot]
+        while v >= 0 and not dominated:
+            dominated = states.machine[v] == j
             for i in range(parts.shape[1]):
-                worse = worse and parts[j, i] >= seen.parts[v, i]
-            v = seen.next[v]
-        if worse:
+                dominated = dominated and parts[j, i] >= states.parts[v, i]
+            v = states.next[v]
+        if dominated:
             continue
         w.live[d, n], n = j, n + 1
-        if seen.tally[COUNT] < seen.next.shape[0]:
-            v = seen.tally[COUNT]
-            seen.tally[COUNT] = v + 1
-            seen.next[v], seen.head[at], seen.of[v] = seen.head[at], v, j
+        if states.tally[COUNT] < states.next.shape[0]:
+            v = states.tally[COUNT]
+            states.tally[COUNT] = v + 1
+            states.next[v], states.head[slot], states.machine[v] = states.head[slot], v, j
             for i in range(parts.shape[1]):
-                seen.parts[v, i] = parts[j, i]
+                states.parts[v, i] = parts[j, i]
     w.live_count[d] = n
     return n == 0
 
 
-@lean
-def slot_of(d: int, w: Work, seen: InnerStates) -> int:
+@njit_no_alloc
+def slot_of(d: int, w: Work, states: InnerStates) -> int:
     """The slot of the hash table for the tiles outside of d nodes, -1: none of 8 slots is free."""
-    at, found, ranks = 0, False, w.tile.shape[1]
+    slot, matches, ranks = 0, False, w.inner_tile.shape[1]
     for r in range(ranks):
-        at = (at * 1000003 + w.tile[d, r]) & (seen.round.shape[0] - 1)
+        slot = (slot * 1000003 + w.inner_tile[d, r]) & (states.round.shape[0] - 1)
     for _ in range(8):
-        found = seen.round[at] != seen.tally[ROUND]
-        if found:
-            seen.round[at], seen.head[at] = seen.tally[ROUND], -1
+        matches = states.round[slot] != states.tally[ROUND]
+        if matches:
+            states.round[slot], states.head[slot] = states.tally[ROUND], -1
             for r in range(ranks):
-                seen.key[at, r] = w.tile[d, r]
-            return at
-        found = True
+                states.key[slot, r] = w.inner_tile[d, r]
+            return slot
+        matches = True
         for r in range(ranks):
-            found = found and seen.key[at, r] == w.tile[d, r]
-        if found:
-            return at
-        at = (at + 1) & (seen.round.shape[0] - 1)
+            matches = matches and states.key[slot, r] == w.inner_tile[d, r]
+        if matches:
+            return slot
+        slot = (slot + 1) & (states.round.shape[0] - 1)
     return -1
 
 
-@lean
-def pop_loop(d: int, why: int, e: Einsum, p: Pool, w: Work) -> None:
+@njit_no_alloc
+def pop_loop(d: int, outcome: int, e: Einsum, p: Pool, w: Work) -> None:
     """Leaves the present tile of the loop that is being chosen after d nodes: for its next smaller tile, or
-    for the loop outside. why: what became of the present tile (OVER, BOUND, DONE).
+    for the loop outside. outcome: what became of the present tile (OVER, BOUND, DONE).
 
     If the bound of this tile did not beat the best (BOUND), smaller tiles of the loop are left out: with
     these the tensor is fetched more often and costs no less. Ranks of a window are excepted, since between
     smaller tiles there may be gaps that are not fetched.
     """
     x = w.nodes[w.node[d], TENSOR]
-    while w.level[d] >= 0:
-        i = w.level[d]
-        if i == w.loops[d]:
-            w.level[d] -= 1
+    while w.loop[d] >= 0:
+        i = w.loop[d]
+        if i == w.loop_count[d]:
+            w.loop[d] -= 1
             continue
-        if why == BOUND and (x < 0 or not e.part[x, w.rank[d, i]]):
-            why = BOUND if w.first[d, i] else DONE
-            w.level[d] -= 1
+        if outcome == BOUND and (x < 0 or not e.in_window[x, w.loop_rank[d, i]]):
+            outcome = BOUND if w.untried[d, i] else DONE
+            w.loop[d] -= 1
             continue
-        w.first[d, i] = False
-        if why != BOUND:
-            w.ended[d, i] = DONE
+        w.untried[d, i] = False
+        if outcome != BOUND:
+            w.outcome[d, i] = DONE
         return
 
 
-@lean
+@njit_no_alloc
 def nests(
     t: Terms,
     e: Einsum,
@@ -516,7 +533,7 @@ def nests(
     rules: Rules,
     memo: Memo,
     w: Work,
-    seen: InnerStates,
+    states: InnerStates,
     best: Floats,
 ) -> None:
     """Searches all nests of w.nodes under the spatial unrolling w.unrolling, from compute outwards, larger
@@ -524,56 +541,56 @@ def nests(
     """
     d = 0
     enter_fanout(0, t, e, p, m, rules, w)
-    w.node[0], w.level[0] = -1, -1
-    if w.tally[NODES_PLACED] == 0:
+    w.node[0], w.loop[0] = -1, -1
+    if w.tally[NODE_COUNT] == 0:
         record_if_better(0, t, e, p, m, memo, w, best)
         return
     while d >= 0 and w.tally[VISITED] <= w.tally[BUDGET]:
         if w.stop[0] != 0:  # the budget ends here
             w.tally[BUDGET] = -1
-        if w.level[d] < 0:
+        if w.loop[d] < 0:
             if not push(d, e, p, m, rules, w):
                 d -= 1
                 if d >= 0:
                     pop_loop(d, DONE, e, p, w)
             continue
-        if w.level[d] < w.loops[d]:
+        if w.loop[d] < w.loop_count[d]:
             if not next_tile(d, p, w):
-                why = w.ended[d, w.level[d]]
-                w.level[d] -= 1
-                if w.level[d] >= 0:
-                    pop_loop(d, why, e, p, w)
+                outcome = w.outcome[d, w.loop[d]]
+                w.loop[d] -= 1
+                if w.loop[d] >= 0:
+                    pop_loop(d, outcome, e, p, w)
             elif not fits(d, w.node[d], False, e, p, m, w):
                 pop_loop(d, OVER, e, p, w)
             elif (
-                w.level[d] == w.windows[d] - 1
-                and w.windows[d] < w.loops[d]
+                w.loop[d] == w.window_count[d] - 1
+                and w.window_count[d] < w.loop_count[d]
                 and not is_promising(d, t, e, p, m, memo, w, best)
             ):
                 pop_loop(d, BOUND, e, p, w)
             else:
-                w.level[d] += 1
+                w.loop[d] += 1
                 reset_loop(d, p, w)
             continue
         w.tally[VISITED] += 1
-        why = place_node(d, w.node[d], t, e, p, m, memo, w, best)
-        if why != DONE:
-            pop_loop(d, why, e, p, w)
+        outcome = place_node(d, w.node[d], t, e, p, m, memo, w, best)
+        if outcome != DONE:
+            pop_loop(d, outcome, e, p, w)
         elif enter_fanout(d + 1, t, e, p, m, rules, w):
             record_if_better(d + 1, t, e, p, m, memo, w, best)
             pop_loop(d, DONE, e, p, w)
         elif w.position[d + 1] != w.nodes[w.node[d], POSITION] and dominated_inner_state(
-            d + 1, t, e, p, memo, w, seen
+            d + 1, t, e, p, memo, w, states
         ):
             pop_loop(d, DONE, e, p, w)
         else:
             d += 1
-            w.node[d], w.level[d] = -1, -1
+            w.node[d], w.loop[d] = -1, -1
 
 
-@lean
-def add_clipped(to: int, d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
-    """Adds to row `to` of w.parts, for machines alive there, the cost of the exact lengths of clipped
+@njit_no_alloc
+def add_clipped(row: int, d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
+    """Adds to row `row` of w.parts, for machines alive there, the cost of the exact lengths of clipped
     dimensions on the first PE beyond their lower bounds. The exact lengths depend on the tiles that enter the
     PEs, which are known by now.
     """
@@ -582,54 +599,54 @@ def add_clipped(to: int, d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Wo
         for i in range(
             t.link[x, parent, level, 0], t.link[x, parent, level, 1] if parent >= 0 and k > 0 else 0
         ):
-            q = t.of[i]
+            q = t.link_of[i]
             if (t.quantity[q, 0] != WORDS and t.quantity[q, 0] != ROWS) or t.quantity[q, 4] == 0:
                 continue
-            least, exact = 1.0, 1.0
-            for dim in range(e.dim[x], e.dim[x + 1] - (t.quantity[q, 0] == ROWS)):
+            bound, exact = 1.0, 1.0
+            for dim in range(e.first_dim[x], e.first_dim[x + 1] - (t.quantity[q, 0] == ROWS)):
                 if e.kind[dim] == CLIPPED:
-                    a, b = e.rank[dim, 0], e.rank[dim, 1]
-                    least *= length(dim, w.at[j], t.quantity[q, 4], e, p, memo)
+                    a, b = e.dim_ranks[dim, 0], e.dim_ranks[dim, 1]
+                    bound *= length(dim, w.node_tile[j], t.quantity[q, 4], e, p, memo)
                     exact *= clipped_sum(
                         dim,
-                        w.at[j, a] if a >= 0 else -1,
-                        w.at[j, b] if b >= 0 else -1,
+                        w.node_tile[j, a] if a >= 0 else -1,
+                        w.node_tile[j, b] if b >= 0 else -1,
                         full_boundaries(t.quantity[q, 4], p),
                         k,
-                        w.entry,
+                        w.entry_tile,
                         e,
                         p,
                         memo,
                     )
-            if exact > least:
+            if exact > bound:
                 add_link(
-                    to,
+                    row,
                     i,
-                    unclipped_value(q, w.at[j], w.unrolling, t, e, p, memo) * (exact - least),
+                    unclipped_amount(q, w.node_tile[j], w.unrolling, t, e, p, memo) * (exact - bound),
                     t,
                     w,
-                    w.parts[to],
+                    w.parts[row],
                 )
 
 
-@lean
-def unclipped_value(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
+@njit_no_alloc
+def unclipped_amount(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
     """The amount of a quantity of words or rows, without the factors of its clipped dimensions."""
-    kind, x, _, unseen, seen = t.quantity[q]
-    total, last = 1.0, e.dim[x + 1] - 1
+    kind, x, _, absent_mask, present_mask = t.quantity[q]
+    total, last = 1.0, e.first_dim[x + 1] - 1
     for r in range(tile.shape[0]):
-        if not e.seen[x, r]:
-            total *= p.pieces[tile[r], unseen]
-    for dim in range(e.dim[x], last + 1):
+        if not e.has_rank[x, r]:
+            total *= p.pieces[tile[r], absent_mask]
+    for dim in range(e.first_dim[x], last + 1):
         if kind == ROWS and dim == last:
-            for r in e.rank[dim]:
-                total *= p.pieces[tile[r], seen] if r >= 0 else 1.0
+            for r in e.dim_ranks[dim]:
+                total *= p.pieces[tile[r], present_mask] if r >= 0 else 1.0
         elif e.kind[dim] != CLIPPED:
-            total *= length(dim, tile, seen, e, p, memo)
+            total *= length(dim, tile, present_mask, e, p, memo)
     return total
 
 
-@lean
+@njit_no_alloc
 def record_if_better(
     d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats
 ) -> None:
@@ -653,109 +670,121 @@ def record_if_better(
                 for i in range(4):
                     w.best_nodes[machine, j, i] = w.nodes[w.node[j], i]
                 for r in range(w.unrolling.shape[0]):
-                    w.best_at[machine, j, r] = w.at[j, r]
+                    w.best_tiles[machine, j, r] = w.node_tile[j, r]
 
 
-@lean
+@njit_no_alloc
 def sum_bounds(
-    least: Floats, j: int, t: Terms, span: Ints, of: Ints, coef: Floats, upto: int, sums: Floats, rest: Floats
+    quantity_bounds: Floats,
+    j: int,
+    t: Terms,
+    span: Ints,
+    quantity: Ints,
+    coef: Floats,
+    part_count: int,
+    sums: Floats,
+    remaining: Floats,
 ) -> int:
-    """Sets the lower bounds of all links on machine j, from t.sum or t.low. Returns `upto`, the number of
-    parts summed.
+    """Sets the lower bounds of all links on machine j, from t.sum or t.low. Returns `part_count`, the number
+    of parts summed.
 
     sums: [N, P] per set of levels that may hold a tensor.
-    rest: [X + 1, P] the least that tensors x and later cost, whatever levels hold them.
+    remaining: [X + 1, P] the least that tensors x and later cost, whatever levels hold them.
     """
     tensors = t.holder_span.shape[0] - 1
-    for i in range(upto):
-        rest[tensors, i] = 0.0
+    for i in range(part_count):
+        remaining[tensors, i] = 0.0
     for x in range(tensors - 1, -1, -1):
         for n in range(t.holder_span[x], t.holder_span[x + 1]):
-            for i in range(upto):
+            for i in range(part_count):
                 sums[n, i] = 0.0
             for link in range(span[n, 0], span[n, 1]):
-                for i in range(upto):
-                    sums[n, i] += coef[j, link, i] * least[of[link]]
-            for i in range(upto):
-                low = sums[n, i] if n == t.holder_span[x] else min(rest[x, i], sums[n, i])
-                rest[x, i] = low
-        for i in range(upto):
-            rest[x, i] += rest[x + 1, i]
-    return upto
+                for i in range(part_count):
+                    sums[n, i] += coef[j, link, i] * quantity_bounds[quantity[link]]
+            for i in range(part_count):
+                low = sums[n, i] if n == t.holder_span[x] else min(remaining[x, i], sums[n, i])
+                remaining[x, i] = low
+        for i in range(part_count):
+            remaining[x, i] += remaining[x + 1, i]
+    return part_count
 
 
-@lean
-def may_improve(j: int, upto: int, t: Terms, m: Machine, rest: Floats, w: Work, best: Floats) -> bool:
+@njit_no_alloc
+def may_improve(
+    j: int, part_count: int, t: Terms, m: Machine, remaining: Floats, w: Work, best: Floats
+) -> bool:
     """Whether the lower bound of all tensors on machine j, over its first parts, may beat the best. w.cost
     holds it.
     """
-    last = w.parts.shape[0] - 1
-    for i in range(w.guess.shape[0]):
-        w.parts[last, j, i] = t.base[j, i] + (rest[0, i] if i < upto else 0.0)
-    objective_value(w.parts[last], j, m, w.cost)
+    scratch_row = w.parts.shape[0] - 1
+    for i in range(w.part_scratch.shape[0]):
+        w.parts[scratch_row, j, i] = t.base[j, i] + (remaining[0, i] if i < part_count else 0.0)
+    objective_value(w.parts[scratch_row], j, m, w.cost)
     return wins(j, w.cost, best, w.ties_allowed)
 
 
-@lean
+@njit_no_alloc
 def next_holders(
     j: int,
-    begun: bool,
+    resume: bool,
     t: Terms,
     m: Machine,
     sums: Floats,
-    rest: Floats,
+    remaining: Floats,
     parts: Floats,
-    at: Ints,
+    choice: Ints,
     w: Work,
     best: Floats,
 ) -> bool:
-    """Moves `at` [X] to the next choice of levels for all tensors that may beat the best of machine j.
-    Returns False where there is none. begun: False to begin with the first choice. w.cost holds the bound of
+    """Moves `choice` [X] to the next choice of levels for all tensors that may beat the best of machine j.
+    Returns False where there is none. resume: False to begin with the first choice. w.cost holds the bound of
     the choice; parts [X + 1, P] is scratch.
     """
-    x, tensors, last = at.shape[0] - 1, at.shape[0], w.parts.shape[0] - 1
-    if not begun:
+    x, tensors, scratch_row = choice.shape[0] - 1, choice.shape[0], w.parts.shape[0] - 1
+    if not resume:
         for i in range(parts.shape[1]):
             parts[0, i] = t.base[j, i]
-        x, at[0] = 0, t.holder_span[0] - 1
+        x, choice[0] = 0, t.holder_span[0] - 1
     while x >= 0:
-        at[x] += 1
-        if at[x] >= t.holder_span[x + 1]:
+        choice[x] += 1
+        if choice[x] >= t.holder_span[x + 1]:
             x -= 1
             continue
         for i in range(parts.shape[1]):
-            parts[x + 1, i] = parts[x, i] + sums[at[x], i]
-            w.parts[last, j, i] = parts[x + 1, i] + rest[x + 1, i]
-        objective_value(w.parts[last], j, m, w.cost)
+            parts[x + 1, i] = parts[x, i] + sums[choice[x], i]
+            w.parts[scratch_row, j, i] = parts[x + 1, i] + remaining[x + 1, i]
+        objective_value(w.parts[scratch_row], j, m, w.cost)
         if not wins(j, w.cost, best, w.ties_allowed):
             continue
         if x == tensors - 1:
             return True
         x += 1
-        at[x] = t.holder_span[x] - 1
+        choice[x] = t.holder_span[x] - 1
     return False
 
 
-@lean
+@njit_no_alloc
 def holders_may_improve(
     j: int,
-    least: bool,
+    find_lowest: bool,
     t: Terms,
     m: Machine,
     sums: Floats,
-    rest: Floats,
+    remaining: Floats,
     parts: Floats,
-    at: Ints,
+    choice: Ints,
     w: Work,
     best: Floats,
 ) -> bool:
     """Whether some choice of levels for all tensors may beat the best of machine j. w.cost holds the bound of
-    that choice; if `least`, of the choice with the lowest bound.
+    that choice; if `find_lowest`, of the choice with the lowest bound.
     """
     found = False
     for i in range(3):
         w.lowest[j, i] = best[j, i]
-    while (least or not found) and next_holders(j, found, t, m, sums, rest, parts, at, w, w.lowest):
+    while (find_lowest or not found) and next_holders(
+        j, found, t, m, sums, remaining, parts, choice, w, w.lowest
+    ):
         if found and compare(w.cost, w.lowest[j]) >= 0:
             continue
         found = True

@@ -17,10 +17,10 @@ from dse.mapper.exact.kernels.state import (
     ALL,
     ALONE,
     BUDGET,
-    CELLS,
     CHOICES,
-    FEW,
-    MOST_CHOICES,
+    FEW_MACHINES,
+    MAX_CELLS,
+    MAX_CHOICES,
     ONE,
     POINTS,
     Einsum,
@@ -28,12 +28,12 @@ from dse.mapper.exact.kernels.state import (
     Memo,
     Pool,
     Rules,
+    SortKey,
     Terms,
     Work,
-    Worth,
 )
 from dse.mapper.exact.kernels.tile_sums import factor, minimum_hull
-from dse.run.compiled import inner, lean, njit
+from dse.run.compiled import njit, njit_internal, njit_no_alloc
 from workloads.arrays import Bools, Floats, Ints
 
 
@@ -43,8 +43,8 @@ class Hulls(NamedTuple):
     """
 
     pairs: Ints  # [N, 2] quantity, dimension
-    first: Ints  # [N] where the pair begins in `value`
-    many: Ints  # [N] how many unrollings the second rank has
+    start: Ints  # [N] where the pair begins in `value`
+    row_length: Ints  # [N] how many unrollings the second rank has
     value: Floats  # at first + a * many + b: the bound for unrolling a of the first rank and b of the second
     low: Floats  # [N, O + 1] the bound if one rank's unrolling is known; the last column: if none is
 
@@ -54,44 +54,44 @@ class Choices(NamedTuple):
     with equally many PEs; a group has the lowest bound of its members.
     """
 
-    first: Ints  # [R + 1] first unrolling of each rank
-    alone: Floats  # [C, Q] factor that it gives to a quantity, hulls (`hulls`) left out
+    rank_start: Ints  # [R + 1] first unrolling of each rank
+    factors: Floats  # [C, Q] factor that it gives to a quantity, hulls (`hulls`) left out
     pes: Ints  # [C] PEs that it takes
     alive: Bools  # [C] whether it is open on some machine
-    open: Bools  # [C, J] whether it may lead below the best of a machine
+    open_on: Bools  # [C, J] whether it may lead below the best of a machine
     uneven: Bools  # [C] whether the last PE may have less
     factorization_span: Ints  # [C, 2] from, to in `factorizations`
     factorizations: Ints  # [W, D] PEs along each fan-out dimension
     hulls: Hulls
 
 
-@inner()
-def extend_pes(i: int, o: int, used: Ints, many: Ints, c: Choices, m: Machine) -> bool:
+@njit_internal()
+def extend_pes(i: int, o: int, used: Ints, way_count: Ints, c: Choices, m: Machine) -> bool:
     """Combines every way in which the earlier ranks take PEs with every factorization of unrolling o of the
-    i-th rank: writes entry i + 1 of `used` and `many`. Returns whether some way fits the dimensions.
+    i-th rank: writes entry i + 1 of `used` and `way_count`. Returns whether some way fits the dimensions.
 
     used: [R + 1, ., D] PEs in use per dimension, by number of ranks and way. A way that needs at least as
         many as another one in every dimension is left out.
-    many: [R + 1] how many ways are left.
+    way_count: [R + 1] how many ways are left.
     """
-    n, dims = 0, m.size.shape[0]
-    for u in range(many[i]):
+    n, dims = 0, m.fanout_size.shape[0]
+    for u in range(way_count[i]):
         for k in range(c.factorization_span[o, 0], c.factorization_span[o, 1]):
             fits = True
             for d in range(dims):
                 used[i + 1, n, d] = used[i, u, d] * c.factorizations[k, d]
-                fits = fits and used[i + 1, n, d] <= m.size[d]
+                fits = fits and used[i + 1, n, d] <= m.fanout_size[d]
             if not fits:
                 continue
-            beaten = False
+            dominated = False
             for j in range(n):
                 worse = True
                 for d in range(dims):
                     worse = worse and used[i + 1, j, d] <= used[i + 1, n, d]
-                beaten = beaten or worse
-            if not beaten and n < used.shape[1] - 1:
+                dominated = dominated or worse
+            if not dominated and n < used.shape[1] - 1:
                 n += 1
-    many[i + 1] = n
+    way_count[i + 1] = n
     return n > 0
 
 
@@ -107,19 +107,19 @@ class FreePes(NamedTuple):
 @njit(cache=True, nogil=True)
 def quotients(size: Ints) -> FreePes:
     """The cells for all numbers of PEs that may be left: the size of a dimension divided by whole numbers.
-    Steps get coarser until there are at most `CELLS` cells.
+    Steps get coarser until there are at most `MAX_CELLS` cells.
     """
-    dims, most, steps, many, cells = (
+    dims, max_size, steps, value_count, cells = (
         size.shape[0],
         1,
         np.ones(size.shape[0], np.int64),
         np.zeros(size.shape[0], np.int64),
-        CELLS + 1,
+        MAX_CELLS + 1,
     )
     for d in range(dims):
-        most = max(most, size[d])
-    found = np.zeros((dims, most + 1), np.bool_)
-    while cells > CELLS:
+        max_size = max(max_size, size[d])
+    found = np.zeros((dims, max_size + 1), np.bool_)
+    while cells > MAX_CELLS:
         cells = 1
         for d in range(dims):
             found[d] = False
@@ -127,8 +127,8 @@ def quotients(size: Ints) -> FreePes:
             while n > 0:
                 found[d, n] = True
                 n = min(size[d] // (size[d] // n + 1), n - steps[d])
-            many[d] = found[d].sum()
-            cells *= many[d]
+            value_count[d] = found[d].sum()
+            cells *= value_count[d]
         for d in range(dims):
             steps[d] *= 2
     pes, cell, stride = np.ones((cells, dims), np.int64), np.zeros(found.shape, np.int64), 1
@@ -137,53 +137,53 @@ def quotients(size: Ints) -> FreePes:
         for n in range(1, size[d] + 1):
             cell[d, n] = stride * np.searchsorted(values, n)
         for c in range(cells):
-            pes[c, d] = values[c // stride % many[d]]
-        stride *= many[d]
+            pes[c, d] = values[c // stride % value_count[d]]
+        stride *= value_count[d]
     return FreePes(pes, cell)
 
 
-@inner()
-def min_inside(c: Choices, order: Ints, left: FreePes) -> Floats:
+@njit_internal()
+def min_later_by_dims(c: Choices, order: Ints, cells: FreePes) -> Floats:
     """[R + 1, C, Q] lower bounds of the factor that the i-th rank of `order` and all later ones give to a
     quantity, by cell of the PEs that are left to them.
     """
-    ranks, dims = order.shape[0], left.pes.shape[1]
-    found = np.ones((ranks + 1, left.pes.shape[0], c.alone.shape[1]))
+    ranks, dims = order.shape[0], cells.pes.shape[1]
+    found = np.ones((ranks + 1, cells.pes.shape[0], c.factors.shape[1]))
     for i in range(ranks - 1, -1, -1):
         found[i] = np.inf
-        for o in range(c.first[order[i]], c.first[order[i] + 1]):
+        for o in range(c.rank_start[order[i]], c.rank_start[order[i] + 1]):
             for k in range(c.factorization_span[o, 0], c.factorization_span[o, 1] if c.alive[o] else 0):
-                for j in range(left.pes.shape[0]):
+                for j in range(cells.pes.shape[0]):
                     after = 0
                     for d in range(dims):
-                        n = left.pes[j, d] // c.factorizations[k, d]
-                        after = after + left.cell[d, n] if n > 0 and after >= 0 else -1
+                        n = cells.pes[j, d] // c.factorizations[k, d]
+                        after = after + cells.cell[d, n] if n > 0 and after >= 0 else -1
                     if after >= 0:
-                        for q in range(c.alone.shape[1]):
-                            found[i, j, q] = min(found[i, j, q], c.alone[o, q] * found[i + 1, after, q])
+                        for q in range(c.factors.shape[1]):
+                            found[i, j, q] = min(found[i, j, q], c.factors[o, q] * found[i + 1, after, q])
     return found
 
 
-@inner()
-def min_later(c: Choices, order: Ints, caps: Ints) -> Floats:
+@njit_internal()
+def min_later_by_pes(c: Choices, order: Ints, caps: Ints) -> Floats:
     """[R + 1, J, Q] lower bounds of the factor that the i-th rank of `order` and all later ones give to a
     quantity, if they use at most caps[j] PEs together.
     """
     ranks = order.shape[0]
-    found = np.ones((ranks + 1, caps.shape[0], c.alone.shape[1]))
+    found = np.ones((ranks + 1, caps.shape[0], c.factors.shape[1]))
     for i in range(ranks - 1, -1, -1):
         found[i] = np.inf
-        for o in range(c.first[order[i]], c.first[order[i] + 1]):
+        for o in range(c.rank_start[order[i]], c.rank_start[order[i] + 1]):
             for j in range(caps.shape[0] if c.alive[o] else 0):
                 if c.pes[o] <= caps[j]:
                     left = smallest_cap(caps[j] // c.pes[o], caps)
-                    for q in range(c.alone.shape[1]):
-                        found[i, j, q] = min(found[i, j, q], c.alone[o, q] * found[i + 1, left, q])
+                    for q in range(c.factors.shape[1]):
+                        found[i, j, q] = min(found[i, j, q], c.factors[o, q] * found[i + 1, left, q])
     return found
 
 
-@inner()
-def min_around(earlier: Floats, later: Floats, caps: Ints) -> Floats:
+@njit_internal()
+def min_other_ranks(earlier: Floats, later: Floats, caps: Ints) -> Floats:
     """[J, Q] lower bounds of the factor that two groups of ranks give together, if they share caps[j] PEs.
     earlier, later: [J, Q] the bounds of each group.
     """
@@ -197,38 +197,42 @@ def min_around(earlier: Floats, later: Floats, caps: Ints) -> Floats:
     return found
 
 
-@lean
+@njit_no_alloc
 def smallest_cap(pes: int, caps: Ints) -> int:
     """The index of the smallest number in `caps` that is at least `pes`."""
     return int(np.searchsorted(caps, pes))
 
 
-@inner()
-def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, option: Ints) -> Hulls:
+@njit_internal()
+def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, unrolling: Ints) -> Hulls:
     """Lower bounds of the hull length of every window (kind HULL or CLIPPED) in every quantity: for each pair
-    of spatial unrollings of its two ranks, and the least over one of them. `option` [R] is scratch.
+    of spatial unrollings of its two ranks, and the least over one of them. `unrolling` [R] is scratch.
     """
     n, at, most = 0, 0, t.quantity.shape[0] * e.kind.shape[0]
-    pairs, first, many = np.empty((most, 2), np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
+    pairs, start, row_length = (
+        np.empty((most, 2), np.int64),
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
+    )
     value, low = np.empty(1024), np.full((most, p.factorization_span.shape[0] + 1), np.inf)
     for q in range(t.quantity.shape[0]):
         x = t.quantity[q, 1]
-        for dim in range(e.dim[x], e.dim[x + 1]):
+        for dim in range(e.first_dim[x], e.first_dim[x + 1]):
             if e.kind[dim] == ALONE or t.quantity[q, 0] in (ONE, POINTS):
                 continue
-            a, b = e.rank[dim, 0], e.rank[dim, 1]
-            from_a, to_a = (p.first[a], p.first[a + 1]) if a >= 0 else (0, 1)
-            from_b, to_b = (p.first[b], p.first[b + 1]) if b >= 0 else (0, 1)
-            pairs[n, 0], pairs[n, 1], first[n], many[n] = q, dim, at, to_b - from_b
-            while at + (to_a - from_a) * many[n] > value.shape[0]:
+            a, b = e.dim_ranks[dim, 0], e.dim_ranks[dim, 1]
+            from_a, to_a = (p.rank_start[a], p.rank_start[a + 1]) if a >= 0 else (0, 1)
+            from_b, to_b = (p.rank_start[b], p.rank_start[b + 1]) if b >= 0 else (0, 1)
+            pairs[n, 0], pairs[n, 1], start[n], row_length[n] = q, dim, at, to_b - from_b
+            while at + (to_a - from_a) * row_length[n] > value.shape[0]:
                 value = np.concatenate((value, np.empty_like(value)))
             for i in range(from_a, to_a):
                 for j in range(from_b, to_b):
                     if a >= 0:
-                        option[a] = i
+                        unrolling[a] = i
                     if b >= 0:
-                        option[b] = j
-                    value[at] = minimum_hull(q, dim, option, t, e, p, memo)
+                        unrolling[b] = j
+                    value[at] = minimum_hull(q, dim, unrolling, t, e, p, memo)
                     if a >= 0:
                         low[n, i] = min(low[n, i], value[at])
                     if b >= 0:
@@ -238,227 +242,234 @@ def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, option: Ints) -> Hulls
                     )
                     at += 1
             n += 1
-    return Hulls(pairs[:n], first, many, value, low)
+    return Hulls(pairs[:n], start, row_length, value, low)
 
 
-@lean
-def multiply_hulls(low: Floats, c: Choices, option: Ints, known: Bools, e: Einsum) -> None:
+@njit_no_alloc
+def multiply_hulls(low: Floats, c: Choices, unrolling: Ints, assigned: Bools, e: Einsum) -> None:
     """Multiplies low [Q] by the bounds of all hulls. A rank whose unrolling is not known yet takes the one
     with the lowest bound.
     """
     for j in range(c.hulls.pairs.shape[0]):
         q, dim = c.hulls.pairs[j]
-        a, b = e.rank[dim, 0], e.rank[dim, 1]
-        if (a < 0 or known[a]) and (b < 0 or known[b]):
-            at = (option[a] - c.first[a] if a >= 0 else 0) * c.hulls.many[j] + (
-                option[b] - c.first[b] if b >= 0 else 0
+        a, b = e.dim_ranks[dim, 0], e.dim_ranks[dim, 1]
+        if (a < 0 or assigned[a]) and (b < 0 or assigned[b]):
+            at = (unrolling[a] - c.rank_start[a] if a >= 0 else 0) * c.hulls.row_length[j] + (
+                unrolling[b] - c.rank_start[b] if b >= 0 else 0
             )
-            low[q] *= c.hulls.value[c.hulls.first[j] + at]
+            low[q] *= c.hulls.value[c.hulls.start[j] + at]
         else:
             low[q] *= c.hulls.low[
                 j,
-                option[a]
-                if a >= 0 and known[a]
-                else option[b]
-                if b >= 0 and known[b]
+                unrolling[a]
+                if a >= 0 and assigned[a]
+                else unrolling[b]
+                if b >= 0 and assigned[b]
                 else c.hulls.low.shape[1] - 1,
             ]
 
 
-@inner()
+@njit_internal()
 def group_equal_pes(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
     """Returns consecutive unrollings with equally many PEs as groups, and the first unrolling of each group
     [G + 1].
     """
-    ranks, n = c.first.shape[0] - 1, 0
-    first, start = np.zeros(ranks + 1, np.int64), np.zeros(c.pes.shape[0] + 1, np.int64)
-    of = np.zeros(c.pes.shape[0], np.int64)
+    ranks, n = c.rank_start.shape[0] - 1, 0
+    rank_start, group_start = np.zeros(ranks + 1, np.int64), np.zeros(c.pes.shape[0] + 1, np.int64)
+    group_of = np.zeros(c.pes.shape[0], np.int64)
     for r in range(ranks):
-        for o in range(c.first[r], c.first[r + 1]):
-            if o == c.first[r] or c.pes[o] != c.pes[o - 1]:
-                start[n], n = o, n + 1
-            of[o] = n - 1
-        first[r + 1] = n
-    start[n] = c.pes.shape[0]
-    alone, alive, ragged, way = (
-        np.full((n, c.alone.shape[1]), np.inf),
+        for o in range(c.rank_start[r], c.rank_start[r + 1]):
+            if o == c.rank_start[r] or c.pes[o] != c.pes[o - 1]:
+                group_start[n], n = o, n + 1
+            group_of[o] = n - 1
+        rank_start[r + 1] = n
+    group_start[n] = c.pes.shape[0]
+    factors, alive, uneven, trips_span = (
+        np.full((n, c.factors.shape[1]), np.inf),
         np.zeros(n, np.bool_),
         np.zeros(n, np.bool_),
         np.zeros((n, 2), np.int64),
     )
-    opened = np.zeros((n, c.open.shape[1]), np.bool_)
-    ways, many = np.empty_like(c.factorizations), 0
+    open_on = np.zeros((n, c.open_on.shape[1]), np.bool_)
+    trips, trips_count = np.empty_like(c.factorizations), 0
     for g in range(n):
-        way[g, 0] = many
-        for o in range(start[g], start[g + 1]):
+        trips_span[g, 0] = trips_count
+        for o in range(group_start[g], group_start[g + 1]):
             for k in range(c.factorization_span[o, 0], c.factorization_span[o, 1] if c.alive[o] else 0):
-                many = add_undominated(c.factorizations[k], ways, way[g, 0], many)
-        way[g, 1] = many
-        for o in range(start[g], start[g + 1]):
-            alive[g], ragged[g] = alive[g] or c.alive[o], ragged[g] or c.uneven[o]
-            for j in range(opened.shape[1]):
-                opened[g, j] = opened[g, j] or c.open[o, j]
-            for q in range(c.alone.shape[1] if c.alive[o] else 0):
-                alone[g, q] = min(alone[g, q], c.alone[o, q])
+                trips_count = add_undominated(c.factorizations[k], trips, trips_span[g, 0], trips_count)
+        trips_span[g, 1] = trips_count
+        for o in range(group_start[g], group_start[g + 1]):
+            alive[g], uneven[g] = alive[g] or c.alive[o], uneven[g] or c.uneven[o]
+            for j in range(open_on.shape[1]):
+                open_on[g, j] = open_on[g, j] or c.open_on[o, j]
+            for q in range(c.factors.shape[1] if c.alive[o] else 0):
+                factors[g, q] = min(factors[g, q], c.factors[o, q])
     pairs, at = c.hulls.pairs.shape[0], 0
-    begin, wide, low, value = (
+    hull_start, row_length, low, value = (
         np.empty(pairs, np.int64),
         np.empty(pairs, np.int64),
         np.full((pairs, n + 1), np.inf),
         np.full(c.hulls.value.shape[0], np.inf),
     )
     for j in range(pairs):
-        a, b = e.rank[c.hulls.pairs[j, 1]]
-        from_a, to_a = (c.first[a], c.first[a + 1]) if a >= 0 else (0, 1)
-        from_b, to_b = (c.first[b], c.first[b + 1]) if b >= 0 else (0, 1)
-        begin[j], wide[j] = at, first[b + 1] - first[b] if b >= 0 else 1
+        a, b = e.dim_ranks[c.hulls.pairs[j, 1]]
+        from_a, to_a = (c.rank_start[a], c.rank_start[a + 1]) if a >= 0 else (0, 1)
+        from_b, to_b = (c.rank_start[b], c.rank_start[b + 1]) if b >= 0 else (0, 1)
+        hull_start[j], row_length[j] = at, rank_start[b + 1] - rank_start[b] if b >= 0 else 1
         for i in range(from_a, to_a):
             for k in range(from_b, to_b):
-                one = c.hulls.value[c.hulls.first[j] + (i - from_a) * c.hulls.many[j] + k - from_b]
-                own = at + (of[i] - first[a] if a >= 0 else 0) * wide[j] + (of[k] - first[b] if b >= 0 else 0)
-                value[own] = min(value[own], one)
+                bound = c.hulls.value[c.hulls.start[j] + (i - from_a) * c.hulls.row_length[j] + k - from_b]
+                slot = (
+                    at
+                    + (group_of[i] - rank_start[a] if a >= 0 else 0) * row_length[j]
+                    + (group_of[k] - rank_start[b] if b >= 0 else 0)
+                )
+                value[slot] = min(value[slot], bound)
                 if a >= 0:
-                    low[j, of[i]] = min(low[j, of[i]], one)
+                    low[j, group_of[i]] = min(low[j, group_of[i]], bound)
                 if b >= 0:
-                    low[j, of[k]] = min(low[j, of[k]], one)
-                low[j, n] = min(low[j, n], one)
-        at += (first[a + 1] - first[a] if a >= 0 else 1) * wide[j]
+                    low[j, group_of[k]] = min(low[j, group_of[k]], bound)
+                low[j, n] = min(low[j, n], bound)
+        at += (rank_start[a + 1] - rank_start[a] if a >= 0 else 1) * row_length[j]
     return Choices(
-        first,
-        alone,
-        c.pes[start[:n]],
+        rank_start,
+        factors,
+        c.pes[group_start[:n]],
         alive,
-        opened,
-        ragged,
-        way,
-        ways,
-        Hulls(c.hulls.pairs, begin, wide, value, low),
-    ), start[: n + 1]
+        open_on,
+        uneven,
+        trips_span,
+        trips,
+        Hulls(c.hulls.pairs, hull_start, row_length, value, low),
+    ), group_start[: n + 1]
 
 
-@lean
-def add_undominated(trips: Ints, ways: Ints, begin: int, end: int) -> int:
-    """Adds trips [D] to the Pareto set in rows begin to end of `ways`, in which fewer PEs in every dimension
+@njit_no_alloc
+def add_undominated(trips: Ints, front: Ints, begin: int, end: int) -> int:
+    """Adds trips [D] to the Pareto set in rows begin to end of `front`, in which fewer PEs in every dimension
     dominate: skips dominated trips, and drops rows that they dominate. What dominated trips leave to other
     ranks, the dominating ones leave too. Returns the new end.
     """
     n = begin
     for j in range(begin, end):
-        below, above = True, True
+        is_dominated, dominates = True, True
         for d in range(trips.shape[0]):
-            below = below and ways[j, d] <= trips[d]
-            above = above and ways[j, d] >= trips[d]
-        if below:
+            is_dominated = is_dominated and front[j, d] <= trips[d]
+            dominates = dominates and front[j, d] >= trips[d]
+        if is_dominated:
             return end
-        if not above:
+        if not dominates:
             for d in range(trips.shape[0]):
-                ways[n, d] = ways[j, d]
+                front[n, d] = front[j, d]
             n += 1
     for d in range(trips.shape[0]):
-        ways[n, d] = trips[d]
+        front[n, d] = trips[d]
     return n + 1
 
 
-@inner()
-def usable(p: Pool, m: Machine) -> Bools:
+@njit_internal()
+def fits_machine(p: Pool, m: Machine) -> Bools:
     """[O] whether an unrolling fits the machine. The pool may be made for a larger machine."""
     found = np.zeros(p.factorization_span.shape[0], np.bool_)
     for o in range(found.shape[0]):
         for way in range(p.factorization_span[o, 0], p.factorization_span[o, 1]):
             fits = True
-            for c in range(m.size.shape[0]):
-                fits = fits and p.factorizations[way, c] <= m.size[c]
+            for c in range(m.fanout_size.shape[0]):
+                fits = fits and p.factorizations[way, c] <= m.fanout_size[c]
             found[o] = found[o] or fits
     return found
 
 
-@inner()
+@njit_internal()
 def close_dominated(
-    c: Choices, total: int, caps: Ints, t: Terms, e: Einsum, m: Machine, x: Scratch, w: Work, best: Floats
+    c: Choices, pe_count: int, caps: Ints, t: Terms, e: Einsum, m: Machine, s: Scratch, w: Work, best: Floats
 ) -> None:
     """Closes unrollings on machines where they cannot lead below the best, whatever the other ranks take. An
     unrolling that is closed on all machines is no longer alive.
 
-    total: PEs of the machine.
-    caps: numbers of PEs for which bounds are made (`min_later`), ascending.
+    pe_count: PEs of the machine.
+    caps: numbers of PEs for which bounds are made (`min_later_by_pes`), ascending.
     """
     ranks, machines = w.unrolling.shape[0], w.best_count.shape[0]
-    later, earlier = min_later(c, e.order, caps), min_later(c, e.order[::-1].copy(), caps)
+    later, earlier = (
+        min_later_by_pes(c, e.rank_order, caps),
+        min_later_by_pes(c, e.rank_order[::-1].copy(), caps),
+    )
     for i in range(ranks):
-        r, around = e.order[i], min_around(earlier[ranks - i], later[i + 1], caps)
-        x.assigned[:] = False
-        x.assigned[r] = True
-        for o in range(c.first[r], c.first[r + 1]):
+        r, other_ranks = e.rank_order[i], min_other_ranks(earlier[ranks - i], later[i + 1], caps)
+        s.assigned[:] = False
+        s.assigned[r] = True
+        for o in range(c.rank_start[r], c.rank_start[r + 1]):
             if c.alive[o]:
-                w.unrolling[r], left, n = o, smallest_cap(total // c.pes[o], caps), 0
-                for q in range(x.low.shape[0]):
-                    x.low[q] = c.alone[o, q] * around[left, q]
-                multiply_hulls(x.low, c, w.unrolling, x.assigned, e)
+                w.unrolling[r], left, n = o, smallest_cap(pe_count // c.pes[o], caps), 0
+                for q in range(s.low.shape[0]):
+                    s.low[q] = c.factors[o, q] * other_ranks[left, q]
+                multiply_hulls(s.low, c, w.unrolling, s.assigned, e)
                 for j in range(machines):
-                    if c.open[o, j]:
-                        x.live[ranks, n], n = j, n + 1
-                    c.open[o, j] = False
-                n = filter_machines(x.live[ranks], n, x.live[ranks], False, False, x.bound, t, m, x, w, best)
+                    if c.open_on[o, j]:
+                        s.live[ranks, n], n = j, n + 1
+                    c.open_on[o, j] = False
+                n = filter_machines(s.live[ranks], n, s.live[ranks], False, False, s.bound, t, m, s, w, best)
                 for a in range(n):
-                    c.open[o, x.live[ranks, a]] = True
+                    c.open_on[o, s.live[ranks, a]] = True
                 c.alive[o] = n > 0
 
 
-@inner()
+@njit_internal()
 def open_in_group(
     c: Choices,
-    own: Ints,
-    start: Ints,
+    rank_group: Ints,
+    group_start: Ints,
     groups: Choices,
     t: Terms,
     e: Einsum,
     m: Machine,
-    x: Scratch,
+    s: Scratch,
     w: Work,
     best: Floats,
 ) -> None:
-    """Marks which unrollings of one group per rank (own [R]) are enumerated: those with which any machine may
-    improve if each other rank takes the lowest bound of its group.
+    """Marks which unrollings of one group per rank (rank_group [R]) are enumerated: those with which any
+    machine may improve if each other rank takes the lowest bound of its group.
     """
     ranks, machines = w.unrolling.shape[0], w.best_count.shape[0]
     for r in range(ranks):
-        x.assigned[:] = False
-        x.assigned[r] = True
-        for o in range(start[own[r]], start[own[r] + 1]):
-            x.tried[o] = c.alive[o]
+        s.assigned[:] = False
+        s.assigned[r] = True
+        for o in range(group_start[rank_group[r]], group_start[rank_group[r] + 1]):
+            s.enabled[o] = c.alive[o]
             if c.alive[o]:
                 w.unrolling[r] = o
-                for q in range(x.low.shape[0]):
-                    x.low[q] = c.alone[o, q]
+                for q in range(s.low.shape[0]):
+                    s.low[q] = c.factors[o, q]
                     for other in range(ranks):
-                        x.low[q] *= groups.alone[own[other], q] if other != r else 1.0
-                multiply_hulls(x.low, c, w.unrolling, x.assigned, e)
+                        s.low[q] *= groups.factors[rank_group[other], q] if other != r else 1.0
+                multiply_hulls(s.low, c, w.unrolling, s.assigned, e)
                 for j in range(machines):
-                    x.live[ranks, j] = j
-                x.tried[o] = (
+                    s.live[ranks, j] = j
+                s.enabled[o] = (
                     filter_machines(
-                        x.live[ranks], machines, x.live[ranks], False, False, x.bound, t, m, x, w, best
+                        s.live[ranks], machines, s.live[ranks], False, False, s.bound, t, m, s, w, best
                     )
                     > 0
                 )
 
 
-@inner()
+@njit_internal()
 def root_bound(
-    c: Choices, inside: Floats, left: FreePes, t: Terms, e: Einsum, m: Machine, x: Scratch, w: Work
+    c: Choices, later_by_dims: Floats, cells: FreePes, t: Terms, e: Einsum, m: Machine, s: Scratch, w: Work
 ) -> Floats:
     """[J] lower bounds of the objective under any choice of unrollings that are alive; inf: none fits.
-    inside, left: `min_inside` and its cells.
+    later_by_dims, cells: `min_later_by_dims` and its cells.
     """
     machines, cell = w.best_count.shape[0], 0
-    found, none = np.full(machines, np.inf), np.full((machines, 3), np.inf)
-    for d in range(m.size.shape[0]):
-        cell += left.cell[d, m.size[d]]
-    for j in range(machines if inside[0, cell].max() < np.inf else 0):
-        x.assigned[:] = False
-        x.low[:] = inside[0, cell]
-        multiply_hulls(x.low, c, w.unrolling, x.assigned, e)
-        if may_beat(j, False, True, t, m, x, w, none):
+    found, no_best = np.full(machines, np.inf), np.full((machines, 3), np.inf)
+    for d in range(m.fanout_size.shape[0]):
+        cell += cells.cell[d, m.fanout_size[d]]
+    for j in range(machines if later_by_dims[0, cell].max() < np.inf else 0):
+        s.assigned[:] = False
+        s.low[:] = later_by_dims[0, cell]
+        multiply_hulls(s.low, c, w.unrolling, s.assigned, e)
+        if may_beat(j, False, True, t, m, s, w, no_best):
             found[j] = w.cost[0]
     return found
 
@@ -467,7 +478,7 @@ class Sums(NamedTuple):
     """The coefficients other than zero of all links of every set of levels, on all machines."""
 
     span: Ints  # [N, 2] from, to: the coefficients of a set of levels
-    of: Ints  # quantity of a coefficient
+    quantity: Ints  # quantity of a coefficient
     part: Ints  # its part of the cost
     coef: Floats  # [., J] its value on each machine
     touched: Bools  # [X, P] whether any set of levels of a tensor has coefficients of the part
@@ -479,24 +490,24 @@ class Scratch(NamedTuple):
     low: Floats  # [Q] lower bounds of quantities
     assigned: Bools  # [R] whether a rank's unrolling is known
     sums: Floats  # [N, P] for `sum_bounds`
-    rest: Floats  # [X + 1, P] for `sum_bounds`
+    remaining: Floats  # [X + 1, P] for `sum_bounds`
     cost_sums: Floats  # [X + 1, P] for `holders_may_improve`
-    at: Ints  # [X] for `holders_may_improve`
-    every: Sums
+    holder_choice: Ints  # [X] for `holders_may_improve`
+    link_sums: Sums
     bound: Floats  # [J, 3] scratch, for bounds that are not read
     all_tensors: Floats  # [P, J] for `screen_machines`: bound of all tensors
     one_tensor: Floats  # [P, J] the same: of one tensor
     one_set: Floats  # [P, J] the same: of one set of levels of a tensor
     live: Ints  # [R + 1, J] machines on which unrollings of the first i ranks may be best
     live_count: Ints  # [R + 1] how many these are
-    tried: Bools  # [C] whether an unrolling is enumerated (`open_in_group`)
+    enabled: Bools  # [C] whether an unrolling is enumerated (`open_in_group`)
 
 
-@inner()
-def scratch(t: Terms, w: Work, options: int) -> Scratch:
+@njit_internal()
+def scratch(t: Terms, w: Work, unrolling_count: int) -> Scratch:
     """Arrays that `enumerate_spatial` writes to, made once per search."""
     parts, tensors, ranks, machines = (
-        w.guess.shape[0],
+        w.part_scratch.shape[0],
         t.holder_span.shape[0] - 1,
         w.unrolling.shape[0],
         w.best_count.shape[0],
@@ -508,46 +519,50 @@ def scratch(t: Terms, w: Work, options: int) -> Scratch:
         np.empty((tensors + 1, parts)),
         np.empty((tensors + 1, parts)),
         np.empty(tensors, np.int64),
-        dense_sums(t, machines),
+        nonzero_sums(t, machines),
         np.empty((machines, 3)),
         np.empty((parts, machines)),
         np.empty((parts, machines)),
         np.empty((parts, machines)),
         np.empty((ranks + 1, machines), np.int64),
         np.zeros(ranks + 1, np.int64),
-        np.ones(options, np.bool_),
+        np.ones(unrolling_count, np.bool_),
     )
 
 
-@inner()
-def dense_sums(t: Terms, machines: int) -> Sums:
-    """The coefficients other than zero of the lower bounds, by set of levels. Empty for up to `FEW` machines,
-    which are compared with bounds one by one.
+@njit_internal()
+def nonzero_sums(t: Terms, machines: int) -> Sums:
+    """The coefficients other than zero of the lower bounds, by set of levels. Empty for up to `FEW_MACHINES`
+    machines, which are compared with bounds one by one.
     """
     n, parts = 0, t.base.shape[1]
-    span, touched, most = (
+    span, touched, max_count = (
         np.empty((t.holder_sets.shape[0], 2), np.int64),
         np.zeros((t.holder_span.shape[0] - 1, parts), np.bool_),
         t.low_of.shape[0] * parts,
     )
-    if machines <= FEW:
-        most = 0
-    of, part, coef = np.empty(most, np.int64), np.empty(most, np.int64), np.empty((most, machines))
-    for x in range(touched.shape[0] if most > 0 else 0):
+    if machines <= FEW_MACHINES:
+        max_count = 0
+    quantity, part, coef = (
+        np.empty(max_count, np.int64),
+        np.empty(max_count, np.int64),
+        np.empty((max_count, machines)),
+    )
+    for x in range(touched.shape[0] if max_count > 0 else 0):
         for k in range(t.holder_span[x], t.holder_span[x + 1]):
             span[k, 0] = n
             for link in range(t.low[k, 0], t.low[k, 1]):
                 for i in range(parts):
                     if (t.low_coef[:, link, i] != 0.0).any():
-                        of[n], part[n], touched[x, i] = t.low_of[link], i, True
+                        quantity[n], part[n], touched[x, i] = t.low_of[link], i, True
                         coef[n], n = t.low_coef[:, link, i], n + 1
             span[k, 1] = n
-    return Sums(span, of, part, coef[:n].copy(), touched)
+    return Sums(span, quantity, part, coef[:n].copy(), touched)
 
 
-@lean
+@njit_no_alloc
 def screen_machines(
-    live: Ints, n: int, out: Ints, t: Terms, m: Machine, x: Scratch, w: Work, best: Floats
+    live: Ints, n: int, out: Ints, t: Terms, m: Machine, s: Scratch, w: Work, best: Floats
 ) -> int:
     """Writes to `out` those of n machines `live` on which the quantities in Scratch.low may lead below the
     best, whatever levels hold each tensor. Returns how many these are. The unrollings of some ranks may still
@@ -555,228 +570,254 @@ def screen_machines(
 
     The bound is that of `may_improve` with all parts, for all machines together.
     """
-    parts, s, last = w.guess.shape[0], x.every, w.parts.shape[0] - 1
+    parts, sums, scratch_row = w.part_scratch.shape[0], s.link_sums, w.parts.shape[0] - 1
     for i in range(parts):
         for a in range(n):
-            x.all_tensors[i, a] = t.base[live[a], i]
-    for tensor in range(s.touched.shape[0]):
+            s.all_tensors[i, a] = t.base[live[a], i]
+    for tensor in range(sums.touched.shape[0]):
         for k in range(t.holder_span[tensor], t.holder_span[tensor + 1]):
-            one = x.one_tensor if k == t.holder_span[tensor] else x.one_set
+            set_bound = s.one_tensor if k == t.holder_span[tensor] else s.one_set
             for i in range(parts):
-                if s.touched[tensor, i]:
+                if sums.touched[tensor, i]:
                     for a in range(n):
-                        one[i, a] = 0.0
-            for link in range(s.span[k, 0], s.span[k, 1]):
-                i, low = s.part[link], x.low[s.of[link]]
+                        set_bound[i, a] = 0.0
+            for link in range(sums.span[k, 0], sums.span[k, 1]):
+                i, low = sums.part[link], s.low[sums.quantity[link]]
                 for a in range(n):
-                    one[i, a] += s.coef[link, live[a]] * low
+                    set_bound[i, a] += sums.coef[link, live[a]] * low
             if k > t.holder_span[tensor]:
                 for i in range(parts):
-                    if s.touched[tensor, i]:
+                    if sums.touched[tensor, i]:
                         for a in range(n):
-                            x.one_tensor[i, a] = min(x.one_tensor[i, a], one[i, a])
+                            s.one_tensor[i, a] = min(s.one_tensor[i, a], set_bound[i, a])
         for i in range(parts):
-            if s.touched[tensor, i]:
+            if sums.touched[tensor, i]:
                 for a in range(n):
-                    x.all_tensors[i, a] += x.one_tensor[i, a]
-    many = 0
+                    s.all_tensors[i, a] += s.one_tensor[i, a]
+    live_count = 0
     for a in range(n):
         j = live[a]
         for i in range(parts):
-            w.parts[last, j, i] = x.all_tensors[i, a]
-        objective_value(w.parts[last], j, m, w.cost)
+            w.parts[scratch_row, j, i] = s.all_tensors[i, a]
+        objective_value(w.parts[scratch_row], j, m, w.cost)
         if wins(j, w.cost, best, w.ties_allowed):
-            out[many], many = j, many + 1
-    return many
+            out[live_count], live_count = j, live_count + 1
+    return live_count
 
 
-@lean
+@njit_no_alloc
 def may_beat(
-    j: int, last: bool, least: bool, t: Terms, m: Machine, x: Scratch, w: Work, best: Floats
+    j: int, all_assigned: bool, find_lowest: bool, t: Terms, m: Machine, s: Scratch, w: Work, best: Floats
 ) -> bool:
     """Whether the quantities in Scratch.low may lead below the best of machine j.
 
-    last: whether the unrollings of all ranks are known.
-    least: whether to write the lowest bound to w.cost.
+    all_assigned: whether the unrollings of all ranks are known.
+    find_lowest: whether to write the lowest bound to w.cost.
     """
-    span, of, coef = (t.sum, t.sum_of, t.sum_coef) if last else (t.low, t.low_of, t.low_coef)
-    for upto in (2, w.guess.shape[0]):  # energy and steps first
+    span, quantity, coef = (t.sum, t.sum_of, t.sum_coef) if all_assigned else (t.low, t.low_of, t.low_coef)
+    for part_count in (2, w.part_scratch.shape[0]):  # energy and steps first
         if not may_improve(
-            j, sum_bounds(x.low, j, t, span, of, coef, upto, x.sums, x.rest), t, m, x.rest, w, best
+            j,
+            sum_bounds(s.low, j, t, span, quantity, coef, part_count, s.sums, s.remaining),
+            t,
+            m,
+            s.remaining,
+            w,
+            best,
         ):
             return False
-    return holders_may_improve(j, least, t, m, x.sums, x.rest, x.cost_sums, x.at, w, best)
+    return holders_may_improve(
+        j, find_lowest, t, m, s.sums, s.remaining, s.cost_sums, s.holder_choice, w, best
+    )
 
 
-@lean
+@njit_no_alloc
 def filter_machines(
     live: Ints,
     n: int,
     out: Ints,
-    last: bool,
-    least: bool,
+    all_assigned: bool,
+    find_lowest: bool,
     low: Floats,
     t: Terms,
     m: Machine,
-    x: Scratch,
+    s: Scratch,
     w: Work,
     best: Floats,
 ) -> int:
     """Writes to `out` those of n machines `live` on which the quantities in Scratch.low may lead below the
     best. Returns how many these are.
 
-    last: whether the unrollings of all ranks are known.
-    low: [J, 3] gets the bounds of these machines; the lowest ones if `least` is set.
+    all_assigned: whether the unrollings of all ranks are known.
+    low: [J, 3] gets the bounds of these machines; the lowest ones if `find_lowest` is set.
     """
     source = live
-    if n > FEW:
-        n, source = screen_machines(live, n, out, t, m, x, w, best), out
-    many = 0
+    if n > FEW_MACHINES:
+        n, source = screen_machines(live, n, out, t, m, s, w, best), out
+    live_count = 0
     for a in range(n):
         j = source[a]
-        if may_beat(j, last, least, t, m, x, w, best):
-            out[many], many = j, many + 1
+        if may_beat(j, all_assigned, find_lowest, t, m, s, w, best):
+            out[live_count], live_count = j, live_count + 1
             for i in range(3):
                 low[j, i] = w.cost[i]
-    return many
+    return live_count
 
 
-@inner()
+@njit_internal()
 def enumerate_spatial(
-    most: int,
+    max_count: int,
     c: Choices,
     begin: Ints,
     end: Ints,
-    later: Floats,
-    left: FreePes,
-    rough: Floats,
+    later_by_dims: Floats,
+    cells: FreePes,
+    later_by_pes: Floats,
     caps: Ints,
     t: Terms,
     e: Einsum,
     m: Machine,
     rules: Rules,
-    x: Scratch,
+    s: Scratch,
     w: Work,
     best: Floats,
 ) -> tuple[Ints, Floats, Floats]:
     """Enumerates the choices of one unrolling per rank, from begin to end [R], that fit and may beat the best
     of some machine. An unrolling that is added to those of earlier ranks counts as a choice; after
-    `MOST_CHOICES` of them the enumeration ends, and so does the budget of the search. Returns three arrays:
+    `MAX_CHOICES` of them the enumeration ends, and so does the budget of the search. Returns three arrays:
 
-    1. [n, R] the `most` choices with the lowest bounds;
+    1. [n, R] the `max_count` choices with the lowest bounds;
     2. [n, J, 3] their bounds, inf on machines where they cannot beat the best;
     3. [3] with one machine, a lower bound of all choices that were left out.
 
-    later: [R + 1, C, Q] lower bounds of what later ranks give, by cell of the PEs that are left
-        (`min_inside`).
-    left: the cells.
-    rough: [R + 1, K, Q] the same by number of PEs that are left, at most caps [K] (`min_later`). A choice
+    later_by_dims: [R + 1, C, Q] lower bounds of what later ranks give, by cell of the PEs that are left
+        (`min_later_by_dims`).
+    cells: the cells. later_by_pes: [R + 1, K, Q] the same by number of PEs that are left, at most caps [K]
+    (`min_later_by_pes`). A choice
         that cannot win by these bounds is left before its PEs are shared out over the dimensions.
 
-    A quantity is a product over ranks: row i + 1 of `rows` is row i times the factor of the i-th rank in
-    the order of unrolling. With `later`, it bounds all choices that begin with the same unrollings.
+    A quantity is a product over ranks: row i + 1 of `products` is row i times the factor of the i-th rank in
+    the order of unrolling. With `later_by_dims`, it bounds all choices that begin with the same unrollings.
     """
-    ranks, many_q, size, n = w.unrolling.shape[0], t.quantity.shape[0], 64, 0
+    ranks, quantity_count, size, n = w.unrolling.shape[0], t.quantity.shape[0], 64, 0
     machines = w.best_count.shape[0]
-    low, left_out, cutoff, limit = np.empty((machines, 3)), np.full(3, np.inf), best.copy(), (np.inf, np.inf)
-    chosen, bound, worth = (
+    low, left_out, cutoff, worst_key = (
+        np.empty((machines, 3)),
+        np.full(3, np.inf),
+        best.copy(),
+        (np.inf, np.inf),
+    )
+    chosen, bound, keys = (
         np.empty((size, ranks), np.int64),
         np.empty((size, machines, 3)),
         np.empty((size, 2)),
     )
-    x.live_count[0] = machines if most == ALL else w.sampled.shape[0]
-    for a in range(x.live_count[0]):
-        x.live[0, a] = a if most == ALL else w.sampled[a]
-    used, many = np.ones((ranks + 1, 256, m.size.shape[0]), np.int64), np.ones(ranks + 1, np.int64)
-    total = 1
-    for d in range(m.size.shape[0]):
-        total *= m.size[d]
-    rows, pes, ragged = (
-        np.ones((ranks + 1, many_q)),
+    s.live_count[0] = machines if max_count == ALL else w.sampled.shape[0]
+    for a in range(s.live_count[0]):
+        s.live[0, a] = a if max_count == ALL else w.sampled[a]
+    used, way_count = (
+        np.ones((ranks + 1, 256, m.fanout_size.shape[0]), np.int64),
+        np.ones(ranks + 1, np.int64),
+    )
+    pe_count = 1
+    for d in range(m.fanout_size.shape[0]):
+        pe_count *= m.fanout_size[d]
+    products, pes, uneven = (
+        np.ones((ranks + 1, quantity_count)),
         np.ones(ranks + 1, np.int64),
         np.zeros(ranks + 1, np.bool_),
     )
-    x.assigned[:] = False
-    i, w.unrolling[e.order[0]], x.assigned[e.order[0]] = 0, end[e.order[0]], True
+    s.assigned[:] = False
+    i, w.unrolling[e.rank_order[0]], s.assigned[e.rank_order[0]] = 0, end[e.rank_order[0]], True
     while i >= 0:
-        r = e.order[i]
+        r = e.rank_order[i]
         w.unrolling[r] -= 1  # most PEs first
         o = w.unrolling[r]
         if o < begin[r]:
-            x.assigned[r] = False
+            s.assigned[r] = False
             i -= 1
             continue
         pes[i + 1] = pes[i] * c.pes[o]
-        if not c.alive[o] or not x.tried[o] or pes[i + 1] > total:
+        if not c.alive[o] or not s.enabled[o] or pes[i + 1] > pe_count:
             continue
         w.tally[CHOICES] += 1
-        if w.tally[CHOICES] > w.tally[MOST_CHOICES] or w.stop[0] != 0:
-            w.tally[CHOICES], w.tally[BUDGET] = w.tally[MOST_CHOICES] + 1, -1
+        if w.tally[CHOICES] > w.tally[MAX_CHOICES] or w.stop[0] != 0:
+            w.tally[CHOICES], w.tally[BUDGET] = w.tally[MAX_CHOICES] + 1, -1
             break
-        last = i == ranks - 1
-        ragged[i + 1] = ragged[i] or c.uneven[o]
-        if last and (pes[ranks] < rules.min_pes or (rules.uneven and not ragged[ranks])):
+        all_assigned = i == ranks - 1
+        uneven[i + 1] = uneven[i] or c.uneven[o]
+        if all_assigned and (pes[ranks] < rules.min_pes or (rules.uneven_only and not uneven[ranks])):
             continue
-        cap = smallest_cap(total // pes[i + 1], caps)
-        for q in range(many_q):
-            rows[i + 1, q] = rows[i, q] * c.alone[o, q]
-            x.low[q] = rows[i + 1, q] * rough[i + 1, cap, q]
-        if cutoff[x.live[i, 0], 0] < np.inf:
-            multiply_hulls(x.low, c, w.unrolling, x.assigned, e)
+        cap = smallest_cap(pe_count // pes[i + 1], caps)
+        for q in range(quantity_count):
+            products[i + 1, q] = products[i, q] * c.factors[o, q]
+            s.low[q] = products[i + 1, q] * later_by_pes[i + 1, cap, q]
+        if cutoff[s.live[i, 0], 0] < np.inf:
+            multiply_hulls(s.low, c, w.unrolling, s.assigned, e)
             if (
                 filter_machines(
-                    x.live[i], x.live_count[i], x.live[i + 1], last, False, x.bound, t, m, x, w, cutoff
+                    s.live[i],
+                    s.live_count[i],
+                    s.live[i + 1],
+                    all_assigned,
+                    False,
+                    s.bound,
+                    t,
+                    m,
+                    s,
+                    w,
+                    cutoff,
                 )
                 == 0
             ):
                 continue
-        if not extend_pes(i, o, used, many, c, m):
+        if not extend_pes(i, o, used, way_count, c, m):
             continue
         # more ways to use the dimensions than `used` takes: the search proves nothing, its budget ends
-        if many[i + 1] == used.shape[1] - 1:
+        if way_count[i + 1] == used.shape[1] - 1:
             w.tally[BUDGET] = -1
-        for q in range(many_q):
-            x.low[q] = np.inf
-        for u in range(many[i + 1]):
+        for q in range(quantity_count):
+            s.low[q] = np.inf
+        for u in range(way_count[i + 1]):
             cell = 0
-            for d in range(m.size.shape[0]):
-                cell += left.cell[d, m.size[d] // used[i + 1, u, d]]
-            for q in range(many_q):
-                x.low[q] = min(x.low[q], rows[i + 1, q] * later[i + 1, cell, q])
-        alive = 0
-        for a in range(x.live_count[i]):
-            if c.open[o, x.live[i, a]]:
-                x.live[i + 1, alive], alive = x.live[i, a], alive + 1
-        least = last or (limit[0] < np.inf and machines > 1)
-        if least:
+            for d in range(m.fanout_size.shape[0]):
+                cell += cells.cell[d, m.fanout_size[d] // used[i + 1, u, d]]
+            for q in range(quantity_count):
+                s.low[q] = min(s.low[q], products[i + 1, q] * later_by_dims[i + 1, cell, q])
+        live_count = 0
+        for a in range(s.live_count[i]):
+            if c.open_on[o, s.live[i, a]]:
+                s.live[i + 1, live_count], live_count = s.live[i, a], live_count + 1
+        find_lowest = all_assigned or (worst_key[0] < np.inf and machines > 1)
+        if find_lowest:
             low[:] = np.inf
-        if last or cutoff[x.live[i, 0], 0] < np.inf or least:  # there is a cost to compare with
-            multiply_hulls(x.low, c, w.unrolling, x.assigned, e)
-            alive = filter_machines(
-                x.live[i + 1],
-                alive,
-                x.live[i + 1],
-                last,
-                least,
-                low if least else x.bound,
+        if all_assigned or cutoff[s.live[i, 0], 0] < np.inf or find_lowest:  # there is a cost to compare with
+            multiply_hulls(s.low, c, w.unrolling, s.assigned, e)
+            live_count = filter_machines(
+                s.live[i + 1],
+                live_count,
+                s.live[i + 1],
+                all_assigned,
+                find_lowest,
+                low if find_lowest else s.bound,
                 t,
                 m,
-                x,
+                s,
                 w,
                 cutoff,
             )
-        x.live_count[i + 1] = alive
-        if alive == 0:
+        s.live_count[i + 1] = live_count
+        if live_count == 0:
             continue
-        own = worth_of(low, w.unit) if least else limit
-        if least and own >= limit:
+        key = sort_key(low, w.unit) if find_lowest else worst_key
+        if find_lowest and key >= worst_key:
             lower_to(left_out, low[0])
             continue
-        if not last:
+        if not all_assigned:
             i += 1
-            r = e.order[i]
-            x.assigned[r] = True
-            fewer = np.searchsorted(c.pes[begin[r] : end[r]], total // pes[i], side="right")
+            r = e.rank_order[i]
+            s.assigned[r] = True
+            fewer = np.searchsorted(c.pes[begin[r] : end[r]], pe_count // pes[i], side="right")
             w.unrolling[r] = begin[r] + fewer  # those with more PEs do not fit
             continue
         if n == size:
@@ -785,25 +826,25 @@ def enumerate_spatial(
                 np.concatenate((chosen, np.empty_like(chosen))),
                 np.concatenate((bound, np.empty_like(bound))),
             )
-            worth = np.concatenate((worth, np.empty_like(worth)))
+            keys = np.concatenate((keys, np.empty_like(keys)))
         at = n
-        if n == most:
-            at = by_worth(worth[:n])[n - 1]
+        if n == max_count:
+            at = by_sort_key(keys[:n])[n - 1]
             lower_to(left_out, bound[at, 0])
         for j in range(ranks):
             chosen[at, j] = w.unrolling[j]
-        bound[at], worth[at, 0], worth[at, 1], n = low, own[0], own[1], min(n + 1, most)
-        if n == most:
-            at = by_worth(worth[:n])[n - 1]
-            limit = (worth[at, 0], worth[at, 1])
+        bound[at], keys[at, 0], keys[at, 1], n = low, key[0], key[1], min(n + 1, max_count)
+        if n == max_count:
+            at = by_sort_key(keys[:n])[n - 1]
+            worst_key = (keys[at, 0], keys[at, 1])
             if machines == 1:  # with one machine the limit is a cost
                 cutoff[0] = bound[at]
-    if n == most:
+    if n == max_count:
         lower_to(left_out, cutoff[0])
     return chosen[:n][::-1].copy(), bound[:n][::-1].copy(), left_out
 
 
-@lean
+@njit_no_alloc
 def lower_to(left_out: Floats, low: Floats) -> None:
     """Lowers left_out [3] to `low` if that is lower. It is called for each choice that is left out, since the
     last one is not always lowest: choices are sorted by exact numbers, but `compare` takes nearly equal
@@ -814,58 +855,62 @@ def lower_to(left_out: Floats, low: Floats) -> None:
             left_out[i] = low[i]
 
 
-@lean
-def worth_of(low: Floats, unit: Floats) -> Worth:
+@njit_no_alloc
+def sort_key(low: Floats, unit: Floats) -> SortKey:
     """The key that bounds [J, 3] are ordered by: the lowest (objective, energy) of all machines, in units of
     each machine (w.unit).
     """
-    found = (np.inf, np.inf)
+    lowest = (np.inf, np.inf)
     for j in range(low.shape[0]):
-        own = (low[j, 0] / unit[j, 0], low[j, 1] / unit[j, 1])
-        if own < found:
-            found = own
-    return found
+        key = (low[j, 0] / unit[j, 0], low[j, 1] / unit[j, 1])
+        if key < lowest:
+            lowest = key
+    return lowest
 
 
-@inner()
-def by_worth(worth: Floats) -> Ints:
-    """Indices that sort keys [n, 2] (`worth_of`), lowest first. The sort is stable."""
-    later = np.argsort(worth[:, 1], kind="mergesort")
-    return later[np.argsort(worth[later, 0], kind="mergesort")]
+@njit_internal()
+def by_sort_key(keys: Floats) -> Ints:
+    """Indices that sort keys [n, 2] (`sort_key`), lowest first. The sort is stable."""
+    by_energy = np.argsort(keys[:, 1], kind="mergesort")
+    return by_energy[np.argsort(keys[by_energy, 0], kind="mergesort")]
 
 
-@inner()
+@njit_internal()
 def by_bound(bound: Floats, unit: Floats) -> Ints:
-    """Indices that sort bounds [n, J, 3] by their key (`worth_of`), lowest first."""
-    worth = np.empty((bound.shape[0], 2))
+    """Indices that sort bounds [n, J, 3] by their key (`sort_key`), lowest first."""
+    keys = np.empty((bound.shape[0], 2))
     for i in range(bound.shape[0]):
-        worth[i, 0], worth[i, 1] = worth_of(bound[i], unit)
-    return by_worth(worth)
+        keys[i, 0], keys[i, 1] = sort_key(bound[i], unit)
+    return by_sort_key(keys)
 
 
-@lean
-def some_win(low: Floats, best: Floats, equal: Bools) -> bool:
+@njit_no_alloc
+def any_wins(low: Floats, best: Floats, ties_allowed: Bools) -> bool:
     """Whether bounds [J, 3] may lead below the best of some machine."""
     found = False
     for j in range(low.shape[0]):
-        found = found or (low[j, 0] < np.inf and wins(j, low[j], best, equal))
+        found = found or (low[j, 0] < np.inf and wins(j, low[j], best, ties_allowed))
     return found
 
 
-@inner()
+@njit_internal()
 def choices(t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work) -> Choices:
     """The spatial unrollings of all ranks, with their bounds; those that do not fit the machine are not
     alive.
     """
-    ranks, many_q, compute = w.unrolling.shape[0], t.quantity.shape[0], int(m.position[m.capacity.shape[0]])
-    alone, alive = np.empty((p.first[ranks], many_q)), usable(p, m)
+    ranks, quantity_count, compute = (
+        w.unrolling.shape[0],
+        t.quantity.shape[0],
+        int(m.position[m.capacity.shape[0]]),
+    )
+    factors, alive = np.empty((p.rank_start[ranks], quantity_count)), fits_machine(p, m)
     for r in range(ranks):
-        for o in range(p.first[r], p.first[r + 1]):
-            for q in range(many_q if alive[o] else 0):
-                alone[o, q] = factor(q, r, o, t, e, p)
+        for o in range(p.rank_start[r], p.rank_start[r + 1]):
+            for q in range(quantity_count if alive[o] else 0):
+                factors[o, q] = factor(q, r, o, t, e, p)
     return Choices(
-        p.first,
-        alone,
+        p.rank_start,
+        factors,
         p.pes[:, compute, 0].astype(np.int64),
         alive,
         np.ones((alive.shape[0], w.best_count.shape[0]), np.bool_),

@@ -19,49 +19,52 @@ ENERGY, LATENCY, EDP = 0, 1, 2
 STEPS, RAMP = 1, 2
 # choices of spatial unrollings that a pass of the search keeps: few, or all (`batch_search.search`)
 LOWEST, ALL = 5, 1 << 62
-MANY = 1 << 14  # spatial unrollings that are collected before the lowest of them are expanded
-FEW = 2  # up to so many machines, each one is compared with bounds separately (`filter_machines`)
+MAX_COLLECTED = 1 << 14  # spatial unrollings that are collected before the lowest of them are expanded
+FEW_MACHINES = 2  # up to so many machines, each one is compared with bounds separately (`filter_machines`)
 # combinations of PEs left per dimension that get bounds of their own, at most (`quotients`)
-CELLS = 512
-CLOSE = 1e-10  # costs that differ by less, relatively, are ties
+MAX_CELLS = 512
+TIE_TOLERANCE = 1e-10  # costs that differ by less, relatively, are ties
 # Kinds of quantities.
 # ONE: 1, for costs that do not depend on tiles.
 # WORDS: words of tiles. ROWS: rows of compressed tiles.
 # POINTS: accesses of compute.
-# `STARTED`, `BEGUN`: first reads that are skipped, of a node and of compute.
-# `MET`: elements of the output, once per position of inputs with zeros (terms.sparse).
-# `FIRST`, `LAST`: words of the first tiles that are fetched, and of the last tiles that are drained.
-ONE, WORDS, ROWS, POINTS, STARTED, BEGUN, MET, FIRST, LAST = range(-1, 8)
+# `NODE_FIRST_READS`, `COMPUTE_FIRST_READS`: first reads that are skipped, of a node and of compute.
+# `NONZERO_OUTPUTS`: elements of the output, once per position of inputs with zeros (terms.sparse).
+# `FIRST_FILLS`, `LAST_DRAINS`: words of the first tiles that are fetched, and of the last tiles that are
+# drained.
+ONE, WORDS, ROWS, POINTS, NODE_FIRST_READS, COMPUTE_FIRST_READS, NONZERO_OUTPUTS, FIRST_FILLS, LAST_DRAINS = (
+    range(-1, 8)
+)
 # Kinds of a tensor's dimension: one rank alone; a hull of up to two ranks; such a hull, clipped since only a
 # part of it is stored.
 ALONE, HULL, CLIPPED = 0, 1, 2
 # Work.tally: number of nodes of the placement; nodes placed since the search began; their limit; nodes placed
 # before `outer_bound` is worth its time; choices of spatial unrollings looked at since the search began;
 # their limit
-NODES_PLACED, VISITED, BUDGET, EASY, CHOICES, MOST_CHOICES = 0, 1, 2, 3, 4, 5
+NODE_COUNT, VISITED, BUDGET, OUTER_AFTER, CHOICES, MAX_CHOICES = 0, 1, 2, 3, 4, 5
 TENSOR, LEVEL, PARENT, POSITION = 0, 1, 2, 3  # columns of Work.nodes
 ROUND, COUNT = 0, 1  # InnerStates.tally
 # What became of a choice of loops. OVER: left out, but smaller tiles may do (`place_node`); BOUND: left out,
 # and smaller tiles are no better; DONE: searched.
 OVER, BOUND, DONE = 0, 1, 2
-Worth = tuple[float, float]  # lowest objective, and energy, in units of a machine (Work.unit)
+SortKey = tuple[float, float]  # lowest objective, and energy, in units of a machine (Work.unit)
 
 
 class Einsum(NamedTuple):
     """The einsum: its ranks of more than one value, its tensors (the output last) and their dimensions."""
 
-    seen: Bools  # [X, R] whether a tensor has a rank
+    has_rank: Bools  # [X, R] whether a tensor has a rank
     full: Bools  # [X, R] whether the rank stands alone in a dimension
-    part: Bools  # [X, R] whether the rank is one of a window
+    in_window: Bools  # [X, R] whether the rank is one of a window
     unshared: Bools  # [X, R] whether PEs along it share nothing that compute asks for (terms.unshared)
-    dim: Ints  # [X + 1] first dimension of a tensor
+    first_dim: Ints  # [X + 1] first dimension of a tensor
     kind: Ints  # [Dm] ALONE, HULL or CLIPPED
     offset: Ints  # [Dm]
-    stored: Ints  # [Dm] elements that are stored along it
-    rank: Ints  # [Dm, 2] its ranks, -1 where there is none
+    stored_size: Ints  # [Dm] elements that are stored along it
+    dim_ranks: Ints  # [Dm, 2] its ranks, -1 where there is none
     coef: Ints  # [Dm, 2] their coefficients
-    csr: Floats  # [X] density of a compressed tensor, else 0
-    order: Ints  # [R] in which order ranks are unrolled
+    csr_density: Floats  # [X] density of a compressed tensor, else 0
+    rank_order: Ints  # [R] in which order ranks are unrolled
 
 
 class Pool(NamedTuple):
@@ -69,21 +72,21 @@ class Pool(NamedTuple):
     of them.
     """
 
-    first: Ints  # [R + 1] first unrolling of each rank
+    rank_start: Ints  # [R + 1] first unrolling of each rank
     span: Ints  # [O, K, 2] from, to: its tiles at a position, in the arrays of tiles below
     size: Ints  # [n] of a tile
     pieces: Floats  # [n] pieces that a tile is cut into
     elems: Floats  # [n] elements of all pieces together
-    out: Ints  # [n] the tile outside of it
+    outer_tile: Ints  # [n] the tile outside of it
     untiled: Bools  # [n] whether the rank is not cut there
     pes: Floats  # [O, K, M] PEs in use outside of a position, by mask of groups
     uneven: Bools  # [O] whether the last PE may have less
     cuts: Ints  # [n, J] sizes by which the rank is cut into a tile, from outside in; then zeros
     factorization_span: Ints  # [O, 2] from, to in `factorizations`
     factorizations: Ints  # [W, D] PEs along each fan-out dimension
-    base: Ints  # [R] first tile of a rank
-    last: Ints  # [n] the largest tile of the same unrolling and position
-    prefix: Ints  # [B + 1] mask of all groups at so many outermost boundaries
+    first_tile: Ints  # [R] first tile of a rank
+    largest_tile: Ints  # [n] the largest tile of the same unrolling and position
+    groups_outside: Ints  # [B + 1] mask of all groups at so many outermost boundaries
 
 
 class Machine(NamedTuple):
@@ -97,20 +100,20 @@ class Machine(NamedTuple):
     double_buffer: Bools  # [V] whether a tile that is filled more than once counts twice
     # [X, V, V] by tensor, level of the parent, level of the node: the node does not sink below loops, except
     # into a window; its level holds the complete tile, as cache lines move whole (terms.resting_position)
-    whole: Bools
+    no_sink: Bools
     ports: Ints  # [V, 2] parts of reads and of writes
     # [V, 3] begin, end of fills, end of drains: which parts are stalls of first fills, and after them of last
     # drains (of a single-buffered level the first range has those of all fills and drains)
     exposed: Ints
     through: Ints  # [V, 2] from, to: parts of ports that serve transfers to levels further inside
     position: Ints  # [V + 1] boundaries outside of a level
-    size: Ints  # [D] PEs of a fan-out dimension
+    fanout_size: Ints  # [D] PEs of a fan-out dimension
     leak: Floats  # [J] pJ per cycle
-    limit: Floats  # [J] cycles at most
+    max_cycles: Floats  # [J] cycles at most
     # [G] positions directly inside of a boundary with a double-buffered level further out. There loops above
     # all nodes of the position may pay: tiles outside do not sink below them, so they are not stored twice
-    gaps: Ints
-    ends: bool  # whether first fills and last drains are waited for at some level
+    loop_positions: Ints
+    waits_at_ends: bool  # whether first fills and last drains are waited for at some level
     objective: int  # ENERGY, LATENCY or EDP
 
 
@@ -122,12 +125,12 @@ class Terms(NamedTuple):
     # [Q, 5] kind, tensor, position, and the masks of groups of which only the first PE counts: for ranks that
     # the tensor lacks, for ranks that it has
     quantity: Ints
-    line: Floats  # [Q] words that move at once, 0: any number may
-    spread: Ints  # [Q] dimensions of the tensor, as a mask, of which every index takes a share of a line
-    share: Floats  # [Q] that share
+    line_words: Floats  # [Q] words that move at once, 0: any number may
+    spread_dims: Ints  # [Q] dimensions of the tensor, as a mask, of which every index takes a share of a line
+    line_share: Floats  # [Q] that share
     link: Ints  # [X, V, V + 1, 2] by tensor, parent, child: from, to in the next two
-    of: Ints  # [T] quantities of links
-    coef: Floats  # [J, T, P] their coefficients on each machine
+    link_of: Ints  # [T] quantities of links
+    link_coef: Floats  # [J, T, P] their coefficients on each machine
     holder_span: Ints  # [X + 1] from, to: sets of levels that may hold a tensor, in `holder_sets`
     holder_sets: Ints  # [N] a set, as a mask
     sum: Ints  # [N, 2] from, to in `sum_of`, `sum_coef`: all links of a set together
@@ -148,9 +151,9 @@ class Memo(NamedTuple):
     # [B + 1, Dc, A, B'] of clipped dimensions by the tiles of their ranks: a lower bound, of the first PE
     # alone at so many boundaries, of all PEs at the others
     hulls: Floats
-    row: Ints  # [Dm] row of a dimension in `hulls`
+    hull_row: Ints  # [Dm] row of a dimension in `hulls`
     unions: Floats  # [2, Du, A, B'] elements that all tiles together touch: all, and those that are stored
-    urow: Ints  # [Dm] row of a dimension in `unions`
+    union_row: Ints  # [Dm] row of a dimension in `unions`
     # [B + 1, Dm, O, O', K] the least length of a dimension over all tiles of a position, by the unrollings of
     # its ranks, of the first PE alone at so many boundaries
     shortest: Floats
@@ -161,16 +164,16 @@ class Memo(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What a mapping must keep to. inside, stationary: where PEs are in use, not counting the groups in
-    `unconstrained`.
+    """What a mapping must keep to. may_loop_inside, stationary: where PEs are in use, not counting the groups
+    in `unconstrained`.
     """
 
     sinks: Bools  # [X, V, R] whether a node whose parent's level is V passes below a loop for free
-    inside: Bools  # [R] ranks that may have temporal loops inside the PEs
+    may_loop_inside: Bools  # [R] ranks that may have temporal loops inside the PEs
     stationary: int  # tensor whose innermost node stands above these loops, -1: none
     unconstrained: int  # mask of groups of PEs
     min_pes: int  # PEs that must be in use
-    uneven: bool  # whether only unrollings count in which some PEs share unevenly
+    uneven_only: bool  # whether only unrollings count in which some PEs share unevenly
 
 
 class InnerStates(NamedTuple):
@@ -182,7 +185,7 @@ class InnerStates(NamedTuple):
     round: Ints  # [S] the round that a slot is of
     head: Ints  # [S] its first member, -1: none
     parts: Floats  # [C, P] cost parts of a member
-    of: Ints  # [C] its machine
+    machine: Ints  # [C] its machine
     next: Ints  # [C] the next member of the slot, -1: the end
     tally: Ints  # [2] ROUND, COUNT of members
 
@@ -201,41 +204,41 @@ class Work(NamedTuple):
 
     live: Ints  # [d, J] machines that are alive
     live_count: Ints  # [d] how many
-    tile: Ints  # [d, R] the tile that stands inside, as its number in the pool
+    inner_tile: Ints  # [d, R] the tile that stands inside, as its number in the pool
     parts: Floats  # [d, J, P] lower bound of the whole nest
-    need: Floats  # [d, V] bits of each level in use
-    entry: Ints  # [K, R] tiles that enter the PEs around a position
-    done: Ints  # [d] nodes placed, as a mask
+    used_bits: Floats  # [d, V] bits of each level in use
+    entry_tile: Ints  # [K, R] tiles that enter the PEs around a position
+    placed: Ints  # [d] nodes placed, as a mask
     position: Ints  # [d] boundaries outside
     node: Ints  # [d] the node placed then
-    at: Ints  # [d, R] the tile at that node
-    level: Ints  # [d] the loop below it that is being chosen, -1: the node itself
-    loops: Ints  # [d] how many loops may stand below it
-    windows: Ints  # [d] how many of these, the first ones, are over ranks of its windows
-    rank: Ints  # [d, R] their ranks
+    node_tile: Ints  # [d, R] the tile at that node
+    loop: Ints  # [d] the loop below it that is being chosen, -1: the node itself
+    loop_count: Ints  # [d] how many loops may stand below it
+    window_count: Ints  # [d] how many of these, the first ones, are over ranks of its windows
+    loop_rank: Ints  # [d, R] their ranks
     loop_tile: Ints  # [d, R] their tiles
-    first: Bools  # [d, R] whether no tile of the loop was tried before
-    ended: Ints  # [d, R] what became of the loop's tiles so far: OVER, BOUND, DONE
+    untried: Bools  # [d, R] whether no tile of the loop was tried before
+    outcome: Ints  # [d, R] what became of the loop's tiles so far: OVER, BOUND, DONE
     unrolling: Ints  # [R] the spatial unrolling
     nodes: Ints  # [N, 4] TENSOR (-1: loops directly inside a boundary, no node), LEVEL, PARENT, POSITION
-    holds_whole: Bools  # [N] whether its double-buffered level has the capacity for its whole tensor, once
-    tally: Ints  # [6] counts and limits, by the indices `NODES_PLACED`, `VISITED`, ...
+    holds_tensor: Bools  # [N] whether its double-buffered level has the capacity for its whole tensor, once
+    tally: Ints  # [6] counts and limits, by the indices `NODE_COUNT`, `VISITED`, ...
     stop: Ints  # [1] set to 1 by another thread once a deadline has passed (dse/run/deadline.py)
-    lower: Floats  # [Q] lower bounds of the quantities, whatever the tiles
+    quantity_bound: Floats  # [Q] lower bounds of the quantities, whatever the tiles
     # [J] whether what costs the same as the best may be taken too: it may come first among equals
     ties_allowed: Bools
     holders: Ints  # [X] which set of levels holds each tensor
     outer_extra: Floats  # [J] energy that overfull outer levels cost beyond the bounds (`outer_bound`)
     unit: Floats  # [J, 2] units of objective and energy, to compare machines
     sampled: Ints  # [.] a sample of the machines
-    guess: Floats  # [P] scratch
+    part_scratch: Floats  # [P] scratch
     cost: Floats  # [3] scratch: objective, energy, cycles
     lowest: Floats  # [J, 3] scratch
     largest: Ints  # [R] scratch
-    rest: Ints  # [R] scratch
+    rest_tile: Ints  # [R] scratch
     best: Floats  # [J, 3] cost of the best nest of outer levels (`outer_bound`)
     best_count: Ints  # [J] nodes of the best nest so far, -1: none yet
     best_unrolling: Ints  # [J, R] its unrolling
     best_holders: Ints  # [J, X] its sets of levels
     best_nodes: Ints  # [J, N, 4] its nodes
-    best_at: Ints  # [J, N, R] their tiles
+    best_tiles: Ints  # [J, N, R] their tiles
