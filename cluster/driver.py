@@ -338,7 +338,7 @@ def _open(study: Study, store: Store, lines: list[str]) -> Run:
         lines = [*lines, f"{out / folder.ENV}: lost or damaged; written anew"]
     job = job_of(study)
     _write_head(study, identity, out)
-    store, now = stores.with_identity(store, folder.digest(identity)), time.monotonic()
+    store, now = stores.with_study(store, folder.digest(identity)), time.monotonic()
     batch_axes = (
         job.batch_index.structural_axes
         if job.batch_index

@@ -91,6 +91,7 @@ class Store:
     groups: tuple[Group, ...] = ()
     # parts that a merge replaced, still on disk for readers of the previous manifest
     retired: tuple[str, ...] = ()
+    study_crc: int = 0  # CRC-32 of study.yaml
 
 
 @contextmanager
@@ -164,8 +165,14 @@ def mend(path: Path) -> list[str]:
     _check_one_run(path)
     lines = []
     with as_store_fault(path), _lock_folder(path):
-        env = folders.env(path, next(iter(_manifests(path).values()), Manifest()))
-        for name in folders.damaged_heads(path, env):
+        manifests = _manifests(path).values()
+        newest_manifest = max(manifests, key=lambda one: one.generation, default=Manifest())
+        env = folders.env(path, newest_manifest)
+        damaged = folders.damaged_heads(path, env)
+        if folders.is_older_env(path, newest_manifest, damaged):
+            damaged.remove(STUDY)
+            lines.append(f"{path / ENV}: older than {MANIFEST}; written anew")
+        for name in damaged:
             text = env["files"][name][2] if env else None
             if text is None:
                 raise StoreFault(
@@ -213,7 +220,7 @@ def _lock_folder(path: Path) -> Iterator[None]:
 
 def manifest(store: Store) -> Manifest:
     """Returns the manifest that describes the store as it is."""
-    return Manifest(store.generation, store.identity, store.groups, store.retired)
+    return Manifest(store.generation, store.identity, store.groups, store.retired, store.study_crc)
 
 
 def _refuse_others(path: Path, identity: str) -> None:
@@ -235,10 +242,15 @@ def _refuse_others(path: Path, identity: str) -> None:
     )
 
 
-def with_identity(store: Store, identity: str) -> Store:
-    """Returns the store with this identity, published in the manifest before there are rows."""
+def with_study(store: Store, identity: str) -> Store:
+    """Returns the store with this identity and the study.yaml that stands in the folder, published in the
+    manifest before there are rows of it.
+    """
     with as_store_fault(store.path):
-        return store if store.identity == identity else _publish(replace(store, identity=identity))
+        study = store.path / STUDY
+        study_crc = folders.crc(study) if study.is_file() else 0
+        own = replace(store, identity=identity, study_crc=study_crc)
+        return store if own == store else _publish(own)
 
 
 def close(store: Store) -> None:
@@ -288,6 +300,7 @@ def _load(path: Path, lock: int) -> tuple[Store, list[str]]:
         newest_manifest.identity,
         newest_manifest.groups,
         newest_manifest.retired,
+        newest_manifest.study_crc,
     )
     is_there = (path / MANIFEST).exists()
     if newest == MANIFEST or not (newest or is_there):
@@ -581,6 +594,7 @@ def _publish(store: Store) -> Store:
         "parts": part_paths,
         "groups": groups,
         "retired": list(store.retired),
+        "study_crc": store.study_crc,
     }
     if (store.path / MANIFEST).exists():
         write_bytes(store.path / PREVIOUS_MANIFEST, (store.path / MANIFEST).read_bytes(), durable=False)

@@ -94,7 +94,12 @@ def _cg(case: dict[str, Any]) -> list[str]:
         *_exact(
             "words of gogeta",
             case.get("gogeta_breakdown_words", {}),
-            {key: getattr(moved, key) for key in ("read", "write", "evict", "flush")},
+            {
+                "read": moved.read_words,
+                "write": moved.write_words,
+                "evict": moved.evicted_words,
+                "flush": moved.flushed_words,
+            },
         ),
         *_rounded(case.get("MB", {}), {key: 4 * n / 1e6 for key, n in found.items()}),
         *_rounded(

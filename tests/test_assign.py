@@ -417,7 +417,7 @@ def test_a_tensor_lies_in_one_layout_between_einsums(
         (line,) = capsys.readouterr().err.splitlines()
         assert (
             line == f'{tmp_path / "one.yaml"}: layout DRAM T: T writes "N M", U reads row-major; give both '
-            "the same, or a copy"
+            "the same, or add a copy"
         )
 
 
@@ -538,7 +538,7 @@ def test_layouts_of_a_graph_are_kept_and_checked(
 
 
 def patched(asked: Any, most: int, *words: Any) -> Any:
-    with patch.object(graphs, "join", partial(join, most=most)):
+    with patch.object(graphs, "join", partial(join, max_rows=most)):
         return asked(*words)
 
 

@@ -40,7 +40,7 @@ BOUNDED = {  # what a recursion may be as deep as
     },
     "einsums of one segment, at most eight": {
         "dse/solve/schedules/shared_loops.py": {"Descent.visit"},
-        "dse/solve/schedules/segments.py": {"place_regions.put"},
+        "dse/solve/schedules/segments.py": {"place_regions.place_rest"},
         "dse/solve/schedules/fusible_segments.py": {"_extended"},
         "dse/solve/schedules/pipeline.py": {"_segment", "_stages"},
     },

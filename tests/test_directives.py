@@ -581,7 +581,10 @@ def test_a_tensor_that_no_update_moves_stands_below_its_lanes() -> None:
 @pytest.mark.parametrize(
     ("nest", "says"),
     [
-        ("store L0 A B C\nfor m tile 1\nstore L1 B\nfor k tile 1\nfor n tile 1\nmac", "nodes must be raised"),
+        (
+            "store L0 A B C\nfor m tile 1\nstore L1 B\nfor k tile 1\nfor n tile 1\nmac",
+            "they raise nodes above loops",
+        ),
         (
             "store L0 A B C\nstore L1 A\nstore L2 B\nstore L1 C\nfor k tile 1\nfor n tile 1\nfor m "
             "tile 1\nmac",

@@ -285,7 +285,7 @@ def test_residency_as_published() -> None:
     )
     assert moved == (1309920000, 1297337088, 1029025536, 58992000, 1019588352)
     assert (
-        "free, and an operand's capacity"
+        "an operand's space is released once it was read"
         in dse.residency("gemm:m=8,n=8,k=8", "a2", method="gogeta-published").text()
     )
 

@@ -155,6 +155,23 @@ def test_more_points_go_on_as_if_they_had_been_there_from_the_start(tmp_path: Pa
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
 
 
+def test_an_env_json_of_an_earlier_session_takes_no_rows_with_it(tmp_path: Path) -> None:
+    """It says that fewer machines are wanted, and that study.yaml is not what the run wrote."""
+    run, env = tmp_path / "run", tmp_path / "run" / folder.ENV
+    driver.run(study(tmp_path, stop="machines: 5"), run, workers=0)
+    earlier = env.read_bytes()
+    driver.run(study(tmp_path, stop="machines: 8"), run, workers=0)
+    whole, later = rows(run), env.read_bytes()
+    env.write_bytes(earlier)
+    sorted((run / "parts" / "points").iterdir())[-1].unlink()
+    (line,) = folder.faults_of_heads(run, folder.read(run))
+    assert line.startswith(f"{env}: older than manifest.json; `dse resume")
+    out = driver.resume(run, workers=0)
+    assert any("env.json: older than manifest.json; written anew" in line for line in out.status.notes)
+    assert rows(run) == whole
+    assert env.read_bytes() == later
+
+
 def test_a_changed_study_is_refused_with_the_key(tmp_path: Path) -> None:
     driver.run(study(tmp_path, stop="machines: 5"), tmp_path / "run", workers=0)
     before = rows(tmp_path / "run")

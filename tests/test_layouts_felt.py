@@ -220,7 +220,7 @@ def test_layouts_survive_text_and_yaml() -> None:
         (f"layout DRAM A: {'M ' * 300}", "more than the 400 that any needs"),
         ("layout DRAM A: M K&A", "A is no guest of itself"),
         ("layout DRAM A: M K&C:0", '"K&C:0" gives C no slice; write &C'),
-        ("layout DRAM A: M K\nlayout DRAM A: K M", "stands twice"),
+        ("layout DRAM A: M K\nlayout DRAM A: K M", "is given twice"),
     ],
 )
 def test_a_bad_layout_is_one_line(line: str, said: str, tmp_path: Path, capsys) -> None:

@@ -23,7 +23,7 @@ import stat
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedWriter
@@ -90,13 +90,14 @@ class Group:
 class Manifest:
     """The content of manifest.json. identity: digest of everything that determines the rows, "" while there
     are no rows. retired: paths of parts that were merged into others; they stay for readers of the manifest
-    before.
+    before. study_crc: CRC-32 of study.yaml, which a later session may replace by one with other limits.
     """
 
     generation: int = 0
     identity: str = ""
     groups: tuple[Group, ...] = ()
     retired: tuple[str, ...] = ()
+    study_crc: int = 0
 
 
 def part_path(table: str, name: str) -> str:
@@ -378,7 +379,9 @@ def parse(path: Path, value: Mapping[str, Any]) -> Manifest:
         groups = tuple(
             Group(g["name"], g["level"], tuple(Part(*part) for part in g["parts"])) for g in value["groups"]
         )
-        found = Manifest(value["generation"], value["identity"], groups, tuple(value["retired"]))
+        found = Manifest(
+            value["generation"], value["identity"], groups, tuple(value["retired"]), value.get("study_crc", 0)
+        )
         line = _invalid_entry(found) if value["version"] == MANIFEST_VERSION else "its version"
     except (KeyError, TypeError, AttributeError, ValueError) as fault:
         line = f"{type(fault).__name__} {fault}"
@@ -394,6 +397,7 @@ def _invalid_entry(m: Manifest) -> str:
     """The first entry of a manifest that dse would not write; empty if there is none."""
     numbers = [
         m.generation,
+        m.study_crc,
         *(
             n
             for g in m.groups
@@ -525,6 +529,8 @@ def faults_of_heads(root: Path, manifest: Manifest) -> list[str]:
             return []
         time.sleep(0.02)
     advice_text = advice(root)
+    if is_older_env(root, manifest, wrong):
+        return [f"{root / ENV}: older than {MANIFEST}; {advice_text}"]
     return [
         f"{root / name}: {'not what the run wrote' if (root / name).exists() else 'missing'}; {advice_text}"
         for name in wrong
@@ -540,6 +546,14 @@ def damaged_heads(root: Path, env_data: Mapping[str, Any] | None) -> list[str]:
         for name, (size, checksum, _) in (env_data["files"] if env_data else {}).items()
         if not _is_unchanged(root / name, size, checksum)
     ]
+
+
+def is_older_env(root: Path, manifest: Manifest, damaged: Sequence[str]) -> bool:
+    """True if env.json is an earlier one: study.yaml differs from what it says, and is the one that the
+    manifest knows. damaged: of `damaged_heads`
+    """
+    study = root / STUDY
+    return STUDY in damaged and study.is_file() and crc(study) == manifest.study_crc
 
 
 def _is_unchanged(path: Path, size: int, checksum: int) -> bool:
