@@ -622,7 +622,7 @@ NETWORK = Workload(
 def test_published_methods_find_schedules_and_say_what_they_left_out(
     name: str, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for of, fewer in (("DRAWN", 4), ("ANNEALED", (1, 2)), ("EVERY", (8,))):
+    for of, fewer in (("RANDOM_MAPPINGS", 4), ("ANNEALING_ROUNDS", (1, 2)), ("ALL_TILE_COUNTS", (8,))):
         monkeypatch.setattr(f"dse.solve.kapla.published.{of}", fewer)
     found = published(MULTI, NETWORK, name, "energy", weights)
     assert isinstance(found, Solution)

@@ -400,7 +400,7 @@ def test_a_tensor_from_outside_that_stays_was_all_brought_in(
             "weights pinned",
             "weights pinned\nretain BUF T1 1/2",
             "retain BUF T1: BUF is inside an array: what lies spread over its PEs is not retained beside "
-            "stages, nor where networks are priced",
+            "stages, nor where networks are priced; retain it outside of the array",
         ),
         (
             "store BUF W1 T1 T2",

@@ -16,7 +16,7 @@ from workloads.arrays import Bools, Floats, Ints
 from workloads.einsum import Einsum
 
 MAC, COPY, OTHER = 0, 1, 2  # kinds of operations
-# in `NeedsTable.common`: operands are bounded one by one, since there are more than bounds.JOINT
+# in `NeedsTable.common`: operands are bounded one by one, since there are more than bounds.MAX_JOINT
 ONE_BY_ONE = -1
 
 

@@ -94,7 +94,7 @@ class Needs:
     compute_words: tuple[float, ...]  # elements of each tensor that compute accesses
     sharers: tuple[int, ...]  # per tensor, MAC units that may want the same word of it
     # per set of operands (index: its bit mask): the most of them that MAC units along one rank may share;
-    # empty for more than JOINT operands
+    # empty for more than MAX_JOINT operands
     common: tuple[int, ...]
 
 
