@@ -43,7 +43,7 @@ def test_what_is_counted_place_by_place_says_so_in_one_line(
     from workloads.graph import Workload
 
     e = einsum(text, {"m": LONG, "p": LONG, "r": 3}, sizes=sizes)
-    with pytest.raises(ValueError, match="one by one|by listing") as caught:
+    with pytest.raises(ValueError, match=r"one by one|by listing") as caught:
         solve(machine.arch(machine.load(chip)), Workload("long", (e,), frozenset()), SolverOptions())
     # other tiles do not help
     assert "\n" not in str(caught.value)
