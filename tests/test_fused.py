@@ -89,6 +89,14 @@ def test_schedules_counted_by_hand_cost_the_same(seed: int) -> None:
     assert by_hand.wrong(seed) == []
 
 
+def test_einsums_that_read_other_rows_of_a_tensor_do_not_read_it_together() -> None:
+    """Constant indices choose the rows: one row brought in once does not serve both."""
+    arch, workload = random_case(176, "free")
+    rows = [p.dims[0].offset for e in workload.einsums for p in e.inputs if p.tensor == "X"]
+    assert rows == [1, 0]
+    assert wrong(176, "free") == []
+
+
 @full_only
 def test_gaps_hold_where_fills_wait() -> None:
     assert wrong(5, "buffered") == []

@@ -103,17 +103,21 @@ def _cut_dims(p: Projection, rank: str) -> tuple[int, ...]:
 
 
 def cut_alike(users: Users, classes: Sequence[tuple[str, ...]]) -> bool:
-    """True if one storage node below any loops over these classes serves all users of a tensor: they use it
-    under one name and with the same extents, and each class indexes the same dimensions of it for every user.
+    """True if one storage node below any loops over these classes serves all users of a tensor: they use the
+    same part of it under one name (a constant index may choose another one for each), and each class indexes
+    the same dimensions of it for every user.
     """
     first = users[0][2]
     cuts = {tuple(_cut_dims(p, ranks[i]) for ranks in classes) for i, _, p in users}
-    extents = {tuple(sum(c * e.sizes()[rank] for rank, c in d.terms) for d in p.dims) for _, e, p in users}
+    parts = {
+        tuple((d.offset, sum(c * e.sizes()[rank] for rank, c in d.terms)) for d in p.dims)
+        for _, e, p in users
+    }
     same_reads = all(
         (p.tensor, p.density) == (first.tensor, first.density) and reads_as_written(p, first)
         for _, _, p in users
     )
-    return same_reads and len(cuts) == len(extents) == 1
+    return same_reads and len(cuts) == len(parts) == 1
 
 
 def reads_as_written(p: Projection, q: Projection, padded: bool = False) -> bool:
