@@ -203,7 +203,7 @@ class RunningBound:
         )
 
     def lower_bounds(self) -> dict[str, Cost]:
-        """Returns a lower bound of each workload's cost. steady_ns is set to the latency and is no bound.
+        """Returns a lower bound of each workload's cost. interval_ns is set to the latency and is no bound.
 
         Unfused: the sum over its einsums. Other schedules: a bound over all of them.
         """

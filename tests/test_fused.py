@@ -91,7 +91,7 @@ def test_schedules_counted_by_hand_cost_the_same(seed: int) -> None:
 
 def test_einsums_that_read_other_rows_of_a_tensor_do_not_read_it_together() -> None:
     """Constant indices choose the rows: one row brought in once does not serve both."""
-    arch, workload = random_case(176, "free")
+    _, workload = random_case(176, "free")
     rows = [p.dims[0].offset for e in workload.einsums for p in e.inputs if p.tensor == "X"]
     assert rows == [1, 0]
     assert wrong(176, "free") == []

@@ -65,7 +65,7 @@ def network(
     """Returns the workload in which every tensor that no einsum makes is a weight, except `data` (inputs,
     caches).
 
-    tables: constants that exist before the run but are not parameter_count: no parameters, as running means
+    tables: constants that exist before the run but are no parameters, as running means
     and
         variances are none
     """

@@ -175,8 +175,8 @@ class _BadArchive(ValueError):
 
 
 def _check_archive(archive: BytesIO) -> None:
-    """Raises _Unpacks for an archive that unpacks to more than LARGER times its size, or outside of its
-    folder. torch.export.save stores weights uncompressed.
+    """Raises _BadArchive for an archive that unpacks to more than MAX_UNPACK_RATIO times its size, or outside
+    of its folder. torch.export.save stores weights uncompressed.
     """
     with zipfile.ZipFile(archive) as packed:
         entries = packed.infolist()

@@ -230,8 +230,7 @@ def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, An
 
 def _segment_data(row: SegmentCost) -> dict[str, Any]:
     """A segment as plain data for JSON."""
-    columns = {"pipeline_tiles" if name == "granules" else name: value for name, value in asdict(row).items()}
-    return columns | {"on_chip": [tensor for tensor, _ in row.on_chip], "peak_bits": dict(row.peak_bits)}
+    return asdict(row) | {"on_chip": [tensor for tensor, _ in row.on_chip], "peak_bits": dict(row.peak_bits)}
 
 
 def mappings(workload: Workload, solution: Solution, plan: Schedule | None = None) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def digits_of(d: Digit, values: Ints) -> Ints:
 
 def check_listable(positions: int) -> int:
     """Returns the number of positions that are to be listed one by one. Raises TooLong if they are more
-    than LISTABLE."""
+    than MAX_LISTABLE."""
     if positions > MAX_LISTABLE:
         raise TooLong(
             f"lines, rows and banks are counted by listing {positions:,} positions of a tensor, more than "

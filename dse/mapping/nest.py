@@ -91,7 +91,7 @@ class Mapping:
     """Loops and storage nodes, outermost first; compute stands below the last node."""
 
     nodes: tuple[Loop | Store, ...]
-    # of a mapping that is no loop nest: its text (OUTSIDE, the reason, and what it does); nodes are then
+    # of a mapping that is no loop nest: its text (NON_NEST, the reason, and what it does); nodes are then
     # empty
     non_nest_text: str = ""
     layouts: tuple[TensorLayout, ...] = ()  # tensors and levels not named are row-major

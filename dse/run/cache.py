@@ -128,7 +128,7 @@ def read(path: Path) -> bytes | None:
 
 def read_decoded(path: Path, decode: Callable[[bytes], T]) -> T | None:
     """The stored answer, decoded; None if there is none. A file whose content `decode` refuses (it raises one
-    of REFUSALS) is removed.
+    of DECODE_ERRORS) is removed.
     """
     if (answer := read(path)) is None:
         return None

@@ -50,7 +50,7 @@ def exhaustive(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
     """The optimum by enumeration, over perfect temporal and imperfect spatial factors.
 
     Returns a list of one solution. Spatial factors are as even as can be (n / f, rounded up). Deterministic:
-    rng is not used. Raises ValueError if the mapspace has more than LIMIT mappings.
+    rng is not used. Raises ValueError if the mapspace has more than MAX_MAPPINGS mappings.
     """
     return enumerated(problem)
 

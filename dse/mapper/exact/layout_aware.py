@@ -442,7 +442,7 @@ def with_certificate(
     objective.
 
     The optimality gap is the gap to `lower` or to the bound of any mapping, whichever is smaller; 0 below
-    PRECISE.
+    ROUNDING_GAP.
     """
     gap = min(
         one.gap_to_bound, relative_gap(objective_value(objective, one.energy_pj, one.latency_cycles), lower)

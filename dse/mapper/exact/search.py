@@ -572,7 +572,7 @@ def _pool(rank_unrollings: Sequence[SpatialUnrollings], groups_outside: Sequence
 
 def _memo(rank_unrollings: Sequence[SpatialUnrollings], e: state.Einsum, positions: int) -> state.Memo:
     """Empty tables for sums over tiles of windows. Raises TooLong where a window over padding, or an output
-    in windows, has more than LISTED places.
+    in windows, has more than MAX_LISTED places.
     """
     clipped, output = np.flatnonzero(e.kind == state.CLIPPED), np.arange(len(e.kind)) >= e.first_dim[-2]
     output_windows = np.flatnonzero((e.kind != state.ALONE) & output)

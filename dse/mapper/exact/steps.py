@@ -19,7 +19,7 @@ class Step:
     compute.
     """
 
-    kind: int  # NODE, GAP, LANES or MAC
+    kind: int  # NODE, GAP, ARRAY or MAC
     allowed: frozenset[str]  # ranks that may loop there
     level: int = -1  # number of the node's level, or of levels outside of the PEs
     tensor: int = -1  # number of the node's tensor

@@ -994,7 +994,7 @@ def within(dim: Dim, extents: Sequence[int]) -> bool:
 
 
 def _span_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinct: bool) -> int:
-    """Returns `dim_sum` by listing all tiles. Raises TooLong if there are more than LISTED."""
+    """Returns `dim_sum` by listing all tiles. Raises TooLong if there are more than MAX_LISTED."""
     if (tile_total := prod(tile_count(extent, cuts) for extent, cuts in ranks)) > MAX_LISTED:
         raise TooLong(
             f"{tile_total:,} tiles of {'+'.join(dim.ranks())} over padding are counted one by one, at most "

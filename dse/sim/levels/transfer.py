@@ -370,7 +370,7 @@ def _in_units(elem_layout: Layout, bits: int, a: Access) -> tuple[Layout, layout
 
 def _count_boxes(cuts: layouts.Cuts, boxes: Sequence[Sequence[ValueSets]], visits: int) -> Counts:
     """Returns what all boxes cost, by closed forms; where these are not exact, by listing addresses if there
-    are at most LISTED.
+    are at most MAX_LISTED.
     """
     found = layouts.combine(cuts, [layouts.sums(cuts, dim, rows) for dim, rows in enumerate(boxes)], visits)
     if found.exact:
@@ -432,7 +432,7 @@ def _rows_opened(
 
 def _box_by_box(r: Route, cuts: layouts.Cuts, copies: bool, skips_first: bool) -> int | None:
     """Returns the rows opened at the outermost level, box by box in the order of time; None if there are more
-    than LISTED boxes or addresses.
+    than MAX_LISTED boxes or addresses.
     """
     e, link = r.e, r.link
     places_of = {

@@ -27,8 +27,8 @@ ResidentWords = dict[str, tuple[int, int]]
 # (source operation, number of one of its edges, rank that the source steps through) -> rank that the edge's
 # target steps through; "": none
 Step = Callable[[int, int, str], str]
-# positions after all accesses, as the next use of a tensor after its last access: FINAL of an output, which
-# is written to main memory; DEAD of any other tensor, which is no longer needed
+# positions after all accesses, as the next use of a tensor after its last access: AFTER_END of an output,
+# which is written to main memory; NEVER of any other tensor, which is no longer needed
 AFTER_END, NEVER = 10**15, 10**16
 
 
@@ -94,7 +94,7 @@ class AccessList:
         return {t for a in self.accesses for t in a.written}
 
     def next_reads(self) -> dict[str, list[int]]:
-        """By tensor: FINAL (of an output) or DEAD, then the numbers of the accesses that read it, latest
+        """By tensor: AFTER_END (of an output) or NEVER, then the numbers of the accesses that read it, latest
         first. So `pop` gives the earliest.
         """
         found = {t: [AFTER_END if t in self.outputs else NEVER] for t in self.words}

@@ -17,8 +17,8 @@ from typing import Literal
 from dse.solve.gogeta.operations import Graph
 from workloads.einsum import Einsum, Projection
 
-# The extent of a dominant rank is above LARGE, and above SKEW times that of every other rank. An operation is
-# balanced if each group of ranks (`dominance`) has at least LEAST indices.
+# The extent of a dominant rank is above MIN_DOMINANT, and above SKEW times that of every other rank. An
+# operation is balanced if each group of ranks (`dominance`) has at least MIN_BALANCED indices.
 MIN_DOMINANT, MIN_SKEW, MIN_BALANCED = 1000, 100, 50
 Label = Literal["U", "C", "bal", "small"]
 Pattern = Literal["sequential", "pipelineable", "pipeline_with_writeback", "pipeline_with_hold"]

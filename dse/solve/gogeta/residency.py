@@ -32,7 +32,7 @@ class _Buffer:
     capacity: int  # words
     resident: dict[str, int]  # words of each tensor on chip, from its beginning
     dirty: dict[str, int]  # of these words, from the beginning, those that are not in main memory yet
-    next_access: dict[str, int]  # number of the next access of each tensor (FINAL, DEAD: `accesses`)
+    next_access: dict[str, int]  # number of the next access of each tensor (AFTER_END, NEVER: `accesses`)
     evicted_words: int = 0  # dirty words evicted so far
 
     def free_words(self) -> int:

@@ -198,7 +198,7 @@ def _evict(retained: dict[str, int], lives: Mapping[str, Lifetime], tensors: Seq
 
 def minimum(problem: ResidencyProblem) -> ResidencyOptimum:
     """The optimum. First the linear program is solved, without the space of `spared_tiles`; if that space
-    could help, then the mixed-integer program, with at most NODES nodes of branch and bound.
+    could help, then the mixed-integer program, with at most MAX_NODES nodes of branch and bound.
     """
     from scipy.optimize import LinearConstraint, linprog, milp  # type: ignore[attr-defined, unused-ignore]
     from scipy.sparse import coo_array

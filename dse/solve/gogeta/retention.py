@@ -187,7 +187,7 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
     holds for any number of periods. `bound` is from the dual prices of a program in which the two need to fit
     only on average. `spans` are those of one middle period.
 
-    If cost and bound differ and the list of all periods has at most SOLVED_WHOLE phases, all periods are
+    If cost and bound differ and the list of all periods has at most MAX_SOLVED_PHASES phases, all periods are
     solved.
     """
     few_periods = 2 * EDGE_PERIODS + 2

@@ -807,7 +807,7 @@ def _one_loop(
     cutoff: float,
 ) -> tuple[list[Option], float]:
     """Returns plans with one loop, and the lower bound of all that cost less than `cutoff`: the best plan;
-    for EDP the first EVALUATED. numbers: indices of the loops into `m.loops`.
+    for EDP the first MAX_EDP_PLANS. numbers: indices of the loops into `m.loops`.
 
     Plans are solved in order of their lower bounds, until the next bound reaches the best cost found or
     `cutoff`.

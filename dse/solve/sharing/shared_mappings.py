@@ -295,7 +295,7 @@ def find_shared_mappings(
             )
             raise_bounds(batch, bound, i, *anchor_bounds, units, lower.cycles)
     gaps = _relative_gap(best_pj, bound)
-    gaps[gaps <= 2 * ROUNDING_GAP] = 0.0  # bounds are rounded down by PRECISE
+    gaps[gaps <= 2 * ROUNDING_GAP] = 0.0  # bounds are rounded down by ROUNDING_GAP
     used, of_used = np.unique(choice, return_inverse=True)
     return SharedMappings(
         e,

@@ -486,7 +486,7 @@ def priced_on(shared: SharedSchedules, machine: int) -> Solution:
         saved=1 - total / unfused_pj if unfused_pj else 0.0,
     )
     gap = relative_gap(total, float(shared.lower_bounds[machine]))
-    # bounds are rounded down by PRECISE
+    # bounds are rounded down by ROUNDING_GAP
     return with_certificate(
         solution, gap if gap > 2 * ROUNDING_GAP else 0.0, shared.space, arch, shared.workload
     )
