@@ -244,6 +244,26 @@ def random_problem(
             )
 
 
+def with_networks(rng: Random, problem: Problem) -> Problem:
+    """The problem on a machine whose fan-outs are networks: links, or what PEs take and give, have a price;
+    arrays of one dimension are a row.
+    """
+    fanouts = tuple(
+        replace(
+            f,
+            dims=f.dims if len(f.dims) == 2 else (("R" + f.name, 1), *f.dims),
+            multicast=f.multicast if len(f.dims) == 2 else (True, *f.multicast),
+            reduce=f.reduce if len(f.dims) == 2 else (True, *f.reduce),
+            hop_pj=rng.choice([0.0, 0.01, 0.1, 1.0]),
+            endpoint_pj=rng.choice([0.0, 0.0, 0.2]),
+            injected_at=rng.choice(["corners", "edge"]),
+            multicast_from=rng.choice(["next_level", "same_level"]),
+        )
+        for f in problem.arch.fanouts
+    )
+    return replace(problem, arch=replace(problem.arch, fanouts=fanouts))
+
+
 def _first(found: Iterator[object], most: int) -> Sequence[object]:
     return [one for _, one in zip(range(most), found, strict=False)]
 

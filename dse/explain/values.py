@@ -163,7 +163,7 @@ def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
     if "(given mapping)" in solution.certificate:
         return "this mapping was given; dse map searches for the best one"
     if "hops not searched" in solution.certificate:
-        return "mappings were searched as if hops were free, and then priced with hops; no search counts hops"
+        return "mappings were searched with free hops, then priced; --set solver.mapper=optimal counts hops"
     if not all(c.space for c in solution.einsums):
         is_optimal_mapper = "(mapper optimal)" in solution.certificate
         exact = (

@@ -712,6 +712,9 @@ def _map_einsum(
                 problem, options.factors, dataflow(options.dataflow, e, arch), options.gap, interface
             )
             return found if isinstance(found, Infeasible) else found[0]
+        if searches_hops(options):
+            found = mapper(problem, rng)
+            return found if isinstance(found, Infeasible) else found[0]
         found = mapper(replace(problem, arch=arch.ideal()), rng)
         if isinstance(found, Infeasible):
             return found
@@ -896,6 +899,11 @@ def _mapper(options: SolverOptions, extra: Constraints = FREE) -> Mapper:
     )
 
 
+def searches_hops(options: SolverOptions) -> bool:
+    """True if the mapper counts hops of networks; others search as if they cost nothing."""
+    return options.mapper == "optimal" and not TILING[options.tiling]
+
+
 def sequential_solution(
     arch: Arch, groups: Sequence[Unique], options: SolverOptions, costs: Sequence[EinsumCost | Infeasible]
 ) -> list[Solution] | Infeasible:
@@ -906,7 +914,8 @@ def sequential_solution(
     method = (options.tiling if TILING[options.tiling] else f"mapper {options.mapper}") + (
         f"; {unnested} of {len(groups)} einsums {NON_NEST}" if unnested else ""
     )
-    method += "; hops not searched" if arch.layout_sensitive() and not arch.models_layout() else ""
+    if arch.layout_sensitive() and not arch.models_layout() and not searches_hops(options):
+        method += "; hops not searched"
     total = sequential(costs, groups, Problem(arch, groups[0].einsum, options.objective), method)
     return total if isinstance(total, Infeasible) else [total]
 
@@ -1000,7 +1009,7 @@ def cached(
         return overflow
     if TILING[options.tiling]:
         return solve_unfused(arch, workload, options, progress)
-    if arch.layout_sensitive() and not arch.models_layout():
+    if arch.layout_sensitive() and not arch.models_layout() and not searches_hops(options):
         found = cached(arch.ideal(), workload, options, progress)
         return found if isinstance(found, Infeasible) else in_layouts(arch, workload, options, found[0], ())
     groups = unique(workload)

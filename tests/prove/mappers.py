@@ -1,12 +1,13 @@
 """The optimal mapper against every mapping of 10,000 random problems, perfect tiles and ragged lanes.
 
-    python -m tests.prove mappers [--problems 10000] [--first 0] [--most 20000]
+    python -m tests.prove mappers [--problems 10000] [--first 0] [--most 20000] [--networks 2000]
 
 Each problem is answered with gaps of 0, 1 and 5 %, and once more with a budget of a few choices of spatial
 unrollings, which ends most searches: what such an answer says of its gap must hold as well.
 
 Machines whose fills overlap freely are enumerated with formulas of their own; of every fifth problem there is
-a small one more, on a machine of single and double buffers, all of whose mappings the evaluator prices.
+a small one more, on a machine of single and double buffers, all of whose mappings the evaluator prices. So it
+does where links and endpoints of networks have a price: each mapping with the loops over PEs in two orders.
 Prints, per group of problems, how large the enumerated spaces were and how many answers were proven. Ties are
 compared where cycles of the search are the evaluator's: fills overlap freely, and no padding makes another
 lane busier than the first. A false certificate, a gap too small, a machine that is called infeasible and is
@@ -30,12 +31,16 @@ from dse.mapper.exact import optimal as mapper
 from dse.mapper.exact import search
 from dse.mapper.exact.optimal import optimal
 from dse.mapping.constraints import Factors
-from dse.mapping.nest import Infeasible, faults
+from dse.mapping.nest import Infeasible, Loop, Mapping, faults
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound, objective_value
+from dse.sim.levels.network import Uncounted
 from tests.enumeration import Best, enumerated, mappings, padded
-from tests.problems import GROUPS, OBJECTIVES, random_problem
+from tests.problems import GROUPS, OBJECTIVES, random_problem, with_networks
 
-PROVEN = {"buffered": 0.0}  # else 0.95: with buffers the search counts less than the evaluator
+PROVEN = {
+    "buffered": 0.0,
+    "networks": 0.0,
+}  # else 0.95: with buffers the search counts less than the evaluator
 BUFFERED, SMALL = 5, 600
 LARGER, LARGE = 50, 10  # of so many problems one is so many times as large
 GAPS = (0.0, 0.01, 0.05)
@@ -141,6 +146,72 @@ def buffered_of(seed: int) -> Problem:
     )
 
 
+def networked_of(seed: int, most: int = SMALL) -> Problem:
+    """A small problem on a machine with fan-outs, whose links or endpoints have a price."""
+    rng = Random(seed)
+    while True:
+        group = rng.choice([group for group in GROUPS if group != "sparse"] * 2 + ["sparse"])
+        problem = random_problem(rng, group, "imperfect_spatial", most, "tensors")
+        if problem.arch.fanouts:
+            objective = rng.choice(("energy", "energy", "edp"))
+            return with_networks(rng, replace(problem, objective=objective))
+
+
+def reordered(mapping: Mapping) -> Mapping:
+    """The mapping with loops over PEs that follow each other in the opposite order, those of equal ranks
+    apart: no count but that of hops changes.
+    """
+    nodes = list(mapping.nodes)
+    for begin in range(len(nodes)):
+        for at in range(len(nodes) - 1, begin, -1):
+            one, two = nodes[at - 1], nodes[at]
+            both = isinstance(one, Loop) and isinstance(two, Loop) and one.over and two.over
+            if both and one.rank < two.rank:
+                nodes[at - 1], nodes[at] = two, one
+    return replace(mapping, nodes=tuple(nodes))
+
+
+def priced_in_orders(problem: Problem, factors: Factors) -> Best:
+    """The least cost of all mappings of a small problem whose hops are counted."""
+    found, many = Best((inf, inf, inf), None, 0), 0
+    for mapping in mappings(problem, factors, "tensors"):
+        many += 1
+        for own in dict.fromkeys((mapping, reordered(mapping))):
+            try:
+                one = einsum_cost(problem, own)
+            except Uncounted:
+                continue
+            if isinstance(one, EinsumCost):
+                value = objective_value(problem.objective, one.energy_pj, one.latency_cycles)
+                if value < found.cost[0]:
+                    found = Best((value, one.energy_pj, one.latency_cycles), own, 0)
+    return replace(found, mappings=many)
+
+
+def networked(seed: int, most: int = SMALL) -> list[Told]:
+    """What is wrong with the answers of a problem whose networks have a price: their gaps must hold."""
+    problem, found = networked_of(seed, most), list[Told]()
+    tiles: Factors
+    for tiles in ("perfect", "imperfect_spatial"):
+        best, wrong = priced_in_orders(problem, tiles), list[str]()
+        with (
+            patch.object(search, "OUTER_AFTER", 0 if seed % 2 else search.OUTER_AFTER),
+            patch.object(mapper, "MAX_UNROLLINGS", 0),
+        ):
+            for gap in GAPS:
+                ours = optimal(problem, tiles, allowed_gap=gap)
+                wrong += compared(problem, best, ours, f"networks, gap {gap}", inf)
+            with patch.object(search, "MAX_CHOICES", CHOICES[seed % len(CHOICES)]):
+                wrong += compared(problem, best, optimal(problem, tiles), "networks, few choices", inf)
+        lines = tuple(
+            f"seed {seed}, networks, {tiles}, {problem.objective}: {line}\n{problem.einsum}\n{problem.arch}"
+            for line in wrong
+        )
+        close = not isinstance(ours, Infeasible) and ours[0].optimality_gap <= GAPS[-1] * (1 + 1e-9)
+        found.append(Told("networks", tiles, best.mappings, best.mapping is not None, close, lines))
+    return found
+
+
 def priced_all(problem: Problem, factors: Factors) -> Best:
     """The least cost by the evaluator of all mappings of a small problem."""
     found, many = Best((inf, inf, inf), None, 0), 0
@@ -236,7 +307,7 @@ def asked(description: str | None, **defaults: int) -> Any:
 
 
 def main() -> int:
-    given = asked(__doc__, problems=10_000, first=0, most=20_000)
-    return summed(
-        over(partial(told, most=given.most), given.first, given.problems), ("perfect", "imperfect_spatial")
-    )
+    given = asked(__doc__, problems=10_000, first=0, most=20_000, networks=2_000)
+    rows = over(partial(told, most=given.most), given.first, given.problems)
+    rows += over(networked, given.first, given.networks)
+    return summed(rows, ("perfect", "imperfect_spatial"))

@@ -40,6 +40,7 @@ from dse.sim.einsum.evaluate import (
 )
 from dse.sim.fronts import undominated
 from dse.sim.levels import transfer
+from dse.sim.levels.network import Uncounted
 from dse.sim.levels.transfer import Transfer
 from dse.sim.schedule import outermost
 from hw.arch import Arch
@@ -246,6 +247,7 @@ def priced_mappings(
     e, arch = problem.einsum, problem.arch
     priced: dict[Mapping, tuple[LayoutPricing, EinsumCost]] = {}
     bound, visited, space = 0.0, 0, mappings_of(factors, arch, constraints)
+    uncounted = list[Uncounted]()
     spread = interface_spread(e, arch, interface)
     searchable = "imperfect_spatial" if factors == "imperfect" else factors
 
@@ -263,7 +265,11 @@ def priced_mappings(
 
     def price(mapping: Mapping | None) -> None:
         if mapping and mapping not in priced and _fits(problem, mapping):
-            one = layout_pricing(problem, mapping)
+            try:
+                one = layout_pricing(problem, mapping)
+            except Uncounted as fault:
+                uncounted.append(fault)
+                return
             priced[mapping] = one, cost_in_best_layouts(one, interface)
 
     searches = [
@@ -312,6 +318,8 @@ def priced_mappings(
             )
             space = best.space or space
         price(fitting(problem, best.mapping, constraints))
+    if uncounted and not priced:
+        raise uncounted[0]
     if not priced:
         return Infeasible("the search", visited, BUDGET, e.name, "nodes")
     return PricedMappings(

@@ -44,8 +44,9 @@ from dse.sim.einsum.evaluate import (
     objective_value,
     relative_gap,
 )
+from dse.sim.levels.network import Uncounted
 from dse.sim.schedule import outermost
-from hw.arch import Arch
+from hw.arch import Arch, slots
 from workloads.arrays import Floats
 from workloads.einsum import Einsum, Projection
 
@@ -73,8 +74,10 @@ def optimal(
     Returns a list of one solution. Ties are decided by energy, then latency.
 
     allowed_gap: the answer may lie this relative gap above the optimum. Mappings of imperfect spatial factors
-        count only if they are better by more than the gap (`Prices.goals`). inf: as 0, but no search is
-        repeated to count stalls more closely.
+        are left out unless they are better by more than that (`Prices.goals`); inf: as 0, but no search is
+        repeated for stalls.
+    On machines whose networks have a price the search counts the least hops of a mapping (hops.py); answers
+    are priced with all, and mappings whose hops are not counted (network.Uncounted) are none.
     budget: storage nodes placed at most.
 
     Where the budget ends first, or the search does not take the einsum (`search.supports`), the answer is the
@@ -168,9 +171,13 @@ class Prices:
         So the goal is a lower bound if no mapping is found below it, and the optimum of perfect factors is an
         answer within the gap. It depends on the machine alone, not on the batch (`search.search_on`).
 
-        Where the lower bound of any mapping reaches the goal, nothing is searched. Else, with up to
-        `MAX_UNROLLINGS` unrollings, any saving counts: to search these takes a millisecond or two.
+        Where the lower bound of any mapping reaches the goal, nothing is searched. Else up to PROVEN
+        unrollings are searched for whatever they save: that takes a millisecond or two.
+
+        Where networks have a price the optimum of perfect factors is priced whatever the gap: hops of the
+        imperfect one may not be counted, or be more than the search counts.
         """
+        more = allowed_gap if allowed_gap < inf else 0.0
 
         def goals(found: Sequence[Mapping | None]) -> tuple[Floats, Floats]:
             goal, bounds = np.full(len(found), inf), np.zeros(len(found))
@@ -178,7 +185,7 @@ class Prices:
                 for j, one in self.price(mapping, positions).items():
                     self.costs[mapping, j] = one = _with_bound_gap(self.problems[j], one)
                     value = rank(self.problems[j], one)[0]
-                    goal[j], bounds[j] = value / (1 + allowed_gap), value / (1 + one.gap_to_bound)
+                    goal[j], bounds[j] = value / (1 + more), value / (1 + one.gap_to_bound)
             open_machines = goal > bounds
             if (
                 open_machines.any()
@@ -187,7 +194,7 @@ class Prices:
                 goal[open_machines] = inf
             return goal, bounds
 
-        return goals if 0 < allowed_gap < inf else None
+        return goals if more > 0 or prices_networks(self.problems[0].arch) else None
 
     def costs_on(self, j: int) -> list[EinsumCost]:
         """The costs of all mappings that were priced on machine j."""
@@ -202,11 +209,16 @@ class Prices:
         return {j: self.costs[mapping, j] for j in positions if (mapping, j) in self.costs}
 
     def _price_all(self, mapping: Mapping, positions: Sequence[int]) -> dict[int, EinsumCost]:
-        """The costs of a mapping that fits. All machines are priced at once."""
+        """The costs of a mapping that fits; none where its hops are not counted. All machines are priced at
+        once.
+        """
         problems = [self.problems[j] for j in positions]
         e, arch = problems[0].einsum, problems[0].arch
         c = counted(mapping, e, arch, footprints(mapping, e, arch))
-        first = evaluate_fitting(problems[0], c)
+        try:
+            first = evaluate_fitting(problems[0], c)
+        except Uncounted:
+            return {}
         if len(positions) == 1:
             return {positions[0]: first}
         p = cost.price(c.rows, e, cost.batch_arch([one.arch for one in problems]), c.timed)
@@ -301,7 +313,7 @@ def _to_answer(
     if constraints == FREE and deadline.has_passed():
         starts = starts or [minimal_mapping(e, arch)]
     elif constraints == FREE:
-        other = cost_descending(problem, Random(0))
+        other = cost_descending(replace(problem, arch=arch.without("network")), Random(0))
         starts += (
             [other[0].mapping] if isinstance(other, list) else [] if starts else [minimal_mapping(e, arch)]
         )
@@ -312,8 +324,11 @@ def _to_answer(
             if constraints != FREE
             else none_fits(problem, constraints)
         )
-    improved = [evaluate_unfused(problem, improve(problem, start, factors, constraints)) for start in fits]
-    best = min([*improved, *priced], key=lambda one: rank(problem, one))
+    improved = [improve(problem, start, factors, constraints) for start in fits]
+    if prices_networks(arch) and constraints == FREE:  # a local search does not see which hops are counted
+        least = minimal_mapping(e, arch)
+        improved += [*fits, *([least] if _fits(problem, least, constraints) else [])]
+    best = _best(problem, improved, priced)
     return [
         _with_certificate(
             problem,
@@ -345,10 +360,7 @@ def _some_dims_constrained(
     ]
     if not starts:
         return Infeasible("the search", visited, budget, problem.einsum.name, "nodes")
-    best = min(
-        (evaluate_unfused(problem, improve(problem, start, factors, constraints)) for start in starts),
-        key=lambda one: rank(problem, one),
-    )
+    best = _best(problem, [improve(problem, start, factors, constraints) for start in starts])
     return [
         _with_certificate(
             problem, best, relaxed.lower_bound, visited, EVERY if best.gap_to_bound <= ROUNDING_GAP else space
@@ -370,24 +382,24 @@ def _imperfect(
     rounded_up = (
         dict.fromkeys(_round_up(e, multiple) for multiple in MULTIPLES) if supports(e, "perfect") else {}
     )
-    found = (
+    rounded = (
         search(replace(problem, einsum=one), "perfect", constraints, REFINE_BUDGET).mapping
         for one in rounded_up
         if one != e
     )
     starts = [
         spatial_only[0].mapping,
-        *(start for one in found if one and _fits(problem, start := _refit(e, one), constraints)),
+        *(start for one in rounded if one and _fits(problem, start := _refit(e, one), constraints)),
     ]
-    best = min(
-        (evaluate_unfused(problem, improve(problem, start, "imperfect", constraints)) for start in starts),
-        key=lambda one: rank(problem, one),
+    best = _best(
+        problem, [improve(problem, start, "imperfect", constraints) for start in starts], spatial_only
     )
-    if constraints == FREE and arch.overlap == "free" and not unsupported(e, arch):
-        exact = solve_ragged(problem, budget)
-        best = min([best, *(exact if isinstance(exact, list) else [])], key=lambda one: rank(problem, one))
-        if isinstance(exact, list) and exact[0].space:
-            return [replace(best, optimality_gap=0.0, space=exact[0].space, visited=exact[0].visited)]
+    exact = constraints == FREE and arch.overlap == "free" and not prices_networks(arch)
+    if exact and not unsupported(e, arch):
+        found = solve_ragged(problem, budget)
+        best = min([best, *(found if isinstance(found, list) else [])], key=lambda one: rank(problem, one))
+        if isinstance(found, list) and found[0].space:
+            return [replace(best, optimality_gap=0.0, space=found[0].space, visited=found[0].visited)]
     return [_with_certificate(problem, best, 0.0, spatial_only[0].visited, EVERY)]
 
 
@@ -442,9 +454,7 @@ def _refine(
     """
     assert found.mapping is not None
     arch = problem.arch
-    is_priced = any(one.mapping == found.mapping for one in priced)
-    first_costs = [] if is_priced else [evaluate_unfused(problem, found.mapping)]
-    best = min([*priced, *first_costs], key=lambda one: rank(problem, one))
+    best = _best(problem, [found.mapping], priced)
     bound = found.lower_bound
     visited = found.visited
     single_buffered = any(not level.double_buffer for level in arch.levels[1:])
@@ -464,12 +474,8 @@ def _refine(
             NO_CUTOFF if exposed == "sequential" else (value / (1 + allowed_gap), energy, cycles),
         )
         bound, visited = max(bound, refined.lower_bound), visited + refined.visited
-        others = (
-            [evaluate_unfused(problem, refined.mapping)]
-            if refined.mapping and _fits(problem, refined.mapping, constraints)
-            else []
-        )
-        best = min([best, *others], key=lambda one: rank(problem, one))
+        if refined.mapping and _fits(problem, refined.mapping, constraints):
+            best = _best(problem, [refined.mapping], [best])
     space = mappings_of(factors, problem.arch, constraints)
     return _with_certificate(problem, best, bound, visited, space, allowed_gap)
 
@@ -491,6 +497,27 @@ def _with_certificate(
         space=space if proven or lower > 0 else None,
         visited=visited,
     )
+
+
+def _best(problem: Problem, mappings: Sequence[Mapping], priced: Sequence[EinsumCost] = ()) -> EinsumCost:
+    """The best of some mappings that fit and of costs that are known. Raises Uncounted if hops of none are
+    counted.
+    """
+    found, why = list(priced), None
+    for mapping in mappings:
+        if all(one.mapping != mapping for one in priced):
+            try:
+                found.append(evaluate_unfused(problem, mapping))
+            except Uncounted as fault:
+                why = fault
+    if why and not found:
+        raise why
+    return min(found, key=lambda one: rank(problem, one))
+
+
+def prices_networks(arch: Arch) -> bool:
+    """True if links or endpoints of a network have a price."""
+    return any(arch.values(slots(arch, "network")))
 
 
 def names_some_dims(constraints: Constraints, arch: Arch) -> bool:

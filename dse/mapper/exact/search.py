@@ -24,8 +24,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.mapper.exact import hops
 from dse.mapper.exact.kernels import batch_search, state
-from dse.mapper.exact.spatial import FanoutDim, SpatialUnrollings, TooMany, dims_and_groups, unrollings
+from dse.mapper.exact.spatial import FanoutDim, Group, SpatialUnrollings, TooMany, dims_and_groups, unrollings
 from dse.mapping.constraints import FREE, Constraints, Factors, stationary
 from dse.mapping.nest import Loop, Mapping, Store, may_keep
 from dse.run import deadline
@@ -65,6 +66,7 @@ Goals = Callable[[Sequence[Mapping | None]], tuple[Floats, Floats]]
 Exposed = Literal["least", "ends", "sequential"]  # which stalls count as cycles (`search`)
 NO_CUTOFF = (inf, inf, inf)  # a cutoff above every cost
 NO_SPREAD = (0, 0.0)  # a `Spread` of no dimensions
+NO_LINKS = -1  # the pair of a quantity that is not multiplied by links (state.Hops)
 # A layout that spreads indices over cache lines: the mask of a tensor's dimensions that it spreads, and the
 # share of a line that each index of these takes.
 Spread = tuple[int, float]
@@ -72,6 +74,7 @@ Spread = tuple[int, float]
 NodeAbove = tuple[str, bool]
 NO_NODE: NodeAbove = "", False
 NO_SPREADS: Dict[str, Spread] = MappingProxyType({})
+PRICES: tuple[FieldRole, ...] = ("price", "network")
 OBJECTIVES = {"energy": state.ENERGY, "latency": state.LATENCY, "edp": state.EDP}
 
 
@@ -272,7 +275,10 @@ def _search_factors(
     """
     problems, machine, terms = machines
     e, arch, machine_count = problems[0].einsum, problems[0].arch, len(problems)
-    tables = _tables(e, tuple(_covering_fanout(f) for f in arch.fanouts), factors, constraints.spatial)
+    spatial = hops.countable(e, arch, constraints)
+    fanouts = tuple(_covering_fanout(f) for f in arch.fanouts)
+    tables = _tables(e, fanouts, factors, spatial)
+    terms = terms._replace(hops=_hops(e, _bare_networks(arch), fanouts, factors, spatial))
     inside = np.array([constraints.inside is None or rank in constraints.inside for rank in tables.ranks])
     stationary_tensor = (
         tables.tensors.index(constraints.stationary) if constraints.stationary in tables.tensors else -1
@@ -305,9 +311,7 @@ def _search_factors(
     memo: dict[bytes, Mapping] = {}
     return (
         [
-            _cached_nest(memo, tables, e, arch, dict(constraints.spatial), w, j)
-            if w.best_count[j] >= 0
-            else None
+            _cached_nest(memo, tables, e, arch, dict(spatial), w, j) if w.best_count[j] >= 0 else None
             for j in range(machine_count)
         ],
         int(w.tally[state.VISITED]),
@@ -446,7 +450,8 @@ def unrolling_count(problem: Problem, factors: Factors, constraints: Constraints
     """
     fanouts = tuple(_covering_fanout(f) for f in problem.arch.fanouts)
     try:
-        return int(_tables(problem.einsum, fanouts, factors, constraints.spatial).pool.rank_start[-1])
+        spatial = hops.countable(problem.einsum, problem.arch, constraints)
+        return int(_tables(problem.einsum, fanouts, factors, spatial).pool.rank_start[-1])
     except TooMany:
         return inf
 
@@ -529,6 +534,26 @@ def _tables(
     return Tables(
         ranks, tensor_names, rank_unrollings, arrays, _pool(rank_unrollings, groups_outside), memo, sinks
     )
+
+
+def _bare_networks(arch: Arch) -> tuple[Fanout, ...]:
+    """The fan-outs of a machine; prices of links above 0 are 1."""
+    return tuple(replace(f, hop_pj=float(f.hop_pj > 0), endpoint_pj=0.0) for f in arch.fanouts)
+
+
+@lru_cache(maxsize=256)
+def _hops(
+    e: Einsum,
+    networks: tuple[Fanout, ...],
+    fanouts: tuple[Fanout, ...],
+    factors: Factors,
+    spatial: hops.Spatial,
+) -> state.Hops:
+    """The least hops of an einsum. networks: the machine's fan-outs (`_bare_networks`); fanouts, factors,
+    spatial: as in `_tables`.
+    """
+    own = _tables(e, fanouts, factors, spatial)
+    return hops.tables(e, networks, own.choices, own.ranks, factors)
 
 
 def _pool(rank_unrollings: Sequence[SpatialUnrollings], groups_outside: Sequence[int]) -> state.Pool:
@@ -689,7 +714,13 @@ def _no_sink_mask(e: Einsum, arch: Arch) -> NDArray[np.bool_]:
     """Returns [X, V, V] by tensor, level of the parent, level of the node: whether the node does not
     sink. So it is for dense tensors where the node or its parent stands at a level with cache lines.
     """
-    has_lines = np.array([level.access is not None for level in arch.levels])
+    return _stands_whole_at(e, tuple(level.access is not None for level in arch.levels))
+
+
+@lru_cache(maxsize=1024)
+def _stands_whole_at(e: Einsum, lines: tuple[bool, ...]) -> NDArray[np.bool_]:
+    """`_no_sink_mask`, by whether each level has cache lines."""
+    has_lines = np.array(lines)
     dense = np.array([moves_in_lines(p) for p in (*e.inputs, e.output)])
     whole: NDArray[np.bool_] = dense[:, None, None] & (has_lines[None, :, None] | has_lines[None, None, :])
     return whole
@@ -757,8 +788,9 @@ def _next_number(index: Dict[tuple[str, int, int, str], int]) -> int:
 
 
 # kind, tensor, position, masks of groups of which only the first PE counts (for ranks that the tensor lacks,
-# for ranks that it has), bits of a line (0: none), spread
-Quantity = tuple[int, int, int, int, int, int, Spread]
+# for ranks that it has), bits of a line (0: none), spread, and the pair of state.Hops whose links it is
+# multiplied by (-1: none)
+Quantity = tuple[int, int, int, int, int, int, Spread, int]
 Row = dict[Quantity, dict[int, Any]]  # quantity -> part -> its coefficient, by price
 
 
@@ -794,16 +826,17 @@ class Form:
     coefs: tuple[Entries, Entries, Entries, Entries]
 
 
-def _prices(arch: Arch) -> list[float]:
+@lru_cache(maxsize=256)
+def _prices(arch: Arch) -> tuple[float, ...]:
     """The numbers that coefficients are sums of: prices of the machine in pJ, its rates as cycles (1 / rate),
     the cycles of a fold of each systolic array, and a last 1 for costs without a price.
     """
-    fields, rates = slots(arch, "price", "rate"), set(slots(arch, "rate"))
+    fields, rates = slots(arch, *PRICES, "rate"), set(slots(arch, "rate"))
     values = [
         (1 / value if value else 0.0) if one in rates else value
         for one, value in zip(fields, arch.values(fields), strict=True)
     ]
-    return [*values, *(float(fold_cycles(f)) for f in arch.fanouts if f.systolic), 1.0]
+    return (*values, *(float(fold_cycles(f)) for f in arch.fanouts if f.systolic), 1.0)
 
 
 def same_structure(problem: Problem) -> tuple[Any, ...]:
@@ -815,6 +848,7 @@ def same_structure(problem: Problem) -> tuple[Any, ...]:
     return problem.objective, e, tuple(arch.values(slots(arch, "size"))), ramps, _structure_of(arch)
 
 
+@lru_cache(maxsize=256)
 def _structure_of(arch: Arch) -> Arch:
     """The machine reduced to what the form of its terms depends on: without sizes; prices above 0 are 1,
     prices of 0 stay.
@@ -822,15 +856,11 @@ def _structure_of(arch: Arch) -> Arch:
 
     def ones(of: FieldRole, value: float | None) -> float | None:
         return (
-            float(value > 0)
-            if of == "price" and value is not None
-            else value
-            if value in (None, inf)
-            else 1.0
+            float(value > 0) if of in PRICES and value is not None else value if value in (None, inf) else 1.0
         )
 
     return arch.without("size", "leakage", "clock", "area", "label", "tiles").map_fields(
-        ("price", "rate"), ones
+        (*PRICES, "rate"), ones
     )
 
 
@@ -838,7 +868,7 @@ def _with_unit_prices(bare: Arch) -> Arch:
     """The bare machine with an array in place of every price: 1 at the number of that price, else 0. A cost
     of this machine is then the array of its coefficients.
     """
-    fields, rates = slots(bare, "price", "rate"), set(slots(bare, "rate"))
+    fields, rates = slots(bare, *PRICES, "rate"), set(slots(bare, "rate"))
     # the last prices (folds, and the 1) belong to no field of the machine: zip drops them
     columns = zip(fields, bare.values(fields), np.diag(np.array(_prices(bare))), strict=False)
     with np.errstate(divide="ignore"):  # what has no price takes no time
@@ -880,7 +910,7 @@ def _form(
         for child in range(parent + 1, depth + 1)
     }
     links, lows = ({key: found[which] for key, found in link_rows.items()} for which in (0, 1))
-    _, groups = dims_and_groups(arch.fanouts)
+    groups = _groups(arch)
     ops = e.points() * nonzero_share(e)
     base = np.zeros((parts.count(), price_count))
     base[0] = ops * op_pj(e, arch)
@@ -888,7 +918,16 @@ def _form(
     base[state.STEPS] = op_cycles(ops, 0.0, e, arch)
     all_groups = (1 << len(groups)) - 1
     busiest_pe_cycles = 0.0 if base[state.STEPS].any() else op_cycles(0.0, nonzero_share(e), e, arch)
-    compute_elems = (state.POINTS, 0, len({g.outside for g in groups}), all_groups, all_groups, 0, NO_SPREAD)
+    compute_elems = (
+        state.POINTS,
+        0,
+        len({g.outside for g in groups}),
+        all_groups,
+        all_groups,
+        0,
+        NO_SPREAD,
+        NO_LINKS,
+    )
 
     def sum_links(of: dict[tuple[int, int, int], Row]) -> tuple[list[Row], Ints]:
         """Per set of levels that may hold a tensor, all its links as one row; and where the row stands."""
@@ -924,12 +963,14 @@ def _form(
 
     (of, coef), (sum_of, sum_coef), (low_of, low_coef) = flat(links.values()), flat(sums), flat(low_sums)
     bits, no_coefs = bits_of(e, arch), np.zeros((0, 0, 0))
-    lines = np.array([line / bits[tensors[x]] for _, x, _, _, _, line, _ in quantities])
+    lines = np.array([line / bits[tensors[x]] for _, x, _, _, _, line, *_ in quantities])
     terms = state.Terms(
         quantity=np.array([q[:5] for q in quantities], np.int64),
         line_words=lines,
         spread_dims=np.array([q[6][0] for q in quantities], np.int64),
         line_share=np.array([q[6][1] for q in quantities]),
+        pair=np.array([q[7] for q in quantities], np.int64),
+        hops=hops.tables(e, (), (), (), "perfect"),
         link=link,
         link_of=of,
         link_coef=no_coefs,
@@ -944,6 +985,11 @@ def _form(
         base=np.zeros((0, 0)),
     )
     return Form(terms, (coef, sum_coef, low_coef, _entries(base)))
+
+
+def _groups(arch: Arch) -> tuple[Group, ...]:
+    """The groups of a machine whose prices may be arrays."""
+    return dims_and_groups(tuple(replace(f, hop_pj=0.0, endpoint_pj=0.0) for f in arch.fanouts))[1]
 
 
 def _entries(dense: Floats) -> Entries:
@@ -978,7 +1024,7 @@ def _link(
     """
     e, arch = problem.einsum, problem.arch
     levels, output, elem_bits = arch.levels, x == len(tensors) - 1, bits_of(e, arch)[tensors[x]]
-    _, groups = dims_and_groups(arch.fanouts)
+    groups = _groups(arch)
     outside = sorted({g.outside for g in groups})
     position, compute = sum(b <= child for b in outside), child == len(levels)
     mask = {v: sum(1 << g for g, group in enumerate(groups) if group.outside <= v) for v in (parent, child)}
@@ -1027,8 +1073,8 @@ def _link(
         )
         lines = (moved_line_bits, link_spread if moved_line_bits else NO_SPREAD)
         all_instances, busiest = (
-            (kind, x, position, merged, 0, 0, NO_SPREAD),
-            (kind, x, position, own_groups | merged, own_groups, 0, NO_SPREAD),
+            (kind, x, position, merged, 0, 0, NO_SPREAD, NO_LINKS),
+            (kind, x, position, own_groups | merged, own_groups, 0, NO_SPREAD, NO_LINKS),
         )
         stall = (
             busiest,
@@ -1039,8 +1085,8 @@ def _link(
             rows = [stall]
         else:
             rows = [
-                ((*all_instances[:5], *lines), 0, accesses_per_elem(level, elem_bits) * scale * pj),
-                ((*busiest[:5], *lines), parts.index["busy", v, v, side], cycles),
+                ((*all_instances[:5], *lines, NO_LINKS), 0, accesses_per_elem(level, elem_bits) * scale * pj),
+                ((*busiest[:5], *lines, NO_LINKS), parts.index["busy", v, v, side], cycles),
                 *([stall] if child_waits and not double_buffered else []),
             ]
             rows += [
@@ -1075,6 +1121,11 @@ def _link(
         if not compute:
             add(child, "write", kind, mask[child], 0, scale, not skipped_reads)
     zeros = [(state.NONZERO_OUTPUTS, sparse_counts.writes)] if sparse_counts and sparse_counts.writes else []
+    crossing = [(*one, not skipped_reads) for one in (*amounts, *skipped_reads)]
+    crossing += [(*one, True) for one in (*amounts, *zeros)] if output else []
+    for quantity, pj, in_bound in _networks(problem, tensors, x, parent, child, position, shared, crossing):
+        for row in (found, low) if in_bound else (found,):
+            _add_entry(row, quantity, 0, pj)
     for kind, scale in (*amounts, *drained, *zeros) if output else ():
         add(parent, "write", kind, mask[parent], shared, scale, True)
         if not compute:
@@ -1085,7 +1136,16 @@ def _link(
         tensors[x],
         parent,
         child,
-        (state.POINTS if compute else state.WORDS, x, position, mask[child], mask[child], 0, NO_SPREAD),
+        (
+            state.POINTS if compute else state.WORDS,
+            x,
+            position,
+            mask[child],
+            mask[child],
+            0,
+            NO_SPREAD,
+            NO_LINKS,
+        ),
     ):
         for row in (found, low):
             _add_entry(row, q, state.RAMP, cycles)
@@ -1096,8 +1156,38 @@ def _link(
         # difference is at least 0, and both grow alike with smaller tiles, so the lower bound has it too.
         for merged, pj in ((0, added_pj), (groups_between, -added_pj)):
             for row in (found, low):
-                _add_entry(row, (state.WORDS, x, position, merged, 0, 0, NO_SPREAD), 0, pj)
+                _add_entry(row, (state.WORDS, x, position, merged, 0, 0, NO_SPREAD, NO_LINKS), 0, pj)
     return found, low
+
+
+def _networks(
+    problem: Problem,
+    tensors: Sequence[str],
+    x: int,
+    parent: int,
+    child: int,
+    k: int,
+    shared: int,
+    crossing: Iterable[tuple[int, float, bool]],
+) -> Iterator[tuple[Quantity, Any, bool]]:
+    """Yields what a link moves through networks with a price, as (quantity, pJ per unit, whether the lower
+    bound has it too): bits that PEs take or give, and bits times links, counted once for PEs that share
+    (network.network_traffic).
+
+    shared: mask of groups whose PEs share words
+    crossing: (kind, words per unit, whether the lower bound has it too) of all that the link moves
+    """
+    arch = problem.arch
+    word, compute = bits_of(problem.einsum, arch)[tensors[x]], child == len(arch.levels)
+    for i, f in enumerate(arch.fanouts):
+        if not parent < f.outside <= child:
+            continue
+        pair = hops.pair_of(arch.fanouts, len(tensors), i, x, compute)
+        for kind, scale, sure in crossing:
+            if any_nonzero(f.endpoint_pj):
+                yield (kind, x, k, 0, 0, 0, NO_SPREAD, NO_LINKS), f.endpoint_pj * word * scale, sure
+            if pair >= 0:
+                yield (kind, x, k, shared, 0, 0, NO_SPREAD, pair), f.hop_pj * word * scale, sure
 
 
 def _folds(

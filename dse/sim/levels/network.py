@@ -33,6 +33,10 @@ MeshPosition = tuple[int, int]  # (row, column)
 IndexRange = tuple[int, int]  # (first index, one past the last)
 
 
+class Uncounted(ValueError):
+    """Hops of a nest are not counted; the message names the loop and what to do instead."""
+
+
 def tree(source: MeshPosition, rows: Sequence[int], columns: Sequence[int]) -> int:
     """Returns the number of links of the tree from a source to all PEs of these rows and columns.
 
@@ -128,7 +132,7 @@ class Cut:
 
 
 def cuts(mapping: Mapping, e: Einsum, f: Fanout) -> list[Cut]:
-    """Returns the loops over a mesh, outermost first. Raises ValueError where the shares of PEs differ from
+    """Returns the loops over a mesh, outermost first. Raises Uncounted where the shares of PEs differ from
     round to round.
     """
     dims = [name for name, _ in f.dims]
@@ -139,7 +143,7 @@ def cuts(mapping: Mapping, e: Einsum, f: Fanout) -> list[Cut]:
         uneven_ranks |= {node.rank} if not node.over and tile_of[node.rank] % node.tile else set()
         if node.over in dims:
             if node.rank in uneven_ranks:
-                raise ValueError(
+                raise Uncounted(
                     f"parfor {node.rank} over {node.over} gives PEs of {f.name} other shares in the last "
                     "round: hops are not counted; take tiles that divide"
                 )
@@ -219,7 +223,7 @@ def _produced(
     if (step, len(d.terms), d.offset) == (1, 1, 0):
         return share.get(rank, (0, pipeline_tile[rank]))
     if cut := [rank for rank, _ in d.terms if rank in share]:
-        raise ValueError(
+        raise Uncounted(
             f"parfor {cut[0]} cuts windows of {p.tensor}, whose hops are not counted; split another rank"
         )
     return 0, 1 << 60
@@ -278,7 +282,7 @@ class NetworkTraffic:
 def network_traffic(
     mapping: Mapping, sums: NestSums, arch: Arch, remote: Sequence[tuple[str, tuple[OwnedPart, ...]]] = ()
 ) -> Iterator[NetworkTraffic]:
-    """Yields the traffic of every network that has a price. Raises ValueError where hops are not counted.
+    """Yields the traffic of every network that has a price. Raises Uncounted where hops are not counted.
 
     sums: the sums of the mapping
     remote: (tensor, parts that PEs of another stage hold)
@@ -317,7 +321,7 @@ def _step(ring_: rotation.Ring, mapping: Mapping, e: Einsum, f: Fanout) -> float
     loops = cuts(mapping, e, f)
     distinct = [c.rank in ring_.tensor.ranks() or dims[c.dim] not in ring_.rotated.dims for c in loops]
     if any(c.extent % c.tile for c in loops):
-        raise ValueError(
+        raise Uncounted(
             f"PEs of {f.name} have unequal shares: hops of a rotating tile are not counted; take "
             "tiles that divide"
         )
@@ -341,7 +345,7 @@ def _mean_links(
     p, loops, (rows, columns) = delivery.tensor, cuts(mapping, e, f), _mesh_region(f)
     clipped_ranks = {rank for d in p.dims for rank, _ in d.terms if d.size < e.sizes()[rank]}
     if window_ranks := [c.rank for c in loops if c.rank in p.partial_ranks() | clipped_ranks]:
-        raise ValueError(
+        raise Uncounted(
             f"parfor {window_ranks[0]} cuts windows of {p.tensor}, whose hops are not counted; split "
             f"another rank over {f.name}"
         )
@@ -371,12 +375,12 @@ def _mean_links(
 
 
 def _check_windows(p: Projection, parts: Sequence[OwnedPart]) -> None:
-    """Raises ValueError if PEs that hold a tensor split a dimension that is read in windows."""
+    """Raises Uncounted if PEs that hold a tensor split a dimension that is read in windows."""
     split = [
         d for d, *spans in zip(p.dims, *(part.spans for part in parts), strict=True) if len(set(spans)) > 1
     ]
     if windows := [d.terms[0][0] for d in split if d.terms and (len(d.terms) != 1 or d.terms[0][1] != 1)]:
-        raise ValueError(
+        raise Uncounted(
             f"{p.tensor} is read in windows over {windows[0]}, which the PEs that hold it split: "
             "hops are not counted; split another rank"
         )
@@ -395,12 +399,12 @@ def _uneven_links(
     """Returns the sum of words times links where shares are unequal.
 
     A group receives as many words as one PE receives in the einsum of its share alone (`_share_nest`). This
-    holds only if PEs fetch in equal numbers of rounds: no loop over a rank that the tensor lacks, and along
-    which PEs share, may stand between the PEs and the tile. Raises ValueError otherwise.
+    holds only if PEs fetch in equal numbers of rounds: loops over ranks that the tensor lacks, along which
+    PEs share, must not stand between the PEs and the tile. Raises Uncounted otherwise.
     """
     p, mesh_region = delivery.tensor, _mesh_region(f)
     if between := _between(mapping, e, f):
-        raise ValueError(
+        raise Uncounted(
             f"for {between} stands between loops over PEs of {f.name}, whose shares are unequal: "
             "hops are not counted; take tiles that divide"
         )
@@ -418,7 +422,7 @@ def _uneven_links(
             and c.rank not in delivery.unshared
             and (trip_count := _inner_trips(c.rank, mapping, f, child))
         ):
-            raise ValueError(
+            raise Uncounted(
                 f"parfor {c.rank} over {f.dims[c.dim][0]} gives PEs of {f.name} unequal shares, and "
                 f"{p.tensor} comes {trip_count} times in some: hops are not counted; take tiles that divide"
             )

@@ -59,7 +59,7 @@ from dse.mapper.exact.kernels.state import (
     Terms,
     Work,
 )
-from dse.mapper.exact.kernels.tile_sums import amount, factor, minimum_hull, tile_bits
+from dse.mapper.exact.kernels.tile_sums import amount, factor, links, minimum_hull, tile_bits
 from dse.run.compiled import njit, njit_internal, njit_no_alloc
 from workloads.arrays import Floats, Ints
 
@@ -353,6 +353,8 @@ def bound_unrolling(t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
             w.quantity_bound[q] *= factor(q, r, w.unrolling[r], t, e, p)
         for dim in range(e.first_dim[x], e.first_dim[x + 1]):
             w.quantity_bound[q] *= minimum_hull(q, dim, w.unrolling, t, e, p, memo)
+        if t.pair[q] >= 0:
+            w.quantity_bound[q] *= links(t.pair[q], w.unrolling, t.hops)
         # compute has one tile only, so the value is exact
         if t.quantity[q, 0] == POINTS and t.line_words[q] > 0.0:
             for r in range(w.unrolling.shape[0]):

@@ -16,6 +16,7 @@ from dse.mapper.exact.kernels.nest_search import holders_may_improve, may_improv
 from dse.mapper.exact.kernels.state import (
     ALL,
     ALONE,
+    ANY,
     BUDGET,
     CHOICES,
     FEW_MACHINES,
@@ -24,6 +25,7 @@ from dse.mapper.exact.kernels.state import (
     ONE,
     POINTS,
     Einsum,
+    Hops,
     Machine,
     Memo,
     Pool,
@@ -32,7 +34,7 @@ from dse.mapper.exact.kernels.state import (
     Terms,
     Work,
 )
-from dse.mapper.exact.kernels.tile_sums import factor, minimum_hull
+from dse.mapper.exact.kernels.tile_sums import factor, least_links, minimum_hull
 from dse.run.compiled import njit, njit_internal, njit_no_alloc
 from workloads.arrays import Bools, Floats, Ints
 
@@ -55,7 +57,8 @@ class Choices(NamedTuple):
     """
 
     rank_start: Ints  # [R + 1] first unrolling of each rank
-    factors: Floats  # [C, Q] factor that it gives to a quantity, hulls (`hulls`) left out
+    # [C, Q] factor that it gives to a quantity; hulls (`hulls`) and links of networks (`hops`) left out
+    factors: Floats
     pes: Ints  # [C] PEs that it takes
     alive: Bools  # [C] whether it is open on some machine
     open_on: Bools  # [C, J] whether it may lead below the best of a machine
@@ -63,6 +66,8 @@ class Choices(NamedTuple):
     factorization_span: Ints  # [C, 2] from, to in `factorizations`
     factorizations: Ints  # [W, D] PEs along each fan-out dimension
     hulls: Hulls
+    pair: Ints  # [Q] as Terms.pair
+    hops: Hops
 
 
 @njit_internal()
@@ -247,9 +252,19 @@ def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, unrolling: Ints) -> Hu
 
 @njit_no_alloc
 def multiply_hulls(low: Floats, c: Choices, unrolling: Ints, assigned: Bools, e: Einsum) -> None:
-    """Multiplies low [Q] by the bounds of all hulls. A rank whose unrolling is not known yet takes the one
-    with the lowest bound.
+    """Multiplies low [Q] by the bounds of all hulls, and of the links of networks. A rank whose unrolling is
+    not known yet takes the one with the lowest bound; on a network, a single PE.
     """
+    for pair in range(c.hops.pes.shape[0]):
+        sharing, apart = 1.0, 1.0
+        for r in range(unrolling.shape[0]):
+            if assigned[r]:
+                sharing *= c.hops.sharing[unrolling[r], pair]
+                apart *= c.hops.apart[unrolling[r], pair]
+        links = least_links(pair, ANY, sharing, apart, c.hops)
+        for q in range(low.shape[0]):
+            if c.pair[q] == pair:
+                low[q] *= links
     for j in range(c.hulls.pairs.shape[0]):
         q, dim = c.hulls.pairs[j]
         a, b = e.dim_ranks[dim, 0], e.dim_ranks[dim, 1]
@@ -284,6 +299,8 @@ def group_equal_pes(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
             group_of[o] = n - 1
         rank_start[r + 1] = n
     group_start[n] = c.pes.shape[0]
+    pairs_of_hops = c.hops.pes.shape[0]
+    sharing, apart = np.full((n, pairs_of_hops), np.inf), np.full((n, pairs_of_hops), np.inf)
     factors, alive, uneven, trips_span = (
         np.full((n, c.factors.shape[1]), np.inf),
         np.zeros(n, np.bool_),
@@ -304,6 +321,9 @@ def group_equal_pes(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
                 open_on[g, j] = open_on[g, j] or c.open_on[o, j]
             for q in range(c.factors.shape[1] if c.alive[o] else 0):
                 factors[g, q] = min(factors[g, q], c.factors[o, q])
+            for pair in range(pairs_of_hops if c.alive[o] else 0):
+                sharing[g, pair] = min(sharing[g, pair], c.hops.sharing[o, pair])
+                apart[g, pair] = min(apart[g, pair], c.hops.apart[o, pair])
     pairs, at = c.hulls.pairs.shape[0], 0
     hull_start, row_length, low, value = (
         np.empty(pairs, np.int64),
@@ -341,6 +361,8 @@ def group_equal_pes(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
         trips_span,
         trips,
         Hulls(c.hulls.pairs, hull_start, row_length, value, low),
+        c.pair,
+        Hops(sharing, apart, c.hops.unequal, c.hops.pes, c.hops.first, c.hops.links),
     ), group_start[: n + 1]
 
 
@@ -918,4 +940,6 @@ def choices(t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work) -> Ch
         p.factorization_span,
         p.factorizations,
         hull_bounds(t, e, p, memo, w.unrolling),
+        t.pair,
+        t.hops,
     )

@@ -43,6 +43,9 @@ ALONE, HULL, CLIPPED = 0, 1, 2
 # their limit
 NODE_COUNT, VISITED, BUDGET, OUTER_AFTER, CHOICES, MAX_CHOICES = 0, 1, 2, 3, 4, 5
 TENSOR, LEVEL, PARENT, POSITION = 0, 1, 2, 3  # columns of Work.nodes
+# Rows of Hops.links: all PEs have equal shares; some have less; either, for unrollings of which some ranks
+# are not known yet.
+EVEN, UNEVEN, ANY = 0, 1, 2
 ROUND, COUNT = 0, 1  # InnerStates.tally
 # What became of a choice of loops. OVER: left out, but smaller tiles may do (`place_node`); BOUND: left out,
 # and smaller tiles are no better; DONE: searched.
@@ -117,6 +120,20 @@ class Machine(NamedTuple):
     objective: int  # ENERGY, LATENCY or EDP
 
 
+class Hops(NamedTuple):
+    """The links that a word takes through networks whose links have a price, at least (../hops.py). W pairs
+    of a network and a receiver of words: a node of a tensor inside of it, or compute.
+    """
+
+    # [O, W] PEs of a network that get the same words, at least; 0: hops are not counted, links may be 0
+    sharing: Floats
+    apart: Floats  # [O, W] groups of PEs that get other words, at least; of unequal groups, as full ones
+    unequal: Bools  # [O, W] whether the last PEs of a network may have less
+    pes: Ints  # [W] PEs of the network
+    first: Ints  # [W, .] by PEs that share: where their row begins in `links`, less 1
+    links: Floats  # [3, .] EVEN, UNEVEN, ANY: least links, by PEs that share, then by groups
+
+
 class Terms(NamedTuple):
     """What links of tensors move, as sums of coef * quantity (search.py, `_terms`, writes them). Each machine
     has its own coefficients.
@@ -128,6 +145,8 @@ class Terms(NamedTuple):
     line_words: Floats  # [Q] words that move at once, 0: any number may
     spread_dims: Ints  # [Q] dimensions of the tensor, as a mask, of which every index takes a share of a line
     line_share: Floats  # [Q] that share
+    pair: Ints  # [Q] the pair of Hops whose links a quantity is multiplied by, -1: none
+    hops: Hops
     link: Ints  # [X, V, V + 1, 2] by tensor, parent, child: from, to in the next two
     link_of: Ints  # [T] quantities of links
     link_coef: Floats  # [J, T, P] their coefficients on each machine

@@ -9,6 +9,7 @@ from dse.mapper.exact.kernels.state import (
     ALONE,
     CLIPPED,
     COMPUTE_FIRST_READS,
+    EVEN,
     FIRST_FILLS,
     HULL,
     NODE_FIRST_READS,
@@ -16,7 +17,9 @@ from dse.mapper.exact.kernels.state import (
     ONE,
     POINTS,
     ROWS,
+    UNEVEN,
     Einsum,
+    Hops,
     Machine,
     Memo,
     Pool,
@@ -205,7 +208,7 @@ def union(dim: int, a: int, b: int, stored: bool, e: Einsum, p: Pool, memo: Memo
 
 @njit_no_alloc
 def amount(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
-    """The amount of quantity q for given tiles at its position."""
+    """The amount of quantity q for given tiles at its position; of words on a network, times their links."""
     kind, x, k, absent_mask, present_mask = t.quantity[q]
     if kind >= FIRST_FILLS:
         return end_transfer_words(q, tile, unrolling, t, e, p)
@@ -246,11 +249,34 @@ def amount(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool, me
                 )
             else:
                 total *= length(dim, tile, present_mask, e, p, memo)
+    if t.pair[q] >= 0:
+        return total * links(t.pair[q], unrolling, t.hops)
     return (
         total
         if t.line_words[q] == 0.0
         else max(total, t.line_words[q] * line_requests(q, tile, unrolling, t, e, p, memo))
     )
+
+
+@njit_no_alloc
+def links(pair: int, option: Ints, hops: Hops) -> float:
+    """A lower bound of the links that a word takes on average, under the spatial unrollings `option`."""
+    sharing, apart, kind = 1.0, 1.0, EVEN
+    for r in range(option.shape[0]):
+        sharing *= hops.sharing[option[r], pair]
+        apart *= hops.apart[option[r], pair]
+        kind = UNEVEN if hops.unequal[option[r], pair] else kind
+    return least_links(pair, kind, sharing, apart, hops)
+
+
+@njit_no_alloc
+def least_links(pair: int, kind: int, sharing: float, apart: float, hops: Hops) -> float:
+    """The least links for `apart` groups of `sharing` PEs each, which need not be whole numbers."""
+    if sharing < 1.0:
+        return 0.0
+    n = min(int(sharing + 1e-9), hops.pes[pair])
+    groups = max(1, min(int(apart + 1e-9), hops.pes[pair] // n))
+    return float(hops.links[kind, hops.first[pair, n] + groups])
 
 
 @njit_no_alloc

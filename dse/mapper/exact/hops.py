@@ -1,0 +1,278 @@
+"""Least hops: the links that a word takes at least through a network whose links have a price
+(dse/sim/levels/network.py), as part of the price that the search sees.
+
+Hops of a tensor are words at the outer side times their average number of links. With the spatial unrollings
+of all ranks fixed, PEs of a network form g groups that want different words, of n PEs each. A word takes at
+least
+
+    n - 1 links                   to reach n PEs, once it has reached the first
+    + distance to the first one   groups have no PE in common: on average at least the mean of the g smallest
+                                  distances between a PE of the network and memory
+
+In unequal groups words weigh less, at most the full group's each; so g full groups stand for g or more. Where
+shares are equal, all PEs that are used stand side by side, which says more (`_along`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import inf, prod
+from typing import NamedTuple
+
+import numpy as np
+
+from dse.mapper.exact.kernels import state
+from dse.mapper.exact.spatial import FanoutBoundary, SpatialUnrollings, dims_and_groups
+from dse.mapping.constraints import Constraints, Factors
+from dse.sim.counts.latency import any_nonzero
+from dse.sim.counts.terms import sparse, unshared
+from dse.sim.levels.network import injected_at
+from hw.arch import Arch, Fanout
+from workloads.arrays import Floats, Ints
+from workloads.einsum import Einsum
+
+MOST_PES = 1 << 14  # PEs of a network up to which links are tabulated; of larger ones none are counted
+DENSE = 1 << 11  # PEs up to which bounds of all larger numbers are made
+
+Spatial = tuple[tuple[str, tuple[str, ...]], ...]  # as Constraints.spatial
+
+
+def networks(fanouts: Sequence[Fanout]) -> tuple[int, ...]:
+    """Returns the positions of the fan-outs whose links have a price, and which stand alone at their
+    boundary. Prices may be arrays.
+    """
+    return tuple(
+        i
+        for i, f in enumerate(fanouts)
+        if any_nonzero(f.hop_pj) and sum(other.outside == f.outside for other in fanouts) == 1
+    )
+
+
+def pair_of(fanouts: Sequence[Fanout], tensors: int, i: int, x: int, compute: bool) -> int:
+    """Returns the number of a pair (state.Hops): fan-out i, and a node of tensor x inside of it or compute.
+    -1: its links are not counted.
+    """
+    priced = networks(fanouts)
+    return 2 * (priced.index(i) * tensors + x) + compute if i in priced else -1
+
+
+def countable(e: Einsum, arch: Arch, constraints: Constraints) -> Spatial:
+    """Returns constraints.spatial without ranks of windows, and of indices that are cut short, on networks
+    whose links have a price: such nests are refused, since their hops are not counted.
+    """
+    sizes, taken = e.sizes(), dict(constraints.spatial)
+    uncounted = {
+        rank
+        for p in e.tensors()
+        for dim in p.dims
+        for rank, _ in dim.terms
+        if rank in p.partial_ranks() or dim.size < sizes[rank]
+    }
+    for f in arch.fanouts if uncounted else ():
+        for name, _ in f.dims if f.hop_pj else ():
+            taken[name] = tuple(rank for rank in taken.get(name, tuple(sizes)) if rank not in uncounted)
+    return tuple(taken.items())
+
+
+def tables(
+    e: Einsum,
+    fanouts: tuple[Fanout, ...],
+    choices: Sequence[SpatialUnrollings],
+    ranks: Sequence[str],
+    factors: Factors,
+) -> state.Hops:
+    """Returns the tables of the networks among the fan-outs of a machine.
+
+    choices: spatial unrollings of each rank, in the order of `ranks`
+    """
+    boundaries = sorted({f.outside for f in fanouts})
+    shares, pes, first, links = list[Floats](), list[int](), list[Ints](), list[Floats]()
+    for f in (fanouts[i] for i in networks(fanouts)):
+        b, grid = boundaries.index(f.outside), _grid(f)
+        # PEs inside of unequal shares are counted otherwise: `_shares`
+        kind = state.EVEN if factors == "perfect" else state.UNEVEN if b == 0 else state.ANY
+        for x, p in enumerate((*e.inputs, e.output)):
+            for compute in (False, True):
+                own = unshared(p, e) if compute else p.ranks()
+                shared = _sharing_groups(fanouts, f, p is e.output)
+                shares.append(
+                    np.concatenate(
+                        [
+                            _shares(o, b, shared, rank not in own)
+                            for o, rank in zip(choices, ranks, strict=True)
+                        ]
+                    )
+                )
+                begin, table = least_links(grid, _proportional(e, x, compute), kind)
+                first.append(begin + sum(one.shape[1] for one in links))
+                pes.append(len(begin) - 1)
+                links.append(table)
+    rows = np.stack(shares, axis=1) if shares else np.zeros((0, 0, 3))
+    width = max(map(len, first), default=0)
+    return state.Hops(
+        np.ascontiguousarray(rows[..., 0]),
+        np.ascontiguousarray(rows[..., 1]),
+        np.ascontiguousarray(rows[..., 2] > 0),
+        np.array(pes, np.int64),
+        np.array([np.pad(one, (0, width - len(one))) for one in first], np.int64).reshape(len(first), width),
+        np.concatenate(links, axis=1) if links else np.zeros((3, 0)),
+    )
+
+
+def _sharing_groups(fanouts: tuple[Fanout, ...], f: Fanout, output: bool) -> frozenset[int]:
+    """Returns the groups of a fan-out (spatial.dims_and_groups) whose PEs share words."""
+    groups = dims_and_groups(fanouts)[1]
+    return frozenset(
+        g
+        for g, one in enumerate(groups)
+        if one.outside == f.outside and (one.reduce if output else one.multicast)
+    )
+
+
+def _proportional(e: Einsum, x: int, compute: bool) -> bool:
+    """Returns whether the words of PEs grow at most with their share of every rank, so that a unequal group
+    takes no more words than its share of a full one: without padding, without a rank in two dimensions, and
+    without first reads that are skipped whatever the share.
+    """
+    p, sizes = (*e.inputs, e.output)[x], e.sizes()
+    stored = all(
+        d.offset >= 0 and d.offset + sum(c * (sizes[rank] - 1) for rank, c in d.terms) < d.size
+        for d in p.dims
+    )
+    named = [rank for d in p.dims for rank, _ in d.terms]
+    return stored and len(named) == len(set(named)) and not (compute and p is e.output and sparse(e))
+
+
+def _shares(own: SpatialUnrollings, b: int, shared: frozenset[int], shares: bool) -> Floats:
+    """Returns [O, 3] of one rank at boundary b: `Hops.sharing`, `Hops.apart` and `Hops.unequal`.
+
+    shared: groups whose PEs share words
+    shares: whether PEs along the rank want the same words
+    """
+    return np.array(
+        [
+            (0.0, 1.0, True)  # shares of unequal shares: such hops are not counted here
+            if way[b].cuts and any(outer.shared_tile for outer in way[:b])
+            else (*_share(way[b], shared, shares), way[b].shared_tile > 0)
+            for way in own.boundaries
+        ],
+        np.float64,
+    )
+
+
+def _share(one: FanoutBoundary, shared: frozenset[int], shares: bool) -> tuple[float, float]:
+    """Returns how many PEs get the same words, and how many groups get others, at least. Of unequal groups
+    only as many count as full ones have the words of all together.
+    """
+    if not one.shared_tile:
+        n = prod(pes for group, pes in one.cuts if shares and group in shared)
+        return float(n), float(one.pes // n)
+    some = {group for group, _ in one.cuts}
+    if not shares or not some & shared:
+        return 1.0, one.shared_tile / one.cuts[-1][1]
+    return (float(one.pes), 1.0) if some <= shared else (1.0, 1.0)
+
+
+class Grid(NamedTuple):
+    """A network: its PEs, and where memory is attached."""
+
+    size: tuple[int, ...]  # PEs of each dimension
+    region: tuple[tuple[int, int], ...]  # as Fanout.mesh_region
+    injected_at: str
+    multicast_from: str
+
+
+def _grid(f: Fanout) -> Grid:
+    return Grid(tuple(n for _, n in f.dims), f.mesh_region[:2], f.injected_at, f.multicast_from)
+
+
+@lru_cache(maxsize=256)
+def least_links(grid: Grid, proportional: bool, kind: int) -> tuple[Ints, Floats]:
+    """Returns (begin [P + 1], links [3, n]) of a network of P PEs: the least links of a word that n PEs of
+    each of g groups want stand at begin[n] + g.
+
+    proportional: as `_proportional`
+    kind: which links bound unrollings of which some ranks are not known: EVEN, UNEVEN, or ANY for none
+    """
+    pes = prod(grid.size)
+    if pes > MOST_PES:
+        return np.array([0, -1]), np.zeros((3, 1))
+    rows = pes // np.arange(1, pes + 1)
+    begin = np.concatenate(([0], np.cumsum(rows) - rows - 1))
+    n, g = np.repeat(np.arange(1, pes + 1), rows), np.arange(rows.sum()) - np.repeat(begin[1:], rows)
+    near = np.sort(_distances(grid))
+    mean = np.cumsum(near) / np.arange(1, pes + 1)
+    apart = n - 1 + mean[g - 1]
+    even = apart if grid.region else np.maximum(apart, _side_by_side(grid, begin, len(n), apart))
+    uneven = apart if proportional else n - 1.0
+    some = uneven if kind == state.UNEVEN else np.zeros(len(n))
+    if kind == state.EVEN:
+        some = _least_of_larger(even, n, g, pes) if pes <= DENSE else apart
+    return begin, np.array([even, uneven, some], np.float64)
+
+
+def _distances(grid: Grid) -> Floats:
+    """Returns, per PE, the links to the nearest place where memory is attached."""
+    (y, rows), (x, columns) = grid.region or tuple((0, n) for n in grid.size)
+    down, right = np.meshgrid(y + np.arange(grid.size[0]), x + np.arange(grid.size[1]), indexing="ij")
+    found = np.full(down.size, inf)
+    for row, column in injected_at(grid.injected_at, (rows, columns)):
+        found = np.minimum(found, (abs(down - row) + abs(right - column)).ravel())
+    return found
+
+
+def _side_by_side(grid: Grid, begin: Ints, many: int, default: Floats) -> Floats:
+    """Returns least links of equal shares, whatever the PEs of a group and the groups along rows and
+    columns.
+
+    next_level: the tree goes along the row past n_x columns, and in each past its rows
+    same_level: PEs of one row and one column are reached as alone, each other one by a link or more
+    """
+    rows, columns = grid.size
+    n_y, g_y, t_y = _along(rows, grid.injected_at == "edge")
+    n_x, g_x, t_x = _along(columns, False)
+    links = (
+        t_x[None] + n_x[None] * t_y[:, None]
+        if grid.multicast_from == "next_level"
+        else t_x[None] + t_y[:, None] + (n_x[None] - 1) * (n_y[:, None] - 1)
+    )
+    found = np.full(many, inf)
+    np.minimum.at(found, begin[n_y[:, None] * n_x[None]] + g_y[:, None] * g_x[None], links)
+    return np.where(found < inf, found, default)
+
+
+def _along(size: int, anywhere: bool) -> tuple[Ints, Ints, Floats]:
+    """Returns (n, g, links) along one dimension: the mean, over g groups of n PEs each, of the links that
+    cover a group and its source, at least. n g <= size. anywhere: memory is attached all along it.
+
+    A group from d to d + s, with s >= n - 1, takes s + min(d, size - 1 - d - s) links, with the middle at
+    m = (size - 1) / 2 and the group's centre c = d + s / 2:
+
+        (s + size - 1) / 2 - |c - m|
+
+    Loops put the groups' PEs at 0 .. n g - 1, each once, and the mean of a group's PEs is its centre. So the
+    mean of |c - m| is at most that of |p - m| over all these PEs p.
+    """
+    n, g = (
+        np.array(one, np.int64)
+        for one in zip(*((n, g) for n in range(1, size + 1) for g in range(1, size // n + 1)), strict=True)
+    )
+    span = np.asarray(n - 1, np.float64)
+    if anywhere:
+        return n, g, span
+    away: Floats = np.cumsum(abs(np.arange(size) - (size - 1) / 2)) / np.arange(1, size + 1)
+    links: Floats = np.maximum(span, (n + size - 2) / 2 - away[n * g - 1])
+    return n, g, links
+
+
+def _least_of_larger(links: Floats, n: Ints, g: Ints, pes: int) -> Floats:
+    """Returns, per (n, g), the least links of all that have as many PEs per group and as many groups, or
+    more.
+    """
+    whole = np.full((pes + 1, pes + 1), inf)
+    whole[n, g] = links
+    for axis in (0, 1):
+        whole = np.flip(np.minimum.accumulate(np.flip(whole, axis), axis), axis)
+    found: Floats = whole[n, g]
+    return found
