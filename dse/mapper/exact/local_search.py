@@ -388,7 +388,7 @@ def _neighbour_chains(
                 return False
         return chain[-1] == 1
 
-    return [chain for chain in found if chain != chain and allowed(chain)]
+    return [other for other in found if other != chain and allowed(other)]
 
 
 def _even_tiles(extent: int, tile: int) -> list[int]:
