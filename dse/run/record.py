@@ -15,7 +15,7 @@ import pyarrow as pa
 from hw.arch import Access, Compute, Fanout, Level
 
 MODEL_VERSION = 14
-SOLVER_VERSION = 23
+SOLVER_VERSION = 24
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 
