@@ -7,7 +7,7 @@ may be shared is what `faults` lets pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import chain, combinations, permutations, product
@@ -37,15 +37,17 @@ from workloads.graph import Workload
 MOST = 700  # mappings of an einsum
 FEW = 80  # where each is priced in several layouts
 CLOSE = 1e-9
+FEW_ROWS = (2, 3, 4)
+ELEVEN = (11, 11, 11)  # rows without divisors: shared loops may leave a remainder
 
 
 def subsets(items: list[str]) -> Iterator[tuple[str, ...]]:
     return chain.from_iterable(combinations(items, n) for n in range(len(items) + 1))
 
 
-def small_workload(rng: Random, many: int) -> Workload:
-    """Chains, residual edges, branches, shared inputs; products, sums, windows, functions."""
-    shapes, weights, found = {"X": (rng.choice([2, 3, 4]), rng.choice([2, 4]))}, set(), []
+def small_workload(rng: Random, many: int, rows: Sequence[int] = FEW_ROWS) -> Workload:
+    """Chains, residual edges, branches, shared inputs; products, sums, windows, functions. rows: of X"""
+    shapes, weights, found = {"X": (rng.choice(rows), rng.choice([2, 4]))}, set(), []
     for i in range(many):
         a = f"T{i - 1}" if i and rng.random() < 0.7 else rng.choice([t for t in shapes if t not in weights])
         rows, columns = shapes[a]
@@ -147,10 +149,12 @@ def small_machine(rng: Random, overlap: str) -> Arch:
     return Arch("small", levels, fanouts, Compute(1.0, 0.5, merge_pj=0.25), 1.0, 8, overlap=overlap)  # type: ignore[arg-type]
 
 
-def random_case(seed: int, overlap: str = "free", most: int = MOST) -> tuple[Arch, Workload]:
+def random_case(
+    seed: int, overlap: str = "free", most: int = MOST, rows: Sequence[int] = FEW_ROWS
+) -> tuple[Arch, Workload]:
     rng = Random(seed)
     while True:
-        arch, workload = small_machine(rng, overlap), small_workload(rng, rng.randint(2, 4))
+        arch, workload = small_machine(rng, overlap), small_workload(rng, rng.randint(2, 4), rows)
         if all(size(e, arch, "perfect", limit=most) <= most for e in workload.einsums):
             return arch, workload
 
@@ -174,22 +178,36 @@ def own_name(tensor: str) -> str:
     return tensor.removesuffix("_again")
 
 
+def one_loop(workload: Workload) -> Space:
+    """The space of one shared loop, tensors held whole, and tensors retained, at GLB."""
+    made = tuple(e.output.tensor for e in workload.einsums)
+    return Space((), "given", fused=8, shared_loops=1, held=6, levels=("GLB",), retained=made)
+
+
 def _tensors(e: Einsum) -> list[str]:
     return [p.tensor for p in e.tensors()]
 
 
+def _owners(e: Einsum) -> set[str]:
+    return {own_name(t) for t in _tensors(e)}
+
+
+SharedLoops = tuple[tuple[tuple[str, ...], int], ...]  # (rank of each einsum, tile), outermost first
+
+
 @dataclass
 class Everything:
-    """The least figure of all schedules. space: of those that it does not leave out. nests: (cost, own bits
-    at GLB) of an einsum's nests where it stands.
+    """The least figure of all schedules that `space` covers: einsums alone, and segments below one loop over
+    ranks of all results, with any tensors that it does not cut held whole; where the space has depths, also
+    below up to three loops of any ranks, every tensor at any depth among them. Which loops may be shared is
+    what `faults` lets pass. nests: (cost, own bits at GLB) of an einsum's nests where it stands.
     """
 
     arch: Arch
     workload: Workload
     objective: Objective
-    space: Space = Space()
+    space: Space
     nests: dict[object, list[tuple[float, int]]] = field(default_factory=dict)
-    shared: dict[object, int] = field(default_factory=dict)
     legal: dict[object, bool] = field(default_factory=dict)
 
     def best(self) -> float:
@@ -206,93 +224,94 @@ class Everything:
         )
 
     def segment(self, first: int, last: int, kept: frozenset[str]) -> float:
-        own = self.workload.einsums[first:last]
-        places = [(i, own_name(p.tensor)) for i, e in enumerate(self.workload.einsums) for p in e.tensors()]
-        spans = {t: [i for i, tensor in places if tensor == t] for t in kept}
-        elems = {e.output.tensor: e.output.stored_elems() for e in self.workload.einsums}
-        room = self.arch.levels[1].capacity_bits - 8 * sum(
-            elems[t] for t, at in spans.items() if at[0] < last and at[-1] >= first
-        )
-        if room < 0:
+        own, room = self.workload.einsums[first:last], self.free(first, last, kept)
+        handed = handed_on(own)
+        if room < 0 or kept & handed:
             return inf
         if len(own) == 1:
-            return self.branch(own, 0, None, (), kept, room)
-        handed = handed_on(own)
-        twice = {p.tensor for e in own for p in e.inputs} - {
-            own_name(p.tensor) for e in own for p in e.inputs
-        }
-        # no loop cuts both accesses alike
-        if not handed or kept & handed or handed & set(map(own_name, twice)):
-            return inf
-        found = inf
-        for ranks in product(*(sorted(e.output.full_ranks()) for e in own)):
-            n = {e.sizes()[rank] for e, rank in zip(own, ranks, strict=True)}
-            tensors = [p.tensor for e in own for p in e.tensors()]
-            stays = {t for t in tensors if own_name(t) in kept}
-            free = sorted(
-                {
-                    p.tensor
-                    for e, rank in zip(own, ranks, strict=True)
-                    for p in e.tensors()
-                    if rank not in p.ranks() and tensors.count(p.tensor) == 1
+            return self.below(own, 0, (), {}, kept, room)
+        best = inf
+        for loops, depths in self.plans(own, handed, kept):
+            held = self.rooms(own, loops, depths | dict.fromkeys(handed, len(loops)))
+            if max(held) > room:
+                continue
+            costs = (self.below(own, j, loops, depths, kept, room - n) for j, n in enumerate(held))
+            if (cost := sum(costs)) < best and self.covered(first, last, loops, depths, kept):
+                best = cost
+        return best
+
+    def plans(
+        self, own: tuple[Einsum, ...], handed: frozenset[str], kept: frozenset[str]
+    ) -> Iterator[tuple[SharedLoops, dict[str, int]]]:
+        """Shared loops, and the depths of tensors that stand below them; others pass by."""
+        names = [t for e in own for t in _tensors(e)]
+        if handed and not any(own_name(t) in handed and own_name(t) != t for t in names):
+            for ranks, tile in self.axes(own):
+                cut = {
+                    p.tensor for e, r in zip(own, ranks, strict=True) for p in e.tensors() if r in p.ranks()
                 }
-                - handed
-                - stays
-            )
-            for tile in (t for t in range(1, min(n)) if min(n) % t == 0) if len(n) == 1 else ():
-                for held in subsets(free):
-                    key = (first, last, ranks, tile)
-                    if key not in self.legal:
-                        self.legal[key] = self.allowed(first, last, ranks, tile)
-                    if self.legal[key]:
-                        loop = (ranks, tile)
-                        left = room - self.outer(own, loop, held)
-                        found = (
-                            min(
-                                found,
-                                sum(self.branch(own, j, loop, held, kept, left) for j in range(len(own))),
-                            )
-                            if left >= 0
-                            else found
-                        )
+                once = {t for t in names if names.count(t) == 1 and own_name(t) not in kept}
+                for held in subsets(sorted(once - cut - handed)):
+                    yield ((ranks, tile),), dict.fromkeys(held, 0)
+        if self.space.depths and all(own_name(t) == t for t in names):
+            others = sorted({*names} - handed - kept)
+            for loops in self.loops(own, handed):
+                for at in product(range(-1, len(loops) + 1), repeat=len(others)):
+                    yield loops, {t: d for t, d in zip(others, at, strict=True) if d >= 0}
+
+    def axes(self, own: tuple[Einsum, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+        """Lists loops over a rank of every result, in tiles that divide."""
+        for ranks in product(*(sorted(e.output.full_ranks()) for e in own)):
+            sizes = {e.sizes()[rank] for e, rank in zip(own, ranks, strict=True)}
+            if len(sizes) == 1:
+                (n,) = sizes
+                yield from ((ranks, tile) for tile in range(1, n) if n % tile == 0)
+
+    def free(self, first: int, last: int, kept: frozenset[str]) -> int:
+        """Bits that kept tensors leave while einsums first to last run."""
+        users = {t: [i for i, e in enumerate(self.workload.einsums) if t in _owners(e)] for t in kept}
+        there = [t for t, at in users.items() if at[0] < last and at[-1] >= first]
+        elems = {e.output.tensor: e.output.stored_elems() for e in self.workload.einsums}
+        return self.arch.levels[1].capacity_bits - 8 * sum(elems[t] for t in there)
+
+    def loops(self, own: tuple[Einsum, ...], handed: frozenset[str]) -> Iterator[SharedLoops]:
+        """Lists of up to three loops over ranks that cut what is handed on alike. Tiles of several divide."""
+
+        def places(e: Einsum, rank: str) -> dict[str, tuple[int, ...]]:
+            dims = {p.tensor: [i for i, d in enumerate(p.dims) if d.ranks() == {rank}] for p in e.tensors()}
+            return {t: tuple(at) for t, at in dims.items() if t in handed}
+
+        def fits(ranks: tuple[str, ...]) -> bool:
+            cuts = {one for e, rank in zip(own, ranks, strict=True) for one in places(e, rank).items()}
+            sizes = {e.sizes()[rank] for e, rank in zip(own, ranks, strict=True)}
+            return len(sizes) == 1 and sizes != {1} and len(cuts) == len(handed) and all(at for _, at in cuts)
+
+        found = [ranks for ranks in product(*(e.ranks() for e in own)) if fits(ranks)]
+        for many in range(1, 4):
+            for order in permutations(found, many):
+                if all(len(set(mine)) == many for mine in zip(*order, strict=True)):
+                    sizes = [own[0].sizes()[ranks[0]] for ranks in order]
+                    for tiles in product(
+                        *([t for t in range(1, n) if many == 1 or n % t == 0] for n in sizes)
+                    ):
+                        yield tuple(zip(order, tiles, strict=True))
+
+    def rooms(self, own: tuple[Einsum, ...], loops: SharedLoops, depths: dict[str, int]) -> list[int]:
+        """Bits of shared nodes that are alive while each einsum runs."""
+        found = [0] * len(own)
+        for t, depth in depths.items():
+            users = [j for j, e in enumerate(own) if t in _tensors(e)]
+            e, p = next((e, p) for e in own for p in e.tensors() if p.tensor == t)
+            cut = e.sizes() | {ranks[users[0]]: tile for ranks, tile in loops[:depth]}
+            elems = rows = 1
+            for d in p.dims:
+                elems, rows = elems * (1 + sum(c * (cut[r] - 1) for r, c in d.terms)), elems
+            elems = elems if p.format == "dense" else ceil(round(2 * p.density * elems, 6)) + rows
+            twice = 2 if self.arch.levels[1].double_buffer and depth else 1
+            alive = range(users[0], users[-1] + 1) if depth == len(loops) else range(len(own))
+            for j in alive:
+                found[j] += 8 * elems * twice
         return found
-
-    def text(
-        self,
-        own: tuple[Einsum, ...],
-        loop: tuple[tuple[str, ...], int],
-        held: tuple[str, ...],
-        nests: list[Mapping],
-    ) -> Segment:
-        ranks, tile = loop
-        makes = [e.output.tensor for e in own if e.output.tensor in handed_on(own)]
-        outside = {p.tensor for o in self.workload.einsums if o not in own for p in o.inputs}
-        nodes = (
-            *(Store("DRAM", t) for t in makes if t in outside),
-            *(Store(level, t) for t in held for level in ("DRAM", "GLB")),
-            Loop(ranks[0], tile),
-            *(Store("GLB", t) for t in makes),
-        )
-        return Segment(
-            tuple(
-                Branch(e.name, nest, ((ranks[0], rank),) if rank != ranks[0] else ())
-                for e, nest, rank in zip(own, nests, ranks, strict=True)
-            ),
-            nodes,
-        )
-
-    def allowed(self, first: int, last: int, ranks: tuple[str, ...], tile: int) -> bool:
-        own = self.workload.einsums[first:last]
-        nests = [
-            next(self.all(e, {rank: tile}, handed_on(own)), None) for e, rank in zip(own, ranks, strict=True)
-        ]
-        if any(nest is None for nest in nests):
-            return True
-        alone = [Segment((Branch(e.name, minimal_mapping(e, self.arch)),)) for e in self.workload.einsums]
-        whole = Schedule((*alone[:first], self.text(own, (ranks, tile), (), nests), *alone[last:]))  # type: ignore[arg-type]
-        if faults(self.arch, self.workload, whole):
-            return False
-        return "padding" not in set(excluding_features(self.space, whole, self.workload, self.arch))
 
     def all(self, e: Einsum, tiles: dict[str, int], near: frozenset[str]) -> Iterator[Mapping]:
         """Nests below a fork; of tensors that are near, without their node at GLB. tiles: by rank, of shared
@@ -321,168 +340,7 @@ class Everything:
                     seen.add(str(nest))
                     yield nest
 
-    def outer(self, own: tuple[Einsum, ...], loop: tuple[tuple[str, ...], int], held: tuple[str, ...]) -> int:
-        """Bits of shared nodes: of tiles of the loop, and of what is held whole."""
-        total = 0
-        for e, rank in zip(own, loop[0], strict=True):
-            sizes = e.sizes()
-            for p in e.tensors():
-                extents = sizes | ({rank: loop[1]} if p.tensor not in held else {})
-                elems = rows = 1
-                for d in p.dims:
-                    elems, rows = elems * (1 + sum(c * (extents[r] - 1) for r, c in d.terms)), elems
-                elems = elems if p.format == "dense" else ceil(round(2 * p.density * elems, 6)) + rows
-                # a tile that is made anew in every trip
-                twice = 2 if self.arch.levels[1].double_buffer else 1
-                total += (
-                    8
-                    * elems
-                    * (
-                        1
-                        if p.tensor in held
-                        else twice
-                        if p is e.output and p.tensor in handed_on(own)
-                        else 0
-                    )
-                )
-        return total
-
-    def branch(
-        self,
-        own: tuple[Einsum, ...],
-        j: int,
-        loop: tuple[tuple[str, ...], int] | None,
-        held: tuple[str, ...],
-        kept: frozenset[str],
-        room: int,
-    ) -> float:
-        e = own[j]
-        mine = tuple(t for t in held if t in {p.tensor for p in e.tensors()})
-        stays = tuple(p.tensor for p in e.tensors() if own_name(p.tensor) in kept)
-        key = (tuple(o.name for o in own) if loop else (), e.name, loop, mine, stays)
-        if key not in self.nests:
-            self.nests[key] = list(self.prices(own, j, loop, mine, stays))
-        return min((cost for cost, bits in self.nests[key] if bits <= room), default=inf)
-
-    def prices(
-        self,
-        own: tuple[Einsum, ...],
-        j: int,
-        loop: tuple[tuple[str, ...], int] | None,
-        held: tuple[str, ...],
-        kept: tuple[str, ...],
-    ) -> Iterator[tuple[float, int]]:
-        e = own[j]
-        handed = handed_on(own) if loop else frozenset()
-        near = frozenset({*handed, *held, *kept} & {p.tensor for p in e.tensors()})
-        wide = replace(
-            self.arch, levels=(self.arch.levels[0], replace(self.arch.levels[1], capacity_bits=None))
-        )
-        rank, tile = (
-            (loop[0][j], loop[1]) if loop else (next(iter(e.sizes())), e.sizes()[next(iter(e.sizes()))])
-        )
-        fill = [minimal_mapping(o, self.arch) for o in own]
-        for nest in self.all(e, {rank: tile}, near):
-            nest = replace(
-                nest, nodes=(*(Store(level, t) for t in kept for level in ("DRAM", "GLB")), *nest.nodes)
-            )
-            segment = (
-                self.text(own, loop, held, [*fill[:j], nest, *fill[j + 1 :]])
-                if loop
-                else Segment((Branch(e.name, nest),))
-            )
-            mini = Workload("", own if loop else (e,))
-            one = placed.placed_segments(wide, mini, Schedule((segment,)))[0][j if loop else 0]
-            around = (
-                replace(one.boundary, retained=tuple((t, "GLB", Fraction(1)) for t in kept))
-                if kept
-                else one.boundary
-            )
-            cost = einsum_cost(Problem(wide, e, self.objective, around), one.nest)
-            if isinstance(cost, Infeasible):  # too many lanes
-                continue
-            found = boundary.node_footprints(around, boundary.whole_nest(around, one.nest), e, wide)
-            bits = sum(
-                node_bits(row, wide.levels[1], dict.fromkeys(_tensors(e), 8))
-                for row in found
-                if row.level == "GLB" and row.tensor not in near
-            )
-            yield objective_value(self.objective, cost.energy_pj, cost.latency_cycles), bits
-
-
-SharedLoops = tuple[tuple[tuple[str, ...], int], ...]  # (rank of each einsum, tile), outermost first
-
-
-@dataclass
-class Several(Everything):
-    """And up to three shared loops of any ranks, every tensor at any depth among them, that `space` covers:
-    which ones may be shared is what `faults` lets pass.
-    """
-
-    def segment(self, first: int, last: int, kept: frozenset[str]) -> float:
-        best = super().segment(first, last, kept)
-        own, room = self.workload.einsums[first:last], self.free(first, last, kept)
-        handed = handed_on(own)
-        names = {p.tensor for e in own for p in e.tensors()}
-        if len(own) == 1 or room < 0 or kept & handed or any(own_name(t) != t for t in names):
-            return best
-        others = sorted(names - handed - kept)
-        for loops in self.loops(own, handed):
-            for at in product(range(-1, len(loops) + 1), repeat=len(others)):
-                depths = {t: d for t, d in zip(others, at, strict=True) if d >= 0}
-                held = self.rooms(own, loops, depths | dict.fromkeys(handed, len(loops)))
-                if max(held) > room:
-                    continue
-                costs = (self.below(own, j, loops, depths, kept, room - n) for j, n in enumerate(held))
-                if (cost := sum(costs)) < best and self.covered(first, last, loops, depths, kept):
-                    best = cost
-        return best
-
-    def free(self, first: int, last: int, kept: frozenset[str]) -> int:
-        """Bits that kept tensors leave while einsums first to last run."""
-        users = {t: [i for i, e in enumerate(self.workload.einsums) if t in _tensors(e)] for t in kept}
-        there = [t for t, at in users.items() if at[0] < last and at[-1] >= first]
-        elems = {e.output.tensor: e.output.stored_elems() for e in self.workload.einsums}
-        return self.arch.levels[1].capacity_bits - 8 * sum(elems[t] for t in there)
-
-    def loops(self, own: tuple[Einsum, ...], handed: frozenset[str]) -> Iterator[SharedLoops]:
-        """Lists of one to three loops in tiles that divide, over ranks that cut what is handed on alike."""
-
-        def places(e: Einsum, rank: str) -> dict[str, tuple[int, ...]]:
-            dims = {p.tensor: [i for i, d in enumerate(p.dims) if d.ranks() == {rank}] for p in e.tensors()}
-            return {t: tuple(at) for t, at in dims.items() if t in handed}
-
-        def fits(ranks: tuple[str, ...]) -> bool:
-            cuts = {one for e, rank in zip(own, ranks, strict=True) for one in places(e, rank).items()}
-            sizes = {e.sizes()[rank] for e, rank in zip(own, ranks, strict=True)}
-            return len(sizes) == 1 and sizes != {1} and len(cuts) == len(handed) and all(at for _, at in cuts)
-
-        found = [ranks for ranks in product(*(e.ranks() for e in own)) if fits(ranks)]
-        for many in range(1, 4):
-            for order in permutations(found, many):
-                if all(len(set(mine)) == many for mine in zip(*order, strict=True)):
-                    sizes = [own[0].sizes()[ranks[0]] for ranks in order]
-                    for tiles in product(*([t for t in range(1, n) if n % t == 0] for n in sizes)):
-                        yield tuple(zip(order, tiles, strict=True))
-
-    def rooms(self, own: tuple[Einsum, ...], loops: SharedLoops, depths: dict[str, int]) -> list[int]:
-        """Bits of shared nodes that are alive while each einsum runs."""
-        found = [0] * len(own)
-        for t, depth in depths.items():
-            users = [j for j, e in enumerate(own) if t in _tensors(e)]
-            e, p = next((e, p) for e in own for p in e.tensors() if p.tensor == t)
-            cut = e.sizes() | {ranks[users[0]]: tile for ranks, tile in loops[:depth]}
-            elems = rows = 1
-            for d in p.dims:
-                elems, rows = elems * (1 + sum(c * (cut[r] - 1) for r, c in d.terms)), elems
-            elems = elems if p.format == "dense" else ceil(round(2 * p.density * elems, 6)) + rows
-            twice = 2 if self.arch.levels[1].double_buffer and depth else 1
-            alive = range(users[0], users[-1] + 1) if depth == len(loops) else range(len(own))
-            for j in alive:
-                found[j] += 8 * elems * twice
-        return found
-
-    def shared_text(
+    def text(
         self, own: tuple[Einsum, ...], loops: SharedLoops, depths: dict[str, int], nests: list[Mapping]
     ) -> Segment:
         makes = [e.output.tensor for e in own if e.output.tensor in handed_on(own)]
@@ -516,13 +374,13 @@ class Several(Everything):
         e, before = own[j], {t for o in own[:j] for t in _tensors(o)}
         mine = tuple((t, d, t in before) for t, d in depths.items() if t in _tensors(e))
         cuts = tuple((ranks[j], tile) for ranks, tile in loops)
-        stays = tuple(t for t in _tensors(e) if t in kept)
+        stays = tuple(t for t in _tensors(e) if own_name(t) in kept)
         key = (tuple(o.name for o in own), j, cuts, mine, stays)
         if key not in self.nests:
-            self.nests[key] = list(self.shared_prices(own, j, loops, depths, stays))
+            self.nests[key] = list(self.prices(own, j, loops, depths, stays))
         return min((cost for cost, bits in self.nests[key] if bits <= room), default=inf)
 
-    def shared_prices(
+    def prices(
         self,
         own: tuple[Einsum, ...],
         j: int,
@@ -536,7 +394,7 @@ class Several(Everything):
         kept = tuple(Store(level, t) for t in stays for level in ("DRAM", "GLB"))
         for nest in self.all(e, {ranks[j]: tile for ranks, tile in loops}, frozenset(near)):
             nests = [*fill[:j], replace(nest, nodes=(*kept, *nest.nodes)), *fill[j + 1 :]]
-            segment = self.shared_text(own, loops, depths, nests)
+            segment = self.text(own, loops, depths, nests)
             one = placed.placed_segments(wide, Workload("", own), Schedule((segment,)))[0][j]
             around = replace(one.boundary, retained=tuple((t, "GLB", Fraction(1)) for t in stays))
             cost = einsum_cost(Problem(wide, e, self.objective, around), one.nest)
@@ -555,18 +413,17 @@ class Several(Everything):
         key = (first, last, loops, tuple(depths.items()), kept)
         if key not in self.legal:
             alone = [Segment((Branch(e.name, minimal_mapping(e, self.arch)),)) for e in self.workload.einsums]
-            near, nests = frozenset({*handed_on(own), *depths, *kept}), []
+            nests = []
             for j, e in enumerate(own):
-                nest = next(self.all(e, {ranks[j]: t for ranks, t in loops}, near & {*_tensors(e)}))
-                stays = [Store(level, t) for t in _tensors(e) if t in kept for level in ("DRAM", "GLB")]
-                nests.append(replace(nest, nodes=(*stays, *nest.nodes)))
-            segment = self.shared_text(own, loops, depths, nests)
-            here = [t for t in kept if t in {t for e in own for t in _tensors(e)}]
-            read = {t for e in self.workload.einsums for t in _tensors(e)}
-            whole = Schedule(
-                (*alone[:first], segment, *alone[last:]),
-                tuple(Retained("GLB", t, Fraction(1)) for t in sorted(here) if t in read),
-            )
+                stays = [t for t in _tensors(e) if own_name(t) in kept]
+                near = frozenset({*handed_on(own), *depths, *stays} & {*_tensors(e)})
+                nest = next(self.all(e, {ranks[j]: t for ranks, t in loops}, near))
+                held = (Store(level, t) for t in stays for level in ("DRAM", "GLB"))
+                nests.append(replace(nest, nodes=(*held, *nest.nodes)))
+            segment = self.text(own, loops, depths, nests)
+            here = {own_name(t) for e in own for t in _tensors(e)} & kept
+            retained = tuple(Retained("GLB", t, Fraction(1)) for t in sorted(here))
+            whole = Schedule((*alone[:first], segment, *alone[last:]), retained)
             self.legal[key] = not faults(self.arch, self.workload, whole) and not any(
                 excluding_features(self.space, whole, self.workload, self.arch)
             )
@@ -606,20 +463,20 @@ class InLayouts(Everything):
             self.known[key] = inf if key[3] and len(names) > 1 else super().segment(first, last, kept)
         return self.known[key]
 
-    def branch(
+    def below(
         self,
         own: tuple[Einsum, ...],
         j: int,
-        loop: tuple[tuple[str, ...], int] | None,
-        held: tuple[str, ...],
+        loops: SharedLoops,
+        depths: dict[str, int],
         kept: frozenset[str],
         room: int,
     ) -> float:
         mine = frozenset(one for one in self.turned if one[1] in {e.name for e in own})
-        if loop:
-            return super().branch(own, j, loop, held, kept, room)
+        if loops:
+            return super().below(own, j, loops, depths, kept, room)
         e = own[j]
-        stays = tuple(p.tensor for p in e.tensors() if own_name(p.tensor) in kept)
+        stays = tuple(t for t in _tensors(e) if own_name(t) in kept)
         if (e.name, stays, mine) not in self.nests:
             alone = [
                 p.tensor for p in e.tensors() if own_name(p.tensor) not in self.both and len(p.dims) == 2
@@ -640,7 +497,7 @@ class InLayouts(Everything):
         nests = self.all
         try:
             self.all = lambda *given: (replace(nest, layouts=texts) for nest in nests(*given))  # type: ignore[method-assign]
-            yield from self.prices((e,), 0, None, (), stays)
+            yield from self.prices((e,), 0, (), {}, stays)
         finally:
             self.all = nests  # type: ignore[method-assign]
 
@@ -664,7 +521,7 @@ def wrong_in_layouts(seed: int, overlap: str = "free", rated: bool = False) -> t
     for objective in objectives:
         options, best = (
             SolverOptions(objective, factors="perfect", gap=0.0),
-            InLayouts(arch, workload, objective, Space()).best(),
+            InLayouts(arch, workload, objective, one_loop(workload)).best(),
         )
         chosen = _layouts(arch, workload, replace(options, layout="alt"))
         if isinstance(chosen, Infeasible):
@@ -725,8 +582,8 @@ def unlike(seed: int, arch: Arch, workload: Workload) -> list[str]:
     searches: tuple[tuple[Objective, bool], ...] = (("energy", True), ("energy", False), ("latency", False))
     for objective, several in searches:
         found = fused(arch, workload, objective, "perfect", lambda _: FREE, several_loops=several)
-        space = found.space if isinstance(found, Solution) and found.space else Space()
-        best = (Several if space.depths else Everything)(arch, workload, objective, space).best()
+        space = found.space if isinstance(found, Solution) and found.space else one_loop(workload)
+        best = Everything(arch, workload, objective, space).best()
         if isinstance(found, Infeasible):
             lines += [f"seed {seed} {objective}: {found}, enumerated {best}"] if best < inf else []
             continue

@@ -39,7 +39,7 @@ BOUNDED = {  # what a recursion may be as deep as
         "dse/mapper/exact/spatial.py": {"_factorizations", "_imperfect_splits", "_perfect_splits"},
     },
     "einsums of one segment, at most eight": {
-        "dse/solve/schedules/shared_loops.py": {"Descent.visit"},
+        "dse/solve/schedules/depths.py": {"Descent.visit"},
         "dse/solve/schedules/segments.py": {"place_regions.place_rest"},
         "dse/solve/schedules/fusible_segments.py": {"_extended"},
         "dse/solve/schedules/pipeline.py": {"_segment", "_stages"},

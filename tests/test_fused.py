@@ -175,7 +175,7 @@ def test_equal_blocks_are_solved_once() -> None:
             A2S, workload, "energy", Nests(A2S, "energy", "imperfect_spatial", lambda _: FREE, 0.0)
         )
         fused.factors(g)
-        asked.append((g.nests.searches, len(g.options)))
+        asked.append((g.nests.searches, len(g.plans.options)))
     assert asked[0] == asked[1]
 
 

@@ -122,6 +122,7 @@ def test_every_field_of_a_space_changes_its_words() -> None:
         "windows": True,
         "shared_reads": True,
         "depths": True,
+        "uneven": True,
         "levels": ("G", "L"),
         "padded": True,
         "retained": ("T", "U"),
@@ -248,7 +249,7 @@ def small(*fanouts: Fanout, overlap: str = "free") -> Arch:
 ARRAY = small(Fanout("array", 2, (("X", 2),), (True,), (True,)))
 UNFUSED = Space((Mappings("imperfect_spatial", node_order="arrays"),))
 TILES = replace(UNFUSED, order="given", fused=8, shared_loops=1, held=6, levels=("G",), retained=("T",))
-SEVERAL = replace(TILES, shared_loops=3, summed=True, shared_reads=True, depths=True)
+SEVERAL = replace(TILES, shared_loops=3, summed=True, shared_reads=True, depths=True, uneven=True)
 PIPES = Space(
     (Mappings("perfect", node_order="arrays"),),
     "given",
@@ -431,6 +432,34 @@ def test_a_feature_is_left_out_by_its_name_until_it_is_searched(name: str) -> No
     assert faults(ARRAY, two(), given) == []
     assert covers(space, given, two(), ARRAY) == name
     assert covers(replace(space, **more), given, two(), ARRAY) is None
+
+
+@pytest.mark.parametrize(
+    ("loops", "left"),
+    [
+        ("for m tile 4", None),  # three trips, of 4, 4 and 3
+        ("for m tile 5", "shared loops"),  # three trips take 4 at least
+        ("for m tile 1", None),
+        ("for m tile 4\nfor n tile 1", "shared loops"),
+    ],
+)
+def test_a_shared_loop_alone_may_leave_a_remainder(loops: str, left: str | None) -> None:
+    workload = Workload(
+        "eleven",
+        (
+            einsum("T[m,n] += X[m,k] * W[k,n]", {"m": 11, "k": 2, "n": 2}, "a"),
+            einsum("Y[m,n] = relu(T[m,n])", {"m": 11, "n": 2}, "b"),
+        ),
+        frozenset("W"),
+    )
+    nest = "for m tile 1\nfor n tile 1\n"
+    given = parse_schedule(
+        f"segment\n{loops}\nstore G T\neinsum a\nstore DRAM X W\n{nest}for k tile 1\nmac\n"
+        f"einsum b\nstore DRAM Y\n{nest}mac\n"
+    )
+    assert faults(ARRAY, workload, given) == []
+    assert covers(SEVERAL, given, workload, ARRAY) == left
+    assert "tile 4" not in loops or covers(replace(SEVERAL, uneven=False), given, workload, ARRAY)
 
 
 def test_a_result_that_several_loops_sum_up_stands_at_its_level() -> None:

@@ -10,12 +10,34 @@ loop; otherwise its partial sums are written out and read back in every trip.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
 
 from workloads.einsum import Dim, Einsum, Projection
 from workloads.graph import base_tensor
 
+SMOOTH = 20160  # 2^6 3^2 5 7: 84 divisors, the most below 25,200
+APART = 7  # divisors of an extent lie far apart where neighbours differ by more than this factor
+
 Users = list[tuple[int, Einsum, Projection]]  # (number of the einsum, the einsum, its projection) of a tensor
 RankOf = tuple[int, str]  # (number of the einsum, rank)
+
+
+def smooth(n: int) -> int:
+    """Returns a number of many divisors that is larger than n: SMOOTH times a power of two."""
+    return SMOOTH << max((n // SMOOTH).bit_length(), 0)
+
+
+@lru_cache(maxsize=1 << 12)
+def uneven_tiles(n: int) -> tuple[int, ...]:
+    """Returns the tiles of a shared loop over n indices that leave a remainder, largest first: of each number
+    of trips the smallest that divides `smooth(n)`. None where divisors of n lie close to each other (APART).
+    """
+    divisors = [t for t in range(1, n + 1) if n % t == 0]
+    if all(b <= APART * a for a, b in pairwise(divisors)):
+        return ()
+    tiles = {-(-n // t): t for t in range(n - 1, 0, -1) if smooth(n) % t == 0}
+    return tuple(t for t in tiles.values() if n % t)
 
 
 def shared_tensors(einsums: Sequence[Einsum], made: Collection[str]) -> dict[str, Users]:

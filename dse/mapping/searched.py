@@ -20,7 +20,7 @@ from itertools import combinations
 from math import inf, prod
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from dse.mapping.classes import cut_alike, rank_classes, shared_tensors
+from dse.mapping.classes import cut_alike, rank_classes, shared_tensors, uneven_tiles
 from dse.mapping.constraints import FREE, Constraints, Dataflow, Factors, dataflow, violations
 from dse.mapping.conversion import COPY_NAME
 from dse.mapping.nest import Loop, Mapping, Store
@@ -92,6 +92,7 @@ class Space:
     # several shared loops over classes of ranks (`_over_rank_classes`), with any tensor at any depth among
     # them. Over other ranks there is one shared loop, and `held` limits the tensors above it
     depths: bool = False
+    uneven: bool = False  # one such loop, alone, may leave a remainder, in tiles of `classes.uneven_tiles`
     # maximum of tensors that stand whole above the one shared loop: each of one member, without the loop's
     # rank
     held: int = 0
@@ -225,16 +226,19 @@ def _factors(space: Space, view: ScheduleView) -> bool:
     """
     nodes = _node_dims(view.arch) if space.node_ranks else frozenset[str]()
     return any(
-        _uneven(searched, m, nodes) or _out_of_order(searched, m, view.arch)
+        _uneven(searched, m, nodes, m.shared if space.uneven and _is_fused(part) else 0)
+        or _out_of_order(searched, m, view.arch)
         for searched in space.mappings
-        for _, m in view.members
+        for part, m in view.members
     )
 
 
-def _uneven(searched: Mappings, m: Member, nodes: frozenset[str]) -> bool:
-    """True if a tile does not divide the tile outside of it, and such factors were not searched."""
+def _uneven(searched: Mappings, m: Member, nodes: frozenset[str], shared: int) -> bool:
+    """True if a tile does not divide the tile outside of it, and such factors were not searched. The first
+    `shared` nodes are left to the feature of shared loops.
+    """
     tile_of = m.einsum.sizes()
-    for loop in (n for n in m.nodes if isinstance(n, Loop)):
+    for i, loop in ((i, n) for i, n in enumerate(m.nodes) if isinstance(n, Loop)):
         trips = -(-tile_of[loop.rank] // loop.tile)
         is_even = loop.tile == -(-tile_of[loop.rank] // trips)
         spatial_allowed = searched.factors in ("imperfect_spatial", "imperfect") or loop.over in nodes
@@ -243,7 +247,7 @@ def _uneven(searched: Mappings, m: Member, nodes: frozenset[str]) -> bool:
             or (searched.factors == "imperfect" and not loop.over)
             or (spatial_allowed and loop.over and is_even)
         )
-        if tile_of[loop.rank] % loop.tile and not is_allowed:
+        if tile_of[loop.rank] % loop.tile and not is_allowed and i >= shared:
             return True
         tile_of[loop.rank] = loop.tile
     return False
@@ -362,7 +366,7 @@ def _over_rank_classes(space: Space, part: Part, view: ScheduleView) -> bool:
     of ranks, all shared nodes are at one level, each forwarded tensor has a node, and so has (or is retained)
     each result over whose partial sums a shared loop runs.
     """
-    if not (space.depths and _is_fused(part)) or _unsearched_loops(part, space.shared_loops):
+    if not (space.depths and _is_fused(part)) or _unsearched_loops(part, space.shared_loops, space.uneven):
         return False
     einsums = [m.einsum for m in part.members]
     classes = rank_classes(einsums, part.makers)
@@ -400,7 +404,12 @@ def _other_segments(space: Space, view: ScheduleView) -> tuple[Space, list[Part]
     segments.
     """
     single_loop_space = replace(
-        space, shared_loops=min(space.shared_loops, 1), summed=False, shared_reads=False, depths=False
+        space,
+        shared_loops=min(space.shared_loops, 1),
+        summed=False,
+        shared_reads=False,
+        depths=False,
+        uneven=False,
     )
     return single_loop_space if space.depths else space, [
         part for part in view.parts if not _over_rank_classes(space, part, view)
@@ -461,9 +470,9 @@ def _shared_loops(space: Space, view: ScheduleView) -> bool:
     return any(_is_fused(part) and _unsearched_loops(part, rules.shared_loops) for part in parts)
 
 
-def _unsearched_loops(part: Part, max_loops: int) -> bool:
+def _unsearched_loops(part: Part, max_loops: int, uneven: bool = False) -> bool:
     """False if there are 1 to `max_loops` shared loops, all of them temporal and perfect, of several trips,
-    and over ranks that every member has.
+    and over ranks that every member has. uneven: one loop alone may be one of `uneven_tiles`.
     """
     loops = part.loops
     if not loops or len(loops) > max_loops or any(loop.over for loop in loops):
@@ -475,7 +484,8 @@ def _unsearched_loops(part: Part, max_loops: int) -> bool:
         if len(member_loops) < len(loops) or any(n.rank in columns for n in member_loops):
             return True
         for n in member_loops:
-            if tile_of[n.rank] % n.tile or tile_of[n.rank] == n.tile:
+            searched = uneven and len(loops) == 1 and n.tile in uneven_tiles(tile_of[n.rank])
+            if (tile_of[n.rank] % n.tile and not searched) or tile_of[n.rank] == n.tile:
                 return True
             tile_of[n.rank] = n.tile
     return False
@@ -791,12 +801,12 @@ class Feature:
 def _loop_words(space: Space) -> Words:
     """Returns the words about shared loops. Stages of a pipeline share one loop at most."""
     max_loops = max(space.shared_loops, int(space.pipelined > 1))
+    alone = " (or one that leaves a remainder where divisors are far apart)" if space.uneven else ""
+    left = f"more shared loops{' or other remainders' if space.uneven else ''}"
     if space.depths:
-        return f"{max_loops} shared loops over different ranks that tensors connect", "more shared loops"
+        return f"{max_loops} shared loops over different ranks that tensors connect{alone}", left
     return (
-        ("", "")
-        if _is_unfused(space)
-        else (f"{max_loops} shared loop{'s' * (max_loops != 1)}", "more shared loops")
+        ("", "") if _is_unfused(space) else (f"{max_loops} shared loop{'s' * (max_loops != 1)}{alone}", left)
     )
 
 

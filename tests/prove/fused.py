@@ -2,10 +2,11 @@
 each nest enumerated and priced by the evaluator.
 
 On machines whose fills overlap freely, and, every fourth, on machines whose fills wait, where answers may
-have a gap. Half as many on machines with lines and rows, layouts chosen in the same solve. Half of the
-machines have slow lanes and leakage of all that is there (`tests/rates.py`). Graphs without lanes against a
-list of schedules that is counted by hand, from docs/model.md alone (tests/by_hand.py). And the published
-chain of two products, walked element by element.
+have a gap. A quarter as many of eleven rows, where shared loops leave remainders. Half as many on machines
+with lines and rows, layouts chosen in the same solve. Half of the machines have slow lanes and leakage of all
+that is there (`tests/rates.py`). Graphs without lanes against a list of schedules that is counted by hand,
+from docs/model.md alone (tests/by_hand.py). And the published chain of two products, walked element by
+element.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from __future__ import annotations
 import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from random import Random
 
 from hw import machine
+from tests import rates
 from tests.by_hand import wrong as by_hand_wrong
-from tests.fusions import random_case, wrong, wrong_in_layouts
+from tests.fusions import ELEVEN, FEW, random_case, unlike, wrong, wrong_in_layouts
 from tests.test_fused import chain, solved
 from tests.test_schedule_walks import compared
 
@@ -25,6 +28,12 @@ CASES = int(os.environ.get("DSE_FUSED", "200"))
 
 def one(seed: int) -> list[str]:
     return wrong(seed, "buffered" if seed % 4 == 3 else "free", seed // 4 % 2 == 1)
+
+
+def uneven(seed: int) -> list[str]:
+    overlap = "buffered" if seed % 4 == 3 else "free"
+    arch, workload = random_case(seed, overlap, FEW, ELEVEN)
+    return unlike(seed, rates.drawn(arch, Random(seed)) if seed // 4 % 2 else arch, workload)
 
 
 def laid(seed: int) -> tuple[list[str], list[float]]:
@@ -45,6 +54,15 @@ def main() -> int:
         f"  {CASES // 2} graphs on machines with lines, reuse and layouts together: "
         f"{sum(bool(lines) for lines, _ in told)} wrong; over rows or columns with copies for free: "
         f"{sum(ratio <= 1 + 1e-9 for ratio in ratios)} of {len(ratios)} no dearer, dearest {max(ratios):.3f}",
+        flush=True,
+    )
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        remainders = list(pool.map(uneven, range(CASES // 4), chunksize=5))
+    print(
+        f"  {len(remainders)} graphs of eleven rows, tiles that leave a remainder: "
+        f"{sum(map(bool, remainders))} wrong",
+        *[line for lines in remainders for line in lines][:3],
+        sep="\n  ",
         flush=True,
     )
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
@@ -70,6 +88,7 @@ def main() -> int:
     )
     return int(
         any(found)
+        or any(remainders)
         or any(lines for lines, _ in told)
         or any(by_hand)
         or bool(walked)

@@ -13,7 +13,7 @@ Factors and their costs:
     einsum alone                            its best nest, by which of its tensors are retained, the capacity
                                             that other retained tensors leave, and its layouts
     segments that begin with an einsum      the best plan of each (shared loops, tiles, depths of tensors:
-                                            dse/solve/schedules/shared_loops.py), row-major
+                                            dse/solve/schedules/segment_plans.py), row-major
     tensor                                  copies into other layouts
 
 Segments, plans and retained tensors are chosen together by `dse/solve/elimination.py`, which is exact. The
@@ -23,22 +23,20 @@ such labels.
 
 from __future__ import annotations
 
-import heapq
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
-from itertools import combinations, product
-from math import inf, prod, sqrt
+from itertools import product
+from math import inf, prod
 
 from dse.mapper.exact.layout_aware import layout_pricing
 from dse.mapping.constraints import Constraints, Factors
 from dse.mapping.conversion import with_conversions
-from dse.mapping.nest import Infeasible, Loop, Mapping, Store, role
+from dse.mapping.nest import Infeasible, Mapping, Store, role
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment, rename
 from dse.mapping.searched import Space, covers, encoded, mappings_of
-from dse.sim.counts.counts import tile_bits
 from dse.sim.einsum.evaluate import (
     ROUNDING_GAP,
     EinsumCost,
@@ -46,14 +44,12 @@ from dse.sim.einsum.evaluate import (
     ProgressFn,
     Solution,
     certificate_text,
-    einsum_cost,
     gap_in_space_text,
     no_progress,
     objective_value,
     relative_gap,
 )
 from dse.sim.fronts import Objective, undominated
-from dse.sim.schedule import placed
 from dse.sim.schedule.graph import any_schedule, evaluate
 from dse.solve.elimination import Choice, Table, join, table
 from dse.solve.layouts.layouts import Layouts
@@ -73,27 +69,16 @@ from dse.solve.schedules.nests import (
     retained_boundary,
     retained_nest,
 )
-from dse.solve.schedules.shared_loops import MAX_LOOPS, Plan, SegmentSearch, search, searchable
+from dse.solve.schedules.plan import FusedSegment, Option, Plan, plan_segment
+from dse.solve.schedules.segment_plans import MAX_HELD, SegmentPlans
+from dse.solve.schedules.shared_loops import MAX_LOOPS, searchable
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, base_tensor, counts
 
 # Limits of the search. Rows of a table grow as (levels + 1) ^ retained, plans of a segment as 2 ^ held.
 MAX_RETAINED = 6  # tensors that may be retained at one time
-MAX_HELD = 6  # tensors of a segment, the largest ones, that may be held whole
-MAX_EDP_PLANS = 8  # plans of a segment that are priced for EDP, where (energy, latency) fronts are kept
 RETAINED_NODE = "keep "  # prefix of the node of a tensor in tables
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """Cost of a segment, or of an einsum alone."""
-
-    energy: float  # inf: no plan was found, though one may exist
-    latency: float
-    lower_bound: float  # no plan of these einsums costs less, in the unit of `Nest.lower_bound`
-    plan: Plan
-    need_bits: int = 0  # bits at the level: shared storage nodes and the largest branch
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +105,10 @@ class Graph:
     live_ranges: list[LiveRange]  # tensors that may be retained
     layouts: Layouts | None = None  # None: plain layouts
     several_loops: bool = False  # several shared loops are searched
-    # by form of a segment: (free bits, upper limit of the objective value, options found) of each search
-    options: dict[tuple[object, ...], list[tuple[float, float, list[Option]]]] = field(default_factory=dict)
+    plans: SegmentPlans = field(default_factory=SegmentPlans)  # of fused segments
     priced_alone: dict[tuple[object, ...], EinsumCost] = field(default_factory=dict)  # memo of `_layout_rows`
     single_rows: dict[tuple[int, ...], list[Row]] = field(default_factory=dict)  # memo of `_single`
     layout_rows: dict[tuple[object, ...], list[LayoutRow]] = field(default_factory=dict)  # the same, layouts
-    plans: int = 0  # plans priced
 
 
 MakeSegment = Callable[[], Segment]
@@ -371,6 +354,7 @@ def space(g: Graph) -> Space:
         summed=g.several_loops,
         shared_reads=g.several_loops,
         depths=g.several_loops,
+        uneven=g.several_loops,
         held=MAX_HELD,
         levels=tuple(level.name for level in g.levels),
         retained=tuple(one.tensor for one in g.live_ranges),
@@ -654,15 +638,10 @@ def _fused(
             role(e, t) not in level.may_keep for e, has in zip(einsums, retained, strict=True) for t in has
         ):
             continue
-        for option in _memo_plans(
-            g,
-            m,
-            level,
-            retained,
-            min(reservation[1], level.capacity_bits or inf),
-            _unfused_value(g, m, labels, alive),
-        ):
-            yield option, partial(_segment, g.arch, m, einsums, option.plan, retained)
+        free = min(reservation[1], level.capacity_bits or inf)
+        s = FusedSegment(g.arch, g.nests, level, einsums, m, retained, free, g.makers.keys())
+        for option in g.plans.best(s, _unfused_value(g, m, labels, alive)):
+            yield option, partial(plan_segment, s, option.plan)
 
 
 def _unfused_value(g: Graph, m: Members, labels: dict[str, int], alive: Sequence[LiveRange]) -> float:
@@ -681,333 +660,6 @@ def _unfused_value(g: Graph, m: Members, labels: dict[str, int], alive: Sequence
 
 def _names(e: Einsum) -> set[str]:
     return {p.tensor for p in e.tensors()}
-
-
-def _in_order(own: Sequence[Einsum]) -> list[str]:
-    return list(dict.fromkeys(p.tensor for e in own for p in e.tensors()))
-
-
-def _memo_plans(
-    g: Graph,
-    m: Members,
-    level: Level,
-    retained: Sequence[frozenset[str]],
-    free_bits: float,
-    unfused_value: float,
-) -> list[Option]:
-    """Returns the answer of `_best_plans`, or that of an earlier search of an equal segment. An earlier
-    answer holds if it had at least as many free bits, its plans fit into `free_bits`, and it found a plan or
-    had as high an `unfused_value`.
-    """
-    einsums = g.workload.einsums[m.first : m.last + 1]
-    names = _in_order(einsums)
-    members = tuple(
-        (
-            canonical_key(e),
-            tuple(names.index(p.tensor) for p in e.tensors()),
-            tuple(base_tensor(p.tensor, g.makers) == p.tensor for p in e.tensors()),
-            tuple(p.tensor in has for p in e.tensors()),
-        )
-        for e, has in zip(einsums, retained, strict=True)
-    )
-    searches = g.options.setdefault((members, tuple(t in m.spilled for t in m.forwarded), level.name), [])
-    for searched_bits, limit, options in searches:
-        fits = max((option.need_bits for option in options), default=0) <= free_bits <= searched_bits
-        if fits and (unfused_value <= limit or any(option.energy < inf for option in options)):
-            return options
-    options = _best_plans(g, m, einsums, level, retained, free_bits, unfused_value)
-    searches.append((free_bits, unfused_value, options))
-    return options
-
-
-def _best_plans(
-    g: Graph,
-    m: Members,
-    einsums: Sequence[Einsum],
-    level: Level,
-    retained: Sequence[frozenset[str]],
-    free_bits: float,
-    unfused_value: float,
-) -> list[Option]:
-    """Returns the best plan of a segment; for EDP the undominated ones among those that were priced.
-
-    unfused_value: cost of the einsums unfused; plans that cost more are left out
-    """
-    options, lower_bound = list[Option](), inf
-    numbers = [number for number, ranks in enumerate(m.loops) if ranks in m.axes]
-    if m.classes:
-        options, lower_bound = _several_loops(g, m, einsums, level, retained, free_bits, unfused_value)
-        unfused_value = min(
-            [unfused_value, *(objective_value(g.objective, one.energy, one.latency) for one in options)]
-        )
-        if lower_bound >= unfused_value * (1 - ROUNDING_GAP):  # of loops over classes none is better
-            numbers = [number for number in numbers if number >= len(m.classes)]
-    if numbers:
-        loop_options, loop_bound = _one_loop(
-            g, m, numbers, einsums, level, retained, free_bits, unfused_value
-        )
-        options, lower_bound = [*options, *loop_options], min(lower_bound, loop_bound)
-    if not options:
-        return (
-            [Option(inf, inf, lower_bound, Plan(level.name, (), (), tuple(einsums)))]
-            if lower_bound < inf
-            else []
-        )
-    if g.objective != "edp":
-        options = sorted(
-            options,
-            key=lambda one: (objective_value(g.objective, one.energy, one.latency), one.energy, one.latency),
-        )[:1]
-    return [
-        replace(one, lower_bound=min(lower_bound, _additive_value(g, one)))
-        for one in options
-        if not any(
-            (b.energy, b.latency) != (one.energy, one.latency)
-            and b.energy <= one.energy
-            and b.latency <= one.latency
-            for b in options
-        )
-    ]
-
-
-def _several_loops(
-    g: Graph,
-    m: Members,
-    einsums: Sequence[Einsum],
-    level: Level,
-    retained: Sequence[frozenset[str]],
-    free_bits: float,
-    cutoff: float,
-) -> tuple[list[Option], float]:
-    """Returns plans with loops over classes of ranks that were priced (`shared_loops.search`), and the lower
-    bound of all that cost less than `cutoff`.
-    """
-    options: list[Option] = []
-
-    def price(plan: Plan, need: int) -> float:
-        option = _price(g, m, einsums, plan, retained, need)
-        if option is None:
-            return inf
-        options.append(option)
-        return option.energy
-
-    s = SegmentSearch(g.nests, level, einsums, m, retained, free_bits, g.makers.keys())
-    lower_bound = search(s, cutoff, price)
-    return [one for one in options if one.energy < cutoff], lower_bound
-
-
-def _one_loop(
-    g: Graph,
-    m: Members,
-    numbers: Sequence[int],
-    einsums: Sequence[Einsum],
-    level: Level,
-    retained: Sequence[frozenset[str]],
-    free_bits: float,
-    cutoff: float,
-) -> tuple[list[Option], float]:
-    """Returns plans with one loop, and the lower bound of all that cost less than `cutoff`: the best plan;
-    for EDP the first MAX_EDP_PLANS. numbers: indices of the loops into `m.loops`.
-
-    Plans are solved in order of their lower bounds, until the next bound reaches the best cost found or
-    `cutoff`.
-    """
-    single_best = g.objective != "edp"
-    names, memo = [_names(e) for e in einsums], dict[tuple[object, ...], tuple[Place, float]]()
-
-    def bounded(plan: Plan) -> list[tuple[Place, float]]:
-        """Returns the place of each member, and a lower bound of its nests there. They are shared by plans
-        that hold the same tensors of a member.
-        """
-        found = []
-        for j, e in enumerate(einsums):
-            key = (j, plan.loops, *(t for t, _ in plan.at if t in names[j]))
-            if key not in memo:
-                place = _place(m, j, e, plan, retained[j])
-                memo[key] = place, g.nests.lower_bound(e, place)
-            found.append(memo[key])
-        return found
-
-    queue = [
-        (sum(bound for _, bound in bounded(plan)), number, plan, bits)
-        for number, (plan, bits) in enumerate(_plans(g, m, numbers, einsums, level, retained, free_bits))
-    ]
-    heapq.heapify(queue)
-    found: list[Option] = []
-    solved_plans: list[tuple[float, int, list[Place], list[float], list[Nest]]] = []
-    best = cutoff
-    while queue and queue[0][0] < best and (single_best or len(found) < MAX_EDP_PLANS):
-        _, number, plan, bits = heapq.heappop(queue)
-        places, nest_bounds = (list(each) for each in zip(*bounded(plan), strict=True))
-        nests, solved_bounds = _nests(g, einsums, places, free_bits - bits, best, nest_bounds)
-        if sum(solved_bounds) >= best:
-            continue
-        solved_plans.append((sum(solved_bounds), number, places, solved_bounds, nests))
-        complete_plan = replace(plan, nests=tuple(nest.mapping for nest in nests if nest.mapping))
-        if len(complete_plan.nests) == len(einsums) and (
-            option := _price(g, m, einsums, complete_plan, retained, bits + max(nest.bits for nest in nests))
-        ):
-            found.append(option)
-            best = (
-                min(best, objective_value(g.objective, option.energy, option.latency))
-                if single_best
-                else best
-            )
-    lower_bound = min(
-        [
-            _lower_bound(g, einsums, solved_plans, best if found else inf),
-            *(one[0] for one in queue[:1] if not single_best or one[0] < best),
-        ]
-    )
-    return found, lower_bound
-
-
-def _lower_bound(
-    g: Graph,
-    einsums: Sequence[Einsum],
-    plans: list[tuple[float, int, list[Place], list[float], list[Nest]]],
-    best: float,
-) -> float:
-    """Returns the lowest lower bound of plans. Bounds below `best` are tightened by
-    `Nests.padding_extra_bound`.
-    """
-    heapq.heapify(plans)
-    while plans and plans[0][4] and plans[0][0] < best:
-        _, number, places, nest_bounds, nests = plans[0]
-        tightened = [
-            max(nest_bound, nest.lower_bound + g.nests.padding_extra_bound(e, place))
-            for e, place, nest_bound, nest in zip(einsums, places, nest_bounds, nests, strict=True)
-        ]
-        heapq.heapreplace(plans, (sum(tightened), number, places, tightened, []))
-    return plans[0][0] if plans else inf
-
-
-def _nests(
-    g: Graph,
-    einsums: Sequence[Einsum],
-    places: Sequence[Place],
-    free_bits: float,
-    best: float,
-    bounds: Sequence[float],
-) -> tuple[list[Nest], list[float]]:
-    """Returns the nests of a plan and their lower bounds. Stops as soon as the bounds sum up to `best`."""
-    nests: list[Nest] = []
-    nest_bounds = [
-        max(bound, g.nests.cached_bound(e, place, free_bits))
-        for e, place, bound in zip(einsums, places, bounds, strict=True)
-    ]
-    for j, (e, place) in enumerate(zip(einsums, places, strict=True)):
-        if sum(nest_bounds) >= best:
-            break
-        nests.append(g.nests.best(e, place, free_bits))
-        nest_bounds[j] = max(nest_bounds[j], nests[-1].lower_bound)
-    return nests, nest_bounds
-
-
-def _additive_value(g: Graph, one: Option) -> float:
-    value = objective_value(g.objective, one.energy, one.latency)
-    return sqrt(value) if g.objective == "edp" else value
-
-
-def _plans(
-    g: Graph,
-    m: Members,
-    numbers: Sequence[int],
-    einsums: Sequence[Einsum],
-    level: Level,
-    retained: Sequence[frozenset[str]],
-    free_bits: float,
-) -> Iterator[tuple[Plan, int]]:
-    """Yields plans without nests: a shared loop, its tile, and which of the tensors that the loop does not
-    cut are held whole; with the bits of forwarded tiles and held tensors, which must fit into `free_bits`.
-    """
-    names = [t for e in einsums for t in sorted(_names(e))]
-    for number, axis in ((number, m.loops[number]) for number in numbers):
-        candidates = sorted(
-            (-tile_bits(p, e.sizes(), g.arch.word_bits), p.tensor)
-            for e, rank, has in zip(einsums, axis, retained, strict=True)
-            for p in e.tensors()
-            if p.tensor not in m.forwarded
-            and p.tensor not in has
-            and rank not in p.ranks()
-            and names.count(p.tensor) == 1
-            and role(e, p.tensor) in level.may_keep
-        )[:MAX_HELD]
-        n = einsums[0].sizes()[axis[0]]
-        for tile in (t for t in range(1, n) if n % t == 0):
-            tiles = sum(
-                tile_bits(e.output, e.sizes() | {rank: tile}, g.arch.word_bits)
-                for e, rank in zip(einsums, axis, strict=True)
-                if e.output.tensor in m.forwarded
-            ) * (2 if level.double_buffer else 1)
-            for held in (
-                held
-                for held_count in range(len(candidates) + 1)
-                for held in combinations(candidates, held_count)
-            ):
-                if (bits := tiles - sum(size for size, _ in held)) <= free_bits:
-                    at_level = tuple((t, 0) for _, t in held)
-                    yield Plan(level.name, ((number, tile),), at_level, tuple(einsums)), bits
-
-
-def _place(m: Members, j: int, e: Einsum, plan: Plan, retained: frozenset[str]) -> Place:
-    """Returns the place of member j under a plan with one loop."""
-    held = frozenset(t for t, _ in plan.at)
-    return Place(
-        plan.level,
-        tuple((m.loops[number][j], tile) for number, tile in plan.loops),
-        frozenset(m.forwarded) & _names(e),
-        held & _names(e),
-        retained,
-        m.spilled & {e.output.tensor},
-    )
-
-
-def _segment(
-    arch: Arch, m: Members, einsums: Sequence[Einsum], plan: Plan, retained: Sequence[frozenset[str]]
-) -> Segment:
-    """Returns the segment of a plan for einsums `einsums`, which are equal to `plan.like` but for names."""
-    outer, loops = arch.levels[0].name, [(m.loops[number], tile) for number, tile in plan.loops]
-    names = dict(zip(_in_order(plan.like), _in_order(einsums), strict=True))
-    nodes: list[Loop | Store] = [Store(outer, t) for t in m.forwarded if t in m.spilled]
-    nodes += [Store(outer, names[t]) for t, _ in plan.at]
-    for depth in range(len(loops) + 1):
-        nodes += [Store(plan.level, names[t]) for t, tensor_depth in plan.at if tensor_depth == depth]
-        nodes += [Loop(ranks[0], tile) for ranks, tile in loops[depth : depth + 1]]
-    nodes += [Store(plan.level, t) for t in m.forwarded]
-    branches = [
-        Branch(
-            e.name,
-            retained_nest(rename(nest, like, e), arch, Place(plan.level, retained=has)),
-            tuple(sorted((ranks[0], ranks[j]) for ranks, _ in loops if ranks[j] != ranks[0])),
-        )
-        for j, (e, has, nest, like) in enumerate(zip(einsums, retained, plan.nests, plan.like, strict=True))
-    ]
-    return Segment(tuple(branches), tuple(nodes))
-
-
-def _price(
-    g: Graph, m: Members, einsums: Sequence[Einsum], plan: Plan, retained: Sequence[frozenset[str]], need: int
-) -> Option | None:
-    """Returns the evaluator's price of a segment, None if it does not fit or a nest was not found."""
-    g.plans += 1
-    if len(plan.nests) < len(einsums):
-        return None
-    (members,) = placed.placed_segments(
-        g.arch, Workload("", tuple(einsums)), Schedule((_segment(g.arch, m, einsums, plan, retained),))
-    )
-    energy = latency = 0.0
-    for one, has in zip(members, retained, strict=True):
-        retained_here = tuple(
-            (p.tensor, plan.level, Fraction(1)) for p in one.einsum.tensors() if p.tensor in has
-        )
-        cost = einsum_cost(
-            Problem(g.arch, one.einsum, g.objective, replace(one.boundary, retained=retained_here)), one.nest
-        )
-        if not isinstance(cost, EinsumCost):
-            return None
-        energy, latency = energy + cost.energy_pj, latency + cost.latency_cycles
-    return Option(energy, latency, inf, plan, need)
 
 
 def schedule(g: Graph, graph_factors: GraphFactors, best: Choice) -> Schedule:

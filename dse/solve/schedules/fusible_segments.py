@@ -175,6 +175,17 @@ def _extended(
             yield from _extended(einsums, forwarded, (*ranks, rank), {**cut_dims, **new_cuts})
 
 
+def stretched(e: Einsum, rank: str, n: int) -> Einsum:
+    """Returns an einsum with another extent of a rank that stands alone in its dimensions (a class)."""
+
+    def longer(p: Projection) -> Projection:
+        dims = tuple(replace(d, size=n) if rank in d.ranks() else d for d in p.dims)
+        return replace(p, dims=dims)
+
+    extents = tuple((r, n if r == rank else own) for r, own in e.extents)
+    return replace(e, output=longer(e.output), inputs=tuple(map(longer, e.inputs)), extents=extents)
+
+
 def trips_below(e: Einsum, loops: Sequence[tuple[str, int]]) -> tuple[tuple[Einsum, int], ...]:
     """Returns the distinct trips of several nested loops (rank, tile), as `trips` for one loop."""
     found = Counter({e: 1})
@@ -189,7 +200,7 @@ def trips_below(e: Einsum, loops: Sequence[tuple[str, int]]) -> tuple[tuple[Eins
 @lru_cache(maxsize=1 << 14)
 def trips(e: Einsum, rank: str, tile: int) -> tuple[tuple[Einsum, int], ...]:
     """Returns the distinct trips of a loop over a rank, as (einsum of the trip, number of such trips), most
-    frequent first. Trips differ where padding cuts windows.
+    frequent first. Trips differ where padding cuts windows; the last one takes the remainder.
     """
     n = e.sizes()[rank]
     if all(
@@ -198,8 +209,10 @@ def trips(e: Einsum, rank: str, tile: int) -> tuple[tuple[Einsum, int], ...]:
         for d in p.dims
         if rank in d.ranks()
     ):
-        return ((_trip(e, rank, tile, 0), n // tile),)
-    return tuple(Counter(_trip(e, rank, tile, origin) for origin in range(0, n, tile)).most_common())
+        whole = ((_trip(e, rank, tile, 0), n // tile),)
+        return (*whole, (_trip(e, rank, n % tile, n - n % tile), 1)) if n % tile else whole
+    found = Counter(_trip(e, rank, min(tile, n - origin), origin) for origin in range(0, n, tile))
+    return tuple(found.most_common())
 
 
 def _trip(e: Einsum, rank: str, tile: int, origin: int) -> Einsum:

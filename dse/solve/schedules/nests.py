@@ -243,6 +243,10 @@ class Nests:
         found = search(self._problem(trip, place, self.arch.without("leakage")), self.factors, constraints)
         return found.lower_bound if found.mapping else 0.0
 
+    def any_nest_bound(self, e: Einsum, place: Place) -> float:
+        """Returns a lower bound on the energy of nests of an einsum, in whatever tiles."""
+        return self._trip_bound(e, place)
+
     def _trip_bound(self, trip: Einsum, place: Place) -> float:
         """Returns a lower bound on the energy of a trip without a search; 0.0 for other objectives."""
         return (
