@@ -78,7 +78,7 @@ class BatchAnswers:
             distinct, found = dict[str, Unique](), list[Table | Infeasible]()
             overflows = (
                 outermost.overflow_unfused(self.batch.first, workload)
-                for workload in self.pruner.study.loaded
+                for workload in self.pruner.study.loaded_workloads
             )
             fitting_count, first_overflow = next(
                 ((i, overflow) for i, overflow in enumerate(overflows) if overflow),

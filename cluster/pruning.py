@@ -71,8 +71,11 @@ class BoundPruner:
         bounds are.
         """
         if self.study.solver.schedule == "unfused":
-            return any(outermost.overflow_unfused(arch, workload) for workload in self.study.loaded)
-        return any(outermost.overflow_of_any(arch, workload, self.pinned()) for workload in self.study.loaded)
+            return any(outermost.overflow_unfused(arch, workload) for workload in self.study.loaded_workloads)
+        return any(
+            outermost.overflow_of_any(arch, workload, self.pinned())
+            for workload in self.study.loaded_workloads
+        )
 
     def pinned(self) -> bool:
         """True if weights stay on chip from one sample to the next."""
@@ -85,7 +88,7 @@ class BoundPruner:
         for word in np.unique(columns.word_bits).tolist():
             need_bits = max(
                 outermost.peak(outermost.lifetimes(one, word), len(one.einsums))[1]
-                for one in self.study.loaded
+                for one in self.study.loaded_workloads
             )
             found |= (columns.word_bits == word) & (columns.outer_bits < need_bits)
         return found
@@ -209,7 +212,7 @@ class RunningBound:
         """
         study, found = self.pruner.study, {}
         for i, (ref, workload, groups) in enumerate(
-            zip(study.workloads, study.loaded, self.pruner.uniques, strict=True)
+            zip(study.workloads, study.loaded_workloads, self.pruner.uniques, strict=True)
         ):
             pj, cycles = (
                 bounds.weighted_sum([group.occurrences for group in groups], self.einsums[i])

@@ -122,9 +122,12 @@ def test_a_front_that_is_cut_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             ["gemm:m=4,n=4,k=4", "edge_array", "--front", "--objective", "edp"],
-            "--objective beside --front: it is a table by energy, latency and capacity used",
+            "--front cannot be combined with --objective: it prints the front over energy, latency ",
         ),
-        (["gemm:m=4,n=4,k=4", "edge_array", "--front", "--format", "yaml"], "--format yaml beside --front: "),
+        (
+            ["gemm:m=4,n=4,k=4", "edge_array", "--front", "--format", "yaml"],
+            "--front cannot be combined with --format yaml: ",
+        ),
         (
             ["gemm:m=4,n=4,k=4", "edge_array", "--front", "--set", "solver.schedule=fused"],
             "a front is of single einsums, each by the exact search; ",

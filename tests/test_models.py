@@ -275,7 +275,7 @@ def test_a_sweep_refuses_what_could_multiply(tmp_path: Path) -> None:
         StudyError, match=r"workloads: net: 1 unknown operators .* write unknown: movement to count them"
     ):
         studies.load(tmp_path / "study.yaml")
-    assert studies.load(tmp_path / "study.yaml", ["unknown=movement"]).loaded[0].unknown
+    assert studies.load(tmp_path / "study.yaml", ["unknown=movement"]).loaded_workloads[0].unknown
     with pytest.raises(StudyError, match='unknown = "products" must be error or movement'):
         studies.load(tmp_path / "study.yaml", ["unknown=products"])
 
@@ -418,7 +418,7 @@ def test_bits_of_a_study(tmp_path: Path) -> None:
         STUDY.replace("{file: net.onnx}", "{file: net.onnx, bits: {weights: 4}}")
     )
     study = studies.load(tmp_path / "study.yaml")
-    assert bits(study.loaded[0]) == [[None, 4, None]] * 2
+    assert bits(study.loaded_workloads[0]) == [[None, 4, None]] * 2
     plain = studies.load(tmp_path / "study.yaml", ["workloads=[{file: net.onnx}]"])
     assert studies.identity(study) != studies.identity(plain)
     run = tmp_path / "run"

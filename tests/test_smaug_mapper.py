@@ -186,7 +186,7 @@ def test_an_einsum_is_read_as_an_operator_of_its_size(seed: int) -> None:
         else int(np.prod(op.shape))
     )
     made *= op.kernel[0] * op.kernel[1] * (op.outputs if op.kind in ("convolution", "inner_product") else 1)
-    assert made * int(np.prod([n for _, n in found.groups])) == e.points()
+    assert made * int(np.prod([n for _, n in found.repeated_ranks])) == e.points()
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,7 @@ if TYPE_CHECKING:  # it takes SciPy along
 Values = NDArray[np.float64]
 
 MAX_PROGRESS_POINTS = 60  # points of a progress curve
-# ski slope: log2 of the smallest capacity in bytes; the least capacity is at most so many doublings below the
-# largest tensors
+# ski slope: capacities start at 2^4 B, or 18 doublings below the largest einsum's tensors if that is more
 MIN_LOG2_BYTES, MAX_DOUBLINGS = 4, 18
 MAX_SIDE = 24  # elements per side in a picture of a layout
 REFERENCE = 1.1  # reference point of a hypervolume, on axes where the worst value is 1
@@ -173,8 +172,8 @@ def ski_slope(
     The minima are those of a machine with this one buffer, on which only outermost traffic costs energy
     (`_one_buffer`). Source: the ski-slope diagrams of Orojenesis (Huang et al., ISCA 2024).
     """
-    tensors = [[stored_bytes(p, arch) for p in e.tensors()] for e in workload.einsums]
-    log2_largest = ceil(log2(max(map(sum, tensors))))
+    einsum_tensor_bytes = [[stored_bytes(p, arch) for p in e.tensors()] for e in workload.einsums]
+    log2_largest = ceil(log2(max(map(sum, einsum_tensor_bytes))))
     capacities = [2.0**i for i in range(max(MIN_LOG2_BYTES, log2_largest - MAX_DOUBLINGS), log2_largest + 2)]
     points, claims = [], []
     for number, capacity in enumerate(capacities):
@@ -237,8 +236,9 @@ class Residency:
 
 
 def residency(arch: Arch, workload: Workload, found: TrafficReport) -> Residency:
-    """Returns the optimal retention between operations; a step is an access of the list. Of a workload that
-    is a loop, one period is shown.
+    """Returns the optimal retention between operations. A step is one access of GOGETA's access list (an
+    operation reads and writes its tensors). Of a loop only the first periods are laid out; shown are the
+    steps from the first retained span to the last, of one middle period.
     """
     from dse.solve.gogeta.operations import graph
     from dse.solve.gogeta.optimum import EDGE_PERIODS
@@ -428,8 +428,8 @@ def effects(columns: Mapping[str, Sequence[Any]], values: Values) -> tuple[list[
 
 
 def uncertainty_factor(found: Sequence[Effect], explained: float, values: Values) -> float:
-    """Returns the factor within which effects may be the fit's error: two standard errors of the mean of the
-    value with the fewest machines, from the unexplained variance.
+    """Returns exp(2 s / sqrt(n)): effects closer to 1 than this may be noise. s: residual standard deviation
+    of the fit (logarithms); n: fewest machines of any value.
 
     >>> two = [Effect("a", 1, 0.5, 2), Effect("a", 2, 2.0, 2)]
     >>> uncertainty_factor(two, 1.0, np.array([1.0, 1.0, 4.0, 4.0]))

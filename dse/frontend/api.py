@@ -67,7 +67,7 @@ class Answer:
         """Returns a pandas data frame. `.table` is the Arrow table, which Polars reads too."""
         return self.table.to_pandas()
 
-    def measures(self) -> list[str]:
+    def unit_keys(self) -> list[str]:
         """Returns for each column the name by which its unit is looked up: of SQL results the view column
         that it was taken from ("" if it was computed), else its own name.
         """
@@ -91,11 +91,11 @@ class Answer:
         return iter(self.table.to_pylist())
 
     def __repr__(self) -> str:
-        return tables.table(self.table.column_names, self.rows(), measures=self.measures())
+        return tables.table(self.table.column_names, self.rows(), unit_keys=self.unit_keys())
 
     def _repr_html_(self) -> str:
         rest = f"<p>{len(self) - MAX_HTML_ROWS} more rows</p>" if len(self) > MAX_HTML_ROWS else ""
-        return _html(self.table.column_names, self.rows()[:MAX_HTML_ROWS], self.measures()) + rest
+        return _html(self.table.column_names, self.rows()[:MAX_HTML_ROWS], self.unit_keys()) + rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -688,9 +688,9 @@ class Run:
         )
         return {**head, "broken_constraints": broken or None, **scope, **totals, **row}
 
-    def unfused(self, point: str | int = "best") -> list[str]:
+    def fusion_hints(self, point: str | int = "best") -> list[str]:
         """Returns lines about workloads that a point runs layer by layer although fusion may save much
-        traffic between their einsums (`explain.unfused`): one for each such workload.
+        traffic between their einsums (`explain.unfused_hint`): one for each such workload.
         """
         if self.study.solver.schedule != "unfused":
             return []
@@ -945,10 +945,10 @@ def study_of(text: str | Path) -> Study:
     return study
 
 
-def _html(header: Sequence[str], rows: Sequence[Sequence[Any]], measures: Sequence[str] = ()) -> str:
-    """Returns an HTML table. Cells are escaped text. measures: as in `tables.table`."""
+def _html(header: Sequence[str], rows: Sequence[Sequence[Any]], unit_keys: Sequence[str] = ()) -> str:
+    """Returns an HTML table. Cells are escaped text. unit_keys: as in `tables.table`."""
     columns = [
-        tables.cells(measure, [row[i] for row in rows]) for i, measure in enumerate(measures or header)
+        tables.cells(unit_key, [row[i] for row in rows]) for i, unit_key in enumerate(unit_keys or header)
     ]
     heads = "".join(f"<th>{html.escape(tables.safe(name))}</th>" for name in header)
     body = "".join(

@@ -41,7 +41,7 @@ def file(text: str) -> tuple[str, list[Layer]]:
             f"study {study.name}, {study.space.size} machines, workloads "
             f"{', '.join(ref.name for ref in study.workloads)}"
         )
-        return line + _warning(*study.loaded), []
+        return line + _warning(*study.loaded_workloads), []
     found = Path(catalog.file_in(text)[1])  # parameters may follow: net.onnx:batch=4
     if found.suffix.lower() not in read.SUFFIXES or not found.is_file():
         raise ValueError(

@@ -36,7 +36,8 @@ MAX_LINES = 40  # lines of faults that are shown
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line (None: that of the process). Returns the exit code (`dse --help` lists them)."""
     args = arguments.parse(argv)
-    if args.command not in ("run", "resume"):  # a run continues where the reader of its output is gone
+    # run and resume go on when stdout's pipe is closed (| head); the other commands end
+    if args.command not in ("run", "resume"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     before = threading.enumerate()
     code = _exit_code(args)
@@ -84,7 +85,7 @@ def _run(args: argparse.Namespace) -> int:
     from dse.study import study as studies
 
     study = studies.load(args.study, args.set)
-    _warn(*study.loaded)
+    _warn(*study.loaded_workloads)
     if args.dry_run:
         from cluster import driver
         from dse.frontend import progress
@@ -132,14 +133,14 @@ def _drive(study: Study, out: Path, args: argparse.Namespace, mended: Sequence[s
     return int(outcome.exit_code)
 
 
-def _print_fusion_hints(out: Path, front: int) -> None:
+def _print_fusion_hints(out: Path, front_size: int) -> None:
     """Prints what fusion may save on the best machine of a front. It is only a hint, so errors are
     ignored.
     """
     from dse.frontend import api
 
     with suppress(ValueError):
-        for line in api.open(out).unfused() if front else ():
+        for line in api.open(out).fusion_hints() if front_size else ():
             tables.print_line(f"best machine: {line}")
 
 
@@ -191,7 +192,7 @@ def _pareto(args: argparse.Namespace) -> int:
     heads = {name: name if name in parameters else units.label(name) for name in shown.column_names}
     rows = list(zip(*(_values(shown, at) for at in range(shown.num_columns)), strict=True))
     tables.print_rows(
-        [*heads.values()], rows, "table", keep=[heads[name] for name in names], measures=shown.column_names
+        [*heads.values()], rows, "table", keep=[heads[name] for name in names], unit_keys=shown.column_names
     )
     directions = [
         f"{'highest' if db.maximised(o) else 'lowest'} {units.label(db.column_of(o))}" for o in objectives
@@ -206,7 +207,7 @@ def _pareto(args: argparse.Namespace) -> int:
             ]
         )
     )
-    for line in run.unfused(f"{found['machine'][0]}.{found['schedule'][0]}") if len(found) else ():
+    for line in run.fusion_hints(f"{found['machine'][0]}.{found['schedule'][0]}") if len(found) else ():
         tables.print_line(f"machine {found['machine'][0]}: {line}")
     return 0
 
@@ -239,7 +240,7 @@ def _print_result(found: pa.Table, args: argparse.Namespace, keep: Sequence[str]
     else:
         rows = list(zip(*(_values(found, at) for at in range(found.num_columns)), strict=True))
         tables.print_rows(
-            found.column_names, rows, args.format, args.csv_safe, keep, api.Answer(found).measures()
+            found.column_names, rows, args.format, args.csv_safe, keep, api.Answer(found).unit_keys()
         )
     return 0
 
@@ -318,7 +319,7 @@ def _show(args: argparse.Namespace) -> int:
                 heads,
                 api.Answer(shown).rows(),
                 "one-at-a-time sensitivity (machines of this run, first schedule)",
-                measures=shown.column_names,
+                unit_keys=shown.column_names,
             )
             if "not solved" in neighbours.table["status"].to_pylist():
                 tables.print_line(f"not solved: {run.why_unsolved()}")
@@ -340,8 +341,8 @@ def _map(args: argparse.Namespace) -> int:
         }
         if in_conflict := [name for name, value in conflicting.items() if value]:
             raise ValueError(
-                f"{in_conflict[0]} beside --front: it is a table by energy, latency and capacity used, as "
-                "text or json; leave one of both out"
+                f"--front cannot be combined with {in_conflict[0]}: it prints the front over energy, latency "
+                "and capacity used, as text or json; leave out one of the two"
             )
         return _front(
             args,
@@ -351,14 +352,14 @@ def _map(args: argparse.Namespace) -> int:
         )
     found = progress.run_with_progress(
         name,
-        lambda steps: api.map(
+        lambda shown: api.map(
             args.workload,
             args.machine,
             objective=args.objective or "",
             layouts=args.layout,
             schedule=args.schedule,
             einsum=args.einsum or "",
-            progress=steps.update,
+            progress=shown.update,
             **sets,
         ),
     )
@@ -378,7 +379,7 @@ def _front(args: argparse.Namespace, found: Any) -> int:
         [*map(units.label, table.column_names)],
         rows,
         f"non-dominated mappings: {claim(found[0]['certificate'])} (nests: --format json)",
-        measures=table.column_names,
+        unit_keys=table.column_names,
     )
     for name, words in (space_words(found[0]["certificate"]) or {}).items():
         tables.print_line(f"{name.replace('_', ' ')}: {', '.join(words)}")
@@ -439,13 +440,13 @@ def _plot(args: argparse.Namespace) -> int:
     elif len(sources) == 2:
         sets = read.assignments(args.set)
 
-        def drawn(steps: Any) -> Any:
+        def drawn(shown: Any) -> Any:
             if kind == "layout":
                 return api.layout(sources[0], sources[1], args.layout, **sets)
             if kind == "residency" and not args.schedule:
                 return api.residency(*sources, **sets).plot()
-            return api.map(*sources, schedule=args.schedule, progress=steps.update, **sets).plot(
-                kind, args.einsum, steps.update
+            return api.map(*sources, schedule=args.schedule, progress=shown.update, **sets).plot(
+                kind, args.einsum, shown.update
             )
 
         picture = progress.run_with_progress(f"{kind} of {sources[0]} on {sources[1]}", drawn)
@@ -483,8 +484,9 @@ def _simulate(args: argparse.Namespace) -> int:
     arch = machine.arch(space.override(machine.load(args.machine), sets))
     path, loaded = Path(args.mapping), catalog.load(args.workload, fuse_elementwise=fuse)
     _warn(loaded)
-    if (unnested := directed.evaluate_file(path, loaded, arch)) is not None:
-        return _print_mapped(api.Mapped(arch, loaded, unnested), args)
+    # cost of directives that no nest expresses; None: the file has none
+    if (directive_cost := directed.evaluate_file(path, loaded, arch)) is not None:
+        return _print_mapped(api.Mapped(arch, loaded, directive_cost), args)
     workload, given_schedule = directives.load(path, loaded, arch)
     try:
         found = evaluate(arch, workload, given_schedule)
@@ -527,7 +529,7 @@ def _list(args: argparse.Namespace) -> int:
     if args.format == "table":
         heads = [*map(units.label, header)]
         tables.print_rows(
-            heads, rows, "table", keep=(*heads[:2], "given", "what", "meaning"), measures=header
+            heads, rows, "table", keep=(*heads[:2], "given", "what", "meaning"), unit_keys=header
         )
         return 0
     found = pa.table([pa.array(column) for column in zip(*rows, strict=True)], names=list(header))

@@ -84,7 +84,7 @@ class Opened(Protocol):
     def show(self, point: str | int = "best") -> Any:
         """One schedule: `best`, a machine's number, or MACHINE.SCHEDULE."""
 
-    def unfused(self, point: str | int = "best") -> list[str]:
+    def fusion_hints(self, point: str | int = "best") -> list[str]:
         """A line per workload that the point runs layer by layer though it exchanges much through memory."""
 
 

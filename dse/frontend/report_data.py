@@ -228,7 +228,7 @@ def _facts(
                 f"{'highest' if o.direction == 'max' else 'lowest'} {units.label(o.column)} "
                 f"{tables.fact(o.column, value)}"
             )
-    study, lines = run.study, run.unfused() if best else []
+    study, lines = run.study, run.fusion_hints() if best else []
     weights = [f" x {ref.weight:g}" if ref.weight != 1 else "" for ref in study.workloads]
     workloads = [f"{ref.name}{weight}" for ref, weight in zip(study.workloads, weights, strict=True)]
     points_text = f"{len(points)}, {int(on_front.sum())} on the front of {len(study.objectives)} objectives"

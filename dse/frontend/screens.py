@@ -73,5 +73,5 @@ def residency(arch: Arch, workload: Workload, found: TrafficReport, width: int =
 
 def block(one: explain.Table, width: int) -> str:
     """Returns an explanation's table with its title, and its note below, wrapped to `width` columns."""
-    shown = table([*map(units.label, one.header)], one.rows, one.title, width=width, measures=one.header)
+    shown = table([*map(units.label, one.header)], one.rows, one.title, width=width, unit_keys=one.header)
     return shown + (wrapped(one.note, width) + "\n" if one.note else "")

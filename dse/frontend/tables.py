@@ -57,17 +57,17 @@ def table(
     title: str = "",
     keep: Sequence[str] = (),
     width: int = WIDE,
-    measures: Sequence[str] = (),
+    unit_keys: Sequence[str] = (),
 ) -> str:
     """Returns a table of at most `width` columns. Numbers are never wrapped: columns that do not fit are left
     out from the right, those of `keep` last, and a line names them.
 
-    measures: for each column the name by which its unit is looked up; (): as in the header
+    unit_keys: for each column the name by which its unit is looked up; (): as in the header
     """
     listed = [list(row) for row in rows]
     columns = [
-        _column(name, [row[i] for row in listed], measure)
-        for i, (name, measure) in enumerate(zip(header, measures or header, strict=True))
+        _column(name, [row[i] for row in listed], unit_key)
+        for i, (name, unit_key) in enumerate(zip(header, unit_keys or header, strict=True))
     ]
     dropped: list[str] = []
     while len(columns) > 1 and sum(c.min_width + GAP for c in columns) - GAP > width:
@@ -183,10 +183,10 @@ def print_table(
     rows: Iterable[Sequence[Any]],
     title: str = "",
     keep: Sequence[str] = (),
-    measures: Sequence[str] = (),
+    unit_keys: Sequence[str] = (),
 ) -> None:
     """Prints `table` at the width of the terminal, with the same arguments."""
-    print(table(header, rows, title, keep, terminal_width(), measures))
+    print(table(header, rows, title, keep, terminal_width(), unit_keys))
 
 
 def facts(given: Mapping[str, Any], title: str = "", width: int = WIDE) -> str:
@@ -260,13 +260,13 @@ def print_rows(
     form: str,
     csv_safe: bool = False,
     keep: Sequence[str] = (),
-    measures: Sequence[str] = (),
+    unit_keys: Sequence[str] = (),
 ) -> None:
     """Prints rows as a table, CSV, or a JSON list of objects (numbers in full). csv_safe: prefix texts that a
     spreadsheet would take for a formula.
     """
     if form == "table":
-        print_table(header, rows, keep=keep, measures=measures)
+        print_table(header, rows, keep=keep, unit_keys=unit_keys)
         print(f"{len(rows)} row{'s' * (len(rows) != 1)}")
     elif form == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")

@@ -7,10 +7,12 @@
             | dim S '~' B              the inner part of an unfolded dimension: tiles of B elements, S apart;
                                        its outer part is DIM/S
     suffix := '+' p                    pitch padding: p empty positions
-            | '&' name [':' g]         g slices (default 1) of another tensor, stored behind the part
+            | '&' name [':' g]         g (default 1) positions behind the part, with elements of tensor `name`
+                                       (store_at)
     group  := '(' token+ ')'           shows neighbouring parts as one axis; changes no address
     defs   := name '=' DIM '*' DIM ... (';' ...)   neighbouring dimensions fused first: e=H*W*O | N E/784 e784
 
+Digit: a part of a dimension in canonical form, (index mod modulus) / step, with its pitch.
 Parts of a dimension chain: H/8 h8/2 h2. The canonical form has
 * no parts of size 1, no neighbours that form one part, and no groups
 * no modulus in the outermost part of a dimension; positions that it never reaches are pitch padding (`H/4 h4`
@@ -102,7 +104,7 @@ def primitives(text: str, names: Sequence[str], shape: Shape) -> list[Primitive]
         if any(t.tile for t in parts):
             found.append(Unfold(at, parts[-1].tile, parts[-1].modulus))
         elif len(parts) > 1 or (parts and parts[0].modulus):
-            outer = [] if parts[0].modulus == 0 else [_whole_tiles(s, parts[0].modulus)]
+            outer = [] if parts[0].modulus == 0 else [_tile_count(s, parts[0].modulus)]
             factors = [*outer, *(_size(t, s, tokens) for t in parts)]
             if padding := prod(factors) - s.extent():
                 found.append(Pad(at, 0, padding))
@@ -209,8 +211,8 @@ def _fused_dims(
             or any(d not in names for d in fused)
         ):
             raise LayoutError(
-                f'layout "{text}": "{line.strip()}" is no new dimension; write e.g. '
-                f"e={'*'.join(names[-2:])} |"
+                f'layout "{text}": "{line.strip()}" is no new dimension: it takes a new name, = and '
+                f"dimensions of {' '.join(names)}; write e.g. e={'*'.join(names[-2:])} |"
             )
         members = [names.index(d) for d in fused]
         if members != list(range(members[0], members[0] + len(members))) or any(
@@ -248,8 +250,9 @@ def _token(text: str, word: str, stored_names: Sequence[str]) -> Token:
     )
     if name not in dim_of:
         raise LayoutError(
-            f'layout "{text}": "{word}" names no dimension; whole and outer parts are of '
-            f"{' '.join(stored_names)}, inner ones as {stored_names[0].lower()}4"
+            f'layout "{text}": "{word}" names no dimension; write {" ".join(stored_names)} for '
+            f"whole and outer parts ({stored_names[0]}, {stored_names[0]}/4), lower case with a size for "
+            f"inner parts ({stored_names[0].lower()}4)"
         )
     if "0" in (modulus, tile, step) or (tile and step):
         raise LayoutError(
@@ -336,7 +339,8 @@ def _outermost_first(t: Token) -> tuple[bool, int, int]:
     return t.modulus != 0, -t.modulus, -t.step
 
 
-def _whole_tiles(s: StoredDim, size: int) -> int:
+def _tile_count(s: StoredDim, size: int) -> int:
+    """Returns the number of tiles that cover the dimension; the last one may be partial."""
     return -(-s.extent() // size)
 
 
@@ -345,7 +349,7 @@ def _size(t: Token, s: StoredDim, tokens: Sequence[Token]) -> int:
     if any(other.tile for other in tokens if other.dim == t.dim):
         tile = next(other.tile for other in tokens if other.dim == t.dim and other.tile)
         return t.tile or tiles_of(s.extent(), tile, t.step)
-    return t.modulus // t.step if t.modulus else _whole_tiles(s, t.step)
+    return t.modulus // t.step if t.modulus else _tile_count(s, t.step)
 
 
 def _digits(t: Token, stored: Sequence[StoredDim], tokens: Sequence[Token]) -> Iterator[Digit]:
@@ -398,8 +402,8 @@ def _split_uncut(
 def _merge(digits: Sequence[Digit], stored: Sequence[StoredDim]) -> list[Digit]:
     """Returns the digits, with neighbours merged that form one part of a dimension without a gap."""
     found: list[Digit] = []
-    # a part with one value and padding is not merged
-    alone = {d.dim for d in digits if d.size == 1}
+    # a dimension with a padded part of one value keeps all its parts as they are
+    dims_with_unit_part = {d.dim for d in digits if d.size == 1}
     for d in digits:
         outer = found[-1] if found else None
         joins = (
@@ -410,7 +414,7 @@ def _merge(digits: Sequence[Digit], stored: Sequence[StoredDim]) -> list[Digit]:
             and d.size == d.pitch
             and not outer.guests
         )
-        if not (outer and joins) or stored[d.dim].tile or d.dim in alone:
+        if not (outer and joins) or stored[d.dim].tile or d.dim in dims_with_unit_part:
             found.append(d)
             continue
         extent = stored[d.dim].extent()

@@ -257,8 +257,8 @@ def space(
     return "", None
 
 
-def allows_movement(raw: Mapping[str, Any], faults: Faults) -> bool:
-    """True if unknown operators may count as data movement."""
+def unknown_as_movement(raw: Mapping[str, Any], faults: Faults) -> bool:
+    """True if unknown operators count as data movement."""
     if (given := raw.get("unknown", "error")) not in ("error", "movement"):
         faults.add(
             f"unknown = {show(given)} must be error or movement: operators that nobody knows, and that "

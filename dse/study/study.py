@@ -59,7 +59,7 @@ class Study:
     text: str  # its YAML document with all --set merged
     machine: str  # path of the template's file
     workloads: tuple[WorkloadRef, ...]
-    loaded: tuple[Workload, ...]  # the workloads, in the order of `workloads`
+    loaded_workloads: tuple[Workload, ...]  # in the order of `workloads`
     space: Space
     constraints: Constraints
     objectives: tuple[Objective, ...]
@@ -106,7 +106,12 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
         )
     given = document.get("workloads")
     found = read.workloads(
-        given, path.parent, solver.fuse_elementwise, faults, within, read.allows_movement(document, faults)
+        given,
+        path.parent,
+        solver.fuse_elementwise,
+        faults,
+        within,
+        read.unknown_as_movement(document, faults),
     )
     names = (
         [ref.name for ref, _ in found] if isinstance(given, list) and len(found) == len(given) > 0 else None
@@ -130,13 +135,13 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
     if faults.lines or space is None:
         raise StudyError(faults.text(path))
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
-    refs, loaded = tuple(ref for ref, _ in found), tuple(workload for _, workload in found)
+    refs, loaded_workloads = tuple(ref for ref, _ in found), tuple(workload for _, workload in found)
     return Study(
         name,
         text,
         machine,
         refs,
-        loaded,
+        loaded_workloads,
         space,
         constraints,
         objectives,
@@ -151,7 +156,7 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
 
 def workloads_of(study: Study) -> tuple[Workload, ...]:
     """Returns the workloads in the order of study.workloads."""
-    return study.loaded
+    return study.loaded_workloads
 
 
 def to_yaml(study: Study) -> str:
@@ -217,11 +222,9 @@ def columns(study: Study, table: str) -> dict[str, Column]:
     if table == "machines":
         return {slug(axis.key): _parameter_column(axis) for axis in study.space.axes}
     if table == "chosen":
-        max_einsums = max(len(unique(workload)) for workload in study.loaded)
+        max_einsums = max(len(unique(workload)) for workload in study.loaded_workloads)
         return {
-            mapping_column(i): Column(
-                "string", "", f"mapping_key of different einsum {i + 1} of the workload"
-            )
+            mapping_column(i): Column("string", "", f"mapping_key of the workload's distinct einsum {i + 1}")
             for i in range(max_einsums)
         }
     if table != "points":
@@ -371,7 +374,8 @@ def trials(
     schedules: dict[int, list[Mapping[str, Any]]] = {}
     for row in sorted(points, key=lambda row: (row["machine"], row["schedule"])):
         schedules.setdefault(row["machine"], []).append(row)
-    no_violations = (0.0,) * (1 + len(study.constraints.static))
+    # none missed: first the capacity shortage, then the static constraints (Trial.violations)
+    capacity_and_static = (0.0,) * (1 + len(study.constraints.static))
     names = [violation_column(c) for c in study.constraints.modelled]
     found = []
     for row in sorted(machines, key=lambda row: (row["generation"], row["machine"])):
@@ -379,10 +383,12 @@ def trials(
         for schedule in schedules.get(row["machine"], []):
             objectives = tuple(float(schedule[o.column]) for o in study.objectives)
             found.append(
-                Trial(*head, objectives, no_violations + tuple(float(schedule[name]) for name in names))
+                Trial(*head, objectives, capacity_and_static + tuple(float(schedule[name]) for name in names))
             )
         if row["status"] == "infeasible":
-            found.append(Trial(*head, None, (_shortage(row), *no_violations[1:], *(0.0 for _ in names))))
+            found.append(
+                Trial(*head, None, (_shortage(row), *capacity_and_static[1:], *(0.0 for _ in names)))
+            )
         elif row["status"] == "pruned" and study.search.method in sampler.LEARNING_METHODS:
             static = static_violations(study.space, row["machine"], study.constraints)
             found.append(Trial(*head, None, (0.0, *static, *(0.0 for _ in names))))
@@ -396,6 +402,9 @@ def _shortage(row: Mapping[str, Any]) -> float:
 
 
 def _input_path(number: int, ref: WorkloadRef) -> str:
+    """Returns the path of a workload's file in the run folder. A file that comes from a run folder has the
+    prefix already, so loading and storing again gives the same path.
+    """
     return f"inputs/{number}_{Path(ref.path).name.removeprefix(f'{number}_')}"
 
 

@@ -195,7 +195,9 @@ def networked(seed: int, most: int = SMALL) -> list[Told]:
     for tiles in ("perfect", "imperfect_spatial"):
         best, wrong = priced_in_orders(problem, tiles), list[str]()
         with (
-            patch.object(search, "OUTER_AFTER", 0 if seed % 2 else search.OUTER_AFTER),
+            patch.object(
+                search, "MIN_VISITED_FOR_OUTER_BOUND", 0 if seed % 2 else search.MIN_VISITED_FOR_OUTER_BOUND
+            ),
             patch.object(mapper, "MAX_UNROLLINGS", 0),
         ):
             for gap in GAPS:
@@ -246,7 +248,9 @@ def answers(seed: int, group: str, problem: Problem) -> list[Told]:
         wrong = [*confirmed(problem, best)]
         # these problems have fewer nodes and unrollings than searches that take long
         with (
-            patch.object(search, "OUTER_AFTER", 0 if seed % 2 else search.OUTER_AFTER),
+            patch.object(
+                search, "MIN_VISITED_FOR_OUTER_BOUND", 0 if seed % 2 else search.MIN_VISITED_FOR_OUTER_BOUND
+            ),
             patch.object(mapper, "MAX_UNROLLINGS", 0),
         ):
             ours, *near = (optimal(problem, tiles, allowed_gap=gap) for gap in GAPS)

@@ -136,7 +136,8 @@ def differences(proof: str, answers: list[tuple[Problem_, list[float]]]) -> Iter
     if proof == "schedules":
         yield from (line for seed in range(WALKED) for line in walked_otherwise(seed))
         return
-    search.OUTER_AFTER = 0  # bounds of what stands outside of all lanes, from the first node on
+    # bounds of what stands outside of all lanes, from the first node on
+    search.MIN_VISITED_FOR_OUTER_BOUND = 0
     for asked, cost in answers:
         problem = made(*asked)
         if proof == "bounds":

@@ -11,8 +11,9 @@ for skipped reads, which are subtracted. So two steps are exact:
 2. Branch and bound takes one vector per group.
 
 Two more bounds save work. One vector of bounds may stand for many chains; if the best choice contains it, the
-vectors of these chains replace it. And the vectors of a group are not made if none of its outlines
-(ragged_vectors.py) may lead below the best.
+vectors of these chains replace it. And the vectors of a group are not made if none of its outlines may lead
+below the best. An outline (ragged_vectors.py): one vector of lower bounds per choice of tiles outside the
+array; it stands for all chains with these tiles.
 
 steps.py says in which gaps a rank may be cut. A register inside the array holds one element per PE, since it
 sinks below all loops of its own ranks. Neighbouring levels that hold no tensor in common may stand in any
@@ -42,7 +43,7 @@ from dse.mapper.exact.ragged_program import (
     unsupported,
 )
 from dse.mapper.exact.ragged_vectors import Group, Scope, Vectors
-from dse.mapper.exact.steps import programs
+from dse.mapper.exact.steps import step_lists
 from dse.mapping.constraints import FREE, minimal_mapping
 from dse.mapping.nest import Infeasible
 from dse.mapping.searched import mappings_of
@@ -54,12 +55,14 @@ from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum
 
 BUDGET = 100_000_000  # vectors visited per order of storage nodes: half a minute
-# rounds, at most, in which bounds of other groups drop rows of a group's outlines; bounds get tighter each
-# time
+# most rounds of pruning outlines: in each, every group's outlines are cut by the bounds of the other groups,
+# which get tighter each time (row: one vector)
 OUTLINE_ROUNDS = 6
-# choices of blocks, at most, whose rows are searched choice by choice; above, all rows are searched at once
+# if at most this many choices of blocks (one block of rows per group) may be best, each is searched by
+# itself; otherwise all rows together
 MAX_BLOCK_CHOICES = 10_000
-# where the objective is latency: vectors visited, at most, before those with equal PEs are searched as blocks
+# latency only: vectors visited in the first attempt, over all rows; if it does not end in that, rows with
+# equal PEs are searched as blocks
 ROWS_BUDGET = 5_000_000
 # rows with equal numbers v form a block: its key is the sum of v_i * `KEY_WEIGHT`^i
 KEY_WEIGHT = 1.6180339887
@@ -94,7 +97,7 @@ def solve_ragged(problem: Problem, budget: int = BUDGET, ties: bool = True) -> l
         for low, p, reordered in sorted(
             todo,
             key=lambda one: (
-                -len(one[1].nodes) - (one[1].inside is not None) if coarse else _chains_of(one[1], e)
+                -len(one[1].nodes) - (one[1].node_in_array is not None) if coarse else _chains_of(one[1], e)
             ),
         ):
             if is_below(low, best):
@@ -130,10 +133,11 @@ def _programs(problem: Problem, ties: bool) -> list[tuple[Floats, Program, Probl
     found: dict[tuple[tuple[str, int], ...], tuple[Floats, Program, Problem]] = {}
     for arch in orders(problem.arch):
         reordered = replace(problem, arch=arch)
-        for _, steps in programs(problem.einsum, arch, FREE):
+        for _, steps in step_lists(problem.einsum, arch, FREE):
             p = program(problem.einsum, arch, steps)
             name = tuple(
-                (arch.levels[n.level].name, n.tensor) for n in (*p.nodes, *([p.inside] if p.inside else []))
+                (arch.levels[n.level].name, n.tensor)
+                for n in (*p.nodes, *([p.node_in_array] if p.node_in_array else []))
             )
             if name not in found:
                 found[name] = ideal(p, reordered, prices(p, reordered, ties)), p, reordered
@@ -160,15 +164,16 @@ def _search_program(
         # an equal group has the same vectors and bounds
         own = next((group_vectors[h] for h in done_groups if specs[h] == specs[g]), None)
         if own is None:
-            alive = None
+            surviving_tiles = None
             if len(specs[g].extents) == 2 and not coarse:
-                any_left, only_outlines = _make_outlines(specs, group_vectors, done_groups, term_prices, best)
-                if not any_left:
+                may_improve, pruned = _make_outlines(specs, group_vectors, done_groups, term_prices, best)
+                if not may_improve:
                     return None, 0
-                alive = group_vectors[g].tiles[:, :, : len(p.allowed)] if only_outlines else None
+                # tiles outside the array of the outlines that are left: only their chains are made
+                surviving_tiles = group_vectors[g].tiles[:, :, : len(p.allowed)] if pruned else None
             scope = _scope(g, group_vectors, term_prices, best, coarse)
             own = (
-                vec.vectors(specs[g], scope, alive=alive)
+                vec.vectors(specs[g], scope, alive=surviving_tiles)
                 if len(scope.rest.products)
                 else vec.take_rows(group_vectors[g], np.zeros(0, np.int64))
             )
@@ -179,11 +184,12 @@ def _search_program(
         if (
             len(done_groups) == len(single)
             and not coarse
-            and not _cut_again(specs, group_vectors, single, term_prices, best)
+            and not _prune_again(specs, group_vectors, single, term_prices, best)
         ):
             return None, 0
     first = None
-    if problem.objective == "latency":  # all rows at once: few visits may do where transfers bound it
+    # Latency bound by transfers often prunes well without blocks: try all rows first, with a small budget
+    if problem.objective == "latency":
         first, n = _best_rows(
             specs, group_vectors, term_prices, best, group_vectors, min(budget, ROWS_BUDGET)
         )
@@ -197,15 +203,15 @@ def _search_program(
     return better or first, n
 
 
-def _cut_again(
+def _prune_again(
     specs: Sequence[Group],
     vectors_of_groups: list[Vectors],
     groups: Sequence[int],
     term_prices: kernels.Prices,
     best: Floats,
 ) -> bool:
-    """Cuts the vectors of `groups` by the present bounds of all other groups. Returns False if a group has
-    none left: no mapping is below the best.
+    """Drops vectors of `groups` that the present bounds of the other groups rule out. Returns False if a
+    group has none left: no mapping is below the best.
     """
     for g in groups:
         scope = _scope(g, vectors_of_groups, term_prices, best, False)
@@ -220,7 +226,9 @@ def _cut_again(
 def _scope(
     g: int, vectors_of_groups: Sequence[Vectors], term_prices: kernels.Prices, best: Floats, coarse: bool
 ) -> Scope:
-    """The scope of group g: bounds from what is known so far of all other groups (vectors or bounds)."""
+    """What group g's vectors are compared with: prices, best, and bounds of all other groups together, from
+    what is known of these so far (vectors or bounds).
+    """
     scope = Scope(term_prices, best, vec.rest_of(vec.unit_vectors(term_prices)), coarse)
     return replace(
         scope,
@@ -237,11 +245,12 @@ def _make_outlines(
     term_prices: kernels.Prices,
     best: Floats,
 ) -> tuple[bool, bool]:
-    """Makes outlines of the groups of two ranks whose vectors are not made yet: first from chains of one
-    rank, then of both. Their bounds drop rows of each other, until a round drops less than a tenth.
+    """Makes outlines of the groups of two ranks whose vectors are not made yet, in two passes: coarse ones
+    (vec.outline: tiles of the first rank fixed), then finer ones (both ranks). In each, groups prune each
+    other's rows until a round drops under 10 %.
 
-    Returns two flags: whether a mapping below the best may be left; whether `vectors_of_groups` now has, for
-    these groups, only rows that such a mapping can have.
+    Returns two flags. may_improve: whether a mapping below the best may be left. pruned: whether
+    `vectors_of_groups` now holds, for these groups, the outlines that survived.
     """
     open_groups = [g for g, spec in enumerate(specs) if len(spec.extents) == 2 and g not in done_groups]
     equal_group = {g: next(h for h in open_groups if specs[h] == specs[g]) for g in open_groups}
@@ -295,11 +304,14 @@ def _best_by_blocks(
     blocks: Sequence[tuple[Vectors, list[Ints]]],
     term_prices: kernels.Prices,
     best: Floats,
-    bound_vectors: Sequence[Vectors],
+    all_vectors: Sequence[Vectors],
     budget: int,
 ) -> tuple[list[Ints] | None, int]:
     """The best choice of rows. First blocks are chosen, each by the lowest numbers of its rows; then rows are
     searched within the choices of blocks that may be best, in order of their bounds.
+
+    all_vectors: the unreduced vectors of all groups, for bounds when a row of bounds is replaced by its
+        chains.
     """
     answer, visited, goal = None, 0, best.copy()
     no_choices, no_bounds = np.zeros((0, len(specs)), np.int64), np.zeros((0, 3))
@@ -309,6 +321,8 @@ def _best_by_blocks(
     if chosen[0] < 0:
         return None, visited
     block_choices, bounds = chosen[None, :], goal[None, :]
+    # turn 0: the choice of blocks with the lowest bound, to lower `best`; turn 1: all choices that still may
+    # beat it
     for turn in range(2):
         if turn:
             block_choices, bounds = (
@@ -318,7 +332,7 @@ def _best_by_blocks(
             n, choice_count = kernels.search(s, term_prices, best, chosen, block_choices, bounds, budget)
             visited += n
             if n > budget:  # too many choices of blocks: search all rows at once
-                better, n = _best_rows(specs, group_vectors, term_prices, best, bound_vectors, budget)
+                better, n = _best_rows(specs, group_vectors, term_prices, best, all_vectors, budget)
                 return better or answer, n
             order = np.argsort(bounds[:choice_count, 0], kind="stable")
             block_choices, bounds = block_choices[:choice_count][order], bounds[:choice_count][order]
@@ -328,7 +342,7 @@ def _best_by_blocks(
                     vec.take_rows(v, own[i - s.start[g]])
                     for g, (v, (_, own), i) in enumerate(zip(group_vectors, blocks, choice, strict=True))
                 ]
-                better, n = _best_rows(specs, rows, term_prices, best, bound_vectors, budget)
+                better, n = _best_rows(specs, rows, term_prices, best, all_vectors, budget)
                 answer, visited = better or answer, visited + n
     return answer, visited
 
@@ -340,6 +354,7 @@ def _blocks(g: Group, v: Vectors, term_prices: kernels.Prices, by_pes: bool) -> 
     Rows of a block have equal products outside the array; with `by_pes` equal PEs, which matter more for
     latency.
     """
+    # terms in which no rank has a factor for the tiles inside the PEs (Role.what)
     outside = [k for k, own in enumerate(g.terms) if all(role.what < 0 for role in own[1])]
     values = v.pes if by_pes else v.products[:, outside]
     block_key = np.zeros(len(values))
@@ -366,7 +381,7 @@ def _best_rows(
     rows: Sequence[Vectors],
     term_prices: kernels.Prices,
     best: Floats,
-    bound_vectors: Sequence[Vectors],
+    all_vectors: Sequence[Vectors],
     budget: int,
 ) -> tuple[list[Ints] | None, int]:
     """The best choice of rows below `best`, which is lowered. If a row of that choice is a bound for many
@@ -387,7 +402,7 @@ def _best_rows(
             return picked, visited
         for g in bound_groups:
             found[g] = _with_chains(
-                specs[g], found[g], picked[g][0], _loose_scope(g, bound_vectors, term_prices, best)
+                specs[g], found[g], picked[g][0], _loose_scope(g, all_vectors, term_prices, best)
             )
 
 
@@ -409,7 +424,7 @@ def _with_chains(g: Group, v: Vectors, bound: Ints, scope: Scope) -> Vectors:
     """
     fixed = [int(n) for n in bound[: len(g.allowed[0])]]
     single = vec.chains(g, 0, 0, scope, fixed=fixed)
-    assert single is not None, "one rank with its tiles fixed"
+    assert single is not None, "never too many chains: one rank, and its tiles outside the array are fixed"
     more = vec.vectors_of(g, [single], [np.arange(len(single[0]))], vec.tables_of(g, [single]))
     kept_rows = vec.are_chains(v.tiles) | (v.tiles[:, 0, : len(fixed)] != fixed).any(axis=1)
     return Vectors(

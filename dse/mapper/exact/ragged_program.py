@@ -75,7 +75,7 @@ class Program:
     nodes: tuple[Node, ...]  # outermost first
     # ranks that may be cut, per gap: one gap above each node, one above the array
     allowed: tuple[frozenset[str], ...]
-    inside: Node | None  # the node inside the array, if there is one
+    node_in_array: Node | None  # the node inside the array, if there is one
     terms: tuple[Term, ...]
     start: tuple[float, ...]  # parts of the cost that are the same for all mappings
 
@@ -389,13 +389,13 @@ def nest(e: Einsum, p: Program, arch: Arch, chosen: Sequence[Ints]) -> Mapping:
         nodes += [Loop(rank, new[rank], name) for rank in chain if new[rank] < left[rank]]
         left = new
     ones = dict.fromkeys(left, 1)
-    if p.inside is None:
+    if p.node_in_array is None:
         return Mapping((*nodes, *(Loop(rank, 1) for rank in left if left[rank] > 1)))
-    inner = e.tensors()[p.inside.tensor]
+    inner = e.tensors()[p.node_in_array.tensor]
     return Mapping(
         (
             *nodes,
-            Store(arch.levels[p.inside.level].name, inner.tensor),
+            Store(arch.levels[p.node_in_array.level].name, inner.tensor),
             *(Loop(rank, 1) for rank in _gap(e, inner, left, ones)),
         )
     )

@@ -54,7 +54,7 @@ from workloads.einsum import Einsum, TooLong
 BUDGET = 5_000_000  # storage nodes placed per search: some ten seconds
 REFINE_BUDGET = 100_000  # the same for each further search that tries to improve a first answer
 MAX_CHOICES = 8_000_000  # choices of spatial unrollings looked at per search: some ten seconds, too
-OUTER_AFTER = 1_000  # nodes placed before `batch_search.outer_bound` is worth its time
+MIN_VISITED_FOR_OUTER_BOUND = 1_000  # nodes placed before `batch_search.outer_bound` is worth its time
 OUTER_BUDGET = 50_000  # nodes placed for one such bound
 SAMPLE_SIZE = 8  # machines of a batch that the first pass of the search looks at
 STATE_SLOTS = 1 << 15  # slots of the hash table of inner parts of nests (state.InnerStates)
@@ -398,7 +398,7 @@ def _work(
         int_zeros(ranks),
         int_zeros(nodes, 4),
         np.zeros(nodes, np.bool_),
-        np.array([0, 0, budget, OUTER_AFTER, 0, choices], np.int64),
+        np.array([0, 0, budget, MIN_VISITED_FOR_OUTER_BOUND, 0, choices], np.int64),
         deadline.STOP,
         np.zeros(quantities),
         np.zeros(machine_count, np.bool_),

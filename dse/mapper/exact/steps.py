@@ -21,13 +21,14 @@ class Step:
 
     kind: int  # NODE, GAP, ARRAY or MAC
     allowed: frozenset[str]  # ranks that may loop there
-    level: int = -1  # number of the node's level, or of levels outside of the PEs
+    level: int = -1  # NODE: index of its level; ARRAY: number of levels outside of it
     tensor: int = -1  # number of the node's tensor
-    # of a node: level that fills it, -1: none; of PEs: -1 if no loop stands above them, else 0
+    # NODE: index of the level that fills it, -1: none. ARRAY, no level: 0 if loops may stand above it,
+    # else -1
     parent: int = -1
 
 
-def programs(e: Einsum, arch: Arch, rules: Constraints) -> Iterator[tuple[Placement, list[Step]]]:
+def step_lists(e: Einsum, arch: Arch, rules: Constraints) -> Iterator[tuple[Placement, list[Step]]]:
     """Yields each placement with its list of steps. A double-buffered level stores a tile once if the tile
     is filled once. So a tensor's outermost node at such a level may also stand above the loops of its level,
     which gives a placement further lists.
@@ -50,10 +51,11 @@ def steps_of(
     """The steps of a placement, with the ranks whose loops may gain something in each gap. No loop stands
     above the first node.
 
-    A tensor's outermost node costs nothing. It holds least below all loops of its level, so it stands there.
-    It stands above them if its level has no capacity limit, or if the tensor's index is in `raised`.
+    A tensor's outermost node costs nothing. By default it stands below all loops of its level, where it holds
+    least. Where capacity has no limit, or the tensor's index is in `raised`, it stands above them.
     """
-    tensors, every, borders = e.tensors(), frozenset(long_ranks(e)), {f.outside for f in arch.fanouts}
+    tensors, every = e.tensors(), frozenset(long_ranks(e))
+    first_levels_inside = {f.outside for f in arch.fanouts}  # levels directly inside a fan-out boundary
     full, part = [p.full_ranks() for p in tensors], [p.partial_ranks() for p in tensors]
     outermost = {
         x: min(v for v, held in enumerate(placement) if x in held) for held in placement for x in held
@@ -99,24 +101,27 @@ def steps_of(
         return allowed
 
     for v, held in enumerate((*placement, ())):
-        if v in borders:
+        if v in first_levels_inside:
             if found:
                 found.append(Step(GAP, gap()))
             found.append(Step(ARRAY, every, v, parent=0 if found else -1))
             above = None
-        tops = [x for x in held if outermost[x] == v]
+        # tensors whose outermost node is at level v
+        outermost_here = [x for x in held if outermost[x] == v]
         unlimited = v < len(arch.levels) and arch.levels[v].capacity_bits is None
-        first = [x for x in tops if unlimited or x in raised or (not found and x == tops[0])]
-        for x in first:
+        above_loops = [
+            x for x in outermost_here if unlimited or x in raised or (not found and x == outermost_here[0])
+        ]
+        for x in above_loops:
             found.append(above := Step(NODE, frozenset(), v, x))
             parent[x] = v
         for x in held:
             if outermost[x] < v:
                 found.append(above := Step(NODE, gap(x), v, x, parent[x]))
                 parent[x] = v
-        if len(first) < len(tops):
+        if len(above_loops) < len(outermost_here):
             found.append(Step(GAP, gap()))
-            for x in (x for x in tops if x not in first):
+            for x in (x for x in outermost_here if x not in above_loops):
                 found.append(above := Step(NODE, frozenset(), v, x))
                 parent[x] = v
     return [*found, Step(MAC, every)]

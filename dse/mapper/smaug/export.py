@@ -18,7 +18,8 @@ from dse.mapping.nest import Loop, Mapping, Store, may_keep
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
-# loop of a schedule -> dimension
+# Loop of a schedule -> dimension. Loops of SMAUG: m tiles of weight kernels, o output tiles within them;
+# t tiles of a flattened row of elements (no dimension).
 DIMENSION_OF_LOOP = {"n": "N", "h": "H", "w": "W", "m": "M", "o": "M", "c": "C"}
 
 
@@ -26,8 +27,8 @@ DIMENSION_OF_LOOP = {"n": "N", "h": "H", "w": "W", "m": "M", "o": "M", "c": "C"}
 class Schedule:
     """An einsum tiled on one machine."""
 
-    reading: Reading  # the operator that it was read as
-    unit: Unit  # what the machine offers
+    operator_view: Reading  # the einsum matched to a SMAUG operator (dimensions -> ranks)
+    accelerator: Unit  # the machine as SMAUG's tiling sees it
     tiling: Tiling  # its tiles, and the nest over them
 
 
@@ -45,11 +46,11 @@ def why_no_nest(t: Tiling, u: Unit, moves: bool) -> str:
     if u.accelerators > 1:
         return "several accelerators by turns"
     if t.nest.last_only:
-        return "results are sent at the last call only"
+        return "outputs are sent back only once, after the last accelerator call"
     if "t" in trips:
-        return "several inputs are moved into one output" if moves else _flat_outside(t)
+        return "several inputs are moved into one output" if moves else _why_no_flat_nest(t)
     if trips.get("o", 1) > 1 and (trips.get("c", 1) > 1 or "weights" in t.nest.always):
-        return "a weight tile of more kernels than the output tile is loaded again"
+        return "a weight tile spans several output tiles and is reloaded for each of them"
     for dim, w in zip((1, 2), op.windows(), strict=True):
         if len(op.shape) == 4 and op.kind in WINDOWED:
             output_cuts = tensors["outputs"].cuts[dim]
@@ -63,7 +64,7 @@ def why_no_nest(t: Tiling, u: Unit, moves: bool) -> str:
     return ""
 
 
-def _flat_outside(t: Tiling) -> str:
+def _why_no_flat_nest(t: Tiling) -> str:
     """Why the schedule of an operator that is tiled as one row of elements is no nest; "" if it is one."""
     elems, tile_elems = prod(t.operator.shape), t.tensors["inputs"].tile[1]
     if t.tensors["inputs"].shape[1] != elems:
@@ -81,7 +82,7 @@ def _flat_loop(t: Tiling) -> tuple[int, int] | None:
     return (dim, tile_elems // inner_elems) if tile_elems % inner_elems == 0 else None
 
 
-def holders(e: Einsum, t: Tiling) -> dict[str, tuple[str, ...]]:
+def einsum_tensors_of(e: Einsum, t: Tiling) -> dict[str, tuple[str, ...]]:
     """Per tensor of the tiling, the tensors of the einsum that it stands for."""
     names = [p.tensor for p in e.inputs]
     if t.operator.kind == "unary":
@@ -123,22 +124,25 @@ def export(e: Einsum, arch: Arch, s: Schedule) -> Mapping:
     tile, since SMAUG reuses only the tile that was loaded last. A tensor that is always loaded stands below
     all loops.
     """
-    reading, t, u = s.reading, s.tiling, s.unit
+    view, t, u = s.operator_view, s.tiling, s.accelerator
     nodes: list[Loop | Store] = [Store(arch.levels[0].name, p.tensor) for p in e.tensors()]
     tile = e.sizes()
-    for rank, _ in reading.groups:
+    for rank, _ in view.repeated_ranks:
         nodes.append(Loop(rank, 1))
         tile[rank] = 1
     loops = [(name, DIMENSION_OF_LOOP.get(name, name), n) for name, n in t.nest.loops if n > 1]
-    depends = {name: {loop for names in words for loop in names} for name, words in t.nest.index.items()}
+    # tensor -> loops that change its tile (t.nest.index: per dimension of a tensor, the loops that index it)
+    loops_of_tensor = {
+        name: {loop for loops_of_dim in dims for loop in loops_of_dim} for name, dims in t.nest.index.items()
+    }
     depth_of = {
         name: len(loops)
         if name in t.nest.always
         else max((i + 1 for i, (loop, _, _) in enumerate(loops) if loop in tensor_loops), default=0)
-        for name, tensor_loops in depends.items()
+        for name, tensor_loops in loops_of_tensor.items()
     }
-    sizes, tensors_of = sizes_of(t) if "t" not in depends["inputs"] else {}, holders(e, t)
-    flat_loop = _flat_loop(t) if "t" in depends["inputs"] else None
+    sizes, tensors_of = sizes_of(t) if "t" not in loops_of_tensor["inputs"] else {}, einsum_tensors_of(e, t)
+    flat_loop = _flat_loop(t) if "t" in loops_of_tensor["inputs"] else None
     for i in range(len(loops) + 1):
         nodes += [
             Store(home(name, u), tensor)
@@ -148,9 +152,9 @@ def export(e: Einsum, arch: Arch, s: Schedule) -> Mapping:
         ]
         for name, letter, _ in loops[i : i + 1]:
             rank, size = (
-                (reading.ranks[letter], sizes[name])
+                (view.ranks[letter], sizes[name])
                 if flat_loop is None
-                else (reading.ranks[str(flat_loop[0] - (len(t.operator.shape) - len(tile)))], flat_loop[1])
+                else (view.ranks[str(flat_loop[0] - (len(t.operator.shape) - len(tile)))], flat_loop[1])
             )
             nodes.append(Loop(rank, size))
             tile[rank] = size
@@ -161,24 +165,23 @@ def kernel(e: Einsum, arch: Arch, s: Schedule, tile: dict[str, int]) -> Iterator
     """Yields the nest inside a tile, in the order of SMAUG's kernels: blocks of output channels, window,
     blocks of input channels, rows, columns. tile: size of the tile per rank.
     """
-    tile, ranks = dict(tile), s.reading.ranks
+    tile, ranks, kind = dict(tile), s.operator_view.ranks, s.operator_view.operator.kind
     mac = e.kind == "mac"
     order = [ranks[letter] for letter in ("MRSCNHW" if e.kind == "mac" else "NHWCRS") if letter in ranks]
     order = order or list(tile)
-    pes, macs = pe_dims(arch, [level.name for level in arch.levels].index(s.unit.names[0]))
+    pes, macs = pe_dims(arch, [level.name for level in arch.levels].index(s.accelerator.names[0]))
     unrolled = (
-        {ranks.get("M" if "M" in ranks else "C" if s.reading.operator.kind == "depthwise" else "", ""): pes}
-        if mac
-        else {}
+        {ranks.get("M" if "M" in ranks else "C" if kind == "depthwise" else "", ""): pes} if mac else {}
     )
     if mac and "C" in ranks and ranks["C"] not in unrolled:
         unrolled[ranks["C"]] = macs
-    blocks = (
+    # ranks whose loop over blocks stands outside the PEs
+    blocked_ranks = (
         [rank for rank in order if rank not in (ranks.get("N"), ranks.get("H"), ranks.get("W"))]
         if mac
         else order
     )
-    for rank in blocks:
+    for rank in blocked_ranks:
         size = prod(n for _, n in unrolled.get(rank, ()))
         if tile[rank] > size:
             yield Loop(rank, size)

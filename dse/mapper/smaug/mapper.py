@@ -12,8 +12,8 @@ from random import Random
 from dse.mapper.smaug.export import (
     DIMENSION_OF_LOOP,
     Schedule,
+    einsum_tensors_of,
     export,
-    holders,
     home,
     kernel,
     levels_outside_inner_array,
@@ -117,7 +117,9 @@ def host_copies(planned: Plan) -> dict[str, Copies]:
     s = planned.schedule
     copies_of = {name: copies(t) for name, t in s.tiling.tensors.items()}
     return {
-        name: replace(c, number=c.number * s.reading.repeats(), elems=c.elems * s.reading.repeats())
+        name: replace(
+            c, number=c.number * s.operator_view.repeats(), elems=c.elems * s.operator_view.repeats()
+        )
         for name, c in copies_of.items()
     }
 
@@ -125,9 +127,9 @@ def host_copies(planned: Plan) -> dict[str, Copies]:
 def _replay(problem: Problem, planned: Plan) -> EinsumCost:
     """The cost of a schedule, counted call by call."""
     e, s = problem.einsum, planned.schedule
-    tensors_of = holders(e, s.tiling)
+    tensors_of = einsum_tensors_of(e, s.tiling)
     footprint = tuple(
-        Footprint(home(name, s.unit), tensor, prod(tiled.tile) // len(tensors_of[name]), True)
+        Footprint(home(name, s.accelerator), tensor, prod(tiled.tile) // len(tensors_of[name]), True)
         for name, tiled in s.tiling.tensors.items()
         for tensor in tensors_of[name]
     )
@@ -141,7 +143,7 @@ def _strategy(s: Schedule) -> Iterator[str]:
     """Yields a line for the operator, then one per tensor: which dimensions are cut, the tile, the grid of
     tiles, the level that they go to.
     """
-    op, u = s.tiling.operator, s.unit
+    op, u = s.tiling.operator, s.accelerator
     window = (
         f", window {_shape_text(op.kernel)}, stride {_shape_text(op.stride)}, padding "
         f"{' '.join(map(str, op.pads))}"
@@ -172,14 +174,14 @@ def _text(e: Einsum, arch: Arch, s: Schedule, why: str) -> str:
     """
     lines, indent, t = [f"{NON_NEST}: {why}", *_strategy(s)], "", s.tiling
     loops = [
-        *((f"one {rank} of {n} at a time", True) for rank, n in s.reading.groups),
+        *((f"one {rank} of {n} at a time", True) for rank, n in s.operator_view.repeated_ranks),
         *((f"{n} tiles of {TILES_OF[name]}", name not in t.nest.serial) for name, n in t.nest.loops if n > 1),
     ]
-    turn_loop = sum(is_parallel for _, is_parallel in loops) if s.unit.accelerators > 1 else -1
+    turn_loop = sum(is_parallel for _, is_parallel in loops) if s.accelerator.accelerators > 1 else -1
     for i, (what, _) in enumerate(loops):
         lines.append(
             f"{indent}for "
-            f"{what}{f', {s.unit.accelerators} accelerators by turns' if i + 1 == turn_loop else ''}"
+            f"{what}{f', {s.accelerator.accelerators} accelerators by turns' if i + 1 == turn_loop else ''}"
         )
         indent += "  "
     output = list(t.tensors)[-1]
@@ -192,12 +194,14 @@ def _text(e: Einsum, arch: Arch, s: Schedule, why: str) -> str:
         f"{indent}{', '.join(loads)}; send {output} "
         f"{'at the last call' if t.nest.last_only else 'when done'}; a kernel call:"
     )
-    tile_of = e.sizes() | dict.fromkeys((rank for rank, _ in s.reading.groups), 1)
+    tile_of = e.sizes() | dict.fromkeys((rank for rank, _ in s.operator_view.repeated_ranks), 1)
     if "t" in dict(t.nest.loops):
         tile_of = {rank: t.tensors["inputs"].tile[1] if i == 0 else 1 for i, rank in enumerate(tile_of)}
     else:
         tile_of |= {
-            s.reading.ranks[DIMENSION_OF_LOOP[name]]: sizes_of(t)[name] for name, n in t.nest.loops if n > 1
+            s.operator_view.ranks[DIMENSION_OF_LOOP[name]]: sizes_of(t)[name]
+            for name, n in t.nest.loops
+            if n > 1
         }
     return "\n".join(
         [

@@ -23,11 +23,11 @@ class Reading:
     # dimension -> rank; dimensions are N H W C of the input, M of outputs, R S of the window
     ranks: dict[str, str]
     # (rank, size) of ranks over which the operator is repeated, one index after the other
-    groups: tuple[tuple[str, int], ...] = ()
+    repeated_ranks: tuple[tuple[str, int], ...] = ()
 
     def repeats(self) -> int:
         """How often the operator runs."""
-        return prod(size for _, size in self.groups)
+        return prod(size for _, size in self.repeated_ranks)
 
 
 def read(e: Einsum) -> Reading | Infeasible:
@@ -166,7 +166,9 @@ def _product(e: Einsum) -> Reading | Infeasible:
         return found
     op = found.operator
     return Reading(
-        Operator("inner_product", e.name, (op.shape[0], op.shape[3]), outputs=op.outputs), ranks, found.groups
+        Operator("inner_product", e.name, (op.shape[0], op.shape[3]), outputs=op.outputs),
+        ranks,
+        found.repeated_ranks,
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dse.mapper.smaug.export import Schedule, holders, home, kernel
+from dse.mapper.smaug.export import Schedule, einsum_tensors_of, home, kernel
 from dse.mapper.smaug.halo import Tiled
 from dse.mapper.smaug.schedule import Calls, calls, traffic
 from dse.mapper.smaug.smaug import WINDOWED, Tiling
@@ -30,7 +30,7 @@ def replay_counts(e: Einsum, arch: Arch, schedule: Schedule) -> tuple[Count, ...
        it occurs.
     2. Between memory and scratchpads: every load and send of the calls, in order, is added up.
     """
-    t, u, repeats = schedule.tiling, schedule.unit, schedule.reading.repeats()
+    t, u, repeats = schedule.tiling, schedule.accelerator, schedule.operator_view.repeats()
     c = calls(t.nest, t.tensors, u.accelerators)
     total: dict[tuple[str, str, str], float] = {}
     by_accelerator: list[dict[tuple[str, str, str], float]] = [{} for _ in range(u.accelerators)]
@@ -43,7 +43,7 @@ def replay_counts(e: Einsum, arch: Arch, schedule: Schedule) -> tuple[Count, ...
         for row in _call_counts(e, arch, schedule, call):
             add(call[0], row.key, row.elems * n, row.busiest_elems * n)
     outer, output = arch.levels[0].name, list(t.tensors)[-1]
-    tensors_of, sizes = holders(e, t), {p.tensor: p.stored_elems() for p in e.tensors()}
+    tensors_of, sizes = einsum_tensors_of(e, t), {p.tensor: p.stored_elems() for p in e.tensors()}
     for a in range(u.accelerators):
         for name, words in _accelerator_traffic(t, c, a).items():
             for tensor in tensors_of[name]:
@@ -79,8 +79,8 @@ def _distinct_calls(e: Einsum, schedule: Schedule, c: Calls) -> Iterator[tuple[C
     """Yields the different kernel calls, and how often each occurs. A call is: accelerator, whether it
     accumulates, size of every rank, (offset, size) of rows and columns.
     """
-    t, ranks = schedule.tiling, schedule.reading.ranks
-    fixed = dict.fromkeys((rank for rank, _ in schedule.reading.groups), 1)
+    t, ranks = schedule.tiling, schedule.operator_view.ranks
+    fixed = dict.fromkeys((rank for rank, _ in schedule.operator_view.repeated_ranks), 1)
     columns = {rank: np.full(len(c.accelerator), n) for rank, n in (e.sizes() | fixed).items()}
     for letter, name, dim in _size_sources(t):
         if letter in ranks:
@@ -133,7 +133,7 @@ def _call_counts(e: Einsum, arch: Arch, schedule: Schedule, call: Call) -> tuple
     windows, all elements outside of the input tile are padding.
     """
     _, accumulates, sizes, windows = call
-    ranks = schedule.reading.ranks
+    ranks = schedule.operator_view.ranks
     if accumulates:
         arch = replace(arch, levels=tuple(replace(level, skip_first_read=False) for level in arch.levels))
     x = e.inputs[0]
@@ -147,8 +147,8 @@ def _call_counts(e: Einsum, arch: Arch, schedule: Schedule, call: Call) -> tuple
         )
     part = replace(e, inputs=(x, *e.inputs[1:]), extents=tuple(sizes.items()))
     stores = [
-        Store(home(name, schedule.unit), tensor)
-        for name, tensors in holders(e, schedule.tiling).items()
+        Store(home(name, schedule.accelerator), tensor)
+        for name, tensors in einsum_tensors_of(e, schedule.tiling).items()
         for tensor in tensors
     ]
     return count(Mapping((*stores, *kernel(part, arch, schedule, sizes))), part, arch)

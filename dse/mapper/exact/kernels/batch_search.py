@@ -20,12 +20,12 @@ from dse.mapper.exact.kernels.spatial_search import (
     by_bound,
     choices,
     close_dominated,
+    enable_in_group,
     enumerate_spatial,
     group_equal_pes,
     lower_to,
     min_later_by_dims,
     min_later_by_pes,
-    open_in_group,
     quotients,
     root_bound,
     scratch,
@@ -41,11 +41,14 @@ from dse.mapper.exact.kernels.state import (
     LOWEST,
     MAX_CHOICES,
     MAX_COLLECTED,
+    MIN_VISITED_FOR_OUTER_BOUND,
     NODE_COUNT,
-    OUTER_AFTER,
     PARENT,
     POINTS,
     POSITION,
+    QUANTITY_KIND,
+    QUANTITY_POSITION,
+    QUANTITY_TENSOR,
     ROUND,
     TENSOR,
     VISITED,
@@ -91,7 +94,8 @@ def search(
        `MAX_COLLECTED` of them or no more come.
 
     best: [J, 3] the best cost on each machine, lowered in place; its nest is written to w.best_*.
-    energy_only, outer: machines (energy alone counts) and state for `outer_bound`.
+    energy_only: the machines with energy as the only objective, for `outer_bound`.
+    outer: its Work.
     states: scratch for inner parts of nests.
 
     Returns lower bounds [J] on the objective of everything that was left out: inf unless the budget ended,
@@ -110,14 +114,16 @@ def search(
     set_units(t, m, w)
     for d in range(m.fanout_size.shape[0]):
         pe_count *= m.fanout_size[d]
-    exact_caps = min(pe_count, 32)
-    caps = np.array(
-        list(range(1, exact_caps + 1))
+    # numbers of PEs with bounds of their own: each up to 32, then in steps of 9 %
+    exact_limits = min(pe_count, 32)
+    pe_limits = np.array(
+        list(range(1, exact_limits + 1))
         + [
-            int(np.ceil(exact_caps * 2.0 ** (j / 8)))
-            for j in range(1, 8 * int(np.ceil(np.log2(pe_count / exact_caps))) + 1)
+            int(np.ceil(exact_limits * 2.0 ** (j / 8)))
+            for j in range(1, 8 * int(np.ceil(np.log2(pe_count / exact_limits))) + 1)
         ]
     )
+    # inside a group all unrollings take equal PEs: one grid cell, one limit, one row of bounds
     one_cell, later_by_group = (
         FreePes(m.fanout_size.copy().reshape(1, -1), np.zeros_like(cells.cell)),
         np.ones((ranks + 1, 1, quantity_count)),
@@ -130,16 +136,17 @@ def search(
         MAX_COLLECTED,
     )
     expanded, expanded_count = np.empty((LOWEST * LOWEST, ranks), np.int64), 0
-    # the second: lower bounds of what was not enumerated
-    one_cap, bound_not_tried = np.array([pe_count]), np.full(machines, np.inf)
+    one_limit = np.array([pe_count])
+    unvisited_bound = np.full(machines, np.inf)  # [J] lower bounds of what the budget left unenumerated
     for max_count in (LOWEST, ALL):
         if best.min() < np.inf:
-            close_dominated(c, pe_count, caps, t, e, m, s, w, best)
+            close_dominated(c, pe_count, pe_limits, t, e, m, s, w, best)
         groups, group_start = group_equal_pes(c, e)
         later_by_dims = min_later_by_dims(groups, e.rank_order, cells)
-        later_by_pes = min_later_by_pes(groups, e.rank_order, caps)
+        later_by_pes = min_later_by_pes(groups, e.rank_order, pe_limits)
         s.enabled[:] = True
-        group_choices, group_bounds, bound_left_out = enumerate_spatial(
+        # pruned_bound: with one machine, of the choices that `max_count` cut
+        group_choices, group_bounds, pruned_bound = enumerate_spatial(
             max_count,
             groups,
             groups.rank_start[:-1],
@@ -147,7 +154,7 @@ def search(
             later_by_dims,
             cells,
             later_by_pes,
-            caps,
+            pe_limits,
             t,
             e,
             m,
@@ -157,7 +164,7 @@ def search(
             best,
         )
         if w.tally[CHOICES] > w.tally[MAX_CHOICES]:
-            bound_not_tried = root_bound(groups, later_by_dims, cells, t, e, m, s, w)
+            unvisited_bound = root_bound(groups, later_by_dims, cells, t, e, m, s, w)
             break
         for g in by_bound(group_bounds, w.unit):
             if not any_wins(group_bounds[g], best, w.ties_allowed):
@@ -196,14 +203,14 @@ def search(
                     )
             single = (group_start[rank_group + 1] - group_start[rank_group]).max() == 1
             if max_count == ALL and not single:
-                open_in_group(c, rank_group, group_start, groups, t, e, m, s, w, best)
+                enable_in_group(c, rank_group, group_start, groups, t, e, m, s, w, best)
             if single:
                 found, low = (
                     group_start[rank_group].reshape(1, ranks),
                     group_bounds[g].copy().reshape(1, machines, 3),
                 )
             else:
-                found, low, others = enumerate_spatial(
+                found, low, pruned_in_group = enumerate_spatial(
                     max_count,
                     c,
                     group_start[rank_group],
@@ -211,7 +218,7 @@ def search(
                     later_by_group,
                     one_cell,
                     later_by_group,
-                    one_cap,
+                    one_limit,
                     t,
                     e,
                     m,
@@ -220,10 +227,11 @@ def search(
                     w,
                     best,
                 )
-                lower_to(bound_left_out, others)
+                lower_to(pruned_bound, pruned_in_group)
                 if w.tally[CHOICES] > w.tally[MAX_CHOICES]:
-                    # of this group and of those after it
-                    bound_not_tried = root_bound(groups, later_by_dims, cells, t, e, m, s, w)
+                    # the budget ended inside this group: the bound over all groups also bounds this one and
+                    # those after it
+                    unvisited_bound = root_bound(groups, later_by_dims, cells, t, e, m, s, w)
             for v in by_bound(low, w.unit):
                 is_done = False
                 for j in range(expanded_count if max_count == ALL else 0):
@@ -253,11 +261,11 @@ def search(
                 break
         if w.tally[CHOICES] > w.tally[MAX_CHOICES]:
             break
-        # no unrolling that was left out has a lower bound than the best
+        # no unrolling that `max_count` cut has a lower bound than the best: pass 2 is not needed
         if (
             machines == 1
             and w.tally[VISITED] <= w.tally[BUDGET]
-            and not wins(0, bound_left_out, best, w.ties_allowed)
+            and not wins(0, pruned_bound, best, w.ties_allowed)
         ):
             break
     n = expand_choices(
@@ -278,10 +286,10 @@ def search(
         outer_bounds,
         best,
     )
-    left_out = np.full(machines, np.inf)
+    remaining_bound = np.full(machines, np.inf)
     for j in range(machines):
-        left_out[j] = min(collected_bounds[:n, j, 0].min() if n > 0 else np.inf, bound_not_tried[j])
-    return left_out
+        remaining_bound[j] = min(collected_bounds[:n, j, 0].min() if n > 0 else np.inf, unvisited_bound[j])
+    return remaining_bound
 
 
 @njit_internal()
@@ -348,17 +356,18 @@ def bound_unrolling(t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
     """Sets the lower bounds [Q] of all quantities in w, for the spatial unrolling w.unrolling."""
     for q in range(t.quantity.shape[0]):
         w.quantity_bound[q] = 1.0
-        x = t.quantity[q, 1]
+        x = t.quantity[q, QUANTITY_TENSOR]
         for r in range(w.unrolling.shape[0]):
             w.quantity_bound[q] *= factor(q, r, w.unrolling[r], t, e, p)
         for dim in range(e.first_dim[x], e.first_dim[x + 1]):
             w.quantity_bound[q] *= minimum_hull(q, dim, w.unrolling, t, e, p, memo)
         if t.pair[q] >= 0:
             w.quantity_bound[q] *= links(t.pair[q], w.unrolling, t.hops)
-        # compute has one tile only, so the value is exact
-        if t.quantity[q, 0] == POINTS and t.line_words[q] > 0.0:
+        # accesses of compute, whose tile is fixed: where they move whole lines, the exact number replaces the
+        # bound
+        if t.quantity[q, QUANTITY_KIND] == POINTS and t.line_words[q] > 0.0:
             for r in range(w.unrolling.shape[0]):
-                w.largest[r] = p.span[w.unrolling[r], t.quantity[q, 2], 0]
+                w.largest[r] = p.span[w.unrolling[r], t.quantity[q, QUANTITY_POSITION], 0]
             w.quantity_bound[q] = amount(q, w.largest, w.unrolling, t, e, p, memo)
 
 
@@ -448,7 +457,7 @@ def expand(
             and at < outer_bounds.levels.shape[0] - 1
         ):
             at += 1
-        is_hard = w.tally[VISITED] >= w.tally[OUTER_AFTER]
+        is_hard = w.tally[VISITED] >= w.tally[MIN_VISITED_FOR_OUTER_BOUND]
         if is_hard and outer_bounds.levels[at] != outer_levels:
             outer_bounds.levels[at] = outer_levels
             outer_bound(t, e, p, energy_only, rules, memo, w, outer, states, outer_bounds.energy[at])
@@ -546,7 +555,7 @@ def separate_outer_pj(j: int, t: Terms, w: Work) -> float:
         x, level, parent, k = w.nodes[i]
         if k == 0 and x >= 0 and parent >= 0:
             for link in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
-                if t.quantity[t.link_of[link], 0] < FIRST_FILLS:
+                if t.quantity[t.link_of[link], QUANTITY_KIND] < FIRST_FILLS:
                     total += t.link_coef[j, link, 0] * w.quantity_bound[t.link_of[link]]
     return total
 
@@ -598,6 +607,7 @@ def init_nodes(holders: Ints, t: Terms, sums: Floats, e: Einsum, m: Machine, p: 
                         n + 1,
                     )
                 parent = v
+    # entries without a tensor: loops alone, directly inside a boundary, above all its nodes
     for k in m.loop_positions:
         (
             w.nodes[n, TENSOR],

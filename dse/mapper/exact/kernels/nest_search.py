@@ -14,12 +14,16 @@ from dse.mapper.exact.kernels.state import (
     CLIPPED,
     COUNT,
     DONE,
+    DRAINS_END,
+    FILLS_END,
     FIRST_FILLS,
     LEVEL,
+    MASK_HAVING,
     NODE_COUNT,
     OVER,
     PARENT,
     POSITION,
+    QUANTITY_KIND,
     ROUND,
     ROWS,
     STEPS,
@@ -51,8 +55,10 @@ from workloads.arrays import Floats, Ints
 
 
 @njit_no_alloc
-def is_used(k: int, mask: int, p: Pool, w: Work) -> bool:
-    """Whether PEs outside of position k are in use, not counting the groups in the mask."""
+def pes_used_outside(k: int, mask: int, p: Pool, w: Work) -> bool:
+    """True if a fan-out outside of position k (k: fan-out boundaries outside of it) has more than one PE in
+    use. mask: groups of PEs that do not count.
+    """
     any_used = False
     for r in range(w.unrolling.shape[0]):
         any_used = any_used or p.pes[w.unrolling[r], k, mask] > 1
@@ -65,12 +71,14 @@ def is_innermost(k: int, mask: int, p: Pool, m: Machine, w: Work) -> bool:
     compute, inside = m.position[m.capacity.shape[0]], True
     for r in range(w.unrolling.shape[0]):
         inside = inside and p.pes[w.unrolling[r], k, mask] == p.pes[w.unrolling[r], compute, mask]
-    return inside and is_used(k, mask, p, w)
+    return inside and pes_used_outside(k, mask, p, w)
 
 
 @njit_no_alloc
 def stationarity_ok(d: int, rules: Rules, p: Pool, m: Machine, w: Work) -> bool:
-    """Whether the stationary tensor has a node inside of the PEs, and none of these nodes is placed yet."""
+    """True if a temporal loop may stand here, inside the PEs, under the stationarity rule: the innermost node
+    of the stationary tensor is still to be placed, so it will stand above the loop.
+    """
     to_place, placed = False, False
     for n in range(w.tally[NODE_COUNT]):
         if w.nodes[n, TENSOR] == rules.stationary and is_innermost(
@@ -81,7 +89,7 @@ def stationarity_ok(d: int, rules: Rules, p: Pool, m: Machine, w: Work) -> bool:
 
 
 @njit_no_alloc
-def must_loop_inside(d: int, n: int, r: int, e: Einsum, w: Work) -> bool:
+def must_loop_below(d: int, n: int, r: int, e: Einsum, w: Work) -> bool:
     """Whether a loop over rank r is at least as good below node n as above it, because of a double-buffered
     node further out that holds its whole tensor.
 
@@ -109,23 +117,23 @@ def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules:
     """Whether rank r may loop between node n and the node inside of it. Two kinds of loops are left out:
 
     1. n could pass the loop to stand below it, at the same fetches and with a smaller tile;
-    2. the node inside lacks the rank, so it could rise above the loop, with fewer fetches. In that place the
-       loop comes after those that this node sinks through, so it does not end the node's window. Not left
-       out are ranks of n's own tensor, for n may sink through their loops.
+    2. the node inside lacks rank r, so it could rise above the loop: fewer fetches. There the loop stands
+       inside of those that the node sinks through, so it does not end the node's window. Exception: n's own
+       tensor has r, since n may sink through the loop only if it stands directly below n.
     """
     x, _level, parent, k = w.nodes[n]
     if is_innermost(k, rules.unconstrained, p, m, w):
-        if not rules.may_loop_inside[r]:
+        if not rules.may_loop_inside_pes[r]:
             return False
         if rules.stationary >= 0 and not stationarity_ok(d, rules, p, m, w):
             return False
-    if x < 0:
-        return must_loop_inside(d, n, r, e, w)
+    if x < 0:  # no storage node: loops alone, directly inside a fan-out boundary (Work.nodes)
+        return must_loop_below(d, n, r, e, w)
     if (
         parent >= 0
         and rules.sinks[x, parent, r]
         and x != rules.stationary
-        and not must_loop_inside(d, n, r, e, w)
+        and not must_loop_below(d, n, r, e, w)
     ):
         return False
     if d > 0 and w.position[d] == w.nodes[w.node[d - 1], POSITION]:
@@ -156,8 +164,8 @@ def fits(d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine, w: W
 @njit_no_alloc
 def node_bits(d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine, w: Work) -> float:
     """Bits of node n in its level; twice where the level is double-buffered and the tile is filled more than
-    once: by a temporal loop above, or one that it sinks into. This factor counts only once all loops
-    are chosen (`loops_final`).
+    once: by a temporal loop above, or one that it sinks into. The factor 2 is applied only with
+    `loops_final`; before, the loops that refill the tile are not known.
     """
     x, level, parent = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT]
     sinks = parent >= 0 and not m.no_sink[x, parent, level]
@@ -192,15 +200,16 @@ def place_node(
     if not fits(d, n, True, e, p, m, w) or is_swapped_duplicate(d, n, w):
         return OVER
     x, level, parent, k = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT], w.nodes[n, POSITION]
-    waits_at_ends = x >= 0 and m.exposed[level, 1] < m.exposed[level, 2]
-    if waits_at_ends:
+    # the level of n stalls on first fills or last drains
+    has_end_stalls = x >= 0 and m.exposed[level, FILLS_END] < m.exposed[level, DRAINS_END]
+    if has_end_stalls:
         sinks = parent < 0 or not m.no_sink[x, parent, level]
         window_rank = best_window(x, w.node_tile[d], w.inner_tile[d], sinks, e, p, m)
-        for r in range(w.rest_tile.shape[0]):
-            w.rest_tile[r] = (
+        for r in range(w.sunk_tile.shape[0]):
+            w.sunk_tile[r] = (
                 w.inner_tile[d, r] if (sinks and e.full[x, r]) or r == window_rank else w.node_tile[d, r]
             )
-    add_fetches(d, n, w.node_tile[d], w.rest_tile, t, e, p, memo, w)
+    add_fetches(d, n, w.node_tile[d], w.sunk_tile, t, e, p, memo, w)
     add_exposed(d, n, w.inner_tile[d], w.node_tile[d], t, e, p, m, w, w.parts[d + 1])
     if keep_improving(d, w.parts[d + 1], m, w, best, True) == 0:
         # stalls get shorter with smaller first tiles, of this node and of nodes further out
@@ -221,7 +230,9 @@ def place_node(
 
 @njit_no_alloc
 def shares_unevenly(tile: int, p: Pool) -> bool:
-    """Whether the PEs directly outside divide a tile unevenly, so that it is cut at sizes of its own."""
+    """True if the PEs directly outside divide the rank unevenly: the tile has a further cut (p.cuts) that its
+    outer tile has not, so the last PE gets less.
+    """
     extra_cuts = 0
     for j in range(p.cuts.shape[1]):
         extra_cuts += int(p.cuts[tile, j] != 0) - int(p.cuts[p.outer_tile[tile], j] != 0)
@@ -245,7 +256,7 @@ def enter_fanout(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules,
             return True
         for r in range(w.inner_tile.shape[1]):
             if (
-                (rules.stationary >= 0 or not rules.may_loop_inside[r])
+                (rules.stationary >= 0 or not rules.may_loop_inside_pes[r])
                 and shares_unevenly(w.inner_tile[d, r], p)
                 and w.inner_tile[d, r] != p.largest_tile[w.inner_tile[d, r]]
             ):
@@ -255,6 +266,7 @@ def enter_fanout(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules,
             w.entry_tile[k, r] = w.inner_tile[d, r]
             w.inner_tile[d, r] = p.outer_tile[w.inner_tile[d, r]]
         w.position[d] = k - 1
+        # from here the outer nodes are placed one by one: drop what `outer_bound` added in advance for them
         for a in range(w.live_count[d] if k == 1 else 0):
             w.parts[d, w.live[d, a], 0] -= w.outer_extra[w.live[d, a]]
         add_exposed(d, -1, w.inner_tile[d], w.inner_tile[d], t, e, p, m, w, w.parts[d])
@@ -288,7 +300,9 @@ def push(d: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
         return False
     w.node[d], w.loop[d], w.loop_count[d], w.window_count[d] = n, 0, 0, 0
     x = w.nodes[n, TENSOR]
-    for of_window in (True, False):  # ranks of windows first: `is_promising`
+    # ranks of windows first: `is_promising` bounds the node once these are chosen, with the other ranks at
+    # their largest tiles
+    for of_window in (True, False):
         for r in range(w.inner_tile.shape[1]):
             w.node_tile[d, r] = w.inner_tile[d, r]
             if (x >= 0 and e.in_window[x, r]) == of_window and may_loop_here(d, n, r, e, p, m, rules, w):
@@ -332,8 +346,8 @@ def next_tile(d: int, p: Pool, w: Work) -> bool:
 @njit_no_alloc
 def is_promising(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> bool:
     """Whether a node may still lead below the best once the loops of its windows are chosen. A lower bound:
-    the other ranks take their largest tiles, which are fetched least, and no first tile is smaller than
-    what stands inside.
+    the other ranks take their largest tiles, which are fetched least, and first fills and last drains
+    (stalls) move at least the tile that stands inside.
     """
     n = w.node[d]
     for r in range(w.inner_tile.shape[1]):
@@ -346,9 +360,9 @@ def is_promising(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w
 
 @njit_no_alloc
 def add_fetches(
-    d: int, n: int, tile: Ints, rest_tile: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work
+    d: int, n: int, tile: Ints, sunk_tile: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work
 ) -> None:
-    """Sets w.parts [d + 1] to a lower bound of the nest with node n at these tiles. rest_tile: the tiles to
+    """Sets w.parts [d + 1] to a lower bound of the nest with node n at these tiles. sunk_tile: the tiles to
     which it sinks, for the stalls of its first fills and last drains.
     """
     x, level, parent = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT]
@@ -359,8 +373,8 @@ def add_fetches(
     if parent >= 0:
         for j in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
             q = t.link_of[j]
-            if t.quantity[q, 0] >= FIRST_FILLS:
-                more = end_transfer_words(q, rest_tile, w.unrolling, t, e, p) - end_transfer_words(
+            if t.quantity[q, QUANTITY_KIND] >= FIRST_FILLS:
+                more = end_transfer_words(q, sunk_tile, w.unrolling, t, e, p) - end_transfer_words(
                     q, w.inner_tile[d], w.unrolling, t, e, p
                 )
             else:
@@ -383,9 +397,9 @@ def add_link(d: int, link: int, more: float, t: Terms, w: Work, parts: Floats) -
 def add_exposed(
     d: int, n: int, before: Ints, tile: Ints, t: Terms, e: Einsum, p: Pool, m: Machine, w: Work, parts: Floats
 ) -> None:
-    """Adds to parts [J, P] what first fills and last drains of the nodes still to be placed at this position,
-    except n, cost beyond their lower bounds if these nodes hold the tiles `tile`. before: tiles for which
-    `parts` has that difference already (not used if n < 0: then it has the lower bounds alone).
+    """Updates parts [J, P] for stalls (first fills, last drains) of the nodes still to be placed at this
+    position, except n: their tiles are at least `tile`. before: the tiles that `parts` already counts for
+    them; with n < 0 it counts the bounds of w.quantity_bound.
     """
     for other in range(w.tally[NODE_COUNT]):
         x, level, parent, k = w.nodes[other]
@@ -394,12 +408,12 @@ def add_exposed(
             or parent < 0
             or w.placed[d] >> other & 1
             or k != w.position[d]
-            or m.exposed[level, 1] == m.exposed[level, 2]
+            or m.exposed[level, FILLS_END] == m.exposed[level, DRAINS_END]
         ):
             continue
         for j in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
             q = t.link_of[j]
-            if t.quantity[q, 0] >= FIRST_FILLS:
+            if t.quantity[q, QUANTITY_KIND] >= FIRST_FILLS:
                 more = end_transfer_words(q, tile, w.unrolling, t, e, p) - (
                     end_transfer_words(q, before, w.unrolling, t, e, p) if n >= 0 else w.quantity_bound[q]
                 )
@@ -436,8 +450,11 @@ def dominated_inner_state(
     tiles from outside and costs no more in any part. Everything that may stand outside was tried with it.
 
     Machines on which one dominates are no longer alive. For the others this inner part is stored, to compare
-    with later ones. What the first PE has of clipped dimensions is known only outside of the outermost
-    boundary. So with clipped dimensions and two boundaries nothing is compared.
+    with later ones.
+
+    With clipped dimensions (padding cuts tiles) the exact share of the first PE depends on the tiles that
+    enter the outermost array. Within an inner array of two these are not known yet: states cannot be
+    compared, and False is returned.
     """
     has_clipped = False
     for dim in range(e.kind.shape[0]):
@@ -480,20 +497,20 @@ def dominated_inner_state(
 @njit_no_alloc
 def slot_of(d: int, w: Work, states: InnerStates) -> int:
     """The slot of the hash table for the tiles outside of d nodes, -1: none of 8 slots is free."""
-    slot, matches, ranks = 0, False, w.inner_tile.shape[1]
+    slot, ranks = 0, w.inner_tile.shape[1]
     for r in range(ranks):
         slot = (slot * 1000003 + w.inner_tile[d, r]) & (states.round.shape[0] - 1)
     for _ in range(8):
-        matches = states.round[slot] != states.tally[ROUND]
-        if matches:
+        is_free = states.round[slot] != states.tally[ROUND]
+        if is_free:
             states.round[slot], states.head[slot] = states.tally[ROUND], -1
             for r in range(ranks):
                 states.key[slot, r] = w.inner_tile[d, r]
             return slot
-        matches = True
+        is_same_key = True
         for r in range(ranks):
-            matches = matches and states.key[slot, r] == w.inner_tile[d, r]
-        if matches:
+            is_same_key = is_same_key and states.key[slot, r] == w.inner_tile[d, r]
+        if is_same_key:
             return slot
         slot = (slot + 1) & (states.round.shape[0] - 1)
     return -1
@@ -515,6 +532,8 @@ def pop_loop(d: int, outcome: int, e: Einsum, p: Pool, w: Work) -> None:
             w.loop[d] -= 1
             continue
         if outcome == BOUND and (x < 0 or not e.in_window[x, w.loop_rank[d, i]]):
+            # the largest tile of this loop was hopeless already: so is the present tile of the loop outside.
+            # Otherwise a larger one was not: DONE
             outcome = BOUND if w.untried[d, i] else DONE
             w.loop[d] -= 1
             continue
@@ -537,7 +556,9 @@ def nests(
     best: Floats,
 ) -> None:
     """Searches all nests of w.nodes under the spatial unrolling w.unrolling, from compute outwards, larger
-    tiles first; cut by capacity and by lower bound. best [J, 3] is lowered, the nests stand in w.best_*.
+    tiles first; cut by capacity and by lower bound. The nests stand in w.best_*.
+
+    best: [J, 3] (objective, energy, cycles) of the best nest of each machine, lowered in place.
     """
     d = 0
     enter_fanout(0, t, e, p, m, rules, w)
@@ -590,9 +611,9 @@ def nests(
 
 @njit_no_alloc
 def add_clipped(row: int, d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
-    """Adds to row `row` of w.parts, for machines alive there, the cost of the exact lengths of clipped
-    dimensions on the first PE beyond their lower bounds. The exact lengths depend on the tiles that enter the
-    PEs, which are known by now.
+    """Replaces the lower bounds of clipped lengths by exact ones, for quantities that count the first PE
+    only: adds the cost of the difference to row `row` of w.parts, for machines alive there. The exact lengths
+    depend on the tiles that enter the PEs, which are known by now.
     """
     for j in range(d):
         x, level, parent, k = w.nodes[w.node[j]]
@@ -600,18 +621,20 @@ def add_clipped(row: int, d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: W
             t.link[x, parent, level, 0], t.link[x, parent, level, 1] if parent >= 0 and k > 0 else 0
         ):
             q = t.link_of[i]
-            if (t.quantity[q, 0] != WORDS and t.quantity[q, 0] != ROWS) or t.quantity[q, 4] == 0:
+            if (t.quantity[q, QUANTITY_KIND] != WORDS and t.quantity[q, QUANTITY_KIND] != ROWS) or t.quantity[
+                q, MASK_HAVING
+            ] == 0:
                 continue
             bound, exact = 1.0, 1.0
-            for dim in range(e.first_dim[x], e.first_dim[x + 1] - (t.quantity[q, 0] == ROWS)):
+            for dim in range(e.first_dim[x], e.first_dim[x + 1] - (t.quantity[q, QUANTITY_KIND] == ROWS)):
                 if e.kind[dim] == CLIPPED:
                     a, b = e.dim_ranks[dim, 0], e.dim_ranks[dim, 1]
-                    bound *= length(dim, w.node_tile[j], t.quantity[q, 4], e, p, memo)
+                    bound *= length(dim, w.node_tile[j], t.quantity[q, MASK_HAVING], e, p, memo)
                     exact *= clipped_sum(
                         dim,
                         w.node_tile[j, a] if a >= 0 else -1,
                         w.node_tile[j, b] if b >= 0 else -1,
-                        full_boundaries(t.quantity[q, 4], p),
+                        full_boundaries(t.quantity[q, MASK_HAVING], p),
                         k,
                         w.entry_tile,
                         e,
@@ -632,17 +655,17 @@ def add_clipped(row: int, d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: W
 @njit_no_alloc
 def unclipped_amount(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
     """The amount of a quantity of words or rows, without the factors of its clipped dimensions."""
-    kind, x, _, absent_mask, present_mask = t.quantity[q]
+    kind, x, _, first_pe_mask_lacking, first_pe_mask_having = t.quantity[q]
     total, last = 1.0, e.first_dim[x + 1] - 1
     for r in range(tile.shape[0]):
         if not e.has_rank[x, r]:
-            total *= p.pieces[tile[r], absent_mask]
+            total *= p.pieces[tile[r], first_pe_mask_lacking]
     for dim in range(e.first_dim[x], last + 1):
         if kind == ROWS and dim == last:
             for r in e.dim_ranks[dim]:
-                total *= p.pieces[tile[r], present_mask] if r >= 0 else 1.0
+                total *= p.pieces[tile[r], first_pe_mask_having] if r >= 0 else 1.0
         elif e.kind[dim] != CLIPPED:
-            total *= length(dim, tile, present_mask, e, p, memo)
+            total *= length(dim, tile, first_pe_mask_having, e, p, memo)
     return total
 
 
@@ -685,9 +708,10 @@ def sum_bounds(
     sums: Floats,
     remaining: Floats,
 ) -> int:
-    """Sets the lower bounds of all links on machine j, from t.sum or t.low. Returns `part_count`, the number
-    of parts summed.
+    """Sets the lower bounds of all links on machine j. Returns `part_count`, the number of parts summed.
 
+    span, quantity, coef: t.sum, t.sum_of, t.sum_coef (all unrollings are known), or t.low, t.low_of,
+        t.low_coef (without skipped first reads: a bound also while unrollings of ranks are open).
     sums: [N, P] per set of levels that may hold a tensor.
     remaining: [X + 1, P] the least that tensors x and later cost, whatever levels hold them.
     """

@@ -24,6 +24,8 @@ from dse.mapper.exact.kernels.state import (
     MAX_CHOICES,
     ONE,
     POINTS,
+    QUANTITY_KIND,
+    QUANTITY_TENSOR,
     Einsum,
     Hops,
     Machine,
@@ -40,14 +42,15 @@ from workloads.arrays import Bools, Floats, Ints
 
 
 class Hulls(NamedTuple):
-    """Lower bounds of the hull lengths of windows, for N pairs of a quantity and a dimension that adds up
-    ranks. Each depends on the unrollings of the dimension's two ranks.
+    """Lower bounds of the hull lengths of windows. Hull length: elements from the first to the last that a
+    tile of two summed ranks (p + r) touches. N pairs: a quantity, and a dimension with up to two ranks; each
+    bound depends on the unrollings of these.
     """
 
     pairs: Ints  # [N, 2] quantity, dimension
     start: Ints  # [N] where the pair begins in `value`
     row_length: Ints  # [N] how many unrollings the second rank has
-    value: Floats  # at first + a * many + b: the bound for unrolling a of the first rank and b of the second
+    value: Floats  # at start + a * row_length + b: for unrolling a of the first rank, b of the second
     low: Floats  # [N, O + 1] the bound if one rank's unrolling is known; the last column: if none is
 
 
@@ -102,10 +105,10 @@ def extend_pes(i: int, o: int, used: Ints, way_count: Ints, c: Choices, m: Machi
 
 class FreePes(NamedTuple):
     """A grid over the PEs that may be left in each fan-out dimension, rounded up to few values each. A cell
-    is one combination of these values; there are C cells.
+    is one combination of these values; there are F cells.
     """
 
-    pes: Ints  # [C, D] PEs left, at most
+    pes: Ints  # [F, D] PEs left, at most
     cell: Ints  # [D, .] by PEs left in one dimension: what they add to the cell's number
 
 
@@ -149,7 +152,7 @@ def quotients(size: Ints) -> FreePes:
 
 @njit_internal()
 def min_later_by_dims(c: Choices, order: Ints, cells: FreePes) -> Floats:
-    """[R + 1, C, Q] lower bounds of the factor that the i-th rank of `order` and all later ones give to a
+    """[R + 1, F, Q] lower bounds of the factor that the i-th rank of `order` and all later ones give to a
     quantity, by cell of the PEs that are left to them.
     """
     ranks, dims = order.shape[0], cells.pes.shape[1]
@@ -170,48 +173,49 @@ def min_later_by_dims(c: Choices, order: Ints, cells: FreePes) -> Floats:
 
 
 @njit_internal()
-def min_later_by_pes(c: Choices, order: Ints, caps: Ints) -> Floats:
+def min_later_by_pes(c: Choices, order: Ints, pe_limits: Ints) -> Floats:
     """[R + 1, J, Q] lower bounds of the factor that the i-th rank of `order` and all later ones give to a
-    quantity, if they use at most caps[j] PEs together.
+    quantity, if they use at most pe_limits[j] PEs together.
     """
     ranks = order.shape[0]
-    found = np.ones((ranks + 1, caps.shape[0], c.factors.shape[1]))
+    found = np.ones((ranks + 1, pe_limits.shape[0], c.factors.shape[1]))
     for i in range(ranks - 1, -1, -1):
         found[i] = np.inf
         for o in range(c.rank_start[order[i]], c.rank_start[order[i] + 1]):
-            for j in range(caps.shape[0] if c.alive[o] else 0):
-                if c.pes[o] <= caps[j]:
-                    left = smallest_cap(caps[j] // c.pes[o], caps)
+            for j in range(pe_limits.shape[0] if c.alive[o] else 0):
+                if c.pes[o] <= pe_limits[j]:
+                    left = smallest_limit(pe_limits[j] // c.pes[o], pe_limits)
                     for q in range(c.factors.shape[1]):
                         found[i, j, q] = min(found[i, j, q], c.factors[o, q] * found[i + 1, left, q])
     return found
 
 
 @njit_internal()
-def min_other_ranks(earlier: Floats, later: Floats, caps: Ints) -> Floats:
-    """[J, Q] lower bounds of the factor that two groups of ranks give together, if they share caps[j] PEs.
-    earlier, later: [J, Q] the bounds of each group.
+def min_other_ranks(earlier: Floats, later: Floats, pe_limits: Ints) -> Floats:
+    """[J, Q] lower bounds of the factor that two groups of ranks give together, if they share pe_limits[j]
+    PEs. earlier, later: [J, Q] the bounds of each group.
     """
     found = np.full(later.shape, np.inf)
-    for j in range(caps.shape[0]):
+    for j in range(pe_limits.shape[0]):
         for i in range(j + 1):
-            # the first group takes more PEs than the cap before
-            left = smallest_cap(caps[j] // (caps[i - 1] + 1 if i else 1), caps)
+            # the first group takes more PEs than the limit before
+            left = smallest_limit(pe_limits[j] // (pe_limits[i - 1] + 1 if i else 1), pe_limits)
             for q in range(later.shape[1]):
                 found[j, q] = min(found[j, q], earlier[i, q] * later[left, q])
     return found
 
 
 @njit_no_alloc
-def smallest_cap(pes: int, caps: Ints) -> int:
-    """The index of the smallest number in `caps` that is at least `pes`."""
-    return int(np.searchsorted(caps, pes))
+def smallest_limit(pes: int, pe_limits: Ints) -> int:
+    """The index of the smallest number in `pe_limits` that is at least `pes`."""
+    return int(np.searchsorted(pe_limits, pes))
 
 
 @njit_internal()
 def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, unrolling: Ints) -> Hulls:
-    """Lower bounds of the hull length of every window (kind HULL or CLIPPED) in every quantity: for each pair
-    of spatial unrollings of its two ranks, and the least over one of them. `unrolling` [R] is scratch.
+    """Lower bounds of the hull length of every window (kind HULL or CLIPPED) in every quantity. value:
+    for each pair of spatial unrollings of its two ranks; low: with one rank's unrolling known, the minimum
+    over the other's. `unrolling` [R] is scratch.
     """
     n, at, most = 0, 0, t.quantity.shape[0] * e.kind.shape[0]
     pairs, start, row_length = (
@@ -221,9 +225,11 @@ def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, unrolling: Ints) -> Hu
     )
     value, low = np.empty(1024), np.full((most, p.factorization_span.shape[0] + 1), np.inf)
     for q in range(t.quantity.shape[0]):
-        x = t.quantity[q, 1]
+        x = t.quantity[q, QUANTITY_TENSOR]
         for dim in range(e.first_dim[x], e.first_dim[x + 1]):
-            if e.kind[dim] == ALONE or t.quantity[q, 0] in (ONE, POINTS):
+            # no hull: one rank alone, or a quantity that depends on no tile (constants ONE, accesses of
+            # compute)
+            if e.kind[dim] == ALONE or t.quantity[q, QUANTITY_KIND] in (ONE, POINTS):
                 continue
             a, b = e.dim_ranks[dim, 0], e.dim_ranks[dim, 1]
             from_a, to_a = (p.rank_start[a], p.rank_start[a + 1]) if a >= 0 else (0, 1)
@@ -301,20 +307,22 @@ def group_equal_pes(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
     group_start[n] = c.pes.shape[0]
     pairs_of_hops = c.hops.pes.shape[0]
     sharing, apart = np.full((n, pairs_of_hops), np.inf), np.full((n, pairs_of_hops), np.inf)
-    factors, alive, uneven, trips_span = (
+    factors, alive, uneven, factorization_span = (
         np.full((n, c.factors.shape[1]), np.inf),
         np.zeros(n, np.bool_),
         np.zeros(n, np.bool_),
         np.zeros((n, 2), np.int64),
     )
     open_on = np.zeros((n, c.open_on.shape[1]), np.bool_)
-    trips, trips_count = np.empty_like(c.factorizations), 0
+    factorizations, factorization_count = np.empty_like(c.factorizations), 0
     for g in range(n):
-        trips_span[g, 0] = trips_count
+        factorization_span[g, 0] = factorization_count
         for o in range(group_start[g], group_start[g + 1]):
             for k in range(c.factorization_span[o, 0], c.factorization_span[o, 1] if c.alive[o] else 0):
-                trips_count = add_undominated(c.factorizations[k], trips, trips_span[g, 0], trips_count)
-        trips_span[g, 1] = trips_count
+                factorization_count = add_undominated(
+                    c.factorizations[k], factorizations, factorization_span[g, 0], factorization_count
+                )
+        factorization_span[g, 1] = factorization_count
         for o in range(group_start[g], group_start[g + 1]):
             alive[g], uneven[g] = alive[g] or c.alive[o], uneven[g] or c.uneven[o]
             for j in range(open_on.shape[1]):
@@ -358,8 +366,8 @@ def group_equal_pes(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
         alive,
         open_on,
         uneven,
-        trips_span,
-        trips,
+        factorization_span,
+        factorizations,
         Hulls(c.hulls.pairs, hull_start, row_length, value, low),
         c.pair,
         Hops(sharing, apart, c.hops.unequal, c.hops.pes, c.hops.first, c.hops.links),
@@ -367,25 +375,25 @@ def group_equal_pes(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
 
 
 @njit_no_alloc
-def add_undominated(trips: Ints, front: Ints, begin: int, end: int) -> int:
-    """Adds trips [D] to the Pareto set in rows begin to end of `front`, in which fewer PEs in every dimension
-    dominate: skips dominated trips, and drops rows that they dominate. What dominated trips leave to other
-    ranks, the dominating ones leave too. Returns the new end.
+def add_undominated(factorization: Ints, front: Ints, begin: int, end: int) -> int:
+    """Adds factorization [D] to the Pareto set in rows begin to end of `front`, in which fewer PEs in every
+    dimension dominate: skips it if it is dominated, and drops rows that it dominates. What dominated ones
+    leave to other ranks, the dominating ones leave too. Returns the new end.
     """
     n = begin
     for j in range(begin, end):
         is_dominated, dominates = True, True
-        for d in range(trips.shape[0]):
-            is_dominated = is_dominated and front[j, d] <= trips[d]
-            dominates = dominates and front[j, d] >= trips[d]
+        for d in range(factorization.shape[0]):
+            is_dominated = is_dominated and front[j, d] <= factorization[d]
+            dominates = dominates and front[j, d] >= factorization[d]
         if is_dominated:
             return end
         if not dominates:
-            for d in range(trips.shape[0]):
+            for d in range(factorization.shape[0]):
                 front[n, d] = front[j, d]
             n += 1
-    for d in range(trips.shape[0]):
-        front[n, d] = trips[d]
+    for d in range(factorization.shape[0]):
+        front[n, d] = factorization[d]
     return n + 1
 
 
@@ -404,26 +412,34 @@ def fits_machine(p: Pool, m: Machine) -> Bools:
 
 @njit_internal()
 def close_dominated(
-    c: Choices, pe_count: int, caps: Ints, t: Terms, e: Einsum, m: Machine, s: Scratch, w: Work, best: Floats
+    c: Choices,
+    pe_count: int,
+    pe_limits: Ints,
+    t: Terms,
+    e: Einsum,
+    m: Machine,
+    s: Scratch,
+    w: Work,
+    best: Floats,
 ) -> None:
     """Closes unrollings on machines where they cannot lead below the best, whatever the other ranks take. An
     unrolling that is closed on all machines is no longer alive.
 
     pe_count: PEs of the machine.
-    caps: numbers of PEs for which bounds are made (`min_later_by_pes`), ascending.
+    pe_limits: numbers of PEs for which bounds are made (`min_later_by_pes`), ascending.
     """
     ranks, machines = w.unrolling.shape[0], w.best_count.shape[0]
     later, earlier = (
-        min_later_by_pes(c, e.rank_order, caps),
-        min_later_by_pes(c, e.rank_order[::-1].copy(), caps),
+        min_later_by_pes(c, e.rank_order, pe_limits),
+        min_later_by_pes(c, e.rank_order[::-1].copy(), pe_limits),
     )
     for i in range(ranks):
-        r, other_ranks = e.rank_order[i], min_other_ranks(earlier[ranks - i], later[i + 1], caps)
+        r, other_ranks = e.rank_order[i], min_other_ranks(earlier[ranks - i], later[i + 1], pe_limits)
         s.assigned[:] = False
         s.assigned[r] = True
         for o in range(c.rank_start[r], c.rank_start[r + 1]):
             if c.alive[o]:
-                w.unrolling[r], left, n = o, smallest_cap(pe_count // c.pes[o], caps), 0
+                w.unrolling[r], left, n = o, smallest_limit(pe_count // c.pes[o], pe_limits), 0
                 for q in range(s.low.shape[0]):
                     s.low[q] = c.factors[o, q] * other_ranks[left, q]
                 multiply_hulls(s.low, c, w.unrolling, s.assigned, e)
@@ -438,7 +454,7 @@ def close_dominated(
 
 
 @njit_internal()
-def open_in_group(
+def enable_in_group(
     c: Choices,
     rank_group: Ints,
     group_start: Ints,
@@ -522,7 +538,7 @@ class Scratch(NamedTuple):
     one_set: Floats  # [P, J] the same: of one set of levels of a tensor
     live: Ints  # [R + 1, J] machines on which unrollings of the first i ranks may be best
     live_count: Ints  # [R + 1] how many these are
-    enabled: Bools  # [C] whether an unrolling is enumerated (`open_in_group`)
+    enabled: Bools  # [C] whether an unrolling is enumerated (`enable_in_group`)
 
 
 @njit_internal()
@@ -637,7 +653,8 @@ def may_beat(
     find_lowest: whether to write the lowest bound to w.cost.
     """
     span, quantity, coef = (t.sum, t.sum_of, t.sum_coef) if all_assigned else (t.low, t.low_of, t.low_coef)
-    for part_count in (2, w.part_scratch.shape[0]):  # energy and steps first
+    # energy and compute cycles first: two parts often rule it out
+    for part_count in (2, w.part_scratch.shape[0]):
         if not may_improve(
             j,
             sum_bounds(s.low, j, t, span, quantity, coef, part_count, s.sums, s.remaining),
@@ -695,7 +712,7 @@ def enumerate_spatial(
     later_by_dims: Floats,
     cells: FreePes,
     later_by_pes: Floats,
-    caps: Ints,
+    pe_limits: Ints,
     t: Terms,
     e: Einsum,
     m: Machine,
@@ -712,11 +729,14 @@ def enumerate_spatial(
     2. [n, J, 3] their bounds, inf on machines where they cannot beat the best;
     3. [3] with one machine, a lower bound of all choices that were left out.
 
-    later_by_dims: [R + 1, C, Q] lower bounds of what later ranks give, by cell of the PEs that are left
+    later_by_dims: [R + 1, F, Q] lower bounds of what later ranks give, by cell of the PEs that are left
         (`min_later_by_dims`).
-    cells: the cells. later_by_pes: [R + 1, K, Q] the same by number of PEs that are left, at most caps [K]
-    (`min_later_by_pes`). A choice
-        that cannot win by these bounds is left before its PEs are shared out over the dimensions.
+    cells: the cells.
+    later_by_pes: [R + 1, K, Q] the same by number of PEs that are left (`min_later_by_pes`).
+    pe_limits: [K] these numbers, ascending.
+
+    Bounds by number of PEs are tested first; a choice that they rule out is dropped before its PEs are split
+    over the dimensions.
 
     A quantity is a product over ranks: row i + 1 of `products` is row i times the factor of the i-th rank in
     the order of unrolling. With `later_by_dims`, it bounds all choices that begin with the same unrollings.
@@ -770,10 +790,10 @@ def enumerate_spatial(
         uneven[i + 1] = uneven[i] or c.uneven[o]
         if all_assigned and (pes[ranks] < rules.min_pes or (rules.uneven_only and not uneven[ranks])):
             continue
-        cap = smallest_cap(pe_count // pes[i + 1], caps)
+        limit = smallest_limit(pe_count // pes[i + 1], pe_limits)
         for q in range(quantity_count):
             products[i + 1, q] = products[i, q] * c.factors[o, q]
-            s.low[q] = products[i + 1, q] * later_by_pes[i + 1, cap, q]
+            s.low[q] = products[i + 1, q] * later_by_pes[i + 1, limit, q]
         if cutoff[s.live[i, 0], 0] < np.inf:
             multiply_hulls(s.low, c, w.unrolling, s.assigned, e)
             if (

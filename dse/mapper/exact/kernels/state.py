@@ -41,8 +41,12 @@ ALONE, HULL, CLIPPED = 0, 1, 2
 # Work.tally: number of nodes of the placement; nodes placed since the search began; their limit; nodes placed
 # before `outer_bound` is worth its time; choices of spatial unrollings looked at since the search began;
 # their limit
-NODE_COUNT, VISITED, BUDGET, OUTER_AFTER, CHOICES, MAX_CHOICES = 0, 1, 2, 3, 4, 5
+NODE_COUNT, VISITED, BUDGET, MIN_VISITED_FOR_OUTER_BOUND, CHOICES, MAX_CHOICES = 0, 1, 2, 3, 4, 5
 TENSOR, LEVEL, PARENT, POSITION = 0, 1, 2, 3  # columns of Work.nodes
+# columns of Terms.quantity; masks: groups of which only the first PE counts, for ranks that the tensor lacks
+# and for ranks that it has
+QUANTITY_KIND, QUANTITY_TENSOR, QUANTITY_POSITION, MASK_LACKING, MASK_HAVING = 0, 1, 2, 3, 4
+FILLS_END, DRAINS_END = 1, 2  # columns of Machine.exposed, after the begin of fills
 # Rows of Hops.links: all PEs have equal shares; some have less; either, for unrollings of which some ranks
 # are not known yet.
 EVEN, UNEVEN, ANY = 0, 1, 2
@@ -183,12 +187,12 @@ class Memo(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What a mapping must keep to. may_loop_inside, stationary: where PEs are in use, not counting the groups
-    in `unconstrained`.
+    """What a mapping must keep to. may_loop_inside_pes, stationary: where PEs are in use, not counting the
+    groups in `unconstrained`.
     """
 
     sinks: Bools  # [X, V, R] whether a node whose parent's level is V passes below a loop for free
-    may_loop_inside: Bools  # [R] ranks that may have temporal loops inside the PEs
+    may_loop_inside_pes: Bools  # [R] ranks that may have temporal loops inside the PEs
     stationary: int  # tensor whose innermost node stands above these loops, -1: none
     unconstrained: int  # mask of groups of PEs
     min_pes: int  # PEs that must be in use
@@ -254,7 +258,7 @@ class Work(NamedTuple):
     cost: Floats  # [3] scratch: objective, energy, cycles
     lowest: Floats  # [J, 3] scratch
     largest: Ints  # [R] scratch
-    rest_tile: Ints  # [R] scratch
+    sunk_tile: Ints  # [R] scratch
     best: Floats  # [J, 3] cost of the best nest of outer levels (`outer_bound`)
     best_count: Ints  # [J] nodes of the best nest so far, -1: none yet
     best_unrolling: Ints  # [J, R] its unrolling

@@ -12,10 +12,14 @@ from dse.mapper.exact.kernels.state import (
     EVEN,
     FIRST_FILLS,
     HULL,
+    MASK_HAVING,
     NODE_FIRST_READS,
     NONZERO_OUTPUTS,
     ONE,
     POINTS,
+    QUANTITY_KIND,
+    QUANTITY_POSITION,
+    QUANTITY_TENSOR,
     ROWS,
     UNEVEN,
     Einsum,
@@ -209,7 +213,7 @@ def union(dim: int, a: int, b: int, stored: bool, e: Einsum, p: Pool, memo: Memo
 @njit_no_alloc
 def amount(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
     """The amount of quantity q for given tiles at its position; of words on a network, times their links."""
-    kind, x, k, absent_mask, present_mask = t.quantity[q]
+    kind, x, k, first_pe_mask_lacking, first_pe_mask_having = t.quantity[q]
     if kind >= FIRST_FILLS:
         return end_transfer_words(q, tile, unrolling, t, e, p)
     if kind == ONE:
@@ -217,26 +221,28 @@ def amount(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool, me
     total, last = 1.0, e.first_dim[x + 1] - 1
     for r in range(tile.shape[0]):
         if kind == POINTS:
-            total *= p.elems[tile[r], present_mask if e.unshared[x, r] else absent_mask]
+            total *= p.elems[tile[r], first_pe_mask_having if e.unshared[x, r] else first_pe_mask_lacking]
         elif not e.has_rank[x, r]:
             if kind == NONZERO_OUTPUTS and e.unshared[x, r]:
-                total *= p.elems[tile[r], present_mask]
+                total *= p.elems[tile[r], first_pe_mask_having]
             else:
                 total *= (
                     p.pes[
                         unrolling[r],
                         k,
-                        present_mask if kind == COMPUTE_FIRST_READS and e.unshared[x, r] else absent_mask,
+                        first_pe_mask_having
+                        if kind == COMPUTE_FIRST_READS and e.unshared[x, r]
+                        else first_pe_mask_lacking,
                     ]
                     if kind >= NODE_FIRST_READS
-                    else p.pieces[tile[r], absent_mask]
+                    else p.pieces[tile[r], first_pe_mask_lacking]
                 )
     if kind != POINTS:
         for dim in range(e.first_dim[x], last + 1):
             a, b = e.dim_ranks[dim, 0], e.dim_ranks[dim, 1]
             if kind == ROWS and dim == last:
                 for r in e.dim_ranks[dim]:
-                    total *= p.pieces[tile[r], present_mask] if r >= 0 else 1.0
+                    total *= p.pieces[tile[r], first_pe_mask_having] if r >= 0 else 1.0
             elif kind >= NODE_FIRST_READS and e.kind[dim] != ALONE:
                 total *= union(
                     dim,
@@ -248,7 +254,7 @@ def amount(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool, me
                     memo,
                 )
             else:
-                total *= length(dim, tile, present_mask, e, p, memo)
+                total *= length(dim, tile, first_pe_mask_having, e, p, memo)
     if t.pair[q] >= 0:
         return total * links(t.pair[q], unrolling, t.hops)
     return (
@@ -287,11 +293,11 @@ def line_requests(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: P
        alone moves nothing; of the others there are at least (sum of all lengths / length of a full request).
     2. A share of a line for each index of the dimensions that a layout spreads over lines (search.Spread).
     """
-    _, x, k, absent_mask, _ = t.quantity[q]
+    _, x, k, first_pe_mask_lacking, _ = t.quantity[q]
     all_groups, requests = p.pieces.shape[1] - 1, 1.0
     for r in range(tile.shape[0]):
         if not e.has_rank[x, r]:
-            requests *= p.pieces[tile[r], absent_mask]
+            requests *= p.pieces[tile[r], first_pe_mask_lacking]
     lines_by_share = requests * t.line_share[q]
     for dim in range(e.first_dim[x], e.first_dim[x + 1]):
         reach, pes, dim_requests = 1.0, 1.0, 1.0
@@ -317,11 +323,11 @@ def end_transfer_words(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum,
     """A lower bound of the words of a tile's first fills, or of its last drains. In a clipped dimension
     everything that clipping may cut is subtracted, except from the first tile.
     """
-    _kind, x, k, absent_mask, _present_mask = t.quantity[q]
+    _kind, x, k, first_pe_mask_lacking, _first_pe_mask_having = t.quantity[q]
     total = 1.0
     for r in range(tile.shape[0]):
         if not e.has_rank[x, r]:
-            total *= full_pes(unrolling[r], k, absent_mask, p)
+            total *= full_pes(unrolling[r], k, first_pe_mask_lacking, p)
     for dim in range(e.first_dim[x], e.first_dim[x + 1]):
         a, b = e.dim_ranks[dim, 0], e.dim_ranks[dim, 1]
         total *= end_words(q, dim, tile[a] if a >= 0 else -1, tile[b] if b >= 0 else -1, unrolling, t, e, p)
@@ -331,15 +337,15 @@ def end_transfer_words(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum,
 @njit_no_alloc
 def end_words(q: int, dim: int, a: int, b: int, unrolling: Ints, t: Terms, e: Einsum, p: Pool) -> float:
     """`end_transfer_words` of one dimension. a, b: numbers of the tiles of its ranks, -1: no second rank."""
-    kind, _x, k, _absent_mask, present_mask = t.quantity[q]
+    kind, _x, k, _first_pe_mask_lacking, first_pe_mask_having = t.quantity[q]
     reach, full_reach, pes, total = 0, 0, 1.0, 1.0
     for side in range(2):
         r = e.dim_ranks[dim, side]
         if r >= 0:
             reach += e.coef[dim, side] * (p.size[b if side else a] - 1)
             full_reach += e.coef[dim, side] * (p.size[p.span[p.rank_start[r], 0, 1] - 1] - 1)
-            pes *= p.pes[unrolling[r], k, present_mask]
-            total *= full_pes(unrolling[r], k, present_mask, p)
+            pes *= p.pes[unrolling[r], k, first_pe_mask_having]
+            total *= full_pes(unrolling[r], k, first_pe_mask_having, p)
     words = reach + 1
     if e.kind[dim] == CLIPPED and kind == FIRST_FILLS and pes == 1.0:
         words = min(e.offset[dim] + reach, e.stored_size[dim] - 1) - max(e.offset[dim], 0) + 1
@@ -362,32 +368,38 @@ def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
     """Rank r's factor in the lower bound of quantity q, under unrolling o of that rank: for the largest tile
     at the position of q, or for the smallest tile if q counts first or last tiles.
     """
-    kind, x, k, absent_mask, present_mask = t.quantity[q]
+    kind, x, k, first_pe_mask_lacking, first_pe_mask_having = t.quantity[q]
     if kind >= FIRST_FILLS:
         for dim in range(e.first_dim[x], e.first_dim[x + 1]):
             if e.kind[dim] == ALONE and e.dim_ranks[dim, 0] == r:
-                return float(full_pes(o, k, present_mask, p) * p.size[p.span[o, k, 0]])
-        return 1.0 if e.has_rank[x, r] else full_pes(o, k, absent_mask, p)
+                return float(full_pes(o, k, first_pe_mask_having, p) * p.size[p.span[o, k, 0]])
+        return 1.0 if e.has_rank[x, r] else full_pes(o, k, first_pe_mask_lacking, p)
     if kind == ONE:
         return 1.0
     tile = p.span[o, k, 1] - 1
     if kind == POINTS:
-        return float(p.elems[tile, present_mask if e.unshared[x, r] else absent_mask])
+        return float(p.elems[tile, first_pe_mask_having if e.unshared[x, r] else first_pe_mask_lacking])
     if not e.has_rank[x, r]:
         if kind == NONZERO_OUTPUTS and e.unshared[x, r]:
-            return float(p.elems[tile, present_mask])
+            return float(p.elems[tile, first_pe_mask_having])
         return float(
-            p.pes[o, k, present_mask if kind == COMPUTE_FIRST_READS and e.unshared[x, r] else absent_mask]
+            p.pes[
+                o,
+                k,
+                first_pe_mask_having
+                if kind == COMPUTE_FIRST_READS and e.unshared[x, r]
+                else first_pe_mask_lacking,
+            ]
             if kind >= NODE_FIRST_READS
-            else p.pieces[tile, absent_mask]
+            else p.pieces[tile, first_pe_mask_lacking]
         )
     last = e.first_dim[x + 1] - 1
     for dim in range(e.first_dim[x], last + 1):
         if e.dim_ranks[dim, 0] == r or e.dim_ranks[dim, 1] == r:
             if kind == ROWS and dim == last:
-                return float(p.pieces[tile, present_mask])
+                return float(p.pieces[tile, first_pe_mask_having])
             # a hull: `minimum_hull`
-            return float(p.elems[tile, present_mask]) if e.kind[dim] == ALONE else 1.0
+            return float(p.elems[tile, first_pe_mask_having]) if e.kind[dim] == ALONE else 1.0
     return 1.0
 
 
@@ -399,7 +411,11 @@ def minimum_hull(q: int, dim: int, unrolling: Ints, t: Terms, e: Einsum, p: Pool
     First reads are subtracted, so for these it is an upper bound: the largest tiles touch everything that
     smaller ones do. Compute touches one element at a time.
     """
-    kind, x, k = t.quantity[q, 0], t.quantity[q, 1], t.quantity[q, 2]
+    kind, x, k = (
+        t.quantity[q, QUANTITY_KIND],
+        t.quantity[q, QUANTITY_TENSOR],
+        t.quantity[q, QUANTITY_POSITION],
+    )
     if kind in (ONE, POINTS) or e.kind[dim] == ALONE or (kind == ROWS and dim == e.first_dim[x + 1] - 1):
         return 1.0
     a, b = e.dim_ranks[dim, 0], e.dim_ranks[dim, 1]
@@ -426,7 +442,7 @@ def minimum_hull(q: int, dim: int, unrolling: Ints, t: Terms, e: Einsum, p: Pool
             else -1
         )
         return union(dim, one, other, kind == NODE_FIRST_READS, e, p, memo)
-    n = full_boundaries(t.quantity[q, 4], p)
+    n = full_boundaries(t.quantity[q, MASK_HAVING], p)
     i, j = unrolling[a] - p.rank_start[a] if a >= 0 else 0, unrolling[b] - p.rank_start[b] if b >= 0 else 0
     if np.isnan(memo.shortest[n, dim, i, j, k]):
         memo.shortest[n, dim, i, j, k] = min_length(dim, k, p.groups_outside[n], unrolling, e, p, memo)
