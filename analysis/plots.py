@@ -168,9 +168,9 @@ def _stairs(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 Bars = Sequence[tuple[str, Mapping[str, float]]]  # label of a row -> size by part
 
 
-def breakdown(panels: Mapping[str, Bars], what: str, title: str) -> Picture:
-    """Draws stacked bars: a panel per column (energy_pj, latency_ns), a row per label. what: the title of
-    their axis.
+def breakdown(panels: Mapping[str, Bars], row_title: str, title: str) -> Picture:
+    """Draws stacked bars: a panel per column (energy_pj, latency_ns), a row per label. row_title: the
+    title of the axis of the rows.
 
     A component has the same shade and hatch in all panels, by its position among the parts (the machine's
     order).
@@ -220,7 +220,7 @@ def breakdown(panels: Mapping[str, Bars], what: str, title: str) -> Picture:
             ax.grid(visible=False, axis="y")
             ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
         axes[0][0].set_ylim(rows - 0.4, -0.6)
-        axes[0][0].set_ylabel(what)
+        axes[0][0].set_ylabel(row_title)
         figure.suptitle(title)
     return Picture(figure)
 
@@ -337,7 +337,7 @@ def sensitivity(panels: Mapping[str, tuple[Sequence[Effect], float, float]], tit
                     edgecolors="white",
                     linewidths=0.5,
                 )
-                for effect, one in (
+                for effect, offset in (
                     ((min(of_parameter, key=_factor), -9), (max(of_parameter, key=_factor), 5))
                     if of_parameter[0].factor != of_parameter[-1].factor
                     else ()
@@ -345,11 +345,11 @@ def sensitivity(panels: Mapping[str, tuple[Sequence[Effect], float, float]], tit
                     ax.annotate(
                         _value(parameter, effect.value),
                         (effect.factor, row),
-                        (0, one),
+                        (0, offset),
                         textcoords="offset points",
                         ha="center",
                         fontsize=7,
-                        va="top" if one < 0 else "bottom",
+                        va="top" if offset < 0 else "bottom",
                     )
             if effects and max(map(_factor, effects)) > LOG_RATIO * min(map(_factor, effects)):
                 _logarithmic(ax.xaxis, max(map(_factor, effects)) / min(map(_factor, effects)))
@@ -357,7 +357,7 @@ def sensitivity(panels: Mapping[str, tuple[Sequence[Effect], float, float]], tit
             ax.set_ylim(len(names) - 0.4, -0.6)
             ax.grid(visible=False, axis="y")
             ax.margins(x=0.12)
-            ax.set_xlabel(f"{units.axis(name, [])[1].split(' (')[0]}, times its mean")
+            ax.set_xlabel(f"{units.axis(name, [])[1].split(' (')[0]} / its mean")
             error = (
                 f"\nshaded, within {100 * (error_factor - 1):.2g} %: perhaps the fit's error"
                 if 1.0005 < error_factor < LOG_RATIO
@@ -470,7 +470,7 @@ def nest(lines: Sequence[Line], title: str, subtitle: str) -> Picture:
                 annotation = (
                     f"{units.quantity('bytes', value)}{f', {_percent(share)}' if share is not None else ''}"
                     if value
-                    else "(counted above)"
+                    else "(in the tensor's first node above)"
                 )
                 ax.annotate(
                     annotation,
@@ -495,7 +495,11 @@ def ski_slope(given: Slope, title: str) -> Picture:
     with mpl.rc_context(STYLE):
         figure, axes = _figure(7.2, 4.6)
         ax = axes[0][0]
-        sizes = [moved for _, moved in points] + [given.compulsory] + ([given.own[1]] if given.own else [])
+        sizes = (
+            [moved for _, moved in points]
+            + [given.compulsory]
+            + ([given.machine_point[1]] if given.machine_point else [])
+        )
         by, label = units.axis("bytes", sizes)
         ax.step(
             [c for c, _ in points],
@@ -514,18 +518,19 @@ def ski_slope(given: Slope, title: str) -> Picture:
             linestyle="--",
             label=f"each tensor once ({units.quantity('bytes', given.compulsory)})",
         )
-        if given.own:
+        if given.machine_point:
+            on_chip_bytes, traffic_bytes = given.machine_point
             ax.scatter(
-                [given.own[0]],
-                [given.own[1] / by],
+                [on_chip_bytes],
+                [traffic_bytes / by],
                 marker="D",
                 s=42,
                 color=SHADES[3],
                 edgecolors=INK,
                 linewidths=0.8,
                 zorder=4,
-                label=f"the machine: {units.quantity('bytes', given.own[0])} on chip, "
-                f"{units.quantity('bytes', given.own[1])}",
+                label=f"the machine: {units.quantity('bytes', on_chip_bytes)} on chip, "
+                f"{units.quantity('bytes', traffic_bytes)}",
             )
         ax.set_xscale("log", base=2)
         ticks = [c for c, _ in given.points][::2]
@@ -545,10 +550,12 @@ def residency(given: Residency) -> Picture:
     """Draws a row per tensor with bars while it is on chip, darker for a larger share; below, the occupancy
     of the levels.
     """
-    names = list(dict.fromkeys(bar[0] for bar in given.bars))[:MAX_TENSORS]
-    sizes = {bar[0]: bar[4] for bar in given.bars}
+    names = list(dict.fromkeys(name for name, *_ in given.bars))[:MAX_TENSORS]
+    sizes = {name: size for name, _, _, _, size in given.bars}
     starts, rows = [0.0, *given.times[:-1]], max(len(names), 1)
-    by, time_label = units.axis("latency_cycles", given.times) if given.unit else (1.0, "accesses, in order")
+    by, time_label = (
+        units.axis("latency_cycles", given.times) if given.time_unit else (1.0, "accesses, in order")
+    )
     with mpl.rc_context(STYLE):
         figure, axes = _figure(
             10,
@@ -613,7 +620,7 @@ def residency(given: Residency) -> Picture:
             ax.set_ylim(0, 1.25 * max([*occupied, capacity or 0.0]) / scale or 1.0)
         low = axes[-1][0]
         low.set_xlabel(time_label.replace("latency", "time"))
-        if given.unit:
+        if given.time_unit:
             for a, b, step in zip(starts, given.times, given.steps, strict=True):
                 top.axvline(b / by, color=FAINT, linewidth=0.6, zorder=0)
                 top.annotate(

@@ -584,7 +584,7 @@ def test_residency(home: Path) -> None:
     said = good(*asked, folder=home)
     assert "GOGETA-df, GOGETA-map" in said
     assert "0.3 | 0.4 -> 0.5" in said
-    assert "on-chip retention of one of 10 periods" in said
+    assert "on-chip retention (one period of the loop, which has 10)" in said
     told = json.loads(good(*asked, "--format", "json", folder=home))
     assert [row["times_less"] for row in told["configurations"]] == pytest.approx(
         [1, 11.553, 11.553, 11.553, 11.553], abs=1e-3

@@ -259,7 +259,8 @@ def test_residency_is_what_the_command_prints() -> None:
     assert told["Optimal"] == "lower bound for its order of operations, each operand read once"
     assert "30 words" in repr(found)
     assert told["operations"] == (  # the sparse product gathers
-        "1 of 8 cannot read each operand only once; no bound is known for the rereads of 1 of them"
+        "1 of 8 cannot read each operand only once (the buffer is too small); "
+        "no bound is known for the rereads of 1 of them"
     )
     assert all(stay.last // 5 == 2 for stay in found.reuse.optimal.spans)
     assert len(figures.residency(found.arch, found.workload, found.reuse).steps) <= 30

@@ -176,8 +176,10 @@ def test_a_ski_slope_falls_to_what_must_move_and_no_machine_is_below_it() -> Non
     moved = [bytes_ for _, bytes_ in slope.points if bytes_ is not None]
     assert moved == sorted(moved, reverse=True)
     assert moved[-1] == slope.compulsory == (32 * 24 + 24 * 40 + 32 * 40)
-    assert slope.own
-    assert slope.own[1] >= min(b for c, b in slope.points if b is not None and c <= 2 * slope.own[0])
+    assert slope.machine_point
+    assert slope.machine_point[1] >= min(
+        b for c, b in slope.points if b is not None and c <= 2 * slope.machine_point[0]
+    )
     assert slope.compulsory == sum(
         bounds.words(p, found.workload.einsums[0], found.arch.word_bits)
         for p in found.workload.einsums[0].tensors()

@@ -12,7 +12,7 @@ import pytest
 from dse.mapper.baselines.exhaustive import enumerated, is_lower, mapspace_size
 from dse.mapper.exact import ragged, ragged_vectors
 from dse.mapper.exact.ragged import solve_ragged
-from dse.mapper.exact.ragged_program import min_turns, orders, unsupported
+from dse.mapper.exact.ragged_program import min_steps, orders, unsupported
 from dse.mapper.smaug.mapper import smaug
 from dse.mapping.nest import Infeasible, faults
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, objective_value
@@ -138,13 +138,13 @@ def test_rows_that_stand_for_what_other_groups_give_lose_none(
 
 
 @pytest.mark.parametrize(
-    ("extents", "lanes", "turns"),
+    ("extents", "lanes", "steps"),
     [((27, 16, 5), (32,), 70), ((7, 3), (2, 4), 3), ((5,), (8, 32), 1), ((9, 9), (1,), 81)],
 )
 def test_lanes_are_shared_out_in_every_way(
-    extents: tuple[int, ...], lanes: tuple[int, ...], turns: int
+    extents: tuple[int, ...], lanes: tuple[int, ...], steps: int
 ) -> None:
-    assert min_turns(extents, lanes) == turns
+    assert min_steps(extents, lanes) == steps
 
 
 @pytest.mark.parametrize("objective", ["energy", "latency"])

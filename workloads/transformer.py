@@ -124,7 +124,7 @@ class Run:
 LLAMA7B = Sizes(4096, 32, 11008, norm="rmsnorm", bias=False, gated=True, rope=True)
 LLAMA70B = replace(LLAMA7B, model=8192, heads=64, ffn=28672, kv=8)
 MIXTRAL = replace(LLAMA7B, ffn=14336, kv=8)
-TABLES = ("angles",)  # cosines and sines of rotary positions
+CONSTANTS = ("angles",)  # cosines and sines of rotary positions: data that is no parameter
 
 
 def norm(s: Sizes, rows: int, x: str, y: str) -> Cascade:
@@ -215,20 +215,30 @@ def _experts(s: Sizes, rows: int, x: str, y: str, experts: int, active: int) -> 
 def block(s: Sizes, run: Run, experts: int = 0, active: int = 0) -> Cascade:
     """Returns one layer: tensor X -> tensor Y."""
     rows = run.batch * run.new
-    sums = {"r": rows, "m": s.model}
+    extents = {"r": rows, "m": s.model}
 
-    def mixed(x: str, y: str) -> Cascade:
+    def feed_forward(x: str, y: str) -> Cascade:
         return _experts(s, rows, x, y, experts, active) if experts else _feed_forward(s, rows, x, y)
 
-    residual = cascade(sums, "H[r,m] = X[r,m] + O[r,m]")
+    residual = cascade(extents, "H[r,m] = X[r,m] + O[r,m]")
     if s.norm_first:
         net = norm(s, rows, "X", "N1") + _self_attention(s, run, "N1", "O") + residual
-        return net + norm(s, rows, "H", "N2") + mixed("N2", "I") + cascade(sums, "Y[r,m] = H[r,m] + I[r,m]")
+        return (
+            net
+            + norm(s, rows, "H", "N2")
+            + feed_forward("N2", "I")
+            + cascade(extents, "Y[r,m] = H[r,m] + I[r,m]")
+        )
     net = _self_attention(s, run, "X", "O") + residual + norm(s, rows, "H", "N1")
-    return net + mixed("N1", "I") + cascade(sums, "G[r,m] = N1[r,m] + I[r,m]") + norm(s, rows, "G", "Y")
+    return (
+        net
+        + feed_forward("N1", "I")
+        + cascade(extents, "G[r,m] = N1[r,m] + I[r,m]")
+        + norm(s, rows, "G", "Y")
+    )
 
 
-def _words(rows: int, vocabulary: int, s: Sizes) -> Cascade:
+def _token_embedding(rows: int, vocabulary: int, s: Sizes) -> Cascade:
     """Returns the embedding of tokens."""
     names = {"X": "tokens", "T": "words_W", "Y": "words", "embedding": "words"}
     return with_names(embedding(rows, vocabulary, s.model), "", names)
@@ -249,7 +259,7 @@ def _bert(name: str, s: Sizes, layers: int, batch: int, sequence: int) -> Worklo
     if sequence > 512:
         raise WorkloadError(f"{name}: sequence = {sequence} must not be above 512, the positions that it has")
     extents = {"b": batch, "t": sequence, "r": rows, "m": s.model, "n": s.model}
-    net = _words(rows, 30_522, s)
+    net = _token_embedding(rows, 30_522, s)
     net += cascade(
         extents,
         "summed[b,t,m] = add(words[b,t,m], positions_W[t,m], types_W[0,m])",
@@ -281,11 +291,11 @@ def _run(phase: str, context: int, batch: int) -> Run:
 
 
 def decoder(name: str, s: Sizes, run: Run, layers: int, vocabulary: int, positions: int = 0) -> Workload:
-    """Returns a decoder: words, layers, a final norm, and the logits of the last position only, which is what
-    generation needs.
+    """Returns a decoder: token embedding, layers, a final norm, and the logits of the last position only,
+    which is what generation needs.
 
-    positions: rows of a table of learned positions; the words then share their table with the logits
-        (GPT-2); 0: rotary positions, and another table for the logits (Llama)
+    positions: rows of a table of learned positions; the token embedding then shares its table with
+        the logits (GPT-2); 0: rotary positions, and another table for the logits (Llama)
     """
     rows, last_position = run.batch * run.new, run.new - 1
     if 0 < positions < run.context:
@@ -294,7 +304,7 @@ def decoder(name: str, s: Sizes, run: Run, layers: int, vocabulary: int, positio
         )
     extents = {"b": run.batch, "t": run.new, "m": s.model, "v": vocabulary}
     table = "words_W" if positions else "logits_W"
-    net = _words(rows, vocabulary, s)
+    net = _token_embedding(rows, vocabulary, s)
     if positions:
         start = run.context - run.new
         net += cascade(
@@ -302,13 +312,13 @@ def decoder(name: str, s: Sizes, run: Run, layers: int, vocabulary: int, positio
             f"embedded[b,t,m] = add(words[b,t,m], positions_W[t+{start},m])",
             sizes={"positions_W": (positions, s.model)},
         )
-    net += chain(block(s, run), layers, "embedded" if positions else "words", "decoded", TABLES)
+    net += chain(block(s, run), layers, "embedded" if positions else "words", "decoded", CONSTANTS)
     if last_position:
         sizes = {"decoded": (run.batch, run.new, s.model)}
         net += cascade(extents, f"ended[b,m] = decoded[b,{last_position},m]", sizes=sizes)
     net += norm(s, run.batch, "ended" if last_position else "decoded", "normed")
     net += cascade(extents, f"logits[b,v] += normed[b,m] * {table}[v,m]")
-    return network(name, net, {"tokens", *_caches(layers)}, TABLES)
+    return network(name, net, {"tokens", *_caches(layers)}, CONSTANTS)
 
 
 Phase = Literal["prefill", "decode"]
@@ -346,7 +356,7 @@ def moe_block(
     if active > experts:
         raise WorkloadError(f"moe_block: active = {active} must not be above experts = {experts}")
     net = block(MIXTRAL, _run(phase, context, batch), experts, active)
-    return network("moe_block", net, {"X", "K_cache", "V_cache"}, TABLES)
+    return network("moe_block", net, {"X", "K_cache", "V_cache"}, CONSTANTS)
 
 
 def vit_b(batch: int = 1, image: int = 224, patch: int = 16, classes: int = 1000) -> Workload:

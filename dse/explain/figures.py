@@ -156,7 +156,7 @@ class Slope:
     certificate: str  # what is proven of all points
     compulsory: float  # bytes that move at any capacity: each tensor once
     # the machine: (on-chip bytes of all instances, traffic of its own mappings in bytes)
-    own: tuple[float, float] | None
+    machine_point: tuple[float, float] | None
 
 
 def ski_slope(
@@ -228,7 +228,7 @@ class Residency:
     title: str
     steps: tuple[str, ...]  # names of the steps
     times: tuple[float, ...]  # end of each step
-    unit: str  # of the times; "": times only count steps
+    time_unit: str  # of `times`; "": they only count steps
     # (tensor, from, to, bytes retained, bytes of the tensor)
     bars: tuple[tuple[str, float, float, float, float], ...]
     # (level, bytes on chip in each step, capacity in bytes)

@@ -35,7 +35,7 @@ LISTED_IN_FULL = 8  # up to so many einsums are listed in full
 LARGE_STATIC_SHARE = 0.5  # share of static energy above which a sentence says so
 # with at least this share of the busiest component's cycles, a component is a bottleneck, too
 BOTTLENECK_SHARE = 0.99
-WHOLE_SHARES = ("all", "1")  # texts of the share of a tensor that is all of it
+WHOLE_SHARES = ("all", "1")  # texts that mean the whole tensor
 # share of energy for tensors between einsums in main memory, above which a sentence says so
 LARGE_EXCHANGE = 0.1
 SCREEN_NAMES = {"energy_steady_pj": "steady_state_energy_pj"}  # totals with another name on screens
@@ -101,7 +101,7 @@ def exchanged_share(arch: Arch, workload: Workload, solution: Solution) -> float
     einsum makes and another one reads.
     """
     made = {e.output.tensor for e in workload.einsums}
-    repeats_of = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
+    occurrences_of = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
     between = {base_tensor(p.tensor, made) for e in workload.einsums for p in e.inputs} & made
     einsums = {e.name: e for e in workload.einsums}
     equal = {group.key: group.names for group in unique(workload)}
@@ -111,7 +111,7 @@ def exchanged_share(arch: Arch, workload: Workload, solution: Solution) -> float
         for part in c.price.parts:
             if part.level == arch.levels[0].name and part.action != "leak":
                 energy_of[part.tensor] = energy_of.get(part.tensor, 0.0) + part.energy_pj
-        first, occurrences = einsums[c.name], sum(repeats_of[name] for name in equal[c.key])
+        first, occurrences_of_all = einsums[c.name], sum(occurrences_of[name] for name in equal[c.key])
         for name in equal[c.key]:
             base_of = {
                 p.tensor: base_tensor(q.tensor, made)
@@ -119,8 +119,8 @@ def exchanged_share(arch: Arch, workload: Workload, solution: Solution) -> float
             }
             total += (
                 c.count
-                * repeats_of[name]
-                / occurrences
+                * occurrences_of[name]
+                / occurrences_of_all
                 * sum(energy_of.get(t, 0.0) for t, base in base_of.items() if base in between)
             )
     return total / (solution.energy_pj or 1)
@@ -140,10 +140,11 @@ def unfused_hint(arch: Arch, workload: Workload, solution: Solution, command: st
     )
     if not (schedule_name := fusing_schedule(arch, workload)):
         return f"{line}; no solver fuses them on {arch.name}"
-    needs_no_options = solution.space or any(
+    # no option for the mapper where schedules were searched, the mapping was given or the mapper is optimal
+    mapper_is_settled = solution.space or any(
         f"({by}" in solution.certificate for by in (GIVEN_MAPPING, "given schedule", "mapper optimal")
     )
-    more_options = "" if needs_no_options else " --set solver.mapper=optimal --set solver.tiling=mapper"
+    more_options = "" if mapper_is_settled else " --set solver.mapper=optimal --set solver.tiling=mapper"
     return (
         f"{line}; {command} --set solver.schedule={schedule_name}{more_options} fuses them where that "
         "costs less"
@@ -279,6 +280,7 @@ def directives(workload: Workload, solution: Solution) -> str:
             wrong.append(str(fault))
     if wrong:
         raise ValueError("\n".join(wrong))
+    # nests fetch tiles that overlap whole, KAPLA's directives only what is new: the first line says which
     return text(
         found,
         fetch_whole=not any(layer_of(c.mapping) for c in solution.einsums)
@@ -328,7 +330,7 @@ def network(arch: Arch, workload: Workload, solution: Solution, lists_all: bool)
     found = [
         energy(arch, solution),
         *([segments(solution)] if solution.segments else []),
-        *([pruned(solution)] if solution.pruned else []),
+        *([scheme_counts(solution)] if solution.pruned else []),
     ]
     cost = sorted(costed_einsums(workload, solution), key=lambda pair: -pair[0].count * pair[0].energy_pj)
     rows = [
@@ -407,15 +409,16 @@ def segments(solution: Solution) -> Table:
         f"{one.shares()} of {one.tensor} is retained at {one.level}"
         for one in (solution.schedule.retained if solution.schedule else ())
     ]
-    claims = claim(solution.certificate).split("; ")[:-2]
+    # the last two clauses, the proof and the gap to the bound, are in the totals
+    assumptions = claim(solution.certificate).split("; ")[:-2]
     note = (
         "->: fused, under shared loops; |: pipelined, stages that run at once; peak: occupancy of one "
         "instance"
     )
-    return Table("segments", SEGMENT_COLUMNS, rows, "; ".join([*claims, *retained, note]))
+    return Table("segments", SEGMENT_COLUMNS, rows, "; ".join([*assumptions, *retained, note]))
 
 
-def pruned(solution: Solution) -> Table:
+def scheme_counts(solution: Solution) -> Table:
     """Per segment the number of schemes: all, those that may fit, and those that the search solved. Segments
     with most schemes come first.
     """
@@ -683,14 +686,14 @@ def _busy_rows(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
         yield name, cycles, cycles / (cost.latency_cycles or 1), "yes" if name in bottlenecks(cost) else ""
 
 
-OVERFULL_NOTE = "cannot read each operand only once"
+SMALL_BUFFER_NOTE = "cannot read each operand only once (the buffer is too small)"
 UNKNOWN_NOTE = "; no bound is known for the rereads of {} of them"
 AS_PUBLISHED = (
     ", results of up to 1,024 words cost no traffic, and an operand's space is released once it was read "
     "(as published)"
 )
 # names of arXiv 2303.11499, table 3; Optimal: the lowest traffic over all orders of operations that were
-# tried
+# tried. The third entry is one row for two names (found.gogeta)
 CONFIGURATIONS = ("SEQ-Flex", "SEQ-Overflow", "GOGETA-df, GOGETA-map", "Ideal", "Optimal")
 
 
@@ -711,7 +714,10 @@ def _optimal_claim(found: TrafficReport) -> str:
     schedules.
     """
     if parts := read_in_parts(found.operations):
-        return f"not proven: {parts[0]} is read in parts, and the access list takes them for the same words"
+        return (
+            f"not proven: operations read different parts of {parts[0]}, which the access list takes for the "
+            "same words"
+        )
     best = found.optimal
     is_optimum = best.cost - best.bound <= 1e-9 * best.cost
     gap_text = (
@@ -732,7 +738,7 @@ def residency(arch: Arch, workload: Workload, found: TrafficReport) -> tuple[dic
     phases in order, and on-chip retention.
     """
     word_bytes, level, best = arch.word_bits / 8, arch.levels[1], found.optimal
-    periods = f" of one of {max(workload.repeats)} periods" if workload.repeats else ""
+    period_note = f" (one period of the loop, which has {max(workload.repeats)})" if workload.repeats else ""
     operation_count = sum(len(stage) for phase in found.order for stage in phase.stages)
     patterns = Counter(e.pattern for e in found.edges)
     facts = {
@@ -744,7 +750,7 @@ def residency(arch: Arch, workload: Workload, found: TrafficReport) -> tuple[dic
     }
     if found.overfull_operations:
         unknown = UNKNOWN_NOTE.format(found.rereads.unknown) if found.rereads.unknown else ""
-        facts["operations"] = f"{found.overfull_operations} of {operation_count} {OVERFULL_NOTE}{unknown}"
+        facts["operations"] = f"{found.overfull_operations} of {operation_count} {SMALL_BUFFER_NOTE}{unknown}"
         facts |= (
             {"gap of the schedule to the lower bound": _gap_of_schedule(found)}
             if found.schedule_words
@@ -773,6 +779,7 @@ def residency(arch: Arch, workload: Workload, found: TrafficReport) -> tuple[dic
         )
         for phase in found.order
     )
+    # tensor -> [bytes of the tensor, bytes of reads that are served on chip, bytes of all reads again]
     retention_bytes: dict[str, list[float]] = {}
     for span in best.spans:
         sums = retention_bytes.setdefault(span.tensor.partition("@")[0], [0.0, 0.0, 0.0])
@@ -794,14 +801,14 @@ def residency(arch: Arch, workload: Workload, found: TrafficReport) -> tuple[dic
             "it moves within itself is not counted.",
         ),
         Table(
-            f"phases{periods}, in the order of Optimal",
+            f"phases{period_note}, in the order of Optimal",
             ("operations", "held_bytes"),
             phases,
-            "->: pipelined, stage after stage; |: stages that run at once; held: weights of the "
-            "later stages.",
+            "->: pipelined, stage after stage; |: stages that run at once; held: tensors that "
+            "every step needs whole (as weights of later stages), on chip while the phase runs.",
         ),
         Table(
-            f"on-chip retention{periods}",
+            f"on-chip retention{period_note}",
             ("tensor", "size_bytes", "read_again_bytes", "share_on_chip"),
             retention_rows,
         ),

@@ -176,7 +176,7 @@ def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
         raise folder.Damaged(
             f"{root / folder.STATUS}: time = {str(written_at)[:40]} is no time; {folder.advice(root)}"
         )
-    # opening a run publishes the manifest once, before status.json is written
+    # status.json may be one generation behind: opening a run publishes the manifest first
     if (
         facts.get("state") not in ("running", "not started")
         and facts.get("published", 0) < manifest.generation - 1

@@ -7,8 +7,8 @@ of dse/layout/text.py, outermost part first.
     parfor p tile 4 over X        p8/4 C p4 (also padded, so that each request begins at a line)
     windows of 6 rows, 4 apart    H/4 .. h4~6, or H/4 .. h4, or H
     every second row              h2 H/2: the other rows lie elsewhere
-    p tile 125, tile 8 over PEs   p8 .. P/8: PEs ask for rows 8 apart, which lie side by side. 125 is no
-                                  multiple of 8, so the whole dimension is cut in 8s, without temporal parts
+    p tile 125, tile 8 over PEs   P/8 p8: 8 does not divide 125, so the temporal loop has no part. Also
+                                  reversed, p8 P/8: elements that PEs read at once, 8 apart, lie side by side
 
 Every text stands for a layout of the whole tensor. Which layout is best is counted, not guessed
 (dse/sim/levels/transfer.py).
@@ -85,7 +85,8 @@ def library_layouts(names: Sequence[str], shape: Sequence[int], line: int) -> It
 class _Parts:
     """Parts of a layout's text, outermost first. Numbers are the sizes of parts."""
 
-    strided: list[str] = field(default_factory=list)  # offsets within a stride: accessed one at a time
+    # index modulo the stride, outermost: indices that the stride skips lie elsewhere
+    strided: list[str] = field(default_factory=list)
     temporal: list[str] = field(default_factory=list)  # of temporal loops
     spatial: list[tuple[str, int]] = field(default_factory=list)  # of spatial loops
     tile: list[tuple[str, int]] = field(default_factory=list)  # of the tile
@@ -129,9 +130,10 @@ def _nested(
         )
         inside = [*parts.spatial, *parts.tile]
         inner_elems = prod(n for _, n in inside[1:])
-        multiple = line // gcd(line, inner_elems)
+        # the outermost part is padded so that what is asked for at once is whole lines
+        pad_multiple = line // gcd(line, inner_elems)
         for pad in dict.fromkeys(
-            (0, -inside[0][1] % multiple if inside and prod(n for _, n in inside) > 1 else 0)
+            (0, -inside[0][1] % pad_multiple if inside and prod(n for _, n in inside) > 1 else 0)
         ):
             texts = [text + (f"+{pad}" if pad and not i else "") for i, (text, _) in enumerate(inside)]
             yield " ".join([*parts.strided, *parts.temporal, *texts])

@@ -278,7 +278,7 @@ def _make_outlines(
             if i and sum(len(vectors_of_groups[g].products) for g in open_groups) > 0.9 * before:
                 break
     blocks = [_blocks(g, v, term_prices, False) for g, v in zip(specs, vectors_of_groups, strict=True)]
-    s = vec.concatenated_sets([block for block, _ in blocks])
+    s = vec.vector_table([block for block, _ in blocks])
     chosen = np.full(len(specs), -1, np.int64)
     choices = np.zeros((MAX_BLOCK_CHOICES, len(specs)), np.int64)
     n, choice_count = kernels.search(
@@ -315,7 +315,7 @@ def _best_by_blocks(
     """
     answer, visited, goal = None, 0, best.copy()
     no_choices, no_bounds = np.zeros((0, len(specs)), np.int64), np.zeros((0, 3))
-    s, chosen = vec.concatenated_sets([block for block, _ in blocks]), np.full(len(specs), -1, np.int64)
+    s, chosen = vec.vector_table([block for block, _ in blocks]), np.full(len(specs), -1, np.int64)
     n, _ = kernels.search(s, term_prices, goal, chosen, no_choices, no_bounds, budget)
     visited += n
     if chosen[0] < 0:
@@ -390,7 +390,7 @@ def _best_rows(
     found, visited = list(rows), 0
     no_choices, no_bounds = np.zeros((0, len(specs)), np.int64), np.zeros((0, 3))
     while True:
-        s, chosen, goal = vec.concatenated_sets(found), np.full(len(found), -1, np.int64), best.copy()
+        s, chosen, goal = vec.vector_table(found), np.full(len(found), -1, np.int64), best.copy()
         n, _ = kernels.search(s, term_prices, goal, chosen, no_choices, no_bounds, budget)
         visited += n
         if chosen[0] < 0:

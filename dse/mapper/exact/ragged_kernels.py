@@ -1,8 +1,10 @@
 """Compiled half of ragged.py: all chains of tiles of one rank, dominance among vectors, and branch and bound
-over one vector per group of ranks.
+that takes one vector per group of ranks.
 
-A chain is the tiles of one rank, outermost first: one per gap outside the array, then one per fan-out
-dimension. The file is long because compiled functions with common array layouts stay in one file. So are
+A chain is the tiles of one rank, outermost first: one per gap (a place for temporal loops: above each storage
+node outside the array, and above the array), then one per fan-out dimension. A group is ranks that share a
+dimension of a tensor; a vector has the factors that one choice of a group's chains gives to every product
+(ragged.py). The file is long because compiled functions with common array layouts stay in one file. So are
 `chains` and `search`: each walks a tree without recursion.
 """
 
@@ -17,8 +19,8 @@ from dse.mapper.exact.kernels.state import ENERGY, LATENCY
 from dse.run.compiled import njit
 from workloads.arrays import Bools, Floats, Ints
 
-# numbers for the tiles inside the PEs: how many there are, their elements, how many in the first trips of all
-# temporal loops
+# numbers for the tiles inside the PEs. COUNT: how many tiles; TOTAL: elements in them; FIRST: how many tiles
+# in the first iteration of every temporal loop
 COUNT, TOTAL, FIRST = 0, 1, 2
 
 
@@ -78,7 +80,7 @@ def is_dominated(a: Floats, b: Floats) -> bool:
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def inside_number(
+def count_in_pes(
     size: Ints, many: Ints, n: int, v: Ints, what: int, mask: int, size2: Ints, many2: Ints
 ) -> int:
     """The number `what` (COUNT, TOTAL or FIRST) for a set of tiles that is split over PEs.
@@ -101,7 +103,8 @@ def inside_number(
 
 
 class Prices(NamedTuple):
-    """What products cost, and what limits mappings. Letters in shapes: T products, P cost parts, V levels, B
+    """What counts cost, and what limits mappings. A count (how often something happens) is a product with one
+    factor per group of ranks, called product here. Letters in shapes: T products, P cost parts, V levels, B
     bounded nodes, D fan-out dimensions.
     """
 
@@ -121,18 +124,18 @@ class Prices(NamedTuple):
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def objective_value(value: Floats, t: Prices, parts: Floats, out: Floats) -> None:
+def objective_value(value: Floats, prices: Prices, parts: Floats, out: Floats) -> None:
     """Writes to out [3] the objective, energy and latency of products [T]; 0 for the last two where they
     break no ties.
     """
     for i in range(parts.shape[0]):
-        parts[i] = t.start[i]
+        parts[i] = prices.start[i]
     for k in range(value.shape[0]):
-        amount = t.sign[k] * value[k]
+        amount = prices.sign[k] * value[k]
         for i in range(parts.shape[0]):
-            parts[i] += t.weights[k, i] * amount
-    rank_cost(parts, t.ports, t.machine, t.objective, out)
-    if not t.break_ties:
+            parts[i] += prices.weights[k, i] * amount
+    rank_cost(parts, prices.ports, prices.machine, prices.objective, out)
+    if not prices.break_ties:
         out[1], out[2] = 0.0, 0.0
 
 
@@ -142,7 +145,7 @@ class Rest(NamedTuple):
     """
 
     products: Floats  # [M, T]
-    footprints: Floats  # [M, B, 2] as in `Sets`
+    footprints: Floats  # [M, B, 2] as in `VectorTable`
     pes: Floats  # [M, D]
 
 
@@ -158,15 +161,15 @@ class Scratch(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def scratch(t: Prices) -> Scratch:
+def new_scratch(prices: Prices) -> Scratch:
     """Scratch arrays in the sizes of a program's prices."""
-    n = t.sign.shape[0]
+    n = prices.sign.shape[0]
     return Scratch(
         np.zeros(n),
-        np.zeros((t.bits.shape[0], 2)),
+        np.zeros((prices.bits.shape[0], 2)),
         np.zeros(n),
-        np.zeros(t.start.shape[0]),
-        np.zeros(t.capacity.shape[0]),
+        np.zeros(prices.start.shape[0]),
+        np.zeros(prices.capacity.shape[0]),
         np.zeros(3),
     )
 
@@ -176,38 +179,38 @@ def improving_row(
     products: Floats,
     footprints: Floats,
     pes: Floats,
-    r: Rest,
-    t: Prices,
+    rest: Rest,
+    prices: Prices,
     best: Floats,
     first: int,
-    s: Scratch,
+    scratch: Scratch,
 ) -> int:
-    """The index of a row of r with which these numbers of one group fit and may cost less than `best`. -1 if
-    there is none: then no mapping with these numbers is better. Row `first` is tried first.
+    """The index of a row of `rest` with which these numbers of one group fit and may cost less than `best`.
+    -1 if there is none: then no mapping with these numbers is better. Row `first` is tried first.
     """
-    for j in range(-1, len(r.products)):
+    for j in range(-1, len(rest.products)):
         m = first if j < 0 else j
         fits_row = True
         for d in range(pes.shape[0]):
-            fits_row = fits_row and pes[d] * r.pes[m, d] <= t.pes[d]
-        s.used_bits[:] = 0.0
+            fits_row = fits_row and pes[d] * rest.pes[m, d] <= prices.pes[d]
+        scratch.used_bits[:] = 0.0
         for b in range(footprints.shape[0]):
-            v = t.level[b]
-            s.used_bits[v] += t.bits[b] * min(
-                footprints[b, 1] * r.footprints[m, b, 0], footprints[b, 0] * r.footprints[m, b, 1]
+            v = prices.level[b]
+            scratch.used_bits[v] += prices.bits[b] * min(
+                footprints[b, 1] * rest.footprints[m, b, 0], footprints[b, 0] * rest.footprints[m, b, 1]
             )
-            fits_row = fits_row and s.used_bits[v] <= t.capacity[v]
+            fits_row = fits_row and scratch.used_bits[v] <= prices.capacity[v]
         if not fits_row:
             continue
         for k in range(products.shape[0]):
-            s.value[k] = products[k] * r.products[m, k]
-            s.value[k] = (
-                max(s.value[k], t.lower[k])
-                if t.sign[k] > 0
-                else min(s.value[k], t.lower[k], s.value[t.minuend[k]])
+            scratch.value[k] = products[k] * rest.products[m, k]
+            scratch.value[k] = (
+                max(scratch.value[k], prices.lower[k])
+                if prices.sign[k] > 0
+                else min(scratch.value[k], prices.lower[k], scratch.value[prices.minuend[k]])
             )
-        objective_value(s.value, t, s.parts, s.cost)
-        if is_below(s.cost, best):
+        objective_value(scratch.value, prices, scratch.parts, scratch.cost)
+        if is_below(scratch.cost, best):
             return m
     return -1
 
@@ -218,7 +221,9 @@ class ChainBound(NamedTuple):
     prices: Prices
     best: Floats  # [3] the best cost so far
     column: Ints  # [T] the column of the rank that is a factor of a product, -1: none
-    # [., 4] per dimension of a node that has the rank: bounded node, gap, coefficient, whether a window
+    # [., 4] per dimension of a node that has the rank: bounded node, the gap above it, coefficient, 1 if the
+    # dimension is a window (sunk below the loops of the next gap, it has that gap's tile), else 0 (its tile
+    # stays)
     footprint_dims: Ints
     rest: Rest  # bounds of all other ranks and groups
 
@@ -230,30 +235,32 @@ def chain_may_improve(
     tile: Ints,
     known_tiles: int,
     pes: Floats,
-    h: ChainBound,
+    bound: ChainBound,
     first: int,
-    s: Scratch,
+    scratch: Scratch,
 ) -> int:
     """The result of `improving_row` for all chains of a rank that begin alike: their first `known_columns`
     columns and first `known_tiles` tiles are given. Later numbers count with their lowest values.
     """
-    for k in range(s.products.shape[0]):
-        c = h.column[k]
-        s.products[k] = (
+    for k in range(scratch.products.shape[0]):
+        c = bound.column[k]
+        scratch.products[k] = (
             1.0
             if c < 0
             else abs(column_values[c])
             if c < known_columns
             else 1.0
-            if h.prices.sign[k] > 0
+            if bound.prices.sign[k] > 0
             else np.inf
         )
-    s.footprints[:] = 1.0
-    for i in range(h.footprint_dims.shape[0]):
-        b, gap, c, window = h.footprint_dims[i]
-        s.footprints[b, 0] *= 1 + c * (tile[gap] - 1) if gap < known_tiles else 1
-        s.footprints[b, 1] *= 1 + c * (tile[gap + window] - 1) if gap + window < known_tiles else 1
-    return improving_row(s.products, s.footprints, pes, h.rest, h.prices, h.best, first, s)
+    scratch.footprints[:] = 1.0
+    for i in range(bound.footprint_dims.shape[0]):
+        b, gap, c, window = bound.footprint_dims[i]
+        scratch.footprints[b, 0] *= 1 + c * (tile[gap] - 1) if gap < known_tiles else 1
+        scratch.footprints[b, 1] *= 1 + c * (tile[gap + window] - 1) if gap + window < known_tiles else 1
+    return improving_row(
+        scratch.products, scratch.footprints, pes, bound.rest, bound.prices, bound.best, first, scratch
+    )
 
 
 @njit(cache=True, nogil=True)
@@ -267,22 +274,23 @@ def codes(tiles: Ints, extent: int) -> Ints:
 
 
 @njit(cache=True, nogil=True)
-def outline_columns(
+def bound_columns_over_splits(
     columns: Ints, size: Ints, many: Ints, n: int, tile: int, pes: Ints, values: Floats
 ) -> None:
-    """Writes lower bounds of the columns, over all ways to split a set of tiles over the PEs. FIRST columns
-    are subtracted, so they get minus an upper bound. tile: the largest size of the set.
+    """Writes lower bounds of the columns, over all ways to split a set of tiles over the PEs: those of an
+    outline, a row that has tiles at the gaps only. FIRST columns are subtracted, so they get minus an upper
+    bound. tile: the largest size of the set.
     """
     for c in range(columns.shape[0]):
-        what, merged, not_merged = columns[c, 0], 1, 1
+        what, pes_counted_once, pes_counted = columns[c, 0], 1, 1
         for d in range(pes.shape[0]):
             if (columns[c, 1] >> d) & 1:
-                merged *= pes[d]
+                pes_counted_once *= pes[d]
             else:
-                not_merged *= pes[d]
-        values[c] = -min(tile, not_merged) if what == FIRST else 0
+                pes_counted *= pes[d]
+        values[c] = -min(tile, pes_counted) if what == FIRST else 0
         for i in range(n if what != FIRST else 0):
-            values[c] += many[i] * (-(-size[i] // merged) if what == TOTAL else 1)
+            values[c] += many[i] * (-(-size[i] // pes_counted_once) if what == TOTAL else 1)
 
 
 @njit(cache=True, nogil=True)
@@ -292,12 +300,12 @@ def bundle_columns(columns: Ints, size: Ints, many: Ints, n: int, used: Floats, 
     """
     for c in range(columns.shape[0]):
         mask = columns[c, 1]
-        merged = (int(used[0]) if mask & 1 else 1) * (int(used[1]) if mask & 2 else 1)
-        values[c] = -(int(used[0]) * int(used[1])) // merged
+        pes_counted_once = (int(used[0]) if mask & 1 else 1) * (int(used[1]) if mask & 2 else 1)
+        values[c] = -(int(used[0]) * int(used[1])) // pes_counted_once
         if columns[c, 0] != FIRST:
             values[c] = 0
             for i in range(n):
-                values[c] += many[i] * -(-size[i] // merged)
+                values[c] += many[i] * -(-size[i] // pes_counted_once)
 
 
 @njit(cache=True, nogil=True)
@@ -314,7 +322,7 @@ def chains(
     bundle_above: int,
     outer: bool,
     alive: Ints,
-    h: ChainBound,
+    bound: ChainBound,
     max_rows: int,
 ) -> tuple[Ints, Floats, bool]:
     """The chains of a rank and their columns, the numbers that products are made of. Left out are two kinds
@@ -329,13 +337,13 @@ def chains(
     pes: [D] sizes of the fan-out dimensions.
     count_gaps: gaps whose number of tiles is a column; these columns come first.
     tile_gaps: gaps whose tile size is a column; these come next.
-    columns: [., 2] one column each of a number for the tiles inside the PEs (COUNT, TOTAL or FIRST) and
-        fan-out dimensions of which only the first PE counts, as bits. Last come the PEs in use along each
-        dimension.
-    bundle_above: 0, or a number of elements. Where the innermost gap cuts a tile of more elements, only
-    chains that
-        leave one element per PE are made, since nothing gains from a larger tile there. All chains that
-        leave more, on a0 x a1 PEs (both above 1), are one row: its columns are bounds, its tiles inside 0.
+    columns: [., 2] a row for each further column: the number for the tiles inside the PEs (COUNT, TOTAL or
+        FIRST), and a bit mask of the fan-out dimensions of which only the first PE counts. The last columns
+        are the PEs in use along each dimension.
+    bundle_above: 0: off. Else, where the tile above the innermost gap that may cut has more elements than
+        this, chains that leave one element per PE are enumerated, since nothing gains from a larger tile
+        there. All chains that leave more and use a0 x a1 PEs (both above 1) are bundled: one row per (outer
+        tiles, a0, a1), whose columns are bounds and whose other tiles are 0.
     outer: whether to return one row per choice of tiles at the gaps, with bounds over all tiles inside.
     alive: if not empty, `codes` of the only tiles at the gaps that are wanted, ascending.
     max_rows: rows to allocate.
@@ -366,7 +374,7 @@ def chains(
         np.full(gaps, -1, np.int64),
         np.zeros(gaps, np.int64),
     )
-    known_columns, one_pe, head, link = (
+    known_columns, one_pe, newest_row, previous_row = (
         np.zeros(gaps, np.int64),
         np.ones(dims),
         np.full(pe_count + 1, -1, np.int64),
@@ -377,7 +385,7 @@ def chains(
         last_cut_gap = i if allowed[i] else last_cut_gap
         for c in range(n_count):
             known_columns[i] += count_gaps[c] <= i
-    s, hint, j = scratch(h.prices), 0, 0
+    scratch, hint, j = new_scratch(bound.prices), 0, 0
     while j >= 0 and filled <= max_rows:
         # index in `sizes`; the first size that is not below the tile above stands for no cut
         size_index[j] += 1
@@ -396,7 +404,8 @@ def chains(
         if is_bundled and j == last_cut_gap and dims == 2 and size_index[j] == 0:
             for a0 in range(2, pes[0] + 1):
                 for a1 in range(2, pes[1] + 1):
-                    # no smaller tile leaves two elements in a PE with a0 x a1 PEs in use
+                    # a1 PEs leave two elements in one of them from a tile of 2 a1 - 1 on, and a0 PEs have
+                    # such tiles from (a0 - 1) (2 a1 - 1) + 1 on
                     smallest_tile = (a0 - 1) * (2 * a1 - 1) + 1
                     if smallest_tile > above[j]:
                         break
@@ -406,7 +415,9 @@ def chains(
                         )
                     used[0], used[1] = a0, a1
                     bundle_columns(columns, size[j], many[j], int(n[j]), used, inside_values)
-                    m = chain_may_improve(column_values, width, tile, last_cut_gap, used, h, hint, s)
+                    m = chain_may_improve(
+                        column_values, width, tile, last_cut_gap, used, bound, hint, scratch
+                    )
                     if m >= 0:
                         filled, hint = (
                             next_row(tile[:last_cut_gap], v[:0], column_values, filled, rows, values),
@@ -421,7 +432,7 @@ def chains(
         for c in range(n_count):
             if count_gaps[c] == j:
                 column_values[c] = many[j + 1, : n[j + 1]].sum()
-        m = chain_may_improve(column_values, known_columns[j], tile, j + 1, one_pe, h, hint, s)
+        m = chain_may_improve(column_values, known_columns[j], tile, j + 1, one_pe, bound, hint, scratch)
         if m < 0:
             continue
         hint = m
@@ -436,15 +447,17 @@ def chains(
                 continue
         for i in range(same_gaps):
             if before[i] != tile[i]:
-                head[:] = -1
+                newest_row[:] = -1
             before[i] = tile[i]
         for c in range(n_tile):
             column_values[n_count + c] = tile[tile_gaps[c]]
         v[0], factor[0], d = tile[gaps - 1], 0, 0
         if outer:
-            outline_columns(columns, size[gaps], many[gaps], int(n[gaps]), int(v[0]), pes, inside_values)
+            bound_columns_over_splits(
+                columns, size[gaps], many[gaps], int(n[gaps]), int(v[0]), pes, inside_values
+            )
             used[:] = 1.0
-            m = chain_may_improve(column_values, width, tile, gaps, one_pe, h, hint, s)
+            m = chain_may_improve(column_values, width, tile, gaps, one_pe, bound, hint, scratch)
             if m >= 0:
                 filled, hint = next_row(tile, v[:0], column_values, filled, rows, values), m
             continue
@@ -463,7 +476,7 @@ def chains(
             if is_bundled and v[dims] > 1:
                 continue
             for c in range(columns.shape[0]):
-                inside_values[c] = inside_number(
+                inside_values[c] = count_in_pes(
                     size[gaps], many[gaps], int(n[gaps]), v, columns[c, 0], columns[c, 1], size2, many2
                 ) * (-1 if columns[c, 0] == FIRST else 1)
             key = 0
@@ -471,15 +484,15 @@ def chains(
                 used[i] = -(-v[i] // v[i + 1])
                 key = key * pes[i] + int(used[i]) - 1
             key = key if bundle_above else 0
-            other, dominated = head[key], False
+            other, dominated = newest_row[key], False
             while other >= 0 and not dominated:
                 dominated = is_dominated(column_values, values[other])
-                other = link[other]
+                other = previous_row[other]
             if dominated:
                 continue
-            m = chain_may_improve(column_values, width, tile, gaps, used, h, hint, s)
+            m = chain_may_improve(column_values, width, tile, gaps, used, bound, hint, scratch)
             if m >= 0:
-                link[filled], head[key], hint = head[key], filled, m
+                previous_row[filled], newest_row[key], hint = newest_row[key], filled, m
                 filled = next_row(tile, v[1:], column_values, filled, rows, values)
                 if filled > max_rows:
                     break
@@ -498,11 +511,13 @@ def next_row(tile: Ints, inside: Ints, own: Floats, filled: int, rows: Ints, val
 
 
 @njit(cache=True, nogil=True)
-def may_improve(products: Floats, footprints: Floats, pes: Floats, r: Rest, t: Prices, best: Floats) -> Bools:
+def may_improve(
+    products: Floats, footprints: Floats, pes: Floats, rest: Rest, prices: Prices, best: Floats
+) -> Bools:
     """[N] whether a row, by a bound, may be part of a mapping below the best cost."""
-    found, m, s = np.zeros(len(products), np.bool_), 0, scratch(t)
+    found, m, scratch = np.zeros(len(products), np.bool_), 0, new_scratch(prices)
     for i in range(len(products)):
-        row = improving_row(products[i], footprints[i], pes[i], r, t, best, m, s)
+        row = improving_row(products[i], footprints[i], pes[i], rest, prices, best, m, scratch)
         found[i], m = row >= 0, max(row, 0)
     return found
 
@@ -571,95 +586,113 @@ def hulls(
     return found
 
 
-class Sets(NamedTuple):
-    """Vectors of all groups end to end."""
+class VectorTable(NamedTuple):
+    """The vectors of all groups as rows, group after group."""
 
     start: Ints  # [G + 1] first row of each group
     products: Floats  # [N, T]
-    footprints: Floats  # [N, B, 2] elements of a node: as it stands; sunk into its best window of this group
+    # [N, B, 2] factors of a node's footprint: [0] of its tile as it stands; [1] if it also sinks below this
+    # group's loops into its best window. At most one group gives its [1], so a footprint is a minimum over
+    # groups
+    footprints: Floats
     pes: Floats  # [N, D]
 
 
 @njit(cache=True, nogil=True)
-def minimum(s: Sets, t: Prices, rows: Ints, products: Floats, footprints: Floats, pes: Floats) -> None:
+def minimum(
+    table: VectorTable, prices: Prices, rows: Ints, products: Floats, footprints: Floats, pes: Floats
+) -> None:
     """Writes the least of the given rows in every column; for products that are subtracted, the largest."""
-    products[:] = np.where(t.sign > 0, np.inf, -np.inf)
+    products[:] = np.where(prices.sign > 0, np.inf, -np.inf)
     footprints[:] = np.inf
     pes[:] = np.inf
     for i in rows:
         for k in range(products.shape[0]):
             products[k] = (
-                min(products[k], s.products[i, k]) if t.sign[k] > 0 else max(products[k], s.products[i, k])
+                min(products[k], table.products[i, k])
+                if prices.sign[k] > 0
+                else max(products[k], table.products[i, k])
             )
         for b in range(footprints.shape[0]):
             footprints[b, 0], footprints[b, 1] = (
-                min(footprints[b, 0], s.footprints[i, b, 0]),
-                min(footprints[b, 1], s.footprints[i, b, 1]),
+                min(footprints[b, 0], table.footprints[i, b, 0]),
+                min(footprints[b, 1], table.footprints[i, b, 1]),
             )
         for d in range(pes.shape[0]):
-            pes[d] = min(pes[d], s.pes[i, d])
+            pes[d] = min(pes[d], table.pes[i, d])
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def fits(s: Sets, t: Prices, i: int, footprints: Floats, pes: Floats, need: Floats) -> bool:
+def fits(table: VectorTable, prices: Prices, i: int, footprints: Floats, pes: Floats, need: Floats) -> bool:
     """Whether row i fits the machine. footprints, pes: lower bounds for the other groups together."""
     for d in range(pes.shape[0]):
-        if s.pes[i, d] * pes[d] > t.pes[d]:
+        if table.pes[i, d] * pes[d] > prices.pes[d]:
             return False
     for v in range(need.shape[0]):
         need[v] = 0.0
     for b in range(footprints.shape[0]):
-        v = t.level[b]
-        need[v] += t.bits[b] * min(
-            s.footprints[i, b, 1] * footprints[b, 0], s.footprints[i, b, 0] * footprints[b, 1]
+        v = prices.level[b]
+        need[v] += prices.bits[b] * min(
+            table.footprints[i, b, 1] * footprints[b, 0], table.footprints[i, b, 0] * footprints[b, 1]
         )
-        if need[v] > t.capacity[v]:
+        if need[v] > prices.capacity[v]:
             return False
     return True
 
 
 @njit(cache=True, nogil=True)
 def search(
-    s: Sets, t: Prices, best: Floats, chosen: Ints, found: Ints, bounds: Floats, budget: int
+    table: VectorTable, prices: Prices, best: Floats, chosen: Ints, found: Ints, costs: Floats, budget: int
 ) -> tuple[int, int]:
     """Chooses one row per group: the cheapest choice that fits and is below `best`.
 
     best: [3] lowered to its cost.
     chosen: [G] gets its rows, else unchanged.
-    found: if it has rows, all choices below `best` are written there, their costs to `bounds`, and `best`
-        stays.
+    found: if it has rows, all choices below `best` are written there, their costs to `costs`, and `best`
+        stays. With one group left open, the bound of a choice is the cost of its rows.
     budget: rows visited at most.
 
     At every node of the tree each group keeps the rows that by a bound may still lead below the best. Then
     the group with fewest rows is fixed to each of its rows, one after the other. Returns how many rows were
     visited (above `budget`: it ended early), and how many choices are in `found`.
     """
-    groups, parts, n = len(s.start) - 1, len(t.start), len(s.products)
-    products, nodes, dims = s.products.shape[1], s.footprints.shape[1], s.pes.shape[1]
-    rows, row_count = np.zeros((groups + 1, n), np.int64), np.zeros((groups + 1, groups), np.int64)
-    fixed_row = np.full((groups + 1, groups), -1, np.int64)
+    group_count, part_count, n = len(table.start) - 1, len(prices.start), len(table.products)
+    product_count, node_count, dim_count = (
+        table.products.shape[1],
+        table.footprints.shape[1],
+        table.pes.shape[1],
+    )
+    rows, row_count = (
+        np.zeros((group_count + 1, n), np.int64),
+        np.zeros((group_count + 1, group_count), np.int64),
+    )
+    fixed_row = np.full((group_count + 1, group_count), -1, np.int64)
     next_choice, branch_group, order, bound = (
-        np.zeros(groups, np.int64),
-        np.zeros(groups, np.int64),
-        np.zeros((groups, n), np.int64),
-        np.zeros((groups, n, 3)),
+        np.zeros(group_count, np.int64),
+        np.zeros(group_count, np.int64),
+        np.zeros((group_count, n), np.int64),
+        np.zeros((group_count, n, 3)),
     )
     low, low_footprints, low_pes = (
-        np.zeros((groups, products)),
-        np.zeros((groups, nodes, 2)),
-        np.zeros((groups, dims)),
+        np.zeros((group_count, product_count)),
+        np.zeros((group_count, node_count, 2)),
+        np.zeros((group_count, dim_count)),
     )
     value, part_scratch, used_bits, cost = (
-        np.zeros(products),
-        np.zeros(parts),
-        np.zeros(len(t.capacity)),
+        np.zeros(product_count),
+        np.zeros(part_count),
+        np.zeros(len(prices.capacity)),
         np.zeros(3),
     )
-    rest_products, rest_footprints, rest_pes = np.zeros(products), np.zeros((nodes, 2)), np.zeros(dims)
-    for g in range(groups):
-        row_count[0, g] = s.start[g + 1] - s.start[g]
+    rest_products, rest_footprints, rest_pes = (
+        np.zeros(product_count),
+        np.zeros((node_count, 2)),
+        np.zeros(dim_count),
+    )
+    for g in range(group_count):
+        row_count[0, g] = table.start[g + 1] - table.start[g]
         for i in range(row_count[0, g]):
-            rows[0, s.start[g] + i] = s.start[g] + i
+            rows[0, table.start[g] + i] = table.start[g] + i
     visited, depth, descend, found_count = 0, 0, True, 0
     single_row = np.zeros(1, np.int64)
     while depth >= 0:
@@ -668,48 +701,48 @@ def search(
                 return visited, found_count
             alive = True
             for _ in range(2 if depth == 0 else 1):
-                for g in range(groups):
+                for g in range(group_count):
                     if fixed_row[depth, g] >= 0:
                         single_row[0] = fixed_row[depth, g]
-                        minimum(s, t, single_row, low[g], low_footprints[g], low_pes[g])
+                        minimum(table, prices, single_row, low[g], low_footprints[g], low_pes[g])
                     else:
                         minimum(
-                            s,
-                            t,
-                            rows[depth, s.start[g] : s.start[g] + row_count[depth, g]],
+                            table,
+                            prices,
+                            rows[depth, table.start[g] : table.start[g] + row_count[depth, g]],
                             low[g],
                             low_footprints[g],
                             low_pes[g],
                         )
-                for g in range(groups):
+                for g in range(group_count):
                     if fixed_row[depth, g] >= 0 or not alive:
                         continue
                     rest_products[:], rest_footprints[:], rest_pes[:] = 1.0, 1.0, 1.0
-                    for h in range(groups):
-                        if h != g:
-                            for k in range(products):
-                                rest_products[k] *= low[h, k]
-                            for b in range(nodes):
+                    for other in range(group_count):
+                        if other != g:
+                            for k in range(product_count):
+                                rest_products[k] *= low[other, k]
+                            for b in range(node_count):
                                 rest_footprints[b, 1] = min(
-                                    rest_footprints[b, 1] * low_footprints[h, b, 0],
-                                    rest_footprints[b, 0] * low_footprints[h, b, 1],
+                                    rest_footprints[b, 1] * low_footprints[other, b, 0],
+                                    rest_footprints[b, 0] * low_footprints[other, b, 1],
                                 )
-                                rest_footprints[b, 0] *= low_footprints[h, b, 0]
-                            for d in range(dims):
-                                rest_pes[d] *= low_pes[h, d]
-                    keep, first = 0, s.start[g]
+                                rest_footprints[b, 0] *= low_footprints[other, b, 0]
+                            for d in range(dim_count):
+                                rest_pes[d] *= low_pes[other, d]
+                    keep, first = 0, table.start[g]
                     visited += row_count[depth, g]
                     for i in range(row_count[depth, g]):
                         row = rows[depth, first + i]
-                        if not fits(s, t, row, rest_footprints, rest_pes, used_bits):
+                        if not fits(table, prices, row, rest_footprints, rest_pes, used_bits):
                             continue
-                        for k in range(products):
-                            value[k] = s.products[row, k] * rest_products[k]
-                            if t.sign[k] > 0:
-                                value[k] = max(value[k], t.lower[k])
+                        for k in range(product_count):
+                            value[k] = table.products[row, k] * rest_products[k]
+                            if prices.sign[k] > 0:
+                                value[k] = max(value[k], prices.lower[k])
                             else:
-                                value[k] = min(value[k], t.lower[k], value[t.minuend[k]])
-                        objective_value(value, t, part_scratch, cost)
+                                value[k] = min(value[k], prices.lower[k], value[prices.minuend[k]])
+                        objective_value(value, prices, part_scratch, cost)
                         if is_below(cost, best):
                             bound[depth, first + keep] = cost
                             rows[depth, first + keep] = row
@@ -718,20 +751,25 @@ def search(
                     alive = alive and keep > 0
                     if alive:
                         minimum(
-                            s, t, rows[depth, first : first + keep], low[g], low_footprints[g], low_pes[g]
+                            table,
+                            prices,
+                            rows[depth, first : first + keep],
+                            low[g],
+                            low_footprints[g],
+                            low_pes[g],
                         )
             g = -1
             open_groups = 0
-            for h in range(groups):
-                if fixed_row[depth, h] < 0:
+            for other in range(group_count):
+                if fixed_row[depth, other] < 0:
                     open_groups += 1
-                    if g < 0 or row_count[depth, h] < row_count[depth, g]:
-                        g = h
+                    if g < 0 or row_count[depth, other] < row_count[depth, g]:
+                        g = other
             if not alive:
                 depth -= 1
                 descend = False
                 continue
-            first = s.start[g]
+            first = table.start[g]
             if open_groups == 1:
                 for i in range(row_count[depth, g]):
                     if is_below(bound[depth, first + i], best):
@@ -742,7 +780,7 @@ def search(
                             continue
                         if found_count == len(found):
                             return budget + 1, found_count
-                        found[found_count], bounds[found_count] = chosen, bound[depth, first + i]
+                        found[found_count], costs[found_count] = chosen, bound[depth, first + i]
                         found_count += 1
                 depth -= 1
                 descend = False
@@ -754,7 +792,7 @@ def search(
             descend = False
             continue
         g = branch_group[depth]
-        first = s.start[g]
+        first = table.start[g]
         if next_choice[depth] >= row_count[depth, g]:
             depth -= 1
             continue
@@ -762,11 +800,14 @@ def search(
         next_choice[depth] += 1
         if not is_below(bound[depth, first + i], best):
             continue
-        for h in range(groups):
-            fixed_row[depth + 1, h], row_count[depth + 1, h] = fixed_row[depth, h], row_count[depth, h]
-            if fixed_row[depth, h] < 0 and h != g:
-                rows[depth + 1, s.start[h] : s.start[h] + row_count[depth, h]] = rows[
-                    depth, s.start[h] : s.start[h] + row_count[depth, h]
+        for other in range(group_count):
+            fixed_row[depth + 1, other], row_count[depth + 1, other] = (
+                fixed_row[depth, other],
+                row_count[depth, other],
+            )
+            if fixed_row[depth, other] < 0 and other != g:
+                rows[depth + 1, table.start[other] : table.start[other] + row_count[depth, other]] = rows[
+                    depth, table.start[other] : table.start[other] + row_count[depth, other]
                 ]
         fixed_row[depth + 1, g] = rows[depth, first + i]
         depth += 1

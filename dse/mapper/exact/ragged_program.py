@@ -26,6 +26,8 @@ from hw.arch import Arch
 from workloads.arrays import Floats, Ints
 from workloads.einsum import Dim, Einsum, Projection
 
+NO_GAP = -1  # Role.gap of factors that are no number of tiles at a gap
+EXTENT, ONE = -1, -2  # Role.what, where it is no number for the tiles inside the PEs
 Window = tuple[tuple[int, ...], int, int]  # a dimension: coefficient per rank of a group, offset, size
 
 
@@ -33,15 +35,16 @@ Window = tuple[tuple[int, ...], int, int]  # a dimension: coefficient per rank o
 class Role:
     """The factor that a rank gives to a product."""
 
-    gap: int  # >= 0: the number of the rank's tiles at this gap; -1: see `what`
-    # COUNT, TOTAL or FIRST of ragged_kernels: a number for the tiles inside the PEs; -1: the extent; -2: 1
-    what: int = -1
+    gap: int  # the factor is the number of the rank's tiles at this gap; NO_GAP: see `what`
+    # COUNT, TOTAL or FIRST of ragged_kernels: a number for the tiles inside the PEs; EXTENT: the rank's
+    # extent; ONE: 1
+    what: int = EXTENT
     mask: int = 0  # fan-out dimensions of which only the first PE counts
 
 
 TermKey = tuple[
     int, float, tuple[Role, ...], tuple[Dim, ...], int
-]  # fields sign, lower, roles, windows and at of a Term
+]  # fields sign, lower, roles, windows and window_gap of a Term
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +132,9 @@ def orders(arch: Arch) -> Iterator[Arch]:
     border = arch.fanouts[0].outside if arch.fanouts else len(arch.levels)
     runs: list[list[int]] = []
     for v in range(1, border):
-        own = arch.levels[v]
+        level = arch.levels[v]
         if runs and all(
-            not set(own.may_keep) & set(other.may_keep) for other in (arch.levels[w] for w in runs[-1])
+            not set(level.may_keep) & set(other.may_keep) for other in (arch.levels[w] for w in runs[-1])
         ):
             runs[-1].append(v)
         else:
@@ -144,7 +147,9 @@ def orders(arch: Arch) -> Iterator[Arch]:
 
 
 def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
-    """The program of a placement's steps."""
+    """The program for one placement of storage nodes. steps (steps.py): nodes and the array, outermost first,
+    each with the ranks that may be cut above it.
+    """
     array_step = next(i for i, s in enumerate(steps) if s.kind == ARRAY)
     filled = [s for s in steps[:array_step] if s.kind == NODE and s.parent >= 0]
     nodes = tuple(Node(s.level, s.tensor, s.parent) for s in filled)
@@ -152,11 +157,11 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
     inside = next((Node(s.level, s.tensor, s.parent) for s in steps[array_step:] if s.kind == NODE), None)
     terms: dict[TermKey, list[float]] = {}
     minuends: dict[TermKey, TermKey] = {}  # term of skipped reads -> term of all reads of the link
-    latest: list[TermKey] = [(1, 0.0, (), (), -1)]
-    parts, ports = 2, []
+    last_added: list[TermKey] = [(1, 0.0, (), (), -1)]
+    part_count, ports = 2, []
     for level in arch.levels:
-        ports.append((parts, parts + (level.ports == "separate")))
-        parts = ports[-1][1] + 1
+        ports.append((part_count, part_count + (level.ports == "separate")))
+        part_count = ports[-1][1] + 1
     bits, tensors = bits_of(e, arch), e.tensors()
     dims = [
         (multicast, reduce)
@@ -166,7 +171,7 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
     size = [n for f in arch.fanouts for _, n in f.dims]
     full_mask = (1 << len(dims)) - 1
     ops = e.points()
-    start = [0.0] * parts
+    start = [0.0] * part_count
     start[0], start[1] = ops * op_pj(e, arch), op_cycles(ops, 0.0, e, arch)
 
     def add(
@@ -176,16 +181,22 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
         roles: tuple[Role, ...],
         windows: tuple[Dim, ...] = (),
         gap: int = -1,
-        floor: float = 0.0,
+        bound: float = 0.0,
     ) -> None:
-        key = (sign, floor, roles, windows, gap)
-        own = terms.setdefault(key, [0.0] * parts)
-        minuends.setdefault(key, key if sign > 0 else latest[0])
-        latest[0] = key
+        """Adds what actions cost to the term of their count.
+
+        scale: actions per unit of the product.
+        uses: (tensor, level, "read" or "write", whether it costs energy, whether it costs cycles).
+        bound: lower bound of the product; upper bound if sign is -1.
+        """
+        key = (sign, bound, roles, windows, gap)
+        term_parts = terms.setdefault(key, [0.0] * part_count)
+        minuends.setdefault(key, key if sign > 0 else last_added[0])
+        last_added[0] = key
         for x, v, action, energy, cycles in uses:
             level, accesses = arch.levels[v], scale * bits[tensors[x].tensor] / arch.levels[v].width_bits
-            own[0] += energy * accesses * (level.read_pj if action == "read" else level.write_pj)
-            own[ports[v][action == "write"]] += cycles * accesses / level.bandwidth
+            term_parts[0] += energy * accesses * (level.read_pj if action == "read" else level.write_pj)
+            term_parts[ports[v][action == "write"]] += cycles * accesses / level.bandwidth
 
     parent = dict.fromkeys(range(len(tensors)), 0)
     for gap, node in enumerate(nodes):
@@ -196,10 +207,14 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
             if not (len(d.terms) == 1 and d.terms[0][1] == 1)
             and any(e.sizes()[rank] > 1 for rank in d.ranks())
         )
-        # a dimension of ranks of one value may be padding
+        # a dimension whose ranks have one value may lie in the padding: nothing is stored then, nothing moves
         stored = float(all(0 <= d.offset < d.size for d in p.dims if d not in windows))
         roles = tuple(
-            Role(-1) if rank in p.full_ranks() else Role(-1, -2) if rank in p.ranks() else Role(gap)
+            Role(NO_GAP, EXTENT)
+            if rank in p.full_ranks()
+            else Role(NO_GAP, ONE)
+            if rank in p.ranks()
+            else Role(gap)
             for rank, _ in e.extents
         )
         uses = [
@@ -217,8 +232,10 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
                 -1,
                 1.0,
                 uses,
-                tuple(Role(-1) if rank in p.ranks() else Role(-1, -2) for rank, _ in e.extents),
-                floor=inf,
+                tuple(
+                    Role(NO_GAP, EXTENT) if rank in p.ranks() else Role(NO_GAP, ONE) for rank, _ in e.extents
+                ),
+                bound=inf,
             )
         parent[node.tensor] = node.level
     for x, p in enumerate(tensors):
@@ -227,75 +244,87 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
         is_inside = inside is not None and inside.tensor == x
         if is_inside and inside is not None:
             shared_fetch = tuple(
-                Role(-1) if rank in p.ranks() else Role(-1, COUNT, mask) for rank, _ in e.extents
+                Role(NO_GAP, EXTENT) if rank in p.ranks() else Role(NO_GAP, COUNT, mask)
+                for rank, _ in e.extents
             )
             all_fetches = tuple(
-                Role(-1) if rank in p.ranks() else Role(-1, COUNT, 0) for rank, _ in e.extents
+                Role(NO_GAP, EXTENT) if rank in p.ranks() else Role(NO_GAP, COUNT, 0) for rank, _ in e.extents
             )
             busiest_pe = tuple(
-                Role(-1, TOTAL if rank in p.ranks() else COUNT, full_mask) for rank, _ in e.extents
+                Role(NO_GAP, TOTAL if rank in p.ranks() else COUNT, full_mask) for rank, _ in e.extents
             )
             add(1, 1.0, [(x, parent[x], "read", True, True)], shared_fetch)
             add(1, 1.0, [(x, inside.level, "write", True, False)], all_fetches)
             add(1, 1.0, [(x, inside.level, "write", False, True)], busiest_pe)
-            own = arch.levels[inside.level]
-            start[0] += ops * bits[p.tensor] / own.width_bits * own.read_pj
+            inside_level = arch.levels[inside.level]
+            start[0] += ops * bits[p.tensor] / inside_level.width_bits * inside_level.read_pj
             add(
                 1,
                 1.0,
                 [(x, inside.level, "read", False, True)],
-                tuple(Role(-1, TOTAL, full_mask) for _ in e.extents),
+                tuple(Role(NO_GAP, TOTAL, full_mask) for _ in e.extents),
             )
             continue
         own_ranks = p.ranks()
-        roles = tuple(Role(-1) if rank in own_ranks else Role(-1, TOTAL, mask) for rank, _ in e.extents)
+        roles = tuple(
+            Role(NO_GAP, EXTENT) if rank in own_ranks else Role(NO_GAP, TOTAL, mask) for rank, _ in e.extents
+        )
         points = prod(n for rank, n in e.extents if rank in own_ranks)
-        turns = min_turns(
+        min_fetches = min_steps(
             tuple(n for rank, n in e.extents if rank not in own_ranks),
             tuple(n for d, n in enumerate(size) if (mask >> d) & 1),
         )
-        add(1, 1.0, [(x, parent[x], action, True, True) for action in actions], roles, floor=points * turns)
+        add(
+            1,
+            1.0,
+            [(x, parent[x], action, True, True) for action in actions],
+            roles,
+            bound=points * min_fetches,
+        )
         if p is e.output and arch.levels[parent[x]].skip_first_read:
-            roles = tuple(Role(-1) if rank in own_ranks else Role(-1, FIRST, mask) for rank, _ in e.extents)
+            roles = tuple(
+                Role(NO_GAP, EXTENT) if rank in own_ranks else Role(NO_GAP, FIRST, mask)
+                for rank, _ in e.extents
+            )
             separate_pes = prod(n for d, n in enumerate(size) if not (mask >> d) & 1)
             add(
                 -1,
                 1.0,
                 [(x, parent[x], "read", True, True)],
                 roles,
-                floor=float(separate_pes * prod(n for rank, n in e.extents if rank in p.ranks())),
+                bound=float(separate_pes * prod(n for rank, n in e.extents if rank in p.ranks())),
             )
     key = (
         1,
-        min_turns(tuple(n for _, n in e.extents), tuple(size)),
-        tuple(Role(-1, TOTAL, full_mask) for _ in e.extents),
+        min_steps(tuple(n for _, n in e.extents), tuple(size)),
+        tuple(Role(NO_GAP, TOTAL, full_mask) for _ in e.extents),
         (),
         -1,
     )
-    terms.setdefault(key, [0.0] * parts)[1] += op_cycles(0.0, 1.0, e, arch)
+    terms.setdefault(key, [0.0] * part_count)[1] += op_cycles(0.0, 1.0, e, arch)
     numbers = {k: i for i, k in enumerate(terms)}
     found = [
-        Term(k[0], k[1], tuple(own), k[2], k[3], k[4], numbers[minuends.get(k, k)])
-        for k, own in terms.items()
+        Term(k[0], k[1], tuple(term_parts), k[2], k[3], k[4], numbers[minuends.get(k, k)])
+        for k, term_parts in terms.items()
     ]
     return Program(nodes, allowed, inside, tuple(found), tuple(start))
 
 
 @lru_cache(maxsize=256)
-def min_turns(extents: tuple[int, ...], pes: tuple[int, ...]) -> float:
+def min_steps(extents: tuple[int, ...], pes: tuple[int, ...]) -> float:
     """A lower bound of the number of steps that the array takes: the least product over ranks of
     ceil(extent / PEs in use). pes: sizes of the fan-out dimensions.
     """
-    turns_by_pes = {pes: 1}
+    steps_by_pes = {pes: 1}
     for extent in sorted(n for n in extents if n > 1):
         wider: dict[tuple[int, ...], int] = {}
-        for left, turns in turns_by_pes.items():
+        for left, steps in steps_by_pes.items():
             for use in product(*(range(1, n + 1) for n in left)):
-                pes_left = tuple(n // own for n, own in zip(left, use, strict=True))
-                more = turns * -(-extent // prod(use))
+                pes_left = tuple(n // used for n, used in zip(left, use, strict=True))
+                more = steps * -(-extent // prod(use))
                 wider[pes_left] = min(wider.get(pes_left, more), more)
-        turns_by_pes = wider
-    return float(min(turns_by_pes.values()))
+        steps_by_pes = wider
+    return float(min(steps_by_pes.values()))
 
 
 def bounded_nodes(p: Program, arch: Arch) -> list[tuple[int, Node]]:
@@ -310,13 +339,13 @@ def prices(p: Program, problem: Problem, ties: bool) -> kernels.Prices:
     energy, then latency decide between equal objectives.
     """
     arch, e = problem.arch, problem.einsum
-    parts, ports = 2, []
+    part_count, ports = 2, []
     for level in arch.levels:
-        ports.append((parts, parts + (level.ports == "separate"), False))
-        parts = ports[-1][1] + 1
+        ports.append((part_count, part_count + (level.ports == "separate"), False))
+        part_count = ports[-1][1] + 1
     bits, nodes = bits_of(e, arch), [node for _, node in bounded_nodes(p, arch)]
     ops = e.points()
-    least_ops = -(-e.points() // arch.instances(len(arch.levels)))
+    min_busiest_ops = -(-e.points() // arch.instances(len(arch.levels)))
     return kernels.Prices(
         weights=np.array([t.parts for t in p.terms]),
         sign=np.array([float(t.sign) for t in p.terms]),
@@ -324,7 +353,7 @@ def prices(p: Program, problem: Problem, ties: bool) -> kernels.Prices:
         minuend=np.array([t.minuend for t in p.terms], np.int64),
         start=np.array(p.start),
         ports=np.array(ports, np.int64),
-        machine=np.array([arch.leak_mw() / arch.clock_ghz, op_cycles(ops, least_ops, e, arch)]),
+        machine=np.array([arch.leak_mw() / arch.clock_ghz, op_cycles(ops, min_busiest_ops, e, arch)]),
         objective=OBJECTIVES[problem.objective],
         break_ties=ties,
         bits=np.array([float(bits[e.tensors()[node.tensor].tensor]) for node in nodes]),
@@ -342,7 +371,7 @@ def ideal(p: Program, problem: Problem, t: kernels.Prices) -> Floats:
     e = problem.einsum
     for k, term in enumerate(p.terms):
         for (_, n), role in zip(e.extents, term.roles, strict=True):
-            if (role.what == -1 and role.gap < 0) or role.what == FIRST:
+            if (role.what == EXTENT and role.gap < 0) or role.what == FIRST:
                 value[k] *= n
         for d in term.windows:
             value[k] *= touched(
@@ -380,7 +409,7 @@ def nest(e: Einsum, p: Program, arch: Arch, chosen: Sequence[Ints]) -> Mapping:
     for gap in range(len(p.nodes) + 1):
         new = left | {rank: tiles[gap] for rank, tiles in chain.items()}
         above = e.tensors()[p.nodes[gap - 1].tensor] if gap else None
-        nodes += [Loop(rank, new[rank]) for rank in _gap(e, above, left, new)]
+        nodes += [Loop(rank, new[rank]) for rank in _cut_ranks_in_order(e, above, left, new)]
         left = new
         if gap < len(p.nodes):
             nodes.append(Store(arch.levels[p.nodes[gap].level].name, names[p.nodes[gap].tensor]))
@@ -396,12 +425,14 @@ def nest(e: Einsum, p: Program, arch: Arch, chosen: Sequence[Ints]) -> Mapping:
         (
             *nodes,
             Store(arch.levels[p.node_in_array.level].name, inner.tensor),
-            *(Loop(rank, 1) for rank in _gap(e, inner, left, ones)),
+            *(Loop(rank, 1) for rank in _cut_ranks_in_order(e, inner, left, ones)),
         )
     )
 
 
-def _gap(e: Einsum, above: Projection | None, left: dict[str, int], new: dict[str, int]) -> list[str]:
+def _cut_ranks_in_order(
+    e: Einsum, above: Projection | None, left: dict[str, int], new: dict[str, int]
+) -> list[str]:
     """The ranks that are cut in a gap, in the order that lets the node above sink furthest."""
     cut = [rank for rank in left if new[rank] < left[rank]]
     if above is None:

@@ -6,7 +6,7 @@ A row stays if, together with bounds of what the other groups give (`kernels.Res
 than the best so far. Groups of two ranks are outlined first: an outline has one row per choice of tiles
 outside the array, with lower bounds over all tiles inside. Where the innermost gap cuts a tile of more than
 `MAX_ENUMERATED` elements, one row of bounds stands for all chains that leave more than one element per PE on
-equally many PEs (`small` of ragged_kernels.chains).
+equally many PEs (`bundle_above` of ragged_kernels.chains).
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import numpy as np
 
 from dse.mapper.exact import ragged_kernels as kernels
 from dse.mapper.exact.ragged_kernels import COUNT, FIRST
-from dse.mapper.exact.ragged_program import Program, Role, Window, bounded_nodes, touched
+from dse.mapper.exact.ragged_program import EXTENT, Program, Role, Window, bounded_nodes, touched
 from hw.arch import Arch
 from workloads.arrays import Bools, Floats, Ints
 from workloads.einsum import Dim, Einsum
 
 # rows for the chains of a short rank: a quarter of what is allocated first, fourfold each time until they fit
 INITIAL_ROWS = 1 << 12
-# elements of a tile up to which every split over PEs is a row; above, see `small` of ragged_kernels.chains
+# elements of a tile up to which every split over PEs is a row; above, see `bundle_above` of
+# ragged_kernels.chains
 MAX_ENUMERATED = 64
 # more vectors than this, in groups of one and of two ranks, are not compared with each other for dominance
 MAX_COMPARED = (20_000, 40_000)
@@ -246,7 +247,7 @@ def _bounds_over_second(g: Group, rank_chains: Sequence[tuple[Ints, Columns]]) -
         role = roles[0]
         name = ("count", role.gap, 0) if role.gap >= 0 else ("inside", role.what, role.mask)
         products[:, k] = (
-            columns[name] if role.gap >= 0 or role.what >= 0 else g.extents[0] if role.what == -1 else 1.0
+            columns[name] if role.gap >= 0 or role.what >= 0 else g.extents[0] if role.what == EXTENT else 1.0
         )
         for r, other in enumerate(roles[1:], 1):
             column = rank_chains[r][1].get(
@@ -391,7 +392,7 @@ def _factor_bound(role: Role, extent: int) -> float:
     """Lower bound of the factor that a rank gives to a product; for skipped reads, which are subtracted, the
     upper bound inf.
     """
-    return float(extent) if role.gap < 0 and role.what == -1 else inf if role.what == FIRST else 1.0
+    return float(extent) if role.gap < 0 and role.what == EXTENT else inf if role.what == FIRST else 1.0
 
 
 def lower_bounds(g: Group) -> Vectors:
@@ -474,7 +475,7 @@ def chains(
     ]
     n = g.extents[r]
     extent_factors = np.array(
-        [n if role.gap < 0 and role.what == -1 else 1 for role in (term[1][r] for term in g.terms)]
+        [n if role.gap < 0 and role.what == EXTENT else 1 for role in (term[1][r] for term in g.terms)]
     )
     sizes = np.array(
         sorted({-(-n // m) for m in range(1, n + 1)}) if scope.coarse else range(1, n + 1), np.int64
@@ -581,7 +582,7 @@ def vectors_of(
                 products[:, k] *= rank_chains[r][1]["count", role.gap, 0][pick[r]]
             elif role.what >= 0:
                 products[:, k] *= rank_chains[r][1]["inside", role.what, role.mask][pick[r]]
-            elif role.what == -1:
+            elif role.what == EXTENT:
                 products[:, k] *= g.extents[r]
         for window in windows:
             table, which = tables[window, gap]
@@ -612,9 +613,9 @@ def vectors_of(
     return Vectors(tiles[keep], products[keep], footprints[keep], pes[keep])
 
 
-def concatenated_sets(found: Sequence[Vectors]) -> kernels.Sets:
+def vector_table(found: Sequence[Vectors]) -> kernels.VectorTable:
     """Vectors of several groups end to end."""
-    return kernels.Sets(
+    return kernels.VectorTable(
         np.cumsum([0, *(len(v.products) for v in found)]),
         np.concatenate([v.products for v in found]),
         np.concatenate([v.footprints for v in found]),

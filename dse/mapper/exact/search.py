@@ -67,10 +67,10 @@ Exposed = Literal["least", "ends", "sequential"]  # which stalls count as cycles
 NO_CUTOFF = (inf, inf, inf)  # a cutoff above every cost
 NO_SPREAD = (0, 0.0)  # a `Spread` of no dimensions
 NO_LINKS = -1  # the pair of a quantity that is not multiplied by links (state.Hops)
-# A layout that spreads indices over cache lines: the mask of a tensor's dimensions that it spreads, and the
-# share of a line that each index of these takes.
+# How a layout spreads a tensor over cache lines: the mask of the dimensions along which neighbouring indices
+# do not fill a line together, and the share of a line that one index along these uses.
 Spread = tuple[int, float]
-# tensor of the node above some loops, "": none; whether this node does not sink (`state.Machine.whole`)
+# tensor of the node above some loops, "": none; whether this node does not sink (`state.Machine.no_sink`)
 NodeAbove = tuple[str, bool]
 NO_NODE: NodeAbove = "", False
 NO_SPREADS: Dict[str, Spread] = MappingProxyType({})
@@ -180,11 +180,13 @@ def search_on(
     complete = bool((lower_bounds >= best[:, 0]).all())  # False: the budget has ended
     cycles = best[:, 2].copy()
     if factors != "perfect" and complete:
-        goal, other_bounds = goals(found) if goals else (np.full(machine_count, inf), np.zeros(machine_count))
+        goal, bounds_on_all = (
+            goals(found) if goals else (np.full(machine_count, inf), np.zeros(machine_count))
+        )
         has_goal = goal < best[:, 0]
         best[has_goal, 0], best[has_goal, 1:] = goal[has_goal], 0.0
         lower_bounds = best[:, 0].copy()
-        open_machines = np.flatnonzero(~has_goal | (goal > other_bounds))
+        open_machines = np.flatnonzero(~has_goal | (goal > bounds_on_all))
         if open_machines.size and (
             deadline.has_passed() or unrolling_count(problems[0], factors, constraints) == inf
         ):
@@ -229,15 +231,15 @@ def _read_machines(
 ) -> MachineInput:
     """The machines and their terms as arrays."""
     e, arch = problems[0].einsum, problems[0].arch
-    bare, tensors = _structure_of(arch), tuple(p.tensor for p in (*e.inputs, e.output))
+    structure, tensors = _structure_of(arch), tuple(p.tensor for p in (*e.inputs, e.output))
     form = _form(
         e,
-        bare,
+        structure,
         exposed,
         tuple(spread.items()),
         tuple(_holder_sets(e, arch, constraints, tensor) for tensor in tensors),
     )
-    machine = _machine(problems, tensors, _parts(bare, exposed), constraints.homes, max_cycles)
+    machine = _machine(problems, tensors, _parts(structure, exposed), constraints.homes, max_cycles)
     return MachineInput(problems, machine, _terms([one.arch for one in problems], form, e))
 
 
@@ -293,7 +295,7 @@ def _search_factors(
         factors != "perfect",
     )
     nodes, levels = len(tables.tensors) * len(arch.levels) + len(machine.loop_positions), len(arch.levels)
-    w, outer = (
+    work, outer_bound_work = (
         _work(machine_count, nodes, levels, terms, tables, node_budget, choices)
         for node_budget in (budget, OUTER_BUDGET)
     )
@@ -306,17 +308,27 @@ def _search_factors(
     )
     states = _inner_states(len(tables.ranks), terms.base.shape[1])
     bound_left_out = batch_search.search(
-        terms, tables.einsum, tables.pool, machine, energy_only, rules, tables.memo, w, outer, states, best
+        terms,
+        tables.einsum,
+        tables.pool,
+        machine,
+        energy_only,
+        rules,
+        tables.memo,
+        work,
+        outer_bound_work,
+        states,
+        best,
     )
     memo: dict[bytes, Mapping] = {}
     return (
         [
-            _cached_nest(memo, tables, e, arch, dict(spatial), w, j) if w.best_count[j] >= 0 else None
+            _cached_nest(memo, tables, e, arch, dict(spatial), work, j) if work.best_count[j] >= 0 else None
             for j in range(machine_count)
         ],
-        int(w.tally[state.VISITED]),
+        int(work.tally[state.VISITED]),
         bound_left_out,
-        bool(w.tally[state.CHOICES] > choices or deadline.has_passed()),
+        bool(work.tally[state.CHOICES] > choices or deadline.has_passed()),
     )
 
 
@@ -326,23 +338,24 @@ def _cached_nest(
     e: Einsum,
     arch: Arch,
     allowed: dict[str, tuple[str, ...]],
-    w: state.Work,
+    work: state.Work,
     j: int,
 ) -> Mapping:
     """The nest of machine j. Machines with equal nests get the same object, from `memo`."""
-    n = int(w.best_count[j])
+    n = int(work.best_count[j])
     key = b"".join(
-        (w.best_unrolling[j].tobytes(), w.best_nodes[j, :n].tobytes(), w.best_tiles[j, :n].tobytes())
+        (work.best_unrolling[j].tobytes(), work.best_nodes[j, :n].tobytes(), work.best_tiles[j, :n].tobytes())
     )
     if key not in memo:
-        memo[key] = _nest(tables, e, arch, allowed, w, j)
+        memo[key] = _nest(tables, e, arch, allowed, work, j)
     return memo[key]
 
 
 @lru_cache(maxsize=64)
 def _inner_states(ranks: int, parts: int) -> state.InnerStates:
     """A table of some megabytes that all searches reuse one after the other. Entries of earlier placements do
-    not count, since every placement has a round number of its own.
+    not count, since every placement has its own number (`round`), and an entry counts only for the placement
+    that wrote it.
     """
     slot_zeros = np.zeros(STATE_SLOTS, np.int64)
     return state.InnerStates(
@@ -357,8 +370,8 @@ def _inner_states(ranks: int, parts: int) -> state.InnerStates:
 
 
 def _unconstrained_groups(arch: Arch, constraints: Constraints) -> int:
-    """Groups of PEs that `inside` and `stationary` do not bind, as a mask: those with no dimension that the
-    constraints name. If they name no dimension at all, they hold for all groups, so the mask is 0.
+    """Mask of the groups of fan-out dimensions (spatial.Group) for which the constraints `inside` and
+    `stationary` do not hold: those without a dimension that `spatial` names; 0 if `spatial` names none.
     """
     dims, groups = dims_and_groups(arch.fanouts)
     names = [name for f in sorted(arch.fanouts, key=lambda f: f.outside) for name, _ in f.dims]
@@ -376,47 +389,47 @@ def _work(
     def int_zeros(*shape: int) -> Ints:
         return np.zeros(shape, np.int64)
 
-    d, ranks, parts, quantities = nodes + 2, len(tables.ranks), terms.base.shape[1], len(terms.quantity)
+    depth, ranks, parts, quantities = nodes + 2, len(tables.ranks), terms.base.shape[1], len(terms.quantity)
     return state.Work(
-        int_zeros(d, machine_count),
-        int_zeros(d),
-        int_zeros(d, ranks),
-        np.zeros((d, machine_count, parts)),
-        np.zeros((d, levels)),
-        int_zeros(tables.pool.span.shape[1], ranks),
-        int_zeros(d),
-        int_zeros(d),
-        int_zeros(d),
-        int_zeros(d, ranks),
-        int_zeros(d),
-        int_zeros(d),
-        int_zeros(d),
-        int_zeros(d, ranks),
-        int_zeros(d, ranks),
-        np.zeros((d, ranks), np.bool_),
-        int_zeros(d, ranks),
-        int_zeros(ranks),
-        int_zeros(nodes, 4),
-        np.zeros(nodes, np.bool_),
-        np.array([0, 0, budget, MIN_VISITED_FOR_OUTER_BOUND, 0, choices], np.int64),
-        deadline.STOP,
-        np.zeros(quantities),
-        np.zeros(machine_count, np.bool_),
-        int_zeros(len(tables.tensors)),
-        np.zeros(machine_count),
-        np.ones((machine_count, 2)),
-        np.arange(0, machine_count, -(-machine_count // SAMPLE_SIZE)),
-        np.zeros(parts),
-        np.zeros(3),
-        np.zeros((machine_count, 3)),
-        int_zeros(ranks),
-        int_zeros(ranks),
-        np.zeros((machine_count, 3)),
-        np.full(machine_count, -1, np.int64),
-        int_zeros(machine_count, ranks),
-        int_zeros(machine_count, len(tables.tensors)),
-        int_zeros(machine_count, nodes, 4),
-        int_zeros(machine_count, nodes, ranks),
+        live=int_zeros(depth, machine_count),
+        live_count=int_zeros(depth),
+        inner_tile=int_zeros(depth, ranks),
+        parts=np.zeros((depth, machine_count, parts)),
+        used_bits=np.zeros((depth, levels)),
+        entry_tile=int_zeros(tables.pool.span.shape[1], ranks),
+        placed=int_zeros(depth),
+        position=int_zeros(depth),
+        node=int_zeros(depth),
+        node_tile=int_zeros(depth, ranks),
+        loop=int_zeros(depth),
+        loop_count=int_zeros(depth),
+        window_count=int_zeros(depth),
+        loop_rank=int_zeros(depth, ranks),
+        loop_tile=int_zeros(depth, ranks),
+        untried=np.zeros((depth, ranks), np.bool_),
+        outcome=int_zeros(depth, ranks),
+        unrolling=int_zeros(ranks),
+        nodes=int_zeros(nodes, 4),
+        holds_tensor=np.zeros(nodes, np.bool_),
+        tally=np.array([0, 0, budget, MIN_VISITED_FOR_OUTER_BOUND, 0, choices], np.int64),
+        stop=deadline.STOP,
+        quantity_bound=np.zeros(quantities),
+        ties_allowed=np.zeros(machine_count, np.bool_),
+        holders=int_zeros(len(tables.tensors)),
+        outer_extra=np.zeros(machine_count),
+        unit=np.ones((machine_count, 2)),
+        sampled=np.arange(0, machine_count, -(-machine_count // SAMPLE_SIZE)),
+        part_scratch=np.zeros(parts),
+        cost=np.zeros(3),
+        lowest=np.zeros((machine_count, 3)),
+        largest=int_zeros(ranks),
+        sunk_tile=int_zeros(ranks),
+        best=np.zeros((machine_count, 3)),
+        best_count=np.full(machine_count, -1, np.int64),
+        best_unrolling=int_zeros(machine_count, ranks),
+        best_holders=int_zeros(machine_count, len(tables.tensors)),
+        best_nodes=int_zeros(machine_count, nodes, 4),
+        best_tiles=int_zeros(machine_count, nodes, ranks),
     )
 
 
@@ -424,7 +437,7 @@ def _work(
 class Tables:
     """What the search reads of an einsum on machines with the same fan-outs."""
 
-    ranks: tuple[str, ...]  # ranks of more than one value; of none, the first rank
+    ranks: tuple[str, ...]  # ranks of more than one value; if there is none, the first rank
     tensors: tuple[str, ...]  # names, the output last
     choices: tuple[SpatialUnrollings, ...]  # spatial unrollings per rank
     einsum: state.Einsum
@@ -479,7 +492,7 @@ def _tables(
         for rank in ranks
     )
     tensors = (*e.inputs, e.output)
-    has_rank, full, in_window, by_itself = (
+    has_rank, full, in_window, unshared_ranks = (
         np.array([[rank in has for rank in ranks] for has in sets], np.bool_).reshape(
             len(tensors), len(ranks)
         )
@@ -516,7 +529,7 @@ def _tables(
         has_rank=has_rank,
         full=full,
         in_window=in_window,
-        unshared=by_itself,
+        unshared=unshared_ranks,
         first_dim=first_dim,
         kind=np.array(kind, np.int64),
         offset=np.array(offset, np.int64),
@@ -560,7 +573,12 @@ def _pool(rank_unrollings: Sequence[SpatialUnrollings], groups_outside: Sequence
     """The unrollings of all ranks end to end. groups_outside: as in state.Pool."""
     base = np.cumsum([0, *(len(o.size) for o in rank_unrollings)])
     first = np.cumsum([0, *(len(o.factorizations) for o in rank_unrollings)])
-    trips = [way for o in rank_unrollings for factorizations in o.factorizations for way in factorizations]
+    trips = [
+        factorization
+        for o in rank_unrollings
+        for factorizations in o.factorizations
+        for factorization in factorizations
+    ]
     counts = np.cumsum(
         [0, *(len(factorizations) for o in rank_unrollings for factorizations in o.factorizations)]
     )
@@ -584,7 +602,8 @@ def _pool(rank_unrollings: Sequence[SpatialUnrollings], groups_outside: Sequence
         untiled=np.concatenate([o.untiled for o in rank_unrollings]),
         pes=np.concatenate([o.pes for o in rank_unrollings]),
         uneven=np.array(
-            [any(b.shared_tile for b in way) for o in rank_unrollings for way in o.boundaries], np.bool_
+            [any(b.shared_tile for b in boundaries) for o in rank_unrollings for boundaries in o.boundaries],
+            np.bool_,
         ),
         cuts=cuts,
         factorization_span=np.column_stack([counts[:-1], counts[1:]]),
@@ -597,7 +616,7 @@ def _pool(rank_unrollings: Sequence[SpatialUnrollings], groups_outside: Sequence
 
 def _memo(rank_unrollings: Sequence[SpatialUnrollings], e: state.Einsum, positions: int) -> state.Memo:
     """Empty tables for sums over tiles of windows. Raises TooLong where a window over padding, or an output
-    in windows, has more than MAX_LISTED places.
+    in windows, has more than MAX_LISTED positions.
     """
     clipped, output = np.flatnonzero(e.kind == state.CLIPPED), np.arange(len(e.kind)) >= e.first_dim[-2]
     output_windows = np.flatnonzero((e.kind != state.ALONE) & output)
@@ -644,8 +663,8 @@ def _memo(rank_unrollings: Sequence[SpatialUnrollings], e: state.Einsum, positio
     )
     if max([max_extent, *reach]) > MAX_LISTED:
         raise TooLong(
-            f"{max([max_extent, *reach]):,} places of a window over padding, or of a result in windows, are "
-            f"counted one by one, at most {MAX_LISTED:,}; take a smaller extent, or "
+            f"a window reaches into padding, or the output has windows: {max([max_extent, *reach]):,} "
+            f"positions would be counted one by one, at most {MAX_LISTED:,}; take a smaller extent, or "
             "declare the padded size of the dimension in `sizes`, so that no window is clipped"
         )
     return state.Memo(
@@ -787,9 +806,10 @@ def _next_number(index: Dict[tuple[str, int, int, str], int]) -> int:
     return 1 + max(index.values(), default=state.RAMP)
 
 
-# kind, tensor, position, masks of groups of which only the first PE counts (for ranks that the tensor lacks,
-# for ranks that it has), bits of a line (0: none), spread, and the pair of state.Hops whose links it is
-# multiplied by (-1: none)
+# An amount that moves on a link (words, accesses of compute, first reads ...): [0] its kind, [1] tensor,
+# [2] position, masks of groups of which only the first PE counts ([3] for ranks that the tensor lacks, [4]
+# for ranks that it has), [5] bits of a line (0: none), [6] spread, [7] the pair of state.Hops whose links
+# it is multiplied by (-1: none)
 Quantity = tuple[int, int, int, int, int, int, Spread, int]
 Row = dict[Quantity, dict[int, Any]]  # quantity -> part -> its coefficient, by price
 
@@ -864,15 +884,16 @@ def _structure_of(arch: Arch) -> Arch:
     )
 
 
-def _with_unit_prices(bare: Arch) -> Arch:
-    """The bare machine with an array in place of every price: 1 at the number of that price, else 0. A cost
-    of this machine is then the array of its coefficients.
+def _with_unit_prices(structure: Arch) -> Arch:
+    """The structure (`_structure_of`) with an array in place of every price: 1 at the number of that price,
+    else 0. A cost of this machine is then the array of its coefficients.
     """
-    fields, rates = slots(bare, *PRICES, "rate"), set(slots(bare, "rate"))
+    fields, rates = slots(structure, *PRICES, "rate"), set(slots(structure, "rate"))
     # the last prices (folds, and the 1) belong to no field of the machine: zip drops them
-    columns = zip(fields, bare.values(fields), np.diag(np.array(_prices(bare))), strict=False)
-    with np.errstate(divide="ignore"):  # what has no price takes no time
-        return bare.with_values(
+    columns = zip(fields, structure.values(fields), np.diag(np.array(_prices(structure))), strict=False)
+    # 1 / 0 = inf: in the column of another price the rate is infinite, so it takes no time
+    with np.errstate(divide="ignore"):
+        return structure.with_values(
             fields,
             [None if value is None else 1 / row if one in rates else row for one, value, row in columns],
         )
@@ -889,21 +910,22 @@ def _terms(arches: Sequence[Arch], form: Form, e: Einsum) -> state.Terms:
 @lru_cache(maxsize=1024)
 def _form(
     e: Einsum,
-    bare: Arch,
+    structure: Arch,
     exposed: Exposed,
     spread: tuple[tuple[str, Spread], ...],
     holder_sets: tuple[tuple[int, ...], ...],
 ) -> Form:
     """The terms that machines share which differ in prices and sizes alone.
 
+    structure: what they share, without sizes and with prices 1 (`_structure_of`).
     spread: (tensor, Spread) pairs.
     holder_sets: per tensor the sets of levels that may hold it, as masks (`_holder_sets`).
     """
-    arch = _with_unit_prices(bare)
-    parts = _parts(bare, exposed)
+    arch = _with_unit_prices(structure)
+    parts = _parts(structure, exposed)
     tensors = tuple(p.tensor for p in (*e.inputs, e.output))
-    depth = len(bare.levels)
-    problem, price_count = Problem(arch, e, "energy"), len(_prices(bare))
+    depth = len(structure.levels)
+    problem, price_count = Problem(arch, e, "energy"), len(_prices(structure))
     link_rows = {
         (x, parent, child): _link(problem, tensors, parts, dict(spread), x, parent, child)
         for x, parent in product(range(len(tensors)), range(depth))
@@ -929,7 +951,7 @@ def _form(
         NO_LINKS,
     )
 
-    def sum_links(of: dict[tuple[int, int, int], Row]) -> tuple[list[Row], Ints]:
+    def sum_links(by_link: dict[tuple[int, int, int], Row]) -> tuple[list[Row], Ints]:
         """Per set of levels that may hold a tensor, all its links as one row; and where the row stands."""
         sums: list[Row] = []
         for x, masks in enumerate(holder_sets):
@@ -937,7 +959,7 @@ def _form(
                 levels = [*(v for v in range(depth) if mask >> v & 1), depth]
                 total: Row = {compute_elems: {state.STEPS: busiest_pe_cycles}} if x == 0 else {}
                 for parent, child in pairwise(levels):
-                    for q, coef in of[x, parent, child].items():
+                    for q, coef in by_link[x, parent, child].items():
                         for part, more in coef.items():
                             _add_entry(total, q, part, more)
                 sums.append(total)
@@ -953,15 +975,19 @@ def _form(
         link[x, parent, child] = end, end + len(row)
         end += len(row)
 
-    def flat(of: Iterable[Row]) -> tuple[Ints, Entries]:
-        rows = [(quantities[q], coef) for row in of for q, coef in row.items()]
+    def flat(table: Iterable[Row]) -> tuple[Ints, Entries]:
+        rows = [(quantities[q], coef) for row in table for q, coef in row.items()]
         dense = np.zeros((len(rows), parts.count(), price_count))
         for i, (_, coef) in enumerate(rows):
             for part, more in coef.items():
                 dense[i, part] = more
         return np.array([q for q, _ in rows], np.int64), _entries(dense)
 
-    (of, coef), (sum_of, sum_coef), (low_of, low_coef) = flat(links.values()), flat(sums), flat(low_sums)
+    (link_quantity, coef), (sum_quantity, sum_coef), (low_quantity, low_coef) = (
+        flat(links.values()),
+        flat(sums),
+        flat(low_sums),
+    )
     bits, no_coefs = bits_of(e, arch), np.zeros((0, 0, 0))
     lines = np.array([line / bits[tensors[x]] for _, x, _, _, _, line, *_ in quantities])
     terms = state.Terms(
@@ -972,15 +998,15 @@ def _form(
         pair=np.array([q[7] for q in quantities], np.int64),
         hops=hops.tables(e, (), (), (), "perfect"),
         link=link,
-        link_of=of,
+        link_of=link_quantity,
         link_coef=no_coefs,
         holder_span=np.cumsum([0, *map(len, holder_sets)]),
         holder_sets=np.array([mask for masks in holder_sets for mask in masks], np.int64),
         sum=sum_span,
-        sum_of=sum_of,
+        sum_of=sum_quantity,
         sum_coef=no_coefs,
         low=low_span,
-        low_of=low_of,
+        low_of=low_quantity,
         low_coef=no_coefs,
         base=np.zeros((0, 0)),
     )
@@ -1054,7 +1080,7 @@ def _link(
         own_groups: groups outside of v; cycles count the first PE of these alone.
         merged: groups whose PEs share an access.
         scale: words per unit of the quantity; negative for skipped reads.
-        sure: whether to add it to the lower bound too.
+        in_bound: whether to add it to the lower bound too.
 
         Where the inside of the child waits for the action, its cycles also go to a part of that kind. The
         parent moves whole lines, for all requests that PEs make at once and in the best layout. The parts
@@ -1090,9 +1116,9 @@ def _link(
                 *([stall] if child_waits and not double_buffered else []),
             ]
             rows += [
-                (busiest, parts.index["serve", past, v, side], cycles)
-                for past in range(v, child)
-                if ("serve", past, v, side) in parts.index
+                (busiest, parts.index["serve", crossed, v, side], cycles)
+                for crossed in range(v, child)
+                if ("serve", crossed, v, side) in parts.index
             ]
         for q, part, more in rows:
             for row in ((found, low) if in_bound else (found,)) if any_nonzero(more) else ():
@@ -1120,13 +1146,15 @@ def _link(
         add(parent, "read", kind, mask[parent], shared, scale, not skipped_reads)
         if not compute:
             add(child, "write", kind, mask[child], 0, scale, not skipped_reads)
-    zeros = [(state.NONZERO_OUTPUTS, sparse_counts.writes)] if sparse_counts and sparse_counts.writes else []
+    zero_writes = (
+        [(state.NONZERO_OUTPUTS, sparse_counts.writes)] if sparse_counts and sparse_counts.writes else []
+    )
     crossing = [(*one, not skipped_reads) for one in (*amounts, *skipped_reads)]
-    crossing += [(*one, True) for one in (*amounts, *zeros)] if output else []
+    crossing += [(*one, True) for one in (*amounts, *zero_writes)] if output else []
     for quantity, pj, in_bound in _networks(problem, tensors, x, parent, child, position, shared, crossing):
         for row in (found, low) if in_bound else (found,):
             _add_entry(row, quantity, 0, pj)
-    for kind, scale in (*amounts, *drained, *zeros) if output else ():
+    for kind, scale in (*amounts, *drained, *zero_writes) if output else ():
         add(parent, "write", kind, mask[parent], shared, scale, True)
         if not compute:
             add(child, "read", kind, mask[child], 0, scale, True)
@@ -1183,11 +1211,11 @@ def _networks(
         if not parent < f.outside <= child:
             continue
         pair = hops.pair_of(arch.fanouts, len(tensors), i, x, compute)
-        for kind, scale, sure in crossing:
+        for kind, scale, in_bound in crossing:
             if any_nonzero(f.endpoint_pj):
-                yield (kind, x, k, 0, 0, 0, NO_SPREAD, NO_LINKS), f.endpoint_pj * word * scale, sure
+                yield (kind, x, k, 0, 0, 0, NO_SPREAD, NO_LINKS), f.endpoint_pj * word * scale, in_bound
             if pair >= 0:
-                yield (kind, x, k, shared, 0, 0, NO_SPREAD, pair), f.hop_pj * word * scale, sure
+                yield (kind, x, k, shared, 0, 0, NO_SPREAD, pair), f.hop_pj * word * scale, in_bound
 
 
 def _folds(
@@ -1261,7 +1289,7 @@ def _holder_sets(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> tuple[in
 
 
 def _nest(
-    tables: Tables, e: Einsum, arch: Arch, allowed: dict[str, tuple[str, ...]], w: state.Work, j: int
+    tables: Tables, e: Einsum, arch: Arch, allowed: dict[str, tuple[str, ...]], work: state.Work, j: int
 ) -> Mapping:
     """The best nest that the kernels found for machine j. Loops between two nodes stand in the order that
     lets the node above them sink furthest.
@@ -1269,11 +1297,12 @@ def _nest(
     sizes = {
         rank: int(tables.pool.size[tables.choices[0].span[0, 0, 0]]) for rank in tables.ranks
     } | e.sizes()
-    chosen = [int(o) - int(f) for o, f in zip(w.best_unrolling[j], tables.pool.rank_start, strict=False)]
+    chosen = [int(o) - int(f) for o, f in zip(work.best_unrolling[j], tables.pool.rank_start, strict=False)]
     outside = sorted({f.outside for f in arch.fanouts})
-    nodes: list[Loop | Store] = [Store(arch.levels[0].name, t) for t in _outermost_tensors(tables, w, j)]
+    nodes: list[Loop | Store] = [Store(arch.levels[0].name, t) for t in _outermost_tensors(tables, work, j)]
     inner_nodes = [
-        (*w.best_nodes[j, i].tolist(), w.best_tiles[j, i]) for i in range(int(w.best_count[j]) - 1, -1, -1)
+        (*work.best_nodes[j, i].tolist(), work.best_tiles[j, i])
+        for i in range(int(work.best_count[j]) - 1, -1, -1)
     ]
     position, above, no_sink = 0, NO_NODE, _no_sink_mask(e, arch)
     factorizations = _factorizations(tables, chosen, arch)
@@ -1311,7 +1340,7 @@ def _nest(
             above = tables.tensors[x], bool(no_sink[x, parent, level])
     innermost = {
         r: int(tables.pool.span[o, len(outside), 0])
-        for r, o in zip(tables.ranks, w.best_unrolling[j], strict=True)
+        for r, o in zip(tables.ranks, work.best_unrolling[j], strict=True)
     }
     sizes, above, position = _add_loops_inward(
         tables, e, arch, nodes, sizes, above, position, len(outside), innermost, factorizations
@@ -1356,10 +1385,14 @@ def _idle_array_loops(
     )
 
 
-def _outermost_tensors(tables: Tables, w: state.Work, j: int) -> list[str]:
+def _outermost_tensors(tables: Tables, work: state.Work, j: int) -> list[str]:
     """Tensors with a node at the outermost level; the kernels do not list that node."""
-    inner = {int(n[0]) for n in w.best_nodes[j, : int(w.best_count[j])] if n[2] < 0}
-    return [t for x, t in enumerate(tables.tensors) if x not in inner]
+    not_outermost = {
+        int(node[state.TENSOR])
+        for node in work.best_nodes[j, : int(work.best_count[j])]
+        if node[state.PARENT] < 0
+    }
+    return [t for x, t in enumerate(tables.tensors) if x not in not_outermost]
 
 
 def _add_loops_inward(
@@ -1381,14 +1414,14 @@ def _add_loops_inward(
     for _ in range(k - position):
         entering.append({r: int(tables.pool.outer_tile[t]) for r, t in entering[-1].items()})
     for step, target in enumerate(reversed(entering[1:])):
-        goal = {r: int(tables.pool.size[t]) for r, t in target.items()}
-        nodes += _ordered_loops(tables, e, above, sizes, goal)
-        sizes, above = sizes | goal, NO_NODE
+        inner_sizes = {r: int(tables.pool.size[t]) for r, t in target.items()}
+        nodes += _ordered_loops(tables, e, above, sizes, inner_sizes)
+        sizes, above = sizes | inner_sizes, NO_NODE
         boundary = position + step
         for rank, spatial_loops in zip(tables.ranks, factorizations, strict=True):
-            for dim, name, n in spatial_loops:
-                if dim == boundary and n > 1:
-                    sizes[rank] = -(-sizes[rank] // n)
+            for boundary_index, name, trips in spatial_loops:
+                if boundary_index == boundary and trips > 1:
+                    sizes[rank] = -(-sizes[rank] // trips)
                     nodes.append(Loop(rank, sizes[rank], name))
     return sizes, above, k
 
@@ -1400,30 +1433,34 @@ def _factorizations(tables: Tables, chosen: Sequence[int], arch: Arch) -> list[l
     dims, _ = dims_and_groups(arch.fanouts)
     names = [name for f in sorted(arch.fanouts, key=lambda f: f.outside) for name, _ in f.dims]
     for choice in product(*(o.factorizations[i] for o, i in zip(tables.choices, chosen, strict=True))):
-        if all(prod(way[d] for way in choice) <= array_dim.size for d, array_dim in enumerate(dims)):
+        if all(
+            prod(factorization[d] for factorization in choice) <= array_dim.size
+            for d, array_dim in enumerate(dims)
+        ):
             return [
-                [(array_dim.boundary, names[d], way[d]) for d, array_dim in enumerate(dims)] for way in choice
+                [(array_dim.boundary, names[d], factorization[d]) for d, array_dim in enumerate(dims)]
+                for factorization in choice
             ]
     raise AssertionError("spatial unrollings were chosen together that do not fit the array together")
 
 
 def _ordered_loops(
-    tables: Tables, e: Einsum, above: NodeAbove, sizes: dict[str, int], goal: dict[str, int]
+    tables: Tables, e: Einsum, above: NodeAbove, sizes: dict[str, int], inner_sizes: dict[str, int]
 ) -> list[Loop]:
     """Loops directly below a node, in the order that lets it sink furthest. If the node does not sink, the
     first loop is the one along which sliding its window saves most.
     """
     name, no_sink = above
-    changed = [rank for rank in tables.ranks if goal[rank] != sizes[rank]]
+    changed = [rank for rank in tables.ranks if inner_sizes[rank] != sizes[rank]]
     p = next((p for p in e.tensors() if p.tensor == name), None)
     if p is None:
-        return [Loop(rank, goal[rank]) for rank in changed]
+        return [Loop(rank, inner_sizes[rank]) for rank in changed]
 
     def held_if_first(window: str) -> int:
         return hull(
             p,
             {
-                rank: goal.get(rank, 1)
+                rank: inner_sizes.get(rank, 1)
                 if (rank in full and not no_sink) or rank == window
                 else sizes.get(rank, 1)
                 for rank, _ in e.extents
@@ -1440,4 +1477,4 @@ def _ordered_loops(
     def order_key(rank: str) -> tuple[bool, bool]:
         return (rank != best_window, rank not in full) if no_sink else (rank not in full, rank != best_window)
 
-    return [Loop(rank, goal[rank]) for rank in sorted(changed, key=order_key)]
+    return [Loop(rank, inner_sizes[rank]) for rank in sorted(changed, key=order_key)]

@@ -41,7 +41,7 @@ class Tiled:
     """A tensor and its tiles."""
 
     shape: Shape
-    label: str  # dimensions that may be cut
+    label: str  # SMAUG's name of the dimensions that may be cut: None, or Dim and their letters (DimNC)
     tile: Shape  # the largest tile
     cuts: tuple[tuple[Cut, ...], ...]  # the pieces of every dimension
 
@@ -92,16 +92,15 @@ def cut(extent: int, tile: int) -> tuple[Cut, ...]:
 
 
 def cut_windows(extent: int, tile: int, w: Window, aligned: bool = True) -> tuple[Cut, ...]:
-    """Pieces of an input dimension under a sliding window: neighbours share size - step elements (a negative
-    number of them is left out between two).
+    """Pieces of an input dimension under a sliding window: neighbours share size - step elements. Where
+    step > size, the step - size elements between two belong to neither.
 
         size 3, step 1, tiles of 5:   |0 1 2 3 4|
                                             |3 4 5 6 7|        outputs 0 1 2, then 3 4 5
 
-    The first of several pieces is shortened so that, with the leading padding, it ends where a step ends;
-    otherwise the second piece would begin inside a step. SMAUG shortens it only if more than one window is
-    left in it (aligned False), and reads wrong elements where one is. Raises ValueError for a tile below one
-    window.
+    The first of several pieces is shortened to whole windows (with the leading padding), so that the next one
+    begins where a window begins. SMAUG shortens it only if more than one window is left in it (aligned
+    False), and reads wrong elements where one is. Raises ValueError for a tile below one window.
     >>> [piece for _, piece in cut_windows(225, 9, Window(7, 2, 3, 3))][::55]
     [8, 6]
     """
