@@ -88,7 +88,7 @@ def base_of_any(tensor: str, names: Collection[str], makers: Collection[str]) ->
     """Returns the tensor that an access belongs to, like `base_tensor`, but resolves T_again also where no
     einsum makes T. names: of all tensors.
 
-    >>> accessed("A_again_1", {"A", "A_again_1"}, ()), accessed("A_again", {"A_again", "B"}, ())
+    >>> base_of_any("A_again_1", {"A", "A_again_1"}, ()), base_of_any("A_again", {"A_again", "B"}, ())
     ('A', 'A_again')
     """
     base = tensor if tensor in makers else AGAIN.sub("", tensor)

@@ -61,7 +61,7 @@ def front(
             if arch.layout_sensitive()
             else "solver.factors = imperfect"
             if factors == "imperfect"
-            else f"{e.name} has sums of many ranks"
+            else f"{e.name} has a compressed output, a dimension of many ranks, or one of which a part is stored"
         )
         raise ValueError(f"a front is of exact searches: {why}, which these do not support")
     found, searches, proven, capacity_bytes = list[Member](), 0, True, inf
@@ -70,7 +70,8 @@ def front(
         energy_front, limit, with_capacity = list[Member](), inf, _with_capacity(arch, level, capacity_bytes)
         while searches < MAX_SEARCHES:
             one = search(Problem(with_capacity, e, "energy"), factors, constraints, BUDGET, max_cycles=limit)
-            searches, proven = searches + 1, proven and one.lower_bound > 0
+            within_budget = one.lower_bound > 0 and one.visited <= BUDGET and not one.ended
+            searches, proven = searches + 1, proven and within_budget
             if one.mapping is None:
                 break
             energy_front, limit = (
