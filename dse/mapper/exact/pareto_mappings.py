@@ -61,7 +61,7 @@ def front(
             if arch.layout_sensitive()
             else "solver.factors = imperfect"
             if factors == "imperfect"
-            else f"{e.name} has a compressed output, a dimension of many ranks, or one of which a part is stored"
+            else f"{e.name} has a compressed output, or a dimension of many ranks or stored in part"
         )
         raise ValueError(f"a front is of exact searches: {why}, which these do not support")
     found, searches, proven, capacity_bytes = list[Member](), 0, True, inf
