@@ -88,11 +88,11 @@ class Picture:
 
 
 def _figure(
-    width: float, height: float, rows: int = 1, columns: int = 1, **ratios: Any
+    width: float, height: float, rows: int = 1, columns: int = 1, **subplot_options: Any
 ) -> tuple[Figure, np.ndarray]:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
-        return figure, figure.subplots(rows, columns, squeeze=False, **ratios)
+        return figure, figure.subplots(rows, columns, squeeze=False, **subplot_options)
 
 
 def _scale(axis: Any, name: str, values: Sequence[float]) -> float:
@@ -470,7 +470,7 @@ def nest(lines: Sequence[Line], title: str, subtitle: str) -> Picture:
                 annotation = (
                     f"{units.quantity('bytes', value)}{f', {_percent(share)}' if share is not None else ''}"
                     if value
-                    else "(in the tensor's first node above)"
+                    else "(in the tensor's first node at this level)"
                 )
                 ax.annotate(
                     annotation,

@@ -2,8 +2,8 @@
 makes no network requests.
 
 Names in the data come from files of unknown authors. They are JSON in which `<`, `>` and `&` are escaped, so
-that no text ends its element, and report.js inserts them as text only. Numbers of points and machines are
-compressed typed arrays: a hundred thousand points are a few megabytes.
+that no text ends its element, and report.js inserts them as text only. The columns of numbers of points and
+machines are compressed typed arrays: a hundred thousand points are a few megabytes.
 """
 
 from __future__ import annotations

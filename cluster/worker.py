@@ -229,8 +229,8 @@ def _solve_by_batch(job: Job, asks: Sequence[Ask]) -> tuple[list[dict[str, pa.Ta
     """Solves machines that share mappings.
 
     Returns their tables; the machines that are left for `solve_machine` (they cannot be built, or failed
-    here); and the seconds spent on shared mappings. These do not count for the lease's pace, since later
-    leases reuse the mappings.
+    here); and the seconds spent on shared mappings. These are left out of Done.seconds, from which the
+    pace of later leases follows, since those reuse the mappings.
     """
     if job.batch_index is None or job.deadline_s is not None:
         return [], list(asks), 0.0
@@ -269,7 +269,7 @@ def _batch_tables(job: Job, answers: BatchAnswers, asks: Sequence[Ask]) -> dict[
         return pruning.table_of(job.schemas[name], columns, len(asks))
 
     workloads, solved = job.study.workloads, answers.solved_tables()
-    if isinstance(unfit := solved[-1], Infeasible):
+    if isinstance(unfit := solved[-1], Infeasible):  # it ends at the first workload that does not fit
         why = constant(
             status="infeasible", workload=workloads[len(solved) - 1].name, **_infeasible_columns(unfit)
         )
@@ -585,6 +585,7 @@ def _solve(
         "bound_latency_ns": total_bound.latency_ns,
     }
     fronts: list[list[Solution]] = []
+    # a machine that is too small is reported as infeasible, not as dominated
     may_be_pruned = bool(front) and not job.pruner.exceeds_capacity(arch)
     try:
         if may_be_pruned:

@@ -143,8 +143,8 @@ def test_a_machine_beyond_the_end_of_a_run_says_how_to_go_on(
     [done] = short.sql("SELECT machine FROM machines").table["machine"].to_pylist()
     with pytest.raises(
         ValueError,
-        match=r"ended before it \(stop.machines = 1 reached\); dse run with a larger stop goes on, dse map "
-        r".* --set array.x=",
+        match=r"ended before it \(stop.machines = 1 reached\); dse run with a larger stop \(such as "
+        r"stop.machines\) continues it, dse map .* --set array.x=",
     ) as said:
         short.show(next(number for number in range(SIZE) if number != done))
     assert cli.main(["show", str(tmp_path / "run"), str(done), "--neighbours"]) == 0

@@ -163,7 +163,7 @@ def _build(
         faults.append(f"{where}: einsums is empty; give at least one")
     refuse(faults or _weight_faults(where, einsums, weights))
     ordered = in_order(where, einsums)
-    lines = (*_outside_faults(einsums), *_size_faults(einsums, entries), *_again_faults(einsums))
+    lines = (*_outside_faults(einsums), *_size_faults(einsums, entries), *_further_access_faults(einsums))
     refuse(f"{where}: {line}" for line in lines)
     repeat = {e.name: entry.repeat for e, entry in zip(einsums, entries, strict=True)}
     repeats = tuple(repeat[e.name] for e in ordered)
@@ -195,9 +195,10 @@ def _outside_faults(einsums: Sequence[Einsum]) -> Iterator[str]:
 def _size_faults(einsums: Sequence[Einsum], entries: Sequence[Entry]) -> Iterator[str]:
     """A line per tensor that is read in another size than it is made in.
 
-    Allowed are as many elements in another shape (a view), and repeated einsums that make or read a share
-    each time. A rank that is alone in its dimension must run over the whole dimension, unless the reader
-    gives `sizes`, which says that it reads only a part, or zeros beyond the end.
+    Allowed is the same number of elements in another shape (a view), also if only the elements of all
+    repetitions of an einsum together are as many as those of the other. A rank that is alone in its dimension
+    must run over the whole dimension, unless the reader gives `sizes`, which says that it reads only a part,
+    or zeros beyond the end.
     """
     makers = {e.output.tensor: i for i, e in enumerate(einsums)}
     for i, e in enumerate(einsums):
@@ -223,9 +224,9 @@ def _size_faults(einsums: Sequence[Einsum], entries: Sequence[Entry]) -> Iterato
                 yield f"{reads} with {line}, {makes}; give both one extent, or {fix}"
 
 
-def _again_faults(einsums: Sequence[Einsum]) -> Iterator[str]:
-    """A line per further access (T_again) of a tensor that no einsum makes, if it has another number of
-    elements than the first access.
+def _further_access_faults(einsums: Sequence[Einsum]) -> Iterator[str]:
+    """A line per tensor T that no einsum makes and that is accessed further, under the name T_again, with
+    another number of elements than at first.
     """
     outputs = {e.output.tensor for e in einsums}
     first = {p.tensor: (i, p) for i, e in reversed([*enumerate(einsums)]) for p in e.inputs}
@@ -266,7 +267,8 @@ def _padding_warnings(e: Einsum, entry: Entry, outputs: Collection[str]) -> Iter
     """
     for p in e.tensors():
         symmetric = [
-            _symmetric(d, e, base_tensor(p.tensor, outputs) in outputs and p is not e.output) for d in p.dims
+            _symmetric_sizes(d, e, base_tensor(p.tensor, outputs) in outputs and p is not e.output)
+            for d in p.dims
         ]
         if p.tensor in entry.sizes or all(
             d.size in sizes for sizes, d in zip(symmetric, p.dims, strict=True)
@@ -284,12 +286,12 @@ def _padding_warnings(e: Einsum, entry: Entry, outputs: Collection[str]) -> Iter
         )
 
 
-def _symmetric(d: Dim, e: Einsum, is_fixed: bool) -> range:
-    """Sizes of a dimension with as much padding behind it as before it, or less by below one stride; only the
-    stored size where there is no padding before it.
+def _symmetric_sizes(d: Dim, e: Einsum, is_fixed: bool) -> range:
+    """Stored sizes of a dimension at which the padding behind it equals that before it, or is smaller by less
+    than one stride; only the present size where there is no padding before it.
 
-    is_fixed: whether the einsum that makes the tensor fixes the size; then that size counts as symmetric
-    unless the padding behind is the wider one
+    is_fixed: whether the einsum that makes the tensor fixes the size; then that size is accepted unless it
+    leaves more padding behind than before
     """
     sizes, steps = e.sizes(), [c for rank, c in d.terms if rank in e.output.ranks()]
     end, pad_before = d.offset + d.hull(sizes), max(-d.offset, 0)

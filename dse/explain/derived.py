@@ -67,7 +67,7 @@ class Function(NamedTuple):
 
 
 class ChosenRow(NamedTuple):
-    """A row of the table chosen: one workload in one unfused schedule of a machine. Einsums that are not
+    """A row of the table `chosen`: one workload in one unfused schedule of a machine. Einsums that are not
     among `einsum_indices` are proven optimal in `space`.
     """
 
@@ -111,7 +111,7 @@ class RunContext:
 
 
 def chosen_columns(solution: Solution) -> dict[str, Any]:
-    """Returns the columns of the table chosen for an unfused solution, except machine, schedule and
+    """Returns the columns of the table `chosen` for an unfused solution, except machine, schedule and
     workload.
     """
     spaces = [encoded(c.space) for c in solution.einsums]
@@ -197,6 +197,7 @@ def functions(context: RunContext) -> list[Function]:
 def solutions(context: RunContext, rows: Sequence[ChosenRow]) -> list[Solution]:
     """Returns the stored solutions of the rows, costed again."""
     costs: list[list[EinsumCost | Infeasible]] = [[] for _ in rows]
+    # without a tile optimizer (whose mappings are made again, `_to_solution`) the stored mappings are read
     if not TILING[context.study.solver.tiling]:
         costs = [[None] * len(row.keys) for row in rows]  # type: ignore[list-item]
         for choices in _equal_choices(context, rows):
@@ -387,8 +388,8 @@ def _without_costs(problem: Problem, nest: Nest) -> EinsumCost:
 
 
 def _nests_by_key(context: RunContext, keys: Collection[str]) -> dict[str, str]:
-    """Returns the texts of nests by mapping_key. Only row groups of the table mappings that may have the keys
-    are read. Raises ValueError if a key is missing.
+    """Returns the texts of nests by mapping_key. Reads only those row groups of the table `mappings` that may
+    have the keys. Raises ValueError if a key is missing.
     """
     with context.lock:
         if len(context.nests) > MAX_DECODED:

@@ -237,8 +237,9 @@ class Residency:
 
 def residency(arch: Arch, workload: Workload, found: TrafficReport) -> Residency:
     """Returns the optimal retention between operations. A step is one access of GOGETA's access list (an
-    operation reads and writes its tensors). Of a loop only the first periods are laid out; shown are the
-    steps from the first retained span to the last, of one middle period.
+    operation reads and writes its tensors). Of a loop only the first periods (iterations) are laid out,
+    and the retained spans are those of one middle period (gogeta/optimum.py): shown are the steps from the
+    first of these spans to the last.
     """
     from dse.solve.gogeta.operations import graph
     from dse.solve.gogeta.optimum import EDGE_PERIODS
@@ -405,22 +406,22 @@ def effects(columns: Mapping[str, Sequence[Any]], values: Values) -> tuple[list[
     blocks, rows = [], []
     for name, column in columns.items():
         selected = [v for v, valid in zip(column, is_valid, strict=True) if valid]
-        levels = sorted(set(selected), key=lambda v: (isinstance(v, str), v))
-        if len(levels) > 1:
-            index_of = {level: i for i, level in enumerate(levels)}
-            blocks.append(np.eye(len(levels))[[index_of[v] for v in selected]])
-            rows.append((name, levels))
+        parameter_values = sorted(set(selected), key=lambda v: (isinstance(v, str), v))
+        if len(parameter_values) > 1:
+            index_of = {parameter_value: i for i, parameter_value in enumerate(parameter_values)}
+            blocks.append(np.eye(len(parameter_values))[[index_of[v] for v in selected]])
+            rows.append((name, parameter_values))
     if not blocks or len(y) < 2:
         return [], 0.0
     x, start, found = np.hstack([np.ones((len(y), 1)), *blocks]), 1, []
     coefficients = np.linalg.lstsq(x.T @ x, x.T @ y, rcond=None)[0]  # one small system, however many points
-    for block, (name, levels) in zip(blocks, rows, strict=True):
-        selected = coefficients[start : start + len(levels)]
+    for block, (name, parameter_values) in zip(blocks, rows, strict=True):
+        selected = coefficients[start : start + len(parameter_values)]
         found += [
-            Effect(name, level, float(np.exp(one - selected.mean())), int(n))
-            for level, one, n in zip(levels, selected, block.sum(axis=0), strict=True)
+            Effect(name, parameter_value, float(np.exp(one - selected.mean())), int(n))
+            for parameter_value, one, n in zip(parameter_values, selected, block.sum(axis=0), strict=True)
         ]
-        start += len(levels)
+        start += len(parameter_values)
     spread = float(((y - y.mean()) ** 2).sum())
     return found, 1.0 - float(((y - x @ coefficients) ** 2).sum()) / spread if spread > 1e-12 * len(
         y

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from analysis.plots import Picture
 
 MAX_HTML_ROWS = 1000  # rows of an answer that a notebook shows
-# einsums, and distinct einsums, of the largest workload that `residency` also solves with the schedule
-# residency: larger ones would take longer than seconds
+# at most so many einsums, and distinct einsums: up to these the function `residency` also solves the workload
+# with solver.schedule = residency, which takes seconds
 MAX_SOLVED_EINSUMS = 200, 8
 
 
@@ -116,7 +116,8 @@ class Mapped:
         """Returns a picture, which a notebook shows and `.save("x.pdf")` writes.
 
         kind: nest, roofline, breakdown, ski-slope or residency (of a schedule)
-        einsum: the einsum for nest or ski-slope; None: the costliest, or the workload
+        einsum: the einsum for nest or ski-slope; None: the costliest for nest, the whole
+            workload for ski-slope
 
         Raises ValueError.
         """
@@ -416,7 +417,9 @@ class Residency:
 
     @property
     def operations_per_period(self) -> int:
-        """Number of operations in a period."""
+        """Number of operations in a period: one iteration of the workload's loop, or everything if it has
+        none.
+        """
         return sum(len(stage) for phase in self.reuse.phases for stage in phase.stages)
 
     def text(self, width: int = tables.WIDE) -> str:
@@ -431,8 +434,8 @@ def residency(workload: str, machine: str, *, method: str = "corrected", **sets:
     """Returns on-chip retention between the operations of a workload, in the first level inside of main
     memory: GOGETA's configurations (arXiv 2303.11499) and the optimum.
 
-    method: corrected; gogeta-published classifies edges as the paper prints it, and counts as its figures do
-        (docs/reuse.md)
+    method: how edges are classified and counted. corrected: by GOGETA's rules without the errors of the
+        paper; gogeta-published: edges as the paper prints it, counts as its figures do (docs/reuse.md)
     sets: fields of the machine and `solver.fuse_elementwise`, as in `map`
 
     Raises ValueError with one line per fault.
@@ -720,8 +723,8 @@ class Run:
         )
         ended = str(status["reason"]).partition("; the front is empty")[0]
         return (
-            f"the run ended before it ({ended}); dse run with a larger stop goes on, dse map WORKLOAD "
-            f"MACHINE {set_options} solves that machine by itself"
+            f"the run ended before it ({ended}); dse run with a larger stop (such as stop.machines) "
+            f"continues it, dse map WORKLOAD MACHINE {set_options} solves that machine alone"
         )
 
     def _price_given_schedule(self, arch: Arch, path: Path) -> Mapped:

@@ -66,7 +66,7 @@ class Token:
     step: int
     tile: int  # elements of a tile of an unfolded inner part, otherwise 0
     pad: int  # empty positions behind it
-    guests: tuple[tuple[str, int], ...]  # (tensor, slices)
+    guests: tuple[tuple[str, int], ...]  # (tensor, positions behind the part that hold its elements)
     opens: int  # parentheses before it
     closes: int  # parentheses after it
 
@@ -83,7 +83,7 @@ def parse(text: str, names: Sequence[str], shape: Shape) -> Layout:
     ):  # tiles that do not overlap become a split; a single tile is the whole dimension
         if s.tile and (s.tile == s.stride or s.tiles() == 1):
             stored[k] = replace(s, tile=0, stride=0)
-    layout = Layout(tuple(names), tuple(shape), *_split_uncut(stored, _merge(digits, stored)))
+    layout = Layout(tuple(names), tuple(shape), *_unfuse_uncut(stored, _merge(digits, stored)))
     if layout.stored_elems() > MAX_ELEMS:
         raise LayoutError(f'layout "{text}": takes {layout.stored_elems():.2g} elements; pad less')
     return layout
@@ -370,7 +370,7 @@ def _digits(t: Token, stored: Sequence[StoredDim], tokens: Sequence[Token]) -> I
         yield Digit(t.dim, modulus, step, size, pitch, t.guests)
 
 
-def _split_uncut(
+def _unfuse_uncut(
     stored: Sequence[StoredDim], digits: Sequence[Digit]
 ) -> tuple[tuple[StoredDim, ...], tuple[Digit, ...]]:
     """Returns dimensions and digits, where a fused dimension that no digit cuts is its separate members

@@ -45,7 +45,7 @@ class Evaluated:
     """What the evaluator has found so far."""
 
     # (objective, energy, latency) by mapping
-    ranks: dict[Mapping, tuple[float, float, float]] = field(default_factory=dict)
+    costs: dict[Mapping, tuple[float, float, float]] = field(default_factory=dict)
     rows: list[Floats] = field(default_factory=list)  # features, in the order in which mappings were costed
     logs: list[float] = field(default_factory=list)  # log2 of the objective, in the same order
 
@@ -77,8 +77,8 @@ def annealing(
             (_random_walker(e, arch, rng) if rng.random() < RESTART_SHARE else None) or walker
             for walker in walkers
         ]
-    for mapping, found in evaluated.ranks.items():
-        best = mapping if is_lower(found, evaluated.ranks[best]) else best
+    for mapping, found in evaluated.costs.items():
+        best = mapping if is_lower(found, evaluated.costs[best]) else best
     return [evaluate_unfused(problem, best)]
 
 
@@ -122,30 +122,40 @@ def neighbour(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> Choices:
     from another if it is there; the PEs of a spatial loop; the order of the loops at a position; or a node
     moved within its level, into it or out of it.
     """
-    items, orders = loop_positions(arch, choices.placement), loop_orders(e, arch, choices.placement)
+    positions, orders = loop_positions(arch, choices.placement), loop_orders(e, arch, choices.placement)
     chance, trips = rng.random(), dict(choices.trips)
-    open_gaps = [item for item, gap_orders in zip(items, orders, strict=True) if gap_orders != [()]]
-    if chance < 0.5 and open_gaps:  # there are none if every rank has extent 1
+    open_positions = [
+        position
+        for position, position_orders in zip(positions, orders, strict=True)
+        if position_orders != [()]
+    ]
+    if chance < 0.5 and open_positions:  # there are none if every rank has extent 1
         rank = rng.choice([rank for rank, n in e.extents if n > 1])
-        target, source, p = rng.choice(open_gaps), rng.choice(open_gaps), rng.choice(primes(e.sizes()[rank]))
+        target, source, p = (
+            rng.choice(open_positions),
+            rng.choice(open_positions),
+            rng.choice(primes(e.sizes()[rank])),
+        )
         trips[target, rank, ""] = trips.get((target, rank, ""), 1) * p
         if trips.get((source, rank, ""), 1) % p == 0:
             trips[source, rank, ""] = trips.get((source, rank, ""), 1) // p
         return replace(choices, trips=trips)
     loops = [
-        (item, loop)
-        for item in items
-        if isinstance(item, int)
-        for loop in spatial_loops(e, arch.fanouts, item)
+        (position, loop)
+        for position in positions
+        if isinstance(position, int)
+        for loop in spatial_loops(e, arch.fanouts, position)
     ]
     if chance < 0.75 and loops:
-        item, loop = rng.choice(loops)
-        trips[item, loop.rank, loop.over] = rng.randint(
+        position, loop = rng.choice(loops)
+        trips[position, loop.rank, loop.over] = rng.randint(
             1, dict(pair for f in arch.fanouts for pair in f.dims)[loop.over]
         )
         return replace(choices, trips=trips)
     if chance < 0.85:
-        return replace(choices, orders={**choices.orders, rng.choice(items): rng.randrange(len(e.extents))})
+        return replace(
+            choices, orders={**choices.orders, rng.choice(positions): rng.randrange(len(e.extents))}
+        )
     return replace(choices, placement=_move_node(e, arch, choices, rng))
 
 
@@ -204,10 +214,10 @@ def _unlearned(rows: Floats) -> Floats:
 def _cost(problem: Problem, mappings: Sequence[Mapping], evaluated: Evaluated) -> None:
     """Costs mappings that were not costed before, and adds them to `evaluated`."""
     for mapping in mappings:
-        if mapping not in evaluated.ranks:
-            evaluated.ranks[mapping] = objective_values(problem, mapping)
+        if mapping not in evaluated.costs:
+            evaluated.costs[mapping] = objective_values(problem, mapping)
             evaluated.rows.append(features(problem.einsum, problem.arch, mapping))
-            evaluated.logs.append(log2(max(evaluated.ranks[mapping][0], 1e-300)))
+            evaluated.logs.append(log2(max(evaluated.costs[mapping][0], 1e-300)))
 
 
 def fit_model(rows: Sequence[Floats], logs: Sequence[float]) -> Model:

@@ -11,9 +11,10 @@ The mapspace:
 Two things are left out, since they change no count and need no less capacity:
 
 - loops among the nodes of the outermost level, where nothing is filled;
-- orders of the loops between two nodes, except for which rank comes first among those partially relevant to
-  the node above. Counts depend only on the tiles that these loops leave. A node sinks furthest if the fully
-  relevant loops come first, then one sliding window.
+- most orders of the loops between two nodes. First come loops of all ranks that are fully relevant to the
+  node above, then one of a partially relevant rank (each is tried), then the others. Counts depend on the
+  tiles below the loops, not on this order, and it lets the node above sink furthest: through the fully
+  relevant loops, then into one sliding window.
 """
 
 from __future__ import annotations
@@ -94,7 +95,9 @@ def enumerated(
 
 
 def is_lower(a: CostTriple, b: CostTriple) -> bool:
-    """Whether cost a is lower than b: the first of its numbers that differ by more than rounding."""
+    """Whether cost a is lower than b: decided by the first of objective, energy and latency in which they
+    differ by more than TIE_TOLERANCE.
+    """
     return next(
         (x < y for x, y in zip(a, b, strict=True) if abs(x - y) > TIE_TOLERANCE * min(abs(x), abs(y))), False
     )
@@ -168,13 +171,14 @@ def loop_orders(e: Einsum, arch: Arch, placement: Placement) -> list[list[tuple[
     empty order where no loops may stand.
     """
     projections, seen = {p.tensor: p for p in e.tensors()}, set()
-    last_outer = len(placement[0]) - 1  # the outermost level holds its tensors above all loops
+    # index of the last node of the outermost level: no loops stand between nodes of that level
+    last_outermost_node = len(placement[0]) - 1
     ranks = [rank for rank, n in e.extents if n > 1]
     found: list[list[tuple[str, ...]]] = []
     for i, item in enumerate(loop_positions(arch, placement)):
         is_outermost = isinstance(item, Store) and item.tensor not in seen
         seen |= {item.tensor} if isinstance(item, Store) else set()
-        if i < last_outer:
+        if i < last_outermost_node:
             found.append([()])
         elif is_outermost or not isinstance(item, Store):
             found.append([tuple(ranks)])

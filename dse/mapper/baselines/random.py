@@ -80,26 +80,33 @@ def draw(e: Einsum, arch: Arch, rng: Random) -> Choices:
     prime factor of an extent one position. The mapping need not fit.
     """
     placement = place(e, arch, rng)
-    items, orders = loop_positions(arch, placement), loop_orders(e, arch, placement)
-    open_gaps = [item for item, gap_orders in zip(items, orders, strict=True) if gap_orders != [()]]
+    positions, orders = loop_positions(arch, placement), loop_orders(e, arch, placement)
+    open_positions = [
+        position
+        for position, position_orders in zip(positions, orders, strict=True)
+        if position_orders != [()]
+    ]
     trips: dict[tuple[LoopPosition, str, str], int] = {}
     for rank, n in e.extents:
         for p in primes(n):
-            key = rng.choice(open_gaps), rank, ""
+            key = rng.choice(open_positions), rank, ""
             trips[key] = trips.get(key, 1) * p
     loops = [
-        (item, loop)
-        for item in items
-        if isinstance(item, int)
-        for loop in spatial_loops(e, arch.fanouts, item)
+        (position, loop)
+        for position in positions
+        if isinstance(position, int)
+        for loop in spatial_loops(e, arch.fanouts, position)
     ]
     free_pes = {dim: n for f in arch.fanouts for dim, n in f.dims}
-    for item, loop in rng.sample(loops, len(loops)):
-        trips[item, loop.rank, loop.over] = rng.randint(1, free_pes[loop.over])
-        free_pes[loop.over] //= trips[item, loop.rank, loop.over]
+    for position, loop in rng.sample(loops, len(loops)):
+        trips[position, loop.rank, loop.over] = rng.randint(1, free_pes[loop.over])
+        free_pes[loop.over] //= trips[position, loop.rank, loop.over]
     return Choices(
         placement,
-        {item: rng.randrange(len(gap_orders)) for item, gap_orders in zip(items, orders, strict=True)},
+        {
+            position: rng.randrange(len(position_orders))
+            for position, position_orders in zip(positions, orders, strict=True)
+        },
         trips,
     )
 
@@ -123,19 +130,21 @@ def mapping_of(e: Einsum, arch: Arch, choices: Choices) -> Mapping:
     to the PEs that are free; the innermost loops take what is left of each rank.
     """
     tile, free_pes = e.sizes(), {dim: n for f in arch.fanouts for dim, n in f.dims}
-    items, orders = loop_positions(arch, choices.placement), loop_orders(e, arch, choices.placement)
+    positions, orders = loop_positions(arch, choices.placement), loop_orders(e, arch, choices.placement)
     nodes: list[Loop | Store] = []
-    for item, gap_orders in zip(items, orders, strict=True):
-        for loop in spatial_loops(e, arch.fanouts, item) if isinstance(item, int) else ():
+    for position, position_orders in zip(positions, orders, strict=True):
+        for loop in spatial_loops(e, arch.fanouts, position) if isinstance(position, int) else ():
             outer = tile[loop.rank]
-            n = min(choices.trips.get((item, loop.rank, loop.over), 1), free_pes[loop.over])
+            n = min(choices.trips.get((position, loop.rank, loop.over), 1), free_pes[loop.over])
             tile[loop.rank] = -(-outer // n)
             free_pes[loop.over] //= -(-outer // tile[loop.rank])
             nodes.append(Loop(loop.rank, tile[loop.rank], loop.over))
-        nodes += [item] if isinstance(item, Store) else []
-        for rank in gap_orders[choices.orders.get(item, 0) % len(gap_orders)]:
+        nodes += [position] if isinstance(position, Store) else []
+        for rank in position_orders[choices.orders.get(position, 0) % len(position_orders)]:
             tile[rank] //= (
-                tile[rank] if item is items[-1] else gcd(tile[rank], choices.trips.get((item, rank, ""), 1))
+                tile[rank]
+                if position is positions[-1]
+                else gcd(tile[rank], choices.trips.get((position, rank, ""), 1))
             )
             nodes.append(Loop(rank, tile[rank]))
     return without_unit_loops(Mapping(tuple(nodes)), e)

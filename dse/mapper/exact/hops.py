@@ -9,8 +9,9 @@ least
     + distance to the first one   groups have no PE in common: on average at least the mean of the g smallest
                                   distances between a PE of the network and memory
 
-In unequal groups words weigh less, at most the full group's each; so g full groups stand for g or more. Where
-shares are equal, all PEs that are used stand side by side, which says more (`_along`).
+Groups are unequal if the last PEs have less than a full share. Such a group has at most as many words as a
+full one, and counts in g only as the share of a full one that it has at least (`_proportional`). Where shares
+are equal, all PEs that are used stand side by side, which says more (`_along`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum
 
 MOST_PES = 1 << 14  # PEs of a network up to which links are tabulated; of larger ones none are counted
-DENSE = 1 << 11  # PEs up to which bounds of all larger numbers are made
+# PEs up to which the minimum over all larger (n, g) is tabulated ([PEs + 1]^2 numbers, `_least_of_larger`);
+# above, a weaker bound
+MAX_PES_MINIMUM = 1 << 11
 
 Spatial = tuple[tuple[str, tuple[str, ...]], ...]  # as Constraints.spatial
 
@@ -58,10 +61,11 @@ def pair_of(fanouts: Sequence[Fanout], tensors: int, i: int, x: int, compute: bo
 
 
 def countable(e: Einsum, arch: Arch, constraints: Constraints) -> Spatial:
-    """Returns constraints.spatial without ranks of windows, and of indices that are cut short, on networks
-    whose links have a price: such nests are refused, since their hops are not counted.
+    """Returns constraints.spatial without ranks of windows, and without ranks with more values than their
+    dimension stores, on networks whose links have a price: such nests are refused, since their hops are not
+    counted.
     """
-    sizes, taken = e.sizes(), dict(constraints.spatial)
+    sizes, allowed_ranks = e.sizes(), dict(constraints.spatial)
     uncounted = {
         rank
         for p in e.tensors()
@@ -71,8 +75,10 @@ def countable(e: Einsum, arch: Arch, constraints: Constraints) -> Spatial:
     }
     for f in arch.fanouts if uncounted else ():
         for name, _ in f.dims if f.hop_pj else ():
-            taken[name] = tuple(rank for rank in taken.get(name, tuple(sizes)) if rank not in uncounted)
-    return tuple(taken.items())
+            allowed_ranks[name] = tuple(
+                rank for rank in allowed_ranks.get(name, tuple(sizes)) if rank not in uncounted
+            )
+    return tuple(allowed_ranks.items())
 
 
 def tables(
@@ -87,19 +93,20 @@ def tables(
     choices: spatial unrollings of each rank, in the order of `ranks`
     """
     boundaries = sorted({f.outside for f in fanouts})
-    shares, pes, first, links = list[Floats](), list[int](), list[Ints](), list[Floats]()
+    sharing_rows, pes, first, links = list[Floats](), list[int](), list[Ints](), list[Floats]()
     for f in (fanouts[i] for i in networks(fanouts)):
         b, grid = boundaries.index(f.outside), _grid(f)
-        # PEs inside of unequal shares are counted otherwise: `_shares`
+        # ANY: no bound while ranks are open. Inside of another boundary (b > 0) PEs may share what is an
+        # unequal share already, and their links are not counted (`_sharing_rows`)
         kind = state.EVEN if factors == "perfect" else state.UNEVEN if b == 0 else state.ANY
         for x, p in enumerate((*e.inputs, e.output)):
             for compute in (False, True):
                 own = unshared(p, e) if compute else p.ranks()
-                shared = _sharing_groups(fanouts, f, p is e.output)
-                shares.append(
+                sharing_groups = _sharing_groups(fanouts, f, p is e.output)
+                sharing_rows.append(
                     np.concatenate(
                         [
-                            _shares(o, b, shared, rank not in own)
+                            _sharing_rows(o, b, sharing_groups, rank not in own)
                             for o, rank in zip(choices, ranks, strict=True)
                         ]
                     )
@@ -108,7 +115,7 @@ def tables(
                 first.append(begin + sum(one.shape[1] for one in links))
                 pes.append(len(begin) - 1)
                 links.append(table)
-    rows = np.stack(shares, axis=1) if shares else np.zeros((0, 0, 3))
+    rows = np.stack(sharing_rows, axis=1) if sharing_rows else np.zeros((0, 0, 3))
     width = max(map(len, first), default=0)
     return state.Hops(
         np.ascontiguousarray(rows[..., 0]),
@@ -131,9 +138,9 @@ def _sharing_groups(fanouts: tuple[Fanout, ...], f: Fanout, output: bool) -> fro
 
 
 def _proportional(e: Einsum, x: int, compute: bool) -> bool:
-    """Returns whether the words of PEs grow at most with their share of every rank, so that a unequal group
-    takes no more words than its share of a full one: without padding, without a rank in two dimensions, and
-    without first reads that are skipped whatever the share.
+    """Returns whether a PE with a share s of a full one has at least s times its words. It may have fewer
+    with padding, with a rank in two dimensions (words grow with its square), and with first reads that are
+    skipped whatever the share (the same number is subtracted).
     """
     p, sizes = (*e.inputs, e.output)[x], e.sizes()
     stored = all(
@@ -144,34 +151,38 @@ def _proportional(e: Einsum, x: int, compute: bool) -> bool:
     return stored and len(named) == len(set(named)) and not (compute and p is e.output and sparse(e))
 
 
-def _shares(own: SpatialUnrollings, b: int, shared: frozenset[int], shares: bool) -> Floats:
+def _sharing_rows(
+    unrollings: SpatialUnrollings, b: int, sharing_groups: frozenset[int], same_words: bool
+) -> Floats:
     """Returns [O, 3] of one rank at boundary b: `Hops.sharing`, `Hops.apart` and `Hops.unequal`.
 
-    shared: groups whose PEs share words
-    shares: whether PEs along the rank want the same words
+    sharing_groups: groups of the fan-out (spatial.dims_and_groups) whose PEs share words
+    same_words: whether PEs along the rank want the same words
     """
     return np.array(
         [
-            (0.0, 1.0, True)  # shares of unequal shares: such hops are not counted here
-            if way[b].cuts and any(outer.shared_tile for outer in way[:b])
-            else (*_share(way[b], shared, shares), way[b].shared_tile > 0)
-            for way in own.boundaries
+            (0.0, 1.0, True)  # inside of PEs whose shares may be unequal: 0 PEs, so no links are counted
+            if option[b].cuts and any(outer.shared_tile for outer in option[:b])
+            else (*_least_sharing(option[b], sharing_groups, same_words), option[b].shared_tile > 0)
+            for option in unrollings.boundaries
         ],
         np.float64,
     )
 
 
-def _share(one: FanoutBoundary, shared: frozenset[int], shares: bool) -> tuple[float, float]:
-    """Returns how many PEs get the same words, and how many groups get others, at least. Of unequal groups
-    only as many count as full ones have the words of all together.
+def _least_sharing(
+    one: FanoutBoundary, sharing_groups: frozenset[int], same_words: bool
+) -> tuple[float, float]:
+    """Returns how many PEs get the same words, and how many groups get others, at least. If groups are
+    unequal, a full one counts 1 and the last one its share of a full one, so the number need not be whole.
     """
     if not one.shared_tile:
-        n = prod(pes for group, pes in one.cuts if shares and group in shared)
+        n = prod(pes for group, pes in one.cuts if same_words and group in sharing_groups)
         return float(n), float(one.pes // n)
-    some = {group for group, _ in one.cuts}
-    if not shares or not some & shared:
+    split_groups = {group for group, _ in one.cuts}
+    if not same_words or not split_groups & sharing_groups:
         return 1.0, one.shared_tile / one.cuts[-1][1]
-    return (float(one.pes), 1.0) if some <= shared else (1.0, 1.0)
+    return (float(one.pes), 1.0) if split_groups <= sharing_groups else (1.0, 1.0)
 
 
 class Grid(NamedTuple):
@@ -193,7 +204,8 @@ def least_links(grid: Grid, proportional: bool, kind: int) -> tuple[Ints, Floats
     each of g groups want stand at begin[n] + g.
 
     proportional: as `_proportional`
-    kind: which links bound unrollings of which some ranks are not known: EVEN, UNEVEN, or ANY for none
+    kind: what row 2 of `links` (ANY: some ranks are not unrolled yet) is made of. EVEN: the least of row 0
+        over all larger n and g; UNEVEN: row 1; ANY: 0, no bound
     """
     pes = prod(grid.size)
     if pes > MOST_PES:
@@ -203,13 +215,17 @@ def least_links(grid: Grid, proportional: bool, kind: int) -> tuple[Ints, Floats
     n, g = np.repeat(np.arange(1, pes + 1), rows), np.arange(rows.sum()) - np.repeat(begin[1:], rows)
     near = np.sort(_distances(grid))
     mean = np.cumsum(near) / np.arange(1, pes + 1)
-    apart = n - 1 + mean[g - 1]
-    even = apart if grid.region else np.maximum(apart, _side_by_side(grid, begin, len(n), apart))
-    uneven = apart if proportional else n - 1.0
-    some = uneven if kind == state.UNEVEN else np.zeros(len(n))
+    links_anywhere = n - 1 + mean[g - 1]  # groups may lie anywhere, but have no PE in common
+    even = (
+        links_anywhere
+        if grid.region
+        else np.maximum(links_anywhere, _side_by_side(grid, begin, len(n), links_anywhere))
+    )
+    uneven = links_anywhere if proportional else n - 1.0
+    any_links = uneven if kind == state.UNEVEN else np.zeros(len(n))
     if kind == state.EVEN:
-        some = _least_of_larger(even, n, g, pes) if pes <= DENSE else apart
-    return begin, np.array([even, uneven, some], np.float64)
+        any_links = _least_of_larger(even, n, g, pes) if pes <= MAX_PES_MINIMUM else links_anywhere
+    return begin, np.array([even, uneven, any_links], np.float64)
 
 
 def _distances(grid: Grid) -> Floats:
@@ -223,11 +239,12 @@ def _distances(grid: Grid) -> Floats:
 
 
 def _side_by_side(grid: Grid, begin: Ints, many: int, default: Floats) -> Floats:
-    """Returns least links of equal shares, whatever the PEs of a group and the groups along rows and
-    columns.
+    """Returns, at begin[n] + g, the least links of equal shares over all n = n_y n_x and g = g_y g_x (PEs per
+    group, and groups, along a column and along a row); `default` where there is no such split.
 
-    next_level: the tree goes along the row past n_x columns, and in each past its rows
-    same_level: PEs of one row and one column are reached as alone, each other one by a link or more
+    next_level (a tree): t_x links along the row, then t_y links in each of the n_x columns
+    same_level (a chain from PE to PE): t_x + t_y links for one row and one column, and at least a link for
+        each other PE, of which there are (n_x - 1) (n_y - 1)
     """
     rows, columns = grid.size
     n_y, g_y, t_y = _along(rows, grid.injected_at == "edge")

@@ -74,10 +74,10 @@ def optimal(
     Returns a list of one solution. Ties are decided by energy, then latency.
 
     allowed_gap: the answer may lie this relative gap above the optimum. Mappings of imperfect spatial factors
-        are left out unless they are better by more than that (`Prices.goals`); inf: as 0, but no search is
-        repeated for stalls.
+        are left out unless they are better by more than that (`Prices.make_goals`); inf: as 0, but `_refine`
+        does not search again with more stalls counted, so the answer may lie above the optimum by these.
     On machines whose networks have a price the search counts the least hops of a mapping (hops.py); answers
-    are priced with all, and mappings whose hops are not counted (network.Uncounted) are none.
+    are priced with all, and mappings whose hops are not counted (network.Uncounted) are no answers.
     budget: storage nodes placed at most.
 
     Where the budget ends first, or the search does not take the einsum (`search.supports`), the answer is the
@@ -87,7 +87,7 @@ def optimal(
     if factors == "imperfect":
         return _imperfect(problem, constraints, budget, allowed_gap)
     names_some, prices = names_some_dims(constraints, problem.arch), Prices([problem], constraints)
-    goals = None if names_some else prices.goals(factors, allowed_gap)
+    goals = None if names_some else prices.make_goals(factors, allowed_gap)
     found = (
         search(problem, factors, constraints, budget, goals=goals)
         if supports(problem.einsum, factors)
@@ -108,7 +108,8 @@ def optimal_on(
         outermost.overflow_of_einsum(problem.einsum, problem.arch) for problem in problems
     ]
     problems = [replace(problem, arch=problem.arch.unbounded()) for problem in problems]
-    cells: dict[Any, list[int]] = {}
+    # structure -> positions of the machines that are searched together
+    batches: dict[Any, list[int]] = {}
     for j, problem in enumerate(
         problems
         if factors != "imperfect"
@@ -118,9 +119,9 @@ def optimal_on(
     ):
         if found[j]:
             continue
-        cells.setdefault(same_structure(problem), []).append(j)
+        batches.setdefault(same_structure(problem), []).append(j)
     for positions in (
-        cell[i : i + MAX_TOGETHER] for cell in cells.values() for i in range(0, len(cell), MAX_TOGETHER)
+        batch[i : i + MAX_TOGETHER] for batch in batches.values() for i in range(0, len(batch), MAX_TOGETHER)
     ):
         if len(positions) > 1 and not names_some_dims(constraints, problems[positions[0]].arch):
             for j, one in _on_many(
@@ -162,20 +163,23 @@ class Prices:
     constraints: Constraints
     costs: dict[tuple[Mapping, int], EinsumCost] = field(default_factory=dict)  # by mapping and machine
 
-    def goals(self, factors: Factors, allowed_gap: float) -> Goals | None:
-        """Returns the goals of a search of imperfect factors: these must beat the optimum of perfect ones, as
-        the evaluator prices it, by more than the gap. None: any saving counts (no gap, or inf).
+    def make_goals(self, factors: Factors, allowed_gap: float) -> Goals | None:
+        """Returns the function that gives the goals of a search of imperfect factors (search.Goals): from the
+        optimum of perfect factors per machine, to the goal and to the lower bound of any mapping. Imperfect
+        factors must beat that optimum, as the evaluator prices it, by more than the gap. None: any saving
+        counts (no gap, or inf).
 
             goal = cost of that optimum / (1 + allowed_gap)
 
         So the goal is a lower bound if no mapping is found below it, and the optimum of perfect factors is an
         answer within the gap. It depends on the machine alone, not on the batch (`search.search_on`).
 
-        Where the lower bound of any mapping reaches the goal, nothing is searched. Else up to PROVEN
-        unrollings are searched for whatever they save: that takes a millisecond or two.
+        Where the lower bound of any mapping reaches the goal, nothing is searched. Else, with at most
+        MAX_UNROLLINGS unrollings, any saving counts (the goal is inf): to search them to the optimum takes a
+        millisecond or two.
 
-        Where networks have a price the optimum of perfect factors is priced whatever the gap: hops of the
-        imperfect one may not be counted, or be more than the search counts.
+        Where networks have a price the optimum of perfect factors is always priced, as an answer to fall back
+        on: hops of the imperfect one may not be counted, or be more than the search counts.
         """
         more = allowed_gap if allowed_gap < inf else 0.0
 
@@ -265,7 +269,7 @@ def _on_many(
     answers: dict[int, EinsumCost | Infeasible] = {}
     prices = Prices(problems, constraints)
     results = search_on(
-        problems, factors, constraints, SHARED_BUDGET, goals=prices.goals(factors, allowed_gap)
+        problems, factors, constraints, SHARED_BUDGET, goals=prices.make_goals(factors, allowed_gap)
     )
     if results[0].visited > SHARED_BUDGET or results[0].ended:
         return answers
@@ -449,8 +453,9 @@ def _refine(
     priced: Sequence[EinsumCost],
 ) -> EinsumCost:
     """The answer of a search that finished. Where the search counts fewer cycles than the evaluator, further
-    searches with other stalls (`exposed`: "sequential", "ends") may find a better mapping or a higher lower
-    bound. priced: as in `_to_answer`.
+    searches count more stalls (`exposed`, see `search`). "sequential", fills and drains of single buffers one
+    after the other, may find a better mapping but proves no bound; "ends", also first fills and last drains,
+    may find one or prove a higher bound. priced: as in `_to_answer`.
     """
     assert found.mapping is not None
     arch = problem.arch
@@ -539,7 +544,9 @@ def none_fits(problem: Problem, constraints: Constraints) -> Infeasible:
 
 
 def _fits(problem: Problem, mapping: Mapping, constraints: Constraints) -> bool:
-    """Whether the mapping fits all capacities, tiles in `constraints.homes` not counted."""
+    """Whether the mapping fits all capacities, without tiles whose capacity the schedule accounts for
+    (constraints.homes: tensor and the level that holds it).
+    """
     held = [
         row
         for row in footprints(mapping, problem.einsum, problem.arch)

@@ -130,5 +130,8 @@ def _certificate(arch: Arch, space: Mappings, proven: bool, cut: bool) -> str:
         return f"cut after {MAX_SEARCHES} searches: others may be missing"
     if not proven:
         return "not proven: some searches reached the end of their budget"
-    missing = ", by cycles without fill stalls: of mappings that stall differently some may be missing"
+    missing = (
+        ", compared by cycles without fill stalls: mappings that are on the front only by their stalls may "
+        "be missing"
+    )
     return f"all of the searched space{'' if arch.overlap == 'free' else missing}{certificate_words(space)}"

@@ -54,7 +54,7 @@ def cut(size: Ints, many: Ints, n: int, tile: int, first: bool) -> int:
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def rank_cost(parts: Floats, port: Ints, machine: Floats, objective: int, out: Floats) -> None:
+def total_cost(parts: Floats, port: Ints, machine: Floats, objective: int, out: Floats) -> None:
     """Writes to out [3] the value of the objective, energy and latency of cost parts.
 
     parts: energy without leakage, cycles of compute, cycles of every port.
@@ -113,8 +113,8 @@ class Prices(NamedTuple):
     lower: Floats  # [T] lower bound of the product; with sign -1 an upper bound
     minuend: Ints  # [T] the product that skipped reads are subtracted from, which they do not exceed
     start: Floats  # [P] parts of the cost that are the same for all mappings
-    ports: Ints  # [V, 3] as in `rank_cost`
-    machine: Floats  # [2] as in `rank_cost`
+    ports: Ints  # [V, 3] as in `total_cost`
+    machine: Floats  # [2] as in `total_cost`
     objective: int
     break_ties: bool  # whether energy, then latency order choices with equal objectives
     bits: Floats  # [B] bits per element of a node
@@ -134,7 +134,7 @@ def objective_value(value: Floats, prices: Prices, parts: Floats, out: Floats) -
         amount = prices.sign[k] * value[k]
         for i in range(parts.shape[0]):
             parts[i] += prices.weights[k, i] * amount
-    rank_cost(parts, prices.ports, prices.machine, prices.objective, out)
+    total_cost(parts, prices.ports, prices.machine, prices.objective, out)
     if not prices.break_ties:
         out[1], out[2] = 0.0, 0.0
 
@@ -221,9 +221,8 @@ class ChainBound(NamedTuple):
     prices: Prices
     best: Floats  # [3] the best cost so far
     column: Ints  # [T] the column of the rank that is a factor of a product, -1: none
-    # [., 4] per dimension of a node that has the rank: bounded node, the gap above it, coefficient, 1 if the
-    # dimension is a window (sunk below the loops of the next gap, it has that gap's tile), else 0 (its tile
-    # stays)
+    # [., 4] per dimension of a node that has the rank: bounded node, the gap above it, coefficient, and
+    # how many gaps further in the dimension has its tile if the node sinks (1 for a window, else 0)
     footprint_dims: Ints
     rest: Rest  # bounds of all other ranks and groups
 
@@ -279,18 +278,19 @@ def bound_columns_over_splits(
 ) -> None:
     """Writes lower bounds of the columns, over all ways to split a set of tiles over the PEs: those of an
     outline, a row that has tiles at the gaps only. FIRST columns are subtracted, so they get minus an upper
-    bound. tile: the largest size of the set.
+    bound. tile: the largest size of the set. Of PEs along the dimensions of a column's mask only the first
+    counts.
     """
     for c in range(columns.shape[0]):
-        what, pes_counted_once, pes_counted = columns[c, 0], 1, 1
+        what, pes_along_mask, pes_elsewhere = columns[c, 0], 1, 1
         for d in range(pes.shape[0]):
             if (columns[c, 1] >> d) & 1:
-                pes_counted_once *= pes[d]
+                pes_along_mask *= pes[d]
             else:
-                pes_counted *= pes[d]
-        values[c] = -min(tile, pes_counted) if what == FIRST else 0
+                pes_elsewhere *= pes[d]
+        values[c] = -min(tile, pes_elsewhere) if what == FIRST else 0
         for i in range(n if what != FIRST else 0):
-            values[c] += many[i] * (-(-size[i] // pes_counted_once) if what == TOTAL else 1)
+            values[c] += many[i] * (-(-size[i] // pes_along_mask) if what == TOTAL else 1)
 
 
 @njit(cache=True, nogil=True)
@@ -300,12 +300,12 @@ def bundle_columns(columns: Ints, size: Ints, many: Ints, n: int, used: Floats, 
     """
     for c in range(columns.shape[0]):
         mask = columns[c, 1]
-        pes_counted_once = (int(used[0]) if mask & 1 else 1) * (int(used[1]) if mask & 2 else 1)
-        values[c] = -(int(used[0]) * int(used[1])) // pes_counted_once
+        pes_along_mask = (int(used[0]) if mask & 1 else 1) * (int(used[1]) if mask & 2 else 1)
+        values[c] = -(int(used[0]) * int(used[1])) // pes_along_mask
         if columns[c, 0] != FIRST:
             values[c] = 0
             for i in range(n):
-                values[c] += many[i] * -(-size[i] // pes_counted_once)
+                values[c] += many[i] * -(-size[i] // pes_along_mask)
 
 
 @njit(cache=True, nogil=True)
@@ -341,9 +341,9 @@ def chains(
         FIRST), and a bit mask of the fan-out dimensions of which only the first PE counts. The last columns
         are the PEs in use along each dimension.
     bundle_above: 0: off. Else, where the tile above the innermost gap that may cut has more elements than
-        this, chains that leave one element per PE are enumerated, since nothing gains from a larger tile
-        there. All chains that leave more and use a0 x a1 PEs (both above 1) are bundled: one row per (outer
-        tiles, a0, a1), whose columns are bounds and whose other tiles are 0.
+        this, only chains that leave one element per PE are enumerated one by one (the caller asks for it
+        where no larger tile lowers a column). All chains that leave more and use a0 x a1 PEs (both above 1)
+        are bundled: one row per (outer tiles, a0, a1), whose columns are bounds and whose other tiles are 0.
     outer: whether to return one row per choice of tiles at the gaps, with bounds over all tiles inside.
     alive: if not empty, `codes` of the only tiles at the gaps that are wanted, ascending.
     max_rows: rows to allocate.
@@ -368,7 +368,8 @@ def chains(
     size[0, 0], many[0, 0], n[0] = extent, 1, 1
     column_values, v, factor = np.zeros(width), np.zeros(dims + 1, np.int64), np.zeros(dims + 1, np.int64)
     inside_values, used = column_values[n_count + n_tile : width - dims], column_values[width - dims :]
-    above, tile, size_index, before = (
+    # the tile outside of each gap, the tile at it, and its index in `sizes`; the tiles of the chain before
+    tile_outside, tile, size_index, previous_tiles = (
         np.zeros(gaps + 1, np.int64),
         np.zeros(gaps, np.int64),
         np.full(gaps, -1, np.int64),
@@ -380,34 +381,37 @@ def chains(
         np.full(pe_count + 1, -1, np.int64),
         np.empty(max_rows + 1, np.int64),
     )
-    above[0] = extent
+    tile_outside[0] = extent
     for i in range(gaps):
         last_cut_gap = i if allowed[i] else last_cut_gap
         for c in range(n_count):
             known_columns[i] += count_gaps[c] <= i
-    scratch, hint, j = new_scratch(bound.prices), 0, 0
+    scratch, first_rest_row, j = new_scratch(bound.prices), 0, 0
     while j >= 0 and filled <= max_rows:
         # index in `sizes`; the first size that is not below the tile above stands for no cut
         size_index[j] += 1
-        is_bundled = bundle_above > 0 and last_cut_gap >= 0 and above[last_cut_gap] > bundle_above
-        cuts = allowed[j] and size_index[j] < sizes.shape[0] and sizes[size_index[j]] < above[j]
+        is_bundled = bundle_above > 0 and last_cut_gap >= 0 and tile_outside[last_cut_gap] > bundle_above
+        cuts = allowed[j] and size_index[j] < sizes.shape[0] and sizes[size_index[j]] < tile_outside[j]
         if cuts:
             tile[j] = sizes[size_index[j]]
             if is_bundled and j == last_cut_gap and tile[j] > pe_count:
                 j -= 1
                 continue
-        elif size_index[j] > sizes.shape[0] or (is_bundled and j == last_cut_gap and above[j] > pe_count):
+        elif size_index[j] > sizes.shape[0] or (
+            is_bundled and j == last_cut_gap and tile_outside[j] > pe_count
+        ):
             j -= 1
             continue
         else:
-            tile[j], size_index[j] = above[j], sizes.shape[0]
+            tile[j], size_index[j] = tile_outside[j], sizes.shape[0]
         if is_bundled and j == last_cut_gap and dims == 2 and size_index[j] == 0:
             for a0 in range(2, pes[0] + 1):
                 for a1 in range(2, pes[1] + 1):
-                    # a1 PEs leave two elements in one of them from a tile of 2 a1 - 1 on, and a0 PEs have
-                    # such tiles from (a0 - 1) (2 a1 - 1) + 1 on
+                    # the smallest tile that uses a0 x a1 PEs with more than one element in some PE: along
+                    # dimension 1 2 (a1 - 1) + 1 = 2 a1 - 1 elements; along dimension 0 (a0 - 1) such tiles
+                    # and one element more
                     smallest_tile = (a0 - 1) * (2 * a1 - 1) + 1
-                    if smallest_tile > above[j]:
+                    if smallest_tile > tile_outside[j]:
                         break
                     for c in range(n_tile):
                         column_values[n_count + c] = (
@@ -416,26 +420,28 @@ def chains(
                     used[0], used[1] = a0, a1
                     bundle_columns(columns, size[j], many[j], int(n[j]), used, inside_values)
                     m = chain_may_improve(
-                        column_values, width, tile, last_cut_gap, used, bound, hint, scratch
+                        column_values, width, tile, last_cut_gap, used, bound, first_rest_row, scratch
                     )
                     if m >= 0:
-                        filled, hint = (
-                            next_row(tile[:last_cut_gap], v[:0], column_values, filled, rows, values),
+                        filled, first_rest_row = (
+                            append_row(tile[:last_cut_gap], v[:0], column_values, filled, rows, values),
                             m,
                         )
         if fixed[j] and tile[j] != fixed[j]:
             continue
         for i in range(n[j]):
             size[j + 1, i], many[j + 1, i] = size[j, i], many[j, i]
-        n[j + 1] = n[j] if tile[j] == above[j] else cut(size[j + 1], many[j + 1], n[j], tile[j], False)
-        above[j + 1] = tile[j]
+        n[j + 1] = n[j] if tile[j] == tile_outside[j] else cut(size[j + 1], many[j + 1], n[j], tile[j], False)
+        tile_outside[j + 1] = tile[j]
         for c in range(n_count):
             if count_gaps[c] == j:
                 column_values[c] = many[j + 1, : n[j + 1]].sum()
-        m = chain_may_improve(column_values, known_columns[j], tile, j + 1, one_pe, bound, hint, scratch)
+        m = chain_may_improve(
+            column_values, known_columns[j], tile, j + 1, one_pe, bound, first_rest_row, scratch
+        )
         if m < 0:
             continue
-        hint = m
+        first_rest_row = m
         if j < gaps - 1:
             j += 1
             size_index[j] = -1
@@ -446,9 +452,9 @@ def chains(
             if place == alive.shape[0] or alive[place] != code:
                 continue
         for i in range(same_gaps):
-            if before[i] != tile[i]:
+            if previous_tiles[i] != tile[i]:
                 newest_row[:] = -1
-            before[i] = tile[i]
+            previous_tiles[i] = tile[i]
         for c in range(n_tile):
             column_values[n_count + c] = tile[tile_gaps[c]]
         v[0], factor[0], d = tile[gaps - 1], 0, 0
@@ -457,9 +463,9 @@ def chains(
                 columns, size[gaps], many[gaps], int(n[gaps]), int(v[0]), pes, inside_values
             )
             used[:] = 1.0
-            m = chain_may_improve(column_values, width, tile, gaps, one_pe, bound, hint, scratch)
+            m = chain_may_improve(column_values, width, tile, gaps, one_pe, bound, first_rest_row, scratch)
             if m >= 0:
-                filled, hint = next_row(tile, v[:0], column_values, filled, rows, values), m
+                filled, first_rest_row = append_row(tile, v[:0], column_values, filled, rows, values), m
             continue
         while d >= 0:
             if d < dims:
@@ -479,21 +485,22 @@ def chains(
                 inside_values[c] = count_in_pes(
                     size[gaps], many[gaps], int(n[gaps]), v, columns[c, 0], columns[c, 1], size2, many2
                 ) * (-1 if columns[c, 0] == FIRST else 1)
-            key = 0
+            # with bundles a chain is compared with those only that use as many PEs along each dimension
+            pes_key = 0
             for i in range(dims):
                 used[i] = -(-v[i] // v[i + 1])
-                key = key * pes[i] + int(used[i]) - 1
-            key = key if bundle_above else 0
-            other, dominated = newest_row[key], False
+                pes_key = pes_key * pes[i] + int(used[i]) - 1
+            pes_key = pes_key if bundle_above else 0
+            other, dominated = newest_row[pes_key], False
             while other >= 0 and not dominated:
                 dominated = is_dominated(column_values, values[other])
                 other = previous_row[other]
             if dominated:
                 continue
-            m = chain_may_improve(column_values, width, tile, gaps, used, bound, hint, scratch)
+            m = chain_may_improve(column_values, width, tile, gaps, used, bound, first_rest_row, scratch)
             if m >= 0:
-                previous_row[filled], newest_row[key], hint = newest_row[key], filled, m
-                filled = next_row(tile, v[1:], column_values, filled, rows, values)
+                previous_row[filled], newest_row[pes_key], first_rest_row = newest_row[pes_key], filled, m
+                filled = append_row(tile, v[1:], column_values, filled, rows, values)
                 if filled > max_rows:
                     break
     enough = filled <= max_rows
@@ -501,7 +508,7 @@ def chains(
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def next_row(tile: Ints, inside: Ints, own: Floats, filled: int, rows: Ints, values: Floats) -> int:
+def append_row(tile: Ints, inside: Ints, own: Floats, filled: int, rows: Ints, values: Floats) -> int:
     """Writes the next row, if there is space left. Returns the number of rows with it, written or not."""
     if filled < rows.shape[0]:
         rows[filled, : tile.shape[0]], values[filled] = tile, own
@@ -649,12 +656,13 @@ def search(
     best: [3] lowered to its cost.
     chosen: [G] gets its rows, else unchanged.
     found: if it has rows, all choices below `best` are written there, their costs to `costs`, and `best`
-        stays. With one group left open, the bound of a choice is the cost of its rows.
+        stays.
     budget: rows visited at most.
 
     At every node of the tree each group keeps the rows that by a bound may still lead below the best. Then
-    the group with fewest rows is fixed to each of its rows, one after the other. Returns how many rows were
-    visited (above `budget`: it ended early), and how many choices are in `found`.
+    the group with fewest rows is fixed to each of its rows, one after the other. Once one group is left open,
+    the bounds of its rows are costs. Returns how many rows were visited (above `budget`: it ended early), and
+    how many choices are in `found`.
     """
     group_count, part_count, n = len(table.start) - 1, len(prices.start), len(table.products)
     product_count, node_count, dim_count = (

@@ -24,7 +24,8 @@ from hw.arch import Arch
 from workloads.arrays import Bools, Floats, Ints
 from workloads.einsum import Dim, Einsum
 
-# rows for the chains of a short rank: a quarter of what is allocated first, fourfold each time until they fit
+# a quarter of the rows that are allocated first for the chains of a rank (of 32 times as many for extents of
+# 200 or more); each time that they do not fit, four times as many
 INITIAL_ROWS = 1 << 12
 # elements of a tile up to which every split over PEs is a row; above, see `bundle_above` of
 # ragged_kernels.chains
@@ -56,8 +57,8 @@ class Vectors:
 
     tiles: Ints  # [N, R, E + D] per rank the tiles at the gaps, then at the fan-out dimensions
     products: Floats  # [N, T] factors of the products
-    # [N, B, 2] factors of a node's elements: at its own place; if it also sinks below the loop of that rank
-    # of a window that saves most (one rank of all groups together may do so)
+    # [N, B, 2] factors of a node's elements: [0] of its tile at its own gap; [1] if it also sinks below the
+    # loop over one rank of a window, the one that saves most. At most one group gives its [1]
     footprints: Floats
     pes: Floats  # [N, D] PEs in use
 
@@ -411,7 +412,7 @@ def lower_bounds(g: Group) -> Vectors:
 
 
 def _front(values: Floats, is_chain: Bools) -> Ints:
-    """Indices of the rows that no other one dominates. Of equal rows one stays: a row of actual chains (real)
+    """Indices of the rows that no other one dominates. Of equal rows one stays: a row of an actual chain
     before a row of bounds.
     """
     varied = np.ascontiguousarray(values[:, np.ptp(values, axis=0) > 0]) if len(values) > 1 else values[:, :0]
@@ -453,7 +454,9 @@ def chains(
         }
     )
     last_cut_gap = max((j for j, can_cut in enumerate(g.allowed[r]) if can_cut), default=-1)
-    larger_may_pay = (
+    # no chains are bundled where larger tiles in the PEs may lower a column, so that one element per PE is
+    # not always best, nor with more than two fan-out dimensions
+    is_enumerated = (
         any(j >= last_cut_gap for j in count_gaps)
         or any(what == COUNT for what, _ in inside)
         or any(term[3] >= last_cut_gap for term in g.terms if term[2])
@@ -508,7 +511,7 @@ def chains(
             np.array(tile_gaps, np.int64),
             np.array(inside, np.int64).reshape(-1, 2),
             same_gaps,
-            0 if larger_may_pay or fixed or len(g.extents) > 1 else MAX_ENUMERATED,
+            0 if is_enumerated or fixed or len(g.extents) > 1 else MAX_ENUMERATED,
             outer,
             np.zeros(0, np.int64) if alive is None else alive,
             chain_bound,

@@ -10,12 +10,12 @@ all. Let F_k be the lower bounds of the machines that were solved (anchors), at 
 cycle and times t_k. Then the energy of any schedule on a machine (p, l, t) is at least
 
     max  sum of x_k F_k + m O + c C       over x, m, c >= 0 with
-                                          sum of x_k p_k + m (price of operations) <= p,
+                                          sum of x_k p_k + m_j (at the price of operation kind j) <= p,
                                           sum of x_k l_k / a_k + c <= l
 
     a_k   min(1, t / t_k): cycles on the machine are at least a_k times those of anchor k, since cycles grow
           with each time, and proportionally if all times grow
-    O     operations of each kind
+    m O   sum of m_j O_j: m_j energy per operation of kind j, of which there are O_j
     C     lower bound of the cycles on the machine
 
 The bound holds since energy is linear in prices. An anchor with p_k = 0 and l_k = 1 was solved for latency,
@@ -114,7 +114,7 @@ class SharedSchedules:
     batches: list[tuple[slice, Arch]]  # up to MACHINES_PER_STEP machines each, as one machine of arrays
     workload: Workload
     prices: Floats  # [machines, prices]
-    times: Floats  # [machines, parts]
+    times: Floats  # [machines, .] as `times` returns them
     bounds: Floats  # [machines, 2] lower bounds of energy and cycles of any schedule
     ops: list[float]  # operations of each kind
     space: Space = Space()  # that is searched
@@ -132,8 +132,8 @@ def find_shared_schedules(
 ) -> SharedSchedules | Infeasible:
     """Returns schedules for machines of one structure.
 
-    The machine whose best known schedule may lie furthest above its own solution is solved next, until no
-    machine may lie above it by more than `allowed_gap`. The order of machines is deterministic.
+    The machine whose best known schedule may cost most above what the solver would find for that machine
+    alone is solved next, until no such gap may exceed `allowed_gap`. The order of machines is deterministic.
     """
     shared = _start(arches, workload)
     worst: int | None = 0
@@ -182,13 +182,13 @@ def _start(arches: Sequence[Arch], workload: Workload) -> SharedSchedules:
             f"{arches[0].name} describes lines, rows, banks or hops, which shared schedules do not price; "
             "leave out solver.sharing_gap"
         )
-    kinds = [unit(arches[0], number) for number in operations(arches[0])]
+    unit_arches = [unit(arches[0], number) for number in operations(arches[0])]
     ops = [
         sum(
-            n * needs(e, kind.word_bits).computed * op_pj(e, kind)
+            n * needs(e, unit_arch.word_bits).computed * op_pj(e, unit_arch)
             for e, n in zip(workload.einsums, counts(workload), strict=True)
         )
-        for kind in kinds
+        for unit_arch in unit_arches
     ]
     batches = [
         (slice(begin, begin + MACHINES_PER_STEP), batch_arch(arches[begin : begin + MACHINES_PER_STEP]))
@@ -208,9 +208,9 @@ def _start(arches: Sequence[Arch], workload: Workload) -> SharedSchedules:
     )
 
 
-def _cycles(prices: int) -> list[float]:
+def _latency_prices(price_count: int) -> list[float]:
     """Returns prices under which energy equals cycles."""
-    return [0.0] * (prices - 1) + [1.0]
+    return [0.0] * (price_count - 1) + [1.0]
 
 
 def _question(shared: SharedSchedules, machine: int) -> ScheduleQuery | None:
@@ -220,7 +220,7 @@ def _question(shared: SharedSchedules, machine: int) -> ScheduleQuery | None:
     machine_prices, machine_times = shared.prices[machine].tolist(), shared.times[machine].tolist()
     candidates = (
         (machine_prices, machine_times),
-        (_cycles(len(machine_prices)), machine_times),
+        (_latency_prices(len(machine_prices)), machine_times),
         ([*machine_prices[:-1], 0.0], [0.0] * len(machine_times)),
     )
     return next((question for question in candidates if question not in shared.questions), None)
@@ -234,15 +234,15 @@ def _solve_one(
     """
     arch = shared.arches[machine]
     shared.questions.append(question)
-    for_latency = question[0] == _cycles(len(question[0]))
-    twin = arch if question[0][-1] else arch.without("leakage")
+    for_latency = question[0] == _latency_prices(len(question[0]))
+    searched_arch = arch if question[0][-1] else arch.without("leakage")
     for solve in (fused, unfused):
-        solution = solve(twin, "latency" if for_latency else "energy")
+        solution = solve(searched_arch, "latency" if for_latency else "energy")
         if isinstance(solution, Infeasible):
             return solution
         priced, runs_pj = _price(
             shared,
-            twin,
+            searched_arch,
             solution.schedule or sequential(shared.workload, {c.name: c.mapping for c in solution.einsums}),
             solution,
         )
@@ -346,8 +346,8 @@ class BoundProgram:
 
 
 def _bound_program(shared: SharedSchedules, anchor_field: str) -> BoundProgram:
-    """Returns the program of lower bounds. anchor_field: field of the anchors, `lower_bound`; or `value`, as
-    if costs found were lower bounds.
+    """Returns the program of lower bounds. anchor_field: field of the anchors, `lower_bound`; or `value`, for
+    bounds of what the solver itself would find, as if costs found were lower bounds.
     """
     machines, price_count = shared.prices.shape
     op_prices = operations(shared.arches[0])
@@ -394,7 +394,7 @@ def _raise_bound(bounds: Floats, p: BoundProgram, machine: int) -> None:
     # the solver keeps limits up to a tolerance; a valid bound must keep them exactly
     amounts = np.where(np.any(scaled_use[machine_prices == 0] > 0, axis=0), 0.0, np.maximum(solution.x, 0.0))
     largest = float(worth @ amounts) / max(1.0, float(np.max(scaled_use @ amounts))) * (1 - ROUNDING_GAP)
-    # else earlier programs gave the others about as much
+    # if the bound rises by little, the other machines got about as much from earlier programs already
     if largest > bounds[machine] * (1 + MIN_RELATIVE_GAIN):
         parts, limits = (
             np.flatnonzero(is_usable)[solution.x > 0],
@@ -404,14 +404,14 @@ def _raise_bound(bounds: Floats, p: BoundProgram, machine: int) -> None:
             chunk = slice(begin, begin + MACHINES_PER_STEP)
             bounds[chunk] = np.maximum(
                 bounds[chunk],
-                _scaled_parts(
+                _bounds_from_basis(
                     BoundProgram(p.prices[chunk], p.consumed, p.leakage[chunk], p.worth[chunk]), parts, limits
                 ),
             )
     bounds[machine] = max(bounds[machine], largest)
 
 
-def _scaled_parts(p: BoundProgram, parts: NDArray[np.int64], limits: NDArray[np.int64]) -> Floats:
+def _bounds_from_basis(p: BoundProgram, parts: NDArray[np.int64], limits: NDArray[np.int64]) -> Floats:
     """Returns a lower bound for every machine from the given parts, chosen so that they reach the given
     limits and then scaled down until they keep all limits. The bound is tight on machines whose linear
     program has these parts and limits.

@@ -29,7 +29,7 @@ def is_below(a: Floats, b: Floats) -> bool:
 @njit_no_alloc
 def wins(j: int, cost: Floats, best: Floats, ties_allowed: Bools) -> bool:
     """Whether a cost, or a lower bound of one, may be better than the best of machine j. An equal cost counts
-    too where equal[j] is set.
+    too where ties_allowed[j].
     """
     sign = compare(cost, best[j])
     return bool(sign < 0 or (sign == 0 and ties_allowed[j]))

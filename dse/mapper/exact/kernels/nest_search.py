@@ -94,8 +94,10 @@ def must_loop_below(d: int, n: int, r: int, e: Einsum, w: Work) -> bool:
     node further out that holds its whole tensor.
 
     That node holds one copy as long as no loop above moves it. A loop directly below it would turn its tile
-    into a sliding window, which is stored twice. Node n loses nothing with the loop inside: with the loop
-    above it, its dense tile would be at best half as large, but refilled and so stored twice.
+    into a sliding window, which is stored twice. Only if that node's tensor has a window over r, or is
+    compressed: of others the loop at least halves the tile, and two copies of a half need no more than one of
+    the whole. Node n (dense) loses nothing with the loop inside: with the loop above it, its tile would be at
+    best half as large, but refilled and so stored twice.
     """
     must_loop = False
     for other in range(w.tally[NODE_COUNT]):
@@ -117,9 +119,9 @@ def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules:
     """Whether rank r may loop between node n and the node inside of it. Two kinds of loops are left out:
 
     1. n could pass the loop to stand below it, at the same fetches and with a smaller tile;
-    2. the node inside lacks rank r, so it could rise above the loop: fewer fetches. There the loop stands
-       inside of those that the node sinks through, so it does not end the node's window. Exception: n's own
-       tensor has r, since n may sink through the loop only if it stands directly below n.
+    2. the node inside lacks rank r, so it could rise above the loop: fewer fetches. The loop, then inside of
+       those that this inner node sinks through, does not end the inner node's window. Not left out if n's own
+       tensor has r and n may sink: n sinks through the loop only if the loop stands directly below n.
     """
     x, _level, parent, k = w.nodes[n]
     if is_innermost(k, rules.unconstrained, p, m, w):
@@ -230,8 +232,8 @@ def place_node(
 
 @njit_no_alloc
 def shares_unevenly(tile: int, p: Pool) -> bool:
-    """True if the PEs directly outside divide the rank unevenly: the tile has a further cut (p.cuts) that its
-    outer tile has not, so the last PE gets less.
+    """True if the PEs directly outside divide the rank unevenly, so the last PE may get less. Even shares of
+    PEs are no cuts of a tile (p.cuts), so shares are uneven if the tile has more cuts than its outer tile.
     """
     extra_cuts = 0
     for j in range(p.cuts.shape[1]):
@@ -274,7 +276,9 @@ def enter_fanout(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules,
 
 @njit_no_alloc
 def is_next(d: int, n: int, w: Work) -> bool:
-    """Whether node n may be placed next, outwards: after the inner nodes of its tensor."""
+    """Whether node n may be placed next, outwards: after the inner nodes of its tensor. Loops without a
+    node come after all nodes of their position that stand further inside.
+    """
     if w.nodes[n, POSITION] != w.position[d] or w.placed[d] >> n & 1:
         return False
     for other in range(w.tally[NODE_COUNT]):
@@ -398,8 +402,11 @@ def add_exposed(
     d: int, n: int, before: Ints, tile: Ints, t: Terms, e: Einsum, p: Pool, m: Machine, w: Work, parts: Floats
 ) -> None:
     """Updates parts [J, P] for stalls (first fills, last drains) of the nodes still to be placed at this
-    position, except n: their tiles are at least `tile`. before: the tiles that `parts` already counts for
-    them; with n < 0 it counts the bounds of w.quantity_bound.
+    position: their tiles are at least `tile`.
+
+    n: the node to leave out, or -1 directly after a boundary is crossed
+    before: the tiles whose stalls `parts` counts so far; not used with n = -1, where it counts
+        w.quantity_bound
     """
     for other in range(w.tally[NODE_COUNT]):
         x, level, parent, k = w.nodes[other]
@@ -496,7 +503,9 @@ def dominated_inner_state(
 
 @njit_no_alloc
 def slot_of(d: int, w: Work, states: InnerStates) -> int:
-    """The slot of the hash table for the tiles outside of d nodes, -1: none of 8 slots is free."""
+    """The slot of the hash table for the tiles that d placed nodes need from outside (w.inner_tile[d]); -1 if
+    8 slots are taken by other tiles.
+    """
     slot, ranks = 0, w.inner_tile.shape[1]
     for r in range(ranks):
         slot = (slot * 1000003 + w.inner_tile[d, r]) & (states.round.shape[0] - 1)
@@ -532,8 +541,9 @@ def pop_loop(d: int, outcome: int, e: Einsum, p: Pool, w: Work) -> None:
             w.loop[d] -= 1
             continue
         if outcome == BOUND and (x < 0 or not e.in_window[x, w.loop_rank[d, i]]):
-            # the largest tile of this loop was hopeless already: so is the present tile of the loop outside.
-            # Otherwise a larger one was not: DONE
+            # at the first (largest) tile every tile of this loop is hopeless, so the present tile of the loop
+            # chosen before it is too (BOUND); at a later one a larger tile was not hopeless, so nothing
+            # follows for that loop (DONE)
             outcome = BOUND if w.untried[d, i] else DONE
             w.loop[d] -= 1
             continue
@@ -708,7 +718,9 @@ def sum_bounds(
     sums: Floats,
     remaining: Floats,
 ) -> int:
-    """Sets the lower bounds of all links on machine j. Returns `part_count`, the number of parts summed.
+    """Writes to `sums` the lower bound of each set of levels on machine j, and to `remaining` the least of
+    all tensors from x on. Returns part_count, so that a caller can pass the call on as an argument of
+    may_improve.
 
     span, quantity, coef: t.sum, t.sum_of, t.sum_coef (all unrollings are known), or t.low, t.low_of,
         t.low_coef (without skipped first reads: a bound also while unrollings of ranks are open).
@@ -737,8 +749,8 @@ def sum_bounds(
 def may_improve(
     j: int, part_count: int, t: Terms, m: Machine, remaining: Floats, w: Work, best: Floats
 ) -> bool:
-    """Whether the lower bound of all tensors on machine j, over its first parts, may beat the best. w.cost
-    holds it.
+    """Whether the lower bound of all tensors on machine j may beat the best. w.cost holds it. The tensors
+    count in the first `part_count` parts of the cost only.
     """
     scratch_row = w.parts.shape[0] - 1
     for i in range(w.part_scratch.shape[0]):

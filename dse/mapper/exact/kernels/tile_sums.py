@@ -40,16 +40,17 @@ def clipped_sum(
     """Sum of the hull lengths of a dimension over the tiles of its ranks at position k, clipped to what is
     stored.
 
-    a, b: number of the tile of each of the two ranks, -1 where there is no second rank. n: at the n outermost
-    fan-out boundaries only the first PE counts; entry [K, R] are then the tiles that enter each boundary.
+    a, b: index in the pool (Pool.size) of the tile of each of the two ranks, -1: there is no such rank
+    n: at the n outermost fan-out boundaries only the first PE counts
+    entry: [K, R] index of the tile that enters each boundary; read only if n > 0
     """
-    many_a, many_b = (
+    a_pieces, b_pieces = (
         pieces(dim, 0, a, n, k, entry, e, p, memo.spans[0]),
         pieces(dim, 1, b, n, k, entry, e, p, memo.spans[1]),
     )
     total = 0.0
-    for i in range(many_a):
-        for j in range(many_b):
+    for i in range(a_pieces):
+        for j in range(b_pieces):
             low = e.offset[dim] + memo.spans[0, 0, i] + memo.spans[1, 0, j]
             high = low + memo.spans[0, 1, i] + memo.spans[1, 1, j]
             total += max(min(high, e.stored_size[dim] - 1) - max(low, 0) + 1, 0)
@@ -60,8 +61,9 @@ def clipped_sum(
 def pieces(
     dim: int, side: int, tile: int, n: int, k: int, entry: Ints, e: Einsum, p: Pool, spans: Ints
 ) -> int:
-    """Fills spans [2, .] with the start and the reach of each piece of a rank's tile in a dimension. Returns
-    how many pieces there are.
+    """Cuts a rank into its tiles, the pieces, and fills spans [2, .] with the first index of each in the
+    dimension and its reach (last index - first). Until then spans hold start and size. Returns the number of
+    pieces.
     """
     spans[0, 0], spans[1, 0] = 0, 0
     if tile < 0:
@@ -90,7 +92,8 @@ def cut_over_pes(tile: int, first: bool, piece_count: int, p: Pool, spans: Ints)
     piece_count = cut(p.size[outer], piece_count, spans)
     for j in range(p.cuts.shape[1]):
         begin, end = begin + (p.cuts[outer, j] != 0), end + (p.cuts[tile, j] != 0)
-    # the cuts that these PEs make are those that the tile inside has and the tile outside has not
+    # uneven PEs record the cuts that they make: those that the tile inside has (the tile itself is the last)
+    # and the tile outside has not; even ones record none
     uneven = end > begin
     if first:
         for i in range(piece_count):
@@ -160,8 +163,8 @@ def full_boundaries(mask: int, p: Pool) -> int:
 @njit_no_alloc
 def min_first_pe(dim: int, a: int, b: int, mask: int, e: Einsum, p: Pool, memo: Memo) -> float:
     """A lower bound of the first PE's part of a clipped dimension, over all tiles that may enter the PEs
-    (multiples of the tile at the node). Where two boundaries stand outside: the number of tiles that it has,
-    times the length of the shortest.
+    (multiples of the tile at the node). On machines with two fan-out boundaries or more: the number of tiles
+    of the first PE, times the length of the shortest of all tiles.
     """
     lowest = np.inf
     if p.groups_outside.shape[0] > 2:
@@ -187,7 +190,8 @@ def min_first_pe(dim: int, a: int, b: int, mask: int, e: Einsum, p: Pool, memo: 
 @njit_no_alloc
 def union(dim: int, a: int, b: int, stored: bool, e: Einsum, p: Pool, memo: Memo) -> float:
     """Elements of an output's dimension that all tiles together touch. stored: count only those that are
-    stored. No rank of the dimension is unrolled over PEs (spatial.unrollings).
+    stored. No rank of the dimension is unrolled over PEs (search.py leaves out ranks of the output's
+    windows).
     """
     row, i, j = (
         memo.union_row[dim],
@@ -289,8 +293,9 @@ def least_links(pair: int, kind: int, sharing: float, apart: float, hops: Hops) 
 def line_requests(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
     """A lower bound of the cache lines that quantity q moves: the larger of two numbers.
 
-    1. One line for each request, made by all PEs at once. In clipped dimensions a request for clipped indices
-       alone moves nothing; of the others there are at least (sum of all lengths / length of a full request).
+    1. One line for each request, made by all PEs at once. In clipped dimensions a request that lies wholly
+       outside of what is stored moves nothing; of the others there are at least (stored indices that all
+       requests ask for together / indices of a request that is not cut).
     2. A share of a line for each index of the dimensions that a layout spreads over lines (search.Spread).
     """
     _, x, k, first_pe_mask_lacking, _ = t.quantity[q]
@@ -398,7 +403,7 @@ def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
         if e.dim_ranks[dim, 0] == r or e.dim_ranks[dim, 1] == r:
             if kind == ROWS and dim == last:
                 return float(p.pieces[tile, first_pe_mask_having])
-            # a hull: `minimum_hull`
+            # a hull counts 1 here: the caller multiplies by `minimum_hull`
             return float(p.elems[tile, first_pe_mask_having]) if e.kind[dim] == ALONE else 1.0
     return 1.0
 
@@ -409,7 +414,7 @@ def minimum_hull(q: int, dim: int, unrolling: Ints, t: Terms, e: Einsum, p: Pool
     grow with the tile where strides leave gaps.
 
     First reads are subtracted, so for these it is an upper bound: the largest tiles touch everything that
-    smaller ones do. Compute touches one element at a time.
+    smaller ones do. For compute the tile is the smallest, a single element.
     """
     kind, x, k = (
         t.quantity[q, QUANTITY_KIND],
