@@ -519,7 +519,7 @@ def interrupted(child: subprocess.Popen[str]) -> None:
     while child.poll() is None:
         os.killpg(child.pid, signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
-            child.wait(5)
+            child.wait(20)
     said, heard = child.communicate()
     assert (child.returncode, said, heard.splitlines()[-1]) == (130, "", "interrupted")
 

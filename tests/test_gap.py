@@ -76,11 +76,11 @@ def test_a_goal_depends_on_the_machine_alone() -> None:
     for gap in (0.01, 0.05, 0.08):
         prices = Prices([problem, other], FREE)
         several = search_on(
-            [problem, other], "imperfect_spatial", goals=prices.goals("imperfect_spatial", gap)
+            [problem, other], "imperfect_spatial", goals=prices.make_goals("imperfect_spatial", gap)
         )
         for one, own in zip((problem, other), several, strict=True):
             alone = search(
-                one, "imperfect_spatial", goals=Prices([one], FREE).goals("imperfect_spatial", gap)
+                one, "imperfect_spatial", goals=Prices([one], FREE).make_goals("imperfect_spatial", gap)
             )
             assert (own.mapping, own.lower_bound) == (alone.mapping, alone.lower_bound)
 
