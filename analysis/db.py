@@ -40,7 +40,8 @@ Values = NDArray[np.float64]
 TRIES = 5  # attempts: compaction may replace a part between reading the manifest and reading the part
 TIMEOUT_S = 60.0
 MAX_BYTES = 1 << 30  # largest answer, which is collected in memory
-INTERRUPTED = "Query interrupted"  # message of the RuntimeError that DuckDB raises for Ctrl-C
+# what DuckDB raises for Ctrl-C says: a RuntimeError in a statement, an error of its own in a call from Python
+INTERRUPTED = ("Query interrupted", "<EMPTY MESSAGE>")
 GIVE_UP_S = 2.0  # seconds of interrupts, after which a function that ignores them is left running
 DEDUPLICATED = ("mappings", "counts")  # keyed by content: a row may be in several parts, and is shown once
 KINDS = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
@@ -207,12 +208,12 @@ def as_query_error() -> Iterator[None]:
     """Turns any error of a statement into a QueryError of one line, but Ctrl-C into KeyboardInterrupt."""
     try:
         yield
-    except (duckdb.Error, pa.ArrowException, OSError, RecursionError, UnicodeError) as error:
-        raise QueryError(_line(error)) from None
-    except RuntimeError as error:
-        if str(error) == INTERRUPTED:
+    except (duckdb.Error, pa.ArrowException, OSError, RuntimeError, UnicodeError) as error:
+        if str(error) in INTERRUPTED:
             raise KeyboardInterrupt from None
-        raise
+        if isinstance(error, RuntimeError) and not isinstance(error, RecursionError):
+            raise
+        raise QueryError(_line(error)) from None
 
 
 def _query_with_retry(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Table:

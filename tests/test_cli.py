@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -532,13 +533,14 @@ def test_ctrl_c_in_a_statement_is_130(home: Path, tmp_path: Path) -> None:
     interrupted(child)
 
 
+@pytest.mark.parametrize("of", [RuntimeError(db.INTERRUPTED[0]), duckdb.Error(db.INTERRUPTED[1])])
 def test_ctrl_c_in_a_question_of_our_own(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], of: Exception
 ) -> None:
-    """DuckDB makes a RuntimeError of a Ctrl-C that comes while the main thread asks."""
+    """DuckDB makes an error of a Ctrl-C that comes while the main thread asks."""
 
     def ask(*_: object) -> int:
-        raise RuntimeError(db.INTERRUPTED)
+        raise of
 
     with pytest.raises(KeyboardInterrupt), db.as_query_error():
         ask()

@@ -65,9 +65,9 @@ def _exit_code(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return int(getattr(fault, "exit_code", 2))
-    except (KeyboardInterrupt, RuntimeError) as fault:
-        # DuckDB makes a RuntimeError of Ctrl-C
-        if isinstance(fault, RuntimeError) and str(fault) != "Query interrupted":
+    except (KeyboardInterrupt, Exception) as fault:
+        # DuckDB makes a RuntimeError of Ctrl-C, or an error of its own (analysis/db.py, INTERRUPTED)
+        if isinstance(fault, Exception) and str(fault) not in ("Query interrupted", "<EMPTY MESSAGE>"):
             raise
         print("interrupted", file=sys.stderr)
         return 130
