@@ -40,8 +40,10 @@ Values = NDArray[np.float64]
 TRIES = 5  # attempts: compaction may replace a part between reading the manifest and reading the part
 TIMEOUT_S = 60.0
 MAX_BYTES = 1 << 30  # largest answer, which is collected in memory
-# what DuckDB raises for Ctrl-C says: a RuntimeError in a statement, an error of its own in a call from Python
+# texts of what DuckDB raises for Ctrl-C: a RuntimeError in a statement, an error of its own in other calls
 INTERRUPTED = ("Query interrupted", "<EMPTY MESSAGE>")
+# what a statement may raise that is one line for the user
+STATEMENT_ERRORS = (duckdb.Error, pa.ArrowException, OSError, RecursionError, UnicodeError)
 GIVE_UP_S = 2.0  # seconds of interrupts, after which a function that ignores them is left running
 DEDUPLICATED = ("mappings", "counts")  # keyed by content: a row may be in several parts, and is shown once
 KINDS = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
@@ -203,17 +205,22 @@ def _with_origins(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) ->
     return found.cast(pa.schema(fields))
 
 
+def is_ctrl_c(error: Exception) -> bool:
+    """True if an exception is DuckDB's for Ctrl-C, which it does not leave a KeyboardInterrupt."""
+    return str(error) in INTERRUPTED
+
+
 @contextmanager
 def as_query_error() -> Iterator[None]:
     """Turns any error of a statement into a QueryError of one line, but Ctrl-C into KeyboardInterrupt."""
     try:
         yield
-    except (duckdb.Error, pa.ArrowException, OSError, RuntimeError, UnicodeError) as error:
-        if str(error) in INTERRUPTED:
+    except (*STATEMENT_ERRORS, RuntimeError) as error:
+        if is_ctrl_c(error):
             raise KeyboardInterrupt from None
-        if isinstance(error, RuntimeError) and not isinstance(error, RecursionError):
-            raise
-        raise QueryError(_line(error)) from None
+        if isinstance(error, STATEMENT_ERRORS):
+            raise QueryError(_line(error)) from None
+        raise
 
 
 def _query_with_retry(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Table:

@@ -230,6 +230,7 @@ def drawn(folder: Path, workload: str, points: int, solved: int) -> tuple[Path, 
     one, run, rng = study(folder, workload, points), folder / "drawn", np.random.default_rng(1)
     job = job_of(one)
     store, _ = stores.open_run(run)
+    (run / folders.STUDY).write_bytes(studies.files(one)[folders.STUDY])
     store = stores.with_study(store, folders.digest(studies.identity(one)))
     numbers = permutation(one.space.size, 11, np.arange(solved, dtype=np.int64)).tolist()
     tables = solve_lease(job, Lease(0, tuple(Ask(number, 0, "random") for number in numbers))).tables

@@ -551,8 +551,7 @@ def _queue(run: Run, generation: Generation, dispatched: int = 0, violating: int
     once.
 
     dispatched, violating: of a generation that is complete already: how many machines were dispatched, and
-    how many
-        broke a constraint
+        how many broke a constraint
     """
     machine_limit, number = run.job.study.stop.machines, generation.generation
     remaining = None if machine_limit is None else max(0, machine_limit - run.asked_count)

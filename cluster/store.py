@@ -165,8 +165,8 @@ def mend(path: Path) -> list[str]:
     _check_one_run(path)
     lines = []
     with as_store_fault(path), _lock_folder(path):
-        manifests = _manifests(path).values()
-        newest_manifest = max(manifests, key=lambda one: one.generation, default=Manifest())
+        manifests = _manifests(path)
+        newest_manifest = manifests.get(_newest(manifests), Manifest())
         env = folders.env(path, newest_manifest)
         damaged = folders.damaged_heads(path, env)
         if folders.is_older_env(path, newest_manifest, damaged):
@@ -247,9 +247,7 @@ def with_study(store: Store, identity: str) -> Store:
     manifest before there are rows of it.
     """
     with as_store_fault(store.path):
-        study = store.path / STUDY
-        study_crc = folders.crc(study) if study.is_file() else 0
-        own = replace(store, identity=identity, study_crc=study_crc)
+        own = replace(store, identity=identity, study_crc=folders.crc(store.path / STUDY))
         return store if own == store else _publish(own)
 
 
@@ -289,8 +287,8 @@ def _lock(path: Path) -> int:
 def _load(path: Path, lock: int) -> tuple[Store, list[str]]:
     """Returns the store of the newest sound manifest, and a line to report if that is not the current one."""
     manifests = _manifests(path)
-    newest = max(manifests, key=lambda name: (manifests[name].generation, name == MANIFEST), default="")
-    newest_manifest = manifests[newest] if newest else Manifest()
+    newest = _newest(manifests)
+    newest_manifest = manifests.get(newest, Manifest())
     # the next manifest must have a higher generation than the last one that status.json mentions
     published = (folders.status(path, newest_manifest.identity) or {}).get("published")
     store = Store(
@@ -315,6 +313,11 @@ def _load(path: Path, lock: int) -> tuple[Store, list[str]]:
         else ("damaged, and none before it; moved to quarantine/, all machines are solved again")
     )
     return store, [f"{path / MANIFEST}: {fault}"]
+
+
+def _newest(manifests: dict[str, Manifest]) -> str:
+    """Returns the name of the newest manifest, "" if there is none; of equal ones the current one."""
+    return max(manifests, key=lambda name: (manifests[name].generation, name == MANIFEST), default="")
 
 
 def _manifests(path: Path) -> dict[str, Manifest]:

@@ -65,9 +65,7 @@ def network(
     """Returns the workload in which every tensor that no einsum makes is a weight, except `data` (inputs,
     caches).
 
-    tables: constants that exist before the run but are no parameters, as running means
-    and
-        variances are none
+    tables: constants that exist before the run but are no parameters, as running means and variances are none
     """
     outputs = {e.output.tensor for e in einsums}
     weight_elems = {

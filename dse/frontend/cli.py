@@ -65,12 +65,19 @@ def _exit_code(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return int(getattr(fault, "exit_code", 2))
-    except (KeyboardInterrupt, Exception) as fault:
-        # DuckDB makes a RuntimeError of Ctrl-C, or an error of its own (analysis/db.py, INTERRUPTED)
-        if isinstance(fault, Exception) and str(fault) not in ("Query interrupted", "<EMPTY MESSAGE>"):
+    except KeyboardInterrupt:
+        return _interrupted()
+    except Exception as fault:
+        from analysis.db import is_ctrl_c
+
+        if not is_ctrl_c(fault):
             raise
-        print("interrupted", file=sys.stderr)
-        return 130
+        return _interrupted()
+
+
+def _interrupted() -> int:
+    print("interrupted", file=sys.stderr)
+    return 130
 
 
 def _plain(line: str) -> str:

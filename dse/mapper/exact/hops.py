@@ -33,10 +33,10 @@ from hw.arch import Arch, Fanout
 from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum
 
-MOST_PES = 1 << 14  # PEs of a network up to which links are tabulated; of larger ones none are counted
+MAX_PES = 1 << 14  # PEs of a network up to which links are tabulated; of larger ones none are counted
 # PEs up to which the minimum over all larger (n, g) is tabulated ([PEs + 1]^2 numbers, `_least_of_larger`);
 # above, a weaker bound
-MAX_PES_MINIMUM = 1 << 11
+MAX_MINIMUM_PES = 1 << 11
 
 Spatial = tuple[tuple[str, tuple[str, ...]], ...]  # as Constraints.spatial
 
@@ -100,9 +100,9 @@ def tables(
         # unequal share already, and their links are not counted (`_sharing_rows`)
         kind = state.EVEN if factors == "perfect" else state.UNEVEN if b == 0 else state.ANY
         for x, p in enumerate((*e.inputs, e.output)):
+            sharing_groups = _sharing_groups(fanouts, f, p is e.output)
             for compute in (False, True):
                 own = unshared(p, e) if compute else p.ranks()
-                sharing_groups = _sharing_groups(fanouts, f, p is e.output)
                 sharing_rows.append(
                     np.concatenate(
                         [
@@ -208,7 +208,7 @@ def least_links(grid: Grid, proportional: bool, kind: int) -> tuple[Ints, Floats
         over all larger n and g; UNEVEN: row 1; ANY: 0, no bound
     """
     pes = prod(grid.size)
-    if pes > MOST_PES:
+    if pes > MAX_PES:
         return np.array([0, -1]), np.zeros((3, 1))
     rows = pes // np.arange(1, pes + 1)
     begin = np.concatenate(([0], np.cumsum(rows) - rows - 1))
@@ -224,7 +224,7 @@ def least_links(grid: Grid, proportional: bool, kind: int) -> tuple[Ints, Floats
     uneven = links_anywhere if proportional else n - 1.0
     any_links = uneven if kind == state.UNEVEN else np.zeros(len(n))
     if kind == state.EVEN:
-        any_links = _least_of_larger(even, n, g, pes) if pes <= MAX_PES_MINIMUM else links_anywhere
+        any_links = _least_of_larger(even, n, g, pes) if pes <= MAX_MINIMUM_PES else links_anywhere
     return begin, np.array([even, uneven, any_links], np.float64)
 
 

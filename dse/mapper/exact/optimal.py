@@ -271,7 +271,7 @@ def _on_many(
     results = search_on(
         problems, factors, constraints, SHARED_BUDGET, goals=prices.make_goals(factors, allowed_gap)
     )
-    if results[0].visited > SHARED_BUDGET or results[0].ended:
+    if results[0].ended:
         return answers
     for mapping, positions in _by_mapping(
         [one.mapping if one.lower_bound > 0 else None for one in results]
@@ -308,7 +308,6 @@ def _to_answer(
     if (
         found.mapping
         and found.lower_bound > 0
-        and found.visited <= budget
         and not found.ended
         and _fits(problem, found.mapping, constraints)
     ):

@@ -70,8 +70,7 @@ def front(
         energy_front, limit, with_capacity = list[Member](), inf, _with_capacity(arch, level, capacity_bytes)
         while searches < MAX_SEARCHES:
             one = search(Problem(with_capacity, e, "energy"), factors, constraints, BUDGET, max_cycles=limit)
-            within_budget = one.lower_bound > 0 and one.visited <= BUDGET and not one.ended
-            searches, proven = searches + 1, proven and within_budget
+            searches, proven = searches + 1, proven and one.lower_bound > 0 and not one.ended
             if one.mapping is None:
                 break
             energy_front, limit = (

@@ -107,7 +107,7 @@ class SearchResult:
     visited: int  # storage nodes placed
     lower_bound: float  # no mapping of the space has a lower objective; inf: none fits
     cycles: float = inf  # those of the mapping, as the search counts them
-    ended: bool = False  # whether the budget in choices or a deadline ended the search
+    ended: bool = False  # whether a budget (nodes, choices) or a deadline ended the search
 
 
 def search(
@@ -209,7 +209,9 @@ def search_on(
                 found[j], cycles[j] = (nest, latency) if nest else (found[j], cycles[j])
     proven = complete and exposed != "sequential"
     return [
-        SearchResult(nest, visited, float(bound) if proven else 0.0, float(latency), ended)
+        SearchResult(
+            nest, visited, float(bound) if proven else 0.0, float(latency), ended or visited > budget
+        )
         for nest, bound, latency in zip(found, lower_bounds, cycles, strict=True)
     ]
 

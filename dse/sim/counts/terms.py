@@ -575,8 +575,7 @@ def _cuts(
       (BELOW).
 
     skip: ranks that are not in `counted_ranks` (None: the tensor's own ranks) count with their first
-    iterations
-        only
+        iterations only
     """
     counted_ranks = link.ranks if counted_ranks is None else counted_ranks
     included = [

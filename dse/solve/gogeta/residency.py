@@ -72,8 +72,7 @@ def policy(
     """Returns the words that the policy moves.
 
     results_evict: results may evict tensors that are needed strictly later (GOGETA); else results only fill
-    free
-        space (SEQ-Overflow).
+        free space (SEQ-Overflow).
     reads_evict: operands that are read may also evict such tensors.
     """
     next_reads, size = listed.next_reads(), listed.words

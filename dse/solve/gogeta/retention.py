@@ -465,10 +465,7 @@ def policy(
 ) -> Traffic:
     """Returns the words that GOGETA's policy (`residency`) moves, phase by phase, under the rules above.
 
-    results_evict: results may evict tensors that are needed strictly later (GOGETA); else results only fill
-    free
-        space (SEQ-Overflow).
-    reads_evict: operands that are read may also evict such tensors.
+    results_evict, reads_evict: as of `residency.policy`
     """
     next_reads, size, retained, next_read = (
         listed.next_reads(),

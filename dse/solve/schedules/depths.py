@@ -20,7 +20,7 @@ from dse.sim.counts.actions import accesses_per_elem
 from dse.sim.counts.counts import tile_bits
 from dse.sim.einsum import bounds
 from dse.solve.schedules.nests import Nest, Place, whole_words
-from dse.solve.schedules.plan import FusedSegment, handed_bits
+from dse.solve.schedules.plan import FusedSegment, forwarded_bits
 from hw.arch import Arch, Level
 from workloads.einsum import Projection
 from workloads.graph import base_tensor
@@ -324,7 +324,7 @@ def leaves(s: SegmentSearch, tiles: Tiles, base: Sequence[float], best: float, a
     base: least pJ of each einsum's nest
     asks: the mapper is asked for nests; False: `base` alone bounds them
     """
-    handed = handed_bits(s, [_trip_sizes(s, i, tiles) for i in range(len(s.own))])
+    handed = forwarded_bits(s, [_trip_sizes(s, i, tiles) for i in range(len(s.own))])
     if max(handed) > s.free_bits:
         return
     looped, seen = [c for c, n in enumerate(s.sizes) if tiles[c] < n], set[object]()

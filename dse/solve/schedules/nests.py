@@ -311,13 +311,12 @@ class Nests:
     def _lower_bound(self, e: Einsum, place: Place) -> float:
         """Returns the highest of three lower bounds that need no nest below the shared loop:
 
-        compulsory: operations, and compulsory words at the outermost level. `_alone_bound` - forward_cost:
-        the cost of the einsum without a shared loop, minus the most that moving its
-            forwarded tensors costs. Given storage nodes of these tensors at the outermost level, each nest
-            below the shared loop is also a nest of the einsum alone, in no more capacity.
+        compulsory: operations, and compulsory words at the outermost level.
+        `_alone_bound` - forward_cost: the cost of the einsum without a shared loop, minus the most that
+            moving its forwarded tensors costs. Given storage nodes of these tensors at the outermost level,
+            each nest below the shared loop is also a nest of the einsum alone, in no more capacity.
         large_level: the same with a level that holds all tensors, plus the cost of inputs that are fetched
-        again in
-            every trip.
+            again in every trip.
         """
         (trip, trip_count), *_ = trips_below(e, place.loops)
         energy, cycles = self._compulsory_cost(trip, place, self.arch)

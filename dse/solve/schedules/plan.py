@@ -105,7 +105,7 @@ def price(s: FusedSegment, plan: Plan, need: int) -> Option | None:
     return Option(energy, latency, inf, plan, need)
 
 
-def handed_bits(s: FusedSegment, trips: Sequence[dict[str, int]]) -> list[int]:
+def forwarded_bits(s: FusedSegment, trips: Sequence[dict[str, int]]) -> list[int]:
     """Returns the bits of handed-on tiles that are alive while each einsum runs.
 
     trips: extents of each einsum in one trip of the shared loops, by rank

@@ -15,7 +15,7 @@ from dse.sim.counts.counts import tile_bits
 from dse.sim.einsum.evaluate import ROUNDING_GAP, objective_value
 from dse.solve.schedules.depths import SegmentSearch
 from dse.solve.schedules.nests import Nest, Place
-from dse.solve.schedules.plan import FusedSegment, Option, Plan, handed_bits, in_order, price
+from dse.solve.schedules.plan import FusedSegment, Option, Plan, forwarded_bits, in_order, price
 from dse.solve.schedules.shared_loops import search
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import base_tensor
@@ -123,7 +123,7 @@ def _several_loops(s: FusedSegment, cutoff: float) -> tuple[list[Option], float]
 
 def _one_loop(s: FusedSegment, numbers: Sequence[int], cutoff: float) -> tuple[list[Option], float]:
     """Returns plans with one loop, and the lower bound of all that cost less than `cutoff`: the best plan;
-    for EDP the first EVALUATED. numbers: indices of the loops into `Members.loops`.
+    for EDP the first MAX_EDP_PLANS. numbers: indices of the loops into `Members.loops`.
 
     Plans are solved in order of their lower bounds, until the next bound reaches the best cost found or
     `cutoff`.
@@ -235,7 +235,7 @@ def _plans(s: FusedSegment, numbers: Sequence[int]) -> Iterator[tuple[Plan, list
         n = einsums[0].sizes()[axis[0]]
         for tile in (t for t in range(1, n) if n % t == 0):
             trips = [e.sizes() | {rank: tile} for e, rank in zip(einsums, axis, strict=True)]
-            handed = handed_bits(s, trips)
+            handed = forwarded_bits(s, trips)
             for held in (
                 held
                 for held_count in range(len(candidates) + 1)

@@ -253,8 +253,7 @@ def place_regions(
     the grid begin or earlier rectangles end.
 
     corners_first: rectangles may also end where rows and columns end; positions at corners of the grid, near
-    main
-        memory, are tried first.
+        main memory, are tried first.
     """
     (_, rows), (_, columns) = g.arch.fanouts[0].dims
     order, visited = in_order or sorted(range(len(stages)), key=lambda j: -stages[j].nodes), 0

@@ -52,7 +52,7 @@ from dse.solve.schedules.plan import Plan
 from hw.arch import Arch, Level
 
 MAX_LOOPS = 3  # shared loops of a segment
-MOST_UNEVEN = 8  # tiles that leave a remainder, of a segment, in which plans are looked for
+MAX_UNEVEN = 8  # tiles that leave a remainder, of a segment, in which plans are looked for
 MAX_PRICED = 6  # plans of a segment that cost more than their bounds, where others may cost less
 
 
@@ -78,7 +78,7 @@ def search(s: SegmentSearch, cutoff: float, price: Callable[[Plan, int], float])
     ]
     if uneven:
         s.renew()
-        lower_bound = min(lower_bound, _best_first(s, uneven, best, price, MOST_UNEVEN)[1])
+        lower_bound = min(lower_bound, _best_first(s, uneven, best, price, MAX_UNEVEN)[1])
     return lower_bound
 
 
