@@ -126,7 +126,9 @@ class Everything:
     def fused(
         self, own: range, axes: tuple[str, ...], handed: list[str], kept: frozenset[str], room: int
     ) -> float:
-        """The least with a loop over one rank of each."""
+        """The least with a loop over one rank of each. A handed-on tile is alive from its maker to its last
+        reader.
+        """
         read, write, _, fill = self.prices
         members, least = [(self.operations[i], rank) for i, rank in zip(own, axes, strict=True)], inf
         cut = {
@@ -153,13 +155,22 @@ class Everything:
         ]
         out = sum(self.size[t] * (write + self.prices[2]) for t in handed if not {*self.readers[t]} <= {*own})
         for tile in divisors(members[0][0].sizes[axes[0]])[:-1]:
-            tiles = sum(o.out.elems(o.sizes | {rank: tile}) for o, rank in members if o.out.tensor in handed)
+            alive = [
+                sum(
+                    o.out.elems(o.sizes | {rank: tile})
+                    for k, (o, rank) in zip(own, members, strict=True)
+                    if o.out.tensor in handed
+                    and k <= i <= max(j for j in self.readers[o.out.tensor] if j in own)
+                )
+                for i in own
+            ]
             for held in subsets(may):
-                left = room - tiles - sum(self.size[t] for t in held)
-                if left >= 0:
+                left = room - sum(self.size[t] for t in held)
+                if left >= max(alive):
                     near = frozenset({*handed, *held}) | kept
                     nests = sum(
-                        self.nest(i, rank, tile, near, left) for i, rank in zip(own, axes, strict=True)
+                        self.nest(i, rank, tile, near, left - words)
+                        for i, rank, words in zip(own, axes, alive, strict=True)
                     )
                     least = min(least, out + sum(self.size[t] for t in held) * (read + fill) + nests)
         return least

@@ -245,7 +245,8 @@ class Everything:
     ) -> Iterator[tuple[SharedLoops, dict[str, int]]]:
         """Shared loops, and the depths of tensors that stand below them; others pass by."""
         names = [t for e in own for t in _tensors(e)]
-        if handed and not any(own_name(t) in handed and own_name(t) != t for t in names):
+        again = any(own_name(t) in handed and own_name(t) != t for t in names)
+        if handed and not again:
             for ranks, tile in self.axes(own):
                 cut = {
                     p.tensor for e, r in zip(own, ranks, strict=True) for p in e.tensors() if r in p.ranks()
@@ -253,7 +254,7 @@ class Everything:
                 once = {t for t in names if names.count(t) == 1 and own_name(t) not in kept}
                 for held in subsets(sorted(once - cut - handed)):
                     yield ((ranks, tile),), dict.fromkeys(held, 0)
-        if self.space.depths and all(own_name(t) == t for t in names):
+        if self.space.depths and not again:
             others = sorted({*names} - handed - kept)
             for loops in self.loops(own, handed):
                 for at in product(range(-1, len(loops) + 1), repeat=len(others)):
@@ -278,7 +279,7 @@ class Everything:
         """Lists of up to three loops over ranks that cut what is handed on alike. Tiles of several divide."""
 
         def places(e: Einsum, rank: str) -> dict[str, tuple[int, ...]]:
-            dims = {p.tensor: [i for i, d in enumerate(p.dims) if d.ranks() == {rank}] for p in e.tensors()}
+            dims = {p.tensor: [i for i, d in enumerate(p.dims) if d.ranks() == (rank,)] for p in e.tensors()}
             return {t: tuple(at) for t, at in dims.items() if t in handed}
 
         def fits(ranks: tuple[str, ...]) -> bool:
