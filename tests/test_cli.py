@@ -31,6 +31,7 @@ from dse.frontend.arguments import EXAMPLES
 from dse.frontend.cli import COMMANDS, main
 from tests.amount import some
 from tests.commands import dse, good
+from tests.test_layers import HEAVY, loaded_by
 
 pytestmark = pytest.mark.xdist_group("cli")
 
@@ -113,6 +114,8 @@ def test_status(home: Path) -> None:
     )
     assert facts["front"] == len(good("pareto", "run", "--format", "csv", folder=home).splitlines()) - 1
     assert "finished" in good("status", "run", folder=home)
+    needed = ("pyarrow",)  # whose parts are these
+    assert loaded_by("status run", [name for name in HEAVY if name not in needed], home) == []
 
 
 def test_an_empty_front_says_why_in_the_last_line(home: Path) -> None:

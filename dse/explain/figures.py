@@ -23,7 +23,7 @@ from dse.sim.einsum.evaluate import EinsumCost, ProgressFn, Solution, no_progres
 from dse.sim.levels.transfer import dim_names
 from dse.sim.schedule.graph import on_chip
 from dse.solve import solve
-from dse.solve.solve import SolverOptions
+from dse.solve.options import SolverOptions
 from dse.study import pareto
 from hw.arch import Arch, Compute, Level
 from workloads.einsum import Einsum, Projection

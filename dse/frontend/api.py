@@ -33,7 +33,7 @@ from dse.solve import solve
 from dse.solve.gogeta.classify import CLASSIFIERS
 from dse.solve.gogeta.rereads import chip_of
 from dse.solve.gogeta.traffic import TrafficReport, traffic_of, with_rereads
-from dse.solve.solve import SolverOptions
+from dse.solve.options import SolverOptions
 from dse.study import pareto, prune, read
 from dse.study import study as studies
 from dse.study.plan import Limits
@@ -931,8 +931,7 @@ def study_of(text: str | Path) -> Study:
     """Returns the study of a run. Raises ValueError if the folder's rows do not belong to it."""
     root = Path(text)
     path = root / folder.STUDY
-    if not root.is_dir() or not (path.exists() or (root / folder.MANIFEST).exists()):
-        raise ValueError(folder.no_run_text(root))
+    folder.raise_if_no_run(root)
     manifest = folder.read(root)
     if lines := folder.faults_of_heads(root, manifest) or (
         [] if path.exists() else [f"{path}: missing; {folder.advice(root)}"]

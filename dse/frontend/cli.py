@@ -160,9 +160,12 @@ def _open(args: argparse.Namespace) -> Any:
 
 
 def _status(args: argparse.Namespace) -> int:
-    from dse.frontend import api, check
+    from dse.frontend import check
 
-    api.study_of(args.dir)
+    if not check.is_intact_study(Path(args.dir)):
+        from dse.frontend import api
+
+        api.study_of(args.dir)  # says what is wrong
     _print_facts(check.status(Path(args.dir), args.skip_damaged), args.format)
     return 0
 
@@ -528,8 +531,6 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    import pyarrow as pa
-
     from dse.frontend import check
 
     header, rows = check.listing(args.what)
@@ -539,6 +540,8 @@ def _list(args: argparse.Namespace) -> int:
             heads, rows, "table", keep=(*heads[:2], "given", "what", "meaning"), unit_keys=header
         )
         return 0
+    import pyarrow as pa
+
     found = pa.table([pa.array(column) for column in zip(*rows, strict=True)], names=list(header))
     return _print_result(found, args)
 

@@ -20,7 +20,7 @@ from dse.frontend import tables
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import ProgressFn, Solution, no_progress
 from dse.solve import solve
-from dse.solve.solve import SolverOptions
+from dse.solve.options import SolverOptions
 from dse.study import study as studies
 from dse.study.study import Study
 from hw.arch import Arch

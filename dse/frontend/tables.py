@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.cells import cell_len, chop_cells
-from rich.console import Console
-from rich.text import Text
 
 from dse.explain import units
 
@@ -291,6 +289,9 @@ def print_nests(text: str) -> None:
     if not sys.stdout.isatty():
         print(text)
         return
+    from rich.console import Console
+    from rich.text import Text
+
     console = Console(highlight=False)
     for line in text.split("\n"):
         console.print(Text(line, SPATIAL if line.lstrip().startswith("parfor ") else ""), soft_wrap=True)
