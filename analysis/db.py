@@ -75,6 +75,8 @@ class QueryError(ValueError):
 class Stopped(QueryError):
     """A statement took too long. DuckDB may still be busy with it, so its connection cannot be used again."""
 
+    exit_code = 1
+
 
 def connect(
     folder: str | Path,

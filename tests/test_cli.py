@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ import pytest
 
 from analysis import db
 from dse.explain.units import column, quantity
-from dse.frontend.arguments import EXAMPLES
+from dse.frontend.arguments import EXAMPLES, EXIT_CODES
 from dse.frontend.cli import COMMANDS, main
 from tests.amount import some
 from tests.commands import dse, good
@@ -312,6 +313,46 @@ def test_an_infeasible_machine_names_level_need_have_and_einsum(home: Path) -> N
     assert said.stdout == "infeasible: gemm: RF needs 3 bytes, has 2\n"
 
 
+GEMM, NO_ROOM = "gemm:m=4,n=2,k=4", ("--set", "rf.capacity=1 B")
+ENDS: list[tuple[int, tuple[str, ...]]] = [
+    (0, ("list", "columns")),
+    (0, ("status", "run")),
+    (1, ("map", GEMM, "a3nb", *NO_ROOM)),
+    (1, ("map", GEMM, "a3nb", *NO_ROOM, "--format", "json")),
+    (1, ("map", GEMM, "a3nb", *NO_ROOM, "--front")),
+    (1, ("plot", GEMM, "a3nb", "nest", *NO_ROOM)),
+    (1, ("status", "damaged")),
+    (1, ("sql", "run", "SELECT count(*) FROM range(1000000) a, range(1000000) b", "--timeout", "0.1")),
+    (2, ()),
+    (2, ("mapp",)),
+    (2, ("list", "things")),
+    (2, ("map", "gem", "a3nb")),
+    (2, ("map", GEMM, "a4nb")),
+    (2, ("map", GEMM, "a3nb", "--set", "rf.size=1 B")),
+    (2, ("status", "nowhere")),
+    (2, ("sql", "run", "SELEC 1")),
+    (2, ("show", "run", "77777")),
+]
+
+
+@pytest.mark.parametrize(
+    ("code", "command"), ENDS, ids=lambda one: " ".join(one) if isinstance(one, tuple) else str(one)
+)
+def test_every_exit_code_has_one_meaning(code: int, command: tuple[str, ...], home: Path) -> None:
+    if "damaged" in command:
+        shutil.copytree(home / "run", home / "damaged")
+        (home / "damaged/manifest.json").write_text("{}")
+    said = dse(*command, folder=home)
+    assert said.returncode == code, said.stderr
+    assert "Traceback" not in said.stderr
+
+
+def test_exit_codes_stand_in_one_table() -> None:
+    table = re.findall(r"^\| (\d+) \| (.*) \|$", (ROOT / "docs/reliability.md").read_text(), re.MULTILINE)
+    assert {int(code): meaning for code, meaning in table} == EXIT_CODES
+    assert {code for code, _ in ENDS} < EXIT_CODES.keys()
+
+
 @pytest.mark.parametrize("mapper", ["cost_descending", "optimal"])
 def test_map_and_simulate_agree_bit_for_bit(home: Path, mapper: str) -> None:
     """In all that a mapping costs; what optimal has proven of it, simulate cannot know."""
@@ -487,7 +528,7 @@ def test_questions_while_a_run_goes_on_and_ctrl_c(tmp_path: Path) -> None:
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
-    assert child.returncode == 1
+    assert child.returncode == 130
     assert "interrupted" in said
     assert "Traceback" not in said + heard
     assert re.search(r"interrupted; finishing \d+ machines?; again to stop now", heard)

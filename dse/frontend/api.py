@@ -287,7 +287,7 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
         Problem(arch, e, "energy"), options.factors, dataflow(options.dataflow, e, arch)
     )
     if isinstance(found, Infeasible):
-        raise ValueError(f"{workload} on {arch.name}: {found}")
+        raise screens.NothingFits(f"{workload} on {arch.name}: infeasible: {found}")
     rows = [
         {
             "energy_pj": one.cost.energy_pj,

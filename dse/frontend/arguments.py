@@ -11,6 +11,13 @@ from typing import NoReturn
 TABLES = ("table", "csv", "json", "parquet")
 TEXTS = ("text", "json")
 NESTS = (*TEXTS, "yaml", "schedule", "directives")
+EXIT_CODES = {  # of every command
+    0: "done",
+    1: "failed: nothing fits, machines of a run ended in errors, a damaged run folder, a time limit",
+    2: "wrong input: an argument or a file, with a line per fault",
+    130: "interrupted: Ctrl-C",
+    143: "ended: SIGTERM",
+}
 EXAMPLES = {
     "run": "dse run studies/edge_small.yaml --workers 2 --set stop.machines=60",
     "resume": "dse resume runs/edge-small",
@@ -92,8 +99,9 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         description="Design-space exploration of tensor accelerators: hardware x mapping, "
         "results in Parquet and SQL.",
         epilog="dse COMMAND --help shows the arguments and an example; begin with: dse map "
-        "gemm:m=64,n=32,k=48 edge_array. Exit code 0: done; 1: nothing fits, or a run that is damaged, was "
-        "interrupted or holds errors; 2: wrong input; 130: interrupted.",
+        "gemm:m=64,n=32,k=48 edge_array. Exit codes: "
+        + "; ".join(f"{code}, {meaning}" for code, meaning in EXIT_CODES.items())
+        + ".",
     )
     commands = top_parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     found: dict[str, argparse.ArgumentParser] = {}

@@ -1,6 +1,4 @@
-"""The command `dse`: parses arguments, calls the packages, prints. Exit codes: 0 done, 1 failed, 2 wrong
-input.
-"""
+"""The command `dse`: parses arguments, calls the packages, prints. Exit codes: `arguments.EXIT_CODES`."""
 
 from __future__ import annotations
 

@@ -16,6 +16,12 @@ from workloads.graph import Workload, unique
 MAX_ROWS = 16  # rows of a table of on-chip retention
 
 
+class NothingFits(ValueError):
+    """No mapping fits the machine: no fault of what was given."""
+
+    exit_code = 1
+
+
 def einsum_indices(workload: Workload, name: str | None) -> dict[str, int]:
     """Returns einsum name -> index of its distinct einsum. Raises ValueError unless `name` is an einsum,
     "all" or None.
