@@ -255,9 +255,7 @@ def test_an_einsum_that_is_not_there_is_refused_before_anything_is_solved(home: 
     """A network that takes minutes."""
     said = dse("map", "llama70b:phase=prefill,context=2048", "datacenter", "--einsum", "nope", folder=home)
     assert (said.returncode, said.stdout) == (2, "")
-    assert said.stderr.startswith(
-        "--einsum nope: llama70b:phase=prefill,context=2048 has no such einsum; there"
-    )
+    assert said.stderr.startswith("--einsum nope: llama70b:phase=prefill,context=2048 has no such einsum; ")
 
 
 WEIGHED = """
@@ -345,6 +343,25 @@ def test_every_exit_code_has_one_meaning(code: int, command: tuple[str, ...], ho
     said = dse(*command, folder=home)
     assert said.returncode == code, said.stderr
     assert "Traceback" not in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "advice"),
+    [
+        ("pareto run --by foo", "the nearest of 32 are"),
+        ("pareto run --by sourc", "did you mean source?"),
+        ("pareto run --objectives foo", "there are energy_pj, "),
+        ("map foo edge_array", "the nearest of 64 are "),
+        ("map resnet50 edge_array --einsum foo", "the nearest of 74 are pool5, pool1, fc, "),
+        ("map resnet50 edge_array --einsum conv_1", "did you mean conv1?"),
+        ("show run best --einsum gem", "did you mean gemm?"),
+    ],
+)
+def test_an_unknown_name_is_answered_by_the_nearest(command: str, advice: str, home: Path) -> None:
+    said = dse(*command.split(), folder=home)
+    assert said.returncode == 2
+    assert advice in said.stderr
+    assert len(said.stderr) < 300, said.stderr
 
 
 def test_exit_codes_stand_in_one_table() -> None:

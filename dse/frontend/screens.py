@@ -10,6 +10,7 @@ from dse.frontend.tables import WIDE, facts, table, wrapped
 from dse.mapping import schedule as schedules
 from dse.sim.einsum.evaluate import Solution
 from dse.solve.gogeta.traffic import TrafficReport
+from hw import component
 from hw.arch import Arch
 from workloads.graph import Workload, unique
 
@@ -28,9 +29,8 @@ def einsum_indices(workload: Workload, name: str | None) -> dict[str, int]:
     """
     index_of = {own: i for i, group in enumerate(unique(workload)) for own in group.names}
     if name not in (None, "all", *index_of):
-        raise ValueError(
-            f"--einsum {name}: {workload.name} has no such einsum; there are all, {', '.join(index_of)}"
-        )
+        advice = component.closest_name(str(name), ["all", *index_of])
+        raise ValueError(f"--einsum {name}: {workload.name} has no such einsum; {advice}")
     return index_of
 
 
