@@ -153,9 +153,9 @@ class Mapped:
         """Returns a pandas data frame with a row per distinct einsum."""
         return self.einsums.frame()
 
-    def text(self, einsum: str | None = None, width: int = tables.WIDE) -> str:
+    def text(self, einsum: str | None = None, width: int = tables.WIDE, why: bool = False) -> str:
         """Returns what `dse map` prints. einsum: the one whose nest and traffic are printed; "all": each;
-        None: the costliest.
+        None: the costliest. why: the certificate in full, and what was searched.
         """
         if isinstance(self.solution, Infeasible):
             return tables.safe(f"infeasible: {self.solution}\n")
@@ -164,7 +164,9 @@ class Mapped:
             if self.conversions
             else ""
         )
-        return screens.solution(self.arch, self.workload, self.solution, einsum, width) + conversions_text
+        return (
+            screens.solution(self.arch, self.workload, self.solution, einsum, width, why) + conversions_text
+        )
 
     def __repr__(self) -> str:
         return self.text()
@@ -510,22 +512,22 @@ class Point:
     # a schedule of one of the workloads from a file, on the same machine, to compare
     given_schedule: Mapped | None = None
 
-    def text(self, einsum: str | None = None, width: int = tables.WIDE) -> str:
-        """Returns what `dse show` prints."""
+    def text(self, einsum: str | None = None, width: int = tables.WIDE, why: bool = False) -> str:
+        """Returns what `dse show` prints. einsum, why: as of a mapping."""
         head = tables.facts(
             {key: value for key, value in self.row.items() if key not in HIDDEN_COLUMNS},
             self.why_chosen,
             width,
         )
         if self.given_schedule is None:
-            return "\n".join([head, *(one.text(einsum, width) for one in self.solutions)])
+            return "\n".join([head, *(one.text(einsum, width, why) for one in self.solutions)])
         rows = [(units.label(metric), *cells) for metric, *cells in self.compared()]
         comparison = tables.table(
             ("metric", "found", "given", "change"),
             rows,
             f"{self.given_schedule.workload.name}: the schedule found, the one given",
         )
-        return "\n".join([head, comparison, self.given_schedule.text(einsum, width)])
+        return "\n".join([head, comparison, self.given_schedule.text(einsum, width, why)])
 
     def compared(self) -> list[tuple[str, str, str, str]]:
         """Returns (metric, found schedule, given schedule, change); [] if either does not fit."""

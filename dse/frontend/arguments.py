@@ -329,6 +329,11 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
             metavar="NAME",
             help="nest, traffic and footprints of this einsum, or of all (default: the one of most energy)",
         )
+        sub.add_argument(
+            "--why",
+            action="store_true",
+            help="the certificate in full: what is proven and how far, what was searched and what not",
+        )
     checked = add("check", "validate files, all faults at once")
     checked.add_argument("files", nargs="*", metavar="FILE")
     checked.add_argument(

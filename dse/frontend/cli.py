@@ -315,7 +315,7 @@ def _show(args: argparse.Namespace) -> int:
             sep="\n",
         )
     else:
-        tables.print_nests(point.text(args.einsum, tables.terminal_width()))
+        tables.print_nests(point.text(args.einsum, tables.terminal_width(), args.why))
         if neighbours:
             shown = (
                 neighbours.table
@@ -418,7 +418,7 @@ def _print_mapped(found: Any, args: argparse.Namespace) -> int:
     elif args.format == "json":
         tables.print_json(values.document(found.arch, found.workload, found.solution))
     else:
-        tables.print_nests(found.text(args.einsum, tables.terminal_width()))
+        tables.print_nests(found.text(args.einsum, tables.terminal_width(), args.why))
     return 0
 
 

@@ -34,9 +34,11 @@ def einsum_indices(workload: Workload, name: str | None) -> dict[str, int]:
     return index_of
 
 
-def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, width: int = WIDE) -> str:
+def solution(
+    arch: Arch, workload: Workload, found: Solution, name: str | None, width: int = WIDE, why: bool = False
+) -> str:
     """Returns totals, the energy breakdown, the costliest einsums, and nest, traffic and footprints of one
-    einsum. name: of that einsum; "all": each; None: the costliest.
+    einsum. name: of that einsum; "all": each; None: the costliest. why: the certificate in full.
     """
     einsum_indices(workload, name)
     costed = explain.costed_einsums(workload, found)
@@ -48,8 +50,9 @@ def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, 
         for own in group.names
     }
     index_of |= {c.name: i for i, (c, _) in enumerate(costed)}
-    head = facts(explain.facts(arch, workload, found), f"{workload.name} on {arch.name}", width)
-    blocks = [head + "".join(f"{wrapped(line, width)}\n" for line in explain.notes(arch, workload, found))]
+    head = facts(explain.facts(arch, workload, found, why), f"{workload.name} on {arch.name}", width)
+    notes = explain.notes(arch, workload, found, why)
+    blocks = [head + "".join(f"{wrapped(line, width)}\n" for line in notes)]
     blocks += [block(one, width) for one in explain.network(arch, workload, found, name == "all")]
     blocks += [f"{schedules.to_text(found.schedule, workload)}\n"] if found.schedule else []
     costliest = max(

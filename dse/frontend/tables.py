@@ -22,6 +22,7 @@ from dse.explain import units
 WIDE = 10_000  # width where the output is no terminal: no line is wrapped, no column left out
 GAP = 2  # blanks between columns
 MIN_TEXT_WIDTH = 24  # columns of text are wrapped to this width before any column is left out
+MAX_WORD_WIDTH = 36  # words up to this length are not broken
 MAX_NAME_WIDTH = 32  # names up to this length are not wrapped
 SPATIAL = "bold cyan"  # style of spatial loops
 # a spreadsheet takes a cell that begins with one of these for a formula
@@ -109,13 +110,10 @@ def _column(name: str, values: Sequence[Any], measure: str) -> _Column:
     is_fixed = numbers is not None or (
         max_width <= MAX_NAME_WIDTH and all(NAME_CELL.fullmatch(cell) for cell in cells)
     )
-    return _Column(
-        safe(name),
-        cells,
-        numbers is not None,
-        max_width if is_fixed else min(max_width, max(MIN_TEXT_WIDTH, cell_len(safe(name)))),
-        max_width,
-    )
+    words = (cell_len(word) for cell in cells for word in BOUND.sub(NO_BREAK, cell).split(" "))
+    longest_word = max((word for word in words if word <= MAX_WORD_WIDTH), default=0)
+    min_width = min(max_width, max(MIN_TEXT_WIDTH, cell_len(safe(name)), longest_word))
+    return _Column(safe(name), cells, numbers is not None, max_width if is_fixed else min_width, max_width)
 
 
 def _text(measure: str, value: Any) -> str:
@@ -146,7 +144,7 @@ def _fold(cell: str, wide: int) -> list[str]:
     wrapped = (
         part
         for line in cell.split("\n")
-        for part in ([line] if cell_len(line) <= wide else textwrap.wrap(line, wide, break_on_hyphens=False))
+        for part in ([line] if cell_len(line) <= wide else _wrap(line, wide))
     )
     return [piece for part in wrapped for piece in chop_cells(part, wide) or [""]]
 
@@ -159,16 +157,29 @@ def _line(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[int
     return (" " * GAP).join(padded).rstrip()
 
 
+# blanks at which no line ends: between a number and its %, an option and its value
+BOUND = re.compile(r"(?<=\d) (?=%)|(?<=--set) ")
+NO_BREAK = "\u00a0"
+
+
+def _wrap(text: str, width: int, deeper: str = "") -> list[str]:
+    """Returns lines of at most `width` columns, broken at blanks alone; none where a word is longer."""
+    lines = textwrap.wrap(
+        BOUND.sub(NO_BREAK, text),
+        width,
+        subsequent_indent=deeper,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace(NO_BREAK, " ") for line in lines]
+
+
 def wrapped(text: str, width: int) -> str:
     """Returns a text wrapped to the width, continuation lines indented."""
     if width >= WIDE:
         return safe(text)
     deeper = " " * (len(text) - len(text.lstrip()) + 4) if text.startswith(" ") else ""
-    return "\n".join(
-        textwrap.wrap(
-            safe(text), width, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False
-        )
-    )
+    return "\n".join(_wrap(safe(text), width, deeper))
 
 
 def print_line(text: str) -> None:
