@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import readline
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,7 @@ import pytest
 
 from analysis import db
 from dse.explain.units import column, quantity
+from dse.frontend import prompt
 from dse.frontend.arguments import EXAMPLES, EXIT_CODES
 from dse.frontend.cli import COMMANDS, main
 from tests.amount import some
@@ -219,6 +221,47 @@ def test_sql(home: Path) -> None:
     assert str(SIZE) in asked.stdout
     assert "selec" in asked.stdout
     assert asked.stderr == ""
+
+
+def test_the_prompt_knows_its_views(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = (
+        *(".help", ".tables", ".schema points", ".schema", ".schema pointz", ".foo", ".rows x"),
+        *("SELECT range AS a FROM range(50)", ".rows 3", "SELECT range AS b FROM range(5)", ".rows 0"),
+        *("SELECT range AS c FROM range(50)", ".quit", "SELECT 77 AS unseen"),
+    )
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(typed)))
+    said = good("sql", "run", folder=home)
+    help_, tables, points, every, *faults = said.split("dse> ")[1:]
+    assert all(word in help_ for word in (".tables", ".schema [VIEW]", ".rows N", ".quit", "LIMIT"))
+    assert not re.search("^_", tables, re.MULTILINE)
+    views = [line.split()[0] for line in tables.splitlines()[2:] if line]
+    assert views == [*dict.fromkeys(line.split()[0] for line in every.splitlines()[2:] if line)]
+    assert set(prompt.ROW_IS) == set(views)
+    assert re.search(r"points +energy_pj +double +pJ +energy, leakage included", points)
+    assert "machines " not in points
+    assert faults[0].startswith("pointz: no such view; there are choices, ")
+    assert faults[1] == ".foo: no such command; .help lists them\n"
+    assert faults[2] == ".rows N: give a number of rows; 0: all\n"
+    assert faults[3].endswith("40 rows\n10 more; .rows 0 shows all\n")
+    assert faults[5].endswith("3 rows\n2 more; .rows 0 shows all\n")
+    assert faults[7].endswith("50 rows\n")
+    assert "unseen" not in said
+
+
+def test_the_prompt_completes_names_and_keeps_its_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Callable[[], None]] = []
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("atexit.register", kept.append)
+    prompt._edit_lines(["designs", "dram_kind", "SELECT", ".schema"])
+    complete = readline.get_completer()
+    assert [complete("d", i) for i in range(3)] == ["designs", "dram_kind", None]
+    assert complete("sel", 0) == "SELECT"
+    assert complete(".s", 0) == ".schema"
+    readline.add_history("FROM designs")
+    kept[0]()
+    assert "FROM designs" in (tmp_path / "dse/sql_history").read_text()
 
 
 def test_the_prompt_goes_on_after_a_statement_that_takes_too_long(home: Path) -> None:

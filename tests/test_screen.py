@@ -47,7 +47,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 COMMANDS = [
-    ("pareto", "run"),
+    ("pareto", "run", "--all"),
     (
         "pareto",
         "--by",
@@ -58,13 +58,13 @@ COMMANDS = [
     ),
     ("status", "run"),
     ("show", "run", "best", "--neighbours"),
-    ("sql", "run", "FROM designs"),
-    ("sql", "run", "FROM einsums"),
-    ("list", "keys"),
-    ("list", "columns"),
-    ("list", "workloads"),
-    ("list", "machines"),
-    ("list", "solvers"),
+    ("sql", "run", "FROM designs", "--all"),
+    ("sql", "run", "FROM einsums", "--all"),
+    ("list", "keys", "--all"),
+    ("list", "columns", "--all"),
+    ("list", "workloads", "--all"),
+    ("list", "machines", "--all"),
+    ("list", "solvers", "--all"),
     ("check", "small.yaml", "resnet18"),
     ("map", "gemm:m=64,n=32,k=48", "edge_array"),
 ]
@@ -105,6 +105,18 @@ def test_a_certificate_is_one_short_line_and_the_rest_is_asked_for(home: Path) -
         assert any(line.startswith("searched:") for line in full)
         assert any(line.startswith("not searched:") for line in full)
         assert "at most" in " ".join(full)
+
+
+def test_a_table_ends_at_the_screen_unless_all_is_asked_for(home: Path) -> None:
+    for command in (("sql", "run", "FROM counts"), ("list", "keys")):
+        said = [line for line in lines(home, 80, *command) if line]
+        assert len(said) <= 50
+        more = re.fullmatch(r"(\d+) rows of (\d+); --all or --format csv shows the other (\d+)", said[-1])
+        assert more, said[-1]
+        assert int(more[1]) + int(more[3]) == int(more[2])
+        every = [line for line in lines(home, 80, *command, "--all") if line]
+        assert every[-1] == f"{more[2]} rows"
+        assert len(every) > len(said)
 
 
 def test_a_wide_table_loses_columns_from_the_right_and_says_so(home: Path) -> None:

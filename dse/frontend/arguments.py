@@ -124,6 +124,11 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
             )
         if "csv" in forms:
             sub.add_argument(
+                "--all",
+                action="store_true",
+                help="all rows of a table on a terminal (default: as many as its screen holds)",
+            )
+            sub.add_argument(
                 "--csv-safe",
                 action="store_true",
                 help="csv: text that a spreadsheet would take for a formula is quoted",

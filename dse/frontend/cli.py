@@ -200,7 +200,12 @@ def _pareto(args: argparse.Namespace) -> int:
     heads = {name: name if name in parameters else units.label(name) for name in shown.column_names}
     rows = list(zip(*(_values(shown, at) for at in range(shown.num_columns)), strict=True))
     tables.print_rows(
-        [*heads.values()], rows, "table", keep=[heads[name] for name in names], unit_keys=shown.column_names
+        [*heads.values()],
+        rows,
+        "table",
+        keep=[heads[name] for name in names],
+        unit_keys=shown.column_names,
+        max_lines=tables.screen_lines(args.all),
     )
     directions = [
         f"{'highest' if db.maximised(o) else 'lowest'} {units.label(db.column_of(o))}" for o in objectives
@@ -224,18 +229,18 @@ def _sql(args: argparse.Namespace) -> int:
     run = _open(args)
     if args.statement:
         return _print_result(run.sql(args.statement).table, args)
-    views = (
-        run.sql("SELECT view_name FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' ORDER BY 1")
-        .table[0]
-        .to_pylist()
-    )
-    print(f"views: {', '.join(views)}; an empty line ends")
-    while statement := tables.ask("dse> "):
-        try:
-            _print_result(run.sql(statement).table, args)
-        except ValueError as fault:
-            print(tables.safe(str(fault)))
+    from dse.frontend import prompt
+
+    prompt.run(run.sql, lambda found, rows: _print_prompt_answer(found.table, args, rows))
     return 0
+
+
+def _print_prompt_answer(found: pa.Table, args: argparse.Namespace, rows: int) -> None:
+    """Prints an answer at the prompt. rows: at most so many of a table; 0: all."""
+    is_cut = args.format == "table" and 0 < rows < found.num_rows
+    _print_result(found.slice(0, rows) if is_cut else found, args)
+    if is_cut:
+        print(f"{found.num_rows - rows} more; .rows 0 shows all")
 
 
 def _print_result(found: pa.Table, args: argparse.Namespace, keep: Sequence[str] = ()) -> int:
@@ -248,7 +253,13 @@ def _print_result(found: pa.Table, args: argparse.Namespace, keep: Sequence[str]
     else:
         rows = list(zip(*(_values(found, at) for at in range(found.num_columns)), strict=True))
         tables.print_rows(
-            found.column_names, rows, args.format, args.csv_safe, keep, api.Answer(found).unit_keys()
+            found.column_names,
+            rows,
+            args.format,
+            args.csv_safe,
+            keep,
+            api.Answer(found).unit_keys(),
+            tables.screen_lines(args.all),
         )
     return 0
 
@@ -535,7 +546,12 @@ def _list(args: argparse.Namespace) -> int:
     if args.format == "table":
         heads = [*map(units.label, header)]
         tables.print_rows(
-            heads, rows, "table", keep=(*heads[:2], "given", "what", "meaning"), unit_keys=header
+            heads,
+            rows,
+            "table",
+            keep=(*heads[:2], "given", "what", "meaning"),
+            unit_keys=header,
+            max_lines=tables.screen_lines(args.all),
         )
         return 0
     import pyarrow as pa

@@ -22,6 +22,8 @@ from dse.explain import units
 WIDE = 10_000  # width where the output is no terminal: no line is wrapped, no column left out
 GAP = 2  # blanks between columns
 MIN_TEXT_WIDTH = 24  # columns of text are wrapped to this width before any column is left out
+MIN_LINES = 8  # lines of a table on a terminal, however low it is
+LINES_BELOW = 5  # lines that are left free for what is said below a table, and the next prompt
 MAX_WORD_WIDTH = 36  # words up to this length are not broken
 MAX_NAME_WIDTH = 32  # names up to this length are not wrapped
 SPATIAL = "bold cyan"  # style of spatial loops
@@ -33,6 +35,13 @@ NAME_CELL = re.compile(r"[\w.:=,/-]*")  # a cell without blanks is a name and is
 def terminal_width() -> int:
     """Returns the columns of the terminal; WIDE where standard output is no terminal."""
     return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else WIDE
+
+
+def screen_lines(shows_all: bool = False) -> int | None:
+    """Returns the lines of the terminal that a table may take; None: no limit, as in a file or a pipe."""
+    if shows_all or not sys.stdout.isatty():
+        return None
+    return max(MIN_LINES, shutil.get_terminal_size((80, 24)).lines - LINES_BELOW)
 
 
 def safe(text: str) -> str:
@@ -270,19 +279,40 @@ def print_rows(
     csv_safe: bool = False,
     keep: Sequence[str] = (),
     unit_keys: Sequence[str] = (),
+    max_lines: int | None = None,
 ) -> None:
     """Prints rows as a table, CSV, or a JSON list of objects (numbers in full). csv_safe: prefix texts that a
-    spreadsheet would take for a formula.
+    spreadsheet would take for a formula. max_lines: a table ends with the last row that fits into so many
+    lines, and says how many rows there are more.
     """
     if form == "table":
-        print_table(header, rows, keep=keep, unit_keys=unit_keys)
-        print(f"{len(rows)} row{'s' * (len(rows) != 1)}")
+        text, shown = _cut_table(header, rows, keep, unit_keys, max_lines)
+        print(text)
+        more = f" of {len(rows)}; --all or --format csv shows the other {len(rows) - shown}"
+        print(f"{shown} row{'s' * (shown != 1)}{more if shown < len(rows) else ''}")
     elif form == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow([_field(name, csv_safe) for name in header])
         writer.writerows([_field(value, csv_safe) for value in row] for row in rows)
     else:
         print_json([dict(zip(header, row, strict=True)) for row in rows])
+
+
+def _cut_table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    keep: Sequence[str],
+    unit_keys: Sequence[str],
+    max_lines: int | None,
+) -> tuple[str, int]:
+    """Returns a table of the first rows that fit into so many lines, and how many these are, at least one."""
+    shown = len(rows) if max_lines is None else min(len(rows), max_lines)
+    while True:
+        text = table(header, rows[:shown], "", keep, terminal_width(), unit_keys)
+        count = text.count("\n") + 1
+        if max_lines is None or count <= max_lines or shown <= 1:
+            return text, shown
+        shown = max(1, min(shown - 1, shown * max_lines // count))
 
 
 def _field(value: Any, csv_safe: bool) -> Any:
@@ -323,7 +353,7 @@ def print_end(out: str, status: Any, solved: int) -> None:
         f"infeasible, {status.pruned} pruned, {status.error} errors), front {status.front}"
     )
     commands = (
-        [f"dse pareto {out}", f"dse show {out} best", f'dse sql {out} "FROM designs"']
+        [f"dse pareto {out}", f"dse show {out} best", f'dse sql {out} "FROM designs LIMIT 10"']
         if status.front
         else [f'dse sql {out} "SELECT status, reason, count(*) FROM machines GROUP BY ALL"']
     )
