@@ -223,6 +223,58 @@ def test_sql(home: Path) -> None:
     assert asked.stderr == ""
 
 
+def test_runs_under_a_folder_are_listed(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "run", tmp_path / "a/b/run")
+    shutil.copytree(home / "run", tmp_path / "broken")
+    (tmp_path / "broken/manifest.json").write_text("{}")
+    found = json.loads(good("runs", str(tmp_path), "--format", "json", folder=home))
+    assert [one["run"] for one in found] == [str(tmp_path / "a/b/run"), str(tmp_path / "broken")]
+    status = json.loads(good("status", "run", "--format", "json", folder=home))
+    whole, broken = found
+    assert (whole["state"], whole["study"], whole["machines"]) == ("finished", "small", SIZE)
+    assert (whole["front"], whole["hypervolume"]) == (status["front"], status["hypervolume"])
+    assert (broken["state"], broken["front"]) == ("damaged", None)
+    assert "2 rows" in good("runs", str(tmp_path), folder=home)
+    assert dse("runs", "nowhere", folder=home).returncode == 2
+
+
+def test_two_runs_compared(home: Path) -> None:
+    good(*["run", "small.yaml", "--workers", "0", "--out", "few", "--set", "stop.machines=4"], folder=home)
+    found = json.loads(good("compare", "run", "few", "--format", "json", folder=home))
+    assert {"key": "done", "A": SIZE, "B": 4} in found["runs"]
+    best = {one["objective"]: one for one in found["best of the feasible machines"]}
+    assert list(best) == ["energy_pj:min", "latency_ns:min", "area_mm2:min"]
+    lowest = rows(home, "SELECT min(energy_pj) AS e FROM points")[0]["e"]
+    assert best["energy_pj:min"]["A"] == quantity("energy_pj", lowest)
+    assert found["keys of the studies that differ"] == []
+    assert "best of the feasible machines" in good("compare", "run", "few", folder=home)
+
+
+def test_what_moved_between_two_mappings(home: Path) -> None:
+    asked = ("gemm:m=64,n=32,k=48", "edge_array")
+    costs = {}
+    for name, mapper in (("a", "optimal"), ("b", "cost_descending")):
+        options = ("--set", f"solver.mapper={mapper}")
+        (home / f"{name}.txt").write_text(good("map", *asked, *options, "--format", "schedule", folder=home))
+        costs[name] = json.loads(good("map", *asked, *options, "--format", "json", folder=home))
+    found = json.loads(good("compare", *asked, "a.txt", "b.txt", "--format", "json", folder=home))
+    energy = found["einsums"][0]
+    assert energy["energy_pj A"] == costs["a"]["energy_pj"]
+    assert energy["energy_pj B"] == costs["b"]["energy_pj"]
+    moved = next(rows_ for title, rows_ in found.items() if title.startswith("traffic"))
+    assert moved
+    levels = {one["level"]: one for one in moved}
+    assert levels["REGF"]["moved_bytes A"] == 2 * 49152 * 2  # of C, read and written, in words of 2 bytes
+    assert all(one["energy_pj A"] != one["energy_pj B"] for one in moved)
+    same = json.loads(good("compare", *asked, "a.txt", "a.txt", "--format", "json", folder=home))
+    assert next(rows_ for title, rows_ in same.items() if title.startswith("traffic")) == []
+    assert {one["change"] for one in next(iter(same.values()))} == {""}
+    shown = good("compare", *asked, "a.txt", "b.txt", folder=home)
+    assert re.search(r"energy +584.6 nJ +673 nJ +\+15.1 %", shown)
+    assert not re.search("_pj|_ns|_cycles", shown)
+    assert dse("compare", *asked, "a.txt", folder=home).returncode == 2
+
+
 def test_the_prompt_knows_its_views(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = (
         *(".help", ".tables", ".schema points", ".schema", ".schema pointz", ".foo", ".rows x"),

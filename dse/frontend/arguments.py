@@ -34,6 +34,8 @@ EXAMPLES = {
     "residency": "dse residency cg:matrix=ecology1,n=8,form=periodic gogeta_clusters --set sram.capacity='1 "
     "MiB'",
     "simulate": "dse simulate gemm:m=64,n=32,k=48 a3 mapping.txt",
+    "compare": "dse compare runs/edge-small runs/edge-large; dse compare mlp_s edge_array a.txt b.txt",
+    "runs": "dse runs runs",
     "check": "dse check studies/edge_small.yaml hw/machines/edge_array.yaml",
     "list": "dse list keys",
     "new": "dse new study my_study.yaml",
@@ -339,6 +341,20 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
             action="store_true",
             help="the certificate in full: what is proven and how far, what was searched and what not",
         )
+    compared = add("compare", "what differs between two runs, or two mappings of a workload on a machine")
+    compared.usage = (
+        "dse compare RUN_A RUN_B\n       dse compare WORKLOAD MACHINE MAPPING_A MAPPING_B [--set KEY=VALUE]"
+    )
+    compared.add_argument(
+        "words", nargs="+", metavar="WORD", help="two run folders; or a workload, a machine, two mappings"
+    )
+    compared.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a field of the machine"
+    )
+    listed = add(
+        "runs", "the runs under a folder: state, study, machines, front, hypervolume", forms=TABLES[:3]
+    )
+    listed.add_argument("dir", nargs="?", default="runs", metavar="DIR", help="default: runs")
     checked = add("check", "validate files, all faults at once")
     checked.add_argument("files", nargs="*", metavar="FILE")
     checked.add_argument(

@@ -490,6 +490,11 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _simulate(args: argparse.Namespace) -> int:
+    return _print_mapped(_simulated(args.workload, args.machine, args.mapping, args.set), args)
+
+
+def _simulated(workload_text: str, machine_text: str, mapping: str, set_texts: Sequence[str]) -> Any:
+    """Returns the cost of a given mapping or schedule (api.Mapped)."""
     from dse.frontend import api
     from dse.mapping import directives
     from dse.sim.directives import directed
@@ -498,20 +503,67 @@ def _simulate(args: argparse.Namespace) -> int:
     from hw import machine, space
     from workloads import catalog
 
-    sets = read.assignments(args.set)
+    sets = read.assignments(set_texts)
     fuse = bool(sets.pop("solver.fuse_elementwise", True))
-    arch = machine.arch(space.override(machine.load(args.machine), sets))
-    path, loaded = Path(args.mapping), catalog.load(args.workload, fuse_elementwise=fuse)
+    arch = machine.arch(space.override(machine.load(machine_text), sets))
+    path, loaded = Path(mapping), catalog.load(workload_text, fuse_elementwise=fuse)
     _warn(loaded)
     # cost of directives that no nest expresses; None: the file has none
     if (directive_cost := directed.evaluate_file(path, loaded, arch)) is not None:
-        return _print_mapped(api.Mapped(arch, loaded, directive_cost), args)
+        return api.Mapped(arch, loaded, directive_cost)
     workload, given_schedule = directives.load(path, loaded, arch)
     try:
         found = evaluate(arch, workload, given_schedule)
     except ValueError as fault:
-        raise ValueError("\n".join(f"{args.mapping}: {line}" for line in str(fault).splitlines())) from None
-    return _print_mapped(api.Mapped(arch, workload, found, plan=given_schedule), args)
+        raise ValueError("\n".join(f"{mapping}: {line}" for line in str(fault).splitlines())) from None
+    return api.Mapped(arch, workload, found, plan=given_schedule)
+
+
+def _compare(args: argparse.Namespace) -> int:
+    """Runs `dse compare RUN_A RUN_B` or `dse compare WORKLOAD MACHINE MAPPING_A MAPPING_B`."""
+    from dse.frontend import api, compare, screens
+
+    if len(args.words) == 2:
+        a, b = (api.open(text) for text in args.words)
+        found = compare.runs(a, b)
+    elif len(args.words) == 4:
+        workload, machine, *paths = args.words
+        first, second = (_simulated(workload, machine, path, args.set) for path in paths)
+        for one, path in ((first, paths[0]), (second, paths[1])):
+            if "energy_pj" not in one.totals:
+                raise screens.NothingFits(f"{path}: {one.totals['reason']}")
+        found = compare.mappings(first, second)
+    else:
+        raise ValueError(f"{' '.join(args.words)}: give RUN_A RUN_B, or WORKLOAD MACHINE MAPPING_A MAPPING_B")
+    if args.format == "json":
+        tables.print_json(
+            {one.title: [dict(zip(one.header, row, strict=True)) for row in one.rows] for one in found}
+        )
+        return 0
+    for one in found:
+        _print_compared(one)
+    return 0
+
+
+def _print_compared(one: Any) -> None:
+    """Prints a table of `compare`: the unit of a column such as `energy_pj A` is in its cells."""
+    keys = [name.removesuffix(" A").removesuffix(" B") for name in one.header]
+    heads = [units.label(key) + name[len(key) :] for key, name in zip(keys, one.header, strict=True)]
+    is_metric = one.header[0] == "metric"
+    rows = [(units.label(row[0]), *row[1:]) if is_metric else row for row in one.rows]
+    tables.print_table(heads, rows, one.title, unit_keys=keys)
+    if one.note:
+        tables.print_line(f"{one.note}\n")
+
+
+def _runs(args: argparse.Namespace) -> int:
+    from dse.frontend import compare
+
+    rows = compare.under(Path(args.dir))
+    tables.print_rows(
+        compare.RUN_COLUMNS, rows, args.format, keep=("run", "state"), max_lines=tables.screen_lines(args.all)
+    )
+    return 0
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -592,6 +644,8 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "report": _report,
     "residency": _residency,
     "simulate": _simulate,
+    "compare": _compare,
+    "runs": _runs,
     "check": _check,
     "list": _list,
     "new": _new,
