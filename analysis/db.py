@@ -44,6 +44,7 @@ MAX_BYTES = 1 << 30  # largest answer, which is collected in memory
 INTERRUPTED = ("Query interrupted", "<EMPTY MESSAGE>")
 # what a statement may raise that is one line for the user
 STATEMENT_ERRORS = (duckdb.Error, pa.ArrowException, OSError, RecursionError, UnicodeError)
+MAX_NAMES, NEAREST = 12, 5  # up to so many valid names are all listed by a message; else so many near ones
 GIVE_UP_S = 2.0  # seconds of interrupts, after which a function that ignores them is left running
 DEDUPLICATED = ("mappings", "counts")  # keyed by content: a row may be in several parts, and is shown once
 KINDS = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
@@ -74,6 +75,8 @@ class QueryError(ValueError):
 
 class Stopped(QueryError):
     """A statement took too long. DuckDB may still be busy with it, so its connection cannot be used again."""
+
+    exit_code = 1
 
 
 def connect(
@@ -260,31 +263,15 @@ def front(
         for name, kind in points.items()
         if NUMBER.match(kind) and name not in ("machine", "schedule", "model_version", "solver_version")
     ]
-    numeric_names, design_names = ", ".join(numeric), ", ".join(designs)
     for name in names:
         if name not in points:
-            near = get_close_matches(name, numeric, 1)
-            hint = (
-                f"its new name is {COLUMNS[name]}"
-                if name in COLUMNS
-                else f"did you mean {near[0]}?"
-                if near
-                else f"there are {numeric_names}"
-            )
-            raise QueryError(f'objective "{name}": no such column of points; {hint}')
+            raise QueryError(f'objective "{name}": no such column of points; {_column_meant(name, numeric)}')
         if name not in numeric:
-            raise QueryError(f'objective "{name}" is {points[name]}, no number; there are {numeric_names}')
+            names_known = ", ".join(numeric)
+            raise QueryError(f'objective "{name}" is {points[name]}, no number; there are {names_known}')
     for name in by:
         if name not in designs:
-            near = get_close_matches(name, designs, 1)
-            hint = (
-                f"its new name is {COLUMNS[name]}"
-                if name in COLUMNS
-                else f"did you mean {near[0]}?"
-                if near
-                else f"there are {design_names}"
-            )
-            raise QueryError(f'--by "{name}": no such column; {hint}')
+            raise QueryError(f'--by "{name}": no such column; {_column_meant(name, [*designs])}')
     rows = "(FROM designs WHERE feasible)"
     if where.strip():
         rows = f"(FROM {rows} WHERE ({where}\n))"
@@ -538,6 +525,18 @@ def _check_reads(con: duckdb.DuckDBPyConnection, text: str) -> None:
                 _check_table(node["table_name"], node["schema_name"], table_names)
             case "TABLE_FUNCTION":
                 _check_table_function(con, node["function"], table_names)
+
+
+def _column_meant(name: str, columns: Sequence[str]) -> str:
+    """Returns the advice for an unknown column: its new name, the one that is similar, or some near it."""
+    if name in COLUMNS:
+        return f"its new name is {COLUMNS[name]}"
+    if near := get_close_matches(name, columns, 1):
+        return f"did you mean {near[0]}?"
+    if len(columns) <= MAX_NAMES:
+        return f"there are {', '.join(columns)}"
+    nearest = ", ".join(get_close_matches(name, columns, NEAREST, cutoff=0))
+    return f"the nearest of {len(columns)} are {nearest} (all: dse list columns)"
 
 
 def _check_table(table: str, schema: str, table_names: set[str]) -> None:

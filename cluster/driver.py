@@ -107,10 +107,15 @@ class Outcome:
 
     status: Status
     solved: int  # machines solved in this session
+    signal: int = signal.SIGINT  # of an interrupted run: SIGINT or SIGTERM
 
     @property
     def exit_code(self) -> int:
-        """0 for a finished run without failed machines, else 1."""
+        """0 for a finished run without failed machines; 128 + signal for an interrupted one, as shells have
+        it (130: Ctrl-C); else 1.
+        """
+        if self.status.state == "interrupted":
+            return 128 + self.signal
         return 0 if self.status.state == "finished" and not self.status.error else 1
 
 
@@ -138,6 +143,7 @@ class Run:
     notes: list[str] = field(default_factory=list)
     end_reason: str = ""  # why no further generation is asked
     halt_reason: str = ""  # why nothing further is dispatched
+    signal: int = signal.SIGINT  # that interrupted the run
     is_looping: bool = False  # whether leases are in flight
     lease_count: int = 0  # leases dispatched
     pace_s: float = 0.0  # seconds per machine, moving average; 0: unknown
@@ -757,7 +763,7 @@ def _finish(run: Run, report: Callable[..., Status]) -> Outcome:
     )
     run.events.append(event("stop", reason))
     _commit(run)
-    return Outcome(report(state, reason), run.solved)
+    return Outcome(report(state, reason), run.solved, run.signal)
 
 
 def _note(run: Run, kind: str, *lines: str) -> None:
@@ -825,9 +831,10 @@ def _interruptible(run: Run, progress: Callable[[Status], None] | None) -> Itera
     numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     old_handlers = {number: signal.getsignal(number) for number in numbers}
 
-    def on_signal(_signal: int, _frame: FrameType | None) -> None:
+    def on_signal(number: int, _frame: FrameType | None) -> None:
         if run.halt_reason and run.is_looping:
             raise KeyboardInterrupt
+        run.signal = number
         run.halt_reason = run.halt_reason or "interrupted; `dse resume` goes on"
         if progress and run.last_status:
             in_flight = sum(run.missing) - len(run.todo)

@@ -58,9 +58,11 @@ SYNONYMS = {
     **dict.fromkeys(("leakage", "leak", "static"), "leak_mw"),
     **dict.fromkeys(("area",), "area_mm2"),
     **dict.fromkeys(("type", "class"), "kind"),
+    **dict.fromkeys(("latency", "latency_ns", "access_ns", "cycle_time"), "cycle_ns"),
     **dict.fromkeys(("meshx", "columns", "cols"), "x"),
     **dict.fromkeys(("meshy", "rows", "height"), "y"),
 }
+ARRAY_WORDS = ("array", "pe", "pes", "pe_array", "mesh", "spatial")  # words for an array of PEs
 STEP = re.compile(r"^x\s*(\d+(?:\.\d+)?)$")
 
 
@@ -172,8 +174,10 @@ def _kind(template: Machine, key: str) -> Any:
     if now := key_now(key, (name.rpartition(".")[2] for name in known)) if key not in known else "":
         raise SpaceError(f"has a new name; write {now}")
     if key not in known:
-        meant = _field_meant(key, known)
-        advice = f"did you mean {meant}?" if meant else component.closest_name(key, known)
+        meant = _field_meant(key, known) or _dimension_meant(key, template)
+        node = f"{key.rpartition('.')[0]}."
+        of_node = [name for name in known if node != "." and name.startswith(node)]
+        advice = f"did you mean {meant}?" if meant else _closest_field(key, of_node or list(known))
         raise SpaceError(f"is no field of machine {template.name}; {advice}")
     return known[key]
 
@@ -187,6 +191,32 @@ def _field_meant(key: str, known: Iterable[str]) -> str:
     own_name = f"{node}.{field}".lstrip(".")
     same_field = [name for name in known if name.rpartition(".")[2] == field]
     return own_name if own_name in known else " or ".join(same_field) if len(same_field) <= 3 else ""
+
+
+def _dimension_meant(key: str, template: Machine) -> str:
+    """Returns the sizes of a machine's arrays that a key such as array.x may mean, where the machine calls
+    its arrays or their dimensions otherwise; "" where it means none, or many.
+    """
+    node, _, field = key.rpartition(".")
+    arrays = {one.name: one for one in template.nodes if isinstance(one, Array)}
+    if node not in arrays and node not in ARRAY_WORDS:
+        return ""
+    if len(SYNONYMS.get(field.lower(), field)) > 1:  # no dimension
+        return ""
+    own = [arrays[node]] if node in arrays else [*arrays.values()]
+    dims = [f"{one.name}.{dim}" for one in own for dim in one.dims]
+    return " or ".join(dims) if len(dims) <= 4 else ""
+
+
+def _closest_field(key: str, known: Sequence[str]) -> str:
+    """Returns the advice for a misspelt field. Fields of one component are compared without its name, which
+    makes all of them similar.
+    """
+    node, dot, field = key.rpartition(".")
+    if not all(name.startswith(f"{node}.") for name in known):
+        return component.closest_name(key, known)
+    fields_known = [name.removeprefix(f"{node}.") for name in known]
+    return component.closest_name(field, fields_known).replace("did you mean ", f"did you mean {node}{dot}")
 
 
 @lru_cache

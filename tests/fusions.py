@@ -25,9 +25,10 @@ from dse.sim.fronts import Objective
 from dse.sim.levels.transfer import dim_names
 from dse.sim.schedule import placed
 from dse.sim.schedule.faults import faults
+from dse.solve.options import SolverOptions
 from dse.solve.schedules.fused import _best_schedules, fused, graph
 from dse.solve.schedules.nests import Nests
-from dse.solve.solve import SolverOptions, _layouts, solve
+from dse.solve.solve import _layouts, solve
 from hw.arch import Access, Arch, Compute, Fanout, Level
 from tests import rates
 from tests.enumeration import mappings, size

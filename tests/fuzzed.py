@@ -25,7 +25,8 @@ from dse.mapping.searched import Space, covers
 from dse.sim.einsum.evaluate import Solution, Violated, gap_in_space_text, objective_value
 from dse.sim.schedule import outermost
 from dse.sim.schedule.graph import evaluate
-from dse.solve.solve import SolverOptions, solve
+from dse.solve.options import SolverOptions
+from dse.solve.solve import solve
 from hw import machine
 from hw.arch import Arch
 from tests.rates import RATES

@@ -18,7 +18,7 @@ import pytest
 
 from dse.run import cache
 from dse.solve import solve
-from dse.solve.solve import SolverOptions
+from dse.solve.options import SolverOptions
 from hw import machine
 from tests.test_layers import FILES, ROOT, imports
 from workloads import catalog

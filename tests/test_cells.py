@@ -13,7 +13,8 @@ import pytest
 from cluster import driver, worker
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import EinsumCost
-from dse.solve.solve import SolverOptions, solve_unfused, solve_unfused_on
+from dse.solve.options import SolverOptions
+from dse.solve.solve import solve_unfused, solve_unfused_on
 from dse.study import study as studies
 from hw import machine
 from hw.space import values

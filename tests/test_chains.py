@@ -22,7 +22,7 @@ from dse.solve.gogeta.emitted import phases_of
 from dse.solve.gogeta.operations import graph
 from dse.solve.gogeta.sequence import _orders, _predecessors
 from dse.solve.gogeta.traffic import traffic_of
-from dse.solve.solve import SolverOptions
+from dse.solve.options import SolverOptions
 from tests.chains import KINDS, SIZES, apart, products, recursive, shallow, sums
 from tests.test_emitted import FLAT
 from workloads import catalog

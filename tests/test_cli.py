@@ -9,6 +9,8 @@ import io
 import json
 import os
 import re
+import readline
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,10 +29,12 @@ import pytest
 
 from analysis import db
 from dse.explain.units import column, quantity
-from dse.frontend.arguments import EXAMPLES
+from dse.frontend import prompt
+from dse.frontend.arguments import EXAMPLES, EXIT_CODES
 from dse.frontend.cli import COMMANDS, main
 from tests.amount import some
 from tests.commands import dse, good
+from tests.test_layers import HEAVY, loaded_by
 
 pytestmark = pytest.mark.xdist_group("cli")
 
@@ -113,6 +117,8 @@ def test_status(home: Path) -> None:
     )
     assert facts["front"] == len(good("pareto", "run", "--format", "csv", folder=home).splitlines()) - 1
     assert "finished" in good("status", "run", folder=home)
+    needed = ("pyarrow",)  # whose parts are these
+    assert loaded_by("status run", [name for name in HEAVY if name not in needed], home) == []
 
 
 def test_an_empty_front_says_why_in_the_last_line(home: Path) -> None:
@@ -217,6 +223,99 @@ def test_sql(home: Path) -> None:
     assert asked.stderr == ""
 
 
+def test_runs_under_a_folder_are_listed(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "run", tmp_path / "a/b/run")
+    shutil.copytree(home / "run", tmp_path / "broken")
+    (tmp_path / "broken/manifest.json").write_text("{}")
+    found = json.loads(good("runs", str(tmp_path), "--format", "json", folder=home))
+    assert [one["run"] for one in found] == [str(tmp_path / "a/b/run"), str(tmp_path / "broken")]
+    status = json.loads(good("status", "run", "--format", "json", folder=home))
+    whole, broken = found
+    assert (whole["state"], whole["study"], whole["machines"]) == ("finished", "small", SIZE)
+    assert (whole["front"], whole["hypervolume"]) == (status["front"], status["hypervolume"])
+    assert (broken["state"], broken["front"]) == ("damaged", None)
+    assert "2 rows" in good("runs", str(tmp_path), folder=home)
+    assert dse("runs", "nowhere", folder=home).returncode == 2
+
+
+def test_two_runs_compared(home: Path) -> None:
+    good(*["run", "small.yaml", "--workers", "0", "--out", "few", "--set", "stop.machines=4"], folder=home)
+    found = json.loads(good("compare", "run", "few", "--format", "json", folder=home))
+    assert {"key": "done", "A": SIZE, "B": 4} in found["runs"]
+    best = {one["objective"]: one for one in found["best of the feasible machines"]}
+    assert list(best) == ["energy_pj:min", "latency_ns:min", "area_mm2:min"]
+    lowest = rows(home, "SELECT min(energy_pj) AS e FROM points")[0]["e"]
+    assert best["energy_pj:min"]["A"] == quantity("energy_pj", lowest)
+    assert found["keys of the studies that differ"] == []
+    assert "best of the feasible machines" in good("compare", "run", "few", folder=home)
+
+
+def test_what_moved_between_two_mappings(home: Path) -> None:
+    asked = ("gemm:m=64,n=32,k=48", "edge_array")
+    costs = {}
+    for name, mapper in (("a", "optimal"), ("b", "cost_descending")):
+        options = ("--set", f"solver.mapper={mapper}")
+        (home / f"{name}.txt").write_text(good("map", *asked, *options, "--format", "schedule", folder=home))
+        costs[name] = json.loads(good("map", *asked, *options, "--format", "json", folder=home))
+    found = json.loads(good("compare", *asked, "a.txt", "b.txt", "--format", "json", folder=home))
+    energy = found["einsums"][0]
+    assert energy["energy_pj A"] == costs["a"]["energy_pj"]
+    assert energy["energy_pj B"] == costs["b"]["energy_pj"]
+    moved = next(rows_ for title, rows_ in found.items() if title.startswith("traffic"))
+    assert moved
+    levels = {one["level"]: one for one in moved}
+    assert levels["REGF"]["moved_bytes A"] == 2 * 49152 * 2  # of C, read and written, in words of 2 bytes
+    assert all(one["energy_pj A"] != one["energy_pj B"] for one in moved)
+    same = json.loads(good("compare", *asked, "a.txt", "a.txt", "--format", "json", folder=home))
+    assert next(rows_ for title, rows_ in same.items() if title.startswith("traffic")) == []
+    assert {one["change"] for one in next(iter(same.values()))} == {""}
+    shown = good("compare", *asked, "a.txt", "b.txt", folder=home)
+    assert re.search(r"energy +584.6 nJ +673 nJ +\+15.1 %", shown)
+    assert not re.search("_pj|_ns|_cycles", shown)
+    assert dse("compare", *asked, "a.txt", folder=home).returncode == 2
+
+
+def test_the_prompt_knows_its_views(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = (
+        *(".help", ".tables", ".schema points", ".schema", ".schema pointz", ".foo", ".rows x"),
+        *("SELECT range AS a FROM range(50)", ".rows 3", "SELECT range AS b FROM range(5)", ".rows 0"),
+        *("SELECT range AS c FROM range(50)", ".quit", "SELECT 77 AS unseen"),
+    )
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(typed)))
+    said = good("sql", "run", folder=home)
+    help_, tables, points, every, *faults = said.split("dse> ")[1:]
+    assert all(word in help_ for word in (".tables", ".schema [VIEW]", ".rows N", ".quit", "LIMIT"))
+    assert not re.search("^_", tables, re.MULTILINE)
+    views = [line.split()[0] for line in tables.splitlines()[2:] if line]
+    assert views == [*dict.fromkeys(line.split()[0] for line in every.splitlines()[2:] if line)]
+    assert set(prompt.ROW_IS) == set(views)
+    assert re.search(r"points +energy_pj +double +pJ +energy, leakage included", points)
+    assert "machines " not in points
+    assert faults[0].startswith("pointz: no such view; there are choices, ")
+    assert faults[1] == ".foo: no such command; .help lists them\n"
+    assert faults[2] == ".rows N: give a number of rows; 0: all\n"
+    assert faults[3].endswith("40 rows\n10 more; .rows 0 shows all\n")
+    assert faults[5].endswith("3 rows\n2 more; .rows 0 shows all\n")
+    assert faults[7].endswith("50 rows\n")
+    assert "unseen" not in said
+
+
+def test_the_prompt_completes_names_and_keeps_its_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Callable[[], None]] = []
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("atexit.register", kept.append)
+    prompt._edit_lines(["designs", "dram_kind", "SELECT", ".schema"])
+    complete = readline.get_completer()
+    assert [complete("d", i) for i in range(3)] == ["designs", "dram_kind", None]
+    assert complete("sel", 0) == "SELECT"
+    assert complete(".s", 0) == ".schema"
+    readline.add_history("FROM designs")
+    kept[0]()
+    assert "FROM designs" in (tmp_path / "dse/sql_history").read_text()
+
+
 def test_the_prompt_goes_on_after_a_statement_that_takes_too_long(home: Path) -> None:
     """Also one that DuckDB cannot interrupt, whose connection stays busy."""
     long = "SELECT levenshtein(repeat('a', 1000000), repeat('b', 1000000))"
@@ -251,9 +350,7 @@ def test_an_einsum_that_is_not_there_is_refused_before_anything_is_solved(home: 
     """A network that takes minutes."""
     said = dse("map", "llama70b:phase=prefill,context=2048", "datacenter", "--einsum", "nope", folder=home)
     assert (said.returncode, said.stdout) == (2, "")
-    assert said.stderr.startswith(
-        "--einsum nope: llama70b:phase=prefill,context=2048 has no such einsum; there"
-    )
+    assert said.stderr.startswith("--einsum nope: llama70b:phase=prefill,context=2048 has no such einsum; ")
 
 
 WEIGHED = """
@@ -307,6 +404,65 @@ def test_an_infeasible_machine_names_level_need_have_and_einsum(home: Path) -> N
     said = dse("map", "gemm:m=64,n=32,k=48", "a3nb", "--set", "rf.capacity=2 B", folder=home)
     assert said.returncode == 1
     assert said.stdout == "infeasible: gemm: RF needs 3 bytes, has 2\n"
+
+
+GEMM, NO_ROOM = "gemm:m=4,n=2,k=4", ("--set", "rf.capacity=1 B")
+ENDS: list[tuple[int, tuple[str, ...]]] = [
+    (0, ("list", "columns")),
+    (0, ("status", "run")),
+    (1, ("map", GEMM, "a3nb", *NO_ROOM)),
+    (1, ("map", GEMM, "a3nb", *NO_ROOM, "--format", "json")),
+    (1, ("map", GEMM, "a3nb", *NO_ROOM, "--front")),
+    (1, ("plot", GEMM, "a3nb", "nest", *NO_ROOM)),
+    (1, ("status", "damaged")),
+    (1, ("sql", "run", "SELECT count(*) FROM range(1000000) a, range(1000000) b", "--timeout", "0.1")),
+    (2, ()),
+    (2, ("mapp",)),
+    (2, ("list", "things")),
+    (2, ("map", "gem", "a3nb")),
+    (2, ("map", GEMM, "a4nb")),
+    (2, ("map", GEMM, "a3nb", "--set", "rf.size=1 B")),
+    (2, ("status", "nowhere")),
+    (2, ("sql", "run", "SELEC 1")),
+    (2, ("show", "run", "77777")),
+]
+
+
+@pytest.mark.parametrize(
+    ("code", "command"), ENDS, ids=lambda one: " ".join(one) if isinstance(one, tuple) else str(one)
+)
+def test_every_exit_code_has_one_meaning(code: int, command: tuple[str, ...], home: Path) -> None:
+    if "damaged" in command:
+        shutil.copytree(home / "run", home / "damaged")
+        (home / "damaged/manifest.json").write_text("{}")
+    said = dse(*command, folder=home)
+    assert said.returncode == code, said.stderr
+    assert "Traceback" not in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "advice"),
+    [
+        ("pareto run --by foo", "the nearest of 32 are"),
+        ("pareto run --by sourc", "did you mean source?"),
+        ("pareto run --objectives foo", "there are energy_pj, "),
+        ("map foo edge_array", "the nearest of 64 are "),
+        ("map resnet50 edge_array --einsum foo", "the nearest of 74 are pool5, pool1, fc, "),
+        ("map resnet50 edge_array --einsum conv_1", "did you mean conv1?"),
+        ("show run best --einsum gem", "did you mean gemm?"),
+    ],
+)
+def test_an_unknown_name_is_answered_by_the_nearest(command: str, advice: str, home: Path) -> None:
+    said = dse(*command.split(), folder=home)
+    assert said.returncode == 2
+    assert advice in said.stderr
+    assert len(said.stderr) < 300, said.stderr
+
+
+def test_exit_codes_stand_in_one_table() -> None:
+    table = re.findall(r"^\| (\d+) \| (.*) \|$", (ROOT / "docs/reliability.md").read_text(), re.MULTILINE)
+    assert {int(code): meaning for code, meaning in table} == EXIT_CODES
+    assert {code for code, _ in ENDS} < EXIT_CODES.keys()
 
 
 @pytest.mark.parametrize("mapper", ["cost_descending", "optimal"])
@@ -484,7 +640,7 @@ def test_questions_while_a_run_goes_on_and_ctrl_c(tmp_path: Path) -> None:
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
-    assert child.returncode == 1
+    assert child.returncode == 130
     assert "interrupted" in said
     assert "Traceback" not in said + heard
     assert re.search(r"interrupted; finishing \d+ machines?; again to stop now", heard)

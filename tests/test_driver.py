@@ -200,12 +200,12 @@ def test_no_run_in_the_folder_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(fault.value)
 
 
-def _stop_after(machines: int):  # type: ignore[no-untyped-def]
-    """A progress callback that presses Ctrl-C once."""
+def _stop_after(machines: int, number: int = signal.SIGINT):  # type: ignore[no-untyped-def]
+    """A progress callback that presses Ctrl-C once, or sends another signal."""
 
     def pressed(status: driver.Status) -> None:
         if status.state == "running" and status.done >= machines:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
     return pressed
 
@@ -222,12 +222,19 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ctrl_c_commits_what_is_solved_and_resume_completes_it(tmp_path: Path, whole: Rows) -> None:
     first = driver.run(study(tmp_path), tmp_path / "run", workers=0, progress=_stop_after(120))
     assert first.status.state == "interrupted"
-    assert first.exit_code == 1
+    assert first.exit_code == 130
     assert 120 <= first.status.done < SIZE
     assert len(rows(tmp_path / "run")["machines"]) == first.status.done
     second = driver.resume(tmp_path / "run", workers=0)
     assert first.solved + second.solved + second.status.pruned == SIZE == second.status.done
     assert rows(tmp_path / "run") == whole
+
+
+@pytest.mark.usefixtures("reports")
+def test_a_run_that_sigterm_ends_says_so_in_its_exit_code(tmp_path: Path) -> None:
+    small = study(tmp_path, stop="machines: 40")
+    ended = driver.run(small, tmp_path / "run", workers=0, progress=_stop_after(8, signal.SIGTERM))
+    assert (ended.status.state, ended.exit_code) == ("interrupted", 143)
 
 
 @pytest.mark.usefixtures("reports")

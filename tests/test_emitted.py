@@ -20,7 +20,7 @@ from dse.solve import solve
 from dse.solve.gogeta import residency_plan as room
 from dse.solve.gogeta.emitted import moved_words
 from dse.solve.gogeta.residency_plan import Lifetime, ResidencyProblem
-from dse.solve.solve import SolverOptions
+from dse.solve.options import SolverOptions
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount, some
 from tests.test_schedule_walks import compared

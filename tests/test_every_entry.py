@@ -12,7 +12,8 @@ import pytest
 from dse.explain.values import document
 from dse.mapping.nest import Infeasible
 from dse.sim.counts.counts import count
-from dse.solve.solve import SolverOptions, solve
+from dse.solve.options import SolverOptions
+from dse.solve.solve import solve
 from hw import machine
 from tests.amount import FULL
 from tests.test_catalog import SAMPLES

@@ -17,8 +17,8 @@ from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import Solution
 from dse.sim.schedule.graph import evaluate
 from dse.solve import solve
+from dse.solve.options import SolverOptions
 from dse.solve.sharing.shared_schedules import SharedSchedules, find_shared_schedules, priced_on
-from dse.solve.solve import SolverOptions
 from dse.study import study
 from hw import machine
 from hw.arch import Arch

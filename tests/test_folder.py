@@ -17,7 +17,7 @@ from cluster import driver
 from cluster import store as stores
 from cluster.pruning import BoundPruner
 from dse.frontend import check, cli
-from dse.run import folder
+from dse.run import folder, record
 from dse.run.folder import Damaged
 from dse.study import study as studies
 from tests.amount import some
@@ -216,6 +216,21 @@ def test_a_status_behind_the_rows_is_refused(run: Path, capsys: pytest.CaptureFi
     code, out, err = said(capsys, "status", str(run))
     assert (code, out, len(err)) == (1, "", 1)
     assert f"{folder.STATUS}: tells of generation" in err[0]
+
+
+@pytest.mark.parametrize("harm", [folder.STUDY, "inputs/a2.yaml", "model"])
+def test_a_status_is_of_a_study_that_is_whole(
+    run: Path, harm: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it reads the study only where env.json says that something differs."""
+    assert said(capsys, "status", str(run))[0] == 0
+    if harm == "model":
+        monkeypatch.setattr(record, "MODEL_VERSION", record.MODEL_VERSION + 1)
+    else:
+        (run / harm).write_bytes((run / harm).read_bytes() + b"\n# another")
+    code, out, err = said(capsys, "status", str(run))
+    assert (code, out, len(err)) == (1, "", 1)
+    assert ("not the study of the rows" if harm == "model" else "not what the run wrote") in err[0]
 
 
 def test_a_status_of_another_run_is_refused(

@@ -21,6 +21,7 @@ from dse.sim.schedule.faults import faults
 from dse.sim.schedule.graph import UNTIMED, evaluate
 from dse.solve import solve
 from dse.solve.layouts.layouts import Layouts
+from dse.solve.options import SolverOptions
 from dse.solve.schedules import fused
 from dse.solve.schedules.fusible_segments import segments, trips
 from dse.solve.schedules.nests import Nests
@@ -240,9 +241,7 @@ def test_reuse_and_layouts_together_are_no_dearer_than_apart(seed: int) -> None:
 def test_schedules_in_layouts_cost_what_their_labels_say(seed: int, objective: fused.Objective) -> None:
     arch, workload = laid_case(seed, "buffered" if seed % 2 else "free")
     chosen = solve._layouts(
-        arch,
-        workload,
-        solve.SolverOptions(objective, factors="perfect", gap=0.0, schedule="fused", layout="alt"),
+        arch, workload, SolverOptions(objective, factors="perfect", gap=0.0, schedule="fused", layout="alt")
     )
     assert isinstance(chosen, Layouts)
     g = fused.graph(arch, workload, objective, Nests(arch, objective, "perfect", lambda _: FREE, 0.0), chosen)
@@ -373,9 +372,7 @@ def test_an_answer_outside_of_the_searched_space_is_not_called_its_optimum(
     From the cache alike.
     """
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
-    for found in (
-        solve.cached(SLOW, TWICE, solve.SolverOptions(schedule="fused", gap=0.0)) for _ in range(2)
-    ):
+    for found in (solve.cached(SLOW, TWICE, SolverOptions(schedule="fused", gap=0.0)) for _ in range(2)):
         assert isinstance(found, list)
         assert found[0].space
         assert found[0].optimality_gap == 0

@@ -16,7 +16,8 @@ from dse.mapping.nest import Mapping
 from dse.sim.counts.counts import deliveries, nest_sums
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from dse.sim.levels import network
-from dse.solve.solve import SolverOptions, solve_unfused
+from dse.solve.options import SolverOptions
+from dse.solve.solve import solve_unfused
 from hw.arch import Fanout
 from hw.machine import load_arch
 from tests.prove.mappers import networked

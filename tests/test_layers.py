@@ -7,12 +7,14 @@ import importlib
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import networkx as nx
 import pytest
 
+from dse.frontend import check
 from tests.prove.__main__ import PARTS
 
 ROOT = Path(__file__).parents[1]
@@ -114,23 +116,61 @@ def test_importing_dse_loads_no_heavy_library() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("command", "heavy"),
-    [
-        ("--help", ("hw", "workloads", "numpy", "pyarrow", "numba")),
-        ("list columns", ("dse.sim", "dse.solve", "numba", "onnx")),
-        ("list machines", ("dse.sim", "dse.solve", "numba", "onnx")),
-    ],
+HEAVY = (
+    *("numba", "ray", "optuna", "pandas", "duckdb", "pyarrow", "onnx", "matplotlib", "moocore", "sklearn"),
+    *("rich.console", "dse.sim", "dse.mapper", "dse.solve.solve", "dse.study.study"),
 )
-def test_a_command_loads_no_more_than_it_needs(command: str, heavy: tuple[str, ...]) -> None:
-    """Start-up is short because of it."""
+
+
+def loaded_by(command: str, names: Sequence[str], folder: Path = ROOT) -> list[str]:
+    """Those of some modules that a command imports, in a process of its own."""
     code = (
         "import contextlib, sys; from dse.frontend import cli\n"
         f"with contextlib.suppress(SystemExit): cli.main({command.split()})\n"
-        f"print([name for name in {heavy} if name in sys.modules])"
+        f"print([name for name in {[*names]} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return ast.literal_eval(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [
+        ("--help", ()),
+        ("list", ()),
+        ("map --help", ()),
+        ("list columns", ("hw", "workloads")),
+        ("list machines", ("hw", "workloads")),
+        ("list keys", ("hw", "workloads", "numpy", "moocore", "dse.sim")),
+        ("list solvers", ("hw", "workloads", "numpy")),
+        ("list workloads", ("hw", "workloads", "numpy")),
+        ("status nowhere", ("hw", "workloads")),
+    ],
+)
+def test_a_command_loads_no_more_than_it_needs(command: str, needed: tuple[str, ...]) -> None:
+    """Start-up is short because of it."""
+    if command in ("list solvers", "list workloads"):
+        check.listing(command.split()[1])  # in $DSE_CACHE from now on
+    rest = [name for name in ("hw", "workloads", "numpy", *HEAVY) if name not in needed]
+    assert loaded_by(command, rest) == []
+
+
+def test_a_listing_is_kept_until_a_source_of_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def ask() -> check.Listing:
+        asked.append("")
+        return ("key",), [("a", 1, None)]
+
+    for question in ("one", "one", "two", "one"):
+        assert check._cached_listing((question,), ask) == (("key",), [("a", 1, None)])
+    assert len(asked) == 2
+    before = check._workload_sources()
+    assert before == check._workload_sources()
+    monkeypatch.setattr(check, "version", lambda _: "0")
+    assert before != check._workload_sources()
 
 
 CITED = re.compile(

@@ -15,7 +15,7 @@ from dse.mapper.exact.search import search
 from dse.mapping.nest import Infeasible, Loop, Store, parse
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, objective_value
 from dse.solve import solve
-from dse.solve.solve import SolverOptions
+from dse.solve.options import SolverOptions
 from hw import machine
 from tests import lined as pairs
 from tests.amount import some

@@ -13,7 +13,8 @@ import dse
 from dse.mapper.exact.local_search import _even_tiles
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum import bound_kernels, bounds
-from dse.solve.solve import SolverOptions, solve
+from dse.solve.options import SolverOptions
+from dse.solve.solve import solve
 from hw import machine, space
 from hw.arch import Arch
 from hw.columns import Table

@@ -17,7 +17,8 @@ from dse.sim.counts.counts import footprints
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.sim.schedule import graph, outermost
 from dse.solve import solve as stack
-from dse.solve.solve import MAPPERS_BY_NAME, SolverOptions, solve
+from dse.solve.options import SolverOptions
+from dse.solve.solve import MAPPERS_BY_NAME, solve
 from dse.study import study as studies
 from dse.study.pareto import Trial
 from hw import machine

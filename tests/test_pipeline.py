@@ -20,6 +20,7 @@ from dse.mapping.nest import Infeasible, Mapping
 from dse.sim.einsum.evaluate import Solution, Violated, objective_value
 from dse.solve import solve
 from dse.solve.kapla.published import _scheme, options, published, spread_over_nodes
+from dse.solve.options import SolverOptions
 from dse.solve.schedules import pipeline, segments, stage_bounds
 from dse.solve.schedules.einsum_bounds import lower_bound
 from dse.solve.schedules.pipeline import pipelined
@@ -129,7 +130,7 @@ def test_no_dearer_than_einsums_in_turn_or_the_published_solver(
         for weights in ("streamed", "pinned"):
             others = [published(arch, workload, "kapla", objective, weights)]
             if weights == "streamed":
-                turn = solve.solve(arch, workload, solve.SolverOptions(objective=objective))
+                turn = solve.solve(arch, workload, SolverOptions(objective=objective))
                 others += turn if isinstance(turn, list) else []
             found = answered(arch, workload, objective, weights)
             assert not isinstance(found, str), found
@@ -681,7 +682,7 @@ def test_more_chains_are_no_worse_and_all_of_them_are_all_segments() -> None:
 
 def test_an_answer_is_kept_with_what_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
-    options = solve.SolverOptions(schedule="kapla")
+    options = SolverOptions(schedule="kapla")
     first = solve.cached(MULTI, NETWORK, options)
     monkeypatch.setattr(solve, "solve_schedule", lambda *_: pytest.fail("asked again"))
     assert first == solve.cached(MULTI, NETWORK, options)

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+import dse
 from cluster import driver
 from dse.explain import units
 from dse.explain import values as explain
@@ -46,7 +47,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 COMMANDS = [
-    ("pareto", "run"),
+    ("pareto", "run", "--all"),
     (
         "pareto",
         "--by",
@@ -57,13 +58,13 @@ COMMANDS = [
     ),
     ("status", "run"),
     ("show", "run", "best", "--neighbours"),
-    ("sql", "run", "FROM designs"),
-    ("sql", "run", "FROM einsums"),
-    ("list", "keys"),
-    ("list", "columns"),
-    ("list", "workloads"),
-    ("list", "machines"),
-    ("list", "solvers"),
+    ("sql", "run", "FROM designs", "--all"),
+    ("sql", "run", "FROM einsums", "--all"),
+    ("list", "keys", "--all"),
+    ("list", "columns", "--all"),
+    ("list", "workloads", "--all"),
+    ("list", "machines", "--all"),
+    ("list", "solvers", "--all"),
     ("check", "small.yaml", "resnet18"),
     ("map", "gemm:m=64,n=32,k=48", "edge_array"),
 ]
@@ -75,6 +76,47 @@ def test_no_line_is_folded_by_the_terminal(home: Path, columns: int) -> None:
         said = lines(home, columns, *command)
         assert len(said) > 3, command
         assert [line for line in said if cell_len(line) > columns] == [], command
+
+
+@pytest.mark.parametrize("columns", [72, 80, 120])
+@pytest.mark.parametrize("why", [False, True])
+def test_no_word_of_a_mapping_is_broken(home: Path, columns: int, why: bool) -> None:
+    """Nor a number torn from its %, nor an option from its value."""
+    options = {"solver.mapper": "cost_descending"}
+    for found in (
+        dse.map("resnet18", "edge_array", **options),
+        dse.map("gemm:m=64,n=32,k=48", "edge_array"),
+        dse.open(home / "run").show("best"),
+    ):
+        words = {word.strip(",;():") for word in found.text("all", why=why).replace("─", "").split()}
+        words |= {"not", "shown", "a", "wider", "terminal", "or", "--format", "json", "shows", "it", "them"}
+        narrow = found.text("all", columns, why).replace("─", "")
+        assert {word.strip(",;():") for word in narrow.split()} <= words
+        assert [line for line in narrow.splitlines() if re.match(r"\s*%|.*--set$", line)] == []
+
+
+def test_a_certificate_is_one_short_line_and_the_rest_is_asked_for(home: Path) -> None:
+    for command in (("map", "gemm:m=64,n=32,k=48", "edge_array"), ("show", "run", "best")):
+        short, full = lines(home, 80, *command), lines(home, 80, *command, "--why")
+        at = next(i for i, line in enumerate(short) if line.startswith("certificate "))
+        assert "optimal in the searched space" in short[at]
+        assert short[at + 1] == explain.WHY
+        assert not any(re.match("(not )?searched:|what may help", line) for line in short)
+        assert any(line.startswith("searched:") for line in full)
+        assert any(line.startswith("not searched:") for line in full)
+        assert "at most" in " ".join(full)
+
+
+def test_a_table_ends_at_the_screen_unless_all_is_asked_for(home: Path) -> None:
+    for command in (("sql", "run", "FROM counts"), ("list", "keys")):
+        said = [line for line in lines(home, 80, *command) if line]
+        assert len(said) <= 50
+        more = re.fullmatch(r"(\d+) rows of (\d+); --all or --format csv shows the other (\d+)", said[-1])
+        assert more, said[-1]
+        assert int(more[1]) + int(more[3]) == int(more[2])
+        every = [line for line in lines(home, 80, *command, "--all") if line]
+        assert every[-1] == f"{more[2]} rows"
+        assert len(every) > len(said)
 
 
 def test_a_wide_table_loses_columns_from_the_right_and_says_so(home: Path) -> None:

@@ -40,10 +40,11 @@ from dse.sim.einsum.evaluate import Problem, Solution, unfused_space
 from dse.sim.schedule.faults import faults
 from dse.sim.schedule.graph import evaluate
 from dse.solve.kapla import published
+from dse.solve.options import SolverOptions
 from dse.solve.schedules import fused, segments
 from dse.solve.schedules.nests import Nests
 from dse.solve.schedules.stages import Nodes
-from dse.solve.solve import SCHEDULES, SolverOptions, solve
+from dse.solve.solve import SCHEDULES, solve
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
 from hw.machine import load as machine_file

@@ -129,9 +129,56 @@ def test_ranges(key: str, given_range: object, expected: tuple[Value, ...]) -> N
 
 
 @pytest.mark.parametrize(
+    ("name", "key", "advice"),
+    [
+        ("gogeta_clusters", "array.x", "did you mean pes.x?"),
+        ("gpu_like", "array.x", "did you mean simt.lane?"),
+        ("gpu_like", "pe.rows", "did you mean simt.lane?"),
+        ("smv", "array.x", "did you mean array.pe or array.mac?"),
+        ("nvdla", "pe.x", "did you mean array.k or array.c?"),
+        ("kapla_multi", "pe.x", "did you mean array.x?"),
+        ("gpu_like", "array.size", ""),
+    ],
+)
+def test_sizes_of_arrays_are_found_by_meaning(name: str, key: str, advice: str) -> None:
+    """Whatever a machine calls its arrays and their dimensions."""
+    with pytest.raises(SpaceError) as fault:
+        space.parse(machine.load(name), {key: [4]})
+    assert str(fault.value).endswith(advice)
+
+
+@pytest.mark.parametrize("name", machine.names())
+def test_every_field_of_another_tool_is_one_line_of_at_most_five(name: str) -> None:
+    template = machine.load(name)
+    nodes = [node.name for node in template.nodes]
+    words = ("size", "depth", "latency", "foo", "x", "z", "rows", "energy", "")
+    for key in ("foo", *(f"{node}.{word}" for node in (*nodes, "buffer", "array") for word in words)):
+        if key not in space.keys(template):
+            with pytest.raises(SpaceError) as fault:
+                space.parse(template, {key: [4]})
+            said = str(fault.value)
+            assert len(said) < 300, said
+            assert said.count("\n") == 0
+
+
+@pytest.mark.parametrize(
     ("raw", "lines"),
     [
-        ({"array.z": [1]}, ["space.array.z is no field of machine edge_array; did you mean array.y?"]),
+        (
+            {"array.z": [1]},
+            ["space.array.z is no field of machine edge_array; did you mean array.x or array.y?"],
+        ),
+        (
+            {"gbuf.latency": [1]},
+            ["space.gbuf.latency is no field of machine edge_array; did you mean gbuf.cycle_ns?"],
+        ),
+        (
+            {"gbuf.foo": [1]},
+            [
+                "space.gbuf.foo is no field of machine edge_array; the nearest of 33 are row, slow, ports, "
+                "row_pj, row_ns"
+            ],
+        ),
         (
             {"gbuf.size": [1]},
             ["space.gbuf.size is no field of machine edge_array; did you mean gbuf.capacity?"],

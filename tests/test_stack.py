@@ -16,7 +16,8 @@ from dse.mapping.nest import Infeasible, faults
 from dse.mapping.searched import Mappings, Space, certificate_words
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.solve import solve as stack
-from dse.solve.solve import SolverOptions, reprice, solve
+from dse.solve.options import SolverOptions
+from dse.solve.solve import reprice, solve
 from dse.study import study as studies
 from hw import machine
 from workloads import catalog

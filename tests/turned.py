@@ -15,8 +15,9 @@ from cluster import worker
 from cluster.worker import Ask, Job, Lease
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import ROUNDING_GAP
+from dse.solve.options import SolverOptions
 from dse.solve.sharing.shared_mappings import Table
-from dse.solve.solve import SolverOptions, solve
+from dse.solve.solve import solve
 from dse.study import study as studies
 from dse.study.read import StudyError
 from dse.study.study import Study

@@ -136,7 +136,9 @@ def _unfused(source: str) -> Workload:
         _numbers(source, given, [])
         return text.load(stem)
     near = difflib.get_close_matches(stem, [*NETWORKS, *FILES, *OPERATORS, "train"], 3)
-    hint = f"do you mean {' or '.join(near)}?" if near else f"there are {', '.join(names())}"
+    nearest = ", ".join(difflib.get_close_matches(stem, names(), 5, cutoff=0))
+    of_all = f"the nearest of {len(names())} are {nearest} (all: dse list workloads)"
+    hint = f"do you mean {' or '.join(near)}?" if near else of_all
     if "=" in stem:
         hint = 'quote it as a whole: ["gemm:m=64,n=32,k=48"], for a comma ends an item of a YAML list'
     raise WorkloadError(

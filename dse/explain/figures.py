@@ -23,9 +23,10 @@ from dse.sim.einsum.evaluate import EinsumCost, ProgressFn, Solution, no_progres
 from dse.sim.levels.transfer import dim_names
 from dse.sim.schedule.graph import on_chip
 from dse.solve import solve
-from dse.solve.solve import SolverOptions
+from dse.solve.options import SolverOptions
 from dse.study import pareto
 from hw.arch import Arch, Compute, Level
+from hw.component import closest_name
 from workloads.einsum import Einsum, Projection
 from workloads.graph import Workload, counts, unique
 
@@ -497,7 +498,8 @@ def one_einsum(workload: Workload, solution: Solution, name: str | None) -> tupl
     for c, e in pairs:
         if c.name in (name, first.get(name)):
             return e, c
-    raise ValueError(f"--einsum {name}: {workload.name} has no such einsum; there are {', '.join(first)}")
+    advice = closest_name(name, first)
+    raise ValueError(f"--einsum {name}: {workload.name} has no such einsum; {advice}")
 
 
 def one_einsum_workload(workload: Workload, name: str) -> Workload:

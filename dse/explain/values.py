@@ -39,6 +39,7 @@ WHOLE_SHARES = ("all", "1")  # texts that mean the whole tensor
 # share of energy for tensors between einsums in main memory, above which a sentence says so
 LARGE_EXCHANGE = 0.1
 SCREEN_NAMES = {"energy_steady_pj": "steady_state_energy_pj"}  # totals with another name on screens
+WHY = "--why: the certificate in full, what was searched and what not, what may help"
 LARGE_GAP = 0.1  # above this gap to the bound a sentence says what may help
 
 
@@ -288,8 +289,18 @@ def directives(workload: Workload, solution: Solution) -> str:
     )
 
 
-def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
-    """Totals, and facts of the workload and its schedule that are in no row of a table."""
+def short_certificate(certificate: str) -> str:
+    """Returns how near the optimum a certificate says that a solution is, in one clause. The gap to the
+    bound, what bounds it and what was searched are left out.
+    """
+    clauses = claim(certificate).split("; ")
+    return next((clause for clause in clauses if "optim" in clause), clauses[0])
+
+
+def facts(arch: Arch, workload: Workload, solution: Solution, why: bool = True) -> dict[str, Any]:
+    """Totals, and facts of the workload and its schedule that are in no row of a table. why: the certificate
+    in full, and what may lower the gap; False: its claim in one clause.
+    """
     found = {
         SCREEN_NAMES.get(key, key): value for key, value in totals(arch, solution).items() if key != "space"
     }
@@ -304,7 +315,9 @@ def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
         )
     if solution.saved is not None:
         found["saved over unfused"] = f"{100 * solution.saved:.3g} %"
-    if hint := advice(arch, workload, solution):
+    if not why and "certificate" in found:
+        found["certificate"] = short_certificate(found["certificate"])
+    if why and (hint := advice(arch, workload, solution)):
         found["what may help"] = hint
     if workload.fused:
         found["fused into producers"] = f"{len(workload.fused)} operators (solver.fuse_elementwise)"
@@ -313,13 +326,11 @@ def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
     return found
 
 
-def notes(arch: Arch, workload: Workload, solution: Solution) -> list[str]:
-    """Sentences below the totals: which options were searched and which not; what fusion may save."""
-    found = [
-        f"{key.replace('_', ' ')}: {', '.join(words)}"
-        for key, words in (space_words(solution.certificate) or {}).items()
-        if words
-    ]
+def notes(arch: Arch, workload: Workload, solution: Solution, why: bool = True) -> list[str]:
+    """Sentences below the totals: which options were searched and which not (why); what fusion may save."""
+    words_of = space_words(solution.certificate) or {}
+    of_space = [f"{key.replace('_', ' ')}: {', '.join(words)}" for key, words in words_of.items() if words]
+    found = of_space if why else [WHY]
     return [*found, *filter(None, [unfused_hint(arch, workload, solution)])]
 
 

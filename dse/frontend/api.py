@@ -33,7 +33,7 @@ from dse.solve import solve
 from dse.solve.gogeta.classify import CLASSIFIERS
 from dse.solve.gogeta.rereads import chip_of
 from dse.solve.gogeta.traffic import TrafficReport, traffic_of, with_rereads
-from dse.solve.solve import SolverOptions
+from dse.solve.options import SolverOptions
 from dse.study import pareto, prune, read
 from dse.study import study as studies
 from dse.study.plan import Limits
@@ -153,9 +153,9 @@ class Mapped:
         """Returns a pandas data frame with a row per distinct einsum."""
         return self.einsums.frame()
 
-    def text(self, einsum: str | None = None, width: int = tables.WIDE) -> str:
+    def text(self, einsum: str | None = None, width: int = tables.WIDE, why: bool = False) -> str:
         """Returns what `dse map` prints. einsum: the one whose nest and traffic are printed; "all": each;
-        None: the costliest.
+        None: the costliest. why: the certificate in full, and what was searched.
         """
         if isinstance(self.solution, Infeasible):
             return tables.safe(f"infeasible: {self.solution}\n")
@@ -164,7 +164,9 @@ class Mapped:
             if self.conversions
             else ""
         )
-        return screens.solution(self.arch, self.workload, self.solution, einsum, width) + conversions_text
+        return (
+            screens.solution(self.arch, self.workload, self.solution, einsum, width, why) + conversions_text
+        )
 
     def __repr__(self) -> str:
         return self.text()
@@ -287,7 +289,7 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
         Problem(arch, e, "energy"), options.factors, dataflow(options.dataflow, e, arch)
     )
     if isinstance(found, Infeasible):
-        raise ValueError(f"{workload} on {arch.name}: {found}")
+        raise screens.NothingFits(f"{workload} on {arch.name}: infeasible: {found}")
     rows = [
         {
             "energy_pj": one.cost.energy_pj,
@@ -510,22 +512,22 @@ class Point:
     # a schedule of one of the workloads from a file, on the same machine, to compare
     given_schedule: Mapped | None = None
 
-    def text(self, einsum: str | None = None, width: int = tables.WIDE) -> str:
-        """Returns what `dse show` prints."""
+    def text(self, einsum: str | None = None, width: int = tables.WIDE, why: bool = False) -> str:
+        """Returns what `dse show` prints. einsum, why: as of a mapping."""
         head = tables.facts(
             {key: value for key, value in self.row.items() if key not in HIDDEN_COLUMNS},
             self.why_chosen,
             width,
         )
         if self.given_schedule is None:
-            return "\n".join([head, *(one.text(einsum, width) for one in self.solutions)])
+            return "\n".join([head, *(one.text(einsum, width, why) for one in self.solutions)])
         rows = [(units.label(metric), *cells) for metric, *cells in self.compared()]
         comparison = tables.table(
             ("metric", "found", "given", "change"),
             rows,
             f"{self.given_schedule.workload.name}: the schedule found, the one given",
         )
-        return "\n".join([head, comparison, self.given_schedule.text(einsum, width)])
+        return "\n".join([head, comparison, self.given_schedule.text(einsum, width, why)])
 
     def compared(self) -> list[tuple[str, str, str, str]]:
         """Returns (metric, found schedule, given schedule, change); [] if either does not fit."""
@@ -931,8 +933,7 @@ def study_of(text: str | Path) -> Study:
     """Returns the study of a run. Raises ValueError if the folder's rows do not belong to it."""
     root = Path(text)
     path = root / folder.STUDY
-    if not root.is_dir() or not (path.exists() or (root / folder.MANIFEST).exists()):
-        raise ValueError(folder.no_run_text(root))
+    folder.raise_if_no_run(root)
     manifest = folder.read(root)
     if lines := folder.faults_of_heads(root, manifest) or (
         [] if path.exists() else [f"{path}: missing; {folder.advice(root)}"]

@@ -11,6 +11,13 @@ from typing import NoReturn
 TABLES = ("table", "csv", "json", "parquet")
 TEXTS = ("text", "json")
 NESTS = (*TEXTS, "yaml", "schedule", "directives")
+EXIT_CODES = {  # of every command
+    0: "done",
+    1: "failed: nothing fits, machines of a run ended in errors, a damaged run folder, a time limit",
+    2: "wrong input: an argument or a file, with a line per fault",
+    130: "interrupted: Ctrl-C",
+    143: "ended: SIGTERM",
+}
 EXAMPLES = {
     "run": "dse run studies/edge_small.yaml --workers 2 --set stop.machines=60",
     "resume": "dse resume runs/edge-small",
@@ -27,6 +34,8 @@ EXAMPLES = {
     "residency": "dse residency cg:matrix=ecology1,n=8,form=periodic gogeta_clusters --set sram.capacity='1 "
     "MiB'",
     "simulate": "dse simulate gemm:m=64,n=32,k=48 a3 mapping.txt",
+    "compare": "dse compare runs/edge-small runs/edge-large; dse compare mlp_s edge_array a.txt b.txt",
+    "runs": "dse runs runs",
     "check": "dse check studies/edge_small.yaml hw/machines/edge_array.yaml",
     "list": "dse list keys",
     "new": "dse new study my_study.yaml",
@@ -92,8 +101,9 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         description="Design-space exploration of tensor accelerators: hardware x mapping, "
         "results in Parquet and SQL.",
         epilog="dse COMMAND --help shows the arguments and an example; begin with: dse map "
-        "gemm:m=64,n=32,k=48 edge_array. Exit code 0: done; 1: nothing fits, or a run that is damaged, was "
-        "interrupted or holds errors; 2: wrong input; 130: interrupted.",
+        "gemm:m=64,n=32,k=48 edge_array. Exit codes: "
+        + "; ".join(f"{code}, {meaning}" for code, meaning in EXIT_CODES.items())
+        + ".",
     )
     commands = top_parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     found: dict[str, argparse.ArgumentParser] = {}
@@ -115,6 +125,11 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
                 help=f"default: {forms[0]}, for people; {others} in pJ, ns, mm2, in full",
             )
         if "csv" in forms:
+            sub.add_argument(
+                "--all",
+                action="store_true",
+                help="all rows of a table on a terminal (default: as many as its screen holds)",
+            )
             sub.add_argument(
                 "--csv-safe",
                 action="store_true",
@@ -321,6 +336,25 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
             metavar="NAME",
             help="nest, traffic and footprints of this einsum, or of all (default: the one of most energy)",
         )
+        sub.add_argument(
+            "--why",
+            action="store_true",
+            help="the certificate in full: what is proven and how far, what was searched and what not",
+        )
+    compared = add("compare", "what differs between two runs, or two mappings of a workload on a machine")
+    compared.usage = (
+        "dse compare RUN_A RUN_B\n       dse compare WORKLOAD MACHINE MAPPING_A MAPPING_B [--set KEY=VALUE]"
+    )
+    compared.add_argument(
+        "words", nargs="+", metavar="WORD", help="two run folders; or a workload, a machine, two mappings"
+    )
+    compared.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a field of the machine"
+    )
+    listed = add(
+        "runs", "the runs under a folder: state, study, machines, front, hypervolume", forms=TABLES[:3]
+    )
+    listed.add_argument("dir", nargs="?", default="runs", metavar="DIR", help="default: runs")
     checked = add("check", "validate files, all faults at once")
     checked.add_argument("files", nargs="*", metavar="FILE")
     checked.add_argument(

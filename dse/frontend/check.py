@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,20 +106,21 @@ def _kind(path: Path) -> str:
     return kind
 
 
-def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+Listing = tuple[tuple[str, ...], list[tuple[Any, ...]]]  # header, rows
+
+
+def listing(what: str) -> Listing:
     """Returns (header, rows) of what exists: workloads, machines, solvers, columns or keys."""
     if what == "keys":
         from dse.frontend import keys
 
         return keys.Key._fields, list(keys.listing())
     if what == "workloads":
-        from workloads import catalog
-
-        return catalog.Entry._fields, list(catalog.entries())
+        return _cached_listing((what, *_workload_sources()), _workloads)
     if what == "machines":
         return _machines()
     if what == "solvers":
-        return ("key", "value", "does"), _solvers()
+        return _cached_listing((what,), _solvers)
     return ("table", "column", "type", "unit", "meaning"), [
         (table, name, c.dtype, c.unit, c.meaning)
         for table in record.TABLES
@@ -126,7 +129,42 @@ def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     ]
 
 
-def _machines() -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+def _cached_listing(question: tuple[object, ...], ask: Callable[[], Listing]) -> Listing:
+    """Returns a listing that takes seconds, kept in $DSE_CACHE. question: what it depends on, besides the
+    solvers' sources.
+    """
+
+    from dse.run import cache
+
+    def decode(answer: bytes) -> Listing:
+        header, rows = json.loads(answer)
+        return tuple(header), [tuple(row) for row in rows]
+
+    path = cache.answer_path("listing", question, ".json")
+    if (found := cache.read_decoded(path, decode)) is not None:
+        return found
+    found = ask()
+    cache.write(path, json.dumps(found).encode())
+    return found
+
+
+def _workload_sources() -> list[object]:
+    """Returns what the rows of `dse list workloads` depend on: the version of ONNX, which brings some
+    networks, and name, bytes and time of each file of the catalog.
+    """
+    root = Path(__file__).resolve().parents[2] / "workloads"
+    files = sorted(path for path in root.rglob("*") if path.suffix != ".pyc")
+    stats = [(path, path.stat()) for path in files if path.is_file()]
+    return [version("onnx"), *((path.name, stat.st_size, stat.st_mtime_ns) for path, stat in stats)]
+
+
+def _workloads() -> Listing:
+    from workloads import catalog
+
+    return catalog.Entry._fields, [tuple(entry) for entry in catalog.entries()]
+
+
+def _machines() -> Listing:
     archs = [machine.load_arch(name) for name in machine.names()]
     return ("machine", "levels", "mac_units", "area_mm2", "slower than the clock"), [
         (
@@ -140,7 +178,7 @@ def _machines() -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     ]
 
 
-def _solvers() -> list[tuple[Any, ...]]:
+def _solvers() -> Listing:
     from dse.solve import solve
     from workloads.catalog import first_paragraph
 
@@ -155,7 +193,17 @@ def _solvers() -> list[tuple[Any, ...]]:
         "solver.layout": solve.LAYOUT,
         "solver.schedule": solve.SCHEDULES,
     }
-    return [(key, name, does) for key, own in options.items() for name, does in own.items()]
+    rows = [(key, name, does) for key, own in options.items() for name, does in own.items()]
+    return ("key", "value", "does"), rows
+
+
+def is_intact_study(root: Path) -> bool:
+    """True if the folder's rows belong to its study, as far as that shows without reading the study, which
+    takes longer than all else that `dse status` does. Raises ValueError if no run is there.
+    """
+    folder.raise_if_no_run(root)
+    versions = {"model_version": record.MODEL_VERSION, "solver_version": record.SOLVER_VERSION}
+    return folder.is_intact_study(root, folder.read(root), versions)
 
 
 def status(root: Path, skip_damaged: bool) -> dict[str, Any]:

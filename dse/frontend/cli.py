@@ -1,6 +1,4 @@
-"""The command `dse`: parses arguments, calls the packages, prints. Exit codes: 0 done, 1 failed, 2 wrong
-input.
-"""
+"""The command `dse`: parses arguments, calls the packages, prints. Exit codes: `arguments.EXIT_CODES`."""
 
 from __future__ import annotations
 
@@ -160,9 +158,12 @@ def _open(args: argparse.Namespace) -> Any:
 
 
 def _status(args: argparse.Namespace) -> int:
-    from dse.frontend import api, check
+    from dse.frontend import check
 
-    api.study_of(args.dir)
+    if not check.is_intact_study(Path(args.dir)):
+        from dse.frontend import api
+
+        api.study_of(args.dir)  # says what is wrong
     _print_facts(check.status(Path(args.dir), args.skip_damaged), args.format)
     return 0
 
@@ -199,7 +200,12 @@ def _pareto(args: argparse.Namespace) -> int:
     heads = {name: name if name in parameters else units.label(name) for name in shown.column_names}
     rows = list(zip(*(_values(shown, at) for at in range(shown.num_columns)), strict=True))
     tables.print_rows(
-        [*heads.values()], rows, "table", keep=[heads[name] for name in names], unit_keys=shown.column_names
+        [*heads.values()],
+        rows,
+        "table",
+        keep=[heads[name] for name in names],
+        unit_keys=shown.column_names,
+        max_lines=tables.screen_lines(args.all),
     )
     directions = [
         f"{'highest' if db.maximised(o) else 'lowest'} {units.label(db.column_of(o))}" for o in objectives
@@ -223,18 +229,18 @@ def _sql(args: argparse.Namespace) -> int:
     run = _open(args)
     if args.statement:
         return _print_result(run.sql(args.statement).table, args)
-    views = (
-        run.sql("SELECT view_name FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' ORDER BY 1")
-        .table[0]
-        .to_pylist()
-    )
-    print(f"views: {', '.join(views)}; an empty line ends")
-    while statement := tables.ask("dse> "):
-        try:
-            _print_result(run.sql(statement).table, args)
-        except ValueError as fault:
-            print(tables.safe(str(fault)))
+    from dse.frontend import prompt
+
+    prompt.run(run.sql, lambda found, rows: _print_prompt_answer(found.table, args, rows))
     return 0
+
+
+def _print_prompt_answer(found: pa.Table, args: argparse.Namespace, rows: int) -> None:
+    """Prints an answer at the prompt. rows: at most so many of a table; 0: all."""
+    is_cut = args.format == "table" and 0 < rows < found.num_rows
+    _print_result(found.slice(0, rows) if is_cut else found, args)
+    if is_cut:
+        print(f"{found.num_rows - rows} more; .rows 0 shows all")
 
 
 def _print_result(found: pa.Table, args: argparse.Namespace, keep: Sequence[str] = ()) -> int:
@@ -247,7 +253,13 @@ def _print_result(found: pa.Table, args: argparse.Namespace, keep: Sequence[str]
     else:
         rows = list(zip(*(_values(found, at) for at in range(found.num_columns)), strict=True))
         tables.print_rows(
-            found.column_names, rows, args.format, args.csv_safe, keep, api.Answer(found).unit_keys()
+            found.column_names,
+            rows,
+            args.format,
+            args.csv_safe,
+            keep,
+            api.Answer(found).unit_keys(),
+            tables.screen_lines(args.all),
         )
     return 0
 
@@ -314,7 +326,7 @@ def _show(args: argparse.Namespace) -> int:
             sep="\n",
         )
     else:
-        tables.print_nests(point.text(args.einsum, tables.terminal_width()))
+        tables.print_nests(point.text(args.einsum, tables.terminal_width(), args.why))
         if neighbours:
             shown = (
                 neighbours.table
@@ -417,7 +429,7 @@ def _print_mapped(found: Any, args: argparse.Namespace) -> int:
     elif args.format == "json":
         tables.print_json(values.document(found.arch, found.workload, found.solution))
     else:
-        tables.print_nests(found.text(args.einsum, tables.terminal_width()))
+        tables.print_nests(found.text(args.einsum, tables.terminal_width(), args.why))
     return 0
 
 
@@ -478,6 +490,11 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _simulate(args: argparse.Namespace) -> int:
+    return _print_mapped(_simulated(args.workload, args.machine, args.mapping, args.set), args)
+
+
+def _simulated(workload_text: str, machine_text: str, mapping: str, set_texts: Sequence[str]) -> Any:
+    """Returns the cost of a given mapping or schedule (api.Mapped)."""
     from dse.frontend import api
     from dse.mapping import directives
     from dse.sim.directives import directed
@@ -486,20 +503,67 @@ def _simulate(args: argparse.Namespace) -> int:
     from hw import machine, space
     from workloads import catalog
 
-    sets = read.assignments(args.set)
+    sets = read.assignments(set_texts)
     fuse = bool(sets.pop("solver.fuse_elementwise", True))
-    arch = machine.arch(space.override(machine.load(args.machine), sets))
-    path, loaded = Path(args.mapping), catalog.load(args.workload, fuse_elementwise=fuse)
+    arch = machine.arch(space.override(machine.load(machine_text), sets))
+    path, loaded = Path(mapping), catalog.load(workload_text, fuse_elementwise=fuse)
     _warn(loaded)
     # cost of directives that no nest expresses; None: the file has none
     if (directive_cost := directed.evaluate_file(path, loaded, arch)) is not None:
-        return _print_mapped(api.Mapped(arch, loaded, directive_cost), args)
+        return api.Mapped(arch, loaded, directive_cost)
     workload, given_schedule = directives.load(path, loaded, arch)
     try:
         found = evaluate(arch, workload, given_schedule)
     except ValueError as fault:
-        raise ValueError("\n".join(f"{args.mapping}: {line}" for line in str(fault).splitlines())) from None
-    return _print_mapped(api.Mapped(arch, workload, found, plan=given_schedule), args)
+        raise ValueError("\n".join(f"{mapping}: {line}" for line in str(fault).splitlines())) from None
+    return api.Mapped(arch, workload, found, plan=given_schedule)
+
+
+def _compare(args: argparse.Namespace) -> int:
+    """Runs `dse compare RUN_A RUN_B` or `dse compare WORKLOAD MACHINE MAPPING_A MAPPING_B`."""
+    from dse.frontend import api, compare, screens
+
+    if len(args.words) == 2:
+        a, b = (api.open(text) for text in args.words)
+        found = compare.runs(a, b)
+    elif len(args.words) == 4:
+        workload, machine, *paths = args.words
+        first, second = (_simulated(workload, machine, path, args.set) for path in paths)
+        for one, path in ((first, paths[0]), (second, paths[1])):
+            if "energy_pj" not in one.totals:
+                raise screens.NothingFits(f"{path}: {one.totals['reason']}")
+        found = compare.mappings(first, second)
+    else:
+        raise ValueError(f"{' '.join(args.words)}: give RUN_A RUN_B, or WORKLOAD MACHINE MAPPING_A MAPPING_B")
+    if args.format == "json":
+        tables.print_json(
+            {one.title: [dict(zip(one.header, row, strict=True)) for row in one.rows] for one in found}
+        )
+        return 0
+    for one in found:
+        _print_compared(one)
+    return 0
+
+
+def _print_compared(one: Any) -> None:
+    """Prints a table of `compare`: the unit of a column such as `energy_pj A` is in its cells."""
+    keys = [name.removesuffix(" A").removesuffix(" B") for name in one.header]
+    heads = [units.label(key) + name[len(key) :] for key, name in zip(keys, one.header, strict=True)]
+    is_metric = one.header[0] == "metric"
+    rows = [(units.label(row[0]), *row[1:]) if is_metric else row for row in one.rows]
+    tables.print_table(heads, rows, one.title, unit_keys=keys)
+    if one.note:
+        tables.print_line(f"{one.note}\n")
+
+
+def _runs(args: argparse.Namespace) -> int:
+    from dse.frontend import compare
+
+    rows = compare.under(Path(args.dir))
+    tables.print_rows(
+        compare.RUN_COLUMNS, rows, args.format, keep=("run", "state"), max_lines=tables.screen_lines(args.all)
+    )
+    return 0
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -528,17 +592,22 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    import pyarrow as pa
-
     from dse.frontend import check
 
     header, rows = check.listing(args.what)
     if args.format == "table":
         heads = [*map(units.label, header)]
         tables.print_rows(
-            heads, rows, "table", keep=(*heads[:2], "given", "what", "meaning"), unit_keys=header
+            heads,
+            rows,
+            "table",
+            keep=(*heads[:2], "given", "what", "meaning"),
+            unit_keys=header,
+            max_lines=tables.screen_lines(args.all),
         )
         return 0
+    import pyarrow as pa
+
     found = pa.table([pa.array(column) for column in zip(*rows, strict=True)], names=list(header))
     return _print_result(found, args)
 
@@ -575,6 +644,8 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "report": _report,
     "residency": _residency,
     "simulate": _simulate,
+    "compare": _compare,
+    "runs": _runs,
     "check": _check,
     "list": _list,
     "new": _new,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from dse.solve.solve import SolverOptions
+from dse.solve.options import SolverOptions
 from dse.study.plan import Limits, Stop
 from dse.study.sampler import Search
 from hw import machine

@@ -17,10 +17,11 @@ from analysis import plots
 from analysis.plots import Picture
 from dse.explain import figures, units, values
 from dse.frontend import tables
+from dse.frontend.screens import NothingFits
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import ProgressFn, Solution, no_progress
 from dse.solve import solve
-from dse.solve.solve import SolverOptions
+from dse.solve.options import SolverOptions
 from dse.study import study as studies
 from dse.study.study import Study
 from hw.arch import Arch
@@ -290,7 +291,7 @@ def of_mapped(
         )
         return plots.ski_slope(slope, f"{drawn_workload.name} on {one.arch.name}")
     if isinstance(one.solution, Infeasible):
-        raise ValueError(f"{title}: infeasible: {one.solution}")
+        raise NothingFits(f"{title}: infeasible: {one.solution}")
     draw_kind: dict[str, Callable[[Solution], Picture]] = {
         "roofline": lambda found: plots.roofline(figures.roofline(one.arch, one.workload, found), title),
         "breakdown": lambda found: _einsums(one, found, title),

@@ -10,10 +10,17 @@ from dse.frontend.tables import WIDE, facts, table, wrapped
 from dse.mapping import schedule as schedules
 from dse.sim.einsum.evaluate import Solution
 from dse.solve.gogeta.traffic import TrafficReport
+from hw import component
 from hw.arch import Arch
 from workloads.graph import Workload, unique
 
 MAX_ROWS = 16  # rows of a table of on-chip retention
+
+
+class NothingFits(ValueError):
+    """No mapping fits the machine: no fault of what was given."""
+
+    exit_code = 1
 
 
 def einsum_indices(workload: Workload, name: str | None) -> dict[str, int]:
@@ -22,15 +29,16 @@ def einsum_indices(workload: Workload, name: str | None) -> dict[str, int]:
     """
     index_of = {own: i for i, group in enumerate(unique(workload)) for own in group.names}
     if name not in (None, "all", *index_of):
-        raise ValueError(
-            f"--einsum {name}: {workload.name} has no such einsum; there are all, {', '.join(index_of)}"
-        )
+        advice = component.closest_name(str(name), ["all", *index_of])
+        raise ValueError(f"--einsum {name}: {workload.name} has no such einsum; {advice}")
     return index_of
 
 
-def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, width: int = WIDE) -> str:
+def solution(
+    arch: Arch, workload: Workload, found: Solution, name: str | None, width: int = WIDE, why: bool = False
+) -> str:
     """Returns totals, the energy breakdown, the costliest einsums, and nest, traffic and footprints of one
-    einsum. name: of that einsum; "all": each; None: the costliest.
+    einsum. name: of that einsum; "all": each; None: the costliest. why: the certificate in full.
     """
     einsum_indices(workload, name)
     costed = explain.costed_einsums(workload, found)
@@ -42,8 +50,9 @@ def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, 
         for own in group.names
     }
     index_of |= {c.name: i for i, (c, _) in enumerate(costed)}
-    head = facts(explain.facts(arch, workload, found), f"{workload.name} on {arch.name}", width)
-    blocks = [head + "".join(f"{wrapped(line, width)}\n" for line in explain.notes(arch, workload, found))]
+    head = facts(explain.facts(arch, workload, found, why), f"{workload.name} on {arch.name}", width)
+    notes = explain.notes(arch, workload, found, why)
+    blocks = [head + "".join(f"{wrapped(line, width)}\n" for line in notes)]
     blocks += [block(one, width) for one in explain.network(arch, workload, found, name == "all")]
     blocks += [f"{schedules.to_text(found.schedule, workload)}\n"] if found.schedule else []
     costliest = max(

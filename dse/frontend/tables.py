@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.cells import cell_len, chop_cells
-from rich.console import Console
-from rich.text import Text
 
 from dse.explain import units
 
 WIDE = 10_000  # width where the output is no terminal: no line is wrapped, no column left out
 GAP = 2  # blanks between columns
 MIN_TEXT_WIDTH = 24  # columns of text are wrapped to this width before any column is left out
+MIN_LINES = 8  # lines of a table on a terminal, however low it is
+LINES_BELOW = 5  # lines that are left free for what is said below a table, and the next prompt
+MAX_WORD_WIDTH = 36  # words up to this length are not broken
 MAX_NAME_WIDTH = 32  # names up to this length are not wrapped
 SPATIAL = "bold cyan"  # style of spatial loops
 # a spreadsheet takes a cell that begins with one of these for a formula
@@ -34,6 +35,13 @@ NAME_CELL = re.compile(r"[\w.:=,/-]*")  # a cell without blanks is a name and is
 def terminal_width() -> int:
     """Returns the columns of the terminal; WIDE where standard output is no terminal."""
     return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else WIDE
+
+
+def screen_lines(shows_all: bool = False) -> int | None:
+    """Returns the lines of the terminal that a table may take; None: no limit, as in a file or a pipe."""
+    if shows_all or not sys.stdout.isatty():
+        return None
+    return max(MIN_LINES, shutil.get_terminal_size((80, 24)).lines - LINES_BELOW)
 
 
 def safe(text: str) -> str:
@@ -111,13 +119,10 @@ def _column(name: str, values: Sequence[Any], measure: str) -> _Column:
     is_fixed = numbers is not None or (
         max_width <= MAX_NAME_WIDTH and all(NAME_CELL.fullmatch(cell) for cell in cells)
     )
-    return _Column(
-        safe(name),
-        cells,
-        numbers is not None,
-        max_width if is_fixed else min(max_width, max(MIN_TEXT_WIDTH, cell_len(safe(name)))),
-        max_width,
-    )
+    words = (cell_len(word) for cell in cells for word in BOUND.sub(NO_BREAK, cell).split(" "))
+    longest_word = max((word for word in words if word <= MAX_WORD_WIDTH), default=0)
+    min_width = min(max_width, max(MIN_TEXT_WIDTH, cell_len(safe(name)), longest_word))
+    return _Column(safe(name), cells, numbers is not None, max_width if is_fixed else min_width, max_width)
 
 
 def _text(measure: str, value: Any) -> str:
@@ -148,7 +153,7 @@ def _fold(cell: str, wide: int) -> list[str]:
     wrapped = (
         part
         for line in cell.split("\n")
-        for part in ([line] if cell_len(line) <= wide else textwrap.wrap(line, wide, break_on_hyphens=False))
+        for part in ([line] if cell_len(line) <= wide else _wrap(line, wide))
     )
     return [piece for part in wrapped for piece in chop_cells(part, wide) or [""]]
 
@@ -161,16 +166,29 @@ def _line(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[int
     return (" " * GAP).join(padded).rstrip()
 
 
+# blanks at which no line ends: between a number and its %, an option and its value
+BOUND = re.compile(r"(?<=\d) (?=%)|(?<=--set) ")
+NO_BREAK = "\u00a0"
+
+
+def _wrap(text: str, width: int, deeper: str = "") -> list[str]:
+    """Returns lines of at most `width` columns, broken at blanks alone; none where a word is longer."""
+    lines = textwrap.wrap(
+        BOUND.sub(NO_BREAK, text),
+        width,
+        subsequent_indent=deeper,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace(NO_BREAK, " ") for line in lines]
+
+
 def wrapped(text: str, width: int) -> str:
     """Returns a text wrapped to the width, continuation lines indented."""
     if width >= WIDE:
         return safe(text)
     deeper = " " * (len(text) - len(text.lstrip()) + 4) if text.startswith(" ") else ""
-    return "\n".join(
-        textwrap.wrap(
-            safe(text), width, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False
-        )
-    )
+    return "\n".join(_wrap(safe(text), width, deeper))
 
 
 def print_line(text: str) -> None:
@@ -261,19 +279,40 @@ def print_rows(
     csv_safe: bool = False,
     keep: Sequence[str] = (),
     unit_keys: Sequence[str] = (),
+    max_lines: int | None = None,
 ) -> None:
     """Prints rows as a table, CSV, or a JSON list of objects (numbers in full). csv_safe: prefix texts that a
-    spreadsheet would take for a formula.
+    spreadsheet would take for a formula. max_lines: a table ends with the last row that fits into so many
+    lines, and says how many rows there are more.
     """
     if form == "table":
-        print_table(header, rows, keep=keep, unit_keys=unit_keys)
-        print(f"{len(rows)} row{'s' * (len(rows) != 1)}")
+        text, shown = _cut_table(header, rows, keep, unit_keys, max_lines)
+        print(text)
+        more = f" of {len(rows)}; --all or --format csv shows the other {len(rows) - shown}"
+        print(f"{shown} row{'s' * (shown != 1)}{more if shown < len(rows) else ''}")
     elif form == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow([_field(name, csv_safe) for name in header])
         writer.writerows([_field(value, csv_safe) for value in row] for row in rows)
     else:
         print_json([dict(zip(header, row, strict=True)) for row in rows])
+
+
+def _cut_table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    keep: Sequence[str],
+    unit_keys: Sequence[str],
+    max_lines: int | None,
+) -> tuple[str, int]:
+    """Returns a table of the first rows that fit into so many lines, and how many these are, at least one."""
+    shown = len(rows) if max_lines is None else min(len(rows), max_lines)
+    while True:
+        text = table(header, rows[:shown], "", keep, terminal_width(), unit_keys)
+        count = text.count("\n") + 1
+        if max_lines is None or count <= max_lines or shown <= 1:
+            return text, shown
+        shown = max(1, min(shown - 1, shown * max_lines // count))
 
 
 def _field(value: Any, csv_safe: bool) -> Any:
@@ -291,6 +330,9 @@ def print_nests(text: str) -> None:
     if not sys.stdout.isatty():
         print(text)
         return
+    from rich.console import Console
+    from rich.text import Text
+
     console = Console(highlight=False)
     for line in text.split("\n"):
         console.print(Text(line, SPATIAL if line.lstrip().startswith("parfor ") else ""), soft_wrap=True)
@@ -311,7 +353,7 @@ def print_end(out: str, status: Any, solved: int) -> None:
         f"infeasible, {status.pruned} pruned, {status.error} errors), front {status.front}"
     )
     commands = (
-        [f"dse pareto {out}", f"dse show {out} best", f'dse sql {out} "FROM designs"']
+        [f"dse pareto {out}", f"dse show {out} best", f'dse sql {out} "FROM designs LIMIT 10"']
         if status.front
         else [f'dse sql {out} "SELECT status, reason, count(*) FROM machines GROUP BY ALL"']
     )

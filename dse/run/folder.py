@@ -30,9 +30,6 @@ from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from dse.run.record import STORED
 
 MANIFEST, PREVIOUS_MANIFEST = "manifest.json", "manifest.before.json"
@@ -319,6 +316,12 @@ def read(root: Path) -> Manifest:
     return manifest
 
 
+def raise_if_no_run(root: Path) -> None:
+    """Raises ValueError for a path at which no run is, not even a damaged one."""
+    if not root.is_dir() or not ((root / STUDY).exists() or (root / MANIFEST).exists()):
+        raise ValueError(no_run_text(root))
+
+
 def no_run_text(root: Path) -> str:
     """A message for a path that is no run folder, with what to do."""
     if root.is_file():
@@ -462,6 +465,9 @@ def _metadata_of(path: Path) -> bytes:
     """The text in a part's metadata that names its study, table and group; empty if the part cannot be
     read.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     with suppress(pa.ArrowException, OSError):
         named_place: bytes = (pq.read_metadata(path).metadata or {}).get(PLACE_KEY, b"")
         return named_place
@@ -598,6 +604,20 @@ def status(root: Path, identity: str) -> dict[str, Any] | None:
     found = unseal(root / STATUS, "status")
     stored_identity = found.pop("identity", None) if found else None
     return found if stored_identity == identity or not identity else None
+
+
+def is_intact_study(root: Path, manifest: Manifest, versions: Mapping[str, int]) -> bool:
+    """True if env.json shows that study.yaml and its inputs are those of the rows, made by these versions of
+    model and solvers. Then nothing of the study needs to be read to know whose rows these are. False: it
+    does.
+    """
+    env_data = env(root, manifest) if manifest.identity else None
+    return (
+        env_data is not None
+        and STUDY in env_data["files"]
+        and not damaged_heads(root, env_data)
+        and all(env_data["identity"].get(name) == str(own) for name, own in versions.items())
+    )
 
 
 def other_study_faults(root: Path, manifest: Manifest, identity: Mapping[str, str]) -> list[str]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from hw.arch import Access, Compute, Fanout, Level
+
+if TYPE_CHECKING:  # imported where it is used: commands that only list columns start without it
+    import pyarrow as pa
 
 MODEL_VERSION = 14
 SOLVER_VERSION = 24
@@ -406,6 +408,8 @@ def dtype(name: str) -> pa.DataType:
     """Returns the Arrow type with this name in Column.dtype, e.g. `list<string>`. Timestamps are UTC
     microseconds.
     """
+    import pyarrow as pa
+
     if inner := re.fullmatch(r"list<(\w+)>", name):
         return pa.list_(dtype(inner[1]))
     return pa.timestamp("us", tz="UTC") if name == "timestamp" else pa.type_for_alias(name)
@@ -417,6 +421,8 @@ def schema(table: str, extra: Columns | None = None) -> pa.Schema:
     extra: the study's own columns of that table (parameters, aggregated objectives, violations), after the
         fixed ones
     """
+    import pyarrow as pa
+
     columns = {**STORED[table], **(extra or {})}
     return pa.schema(
         [

@@ -8,7 +8,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -26,7 +26,7 @@ from dse.mapper.exact.layout_aware import PricedMappings, found_in_best_layouts,
 from dse.mapper.exact.optimal import lower_bounds_on, optimal, optimal_on
 from dse.mapper.smaug.mapper import smaug
 from dse.mapping import schedule
-from dse.mapping.constraints import FREE, Constraints, Dataflow, Factors, dataflow
+from dse.mapping.constraints import FREE, Constraints, dataflow
 from dse.mapping.conversion import Conversion, with_conversions
 from dse.mapping.nest import NON_NEST, Infeasible, TensorLayout, faults, parse
 from dse.mapping.nest import Mapping as Nest
@@ -68,16 +68,16 @@ from dse.solve.kapla.published import KAPLA_SCHEDULES, published
 from dse.solve.layouts.layouts import (
     LAYOUT_POLICIES,
     LayoutAssignment,
-    LayoutPolicy,
     Layouts,
     assign_layouts,
     interface_tensors,
 )
+from dse.solve.options import SolverOptions
 from dse.solve.schedules.fused import fused, with_certificate
 from dse.solve.schedules.pipeline import pipelined
 from dse.solve.sharing.shared_mappings import MachineBatch, SharedMappings, find_shared_mappings
 from dse.solve.sharing.shared_schedules import SharedSchedules, find_shared_schedules
-from hw.arch import Arch, Cost
+from hw.arch import Arch
 from workloads.einsum import Einsum, TooLong, WorkloadError, canonical_key
 from workloads.graph import Unique, Workload, base_tensor, counts, unique
 
@@ -139,51 +139,6 @@ LAYOUTS_PER_TENSOR = 4  # layouts of one tensor, at most, that are chosen togeth
 # schedules that run einsums pipelined, on machines of nodes
 PIPELINED_SCHEDULES = ("pipelined", *KAPLA_SCHEDULES)
 LAYOUT = LAYOUT_POLICIES
-
-
-@dataclass(frozen=True, slots=True)
-class SolverOptions:
-    """The `solver:` block of a study."""
-
-    objective: Objective = "energy"
-    # smaug: SMAUG's tiles and schedule, and `mapper` is not called
-    tiling: Literal["mapper", "smaug"] = "mapper"
-    mapper: str = "optimal"  # a key of MAPPERS_BY_NAME
-    factors: Factors = "imperfect_spatial"  # mapper optimal: a key of FACTORS
-    dataflow: Dataflow = "free"  # mapper optimal: which tensor is stationary in the PEs (a key of DATAFLOWS)
-    gap: Cost = 0.01  # mapper optimal: a search stops at this relative gap to the optimum
-    # Schedules unfused and fused, in studies: machines that differ in prices, rates and clock alone share
-    # mappings (or schedules). No machine then costs more than this relative gap above its own solution, and
-    # GOGETA's schedule is not tried. 0: each machine is solved by itself.
-    sharing_gap: Cost = 0.0
-    # layouts at the outermost level of tensors between einsums (a key of LAYOUT), on machines that describe
-    # cache lines, rows or banks
-    layout: LayoutPolicy = "row_major"
-    # what is retained on chip between einsums, and which einsums share loops (a key of SCHEDULES)
-    schedule: Literal[
-        "unfused",
-        "fused",
-        "pipelined",
-        "kapla",
-        "kapla-exhaustive",
-        "kapla-random",
-        "kapla-annealing",
-        "seq-flex",
-        "seq-overflow",
-        "gogeta",
-        "gogeta-published",
-        "residency",
-    ] = "unfused"
-    # schedules of PIPELINED_SCHEDULES: weights are on chip before the run (pinned), or are loaded in each run
-    # (streamed)
-    weights: Literal["streamed", "pinned"] = "streamed"
-    # schedules of PIPELINED_SCHEDULES: einsums may run at once, on regions of nodes
-    spatial_layer_pipe: bool = True
-    # schedules of PIPELINED_SCHEDULES: segments may run pipeline tile by pipeline tile
-    temporal_layer_pipe: bool = True
-    initiation_interval: Cost = 0.0  # schedule pipelined: upper limit in cycles, 0: none
-    fuse_elementwise: bool = True  # one-to-one element-wise operators are fused into their producers
-    seed: int = 0  # of mappers and schedules that draw random numbers
 
 
 def effort(e: Einsum) -> float:

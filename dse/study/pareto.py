@@ -10,13 +10,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
+from typing import TYPE_CHECKING
 
 import moocore
 import numpy as np
 from numpy.typing import NDArray
 
 from dse.sim.counts.latency import Number, largest
-from dse.sim.einsum.evaluate import Solution
+
+if TYPE_CHECKING:
+    from dse.sim.einsum.evaluate import Solution
 
 Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]

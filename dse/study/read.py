@@ -16,7 +16,8 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from dse.solve.solve import MAPPERS_BY_NAME, PIPELINED_SCHEDULES, SolverOptions
+from dse.solve.options import SolverOptions
+from dse.solve.solve import MAPPERS_BY_NAME, PIPELINED_SCHEDULES
 from dse.study.pareto import AGGREGATES, MAXIMISED, METRICS, Objective
 from dse.study.prune import Constraints, meets, metric_of
 from dse.study.sampler import MAX_SPACE_SIZE

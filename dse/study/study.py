@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dse.run import record
 from dse.run.record import Column
-from dse.solve.solve import SolverOptions
+from dse.solve.options import SolverOptions
 from dse.study import pareto, read, sampler
 from dse.study.pareto import Cost, Objective, Trial, metrics, slug, total
 from dse.study.plan import Generation, Limits, Stop

@@ -27,7 +27,7 @@ from random import Random
 from dse.solve import solve
 from dse.solve.gogeta.optimum import optimum, steady
 from dse.solve.gogeta.traffic import CountingRule, TrafficReport, traffic_of
-from dse.solve.solve import SolverOptions
+from dse.solve.options import SolverOptions
 from tests.chains import KINDS
 from tests.prove.mappers import asked
 from tests.residents import exhaustive, periods, small

@@ -28,8 +28,9 @@ from dse.mapper.exact.optimal import optimal
 from dse.mapping.nest import Infeasible, Loop, Mapping
 from dse.mapping.schedule import Branch, Schedule
 from dse.sim.einsum.evaluate import EinsumCost, Solution
+from dse.solve.options import SolverOptions
 from dse.solve.schedules.pipeline import pipelined
-from dse.solve.solve import SolverOptions, solve_schedule
+from dse.solve.solve import solve_schedule
 from dse.study import study as studies
 from tests import cases, fusions, piped
 from tests.prove.mappers import problem_of

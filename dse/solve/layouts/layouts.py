@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -53,6 +53,7 @@ from dse.sim.levels.transfer import dim_names
 from dse.sim.schedule.graph import evaluate
 from dse.solve.elimination import Choice, Table, join, table
 from dse.solve.layouts.convert import Conversions
+from dse.solve.options import LayoutPolicy
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection, canonical_key
 from workloads.graph import Workload, base_tensor, counts
@@ -60,7 +61,6 @@ from workloads.graph import Workload, base_tensor, counts
 MAX_LABELS = 8  # maximum of layouts in a tensor's list
 # up to so many readers of a tensor may each have a layout of their own; more readers share one
 MAX_OWN_LAYOUTS = 3
-LayoutPolicy = Literal["row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"]
 LAYOUT_POLICIES: dict[str, str] = {
     "row_major": "row-major between einsums, each solved alone; tensors inside an einsum in their best "
     "layouts",

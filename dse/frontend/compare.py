@@ -1,0 +1,171 @@
+"""What `dse compare` and `dse runs` print: two runs, or two mappings of a workload, compared; the runs
+under a folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from dse.explain.values import Table
+from dse.frontend import check
+from dse.frontend.api import Mapped, Run
+from dse.frontend.tables import fact
+from dse.mapping.nest import Infeasible
+from dse.run import folder
+from dse.sim.einsum.evaluate import EinsumCost
+from dse.study import study as studies
+from workloads import document
+
+METRICS = ("energy_pj", "latency_cycles", "latency_ns", "initiation_interval_cycles", "edp_pj_ns")
+COUNTS = ("state", "done", "ok", "infeasible", "pruned", "error", "front", "hypervolume")
+RUN_COLUMNS = ("run", "state", "study", "machines", "front", "hypervolume", "time")
+
+
+def change(before: float | None, after: float | None) -> str:
+    """Returns by how much a value grew, in percent; "" where one is missing or nothing changed.
+
+    >>> change(8.0, 10.0), change(8.0, 8.0), change(None, 8.0)
+    ('+25.0 %', '', '')
+    """
+    return f"{100 * (after / before - 1):+.1f} %" if before and after is not None and before != after else ""
+
+
+def mappings(a: Mapped, b: Mapped) -> list[Table]:
+    """Returns what differs between two schedules of one workload on one machine: totals, cost per einsum, and
+    bytes moved and energy per einsum and level. Costs of equal einsums are those of all occurrences.
+    """
+    totals_a, totals_b = a.totals, b.totals
+    totals = [
+        (key, fact(key, totals_a[key]), fact(key, totals_b[key]), change(totals_a[key], totals_b[key]))
+        for key in METRICS
+    ]
+    costs_a, costs_b = _costs(a), _costs(b)
+    names = list(dict.fromkeys([*costs_a, *costs_b]))
+    rows = [
+        (name, *_pair(costs_a, costs_b, name, "energy_pj"), *_pair(costs_a, costs_b, name, "latency_cycles"))
+        for name in names
+    ]
+    return [
+        Table(f"{a.workload.name} on {a.arch.name}", ("metric", "A", "B", "change"), tuple(totals)),
+        Table("einsums", EINSUM_COLUMNS, tuple(rows)),
+        Table(
+            "traffic and energy that moved, per einsum and level",
+            LEVEL_COLUMNS,
+            tuple(_level_rows(a, b, costs_a, costs_b, names)),
+            "Levels at which nothing changed are left out; moved: read and written.",
+        ),
+    ]
+
+
+EINSUM_COLUMNS = (
+    *("einsum", "energy_pj A", "energy_pj B", "energy change"),
+    *("latency_cycles A", "latency_cycles B", "latency change"),
+)
+LEVEL_COLUMNS = (
+    "einsum",
+    "level",
+    "moved_bytes A",
+    "moved_bytes B",
+    "moved change",
+    "energy_pj A",
+    "energy_pj B",
+)
+
+
+def _costs(one: Mapped) -> dict[str, EinsumCost]:
+    return {} if isinstance(one.solution, Infeasible) else {c.name: c for c in one.solution.einsums}
+
+
+def _pair(
+    a: dict[str, EinsumCost], b: dict[str, EinsumCost], name: str, metric: str
+) -> tuple[float | None, float | None, str]:
+    """Returns (A, B, change) of a metric of all occurrences of an einsum; None where one lacks it."""
+    values = [costs[name].count * getattr(costs[name], metric) if name in costs else None for costs in (a, b)]
+    return values[0], values[1], change(values[0], values[1])
+
+
+def _level_rows(
+    a: Mapped, b: Mapped, costs_a: dict[str, EinsumCost], costs_b: dict[str, EinsumCost], names: Sequence[str]
+) -> Iterator[tuple[Any, ...]]:
+    for name in names:
+        levels_a, levels_b = _levels(a, costs_a.get(name)), _levels(b, costs_b.get(name))
+        for level in dict.fromkeys([*levels_a, *levels_b]):
+            (bytes_a, energy_a), (bytes_b, energy_b) = levels_a[level], levels_b[level]
+            if (bytes_a, energy_a) != (bytes_b, energy_b):
+                yield name, level, bytes_a, bytes_b, change(bytes_a, bytes_b), energy_a, energy_b
+
+
+def _levels(one: Mapped, cost: EinsumCost | None) -> defaultdict[str, tuple[float, float]]:
+    """Returns level -> (bytes read and written, dynamic energy in pJ) of all occurrences of an einsum."""
+    width = {level.name: level.width_bits for level in one.arch.levels}
+    found: defaultdict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+    for part in cost.price.parts if cost else ():
+        if part.action != "leak":
+            moved = part.actions * width.get(part.level, 0) / 8 if part.action in ("read", "write") else 0.0
+            count = cost.count if cost else 0
+            bytes_, energy = found[part.level]
+            found[part.level] = bytes_ + count * moved, energy + count * part.energy_pj
+    return found
+
+
+def runs(a: Run, b: Run) -> list[Table]:
+    """Returns how far two runs are, what differs between their studies, and the best value of each objective
+    that both have.
+    """
+    status_a, status_b = a.status(), b.status()
+    counts = [(key, status_a.get(key), status_b.get(key)) for key in COUNTS]
+    old, new = studies.identity(a.study), studies.identity(b.study)
+    keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
+    best = [(key, *_best(a, b, key)) for key in a.objectives() if key in b.objectives()]
+    return [
+        Table("runs", ("key", "A", "B"), tuple(counts)),
+        Table("best of the feasible machines", ("objective", "A", "B", "change"), tuple(best)),
+        Table(
+            "keys of the studies that differ",
+            ("key", "A", "B"),
+            tuple((key, _short(old.get(key, "absent")), _short(new.get(key, "absent"))) for key in keys),
+        ),
+    ]
+
+
+def _best(a: Run, b: Run, objective: str) -> tuple[str, str, str]:
+    from analysis import db
+
+    column = db.column_of(objective)
+    values = [next((row[column] for row in run.front([objective])), None) for run in (a, b)]
+    shown = ["none" if value is None else fact(column, value) for value in values]
+    return shown[0], shown[1], change(values[0], values[1])
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def under(root: Path) -> list[tuple[Any, ...]]:
+    """Returns a row (RUN_COLUMNS) for each run below a folder, by path. Raises ValueError if there is no
+    such folder.
+    """
+    if not root.is_dir():
+        raise ValueError(f"{root}: no such folder; give one that holds runs, e.g. runs")
+    rows = []
+    for place, folders, files in os.walk(root):
+        if folder.MANIFEST in files or (folder.STUDY in files and "parts" in folders):
+            folders.clear()
+            rows.append(_run_row(Path(place)))
+        folders.sort()
+    return rows
+
+
+def _run_row(root: Path) -> tuple[Any, ...]:
+    data, _ = document.read(root / folder.STUDY)
+    name = str(data.get("name", root.name)) if isinstance(data, dict) else ""
+    try:
+        facts = check.status(root, skip_damaged=True)
+    except ValueError:
+        return str(root), "damaged", name, None, None, None, ""
+    time = fact("time", facts["time"]) if "time" in facts else ""
+    return str(root), facts["state"], name, facts["done"], facts.get("front"), facts.get("hypervolume"), time

@@ -1,0 +1,140 @@
+"""The prompt of `dse sql DIR`: statements, a line each, and commands that begin with a dot."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dse.frontend import check, tables
+
+ROWS = 40  # rows of an answer that are shown, until .rows says otherwise
+MAX_HISTORY = 1000  # lines that are kept between sessions
+HELP = (
+    (".help", "this table"),
+    (".tables", "the views, with what one row of each is"),
+    (".schema [VIEW]", "columns with type, unit and meaning; of one view, or of all"),
+    (".rows N", f"rows that are shown of an answer (now and at first {ROWS}); 0: all"),
+    (".quit", "end; so does an empty line, or Ctrl-D"),
+    ("a statement", "SELECT, WITH, FROM, DESCRIBE or SUMMARIZE in one line, e.g. FROM designs LIMIT 10"),
+)
+ROW_IS = {  # view -> what one row is
+    "designs": "a point with its machine's parameters",
+    "machines": "a machine: parameters, area, status, bounds, why it has no point",
+    "points": "a schedule on a machine: metrics, objectives, gaps, certificate",
+    "choices": "a distinct einsum of a point, with its mapping",
+    "workload_costs": "a point's cost of one workload",
+    "einsums": "a distinct einsum of a point: cost, bottleneck, mapping",
+    "schedules": "how a workload is scheduled on a point",
+    "segments": "what is fused or pipelined together",
+    "conversions": "a copy of a tensor in another layout",
+    "mappings": "a mapping: its nest",
+    "counts": "actions of a mapping per level and tensor",
+    "prices": "a level of a machine: energy per action",
+    "traffic": "actions and energy of an einsum per level and tensor",
+    "events": "starts, stops and errors of the run",
+}
+KEYWORDS = (
+    *("SELECT", "FROM", "WHERE", "GROUP BY", "ORDER BY", "LIMIT", "JOIN", "USING", "WITH", "ALL", "DESC"),
+    *("count(*)", "min(", "max(", "avg(", "sum(", "DISTINCT", "EXCLUDE", "DESCRIBE", "SUMMARIZE", "AS"),
+)
+
+Ask = Callable[[str], Any]  # a statement -> its rows (api.Answer); raises ValueError in one line
+Show = Callable[[Any, int], None]  # prints rows, at most so many; 0: all
+
+
+def run(ask: Ask, show: Show) -> None:
+    """Answers lines until an empty one, .quit or the end of input."""
+    columns = list(ask(COLUMNS))
+    views = sorted({one["table_name"] for one in columns})
+    names = {one["column_name"] for one in columns}
+    if sys.stdin.isatty():
+        _edit_lines(
+            [*views, *sorted(names), *KEYWORDS, *(word.split()[0] for word, _ in HELP if word[0] == ".")]
+        )
+    print(f"views: {', '.join(views)}; .help lists commands, an empty line ends")
+    rows = ROWS
+    while (line := tables.ask("dse> ").strip()) not in ("", ".quit", ".exit"):
+        word, *words = line.split()
+        try:
+            if word == ".rows":
+                rows = _rows(words)
+            elif word.startswith("."):
+                _command(word, words, views, columns)
+            else:
+                show(ask(line), rows)
+        except ValueError as fault:
+            print(tables.safe(str(fault)))
+
+
+COLUMNS = (
+    "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal AND schema_name = "
+    "'main' AND table_name NOT LIKE '\\_%' ESCAPE '\\' ORDER BY table_name, column_index"
+)
+
+
+def _rows(words: Sequence[str]) -> int:
+    """Returns N of .rows N. Raises ValueError."""
+    if len(words) != 1 or not words[0].isascii() or not words[0].isdigit():
+        raise ValueError(".rows N: give a number of rows; 0: all")
+    return int(words[0])
+
+
+def _command(
+    word: str, words: Sequence[str], views: Sequence[str], columns: Iterable[dict[str, Any]]
+) -> None:
+    """Prints what a command that begins with a dot answers. Raises ValueError."""
+    if word == ".help":
+        tables.print_table(("command", "does"), HELP)
+    elif word == ".tables":
+        tables.print_table(("view", "a row is"), [(view, ROW_IS.get(view, "")) for view in views])
+    elif word == ".schema":
+        if unknown := [name for name in words if name not in views]:
+            raise ValueError(f"{unknown[0]}: no such view; there are {', '.join(views)}")
+        tables.print_table(("view", "column", "type", "unit", "meaning"), _schema(words or views, columns))
+    else:
+        raise ValueError(f"{word}: no such command; .help lists them")
+
+
+def _schema(views: Sequence[str], columns: Iterable[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Yields (view, column, type, unit, meaning); unit and meaning are "" for parameters of the study."""
+    listed = check.listing("columns")[1]
+    meant = {(table, name): (unit, meaning) for table, name, _, unit, meaning in listed}
+    anywhere = {name: words for (_, name), words in meant.items()}
+    for one in columns:
+        view, name = one["table_name"], one["column_name"]
+        if view in views:
+            words = meant.get((view, name)) or anywhere.get(name, ("", ""))
+            yield view, name, one["data_type"].lower(), *words
+
+
+def _edit_lines(words: Sequence[str]) -> None:
+    """Lets Tab complete names, and keeps the lines of earlier sessions."""
+    try:
+        import readline
+    except ImportError:  # Python may be built without it
+        return
+
+    def complete(text: str, state: int) -> str | None:
+        found = [word for word in words if word.lower().startswith(text.lower())]
+        return found[state] if state < len(found) else None
+
+    readline.set_completer(complete)
+    readline.set_completer_delims(" \t\n,()=<>+-*/'\"")
+    readline.parse_and_bind("tab: complete")
+    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "dse"
+    history = folder / "sql_history"
+    readline.set_history_length(MAX_HISTORY)
+    with suppress(OSError):
+        readline.read_history_file(history)
+
+    def keep() -> None:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            readline.write_history_file(history)
+
+    atexit.register(keep)

@@ -1,0 +1,59 @@
+"""The `solver:` block of a study, as a value. Imports no solver, so that commands that only name keys start
+fast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dse.mapping.constraints import Dataflow, Factors
+from dse.sim.fronts import Objective
+from hw.arch import Cost
+
+LayoutPolicy = Literal["row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"]
+
+
+@dataclass(frozen=True, slots=True)
+class SolverOptions:
+    """The `solver:` block of a study."""
+
+    objective: Objective = "energy"
+    # smaug: SMAUG's tiles and schedule, and `mapper` is not called
+    tiling: Literal["mapper", "smaug"] = "mapper"
+    mapper: str = "optimal"  # a key of MAPPERS_BY_NAME
+    factors: Factors = "imperfect_spatial"  # mapper optimal: a key of FACTORS
+    dataflow: Dataflow = "free"  # mapper optimal: which tensor is stationary in the PEs (a key of DATAFLOWS)
+    gap: Cost = 0.01  # mapper optimal: a search stops at this relative gap to the optimum
+    # Schedules unfused and fused, in studies: machines that differ in prices, rates and clock alone share
+    # mappings (or schedules). No machine then costs more than this relative gap above its own solution, and
+    # GOGETA's schedule is not tried. 0: each machine is solved by itself.
+    sharing_gap: Cost = 0.0
+    # layouts at the outermost level of tensors between einsums (a key of LAYOUT), on machines that describe
+    # cache lines, rows or banks
+    layout: LayoutPolicy = "row_major"
+    # what is retained on chip between einsums, and which einsums share loops (a key of SCHEDULES)
+    schedule: Literal[
+        "unfused",
+        "fused",
+        "pipelined",
+        "kapla",
+        "kapla-exhaustive",
+        "kapla-random",
+        "kapla-annealing",
+        "seq-flex",
+        "seq-overflow",
+        "gogeta",
+        "gogeta-published",
+        "residency",
+    ] = "unfused"
+    # schedules of PIPELINED_SCHEDULES: weights are on chip before the run (pinned), or are loaded in each run
+    # (streamed)
+    weights: Literal["streamed", "pinned"] = "streamed"
+    # schedules of PIPELINED_SCHEDULES: einsums may run at once, on regions of nodes
+    spatial_layer_pipe: bool = True
+    # schedules of PIPELINED_SCHEDULES: segments may run pipeline tile by pipeline tile
+    temporal_layer_pipe: bool = True
+    initiation_interval: Cost = 0.0  # schedule pipelined: upper limit in cycles, 0: none
+    fuse_elementwise: bool = True  # one-to-one element-wise operators are fused into their producers
+    seed: int = 0  # of mappers and schedules that draw random numbers
