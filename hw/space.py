@@ -144,23 +144,23 @@ def override(template: Machine, given: Mapping[str, object], prefix: str = "set"
 def keys(template: Machine) -> dict[str, Any]:
     """Returns every field that an axis may name, and its type."""
     found = {
-        f: _bare(hint)
-        for f, hint in get_type_hints(Machine, include_extras=True).items()
-        if f not in ("name", "nodes", "tiling")
+        f: _bare(hint) for f, hint in _field_types(Machine).items() if f not in ("name", "nodes", "tiling")
     }
-    found |= {
-        f"tiling.{f}": _bare(hint)
-        for f, hint in get_type_hints(Tiling, include_extras=True).items()
-        if f in CONSTANTS
-    }
+    found |= {f"tiling.{f}": _bare(hint) for f, hint in _field_types(Tiling).items() if f in CONSTANTS}
     for node in template.nodes:
-        hints = get_type_hints(type(node), include_extras=True)
+        hints = _field_types(type(node))
         if isinstance(node, Array):
             found |= {
                 f"{node.name}.{dim}": _bare(get_args(get_args(hints["dims"])[0])[1]) for dim in node.dims
             }
         found |= {f"{node.name}.{f}": _bare(hint) for f, hint in hints.items() if f not in ("name", "dims")}
     return found
+
+
+@lru_cache
+def _field_types(kind: type) -> dict[str, Any]:
+    """Returns the annotated type of each field: evaluating them takes most of the reading of a space."""
+    return get_type_hints(kind, include_extras=True)
 
 
 def _bare(hint: Any) -> Any:

@@ -60,6 +60,7 @@ def head(_cache: None) -> Iterator[str]:
         one = {
             "num_cpus": 2,
             "include_dashboard": False,
+            "include_log_monitor": False,
             "node_ip_address": "127.0.0.1",
             "object_store_memory": 100 << 20,
         }

@@ -360,6 +360,7 @@ def with_a_twin(seed: int) -> tuple[Workload, str, dict[str, PricedMappings]]:
     return net, objective, solve(SMALL, net, objective)
 
 
+@pytest.mark.xdist_group("twins")
 @pytest.mark.parametrize("pick", ["alt", "ind"])
 def test_what_is_written_is_read_back(pick: str, tmp_path: Path) -> None:
     """As a schedule and as mappings, with conversions and equal einsums in layouts of their own, to the last

@@ -600,11 +600,23 @@ def test_a_closed_pipe_is_no_traceback(home: Path, command: str) -> None:
     assert len(said.stdout) == 1
 
 
-def start(folder: Path, *command: str, **env: str) -> subprocess.Popen[str]:
+# the command, its commits a second apart
+SOON = """
+import sys
+from cluster import driver
+from dse.frontend.cli import main
+driver.COMMIT_S = 1.0
+sys.exit(main())
+"""
+
+
+def start(
+    folder: Path, *command: str, program: tuple[str, ...] = (DSE,), **env: str
+) -> subprocess.Popen[str]:
     """As from a terminal: what runs in the background of a shell ignores Ctrl-C, and so would its
     children."""
     return subprocess.Popen(
-        [DSE, *command],
+        [*program, *command],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -615,19 +627,20 @@ def start(folder: Path, *command: str, **env: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(true: Callable[[], bool], every_s: float = 0.1) -> None:
+def wait_for(true: Callable[[], bool]) -> None:
     end = time.monotonic() + 300
     while not true():
         assert time.monotonic() < end, "not in time"
-        time.sleep(every_s)
+        time.sleep(0.1)
 
 
 def test_questions_while_a_run_goes_on_and_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "long.yaml").write_text(LONG)
-    child = start(tmp_path, "run", "long.yaml", "--workers", "0", "--out", "run")
+    command, manifest = ("run", "long.yaml", "--workers", "0", "--out", "run"), tmp_path / "run/manifest.json"
+    child = start(tmp_path, *command, program=(sys.executable, "-c", SOON))
     try:
-        wait_for(lambda: any((tmp_path / "run").glob("**/*.parquet")))
-        wait_for(lambda: rows(tmp_path, "SELECT count(*) AS n FROM points")[0]["n"] > 0, every_s=1.0)
+        # points may be written before they are published
+        wait_for(lambda: manifest.exists() and '"points"' in manifest.read_text())
         assert child.poll() is None, "the run was over before the question"
         assert json.loads(good("status", "run", "--format", "json", folder=tmp_path))["state"] == "running"
         first = rows(tmp_path, "SELECT count(*) AS n, min(energy_pj) AS e FROM points")[0]

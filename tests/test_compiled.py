@@ -23,11 +23,11 @@ KERNELS = [
 ]
 
 
-def imports(path: Path) -> dict[str, tuple[str, str]]:
+def imports(tree: ast.Module) -> dict[str, tuple[str, str]]:
     """Names that a file imports from the product: local name -> module, name there."""
     return {
         alias.asname or alias.name: (node.module, alias.name)
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("dse.")
         for alias in node.names
     }
@@ -35,11 +35,12 @@ def imports(path: Path) -> dict[str, tuple[str, str]]:
 
 def used(path: Path) -> set[tuple[str, str]]:
     """Module and name of the search kernels that a file imports, or takes as attributes."""
-    own = imports(path)
+    tree = ast.parse(path.read_text())
+    own = imports(tree)
     modules = {local: f"{of}.{name}" for local, (of, name) in own.items() if f"{of}.{name}" in PARTS}
     return {one for one in own.values() if one[0] in PARTS} | {
         (modules[node.value.id], node.attr)
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree if modules else ast.Module([], []))
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules
     }
 
@@ -75,11 +76,11 @@ def test_a_cache_is_keyed_by_all_that_its_kernels_are_made_of(name: str) -> None
     module = importlib.import_module(name)
     if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
         return
-    path = Path(module.__file__ or "")
-    taken, code = imports(path), {key: one for key, one in vars(module).items() if hasattr(one, "py_func")}
+    tree = ast.parse(Path(module.__file__ or "").read_text())
+    taken, code = imports(tree), {key: one for key, one in vars(module).items() if hasattr(one, "py_func")}
     own = {key: one for key, one in code.items() if one.py_func.__module__ == name}
     assert own
-    for node in ast.parse(path.read_text()).body:
+    for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name in own:
             inside = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} & set(taken)
             others = {n for n in inside if not isinstance(getattr(module, n), int | float)}

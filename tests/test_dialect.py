@@ -16,6 +16,8 @@ from dse.study import study as studies
 from tests.documents import ROOT
 from tests.test_cli import STUDY
 
+pytestmark = pytest.mark.xdist_group("dialect")
+
 GLOSSARY = ROOT / "docs" / "glossary.md"
 EVIDENCE = ROOT / "docs" / "evidence"
 PAGES = [

@@ -17,6 +17,8 @@ import pytest
 from dse.frontend import check
 from tests.prove.__main__ import PARTS
 
+pytestmark = pytest.mark.xdist_group("layers")
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("workloads", "hw", "dse", "cluster", "analysis")
 # Floors of dse, from the ground up: a file imports its own floor and those below it.
@@ -44,6 +46,7 @@ ONLY_IN = {"ray": "cluster/", "optuna": "dse/study/sampler.py", "duckdb": "analy
 FILES = sorted(p for name in PACKAGES for p in (ROOT / name).rglob("*.py") if p.name != "__init__.py")
 
 
+@cache
 def imports(path: Path) -> list[str]:
     names = []
     for node in ast.walk(ast.parse(path.read_text())):

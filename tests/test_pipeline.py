@@ -34,14 +34,21 @@ from workloads.einsum import einsum
 from workloads.graph import Workload
 
 MULTI = machine.arch(machine.load("kapla_multi_4x4"))
-CHAIN = Workload(
-    "chain",
-    (
-        einsum("A[m,n] += X[m,k] * W[k,n]", {"m": 8, "k": 12, "n": 20}, "a"),
-        einsum("B[m,n] += A[m,k] * V[k,n]", {"m": 8, "k": 20, "n": 6}, "b"),
-    ),
-    frozenset({"W", "V"}),
-)
+
+
+def chain_of(m: int) -> Workload:
+    """Two products of m rows, with 240 and 120 words of weights."""
+    return Workload(
+        "chain",
+        (
+            einsum("A[m,n] += X[m,k] * W[k,n]", {"m": m, "k": 12, "n": 20}, "a"),
+            einsum("B[m,n] += A[m,k] * V[k,n]", {"m": m, "k": 20, "n": 6}, "b"),
+        ),
+        frozenset({"W", "V"}),
+    )
+
+
+CHAIN = chain_of(8)
 
 
 @pytest.mark.parametrize(
@@ -330,6 +337,7 @@ def pinned_chain() -> Solution | Infeasible:
     return pipelined(MULTI, CHAIN, "energy", "pinned")
 
 
+@pytest.mark.xdist_group("pinned_chain")
 def test_a_chain_side_by_side_moves_nothing_but_its_ends() -> None:
     found = pinned_chain()
     assert isinstance(found, Solution)
@@ -347,6 +355,7 @@ def test_a_chain_side_by_side_moves_nothing_but_its_ends() -> None:
     assert str(again.schedule) == str(found.schedule)
 
 
+@pytest.mark.xdist_group("pinned_chain")
 def test_cycles_of_a_run_back_to_back_keep_to_a_limit() -> None:
     free = pinned_chain()
     assert isinstance(free, Solution)
@@ -445,7 +454,7 @@ def test_weights_that_the_nodes_cannot_hold_are_told_with_what_they_need(
     tight = replace(
         MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * words), MULTI.levels[2])
     )
-    assert str(pipelined(tight, CHAIN, "energy", "pinned", interval_limit=steady)) == says
+    assert str(pipelined(tight, chain_of(2), "energy", "pinned", interval_limit=steady)) == says
 
 
 def test_a_buffer_that_may_be_passed_needs_room_for_what_stays_alone() -> None:

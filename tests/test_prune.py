@@ -4,6 +4,7 @@ a run is begun.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,21 @@ from tests.amount import some
 from tests.pruned import drawn, left_out, wrong
 from tests.test_driver import rows, table
 
+pytestmark = pytest.mark.xdist_group("prune")
 
-def test_the_front_is_that_of_all_machines(tmp_path: Path) -> None:
-    assert [line for seed in some((4, 7, 9), 0, 1) for line in wrong(tmp_path, seed)] == []
-    assert left_out(tmp_path) > 50
+
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs of seed 4, with bounds (4_True) and without (4_False)."""
+    folder = tmp_path_factory.mktemp("solved")
+    for prune in (True, False):
+        driver.run(drawn(folder, 4, prune), folder / f"4_{prune}", workers=0)
+    return folder
+
+
+def test_the_front_is_that_of_all_machines(solved: Path) -> None:
+    assert [line for seed in some((4, 7, 9), 0, 1) for line in wrong(solved, seed)] == []
+    assert left_out(solved) > 50
 
 
 @pytest.mark.parametrize(
@@ -39,8 +51,9 @@ def test_the_front_is_that_of_all_machines(tmp_path: Path) -> None:
     ),
 )
 def test_a_bound_made_wrong_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, mutant: Any
+    solved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, mutant: Any
 ) -> None:
+    shutil.copytree(solved / "4_False", tmp_path / "4_False")
     monkeypatch.setattr(pruning, "dominating", mutant)
     assert wrong(tmp_path, seed)
 
@@ -48,7 +61,7 @@ def test_a_bound_made_wrong_is_told(
 def test_pinned_weights_are_below_no_bound(tmp_path: Path) -> None:
     """They are not loaded: a bound that loads them rules out what is best."""
     (tmp_path / "two.yaml").write_text(
-        "extents: {m: 4, k: 64, n: 64, q: 64}\nweights: [W, V]\n"
+        "extents: {m: 4, k: 16, n: 16, q: 16}\nweights: [W, V]\n"
         'einsums: ["T[m,n] += X[m,k] * W[k,n]", "Y[m,q] += T[m,n] * V[n,q]"]\n'
     )
     text = (
@@ -112,13 +125,12 @@ def test_a_generation_is_held_against_the_same_front_whenever_it_is_dispatched(t
         ]
 
 
-def test_a_run_cut_short_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
-    study = drawn(tmp_path, 4, True)
-    driver.run(study, tmp_path / "whole", workers=0)
+def test_a_run_cut_short_goes_on_as_if_it_had_not_been(solved: Path, tmp_path: Path) -> None:
+    drawn(tmp_path, 4, True)
     for points in (5, 21, 22, 60, None):
         cut = studies.load(tmp_path / "4_True.yaml", [f"stop.machines={points}"] if points else [])
         driver.run(cut, tmp_path / "parts", workers=0)
-    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+    assert rows(tmp_path / "parts") == rows(solved / "4_True")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -22,27 +23,48 @@ NOT_OURS = {"js", "py", "md", "json", "yaml", "sql", "e", "g", "com", "org"}  # 
 KEYS = {"search", "solver", "stop", "limits", "dse", "kernels"}  # parts of a study; `import dse`; two modules
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a source has: all names, classes with their fields and methods, docstrings, and parameters and
+    local variables (`plan.like` may be one's attribute, not a module's name).
+    """
+
+    names: set[str] = field(default_factory=set)
+    classes: dict[str, set[str]] = field(default_factory=dict)
+    docstrings: list[str] = field(default_factory=list)
+    variables: set[str] = field(default_factory=set)
+
+
+@cache
+def source(path: Path) -> Source:
+    """Of one reading: parsing and walking all sources takes seconds."""
+    found = Source()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            found.docstrings.append(ast.get_docstring(node) or "")
+        if isinstance(node, ast.ClassDef):
+            annotated = (b.target for b in node.body if isinstance(b, ast.AnnAssign))
+            members = [target.id for target in annotated if isinstance(target, ast.Name)]
+            members += [b.name for b in node.body if hasattr(b, "name")]
+            found.classes.setdefault(node.name, set()).update(members)
+        elif isinstance(node, ast.arg):
+            found.variables.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.variables.add(node.id)
+        named = (getattr(node, name, None) for name in ("name", "id", "arg", "attr", "asname"))
+        found.names.update(name for name in named if isinstance(name, str))
+    return found
+
+
 @cache
 def defined() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
     """By module (last part of its name) all names in it; by class its fields and methods."""
     modules, classes = dict[str, set[str]](), dict[str, set[str]]()
     for path in SOURCES:
-        names = modules.setdefault(path.stem, set())
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                fields = {
-                    b.target.id
-                    for b in node.body
-                    if isinstance(b, ast.AnnAssign) and isinstance(b.target, ast.Name)
-                }
-                classes.setdefault(node.name, set()).update(
-                    fields, (b.name for b in node.body if hasattr(b, "name"))
-                )
-            names |= {
-                value
-                for field in ("name", "id", "arg", "attr", "asname")
-                if isinstance(value := getattr(node, field, None), str)
-            }
+        own = source(path)
+        modules.setdefault(path.stem, set()).update(own.names)
+        for name, members in own.classes.items():
+            classes.setdefault(name, set()).update(members)
     return modules, classes
 
 
@@ -59,26 +81,14 @@ def words(path: Path) -> Iterator[str]:
     if path.suffix != ".py":
         yield from re.findall(r"`([^`\n]+)`", text)
         return
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            yield ast.get_docstring(node) or ""
+    yield from source(path).docstrings
     yield from (line.split("# ", 1)[1] for line in text.splitlines() if "# " in line)
-
-
-def variables(path: Path) -> set[str]:
-    """Parameters and local variables of a source: `plan.like` may be one's attribute, not a module's name."""
-    tree = ast.walk(ast.parse(path.read_text())) if path.suffix == ".py" else ()
-    return {
-        node.arg if isinstance(node, ast.arg) else node.id
-        for node in tree
-        if isinstance(node, ast.arg) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
-    }
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_is_referred_to_is_there(path: Path) -> None:
     modules, classes = defined()
-    missing, local = list[str](), variables(path)
+    missing, local = list[str](), source(path).variables if path.suffix == ".py" else set[str]()
     for text in words(path):
         for where, name in DOTTED.findall(text):
             if name in NOT_OURS or where in KEYS | local:

@@ -21,6 +21,8 @@ from hw import machine
 from tests.test_cli import STUDY
 from workloads import renamed
 
+pytestmark = pytest.mark.xdist_group("renamed")
+
 OWN = {"array": "array", "memory": "dram", "compute": "mac"}  # names of edge_array's nodes, by what they are
 OLD_LINES = (
     "for m in tiles of 8",

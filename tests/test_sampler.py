@@ -19,6 +19,8 @@ from dse.study.pareto import Objective, Trial, hypervolume, minimised
 from dse.study.sampler import Grid, Proposal, Search, coordinates, machine_at, permutation, propose, window
 from tests.amount import FULL, amount, some
 
+pytestmark = pytest.mark.xdist_group("sampler")
+
 METHODS = ("exhaustive", "random", "qmc", "nsga2", "nsga3", "tpe")
 AIMS = ("min", "max")
 GRIDS = st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=4).map(

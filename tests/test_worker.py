@@ -24,6 +24,8 @@ from hw.space import decode
 from tests.test_driver import HEAVY, faulty, study, with_mapper
 from workloads.graph import unique
 
+pytestmark = pytest.mark.xdist_group("worker")
+
 SOME = (100, 150, 200, 219, 250, 299)
 
 
