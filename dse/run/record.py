@@ -15,7 +15,7 @@ import pyarrow as pa
 from hw.arch import Access, Compute, Fanout, Level
 
 MODEL_VERSION = 14
-SOLVER_VERSION = 24
+SOLVER_VERSION = 25
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 
