@@ -300,6 +300,7 @@ def roomy(case: Case) -> Case:
 SOLVERS: tuple[dict[str, Any], ...] = (
     {"schedule": "unfused"},
     {"schedule": "fused"},
+    {"schedule": "best"},
     {"schedule": "pipelined"},
     {"schedule": "pipelined", "weights": "pinned"},
     {"schedule": "kapla"},

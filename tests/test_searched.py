@@ -328,16 +328,20 @@ def test_each_solver_of_schedules_says_what_it_searched(
         assert own.shared_loops <= 1
     net, nodes = workload_of("tiny.yaml"), arch_of("m22s.yaml")
     kapla = replace(PIPES, pipelined=5, tiles=(), mappings=(Mappings("perfect"),), beside=())
-    for name, space in (("kapla", kapla), ("pipelined", PIPES)):
+    for name, space in (
+        ("kapla", kapla),
+        ("pipelined", PIPES),
+        ("best", replace(PIPES, beside=(*PIPES.beside, "unfused mappings"))),
+    ):
         found[name] = answered(nodes, net, schedule=name)
         assert found[name].space == space
     assert set(found) | {name for name in published.METHODS if name != "kapla"} == set(SCHEDULES)
     for name, one in found.items():
         assert one.space
         assert one.certificate == claim(one.certificate) + certificate_words(one.space)
-        where = (net, nodes) if name in ("kapla", "pipelined") else (two(), ARRAY)
+        where = (net, nodes) if name in ("kapla", "pipelined", "best") else (two(), ARRAY)
         assert (
-            name in ("kapla", "pipelined", "residency", "gogeta", "gogeta-published")
+            name in ("best", "kapla", "pipelined", "residency", "gogeta", "gogeta-published")
             or covers(one.space, in_text(one, where[0]), *where) is None
         )
     g = segments.PipelineSearch(nodes, net, "energy", "pinned", Nodes(nodes))

@@ -22,7 +22,7 @@ from dse.sim.einsum.bounds import needs
 from dse.sim.einsum.evaluate import GIVEN_MAPPING, EinsumCost, SegmentCost, Solution, percent
 from dse.sim.schedule.graph import on_chip
 from dse.sim.schedule.placed import index_ranges
-from dse.solve.schedules.fusible_segments import fusing_schedule
+from dse.solve.schedules.fusible_segments import fusing_schedules
 from hw.arch import Arch
 from workloads.einsum import Einsum, show
 from workloads.graph import Workload, base_tensor, counts, unique
@@ -139,7 +139,7 @@ def unfused_hint(arch: Arch, workload: Workload, solution: Solution, command: st
         f"unfused (layer by layer): tensors between einsums take {100 * share:.0f} % of the energy in "
         f"{arch.levels[0].name}"
     )
-    if not (schedule_name := fusing_schedule(arch, workload)):
+    if not (schedule_name := next(fusing_schedules(arch, workload), "")):
         return f"{line}; no solver fuses them on {arch.name}"
     # no option for the mapper where schedules were searched, the mapping was given or the mapper is optimal
     mapper_is_settled = solution.space or any(

@@ -37,6 +37,7 @@ class SolverOptions:
         "unfused",
         "fused",
         "pipelined",
+        "best",
         "kapla",
         "kapla-exhaustive",
         "kapla-random",

@@ -35,7 +35,6 @@ from dse.mapping.searched import (
     Space,
     certificate_words,
     claim,
-    covers,
     decoded,
     encoded,
     mappings_in,
@@ -50,7 +49,6 @@ from dse.sim.einsum.evaluate import (
     ProgressFn,
     Pruned,
     Solution,
-    Violated,
     certificate_text,
     einsum_cost,
     no_progress,
@@ -61,7 +59,7 @@ from dse.sim.einsum.evaluate import (
 from dse.sim.fronts import Objective
 from dse.sim.levels import transfer
 from dse.sim.schedule import outermost
-from dse.sim.schedule.graph import UNTIMED, among_schedules, any_schedule, evaluate
+from dse.sim.schedule.graph import among_schedules, any_schedule, evaluate
 from dse.solve.gogeta.classify import dominance
 from dse.solve.gogeta.gogeta_configs import CONFIGURATIONS, solve_configuration
 from dse.solve.kapla.published import KAPLA_SCHEDULES, published
@@ -73,12 +71,14 @@ from dse.solve.layouts.layouts import (
     interface_tensors,
 )
 from dse.solve.options import SolverOptions
+from dse.solve.schedules.best import best
 from dse.solve.schedules.fused import fused, with_certificate
+from dse.solve.schedules.fusible_segments import fusing_schedules
 from dse.solve.schedules.pipeline import pipelined
 from dse.solve.sharing.shared_mappings import MachineBatch, SharedMappings, find_shared_mappings
 from dse.solve.sharing.shared_schedules import SharedSchedules, find_shared_schedules
 from hw.arch import Arch
-from workloads.einsum import Einsum, TooLong, WorkloadError, canonical_key
+from workloads.einsum import Einsum, TooLong, canonical_key
 from workloads.graph import Unique, Workload, base_tensor, counts, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
@@ -129,6 +129,8 @@ SCHEDULES = {
     "a region, at lowest cost found",
     "fused": "lowest cost: tensors retained whole on chip, and fusion below up to three shared loops, "
     "or GOGETA's schedule; with layout alt layouts too",
+    "best": "lowest cost of unfused, fused, pipelined, residency, gogeta and seq-overflow, of those that the "
+    "machine takes",
     **KAPLA_SCHEDULES,
     **CONFIGURATIONS,
 }
@@ -275,11 +277,14 @@ def _search_schedule(
     """Returns the schedule that `options.schedule` names, searched with the capacity of the outermost level
     as `arch` has it.
 
+    best: the answer of lowest cost of all solvers that take the machine.
     fused: `schedules.fused`, in layouts of `options.layout`, or GOGETA's schedule where that costs less.
     Raises ValueError on a machine that prices hops.
     PIPELINED_SCHEDULES: `schedules.pipeline` or KAPLA's solvers.
     CONFIGURATIONS: GOGETA's methods; `options.mapper` maps each einsum, equal einsums once.
     """
+    if options.schedule == "best":
+        return _best(arch, workload, options, progress)
     if options.schedule == "fused" and any(f.hop_pj or f.endpoint_pj for f in arch.fanouts):
         raise ValueError(
             f"solver.schedule = {options.schedule}: {arch.name} prices hops, which is not searched; "
@@ -297,10 +302,10 @@ def _search_schedule(
         goal, factors, gap = options.objective, options.factors, options.gap
         # machines that share schedules: one shared loop, so that all bounds are of one space
         several_loops = not options.sharing_gap
-        best = fused(arch, workload, goal, factors, constraints, gap, layouts_for, progress, several_loops)
-        if isinstance(best, Infeasible):
-            return best
-        return [best if options.sharing_gap else _best_or_gogeta(arch, workload, options, best)]
+        found = fused(arch, workload, goal, factors, constraints, gap, layouts_for, progress, several_loops)
+        if isinstance(found, Infeasible):
+            return found
+        return [found if options.sharing_gap else _best_or_gogeta(arch, workload, options, found)]
     if options.schedule in PIPELINED_SCHEDULES:
         pipe_options = (
             options.objective,
@@ -340,52 +345,41 @@ def _search_schedule(
     return solution if isinstance(solution, Infeasible) else [solution]
 
 
-def _best_or_gogeta(arch: Arch, workload: Workload, options: SolverOptions, best: Solution) -> Solution:
-    """Returns `best`, a fused schedule, or GOGETA's schedule where that costs less. GOGETA's may win since it
-    retains parts of tensors that several einsums read from main memory, and shares loops over ranks that are
-    summed up.
+def _best(
+    arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn
+) -> list[Solution] | Infeasible:
+    """Returns the schedule of lowest cost that any solver finds (`schedules.best`)."""
+    answers: dict[str, Solution | Infeasible] = {}
+    if options.layout != "row_major" and arch.models_layout():  # the other solvers choose no layouts
+        answers["unfused"] = cached_layouts(arch, workload, replace(options, schedule="unfused"), progress)
+        own_options = [replace(options, schedule="fused")]
+    else:
+        own_options = [replace(options, schedule=name) for name in fusing_schedules(arch, workload)]
+        own_options.append(replace(options, schedule="unfused"))
+    for own in own_options:
+        found = cached(arch, workload, own, progress)
+        answers[own.schedule] = found if isinstance(found, Infeasible) else found[0]
+    answer = best(arch, workload, options.objective, answers)
+    return answer if isinstance(answer, Infeasible) else [answer]
+
+
+def _best_or_gogeta(arch: Arch, workload: Workload, options: SolverOptions, found: Solution) -> Solution:
+    """Returns `found`, a fused schedule, or GOGETA's schedule where that costs less. GOGETA's may win since
+    it retains parts of tensors that several einsums read from main memory, and shares loops over ranks that
+    are summed up.
     """
     produced = {e.output.tensor for e in workload.einsums}
     reader_counts = Counter(
         t for e in workload.einsums for t in {base_tensor(p.tensor, produced) for p in e.inputs} - produced
     )
-    if max(reader_counts.values(), default=0) < 2:
-        return best
-    try:
-        gogeta = solve_schedule(arch, workload, replace(options, schedule="gogeta"))
-    except WorkloadError:  # GOGETA does not apply to this machine, or the workload's loops are not unrolled
-        return best
+    if max(reader_counts.values(), default=0) < 2 or "gogeta" not in fusing_schedules(arch, workload):
+        return found
+    gogeta = solve_schedule(arch, workload, replace(options, schedule="gogeta"))
     if isinstance(gogeta, Infeasible) or not gogeta[0].schedule:
-        return best
-    if options.objective != "energy" and UNTIMED in gogeta[0].certificate and UNTIMED not in best.certificate:
-        return best  # GOGETA's fill and drain stalls are not counted, so latencies do not compare
-    best_value, gogeta_value = (
-        objective_value(options.objective, one.energy_pj, one.latency_cycles) for one in (best, gogeta[0])
-    )
-    assert best.space
-    space, lower_bound = (
-        replace(best.space, beside=("GOGETA's schedule",)),
-        best_value / (1 + best.optimality_gap),
-    )
-    if gogeta_value >= best_value:
-        return with_certificate(best, best.optimality_gap, space, arch, workload)
-    priced = evaluate(arch, workload, gogeta[0].schedule, options.objective, reuse=True)
-    assert isinstance(priced, Solution)
-    if (
-        gogeta_value < lower_bound * (1 - ROUNDING_GAP)
-        and covers(space, gogeta[0].schedule, workload, arch) is None
-    ):
-        raise Violated(
-            f"{workload.name} on {arch.name}: lower bound {lower_bound} above the cost {gogeta_value} "
-            f"of\n{gogeta[0].schedule}"
-        )
-    return with_certificate(
-        replace(priced, saved=1 - gogeta_value / best_value * (1 - (best.saved or 0.0))),
-        relative_gap(gogeta_value, lower_bound),
-        space,
-        arch,
-        workload,
-    )
+        return found
+    better = best(arch, workload, options.objective, {"fused": found, "gogeta": gogeta[0]})
+    assert isinstance(better, Solution)
+    return better
 
 
 def find_shared_schedules_of(

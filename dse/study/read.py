@@ -165,7 +165,7 @@ def solver(raw: object, faults: Faults) -> SolverOptions:
             "fused; take these options, or leave solver.sharing_gap out"
         )
     is_pipelined = options.schedule in PIPELINED_SCHEDULES
-    needs_optimal = options.schedule == "fused" or is_pipelined
+    needs_optimal = options.schedule in ("best", "fused") or is_pipelined
     if options.schedule != "unfused" and (
         options.tiling != "mapper" or (needs_optimal and options.mapper != "optimal")
     ):
@@ -175,14 +175,14 @@ def solver(raw: object, faults: Faults) -> SolverOptions:
             else "the nests of a mapper; leave out solver.tiling"
         )
         faults.add(f"solver.schedule = {show(options.schedule)} needs {needed}")
-    is_fused_alt = options.schedule == "fused" and options.layout == "alt"
+    is_fused_alt = options.schedule in ("best", "fused") and options.layout == "alt"
     if options.layout != "row_major" and (
         (options.mapper, options.tiling) != ("optimal", "mapper")
         or (options.schedule != "unfused" and not is_fused_alt)
     ):
         faults.add(
             f"solver.layout = {show(options.layout)} needs the mapper optimal, without "
-            "solver.schedule (alt also goes with schedule: fused); leave it out"
+            "solver.schedule (alt also goes with schedule: fused and best); leave it out"
         )
     for key in ("weights", "spatial_layer_pipe", "temporal_layer_pipe"):
         if not is_pipelined and isinstance(raw, Mapping) and key in raw:

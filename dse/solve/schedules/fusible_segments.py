@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Literal
 
 from dse.mapping.classes import rank_classes, rank_of, reads_as_written, shared_tensors
 from hw.arch import Arch, Level
@@ -22,6 +23,8 @@ from workloads.einsum import Dim, Einsum, Projection
 from workloads.graph import Workload, base_tensor, counts
 
 MAX_MEMBERS = 8  # einsums of a segment, at most
+# values of `solver.schedule`
+FusingSchedule = Literal["fused", "pipelined", "residency", "gogeta", "seq-overflow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,9 @@ class Members:
     first: int  # position of its first einsum
     last: int  # position of its last einsum
     forwarded: tuple[str, ...]  # tensors that one member makes and others read
-    spilled: frozenset[str]  # forwarded tensors that einsums outside of the run read too
+    spilled: frozenset[
+        str
+    ]  # forwarded tensors that leave the run, too: read outside of it, or a loop's state
     # loops that may be the only shared one; a loop is given by its rank in each member
     axes: tuple[tuple[str, ...], ...]
     # loops of which several may be shared (`classes.rank_classes`), given likewise
@@ -56,14 +61,17 @@ def has_nodes(arch: Arch) -> bool:
     return bool(arch.fanouts) and arch.fanouts[0].outside == 1 and len(arch.fanouts[0].dims) == 2
 
 
-def fusing_schedule(arch: Arch, workload: Workload) -> str:
-    """Returns the `solver.schedule` with which a machine reuses tensors between einsums; "": none."""
+def fusing_schedules(arch: Arch, workload: Workload) -> Iterator[FusingSchedule]:
+    """Yields the values of `solver.schedule` that reuse tensors between einsums on a machine, widest space
+    first.
+    """
     if fusing_levels(arch) and not any(f.hop_pj or f.endpoint_pj for f in arch.fanouts):
-        return "fused"
+        yield "fused"
     if has_nodes(arch) and not arch.models_layout():
-        return "pipelined"
-    bounded = len(arch.levels) > 1 and arch.levels[1].capacity_bits
-    return "residency" if bounded and not arch.layout_sensitive() and max(counts(workload)) == 1 else ""
+        yield "pipelined"
+    is_bounded = len(arch.levels) > 1 and arch.levels[1].capacity_bits
+    if is_bounded and not arch.layout_sensitive() and max(counts(workload)) == 1:
+        yield from ("residency", "gogeta", "seq-overflow")
 
 
 # fields `first`, `last`, `forwarded` and `spilled` of Members
@@ -71,12 +79,15 @@ Run = tuple[int, int, tuple[str, ...], frozenset[str]]
 
 
 def runs(workload: Workload, max_einsums: int) -> Iterator[Run]:
-    """Yields all runs of 2 to `max_einsums` adjacent einsums, each of which occurs once."""
+    """Yields all runs of 2 to `max_einsums` adjacent einsums, each of which occurs once. A tensor that a loop
+    carries to its next iteration is spilled, too.
+    """
     makers = {e.output.tensor: i for i, e in enumerate(workload.einsums)}
     readers: dict[str, set[int]] = {}
     for i, e in enumerate(workload.einsums):
         for p in e.inputs:
             readers.setdefault(base_tensor(p.tensor, makers), set()).add(i)
+    results = {result for result, _ in workload.loop_state}
     occurs_once = [n == 1 for n in counts(workload)]
     for first in range(len(workload.einsums)):
         for last in range(first + 1, min(first + max_einsums, len(workload.einsums))):
@@ -91,7 +102,9 @@ def runs(workload: Workload, max_einsums: int) -> Iterator[Run]:
                 first,
                 last,
                 forwarded,
-                frozenset(t for t in forwarded if any(not first <= i <= last for i in readers[t])),
+                frozenset(
+                    t for t in forwarded if t in results or any(not first <= i <= last for i in readers[t])
+                ),
             )
 
 

@@ -1,0 +1,86 @@
+"""`solver.schedule: best`: the schedule of lowest cost among the answers of all solvers that take the machine
+(`fusible_segments.fusing_schedules`, and unfused). So it is never dearer than any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dse.mapping.conversion import with_conversions
+from dse.mapping.nest import Infeasible
+from dse.mapping.searched import covers
+from dse.sim.einsum.evaluate import ROUNDING_GAP, Solution, Violated, objective_value, relative_gap
+from dse.sim.fronts import Objective
+from dse.sim.schedule.graph import UNTIMED, among_schedules, evaluate
+from dse.solve.schedules.fused import with_certificate
+from hw.arch import Arch
+from workloads.graph import Workload
+
+# Solvers with a lower bound of their space, the space of which a certificate speaks first; and what the
+# others are called there.
+WITH_BOUND = "fused", "pipelined", "unfused"
+BESIDE = {
+    "pipelined": "pipelined schedules",
+    "residency": "the residency schedule",
+    "gogeta": "GOGETA's schedule",
+    "seq-overflow": "SEQ-Overflow's schedule",
+    "unfused": "unfused mappings",
+}
+
+
+def best(
+    arch: Arch, workload: Workload, objective: Objective, answers: Mapping[str, Solution | Infeasible]
+) -> Solution | Infeasible:
+    """Returns the answer of lowest cost; Infeasible if there is none. Of equal costs the first one counts.
+
+    answers: by value of `solver.schedule`, at least one of WITH_BOUND
+
+    The certificate speaks of one space: that of fused schedules; where that solver has no answer, that of
+    pipelined or of unfused ones. The other solvers stand beside it, and nothing is claimed of theirs.
+    For latency and energy x delay a schedule whose fill and drain stalls are not counted gives way to any
+    other.
+    """
+    found = {name: one for name, one in answers.items() if isinstance(one, Solution)}
+    timed = {name: one for name, one in found.items() if UNTIMED not in one.certificate}
+    if objective != "energy" and timed:
+        found = timed
+    claimed_name = next((name for name in WITH_BOUND if name in found), None)
+    if claimed_name is None:
+        return next(one for name in WITH_BOUND if isinstance(one := answers.get(name), Infeasible))
+
+    def cost(one: Solution) -> float:
+        return objective_value(objective, one.energy_pj, one.latency_cycles)
+
+    claimed = found[claimed_name]
+    if "unfused" in found:
+        claimed = replace(claimed, saved=1 - cost(claimed) / cost(found["unfused"]))
+    chosen = min((claimed, *(one for name, one in found.items() if name != claimed_name)), key=cost)
+    lower_bound = cost(claimed) / (1 + claimed.optimality_gap)
+    assert claimed.space
+    others = tuple(BESIDE[name] for name in found if name != claimed_name)
+    space = replace(claimed.space, beside=(*claimed.space.beside, *others))
+    if chosen is not claimed:
+        chosen = _priced_alone(chosen, arch, workload, objective)
+        saved = 1 - cost(chosen) / cost(claimed) * (1 - (claimed.saved or 0.0))
+        chosen = replace(chosen, saved=saved)
+    if (
+        cost(chosen) < lower_bound * (1 - ROUNDING_GAP)
+        and chosen.schedule
+        and covers(space, chosen.schedule, with_conversions(workload, chosen.conversions), arch) is None
+    ):
+        raise Violated(
+            f"{workload.name} on {arch.name}: lower bound {lower_bound} above the cost {cost(chosen)} "
+            f"of\n{chosen.schedule}"
+        )
+    return with_certificate(chosen, relative_gap(cost(chosen), lower_bound), space, arch, workload)
+
+
+def _priced_alone(solution: Solution, arch: Arch, workload: Workload, objective: Objective) -> Solution:
+    """Returns a solution without what its solver says of itself, its gap to the bound of any schedule."""
+    if not solution.schedule:
+        return among_schedules(solution, arch, workload, objective)
+    whole = with_conversions(workload, solution.conversions)
+    priced = evaluate(arch, whole, solution.schedule, objective, reuse=True)
+    assert isinstance(priced, Solution)
+    return replace(priced, schedule=solution.schedule, conversions=solution.conversions)
