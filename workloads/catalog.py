@@ -85,7 +85,8 @@ def load(source: str, bind: Mapping[str, int] | None = None, fuse_elementwise: b
     """Returns the workload of a catalog name or a path (.onnx, .pt2, .yaml, .mtx), either with parameters
     after a colon.
 
-    bind: sizes of symbols of an ONNX file, which may also be parameters ("net.onnx:N=4,batch=2")
+    bind: sizes of symbols, and values of inputs, of an ONNX file; they may also be parameters
+        ("net.onnx:N=4,batch=2")
     fuse_elementwise: as in `graph.fuse_into_producers`
 
     Raises WorkloadError, one line per fault: unknown name or parameter with close matches, faults of the
