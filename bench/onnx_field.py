@@ -162,7 +162,7 @@ def verdict(macs: int | None, note: str, theirs: Mapping[str, Any]) -> str:
         return note
     if "fault" in theirs:
         return f"onnxruntime: {theirs['fault']}"
-    same = "equal" if macs == theirs["macs"] else f"DIFFERS by {macs - theirs['macs']:,}"
+    same = "equal" if macs == theirs["macs"] else f"differs by {macs - theirs['macs']:,}"
     return f"{same}, {note}" if note else same
 
 
@@ -196,7 +196,7 @@ def main(folder: Path) -> None:
     rows = [row(package, end, bind, path, theirs[str(path)]) for path, (package, end, bind) in cases]
     print("\n".join(f"| {' | '.join(cells)} |" for cells in (HEADS, ["---"] * len(HEADS), *rows)))
     verdicts = [cells[-1] for cells in rows]
-    counts = {word: sum(v.startswith(word) for v in verdicts) for word in ("equal", "refused", "DIFFERS")}
+    counts = {word: sum(v.startswith(word) for v in verdicts) for word in ("equal", "refused", "differs")}
     print(f"\n{len(rows)} files: {', '.join(f'{n} {word}' for word, n in counts.items())}")
 
 
