@@ -148,7 +148,8 @@ def keys(template: Machine) -> dict[str, Any]:
     }
     found |= {f"tiling.{f}": _bare(hint) for f, hint in _field_types(Tiling).items() if f in CONSTANTS}
     for node in template.nodes:
-        hints = _field_types(type(node))
+        kind: type = type(node)
+        hints = _field_types(kind)
         if isinstance(node, Array):
             found |= {
                 f"{node.name}.{dim}": _bare(get_args(get_args(hints["dims"])[0])[1]) for dim in node.dims

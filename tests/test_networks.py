@@ -17,7 +17,7 @@ from workloads import catalog, cnn, recurrent, transformer
 from workloads.einsum import WorkloadError, canonical_key, einsum, show
 from workloads.graph import Workload, counts, fuse_into_producers, layer_table, unique, written_elems
 from workloads.layers import cascade, network
-from workloads.transformer import Run, Sizes
+from workloads.transformer import Run, Sizes, Vocabulary
 
 # name with parameters: (MACs, allowed difference, parameters, allowed difference, source, and why it
 # differs). [pub] published in the paper or project named; [mem] recalled, not looked up again; [sum] worked
@@ -338,12 +338,16 @@ def filled(w: Workload, rng: np.random.Generator, names: set[str]) -> Arrays:
 TINY = Sizes(8, 4, 12, kv=2, head=2, norm="rmsnorm", bias=False, gated=True, rope=True)
 
 
+def tiny_decoder(run: Run) -> Workload:
+    return transformer.decoder("net", TINY, run, [transformer.block(TINY, run)] * 2, Vocabulary(11))
+
+
 def test_llama_in_numpy_and_decode_after_prefill() -> None:
     """Two small layers: prefill equals a direct implementation; decode with prefill's keys and values gives
     the same logits.
     """
     rng, t, b = np.random.default_rng(0), 5, 2
-    prefill = transformer.decoder("net", TINY, Run(b, t, t, cache=True), 2, 11)
+    prefill = tiny_decoder(Run(b, t, t, cache=True))
     weights = filled(prefill, rng, set())
     words = rng.normal(size=(b, t, 8))
     made = run(prefill, weights | {"words": words})
@@ -356,7 +360,7 @@ def test_llama_in_numpy_and_decode_after_prefill() -> None:
         )
     want = rms(x[:, -1], weights["normed_G"]) @ weights["logits_W"].reshape(11, 8).T
     assert np.allclose(made["logits"].reshape(b, 11), want)
-    decode = transformer.decoder("net", TINY, Run(b, 1, t, cache=True), 2, 11)
+    decode = tiny_decoder(Run(b, 1, t, cache=True))
     caches = {f"l{i}_{k}_cache": made[f"l{i}_{k}"] for i in range(2) for k in "KV"}
     last = {"words": words[:, -1], "angles": weights["angles"].reshape(t, 2)[-1]}
     assert np.allclose(run(decode, weights | caches | last)["logits"].reshape(b, 11), want)

@@ -89,6 +89,7 @@ def readers(path: Path) -> dict[str, Callable[[], object]]:
         "matrix": lambda: read_matrix(path),
         "onnx": lambda: catalog.load(str(path.rename(path.with_suffix(".onnx")))),
         "torch": lambda: catalog.load(str(path.rename(path.with_suffix(".pt2")))),
+        "huggingface": lambda: catalog.load(str(path.rename(path.with_suffix(".json")))),
     }
 
 

@@ -8,17 +8,20 @@ an einsum of the body reads its operand in each trip, and writes its share of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 from workloads.operators import Shape
 
 LINKS = "dse.loop"
+MAX_TRIPS = 10_000  # trips of a Loop whose condition is computed trip by trip
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +90,16 @@ def branch(node: NodeProto, condition: bool) -> tuple[list[NodeProto], list[Tens
     return [*nodes, *result_nodes], constants
 
 
-def body(node: NodeProto, shapes: Mapping[str, Shape | None], values: Mapping[str, Any]) -> Body | None:
-    """Returns the inlined body of a Loop or Scan; None: its number of trips is unknown, or it ends on a
-    condition.
+def body(
+    node: NodeProto, shapes: Mapping[str, Shape | None], values: Mapping[str, Any], opsets: Mapping[str, int]
+) -> Body | None:
+    """Returns the inlined body of a Loop or Scan; None: its number of trips is unknown, as it ends on a
+    condition that depends on data.
+
+    shapes, values: of tensors outside, as far as known
+    opsets: domain -> version of its operator set
     """
-    return _scan(node, shapes) if node.op_type == "Scan" else _loop(node, values)
+    return _scan(node, shapes) if node.op_type == "Scan" else _loop(node, values, opsets)
 
 
 def _scan(node: NodeProto, shapes: Mapping[str, Shape | None]) -> Body | None:
@@ -119,21 +127,11 @@ def _scan(node: NodeProto, shapes: Mapping[str, Shape | None]) -> Body | None:
     return Body((*step_links, *nodes, *result_links), tuple(constants), trips, loop_states)
 
 
-def _loop(node: NodeProto, values: Mapping[str, Any]) -> Body | None:
+def _loop(node: NodeProto, values: Mapping[str, Any], opsets: Mapping[str, int]) -> Body | None:
     graph = _graph(node, "body")
-    count = values.get(node.input[0]) if node.input[0] else None
-    first_condition = (
-        values.get(node.input[1], True if not node.input[1] else None) if len(node.input) > 1 else True
-    )
-    if (
-        count is None
-        or int(count) < 1
-        or first_condition is None
-        or not bool(first_condition)
-        or not _never_ends_early(graph)
-    ):
+    trips, state_count = _trips(node, graph, values, opsets), len(node.input) - 2
+    if not trips:
         return None
-    trips, state_count = int(count), len(node.input) - 2
     nodes, constants, new_name = inline_graph(graph, _label(node))
     counter, condition, *start_states = (new_name(i.name) for i in graph.input)
     step_links = [
@@ -144,6 +142,89 @@ def _loop(node: NodeProto, values: Mapping[str, Any]) -> Body | None:
     always = helper.make_tensor(condition, TensorProto.BOOL, (), [True])
     loop_states = tuple(zip(start_states, results[:state_count], strict=True))
     return Body((*step_links, *nodes, *result_links), (*constants, always), trips, loop_states, counter)
+
+
+def _trips(
+    node: NodeProto, graph: GraphProto, values: Mapping[str, Any], opsets: Mapping[str, int]
+) -> int | None:
+    """Returns how often a Loop runs; None: it depends on data. Loops may end after a number of trips, on a
+    condition, or on what comes first.
+    """
+    most, first = [*node.input, ""][:2]
+    if (most and most not in values) or (first and first not in values):
+        return None
+    if first and not bool(values[first]):
+        return 0
+    limit = int(values[most]) if most else None
+    if _never_ends_early(graph):
+        return limit
+    return _trips_of_condition(node, graph, values, opsets, limit)
+
+
+def _trips_of_condition(
+    node: NodeProto,
+    graph: GraphProto,
+    values: Mapping[str, Any],
+    opsets: Mapping[str, int],
+    limit: int | None,
+) -> int | None:
+    """Returns after how many trips the condition ends a Loop, by running the part of its body that makes it
+    (`while i < n: i += 1`); None: that part reads data, or it takes more than MAX_TRIPS trips.
+    """
+    counter, _, *states = (i.name for i in graph.input)
+    condition, *results = (o.name for o in graph.output)
+    after = dict(zip(states, results, strict=False))
+    needed, own = _sources(graph, condition, after), own_tensors(graph)
+    given = {s: start for s, start in zip(states, node.input[2:], strict=True) if s in needed}
+    outer = needed - own
+    has_graph = any(a.type == onnx.AttributeProto.GRAPH for n in _made(graph, needed) for a in n.attribute)
+    if has_graph or not outer.union(given.values()) <= set(values):
+        return None
+    known = {name: values[name] for name in outer}
+    part = _part_of(graph, needed, [counter, *given, *known], [condition, *(after[s] for s in given)])
+    evaluator = ReferenceEvaluator(part, opsets=dict(opsets))
+    state = {s: values[start] for s, start in given.items()}
+    for trip in range(MAX_TRIPS if limit is None else min(limit, MAX_TRIPS)):
+        goes_on, *found = evaluator.run(None, {counter: np.array(trip), **state, **known})
+        state = dict(zip(given, found, strict=True))
+        if not goes_on:
+            return trip + 1
+    return limit if limit is not None and limit <= MAX_TRIPS else None
+
+
+def _sources(graph: GraphProto, result: str, after: Mapping[str, str]) -> set[str]:
+    """Returns the tensors from which a body makes a result, over all trips. after: state -> the result that
+    is its value in the next trip.
+    """
+    makers = {o: n for n in graph.node for o in n.output if o}
+    found: set[str] = set()
+    queue = [result]
+    while queue:
+        tensor = queue.pop()
+        if tensor in found:
+            continue
+        found.add(tensor)
+        queue += [after[tensor]] if tensor in after else []
+        queue += filter(None, makers[tensor].input) if tensor in makers else []
+    return found
+
+
+def _made(graph: GraphProto, tensors: Collection[str]) -> list[NodeProto]:
+    """Returns the nodes that make some of these tensors."""
+    return [n for n in graph.node if any(o in tensors for o in n.output)]
+
+
+def _part_of(
+    graph: GraphProto, needed: Collection[str], inputs: Sequence[str], results: Sequence[str]
+) -> GraphProto:
+    """Returns the graph of the nodes and constants that make these tensors."""
+    return helper.make_graph(
+        _made(graph, needed),
+        "part",
+        [helper.make_empty_tensor_value_info(i) for i in inputs],
+        [helper.make_empty_tensor_value_info(o) for o in results],
+        [t for t in graph.initializer if t.name in needed],
+    )
 
 
 def _never_ends_early(graph: GraphProto) -> bool:

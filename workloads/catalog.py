@@ -4,7 +4,8 @@
 A plain name is the function of that network, with its parameters. A name that starts with light_ is one of
 the nine ONNX files in the onnx package; the plain name loads the file where no function has that name.
 train:net=NAME,... is a training step of any workload, with the network's own parameters:
-"train:net=resnet50,batch=8,optimizer=adam". A MatrixMarket file takes a solver: "a.mtx:solver=cg,n=8".
+"train:net=resnet50,batch=8,optimizer=adam". A MatrixMarket file takes a solver: "a.mtx:solver=cg,n=8". A
+Hugging Face configuration is a model without weights: "hf:config.json:phase=decode", with or without "hf:".
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from typing import Literal, NamedTuple, get_args, get_type_hints
 from workloads import cnn, diffusion, gnn, hpc, mlp, recurrent, text, training, transformer
 from workloads.einsum import WorkloadError, closest, refuse, squeezed
 from workloads.graph import Workload, fuse_into_producers, in_order, written_elems
+from workloads.huggingface import huggingface
 from workloads.layers import Cascade
 
 NUMBER = re.compile("-?[0-9]{1,18}")
-SUFFIXES = (".onnx", ".pt2", ".yaml", ".yml", ".mtx")
+SUFFIXES = (".onnx", ".pt2", ".yaml", ".yml", ".mtx", ".json")
+HF = "hf:"  # may stand before the path of a Hugging Face configuration
 # a file as the value of a parameter
 FILE = re.compile(rf"=\s*([^:,=]*\w(?:{'|'.join(map(re.escape, SUFFIXES))}))\s*(?=[:,]|$)", re.IGNORECASE)
 LIGHT = Path(find_spec("onnx").origin or "").parent / "backend" / "test" / "data" / "light"  # type: ignore[union-attr]
@@ -83,10 +86,11 @@ FILES = {  # names of ONNX files -> the file's name without .onnx
 
 
 def load(source: str, bind: Mapping[str, int] | None = None, fuse_elementwise: bool = True) -> Workload:
-    """Returns the workload of a catalog name or a path (.onnx, .pt2, .yaml, .mtx), either with parameters
+    """Returns the workload of a catalog name or a path (.onnx, .pt2, .yaml, .mtx, .json), with parameters
     after a colon.
 
-    bind: sizes of symbols of an ONNX file, which may also be parameters ("net.onnx:N=4,batch=2")
+    bind: sizes of symbols, and values of inputs, of an ONNX file; they may also be parameters
+        ("net.onnx:N=4,batch=2")
     fuse_elementwise: as in `graph.fuse_into_producers`
 
     Raises WorkloadError, one line per fault: unknown name or parameter with close matches, faults of the
@@ -99,6 +103,7 @@ def load(source: str, bind: Mapping[str, int] | None = None, fuse_elementwise: b
 
 
 def _loaded(source: str, bind: Mapping[str, int] | None, fuse_elementwise: bool) -> Workload:
+    source = source.removeprefix(HF)
     stem, _, tail = source.partition(":")
     given = _parameters(source, tail)
     if stem == "train":
@@ -133,6 +138,9 @@ def _unfused(source: str) -> Workload:
         return replace(_network(stem, source, given), name=_label(stem, given))
     if suffix == ".mtx":
         return _solver_on_file(stem, source, given)
+    if suffix == ".json":
+        arguments = _arguments("hf", source, huggingface, {"config": stem, **given})
+        return replace(huggingface(**arguments), name=_label(Path(stem).stem, given))  # type: ignore[arg-type]
     if suffix in (".yaml", ".yml"):
         _numbers(source, given, [])
         return text.load(stem)
@@ -144,7 +152,7 @@ def _unfused(source: str) -> Workload:
         hint = 'quote it as a whole: ["gemm:m=64,n=32,k=48"], for a comma ends an item of a YAML list'
     raise WorkloadError(
         f'workload "{source}": no workload is named {stem}; {hint} (or give a path that ends in '
-        ".onnx, .pt2, .yaml or .mtx)"
+        ".onnx, .pt2, .yaml, .mtx or .json)"
     )
 
 
@@ -152,9 +160,10 @@ def file_in(source: str) -> tuple[str, str, str]:
     """Returns (text before a file's path, the path, text after it), such as ("train:net=", "nets/a.onnx",
     ",batch=8"). The path is "" where a source names no file.
     """
-    stem = source.partition(":")[0]
+    prefix = HF if source.startswith(HF) else ""
+    stem = source.removeprefix(HF).partition(":")[0]
     if Path(stem).suffix.lower() in SUFFIXES:
-        return "", stem, source[len(stem) :]
+        return prefix, stem, source[len(prefix + stem) :]
     found = FILE.search(source)
     return (source[: found.start(1)], found[1], source[found.end(1) :]) if found else (source, "", "")
 
@@ -232,7 +241,9 @@ def train(
     """
     stem = net.partition(":")[0]
     from_einsums = (
-        stem in NETWORKS or stem in OPERATORS or Path(stem).suffix.lower() in (".yaml", ".yml", ".mtx")
+        stem in NETWORKS
+        or stem in OPERATORS
+        or Path(stem).suffix.lower() in (".yaml", ".yml", ".mtx", ".json")
     )
     forward = _unfused(net) if from_einsums else load(net, bind, False)
     try:

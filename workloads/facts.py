@@ -51,6 +51,9 @@ SHAPE_OPERATORS = names_in(
 )
 RECURRENT = {"LSTM": 4, "GRU": 3, "RNN": 1}  # operator -> its gates
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
+UNSIGNED = (TensorProto.BOOL, TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64)
+INTEGERS = (*UNSIGNED, TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64)
+NUMBERS = (*INTEGERS, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 QUANTISED = ("QuantizeLinear", "DequantizeLinear")
 SMALL_INTS, SMALL_FLOATS = 4096, 16  # elements of the largest constants whose values are kept
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
@@ -68,6 +71,7 @@ class Facts:
     trips: first output of a node in a loop -> how often the node runs
     loop_state: states that one trip of a loop leaves to the next
     stored_types: tensor -> the element type in which it is stored, where it is computed in another one
+    decided_by: tensor -> the input of one element from whose value it is computed, where that is not bound
     """
 
     types: dict[str, TypeProto] = field(default_factory=dict)
@@ -80,6 +84,7 @@ class Facts:
     trips: dict[str, int] = field(default_factory=dict)
     loop_state: set[str] = field(default_factory=set)
     stored_types: dict[str, int] = field(default_factory=dict)
+    decided_by: dict[str, str] = field(default_factory=dict)
 
     def declare(self, tensor: str, kind: int, shape: Sequence[int]) -> None:
         """Records the element type and the shape of a tensor."""
@@ -111,6 +116,11 @@ class Facts:
         return ", ".join(f"{t} {list(shape)}" for t, shape in shapes if shape is not None)
 
 
+def deciding_input(node: NodeProto, facts: Facts) -> str:
+    """The input whose value decides what a node makes; "": none that could be bound."""
+    return next((facts.decided_by[i] for i in reads(node) if i in facts.decided_by), "")
+
+
 def reads(node: NodeProto) -> list[str]:
     """Tensors that a node reads, those that its subgraphs take from outside included."""
     names = [i for i in node.input if i]
@@ -123,6 +133,29 @@ def reads(node: NodeProto) -> list[str]:
 def title(node: NodeProto) -> str:
     """Operator and name of a node, for messages; its first output where it has no name."""
     return f"{node.op_type} {node.name or next((o for o in node.output if o), '?')}"
+
+
+def value_advice(where: str, name: str) -> str:
+    """That something depends on the value of an input, and how to bind it; "" for no input."""
+    if not name:
+        return ""
+    key = name if re.fullmatch(r"\w+", name) else f'"{name}"'
+    return (
+        f"it depends on the value of input {name}; bind it, e.g. {Path(where).name}:{name}=1, or "
+        f"bind: {{{key}: 1}} in a study"
+    )
+
+
+def reason(fault: Exception) -> str:
+    """What an exception says, as words: some say no more than a name.
+
+    >>> reason(KeyError("axis"))
+    "'axis' is missing"
+    """
+    text = " ".join(str(fault).split())[:200]
+    if isinstance(fault, KeyError):
+        return f"{text} is missing"
+    return text if " " in text else f"{type(fault).__name__} {text}".rstrip()
 
 
 def ordered(where: str, graph: GraphProto) -> list[NodeProto]:
@@ -180,9 +213,9 @@ def _dimension(d: TensorShapeProto.Dimension, label: str) -> int | str:
 
 def feeds_of(
     where: str, graph: GraphProto, bind: dict[str, int], batch: int | None
-) -> tuple[dict[str, Shape], dict[str, Shape] | None]:
-    """Shapes of the inputs; and, if `batch` replaces another batch, the shapes as the file fixes them (else
-    None).
+) -> tuple[dict[str, Shape], dict[str, Shape] | None, dict[str, int]]:
+    """Shapes of the inputs; if `batch` replaces another batch, the shapes as the file fixes them (else
+    None); values of inputs of one element, which `bind` gives by the input's name.
     """
     weights = {i.name for i in graph.initializer}
     dims: dict[str, list[int | str]] = {}
@@ -193,7 +226,10 @@ def feeds_of(
         shape = i.type.tensor_type.shape.dim
         dims[i.name] = [_dimension(d, f"{i.name}[{at}]") for at, d in enumerate(shape)]
     symbols = list(dict.fromkeys(d for shape in dims.values() for d in shape if isinstance(d, str)))
-    first_dim = next((shape[0] for shape in dims.values() if shape), None)
+    values = {name: value for name, value in bind.items() if name in dims and name not in symbols}
+    bind = {symbol: size for symbol, size in bind.items() if symbol not in values}
+    first_dim = next((shape[0] for name, shape in dims.items() if shape and name not in values), None)
+    faults += _value_faults(where, graph, values, dims)
     faults += _bind_faults(where, bind, symbols, batch, first_dim)
     bound = bind if batch is None or not isinstance(first_dim, str) else {first_dim: batch, **bind}
     for s in (s for s in symbols if s not in bound):
@@ -207,10 +243,24 @@ def feeds_of(
         i: tuple(bound[d] if isinstance(d, str) else d for d in shape) for i, shape in dims.items()
     }
     if batch is None or first_dim == batch or not isinstance(first_dim, int):
-        return file_shapes, None
-    return {
-        i: (batch, *file_shapes[i][1:]) if dims[i][:1] == [first_dim] else file_shapes[i] for i in dims
-    }, file_shapes
+        return file_shapes, None, values
+    batched = {i for i in dims if dims[i][:1] == [first_dim] and i not in values}
+    new_shapes = {i: (batch, *shape[1:]) if i in batched else shape for i, shape in file_shapes.items()}
+    return new_shapes, file_shapes, values
+
+
+def _value_faults(
+    where: str, graph: GraphProto, values: Mapping[str, int], dims: Mapping[str, Sequence[int | str]]
+) -> Iterator[str]:
+    kinds = {i.name: i.type.tensor_type.elem_type for i in graph.input}
+    for name, value in values.items():
+        if any(d != 1 for d in dims[name]) or kinds[name] not in NUMBERS:
+            yield (
+                f"{where}: bind {name} = {value!r} would be the value of input {name} "
+                f"[{', '.join(map(str, dims[name]))}]; only an input of one number has a value to bind"
+            )
+        elif type(value) is not int or (value < 0 and kinds[name] in UNSIGNED):
+            yield f"{where}: bind {name} = {value!r} must be a whole number that input {name} can be"
 
 
 def _bind_faults(
@@ -242,6 +292,7 @@ class Walk:
 
     file_facts: facts at the batch that the file fixes, if another one is asked for
     batch: that other batch; None: the file's
+    bound_values: values of inputs of one element
     opsets: domain -> version of its operator set; "" is ONNX's own domain
     """
 
@@ -251,6 +302,7 @@ class Walk:
     facts: Facts = field(default_factory=Facts)
     file_facts: Facts = field(default_factory=Facts)
     batch: Batch | None = None
+    bound_values: Mapping[str, int] = field(default_factory=dict)
     opsets: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -276,6 +328,7 @@ def facts_of(walk: Walk, feeds: Mapping[str, Shape]) -> tuple[Facts, list[NodePr
     for i in graph.input:
         if i.name in feeds:
             facts.declare(i.name, i.type.tensor_type.elem_type, feeds[i.name])
+            _input_value(walk, i.name, feeds[i.name])
             file_shape = walk.file_facts.shape(i.name)
             if walk.batch and file_shape and file_shape != feeds[i.name]:
                 walk.batch.inherit(i.name, 0, file_shape, iter(()))
@@ -283,6 +336,17 @@ def facts_of(walk: Walk, feeds: Mapping[str, Shape]) -> tuple[Facts, list[NodePr
         facts.declare(s.values.name, s.values.data_type, s.dims)
         facts.constants.add(s.values.name)
     return facts, _walk_graph(walk, walk.nodes, graph.initializer, walk.declared())
+
+
+def _input_value(walk: Walk, name: str, shape: Shape) -> None:
+    """Records the bound value of an input, which is constant then, or that a value could be bound."""
+    facts = walk.facts
+    if name in walk.bound_values:
+        kind = helper.tensor_dtype_to_np_dtype(facts.kind(name))
+        facts.values[name] = np.full(shape, walk.bound_values[name]).astype(kind)
+        facts.constants.add(name)
+    elif prod(shape) == 1 and facts.kind(name) in INTEGERS:
+        facts.decided_by[name] = name
 
 
 def _constant(where: str, t: TensorProto, facts: Facts) -> None:
@@ -304,11 +368,21 @@ def _expand_node(walk: Walk, node: NodeProto, declared: Types) -> list[NodeProto
         return [node]
     if node.op_type in ("Loop", "Scan") and walk.batch is None:
         try:
-            body = bodies.body(node, {i: facts.shape(i) for i in node.input}, facts.values)
-        except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError):
+            body = bodies.body(node, {i: facts.shape(i) for i in node.input}, facts.values, walk.opsets)
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            StopIteration,
+            TypeError,
+            ValueError,
+        ):
             raise walk.fault(node, "its body does not fit its inputs; export it again") from None
         if body is not None:
             return _walk_loop(walk, node, body, declared)
+    if node.op_type in ("If", "Loop") and (decided := deciding_input(node, facts)):
+        facts.warnings.append(f"{walk.where}: {title(node)}: {value_advice(walk.where, decided)}")
     typed_inputs = [i for i in node.input if i in facts.types]
     shapes = {i: shape for i in typed_inputs if (shape := facts.shape(i)) is not None}
     if (site := lowered(node, shapes, {i: facts.kind(i) for i in typed_inputs})) is not None:
@@ -526,7 +600,7 @@ def _infer_standard(walk: Walk, node: NodeProto, domain: str, declared: Types) -
     data = {i: numpy_helper.from_array(np.asarray(facts.values[i]), i) for i in inputs if i in facts.values}
     imports = [helper.make_opsetid(name, version) for name, version in walk.opsets.items()]
     try:
-        relaxed, types, warnings = _relaxed(schema, _explicit(node), types)
+        relaxed, types, warnings = _relaxed(schema, _explicit(node, facts), types)
         found = shape_inference.infer_node_outputs(
             schema, relaxed, types, data, opset_imports=imports, ir_version=walk.model.ir_version
         )
@@ -534,7 +608,7 @@ def _infer_standard(walk: Walk, node: NodeProto, domain: str, declared: Types) -
         if _has_graph(node) and all(o in declared for o in node.output if o):
             return
         seen = facts.shapes_text(inputs) or "tensors of shapes that are not known"
-        why = " ".join(str(fault).replace("[ShapeInferenceError]", "").split())[:200]
+        why = reason(fault).replace("[ShapeInferenceError]", "").strip()
         raise walk.fault(node, f"{why}; it reads {seen}") from None
     elem_type = next((facts.kind(i) for i in inputs if types[i] is not facts.types[i]), None)
     for name, inferred in found.items():
@@ -600,12 +674,18 @@ def _has_graph(node: NodeProto) -> bool:
     return any(a.type == onnx.AttributeProto.GRAPH for a in node.attribute)
 
 
-def _explicit(node: NodeProto) -> NodeProto:
-    """The node with a default written out that ONNX's shape rule ignores: onesided = 1 of a STFT."""
-    if node.op_type != "STFT" or "onesided" in attributes(node):
-        return node
-    changed = deepcopy(node)
-    changed.attribute.append(helper.make_attribute("onesided", 1))
+def _explicit(node: NodeProto, facts: Facts) -> NodeProto:
+    """The node with a default written out that ONNX's shape rule ignores: onesided = 1 of a STFT, and what a
+    recurrent layer's hidden_size follows from, its weights [directions, gates x hidden, hidden].
+    """
+    attrs, default = attributes(node), {}
+    if node.op_type == "STFT":
+        default = {"onesided": 1}
+    elif node.op_type in RECURRENT and len(node.input) > 2 and (weights := facts.shape(node.input[2])):
+        default = {"hidden_size": weights[-1]}
+    missing = {name: value for name, value in default.items() if name not in attrs}
+    changed = deepcopy(node) if missing else node
+    changed.attribute.extend(helper.make_attribute(name, value) for name, value in missing.items())
     return changed
 
 
@@ -636,6 +716,8 @@ def _fold(walk: Walk, node: NodeProto) -> None:
     DequantizeLinear, or of a Cast of a constant, counts as stored in the type of its input; so do its views.
     """
     facts, operands = walk.facts, reads(node)
+    if node.op_type in SHAPE_OPERATORS and (decided := deciding_input(node, facts)):
+        facts.decided_by.update((o, decided) for o in node.output)
     constant = all(i in facts.constants for i in operands)
     if operands and (
         node.op_type == "DequantizeLinear"
@@ -662,8 +744,8 @@ def _fold(walk: Walk, node: NodeProto) -> None:
         try:
             results = _evaluate(walk, node)
         except Exception as fault:  # the evaluator does not check the file: any exception may come
-            why = " ".join(str(fault).split())[:200]
-            raise walk.fault(node, f"its value cannot be computed ({why}); export it again") from None
+            why = f"its value cannot be computed ({reason(fault)}); export it again"
+            raise walk.fault(node, why) from None
         outputs = [o for o in node.output if o]
         facts.values.update({o: np.asarray(r) for o, r in zip(outputs, results, strict=False)})
 

@@ -44,19 +44,24 @@ def with_names(einsums: Cascade, prefix: str, names: Mapping[str, str]) -> Casca
     )
 
 
-def chain(block: Cascade, layers: int, first: str, last: str, shared: Collection[str] = ()) -> Cascade:
-    """Returns a chain of copies of a block (tensor X -> tensor Y), one per layer, from tensor `first` to
-    tensor `last`. All layers share the tensors `shared`.
+def stack(blocks: Sequence[Cascade], first: str, last: str, shared: Collection[str] = ()) -> Cascade:
+    """Returns blocks (tensor X -> tensor Y) one after the other, from tensor `first` to tensor `last`. All
+    share the tensors `shared`.
 
     Layers are written out. That costs no time: equal einsums are solved once.
     """
-    ends = [first, *(f"l{i}_Y" for i in range(layers - 1)), last]
+    ends = [first, *(f"l{i}_Y" for i in range(len(blocks) - 1)), last]
     shared_names = {t: t for t in shared}
     return tuple(
         e
-        for i in range(layers)
+        for i, block in enumerate(blocks)
         for e in with_names(block, f"l{i}_", shared_names | {"X": ends[i], "Y": ends[i + 1]})
     )
+
+
+def chain(block: Cascade, layers: int, first: str, last: str, shared: Collection[str] = ()) -> Cascade:
+    """Returns a stack of equal blocks, one per layer."""
+    return stack([block] * layers, first, last, shared)
 
 
 def network(

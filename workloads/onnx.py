@@ -37,12 +37,15 @@ from workloads.facts import (
     RECURRENT,
     Facts,
     Walk,
+    deciding_input,
     facts_of,
     feeds_of,
     live_nodes,
     ordered,
     reads,
+    reason,
     title,
+    value_advice,
 )
 from workloads.graph import AGAIN, Workload, fuse_into_producers, in_order
 from workloads.operators import (
@@ -58,6 +61,7 @@ from workloads.operators import (
     elementwise,
     movement,
     recurrent,
+    stft,
 )
 from workloads.rebind import Batch, check_per_sample
 
@@ -82,6 +86,8 @@ UNTRAINED = {
     "GRU": (4, 5),
     "RNN": (4, 5),
     "Clip": (1, 2),
+    "STFT": (1, 2, 3),
+    "DFT": (1, 2),
 }
 WIDTHS = {  # bits of an element -> ONNX types
     4: "INT4 UINT4 FLOAT4E2M1",
@@ -143,7 +149,8 @@ def load(
 ) -> Workload:
     """Reads an ONNX model (path or loaded) as a workload.
 
-    bind: size of each symbolic dimension of the inputs, by symbol ("N"), or "input[2]" where it has no name
+    bind: size of each symbolic dimension of the inputs, by symbol ("N"), or "input[2]" where it has no name;
+        value of an input of one number, by the input's name
     batch: new size of the first dimension of the inputs
     fuse_elementwise: fuse one-to-one element-wise operators into their producers
 
@@ -157,8 +164,9 @@ def load(
     refuse(f"{where}: {line}" for line in faults)
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
-    walk = Walk(where, model, ordered(where, model.graph))
-    feeds, file_feeds = feeds_of(where, model.graph, dict(bind or {}), batch)
+    nodes = ordered(where, model.graph)
+    feeds, file_feeds, values = feeds_of(where, model.graph, dict(bind or {}), batch)
+    walk = Walk(where, model, nodes, bound_values=values)
     facts, nodes = facts_of(walk, feeds if file_feeds is None else file_feeds)
     if file_feeds is not None:
         file_nodes, walk.file_facts, walk.batch = (
@@ -269,8 +277,9 @@ def _tensor_faults(graph: GraphProto) -> Iterator[str]:
 def _emit(
     where: str, label: str, nodes: Sequence[NodeProto], facts: Facts, results: Sequence[str], fuse: bool
 ) -> Workload:
+    refuse(dict.fromkeys(_faults(where, nodes, facts, results)))
+    nodes = [n for n in nodes if not all(_is_empty(o, facts) for o in n.output if o)]
     draft = Draft(facts, {*results, *(i for node in nodes for i in reads(node))})
-    refuse(dict.fromkeys(_faults(where, nodes, draft)))
     for node in nodes:
         first = len(draft.einsums)
         _add_node(where, node, draft)
@@ -300,7 +309,8 @@ def _add_node(where: str, node: NodeProto, draft: Draft) -> None:
     if node.domain == LINKS and node.op_type == "Step":
         draft.name_with_type(result)  # a new tensor, which every trip reads
     elif _is_view(node, draft.facts):
-        source = next((i for i in reads(node) if i not in draft.facts.constants), "")
+        facts = draft.facts
+        source = next((i for i in reads(node) if i not in facts.constants and not _is_empty(i, facts)), "")
         draft.names[result] = draft.name_with_type(source)
     else:
         add = _add_einsums
@@ -308,12 +318,14 @@ def _add_node(where: str, node: NodeProto, draft: Draft) -> None:
             add = _add_recurrent
         elif node.op_type == "Attention" and node.domain in ("", "ai.onnx"):
             add = _add_attention
+        elif node.op_type == "STFT" and node.domain in ("", "ai.onnx"):
+            add = _add_stft
         try:
             add(node, draft)
         # faults that the operator's own shape rule does not find
-        except (IndexError, KeyError, TypeError, ValueError) as fault:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as fault:
             raise WorkloadError(
-                f"{where}: {title(node)}: its attributes and shapes do not fit: {fault}"
+                f"{where}: {title(node)}: its attributes and shapes do not fit: {reason(fault)}"
             ) from None
 
 
@@ -336,31 +348,35 @@ def _in_words(workload: Workload) -> Workload:
     return replace(workload, einsums=tuple(einsums))
 
 
-def _faults(where: str, nodes: Sequence[NodeProto], draft: Draft) -> Iterator[str]:
+def _faults(where: str, nodes: Sequence[NodeProto], facts: Facts, results: Collection[str]) -> Iterator[str]:
+    read = {*results, *(i for node in nodes for i in reads(node))}
     for node in nodes:
-        for tensor in (*reads(node), *(o for o in node.output if o in draft.read_tensors)):
-            yield from _shape_fault(where, node, tensor, draft.facts)
+        for tensor in (*reads(node), *(o for o in node.output if o in read)):
+            yield from _shape_fault(where, node, tensor, facts, results)
     for node in nodes:
-        if node.op_type in FREE and (fault := _elements_fault(where, node, draft.facts)):
+        if node.op_type in FREE and (fault := _elements_fault(where, node, facts)):
             yield fault
 
 
-def _shape_fault(where: str, node: NodeProto, tensor: str, facts: Facts) -> Iterator[str]:
+def _shape_fault(
+    where: str, node: NodeProto, tensor: str, facts: Facts, results: Collection[str]
+) -> Iterator[str]:
     shape = facts.shape(tensor)
     is_standard = onnx.defs.has(node.op_type, "" if node.domain == "ai.onnx" else node.domain)
     if shape is None and is_standard:
         # report only the first unknown shape, not those that follow from it
         if tensor in node.output and all(facts.shape(i) is not None for i in reads(node)):
-            yield (
-                f"{where}: {title(node)}: the shape of {tensor} is not known: "
-                f"{facts.refusals.get(tensor) or 'it depends on data; give fixed shapes'}"
+            yield f"{where}: {title(node)}: the shape of {tensor} is not known: " + (
+                facts.refusals.get(tensor)
+                or value_advice(where, deciding_input(node, facts))
+                or "it depends on data; give fixed shapes"
             )
     elif shape is None:
         yield (
             f"{where}: {title(node)} is an unknown operator: declare the shape of {tensor} in the "
             "model's value_info"
         )
-    elif 0 in shape and not _is_unused_empty(node, tensor, facts):
+    elif 0 in shape and (tensor in results or not _is_unused_empty(node, tensor, facts)):
         yield (
             f"{where}: {title(node)}: tensor {tensor} of shape {list(shape)} is empty; bind sizes of at "
             "least 1"
@@ -380,15 +396,26 @@ def _elements_fault(where: str, node: NodeProto, facts: Facts) -> str:
 
 
 def _is_unused_empty(node: NodeProto, tensor: str, facts: Facts) -> bool:
-    """True for an empty constant without effect: an optional input given as empty (the roi of Resize), or a
-    piece of a Concat.
+    """True for an empty tensor without effect: an optional input given as empty (the roi of Resize), a piece
+    of a Concat, or what is cut off as such a piece, moved and computed element by element. A product without
+    operands has none: a size is too small.
     """
-    optional = node.op_type in ("Resize", "Upsample", "Concat")
-    return optional and tensor in facts.constants and tensor in node.input
+    if node.op_type in PRODUCTS or node.op_type in RECURRENT:
+        return False
+    if all(_is_empty(o, facts) for o in node.output if o):
+        return node.op_type in ("Slice", "Split") or any(_is_empty(i, facts) for i in reads(node))
+    if tensor in node.output:
+        return node.op_type == "Split"
+    optional = node.op_type in ("Resize", "Upsample") and tensor in facts.constants
+    return optional or node.op_type == "Concat"
+
+
+def _is_empty(tensor: str, facts: Facts) -> bool:
+    return 0 in (facts.shape(tensor) or ())
 
 
 def _is_view(node: NodeProto, facts: Facts) -> bool:
-    is_single = node.op_type == "Concat" and len(node.input) == 1
+    is_single = node.op_type == "Concat" and sum(not _is_empty(i, facts) for i in node.input) == 1
     if is_single or node.op_type in FREE | {"DequantizeLinear"} or node.domain == LINKS:
         return True
     shape, result = facts.shape(next(i for i in reads(node) if i)), facts.shape(node.output[0])
@@ -464,6 +491,21 @@ def _add_attention(node: NodeProto, draft: Draft) -> None:
                 "Transpose", (draft.name(source),), (shape,), draft.name(result), result_shape, {"perm": perm}
             )
             _add(move, f"{label}_{result}", draft)
+
+
+def _add_stft(node: NodeProto, draft: Draft) -> None:
+    """Adds the frames of a short-time Fourier transform, and their transforms."""
+    slots, (result, *_) = [*node.input, *[""] * 4][:4], node.output
+    names = tuple(draft.name_with_type(t) if t else "" for t in slots)
+    values = tuple(draft.facts.values.get(t) for t in slots)
+    (shape,) = draft.shapes((result,))
+    label = draft.fresh_name(node.name or result)
+    op = Op("STFT", names, draft.shapes(slots), draft.name_with_type(result), shape, {}, values)
+    for e in stft(op, draft.fresh_name(f"{label}_frames")):
+        name = draft.fresh_name(f"{label}_{'dft' if e.kind == 'dft' else 'frames'}")
+        draft.einsums.append(replace(squeezed(e), name=name))
+        draft.types[e.output.tensor] = draft.facts.stored_type(result)
+        draft.moved += [f"STFT {name}"] * (e.kind == "copy")
 
 
 def _add_recurrent(node: NodeProto, draft: Draft) -> None:

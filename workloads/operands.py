@@ -168,6 +168,8 @@ def _matrix(rank: int, last: str, transposed: Any, rows_first: Any) -> str:
 def _einsum(s: Slots, attrs: Attributes) -> Agreement | None:
     equation = attrs.get("equation", b"")
     text = (equation.decode() if isinstance(equation, bytes) else equation).replace(" ", "")
+    if not text:
+        return None
     dims = {}
     for at, part in enumerate(text.partition("->")[0].split(",")):
         shape = s[at] if at < len(s) else None

@@ -35,16 +35,16 @@ def by_name(table: Mapping[T, str]) -> dict[str, T]:
 UNARY = names_in(
     "Relu LeakyRelu Elu Selu Celu ThresholdedRelu Sigmoid HardSigmoid HardSwish Tanh Softplus Softsign Gelu "
     "Erf Mish Swish Exp Log Sqrt Reciprocal Abs Neg Sign Floor Ceil Round Clip Cast Not Sin Cos Tan Asin "
-    "Acos Atan Sinh Cosh Asinh Acosh Atanh IsNaN IsInf Shrink BitwiseNot"
+    "Acos Atan Sinh Cosh Asinh Acosh Atanh IsNaN IsInf Shrink BitwiseNot BitCast"
 )
 BINARY = names_in(
     "Add Sub Mul Div Pow PRelu Sum Max Min Mean Mod Equal Less Greater LessOrEqual GreaterOrEqual And Or Xor "
-    "Where QuantizeLinear DequantizeLinear BitShift BitwiseAnd BitwiseOr BitwiseXor CastLike"
+    "Where QuantizeLinear DequantizeLinear BitShift BitwiseAnd BitwiseOr BitwiseXor CastLike SwiGLU"
 )
 BY_CHANNEL = names_in("BatchNormalization InstanceNormalization GroupNormalization")
 ROWWISE = names_in(
     "Softmax LogSoftmax Hardmax LayerNormalization RMSNormalization MeanVarianceNormalization "
-    "LpNormalization CumSum"
+    "LpNormalization CumSum CumProd"
 )
 # products of activations and weights, of any element type
 PRODUCTS = names_in(
@@ -60,7 +60,9 @@ NO_PRODUCT = names_in(
     "CenterCropPad Col2Im EyeLike Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform "
     "RandomUniformLike Range ConstantOfShape Shape Size DynamicQuantizeLinear MaxUnpool ImageDecoder "
     "Optional Reshape Flatten Squeeze Unsqueeze Identity Dropout SplitToSequence ConcatFromSequence "
-    "SequenceAt SequenceConstruct SequenceEmpty SequenceInsert SequenceErase SequenceLength"
+    "SequenceAt SequenceConstruct SequenceEmpty SequenceInsert SequenceErase SequenceLength "
+    "OptionalGetElement OptionalHasElement HannWindow HammingWindow BlackmanWindow MelWeightMatrix "
+    "StringConcat StringNormalizer StringSplit RegexFullMatch TfIdfVectorizer"
 )
 # ranks of up to three spatial dimensions: of the output, of the kernel
 OUT_RANKS, KERNEL_RANKS = "pqo", "rst"
@@ -412,6 +414,54 @@ def attention(op: Op, scores: str, present: tuple[str, str]) -> list[Einsum]:
     return [*appends, *(einsum(text, extents) for text in texts)]
 
 
+def dft(op: Op) -> Einsum:
+    """Returns the einsum of discrete Fourier transforms along one axis, as operators that read each number
+    once and write each result once; no MACs, as a runtime transforms fast, not by a product with a matrix.
+
+    op: input [..., samples, ..., 1 or 2], its output [..., bins, ..., 1 or 2]; 2: real and imaginary parts.
+        The axis is the one whose size changes; where none does, it changes no access.
+    A one-sided transform has half as many bins as samples: a bin's two parts read two samples.
+    """
+    x, (shape, *_), out = op.inputs[0], op.shapes, op.out_shape
+    ranks = [f"d{i}" for i in range(len(out) - 1)]
+    index = list(ranks)
+    for i, (samples, bins) in enumerate(zip(shape[:-1], out[:-1], strict=True)):
+        length = op.values[1] if len(op.values) > 1 else None
+        if min(samples, samples if length is None else int(length)) > bins:
+            if shape[-1] != 1:
+                raise ValueError(f"a one-sided transform takes real numbers, not complex ones {list(shape)}")
+            index[i] = f"2*{ranks[i]}+c"
+    if "2*" in "".join(index) or shape[-1] < 2:
+        index.append("0")
+    else:
+        index.append("c" if out[-1] == shape[-1] else "j")
+    text = f"{op.output}[{','.join((*ranks, 'c'))}] = dft({x}[{','.join(index)}])"
+    extents = dict(zip((*ranks, "c"), out, strict=True)) | {"j": shape[-1]}
+    return einsum(text, extents, sizes={x: shape})
+
+
+def stft(op: Op, frames: str) -> list[Einsum]:
+    """Returns the einsums of a short-time Fourier transform: the frames, each times the window, and their
+    transforms.
+
+    op: inputs signal [batch, samples] or [batch, samples, 1 or 2], frame step, and, where they are given,
+        window and frame length (else ""); output [batch, frames, bins, 2]
+    frames: name of the tensor of the frames
+    """
+    (x, _, window, _), (shape, _, window_shape, _), (_, step, _, length) = op.inputs, op.shapes, op.values
+    if step is None or (not window and length is None):
+        raise ValueError("its frame step or its frame length is no constant")
+    samples = int(length) if length is not None else window_shape[0]
+    parts = shape[2] if len(shape) > 2 else 1
+    batch, count = op.out_shape[:2]
+    extents = {"b": batch, "f": count, "t": samples, "c": parts}
+    signal = f"{x}[b,{int(step)}*f+t{',c' if len(shape) > 2 else ''}]"
+    right = f"mul({signal}, {window}[t])" if window else f"copy({signal})"
+    framed = einsum(f"{frames}[b,f,t,c] = {right}", extents, sizes={x: shape})
+    whole = replace(op, inputs=(frames,), shapes=((batch, count, samples, parts),), values=())
+    return [framed, dft(whole)]
+
+
 def _lrn(op: Op) -> Einsum:
     """Returns local response normalisation: a window over channels, which includes the element itself."""
     size, (n, c, *others) = op.attrs["size"], _ranks(len(op.out_shape))
@@ -583,7 +633,8 @@ OPERATORS: dict[str, Callable[[Op], Einsum | None]] = {  # they return None for 
             _matmul: "MatMul FusedMatMul MatMulInteger QLinearMatMul",
             _einsum: "Einsum",
             _pool: "MaxPool AveragePool LpPool",
-            _global_pool: "GlobalAveragePool GlobalMaxPool",
+            _global_pool: "GlobalAveragePool GlobalMaxPool GlobalLpPool",
+            dft: "DFT",
             _lrn: "LRN",
             _concat: "Concat",
             _transpose: "Transpose",
@@ -594,7 +645,7 @@ OPERATORS: dict[str, Callable[[Op], Einsum | None]] = {  # they return None for 
             _gather: "Gather",
             _reduce: (
                 "ReduceMean ReduceSum ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceSumSquare "
-                "ReduceLogSumExp ArgMax ArgMin"
+                "ReduceLogSum ReduceLogSumExp ArgMax ArgMin"
             ),
             _layer_norm: "LayerNormalization",
             _rotary: "RotaryEmbedding",

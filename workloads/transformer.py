@@ -7,12 +7,13 @@ of activations and weights are plain GEMMs, so that equal sizes are equal einsum
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from workloads.einsum import WorkloadError, einsum, refuse
 from workloads.graph import Workload
-from workloads.layers import Cascade, Map, Net, cascade, chain, conv, dense, network, with_names
+from workloads.layers import Cascade, Map, Net, cascade, chain, conv, dense, network, stack, with_names
 
 
 def softmax(b: int, n: int) -> Cascade:
@@ -106,9 +107,14 @@ class Sizes:
     head: int = 0  # elements per head; 0: model / heads
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     bias: bool = True  # whether every product has a bias
-    gated: bool = False  # SwiGLU; False: GELU
+    gated: bool = False  # the activation of one product times another product
     rope: bool = False  # rotary positions
     norm_first: bool = True  # norms come before attention and feed-forward; False: after them
+    act: str = ""  # activation of the feed-forward layer; "": silu where it is gated, else gelu
+    qkv_bias: bool = False  # whether queries, keys and values have a bias where other products have none
+    key_bias: bool = True  # whether keys have a bias where queries and values have one
+    qk_norm: bool = False  # whether every head of queries and keys is normalised
+    norm_last: bool = False  # whether what attention and feed-forward make is normalised as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,15 @@ class Run:
     new: int  # new positions per sequence, the last ones of its context
     context: int  # positions that attention reads
     cache: bool = False  # whether keys and values of new positions are appended to a cache
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Tokens and positions of a decoder."""
+
+    tokens: int
+    positions: int = 0  # rows of a table of learned positions; 0: rotary positions
+    tied: bool = False  # whether the logits share the table of the tokens
 
 
 LLAMA7B = Sizes(4096, 32, 11008, norm="rmsnorm", bias=False, gated=True, rope=True)
@@ -149,15 +164,24 @@ def _rope(s: Sizes, run: Run, x: str, y: str, heads: int) -> Cascade:
     return cascade(extents, f"{y}[b,q,h,d] = rope({x}[b,q,h,d], angles[q,d])")
 
 
+def _projected(s: Sizes, run: Run, x: str, y: str, heads: int) -> Cascade:
+    """Returns queries or keys y of tensor x: a product, and the norm of every head if there is one."""
+    rows, head = run.batch * run.new, s.head or s.model // s.heads
+    if not s.qk_norm:
+        return linear(s, y, x, rows, heads * head, s.model)
+    product = linear(s, f"{y}_product", x, rows, heads * head, s.model)
+    return product + with_names(rmsnorm(rows * heads, head), f"{y}_", {"X": f"{y}_product", "Y": y})
+
+
 def _self_attention(s: Sizes, run: Run, x: str, y: str) -> Cascade:
     """Returns projections of tensor x, attention, and projection to y. Decode reads the caches K_cache and
     V_cache; prefill reads the rows that it appends to them.
     """
     rows, head, kv = run.batch * run.new, s.head or s.model // s.heads, s.kv or s.heads
-    flat = "_flat" if s.rope else ""
-    net = linear(s, f"Q{flat}", x, rows, s.heads * head, s.model)
-    net += linear(s, f"K{flat}", x, rows, kv * head, s.model)
-    net += linear(s, "V", x, rows, kv * head, s.model)
+    flat, biased = "_flat" if s.rope else "", replace(s, bias=s.bias or s.qkv_bias)
+    net = _projected(biased, run, x, f"Q{flat}", s.heads)
+    net += _projected(replace(biased, bias=biased.bias and s.key_bias), run, x, f"K{flat}", kv)
+    net += linear(biased, "V", x, rows, kv * head, s.model)
     net += _rope(s, run, "Q_flat", "Q", s.heads) + _rope(s, run, "K_flat", "K", kv) if s.rope else ()
     make = attention if run.cache else attention_core
     cache_suffix = "_cache" if run.new < run.context else ""
@@ -169,9 +193,14 @@ def _self_attention(s: Sizes, run: Run, x: str, y: str) -> Cascade:
 def _feed_forward(s: Sizes, rows: int, x: str, y: str) -> Cascade:
     up, sizes = linear(s, "U", x, rows, s.ffn, s.model), {"r": rows, "f": s.ffn}
     if not s.gated:
-        return up + cascade(sizes, "F[r,f] = gelu(U[r,f])") + linear(s, y, "F", rows, s.model, s.ffn)
+        return (
+            up
+            + cascade(sizes, f"F[r,f] = {s.act or 'gelu'}(U[r,f])")
+            + linear(s, y, "F", rows, s.model, s.ffn)
+        )
+    act = s.act or "silu"
     gate = linear(s, "Z", x, rows, s.ffn, s.model) + cascade(
-        sizes, "Z_silu[r,f] = silu(Z[r,f])", "F[r,f] = Z_silu[r,f] * U[r,f]"
+        sizes, f"Z_{act}[r,f] = {act}(Z[r,f])", f"F[r,f] = Z_{act}[r,f] * U[r,f]"
     )
     return up + gate + linear(s, y, "F", rows, s.model, s.ffn)
 
@@ -212,27 +241,42 @@ def _experts(s: Sizes, rows: int, x: str, y: str, experts: int, active: int) -> 
     return cascade(extents, *texts, sizes=sizes)
 
 
+def _before_norm(s: Sizes, rows: int, x: str) -> tuple[str, Cascade]:
+    """Returns the tensor whose norm is x, and that norm; x itself where it has none."""
+    return (f"{x}_raw", norm(s, rows, f"{x}_raw", x)) if s.norm_last else (x, ())
+
+
+def attention_half(s: Sizes, run: Run) -> Cascade:
+    """Returns the first half of a layer with norms first: tensor X -> tensor H."""
+    rows = run.batch * run.new
+    made, norm_made = _before_norm(s, rows, "O")
+    net = norm(s, rows, "X", "N1") + _self_attention(s, run, "N1", made) + norm_made
+    return net + cascade({"r": rows, "m": s.model}, "H[r,m] = X[r,m] + O[r,m]")
+
+
+def feed_forward_half(s: Sizes, run: Run, x: str = "H", experts: int = 0, active: int = 0) -> Cascade:
+    """Returns the second half of a layer with norms first: tensor x -> tensor Y."""
+    rows = run.batch * run.new
+    made, norm_made = _before_norm(s, rows, "I")
+    net = norm(s, rows, x, "N2") + _fed(s, rows, "N2", made, experts, active) + norm_made
+    return net + cascade({"r": rows, "m": s.model}, f"Y[r,m] = {x}[r,m] + I[r,m]")
+
+
+def _fed(s: Sizes, rows: int, x: str, y: str, experts: int, active: int) -> Cascade:
+    return _experts(s, rows, x, y, experts, active) if experts else _feed_forward(s, rows, x, y)
+
+
 def block(s: Sizes, run: Run, experts: int = 0, active: int = 0) -> Cascade:
     """Returns one layer: tensor X -> tensor Y."""
+    if s.norm_first:
+        return attention_half(s, run) + feed_forward_half(s, run, "H", experts, active)
     rows = run.batch * run.new
     extents = {"r": rows, "m": s.model}
-
-    def feed_forward(x: str, y: str) -> Cascade:
-        return _experts(s, rows, x, y, experts, active) if experts else _feed_forward(s, rows, x, y)
-
-    residual = cascade(extents, "H[r,m] = X[r,m] + O[r,m]")
-    if s.norm_first:
-        net = norm(s, rows, "X", "N1") + _self_attention(s, run, "N1", "O") + residual
-        return (
-            net
-            + norm(s, rows, "H", "N2")
-            + feed_forward("N2", "I")
-            + cascade(extents, "Y[r,m] = H[r,m] + I[r,m]")
-        )
-    net = _self_attention(s, run, "X", "O") + residual + norm(s, rows, "H", "N1")
     return (
-        net
-        + feed_forward("N1", "I")
+        _self_attention(s, run, "X", "O")
+        + cascade(extents, "H[r,m] = X[r,m] + O[r,m]")
+        + norm(s, rows, "H", "N1")
+        + _fed(s, rows, "N1", "I", experts, active)
         + cascade(extents, "G[r,m] = N1[r,m] + I[r,m]")
         + norm(s, rows, "G", "Y")
     )
@@ -286,39 +330,46 @@ def bert_tiny(batch: int = 1, sequence: int = 512, layers: int = 2) -> Workload:
     return _bert("bert_tiny", Sizes(128, 2, 512, norm_first=False), layers, batch, sequence)
 
 
-def _run(phase: str, context: int, batch: int) -> Run:
+def run_of(phase: str, context: int, batch: int) -> Run:
+    """Returns a prompt of `context` positions, or one new position, the last one of a context."""
     return Run(batch, context if phase == "prefill" else 1, context, cache=True)
 
 
-def decoder(name: str, s: Sizes, run: Run, layers: int, vocabulary: int, positions: int = 0) -> Workload:
+def decoder(name: str, s: Sizes, run: Run, blocks: Sequence[Cascade], vocabulary: Vocabulary) -> Workload:
     """Returns a decoder: token embedding, layers, a final norm, and the logits of the last position only,
     which is what generation needs.
-
-    positions: rows of a table of learned positions; the token embedding then shares its table with
-        the logits (GPT-2); 0: rotary positions, and another table for the logits (Llama)
     """
-    rows, last_position = run.batch * run.new, run.new - 1
+    rows, positions = run.batch * run.new, vocabulary.positions
     if 0 < positions < run.context:
         raise WorkloadError(
             f"{name}: context = {run.context} must not be above {positions}, the positions that it has"
         )
-    extents = {"b": run.batch, "t": run.new, "m": s.model, "v": vocabulary}
-    table = "words_W" if positions else "logits_W"
-    net = _token_embedding(rows, vocabulary, s)
-    if positions:
-        start = run.context - run.new
-        net += cascade(
-            extents,
-            f"embedded[b,t,m] = add(words[b,t,m], positions_W[t+{start},m])",
-            sizes={"positions_W": (positions, s.model)},
-        )
-    net += chain(block(s, run), layers, "embedded" if positions else "words", "decoded", CONSTANTS)
+    net = token_positions(s, run, vocabulary) if positions else _token_embedding(rows, vocabulary.tokens, s)
+    net += stack(blocks, "embedded" if positions else "words", "decoded", CONSTANTS)
+    net += last_logits(s, run, vocabulary)
+    return network(name, net, {"tokens", *_caches(len(blocks))}, CONSTANTS)
+
+
+def token_positions(s: Sizes, run: Run, vocabulary: Vocabulary) -> Cascade:
+    """Returns the embedding of tokens, with learned positions."""
+    start = run.context - run.new
+    return _token_embedding(run.batch * run.new, vocabulary.tokens, s) + cascade(
+        {"b": run.batch, "t": run.new, "m": s.model},
+        f"embedded[b,t,m] = add(words[b,t,m], positions_W[t+{start},m])",
+        sizes={"positions_W": (vocabulary.positions, s.model)},
+    )
+
+
+def last_logits(s: Sizes, run: Run, vocabulary: Vocabulary) -> Cascade:
+    """Returns the final norm and the logits of the last position of tensor `decoded`."""
+    extents = {"b": run.batch, "t": run.new, "m": s.model, "v": vocabulary.tokens}
+    table, last_position = "words_W" if vocabulary.tied else "logits_W", run.new - 1
+    net: Cascade = ()
     if last_position:
         sizes = {"decoded": (run.batch, run.new, s.model)}
-        net += cascade(extents, f"ended[b,m] = decoded[b,{last_position},m]", sizes=sizes)
+        net = cascade(extents, f"ended[b,m] = decoded[b,{last_position},m]", sizes=sizes)
     net += norm(s, run.batch, "ended" if last_position else "decoded", "normed")
-    net += cascade(extents, f"logits[b,v] += normed[b,m] * {table}[v,m]")
-    return network(name, net, {"tokens", *_caches(layers)}, CONSTANTS)
+    return net + cascade(extents, f"logits[b,v] += normed[b,m] * {table}[v,m]")
 
 
 Phase = Literal["prefill", "decode"]
@@ -326,7 +377,8 @@ Phase = Literal["prefill", "decode"]
 
 def gpt2(phase: Phase = "prefill", context: int = 1024, batch: int = 1, layers: int = 12) -> Workload:
     """Radford et al. 2019, small: 12 layers of 768; the logits share the table of the words."""
-    return decoder("gpt2", Sizes(768, 12, 3072), _run(phase, context, batch), layers, 50_257, 1024)
+    s, run = Sizes(768, 12, 3072), run_of(phase, context, batch)
+    return decoder("gpt2", s, run, [block(s, run)] * layers, Vocabulary(50_257, 1024, tied=True))
 
 
 def llama7b(phase: Phase = "prefill", context: int = 2048, batch: int = 1, layers: int = 32) -> Workload:
@@ -336,7 +388,8 @@ def llama7b(phase: Phase = "prefill", context: int = 2048, batch: int = 1, layer
 
     Logits of the last position only.
     """
-    return decoder("llama7b", LLAMA7B, _run(phase, context, batch), layers, 32_000)
+    run = run_of(phase, context, batch)
+    return decoder("llama7b", LLAMA7B, run, [block(LLAMA7B, run)] * layers, Vocabulary(32_000))
 
 
 def llama70b(phase: Phase = "prefill", context: int = 2048, batch: int = 1, layers: int = 80) -> Workload:
@@ -344,7 +397,8 @@ def llama70b(phase: Phase = "prefill", context: int = 2048, batch: int = 1, laye
 
     Parameters as in `llama7b`.
     """
-    return decoder("llama70b", LLAMA70B, _run(phase, context, batch), layers, 32_000)
+    run = run_of(phase, context, batch)
+    return decoder("llama70b", LLAMA70B, run, [block(LLAMA70B, run)] * layers, Vocabulary(32_000))
 
 
 def moe_block(
@@ -355,7 +409,7 @@ def moe_block(
     """
     if active > experts:
         raise WorkloadError(f"moe_block: active = {active} must not be above experts = {experts}")
-    net = block(MIXTRAL, _run(phase, context, batch), experts, active)
+    net = block(MIXTRAL, run_of(phase, context, batch), experts, active)
     return network("moe_block", net, {"X", "K_cache", "V_cache"}, CONSTANTS)
 
 
@@ -364,10 +418,15 @@ def vit_b(batch: int = 1, image: int = 224, patch: int = 16, classes: int = 1000
 
     The classifier reads the class token.
     """
-    s, side = Sizes(768, 12, 3072), image // patch
-    t = side * side + 1
+    return vit("vit_b", Sizes(768, 12, 3072), 12, (batch, 3, image, image), patch, classes)
+
+
+def vit(name: str, s: Sizes, layers: int, images: tuple[int, ...], patch: int, classes: int) -> Workload:
+    """Returns a vision transformer. images: [batch, channels, rows, columns]; classes 0: no classifier."""
+    batch, _, rows, columns = images
+    t = (rows // patch) * (columns // patch) + 1
     head: Net = []
-    x = conv(head, "patches", Map("image", (batch, 3, image, image)), s.model, patch, patch)
+    x = conv(head, "patches", Map("image", images), s.model, patch, patch)
     extents = {"b": batch, "p": t - 1, "t": t, "m": s.model}
     net = tuple(head) + cascade(
         extents,
@@ -376,9 +435,11 @@ def vit_b(batch: int = 1, image: int = 224, patch: int = 16, classes: int = 1000
         "embedded[b,t,m] = add(joined[b,t,m], positions_W[t,m])",
         sizes={"turned": (batch, t - 1, s.model), "token_W": (1, s.model)},
     )
-    net += chain(block(s, Run(batch, t, t)), 12, "embedded", "encoded")
+    net += chain(block(s, Run(batch, t, t)), layers, "embedded", "encoded")
+    if not classes:
+        return network(name, net + norm(s, batch * t, "encoded", "normed"), {"image"})
     net += cascade(extents, "ended[b,m] = encoded[b,0,m]", sizes={"encoded": (batch, t, s.model)})
     net += norm(s, batch, "ended", "normed")
     tail: Net = []
     dense(tail, "logits", Map("normed", (batch, s.model)), classes)
-    return network("vit_b", net + tuple(tail), {"image"})
+    return network(name, net + tuple(tail), {"image"})

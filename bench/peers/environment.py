@@ -13,6 +13,7 @@ PACKAGES = {
     "zigzag": ["zigzag-dse>=3.9,<4", "six"],
     "nn_dataflow": ["nn-dataflow==2.1", "sympy<1.6"],
     "accelforge": ["accelforge==1.0.467"],
+    "onnxruntime": ["onnxruntime==1.32.0", "onnx==1.23.2"],
 }
 INTERPRETERS = {"accelforge": "python3.12"}  # of peers that ours is too old for
 

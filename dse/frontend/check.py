@@ -47,8 +47,8 @@ def file(text: str) -> tuple[str, list[Layer]]:
     found = Path(catalog.file_in(text)[1])  # parameters may follow: net.onnx:batch=4
     if found.suffix.lower() not in read.SUFFIXES or not found.is_file():
         raise ValueError(
-            f"{path}: is no file to check; give a .yaml file (machine, study, workload), an .onnx or "
-            "a .pt2 file"
+            f"{path}: is no file to check; give a .yaml file (machine, study, workload), an .onnx, "
+            "a .pt2 or a config.json file"
         )
     return _workload(text)
 

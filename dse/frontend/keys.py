@@ -51,9 +51,14 @@ STUDY: dict[str, tuple[str, str, str, str]] = {
         "path",
         "none",
         "",
-        "a .onnx, .pt2, .yaml or .mtx file, relative to the study; instead of workload",
+        "a .onnx, .pt2, .yaml, .mtx or .json file, relative to the study; instead of workload",
     ),
-    "workloads[].bind": ("{symbol: number}", "{}", "", "sizes of the symbols of an ONNX file, e.g. {N: 1}"),
+    "workloads[].bind": (
+        "{symbol: number}",
+        "{}",
+        "",
+        "sizes of the symbols of an ONNX file, e.g. {N: 1}; values of its inputs of one number",
+    ),
     "workloads[].bits": (
         "{weights: number, activations: number}",
         "{}",

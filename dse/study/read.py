@@ -445,10 +445,8 @@ def _workload(
     if type(weight) not in (int, float) or not 0 < weight < float("inf"):
         faults.add(f"{key}.weight = {show(weight)} must be a number above 0; correct it")
         return None
-    if not isinstance(bind, Mapping) or any(type(size) is not int or size < 1 for size in bind.values()):
-        faults.add(
-            f"{key}.bind = {show(bind)} must give whole numbers of at least 1, e.g. {{N: 1}}; correct it"
-        )
+    if not isinstance(bind, Mapping) or any(type(number) is not int for number in bind.values()):
+        faults.add(f"{key}.bind = {show(bind)} must give whole numbers, e.g. {{N: 1}}; correct it")
         return None
     bits = given.get("bits", {})
     if not isinstance(bits, Mapping) or any(type(n) is not int or n < 1 for n in bits.values()):
