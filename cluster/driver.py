@@ -8,6 +8,7 @@ solves the machines that have no rows. Longer than 400 lines: one loop whose par
 
 from __future__ import annotations
 
+import _thread
 import json
 import os
 import platform
@@ -18,7 +19,7 @@ import threading
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -31,9 +32,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cluster import metrics, stopping
 from cluster import store as stores
-from cluster.run_state import RunState, count_values, undone_rows
+from cluster.run_state import RunState, Seen, count_values, undone_rows
 from cluster.store import RunFault, Store
+from cluster.utilization import foreseen_utilization
 from cluster.worker import (
     Ask,
     Done,
@@ -49,7 +52,7 @@ from cluster.worker import (
     structural_axes,
     tables_of,
 )
-from dse.run import folder
+from dse.run import folder, record
 from dse.run.installed import shadowing_fault
 from dse.study import packed_columns, plan
 from dse.study import study as studies
@@ -60,7 +63,12 @@ from dse.study.study import Study
 from hw.columns import group_equal_rows
 from workloads.arrays import Ints
 
-LEASE_S = 1.0  # seconds of work per lease: the call of an actor costs 1 ms (cluster/pool.py)
+LEASE_S = 1.0  # seconds of work per lease at least, where there are machines enough
+# what a lease costs the driver (Ray's calls 1 ms, the rest 0.4: bench/seats.py), and the share of its time
+# that leases may take: with more than 333 workers, leases are longer
+LEASE_COST_S, DRIVER_SHARE = 1.5e-3, 0.5
+LOG_COST_S = 0.01  # seconds between writes to the logs, per actor; at most COMMIT_S
+SETTLE_S = 0.1  # seconds between looks at the rows of leases that have come in
 MAX_PER_LEASE = 4096  # machines
 # machines in a lease at least, where that many differ in prices, rates and clock alone
 MIN_BATCHED_LEASE = 32
@@ -69,6 +77,7 @@ COMMIT_S = 5.0  # seconds between commits
 COMMIT_ROWS = 200_000  # a commit comes earlier once so many rows wait in memory
 REPORT_S = 1.0  # seconds between progress reports
 PROBES, PROBE_S = 20, 30.0  # machines that a dry run solves; seconds after which it begins no further one
+MIN_UTILIZATION = 0.9  # a dry run that foresees less says what the workers wait for
 START_S = 10.0  # seconds that Ray and its actors take to start
 ROW_BYTES = 40  # bytes on disk of one row of any table in a merged part; measured 15 to 60
 MAX_TEXT_BYTES = 1 << 18  # bytes: env.json has a copy of input files up to this size
@@ -93,6 +102,12 @@ class Status:
     rate: float  # machines per second in this session
     left_s: float | None  # seconds left; None: unknown or not running
     seconds: float  # wall-clock seconds of all sessions
+    utilization: float  # share of the workers' time spent on leases in this session
+    queue: int  # machines asked for, not dispatched yet
+    in_flight: int  # machines dispatched that have no row yet
+    retries: int  # leases sent again in this session because their actor was lost
+    cache_hits: int  # answers found in $DSE_CACHE in this session
+    cache_misses: int  # answers that were not there, and were solved
     front: int  # points on the front
     hypervolume: float  # of the front, in the box of all feasible points, on logarithmic axes
     time: float  # when it was written, seconds since 1970
@@ -133,12 +148,16 @@ class Run:
     generations: list[Generation] = field(default_factory=list)
     asked_count: int = 0  # machines asked for
     violating: int = 0  # machines pruned because they break a constraint that needs no solving
-    todo: deque[Ask] = field(default_factory=deque)  # asked for, not dispatched yet
+    # asked for, not dispatched yet: machine, and a number equal for machines that may be solved together
+    todo: deque[tuple[Ask, int]] = field(default_factory=deque)
+    queued: dict[int, int] = field(default_factory=dict)  # generation -> its machines in `todo`
+    batch_count: int = 0  # such numbers given so far
     missing: list[int] = field(default_factory=list)  # per generation: machines that have no row yet
     complete_count: int = 0  # how many generations are complete, counted from the first one
-    # tables that are not committed yet, one mapping (name -> table) per lease
-    uncommitted: list[dict[str, pa.Table]] = field(default_factory=list)
-    uncommitted_rows: int = 0  # rows in these tables
+    # tables (name -> table) of leases that have come in, which `_settle` looks at
+    accepted: list[Mapping[str, pa.Table]] = field(default_factory=list)
+    uncommitted: list[dict[str, pa.Table]] = field(default_factory=list)  # tables to commit
+    uncommitted_rows: int = 0  # rows in these tables and the accepted ones
     events: list[Row] = field(default_factory=list)  # rows of the table events to commit
     notes: list[str] = field(default_factory=list)
     end_reason: str = ""  # why no further generation is asked
@@ -146,6 +165,7 @@ class Run:
     signal: int = signal.SIGINT  # that interrupted the run
     is_looping: bool = False  # whether leases are in flight
     lease_count: int = 0  # leases dispatched
+    accepted_count: int = 0  # leases that have come in
     pace_s: float = 0.0  # seconds per machine, moving average; 0: unknown
     solved: int = 0  # machines solved in this session
     earlier_s: float = 0.0  # wall-clock seconds of earlier sessions
@@ -154,6 +174,10 @@ class Run:
     first_work_at: float = 0.0
     # time.time() - time.monotonic() at the start, to notice that the clock was set back
     clock_offset_s: float = 0.0
+    seen: Seen = field(default_factory=Seen)
+    settled_at: float = 0.0  # time.monotonic() when rows were last looked at
+    log_lines: dict[int, list[str]] = field(default_factory=dict)  # actor -> lines to write into its log
+    logged_at: float = 0.0  # time.monotonic() when they were last written
     committed_at: float = 0.0  # time.monotonic() of the last commit
     reported_at: float = 0.0  # time.monotonic() of the last report
     last_status: Status | None = None  # as last reported
@@ -170,12 +194,14 @@ def run(
     address: str | None = None,
     progress: Callable[[Status], None] | None = None,
     restored: Sequence[str] = (),
+    metrics_port: int | None = None,
 ) -> Outcome:
     """Starts a run in the folder `out`, or continues the one that is there.
 
     workers: actors; 0: in-process; None: the study's number, else one per CPU
     address: of a Ray cluster; None: a local one is started
     restored: lines to note, about files that were restored
+    metrics_port: of 127.0.0.1, where the status is served (cluster/metrics.py); None: nowhere
 
     Raises ValueError if `out` belongs to another study (one line per key that changed), RunFault if the run
     cannot continue.
@@ -200,10 +226,9 @@ def run(
         _ask(run)
         workers = study.workers if workers is None else workers
         if run.todo or not run.end_reason:
-            with _interruptible(run, progress) as listen:
+            with metrics.served(metrics_port, lambda: run.last_status), _interruptible(run, progress):
                 report("running", "starting actors" if workers != 0 else "")
                 with _lease_map(run, workers, address) as lease_map:
-                    listen()  # again: Ray takes SIGTERM when it starts
                     _loop(run, lease_map, report)
         return _finish(run, report)
     finally:
@@ -266,7 +291,16 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
         probes += f", {len(asks) - len(solved)} left out after {PROBE_S:.0f} s"
     if len(asks) < len(admitted):
         probes += f", {len(admitted) - len(asks)} of other schedules left out"
+    utilization = foreseen_utilization(
+        study, machines, [done.seconds / len(done.lease.asks) for done in solved] or [machine_s], slots
+    )
     shared: dict[str, Any] = {}
+    if study.depends_on_trials() and utilization < MIN_UTILIZATION:
+        size = study.search.generation_size(0)
+        shared["idle"] = (
+            f"workers wait for results: two generations of {size} machines at most are in flight; give fewer "
+            "workers, or a larger search.generation"
+        )
     if group_count:
         what, where = ("mappings", "") if job.batch_index else ("schedules", " in every worker")
         shared["shared"] = (
@@ -282,7 +316,10 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
         "machine_s": machine_s,
         "core_s": shared_s * repeats + machines * machine_s,
         "workers": slots,
-        "whole_s": START_S * (workers != 0) + shared_s * repeats / slots + machines * machine_s / slots,
+        "utilization": _short(utilization),
+        "whole_s": START_S * (workers != 0)
+        + shared_s * repeats / slots
+        + machines * machine_s / (slots * utilization),
         "disk_mb": _short(machines * rows_per_machine * ROW_BYTES / 1e6),
         "memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
@@ -515,6 +552,7 @@ def _close_complete(run: Run) -> int:
     one.
     """
     while run.complete_count < len(run.missing) and not run.missing[run.complete_count]:
+        _settle(run)
         run.state.close(run.complete_count)
         if is_enumerated(run.job.study.search):
             run.generations[run.complete_count] = replace(
@@ -529,13 +567,19 @@ def _asks_path(run: Run, number: int) -> Path:
 
 
 def _ask(run: Run) -> None:
-    """Asks for all generations that may be asked now."""
+    """Asks for all generations that may be asked now; where none depends on results, for as many as the next
+    lease needs.
+    """
     study = run.job.study
     while not run.end_reason:
-        number = len(run.generations)
-        if _close_complete(run) < number - 1:
+        number, complete_count = len(run.generations), _close_complete(run)
+        if not run.job.study.depends_on_trials():
+            if len(run.todo) >= max(_full_size(run), MIN_BATCHED_LEASE):
+                return
+        elif complete_count < number - 1:
             return
-        run.state.release_trials(number - 2)
+        else:
+            run.state.release_trials(number - 2)
         trials, hours = run.state.visible_trials, run.seconds() / 3600
         run.end_reason = plan.stop_reason(study.stop, run.asked_count, trials, study.objectives, hours) or ""
         if run.end_reason:
@@ -571,7 +615,11 @@ def _queue(run: Run, generation: Generation, dispatched: int = 0, violating: int
     ]
     run.generations.append(generation)
     run.missing.append(len(wanted))
-    run.todo.extend(wanted[i] for i in np.argsort(_batch_numbers(run, wanted), kind="stable").tolist())
+    batches = _batch_numbers(run, wanted)
+    order = np.argsort(batches, kind="stable")
+    run.todo.extend((wanted[i], run.batch_count + int(batches[i])) for i in order.tolist())
+    run.batch_count += int(batches.max(initial=-1)) + 1
+    run.queued[number] = len(wanted)
     rows = [
         pruned_rows(run.job, Ask(machine, number, source), reason)["machines"][0]
         for machine, source, reason in generation.pruned
@@ -581,6 +629,7 @@ def _queue(run: Run, generation: Generation, dispatched: int = 0, violating: int
         tables = tables_of(run.job, {"machines": rows})
         _learn(run, tables["machines"], None)
         _add(run, tables)
+        run.uncommitted_rows += len(rows)
 
 
 def _batch_numbers(run: Run, asks: Sequence[Ask]) -> Ints:
@@ -598,7 +647,9 @@ def _leases(run: Run) -> Iterator[Lease | None]:
     while not run.halt_reason:
         _ask(run)
         ready_count = _ready_count(run)
-        if ready_count:
+        # the first leases are of one machine each and say the pace; until then each actor has one at most
+        is_pacing = not run.pace_s and run.lease_count - run.accepted_count >= run.slots
+        if ready_count and not is_pacing:
             yield _lease(run, ready_count)
         elif run.end_reason and not run.todo:
             return
@@ -613,26 +664,45 @@ def _ready_count(run: Run) -> int:
     if not run.job.study.search.prune:
         return len(run.todo)
     last_generation = _close_complete(run) + 1
-    return next((i for i, ask in enumerate(run.todo) if ask.generation > last_generation), len(run.todo))
+    return sum(count for number, count in run.queued.items() if number <= last_generation)
+
+
+def _full_size(run: Run) -> int:
+    """Returns how many machines are a lease's work; 1 until the pace is known."""
+    lease_s = max(LEASE_S, run.slots * LEASE_COST_S / DRIVER_SHARE)
+    return max(1, min(int(lease_s / run.pace_s), MAX_PER_LEASE)) if run.pace_s else 1
+
+
+def _fair_size(run: Run, ready_count: int) -> int:
+    """Returns the largest size at which every actor still gets two leases of the machines that are left."""
+    if not run.job.study.depends_on_trials() and not run.end_reason:
+        violating = 0 if run.job.study.stop.machines else run.violating
+        ready_count += max(0, _planned(run) - run.asked_count - violating)
+    return -(-ready_count // (2 * run.slots))
+
+
+def _lease_size(run: Run, ready_count: int) -> int:
+    """Returns how many machines the next lease has: its work, more where these are solved together, fewer if
+    otherwise not every actor could get two leases. At most as many as are solved so far, so that errors that
+    stop a run show before there are many.
+    """
+    fair_size = max(1, min(_fair_size(run, ready_count), ready_count, run.solved))
+    size, limit = min(_full_size(run), fair_size), min(MIN_BATCHED_LEASE, fair_size)
+    if run.structural_axes is None or not run.pace_s or size >= limit:
+        return size
+    first_batch = run.todo[0][1]
+    return max(size, next((i for i in range(limit) if run.todo[i][1] != first_batch), limit))
 
 
 def _lease(run: Run, ready_count: int) -> Lease:
-    """Takes a lease from the queue: about LEASE_S of work.
-
-    It has more machines where these are solved together, fewer if otherwise not every actor could get two
-    leases, and one until the pace is known.
-    """
-    fair_size = -(-ready_count // (2 * run.slots))
-    size = max(1, min(fair_size, int(LEASE_S / run.pace_s) if run.pace_s else 1, MAX_PER_LEASE))
-    if (
-        run.structural_axes is not None
-        and run.pace_s
-        and size < (max_size := min(fair_size, MIN_BATCHED_LEASE))
-    ):
-        batch_numbers = _batch_numbers(run, [run.todo[i] for i in range(max_size)])
-        size = max(size, int((batch_numbers == batch_numbers[0]).argmin()) or max_size)
+    """Takes a lease from the queue."""
+    size = _lease_size(run, ready_count)
     run.lease_count += 1
-    asks = tuple(run.todo.popleft() for _ in range(size))
+    asks = tuple(run.todo.popleft()[0] for _ in range(size))
+    for number, count in Counter(ask.generation for ask in asks).items():
+        run.queued[number] -= count
+        if not run.queued[number]:
+            del run.queued[number]
     fronts = (
         {number: run.state.front_before(number) for number in {ask.generation for ask in asks}}
         if run.job.study.search.prune
@@ -651,16 +721,31 @@ def _lease_map(run: Run, workers: int | None, address: str | None) -> Iterator[M
         return
     from cluster import pool
 
-    with pool.cluster(address, workers) as cpus:
+    with pool.cluster(address, workers) as cpus, pool.ray_output_in(run.store.path / "log" / "ray.log"):
         run.slots = workers or max(1, cpus)
         yield partial(
-            pool.over_ray, run.job, workers if workers or address else run.slots, partial(_log, run)
+            pool.over_ray, run.job, workers if workers or address else run.slots, partial(_log, run), run.seen
         )
 
 
 def _log(run: Run, actor: int, line: str) -> None:
-    with suppress(OSError), open(run.store.path / "log" / f"actor-{actor:04d}.log", "a") as log:
-        log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
+    """Notes a line for an actor's log. Lines of many actors are gathered, so that their files are opened less
+    often.
+    """
+    run.log_lines.setdefault(actor, []).append(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
+    _write_log_in_time(run)
+
+
+def _write_log_in_time(run: Run) -> None:
+    if run.log_lines and time.monotonic() - run.logged_at >= min(COMMIT_S, LOG_COST_S * run.slots):
+        _write_log(run)
+
+
+def _write_log(run: Run) -> None:
+    lines, run.log_lines, run.logged_at = run.log_lines, {}, time.monotonic()
+    for actor, own in lines.items():
+        with suppress(OSError), open(run.store.path / "log" / f"actor-{actor:04d}.log", "a") as log:
+            log.writelines(own)
 
 
 def _loop(run: Run, lease_map: Map, report: Callable[..., Status]) -> None:
@@ -674,6 +759,7 @@ def _loop(run: Run, lease_map: Map, report: Callable[..., Status]) -> None:
                 _commit(run)
             if time.monotonic() - run.reported_at >= REPORT_S:
                 report("running")
+            _write_log_in_time(run)
     except KeyboardInterrupt:
         run.halt_reason = "interrupted"
     except RunFault as fault:
@@ -684,6 +770,7 @@ def _loop(run: Run, lease_map: Map, report: Callable[..., Status]) -> None:
         raise
     finally:
         run.is_looping = False
+        _write_log(run)
     _commit(run)
 
 
@@ -693,6 +780,10 @@ def _accept(run: Run, done: Done) -> None:
     run.first_work_at = run.first_work_at or time.monotonic() - done.seconds
     if not done.lost:
         run.pace_s = machine_s if not run.pace_s else 0.8 * run.pace_s + 0.2 * machine_s
+    run.accepted_count += 1
+    run.seen.busy_s += done.seconds + done.shared_s
+    run.seen.cache_hits += done.cache_hits
+    run.seen.cache_misses += done.cache_misses
     done_before = [ask.machine for ask in done.lease.asks if run.state.is_done(ask.generation, ask.machine)]
     tables = dict(done.tables)
     if done.lost:
@@ -708,7 +799,27 @@ def _accept(run: Run, done: Done) -> None:
     for ask in done.lease.asks:
         if ask.machine not in done_before:
             run.missing[ask.generation] -= 1
+            run.state.mark_done(ask.generation, ask.machine)
             run.solved += 1
+    run.accepted.append(tables)
+    run.uncommitted_rows += sum(table.num_rows for table in tables.values())
+    if "events" in tables or time.monotonic() - run.settled_at >= SETTLE_S:
+        _settle(run)
+
+
+def _settle(run: Run) -> None:
+    """Looks at the rows of leases that have come in, all together, because each look costs as much as many
+    rows.
+    """
+    run.settled_at = time.monotonic()
+    if not run.accepted:
+        return
+    tables = {
+        name: pa.concat_tables([one[name] for one in run.accepted if name in one]).combine_chunks()
+        for name in record.STORED
+        if any(name in one for one in run.accepted)
+    }
+    run.accepted = []
     _learn(run, tables["machines"], tables.get("points"))
     _add(run, tables)
     _check_limits(run)
@@ -724,7 +835,6 @@ def _add(run: Run, tables: dict[str, pa.Table]) -> None:
     if "points" in tables:
         tables = tables | {"points": packed_columns.pack(tables["points"], tables["machines"])}
     run.uncommitted.append(tables)
-    run.uncommitted_rows += sum(table.num_rows for table in tables.values())
 
 
 def _check_limits(run: Run) -> None:
@@ -741,6 +851,7 @@ def _check_limits(run: Run) -> None:
 
 
 def _commit(run: Run) -> None:
+    _settle(run)
     if run.events:
         run.uncommitted.append(tables_of(run.job, {"events": run.events}))
     if run.uncommitted:
@@ -784,6 +895,7 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         _note(
             run, "clock", f"the clock was set back by {-drift:.0f} s; order and durations do not depend on it"
         )
+    _settle(run)
     count, done = run.state.counts, run.state.counts.total()
     session_s = time.monotonic() - (run.first_work_at or run.started_at)
     remaining = max(0, _planned(run) - done + (run.violating if run.job.study.stop.machines else 0))
@@ -803,6 +915,12 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         rate=rate,
         left_s=remaining / rate if rate and state == "running" else None,
         seconds=run.seconds(),
+        utilization=min(1.0, run.seen.busy_s / (session_s * run.slots)) if session_s > 0 else 0.0,
+        queue=len(run.todo),
+        in_flight=sum(run.missing[run.complete_count :]) - len(run.todo),
+        retries=run.seen.retries,
+        cache_hits=run.seen.cache_hits,
+        cache_misses=run.seen.cache_misses,
         front=size,
         hypervolume=volume,
         time=time.time(),
@@ -822,11 +940,9 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
 
 
 @contextmanager
-def _interruptible(run: Run, progress: Callable[[Status], None] | None) -> Iterator[Callable[[], None]]:
-    """Handles Ctrl-C and SIGTERM. The first one is reported at once; leases in flight finish and are
-    committed. The second one stops immediately.
-
-    Yields a function that installs the handlers again.
+def _interruptible(run: Run, progress: Callable[[Status], None] | None) -> Iterator[None]:
+    """Handles Ctrl-C, SIGTERM and `dse stop`. The first one is reported at once; leases in flight finish and
+    are committed. The second one stops immediately.
     """
     numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     old_handlers = {number: signal.getsignal(number) for number in numbers}
@@ -837,7 +953,7 @@ def _interruptible(run: Run, progress: Callable[[Status], None] | None) -> Itera
         run.signal = number
         run.halt_reason = run.halt_reason or "interrupted; `dse resume` goes on"
         if progress and run.last_status:
-            in_flight = sum(run.missing) - len(run.todo)
+            in_flight = sum(run.missing[run.complete_count :]) - len(run.todo)
             next_step = (
                 f"finishing {in_flight} machine{'s' * (in_flight != 1)}; again to stop now"
                 if run.is_looping
@@ -846,13 +962,20 @@ def _interruptible(run: Run, progress: Callable[[Status], None] | None) -> Itera
             with suppress(RuntimeError):  # the signal may have come while another line was being printed
                 progress(replace(run.last_status, reason=f"interrupted; {next_step}"))
 
-    def listen() -> None:
-        for number in numbers:
-            signal.signal(number, on_signal)
+    def on_request(is_now: bool) -> None:
+        """Does as Ctrl-C does, a second time if the run is to stop now."""
+        for _ in range(2 if is_now and not run.halt_reason else 1):
+            if numbers:
+                _thread.interrupt_main(signal.SIGINT)
+                time.sleep(stopping.POLL_S)
+            else:
+                run.halt_reason = run.halt_reason or "interrupted; `dse resume` goes on"
 
-    listen()
+    for number in numbers:
+        signal.signal(number, on_signal)
     try:
-        yield listen
+        with stopping.obeyed(run.store.path, on_request):
+            yield
     finally:
         for number, handler in old_handlers.items():
             signal.signal(number, handler)

@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 from ray import cloudpickle
@@ -42,8 +42,9 @@ from ray._private import ray_constants, services
 from ray._raylet import AuthenticationTokenLoader, Config
 from ray.exceptions import ActorDiedError, AuthenticationError, RayError
 
+from cluster.run_state import Seen
 from cluster.store import RunFault
-from cluster.worker import Done, Job, Lease, sources_digest
+from cluster.worker import Done, Job, Lease, sources_digest, unpack
 
 DEPTH = 2  # leases per actor: the next one waits at the actor while one is solved
 TRIES = 3  # a machine is given up when so many actors have died while solving it alone
@@ -51,6 +52,9 @@ MAX_STARTING = 16  # actors started at a time: each imports NumPy and Numba
 # an idle actor also solves a lease that is late: after LATE_S seconds, and LATE_TIMES its expected time
 LATE_S = 30.0
 LATE_TIMES = 5.0
+SCAN_S = 1.0  # seconds between looks at every actor
+# seconds that results gather before they are taken, per call that is awaited, and at most
+GATHER_PER_CALL_S, GATHER_S = 5e-5, 0.05
 GRACE_S = 30.0  # seconds past the deadlines of a lease's machines, after which its actor is killed
 # a line that Ray's C++ code writes: [time level process thread] file:line: text
 RAY_LINES = re.compile(r"^\[[^\]]*\] [\w.]+:\d+: (.+)$", re.M)
@@ -121,12 +125,12 @@ class Solver:
         return os.getpid(), socket.gethostname(), fault
 
     def solve(self, lease: Any) -> Any:
-        """Returns the Done of a lease; None if the actor was restarted after its last `ready` and has no
-        job.
+        """Returns the Packed answer of a lease; None if the actor was restarted after its last `ready` and
+        has no job.
         """
         from cluster import worker
 
-        return self.loaded and worker.solve_lease(self.loaded, lease)
+        return self.loaded and worker.pack(worker.solve_lease(self.loaded, lease))
 
 
 @dataclass(slots=True)
@@ -144,7 +148,7 @@ class ActorSlot:
 
     number: int
     actor: Any  # None: it died and is replaced after the rest
-    ready_ref: Any  # outstanding call of `ready`; None: it was answered, or the actor rests
+    ready_ref: Any = None  # outstanding call of `ready`; None: it was answered, or the actor rests
     flights: deque[Flight] = field(default_factory=deque)
     rests_until: float = 0.0  # time.monotonic() before which it is not called again; 0: it does not rest
     failures: int = 0  # in a row; each doubles the rest
@@ -154,26 +158,119 @@ class ActorSlot:
         return self.ready_ref is None and not self.rests_until
 
 
+class Calls(Protocol):
+    """What the loop asks of a cluster. The benchmark of the driver has actors that only wait."""
+
+    def start(self) -> Any:
+        """Starts an actor."""
+
+    def ready(self, actor: Any) -> Any:
+        """Calls `Solver.ready`. Returns a reference to its answer."""
+
+    def solve(self, actor: Any, lease: Lease) -> Any:
+        """Calls `Solver.solve`. Returns a reference to its answer."""
+
+    def wait(self, refs: list[Any], timeout_s: float) -> list[Any]:
+        """Waits until an answer has arrived, at most so long. Returns the references of all that have."""
+
+    def readiness(self, ref: Any) -> tuple[int, str, str]:
+        """Returns the answer of `ready` that has arrived. Raises RayError."""
+
+    def done(self, ref: Any, lease: Lease) -> Done | None:
+        """Returns the answer of `solve` that has arrived. Raises RayError."""
+
+    def kill(self, actor: Any) -> None:
+        """Ends an actor."""
+
+    def cpus(self) -> int:
+        """Returns how many CPUs the cluster has."""
+
+    def head_answers(self) -> bool:
+        """True if the head answers."""
+
+
+def _solver_class() -> Any:
+    """Returns the actor class, pickled with its code, so that nodes do not import this module."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    return Solver
+
+
+class RayCalls(Calls):
+    """Calls of Ray's actors."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.job_ref, self.sources = job, ray.put(job), sources_digest()
+
+    def start(self) -> Any:  # noqa: D102
+        return _solver_class().remote(ROOT)
+
+    def ready(self, actor: Any) -> Any:  # noqa: D102
+        return actor.ready.remote([self.job_ref], self.sources)
+
+    def solve(self, actor: Any, lease: Lease) -> Any:  # noqa: D102
+        return actor.solve.remote(lease)
+
+    def wait(self, refs: list[Any], timeout_s: float) -> list[Any]:
+        """Ray looks at all references each time. So with many actors it is asked less often: while their
+        results gather, these actors work at the next lease (DEPTH).
+        """
+        arrived, _ = ray.wait(refs, num_returns=1, timeout=timeout_s)
+        if arrived and len(refs) > 1:
+            time.sleep(min(GATHER_S, GATHER_PER_CALL_S * len(refs)))
+            arrived, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+        return list(arrived)
+
+    def readiness(self, ref: Any) -> tuple[int, str, str]:  # noqa: D102
+        found: tuple[int, str, str] = ray.get(ref, timeout=30)
+        return found
+
+    def done(self, ref: Any, lease: Lease) -> Done | None:  # noqa: D102
+        packed = ray.get(ref, timeout=60)
+        return None if packed is None else unpack(self.job, lease, packed)
+
+    def kill(self, actor: Any) -> None:  # noqa: D102
+        with suppress(RayError):
+            ray.kill(actor)
+
+    def cpus(self) -> int:  # noqa: D102
+        return int(ray.cluster_resources().get("CPU", 1))
+
+    def head_answers(self) -> bool:  # noqa: D102
+        return _answers(ray.get_runtime_context().gcs_address)
+
+
 @dataclass(slots=True)
 class Pool:
-    """State of one run's loop. Sets and keys are numbers of leases."""
+    """State of one run's loop. Slots are indexed by their numbers; other sets and keys are numbers of
+    leases.
+    """
 
-    job_ref: Any  # the job in Ray's object store
-    job: Job
+    calls: Calls
+    deadline_s: float | None  # seconds per machine
     workers: int | None  # actors; None: one per CPU of the cluster
     log: Log
-    sources: str = ""  # digest of the driver's code, which every node must have
+    seen: Seen
     slots: list[ActorSlot] = field(default_factory=list)
+    # every slot is in one of these, or has DEPTH leases, or one that is a suspect (`_index`)
+    not_live: dict[int, ActorSlot] = field(default_factory=dict)
+    idle: dict[int, ActorSlot] = field(default_factory=dict)
+    queueable: dict[int, ActorSlot] = field(default_factory=dict)
+    # call whose answer is awaited -> its slot: `ready`, or the first lease
+    outstanding: dict[Any, ActorSlot] = field(default_factory=dict)
+    in_flight: dict[int, int] = field(default_factory=dict)  # lease without a result -> actors that have it
     queue: deque[Lease] = field(default_factory=deque)  # leases to send again
+    late: deque[Lease] = field(default_factory=deque)  # leases that an idle actor is to solve too
     # leases whose actor died; an actor that has one gets no other lease
     suspects: set[int] = field(default_factory=set)
     # number of a suspect that is one machine -> actors that died while they had it
     tries: dict[int, int] = field(default_factory=dict)
-    finished: set[int] = field(default_factory=set)  # leases whose result was yielded
+    finished: set[int] = field(
+        default_factory=set
+    )  # leases that had two actors, and whose result was yielded
     copied: set[int] = field(default_factory=set)  # late leases that a second actor solves
     pace_s: float = 0.0  # seconds per machine, moving average
-    actors_started: int = 0  # actors started so far
     added_at: float = 0.0  # time.monotonic() when actors were last added
+    scanned_at: float = 0.0  # time.monotonic() when every actor was last looked at
     last_live_at: float = 0.0  # time.monotonic() when an actor was last live
     head_answered_at: float = 0.0  # time.monotonic() when the head last answered
 
@@ -206,6 +303,7 @@ def cluster(address: str | None, workers: int | None) -> Iterator[int]:
     }
     with (
         _restore_ray_access(),
+        _keep_sigterm(),
         loopback() if loopback_only else nullcontext(),
         nullcontext() if address else private_folder() as temporary,
     ):
@@ -282,6 +380,45 @@ def _capture_output(ray_messages: list[str]) -> Iterator[None]:
             os.close(stderr_copy)
             captured.seek(0)
             ray_messages += RAY_LINES.findall(captured.read().decode(errors="replace"))
+
+
+@contextmanager
+def _keep_sigterm() -> Iterator[None]:
+    """Keeps this process's handler of SIGTERM, also while Ray starts: Ray's own ends the process with exit
+    code 15.
+    """
+    set_handler = ray._private.utils.set_sigterm_handler
+    ray._private.utils.set_sigterm_handler = lambda _handler: None
+    try:
+        yield
+    finally:
+        ray._private.utils.set_sigterm_handler = set_handler
+
+
+@contextmanager
+def ray_output_in(path: Path) -> Iterator[None]:
+    """Appends what Ray's C++ code writes to descriptor 2 to a file: when a raylet is lost, pages of it. What
+    Python writes to stderr goes where it went.
+    """
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+    except OSError:  # the run's own writes will say why
+        yield
+        return
+    sys.stderr.flush()
+    screen, python_stderr = os.dup(2), sys.stderr
+    with suppress(OSError, AttributeError, ValueError):  # under a notebook stderr is no descriptor
+        if python_stderr.fileno() == 2:
+            sys.stderr = os.fdopen(os.dup(screen), "w", 1, python_stderr.encoding, "backslashreplace")
+    os.dup2(handle, 2)
+    os.close(handle)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        sys.stderr = python_stderr
+        os.dup2(screen, 2)
+        os.close(screen)
 
 
 @contextmanager
@@ -433,10 +570,16 @@ def _listens(host: str, port: str) -> bool:
 
 
 def over_ray(
-    job: Job, workers: int | None, log: Log, leases: Iterator[Lease | None]
+    job: Job, workers: int | None, log: Log, seen: Seen, leases: Iterator[Lease | None]
 ) -> Iterator[Done | None]:
-    """Yields the results of all leases as they finish, from `workers` actors (None: one per CPU of the
-    cluster, also of nodes that join later).
+    """Yields the results of all leases as they finish, from `workers` Ray actors (None: one per CPU of the
+    cluster, also of nodes that join later). See `over_actors`.
+    """
+    return over_actors(Pool(RayCalls(job), job.deadline_s, workers, log, seen), leases)
+
+
+def over_actors(pool: Pool, leases: Iterator[Lease | None]) -> Iterator[Done | None]:
+    """Yields the results of all leases as they finish.
 
     leases: pulled when an actor is free; a None in it means that no lease is available before a further
         result
@@ -444,30 +587,25 @@ def over_ray(
 
     A machine that fails TRIES times comes back as a Done without tables and with `lost`. Raises PoolFault if
     the head is lost, no actor is alive, or a node imports other sources than the driver.
+
+    What a round does is proportional to the results that arrived and to the actors that are not live. What
+    looks at every actor does so once in SCAN_S.
     """
-    now = time.monotonic()
-    pool = Pool(ray.put(job), job, workers, log, sources_digest(), last_live_at=now, head_answered_at=now)
+    pool.last_live_at = pool.head_answered_at = time.monotonic()
     has_more = True
     try:
         while True:
             _grow(pool)
             has_more = _dispatch(pool, leases, has_more)
-            if not (
-                has_more
-                or pool.queue
-                or any(
-                    flight.lease.number not in pool.finished for slot in pool.slots for flight in slot.flights
-                )
-            ):
+            if not (has_more or pool.queue or pool.in_flight):
                 return
             yield from _collect(pool)
-            yield from _kill_overdue(pool)
+            yield from _scan(pool)
             _watch(pool)
     finally:
         for slot in pool.slots:
             if slot.actor is not None:
-                with suppress(RayError):
-                    ray.kill(slot.actor)
+                pool.calls.kill(slot.actor)
 
 
 def _grow(pool: Pool) -> None:
@@ -478,112 +616,114 @@ def _grow(pool: Pool) -> None:
     if now - pool.added_at < 5.0 and pool.slots:
         return
     pool.added_at = now
-    wanted = pool.workers or int(ray.cluster_resources().get("CPU", 1))
-    waiting = sum(not slot.live() for slot in pool.slots)
-    for _ in range(min(wanted - len(pool.slots), max(1, MAX_STARTING - waiting))):
-        pool.slots.append(_start_actor(pool))
+    wanted = pool.workers or pool.calls.cpus()
+    for _ in range(min(wanted - len(pool.slots), max(1, MAX_STARTING - len(pool.not_live)))):
+        actor = pool.calls.start()
+        slot = ActorSlot(len(pool.slots) + 1, actor)
+        pool.slots.append(slot)
+        _call_ready(pool, slot)
 
 
-def _start_actor(pool: Pool) -> ActorSlot:
-    pool.actors_started += 1
-    actor = _solver_class().remote(ROOT)
-    return ActorSlot(pool.actors_started, actor, actor.ready.remote([pool.job_ref], pool.sources))
+def _call_ready(pool: Pool, slot: ActorSlot) -> None:
+    slot.rests_until, slot.ready_ref = 0.0, pool.calls.ready(slot.actor)
+    pool.outstanding[slot.ready_ref] = slot
+    _index(pool, slot)
 
 
-def _solver_class() -> Any:
-    """Returns the actor class, pickled with its code, so that nodes do not import this module."""
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    return Solver
+def _index(pool: Pool, slot: ActorSlot) -> None:
+    """Enters a slot in the index of its state: not live, idle, or able to queue one lease more."""
+    for index in (pool.not_live, pool.idle, pool.queueable):
+        index.pop(slot.number, None)
+    if not slot.live():
+        pool.not_live[slot.number] = slot
+    elif not slot.flights:
+        pool.idle[slot.number] = slot
+    elif len(slot.flights) < DEPTH:
+        pool.queueable[slot.number] = slot
 
 
 def _dispatch(pool: Pool, leases: Iterator[Lease | None], has_more: bool) -> bool:
-    """Sends leases to actors with free slots, evenly. Returns False when there are no further leases."""
-    for depth in range(1, DEPTH + 1):
-        for slot in pool.slots:
-            if not _may_queue(pool, slot, depth):
-                continue
-            lease = next((queued for queued in pool.queue if _may_send(pool, slot, queued)), None)
-            if lease is not None:
-                pool.queue.remove(lease)
-            elif has_more:
-                try:
-                    lease = next(leases)
-                except StopIteration:
-                    has_more = False
-            if lease is None and not slot.flights:
-                lease = _late_lease(pool)
-            if lease is not None:
-                slot.flights.append(Flight(slot.actor.solve.remote(lease), lease, time.monotonic()))
+    """Sends leases to actors, first to idle ones, then behind the leases of others. Returns False when there
+    are no further leases.
+    """
+    lease: Lease | None
+    while pool.idle:
+        slot = next(iter(pool.idle.values()))
+        lease, has_more = _next_lease(pool, leases, has_more, is_idle=True)
+        if lease is None:
+            return has_more
+        _send(pool, slot, lease)
+    while pool.queueable and not any(queued.number in pool.suspects for queued in pool.queue):
+        slot = next(iter(pool.queueable.values()))
+        if slot.flights[0].lease.number in pool.suspects:  # no lease is queued behind a suspect
+            del pool.queueable[slot.number]
+            continue
+        lease, has_more = _next_lease(pool, leases, has_more, is_idle=False)
+        if lease is None:
+            return has_more
+        _send(pool, slot, lease)
     return has_more
 
 
-def _may_queue(pool: Pool, slot: ActorSlot, depth: int) -> bool:
-    """True if an actor may get one lease more. No lease is queued behind a suspect. While a suspect waits, no
-    lease is queued behind any other either, so that an actor becomes idle for the suspect.
+def _next_lease(
+    pool: Pool, leases: Iterator[Lease | None], has_more: bool, is_idle: bool
+) -> tuple[Lease | None, bool]:
+    """Returns the next lease for an actor, and whether there may be further ones: one to send again, a new
+    one, or for an idle actor one that is late.
     """
-    if not slot.live() or len(slot.flights) >= depth:
-        return False
-    return not slot.flights or not any(
-        lease.number in pool.suspects for lease in (slot.flights[0].lease, *pool.queue)
-    )
+    for queued in pool.queue:
+        if _may_send(pool, queued, is_idle):
+            pool.queue.remove(queued)
+            return queued, has_more
+    if has_more:
+        try:
+            if (lease := next(leases)) is not None:
+                return lease, True
+        except StopIteration:
+            has_more = False
+    while is_idle and pool.late:
+        if (lease := pool.late.popleft()).number in pool.in_flight:
+            return lease, has_more
+    return None, has_more
 
 
-def _may_send(pool: Pool, slot: ActorSlot, lease: Lease) -> bool:
-    """True if this lease may be sent to this actor. A suspect needs an idle actor. While a suspect is on its
+def _send(pool: Pool, slot: ActorSlot, lease: Lease) -> None:
+    flight = Flight(pool.calls.solve(slot.actor, lease), lease, time.monotonic())
+    if not slot.flights:
+        pool.outstanding[flight.ref] = slot
+    slot.flights.append(flight)
+    pool.in_flight[lease.number] = pool.in_flight.get(lease.number, 0) + 1
+    _index(pool, slot)
+
+
+def _may_send(pool: Pool, lease: Lease, is_idle: bool) -> bool:
+    """True if this lease may be sent to an actor. A suspect needs an idle actor. While a suspect is on its
     last try, no other suspect is in flight: a machine that exhausts the memory of a node also kills the other
     actors there.
     """
     if lease.number not in pool.suspects:
         return True
-    others = [
-        number
-        for slot in pool.slots
-        for flight in slot.flights
-        if (number := flight.lease.number) in pool.suspects
-    ]
-    return not slot.flights and not (
-        others and any(_on_last_try(pool, number) for number in (lease.number, *others))
-    )
+    others = pool.suspects & pool.in_flight.keys() if is_idle else set()
+    return is_idle and not (others and any(_on_last_try(pool, number) for number in (lease.number, *others)))
 
 
 def _on_last_try(pool: Pool, number: int) -> bool:
     return pool.tries.get(number, 0) == TRIES - 1
 
 
-def _late_lease(pool: Pool) -> Lease | None:
-    """Returns a lease that its actor should have finished long ago (stopped, swapped out, cut off), to be
-    solved by a second actor; None: there is none.
-    """
-    now = time.monotonic()
-    for slot in pool.slots:
-        for flight in slot.flights:
-            is_late = now - flight.since > max(
-                LATE_S, LATE_TIMES * pool.pace_s * len(flight.lease.asks) * DEPTH
-            )
-            if is_late and flight.lease.number not in pool.copied | pool.finished:
-                pool.copied.add(flight.lease.number)
-                pool.log(slot.number, f"lease {flight.lease.number} is late; an idle actor solves it too")
-                return flight.lease
-    return None
-
-
 def _collect(pool: Pool) -> Iterator[Done | None]:
     """Waits 0.5 s for one answer, then takes all that have arrived. Yields None if there is none."""
-    ready_calls = {slot.ready_ref: slot for slot in pool.slots if slot.ready_ref is not None}
-    solve_calls = {slot.flights[0].ref: slot for slot in pool.slots if slot.flights}
-    refs = [*ready_calls, *solve_calls]
-    if not refs:
+    if not pool.outstanding:
         time.sleep(0.1)
-    arrived = ray.wait(refs, num_returns=1, timeout=0.5)[0] if refs else []
+    arrived = pool.calls.wait([*pool.outstanding], 0.5) if pool.outstanding else []
     if not arrived:
         yield None
-    else:
-        arrived, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
     for ref in arrived:
-        if ref in ready_calls:
-            _on_ready(pool, ready_calls[ref])
+        slot = pool.outstanding[ref]
+        if ref is slot.ready_ref:
+            _on_ready(pool, slot)
         else:
-            yield from _on_result(pool, solve_calls[ref])
+            yield from _on_result(pool, slot)
 
 
 def _on_ready(pool: Pool, slot: ActorSlot) -> None:
@@ -591,42 +731,58 @@ def _on_ready(pool: Pool, slot: ActorSlot) -> None:
     PoolFault if its node has a fault.
     """
     try:
-        process, node, fault = ray.get(slot.ready_ref, timeout=30)
+        process, node, fault = pool.calls.readiness(slot.ready_ref)
     except RayError as error:
         pool.log(slot.number, f"not ready: {_last_line(error)}")
         _rest(pool, slot, error)
         return
     if fault:
         raise PoolFault(f"node {node}: {fault}")
+    pool.outstanding.pop(slot.ready_ref)
     slot.ready_ref = None
     slot.failures = 0
+    _index(pool, slot)
     pool.log(slot.number, f"process {process} on {node} takes leases")
 
 
 def _on_result(pool: Pool, slot: ActorSlot) -> Iterator[Done]:
     try:
-        done: Done | None = ray.get(slot.flights[0].ref, timeout=60)
+        done = pool.calls.done(slot.flights[0].ref, slot.flights[0].lease)
     except RayError as error:
         yield from _on_lost(pool, slot, error)
         return
     if done is None:
-        pool.queue.extend(flight.lease for flight in slot.flights)
+        returned = [flight.lease for flight in slot.flights]
         _rest(pool, slot, None)
+        pool.queue.extend(lease for lease in returned if lease.number not in pool.finished)
     else:
         yield from _on_done(pool, slot, done)
 
 
 def _on_done(pool: Pool, slot: ActorSlot, done: Done) -> Iterator[Done]:
-    lease = slot.flights.popleft().lease
+    flight = slot.flights.popleft()
+    pool.outstanding.pop(flight.ref, None)
     if slot.flights:
         slot.flights[0].since = time.monotonic()
+        pool.outstanding[slot.flights[0].ref] = slot
+    _index(pool, slot)
+    lease = flight.lease
     pace = done.seconds / len(lease.asks)
     pool.pace_s = pace if not pool.pace_s else 0.9 * pool.pace_s + 0.1 * pace
     pool.log(slot.number, f"lease {lease.number}: {len(lease.asks)} machines in {done.seconds:.3f} s")
     if lease.number not in pool.finished:
-        pool.finished.add(lease.number)
-        pool.tries.pop(lease.number, None)
+        _finish(pool, lease)
         yield done
+
+
+def _finish(pool: Pool, lease: Lease) -> None:
+    """Forgets a lease whose result is yielded. Of one that another actor has too, the second result is to be
+    dropped.
+    """
+    if pool.in_flight.pop(lease.number, 0) > 1 or lease.number in pool.copied:
+        pool.finished.add(lease.number)
+    pool.tries.pop(lease.number, None)
+    pool.suspects.discard(lease.number)
 
 
 def _on_lost(pool: Pool, slot: ActorSlot, error: RayError) -> Iterator[Done]:
@@ -644,6 +800,7 @@ def _on_lost(pool: Pool, slot: ActorSlot, error: RayError) -> Iterator[Done]:
     )
     match returned:
         case [lease] if len(lease.asks) > 1:
+            pool.suspects.discard(lease.number)
             # numbers that no other lease has: negative, with 12 bits for the machine (driver.MAX_PER_LEASE)
             returned = [
                 replace(lease, number=-(lease.number << 12) - i, asks=(ask,))
@@ -652,25 +809,48 @@ def _on_lost(pool: Pool, slot: ActorSlot, error: RayError) -> Iterator[Done]:
         case [lease]:
             pool.tries[lease.number] = pool.tries.get(lease.number, 0) + 1
             if pool.tries[lease.number] == TRIES and lease.number not in pool.finished:
-                pool.finished.add(lease.number)
+                _finish(pool, lease)
                 yield Done(lease, {}, 0.0, f"its actor was lost {TRIES} times ({_last_line(error)})")
-    pool.suspects.update(lease.number for lease in returned)
-    pool.queue.extendleft(lease for lease in reversed(returned) if lease.number not in pool.finished)
+                return
+    again = [lease for lease in returned if lease.number not in pool.finished]
+    pool.seen.retries += len(again)
+    pool.suspects.update(lease.number for lease in again)
+    pool.queue.extendleft(reversed(again))
 
 
-def _kill_overdue(pool: Pool) -> Iterator[Done]:
-    """Kills actors that are past the deadlines of their machines. They did not notice them, as a process that
-    is stopped, or in compiled code, does not.
-    """
-    if pool.job.deadline_s is None:
-        return
+def _scan(pool: Pool) -> Iterator[Done]:
+    """Looks at every actor once in SCAN_S: kills those that are overdue, notes leases that are late."""
     now = time.monotonic()
+    if now - pool.scanned_at < SCAN_S:
+        return
+    pool.scanned_at = now
     for slot in pool.slots:
-        if slot.flights and now - slot.flights[0].since > GRACE_S + pool.job.deadline_s * len(
-            slot.flights[0].lease.asks
-        ):
-            ray.kill(slot.actor)
+        for flight in slot.flights:
+            if pool.idle and _is_late(pool, flight, now):
+                pool.copied.add(flight.lease.number)
+                pool.late.append(flight.lease)
+                pool.log(slot.number, f"lease {flight.lease.number} is late; an idle actor solves it too")
+        if slot.flights and _is_overdue(pool, slot.flights[0], now):
+            pool.calls.kill(slot.actor)
             yield from _on_lost(pool, slot, ActorDiedError())
+
+
+def _is_late(pool: Pool, flight: Flight, now: float) -> bool:
+    """True for a lease that its actor should have finished long ago (stopped, swapped out, cut off), and that
+    no second actor has.
+    """
+    number, machines = flight.lease.number, len(flight.lease.asks)
+    allowed_s = max(LATE_S, LATE_TIMES * pool.pace_s * machines * DEPTH)
+    return now - flight.since > allowed_s and number not in pool.copied and number not in pool.finished
+
+
+def _is_overdue(pool: Pool, flight: Flight, now: float) -> bool:
+    """True if an actor is past the deadlines of its machines. It did not notice them, as a process that is
+    stopped, or in compiled code, does not.
+    """
+    return pool.deadline_s is not None and now - flight.since > GRACE_S + pool.deadline_s * len(
+        flight.lease.asks
+    )
 
 
 def _last_line(error: RayError) -> str:
@@ -680,12 +860,20 @@ def _last_line(error: RayError) -> str:
 
 def _rest(pool: Pool, slot: ActorSlot, error: RayError | None) -> None:
     """Sends an actor no leases until it, or its replacement, answers `ready` again."""
+    for ref in (slot.ready_ref, *(flight.ref for flight in slot.flights)):
+        pool.outstanding.pop(ref, None)
+    for flight in slot.flights:
+        if (others := pool.in_flight.get(flight.lease.number, 0) - 1) > 0:
+            pool.in_flight[flight.lease.number] = others
+        else:
+            pool.in_flight.pop(flight.lease.number, None)
     slot.flights.clear()
     slot.ready_ref = None
     slot.failures += 1
     slot.rests_until = time.monotonic() + min(0.1 * 2**slot.failures, 10.0)
     if isinstance(error, ActorDiedError):
         slot.actor = None
+    _index(pool, slot)
 
 
 def _watch(pool: Pool) -> None:
@@ -693,19 +881,18 @@ def _watch(pool: Pool) -> None:
     the head is gone.
     """
     now = time.monotonic()
-    for slot in pool.slots:
-        if slot.rests_until and now >= slot.rests_until:
-            if slot.actor is None:
-                slot.actor = _solver_class().remote(ROOT)
-            slot.rests_until, slot.ready_ref = 0.0, slot.actor.ready.remote([pool.job_ref], pool.sources)
-    if any(slot.live() for slot in pool.slots):
+    for slot in [slot for slot in pool.not_live.values() if slot.rests_until and now >= slot.rests_until]:
+        if slot.actor is None:
+            slot.actor = pool.calls.start()
+        _call_ready(pool, slot)
+    if len(pool.not_live) < len(pool.slots):
         pool.last_live_at = now
     elif now - pool.last_live_at > STARVED_S:
         raise PoolFault(
             f"no actor answered for {STARVED_S:.0f} s; add nodes, then resume: all that was committed is safe"
         )
     if now - pool.head_answered_at > 2.0:
-        if _answers(ray.get_runtime_context().gcs_address):
+        if pool.calls.head_answers():
             pool.head_answered_at = now
         elif now - pool.head_answered_at > HEAD_S:
             raise PoolFault(

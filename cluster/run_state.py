@@ -31,6 +31,16 @@ MAX_FEASIBLE = 10_000  # feasible points in memory; beyond it, points off the fr
 
 
 @dataclass(slots=True)
+class Seen:
+    """What is seen of a session's workers."""
+
+    busy_s: float = 0.0  # seconds that workers spent on leases
+    retries: int = 0  # leases sent again because their actor was lost
+    cache_hits: int = 0  # answers found in $DSE_CACHE
+    cache_misses: int = 0  # answers that were not there, and were solved
+
+
+@dataclass(slots=True)
 class RunState:
     """Counts, reasons and trials of a run's machines."""
 
@@ -57,6 +67,10 @@ class RunState:
     def needs_all_trials(self) -> bool:
         """True if a sampler or stop criterion reads every trial; False if only the front matters."""
         return self.study.search.method in LEARNING_METHODS or self.study.stop.hypervolume_gain is not None
+
+    def mark_done(self, generation: int, machine: int) -> None:
+        """Notes that a machine of an open generation has a row, which `learn` is given later."""
+        self.open_generations.setdefault(generation, set()).add(machine)
 
     def is_done(self, generation: int, machine: int) -> bool:
         """True if a machine of a generation has a row, or its generation is closed."""

@@ -102,11 +102,20 @@ def as_store_fault(path: Path) -> Iterator[None]:
     except OSError as fault:
         if fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise StoreFault(f"{path}: disk full; free space, then {_resume_advice(path)}") from fault
+        if fault.errno == errno.ENOENT and not path.is_dir():
+            raise StoreFault(_moved_text(path)) from fault
         if fault.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StoreFault(
                 f"{path}: read-only ({fault.strerror}); make it writable, or choose another folder with --out"
             ) from fault
         raise StoreFault(f"{path}: {fault.strerror or fault}; {_resume_advice(path)}") from fault
+
+
+def _moved_text(path: Path) -> str:
+    return (
+        f"{path}: the folder was renamed or removed during the run; `dse resume` it under its new name: all "
+        "that was committed is safe"
+    )
 
 
 def _resume_advice(path: Path) -> str:
@@ -455,7 +464,7 @@ def _write_group(store: Store, level: int, sources: Mapping[str, Iterable[pa.Tab
 
 def _write_part(store: Store, table: str, name: str, tables: Iterable[pa.Table]) -> Part | None:
     path = store.path / part_path(table, name)
-    make_folder(path.parent)
+    make_folder(path.parent, parents=False)  # a run folder that was renamed is not made again
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with create(temporary) as out:

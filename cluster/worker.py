@@ -34,7 +34,7 @@ from dse.explain import derived
 from dse.explain import values as explain
 from dse.mapping.conversion import with_conversions
 from dse.mapping.nest import Infeasible
-from dse.run import deadline, record
+from dse.run import cache, deadline, record
 from dse.run.installed import PACKAGES, ROOT
 from dse.sim.einsum.evaluate import EinsumCost, Solution, Violated
 from dse.sim.levels.network import ACTIONS
@@ -109,6 +109,19 @@ class Done:
     tables: Mapping[str, pa.Table]  # rows by table name
     seconds: float  # time that it took, without the search for shared mappings
     lost: str = ""  # why there are no rows, if its actors died; else ""
+    shared_s: float = 0.0  # seconds of the search for shared mappings
+    cache_hits: int = 0  # answers found in $DSE_CACHE
+    cache_misses: int = 0  # answers that were not there, and were solved
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A Done on its way from an actor: each table as the bytes of a record batch in the job's schema, which
+    the driver reads eight times as fast as a pickled table.
+    """
+
+    tables: Mapping[str, bytes]
+    figures: tuple[float, float, int, int]  # seconds, shared_s, cache_hits, cache_misses
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +185,7 @@ def solve_lease(job: Job, lease: Lease) -> Done:
 
     Machines that their lower bounds rule out get a row and are not solved.
     """
-    started = time.perf_counter()
+    started, lookups = time.perf_counter(), cache.lookups.copy()
     rows: Rows = {}
     schedules: list[ScheduleRow] = []
     pruned_tables = _ruled_out(job, lease)
@@ -200,7 +213,29 @@ def solve_lease(job: Job, lease: Lease) -> Done:
         for name in record.STORED
         if any(name in part for part in parts)
     }
-    return Done(lease, tables, time.perf_counter() - started - shared_s)
+    hits, misses = (cache.lookups[name] - lookups[name] for name in ("hits", "misses"))
+    seconds = time.perf_counter() - started - shared_s
+    return Done(lease, tables, seconds, "", shared_s, hits, misses)
+
+
+def pack(done: Done) -> Packed:
+    """Returns what an actor sends back for a lease."""
+    tables = {
+        name: table.combine_chunks().to_batches()[0].serialize().to_pybytes()
+        for name, table in done.tables.items()
+        if table.num_rows
+    }
+    return Packed(tables, (done.seconds, done.shared_s, done.cache_hits, done.cache_misses))
+
+
+def unpack(job: Job, lease: Lease, packed: Packed) -> Done:
+    """Returns the Done that `pack` was given."""
+    tables = {
+        name: pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(data), job.schemas[name])])
+        for name, data in packed.tables.items()
+    }
+    seconds, shared_s, hits, misses = packed.figures
+    return Done(lease, tables, seconds, "", shared_s, hits, misses)
 
 
 def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cluster import driver
+from cluster import store as stores
 from cluster.run_state import RunState
 from cluster.store import RunFault
 from dse.mapper.baselines.cost_descending import cost_descending
@@ -440,6 +441,20 @@ def test_a_dry_run_of_slow_machines_tries_few(tmp_path: Path, monkeypatch: pytes
     assert " 1 solved, 0 infeasible or failed" in facts["probes"]
     assert "left out after" in facts["probes"]
     assert facts["machine_s"] > 0
+
+
+@pytest.mark.parametrize("method", ["random", "qmc", "tpe"])
+def test_as_many_leases_as_workers_want_where_nothing_is_learned(tmp_path: Path, method: str) -> None:
+    """Of tpe two generations of 16 are in flight; of the others each of 100 workers has a machine."""
+    store, _ = stores.open_run(tmp_path / "run")
+    run = driver._open(study(tmp_path, method, 16), store, [])
+    run.slots = 100
+    leases = driver._leases(run)
+    taken = [next(leases) for _ in range(100)]
+    machines = [ask.machine for lease in taken if lease for ask in lease.asks]
+    assert len(machines) == len(set(machines)) == (32 if method == "tpe" else 100)
+    assert next(leases) is None  # until the pace is known each worker has one machine
+    stores.close(store)
 
 
 def test_a_machine_has_rows_of_one_generation(tmp_path: Path) -> None:

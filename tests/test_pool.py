@@ -11,10 +11,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError
 
 from cluster import driver, pool
+from cluster.run_state import Seen
 from cluster.store import RunFault
-from cluster.worker import Ask, Done, Job, Lease
+from cluster.worker import Ask, Done, Lease
 from dse.run.installed import PACKAGES
 from dse.study import study as studies
 from tests.amount import amount, some
@@ -57,14 +58,11 @@ def test_a_machine_that_kills_its_actor_is_split_out(tmp_path: Path, head: str) 
     assert "lost" in events(tmp_path / "run", "error")[0]
 
 
-class Box:
-    """Where an actor's calls arrive: leases lie in it until the test answers them or lets the actor die."""
+class Boxes(pool.Calls):
+    """Actors whose leases lie there until the test answers them or lets the actor die."""
 
-    def __init__(self) -> None:
-        self.solve = self
-
-    def remote(self, lease: Lease) -> Lease:
-        return lease
+    def solve(self, actor: object, lease: Lease) -> object:
+        return object()
 
 
 @given(st.integers(0, 2**32))
@@ -84,13 +82,10 @@ def test_only_a_machine_that_kills_its_actor_is_given_up(seed: int) -> None:
             for n, (low, high) in enumerate(pairwise([0, *ends]))
         ]
     )
-    loop = pool.Pool(
-        None,
-        cast(Job, None),
-        3,
-        lambda actor, line: None,
-        slots=[pool.ActorSlot(n, Box(), None) for n in range(3)],
-    )
+    loop = pool.Pool(Boxes(), None, 3, lambda actor, line: None, Seen())
+    for n in range(3):
+        loop.slots.append(pool.ActorSlot(n, object()))
+        pool._index(loop, loop.slots[n])
     solved: list[int] = []
     lost: list[int] = []
     more = True
@@ -104,10 +99,28 @@ def test_only_a_machine_that_kills_its_actor_is_given_up(seed: int) -> None:
         for done in found:
             (lost if done.lost else solved).extend(ask.machine for ask in done.lease.asks)
         for one in dying:
-            one.actor, one.rests_until = Box(), 0.0
-    assert not loop.queue
+            one.actor, one.rests_until = object(), 0.0
+            pool._index(loop, one)
+    assert not any((loop.queue, loop.in_flight, loop.outstanding, loop.suspects))
     assert sorted(solved + lost) == list(range(24))
     assert set(lost) == deadly | ({glutton} & set(range(24)))
+
+
+def test_idle_actors_cost_nothing() -> None:
+    """A thousand of them, and no lease at hand: it is asked for once."""
+    loop, asked = pool.Pool(Boxes(), None, 1000, lambda actor, line: None, Seen()), []
+
+    def leases() -> Iterator[Lease | None]:
+        while True:
+            asked.append(len(asked))
+            yield Lease(len(asked), (Ask(len(asked), 0, ""),)) if len(asked) <= 7 else None
+
+    for n in range(1000):
+        loop.slots.append(pool.ActorSlot(n, object()))
+        pool._index(loop, loop.slots[n])
+    assert pool._dispatch(loop, leases(), True)
+    assert len(asked) == 8
+    assert len(loop.outstanding) == len(loop.in_flight) == len(loop.queueable) == 7
 
 
 SCRIPT = """

@@ -40,6 +40,15 @@ def solve(job: Job, *machines: int) -> dict[str, pa.Table]:
     return dict(worker.solve_lease(job, Lease(1, tuple(Ask(m, 3, "exhaustive") for m in machines))).tables)
 
 
+def test_an_answer_arrives_as_it_was_sent(job: Job) -> None:
+    lease = Lease(1, tuple(Ask(m, 3, "exhaustive") for m in SOME))
+    done = worker.solve_lease(job, lease)
+    arrived = worker.unpack(job, lease, worker.pack(done))
+    assert arrived.tables.keys() == done.tables.keys()
+    assert all(table.equals(done.tables[name], check_metadata=True) for name, table in arrived.tables.items())
+    assert replace(arrived, tables={}) == replace(done, tables={})
+
+
 def machine(job: Job, number: int) -> tuple[Arch, list[Solution]]:
     arch = decode(job.study.space, number)
     assert isinstance(arch, Arch)

@@ -22,6 +22,8 @@ EXAMPLES = {
     "run": "dse run studies/edge_small.yaml --workers 2 --set stop.machines=60",
     "resume": "dse resume runs/edge-small",
     "status": "dse status runs/edge-small --format json",
+    "stop": "dse stop runs/edge-small",
+    "cache": "dse cache --prune --older 30",
     "pareto": "dse pareto runs/edge-small --objectives -throughput,power_mw --by dram_kind "
     "--where 'area_mm2 < 2'",
     "sql": 'dse sql runs/edge-small "SELECT dram_kind, min(energy_pj) / 1e6 AS energy_uj '
@@ -63,6 +65,16 @@ def _seconds(text: str) -> float:
         found = 0.0
     if not 0 < found <= 1e6:
         raise argparse.ArgumentTypeError(f"{text} is not a time, give seconds above 0")
+    return found
+
+
+def _days(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1e5:
+        raise argparse.ArgumentTypeError(f"{text} is no age, give days, 0 or more")
     return found
 
 
@@ -156,12 +168,35 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
             help="actors (default: one per core); 0 runs in this process, without Ray",
         )
         sub.add_argument("--address", metavar="ADDR", help="an existing Ray cluster")
+        sub.add_argument(
+            "--metrics",
+            type=_count,
+            metavar="PORT",
+            help="serve the status on 127.0.0.1:PORT while it runs: /metrics for Prometheus, /status.json",
+        )
     run.add_argument(
         "--dry-run",
         action="store_true",
         help="what the run would take: machines, hours, disk; starts nothing",
     )
     status = add("status", "what a run has done; works while it runs", "DIR")
+    status.add_argument("--watch", action="store_true", help="again every second, until the run has ended")
+    stop = add("stop", "end a run from another terminal, on any host, as Ctrl-C there does", "DIR", forms=())
+    stop.add_argument(
+        "--now",
+        action="store_true",
+        help="as a second Ctrl-C: what workers solve now is given up, all that is solved is committed",
+    )
+    cache = add("cache", "what $DSE_CACHE holds, by kind and version; or prune it")
+    cache.add_argument(
+        "--prune",
+        action="store_true",
+        help="remove answers of other versions of dse, or as --older or --all say",
+    )
+    cache.add_argument(
+        "--older", type=_days, metavar="DAYS", help="with --prune: remove what was written so many days ago"
+    )
+    cache.add_argument("--all", action="store_true", help="with --prune: remove all answers")
     front = add("pareto", "the Pareto front of a run", "DIR", forms=TABLES)
     front.add_argument(
         "--objectives",

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse.run import folder, record
+from dse.run import cache, folder, record
 from hw import machine
 
 if TYPE_CHECKING:  # each command imports what it needs, so that start-up is short
@@ -204,6 +204,26 @@ def is_intact_study(root: Path) -> bool:
     folder.raise_if_no_run(root)
     versions = {"model_version": record.MODEL_VERSION, "solver_version": record.SOLVER_VERSION}
     return folder.is_intact_study(root, folder.read(root), versions)
+
+
+def cache_rows() -> list[dict[str, Any]]:
+    """Returns what $DSE_CACHE holds, by kind of question and version of the code: how many answers, their
+    bytes, seconds since the newest and the oldest were written.
+    """
+    groups: dict[tuple[str, str], list[cache.Entry]] = {}
+    for entry in cache.entries():
+        groups.setdefault((entry.kind, entry.version), []).append(entry)
+    return [
+        {
+            "kind": kind,
+            "version": version,
+            "answers": len(own),
+            "size_bytes": sum(entry.size_bytes for entry in own),
+            "newest_s": min(entry.age_s for entry in own),
+            "oldest_s": max(entry.age_s for entry in own),
+        }
+        for (kind, version), own in sorted(groups.items())
+    ]
 
 
 def status(root: Path, skip_damaged: bool) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # each command imports what it needs, so that start-up is sho
 
 
 MAX_LINES = 40  # lines of faults that are shown
+WATCH_S = 1.0  # seconds between looks of dse status --watch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -126,7 +128,7 @@ def _drive(study: Study, out: Path, args: argparse.Namespace, mended: Sequence[s
     from dse.frontend import progress
 
     with progress.RunProgress(study.name) as shown:
-        outcome = driver.run(study, out, args.workers, args.address, shown.show, mended)
+        outcome = driver.run(study, out, args.workers, args.address, shown.show, mended, args.metrics)
     for note in outcome.status.notes:
         print(_plain(note), file=sys.stderr)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -164,7 +166,53 @@ def _status(args: argparse.Namespace) -> int:
         from dse.frontend import api
 
         api.study_of(args.dir)  # says what is wrong
-    _print_facts(check.status(Path(args.dir), args.skip_damaged), args.format)
+    while True:
+        facts = check.status(Path(args.dir), args.skip_damaged)
+        if args.watch and sys.stdout.isatty():
+            print("\x1b[H\x1b[2J", end="")  # a clear screen
+        _print_facts(facts, args.format)
+        if not args.watch or facts["state"] != "running":
+            return 0
+        sys.stdout.flush()
+        time.sleep(WATCH_S)
+
+
+def _stop(args: argparse.Namespace) -> int:
+    from cluster import stopping
+    from dse.frontend import progress
+    from dse.run import folder
+
+    out = Path(args.dir)
+    progress.run_with_progress(f"{out}: stopping", lambda _: stopping.stop(out, args.now))
+    found = folder.status(out, "") or {}
+    tables.print_line(
+        f"{out}: {found.get('state')}, {found.get('reason')}; {found.get('done')} machines in all"
+    )
+    return 0
+
+
+def _cache(args: argparse.Namespace) -> int:
+    from dse.frontend import check
+    from dse.run import cache
+
+    if not args.prune:
+        if args.all or args.older is not None:
+            raise ValueError("dse cache: --all and --older say what --prune removes; give --prune too")
+        rows = check.cache_rows()
+        if args.format == "json":
+            tables.print_json({"folder": str(cache.root()), "answers": rows})
+            return 0
+        head = ("kind", "version", "answers", "size_bytes", "newest_s", "oldest_s")
+        cells = [[tables.fact(key, row[key]) for key in head] for row in rows]
+        names = ("kind", "version", "answers", "size", "newest", "oldest")
+        tables.print_table(names, cells, f"{cache.root()}: this dse is version {cache.version()}")
+        return 0
+    older_s = None if args.older is None else 86_400 * args.older
+    count, size_bytes = cache.prune(older_s, of_others=older_s is None and not args.all)
+    if args.format == "json":
+        tables.print_json({"folder": str(cache.root()), "removed": count, "removed_bytes": size_bytes})
+    else:
+        tables.print_line(f"{cache.root()}: {count} files removed, {tables.fact('size_bytes', size_bytes)}")
     return 0
 
 
@@ -636,6 +684,8 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": _run,
     "resume": _resume,
     "status": _status,
+    "stop": _stop,
+    "cache": _cache,
     "pareto": _pareto,
     "sql": _sql,
     "show": _show,

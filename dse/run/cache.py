@@ -14,14 +14,16 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import stat
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from zipfile import BadZipFile
 
 from dse.run import deadline
@@ -65,7 +67,13 @@ DECODE_ERRORS = (  # what decoding a damaged answer may raise
     BadZipFile,
 )
 T = TypeVar("T")
+CLAIM = ".claim"  # end of the name of a mark that a question is being solved
+# names of files: kind, version (files of earlier versions of dse have none), digest of the question
+FILE_NAME = re.compile(
+    r"(?P<kind>[a-z]+)_((?P<version>[0-9]+\.[0-9]+\.[0-9a-f]{8})_)?[0-9a-f]{32}\.[a-z]+(\.claim)?"
+)
 
+lookups: Counter[str] = Counter()  # answers of this process: "hits" were found, "misses" solved
 _unread: set[Path] = set()  # files that this process could not read
 
 
@@ -86,16 +94,67 @@ def answer_path(kind: str, question: object, suffix: str) -> Path:
     """Path of the cache file of a question, for this version of the code. Questions that differ must have
     different reprs.
     """
-    folder = Path(os.environ.get("DSE_CACHE") or Path.home() / ".cache" / "dse")
     key = repr((MODEL_VERSION, SOLVER_VERSION, sources(), question))
     digest = hashlib.sha256(key.encode()).hexdigest()[:32]
-    return folder / f"{kind}_{digest}{suffix}"
+    return root() / f"{kind}_{version()}_{digest}{suffix}"
+
+
+def root() -> Path:
+    """The folder of the cache."""
+    return Path(os.environ.get("DSE_CACHE") or Path.home() / ".cache" / "dse")
+
+
+def version() -> str:
+    """The version of the code as names of files have it: versions of model and solver, and the beginning of
+    `sources`.
+    """
+    return f"{MODEL_VERSION}.{SOLVER_VERSION}.{sources()[:8]}"
+
+
+class Entry(NamedTuple):
+    """A file of the cache."""
+
+    path: Path
+    kind: str  # of its question; "claim": a mark that a question is being solved
+    version: str  # of the code that wrote it (`version`); "?": it does not say
+    size_bytes: int
+    age_s: float  # seconds since it was written
+
+
+def entries() -> list[Entry]:
+    """The files of the cache; other files in its folder are not among them."""
+    found, now = [], time.time()
+    with suppress(FileNotFoundError), os.scandir(root()) as files:
+        for file in files:
+            name = FILE_NAME.fullmatch(file.name)
+            if name and file.is_file(follow_symlinks=False):
+                status = file.stat(follow_symlinks=False)
+                kind = "claim" if file.name.endswith(CLAIM) else name["kind"]
+                age_s = max(0.0, now - status.st_mtime)
+                found.append(Entry(Path(file.path), kind, name["version"] or "?", status.st_size, age_s))
+    return found
+
+
+def prune(older_s: float | None = None, of_others: bool = False) -> tuple[int, int]:
+    """Remove the files that are older than `older_s`, or of another version of the code; both None and False:
+    all. Returns how many, and their bytes. A file that may not be removed stays.
+    """
+    count = size_bytes = 0
+    for entry in entries():
+        is_old = older_s is not None and entry.age_s > older_s
+        is_other = of_others and entry.version != version()
+        if is_old or is_other or (older_s is None and not of_others):
+            with suppress(OSError):
+                entry.path.unlink()
+                count, size_bytes = count + 1, size_bytes + entry.size_bytes
+    return count, size_bytes
 
 
 def write(path: Path, answer: bytes) -> None:
     """Store an answer. Nothing is stored if the folder cannot be written (the next run solves again), if this
     process could not read the file that is there, or after a deadline, since searches are then cut short.
     """
+    lookups["misses"] += 1
     if path in _unread:
         return
     if deadline.has_passed():
@@ -133,7 +192,9 @@ def read_decoded(path: Path, decode: Callable[[bytes], T]) -> T | None:
     if (answer := read(path)) is None:
         return None
     try:
-        return decode(answer)
+        decoded = decode(answer)
+        lookups["hits"] += 1
+        return decoded
     except DECODE_ERRORS as fault:
         remove_damaged(path, " ".join(str(fault).split())[:200])
         return None
@@ -143,7 +204,7 @@ def claim(path: Path) -> bool:
     """Mark a question as being solved by this process; False if another process has marked it already. Only a
     hint, not a lock: a process that does not want to wait may solve the question as well.
     """
-    claim_file = path.with_name(f"{path.name}.claim")
+    claim_file = path.with_name(path.name + CLAIM)
     try:
         make_folder(path.parent)
         with suppress(OSError):
@@ -160,7 +221,7 @@ def claim(path: Path) -> bool:
 def release(path: Path) -> None:
     """Remove the mark that `claim` set."""
     with suppress(OSError):
-        path.with_name(f"{path.name}.claim").unlink()
+        path.with_name(path.name + CLAIM).unlink()
 
 
 def remove_damaged(path: Path, why: str) -> None:

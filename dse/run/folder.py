@@ -40,11 +40,12 @@ SEALED_KINDS = {  # sealed JSON files that name the identity of their study -> t
     ENV: "env",
     STATUS: "status",
 }
+STOP = "stop.request"  # a request to end the run (cluster/stopping.py)
 MANIFEST_VERSION = 5  # of the manifest, and of the tables that it lists
 GROUP_NAME = re.compile(r"\d{6,12}-\d")
 DIGEST = re.compile(r"[0-9a-f]{16}")
 FOLDERS = ("parts", "asks", "log", "quarantine", "inputs")
-FILES = (MANIFEST, PREVIOUS_MANIFEST, ENV, STATUS, STUDY, ".lock")
+FILES = (MANIFEST, PREVIOUS_MANIFEST, ENV, STATUS, STUDY, STOP, ".lock")
 SEALED_ASKS = re.compile(
     rb'("crc": (\d{1,10}), )"generation": (\d{1,18}), "identity": "([0-9a-f]{0,16})", "kind": "asks"[,}]'
 )
@@ -121,12 +122,13 @@ def sync(folder: Path) -> None:
         os.close(handle)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder and its missing parent folders, durably."""
+def make_folder(folder: Path, parents: bool = True) -> None:
+    """Make a folder and, if so wanted, its missing parent folders, durably."""
     if not folder.is_dir():
         if folder.exists():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-        make_folder(folder.parent)
+        if parents:
+            make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         sync(folder.parent)
 

@@ -74,6 +74,14 @@ class Study:
         """Returns the weight of each workload in sums and means of objectives."""
         return {ref.name: ref.weight for ref in self.workloads}
 
+    def depends_on_trials(self) -> bool:
+        """True if what is asked, or dispatched, depends on the trials of earlier generations."""
+        return (
+            self.search.method in sampler.LEARNING_METHODS
+            or self.search.prune
+            or self.stop.hypervolume_gain is not None
+        )
+
 
 def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None) -> Study:
     """Reads and checks a study file.
@@ -302,9 +310,9 @@ def generation(
         ) + modelled_zeros
 
     directions = [o.direction for o in study.objectives]
-    found = sampler.propose(
-        study.search, grid(study), number, directions, trials, asked_machines, violations_of
-    )
+    # an enumerated search reads the size alone
+    space = Grid((study.space.size,), (False,)) if sampler.is_enumerated(study.search) else grid(study)
+    found = sampler.propose(study.search, space, number, directions, trials, asked_machines, violations_of)
     if found is None:
         return None
     static_count = len(study.constraints.static)

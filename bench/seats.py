@@ -1,0 +1,200 @@
+"""How many workers one driver feeds: its whole loop, over seats that wait instead of solving.
+
+    python -m bench.seats [--seats 100 1000 10000] [--leases 20] [--method random] [--machine-s 0.5]
+
+A seat answers a lease after its machines times `--machine-s`, with rows that were solved once and bear the
+machine's number. The clock is the driver's CPU time, which stands still while a seat makes rows, and jumps to
+the next answer where the driver would wait: so neither other work on the machine nor a slow disk is measured.
+Ray's own calls are not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import resource
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from bench.driver import LIGHT, STUDY
+from cluster import driver, pool
+from cluster.worker import Ask, Done, Job, Lease, job_of, pack, solve_lease, unpack
+from dse.study import study as studies
+from dse.study.study import Study
+
+CLOCKS = (
+    "[500.0, 1000.0, 1500.0, 2000.0]",
+    "{from: 500.0, to: 1500.0, step: 0.1}",
+)  # of bench.driver, and here
+
+
+class Clock:
+    """Time that passes while the driver computes, and where it waits."""
+
+    def __init__(self) -> None:
+        self.waited_s = self.not_counted_s = 0.0
+
+    def computed_s(self) -> float:
+        """CPU seconds of the driver so far."""
+        return time.process_time() - self.not_counted_s
+
+    def monotonic(self) -> float:
+        """Seconds so far."""
+        return self.computed_s() + self.waited_s
+
+    def sleep(self, seconds: float) -> None:
+        """Lets so many seconds pass at once."""
+        self.waited_s += max(0.0, seconds)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+@dataclass(slots=True)
+class Seat:
+    """An actor's place: when it has done all that it was given."""
+
+    free_at: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A call of a seat, answered at `due` (time.monotonic())."""
+
+    due: float
+
+
+@dataclass(slots=True)
+class StubCalls(pool.Calls):
+    """Calls of seats."""
+
+    job: Job
+    seats: int
+    machine_s: float
+    clock: Clock
+    template: Mapping[str, pa.Table]
+    due: list[float] = field(default_factory=list)  # heap of when calls are answered
+    leases: int = 0
+    began: tuple[float, float] = (0.0, 0.0)  # of the clock at the first lease: CPU seconds, all seconds
+
+    def start(self) -> Seat:
+        return Seat()
+
+    def ready(self, seat: Seat) -> Call:
+        return self._call(self.clock.monotonic())
+
+    def solve(self, seat: Seat, lease: Lease) -> Call:
+        self.leases += 1
+        if self.leases == 1:
+            self.began = self.clock.computed_s(), self.clock.monotonic()
+        seat.free_at = max(seat.free_at, self.clock.monotonic()) + self.machine_s * len(lease.asks)
+        return self._call(seat.free_at)
+
+    def _call(self, due: float) -> Call:
+        heapq.heappush(self.due, due)
+        return Call(due)
+
+    def wait(self, calls: list[Call], timeout_s: float) -> list[Call]:
+        """As pool.RayCalls does it: until the first, a little longer, then all that are due."""
+        gather_s = min(pool.GATHER_S, pool.GATHER_PER_CALL_S * len(calls))
+        until = self.due[0] if self.due else self.clock.monotonic() + timeout_s
+        self.clock.sleep(min(timeout_s, until - self.clock.monotonic()))
+        self.clock.sleep(gather_s)
+        now = self.clock.monotonic()
+        while self.due and self.due[0] <= now:
+            heapq.heappop(self.due)
+        return [call for call in calls if call.due <= now]
+
+    def readiness(self, _call: Call) -> tuple[int, str, str]:
+        return 0, "stub", ""
+
+    def done(self, call: Call, lease: Lease) -> Done:
+        """The rows of the template, once per machine, as they arrive from an actor."""
+        begun, n = time.process_time(), len(lease.asks)
+        own = {
+            "machine": pa.array([ask.machine for ask in lease.asks]),
+            "generation": pa.array([ask.generation for ask in lease.asks]),
+        }
+        tables = {}
+        for name, table in self.template.items():
+            if "machine" in table.column_names:
+                table = table.take(pa.array([0] * n))
+            for column in own.keys() & set(table.column_names):
+                at = table.column_names.index(column)
+                table = table.set_column(
+                    at, table.schema.field(at), own[column].cast(table.schema.field(at).type)
+                )
+            tables[name] = table
+        packed = pack(Done(lease, tables, self.machine_s * n))
+        self.clock.not_counted_s += time.process_time() - begun
+        return unpack(self.job, lease, packed)
+
+    def kill(self, seat: Seat) -> None:
+        pass
+
+    def cpus(self) -> int:
+        return self.seats
+
+    def head_answers(self) -> bool:
+        return True
+
+
+def study(folder: Path, method: str, machines: int) -> Study:
+    """A study of so many machines, of a space of 25 million."""
+    path = folder / f"{method}-{machines}.yaml"
+    path.write_text(STUDY.format(method=method, points=machines, workloads=LIGHT).replace(*CLOCKS))
+    return studies.load(path)
+
+
+@contextmanager
+def stub_map(
+    calls: StubCalls, run: driver.Run, _workers: int | None, _address: str | None
+) -> Iterator[driver.Map]:
+    """In the place of driver._lease_map."""
+    run.slots = calls.seats
+    loop = pool.Pool(calls, None, calls.seats, partial(driver._log, run), run.seen)
+    yield partial(pool.over_actors, loop)
+
+
+def measured(folder: Path, method: str, seats: int, machines: int, machine_s: float) -> None:
+    """Runs a study over seats, and prints how busy they were and what the driver took."""
+    one, clock = study(folder, method, machines), Clock()
+    job = job_of(one)
+    tables = solve_lease(job, Lease(0, (Ask(0, 0, method),))).tables
+    calls = StubCalls(job, seats, machine_s, clock, tables)
+    driver._lease_map, pool.MAX_STARTING = partial(stub_map, calls), seats
+    driver.time = pool.time = clock  # type: ignore[assignment]
+    found = driver.run(one, folder / f"run-{method}-{seats}", workers=seats)
+    cpu_s, whole_s = clock.computed_s() - calls.began[0], clock.monotonic() - calls.began[1]
+    print(
+        f"{method}, {seats} seats, {found.solved} machines of {machine_s:g} s in {calls.leases} leases: "
+        f"{whole_s:.1f} s, {found.solved * machine_s / whole_s / seats:.1%} busy; the driver computes "
+        f"{cpu_s:.2f} s, {1e3 * cpu_s / calls.leases:.3f} ms a lease, {calls.leases / cpu_s:,.0f} a second; "
+        f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seats", type=int, nargs="+", default=[100, 1000, 10_000])
+    parser.add_argument("--leases", type=int, default=20, help="seconds of work per seat")
+    parser.add_argument("--machine-s", type=float, default=0.5)
+    parser.add_argument("--method", default="random")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="dse-bench-") as folder:
+        for seats in given.seats:
+            machines = int(seats * given.leases / given.machine_s)
+            measured(Path(folder), given.method, seats, machines, given.machine_s)
+
+
+if __name__ == "__main__":
+    main()

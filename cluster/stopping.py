@@ -1,0 +1,95 @@
+"""Ends a run from another process: by a request in its folder, which the driver reads on whichever host."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from cluster.store import RunFault, as_store_fault, refuse_links
+from dse.run import folder
+
+POLL_S = 0.3  # seconds between looks at the folder
+STOP, NOW = b"stop", b"now"  # a request: as Ctrl-C does; as a second Ctrl-C does
+
+
+def stop(out: Path, now: bool = False, waiting: Callable[[], None] = lambda: None) -> None:
+    """Ends the run that writes into a folder, and waits until it has ended.
+
+    now: leases in flight are given up, as a second Ctrl-C does; else they finish and are committed
+    waiting: called about every 0.3 s
+
+    Raises ValueError if there is no run folder, RunFault if no run writes into it.
+    """
+    if not (out / folder.STUDY).exists():
+        raise ValueError(folder.no_run_text(out))
+    refuse_links(out)
+    if not _is_locked(out):
+        raise RunFault(
+            f"{out}: no run writes into this folder; `dse status {out}` says how the last one ended"
+        )
+    with as_store_fault(out):
+        folder.write_bytes(out / folder.STOP, NOW if now else STOP, durable=False)
+    while _is_locked(out):
+        waiting()
+        time.sleep(POLL_S)
+    withdraw(out)
+
+
+def withdraw(out: Path) -> None:
+    """Removes a request, e.g. one that a run did not live to read."""
+    with suppress(OSError):
+        (out / folder.STOP).unlink()
+
+
+@contextmanager
+def obeyed(out: Path, interrupt: Callable[[bool], None]) -> Iterator[None]:
+    """Calls `interrupt` from a thread when a request arrives while the body runs. Its argument: whether to
+    stop now. A request of before is withdrawn.
+    """
+    withdraw(out)
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(POLL_S):
+            if (request := _read(out)) is not None:
+                withdraw(out)
+                interrupt(request == NOW)
+
+    thread = threading.Thread(target=look, daemon=True, name="dse stop")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _read(out: Path) -> bytes | None:
+    """Returns the request in a folder; None without one."""
+    with suppress(OSError):
+        handle = os.open(out / folder.STOP, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            return os.read(handle, len(STOP))
+        finally:
+            os.close(handle)
+    return None
+
+
+def _is_locked(out: Path) -> bool:
+    """True if a process writes into the folder: it locks .lock."""
+    try:
+        handle = os.open(out / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
