@@ -45,10 +45,10 @@ from cluster.worker import (
     Row,
     error_rows,
     event,
-    is_batched_job,
     job_of,
     pruned_rows,
     solve_lease,
+    solves_together,
     structural_axes,
     tables_of,
 )
@@ -376,6 +376,7 @@ def _check_study(study: Study, out: Path) -> None:
 
 
 def _open(study: Study, store: Store, lines: list[str]) -> Run:
+    """Returns the run before its rows are read; writes env.json, study.yaml and inputs. lines: to note."""
     out, identity = store.path, studies.identity(study)
     if store.groups and folder.env(out, stores.manifest(store)) is None:
         lines = [*lines, f"{out / folder.ENV}: lost or damaged; written anew"]
@@ -386,7 +387,7 @@ def _open(study: Study, store: Store, lines: list[str]) -> Run:
         job.batch_index.structural_axes
         if job.batch_index
         else structural_axes(study.space)
-        if is_batched_job(job)
+        if solves_together(job)
         else None
     )
     run = Run(
@@ -543,6 +544,7 @@ def _check_keys(run: Run, machines: pa.Table) -> None:
 
 
 def _learn(run: Run, machines: pa.Table, points: pa.Table | None) -> None:
+    """Takes rows into the state in memory; if they contradict it, the run halts."""
     run.state.learn(machines, points)
     run.halt_reason = run.state.contradiction or run.halt_reason
 
@@ -832,6 +834,7 @@ def _without(table: pa.Table, machines: list[int]) -> pa.Table:
 
 
 def _add(run: Run, tables: dict[str, pa.Table]) -> None:
+    """Adds tables to those that the next commit writes."""
     if "points" in tables:
         tables = tables | {"points": packed_columns.pack(tables["points"], tables["machines"])}
     run.uncommitted.append(tables)
@@ -851,6 +854,7 @@ def _check_limits(run: Run) -> None:
 
 
 def _commit(run: Run) -> None:
+    """Writes all tables and events that wait in memory to the store."""
     _settle(run)
     if run.events:
         run.uncommitted.append(tables_of(run.job, {"events": run.events}))
@@ -883,6 +887,7 @@ def _note(run: Run, kind: str, *lines: str) -> None:
 
 
 def _planned(run: Run) -> int:
+    """Returns how many machines the whole run asks for, at most."""
     stop, size = run.job.study.stop.machines, run.job.study.space.size
     return size if stop is None else min(stop, size)
 

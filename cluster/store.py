@@ -177,7 +177,7 @@ def mend(path: Path) -> list[str]:
         manifests = _manifests(path)
         newest_manifest = manifests.get(_newest(manifests), Manifest())
         env = folders.env(path, newest_manifest)
-        damaged = folders.damaged_heads(path, env)
+        damaged = folders.damaged_inputs(path, env)
         if folders.is_older_env(path, newest_manifest, damaged):
             damaged.remove(STUDY)
             lines.append(f"{path / ENV}: older than {MANIFEST}; written anew")

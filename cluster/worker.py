@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from functools import lru_cache, partial
 from itertools import product
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -80,6 +80,13 @@ class Lease:
     fronts: Mapping[int, tuple[Trial, ...]] = field(default_factory=dict)
 
 
+class Sharing(NamedTuple):
+    """A machine among those that it shares schedules with (solver.sharing_gap)."""
+
+    schedules: SharedSchedules | Infeasible
+    number: int  # of the machine among them, from 0
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """What every worker gets once per run."""
@@ -87,18 +94,15 @@ class Job:
     study: Study
     workloads: tuple[Workload, ...]
     uniques: tuple[tuple[Unique, ...], ...]  # per workload: its distinct einsums
-    macs: tuple[int, ...]  # per workload: multiply-accumulates of one run
+    macs: tuple[int, ...]  # per workload: its multiply-accumulates
     schemas: Mapping[str, pa.Schema]  # per table
-    key: str  # content that a machine's key is made of, besides the machine
+    key: str  # what a row's key is a digest of, besides the machine's parameters (`_key`)
     deadline_s: float | None  # seconds per machine
     pruner: BoundPruner = field(compare=False, repr=False)
     # batches of machines that share mappings (solver.sharing_gap); None: machines share none
     batch_index: BatchIndex | None = field(default=None, compare=False, repr=False)
-    # workload -> machine -> (schedules that it shares with others, its index among these machines); filled
-    # on demand by each process
-    shared_schedules: dict[str, dict[int, tuple[SharedSchedules | Infeasible, int]]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
+    # workload -> machine -> schedules that it shares with others; filled on demand by each process
+    shared_schedules: dict[str, dict[int, Sharing]] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,8 @@ class Done:
 
     lease: Lease
     tables: Mapping[str, pa.Table]  # rows by table name
-    seconds: float  # time that it took, without the search for shared mappings
+    # time that it took, without the search for shared mappings; the driver sizes later leases by it
+    seconds: float
     lost: str = ""  # why there are no rows, if its actors died; else ""
     shared_s: float = 0.0  # seconds of the search for shared mappings
     cache_hits: int = 0  # answers found in $DSE_CACHE
@@ -142,7 +147,8 @@ class ScheduleRow:
         return self.solution.einsums
 
 
-# answers of one machine, in the order of the workloads, as far as these are solved
+# answers of one machine, one per workload in their order, as far as these are solved: its schedules; or why
+# there is none
 MachineAnswers = list[list[Solution] | Infeasible | Dominated]
 
 
@@ -191,8 +197,8 @@ def solve_lease(job: Job, lease: Lease) -> Done:
     pruned_tables = _ruled_out(job, lease)
     dominated = set().union(*(table["machine"].to_pylist() for table in pruned_tables))
     asks = [ask for ask in lease.asks if ask.machine not in dominated]
-    batch_tables, asks, shared_s = _solve_by_batch(job, asks)
-    answers = _solve_batches(job, lease, asks)
+    batch_tables, asks, shared_s = _solve_sharing_mappings(job, asks)
+    answers = _solve_together(job, lease, asks)
     solved = {
         i: solve_machine(
             job, asks[i], lease.fronts.get(asks[i].generation, ()), answers.get(asks[i].machine, ())
@@ -260,12 +266,14 @@ def _ask_columns(asks: Sequence[Ask]) -> dict[str, pa.Array]:
     return given | pruning.constant_columns(len(asks), **VERSIONS)
 
 
-def _solve_by_batch(job: Job, asks: Sequence[Ask]) -> tuple[list[dict[str, pa.Table]], list[Ask], float]:
-    """Solves machines that share mappings.
+def _solve_sharing_mappings(
+    job: Job, asks: Sequence[Ask]
+) -> tuple[list[dict[str, pa.Table]], list[Ask], float]:
+    """Solves machines that share mappings (solver.sharing_gap, unfused).
 
     Returns their tables; the machines that are left for `solve_machine` (they cannot be built, or failed
-    here); and the seconds spent on shared mappings. These are left out of Done.seconds, from which the
-    pace of later leases follows, since those reuse the mappings.
+    here); and the seconds spent on finding shared mappings. These are left out of Done.seconds, since later
+    leases find the mappings in memory or in $DSE_CACHE.
     """
     if job.batch_index is None or job.deadline_s is not None:
         return [], list(asks), 0.0
@@ -274,11 +282,11 @@ def _solve_by_batch(job: Job, asks: Sequence[Ask]) -> tuple[list[dict[str, pa.Ta
     while True:
         began = time.perf_counter()
         try:
-            if (pair := next(batches, None)) is None:
+            if (next_batch := next(batches, None)) is None:
                 break
-            answers, indices = pair
+            answers, indices = next_batch
             if not answers.tables:
-                answers.solved_tables()
+                answers.solved_tables()  # solves the batch, and keeps its tables
                 _release_memory()
             shared_s += time.perf_counter() - began
             found.append(_batch_tables(job, answers, [asks[i] for i in indices.tolist()]))
@@ -304,7 +312,7 @@ def _batch_tables(job: Job, answers: BatchAnswers, asks: Sequence[Ask]) -> dict[
         return pruning.table_of(job.schemas[name], columns, len(asks))
 
     workloads, solved = job.study.workloads, answers.solved_tables()
-    if isinstance(unfit := solved[-1], Infeasible):  # it ends at the first workload that does not fit
+    if isinstance(unfit := solved[-1], Infeasible):  # the list ends at the first workload that does not fit
         why = constant(
             status="infeasible", workload=workloads[len(solved) - 1].name, **_infeasible_columns(unfit)
         )
@@ -324,16 +332,18 @@ def _batch_tables(job: Job, answers: BatchAnswers, asks: Sequence[Ask]) -> dict[
     }
 
 
-def is_batched_job(job: Job) -> bool:
-    """True if machines that differ in prices and rates alone are solved together."""
+def solves_together(job: Job) -> bool:
+    """True if machines that differ in prices and rates alone are solved by one search, each to its own
+    optimum (`_solve_together`).
+    """
     return job.deadline_s is None and not job.study.solver.sharing_gap and is_batched(job.study.solver)
 
 
-def _solve_batches(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, MachineAnswers]:
-    """Solves machines of a lease together where that is possible. Returns answers by machine; {} where any of
-    them fails: `solve_machine` then reports the fault.
+def _solve_together(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, MachineAnswers]:
+    """Solves those machines of a lease by one search that differ in prices and rates alone. Returns answers
+    by machine; {} if anything fails: `solve_machine` then solves each, and reports the fault.
     """
-    if len(asks) < MIN_TOGETHER or not is_batched_job(job):
+    if len(asks) < MIN_TOGETHER or not solves_together(job):
         return {}
     arches = {
         ask.machine: arch for ask in asks if isinstance(arch := decode(job.study.space, ask.machine), Arch)
@@ -348,7 +358,7 @@ def _solve_batches(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Mac
             and not job.pruner.exceeds_capacity(arches[ask.machine])
         }
         for machine, running_bound in running_bounds.items():
-            _still_wanted(found[machine], partial(running_bound.raise_if_dominated, DOMINATED))
+            _records_if_dominated(found[machine], partial(running_bound.raise_if_dominated, DOMINATED))
         for index, workload in enumerate(job.workloads):
             unanswered = [
                 machine
@@ -359,7 +369,8 @@ def _solve_batches(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Mac
             def on_einsum(
                 j: int, einsum: int, cost: EinsumCost, unanswered: list[int] = unanswered, index: int = index
             ) -> bool:
-                return unanswered[j] not in running_bounds or _still_wanted(
+                """Whether machine j is still to be solved, now that this einsum's cost is known."""
+                return unanswered[j] not in running_bounds or not _records_if_dominated(
                     found[unanswered[j]],
                     partial(running_bounds[unanswered[j]].on_einsum, index, einsum, cost),
                 )
@@ -382,22 +393,23 @@ def _solve_batches(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Mac
 
 
 def _is_answered(answers: MachineAnswers) -> bool:
+    """Whether a workload has no schedule, so that the machine's other workloads need not be solved."""
     return any(isinstance(one, Infeasible | Dominated) for one in answers)
 
 
-def _still_wanted(answers: MachineAnswers, on_einsum: Callable[[], None]) -> bool:
-    """Calls on_einsum. Returns False if it raises Dominated, which becomes the machine's answer."""
+def _records_if_dominated(answers: MachineAnswers, check: Callable[[], None]) -> bool:
+    """Calls check. If it raises Dominated, that becomes the machine's answer, and True is returned."""
     try:
-        on_einsum()
+        check()
     except Dominated as fault:
         answers.append(fault)
-        return False
-    return True
+        return True
+    return False
 
 
 def _solving_order(job: Job, number: int, asks: Sequence[Ask]) -> list[int]:
-    """Returns the order in which machines of a lease are solved: grouped by shared schedules, beginning with
-    a group that depends on the lease's number.
+    """Returns the order, as indices, in which machines of a lease are solved: those that share schedules one
+    after the other, beginning with a group that depends on the lease's number.
 
     Thus processes begin with different groups and find the schedules of the others in $DSE_CACHE later.
     """
@@ -422,7 +434,7 @@ def solve_machine(
     """Solves one machine. A fault becomes an `error` row, with its traceback as an event.
 
     front: schedules of other machines that may dominate all schedules of this one
-    answers: answers that `_solve_batches` has found, per workload
+    answers: answers that `_solve_together` has found, per workload
     """
     missed_before = deadline.missed_count()
     try:
@@ -626,6 +638,7 @@ def _solve(
         if may_be_pruned:
             running_bound.raise_if_dominated(DOMINATED)
         for index, (ref, workload) in enumerate(zip(study.workloads, job.workloads, strict=True)):
+            # running_bound.einsums: () unless schedules are unfused, whose bounds rise einsum by einsum
             on_einsum = (
                 partial(running_bound.on_einsum, index) if may_be_pruned and running_bound.einsums else None
             )
@@ -651,15 +664,16 @@ def _solve_shared(job: Job, machine: int, arch: Arch, workload: Workload) -> lis
     """Returns the schedule of a machine that shares schedules or mappings with others. A process finds the
     shared ones once.
     """
-    if job.batch_index and (group := next(job.batch_index.of(np.array([machine])), None)):
-        return group[0].solution(machine, job.workloads.index(workload))
+    if job.batch_index and (next_batch := next(job.batch_index.of(np.array([machine])), None)):
+        answers, _ = next_batch
+        return answers.solution(machine, job.workloads.index(workload))
     by_machine = job.shared_schedules.setdefault(workload.name, {})
     if machine not in by_machine:
-        group = sharing_machines(job.study.space, machine, arch)
-        found = find_shared_schedules_of(list(group.values()), workload, job.study.solver)
-        by_machine |= {member: (found, index) for index, member in enumerate(group)}
-    found, index = by_machine[machine]
-    return found if isinstance(found, Infeasible) else [priced_on(found, index)]
+        arches = sharing_machines(job.study.space, machine, arch)
+        found = find_shared_schedules_of(list(arches.values()), workload, job.study.solver)
+        by_machine |= {member: Sharing(found, number) for number, member in enumerate(arches)}
+    schedules, number = by_machine[machine]
+    return schedules if isinstance(schedules, Infeasible) else [priced_on(schedules, number)]
 
 
 def structural_axes(space: Space) -> list[int]:
@@ -675,7 +689,8 @@ def structural_axes(space: Space) -> list[int]:
     )
     if (base := next(built, None)) is None:
         return list(range(len(space.axes)))
-    base_values, structure = values(space, base[0]), base[1].structure()
+    base_number, base_arch = base
+    base_values, structure = values(space, base_number), base_arch.structure()
     return [
         index
         for index, axis in enumerate(space.axes)
@@ -773,8 +788,8 @@ def _infeasible_columns(found: Infeasible) -> Row:
 def _machine_front(
     study: Study, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]
 ) -> list[tuple[Row, tuple[Solution, ...]]]:
-    """Returns the machine's own front over all combinations of its workloads' schedules: the columns of
-    points and the combination of each.
+    """Returns the machine's own front, over all combinations of one schedule per workload: (columns of the
+    table points, the combination). fronts: per workload its schedules.
     """
     area = arch.area_mm2()
     found: list[tuple[Row, tuple[Solution, ...]]] = []

@@ -136,7 +136,7 @@ def test_prices_of_nothing(seed: int) -> None:
         for i, one in enumerate(arches):
             best, mine = solved(one, workload), priced_on(found, i)
             assert isinstance(best, Solution)
-            assert found.lower_bounds[i] <= best.energy_pj
+            assert found.space_bounds_pj[i] <= best.energy_pj
             assert mine.energy_pj <= (1 + mine.optimality_gap) * best.energy_pj * (1 + 1e-9)
 
 

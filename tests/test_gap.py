@@ -14,7 +14,7 @@ from dse.frontend import api
 from dse.mapper.exact import local_search
 from dse.mapper.exact import optimal as mapper
 from dse.mapper.exact import search as searches
-from dse.mapper.exact.optimal import Prices, optimal, rank
+from dse.mapper.exact.optimal import Prices, optimal, sort_key
 from dse.mapper.exact.search import search, search_on
 from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible
@@ -97,7 +97,7 @@ def test_no_gap_of_random_problems_is_too_small(seed: int, monkeypatch: pytest.M
         assert isinstance(found, Infeasible) == isinstance(best, Infeasible)
         if isinstance(found, Infeasible) or isinstance(best, Infeasible):
             continue
-        value, least = rank(problem, found[0])[0], rank(problem, best[0])[0]
+        value, least = sort_key(problem, found[0])[0], sort_key(problem, best[0])[0]
         assert least <= value * SLACK
         assert (
             relative_gap(value, least / (1 + best[0].optimality_gap)) >= best[0].optimality_gap / SLACK - 1e-9

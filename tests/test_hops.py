@@ -97,7 +97,9 @@ def test_unequal_shares_have_no_fewer_hops() -> None:
         for one in deliveries(at, arch, f):
             flags = f.reduce if one.tensor is e.output else f.multicast
             shared = frozenset(dim for dim, flag in enumerate(flags) if flag)
-            rows = [hops._least_sharing(way, shared, rank not in one.unshared) for rank, way in ways.items()]
+            rows = [
+                hops._least_word_groups(way, shared, rank not in one.unshared) for rank, way in ways.items()
+            ]
             n, g = (int(prod(row[i] for row in rows) + 1e-9) for i in (0, 1))
             assert one.at_source * 8 * links[state.UNEVEN, begin[n] + g] <= true[one.tensor.tensor] * (
                 1 + 1e-9

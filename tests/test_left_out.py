@@ -82,7 +82,10 @@ def test_segments_that_are_passed_over_are_in_no_cheaper_chain() -> None:
         alone = [one * rng.uniform(1, 1.2) for one in floors]
         low = {r: rng.uniform(0.6, 1.1) * sum(floors[r.first : r.last + 1]) for r in ranges}
         dear = {r: one * rng.uniform(1, 1.2) for r, one in low.items()}
-        bounds = [(one, one) for one in floors], {r: (one, one) for r, one in low.items()}
+        bounds = (
+            [pipeline.Bound(one, one) for one in floors],
+            {r: pipeline.Bound(one, one) for r, one in low.items()},
+        )
         asked: dict[Range, float] = {}
         known = lambda alone=alone, asked=asked: least(alone, asked)
         for r in pipeline.segments_to_solve(*bounds, True, known):

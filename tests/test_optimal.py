@@ -29,7 +29,7 @@ from dse.mapping.constraints import (
     violations,
 )
 from dse.mapping.nest import Infeasible, faults, parse
-from dse.mapping.searched import EVERY
+from dse.mapping.searched import ALL_MAPPINGS
 from dse.sim.counts.counts import count
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound, objective_value
 from dse.solve.solve import DATAFLOWS
@@ -157,7 +157,7 @@ def test_dataflows(seed: int, name: Dataflow) -> None:
         isinstance(found, Infeasible)
         or rules == FREE
         or not found[0].proven
-        or found[0].proven == EVERY
+        or found[0].proven == ALL_MAPPINGS
         or found[0].proven.dataflow == name
     )
 

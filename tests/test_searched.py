@@ -20,7 +20,7 @@ from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible, parse
 from dse.mapping.schedule import Schedule, parse_schedule
 from dse.mapping.searched import (
-    EVERY,
+    ALL_MAPPINGS,
     FEATURES,
     Mappings,
     Space,
@@ -195,7 +195,7 @@ def test_what_was_searched_is_read_as_it_is_written() -> None:
     assert encoded(None) == ""
     assert mappings_in(f"optimal in the searched space; no bound known{certificate_words(one)}") == one
     assert mappings_in("not proven optimal; no bound known") is None
-    assert mappings_in(f"x{certificate_words(EVERY)}") == EVERY
+    assert mappings_in(f"x{certificate_words(ALL_MAPPINGS)}") == ALL_MAPPINGS
     text = f"a; b{certificate_words(whole_)}"
     assert claim(text) == "a; b"
     assert space_words(text) == {"searched": [*words(whole_)[0]], "not_searched": [*words(whole_)[1]]}
@@ -542,7 +542,7 @@ def test_a_mapping_is_left_out_by_the_name_of_what_was_not_searched(name: str) -
     assert faults(ARRAY, one, given) == []
     assert covers(Space((without,)), given, one, ARRAY) == name
     assert covers(Space((having,)), given, one, ARRAY) is None
-    assert covers(Space((EVERY,)), given, one, ARRAY) is None
+    assert covers(Space((ALL_MAPPINGS,)), given, one, ARRAY) is None
 
 
 WINDOW = Workload("window", (einsum("O[p] += I[p+r] * W[r]", {"p": 4, "r": 3}, "o"),), frozenset("W"))

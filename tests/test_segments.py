@@ -131,16 +131,16 @@ def test_a_shared_loop_may_leave_a_remainder() -> None:
     again = evaluate(A2S, workload, parse_schedule(str(found.schedule)))
     assert isinstance(again, Solution)
     assert again.energy_pj == found.energy_pj
-    assert 0 < search(SegmentSearch.of(asked(workload)), inf, lambda plan, need: inf) <= found.energy_pj
+    assert 0 < search(SegmentSearch(asked(workload)), inf, lambda plan, need: inf) <= found.energy_pj
 
 
 def test_fills_that_nothing_overlaps_leak() -> None:
     """On `edge_array` work waits for tiles. The bound of a plan counts that, and is not above its price."""
     workload = chain(2, 128, 256)
-    s, prices = SegmentSearch.of(asked(workload, machine.load_arch("edge_array"))), []
+    s, prices = SegmentSearch(asked(workload, machine.load_arch("edge_array"))), []
 
     def priced(plan: Plan, need: int) -> float:
-        option = price(s, plan, need)
+        option = price(s.segment, plan, need)
         prices.append(option.energy if option else inf)
         return prices[-1]
 
@@ -220,14 +220,14 @@ def test_what_a_spent_budget_leaves_out_is_in_the_bound(
     """However many choices of depths are looked at, the bound is not above the optimum. The small one has one
     loop in one tile: nothing else bounds what is left of it.
     """
-    s = SegmentSearch.of(asked(workload))
+    s = SegmentSearch(asked(workload))
     s.steps = MAX_STEPS - steps
     assert 0 < search(s, inf, lambda plan, need: inf) <= optimum
 
 
 def test_a_tensor_of_one_einsum_does_not_stand_below_all_loops() -> None:
     """There it costs what it costs passing by: X, which two einsums read, and Y, which a loop sums up, do."""
-    s = SegmentSearch.of(asked(gated_mlp()))
+    s = SegmentSearch(asked(gated_mlp()))
     tiles = tuple(n // 2 for n in s.sizes)
     order = tuple(range(len(tiles)))
     passing = [Standing(0.0, 0.0, 0, PASSES, range(0))] * len(s.tensors)

@@ -212,7 +212,7 @@ def tables(job: Job, alone: bool) -> dict[str, list[str]]:
     asks = tuple(Ask(number, 0, "exhaustive") for number in range(job.study.space.size))
     with pytest.MonkeyPatch.context() as patch:
         if alone:
-            patch.setattr(worker, "_solve_by_batch", lambda job, asks: ([], list(asks), 0.0))
+            patch.setattr(worker, "_solve_sharing_mappings", lambda job, asks: ([], list(asks), 0.0))
         found = worker.solve_lease(job, Lease(0, asks))
     return {name: sorted({repr(row) for row in table.to_pylist()}) for name, table in found.tables.items()}
 

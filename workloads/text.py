@@ -179,7 +179,7 @@ def _build(
 
 
 def _outside_faults(einsums: Sequence[Einsum]) -> Iterator[str]:
-    """A line per dimension that is indexed only outside of the tensor."""
+    """A line per dimension of an access of which every index lies outside of what is stored."""
     for i, e in enumerate(einsums):
         for p in e.tensors():
             for d in p.dims:
@@ -225,8 +225,8 @@ def _size_faults(einsums: Sequence[Einsum], entries: Sequence[Entry]) -> Iterato
 
 
 def _further_access_faults(einsums: Sequence[Einsum]) -> Iterator[str]:
-    """A line per tensor T that no einsum makes and that is accessed further, under the name T_again, with
-    another number of elements than at first.
+    """A line per tensor T that no einsum makes, and whose further access, under the name T_again
+    (graph.base_tensor), has another number of elements than its first one.
     """
     outputs = {e.output.tensor for e in einsums}
     first = {p.tensor: (i, p) for i, e in reversed([*enumerate(einsums)]) for p in e.inputs}
@@ -242,13 +242,17 @@ def _further_access_faults(einsums: Sequence[Einsum]) -> Iterator[str]:
 
 
 def _same_elems(written: Projection, read: Projection, write_repeats: int, read_repeats: int) -> bool:
-    """Whether both have as many elements, in each run or in all runs together."""
+    """Whether both accesses have equally many elements: in one repetition of each einsum, in all repetitions
+    together, or in one of the one and all of the other.
+    """
     written_elems, read_elems = written.stored_elems(), read.stored_elems()
     return bool({written_elems, written_elems * write_repeats} & {read_elems, read_elems * read_repeats})
 
 
 def _differing_extent(e: Einsum, p: Projection) -> str:
-    """A rank that is alone in its dimension but has another extent, as "k = 5"; empty if there is none."""
+    """A rank that is alone in its dimension but has another extent than that, as "k = 5"; "" if there is
+    none.
+    """
     sizes = e.sizes()
     for d in p.dims:
         for rank in d.ranks():
@@ -302,6 +306,9 @@ def _symmetric_sizes(d: Dim, e: Einsum, is_fixed: bool) -> range:
 
 
 def _parse(extents: Mapping[str, int], entry: Entry, stored: Mapping[str, tuple[int, ...]]) -> Einsum:
+    """The einsum of an entry. stored: shapes of outputs that are known so far; an input is stored in the
+    shape that the entry's `sizes` state, else in that of its producer. Raises WorkloadError.
+    """
     given = {f: getattr(entry, f) for f in ("bits", "density", "format", "index_bits", "pointer_bits")}
 
     def parsed(sizes: dict[str, tuple[int, ...]]) -> Einsum:
@@ -346,7 +353,7 @@ def _weight_faults(where: str, einsums: Sequence[Einsum], weights: Sequence[str]
 
 
 def _parameters(w: Workload) -> int:
-    """Stored words of the weights; each repetition of an einsum has weights of its own."""
+    """Stored words of all weights; each repetition of an einsum has weights of its own."""
     sizes: dict[str, int] = {}
     for e, n in w.runs():
         sizes |= {p.tensor: n * p.stored_words() for p in e.inputs if p.tensor in w.weights}

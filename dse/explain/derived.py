@@ -68,7 +68,8 @@ class Function(NamedTuple):
 
 class ChosenRow(NamedTuple):
     """A row of the table `chosen`: one workload in one unfused schedule of a machine. Einsums that are not
-    among `einsum_indices` are proven optimal in `space`.
+    among `einsum_indices` are proven optimal in `space`. The last four fields are the columns space, places,
+    gaps and spaces.
     """
 
     machine: int
@@ -91,6 +92,23 @@ class EqualChoices(NamedTuple):
     price: Price  # numbers, or arrays in the order of the rows
 
 
+class DecodedMachine(NamedTuple):
+    """A machine. Rows with equal mappings are costed together if their machines are of one kind."""
+
+    arch: Arch
+    kind: int
+
+
+class RowGroup(NamedTuple):
+    """Rows with the same mapping of the same einsum, on machines of one kind."""
+
+    rows: list[int]  # indices of the rows
+    einsum_index: int
+    mapping_key: str
+    nest: Nest
+    arches: list[Arch]  # machine of each row
+
+
 @dataclass(slots=True)
 class RunContext:
     """A run's folder and study, and what was decoded from them."""
@@ -98,9 +116,7 @@ class RunContext:
     root: Path
     study: Study
     groups: dict[str, tuple[Unique, ...]] = field(init=False)  # distinct einsums by workload
-    # machine -> (Arch, number of its kind); None: it cannot be built. Rows with equal mappings are costed
-    # together if their machines are of one kind
-    machines: dict[int, tuple[Arch, int] | None] = field(default_factory=dict)
+    machines: dict[int, DecodedMachine | None] = field(default_factory=dict)  # None: it cannot be built
     kinds: dict[Arch, int] = field(default_factory=dict)  # `_costing_structure` -> number of the kind
     nests: dict[str, str] = field(default_factory=dict)  # mapping_key -> text of the nest
     lock: Lock = field(default_factory=Lock)  # DuckDB calls functions from several threads
@@ -197,7 +213,7 @@ def functions(context: RunContext) -> list[Function]:
 def solutions(context: RunContext, rows: Sequence[ChosenRow]) -> list[Solution]:
     """Returns the stored solutions of the rows, costed again."""
     costs: list[list[EinsumCost | Infeasible]] = [[] for _ in rows]
-    # without a tile optimizer (whose mappings are made again, `_to_solution`) the stored mappings are read
+    # mappings of a tile optimizer are made again (`_to_solution`), all others are read and costed
     if not TILING[context.study.solver.tiling]:
         costs = [[None] * len(row.keys) for row in rows]  # type: ignore[list-item]
         for choices in _equal_choices(context, rows):
@@ -232,7 +248,8 @@ def _cost_of_row(choices: EqualChoices, i: int, gap: float, space: str) -> Einsu
 
 
 def _to_solution(context: RunContext, row: ChosenRow, costs: Sequence[EinsumCost | Infeasible]) -> Solution:
-    arch, options = _machine_or_raise(context, row.machine)[0], context.study.solver
+    """Returns the solution of a row. costs: of its einsums; []: a tile optimizer makes the mappings."""
+    arch, options = _machine_or_raise(context, row.machine).arch, context.study.solver
     found = (
         solve.sequential_solution(arch, context.groups[row.workload], options, costs)
         if costs
@@ -258,7 +275,7 @@ def _solve_tiling(context: RunContext, row: ChosenRow) -> list[Solution] | Infea
     differs from the stored one.
     """
     found = solve.solve(
-        _machine_or_raise(context, row.machine)[0], _workload(context, row), context.study.solver
+        _machine_or_raise(context, row.machine).arch, _workload(context, row), context.study.solver
     )
     if isinstance(found, list) and (
         differs := [c.name for c, key in zip(found[0].einsums, row.keys, strict=True) if c.mapping_key != key]
@@ -270,24 +287,22 @@ def _solve_tiling(context: RunContext, row: ChosenRow) -> list[Solution] | Infea
     return found
 
 
-def _machine_or_raise(context: RunContext, number: int) -> tuple[Arch, int]:
+def _machine_or_raise(context: RunContext, number: int) -> DecodedMachine:
     found = _machine_or_none(context, number)
     if found is None:
         raise ValueError(f"{context.root}: machine {number} cannot be built, but has a schedule")
     return found
 
 
-def _machine_or_none(context: RunContext, number: int) -> tuple[Arch, int] | None:
-    """Returns a machine and the number of its kind; None if there is no such machine or it cannot be
-    built.
-    """
+def _machine_or_none(context: RunContext, number: int) -> DecodedMachine | None:
+    """Returns a machine; None if there is no such machine or it cannot be built."""
     with context.lock:
         if number not in context.machines:
             if len(context.machines) >= MAX_DECODED:
                 context.machines.clear()
             arch = decode(context.study.space, number) if 0 <= number < context.study.space.size else None
             context.machines[number] = (
-                (arch, context.kinds.setdefault(_costing_structure(arch), len(context.kinds)))
+                DecodedMachine(arch, context.kinds.setdefault(_costing_structure(arch), len(context.kinds)))
                 if isinstance(arch, Arch)
                 else None
             )
@@ -320,25 +335,21 @@ def _with_array_sizes(batch: Arch, arches: Sequence[Arch]) -> Arch:
     )
 
 
-def _groups_of_equal(
-    context: RunContext, rows: Sequence[ChosenRow]
-) -> Iterator[tuple[list[int], int, str, Nest, list[Arch]]]:
-    """Yields the groups of equal choices: (indices of the rows, index of the einsum, key of the mapping, its
-    nest, machine of each row).
-    """
+def _groups_of_equal(context: RunContext, rows: Sequence[ChosenRow]) -> Iterator[RowGroup]:
+    """Yields the rows in groups, each row once per einsum."""
     nests = _nests_by_key(context, {key for row in rows for key in row.keys})
     groups: dict[tuple[str, int, str, int], list[int]] = {}
     for i, row in enumerate(rows):
-        kind = _machine_or_raise(context, row.machine)[1]
+        kind = _machine_or_raise(context, row.machine).kind
         for einsum_index, key in enumerate(row.keys):
             groups.setdefault((row.workload, einsum_index, key, kind), []).append(i)
     for (_, einsum_index, key, _), row_indices in groups.items():
-        yield (
+        yield RowGroup(
             row_indices,
             einsum_index,
             key,
             parse(nests[key]),
-            [_machine_or_raise(context, rows[i].machine)[0] for i in row_indices],
+            [_machine_or_raise(context, rows[i].machine).arch for i in row_indices],
         )
 
 
@@ -368,6 +379,9 @@ def _equal_choices(context: RunContext, rows: Sequence[ChosenRow]) -> Iterator[E
 
 
 def _without_costs(problem: Problem, nest: Nest) -> EinsumCost:
+    """Returns the counts of a mapping as an EinsumCost; all its costs are 0, since other formulas price
+    it.
+    """
     e = problem.einsum
     no_price = Price(0.0, 0.0, "", (), (), 0.0)
     return EinsumCost(
@@ -414,6 +428,9 @@ def _read_nests(context: RunContext, keys: Collection[str]) -> None:
 
 
 def _nests(path: Path, keys: list[str]) -> dict[str, str]:
+    """Returns the texts of nests by mapping_key, of those keys that one file of the table has. keys:
+    sorted.
+    """
     found: dict[str, str] = {}
     with pq.ParquetFile(path, page_checksum_verification=True) as part:
         key_column = part.schema_arrow.names.index("mapping_key")
@@ -440,6 +457,7 @@ def _chosen_rows(*columns: Any) -> list[ChosenRow]:
 
 
 def _cycles(context: RunContext, machines: Any, workloads: Any, keys: Any) -> pa.Array:
+    """Returns, per row, the latency in cycles of each einsum; nan where its mapping does not fit."""
     rows = _chosen_rows(machines, workloads, keys)
     if TILING[context.study.solver.tiling]:
         return pa.array(
@@ -527,7 +545,7 @@ def _workloads(
             [
                 workload_row(
                     solution,
-                    _machine_or_raise(context, row.machine)[0],
+                    _machine_or_raise(context, row.machine).arch,
                     refs[row.workload].weight,
                     macs[row.workload],
                 )
@@ -541,7 +559,7 @@ def _levels(context: RunContext, machines: Any) -> pa.Array:
         "prices",
         PRICES_FIELDS,
         [
-            levels(built[0]) if (built := _machine_or_none(context, number)) else []
+            levels(decoded_machine.arch) if (decoded_machine := _machine_or_none(context, number)) else []
             for number in machines.to_pylist()
         ],
     )

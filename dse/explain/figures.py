@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import ceil, inf, log2
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -222,6 +222,24 @@ def _one_buffer(arch: Arch, capacity: float) -> Arch:
     return replace(arch, levels=(outer, buffer), fanouts=(), compute=Compute(0.0, 0.0))
 
 
+class RetentionBar(NamedTuple):
+    """A tensor, or a part of it, while it is retained."""
+
+    tensor: str
+    start: float  # in the unit of Residency.times
+    end: float
+    retained_bytes: float
+    tensor_bytes: float
+
+
+class LevelUse(NamedTuple):
+    """What is retained in a level."""
+
+    level: str
+    used_bytes: tuple[float, ...]  # in each step
+    capacity_bytes: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class Residency:
     """The tensors that are retained on chip, over time."""
@@ -230,17 +248,15 @@ class Residency:
     steps: tuple[str, ...]  # names of the steps
     times: tuple[float, ...]  # end of each step
     time_unit: str  # of `times`; "": they only count steps
-    # (tensor, from, to, bytes retained, bytes of the tensor)
-    bars: tuple[tuple[str, float, float, float, float], ...]
-    # (level, bytes on chip in each step, capacity in bytes)
-    used: tuple[tuple[str, tuple[float, ...], float | None], ...]
+    bars: tuple[RetentionBar, ...]
+    used: tuple[LevelUse, ...]
 
 
 def residency(arch: Arch, workload: Workload, found: TrafficReport) -> Residency:
     """Returns the optimal retention between operations. A step is one access of GOGETA's access list (an
-    operation reads and writes its tensors). Of a loop only the first periods (iterations) are laid out,
-    and the retained spans are those of one middle period (gogeta/optimum.py): shown are the steps from the
-    first of these spans to the last.
+    operation reads and writes its tensors). The optimum of a loop is found on a few of its periods
+    (iterations), of which a middle one stands for all between (gogeta/optimum.py): the spans of that one are
+    shown, from the first to the last.
     """
     from dse.solve.gogeta.operations import graph
     from dse.solve.gogeta.optimum import EDGE_PERIODS
@@ -263,22 +279,18 @@ def residency(arch: Arch, workload: Workload, found: TrafficReport) -> Residency
         for a in accesses[first_step:end_step]
     )
     # key: tensor, end, size. A span that begins where an equal one ends prolongs its bar
-    bars: dict[tuple[str, int, float], tuple[str, float, float, float, float]] = {}
+    bars: dict[tuple[str, int, float], RetentionBar] = {}
     for s in sorted(retained_spans, key=lambda s: (s.first, s.last)):
         adjoining_bar = bars.pop((s.tensor, s.first, s.words), None)
-        start = adjoining_bar[1] if adjoining_bar else s.first - first_step
-        bars[s.tensor, s.last, s.words] = (
-            s.tensor.partition("@")[0],
-            start,
-            s.last - first_step,
-            s.words * word_bytes,
-            s.size * word_bytes,
+        start = adjoining_bar.start if adjoining_bar else s.first - first_step
+        bars[s.tensor, s.last, s.words] = RetentionBar(
+            s.tensor.partition("@")[0], start, s.last - first_step, s.words * word_bytes, s.size * word_bytes
         )
     held_bytes = tuple(
         sum(s.words * word_bytes for s in retained_spans if s.first <= i < s.last)
         for i in range(first_step, end_step)
     )
-    rows = tuple(sorted(bars.values(), key=lambda bar: bar[1:3]))
+    rows = tuple(sorted(bars.values(), key=lambda bar: (bar.start, bar.end)))
     return Residency(
         f"{workload.name} on {arch.name}: retained in {arch.levels[1].name} between operations, "
         "lowest traffic",
@@ -286,7 +298,7 @@ def residency(arch: Arch, workload: Workload, found: TrafficReport) -> Residency
         tuple(float(i + 1) for i in range(end_step - first_step)),
         "",
         rows,
-        ((arch.levels[1].name, held_bytes, found.capacity_words * word_bytes),),
+        (LevelUse(arch.levels[1].name, held_bytes, found.capacity_words * word_bytes),),
     )
 
 
@@ -307,7 +319,7 @@ def schedule_residency(arch: Arch, workload: Workload, solution: Solution) -> Re
         using_segments = [i for i, names in enumerate(tensors) if one.tensor in names]
         share = share_of(one.share)
         bars.append(
-            (
+            RetentionBar(
                 f"{one.tensor} at {one.level}",
                 starts[using_segments[0]],
                 ends[using_segments[-1]],
@@ -317,7 +329,7 @@ def schedule_residency(arch: Arch, workload: Workload, solution: Solution) -> Re
         )
     capacity = {level.name: level.capacity_bits for level in arch.levels}
     occupancy = [
-        (name, tuple(dict(row.peak_bits).get(name, 0) / 8 for row in solution.segments), bits / 8)
+        LevelUse(name, tuple(dict(row.peak_bits).get(name, 0) / 8 for row in solution.segments), bits / 8)
         for name, bits in capacity.items()
         if bits
     ]
@@ -327,7 +339,7 @@ def schedule_residency(arch: Arch, workload: Workload, solution: Solution) -> Re
         steps,
         tuple(ends),
         "cycles",
-        tuple(sorted(bars, key=lambda bar: bar[1])),
+        tuple(sorted(bars, key=lambda bar: bar.start)),
         tuple(occupancy),
     )
 

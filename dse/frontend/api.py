@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from analysis.plots import Picture
 
 MAX_HTML_ROWS = 1000  # rows of an answer that a notebook shows
-# at most so many einsums, and distinct einsums: up to these the function `residency` also solves the workload
-# with solver.schedule = residency, which takes seconds
-MAX_SOLVED_EINSUMS = 200, 8
+# up to so many einsums, and so many distinct ones, the function `residency` also solves the workload with
+# solver.schedule = residency, which takes seconds
+MAX_SOLVED_EINSUMS, MAX_SOLVED_DISTINCT = 200, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +392,7 @@ class Residency:
         """Returns what `dse residency --format json` prints."""
         facts, listed = explain.residency(self.arch, self.workload, self.reuse)
         names = [e.name.partition("@")[0] for e in self.reuse.operations]
-        # of several periods list the second, which follows another one, unlike the first
+        # of several periods (iterations of the loop) list the second: unlike the first it follows another one
         first_listed = self.operations_per_period if len(names) > self.operations_per_period else 0
         edges = [
             {
@@ -412,7 +412,7 @@ class Residency:
             **facts,
             **{
                 key: [dict(zip(t.header, row, strict=True)) for row in t.rows]
-                for key, t in zip(("configurations", "phases", "stays"), listed, strict=True)
+                for key, t in zip(("configurations", "phases", "retained"), listed, strict=True)
             },
             "edges": edges,
         }
@@ -460,14 +460,14 @@ def residency(workload: str, machine: str, *, method: str = "corrected", **sets:
 
 
 def _schedule_words(arch: Arch, workload: Workload, options: SolverOptions) -> float:
-    """Returns the words that the schedule of `solver.schedule = residency` moves; 0.0 where its search would
-    take long (`MAX_SOLVED_EINSUMS`) or does not apply.
+    """Returns the main-memory words that the schedule of `solver.schedule = residency` moves; 0.0 where its
+    search would take long (`MAX_SOLVED_EINSUMS`) or does not apply.
     """
     if (
         arch.layout_sensitive()
         or workload.repeats
-        or len(workload.einsums) > MAX_SOLVED_EINSUMS[0]
-        or len(unique(workload)) > MAX_SOLVED_EINSUMS[1]
+        or len(workload.einsums) > MAX_SOLVED_EINSUMS
+        or len(unique(workload)) > MAX_SOLVED_DISTINCT
     ):
         return 0.0
     solved = solve.solve(arch, workload, replace(options, schedule="residency"))
@@ -880,7 +880,9 @@ def _quote(key: str, value: Any) -> str:
 
 
 def _steps(values: Sequence[Any], own: Any) -> list[Any]:
-    """Returns the values one step from `own`: its neighbours on an axis of numbers, else all other values."""
+    """Returns the values one step from `own`, one of `values`: its neighbours on an axis of numbers, else all
+    other values.
+    """
     if any(isinstance(value, str | bool) for value in values):
         return [value for value in values if value != own]
     i = values.index(own)
@@ -935,7 +937,7 @@ def study_of(text: str | Path) -> Study:
     path = root / folder.STUDY
     folder.raise_if_no_run(root)
     manifest = folder.read(root)
-    if lines := folder.faults_of_heads(root, manifest) or (
+    if lines := folder.faults_of_inputs(root, manifest) or (
         [] if path.exists() else [f"{path}: missing; {folder.advice(root)}"]
     ):
         raise folder.Damaged("\n".join(lines))

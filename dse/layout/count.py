@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,12 +33,18 @@ from dse.layout.address import Digit, Layout, StoredDim, digits_of, values
 from dse.run.compiled import njit
 from workloads.arrays import Ints
 
-# (index of the digit, divisor, modulus): digit / divisor, mod modulus unless that is 0
-Field = tuple[int, int, int]
 # n sets of t values of a stored dimension, [n, t], each ascending; how often each set occurs [n]
 ValueSets = tuple[Ints, Ints]
-Sums = tuple[int, ...]  # the columns of `sums`
+Sums = tuple[int, ...]  # the factors that `sums` lists, in its order
 ONCE = np.ones(1, np.int64)
+
+
+class Field(NamedTuple):
+    """A part of a digit: digit / divisor, mod modulus unless that is 0."""
+
+    digit: int  # its index in the layout
+    divisor: int
+    modulus: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +156,7 @@ def _fields(layout: Layout, low: int, high: int) -> tuple[Field, ...] | None:
             if high % max(weight, low) or (j and digit.pitch % (high // weight)) or high % weight:
                 return None
             modulus = high // max(weight, low)
-        found.append((j, divisor, modulus))
+        found.append(Field(j, divisor, modulus))
     return tuple(found)
 
 
@@ -173,7 +180,7 @@ def _measured(c: Cuts, dim: int, values: Ints) -> Iterator[Ints | int]:
     for j in range(len(digits)):
         yield _carries(digits, dim, j, values)
     for j in range(len(digits)):
-        yield _distinct_count(_key(digits, dim, [(k, 1, 0) for k in range(j + 1)], values))
+        yield _distinct_count(_key(digits, dim, [Field(k, 1, 0) for k in range(j + 1)], values))
     keys = [
         None if fields is None else _key(digits, dim, fields, values)
         for fields in (c.line, c.row, c.bank, c.sram_bank, c.word)

@@ -4,11 +4,11 @@
     token  := DIM                      a whole dimension: N
             | DIM '/' s                its outer part, i / s
             | dim m ['/' s]            an inner part, (i mod m) / s: h8/2, h2
-            | dim S '~' B              the inner part of an unfolded dimension: tiles of B elements, S apart;
-                                       its outer part is DIM/S
-    suffix := '+' p                    pitch padding: p empty positions
-            | '&' name [':' g]         g (default 1) positions behind the part, with elements of tensor `name`
-                                       (store_at)
+            | dim S '~' B              the inner part of an unfolded dimension: tiles of B elements that begin
+                                       S apart, so they overlap; its outer part, which tile, is DIM/S
+    suffix := '+' p                    pitch padding: p empty positions behind the part
+            | '&' name [':' g]         guest: g (default 1) positions behind the part, for elements of the
+                                       tensor `name` (primitive store_at)
     group  := '(' token+ ')'           shows neighbouring parts as one axis; changes no address
     defs   := name '=' DIM '*' DIM ... (';' ...)   neighbouring dimensions fused first: e=H*W*O | N E/784 e784
 
@@ -62,9 +62,9 @@ class Token:
 
     text: str
     dim: int  # index of the stored dimension
-    modulus: int  # 0: an outer part; for an unfolded inner part, its stride
-    step: int
-    tile: int  # elements of a tile of an unfolded inner part, otherwise 0
+    modulus: int  # m; 0: an outer part; for an unfolded inner part its stride S
+    step: int  # s
+    tile: int  # B, elements of a tile of an unfolded inner part, otherwise 0
     pad: int  # empty positions behind it
     guests: tuple[tuple[str, int], ...]  # (tensor, positions behind the part that hold its elements)
     opens: int  # parentheses before it
@@ -78,9 +78,8 @@ def parse(text: str, names: Sequence[str], shape: Shape) -> Layout:
     """
     stored, tokens = _read(text, names, shape)
     digits = [digit for token in tokens for digit in _digits(token, stored, tokens)]
-    for k, s in enumerate(
-        stored
-    ):  # tiles that do not overlap become a split; a single tile is the whole dimension
+    # tiles that do not overlap become a split; a single tile is the whole dimension
+    for k, s in enumerate(stored):
         if s.tile and (s.tile == s.stride or s.tiles() == 1):
             stored[k] = replace(s, tile=0, stride=0)
     layout = Layout(tuple(names), tuple(shape), *_unfuse_uncut(stored, _merge(digits, stored)))
@@ -336,6 +335,7 @@ def _gap(t: Token) -> int:
 
 
 def _outermost_first(t: Token) -> tuple[bool, int, int]:
+    """Sort key for the parts of one dimension."""
     return t.modulus != 0, -t.modulus, -t.step
 
 
@@ -373,8 +373,8 @@ def _digits(t: Token, stored: Sequence[StoredDim], tokens: Sequence[Token]) -> I
 def _unfuse_uncut(
     stored: Sequence[StoredDim], digits: Sequence[Digit]
 ) -> tuple[tuple[StoredDim, ...], tuple[Digit, ...]]:
-    """Returns dimensions and digits, where a fused dimension that no digit cuts is its separate members
-    again.
+    """Returns the dimensions and digits with every fused dimension that is stored as one whole part replaced
+    by its members, as if they had not been fused.
     """
     digit_counts = Counter(d.dim for d in digits)
     uncut = {
@@ -402,7 +402,8 @@ def _unfuse_uncut(
 def _merge(digits: Sequence[Digit], stored: Sequence[StoredDim]) -> list[Digit]:
     """Returns the digits, with neighbours merged that form one part of a dimension without a gap."""
     found: list[Digit] = []
-    # a dimension with a padded part of one value keeps all its parts as they are
+    # a part of one value is here because it is padded, or has guests (`_digits`); where its dimension has
+    # one, no parts are merged, which keeps the place of that padding
     dims_with_unit_part = {d.dim for d in digits if d.size == 1}
     for d in digits:
         outer = found[-1] if found else None

@@ -55,7 +55,8 @@ class Mappings:
     shares: bool = False  # tiles may be divided among PEs that pass the parts round (`share`)
 
 
-EVERY = Mappings("all", one_trip=True, layouts="all", shares=True)  # the space of a lower bound: all mappings
+# the space that a lower bound covers
+ALL_MAPPINGS = Mappings("all", one_trip=True, layouts="all", shares=True)
 
 
 def mappings_of(factors: Factors, arch: Arch, c: Constraints = FREE) -> Mappings:
@@ -348,7 +349,7 @@ def _shares(searched: Mappings, part: Part, m: Member) -> bool:
 
 
 def _no_nest(searched: Mappings, part: Part, m: Member) -> bool:
-    return bool(m.branch.mapping.non_nest_text) and searched != EVERY
+    return bool(m.branch.mapping.non_nest_text) and searched != ALL_MAPPINGS
 
 
 # Features between einsums.
@@ -909,7 +910,7 @@ WITHIN = (  # features within an einsum
     Feature(
         "mappings that are no nest",
         ("Mapping.non_nest_text",),
-        _of_mappings(lambda own: _searched_words(own == EVERY, "mappings that are no nest")),
+        _of_mappings(lambda own: _searched_words(own == ALL_MAPPINGS, "mappings that are no nest")),
         _breaks(_no_nest),
     ),
 )
@@ -1065,7 +1066,7 @@ def _by_words() -> dict[str, Mappings]:
         for cut in (True, False)
         for lay in get_args(Layouts)
     ]
-    return {certificate_words(one): one for one in (*every, EVERY)}
+    return {certificate_words(one): one for one in (*every, ALL_MAPPINGS)}
 
 
 def mappings_in(certificate: str) -> Mappings | None:

@@ -530,10 +530,10 @@ def _newest_generation(root: Path) -> int:
     )
 
 
-def faults_of_heads(root: Path, manifest: Manifest) -> list[str]:
+def faults_of_inputs(root: Path, manifest: Manifest) -> list[str]:
     """A message for each of study.yaml and the inputs that is not as the run wrote it."""
     for _ in range(MAX_READS):  # a run that is starting writes env.json first, then these files
-        if not (wrong := damaged_heads(root, env(root, manifest))):
+        if not (wrong := damaged_inputs(root, env(root, manifest))):
             return []
         time.sleep(0.02)
     advice_text = advice(root)
@@ -545,7 +545,7 @@ def faults_of_heads(root: Path, manifest: Manifest) -> list[str]:
     ]
 
 
-def damaged_heads(root: Path, env_data: Mapping[str, Any] | None) -> list[str]:
+def damaged_inputs(root: Path, env_data: Mapping[str, Any] | None) -> list[str]:
     """Names of the files that differ from what env.json says about them. env_data: content of env.json; None:
     no file is checked.
     """
@@ -558,7 +558,7 @@ def damaged_heads(root: Path, env_data: Mapping[str, Any] | None) -> list[str]:
 
 def is_older_env(root: Path, manifest: Manifest, damaged: Sequence[str]) -> bool:
     """True if env.json is an earlier one: study.yaml differs from what it says, and is the one that the
-    manifest knows. damaged: of `damaged_heads`
+    manifest knows. damaged: of `damaged_inputs`
     """
     study = root / STUDY
     return STUDY in damaged and study.is_file() and crc(study) == manifest.study_crc
@@ -617,7 +617,7 @@ def is_intact_study(root: Path, manifest: Manifest, versions: Mapping[str, int])
     return (
         env_data is not None
         and STUDY in env_data["files"]
-        and not damaged_heads(root, env_data)
+        and not damaged_inputs(root, env_data)
         and all(env_data["identity"].get(name) == str(own) for name, own in versions.items())
     )
 

@@ -6,8 +6,9 @@ lives.
 A mutant (mutants.yaml) is one expression or statement changed in a copy of the sources, found by the
 definition that it stands in (anchors.py). Its proof runs there in a process of its own, without compiling:
 the searches are short, the enumerations were made before, from the sources as they are. The copy without a
-change must pass every proof. A mutant whose place or test is gone fails: its rule moved, and the mutant must
-move along. So does one that ends its proof with an exception: that shows a broken line, not a wrong answer.
+change must pass every proof. A mutant that outlives the seeds that a test draws by default is shown all of
+them. A mutant whose place or test is gone fails: its rule moved, and the mutant must move along. So does one
+that ends its proof with an exception: that shows a broken line, not a wrong answer.
 --anchors: only whether each has its place and its test.
 """
 
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
@@ -36,7 +37,7 @@ from tests.prove import anchors
 from tests.told_apart import TOLD
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("dse", "hw", "workloads", "cluster", "analysis", "tests", "pyproject.toml")
+COPIED = ("dse", "hw", "workloads", "cluster", "analysis", "bench", "tests", "pyproject.toml")
 WALKED = 600  # nests and schedules that are walked element by element
 SECONDS = 1500  # for one proof of one mutant
 # in the copy
@@ -186,8 +187,10 @@ def unanchored(mutant: Mutant) -> Iterator[str]:
         yield f"{mutant.rule}: no test {mutant.proof}"
 
 
-def told(proof: str, mutant: Mutant | None, answers: Path) -> tuple[str, float]:
-    """How a proof ends in a copy of the sources: "" if nothing is wrong there, else what it says; seconds."""
+def told(proof: str, mutant: Mutant | None, answers: Path, full: bool = False) -> tuple[str, float]:
+    """How a proof ends in a copy of the sources: "" if nothing is wrong there, else what it says; seconds.
+    full: with all seeds of a test (tests/amount.py).
+    """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="dse-mutant-") as home:
         folder = copied(Path(home), mutant)
@@ -198,6 +201,7 @@ def told(proof: str, mutant: Mutant | None, answers: Path) -> tuple[str, float]:
             "DSE_CACHE": str(folder / "cache"),
             "PYTHONDONTWRITEBYTECODE": "1",
             "COLUMNS": "240",
+            **({"DSE_TESTS": "full"} if full else {}),
         }
         command = (
             [
@@ -275,13 +279,25 @@ def main() -> int:
         )
         path.write_text(json.dumps(list(zip(wanted, pool.map(answer, wanted, chunksize=4), strict=True))))
         with ThreadPoolExecutor(2) as threads:
-            run: Callable[[tuple[str, Mutant | None]], tuple[str, float]] = lambda one: told(
-                one[0], one[1], path
-            )
-            plain = dict(zip(proofs, threads.map(run, [(proof, None) for proof in proofs]), strict=True))
+
+            @cache
+            def of_plain(proof: str, full: bool = False) -> str:
+                """What a proof says of the sources as they are."""
+                return told(proof, None, path, full)[0]
+
+            def of_mutant(m: Mutant) -> tuple[str, float, bool]:
+                """What its proof says of a mutant, seconds; whether only all seeds of the test show it."""
+                said, seconds = told(m.proof, m, path)
+                if said or "::" not in m.proof:
+                    return said, seconds, False
+                said, more = told(m.proof, m, path, full=True)
+                if said and (false := of_plain(m.proof, True)):
+                    said = f"CRASH: the sources as they are fail: {false}"
+                return said, seconds + more, True
+
             false = [
                 f"  the sources as they are fail {proof}: {said}"
-                for proof, (said, _) in plain.items()
+                for proof, said in zip(proofs, threads.map(of_plain, proofs), strict=True)
                 if said
             ]
             print(
@@ -289,14 +305,12 @@ def main() -> int:
                 flush=True,
             )
             alive = 0
-            for m, (said, seconds) in zip(
-                chosen, threads.map(run, [(m.proof, m) for m in chosen]), strict=True
-            ):
+            for m, (said, seconds, needs_all) in zip(chosen, threads.map(of_mutant, chosen), strict=True):
                 lives = not said or said.startswith("CRASH")
                 alive += lives
                 print(
                     f"  {'LIVES' if lives else 'killed'} {m.rule}: {m.proof}, {seconds:.0f} "
-                    f"s{f'; {said[:140]}' if said else ''}",
+                    f"s{' (all seeds)' if needs_all else ''}{f'; {said[:140]}' if said else ''}",
                     flush=True,
                 )
     print(f"  {len(chosen)} mutants, {len(chosen) - alive} killed")

@@ -15,6 +15,7 @@ from functools import lru_cache
 from itertools import chain, combinations, permutations, product
 from math import inf, prod
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +33,17 @@ from workloads.einsum import Einsum, Projection
 
 Tile = dict[str, int]
 Tiles = dict[str, NDArray[np.int64]]  # per rank the tile sizes [C] of C candidates
-SpatialFactors = Sequence[tuple[str, str, int]]  # (fan-out dimension, rank, factor)
 # tile sizes in the order of the ranks -> nodes that stand above and leave these tiles
 Factorizations = dict[tuple[int, ...], tuple[Loop | Store, ...]]
 Tier = Sequence[int]  # levels (by number) whose nodes stand in one block
+
+
+class SpatialFactor(NamedTuple):
+    """The PEs along one fan-out dimension over which a rank is unrolled."""
+
+    dim: str
+    rank: str
+    factor: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +51,9 @@ class Fill:
     """Tiles of one bottom-up pass."""
 
     tiles: tuple[Tile, ...]  # per tier the tile that it holds
-    # per tier the spatial factors above it, as (fan-out dimension, rank, factor)
-    pes: tuple[tuple[tuple[str, str, int], ...], ...]
+    pes: tuple[
+        tuple[SpatialFactor, ...], ...
+    ]  # per tier the spatial factors above it; last those above compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +414,7 @@ def _fill(e: Einsum, arch: Arch, stationary: Sequence[Projection]) -> Fill:
     depth = len(all_tiers)
     tile = dict.fromkeys(extents, 1)
     tier_tiles: list[Tile] = [extents] * depth
-    spatial_factors: list[tuple[tuple[str, str, int], ...]] = [()] * (depth + 1)
+    spatial_factors: list[tuple[SpatialFactor, ...]] = [()] * (depth + 1)
     if any(f.outside == len(arch.levels) for f in arch.fanouts):
         spatial_factors[depth], tile = _stack(
             e, arch, len(arch.levels), tile, stationary[-1] if stationary else e.output
@@ -417,7 +426,7 @@ def _fill(e: Einsum, arch: Arch, stationary: Sequence[Projection]) -> Fill:
     return Fill(tuple(tier_tiles), tuple(spatial_factors))
 
 
-def _tile_of_pes(extents: Tile, tile: Tile, pes: SpatialFactors) -> Tile:
+def _tile_of_pes(extents: Tile, tile: Tile, pes: Sequence[SpatialFactor]) -> Tile:
     """The tile of all PEs together, where each has `tile`."""
     grown = dict(tile)
     for _, rank, factor in pes:
@@ -427,7 +436,7 @@ def _tile_of_pes(extents: Tile, tile: Tile, pes: SpatialFactors) -> Tile:
 
 def _stack(
     e: Einsum, arch: Arch, boundary: int, tile: Tile, stationary: Projection
-) -> tuple[tuple[tuple[str, str, int], ...], Tile]:
+) -> tuple[tuple[SpatialFactor, ...], Tile]:
     """Unroll ranks over the fan-outs with `boundary` levels outside, one prime factor of a dimension's size
     at a time: the spatial factors, and the tile of all PEs together.
     """
@@ -441,12 +450,12 @@ def _stack(
                 rank = _rank_to_spread(e, extents, grown, allowed, stationary, p)
                 if rank is None:
                     break
-                wider = _tile_of_pes(extents, grown, ((name, rank, p),))
+                wider = _tile_of_pes(extents, grown, (SpatialFactor(name, rank, p),))
                 if any(_overflows(e, arch, v, wider, wider) for v in range(boundary)):
                     continue
                 factors[name, rank] = factors.get((name, rank), 1) * min(p, -(-extents[rank] // grown[rank]))
                 grown = wider
-    return tuple((name, rank, n) for (name, rank), n in factors.items()), grown
+    return tuple(SpatialFactor(name, rank, n) for (name, rank), n in factors.items()), grown
 
 
 def _rank_to_spread(
@@ -497,7 +506,7 @@ def _padding(extent: int, p: int) -> float:
 
 
 def _cache(
-    e: Einsum, arch: Arch, tier: Tier, tile: Tile, spatial: SpatialFactors, stationary: Projection
+    e: Einsum, arch: Arch, tier: Tier, tile: Tile, spatial: Sequence[SpatialFactor], stationary: Projection
 ) -> Tile:
     """Grows the tile of a tier. Candidates are all products of divisors that fit this tier and, over all PEs
     together, the levels outside. The one with least traffic is taken, of equal ones the smallest. Then
@@ -582,7 +591,7 @@ def _top_up(
     tier: Tier,
     tile: Tile,
     trips_left: Tile,
-    spatial: SpatialFactors,
+    spatial: Sequence[SpatialFactor],
     stationary: Projection,
 ) -> Tile:
     """Multiply ranks that the stationary tensor lacks by their smallest primes while the tile fits."""
@@ -634,7 +643,7 @@ def _block(
     stores: Sequence[tuple[Store, Projection]],
     outer: Tile,
     inner: Tile,
-    pes: SpatialFactors,
+    pes: Sequence[SpatialFactor],
     order: Sequence[str],
 ) -> tuple[Loop | Store, ...]:
     """Loops from tile `outer` to tile `inner` and the nodes of a tier, each node raised above the loops
@@ -680,7 +689,7 @@ def _risen_position(p: Projection, ranks: Sequence[str]) -> int:
     return position
 
 
-def _spatial_loops(pe_tile: Tile, pes: SpatialFactors) -> list[Loop | Store]:
+def _spatial_loops(pe_tile: Tile, pes: Sequence[SpatialFactor]) -> list[Loop | Store]:
     """Spatial loops that leave the tile `pe_tile` to each PE."""
     tile = dict(pe_tile)
     loops: list[Loop | Store] = []

@@ -39,7 +39,8 @@ from hw.arch import Arch, Fanout
 from workloads.arrays import Bools, Ints
 from workloads.einsum import Einsum
 
-Placement = tuple[tuple[str, ...], ...]  # per level the tensors that it holds, in the order of their nodes
+# per level, outermost first, the tensors that it holds, in the order of their nodes
+Placement = tuple[tuple[str, ...], ...]
 CostTriple = tuple[float, float, float]  # value of the objective, energy, latency
 MAX_MAPPINGS = 20_000_000  # mappings at most; a core costs about a million per second
 BLOCK = 1 << 16  # mappings that are costed together
@@ -121,8 +122,8 @@ def placements(e: Einsum, arch: Arch) -> Iterator[Placement]:
 
 
 def nests(e: Einsum, arch: Arch, placement: Placement) -> Iterator[Mapping]:
-    """Yields the loop nests of a placement, with every loop of the mapspace and tiles that are not chosen yet
-    (0): one nest per choice of sliding windows.
+    """Yields the loop nests of a placement with all loops of the mapspace, whose tiles are still open (0):
+    one nest per choice of the loop order below every node (`loop_orders`).
     """
     for orders in product(*loop_orders(e, arch, placement)):
         blocks = (
@@ -220,7 +221,9 @@ def rank_loops(e: Einsum, arch: Arch, nest: Mapping) -> dict[str, tuple[int, ...
 
 @lru_cache(maxsize=1 << 12)
 def chains(extent: int, loops: tuple[int, ...], factors: Factors) -> tuple[tuple[int, ...], ...]:
-    """All choices of tile sizes for the loops of one rank, outermost first; the last tile is 1."""
+    """All choices of tile sizes for the loops of one rank, outermost first; the last tile is 1. loops: as
+    `rank_loops` returns them, 0 for a temporal loop, else the size of the fan-out dimension.
+    """
     if not loops:
         return ((),) if extent == 1 else ()
     fanout_size, inner = loops[0], loops[1:]
@@ -266,7 +269,10 @@ def _trip_counts(nest: Mapping, rank: str, extent: int, tiles: Sequence[Sequence
 
 
 def _fits_fanouts(nest: Mapping, arch: Arch, trips: Sequence[Ints], choices: Ints) -> Bools:
-    """[C] whether the trips over each fan-out dimension are at most its size."""
+    """[C] whether the trips over each fan-out dimension are at most its size. trips: per rank as
+    `_trip_counts`;
+    choices: [C, ranks] index of the chosen option of each rank.
+    """
     loops = [node for node in nest.nodes if isinstance(node, Loop)]
     fits = np.ones(len(choices), np.bool_)
     for dim, dim_size in (pair for f in arch.fanouts for pair in f.dims):
@@ -288,8 +294,8 @@ def _first_cheapest(
     choices: Ints,
     best: CostTriple,
 ) -> Iterator[tuple[CostTriple, Mapping]]:
-    """The cheapest of these mappings that fit and keep the constraints, by cost, then text; none if `best` is
-    cheaper.
+    """Yields one mapping, or none if `best` is cheaper: of the choices [C, ranks] that fit and keep the
+    constraints the cheapest; of equally cheap ones the first by text.
     """
     values = {
         "energy": costs.energy_pj,

@@ -1,17 +1,19 @@
 """Least hops: the links that a word takes at least through a network whose links have a price
 (dse/sim/levels/network.py), as part of the price that the search sees.
 
-Hops of a tensor are words at the outer side times their average number of links. With the spatial unrollings
-of all ranks fixed, PEs of a network form g groups that want different words, of n PEs each. A word takes at
-least
+Hops of a tensor are words at the outer side times their average number of links. A word group is the PEs of a
+network that want the same words. With the spatial unrollings of all ranks fixed, the PEs in use form g word
+groups of n PEs each. A word takes at least
 
     n - 1 links                   to reach n PEs, once it has reached the first
-    + distance to the first one   groups have no PE in common: on average at least the mean of the g smallest
-                                  distances between a PE of the network and memory
+    + distance to the first one   word groups have no PE in common: on average at least the mean of the g
+                                  smallest distances between a PE of the network and memory
 
-Groups are unequal if the last PEs have less than a full share. Such a group has at most as many words as a
-full one, and counts in g only as the share of a full one that it has at least (`_proportional`). Where shares
-are equal, all PEs that are used stand side by side, which says more (`_along`).
+Word groups are unequal if the last PEs have less than a full share. Such a group has at most as many words as
+a full one, and counts in g only as the share of a full one that it has at least (`_proportional`). Where
+shares are equal, all PEs that are used stand side by side, which says more (`_along`).
+
+"Group" alone is a spatial.Group: fan-out dimensions at one boundary that multicast and reduce alike.
 """
 
 from __future__ import annotations
@@ -53,8 +55,8 @@ def networks(fanouts: Sequence[Fanout]) -> tuple[int, ...]:
 
 
 def pair_of(fanouts: Sequence[Fanout], tensors: int, i: int, x: int, compute: bool) -> int:
-    """Returns the number of a pair (state.Hops): fan-out i, and a node of tensor x inside of it or compute.
-    -1: its links are not counted.
+    """Returns the number of a pair of state.Hops, network and receiver: fan-out i, and a node of tensor x
+    inside of it or (compute) the PEs' compute. -1: its links are not counted.
     """
     priced = networks(fanouts)
     return 2 * (priced.index(i) * tensors + x) + compute if i in priced else -1
@@ -93,20 +95,22 @@ def tables(
     choices: spatial unrollings of each rank, in the order of `ranks`
     """
     boundaries = sorted({f.outside for f in fanouts})
-    sharing_rows, pes, first, links = list[Floats](), list[int](), list[Ints](), list[Floats]()
+    # one entry per pair of network and receiver
+    word_group_rows, pes, first, links = list[Floats](), list[int](), list[Ints](), list[Floats]()
     for f in (fanouts[i] for i in networks(fanouts)):
         b, grid = boundaries.index(f.outside), _grid(f)
         # ANY: no bound while ranks are open. Inside of another boundary (b > 0) PEs may share what is an
-        # unequal share already, and their links are not counted (`_sharing_rows`)
+        # unequal share already, and their links are not counted (`_word_groups`)
         kind = state.EVEN if factors == "perfect" else state.UNEVEN if b == 0 else state.ANY
         for x, p in enumerate((*e.inputs, e.output)):
             sharing_groups = _sharing_groups(fanouts, f, p is e.output)
             for compute in (False, True):
-                own = unshared(p, e) if compute else p.ranks()
-                sharing_rows.append(
+                # along these ranks PEs want different words
+                splitting_ranks = unshared(p, e) if compute else p.ranks()
+                word_group_rows.append(
                     np.concatenate(
                         [
-                            _sharing_rows(o, b, sharing_groups, rank not in own)
+                            _word_groups(o, b, sharing_groups, rank not in splitting_ranks)
                             for o, rank in zip(choices, ranks, strict=True)
                         ]
                     )
@@ -115,7 +119,7 @@ def tables(
                 first.append(begin + sum(one.shape[1] for one in links))
                 pes.append(len(begin) - 1)
                 links.append(table)
-    rows = np.stack(sharing_rows, axis=1) if sharing_rows else np.zeros((0, 0, 3))
+    rows = np.stack(word_group_rows, axis=1) if word_group_rows else np.zeros((0, 0, 3))
     width = max(map(len, first), default=0)
     return state.Hops(
         np.ascontiguousarray(rows[..., 0]),
@@ -151,30 +155,32 @@ def _proportional(e: Einsum, x: int, compute: bool) -> bool:
     return stored and len(named) == len(set(named)) and not (compute and p is e.output and sparse(e))
 
 
-def _sharing_rows(
+def _word_groups(
     unrollings: SpatialUnrollings, b: int, sharing_groups: frozenset[int], same_words: bool
 ) -> Floats:
-    """Returns [O, 3] of one rank at boundary b: `Hops.sharing`, `Hops.apart` and `Hops.unequal`.
+    """Returns [O, 3] of one rank at boundary b: columns `word_group_pes`, `word_groups`, `unequal` of
+    state.Hops.
 
-    sharing_groups: groups of the fan-out (spatial.dims_and_groups) whose PEs share words
+    sharing_groups: groups of the fan-out (spatial.dims_and_groups) whose PEs can share words
     same_words: whether PEs along the rank want the same words
     """
     return np.array(
         [
             (0.0, 1.0, True)  # inside of PEs whose shares may be unequal: 0 PEs, so no links are counted
             if option[b].cuts and any(outer.shared_tile for outer in option[:b])
-            else (*_least_sharing(option[b], sharing_groups, same_words), option[b].shared_tile > 0)
+            else (*_least_word_groups(option[b], sharing_groups, same_words), option[b].shared_tile > 0)
             for option in unrollings.boundaries
         ],
         np.float64,
     )
 
 
-def _least_sharing(
+def _least_word_groups(
     one: FanoutBoundary, sharing_groups: frozenset[int], same_words: bool
 ) -> tuple[float, float]:
-    """Returns how many PEs get the same words, and how many groups get others, at least. If groups are
-    unequal, a full one counts 1 and the last one its share of a full one, so the number need not be whole.
+    """Returns (PEs of a word group, number of word groups) along one rank at one boundary, both at least. If
+    word groups are unequal, a full one counts 1 and the last one its share of a full one, so the number need
+    not be whole.
     """
     if not one.shared_tile:
         n = prod(pes for group, pes in one.cuts if same_words and group in sharing_groups)
@@ -188,7 +194,7 @@ def _least_sharing(
 class Grid(NamedTuple):
     """A network: its PEs, and where memory is attached."""
 
-    size: tuple[int, ...]  # PEs of each dimension
+    size: tuple[int, ...]  # PEs of each dimension: rows, columns
     region: tuple[tuple[int, int], ...]  # as Fanout.mesh_region
     injected_at: str
     multicast_from: str
@@ -200,12 +206,12 @@ def _grid(f: Fanout) -> Grid:
 
 @lru_cache(maxsize=256)
 def least_links(grid: Grid, proportional: bool, kind: int) -> tuple[Ints, Floats]:
-    """Returns (begin [P + 1], links [3, n]) of a network of P PEs: the least links of a word that n PEs of
-    each of g groups want stand at begin[n] + g.
+    """Returns (begin [P + 1], links [3, .]) of a network of P PEs. Column begin[n] + g of `links` is the
+    least links of a word with g word groups of n PEs each; its rows are EVEN, UNEVEN, ANY (state.py).
 
     proportional: as `_proportional`
-    kind: what row 2 of `links` (ANY: some ranks are not unrolled yet) is made of. EVEN: the least of row 0
-        over all larger n and g; UNEVEN: row 1; ANY: 0, no bound
+    kind: what row ANY (some ranks are not unrolled yet) is made of. EVEN: the least of row EVEN over all
+        larger n and g; UNEVEN: row UNEVEN; ANY: 0, no bound
     """
     pes = prod(grid.size)
     if pes > MAX_PES:
@@ -215,7 +221,7 @@ def least_links(grid: Grid, proportional: bool, kind: int) -> tuple[Ints, Floats
     n, g = np.repeat(np.arange(1, pes + 1), rows), np.arange(rows.sum()) - np.repeat(begin[1:], rows)
     near = np.sort(_distances(grid))
     mean = np.cumsum(near) / np.arange(1, pes + 1)
-    links_anywhere = n - 1 + mean[g - 1]  # groups may lie anywhere, but have no PE in common
+    links_anywhere = n - 1 + mean[g - 1]  # word groups may lie anywhere, but have no PE in common
     even = (
         links_anywhere
         if grid.region
@@ -229,7 +235,9 @@ def least_links(grid: Grid, proportional: bool, kind: int) -> tuple[Ints, Floats
 
 
 def _distances(grid: Grid) -> Floats:
-    """Returns, per PE, the links to the nearest place where memory is attached."""
+    """Returns, per PE, the links to the nearest place where memory is attached. A region lies in a larger
+    mesh (Fanout.mesh_region), whose memory it uses.
+    """
     (y, rows), (x, columns) = grid.region or tuple((0, n) for n in grid.size)
     down, right = np.meshgrid(y + np.arange(grid.size[0]), x + np.arange(grid.size[1]), indexing="ij")
     found = np.full(down.size, inf)
@@ -238,9 +246,10 @@ def _distances(grid: Grid) -> Floats:
     return found
 
 
-def _side_by_side(grid: Grid, begin: Ints, many: int, default: Floats) -> Floats:
-    """Returns, at begin[n] + g, the least links of equal shares over all n = n_y n_x and g = g_y g_x (PEs per
-    group, and groups, along a column and along a row); `default` where there is no such split.
+def _side_by_side(grid: Grid, begin: Ints, width: int, default: Floats) -> Floats:
+    """Returns [width], at begin[n] + g, the least links of a word with equal shares: over all n = n_y n_x and
+    g = g_y g_x (PEs of a word group, and word groups, along a column and along a row); `default` where there
+    is no such split. t_y, t_x: the least links along a column and along a row (`_along`).
 
     next_level (a tree): t_x links along the row, then t_y links in each of the n_x columns
     same_level (a chain from PE to PE): t_x + t_y links for one row and one column, and at least a link for
@@ -254,22 +263,23 @@ def _side_by_side(grid: Grid, begin: Ints, many: int, default: Floats) -> Floats
         if grid.multicast_from == "next_level"
         else t_x[None] + t_y[:, None] + (n_x[None] - 1) * (n_y[:, None] - 1)
     )
-    found = np.full(many, inf)
+    found = np.full(width, inf)
     np.minimum.at(found, begin[n_y[:, None] * n_x[None]] + g_y[:, None] * g_x[None], links)
     return np.where(found < inf, found, default)
 
 
 def _along(size: int, anywhere: bool) -> tuple[Ints, Ints, Floats]:
-    """Returns (n, g, links) along one dimension: the mean, over g groups of n PEs each, of the links that
-    cover a group and its source, at least. n g <= size. anywhere: memory is attached all along it.
+    """Returns three arrays, one entry per split n g <= size: n, g, and a lower bound of the links that a word
+    takes along one dimension of `size` PEs, to reach all n PEs of its word group, on average over the g word
+    groups. anywhere: memory is attached all along the dimension; else at its two ends.
 
-    A group from d to d + s, with s >= n - 1, takes s + min(d, size - 1 - d - s) links, with the middle at
-    m = (size - 1) / 2 and the group's centre c = d + s / 2:
+    A word group from PE d to PE d + s, with s >= n - 1, takes s links inside and min(d, size - 1 - d - s)
+    from the nearer end. With the middle m = (size - 1) / 2 and the group's centre c = d + s / 2 that is
 
         (s + size - 1) / 2 - |c - m|
 
-    Loops put the groups' PEs at 0 .. n g - 1, each once, and the mean of a group's PEs is its centre. So the
-    mean of |c - m| is at most that of |p - m| over all these PEs p.
+    Loops put the PEs of all word groups at 0 .. n g - 1, each once, and the mean of a group's PEs is its
+    centre. So the mean of |c - m| is at most that of |p - m| over all these PEs p.
     """
     n, g = (
         np.array(one, np.int64)
@@ -284,12 +294,10 @@ def _along(size: int, anywhere: bool) -> tuple[Ints, Ints, Floats]:
 
 
 def _least_of_larger(links: Floats, n: Ints, g: Ints, pes: int) -> Floats:
-    """Returns, per (n, g), the least links of all that have as many PEs per group and as many groups, or
-    more.
-    """
-    whole = np.full((pes + 1, pes + 1), inf)
-    whole[n, g] = links
+    """Returns, per entry (n, g), the least links of all entries (n', g') with n' >= n and g' >= g."""
+    by_split = np.full((pes + 1, pes + 1), inf)
+    by_split[n, g] = links
     for axis in (0, 1):
-        whole = np.flip(np.minimum.accumulate(np.flip(whole, axis), axis), axis)
-    found: Floats = whole[n, g]
+        by_split = np.flip(np.minimum.accumulate(np.flip(by_split, axis), axis), axis)
+    found: Floats = by_split[n, g]
     return found

@@ -19,7 +19,7 @@ from math import inf, log, prod
 from dse.layout.address import Layout, row_major
 from dse.layout.text import show
 from dse.mapper.exact.layout_candidates import layouts
-from dse.mapper.exact.optimal import names_some_dims, none_fits, optimal, rank
+from dse.mapper.exact.optimal import names_some_dims, none_fits, optimal, sort_key
 from dse.mapper.exact.search import BUDGET, Spread, search, supports
 from dse.mapping.constraints import FREE, Constraints, Factors, violations
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, TensorLayout, may_keep
@@ -218,7 +218,7 @@ def layout_aware(
     found = priced_mappings(problem, factors, constraints, allowed_gap, interface)
     if isinstance(found, Infeasible):
         return found
-    best = min(found.costs, key=lambda one: rank(problem, one))
+    best = min(found.costs, key=lambda one: sort_key(problem, one))
     return [with_certificate(best, problem.objective, found.lower_bound, found.visited, found.space)]
 
 
@@ -464,9 +464,8 @@ def with_certificate(
 
 
 def interface_spread(e: Einsum, arch: Arch, interface: frozenset[str]) -> dict[str, Spread]:
-    """An estimate, per interface tensor, of the lines that it takes beyond filled lines if it lies row-major
-    at the outermost level: (mask of dimensions, share). Each index of these dimensions takes that share of a
-    line.
+    """An estimate, per interface tensor, of how it spreads over lines if it lies row-major at the outermost
+    level.
 
     The dimensions are the one whose stride is nearest to a line, and all outside of it. The share is the
     stride of that one over the line, at most 1.
@@ -479,5 +478,5 @@ def interface_spread(e: Einsum, arch: Arch, interface: frozenset[str]) -> dict[s
         ]
         if line and p.tensor in interface and max(pitch_bits, default=0) > (p.bits or arch.word_bits):
             nearest = min(range(len(pitch_bits)), key=lambda k: (abs(log(pitch_bits[k] / line)), k))
-            found[p.tensor] = (2 << nearest) - 1, min(pitch_bits[nearest] / line, 1.0)
+            found[p.tensor] = Spread((2 << nearest) - 1, min(pitch_bits[nearest] / line, 1.0))
     return found

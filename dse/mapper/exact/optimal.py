@@ -30,7 +30,7 @@ from dse.mapper.exact.search import (
 )
 from dse.mapping.constraints import FREE, Constraints, Factors, minimal_mapping, violations
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store
-from dse.mapping.searched import EVERY, Mappings, mappings_of
+from dse.mapping.searched import ALL_MAPPINGS, Mappings, mappings_of
 from dse.run import deadline
 from dse.sim.counts.counts import counted, footprints
 from dse.sim.einsum import cost
@@ -188,7 +188,7 @@ class Prices:
             for mapping, positions in _by_mapping(found).items():
                 for j, one in self.price(mapping, positions).items():
                     self.costs[mapping, j] = one = _with_bound_gap(self.problems[j], one)
-                    value = rank(self.problems[j], one)[0]
+                    value = sort_key(self.problems[j], one)[0]
                     goal[j], bounds[j] = value / (1 + more), value / (1 + one.gap_to_bound)
             open_machines = goal > bounds
             if (
@@ -245,10 +245,10 @@ class Prices:
 
 
 def _with_bound_gap(problem: Problem, one: EinsumCost) -> EinsumCost:
-    """The cost with its gap to the lower bound of any mapping, if it has none yet."""
+    """The cost with its gap to the lower bound over all mappings; computed only if it is not known yet."""
     if one.gap_to_bound < inf:
         return one
-    return replace(one, gap_to_bound=relative_gap(rank(problem, one)[0], lower_bound(problem)))
+    return replace(one, gap_to_bound=relative_gap(sort_key(problem, one)[0], lower_bound(problem)))
 
 
 def _by_mapping(found: Sequence[Mapping | None]) -> dict[Mapping, list[int]]:
@@ -263,8 +263,9 @@ def _by_mapping(found: Sequence[Mapping | None]) -> dict[Mapping, list[int]]:
 def _on_many(
     problems: Sequence[Problem], factors: Factors, constraints: Constraints, allowed_gap: float
 ) -> dict[int, EinsumCost | Infeasible]:
-    """Answers by position of the machine, from one search for all machines. A machine is left out, for its
-    caller to solve it alone, where the search ends its budget or its mapping does not fit.
+    """Answers by position of the machine, from one search for all machines. Left out are machines that the
+    caller has to solve one by one: all of them if the search used up its budget, else those whose mapping
+    does not fit or cannot be priced.
     """
     answers: dict[int, EinsumCost | Infeasible] = {}
     prices = Prices(problems, constraints)
@@ -328,7 +329,8 @@ def _to_answer(
             else none_fits(problem, constraints)
         )
     improved = [improve(problem, start, factors, constraints) for start in fits]
-    if prices_networks(arch) and constraints == FREE:  # a local search does not see which hops are counted
+    # a local search does not see which hops can be counted, so mappings before it are candidates too
+    if prices_networks(arch) and constraints == FREE:
         least = minimal_mapping(e, arch)
         improved += [*fits, *([least] if _fits(problem, least, constraints) else [])]
     best = _best(problem, improved, priced)
@@ -338,7 +340,7 @@ def _to_answer(
             best,
             found.lower_bound,
             found.visited,
-            EVERY if best.gap_to_bound <= ROUNDING_GAP else space,
+            ALL_MAPPINGS if best.gap_to_bound <= ROUNDING_GAP else space,
         )
     ]
 
@@ -366,7 +368,11 @@ def _some_dims_constrained(
     best = _best(problem, [improve(problem, start, factors, constraints) for start in starts])
     return [
         _with_certificate(
-            problem, best, relaxed.lower_bound, visited, EVERY if best.gap_to_bound <= ROUNDING_GAP else space
+            problem,
+            best,
+            relaxed.lower_bound,
+            visited,
+            ALL_MAPPINGS if best.gap_to_bound <= ROUNDING_GAP else space,
         )
     ]
 
@@ -400,10 +406,12 @@ def _imperfect(
     exact = constraints == FREE and arch.overlap == "free" and not prices_networks(arch)
     if exact and not unsupported(e, arch):
         found = solve_ragged(problem, budget)
-        best = min([best, *(found if isinstance(found, list) else [])], key=lambda one: rank(problem, one))
+        best = min(
+            [best, *(found if isinstance(found, list) else [])], key=lambda one: sort_key(problem, one)
+        )
         if isinstance(found, list) and found[0].space:
             return [replace(best, optimality_gap=0.0, space=found[0].space, visited=found[0].visited)]
-    return [_with_certificate(problem, best, 0.0, spatial_only[0].visited, EVERY)]
+    return [_with_certificate(problem, best, 0.0, spatial_only[0].visited, ALL_MAPPINGS)]
 
 
 def _round_up(e: Einsum, multiple: int) -> Einsum:
@@ -463,7 +471,7 @@ def _refine(
     visited = found.visited
     single_buffered = any(not level.double_buffer for level in arch.levels[1:])
     for exposed in ("sequential", "ends") if single_buffered else ("ends",):
-        value, energy, cycles, _ = rank(problem, best)
+        value, energy, cycles, _ = sort_key(problem, best)
         # a goal is a quotient, so rounding may lift a gap to it slightly above the allowed one
         if arch.overlap == "free" or relative_gap(value, bound) <= max(
             allowed_gap * (1 + ROUNDING_GAP), ROUNDING_GAP
@@ -490,7 +498,7 @@ def _with_certificate(
     """The cost with its optimality gap to the lower bound `lower`, and with the space that the certificate
     covers. A gap that exceeds the allowed one by rounding alone is set to it.
     """
-    gap = relative_gap(rank(problem, one)[0], lower)
+    gap = relative_gap(sort_key(problem, one)[0], lower)
     gap = allowed_gap if allowed_gap < gap <= allowed_gap * (1 + ROUNDING_GAP) else gap
     one = one if gap <= ROUNDING_GAP else _with_bound_gap(problem, one)
     gap = min(one.gap_to_bound, gap)
@@ -516,7 +524,7 @@ def _best(problem: Problem, mappings: Sequence[Mapping], priced: Sequence[Einsum
                 why = fault
     if why and not found:
         raise why
-    return min(found, key=lambda one: rank(problem, one))
+    return min(found, key=lambda one: sort_key(problem, one))
 
 
 def prices_networks(arch: Arch) -> bool:
@@ -543,8 +551,8 @@ def none_fits(problem: Problem, constraints: Constraints) -> Infeasible:
 
 
 def _fits(problem: Problem, mapping: Mapping, constraints: Constraints) -> bool:
-    """Whether the mapping fits all capacities, without tiles whose capacity the schedule accounts for
-    (constraints.homes: tensor and the level that holds it).
+    """Whether the mapping fits all capacities. Tiles whose capacity the schedule accounts for do not count
+    (constraints.homes: pairs of a tensor and the level that holds it).
     """
     held = [
         row
@@ -554,8 +562,8 @@ def _fits(problem: Problem, mapping: Mapping, constraints: Constraints) -> bool:
     return not cost.overflow(held, problem.einsum, problem.arch)
 
 
-def rank(problem: Problem, one: EinsumCost) -> tuple[float, float, float, str]:
-    """Sort key of answers, the best one first: objective, energy, latency, text of the mapping."""
+def sort_key(problem: Problem, one: EinsumCost) -> tuple[float, float, float, str]:
+    """A key that orders answers, the best one first: objective, energy, latency, text of the mapping."""
     return (
         objective_value(problem.objective, one.energy_pj, one.latency_cycles),
         one.energy_pj,

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -55,18 +56,18 @@ from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum
 
 BUDGET = 100_000_000  # vectors visited per order of storage nodes: half a minute
-# most rounds of pruning outlines: in each, every group's outlines are cut by the bounds of the other groups,
-# which get tighter each time (row: one vector)
+# rounds of pruning outlines, at most: in each, the outlines of every group are compared with bounds of the
+# other groups, which rise with each round
 OUTLINE_ROUNDS = 6
-# if at most this many choices of blocks (one block of rows per group) may be best, each is searched by
-# itself; otherwise all rows together
+# A block is those rows (vectors) of a group that are alike (`_blocks`). If at most this many choices of one
+# block per group may be best, each is searched by itself; otherwise all rows together
 MAX_BLOCK_CHOICES = 10_000
-# latency only: vectors visited in the first attempt, over all rows; if it does not end in that, rows with
-# equal PEs are searched as blocks
+# objective latency only: vectors visited in a first attempt without blocks; if it does not end within that,
+# blocks are searched
 ROWS_BUDGET = 5_000_000
 # rows with equal numbers v form a block: its key is the sum of v_i * `KEY_WEIGHT`^i
 KEY_WEIGHT = 1.6180339887
-QUICK_BUDGET = 1_000_000  # vectors visited for a first mapping of a program
+QUICK_BUDGET = 1_000_000  # vectors visited for a first mapping of a program, and for the choice of outlines
 # Left out (`Mappings.cut_twice`): two loops over a rank in one gap. They may pay where strides leave holes
 # between tiles, which are not fetched: tiles of 4, then of 3 cut 7 into 3, 1, 3; one loop gives 3, 3, 1.
 
@@ -90,14 +91,16 @@ def solve_ragged(problem: Problem, budget: int = BUDGET, ties: bool = True) -> l
     e = problem.einsum
     if why := unsupported(e, problem.arch):
         raise ValueError(f"{e.name} on {problem.arch.name}: {why}; take another search of imperfect factors")
-    todo = _programs(problem, ties)
+    candidates = _programs(problem, ties)
     best, answer, visited, proven = np.full(3, inf), None, 0, True
     # first few tile sizes, programs with most nodes first; then all sizes, programs with fewest chains first
     for coarse in (True, False):
         for low, p, reordered in sorted(
-            todo,
+            candidates,
             key=lambda one: (
-                -len(one[1].nodes) - (one[1].node_in_array is not None) if coarse else _chains_of(one[1], e)
+                -len(one.program.nodes) - (one.program.node_in_array is not None)
+                if coarse
+                else _chains_of(one.program, e)
             ),
         ):
             if is_below(low, best):
@@ -126,11 +129,17 @@ def solve_ragged(problem: Problem, budget: int = BUDGET, ties: bool = True) -> l
     ]
 
 
-def _programs(problem: Problem, ties: bool) -> list[tuple[Floats, Program, Problem]]:
-    """All orders of storage nodes: per order a lower bound of its cost, its program, and the problem on the
-    machine with its levels in that order.
-    """
-    found: dict[tuple[tuple[str, int], ...], tuple[Floats, Program, Problem]] = {}
+class Candidate(NamedTuple):
+    """One order of storage nodes."""
+
+    lower: Floats  # [3] a lower bound of its cost: objective, energy, latency
+    program: Program
+    problem: Problem  # on the machine with its levels in that order
+
+
+def _programs(problem: Problem, ties: bool) -> list[Candidate]:
+    """All orders of storage nodes. ties: as in `solve_ragged`."""
+    found: dict[tuple[tuple[str, int], ...], Candidate] = {}
     for arch in orders(problem.arch):
         reordered = replace(problem, arch=arch)
         for _, steps in step_lists(problem.einsum, arch, FREE):
@@ -140,7 +149,7 @@ def _programs(problem: Problem, ties: bool) -> list[tuple[Floats, Program, Probl
                 for n in (*p.nodes, *([p.node_in_array] if p.node_in_array else []))
             )
             if name not in found:
-                found[name] = ideal(p, reordered, prices(p, reordered, ties)), p, reordered
+                found[name] = Candidate(ideal(p, reordered, prices(p, reordered, ties)), p, reordered)
     return list(found.values())
 
 
@@ -278,7 +287,7 @@ def _make_outlines(
             if i and sum(len(vectors_of_groups[g].products) for g in open_groups) > 0.9 * before:
                 break
     blocks = [_blocks(g, v, term_prices, False) for g, v in zip(specs, vectors_of_groups, strict=True)]
-    s = vec.vector_table([block for block, _ in blocks])
+    s = vec.vector_table([block.bounds for block in blocks])
     chosen = np.full(len(specs), -1, np.int64)
     choices = np.zeros((MAX_BLOCK_CHOICES, len(specs)), np.int64)
     n, choice_count = kernels.search(
@@ -292,7 +301,7 @@ def _make_outlines(
                 [choices[:choice_count, h] - s.start[h] for h in open_groups if equal_group[h] == g]
             )
             vectors_of_groups[g] = vec.take_rows(
-                vectors_of_groups[g], np.sort(np.concatenate([blocks[g][1][i] for i in wanted]))
+                vectors_of_groups[g], np.sort(np.concatenate([blocks[g].rows[i] for i in wanted]))
             )
         vectors_of_groups[g] = vectors_of_groups[equal_group[g]]
     return choice_count > 0, True
@@ -301,7 +310,7 @@ def _make_outlines(
 def _best_by_blocks(
     specs: Sequence[Group],
     group_vectors: Sequence[Vectors],
-    blocks: Sequence[tuple[Vectors, list[Ints]]],
+    blocks: Sequence[Blocks],
     term_prices: kernels.Prices,
     best: Floats,
     all_vectors: Sequence[Vectors],
@@ -315,7 +324,7 @@ def _best_by_blocks(
     """
     answer, visited, goal = None, 0, best.copy()
     no_choices, no_bounds = np.zeros((0, len(specs)), np.int64), np.zeros((0, 3))
-    s, chosen = vec.vector_table([block for block, _ in blocks]), np.full(len(specs), -1, np.int64)
+    s, chosen = vec.vector_table([block.bounds for block in blocks]), np.full(len(specs), -1, np.int64)
     n, _ = kernels.search(s, term_prices, goal, chosen, no_choices, no_bounds, budget)
     visited += n
     if chosen[0] < 0:
@@ -339,23 +348,27 @@ def _best_by_blocks(
         for choice, bound in zip(block_choices, bounds, strict=True):
             if visited <= budget and is_below(bound, best):
                 rows = [
-                    vec.take_rows(v, own[i - s.start[g]])
-                    for g, (v, (_, own), i) in enumerate(zip(group_vectors, blocks, choice, strict=True))
+                    vec.take_rows(v, block.rows[i - s.start[g]])
+                    for g, (v, block, i) in enumerate(zip(group_vectors, blocks, choice, strict=True))
                 ]
                 better, n = _best_rows(specs, rows, term_prices, best, all_vectors, budget)
                 answer, visited = better or answer, visited + n
     return answer, visited
 
 
-def _blocks(g: Group, v: Vectors, term_prices: kernels.Prices, by_pes: bool) -> tuple[Vectors, list[Ints]]:
-    """Groups rows into blocks. Returns two things, per block: the lowest of its rows in every number; the
-    indices of its rows.
+class Blocks(NamedTuple):
+    """The rows of a group in blocks."""
 
-    Rows of a block have equal products outside the array; with `by_pes` equal PEs, which matter more for
-    latency.
+    bounds: Vectors  # per block one row: the lowest of its rows in every number
+    rows: list[Ints]  # per block the indices of its rows
+
+
+def _blocks(g: Group, v: Vectors, term_prices: kernels.Prices, by_pes: bool) -> Blocks:
+    """Puts rows into blocks: rows with equal products in all terms that do not depend on the tiles inside the
+    PEs; with `by_pes` rows with equal PEs, which matter more for latency.
     """
-    # terms in which no rank has a factor for the tiles inside the PEs (Role.what)
-    outside = [k for k, own in enumerate(g.terms) if all(role.what < 0 for role in own[1])]
+    # terms in which no rank has a factor for the tiles inside the PEs
+    outside = [k for k, term in enumerate(g.terms) if not any(role.is_inside_pes() for role in term.roles)]
     values = v.pes if by_pes else v.products[:, outside]
     block_key = np.zeros(len(values))
     # Different numbers may have the same key. That makes a larger block, whose lowest numbers still bound it.
@@ -368,12 +381,13 @@ def _blocks(g: Group, v: Vectors, term_prices: kernels.Prices, by_pes: bool) -> 
         else np.zeros(0, np.int64)
     )
     products, node_footprints, pes = v.products[order] * term_prices.sign, v.footprints[order], v.pes[order]
-    return Vectors(
+    bounds = Vectors(
         np.zeros((len(starts), 1, 1), np.int64),
         np.minimum.reduceat(products, starts) * term_prices.sign,
         np.minimum.reduceat(node_footprints, starts),
         np.minimum.reduceat(pes, starts),
-    ), np.split(order, starts[1:])
+    )
+    return Blocks(bounds, np.split(order, starts[1:]))
 
 
 def _best_rows(
@@ -409,8 +423,8 @@ def _best_rows(
 def _loose_scope(
     g: int, vectors_of_groups: Sequence[Vectors], term_prices: kernels.Prices, best: Floats
 ) -> Scope:
-    """A scope like that of `_scope`, with looser bounds: one row, with the lowest numbers of each other
-    group.
+    """A scope like that of `_scope`, but quick to make: its bounds of the other groups are one row, the
+    lowest numbers of each of them.
     """
     rest = vec.unit_vectors(term_prices)
     for h, v in enumerate(vectors_of_groups):
@@ -419,13 +433,13 @@ def _loose_scope(
 
 
 def _with_chains(g: Group, v: Vectors, bound: Ints, scope: Scope) -> Vectors:
-    """Vectors with a row of bounds replaced by the chains that it stands for: those with the same tiles
-    outside the array.
+    """Vectors with a row of bounds (bound: its tiles) replaced by the chains that it stands for: those with
+    the same tiles outside the array.
     """
     fixed = [int(n) for n in bound[: len(g.allowed[0])]]
     single = vec.chains(g, 0, 0, scope, fixed=fixed)
     assert single is not None, "never too many chains: one rank, and its tiles outside the array are fixed"
-    more = vec.vectors_of(g, [single], [np.arange(len(single[0]))], vec.tables_of(g, [single]))
+    more = vec.vectors_of(g, [single], [np.arange(len(single.tiles))], vec.tables_of(g, [single]))
     kept_rows = vec.are_chains(v.tiles) | (v.tiles[:, 0, : len(fixed)] != fixed).any(axis=1)
     return Vectors(
         *(

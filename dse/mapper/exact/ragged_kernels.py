@@ -4,8 +4,11 @@ that takes one vector per group of ranks.
 A chain is the tiles of one rank, outermost first: one per gap (a place for temporal loops: above each storage
 node outside the array, and above the array), then one per fan-out dimension. A group is ranks that share a
 dimension of a tensor; a vector has the factors that one choice of a group's chains gives to every product
-(ragged.py). The file is long because compiled functions with common array layouts stay in one file. So are
-`chains` and `search`: each walks a tree without recursion.
+(ragged.py). Letters in shapes: E gaps, D fan-out dimensions, T products, P cost parts, V levels, B bounded
+nodes (whose level has a capacity), G groups, M rows of bounds, N rows.
+
+The file is long because compiled functions with common array layouts stay in one file. So are `chains` and
+`search`: each walks a tree without recursion.
 """
 
 from __future__ import annotations
@@ -19,17 +22,20 @@ from dse.mapper.exact.kernels.state import ENERGY, LATENCY
 from dse.run.compiled import njit
 from workloads.arrays import Bools, Floats, Ints
 
-# numbers for the tiles inside the PEs. COUNT: how many tiles; TOTAL: elements in them; FIRST: how many tiles
-# in the first iteration of every temporal loop
+# Kinds of numbers for the tiles inside the PEs. COUNT: how many tiles; TOTAL: elements in them; FIRST: how
+# many tiles in the first iteration of every temporal loop
 COUNT, TOTAL, FIRST = 0, 1, 2
+KIND, MASK = 0, 1  # columns of ChainSpace.inside
+READ_PORT, WRITE_PORT, STALLS = 0, 1, 2  # columns of Prices.ports
 
 
 @njit(cache=True, nogil=True, forceinline=True)
 def cut(size: Ints, many: Ints, n: int, tile: int, first: bool) -> int:
-    """Cuts a set of tiles into tiles of one size. Returns the number of different sizes then.
+    """Cuts each tile of a set into tiles of size `tile` and a remainder. Returns the number of different
+    sizes then.
 
     size, many: the first n entries are the sizes of the set and how many tiles have each; rewritten in place.
-    first: whether only the first tile of each cut counts.
+    first: whether only the first tile of each cut stays.
     """
     size_count = n
     for i in range(n):
@@ -57,14 +63,15 @@ def cut(size: Ints, many: Ints, n: int, tile: int, first: bool) -> int:
 def total_cost(parts: Floats, port: Ints, machine: Floats, objective: int, out: Floats) -> None:
     """Writes to out [3] the value of the objective, energy and latency of cost parts.
 
-    parts: energy without leakage, cycles of compute, cycles of every port.
-    port: [V, 3] part of the port for reads, part of the port for writes, 1 if fills stall.
-    machine: leakage in pJ per cycle, least cycles of compute.
+    parts: [P] energy without leakage, cycles of compute, cycles of every port.
+    port: [V, 3] part of the port for reads, part of the port for writes, 1 if the inside of the level waits
+        for them.
+    machine: [2] leakage in pJ per cycle, least cycles of compute.
     """
     latency = max(parts[1], machine[1])
     for v in range(port.shape[0] - 1, -1, -1):
-        port_cycles = max(parts[port[v, 0]], parts[port[v, 1]])
-        latency = latency + port_cycles if port[v, 2] else max(latency, port_cycles)
+        port_cycles = max(parts[port[v, READ_PORT]], parts[port[v, WRITE_PORT]])
+        latency = latency + port_cycles if port[v, STALLS] else max(latency, port_cycles)
     energy = parts[0] + machine[0] * latency
     out[0] = energy if objective == ENERGY else latency if objective == LATENCY else energy * latency
     out[1], out[2] = energy, latency
@@ -81,31 +88,30 @@ def is_dominated(a: Floats, b: Floats) -> bool:
 
 @njit(cache=True, nogil=True, forceinline=True)
 def count_in_pes(
-    size: Ints, many: Ints, n: int, v: Ints, what: int, mask: int, size2: Ints, many2: Ints
+    size: Ints, many: Ints, n: int, tiles: Ints, kind: int, mask: int, size2: Ints, many2: Ints
 ) -> int:
-    """The number `what` (COUNT, TOTAL or FIRST) for a set of tiles that is split over PEs.
+    """The number of a kind (COUNT, TOTAL or FIRST) for a set of tiles (`cut`) that is split over PEs.
 
-    v: the tile that enters the PEs, then the tile inside each fan-out dimension.
+    tiles: [D + 1] the tile that enters the PEs, then the tile inside each fan-out dimension.
     mask: fan-out dimensions of which only the first PE counts.
     size2, many2: scratch.
     """
     for i in range(n):
         size2[i], many2[i] = size[i], many[i]
-    if what == FIRST:
-        size2[0], many2[0], n = v[0], 1, 1
-    for d in range(v.shape[0] - 1):
-        if v[d + 1] < v[d]:
-            n = cut(size2, many2, n, v[d + 1], (mask >> d) & 1 == 1)
+    if kind == FIRST:
+        size2[0], many2[0], n = tiles[0], 1, 1
+    for d in range(tiles.shape[0] - 1):
+        if tiles[d + 1] < tiles[d]:
+            n = cut(size2, many2, n, tiles[d + 1], (mask >> d) & 1 == 1)
     total = 0
     for i in range(n):
-        total += many2[i] * (size2[i] if what == TOTAL else 1)
+        total += many2[i] * (size2[i] if kind == TOTAL else 1)
     return total
 
 
 class Prices(NamedTuple):
     """What counts cost, and what limits mappings. A count (how often something happens) is a product with one
-    factor per group of ranks, called product here. Letters in shapes: T products, P cost parts, V levels, B
-    bounded nodes, D fan-out dimensions.
+    factor per group of ranks, called product here.
     """
 
     weights: Floats  # [T, P] what one unit of a product adds to each part
@@ -125,8 +131,8 @@ class Prices(NamedTuple):
 
 @njit(cache=True, nogil=True, forceinline=True)
 def objective_value(value: Floats, prices: Prices, parts: Floats, out: Floats) -> None:
-    """Writes to out [3] the objective, energy and latency of products [T]; 0 for the last two where they
-    break no ties.
+    """Writes to out [3] the objective, energy and latency if the products have the values `value` [T]; 0 for
+    the last two where they break no ties. parts: [P] scratch.
     """
     for i in range(parts.shape[0]):
         parts[i] = prices.start[i]
@@ -140,7 +146,7 @@ def objective_value(value: Floats, prices: Prices, parts: Floats, out: Floats) -
 
 
 class Rest(NamedTuple):
-    """Bounds of what all other groups contribute, in M rows. For each of their choices there is a row whose
+    """Bounds of what all other groups give, in M rows. For every choice of their vectors there is a row whose
     numbers are at most those of the choice (at least, in products that are subtracted).
     """
 
@@ -162,7 +168,7 @@ class Scratch(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def new_scratch(prices: Prices) -> Scratch:
-    """Scratch arrays in the sizes of a program's prices."""
+    """Scratch arrays of the shapes that `prices` has."""
     n = prices.sign.shape[0]
     return Scratch(
         np.zeros(n),
@@ -185,8 +191,11 @@ def improving_row(
     first: int,
     scratch: Scratch,
 ) -> int:
-    """The index of a row of `rest` with which these numbers of one group fit and may cost less than `best`.
-    -1 if there is none: then no mapping with these numbers is better. Row `first` is tried first.
+    """The index of a row of `rest` together with which these numbers of one group fit the machine and may
+    cost less than `best`. -1 if there is none: then no mapping with these numbers is better. Row `first` is
+    tried first.
+
+    products [T], footprints [B, 2], pes [D]: of the group
     """
     for j in range(-1, len(rest.products)):
         m = first if j < 0 else j
@@ -221,10 +230,39 @@ class ChainBound(NamedTuple):
     prices: Prices
     best: Floats  # [3] the best cost so far
     column: Ints  # [T] the column of the rank that is a factor of a product, -1: none
-    # [., 4] per dimension of a node that has the rank: bounded node, the gap above it, coefficient, and
-    # how many gaps further in the dimension has its tile if the node sinks (1 for a window, else 0)
+    # [., 4] per dimension of a node that has the rank: number of the bounded node; the gap above it;
+    # coefficient of the rank; 1 for a window, else 0. If the node sinks below the loops of the next gap, a
+    # window has the tile of that gap, another dimension keeps its own
     footprint_dims: Ints
     rest: Rest  # bounds of all other ranks and groups
+
+
+class ChainSpace(NamedTuple):
+    """Which chains of a rank are made, and which columns (numbers per chain) of them. The columns are, in
+    this
+    order: the number of tiles at the gaps count_gaps; the tile at the gaps tile_gaps; a number for the tiles
+    inside the PEs for each row of `inside`; the PEs in use along each fan-out dimension.
+    """
+
+    extent: int
+    allowed: Bools  # [E] whether a gap may cut
+    sizes: Ints  # tiles that it may cut into, ascending
+    fixed: Ints  # [E] the tile at a gap, 0: any
+    pes: Ints  # [D] sizes of the fan-out dimensions
+    count_gaps: Ints
+    tile_gaps: Ints
+    # [., 2] kind of number (COUNT, TOTAL or FIRST), and a bit mask of the fan-out dimensions of which only
+    # the first PE counts
+    inside: Ints
+    same_gaps: int  # a chain dominates only chains with the same tiles at the first so many gaps
+    # 0: off. Else, where the tile above the innermost gap that may cut has more elements than this, only
+    # chains that leave one element per PE are made one by one (to be asked for only where no larger tile in
+    # the PEs lowers a column). All chains that leave more and use a0 x a1 PEs (both above 1) are bundled: one
+    # row per (outer tiles, a0, a1), whose columns are bounds and whose other tiles are 0
+    bundle_above: int
+    # whether to make an outline: one row per choice of tiles at the gaps, with bounds over all tiles inside
+    outline: bool
+    alive: Ints  # if not empty, `codes` of the only tiles at the gaps that are wanted, ascending
 
 
 @njit(cache=True, nogil=True)
@@ -239,7 +277,8 @@ def chain_may_improve(
     scratch: Scratch,
 ) -> int:
     """The result of `improving_row` for all chains of a rank that begin alike: their first `known_columns`
-    columns and first `known_tiles` tiles are given. Later numbers count with their lowest values.
+    columns and first `known_tiles` tiles are given. Later numbers count with their lowest values. pes: [D]
+    PEs in use.
     """
     for k in range(scratch.products.shape[0]):
         c = bound.column[k]
@@ -254,9 +293,10 @@ def chain_may_improve(
         )
     scratch.footprints[:] = 1.0
     for i in range(bound.footprint_dims.shape[0]):
-        b, gap, c, window = bound.footprint_dims[i]
-        scratch.footprints[b, 0] *= 1 + c * (tile[gap] - 1) if gap < known_tiles else 1
-        scratch.footprints[b, 1] *= 1 + c * (tile[gap + window] - 1) if gap + window < known_tiles else 1
+        b, gap, coef, is_window = bound.footprint_dims[i]
+        sunk_gap = gap + is_window
+        scratch.footprints[b, 0] *= 1 + coef * (tile[gap] - 1) if gap < known_tiles else 1
+        scratch.footprints[b, 1] *= 1 + coef * (tile[sunk_gap] - 1) if sunk_gap < known_tiles else 1
     return improving_row(
         scratch.products, scratch.footprints, pes, bound.rest, bound.prices, bound.best, first, scratch
     )
@@ -264,7 +304,9 @@ def chain_may_improve(
 
 @njit(cache=True, nogil=True)
 def codes(tiles: Ints, extent: int) -> Ints:
-    """[N] one number per row for the tiles [N, E] of a rank at all gaps."""
+    """[N] per row of `tiles` [N, E], the tiles of a rank at all gaps, one number: its digits in base
+    extent + 1.
+    """
     found = np.zeros(tiles.shape[0], np.int64)
     for i in range(tiles.shape[0]):
         for tile in tiles[i]:
@@ -274,91 +316,73 @@ def codes(tiles: Ints, extent: int) -> Ints:
 
 @njit(cache=True, nogil=True)
 def bound_columns_over_splits(
-    columns: Ints, size: Ints, many: Ints, n: int, tile: int, pes: Ints, values: Floats
+    inside: Ints, size: Ints, many: Ints, n: int, tile: int, pes: Ints, values: Floats
 ) -> None:
-    """Writes lower bounds of the columns, over all ways to split a set of tiles over the PEs: those of an
-    outline, a row that has tiles at the gaps only. FIRST columns are subtracted, so they get minus an upper
-    bound. tile: the largest size of the set. Of PEs along the dimensions of a column's mask only the first
-    counts.
+    """Writes to `values` lower bounds of the columns `inside` (ChainSpace), over all ways to split a set of
+    tiles (`cut`) over the PEs: those of a row of an outline, which has tiles at the gaps only. FIRST columns
+    are subtracted, so they get minus an upper bound. tile: the largest size of the set.
     """
-    for c in range(columns.shape[0]):
-        what, pes_along_mask, pes_elsewhere = columns[c, 0], 1, 1
+    for c in range(inside.shape[0]):
+        kind, pes_along_mask, pes_elsewhere = inside[c, KIND], 1, 1
         for d in range(pes.shape[0]):
-            if (columns[c, 1] >> d) & 1:
+            if (inside[c, MASK] >> d) & 1:
                 pes_along_mask *= pes[d]
             else:
                 pes_elsewhere *= pes[d]
-        values[c] = -min(tile, pes_elsewhere) if what == FIRST else 0
-        for i in range(n if what != FIRST else 0):
-            values[c] += many[i] * (-(-size[i] // pes_along_mask) if what == TOTAL else 1)
+        values[c] = -min(tile, pes_elsewhere) if kind == FIRST else 0
+        for i in range(n if kind != FIRST else 0):
+            values[c] += many[i] * (-(-size[i] // pes_along_mask) if kind == TOTAL else 1)
 
 
 @njit(cache=True, nogil=True)
-def bundle_columns(columns: Ints, size: Ints, many: Ints, n: int, used: Floats, values: Floats) -> None:
-    """The same bounds for two fan-out dimensions, over all ways to split in which exactly used[0] x used[1]
-    PEs get one element or more.
+def bundle_columns(inside: Ints, size: Ints, many: Ints, n: int, used: Floats, values: Floats) -> None:
+    """The bounds of `bound_columns_over_splits` for two fan-out dimensions, over those splits in which
+    exactly used[0] x used[1] PEs get one element or more.
     """
-    for c in range(columns.shape[0]):
-        mask = columns[c, 1]
+    for c in range(inside.shape[0]):
+        mask = inside[c, MASK]
         pes_along_mask = (int(used[0]) if mask & 1 else 1) * (int(used[1]) if mask & 2 else 1)
         values[c] = -(int(used[0]) * int(used[1])) // pes_along_mask
-        if columns[c, 0] != FIRST:
+        if inside[c, KIND] != FIRST:
             values[c] = 0
             for i in range(n):
                 values[c] += many[i] * -(-size[i] // pes_along_mask)
 
 
 @njit(cache=True, nogil=True)
-def chains(
-    extent: int,
-    allowed: Bools,
-    sizes: Ints,
-    fixed: Ints,
-    pes: Ints,
-    count_gaps: Ints,
-    tile_gaps: Ints,
-    columns: Ints,
-    same_gaps: int,
-    bundle_above: int,
-    outer: bool,
-    alive: Ints,
-    bound: ChainBound,
-    max_rows: int,
-) -> tuple[Ints, Floats, bool]:
+def chains(space: ChainSpace, bound: ChainBound, max_rows: int) -> tuple[Ints, Floats, bool]:
     """The chains of a rank and their columns, the numbers that products are made of. Left out are two kinds
     of chains:
 
     1. those that a chain with the same first `same_gaps` tiles dominates;
     2. those that by a bound are part of no mapping below the best.
 
-    allowed: [E] whether a gap may cut.
-    sizes: tiles that it may cut into, ascending.
-    fixed: [E] the tile at a gap, 0: any.
-    pes: [D] sizes of the fan-out dimensions.
-    count_gaps: gaps whose number of tiles is a column; these columns come first.
-    tile_gaps: gaps whose tile size is a column; these come next.
-    columns: [., 2] a row for each further column: the number for the tiles inside the PEs (COUNT, TOTAL or
-        FIRST), and a bit mask of the fan-out dimensions of which only the first PE counts. The last columns
-        are the PEs in use along each dimension.
-    bundle_above: 0: off. Else, where the tile above the innermost gap that may cut has more elements than
-        this, only chains that leave one element per PE are enumerated one by one (the caller asks for it
-        where no larger tile lowers a column). All chains that leave more and use a0 x a1 PEs (both above 1)
-        are bundled: one row per (outer tiles, a0, a1), whose columns are bounds and whose other tiles are 0.
-    outer: whether to return one row per choice of tiles at the gaps, with bounds over all tiles inside.
-    alive: if not empty, `codes` of the only tiles at the gaps that are wanted, ascending.
-    max_rows: rows to allocate.
-
-    Returns, with one row per chain, the array of tiles ([N, E + D]) and that of columns ([N, .]); and whether
-    `max_rows` rows were enough.
+    Returns three things: with one row per chain, the array of tiles [N, E + D] and that of columns [N, .];
+    and whether `max_rows` rows, which are allocated, were enough (if not, both arrays are empty).
     """
+    (
+        extent,
+        allowed,
+        sizes,
+        fixed,
+        pes,
+        count_gaps,
+        tile_gaps,
+        inside,
+        same_gaps,
+        bundle_above,
+        outline,
+        alive,
+    ) = space
     gaps, dims, n_count, n_tile = allowed.shape[0], pes.shape[0], count_gaps.shape[0], tile_gaps.shape[0]
     width, last_cut_gap, pe_count, max_pieces = (
-        n_count + n_tile + columns.shape[0] + dims,
+        n_count + n_tile + inside.shape[0] + dims,
         -1,
         int(np.prod(pes)),
         1 << (gaps + dims + 1),
     )
     rows, values, filled = np.zeros((max_rows, gaps + dims), np.int64), np.empty((max_rows, width)), 0
+    # row j: the set of tiles (`cut`) that gap j gets from outside; the last row: that the PEs get
     size, many, n = (
         np.zeros((gaps + 1, max_pieces), np.int64),
         np.zeros((gaps + 1, max_pieces), np.int64),
@@ -366,7 +390,10 @@ def chains(
     )
     size2, many2 = np.zeros(max_pieces, np.int64), np.zeros(max_pieces, np.int64)
     size[0, 0], many[0, 0], n[0] = extent, 1, 1
-    column_values, v, factor = np.zeros(width), np.zeros(dims + 1, np.int64), np.zeros(dims + 1, np.int64)
+    column_values = np.zeros(width)
+    # the tile that enters the PEs, then the tile inside each fan-out dimension, and in how many it is cut
+    # there
+    pe_tiles, factor = np.zeros(dims + 1, np.int64), np.zeros(dims + 1, np.int64)
     inside_values, used = column_values[n_count + n_tile : width - dims], column_values[width - dims :]
     # the tile outside of each gap, the tile at it, and its index in `sizes`; the tiles of the chain before
     tile_outside, tile, size_index, previous_tiles = (
@@ -375,6 +402,8 @@ def chains(
         np.full(gaps, -1, np.int64),
         np.zeros(gaps, np.int64),
     )
+    # known_columns[j]: columns that are known once the tile at gap j is. Rows that a chain is compared with
+    # are a linked list per `pes_key`: its newest row, and for each row the one before
     known_columns, one_pe, newest_row, previous_row = (
         np.zeros(gaps, np.int64),
         np.ones(dims),
@@ -418,13 +447,15 @@ def chains(
                             tile[tile_gaps[c]] if tile_gaps[c] < last_cut_gap else smallest_tile
                         )
                     used[0], used[1] = a0, a1
-                    bundle_columns(columns, size[j], many[j], int(n[j]), used, inside_values)
+                    bundle_columns(inside, size[j], many[j], int(n[j]), used, inside_values)
                     m = chain_may_improve(
                         column_values, width, tile, last_cut_gap, used, bound, first_rest_row, scratch
                     )
                     if m >= 0:
                         filled, first_rest_row = (
-                            append_row(tile[:last_cut_gap], v[:0], column_values, filled, rows, values),
+                            append_row(
+                                tile[:last_cut_gap], pe_tiles[:0], column_values, filled, rows, values
+                            ),
                             m,
                         )
         if fixed[j] and tile[j] != fixed[j]:
@@ -457,38 +488,48 @@ def chains(
             previous_tiles[i] = tile[i]
         for c in range(n_tile):
             column_values[n_count + c] = tile[tile_gaps[c]]
-        v[0], factor[0], d = tile[gaps - 1], 0, 0
-        if outer:
+        pe_tiles[0], factor[0], d = tile[gaps - 1], 0, 0
+        if outline:
             bound_columns_over_splits(
-                columns, size[gaps], many[gaps], int(n[gaps]), int(v[0]), pes, inside_values
+                inside, size[gaps], many[gaps], int(n[gaps]), int(pe_tiles[0]), pes, inside_values
             )
             used[:] = 1.0
             m = chain_may_improve(column_values, width, tile, gaps, one_pe, bound, first_rest_row, scratch)
             if m >= 0:
-                filled, first_rest_row = append_row(tile, v[:0], column_values, filled, rows, values), m
+                filled, first_rest_row = (
+                    append_row(tile, pe_tiles[:0], column_values, filled, rows, values),
+                    m,
+                )
             continue
         while d >= 0:
             if d < dims:
                 factor[d] += 1
-                if factor[d] > pes[d] or (factor[d] > 1 and v[d] == 1):
+                if factor[d] > pes[d] or (factor[d] > 1 and pe_tiles[d] == 1):
                     d -= 1
                     continue
-                v[d + 1] = -(-v[d] // factor[d])
-                if factor[d] == 1 or v[d + 1] < -(-v[d] // (factor[d] - 1)):
+                pe_tiles[d + 1] = -(-pe_tiles[d] // factor[d])
+                if factor[d] == 1 or pe_tiles[d + 1] < -(-pe_tiles[d] // (factor[d] - 1)):
                     d += 1
                     factor[d] = 0
                 continue
             d -= 1
-            if is_bundled and v[dims] > 1:
+            if is_bundled and pe_tiles[dims] > 1:
                 continue
-            for c in range(columns.shape[0]):
+            for c in range(inside.shape[0]):
                 inside_values[c] = count_in_pes(
-                    size[gaps], many[gaps], int(n[gaps]), v, columns[c, 0], columns[c, 1], size2, many2
-                ) * (-1 if columns[c, 0] == FIRST else 1)
+                    size[gaps],
+                    many[gaps],
+                    int(n[gaps]),
+                    pe_tiles,
+                    inside[c, KIND],
+                    inside[c, MASK],
+                    size2,
+                    many2,
+                ) * (-1 if inside[c, KIND] == FIRST else 1)
             # with bundles a chain is compared with those only that use as many PEs along each dimension
             pes_key = 0
             for i in range(dims):
-                used[i] = -(-v[i] // v[i + 1])
+                used[i] = -(-pe_tiles[i] // pe_tiles[i + 1])
                 pes_key = pes_key * pes[i] + int(used[i]) - 1
             pes_key = pes_key if bundle_above else 0
             other, dominated = newest_row[pes_key], False
@@ -500,7 +541,7 @@ def chains(
             m = chain_may_improve(column_values, width, tile, gaps, used, bound, first_rest_row, scratch)
             if m >= 0:
                 previous_row[filled], newest_row[pes_key], first_rest_row = newest_row[pes_key], filled, m
-                filled = append_row(tile, v[1:], column_values, filled, rows, values)
+                filled = append_row(tile, pe_tiles[1:], column_values, filled, rows, values)
                 if filled > max_rows:
                     break
     enough = filled <= max_rows
@@ -508,12 +549,16 @@ def chains(
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def append_row(tile: Ints, inside: Ints, own: Floats, filled: int, rows: Ints, values: Floats) -> int:
-    """Writes the next row, if there is space left. Returns the number of rows with it, written or not."""
+def append_row(
+    gap_tiles: Ints, inner_tiles: Ints, column_values: Floats, filled: int, rows: Ints, values: Floats
+) -> int:
+    """Writes the tiles of a chain and its columns as row `filled`, if there is space left. Returns the number
+    of rows with it, written or not.
+    """
     if filled < rows.shape[0]:
-        rows[filled, : tile.shape[0]], values[filled] = tile, own
-        for d in range(inside.shape[0]):
-            rows[filled, tile.shape[0] + d] = inside[d]
+        rows[filled, : gap_tiles.shape[0]], values[filled] = gap_tiles, column_values
+        for d in range(inner_tiles.shape[0]):
+            rows[filled, gap_tiles.shape[0] + d] = inner_tiles[d]
     return filled + 1
 
 
@@ -521,7 +566,7 @@ def append_row(tile: Ints, inside: Ints, own: Floats, filled: int, rows: Ints, v
 def may_improve(
     products: Floats, footprints: Floats, pes: Floats, rest: Rest, prices: Prices, best: Floats
 ) -> Bools:
-    """[N] whether a row, by a bound, may be part of a mapping below the best cost."""
+    """[N] whether a vector, by its bound with `rest`, may be part of a mapping below the best cost."""
     found, m, scratch = np.zeros(len(products), np.bool_), 0, new_scratch(prices)
     for i in range(len(products)):
         row = improving_row(products[i], footprints[i], pes[i], rest, prices, best, m, scratch)
@@ -531,9 +576,10 @@ def may_improve(
 
 @njit(cache=True, nogil=True)
 def front(values: Floats, order: Ints, is_chain: Bools) -> Bools:
-    """[N] whether no chain dominates a row (is at most in every column); of equal rows only the first counts.
+    """[N] whether no chain dominates a row of `values` (is at most in every column); of equal rows only the
+    first counts.
 
-    order: rows in an order in which each comes after those that dominate it.
+    order: the rows, each after those that dominate it.
     is_chain: whether a row is a chain. A row of bounds for many chains may be dominated but dominates none.
     """
     n, width = values.shape
@@ -557,7 +603,7 @@ def front(values: Floats, order: Ints, is_chain: Bools) -> Bools:
 
 @njit(cache=True, nogil=True)
 def spans(extent: int, tiles: Ints) -> tuple[Ints, Ints]:
-    """The first and the last value of every tile of a chain."""
+    """The first and the last value of every tile that a rank has after it is cut by all of `tiles`."""
     low, high, n = np.zeros(extent, np.int64), np.zeros(extent, np.int64), 1
     high[0] = extent - 1
     a, b = np.zeros(extent, np.int64), np.zeros(extent, np.int64)
@@ -576,8 +622,10 @@ def spans(extent: int, tiles: Ints) -> tuple[Ints, Ints]:
 def hulls(
     extent: int, tiles: Ints, c: int, extent2: int, tiles2: Ints, c2: int, offset: int, stored: int
 ) -> Floats:
-    """[N, M] for every pair of chains: the summed lengths of the hulls c p + c2 r + offset of all tiles,
-    clipped to what is stored. tiles, tiles2: [N, E] and [M, E], the chains of p and of r.
+    """[N, N2] for every pair of a chain of rank p and a chain of rank r: the summed lengths of the hulls of
+    c p + c2 r + offset over all their tiles, clipped to the stored indices 0 .. stored - 1.
+
+    extent, tiles, c: of p, its chains [N, .]; extent2, tiles2, c2: of r, its chains [N2, .]
     """
     found = np.zeros((tiles.shape[0], tiles2.shape[0]))
     for k in range(tiles2.shape[0]):
@@ -598,9 +646,9 @@ class VectorTable(NamedTuple):
 
     start: Ints  # [G + 1] first row of each group
     products: Floats  # [N, T]
-    # [N, B, 2] factors of a node's footprint: [0] of its tile as it stands; [1] if it also sinks below this
-    # group's loops into its best window. At most one group gives its [1], so a footprint is a minimum over
-    # groups
+    # [N, B, 2] factors of a node's footprint: [0] of its tile at its own gap; [1] if the node also sinks
+    # below the loop over one rank of a window, the one that saves most. A node sinks into one window only:
+    # the footprint is the least product in which at most one group gives its [1]
     footprints: Floats
     pes: Floats  # [N, D]
 
@@ -609,7 +657,9 @@ class VectorTable(NamedTuple):
 def minimum(
     table: VectorTable, prices: Prices, rows: Ints, products: Floats, footprints: Floats, pes: Floats
 ) -> None:
-    """Writes the least of the given rows in every column; for products that are subtracted, the largest."""
+    """Writes to products, footprints, pes the least of the given rows; for products that are subtracted, the
+    largest.
+    """
     products[:] = np.where(prices.sign > 0, np.inf, -np.inf)
     footprints[:] = np.inf
     pes[:] = np.inf
@@ -631,7 +681,9 @@ def minimum(
 
 @njit(cache=True, nogil=True, forceinline=True)
 def fits(table: VectorTable, prices: Prices, i: int, footprints: Floats, pes: Floats, need: Floats) -> bool:
-    """Whether row i fits the machine. footprints, pes: lower bounds for the other groups together."""
+    """Whether row i fits the machine. footprints, pes: lower bounds for the other groups together. need: [V]
+    scratch, bits of each level.
+    """
     for d in range(pes.shape[0]):
         if table.pes[i, d] * pes[d] > prices.pes[d]:
             return False
@@ -654,9 +706,9 @@ def search(
     """Chooses one row per group: the cheapest choice that fits and is below `best`.
 
     best: [3] lowered to its cost.
-    chosen: [G] gets its rows, else unchanged.
-    found: if it has rows, all choices below `best` are written there, their costs to `costs`, and `best`
-        stays.
+    chosen: [G] gets its rows; unchanged if no choice is below `best`.
+    found: [., G] if it has rows, all choices below `best` are written there, their costs to `costs`, and
+        `best` stays.
     budget: rows visited at most.
 
     At every node of the tree each group keeps the rows that by a bound may still lead below the best. Then

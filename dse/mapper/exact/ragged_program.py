@@ -1,5 +1,6 @@
 """Programs of the search over imperfect factors (ragged.py). A program is one order of storage nodes: its
-cost as a sum of products over ranks, bounds of the cost, and the loop nest for given tiles.
+cost as a sum of terms, each of them a product over ranks; bounds of the cost; and the loop nest for given
+tiles.
 
 `program` is long, since every action of the model has its line there.
 """
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import permutations, product
 from math import inf, prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,30 +28,56 @@ from hw.arch import Arch
 from workloads.arrays import Floats, Ints
 from workloads.einsum import Dim, Einsum, Projection
 
-NO_GAP = -1  # Role.gap of factors that are no number of tiles at a gap
-EXTENT, ONE = -1, -2  # Role.what, where it is no number for the tiles inside the PEs
-Window = tuple[tuple[int, ...], int, int]  # a dimension: coefficient per rank of a group, offset, size
+NO_GAP = -1
+# Kinds of Role besides COUNT, TOTAL and FIRST (ragged_kernels), which are numbers for the tiles inside the
+# PEs. EXTENT: the extent of the rank. ONE: 1. TILES_AT_GAP: how many tiles the rank has at a gap.
+EXTENT, ONE, TILES_AT_GAP = -1, -2, -3
+
+
+class Window(NamedTuple):
+    """A dimension of a tensor, restricted to the ranks of a group."""
+
+    coefs: tuple[int, ...]  # per rank of the group
+    offset: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
     """The factor that a rank gives to a product."""
 
-    gap: int  # the factor is the number of the rank's tiles at this gap; NO_GAP: see `what`
-    # COUNT, TOTAL or FIRST of ragged_kernels: a number for the tiles inside the PEs; EXTENT: the rank's
-    # extent; ONE: 1
-    what: int = EXTENT
-    mask: int = 0  # fan-out dimensions of which only the first PE counts
+    kind: int  # EXTENT, ONE, TILES_AT_GAP; COUNT, TOTAL, FIRST
+    gap: int = NO_GAP  # of TILES_AT_GAP
+    mask: int = 0  # of COUNT, TOTAL, FIRST: fan-out dimensions of which only the first PE counts
+
+    def is_inside_pes(self) -> bool:
+        """Whether the factor is a number for the tiles inside the PEs."""
+        return self.kind in (COUNT, TOTAL, FIRST)
 
 
-TermKey = tuple[
-    int, float, tuple[Role, ...], tuple[Dim, ...], int
-]  # fields sign, lower, roles, windows and window_gap of a Term
+class TermKey(NamedTuple):
+    """What tells terms of a program apart: fields of `Term`. Actions with equal keys are one term."""
+
+    sign: int
+    lower: float
+    roles: tuple[Role, ...]
+    windows: tuple[Dim, ...]
+    window_gap: int
+
+
+class Use(NamedTuple):
+    """An action of a level on a tensor."""
+
+    tensor: int
+    level: int
+    action: str  # "read" or "write"
+    costs_energy: bool = True
+    costs_cycles: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One product over ranks, and what it costs."""
+    """One product over ranks, a count of actions, and what it costs."""
 
     sign: int  # 1; -1 for skipped reads, which are subtracted
     lower: float  # lower bound of the product; upper bound if sign is -1
@@ -76,7 +104,7 @@ class Program:
     """One order of storage nodes outside the array."""
 
     nodes: tuple[Node, ...]  # outermost first
-    # ranks that may be cut, per gap: one gap above each node, one above the array
+    # per gap, the ranks that may have a loop (be cut) there: one gap above each node, one above the array
     allowed: tuple[frozenset[str], ...]
     node_in_array: Node | None  # the node inside the array, if there is one
     terms: tuple[Term, ...]
@@ -157,7 +185,7 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
     inside = next((Node(s.level, s.tensor, s.parent) for s in steps[array_step:] if s.kind == NODE), None)
     terms: dict[TermKey, list[float]] = {}
     minuends: dict[TermKey, TermKey] = {}  # term of skipped reads -> term of all reads of the link
-    last_added: list[TermKey] = [(1, 0.0, (), (), -1)]
+    last_added = [TermKey(1, 0.0, (), (), NO_GAP)]
     part_count, ports = 2, []
     for level in arch.levels:
         ports.append((part_count, part_count + (level.ports == "separate")))
@@ -177,26 +205,30 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
     def add(
         sign: int,
         scale: float,
-        uses: Sequence[tuple[int, int, str, bool, bool]],
+        uses: Sequence[Use],
         roles: tuple[Role, ...],
         windows: tuple[Dim, ...] = (),
-        gap: int = -1,
+        gap: int = NO_GAP,
         bound: float = 0.0,
     ) -> None:
         """Adds what actions cost to the term of their count.
 
         scale: actions per unit of the product.
-        uses: (tensor, level, "read" or "write", whether it costs energy, whether it costs cycles).
         bound: lower bound of the product; upper bound if sign is -1.
+
+        Skipped reads (sign -1) are subtracted from the term that was added before them.
         """
-        key = (sign, bound, roles, windows, gap)
+        key = TermKey(sign, bound, roles, windows, gap)
         term_parts = terms.setdefault(key, [0.0] * part_count)
         minuends.setdefault(key, key if sign > 0 else last_added[0])
         last_added[0] = key
-        for x, v, action, energy, cycles in uses:
-            level, accesses = arch.levels[v], scale * bits[tensors[x].tensor] / arch.levels[v].width_bits
-            term_parts[0] += energy * accesses * (level.read_pj if action == "read" else level.write_pj)
-            term_parts[ports[v][action == "write"]] += cycles * accesses / level.bandwidth
+        for use in uses:
+            level = arch.levels[use.level]
+            accesses = scale * bits[tensors[use.tensor].tensor] / level.width_bits
+            pj = level.read_pj if use.action == "read" else level.write_pj
+            term_parts[0] += use.costs_energy * accesses * pj
+            port = ports[use.level][use.action == "write"]
+            term_parts[port] += use.costs_cycles * accesses / level.bandwidth
 
     parent = dict.fromkeys(range(len(tensors)), 0)
     for gap, node in enumerate(nodes):
@@ -210,31 +242,22 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
         # a dimension whose ranks have one value may lie in the padding: nothing is stored then, nothing moves
         stored = float(all(0 <= d.offset < d.size for d in p.dims if d not in windows))
         roles = tuple(
-            Role(NO_GAP, EXTENT)
+            Role(EXTENT)
             if rank in p.full_ranks()
-            else Role(NO_GAP, ONE)
+            else Role(ONE)
             if rank in p.ranks()
-            else Role(gap)
+            else Role(TILES_AT_GAP, gap)
             for rank, _ in e.extents
         )
-        uses = [
-            (node.tensor, node.parent, "read", True, True),
-            (node.tensor, node.level, "write", True, True),
-        ]
-        output_uses = (
-            [(node.tensor, node.parent, "write", True, True), (node.tensor, node.level, "read", True, True)]
-            if is_output
-            else []
-        )
-        add(1, stored, [*uses, *output_uses], roles, windows, gap)
+        fills = [Use(node.tensor, node.parent, "read"), Use(node.tensor, node.level, "write")]
+        drains = [Use(node.tensor, node.parent, "write"), Use(node.tensor, node.level, "read")]
+        add(1, stored, [*fills, *(drains if is_output else [])], roles, windows, gap)
         if is_output and arch.levels[node.parent].skip_first_read:
             add(
                 -1,
                 1.0,
-                uses,
-                tuple(
-                    Role(NO_GAP, EXTENT) if rank in p.ranks() else Role(NO_GAP, ONE) for rank, _ in e.extents
-                ),
+                fills,
+                tuple(Role(EXTENT) if rank in p.ranks() else Role(ONE) for rank, _ in e.extents),
                 bound=inf,
             )
         parent[node.tensor] = node.level
@@ -243,68 +266,60 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
         actions = ("read", "write") if p is e.output else ("read",)
         is_inside = inside is not None and inside.tensor == x
         if is_inside and inside is not None:
-            shared_fetch = tuple(
-                Role(NO_GAP, EXTENT) if rank in p.ranks() else Role(NO_GAP, COUNT, mask)
-                for rank, _ in e.extents
+            shared_fetches = tuple(
+                Role(EXTENT) if rank in p.ranks() else Role(COUNT, mask=mask) for rank, _ in e.extents
             )
             all_fetches = tuple(
-                Role(NO_GAP, EXTENT) if rank in p.ranks() else Role(NO_GAP, COUNT, 0) for rank, _ in e.extents
+                Role(EXTENT) if rank in p.ranks() else Role(COUNT, mask=0) for rank, _ in e.extents
             )
             busiest_pe = tuple(
-                Role(NO_GAP, TOTAL if rank in p.ranks() else COUNT, full_mask) for rank, _ in e.extents
+                Role(TOTAL if rank in p.ranks() else COUNT, mask=full_mask) for rank, _ in e.extents
             )
-            add(1, 1.0, [(x, parent[x], "read", True, True)], shared_fetch)
-            add(1, 1.0, [(x, inside.level, "write", True, False)], all_fetches)
-            add(1, 1.0, [(x, inside.level, "write", False, True)], busiest_pe)
+            add(1, 1.0, [Use(x, parent[x], "read")], shared_fetches)
+            add(1, 1.0, [Use(x, inside.level, "write", costs_cycles=False)], all_fetches)
+            add(1, 1.0, [Use(x, inside.level, "write", costs_energy=False)], busiest_pe)
             inside_level = arch.levels[inside.level]
             start[0] += ops * bits[p.tensor] / inside_level.width_bits * inside_level.read_pj
             add(
                 1,
                 1.0,
-                [(x, inside.level, "read", False, True)],
-                tuple(Role(NO_GAP, TOTAL, full_mask) for _ in e.extents),
+                [Use(x, inside.level, "read", costs_energy=False)],
+                tuple(Role(TOTAL, mask=full_mask) for _ in e.extents),
             )
             continue
         own_ranks = p.ranks()
-        roles = tuple(
-            Role(NO_GAP, EXTENT) if rank in own_ranks else Role(NO_GAP, TOTAL, mask) for rank, _ in e.extents
-        )
+        roles = tuple(Role(EXTENT) if rank in own_ranks else Role(TOTAL, mask=mask) for rank, _ in e.extents)
         points = prod(n for rank, n in e.extents if rank in own_ranks)
         min_fetches = min_steps(
             tuple(n for rank, n in e.extents if rank not in own_ranks),
             tuple(n for d, n in enumerate(size) if (mask >> d) & 1),
         )
-        add(
-            1,
-            1.0,
-            [(x, parent[x], action, True, True) for action in actions],
-            roles,
-            bound=points * min_fetches,
-        )
+        add(1, 1.0, [Use(x, parent[x], action) for action in actions], roles, bound=points * min_fetches)
         if p is e.output and arch.levels[parent[x]].skip_first_read:
             roles = tuple(
-                Role(NO_GAP, EXTENT) if rank in own_ranks else Role(NO_GAP, FIRST, mask)
-                for rank, _ in e.extents
+                Role(EXTENT) if rank in own_ranks else Role(FIRST, mask=mask) for rank, _ in e.extents
             )
             separate_pes = prod(n for d, n in enumerate(size) if not (mask >> d) & 1)
             add(
                 -1,
                 1.0,
-                [(x, parent[x], "read", True, True)],
+                [Use(x, parent[x], "read")],
                 roles,
                 bound=float(separate_pes * prod(n for rank, n in e.extents if rank in p.ranks())),
             )
-    key = (
+    key = TermKey(
         1,
         min_steps(tuple(n for _, n in e.extents), tuple(size)),
-        tuple(Role(NO_GAP, TOTAL, full_mask) for _ in e.extents),
+        tuple(Role(TOTAL, mask=full_mask) for _ in e.extents),
         (),
-        -1,
+        NO_GAP,
     )
     terms.setdefault(key, [0.0] * part_count)[1] += op_cycles(0.0, 1.0, e, arch)
     numbers = {k: i for i, k in enumerate(terms)}
     found = [
-        Term(k[0], k[1], tuple(term_parts), k[2], k[3], k[4], numbers[minuends.get(k, k)])
+        Term(
+            k.sign, k.lower, tuple(term_parts), k.roles, k.windows, k.window_gap, numbers[minuends.get(k, k)]
+        )
         for k, term_parts in terms.items()
     ]
     return Program(nodes, allowed, inside, tuple(found), tuple(start))
@@ -312,8 +327,8 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
 
 @lru_cache(maxsize=256)
 def min_steps(extents: tuple[int, ...], pes: tuple[int, ...]) -> float:
-    """A lower bound of the number of steps that the array takes: the least product over ranks of
-    ceil(extent / PEs in use). pes: sizes of the fan-out dimensions.
+    """A lower bound of the number of steps that the array takes, if each PE does one MAC per step: the least
+    product over ranks of ceil(extent / PEs along the rank). pes: sizes of the fan-out dimensions.
     """
     steps_by_pes = {pes: 1}
     for extent in sorted(n for n in extents if n > 1):
@@ -366,16 +381,17 @@ def prices(p: Program, problem: Problem, ties: bool) -> kernels.Prices:
 
 
 def ideal(p: Program, problem: Problem, t: kernels.Prices) -> Floats:
-    """A lower bound of a program's cost: [objective, energy, latency]."""
+    """A lower bound of a program's cost, whatever its tiles: [objective, energy, latency]."""
     value = np.ones(len(p.terms))
     e = problem.einsum
     for k, term in enumerate(p.terms):
         for (_, n), role in zip(e.extents, term.roles, strict=True):
-            if (role.what == EXTENT and role.gap < 0) or role.what == FIRST:
+            if role.kind in (EXTENT, FIRST):
                 value[k] *= n
         for d in term.windows:
             value[k] *= touched(
-                (tuple(c for _, c in d.terms), d.offset, d.size), [e.sizes()[rank] for rank, _ in d.terms]
+                Window(tuple(c for _, c in d.terms), d.offset, d.size),
+                [e.sizes()[rank] for rank, _ in d.terms],
             )
         value[k] = (
             max(value[k], term.lower) if term.sign > 0 else min(value[k], term.lower, value[term.minuend])
@@ -386,16 +402,17 @@ def ideal(p: Program, problem: Problem, t: kernels.Prices) -> Floats:
 
 
 def touched(window: Window, extents: Sequence[int]) -> int:
-    """How many different stored indices of a dimension an einsum reads."""
-    coefs, offset, size = window
-    index = np.array([offset])
-    for c, n in zip(coefs, extents, strict=True):
+    """How many different stored indices of a dimension an einsum reads. extents: of the window's ranks."""
+    index = np.array([window.offset])
+    for c, n in zip(window.coefs, extents, strict=True):
         index = np.unique(np.add.outer(index, c * np.arange(n)))
-    return int(((index >= 0) & (index < size)).sum())
+    return int(((index >= 0) & (index < window.size)).sum())
 
 
 def nest(e: Einsum, p: Program, arch: Arch, chosen: Sequence[Ints]) -> Mapping:
-    """The mapping with the given chains, one per rank, grouped as in `groups_of`."""
+    """The mapping with the given chains of tiles (ragged_kernels), one per rank, grouped as in
+    `groups_of`.
+    """
     names, dims = [x.tensor for x in e.tensors()], [name for f in arch.fanouts for name, _ in f.dims]
     chain = dict(
         zip(
@@ -433,7 +450,9 @@ def nest(e: Einsum, p: Program, arch: Arch, chosen: Sequence[Ints]) -> Mapping:
 def _cut_ranks_in_order(
     e: Einsum, above: Projection | None, left: dict[str, int], new: dict[str, int]
 ) -> list[str]:
-    """The ranks that are cut in a gap, in the order that lets the node above sink furthest."""
+    """The ranks that have a loop in a gap, in the order that lets the node above sink furthest. left, new:
+    the tile of each rank above and below the gap.
+    """
     cut = [rank for rank in left if new[rank] < left[rank]]
     if above is None:
         return cut

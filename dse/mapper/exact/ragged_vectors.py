@@ -14,12 +14,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from dse.mapper.exact import ragged_kernels as kernels
 from dse.mapper.exact.ragged_kernels import COUNT, FIRST
-from dse.mapper.exact.ragged_program import EXTENT, Program, Role, Window, bounded_nodes, touched
+from dse.mapper.exact.ragged_program import (
+    EXTENT,
+    NO_GAP,
+    TILES_AT_GAP,
+    Program,
+    Role,
+    Window,
+    bounded_nodes,
+    touched,
+)
 from hw.arch import Arch
 from workloads.arrays import Bools, Floats, Ints
 from workloads.einsum import Dim, Einsum
@@ -38,6 +48,29 @@ PAIRS_PER_PART = 1 << 18  # pairs of chains that are made at a time
 MAX_BOUND_ROWS = 64  # rows of bounds (kernels.Rest) for what all other groups give, at most
 
 
+class GroupTerm(NamedTuple):
+    """What a group of ranks gives to one product (ragged_program.Term)."""
+
+    sign: int  # 1; -1 for skipped reads, which are subtracted
+    roles: tuple[Role, ...]  # of the group's ranks
+    windows: tuple[Window, ...]  # dimensions that have a rank of the group
+    window_gap: int  # the gap whose tiles these are summed over; NO_GAP: there are none
+
+
+class FootprintDim(NamedTuple):
+    """A dimension of a node's tensor that has a rank of the group."""
+
+    coefs: tuple[int, ...]  # per rank of the group
+    is_window: bool
+
+
+class Footprint(NamedTuple):
+    """What a group gives to the footprint of a node whose level has a capacity."""
+
+    gap: int  # directly above the node
+    dims: tuple[FootprintDim, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """What the vectors of a group of ranks depend on. Equal groups have equal vectors."""
@@ -45,10 +78,39 @@ class Group:
     extents: tuple[int, ...]  # of the ranks
     allowed: tuple[tuple[bool, ...], ...]  # per rank and gap: whether the rank may be cut there
     pes: tuple[int, ...]  # sizes of the fan-out dimensions
-    # per product: [0] sign, [1] roles of the ranks, [2] windows within the group, [3] gap of these (-1: none)
-    terms: tuple[tuple[int, tuple[Role, ...], tuple[Window, ...], int], ...]
-    # per bounded node: its gap, its dimensions within the group as (coefficients, whether a window)
-    footprints: tuple[tuple[int, tuple[tuple[tuple[int, ...], bool], ...]], ...]
+    terms: tuple[GroupTerm, ...]  # one per product
+    footprints: tuple[Footprint, ...]  # one per bounded node (ragged_program.bounded_nodes)
+
+
+class Column(NamedTuple):
+    """The name of a number per chain of a rank.
+
+    "count": tiles at a gap. "tile": their size. "inside": a number for the tiles inside the PEs, by
+    Role.kind. "trips": PEs in use along a fan-out dimension.
+    """
+
+    name: Literal["count", "tile", "inside", "trips"]
+    number: int  # of the gap, of the gap, the kind, of the dimension
+    mask: int = 0  # of "inside": Role.mask
+
+
+def column_of(role: Role) -> Column | None:
+    """The column that a role takes its factor from. None: the factor is the same for all chains."""
+    if role.kind == TILES_AT_GAP:
+        return Column("count", role.gap)
+    return Column("inside", role.kind, role.mask) if role.is_inside_pes() else None
+
+
+def _signed(column: Column) -> int:
+    """-1 for a column whose larger values lower a cost (FIRST: skipped reads), else 1."""
+    return -1 if column.name == "inside" and column.number == FIRST else 1
+
+
+class RankChains(NamedTuple):
+    """Chains of one rank, one per row."""
+
+    tiles: Ints  # [N, E + D] the tiles at the gaps, then at the fan-out dimensions
+    columns: dict[Column, Floats]  # [N] each
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +133,19 @@ def group(p: Program, e: Einsum, arch: Arch, ranks: tuple[str, ...]) -> Group:
         return tuple(dict(dim.terms).get(rank, 0) for rank in ranks)
 
     terms = tuple(
-        (
+        GroupTerm(
             t.sign,
             tuple(t.roles[names.index(rank)] for rank in ranks),
-            tuple((coefs(d), d.offset, d.size) for d in t.windows if any(coefs(d))),
-            t.window_gap if any(any(coefs(d)) for d in t.windows) else -1,
+            tuple(Window(coefs(d), d.offset, d.size) for d in t.windows if any(coefs(d))),
+            t.window_gap if any(any(coefs(d)) for d in t.windows) else NO_GAP,
         )
         for t in p.terms
     )
     footprints = tuple(
-        (
+        Footprint(
             gap,
             tuple(
-                (coefs(d), not (len(d.terms) == 1 and d.terms[0][1] == 1))
+                FootprintDim(coefs(d), not (len(d.terms) == 1 and d.terms[0][1] == 1))
                 for d in e.tensors()[node.tensor].dims
                 if any(coefs(d))
             ),
@@ -101,7 +163,9 @@ def group(p: Program, e: Einsum, arch: Arch, ranks: tuple[str, ...]) -> Group:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which chains are wanted: those that may cost less than `best` together with some row of `rest`."""
+    """Which chains and vectors are wanted: those that may cost less than `best` together with some row of
+    `rest`.
+    """
 
     prices: kernels.Prices
     best: Floats  # [3] objective, energy, latency
@@ -126,13 +190,13 @@ def vectors(g: Group, scope: Scope, outer: bool = False, alive: Ints | None = No
     rank_chains = _rank_chains(g, scope, outer, codes)
     if rank_chains is None:
         return None
-    if len(g.extents) == 2 and all(len(rows) for rows, _ in rank_chains):
+    if len(g.extents) == 2 and all(len(one.tiles) for one in rank_chains):
         keep = _undominated_for_all(g, rank_chains, scope, outer)
-        rank_chains[0] = (
-            rank_chains[0][0][keep],
-            {name: column[keep] for name, column in rank_chains[0][1].items()},
+        rank_chains[0] = RankChains(
+            rank_chains[0].tiles[keep],
+            {name: column[keep] for name, column in rank_chains[0].columns.items()},
         )
-    shape = [len(rows) for rows, _ in rank_chains]
+    shape = [len(one.tiles) for one in rank_chains]
     if prod(shape) > MAX_PAIRS:
         return None
     tables, found, row_count = tables_of(g, rank_chains), [], 0
@@ -143,8 +207,8 @@ def vectors(g: Group, scope: Scope, outer: bool = False, alive: Ints | None = No
         else None
     )
     row_codes = [
-        kernels.codes(rows[:, : len(g.allowed[0])], n)
-        for n, (rows, _) in zip(g.extents, rank_chains, strict=True)
+        kernels.codes(one.tiles[:, : len(g.allowed[0])], n)
+        for n, one in zip(g.extents, rank_chains, strict=True)
     ]
     for begin in range(0, prod(shape), PAIRS_PER_PART):  # part by part, since few pairs are kept of each
         pick = list(np.unravel_index(np.arange(begin, min(begin + PAIRS_PER_PART, prod(shape))), shape))
@@ -170,7 +234,7 @@ def undominated(g: Group, v: Vectors) -> Vectors:
     """The vectors of a group that no other one dominates; all of them, if there are too many to compare."""
     if not 0 < len(v.products) <= MAX_COMPARED[len(g.extents) - 1]:
         return v
-    signed = v.products * [term[0] for term in g.terms]
+    signed = v.products * [term.sign for term in g.terms]
     return take_rows(
         v,
         _front(
@@ -180,9 +244,7 @@ def undominated(g: Group, v: Vectors) -> Vectors:
     )
 
 
-def _rank_chains(
-    g: Group, scope: Scope, outer: bool, alive: Sequence[Ints] = ()
-) -> list[tuple[Ints, Columns]] | None:
+def _rank_chains(g: Group, scope: Scope, outer: bool, alive: Sequence[Ints] = ()) -> list[RankChains] | None:
     """Per rank its chains and their columns, without chains that are part of no mapping below the best, by a
     bound with the lowest factors of the other rank.
 
@@ -190,17 +252,14 @@ def _rank_chains(
     alive: per rank the codes of the only tiles outside the array that count; empty: all count.
     """
     last_window_gap = max(
-        [term[3] for term in g.terms if term[2]]
-        + [gap + 1 for gap, dims in g.footprints if any(window for _, window in dims)],
+        [term.window_gap for term in g.terms if term.windows]
+        + [node.gap + 1 for node in g.footprints if any(dim.is_window for dim in node.dims)],
         default=-1,
     )
     factor_bounds = np.array(
-        [
-            [_factor_bound(role, n) for (_, roles, _, _) in g.terms for role in [roles[r]]]
-            for r, n in enumerate(g.extents)
-        ]
+        [[_factor_bound(term.roles[r], n) for term in g.terms] for r, n in enumerate(g.extents)]
     )
-    window_minimum = np.array([prod(touched(w, g.extents) for w in term[2]) for term in g.terms])
+    window_minimum = np.array([prod(touched(w, g.extents) for w in term.windows) for term in g.terms])
     found = []
     for r in range(len(g.extents)):
         others = window_minimum * np.prod(np.delete(factor_bounds, r, axis=0), axis=0)
@@ -225,7 +284,7 @@ def outline(g: Group, scope: Scope) -> Vectors | None:
     may lead below the best. None if there are too many chains.
     """
     rank_chains = _rank_chains(g, scope, True)
-    if rank_chains is None or not all(len(rows) for rows, _ in rank_chains):
+    if rank_chains is None or not all(len(one.tiles) for one in rank_chains):
         return (
             None
             if rank_chains is None
@@ -239,40 +298,37 @@ def outline(g: Group, scope: Scope) -> Vectors | None:
     return may_improve(_bounds_over_second(g, rank_chains), scope)
 
 
-def _bounds_over_second(g: Group, rank_chains: Sequence[tuple[Ints, Columns]]) -> Vectors:
-    """Per chain of the first rank, lower bounds of all numbers over the chains of the second rank."""
+def _bounds_over_second(g: Group, rank_chains: Sequence[RankChains]) -> Vectors:
+    """Per chain of the first rank, lower bounds of all numbers over the chains of the second rank; of
+    products that are subtracted, upper bounds.
+    """
     rows, columns = rank_chains[0]
     products, footprints = np.ones((len(rows), len(g.terms))), np.ones((len(rows), len(g.footprints), 2))
     tables = tables_of(g, rank_chains)
-    for k, (_, roles, windows, gap) in enumerate(g.terms):
-        role = roles[0]
-        name = ("count", role.gap, 0) if role.gap >= 0 else ("inside", role.what, role.mask)
-        products[:, k] = (
-            columns[name] if role.gap >= 0 or role.what >= 0 else g.extents[0] if role.what == EXTENT else 1.0
-        )
-        for r, other in enumerate(roles[1:], 1):
-            column = rank_chains[r][1].get(
-                ("count", other.gap, 0) if other.gap >= 0 else ("inside", other.what, other.mask)
-            )
-            products[:, k] *= (
-                _factor_bound(other, g.extents[r])
-                if column is None
-                else column.max()
-                if other.what == FIRST
-                else column.min()
-            )
-        for window in windows:
-            table, which = tables[window, gap]
+    for k, term in enumerate(g.terms):
+        role = term.roles[0]
+        name = column_of(role)
+        products[:, k] = columns[name] if name else g.extents[0] if role.kind == EXTENT else 1.0
+        for r, other in enumerate(term.roles[1:], 1):
+            name = column_of(other)
+            if name is None:
+                products[:, k] *= _factor_bound(other, g.extents[r])
+            else:
+                column = rank_chains[r].columns[name]
+                products[:, k] *= column.max() if other.kind == FIRST else column.min()
+        for window in term.windows:
+            table, which = tables[window, term.window_gap]
             products[:, k] *= table.min(axis=1)[which[0]]
-    for b, (gap, dims) in enumerate(g.footprints):
-        for coefs, is_window in dims:
-            for sunk in range(2 if coefs[0] else 0):
-                footprints[:, b, sunk] *= 1 + coefs[0] * (columns["tile", gap + (is_window and sunk), 0] - 1)
+    for b, node in enumerate(g.footprints):
+        for coefs, is_window in node.dims:
+            for sinks in range(2 if coefs[0] else 0):
+                tile = columns[Column("tile", node.gap + (is_window and sinks))]
+                footprints[:, b, sinks] *= 1 + coefs[0] * (tile - 1)
     return Vectors(
         rows[:, None, :],
         products,
         footprints,
-        np.stack([columns["trips", d, 0] for d in range(len(g.pes))], axis=1),
+        np.stack([columns[Column("trips", d)] for d in range(len(g.pes))], axis=1),
     )
 
 
@@ -303,11 +359,8 @@ def combine(groups: Sequence[Vectors], remaining: Sequence[Vectors], scope: Scop
     minima = [minimum_of(v, prices) for v in groups]
     found = unit_vectors(prices)
     for i, v in enumerate(groups):
-        clusters, others = (
-            _cluster_bounds(v, prices, MAX_BOUND_ROWS),
-            [minimum_of(v, prices) for v in remaining] + minima[i + 1 :],
-        )
-        found = multiply(found, clusters)
+        others = [minimum_of(v, prices) for v in remaining] + minima[i + 1 :]
+        found = multiply(found, _cluster_bounds(v, prices, MAX_BOUND_ROWS))
         rest = unit_vectors(prices)
         for other in others:
             rest = multiply(rest, other)
@@ -390,17 +443,17 @@ def are_chains(tiles: Ints) -> Bools:
 
 
 def _factor_bound(role: Role, extent: int) -> float:
-    """Lower bound of the factor that a rank gives to a product; for skipped reads, which are subtracted, the
-    upper bound inf.
+    """Lower bound of the factor that a rank gives to a product; for skipped reads (FIRST), which are
+    subtracted, the upper bound inf.
     """
-    return float(extent) if role.gap < 0 and role.what == EXTENT else inf if role.what == FIRST else 1.0
+    return float(extent) if role.kind == EXTENT else inf if role.kind == FIRST else 1.0
 
 
 def lower_bounds(g: Group) -> Vectors:
     """One row: lower bounds of the factors that a group gives to products; upper bounds for skipped reads."""
     products = [
-        prod(touched(w, g.extents) for w in term[2])
-        * prod(_factor_bound(role, n) for role, n in zip(term[1], g.extents, strict=True))
+        prod(touched(w, g.extents) for w in term.windows)
+        * prod(_factor_bound(role, n) for role, n in zip(term.roles, g.extents, strict=True))
         for term in g.terms
     ]
     return Vectors(
@@ -422,11 +475,6 @@ def _front(values: Floats, is_chain: Bools) -> Ints:
     )
 
 
-# Columns of numbers per chain of a rank: ("count", gap, 0) tiles at a gap, ("tile", gap, 0) their size,
-# ("inside", what, mask) a number for the tiles inside the PEs (Role), ("trips", dimension, 0) PEs in use.
-Columns = dict[tuple[str, int, int], Floats]
-
-
 def chains(
     g: Group,
     r: int,
@@ -435,22 +483,24 @@ def chains(
     outer: bool = False,
     fixed: Sequence[int] = (),
     alive: Ints | None = None,
-) -> tuple[Ints, Columns] | None:
+) -> RankChains | None:
     """The chains of rank r and their columns (ragged_kernels.chains). None if there are too many.
 
     same_gaps: a chain may only dominate chains with the same tiles at the first so many gaps (windows see
     these). outer: one row per choice of tiles outside the array. fixed: tile per gap, 0: any. alive: codes of
     the only tiles at the gaps that count; None or empty: all count.
     """
-    count_gaps = sorted({term[1][r].gap for term in g.terms if term[1][r].gap >= 0})
-    inside = sorted({(term[1][r].what, term[1][r].mask) for term in g.terms if term[1][r].what >= 0})
+    roles = [term.roles[r] for term in g.terms]
+    count_gaps = sorted({role.gap for role in roles if role.kind == TILES_AT_GAP})
+    inside = sorted({(role.kind, role.mask) for role in roles if role.is_inside_pes()})
+    # a node's tile at its own gap, and for windows, into which it may sink, at the next gap in
     tile_gaps = sorted(
         {
-            gap + more
-            for gap, dims in g.footprints
-            for coefs, window in dims
-            if coefs[r]
-            for more in range(1 + window)
+            node.gap + more
+            for node in g.footprints
+            for dim in node.dims
+            if dim.coefs[r]
+            for more in range(1 + dim.is_window)
         }
     )
     last_cut_gap = max((j for j, can_cut in enumerate(g.allowed[r]) if can_cut), default=-1)
@@ -458,86 +508,80 @@ def chains(
     # not always best, nor with more than two fan-out dimensions
     is_enumerated = (
         any(j >= last_cut_gap for j in count_gaps)
-        or any(what == COUNT for what, _ in inside)
-        or any(term[3] >= last_cut_gap for term in g.terms if term[2])
+        or any(kind == COUNT for kind, _ in inside)
+        or any(term.window_gap >= last_cut_gap for term in g.terms if term.windows)
         or len(g.pes) > 2
     )
     names = [
-        *(("count", j, 0) for j in count_gaps),
-        *(("tile", j, 0) for j in tile_gaps),
-        *(("inside", what, mask) for what, mask in inside),
-        *(("trips", d, 0) for d in range(len(g.pes))),
+        *(Column("count", j) for j in count_gaps),
+        *(Column("tile", j) for j in tile_gaps),
+        *(Column("inside", kind, mask) for kind, mask in inside),
+        *(Column("trips", d) for d in range(len(g.pes))),
     ]
-    column = [
-        names.index(("count", role.gap, 0))
-        if role.gap >= 0
-        else names.index(("inside", role.what, role.mask))
-        if role.what >= 0
-        else -1
-        for role in (term[1][r] for term in g.terms)
-    ]
+    columns_of_roles = [column_of(role) for role in roles]
     n = g.extents[r]
-    extent_factors = np.array(
-        [n if role.gap < 0 and role.what == EXTENT else 1 for role in (term[1][r] for term in g.terms)]
-    )
+    extent_factors = np.array([n if role.kind == EXTENT else 1 for role in roles])
     sizes = np.array(
         sorted({-(-n // m) for m in range(1, n + 1)}) if scope.coarse else range(1, n + 1), np.int64
     )
     footprint_dims = [
-        (b, gap, coefs[r], int(window))
-        for b, (gap, dims) in enumerate(g.footprints)
-        for coefs, window in dims
-        if coefs[r]
+        (b, node.gap, dim.coefs[r], int(dim.is_window))
+        for b, node in enumerate(g.footprints)
+        for dim in node.dims
+        if dim.coefs[r]
     ]
     chain_bound = kernels.ChainBound(
         scope.prices,
         scope.best,
-        np.array(column, np.int64),
+        np.array([names.index(name) if name else -1 for name in columns_of_roles], np.int64),
         np.array(footprint_dims, np.int64).reshape(-1, 4),
         scope.rest._replace(products=scope.rest.products * extent_factors),
+    )
+    space = kernels.ChainSpace(
+        n,
+        np.array(g.allowed[r]),
+        sizes,
+        np.array(fixed or [0] * len(g.allowed[r]), np.int64),
+        np.array(g.pes, np.int64),
+        np.array(count_gaps, np.int64),
+        np.array(tile_gaps, np.int64),
+        np.array(inside, np.int64).reshape(-1, 2),
+        same_gaps,
+        0 if is_enumerated or fixed or len(g.extents) > 1 else MAX_ENUMERATED,
+        outer,
+        np.zeros(0, np.int64) if alive is None else alive,
     )
     max_rows, enough = INITIAL_ROWS * (1 if n < 200 else 1 << 5), False
     while not enough:
         max_rows *= 4
         if max_rows > MAX_CHAIN_ROWS:
             return None
-        rows, values, enough = kernels.chains(
-            n,
-            np.array(g.allowed[r]),
-            sizes,
-            np.array(fixed or [0] * len(g.allowed[r]), np.int64),
-            np.array(g.pes, np.int64),
-            np.array(count_gaps, np.int64),
-            np.array(tile_gaps, np.int64),
-            np.array(inside, np.int64).reshape(-1, 2),
-            same_gaps,
-            0 if is_enumerated or fixed or len(g.extents) > 1 else MAX_ENUMERATED,
-            outer,
-            np.zeros(0, np.int64) if alive is None else alive,
-            chain_bound,
-            max_rows,
-        )
-    columns = {
-        name: values[:, i] * (-1 if name[:2] == ("inside", FIRST) else 1) for i, name in enumerate(names)
-    }
-    return rows, columns
+        rows, values, enough = kernels.chains(space, chain_bound, max_rows)
+    return RankChains(rows, {name: values[:, i] * _signed(name) for i, name in enumerate(names)})
 
 
-Tables = dict[tuple[Window, int], tuple[Floats, list[Ints]]]
-
-
-def tables_of(g: Group, rank_chains: Sequence[tuple[Ints, Columns]]) -> Tables:
-    """Per window and gap: summed hull lengths by the different beginnings (up to that gap) of each rank's
-    chains; and per rank the beginning that each row has.
+class HullTable(NamedTuple):
+    """The summed hull lengths of one window at one gap. They depend on how a rank's chain begins: its tiles
+    up to that gap. U, U2: different beginnings of the chains of the first and of the second rank.
     """
+
+    hulls: Floats  # [U, U2]
+    which: list[Ints]  # per rank [N] the beginning of each of its chains
+
+
+Tables = dict[tuple[Window, int], HullTable]  # by window and gap
+
+
+def tables_of(g: Group, rank_chains: Sequence[RankChains]) -> Tables:
+    """The hulls of all windows of a group, at the gaps whose tiles they are summed over."""
     return {
-        (window, gap): _hulls(g, window, gap, [rows for rows, _ in rank_chains])
-        for window, gap in {(window, term[3]) for term in g.terms for window in term[2]}
+        (window, gap): _hulls(g, window, gap, [one.tiles for one in rank_chains])
+        for window, gap in {(window, term.window_gap) for term in g.terms for window in term.windows}
     }
 
 
-def _hulls(g: Group, window: Window, gap: int, rows: Sequence[Ints]) -> tuple[Floats, list[Ints]]:
-    """The entry of `tables_of` for one window and gap."""
+def _hulls(g: Group, window: Window, gap: int, rows: Sequence[Ints]) -> HullTable:
+    """The entry of `tables_of` for one window and gap. rows: per rank the tiles of its chains."""
     (coefs, offset, size), (unique, which) = window, ([], [])
     for rank_rows in rows:  # rows with equal tiles up to a gap follow each other
         is_new = np.ones(len(rank_rows), np.bool_)
@@ -547,14 +591,13 @@ def _hulls(g: Group, window: Window, gap: int, rows: Sequence[Ints]) -> tuple[Fl
     if len(rows) == 1:
         unique.append(np.ones((1, 1), np.int64))
     second_extent = (*g.extents, 1)[1]
-    return kernels.hulls(
+    found = kernels.hulls(
         g.extents[0], unique[0], coefs[0], second_extent, unique[1], (*coefs, 0)[1], offset, size
-    ), which
+    )
+    return HullTable(found, which)
 
 
-def _undominated_for_all(
-    g: Group, rank_chains: Sequence[tuple[Ints, Columns]], scope: Scope, outer: bool
-) -> Ints:
+def _undominated_for_all(g: Group, rank_chains: Sequence[RankChains], scope: Scope, outer: bool) -> Ints:
     """Indices of the first rank's chains that no other chain dominates, whatever the second rank's is."""
     rows, columns = rank_chains[0]
     bounds, tables = _bounds_over_second(g, rank_chains), tables_of(g, rank_chains)
@@ -565,54 +608,51 @@ def _undominated_for_all(
     )
     if outer or not 0 < len(keep) <= MAX_COMPARED[1]:
         return keep
-    values = [column[keep] * (-1 if name[:2] == ("inside", FIRST) else 1) for name, column in columns.items()]
+    values = [column[keep] * _signed(name) for name, column in columns.items()]
     for table, (which, _) in tables.values():
         values += list(table.T[:, which[keep]])
     return keep[_front(np.stack(values, axis=1), are_chains(rows[keep]))]
 
 
-def vectors_of(
-    g: Group, rank_chains: Sequence[tuple[Ints, Columns]], pick: Sequence[Ints], tables: Tables
-) -> Vectors:
+def vectors_of(g: Group, rank_chains: Sequence[RankChains], pick: Sequence[Ints], tables: Tables) -> Vectors:
     """The vectors of chosen chains that fit the array. pick: per rank the index of each vector's chain."""
     n = len(pick[0])
     products = np.ones((n, len(g.terms)))
     footprints = np.ones((n, len(g.footprints), 2))
     pes = np.ones((n, len(g.pes)))
-    for k, (_, roles, windows, gap) in enumerate(g.terms):
-        for r, role in enumerate(roles):
-            if role.gap >= 0:
-                products[:, k] *= rank_chains[r][1]["count", role.gap, 0][pick[r]]
-            elif role.what >= 0:
-                products[:, k] *= rank_chains[r][1]["inside", role.what, role.mask][pick[r]]
-            elif role.what == EXTENT:
+    for k, term in enumerate(g.terms):
+        for r, role in enumerate(term.roles):
+            name = column_of(role)
+            if name:
+                products[:, k] *= rank_chains[r].columns[name][pick[r]]
+            elif role.kind == EXTENT:
                 products[:, k] *= g.extents[r]
-        for window in windows:
-            table, which = tables[window, gap]
+        for window in term.windows:
+            table, which = tables[window, term.window_gap]
             products[:, k] *= table[which[0][pick[0]], which[1][pick[1]] if len(pick) > 1 else 0]
-    for b, (gap, dims) in enumerate(g.footprints):
+    for b, node in enumerate(g.footprints):
 
-        def length(
-            sunk_rank: int, gap: int = gap, dims: tuple[tuple[tuple[int, ...], bool], ...] = dims
-        ) -> Floats:
+        def elems(sunk_rank: int, node: Footprint = node) -> Floats:
+            """[n] the factor of the node's elements, if it sinks below the loop over this rank of a window
+            (-1: below none).
+            """
             total = np.ones(n)
-            for coefs, window in dims:
+            for coefs, is_window in node.dims:
                 dim_length = np.ones(n)
                 for r, c in enumerate(coefs):
                     if c:
-                        dim_length += c * (
-                            rank_chains[r][1]["tile", gap + (window and r == sunk_rank), 0][pick[r]] - 1
-                        )
+                        name = Column("tile", node.gap + (is_window and r == sunk_rank))
+                        dim_length += c * (rank_chains[r].columns[name][pick[r]] - 1)
                 total *= dim_length
             return total
 
-        footprints[:, b, 0] = length(-1)
-        footprints[:, b, 1] = np.min([length(r) for r in (-1, *range(len(pick)))], axis=0)
+        footprints[:, b, 0] = elems(-1)
+        footprints[:, b, 1] = np.min([elems(r) for r in (-1, *range(len(pick)))], axis=0)
     for d in range(len(g.pes)):
         for r in range(len(pick)):
-            pes[:, d] *= rank_chains[r][1]["trips", d, 0][pick[r]]
+            pes[:, d] *= rank_chains[r].columns[Column("trips", d)][pick[r]]
     keep = np.flatnonzero((pes <= np.array(g.pes)).all(axis=1))
-    tiles = np.stack([rank_chains[r][0][pick[r]] for r in range(len(pick))], axis=1)
+    tiles = np.stack([rank_chains[r].tiles[pick[r]] for r in range(len(pick))], axis=1)
     return Vectors(tiles[keep], products[keep], footprints[keep], pes[keep])
 
 

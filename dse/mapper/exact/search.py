@@ -59,23 +59,26 @@ OUTER_BUDGET = 50_000  # nodes placed for one such bound
 SAMPLE_SIZE = 8  # machines of a batch that the first pass of the search looks at
 STATE_SLOTS = 1 << 15  # slots of the hash table of inner parts of nests (state.InnerStates)
 Cost = tuple[float, float, float]  # value of the objective, energy, latency
-# From the best mapping of perfect factors on each machine (None: none was found) to two arrays [J]: goals
-# (the search of imperfect factors accepts only objectives below these; inf: below the best of perfect ones),
-# and lower bounds over all mappings.
+# From the best mapping of perfect factors on each machine (None: none was found) to two arrays [J]: goals,
+# and lower bounds of the objective over all mappings. The search of imperfect factors accepts only objectives
+# below the goal; inf: any that is below the best of perfect factors.
 Goals = Callable[[Sequence[Mapping | None]], tuple[Floats, Floats]]
 Exposed = Literal["least", "ends", "sequential"]  # which stalls count as cycles (`search`)
 NO_CUTOFF = (inf, inf, inf)  # a cutoff above every cost
-NO_SPREAD = (0, 0.0)  # a `Spread` of no dimensions
-NO_LINKS = -1  # the pair of a quantity that is not multiplied by links (state.Hops)
-# How a layout spreads a tensor over cache lines: the mask of the dimensions along which neighbouring indices
-# do not fill a line together, and the share of a line that one index along these uses.
-Spread = tuple[int, float]
-# tensor of the node above some loops, "": none; whether this node does not sink (`state.Machine.no_sink`)
-NodeAbove = tuple[str, bool]
-NO_NODE: NodeAbove = "", False
-NO_SPREADS: Dict[str, Spread] = MappingProxyType({})
+NO_LINKS = -1  # Quantity.hop_pair of a quantity that is not multiplied by links
 PRICES: tuple[FieldRole, ...] = ("price", "network")
 OBJECTIVES = {"energy": state.ENERGY, "latency": state.LATENCY, "edp": state.EDP}
+
+
+class Spread(NamedTuple):
+    """How a layout spreads a tensor over cache lines."""
+
+    dims: int  # mask of the dimensions along which neighbouring indices do not fill a line together
+    line_share: float  # the share of a line that one index along these uses
+
+
+NO_SPREAD = Spread(0, 0.0)
+NO_SPREADS: Dict[str, Spread] = MappingProxyType({})  # by tensor: no layout is given
 
 
 def supports(e: Einsum, factors: Factors) -> bool:
@@ -105,7 +108,7 @@ class SearchResult:
 
     mapping: Mapping | None  # None: no mapping is below the cutoff, or the budget ended before one was found
     visited: int  # storage nodes placed
-    lower_bound: float  # no mapping of the space has a lower objective; inf: none fits
+    lower_bound: float  # no mapping of the space has a lower objective; 0: nothing is proven; inf: none fits
     cycles: float = inf  # those of the mapping, as the search counts them
     ended: bool = False  # whether a budget (nodes, choices) or a deadline ended the search
 
@@ -121,8 +124,8 @@ def search(
     max_cycles: float = inf,
     goals: Goals | None = None,
 ) -> SearchResult:
-    """Returns the best mapping of the space that costs less than `cutoff`. Ties (within a relative 1e-10) are
-    decided by energy, then latency.
+    """Returns the best mapping of the space that costs less than `cutoff`. Mappings with equal objectives
+    (within a relative 1e-10) are compared by energy, then latency.
 
     exposed: which stalls count as cycles, besides the cycles that ports are busy (docs/model.md, Time).
     "least": single-buffered levels wait for their busiest port. Never more than the evaluator's cycles.
@@ -131,8 +134,8 @@ def search(
     "sequential": single-buffered levels wait for all ports one after the other, as if no two tiles changed
         together. That may exceed the evaluator's cycles, so `lower_bound` is 0. The mapping found is often
         better than that of "least".
-    spread: layouts that tensors must have at the outermost level; their extra lines, compared with the best
-        layout, are charged too.
+    spread: of tensors whose layout at the outermost level is given, how it spreads them over lines. The lines
+        that it needs beyond those of the best layout are charged too.
     max_cycles: cycles at most; a mapping that takes more does not count.
     goals: what is asked of imperfect factors, once the best mapping of perfect ones is known.
 
@@ -216,6 +219,16 @@ def search_on(
     ]
 
 
+class NodeAbove(NamedTuple):
+    """The storage node above some loops."""
+
+    tensor: str  # "": no node stands directly above them
+    no_sink: bool  # whether it does not sink below them (state.Machine.no_sink)
+
+
+NO_NODE = NodeAbove("", False)
+
+
 class MachineInput(NamedTuple):
     """What the search reads of its machines."""
 
@@ -262,6 +275,15 @@ def _select_machines(machines: MachineInput, at: Ints) -> MachineInput:
     )
 
 
+class FactorsResult(NamedTuple):
+    """What a search with one kind of factors found, on J machines."""
+
+    mappings: list[Mapping | None]  # the best one per machine, None: none beats the best before
+    visited: int  # nodes placed
+    bound_left_out: Floats  # [J] lower bounds of all mappings that were left out; inf: the budget did not end
+    ended: bool  # whether the budget in choices or a deadline ended the search
+
+
 def _search_factors(
     machines: MachineInput,
     factors: Factors,
@@ -269,13 +291,9 @@ def _search_factors(
     budget: int,
     best: Floats,
     choices: int,
-) -> tuple[list[Mapping | None], int, Floats, bool]:
-    """Searches with one kind of factors. Returns four things:
-
-    1. the best mapping per machine, None where none beats `best` [J, 3], which is lowered in place;
-    2. how many nodes were placed;
-    3. lower bounds [J] on the objective of all mappings that were left out (inf: the budget did not end);
-    4. whether the budget in choices or a deadline ended the search.
+) -> FactorsResult:
+    """Searches with one kind of factors. best: [J, 3] the costs to beat, lowered in place. budget: nodes
+    placed at most; choices: choices of spatial unrollings looked at, at most.
     """
     problems, machine, terms = machines
     e, arch, machine_count = problems[0].einsum, problems[0].arch, len(problems)
@@ -323,7 +341,7 @@ def _search_factors(
         best,
     )
     memo: dict[bytes, Mapping] = {}
-    return (
+    return FactorsResult(
         [
             _cached_nest(memo, tables, e, arch, dict(spatial), work, j) if work.best_count[j] >= 0 else None
             for j in range(machine_count)
@@ -355,9 +373,9 @@ def _cached_nest(
 
 @lru_cache(maxsize=64)
 def _inner_states(ranks: int, parts: int) -> state.InnerStates:
-    """A table of some megabytes that all searches reuse one after the other. Entries of earlier placements do
-    not count, since every placement has its own number (`round`), and an entry counts only for the placement
-    that wrote it.
+    """A hash table of some megabytes that all searches reuse one after the other. Every placement of tensors
+    has a number of its own (`round`), and an entry counts only for the placement that wrote it, so nothing
+    need be cleared.
     """
     slot_zeros = np.zeros(STATE_SLOTS, np.int64)
     return state.InnerStates(
@@ -449,8 +467,8 @@ class Tables:
 
 
 def _covering_fanout(f: Fanout) -> Fanout:
-    """A fan-out with at least as many PEs, its sizes rounded up to one of few. So machines with similar
-    arrays share tables, which do not depend on prices.
+    """The fan-out with its sizes rounded up to 1, 4, 16, 64 or a power of two above, and without prices. So
+    machines with similar arrays share tables.
     """
     dims = tuple(
         (name, next((few for few in (1, 4, 16, 64) if n <= few), 1 << (n - 1).bit_length()))
@@ -475,8 +493,10 @@ def unrolling_count(problem: Problem, factors: Factors, constraints: Constraints
 def _tables(
     e: Einsum, fanouts: tuple[Fanout, ...], factors: Factors, spatial: tuple[tuple[str, tuple[str, ...]], ...]
 ) -> Tables:
-    """The tables of an einsum. spatial: (dimension, ranks that may be unrolled over it), as in
-    Constraints.spatial.
+    """The tables of an einsum on machines with these fan-outs. spatial: (fan-out dimension, ranks that may be
+    unrolled over it), as in Constraints.spatial.
+
+    Raises TooMany (spatial.py), TooLong (`_memo`).
     """
     dims, groups = dims_and_groups(fanouts)
     names = [name for f in sorted(fanouts, key=lambda f: f.outside) for name, _ in f.dims]
@@ -552,7 +572,9 @@ def _tables(
 
 
 def _bare_networks(arch: Arch) -> tuple[Fanout, ...]:
-    """The fan-outs of a machine; prices of links above 0 are 1."""
+    """The fan-outs of a machine with all that least hops do not depend on left out: prices of links above 0
+    are 1, those of endpoints 0.
+    """
     return tuple(replace(f, hop_pj=float(f.hop_pj > 0), endpoint_pj=0.0) for f in arch.fanouts)
 
 
@@ -567,8 +589,8 @@ def _hops(
     """The least hops of an einsum. networks: the machine's fan-outs (`_bare_networks`); fanouts, factors,
     spatial: as in `_tables`.
     """
-    own = _tables(e, fanouts, factors, spatial)
-    return hops.tables(e, networks, own.choices, own.ranks, factors)
+    tables = _tables(e, fanouts, factors, spatial)
+    return hops.tables(e, networks, tables.choices, tables.ranks, factors)
 
 
 def _pool(rank_unrollings: Sequence[SpatialUnrollings], groups_outside: Sequence[int]) -> state.Pool:
@@ -699,7 +721,7 @@ def _machine(
     dims, groups = dims_and_groups(arch.fanouts)
     outside = sorted({g.outside for g in groups})
     ports = [
-        [parts.index["busy", v, v, port(level, action)] for action in ("read", "write")]
+        [parts.index[PartKey("busy", v, v, port(level, action))] for action in ("read", "write")]
         for v, level in enumerate(arch.levels)
     ]
     leak = np.array([one.arch.leak_mw() / one.arch.clock_ghz for one in problems])
@@ -726,14 +748,15 @@ def _machine(
             [k + 1 for k, b in enumerate(outside) if any(level.double_buffer for level in arch.levels[:b])],
             np.int64,
         ),
-        waits_at_ends=any(begin < end for _, begin, end in parts.exposed),
+        waits_at_ends=any(span.fills_end < span.drains_end for span in parts.exposed),
         objective=OBJECTIVES[problem.objective],
     )
 
 
 def _no_sink_mask(e: Einsum, arch: Arch) -> NDArray[np.bool_]:
-    """Returns [X, V, V] by tensor, level of the parent, level of the node: whether the node does not
-    sink. So it is for dense tensors where the node or its parent stands at a level with cache lines.
+    """Returns [X, V, V] by tensor, level of the parent, level of the node: whether the node does not sink
+    below loops (state.Machine.no_sink). So it is for dense tensors where the node or its parent stands at a
+    level with cache lines.
     """
     return _stands_whole_at(e, tuple(level.access is not None for level in arch.levels))
 
@@ -747,23 +770,42 @@ def _stands_whole_at(e: Einsum, lines: tuple[bool, ...]) -> NDArray[np.bool_]:
     return whole
 
 
+class PartKey(NamedTuple):
+    """A part of a cost that is cycles of a port, or a stall at a port.
+
+    "busy": cycles of the port itself (level == port_level)
+    "fill", "drain": cycles at the port for which the inside of `level` waits
+    "serve": cycles at the port for transfers to levels further inside than `level`
+    """
+
+    kind: Literal["busy", "fill", "drain", "serve"]
+    level: int
+    port_level: int
+    port: str  # its name (actions.port)
+
+
+class StallSpan(NamedTuple):
+    """The parts that are stalls of one level: begin .. fills_end - 1 those of first fills, from there on to
+    drains_end - 1 those of last drains. Of a single-buffered level the first range has all fills and drains.
+    """
+
+    begin: int
+    fills_end: int
+    drains_end: int
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Index of each part of a cost that is cycles of ports or stalls. In the vector [P] of parts they stand
     after energy, steps and ramps (state.py).
     """
 
-    # (kind, level, level of a port, port) -> number. Kinds: "busy", cycles of the port itself (both levels
-    # are the same); "fill" and "drain", cycles at the port for which the inside of the level waits; "serve",
-    # cycles at the port for transfers to levels further inside.
-    index: dict[tuple[str, int, int, str], int]
-    # per level (begin, end of fills, end of drains): from begin to end of fills stand the parts of first
-    # fills, then those of last drains; of a single-buffered level the first range has all fills and drains
-    exposed: tuple[tuple[int, int, int], ...]
-    through: tuple[tuple[int, int], ...]  # per level the span of "serve", as state.Machine.through
+    index: dict[PartKey, int]
+    exposed: tuple[StallSpan, ...]  # per level
+    through: tuple[tuple[int, int], ...]  # per level (first, last + 1) of "serve", as state.Machine.through
 
     def count(self) -> int:
-        """The length of a row that has all parts."""
+        """The number P of all parts, with energy, steps and ramps."""
         return _next_number(self.index)
 
 
@@ -773,59 +815,74 @@ def _parts(arch: Arch, exposed: Exposed) -> Parts:
     only with "ends". A single-buffered level waits for all fills and drains: one part per port, or one part
     for all ports with "sequential".
     """
-    index: dict[tuple[str, int, int, str], int] = {}
+    index: dict[PartKey, int] = {}
     for v, level in enumerate(arch.levels):
         for action in ("read", "write"):
-            index.setdefault(("busy", v, v, port(level, action)), _next_number(index))
-    waits = []
+            index.setdefault(PartKey("busy", v, v, port(level, action)), _next_number(index))
+    stalls: list[StallSpan] = []
     for v, level in enumerate(arch.levels):
-        span = [_next_number(index)]
+        ends = [_next_number(index)]
         has_stalls = v > 0 and arch.overlap == "buffered" and (exposed == "ends" or not level.double_buffer)
+        # a fill reads at outer levels and writes at this one, a drain the other way round
         for kind, inner, outer in (("fill", "write", "read"), ("drain", "read", "write")):
             for u in range(v + 1) if has_stalls else ():
                 if arch.levels[u].bandwidth < inf:
-                    key = (
-                        kind if level.double_buffer else "fill",
+                    key = PartKey(
+                        "drain" if kind == "drain" and level.double_buffer else "fill",
                         v,
                         u,
                         port(arch.levels[u], inner if u == v else outer),
                     )
-                    index.setdefault(key, span[0] if exposed == "sequential" else _next_number(index))
-            span.append(_next_number(index))
-        waits.append((span[0], span[1] if level.double_buffer else span[2], span[2]))
+                    index.setdefault(key, ends[0] if exposed == "sequential" else _next_number(index))
+            ends.append(_next_number(index))
+        begin, fills_end, drains_end = ends
+        stalls.append(StallSpan(begin, fills_end if level.double_buffer else drains_end, drains_end))
     serves = []
     for v in range(len(arch.levels)):
         begin = _next_number(index)
-        for u, action in product(range(v + 1), ("read", "write")) if waits[v][0] < waits[v][2] else ():
+        can_stall = stalls[v].begin < stalls[v].drains_end
+        for u, action in product(range(v + 1), ("read", "write")) if can_stall else ():
             if arch.levels[u].bandwidth < inf:
-                index.setdefault(("serve", v, u, port(arch.levels[u], action)), _next_number(index))
+                index.setdefault(PartKey("serve", v, u, port(arch.levels[u], action)), _next_number(index))
         serves.append((begin, _next_number(index)))
-    return Parts(index, tuple(waits), tuple(serves))
+    return Parts(index, tuple(stalls), tuple(serves))
 
 
-def _next_number(index: Dict[tuple[str, int, int, str], int]) -> int:
+def _next_number(index: Dict[PartKey, int]) -> int:
     """The number that the next part gets."""
     return 1 + max(index.values(), default=state.RAMP)
 
 
-# An amount that moves on a link (words, accesses of compute, first reads ...): [0] its kind, [1] tensor,
-# [2] position, masks of groups of which only the first PE counts ([3] for ranks that the tensor lacks, [4]
-# for ranks that it has), [5] bits of a line (0: none), [6] spread, [7] the pair of state.Hops whose links
-# it is multiplied by (-1: none)
-Quantity = tuple[int, int, int, int, int, int, Spread, int]
-Row = dict[Quantity, dict[int, Any]]  # quantity -> part -> its coefficient, by price
+class Quantity(NamedTuple):
+    """An amount that moves on a link (words, accesses of compute, first reads ...), a product over ranks. Its
+    first five fields are a row of state.Terms.quantity.
+    """
+
+    kind: int  # state.WORDS, ...
+    tensor: int
+    position: int
+    mask_irrelevant: int  # groups of PEs of which only the first counts, for ranks irrelevant to the tensor
+    mask_relevant: int  # the same for its own ranks
+    line_bits: int = 0  # bits of a cache line; 0: any number of words may move
+    spread: Spread = NO_SPREAD
+    hop_pair: int = NO_LINKS  # the pair of state.Hops whose links it is multiplied by
+
+
+# quantity -> part of the cost -> its coefficient: how much one unit of the quantity adds to the part, as an
+# array by price (`_with_unit_prices`)
+Row = dict[Quantity, dict[int, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """A sparse array of coefficients, each of them a sum of prices. Arrays have one entry per pair of a
-    coefficient and a price.
+    """An array of coefficients, each of them a sum of factor * price, as a sparse matrix: one entry per
+    coefficient and price that it depends on.
     """
 
-    shape: tuple[int, ...]
-    position: Ints  # position of the coefficient in the flattened array
-    price: Ints  # number of the price (`_prices`)
-    factor: Floats  # factor of the price
+    shape: tuple[int, ...]  # of the array of coefficients
+    position: Ints  # [.] position of the coefficient in the flattened array
+    price: Ints  # [.] number of the price (`_prices`)
+    factor: Floats  # [.]
 
     def for_prices(self, prices: Floats) -> Floats:
         """The array for each machine [J, *shape]; prices [J, number of prices]."""
@@ -841,11 +898,13 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Terms of machines without their prices."""
+    """Terms of machines without their prices, and the arrays of `terms` that depend on prices."""
 
     terms: state.Terms
-    # of the arrays coef, sum_coef, low_coef and base of `terms`
-    coefs: tuple[Entries, Entries, Entries, Entries]
+    link_coef: Entries
+    sum_coef: Entries
+    low_coef: Entries
+    base: Entries
 
 
 @lru_cache(maxsize=256)
@@ -904,9 +963,15 @@ def _with_unit_prices(structure: Arch) -> Arch:
 def _terms(arches: Sequence[Arch], form: Form, e: Einsum) -> state.Terms:
     """The terms of a form with the coefficients of each machine."""
     prices, arch = np.array([_prices(arch) for arch in arches]), arches[0]
-    coef, sums, low, base = (entries.for_prices(prices) for entries in form.coefs)
+    base = form.base.for_prices(prices)
+    # of each systolic array: its ramp is the fill cycles of all folds, less one cycle (actions.busy)
     base[:, state.RAMP] = -sum(fill_cycles(f, e, arch) > 0 for f in arch.fanouts if f.systolic)
-    return form.terms._replace(link_coef=coef, sum_coef=sums, low_coef=low, base=base)
+    return form.terms._replace(
+        link_coef=form.link_coef.for_prices(prices),
+        sum_coef=form.sum_coef.for_prices(prices),
+        low_coef=form.low_coef.for_prices(prices),
+        base=base,
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -942,24 +1007,17 @@ def _form(
     base[state.STEPS] = op_cycles(ops, 0.0, e, arch)
     all_groups = (1 << len(groups)) - 1
     busiest_pe_cycles = 0.0 if base[state.STEPS].any() else op_cycles(0.0, nonzero_share(e), e, arch)
-    compute_elems = (
-        state.POINTS,
-        0,
-        len({g.outside for g in groups}),
-        all_groups,
-        all_groups,
-        0,
-        NO_SPREAD,
-        NO_LINKS,
-    )
+    points_of_first_pe = Quantity(state.POINTS, 0, len({g.outside for g in groups}), all_groups, all_groups)
 
     def sum_links(by_link: dict[tuple[int, int, int], Row]) -> tuple[list[Row], Ints]:
-        """Per set of levels that may hold a tensor, all its links as one row; and where the row stands."""
+        """Returns two things, per set of levels that may hold a tensor: its links added up to one row; and
+        [N, 2] where its quantities begin and end, when all rows stand end to end.
+        """
         sums: list[Row] = []
         for x, masks in enumerate(holder_sets):
             for mask in masks:
                 levels = [*(v for v in range(depth) if mask >> v & 1), depth]
-                total: Row = {compute_elems: {state.STEPS: busiest_pe_cycles}} if x == 0 else {}
+                total: Row = {points_of_first_pe: {state.STEPS: busiest_pe_cycles}} if x == 0 else {}
                 for parent, child in pairwise(levels):
                     for q, coef in by_link[x, parent, child].items():
                         for part, more in coef.items():
@@ -991,13 +1049,12 @@ def _form(
         flat(low_sums),
     )
     bits, no_coefs = bits_of(e, arch), np.zeros((0, 0, 0))
-    lines = np.array([line / bits[tensors[x]] for _, x, _, _, _, line, *_ in quantities])
     terms = state.Terms(
         quantity=np.array([q[:5] for q in quantities], np.int64),
-        line_words=lines,
-        spread_dims=np.array([q[6][0] for q in quantities], np.int64),
-        line_share=np.array([q[6][1] for q in quantities]),
-        pair=np.array([q[7] for q in quantities], np.int64),
+        line_words=np.array([q.line_bits / bits[tensors[q.tensor]] for q in quantities]),
+        spread_dims=np.array([q.spread.dims for q in quantities], np.int64),
+        line_share=np.array([q.spread.line_share for q in quantities]),
+        hop_pair=np.array([q.hop_pair for q in quantities], np.int64),
         hops=hops.tables(e, (), (), (), "perfect"),
         link=link,
         link_of=link_quantity,
@@ -1012,7 +1069,7 @@ def _form(
         low_coef=no_coefs,
         base=np.zeros((0, 0)),
     )
-    return Form(terms, (coef, sum_coef, low_coef, _entries(base)))
+    return Form(terms, coef, sum_coef, low_coef, _entries(base))
 
 
 def _groups(arch: Arch) -> tuple[Group, ...]:
@@ -1021,7 +1078,9 @@ def _groups(arch: Arch) -> tuple[Group, ...]:
 
 
 def _entries(dense: Floats) -> Entries:
-    """A dense array as a sparse one. dense: [..., prices]."""
+    """The entries of an array of coefficients [...]. dense: [..., number of prices] the factor of each price
+    in each coefficient.
+    """
     *place, price = np.nonzero(dense)
     return Entries(
         dense.shape[:-1], np.ravel_multi_index(tuple(place), dense.shape[:-1]), price, dense[(*place, price)]
@@ -1043,8 +1102,9 @@ def _link(
     parent: int,
     child: int,
 ) -> tuple[Row, Row]:
-    """The transfers between a tensor's nodes at two levels, and a lower bound of them: two rows. In each,
-    energy counts all instances, cycles the busiest instance. child: the number of levels stands for compute.
+    """What a tensor's nodes at two levels, parent and child, move between each other, and a lower bound of
+    it: two rows. In each, energy counts all instances, cycles the busiest instance. child: a level, or the
+    number of levels, which stands for compute.
 
     reads = R - S + W', writes = W + R' - S', merges = W' - W (docs/model.md, Counts). R, W: what the parent
     serves; R', W': what the child fetches and drains; S, S': first reads, which are skipped. The lower bound
@@ -1055,6 +1115,7 @@ def _link(
     groups = _groups(arch)
     outside = sorted({g.outside for g in groups})
     position, compute = sum(b <= child for b in outside), child == len(levels)
+    # masks of groups: outside of a level; between the two levels, of which PEs share a word
     mask = {v: sum(1 << g for g, group in enumerate(groups) if group.outside <= v) for v in (parent, child)}
     shared = sum(
         1 << g
@@ -1072,15 +1133,15 @@ def _link(
     )
     link_spread = spread.get(tensors[x], NO_SPREAD) if line_bits and parent == 0 else NO_SPREAD
     double_buffered = not compute and levels[child].double_buffer
-    child_waits = not compute and parts.exposed[child][0] < parts.exposed[child][2]
+    child_waits = not compute and parts.exposed[child].begin < parts.exposed[child].drains_end
 
     def add(
         v: int, action: str, kind: int, own_groups: int, merged: int, scale: float, in_bound: bool
     ) -> None:
         """Adds one action at level v to the rows.
 
-        own_groups: groups outside of v; cycles count the first PE of these alone.
-        merged: groups whose PEs share an access.
+        own_groups: mask of the groups outside of v; cycles count the first PE of these alone.
+        merged: mask of the groups whose PEs share an access.
         scale: words per unit of the quantity; negative for skipped reads.
         in_bound: whether to add it to the lower bound too.
 
@@ -1099,29 +1160,29 @@ def _link(
             and kind in (state.WORDS, state.POINTS)
             else 0
         )
-        lines = (moved_line_bits, link_spread if moved_line_bits else NO_SPREAD)
-        all_instances, busiest = (
-            (kind, x, position, merged, 0, 0, NO_SPREAD, NO_LINKS),
-            (kind, x, position, own_groups | merged, own_groups, 0, NO_SPREAD, NO_LINKS),
-        )
-        stall = (
-            busiest,
-            parts.index.get(("drain" if kind == state.LAST_DRAINS else "fill", child, v, side), 0),
-            cycles,
-        )
+        moved_spread = link_spread if moved_line_bits else NO_SPREAD
+        all_instances = Quantity(kind, x, position, merged, 0)
+        busiest = Quantity(kind, x, position, own_groups | merged, own_groups)
+        stall_key = PartKey("drain" if kind == state.LAST_DRAINS else "fill", child, v, side)
+        stall = (busiest, parts.index.get(stall_key, 0), cycles)
         if kind in (state.FIRST_FILLS, state.LAST_DRAINS):
             rows = [stall]
         else:
             rows = [
-                ((*all_instances[:5], *lines, NO_LINKS), 0, accesses_per_elem(level, elem_bits) * scale * pj),
-                ((*busiest[:5], *lines, NO_LINKS), parts.index["busy", v, v, side], cycles),
+                (
+                    all_instances._replace(line_bits=moved_line_bits, spread=moved_spread),
+                    state.PJ,
+                    accesses_per_elem(level, elem_bits) * scale * pj,
+                ),
+                (
+                    busiest._replace(line_bits=moved_line_bits, spread=moved_spread),
+                    parts.index[PartKey("busy", v, v, side)],
+                    cycles,
+                ),
                 *([stall] if child_waits and not double_buffered else []),
             ]
-            rows += [
-                (busiest, parts.index["serve", crossed, v, side], cycles)
-                for crossed in range(v, child)
-                if ("serve", crossed, v, side) in parts.index
-            ]
+            serve_keys = [PartKey("serve", crossed, v, side) for crossed in range(v, child)]
+            rows += [(busiest, parts.index[key], cycles) for key in serve_keys if key in parts.index]
         for q, part, more in rows:
             for row in ((found, low) if in_bound else (found,)) if any_nonzero(more) else ():
                 _add_entry(row, q, part, more)
@@ -1151,32 +1212,17 @@ def _link(
     zero_writes = (
         [(state.NONZERO_OUTPUTS, sparse_counts.writes)] if sparse_counts and sparse_counts.writes else []
     )
-    crossing = [(*one, not skipped_reads) for one in (*amounts, *skipped_reads)]
-    crossing += [(*one, True) for one in (*amounts, *zero_writes)] if output else []
+    crossing = [Crossing(kind, words, not skipped_reads) for kind, words in (*amounts, *skipped_reads)]
+    crossing += [Crossing(kind, words, True) for kind, words in (*amounts, *zero_writes)] if output else []
     for quantity, pj, in_bound in _networks(problem, tensors, x, parent, child, position, shared, crossing):
         for row in (found, low) if in_bound else (found,):
-            _add_entry(row, quantity, 0, pj)
+            _add_entry(row, quantity, state.PJ, pj)
     for kind, scale in (*amounts, *drained, *zero_writes) if output else ():
         add(parent, "write", kind, mask[parent], shared, scale, True)
         if not compute:
             add(child, "read", kind, mask[child], 0, scale, True)
-    for cycles, q in _folds(
-        e,
-        arch,
-        tensors[x],
-        parent,
-        child,
-        (
-            state.POINTS if compute else state.WORDS,
-            x,
-            position,
-            mask[child],
-            mask[child],
-            0,
-            NO_SPREAD,
-            NO_LINKS,
-        ),
-    ):
+    first_pe_elems = Quantity(state.POINTS if compute else state.WORDS, x, position, mask[child], mask[child])
+    for cycles, q in _folds(e, arch, tensors[x], parent, child, first_pe_elems):
         for row in (found, low):
             _add_entry(row, q, state.RAMP, cycles)
     groups_between = sum(1 << g for g, group in enumerate(groups) if parent < group.outside <= child)
@@ -1186,8 +1232,16 @@ def _link(
         # difference is at least 0, and both grow alike with smaller tiles, so the lower bound has it too.
         for merged, pj in ((0, added_pj), (groups_between, -added_pj)):
             for row in (found, low):
-                _add_entry(row, (state.WORDS, x, position, merged, 0, 0, NO_SPREAD, NO_LINKS), 0, pj)
+                _add_entry(row, Quantity(state.WORDS, x, position, merged, 0), state.PJ, pj)
     return found, low
+
+
+class Crossing(NamedTuple):
+    """One of the quantities that a link moves across networks."""
+
+    kind: int  # Quantity.kind
+    words: float  # per unit of the quantity
+    in_bound: bool  # whether the lower bound of the link has it too
 
 
 def _networks(
@@ -1198,26 +1252,26 @@ def _networks(
     child: int,
     k: int,
     shared: int,
-    crossing: Iterable[tuple[int, float, bool]],
+    crossing: Iterable[Crossing],
 ) -> Iterator[tuple[Quantity, Any, bool]]:
     """Yields what a link moves through networks with a price, as (quantity, pJ per unit, whether the lower
     bound has it too): bits that PEs take or give, and bits times links, counted once for PEs that share
     (network.network_traffic).
 
+    k: position of the child
     shared: mask of groups whose PEs share words
-    crossing: (kind, words per unit, whether the lower bound has it too) of all that the link moves
     """
     arch = problem.arch
-    word, compute = bits_of(problem.einsum, arch)[tensors[x]], child == len(arch.levels)
+    word_bits, compute = bits_of(problem.einsum, arch)[tensors[x]], child == len(arch.levels)
     for i, f in enumerate(arch.fanouts):
         if not parent < f.outside <= child:
             continue
         pair = hops.pair_of(arch.fanouts, len(tensors), i, x, compute)
-        for kind, scale, in_bound in crossing:
+        for kind, words, in_bound in crossing:
             if any_nonzero(f.endpoint_pj):
-                yield (kind, x, k, 0, 0, 0, NO_SPREAD, NO_LINKS), f.endpoint_pj * word * scale, in_bound
+                yield Quantity(kind, x, k, 0, 0), f.endpoint_pj * word_bits * words, in_bound
             if pair >= 0:
-                yield (kind, x, k, shared, 0, 0, NO_SPREAD, pair), f.hop_pj * word * scale, in_bound
+                yield Quantity(kind, x, k, shared, 0, hop_pair=pair), f.hop_pj * word_bits * words, in_bound
 
 
 def _folds(
@@ -1240,7 +1294,7 @@ def _folds(
             double_buffered = child < len(arch.levels) and arch.levels[child].double_buffer
             yield (
                 np.eye(price_count)[price_count - 1 - len(arrays) + i],
-                (state.ONE, *elems[1:]) if double_buffered else elems,
+                elems._replace(kind=state.ONE) if double_buffered else elems,
             )
 
 
@@ -1339,7 +1393,7 @@ def _nest(
         sizes = sizes | {r: int(tables.pool.size[t]) for r, t in zip(tables.ranks, tile, strict=True)}
         if x >= 0:
             nodes.append(Store(arch.levels[level].name, tables.tensors[x]))
-            above = tables.tensors[x], bool(no_sink[x, parent, level])
+            above = NodeAbove(tables.tensors[x], bool(no_sink[x, parent, level]))
     innermost = {
         r: int(tables.pool.span[o, len(outside), 0])
         for r, o in zip(tables.ranks, work.best_unrolling[j], strict=True)
@@ -1407,10 +1461,12 @@ def _add_loops_inward(
     position: int,
     k: int,
     tile: dict[str, int],
-    factorizations: Sequence[Sequence[tuple[int, str, int]]],
+    factorizations: Sequence[Sequence[SpatialLoop]],
 ) -> tuple[dict[str, int], NodeAbove, int]:
-    """Appends to `nodes` the loops from one position to position k: at every boundary the temporal loops
-    outside of it, then its spatial loops. Returns the tile inside, the node above, and k.
+    """Appends to `nodes` the loops from `position` inwards to position k: at every boundary the temporal
+    loops outside of it, then its spatial loops. Returns the sizes of all ranks inside, the node above, and k.
+
+    sizes: of all ranks where `nodes` ends; tile: by rank the tile that is needed inside, in the pool
     """
     entering = [tile]
     for _ in range(k - position):
@@ -1421,16 +1477,24 @@ def _add_loops_inward(
         sizes, above = sizes | inner_sizes, NO_NODE
         boundary = position + step
         for rank, spatial_loops in zip(tables.ranks, factorizations, strict=True):
-            for boundary_index, name, trips in spatial_loops:
-                if boundary_index == boundary and trips > 1:
-                    sizes[rank] = -(-sizes[rank] // trips)
-                    nodes.append(Loop(rank, sizes[rank], name))
+            for loop in spatial_loops:
+                if loop.boundary == boundary and loop.trips > 1:
+                    sizes[rank] = -(-sizes[rank] // loop.trips)
+                    nodes.append(Loop(rank, sizes[rank], loop.dim))
     return sizes, above, k
 
 
-def _factorizations(tables: Tables, chosen: Sequence[int], arch: Arch) -> list[list[tuple[int, str, int]]]:
-    """Per rank (boundary, dimension, trips): the first factorizations of all ranks that fit the fan-out
-    dimensions together.
+class SpatialLoop(NamedTuple):
+    """The share of one fan-out dimension that a rank takes."""
+
+    boundary: int  # number of its boundary, outermost first
+    dim: str
+    trips: int
+
+
+def _factorizations(tables: Tables, chosen: Sequence[int], arch: Arch) -> list[list[SpatialLoop]]:
+    """Per rank its spatial loops: the first factorizations of the chosen unrollings (one number per rank)
+    that fit the fan-out dimensions together.
     """
     dims, _ = dims_and_groups(arch.fanouts)
     names = [name for f in sorted(arch.fanouts, key=lambda f: f.outside) for name, _ in f.dims]
@@ -1440,7 +1504,10 @@ def _factorizations(tables: Tables, chosen: Sequence[int], arch: Arch) -> list[l
             for d, array_dim in enumerate(dims)
         ):
             return [
-                [(array_dim.boundary, names[d], factorization[d]) for d, array_dim in enumerate(dims)]
+                [
+                    SpatialLoop(array_dim.boundary, names[d], factorization[d])
+                    for d, array_dim in enumerate(dims)
+                ]
                 for factorization in choice
             ]
     raise AssertionError("spatial unrollings were chosen together that do not fit the array together")
@@ -1449,16 +1516,17 @@ def _factorizations(tables: Tables, chosen: Sequence[int], arch: Arch) -> list[l
 def _ordered_loops(
     tables: Tables, e: Einsum, above: NodeAbove, sizes: dict[str, int], inner_sizes: dict[str, int]
 ) -> list[Loop]:
-    """Loops directly below a node, in the order that lets it sink furthest. If the node does not sink, the
-    first loop is the one along which sliding its window saves most.
+    """The temporal loops directly below a node, in the order that lets it sink furthest. sizes, inner_sizes:
+    of all ranks above and below them. If the node does not sink, the first loop is the one along which
+    sliding its window saves most.
     """
-    name, no_sink = above
+    no_sink = above.no_sink
     changed = [rank for rank in tables.ranks if inner_sizes[rank] != sizes[rank]]
-    p = next((p for p in e.tensors() if p.tensor == name), None)
+    p = next((p for p in e.tensors() if p.tensor == above.tensor), None)
     if p is None:
         return [Loop(rank, inner_sizes[rank]) for rank in changed]
 
-    def held_if_first(window: str) -> int:
+    def elems_if_first(window: str) -> int:
         return hull(
             p,
             {
@@ -1474,7 +1542,7 @@ def _ordered_loops(
         rank for rank in changed if sum(rank in dim.ranks() for dim in p.dims) == 1 and p is not e.output
     }
     windows = [rank for rank in changed if rank in p.partial_ranks() and (rank in in_one_dim or not no_sink)]
-    best_window = min(windows, key=held_if_first) if windows else ""
+    best_window = min(windows, key=elems_if_first) if windows else ""
 
     def order_key(rank: str) -> tuple[bool, bool]:
         return (rank != best_window, rank not in full) if no_sink else (rank not in full, rank != best_window)

@@ -4,7 +4,8 @@ leave around them.
 Boundary: where fan-outs stand between two levels.
 Unrolling (option): how many PEs share the rank at each boundary.
 Perfect PEs: divide the tile that enters them evenly, whatever it is.
-Imperfect PEs: share one tile u; the last of them get less of it (10 items over 2 x 2 PEs: 3, 2, 3, 2).
+Imperfect PEs: share a tile of one size, the shared tile; the last of them get less of it (10 items over 2 x 2
+    PEs: 3, 2, 3, 2).
 Position: a place for temporal loops. Position k has k boundaries outside: position 0 is that of the outermost
     levels, the last position lies inside of all fan-outs.
 
@@ -29,6 +30,9 @@ from workloads.arrays import Bools, Floats, Ints
 
 UNROLLINGS = 1 << 18  # ways to unroll a rank, at most: tables of more take minutes and gigabytes
 MAX_DIVISORS = 1 << 16  # no number below 2**53 has so many (41,472 at most)
+# last axis of `keyed`, the array of all FanoutBoundary: PEs, shared tile; from FIRST_CUT on the cuts, two
+# numbers each, then zeros
+PES, SHARED_TILE, FIRST_CUT = 0, 1, 2
 
 
 class TooMany(ValueError):
@@ -57,7 +61,8 @@ class FanoutBoundary(NamedTuple):
 
     pes: int
     shared_tile: int  # the tile that imperfect PEs share; 0: PEs are perfect, any multiple of `pes` may enter
-    # of perfect PEs pairs (group, PEs along it); of imperfect PEs pairs (group, tile that a PE gets)
+    # of perfect PEs pairs (group, PEs along it); of imperfect PEs, from outside in, pairs (group, tile that a
+    # PE along it gets)
     cuts: tuple[tuple[int, int], ...]
 
 
@@ -68,17 +73,18 @@ class SpatialUnrollings(NamedTuple):
 
     extent: int
     boundaries: tuple[tuple[FanoutBoundary, ...], ...]  # per option one entry for each boundary
-    # per option the trips per dimension [., D] that give it; left out are trips that need at least as many in
-    # every dimension as others
+    # per option the factorizations that give it, each as trips per fan-out dimension [D]; left out are those
+    # that need at least as many in every dimension as another one
     factorizations: tuple[tuple[tuple[int, ...], ...], ...]
     span: Ints  # [O, K, 2] first tile of a position, and one past its last
     size: Ints  # [n] of each tile
-    # [n, M] how many such tiles the rank is cut into; of each group in the mask only the first PE counts
+    # [n, M] how many such tiles the rank is cut into, all PEs together; of each group in the mask only the
+    # first PE counts
     pieces: Floats
     elems: Floats  # [n, M] elements of these tiles together
     outer_tile: Ints  # [n] the tile that enters the PEs directly outside; -1 in position 0
-    untiled: Bools  # [n] whether no temporal loop stands above the tile
-    pes: Floats  # [O, K, M] PEs outside of a position; one for each group in the mask
+    untiled: Bools  # [n] whether no temporal loop over the rank stands above the tile
+    pes: Floats  # [O, K, M] PEs in use outside of a position; along each group in the mask only the first
     cuts: Ints  # [n, J] sizes by which the rank is cut into these tiles, from outside in, then zeros
 
 
@@ -231,7 +237,7 @@ def _without_redundant(cuts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, in
 
 
 def _undominated(factorizations: set[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """The trips that no other ones undercut in every dimension."""
+    """The factorizations than which no other one has at most as many trips in every dimension."""
     ordered = sorted(factorizations)
     return tuple(ordered[i] for i in undominated(ordered))
 
@@ -273,10 +279,10 @@ def _to_arrays(
 
 @njit(cache=True, nogil=True)
 def _filled_pes(extent: int, keyed: Ints, groups: int) -> Floats:
-    """[O, K, M] PEs outside of a position that get some of the rank in the first trips of all temporal loops;
-    of groups in the mask only the first PE counts.
+    """[O, K, M] `SpatialUnrollings.pes`: PEs outside of a position that get some of the rank in the first
+    trip of all temporal loops; of groups in the mask only the first PE counts.
 
-    keyed: [O, boundaries, 2 + 2 D] pes, u and cuts of each FanoutBoundary; zeros after the last cut.
+    keyed: [O, boundaries, 2 + 2 D] each FanoutBoundary as numbers (PES, SHARED_TILE, FIRST_CUT)
     """
     options, boundaries, width = keyed.shape
     pes = np.ones((options, boundaries + 1, 1 << groups))
@@ -286,15 +292,15 @@ def _filled_pes(extent: int, keyed: Ints, groups: int) -> Floats:
             n, sizes[0], copies[0] = 1, extent, 1.0
             for b in range(boundaries):
                 key = keyed[o, b]
-                if key[1]:
+                if key[SHARED_TILE]:
                     for k in range(n):
-                        sizes[k] = min(sizes[k], key[1])
-                for j in range(2, width, 2):
+                        sizes[k] = min(sizes[k], key[SHARED_TILE])
+                for j in range(FIRST_CUT, width, 2):
                     group, tile, count = key[j], key[j + 1], n
                     if tile == 0:
                         break
                     only_first_pe = m >> group & 1
-                    if not key[1]:
+                    if not key[SHARED_TILE]:
                         for k in range(n):
                             copies[k] *= 1 if only_first_pe else tile
                         continue
@@ -306,9 +312,9 @@ def _filled_pes(extent: int, keyed: Ints, groups: int) -> Floats:
                         if full_tiles:
                             sizes[k], copies[k] = tile, copies[k] * (1 if only_first_pe else full_tiles)
                     n = count
-                if not key[1]:
+                if not key[SHARED_TILE]:
                     for k in range(n):
-                        sizes[k] //= key[0]
+                        sizes[k] //= key[PES]
                 pes[o, b + 1, m] = copies[:n].sum()
     return pes
 
@@ -348,13 +354,17 @@ def _tile_arrays(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Int
     for o in range(options):
         largest[o, 0] = extent
         for b in range(boundaries):
-            largest[o, b + 1] = largest[o, b] // keyed[o, b, 0]
-            if keyed[o, b, 1]:
-                largest[o, b + 1] = keyed[o, b, 1]
-                for j in range(2, width, 2):
+            largest[o, b + 1] = largest[o, b] // keyed[o, b, PES]
+            if keyed[o, b, SHARED_TILE]:
+                largest[o, b + 1] = keyed[o, b, SHARED_TILE]
+                for j in range(FIRST_CUT, width, 2):
                     largest[o, b + 1] = keyed[o, b, j + 1] if keyed[o, b, j + 1] else largest[o, b + 1]
         for b in range(boundaries - 1, -1, -1):
-            smallest[o, b] = keyed[o, b, 1] if keyed[o, b, 1] else keyed[o, b, 0] * smallest[o, b + 1]
+            smallest[o, b] = (
+                keyed[o, b, SHARED_TILE]
+                if keyed[o, b, SHARED_TILE]
+                else keyed[o, b, PES] * smallest[o, b + 1]
+            )
         for k in range(boundaries + 1):
             span[o, k, 0] = n
             n += _quotients(largest[o, k], smallest[o, k], quotients)
@@ -373,11 +383,11 @@ def _tile_arrays(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Int
         for k in range(boundaries + 1):
             if k:
                 key = keyed[o, k - 1]
-                if key[1]:
-                    unlooped = unlooped and key[1] == largest[o, k - 1]
-                    cuts_outside[cut_count], cut_count = key[1], cut_count + 1
-                for j in range(2, width, 2):
-                    if key[j + 1] and key[1]:
+                if key[SHARED_TILE]:
+                    unlooped = unlooped and key[SHARED_TILE] == largest[o, k - 1]
+                    cuts_outside[cut_count], cut_count = key[SHARED_TILE], cut_count + 1
+                for j in range(FIRST_CUT, width, 2):
+                    if key[j + 1] and key[SHARED_TILE]:
                         cuts_outside[cut_count], owners_outside[cut_count], cut_count = (
                             key[j + 1],
                             key[j],
@@ -395,7 +405,11 @@ def _tile_arrays(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Int
                     d,
                 )
                 if k:
-                    entering = keyed[o, k - 1, 1] if keyed[o, k - 1, 1] else keyed[o, k - 1, 0] * d
+                    entering = (
+                        keyed[o, k - 1, SHARED_TILE]
+                        if keyed[o, k - 1, SHARED_TILE]
+                        else keyed[o, k - 1, PES] * d
+                    )
                     while size[at] != entering:
                         at += 1
                     out[i] = at
@@ -404,7 +418,7 @@ def _tile_arrays(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Int
 
 @njit(cache=True, nogil=True)
 def _count_pieces(extent: int, cuts: Ints, owner: Ints, share: Floats, pieces: Floats, elems: Floats) -> None:
-    """Fills in pieces and elems of every tile and mask.
+    """Fills in `pieces` and `elems` (SpatialUnrollings) of every tile and mask.
 
     share: [n, G] perfect PEs of a group; only one of them counts where the mask has the group.
     """

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import inf, prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,10 +34,10 @@ def used_elems(p: Projection, extents: tuple[tuple[str, int], ...]) -> int:
 def _used_indices(dim: Dim, extents: tuple[int, ...]) -> int:
     """Returns the number of different stored indices of one dimension.
 
-    Terms with small coefficients form a run of neighbours. The first coefficient larger than the run repeats
-    it with gaps.
+    Terms with small coefficients form a run of neighbouring indices. The first coefficient larger than the
+    run repeats it with gaps; from a second one on, indices are listed one by one.
     """
-    run, blocks = 1, [(0, 1)]  # length of the run; (step, how often)
+    run, blocks = 1, [(0, 1)]  # length of the run; how it is repeated: (step, how often)
     for c, n in sorted((c, n) for (_, c), n in zip(dim.terms, extents, strict=True) if n > 1):
         if len(blocks) == 1 and c <= run:
             run += c * (n - 1)
@@ -81,6 +82,31 @@ def words(p: Projection, e: Einsum, word_bits: int) -> float:
     return nonzero_words * p.density * used + row_words * used_elems(replace(p, dims=p.dims[:-1]), e.extents)
 
 
+class Operand(NamedTuple):
+    """What must move of one tensor of an einsum."""
+
+    elems: float  # elements that must move at least once (`words`)
+    bits: int | None  # of an element; None: the machine's word
+    is_output: bool
+
+
+class LevelAccess(NamedTuple):
+    """Accesses of compute to one kind of operand at one level."""
+
+    mac_units: int  # MAC units below
+    sharing_units: int  # how many of them one access may serve
+    pj: float  # per access of one element
+
+
+class LevelCost(NamedTuple):
+    """One operand at one level, if all accesses of compute go there."""
+
+    mac_units: int  # MAC units below
+    sharing_units: int  # how many of them may share an access
+    unshared_pj: float  # if none is shared
+    charged_pj: float  # what the compulsory access to the outermost level charges already
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What lower bounds read of an einsum, for machines of one word width."""
@@ -89,8 +115,7 @@ class Needs:
     points: int  # iterations
     share: float  # share of the iterations that compute
     computed: float  # operations: points * share
-    # (elements that must move at least once, bits, is the output), per tensor
-    operands: tuple[tuple[float, int | None, bool], ...]
+    operands: tuple[Operand, ...]  # per tensor
     compute_words: tuple[float, ...]  # elements of each tensor that compute accesses
     sharers: tuple[int, ...]  # per tensor, MAC units that may want the same word of it
     # per set of operands (index: its bit mask): the most of them that MAC units along one rank may share;
@@ -105,8 +130,7 @@ class Rates:
     arch: Arch
     mac_units: int
     leak_mw: float
-    # (bits, is the output) -> per level (MAC units below, how many of them one access may serve, pJ)
-    access: dict[tuple[int, bool], tuple[tuple[int, int, float], ...]]
+    access: dict[tuple[int, bool], tuple[LevelAccess, ...]]  # (bits, is the output) -> per level
 
 
 @lru_cache(maxsize=1 << 14)
@@ -116,7 +140,7 @@ def needs(e: Einsum, word_bits: int) -> Needs:
     unshared_ranks = [unshared(p, e) for p in tensors]
     masks = range(1 << len(tensors)) if len(tensors) <= MAX_JOINT else ()
     common = tuple(_most_shared(e, mask, unshared_ranks) for mask in masks)
-    operands = tuple((words(p, e, word_bits), p.bits, p is e.output) for p in tensors)
+    operands = tuple(Operand(words(p, e, word_bits), p.bits, p is e.output) for p in tensors)
     compute_words = tuple(e.points() * direct_elems(p, e, word_bits) for p in tensors)
     return Needs(
         einsum=e,
@@ -150,14 +174,12 @@ def rates(arch: Arch) -> Rates:
     return Rates(arch, arch.instances(len(arch.levels)), arch.leak_mw(), {})
 
 
-def _access(r: Rates, bits: int, write: bool) -> tuple[tuple[int, int, float], ...]:
-    """Returns per level (MAC units below, how many of them share an access, pJ per access) for one kind of
-    operand.
-    """
+def _access(r: Rates, bits: int, write: bool) -> tuple[LevelAccess, ...]:
+    """Returns the accesses to one kind of operand, per level."""
     found = r.access.get((bits, write))
     if found is None:
         found = r.access[bits, write] = tuple(
-            (
+            LevelAccess(
                 *_units_below(r.arch, v, write),
                 bits / level.width_bits * (level.write_pj if write else level.read_pj),
             )
@@ -200,7 +222,7 @@ def lower_bound(n: Needs, r: Rates) -> tuple[float, float]:
         level_costs.append(
             _undominated(
                 [
-                    (mac_units, min(shared, sharers), words_accessed * pj, moved if v == 0 else 0.0)
+                    LevelCost(mac_units, min(shared, sharers), words_accessed * pj, moved if v == 0 else 0.0)
                     for v, (mac_units, shared, pj) in enumerate(_access(r, bits, write))
                 ]
             )
@@ -208,32 +230,28 @@ def lower_bound(n: Needs, r: Rates) -> tuple[float, float]:
     total += (
         _together_pj(level_costs, n.common)
         if n.common
-        else sum(min(map(_alone_pj, tensor_bits)) for tensor_bits in level_costs)
+        else sum(min(map(_alone_pj, levels)) for levels in level_costs)
     )
     return total + r.leak_mw * cycles / arch.clock_ghz, cycles
 
 
-# one operand at one level: (MAC units below, how many of them may share an access, pJ if none shared, pJ that
-# the compulsory access to the outermost level charges already)
-LevelCost = tuple[int, int, float, float]
-
-
 def _alone_pj(level: LevelCost) -> float:
-    """Returns the least energy of compute's accesses to one operand at one level."""
-    _, shared, pj, charged = level
-    return max(pj / shared - charged, 0.0)
+    """Returns the least energy of compute's accesses to one operand at one level, beyond what is charged
+    already: as many MAC units as possible share each access.
+    """
+    return max(level.unshared_pj / level.sharing_units - level.charged_pj, 0.0)
 
 
 def _undominated(levels: Sequence[LevelCost]) -> list[LevelCost]:
-    """Returns the levels without those whose best-case shared access costs at least the cheapest unshared
-    access.
+    """Returns the levels without those that cost at least the cheapest level where nothing is shared, however
+    many MAC units share an access there.
     """
-    cheapest = min((level for level in levels if level[1] == 1), key=_alone_pj, default=None)
+    cheapest = min((level for level in levels if level.sharing_units == 1), key=_alone_pj, default=None)
     return [
         level
         for level in levels
         if level is cheapest
-        or (level[1] > 1 and (cheapest is None or _alone_pj(level) < _alone_pj(cheapest)))
+        or (level.sharing_units > 1 and (cheapest is None or _alone_pj(level) < _alone_pj(cheapest)))
     ]
 
 
@@ -251,12 +269,12 @@ def _together_pj(level_costs: Sequence[Sequence[LevelCost]], common: Sequence[in
         for x, level in enumerate(chosen):
             alone = _alone_pj(level)
             total += alone
-            if level[1] == 1:
+            if level.sharing_units == 1:
                 unshared_pj += alone
             else:
-                max_units = max(max_units, level[0])
-                pj = pj * level[2]
-                charged = charged + level[3]
+                max_units = max(max_units, level.mac_units)
+                pj = pj * level.unshared_pj
+                charged = charged + level.charged_pj
                 shared_count = shared_count + 1
                 mask = mask | 1 << x
         if shared_count:

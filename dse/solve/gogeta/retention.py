@@ -52,7 +52,9 @@ MAX_SOLVED_PHASES = 400
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """The time from a phase that uses a tensor to the next phase that reads it."""
+    """The time from a phase that uses a tensor to the next phase that reads it. Words of the tensor that stay
+    on chip through it need not be read again.
+    """
 
     tensor: str
     first: int  # phase at the beginning
@@ -62,8 +64,8 @@ class _Gap:
 
 @dataclass(frozen=True, slots=True)
 class _SharedSpace:
-    """Tensors that share space in a phase, called a place: the larger of their words before and after the
-    phase counts.
+    """A place: tensors that share space in a phase, of which the larger of all words before the phase and all
+    words after it counts.
     """
 
     phase: int
@@ -161,8 +163,8 @@ class _Prices:
     """Dual prices of buffer space."""
 
     phase: Floats  # [phases] of one word in each phase
-    # (phase, place) -> the part of the phase's price that words before it pay; for places that have gaps
-    # before and after
+    # (phase, number of a place) -> the part of the phase's price that words before the phase pay (words after
+    # it pay the rest); for places that have gaps before and after
     before_share: dict[tuple[int, int], float]
 
 
@@ -178,8 +180,8 @@ def minimum_traffic(listed: AccessList, capacity: int) -> Optimum:
 
 
 def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> Optimum:
-    """Returns the minimum main-memory words of many equal periods from a linear program of a few_periods:
-    EDGE at each end, and two that stand for all periods between.
+    """Returns the minimum main-memory words of many equal periods (iterations of a loop), from a linear
+    program of a few of them: EDGE_PERIODS at each end, and two that stand for all periods between.
 
     lists: returns the list of a given number of periods.
 
@@ -224,12 +226,7 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
     if cost > bound * (1 + 1e-9) and len(full_list.accesses) <= MAX_SOLVED_PHASES:
         found = minimum_traffic(full_list, capacity)
         return replace(
-            found,
-            spans=tuple(
-                retained_words
-                for retained_words in found.spans
-                if retained_words.last // per_period == EDGE_PERIODS
-            ),
+            found, spans=tuple(span for span in found.spans if span.last // per_period == EDGE_PERIODS)
         )
     shown = np.flatnonzero(g.last // per_period == EDGE_PERIODS)
     return Optimum(cost, bound, float(prices.phase.sum()), _spans(g, retained_words, shown))
@@ -305,8 +302,10 @@ class _Program:
 
     cost: list[float]  # per column
     upper: list[float]  # per column
-    rows: list[tuple[list[tuple[int, float]], list[int]]]  # weighted sum of columns <= sum of columns
-    pieces: list[tuple[int, int, int, float]]  # first and last phase, column, times that it takes space there
+    # constraints: (column, weight) pairs, columns; the weighted sum of the first <= the sum of the second
+    rows: list[tuple[list[tuple[int, float]], list[int]]]
+    # where columns take space: first phase, last phase, column, how many times its words
+    pieces: list[tuple[int, int, int, float]]
 
     def column(self, cost: float, upper: float) -> int:
         self.cost.append(cost)

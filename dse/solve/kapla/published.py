@@ -38,6 +38,7 @@ from dse.solve.schedules.segments import (
     NO_SHARED_LOOP,
     Option,
     PipelineSearch,
+    PlacedShape,
     Range,
     best_chain,
     check,
@@ -288,7 +289,7 @@ def _by_ends(schemes: Iterable[Scheme]) -> dict[tuple[int, int], list[Scheme]]:
     return found
 
 
-def _rectangles(g: PipelineSearch, work: Sequence[int]) -> list[tuple[Shape, int, int]] | None:
+def _rectangles(g: PipelineSearch, work: Sequence[int]) -> list[PlacedShape] | None:
     """Returns a region for each stage, None if they cannot be placed. A region has at most the share of the
     nodes that is proportional to the stage's work, and at least half of that; larger ones are tried first.
     """
@@ -320,7 +321,9 @@ def _solve(g: PipelineSearch, r: Range) -> Option | None:
     einsums = g.workload.einsums[r.first : r.last + 1]
     if not all(stages):
         return None
-    placed = [(stage.shapes[0], y, x) for stage, (_, y, x) in zip(stages, regions, strict=True) if stage]
+    placed = [
+        region._replace(shape=stage.shapes[0]) for stage, region in zip(stages, regions, strict=True) if stage
+    ]
     return price_of(
         g,
         einsums,

@@ -10,7 +10,7 @@ is the mapper's answer for the bits that are left.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import permutations, product
 from math import inf, prod
 
@@ -37,30 +37,33 @@ class OuterTensor:
     """A tensor of a segment that comes from the outermost level, or leaves to it."""
 
     name: str
-    users: tuple[tuple[int, Projection], ...]  # number of each einsum that has it
-    cut: frozenset[int]  # classes that cut it
-    may_stand: bool  # at the level, one node for all users
-    result: bool
+    users: tuple[tuple[int, Projection], ...]  # index of each einsum that has it, and how it accesses it
+    cut: frozenset[int]  # classes with a rank of the tensor: loops over them cut it
+    may_stand: bool  # whether it may stand at the level, in one node for all users
+    result: bool  # whether it is an output
 
     def alive(self, innermost: bool, einsum_count: int) -> range:
-        """Returns the einsums during which its tile is alive. innermost: every trip fills it anew."""
+        """Returns the einsums during which its tile is alive. innermost: it stands below all shared loops, so
+        every trip fills it anew, and it is alive from its first to its last user; else during all einsums.
+        """
         return range(self.users[0][0], self.users[-1][0] + 1) if innermost else range(einsum_count)
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A depth of a tensor below given loops and tiles."""
+    """A depth of a tensor, below given loops and tiles, and what it costs."""
 
-    least_pj: float  # at least what it costs more than a tensor that stands at the level at no cost
-    pj: float  # the part of it that nests do not count
-    bits: int
-    depth: int
-    alive: range  # einsums
+    # lower bound of what it costs more than a tensor that stands at the level and is filled at no cost
+    least_pj: float
+    pj: float  # the part of it that the nests of einsums do not count
+    bits: int  # at the level
+    depth: int  # how many of the shared loops stand above it; PASSES
+    alive: range  # einsums during which it takes these bits
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """All choices of a segment but its nests' nodes."""
+    """A complete choice for a segment with given tiles: order of the loops, depths of tensors, nests."""
 
     bound: float  # pJ
     order: tuple[int, ...]  # classes, outermost loop first
@@ -70,28 +73,31 @@ class Leaf:
 
 
 @dataclass(slots=True)
-class SegmentSearch(FusedSegment):
+class SegmentSearch:
     """A segment, and what the search for its shared loops has found so far."""
 
-    sizes: Tiles = ()  # extent of each class
+    segment: FusedSegment
+    sizes: Tiles = ()  # extent of each class of ranks (classes.py), which a shared loop cuts together
     tensors: list[OuterTensor] = field(default_factory=list)
-    inner: dict[tuple[int, Tiles], float] = field(default_factory=dict)  # memo of `_inner`
-    inner_bounds: dict[tuple[int, Tiles], float] = field(default_factory=dict)  # bounds of `inner` so far
+    inner: dict[tuple[int, Tiles], float] = field(default_factory=dict)  # memo of `shared_loops._inner`
+    inner_bounds: dict[tuple[int, Tiles], float] = field(
+        default_factory=dict
+    )  # lower bounds of `inner` so far
     words: dict[tuple[int, str, Tiles, bool], float] = field(default_factory=dict)  # memo of `_words`
-    per_index: dict[tuple[int, int], float] = field(default_factory=dict)  # memo of `_uneven_bound`
-    # at least the pJ of one move of each einsum's words
+    per_index: dict[tuple[int, int], float] = field(default_factory=dict)  # of `shared_loops._uneven_bound`
+    # per einsum, lower bounds: pJ of moving, once, the words of the tensors that no earlier einsum has
     min_move_pj: list[float] = field(default_factory=list)
-    # at least the pJ of each einsum, in tiles that divide
+    # pJ of the einsum, anywhere below loops whose tiles divide
     unfused_pj: list[float] = field(default_factory=list)
-    any_tiles: list[float] = field(default_factory=list)  # the same in any tiles
+    any_tiles: list[float] = field(default_factory=list)  # the same, below loops with any tiles
     not_found: float = inf  # lowest bound (pJ) of choices that may have nests, which the mapper did not find
-    steps: int = 0  # choices of depths so far
-    searches: int = 0  # of the mapper when the search began
+    steps: int = 0  # choices of depths looked at so far
+    searches: int = 0  # searches of the mapper before this one began
 
     def __post_init__(self) -> None:
-        self.sizes = tuple(self.own[0].sizes()[ranks[0]] for ranks in self.members.classes)
-        self.tensors, self.searches = list(_outer_tensors(self)), self.nests.searches
-        for i, e in enumerate(self.own):
+        self.sizes = tuple(self.segment.own[0].sizes()[ranks[0]] for ranks in self.segment.members.classes)
+        self.tensors, self.searches = list(_outer_tensors(self)), self.segment.nests.searches
+        for i, e in enumerate(self.segment.own):
             first_here = [t for t in self.tensors if t.users[0][0] == i]
             move_bounds = [
                 (_bypassing(self, t, self.sizes).least_pj, _standing(self, t, self.sizes, (), 0).least_pj)
@@ -99,29 +105,26 @@ class SegmentSearch(FusedSegment):
             ]
             self.min_move_pj.append(sum(map(min, move_bounds)))
             brought = {p.tensor for t in self.tensors for j, p in t.users[1:] if j == i}
-            spilled = self.members.spilled & {e.output.tensor}
-            moved_by_others = (brought | set(self.members.forwarded)) - spilled
-            place = Place(self.level.name, retained=self.retained[i])
-            self.unfused_pj.append(self.nests.unfused_bound(e, place, moved_by_others))
+            spilled = self.segment.members.spilled & {e.output.tensor}
+            moved_by_others = (brought | set(self.segment.members.forwarded)) - spilled
+            place = Place(self.segment.level.name, retained=self.segment.retained[i])
+            self.unfused_pj.append(self.segment.nests.unfused_bound(e, place, moved_by_others))
             near = replace(place, forwarded=frozenset(moved_by_others))
-            self.any_tiles.append(self.nests.any_nest_bound(e, near))
+            self.any_tiles.append(self.segment.nests.any_nest_bound(e, near))
 
-    @classmethod
-    def of(cls, s: FusedSegment) -> SegmentSearch:
-        """Returns a new search of a segment."""
-        return cls(*(getattr(s, one.name) for one in fields(FusedSegment)))
-
-    def least(self, i: int, tiles: Tiles) -> float:
-        """Returns at least the pJ of an einsum anywhere below loops with these tiles."""
+    def lower_bound(self, i: int, tiles: Tiles) -> float:
+        """Returns a lower bound of the pJ of an einsum, wherever below loops with these tiles its tensors
+        stand.
+        """
         return (self.unfused_pj if divides(self, tiles) else self.any_tiles)[i]
 
     def renew(self) -> None:
         """Begins a new budget."""
-        self.steps, self.searches = 0, self.nests.searches
+        self.steps, self.searches = 0, self.segment.nests.searches
 
     def exhausted(self) -> bool:
         """True if the search has used up its budget."""
-        return self.steps > MAX_STEPS or self.nests.searches - self.searches > MAX_SEARCHES
+        return self.steps > MAX_STEPS or self.segment.nests.searches - self.searches > MAX_SEARCHES
 
 
 def most_leak_pj(arch: Arch) -> float:
@@ -131,17 +134,19 @@ def most_leak_pj(arch: Arch) -> float:
 
 def _outer_tensors(s: SegmentSearch) -> Iterator[OuterTensor]:
     """Yields the tensors that are neither handed on nor retained, by their first einsum."""
-    shared, seen = shared_tensors(s.own, s.made), set(s.members.forwarded)
-    for i, e in enumerate(s.own):
+    shared, seen = shared_tensors(s.segment.own, s.segment.made), set(s.segment.members.forwarded)
+    for i, e in enumerate(s.segment.own):
         for p in e.tensors():
-            name = base_tensor(p.tensor, s.made)
-            if name in seen or p.tensor in s.retained[i]:
+            name = base_tensor(p.tensor, s.segment.made)
+            if name in seen or p.tensor in s.segment.retained[i]:
                 continue
             seen.add(name)
             uses = shared.get(name, [(i, e, p)])
-            cut = frozenset(c for c, ranks in enumerate(s.members.classes) if ranks[i] in p.ranks())
-            is_kept = all(role(one, q.tensor) in s.level.may_keep for _, one, q in uses)
-            is_cut_alike = len({j for j, _, _ in uses}) == len(uses) and cut_alike(uses, s.members.classes)
+            cut = frozenset(c for c, ranks in enumerate(s.segment.members.classes) if ranks[i] in p.ranks())
+            is_kept = all(role(one, q.tensor) in s.segment.level.may_keep for _, one, q in uses)
+            is_cut_alike = len({j for j, _, _ in uses}) == len(uses) and cut_alike(
+                uses, s.segment.members.classes
+            )
             may_stand = is_kept and (len(uses) == 1 or is_cut_alike) and p.tensor == name
             yield OuterTensor(name, tuple((j, q) for j, _, q in uses), cut, may_stand, p is e.output)
 
@@ -150,13 +155,15 @@ def nest_below(s: SegmentSearch, i: int, tiles: Tiles, homes: frozenset[str], fr
     """Returns the nest of an einsum below the shared loops. homes: its tensors at the level that are not
     retained. The answer for all bits there are comes first: it mostly fits into fewer.
     """
-    pairs = zip(s.members.classes, tiles, s.sizes, strict=True)
+    pairs = zip(s.segment.members.classes, tiles, s.sizes, strict=True)
     loops = tuple(sorted((ranks[i], tile) for ranks, tile, n in pairs if tile < n))
-    place = Place(s.level.name, loops, homes, retained=s.retained[i])
-    most = s.level.capacity_bits or inf
-    nest = s.nests.best(s.own[i], place, most)
+    place = Place(s.segment.level.name, loops, homes, retained=s.segment.retained[i])
+    most = s.segment.level.capacity_bits or inf
+    nest = s.segment.nests.best(s.segment.own[i], place, most)
     return (
-        nest if nest.bits <= free_bits or nest.mapping is None else s.nests.best(s.own[i], place, free_bits)
+        nest
+        if nest.bits <= free_bits or nest.mapping is None
+        else s.segment.nests.best(s.segment.own[i], place, free_bits)
     )
 
 
@@ -170,8 +177,9 @@ def _trips(s: SegmentSearch, tiles: Tiles, classes: Sequence[int]) -> int:
 
 
 def _kinds(s: SegmentSearch, tiles: Tiles, classes: Collection[int]) -> Iterator[tuple[Tiles, int]]:
-    """Yields the distinct trips of loops over some classes: extent of each class, number of such trips. The
-    last trip of a loop takes the remainder; classes without a loop are whole.
+    """Yields the different trips of loops over `classes`, each as (extent of every class in it, number of
+    such trips): all trips of a loop have its tile, but the last one may have a remainder. Other classes are
+    whole.
     """
     each = [
         [(t, n // t), *([(n % t, 1)] if n % t else [])] if c in classes else [(n, 1)]
@@ -183,46 +191,53 @@ def _kinds(s: SegmentSearch, tiles: Tiles, classes: Collection[int]) -> Iterator
 
 def _trip_sizes(s: SegmentSearch, i: int, tiles: Tiles) -> dict[str, int]:
     """Returns the extents of an einsum in one trip of loops with these tiles, by rank."""
-    pairs = zip(s.members.classes, tiles, strict=True)
-    return s.own[i].sizes() | {ranks[i]: tile for ranks, tile in pairs}
+    pairs = zip(s.segment.members.classes, tiles, strict=True)
+    return s.segment.own[i].sizes() | {ranks[i]: tile for ranks, tile in pairs}
 
 
 def _words(s: SegmentSearch, i: int, p: Projection, tiles: Tiles, used: bool = False) -> float:
-    """Returns the words that one trip of loops with these tiles uses of a tensor. used: those that must move
-    where nodes are as small as can be; of a dense input, those that meet no zeros of other inputs.
+    """Returns the words of a tensor that one trip of loops with these tiles accesses. used: only those that
+    must move whatever the nest; of a dense input, those that meet no zeros of other inputs.
     """
     key = i, p.tensor, tiles, used
     if key not in s.words:
-        sizes, word_bits = _trip_sizes(s, i, tiles), s.nests.arch.word_bits
-        trip = replace(s.own[i], extents=tuple(sizes.items()))
+        sizes, word_bits = _trip_sizes(s, i, tiles), s.segment.nests.arch.word_bits
+        trip = replace(s.segment.own[i], extents=tuple(sizes.items()))
         s.words[key] = bounds.words(p, trip, word_bits) if used else whole_words(p, sizes, word_bits)
     return s.words[key]
 
 
 def _bits(s: SegmentSearch, i: int, p: Projection, tiles: Tiles, refilled: bool) -> int:
     """Returns the capacity that a tile takes at the level. refilled: more than once."""
-    twice = 2 if s.level.double_buffer and refilled else 1
-    return twice * tile_bits(p, _trip_sizes(s, i, tiles), s.nests.arch.word_bits)
+    twice = 2 if s.segment.level.double_buffer and refilled else 1
+    return twice * tile_bits(p, _trip_sizes(s, i, tiles), s.segment.nests.arch.word_bits)
 
 
 def _repeat_count(s: SegmentSearch, t: OuterTensor, tiles: Tiles) -> int:
-    """Returns how often, after the first time, partial sums of a result are added to by other trips."""
+    """Returns how often partial sums of a result are continued by a later trip: trips of the loops over ranks
+    that are irrelevant to it, less the first; 0 for inputs.
+    """
     summed = [c for c in range(len(tiles)) if c not in t.cut]
     return _trips(s, tiles, summed) - 1 if t.result else 0
 
 
 def _bypassing(s: SegmentSearch, t: OuterTensor, tiles: Tiles) -> Standing:
     """Returns what a tensor costs that passes the level by: its traffic is in the nests of its einsums."""
-    arch, min_pj = s.nests.arch, 0.0
+    arch, min_pj = s.segment.nests.arch, 0.0
     outer = arch.levels[0]
     for i, p in t.users if t.may_stand else ():
         bits = p.bits or arch.word_bits
-        outer_accesses, level_accesses = accesses_per_elem(outer, bits), accesses_per_elem(s.level, bits)
+        outer_accesses, level_accesses = (
+            accesses_per_elem(outer, bits),
+            accesses_per_elem(s.segment.level, bits),
+        )
         read, write = (
             outer_accesses * a - level_accesses * b
-            for a, b in zip(_prices(outer), _prices(s.level), strict=True)
+            for a, b in zip(_prices(outer), _prices(s.segment.level), strict=True)
         )
-        saved = (write if t.result else read) - level_accesses * most_leak_pj(arch) / s.level.bandwidth
+        saved = (write if t.result else read) - level_accesses * most_leak_pj(
+            arch
+        ) / s.segment.level.bandwidth
         kinds = _kinds(s, tiles, range(len(tiles)))
         min_pj += max(saved, 0.0) * sum(_words(s, i, p, one, used=True) * many for one, many in kinds)
     return Standing(min_pj, 0.0, 0, PASSES, range(0))
@@ -234,22 +249,22 @@ def _prices(level: Level) -> tuple[float, float]:
 
 def _standing(s: SegmentSearch, t: OuterTensor, tiles: Tiles, order: Sequence[int], depth: int) -> Standing:
     """Returns what a tensor costs that stands at the level below the first loops of an order."""
-    arch, (i, p) = s.nests.arch, t.users[0]
+    arch, (i, p) = s.segment.nests.arch, t.users[0]
     outer, bits = arch.levels[0], p.bits or arch.word_bits
-    outer_accesses, level_accesses = accesses_per_elem(outer, bits), accesses_per_elem(s.level, bits)
+    outer_accesses, level_accesses = accesses_per_elem(outer, bits), accesses_per_elem(s.segment.level, bits)
     above, wait = order[:depth], _wait_pj(s, i) * outer_accesses / outer.bandwidth
     cut = tuple(tile if c in above else n for c, (tile, n) in enumerate(zip(tiles, s.sizes, strict=True)))
     moved_words = sum(_words(s, i, p, one) * many for one, many in _kinds(s, tiles, above))
     if t.result:
         all_words = _words(s, i, p, s.sizes)
         returned = moved_words - all_words if outer.skip_first_read else moved_words
-        pj = moved_words * (level_accesses * s.level.read_pj + outer_accesses * outer.write_pj + wait)
-        pj += returned * (outer_accesses * outer.read_pj + level_accesses * s.level.write_pj + wait)
-        if s.level.skip_first_read:  # the einsum of a trip takes it that sums begin there
-            pj += _repeat_count(s, t, tiles) * all_words * level_accesses * s.level.read_pj
+        pj = moved_words * (level_accesses * s.segment.level.read_pj + outer_accesses * outer.write_pj + wait)
+        pj += returned * (outer_accesses * outer.read_pj + level_accesses * s.segment.level.write_pj + wait)
+        if s.segment.level.skip_first_read:  # nests skip first reads in every trip, but sums go on
+            pj += _repeat_count(s, t, tiles) * all_words * level_accesses * s.segment.level.read_pj
     else:
-        pj = moved_words * (outer_accesses * outer.read_pj + level_accesses * s.level.write_pj + wait)
-    alive = t.alive(depth == len(order), len(s.own))
+        pj = moved_words * (outer_accesses * outer.read_pj + level_accesses * s.segment.level.write_pj + wait)
+    alive = t.alive(depth == len(order), len(s.segment.own))
     return Standing(pj, pj, _bits(s, i, p, cut, depth > 0), depth, alive)
 
 
@@ -259,10 +274,14 @@ def _wait_pj(s: SegmentSearch, i: int) -> float:
     (dse/sim/counts/latency.py), and the outermost level takes longest, to and fro, where it is the slower
     one and has one port.
     """
-    arch, outer = s.nests.arch, s.nests.arch.levels[0]
-    slower = outer.bandwidth * outer.width_bits <= s.level.bandwidth * s.level.width_bits
-    alone = arch.overlap == "buffered" and not s.level.double_buffer and s.level.name == arch.levels[1].name
-    stops = alone and slower and outer.ports == "shared" and not s.retained[i]
+    arch, outer = s.segment.nests.arch, s.segment.nests.arch.levels[0]
+    slower = outer.bandwidth * outer.width_bits <= s.segment.level.bandwidth * s.segment.level.width_bits
+    alone = (
+        arch.overlap == "buffered"
+        and not s.segment.level.double_buffer
+        and s.segment.level.name == arch.levels[1].name
+    )
+    stops = alone and slower and outer.ports == "shared" and not s.segment.retained[i]
     return arch.leak_mw() / arch.clock_ghz if stops else 0.0
 
 
@@ -276,8 +295,8 @@ class Choices:
     memo: dict[tuple[int, frozenset[int], bool], Standing] = field(default_factory=dict)
 
     def of(self, order: Sequence[int]) -> list[tuple[Standing, ...]]:
-        """Returns the depths of each tensor that no other one dominates, cheapest first; none where there is
-        no way for it.
+        """Returns, per tensor, the depths that no other one dominates, cheapest first; () where it can
+        neither stand nor pass by.
         """
         return [self._of(k, t, order) for k, t in enumerate(self.s.tensors)]
 
@@ -303,18 +322,18 @@ class Choices:
 
 
 def _fixed_pj(s: SegmentSearch, i: int, tiles: Tiles) -> float:
-    """Returns the pJ of reading partial sums of an einsum's retained result, and of writing out a result that
-    is handed on.
+    """Returns the pJ of an einsum that no depth changes: of reading back partial sums of its retained result,
+    and of writing its result to the outermost level if it is forwarded and spilled.
     """
-    arch, p, pj = s.nests.arch, s.own[i].output, 0.0
+    arch, p, pj = s.segment.nests.arch, s.segment.own[i].output, 0.0
     outer, bits = arch.levels[0], p.bits or arch.word_bits
-    words, near = _words(s, i, p, s.sizes), accesses_per_elem(s.level, bits)
-    if p.tensor in s.members.spilled:
-        pj += words * (near * s.level.read_pj + accesses_per_elem(outer, bits) * outer.write_pj)
-    if p.tensor in s.retained[i] and s.level.skip_first_read:
-        cut = frozenset(c for c, ranks in enumerate(s.members.classes) if ranks[i] in p.ranks())
+    words, near = _words(s, i, p, s.sizes), accesses_per_elem(s.segment.level, bits)
+    if p.tensor in s.segment.members.spilled:
+        pj += words * (near * s.segment.level.read_pj + accesses_per_elem(outer, bits) * outer.write_pj)
+    if p.tensor in s.segment.retained[i] and s.segment.level.skip_first_read:
+        cut = frozenset(c for c, ranks in enumerate(s.segment.members.classes) if ranks[i] in p.ranks())
         again = _repeat_count(s, OuterTensor(p.tensor, ((i, p),), cut, True, True), tiles)
-        pj += again * words * near * s.level.read_pj
+        pj += again * words * near * s.segment.level.read_pj
     return pj
 
 
@@ -324,13 +343,13 @@ def leaves(s: SegmentSearch, tiles: Tiles, base: Sequence[float], best: float, a
     base: least pJ of each einsum's nest
     asks: the mapper is asked for nests; False: `base` alone bounds them
     """
-    handed = forwarded_bits(s, [_trip_sizes(s, i, tiles) for i in range(len(s.own))])
-    if max(handed) > s.free_bits:
+    handed = forwarded_bits(s.segment, [_trip_sizes(s, i, tiles) for i in range(len(s.segment.own))])
+    if max(handed) > s.segment.free_bits:
         return
     looped, seen = [c for c, n in enumerate(s.sizes) if tiles[c] < n], set[object]()
     every = Choices(s, tiles, [_bypassing(s, t, tiles) for t in s.tensors])
-    fixed = [_fixed_pj(s, i, tiles) for i in range(len(s.own))]
-    alone = [s.least(i, tiles) for i in range(len(s.own))]
+    fixed = [_fixed_pj(s, i, tiles) for i in range(len(s.segment.own))]
+    alone = [s.lower_bound(i, tiles) for i in range(len(s.segment.own))]
     for order in permutations(looped):
         choices = every.of(order)
         if all(choices) and (key := tuple(choices)) not in seen:
@@ -351,7 +370,7 @@ class Descent:
     choices: Sequence[Sequence[Standing]]  # of each tensor, cheapest first
     base: Sequence[float]
     fixed: Sequence[float]  # `_fixed_pj` of each einsum
-    alone: Sequence[float]  # `SegmentSearch.least` of each einsum
+    alone: Sequence[float]  # `SegmentSearch.lower_bound` of each einsum
     best: float  # lowest bound so far
     uses_mapper: bool
 
@@ -363,11 +382,11 @@ class Descent:
         cost: of einsums and tensors so far; used_bits: bits in use while each einsum runs
         """
         s = self.s
-        if i == len(s.own):
+        if i == len(s.segment.own):
             yield from self._leaf(cost, used_bits, chosen)
             return
         new_tensors = [k for k, t in enumerate(s.tensors) if t.users[0][0] == i]
-        remaining_pj = sum(self._least(j) for j in range(i + 1, len(s.own)))
+        remaining_pj = sum(self._least(j) for j in range(i + 1, len(s.segment.own)))
         combos = product(*(self.choices[k] for k in new_tensors))
         for combo in sorted(combos, key=lambda depths: sum(one.least_pj for one in depths)):
             s.steps += 1
@@ -375,12 +394,12 @@ class Descent:
             if s.exhausted() or cost + max(einsum_pj, self.alone[i]) + remaining_pj >= self.best:
                 return
             bits_now = [n + sum(one.bits for one in combo if j in one.alive) for j, n in enumerate(used_bits)]
-            if max(bits_now) > s.free_bits:
+            if max(bits_now) > s.segment.free_bits:
                 continue
             chosen_now = chosen | {s.tensors[k].name: one for k, one in zip(new_tensors, combo, strict=True)}
             if self.uses_mapper:
                 inner = nest_below(
-                    s, i, self.tiles, self._homes(i, chosen_now), s.free_bits - bits_now[i]
+                    s, i, self.tiles, self._homes(i, chosen_now), s.segment.free_bits - bits_now[i]
                 ).lower_bound
                 einsum_pj = inner + self.fixed[i] + sum(one.pj for one in combo)
             if cost + max(einsum_pj, self.alone[i]) + remaining_pj < self.best:
@@ -395,8 +414,8 @@ class Descent:
     def _homes(self, i: int, chosen: dict[str, Standing]) -> frozenset[str]:
         """Returns the tensors of an einsum that stand at the level and are not retained."""
         stand = {t for t, one in chosen.items() if one.depth != PASSES}
-        names = {p.tensor for p in self.s.own[i].tensors()} - self.s.retained[i]
-        return frozenset(names & (stand | set(self.s.members.forwarded)))
+        names = {p.tensor for p in self.s.segment.own[i].tensors()} - self.s.segment.retained[i]
+        return frozenset(names & (stand | set(self.s.segment.members.forwarded)))
 
     def _leaf(self, cost: float, used_bits: Sequence[int], chosen: dict[str, Standing]) -> Iterator[Leaf]:
         """Yields the choices, if their bound is lower than those before. cost: bound of `visit`, for at least
@@ -405,7 +424,7 @@ class Descent:
         s, nests, bound = self.s, list[Nest](), cost
         depths = tuple((t, one.depth) for t, one in chosen.items())
         if self.uses_mapper:
-            free = [s.free_bits - n for n in used_bits]
+            free = [s.segment.free_bits - n for n in used_bits]
             nests = [nest_below(s, i, self.tiles, self._homes(i, chosen), n) for i, n in enumerate(free)]
             pj = sum(self.fixed) + sum(one.pj for one in chosen.values())
             bound = max(cost, pj + sum(nest.lower_bound for nest in nests))

@@ -64,7 +64,7 @@ def lower_bound(
         for p, words in zip(e.tensors(), outer_words, strict=True)
     ) * (not outer.bypass)
     operands = tuple(
-        (0.0 if on_chip else words, elem_bits, written)
+        bounds.Operand(0.0 if on_chip else words, elem_bits, written)
         for on_chip, (words, elem_bits, written) in zip(is_on_chip, needs.operands, strict=True)
     )
     general_pj = bounds.lower_bound(

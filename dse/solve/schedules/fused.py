@@ -30,6 +30,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import product
 from math import inf, prod
+from typing import NamedTuple
 
 from dse.mapper.exact.layout_aware import layout_pricing
 from dse.mapping.constraints import Constraints, Factors
@@ -112,10 +113,31 @@ class Graph:
 
 
 MakeSegment = Callable[[], Segment]
-# labels of layouts, energy, latency, the nest in these layouts
-LayoutRow = tuple[tuple[int, ...], float, float, Mapping]
-# labels of layouts of the tensors that an einsum shares, its cost in these layouts, its segment
-Row = tuple[tuple[int, ...], Option, MakeSegment]
+
+
+class LayoutRow(NamedTuple):
+    """An einsum alone in some layouts."""
+
+    labels: tuple[int, ...]  # of the layouts of the tensors that it shares
+    energy: float
+    latency: float
+    nest: Mapping  # in these layouts
+
+
+class Row(NamedTuple):
+    """A row of a factor."""
+
+    labels: tuple[int, ...]  # of the factor's nodes; of `_single` those of its layouts alone
+    option: Option | None  # None: it costs nothing here
+    # returns its segment; None: the einsum runs in a segment of another factor, or none begins here
+    make: MakeSegment | None
+
+
+class Reserved(NamedTuple):
+    """What retained tensors take while some einsums run."""
+
+    level_index: int  # of the level that they stand at, in Graph.levels; -1: none is retained
+    free_bits: float  # what they leave there
 
 
 @dataclass(slots=True)
@@ -128,20 +150,14 @@ class GraphFactors:
     # in a segment of another table, or no segment begins here)
     rows: list[tuple[int, list[MakeSegment | None]]] = field(default_factory=list)
 
-    def add(
-        self,
-        first: int,
-        scope: Sequence[str],
-        options: Sequence[tuple[tuple[int, ...], Option | None, MakeSegment | None]],
-        nodes: int = 0,
-    ) -> None:
+    def add(self, first: int, scope: Sequence[str], options: Sequence[Row], nodes: int = 0) -> None:
         """Adds a factor. An option that may exist but was not found (energy inf) enters the lower bounds
         alone.
 
         nodes: so many nodes at the end of the scope are layouts; a lower bound holds in all layouts.
         """
         solved, plain_nodes = (
-            [row for row in options if row[1] is None or row[1].energy < inf],
+            [row for row in options if row.option is None or row.option.energy < inf],
             len(scope) - nodes,
         )
         self.tables.append(
@@ -328,14 +344,11 @@ def with_certificate(
 
 def _unfused_optimum(g: Graph) -> float:
     """Returns the objective value of the best unfused schedule, inf if an einsum does not fit."""
-    rows_of = [
-        _single(g, i, dict.fromkeys((one.tensor for one in g.live_ranges), 0), g.live_ranges)[:1]
-        for i in range(len(g.workload.einsums))
-    ]
-    energy, latency = (
-        sum(option.energy if first else option.latency for rows in rows_of for _, option, _ in rows)
-        for first in (True, False)
-    )
+    nothing_retained = dict.fromkeys((one.tensor for one in g.live_ranges), 0)
+    rows_of = [_single(g, i, nothing_retained, g.live_ranges) for i in range(len(g.workload.einsums))]
+    options = [rows[0].option for rows in rows_of if rows]
+    energy = sum(option.energy for option in options if option)
+    latency = sum(option.latency for option in options if option)
     return objective_value(g.objective, energy, latency) if all(rows_of) else inf
 
 
@@ -428,11 +441,11 @@ def factors(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors | Infe
         progress(i, [0.0] * n, g.workload.einsums[i].name)
         boundaries = [j for j in (i - 1, i) if j in across]
         live = [one for one in g.live_ranges if one.first <= i <= one.last]
-        rows: list[tuple[tuple[int, ...], Option | None, MakeSegment | None]] = []
+        rows: list[Row] = []
         nodes = g.layouts.scope(i) if g.layouts else ()
         for own in product(range(len(g.levels) + 1), repeat=len(live)):
             rows += [
-                ((*[0] * len(boundaries), *own, *at), option, make)
+                Row((*[0] * len(boundaries), *own, *at), option, make)
                 for at, option, make in _single(
                     g, i, dict(zip((one.tensor for one in live), own, strict=True)), live
                 )
@@ -445,7 +458,7 @@ def factors(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors | Infe
             if any(b) and _labels_agree(i, {j: across[j][at] for j, at in zip(boundaries, b, strict=True)})
         ]
         rows += [
-            ((*b, *own, *[0] * len(nodes)), None, None)
+            Row((*b, *own, *[0] * len(nodes)), None, None)
             for b in boundary_labels
             for own in product(range(len(g.levels) + 1), repeat=len(live))
         ]
@@ -479,13 +492,15 @@ def _add_segments(g: Graph, i: int, labels: Sequence[Members | None], graph_fact
     starting = [(label, m) for label, m in enumerate(labels) if m and m.first == i]
     other_labels = [label for label, m in enumerate(labels) if m is None or m.first < i]
     live = [one for one in g.live_ranges if any(one.first <= m.last and one.last >= i for _, m in starting)]
-    rows: list[tuple[tuple[int, ...], Option | None, MakeSegment | None]] = []
+    rows: list[Row] = []
     for own in product(range(len(g.levels) + 1), repeat=len(live)):
-        rows += [((label, *own), None, None) for label in other_labels]
+        rows += [Row((label, *own), None, None) for label in other_labels]
         for label, m in starting:
             rows += [
-                ((label, *own), *option)
-                for option in _fused(g, m, dict(zip((one.tensor for one in live), own, strict=True)), live)
+                Row((label, *own), option, make)
+                for option, make in _fused(
+                    g, m, dict(zip((one.tensor for one in live), own, strict=True)), live
+                )
             ]
     graph_factors.add(i, [f"border {i}", *(RETAINED_NODE + one.tensor for one in live)], rows)
 
@@ -497,9 +512,9 @@ def _retained(g: Graph, e: Einsum, labels: dict[str, int], v: int) -> frozenset[
 
 def _reservation(
     g: Graph, labels: dict[str, int], alive: Sequence[LiveRange], first: int, last: int
-) -> tuple[int, float] | None:
-    """Returns the level at which tensors are retained while einsums first to last run (-1: none are), and the
-    bits that they leave free there. None: they do not fit, or stand at more than one level.
+) -> Reserved | None:
+    """Returns what tensors take that are retained while einsums first to last run. None: they do not fit, or
+    stand at more than one level. labels: of retained tensors (0: not retained).
     """
     reserved = [
         (labels[one.tensor] - 1, one.bits)
@@ -507,10 +522,11 @@ def _reservation(
         if labels[one.tensor] and one.first <= last and one.last >= first
     ]
     if not reserved:
-        return -1, inf
+        return Reserved(-1, inf)
     level_index = reserved[0][0]
     free_bits = (g.levels[level_index].capacity_bits or inf) - sum(bits for _, bits in reserved)
-    return (level_index, free_bits) if free_bits >= 0 and all(u == level_index for u, _ in reserved) else None
+    is_one_level = all(u == level_index for u, _ in reserved)
+    return Reserved(level_index, free_bits) if free_bits >= 0 and is_one_level else None
 
 
 def _single(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange]) -> list[Row]:
@@ -538,7 +554,7 @@ def _alone(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange])
     )
     if nest.mapping is None:
         if nest.lower_bound < inf:
-            yield (
+            yield Row(
                 (0,) * len(nodes),
                 Option(inf, inf, occurrences * nest.lower_bound, Plan("", (), (), (e,))),
                 lambda: Segment(()),
@@ -546,7 +562,7 @@ def _alone(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange])
         return
     for at, energy, latency, nest_in_layout in _layout_rows(g, i, place, nest.mapping, free_bits):
         plan = Plan(place.level, (), (), (e,), (nest_in_layout,))
-        yield (
+        yield Row(
             at,
             Option(occurrences * energy, occurrences * latency, occurrences * nest.lower_bound, plan),
             partial(_own_segment, e, nest_in_layout),
@@ -574,7 +590,7 @@ def _layout_rows(g: Graph, i: int, place: Place, nest: Mapping, free_bits: float
         if key not in g.priced_alone:
             g.priced_alone[key] = price_alone(g.arch, e, g.objective, place, nest)
         return [
-            (
+            LayoutRow(
                 (),
                 g.priced_alone[key].energy_pj,
                 g.priced_alone[key].latency_cycles,
@@ -603,7 +619,7 @@ def _layout_rows(g: Graph, i: int, place: Place, nest: Mapping, free_bits: float
             else []
         )
         g.layout_rows[memo_key] = [
-            (at, *row)
+            LayoutRow(at, *row)
             for at, rows in g.layouts.in_labels(i, pricings, place.retained, place.level)
             for row in _undominated(rows, g.objective)
         ]
@@ -629,7 +645,7 @@ def _fused(
         return
     einsums = g.workload.einsums[m.first : m.last + 1]
     for v, level in enumerate(g.levels):
-        if reservation[0] not in (-1, v) or any(
+        if reservation.level_index not in (-1, v) or any(
             role(e, t) not in level.may_keep for e in einsums for t in m.forwarded if t in _names(e)
         ):
             continue
@@ -638,7 +654,7 @@ def _fused(
             role(e, t) not in level.may_keep for e, has in zip(einsums, retained, strict=True) for t in has
         ):
             continue
-        free = min(reservation[1], level.capacity_bits or inf)
+        free = min(reservation.free_bits, level.capacity_bits or inf)
         s = FusedSegment(g.arch, g.nests, level, einsums, m, retained, free, g.makers.keys())
         for option in g.plans.best(s, _unfused_value(g, m, labels, alive)):
             yield option, partial(plan_segment, s, option.plan)
@@ -654,7 +670,8 @@ def _unfused_value(g: Graph, m: Members, labels: dict[str, int], alive: Sequence
     total = 0.0
     for i in range(m.first, m.last + 1):
         single = _single(g, i, own, [one for one in alive if one.first <= i <= one.last])
-        total += objective_value(g.objective, single[0][1].energy, single[0][1].latency) if single else inf
+        option = single[0].option if single else None
+        total += objective_value(g.objective, option.energy, option.latency) if option else inf
     return total
 
 

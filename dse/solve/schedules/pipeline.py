@@ -20,6 +20,7 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import islice
 from math import ceil, inf, log, log2, prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -200,34 +201,38 @@ def pipelined(
     )
 
 
+class Bound(NamedTuple):
+    """Lower bounds of what a segment, or an einsum alone, costs."""
+
+    energy: float  # pJ, with leakage
+    cycles: float
+
+
 def costs_add_up(g: PipelineSearch) -> bool:
     """True if the cost of a chain is the sum over its segments: energy alone, no pinned weights, no limit."""
     return g.objective == "energy" and g.weights == "streamed" and g.interval_limit == inf
 
 
 def segments_to_solve(
-    alone: Sequence[tuple[float, float]],
-    bounds: dict[Range, tuple[float, float]],
-    is_additive: bool,
-    cheapest_chain: Callable[[], float],
+    alone: Sequence[Bound], bounds: dict[Range, Bound], is_additive: bool, cheapest_chain: Callable[[], float]
 ) -> Iterator[Range]:
     """Yields the segments that may be in the cheapest chain. Segments of the same einsums follow one another,
     the one without a shared loop first. They are ordered by the lowest bound of all chains through them.
 
-    alone, bounds: lower bounds (energy, cycles) of einsums alone and of segments.
+    alone, bounds: lower bounds of einsums alone and of segments.
     is_additive: costs of segments add up (`costs_add_up`); else no segment is left out.
     cheapest_chain: returns the energy of the best chain known so far.
     """
-    lowest = _chain_costs([energy for energy, _ in alone], {r: energy for r, (energy, _) in bounds.items()})
-    through = {r: lowest[0][r.first] + energy + lowest[1][r.last + 1] for r, (energy, _) in bounds.items()}
+    ends, begins = _chain_costs([one.energy for one in alone], {r: one.energy for r, one in bounds.items()})
+    through = {r: ends[r.first] + one.energy + begins[r.last + 1] for r, one in bounds.items()}
     best_through = {
         (r.first, r.last): min(cost for s, cost in through.items() if (s.first, s.last) == (r.first, r.last))
         for r in through
     }
     for r in sorted(through, key=lambda r: (best_through[r.first, r.last], r.tile > 0, through[r])):
-        unfused_pj = sum(energy for energy, _ in alone[r.first : r.last + 1])
+        unfused_pj = sum(one.energy for one in alone[r.first : r.last + 1])
         is_skipped = is_additive and (
-            through[r] >= cheapest_chain() or bounds[r][0] >= MAX_BOUND_SHARE * unfused_pj
+            through[r] >= cheapest_chain() or bounds[r].energy >= MAX_BOUND_SHARE * unfused_pj
         )
         if through[r] < inf and not is_skipped:
             yield r
@@ -723,9 +728,9 @@ def _sharing_bounds(g: PipelineSearch, e: Einsum, context: StageContext) -> Shar
 
 def _segment_bound(
     g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]], tile_count: int
-) -> tuple[float, float]:
-    """Returns lower bounds on energy, with leakage, and cycles of a segment. tile_count: its pipeline tiles;
-    of an einsum alone its occurrences.
+) -> Bound:
+    """Returns the lower bounds of a segment. tile_count: its pipeline tiles; of an einsum alone its
+    occurrences.
     """
     node_count, leak, energy = g.arch.instances(1), g.arch.leak_mw() / g.arch.clock_ghz, inf
     cycles = tile_count * time_of(
@@ -745,13 +750,11 @@ def _segment_bound(
             + leak * min_cycles,
         )
         min_cycles = max_cycles
-    return energy, cycles
+    return Bound(energy, cycles)
 
 
-def _lower_bounds(
-    g: PipelineSearch, ranges: Sequence[Range]
-) -> tuple[list[tuple[float, float]], dict[Range, tuple[float, float]]]:
-    """Returns lower bounds (energy, cycles) of every einsum alone, and of segments."""
+def _lower_bounds(g: PipelineSearch, ranges: Sequence[Range]) -> tuple[list[Bound], dict[Range, Bound]]:
+    """Returns lower bounds of every einsum alone, and of segments."""
     w = g.workload
     alone = [
         _segment_bound(g, [(e, StageContext(pinned=pinned(g, e)))], n)
@@ -769,8 +772,8 @@ def _lower_bounds(
 def _chain_costs(
     alone: Sequence[float], segment_options: dict[Range, float]
 ) -> tuple[list[float], list[float]]:
-    """Returns for each position the lowest cost of all chains that end before it, and of all that begin with
-    it. alone, segment_options: costs of einsums alone and of segments.
+    """Returns two lists, by position of an einsum: the lowest cost of all chains that end before it, and of
+    all that begin with it. alone, segment_options: costs of einsums alone and of segments.
     """
     n = len(alone)
     ends, begins = [0.0] + [inf] * n, [inf] * n + [0.0]
@@ -791,9 +794,7 @@ def _chain_costs(
     return ends, begins
 
 
-def _lower_bound(
-    g: PipelineSearch, lower_bounds: tuple[list[tuple[float, float]], dict[Range, tuple[float, float]]]
-) -> float:
+def _lower_bound(g: PipelineSearch, lower_bounds: tuple[list[Bound], dict[Range, Bound]]) -> float:
     """Returns a lower bound on the objective value of all schedules of the space, from the cheapest chains
     for energy and for cycles.
     """

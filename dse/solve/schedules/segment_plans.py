@@ -117,7 +117,7 @@ def _several_loops(s: FusedSegment, cutoff: float) -> tuple[list[Option], float]
         options.append(option)
         return option.energy
 
-    lower_bound = search(SegmentSearch.of(s), cutoff, priced)
+    lower_bound = search(SegmentSearch(s), cutoff, priced)
     return [one for one in options if one.energy < cutoff], lower_bound
 
 

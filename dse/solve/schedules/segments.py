@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, permutations, product
 from math import ceil, floor, inf
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dse.mapper.baselines.cost_descending import smallest_mapping
 from dse.mapping.classes import reads_as_written
@@ -58,6 +58,14 @@ ALL_TILE_COUNTS: tuple[int, ...] = ()  # instead of PIPELINE_TILES: all divisors
 NO_SHARED_LOOP = (1,)  # instead of PIPELINE_TILES: no shared loop
 MAX_ARRANGEMENTS = 24  # arrangements of a chosen segment's rectangles that are priced
 MAX_POSITIONS = 4000  # positions of rectangles that one call of `place_regions` tries
+
+
+class PlacedShape(NamedTuple):
+    """The region of a stage: a rectangle of nodes."""
+
+    shape: Shape
+    row: int  # its first row
+    column: int  # its first column
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +254,8 @@ def fits(g: PipelineSearch, r: Range) -> bool:
 
 def place_regions(
     g: PipelineSearch, stages: Sequence[Stage], in_order: Sequence[int] = (), corners_first: bool = False
-) -> list[tuple[Shape, int, int]] | None:
-    """Returns the region of each stage: one of its shapes, first row and first column; None if none is found.
+) -> list[PlacedShape] | None:
+    """Returns the region of each stage, in one of its shapes; None if none is found.
 
     Rectangles are placed one by one, the largest first or `in_order`. Each is tried where rows and columns of
     the grid begin or earlier rectangles end.
@@ -258,11 +266,11 @@ def place_regions(
     (_, rows), (_, columns) = g.arch.fanouts[0].dims
     order, visited = in_order or sorted(range(len(stages)), key=lambda j: -stages[j].nodes), 0
 
-    def places(shape: Shape, placed: Sequence[tuple[Shape, int, int]]) -> list[tuple[int, int]]:
+    def places(shape: Shape, placed: Sequence[PlacedShape]) -> list[tuple[int, int]]:
         far_corner = [(rows - shape.rows, columns - shape.columns)] * corners_first
         positions = product(
-            sorted({0, *(b + one.rows for one, b, _ in placed), *(y for y, _ in far_corner)}),
-            sorted({0, *(c + one.columns for one, _, c in placed), *(x for _, x in far_corner)}),
+            sorted({0, *(row + one.rows for one, row, _ in placed), *(y for y, _ in far_corner)}),
+            sorted({0, *(column + one.columns for one, _, column in placed), *(x for _, x in far_corner)}),
         )
         return (
             sorted(
@@ -275,7 +283,7 @@ def place_regions(
             else list(positions)
         )
 
-    def place_rest(placed: list[tuple[Shape, int, int]]) -> list[tuple[Shape, int, int]] | None:
+    def place_rest(placed: list[PlacedShape]) -> list[PlacedShape] | None:
         nonlocal visited
         if len(placed) == len(order):
             return placed
@@ -285,14 +293,17 @@ def place_regions(
                 if visited > MAX_POSITIONS:
                     return None
                 is_free = all(
-                    y >= b + one.rows or b >= y + shape.rows or x >= c + one.columns or c >= x + shape.columns
-                    for one, b, c in placed
+                    y >= row + one.rows
+                    or row >= y + shape.rows
+                    or x >= column + one.columns
+                    or column >= x + shape.columns
+                    for one, row, column in placed
                 )
                 if (
                     is_free
                     and y + shape.rows <= rows
                     and x + shape.columns <= columns
-                    and (found := place_rest([*placed, (shape, y, x)]))
+                    and (found := place_rest([*placed, PlacedShape(shape, y, x)]))
                 ):
                     return found
         return None
@@ -342,12 +353,12 @@ def to_segment(
     r: Range,
     einsums: Sequence[Einsum],
     stages: Sequence[Stage],
-    regions_found: Sequence[tuple[Shape, int, int]],
+    regions_found: Sequence[PlacedShape],
     contexts: Sequence[StageContext],
 ) -> Segment:
     """Returns a pipelined segment: the nodes that all stages share, then one branch per einsum.
 
-    regions_found: shape, first row and first column of each stage's region; contexts: of each stage.
+    regions_found, contexts: region and context of each stage.
     """
     outer, level, ((ny, _), (nx, _)) = g.arch.levels[0].name, g.arch.levels[1].name, g.arch.fanouts[0].dims
     outer_tensors = dict.fromkeys(

@@ -99,10 +99,10 @@ def _best_first(
                 seen.add(smaller)
                 heapq.heappush(left, (_lower_bound(s, smaller), 0, smaller))
             if 0 < sum(t < n for t, n in zip(tiles, s.sizes, strict=True)) <= MAX_LOOPS:
-                nests = [_inherited(s, i, tiles) for i in range(len(s.own))]
+                nests = [_inherited(s, i, tiles) for i in range(len(s.segment.own))]
                 heapq.heappush(left, (max(bound, _with_depths(s, tiles, nests, best)), -1, tiles))
         elif stage == 1:  # and depths that fit
-            nests = [_inner(s, i, tiles) for i in range(len(s.own))]
+            nests = [_inner(s, i, tiles) for i in range(len(s.segment.own))]
             heapq.heappush(left, (max(bound, _with_depths(s, tiles, nests, best)), -2, tiles))
         else:
             asked += 1
@@ -119,7 +119,7 @@ def _plan(s: SegmentSearch, tiles: Tiles, leaf: Leaf) -> Plan:
     loops = tuple((c, tiles[c]) for c in leaf.order)
     nests = tuple(nest.mapping for nest in leaf.nests if nest.mapping)
     at = tuple((name, depth) for name, depth in leaf.depths if depth != PASSES)
-    return Plan(s.level.name, loops, at, tuple(s.own), nests)
+    return Plan(s.segment.level.name, loops, at, tuple(s.segment.own), nests)
 
 
 def _smaller_tiles(s: SegmentSearch, tiles: Tiles) -> Iterator[Tiles]:
@@ -147,18 +147,22 @@ def _uneven_bound(s: SegmentSearch, i: int, c: int, tile: int) -> float:
     level: per index no less than in one trip over `smooth(n)` indices, which whole tiles divide; and what
     the remainder costs in whatever nest.
     """
-    e, rank, n = s.own[i], s.members.classes[c][i], s.sizes[c]
-    place = Place(s.level.name, forwarded=_homes(s, i), retained=s.retained[i])
+    e, rank, n = s.segment.own[i], s.segment.members.classes[c][i], s.sizes[c]
+    place = Place(s.segment.level.name, forwarded=_homes(s, i), retained=s.segment.retained[i])
     if (i, c) not in s.per_index:
-        longer = s.nests.best(stretched(e, rank, smooth(n)), place, s.level.capacity_bits or inf)
+        longer = s.segment.nests.best(
+            stretched(e, rank, smooth(n)), place, s.segment.level.capacity_bits or inf
+        )
         s.per_index[i, c] = longer.lower_bound / smooth(n)
-    return s.per_index[i, c] * (n - n % tile) + s.nests.any_nest_bound(trips(e, rank, tile)[-1][0], place)
+    return s.per_index[i, c] * (n - n % tile) + s.segment.nests.any_nest_bound(
+        trips(e, rank, tile)[-1][0], place
+    )
 
 
 def _homes(s: SegmentSearch, i: int) -> frozenset[str]:
     """Returns the tensors of an einsum that may stand at the level, and are not retained."""
-    standing = {t.name for t in s.tensors if t.may_stand} | set(s.members.forwarded)
-    return frozenset({p.tensor for p in s.own[i].tensors()} & standing)
+    standing = {t.name for t in s.tensors if t.may_stand} | set(s.segment.members.forwarded)
+    return frozenset({p.tensor for p in s.segment.own[i].tensors()} & standing)
 
 
 def _inner(s: SegmentSearch, i: int, tiles: Tiles) -> float:
@@ -172,7 +176,10 @@ def _inner(s: SegmentSearch, i: int, tiles: Tiles) -> float:
 def _lower_bound(s: SegmentSearch, tiles: Tiles) -> float:
     """Returns a lower bound (pJ) from bounds of larger tiles, and one move of each word."""
     inner_bound = _inner if tiles == s.sizes else _inherited
-    return sum(max(s.least(i, tiles), inner_bound(s, i, tiles) + s.min_move_pj[i]) for i in range(len(s.own)))
+    return sum(
+        max(s.lower_bound(i, tiles), inner_bound(s, i, tiles) + s.min_move_pj[i])
+        for i in range(len(s.segment.own))
+    )
 
 
 def _with_depths(s: SegmentSearch, tiles: Tiles, nests: Sequence[float], best: float) -> float:
@@ -184,5 +191,5 @@ def _with_depths(s: SegmentSearch, tiles: Tiles, nests: Sequence[float], best: f
 
 def _best_leaf(s: SegmentSearch, tiles: Tiles, best: float) -> Leaf | None:
     """Returns the choices with the lowest bound below `best`, None if there are none."""
-    base = [_inner(s, i, tiles) for i in range(len(s.own))]
+    base = [_inner(s, i, tiles) for i in range(len(s.segment.own))]
     return min(leaves(s, tiles, base, best, asks=True), key=lambda leaf: leaf.bound, default=None)

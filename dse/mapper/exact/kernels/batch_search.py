@@ -4,6 +4,8 @@ each of them the placements of tensors and their nests (`search`, called by ../s
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from dse.mapper.exact.kernels.compare import (
@@ -15,7 +17,9 @@ from dse.mapper.exact.kernels.compare import (
 )
 from dse.mapper.exact.kernels.nest_search import nests, next_holders, sum_bounds
 from dse.mapper.exact.kernels.spatial_search import (
+    Bounding,
     FreePes,
+    LaterRanks,
     any_wins,
     by_bound,
     choices,
@@ -36,7 +40,6 @@ from dse.mapper.exact.kernels.state import (
     BUDGET,
     CHOICES,
     COUNT,
-    FIRST_FILLS,
     LEVEL,
     LOWEST,
     MAX_CHOICES,
@@ -44,6 +47,7 @@ from dse.mapper.exact.kernels.state import (
     MIN_VISITED_FOR_OUTER_BOUND,
     NODE_COUNT,
     PARENT,
+    PJ,
     POINTS,
     POSITION,
     QUANTITY_KIND,
@@ -62,9 +66,26 @@ from dse.mapper.exact.kernels.state import (
     Terms,
     Work,
 )
-from dse.mapper.exact.kernels.tile_sums import amount, factor, links, minimum_hull, tile_bits
+from dse.mapper.exact.kernels.tile_sums import amount, counts_end_tiles, factor, hull_bound, links, tile_bits
 from dse.run.compiled import njit, njit_internal, njit_no_alloc
 from workloads.arrays import Floats, Ints
+
+
+class NestSearch(NamedTuple):
+    """What the search of nests under one spatial unrolling (`expand`) reads and writes."""
+
+    terms: Terms
+    einsum: Einsum
+    pool: Pool
+    machine: Machine
+    energy_only: Machine  # the machines with energy as the only objective, for `outer_bound`
+    rules: Rules
+    memo: Memo
+    work: Work
+    outer: Work  # of `outer_bound`
+    states: InnerStates
+    outer_bounds: OuterBounds
+    best: Floats  # [J, 3] the best cost on each machine, lowered in place
 
 
 @njit(cache=True, nogil=True)
@@ -87,8 +108,8 @@ def search(
     Unrollings are enumerated in two steps: how many PEs each rank takes, then how these are split over the
     fan-out dimensions. Two passes enumerate them:
 
-    1. LOWEST: only those with the lowest bounds, on a sample of the machines. Expanding them gives first
-       results.
+    1. LOWEST: only those with the lowest bounds, on a sample of the machines. They are expanded (their nests
+       are searched), which gives first results.
     2. ALL: every unrolling that may beat these results. An unrolling whose bound is lower than those of all
        that were expanded before is expanded at once. The others are collected, and expanded when there are
        `MAX_COLLECTED` of them or no more come.
@@ -110,7 +131,9 @@ def search(
         choices(t, e, p, m, memo, w),
         quotients(m.fanout_size),
     )
+    nest_search = NestSearch(t, e, p, m, energy_only, rules, memo, w, outer, states, outer_bounds, best)
     s = scratch(t, w, c.pes.shape[0])
+    bounding = Bounding(t, e, m, s, w)
     set_units(t, m, w)
     for d in range(m.fanout_size.shape[0]):
         pe_count *= m.fanout_size[d]
@@ -123,7 +146,8 @@ def search(
             for j in range(1, 8 * int(np.ceil(np.log2(pe_count / exact_limits))) + 1)
         ]
     )
-    # inside a group all unrollings take equal PEs: one grid cell, one limit, one row of bounds
+    # with one group chosen per rank, later ranks take equal PEs in all choices: one cell, one limit of PEs,
+    # and for each rank one row of bounds, the factors of the groups of later ranks
     one_cell, later_by_group = (
         FreePes(m.fanout_size.copy().reshape(1, -1), np.zeros_like(cells.cell)),
         np.ones((ranks + 1, 1, quantity_count)),
@@ -135,58 +159,30 @@ def search(
         (np.inf, np.inf),
         MAX_COLLECTED,
     )
+    # unrollings that pass 1 expanded: pass 2 skips them
     expanded, expanded_count = np.empty((LOWEST * LOWEST, ranks), np.int64), 0
-    one_limit = np.array([pe_count])
+    later_in_group = LaterRanks(later_by_group, one_cell, later_by_group, np.array([pe_count]))
     unvisited_bound = np.full(machines, np.inf)  # [J] lower bounds of what the budget left unenumerated
     for max_count in (LOWEST, ALL):
         if best.min() < np.inf:
-            close_dominated(c, pe_count, pe_limits, t, e, m, s, w, best)
+            close_dominated(c, pe_count, pe_limits, bounding, best)
         groups, group_start = group_equal_pes(c, e)
         later_by_dims = min_later_by_dims(groups, e.rank_order, cells)
-        later_by_pes = min_later_by_pes(groups, e.rank_order, pe_limits)
+        later = LaterRanks(later_by_dims, cells, min_later_by_pes(groups, e.rank_order, pe_limits), pe_limits)
         s.enabled[:] = True
-        # pruned_bound: with one machine, of the choices that `max_count` cut
+        # pruned_bound [3]: with one machine, a lower bound of the choices that `max_count` cut
         group_choices, group_bounds, pruned_bound = enumerate_spatial(
-            max_count,
-            groups,
-            groups.rank_start[:-1],
-            groups.rank_start[1:],
-            later_by_dims,
-            cells,
-            later_by_pes,
-            pe_limits,
-            t,
-            e,
-            m,
-            rules,
-            s,
-            w,
-            best,
+            max_count, groups, groups.rank_start[:-1], groups.rank_start[1:], later, bounding, rules, best
         )
         if w.tally[CHOICES] > w.tally[MAX_CHOICES]:
-            unvisited_bound = root_bound(groups, later_by_dims, cells, t, e, m, s, w)
+            unvisited_bound = root_bound(groups, later_by_dims, cells, bounding)
             break
         for g in by_bound(group_bounds, w.unit):
             if not any_wins(group_bounds[g], best, w.ties_allowed):
                 continue
             if n >= max_collected:
                 n = expand_choices(
-                    sort_key(group_bounds[g], w.unit)[0],
-                    collected,
-                    collected_bounds,
-                    n,
-                    t,
-                    e,
-                    p,
-                    m,
-                    energy_only,
-                    rules,
-                    memo,
-                    w,
-                    outer,
-                    states,
-                    outer_bounds,
-                    best,
+                    sort_key(group_bounds[g], w.unit)[0], collected, collected_bounds, n, nest_search
                 )
                 max_collected = max(MAX_COLLECTED, 2 * n)
             if (
@@ -201,9 +197,10 @@ def search(
                     later_by_group[i, 0, q] = (
                         later_by_group[i + 1, 0, q] * groups.factors[rank_group[e.rank_order[i]], q]
                     )
+            # each rank's group has one unrolling, so the choice of groups is a choice of unrollings
             single = (group_start[rank_group + 1] - group_start[rank_group]).max() == 1
             if max_count == ALL and not single:
-                enable_in_group(c, rank_group, group_start, groups, t, e, m, s, w, best)
+                enable_in_group(c, rank_group, group_start, groups, bounding, best)
             if single:
                 found, low = (
                     group_start[rank_group].reshape(1, ranks),
@@ -215,23 +212,16 @@ def search(
                     c,
                     group_start[rank_group],
                     group_start[rank_group + 1],
-                    later_by_group,
-                    one_cell,
-                    later_by_group,
-                    one_limit,
-                    t,
-                    e,
-                    m,
+                    later_in_group,
+                    bounding,
                     rules,
-                    s,
-                    w,
                     best,
                 )
                 lower_to(pruned_bound, pruned_in_group)
                 if w.tally[CHOICES] > w.tally[MAX_CHOICES]:
                     # the budget ended inside this group: the bound over all groups also bounds this one and
                     # those after it
-                    unvisited_bound = root_bound(groups, later_by_dims, cells, t, e, m, s, w)
+                    unvisited_bound = root_bound(groups, later_by_dims, cells, bounding)
             for v in by_bound(low, w.unit):
                 is_done = False
                 for j in range(expanded_count if max_count == ALL else 0):
@@ -244,7 +234,7 @@ def search(
                     and (max_count == LOWEST or key < lowest_key)
                 ):
                     w.unrolling[:] = found[v]
-                    expand(t, e, p, m, energy_only, rules, memo, w, outer, states, outer_bounds, best)
+                    expand(nest_search)
                     is_done = w.tally[VISITED] <= w.tally[BUDGET]
                     if is_done and max_count == LOWEST:
                         expanded[expanded_count], expanded_count = found[v], expanded_count + 1
@@ -268,24 +258,7 @@ def search(
             and not wins(0, pruned_bound, best, w.ties_allowed)
         ):
             break
-    n = expand_choices(
-        np.inf,
-        collected,
-        collected_bounds,
-        n,
-        t,
-        e,
-        p,
-        m,
-        energy_only,
-        rules,
-        memo,
-        w,
-        outer,
-        states,
-        outer_bounds,
-        best,
-    )
+    n = expand_choices(np.inf, collected, collected_bounds, n, nest_search)
     remaining_bound = np.full(machines, np.inf)
     for j in range(machines):
         remaining_bound[j] = min(collected_bounds[:n, j, 0].min() if n > 0 else np.inf, unvisited_bound[j])
@@ -306,8 +279,8 @@ def set_units(t: Terms, m: Machine, w: Work) -> None:
 
 @njit_internal()
 def min_sort_key(bound: Floats, unit: Floats) -> float:
-    """The lowest objective of bounds [n, J, 3], in units of a machine (`sort_key`); inf if n is 0. None of
-    these unrollings leads to a lower cost.
+    """The lowest objective of bounds [n, J, 3], each in the units of its machine (`sort_key`); inf if n is 0.
+    None of these unrollings leads to a lower cost.
     """
     lowest = np.inf
     for i in range(bound.shape[0]):
@@ -316,35 +289,19 @@ def min_sort_key(bound: Floats, unit: Floats) -> float:
 
 
 @njit_internal()
-def expand_choices(
-    max_key: float,
-    collected: Ints,
-    bound: Floats,
-    n: int,
-    t: Terms,
-    e: Einsum,
-    p: Pool,
-    m: Machine,
-    energy_only: Machine,
-    rules: Rules,
-    memo: Memo,
-    w: Work,
-    outer: Work,
-    states: InnerStates,
-    outer_bounds: OuterBounds,
-    best: Floats,
-) -> int:
+def expand_choices(max_key: float, collected: Ints, bound: Floats, n: int, nest_search: NestSearch) -> int:
     """Expands those of the first n unrollings in `collected` with an objective of at most `max_key`
     (`sort_key`), lowest first. The others move to the front of `collected` and `bound`.
 
     Returns how many are left. If the budget ends, the unrolling that was being expanded is among them.
     """
+    e, w, best = nest_search.einsum, nest_search.work, nest_search.best
     order, at = by_bound(bound[:n], w.unit), 0
     while at < n and sort_key(bound[order[at]], w.unit)[0] <= max_key and w.tally[VISITED] <= w.tally[BUDGET]:
         c = order[at]
         if may_lead(collected[c], bound[c], best, e, w):
             w.unrolling[:] = collected[c]
-            expand(t, e, p, m, energy_only, rules, memo, w, outer, states, outer_bounds, best)
+            expand(nest_search)
         at += int(w.tally[VISITED] <= w.tally[BUDGET])
     remaining = order[at:]
     collected[: n - at], bound[: n - at] = collected[remaining], bound[remaining]
@@ -360,9 +317,9 @@ def bound_unrolling(t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
         for r in range(w.unrolling.shape[0]):
             w.quantity_bound[q] *= factor(q, r, w.unrolling[r], t, e, p)
         for dim in range(e.first_dim[x], e.first_dim[x + 1]):
-            w.quantity_bound[q] *= minimum_hull(q, dim, w.unrolling, t, e, p, memo)
-        if t.pair[q] >= 0:
-            w.quantity_bound[q] *= links(t.pair[q], w.unrolling, t.hops)
+            w.quantity_bound[q] *= hull_bound(q, dim, w.unrolling, t, e, p, memo)
+        if t.hop_pair[q] >= 0:
+            w.quantity_bound[q] *= links(t.hop_pair[q], w.unrolling, t.hops)
         # accesses of compute, whose tile is fixed: where they move whole lines, the exact number replaces the
         # bound
         if t.quantity[q, QUANTITY_KIND] == POINTS and t.line_words[q] > 0.0:
@@ -419,23 +376,11 @@ def precedes(j: int, holders: Ints, e: Einsum, w: Work) -> bool:
 
 
 @njit_internal()
-def expand(
-    t: Terms,
-    e: Einsum,
-    p: Pool,
-    m: Machine,
-    energy_only: Machine,
-    rules: Rules,
-    memo: Memo,
-    w: Work,
-    outer: Work,
-    states: InnerStates,
-    outer_bounds: OuterBounds,
-    best: Floats,
-) -> None:
-    """Searches all nests under the spatial unrolling w.unrolling that may beat the best nest of some machine,
-    or replace it at an equal cost (`precedes`).
+def expand(nest_search: NestSearch) -> None:
+    """Searches all nests under the spatial unrolling Work.unrolling that may beat the best nest of some
+    machine, or replace it at an equal cost (`precedes`).
     """
+    t, e, p, m, energy_only, rules, memo, w, outer, states, outer_bounds, best = nest_search
     bound_unrolling(t, e, p, memo, w)
     for j in range(w.best_count.shape[0]):
         w.ties_allowed[j] = may_replace_tied(j, w.unrolling, e, w)
@@ -467,7 +412,7 @@ def expand(
             w.outer_extra[j] = (
                 max(outer_bounds.energy[at, j] - separate_outer_pj(j, t, w), 0.0) if is_hard else 0.0
             )
-            w.parts[0, j, 0] += w.outer_extra[j]
+            w.parts[0, j, PJ] += w.outer_extra[j]
             objective_value(w.parts[0], j, m, w.cost)
             if wins(j, w.cost, best, w.ties_allowed):
                 w.live[0, n], n = j, n + 1
@@ -555,8 +500,8 @@ def separate_outer_pj(j: int, t: Terms, w: Work) -> float:
         x, level, parent, k = w.nodes[i]
         if k == 0 and x >= 0 and parent >= 0:
             for link in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
-                if t.quantity[t.link_of[link], QUANTITY_KIND] < FIRST_FILLS:
-                    total += t.link_coef[j, link, 0] * w.quantity_bound[t.link_of[link]]
+                if not counts_end_tiles(t.quantity[t.link_of[link], QUANTITY_KIND]):
+                    total += t.link_coef[j, link, PJ] * w.quantity_bound[t.link_of[link]]
     return total
 
 

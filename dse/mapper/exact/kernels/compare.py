@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from dse.mapper.exact.kernels.state import ENERGY, LATENCY, RAMP, STEPS, TIE_TOLERANCE, Einsum, Machine, Work
+from dse.mapper.exact.kernels.state import (
+    ENERGY,
+    LATENCY,
+    PJ,
+    RAMP,
+    STEPS,
+    TIE_TOLERANCE,
+    Einsum,
+    Machine,
+    Work,
+)
 from dse.run.compiled import njit, njit_no_alloc
 from workloads.arrays import Bools, Floats, Ints
 
@@ -62,7 +72,9 @@ def may_replace_tied(j: int, unrolling: Ints, e: Einsum, w: Work) -> bool:
 
 @njit_no_alloc
 def may_lead(unrolling: Ints, low: Floats, best: Floats, e: Einsum, w: Work) -> bool:
-    """Whether a spatial unrolling with bounds low [J, 3] may lead to a new best mapping on some machine."""
+    """Whether a spatial unrolling with bounds low [J, 3] (inf: ruled out there) may lead to a new best
+    mapping on some machine.
+    """
     for j in range(w.best_count.shape[0]):
         sign = compare(low[j], best[j]) if low[j, 0] < np.inf else 1
         if sign < 0 or (sign == 0 and may_replace_tied(j, unrolling, e, w)):
@@ -75,9 +87,10 @@ def objective_value(parts: Floats, j: int, m: Machine, out: Floats) -> None:
     """Writes to out [3] the value of the objective, energy and latency of cost parts [J, P] on machine j; inf
     above its limit of cycles.
 
-    Latency is built level by level from compute outwards: ports that serve transfers further inside overlap
-    with the inside (`Machine.through`), stalls of fills and of drains add (`Machine.exposed`), and the ports
-    of the level itself overlap. Ramps are added at the end.
+    Latency is built level by level from compute outwards. At each level the latency of its inside is the
+    larger one of that and of the ports that serve transfers to levels further inside (`Machine.through`); its
+    stalls, the busiest port of fills and that of drains, are added (`Machine.exposed`); the result overlaps
+    with the level's own ports, so the longest of them counts. Ramps of systolic arrays are added at the end.
     """
     latency = parts[j, STEPS]
     for v in range(m.ports.shape[0] - 1, -1, -1):
@@ -91,7 +104,7 @@ def objective_value(parts: Floats, j: int, m: Machine, out: Floats) -> None:
         latency = max(latency, parts[j, m.ports[v, 0]], parts[j, m.ports[v, 1]])
     latency += parts[j, RAMP]
     # latency may be inf, for a forbidden mapping: without leakage, 0 * inf would make the energy nan
-    energy = parts[j, 0] + (m.leak[j] * latency if m.leak[j] > 0 else 0.0)
+    energy = parts[j, PJ] + (m.leak[j] * latency if m.leak[j] > 0 else 0.0)
     out[0] = energy if m.objective == ENERGY else latency if m.objective == LATENCY else energy * latency
     out[1], out[2] = energy, latency
     if latency > m.max_cycles[j]:
@@ -102,7 +115,8 @@ def objective_value(parts: Floats, j: int, m: Machine, out: Floats) -> None:
 def keep_improving(d: int, parts: Floats, m: Machine, w: Work, best: Floats, keep: bool) -> int:
     """How many of the machines alive after d nodes may still improve on their best with parts [J, P].
 
-    keep: whether these become the machines alive after d + 1 nodes. If not, the count ends at the first one.
+    keep: whether these become the machines alive after d + 1 nodes. If not, nothing is written, and the count
+        ends at the first one: it is 0 or 1.
     """
     n = 0
     for a in range(w.live_count[d]):

@@ -16,12 +16,12 @@ from dse.mapper.exact.kernels.state import (
     DONE,
     DRAINS_END,
     FILLS_END,
-    FIRST_FILLS,
     LEVEL,
-    MASK_HAVING,
+    MASK_RELEVANT,
     NODE_COUNT,
     OVER,
     PARENT,
+    PJ,
     POSITION,
     QUANTITY_KIND,
     ROUND,
@@ -43,9 +43,10 @@ from dse.mapper.exact.kernels.tile_sums import (
     amount,
     best_window,
     clipped_sum,
-    end_transfer_words,
+    counts_end_tiles,
+    first_or_last_words,
     full_boundaries,
-    length,
+    hull_sum,
     sunk_tile_bits,
     tile_bits,
     whole_tile_bits,
@@ -67,7 +68,9 @@ def pes_used_outside(k: int, mask: int, p: Pool, w: Work) -> bool:
 
 @njit_no_alloc
 def is_innermost(k: int, mask: int, p: Pool, m: Machine, w: Work) -> bool:
-    """Whether PEs are in use and position k lies inside of all, not counting the groups in the mask."""
+    """Whether PEs are in use and position k lies inside of all of them. PEs along groups in the mask do not
+    count.
+    """
     compute, inside = m.position[m.capacity.shape[0]], True
     for r in range(w.unrolling.shape[0]):
         inside = inside and p.pes[w.unrolling[r], k, mask] == p.pes[w.unrolling[r], compute, mask]
@@ -76,8 +79,9 @@ def is_innermost(k: int, mask: int, p: Pool, m: Machine, w: Work) -> bool:
 
 @njit_no_alloc
 def stationarity_ok(d: int, rules: Rules, p: Pool, m: Machine, w: Work) -> bool:
-    """True if a temporal loop may stand here, inside the PEs, under the stationarity rule: the innermost node
-    of the stationary tensor is still to be placed, so it will stand above the loop.
+    """Whether the stationarity rule lets a temporal loop stand here, inside the PEs, after d placed nodes: no
+    node of the stationary tensor inside the PEs is placed yet, and one is still to be placed. So all of them
+    will stand above the loop.
     """
     to_place, placed = False, False
     for n in range(w.tally[NODE_COUNT]):
@@ -90,14 +94,16 @@ def stationarity_ok(d: int, rules: Rules, p: Pool, m: Machine, w: Work) -> bool:
 
 @njit_no_alloc
 def must_loop_below(d: int, n: int, r: int, e: Einsum, w: Work) -> bool:
-    """Whether a loop over rank r is at least as good below node n as above it, because of a double-buffered
-    node further out that holds its whole tensor.
+    """Whether a loop over rank r may have to stand below node n, though n could sink below it: for the sake
+    of a double-buffered node further out, still to be placed, whose level has the capacity for its whole
+    tensor once.
 
-    That node holds one copy as long as no loop above moves it. A loop directly below it would turn its tile
-    into a sliding window, which is stored twice. Only if that node's tensor has a window over r, or is
-    compressed: of others the loop at least halves the tile, and two copies of a half need no more than one of
-    the whole. Node n (dense) loses nothing with the loop inside: with the loop above it, its tile would be at
-    best half as large, but refilled and so stored twice.
+    That node is stored once as long as nothing refills it. A loop above n may come to stand directly below
+    the outer node, which then sinks below it and is refilled, so its smaller tile is stored twice. Two copies
+    of a dense tile that is cut at least in half need no more than the whole, so there nothing is lost; but
+    two copies of a window (its tiles overlap) or of a compressed tile (its row pointers) may need more. Hence
+    the rule is for these two only. Node n (dense) needs no more bits with the loop below it: above, its tile
+    is at best half as large, but refilled and so stored twice.
     """
     must_loop = False
     for other in range(w.tally[NODE_COUNT]):
@@ -118,10 +124,11 @@ def must_loop_below(d: int, n: int, r: int, e: Einsum, w: Work) -> bool:
 def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     """Whether rank r may loop between node n and the node inside of it. Two kinds of loops are left out:
 
-    1. n could pass the loop to stand below it, at the same fetches and with a smaller tile;
-    2. the node inside lacks rank r, so it could rise above the loop: fewer fetches. The loop, then inside of
-       those that this inner node sinks through, does not end the inner node's window. Not left out if n's own
-       tensor has r and n may sink: n sinks through the loop only if the loop stands directly below n.
+    1. n could be moved below the loop: it is fetched as often, and its tile is smaller;
+    2. rank r is irrelevant to the node inside, which could be moved above the loop: it is fetched less often.
+       It still sinks as far, since the loop then stands below the loops that it sinks through. Such loops
+       are kept if r is relevant to n and n may sink: n sinks below the loop only where no node stands
+       between.
     """
     x, _level, parent, k = w.nodes[n]
     if is_innermost(k, rules.unconstrained, p, m, w):
@@ -166,8 +173,8 @@ def fits(d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine, w: W
 @njit_no_alloc
 def node_bits(d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine, w: Work) -> float:
     """Bits of node n in its level; twice where the level is double-buffered and the tile is filled more than
-    once: by a temporal loop above, or one that it sinks into. The factor 2 is applied only with
-    `loops_final`; before, the loops that refill the tile are not known.
+    once: because of a temporal loop above the node, or of one below that it sinks through. Not twice without
+    `loops_final`: then it is not known yet whether a loop refills the tile.
     """
     x, level, parent = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT]
     sinks = parent >= 0 and not m.no_sink[x, parent, level]
@@ -195,9 +202,11 @@ def node_bits(d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine,
 def place_node(
     d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats
 ) -> int:
-    """Places node n, with its loops chosen, after d others. Returns OVER (left out, but smaller tiles may do:
-    it does not fit, is a swapped duplicate, or stalls alone make its bound too high), BOUND (left out, and
-    smaller tiles are no better) or DONE.
+    """Places node n, with its loops chosen, after d others. Returns DONE if it is placed, else OVER or BOUND.
+
+    OVER: left out, but smaller tiles may do. It does not fit, it is a swapped duplicate, or only the stalls
+        of its first fills and last drains make its bound too high.
+    BOUND: left out, and smaller tiles are no better.
     """
     if not fits(d, n, True, e, p, m, w) or is_swapped_duplicate(d, n, w):
         return OVER
@@ -232,8 +241,9 @@ def place_node(
 
 @njit_no_alloc
 def shares_unevenly(tile: int, p: Pool) -> bool:
-    """True if the PEs directly outside divide the rank unevenly, so the last PE may get less. Even shares of
-    PEs are no cuts of a tile (p.cuts), so shares are uneven if the tile has more cuts than its outer tile.
+    """True if the PEs directly outside of a tile divide the rank unevenly, so the last PE may get less. PEs
+    with even shares record no cuts in Pool.cuts, so shares are uneven if the tile has more cuts than the tile
+    that enters the PEs.
     """
     extra_cuts = 0
     for j in range(p.cuts.shape[1]):
@@ -246,8 +256,8 @@ def enter_fanout(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules,
     """Moves out over those fan-out boundaries that have no more nodes to place inside. Returns whether the
     nest is complete.
 
-    PEs with uneven shares need temporal loops through their whole share. Where the rules forbid these, the
-    nest costs infinitely much.
+    If PEs share a rank unevenly, and a PE's nodes need less than its whole share at a time, temporal loops
+    over the rank stand inside the PEs. Where the rules forbid these, the nest costs infinitely much.
     """
     while True:
         k = w.position[d]
@@ -263,21 +273,21 @@ def enter_fanout(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules,
                 and w.inner_tile[d, r] != p.largest_tile[w.inner_tile[d, r]]
             ):
                 for a in range(w.live_count[d] if is_innermost(k, rules.unconstrained, p, m, w) else 0):
-                    # whatever the objective
-                    w.parts[d, w.live[d, a], 0] = w.parts[d, w.live[d, a], STEPS] = np.inf
+                    # infinite in both, so whatever the objective
+                    w.parts[d, w.live[d, a], PJ] = w.parts[d, w.live[d, a], STEPS] = np.inf
             w.entry_tile[k, r] = w.inner_tile[d, r]
             w.inner_tile[d, r] = p.outer_tile[w.inner_tile[d, r]]
         w.position[d] = k - 1
         # from here the outer nodes are placed one by one: drop what `outer_bound` added in advance for them
         for a in range(w.live_count[d] if k == 1 else 0):
-            w.parts[d, w.live[d, a], 0] -= w.outer_extra[w.live[d, a]]
+            w.parts[d, w.live[d, a], PJ] -= w.outer_extra[w.live[d, a]]
         add_exposed(d, -1, w.inner_tile[d], w.inner_tile[d], t, e, p, m, w, w.parts[d])
 
 
 @njit_no_alloc
 def is_next(d: int, n: int, w: Work) -> bool:
-    """Whether node n may be placed next, outwards: after the inner nodes of its tensor. Loops without a
-    node come after all nodes of their position that stand further inside.
+    """Whether node n may be placed next, outwards: all nodes of its tensor that stand further inside are
+    placed. An entry of loops without a node (Work.nodes) comes after all nodes of its position.
     """
     if w.nodes[n, POSITION] != w.position[d] or w.placed[d] >> n & 1:
         return False
@@ -294,8 +304,8 @@ def is_next(d: int, n: int, w: Work) -> bool:
 
 @njit_no_alloc
 def push(d: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
-    """Turns to the next node that may follow d placed ones, and to the loops that may stand below it. Returns
-    False where there is none.
+    """Turns to the next node, by number, that may follow d placed ones, and lists the loops that may stand
+    below it. Returns False where there is none.
     """
     n = w.node[d] + 1
     while n < w.tally[NODE_COUNT] and not is_next(d, n, w):
@@ -330,8 +340,9 @@ def reset_loop(d: int, p: Pool, w: Work) -> None:
 
 @njit_no_alloc
 def next_tile(d: int, p: Pool, w: Work) -> bool:
-    """Takes the next smaller tile of the loop that is being chosen after d nodes; the loops after it start at
-    the tiles that stand inside. Returns False if there is no smaller tile.
+    """Takes the next smaller tile for the loop that is being chosen after d nodes: the next one that the tile
+    inside divides. Loops that are chosen after it are reset to the tile inside, which is no loop. Returns
+    False if there is no smaller tile.
     """
     i = w.loop[d]
     r = w.loop_rank[d, i]
@@ -349,9 +360,9 @@ def next_tile(d: int, p: Pool, w: Work) -> bool:
 
 @njit_no_alloc
 def is_promising(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> bool:
-    """Whether a node may still lead below the best once the loops of its windows are chosen. A lower bound:
-    the other ranks take their largest tiles, which are fetched least, and first fills and last drains
-    (stalls) move at least the tile that stands inside.
+    """Whether a node may still lead below the best, once the loops over ranks of its windows are chosen. Its
+    lower bound: the other ranks take their largest tiles, which are fetched least often; first fills and last
+    drains (stalls) move at least the tile that stands inside.
     """
     n = w.node[d]
     for r in range(w.inner_tile.shape[1]):
@@ -366,8 +377,9 @@ def is_promising(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w
 def add_fetches(
     d: int, n: int, tile: Ints, sunk_tile: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work
 ) -> None:
-    """Sets w.parts [d + 1] to a lower bound of the nest with node n at these tiles. sunk_tile: the tiles to
-    which it sinks, for the stalls of its first fills and last drains.
+    """Sets w.parts[d + 1] to a lower bound of the nest with node n at `tile` [R]: the bound of its quantities
+    in w.parts[d] (w.quantity_bound) is replaced by their amounts. sunk_tile [R]: the tile that is left of it
+    after it sinks, which its first fills and last drains move.
     """
     x, level, parent = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT]
     for a in range(w.live_count[d]):
@@ -377,8 +389,8 @@ def add_fetches(
     if parent >= 0:
         for j in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
             q = t.link_of[j]
-            if t.quantity[q, QUANTITY_KIND] >= FIRST_FILLS:
-                more = end_transfer_words(q, sunk_tile, w.unrolling, t, e, p) - end_transfer_words(
+            if counts_end_tiles(t.quantity[q, QUANTITY_KIND]):
+                more = first_or_last_words(q, sunk_tile, w.unrolling, t, e, p) - first_or_last_words(
                     q, w.inner_tile[d], w.unrolling, t, e, p
                 )
             else:
@@ -388,8 +400,8 @@ def add_fetches(
 
 @njit_no_alloc
 def add_link(d: int, link: int, more: float, t: Terms, w: Work, parts: Floats) -> None:
-    """Adds to parts [J, P], of the machines that are alive after d nodes, the cost of `more` of a link's
-    quantity.
+    """Adds to parts [J, P] the cost of `more` of a link's quantity, on the machines that are alive after d
+    nodes. link: its index in t.link_of and t.link_coef.
     """
     for a in range(w.live_count[d]):
         j = w.live[d, a]
@@ -401,11 +413,12 @@ def add_link(d: int, link: int, more: float, t: Terms, w: Work, parts: Floats) -
 def add_exposed(
     d: int, n: int, before: Ints, tile: Ints, t: Terms, e: Einsum, p: Pool, m: Machine, w: Work, parts: Floats
 ) -> None:
-    """Updates parts [J, P] for stalls (first fills, last drains) of the nodes still to be placed at this
-    position: their tiles are at least `tile`.
+    """Raises parts [J, P] for the stalls (first fills, last drains) of all nodes still to be placed at this
+    position: their tiles are at least `tile` [R], what stands inside of them.
 
-    n: the node to leave out, or -1 directly after a boundary is crossed
-    before: the tiles whose stalls `parts` counts so far; not used with n = -1, where it counts
+    n: the node that is being placed, whose stalls are counted elsewhere; -1 directly after a boundary is
+        crossed
+    before: [R] the tile whose stalls `parts` counts so far; not used with n = -1, where it counts
         w.quantity_bound
     """
     for other in range(w.tally[NODE_COUNT]):
@@ -420,17 +433,18 @@ def add_exposed(
             continue
         for j in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
             q = t.link_of[j]
-            if t.quantity[q, QUANTITY_KIND] >= FIRST_FILLS:
-                more = end_transfer_words(q, tile, w.unrolling, t, e, p) - (
-                    end_transfer_words(q, before, w.unrolling, t, e, p) if n >= 0 else w.quantity_bound[q]
+            if counts_end_tiles(t.quantity[q, QUANTITY_KIND]):
+                more = first_or_last_words(q, tile, w.unrolling, t, e, p) - (
+                    first_or_last_words(q, before, w.unrolling, t, e, p) if n >= 0 else w.quantity_bound[q]
                 )
                 add_link(d, j, more, t, w, parts)
 
 
 @njit_no_alloc
 def is_swapped_duplicate(d: int, n: int, w: Work) -> bool:
-    """Whether node n and the node placed before it have no loop between nor below them, and stand in the one
-    of two orders that is left out. Only the innermost of such neighbours can sink, so both cost the same.
+    """Whether node n and the node placed before it have no loop between nor below them, and stand in the
+    order that is left out (the higher number outside). No loop stands directly below either one, so neither
+    sinks, and both orders cost the same.
     """
     if (
         d == 0
@@ -632,19 +646,19 @@ def add_clipped(row: int, d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: W
         ):
             q = t.link_of[i]
             if (t.quantity[q, QUANTITY_KIND] != WORDS and t.quantity[q, QUANTITY_KIND] != ROWS) or t.quantity[
-                q, MASK_HAVING
+                q, MASK_RELEVANT
             ] == 0:
                 continue
             bound, exact = 1.0, 1.0
             for dim in range(e.first_dim[x], e.first_dim[x + 1] - (t.quantity[q, QUANTITY_KIND] == ROWS)):
                 if e.kind[dim] == CLIPPED:
                     a, b = e.dim_ranks[dim, 0], e.dim_ranks[dim, 1]
-                    bound *= length(dim, w.node_tile[j], t.quantity[q, MASK_HAVING], e, p, memo)
+                    bound *= hull_sum(dim, w.node_tile[j], t.quantity[q, MASK_RELEVANT], e, p, memo)
                     exact *= clipped_sum(
                         dim,
                         w.node_tile[j, a] if a >= 0 else -1,
                         w.node_tile[j, b] if b >= 0 else -1,
-                        full_boundaries(t.quantity[q, MASK_HAVING], p),
+                        full_boundaries(t.quantity[q, MASK_RELEVANT], p),
                         k,
                         w.entry_tile,
                         e,
@@ -665,17 +679,17 @@ def add_clipped(row: int, d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: W
 @njit_no_alloc
 def unclipped_amount(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
     """The amount of a quantity of words or rows, without the factors of its clipped dimensions."""
-    kind, x, _, first_pe_mask_lacking, first_pe_mask_having = t.quantity[q]
+    kind, x, _, mask_irrelevant, mask_relevant = t.quantity[q]
     total, last = 1.0, e.first_dim[x + 1] - 1
     for r in range(tile.shape[0]):
         if not e.has_rank[x, r]:
-            total *= p.pieces[tile[r], first_pe_mask_lacking]
+            total *= p.pieces[tile[r], mask_irrelevant]
     for dim in range(e.first_dim[x], last + 1):
         if kind == ROWS and dim == last:
             for r in e.dim_ranks[dim]:
-                total *= p.pieces[tile[r], first_pe_mask_having] if r >= 0 else 1.0
+                total *= p.pieces[tile[r], mask_relevant] if r >= 0 else 1.0
         elif e.kind[dim] != CLIPPED:
-            total *= length(dim, tile, first_pe_mask_having, e, p, memo)
+            total *= hull_sum(dim, tile, mask_relevant, e, p, memo)
     return total
 
 

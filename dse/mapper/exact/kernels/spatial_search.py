@@ -36,40 +36,42 @@ from dse.mapper.exact.kernels.state import (
     Terms,
     Work,
 )
-from dse.mapper.exact.kernels.tile_sums import factor, least_links, minimum_hull
+from dse.mapper.exact.kernels.tile_sums import factor, hull_bound, look_up_links
 from dse.run.compiled import njit, njit_internal, njit_no_alloc
 from workloads.arrays import Bools, Floats, Ints
 
 
-class Hulls(NamedTuple):
-    """Lower bounds of the hull lengths of windows. Hull length: elements from the first to the last that a
-    tile of two summed ranks (p + r) touches. N pairs: a quantity, and a dimension with up to two ranks; each
-    bound depends on the unrollings of these.
+class HullBounds(NamedTuple):
+    """The factors of windows in lower bounds of quantities (tile_sums.hull_bound). N pairs of a quantity and
+    a dimension with up to two ranks; a factor depends on the unrollings of these.
     """
 
     pairs: Ints  # [N, 2] quantity, dimension
     start: Ints  # [N] where the pair begins in `value`
     row_length: Ints  # [N] how many unrollings the second rank has
     value: Floats  # at start + a * row_length + b: for unrolling a of the first rank, b of the second
-    low: Floats  # [N, O + 1] the bound if one rank's unrolling is known; the last column: if none is
+    # [N, C + 1] by unrolling of one rank, the least over the other's; last column: over both ranks
+    low: Floats
 
 
 class Choices(NamedTuple):
-    """The spatial unrollings of all ranks end to end, C in all, with their bounds. Or groups of unrollings
-    with equally many PEs; a group has the lowest bound of its members.
+    """The spatial unrollings of all ranks end to end, C in all, with their bounds. Or, in their place, groups
+    of unrollings of a rank with equally many PEs (`group_equal_pes`); a group has the lowest bounds of its
+    members, and all factorizations that none of the group dominates.
     """
 
     rank_start: Ints  # [R + 1] first unrolling of each rank
-    # [C, Q] factor that it gives to a quantity; hulls (`hulls`) and links of networks (`hops`) left out
+    # [C, Q] lower bound of the factor that it gives to a quantity, without the factors of windows (`hulls`)
+    # and the links of networks (`hops`), which depend on several ranks
     factors: Floats
     pes: Ints  # [C] PEs that it takes
-    alive: Bools  # [C] whether it is open on some machine
+    alive: Bools  # [C] whether it fits and is open on some machine
     open_on: Bools  # [C, J] whether it may lead below the best of a machine
     uneven: Bools  # [C] whether the last PE may have less
     factorization_span: Ints  # [C, 2] from, to in `factorizations`
-    factorizations: Ints  # [W, D] PEs along each fan-out dimension
-    hulls: Hulls
-    pair: Ints  # [Q] as Terms.pair
+    factorizations: Ints  # [W, D] PEs along each fan-out dimension, for every way to take the PEs
+    hulls: HullBounds
+    hop_pair: Ints  # [Q] as Terms.hop_pair
     hops: Hops
 
 
@@ -78,9 +80,9 @@ def extend_pes(i: int, o: int, used: Ints, way_count: Ints, c: Choices, m: Machi
     """Combines every way in which the earlier ranks take PEs with every factorization of unrolling o of the
     i-th rank: writes entry i + 1 of `used` and `way_count`. Returns whether some way fits the dimensions.
 
-    used: [R + 1, ., D] PEs in use per dimension, by number of ranks and way. A way that needs at least as
-        many as another one in every dimension is left out.
-    way_count: [R + 1] how many ways are left.
+    used: [R + 1, ., D] PEs in use per dimension, by number of ranks and way. A way is left out that needs at
+        least as many as an earlier one in every dimension.
+    way_count: [R + 1] how many ways there are.
     """
     n, dims = 0, m.fanout_size.shape[0]
     for u in range(way_count[i]):
@@ -91,31 +93,33 @@ def extend_pes(i: int, o: int, used: Ints, way_count: Ints, c: Choices, m: Machi
                 fits = fits and used[i + 1, n, d] <= m.fanout_size[d]
             if not fits:
                 continue
-            dominated = False
+            is_dominated = False
             for j in range(n):
-                worse = True
+                dominates = True
                 for d in range(dims):
-                    worse = worse and used[i + 1, j, d] <= used[i + 1, n, d]
-                dominated = dominated or worse
-            if not dominated and n < used.shape[1] - 1:
+                    dominates = dominates and used[i + 1, j, d] <= used[i + 1, n, d]
+                is_dominated = is_dominated or dominates
+            if not is_dominated and n < used.shape[1] - 1:
                 n += 1
     way_count[i + 1] = n
     return n > 0
 
 
 class FreePes(NamedTuple):
-    """A grid over the PEs that may be left in each fan-out dimension, rounded up to few values each. A cell
-    is one combination of these values; there are F cells.
+    """A grid over the PEs that earlier ranks may leave in each fan-out dimension, rounded up to few values
+    each. A cell is one combination of these values; there are F cells.
     """
 
-    pes: Ints  # [F, D] PEs left, at most
-    cell: Ints  # [D, .] by PEs left in one dimension: what they add to the cell's number
+    pes: Ints  # [F, D] PEs left in a cell
+    # [D, .] by PEs left in one dimension; the sum of these numbers over dimensions is the index of the cell
+    cell: Ints
 
 
 @njit(cache=True, nogil=True)
 def quotients(size: Ints) -> FreePes:
-    """The cells for all numbers of PEs that may be left: the size of a dimension divided by whole numbers.
-    Steps get coarser until there are at most `MAX_CELLS` cells.
+    """The cells for all PEs that may be left: in each dimension its size [D] divided by whole numbers,
+    rounded down. If these are more than `MAX_CELLS` cells, values in a distance below a step are left out,
+    and the step is doubled until they are not.
     """
     dims, max_size, steps, value_count, cells = (
         size.shape[0],
@@ -153,7 +157,7 @@ def quotients(size: Ints) -> FreePes:
 @njit_internal()
 def min_later_by_dims(c: Choices, order: Ints, cells: FreePes) -> Floats:
     """[R + 1, F, Q] lower bounds of the factor that the i-th rank of `order` and all later ones give to a
-    quantity, by cell of the PEs that are left to them.
+    quantity, by cell of the PEs that are left to them; inf where they do not fit.
     """
     ranks, dims = order.shape[0], cells.pes.shape[1]
     found = np.ones((ranks + 1, cells.pes.shape[0], c.factors.shape[1]))
@@ -192,13 +196,13 @@ def min_later_by_pes(c: Choices, order: Ints, pe_limits: Ints) -> Floats:
 
 @njit_internal()
 def min_other_ranks(earlier: Floats, later: Floats, pe_limits: Ints) -> Floats:
-    """[J, Q] lower bounds of the factor that two groups of ranks give together, if they share pe_limits[j]
-    PEs. earlier, later: [J, Q] the bounds of each group.
+    """[J, Q] lower bounds of the factor that two sets of ranks give together, if they use at most
+    pe_limits[j] PEs together. earlier, later: [J, Q] the same bounds of each set (`min_later_by_pes`).
     """
     found = np.full(later.shape, np.inf)
     for j in range(pe_limits.shape[0]):
         for i in range(j + 1):
-            # the first group takes more PEs than the limit before
+            # the first set takes more PEs than the limit below i, else its bound would stand there
             left = smallest_limit(pe_limits[j] // (pe_limits[i - 1] + 1 if i else 1), pe_limits)
             for q in range(later.shape[1]):
                 found[j, q] = min(found[j, q], earlier[i, q] * later[left, q])
@@ -212,10 +216,9 @@ def smallest_limit(pes: int, pe_limits: Ints) -> int:
 
 
 @njit_internal()
-def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, unrolling: Ints) -> Hulls:
-    """Lower bounds of the hull length of every window (kind HULL or CLIPPED) in every quantity. value:
-    for each pair of spatial unrollings of its two ranks; low: with one rank's unrolling known, the minimum
-    over the other's. `unrolling` [R] is scratch.
+def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, unrolling: Ints) -> HullBounds:
+    """The factors of all windows (dimensions of kind HULL or CLIPPED) in the bounds of all quantities.
+    `unrolling` [R] is scratch.
     """
     n, at, most = 0, 0, t.quantity.shape[0] * e.kind.shape[0]
     pairs, start, row_length = (
@@ -243,7 +246,7 @@ def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, unrolling: Ints) -> Hu
                         unrolling[a] = i
                     if b >= 0:
                         unrolling[b] = j
-                    value[at] = minimum_hull(q, dim, unrolling, t, e, p, memo)
+                    value[at] = hull_bound(q, dim, unrolling, t, e, p, memo)
                     if a >= 0:
                         low[n, i] = min(low[n, i], value[at])
                     if b >= 0:
@@ -253,23 +256,24 @@ def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, unrolling: Ints) -> Hu
                     )
                     at += 1
             n += 1
-    return Hulls(pairs[:n], start, row_length, value, low)
+    return HullBounds(pairs[:n], start, row_length, value, low)
 
 
 @njit_no_alloc
-def multiply_hulls(low: Floats, c: Choices, unrolling: Ints, assigned: Bools, e: Einsum) -> None:
-    """Multiplies low [Q] by the bounds of all hulls, and of the links of networks. A rank whose unrolling is
-    not known yet takes the one with the lowest bound; on a network, a single PE.
+def multiply_joint_factors(low: Floats, c: Choices, unrolling: Ints, assigned: Bools, e: Einsum) -> None:
+    """Multiplies low [Q] by the factors of windows and by the least links of networks. assigned: [R] whether
+    a rank's unrolling is known. A rank whose unrolling is not takes the one with the lowest factor; on a
+    network, a single PE.
     """
     for pair in range(c.hops.pes.shape[0]):
-        sharing, apart = 1.0, 1.0
+        word_group_pes, word_groups = 1.0, 1.0
         for r in range(unrolling.shape[0]):
             if assigned[r]:
-                sharing *= c.hops.sharing[unrolling[r], pair]
-                apart *= c.hops.apart[unrolling[r], pair]
-        links = least_links(pair, ANY, sharing, apart, c.hops)
+                word_group_pes *= c.hops.word_group_pes[unrolling[r], pair]
+                word_groups *= c.hops.word_groups[unrolling[r], pair]
+        links = look_up_links(pair, ANY, word_group_pes, word_groups, c.hops)
         for q in range(low.shape[0]):
-            if c.pair[q] == pair:
+            if c.hop_pair[q] == pair:
                 low[q] *= links
     for j in range(c.hulls.pairs.shape[0]):
         q, dim = c.hulls.pairs[j]
@@ -292,8 +296,8 @@ def multiply_hulls(low: Floats, c: Choices, unrolling: Ints, assigned: Bools, e:
 
 @njit_internal()
 def group_equal_pes(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
-    """Returns consecutive unrollings with equally many PEs as groups, and the first unrolling of each group
-    [G + 1].
+    """Returns two things: the groups of unrollings of a rank with equally many PEs, G in all, in the form of
+    choices; and the first unrolling of each group [G + 1] (the unrollings of a group follow each other).
     """
     ranks, n = c.rank_start.shape[0] - 1, 0
     rank_start, group_start = np.zeros(ranks + 1, np.int64), np.zeros(c.pes.shape[0] + 1, np.int64)
@@ -306,7 +310,8 @@ def group_equal_pes(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
         rank_start[r + 1] = n
     group_start[n] = c.pes.shape[0]
     pairs_of_hops = c.hops.pes.shape[0]
-    sharing, apart = np.full((n, pairs_of_hops), np.inf), np.full((n, pairs_of_hops), np.inf)
+    word_group_pes = np.full((n, pairs_of_hops), np.inf)
+    word_groups = np.full((n, pairs_of_hops), np.inf)
     factors, alive, uneven, factorization_span = (
         np.full((n, c.factors.shape[1]), np.inf),
         np.zeros(n, np.bool_),
@@ -330,8 +335,8 @@ def group_equal_pes(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
             for q in range(c.factors.shape[1] if c.alive[o] else 0):
                 factors[g, q] = min(factors[g, q], c.factors[o, q])
             for pair in range(pairs_of_hops if c.alive[o] else 0):
-                sharing[g, pair] = min(sharing[g, pair], c.hops.sharing[o, pair])
-                apart[g, pair] = min(apart[g, pair], c.hops.apart[o, pair])
+                word_group_pes[g, pair] = min(word_group_pes[g, pair], c.hops.word_group_pes[o, pair])
+                word_groups[g, pair] = min(word_groups[g, pair], c.hops.word_groups[o, pair])
     pairs, at = c.hulls.pairs.shape[0], 0
     hull_start, row_length, low, value = (
         np.empty(pairs, np.int64),
@@ -368,17 +373,17 @@ def group_equal_pes(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
         uneven,
         factorization_span,
         factorizations,
-        Hulls(c.hulls.pairs, hull_start, row_length, value, low),
-        c.pair,
-        Hops(sharing, apart, c.hops.unequal, c.hops.pes, c.hops.first, c.hops.links),
+        HullBounds(c.hulls.pairs, hull_start, row_length, value, low),
+        c.hop_pair,
+        Hops(word_group_pes, word_groups, c.hops.unequal, c.hops.pes, c.hops.first, c.hops.links),
     ), group_start[: n + 1]
 
 
 @njit_no_alloc
 def add_undominated(factorization: Ints, front: Ints, begin: int, end: int) -> int:
-    """Adds factorization [D] to the Pareto set in rows begin to end of `front`, in which fewer PEs in every
-    dimension dominate: skips it if it is dominated, and drops rows that it dominates. What dominated ones
-    leave to other ranks, the dominating ones leave too. Returns the new end.
+    """Adds factorization [D] to the Pareto set in rows begin to end of `front`, where a row dominates if it
+    has no more PEs in any dimension: skips it if a row dominates it, and drops rows that it dominates. The
+    PEs that dominated ones leave to other ranks, the dominating ones leave too. Returns the new end.
     """
     n = begin
     for j in range(begin, end):
@@ -410,24 +415,65 @@ def fits_machine(p: Pool, m: Machine) -> Bools:
     return found
 
 
+class LinkCoefs(NamedTuple):
+    """The coefficients other than zero in the lower bounds of all sets of levels (Terms.low), end to end."""
+
+    span: Ints  # [N, 2] from, to: the coefficients of a set of levels
+    quantity: Ints  # [.] the quantity that a coefficient is multiplied by
+    part: Ints  # [.] its part of the cost
+    coef: Floats  # [., J] its value on each machine
+    has_part: Bools  # [X, P] whether any set of levels of a tensor has coefficients of the part
+
+
+class Scratch(NamedTuple):
+    """Arrays that the bounds of spatial unrollings are computed in."""
+
+    low: Floats  # [Q] lower bounds of quantities under the unrollings that are known
+    assigned: Bools  # [R] whether a rank's unrolling (Work.unrolling) is known
+    sums: Floats  # [N, P] for `sum_bounds`
+    remaining: Floats  # [X + 1, P] for `sum_bounds`
+    cost_sums: Floats  # [X + 1, P] for `holders_may_improve`
+    holder_choice: Ints  # [X] for `holders_may_improve`
+    link_coefs: LinkCoefs
+    bound: Floats  # [J, 3] scratch, for bounds that are not read
+    all_tensors: Floats  # [P, J] for `screen_machines`: bound of all tensors
+    one_tensor: Floats  # [P, J] the same: of one tensor
+    one_set: Floats  # [P, J] the same: of one set of levels of a tensor
+    live: Ints  # [R + 1, J] machines on which the chosen unrollings of the first i ranks may be best
+    live_count: Ints  # [R + 1] how many these are
+    enabled: Bools  # [C] whether an unrolling is enumerated (`enable_in_group`)
+
+
+class Bounding(NamedTuple):
+    """What bounds of spatial unrollings are made from, and the state and arrays that they are made in."""
+
+    terms: Terms
+    einsum: Einsum
+    machine: Machine
+    scratch: Scratch
+    work: Work
+
+
+class LaterRanks(NamedTuple):
+    """Lower bounds of the factor that the i-th rank in the order of unrolling and all later ones give to a
+    quantity, by the PEs that earlier ranks leave them.
+    """
+
+    by_dims: Floats  # [R + 1, F, Q] by cell of the PEs left (`min_later_by_dims`)
+    cells: FreePes
+    by_pes: Floats  # [R + 1, K, Q] by number of PEs left (`min_later_by_pes`): lower, but without the cells
+    pe_limits: Ints  # [K] these numbers, ascending
+
+
 @njit_internal()
-def close_dominated(
-    c: Choices,
-    pe_count: int,
-    pe_limits: Ints,
-    t: Terms,
-    e: Einsum,
-    m: Machine,
-    s: Scratch,
-    w: Work,
-    best: Floats,
-) -> None:
+def close_dominated(c: Choices, pe_count: int, pe_limits: Ints, bounding: Bounding, best: Floats) -> None:
     """Closes unrollings on machines where they cannot lead below the best, whatever the other ranks take. An
     unrolling that is closed on all machines is no longer alive.
 
     pe_count: PEs of the machine.
     pe_limits: numbers of PEs for which bounds are made (`min_later_by_pes`), ascending.
     """
+    _t, e, _m, s, w = bounding
     ranks, machines = w.unrolling.shape[0], w.best_count.shape[0]
     later, earlier = (
         min_later_by_pes(c, e.rank_order, pe_limits),
@@ -442,12 +488,12 @@ def close_dominated(
                 w.unrolling[r], left, n = o, smallest_limit(pe_count // c.pes[o], pe_limits), 0
                 for q in range(s.low.shape[0]):
                     s.low[q] = c.factors[o, q] * other_ranks[left, q]
-                multiply_hulls(s.low, c, w.unrolling, s.assigned, e)
+                multiply_joint_factors(s.low, c, w.unrolling, s.assigned, e)
                 for j in range(machines):
                     if c.open_on[o, j]:
                         s.live[ranks, n], n = j, n + 1
                     c.open_on[o, j] = False
-                n = filter_machines(s.live[ranks], n, s.live[ranks], False, False, s.bound, t, m, s, w, best)
+                n = filter_machines(s.live[ranks], n, s.live[ranks], False, False, s.bound, bounding, best)
                 for a in range(n):
                     c.open_on[o, s.live[ranks, a]] = True
                 c.alive[o] = n > 0
@@ -455,20 +501,14 @@ def close_dominated(
 
 @njit_internal()
 def enable_in_group(
-    c: Choices,
-    rank_group: Ints,
-    group_start: Ints,
-    groups: Choices,
-    t: Terms,
-    e: Einsum,
-    m: Machine,
-    s: Scratch,
-    w: Work,
-    best: Floats,
+    c: Choices, rank_group: Ints, group_start: Ints, groups: Choices, bounding: Bounding, best: Floats
 ) -> None:
-    """Marks which unrollings of one group per rank (rank_group [R]) are enumerated: those with which any
-    machine may improve if each other rank takes the lowest bound of its group.
+    """Sets Scratch.enabled of the unrollings in one group per rank (rank_group [R]): True for those with
+    which any machine may improve if each other rank takes the lowest bound of its group.
+
+    group_start: [G + 1] the first unrolling of each group
     """
+    _t, e, _m, s, w = bounding
     ranks, machines = w.unrolling.shape[0], w.best_count.shape[0]
     for r in range(ranks):
         s.assigned[:] = False
@@ -481,24 +521,21 @@ def enable_in_group(
                     s.low[q] = c.factors[o, q]
                     for other in range(ranks):
                         s.low[q] *= groups.factors[rank_group[other], q] if other != r else 1.0
-                multiply_hulls(s.low, c, w.unrolling, s.assigned, e)
+                multiply_joint_factors(s.low, c, w.unrolling, s.assigned, e)
                 for j in range(machines):
                     s.live[ranks, j] = j
-                s.enabled[o] = (
-                    filter_machines(
-                        s.live[ranks], machines, s.live[ranks], False, False, s.bound, t, m, s, w, best
-                    )
-                    > 0
+                n = filter_machines(
+                    s.live[ranks], machines, s.live[ranks], False, False, s.bound, bounding, best
                 )
+                s.enabled[o] = n > 0
 
 
 @njit_internal()
-def root_bound(
-    c: Choices, later_by_dims: Floats, cells: FreePes, t: Terms, e: Einsum, m: Machine, s: Scratch, w: Work
-) -> Floats:
+def root_bound(c: Choices, later_by_dims: Floats, cells: FreePes, bounding: Bounding) -> Floats:
     """[J] lower bounds of the objective under any choice of unrollings that are alive; inf: none fits.
     later_by_dims, cells: `min_later_by_dims` and its cells.
     """
+    t, e, m, s, w = bounding
     machines, cell = w.best_count.shape[0], 0
     found, no_best = np.full(machines, np.inf), np.full((machines, 3), np.inf)
     for d in range(m.fanout_size.shape[0]):
@@ -506,39 +543,10 @@ def root_bound(
     for j in range(machines if later_by_dims[0, cell].max() < np.inf else 0):
         s.assigned[:] = False
         s.low[:] = later_by_dims[0, cell]
-        multiply_hulls(s.low, c, w.unrolling, s.assigned, e)
+        multiply_joint_factors(s.low, c, w.unrolling, s.assigned, e)
         if may_beat(j, False, True, t, m, s, w, no_best):
             found[j] = w.cost[0]
     return found
-
-
-class Sums(NamedTuple):
-    """The coefficients other than zero of all links of every set of levels, on all machines."""
-
-    span: Ints  # [N, 2] from, to: the coefficients of a set of levels
-    quantity: Ints  # quantity of a coefficient
-    part: Ints  # its part of the cost
-    coef: Floats  # [., J] its value on each machine
-    touched: Bools  # [X, P] whether any set of levels of a tensor has coefficients of the part
-
-
-class Scratch(NamedTuple):
-    """Arrays that the bounds are computed in."""
-
-    low: Floats  # [Q] lower bounds of quantities
-    assigned: Bools  # [R] whether a rank's unrolling is known
-    sums: Floats  # [N, P] for `sum_bounds`
-    remaining: Floats  # [X + 1, P] for `sum_bounds`
-    cost_sums: Floats  # [X + 1, P] for `holders_may_improve`
-    holder_choice: Ints  # [X] for `holders_may_improve`
-    link_sums: Sums
-    bound: Floats  # [J, 3] scratch, for bounds that are not read
-    all_tensors: Floats  # [P, J] for `screen_machines`: bound of all tensors
-    one_tensor: Floats  # [P, J] the same: of one tensor
-    one_set: Floats  # [P, J] the same: of one set of levels of a tensor
-    live: Ints  # [R + 1, J] machines on which unrollings of the first i ranks may be best
-    live_count: Ints  # [R + 1] how many these are
-    enabled: Bools  # [C] whether an unrolling is enumerated (`enable_in_group`)
 
 
 @njit_internal()
@@ -557,7 +565,7 @@ def scratch(t: Terms, w: Work, unrolling_count: int) -> Scratch:
         np.empty((tensors + 1, parts)),
         np.empty((tensors + 1, parts)),
         np.empty(tensors, np.int64),
-        nonzero_sums(t, machines),
+        nonzero_coefs(t, machines),
         np.empty((machines, 3)),
         np.empty((parts, machines)),
         np.empty((parts, machines)),
@@ -569,12 +577,12 @@ def scratch(t: Terms, w: Work, unrolling_count: int) -> Scratch:
 
 
 @njit_internal()
-def nonzero_sums(t: Terms, machines: int) -> Sums:
-    """The coefficients other than zero of the lower bounds, by set of levels. Empty for up to `FEW_MACHINES`
-    machines, which are compared with bounds one by one.
+def nonzero_coefs(t: Terms, machines: int) -> LinkCoefs:
+    """The coefficients of `screen_machines`. Empty for up to `FEW_MACHINES` machines, which are compared with
+    bounds one by one.
     """
     n, parts = 0, t.base.shape[1]
-    span, touched, max_count = (
+    span, has_part, max_count = (
         np.empty((t.holder_sets.shape[0], 2), np.int64),
         np.zeros((t.holder_span.shape[0] - 1, parts), np.bool_),
         t.low_of.shape[0] * parts,
@@ -586,37 +594,36 @@ def nonzero_sums(t: Terms, machines: int) -> Sums:
         np.empty(max_count, np.int64),
         np.empty((max_count, machines)),
     )
-    for x in range(touched.shape[0] if max_count > 0 else 0):
+    for x in range(has_part.shape[0] if max_count > 0 else 0):
         for k in range(t.holder_span[x], t.holder_span[x + 1]):
             span[k, 0] = n
             for link in range(t.low[k, 0], t.low[k, 1]):
                 for i in range(parts):
                     if (t.low_coef[:, link, i] != 0.0).any():
-                        quantity[n], part[n], touched[x, i] = t.low_of[link], i, True
+                        quantity[n], part[n], has_part[x, i] = t.low_of[link], i, True
                         coef[n], n = t.low_coef[:, link, i], n + 1
             span[k, 1] = n
-    return Sums(span, quantity, part, coef[:n].copy(), touched)
+    return LinkCoefs(span, quantity, part, coef[:n].copy(), has_part)
 
 
 @njit_no_alloc
-def screen_machines(
-    live: Ints, n: int, out: Ints, t: Terms, m: Machine, s: Scratch, w: Work, best: Floats
-) -> int:
+def screen_machines(live: Ints, n: int, out: Ints, bounding: Bounding, best: Floats) -> int:
     """Writes to `out` those of n machines `live` on which the quantities in Scratch.low may lead below the
-    best, whatever levels hold each tensor. Returns how many these are. The unrollings of some ranks may still
-    be open.
+    best, if each tensor is held by the set of levels that is lowest in each part by itself. Returns how many
+    these are. The unrollings of some ranks may still be open.
 
-    The bound is that of `may_improve` with all parts, for all machines together.
+    The bound is that of `may_improve` with all parts, made for all machines together.
     """
-    parts, sums, scratch_row = w.part_scratch.shape[0], s.link_sums, w.parts.shape[0] - 1
+    t, _e, m, s, w = bounding
+    parts, sums, scratch_row = w.part_scratch.shape[0], s.link_coefs, w.parts.shape[0] - 1
     for i in range(parts):
         for a in range(n):
             s.all_tensors[i, a] = t.base[live[a], i]
-    for tensor in range(sums.touched.shape[0]):
+    for tensor in range(sums.has_part.shape[0]):
         for k in range(t.holder_span[tensor], t.holder_span[tensor + 1]):
             set_bound = s.one_tensor if k == t.holder_span[tensor] else s.one_set
             for i in range(parts):
-                if sums.touched[tensor, i]:
+                if sums.has_part[tensor, i]:
                     for a in range(n):
                         set_bound[i, a] = 0.0
             for link in range(sums.span[k, 0], sums.span[k, 1]):
@@ -625,11 +632,11 @@ def screen_machines(
                     set_bound[i, a] += sums.coef[link, live[a]] * low
             if k > t.holder_span[tensor]:
                 for i in range(parts):
-                    if sums.touched[tensor, i]:
+                    if sums.has_part[tensor, i]:
                         for a in range(n):
                             s.one_tensor[i, a] = min(s.one_tensor[i, a], set_bound[i, a])
         for i in range(parts):
-            if sums.touched[tensor, i]:
+            if sums.has_part[tensor, i]:
                 for a in range(n):
                     s.all_tensors[i, a] += s.one_tensor[i, a]
     live_count = 0
@@ -678,21 +685,20 @@ def filter_machines(
     all_assigned: bool,
     find_lowest: bool,
     low: Floats,
-    t: Terms,
-    m: Machine,
-    s: Scratch,
-    w: Work,
+    bounding: Bounding,
     best: Floats,
 ) -> int:
     """Writes to `out` those of n machines `live` on which the quantities in Scratch.low may lead below the
     best. Returns how many these are.
 
     all_assigned: whether the unrollings of all ranks are known.
-    low: [J, 3] gets the bounds of these machines; the lowest ones if `find_lowest` is set.
+    low: [J, 3] gets a bound that is below the best, for each of these machines: of some choice of levels; if
+        `find_lowest` is set, of the lowest one.
     """
+    t, _e, m, s, w = bounding
     source = live
     if n > FEW_MACHINES:
-        n, source = screen_machines(live, n, out, t, m, s, w, best), out
+        n, source = screen_machines(live, n, out, bounding, best), out
     live_count = 0
     for a in range(n):
         j = source[a]
@@ -709,38 +715,26 @@ def enumerate_spatial(
     c: Choices,
     begin: Ints,
     end: Ints,
-    later_by_dims: Floats,
-    cells: FreePes,
-    later_by_pes: Floats,
-    pe_limits: Ints,
-    t: Terms,
-    e: Einsum,
-    m: Machine,
+    later: LaterRanks,
+    bounding: Bounding,
     rules: Rules,
-    s: Scratch,
-    w: Work,
     best: Floats,
 ) -> tuple[Ints, Floats, Floats]:
-    """Enumerates the choices of one unrolling per rank, from begin to end [R], that fit and may beat the best
-    of some machine. An unrolling that is added to those of earlier ranks counts as a choice; after
+    """Enumerates the choices of one unrolling per rank, from begin[r] to end[r] - 1, that fit and may beat
+    the best of some machine. Each unrolling that is added to those of earlier ranks is counted; after
     `MAX_CHOICES` of them the enumeration ends, and so does the budget of the search. Returns three arrays:
 
     1. [n, R] the `max_count` choices with the lowest bounds;
     2. [n, J, 3] their bounds, inf on machines where they cannot beat the best;
     3. [3] with one machine, a lower bound of all choices that were left out.
 
-    later_by_dims: [R + 1, F, Q] lower bounds of what later ranks give, by cell of the PEs that are left
-        (`min_later_by_dims`).
-    cells: the cells.
-    later_by_pes: [R + 1, K, Q] the same by number of PEs that are left (`min_later_by_pes`).
-    pe_limits: [K] these numbers, ascending.
-
-    Bounds by number of PEs are tested first; a choice that they rule out is dropped before its PEs are split
-    over the dimensions.
-
     A quantity is a product over ranks: row i + 1 of `products` is row i times the factor of the i-th rank in
-    the order of unrolling. With `later_by_dims`, it bounds all choices that begin with the same unrollings.
+    the order of unrolling. Times the bounds of `later` ranks, it bounds all choices that begin with the same
+    unrollings. Bounds by number of PEs are tested first; a choice that they rule out is dropped before its
+    PEs are split over the dimensions.
     """
+    t, e, m, s, w = bounding
+    later_by_dims, cells, later_by_pes, pe_limits = later
     ranks, quantity_count, size, n = w.unrolling.shape[0], t.quantity.shape[0], 64, 0
     machines = w.best_count.shape[0]
     low, left_out, cutoff, worst_key = (
@@ -795,27 +789,16 @@ def enumerate_spatial(
             products[i + 1, q] = products[i, q] * c.factors[o, q]
             s.low[q] = products[i + 1, q] * later_by_pes[i + 1, limit, q]
         if cutoff[s.live[i, 0], 0] < np.inf:
-            multiply_hulls(s.low, c, w.unrolling, s.assigned, e)
-            if (
-                filter_machines(
-                    s.live[i],
-                    s.live_count[i],
-                    s.live[i + 1],
-                    all_assigned,
-                    False,
-                    s.bound,
-                    t,
-                    m,
-                    s,
-                    w,
-                    cutoff,
-                )
-                == 0
-            ):
+            multiply_joint_factors(s.low, c, w.unrolling, s.assigned, e)
+            live_count = filter_machines(
+                s.live[i], s.live_count[i], s.live[i + 1], all_assigned, False, s.bound, bounding, cutoff
+            )
+            if live_count == 0:
                 continue
         if not extend_pes(i, o, used, way_count, c, m):
             continue
-        # more ways to use the dimensions than `used` takes: the search proves nothing, its budget ends
+        # more ways to use the dimensions than `used` takes, so some are missing: the search ends, and proves
+        # nothing
         if way_count[i + 1] == used.shape[1] - 1:
             w.tally[BUDGET] = -1
         for q in range(quantity_count):
@@ -834,7 +817,7 @@ def enumerate_spatial(
         if find_lowest:
             low[:] = np.inf
         if all_assigned or cutoff[s.live[i, 0], 0] < np.inf or find_lowest:  # there is a cost to compare with
-            multiply_hulls(s.low, c, w.unrolling, s.assigned, e)
+            multiply_joint_factors(s.low, c, w.unrolling, s.assigned, e)
             live_count = filter_machines(
                 s.live[i + 1],
                 live_count,
@@ -842,10 +825,7 @@ def enumerate_spatial(
                 all_assigned,
                 find_lowest,
                 low if find_lowest else s.bound,
-                t,
-                m,
-                s,
-                w,
+                bounding,
                 cutoff,
             )
         s.live_count[i + 1] = live_count
@@ -879,7 +859,7 @@ def enumerate_spatial(
         if n == max_count:
             at = by_sort_key(keys[:n])[n - 1]
             worst_key = (keys[at, 0], keys[at, 1])
-            if machines == 1:  # with one machine the limit is a cost
+            if machines == 1:  # with one machine the bound of the worst choice that is kept is a cutoff
                 cutoff[0] = bound[at]
     if n == max_count:
         lower_to(left_out, cutoff[0])
@@ -960,6 +940,6 @@ def choices(t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work) -> Ch
         p.factorization_span,
         p.factorizations,
         hull_bounds(t, e, p, memo, w.unrolling),
-        t.pair,
+        t.hop_pair,
         t.hops,
     )

@@ -2,9 +2,13 @@
 of a search.
 
 Kernels take these tuples whole; a column or a slot of an array has a name here (`ROUND`, `VISITED`, ...).
-Letters in shapes: R ranks, X tensors, Dm dimensions of all tensors, O spatial unrollings of all ranks end to
-end, K positions (how many fan-out boundaries stand outside), B boundaries, V levels, J machines, P parts of a
-cost, Q quantities, N nodes or sets of levels, A, B' tiles of a dimension's two ranks.
+Letters in shapes: R ranks, X tensors, Dm dimensions of all tensors, D fan-out dimensions, O spatial
+unrollings of all ranks end to end, n tiles of all unrollings end to end, K positions (how many fan-out
+boundaries stand outside), B boundaries, V levels, J machines, P parts of a cost, Q quantities, N nodes or
+sets of levels, A, B' tiles of a dimension's two ranks, M masks of groups of PEs.
+
+Group of PEs: the fan-out dimensions at one boundary that multicast and reduce alike (spatial.Group). Mask: a
+bit per group; along the groups of the mask only the first PE counts, along the others all PEs.
 """
 
 from __future__ import annotations
@@ -14,9 +18,9 @@ from typing import NamedTuple
 from workloads.arrays import Bools, Floats, Ints
 
 ENERGY, LATENCY, EDP = 0, 1, 2
-# Parts of a cost: 0 is energy; STEPS are cycles of compute; RAMP are cycles in which systolic arrays fill and
-# empty. The parts of ports follow.
-STEPS, RAMP = 1, 2
+# Parts of a cost: PJ is energy; STEPS are cycles of compute; RAMP are cycles in which systolic arrays fill
+# and empty. The parts of ports follow (Machine.ports, exposed, through).
+PJ, STEPS, RAMP = 0, 1, 2
 # choices of spatial unrollings that a pass of the search keeps: few, or all (`batch_search.search`)
 LOWEST, ALL = 5, 1 << 62
 MAX_COLLECTED = 1 << 14  # spatial unrollings that are collected before the lowest of them are expanded
@@ -24,7 +28,7 @@ FEW_MACHINES = 2  # up to so many machines, each one is compared with bounds sep
 # combinations of PEs left per dimension that get bounds of their own, at most (`quotients`)
 MAX_CELLS = 512
 TIE_TOLERANCE = 1e-10  # costs that differ by less, relatively, are ties
-# Kinds of quantities.
+# Kinds of quantities (what a quantity counts).
 # ONE: 1, for costs that do not depend on tiles.
 # WORDS: words of tiles. ROWS: rows of compressed tiles.
 # POINTS: accesses of compute.
@@ -32,23 +36,25 @@ TIE_TOLERANCE = 1e-10  # costs that differ by less, relatively, are ties
 # `NONZERO_OUTPUTS`: elements of the output, once per position of inputs with zeros (terms.sparse).
 # `FIRST_FILLS`, `LAST_DRAINS`: words of the first tiles that are fetched, and of the last tiles that are
 # drained.
+# Their order matters: tile_sums.counts_touched_outputs, counts_end_tiles compare with it.
 ONE, WORDS, ROWS, POINTS, NODE_FIRST_READS, COMPUTE_FIRST_READS, NONZERO_OUTPUTS, FIRST_FILLS, LAST_DRAINS = (
     range(-1, 8)
 )
 # Kinds of a tensor's dimension: one rank alone; a hull of up to two ranks; such a hull, clipped since only a
 # part of it is stored.
 ALONE, HULL, CLIPPED = 0, 1, 2
-# Work.tally: number of nodes of the placement; nodes placed since the search began; their limit; nodes placed
-# before `outer_bound` is worth its time; choices of spatial unrollings looked at since the search began;
-# their limit
+# Slots of Work.tally. NODE_COUNT: nodes of the placement. VISITED: nodes placed since the search began;
+# BUDGET: their limit, -1 once the search must end. MIN_VISITED_FOR_OUTER_BOUND: nodes placed before
+# `outer_bound` is worth its time. CHOICES: choices of spatial unrollings looked at since the search began;
+# MAX_CHOICES: their limit
 NODE_COUNT, VISITED, BUDGET, MIN_VISITED_FOR_OUTER_BOUND, CHOICES, MAX_CHOICES = 0, 1, 2, 3, 4, 5
 TENSOR, LEVEL, PARENT, POSITION = 0, 1, 2, 3  # columns of Work.nodes
-# columns of Terms.quantity; masks: groups of which only the first PE counts, for ranks that the tensor lacks
-# and for ranks that it has
-QUANTITY_KIND, QUANTITY_TENSOR, QUANTITY_POSITION, MASK_LACKING, MASK_HAVING = 0, 1, 2, 3, 4
+# columns of Terms.quantity; the last two are masks of groups: one for ranks that are irrelevant to the tensor
+# (no dimension of it has them), one for relevant ranks
+QUANTITY_KIND, QUANTITY_TENSOR, QUANTITY_POSITION, MASK_IRRELEVANT, MASK_RELEVANT = 0, 1, 2, 3, 4
 FILLS_END, DRAINS_END = 1, 2  # columns of Machine.exposed, after the begin of fills
-# Rows of Hops.links: all PEs have equal shares; some have less; either, for unrollings of which some ranks
-# are not known yet.
+# Rows of Hops.links. EVEN: all PEs have equal shares; UNEVEN: some have less; ANY: a bound of both, while the
+# unrollings of some ranks are not known.
 EVEN, UNEVEN, ANY = 0, 1, 2
 ROUND, COUNT = 0, 1  # InnerStates.tally
 # What became of a choice of loops. OVER: left out, but smaller tiles may do (`place_node`); BOUND: left out,
@@ -60,35 +66,37 @@ SortKey = tuple[float, float]  # lowest objective, and energy, in units of a mac
 class Einsum(NamedTuple):
     """The einsum: its ranks of more than one value, its tensors (the output last) and their dimensions."""
 
-    has_rank: Bools  # [X, R] whether a tensor has a rank
-    full: Bools  # [X, R] whether the rank stands alone in a dimension
-    in_window: Bools  # [X, R] whether the rank is one of a window
+    has_rank: Bools  # [X, R] whether a rank is relevant to a tensor
+    full: Bools  # [X, R] whether the rank stands alone in a dimension (m of A[m, k])
+    in_window: Bools  # [X, R] whether the rank is one of a window (p and r of X[p + r])
     unshared: Bools  # [X, R] whether PEs along it share nothing that compute asks for (terms.unshared)
     first_dim: Ints  # [X + 1] first dimension of a tensor
     kind: Ints  # [Dm] ALONE, HULL or CLIPPED
+    # an index of a dimension is coef[0] * rank 0 + coef[1] * rank 1 + offset; stored are 0 .. stored_size - 1
     offset: Ints  # [Dm]
-    stored_size: Ints  # [Dm] elements that are stored along it
+    stored_size: Ints  # [Dm]
     dim_ranks: Ints  # [Dm, 2] its ranks, -1 where there is none
-    coef: Ints  # [Dm, 2] their coefficients
+    coef: Ints  # [Dm, 2]
     csr_density: Floats  # [X] density of a compressed tensor, else 0
     rank_order: Ints  # [R] in which order ranks are unrolled
 
 
 class Pool(NamedTuple):
-    """The spatial unrollings of all ranks, end to end (spatial.SpatialUnrollings): tiles, and what PEs have
-    of them.
+    """The spatial unrollings of all ranks, end to end (spatial.SpatialUnrollings), and the tiles that each
+    may leave. Elsewhere "a tile" of a rank is the index of one of these n tiles; they are sorted by size
+    within an unrolling and a position.
     """
 
     rank_start: Ints  # [R + 1] first unrolling of each rank
-    span: Ints  # [O, K, 2] from, to: its tiles at a position, in the arrays of tiles below
-    size: Ints  # [n] of a tile
-    pieces: Floats  # [n] pieces that a tile is cut into
-    elems: Floats  # [n] elements of all pieces together
-    outer_tile: Ints  # [n] the tile outside of it
-    untiled: Bools  # [n] whether the rank is not cut there
-    pes: Floats  # [O, K, M] PEs in use outside of a position, by mask of groups
+    span: Ints  # [O, K, 2] from, to: the tiles of an unrolling at a position
+    size: Ints  # [n] values of the rank in a tile
+    pieces: Floats  # [n, M] how many such tiles the rank is cut into
+    elems: Floats  # [n, M] values of the rank in all of these together
+    outer_tile: Ints  # [n] the tile that enters the PEs directly outside; -1 in position 0
+    untiled: Bools  # [n] whether no temporal loop over the rank stands above the tile
+    pes: Floats  # [O, K, M] PEs in use outside of a position
     uneven: Bools  # [O] whether the last PE may have less
-    cuts: Ints  # [n, J] sizes by which the rank is cut into a tile, from outside in; then zeros
+    cuts: Ints  # [n, .] sizes by which the rank is cut into a tile, from outside in; then zeros
     factorization_span: Ints  # [O, 2] from, to in `factorizations`
     factorizations: Ints  # [W, D] PEs along each fan-out dimension
     first_tile: Ints  # [R] first tile of a rank
@@ -97,7 +105,7 @@ class Pool(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """Machines that differ in prices and rates alone. Level V is compute. Parts of a cost: 0 energy, then
+    """Machines that differ in prices and rates alone. Level V is compute. Parts of a cost: energy, then
     cycles of compute, of ramps, of every port, and of what the inside of a level waits for at each port.
     """
 
@@ -125,17 +133,20 @@ class Machine(NamedTuple):
 
 
 class Hops(NamedTuple):
-    """The links that a word takes through networks whose links have a price, at least (../hops.py). W pairs
-    of a network and a receiver of words: a node of a tensor inside of it, or compute.
+    """The links that a word takes at least through networks whose links have a price (../hops.py). W pairs of
+    a network and a receiver of words: a node of a tensor inside of it, or compute. Word group: PEs of a
+    network that get the same words.
     """
 
-    # [O, W] PEs of a network that get the same words, at least; 0: hops are not counted, links may be 0
-    sharing: Floats
-    apart: Floats  # [O, W] groups of PEs that get other words, at least; of unequal groups, as full ones
+    # [O, W] PEs of a word group along the rank, at least; 0: hops are not counted, links may be 0
+    word_group_pes: Floats
+    # [O, W] word groups along the rank, at least; a group with less than a full share counts as that share
+    word_groups: Floats
     unequal: Bools  # [O, W] whether the last PEs of a network may have less
     pes: Ints  # [W] PEs of the network
-    first: Ints  # [W, .] by PEs that share: where their row begins in `links`, less 1
-    links: Floats  # [3, .] EVEN, UNEVEN, ANY: least links, by PEs that share, then by groups
+    first: Ints  # [W, .] by PEs of a word group: where their row begins in `links`, less 1
+    # [3, .] EVEN, UNEVEN, ANY: least links of a word, by PEs of a word group, then by number of word groups
+    links: Floats
 
 
 class Terms(NamedTuple):
@@ -143,13 +154,11 @@ class Terms(NamedTuple):
     has its own coefficients.
     """
 
-    # [Q, 5] kind, tensor, position, and the masks of groups of which only the first PE counts: for ranks that
-    # the tensor lacks, for ranks that it has
-    quantity: Ints
+    quantity: Ints  # [Q, 5] kind, tensor, position, two masks of groups: the columns QUANTITY_KIND, ...
     line_words: Floats  # [Q] words that move at once, 0: any number may
     spread_dims: Ints  # [Q] dimensions of the tensor, as a mask, of which every index takes a share of a line
     line_share: Floats  # [Q] that share
-    pair: Ints  # [Q] the pair of Hops whose links a quantity is multiplied by, -1: none
+    hop_pair: Ints  # [Q] the pair of Hops whose links a quantity is multiplied by, -1: none
     hops: Hops
     link: Ints  # [X, V, V + 1, 2] by tensor, parent, child: from, to in the next two
     link_of: Ints  # [T] quantities of links
@@ -167,75 +176,80 @@ class Terms(NamedTuple):
 
 
 class Memo(NamedTuple):
-    """Sums over the pieces of clipped dimensions, which are slow to make: filled when asked for (nan: not
-    yet).
+    """Sums over the tiles of windows and of clipped dimensions, which are slow to make: filled when asked for
+    (nan: not yet). First axis [B + 1]: at so many outermost boundaries only the first PE counts.
     """
 
-    # [B + 1, Dc, A, B'] of clipped dimensions by the tiles of their ranks: a lower bound, of the first PE
-    # alone at so many boundaries, of all PEs at the others
-    hulls: Floats
-    hull_row: Ints  # [Dm] row of a dimension in `hulls`
-    unions: Floats  # [2, Du, A, B'] elements that all tiles together touch: all, and those that are stored
+    # [B + 1, Dc, A, B'] summed hull lengths (tile_sums.hull_sum) of each of the Dc clipped dimensions, by the
+    # tiles of its ranks; a lower bound where only first PEs count
+    hull_sums: Floats
+    hull_row: Ints  # [Dm] row of a dimension in `hull_sums`
+    # [2, Du, A, B'] elements of each of the Du windows of the output that all tiles together touch: all of
+    # them, and those that are stored (tile_sums.union)
+    unions: Floats
     union_row: Ints  # [Dm] row of a dimension in `unions`
-    # [B + 1, Dm, O, O', K] the least length of a dimension over all tiles of a position, by the unrollings of
-    # its ranks, of the first PE alone at so many boundaries
-    shortest: Floats
+    # [B + 1, Dm, O, O', K] the least summed hull length of a dimension over all tiles at a position, by the
+    # unrollings of its ranks (tile_sums.min_hull_sum)
+    min_hull_sums: Floats
     spans: Ints  # [2, 2, .] scratch
     tile: Ints  # [R] scratch
-    entry: Ints  # [B + 1, R] scratch
+    entry: Ints  # [B + 1, R] scratch, as Work.entry_tile
     touched: Bools  # [.] scratch
 
 
 class Rules(NamedTuple):
-    """What a mapping must keep to. may_loop_inside_pes, stationary: where PEs are in use, not counting the
-    groups in `unconstrained`.
+    """What a mapping must keep to. may_loop_inside_pes and stationary hold inside of all PEs in use; PEs
+    along the groups in `unconstrained` do not count as in use there.
     """
 
     sinks: Bools  # [X, V, R] whether a node whose parent's level is V passes below a loop for free
     may_loop_inside_pes: Bools  # [R] ranks that may have temporal loops inside the PEs
-    stationary: int  # tensor whose innermost node stands above these loops, -1: none
+    stationary: int  # tensor whose innermost node stands above all temporal loops inside the PEs, -1: none
     unconstrained: int  # mask of groups of PEs
     min_pes: int  # PEs that must be in use
     uneven_only: bool  # whether only unrollings count in which some PEs share unevenly
 
 
 class InnerStates(NamedTuple):
-    """Inner parts of nests that were placed before, up to a boundary, under the same unrolling and levels. S
-    slots.
+    """Inner parts of nests that were placed before, up to a boundary, under the same unrolling and levels: a
+    hash table of S slots, by the tiles that a part needs from outside. A slot has a list of members, one per
+    part and machine. A round is one placement of the tensors; slots of earlier rounds count as empty.
     """
 
-    key: Ints  # [S, R] tiles that such a part needs from outside
-    round: Ints  # [S] the round that a slot is of
+    key: Ints  # [S, R] the tiles that the slot stands for
+    round: Ints  # [S] the round that a slot was written in
     head: Ints  # [S] its first member, -1: none
     parts: Floats  # [C, P] cost parts of a member
     machine: Ints  # [C] its machine
     next: Ints  # [C] the next member of the slot, -1: the end
-    tally: Ints  # [2] ROUND, COUNT of members
+    tally: Ints  # [2] ROUND: the present round; COUNT: members of this round
 
 
 class OuterBounds(NamedTuple):
     """What `outer_bound` found, by the levels outside of all boundaries that hold the tensors."""
 
-    levels: Ints  # [.] such levels, as one number (`outer_holders`), -1: none yet
+    levels: Ints  # [.] those levels, as one number (`outer_holders`), -1: none yet
     energy: Floats  # [., J] least pJ of the nodes there together
 
 
 class Work(NamedTuple):
-    """A nest in the making, from inside out, for all machines at once that it may be best on. d: nodes
-    placed.
+    """A nest in the making, from inside out, for all machines at once that it may be best on. Row d of an
+    array is its state after d nodes are placed; the last row is scratch.
     """
 
-    live: Ints  # [d, J] machines that are alive
+    live: Ints  # [d, J] machines on which the nest may still be best (machines that are alive)
     live_count: Ints  # [d] how many
-    inner_tile: Ints  # [d, R] the tile that stands inside, as its number in the pool
-    parts: Floats  # [d, J, P] lower bound of the whole nest
+    inner_tile: Ints  # [d, R] the tile that the placed nodes need from outside
+    parts: Floats  # [d, J, P] parts of a lower bound of the whole nest's cost
     used_bits: Floats  # [d, V] bits of each level in use
-    entry_tile: Ints  # [K, R] tiles that enter the PEs around a position
+    entry_tile: Ints  # [K, R] the tile that the nodes at a position need from outside of their PE
     placed: Ints  # [d] nodes placed, as a mask
-    position: Ints  # [d] boundaries outside
-    node: Ints  # [d] the node placed then
+    position: Ints  # [d] fan-out boundaries outside of the place for the next node
+    node: Ints  # [d] the node that is being placed
     node_tile: Ints  # [d, R] the tile at that node
-    loop: Ints  # [d] the loop below it that is being chosen, -1: the node itself
+    # [d] the loop below it whose tile is being chosen; loop_count: all are chosen; -1: none is left, the next
+    # node is to be chosen
+    loop: Ints
     loop_count: Ints  # [d] how many loops may stand below it
     window_count: Ints  # [d] how many of these, the first ones, are over ranks of its windows
     loop_rank: Ints  # [d, R] their ranks
@@ -248,18 +262,19 @@ class Work(NamedTuple):
     tally: Ints  # [6] counts and limits, by the indices `NODE_COUNT`, `VISITED`, ...
     stop: Ints  # [1] set to 1 by another thread once a deadline has passed (dse/run/deadline.py)
     quantity_bound: Floats  # [Q] lower bounds of the quantities, whatever the tiles
-    # [J] whether what costs the same as the best may be taken too: it may come first among equals
+    # [J] whether a mapping that costs the same as the best may replace it (`may_replace_tied`)
     ties_allowed: Bools
     holders: Ints  # [X] which set of levels holds each tensor
-    outer_extra: Floats  # [J] energy that overfull outer levels cost beyond the bounds (`outer_bound`)
-    unit: Floats  # [J, 2] units of objective and energy, to compare machines
+    # [J] pJ that nodes outside all arrays cost together beyond their separate bounds (`outer_bound`)
+    outer_extra: Floats
+    unit: Floats  # [J, 2] unit of objective and of energy (`set_units`), to compare machines in `sort_key`
     sampled: Ints  # [.] a sample of the machines
     part_scratch: Floats  # [P] scratch
     cost: Floats  # [3] scratch: objective, energy, cycles
     lowest: Floats  # [J, 3] scratch
     largest: Ints  # [R] scratch
     sunk_tile: Ints  # [R] scratch
-    best: Floats  # [J, 3] cost of the best nest of outer levels (`outer_bound`)
+    best: Floats  # [J, 3] cost of the best nest of outer levels (of the Work of `outer_bound` only)
     best_count: Ints  # [J] nodes of the best nest so far, -1: none yet
     best_unrolling: Ints  # [J, R] its unrolling
     best_holders: Ints  # [J, X] its sets of levels

@@ -1,5 +1,6 @@
-"""Sums over tiles of an einsum: words, rows and lengths of what a loop nest moves, edges and windows
-included."""
+"""Sums over the tiles of an einsum: words, rows and hull lengths of what a loop nest moves, edges and windows
+included. Hull of a tile in a dimension: the indices from its first to its last.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from dse.mapper.exact.kernels.state import (
     EVEN,
     FIRST_FILLS,
     HULL,
-    MASK_HAVING,
+    MASK_RELEVANT,
     NODE_FIRST_READS,
     NONZERO_OUTPUTS,
     ONE,
@@ -34,20 +35,34 @@ from workloads.arrays import Ints
 
 
 @njit_no_alloc
+def counts_touched_outputs(kind: int) -> bool:
+    """Whether a kind of quantity counts what tiles of the output touch (first reads, nonzero outputs), not
+    what is moved for each tile.
+    """
+    return NODE_FIRST_READS <= kind < FIRST_FILLS
+
+
+@njit_no_alloc
+def counts_end_tiles(kind: int) -> bool:
+    """Whether a kind of quantity counts the first tiles that are filled, or the last ones that are
+    drained.
+    """
+    return kind >= FIRST_FILLS
+
+
+@njit_no_alloc
 def clipped_sum(
     dim: int, a: int, b: int, n: int, k: int, entry: Ints, e: Einsum, p: Pool, memo: Memo
 ) -> float:
-    """Sum of the hull lengths of a dimension over the tiles of its ranks at position k, clipped to what is
-    stored.
+    """Sum of a dimension's hull lengths, clipped to what is stored, over all pairs of a tile of its one rank
+    and a tile of its other rank at position k.
 
-    a, b: index in the pool (Pool.size) of the tile of each of the two ranks, -1: there is no such rank
+    a, b: the tile of each of the two ranks (its index in the pool), -1: there is no such rank
     n: at the n outermost fan-out boundaries only the first PE counts
-    entry: [K, R] index of the tile that enters each boundary; read only if n > 0
+    entry: [K, R] the tile directly inside of the PEs of each boundary (Work.entry_tile); read only if n > 0
     """
-    a_pieces, b_pieces = (
-        pieces(dim, 0, a, n, k, entry, e, p, memo.spans[0]),
-        pieces(dim, 1, b, n, k, entry, e, p, memo.spans[1]),
-    )
+    a_pieces = cut_rank(dim, 0, a, n, k, entry, e, p, memo.spans[0])
+    b_pieces = cut_rank(dim, 1, b, n, k, entry, e, p, memo.spans[1])
     total = 0.0
     for i in range(a_pieces):
         for j in range(b_pieces):
@@ -58,12 +73,14 @@ def clipped_sum(
 
 
 @njit_no_alloc
-def pieces(
+def cut_rank(
     dim: int, side: int, tile: int, n: int, k: int, entry: Ints, e: Einsum, p: Pool, spans: Ints
 ) -> int:
-    """Cuts a rank into its tiles, the pieces, and fills spans [2, .] with the first index of each in the
-    dimension and its reach (last index - first). Until then spans hold start and size. Returns the number of
-    pieces.
+    """Cuts a rank into pieces, its tiles, and returns their number. Fills spans [2, .] with each piece's
+    first index in the dimension, and with its reach: last index - first index.
+
+    side: 0 or 1, which of the dimension's ranks; tile, n, k, entry: as in `clipped_sum`. While cutting, spans
+    hold first value and size of each piece, in values of the rank.
     """
     spans[0, 0], spans[1, 0] = 0, 0
     if tile < 0:
@@ -85,15 +102,16 @@ def pieces(
 
 @njit_no_alloc
 def cut_over_pes(tile: int, first: bool, piece_count: int, p: Pool, spans: Ints) -> int:
-    """Cuts pieces to the tile that enters a fan-out boundary, then into the shares of its PEs (first: to the
-    share of the first PE alone). tile: the tile inside of the boundary. Returns the number of pieces.
+    """Cuts pieces into the tiles that enter a fan-out boundary, then into the shares of its PEs; with `first`
+    only the share of the first PE stays. tile: the tile directly inside of the PEs. Returns the number of
+    pieces.
     """
     outer, begin, end = p.outer_tile[tile], 0, 0
     piece_count = cut(p.size[outer], piece_count, spans)
     for j in range(p.cuts.shape[1]):
         begin, end = begin + (p.cuts[outer, j] != 0), end + (p.cuts[tile, j] != 0)
-    # uneven PEs record the cuts that they make: those that the tile inside has (the tile itself is the last)
-    # and the tile outside has not; even ones record none
+    # p.cuts[tile, begin:end]: the cuts that PEs with uneven shares make, and last the tile itself, which is
+    # cut later; even PEs record none
     uneven = end > begin
     if first:
         for i in range(piece_count):
@@ -108,7 +126,7 @@ def cut_over_pes(tile: int, first: bool, piece_count: int, p: Pool, spans: Ints)
 
 @njit_no_alloc
 def cut(t: int, n: int, spans: Ints) -> int:
-    """Cuts n pieces into tiles of t. Returns the number of pieces after that."""
+    """Cuts n pieces into pieces of at most t values. Returns their number."""
     more = 0
     for i in range(n):
         more += -(-spans[1, i] // t)
@@ -122,14 +140,17 @@ def cut(t: int, n: int, spans: Ints) -> int:
 
 
 @njit_no_alloc
-def length(dim: int, tile: Ints, mask: int, e: Einsum, p: Pool, memo: Memo) -> float:
-    """Sum of a dimension's hull lengths over the tiles of its ranks. Of a clipped dimension, where a mask is
-    given, a lower bound of the part that the first PE has.
+def hull_sum(dim: int, tile: Ints, mask: int, e: Einsum, p: Pool, memo: Memo) -> float:
+    """Sum of a dimension's hull lengths over the tiles of its ranks. mask: groups of PEs of which only the
+    first PE counts; in a clipped dimension the sum is then a lower bound.
+
+    tile: [R] the tile of every rank
     """
     a, b = e.dim_ranks[dim, 0], e.dim_ranks[dim, 1]
     if e.kind[dim] == ALONE:
         return float(p.elems[tile[a], mask])
     if e.kind[dim] == HULL:
+        # n tiles of s values in all, of each rank: a hull is 1 + the sum over ranks of coef * (tile size - 1)
         n1 = p.pieces[tile[a], mask] if a >= 0 else 1.0
         n2 = p.pieces[tile[b], mask] if b >= 0 else 1.0
         s1 = p.elems[tile[a], mask] if a >= 0 else 1.0
@@ -141,19 +162,19 @@ def length(dim: int, tile: Ints, mask: int, e: Einsum, p: Pool, memo: Memo) -> f
         full_boundaries(mask, p),
         memo.hull_row[dim],
     )
-    if np.isnan(memo.hulls[n, row, i, j]):
-        one, other = tile[a] if a >= 0 else -1, tile[b] if b >= 0 else -1
-        memo.hulls[n, row, i, j] = (
-            min_first_pe(dim, one, other, mask, e, p, memo)
+    if np.isnan(memo.hull_sums[n, row, i, j]):
+        tile_a, tile_b = tile[a] if a >= 0 else -1, tile[b] if b >= 0 else -1
+        memo.hull_sums[n, row, i, j] = (
+            min_first_pe(dim, tile_a, tile_b, mask, e, p, memo)
             if mask
-            else clipped_sum(dim, one, other, 0, 0, memo.entry, e, p, memo)
+            else clipped_sum(dim, tile_a, tile_b, 0, 0, memo.entry, e, p, memo)
         )
-    return float(memo.hulls[n, row, i, j])
+    return float(memo.hull_sums[n, row, i, j])
 
 
 @njit_no_alloc
 def full_boundaries(mask: int, p: Pool) -> int:
-    """The number n of outermost fan-out boundaries of which all groups of PEs are in the mask."""
+    """The number n of outermost fan-out boundaries whose groups of PEs are the mask."""
     n = 0
     while p.groups_outside[n] != mask:
         n += 1
@@ -162,14 +183,17 @@ def full_boundaries(mask: int, p: Pool) -> int:
 
 @njit_no_alloc
 def min_first_pe(dim: int, a: int, b: int, mask: int, e: Einsum, p: Pool, memo: Memo) -> float:
-    """A lower bound of the first PE's part of a clipped dimension, over all tiles that may enter the PEs
-    (multiples of the tile at the node). On machines with two fan-out boundaries or more: the number of tiles
-    of the first PE, times the length of the shortest of all tiles.
+    """A lower bound of `clipped_sum` for the first PE. Its exact value depends on the tile directly inside of
+    the fan-out boundary, which is not known while nests are searched: the minimum over all that it may be,
+    the multiples of the tile at the node. On machines with two fan-out boundaries or more: the number of
+    tiles of the first PE, times the least clipped hull length of any tile.
+
+    a, b: as in `clipped_sum`
     """
     lowest = np.inf
     if p.groups_outside.shape[0] > 2:
-        n1 = pieces(dim, 0, a, 0, 0, memo.entry, e, p, memo.spans[0])
-        n2 = pieces(dim, 1, b, 0, 0, memo.entry, e, p, memo.spans[1])
+        n1 = cut_rank(dim, 0, a, 0, 0, memo.entry, e, p, memo.spans[0])
+        n2 = cut_rank(dim, 1, b, 0, 0, memo.entry, e, p, memo.spans[1])
         for i in range(n1):
             for j in range(n2):
                 low = e.offset[dim] + memo.spans[0, 0, i] + memo.spans[1, 0, j]
@@ -189,9 +213,9 @@ def min_first_pe(dim: int, a: int, b: int, mask: int, e: Einsum, p: Pool, memo: 
 
 @njit_no_alloc
 def union(dim: int, a: int, b: int, stored: bool, e: Einsum, p: Pool, memo: Memo) -> float:
-    """Elements of an output's dimension that all tiles together touch. stored: count only those that are
-    stored. No rank of the dimension is unrolled over PEs (search.py leaves out ranks of the output's
-    windows).
+    """Elements of an output's dimension that lie in the hull of one of its tiles or more; each counts once.
+    stored: count only those that are stored. a, b: as in `clipped_sum`. No rank of the dimension is unrolled
+    over PEs (search.py leaves out spatial loops over ranks of the output's windows).
     """
     row, i, j = (
         memo.union_row[dim],
@@ -199,8 +223,8 @@ def union(dim: int, a: int, b: int, stored: bool, e: Einsum, p: Pool, memo: Memo
         b - p.first_tile[e.dim_ranks[dim, 1]] if b >= 0 else 0,
     )
     if np.isnan(memo.unions[int(stored), row, i, j]):
-        n1 = pieces(dim, 0, a, 0, 0, memo.entry, e, p, memo.spans[0])
-        n2 = pieces(dim, 1, b, 0, 0, memo.entry, e, p, memo.spans[1])
+        n1 = cut_rank(dim, 0, a, 0, 0, memo.entry, e, p, memo.spans[0])
+        n2 = cut_rank(dim, 1, b, 0, 0, memo.entry, e, p, memo.spans[1])
         total = 0.0
         memo.touched[:] = False
         for u in range(n1):
@@ -216,38 +240,33 @@ def union(dim: int, a: int, b: int, stored: bool, e: Einsum, p: Pool, memo: Memo
 
 @njit_no_alloc
 def amount(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
-    """The amount of quantity q for given tiles at its position; of words on a network, times their links."""
-    kind, x, k, first_pe_mask_lacking, first_pe_mask_having = t.quantity[q]
-    if kind >= FIRST_FILLS:
-        return end_transfer_words(q, tile, unrolling, t, e, p)
+    """The amount of quantity q for given tiles [R] at its position, under unrolling [R]. Of words on a
+    network times their links; where whole lines move, of these at least `line_requests`.
+    """
+    kind, x, k, mask_irrelevant, mask_relevant = t.quantity[q]
+    if counts_end_tiles(kind):
+        return first_or_last_words(q, tile, unrolling, t, e, p)
     if kind == ONE:
         return 1.0
     total, last = 1.0, e.first_dim[x + 1] - 1
     for r in range(tile.shape[0]):
         if kind == POINTS:
-            total *= p.elems[tile[r], first_pe_mask_having if e.unshared[x, r] else first_pe_mask_lacking]
+            total *= p.elems[tile[r], mask_relevant if e.unshared[x, r] else mask_irrelevant]
         elif not e.has_rank[x, r]:
             if kind == NONZERO_OUTPUTS and e.unshared[x, r]:
-                total *= p.elems[tile[r], first_pe_mask_having]
+                total *= p.elems[tile[r], mask_relevant]
+            elif counts_touched_outputs(kind):
+                is_unshared = kind == COMPUTE_FIRST_READS and e.unshared[x, r]
+                total *= p.pes[unrolling[r], k, mask_relevant if is_unshared else mask_irrelevant]
             else:
-                total *= (
-                    p.pes[
-                        unrolling[r],
-                        k,
-                        first_pe_mask_having
-                        if kind == COMPUTE_FIRST_READS and e.unshared[x, r]
-                        else first_pe_mask_lacking,
-                    ]
-                    if kind >= NODE_FIRST_READS
-                    else p.pieces[tile[r], first_pe_mask_lacking]
-                )
+                total *= p.pieces[tile[r], mask_irrelevant]
     if kind != POINTS:
         for dim in range(e.first_dim[x], last + 1):
             a, b = e.dim_ranks[dim, 0], e.dim_ranks[dim, 1]
             if kind == ROWS and dim == last:
                 for r in e.dim_ranks[dim]:
-                    total *= p.pieces[tile[r], first_pe_mask_having] if r >= 0 else 1.0
-            elif kind >= NODE_FIRST_READS and e.kind[dim] != ALONE:
+                    total *= p.pieces[tile[r], mask_relevant] if r >= 0 else 1.0
+            elif counts_touched_outputs(kind) and e.kind[dim] != ALONE:
                 total *= union(
                     dim,
                     tile[a] if a >= 0 else -1,
@@ -258,9 +277,9 @@ def amount(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool, me
                     memo,
                 )
             else:
-                total *= length(dim, tile, first_pe_mask_having, e, p, memo)
-    if t.pair[q] >= 0:
-        return total * links(t.pair[q], unrolling, t.hops)
+                total *= hull_sum(dim, tile, mask_relevant, e, p, memo)
+    if t.hop_pair[q] >= 0:
+        return total * links(t.hop_pair[q], unrolling, t.hops)
     return (
         total
         if t.line_words[q] == 0.0
@@ -269,23 +288,25 @@ def amount(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool, me
 
 
 @njit_no_alloc
-def links(pair: int, option: Ints, hops: Hops) -> float:
-    """A lower bound of the links that a word takes on average, under the spatial unrollings `option`."""
-    sharing, apart, kind = 1.0, 1.0, EVEN
-    for r in range(option.shape[0]):
-        sharing *= hops.sharing[option[r], pair]
-        apart *= hops.apart[option[r], pair]
-        kind = UNEVEN if hops.unequal[option[r], pair] else kind
-    return least_links(pair, kind, sharing, apart, hops)
+def links(pair: int, unrolling: Ints, hops: Hops) -> float:
+    """A lower bound of the links that a word takes on average, for one pair of network and receiver."""
+    word_group_pes, word_groups, kind = 1.0, 1.0, EVEN
+    for r in range(unrolling.shape[0]):
+        word_group_pes *= hops.word_group_pes[unrolling[r], pair]
+        word_groups *= hops.word_groups[unrolling[r], pair]
+        kind = UNEVEN if hops.unequal[unrolling[r], pair] else kind
+    return look_up_links(pair, kind, word_group_pes, word_groups, hops)
 
 
 @njit_no_alloc
-def least_links(pair: int, kind: int, sharing: float, apart: float, hops: Hops) -> float:
-    """The least links for `apart` groups of `sharing` PEs each, which need not be whole numbers."""
-    if sharing < 1.0:
+def look_up_links(pair: int, kind: int, word_group_pes: float, word_groups: float, hops: Hops) -> float:
+    """The least links of a word that all PEs of its word group get. kind: EVEN, UNEVEN or ANY. The numbers
+    need not be whole: they are rounded down, to at most the PEs of the network; 0 PEs: 0 links.
+    """
+    if word_group_pes < 1.0:
         return 0.0
-    n = min(int(sharing + 1e-9), hops.pes[pair])
-    groups = max(1, min(int(apart + 1e-9), hops.pes[pair] // n))
+    n = min(int(word_group_pes + 1e-9), hops.pes[pair])
+    groups = max(1, min(int(word_groups + 1e-9), hops.pes[pair] // n))
     return float(hops.links[kind, hops.first[pair, n] + groups])
 
 
@@ -298,11 +319,11 @@ def line_requests(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: P
        requests ask for together / indices of a request that is not cut).
     2. A share of a line for each index of the dimensions that a layout spreads over lines (search.Spread).
     """
-    _, x, k, first_pe_mask_lacking, _ = t.quantity[q]
+    _, x, k, mask_irrelevant, _ = t.quantity[q]
     all_groups, requests = p.pieces.shape[1] - 1, 1.0
     for r in range(tile.shape[0]):
         if not e.has_rank[x, r]:
-            requests *= p.pieces[tile[r], first_pe_mask_lacking]
+            requests *= p.pieces[tile[r], mask_irrelevant]
     lines_by_share = requests * t.line_share[q]
     for dim in range(e.first_dim[x], e.first_dim[x + 1]):
         reach, pes, dim_requests = 1.0, 1.0, 1.0
@@ -314,7 +335,7 @@ def line_requests(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: P
                 pes *= p.pes[unrolling[r], k, 0]
         dim_indices = dim_requests * reach
         if e.kind[dim] == CLIPPED:
-            dim_indices = length(dim, tile, 0, e, p, memo) / pes
+            dim_indices = hull_sum(dim, tile, 0, e, p, memo) / pes
             dim_requests = np.ceil(dim_indices / reach - 1e-9)
         elif e.kind[dim] == ALONE:
             dim_indices = p.elems[tile[e.dim_ranks[dim, 0]], 0]
@@ -324,33 +345,37 @@ def line_requests(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: P
 
 
 @njit_no_alloc
-def end_transfer_words(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool) -> float:
-    """A lower bound of the words of a tile's first fills, or of its last drains. In a clipped dimension
-    everything that clipping may cut is subtracted, except from the first tile.
+def first_or_last_words(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool) -> float:
+    """A lower bound of the words of a node's first fills, or of its last drains, all PEs that count together.
+    In a clipped dimension everything that clipping may cut is subtracted; from first fills of a single PE,
+    only what it cuts from the first tile.
     """
-    _kind, x, k, first_pe_mask_lacking, _first_pe_mask_having = t.quantity[q]
+    _kind, x, k, mask_irrelevant, _mask_relevant = t.quantity[q]
     total = 1.0
     for r in range(tile.shape[0]):
         if not e.has_rank[x, r]:
-            total *= full_pes(unrolling[r], k, first_pe_mask_lacking, p)
+            total *= full_pes(unrolling[r], k, mask_irrelevant, p)
     for dim in range(e.first_dim[x], e.first_dim[x + 1]):
         a, b = e.dim_ranks[dim, 0], e.dim_ranks[dim, 1]
-        total *= end_words(q, dim, tile[a] if a >= 0 else -1, tile[b] if b >= 0 else -1, unrolling, t, e, p)
+        tile_a, tile_b = tile[a] if a >= 0 else -1, tile[b] if b >= 0 else -1
+        total *= first_or_last_words_of_dim(q, dim, tile_a, tile_b, unrolling, t, e, p)
     return total
 
 
 @njit_no_alloc
-def end_words(q: int, dim: int, a: int, b: int, unrolling: Ints, t: Terms, e: Einsum, p: Pool) -> float:
-    """`end_transfer_words` of one dimension. a, b: numbers of the tiles of its ranks, -1: no second rank."""
-    kind, _x, k, _first_pe_mask_lacking, first_pe_mask_having = t.quantity[q]
+def first_or_last_words_of_dim(
+    q: int, dim: int, a: int, b: int, unrolling: Ints, t: Terms, e: Einsum, p: Pool
+) -> float:
+    """The factor of one dimension in `first_or_last_words`. a, b: as in `clipped_sum`."""
+    kind, _x, k, _mask_irrelevant, mask_relevant = t.quantity[q]
     reach, full_reach, pes, total = 0, 0, 1.0, 1.0
     for side in range(2):
         r = e.dim_ranks[dim, side]
         if r >= 0:
             reach += e.coef[dim, side] * (p.size[b if side else a] - 1)
             full_reach += e.coef[dim, side] * (p.size[p.span[p.rank_start[r], 0, 1] - 1] - 1)
-            pes *= p.pes[unrolling[r], k, first_pe_mask_having]
-            total *= full_pes(unrolling[r], k, first_pe_mask_having, p)
+            pes *= p.pes[unrolling[r], k, mask_relevant]
+            total *= full_pes(unrolling[r], k, mask_relevant, p)
     words = reach + 1
     if e.kind[dim] == CLIPPED and kind == FIRST_FILLS and pes == 1.0:
         words = min(e.offset[dim] + reach, e.stored_size[dim] - 1) - max(e.offset[dim], 0) + 1
@@ -361,8 +386,9 @@ def end_words(q: int, dim: int, a: int, b: int, unrolling: Ints, t: Terms, e: Ei
 
 @njit_no_alloc
 def full_pes(o: int, k: int, mask: int, p: Pool) -> float:
-    """A lower bound of the number of PEs of an unrolling that have full tiles. Where shares are uneven, these
-    are all PEs except the last; with two boundaries outside, only the first PE is sure to have one.
+    """A lower bound of the number of PEs outside of position k, of those that count under the mask, that get
+    full tiles under unrolling o of a rank. Where shares are uneven, these are all PEs except the last; on
+    machines with two boundaries only the first PE is sure to get one.
     """
     pes = float(p.pes[o, k, mask])
     return pes if not p.uneven[o] or pes == 1.0 else 1.0 if p.groups_outside.shape[0] > 2 else pes - 1.0
@@ -371,50 +397,44 @@ def full_pes(o: int, k: int, mask: int, p: Pool) -> float:
 @njit_no_alloc
 def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
     """Rank r's factor in the lower bound of quantity q, under unrolling o of that rank: for the largest tile
-    at the position of q, or for the smallest tile if q counts first or last tiles.
+    at the position of q, or for the smallest tile if q counts first or last tiles. Windows count 1: their
+    bound is `hull_bound`.
     """
-    kind, x, k, first_pe_mask_lacking, first_pe_mask_having = t.quantity[q]
-    if kind >= FIRST_FILLS:
+    kind, x, k, mask_irrelevant, mask_relevant = t.quantity[q]
+    if counts_end_tiles(kind):
         for dim in range(e.first_dim[x], e.first_dim[x + 1]):
             if e.kind[dim] == ALONE and e.dim_ranks[dim, 0] == r:
-                return float(full_pes(o, k, first_pe_mask_having, p) * p.size[p.span[o, k, 0]])
-        return 1.0 if e.has_rank[x, r] else full_pes(o, k, first_pe_mask_lacking, p)
+                return float(full_pes(o, k, mask_relevant, p) * p.size[p.span[o, k, 0]])
+        return 1.0 if e.has_rank[x, r] else full_pes(o, k, mask_irrelevant, p)
     if kind == ONE:
         return 1.0
     tile = p.span[o, k, 1] - 1
     if kind == POINTS:
-        return float(p.elems[tile, first_pe_mask_having if e.unshared[x, r] else first_pe_mask_lacking])
+        return float(p.elems[tile, mask_relevant if e.unshared[x, r] else mask_irrelevant])
     if not e.has_rank[x, r]:
         if kind == NONZERO_OUTPUTS and e.unshared[x, r]:
-            return float(p.elems[tile, first_pe_mask_having])
-        return float(
-            p.pes[
-                o,
-                k,
-                first_pe_mask_having
-                if kind == COMPUTE_FIRST_READS and e.unshared[x, r]
-                else first_pe_mask_lacking,
-            ]
-            if kind >= NODE_FIRST_READS
-            else p.pieces[tile, first_pe_mask_lacking]
-        )
+            return float(p.elems[tile, mask_relevant])
+        if counts_touched_outputs(kind):
+            is_unshared = kind == COMPUTE_FIRST_READS and e.unshared[x, r]
+            return float(p.pes[o, k, mask_relevant if is_unshared else mask_irrelevant])
+        return float(p.pieces[tile, mask_irrelevant])
     last = e.first_dim[x + 1] - 1
     for dim in range(e.first_dim[x], last + 1):
         if e.dim_ranks[dim, 0] == r or e.dim_ranks[dim, 1] == r:
             if kind == ROWS and dim == last:
-                return float(p.pieces[tile, first_pe_mask_having])
-            # a hull counts 1 here: the caller multiplies by `minimum_hull`
-            return float(p.elems[tile, first_pe_mask_having]) if e.kind[dim] == ALONE else 1.0
+                return float(p.pieces[tile, mask_relevant])
+            return float(p.elems[tile, mask_relevant]) if e.kind[dim] == ALONE else 1.0
     return 1.0
 
 
 @njit_no_alloc
-def minimum_hull(q: int, dim: int, unrolling: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
-    """A lower bound of a dimension's hull over all tiles at the position of quantity q. The hull need not
-    grow with the tile where strides leave gaps.
+def hull_bound(q: int, dim: int, unrolling: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
+    """The factor of a window, or of a clipped dimension, in the lower bound of quantity q: over all tiles at
+    its position, the least summed hull length. Every tile is looked at, since where strides leave gaps the
+    sum need not fall with larger tiles. 1 for other dimensions.
 
-    First reads are subtracted, so for these it is an upper bound: the largest tiles touch everything that
-    smaller ones do. For compute the tile is the smallest, a single element.
+    Skipped first reads are subtracted from a cost, so for these it is an upper bound: what the largest tiles
+    touch, which is all that smaller ones do. Compute has one tile, a single element.
     """
     kind, x, k = (
         t.quantity[q, QUANTITY_KIND],
@@ -424,8 +444,8 @@ def minimum_hull(q: int, dim: int, unrolling: Ints, t: Terms, e: Einsum, p: Pool
     if kind in (ONE, POINTS) or e.kind[dim] == ALONE or (kind == ROWS and dim == e.first_dim[x + 1] - 1):
         return 1.0
     a, b = e.dim_ranks[dim, 0], e.dim_ranks[dim, 1]
-    if kind >= FIRST_FILLS:
-        return end_words(
+    if counts_end_tiles(kind):
+        return first_or_last_words_of_dim(
             q,
             dim,
             p.span[unrolling[a], k, 0] if a >= 0 else -1,
@@ -435,29 +455,29 @@ def minimum_hull(q: int, dim: int, unrolling: Ints, t: Terms, e: Einsum, p: Pool
             e,
             p,
         )
-    if kind >= NODE_FIRST_READS:
-        one = (
+    if counts_touched_outputs(kind):
+        tile_a = (
             (p.span[unrolling[a], k, 1] - 1 if kind == NODE_FIRST_READS else p.span[unrolling[a], k, 0])
             if a >= 0
             else -1
         )
-        other = (
+        tile_b = (
             (p.span[unrolling[b], k, 1] - 1 if kind == NODE_FIRST_READS else p.span[unrolling[b], k, 0])
             if b >= 0
             else -1
         )
-        return union(dim, one, other, kind == NODE_FIRST_READS, e, p, memo)
-    n = full_boundaries(t.quantity[q, MASK_HAVING], p)
+        return union(dim, tile_a, tile_b, kind == NODE_FIRST_READS, e, p, memo)
+    n = full_boundaries(t.quantity[q, MASK_RELEVANT], p)
     i, j = unrolling[a] - p.rank_start[a] if a >= 0 else 0, unrolling[b] - p.rank_start[b] if b >= 0 else 0
-    if np.isnan(memo.shortest[n, dim, i, j, k]):
-        memo.shortest[n, dim, i, j, k] = min_length(dim, k, p.groups_outside[n], unrolling, e, p, memo)
-    return float(memo.shortest[n, dim, i, j, k])
+    if np.isnan(memo.min_hull_sums[n, dim, i, j, k]):
+        memo.min_hull_sums[n, dim, i, j, k] = min_hull_sum(dim, k, p.groups_outside[n], unrolling, e, p, memo)
+    return float(memo.min_hull_sums[n, dim, i, j, k])
 
 
 @njit_no_alloc
-def min_length(dim: int, k: int, mask: int, unrolling: Ints, e: Einsum, p: Pool, memo: Memo) -> float:
-    """The least length of a dimension's tile at position k, over all tiles that the spatial factors
-    `unrolling` leave its two ranks: a bound of every nest with these factors.
+def min_hull_sum(dim: int, k: int, mask: int, unrolling: Ints, e: Einsum, p: Pool, memo: Memo) -> float:
+    """The least `hull_sum` of a dimension at position k, over all tiles that the spatial unrolling leaves its
+    two ranks there: a bound for every nest with this unrolling.
     """
     a, b = e.dim_ranks[dim, 0], e.dim_ranks[dim, 1]
     tile, lowest = memo.tile, np.inf
@@ -469,35 +489,36 @@ def min_length(dim: int, k: int, mask: int, unrolling: Ints, e: Einsum, p: Pool,
                 tile[a] = i
             if b >= 0:
                 tile[b] = j
-            lowest = min(lowest, length(dim, tile, mask, e, p, memo))
+            lowest = min(lowest, hull_sum(dim, tile, mask, e, p, memo))
     return float(lowest)
 
 
 @njit_no_alloc
-def sunk_tile_bits(x: int, tile: Ints, low: Ints, e: Einsum, p: Pool, m: Machine) -> float:
-    """Bits of a node's tile that sinks through the loops directly below it, down to tiles `low`, and into the
-    window that saves most.
+def sunk_tile_bits(x: int, tile: Ints, inner_tile: Ints, e: Einsum, p: Pool, m: Machine) -> float:
+    """Bits of a node of tensor x that sinks below the loops directly inside of it. tile, inner_tile: [R] the
+    tiles above and below these loops.
     """
-    return tile_bits(x, tile, low, True, best_window(x, tile, low, True, e, p, m), e, p, m)
+    return tile_bits(x, tile, inner_tile, True, best_window(x, tile, inner_tile, True, e, p, m), e, p, m)
 
 
 @njit_no_alloc
-def whole_tile_bits(x: int, tile: Ints, low: Ints, e: Einsum, p: Pool, m: Machine) -> float:
-    """Bits of the complete tile of a node that does not sink, but for the window that it slides along
-    (terms.slides).
+def whole_tile_bits(x: int, tile: Ints, inner_tile: Ints, e: Einsum, p: Pool, m: Machine) -> float:
+    """Bits of a node of tensor x that does not sink below the loops directly inside of it; it may still slide
+    along one window (terms.slides).
     """
-    return tile_bits(x, tile, low, False, best_window(x, tile, low, False, e, p, m), e, p, m)
+    return tile_bits(x, tile, inner_tile, False, best_window(x, tile, inner_tile, False, e, p, m), e, p, m)
 
 
 @njit_no_alloc
-def best_window(x: int, tile: Ints, low: Ints, sinks: bool, e: Einsum, p: Pool, m: Machine) -> int:
-    """The rank whose window a node's tile sinks into with the largest saving, -1: none. If the node does not
-    sink (sinks False), only tiles of inputs slide, along a rank that stands in one dimension of the tensor.
+def best_window(x: int, tile: Ints, inner_tile: Ints, sinks: bool, e: Einsum, p: Pool, m: Machine) -> int:
+    """The window's rank whose loop saves the node most bits if it sinks below that loop too (a node can sink
+    into one window only); -1: none saves. If the node does not sink (sinks False), only tiles of inputs
+    slide, along a rank that stands in one dimension of the tensor.
     """
-    best, lowest_bits = -1, tile_bits(x, tile, low, sinks, -1, e, p, m)
+    best, lowest_bits = -1, tile_bits(x, tile, inner_tile, sinks, -1, e, p, m)
     for r in range(tile.shape[0]):
-        if e.in_window[x, r] and tile[r] != low[r] and (sinks or is_in_one_dim(x, r, e)):
-            bits = tile_bits(x, tile, low, sinks, r, e, p, m)
+        if e.in_window[x, r] and tile[r] != inner_tile[r] and (sinks or is_in_one_dim(x, r, e)):
+            bits = tile_bits(x, tile, inner_tile, sinks, r, e, p, m)
             if bits < lowest_bits:
                 best, lowest_bits = r, bits
     return best
@@ -514,10 +535,11 @@ def is_in_one_dim(x: int, r: int, e: Einsum) -> bool:
 
 @njit_no_alloc
 def tile_bits(
-    x: int, tile: Ints, low: Ints, sinks: bool, window: int, e: Einsum, p: Pool, m: Machine
+    x: int, tile: Ints, inner_tile: Ints, sinks: bool, window: int, e: Einsum, p: Pool, m: Machine
 ) -> float:
-    """Bits of a tile (counts.tile_bits). sinks: through loops of ranks that stand alone in a dimension;
-    window: also into the window of this rank, -1: of none.
+    """Bits of a node of tensor x (counts.tile_bits). tile, inner_tile: [R] the tiles above and below the
+    loops directly inside of it. sinks: it sinks below loops over ranks that stand alone in a dimension.
+    window: it also sinks below the loop over this rank of a window, -1: below none.
     """
     elems, rows = 1.0, 1.0
     for dim in range(e.first_dim[x], e.first_dim[x + 1]):
@@ -526,7 +548,7 @@ def tile_bits(
             r = e.dim_ranks[dim, side]
             if r >= 0:
                 dim_length += e.coef[dim, side] * (
-                    p.size[low[r] if (sinks and e.full[x, r]) or r == window else tile[r]] - 1
+                    p.size[inner_tile[r] if (sinks and e.full[x, r]) or r == window else tile[r]] - 1
                 )
         elems *= dim_length
         if dim < e.first_dim[x + 1] - 1:
