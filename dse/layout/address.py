@@ -154,10 +154,10 @@ def values(s: StoredDim, spans: Sequence[Spans], copies: bool = False) -> Ints:
 
 
 def in_units(layout: Layout, bits: int, sizes: Sequence[int]) -> tuple[Layout, int]:
-    """Returns the layout in units of bits that divide an element and all sizes, and the bits of a unit.
+    """Returns the layout in units, the largest that divide an element and all sizes, and the bits of a unit.
 
     bits: of an element
-    sizes: in bits, of lines and the like
+    sizes: bits of a line, a row and other parts of the memory
 
     If the unit is smaller than an element, the units of an element are one more dimension, the innermost;
     every box has all of them.

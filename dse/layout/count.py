@@ -6,17 +6,19 @@ one box after the other. Its boxes are all combinations of one set of values per
 total over the nest is a product, over dimensions, of sums over these sets. A single tile has one set per
 dimension.
 
-    runs        = |S| - sum_j prod_d c_d(j)     S: elements of the box; c_d(j): values that do not end a run,
-                                                as far as dimension d decides: the next address, in which
-                                                digit j rises by one and the digits inside of it become 0,
-                                                is requested too
+    runs        = |S| - sum_j prod_d c_d(j)     S: elements of the box; the product counts elements whose next
+                                                address is in S too and is reached with a carry into digit j:
+                                                digit j rises by one, all digits inside of it, at their last
+                                                values, return to 0. c_d(j): values of dimension d for which
+                                                its own digits and set of values allow that
     lines       = prod_d u_d                    u_d: distinct values of the part of the address that selects
-                                                the line; exact where the line divides the digits
+                                                the line
     activations = the same with the part that selects bank and row
     conflict    = prod_d w_d                    w_d: distinct words of the SRAM bank with most of them
 
-If a memory cuts a digit that it does not divide, a count is an estimate between limits (`CountRange`), or
-addresses are listed (`count_listed`).
+The last three are exact if each border of a line, row or bank that falls inside a digit cuts the digit into
+equal parts. Otherwise they are estimates between limits (`CountRange`), or addresses are listed
+(`count_listed`).
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ class Counts:
 @dataclass(frozen=True, slots=True)
 class Cuts:
     """How a memory cuts the addresses of a layout. Each field from `line` on is one part of the address; None
-    if the memory has no such part, or a cut does not divide a digit.
+    if the memory has no such part, or a border of it cuts a digit into unequal parts.
     """
 
     layout: Layout
@@ -140,8 +142,8 @@ def cuts(layout: Layout, memory: Memory) -> Cuts:
 
 
 def _fields(layout: Layout, low: int, high: int) -> tuple[Field, ...] | None:
-    """Returns the fields of the address from weight `low` up to weight `high` (0: to the top); None if a
-    limit lies inside of a digit that it does not divide.
+    """Returns the fields of the address from weight `low` up to weight `high` (0: to the top); None if one of
+    the two cuts a digit into unequal parts. Of the outermost digit the last part may be smaller.
     """
     found = list[Field]()
     for j, (digit, weight) in enumerate(zip(layout.digits, layout.weights(), strict=True)):
@@ -161,8 +163,9 @@ def _fields(layout: Layout, low: int, high: int) -> tuple[Field, ...] | None:
 
 
 def sums(c: Cuts, dim: int, sets: Sequence[ValueSets]) -> Sums:
-    """Returns the factors of one dimension, summed over its sets of values: boxes, elems, c_d(j) of every
-    digit, u_d(j) of every digit, lines, full lines, rows, banks, words, conflict.
+    """Returns the factors of one dimension, summed over its sets of values: sets, values, c_d(j) of every
+    digit, distinct combinations of the digits 0..j for every digit j (`Counts.blocks`), lines, full lines,
+    rows, banks, words, conflict.
     """
     total = [0] * (8 + 2 * len(c.layout.digits))
     for value_sets, times in sets:
@@ -197,8 +200,9 @@ def _measured(c: Cuts, dim: int, values: Ints) -> Iterator[Ints | int]:
 
 
 def _carries(digits: Sequence[Digit], dim: int, j: int, values: Ints) -> Ints | int:
-    """Returns, per set of values, how many have a successor that is requested, as far as this dimension
-    decides. To the successor, digits inside of j go from their last value to 0, and digit j rises by one.
+    """Returns c_d(j) per set of values: how many values have their successor in the set. An element's
+    successor is the next address, if digit j rises by one and the digits inside of it, all at their last
+    value, return to 0; a dimension without such digits keeps its value.
     """
     dim_digits = [k for k in range(j, len(digits)) if digits[k].dim == dim]
     if not dim_digits:
@@ -226,7 +230,7 @@ def _carries(digits: Sequence[Digit], dim: int, j: int, values: Ints) -> Ints | 
 
 
 def _is_asked(values: Ints, wanted: Ints) -> Ints:
-    """Returns, per wanted value, whether it is in the set of the same row."""
+    """Returns, per wanted value, whether it is in the set of values of the same row."""
     base = np.arange(len(values), dtype=np.int64)[:, None] * (int(values.max()) + 2)
     inside = np.clip(wanted, -1, int(values.max()) + 1)
     flat = (values + base).ravel()
@@ -369,18 +373,21 @@ def tables(c: Cuts) -> Tables:
 def estimate_lines(
     weights: Sequence[int], line: int, boxes: int, elems: int, runs: int, blocks: Sequence[int]
 ) -> CountRange:
-    """Returns the lines for a cut that does not divide a digit: limits, and an estimate from the distance
-    between neighbouring blocks.
+    """Returns the lines where a line cuts a digit into unequal parts: limits, and an estimate from the
+    distance between neighbouring blocks.
 
     A block of digit j is the requested elements that agree in digits 0..j. A block that is less than a line
-    away from the block before it shares a line with it. From the last element of a block to the first of the
-    next one the distance is max(1, W_j - sum_{k > j} (b_k - 1) W_k). b_k: blocks of digit k per block of
-    digit k - 1.
+    away from the block before it may share a line with it. From the last element of a block to the first of
+    the next one the distance is max(1, W_j - sum_{k > j} (b_k - 1) W_k). W_k: weight of digit k in the
+    address; b_k: blocks of digit k per block of digit k - 1.
     """
+    # a run of n elements touches at most (n + 2 line - 2) / line lines
     lo, hi = max(boxes, -(-elems // line)), min(elems, (elems + runs * (2 * line - 2)) // line)
     n, inside = float(boxes), 0.0
     for j in range(len(weights) - 1, -1, -1):
         u, w, before = blocks[j], weights[j], blocks[j - 1] if j else boxes
+        # at most ceil((line - 1) / w) + 1 blocks share a line; a block, of up to w addresses, touches at most
+        # ceil((w - 1) / line) + 1 lines
         lo, hi = max(lo, -(-u // (-(-(line - 1) // w) + 1))), min(hi, u * (-(-(w - 1) // line) + 1))
         if u > before:
             n += (u - before) * min(1.0, max(1.0, w - inside) / line)
@@ -397,8 +404,8 @@ def _partial_lines(m: Memory, lines: CountRange, elems: int, runs: int) -> Count
 
 
 def _bank_row_pairs(c: Cuts, boxes: int, elems: int, runs: int, blocks: Sequence[int]) -> CountRange:
-    """Returns the pairs of bank and row for a cut that does not divide a digit: at most the interleaved
-    blocks touched, at least the rows that the elements fill.
+    """Returns the pairs of bank and row where a border cuts a digit into unequal parts: at most the
+    interleaved blocks touched, at least the rows that the elements fill.
     """
     found = estimate_lines(c.weights, c.memory.interleave or c.memory.row, boxes, elems, runs, blocks)
     if c.memory.interleave in (0, c.memory.row):
@@ -408,14 +415,16 @@ def _bank_row_pairs(c: Cuts, boxes: int, elems: int, runs: int, blocks: Sequence
 
 
 def _conflict_span(m: Memory, words: CountRange, boxes: int) -> CountRange:
-    """Returns the words of the busiest SRAM bank for a cut that does not divide a digit."""
+    """Returns the words of the busiest SRAM bank where a border cuts a digit into unequal parts: at least an
+    equal share of all words, which is the estimate, at most all of them.
+    """
     lo = max(boxes, ceil(words.lo / m.sram_banks))
     return CountRange(min(max(words.n / m.sram_banks, lo), words.hi), lo, words.hi)
 
 
 def count_listed(c: Cuts, sets_of_dims: Sequence[Sequence[ValueSets]], visits: int = 1) -> Counts:
-    """Returns the counts of `combine` by listing the addresses of every box, for cuts that do not divide a
-    digit. Its time grows with the elements of all boxes.
+    """Returns the counts of `combine` by listing the addresses of every box, where a border cuts a digit into
+    unequal parts. Its time grows with the elements of all boxes.
     """
     by_dim = [sums(c, dim, sets) for dim, sets in enumerate(sets_of_dims)]
     base, m = combine(c, by_dim, visits), c.memory
@@ -490,7 +499,9 @@ def _count_boxes(
     """
     dims = len(first_set) - 1
     total = np.zeros(5, np.int64)
+    # per dimension: the set of values of this box, and the index in `flat` of the value at hand
     set_at, at = first_set[:-1].copy(), np.zeros(dims, np.int64)
+    # per line: elements requested by this box, and the last box that touched it
     requested, line_stamp = np.zeros(len(line_elems), np.int64), np.zeros(len(line_elems), np.int64)
     rows = len(line_elems) * line // all_banks_row + 2 if interleave else 1
     pair_stamp, bank_stamp = np.zeros(rows * banks if interleave else 1, np.int64), np.zeros(banks, np.int64)
@@ -556,9 +567,9 @@ def rows_opened(c: Cuts, flat: Ints, start: Ints, boxes: Ints, order: Ints) -> i
     """Returns the rows opened by boxes one after the other, with the addresses of each box in ascending
     order. A bank keeps its last row open.
 
-    flat, start: offsets of values k of one dimension are flat[start[k]:start[k + 1]]
-    boxes: [B, dims], k of each dimension; one offset per dimension adds up to an address
-    order: boxes in the order of time
+    flat, start: offsets of set k of values of one dimension are flat[start[k]:start[k + 1]]
+    boxes: [B, dims], the set k of each dimension; one offset per dimension adds up to an address
+    order: indices of boxes in the order of time; a box may come several times
     """
     m = c.memory
     interleave = m.interleave or m.row
@@ -593,6 +604,7 @@ def _rows_opened(
     all_banks_row: elements of one row over all banks
     """
     box_count, dims = boxes.shape
+    # per block, the last box that touched it; per dimension, the index in `flat` of the value at hand
     stamp, at = np.full(block_count, -1, np.int64), np.zeros(dims, np.int64)
     begin, touched_size = np.zeros(box_count + 1, np.int64), 0
     for b in range(box_count):
@@ -666,8 +678,8 @@ def offset(layout: Layout, weights: Sequence[int], dim: int, values: Ints) -> In
 def misses(
     runs: float, lines: float, together: int, run_start: float | None = None, per_line: float | None = None
 ) -> float:
-    """Returns the misses of a cache that fetches `together` consecutive lines at once: ceil(l / together) per
-    run, where l is the average number of lines per run. At most one miss per line.
+    """Returns the misses of a cache that fetches `together` consecutive lines at once: ceil(lines per run /
+    together) for each run, with the average number of lines per run. At most one miss per line.
 
     run_start, per_line: calibrated misses per run and per line, used if both are given
     """

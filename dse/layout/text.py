@@ -96,6 +96,7 @@ def primitives(text: str, names: Sequence[str], shape: Shape) -> list[Primitive]
     found: list[Primitive] = [
         Fuse(tuple(range(k, k + len(s.members)))) for k, s in enumerate(stored) if len(s.members) > 1
     ]
+    # axes before the reorder, each as its token; one without text stands nowhere in the layout's text
     axes: list[Token] = []
     for k, s in enumerate(stored):
         parts = sorted((t for t in tokens if t.dim == k), key=_outermost_first)
@@ -384,14 +385,14 @@ def _unfuse_uncut(
         and digit_counts[d.dim] == 1
         and d.size == d.pitch == stored[d.dim].extent()
     }
-    first, found = dict[int, int](), list[StoredDim]()
+    new_index, found = dict[int, int](), list[StoredDim]()
     for k, s in enumerate(stored):
-        first[k] = len(found)
+        new_index[k] = len(found)
         found += (
             [StoredDim((m,), (n,)) for m, n in zip(s.members, s.extents, strict=True)] if k in uncut else [s]
         )
     split = [
-        replace(d, dim=first[d.dim]) if d.dim not in uncut else Digit(first[d.dim] + i, 0, 1, n, n)
+        replace(d, dim=new_index[d.dim]) if d.dim not in uncut else Digit(new_index[d.dim] + i, 0, 1, n, n)
         for d in digits
         for i, n in (enumerate(stored[d.dim].extents) if d.dim in uncut else [(0, 0)])
         if d.dim not in uncut or n > 1

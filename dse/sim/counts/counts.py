@@ -122,12 +122,12 @@ def instance_counts(sums: NestSums) -> dict[Key, Elems]:
 
 
 def busiest(rows: dict[Key, Elems], bits: dict[str, int], arch: Arch) -> tuple[Count, ...]:
-    """Returns, for each row, the count of the instance whose port is the busiest.
+    """Returns, for each row, the total and the count of the instance whose port is the busiest.
 
     bits: per element, by tensor
     """
     instance_count = len(next(iter(rows.values()))[1])
-    found: dict[tuple[str, str], int] = {}
+    busiest_index: dict[tuple[str, str], int] = {}
     for level in arch.levels if instance_count > 1 else ():
         for actions in (("read",), ("write",)) if level.ports == "separate" else (("read", "write"),):
             port_bits = [
@@ -138,9 +138,9 @@ def busiest(rows: dict[Key, Elems], bits: dict[str, int], arch: Arch) -> tuple[C
                 )
                 for i in range(instance_count)
             ]
-            found |= {(level.name, action): port_bits.index(max(port_bits)) for action in actions}
+            busiest_index |= {(level.name, action): port_bits.index(max(port_bits)) for action in actions}
     return tuple(
-        Count(*key, total, per_instance[found.get((key[0], key[2]), 0)])
+        Count(*key, total, per_instance[busiest_index.get((key[0], key[2]), 0)])
         for key, (total, per_instance) in rows.items()
         if total
     )
@@ -223,10 +223,10 @@ def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]
     layout_levels = arch.layout_levels()
     level_above: dict[str, str] = {}  # tensor -> level of its last node
     found = []
-    tile, in_loop = e.sizes(), False
+    tile, below_loop = e.sizes(), False
     for i, node in enumerate(mapping.nodes):
         if isinstance(node, Loop):
-            in_loop = in_loop or (not node.over and node.tile < tile[node.rank])
+            below_loop = below_loop or (not node.over and node.tile < tile[node.rank])
             tile[node.rank] = node.tile
             continue
         p = projections[node.tensor]
@@ -242,7 +242,7 @@ def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]
         )
         level_above[node.tensor] = node.level
         sunk_tile = tile | {loop.rank: loop.tile for loop in sink_nodes if isinstance(loop, Loop)}
-        refilled = in_loop or any(
+        refilled = below_loop or any(
             isinstance(loop, Loop) and loop.tile < tile[loop.rank] for loop in sink_nodes
         )
         found.append(Footprint(node.level, node.tensor, tile_words(p, sunk_tile, arch.word_bits), refilled))

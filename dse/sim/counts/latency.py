@@ -19,9 +19,10 @@ wanted by two transfers at once. Why each term is a lower bound:
   So this is a sum over kinds of exchange, each at least the time of its busiest port.
 * one_port: after its first fills and before its last drains, the port of a double-buffered level (and its
   parent's) also serves the inside.
-* double_buffer_time, by fills: the last round starts after all fills. Only the drain before the last may
-  move in it, since earlier drains had to make space. The rest of the round is therefore exposed; where
-  drains keep the port busy, only the steps that write the drained space are.
+* double_buffer_time, by fills: the last round (iteration of the loops above the level's tiles) starts after
+  all fills. Only the drain before the last may move in it, since earlier drains had to make space. The rest
+  of the round is therefore exposed; where drains keep the port busy, only the steps that write the drained
+  space are.
 * double_buffer_time, by drains: no drain starts before the first round of the output has ended. The steps of
   its last round are exposed as above.
 * returning: an output tile that leaves and is also the next one comes back after it has left. No step runs in

@@ -25,7 +25,7 @@ def tile_spans(extent: int, cuts: Ints) -> tuple[Ints, Ints]:
 
     cuts: [n, 2], tile and trips counted of each loop, outermost first
     """
-    # longest: the first PE's tile at that time
+    # longest: size of the first PE's tile in the same trips
     low, size, longest = np.zeros(1, np.int64), np.full(1, extent), np.full(1, extent)
     for c in range(cuts.shape[0]):
         tile, counted = cuts[c]
@@ -69,10 +69,10 @@ def tile_spans(extent: int, cuts: Ints) -> tuple[Ints, Ints]:
 
 @njit(cache=True, nogil=True)
 def span_sum(offset: int, stored_size: int, ranks: Ints, cuts: Ints, clip: bool, distinct: bool) -> int:
-    """Returns the sum over all tiles of a dimension's hull length, clipped to the stored indices 0..stored-1;
-    distinct: the length of their union.
+    """Returns the sum over all tiles of a dimension's hull length (first to last index), clipped to the
+    stored indices 0..stored_size-1; distinct: the length of the hulls' union.
 
-    ranks: [R, 4], coefficient, extent, and the range of rows (from, to) in cuts
+    ranks: [R, 4], coefficient in the dimension, extent, and begin and end of the rank's rows in `cuts`
     cuts: [n, 2], as in `tile_spans`
     """
     low, high = np.full(1, offset), np.full(1, offset)

@@ -2,10 +2,11 @@
 (docs/model.md, Counts).
 
 A count is a product of factors: one per dimension of the tensor, and one per rank that the tensor does not
-have. A factor is an exact sum over tiles. The loops of a rank cut its tiles one after the other. For each
-loop the sum counts all trips or some of them (spans.py: ALL, FIRST, ...): the first trip for tiles that are
-fetched before work starts, the last trip for tiles that drain after work has ended, one PE for the accesses
-of one instance.
+have. A factor is an exact sum over tiles: how many there are, or how long their hulls are (the hull of a tile
+along a dimension reaches from its first to its last index). The loops of a rank cut its tiles one after the
+other. For each loop the sum counts all trips or some of them (spans.py: ALL, FIRST, ...): the first trip for
+tiles that are fetched before work starts, the last trip for tiles that drain after work has ended, one PE for
+the accesses of one instance.
 """
 
 from __future__ import annotations
@@ -61,11 +62,11 @@ class Factor:
     # per rank: (extent, its loops as (number of the loop in the nest, trips counted))
     cuts: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
     clip: bool = False  # True: indices outside of the stored range (padding) do not count
-    # 1: elements that no earlier tile had; 2: the same for a window that slides along the last loop and keeps
-    # what lies between its trips
+    # 0: all elements of each tile; 1: only those that no earlier tile had; 2: the same for a window that
+    # slides along the last loop and keeps what lies between its trips
     distinct: int = 0
-    # -1: all tiles count; n: the factor is the smallest number of tiles that the loops from the n-th on cut
-    # one tile of the loops before them into
+    # -1: all tiles count; n: the loops from index n on cut each tile of the loops before them into a number
+    # of tiles, and the factor is the smallest of these numbers
     after: int = -1
     most: bool = False  # with `after`: the largest number instead of the smallest
 
@@ -93,8 +94,8 @@ class Systolic:
 
     name: str
     systolic: str  # which tensor is stationary (os, ws, is)
-    inside: tuple[str, ...]  # levels inside its PEs
-    double_buffered: tuple[str, ...]  # levels inside its PEs that are double-buffered
+    inside: tuple[str, ...]  # names of the levels inside its PEs
+    double_buffered: tuple[str, ...]  # those of them that are double-buffered
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +226,8 @@ def slides(p: Projection, e: Einsum, nest: Mapping, at: int) -> bool:
 
 def sink(p: Projection, nest: Mapping, at: int) -> int:
     """Returns the position that a tensor's node at `at` sinks to, at most to the fork: below temporal loops
-    over fully relevant ranks, and into the first one over a partially relevant rank.
+    over fully relevant ranks, each of which only cuts its tile into parts, and below the first one over a
+    partially relevant rank, along which it is a window that slides.
     """
     full, ranks, nodes = p.full_ranks(), p.ranks(), nest.nodes
     for i in range(at + 1, len(nodes)):
@@ -253,9 +255,9 @@ class Sparse:
     q: expected products of nonzeros per element. q exceeds K where windows overlap in the result; ranks that
         no input with zeros has count as one product.
 
-    If q < 1, the element is still written once, as a zero. The first read of an element is skipped by every
-    PE that adds to it. One PE skips it with probability min(q, 1), K PEs skip it min(q, K) times; between,
-    the number is interpolated linearly.
+    If q < 1, the element is still written once, as a zero. Every PE that adds to an element skips its first
+    read of it. If one PE computes all K combinations, min(q, 1) reads are skipped; if K PEs compute one each,
+    min(q, K); between, the number is interpolated linearly.
     """
 
     writes: float  # extra writes per combination
@@ -347,10 +349,10 @@ class Formulas:
         self.loops = [(i, node) for i, node in enumerate(self.nest.nodes) if isinstance(node, Loop)]
         self.all_trips = (ALL,) * len(self.loops)
         self.bits = {p.tensor: p.bits or self.wires.word_bits for p in self.e.tensors()}
-        self.sizes, names = self.e.sizes(), dict[Dim, int]()
+        self.sizes, dim_numbers = self.e.sizes(), dict[Dim, int]()
         self.dims = {
             p.tensor: [
-                (dim, names.setdefault(dim, len(names)), dim.ranks(), is_whole(dim, self.sizes))
+                (dim, dim_numbers.setdefault(dim, len(dim_numbers)), dim.ranks(), is_whole(dim, self.sizes))
                 for dim in p.dims
             ]
             for p in self.e.tensors()
@@ -366,9 +368,9 @@ class Formulas:
         return tuple(
             [
                 self.factor_number(dim, name, ranks, cuts)
-                if plain
+                if whole
                 else self.factor_number(dim, name, ranks, cuts, clip, distinct + (slides in ranks))
-                for dim, name, ranks, plain in self.dims[p.tensor]
+                for dim, name, ranks, whole in self.dims[p.tensor]
             ]
         )
 
@@ -569,8 +571,8 @@ def _cuts(
     """Returns, by rank, the loops that cut the child's tiles and the trips counted of each.
 
     * Loops above the position that the child's tile rests at are included.
-    * Loops that the tile sinks through are left out if all their trips count: together they fetch the tile at
-      the node.
+    * Loops that the tile sinks through are left out, from the innermost outward, as long as all their trips
+      count: together they fetch the tile at the node.
     * A loop below the resting position is included only where it decides whether a tile counts at all
       (BELOW).
 
@@ -703,15 +705,17 @@ def rounds(s: Formulas, begin: int, end: int, trips_counted: tuple[int, ...], mo
     positions begin..end-1, within one iteration of the loops above.
     """
     found: Loops = {}
-    before: dict[str, int] = {}
+    loops_before: dict[str, int] = {}
     for number, (i, loop) in enumerate(s.loops):
         if i < end:
             found[loop.rank] = (
                 *found.get(loop.rank, ()),
                 (number, FIRST if loop.over else trips_counted[number]),
             )
-            before[loop.rank] = before.get(loop.rank, 0) + (i < begin)
-    return tuple(s.factor_number(None, rank, (rank,), found, after=before[rank], most=most) for rank in found)
+            loops_before[loop.rank] = loops_before.get(loop.rank, 0) + (i < begin)
+    return tuple(
+        s.factor_number(None, rank, (rank,), found, after=loops_before[rank], most=most) for rank in found
+    )
 
 
 def value(tiles: Sequence[int], factor: Factor, pes: dict[int, int] | None = None) -> int:
@@ -719,14 +723,14 @@ def value(tiles: Sequence[int], factor: Factor, pes: dict[int, int] | None = Non
 
     pes: index of a spatial loop -> PE of the instance; 0 where a loop is left out
     """
-    pe_of = {number: PE_0 + pe for number, pe in pes.items() if pe} if pes else {}
+    pe_trips = {number: PE_0 + pe for number, pe in pes.items() if pe} if pes else {}
     ranks = tuple(
         [
             (
                 extent,
                 tuple(
                     [
-                        (tiles[n], counted if counted != INSTANCE_PE else pe_of.get(n, FIRST))
+                        (tiles[n], counted if counted != INSTANCE_PE else pe_trips.get(n, FIRST))
                         for n, counted in loops
                     ]
                 ),
@@ -855,7 +859,8 @@ def _distinct_pes(
 ) -> list[tuple[int, ...]]:
     """Returns the PEs along one rank that differ in what they fetch.
 
-    loops: (tile, is spatial)
+    loops: (tile, is spatial) of the rank, outermost first
+    dims: (dimension, coefficient of the rank in it) of the dimensions that have padding
     """
     sizes = dict(extents)
     counts, tile_size = [], sizes[rank]
@@ -878,13 +883,13 @@ def _distinct_pes(
             low, size = tile_spans(sizes[rank], _cuts_array(cuts))
             first, last = (int(low.min()), int((low + size).max()) - 1) if len(low) else (-1, -1)
             other_reach = [sum(o * (sizes[r] - 1) for r, o in dim.terms if r != rank) for dim, _ in dims]
-            in_range = first >= 0 and all(
+            avoids_padding = first >= 0 and all(
                 dim.offset + c * first >= 0 and dim.offset + c * last + o < dim.size
                 for (dim, c), o in zip(dims, other_reach, strict=True)
             )
             signature.append(
                 tuple(_groups(sizes[rank], cuts[:d]) for d in range(1, len(cuts) + 1))
-                if in_range
+                if avoids_padding
                 else pes[:depth]
             )
         if first >= 0:
@@ -906,7 +911,9 @@ def tile_sizes(extent: int, cuts: Cuts) -> tuple[tuple[int, int], ...]:
 
 
 def _groups(extent: int, cuts: Cuts) -> tuple[tuple[tuple[int, int], int], ...]:
-    """Returns ((tile size, tile size of the first PE at that time), number of such tiles) after all cuts."""
+    """Returns ((tile size, tile size of the first PE in the same trips), number of such tiles) after all
+    cuts. PEs run in lockstep: the first one, with the largest tiles, decides which trip is the last.
+    """
     sizes = {(extent, extent): 1}
     for tile, counted in cuts:
         parts: dict[tuple[int, int], int] = {}
@@ -921,8 +928,8 @@ def _cut_tile(size: int, longest: int, tile: int, counted: int) -> Iterator[tupl
     """Yields (tile size, tile size of the first PE, number) of the tiles that one loop cuts from a tile and
     counts.
 
-    size: the tile that is cut
-    longest: the first PE's tile at that time
+    size: size of the tile that is cut
+    longest: size of the first PE's tile in the same trips
     """
     whole_tiles, remainder = divmod(size, tile)
     last = (longest - 1) // tile * tile  # start of the first PE's last trip
@@ -966,12 +973,14 @@ def dim_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinct:
         return sum(size * n for size, n in tile_sizes(*ranks[0]))
     if distinct or (clip and not within(dim, [extent for extent, _ in ranks])):
         return _span_sum(dim, ranks, clip, distinct)
-    total = [(1, 1)]  # (hull length, how many)
+    hull_counts = [(1, 1)]  # (hull length, how many tiles have it)
     for (_, c), (extent, cuts) in zip(dim.terms, ranks, strict=True):
-        total = [
-            (length + c * (size - 1), n * m) for length, n in total for size, m in tile_sizes(extent, cuts)
+        hull_counts = [
+            (length + c * (size - 1), n * m)
+            for length, n in hull_counts
+            for size, m in tile_sizes(extent, cuts)
         ]
-    return sum(length * n for length, n in total)
+    return sum(length * n for length, n in hull_counts)
 
 
 def is_whole(dim: Dim, sizes: dict[str, int]) -> bool:
@@ -1021,14 +1030,14 @@ def _cuts_array(cuts: Cuts) -> NDArray[np.int64]:
 
 
 def _first_elems(factor: Factor, tiles: Sequence[int]) -> int:
-    """Returns the elements of one dimension of an output that counted tiles are the first to have, in the
-    order of the nest. Ranks that share a dimension of an output are never spatial.
+    """Returns how many elements of one dimension of an output are first touched by a counted tile, with all
+    tiles in the order of the nest. Ranks that share a dimension of an output are never spatial.
     """
     dim = factor.dim
     assert dim is not None
     low = np.zeros((1, len(factor.cuts)), np.int64)
     size = np.array([[extent for extent, _ in factor.cuts]], np.int64)
-    wanted, step = np.ones(1, np.bool_), np.zeros(1, np.int64)
+    is_counted, trip = np.ones(1, np.bool_), np.zeros(1, np.int64)
     for number, x, counted in sorted(
         (number, x, counted)
         for x, (_, loops) in enumerate(factor.cuts)
@@ -1037,24 +1046,26 @@ def _first_elems(factor: Factor, tiles: Sequence[int]) -> int:
     ):
         trips = -(-size[:, x] // tiles[number])
         parent = np.repeat(np.arange(len(size)), trips)
-        step = np.arange(len(parent)) - np.repeat(np.cumsum(trips) - trips, trips)
-        wanted = (
-            wanted[parent]
-            & ((counted not in (FIRST, ONLY)) | (step == 0))
-            & ((counted not in (LAST, ONLY)) | (step == trips[parent] - 1))
+        trip = np.arange(len(parent)) - np.repeat(np.cumsum(trips) - trips, trips)
+        is_counted = (
+            is_counted[parent]
+            & ((counted not in (FIRST, ONLY)) | (trip == 0))
+            & ((counted not in (LAST, ONLY)) | (trip == trips[parent] - 1))
         )
         low, size = low[parent], size[parent]
-        low[:, x] += step * tiles[number]
-        size[:, x] = np.minimum(size[:, x] - step * tiles[number], tiles[number])
+        low[:, x] += trip * tiles[number]
+        size[:, x] = np.minimum(size[:, x] - trip * tiles[number], tiles[number])
     c = np.array([c for _, c in dim.terms], np.int64)
     start, stop = dim.offset + low @ c, dim.offset + (low + size - 1) @ c + 1
     if factor.clip:
         start, stop = np.maximum(start, 0), np.minimum(stop, dim.size)
-    if factor.distinct == 2:
-        start[1:] = np.where(step[1:] > 0, np.minimum(start[1:], stop[:-1]), start[1:])
+    if factor.distinct == 2:  # a sliding window touches all from where its last trip ended
+        start[1:] = np.where(trip[1:] > 0, np.minimum(start[1:], stop[:-1]), start[1:])
     base = int(start.min())
     unseen, found = np.ones(int(max(stop.max() - base, 0)), np.bool_), 0
-    for a, z, counts in zip((start - base).tolist(), (stop - base).tolist(), wanted.tolist(), strict=True):
-        found += int(unseen[a:z].sum()) if counts and z > a else 0
-        unseen[a : max(z, a)] = False
+    for first, end, counted_here in zip(
+        (start - base).tolist(), (stop - base).tolist(), is_counted.tolist(), strict=True
+    ):
+        found += int(unseen[first:end].sum()) if counted_here and end > first else 0
+        unseen[first : max(end, first)] = False
     return found

@@ -1,15 +1,19 @@
 """Closed forms of the port times of every level of a nest, which latency.py turns into cycles (docs/model.md,
 Time).
 
-A tile changes when any temporal loop above its resting position advances. A level starts empty in every
-period, that is in each iteration of the loops above position `restart_at`: the deepest resting position of a
-tile at a single-buffered level further out. So
+A tile rests at the position in the nest to which it sinks from its node (terms.resting_position); it changes
+when any temporal loop above that position advances. A level starts empty in every period, that is in each
+iteration of the loops above position `restart_at`: the deepest resting position of a tile at a
+single-buffered level further out. A round is one iteration of the loops above the deepest resting position of
+a level's tiles, or above that of its output; the head is the first round of the output in a period, the tail
+the last round of the level. So
 
     first fills    loops above restart_at: all trips; between restart_at and the tile: the first trip
     last drains    the same with the last trip
     between        all transfers, minus the first fills and last drains
-    tiles that change where loop i advances, but no loop above position a does:
-                   (loops above i all, the others first) - (loops above a all, the others first)
+    tiles that change where a loop at positions a..b-1 advances, but no loop above a does:
+                   fills(b) - fills(a), where fills(x) counts all trips of the loops above position x, and
+                   of the loops from x to the tile the first trip
 
 are sums of products over ranks (terms.py), for one mapping or for many at once (Number). Which nodes change
 together depends on positions alone, not on tile sizes.
@@ -59,7 +63,7 @@ from hw.arch import Arch
 from workloads.einsum import Einsum
 
 Traffic = Literal["fill", "drain", "access"]  # fills or drains of a child, or accesses of compute
-TripsCounted = tuple[int, ...]
+TripsCounted = tuple[int, ...]  # per loop, which of its trips count: ALL, FIRST, LAST or ONLY (spans.py)
 # (level, port) -> cycles of each instance that may be the busiest
 PortCycles = dict[tuple[int, str], list[Number]]
 
@@ -70,7 +74,7 @@ class Periods:
     All trips of the loops below belong to the same period.
     """
 
-    trips_counted: TripsCounted  # per loop (spans.py)
+    trips_counted: TripsCounted
     restart_at: int
 
 
@@ -87,8 +91,10 @@ class LevelLink:
 
 
 @dataclass(slots=True)
-class Clock:
-    """One nest on one machine, for one or many choices of tile sizes."""
+class NestTiming:
+    """What the port times of one nest on one machine are computed from, for one or many choices of tile
+    sizes.
+    """
 
     sums: NestSums
     e: Einsum
@@ -101,11 +107,11 @@ class Clock:
     memo: dict[tuple[object, ...], PortCycles] = field(default_factory=dict)
 
 
-def clock(sums: NestSums, arch: Arch, wants_interval: bool = True) -> Clock:
-    """Returns the clock of one nest on one machine: a step per link, and rates of ports.
+def nest_timing(sums: NestSums, arch: Arch, wants_interval: bool = True) -> NestTiming:
+    """Returns what port times are computed from: one LevelLink per link, and the cycles per element of ports.
 
-    A step has a window if the loop right above its tile's resting position stands below the child's node, and
-    its rank shares a dimension of the tensor with another rank.
+    A tile slides along the loop right above its resting position (`LevelLink.window`) if that loop stands
+    below the child's node, and its rank shares a dimension of the tensor with another rank.
     wants_interval: the initiation interval is wanted, too
     """
     order = arch.level_index()
@@ -133,7 +139,7 @@ def clock(sums: NestSums, arch: Arch, wants_interval: bool = True) -> Clock:
         for tensor, n in sums.formulas.bits.items()
         if any_nonzero(rate := elem_cycles(level, n))
     }
-    return Clock(sums, sums.formulas.e, arch, links, rates, wants_interval)
+    return NestTiming(sums, sums.formulas.e, arch, links, rates, wants_interval)
 
 
 def port_times(
@@ -145,92 +151,100 @@ def port_times(
     restart_at: levels start empty in every iteration of the loops above this position
     wants_interval: False leaves numbers that only the initiation interval needs at NaN
     """
-    return _inside(clock(sums, arch, wants_interval), 0, Periods(sums.formulas.all_trips, restart_at))
+    return _inside(nest_timing(sums, arch, wants_interval), 0, Periods(sums.formulas.all_trips, restart_at))
 
 
 def first_fills(
     sums: NestSums, arch: Arch, wanted: Collection[tuple[str, str]]
 ) -> dict[int, dict[tuple[int, str], Number]]:
-    """Returns, by level and (level, port), the time of the very first fills that come from the outermost
-    level, for levels that start empty only once.
+    """Returns, per level that starts empty only once, the time of its very first fills that come from the
+    outermost level, by the (level, port) that they occupy.
 
     wanted: (level, tensor) of the nodes whose fills count
     """
-    c = clock(sums, arch)
+    timing = nest_timing(sums, arch)
     periods, found = Periods(sums.formulas.all_trips, 0), {}
     for v in range(1, len(arch.levels)):
         links = [
-            s for s in _nodes(c, v) if s.parent == 0 and (arch.levels[v].name, s.link.tensor.tensor) in wanted
+            one
+            for one in _nodes(timing, v)
+            if one.parent == 0 and (arch.levels[v].name, one.link.tensor.tensor) in wanted
         ]
-        work = _at_ends(c, periods, links, "fill")
+        work = _at_ends(timing, periods, links, "fill")
         found[v] = {key: largest(0.0, *cycles) for key, cycles in work.items()}
-        restart_at = max([0, *(s.link.rests_at for s in _nodes(c, v))])
+        restart_at = max([0, *(one.link.rests_at for one in _nodes(timing, v))])
         if (
             not arch.levels[v].double_buffer
-            and c.sums.total([Term(1, passes(sums.formulas, restart_at, False, periods.trips_counted))]) > 1
+            and timing.sums.total([Term(1, passes(sums.formulas, restart_at, False, periods.trips_counted))])
+            > 1
         ):
-            break  # levels further inside start empty in each of its rounds
+            break  # levels further inside start empty whenever a tile of this level changes
     return {v: ports for v, ports in found.items() if ports}
 
 
-def _inside(c: Clock, outermost: int, periods: Periods) -> tuple[list[PortTimes], Number]:
-    """Returns the port times from level `outermost` inward, and the compute steps, in these periods. Each
-    period starts with empty levels.
+def _inside(timing: NestTiming, outermost: int, periods: Periods) -> tuple[list[PortTimes], Number]:
+    """Returns the port times from level `outermost` inward, and the cycles of compute steps, in these
+    periods. Each period starts with empty levels.
     """
     found, inner_periods = [], periods
-    for v in range(outermost, len(c.arch.levels)):
-        found.append(_level(c, v, inner_periods))
-        if not c.arch.levels[v].double_buffer:
+    for v in range(outermost, len(timing.arch.levels)):
+        found.append(_level(timing, v, inner_periods))
+        if not timing.arch.levels[v].double_buffer:
             inner_periods = replace(
                 inner_periods,
-                restart_at=max([inner_periods.restart_at, *(s.link.rests_at for s in _nodes(c, v))]),
+                restart_at=max([inner_periods.restart_at, *(one.link.rests_at for one in _nodes(timing, v))]),
             )
-    return found, _compute(c, periods)
+    return found, _compute(timing, periods)
 
 
-def _compute(c: Clock, periods: Periods) -> Number:
+def _compute(timing: NestTiming, periods: Periods) -> Number:
     """Returns the cycles of compute steps in these periods."""
-    s = c.sums.formulas
-    innermost = max((i + 1 for i, _ in s.loops), default=0)
+    formulas = timing.sums.formulas
+    innermost = max((i + 1 for i, _ in formulas.loops), default=0)
     ops, busiest_ops = (
-        c.sums.total([Term(nonzero_share(c.e), passes(s, innermost, all_pes, periods.trips_counted))])
+        timing.sums.total(
+            [Term(nonzero_share(timing.e), passes(formulas, innermost, all_pes, periods.trips_counted))]
+        )
         for all_pes in (True, False)
     )
-    return op_cycles(ops, busiest_ops, c.e, c.arch)
+    return op_cycles(ops, busiest_ops, timing.e, timing.arch)
 
 
-def _nodes(c: Clock, v: int) -> list[LevelLink]:
-    """Returns the steps whose child is a node at level v."""
-    return [s for s in c.links if s.child == v and s.link.child]
+def _nodes(timing: NestTiming, v: int) -> list[LevelLink]:
+    """Returns the links whose child is a node at level v."""
+    return [one for one in timing.links if one.child == v and one.link.child]
 
 
-def _flow(c: Clock, s: LevelLink, kind: Traffic, trips_counted: TripsCounted) -> PortCycles:
-    """Returns the traffic of one link in the counted iterations, at both ends. For a window, a fill in its
-    last trip or a drain in its first counts as nothing.
+def _flow(timing: NestTiming, one: LevelLink, kind: Traffic, trips_counted: TripsCounted) -> PortCycles:
+    """Returns the traffic of one link in the counted iterations, at both ends.
+
+    Of a window's loop, the first trip fetches the whole window and the last one drains it; every other trip
+    moves a part, which has no closed form. So fills where only the last trip counts, and drains where only
+    the first counts, are taken as nothing, which is a lower bound.
     """
-    if s.window >= 0 and trips_counted[s.window] == {"fill": LAST, "drain": FIRST, "access": -1}[kind]:
+    if one.window >= 0 and trips_counted[one.window] == {"fill": LAST, "drain": FIRST, "access": -1}[kind]:
         return {}
-    tensor = s.link.tensor.tensor
-    key = tensor, s.link.child_at, kind, trips_counted
-    if key not in c.memo:
+    tensor = one.link.tensor.tensor
+    key = tensor, one.link.child_at, kind, trips_counted
+    if key not in timing.memo:
         found: PortCycles = {}
         ends: dict[Traffic, list[tuple[int, str, Callable[..., tuple[Term, ...]], bool]]] = {
-            "fill": [(s.child, "write", fills, s.skips), (s.parent, "read", serves, s.skips)],
-            "drain": [(s.child, "read", fills, False), (s.parent, "write", serves, False)],
+            "fill": [(one.child, "write", fills, one.skips), (one.parent, "read", serves, one.skips)],
+            "drain": [(one.child, "read", fills, False), (one.parent, "write", serves, False)],
             "access": [
-                (s.parent, "read", serves, s.skips),
-                *[(s.parent, "write", writes, False)] * s.is_output,
+                (one.parent, "read", serves, one.skips),
+                *[(one.parent, "write", writes, False)] * one.is_output,
             ],
         }
         for v, action, terms_of, skips in ends[kind]:
-            if (v, tensor) in c.rates:
-                terms = terms_of(c.sums.formulas, s.link, True, trips_counted)
+            if (v, tensor) in timing.rates:
+                terms = terms_of(timing.sums.formulas, one.link, True, trips_counted)
                 if skips:
-                    terms = (*terms, *terms_of(c.sums.formulas, s.link, True, trips_counted, True))
-                cycles = [n * c.rates[v, tensor] for n in c.sums.by_instance(terms)]
-                found = _total([found, {(v, port(c.arch.levels[v], action)): cycles}])
-        c.memo[key] = found
-    return c.memo[key]
+                    terms = (*terms, *terms_of(timing.sums.formulas, one.link, True, trips_counted, True))
+                cycles = [n * timing.rates[v, tensor] for n in timing.sums.by_instance(terms)]
+                found = _total([found, {(v, port(timing.arch.levels[v], action)): cycles}])
+        timing.memo[key] = found
+    return timing.memo[key]
 
 
 def _total(works: Iterable[PortCycles]) -> PortCycles:
@@ -262,147 +276,162 @@ def _busiest(work: PortCycles) -> Number:
     return largest(0.0, *(one for cycles in work.values() for one in cycles))
 
 
-def _edge_traffic(c: Clock, s: LevelLink, kind: Traffic, periods: Periods, b: int) -> PortCycles:
-    """Returns the fills of tiles that start at the start of an iteration of the loops above position b; of
-    kind "drain", the drains of tiles that end at its end.
+def _edge_traffic(timing: NestTiming, one: LevelLink, kind: Traffic, periods: Periods, b: int) -> PortCycles:
+    """Returns the fills at the start of each iteration of the loops above position b: all trips of these
+    loops, and the first trip of those from b to the tile; of kind "drain", the drains at its end (the last
+    trip).
     """
     narrowed = AND_LAST if kind == "drain" else AND_FIRST
-    end = max(s.link.rests_at, periods.restart_at)
+    end = max(one.link.rests_at, periods.restart_at)
     return _flow(
-        c,
-        s,
+        timing,
+        one,
         kind,
         tuple(
             narrowed[counted] if b <= i < end else counted
-            for counted, (i, _) in zip(periods.trips_counted, c.sums.formulas.loops, strict=True)
+            for counted, (i, _) in zip(periods.trips_counted, timing.sums.formulas.loops, strict=True)
         ),
     )
 
 
-def _edges_of_periods(c: Clock, s: LevelLink, kind: Traffic, periods: Periods) -> PortCycles:
+def _edges_of_periods(timing: NestTiming, one: LevelLink, kind: Traffic, periods: Periods) -> PortCycles:
     """Returns the first fills, or last drains, of all periods."""
-    return _edge_traffic(c, s, kind, periods, min(s.link.rests_at, periods.restart_at))
+    return _edge_traffic(timing, one, kind, periods, min(one.link.rests_at, periods.restart_at))
 
 
-def _at_ends(c: Clock, periods: Periods, links: Sequence[LevelLink], kind: Traffic) -> PortCycles:
+def _at_ends(timing: NestTiming, periods: Periods, links: Sequence[LevelLink], kind: Traffic) -> PortCycles:
     """Returns the first fills, or last drains, of several links."""
-    return _total(_edges_of_periods(c, s, kind, periods) for s in links)
+    return _total(_edges_of_periods(timing, one, kind, periods) for one in links)
 
 
-def _directions(s: LevelLink) -> tuple[Traffic, ...]:
-    return ("fill", "drain") if s.is_output else ("fill",)
+def _directions(one: LevelLink) -> tuple[Traffic, ...]:
+    return ("fill", "drain") if one.is_output else ("fill",)
 
 
-def _all_traffic(c: Clock, s: LevelLink, periods: Periods) -> PortCycles:
+def _all_traffic(timing: NestTiming, one: LevelLink, periods: Periods) -> PortCycles:
     """Returns all traffic of a link in the periods."""
-    # span.above matters only for tiles that rest above it
+    # periods.restart_at matters only for tiles that rest at it or above it
     key = (
-        s.link.tensor.tensor,
-        s.link.child_at,
+        one.link.tensor.tensor,
+        one.link.child_at,
         periods.trips_counted,
-        periods.restart_at if s.link.rests_at <= periods.restart_at else -1,
+        periods.restart_at if one.link.rests_at <= periods.restart_at else -1,
     )
-    if key not in c.memo:
-        if s.link.child is None:
-            c.memo[key] = _flow(c, s, "access", periods.trips_counted)
-        elif s.link.rests_at <= periods.restart_at:
-            c.memo[key] = _total(_edges_of_periods(c, s, kind, periods) for kind in _directions(s))
+    if key not in timing.memo:
+        if one.link.child is None:
+            timing.memo[key] = _flow(timing, one, "access", periods.trips_counted)
+        elif one.link.rests_at <= periods.restart_at:
+            timing.memo[key] = _total(
+                _edges_of_periods(timing, one, kind, periods) for kind in _directions(one)
+            )
         else:
-            c.memo[key] = _total(_flow(c, s, kind, periods.trips_counted) for kind in _directions(s))
-    return c.memo[key]
+            timing.memo[key] = _total(
+                _flow(timing, one, kind, periods.trips_counted) for kind in _directions(one)
+            )
+    return timing.memo[key]
 
 
-def _between(c: Clock, s: LevelLink, kind: Traffic, periods: Periods) -> PortCycles:
+def _between(timing: NestTiming, one: LevelLink, kind: Traffic, periods: Periods) -> PortCycles:
     """Returns all fills except the first ones, or all drains except the last ones."""
     return (
         {}
-        if s.link.rests_at <= periods.restart_at
-        else _minus(_flow(c, s, kind, periods.trips_counted), _edges_of_periods(c, s, kind, periods))
+        if one.link.rests_at <= periods.restart_at
+        else _minus(
+            _flow(timing, one, kind, periods.trips_counted), _edges_of_periods(timing, one, kind, periods)
+        )
     )
 
 
 def _changes(
-    c: Clock, periods: Periods, above: int | None, below: int, links: Sequence[LevelLink], kind: Traffic
+    timing: NestTiming,
+    periods: Periods,
+    above: int | None,
+    below: int,
+    links: Sequence[LevelLink],
+    kind: Traffic,
 ) -> PortCycles:
     """Returns the fills, or drains, of tiles that change where a loop at positions above..below-1 advances
     and no loop further out does. above None: also the fills at the very start, or drains at the very end.
     """
-    edges = _total(_edge_traffic(c, s, kind, periods, below) for s in links)
+    edges = _total(_edge_traffic(timing, one, kind, periods, below) for one in links)
     return (
         edges
         if above is None
-        else _minus(edges, _total(_edge_traffic(c, s, kind, periods, above) for s in links))
+        else _minus(edges, _total(_edge_traffic(timing, one, kind, periods, above) for one in links))
     )
 
 
-def _level(c: Clock, v: int, periods: Periods) -> PortTimes:
+def _level(timing: NestTiming, v: int, periods: Periods) -> PortTimes:
     """Returns the port times of level v."""
-    nodes, double = _nodes(c, v), c.arch.levels[v].double_buffer
-    crossing = _total(_all_traffic(c, s, periods) for s in c.links if s.child > v)
-    moving = _total(_all_traffic(c, s, periods) for s in nodes)
-    outputs = [s for s in nodes if s.is_output]
+    nodes, double = _nodes(timing, v), timing.arch.levels[v].double_buffer
+    inner_traffic = _total(_all_traffic(timing, one, periods) for one in timing.links if one.child > v)
+    node_traffic = _total(_all_traffic(timing, one, periods) for one in nodes)
+    outputs = [one for one in nodes if one.is_output]
     found = PortTimes(
         double=double,
-        restarts=c.sums.total(
-            [Term(1, passes(c.sums.formulas, periods.restart_at, False, periods.trips_counted))]
+        restarts=timing.sums.total(
+            [Term(1, passes(timing.sums.formulas, periods.restart_at, False, periods.trips_counted))]
         )
-        if c.wants_interval
+        if timing.wants_interval
         else nan,
-        busy=_busiest({key: n for key, n in _total([crossing, moving]).items() if key[0] == v}),
-        serve=_busiest(_at_or_outside(crossing, v)),
-        first=_edge_time(c, nodes, "fill", periods),
-        last=_edge_time(c, nodes, "drain", periods),
+        busy=_busiest({key: n for key, n in _total([inner_traffic, node_traffic]).items() if key[0] == v}),
+        serve=_busiest(_at_or_outside(inner_traffic, v)),
+        first=_edge_time(timing, nodes, "fill", periods),
+        last=_edge_time(timing, nodes, "drain", periods),
         all_transfers=nan,
     )
     if double:
-        between = _total(_between(c, s, kind, periods) for s in nodes for kind in _directions(s))
+        between = _total(_between(timing, one, kind, periods) for one in nodes for kind in _directions(one))
         return replace(
             found,
             between=_busiest(between),
-            all_transfers=_busiest(moving),
-            one_port=_busiest(_at_or_outside(_total([crossing, between]), v)),
-            double_buffer_time=_double_buffer_time(c, v, nodes, periods, between),
-            returning=_returning(c, outputs, periods),
+            all_transfers=_busiest(node_traffic),
+            one_port=_busiest(_at_or_outside(_total([inner_traffic, between]), v)),
+            double_buffer_time=_double_buffer_time(timing, v, nodes, periods, between),
+            returning=_returning(timing, outputs, periods),
         )
-    between = _exchanges(c, nodes, periods)
-    at_ends = partial(_at_ends, c, periods)
+    between = _exchanges(timing, nodes, periods)
+    at_ends = partial(_at_ends, timing, periods)
     return replace(
-        found, between=between, all_transfers=between + _exchange(nodes, at_ends) if c.wants_interval else nan
+        found,
+        between=between,
+        all_transfers=between + _exchange(nodes, at_ends) if timing.wants_interval else nan,
     )
 
 
-def _edge_time(c: Clock, nodes: Sequence[LevelLink], kind: Traffic, periods: Periods) -> Number:
+def _edge_time(timing: NestTiming, nodes: Sequence[LevelLink], kind: Traffic, periods: Periods) -> Number:
     """Returns the time of first fills, or last drains. Nodes that change together transfer in parallel; tiles
     that rest above the position at which periods begin change in some periods only.
     """
     edges = [
-        *sorted({s.link.rests_at for s in nodes if s.link.rests_at < periods.restart_at}),
+        *sorted({one.link.rests_at for one in nodes if one.link.rests_at < periods.restart_at}),
         periods.restart_at,
     ]
     found: Number = 0.0
     for above, below in zip([None, *edges], edges, strict=False):
         found = found + _busiest(
             _changes(
-                c,
+                timing,
                 periods,
                 above,
                 below,
-                [s for s in nodes if s.link.rests_at >= below and kind in _directions(s)],
+                [one for one in nodes if one.link.rests_at >= below and kind in _directions(one)],
                 kind,
             )
         )
     return found
 
 
-def _exchanges(c: Clock, nodes: Sequence[LevelLink], periods: Periods) -> Number:
-    """Returns the time of the exchanges of a single-buffered level inside the periods, summed over kinds: the
-    sets of nodes that change together.
+def _exchanges(timing: NestTiming, nodes: Sequence[LevelLink], periods: Periods) -> Number:
+    """Returns the time of the exchanges of a single-buffered level inside the periods: the sum over its
+    different resting positions. Where a loop between two of them advances, the nodes that rest below it
+    change together.
     """
-    edges = sorted({s.link.rests_at for s in nodes if s.link.rests_at > periods.restart_at})
+    edges = sorted({one.link.rests_at for one in nodes if one.link.rests_at > periods.restart_at})
     found: Number = 0.0
     for above, below in zip([periods.restart_at, *edges], edges, strict=False):
-        changing = [s for s in nodes if s.link.rests_at >= below]
-        found = found + _exchange(changing, partial(_changes, c, periods, above, below))
+        changing = [one for one in nodes if one.link.rests_at >= below]
+        found = found + _exchange(changing, partial(_changes, timing, periods, above, below))
     return found
 
 
@@ -413,7 +442,7 @@ def _exchange(
 
     traffic_of: returns the fills, or the drains, of some of these nodes
     """
-    outputs = [s for s in nodes if s.is_output]
+    outputs = [one for one in nodes if one.is_output]
     drains = traffic_of(outputs, "drain")
     return exchange_cycles(
         _busiest(_total([drains, traffic_of(nodes, "fill")])),
@@ -422,60 +451,67 @@ def _exchange(
     )
 
 
-def _inner_time(c: Clock, v: int, periods: Periods) -> Number:
+def _inner_time(timing: NestTiming, v: int, periods: Periods) -> Number:
     """Returns the time of everything inside level v in these periods."""
     return largest(
-        latency(*_inside(c, v + 1, periods)),
-        _busiest(_at_or_outside(_total(_all_traffic(c, s, periods) for s in c.links if s.child > v), v)),
+        latency(*_inside(timing, v + 1, periods)),
+        _busiest(
+            _at_or_outside(
+                _total(_all_traffic(timing, one, periods) for one in timing.links if one.child > v), v
+            )
+        ),
     )
 
 
-def _round(c: Clock, periods: Periods, end: int, narrowed: dict[int, int]) -> Periods:
+def _round(timing: NestTiming, periods: Periods, end: int, narrowed: dict[int, int]) -> Periods:
     """Returns the first (AND_FIRST) or last (AND_LAST) iteration of the temporal loops above `end` in each
     period.
     """
     return Periods(
         tuple(
             narrowed[counted] if periods.restart_at <= i < end else counted
-            for counted, (i, _) in zip(periods.trips_counted, c.sums.formulas.loops, strict=True)
+            for counted, (i, _) in zip(periods.trips_counted, timing.sums.formulas.loops, strict=True)
         ),
         end,
     )
 
 
-def _rounds(c: Clock, periods: Periods, end: int, most: bool = False) -> Number:
+def _rounds(timing: NestTiming, periods: Periods, end: int, most: bool = False) -> Number:
     """Returns the fewest (most: the most) iterations of the temporal loops above `end` in a period."""
-    return c.sums.total(
-        [Term(1, rounds(c.sums.formulas, periods.restart_at, end, periods.trips_counted, most))]
+    return timing.sums.total(
+        [Term(1, rounds(timing.sums.formulas, periods.restart_at, end, periods.trips_counted, most))]
     )
 
 
 def _double_buffer_time(
-    c: Clock, v: int, nodes: Sequence[LevelLink], periods: Periods, between: PortCycles
+    timing: NestTiming, v: int, nodes: Sequence[LevelLink], periods: Periods, between: PortCycles
 ) -> Number:
-    """Returns `double_buffer_cycles` of the busiest port. Heads and tails are closed forms of the inside in
-    those rounds.
+    """Returns `double_buffer_cycles` of the busiest port. Its head and tail are the time of the inside in the
+    first round of the output and in the last round of the level, by the same closed forms for that round.
     """
-    deepest = max((s.link.rests_at for s in nodes), default=0)
-    has_rounds = _rounds(c, periods, deepest) > 1 if deepest > periods.restart_at else False
+    deepest = max((one.link.rests_at for one in nodes), default=0)
+    has_rounds = _rounds(timing, periods, deepest) > 1 if deepest > periods.restart_at else False
     if not between or has_rounds is False or (isinstance(has_rounds, bool) and not has_rounds):
         return 0.0
-    last = _round(c, periods, deepest, AND_LAST)
-    tail, tail_steps, head = where(has_rounds, _inner_time(c, v, last), 0.0), 0.0, 0.0
+    last = _round(timing, periods, deepest, AND_LAST)
+    tail, tail_compute, head = where(has_rounds, _inner_time(timing, v, last), 0.0), 0.0, 0.0
     drains: PortCycles = {}
     before: PortCycles = {}
-    at_most_two: Number = True
-    for s in (s for s in nodes if s.is_output and s.link.rests_at > periods.restart_at):
-        if not any(other.is_output and other.child > v and other.link.child for other in c.links):
-            tail_steps = where(has_rounds, _compute(c, last), 0.0)
-        first = _round(c, periods, s.link.rests_at, AND_FIRST)
+    at_most_two: Number = True  # the output's tile changes at most twice in a period: `before` is exact
+    for one in (one for one in nodes if one.is_output and one.link.rests_at > periods.restart_at):
+        # compute writes the output at this level itself if no level inside holds it
+        if not any(other.is_output and other.child > v and other.link.child for other in timing.links):
+            tail_compute = where(has_rounds, _compute(timing, last), 0.0)
+        first = _round(timing, periods, one.link.rests_at, AND_FIRST)
         has_output_rounds, at_most_two = (
-            _rounds(c, periods, s.link.rests_at) > 1,
-            _rounds(c, periods, s.link.rests_at, most=True) <= 2,
+            _rounds(timing, periods, one.link.rests_at) > 1,
+            _rounds(timing, periods, one.link.rests_at, most=True) <= 2,
         )
-        head = where(has_output_rounds, _inner_time(c, v, first), 0.0)
-        drains = _between(c, s, "drain", periods)
-        before = drains if c.e.output.partial_ranks() else _flow(c, s, "drain", first.trips_counted)
+        head = where(has_output_rounds, _inner_time(timing, v, first), 0.0)
+        drains = _between(timing, one, "drain", periods)
+        before = (
+            drains if timing.e.output.partial_ranks() else _flow(timing, one, "drain", first.trips_counted)
+        )
     found: Number = 0.0
     for key, cycles in between.items():
         for i, n in enumerate(cycles):
@@ -490,8 +526,8 @@ def _double_buffer_time(
                         drained,
                         drain_before,
                         head,
-                        where(at_most_two, tail, where(drained > 0, tail_steps, tail)),
-                        tail_steps,
+                        where(at_most_two, tail, where(drained > 0, tail_compute, tail)),
+                        tail_compute,
                     ),
                     0.0,
                 ),
@@ -503,33 +539,43 @@ def _minimum(a: Number, b: Number) -> Number:
     return -largest(-a, -b)
 
 
-def _returning(c: Clock, outputs: Sequence[LevelLink], periods: Periods) -> Number:
-    """Returns the time of output tiles that come straight back: a loop advances whose rank the output lacks,
-    and each loop further inside over a rank of the output has one trip.
+def _returning(timing: NestTiming, outputs: Sequence[LevelLink], periods: Periods) -> Number:
+    """Returns the time of output tiles that leave and come straight back: a loop advances whose rank the
+    output lacks, and each loop further inside over a rank of the output has one trip, so the next tile is the
+    same.
     """
     reuses = [
-        (s, number)
-        for s in outputs
-        for number, (i, loop) in enumerate(c.sums.formulas.loops)
-        if not loop.over and periods.restart_at <= i < s.link.rests_at and loop.rank not in s.link.ranks
+        (one, number)
+        for one in outputs
+        for number, (i, loop) in enumerate(timing.sums.formulas.loops)
+        if not loop.over and periods.restart_at <= i < one.link.rests_at and loop.rank not in one.link.ranks
     ]
     return _busiest(
-        _total(_reuse_traffic(c, s, "drain", LAST, periods, number) for s, number in reuses)
-    ) + _busiest(_total(_reuse_traffic(c, s, "fill", FIRST, periods, number) for s, number in reuses))
+        _total(_reuse_traffic(timing, one, "drain", LAST, periods, number) for one, number in reuses)
+    ) + _busiest(
+        _total(_reuse_traffic(timing, one, "fill", FIRST, periods, number) for one, number in reuses)
+    )
 
 
 def _reuse_traffic(
-    c: Clock, s: LevelLink, kind: Traffic, only_trip: int, periods: Periods, number: int
+    timing: NestTiming, one: LevelLink, kind: Traffic, only_trip: int, periods: Periods, number: int
 ) -> PortCycles:
-    """Returns the drains before (or fills after) the advance of loop `number`, whose next trip needs the same
-    output tile.
+    """Returns the drains after each trip of loop `number` but the last (or the fills before each but the
+    first) where the next trip needs the same output tile.
+
+    only_trip: the one trip that counts of loops further inside over ranks that the output lacks: LAST for
+        drains, FIRST for fills
     """
     trips_counted = [
-        counted if j <= number or i >= s.link.rests_at else ONLY if loop.rank in s.link.ranks else only_trip
+        counted
+        if j <= number or i >= one.link.rests_at
+        else ONLY
+        if loop.rank in one.link.ranks
+        else only_trip
         for j, (counted, (i, loop)) in enumerate(
-            zip(periods.trips_counted, c.sums.formulas.loops, strict=True)
+            zip(periods.trips_counted, timing.sums.formulas.loops, strict=True)
         )
     ]
-    every = _flow(c, s, kind, tuple(trips_counted))
+    all_trips_traffic = _flow(timing, one, kind, tuple(trips_counted))
     trips_counted[number] = only_trip
-    return _minus(every, _flow(c, s, kind, tuple(trips_counted)))
+    return _minus(all_trips_traffic, _flow(timing, one, kind, tuple(trips_counted)))

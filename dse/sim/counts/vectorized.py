@@ -108,13 +108,13 @@ def tables(nest: Mapping, e: Einsum, arch: Arch, options: TileOptions) -> Tables
     return Tables(s, options, instances(s, tiles), tuple(node_levels), sizes, refills)
 
 
-def _tile_terms(s: Formulas, p: Projection, rest: int) -> list[tuple[Term, int]]:
+def _tile_terms(s: Formulas, p: Projection, rests_at: int) -> list[tuple[Term, int]]:
     """Returns the hull of the first tile as (amount, bits of each): each loop above `rest` counts its first
     trip, and nothing is clipped.
     """
     cuts: dict[str, tuple[tuple[int, int], ...]] = {}
     for number, (i, loop) in enumerate(s.loops):
-        if i < rest:
+        if i < rests_at:
             cuts[loop.rank] = (*cuts.get(loop.rank, ()), (number, FIRST))
     whole, bits = s.of_dims(p, cuts, clip=False), p.elem_bits(s.wires.word_bits)
     return (
@@ -147,7 +147,7 @@ def nest_sums(t: Tables, choices: Ints) -> NestSums:
     """Returns the sums of C mappings at once."""
     ranks = [rank for rank, _ in t.formulas.e.extents]
 
-    def found(factor: Factor, pes: dict[int, int]) -> Floats:
+    def factor_values(factor: Factor, pes: dict[int, int]) -> Floats:
         spatial_loops = {
             number for _, cuts in factor.cuts for number, counted in cuts if counted == INSTANCE_PE
         }
@@ -163,7 +163,7 @@ def nest_sums(t: Tables, choices: Ints) -> NestSums:
         per_mapping: Floats = values[index]
         return per_mapping
 
-    return NestSums(t.formulas, found, t.instances)
+    return NestSums(t.formulas, factor_values, t.instances)
 
 
 def _table(

@@ -98,7 +98,8 @@ def _reach(m: Mesh, p: Projection, output: bool) -> Reach:
     sources = network.injected_at(m.f.injected_at, (grid[0], grid[1]))
     memo: dict[tuple[object, ...], float] = {}
 
-    def of(moved: Sequence[Turn], places: Sequence[tuple[int, ...]]) -> float:
+    # moved: stacks that move the tensor; places: positions in them, of the PEs that the words go to
+    def links_to(moved: Sequence[Turn], places: Sequence[tuple[int, ...]]) -> float:
         key = tuple(moved), tuple(places)
         if key not in memo:
             other_stacks = [turn for turn in m.stacks if turn not in moved]
@@ -120,7 +121,7 @@ def _reach(m: Mesh, p: Projection, output: bool) -> Reach:
             memo[key] = total_links / prod(turn.trips for turn in m.ring_stacks)
         return memo[key]
 
-    return of
+    return links_to
 
 
 def _arrival_links(
@@ -200,8 +201,8 @@ def _index_groups(
         for low, high in pairwise(edges):
             now, was = (
                 frozenset(
-                    pe
-                    for pe, before_after in spans.items()
+                    position
+                    for position, before_after in spans.items()
                     if before_after[side][0] <= low and high <= before_after[side][1]
                 )
                 for side in (1, 0)

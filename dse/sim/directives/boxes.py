@@ -111,7 +111,7 @@ def program(layer: Layer, e: Einsum, arch: Arch) -> Program:
     g = Program(e, tuple(b.level for b in buffers), tiles, ())
     turns: list[Turn] = []
     for v, b in enumerate(buffers):
-        names = iter(
+        stack_names = iter(
             [
                 step.over or name
                 for step, name in zip(
@@ -119,11 +119,12 @@ def program(layer: Layer, e: Einsum, arch: Arch) -> Program:
                 )
             ]
         )
+        # (rank that a step moves or "", the step, fan-out dimension of a stack or "")
         steps = [
             (
                 loop_of(step, e, f"{where}, {b.level}").rank if step.moves or not step.repl else "",
                 step,
-                next(names) if step.repl else "",
+                next(stack_names) if step.repl else "",
             )
             for step in b.steps
         ]
@@ -133,6 +134,7 @@ def program(layer: Layer, e: Einsum, arch: Arch) -> Program:
                 "write them one level further in"
             )
         trips_of = {i: step.repl for i, (_, step, _) in enumerate(steps) if step.repl}
+        # updates with small steps first: how far they get decides the trips of larger ones
         for i in sorted(range(len(steps)), key=lambda i: max([n for _, n in steps[i][1].moves], default=0)):
             if i not in trips_of:
                 trips_of[i] = _trips(
@@ -208,9 +210,9 @@ def _trips(g: Program, v: int, moves: Moves, others: Sequence[tuple[Moves, int]]
 
     1 if w < t, else 1 + ceil((w - max(t, s)) / s)
     s: the step
-    w: extent of the box outside; or a larger step that takes over, at this level or at a level that bypasses
-        the tensor. Dimensions that are a sum of ranks are then ignored, since the dimensions of the single
-        ranks decide.
+    w: how far the update must get: the extent of the box outside or, if that is less, a larger step of this
+        level or of a level between that bypasses the tensor, which then moves the box on. Where there is a
+        larger step, dimensions that are a sum of ranks are ignored: those of the single ranks decide.
     t: extent of the tensor at this level, plus what smaller steps, or a stack of the same shift, move it by
 
     Source: KAPLA's solver, as run, which has one step per dimension.
@@ -334,7 +336,7 @@ def _fills(g: Program, p: Projection, v: int, updates: Sequence[Turn], i: int, s
     """Returns the elements that are fetched in all iterations in which update i advances: updates outside of
     it stand still, and updates inside of it start again. i = -1: in the first iterations.
 
-    updates: updates of level v
+    updates: updates of level v, outermost first
     """
 
     def steps(turn: Turn) -> list[tuple[int, int]]:
@@ -381,8 +383,9 @@ def _index_counts(
     steps: Callable[[Turn], list[tuple[int, int]]],
     stack_rule: StackRule,
 ) -> tuple[int, int]:
-    """Returns the number of indices of a dimension in the boxes after a step, and how many of these were held
-    before by every buffer whose box has them now.
+    """Returns the number of indices of a dimension in the boxes after a step, and how many of these every
+    buffer whose box has them now held before; both summed over all steps and over buffers that count by
+    themselves.
     """
     turns = moving_turns(g, p, d, v)
     separate, joint = (
@@ -431,7 +434,7 @@ def first_reads(g: Program, p: Projection, v: int, stack_rule: StackRule) -> int
 
 def values_per_buffer(g: Program) -> dict[str, dict[tuple[int, ...], int]]:
     """Returns, per rank, how many of its values each buffer works on, by the buffer's position in the stacks
-    over the rank. Where boxes overlap, the box that begins first works on the value.
+    that move the rank. Where boxes overlap, the box that begins first works on the value.
 
     Raises ValueError where a value is in no buffer, or not together with all operands that it is multiplied
     with.
@@ -445,7 +448,7 @@ def values_per_buffer(g: Program) -> dict[str, dict[tuple[int, ...], int]]:
         stack_indices = [i for i, turn in enumerate(turns) if turn.over]
         steps = [values_per_trip(turn, g.e) for turn in turns]
         per_buffer: dict[tuple[int, ...], int] = {}
-        done = bytearray(extent)
+        done = bytearray(extent)  # per value, 1: a box that begins earlier works on it
         for iterations in sorted(
             product(*(range(turn.trips) for turn in turns)),
             key=lambda iterations: (sum(i * n for i, n in zip(iterations, steps, strict=True)), iterations),
@@ -537,11 +540,14 @@ def count_rows(g: Program, arch: Arch) -> dict[Key, Elems]:
     """
     stacks = [turn for turn in g.turns if turn.over]
     padded_dims = {index(d) for p in g.e.tensors() for d in p.dims if d.offset}
-    spans = [
+    candidate_positions = [
         range(2 if turn.trips > 1 and padded_dims & {dim for dim, _ in turn.moves} else 1) for turn in stacks
     ]
     total = _tally(g, arch, None)
-    by_buffer = [_tally(g, arch, dict(zip(stacks, positions, strict=True))) for positions in product(*spans)]
+    by_buffer = [
+        _tally(g, arch, dict(zip(stacks, positions, strict=True)))
+        for positions in product(*candidate_positions)
+    ]
     return {key: (n, [counts.get(key, 0) for counts in by_buffer]) for key, n in total.items() if n}
 
 
@@ -578,9 +584,11 @@ def _tally(g: Program, arch: Arch, buffer: Mapping[Turn, int] | None) -> dict[Ke
         output, levels = p is g.e.output, g.levels_of(p)
         joins = reduce if output else multicast
 
+        # for traffic between levels: PEs along a dimension with multicast (or reduction) share an access
         def together(turn: Turn, joins: Mapping[str, bool] = joins) -> int:
             return TOGETHER if joins[turn.over] else ALL
 
+        # for accesses of compute: of PEs that share an access, since the tensor lacks their rank, the first
         def first(turn: Turn, joins: Mapping[str, bool] = joins, p: Projection = p) -> int:
             return 0 if joins[turn.over] and turn.rank not in p.ranks() else ALL
 
@@ -611,8 +619,8 @@ def _tally(g: Program, arch: Arch, buffer: Mapping[Turn, int] | None) -> dict[Ke
 def products(
     g: Program, values_of: Mapping[str, Mapping[tuple[int, ...], int]], stack_rule: StackRule
 ) -> tuple[int, int]:
-    """Returns the products that the counted buffers compute, and the sum, over these buffers,
-    of the results that each adds to.
+    """Returns the products that the counted buffers compute, and the results that each of these buffers adds
+    to, summed over them.
 
     values_of: rank -> values per position in its stacks (`values_per_buffer`)
     """

@@ -37,16 +37,16 @@ class Ring:
     tensor: Projection
     stacks: tuple[Turn, ...]  # stacks whose buffers hold a part each
     pes: int  # number of buffers
-    words: float  # words that buffers take from the next one, of all buffers
+    words: float  # words that all buffers together take from the next one of their ring
 
 
 def evaluate_file(path: Path, workload: Workload, arch: Arch) -> Solution | Infeasible | None:
     """Returns the cost of a file of directives with at least one layer that is no nest; None for any other
     file. Raises ValueError with one line per fault, naming the file.
     """
-    words = directives.read_if_directives(path)
+    text = directives.read_if_directives(path)
     try:
-        given = directives.parse_mappings(words, workload, arch) if words is not None else {}
+        given = directives.parse_mappings(text, workload, arch) if text is not None else {}
         return (
             evaluate(arch, workload, given)
             if any(isinstance(layer_or_nest, NotANest) for layer_or_nest in given.values())
@@ -162,13 +162,13 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
         )
         for f in arch.fanouts
     ]
-    number = nest.mapping_key(f"{key} {arch.word_bits} {networks}", mapping)
+    key_of_mapping = nest.mapping_key(f"{key} {arch.word_bits} {networks}", mapping)
     return EinsumCost(
         name=e.name,
         key=key,
         count=1,
         mapping=mapping,
-        mapping_key=number,
+        mapping_key=key_of_mapping,
         counts=counts_,
         footprint=tuple((row.level, row.tensor, row.elems) for row in held),
         energy_pj=energy,

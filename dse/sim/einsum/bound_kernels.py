@@ -24,29 +24,33 @@ class NeedsTable(NamedTuple):
     """`bounds.Needs` as arrays over einsums (E) and operands (X)."""
 
     kind: Ints  # [E] MAC, COPY or OTHER
-    points: Floats  # [E]
-    share: Floats  # [E]
-    computed: Floats  # [E]
+    points: Floats  # [E] iterations
+    share: Floats  # [E] share of the iterations that compute
+    computed: Floats  # [E] operations: points * share
     operands: Ints  # [E] how many operands there are
-    elems: Floats  # [E, X]
-    bits: Ints  # [E, X] 0: the machine's word
-    write: Bools  # [E, X]
-    compute_words: Floats  # [E, X]
-    sharers: Floats  # [E, X]
-    common: Ints  # [E, 2^X]
+    elems: Floats  # [E, X] elements that must move at least once
+    bits: Ints  # [E, X] per element; 0: the machine's word
+    write: Bools  # [E, X] the operand is the output
+    compute_words: Floats  # [E, X] elements that compute accesses
+    sharers: Floats  # [E, X] MAC units that may want the same element, at most
+    # [E, 2^X] per set of operands (its bit mask): the most of them that MAC units along one rank may share
+    common: Ints
     times: Floats  # [E] occurrences
 
 
 class Machines(NamedTuple):
-    """The columns of hw/columns.py that the kernel reads."""
+    """The columns of hw/columns.py that the kernel reads: [machines] where no shape is stated; V levels, D
+    array dimensions.
+    """
 
-    outside: Ints
-    read_pj: Floats
-    write_pj: Floats
-    bandwidth: Floats
-    width_bits: Ints
-    separate: Bools
-    sizes: Ints
+    outside: Ints  # [D] number of levels outside of the dimension's array
+    read_pj: Floats  # [machines, V]
+    write_pj: Floats  # [machines, V]
+    bandwidth: Floats  # [machines, V]
+    width_bits: Ints  # [machines, V]
+    separate: Bools  # [machines, V] whether reads and writes have separate ports
+    sizes: Ints  # [machines, D] PEs along the dimension
+    # [machines, D, 2] whether PEs along the dimension share reads (multicast), and writes (spatial reduction)
     shares: Bools
     mac_pj: Floats
     alu_pj: Floats
@@ -58,8 +62,10 @@ class Machines(NamedTuple):
 
 
 def sequential(runs: Iterable[tuple[Einsum, float]], columns: Columns) -> tuple[Floats, Floats]:
-    """Returns energy in pJ and latency in cycles, [machines] each, of unfused einsums with their numbers of
-    occurrences: the compiled `bounds.sequential`.
+    """Returns lower bounds on energy in pJ and latency in cycles, [machines] each, of unfused einsums: the
+    compiled `bounds.sequential`.
+
+    runs: (einsum, number of occurrences)
     """
     run_tuple, found = tuple(runs), np.zeros((2, len(columns.word_bits)))
     for word_bits in np.unique(columns.word_bits).tolist():
@@ -104,9 +110,12 @@ def _sequential(a: NeedsTable, m: Machines) -> Floats:
     machine_count, levels = m.read_pj.shape
     max_operands = a.elems.shape[1]
     found = np.zeros((2, machine_count))
-    # MAC units below a level; how many of them lie along dimensions that share a read, a write
+    # below: MAC units below a level. shared: how many of them one read may serve (index 0: the PEs along
+    # dimensions with multicast), and how many may add up into one write (1: with spatial reduction)
     below, shared = np.ones(levels, np.int64), np.ones((levels, 2), np.int64)
     level_counts, chosen = np.zeros(max_operands, np.int64), np.zeros(max_operands, np.int64)
+    # pj: of all accesses of compute to an operand at a level, if none is shared; charged: of these, what the
+    # compulsory access to the outermost level pays already; alone: `bounds._alone_pj`, the least beyond that
     scratch = np.zeros((5, max_operands, levels))
     mac_units, sharers, pj, charged, alone = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
     for i in range(machine_count):
@@ -127,7 +136,7 @@ def _sequential(a: NeedsTable, m: Machines) -> Floats:
             total = a.computed[e] * op_pj
             for x in range(a.operands[e]):
                 bits = a.bits[e, x] or m.word_bits[i]
-                way = int(a.write[e, x])
+                way = int(a.write[e, x])  # 0: read, 1: written
                 moved = (
                     a.elems[e, x] * bits / m.width_bits[i, 0] * (m.write_pj[i, 0] if way else m.read_pj[i, 0])
                 )
@@ -183,7 +192,11 @@ def _together(
     charged: Floats,
     alone: Floats,
 ) -> float:
-    """Returns what `bounds._together_pj` does. chosen: scratch, the level chosen for each operand."""
+    """Returns the least energy of compute's accesses to all operands, over the choice of the level that each
+    is accessed at; `bounds._together_pj` says why it is a lower bound.
+
+    chosen: scratch, the index of the level chosen for each operand
+    """
     best = inf
     chosen[:operands] = 0
     while True:
@@ -229,7 +242,9 @@ def _steps(points: float, mac_units: int) -> float:
 
 @njit(cache=True, nogil=True)
 def _cycles(a: NeedsTable, m: Machines, i: int, e: int, mac_units: int) -> float:
-    """The compiled `bounds._cycles`. The outermost level of a whole machine holds every tensor."""
+    """The compiled `bounds._cycles`, where the outermost level holds every tensor: all compulsory traffic
+    crosses its ports.
+    """
     if a.kind[e] == MAC or isnan(m.alu_per_cycle[i]):
         compute = _steps(a.points[e], mac_units) * a.share[e] / m.ops_per_cycle[i]
     else:

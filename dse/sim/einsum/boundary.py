@@ -75,8 +75,8 @@ class Boundary:
     remote_sums: tuple[tuple[str, str, int | Fraction], ...] = ()
 
     def key_text(self) -> str:
-        """Returns what changes counts beside the nest, as text."""
-        marks = (
+        """Returns what changes counts beside the nest, as text; empty if nothing does."""
+        parts = (
             self.remote,
             self.filled_once,
             self.retained,
@@ -84,7 +84,7 @@ class Boundary:
             self.retention_moves,
             *([self.remote_sums] if self.remote_sums else []),
         )
-        return f" {' '.join(map(str, marks))}" if any(marks) else ""
+        return f" {' '.join(map(str, parts))}" if any(parts) else ""
 
     def has_nest_latency(self, arch: Arch) -> bool:
         """True if the latency is that of one nest, with stalls. False for stages of a pipeline, and where a
@@ -175,7 +175,7 @@ def _mix(
     if share == 1:
         return retained_whole
     zero: Elems = (0, [0] * len(next(iter(not_retained.values()))[1]))
-    shares = {
+    pairs = {
         key: (not_retained.get(key, zero), retained_whole.get(key, zero))
         for key in not_retained | retained_whole
     }
@@ -184,7 +184,7 @@ def _mix(
             (1 - share) * a[0] + share * z[0],
             [(1 - share) * x + share * y for x, y in zip(a[1], z[1], strict=True)],
         )
-        for key, (a, z) in shares.items()
+        for key, (a, z) in pairs.items()
     }
 
 
@@ -193,11 +193,11 @@ def is_sliced(level: str, arch: Arch) -> bool:
     return any(f.outside <= v for v, one in enumerate(arch.levels) if one.name == level for f in arch.fanouts)
 
 
-def _in_slices(far: dict[Key, Elems], tensor: str, level: str, arch: Arch) -> dict[Key, Elems]:
-    """Moves the rows of a tensor at the outermost level to `level`, of which each instance holds an even
-    part.
+def _in_slices(not_retained: dict[Key, Elems], tensor: str, level: str, arch: Arch) -> dict[Key, Elems]:
+    """Returns the rows with those of a tensor at the outermost level moved to `level`, of which each instance
+    holds an even part of the tensor.
     """
-    outer, found = arch.levels[0].name, dict(far)
+    outer, found = arch.levels[0].name, dict(not_retained)
     for action in ("read", "write"):
         if row := found.pop((outer, tensor, action), None):
             _spread(found, (level, tensor, action), row[0], arch)
@@ -343,10 +343,10 @@ def one_pipeline_tile(b: Boundary, full_nest: Mapping, e: Einsum) -> tuple[Mappi
 
 
 def filled_each_trip(b: Boundary, e: Einsum, arch: Arch) -> frozenset[Store]:
-    """Returns the shared nodes that every trip of the shared loops fills anew: below the position that the
-    node sinks to stands no temporal loop of several trips.
+    """Returns the shared nodes that every trip of the shared loops fills anew: those with no shared temporal
+    loop of several trips below the position that the node sinks to.
 
-    store GLB W; for m ...; store GLB T  ->  T only; W serves all trips
+    store GLB W; for m ...; store GLB T  ->  T only; W, which has no rank m, serves all trips
     """
     nest, tile, level_above = Mapping(b.outer), e.sizes(), dict[str, str]()
     tensors = {p.tensor: p for p in e.tensors()}

@@ -32,7 +32,7 @@ def used_elems(p: Projection, extents: tuple[tuple[str, int], ...]) -> int:
 
 
 def _used_indices(dim: Dim, extents: tuple[int, ...]) -> int:
-    """Returns the number of different stored indices of one dimension.
+    """Returns the number of different stored indices of one dimension that the einsum uses.
 
     Terms with small coefficients form a run of neighbouring indices. The first coefficient larger than the
     run repeats it with gaps; from a second one on, indices are listed one by one.
@@ -103,8 +103,8 @@ class LevelCost(NamedTuple):
 
     mac_units: int  # MAC units below
     sharing_units: int  # how many of them may share an access
-    unshared_pj: float  # if none is shared
-    charged_pj: float  # what the compulsory access to the outermost level charges already
+    unshared_pj: float  # of all accesses, if none is shared
+    charged_pj: float  # of these, what the compulsory access to the outermost level is charged for already
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,16 +213,18 @@ def lower_bound(n: Needs, r: Rates) -> tuple[float, float]:
         n.operands, n.compute_words, n.sharers, strict=True
     ):
         bits = tensor_bits or arch.word_bits
-        moved = (
+        moved_pj = (
             0.0
             if outer.bypass
             else elems * bits / outer.width_bits * (outer.write_pj if write else outer.read_pj)
         )
-        total += moved
+        total += moved_pj
         level_costs.append(
             _undominated(
                 [
-                    LevelCost(mac_units, min(shared, sharers), words_accessed * pj, moved if v == 0 else 0.0)
+                    LevelCost(
+                        mac_units, min(shared, sharers), words_accessed * pj, moved_pj if v == 0 else 0.0
+                    )
                     for v, (mac_units, shared, pj) in enumerate(_access(r, bits, write))
                 ]
             )
@@ -261,11 +263,20 @@ def _together_pj(level_costs: Sequence[Sequence[LevelCost]], common: Sequence[in
 
     MAC units that share an access to an operand differ in ranks that it does not have, and `common` says how
     many operands lack the same rank. So k operands whose accesses serve s1 .. sk of at most L MAC units have
-    s1 s2 .. sk <= L^min(common, k), and sum(pJ / s) >= k (product(pJ) / L^min(common, k))^(1/k).
+    s1 s2 .. sk <= L^min(common, k). As an arithmetic mean is at least the geometric mean, sum(pJ / s) >=
+    k (product(pJ) / L^min(common, k))^(1/k).
     """
     best = inf
     for chosen in product(*level_costs):
-        total, unshared_pj, charged, pj, max_units, shared_count, mask = 0.0, 0.0, 0.0, 1.0, 1, 0, 0
+        total, unshared_pj, charged_pj, product_pj, max_units, shared_count, mask = (
+            0.0,
+            0.0,
+            0.0,
+            1.0,
+            1,
+            0,
+            0,
+        )
         for x, level in enumerate(chosen):
             alone = _alone_pj(level)
             total += alone
@@ -273,8 +284,8 @@ def _together_pj(level_costs: Sequence[Sequence[LevelCost]], common: Sequence[in
                 unshared_pj += alone
             else:
                 max_units = max(max_units, level.mac_units)
-                pj = pj * level.unshared_pj
-                charged = charged + level.charged_pj
+                product_pj = product_pj * level.unshared_pj
+                charged_pj = charged_pj + level.charged_pj
                 shared_count = shared_count + 1
                 mask = mask | 1 << x
         if shared_count:
@@ -282,8 +293,8 @@ def _together_pj(level_costs: Sequence[Sequence[LevelCost]], common: Sequence[in
                 total,
                 unshared_pj
                 + shared_count
-                * (pj / float(max_units) ** min(common[mask], shared_count)) ** (1 / shared_count)
-                - charged,
+                * (product_pj / float(max_units) ** min(common[mask], shared_count)) ** (1 / shared_count)
+                - charged_pj,
             )
         best = min(best, total)
     return best
@@ -300,17 +311,17 @@ def steps(points: int, mac_units: int) -> float:
 
 
 def _cycles(n: Needs, r: Rates) -> float:
-    """Returns the roofline: the larger of operations over all MAC units and compulsory words over the
-    outermost bandwidth.
+    """Returns the roofline in cycles: the larger of operations over all MAC units and compulsory traffic over
+    the outermost bandwidth.
     """
     compute: float = op_cycles(n.computed, steps(n.points, r.mac_units) * n.share, n.einsum, r.arch)
     outer = r.arch.levels[0]
     if outer.bypass:
         return compute
-    moved = [0.0, 0.0]
+    moved_bits = [0.0, 0.0]
     for elems, bits, write in n.operands:
-        moved[write] += elems * (bits or r.arch.word_bits)
-    read, written = moved[0] / outer.width_bits, moved[1] / outer.width_bits
+        moved_bits[write] += elems * (bits or r.arch.word_bits)
+    read, written = moved_bits[0] / outer.width_bits, moved_bits[1] / outer.width_bits
     return max(
         compute, (max(read, written) if outer.ports == "separate" else read + written) / outer.bandwidth
     )
@@ -333,7 +344,10 @@ def lower_bounds(einsums: Iterable[Einsum], arch: Arch) -> list[tuple[float, flo
 
 
 def sequential(runs: Iterable[tuple[Einsum, float]], arch: Arch) -> tuple[float, float]:
-    """Returns the lower bounds (pJ, cycles) of unfused einsums, each with its number of occurrences."""
+    """Returns the lower bounds (pJ, cycles) of a sequence of unfused einsums.
+
+    runs: (einsum, number of occurrences)
+    """
     pairs = list(runs)
     return weighted_sum([times for _, times in pairs], lower_bounds((e for e, _ in pairs), arch))
 

@@ -63,9 +63,9 @@ def price(
     """Returns energy and latency of counted actions: energy = actions * pJ + leakage.
 
     The latency is the largest busy time of a component; with `overlap: buffered`, latency.py adds stalls.
-    timed: the nest whose stalls count; None: none do
-    restart_at: loops above this position are shared with other einsums, which run between two of their
-        iterations
+    timed: sums of the nest whose stalls count; None: none do
+    restart_at: levels start empty in every iteration of the loops above this position; they are shared with
+        other einsums, which run in between
     """
     usage, times = ports(rows, e, arch, timed, restart_at)
     components = [
@@ -73,12 +73,12 @@ def price(
         ("MAC", usage.steps),
     ]
     cycles, steady = (elapsed_cycles(usage, times, steady=is_steady) for is_steady in (False, True))
-    bits, widths = bits_of(e, arch), {level.name: level for level in arch.levels}
+    bits, level_of = bits_of(e, arch), {level.name: level for level in arch.levels}
     parts = [
         Part(
             *row.key,
             row.elems
-            * (accesses_per_elem(widths[row.level], bits[row.tensor]) if row.level in widths else 1),
+            * (accesses_per_elem(level_of[row.level], bits[row.tensor]) if row.level in level_of else 1),
             row.elems * action_pj(row.key, e, arch),
         )
         for row in rows

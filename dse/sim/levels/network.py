@@ -66,12 +66,12 @@ def chain(source: MeshPosition, rows: Sequence[int], columns: Sequence[int]) -> 
     >>> chain((0, 0), (1, 11), (1, 2, 3))
     16
     """
-    gaps = sorted((b - a, kind) for kind, places in enumerate((rows, columns)) for a, b in pairwise(places))
-    parts = [len(rows), len(columns)]
+    gaps = sorted((b - a, axis) for axis, places in enumerate((rows, columns)) for a, b in pairwise(places))
+    group_counts = [len(rows), len(columns)]
     links = min(abs(source[0] - y) for y in rows) + min(abs(source[1] - x) for x in columns)
-    for gap, kind in gaps:
-        links += gap * parts[1 - kind]
-        parts[kind] -= 1
+    for gap, axis in gaps:
+        links += gap * group_counts[1 - axis]
+        group_counts[axis] -= 1
     return links
 
 
@@ -92,6 +92,7 @@ def links(kind: str, source: MeshPosition, pes: frozenset[MeshPosition]) -> int:
         return _reach(source[1], columns) + sum(
             _reach(source[0], [y for y, x in pes if x == column]) for column in columns
         )
+    # nearest PE first (Prim): distance of each PE to the source, then to the nearest PE that has the word
     distance, total = {pe: abs(source[0] - pe[0]) + abs(source[1] - pe[1]) for pe in pes}, 0
     first = True
     while distance:
@@ -226,7 +227,7 @@ def _produced(
         raise Uncounted(
             f"parfor {cut[0]} cuts windows of {p.tensor}, whose hops are not counted; split another rank"
         )
-    return 0, 1 << 60
+    return 0, 1 << 60  # all
 
 
 def _share(loops: Sequence[Cut], trips: Sequence[int]) -> dict[str, IndexRange] | None:
@@ -255,7 +256,7 @@ def _part(extent: int, rank: str, loops: Sequence[Cut], group: Group) -> IndexRa
 
 
 def _mesh_region(f: Fanout) -> tuple[MeshPosition, MeshPosition]:
-    """Returns, per dimension of the mesh, (first PE of the fan-out, size of the mesh)."""
+    """Returns, for rows and for columns of the mesh, (first one of the fan-out, how many the mesh has)."""
     rows, columns = (f.mesh_region or tuple((0, n) for _, n in f.dims))[:2]
     return rows, columns
 
@@ -399,8 +400,8 @@ def _uneven_links(
     """Returns the sum of words times links where shares are unequal.
 
     A group receives as many words as one PE receives in the einsum of its share alone (`_share_nest`). This
-    holds only if PEs fetch in equal numbers of rounds: loops over ranks that the tensor lacks, along which
-    PEs share, must not stand between the PEs and the tile. Raises Uncounted otherwise.
+    holds only if all PEs of a group fetch equally often: inside of the PEs, no loop may stand above the tile
+    over a rank that is shared out unequally and along which PEs share accesses. Raises Uncounted otherwise.
     """
     p, mesh_region = delivery.tensor, _mesh_region(f)
     if between := _between(mapping, e, f):
@@ -496,8 +497,8 @@ def _inner_trips(rank: str, mapping: Mapping, f: Fanout, end: int) -> int:
 def _share_nest(
     loops: Sequence[Cut], size: dict[str, int], mapping: Mapping, e: Einsum, f: Fanout
 ) -> tuple[Mapping, Einsum]:
-    """Returns the nest and the einsum of one PE's share: the share replaces each rank that is cut, in every
-    round of the loops outside of the cut.
+    """Returns the nest and the einsum of one PE's share: of each rank that the mesh cuts, the PE's share
+    takes the place of what all PEs have, in every round of the loops outside of the cut.
 
     size: rank -> the PE's share; a rank that is not named keeps a full tile
     """

@@ -38,7 +38,7 @@ from workloads.einsum import Dim, Einsum, Projection
 MAX_LISTED = 1 << 20
 NO_ROWS = CountRange(0, 0, 0)  # no rows opened
 NO_LOOP = -1  # less than the position of any loop: no window slides
-PAST_LOOPS = 1 << 30  # more than the position of any loop: no loops are united into one box
+PAST_LOOPS = 1 << 30  # more than the position of any loop, as `united_from`: each trip has a box of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def slow_levels(arch: Arch, rows: Sequence[Count], e: Einsum, transfer_of: Dict[
     """
     bits = bits_of(e, arch)
 
-    def at(level: Level) -> Level:
+    def slowed(level: Level) -> Level:
         plain, with_layout = {"read": 0.0, "write": 0.0}, {"read": 0.0, "write": 0.0}
         for row in rows:
             if row.level == level.name:
@@ -111,7 +111,7 @@ def slow_levels(arch: Arch, rows: Sequence[Count], e: Einsum, transfer_of: Dict[
         replace(
             arch,
             levels=tuple(
-                at(level) if level.access and level.bandwidth < inf else level for level in arch.levels
+                slowed(level) if level.access and level.bandwidth < inf else level for level in arch.levels
             ),
         )
         if transfer_of
@@ -210,7 +210,7 @@ class Route:
 
     @property
     def sliding_at(self) -> int:
-        """Returns the position of the loop in `sliding`, or NO_LOOP."""
+        """Returns the position in the nest of the loop in `sliding`, or NO_LOOP."""
         return self.sliding[0][0] if self.sliding else NO_LOOP
 
 
@@ -254,6 +254,7 @@ def _visits(r: Route, united_from: int, first: bool = False) -> int:
     """Returns how often a box is requested: the product of the trips of loops outside of position
     `united_from` over ranks that the tensor lacks. PEs that share an access count once.
 
+    united_from: boxes of all trips of the loops from this position on are united into one
     first: only the first trips of temporal loops count
     """
     trips_counted = {
@@ -282,6 +283,7 @@ def _transfer(
 ) -> Transfer:
     """Returns the transfer of one link for one action.
 
+    elem_layout: the layout, in elements
     visits: how often each box is requested
     skips_first: True leaves out the first of the visits
     counted_elems: elements of the count row; bits of lines beyond these elements are unused
@@ -312,6 +314,7 @@ def _transfer(
     )
     bank_cycles = found.conflict.n * a.banks / level.bandwidth
     modified_bits = found.partial.n * a.line_bits if a.rmw and action == "write" else 0.0
+    # opening rows and serving banks overlap the transfer; only what takes longer than that is extra
     extra_cycles = (
         max(0.0, open_cycles - port_cycles, bank_cycles - port_cycles)
         + descriptor_count * a.descriptor_cycles / a.dma_queues
@@ -369,8 +372,8 @@ def _in_units(elem_layout: Layout, bits: int, a: Access) -> tuple[Layout, layout
 
 
 def _count_boxes(cuts: layouts.Cuts, boxes: Sequence[Sequence[ValueSets]], visits: int) -> Counts:
-    """Returns what all boxes cost, by closed forms; where these are not exact, by listing addresses if there
-    are at most MAX_LISTED.
+    """Returns what all boxes ask of the memory, by closed forms; where these are not exact, by listing
+    addresses if there are at most MAX_LISTED, in at most MAX_LISTED / 16 boxes.
     """
     found = layouts.combine(cuts, [layouts.sums(cuts, dim, rows) for dim, rows in enumerate(boxes)], visits)
     if found.exact:
@@ -387,15 +390,15 @@ def _count_boxes(cuts: layouts.Cuts, boxes: Sequence[Sequence[ValueSets]], visit
 def _rows_opened(
     r: Route, cuts: layouts.Cuts, copies: bool, visits: int, skips_first: bool, per_box: Counts
 ) -> CountRange:
-    """Returns the rows opened by all boxes in the order of time, as a span (estimate, lower limit, upper
-    limit).
+    """Returns the rows opened by all boxes in the order of time: an estimate between limits, or the exact
+    number.
 
-    Upper limit: every box opens its rows alone. If the union of the boxes of inner loops never has two
-    rows of one bank, its rows stay open, and the union counts once.
+    Upper limit: every box opens its rows anew. But if the union of all boxes of some inner loops never has
+    two rows of one bank, its rows stay open meanwhile, and count once for the union.
     Lower limit: the rows of the union of all boxes.
     If the two differ, the boxes are listed one by one, if they are few enough (`_box_by_box`).
     """
-    # the stored data stay the same from position `first` on
+    # the data that the level holds stay the same in all trips of the loops from this position on
     first_at = 0 if r.is_outermost else r.link.parent_at
     loops = sorted({first_at, *(i for i, loop in r.loops if not loop.over and i >= first_at)})
     best, lo = per_box.activations, 0.0
@@ -404,6 +407,7 @@ def _rows_opened(
         loops, lo = [], min(1.0, best.lo)
 
     def united(i: int, best: CountRange, lo: float) -> tuple[CountRange, float]:
+        """Returns the range and lower limit once the boxes of the loops from position i on are united."""
         rows = _boxes(r, cuts.layout, i, copies)
         if (
             lo
@@ -412,8 +416,8 @@ def _rows_opened(
         ):
             return best, lo  # the union is larger than one row of all banks together
         found = _count_boxes(cuts, rows, min(_visits(r, i), visits))
-        fits = found.activations.hi <= found.banks.lo and found.activations.hi < best.hi
-        return found.activations if fits else best, lo or found.activations.lo
+        lowers_limit = found.activations.hi <= found.banks.lo and found.activations.hi < best.hi
+        return found.activations if lowers_limit else best, lo or found.activations.lo
 
     for i in loops[:1]:
         best, lo = united(i, best, lo)
@@ -432,7 +436,7 @@ def _rows_opened(
 
 def _box_by_box(r: Route, cuts: layouts.Cuts, copies: bool, skips_first: bool) -> int | None:
     """Returns the rows opened at the outermost level, box by box in the order of time; None if there are more
-    than MAX_LISTED boxes or addresses.
+    than MAX_LISTED / 16 boxes or MAX_LISTED addresses.
     """
     e, link = r.e, r.link
     places_of = {
@@ -443,9 +447,11 @@ def _box_by_box(r: Route, cuts: layouts.Cuts, copies: bool, skips_first: bool) -
         return None
     place_index = _order(places_of, link.ranks, skips_first)
     offsets, start, set_index = list[Ints](), [0], list[Ints]()
-    box_number = np.zeros(len(place_index[e.extents[0][0]]), np.int64)  # number of the box
+    # per request of a box, in the order of time: one number per distinct box
+    box_number = np.zeros(len(place_index[e.extents[0][0]]), np.int64)
     hulls = [_hulls(d, [places_of[rank] for rank in d.ranks()], True, r.sliding_at) for d in link.tensor.dims]
     for dim, s in enumerate(cuts.layout.stored):
+        # per request: one number for the sets of indices that it has of the dimension's members
         combination = np.zeros(len(box_number), np.int64)
         # empty for the digit of units within an element
         members = [(hulls[m], link.tensor.dims[m]) for m in s.members if m < len(hulls)]
@@ -481,11 +487,11 @@ def _box_by_box(r: Route, cuts: layouts.Cuts, copies: bool, skips_first: bool) -
 
 
 def _order(places_of: Dict[str, TilePositions], ranks: frozenset[str], skipped: bool) -> dict[str, Ints]:
-    """Returns, per rank, the index of its place (`TilePositions`) for each box, with boxes in the order of
-    time. PEs that share no access request the same box one after the other.
+    """Returns, per rank, its place (index in `TilePositions`) at each request of a box, in the order of time.
+    PEs that share no access request the same box one after the other.
 
     ranks: the tensor's ranks
-    skipped: True leaves out boxes of the first trips of all loops over other ranks
+    skipped: True leaves out requests in the first trips of all loops over other ranks
     """
     place_counts = [len(one.occurrences) for one in places_of.values()]
     place_index = dict(
@@ -507,8 +513,8 @@ def _order(places_of: Dict[str, TilePositions], ranks: frozenset[str], skipped: 
 
 
 def _boxes(r: Route, layout: Layout, united_from: int, copies: bool) -> list[list[ValueSets]]:
-    """Returns, per stored dimension, the sets of values that boxes request, and how often each occurs. Loops
-    from position `united_from` on are united into one box.
+    """Returns, per stored dimension, the sets of values that boxes request, and how often each occurs. The
+    boxes of all trips of the loops from position `united_from` on are united into one.
     """
     sizes = r.e.sizes()
     by_dim = [
@@ -543,8 +549,8 @@ def _boxes(r: Route, layout: Layout, united_from: int, copies: bool) -> list[lis
 
 @dataclass(frozen=True, slots=True)
 class TilePositions:
-    """The tiles of one rank at the child, at n places. A place is one combination of trips of temporal
-    loops.
+    """The tiles of one rank at the child, at n places. A place is one combination of trips of the rank's
+    temporal loops.
     """
 
     low: Ints  # [n, PEs] first index of each PE's tile
@@ -559,7 +565,7 @@ def _positions(
     """Returns the tiles of one rank. At the outermost level, indices count from the first of the whole
     tensor; further inside, from the first of the parent's tile, for each size that this tile has.
 
-    united_from: loops from this position on are united into one box
+    united_from: boxes of all trips of the loops from this position on are united into one
     first_pe_dims: fan-out dimensions along which only the first PE counts, which has the largest tile
     """
     rank_loops = [(i, loop) for i, loop in r.loops + r.sliding if loop.rank == rank]
@@ -626,6 +632,7 @@ def _hulls(d: Dim, ranks: Sequence[TilePositions], is_outermost: bool, sliding_a
     low = np.where(is_later, np.maximum(low, high_before + 1), low)
     if is_outermost:
         low, high = np.maximum(low, 0), np.minimum(high, d.size - 1)
+    # an idle PE, or one that asks for padding alone, has the empty interval from -1 to -2
     low, high = np.where(idle | (high < low), -1, low), np.where(idle | (high < low), -2, high)
     distinct_sets, inverse = np.unique(np.concatenate([low, high], axis=1), axis=0, return_inverse=True)
     set_counts = np.bincount(inverse.ravel(), weights=occurrences, minlength=len(distinct_sets))

@@ -68,13 +68,13 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
             for i, segment in enumerate(schedule.segments)
             for line in _on_chip_faults(i, segment, schedule, workload, g, arch)
         ]
-    in_part = [
+    retained_in_part = [
         one for one in schedule.retained if one.share != 1 or one.later_shares or is_sliced(one.level, arch)
     ]
     if (
         not lines
         and arch.models_layout()
-        and (in_part or any(segment.pipelined for segment in schedule.segments))
+        and (retained_in_part or any(segment.pipelined for segment in schedule.segments))
     ):
         level = next(level.name for level in arch.levels if level.access)
         lines = [
@@ -184,16 +184,16 @@ def _name_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
 def _order_faults(workload: Workload, schedule: Schedule) -> Iterator[str]:
     """Yields einsums that are unknown, missing, listed twice, or run before their inputs are made."""
     names = [branch.einsum for segment in schedule.segments for branch in segment.branches]
-    known = {e.name: n for e, n in zip(workload.einsums, counts(workload), strict=True)}
+    occurrences_of = {e.name: n for e, n in zip(workload.einsums, counts(workload), strict=True)}
     for name in dict.fromkeys(names):
-        if name not in known:
+        if name not in occurrences_of:
             yield (
                 f"schedule: einsum {name} is none of {workload.name}; it has "
-                f"{', '.join(list(known)[:8])}{' ...' if known else ''}"
+                f"{', '.join(list(occurrences_of)[:8])}{' ...' if occurrences_of else ''}"
             )
         elif names.count(name) > 1:
             yield f"schedule: einsum {name} stands {names.count(name)} times; leave it once"
-    if missing := [name for name in known if name not in names]:
+    if missing := [name for name in occurrences_of if name not in names]:
         yield (
             f"schedule: einsum {missing[0]}{f' and {len(missing) - 1} more' if missing[1:] else ''} has "
             "no place; add a segment with its nest"
@@ -209,20 +209,20 @@ def _order_faults(workload: Workload, schedule: Schedule) -> Iterator[str]:
                 )
     for i, segment in enumerate(schedule.segments, 1):
         for branch in segment.branches:
-            if known.get(branch.einsum, 1) > 1 and (segment.nodes or len(segment.branches) > 1):
+            if occurrences_of.get(branch.einsum, 1) > 1 and (segment.nodes or len(segment.branches) > 1):
                 yield (
-                    f"segment {i}: einsum {branch.einsum} repeats {known[branch.einsum]} times; give it "
-                    "a segment of its own"
+                    f"segment {i}: einsum {branch.einsum} repeats {occurrences_of[branch.einsum]} times; "
+                    "give it a segment of its own"
                 )
 
 
 def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -> Iterator[str]:
-    """Yields the faults of retained tensors."""
-    known = {level.name: v for v, level in enumerate(arch.levels)}
+    """Yields the faults of retained tensors: the first one of each."""
+    index_of = {level.name: v for v, level in enumerate(arch.levels)}
     first_array, outer = min((f.outside for f in arch.fanouts), default=len(arch.levels)), arch.levels[0].name
     for i, one in enumerate(schedule.retained):
         line = f"retain {one.level} {one.tensor}"
-        if one.level not in known or not 0 < known[one.level] < max(first_array, 2):
+        if one.level not in index_of or not 0 < index_of[one.level] < max(first_array, 2):
             allowed_levels = (
                 ", ".join(level.name for level in arch.levels[1 : max(first_array, 2)]) or "there is none"
             )
@@ -342,8 +342,8 @@ def _retained_too_soon(one: Retained, g: Graph) -> str:
 
 
 def _forwarded_elsewhere(one: Retained, segment: Segment, g: Graph, outer: str) -> bool:
-    """True if a segment passes a tensor on at a node that has nothing to do with where the tensor is
-    retained.
+    """True if a segment passes a tensor on between stages, or at another on-chip level than the one where the
+    tensor is retained.
     """
     home = homes(segment).get(one.tensor)
     return home is not None and (segment.pipelined or home.level not in (outer, one.level))
@@ -364,7 +364,7 @@ def _users(tensor: str, segment: Segment, g: Graph) -> list[str]:
 
 
 def _region_faults(segment: Segment, arch: Arch) -> Iterator[str]:
-    """Yields regions of stages that do not exist or overlap."""
+    """Yields stages without a region, and regions that lie outside of the array or overlap."""
     f = stage_array(segment, arch)
     for branch in segment.branches:
         if bool(branch.region) != segment.pipelined:
@@ -514,8 +514,8 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
 def _view(p: Projection, branch: Branch, loops: Sequence[Loop], sizes: dict[str, int]) -> tuple[object, ...]:
     """Returns a tensor's dimensions as shared loops cut them, and how much of each an einsum reads.
 
-    sizes: extent of the einsum's ranks; empty where the whole tensor is made in the segment: a dimension that
-        no loop cuts is then there whole, with padding or without
+    sizes: extent of the einsum's ranks; empty where the tensor is made in the segment: then all of a
+        dimension that no shared loop cuts is there, whichever part of it an einsum reads
     """
     shared = {rank_in_branch(loop.rank, branch): loop.rank for loop in loops}
     dims = [
@@ -577,8 +577,8 @@ def _on_chip_faults(
 
 
 def nest_faults(one: Placed) -> Iterator[str]:
-    """Yields the faults of an einsum's whole nest. Tensors that are passed on or pinned need no node further
-    out.
+    """Yields the faults of an einsum's whole nest, of its `hold` lines (nodes filled once) and of its parfor
+    loops over a stage's PEs. Tensors that are passed on or pinned need no node further out.
     """
     b, e, arch = one.boundary, one.einsum, one.arch
     if b is ALONE:
@@ -673,10 +673,10 @@ def nest_faults(one: Placed) -> Iterator[str]:
                 f"mapping of {e.name}: hold {store.level} {store.tensor} stands below another node of "
                 f"{store.tensor}, which is filled again; hold that one"
             )
-    spatial = [isinstance(node, Loop) and node.over in b.stage_dims for node in one.nest.nodes]
-    lead_count = spatial.index(False) if False in spatial else len(spatial)
+    over_stage = [isinstance(node, Loop) and node.over in b.stage_dims for node in one.nest.nodes]
+    lead_count = over_stage.index(False) if False in over_stage else len(over_stage)
     tile_of = e.sizes() | {node.rank: node.tile for node in b.outer if isinstance(node, Loop)}
-    if b.owners and any(spatial[lead_count:]):
+    if b.owners and any(over_stage[lead_count:]):
         yield (
             f"mapping of {e.name}: parfor loops over {', '.join(b.stage_dims)} must stand first, so that it "
             f"is known which PEs read {b.owners[0][0]} from where"
@@ -684,7 +684,7 @@ def nest_faults(one: Placed) -> Iterator[str]:
         return
     yield from _hop_faults(whole, one)
     for home in b.homes:
-        if any(spatial[lead_count:]):
+        if any(over_stage[lead_count:]):
             yield (
                 f"mapping of {e.name}: parfor loops over {', '.join(b.stage_dims)} must stand first, so that "
                 f"{home.tensor} lies spread over the PEs of the stage"
@@ -701,8 +701,8 @@ def nest_faults(one: Placed) -> Iterator[str]:
 
 
 def _reduced_on_the_way(dim: str, level: str, arch: Arch) -> bool:
-    """True if partial sums of the PEs along a dimension are added up on the way to a level directly inside of
-    them, and start from zero there.
+    """True if partial sums of the PEs along a dimension are added up on the way to `level`, the first one
+    inside the fan-out, and start from zero there.
     """
     f = next(f for f in arch.fanouts if dim in [name for name, _ in f.dims])
     outer = arch.levels[f.outside - 1]

@@ -2,11 +2,11 @@
 
 Let einsum B follow einsum A. Tiles that B takes from the outermost level, and A does not make, may come while
 A works if B's levels have capacity left. Levels are filled one after the other, from the outermost inward.
-F(p): time that these fills keep port p busy, summed over the levels for whose fills p is the busiest port
+F(p): time that these fills keep port p busy, summed over the levels whose fills have p as their busiest port
 busy(p): time that an einsum keeps port p busy
 L: latency of an einsum alone
 
-    hidden = min(sum of min(F(p), L_A - busy_A(p) + first fills of B's levels outside),
+    hidden = min(sum over p of min(F(p), L_A - busy_A(p) + first fills of B's levels further out),
                  L_A + L_B - busy_A(p) - busy_B(p) for all p)
     L      = L_A + L_B - hidden
 
@@ -38,7 +38,7 @@ class RunningEinsum:
 
     free_bits: dict[str, int | None]  # free bits by level; None: unbounded
     made_tensors: Collection[str]  # tensors that it makes
-    slack: Ports  # idle cycles of each port
+    slack: Ports  # idle cycles of each port, plus those that its own fills ahead freed
     # idle cycles of each port, summed over the consecutive einsums up to this one, minus hidden cycles
     total_idle: Ports
 

@@ -74,6 +74,7 @@ def evaluate(
     if overflow := outermost.overflow_of_schedule(arch, workload, schedule):
         return overflow
     segments, peaks = with_reservations(arch, workload, schedule, part)
+    # by what identifies equal einsums: the first of them, its cost, the names and the occurrences of all
     costs: dict[tuple[object, ...], tuple[Placed, EinsumCost | Infeasible, list[str], int]] = {}
     times_of = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
     for i, segment in enumerate(segments):
@@ -332,17 +333,17 @@ def shared_cycles(
     assert f is not None
     busy = [sum(dict(c.price.busy_cycles)[level.name] for c in costs) for level in arch.levels[: f.outside]]
     uses_unit = [arch.compute.alu_per_cycle is not None and one.einsum.kind != "mac" for one in einsums]
-    vector = sum(
+    vector_cycles = sum(
         dict(c.price.busy_cycles)["MAC"] for c, is_on_unit in zip(costs, uses_unit, strict=True) if is_on_unit
     )
-    return float(max([*busy, vector]))
+    return float(max([*busy, vector_cycles]))
 
 
 def with_reservations(
     arch: Arch, workload: Workload, schedule: Schedule, part: bool = False
 ) -> tuple[list[list[Placed]], list[Bits]]:
-    """Returns the einsums with the capacity that others take while they run, and per segment the peak
-    occupancy of one instance of each level in bits.
+    """Returns the placed einsums, by segment, with the capacity that others take while they run
+    (`Boundary.reserved_bits`), and per segment the peak occupancy of one instance of each level in bits.
     """
     segments = placed.placed_segments(arch, workload, schedule, part)
     if schedule.is_unfused():
@@ -509,17 +510,17 @@ def schedule_lower_bound(arch: Arch, workload: Workload, pinned: bool = False) -
         if e.output.tensor not in read:
             bits["write"] += bounds.words(e.output, e, arch.word_bits) * (e.output.bits or arch.word_bits)
     bits["read"] = sum(input_bits.values())
-    macs, vector, mac_units = 0.0, 0.0, arch.instances(len(arch.levels))
+    mac_cycles, vector_cycles, mac_units = 0.0, 0.0, arch.instances(len(arch.levels))
     for e, n in zip(workload.einsums, counts(workload), strict=True):
         ops = n * bounds.needs(e, arch.word_bits).computed
         pj += ops * op_pj(e, arch)
         if e.kind == "mac" or arch.compute.alu_per_cycle is None:
-            macs += ops / mac_units / arch.compute.ops_per_cycle
+            mac_cycles += ops / mac_units / arch.compute.ops_per_cycle
         else:
-            vector += ops / arch.compute.alu_per_cycle
+            vector_cycles += ops / arch.compute.alu_per_cycle
     combine = max if outer.ports == "separate" else sum
-    moved = 0.0 if outer.bypass else combine(bits.values()) / outer.width_bits / outer.bandwidth
-    cycles = largest(macs, vector, moved)
+    port_cycles = 0.0 if outer.bypass else combine(bits.values()) / outer.width_bits / outer.bandwidth
+    cycles = largest(mac_cycles, vector_cycles, port_cycles)
     pj += (
         0.0
         if outer.bypass

@@ -196,8 +196,8 @@ def mapper(solve: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[
     def solve_if_it_fits(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T | Infeasible:
         if problem.arch.levels[0].capacity_bits is None:
             return solve(problem, *args, **kwargs)
-        open_ = replace(problem, arch=problem.arch.unbounded())
-        return overflow_of_einsum(problem.einsum, problem.arch) or solve(open_, *args, **kwargs)
+        unbounded_problem = replace(problem, arch=problem.arch.unbounded())
+        return overflow_of_einsum(problem.einsum, problem.arch) or solve(unbounded_problem, *args, **kwargs)
 
     update_wrapper(solve_if_it_fits, solve)
     return solve_if_it_fits

@@ -48,7 +48,7 @@ def graph(workload: Workload, schedule: Schedule) -> Graph:
     for e in workload.einsums:
         for p in e.inputs:
             readers.setdefault(base_tensor(p.tensor, made), []).append(e.name)
-    at = {
+    position = {
         branch.einsum: (i, j)
         for i, segment in enumerate(schedule.segments)
         for j, branch in enumerate(segment.branches)
@@ -57,7 +57,7 @@ def graph(workload: Workload, schedule: Schedule) -> Graph:
         {e.name: e for e in workload.einsums},
         made,
         readers,
-        at,
+        position,
         frozenset(after for after, _ in workload.loop_state),
     )
 
@@ -206,8 +206,8 @@ def reuses_space(old: str, new: str, segment: Segment, g: Graph) -> bool:
 
 
 def _cut(p: Projection, branch: Branch, segment: Segment) -> tuple[int, ...] | None:
-    """Returns the dimension of a tensor that each shared loop cuts; None if a loop cuts no dimension that
-    consists of its rank alone.
+    """Returns, for each shared loop, the index of the tensor's dimension that it cuts; None if one of the
+    loops cuts no dimension that consists of its rank alone.
     """
     dim_of = {
         d.terms[0][0]: i
@@ -232,7 +232,7 @@ def shared_loops(segment: Segment) -> list[Loop]:
 
 
 def rank_in_branch(rank: str, branch: Branch) -> str:
-    """Returns the einsum's name for the rank of a shared loop."""
+    """Returns the name that a branch's einsum has for the rank of a shared loop."""
     return dict(branch.ranks).get(rank, rank)
 
 
@@ -301,6 +301,7 @@ def _place(
     f = stage_array(segment, arch)
     order = {level.name: v for v, level in enumerate(arch.levels)}
     home = homes(segment)
+    # tensors of each branch; for each tensor with a shared node, the indices of the branches that have it
     tensors_of = [
         {base_tensor(p.tensor, g.makers) for p in g.einsums[b.einsum].tensors()} for b in segment.branches
     ]
@@ -332,7 +333,8 @@ def _place(
                 for p in e.tensors()
                 if base_tensor(p.tensor, g.makers) == node.tensor
             ]
-    # runs back to back have no last pipeline tile
+    # a pipeline tile stands there from its first user's stage to its last one's, so as many stand there at
+    # once as there are stages between; at most all tiles of a run, but runs back to back have no last one
     max_held = inf if back_to_back else pipeline_tiles(segment, g)
     copies = [
         (home[t], int(min(at[-1] - at[0] + 1, max_held)))
@@ -461,8 +463,8 @@ def stage_loops(branch: Branch, f: Fanout) -> list[Loop]:
 
 
 def _stage_spread(branch: Branch, loops: Sequence[Loop], e: Einsum, f: Fanout) -> int | Fraction:
-    """Returns the number of PEs that a stage's result is spread over; of PEs that share sums only the first
-    counts. Where shares are unequal, it is all elements over the largest share.
+    """Returns the number of PEs that a stage's result is spread over, where of PEs that share sums only the
+    first counts: all elements over those of the largest share, which need not be whole.
     """
     tile_of = e.sizes() | {rank_in_branch(loop.rank, branch): loop.tile for loop in loops}
     pe_count = Fraction(1)
