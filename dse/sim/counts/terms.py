@@ -830,6 +830,7 @@ def instances(s: Formulas, tiles: Sequence[Sequence[int]]) -> list[dict[int, int
         rank_loops = [(number, loop) for number, (_, loop) in enumerate(s.loops) if loop.rank == rank]
         spatial = [number for number, loop in rank_loops if loop.over]
         if spatial and sizes[rank] > 1:
+            # from one mapping per different sequence of the rank's tile sizes
             distinct_pes = dict.fromkeys(
                 pes
                 for tile_row in {
@@ -863,12 +864,12 @@ def _distinct_pes(
     dims: (dimension, coefficient of the rank in it) of the dimensions that have padding
     """
     sizes = dict(extents)
-    counts, tile_size = [], sizes[rank]
+    pe_ranges, tile_size = [], sizes[rank]
     for tile, is_spatial in loops:
-        counts += [range(-(-tile_size // tile))] if is_spatial else []
+        pe_ranges += [range(-(-tile_size // tile))] if is_spatial else []
         tile_size = min(tile_size, tile)
     found: dict[object, tuple[int, ...]] = {}
-    for pes in product(*counts):
+    for pes in product(*pe_ranges):
         signature: list[object] = []
         # an instance between two fan-outs of the rank is identified by the outer PEs only
         for depth in range(1, len(pes) + 1):

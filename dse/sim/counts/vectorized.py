@@ -92,19 +92,19 @@ def tables(nest: Mapping, e: Einsum, arch: Arch, options: TileOptions) -> Tables
         }
         tiles.append([next(remaining[loop.rank]) for _, loop in s.loops])
     projections = {p.tensor: p for p in e.tensors()}
-    ends = {link.child_at: link.rests_at for link in s.links}
+    resting_positions = {link.child_at: link.rests_at for link in s.links}
     node_levels, sizes, refills = [], [], []
     for i, node in enumerate(nest.nodes):
         if isinstance(node, Store):
-            p, end = projections[node.tensor], ends.get(i, i)
+            p, rests_at = projections[node.tensor], resting_positions.get(i, i)
             node_levels.append(node.level)
             outermost = node.level == arch.levels[0].name
             sizes.append(
                 [(Term(1, ()), p.stored_bits(arch.word_bits) * takes_capacity(p, e))]
                 if outermost
-                else _tile_terms(s, p, end)
+                else _tile_terms(s, p, rests_at)
             )
-            refills.append([Term(1, () if outermost else passes(s, end, all_pes=False))])
+            refills.append([Term(1, () if outermost else passes(s, rests_at, all_pes=False))])
     return Tables(s, options, instances(s, tiles), tuple(node_levels), sizes, refills)
 
 

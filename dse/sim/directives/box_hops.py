@@ -150,6 +150,7 @@ def _arrival_links(
     moving_stacks = [turn for order in stacks_of_dims for turn in order]
     total = 0.0
     for combined in product(*(counter.items() for counter in index_counts)):
+        # n elements, and the positions of the buffers that have them now and had them before
         n = prod(count for _, count in combined)
         holders = [
             tuple(x for part in place for x in part)

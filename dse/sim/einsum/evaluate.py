@@ -87,7 +87,7 @@ class SegmentCost:
     latency_cycles: float
     initiation_interval_cycles: float  # cycles from one run to the next, back to back
     energy_steady_pj: float  # energy of one of many runs back to back (`steady_pj`)
-    pipeline_tiles: int  # of a pipeline; 0 where the branches run one after the other
+    pipeline_tiles: int  # how many a pipeline has; 0 where the branches run one after the other
     stage_cycles: tuple[float, ...]  # of each stage, for one pipeline tile
     # (tensor, level): made and read in the segment, never sent to main memory
     on_chip: tuple[tuple[str, str], ...]
@@ -112,7 +112,7 @@ class Memory:
     # tensors that the list retains and this schedule does not, since nests work in a part of the level;
     # negative: retained tensors also save words of the two causes above
     capacity_words: float
-    saved_words: float  # words that one more word of the level would save; 0 where no linear program says so
+    saved_words: float  # words that one more word of the level would save; 0 where no linear program says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,8 @@ class Solution:
     latency_cycles: float  # of the same run
     initiation_interval_cycles: float  # cycles from one run to the next, back to back
     energy_steady_pj: float  # energy of one of many runs back to back
-    optimality_gap: float
-    gap_to_bound: float
+    optimality_gap: float  # share by which the objective may exceed the optimum of `space`
+    gap_to_bound: float  # share by which the objective may exceed the lower bound
     certificate: str
     segments: tuple[SegmentCost, ...] = ()  # empty for the unfused schedule
     schedule: Schedule | None = None  # None for the unfused schedule
@@ -240,7 +240,7 @@ def einsum_cost(problem: Problem, mapping: Mapping) -> EinsumCost | Infeasible:
 
 
 def evaluate_fitting(problem: Problem, c: Counted) -> EinsumCost:
-    """Returns the cost of a mapping that fits. c: its whole nest, counted, with footprints"""
+    """Returns the cost of a mapping that fits. c: its whole nest, counted, with footprints."""
     e, arch = problem.einsum, problem.arch
     keys = {row.key for row in c.rows}
     transfer_of = {key: one for key, one in transfer.transfers(c, arch).items() if key in keys}
@@ -301,7 +301,8 @@ def key_of(problem: Problem, mapping: Mapping, layout_sensitive: bool = False) -
     """Returns the key of a mapping: mappings with equal keys have equal counts.
 
     The key covers what counts depend on beside the nest: which fan-out dimensions share accesses, word widths
-    and prices of hops. layout_sensitive: it covers lines, rows and banks of the levels, too.
+    and, where hops or endpoints have a price, the network. layout_sensitive: it covers lines, rows and banks
+    of the levels, too.
     """
     e, arch = problem.einsum, problem.arch
     wires = wiring(arch)

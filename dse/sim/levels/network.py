@@ -427,6 +427,7 @@ def _uneven_links(
                 f"parfor {c.rank} over {f.dims[c.dim][0]} gives PEs of {f.name} unequal shares, and "
                 f"{p.tensor} comes {trip_count} times in some: hops are not counted; take tiles that divide"
             )
+    # PEs that want the same words, and their share, by their trips of the cuts that give PEs different words
     pes_of: dict[tuple[int, ...], set[MeshPosition]] = {}
     shares: dict[tuple[int, ...], dict[str, IndexRange]] = {}
     for trips in product(*(range(c.trips) for c in loops)):
@@ -438,7 +439,7 @@ def _uneven_links(
             )
             pes_of.setdefault(key, set()).add((y, x))
             shares.setdefault(key, {rank: span for rank, span in share.items() if rank in delivery.unshared})
-    words_of: dict[tuple[tuple[str, int], ...], float] = {}
+    words_of: dict[tuple[tuple[str, int], ...], float] = {}  # words of a group, by the size of its share
     total = 0.0
     for key, pes in pes_of.items():
         size = tuple((rank, high - low) for rank, (low, high) in shares[key].items())

@@ -316,6 +316,7 @@ def _place(
         elif j not in users[node.tensor] or (users[node.tensor][0] != j and node is not home[node.tensor]):
             continue
         elif f and order[node.level] >= f.outside:
+            # inside the PEs of the stage that makes it; others read it through the level outside of the PEs
             maker = segment.branches[users[node.tensor][0]]
             maker_einsum = g.einsums[maker.einsum]
             is_maker = users[node.tensor][0] == j
@@ -333,18 +334,20 @@ def _place(
                 for p in e.tensors()
                 if base_tensor(p.tensor, g.makers) == node.tensor
             ]
-    # a pipeline tile stands there from its first user's stage to its last one's, so as many stand there at
-    # once as there are stages between; at most all tiles of a run, but runs back to back have no last one
+    # a pipeline tile stands there from its first user's stage to its last one's: as many at once as there are
+    # stages from the one to the other, at most all tiles of a run; runs back to back have no last tile
     max_held = inf if back_to_back else pipeline_tiles(segment, g)
     copies = [
-        (home[t], int(min(at[-1] - at[0] + 1, max_held)))
-        for t, at in users.items()
-        if f and at[0] == j and len(at) > 1 and order[home[t].level]
+        (home[t], int(min(user_indices[-1] - user_indices[0] + 1, max_held)))
+        for t, user_indices in users.items()
+        if f and user_indices[0] == j and len(user_indices) > 1 and order[home[t].level]
     ]
     forwarded = {
         t
-        for t, at in users.items()
-        if len(at) > 1 and order[home[t].level] and g.makers.get(t) in {b.einsum for b in segment.branches}
+        for t, user_indices in users.items()
+        if len(user_indices) > 1
+        and order[home[t].level]
+        and g.makers.get(t) in {b.einsum for b in segment.branches}
     }
     retained_here = [one for one in schedule.retained if one.tensor in tensors_of[j]]
     retained = [
