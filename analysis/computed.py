@@ -41,8 +41,8 @@ def register(con: duckdb.DuckDBPyConnection, computed: Computed) -> None:
     """Makes the functions available in SQL, and creates the table internal.uniques (distinct einsums per
     workload).
     """
-    for name, call, takes, gives in computed.functions:
-        con.create_function(name, call, list(takes), gives, type="arrow")
+    for name, function, argument_types, result_type in computed.functions:
+        con.create_function(name, function, list(argument_types), result_type, type="arrow")
     con.register("of_workloads", computed.uniques)
     con.execute("CREATE TABLE internal.uniques AS FROM of_workloads")
     con.unregister("of_workloads")
@@ -99,11 +99,11 @@ def narrow(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
     """Yields the statement to run instead of this one. Within the context, views have only the machines that
     the statement asks for, if it names them in a condition.
     """
-    found = _rewrite(con, text)
-    if found is None:
+    rewritten = _rewrite(con, text)
+    if rewritten is None:
         yield text
         return
-    narrowed, view = found
+    narrowed, view = rewritten
     try:
         create_sources(con, ONLY_ASKED)
         if view == "traffic" and con.execute(
@@ -155,7 +155,7 @@ def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | Non
         for node in parts
         if node.get("type") == "BASE_TABLE" and node["table_name"].lower() in (*VIEWS, "traffic")
     ]
-    # with a WITH clause, the inner SELECT may mean another table by the same name
+    # in a WITH clause a name that the inner SELECT reads may be defined anew
     has_with = any(node["cte_map"]["map"] for node in parts if "cte_map" in node)
     if len(views) != 1 or has_with or any(node.get("type") == "TABLE_FUNCTION" for node in parts):
         return None
@@ -166,11 +166,11 @@ def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | Non
     if inner is None:
         return None
     try:
-        (asked,) = con.execute(
+        (inner_sql,) = con.execute(
             "SELECT json_deserialize_sql(?::JSON)", [json.dumps({"error": False, "statements": [inner]})]
         ).fetchall()[0]
         con.execute(
-            f"CREATE OR REPLACE TABLE internal.asked AS SELECT * FROM ({asked}) AS inner_select(machine)"
+            f"CREATE OR REPLACE TABLE internal.asked AS SELECT * FROM ({inner_sql}) AS inner_select(machine)"
         )
     except duckdb.InterruptException:
         raise
@@ -183,8 +183,8 @@ def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | Non
         con.execute("SELECT json_serialize_sql('SELECT machine FROM internal.asked')").fetchall()[0][0]
     )
     inner["node"] = replacement["statements"][0]["node"]
-    (found,) = con.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(tree)]).fetchall()[0]
-    return str(found), str(views[0]["table_name"]).lower()
+    (new_statement,) = con.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(tree)]).fetchall()[0]
+    return str(new_statement), str(views[0]["table_name"]).lower()
 
 
 def _conditions(where: dict[str, Any] | None) -> list[dict[str, Any]]:

@@ -47,6 +47,7 @@ STATEMENT_ERRORS = (duckdb.Error, pa.ArrowException, OSError, RecursionError, Un
 MAX_NAMES, NEAREST = 12, 5  # up to so many valid names are all listed by a message; else so many near ones
 GIVE_UP_S = 2.0  # seconds of interrupts, after which a function that ignores them is left running
 DEDUPLICATED = ("mappings", "counts")  # keyed by content: a row may be in several parts, and is shown once
+# types of statements that are accepted; EXPLAIN only of these
 KINDS = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL)\b")
 EXPLAIN = re.compile(r"^\s*explain\s+(analyze\s+)?(\([^)]*\)\s*)?", re.I)
@@ -176,9 +177,9 @@ def _check_unique_rows(con: duckdb.DuckDBPyConnection, root: Path) -> None:
                 "ALL LIMIT 1"
             ).fetchall()
             if twice:
-                named = table.removeprefix("stored_")
+                shown = table.removeprefix("stored_")
                 raise Damaged(
-                    f"{root}: {named} of machine {twice[0][0]} stand twice, perhaps from several runs; "
+                    f"{root}: {shown} of machine {twice[0][0]} stand twice, perhaps from several runs; "
                     f"{folders.advice(root)}"
                 )
 
@@ -209,7 +210,7 @@ def _with_origins(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) ->
 
 
 def is_ctrl_c(error: Exception) -> bool:
-    """True if an exception is DuckDB's for Ctrl-C, which it does not leave a KeyboardInterrupt."""
+    """True if DuckDB raised this exception for Ctrl-C, in place of KeyboardInterrupt."""
     return str(error) in INTERRUPTED
 
 
@@ -234,7 +235,7 @@ def _query_with_retry(con: duckdb.DuckDBPyConnection, text: str, seconds: float)
         except (duckdb.IOException, OSError):
             if attempt == TRIES - 1:
                 raise
-            con.execute("UPDATE internal.run SET generation = -1")
+            con.execute("UPDATE internal.run SET generation = -1")  # no manifest has it: refresh rereads
             refresh(con)
     raise AssertionError("every attempt returns or raises")
 
@@ -267,8 +268,8 @@ def front(
         if name not in points:
             raise QueryError(f'objective "{name}": no such column of points; {_column_meant(name, numeric)}')
         if name not in numeric:
-            names_known = ", ".join(numeric)
-            raise QueryError(f'objective "{name}" is {points[name]}, no number; there are {names_known}')
+            known_names = ", ".join(numeric)
+            raise QueryError(f'objective "{name}" is {points[name]}, no number; there are {known_names}')
     for name in by:
         if name not in designs:
             raise QueryError(f'--by "{name}": no such column; {_column_meant(name, [*designs])}')
@@ -297,9 +298,11 @@ def front(
         seconds,
     )
     with as_query_error(), computed.narrow_to(con, best):  # compute all other columns for these points only
-        chosen = f"designs SEMI JOIN internal.asked USING (machine, schedule){distinct_rows}"
+        asked_designs = f"designs SEMI JOIN internal.asked USING (machine, schedule){distinct_rows}"
         return _query_with_retry(
-            con, f"SELECT {keys}{tied_column}, * EXCLUDE ({keys}) FROM {chosen} ORDER BY {ordered}", seconds
+            con,
+            f"SELECT {keys}{tied_column}, * EXCLUDE ({keys}) FROM {asked_designs} ORDER BY {ordered}",
+            seconds,
         )
 
 
@@ -354,13 +357,15 @@ def ordinal(values: Values) -> Values:
 
 
 def _fronts(groups: pa.ListArray) -> pa.ListArray:
-    """Returns one front per group: list<list<double>> -> list<list<double>>."""
+    """Returns one front per group: lists of points of k objectives -> lists of their non-dominated points."""
     if isinstance(groups, pa.ChunkedArray):
         groups = groups.combine_chunks()
     offsets, rows = groups.offsets.to_numpy(), groups.values
-    first = rows.offsets[0].as_py() if len(rows) else 0
-    k = (rows.offsets[1].as_py() - first) if len(rows) else 1
-    values = rows.values.to_numpy(zero_copy_only=False)[first : first + k * len(rows)].reshape(-1, k)
+    values_start = rows.offsets[0].as_py() if len(rows) else 0
+    k = (rows.offsets[1].as_py() - values_start) if len(rows) else 1
+    values = rows.values.to_numpy(zero_copy_only=False)[values_start : values_start + k * len(rows)].reshape(
+        -1, k
+    )
     found = [non_dominated(values[a:b]) for a, b in itertools.pairwise(offsets)]
     flat = np.concatenate(found) if found else np.empty((0, k))
     inner = pa.ListArray.from_arrays(
@@ -371,13 +376,14 @@ def _fronts(groups: pa.ListArray) -> pa.ListArray:
 
 
 def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Sequence[str]]) -> None:
+    """Creates a view per table over the parts of the manifest, and the views of computed values."""
     schema_tables = {
         name
         for (name,) in con.execute(
             "SELECT table_name FROM duckdb_tables() WHERE schema_name = 'internal'"
         ).fetchall()
     } - {"run"}
-    has_functions = "uniques" in schema_tables
+    has_functions = "uniques" in schema_tables  # which `computed.register` creates
     schema_tables -= {"uniques", "asked", "gathered"}
     tables = dict.fromkeys([*sorted(schema_tables), *parts])
     for table in tables:
@@ -512,7 +518,7 @@ def _check_reads(con: duckdb.DuckDBPyConnection, text: str) -> None:
         "table_name FROM duckdb_tables() WHERE schema_name = 'main'"
     )
     views = {name for (name,) in con.execute(tables_sql).fetchall()}
-    views |= {
+    views |= {  # names of its WITH clauses
         key
         for node in found
         for entry in node.get("map", [])

@@ -32,7 +32,8 @@ PLAIN_STAR = {
     "columns",
 }
 
-Column = tuple[str, str]  # (name in lower case, "" where DuckDB generates one; column of a view, "" if none)
+# (name in lower case, "" where DuckDB generates one; column of a view that it shows, "" if none)
+Column = tuple[str, str]
 Columns = tuple[Column, ...]
 Node = Mapping[str, Any]
 Tables = Callable[[str], Columns | None]  # table name -> its columns; None: unknown
@@ -113,10 +114,14 @@ def _united(left: Columns | None, right: Columns | None, by_name: bool) -> Colum
     if left is None or right is None:
         return None
     if by_name:
-        first, second = dict(left), dict(right)
-        unique = len(first) == len(left) and len(second) == len(right)
-        names = dict.fromkeys([*first, *second])
-        return tuple((name, _same(first.get(name), second.get(name))) for name in names) if unique else None
+        left_sources, right_sources = dict(left), dict(right)
+        unique = len(left_sources) == len(left) and len(right_sources) == len(right)
+        names = dict.fromkeys([*left_sources, *right_sources])
+        return (
+            tuple((name, _same(left_sources.get(name), right_sources.get(name))) for name in names)
+            if unique
+            else None
+        )
     if len(left) != len(right):
         return None
     return tuple((name, _same(source, other)) for (name, source), (_, other) in zip(left, right, strict=True))
@@ -131,8 +136,8 @@ def _same(one: str | None, other: str | None) -> str:
 
 
 def _named(found: Columns | None, aliases: Sequence[str]) -> Columns | None:
-    """Returns columns of a subquery or WITH, the first ones renamed by aliases. Where a name occurs twice no
-    column is certain, because DuckDB renames the second one.
+    """Returns the columns of a subquery or WITH, the first ones renamed by aliases. Where a name occurs
+    twice, no column counts as one of a view, because DuckDB renames the second one.
     """
     if found is None or len(aliases) > len(found):
         return None
@@ -190,21 +195,21 @@ def _joined(node: Node, left: Scope, right: Scope) -> Scope:
         return Scope(dict.fromkeys(relations), None)
     if node["ref_type"] == "NATURAL" and (left.star is None or right.star is None):
         return Scope(dict.fromkeys(relations), None)
-    first, second = dict(left.star or ()), dict(right.star or ())
+    left_sources, right_sources = dict(left.star or ()), dict(right.star or ())
     shared = (
         {name.lower() for name in node.get("using_columns", ())}
         if node["ref_type"] != "NATURAL"
-        else first.keys() & second.keys()
+        else left_sources.keys() & right_sources.keys()
     )
     ambiguous = {
         name
         for name in shared
-        if left.star is None or right.star is None or first.get(name) != second.get(name)
+        if left.star is None or right.star is None or left_sources.get(name) != right_sources.get(name)
     }
     star = (
         None
         if left.star is None or right.star is None
-        else (*left.star, *(one for one in right.star if one[0] not in shared))
+        else (*left.star, *(column for column in right.star if column[0] not in shared))
     )
     return Scope(relations, star, left.ambiguous | right.ambiguous | ambiguous)
 

@@ -97,15 +97,15 @@ def _figure(
 
 def _scale(axis: Any, name: str, values: Sequence[float]) -> float:
     """Sets label and scale of an axis. Returns the number by which its values are to be divided."""
-    by, label = units.axis(name, values)
-    scaled = [v / by for v in values if np.isfinite(v)]
+    divisor, label = units.axis(name, values)
+    scaled = [v / divisor for v in values if np.isfinite(v)]
     axis.set_label_text(label)
     if scaled and min(scaled) > 0 and max(scaled) > LOG_RATIO * min(scaled):
         _logarithmic(axis, max(scaled) / min(scaled))
     else:
         axis.set_major_locator(MaxNLocator(6))
         axis.set_major_formatter(FuncFormatter(lambda v, _: units.number(v)))
-    return by
+    return divisor
 
 
 def _logarithmic(axis: Any, span: float) -> None:
@@ -138,9 +138,9 @@ def front(
                 label=f"feasible points ({len(x)})",
                 rasterized=len(x) > 5000,
             )
-            step = _stairs(x * (-1 if maximise_x else 1), y * (-1 if maximise_y else 1))
-            sx, sy = x[step], y[step]
-            ax.step(sx, sy, where="post", color=INK, linewidth=1.0, label="front of these two")
+            pair_front = _stairs(x * (-1 if maximise_x else 1), y * (-1 if maximise_y else 1))
+            front_x, front_y = x[pair_front], y[pair_front]
+            ax.step(front_x, front_y, where="post", color=INK, linewidth=1.0, label="front of these two")
             ax.scatter(
                 x[on_front],
                 y[on_front],
@@ -151,7 +151,7 @@ def front(
                 label=f"front of all {len(objectives)} ({int(on_front.sum())})",
                 zorder=3,
             )
-            ax.scatter(sx, sy, s=14, color=INK, zorder=4, linewidths=0)
+            ax.scatter(front_x, front_y, s=14, color=INK, zorder=4, linewidths=0)
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
         figure.suptitle(title)
@@ -196,10 +196,10 @@ def breakdown(panels: Mapping[str, Bars], row_title: str, title: str) -> Picture
                 if any(sizes.get(part) for _, sizes in shown)
             ]
             parts.sort(key=lambda part: -sum(sizes.get(part, 0.0) for _, sizes in shown))
-            by, label = units.axis(name, [sum(sizes.values()) for _, sizes in shown])
+            divisor, label = units.axis(name, [sum(sizes.values()) for _, sizes in shown])
             left = np.zeros(len(shown))
             for part in parts:
-                widths = np.array([sizes.get(part, 0.0) / by for _, sizes in shown])
+                widths = np.array([sizes.get(part, 0.0) / divisor for _, sizes in shown])
                 i = shade_index[part.removesuffix(BOTTLENECK_SUFFIX)]
                 ax.barh(
                     range(len(shown)),
@@ -390,7 +390,7 @@ def progress(
     """
     with mpl.rc_context(STYLE):
         figure, axes = _figure(7.2, 4.6, 2, 1, sharex=True, height_ratios=[2, 1])
-        top, low = axes[:, 0]
+        top, bottom = axes[:, 0]
         if volume:
             top.step(
                 [0, *(done for done, _ in volume)],
@@ -404,7 +404,7 @@ def progress(
         stacked = np.zeros(max(map(len, statuses.values()), default=0))
         for i, (status, counts) in enumerate(statuses.items()):
             if any(counts):
-                low.fill_between(
+                bottom.fill_between(
                     range(1, len(stacked) + 1),
                     stacked,
                     stacked + counts,
@@ -415,10 +415,10 @@ def progress(
                     label=f"{status} ({counts[-1]})",
                 )
                 stacked = stacked + np.array(counts)
-        low.set_ylabel("machines")
-        low.set_xlabel("machines done")
-        low.xaxis.set_major_locator(MaxNLocator(integer=True))
-        low.legend(loc="upper left")
+        bottom.set_ylabel("machines")
+        bottom.set_xlabel("machines done")
+        bottom.xaxis.set_major_locator(MaxNLocator(integer=True))
+        bottom.legend(loc="upper left")
         figure.suptitle(title)
     return Picture(figure)
 
@@ -491,19 +491,19 @@ def nest(lines: Sequence[Line], title: str, subtitle: str) -> Picture:
 
 def ski_slope(given: Slope, title: str) -> Picture:
     """Draws the minimum traffic of the outermost level over the capacity of one buffer."""
-    points = [(capacity, moved) for capacity, moved in given.points if moved is not None]
+    points = [(capacity, traffic) for capacity, traffic in given.points if traffic is not None]
     with mpl.rc_context(STYLE):
         figure, axes = _figure(7.2, 4.6)
         ax = axes[0][0]
-        sizes = (
-            [moved for _, moved in points]
+        traffics = (
+            [traffic for _, traffic in points]
             + [given.compulsory]
             + ([given.machine_point[1]] if given.machine_point else [])
         )
-        by, label = units.axis("bytes", sizes)
+        divisor, label = units.axis("bytes", traffics)
         ax.step(
             [c for c, _ in points],
-            [moved / by for _, moved in points],
+            [traffic / divisor for _, traffic in points],
             where="post",
             color=INK,
             linewidth=1.4,
@@ -512,7 +512,7 @@ def ski_slope(given: Slope, title: str) -> Picture:
             label=f"lowest traffic of {given.outer} with one buffer",
         )
         ax.axhline(
-            given.compulsory / by,
+            given.compulsory / divisor,
             color=SHADES[1],
             linewidth=1.0,
             linestyle="--",
@@ -522,7 +522,7 @@ def ski_slope(given: Slope, title: str) -> Picture:
             on_chip_bytes, traffic_bytes = given.machine_point
             ax.scatter(
                 [on_chip_bytes],
-                [traffic_bytes / by],
+                [traffic_bytes / divisor],
                 marker="D",
                 s=42,
                 color=SHADES[3],
@@ -536,9 +536,9 @@ def ski_slope(given: Slope, title: str) -> Picture:
         ticks = [c for c, _ in given.points][::2]
         ax.set_xticks(ticks, [units.quantity("bytes", c) for c in ticks], fontsize=7.5)
         ax.minorticks_off()
-        _logarithmic(ax.yaxis, max(sizes) / min(sizes))
-        if max(sizes) < 2 * min(sizes):
-            ax.set_ylim(min(sizes) / by / 1.5, max(sizes) / by * 2)
+        _logarithmic(ax.yaxis, max(traffics) / min(traffics))
+        if max(traffics) < 2 * min(traffics):
+            ax.set_ylim(min(traffics) / divisor / 1.5, max(traffics) / divisor * 2)
         ax.set_xlabel("capacity on chip")
         ax.set_ylabel(f"{given.outer} {label.replace('bytes', 'traffic').strip()}")
         ax.set_title(f"{title}\nmappings: {textwrap.shorten(given.certificate, 100, placeholder=' ...')}")
@@ -553,7 +553,7 @@ def residency(given: Residency) -> Picture:
     names = list(dict.fromkeys(name for name, *_ in given.bars))[:MAX_TENSORS]
     sizes = {name: size for name, _, _, _, size in given.bars}
     starts, rows = [0.0, *given.times[:-1]], max(len(names), 1)
-    by, time_label = (
+    divisor, time_label = (
         units.axis("latency_cycles", given.times) if given.time_unit else (1.0, "accesses, in order")
     )
     with mpl.rc_context(STYLE):
@@ -571,8 +571,8 @@ def residency(given: Residency) -> Picture:
                 share = retained / size if size else 1.0
                 top.barh(
                     names.index(name),
-                    (last - first) / by,
-                    left=first / by,
+                    (last - first) / divisor,
+                    left=first / divisor,
                     height=0.66,
                     color=mpl.colormaps["cividis_r"](0.1 + 0.75 * share),
                     edgecolor=INK,
@@ -581,7 +581,7 @@ def residency(given: Residency) -> Picture:
                 if share < 0.999 and last - first > 0.04 * given.times[-1]:
                     top.annotate(
                         f"{units.quantity('bytes', retained)}, {100 * share:.0f} %",
-                        ((first + last) / 2 / by, names.index(name)),
+                        ((first + last) / 2 / divisor, names.index(name)),
                         fontsize=7,
                         ha="center",
                         va="center",
@@ -592,24 +592,24 @@ def residency(given: Residency) -> Picture:
             [f"{_short(name, 28)}, {units.quantity('bytes', sizes[name])}" for name in names],
         )
         top.set_ylim(rows - 0.4, -0.6)
-        top.set_xlim(0, given.times[-1] / by)
+        top.set_xlim(0, given.times[-1] / divisor)
         if not names:
             top.text(0.5, 0.5, "nothing is retained on chip", ha="center", transform=top.transAxes)
         for ax, (level, occupied, capacity) in zip(axes[1:, 0], given.used, strict=True):
-            scale, label = units.axis("bytes", [*occupied, capacity or 0.0])
+            bytes_divisor, label = units.axis("bytes", [*occupied, capacity or 0.0])
             ax.stairs(
-                [v / scale for v in occupied],
-                [0.0, *(t / by for t in given.times)],
+                [v / bytes_divisor for v in occupied],
+                [0.0, *(t / divisor for t in given.times)],
                 fill=True,
                 color=SHADES[2],
                 edgecolor=INK,
                 linewidth=0.6,
             )
             if capacity:
-                ax.axhline(capacity / scale, color=INK, linewidth=1.0, linestyle="--")
+                ax.axhline(capacity / bytes_divisor, color=INK, linewidth=1.0, linestyle="--")
                 ax.annotate(
                     "capacity",
-                    (1, capacity / scale),
+                    (1, capacity / bytes_divisor),
                     (-2, 2),
                     xycoords=("axes fraction", "data"),
                     textcoords="offset points",
@@ -617,15 +617,15 @@ def residency(given: Residency) -> Picture:
                     ha="right",
                 )
             ax.set_ylabel(f"one {level}\n{label.replace('bytes ', '')}")
-            ax.set_ylim(0, 1.25 * max([*occupied, capacity or 0.0]) / scale or 1.0)
-        low = axes[-1][0]
-        low.set_xlabel(time_label.replace("latency", "time"))
+            ax.set_ylim(0, 1.25 * max([*occupied, capacity or 0.0]) / bytes_divisor or 1.0)
+        bottom = axes[-1][0]
+        bottom.set_xlabel(time_label.replace("latency", "time"))
         if given.time_unit:
             for a, b, step in zip(starts, given.times, given.steps, strict=True):
-                top.axvline(b / by, color=FAINT, linewidth=0.6, zorder=0)
+                top.axvline(b / divisor, color=FAINT, linewidth=0.6, zorder=0)
                 top.annotate(
                     _short(step, 40),
-                    ((a + b) / 2 / by, 1.0),
+                    ((a + b) / 2 / divisor, 1.0),
                     (0, 3),
                     xycoords=("data", "axes fraction"),
                     textcoords="offset points",
@@ -633,7 +633,7 @@ def residency(given: Residency) -> Picture:
                     fontsize=7,
                 )
         elif len(given.steps) <= 80:
-            low.set_xticks(
+            bottom.set_xticks(
                 [a + 0.5 for a in starts],
                 [_short(step, 22) for step in given.steps],
                 rotation=90,
@@ -649,8 +649,8 @@ def layout(given: TensorAddresses) -> Picture:
     """
     addresses = np.array(given.addresses)
     lines = addresses // given.line_elems
-    order = {line: i for i, line in enumerate(np.unique(lines))}
-    shade = np.vectorize(order.__getitem__)(lines)
+    shade_of_line = {line: i for i, line in enumerate(np.unique(lines))}
+    shade = np.vectorize(shade_of_line.__getitem__)(lines)
     rows, columns = addresses.shape
     with mpl.rc_context(STYLE):
         figure, axes = _figure(1.6 + 0.38 * columns, 1.5 + 0.3 * rows)

@@ -4,9 +4,9 @@
 const $ = id => document.getElementById(id);
 const FIRST = 25, MORE = 200, LINES = 4000, CELLS = 200, TICKS = 12, SWATCHES = ['#16324f', '#2a7f9e', '#8cc0a8', '#e3c567', '#b5651d', '#6b4c7a', '#d0d0d0', '#7d8a97'];
 const MARKS = ['circle', 'square', 'diamond', 'triangle-up', 'x', 'cross'];
-window.addEventListener('error', event => say(event.message));
-window.addEventListener('unhandledrejection', event => say(String(event.reason)));
-function say(text) { $('fault').textContent = `This page cannot be drawn whole: ${text}`; $('fault').hidden = false; }
+window.addEventListener('error', event => showFault(event.message));
+window.addEventListener('unhandledrejection', event => showFault(String(event.reason)));
+function showFault(text) { $('fault').textContent = `This page cannot be drawn whole: ${text}`; $('fault').hidden = false; }
 
 // ---- data
 const facts = JSON.parse($('data-facts').textContent);
@@ -14,7 +14,7 @@ const unpacked = async id => {
   const bytes = Uint8Array.from(atob($(id).textContent), c => c.charCodeAt(0));
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'))).arrayBuffer();
 };
-if (!('DecompressionStream' in window)) { say('this browser lacks DecompressionStream; take one of 2023 or newer'); return; }
+if (!('DecompressionStream' in window)) { showFault('this browser lacks DecompressionStream; take one of 2023 or newer'); return; }
 const buffer = await unpacked('data-columns');
 const details = JSON.parse(new TextDecoder().decode(await unpacked('data-details')));
 const ARRAYS = {f4: Float32Array, u1: Uint8Array, u2: Uint16Array, i4: Int32Array};
@@ -25,6 +25,7 @@ const metrics = facts.columns.filter(c => c.group === 'metric').map(c => c.name)
 const objectives = facts.objectives.map(o => o.name);
 const highest = Object.fromEntries(facts.objectives.map(o => [o.name, o.max]));
 const point = i => several ? `${machine[row[i]]}.${schedule[i]}` : `${machine[row[i]]}`;
+// value of a column at point i: texts (parameters) are stored per machine, numbers per point
 const at = (name, i) => columns[name].choices.length ? columns[name].values[row[i]] : columns[name].values[i];
 
 // ---- numbers and text
@@ -34,7 +35,7 @@ function number(v) {
   const short = Number(v.toPrecision(4));
   return short === 0 || (Math.abs(short) >= 1e-4 && Math.abs(short) < 1e7) ? String(short) : v.toPrecision(4);
 }
-function unit(name, v) {
+function unit(name, v) {  // divisor and name of the unit for a value of this size
   const steps = columns[name].units, size = Math.abs(v);
   if (!steps.length) return [1, ''];
   return [...steps].reverse().find(step => size >= step[0]) || steps[0];
@@ -72,7 +73,7 @@ function options(id, names, chosen, extra = []) {
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const gl = (() => { const c = document.createElement('canvas'); return Boolean(c.getContext('webgl')); })();
 const SCATTER = gl ? 'scattergl' : 'scatter';
-function look(more = {}) {
+function plotLayout(more = {}) {
   const axis = {gridcolor: css('--rule'), zerolinecolor: css('--rule'), linecolor: css('--dim'), automargin: true};
   const {xaxis, yaxis, ...rest} = more;
   return {paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)', font: {color: css('--ink'), size: 12, family: 'system-ui, sans-serif'},
@@ -86,27 +87,27 @@ const SCALES = {light: ['#d9b23c', '#7fae86', '#2a7f9e', '#16324f'], dark: ['#f3
 const shades = () => SCALES[document.documentElement.dataset.theme].map((colour, k, all) => [k / (all.length - 1), colour]);
 const drawn = [];  // what is drawn again in other colours
 const draw = make => { drawn.push(make); make(); };
-function axisOf(name, indices) {  // scale, title, divisor of a column
+function axisOf(name, indices) {  // plotly.js axis of a column, the divisor of its values, whether it is logarithmic
   const c = columns[name];
   if (c.choices.length) return {by: 1, axis: {title: {text: plain(c.label)}, tickvals: c.choices.map((_, k) => k), ticktext: c.choices.map(plain)}};
   let low = Infinity, high = -Infinity;
   for (const i of indices) { const v = c.values[i]; if (isFinite(v)) { low = Math.min(low, v); high = Math.max(high, v); } }
-  const [by, word] = unit(name, high), far = low > 0 && high > 8 * low;
+  const [by, word] = unit(name, high), isLog = low > 0 && high > 8 * low;
   const share = word === '%', factor = share ? 0.01 : by;
-  return {by: factor, low, high, far, axis: {title: {text: plain(word ? `${c.label} (${word})` : c.label)}, type: far ? 'log' : 'linear', exponentformat: 'none', hoverformat: '.4~g'}};
+  return {by: factor, low, high, isLog, axis: {title: {text: plain(word ? `${c.label} (${word})` : c.label)}, type: isLog ? 'log' : 'linear', exponentformat: 'none', hoverformat: '.4~g'}};
 }
 
 // ---- filters: choices by parameter, brushes of the parallel coordinates, a box in the scatter
-const every = [];
-for (let i = 0; i < count; i++) if (feasible[i]) every.push(i);
+const feasiblePoints = [];
+for (let i = 0; i < count; i++) if (feasible[i]) feasiblePoints.push(i);
 const unticked = Object.fromEntries(facts.parameters.map(name => [name, new Set()]));
-let brushes = {}, boxed = null, passing = every;
+let brushes = {}, boxed = null, passing = feasiblePoints;
 function filtered() {
   const off = facts.parameters.filter(name => unticked[name].size), brushed = Object.entries(brushes);
-  passing = every.filter(i => off.every(name => !unticked[name].has(at(name, i))) && (!boxed || boxed.has(i))
+  passing = feasiblePoints.filter(i => off.every(name => !unticked[name].has(at(name, i))) && (!boxed || boxed.has(i))
     && brushed.every(([name, ranges]) => { const v = onLine(name, i); return ranges.some(([a, b]) => v >= a && v <= b); }));
   const best = passing.filter(i => front[i]).length;
-  $('count').textContent = `${passing.length} of ${every.length} feasible points pass, ${best} of them on the front of ${objectives.length} objectives.`;
+  $('count').textContent = `${passing.length} of ${feasiblePoints.length} feasible points pass, ${best} of them on the front of ${objectives.length} objectives.`;
 }
 function refresh(lines = true) { filtered(); scatter(); rows(); if (lines) parallel(); }
 
@@ -119,8 +120,8 @@ function stairs(x, y, indices) {  // of two columns, the non-dominated points
 let axisX, axisY, drawing = 0;
 function scatter() {
   const [x, y, colour] = ['x', 'y', 'colour'].map(id => $(id).value);
-  [axisX, axisY] = [axisOf(x, every), axisOf(y, every)];
-  const inside = new Set(passing), outside = passing.length === every.length ? [] : every.filter(i => !inside.has(i));
+  [axisX, axisY] = [axisOf(x, feasiblePoints), axisOf(y, feasiblePoints)];
+  const inside = new Set(passing), outside = passing.length === feasiblePoints.length ? [] : feasiblePoints.filter(i => !inside.has(i));
   const trace = (indices, marker, name) => ({type: SCATTER, mode: 'markers', name, x: indices.map(i => at(x, i) / axisX.by), y: indices.map(i => at(y, i) / axisY.by),
     customdata: indices, marker, text: indices.map(i => `machine ${point(i)}`), hovertemplate: `%{text}<br>${plain(columns[x].label)} %{x}<br>${plain(columns[y].label)} %{y}<extra></extra>`});
   const others = passing.filter(i => !front[i]), best = passing.filter(i => front[i]);
@@ -133,13 +134,14 @@ function scatter() {
       line: {shape: 'hv', color: css('--ink'), width: 1.2}, hoverinfo: 'skip'});
   }
   drawing += 1;  // what is drawn anew says that its selection is gone
-  Plotly.react('scatter', traces, look({xaxis: axisX.axis, yaxis: axisY.axis, dragmode: 'select', uirevision: `${x} ${y}`, selections: [], selectionrevision: performance.now(),
+  Plotly.react('scatter', traces, plotLayout({xaxis: axisX.axis, yaxis: axisY.axis, dragmode: 'select', uirevision: `${x} ${y}`, selections: [], selectionrevision: performance.now(),
     coloraxis: colourAxis(colour), margin: {l: 60, r: 16, t: 12, b: narrow() ? 96 : 48}}), TOOLS()).then(() => { drawing -= 1; });
 }
 function colours(name, indices) {
   return name ? {color: indices.map(i => scaled(name, i)), coloraxis: 'coloraxis'} : {color: css('--accent')};
 }
-const logarithmic = name => !columns[name].choices.length && axisOf(name, every).far;
+const logarithmic = name => !columns[name].choices.length && axisOf(name, feasiblePoints).isLog;
+// value as it is drawn: its logarithm where the column spans much
 const scaled = (name, i) => logarithmicOf[name] ? Math.log10(at(name, i)) : at(name, i);
 const logarithmicOf = {};
 for (const name of metrics) logarithmicOf[name] = logarithmic(name);
@@ -150,9 +152,9 @@ function colourAxis(name) {
   return {colorscale: shades(), colorbar: {...bar, ...ticks(name)}};
 }
 function ticks(name) {  // of a column that may be drawn as logarithms
-  const {low, high, far} = axisOf(name, every), many = 5;
-  const values = Array.from({length: many}, (_, k) => far ? low * (high / low) ** (k / (many - 1)) : low + (high - low) * k / (many - 1));
-  return {tickvals: far ? values.map(Math.log10) : values, ticktext: values.map(v => { const [by, word] = unit(name, v); return word === '%' ? `${number(Number((100 * v).toPrecision(2)))} %` : `${number(Number((v / by).toPrecision(3)))} ${word}`; })};
+  const {low, high, isLog} = axisOf(name, feasiblePoints), many = 5;
+  const values = Array.from({length: many}, (_, k) => isLog ? low * (high / low) ** (k / (many - 1)) : low + (high - low) * k / (many - 1));
+  return {tickvals: isLog ? values.map(Math.log10) : values, ticktext: values.map(v => { const [by, word] = unit(name, v); return word === '%' ? `${number(Number((100 * v).toPrecision(2)))} %` : `${number(Number((v / by).toPrecision(3)))} ${word}`; })};
 }
 
 // ---- parallel coordinates
@@ -172,7 +174,7 @@ function parallel() {
       const base = c.choices.length ? {tickvals: few, ticktext: few.map(k => c.choices[k]), range: [0, Math.max(1, c.choices.length - 1)]} : {...ticks(name), range: (r => [r[0], r[r.length - 1]])(ticks(name).tickvals)};
       return {label: c.label, values: lines.map(i => onLine(name, i)), constraintrange: brushes[name], ...base};
     })}];
-  Plotly.react('lines', traces, look({margin: {l: 70, r: 70, t: 48, b: 20}}), CONFIG);
+  Plotly.react('lines', traces, plotLayout({margin: {l: 70, r: 70, t: 48, b: 20}}), CONFIG);
   if (!listening) { listening = true; $('lines').on('plotly_restyle', brushed); }
 }
 function brushed() {
@@ -182,18 +184,18 @@ function brushed() {
 }
 
 // ---- the table and its filters
-let most = FIRST;
+let rowLimit = FIRST;  // rows that the table shows at most
 function rows() {
   const x = $('x').value, sign = highest[x] ? -1 : 1, chosen = $('only').checked ? passing.filter(i => front[i]) : [...passing];
   chosen.sort((i, j) => sign * (at(x, i) - at(x, j)));
   const names = [...objectives, ...facts.parameters];
   table('points', [['machine', ''], ...names.map(name => [columns[name].label, columns[name].choices.length ? '' : 'number']), ['gap to bound', 'number']],
-    chosen.slice(0, most).map(i => {
+    chosen.slice(0, rowLimit).map(i => {
       const open = element('button', point(i), {type: 'button', 'aria-label': `explain machine ${point(i)}`});
       open.addEventListener('click', () => explain(i, open));
       return [open, ...names.map(name => shown(name, i)), shown('gap_to_bound', i)];
     }));
-  $('more').hidden = chosen.length <= most;
+  $('more').hidden = chosen.length <= rowLimit;
 }
 for (const name of facts.parameters) {
   const set = element('fieldset');
@@ -206,7 +208,7 @@ for (const name of facts.parameters) {
   }));
   $('boxes').append(set);
 }
-$('more').addEventListener('click', () => { most += MORE; rows(); });
+$('more').addEventListener('click', () => { rowLimit += MORE; rows(); });
 $('only').addEventListener('change', rows);
 $('clear').addEventListener('click', () => {
   for (const name of facts.parameters) unticked[name].clear();
@@ -215,11 +217,11 @@ $('clear').addEventListener('click', () => {
 });
 
 // ---- the drawer
-let opener = null, known = null;
-const codes = i => facts.parameters.map(name => at(name, i)).join(',');
-function placed() {  // first schedule of each machine, by its parameters
-  if (!known) { known = new Map(); for (let i = 0; i < count; i++) if (schedule[i] === 0) known.set(codes(i), i); }
-  return known;
+let opener = null, firstPoints = null;
+const parameterKey = i => facts.parameters.map(name => at(name, i)).join(',');
+function pointsByParameters() {  // first schedule of each machine, by its parameters
+  if (!firstPoints) { firstPoints = new Map(); for (let i = 0; i < count; i++) if (schedule[i] === 0) firstPoints.set(parameterKey(i), i); }
+  return firstPoints;
 }
 function explain(i, from) {
   opener = from || opener;
@@ -244,15 +246,15 @@ function mapping(own) {
       hovertemplate: `${plain(key)}: %{x:.4~g} ${word}<extra></extra>`};
   });
   Plotly.react('breakdown', [...bars(own.map(w => w.energy), 'energy_pj', 'x'), ...bars(own.map(w => w.latency), 'latency_ns', 'x2')],
-    look({barmode: 'stack', grid: {rows: 2, columns: 1, pattern: 'independent'}, margin: {l: 90, r: 8, t: 8, b: 24}, showlegend: true,
+    plotLayout({barmode: 'stack', grid: {rows: 2, columns: 1, pattern: 'independent'}, margin: {l: 90, r: 8, t: 8, b: 24}, showlegend: true,
       legend: {orientation: 'h', y: -0.15, yanchor: 'top', traceorder: 'normal', font: {size: 10}}, xaxis2: {gridcolor: css('--rule')}, yaxis2: {}}), CONFIG);
   const dots = own.flatMap(w => w.roofline.dots), roof = own[0].roofline, xs = [...dots.map(d => d[1]), roof.peak / roof.gb_s].filter(isFinite);
-  const [low, high] = [Math.min(...xs) / 3, Math.max(...xs) * 3], corner = Math.min(Math.max(roof.peak / roof.gb_s, low), high), binds = [...new Set(dots.map(d => d[4]))];
+  const [low, high] = [Math.min(...xs) / 3, Math.max(...xs) * 3], corner = Math.min(Math.max(roof.peak / roof.gb_s, low), high), bottlenecks = [...new Set(dots.map(d => d[4]))];
   Plotly.react('roofline', [{type: 'scatter', mode: 'lines', name: plain(`${roof.level} ${number(roof.gb_s)} GB/s`), x: [low, corner, high], y: [low, corner, high].map(v => Math.min(roof.peak, v * roof.gb_s)), line: {color: css('--ink')}, hoverinfo: 'skip'},
-    ...binds.map((who, k) => { const mine = dots.filter(d => d[4] === who); return {type: 'scatter', mode: 'markers', name: plain(`bottleneck ${who}`), x: mine.map(d => d[1]), y: mine.map(d => d[2]),
+    ...bottlenecks.map((component, k) => { const mine = dots.filter(d => d[4] === component); return {type: 'scatter', mode: 'markers', name: plain(`bottleneck ${component}`), x: mine.map(d => d[1]), y: mine.map(d => d[2]),
       text: mine.map(d => plain(d[0])), marker: {symbol: MARKS[k % MARKS.length], size: mine.map(d => 7 + 30 * Math.sqrt(d[3])), color: SWATCHES[(k + 1) % 5], line: {color: css('--ink'), width: 1}},
       hovertemplate: '%{text}<br>%{x:.3~g} MAC/B<br>%{y:.3~g} GMAC/s<extra></extra>'}; })],
-  look({xaxis: {type: 'log', title: {text: plain(`operational intensity (MAC/B of ${roof.level})`)}}, yaxis: {type: 'log', title: {text: 'GMAC/s'}}}), CONFIG);
+  plotLayout({xaxis: {type: 'log', title: {text: plain(`operational intensity (MAC/B of ${roof.level})`)}}, yaxis: {type: 'log', title: {text: 'GMAC/s'}}}), CONFIG);
   const einsums = own.flatMap(w => w.einsums.map(e => [own.length > 1 ? `${w.name}: ${e[0]}` : e[0], ...e.slice(1)]));
   $('einsum').replaceChildren(...einsums.map((e, k) => element('option', `${e[0]}${e[1] > 1 ? ` x ${e[1]}` : ''}, bottleneck ${e[4]}`, {value: k})));
   const nest = () => { $('nest').textContent = details.nests[einsums[$('einsum').value][5]]; };
@@ -263,7 +265,7 @@ function neighbours(i) {
   const own = facts.parameters.map(name => at(name, i)), found = [];
   facts.parameters.forEach((name, k) => columns[name].choices.forEach((text, value) => {
     if (value === own[k] || (facts.orders[k] && Math.abs(value - own[k]) > 1)) return;
-    const other = placed().get(own.map((v, j) => j === k ? value : v).join(','));
+    const other = pointsByParameters().get(own.map((v, j) => j === k ? value : v).join(','));
     let cell = 'not among the points';
     if (other !== undefined) { cell = element('button', point(other), {type: 'button'}); cell.addEventListener('click', () => explain(other)); }
     found.push([columns[name].label, `${columns[name].choices[own[k]]} → ${text}`, cell, ...objectives.map(o => {
@@ -291,9 +293,9 @@ function effects() {
       return {type: 'scatter', mode: 'lines+markers+text', x: mine.map(r => r.factor), y: mine.map(() => plain(columns[name].label)), hovertext: mine.map(r => plain(r.value)),
         text: mine.map(r => ends[0] < 0.9 * ends[1] && ends.includes(r.factor) ? plain(r.value) : ''), textposition: mine.map(r => r.factor === ends[0] ? 'top right' : 'top left'), textfont: {size: 10}, cliponaxis: false,
         marker: {color: css('--accent'), size: 8}, line: {color: css('--dim')}, hovertemplate: '%{hovertext}: times %{x:.4~g}<extra></extra>'}; });
-    const far = own.rows.length && Math.max(...own.rows.map(r => r.factor)) > 2 * Math.min(...own.rows.map(r => r.factor));
-    Plotly.react(id, traces, look({showlegend: false, title: {text: plain(`${columns[o].label}: ${Math.round(100 * own.explained)} % explained`), font: {size: 13}}, margin: {l: 90, r: 12, t: 36, b: 44},
-      xaxis: {type: far ? 'log' : 'linear', title: {text: 'times its mean'}, dtick: far ? 'D2' : undefined}, yaxis: {type: 'category'}}), CONFIG);
+    const isLog = own.rows.length && Math.max(...own.rows.map(r => r.factor)) > 2 * Math.min(...own.rows.map(r => r.factor));
+    Plotly.react(id, traces, plotLayout({showlegend: false, title: {text: plain(`${columns[o].label}: ${Math.round(100 * own.explained)} % explained`), font: {size: 13}}, margin: {l: 90, r: 12, t: 36, b: 44},
+      xaxis: {type: isLog ? 'log' : 'linear', title: {text: 'times its mean'}, dtick: isLog ? 'D2' : undefined}, yaxis: {type: 'category'}}), CONFIG);
   }
   if (!objectives.some(o => facts.effects[o].rows.length)) $('effects').replaceChildren(element('p', 'No parameter varies among the feasible points.'));
 }
@@ -305,16 +307,16 @@ function map() {
   const z = bad.map((line, r) => line.map((n, c) => all[r][c] ? 100 * n / all[r][c] : null));
   Plotly.react('map', [{type: 'heatmap', z, x: cx.choices.map(plain), y: cy.choices.map(plain), zmin: 0, zmax: 100, colorscale: [[0, css('--panel')], [1, css('--mark')]], xgap: 2, ygap: 2,
     text: bad.map((line, r) => line.map((n, c) => all[r][c] ? `${n} of ${all[r][c]}` : '')), texttemplate: cx.choices.length * cy.choices.length <= CELLS ? '%{text}' : '', hovertemplate: '%{x}, %{y}: %{text} without a feasible point<extra></extra>',
-    colorbar: {title: {text: '%', side: 'right'}, thickness: 12}}], look({xaxis: {type: 'category', title: {text: plain(cx.label)}}, yaxis: {type: 'category', title: {text: plain(cy.label)}}}), CONFIG);
+    colorbar: {title: {text: '%', side: 'right'}, thickness: 12}}], plotLayout({xaxis: {type: 'category', title: {text: plain(cx.label)}}, yaxis: {type: 'category', title: {text: plain(cy.label)}}}), CONFIG);
 }
 function volume() {
   const p = facts.progress, shades = {ok: '#8cc0a8', infeasible: '#16324f', pruned: '#e3c567', error: '#b5651d'};
   const traces = [{type: 'scatter', mode: 'lines', name: 'hypervolume', x: [0, ...p.volume.map(v => v[0])], y: [0, ...p.volume.map(v => 100 * v[1])], line: {shape: 'hv', color: css('--ink')}}];
   for (const [state, counts] of Object.entries(p.states)) traces.push({type: 'scatter', mode: 'lines', stackgroup: 'one', fillpattern: {shape: {ok: '', infeasible: '/', pruned: '.', error: 'x'}[state]}, name: state, x: p.done, y: counts, xaxis: 'x', yaxis: 'y2', line: {color: shades[state], width: 1}});
-  Plotly.react('volume', traces, look({xaxis: {anchor: 'y2', title: {text: 'machines done'}}, yaxis: {domain: [0.42, 1], title: {text: 'hypervolume (%)'}, range: [0, 104]},
+  Plotly.react('volume', traces, plotLayout({xaxis: {anchor: 'y2', title: {text: 'machines done'}}, yaxis: {domain: [0.42, 1], title: {text: 'hypervolume (%)'}, range: [0, 104]},
     yaxis2: {domain: [0, 0.32], title: {text: 'machines'}, gridcolor: css('--rule'), automargin: true}}), CONFIG);
 }
-function still() {
+function writeRunFacts() {
   $('summary').textContent = `${facts.said.find(f => f[0] === 'done')[1]} of ${facts.said.find(f => f[0] === 'space')[1]}; ${facts.said.find(f => f[0] === 'best')[1]}`;
   list('said', facts.said);
   $('study').textContent = facts.study;
@@ -332,34 +334,34 @@ function theme(name) {
   $('theme').textContent = name === 'dark' ? 'Light' : 'Dark';
   $('theme').setAttribute('aria-pressed', String(name === 'dark'));
 }
-const wanted = window.matchMedia('(prefers-color-scheme: dark)');
-theme(wanted.matches ? 'dark' : 'light');
-const again = name => { theme(name); drawn.forEach(make => make()); };
-wanted.addEventListener('change', event => again(event.matches ? 'dark' : 'light'));
-$('theme').addEventListener('click', () => again(document.documentElement.dataset.theme === 'dark' ? 'light' : 'dark'));
-let before = null;
-async function paper() {  // light, and as wide as a sheet; WebGL draws a moment later
-  if (before) return;
-  before = document.documentElement.dataset.theme;
+const prefersDark = window.matchMedia('(prefers-color-scheme: dark)');
+theme(prefersDark.matches ? 'dark' : 'light');
+const redraw = name => { theme(name); drawn.forEach(make => make()); };
+prefersDark.addEventListener('change', event => redraw(event.matches ? 'dark' : 'light'));
+$('theme').addEventListener('click', () => redraw(document.documentElement.dataset.theme === 'dark' ? 'light' : 'dark'));
+let themeBefore = null;
+async function preparePrint() {  // light, and as wide as a sheet; WebGL draws a moment later
+  if (themeBefore) return;
+  themeBefore = document.documentElement.dataset.theme;
   document.body.dataset.printing = 'yes';
-  again('light');
+  redraw('light');
   await Promise.all([...document.querySelectorAll('main .js-plotly-plot')].map(plot => Plotly.Plots.resize(plot)));
   await new Promise(done => setTimeout(done, 300));
 }
-async function screen() {
-  if (!before) return;
+async function endPrint() {
+  if (!themeBefore) return;
   delete document.body.dataset.printing;
-  again(before);
-  before = null;
+  redraw(themeBefore);
+  themeBefore = null;
   await Promise.all([...document.querySelectorAll('main .js-plotly-plot')].map(plot => Plotly.Plots.resize(plot)));
 }
-window.addEventListener('beforeprint', paper);
-window.addEventListener('afterprint', screen);
-$('print').addEventListener('click', async () => { await paper(); window.print(); });
+window.addEventListener('beforeprint', preparePrint);
+window.addEventListener('afterprint', endPrint);
+$('print').addEventListener('click', async () => { await preparePrint(); window.print(); });
 
-still();
+writeRunFacts();
 const axes = [...objectives, ...metrics.filter(name => !objectives.includes(name)), ...facts.parameters];
-if (every.length) {
+if (feasiblePoints.length) {
   options('x', axes, objectives[0]);
   options('y', axes, objectives[1] || metrics.find(name => name !== objectives[0]));
   options('colour', axes, objectives[2] || '', [['', 'none']]);

@@ -79,6 +79,7 @@ def script_json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
+    """Returns a value of JSON's types. NaN and infinities are None; broken characters are replaced."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -95,8 +96,8 @@ def _plain(value: Any) -> Any:
 
 
 def pack_columns(columns: Sequence[Column]) -> tuple[list[dict[str, Any]], str]:
-    """Returns (a description of each column with its offset, the bytes of all columns as text). Floats have
-    seven digits.
+    """Returns (a description of each column with its offset, the bytes of all columns as text). Floats are
+    stored in 32 bits.
     """
     head, parts, offset = [], [], 0
     for column in columns:
@@ -120,6 +121,7 @@ def pack_columns(columns: Sequence[Column]) -> tuple[list[dict[str, Any]], str]:
 
 
 def _narrow(column: Column) -> tuple[str, np.ndarray]:
+    """Returns (the narrowest of KINDS that holds a column's numbers, the numbers)."""
     if column.values.dtype.kind not in "iub":
         return "f4", np.clip(column.values, -3e38, 3e38)
     largest = int(column.values.max(initial=0))

@@ -92,7 +92,9 @@ def read_roles(value: object) -> tuple[str, ...]:
 
 
 def read_entry(value: object) -> int | str:
-    """Returns one dimension of a minimum tile: a number above 0, or a word of WORDS. Raises ValueError."""
+    """Returns one dimension of a minimum tile: a number above 0, or a word of TILE_WORDS. Raises
+    ValueError.
+    """
     if (type(value) is int and value > 0) or value in TILE_WORDS:
         return value
     raise ValueError(f"is no tile size; write a whole number above 0, or {', '.join(TILE_WORDS)}")
@@ -174,7 +176,7 @@ def role(of: FieldRole, says: str = "") -> dict[str, str]:
     label: names and remarks, in no cost
     nodes: the levels, fan-outs and compute themselves
 
-    says: what one action is, as column of the table `prices`.
+    says: what one action of this price is, as the table `prices` shows it.
     """
     return {"role": of, "says": says}
 
@@ -229,9 +231,9 @@ class Memory:
     bank_map: Literal["word", "block", "xor"] | None = None  # sram: how words are spread over the banks
     dma_ns: Cost | None = None  # time of one DMA descriptor
     dma_queues: Count | None = None  # descriptors processed at a time
-    dma_strides: NonNegative | None = None  # how many strides one descriptor may repeat a run over
+    dma_strides: NonNegative | None = None  # nested strides at which one descriptor may repeat a run
     prefetch_lines: Count | None = None  # consecutive lines that a miss brings
-    prefetch_run: Cost | None = None  # misses per run, as measured
+    prefetch_run: Cost | None = None  # misses per contiguous run, as measured
     prefetch_line: Cost | None = None  # misses per line, as measured
     miss_ns: Cost | None = None  # time that a miss adds
 
@@ -356,10 +358,11 @@ class Access:
     capacity_bits: int = role_field("layout", 0)  # of all banks of an SRAM together
     descriptor_cycles: float = role_field("layout", 0.0)  # cycles of one DMA descriptor
     dma_queues: int = role_field("layout", 1)
-    # how many strides one descriptor may repeat a run over
+    # nested strides at which one descriptor may repeat a run
     dma_strides: int = role_field("layout", 0)
     prefetch_lines: int = role_field("layout", 0)  # consecutive lines that a miss brings
-    prefetch_run: float | None = role_field("layout", None)  # misses per run, as calibrated
+    # misses per contiguous run, as calibrated
+    prefetch_run: float | None = role_field("layout", None)
     # misses per line, as calibrated
     prefetch_line: float | None = role_field("layout", None)
     miss_cycles: float = role_field("layout", 0.0)  # cycles that a miss adds
@@ -581,9 +584,14 @@ def fields_of(node: type, *roles: FieldRole) -> tuple[str, ...]:
 
 @lru_cache
 def _fields_of(node: type, roles: tuple[FieldRole, ...]) -> tuple[str, ...]:
-    if bare := [one.name for one in fields(node) if "role" not in one.metadata]:
-        raise TypeError(f"{node.__name__}.{bare[0]} has no role; declare it with metadata=role(...)")
-    return tuple(one.name for of in roles for one in fields(node) if one.metadata["role"] == of)
+    if without_role := [declared.name for declared in fields(node) if "role" not in declared.metadata]:
+        raise TypeError(f"{node.__name__}.{without_role[0]} has no role; declare it with metadata=role(...)")
+    return tuple(
+        declared.name
+        for role_wanted in roles
+        for declared in fields(node)
+        if declared.metadata["role"] == role_wanted
+    )
 
 
 def slots(arch: Arch, *roles: FieldRole) -> tuple[Slot, ...]:

@@ -122,7 +122,9 @@ def concatenated(groups: Sequence[Columns]) -> Columns:
 
 
 def _combined(groups: Sequence[Columns], combine: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Columns:
-    """Returns Columns whose every array is `combine` applied to the list of that array in all blocks."""
+    """Returns Columns in which each array is `combine` of the list of that array in all groups; `outside`,
+    which is the same in all, stays.
+    """
     first, names = groups[0], [one.name for one in fields(Columns)[1:]]
     changes: dict[str, Any] = {
         name: combine([getattr(one, name) for one in groups])
@@ -157,6 +159,7 @@ class NodeColumns:
         """Returns [n] whether the node of each machine can be built, and [n, width] its numbers, NaN where
         not. digits: [n, axes], as `Table.digits` returns them.
         """
+        # mixed-radix number of the values on the node's axes; those that matter to an sram only are else 0
         code = np.zeros(len(digits), np.int64)
         is_sram = (
             np.array([value == "sram" for value in space.axes[self.kind].values])[digits[:, self.kind]]
@@ -202,6 +205,7 @@ class Table:
     def __init__(self, space: Space) -> None:
         self.space = space
         template, keys, self.nodes = space.template, [axis.key for axis in space.axes], []
+        # False: the template's order of nodes is faulty, so that no machine can be built
         self.sound = not any(order_faults([outline(node) for node in template.nodes]))
         shapes: dict[object, int] = {}
         for i, node in enumerate(template.nodes):
@@ -249,8 +253,9 @@ class Table:
             for node_columns in (*self.machine_columns, *self.nodes)
         ]
         built = np.logical_and.reduce([is_buildable for is_buildable, _ in parts]) & self.sound
-        (clock, head), *nodes = [found[built].T for _, found in parts[1:]]
+        (clock, machine_shape), *nodes = [found[built].T for _, found in parts[1:]]
         template = self.space.template.nodes
+        # without the last number of a node, its shape; of an array: size, multicast, reduce of each dimension
         levels = [own[:-1] for node, own in zip(template, nodes, strict=True) if isinstance(node, Memory)]
         arrays = [own[:-1] for node, own in zip(template, nodes, strict=True) if isinstance(node, Array)]
         outside = [
@@ -271,14 +276,14 @@ class Table:
             for v in range(len(levels) + 1)
         ]
 
-        def total(of_levels: Floats, of_mac_unit: Floats, of_vector: Floats) -> Floats:
+        def total(per_level: Floats, per_mac_unit: Floats, of_vector_unit: Floats) -> Floats:
             """Returns totals over all instances, summed in the order of `Arch.area_mm2` and `Arch.leak_mw`,
             so that they are equal to the last bit.
             """
-            found = 0 + of_levels[:, 0] * instances[0]
+            summed = 0 + per_level[:, 0] * instances[0]
             for v in range(1, len(levels)):
-                found = found + of_levels[:, v] * instances[v]
-            return np.asarray(found + of_mac_unit * instances[-1] + of_vector)
+                summed = summed + per_level[:, v] * instances[v]
+            return np.asarray(summed + per_mac_unit * instances[-1] + of_vector_unit)
 
         level_columns, compute_columns = (
             dict(zip(fields_of(kind, *COLUMN_ROLES), own, strict=True))
@@ -297,7 +302,7 @@ class Table:
             word.astype(np.int64),
             total(leak, mac_unit_leak, vector_leak),
             total(area, mac_unit_area, vector_area),
-            np.stack([head, *(own[-1] for own in nodes)], axis=1).astype(np.int64),
+            np.stack([machine_shape, *(own[-1] for own in nodes)], axis=1).astype(np.int64),
         )
 
 
@@ -350,7 +355,7 @@ def _maker(
             level = level_of(spec, own_node, i == 0)
             capacity = inf if level.capacity_bits is None else float(level.capacity_bits)
             return (
-                *counted(level, level_fields),
+                *numbers_in(level, level_fields),
                 level.width_bits,
                 level.ports == "separate",
                 capacity,
@@ -369,9 +374,9 @@ def _maker(
         assert isinstance(own_node, MacUnit)
         c, word = compute_of(spec, own_node), word_bits_of(spec, own_node)
         silicon = c.leak_mw, c.area_mm2, c.vector_leak_mw, c.vector_area_mm2
-        return *counted(c, compute_fields), *silicon, word, shape((structure_of(c), word))
+        return *numbers_in(c, compute_fields), *silicon, word, shape((structure_of(c), word))
 
-    def counted(built: Level | Compute, names: Sequence[str]) -> Row:
+    def numbers_in(built: Level | Compute, names: Sequence[str]) -> Row:
         return tuple(nan if (value := getattr(built, name)) is None else value for name in names)
 
     return make, width

@@ -330,14 +330,14 @@ def nesting_faults(nodes: Sequence[Node | None]) -> Iterator[str]:
     """Yields the faults in how nodes are nested, one line each: DRAM listed inside of SRAM; burst or
     bank_map inside of an array. None in nodes: a node that could not be read.
     """
-    first = next((i for i, node in enumerate(nodes) if isinstance(node, Array)), len(nodes))
-    for node in nodes[first:]:
+    first_array = next((i for i, node in enumerate(nodes) if isinstance(node, Array)), len(nodes))
+    for node in nodes[first_array:]:
         if isinstance(node, Memory) and (node.burst is not None or node.bank_map is not None):
             yield (
                 f"{node.name}.{'burst' if node.burst else 'bank_map'} is inside of an array; layouts are "
                 "counted outside of arrays, leave it out"
             )
-    first_sram = ""  # the first sram
+    first_sram = ""
     for i, node in enumerate(nodes):
         if isinstance(node, Memory) and node.kind == "sram":
             first_sram = first_sram or node.name
@@ -479,7 +479,7 @@ def _node_nm(spec: Machine) -> float:
 def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
     """Returns the level of a memory. Raises ComponentError for values outside of the tables."""
     clock_ghz = spec.clock_mhz / 1e3
-    per_gbps = 8 / node.width_bits / clock_ghz
+    per_gbps = 8 / node.width_bits / clock_ghz  # actions per clock cycle that 1 GB/s is
     given_rate = node.actions_per_cycle if node.bandwidth is None else node.bandwidth * per_gbps
     read, write, leak, area, cycles, rate = 0.0, 0.0, 0.0, 0.0, 1, inf
     if node.kind == "sram":
@@ -515,7 +515,9 @@ def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
 
 
 def _access(node: Memory, clock_ghz: float) -> Access | None:
-    """Returns what layouts cost by at a memory; None where neither burst nor bank_map is given."""
+    """Returns the lines, rows, banks, DMA and prefetching by which layouts cost at a memory; None where
+    neither burst nor bank_map is given.
+    """
     if node.burst is None and node.bank_map is None:
         return None
     row, line = 8 * (node.row or 0), 8 * node.burst if node.burst else node.width_bits
@@ -540,13 +542,13 @@ def _access(node: Memory, clock_ghz: float) -> Access | None:
     )
 
 
-REQUIRED_WITH = {  # fields of a memory that need another one
+REQUIRED_WITH = {  # field of a memory -> the field that must be given with it
     "miss_ns": "prefetch_lines",
     "prefetch_run": "prefetch_lines",
     "dma_queues": "dma_ns",
     "dma_strides": "dma_ns",
 }
-NEED_BURST = (  # fields of a memory that need burst
+NEED_BURST = (  # fields of a memory that are valid only with burst
     "row",
     "row_banks",
     "row_interleave",
@@ -644,7 +646,7 @@ def compute_of(spec: Machine, node: MacUnit) -> Compute:
         else mac(node.kind, _node_nm(spec), spec.cell)
     )
     alu = _or_table(node.alu_pj, mac_unit.alu_pj)
-    found = Compute(
+    compute = Compute(
         mac_pj=_or_table(node.mac_pj, mac_unit.mac_pj),
         alu_pj=alu,
         ops_per_cycle=node.ops_per_cycle,
@@ -653,19 +655,19 @@ def compute_of(spec: Machine, node: MacUnit) -> Compute:
         merge_pj=_or_table(node.merge_pj, alu),
     )
     if not node.vector_lanes:
-        return found
-    unit = mac(node.vector_kind or node.kind, _node_nm(spec), spec.cell)
+        return compute
+    vector_lane = mac(node.vector_kind or node.kind, _node_nm(spec), spec.cell)
     return replace(
-        found,
-        alu_pj=_or_table(node.alu_pj, unit.alu_pj),
+        compute,
+        alu_pj=_or_table(node.alu_pj, vector_lane.alu_pj),
         alu_per_cycle=float(node.vector_lanes),
-        vector_leak_mw=node.vector_lanes * unit.leak_mw,
-        vector_area_mm2=node.vector_lanes * unit.area_mm2,
+        vector_leak_mw=node.vector_lanes * vector_lane.leak_mw,
+        vector_area_mm2=node.vector_lanes * vector_lane.area_mm2,
     )
 
 
 def fanout_of(node: Array, outside: int) -> Fanout:
-    """Returns the fan-out of an array that stands inside of `outside` levels. Names become upper case."""
+    """Returns the fan-out of an array. outside: number of levels outside of it. Names become upper case."""
     dims = tuple((dim.upper(), size) for dim, size in node.dims.items())
     multicast, reduce = (
         tuple(dim in _named_dims(node, field) for dim in node.dims) for field in ("multicast", "reduce")

@@ -93,6 +93,7 @@ def parse(data: object, name: str) -> tuple[Machine, list[str]]:
         return STAND_IN, [NO_MACHINE]
     head, faults = _head({"name": name, **data})
     listed = data.get("nodes")
+    # nodes under a misspelt key, which is reported already
     if "nodes" not in data and any(line.endswith("did you mean nodes?") for line in faults):
         return head, faults
     if not isinstance(listed, list) or not listed:
@@ -147,6 +148,9 @@ def _head(data: Mapping[Any, Any]) -> tuple[Machine, list[str]]:
 
 
 def _outline(entry: object) -> tuple[str, str, list[str]] | None:
+    """Returns (memory, array or compute; name; dimensions) of an entry of `nodes`; None if it is none of
+    these.
+    """
     role = next((r for r in NODE_TYPES if isinstance(entry, dict) and r in entry), None)
     if role is None or not isinstance(entry, dict):
         return None
@@ -159,6 +163,7 @@ def _outline(entry: object) -> tuple[str, str, list[str]] | None:
 
 
 def _node(entry: object, i: int) -> tuple[Node | None, list[str]]:
+    """Returns the node of entry i of `nodes` (None if it is faulty), and its faults."""
     role = next((r for r in NODE_TYPES if isinstance(entry, dict) and r in entry), None)
     if role is None or not isinstance(entry, dict):
         return None, [
@@ -174,8 +179,12 @@ def _node(entry: object, i: int) -> tuple[Node | None, list[str]]:
 
 
 def _lines(error: ValidationError, prefix: str, valid_keys: tuple[str, ...] | list[str]) -> list[str]:
+    """Returns a line per fault that pydantic found. A missing key is left out if a misspelt one stands for
+    it.
+    """
     lines: list[str] = []
     for detail in sorted(error.errors(), key=lambda detail: detail["type"] == "missing"):
+        # without the parts that are pydantic's own words
         loc = [str(part) for part in detail["loc"] if str(part) not in ("bool", "tuple[str, ...]", "[key]")]
         if detail["type"] != "missing" or not any(
             line.endswith(f"did you mean {loc[-1]}?") for line in lines

@@ -171,13 +171,14 @@ def _bare(hint: Any) -> Any:
 
 
 def _kind(template: Machine, key: str) -> Any:
+    """Returns the type of the field that a key names. Raises SpaceError, with advice, for unknown keys."""
     known = keys(template)
-    if now := key_now(key, (name.rpartition(".")[2] for name in known)) if key not in known else "":
-        raise SpaceError(f"has a new name; write {now}")
+    if new_name := key_now(key, (name.rpartition(".")[2] for name in known)) if key not in known else "":
+        raise SpaceError(f"has a new name; write {new_name}")
     if key not in known:
         meant = _field_meant(key, known) or _dimension_meant(key, template)
-        node = f"{key.rpartition('.')[0]}."
-        of_node = [name for name in known if node != "." and name.startswith(node)]
+        prefix = f"{key.rpartition('.')[0]}."
+        of_node = [name for name in known if prefix != "." and name.startswith(prefix)]
         advice = f"did you mean {meant}?" if meant else _closest_field(key, of_node or list(known))
         raise SpaceError(f"is no field of machine {template.name}; {advice}")
     return known[key]
@@ -202,7 +203,7 @@ def _dimension_meant(key: str, template: Machine) -> str:
     arrays = {one.name: one for one in template.nodes if isinstance(one, Array)}
     if node not in arrays and node not in ARRAY_WORDS:
         return ""
-    if len(SYNONYMS.get(field.lower(), field)) > 1:  # no dimension
+    if len(SYNONYMS.get(field.lower(), field)) > 1:  # dimensions have names of one letter
         return ""
     own = [arrays[node]] if node in arrays else [*arrays.values()]
     dims = [f"{one.name}.{dim}" for one in own for dim in one.dims]
@@ -226,6 +227,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _value(kind: Any, given: object, key: str = "") -> Value:
+    """Returns a value as the field's type `kind` reads it. Raises SpaceError if it does not fit."""
     try:
         value: Value = _adapter(kind).validate_python(given)
     except ValidationError as error:
@@ -237,6 +239,7 @@ def _value(kind: Any, given: object, key: str = "") -> Value:
 
 
 def _values(kind: Any, given: object, key: str = "") -> tuple[Value, ...]:
+    """Returns the values of an axis, given as a list or a range, in the field's type `kind`."""
     if isinstance(given, Mapping):
         return _distinct(_range(kind, given))
     if not isinstance(given, list):
@@ -420,8 +423,8 @@ def decode(space: Space, index: int) -> Arch | Unbuildable:
 
 
 def static_values(space: Space, index: int, arch: Arch) -> dict[str, Value]:
-    """Returns everything known of a machine without solving: all fields by key (with values from the tables),
-    area_mm2, leak_mw.
+    """Returns what is known of a machine without solving: all fields by key, those that the file leaves out
+    from the tables (NaN where these have none), area_mm2, leak_mw.
     """
     spec = apply(space.template, values(space, index))
     found = _fields(spec)
@@ -429,7 +432,7 @@ def static_values(space: Space, index: int, arch: Arch) -> dict[str, Value]:
     for node in spec.nodes:
         if isinstance(node, Memory):
             level = next(levels)
-            per_gbps = 8 / level.width_bits / arch.clock_ghz
+            per_gbps = 8 / level.width_bits / arch.clock_ghz  # actions per clock cycle that 1 GB/s is
             found |= _tabulated(node, level) | {
                 f"{node.name}.capacity": inf if level.capacity_bits is None else level.capacity_bits / 8,
                 f"{node.name}.actions_per_cycle": level.bandwidth,
@@ -490,6 +493,7 @@ ARITHMETIC: dict[type[ast.AST], Callable[[float, float], float]] = {
     ast.Mult: operator.mul,
     ast.Div: _divide,
 }
+# comparison -> how far it is missed, in its own unit; <= 0: it is met. Equal sides first: inf - inf is NaN
 EXCESS: dict[type[ast.AST], Callable[[float, float], float]] = {
     ast.LtE: lambda a, b: a - b if a != b else 0.0,
     ast.GtE: lambda a, b: b - a if a != b else 0.0,
@@ -501,7 +505,7 @@ EXCESS: dict[type[ast.AST], Callable[[float, float], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A comparison of sums and products."""
+    """A comparison (or chain of comparisons) of sums and products."""
 
     text: str
     # the fields and metrics it reads; `latency_ns[detector]` is a metric of one workload

@@ -1,8 +1,8 @@
 """Smallest useful tiles for machines that name none, and faults in those that a machine file names.
 
 Source: SMAUG's SMV backend (Xi et al. 2020). Dimensions of activations: [batch, rows, columns, channels], or
-[batch, activations]; of weights: [kernels, rows, columns, channels]. `full`: the optimizer never cuts this
-dimension. A number other than 1, here 4: it does not cut this dimension either.
+[batch, activations]; of weights: [kernels, rows, columns, channels]. `full`, and the 4 of batch_norm.weights:
+the optimizer never cuts this dimension.
 """
 
 from __future__ import annotations

@@ -150,12 +150,12 @@ def _trips(
     """Returns how often a Loop runs; None: it depends on data. Loops may end after a number of trips, on a
     condition, or on what comes first.
     """
-    most, first = [*node.input, ""][:2]
-    if (most and most not in values) or (first and first not in values):
+    limit_input, condition_input = [*node.input, ""][:2]
+    if (limit_input and limit_input not in values) or (condition_input and condition_input not in values):
         return None
-    if first and not bool(values[first]):
+    if condition_input and not bool(values[condition_input]):
         return 0
-    limit = int(values[most]) if most else None
+    limit = int(values[limit_input]) if limit_input else None
     if _never_ends_early(graph):
         return limit
     return _trips_of_condition(node, graph, values, opsets, limit)
@@ -175,18 +175,18 @@ def _trips_of_condition(
     condition, *results = (o.name for o in graph.output)
     after = dict(zip(states, results, strict=False))
     needed, own = _sources(graph, condition, after), own_tensors(graph)
-    given = {s: start for s, start in zip(states, node.input[2:], strict=True) if s in needed}
+    starts = {s: start for s, start in zip(states, node.input[2:], strict=True) if s in needed}
     outer = needed - own
     has_graph = any(a.type == onnx.AttributeProto.GRAPH for n in _made(graph, needed) for a in n.attribute)
-    if has_graph or not outer.union(given.values()) <= set(values):
+    if has_graph or not outer.union(starts.values()) <= set(values):
         return None
     known = {name: values[name] for name in outer}
-    part = _part_of(graph, needed, [counter, *given, *known], [condition, *(after[s] for s in given)])
+    part = _part_of(graph, needed, [counter, *starts, *known], [condition, *(after[s] for s in starts)])
     evaluator = ReferenceEvaluator(part, opsets=dict(opsets))
-    state = {s: values[start] for s, start in given.items()}
+    state = {s: values[start] for s, start in starts.items()}
     for trip in range(MAX_TRIPS if limit is None else min(limit, MAX_TRIPS)):
         goes_on, *found = evaluator.run(None, {counter: np.array(trip), **state, **known})
-        state = dict(zip(given, found, strict=True))
+        state = dict(zip(starts, found, strict=True))
         if not goes_on:
             return trip + 1
     return limit if limit is not None and limit <= MAX_TRIPS else None

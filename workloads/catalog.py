@@ -31,6 +31,7 @@ SUFFIXES = (".onnx", ".pt2", ".yaml", ".yml", ".mtx", ".json")
 HF = "hf:"  # may stand before the path of a Hugging Face configuration
 # a file as the value of a parameter
 FILE = re.compile(rf"=\s*([^:,=]*\w(?:{'|'.join(map(re.escape, SUFFIXES))}))\s*(?=[:,]|$)", re.IGNORECASE)
+# folder of the ONNX files that come with the onnx package
 LIGHT = Path(find_spec("onnx").origin or "").parent / "backend" / "test" / "data" / "light"  # type: ignore[union-attr]
 MODELS = {  # full topologies with generated weights, shipped in the onnx package
     "resnet50": "light_resnet50",
@@ -107,10 +108,10 @@ def _loaded(source: str, bind: Mapping[str, int] | None, fuse_elementwise: bool)
     stem, _, tail = source.partition(":")
     given = _parameters(source, tail)
     if stem == "train":
-        return _step(source, given, bind, fuse_elementwise)
+        return _training_step(source, given, bind, fuse_elementwise)
     model, suffix = FILES.get(stem), Path(stem).suffix.lower()
     if model or suffix == ".onnx":
-        from workloads import onnx  # here: only files need the time that its import takes
+        from workloads import onnx  # imported here: that is slow, and only files need it
 
         numbers = _numbers(source, given, ["batch"] if model else None)
         sizes = {k: v for k, v in numbers.items() if k != "batch"} | dict(bind or {})
@@ -253,7 +254,7 @@ def train(
     return fuse_into_producers(step, fuse_elementwise)
 
 
-def _step(
+def _training_step(
     source: str, given: Mapping[str, str], bind: Mapping[str, int] | None, fuse_elementwise: bool
 ) -> Workload:
     """Returns a training step. Parameters that `train` does not have belong to the network."""

@@ -117,12 +117,17 @@ def _transformer(batch: int, size: int, channels: int, text: int, heads: int, x:
 
 
 def _attention(
-    s: Sizes, batch: int, positions: int, memory: tuple[int, int], names: tuple[str, str, str], prefix: str
+    s: Sizes,
+    batch: int,
+    positions: int,
+    source_size: tuple[int, int],
+    names: tuple[str, str, str],
+    prefix: str,
 ) -> Cascade:
-    """Returns attention from tensor names[0] over names[1] to names[2]. memory: (positions, elements) of
-    names[1]. Only the last projection has a bias.
+    """Returns attention from tensor names[0] over names[1] to names[2]. source_size: (positions, elements)
+    of names[1]. Only the last projection has a bias.
     """
-    no_bias, (t, width), (x, source, y) = replace(s, bias=False), memory, names
+    no_bias, (t, width), (x, source, y) = replace(s, bias=False), source_size, names
     net = linear(no_bias, "Q", x, batch * positions, s.model, s.model)
     net += linear(no_bias, "K", source, batch * t, s.model, width) + linear(
         no_bias, "V", source, batch * t, s.model, width

@@ -23,6 +23,7 @@ CALL = re.compile(r"^([A-Za-z_]\w*)\s*\((.*)\)$", re.S)
 FORMATS = ("dense", "csr")
 GOGETA_BITS = 32  # bits of column indices and row pointers as GOGETA counts them: 4 bytes, like the values
 SCALAR = "one"  # name of the rank of an einsum of scalars
+# sign, coefficient, rank or whole number
 TERM = re.compile(r"([+-]?)(?:(\d+)\*)?([A-Za-z_]\w*|\d+)")
 
 
@@ -300,6 +301,7 @@ def _body(op: str, body: str) -> tuple[list[tuple[str, str]], str]:
     call = CALL.match(body)
     arguments = call[2] if call else body
     inputs = ACCESS.findall(arguments)
+    # what stands between the accesses, each shown as @
     glue = re.sub(r"\s", "", ACCESS.sub("@", arguments))
     joins = [","] if call else ["*", "+"]
     if not inputs or glue not in [join.join("@" * len(inputs)) for join in joins]:
@@ -317,6 +319,7 @@ def _body(op: str, body: str) -> tuple[list[tuple[str, str]], str]:
 def _dims(
     tensor: str, index: str, extents: Mapping[str, int], stored_shape: Sequence[int] | None
 ) -> tuple[Dim, ...]:
+    """Returns the dimensions of an access; where no shape is given, as large as the indices reach."""
     parts = [re.sub(r"\s", "", part) for part in index.split(",")] if index.strip() else []
     if not parts and stored_shape in (None, (), (1,)):
         return ()
@@ -342,7 +345,7 @@ def _affine(tensor: str, part: str) -> tuple[tuple[tuple[str, int], ...], int]:
     offset, rest, index = 0, part, f'index "{part}" of tensor {tensor}'
     while rest:
         match = TERM.match(rest)
-        if not match or (rest is not part and not match[1]):
+        if not match or (rest is not part and not match[1]):  # terms after the first begin with a sign
             raise WorkloadError(f"{index} is not a sum like 2*p+r-1")
         coefficient = int(match[2] or 1)
         if match[3].isdigit():

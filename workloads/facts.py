@@ -42,8 +42,9 @@ from workloads.operands import disagreement
 from workloads.operators import Shape, names_in
 from workloads.rebind import SCALAR_OUTPUTS, SHAPE_INPUTS, Batch
 
+# operators that move no data: their result is the tensor that they read, in another shape
 FREE = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"}
-# operators that compute shapes: evaluated where the values of all inputs are known
+# operators that shapes are computed with: evaluated where the values of all inputs are known
 SHAPE_OPERATORS = names_in(
     "Gather Concat Unsqueeze Squeeze Slice Cast Add Sub Mul Div Floor Ceil Min Max Mod Neg Abs Range Equal "
     "Less Greater Not And Or Where Expand Reshape Identity ReduceProd ReduceSum ReduceMax ReduceMin "
@@ -71,7 +72,7 @@ class Facts:
     trips: first output of a node in a loop -> how often the node runs
     loop_state: states that one trip of a loop leaves to the next
     stored_types: tensor -> the element type in which it is stored, where it is computed in another one
-    decided_by: tensor -> the input of one element from whose value it is computed, where that is not bound
+    decided_by: tensor -> the one-element graph input whose value decides it, which the user has not bound
     """
 
     types: dict[str, TypeProto] = field(default_factory=dict)
@@ -117,7 +118,7 @@ class Facts:
 
 
 def deciding_input(node: NodeProto, facts: Facts) -> str:
-    """The input whose value decides what a node makes; "": none that could be bound."""
+    """The one-element graph input, not bound yet, whose value decides what a node makes; "": none."""
     return next((facts.decided_by[i] for i in reads(node) if i in facts.decided_by), "")
 
 
@@ -136,7 +137,7 @@ def title(node: NodeProto) -> str:
 
 
 def value_advice(where: str, name: str) -> str:
-    """That something depends on the value of an input, and how to bind it; "" for no input."""
+    """The advice to bind the value of input `name`, on which something depends; "" if name is ""."""
     if not name:
         return ""
     key = name if re.fullmatch(r"\w+", name) else f'"{name}"'
@@ -147,7 +148,7 @@ def value_advice(where: str, name: str) -> str:
 
 
 def reason(fault: Exception) -> str:
-    """What an exception says, as words: some say no more than a name.
+    """An exception's message as words; a message that is a bare name gets the exception's meaning.
 
     >>> reason(KeyError("axis"))
     "'axis' is missing"
@@ -214,8 +215,8 @@ def _dimension(d: TensorShapeProto.Dimension, label: str) -> int | str:
 def feeds_of(
     where: str, graph: GraphProto, bind: dict[str, int], batch: int | None
 ) -> tuple[dict[str, Shape], dict[str, Shape] | None, dict[str, int]]:
-    """Shapes of the inputs; if `batch` replaces another batch, the shapes as the file fixes them (else
-    None); values of inputs of one element, which `bind` gives by the input's name.
+    """Returns (shapes of the inputs to use; their shapes at the batch that the file fixes if `batch` is
+    another one, else None; values of one-element inputs that `bind` names).
     """
     weights = {i.name for i in graph.initializer}
     dims: dict[str, list[int | str]] = {}
@@ -470,7 +471,9 @@ def _rebound(walk: Walk, batch: Batch, node: NodeProto) -> NodeProto:
 
 
 def _grew(output: str, walk: Walk, batch: Batch, sources: Sequence[tuple[str, Shape]]) -> bool:
-    """Whether an output has as many samples as the new batch; if so, records in which dimension they lie."""
+    """True if an output's shape is right for the new batch: grown in the batch's dimension, which is
+    recorded; unchanged where it is one number per tensor.
+    """
     before, after = walk.file_facts.shape(output), walk.facts.shape(output)
     if output in batch.scalars:
         return before == after
@@ -526,7 +529,7 @@ def _each_scaled(sizes: Sequence[int], batch: Batch) -> Iterator[Shape]:
 
 
 def _with_constant(node: NodeProto, position: int, given: Array | Shape, facts: Facts) -> NodeProto:
-    """The node with a new constant as input `position`. given: its values, or the shape of an unknown one."""
+    """The node with a new constant as input `position`. given: its values; its shape if they are unknown."""
     old, name = node.input[position], f"{node.input[position]}:{node.output[0]}"
     facts.declare(name, facts.kind(old), given if isinstance(given, tuple) else given.shape)
     if not isinstance(given, tuple):
@@ -610,6 +613,7 @@ def _infer_standard(walk: Walk, node: NodeProto, domain: str, declared: Types) -
         seen = facts.shapes_text(inputs) or "tensors of shapes that are not known"
         why = reason(fault).replace("[ShapeInferenceError]", "").strip()
         raise walk.fault(node, f"{why}; it reads {seen}") from None
+    # element type that `_relaxed` replaced by float, to be given back to the results
     elem_type = next((facts.kind(i) for i in inputs if types[i] is not facts.types[i]), None)
     for name, inferred in found.items():
         if elem_type is not None and inferred.tensor_type.elem_type == TensorProto.FLOAT:
@@ -636,8 +640,8 @@ def _relaxed(schema: Any, node: NodeProto, types: Types) -> tuple[NodeProto, Typ
         del node.attribute[:]
         node.attribute.extend(known_attrs)
     count = len(schema.inputs)
-    formal_inputs = [schema.inputs[min(at, count - 1)] for at in range(len(node.input))] if count else []
-    type_params = [place.type_str if place.is_homogeneous else "" for place in formal_inputs]
+    parameters = [schema.inputs[min(at, count - 1)] for at in range(len(node.input))] if count else []
+    type_params = [parameter.type_str if parameter.is_homogeneous else "" for parameter in parameters]
     input_types = {
         i: f"tensor({_type_name(types[i])})" for i in node.input if i and types[i].HasField("tensor_type")
     }
@@ -645,8 +649,8 @@ def _relaxed(schema: Any, node: NodeProto, types: Types) -> tuple[NodeProto, Typ
         allowed = set(constraint.allowed_type_strs)
         members = [
             i
-            for i, form in zip(node.input, type_params, strict=True)
-            if form == constraint.type_param_str and i in input_types
+            for i, type_param in zip(node.input, type_params, strict=True)
+            if type_param == constraint.type_param_str and i in input_types
         ]
         kinds = {input_types[i] for i in members}
         if (kinds <= allowed and len(kinds) <= 1) or "tensor(float)" not in allowed:
@@ -675,8 +679,8 @@ def _has_graph(node: NodeProto) -> bool:
 
 
 def _explicit(node: NodeProto, facts: Facts) -> NodeProto:
-    """The node with a default written out that ONNX's shape rule ignores: onesided = 1 of a STFT, and what a
-    recurrent layer's hidden_size follows from, its weights [directions, gates x hidden, hidden].
+    """The node with an attribute written out that ONNX's shape rule needs: onesided = 1 of a STFT;
+    hidden_size of a recurrent layer, as its weights R [directions, gates x hidden, hidden] have it.
     """
     attrs, default = attributes(node), {}
     if node.op_type == "STFT":
@@ -760,7 +764,9 @@ def _evaluate(walk: Walk, node: NodeProto) -> Sequence[Any]:
 
 
 def _may_shape_need(node: NodeProto, facts: Facts) -> bool:
-    """Whether a shape may depend on this constant. None depends on floats that a ConstantOfShape fills."""
+    """True if a shape may depend on this constant, so that its values are needed. No shape depends on floats
+    that a ConstantOfShape fills in.
+    """
     if node.op_type == "ConstantOfShape":
         return not facts.is_float(node.output[0]) and node.input[0] in facts.values
     known = all(i in facts.values for i in node.input if i)

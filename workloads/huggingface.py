@@ -50,8 +50,8 @@ ACTIVATIONS = {  # of Hugging Face -> name of the function in an einsum
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What of a model is to be run."""
+class RunRequest:
+    """What a user wants to run of a model."""
 
     phase: Phase
     context: int  # 0: the default
@@ -65,7 +65,8 @@ class Traits:
     qkv_bias: bool = False
     qk_norm: bool = False
     norm_last: bool = False
-    full_every: int = 0  # which layers see all positions, where no key says it; 0: none
+    # every full_every-th layer sees all positions, the others a window, where no key says it; 0: none do
+    full_every: int = 0
     experts: str = ""  # key of the number of experts; "": none
     expert_ffn: str = "intermediate_size"  # key of their width
 
@@ -124,7 +125,7 @@ def huggingface(config: str, phase: Phase = "prefill", context: int = 0, batch: 
         raise WorkloadError(f"{config}: model_type = {kind[:40]!r} is not known; {hint}")
     make, defaults, traits = MODELS[kind]
     try:
-        return make(Config(config, data, defaults, traits), Asked(phase, context, batch))
+        return make(Config(config, data, defaults, traits), RunRequest(phase, context, batch))
     except WorkloadError as fault:
         lines = str(fault).splitlines()
         raise WorkloadError(
@@ -132,8 +133,8 @@ def huggingface(config: str, phase: Phase = "prefill", context: int = 0, batch: 
         ) from None
 
 
-def _run(asked: Asked, positions: int) -> Run:
-    return run_of(asked.phase, asked.context or min(CONTEXT, positions), asked.batch)
+def _run(request: RunRequest, positions: int) -> Run:
+    return run_of(request.phase, request.context or min(CONTEXT, positions), request.batch)
 
 
 def _windows(c: Config, layers: int) -> list[int]:
@@ -180,10 +181,10 @@ def _decoder_sizes(c: Config) -> Sizes:
     )
 
 
-def _llama(c: Config, asked: Asked) -> Workload:
+def _llama(c: Config, request: RunRequest) -> Workload:
     """Returns a decoder with rotary positions and gated feed-forward layers, or experts in their place."""
     s, layers = _decoder_sizes(c), c.layers("num_hidden_layers")
-    run, experts, active = _run(asked, c.size("max_position_embeddings")), 0, 0
+    run, experts, active = _run(request, c.size("max_position_embeddings")), 0, 0
     if c.traits.experts:
         experts, active = c.size(c.traits.experts), c.size("num_experts_per_tok")
         s = replace(s, ffn=c.size(c.traits.expert_ffn))
@@ -196,49 +197,53 @@ def _llama(c: Config, asked: Asked) -> Workload:
     return decoder(c["model_type"], s, run, blocks, vocabulary)
 
 
-def _gpt2(c: Config, asked: Asked) -> Workload:
+def _gpt2(c: Config, request: RunRequest) -> Workload:
     model, positions = c.size("n_embd"), c.size("n_positions")
     act = c.activation("activation_function")
     s = Sizes(model, c.size("n_head"), c.size("n_inner", 4 * model), act=act)
-    run = _run(asked, positions)
+    run = _run(request, positions)
     vocabulary = Vocabulary(c.size("vocab_size"), positions, tied=True)
     return decoder("gpt2", s, run, [block(s, run)] * c.layers("n_layer"), vocabulary)
 
 
-def _vit(c: Config, asked: Asked) -> Workload:
+def _vit(c: Config, request: RunRequest) -> Workload:
     """Returns a vision transformer with its classifier. A run has no phase and no context."""
-    if not c["qkv_bias"] or asked.phase != "prefill" or asked.context:
+    if not c["qkv_bias"] or request.phase != "prefill" or request.context:
         raise WorkloadError(f"{c.where}: vit takes neither phase nor context, and qkv_bias must be true")
     act, image = c.activation("hidden_act"), c.size("image_size")
     s = Sizes(c.size("hidden_size"), c.size("num_attention_heads"), c.size("intermediate_size"), act=act)
     labels = c["id2label"]
     classes = len(labels) if isinstance(labels, dict) else c.size("num_labels")
-    images = (asked.batch, c.size("num_channels"), image, image)
+    images = (request.batch, c.size("num_channels"), image, image)
     return vit("vit", s, c.layers("num_hidden_layers"), images, c.size("patch_size"), classes)
 
 
 # Whisper (Radford et al. 2023)
 
 
-def _whisper(c: Config, asked: Asked) -> Workload:
+def _whisper(c: Config, request: RunRequest) -> Workload:
     """Returns Whisper. prefill: the encoder on 30 s of sound, and the decoder on a prompt; decode: one step
     of the decoder, which reads the keys and values of the encoder's result from caches.
     """
-    positions, sounds = c.size("max_target_positions"), c.size("max_source_positions")
-    run, layers = _run(asked, positions), c.layers("decoder_layers")
+    positions, sound_positions = c.size("max_target_positions"), c.size("max_source_positions")
+    run, layers = _run(request, positions), c.layers("decoder_layers")
     act, model = c.activation("activation_function"), c.size("d_model")
     s = Sizes(model, c.size("decoder_attention_heads"), c.size("decoder_ffn_dim"), act=act, key_bias=False)
     vocabulary = Vocabulary(c.size("vocab_size"), positions, tied=True)
     if run.context > positions:
         raise WorkloadError(f"context = {run.context} must not be above max_target_positions = {positions}")
     net: Cascade = ()
-    if asked.phase == "prefill":
-        of_encoder = replace(s, heads=c.size("encoder_attention_heads"), ffn=c.size("encoder_ffn_dim"))
-        shape = (asked.batch, c.size("num_mel_bins"), 2 * sounds)
-        net = _sound_encoder(of_encoder, c.layers("encoder_layers"), shape)
+    if request.phase == "prefill":
+        encoder_sizes = replace(s, heads=c.size("encoder_attention_heads"), ffn=c.size("encoder_ffn_dim"))
+        shape = (request.batch, c.size("num_mel_bins"), 2 * sound_positions)
+        net = _sound_encoder(encoder_sizes, c.layers("encoder_layers"), shape)
     net += token_positions(s, run, vocabulary)
     net += chain(
-        _sound_block(s, run, sounds, asked.phase == "decode"), layers, "embedded", "decoded", ("heard",)
+        _sound_block(s, run, sound_positions, request.phase == "decode"),
+        layers,
+        "embedded",
+        "decoded",
+        ("heard",),
     )
     net += last_logits(s, run, vocabulary)
     caches = {f"l{i}_{x}_cache" for i in range(layers) for x in ("K", "V", "C_K", "C_V")}
@@ -260,26 +265,26 @@ def _sound_encoder(s: Sizes, layers: int, sound: Sequence[int]) -> Cascade:
     return with_names(net, "e_", {"sound": "sound", "heard": "heard"})
 
 
-def _sound_block(s: Sizes, run: Run, sounds: int, cached: bool) -> Cascade:
+def _sound_block(s: Sizes, run: Run, sound_positions: int, cached: bool) -> Cascade:
     """Returns one layer of Whisper's decoder, tensor X -> tensor Y: attention to what was heard stands
     between its two halves. cached: its keys and values are in caches.
     """
     rows = run.batch * run.new
     total = cascade({"r": rows, "m": s.model}, "J[r,m] = H[r,m] + C_O[r,m]")
-    heard = _attention_to_sound(s, run, sounds, cached)
-    return attention_half(s, run) + heard + total + feed_forward_half(s, run, "J")
+    cross_attention = _attention_to_sound(s, run, sound_positions, cached)
+    return attention_half(s, run) + cross_attention + total + feed_forward_half(s, run, "J")
 
 
-def _attention_to_sound(s: Sizes, run: Run, sounds: int, cached: bool) -> Cascade:
+def _attention_to_sound(s: Sizes, run: Run, sound_positions: int, cached: bool) -> Cascade:
     """Returns attention of tensor H to the encoder's result -> C_O."""
     head, rows = s.model // s.heads, run.batch * run.new
     net = norm(s, rows, "H", "C_N") + linear(s, "C_Q", "C_N", rows, s.model, s.model)
     suffix = "_cache" if cached else ""
     if not cached:
-        net += linear(replace(s, bias=False), "C_K", "heard", run.batch * sounds, s.model, s.model)
-        net += linear(s, "C_V", "heard", run.batch * sounds, s.model, s.model)
+        net += linear(replace(s, bias=False), "C_K", "heard", run.batch * sound_positions, s.model, s.model)
+        net += linear(s, "C_V", "heard", run.batch * sound_positions, s.model, s.model)
     names = {"Q": "C_Q", "K": f"C_K{suffix}", "V": f"C_V{suffix}"}
-    core = attention_core(s.heads, run.new, sounds, head, s.heads, run.batch)
+    core = attention_core(s.heads, run.new, sound_positions, head, s.heads, run.batch)
     return net + with_names(core, "C_A_", names) + linear(s, "C_O", "C_A_O", rows, s.model, s.model)
 
 
@@ -314,7 +319,7 @@ GEMMA = LLAMA | {
     "tie_word_embeddings": True,
 }
 # model_type -> its function, values of keys that a file leaves out, what the type has
-MODELS: dict[str, tuple[Callable[[Config, Asked], Workload], Mapping[str, Any], Traits]] = {
+MODELS: dict[str, tuple[Callable[[Config, RunRequest], Workload], Mapping[str, Any], Traits]] = {
     "llama": (_llama, LLAMA, Traits()),
     "mistral": (_llama, MISTRAL | {"sliding_window": 4096}, Traits()),
     "qwen2": (_llama, QWEN, Traits(qkv_bias=True)),

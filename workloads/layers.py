@@ -70,7 +70,7 @@ def network(
     """Returns the workload in which every tensor that no einsum makes is a weight, except `data` (inputs,
     caches).
 
-    tables: constants that exist before the run but are no parameters, as running means and variances are none
+    tables: constants that are not counted as parameters; running means and variances never are
     """
     outputs = {e.output.tensor for e in einsums}
     weight_elems = {
@@ -105,6 +105,7 @@ Net = list[Einsum]
 def _node(
     net: Net, kind: str, inputs: Sequence[Map], out: Map, attrs: Mapping[str, object] | None = None
 ) -> Map:
+    """Appends the einsum of an ONNX operator, or of a bias. Returns its output."""
     names, shapes = (tuple(each) for each in zip(*inputs, strict=True))
     op = Op(kind, names, shapes, out.name, out.shape, dict(attrs or {}))
     make = OPERATORS.get(kind, elementwise) if kind != "bias" else by_channel

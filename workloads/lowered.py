@@ -21,7 +21,7 @@ from workloads.operators import Shape
 
 @dataclass(slots=True)
 class Site:
-    """A node that is to be replaced, and the nodes that replace it, as far as they are added."""
+    """A node that is to be replaced, and the nodes that replace it, as far as they are added already."""
 
     node: NodeProto
     shapes: dict[str, Shape]  # of its inputs, as far as known
@@ -89,7 +89,9 @@ class Site:
         return self.add_result("Add", [self.add("MatMul", [a, b]), bias])
 
     def weight_part(self, of: str, name: str, shape: Shape, type: int = 0) -> str:
-        """Returns a part of a weight, in the weight's type unless another one is given."""
+        """Returns the name of a new constant that stands for a part of weight `of`, in the weight's type
+        unless another one is given.
+        """
         self.constants[f"{of}/{name}"] = (type or self.types.get(of, TensorProto.FLOAT), shape)
         return f"{of}/{name}"
 
@@ -148,6 +150,10 @@ def _with_bias(kind: str) -> Lowering:
 
 
 def _skip_norm(kind: str, bias_at: int) -> Lowering:
+    """Returns the lowering of a residual sum (of two tensors and perhaps a bias) and its normalisation.
+    Further outputs are the sum.
+    """
+
     def make(site: Site) -> bool:
         summed = site.add("Add", [site.input_at(0), site.input_at(1)])
         if site.input_at(bias_at):
@@ -179,6 +185,8 @@ def _embed_norm(site: Site) -> bool:
 
 
 def _norm(kind: str) -> Lowering:
+    """Returns the lowering of a normalisation over the last dimension, or from `axis` on."""
+
     def make(site: Site) -> bool:
         site.add_result(kind, site.inputs_at(), axis=site.attrs.get("axis", -1))
         return len(site.node.output) == 1
@@ -195,11 +203,11 @@ def _attention(site: Site) -> bool:
     widths = list(site.attrs.get("qkv_hidden_sizes") or [shape[1] // 3] * 3)
     site.require_shape(w, -1, sum(widths))
     site.require_shape(bias, sum(widths))
-    rows = []
+    qkv = []
     for name, size in zip("qkv", widths, strict=True):
-        row = site.add("MatMul", [x, site.weight_part(w, name, (shape[0], size))])
-        rows.append(site.add("Add", [row, site.weight_part(bias, name, (size,))]) if bias else row)
-    return _add_attention(site, [*rows, site.input_at(5)], heads, heads, site.attrs.get("unidirectional", 0))
+        projected = site.add("MatMul", [x, site.weight_part(w, name, (shape[0], size))])
+        qkv.append(site.add("Add", [projected, site.weight_part(bias, name, (size,))]) if bias else projected)
+    return _add_attention(site, [*qkv, site.input_at(5)], heads, heads, site.attrs.get("unidirectional", 0))
 
 
 def _add_attention(site: Site, inputs: list[str], heads: int, kv_heads: int, causal: int) -> bool:
@@ -219,26 +227,26 @@ def _multi_head(site: Site) -> bool:
     heads = site.attrs["num_heads"]
     if len(shapes[0]) != 3 or any(len(s) not in (3, 4) for s in shapes[1:]) or site.input_at(8):
         return False
-    rows = [q, k, v]
+    qkv = [q, k, v]
     site.require_shape(bias, sum(shape[2] if len(shape) == 3 else shape[1] * shape[3] for shape in shapes))
     for i, (name, shape) in enumerate(zip("qkv", shapes, strict=True)):
         if bias and len(shape) == 3:
-            rows[i] = site.add("Add", [rows[i], site.weight_part(bias, name, (shape[2],))])
+            qkv[i] = site.add("Add", [qkv[i], site.weight_part(bias, name, (shape[2],))])
     if len(shapes[1]) == 4:  # keys and values are ordered by heads: view queries like that too
         _b, length, width = shapes[0]
         if length > 1:
             return False
-        rows[0] = site.add("Reshape", [rows[0], site.int_list(0, heads, length, width // heads)])
-        out = site.add("Attention", [*rows, *site.inputs_at(5)])
+        qkv[0] = site.add("Reshape", [qkv[0], site.int_list(0, heads, length, width // heads)])
+        out = site.add("Attention", [*qkv, *site.inputs_at(5)])
         site.add_result("Reshape", [out, site.int_list(0, length, -1)])
         return not any(site.node.output[1:])
     others = [site.input_at(i) for i in (5, 6, 7)]
-    return _add_attention(site, [*rows, *others], heads, heads, site.attrs.get("unidirectional", 0))
+    return _add_attention(site, [*qkv, *others], heads, heads, site.attrs.get("unidirectional", 0))
 
 
 def _grouped_query(site: Site) -> bool:
-    """Adds GroupQueryAttention of three tensors, without rotary positions and attention bias. The past is as
-    long as its tensor.
+    """Adds GroupQueryAttention of three tensors, without rotary positions and attention bias. The length of
+    the past is that of its tensor: the true lengths (input 5) are values, which are not read.
     """
     q, k, v, past_k, past_v = (site.input_at(i) for i in range(5))
     if not k or not v or site.attrs.get("do_rotary") or site.input_at(10):
@@ -260,11 +268,11 @@ def _on_integers(kind: str, operands: Sequence[int], out: int) -> Lowering:
     """
 
     def make(site: Site) -> bool:
-        keep = {k: v for k, v in site.attrs.items() if k not in ("channels_last", "opset")}
+        attrs = {k: v for k, v in site.attrs.items() if k not in ("channels_last", "opset")}
         if site.attrs.get("channels_last"):
             return False
-        made = site.add(kind, [site.dequantized(at) for at in operands], **keep)
-        return site.add_result("QuantizeLinear", [made, *site.inputs_at(out, out + 1)])
+        real_result = site.add(kind, [site.dequantized(at) for at in operands], **attrs)
+        return site.add_result("QuantizeLinear", [real_result, *site.inputs_at(out, out + 1)])
 
     return make
 
@@ -277,12 +285,12 @@ def _concat(site: Site) -> bool:
 
 def _integer_gemm(site: Site) -> bool:
     """Adds QGemm. Its result is real if the scale of the result is left out."""
-    keep = _select_attrs(site, "alpha", "transA", "transB")
+    attrs = _select_attrs(site, "alpha", "transA", "transB")
     bias = [site.add("DequantizeLinear", site.inputs_at(6, 1))] if site.input_at(6) else []
     operands = [site.dequantized(0), site.dequantized(3), *bias]
     if not site.input_at(7):
-        return site.add_result("Gemm", operands, **keep)
-    return site.add_result("QuantizeLinear", [site.add("Gemm", operands, **keep), *site.inputs_at(7, 8)])
+        return site.add_result("Gemm", operands, **attrs)
+    return site.add_result("QuantizeLinear", [site.add("Gemm", operands, **attrs), *site.inputs_at(7, 8)])
 
 
 def _integer_matmul(
@@ -344,6 +352,8 @@ def _few_bits(site: Site) -> bool:
 
 
 def _unchanged(kind: str) -> Lowering:
+    """Returns the lowering to ONNX's operator of the same inputs and attributes."""
+
     def make(site: Site) -> bool:
         site.add_result(kind, site.inputs_at(), **site.attrs)
         return len(site.node.output) == 1
@@ -373,7 +383,8 @@ def _matmul_shape(shapes: Sequence[Shape], attrs: dict[str, Any]) -> Shape | Non
 RULES: dict[str, Callable[[Sequence[Shape], dict[str, Any]], Shape | None]] = {"FusedMatMul": _matmul_shape}
 NO_DOMAIN = ("SimplifiedLayerNormalization",)  # operators that onnxruntime writes without a domain
 ACTIVATIONS = ("Relu", "Sigmoid", "Tanh", "LeakyRelu", "Clip", "HardSigmoid", "Elu", "Softplus", "Gelu")
-ONE_OPERAND = ("Sigmoid", "LeakyRelu", "Softmax", "AveragePool", "GlobalAveragePool")  # after QLinear
+# operators of one operand, whose form on integers is called QLinear<name>
+ONE_OPERAND = ("Sigmoid", "LeakyRelu", "Softmax", "AveragePool", "GlobalAveragePool")
 LOWERED: dict[str, Lowering] = {
     "FusedConv": _conv,
     "FusedGemm": _gemm,

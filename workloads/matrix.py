@@ -1,5 +1,5 @@
-"""Sparse matrices reduced to what their cost depends on, shape and nonzeros: from publications, sizes and
-MatrixMarket files.
+"""Sparse matrices reduced to what their cost depends on, shape and nonzeros: from publications (MATRICES) and
+from MatrixMarket files (`read_matrix`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import BinaryIO
 from workloads.einsum import WorkloadError
 
 CHUNK = 1 << 22  # bytes read at a time
+# a blank line, in a text that begins with a line break
 BLANK = re.compile(rb"\n[ \t\r]*(?=\n)")
 # field of a MatrixMarket file -> words in the line of an entry
 FIELDS = {"real": 3, "double": 3, "integer": 3, "unsigned-integer": 3, "complex": 4, "pattern": 2}
@@ -99,8 +100,8 @@ def _header(path: str, file: BinaryIO) -> tuple[list[str], tuple[int, int, int],
 def _count_nonzeros(
     path: str, file: BinaryIO, banner: list[str], size: tuple[int, int, int], line: int
 ) -> int:
-    """Returns the nonzeros of all entries. line: lines of the file before them."""
-    from scipy.io import mmread  # type: ignore[attr-defined, unused-ignore]  # here: only files need the time that its import takes
+    """Returns the nonzeros of all entries. line: how many lines of the file come before the entries."""
+    from scipy.io import mmread  # type: ignore[attr-defined, unused-ignore]  # imported here: that is slow, and only files need it
 
     rows, columns, entries = size
     entries_read = nnz = 0
@@ -151,9 +152,13 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _at_file_line(fault: str, lines_before: int) -> str:
-    """Returns the reader's message with the line number of the file."""
+    """Returns scipy's message, its line number raised by `lines_before` to that of the file."""
     found = re.match(r"Line (\d+): (.*?)\.?$", fault)
     if not found:
         return f"{fault[:1].lower()}{fault[1:]}".rstrip(".")
-    hint = "; indices count from 1 to the size line's" if "out of bounds" in found[2] else ""
+    hint = (
+        "; indices count from 1 to the rows and columns of the size line"
+        if "out of bounds" in found[2]
+        else ""
+    )
     return f"line {int(found[1]) + lines_before}: {found[2][:1].lower()}{found[2][1:]}{hint}"

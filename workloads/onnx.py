@@ -111,7 +111,7 @@ class Draft:
     unknown: list[str] = field(default_factory=list)  # einsums of unknown operators that could be products
     types: dict[str, int] = field(default_factory=dict)  # workload tensor -> ONNX type in which it is stored
     repeats: dict[str, int] = field(default_factory=dict)  # einsum -> how often it runs, if more than once
-    names_in_use: set[str] = field(default_factory=set)  # names in use
+    names_in_use: set[str] = field(default_factory=set)  # of tensors and einsums
 
     def fresh_name(self, wanted: str) -> str:
         """Returns an unused identifier similar to the wanted name."""
@@ -277,6 +277,7 @@ def _tensor_faults(graph: GraphProto) -> Iterator[str]:
 def _emit(
     where: str, label: str, nodes: Sequence[NodeProto], facts: Facts, results: Sequence[str], fuse: bool
 ) -> Workload:
+    """Returns the workload of nodes whose facts are known (pass 2). results: outputs of the graph."""
     refuse(dict.fromkeys(_faults(where, nodes, facts, results)))
     nodes = [n for n in nodes if not all(_is_empty(o, facts) for o in n.output if o)]
     draft = Draft(facts, {*results, *(i for node in nodes for i in reads(node))})
@@ -330,7 +331,7 @@ def _add_node(where: str, node: NodeProto, draft: Draft) -> None:
 
 
 def _typed(einsums: Sequence[Einsum], types: Mapping[str, int]) -> tuple[Einsum, ...]:
-    """Returns einsums with every tensor in the bits of its type."""
+    """Returns einsums with every tensor in the bits of its type. T_again, a second access of T, has T's."""
 
     def sized(p: Projection) -> Projection:
         return replace(p, bits=BITS.get(types.get(p.tensor, types.get(AGAIN.sub("", p.tensor), 0))))
@@ -396,9 +397,9 @@ def _elements_fault(where: str, node: NodeProto, facts: Facts) -> str:
 
 
 def _is_unused_empty(node: NodeProto, tensor: str, facts: Facts) -> bool:
-    """True for an empty tensor without effect: an optional input given as empty (the roi of Resize), a piece
-    of a Concat, or what is cut off as such a piece, moved and computed element by element. A product without
-    operands has none: a size is too small.
+    """True for an empty tensor without effect: an optional input given as empty (the roi of Resize), an empty
+    piece of a Concat, Slice or Split, and what is made of empty tensors. In a product or recurrent layer an
+    empty tensor is a fault: some size is too small.
     """
     if node.op_type in PRODUCTS or node.op_type in RECURRENT:
         return False
@@ -415,6 +416,7 @@ def _is_empty(tensor: str, facts: Facts) -> bool:
 
 
 def _is_view(node: NodeProto, facts: Facts) -> bool:
+    """True if a node moves no data: its result is its operand's tensor."""
     is_single = node.op_type == "Concat" and sum(not _is_empty(i, facts) for i in node.input) == 1
     if is_single or node.op_type in FREE | {"DequantizeLinear"} or node.domain == LINKS:
         return True
@@ -458,8 +460,8 @@ def _add_einsums(node: NodeProto, draft: Draft) -> None:
 
 
 def _add_attention(node: NodeProto, draft: Draft) -> None:
-    """Adds two products and a softmax between them; before them the past with the new rows appended. A
-    constant mask is applied within the softmax.
+    """Adds two products and a softmax between them; before them the past with the new rows appended. A mask
+    is an operand of the softmax unless it is constant.
 
     Without a past, the outputs of keys and values equal the inputs; they are copied if an operator reads
     these outputs.
@@ -537,6 +539,7 @@ def _add_recurrent(node: NodeProto, draft: Draft) -> None:
 
 
 def _add(op: Op, name: str, draft: Draft, bias: str = "", constants: Collection[str] = ()) -> None:
+    """Adds the einsum of an operator, and one that adds the bias if there is one."""
     make = OPERATORS.get(op.kind)
     op = _distinct(op, make, {draft.names[i] for i in constants}, draft)
     translated = make(op) if make else None
@@ -556,8 +559,9 @@ def _add(op: Op, name: str, draft: Draft, bias: str = "", constants: Collection[
 
 
 def _distinct(op: Op, make: Callable[[Op], Einsum | None] | None, constants: set[str], draft: Draft) -> Op:
-    """Drops operands that cost nothing: constants of one element, parameters of a data movement, a second
-    access to the same elements. A second access of a tensor in another way gets a new name (T_again).
+    """Returns the operator with a new name (T_again) for a second access of a tensor T. Element-wise
+    operators and data movements lose operands that cost nothing: constants of one element, parameters of a
+    data movement, a second access to the same elements.
     """
     keeps_all = make not in (None, elementwise, by_channel)
     positions: list[int] = []

@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 Shape = tuple[int, ...]
-Slots = Sequence[Shape | None]
+Slots = Sequence[Shape | None]  # shapes of an operator's inputs, by position; None: left out or unknown
 Attributes = Mapping[str, Any]
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
@@ -23,7 +23,7 @@ GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 class Agreement:
     """What the shapes of an operator's operands must be."""
 
-    dims: Mapping[int, str]  # operand number -> letters of its dimensions
+    dims: Mapping[int, str]  # position of an input -> letters of its dimensions
     preset: Mapping[str, int] = field(default_factory=dict)  # sizes of letters that are known in advance
     fault: str = ""  # a fault found already; "": none
 
@@ -115,11 +115,13 @@ def _deform(s: Slots, attrs: Attributes) -> Agreement | None:
     rank, taps = len(s[1]) - 2, attrs.get("offset_group", 1) * prod(s[1][2:])
     image = " ".join(f"P{i}" for i in range(rank))
     dims = {0: "N C" + " _" * rank, 2: f"N OFFSETS {image}", 4: f"N MASKS {image}", 3: "K"}
-    return Agreement(dims, {**base.preset, "OFFSETS": taps * rank, "MASKS": taps, **_deformed(s, attrs)})
+    return Agreement(
+        dims, {**base.preset, "OFFSETS": taps * rank, "MASKS": taps, **_deform_output_sizes(s, attrs)}
+    )
 
 
-def _deformed(s: Slots, attrs: Attributes) -> dict[str, int]:
-    """Returns the output size of a deformable convolution, by letter."""
+def _deform_output_sizes(s: Slots, attrs: Attributes) -> dict[str, int]:
+    """Returns the spatial output sizes of a deformable convolution by letter: P0, P1, ..."""
     image, kernel = (s[0] or ())[2:], (s[1] or ())[2:]
     n = len(kernel)
     strides, dilations, pads = (
@@ -221,7 +223,8 @@ def _attention(s: Slots, attrs: Attributes) -> Agreement | None:
     rows = ("B? Q _", "B? T KD", "B? T _") if flat else ("B? _ Q D", "B? H T D", "B? H T _")
     dims = dict(enumerate(rows)) | {4: "B? H P D", 5: "B? H P E", 6: "B"}
     if (mask := s[3]) is not None:
-        last = "ALL?" if mask and mask[-1] > key_count else "_"
+        # a mask may be shorter than past and new keys together, but not longer
+        last = "KEYS?" if mask and mask[-1] > key_count else "_"
         dims[3] = " ".join(("B?", "HEADS?", "Q?", last)[4 - min(len(mask), 4) :])
     sizes = {
         "D": key_width,
@@ -229,13 +232,15 @@ def _attention(s: Slots, attrs: Attributes) -> Agreement | None:
         "H": kv_heads,
         "KD": kv_heads * key_width,
         "HEADS": heads,
-        "ALL": key_count,
+        "KEYS": key_count,
         "T": length,
     }
     return Agreement(dims, sizes)
 
 
 def _per_channel(*at: int) -> Rule:
+    """Returns the rule of vectors with an element per channel (dimension 1) of the first operand."""
+
     def rule(s: Slots, attrs: Attributes) -> Agreement | None:
         x = s[0]
         return None if x is None or len(x) < 2 else Agreement(dict.fromkeys(at, "C"), {"C": x[1]})

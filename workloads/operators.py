@@ -41,7 +41,9 @@ BINARY = names_in(
     "Add Sub Mul Div Pow PRelu Sum Max Min Mean Mod Equal Less Greater LessOrEqual GreaterOrEqual And Or Xor "
     "Where QuantizeLinear DequantizeLinear BitShift BitwiseAnd BitwiseOr BitwiseXor CastLike SwiGLU"
 )
+# functions whose vector operands are aligned at dimension 1 (`by_channel`)
 BY_CHANNEL = names_in("BatchNormalization InstanceNormalization GroupNormalization")
+# functions of whole rows; one einsum each, like element-wise ones
 ROWWISE = names_in(
     "Softmax LogSoftmax Hardmax LayerNormalization RMSNormalization MeanVarianceNormalization "
     "LpNormalization CumSum CumProd"
@@ -50,6 +52,7 @@ ROWWISE = names_in(
 PRODUCTS = names_in(
     "Conv ConvInteger QLinearConv ConvTranspose Gemm MatMul FusedMatMul MatMulInteger QLinearMatMul"
 )
+# data movement: the result is made of copied elements (`movement`)
 MOVES = names_in(
     "Expand Tile Resize Upsample DepthToSpace SpaceToDepth GatherElements GatherND ScatterElements ScatterND "
     "Trilu GridSample AffineGrid RoiAlign MaxRoiPool"
@@ -115,7 +118,7 @@ def _windows(op: Op, kernel: Sequence[int], image: Sequence[int]) -> str:
 
 
 def _extents(outputs: Sequence[int], kernel: Sequence[int], **others: int) -> dict[str, int]:
-    """Returns the extents of a window: other ranks, outputs, kernel."""
+    """Returns the extents of a windowed operator: ranks p, q, o (outputs), r, s, t (kernel), and others."""
     return (
         others | dict(zip(OUT_RANKS, outputs, strict=False)) | dict(zip(KERNEL_RANKS, kernel, strict=False))
     )
@@ -141,8 +144,8 @@ def _conv_transpose(op: Op) -> Einsum:
     x, w = op.inputs[:2]
     g, dims = op.attrs.get("group", 1), len(kernel)
     sizes = zip(image, *strided(op, dims), kernel, op.out_shape[2:], strict=True)
-    spread = [(i - 1) * stride + dilation * (r - 1) + 1 - out for i, stride, dilation, r, out in sizes]
-    pads = op.attrs.get("pads") or [max(s, 0) // 2 for s in spread]
+    cropped = [(i - 1) * stride + dilation * (r - 1) + 1 - out for i, stride, dilation, r, out in sizes]
+    pads = op.attrs.get("pads") or [max(s, 0) // 2 for s in cropped]
     p, r = ",".join(OUT_RANKS[:dims]), ",".join(KERNEL_RANKS[:dims])
     text = f"{op.output}[n,g,k,{_indices(op, pads[:dims])}] += {x}[n,g,c,{p}] * {w}[g,c,k,{r}]"
     extents = _extents(image, kernel, n=n, g=g, k=filters, c=channels // g)
@@ -202,15 +205,15 @@ def _matmul(op: Op) -> Einsum:
     batches = [f"b{i}" for i in range(len(op.out_shape) - len(m) - len(n))]
     extents = dict(zip((*batches, *m, *n), op.out_shape, strict=True)) | {"k": left[-2 if trans_a else -1]}
 
-    def outer(shape: Shape) -> list[str]:
+    def batch_index(shape: Shape) -> list[str]:
         leading = shape[:-2]
         return [
-            rank if n > 1 else "0"
-            for rank, n in zip(batches[len(batches) - len(leading) :], leading, strict=True)
+            rank if size > 1 else "0"
+            for rank, size in zip(batches[len(batches) - len(leading) :], leading, strict=True)
         ]
 
     x, y = (*m, "k")[:: -1 if trans_a else 1], ("k", *n)[:: -1 if trans_b else 1]
-    indices = [(*outer(left), *x), (*outer(right), *y)]
+    indices = [(*batch_index(left), *x), (*batch_index(right), *y)]
     i, j = (
         ",".join((index[-2], *index[:-2], index[-1]) if first else index)
         for index, first in zip(indices, rows_first, strict=True)
@@ -223,7 +226,7 @@ def plain_indices(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], st
     plain: an index occurs twice in an operand, or is summed and in only one operand.
 
     An ellipsis becomes indices; operands are aligned at its last dimension.
-    >>> plain("...ij,jk", [(7, 2, 3), (3, 4)])
+    >>> plain_indices("...ij,jk", [(7, 2, 3), (3, 4)])
     (['Aij', 'jk'], 'Aik')
     """
     left, arrow, right = equation.replace(" ", "").partition("->")
@@ -255,8 +258,8 @@ def plain_indices(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], st
 
 
 def _einsum(op: Op) -> Einsum | None:
-    """Returns the einsum of an ONNX Einsum with `plain_indices` operands, one nest for all of them; None for
-    other equations.
+    """Returns the one einsum of an ONNX Einsum, however many operands it has; None if its equation is not
+    plain (`plain_indices`).
     """
     equation = op.attrs["equation"]
     found = plain_indices(equation.decode() if isinstance(equation, bytes) else equation, op.shapes)
@@ -297,14 +300,16 @@ def recurrent(op: Op, gates: int) -> list[Einsum]:
         "g": gates,
         "h": hidden,
     }
-    rows, step_index = ("b,t", "b,0") if batch_first else ("t,b", "0,b")
-    out, way, gate = op.output, "d," if len(ws) == 3 else "", f"{hidden}*g+h"
-    memory = c if op.kind == "LSTM" else h
+    every_step, one_step = ("b,t", "b,0") if batch_first else ("t,b", "0,b")
+    out, direction, gate_row = op.output, "d," if len(ws) == 3 else "", f"{hidden}*g+h"
+    old_state = c if op.kind == "LSTM" else h
     sizes = {f"{out}_x": (*xs[:2], directions, gate_rows), f"{out}_h": (batch, directions, gate_rows)}
-    gates_text = f"{op.kind.lower()}({out}_x[{step_index},d,{gate}], {out}_h[b,d,{gate}], {memory}[d,b,h])"
+    gates_text = (
+        f"{op.kind.lower()}({out}_x[{one_step},d,{gate_row}], {out}_h[b,d,{gate_row}], {old_state}[d,b,h])"
+    )
     return [
-        einsum(f"{out}_x[{rows},d,z] += {x}[{rows},i] * {w}[{way}z,i]", extents),
-        einsum(f"{out}_h[b,d,z] += {h}[d,b,k] * {r}[{way}z,k]", extents),
+        einsum(f"{out}_x[{every_step},d,z] += {x}[{every_step},i] * {w}[{direction}z,i]", extents),
+        einsum(f"{out}_h[b,d,z] += {h}[d,b,k] * {r}[{direction}z,k]", extents),
         einsum(f"{out}[b,d,h] = {gates_text}", extents, sizes=sizes),
     ]
 
@@ -348,7 +353,7 @@ def _layer_norm(op: Op) -> Einsum:
     if op.out_shape == op.shapes[0]:
         return elementwise(op)
     sizes = zip(op.out_shape, op.shapes[0], strict=True)
-    return _reduce_over(op, [i for i, (size, whole) in enumerate(sizes) if size != whole])
+    return _reduce_over(op, [i for i, (size, full) in enumerate(sizes) if size != full])
 
 
 def _rotary(op: Op) -> Einsum:
@@ -416,11 +421,11 @@ def attention(op: Op, scores: str, present: tuple[str, str]) -> list[Einsum]:
 
 def dft(op: Op) -> Einsum:
     """Returns the einsum of discrete Fourier transforms along one axis, as operators that read each number
-    once and write each result once; no MACs, as a runtime transforms fast, not by a product with a matrix.
+    once and write each result once. They have no MACs: a runtime uses a fast transform, not a matrix product.
 
     op: input [..., samples, ..., 1 or 2], its output [..., bins, ..., 1 or 2]; 2: real and imaginary parts.
-        The axis is the one whose size changes; where none does, it changes no access.
-    A one-sided transform has half as many bins as samples: a bin's two parts read two samples.
+        The axis is the one whose size changes; where none does, accesses are the same for every axis.
+    A one-sided transform has half as many bins as samples: each of a bin's two parts reads one sample.
     """
     x, (shape, *_), out = op.inputs[0], op.shapes, op.out_shape
     ranks = [f"d{i}" for i in range(len(out) - 1)]
@@ -458,8 +463,8 @@ def stft(op: Op, frames: str) -> list[Einsum]:
     signal = f"{x}[b,{int(step)}*f+t{',c' if len(shape) > 2 else ''}]"
     right = f"mul({signal}, {window}[t])" if window else f"copy({signal})"
     framed = einsum(f"{frames}[b,f,t,c] = {right}", extents, sizes={x: shape})
-    whole = replace(op, inputs=(frames,), shapes=((batch, count, samples, parts),), values=())
-    return [framed, dft(whole)]
+    frames_op = replace(op, inputs=(frames,), shapes=((batch, count, samples, parts),), values=())
+    return [framed, dft(frames_op)]
 
 
 def _lrn(op: Op) -> Einsum:
@@ -498,6 +503,7 @@ def _pointwise(op: Op, kind: str, vectors_at: int = -1) -> Einsum:
     for tensor, shape in zip(op.inputs, op.shapes, strict=True):
         first = vectors_at if len(shape) == 1 and vectors_at >= 0 else len(ranks) - len(shape)
         reads.append(f"{tensor}[{_broadcast(ranks[first:], shape)}]")
+    # x + x, or x and a constant of one element, has one operand left (onnx.py: `_distinct`)
     kind = kind if len(reads) > 1 or kind not in ("add", "mul") else f"{kind}_self"
     return _output_einsum(op, f"{kind}({', '.join(reads)})")
 
@@ -554,11 +560,14 @@ def _slice(op: Op) -> Einsum:
     rank = len(op.out_shape)
     if starts is None or min(steps or [1]) < 1 or any(v is None for v in op.values[1:]):
         return movement(op)
-    box, stride, count = [0] * rank, [1] * rank, len(starts)
+    box_starts, box_steps, count = [0] * rank, [1] * rank, len(starts)
     for start, axis, step in zip(starts, axes or range(count), steps or [1] * count, strict=True):
         size = op.shapes[0][axis % rank]
-        box[axis % rank], stride[axis % rank] = min(start + size if start < 0 else start, size), step
-    return _region(op, box, stride)
+        box_starts[axis % rank], box_steps[axis % rank] = (
+            min(start + size if start < 0 else start, size),
+            step,
+        )
+    return _region(op, box_starts, box_steps)
 
 
 def _slice_scatter(op: Op) -> Einsum:

@@ -114,10 +114,10 @@ class Batch:
         dimensions. None if no dimension fits. axis, source_shape: the batch's dimension in the source, and
         the source's shape.
 
-        With a batch of 1 several dimensions may fit. They are taken in this order: a dimension of size 1; if
-        the Reshape merged that one into its neighbour (the dimensions behind it are those of the source, or a
-        single one), the dimension just before; a dimension that begins behind `elems_before` elements; any
-        other.
+        With a batch of 1 several dimensions may fit. They are taken in this order: one that begins exactly
+        behind `elems_before` elements and has size 1; the one before such a beginning, if the Reshape merged
+        the batch into it (from there on follow the source's dimensions behind the batch, or a single one);
+        any other that begins there; any other that fits.
         """
         outer_sizes = [prod(output_shape[:i]) for i in range(len(output_shape))]
         candidates = [

@@ -22,6 +22,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "source": ("multicast_from",),
     "lane_pj": ("endpoint_pj",),
 }
+# key -> its old value -> the new one
 VALUES: dict[str, dict[str, str]] = {
     "solver.schedule": {
         "none": "unfused",
@@ -31,6 +32,7 @@ VALUES: dict[str, dict[str, str]] = {
     },
     "solver.factors": {"ragged_lanes": "imperfect_spatial", "ragged": "imperfect"},
 }
+# old column -> new name; several, if it depends on the table
 COLUMNS: dict[str, str] = {
     "gap_in_space": "optimality_gap",
     "bound_by": "bottleneck",
@@ -52,7 +54,7 @@ COLUMNS: dict[str, str] = {
 }
 
 
-ENTRIES: dict[str, str] = {"spatial": "parfor"}  # keys of mappings in YAML
+ENTRIES: dict[str, str] = {"spatial": "parfor"}  # old key of mappings in YAML -> the new one
 LINES: tuple[tuple[str, str], ...] = (  # old and new lines of mappings and schedules
     (r"for (\w+) in tiles of (\d+)", r"for \1 tile \2"),
     (r"spatial (\w+) over (\w+) in tiles of (\d+)", r"parfor \1 tile \3 over \2"),

@@ -121,14 +121,14 @@ def _grew(
     node: Any, old: Any, found: Any, batch: Batch, sources: Sequence[tuple[str, tuple[int, ...]]]
 ) -> bool:
     """True if every result that is read has the samples of the new batch; records in which dimension."""
-    several = isinstance(old, (tuple, list))
+    is_tuple = isinstance(old, (tuple, list))
     if len(tensors_of(old)) != len(tensors_of(found)):
         return False
-    read = {user.args[1] for user in node.users if several and user.users}
+    read = {user.args[1] for user in node.users if is_tuple and user.users}
     for number, (before, after) in enumerate(zip(tensors_of(old), tensors_of(found), strict=True)):
         axis = batch.grown_axis(tuple(before.shape), tuple(after.shape))
-        output = f"{node.name}/{number}" if several else node.name
-        if several and number not in read:
+        output = f"{node.name}/{number}" if is_tuple else node.name
+        if is_tuple and number not in read:
             continue
         if axis is None or (output in batch.positions and batch.positions[output].axis != axis):
             return False

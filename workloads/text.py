@@ -250,8 +250,8 @@ def _same_elems(written: Projection, read: Projection, write_repeats: int, read_
 
 
 def _differing_extent(e: Einsum, p: Projection) -> str:
-    """A rank that is alone in its dimension but has another extent than that, as "k = 5"; "" if there is
-    none.
+    """A rank that is alone in its dimension and whose extent differs from the dimension's size, as "k = 5";
+    "" if there is none.
     """
     sizes = e.sizes()
     for d in p.dims:

@@ -4,10 +4,10 @@ which workloads/onnx.py reads.
 Thus a network costs the same as .onnx and as .pt2: views are free, one-to-one functions are fused, and an
 unknown operator is data movement, named in Workload.moved.
 
-The program is decomposed first (run_decompositions), except for operators in the tables below. In-place
-operators, einsums and all others become core ATen. Nodes have ONNX names in another domain, so that ONNX
-infers nothing: their shapes are those that torch recorded (node.meta["val"]). Only Attention is ONNX's own
-operator.
+The program is decomposed first (run_decompositions): operators in the tables below stay, all others become
+core ATen, in-place operators too, and all einsums if one of them is not plain (`plain_indices`). Nodes have
+ONNX names in another domain, so that ONNX infers nothing: their shapes are those that torch recorded
+(node.meta["val"]). Only Attention is ONNX's own operator.
 """
 
 from __future__ import annotations
@@ -152,6 +152,7 @@ def _read(path: Path) -> Any:
         raise WorkloadError(f"{path}: cannot be read: {fault.strerror}") from None
     old_setting, level = os.environ.get(SAFE_LOAD_VAR), logging.root.manager.disable
     with suppress(ImportError):
+        # registers the operators quantized_decomposed
         from torch.ao.quantization.fx import _decomposed  # noqa: F401
     try:
         _check_archive(archive)
@@ -223,11 +224,11 @@ def _decomposed(where: str, program: Any) -> Any:
     refuse(_unfixed_sizes(where, list(program.graph.nodes)))  # decomposition would not fix these sizes
     decompositions = torch.export.default_decompositions()
     einsums = [n for n in program.graph.nodes if n.op == "call_function" and _kind(n.target) == "einsum"]
-    has_other_einsums = any(
+    has_unplain_einsum = any(
         plain_indices(n.args[0], [tuple(t.meta["val"].shape) for t in n.args[1]]) is None for n in einsums
     )
     for op in list(decompositions):
-        if _kind(op) in TRANSLATED and not (has_other_einsums and _kind(op) == "einsum"):
+        if _kind(op) in TRANSLATED and not (has_unplain_einsum and _kind(op) == "einsum"):
             del decompositions[op]
     try:
         return program.run_decompositions(decompositions)
@@ -309,7 +310,7 @@ def _translate(node: Any, tensors: Sequence[Any], graph: Graph) -> None:
     call = Call(kind, arguments, inputs, shapes, outputs, results, _type(tensors[0]))
     if kind in EXPANDED:
         EXPANDED[kind](call, graph)
-    # it uses the shape or type of its input, not the values
+    # no inputs: it uses the shape or type of its input, not the values
     elif SAME_ATTRIBUTES.get(kind) == "ConstantOfShape":
         graph.add("filled", [], call.outputs, call.results, call.type)
     else:
@@ -336,6 +337,7 @@ def _output(name: str, number: int) -> str:
 
 
 def _nodes(values: Sequence[Any]) -> Iterator[Any]:
+    """Yields the torch nodes in arguments, which may be nested lists."""
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from _nodes(value)
@@ -501,14 +503,14 @@ def _addmv(call: Call, graph: Graph) -> None:
 def _attention(call: Call, graph: Graph) -> None:
     """Adds attention; leading dimensions become batch and heads, as ONNX requires."""
 
-    def four(shape: Shape) -> Shape:
+    def shape_4d(shape: Shape) -> Shape:
         return (prod(shape[:-3]), *((1, *shape)[-3:]))
 
     views = [
-        t if len(s) == 4 else graph.view(t, four(s), call.type)
+        t if len(s) == 4 else graph.view(t, shape_4d(s), call.type)
         for t, s in zip(call.inputs[:3], call.shapes, strict=False)
     ]
-    out, shape = f"{call.outputs[0]}__heads", four(call.results[0])
+    out, shape = f"{call.outputs[0]}__heads", shape_4d(call.results[0])
     causal = int(bool(call.arguments["is_causal"]))
     inputs = [*views, *call.inputs[3:4]]
     graph.add("Attention", inputs, [out], [shape], call.type, domain="", is_causal=causal)
@@ -544,7 +546,7 @@ def _select(call: Call, graph: Graph) -> None:
 
 
 def _recurrent(call: Call, graph: Graph) -> None:
-    """Adds a node per layer and direction; results of both directions are side by side. The final states
+    """Adds a node per layer and direction; results of both directions are concatenated. The final states
     count as copies of one row of the last layer's result.
     """
     param_names = [n.name for n in _nodes([call.arguments["params"]])]

@@ -27,7 +27,7 @@ from workloads.operators import names_in
 
 Method = Literal["none", "sgd", "momentum", "adam"]
 Role = Literal["input_gradient", "weight_gradient", "sum", "update"]
-# (kind of the gradient's einsum, what it reads: numbers of operands, G or Y)
+# (kind of the gradient's einsum, what it reads: positions of forward operands, G or Y)
 Rule = tuple[str, tuple[int, ...]]
 
 G, Y = -1, -2  # the gradient of the output; the forward output
@@ -70,7 +70,7 @@ DERIVATIVES: dict[str, tuple[Rule | None, ...]] = {
 }
 # scale and shift are trained; running mean and variance, and angles of rope, are not
 DERIVATIVES["batchnormalization"] = DERIVATIVES["batchnorm"]
-STEP_FUNCTIONS = names_in(  # step functions: their derivative is 0 wherever it exists
+STEP_FUNCTIONS = names_in(  # their derivative is 0 wherever it exists
     "floor ceil round sign not isnan isinf equal less greater lessorequal greaterorequal and or xor hardmax "
     "bitshift bitwiseand bitwiseor bitwisexor bitwisenot argmax argmin"
 )
@@ -94,10 +94,11 @@ class Tape:
     forward: Workload
     part_count: Counter[str]  # tensor -> how many parts its gradient has
     dims: dict[str, tuple[Dim, ...]]  # tensor -> its dimensions
-    names_in_use: set[str]  # names in use
+    names_in_use: set[str]  # of tensors and einsums
     no_gradient: tuple[str, ...]  # einsums that depend on a weight but have no gradient
     grads: dict[str, str] = field(default_factory=dict)  # tensor -> its gradient
-    # tensor -> parts of its gradient that are not summed yet: a tensor, or a broadcast that is not written
+    # tensor -> parts of its gradient that are not summed yet: the name of a gradient tensor, or a broadcast
+    # (copy) that becomes an einsum only if the sum cannot read the broadcast's operand in its place
     gradient_parts: dict[str, list[str | Gradient]] = field(default_factory=dict)
 
     def fresh(self, name: str) -> str:
@@ -153,6 +154,7 @@ def gradients(
     tape, result_tensors = _tape(forward, inputs, results)
     for tensor in result_tensors:
         tape.gradient_parts[tensor] = [tape.fresh(f"d_{tensor}")]
+    # gradient of a result, which comes from outside -> the result
     seeds = {str(tape.gradient_parts[tensor][0]): tensor for tensor in result_tensors}
     outputs = {e.output.tensor for e in forward.einsums}
     first_reader: dict[str, str] = {}
@@ -205,7 +207,7 @@ def _tape(forward: Workload, inputs: bool, results: Collection[str]) -> tuple[Ta
     """Returns the tape, with the number of parts of every tensor's gradient, and the results. A part comes
     from each reader that lies between a weight (or an input) and a result.
     """
-    stored = {p.tensor: p.dims for e in reversed(forward.einsums) for p in e.inputs} | {
+    dims_of = {p.tensor: p.dims for e in reversed(forward.einsums) for p in e.inputs} | {
         e.output.tensor: e.output.dims for e in forward.einsums
     }
     read = {p.tensor for e in forward.einsums for p in e.inputs}
@@ -216,10 +218,10 @@ def _tape(forward: Workload, inputs: bool, results: Collection[str]) -> tuple[Ta
             f"{forward.name}: results: no einsum makes {', '.join(unknown)}; tensors that nothing reads are "
             f"{', '.join(t for t in outputs if t not in read)}"
         )
-    wanted = set(forward.weights) | (set(stored) - set(outputs) if inputs else set())
+    wanted = set(forward.weights) | (set(dims_of) - set(outputs) if inputs else set())
     no_gradient = []
     for e in forward.einsums:
-        rules = [_rule(e, i) for i, p in enumerate(e.inputs) if _base_tensor(stored, p) in wanted]
+        rules = [_rule(e, i) for i, p in enumerate(e.inputs) if _base_tensor(dims_of, p) in wanted]
         wanted |= {e.output.tensor} if any(rules) else set()
         no_gradient += [f"{e.name} ({e.kind})"] if rules and not any(rules) else []
     copies = {e.output.tensor for e in forward.einsums if e.kind == "copy"}
@@ -235,17 +237,17 @@ def _tape(forward: Workload, inputs: bool, results: Collection[str]) -> tuple[Ta
             uses.update(
                 base
                 for i, p in enumerate(e.inputs)
-                if (base := _base_tensor(stored, p)) in wanted and _rule(e, i)
+                if (base := _base_tensor(dims_of, p)) in wanted and _rule(e, i)
             )
     return Tape(
-        forward, uses, stored, set(stored) | {e.name for e in forward.einsums}, tuple(no_gradient)
+        forward, uses, dims_of, set(dims_of) | {e.name for e in forward.einsums}, tuple(no_gradient)
     ), result_tensors
 
 
-def _base_tensor(stored: Collection[str], p: Projection) -> str:
+def _base_tensor(tensors: Collection[str], p: Projection) -> str:
     """Returns the tensor that an access belongs to: T_again is a second access of T."""
     first = p.tensor.removesuffix("_again")
-    return first if first in stored else p.tensor
+    return first if first in tensors else p.tensor
 
 
 def _rule(e: Einsum, i: int) -> Rule | None:
@@ -275,8 +277,8 @@ def _rule(e: Einsum, i: int) -> Rule | None:
 
 
 def _is_concat_piece(e: Einsum, i: int) -> bool:
-    """True if operand i of a copy is a further piece of a concatenation. False if the first operand covers
-    the same elements: operand i is an index or a shape.
+    """True if operand i of a copy is a further piece of a concatenation: there are iterations at which it is
+    inside of its stored shape and the first operand is not. Otherwise it is an index or a shape.
     """
     first, p = e.inputs[0], e.inputs[i]
     first_box, box = _box(first, e.sizes()), _box(p, e.sizes())
@@ -300,8 +302,8 @@ def _box(p: Projection, extents: dict[str, int]) -> dict[str, range]:
 
 
 def _backward(tape: Tape, e: Einsum, count: int) -> Iterator[Gradient]:
-    """Yields gradients of the operands of one einsum. An operand whose gradient equals the output's gradient
-    needs no einsum.
+    """Yields gradients of the operands of one einsum, which runs `count` times. An operand whose gradient
+    equals the output's gradient needs no einsum.
     """
     grad = replace(e.output, tensor=tape.grads[e.output.tensor])
     for i, p in enumerate(e.inputs):
@@ -321,7 +323,7 @@ def _backward(tape: Tape, e: Einsum, count: int) -> Iterator[Gradient]:
             output=replace(derived.output, tensor=tensor),
         )
         step = Gradient(named, "weight_gradient" if is_weight else "input_gradient", wrt, e.name, count)
-        # a sum can read the source instead
+        # no einsum yet: the sum of the parts may read the broadcast's operand directly (`_sum_parts`)
         is_deferred = has_several and derived.kind == "copy" and _is_one_to_one(derived)
         parts.append(step if is_deferred else tensor)
         if not is_deferred:
@@ -342,6 +344,7 @@ def _derived(e: Einsum, rule: Rule, grad: Projection, out: Projection) -> Einsum
     found = Einsum(e.name, kind, out, inputs, tuple((rank, n) for rank, n in e.extents if rank in used))
     if kind == "copy":
         found = _narrowed(found)
+    # True if several iterations may add to one element
     scattered = any(len(d.terms) > 1 for d in out.dims)
     if scattered or not set(found.sizes()) <= out.ranks():
         found = replace(found, kind={"mul": "mac", "copy": "add"}.get(kind, kind))
@@ -354,21 +357,24 @@ def _narrowed(e: Einsum) -> Einsum:
     """
     box = _box(e.output, e.sizes())
 
-    def moved(p: Projection) -> Projection:
+    def shifted(p: Projection) -> Projection:
         starts = (d.offset + sum(c * box[rank].start for rank, c in d.terms) for d in p.dims)
         return replace(
             p, dims=tuple(replace(d, offset=start) for d, start in zip(p.dims, starts, strict=True))
         )
 
-    return e.map_projections(moved, extents=tuple((rank, len(at)) for rank, at in box.items()))
+    return e.map_projections(shifted, extents=tuple((rank, len(at)) for rank, at in box.items()))
 
 
 def _is_one_to_one(e: Einsum) -> bool:
     """True if every point writes its own element of the output, and every element is written."""
-    return _is_whole(e.output.dims, e.sizes()) and set(e.sizes()) <= e.output.ranks()
+    return _is_plain(e.output.dims, e.sizes()) and set(e.sizes()) <= e.output.ranks()
 
 
-def _is_whole(dims: tuple[Dim, ...], extents: dict[str, int]) -> bool:
+def _is_plain(dims: tuple[Dim, ...], extents: dict[str, int]) -> bool:
+    """True if one rank alone indexes each dimension (coefficient 1, offset 0), over its full size; a rank
+    that has no extent in `extents` counts as full.
+    """
     return all(
         len(d.terms) == 1
         and d.terms[0][1] == 1
@@ -380,7 +386,7 @@ def _is_whole(dims: tuple[Dim, ...], extents: dict[str, int]) -> bool:
 
 def _sum_parts(tape: Tape, tensor: str, count: int) -> Iterator[Gradient]:
     """Yields the einsums that sum the parts of a tensor's gradient; a single part is the gradient itself. A
-    part that is a broadcast is not gradient: the sum reads its source.
+    part that is a broadcast is not written: the sum reads the broadcast's operand, if the shapes allow it.
     """
     grad_parts = tape.gradient_parts[tensor]
     if len(grad_parts) == 1:
@@ -390,7 +396,7 @@ def _sum_parts(tape: Tape, tensor: str, count: int) -> Iterator[Gradient]:
             yield grad_part
         return
     dims = tape.dims[tensor]
-    if not _is_whole(dims, {}):
+    if not _is_plain(dims, {}):
         dims = tuple(Dim(((f"i{at}", 1),), 0, d.size) for at, d in enumerate(dims))
     extents = tuple((d.terms[0][0], d.size) for d in dims)
     parts: dict[str, Projection] = {}

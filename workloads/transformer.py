@@ -114,7 +114,8 @@ class Sizes:
     qkv_bias: bool = False  # whether queries, keys and values have a bias where other products have none
     key_bias: bool = True  # whether keys have a bias where queries and values have one
     qk_norm: bool = False  # whether every head of queries and keys is normalised
-    norm_last: bool = False  # whether what attention and feed-forward make is normalised as well
+    # whether the results of attention and feed-forward are normalised too, before the residual sum
+    norm_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,27 +243,29 @@ def _experts(s: Sizes, rows: int, x: str, y: str, experts: int, active: int) -> 
 
 
 def _before_norm(s: Sizes, rows: int, x: str) -> tuple[str, Cascade]:
-    """Returns the tensor whose norm is x, and that norm; x itself where it has none."""
+    """Returns (tensor that attention or feed-forward must make so that x is its norm, the einsums of the
+    norm); (x, no einsums) where a layer has no such norm.
+    """
     return (f"{x}_raw", norm(s, rows, f"{x}_raw", x)) if s.norm_last else (x, ())
 
 
 def attention_half(s: Sizes, run: Run) -> Cascade:
     """Returns the first half of a layer with norms first: tensor X -> tensor H."""
     rows = run.batch * run.new
-    made, norm_made = _before_norm(s, rows, "O")
-    net = norm(s, rows, "X", "N1") + _self_attention(s, run, "N1", made) + norm_made
+    raw, norm_last = _before_norm(s, rows, "O")
+    net = norm(s, rows, "X", "N1") + _self_attention(s, run, "N1", raw) + norm_last
     return net + cascade({"r": rows, "m": s.model}, "H[r,m] = X[r,m] + O[r,m]")
 
 
 def feed_forward_half(s: Sizes, run: Run, x: str = "H", experts: int = 0, active: int = 0) -> Cascade:
     """Returns the second half of a layer with norms first: tensor x -> tensor Y."""
     rows = run.batch * run.new
-    made, norm_made = _before_norm(s, rows, "I")
-    net = norm(s, rows, x, "N2") + _fed(s, rows, "N2", made, experts, active) + norm_made
+    raw, norm_last = _before_norm(s, rows, "I")
+    net = norm(s, rows, x, "N2") + _feed_forward_or_experts(s, rows, "N2", raw, experts, active) + norm_last
     return net + cascade({"r": rows, "m": s.model}, f"Y[r,m] = {x}[r,m] + I[r,m]")
 
 
-def _fed(s: Sizes, rows: int, x: str, y: str, experts: int, active: int) -> Cascade:
+def _feed_forward_or_experts(s: Sizes, rows: int, x: str, y: str, experts: int, active: int) -> Cascade:
     return _experts(s, rows, x, y, experts, active) if experts else _feed_forward(s, rows, x, y)
 
 
@@ -276,7 +279,7 @@ def block(s: Sizes, run: Run, experts: int = 0, active: int = 0) -> Cascade:
         _self_attention(s, run, "X", "O")
         + cascade(extents, "H[r,m] = X[r,m] + O[r,m]")
         + norm(s, rows, "H", "N1")
-        + _fed(s, rows, "N1", "I", experts, active)
+        + _feed_forward_or_experts(s, rows, "N1", "I", experts, active)
         + cascade(extents, "G[r,m] = N1[r,m] + I[r,m]")
         + norm(s, rows, "G", "Y")
     )
@@ -331,7 +334,9 @@ def bert_tiny(batch: int = 1, sequence: int = 512, layers: int = 2) -> Workload:
 
 
 def run_of(phase: str, context: int, batch: int) -> Run:
-    """Returns a prompt of `context` positions, or one new position, the last one of a context."""
+    """Returns the run of a phase: prefill: a prompt of `context` positions; decode: one new position, the
+    last one of a context.
+    """
     return Run(batch, context if phase == "prefill" else 1, context, cache=True)
 
 

@@ -1,4 +1,4 @@
--- What views compute of. [only]: "", or a join with the machines of a statement that names them (computed.py); [keys]: columns of a workload's mappings.
+-- What the computed views (computed.sql) read. [only]: "", or a join with the machines that a statement names (computed.py); [keys]: columns of a workload's mappings.
 CREATE OR REPLACE VIEW internal.packed AS
 SELECT machine, schedule, workload, [keys] AS keys, coalesce(space, '') AS space, coalesce(places, []) AS places, coalesce(gaps, []) AS gaps,
     coalesce(spaces, []) AS spaces
