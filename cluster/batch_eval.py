@@ -312,8 +312,8 @@ def _cost(pj: Floats, cycles: Floats, interval_cycles: Floats, clock_ghz: Floats
 
 
 def infeasible_columns(answers: BatchAnswers, rows: Ints) -> dict[str, pa.Array]:
-    """Returns columns of the table machines (without generation, source and why) for machines of a batch in
-    which a workload does not fit. rows: their rows in the batch.
+    """Returns columns of the table machines (without generation, source, status and reason) for m machines of
+    a batch in which a workload does not fit. rows: [m], their rows in the batch.
     """
     clock, lower_bounds = answers.batch.clock_ghz[rows], dict[str, pareto.Cost]()
     for ref, workload_bounds in zip(answers.pruner.study.workloads, answers.lower_bounds, strict=True):
@@ -338,12 +338,12 @@ def _proofs(spaces: Sequence[Mappings], sums: Sums, is_single_einsum: bool) -> l
 
 
 def _choices(mapping_table: Table, spaces: Sequence[str], sums: Sums, rows: Ints) -> dict[str, pa.Array]:
-    """Returns columns of the table chosen, without those of its key. They hold the mapping of each einsum;
-    `common_space`, the searched space that is common to most einsums proven optimal; and of einsums with a
-    gap or another common_space: their indices (`places`), gaps and spaces.
+    """Returns columns of the table chosen, without those of its key, for m machines. They hold the mapping of
+    each einsum; `space`, the searched space of most of its einsums that are proven optimal; and of those with
+    a gap or another space: their indices (`places`), gaps and spaces.
 
     spaces: searched space of each einsum
-    rows: where the machines are in the batch
+    rows: [m], rows of the machines in the batch
     """
     first, pattern_of = group_equal_rows(sums.gaps.T > 0)
     common_spaces = []
@@ -374,8 +374,8 @@ def _choices(mapping_table: Table, spaces: Sequence[str], sums: Sums, rows: Ints
 
 
 def distinct_mappings(answers: BatchAnswers, rows: Ints) -> list[tuple[EinsumCost, Unique]]:
-    """Returns the distinct mappings that machines of a batch use, each with its einsum. rows: where they are
-    in the batch.
+    """Returns the distinct mappings that m machines of a batch use, each with its einsum. rows: [m], rows of
+    these machines in the batch.
     """
     found: dict[str, tuple[EinsumCost, Unique]] = {}
     for mapping_table, groups in zip(answers.solved_tables(), answers.pruner.uniques, strict=False):

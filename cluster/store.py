@@ -10,7 +10,8 @@ a CRC-32 of itself, and the study's identity. The previous manifest is stored be
 many groups by one; the old parts stay until the next compaction or `open_run`, for readers. No function here
 reads the clock.
 
-Longer than 400 lines: the order of writes can only be checked when all of it is seen together.
+The file is longer than the usual 400 lines because the order of writes can only be checked when all of it is
+seen together.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ from dse.run.folder import (
 from dse.run.record import KEYS
 
 UNIQUE_TABLES = ("machines", "points", "chosen")  # tables in which no two rows of a run have the same key
-# equal keys, equal rows: stored once per group
+# table -> its key column; rows with equal keys are equal, so a group stores them once
 SHARED_KEYS = {"mappings": "mapping_key", "counts": "mapping_key"}
 FAN_IN = 64  # groups of a level that are merged into one of the next: a table has fewer than 200 parts
-TOP_LEVEL = 2  # groups of this level are not merged further
+TOP_LEVEL = 2  # groups of this level are not merged further (level 0: one commit)
 ROW_GROUP = 122_880  # rows in a row group of most tables
 # rows in a row group of mappings and counts: readers take only the row groups with their keys
 LOOKUP_ROW_GROUP = 8192
@@ -562,7 +563,7 @@ def _writer(out: Any, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Returns the table in this schema; columns that an older part lacks are NULL."""
+    """Returns the table in this schema. Columns that it lacks (a part of an older dse) become NULL."""
     if table.schema.equals(schema):
         return table
     return (
@@ -573,6 +574,7 @@ def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _new_rows(table: pa.Table, key: str, written_keys: set[str]) -> pa.Table:
+    """Returns the rows whose key is not among `written_keys`, and adds their keys to it."""
     keys = set(table[key].unique().to_pylist())
     new = keys - written_keys
     written_keys |= new
@@ -679,16 +681,19 @@ def retract(store: Store, machines: Collection[int]) -> Store:
 
 
 def _rewrite(store: Store, old: Sequence[Group], level: int, drop: frozenset[int]) -> Store:
+    """Replaces the groups `old` by one group of this level, without the rows of the machines `drop`. Retires
+    the old parts, and removes the parts that were retired before.
+    """
     tables = sorted({part.table for group in old for part in group.parts})
     with as_store_fault(store.path):
         merged = _write_group(store, level, {table: _rows_of(store, old, table, drop) for table in tables})
         old_names = {group.name for group in old}
         other_groups = tuple(group for group in store.groups if group.name not in old_names)
         paths = tuple(path for group in old for path in group.paths())
-        unlisted = store.retired
+        retired_before = store.retired
         groups = (merged, *other_groups) if merged.parts else other_groups
         store = _publish(replace(store, groups=groups, retired=paths))
-        for path in unlisted:
+        for path in retired_before:
             (store.path / path).unlink(missing_ok=True)
     return store
 

@@ -30,7 +30,7 @@ from hw.component import closest_name
 from workloads.einsum import Einsum, Projection
 from workloads.graph import Workload, counts, unique
 
-if TYPE_CHECKING:  # it takes SciPy along
+if TYPE_CHECKING:  # importing it would import SciPy
     from dse.solve.gogeta.traffic import TrafficReport
 
 Values = NDArray[np.float64]
@@ -311,20 +311,20 @@ def schedule_residency(arch: Arch, workload: Workload, solution: Solution) -> Re
     sizes = {p.tensor: stored_bytes(p, arch) for e in workload.einsums for p in e.tensors()}
     ends = list(accumulate(row.latency_cycles for row in solution.segments))
     starts = [0.0, *ends[:-1]]
-    tensors = [
+    tensors_by_segment = [
         {p.tensor for name in row.einsums for p in by_name[name].tensors()} for row in solution.segments
     ]
     bars = []
-    for one in on_chip(solution):
-        using_segments = [i for i, names in enumerate(tensors) if one.tensor in names]
-        share = share_of(one.share)
+    for retained in on_chip(solution):
+        using_segments = [i for i, names in enumerate(tensors_by_segment) if retained.tensor in names]
+        share = share_of(retained.share)
         bars.append(
             RetentionBar(
-                f"{one.tensor} at {one.level}",
+                f"{retained.tensor} at {retained.level}",
                 starts[using_segments[0]],
                 ends[using_segments[-1]],
-                share * sizes[one.tensor],
-                sizes[one.tensor],
+                share * sizes[retained.tensor],
+                sizes[retained.tensor],
             )
         )
     capacity = {level.name: level.capacity_bits for level in arch.levels}

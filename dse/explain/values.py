@@ -27,11 +27,11 @@ from hw.arch import Arch
 from workloads.einsum import Einsum, show
 from workloads.graph import Workload, base_tensor, counts, unique
 
-if TYPE_CHECKING:  # it takes SciPy along
+if TYPE_CHECKING:  # importing it would import SciPy
     from dse.solve.gogeta.traffic import TrafficReport
 
 LISTED_SHARE = 0.8  # share of the energy that the listed einsums make up at least
-LISTED_IN_FULL = 8  # up to so many einsums are listed in full
+LISTED_IN_FULL = 8  # up to this many einsums, all are listed
 LARGE_STATIC_SHARE = 0.5  # share of static energy above which a sentence says so
 # with at least this share of the busiest component's cycles, a component is a bottleneck, too
 BOTTLENECK_SHARE = 0.99
@@ -103,17 +103,18 @@ def exchanged_share(arch: Arch, workload: Workload, solution: Solution) -> float
     """
     made = {e.output.tensor for e in workload.einsums}
     occurrences_of = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
-    between = {base_tensor(p.tensor, made) for e in workload.einsums for p in e.inputs} & made
+    exchanged_tensors = {base_tensor(p.tensor, made) for e in workload.einsums for p in e.inputs} & made
     einsums = {e.name: e for e in workload.einsums}
-    equal = {group.key: group.names for group in unique(workload)}
+    equal_names = {group.key: group.names for group in unique(workload)}
     total = 0.0
+    # equal einsums have one cost but exchange different tensors: c.count is split by their occurrences
     for c in solution.einsums:
         energy_of: dict[str, float] = {}
         for part in c.price.parts:
             if part.level == arch.levels[0].name and part.action != "leak":
                 energy_of[part.tensor] = energy_of.get(part.tensor, 0.0) + part.energy_pj
-        first, occurrences_of_all = einsums[c.name], sum(occurrences_of[name] for name in equal[c.key])
-        for name in equal[c.key]:
+        first, group_occurrences = einsums[c.name], sum(occurrences_of[name] for name in equal_names[c.key])
+        for name in equal_names[c.key]:
             base_of = {
                 p.tensor: base_tensor(q.tensor, made)
                 for p, q in zip(first.tensors(), einsums[name].tensors(), strict=True)
@@ -121,8 +122,8 @@ def exchanged_share(arch: Arch, workload: Workload, solution: Solution) -> float
             total += (
                 c.count
                 * occurrences_of[name]
-                / occurrences_of_all
-                * sum(energy_of.get(t, 0.0) for t, base in base_of.items() if base in between)
+                / group_occurrences
+                * sum(energy_of.get(t, 0.0) for t, base in base_of.items() if base in exchanged_tensors)
             )
     return total / (solution.energy_pj or 1)
 
@@ -153,7 +154,7 @@ def unfused_hint(arch: Arch, workload: Workload, solution: Solution, command: st
 
 
 def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
-    """What may bring a solution nearer to its bound; empty where it is at most a tenth above."""
+    """What may bring a solution nearer to its lower bound; empty if it is at most LARGE_GAP above."""
     if solution.gap_to_bound <= LARGE_GAP or solution.schedule:
         return ""
     if arch.models_layout():
@@ -338,12 +339,14 @@ def network(arch: Arch, workload: Workload, solution: Solution, lists_all: bool)
     """Where the energy goes, and the unique einsums, those with most energy first. lists_all: all of them are
     listed; else as many as make up LISTED_SHARE of the energy.
     """
-    found = [
+    tables_shown = [
         energy(arch, solution),
         *([segments(solution)] if solution.segments else []),
         *([scheme_counts(solution)] if solution.pruned else []),
     ]
-    cost = sorted(costed_einsums(workload, solution), key=lambda pair: -pair[0].count * pair[0].energy_pj)
+    by_energy = sorted(
+        costed_einsums(workload, solution), key=lambda pair: -pair[0].count * pair[0].energy_pj
+    )
     rows = [
         (
             c.name,
@@ -357,7 +360,7 @@ def network(arch: Arch, workload: Workload, solution: Solution, lists_all: bool)
             round(needs(e, arch.word_bits).computed) * c.count,
             c.certificate.partition(";")[0],
         )
-        for c, e in cost
+        for c, e in by_energy
     ]
     cumulative_share = list(accumulate(row[3] for row in rows))
     shown = (
@@ -386,7 +389,7 @@ def network(arch: Arch, workload: Workload, solution: Solution, lists_all: bool)
         "computes",
         "certificate",
     )
-    found.append(Table("einsums", header, tuple(rows[:shown]), note))
+    tables_shown.append(Table("einsums", header, tuple(rows[:shown]), note))
     if any(c.host_copies is not None for c in solution.einsums):
         schedule_names = [c.mapping.non_nest_text.partition("\n")[0] or "a nest" for c in solution.einsums]
         copies = tuple(
@@ -394,8 +397,8 @@ def network(arch: Arch, workload: Workload, solution: Solution, lists_all: bool)
             for c, schedule in zip(solution.einsums, schedule_names, strict=True)
         )
         copy_heads = ("einsum", "host_copies", "host_copy_elems", "schedule")
-        found.append(Table("tiles cut by the host, per occurrence", copy_heads, copies))
-    return found
+        tables_shown.append(Table("tiles cut by the host, per occurrence", copy_heads, copies))
+    return tables_shown
 
 
 SEGMENT_COLUMNS = (
@@ -790,7 +793,7 @@ def residency(arch: Arch, workload: Workload, found: TrafficReport) -> tuple[dic
         )
         for phase in found.order
     )
-    # tensor -> [bytes of the tensor, bytes of reads that are served on chip, bytes of all reads again]
+    # tensor -> [its size, its rereads that are served on chip, all its rereads], in bytes
     retention_bytes: dict[str, list[float]] = {}
     for span in best.spans:
         sums = retention_bytes.setdefault(span.tensor.partition("@")[0], [0.0, 0.0, 0.0])

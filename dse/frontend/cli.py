@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # each command imports what it needs, so that start-up is sho
 
 
 MAX_LINES = 40  # lines of faults that are shown
-WATCH_S = 1.0  # seconds between looks of dse status --watch
+WATCH_S = 1.0  # seconds between updates of dse status --watch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,8 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     before = threading.enumerate()
     code = _exit_code(args)
-    left = [thread for thread in threading.enumerate() if thread.name == "dse sql" and thread not in before]
-    if left:  # a statement that ignores interrupts is still running: leave without waiting for its thread
+    running_statements = [
+        thread for thread in threading.enumerate() if thread.name == "dse sql" and thread not in before
+    ]
+    # a statement that ignores interrupts is still running: leave without waiting for its thread
+    if running_statements:
         sys.stdout.flush()
         os._exit(code)
     return code
@@ -284,7 +287,7 @@ def _sql(args: argparse.Namespace) -> int:
 
 
 def _print_prompt_answer(found: pa.Table, args: argparse.Namespace, rows: int) -> None:
-    """Prints an answer at the prompt. rows: at most so many of a table; 0: all."""
+    """Prints an answer at the prompt. rows: how many rows of a table are printed at most; 0: all."""
     is_cut = args.format == "table" and 0 < rows < found.num_rows
     _print_result(found.slice(0, rows) if is_cut else found, args)
     if is_cut:

@@ -26,7 +26,7 @@ from dse.study import pareto
 from dse.study import study as studies
 from hw.space import Axis
 
-MAX_POINTS = 150_000  # if there are more points, the front and so many others are shown
+MAX_POINTS = 150_000  # if there are more points, the front and this many others are shown
 EXPLAINED = 40  # points of the front that have nest, breakdown and roofline
 MAX_REASONS = 40  # rows in the table of reasons
 STATES = ("ok", "infeasible", "pruned", "error", "breaks a constraint")
@@ -267,13 +267,13 @@ def _details(run: Opened, points: pa.Table, on_front: np.ndarray) -> dict[str, A
     return {"points": explained, "nests": list(nests)}
 
 
-def _workload(one: Any, nests: dict[str, int]) -> dict[str, Any]:
-    roof = figures.roofline(one.arch, one.workload, one.solution)
+def _workload(mapped: Any, nests: dict[str, int]) -> dict[str, Any]:
+    roof = figures.roofline(mapped.arch, mapped.workload, mapped.solution)
     return {
-        "name": one.workload.name,
-        "certificate": one.solution.certificate,
-        "energy": pictures.energy_parts(one.arch, one.solution),
-        "latency": pictures.bottleneck_ns(one.arch, one.solution),
+        "name": mapped.workload.name,
+        "certificate": mapped.solution.certificate,
+        "energy": pictures.energy_parts(mapped.arch, mapped.solution),
+        "latency": pictures.bottleneck_ns(mapped.arch, mapped.solution),
         "roofline": {
             "peak": roof.peak,
             "gb_s": roof.gb_s,
@@ -285,17 +285,17 @@ def _workload(one: Any, nests: dict[str, int]) -> dict[str, Any]:
                 c.name,
                 c.count,
                 c.count * c.energy_pj,
-                c.count * c.latency_cycles / one.arch.clock_ghz,
+                c.count * c.latency_cycles / mapped.arch.clock_ghz,
                 c.bottleneck,
                 nests.setdefault(to_text(c.mapping, e), len(nests)),
             ]
-            for c, e in _costliest(one)
+            for c, e in _costliest(mapped)
         ],
     }
 
 
-def _costliest(one: Any) -> Sequence[tuple[Any, Any]]:
+def _costliest(mapped: Any) -> Sequence[tuple[Any, Any]]:
     return sorted(
-        explain.costed_einsums(one.workload, one.solution),
+        explain.costed_einsums(mapped.workload, mapped.solution),
         key=lambda pair: -pair[0].count * pair[0].energy_pj,
     )

@@ -200,7 +200,7 @@ def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
         forced = {names.index(tensor) for name, tensor in c.must_keep if name == level.name} | (
             set() if level.bypass else set(allowed)
         )
-        sets = [
+        held_choices = [
             held_tensors
             for n in range(len(allowed) + 1)
             for held_tensors in combinations(allowed, n)
@@ -209,7 +209,7 @@ def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
         choices.append(
             [
                 order
-                for held_tensors in sets
+                for held_tensors in held_choices
                 for order in (permutations(held_tensors) if v else [held_tensors])
             ]
         )

@@ -26,7 +26,8 @@ move further. A tensor's node is raised above the loops directly over it that do
 A dimension whose index is a sum is named by its text, `2*p+r`, or by a name that the layer defines before its
 buffers: `Xi = 2*p+r`.
 
-Longer than 400 lines, since writing, reading and checking directives use the same few formulas.
+The file is longer than the usual 400 lines because writing, reading and checking directives use the same few
+formulas.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
         )
     tile_of, projections = e.sizes(), {p.tensor: p for p in e.tensors()}
     shared_dims = {(one.level, one.tensor): one.dims for one in mapping.shares}
-    found: list[Buffer] = []
+    buffers: list[Buffer] = []
     sharing_pes = _shared_counts(mapping, e)
     for level, nodes in _levels(mapping, e):
         loops = []
@@ -179,8 +180,8 @@ def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
             )
             for t, over in stored
         )
-        found += [Buffer(level, tensor_tiles, _steps(e, loops))] if nodes else []
-    layer = Layer(e.name, tuple(reversed(found)))
+        buffers += [Buffer(level, tensor_tiles, _steps(e, loops))] if nodes else []
+    layer = Layer(e.name, tuple(reversed(buffers)))
     try:
         read_back = mapping_of(layer, e)
     except ValueError as fault:
@@ -188,12 +189,13 @@ def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
             f"directives of {e.name}: directives cannot express this mapping ({fault}); take --format yaml"
         ) from None
     if read_back != replace(mapping, shares=sorted_shares(mapping.shares)):
-        a, b = next(
+        read_node, given_node = next(
             (pair for pair in zip(read_back.nodes, mapping.nodes, strict=False) if pair[0] != pair[1]),
             (read_back.nodes[-1], mapping.nodes[-1]),
         )
         raise ValueError(
-            f"directives of {e.name}: {_node_text(b)} stands where directives put {_node_text(a)}: they "
+            f"directives of {e.name}: {_node_text(given_node)} stands where directives put "
+            f"{_node_text(read_node)}: they "
             "raise nodes above loops that do not move them, and stacks outside of loops over other ranks; "
             "take --format yaml"
         )
@@ -201,8 +203,8 @@ def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
 
 
 def _shared_counts(mapping: nest.Mapping, e: Einsum) -> dict[tuple[str, str, str], int]:
-    """Returns, for each (level, tensor, fan-out dimension), along how many PEs of that dimension the same
-    tile stands at the level.
+    """Returns, for each (level, tensor, fan-out dimension), how many PEs along that dimension have the same
+    tile at the level.
     """
     tile_of, pes_since_store, found = (
         e.sizes(),
@@ -279,8 +281,7 @@ def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mappin
                 stacks, [s for s in b.steps if s.repl], stack_dims(b, arch, where), strict=True
             )
         ]
-        # from the first update that moves further than a stack over the same rank, updates stand outside of
-        # it
+        # updates from the first one that moves further than a stack over its rank stand outside of all stacks
         first_outside = next(
             (i for i, u in enumerate(updates) if any(s.rank == u.rank and u.tile > s.tile for s in stacks)),
             len(updates),
@@ -294,10 +295,10 @@ def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mappin
                     f"{where}, {b.level}: tensor{{{tensor_tile.tensor}}} is none of its tensors; it has "
                     f"{', '.join(projections)}"
                 )
-            at, ranks = len(loops), projections[tensor_tile.tensor].ranks()
-            while at and not loops[at - 1].over and loops[at - 1].rank not in ranks:
-                at -= 1
-            if stacks and at == len(outside) + len(stacks) and outside and outside[0].rank not in ranks:
+            position, ranks = len(loops), projections[tensor_tile.tensor].ranks()
+            while position and not loops[position - 1].over and loops[position - 1].rank not in ranks:
+                position -= 1
+            if stacks and position == len(outside) + len(stacks) and outside and outside[0].rank not in ranks:
                 folded = outside[0].rank
                 raise ValueError(
                     f"{where}, {b.level}: tensor{{{tensor_tile.tensor}}} is stationary while "
@@ -305,11 +306,13 @@ def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mappin
                     f"over PEs, which no nest says; give PEs neighbouring parts of {folded}: a stack that "
                     "shifts further, an update inside of it"
                 )
-            positions.append((at, tensor_tile))
+            positions.append((position, tensor_tile))
             if tensor_tile.over:
                 shares.append(Rotated(b.level, tensor_tile.tensor, tensor_tile.over))
         for i in range(len(loops) + 1):
-            nodes += [Store(b.level, tensor_tile.tensor) for at, tensor_tile in positions if at == i]
+            nodes += [
+                Store(b.level, tensor_tile.tensor) for position, tensor_tile in positions if position == i
+            ]
             nodes += loops[i : i + 1]
     if layer.buffers[0].level != COMPUTE:
         nodes += _omitted_loops(nodes, e)

@@ -241,24 +241,26 @@ def _lines(
     )
     for segment in schedule.segments:
         yield "segment"
-        outer = {
+        # rank of a shared loop -> its extent; `nest_lines` updates it to the tile inside of the shared loops
+        shared_tile_of = {
             shared: sizes[b.einsum][branch_rank]
             for b in segment.branches
             for shared, branch_rank in _shared_ranks(segment, b, sizes)
         }
-        yield from (f"  {line}" for line in nest_lines(Mapping(segment.nodes), outer or None)[:-1])
+        yield from (f"  {line}" for line in nest_lines(Mapping(segment.nodes), shared_tile_of or None)[:-1])
         indent = "  " * (1 + sum(isinstance(node, Loop) for node in segment.nodes))
         for branch in segment.branches:
-            on = (
+            region_text = (
                 f" on {' '.join(f'{one.dim}[{one.first}:{one.first + one.size}]' for one in branch.region)}"
                 if branch.region
                 else ""
             )
             names = f" with {', '.join(f'{a} = {b}' for a, b in branch.ranks)}" if branch.ranks else ""
-            yield f"{indent}einsum {branch.einsum}{on}{names}"
+            yield f"{indent}einsum {branch.einsum}{region_text}{names}"
             yield from (f"{indent}  hold {one.level} {one.tensor}" for one in branch.filled_once)
             tile_of = sizes.get(branch.einsum, {}) | {
-                branch_rank: outer[shared] for shared, branch_rank in _shared_ranks(segment, branch, sizes)
+                branch_rank: shared_tile_of[shared]
+                for shared, branch_rank in _shared_ranks(segment, branch, sizes)
             }
             yield from (f"{indent}  {line}" for line in nest_lines(branch.mapping, tile_of or None))
 
@@ -329,7 +331,7 @@ def _read_line(found: Schedule, branch_lines: list[str], line: str) -> Schedule:
             raise ValueError("stands below a segment; retain stands above them all")
         try:
             share = Fraction(match[3])
-            later_shares = tuple((name, Fraction(less)) for less, name in AFTER.findall(match[4]))
+            later_shares = tuple((name, Fraction(share_text)) for share_text, name in AFTER.findall(match[4]))
         except ZeroDivisionError:
             raise ValueError(f"share = {match[3]}{match[4]} is no number; write e.g. 1/2") from None
         return replace(

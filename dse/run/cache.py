@@ -136,8 +136,9 @@ def entries() -> list[Entry]:
 
 
 def prune(older_s: float | None = None, of_others: bool = False) -> tuple[int, int]:
-    """Remove the files that are older than `older_s`, or of another version of the code; both None and False:
-    all. Returns how many, and their bytes. A file that may not be removed stays.
+    """Remove the files that are older than `older_s` seconds, and with `of_others` those of other versions of
+    the code; without either, all files. Returns how many, and their bytes. A file that may not be removed
+    stays.
     """
     count = size_bytes = 0
     for entry in entries():

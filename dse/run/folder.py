@@ -50,7 +50,7 @@ SEALED_ASKS = re.compile(
     rb'("crc": (\d{1,10}), )"generation": (\d{1,18}), "identity": "([0-9a-f]{0,16})", "kind": "asks"[,}]'
 )
 PLACE_KEY = b"dse.place"  # key in the metadata of a part; its value: identity of the study, table, group
-MAX_JSON_BYTES = 64 << 20  # bytes
+MAX_JSON_BYTES = 64 << 20  # a JSON file with more bytes counts as damaged
 # times that a folder is read: a merge may replace parts between reading the manifest and the parts
 MAX_READS = 5
 
@@ -436,8 +436,8 @@ _checked_parts: set[tuple[object, ...]] = set()
 
 
 def fault(root: Path, part: Part, name: str, identity: str) -> str:
-    """Why a part is not the file that was committed for the study; "" if it is. name: of its group. The bytes
-    of a part are read once per process.
+    """Why a part is not the file that was committed for the study; "" if it is. name: of the part's group.
+    The bytes of a part are read once per process.
     """
     path = root / part_path(part.table, name)
     try:
@@ -610,8 +610,7 @@ def status(root: Path, identity: str) -> dict[str, Any] | None:
 
 def is_intact_study(root: Path, manifest: Manifest, versions: Mapping[str, int]) -> bool:
     """True if env.json shows that study.yaml and its inputs are those of the rows, made by these versions of
-    model and solvers. Then nothing of the study needs to be read to know whose rows these are. False: it
-    does.
+    model and solvers. Then the rows are known to be this study's without reading the study.
     """
     env_data = env(root, manifest) if manifest.identity else None
     return (

@@ -83,11 +83,14 @@ class WorkloadRef:
     bind: tuple[tuple[str, int], ...]  # sizes of symbolic dimensions
     weight: float
     digest: str  # of everything that solvers see of it
-    bits: tuple[tuple[str, int], ...] = ()  # widths that replace those of its tensors
+    # (tensor, or "weights" or "activations"; bits per element that replace those of the workload)
+    bits: tuple[tuple[str, int], ...] = ()
 
 
-def document(path: Path, sets: Sequence[str], faults: Faults) -> dict[str, Any] | None:
-    """Returns the document with `sets` merged in; None if it is no mapping."""
+def document(path: Path, set_texts: Sequence[str], faults: Faults) -> dict[str, Any] | None:
+    """Returns the study file's document with the --set assignments ("key=value") merged in; None if it is no
+    mapping.
+    """
     raw, document_faults = documents.read(path)
     is_study = documents.is_kind(raw, KIND)
     if not is_study and (raw is not None or not document_faults):
@@ -98,7 +101,7 @@ def document(path: Path, sets: Sequence[str], faults: Faults) -> dict[str, Any] 
     if not is_study or not isinstance(raw, dict):
         return None
     raw = {"name": path.stem, **raw}
-    for text in sets:
+    for text in set_texts:
         _merge(raw, text, faults)
     misspelt = [explain(str(key), "extra_forbidden", raw[key], "", KEYS) for key in raw if key not in KEYS]
     faults.lines.extend(misspelt)
@@ -160,9 +163,9 @@ def solver(raw: object, faults: Faults) -> SolverOptions:
         options.objective != "energy" or options.schedule not in ("fused", "unfused") or not shares_exactly
     ):
         faults.add(
-            f"solver.sharing_gap = {show(options.sharing_gap)}: machines share what costs least energy, as "
-            "found by the mapper optimal (factors perfect or imperfect_spatial) for schedules unfused or "
-            "fused; take these options, or leave solver.sharing_gap out"
+            f"solver.sharing_gap = {show(options.sharing_gap)}: machines share what costs least energy, "
+            "so it needs objective energy, the mapper optimal with factors perfect or imperfect_spatial, "
+            "and schedule unfused or fused; set these, or leave solver.sharing_gap out"
         )
     is_pipelined = options.schedule in PIPELINED_SCHEDULES
     needs_optimal = options.schedule in ("best", "fused") or is_pipelined
@@ -216,7 +219,7 @@ def solver(raw: object, faults: Faults) -> SolverOptions:
 
 
 def workers(raw: Mapping[str, Any], faults: Faults) -> tuple[int | None, str]:
-    """Returns how many workers (None: one per CPU), and who writes the parts."""
+    """Returns (number of workers; None: one per CPU, 0: in-process), and who writes the parts of tables."""
     count, sink = raw.get("workers"), raw.get("sink", "driver")
     if count is not None and (type(count) is not int or count < 0):
         faults.add(f"workers = {show(count)} is no number of workers; use a whole number, 0 for in-process")
@@ -228,7 +231,10 @@ def workers(raw: Mapping[str, Any], faults: Faults) -> tuple[int | None, str]:
 def space(
     raw: Mapping[str, Any], folder: Path, faults: Faults, within: Path | None = None
 ) -> tuple[str, Space | None]:
-    """Returns the path of the machine file, and the space over that machine."""
+    """Returns the path of the machine file ("": none), and the space over that machine (None: faulty).
+
+    within: folder that must contain the machine file if it is given as a path; None: any folder
+    """
     if "machine" not in raw:
         return "", None
     given = raw["machine"]
@@ -271,8 +277,11 @@ def unknown_as_movement(raw: Mapping[str, Any], faults: Faults) -> bool:
 def workloads(
     raw: object, folder: Path, fuse: bool, faults: Faults, within: Path | None = None, unknown: bool = False
 ) -> list[tuple[WorkloadRef, Workload]]:
-    """Returns each workload as the study names it, and loaded. unknown: whether they may have unknown
-    operators.
+    """Returns each workload as the study names it, and loaded.
+
+    fuse: whether one-to-one operators are fused into their producers
+    within: folder that must contain all files of workloads; None: any folder
+    unknown: whether workloads may have unknown operators
     """
     if raw is None:
         return []
@@ -399,7 +408,7 @@ def _merge(raw: dict[str, Any], text: str, faults: Faults) -> None:
 
 
 def _outside_reason(path: Path, within: Path | None) -> str:
-    """Returns why a file may not be read for a study of that folder, or ""."""
+    """Returns why a file may not be read, if it is outside of the folder `within`; else ""."""
     if within is None or within.resolve() in path.resolve().parents:
         return ""
     return "leads out of the run's folder; copy the file into it, or start a run of your own with dse run"
@@ -534,6 +543,7 @@ def _check_met(search_space: Space, found: Constraints, faults: Faults) -> bool:
         *single,
         (found, range(0, search_space.size, max(1, search_space.size // MAX_TRIED))),
     ):
+        # that none of a sample meets all constraints proves nothing
         decides = checked is not found or len(machines) == search_space.size
         if decides and _none_meets(search_space, checked, machines):
             faults.add(
@@ -558,8 +568,8 @@ def _none_meets(search_space: Space, checked: Constraints, machines: Sequence[in
 
 
 def _slice(search_space: Space, one: Constraint) -> Sequence[int]:
-    """Returns one machine per combination of values on the axes that a constraint names; () if it names
-    anything else, or there are more than `MAX_TRIED`.
+    """Returns the numbers of one machine per combination of values on the axes that a constraint names (the
+    first value on all other axes); () if it names anything else, or there are more than `MAX_TRIED`.
     """
     lengths = [len(axis.values) if axis.key in one.names else 1 for axis in search_space.axes]
     if not one.names <= {axis.key for axis in search_space.axes} or prod(lengths) > MAX_TRIED:

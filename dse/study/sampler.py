@@ -135,8 +135,8 @@ def propose(
     directions: "min" or "max" per objective
     trials: of complete generations <= generation - 2, in any order
     asked: every machine of earlier generations, pruned ones included
-    admit: violations of the constraints that need no solving, in the order of Trial.violations; met if none
-        is > 0
+    violations_of: machine -> violations of the constraints that need no solving, in the order of
+        Trial.violations; met if none is > 0
     """
     if is_enumerated(search):
         return _enumerated_proposal(search, grid, generation, violations_of)
@@ -282,7 +282,7 @@ def _enumerated_proposal(
 
 
 def _draw(draft: Draft, machines: Iterator[int], source: str) -> None:
-    """Fills the draft from a sequence, without machines that were asked."""
+    """Fills the draft from a sequence, skipping machines that were proposed before."""
     while not draft.is_full():
         machine = next(machines, None)
         if machine is None:
@@ -292,8 +292,8 @@ def _draw(draft: Draft, machines: Iterator[int], source: str) -> None:
 
 
 def _sobol(search: Search, grid: Grid, distinct_count: int) -> Iterator[int]:
-    """Yields machines of a scrambled Sobol sequence over the axes. As a rule, `distinct_count` of them are
-    distinct.
+    """Yields machines of a scrambled Sobol sequence over the axes, at least 4 x `distinct_count`, so that as
+    a rule this many of them are distinct.
     """
     from scipy.stats import qmc  # slow to import, and actors never sample
 
@@ -349,8 +349,8 @@ def _steer(
             machine, source = _unasked_neighbour(grid, positions, draft.proposed, rng), "near"
         violations = draft.add(machine, source) if machine >= 0 else ()
         if violations:
-            for name, violation in enumerate((0.0, *violations)):
-                trial.set_constraint(str(name), _penalty(violation))
+            for constraint_index, violation in enumerate((0.0, *violations)):
+                trial.set_constraint(str(constraint_index), _penalty(violation))
             study.tell(trial, worst)
 
 

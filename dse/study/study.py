@@ -198,8 +198,8 @@ def files(study: Study) -> dict[str, bytes]:
 
 
 def identity(study: Study) -> dict[str, str]:
-    """Returns everything that rows depend on, flat: key -> value as text. Studies with equal identities share
-    a run folder.
+    """Returns everything that rows depend on, as flat key -> text. Studies with equal identities share a run
+    folder.
     """
     found = {f"workloads.{ref.name}": f"{ref.digest} x {ref.weight:g}" for ref in study.workloads}
     found["workloads"] = ", ".join(ref.name for ref in study.workloads)
@@ -382,7 +382,7 @@ def trials(
     schedules: dict[int, list[Mapping[str, Any]]] = {}
     for row in sorted(points, key=lambda row: (row["machine"], row["schedule"])):
         schedules.setdefault(row["machine"], []).append(row)
-    # none missed: first the capacity shortage, then the static constraints (Trial.violations)
+    # of a machine with schedules: no capacity shortage, and no violation of a static constraint
     capacity_and_static = (0.0,) * (1 + len(study.constraints.static))
     names = [violation_column(c) for c in study.constraints.modelled]
     found = []
