@@ -686,6 +686,7 @@ def _fair_size(run: Run, ready_count: int) -> int:
     left: the ready ones, and those still to be asked if no generation waits for results.
     """
     if not run.job.study.depends_on_trials() and not run.end_reason:
+        # stop.machines counts no machines that break a constraint, the size of the space does
         violating = 0 if run.job.study.stop.machines else run.violating
         ready_count += max(0, _planned(run) - run.asked_count - violating)
     return -(-ready_count // (2 * run.slots))
@@ -876,6 +877,7 @@ def _commit(run: Run) -> None:
 
 
 def _finish(run: Run, report: Callable[..., Status]) -> Outcome:
+    """Commits the last rows, and reports how the run ended and why."""
     if not run.halt_reason and any(run.missing):  # a safeguard, never seen: a run with gaps is not finished
         run.halt_reason = f"{sum(run.missing)} of the machines asked have no row; `dse resume` solves them"
     reason = run.halt_reason or run.end_reason + (
@@ -915,6 +917,7 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
     _settle(run)
     count, done = run.state.counts, run.state.counts.total()
     session_s = time.monotonic() - (run.first_work_at or run.started_at)
+    # `done` counts machines that break a constraint, stop.machines does not
     remaining = max(0, _planned(run) - done + (run.violating if run.job.study.stop.machines else 0))
     rate = run.solved / session_s if session_s > 0 else 0.0
     size, volume = run.state.front()
@@ -980,7 +983,7 @@ def _interruptible(run: Run, progress: Callable[[Status], None] | None) -> Itera
                 progress(replace(run.last_status, reason=f"interrupted; {next_step}"))
 
     def on_request(is_now: bool) -> None:
-        """Does as Ctrl-C does, a second time if the run is to stop now."""
+        """Interrupts the run as one Ctrl-C does, or as two if it is to stop now."""
         for _ in range(2 if is_now and not run.halt_reason else 1):
             if numbers:
                 _thread.interrupt_main(signal.SIGINT)

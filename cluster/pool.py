@@ -403,8 +403,8 @@ def _keep_sigterm() -> Iterator[None]:
 
 @contextmanager
 def ray_output_in(path: Path) -> Iterator[None]:
-    """Appends what Ray's C++ code writes to descriptor 2 to a file: when a raylet is lost, pages of it. What
-    Python writes to stderr goes where it went.
+    """Appends the output of Ray's C++ code on descriptor 2 (pages of it when a raylet is lost) to a file.
+    Python's stderr is still written to where it was before.
     """
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
@@ -693,6 +693,7 @@ def _next_lease(
 
 
 def _send(pool: Pool, slot: ActorSlot, lease: Lease) -> None:
+    """Calls `solve` of a slot's actor; the lease waits there behind those that the actor has."""
     flight = Flight(pool.calls.solve(slot.actor, lease), lease, time.monotonic())
     if not slot.flights:
         pool.outstanding[flight.ref] = slot
@@ -768,6 +769,7 @@ def _on_result(pool: Pool, slot: ActorSlot) -> Iterator[Done]:
 
 
 def _on_done(pool: Pool, slot: ActorSlot, done: Done) -> Iterator[Done]:
+    """Yields the result of a slot's first lease, unless another actor's was yielded before."""
     flight = slot.flights.popleft()
     pool.outstanding.pop(flight.ref, None)
     if slot.flights:

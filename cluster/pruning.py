@@ -129,8 +129,8 @@ class BoundPruner:
         front: Sequence[Trial],
         front_index: Ints,
     ) -> dict[str, pa.Array]:
-        """Returns the columns of those of n machines that the front dominates. front_index: [n], index of the
-        front's schedule that dominates a machine; -1: none.
+        """Returns the columns of the dominated ones of n machines. front_index: [n], index of the front's
+        schedule that dominates a machine; -1: none.
         """
         is_dominated = front_index >= 0
         dominated_bounds = {}

@@ -206,6 +206,7 @@ def mend(path: Path) -> list[str]:
 
 
 def _check_one_run(path: Path) -> None:
+    """Raises OtherStudy if manifests, env.json and status.json name different studies."""
     identities = folders.identities_of_heads(path)
     if len(set(identities.values())) > 1:
         listed = ", ".join(f"{file} of study {identity}" for file, identity in identities.items())
@@ -253,8 +254,8 @@ def _refuse_others(path: Path, identity: str) -> None:
 
 
 def with_study(store: Store, identity: str) -> Store:
-    """Returns the store with this identity and the study.yaml that stands in the folder, published in the
-    manifest before there are rows of it.
+    """Returns the store with this identity and the checksum of the folder's study.yaml, both published in the
+    manifest before any rows of the study.
     """
     with as_store_fault(store.path):
         own = replace(store, identity=identity, study_crc=folders.crc(store.path / STUDY))
@@ -400,6 +401,7 @@ def asks_name(generation: int) -> str:
 
 
 def _quarantine(run: Path, relative: str) -> None:
+    """Moves a file of the run folder to quarantine/, named by its path; a taken name gets a number."""
     target = run / "quarantine" / relative.replace("/", "__")
     make_folder(target.parent)
     number = 0
@@ -450,6 +452,7 @@ def repeated_machines(table: str, rows: Sequence[pa.Table]) -> list[int]:
 
 
 def _write_group(store: Store, level: int, sources: Mapping[str, Iterable[pa.Table]]) -> Group:
+    """Writes the parts of a new group, one per table that has rows. If one fails, removes them all."""
     name = f"{store.generation + 1:06d}-{level}"
     parts: list[Part] = []
     try:
@@ -464,6 +467,7 @@ def _write_group(store: Store, level: int, sources: Mapping[str, Iterable[pa.Tab
 
 
 def _write_part(store: Store, table: str, name: str, tables: Iterable[pa.Table]) -> Part | None:
+    """Writes one part durably. Returns None, and leaves no file, if there are no rows."""
     path = store.path / part_path(table, name)
     make_folder(path.parent, parents=False)  # a run folder that was renamed is not made again
     temporary = path.with_name(f".{path.name}.tmp")
@@ -627,21 +631,23 @@ def row_groups(store: Store, tables: Mapping[str, Sequence[str]]) -> Iterator[Ta
     """Yields all committed rows of the first table, one row group at a time, with the rows of the other
     tables for the same machines. tables: name -> columns to read.
     """
-    first, *others = tables
+    first_table, *other_names = tables
     for group in store.groups:
         part_paths = {
             part.table: store.path / part_path(part.table, group.name)
             for part in group.parts
             if part.table in tables
         }
-        if first in part_paths:
+        if first_table in part_paths:
             other_tables = {
-                table: _read_part(part_paths[table], tables[table]) for table in others if table in part_paths
+                table: _read_part(part_paths[table], tables[table])
+                for table in other_names
+                if table in part_paths
             }
-            with pq.ParquetFile(part_paths[first], page_checksum_verification=True) as part:
+            with pq.ParquetFile(part_paths[first_table], page_checksum_verification=True) as part:
                 for number in range(part.num_row_groups):
                     # no threads: Arrow's keep the memory that they once allocated
-                    rows = part.read_row_group(number, columns=list(tables[first]), use_threads=False)
+                    rows = part.read_row_group(number, columns=list(tables[first_table]), use_threads=False)
                     same_machines = (
                         other_tables
                         if part.num_row_groups == 1
@@ -650,7 +656,7 @@ def row_groups(store: Store, tables: Mapping[str, Sequence[str]]) -> Iterator[Ta
                             for table, found in other_tables.items()
                         }
                     )
-                    yield {first: rows, **same_machines}
+                    yield {first_table: rows, **same_machines}
 
 
 def _read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
@@ -699,6 +705,9 @@ def _rewrite(store: Store, old: Sequence[Group], level: int, drop: frozenset[int
 
 
 def _rows_of(store: Store, groups: Sequence[Group], table: str, drop: frozenset[int]) -> Iterator[pa.Table]:
+    """Yields the rows of a table in these groups, a row group at a time, without those of the machines
+    `drop`.
+    """
     for group in groups:
         if any(part.table == table for part in group.parts):
             with pq.ParquetFile(

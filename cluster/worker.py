@@ -277,7 +277,7 @@ def _solve_sharing_mappings(
     """
     if job.batch_index is None or job.deadline_s is not None:
         return [], list(asks), 0.0
-    found, unsolved, shared_s = list[dict[str, pa.Table]](), set(range(len(asks))), 0.0
+    tables_by_batch, unsolved, shared_s = list[dict[str, pa.Table]](), set(range(len(asks))), 0.0
     batches = job.batch_index.of(np.array([ask.machine for ask in asks], np.int64))
     while True:
         began = time.perf_counter()
@@ -289,11 +289,11 @@ def _solve_sharing_mappings(
                 answers.solved_tables()  # solves the batch, and keeps its tables
                 _release_memory()
             shared_s += time.perf_counter() - began
-            found.append(_batch_tables(job, answers, [asks[i] for i in indices.tolist()]))
+            tables_by_batch.append(_batch_tables(job, answers, [asks[i] for i in indices.tolist()]))
             unsolved -= set(indices.tolist())
         except Exception:
             continue
-    return found, [asks[i] for i in sorted(unsolved)], shared_s
+    return tables_by_batch, [asks[i] for i in sorted(unsolved)], shared_s
 
 
 def _release_memory() -> None:
@@ -305,6 +305,7 @@ def _release_memory() -> None:
 
 
 def _batch_tables(job: Job, answers: BatchAnswers, asks: Sequence[Ask]) -> dict[str, pa.Table]:
+    """Returns the rows of machines of a solved batch by table, made as columns."""
     batch_rows, ask_columns = (
         np.searchsorted(answers.machines, [ask.machine for ask in asks]),
         _ask_columns(asks),
@@ -353,7 +354,7 @@ def _solve_together(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Ma
     arches = {
         ask.machine: arch for ask in asks if isinstance(arch := decode(job.study.space, ask.machine), Arch)
     }
-    found: dict[int, MachineAnswers] = {machine: [] for machine in arches}
+    answers_by_machine: dict[int, MachineAnswers] = {machine: [] for machine in arches}
     try:
         running_bounds = {
             ask.machine: RunningBound(job.pruner, arches[ask.machine], front)
@@ -363,11 +364,13 @@ def _solve_together(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Ma
             and not job.pruner.exceeds_capacity(arches[ask.machine])
         }
         for machine, running_bound in running_bounds.items():
-            _records_if_dominated(found[machine], partial(running_bound.raise_if_dominated, DOMINATED))
+            _records_if_dominated(
+                answers_by_machine[machine], partial(running_bound.raise_if_dominated, DOMINATED)
+            )
         for index, workload in enumerate(job.workloads):
             unanswered = [
                 machine
-                for machine, answers in found.items()
+                for machine, answers in answers_by_machine.items()
                 if len(answers) == index and not _is_answered(answers)
             ]
 
@@ -376,7 +379,7 @@ def _solve_together(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Ma
             ) -> bool:
                 """Whether machine j is still to be solved, now that this einsum's cost is known."""
                 return unanswered[j] not in running_bounds or not _records_if_dominated(
-                    found[unanswered[j]],
+                    answers_by_machine[unanswered[j]],
                     partial(running_bounds[unanswered[j]].on_einsum, index, einsum, cost),
                 )
 
@@ -387,12 +390,12 @@ def _solve_together(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Ma
                 on_einsum if running_bounds else None,
             )
             for machine, answer in zip(unanswered, new_answers, strict=True):
-                found[machine] += [] if answer is None else [answer]
+                answers_by_machine[machine] += [] if answer is None else [answer]
     except Exception:
         return {}
     return {
         machine: answers
-        for machine, answers in found.items()
+        for machine, answers in answers_by_machine.items()
         if len(answers) == len(job.workloads) or _is_answered(answers)
     }
 
@@ -618,6 +621,7 @@ def _deadline(seconds: float | None) -> Iterator[None]:
 def _solve(
     job: Job, ask: Ask, front: Sequence[Trial], answers: Sequence[list[Solution] | Infeasible | Dominated]
 ) -> tuple[Rows, list[ScheduleRow]]:
+    """Solves one machine as `solve_machine` does, but raises its faults."""
     study = job.study
     head = _head(job, ask)
 
@@ -764,6 +768,7 @@ def _schedule_rows(
 
 
 def _head(job: Job, ask: Ask) -> Row:
+    """Returns the columns of a machine's row that are known before it is solved."""
     parameters = studies.parameters(job.study, ask.machine)
     return {
         "machine": ask.machine,

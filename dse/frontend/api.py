@@ -317,6 +317,7 @@ def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:
 def _price_schedule(
     arch: Arch, workload: Workload, options: SolverOptions, path: Path, progress: ProgressFn = no_progress
 ) -> Mapped:
+    """Returns the schedule of a file, priced. Einsums that it leaves out are mapped by themselves."""
     scheduled, given_schedule = directives.load(path, workload, arch, allow_missing=True)
     try:
         found, plan = solve.price_schedule(arch, scheduled, options, given_schedule, progress)
@@ -843,7 +844,7 @@ class Run:
             for row in self.sql(f"SELECT machine, status FROM machines WHERE machine IN ({machine_list})")
         }
         own_point = points.get(number)
-        found = []
+        rows = []
         for key, value, index in steps:
             other = points.get(index)
             status = (
@@ -855,7 +856,7 @@ class Run:
                 f"{name}_change": _change(own_point[name], other[name]) if own_point and other else None
                 for name in columns
             }
-            found.append(
+            rows.append(
                 {
                     "parameter": key,
                     "from": tables.fact(key, base_values[key]),
@@ -865,7 +866,7 @@ class Run:
                     "status": status,
                 }
             )
-        return Answer(pa.Table.from_pylist(found))
+        return Answer(pa.Table.from_pylist(rows))
 
 
 class AnswerDiffers(ValueError):

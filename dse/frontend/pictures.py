@@ -107,6 +107,9 @@ def name_of(run: Opened) -> str:
 
 
 def _points(run: Opened, columns: Sequence[str]) -> pa.Table:
+    """Returns these columns of the feasible points, in the order in which machines were asked. Raises
+    ValueError if there are none.
+    """
     listed = ", ".join(f'"{name}"' for name in dict.fromkeys(columns))
     found = run.sql(
         f"SELECT {listed} FROM designs WHERE feasible ORDER BY generation, machine, schedule"
@@ -157,14 +160,17 @@ def spread(count: int, max_count: int) -> list[int]:
 
 
 def _breakdown(run: Opened) -> Picture:
+    """Draws energy by component and latency by bottleneck for machines of the front, each the weighted sum
+    over workloads.
+    """
     rows = run.front(distinct=True).table.to_pylist()
     if not rows:
         raise ValueError(f"{run.path}: no feasible point to draw yet; dse status says what the run has done")
     energy: list[tuple[str, Mapping[str, float]]] = []
     latency: list[tuple[str, Mapping[str, float]]] = []
     weights = run.study.weights()
-    shown = spread(len(rows), BARS)
-    for index in shown:
+    shown_rows = spread(len(rows), BARS)
+    for index in shown_rows:
         number = f"{rows[index]['machine']}.{rows[index]['schedule']}"
         parts: Counter[str] = Counter()
         bottlenecks: Counter[str] = Counter()
@@ -180,7 +186,7 @@ def _breakdown(run: Opened) -> Picture:
     first = run.study.objectives[0]
     tied_count = sum(row["tied_designs"] for row in rows) - len(rows)
     omissions = [
-        *([f"{len(shown)} of {len(rows)}"] if len(shown) < len(rows) else []),
+        *([f"{len(shown_rows)} of {len(rows)}"] if len(shown_rows) < len(rows) else []),
         *([f"{tied_count} tied designs left out"] if tied_count else []),
     ]
     title = "; ".join(
@@ -322,6 +328,7 @@ def of_residency(arch: Arch, workload: Workload, found: TrafficReport) -> Pictur
 
 
 def _einsums(mapped: Solved, found: Solution, title: str) -> Picture:
+    """Draws energy by component and latency of each distinct einsum."""
     pairs = sorted(
         values.costed_einsums(mapped.workload, found), key=lambda pair: -pair[0].count * pair[0].energy_pj
     )

@@ -113,6 +113,9 @@ def cells(measure: str, values: Sequence[Any]) -> list[str]:
 
 
 def _column(name: str, values: Sequence[Any], measure: str) -> _Column:
+    """Returns the cells of a column as text, and its widths. Numbers, and short names without blanks, are not
+    wrapped.
+    """
     numbers = units.column(measure, values)
     cells = numbers or [_text(measure, value) for value in values]
     max_width = max(cell_len(line) for cell in (safe(name), *cells) for line in cell.split("\n"))

@@ -127,8 +127,8 @@ def _cut_dims(p: Projection, rank: str) -> tuple[int, ...]:
 
 def cut_alike(users: Users, classes: Sequence[tuple[str, ...]]) -> bool:
     """True if one storage node below any loops over these classes serves all users of a tensor: they use the
-    same part of it under one name (constant indices of theirs choose no different parts), and each class
-    indexes the same dimensions of it for every user.
+    same part of it (equal offsets and extents) under one name, and each class indexes the same dimensions of
+    it for every user.
     """
     first = users[0][2]
     cuts = {tuple(_cut_dims(p, ranks[i]) for ranks in classes) for i, _, p in users}

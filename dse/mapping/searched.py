@@ -107,7 +107,7 @@ class Space:
     pipelined: int = 1  # maximum of einsums in a pipeline; 1: no pipelines
     tiles: tuple[int, ...] = ()  # numbers of pipeline tiles of a segment; (): any number that divides
     node_ranks: int = 0  # maximum of ranks of an einsum that are distributed over nodes; 0: no nodes
-    waste: float = 0.0  # maximum of (nodes of a region / nodes of it that work); 0: no limit
+    waste: float = 0.0  # maximum of (nodes that an einsum occupies / nodes that work); 0: no limit
     hold: bool = False  # weights may be loaded once per run, not once per pipeline tile
     weights: Literal["loaded", "pinned"] = "loaded"  # loaded in every run, or pinned before the run
     ahead: bool = False  # first fills of an einsum may come while the einsum before runs
@@ -1100,6 +1100,7 @@ def encoded(space: Space | Mappings | None) -> str:
 
 
 def _data(space: Space | Mappings) -> dict[str, Any]:
+    """Returns a space as JSON data: only fields that differ from their default."""
     found = {f.name: getattr(space, f.name) for f in fields(space) if getattr(space, f.name) != f.default}
     return {
         name: [_data(mappings) for mappings in value] if name == "mappings" else value

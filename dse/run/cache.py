@@ -166,8 +166,8 @@ def write(path: Path, answer: bytes) -> None:
 
 
 def read(path: Path) -> bytes | None:
-    """The stored answer; None if there is none, if its file is damaged (and now removed), or if it cannot
-    be read.
+    """The stored answer; None if none is stored, if its file is damaged (and now removed), or if it cannot be
+    read.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode) or path.stat().st_size > MAX_BYTES:
@@ -187,8 +187,8 @@ def read(path: Path) -> bytes | None:
 
 
 def read_decoded(path: Path, decode: Callable[[bytes], T]) -> T | None:
-    """The stored answer, decoded; None if there is none. A file whose content `decode` refuses (it raises one
-    of DECODE_ERRORS) is removed.
+    """The stored answer, decoded; None if `read` finds none. A file whose content `decode` refuses (it raises
+    one of DECODE_ERRORS) is removed.
     """
     if (answer := read(path)) is None:
         return None

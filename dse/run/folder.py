@@ -223,6 +223,9 @@ def identities_of_heads(root: Path) -> dict[Path, str]:
 
 
 def _study_of_asks(path: Path, study_digest: str) -> str:
+    """The study that a file of asks says it belongs to, as a digest; "" if it is damaged. Not checked if it
+    says `study_digest`.
+    """
     with suppress(OSError):
         claimed = SEALED_ASKS.search(path.read_bytes())
         if claimed and claimed[4].decode() == study_digest:
@@ -280,6 +283,7 @@ def _irregular_below(folder: Path, appended: bool) -> Iterator[str]:
 
 
 def _irregular(path: Path, kind: Callable[[int], bool]) -> str:
+    """A message if an entry exists that is not of this kind; else ""."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -398,33 +402,33 @@ def parse(path: Path, value: Mapping[str, Any]) -> Manifest:
     return found
 
 
-def _invalid_entry(m: Manifest) -> str:
+def _invalid_entry(manifest: Manifest) -> str:
     """The first entry of a manifest that dse would not write; empty if there is none."""
     numbers = [
-        m.generation,
-        m.study_crc,
+        manifest.generation,
+        manifest.study_crc,
         *(
             n
-            for g in m.groups
+            for g in manifest.groups
             for n in (g.level, *(n for p in g.parts for n in (p.size_bytes, p.crc, p.rows)))
         ),
     ]
     if not all(type(n) is int and 0 <= n < 1 << 63 for n in numbers):
         return "a number is not a non-negative integer of 64 bits"
-    if m.identity and not DIGEST.fullmatch(m.identity):
-        return f"identity = {m.identity}"
-    names = [group.name for group in m.groups]
+    if manifest.identity and not DIGEST.fullmatch(manifest.identity):
+        return f"identity = {manifest.identity}"
+    names = [group.name for group in manifest.groups]
     for name in names:
         if not GROUP_NAME.fullmatch(name):
             return f"group {name!r}"
     if len(set(names)) < len(names):
         return "a group that is listed twice"
-    for group in m.groups:
+    for group in manifest.groups:
         tables = [part.table for part in group.parts]
         if not tables or not set(tables) <= set(STORED) or len(set(tables)) < len(tables):
             return f"tables {tables} of group {group.name}"
     retired_folders = {part_path(table, "") for table in STORED}
-    for path in m.retired:
+    for path in manifest.retired:
         name = path.rpartition("/")[2].removesuffix(".parquet")
         if not GROUP_NAME.fullmatch(name) or path.replace(name, "") not in retired_folders:
             return f"retired {path!r}"
@@ -557,8 +561,8 @@ def damaged_inputs(root: Path, env_data: Mapping[str, Any] | None) -> list[str]:
 
 
 def is_older_env(root: Path, manifest: Manifest, damaged: Sequence[str]) -> bool:
-    """True if env.json is an earlier one: study.yaml differs from what it says, and is the one that the
-    manifest knows. damaged: of `damaged_inputs`
+    """True if env.json is older than the manifest: study.yaml is the one that the manifest names (study_crc),
+    but not the one that env.json describes. damaged: the result of `damaged_inputs`.
     """
     study = root / STUDY
     return STUDY in damaged and study.is_file() and crc(study) == manifest.study_crc

@@ -291,14 +291,14 @@ def workloads(
     if line := _unquoted_fault(raw):
         faults.add(line)
         return []
-    read = [_workload(f"workloads[{i}]", item, folder, fuse, faults, within) for i, item in enumerate(raw)]
-    found = [one for one in read if one is not None]
+    results = [_workload(f"workloads[{i}]", item, folder, fuse, faults, within) for i, item in enumerate(raw)]
+    pairs = [one for one in results if one is not None]
     faults.lines.extend(
         f"workloads: {line}; write unknown: movement to count them as data movement"
-        for _, w in found
+        for _, w in pairs
         if (line := warning(w)) and not unknown
     )
-    names = [ref.name for ref, _ in found]
+    names = [ref.name for ref, _ in pairs]
     for text in dict.fromkeys(names):
         if names.count(text) > 1:
             faults.add(
@@ -307,7 +307,7 @@ def workloads(
             )
         if text in AGGREGATES:
             faults.add(f'workloads: name "{text}" means an aggregate in objectives; choose another')
-    return found
+    return pairs
 
 
 def objectives(
@@ -439,25 +439,28 @@ def _unquoted_fault(raw: list[Any]) -> str:
 def _workload(
     key: str, item: object, folder: Path, fuse: bool, faults: Faults, within: Path | None
 ) -> tuple[WorkloadRef, Workload] | None:
-    given = {"workload": item} if isinstance(item, str) else item
-    if not isinstance(given, Mapping) or ("workload" in given) == ("file" in given):
+    """Returns the workload of one entry of the list `workloads`; None if it has a fault. key: the entry's
+    name in messages.
+    """
+    entry = {"workload": item} if isinstance(item, str) else item
+    if not isinstance(entry, Mapping) or ("workload" in entry) == ("file" in entry):
         faults.add(
             f"{key} = {show(item)} is no workload; write a name like resnet50:batch=1, or {{file: "
             f"net.onnx, name: net}}"
         )
         return None
-    for k in given:
+    for k in entry:
         if k not in WORKLOAD_KEYS:
-            faults.add(explain(f"{key}.{k}", "extra_forbidden", given[k], "", WORKLOAD_KEYS))
-    text = str(given.get("workload", given.get("file")))
-    weight, bind = given.get("weight", 1), given.get("bind", {})
+            faults.add(explain(f"{key}.{k}", "extra_forbidden", entry[k], "", WORKLOAD_KEYS))
+    text = str(entry.get("workload", entry.get("file")))
+    weight, bind = entry.get("weight", 1), entry.get("bind", {})
     if type(weight) not in (int, float) or not 0 < weight < float("inf"):
         faults.add(f"{key}.weight = {show(weight)} must be a number above 0; correct it")
         return None
     if not isinstance(bind, Mapping) or any(type(number) is not int for number in bind.values()):
         faults.add(f"{key}.bind = {show(bind)} must give whole numbers, e.g. {{N: 1}}; correct it")
         return None
-    bits = given.get("bits", {})
+    bits = entry.get("bits", {})
     if not isinstance(bits, Mapping) or any(type(n) is not int or n < 1 for n in bits.values()):
         faults.add(
             f"{key}.bits = {show(bits)} must give whole numbers of at least 1, e.g. {{weights: 8, "
@@ -474,12 +477,13 @@ def _workload(
     except WorkloadError as error:
         faults.lines.extend(f"{key}: {line}" for line in str(error).splitlines())
         return None
-    display_name = str(given.get("name", Path(path).stem if path and not before else text))
-    pairs, widths = (tuple((str(k), v) for k, v in given.items()) for given in (bind, bits))
+    display_name = str(entry.get("name", Path(path).stem if path and not before else text))
+    pairs, widths = (tuple((str(k), v) for k, v in entry.items()) for entry in (bind, bits))
     return WorkloadRef(display_name, text, absolute, pairs, float(weight), _digest(loaded), widths), loaded
 
 
 def _digest(workload: Workload) -> str:
+    """Returns a digest of everything that solvers see of a workload."""
     rows = [
         (e.name, canonical_key(e), [p.tensor for p in e.tensors()], n)
         for e, n in zip(workload.einsums, counts(workload), strict=True)

@@ -307,6 +307,7 @@ def _sobol(search: Search, grid: Grid, distinct_count: int) -> Iterator[int]:
 
 
 def _permutation_draws(search: Search, grid: Grid) -> Iterator[int]:
+    """Yields all machines of the space in a seeded order."""
     for first in range(0, grid.size, 1024):
         yield from permutation(
             grid.size, search.seed, np.arange(first, min(first + 1024, grid.size), dtype=np.int64)
@@ -314,6 +315,7 @@ def _permutation_draws(search: Search, grid: Grid) -> Iterator[int]:
 
 
 def _feistel(values: NDArray[np.uint64], half: int, keys: Sequence[int]) -> NDArray[np.uint64]:
+    """Returns numbers of 2 x `half` bits, permuted by one round per key."""
     mask, shift = np.uint64(2**half - 1), np.uint64(half)
     left, right = values >> shift, values & mask
     for key in keys:
@@ -386,6 +388,7 @@ def _neighbour_positions(grid: Grid, axis: int, position: int) -> list[int]:
 
 
 def _distributions(grid: Grid) -> dict[str, optuna.distributions.BaseDistribution]:
+    """Returns Optuna's distribution of each axis with several values, by the axis's index as text."""
     from optuna.distributions import (
         CategoricalDistribution,
         IntDistribution,
