@@ -160,7 +160,7 @@ def stub_map(
 ) -> Iterator[driver.Map]:
     """In the place of driver._lease_map."""
     run.slots = calls.seats
-    loop = pool.Pool(calls, None, calls.seats, partial(driver._log, run), run.seen)
+    loop = pool.Pool(calls, None, calls.seats, partial(driver._log, run), run.worker_stats)
     yield partial(pool.over_actors, loop)
 
 

@@ -75,7 +75,7 @@ class BatchAnswers:
     def solved_tables(self) -> list[Table | Infeasible]:
         """Returns `tables`; the first call solves them."""
         if not self.tables:
-            distinct, found = dict[str, Unique](), list[Table | Infeasible]()
+            distinct, tables = dict[str, Unique](), list[Table | Infeasible]()
             overflows = (
                 outermost.overflow_unfused(self.batch.first, workload)
                 for workload in self.pruner.study.loaded_workloads
@@ -92,7 +92,7 @@ class BatchAnswers:
             for groups, lower_bounds in zip(
                 self.pruner.uniques[:fitting_count], self.lower_bounds, strict=False
             ):
-                found.append(
+                tables.append(
                     _workload_table(
                         self.batch,
                         groups,
@@ -101,11 +101,11 @@ class BatchAnswers:
                         self.pruner.study.solver.sharing_gap,
                     )
                 )
-                if isinstance(found[-1], Infeasible):
+                if isinstance(tables[-1], Infeasible):
                     break
             else:
-                found += [first_overflow] if first_overflow else []
-            self.tables = found
+                tables += [first_overflow] if first_overflow else []
+            self.tables = tables
         return self.tables
 
     def row_of(self, machine: int) -> int:
@@ -180,6 +180,7 @@ class BatchIndex:
         return -(-machine_count // -(-machine_count // MAX_MACHINES))
 
     def _machines_per_batch(self) -> int:
+        """Returns how many machines have equal values on all structural axes."""
         return prod(
             len(axis.values)
             for at, axis in enumerate(self.pruner.study.space.axes)
@@ -187,8 +188,8 @@ class BatchIndex:
         )
 
     def of(self, machines: Ints) -> Iterator[tuple[BatchAnswers, Ints]]:
-        """Yields the batches that hold some of these machines, each with the indices of these in `machines`.
-        Only lower bounds are computed here. Machines that cannot be built are in no batch.
+        """Yields (batch, indices in `machines` of those that are in this batch). Only lower bounds are
+        computed here. Machines that cannot be built are in no batch.
         """
         batch_of, keys = self.batch_numbers(machines)
         for i, key in enumerate(map(tuple, keys.tolist())):
@@ -203,6 +204,9 @@ class BatchIndex:
                     yield answers, indices
 
     def _cached(self, key: tuple[int, ...]) -> list[BatchAnswers]:
+        """Returns the BatchAnswers of a key, from the memo if it has them. Else they are made anew, after
+        batches used longest ago are dropped until the others fit into MEMORY_SHARE.
+        """
         if key in self.memo:
             self.memo[key] = self.memo.pop(key)
         else:
@@ -230,6 +234,9 @@ class BatchIndex:
         return self.pruner.study.search.method == "exhaustive" and varying[: len(structural)] == structural
 
     def _batches_with_bounds(self, key: tuple[int, ...]) -> list[BatchAnswers]:
+        """Returns the BatchAnswers of a key: its machines that can be built, grouped by structure, with lower
+        bounds.
+        """
         space = self.pruner.study.space
         part_size = self._part_size()
         fixed = dict(zip(self.structural_axes, key, strict=False))
@@ -258,6 +265,10 @@ class BatchIndex:
 
 
 def _batch_answers(machines: Ints, columns: Columns, pruner: BoundPruner) -> BatchAnswers:
+    """Returns machines of one structure as BatchAnswers, with lower bounds; nothing is solved yet. columns:
+    of these machines.
+    """
+
     def built(i: int) -> Arch:
         found = decode(pruner.study.space, int(machines[i]))
         assert isinstance(found, Arch)
@@ -312,8 +323,8 @@ def _cost(pj: Floats, cycles: Floats, interval_cycles: Floats, clock_ghz: Floats
 
 
 def infeasible_columns(answers: BatchAnswers, rows: Ints) -> dict[str, pa.Array]:
-    """Returns columns of the table machines (without generation, source and why) for machines of a batch in
-    which a workload does not fit. rows: their rows in the batch.
+    """Returns columns of the table machines (without generation, source, status and reason) for m machines of
+    a batch in which a workload does not fit. rows: [m], their rows in the batch.
     """
     clock, lower_bounds = answers.batch.clock_ghz[rows], dict[str, pareto.Cost]()
     for ref, workload_bounds in zip(answers.pruner.study.workloads, answers.lower_bounds, strict=True):
@@ -338,12 +349,12 @@ def _proofs(spaces: Sequence[Mappings], sums: Sums, is_single_einsum: bool) -> l
 
 
 def _choices(mapping_table: Table, spaces: Sequence[str], sums: Sums, rows: Ints) -> dict[str, pa.Array]:
-    """Returns columns of the table chosen, without those of its key. They hold the mapping of each einsum;
-    `common_space`, the searched space that is common to most einsums proven optimal; and of einsums with a
-    gap or another common_space: their indices (`places`), gaps and spaces.
+    """Returns columns of the table chosen, without those of its key, for m machines. They hold the mapping of
+    each einsum; `space`, the searched space of most of its einsums that are proven optimal; and of those with
+    a gap or another space: their indices (`places`), gaps and spaces.
 
     spaces: searched space of each einsum
-    rows: where the machines are in the batch
+    rows: [m], rows of the machines in the batch
     """
     first, pattern_of = group_equal_rows(sums.gaps.T > 0)
     common_spaces = []
@@ -374,8 +385,8 @@ def _choices(mapping_table: Table, spaces: Sequence[str], sums: Sums, rows: Ints
 
 
 def distinct_mappings(answers: BatchAnswers, rows: Ints) -> list[tuple[EinsumCost, Unique]]:
-    """Returns the distinct mappings that machines of a batch use, each with its einsum. rows: where they are
-    in the batch.
+    """Returns the distinct mappings that m machines of a batch use, each with its einsum. rows: [m], rows of
+    these machines in the batch.
     """
     found: dict[str, tuple[EinsumCost, Unique]] = {}
     for mapping_table, groups in zip(answers.solved_tables(), answers.pruner.uniques, strict=False):

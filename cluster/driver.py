@@ -3,7 +3,8 @@ map that solves leases is an argument: without Ray it is the builtin `map`, in t
 
 Generation g is asked when all generations <= g-2 are complete, and depends on the trials of these alone. Its
 asks are on disk before any of its machines is dispatched. A resume reads asks and committed machines, and
-solves the machines that have no rows. Longer than 400 lines: one loop whose parts share one state.
+solves the machines that have no rows. The file is longer than the usual 400 lines because it is one loop
+whose parts share one state.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import pyarrow.compute as pc
 
 from cluster import metrics, stopping
 from cluster import store as stores
-from cluster.run_state import RunState, Seen, count_values, undone_rows
+from cluster.run_state import RunState, WorkerStats, count_values, undone_rows
 from cluster.store import RunFault, Store
 from cluster.utilization import foreseen_utilization
 from cluster.worker import (
@@ -64,17 +65,17 @@ from hw.columns import group_equal_rows
 from workloads.arrays import Ints
 
 LEASE_S = 1.0  # seconds of work per lease at least, where there are machines enough
-# what a lease costs the driver (Ray's calls 1 ms, the rest 0.4: bench/seats.py), and the share of its time
-# that leases may take: with more than 333 workers, leases are longer
+# seconds of the driver per lease (Ray's calls 1 ms, the rest 0.4: bench/seats.py), and the share of its time
+# that leases may take: with more than 333 workers (LEASE_S x DRIVER_SHARE / LEASE_COST_S), leases are longer
 LEASE_COST_S, DRIVER_SHARE = 1.5e-3, 0.5
-LOG_COST_S = 0.01  # seconds between writes to the logs, per actor; at most COMMIT_S
-SETTLE_S = 0.1  # seconds between looks at the rows of leases that have come in
-MAX_PER_LEASE = 4096  # machines
-# machines in a lease at least, where that many differ in prices, rates and clock alone
+LOG_COST_S = 0.01  # logs are written every LOG_COST_S x actors seconds, but at least every COMMIT_S
+SETTLE_S = 0.1  # seconds between calls of `_settle`, which reads the rows of leases that have come in
+MAX_PER_LEASE = 4096  # machines in a lease at most
+# machines in a lease at least, if that many differ in prices, rates and clock alone (one batch)
 MIN_BATCHED_LEASE = 32
 KEYS_CHECKED = 256  # machines per row group whose keys a resume checks
 COMMIT_S = 5.0  # seconds between commits
-COMMIT_ROWS = 200_000  # a commit comes earlier once so many rows wait in memory
+COMMIT_ROWS = 200_000  # a commit comes earlier once this many rows wait in memory
 REPORT_S = 1.0  # seconds between progress reports
 PROBES, PROBE_S = 20, 30.0  # machines that a dry run solves; seconds after which it begins no further one
 MIN_UTILIZATION = 0.9  # a dry run that foresees less says what the workers wait for
@@ -148,16 +149,17 @@ class Run:
     generations: list[Generation] = field(default_factory=list)
     asked_count: int = 0  # machines asked for
     violating: int = 0  # machines pruned because they break a constraint that needs no solving
-    # asked for, not dispatched yet: machine, and a number equal for machines that may be solved together
+    # machines asked for and not dispatched yet, each with its batch: a number that is equal for machines that
+    # may be solved together
     todo: deque[tuple[Ask, int]] = field(default_factory=deque)
     queued: dict[int, int] = field(default_factory=dict)  # generation -> its machines in `todo`
-    batch_count: int = 0  # such numbers given so far
+    batch_count: int = 0  # batches numbered so far
     missing: list[int] = field(default_factory=list)  # per generation: machines that have no row yet
     complete_count: int = 0  # how many generations are complete, counted from the first one
-    # tables (name -> table) of leases that have come in, which `_settle` looks at
+    # per lease that has come in since the last `_settle`: its tables (name -> table)
     accepted: list[Mapping[str, pa.Table]] = field(default_factory=list)
     uncommitted: list[dict[str, pa.Table]] = field(default_factory=list)  # tables to commit
-    uncommitted_rows: int = 0  # rows in these tables and the accepted ones
+    uncommitted_rows: int = 0  # rows in `uncommitted` and `accepted`
     events: list[Row] = field(default_factory=list)  # rows of the table events to commit
     notes: list[str] = field(default_factory=list)
     end_reason: str = ""  # why no further generation is asked
@@ -174,8 +176,8 @@ class Run:
     first_work_at: float = 0.0
     # time.time() - time.monotonic() at the start, to notice that the clock was set back
     clock_offset_s: float = 0.0
-    seen: Seen = field(default_factory=Seen)
-    settled_at: float = 0.0  # time.monotonic() when rows were last looked at
+    worker_stats: WorkerStats = field(default_factory=WorkerStats)
+    settled_at: float = 0.0  # time.monotonic() of the last `_settle`
     log_lines: dict[int, list[str]] = field(default_factory=dict)  # actor -> lines to write into its log
     logged_at: float = 0.0  # time.monotonic() when they were last written
     committed_at: float = 0.0  # time.monotonic() of the last commit
@@ -376,7 +378,9 @@ def _check_study(study: Study, out: Path) -> None:
 
 
 def _open(study: Study, store: Store, lines: list[str]) -> Run:
-    """Returns the run before its rows are read; writes env.json, study.yaml and inputs. lines: to note."""
+    """Returns the run before its rows are read; writes env.json, study.yaml and the study's input files.
+    lines: to note.
+    """
     out, identity = store.path, studies.identity(study)
     if store.groups and folder.env(out, stores.manifest(store)) is None:
         lines = [*lines, f"{out / folder.ENV}: lost or damaged; written anew"]
@@ -470,7 +474,7 @@ def _read_back(run: Run) -> None:
     study, generations = run.job.study, []
     for number in range(len(list((run.store.path / "asks").glob("*.json")))):
         first, last = generation_range(study.search, study.space.size, number)
-        # a complete generation whose machines follow from its number: its asks need not be read
+        # the generation is complete and its machines follow from its number: its asks need not be read
         if (
             is_enumerated(study.search)
             and row_counts[number] == last - first
@@ -525,8 +529,8 @@ def _repeated_machines(run: Run) -> list[int]:
 
 
 def _check_keys(run: Run, machines: pa.Table) -> None:
-    """Checks that rows belong to this study: each machine must have the key that the study gives it. Of many
-    rows `KEYS_CHECKED` are checked. Raises StoreFault.
+    """Checks that rows belong to this study: each machine must have the key that the study gives it. At most
+    `KEYS_CHECKED` of the rows are checked, at even distances. Raises StoreFault.
     """
     chosen = np.unique(
         np.linspace(0, machines.num_rows - 1, min(KEYS_CHECKED, machines.num_rows)).astype(np.int64)
@@ -649,7 +653,7 @@ def _leases(run: Run) -> Iterator[Lease | None]:
     while not run.halt_reason:
         _ask(run)
         ready_count = _ready_count(run)
-        # the first leases are of one machine each and say the pace; until then each actor has one at most
+        # the first leases have one machine each; until one has come in and shows the pace, each actor has one
         is_pacing = not run.pace_s and run.lease_count - run.accepted_count >= run.slots
         if ready_count and not is_pacing:
             yield _lease(run, ready_count)
@@ -660,8 +664,8 @@ def _leases(run: Run) -> Iterator[Lease | None]:
 
 
 def _ready_count(run: Run) -> int:
-    """Returns how many machines of the queue may be dispatched. Where bounds prune machines, these are the
-    machines of generations whose front is known.
+    """Returns how many machines of the queue may be dispatched: all, or with search.prune those of
+    generations that may be pruned already, as their front (`RunState.front_before`) is complete.
     """
     if not run.job.study.search.prune:
         return len(run.todo)
@@ -670,23 +674,28 @@ def _ready_count(run: Run) -> int:
 
 
 def _full_size(run: Run) -> int:
-    """Returns how many machines are a lease's work; 1 until the pace is known."""
+    """Returns how many machines take LEASE_S seconds (longer with many workers, see LEASE_COST_S); 1 until
+    the pace is known.
+    """
     lease_s = max(LEASE_S, run.slots * LEASE_COST_S / DRIVER_SHARE)
     return max(1, min(int(lease_s / run.pace_s), MAX_PER_LEASE)) if run.pace_s else 1
 
 
 def _fair_size(run: Run, ready_count: int) -> int:
-    """Returns the largest size at which every actor still gets two leases of the machines that are left."""
+    """Returns the largest lease size at which every actor still gets two leases of the machines that are
+    left: the ready ones, and those still to be asked if no generation waits for results.
+    """
     if not run.job.study.depends_on_trials() and not run.end_reason:
+        # stop.machines counts no machines that break a constraint, the size of the space does
         violating = 0 if run.job.study.stop.machines else run.violating
         ready_count += max(0, _planned(run) - run.asked_count - violating)
     return -(-ready_count // (2 * run.slots))
 
 
 def _lease_size(run: Run, ready_count: int) -> int:
-    """Returns how many machines the next lease has: its work, more where these are solved together, fewer if
-    otherwise not every actor could get two leases. At most as many as are solved so far, so that errors that
-    stop a run show before there are many.
+    """Returns how many machines the next lease has: `_full_size`, or more (MIN_BATCHED_LEASE) if they are one
+    batch; but at most `_fair_size`, and at most as many as are solved so far, so that a run with too many
+    errors stops before it has many more.
     """
     fair_size = max(1, min(_fair_size(run, ready_count), ready_count, run.solved))
     size, limit = min(_full_size(run), fair_size), min(MIN_BATCHED_LEASE, fair_size)
@@ -697,7 +706,7 @@ def _lease_size(run: Run, ready_count: int) -> int:
 
 
 def _lease(run: Run, ready_count: int) -> Lease:
-    """Takes a lease from the queue."""
+    """Takes the machines of the next lease from the queue."""
     size = _lease_size(run, ready_count)
     run.lease_count += 1
     asks = tuple(run.todo.popleft()[0] for _ in range(size))
@@ -726,7 +735,11 @@ def _lease_map(run: Run, workers: int | None, address: str | None) -> Iterator[M
     with pool.cluster(address, workers) as cpus, pool.ray_output_in(run.store.path / "log" / "ray.log"):
         run.slots = workers or max(1, cpus)
         yield partial(
-            pool.over_ray, run.job, workers if workers or address else run.slots, partial(_log, run), run.seen
+            pool.over_ray,
+            run.job,
+            workers if workers or address else run.slots,
+            partial(_log, run),
+            run.worker_stats,
         )
 
 
@@ -783,9 +796,9 @@ def _accept(run: Run, done: Done) -> None:
     if not done.lost:
         run.pace_s = machine_s if not run.pace_s else 0.8 * run.pace_s + 0.2 * machine_s
     run.accepted_count += 1
-    run.seen.busy_s += done.seconds + done.shared_s
-    run.seen.cache_hits += done.cache_hits
-    run.seen.cache_misses += done.cache_misses
+    run.worker_stats.busy_s += done.seconds + done.shared_s
+    run.worker_stats.cache_hits += done.cache_hits
+    run.worker_stats.cache_misses += done.cache_misses
     done_before = [ask.machine for ask in done.lease.asks if run.state.is_done(ask.generation, ask.machine)]
     tables = dict(done.tables)
     if done.lost:
@@ -810,8 +823,8 @@ def _accept(run: Run, done: Done) -> None:
 
 
 def _settle(run: Run) -> None:
-    """Looks at the rows of leases that have come in, all together, because each look costs as much as many
-    rows.
+    """Takes the rows of all leases that have come in into the state, at once, because each call costs as much
+    as many rows.
     """
     run.settled_at = time.monotonic()
     if not run.accepted:
@@ -841,8 +854,8 @@ def _add(run: Run, tables: dict[str, pa.Table]) -> None:
 
 
 def _check_limits(run: Run) -> None:
-    """Stops the run after limits.errors errors, or a fraction limits.error_fraction of the planned machines.
-    By the fraction alone, one error is always allowed.
+    """Halts the run once there are limits.errors errors, or more than the fraction limits.error_fraction of
+    the planned machines. The fraction always allows one error.
     """
     errors = run.state.counts["error"]
     limits = run.job.study.limits
@@ -864,6 +877,7 @@ def _commit(run: Run) -> None:
 
 
 def _finish(run: Run, report: Callable[..., Status]) -> Outcome:
+    """Commits the last rows, and reports how the run ended and why."""
     if not run.halt_reason and any(run.missing):  # a safeguard, never seen: a run with gaps is not finished
         run.halt_reason = f"{sum(run.missing)} of the machines asked have no row; `dse resume` solves them"
     reason = run.halt_reason or run.end_reason + (
@@ -903,6 +917,7 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
     _settle(run)
     count, done = run.state.counts, run.state.counts.total()
     session_s = time.monotonic() - (run.first_work_at or run.started_at)
+    # `done` counts machines that break a constraint, stop.machines does not
     remaining = max(0, _planned(run) - done + (run.violating if run.job.study.stop.machines else 0))
     rate = run.solved / session_s if session_s > 0 else 0.0
     size, volume = run.state.front()
@@ -920,12 +935,12 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         rate=rate,
         left_s=remaining / rate if rate and state == "running" else None,
         seconds=run.seconds(),
-        utilization=min(1.0, run.seen.busy_s / (session_s * run.slots)) if session_s > 0 else 0.0,
+        utilization=min(1.0, run.worker_stats.busy_s / (session_s * run.slots)) if session_s > 0 else 0.0,
         queue=len(run.todo),
         in_flight=sum(run.missing[run.complete_count :]) - len(run.todo),
-        retries=run.seen.retries,
-        cache_hits=run.seen.cache_hits,
-        cache_misses=run.seen.cache_misses,
+        retries=run.worker_stats.retries,
+        cache_hits=run.worker_stats.cache_hits,
+        cache_misses=run.worker_stats.cache_misses,
         front=size,
         hypervolume=volume,
         time=time.time(),
@@ -968,7 +983,7 @@ def _interruptible(run: Run, progress: Callable[[Status], None] | None) -> Itera
                 progress(replace(run.last_status, reason=f"interrupted; {next_step}"))
 
     def on_request(is_now: bool) -> None:
-        """Does as Ctrl-C does, a second time if the run is to stop now."""
+        """Interrupts the run as one Ctrl-C does, or as two if it is to stop now."""
         for _ in range(2 if is_now and not run.halt_reason else 1):
             if numbers:
                 _thread.interrupt_main(signal.SIGINT)

@@ -1,12 +1,15 @@
-"""Solves leases on Ray actors: one wait loop that handles retries, splits, copies and replacements.
+"""Solves leases on Ray actors: one wait loop that retries and splits leases, sends late ones to a second
+actor, and replaces dead actors.
 
 `over_ray` has the shape of the builtin `map`: leases in, results out, in the order in which they finish. A
 lease is pulled when an actor can take it (at most DEPTH in flight per actor), so a slow reader slows the
 actors down. A lease is executed at least once and its result is yielded exactly once.
 
 Retries are handled here (max_task_retries=0), because Ray would repeat them without limit. Ray restarts the
-actors (max_restarts=-1). Measured: one actor call costs 1 ms of CPU, twice that with Ray's ActorPool. Longer
-than 400 lines: the loop over one state, and the cluster that it starts, joins and watches.
+actors (max_restarts=-1). Measured: one actor call costs 1 ms of CPU, twice that with Ray's ActorPool.
+
+The file is longer than the usual 400 lines because it holds two things: the wait loop over one `Pool`, and
+starting, joining and watching the cluster.
 """
 
 from __future__ import annotations
@@ -42,18 +45,19 @@ from ray._private import ray_constants, services
 from ray._raylet import AuthenticationTokenLoader, Config
 from ray.exceptions import ActorDiedError, AuthenticationError, RayError
 
-from cluster.run_state import Seen
+from cluster.run_state import WorkerStats
 from cluster.store import RunFault
 from cluster.worker import Done, Job, Lease, sources_digest, unpack
 
 DEPTH = 2  # leases per actor: the next one waits at the actor while one is solved
-TRIES = 3  # a machine is given up when so many actors have died while solving it alone
+TRIES = 3  # a machine is given up when this many actors have died while solving it alone
 MAX_STARTING = 16  # actors started at a time: each imports NumPy and Numba
 # an idle actor also solves a lease that is late: after LATE_S seconds, and LATE_TIMES its expected time
 LATE_S = 30.0
 LATE_TIMES = 5.0
 SCAN_S = 1.0  # seconds between looks at every actor
-# seconds that results gather before they are taken, per call that is awaited, and at most
+# after a first result, `wait` sleeps GATHER_PER_CALL_S per outstanding call, at most GATHER_S, then takes all
+# results that have arrived
 GATHER_PER_CALL_S, GATHER_S = 5e-5, 0.05
 GRACE_S = 30.0  # seconds past the deadlines of a lease's machines, after which its actor is killed
 # a line that Ray's C++ code writes: [time level process thread] file:line: text
@@ -147,15 +151,15 @@ class ActorSlot:
     """A place for one actor, whose number and logs go on when the actor dies and is replaced."""
 
     number: int
-    actor: Any  # None: it died and is replaced after the rest
-    ready_ref: Any = None  # outstanding call of `ready`; None: it was answered, or the actor rests
+    actor: Any  # None: it died and is replaced when its back-off is over
+    ready_ref: Any = None  # outstanding call of `ready`; None: it was answered, or the actor backs off
     flights: deque[Flight] = field(default_factory=deque)
-    rests_until: float = 0.0  # time.monotonic() before which it is not called again; 0: it does not rest
-    failures: int = 0  # in a row; each doubles the rest
+    backoff_until: float = 0.0  # time.monotonic() before which it is not called again; 0: no back-off
+    failures: int = 0  # in a row; each doubles the back-off
 
     def live(self) -> bool:
-        """True if the actor has answered `ready` and does not rest, so that it may be sent leases."""
-        return self.ready_ref is None and not self.rests_until
+        """True if the actor has answered `ready` and does not back off, so that it may be sent leases."""
+        return self.ready_ref is None and not self.backoff_until
 
 
 class Calls(Protocol):
@@ -171,7 +175,9 @@ class Calls(Protocol):
         """Calls `Solver.solve`. Returns a reference to its answer."""
 
     def wait(self, refs: list[Any], timeout_s: float) -> list[Any]:
-        """Waits until an answer has arrived, at most so long. Returns the references of all that have."""
+        """Waits until an answer has arrived, at most `timeout_s`. Returns the references of all answers that
+        have arrived.
+        """
 
     def readiness(self, ref: Any) -> tuple[int, str, str]:
         """Returns the answer of `ready` that has arrived. Raises RayError."""
@@ -211,8 +217,8 @@ class RayCalls(Calls):
         return actor.solve.remote(lease)
 
     def wait(self, refs: list[Any], timeout_s: float) -> list[Any]:
-        """Ray looks at all references each time. So with many actors it is asked less often: while their
-        results gather, these actors work at the next lease (DEPTH).
+        """Ray looks at all references at each call. So with many actors it is called less often: while their
+        results gather, these actors work at their next lease (DEPTH).
         """
         arrived, _ = ray.wait(refs, num_returns=1, timeout=timeout_s)
         if arrived and len(refs) > 1:
@@ -241,32 +247,32 @@ class RayCalls(Calls):
 
 @dataclass(slots=True)
 class Pool:
-    """State of one run's loop. Slots are indexed by their numbers; other sets and keys are numbers of
-    leases.
+    """State of one run's loop. Keys of dicts of slots are `slot.number` (of `outstanding`: Ray's references);
+    all other keys and set members are `lease.number`.
     """
 
     calls: Calls
     deadline_s: float | None  # seconds per machine
     workers: int | None  # actors; None: one per CPU of the cluster
     log: Log
-    seen: Seen
+    worker_stats: WorkerStats  # counters of the session; `retries` is counted here
     slots: list[ActorSlot] = field(default_factory=list)
-    # every slot is in one of these, or has DEPTH leases, or one that is a suspect (`_index`)
+    # slots by state (`_index`): each slot is in exactly one of these three; in none if it has DEPTH leases,
+    # or if its first lease is a suspect (`_dispatch` takes it out)
     not_live: dict[int, ActorSlot] = field(default_factory=dict)
     idle: dict[int, ActorSlot] = field(default_factory=dict)
     queueable: dict[int, ActorSlot] = field(default_factory=dict)
-    # call whose answer is awaited -> its slot: `ready`, or the first lease
+    # reference to an answer that is awaited (of `ready`, or of a slot's first lease) -> the slot
     outstanding: dict[Any, ActorSlot] = field(default_factory=dict)
     in_flight: dict[int, int] = field(default_factory=dict)  # lease without a result -> actors that have it
     queue: deque[Lease] = field(default_factory=deque)  # leases to send again
     late: deque[Lease] = field(default_factory=deque)  # leases that an idle actor is to solve too
-    # leases whose actor died; an actor that has one gets no other lease
+    # leases whose actor died: perhaps they kill it, so an actor that has one gets no other lease
     suspects: set[int] = field(default_factory=set)
     # number of a suspect that is one machine -> actors that died while they had it
     tries: dict[int, int] = field(default_factory=dict)
-    finished: set[int] = field(
-        default_factory=set
-    )  # leases that had two actors, and whose result was yielded
+    # leases that two actors had and whose first result was yielded
+    drop_second_result: set[int] = field(default_factory=set)
     copied: set[int] = field(default_factory=set)  # late leases that a second actor solves
     pace_s: float = 0.0  # seconds per machine, moving average
     added_at: float = 0.0  # time.monotonic() when actors were last added
@@ -341,10 +347,10 @@ def _join(address: str, ray_options: dict[str, Any]) -> None:
     ray_messages: list[str] = []
     in_main_thread = threading.current_thread() is threading.main_thread()
 
-    def ring(_signal: int, _frame: object) -> None:
+    def on_alarm(_signal: int, _frame: object) -> None:
         raise Unjoined
 
-    old_handler = signal.signal(signal.SIGALRM, ring) if in_main_thread else None
+    old_handler = signal.signal(signal.SIGALRM, on_alarm) if in_main_thread else None
     try:
         if in_main_thread:
             signal.setitimer(signal.ITIMER_REAL, JOIN_S)
@@ -397,8 +403,8 @@ def _keep_sigterm() -> Iterator[None]:
 
 @contextmanager
 def ray_output_in(path: Path) -> Iterator[None]:
-    """Appends what Ray's C++ code writes to descriptor 2 to a file: when a raylet is lost, pages of it. What
-    Python writes to stderr goes where it went.
+    """Appends the output of Ray's C++ code on descriptor 2 (pages of it when a raylet is lost) to a file.
+    Python's stderr is still written to where it was before.
     """
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
@@ -570,26 +576,25 @@ def _listens(host: str, port: str) -> bool:
 
 
 def over_ray(
-    job: Job, workers: int | None, log: Log, seen: Seen, leases: Iterator[Lease | None]
+    job: Job, workers: int | None, log: Log, worker_stats: WorkerStats, leases: Iterator[Lease | None]
 ) -> Iterator[Done | None]:
     """Yields the results of all leases as they finish, from `workers` Ray actors (None: one per CPU of the
     cluster, also of nodes that join later). See `over_actors`.
     """
-    return over_actors(Pool(RayCalls(job), job.deadline_s, workers, log, seen), leases)
+    return over_actors(Pool(RayCalls(job), job.deadline_s, workers, log, worker_stats), leases)
 
 
 def over_actors(pool: Pool, leases: Iterator[Lease | None]) -> Iterator[Done | None]:
     """Yields the results of all leases as they finish.
 
-    leases: pulled when an actor is free; a None in it means that no lease is available before a further
-        result
+    leases: pulled when an actor is free; it yields None if no lease is available until another result is in
     yielded None: some time has passed without a result
 
     A machine that fails TRIES times comes back as a Done without tables and with `lost`. Raises PoolFault if
     the head is lost, no actor is alive, or a node imports other sources than the driver.
 
-    What a round does is proportional to the results that arrived and to the actors that are not live. What
-    looks at every actor does so once in SCAN_S.
+    The work of one round is proportional to the results that arrived and to the actors that are not live;
+    only `_scan`, once in SCAN_S, looks at every actor.
     """
     pool.last_live_at = pool.head_answered_at = time.monotonic()
     has_more = True
@@ -625,7 +630,7 @@ def _grow(pool: Pool) -> None:
 
 
 def _call_ready(pool: Pool, slot: ActorSlot) -> None:
-    slot.rests_until, slot.ready_ref = 0.0, pool.calls.ready(slot.actor)
+    slot.backoff_until, slot.ready_ref = 0.0, pool.calls.ready(slot.actor)
     pool.outstanding[slot.ready_ref] = slot
     _index(pool, slot)
 
@@ -668,8 +673,8 @@ def _dispatch(pool: Pool, leases: Iterator[Lease | None], has_more: bool) -> boo
 def _next_lease(
     pool: Pool, leases: Iterator[Lease | None], has_more: bool, is_idle: bool
 ) -> tuple[Lease | None, bool]:
-    """Returns the next lease for an actor, and whether there may be further ones: one to send again, a new
-    one, or for an idle actor one that is late.
+    """Returns (the next lease for an actor: one to send again, else a new one, else for an idle actor one
+    that is late; whether `leases` may have further ones).
     """
     for queued in pool.queue:
         if _may_send(pool, queued, is_idle):
@@ -688,6 +693,7 @@ def _next_lease(
 
 
 def _send(pool: Pool, slot: ActorSlot, lease: Lease) -> None:
+    """Calls `solve` of a slot's actor; the lease waits there behind those that the actor has."""
     flight = Flight(pool.calls.solve(slot.actor, lease), lease, time.monotonic())
     if not slot.flights:
         pool.outstanding[flight.ref] = slot
@@ -712,7 +718,7 @@ def _on_last_try(pool: Pool, number: int) -> bool:
 
 
 def _collect(pool: Pool) -> Iterator[Done | None]:
-    """Waits 0.5 s for one answer, then takes all that have arrived. Yields None if there is none."""
+    """Waits at most 0.5 s for an answer, then takes all that have arrived. Yields None if there is none."""
     if not pool.outstanding:
         time.sleep(0.1)
     arrived = pool.calls.wait([*pool.outstanding], 0.5) if pool.outstanding else []
@@ -727,14 +733,14 @@ def _collect(pool: Pool) -> Iterator[Done | None]:
 
 
 def _on_ready(pool: Pool, slot: ActorSlot) -> None:
-    """Takes the answer of `ready`: the actor gets leases from now on, or rests if the call failed. Raises
+    """Takes the answer of `ready`: the actor gets leases from now on, or backs off if the call failed. Raises
     PoolFault if its node has a fault.
     """
     try:
         process, node, fault = pool.calls.readiness(slot.ready_ref)
     except RayError as error:
         pool.log(slot.number, f"not ready: {_last_line(error)}")
-        _rest(pool, slot, error)
+        _back_off(pool, slot, error)
         return
     if fault:
         raise PoolFault(f"node {node}: {fault}")
@@ -746,6 +752,9 @@ def _on_ready(pool: Pool, slot: ActorSlot) -> None:
 
 
 def _on_result(pool: Pool, slot: ActorSlot) -> Iterator[Done]:
+    """Takes the answer of a slot's first lease. None: the actor was restarted and has no job, so its leases
+    are sent again.
+    """
     try:
         done = pool.calls.done(slot.flights[0].ref, slot.flights[0].lease)
     except RayError as error:
@@ -753,13 +762,14 @@ def _on_result(pool: Pool, slot: ActorSlot) -> Iterator[Done]:
         return
     if done is None:
         returned = [flight.lease for flight in slot.flights]
-        _rest(pool, slot, None)
-        pool.queue.extend(lease for lease in returned if lease.number not in pool.finished)
+        _back_off(pool, slot, None)
+        pool.queue.extend(lease for lease in returned if lease.number not in pool.drop_second_result)
     else:
         yield from _on_done(pool, slot, done)
 
 
 def _on_done(pool: Pool, slot: ActorSlot, done: Done) -> Iterator[Done]:
+    """Yields the result of a slot's first lease, unless another actor's was yielded before."""
     flight = slot.flights.popleft()
     pool.outstanding.pop(flight.ref, None)
     if slot.flights:
@@ -770,17 +780,15 @@ def _on_done(pool: Pool, slot: ActorSlot, done: Done) -> Iterator[Done]:
     pace = done.seconds / len(lease.asks)
     pool.pace_s = pace if not pool.pace_s else 0.9 * pool.pace_s + 0.1 * pace
     pool.log(slot.number, f"lease {lease.number}: {len(lease.asks)} machines in {done.seconds:.3f} s")
-    if lease.number not in pool.finished:
+    if lease.number not in pool.drop_second_result:
         _finish(pool, lease)
         yield done
 
 
 def _finish(pool: Pool, lease: Lease) -> None:
-    """Forgets a lease whose result is yielded. Of one that another actor has too, the second result is to be
-    dropped.
-    """
+    """Forgets a lease whose result is yielded. If another actor has it too, that result will be dropped."""
     if pool.in_flight.pop(lease.number, 0) > 1 or lease.number in pool.copied:
-        pool.finished.add(lease.number)
+        pool.drop_second_result.add(lease.number)
     pool.tries.pop(lease.number, None)
     pool.suspects.discard(lease.number)
 
@@ -789,11 +797,11 @@ def _on_lost(pool: Pool, slot: ActorSlot, error: RayError) -> Iterator[Done]:
     """Puts the leases of a lost actor back into the queue, as suspects.
 
     If it had several leases, nobody knows which one it died of, since answers under way are lost too. If it
-    had one lease, that is split into single machines. A lease of one machine that lost TRIES actors is given
+    had one lease, this is split into single machines. A lease of one machine that lost TRIES actors is given
     up.
     """
     returned = [flight.lease for flight in slot.flights]
-    _rest(pool, slot, error)
+    _back_off(pool, slot, error)
     pool.log(
         slot.number,
         f"lost with leases {', '.join(str(lease.number) for lease in returned)}: {_last_line(error)}",
@@ -808,12 +816,12 @@ def _on_lost(pool: Pool, slot: ActorSlot, error: RayError) -> Iterator[Done]:
             ]
         case [lease]:
             pool.tries[lease.number] = pool.tries.get(lease.number, 0) + 1
-            if pool.tries[lease.number] == TRIES and lease.number not in pool.finished:
+            if pool.tries[lease.number] == TRIES and lease.number not in pool.drop_second_result:
                 _finish(pool, lease)
                 yield Done(lease, {}, 0.0, f"its actor was lost {TRIES} times ({_last_line(error)})")
                 return
-    again = [lease for lease in returned if lease.number not in pool.finished]
-    pool.seen.retries += len(again)
+    again = [lease for lease in returned if lease.number not in pool.drop_second_result]
+    pool.worker_stats.retries += len(again)
     pool.suspects.update(lease.number for lease in again)
     pool.queue.extendleft(reversed(again))
 
@@ -836,17 +844,19 @@ def _scan(pool: Pool) -> Iterator[Done]:
 
 
 def _is_late(pool: Pool, flight: Flight, now: float) -> bool:
-    """True for a lease that its actor should have finished long ago (stopped, swapped out, cut off), and that
-    no second actor has.
+    """True for a lease that its actor should have finished long ago (a stopped process, a swapping or
+    unreachable node), and that no second actor has.
     """
     number, machines = flight.lease.number, len(flight.lease.asks)
     allowed_s = max(LATE_S, LATE_TIMES * pool.pace_s * machines * DEPTH)
-    return now - flight.since > allowed_s and number not in pool.copied and number not in pool.finished
+    return (
+        now - flight.since > allowed_s and number not in pool.copied and number not in pool.drop_second_result
+    )
 
 
 def _is_overdue(pool: Pool, flight: Flight, now: float) -> bool:
-    """True if an actor is past the deadlines of its machines. It did not notice them, as a process that is
-    stopped, or in compiled code, does not.
+    """True if an actor is past the deadlines of its lease's machines. The worker checks deadlines itself, but
+    cannot while it is stopped or inside compiled code.
     """
     return pool.deadline_s is not None and now - flight.since > GRACE_S + pool.deadline_s * len(
         flight.lease.asks
@@ -858,7 +868,7 @@ def _last_line(error: RayError) -> str:
     return f"{type(error).__name__}: {lines[-1].strip()}"[:300] if lines else type(error).__name__
 
 
-def _rest(pool: Pool, slot: ActorSlot, error: RayError | None) -> None:
+def _back_off(pool: Pool, slot: ActorSlot, error: RayError | None) -> None:
     """Sends an actor no leases until it, or its replacement, answers `ready` again."""
     for ref in (slot.ready_ref, *(flight.ref for flight in slot.flights)):
         pool.outstanding.pop(ref, None)
@@ -870,18 +880,18 @@ def _rest(pool: Pool, slot: ActorSlot, error: RayError | None) -> None:
     slot.flights.clear()
     slot.ready_ref = None
     slot.failures += 1
-    slot.rests_until = time.monotonic() + min(0.1 * 2**slot.failures, 10.0)
+    slot.backoff_until = time.monotonic() + min(0.1 * 2**slot.failures, 10.0)
     if isinstance(error, ActorDiedError):
         slot.actor = None
     _index(pool, slot)
 
 
 def _watch(pool: Pool) -> None:
-    """Calls `ready` of actors whose rest is over, replaces dead ones. Raises PoolFault if no actor is left or
-    the head is gone.
+    """Calls `ready` of actors whose back-off is over, replaces dead ones. Raises PoolFault if no actor was
+    live for STARVED_S, or the head did not answer for HEAD_S.
     """
     now = time.monotonic()
-    for slot in [slot for slot in pool.not_live.values() if slot.rests_until and now >= slot.rests_until]:
+    for slot in [slot for slot in pool.not_live.values() if slot.backoff_until and now >= slot.backoff_until]:
         if slot.actor is None:
             slot.actor = pool.calls.start()
         _call_ready(pool, slot)

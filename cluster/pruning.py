@@ -46,7 +46,7 @@ class BoundPruner:
 
     study: Study
     uniques: tuple[tuple[Unique, ...], ...]  # per workload: its distinct einsums
-    key: str  # content that a machine's key is made of, besides the machine (worker.Job)
+    key: str  # text that a machine's key is a digest of, together with its parameters (worker.Job)
     table: Table = field(init=False)
     # per axis in the order of column names: its index, and the JSON text `name: value` of each value
     axis_texts: list[tuple[int, list[str]]] = field(init=False)
@@ -129,19 +129,19 @@ class BoundPruner:
         front: Sequence[Trial],
         front_index: Ints,
     ) -> dict[str, pa.Array]:
-        """Returns the columns of those of n machines that the front dominates. front_index: [n], index of the
-        front's schedule that dominates a machine; -1: none.
+        """Returns the columns of the dominated ones of n machines. front_index: [n], index of the front's
+        schedule that dominates a machine; -1: none.
         """
         is_dominated = front_index >= 0
-        own_bounds = {}
+        dominated_bounds = {}
         for name, c in lower_bounds.items():
             parts = (c.energy_pj, c.latency_cycles, c.latency_ns, c.interval_ns)
-            own_bounds[name] = Cost(*(np.asarray(part)[is_dominated] for part in parts))
+            dominated_bounds[name] = Cost(*(np.asarray(part)[is_dominated] for part in parts))
         head = self.common_columns(
             machines[is_dominated],
             columns.area_mm2[is_dominated],
             columns.clock_ghz[is_dominated],
-            own_bounds,
+            dominated_bounds,
         )  # type: ignore[arg-type]
         dominating = np.array([trial.machine for trial in front], np.int64)[front_index[is_dominated]]
         texts = constant_columns(len(dominating), status="pruned", reason=DOMINATED)

@@ -31,8 +31,8 @@ MAX_FEASIBLE = 10_000  # feasible points in memory; beyond it, points off the fr
 
 
 @dataclass(slots=True)
-class Seen:
-    """What is seen of a session's workers."""
+class WorkerStats:
+    """Counters of what workers did in a session."""
 
     busy_s: float = 0.0  # seconds that workers spent on leases
     retries: int = 0  # leases sent again because their actor was lost
@@ -56,9 +56,10 @@ class RunState:
     hidden_trials: dict[int, list[Trial]] = field(default_factory=dict)
     # trials that samplers, stop criteria and bounds see; only the front if no more is needed
     visible_trials: list[Trial] = field(default_factory=list)
-    # generation -> front known before it and before later ones without an entry
+    # generation -> front known before it; holds for later generations too, up to the next entry
     fronts: dict[int, tuple[Trial, ...]] = field(default_factory=dict)
-    # [n, objectives] feasible points that the front and its box need
+    # [n, objectives] feasible points; once there are many, only those on the front or with the worst value of
+    # an objective
     feasible_values: Values = field(init=False)
 
     def __post_init__(self) -> None:
@@ -134,11 +135,11 @@ class RunState:
         if len(self.feasible_values) > MAX_FEASIBLE:
             self.front()
         if self.needs_all_trials() or self.study.search.prune:
-            wanted = (
+            trial_machines = (
                 machines if self.needs_all_trials() else machines.filter(pc.equal(machines["status"], "ok"))
             )
             for trial in studies.trials(
-                self.study, wanted.to_pylist(), points.to_pylist() if points is not None else []
+                self.study, trial_machines.to_pylist(), points.to_pylist() if points is not None else []
             ):
                 self.hidden_trials.setdefault(trial.generation, []).append(trial)
 
@@ -179,7 +180,7 @@ class RunState:
 
     def front(self) -> tuple[int, float]:
         """Returns the size of the front of all feasible points, and its hypervolume. Drops the other points,
-        except those with the worst value of an objective, which span the box.
+        except those with the worst value of an objective, which span the box of the hypervolume.
         """
         if not len(self.feasible_values):
             return 0, 0.0

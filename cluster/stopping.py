@@ -13,8 +13,8 @@ from pathlib import Path
 from cluster.store import RunFault, as_store_fault, refuse_links
 from dse.run import folder
 
-POLL_S = 0.3  # seconds between looks at the folder
-STOP, NOW = b"stop", b"now"  # a request: as Ctrl-C does; as a second Ctrl-C does
+POLL_S = 0.3  # seconds between checks of the folder
+STOP, NOW = b"stop", b"now"  # content of a request; STOP acts as Ctrl-C, NOW as a second Ctrl-C
 
 
 def stop(out: Path, now: bool = False, waiting: Callable[[], None] = lambda: None) -> None:
@@ -48,8 +48,8 @@ def withdraw(out: Path) -> None:
 
 @contextmanager
 def obeyed(out: Path, interrupt: Callable[[bool], None]) -> Iterator[None]:
-    """Calls `interrupt` from a thread when a request arrives while the body runs. Its argument: whether to
-    stop now. A request of before is withdrawn.
+    """Calls `interrupt` from a thread when a request arrives while the body runs. Its argument: whether the
+    request is NOW. A request that an earlier run left is removed first.
     """
     withdraw(out)
     ended = threading.Event()

@@ -10,7 +10,8 @@ a CRC-32 of itself, and the study's identity. The previous manifest is stored be
 many groups by one; the old parts stay until the next compaction or `open_run`, for readers. No function here
 reads the clock.
 
-Longer than 400 lines: the order of writes can only be checked when all of it is seen together.
+The file is longer than the usual 400 lines because the order of writes can only be checked when all of it is
+seen together.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ from dse.run.folder import (
 from dse.run.record import KEYS
 
 UNIQUE_TABLES = ("machines", "points", "chosen")  # tables in which no two rows of a run have the same key
-# equal keys, equal rows: stored once per group
+# table -> its key column; rows with equal keys are equal, so a group stores them once
 SHARED_KEYS = {"mappings": "mapping_key", "counts": "mapping_key"}
 FAN_IN = 64  # groups of a level that are merged into one of the next: a table has fewer than 200 parts
-TOP_LEVEL = 2  # groups of this level are not merged further
+TOP_LEVEL = 2  # groups of this level are not merged further (level 0: one commit)
 ROW_GROUP = 122_880  # rows in a row group of most tables
 # rows in a row group of mappings and counts: readers take only the row groups with their keys
 LOOKUP_ROW_GROUP = 8192
@@ -205,6 +206,7 @@ def mend(path: Path) -> list[str]:
 
 
 def _check_one_run(path: Path) -> None:
+    """Raises OtherStudy if manifests, env.json and status.json name different studies."""
     identities = folders.identities_of_heads(path)
     if len(set(identities.values())) > 1:
         listed = ", ".join(f"{file} of study {identity}" for file, identity in identities.items())
@@ -252,8 +254,8 @@ def _refuse_others(path: Path, identity: str) -> None:
 
 
 def with_study(store: Store, identity: str) -> Store:
-    """Returns the store with this identity and the study.yaml that stands in the folder, published in the
-    manifest before there are rows of it.
+    """Returns the store with this identity and the checksum of the folder's study.yaml, both published in the
+    manifest before any rows of the study.
     """
     with as_store_fault(store.path):
         own = replace(store, identity=identity, study_crc=folders.crc(store.path / STUDY))
@@ -399,6 +401,7 @@ def asks_name(generation: int) -> str:
 
 
 def _quarantine(run: Path, relative: str) -> None:
+    """Moves a file of the run folder to quarantine/, named by its path; a taken name gets a number."""
     target = run / "quarantine" / relative.replace("/", "__")
     make_folder(target.parent)
     number = 0
@@ -449,6 +452,7 @@ def repeated_machines(table: str, rows: Sequence[pa.Table]) -> list[int]:
 
 
 def _write_group(store: Store, level: int, sources: Mapping[str, Iterable[pa.Table]]) -> Group:
+    """Writes the parts of a new group, one per table that has rows. If one fails, removes them all."""
     name = f"{store.generation + 1:06d}-{level}"
     parts: list[Part] = []
     try:
@@ -463,6 +467,7 @@ def _write_group(store: Store, level: int, sources: Mapping[str, Iterable[pa.Tab
 
 
 def _write_part(store: Store, table: str, name: str, tables: Iterable[pa.Table]) -> Part | None:
+    """Writes one part durably. Returns None, and leaves no file, if there are no rows."""
     path = store.path / part_path(table, name)
     make_folder(path.parent, parents=False)  # a run folder that was renamed is not made again
     temporary = path.with_name(f".{path.name}.tmp")
@@ -562,7 +567,7 @@ def _writer(out: Any, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Returns the table in this schema; columns that an older part lacks are NULL."""
+    """Returns the table in this schema. Columns that it lacks (a part of an older dse) become NULL."""
     if table.schema.equals(schema):
         return table
     return (
@@ -573,6 +578,7 @@ def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _new_rows(table: pa.Table, key: str, written_keys: set[str]) -> pa.Table:
+    """Returns the rows whose key is not among `written_keys`, and adds their keys to it."""
     keys = set(table[key].unique().to_pylist())
     new = keys - written_keys
     written_keys |= new
@@ -625,21 +631,23 @@ def row_groups(store: Store, tables: Mapping[str, Sequence[str]]) -> Iterator[Ta
     """Yields all committed rows of the first table, one row group at a time, with the rows of the other
     tables for the same machines. tables: name -> columns to read.
     """
-    first, *others = tables
+    first_table, *other_names = tables
     for group in store.groups:
         part_paths = {
             part.table: store.path / part_path(part.table, group.name)
             for part in group.parts
             if part.table in tables
         }
-        if first in part_paths:
+        if first_table in part_paths:
             other_tables = {
-                table: _read_part(part_paths[table], tables[table]) for table in others if table in part_paths
+                table: _read_part(part_paths[table], tables[table])
+                for table in other_names
+                if table in part_paths
             }
-            with pq.ParquetFile(part_paths[first], page_checksum_verification=True) as part:
+            with pq.ParquetFile(part_paths[first_table], page_checksum_verification=True) as part:
                 for number in range(part.num_row_groups):
                     # no threads: Arrow's keep the memory that they once allocated
-                    rows = part.read_row_group(number, columns=list(tables[first]), use_threads=False)
+                    rows = part.read_row_group(number, columns=list(tables[first_table]), use_threads=False)
                     same_machines = (
                         other_tables
                         if part.num_row_groups == 1
@@ -648,7 +656,7 @@ def row_groups(store: Store, tables: Mapping[str, Sequence[str]]) -> Iterator[Ta
                             for table, found in other_tables.items()
                         }
                     )
-                    yield {first: rows, **same_machines}
+                    yield {first_table: rows, **same_machines}
 
 
 def _read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
@@ -679,21 +687,27 @@ def retract(store: Store, machines: Collection[int]) -> Store:
 
 
 def _rewrite(store: Store, old: Sequence[Group], level: int, drop: frozenset[int]) -> Store:
+    """Replaces the groups `old` by one group of this level, without the rows of the machines `drop`. Retires
+    the old parts, and removes the parts that were retired before.
+    """
     tables = sorted({part.table for group in old for part in group.parts})
     with as_store_fault(store.path):
         merged = _write_group(store, level, {table: _rows_of(store, old, table, drop) for table in tables})
         old_names = {group.name for group in old}
         other_groups = tuple(group for group in store.groups if group.name not in old_names)
         paths = tuple(path for group in old for path in group.paths())
-        unlisted = store.retired
+        retired_before = store.retired
         groups = (merged, *other_groups) if merged.parts else other_groups
         store = _publish(replace(store, groups=groups, retired=paths))
-        for path in unlisted:
+        for path in retired_before:
             (store.path / path).unlink(missing_ok=True)
     return store
 
 
 def _rows_of(store: Store, groups: Sequence[Group], table: str, drop: frozenset[int]) -> Iterator[pa.Table]:
+    """Yields the rows of a table in these groups, a row group at a time, without those of the machines
+    `drop`.
+    """
     for group in groups:
         if any(part.table == table for part in group.parts):
             with pq.ParquetFile(

@@ -1,4 +1,4 @@
-"""How busy workers will be: a schedule of a run's generations on so many workers, machine by machine."""
+"""How busy workers will be: simulates a run's generations on a number of workers, machine by machine."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ MAX_SIMULATED = 20_000  # machines; after them the utilization of a long run har
 
 
 def foreseen_utilization(study: Study, machines: int, machine_s: Sequence[float], workers: int) -> float:
-    """Returns the share of the workers' time that they solve machines, in a run of so many machines.
+    """Returns the share of the workers' time that they spend on solving machines.
 
-    machine_s: seconds of some machines, which stand for all
+    machines: number of machines that the run solves
+    machine_s: seconds of some machines, repeated in turn for all
+    workers: number of workers
     """
     seconds = cycle(machine_s)
-    free_at = [0.0] * workers  # heap: when each worker ends its machine
-    complete_at: list[float] = []  # per generation: when it and all before it are complete
+    free_at = [0.0] * workers  # heap: second at which each worker ends its machine
+    complete_at: list[float] = []  # per generation: second at which it and all before it are complete
     busy_s = 0.0
     for size in _generation_sizes(study, min(machines, max(MAX_SIMULATED, 4 * workers))):
+        # a generation is asked when the one two before it is complete
         begins_at = complete_at[-2] if len(complete_at) > 1 else 0.0
         end = complete_at[-1] if complete_at else 0.0
         for _ in range(size):

@@ -52,8 +52,8 @@ from workloads.graph import Unique, Workload, unique
 UNDONE = ("deadline:", "memory:", "lost:")  # starts of the reasons for which a resume solves a machine again
 VIOLATED = "violated:"  # start of the reason where a result breaks an invariant; the run stops then
 SAMPLED_VALUES = 64  # values of an axis that are tried to see which numbers of a machine the axis changes
-SAMPLED_BASES = 1024  # machines of a space that are tried until one can be built, for that purpose
-MIN_TOGETHER = 4  # machines of a lease are bounded and solved together if they are at least so many
+SAMPLED_BASES = 1024  # machines that are tried until one can be built, whose axes are then varied
+MIN_TOGETHER = 4  # machines of a lease are bounded and solved together if there are at least this many
 MAX_SCHEDULES = 4096  # combinations of the workloads' schedules that one machine's front is taken from
 ROW_KEYS = ("machine", "schedule", "workload")  # key columns of a ScheduleRow
 Row = dict[str, Any]
@@ -84,7 +84,7 @@ class Sharing(NamedTuple):
     """A machine among those that it shares schedules with (solver.sharing_gap)."""
 
     schedules: SharedSchedules | Infeasible
-    number: int  # of the machine among them, from 0
+    number: int  # index of the machine among them, from 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +245,8 @@ def unpack(job: Job, lease: Lease, packed: Packed) -> Done:
 
 
 def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
-    """Returns the rows of machines that bounds rule out, in one table per generation. Machines
-    that fail here fail again in `solve_machine`, which reports the fault.
+    """Returns the rows of machines that bounds rule out, in one table per generation. Machines whose bounds
+    fail here fail again in `solve_machine`, which reports the fault.
     """
     found = []
     for generation, front in lease.fronts.items():
@@ -277,7 +277,7 @@ def _solve_sharing_mappings(
     """
     if job.batch_index is None or job.deadline_s is not None:
         return [], list(asks), 0.0
-    found, left, shared_s = list[dict[str, pa.Table]](), set(range(len(asks))), 0.0
+    tables_by_batch, unsolved, shared_s = list[dict[str, pa.Table]](), set(range(len(asks))), 0.0
     batches = job.batch_index.of(np.array([ask.machine for ask in asks], np.int64))
     while True:
         began = time.perf_counter()
@@ -289,11 +289,11 @@ def _solve_sharing_mappings(
                 answers.solved_tables()  # solves the batch, and keeps its tables
                 _release_memory()
             shared_s += time.perf_counter() - began
-            found.append(_batch_tables(job, answers, [asks[i] for i in indices.tolist()]))
-            left -= set(indices.tolist())
+            tables_by_batch.append(_batch_tables(job, answers, [asks[i] for i in indices.tolist()]))
+            unsolved -= set(indices.tolist())
         except Exception:
             continue
-    return found, [asks[i] for i in sorted(left)], shared_s
+    return tables_by_batch, [asks[i] for i in sorted(unsolved)], shared_s
 
 
 def _release_memory() -> None:
@@ -305,7 +305,11 @@ def _release_memory() -> None:
 
 
 def _batch_tables(job: Job, answers: BatchAnswers, asks: Sequence[Ask]) -> dict[str, pa.Table]:
-    rows, ask_columns = np.searchsorted(answers.machines, [ask.machine for ask in asks]), _ask_columns(asks)
+    """Returns the rows of machines of a solved batch by table, made as columns."""
+    batch_rows, ask_columns = (
+        np.searchsorted(answers.machines, [ask.machine for ask in asks]),
+        _ask_columns(asks),
+    )
     constant = partial(pruning.constant_columns, len(asks))
 
     def table(name: str, columns: Mapping[str, pa.Array]) -> pa.Table:
@@ -313,13 +317,15 @@ def _batch_tables(job: Job, answers: BatchAnswers, asks: Sequence[Ask]) -> dict[
 
     workloads, solved = job.study.workloads, answers.solved_tables()
     if isinstance(unfit := solved[-1], Infeasible):  # the list ends at the first workload that does not fit
-        why = constant(
+        reason_columns = constant(
             status="infeasible", workload=workloads[len(solved) - 1].name, **_infeasible_columns(unfit)
         )
         return {
-            "machines": table("machines", batch_eval.infeasible_columns(answers, rows) | ask_columns | why)
+            "machines": table(
+                "machines", batch_eval.infeasible_columns(answers, batch_rows) | ask_columns | reason_columns
+            )
         }
-    machines, points, chosen = batch_eval.columns_of(answers, rows)
+    machines, points, chosen = batch_eval.columns_of(answers, batch_rows)
     chosen_tables = [
         table("chosen", columns | constant(schedule=0, workload=ref.name) | {"machine": machines["machine"]})
         for ref, columns in zip(workloads, chosen, strict=True)
@@ -328,7 +334,7 @@ def _batch_tables(job: Job, answers: BatchAnswers, asks: Sequence[Ask]) -> dict[
         "machines": table("machines", machines | ask_columns | constant(status="ok")),
         "points": table("points", points | constant(schedule=0, **VERSIONS)),
         "chosen": pa.concat_tables(chosen_tables),
-        **_mapping_tables(job, batch_eval.distinct_mappings(answers, rows)),
+        **_mapping_tables(job, batch_eval.distinct_mappings(answers, batch_rows)),
     }
 
 
@@ -348,7 +354,7 @@ def _solve_together(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Ma
     arches = {
         ask.machine: arch for ask in asks if isinstance(arch := decode(job.study.space, ask.machine), Arch)
     }
-    found: dict[int, MachineAnswers] = {machine: [] for machine in arches}
+    answers_by_machine: dict[int, MachineAnswers] = {machine: [] for machine in arches}
     try:
         running_bounds = {
             ask.machine: RunningBound(job.pruner, arches[ask.machine], front)
@@ -358,11 +364,13 @@ def _solve_together(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Ma
             and not job.pruner.exceeds_capacity(arches[ask.machine])
         }
         for machine, running_bound in running_bounds.items():
-            _records_if_dominated(found[machine], partial(running_bound.raise_if_dominated, DOMINATED))
+            _records_if_dominated(
+                answers_by_machine[machine], partial(running_bound.raise_if_dominated, DOMINATED)
+            )
         for index, workload in enumerate(job.workloads):
             unanswered = [
                 machine
-                for machine, answers in found.items()
+                for machine, answers in answers_by_machine.items()
                 if len(answers) == index and not _is_answered(answers)
             ]
 
@@ -371,7 +379,7 @@ def _solve_together(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Ma
             ) -> bool:
                 """Whether machine j is still to be solved, now that this einsum's cost is known."""
                 return unanswered[j] not in running_bounds or not _records_if_dominated(
-                    found[unanswered[j]],
+                    answers_by_machine[unanswered[j]],
                     partial(running_bounds[unanswered[j]].on_einsum, index, einsum, cost),
                 )
 
@@ -382,12 +390,12 @@ def _solve_together(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Ma
                 on_einsum if running_bounds else None,
             )
             for machine, answer in zip(unanswered, new_answers, strict=True):
-                found[machine] += [] if answer is None else [answer]
+                answers_by_machine[machine] += [] if answer is None else [answer]
     except Exception:
         return {}
     return {
         machine: answers
-        for machine, answers in found.items()
+        for machine, answers in answers_by_machine.items()
         if len(answers) == len(job.workloads) or _is_answered(answers)
     }
 
@@ -591,28 +599,29 @@ def _counts(
 
 @contextmanager
 def _deadline(seconds: float | None) -> Iterator[None]:
-    """Raises Overdue in the body after so many seconds. Without effect outside of the main thread: in actors
+    """Raises Overdue in the body after `seconds`. Without effect outside of the main thread: in actors
     dse/run/deadline.py ends searches, and cluster/pool.py kills those that are late nevertheless.
     """
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def ring(_signal: int, _frame: object) -> None:
+    def on_alarm(_signal: int, _frame: object) -> None:
         raise Overdue
 
-    before = signal.signal(signal.SIGALRM, ring)
+    old_handler = signal.signal(signal.SIGALRM, on_alarm)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, old_handler)
 
 
 def _solve(
     job: Job, ask: Ask, front: Sequence[Trial], answers: Sequence[list[Solution] | Infeasible | Dominated]
 ) -> tuple[Rows, list[ScheduleRow]]:
+    """Solves one machine as `solve_machine` does, but raises its faults."""
     study = job.study
     head = _head(job, ask)
 
@@ -631,7 +640,7 @@ def _solve(
         "bound_energy_pj": total_bound.energy_pj,
         "bound_latency_ns": total_bound.latency_ns,
     }
-    fronts: list[list[Solution]] = []
+    workload_fronts: list[list[Solution]] = []
     # a machine that is too small is reported as infeasible, not as dominated
     may_be_pruned = bool(front) and not job.pruner.exceeds_capacity(arch)
     try:
@@ -653,10 +662,10 @@ def _solve(
                 raise found
             if isinstance(found, Infeasible):
                 return ended(status="infeasible", workload=ref.name, **_infeasible_columns(found))
-            fronts.append(found)
+            workload_fronts.append(found)
     except Dominated as fault:
         return ended(status="pruned", dominated_by=fault.machine, reason=fault.reason)
-    rows, new_schedules = _schedule_rows(job, ask.machine, arch, fronts)
+    rows, new_schedules = _schedule_rows(job, ask.machine, arch, workload_fronts)
     return {"machines": [{**head, "status": "ok"}], **rows}, new_schedules
 
 
@@ -728,14 +737,14 @@ def sharing_machines(space: Space, machine: int, arch: Arch) -> dict[int, Arch]:
 
 
 def _schedule_rows(
-    job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]
+    job: Job, machine: int, arch: Arch, workload_fronts: Sequence[Sequence[Solution]]
 ) -> tuple[Rows, list[ScheduleRow]]:
     """Returns the rows of all schedules on a machine's front, and the ScheduleRows from which tables of
-    einsums and mappings are made.
+    einsums and mappings are made. workload_fronts: per workload its schedules.
     """
     rows: Rows = {"points": [], "workload_costs": [], "schedules": [], "segments": [], "conversions": []}
     schedule_rows: list[ScheduleRow] = []
-    for schedule, (point, choice) in enumerate(_machine_front(job.study, machine, arch, fronts)):
+    for schedule, (point, choice) in enumerate(_machine_front(job.study, machine, arch, workload_fronts)):
         row_key = {"machine": machine, "schedule": schedule}
         weakest = max(choice, key=lambda solution: solution.gap_to_bound)
         rows["points"].append({**row_key, **point, **derived.proof(weakest), **VERSIONS})
@@ -759,6 +768,7 @@ def _schedule_rows(
 
 
 def _head(job: Job, ask: Ask) -> Row:
+    """Returns the columns of a machine's row that are known before it is solved."""
     parameters = studies.parameters(job.study, ask.machine)
     return {
         "machine": ask.machine,
@@ -786,14 +796,14 @@ def _infeasible_columns(found: Infeasible) -> Row:
 
 
 def _machine_front(
-    study: Study, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]
+    study: Study, machine: int, arch: Arch, workload_fronts: Sequence[Sequence[Solution]]
 ) -> list[tuple[Row, tuple[Solution, ...]]]:
     """Returns the machine's own front, over all combinations of one schedule per workload: (columns of the
-    table points, the combination). fronts: per workload its schedules.
+    table points, the combination). workload_fronts: per workload its schedules.
     """
     area = arch.area_mm2()
     found: list[tuple[Row, tuple[Solution, ...]]] = []
-    for choice in product(*fronts):
+    for choice in product(*workload_fronts):
         if len(found) == MAX_SCHEDULES:
             break
         costs = {

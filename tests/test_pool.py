@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError
 
 from cluster import driver, pool
-from cluster.run_state import Seen
+from cluster.run_state import WorkerStats
 from cluster.store import RunFault
 from cluster.worker import Ask, Done, Lease
 from dse.run.installed import PACKAGES
@@ -82,7 +82,7 @@ def test_only_a_machine_that_kills_its_actor_is_given_up(seed: int) -> None:
             for n, (low, high) in enumerate(pairwise([0, *ends]))
         ]
     )
-    loop = pool.Pool(Boxes(), None, 3, lambda actor, line: None, Seen())
+    loop = pool.Pool(Boxes(), None, 3, lambda actor, line: None, WorkerStats())
     for n in range(3):
         loop.slots.append(pool.ActorSlot(n, object()))
         pool._index(loop, loop.slots[n])
@@ -99,7 +99,7 @@ def test_only_a_machine_that_kills_its_actor_is_given_up(seed: int) -> None:
         for done in found:
             (lost if done.lost else solved).extend(ask.machine for ask in done.lease.asks)
         for one in dying:
-            one.actor, one.rests_until = object(), 0.0
+            one.actor, one.backoff_until = object(), 0.0
             pool._index(loop, one)
     assert not any((loop.queue, loop.in_flight, loop.outstanding, loop.suspects))
     assert sorted(solved + lost) == list(range(24))
@@ -108,7 +108,7 @@ def test_only_a_machine_that_kills_its_actor_is_given_up(seed: int) -> None:
 
 def test_idle_actors_cost_nothing() -> None:
     """A thousand of them, and no lease at hand: it is asked for once."""
-    loop, asked = pool.Pool(Boxes(), None, 1000, lambda actor, line: None, Seen()), []
+    loop, asked = pool.Pool(Boxes(), None, 1000, lambda actor, line: None, WorkerStats()), []
 
     def leases() -> Iterator[Lease | None]:
         while True:

@@ -359,8 +359,8 @@ def _equal_choices(context: RunContext, rows: Sequence[ChosenRow]) -> Iterator[E
         e = context.groups[rows[row_indices[0]].workload][einsum_index].einsum
         is_scalar = len(row_indices) == 1 or arches[0].layout_sensitive()
         problem = Problem(arches[0], e, context.study.solver.objective)
-        found = einsum_cost(problem, nest) if is_scalar else _without_costs(problem, nest)
-        if isinstance(found, Infeasible) or found.mapping_key != key:
+        group_cost = einsum_cost(problem, nest) if is_scalar else _without_costs(problem, nest)
+        if isinstance(group_cost, Infeasible) or group_cost.mapping_key != key:
             raise ValueError(
                 f"{context.root}: machine {rows[row_indices[0]].machine}: mapping {key} is not a "
                 f"mapping of {e.name} on this machine, or does not fit"
@@ -369,11 +369,14 @@ def _equal_choices(context: RunContext, rows: Sequence[ChosenRow]) -> Iterator[E
             row_indices,
             einsum_index,
             nest,
-            found,
-            found.price
+            group_cost,
+            group_cost.price
             if is_scalar
             else cost.price(
-                found.counts, e, _with_array_sizes(batch_arch(arches), arches), nest_sums(nest, e, arches[0])
+                group_cost.counts,
+                e,
+                _with_array_sizes(batch_arch(arches), arches),
+                nest_sums(nest, e, arches[0]),
             ),
         )
 
@@ -413,6 +416,7 @@ def _nests_by_key(context: RunContext, keys: Collection[str]) -> dict[str, str]:
 
 
 def _read_nests(context: RunContext, keys: Collection[str]) -> None:
+    """Adds the texts of nests of these keys to context.nests, as far as they are missing there."""
     wanted = sorted(set(keys) - context.nests.keys())
     if wanted:
         manifest, faulty_groups = folder.verified_parts(context.root)
@@ -428,8 +432,8 @@ def _read_nests(context: RunContext, keys: Collection[str]) -> None:
 
 
 def _nests(path: Path, keys: list[str]) -> dict[str, str]:
-    """Returns the texts of nests by mapping_key, of those keys that one file of the table has. keys:
-    sorted.
+    """Returns mapping_key -> text of the nest, for those of `keys` (sorted) that one file of the table
+    has.
     """
     found: dict[str, str] = {}
     with pq.ParquetFile(path, page_checksum_verification=True) as part:
@@ -497,6 +501,7 @@ def _einsums(
     gaps: Any,
     spaces: Any,
 ) -> pa.Array:
+    """Returns, per row of `chosen`, the list of its rows of the view einsums."""
     rows = _chosen_rows(machines, workloads, keys, space, places, gaps, spaces)
     found = [
         [
@@ -532,6 +537,7 @@ def _workloads(
     gaps: Any,
     spaces: Any,
 ) -> pa.Array:
+    """Returns, per row of `chosen`, a list of its one row of the view workload_costs."""
     rows = _chosen_rows(machines, workloads, keys, space, places, gaps, spaces)
     refs = {ref.name: ref for ref in context.study.workloads}
     macs = dict(
@@ -555,6 +561,7 @@ def _workloads(
 
 
 def _levels(context: RunContext, machines: Any) -> pa.Array:
+    """Returns, per machine, the list of its rows of the view prices."""
     return _list_array(
         "prices",
         PRICES_FIELDS,

@@ -30,7 +30,7 @@ from hw.component import closest_name
 from workloads.einsum import Einsum, Projection
 from workloads.graph import Workload, counts, unique
 
-if TYPE_CHECKING:  # it takes SciPy along
+if TYPE_CHECKING:  # importing it would import SciPy
     from dse.solve.gogeta.traffic import TrafficReport
 
 Values = NDArray[np.float64]
@@ -252,11 +252,11 @@ class Residency:
     used: tuple[LevelUse, ...]
 
 
-def residency(arch: Arch, workload: Workload, found: TrafficReport) -> Residency:
+def residency(arch: Arch, workload: Workload, report: TrafficReport) -> Residency:
     """Returns the optimal retention between operations. A step is one access of GOGETA's access list (an
     operation reads and writes its tensors). The optimum of a loop is found on a few of its periods
-    (iterations), of which a middle one stands for all between (gogeta/optimum.py): the spans of that one are
-    shown, from the first to the last.
+    (iterations), of which the middle ones stand for all but the first and last (gogeta/optimum.py): the spans
+    shown are those of one middle period.
     """
     from dse.solve.gogeta.operations import graph
     from dse.solve.gogeta.optimum import EDGE_PERIODS
@@ -265,11 +265,11 @@ def residency(arch: Arch, workload: Workload, found: TrafficReport) -> Residency
     word_bytes = arch.word_bits / 8
     periods = min(max(workload.repeats, default=1) if workload.loop_state else 1, 2 * EDGE_PERIODS + 2)
     accesses = (
-        CountingRule(found.published)
-        .to_access_list(graph(workload, periods), found.order, arch.word_bits)
+        CountingRule(report.published)
+        .to_access_list(graph(workload, periods), report.order, arch.word_bits)
         .accesses
     )
-    retained_spans = [s for s in found.optimal.spans if s.words]
+    retained_spans = [s for s in report.optimal.spans if s.words]
     first_step, end_step = (
         min((s.first for s in retained_spans), default=0),
         max((s.last for s in retained_spans), default=0) + 1,
@@ -298,7 +298,7 @@ def residency(arch: Arch, workload: Workload, found: TrafficReport) -> Residency
         tuple(float(i + 1) for i in range(end_step - first_step)),
         "",
         rows,
-        (LevelUse(arch.levels[1].name, held_bytes, found.capacity_words * word_bytes),),
+        (LevelUse(arch.levels[1].name, held_bytes, report.capacity_words * word_bytes),),
     )
 
 
@@ -311,20 +311,20 @@ def schedule_residency(arch: Arch, workload: Workload, solution: Solution) -> Re
     sizes = {p.tensor: stored_bytes(p, arch) for e in workload.einsums for p in e.tensors()}
     ends = list(accumulate(row.latency_cycles for row in solution.segments))
     starts = [0.0, *ends[:-1]]
-    tensors = [
+    tensors_by_segment = [
         {p.tensor for name in row.einsums for p in by_name[name].tensors()} for row in solution.segments
     ]
     bars = []
-    for one in on_chip(solution):
-        using_segments = [i for i, names in enumerate(tensors) if one.tensor in names]
-        share = share_of(one.share)
+    for retained in on_chip(solution):
+        using_segments = [i for i, names in enumerate(tensors_by_segment) if retained.tensor in names]
+        share = share_of(retained.share)
         bars.append(
             RetentionBar(
-                f"{one.tensor} at {one.level}",
+                f"{retained.tensor} at {retained.level}",
                 starts[using_segments[0]],
                 ends[using_segments[-1]],
-                share * sizes[one.tensor],
-                sizes[one.tensor],
+                share * sizes[retained.tensor],
+                sizes[retained.tensor],
             )
         )
     capacity = {level.name: level.capacity_bits for level in arch.levels}
@@ -415,7 +415,7 @@ def effects(columns: Mapping[str, Sequence[Any]], values: Values) -> tuple[list[
     columns: parameter -> value per machine.
     """
     is_valid = np.isfinite(values) & (values > 0)
-    y = np.log(np.where(is_valid, values, 1.0))[is_valid]
+    log_values = np.log(np.where(is_valid, values, 1.0))[is_valid]
     blocks, rows = [], []
     for name, column in columns.items():
         selected = [v for v, valid in zip(column, is_valid, strict=True) if valid]
@@ -424,10 +424,12 @@ def effects(columns: Mapping[str, Sequence[Any]], values: Values) -> tuple[list[
             index_of = {parameter_value: i for i, parameter_value in enumerate(parameter_values)}
             blocks.append(np.eye(len(parameter_values))[[index_of[v] for v in selected]])
             rows.append((name, parameter_values))
-    if not blocks or len(y) < 2:
+    if not blocks or len(log_values) < 2:
         return [], 0.0
-    x, start, found = np.hstack([np.ones((len(y), 1)), *blocks]), 1, []
-    coefficients = np.linalg.lstsq(x.T @ x, x.T @ y, rcond=None)[0]  # one small system, however many points
+    design_matrix, start, found = np.hstack([np.ones((len(log_values), 1)), *blocks]), 1, []
+    coefficients = np.linalg.lstsq(design_matrix.T @ design_matrix, design_matrix.T @ log_values, rcond=None)[
+        0
+    ]  # one small system, however many points
     for block, (name, parameter_values) in zip(blocks, rows, strict=True):
         selected = coefficients[start : start + len(parameter_values)]
         found += [
@@ -435,10 +437,10 @@ def effects(columns: Mapping[str, Sequence[Any]], values: Values) -> tuple[list[
             for parameter_value, one, n in zip(parameter_values, selected, block.sum(axis=0), strict=True)
         ]
         start += len(parameter_values)
-    spread = float(((y - y.mean()) ** 2).sum())
-    return found, 1.0 - float(((y - x @ coefficients) ** 2).sum()) / spread if spread > 1e-12 * len(
-        y
-    ) else 1.0
+    spread = float(((log_values - log_values.mean()) ** 2).sum())
+    return found, 1.0 - float(
+        ((log_values - design_matrix @ coefficients) ** 2).sum()
+    ) / spread if spread > 1e-12 * len(log_values) else 1.0
 
 
 def uncertainty_factor(found: Sequence[Effect], explained: float, values: Values) -> float:

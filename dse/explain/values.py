@@ -27,11 +27,11 @@ from hw.arch import Arch
 from workloads.einsum import Einsum, show
 from workloads.graph import Workload, base_tensor, counts, unique
 
-if TYPE_CHECKING:  # it takes SciPy along
+if TYPE_CHECKING:  # importing it would import SciPy
     from dse.solve.gogeta.traffic import TrafficReport
 
 LISTED_SHARE = 0.8  # share of the energy that the listed einsums make up at least
-LISTED_IN_FULL = 8  # up to so many einsums are listed in full
+LISTED_IN_FULL = 8  # up to this many einsums, all are listed
 LARGE_STATIC_SHARE = 0.5  # share of static energy above which a sentence says so
 # with at least this share of the busiest component's cycles, a component is a bottleneck, too
 BOTTLENECK_SHARE = 0.99
@@ -103,17 +103,18 @@ def exchanged_share(arch: Arch, workload: Workload, solution: Solution) -> float
     """
     made = {e.output.tensor for e in workload.einsums}
     occurrences_of = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
-    between = {base_tensor(p.tensor, made) for e in workload.einsums for p in e.inputs} & made
+    exchanged_tensors = {base_tensor(p.tensor, made) for e in workload.einsums for p in e.inputs} & made
     einsums = {e.name: e for e in workload.einsums}
-    equal = {group.key: group.names for group in unique(workload)}
+    equal_names = {group.key: group.names for group in unique(workload)}
     total = 0.0
+    # equal einsums have one cost but exchange different tensors: c.count is split by their occurrences
     for c in solution.einsums:
         energy_of: dict[str, float] = {}
         for part in c.price.parts:
             if part.level == arch.levels[0].name and part.action != "leak":
                 energy_of[part.tensor] = energy_of.get(part.tensor, 0.0) + part.energy_pj
-        first, occurrences_of_all = einsums[c.name], sum(occurrences_of[name] for name in equal[c.key])
-        for name in equal[c.key]:
+        first, group_occurrences = einsums[c.name], sum(occurrences_of[name] for name in equal_names[c.key])
+        for name in equal_names[c.key]:
             base_of = {
                 p.tensor: base_tensor(q.tensor, made)
                 for p, q in zip(first.tensors(), einsums[name].tensors(), strict=True)
@@ -121,8 +122,8 @@ def exchanged_share(arch: Arch, workload: Workload, solution: Solution) -> float
             total += (
                 c.count
                 * occurrences_of[name]
-                / occurrences_of_all
-                * sum(energy_of.get(t, 0.0) for t, base in base_of.items() if base in between)
+                / group_occurrences
+                * sum(energy_of.get(t, 0.0) for t, base in base_of.items() if base in exchanged_tensors)
             )
     return total / (solution.energy_pj or 1)
 
@@ -153,7 +154,7 @@ def unfused_hint(arch: Arch, workload: Workload, solution: Solution, command: st
 
 
 def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
-    """What may bring a solution nearer to its bound; empty where it is at most a tenth above."""
+    """What may bring a solution nearer to its lower bound; empty if it is at most LARGE_GAP above."""
     if solution.gap_to_bound <= LARGE_GAP or solution.schedule:
         return ""
     if arch.models_layout():
@@ -301,29 +302,29 @@ def facts(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
     """Totals, and facts of the workload and its schedule that are in no row of a table. why: the certificate
     in full, and what may lower the gap; False: its claim in one clause.
     """
-    found = {
+    entries = {
         SCREEN_NAMES.get(key, key): value for key, value in totals(arch, solution).items() if key != "space"
     }
-    if found["steady_state_energy_pj"] == found["energy_pj"]:  # back-to-back runs take no less energy
-        del found["steady_state_energy_pj"]
+    if entries["steady_state_energy_pj"] == entries["energy_pj"]:  # back-to-back runs take no less energy
+        del entries["steady_state_energy_pj"]
     if solution.memory:
-        found |= asdict(solution.memory)
+        entries |= asdict(solution.memory)
     if chip := on_chip(solution):
-        found["never leave the chip"] = (
+        entries["never leave the chip"] = (
             _tensors_at_levels([(one.tensor, one.level) for one in chip if one.share in WHOLE_SHARES])
             or "no whole tensor"
         )
     if solution.saved is not None:
-        found["saved over unfused"] = f"{100 * solution.saved:.3g} %"
-    if not why and "certificate" in found:
-        found["certificate"] = short_certificate(found["certificate"])
+        entries["saved over unfused"] = f"{100 * solution.saved:.3g} %"
+    if not why and "certificate" in entries:
+        entries["certificate"] = short_certificate(entries["certificate"])
     if why and (hint := advice(arch, workload, solution)):
-        found["what may help"] = hint
+        entries["what may help"] = hint
     if workload.fused:
-        found["fused into producers"] = f"{len(workload.fused)} operators (solver.fuse_elementwise)"
+        entries["fused into producers"] = f"{len(workload.fused)} operators (solver.fuse_elementwise)"
     if workload.moved:
-        found["counted as data movement"] = ", ".join(workload.moved)
-    return found
+        entries["counted as data movement"] = ", ".join(workload.moved)
+    return entries
 
 
 def notes(arch: Arch, workload: Workload, solution: Solution, why: bool = True) -> list[str]:
@@ -338,12 +339,14 @@ def network(arch: Arch, workload: Workload, solution: Solution, lists_all: bool)
     """Where the energy goes, and the unique einsums, those with most energy first. lists_all: all of them are
     listed; else as many as make up LISTED_SHARE of the energy.
     """
-    found = [
+    tables_shown = [
         energy(arch, solution),
         *([segments(solution)] if solution.segments else []),
         *([scheme_counts(solution)] if solution.pruned else []),
     ]
-    cost = sorted(costed_einsums(workload, solution), key=lambda pair: -pair[0].count * pair[0].energy_pj)
+    by_energy = sorted(
+        costed_einsums(workload, solution), key=lambda pair: -pair[0].count * pair[0].energy_pj
+    )
     rows = [
         (
             c.name,
@@ -357,17 +360,17 @@ def network(arch: Arch, workload: Workload, solution: Solution, lists_all: bool)
             round(needs(e, arch.word_bits).computed) * c.count,
             c.certificate.partition(";")[0],
         )
-        for c, e in cost
+        for c, e in by_energy
     ]
     cumulative_share = list(accumulate(row[3] for row in rows))
-    shown = (
+    listed_count = (
         len(rows)
         if lists_all or len(rows) <= LISTED_IN_FULL
         else max(
             1, 1 + next((i for i, share in enumerate(cumulative_share) if share >= LISTED_SHARE), len(rows))
         )
     )
-    omitted = rows[shown:]
+    omitted = rows[listed_count:]
     note = (
         f"{len(omitted)} more einsums make the other {100 * sum(row[3] for row in omitted):.0f} %; "
         "--einsum all lists them"
@@ -386,7 +389,7 @@ def network(arch: Arch, workload: Workload, solution: Solution, lists_all: bool)
         "computes",
         "certificate",
     )
-    found.append(Table("einsums", header, tuple(rows[:shown]), note))
+    tables_shown.append(Table("einsums", header, tuple(rows[:listed_count]), note))
     if any(c.host_copies is not None for c in solution.einsums):
         schedule_names = [c.mapping.non_nest_text.partition("\n")[0] or "a nest" for c in solution.einsums]
         copies = tuple(
@@ -394,8 +397,8 @@ def network(arch: Arch, workload: Workload, solution: Solution, lists_all: bool)
             for c, schedule in zip(solution.einsums, schedule_names, strict=True)
         )
         copy_heads = ("einsum", "host_copies", "host_copy_elems", "schedule")
-        found.append(Table("tiles cut by the host, per occurrence", copy_heads, copies))
-    return found
+        tables_shown.append(Table("tiles cut by the host, per occurrence", copy_heads, copies))
+    return tables_shown
 
 
 SEGMENT_COLUMNS = (
@@ -576,6 +579,7 @@ def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
 
 
 def _traffic_rows(arch: Arch, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
+    """Yields the rows of "traffic per occurrence", the total last."""
     width = {level.name: level.width_bits for level in arch.levels}
     for part in cost.price.parts:
         yield (
@@ -613,6 +617,7 @@ def layouts(arch: Arch, e: Einsum, cost: EinsumCost) -> list[dict[str, Any]]:
 
 
 def _layout_rows(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
+    """Yields rows of LAYOUT_COLUMNS; a level with several of them also has their sum, as tensor "all"."""
     bits = bits_of(e, arch)
     for level in arch.levels:
         level_traffic = [one for one in cost.layout_traffic if one.level == level.name]
@@ -677,6 +682,9 @@ def conversion_rows(solution: Solution) -> list[dict[str, Any]]:
 
 
 def _footprint_rows(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
+    """Yields the rows of "footprint of one instance"; a bounded level also has the sum of its tiles, as
+    tensor "all".
+    """
     bits = bits_of(e, arch)
     for level in arch.levels:
         total_bytes = 0.0
@@ -704,13 +712,13 @@ AS_PUBLISHED = (
     "(as published)"
 )
 # names of arXiv 2303.11499, table 3; Optimal: the lowest traffic over all orders of operations that were
-# tried. The third entry is one row for two names (found.gogeta)
+# tried. The third entry is one row for two names (TrafficReport.gogeta)
 CONFIGURATIONS = ("SEQ-Flex", "SEQ-Overflow", "GOGETA-df, GOGETA-map", "Ideal", "Optimal")
 
 
 def read_in_parts(operations: Sequence[Einsum]) -> list[str]:
     """Input tensors (no operation makes them) of which operations read different elements: different columns,
-    or one a part and another all of it.
+    or one operation a part and another one the whole tensor.
     """
     made = {e.output.tensor for e in operations}
     ranges_of = defaultdict[str, set[tuple[tuple[int, int], ...]]](set)
@@ -720,77 +728,79 @@ def read_in_parts(operations: Sequence[Einsum]) -> list[str]:
     return sorted(t for t, ranges in ranges_of.items() if len(ranges) > 1 and t not in made)
 
 
-def _optimal_claim(found: TrafficReport) -> str:
+def _optimal_claim(report: TrafficReport) -> str:
     """What is proven of `Optimal`: that it is the optimum or how far it is above the bound, and among which
     schedules.
     """
-    if parts := read_in_parts(found.operations):
+    if parts := read_in_parts(report.operations):
         return (
             f"not proven: operations read different parts of {parts[0]}, which the access list takes for the "
             "same words"
         )
-    best = found.optimal
+    best = report.optimal
     is_optimum = best.cost - best.bound <= 1e-9 * best.cost
     gap_text = (
         "" if is_optimum else f"at most {100 * (best.cost / best.bound - 1):.2g} % above the lower bound"
     )
-    if found.overfull_operations:
+    if report.overfull_operations:
         return f"{gap_text or 'lower bound'} for its order of operations, each operand read once"
     return f"{gap_text or 'optimum'} for its order of operations"
 
 
-def _gap_of_schedule(found: TrafficReport) -> str:
-    excess = found.schedule_words / found.bound() - 1
+def _gap_of_schedule(report: TrafficReport) -> str:
+    excess = report.schedule_words / report.bound() - 1
     return f"{100 * excess:.3g} %" if excess >= 0 else "none: it moves less, in another order of operations"
 
 
-def residency(arch: Arch, workload: Workload, found: TrafficReport) -> tuple[dict[str, Any], list[Table]]:
+def residency(arch: Arch, workload: Workload, report: TrafficReport) -> tuple[dict[str, Any], list[Table]]:
     """Traffic between operations: (facts, tables); the tables are main-memory traffic per configuration,
     phases in order, and on-chip retention.
     """
-    word_bytes, level, best = arch.word_bits / 8, arch.levels[1], found.optimal
+    word_bytes, level, best = arch.word_bits / 8, arch.levels[1], report.optimal
     period_note = f" (one period of the loop, which has {max(workload.repeats)})" if workload.repeats else ""
-    operation_count = sum(len(stage) for phase in found.order for stage in phase.stages)
-    patterns = Counter(e.pattern for e in found.edges)
+    operation_count = sum(len(stage) for phase in report.order for stage in phase.stages)
+    patterns = Counter(e.pattern for e in report.edges)
     facts = {
-        "buffer": f"{level.name}, {found.capacity_words} words of {arch.word_bits} bits",
-        "Optimal": _optimal_claim(found),
+        "buffer": f"{level.name}, {report.capacity_words} words of {arch.word_bits} bits",
+        "Optimal": _optimal_claim(report),
         "one word more of buffer saves": f"{best.saved_per_word:.4g} words",
-        "gap of the policy to Optimal": f"{100 * found.gap():.3g} %",
+        "gap of the policy to Optimal": f"{100 * report.gap():.3g} %",
         "edges": ", ".join(f"{n} {pattern}" for pattern, n in patterns.most_common()) or "none",
     }
-    if found.overfull_operations:
-        unknown = UNKNOWN_NOTE.format(found.rereads.unknown) if found.rereads.unknown else ""
-        facts["operations"] = f"{found.overfull_operations} of {operation_count} {SMALL_BUFFER_NOTE}{unknown}"
+    if report.overfull_operations:
+        unknown = UNKNOWN_NOTE.format(report.rereads.unknown) if report.rereads.unknown else ""
+        facts["operations"] = (
+            f"{report.overfull_operations} of {operation_count} {SMALL_BUFFER_NOTE}{unknown}"
+        )
         facts |= (
-            {"gap of the schedule to the lower bound": _gap_of_schedule(found)}
-            if found.schedule_words
+            {"gap of the schedule to the lower bound": _gap_of_schedule(report)}
+            if report.schedule_words
             else {}
         )
-    moved = (found.seq_flex, found.seq_overflow.words(), found.gogeta.words(), found.ideal, best.cost)
+    moved = (report.seq_flex, report.seq_overflow.words(), report.gogeta.words(), report.ideal, best.cost)
     rows = tuple(
-        (name, n * word_bytes, found.seq_flex / max(n, 1), n / max(best.cost, 1) - 1)
+        (name, n * word_bytes, report.seq_flex / max(n, 1), n / max(best.cost, 1) - 1)
         for name, n in zip(CONFIGURATIONS, moved, strict=True)
     )
-    if found.overfull_operations:
-        bound = found.bound() if found.rereads.words else 0.0
-        bounds = {"Lower bound with rereads": bound, "Optimal, as a schedule": found.schedule_words}
+    if report.overfull_operations:
+        bound = report.bound() if report.rereads.words else 0.0
+        bounds = {"Lower bound with rereads": bound, "Optimal, as a schedule": report.schedule_words}
         rows += tuple(
-            (name, n * word_bytes, found.seq_flex / n, n / max(best.cost, 1) - 1)
+            (name, n * word_bytes, report.seq_flex / n, n / max(best.cost, 1) - 1)
             for name, n in bounds.items()
             if n
         )
     phases = tuple(
         (
             " -> ".join(
-                " | ".join(found.operations[v].name.partition("@")[0] for v in stage)
+                " | ".join(report.operations[v].name.partition("@")[0] for v in stage)
                 for stage in phase.stages
             ),
             phase.resident_words * word_bytes,
         )
-        for phase in found.order
+        for phase in report.order
     )
-    # tensor -> [bytes of the tensor, bytes of reads that are served on chip, bytes of all reads again]
+    # tensor -> [its size, its rereads that are served on chip, all its rereads], in bytes
     retention_bytes: dict[str, list[float]] = {}
     for span in best.spans:
         sums = retention_bytes.setdefault(span.tensor.partition("@")[0], [0.0, 0.0, 0.0])
@@ -808,7 +818,7 @@ def residency(arch: Arch, workload: Workload, found: TrafficReport) -> tuple[dic
             "main memory, traffic between operations",
             ("configuration", "dram_bytes", "times_less", "gap_to_optimal"),
             rows,
-            f"Every operation reads each operand once{AS_PUBLISHED if found.published else ''}; what "
+            f"Every operation reads each operand once{AS_PUBLISHED if report.published else ''}; what "
             "it moves within itself is not counted.",
         ),
         Table(

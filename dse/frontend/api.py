@@ -1,8 +1,8 @@
 """The Python interface: dse.map, dse.front, dse.layout, dse.residency, dse.sweep and dse.open. The command
 line prints the same values.
 
-Longer than 400 lines, because each function stands beside the class that it returns: Python users read this
-file as documentation.
+The file is longer than the usual 400 lines because each function stands beside the class that it returns:
+Python users read it as documentation.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from analysis.plots import Picture
 
 MAX_HTML_ROWS = 1000  # rows of an answer that a notebook shows
-# up to so many einsums, and so many distinct ones, the function `residency` also solves the workload with
-# solver.schedule = residency, which takes seconds
+# a workload with at most this many einsums, and this many distinct ones, is also solved with
+# solver.schedule = residency by the function `residency`, which takes seconds
 MAX_SOLVED_EINSUMS, MAX_SOLVED_DISTINCT = 200, 8
 
 
@@ -107,7 +107,7 @@ class Mapped:
     solution: Solution | Infeasible  # its schedule, or why there is none
     options: SolverOptions = SolverOptions()
     conversions: tuple[Conversion, ...] = ()  # copies of tensors to other layouts
-    # the schedule, if it says more than one mapping per distinct einsum; else None
+    # the schedule, if it says more than `solution` (one mapping per distinct einsum); else None
     plan: schedules.Schedule | None = None
 
     def plot(
@@ -217,7 +217,7 @@ def map(
             "leave it out"
         )
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
-    # refuse an unknown name early; where layouts are chosen, copies between them become einsums too
+    # refuse an unknown name early, but not where layouts are chosen: copies between them become einsums too
     if options.layout == "row_major":
         screens.einsum_indices(loaded, einsum or None)
     given_layouts = [_layout(text) for text in layouts]
@@ -317,6 +317,7 @@ def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:
 def _price_schedule(
     arch: Arch, workload: Workload, options: SolverOptions, path: Path, progress: ProgressFn = no_progress
 ) -> Mapped:
+    """Returns the schedule of a file, priced. Einsums that it leaves out are mapped by themselves."""
     scheduled, given_schedule = directives.load(path, workload, arch, allow_missing=True)
     try:
         found, plan = solve.price_schedule(arch, scheduled, options, given_schedule, progress)
@@ -379,8 +380,12 @@ class Residency:
     @property
     def configurations(self) -> Answer:
         """Main-memory traffic of GOGETA's configurations and of the optimum, a row each."""
-        one = explain.residency(self.arch, self.workload, self.reuse)[1][0]
-        return Answer(pa.Table.from_pylist([dict(zip(one.header, row, strict=True)) for row in one.rows]))
+        first_table = explain.residency(self.arch, self.workload, self.reuse)[1][0]
+        return Answer(
+            pa.Table.from_pylist(
+                [dict(zip(first_table.header, row, strict=True)) for row in first_table.rows]
+            )
+        )
 
     def plot(self) -> Picture:
         """Returns a picture of which tensor is retained when, in the optimum."""
@@ -505,7 +510,7 @@ class Point:
     """One schedule of one machine of a run, explained."""
 
     machine: int
-    schedule: int
+    schedule: int  # its number among the machine's schedules, from 0
     why_chosen: str  # the machine, and why it was chosen
     row: Mapping[str, Any]  # its row of the table machines
     solutions: tuple[Mapped, ...]  # per workload, costed again
@@ -740,6 +745,9 @@ class Run:
         raise ValueError(faults[0])
 
     def _reprice(self, arch: Arch, number: int, schedule: int, point: str) -> Iterator[Mapped]:
+        """Yields for each workload its stored schedule, costed again. number: of the machine; point: as the
+        user wrote it. Raises AnswerDiffers if a stored cost differs.
+        """
         for ref, workload in zip(self.study.workloads, studies.workloads_of(self.study), strict=True):
             name = ref.name.replace("'", "''")
             condition = f"WHERE machine = {number} AND schedule = {schedule} AND workload = '{name}'"
@@ -836,7 +844,7 @@ class Run:
             for row in self.sql(f"SELECT machine, status FROM machines WHERE machine IN ({machine_list})")
         }
         own_point = points.get(number)
-        found = []
+        rows = []
         for key, value, index in steps:
             other = points.get(index)
             status = (
@@ -848,7 +856,7 @@ class Run:
                 f"{name}_change": _change(own_point[name], other[name]) if own_point and other else None
                 for name in columns
             }
-            found.append(
+            rows.append(
                 {
                     "parameter": key,
                     "from": tables.fact(key, base_values[key]),
@@ -858,7 +866,7 @@ class Run:
                     "status": status,
                 }
             )
-        return Answer(pa.Table.from_pylist(found))
+        return Answer(pa.Table.from_pylist(rows))
 
 
 class AnswerDiffers(ValueError):

@@ -118,7 +118,7 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         + ".",
     )
     commands = top_parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    found: dict[str, argparse.ArgumentParser] = {}
+    by_command: dict[str, argparse.ArgumentParser] = {}
 
     def add(name: str, text: str, *positional: str, forms: Sequence[str] = TEXTS) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text, epilog=f"example: {EXAMPLES[name]}")
@@ -147,7 +147,7 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
                 action="store_true",
                 help="csv: text that a spreadsheet would take for a formula is quoted",
             )
-        found[name] = sub
+        by_command[name] = sub
         return sub
 
     run = add("run", "start a study's run, or go on with it", "STUDY")
@@ -403,4 +403,4 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     new = add("new", "a commented file to start from", forms=())
     new.add_argument("what", choices=("machine", "study", "workload"))
     new.add_argument("file", nargs="?", metavar="FILE", help="where to write it (default: to the screen)")
-    return top_parser, found
+    return top_parser, by_command

@@ -198,8 +198,8 @@ def _solvers() -> Listing:
 
 
 def is_intact_study(root: Path) -> bool:
-    """True if the folder's rows belong to its study, as far as that shows without reading the study, which
-    takes longer than all else that `dse status` does. Raises ValueError if no run is there.
+    """True if env.json shows that the folder's rows belong to its study. The study itself is not read, which
+    would take longer than everything else in `dse status`. Raises ValueError if no run is there.
     """
     folder.raise_if_no_run(root)
     versions = {"model_version": record.MODEL_VERSION, "solver_version": record.SOLVER_VERSION}

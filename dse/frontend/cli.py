@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # each command imports what it needs, so that start-up is sho
 
 
 MAX_LINES = 40  # lines of faults that are shown
-WATCH_S = 1.0  # seconds between looks of dse status --watch
+WATCH_S = 1.0  # seconds between updates of dse status --watch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,8 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     before = threading.enumerate()
     code = _exit_code(args)
-    left = [thread for thread in threading.enumerate() if thread.name == "dse sql" and thread not in before]
-    if left:  # a statement that ignores interrupts is still running: leave without waiting for its thread
+    running_statements = [
+        thread for thread in threading.enumerate() if thread.name == "dse sql" and thread not in before
+    ]
+    # a statement that ignores interrupts is still running: leave without waiting for its thread
+    if running_statements:
         sys.stdout.flush()
         os._exit(code)
     return code
@@ -165,7 +168,7 @@ def _status(args: argparse.Namespace) -> int:
     if not check.is_intact_study(Path(args.dir)):
         from dse.frontend import api
 
-        api.study_of(args.dir)  # says what is wrong
+        api.study_of(args.dir)  # raises if the folder or its study is damaged
     while True:
         facts = check.status(Path(args.dir), args.skip_damaged)
         if args.watch and sys.stdout.isatty():
@@ -227,32 +230,32 @@ def _pareto(args: argparse.Namespace) -> int:
     run = _open(args)
     objectives = args.objectives.split(",") if args.objectives else run.objectives()
     by = list(filter(None, args.by.split(",")))
-    found = run.front(objectives, args.where, by, args.distinct).table
+    front = run.front(objectives, args.where, by, args.distinct).table
     if args.format != "table":
-        return _print_result(found, args)
+        return _print_result(front, args)
     names = [*by, "machine", *map(db.column_of, objectives), *(["tied_designs"] if args.distinct else [])]
     parameters = [*studies.columns(run.study, "machines")]
     other_columns = [
-        *(["schedule"] if any(found["schedule"].to_pylist()) else []),
+        *(["schedule"] if any(front["schedule"].to_pylist()) else []),
         *parameters,
         "gap_to_bound",
     ]
     same_in_all = {
-        name: found[name][0].as_py()
+        name: front[name][0].as_py()
         for name in other_columns
-        if len(found) > 1 and name not in (*names, "gap_to_bound") and len(found[name].unique()) == 1
+        if len(front) > 1 and name not in (*names, "gap_to_bound") and len(front[name].unique()) == 1
     }
-    shown = found.select(
+    shown_table = front.select(
         list(dict.fromkeys([*names, *(name for name in other_columns if name not in same_in_all)]))
     )
-    heads = {name: name if name in parameters else units.label(name) for name in shown.column_names}
-    rows = list(zip(*(_values(shown, at) for at in range(shown.num_columns)), strict=True))
+    heads = {name: name if name in parameters else units.label(name) for name in shown_table.column_names}
+    rows = list(zip(*(_values(shown_table, at) for at in range(shown_table.num_columns)), strict=True))
     tables.print_rows(
         [*heads.values()],
         rows,
         "table",
         keep=[heads[name] for name in names],
-        unit_keys=shown.column_names,
+        unit_keys=shown_table.column_names,
         max_lines=tables.screen_lines(args.all),
     )
     directions = [
@@ -268,8 +271,8 @@ def _pareto(args: argparse.Namespace) -> int:
             ]
         )
     )
-    for line in run.fusion_hints(f"{found['machine'][0]}.{found['schedule'][0]}") if len(found) else ():
-        tables.print_line(f"machine {found['machine'][0]}: {line}")
+    for line in run.fusion_hints(f"{front['machine'][0]}.{front['schedule'][0]}") if len(front) else ():
+        tables.print_line(f"machine {front['machine'][0]}: {line}")
     return 0
 
 
@@ -284,7 +287,7 @@ def _sql(args: argparse.Namespace) -> int:
 
 
 def _print_prompt_answer(found: pa.Table, args: argparse.Namespace, rows: int) -> None:
-    """Prints an answer at the prompt. rows: at most so many of a table; 0: all."""
+    """Prints an answer at the prompt. rows: how many rows of a table are printed at most; 0: all."""
     is_cut = args.format == "table" and 0 < rows < found.num_rows
     _print_result(found.slice(0, rows) if is_cut else found, args)
     if is_cut:
@@ -417,7 +420,7 @@ def _map(args: argparse.Namespace) -> int:
                 name, lambda _: api.front(args.workload, args.machine, einsum=args.einsum or "", **sets)
             ),
         )
-    found = progress.run_with_progress(
+    mapped = progress.run_with_progress(
         name,
         lambda shown: api.map(
             args.workload,
@@ -430,8 +433,8 @@ def _map(args: argparse.Namespace) -> int:
             **sets,
         ),
     )
-    _warn(found.workload)
-    return _print_mapped(found, args)
+    _warn(mapped.workload)
+    return _print_mapped(mapped, args)
 
 
 def _front(args: argparse.Namespace, found: Any) -> int:
@@ -453,31 +456,31 @@ def _front(args: argparse.Namespace, found: Any) -> int:
     return 0
 
 
-def _print_mapped(found: Any, args: argparse.Namespace) -> int:
+def _print_mapped(mapped: Any, args: argparse.Namespace) -> int:
     from dse.explain import values
     from dse.frontend import screens
     from dse.mapping.nest import Infeasible
 
-    screens.einsum_indices(found.workload, args.einsum)
-    if isinstance(found.solution, Infeasible):
-        tables.print_json(found.totals) if args.format == "json" else print(found.text(), end="")
+    screens.einsum_indices(mapped.workload, args.einsum)
+    if isinstance(mapped.solution, Infeasible):
+        tables.print_json(mapped.totals) if args.format == "json" else print(mapped.text(), end="")
         return 1
     if args.format == "yaml":
         print(
-            values.nest(found.workload, found.solution)
-            if found.solution.schedule
+            values.nest(mapped.workload, mapped.solution)
+            if mapped.solution.schedule
             else yaml.safe_dump(
-                values.mappings(found.workload, found.solution, found.plan), sort_keys=False
+                values.mappings(mapped.workload, mapped.solution, mapped.plan), sort_keys=False
             ).rstrip()
         )
     elif args.format == "schedule":
-        print(values.nest(found.workload, found.solution, found.plan))
+        print(values.nest(mapped.workload, mapped.solution, mapped.plan))
     elif args.format == "directives":
-        print(values.directives(found.workload, found.solution))
+        print(values.directives(mapped.workload, mapped.solution))
     elif args.format == "json":
-        tables.print_json(values.document(found.arch, found.workload, found.solution))
+        tables.print_json(values.document(mapped.arch, mapped.workload, mapped.solution))
     else:
-        tables.print_nests(found.text(args.einsum, tables.terminal_width(), args.why))
+        tables.print_nests(mapped.text(args.einsum, tables.terminal_width(), args.why))
     return 0
 
 
@@ -573,22 +576,22 @@ def _compare(args: argparse.Namespace) -> int:
 
     if len(args.words) == 2:
         a, b = (api.open(text) for text in args.words)
-        found = compare.runs(a, b)
+        comparison = compare.runs(a, b)
     elif len(args.words) == 4:
         workload, machine, *paths = args.words
         first, second = (_simulated(workload, machine, path, args.set) for path in paths)
         for one, path in ((first, paths[0]), (second, paths[1])):
             if "energy_pj" not in one.totals:
                 raise screens.NothingFits(f"{path}: {one.totals['reason']}")
-        found = compare.mappings(first, second)
+        comparison = compare.mappings(first, second)
     else:
         raise ValueError(f"{' '.join(args.words)}: give RUN_A RUN_B, or WORKLOAD MACHINE MAPPING_A MAPPING_B")
     if args.format == "json":
         tables.print_json(
-            {one.title: [dict(zip(one.header, row, strict=True)) for row in one.rows] for one in found}
+            {one.title: [dict(zip(one.header, row, strict=True)) for row in one.rows] for one in comparison}
         )
         return 0
-    for one in found:
+    for one in comparison:
         _print_compared(one)
     return 0
 

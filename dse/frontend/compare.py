@@ -91,6 +91,7 @@ def _pair(
 def _level_rows(
     a: Mapped, b: Mapped, costs_a: dict[str, EinsumCost], costs_b: dict[str, EinsumCost], names: Sequence[str]
 ) -> Iterator[tuple[Any, ...]]:
+    """Yields the rows of LEVEL_COLUMNS in which A and B differ."""
     for name in names:
         levels_a, levels_b = _levels(a, costs_a.get(name)), _levels(b, costs_b.get(name))
         for level in dict.fromkeys([*levels_a, *levels_b]):
@@ -133,6 +134,7 @@ def runs(a: Run, b: Run) -> list[Table]:
 
 
 def _best(a: Run, b: Run, objective: str) -> tuple[str, str, str]:
+    """Returns (best value of run A, of run B, change) of an objective, as text."""
     from analysis import db
 
     column = db.column_of(objective)
@@ -161,6 +163,7 @@ def under(root: Path) -> list[tuple[Any, ...]]:
 
 
 def _run_row(root: Path) -> tuple[Any, ...]:
+    """Returns the row of RUN_COLUMNS of a run. A damaged one has no counts."""
     data, _ = document.read(root / folder.STUDY)
     name = str(data.get("name", root.name)) if isinstance(data, dict) else ""
     try:

@@ -449,10 +449,17 @@ def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
     return dict(own["properties"])
 
 
-def _default(one: Mapping[str, Any]) -> str:
-    given = one.get("default", {"object": {}, "array": []}.get(one.get("type", "")))
-    choices = one.get("items", {}).get("enum")
-    return "all" if choices and list(given) == choices else "{}" if isinstance(given, dict) else _show(given)
+def _default(property_schema: Mapping[str, Any]) -> str:
+    """Returns the default in the JSON schema of a key, as YAML; "all" for a list of all allowed values."""
+    default = property_schema.get("default", {"object": {}, "array": []}.get(property_schema.get("type", "")))
+    choices = property_schema.get("items", {}).get("enum")
+    return (
+        "all"
+        if choices and list(default) == choices
+        else "{}"
+        if isinstance(default, dict)
+        else _show(default)
+    )
 
 
 def _show(value: Any) -> str:
@@ -470,32 +477,32 @@ def _show(value: Any) -> str:
     )
 
 
-def _values(one: Mapping[str, Any]) -> str:
+def _values(property_schema: Mapping[str, Any]) -> str:
     """Returns a JSON schema in few words."""
-    if "enum" in one:
-        return ", ".join(map(str, one["enum"]))
-    if "anyOf" in one:
-        return " or ".join(text for part in one["anyOf"] if (text := _values(part)))
-    if "pattern" in one:
+    if "enum" in property_schema:
+        return ", ".join(map(str, property_schema["enum"]))
+    if "anyOf" in property_schema:
+        return " or ".join(text for part in property_schema["anyOf"] if (text := _values(part)))
+    if "pattern" in property_schema:
         return (
             "size, e.g. 128 KiB"
-            if "KiB" in one["pattern"]
+            if "KiB" in property_schema["pattern"]
             else "rate, e.g. 12.8 GB/s"
-            if "GB/s" in one["pattern"]
+            if "GB/s" in property_schema["pattern"]
             else "name"
         )
-    kind = one.get("type")
+    kind = property_schema.get("type")
     if kind in ("integer", "number"):
         minimum = (
-            f" > {one['exclusiveMinimum']:g}"
-            if "exclusiveMinimum" in one
-            else f" > {one['gt']:g}"
-            if "gt" in one
-            else (f" >= {one['minimum']:g}" if "minimum" in one else "")
+            f" > {property_schema['exclusiveMinimum']:g}"
+            if "exclusiveMinimum" in property_schema
+            else f" > {property_schema['gt']:g}"
+            if "gt" in property_schema
+            else (f" >= {property_schema['minimum']:g}" if "minimum" in property_schema else "")
         )
         return f"{'whole number' if kind == 'integer' else 'number'}{minimum}"
     if kind == "array":
-        return f"list of {_values(one.get('items', {})) or 'entries'}"
+        return f"list of {_values(property_schema.get('items', {})) or 'entries'}"
     return {"boolean": "true, false", "string": "text", "object": "mapping", "null": ""}.get(
         str(kind), "mapping"
     )

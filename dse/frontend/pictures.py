@@ -27,7 +27,7 @@ from dse.study.study import Study
 from hw.arch import Arch
 from workloads.graph import Workload
 
-if TYPE_CHECKING:  # it takes SciPy along
+if TYPE_CHECKING:  # importing it would import SciPy
     from dse.solve.gogeta.traffic import TrafficReport
 
 OF_RUN = ("front", "breakdown", "roofline", "sensitivity", "progress")
@@ -90,11 +90,11 @@ class Opened(Protocol):
 
 
 def of_run(run: Opened, kind: str, point: str | int = "best") -> Picture:
-    """Returns a picture of a run. point: for a roofline. Raises ValueError."""
+    """Returns a picture of a run. kind: one of OF_RUN; point: whose roofline is drawn. Raises ValueError."""
     if kind not in OF_RUN:
         raise ValueError(f"KIND = {kind}: of a run there are {', '.join(OF_RUN)}")
     if kind == "roofline":
-        return _point(run, point)
+        return _roofline(run, point)
     return {"front": _front, "breakdown": _breakdown, "sensitivity": _sensitivity, "progress": _progress}[
         kind
     ](run)
@@ -107,6 +107,9 @@ def name_of(run: Opened) -> str:
 
 
 def _points(run: Opened, columns: Sequence[str]) -> pa.Table:
+    """Returns these columns of the feasible points, in the order in which machines were asked. Raises
+    ValueError if there are none.
+    """
     listed = ", ".join(f'"{name}"' for name in dict.fromkeys(columns))
     found = run.sql(
         f"SELECT {listed} FROM designs WHERE feasible ORDER BY generation, machine, schedule"
@@ -157,14 +160,17 @@ def spread(count: int, max_count: int) -> list[int]:
 
 
 def _breakdown(run: Opened) -> Picture:
+    """Draws energy by component and latency by bottleneck for machines of the front, each the weighted sum
+    over workloads.
+    """
     rows = run.front(distinct=True).table.to_pylist()
     if not rows:
         raise ValueError(f"{run.path}: no feasible point to draw yet; dse status says what the run has done")
     energy: list[tuple[str, Mapping[str, float]]] = []
     latency: list[tuple[str, Mapping[str, float]]] = []
     weights = run.study.weights()
-    shown = spread(len(rows), BARS)
-    for index in shown:
+    shown_rows = spread(len(rows), BARS)
+    for index in shown_rows:
         number = f"{rows[index]['machine']}.{rows[index]['schedule']}"
         parts: Counter[str] = Counter()
         bottlenecks: Counter[str] = Counter()
@@ -180,7 +186,7 @@ def _breakdown(run: Opened) -> Picture:
     first = run.study.objectives[0]
     tied_count = sum(row["tied_designs"] for row in rows) - len(rows)
     omissions = [
-        *([f"{len(shown)} of {len(rows)}"] if len(shown) < len(rows) else []),
+        *([f"{len(shown_rows)} of {len(rows)}"] if len(shown_rows) < len(rows) else []),
         *([f"{tied_count} tied designs left out"] if tied_count else []),
     ]
     title = "; ".join(
@@ -252,7 +258,7 @@ def volume(run: Opened, machines: Sequence[int]) -> list[tuple[int, float]]:
     )
 
 
-def _point(run: Opened, point: str | int) -> Picture:
+def _roofline(run: Opened, point: str | int) -> Picture:
     shown = run.show(point)
     if not shown.solutions:
         raise ValueError(
@@ -274,36 +280,46 @@ def of_layout(arch: Arch, workload: Workload, tensor: str, text: str) -> Picture
 
 
 def of_mapped(
-    one: Solved, kind: str, einsum: str | None = None, progress: ProgressFn = no_progress
+    mapped: Solved, kind: str, einsum: str | None = None, progress: ProgressFn = no_progress
 ) -> Picture:
-    """Returns a picture of one workload on one machine. einsum: for nest or ski-slope. Raises ValueError."""
+    """Returns a picture of one workload on one machine. kind: one of OF_MAPPED; einsum: the one of a nest or
+    ski slope. Raises ValueError.
+    """
     if kind not in OF_MAPPED:
         raise ValueError(
             f"KIND = {kind}: of a workload on a machine there are {', '.join(OF_MAPPED)}, layout (of "
             "a tensor)"
         )
-    title = f"{one.workload.name} on {one.arch.name}"
+    title = f"{mapped.workload.name} on {mapped.arch.name}"
     if kind == "ski-slope":
-        drawn_workload = figures.one_einsum_workload(one.workload, einsum) if einsum else one.workload
-        found = solve.cached(one.arch, drawn_workload, one.options) if einsum else one.solution
+        drawn_workload = figures.one_einsum_workload(mapped.workload, einsum) if einsum else mapped.workload
+        found = solve.cached(mapped.arch, drawn_workload, mapped.options) if einsum else mapped.solution
         slope = figures.ski_slope(
-            one.arch, drawn_workload, one.options, found[0] if isinstance(found, list) else found, progress
+            mapped.arch,
+            drawn_workload,
+            mapped.options,
+            found[0] if isinstance(found, list) else found,
+            progress,
         )
-        return plots.ski_slope(slope, f"{drawn_workload.name} on {one.arch.name}")
-    if isinstance(one.solution, Infeasible):
-        raise NothingFits(f"{title}: infeasible: {one.solution}")
+        return plots.ski_slope(slope, f"{drawn_workload.name} on {mapped.arch.name}")
+    if isinstance(mapped.solution, Infeasible):
+        raise NothingFits(f"{title}: infeasible: {mapped.solution}")
     draw_kind: dict[str, Callable[[Solution], Picture]] = {
-        "roofline": lambda found: plots.roofline(figures.roofline(one.arch, one.workload, found), title),
-        "breakdown": lambda found: _einsums(one, found, title),
-        "nest": lambda found: _nest(one, found, einsum),
-        "residency": lambda found: plots.residency(figures.schedule_residency(one.arch, one.workload, found)),
+        "roofline": lambda found: plots.roofline(
+            figures.roofline(mapped.arch, mapped.workload, found), title
+        ),
+        "breakdown": lambda found: _einsums(mapped, found, title),
+        "nest": lambda found: _nest(mapped, found, einsum),
+        "residency": lambda found: plots.residency(
+            figures.schedule_residency(mapped.arch, mapped.workload, found)
+        ),
     }
-    if kind == "residency" and not one.solution.schedule:
+    if kind == "residency" and not mapped.solution.schedule:
         raise ValueError(
             "KIND = residency: an unfused schedule retains nothing; give a schedule, --schedule "
             "FILE, or ask dse.residency"
         )
-    return draw_kind[kind](one.solution)
+    return draw_kind[kind](mapped.solution)
 
 
 def of_residency(arch: Arch, workload: Workload, found: TrafficReport) -> Picture:
@@ -311,15 +327,16 @@ def of_residency(arch: Arch, workload: Workload, found: TrafficReport) -> Pictur
     return plots.residency(figures.residency(arch, workload, found))
 
 
-def _einsums(one: Solved, found: Solution, title: str) -> Picture:
+def _einsums(mapped: Solved, found: Solution, title: str) -> Picture:
+    """Draws energy by component and latency of each distinct einsum."""
     pairs = sorted(
-        values.costed_einsums(one.workload, found), key=lambda pair: -pair[0].count * pair[0].energy_pj
+        values.costed_einsums(mapped.workload, found), key=lambda pair: -pair[0].count * pair[0].energy_pj
     )
     energy: list[tuple[str, Mapping[str, float]]] = []
     latency: list[tuple[str, Mapping[str, float]]] = []
     for c, _ in pairs:
         parts: Counter[str] = Counter(
-            dict.fromkeys((name for name, *_ in values.energy(one.arch, found).rows), 0)
+            dict.fromkeys((name for name, *_ in values.energy(mapped.arch, found).rows), 0)
         )
         for part in c.price.parts:
             parts["static" if part.action == "leak" else part.level] += c.count * part.energy_pj
@@ -328,7 +345,11 @@ def _einsums(one: Solved, found: Solution, title: str) -> Picture:
         latency.append(
             (
                 label,
-                {f"{c.bottleneck}{plots.BOTTLENECK_SUFFIX}": c.count * c.latency_cycles / one.arch.clock_ghz},
+                {
+                    f"{c.bottleneck}{plots.BOTTLENECK_SUFFIX}": c.count
+                    * c.latency_cycles
+                    / mapped.arch.clock_ghz
+                },
             )
         )
     return plots.breakdown(
@@ -338,8 +359,8 @@ def _einsums(one: Solved, found: Solution, title: str) -> Picture:
     )
 
 
-def _nest(one: Solved, found: Solution, einsum: str | None) -> Picture:
-    e, c = figures.one_einsum(one.workload, found, einsum)
+def _nest(mapped: Solved, found: Solution, einsum: str | None) -> Picture:
+    e, c = figures.one_einsum(mapped.workload, found, einsum)
     if c.mapping.non_nest_text:
         raise ValueError(
             f"{c.name}: its schedule is {c.mapping.non_nest_text.splitlines()[0]}; dse map shows it as text"
@@ -349,5 +370,5 @@ def _nest(one: Solved, found: Solution, einsum: str | None) -> Picture:
         f"bottleneck {c.bottleneck}; {c.certificate}"
     )
     return plots.nest(
-        figures.nest(one.arch, e, c), f"{c.name} of {one.workload.name} on {one.arch.name}", facts
+        figures.nest(mapped.arch, e, c), f"{c.name} of {mapped.workload.name} on {mapped.arch.name}", facts
     )

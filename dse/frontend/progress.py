@@ -112,12 +112,12 @@ def run_with_progress(name: str, work: Callable[[Steps], T]) -> T:
     """Returns the result of `work`, which runs in a second thread. Compiled loops release the interpreter
     lock, so the line is updated and Ctrl-C works at once.
     """
-    steps, found, line = Steps(name), [], Line()
+    steps, results, line = Steps(name), [], Line()
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            found.append(work(steps))
+            results.append(work(steps))
         except BaseException as fault:
             failed.append(fault)
 
@@ -135,7 +135,7 @@ def run_with_progress(name: str, work: Callable[[Steps], T]) -> T:
     line.close()
     if failed:
         raise failed[0]
-    return found[0]
+    return results[0]
 
 
 class RunProgress:

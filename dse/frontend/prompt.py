@@ -44,7 +44,7 @@ KEYWORDS = (
 )
 
 Ask = Callable[[str], Any]  # a statement -> its rows (api.Answer); raises ValueError in one line
-Show = Callable[[Any, int], None]  # prints rows, at most so many; 0: all
+Show = Callable[[Any, int], None]  # (answer, n): prints at most n rows of the answer; 0: all
 
 
 def run(ask: Ask, show: Show) -> None:
@@ -103,12 +103,12 @@ def _command(
 def _schema(views: Sequence[str], columns: Iterable[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     """Yields (view, column, type, unit, meaning); unit and meaning are "" for parameters of the study."""
     listed = check.listing("columns")[1]
-    meant = {(table, name): (unit, meaning) for table, name, _, unit, meaning in listed}
-    anywhere = {name: words for (_, name), words in meant.items()}
+    meaning_of = {(table, name): (unit, meaning) for table, name, _, unit, meaning in listed}
+    meaning_in_any_view = {name: words for (_, name), words in meaning_of.items()}
     for one in columns:
         view, name = one["table_name"], one["column_name"]
         if view in views:
-            words = meant.get((view, name)) or anywhere.get(name, ("", ""))
+            words = meaning_of.get((view, name)) or meaning_in_any_view.get(name, ("", ""))
             yield view, name, one["data_type"].lower(), *words
 
 

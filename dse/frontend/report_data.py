@@ -26,7 +26,7 @@ from dse.study import pareto
 from dse.study import study as studies
 from hw.space import Axis
 
-MAX_POINTS = 150_000  # if there are more points, the front and so many others are shown
+MAX_POINTS = 150_000  # if there are more points, the front and this many others are shown
 EXPLAINED = 40  # points of the front that have nest, breakdown and roofline
 MAX_REASONS = 40  # rows in the table of reasons
 STATES = ("ok", "infeasible", "pruned", "error", "breaks a constraint")
@@ -82,13 +82,14 @@ def _shown_points(count: int, on_front: np.ndarray) -> np.ndarray:
 
 
 def _machine_columns(run: Opened, machines: pa.Table, points: pa.Table) -> list[Column]:
+    """Returns the columns of all machines: number, state, and parameters as indices of their values."""
     states = np.array([STATES.index(status) for status in machines["status"].to_pylist()])
     feasible = set(points.filter(points["feasible"])["machine"].to_pylist())
     is_violating = [
         status == 0 and machine not in feasible
         for status, machine in zip(states, machines["machine"].to_pylist(), strict=True)
     ]
-    found = [
+    columns = [
         Column("machine", "machine", "machine", machines["machine"].to_numpy()),
         Column(
             "state",
@@ -101,7 +102,7 @@ def _machine_columns(run: Opened, machines: pa.Table, points: pa.Table) -> list[
     for axis, name in zip(run.study.space.axes, studies.columns(run.study, "machines"), strict=True):
         index_of = {value: i for i, value in enumerate(axis.values)}
         codes = np.array([index_of[value] for value in machines[name].to_pylist()])
-        found.append(
+        columns.append(
             Column(
                 name,
                 name.replace("_", " "),
@@ -110,7 +111,7 @@ def _machine_columns(run: Opened, machines: pa.Table, points: pa.Table) -> list[
                 [_choice(axis.key, value) for value in axis.values],
             )
         )
-    return found
+    return columns
 
 
 def _choice(key: str, value: Any) -> str:
@@ -120,13 +121,14 @@ def _choice(key: str, value: Any) -> str:
 def _point_columns(
     run: Opened, machines: pa.Table, points: pa.Table, on_front: np.ndarray, shown: np.ndarray
 ) -> list[Column]:
+    """Returns the columns of the shown points. `row`: index of the point's machine in `machines`."""
     machine_row = {machine: i for i, machine in enumerate(machines["machine"].to_pylist())}
     names = list(
         dict.fromkeys(
             [*(o.column for o in run.study.objectives), *record.METRICS, "area_mm2", "gap_to_bound"]
         )
     )
-    found = [
+    columns = [
         Column(
             "row",
             "",
@@ -142,8 +144,8 @@ def _point_columns(
     for name in names:
         values = points[name].to_numpy(zero_copy_only=False).astype(float)[shown]
         label = units.axis(name, [])[1].split(" (")[0] + " in cycles" * name.endswith("_cycles")
-        found.append(Column(name, label, "metric", values, (), units.steps_of(name)))
-    return found
+        columns.append(Column(name, label, "metric", values, (), units.steps_of(name)))
+    return columns
 
 
 def _ordered(axis: Axis) -> bool:
@@ -199,6 +201,7 @@ def _violations(run: Opened, points: pa.Table) -> list[dict[str, Any]]:
 
 
 def _progress(run: Opened, machines: pa.Table, points: pa.Table) -> dict[str, Any]:
+    """Returns the hypervolume, and the number of machines by status, over the run."""
     order = machines["machine"].to_pylist()
     ends = sorted(
         {round(i) for i in np.linspace(1, len(order), min(len(order), 2 * figures.MAX_PROGRESS_POINTS))}
@@ -267,13 +270,16 @@ def _details(run: Opened, points: pa.Table, on_front: np.ndarray) -> dict[str, A
     return {"points": explained, "nests": list(nests)}
 
 
-def _workload(one: Any, nests: dict[str, int]) -> dict[str, Any]:
-    roof = figures.roofline(one.arch, one.workload, one.solution)
+def _workload(mapped: Any, nests: dict[str, int]) -> dict[str, Any]:
+    """Returns a solved workload of a point as JSON data. nests: text of a nest -> its number; new ones are
+    added.
+    """
+    roof = figures.roofline(mapped.arch, mapped.workload, mapped.solution)
     return {
-        "name": one.workload.name,
-        "certificate": one.solution.certificate,
-        "energy": pictures.energy_parts(one.arch, one.solution),
-        "latency": pictures.bottleneck_ns(one.arch, one.solution),
+        "name": mapped.workload.name,
+        "certificate": mapped.solution.certificate,
+        "energy": pictures.energy_parts(mapped.arch, mapped.solution),
+        "latency": pictures.bottleneck_ns(mapped.arch, mapped.solution),
         "roofline": {
             "peak": roof.peak,
             "gb_s": roof.gb_s,
@@ -285,17 +291,17 @@ def _workload(one: Any, nests: dict[str, int]) -> dict[str, Any]:
                 c.name,
                 c.count,
                 c.count * c.energy_pj,
-                c.count * c.latency_cycles / one.arch.clock_ghz,
+                c.count * c.latency_cycles / mapped.arch.clock_ghz,
                 c.bottleneck,
                 nests.setdefault(to_text(c.mapping, e), len(nests)),
             ]
-            for c, e in _costliest(one)
+            for c, e in _costliest(mapped)
         ],
     }
 
 
-def _costliest(one: Any) -> Sequence[tuple[Any, Any]]:
+def _costliest(mapped: Any) -> Sequence[tuple[Any, Any]]:
     return sorted(
-        explain.costed_einsums(one.workload, one.solution),
+        explain.costed_einsums(mapped.workload, mapped.solution),
         key=lambda pair: -pair[0].count * pair[0].energy_pj,
     )

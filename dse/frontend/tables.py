@@ -113,6 +113,9 @@ def cells(measure: str, values: Sequence[Any]) -> list[str]:
 
 
 def _column(name: str, values: Sequence[Any], measure: str) -> _Column:
+    """Returns the cells of a column as text, and its widths. Numbers, and short names without blanks, are not
+    wrapped.
+    """
     numbers = units.column(measure, values)
     cells = numbers or [_text(measure, value) for value in values]
     max_width = max(cell_len(line) for cell in (safe(name), *cells) for line in cell.split("\n"))
@@ -171,12 +174,12 @@ BOUND = re.compile(r"(?<=\d) (?=%)|(?<=--set) ")
 NO_BREAK = "\u00a0"
 
 
-def _wrap(text: str, width: int, deeper: str = "") -> list[str]:
+def _wrap(text: str, width: int, indent: str = "") -> list[str]:
     """Returns lines of at most `width` columns, broken at blanks alone; none where a word is longer."""
     lines = textwrap.wrap(
         BOUND.sub(NO_BREAK, text),
         width,
-        subsequent_indent=deeper,
+        subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -187,8 +190,8 @@ def wrapped(text: str, width: int) -> str:
     """Returns a text wrapped to the width, continuation lines indented."""
     if width >= WIDE:
         return safe(text)
-    deeper = " " * (len(text) - len(text.lstrip()) + 4) if text.startswith(" ") else ""
-    return "\n".join(_wrap(safe(text), width, deeper))
+    indent = " " * (len(text) - len(text.lstrip()) + 4) if text.startswith(" ") else ""
+    return "\n".join(_wrap(safe(text), width, indent))
 
 
 def print_line(text: str) -> None:
@@ -282,8 +285,8 @@ def print_rows(
     max_lines: int | None = None,
 ) -> None:
     """Prints rows as a table, CSV, or a JSON list of objects (numbers in full). csv_safe: prefix texts that a
-    spreadsheet would take for a formula. max_lines: a table ends with the last row that fits into so many
-    lines, and says how many rows there are more.
+    spreadsheet would take for a formula. max_lines: a table is cut after the last row that fits into this
+    many lines, and a line says how many more rows there are.
     """
     if form == "table":
         text, shown = _cut_table(header, rows, keep, unit_keys, max_lines)
@@ -305,7 +308,7 @@ def _cut_table(
     unit_keys: Sequence[str],
     max_lines: int | None,
 ) -> tuple[str, int]:
-    """Returns a table of the first rows that fit into so many lines, and how many these are, at least one."""
+    """Returns a table of the first rows that fit into `max_lines`, and how many these are, at least one."""
     shown = len(rows) if max_lines is None else min(len(rows), max_lines)
     while True:
         text = table(header, rows[:shown], "", keep, terminal_width(), unit_keys)

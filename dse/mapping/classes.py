@@ -30,8 +30,9 @@ def smooth(n: int) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def uneven_tiles(n: int) -> tuple[int, ...]:
-    """Returns the tiles of a shared loop over n indices that leave a remainder, largest first: of each number
-    of trips the smallest that divides `smooth(n)`. None where divisors of n lie close to each other (APART).
+    """Returns the searched tiles of a shared loop over n indices that leave a remainder, largest first: for
+    each number of trips the smallest tile that divides `smooth(n)`. () where the divisors of n lie close to
+    each other (APART).
     """
     divisors = [t for t in range(1, n + 1) if n % t == 0]
     if all(b <= APART * a for a, b in pairwise(divisors)):
@@ -126,8 +127,8 @@ def _cut_dims(p: Projection, rank: str) -> tuple[int, ...]:
 
 def cut_alike(users: Users, classes: Sequence[tuple[str, ...]]) -> bool:
     """True if one storage node below any loops over these classes serves all users of a tensor: they use the
-    same part of it under one name (a constant index may choose another one for each), and each class indexes
-    the same dimensions of it for every user.
+    same part of it (equal offsets and extents) under one name, and each class indexes the same dimensions of
+    it for every user.
     """
     first = users[0][2]
     cuts = {tuple(_cut_dims(p, ranks[i]) for ranks in classes) for i, _, p in users}

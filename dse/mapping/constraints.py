@@ -110,22 +110,27 @@ def window(e: Einsum) -> Window:
     a reduced rank is a window; its ranks are (p, r), those of a second window (q, s). Channels are the
     largest of the other ranks.
     """
-    out, sizes = e.output.ranks(), e.sizes()
+    output_ranks, sizes = e.output.ranks(), e.sizes()
     pairs = [
-        (o, i) for d in e.inputs[0].dims for o in d.ranks() if o in out for i in d.ranks() if i not in out
+        (o, i)
+        for d in e.inputs[0].dims
+        for o in d.ranks()
+        if o in output_ranks
+        for i in d.ranks()
+        if i not in output_ranks
     ]
     (p, r), (q, s) = (*pairs, ("", ""), ("", ""))[:2]
     others = [rank for rank in sizes if rank not in (p, q, r, s)]
-    weights = e.inputs[-1].ranks() if len(e.inputs) > 1 else out
-    kernel_ranks = [rank for rank in others if rank in out & weights]
-    # depthwise convolution and pooling: the last such rank, although the input has it, too
+    weights = e.inputs[-1].ranks() if len(e.inputs) > 1 else output_ranks
+    kernel_ranks = [rank for rank in others if rank in output_ranks & weights]
+    # in depthwise convolution and pooling the input has these ranks, too: the last of them is taken
     output_channels = [rank for rank in kernel_ranks if rank not in e.inputs[0].ranks()] or kernel_ranks[-1:]
     return Window(
         p,
         q,
         r,
         s,
-        max((rank for rank in others if rank not in out), key=sizes.__getitem__, default=""),
+        max((rank for rank in others if rank not in output_ranks), key=sizes.__getitem__, default=""),
         max(output_channels, key=sizes.__getitem__, default=""),
     )
 
@@ -200,7 +205,7 @@ def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
         forced = {names.index(tensor) for name, tensor in c.must_keep if name == level.name} | (
             set() if level.bypass else set(allowed)
         )
-        sets = [
+        held_choices = [
             held_tensors
             for n in range(len(allowed) + 1)
             for held_tensors in combinations(allowed, n)
@@ -209,7 +214,7 @@ def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
         choices.append(
             [
                 order
-                for held_tensors in sets
+                for held_tensors in held_choices
                 for order in (permutations(held_tensors) if v else [held_tensors])
             ]
         )

@@ -72,7 +72,7 @@ def with_conversions(workload: Workload, conversions: Sequence[Conversion]) -> W
         copies_after.setdefault(conversion.tensor, []).append(
             copy_einsum(_shape(original), original.bits, name, conversion.tensor, to)
         )
-    found, repeats = list[Einsum](), list[int]()
+    new_einsums, repeats = list[Einsum](), list[int]()
     for e, n in zip(workload.einsums, counts(workload), strict=True):
         names = [copy_read_by.get((reader(e, x), _shape(p)), "") for x, p in enumerate(e.inputs)]
         inputs = tuple(
@@ -80,9 +80,9 @@ def with_conversions(workload: Workload, conversions: Sequence[Conversion]) -> W
             for p, name in zip(e.inputs, names, strict=True)
         )
         emitted = [replace(e, inputs=inputs), *copies_after.get(e.output.tensor, [])]
-        found += emitted
+        new_einsums += emitted
         repeats += [n] * len(emitted)
-    return replace(workload, einsums=tuple(found), repeats=tuple(repeats))
+    return replace(workload, einsums=tuple(new_einsums), repeats=tuple(repeats))
 
 
 def conversions_of(workload: Workload, nests: Mapping[str, Iterable[str]]) -> tuple[Conversion, ...]:

@@ -26,7 +26,8 @@ move further. A tensor's node is raised above the loops directly over it that do
 A dimension whose index is a sum is named by its text, `2*p+r`, or by a name that the layer defines before its
 buffers: `Xi = 2*p+r`.
 
-Longer than 400 lines, since writing, reading and checking directives use the same few formulas.
+The file is longer than the usual 400 lines because writing, reading and checking directives use the same few
+formulas.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
         )
     tile_of, projections = e.sizes(), {p.tensor: p for p in e.tensors()}
     shared_dims = {(one.level, one.tensor): one.dims for one in mapping.shares}
-    found: list[Buffer] = []
+    buffers: list[Buffer] = []
     sharing_pes = _shared_counts(mapping, e)
     for level, nodes in _levels(mapping, e):
         loops = []
@@ -179,8 +180,8 @@ def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
             )
             for t, over in stored
         )
-        found += [Buffer(level, tensor_tiles, _steps(e, loops))] if nodes else []
-    layer = Layer(e.name, tuple(reversed(found)))
+        buffers += [Buffer(level, tensor_tiles, _steps(e, loops))] if nodes else []
+    layer = Layer(e.name, tuple(reversed(buffers)))
     try:
         read_back = mapping_of(layer, e)
     except ValueError as fault:
@@ -188,12 +189,13 @@ def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
             f"directives of {e.name}: directives cannot express this mapping ({fault}); take --format yaml"
         ) from None
     if read_back != replace(mapping, shares=sorted_shares(mapping.shares)):
-        a, b = next(
+        read_node, given_node = next(
             (pair for pair in zip(read_back.nodes, mapping.nodes, strict=False) if pair[0] != pair[1]),
             (read_back.nodes[-1], mapping.nodes[-1]),
         )
         raise ValueError(
-            f"directives of {e.name}: {_node_text(b)} stands where directives put {_node_text(a)}: they "
+            f"directives of {e.name}: {_node_text(given_node)} stands where directives put "
+            f"{_node_text(read_node)}: they "
             "raise nodes above loops that do not move them, and stacks outside of loops over other ranks; "
             "take --format yaml"
         )
@@ -201,10 +203,10 @@ def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
 
 
 def _shared_counts(mapping: nest.Mapping, e: Einsum) -> dict[tuple[str, str, str], int]:
-    """Returns, for each (level, tensor, fan-out dimension), along how many PEs of that dimension the same
-    tile stands at the level.
+    """Returns, for each (level, tensor, fan-out dimension), how many PEs along that dimension have the same
+    tile at the level.
     """
-    tile_of, pes_since_store, found = (
+    tile_of, pes_since_store, counts = (
         e.sizes(),
         dict[str, dict[str, int]](),
         dict[tuple[str, str, str], int](),
@@ -212,7 +214,7 @@ def _shared_counts(mapping: nest.Mapping, e: Einsum) -> dict[tuple[str, str, str
     ranks = {p.tensor: p.ranks() for p in e.tensors()}
     for node in mapping.nodes:
         if isinstance(node, Store):
-            found |= {
+            counts |= {
                 (node.level, node.tensor, dim): n for dim, n in pes_since_store.pop(node.tensor, {}).items()
             }
         else:
@@ -220,31 +222,31 @@ def _shared_counts(mapping: nest.Mapping, e: Einsum) -> dict[tuple[str, str, str
             for tensor in [t for t in ranks if node.over and node.rank not in ranks[t]]:
                 by_dim = pes_since_store.setdefault(tensor, {})
                 by_dim[node.over] = by_dim.get(node.over, 1) * trips
-    return found
+    return counts
 
 
 def _levels(mapping: nest.Mapping, e: Einsum) -> list[tuple[str, Sequence[Loop | Store]]]:
     """Returns the nest split into (level, nodes), outermost first: the nodes from below the level before down
     to the last storage node of this level; at the end (`mac`, the loops below all levels).
     """
-    found: list[tuple[str, list[Loop | Store]]] = []
+    levels: list[tuple[str, list[Loop | Store]]] = []
     part: list[Loop | Store] = []
     for node in mapping.nodes:
         if isinstance(node, Store):
-            if found and found[-1][0] == node.level:
-                found[-1][1].extend(part)
-            elif node.level in [level for level, _ in found]:
+            if levels and levels[-1][0] == node.level:
+                levels[-1][1].extend(part)
+            elif node.level in [level for level, _ in levels]:
                 raise ValueError(
                     f"directives of {e.name}: store {node.level} {node.tensor} stands below a node of "
-                    f"{found[-1][0]}: levels interleave, which directives cannot express; take --format yaml"
+                    f"{levels[-1][0]}: levels interleave, which directives cannot express; take --format yaml"
                 )
             else:
-                found.append((node.level, part))
-            found[-1][1].append(node)
+                levels.append((node.level, part))
+            levels[-1][1].append(node)
             part = []
         else:
             part.append(node)
-    return [*found, (COMPUTE, part)]
+    return [*levels, (COMPUTE, part)]
 
 
 def _steps(e: Einsum, loops: Sequence[tuple[Loop, int]]) -> tuple[Step, ...]:
@@ -268,19 +270,22 @@ def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mappin
     projections = {p.tensor: p for p in e.tensors()}
     nodes: list[Loop | Store] = []
     shares = []
-    for b in reversed(layer.buffers):
+    for buffer in reversed(layer.buffers):
         stacks, updates = (
-            [loop_of(step, e, f"{where}, {b.level}") for step in b.steps if bool(step.repl) == is_spatial]
+            [
+                loop_of(step, e, f"{where}, {buffer.level}")
+                for step in buffer.steps
+                if bool(step.repl) == is_spatial
+            ]
             for is_spatial in (True, False)
         )
         stacks = [
             replace(loop, over=step.over or over)
             for loop, step, over in zip(
-                stacks, [s for s in b.steps if s.repl], stack_dims(b, arch, where), strict=True
+                stacks, [s for s in buffer.steps if s.repl], stack_dims(buffer, arch, where), strict=True
             )
         ]
-        # from the first update that moves further than a stack over the same rank, updates stand outside of
-        # it
+        # updates from the first one that moves further than a stack over its rank stand outside of all stacks
         first_outside = next(
             (i for i, u in enumerate(updates) if any(s.rank == u.rank and u.tile > s.tile for s in stacks)),
             len(updates),
@@ -288,28 +293,32 @@ def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mappin
         inside, outside = updates[:first_outside], updates[first_outside:]
         loops = [*reversed(outside), *reversed(stacks), *reversed(inside)]
         positions = []
-        for tensor_tile in b.tensors:
+        for tensor_tile in buffer.tensors:
             if tensor_tile.tensor not in projections:
                 raise ValueError(
-                    f"{where}, {b.level}: tensor{{{tensor_tile.tensor}}} is none of its tensors; it has "
+                    f"{where}, {buffer.level}: tensor{{{tensor_tile.tensor}}} is none of its tensors; it has "
                     f"{', '.join(projections)}"
                 )
-            at, ranks = len(loops), projections[tensor_tile.tensor].ranks()
-            while at and not loops[at - 1].over and loops[at - 1].rank not in ranks:
-                at -= 1
-            if stacks and at == len(outside) + len(stacks) and outside and outside[0].rank not in ranks:
+            position, ranks = len(loops), projections[tensor_tile.tensor].ranks()
+            while position and not loops[position - 1].over and loops[position - 1].rank not in ranks:
+                position -= 1
+            if stacks and position == len(outside) + len(stacks) and outside and outside[0].rank not in ranks:
                 folded = outside[0].rank
                 raise ValueError(
-                    f"{where}, {b.level}: tensor{{{tensor_tile.tensor}}} is stationary while "
+                    f"{where}, {buffer.level}: tensor{{{tensor_tile.tensor}}} is stationary while "
                     f"{folded} is folded "
                     f"over PEs, which no nest says; give PEs neighbouring parts of {folded}: a stack that "
                     "shifts further, an update inside of it"
                 )
-            positions.append((at, tensor_tile))
+            positions.append((position, tensor_tile))
             if tensor_tile.over:
-                shares.append(Rotated(b.level, tensor_tile.tensor, tensor_tile.over))
+                shares.append(Rotated(buffer.level, tensor_tile.tensor, tensor_tile.over))
         for i in range(len(loops) + 1):
-            nodes += [Store(b.level, tensor_tile.tensor) for at, tensor_tile in positions if at == i]
+            nodes += [
+                Store(buffer.level, tensor_tile.tensor)
+                for position, tensor_tile in positions
+                if position == i
+            ]
             nodes += loops[i : i + 1]
     if layer.buffers[0].level != COMPUTE:
         nodes += _omitted_loops(nodes, e)
@@ -341,20 +350,23 @@ def _reversed_stacks(layer: Layer, e: Einsum, arch: Arch | None, where: str) -> 
     )
 
 
-def _innermost_first(b: Buffer, e: Einsum, where: str) -> Buffer:
+def _innermost_first(buffer: Buffer, e: Einsum, where: str) -> Buffer:
     """Returns the buffer with its stacks along each rank sorted by shift, in the positions that they had."""
-    ranks = [loop_of(step, e, where).rank if step.repl else "" for step in b.steps]
+    ranks = [loop_of(step, e, where).rank if step.repl else "" for step in buffer.steps]
     order = {
         rank: iter(
             sorted(
-                (s for s, step_rank in zip(b.steps, ranks, strict=True) if step_rank == rank),
+                (s for s, step_rank in zip(buffer.steps, ranks, strict=True) if step_rank == rank),
                 key=lambda s: s.moves,
             )
         )
         for rank in set(ranks) - {""}
     }
     return replace(
-        b, steps=tuple(next(order[rank]) if rank else step for step, rank in zip(b.steps, ranks, strict=True))
+        buffer,
+        steps=tuple(
+            next(order[rank]) if rank else step for step, rank in zip(buffer.steps, ranks, strict=True)
+        ),
     )
 
 
@@ -385,16 +397,16 @@ def loop_of(step: Step, e: Einsum, where: str) -> Loop:
     )
 
 
-def stack_dims(b: Buffer, arch: Arch | None, where: str) -> list[str]:
+def stack_dims(buffer: Buffer, arch: Arch | None, where: str) -> list[str]:
     """Returns the fan-out dimension of each stack. A stack that names none gets an unused one of the fan-out
     directly outside of the level, last dimension first.
     """
-    stacks = [step for step in b.steps if step.repl]
+    stacks = [step for step in buffer.steps if step.repl]
     if all(step.over for step in stacks):
         return [""] * len(stacks)
     level_index = (
         next(
-            (level_index for level_index, level in enumerate(arch.levels) if level.name == b.level),
+            (level_index for level_index, level in enumerate(arch.levels) if level.name == buffer.level),
             len(arch.levels),
         )
         if arch
@@ -409,8 +421,9 @@ def stack_dims(b: Buffer, arch: Arch | None, where: str) -> list[str]:
     dims = [name for name in dims if name not in {step.over for step in stacks}]
     if len(dims) < sum(not step.over for step in stacks):
         raise ValueError(
-            f"{where}, {b.level}: stack({shift_text(stacks[0].moves)}, {stacks[0].repl}) names no dimension "
-            f"of a fan-out, and there are {', '.join(dims) or 'none'} left; write e.g. stack(...) over X"
+            f"{where}, {buffer.level}: stack({shift_text(stacks[0].moves)}, {stacks[0].repl}) names no "
+            f"dimension of a fan-out, and there are {', '.join(dims) or 'none'} left; write e.g. "
+            "stack(...) over X"
         )
     unused_dims = iter(dims)
     return [step.over or next(unused_dims) for step in stacks]
@@ -517,7 +530,7 @@ def parse(source: str) -> list[Layer]:
     """Returns the layers of a text, the inverse of `text`; indentation is free. Raises ValueError naming the
     line.
     """
-    found: list[Layer] = []
+    layers: list[Layer] = []
     names: dict[str, str] = {}
     lines = [
         (number, re.sub(r"(^|\s)#.*", "", line).strip()) for number, line in enumerate(source.splitlines(), 1)
@@ -527,19 +540,19 @@ def parse(source: str) -> list[Layer]:
         following = lines[i + 1][1] if i + 1 < len(lines) else ""
         try:
             if (match := TITLE.match(line)) and (TITLE.match(following) or NAMED.match(following)):
-                found.append(Layer(match[1], ()))
+                layers.append(Layer(match[1], ()))
                 names = {}
-            elif not found:
+            elif not layers:
                 raise ValueError("stands in no layer; begin with NAME:, then LEVEL:")
             elif match:
-                found[-1] = replace(found[-1], buffers=(*found[-1].buffers, Buffer(match[1], (), ())))
-            elif (match := NAMED.match(line)) and not found[-1].buffers:
+                layers[-1] = replace(layers[-1], buffers=(*layers[-1].buffers, Buffer(match[1], (), ())))
+            elif (match := NAMED.match(line)) and not layers[-1].buffers:
                 names[match[1]] = match[2].replace(" ", "")
             else:
-                found[-1] = _with_line(found[-1], line, names)
+                layers[-1] = _with_line(layers[-1], line, names)
         except ValueError as fault:
             raise ValueError(f'directives, line {number}: "{line}" {fault}') from None
-    if empty := [layer.name for layer in found if not layer.buffers] or ([] if found else ["the text"]):
+    if empty := [layer.name for layer in layers if not layer.buffers] or ([] if layers else ["the text"]):
         raise ValueError(
             f"directives: {empty[0]} has no level; write LEVEL: and below it tensor{{T}}(dim=size, ...)"
         )
@@ -551,7 +564,7 @@ def parse(source: str) -> list[Layer]:
                 for b in layer.buffers
             ),
         )
-        for layer in found
+        for layer in layers
     ]
 
 
@@ -559,16 +572,16 @@ def _with_line(layer: Layer, line: str, names: Mapping[str, str]) -> Layer:
     """Returns the layer with one more line of its text. names: name -> index text."""
     if not layer.buffers:
         raise ValueError("stands at no level; write LEVEL: before it")
-    *earlier_buffers, b = layer.buffers
+    *earlier_buffers, buffer = layer.buffers
     if match := TENSOR.match(line):
         sizes = dict(_pairs(match[2], "=", names))
         shares = sizes.pop("shr", 1)
         if shares < 1:
             raise ValueError(f"shr={shares}: a tensor is shared by one PE at least")
-        b = replace(
-            b,
+        buffer = replace(
+            buffer,
             tensors=(
-                *b.tensors,
+                *buffer.tensors,
                 TensorTile(match[1], tuple(sizes.items()), tuple((match[3] or "").split()), shares),
             ),
         )
@@ -577,23 +590,23 @@ def _with_line(layer: Layer, line: str, names: Mapping[str, str]) -> Layer:
                 "names shr and no dimensions, or dimensions and no shr; write tensor{T}(..., shr=4) over NY"
             )
     elif match := STACK.match(line):
-        b = replace(
-            b,
+        buffer = replace(
+            buffer,
             steps=(
-                *b.steps,
+                *buffer.steps,
                 Step(tuple(sorted(_pairs(match[1] or "", "+=", names))), int(match[2]), match[3] or ""),
             ),
         )
         if not int(match[2]):
             raise ValueError("stacks no buffer; say how many, at least 1")
     elif match := UPDATE.match(line):
-        b = replace(b, steps=(*b.steps, Step(tuple(sorted(_pairs(match[1], "+=", names))))))
+        buffer = replace(buffer, steps=(*buffer.steps, Step(tuple(sorted(_pairs(match[1], "+=", names))))))
     else:
         raise ValueError(
             "is none of NAME:, LEVEL:, tensor{T}(dim=size, ...), stack(dim+=shift, ..., repl), "
             "update(dim+=step, ...)"
         )
-    return replace(layer, buffers=(*earlier_buffers, b))
+    return replace(layer, buffers=(*earlier_buffers, buffer))
 
 
 def _pairs(arguments: str, sign: str, names: Mapping[str, str]) -> list[tuple[str, int]]:
@@ -613,39 +626,39 @@ def parse_mappings(source: str, workload: Workload, arch: Arch) -> dict[str, nes
     with one line per fault.
     """
     einsums = {e.name: e for e in workload.einsums}
-    found = dict[str, nest.Mapping | NotANest]()
-    wrong = list[str]()
+    by_einsum = dict[str, nest.Mapping | NotANest]()
+    fault_lines = list[str]()
     levels = [*(level.name for level in arch.levels), COMPUTE]
     fetch_whole = source.lstrip().startswith(FIRST_LINE_WHOLE)
     for layer in parse(source):
-        if layer.name not in einsums or layer.name in found:
-            what = "listed twice" if layer.name in found else f"no einsum of {workload.name}"
-            wrong.append(
+        if layer.name not in einsums or layer.name in by_einsum:
+            what = "listed twice" if layer.name in by_einsum else f"no einsum of {workload.name}"
+            fault_lines.append(
                 f'directives: "{layer.name}" is {what}; give a layer each for '
                 f"{', '.join(list(einsums)[:8])}{' ...' if len(einsums) > 8 else ''}"
             )
             continue
         unknown_levels = [b.level for b in layer.buffers if b.level not in levels]
-        wrong += [
+        fault_lines += [
             f"directives of {layer.name}: {level} is no level of {arch.name}; {closest_name(level, levels)}"
             for level in unknown_levels
         ]
         if not fetch_whole and has_overlap(layer, einsums[layer.name]):
-            found[layer.name] = NotANest(layer, "")
+            by_einsum[layer.name] = NotANest(layer, "")
             continue
         try:
-            found[layer.name] = mapping_of(layer, einsums[layer.name], arch)
+            by_einsum[layer.name] = mapping_of(layer, einsums[layer.name], arch)
         except ValueError as fault:
-            found[layer.name] = NotANest(layer, str(fault))
-            wrong += [str(fault)] if unknown_levels else []
-    if wrong:
-        raise ValueError("\n".join(wrong))
-    if repeated := [name for name in found if name not in {group.names[0] for group in unique(workload)}]:
+            by_einsum[layer.name] = NotANest(layer, str(fault))
+            fault_lines += [str(fault)] if unknown_levels else []
+    if fault_lines:
+        raise ValueError("\n".join(fault_lines))
+    if repeated := [name for name in by_einsum if name not in {group.names[0] for group in unique(workload)}]:
         raise ValueError(
             f"directives: {repeated[0]} is equal to an earlier einsum and takes that one's layer; "
             "leave it out"
         )
-    return found
+    return by_einsum
 
 
 def mappings(source: str, workload: Workload, arch: Arch) -> dict[str, nest.Mapping]:

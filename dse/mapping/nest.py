@@ -297,11 +297,11 @@ def read(path: Path, names: Sequence[str], equal_names: Sequence[str] = ()) -> d
             f"{path}: cannot be read as a mapping ({getattr(fault, 'strerror', None) or 'not UTF-8 text'}); "
             "see dse map --format yaml"
         ) from None
-    data, wrong = (text, []) if is_text(text) else document.parse(text)
-    if (data is None and wrong) or len(text) > document.MAX_BYTES:
+    data, yaml_faults = (text, []) if is_text(text) else document.parse(text)
+    if (data is None and yaml_faults) or len(text) > document.MAX_BYTES:
         raise ValueError(
-            f"{path}: cannot be read as a mapping ({wrong[0] if wrong else 'too long'}); see dse map "
-            "--format yaml"
+            f"{path}: cannot be read as a mapping ({yaml_faults[0] if yaml_faults else 'too long'}); see "
+            "dse map --format yaml"
         )
     if data is None:
         raise ValueError(f"{path}: holds no mapping, the file is empty; see dse map --format yaml")
@@ -310,8 +310,8 @@ def read(path: Path, names: Sequence[str], equal_names: Sequence[str] = ()) -> d
             f"{path}: is no mapping (lines like store LEVEL TENSOR, or YAML of a nest per einsum); "
             "see dse map --format yaml"
         )
-    if wrong:
-        raise ValueError(f"{path}: cannot be read as a mapping ({wrong[0]}); see dse map --format yaml")
+    if yaml_faults:
+        raise ValueError(f"{path}: cannot be read as a mapping ({yaml_faults[0]}); see dse map --format yaml")
     if isinstance(data, str | list):
         data = {names[0]: data} if len(names) == 1 else {"": data}
     unknown_names = (

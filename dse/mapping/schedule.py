@@ -164,8 +164,8 @@ def sequential(workload: Workload, mappings: dict[str, Mapping], allow_missing: 
 
 
 def mappings_by_einsum(workload: Workload, schedule: Schedule) -> dict[str, Mapping]:
-    """Returns nests by einsum name, from which `sequential` makes the schedule again: of the first of equal
-    einsums, of those with another nest than the first one, and of copies and their readers.
+    """Returns the nests, by einsum name, from which `sequential` makes the schedule again: those of the first
+    of equal einsums, of equal ones whose nest differs from the first one's, and of copies and their readers.
     """
     nests = {branch.einsum: branch.mapping for segment in schedule.segments for branch in segment.branches}
     first = {name: group.einsum for group in unique(workload) for name in group.names}
@@ -241,24 +241,26 @@ def _lines(
     )
     for segment in schedule.segments:
         yield "segment"
-        outer = {
+        # rank of a shared loop -> its extent; `nest_lines` updates it to the tile inside of the shared loops
+        shared_tile_of = {
             shared: sizes[b.einsum][branch_rank]
             for b in segment.branches
             for shared, branch_rank in _shared_ranks(segment, b, sizes)
         }
-        yield from (f"  {line}" for line in nest_lines(Mapping(segment.nodes), outer or None)[:-1])
+        yield from (f"  {line}" for line in nest_lines(Mapping(segment.nodes), shared_tile_of or None)[:-1])
         indent = "  " * (1 + sum(isinstance(node, Loop) for node in segment.nodes))
         for branch in segment.branches:
-            on = (
+            region_text = (
                 f" on {' '.join(f'{one.dim}[{one.first}:{one.first + one.size}]' for one in branch.region)}"
                 if branch.region
                 else ""
             )
             names = f" with {', '.join(f'{a} = {b}' for a, b in branch.ranks)}" if branch.ranks else ""
-            yield f"{indent}einsum {branch.einsum}{on}{names}"
+            yield f"{indent}einsum {branch.einsum}{region_text}{names}"
             yield from (f"{indent}  hold {one.level} {one.tensor}" for one in branch.filled_once)
             tile_of = sizes.get(branch.einsum, {}) | {
-                branch_rank: outer[shared] for shared, branch_rank in _shared_ranks(segment, branch, sizes)
+                branch_rank: shared_tile_of[shared]
+                for shared, branch_rank in _shared_ranks(segment, branch, sizes)
             }
             yield from (f"{indent}  {line}" for line in nest_lines(branch.mapping, tile_of or None))
 
@@ -278,14 +280,14 @@ def parse_schedule(text: str) -> Schedule:
     """Returns the schedule of a text, the inverse of str(schedule); indentation is free. Raises ValueError
     naming the line.
     """
-    found = Schedule(())
+    schedule = Schedule(())
     branch_lines: list[str] = []  # lines of the branch that is being read
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
         if not line:
             continue
         try:
-            found = _read_line(found, branch_lines, line)
+            schedule = _read_line(schedule, branch_lines, line)
         except ValueError as fault:
             new_form = line_now(line)
             raise ValueError(
@@ -294,19 +296,19 @@ def parse_schedule(text: str) -> Schedule:
             ) from None
     if branch_lines:
         raise ValueError("schedule: the last einsum's nest does not end with mac")
-    if empty := [i for i, segment in enumerate(found.segments, 1) if not segment.branches]:
+    if empty := [i for i, segment in enumerate(schedule.segments, 1) if not segment.branches]:
         raise ValueError(f"schedule: segment {empty[0]} has no einsum; add a line einsum NAME and its nest")
-    return found
+    return schedule
 
 
-def _read_line(found: Schedule, branch_lines: list[str], line: str) -> Schedule:
+def _read_line(schedule: Schedule, branch_lines: list[str], line: str) -> Schedule:
     """Returns the schedule with one more line of the text. branch_lines: lines so far of the branch that is
     being read; is updated.
     """
     if branch_lines:
-        return _read_branch_line(found, branch_lines, line)
+        return _read_branch_line(schedule, branch_lines, line)
     if match := EINSUM_LINE.match(line):
-        if not found.segments:
+        if not schedule.segments:
             raise ValueError("stands in no segment; begin with a line: segment")
         region = tuple(
             Region(dim, int(first), int(end) - int(first))
@@ -318,50 +320,50 @@ def _read_line(found: Schedule, branch_lines: list[str], line: str) -> Schedule:
         ranks = tuple(sorted((a.strip(), b.strip()) for a, b in renamed if a.strip() != b.strip()))
         branch_lines.append(line)
         return _with_last(
-            found,
+            schedule,
             replace(
-                found.segments[-1],
-                branches=(*found.segments[-1].branches, Branch(match[1], Mapping(()), ranks, region)),
+                schedule.segments[-1],
+                branches=(*schedule.segments[-1].branches, Branch(match[1], Mapping(()), ranks, region)),
             ),
         )
     if match := RETAIN.match(line):
-        if found.segments:
+        if schedule.segments:
             raise ValueError("stands below a segment; retain stands above them all")
         try:
             share = Fraction(match[3])
-            later_shares = tuple((name, Fraction(less)) for less, name in AFTER.findall(match[4]))
+            later_shares = tuple((name, Fraction(share_text)) for share_text, name in AFTER.findall(match[4]))
         except ZeroDivisionError:
             raise ValueError(f"share = {match[3]}{match[4]} is no number; write e.g. 1/2") from None
         return replace(
-            found,
+            schedule,
             retained=tuple(
-                sorted((*found.retained, Retained(match[1], match[2], share, later_shares)), key=_sort_key)
+                sorted((*schedule.retained, Retained(match[1], match[2], share, later_shares)), key=_sort_key)
             ),
         )
     if line == "segment":
-        return replace(found, segments=(*found.segments, Segment(())))
-    if line.split()[0] == "weights" and not found.segments:
+        return replace(schedule, segments=(*schedule.segments, Segment(())))
+    if line.split()[0] == "weights" and not schedule.segments:
         if line.split()[1:] not in ([WEIGHTS[0]], [WEIGHTS[1]]):
             raise ValueError(f"must be weights {' or weights '.join(WEIGHTS)}")
-        return replace(found, weights=line.split()[1])
-    if line.split()[0] == "fills" and not found.segments:
+        return replace(schedule, weights=line.split()[1])
+    if line.split()[0] == "fills" and not schedule.segments:
         if line.split()[1:] not in ([FILL_ORDERS[1]], ["in", FILL_ORDERS[0]]):
             raise ValueError("must be fills ahead or fills in turn")
-        return replace(found, fills_ahead=line.split()[1] == FILL_ORDERS[1])
+        return replace(schedule, fills_ahead=line.split()[1] == FILL_ORDERS[1])
     if (
-        not found.segments
+        not schedule.segments
         or not (LOOP.match(line) or SPATIAL.match(line) or STORE.match(line))
-        or found.segments[-1].branches
+        or schedule.segments[-1].branches
     ):
         raise ValueError(
             "cannot stand here; write retain, weights and fills first, then segments: each has shared loops "
             "and stores, then einsum NAME and its nest down to mac"
         )
-    segment = found.segments[-1]
-    return _with_last(found, replace(segment, nodes=(*segment.nodes, *parse(line).nodes)))
+    segment = schedule.segments[-1]
+    return _with_last(schedule, replace(segment, nodes=(*segment.nodes, *parse(line).nodes)))
 
 
-def _read_branch_line(found: Schedule, branch_lines: list[str], line: str) -> Schedule:
+def _read_branch_line(schedule: Schedule, branch_lines: list[str], line: str) -> Schedule:
     """Returns the schedule with one more line of an einsum's nest. branch_lines: lines of the branch so far,
     beginning with `einsum NAME`; is updated.
     """
@@ -373,7 +375,7 @@ def _read_branch_line(found: Schedule, branch_lines: list[str], line: str) -> Sc
         raise ValueError("is no line of a nest, which ends with mac")
     branch_lines.append(line)
     if line != "mac":
-        return found
+        return schedule
     hold_nodes = tuple(
         Store(match[1], tensor)
         for branch_line in branch_lines
@@ -381,10 +383,10 @@ def _read_branch_line(found: Schedule, branch_lines: list[str], line: str) -> Sc
         for tensor in match[2].split()
     )
     mapping = parse("\n".join(branch_line for branch_line in branch_lines[1:] if not HOLD.match(branch_line)))
-    segment = found.segments[-1]
+    segment = schedule.segments[-1]
     branch_lines.clear()
     return _with_last(
-        found,
+        schedule,
         replace(
             segment,
             branches=(
@@ -395,8 +397,8 @@ def _read_branch_line(found: Schedule, branch_lines: list[str], line: str) -> Sc
     )
 
 
-def _with_last(found: Schedule, segment: Segment) -> Schedule:
-    return replace(found, segments=(*found.segments[:-1], segment))
+def _with_last(schedule: Schedule, segment: Segment) -> Schedule:
+    return replace(schedule, segments=(*schedule.segments[:-1], segment))
 
 
 def load(path: Path, workload: Workload, allow_missing: bool = False) -> tuple[Workload, Schedule]:

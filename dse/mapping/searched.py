@@ -66,12 +66,14 @@ def mappings_of(factors: Factors, arch: Arch, c: Constraints = FREE) -> Mappings
     outside of a fan-out stand above levels inside of it, even if no loop uses the fan-out. This excludes
     nothing if only the outermost level is outside: its nodes may stand above all loops without loss.
     """
-    inside = range(1, len(arch.levels))
-    parted = any(v < f.outside <= inner for f in arch.fanouts for v in inside for inner in inside)
+    inner_levels = range(1, len(arch.levels))
+    is_split_by_array = any(
+        v < f.outside <= inner for f in arch.fanouts for v in inner_levels for inner in inner_levels
+    )
     return Mappings(
         factors,
         "free" if c == FREE else c.name,
-        "arrays" if parted else "all",
+        "arrays" if is_split_by_array else "all",
         layouts="row_major" if arch.models_layout() else "alike",
     )
 
@@ -93,7 +95,8 @@ class Space:
     # several shared loops over classes of ranks (`_over_rank_classes`), with any tensor at any depth among
     # them. Over other ranks there is one shared loop, and `held` limits the tensors above it
     depths: bool = False
-    uneven: bool = False  # one such loop, alone, may leave a remainder, in tiles of `classes.uneven_tiles`
+    # if a segment has a single such loop, its last tile may be smaller, with tiles of `classes.uneven_tiles`
+    uneven: bool = False
     # maximum of tensors that stand whole above the one shared loop: each of one member, without the loop's
     # rank
     held: int = 0
@@ -104,7 +107,7 @@ class Space:
     pipelined: int = 1  # maximum of einsums in a pipeline; 1: no pipelines
     tiles: tuple[int, ...] = ()  # numbers of pipeline tiles of a segment; (): any number that divides
     node_ranks: int = 0  # maximum of ranks of an einsum that are distributed over nodes; 0: no nodes
-    waste: float = 0.0  # maximum of (nodes of a region / nodes of it that work); 0: no limit
+    waste: float = 0.0  # maximum of (nodes that an einsum occupies / nodes that work); 0: no limit
     hold: bool = False  # weights may be loaded once per run, not once per pipeline tile
     weights: Literal["loaded", "pinned"] = "loaded"  # loaded in every run, or pinned before the run
     ahead: bool = False  # first fills of an einsum may come while the einsum before runs
@@ -121,7 +124,7 @@ class Member:
     branch: Branch
     einsum: Einsum
     nodes: tuple[Loop | Store, ...]  # the shared part in the einsum's names, then its own nest
-    shared: int  # number of `nodes` that are shared, the first ones
+    shared: int  # how many of `nodes`, counted from the first, are shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +267,7 @@ def _out_of_order(searched: Mappings, m: Member, arch: Arch) -> bool:
     sizes = m.einsum.sizes()
     for rank in sizes:
         loops = [n for n in m.nodes if isinstance(n, Loop) and n.rank == rank]
+        # positions in `loops` of the imperfect spatial ones
         uneven = [
             a for a, n in enumerate(loops) if n.over and (loops[a - 1].tile if a else sizes[rank]) % n.tile
         ]
@@ -311,13 +315,13 @@ def _one_trip(searched: Mappings, part: Part, m: Member) -> bool:
     """True if a one-trip loop over a rank that slides a window was not searched. Over other ranks such a loop
     changes nothing.
     """
-    tile_of, found = m.einsum.sizes(), False
+    tile_of, slides_window = m.einsum.sizes(), False
     partial = {rank for p in m.einsum.tensors() for rank in p.partial_ranks()}
     for n in m.nodes:
         if isinstance(n, Loop):
-            found |= n.tile == tile_of[n.rank] and n.rank in partial
+            slides_window |= n.tile == tile_of[n.rank] and n.rank in partial
             tile_of[n.rank] = n.tile
-    return found and not searched.one_trip
+    return slides_window and not searched.one_trip
 
 
 def _cut_twice(searched: Mappings, part: Part, m: Member) -> bool:
@@ -363,37 +367,41 @@ def _is_fused(part: Part) -> bool:
 
 
 def _over_rank_classes(space: Space, part: Part, view: ScheduleView) -> bool:
-    """True if a fused segment was searched as one with several shared loops: each loop is over another class
-    of ranks, all shared nodes are at one level, each forwarded tensor has a node, and so has (or is retained)
-    each result over whose partial sums a shared loop runs.
+    """True if a fused segment was searched as one with several shared loops: each loop is over a class of
+    ranks of its own, all shared nodes are at one level, each forwarded tensor has a node, and each result
+    that a shared loop sums up (it runs over a reduced rank) has a node or is retained.
     """
     if not (space.depths and _is_fused(part)) or _unsearched_loops(part, space.shared_loops, space.uneven):
         return False
     einsums = [m.einsum for m in part.members]
     classes = rank_classes(einsums, part.makers)
-    ranks_per_loop = zip(
+    loop_ranks = zip(
         *([n.rank for n in m.nodes[: m.shared] if isinstance(n, Loop)] for m in part.members), strict=True
     )
-    loops = list(ranks_per_loop)
+    ranks_by_loop = list(loop_ranks)
     stores = [n for _, n in _inner_stores(part)]
     stored, levels = {n.tensor for n in stores}, {n.level for n in stores}
     tensors = shared_tensors(einsums, part.makers)
-    shared = all(
+    readers_cut_alike = all(
         n.tensor in part.forwarded or cut_alike(users, classes)
         for n in stores
         for users in [tensors.get(n.tensor, [])]
         if users
     )
     on_chip = stored | {one.tensor for one in view.schedule.retained}
-    summed = all(
+    sums_on_chip = all(
         m.einsum.output.tensor in on_chip or ranks <= m.einsum.output.ranks()
-        for m, ranks in zip(part.members, map(set, zip(*loops, strict=True)), strict=True)
+        for m, ranks in zip(part.members, map(set, zip(*ranks_by_loop, strict=True)), strict=True)
     )
-    is_distinct = len(set(loops)) == len(loops) and set(loops) <= set(classes) and len(stored) == len(stores)
+    is_distinct = (
+        len(set(ranks_by_loop)) == len(ranks_by_loop)
+        and set(ranks_by_loop) <= set(classes)
+        and len(stored) == len(stores)
+    )
     return (
         is_distinct
-        and shared
-        and summed
+        and readers_cut_alike
+        and sums_on_chip
         and stored >= part.forwarded
         and len(levels) == 1
         and levels <= set(space.levels)
@@ -583,14 +591,14 @@ def _too_many_held(space: Space, part: Part, held: set[str]) -> bool:
     """
     if not held:
         return False
-    allowed = [
+    may_stand_above = [
         part.owner(p.tensor)
         for m in part.members
         for p in m.einsum.tensors()
         if not {n.rank for n in m.nodes[: m.shared] if isinstance(n, Loop)} & p.ranks()
         and part.owner(p.tensor) not in part.forwarded
     ]
-    return part.segment.pipelined or len(allowed) > space.held or not held <= set(allowed)
+    return part.segment.pipelined or len(may_stand_above) > space.held or not held <= set(may_stand_above)
 
 
 def _retention(space: Space, view: ScheduleView) -> bool:
@@ -672,6 +680,9 @@ def _nodes(space: Space, view: ScheduleView) -> bool:
 
 
 def _unsearched_nodes(space: Space, part: Part, m: Member) -> bool:
+    """`_nodes` for one einsum. Reduced ranks are searched only where nodes add partial sums up on the way to
+    main memory, whose first read of an output costs nothing.
+    """
     shared_count = m.shared if part.segment.pipelined else 0
     dims, own_loops = _node_dims(part.arch), [n for n in m.nodes[shared_count:] if isinstance(n, Loop)]
     node_loop_count = next((i for i, n in enumerate(own_loops) if n.over not in dims), len(own_loops))
@@ -802,12 +813,14 @@ class Feature:
 def _loop_words(space: Space) -> Words:
     """Returns the words about shared loops. Stages of a pipeline share one loop at most."""
     max_loops = max(space.shared_loops, int(space.pipelined > 1))
-    alone = " (or one that leaves a remainder where divisors are far apart)" if space.uneven else ""
-    left = f"more shared loops{' or other remainders' if space.uneven else ''}"
+    one_loop = " (or one that leaves a remainder where divisors are far apart)" if space.uneven else ""
+    not_searched = f"more shared loops{' or other remainders' if space.uneven else ''}"
     if space.depths:
-        return f"{max_loops} shared loops over different ranks that tensors connect{alone}", left
+        return f"{max_loops} shared loops over different ranks that tensors connect{one_loop}", not_searched
     return (
-        ("", "") if _is_unfused(space) else (f"{max_loops} shared loop{'s' * (max_loops != 1)}{alone}", left)
+        ("", "")
+        if _is_unfused(space)
+        else (f"{max_loops} shared loop{'s' * (max_loops != 1)}{one_loop}", not_searched)
     )
 
 
@@ -1034,8 +1047,8 @@ def words(space: Space | Mappings) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def certificate_words(space: Space | Mappings) -> str:
     """Returns the words of a space as certificates append them to their claim."""
-    searched, left = words(space)
-    return f"{SEARCHED}{', '.join(searched)}{NOT_SEARCHED}{', '.join(left) or 'nothing'}"
+    searched, not_searched = words(space)
+    return f"{SEARCHED}{', '.join(searched)}{NOT_SEARCHED}{', '.join(not_searched) or 'nothing'}"
 
 
 def claim(certificate: str) -> str:
@@ -1087,6 +1100,7 @@ def encoded(space: Space | Mappings | None) -> str:
 
 
 def _data(space: Space | Mappings) -> dict[str, Any]:
+    """Returns a space as JSON data: only fields that differ from their default."""
     found = {f.name: getattr(space, f.name) for f in fields(space) if getattr(space, f.name) != f.default}
     return {
         name: [_data(mappings) for mappings in value] if name == "mappings" else value

@@ -136,8 +136,9 @@ def entries() -> list[Entry]:
 
 
 def prune(older_s: float | None = None, of_others: bool = False) -> tuple[int, int]:
-    """Remove the files that are older than `older_s`, or of another version of the code; both None and False:
-    all. Returns how many, and their bytes. A file that may not be removed stays.
+    """Remove the files that are older than `older_s` seconds, and with `of_others` those of other versions of
+    the code; without either, all files. Returns how many, and their bytes. A file that may not be removed
+    stays.
     """
     count = size_bytes = 0
     for entry in entries():
@@ -165,8 +166,8 @@ def write(path: Path, answer: bytes) -> None:
 
 
 def read(path: Path) -> bytes | None:
-    """The stored answer; None if there is none, if its file is damaged (and now removed), or if it cannot
-    be read.
+    """The stored answer; None if none is stored, if its file is damaged (and now removed), or if it cannot be
+    read.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode) or path.stat().st_size > MAX_BYTES:
@@ -186,8 +187,8 @@ def read(path: Path) -> bytes | None:
 
 
 def read_decoded(path: Path, decode: Callable[[bytes], T]) -> T | None:
-    """The stored answer, decoded; None if there is none. A file whose content `decode` refuses (it raises one
-    of DECODE_ERRORS) is removed.
+    """The stored answer, decoded; None if `read` finds none. A file whose content `decode` refuses (it raises
+    one of DECODE_ERRORS) is removed.
     """
     if (answer := read(path)) is None:
         return None

@@ -61,13 +61,13 @@ def njit_internal(**options: Any) -> Callable[[F], F]:
     return njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
 
 
-def _keyed(found: Any) -> Any:
-    """Returns a compiled function, its cache keyed by `stamp` of its module. All that it calls must be
+def _keyed(dispatcher: Any) -> Any:
+    """Returns the compiled function, its cache keyed by `stamp` of its module. All that it calls must be
     defined or imported in that module.
     """
-    if hasattr(getattr(found, "_cache", None), "_cache_file"):
-        found._cache._cache_file._source_stamp = stamp(found.py_func.__module__)
-    return found
+    if hasattr(getattr(dispatcher, "_cache", None), "_cache_file"):
+        dispatcher._cache._cache_file._source_stamp = stamp(dispatcher.py_func.__module__)
+    return dispatcher
 
 
 @lru_cache(maxsize=256)
@@ -82,8 +82,8 @@ def stamp(module: str) -> bytes:
 
 
 def sources(module: str) -> frozenset[str]:
-    """Returns the names of this module, of the modules from which modules in the set import kernels or
-    records (NamedTuple), and of dse.run.compiled.
+    """Returns the names of `module`, of dse.run.compiled, and transitively of all modules of dse from which
+    one of these imports kernels or records (NamedTuple).
     """
     found, to_visit = {module, __name__}, [module]
     while to_visit:
@@ -96,15 +96,15 @@ def sources(module: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def _without_specialisation(found: Any) -> Any:
+def _without_specialisation(dispatcher: Any) -> Any:
     """Returns a function that is compiled once for all constants with which it is called."""
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
-        return found
-    template = found.get_call_template
+        return dispatcher
+    template = dispatcher.get_call_template
 
     def unliteral_template(args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
         positional, named = ([types.unliteral(kind) for kind in kinds] for kinds in (args, kws.values()))  # type: ignore[no-untyped-call]
         return template(tuple(positional), dict(zip(kws, named, strict=True)))
 
-    found.get_call_template = unliteral_template
-    return found
+    dispatcher.get_call_template = unliteral_template
+    return dispatcher

@@ -32,8 +32,8 @@ def missed_count() -> int:
 
 @contextmanager
 def within(seconds: float | None, is_divided: bool = False) -> Iterator[None]:
-    """Sets a deadline for searches in the body, so many seconds from now; None: no deadline. is_divided:
-    whether `part` divides the time among parts of the body.
+    """Sets a deadline for searches in the body, `seconds` from now; None: no deadline. is_divided: whether
+    `part` divides the time among parts of the body.
     """
     if seconds is None:
         yield

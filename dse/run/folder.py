@@ -50,7 +50,7 @@ SEALED_ASKS = re.compile(
     rb'("crc": (\d{1,10}), )"generation": (\d{1,18}), "identity": "([0-9a-f]{0,16})", "kind": "asks"[,}]'
 )
 PLACE_KEY = b"dse.place"  # key in the metadata of a part; its value: identity of the study, table, group
-MAX_JSON_BYTES = 64 << 20  # bytes
+MAX_JSON_BYTES = 64 << 20  # a JSON file with more bytes counts as damaged
 # times that a folder is read: a merge may replace parts between reading the manifest and the parts
 MAX_READS = 5
 
@@ -223,6 +223,9 @@ def identities_of_heads(root: Path) -> dict[Path, str]:
 
 
 def _study_of_asks(path: Path, study_digest: str) -> str:
+    """The study that a file of asks says it belongs to, as a digest; "" if it is damaged. Not checked if it
+    says `study_digest`.
+    """
     with suppress(OSError):
         claimed = SEALED_ASKS.search(path.read_bytes())
         if claimed and claimed[4].decode() == study_digest:
@@ -280,6 +283,7 @@ def _irregular_below(folder: Path, appended: bool) -> Iterator[str]:
 
 
 def _irregular(path: Path, kind: Callable[[int], bool]) -> str:
+    """A message if an entry exists that is not of this kind; else ""."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -398,33 +402,33 @@ def parse(path: Path, value: Mapping[str, Any]) -> Manifest:
     return found
 
 
-def _invalid_entry(m: Manifest) -> str:
+def _invalid_entry(manifest: Manifest) -> str:
     """The first entry of a manifest that dse would not write; empty if there is none."""
     numbers = [
-        m.generation,
-        m.study_crc,
+        manifest.generation,
+        manifest.study_crc,
         *(
             n
-            for g in m.groups
+            for g in manifest.groups
             for n in (g.level, *(n for p in g.parts for n in (p.size_bytes, p.crc, p.rows)))
         ),
     ]
     if not all(type(n) is int and 0 <= n < 1 << 63 for n in numbers):
         return "a number is not a non-negative integer of 64 bits"
-    if m.identity and not DIGEST.fullmatch(m.identity):
-        return f"identity = {m.identity}"
-    names = [group.name for group in m.groups]
+    if manifest.identity and not DIGEST.fullmatch(manifest.identity):
+        return f"identity = {manifest.identity}"
+    names = [group.name for group in manifest.groups]
     for name in names:
         if not GROUP_NAME.fullmatch(name):
             return f"group {name!r}"
     if len(set(names)) < len(names):
         return "a group that is listed twice"
-    for group in m.groups:
+    for group in manifest.groups:
         tables = [part.table for part in group.parts]
         if not tables or not set(tables) <= set(STORED) or len(set(tables)) < len(tables):
             return f"tables {tables} of group {group.name}"
     retired_folders = {part_path(table, "") for table in STORED}
-    for path in m.retired:
+    for path in manifest.retired:
         name = path.rpartition("/")[2].removesuffix(".parquet")
         if not GROUP_NAME.fullmatch(name) or path.replace(name, "") not in retired_folders:
             return f"retired {path!r}"
@@ -436,8 +440,8 @@ _checked_parts: set[tuple[object, ...]] = set()
 
 
 def fault(root: Path, part: Part, name: str, identity: str) -> str:
-    """Why a part is not the file that was committed for the study; "" if it is. name: of its group. The bytes
-    of a part are read once per process.
+    """Why a part is not the file that was committed for the study; "" if it is. name: of the part's group.
+    The bytes of a part are read once per process.
     """
     path = root / part_path(part.table, name)
     try:
@@ -557,8 +561,8 @@ def damaged_inputs(root: Path, env_data: Mapping[str, Any] | None) -> list[str]:
 
 
 def is_older_env(root: Path, manifest: Manifest, damaged: Sequence[str]) -> bool:
-    """True if env.json is an earlier one: study.yaml differs from what it says, and is the one that the
-    manifest knows. damaged: of `damaged_inputs`
+    """True if env.json is older than the manifest: study.yaml is the one that the manifest names (study_crc),
+    but not the one that env.json describes. damaged: the result of `damaged_inputs`.
     """
     study = root / STUDY
     return STUDY in damaged and study.is_file() and crc(study) == manifest.study_crc
@@ -610,8 +614,7 @@ def status(root: Path, identity: str) -> dict[str, Any] | None:
 
 def is_intact_study(root: Path, manifest: Manifest, versions: Mapping[str, int]) -> bool:
     """True if env.json shows that study.yaml and its inputs are those of the rows, made by these versions of
-    model and solvers. Then nothing of the study needs to be read to know whose rows these are. False: it
-    does.
+    model and solvers. Then the rows are known to be this study's without reading the study.
     """
     env_data = env(root, manifest) if manifest.identity else None
     return (

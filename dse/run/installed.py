@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def shadowing_fault() -> str:
-    """Returns a message if Python finds another package of the name of one of ours first; else ""."""
+    """Returns a message if Python finds another package with the name of one of ours first; else ""."""
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         found = (

@@ -30,7 +30,9 @@ Formula = Callable[[Values, Values, Values, Values, Values], Values]
 
 
 def _metric(name: str) -> Formula:
-    def found(
+    """Returns the formula of a metric of one workload, whose initiation interval is its latency."""
+
+    def metric_column(
         energy_pj: Values,
         latency_cycles: Values,
         clock_ghz: Values,
@@ -41,7 +43,7 @@ def _metric(name: str) -> Formula:
         one: Any = pareto.metrics(Cost(energy_pj, latency_cycles, ns, ns))[name]  # type: ignore[arg-type]
         return np.asarray(one)
 
-    return found
+    return metric_column
 
 
 def _area(
@@ -109,7 +111,7 @@ def _input_columns(points: pa.Table, machines: pa.Table) -> list[Values]:
 def formula(name: str) -> Callable[..., pa.Array]:
     """Returns the function for SQL that computes a column from FORMULA_INPUTS."""
 
-    def found(
+    def computed_column(
         energy_pj: Any, latency_cycles: Any, clock_ghz: Any, area_mm2: Any, bound_energy_pj: Any
     ) -> pa.Array:
         with np.errstate(all="ignore"):
@@ -121,4 +123,4 @@ def formula(name: str) -> Callable[..., pa.Array]:
                 pa.float64(),
             )
 
-    return found
+    return computed_column

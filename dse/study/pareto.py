@@ -227,5 +227,5 @@ def scaled_axes(values: Values, sign: Values) -> Values:
 def scaler(values: Values) -> Scale:
     """Returns the scale for values [N, k], which are finite, N at least 1."""
     sign = np.where((values > 0).all(axis=0), 1.0, np.where((values < 0).all(axis=0), -1.0, 0.0))
-    curve = scaled_axes(values, sign)
-    return Scale(curve.min(axis=0), curve.max(axis=0), sign)
+    axis_values = scaled_axes(values, sign)
+    return Scale(axis_values.min(axis=0), axis_values.max(axis=0), sign)

@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from dse.study.pareto import Objective, Trial, gain
 
-# stop.hypervolume_gain looks back over at least so many points and so many generations
+# stop.hypervolume_gain looks back over at least this many points and this many generations
 GAIN_POINTS = 64
 GAIN_GENERATIONS = 4
 
@@ -24,8 +24,9 @@ class Generation:
     """
 
     generation: int
-    asks: tuple[tuple[int, str], ...]  # (machine, source) in the order of dispatch
-    # (machine, source, reason) of machines that are never dispatched
+    # (machine, what proposed it: the sampler's method, or a step of it) in the order of dispatch
+    asks: tuple[tuple[int, str], ...]
+    # (machine, what proposed it, reason) of machines that are never dispatched
     pruned: tuple[tuple[int, str, str], ...]
     seen: tuple[int, ...]  # machines of the trials that the sampler saw
     seed: int
@@ -93,13 +94,13 @@ def _stall_reason(min_gain: float, trials: Sequence[Trial], objectives: Sequence
     added less than `min_gain` of the hypervolume.
     """
     newest = max((t.generation for t in trials), default=-1)
-    recent = 0
+    points = 0
     for oldest in range(newest, 0, -1):
-        recent += sum(t.generation == oldest for t in trials)
-        if newest - oldest + 1 >= GAIN_GENERATIONS and recent >= GAIN_POINTS:
+        points += sum(t.generation == oldest for t in trials)
+        if newest - oldest + 1 >= GAIN_GENERATIONS and points >= GAIN_POINTS:
             added_share = gain([t for t in trials if t.generation < oldest], trials, objectives)
             return (
-                f"stop.hypervolume_gain: {added_share:.3g} over {recent} points, less than {min_gain:g}"
+                f"stop.hypervolume_gain: {added_share:.3g} over {points} points, less than {min_gain:g}"
                 if added_share < min_gain
                 else None
             )

@@ -83,11 +83,14 @@ class WorkloadRef:
     bind: tuple[tuple[str, int], ...]  # sizes of symbolic dimensions
     weight: float
     digest: str  # of everything that solvers see of it
-    bits: tuple[tuple[str, int], ...] = ()  # widths that replace those of its tensors
+    # (tensor, or "weights" or "activations"; bits per element that replace those of the workload)
+    bits: tuple[tuple[str, int], ...] = ()
 
 
-def document(path: Path, sets: Sequence[str], faults: Faults) -> dict[str, Any] | None:
-    """Returns the document with `sets` merged in; None if it is no mapping."""
+def document(path: Path, set_texts: Sequence[str], faults: Faults) -> dict[str, Any] | None:
+    """Returns the study file's document with the --set assignments ("key=value") merged in; None if it is no
+    mapping.
+    """
     raw, document_faults = documents.read(path)
     is_study = documents.is_kind(raw, KIND)
     if not is_study and (raw is not None or not document_faults):
@@ -98,7 +101,7 @@ def document(path: Path, sets: Sequence[str], faults: Faults) -> dict[str, Any] 
     if not is_study or not isinstance(raw, dict):
         return None
     raw = {"name": path.stem, **raw}
-    for text in sets:
+    for text in set_texts:
         _merge(raw, text, faults)
     misspelt = [explain(str(key), "extra_forbidden", raw[key], "", KEYS) for key in raw if key not in KEYS]
     faults.lines.extend(misspelt)
@@ -160,9 +163,9 @@ def solver(raw: object, faults: Faults) -> SolverOptions:
         options.objective != "energy" or options.schedule not in ("fused", "unfused") or not shares_exactly
     ):
         faults.add(
-            f"solver.sharing_gap = {show(options.sharing_gap)}: machines share what costs least energy, as "
-            "found by the mapper optimal (factors perfect or imperfect_spatial) for schedules unfused or "
-            "fused; take these options, or leave solver.sharing_gap out"
+            f"solver.sharing_gap = {show(options.sharing_gap)}: machines share what costs least energy, "
+            "so it needs objective energy, the mapper optimal with factors perfect or imperfect_spatial, "
+            "and schedule unfused or fused; set these, or leave solver.sharing_gap out"
         )
     is_pipelined = options.schedule in PIPELINED_SCHEDULES
     needs_optimal = options.schedule in ("best", "fused") or is_pipelined
@@ -216,7 +219,7 @@ def solver(raw: object, faults: Faults) -> SolverOptions:
 
 
 def workers(raw: Mapping[str, Any], faults: Faults) -> tuple[int | None, str]:
-    """Returns how many workers (None: one per CPU), and who writes the parts."""
+    """Returns (number of workers; None: one per CPU, 0: in-process), and who writes the parts of tables."""
     count, sink = raw.get("workers"), raw.get("sink", "driver")
     if count is not None and (type(count) is not int or count < 0):
         faults.add(f"workers = {show(count)} is no number of workers; use a whole number, 0 for in-process")
@@ -228,7 +231,10 @@ def workers(raw: Mapping[str, Any], faults: Faults) -> tuple[int | None, str]:
 def space(
     raw: Mapping[str, Any], folder: Path, faults: Faults, within: Path | None = None
 ) -> tuple[str, Space | None]:
-    """Returns the path of the machine file, and the space over that machine."""
+    """Returns the path of the machine file ("": none), and the space over that machine (None: faulty).
+
+    within: folder that must contain the machine file if it is given as a path; None: any folder
+    """
     if "machine" not in raw:
         return "", None
     given = raw["machine"]
@@ -271,8 +277,11 @@ def unknown_as_movement(raw: Mapping[str, Any], faults: Faults) -> bool:
 def workloads(
     raw: object, folder: Path, fuse: bool, faults: Faults, within: Path | None = None, unknown: bool = False
 ) -> list[tuple[WorkloadRef, Workload]]:
-    """Returns each workload as the study names it, and loaded. unknown: whether they may have unknown
-    operators.
+    """Returns each workload as the study names it, and loaded.
+
+    fuse: whether one-to-one operators are fused into their producers
+    within: folder that must contain all files of workloads; None: any folder
+    unknown: whether workloads may have unknown operators
     """
     if raw is None:
         return []
@@ -282,14 +291,14 @@ def workloads(
     if line := _unquoted_fault(raw):
         faults.add(line)
         return []
-    read = [_workload(f"workloads[{i}]", item, folder, fuse, faults, within) for i, item in enumerate(raw)]
-    found = [one for one in read if one is not None]
+    results = [_workload(f"workloads[{i}]", item, folder, fuse, faults, within) for i, item in enumerate(raw)]
+    pairs = [one for one in results if one is not None]
     faults.lines.extend(
         f"workloads: {line}; write unknown: movement to count them as data movement"
-        for _, w in found
+        for _, w in pairs
         if (line := warning(w)) and not unknown
     )
-    names = [ref.name for ref, _ in found]
+    names = [ref.name for ref, _ in pairs]
     for text in dict.fromkeys(names):
         if names.count(text) > 1:
             faults.add(
@@ -298,7 +307,7 @@ def workloads(
             )
         if text in AGGREGATES:
             faults.add(f'workloads: name "{text}" means an aggregate in objectives; choose another')
-    return found
+    return pairs
 
 
 def objectives(
@@ -399,7 +408,7 @@ def _merge(raw: dict[str, Any], text: str, faults: Faults) -> None:
 
 
 def _outside_reason(path: Path, within: Path | None) -> str:
-    """Returns why a file may not be read for a study of that folder, or ""."""
+    """Returns why a file may not be read, if it is outside of the folder `within`; else ""."""
     if within is None or within.resolve() in path.resolve().parents:
         return ""
     return "leads out of the run's folder; copy the file into it, or start a run of your own with dse run"
@@ -430,25 +439,28 @@ def _unquoted_fault(raw: list[Any]) -> str:
 def _workload(
     key: str, item: object, folder: Path, fuse: bool, faults: Faults, within: Path | None
 ) -> tuple[WorkloadRef, Workload] | None:
-    given = {"workload": item} if isinstance(item, str) else item
-    if not isinstance(given, Mapping) or ("workload" in given) == ("file" in given):
+    """Returns the workload of one entry of the list `workloads`; None if it has a fault. key: the entry's
+    name in messages.
+    """
+    entry = {"workload": item} if isinstance(item, str) else item
+    if not isinstance(entry, Mapping) or ("workload" in entry) == ("file" in entry):
         faults.add(
             f"{key} = {show(item)} is no workload; write a name like resnet50:batch=1, or {{file: "
             f"net.onnx, name: net}}"
         )
         return None
-    for k in given:
+    for k in entry:
         if k not in WORKLOAD_KEYS:
-            faults.add(explain(f"{key}.{k}", "extra_forbidden", given[k], "", WORKLOAD_KEYS))
-    text = str(given.get("workload", given.get("file")))
-    weight, bind = given.get("weight", 1), given.get("bind", {})
+            faults.add(explain(f"{key}.{k}", "extra_forbidden", entry[k], "", WORKLOAD_KEYS))
+    text = str(entry.get("workload", entry.get("file")))
+    weight, bind = entry.get("weight", 1), entry.get("bind", {})
     if type(weight) not in (int, float) or not 0 < weight < float("inf"):
         faults.add(f"{key}.weight = {show(weight)} must be a number above 0; correct it")
         return None
     if not isinstance(bind, Mapping) or any(type(number) is not int for number in bind.values()):
         faults.add(f"{key}.bind = {show(bind)} must give whole numbers, e.g. {{N: 1}}; correct it")
         return None
-    bits = given.get("bits", {})
+    bits = entry.get("bits", {})
     if not isinstance(bits, Mapping) or any(type(n) is not int or n < 1 for n in bits.values()):
         faults.add(
             f"{key}.bits = {show(bits)} must give whole numbers of at least 1, e.g. {{weights: 8, "
@@ -465,12 +477,13 @@ def _workload(
     except WorkloadError as error:
         faults.lines.extend(f"{key}: {line}" for line in str(error).splitlines())
         return None
-    display_name = str(given.get("name", Path(path).stem if path and not before else text))
-    pairs, widths = (tuple((str(k), v) for k, v in given.items()) for given in (bind, bits))
+    display_name = str(entry.get("name", Path(path).stem if path and not before else text))
+    pairs, widths = (tuple((str(k), v) for k, v in entry.items()) for entry in (bind, bits))
     return WorkloadRef(display_name, text, absolute, pairs, float(weight), _digest(loaded), widths), loaded
 
 
 def _digest(workload: Workload) -> str:
+    """Returns a digest of everything that solvers see of a workload."""
     rows = [
         (e.name, canonical_key(e), [p.tensor for p in e.tensors()], n)
         for e, n in zip(workload.einsums, counts(workload), strict=True)
@@ -534,6 +547,7 @@ def _check_met(search_space: Space, found: Constraints, faults: Faults) -> bool:
         *single,
         (found, range(0, search_space.size, max(1, search_space.size // MAX_TRIED))),
     ):
+        # that none of a sample meets all constraints proves nothing
         decides = checked is not found or len(machines) == search_space.size
         if decides and _none_meets(search_space, checked, machines):
             faults.add(
@@ -558,8 +572,8 @@ def _none_meets(search_space: Space, checked: Constraints, machines: Sequence[in
 
 
 def _slice(search_space: Space, one: Constraint) -> Sequence[int]:
-    """Returns one machine per combination of values on the axes that a constraint names; () if it names
-    anything else, or there are more than `MAX_TRIED`.
+    """Returns the numbers of one machine per combination of values on the axes that a constraint names (the
+    first value on all other axes); () if it names anything else, or there are more than `MAX_TRIED`.
     """
     lengths = [len(axis.values) if axis.key in one.names else 1 for axis in search_space.axes]
     if not one.names <= {axis.key for axis in search_space.axes} or prod(lengths) > MAX_TRIED:

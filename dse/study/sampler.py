@@ -135,8 +135,8 @@ def propose(
     directions: "min" or "max" per objective
     trials: of complete generations <= generation - 2, in any order
     asked: every machine of earlier generations, pruned ones included
-    admit: violations of the constraints that need no solving, in the order of Trial.violations; met if none
-        is > 0
+    violations_of: machine -> violations of the constraints that need no solving, in the order of
+        Trial.violations; met if none is > 0
     """
     if is_enumerated(search):
         return _enumerated_proposal(search, grid, generation, violations_of)
@@ -282,7 +282,7 @@ def _enumerated_proposal(
 
 
 def _draw(draft: Draft, machines: Iterator[int], source: str) -> None:
-    """Fills the draft from a sequence, without machines that were asked."""
+    """Fills the draft from a sequence, skipping machines that were proposed before."""
     while not draft.is_full():
         machine = next(machines, None)
         if machine is None:
@@ -292,8 +292,8 @@ def _draw(draft: Draft, machines: Iterator[int], source: str) -> None:
 
 
 def _sobol(search: Search, grid: Grid, distinct_count: int) -> Iterator[int]:
-    """Yields machines of a scrambled Sobol sequence over the axes. As a rule, `distinct_count` of them are
-    distinct.
+    """Yields machines of a scrambled Sobol sequence over the axes, at least 4 x `distinct_count`, so that as
+    a rule this many of them are distinct.
     """
     from scipy.stats import qmc  # slow to import, and actors never sample
 
@@ -307,6 +307,7 @@ def _sobol(search: Search, grid: Grid, distinct_count: int) -> Iterator[int]:
 
 
 def _permutation_draws(search: Search, grid: Grid) -> Iterator[int]:
+    """Yields all machines of the space in a seeded order."""
     for first in range(0, grid.size, 1024):
         yield from permutation(
             grid.size, search.seed, np.arange(first, min(first + 1024, grid.size), dtype=np.int64)
@@ -314,6 +315,7 @@ def _permutation_draws(search: Search, grid: Grid) -> Iterator[int]:
 
 
 def _feistel(values: NDArray[np.uint64], half: int, keys: Sequence[int]) -> NDArray[np.uint64]:
+    """Returns numbers of 2 x `half` bits, permuted by one round per key."""
     mask, shift = np.uint64(2**half - 1), np.uint64(half)
     left, right = values >> shift, values & mask
     for key in keys:
@@ -349,8 +351,8 @@ def _steer(
             machine, source = _unasked_neighbour(grid, positions, draft.proposed, rng), "near"
         violations = draft.add(machine, source) if machine >= 0 else ()
         if violations:
-            for name, violation in enumerate((0.0, *violations)):
-                trial.set_constraint(str(name), _penalty(violation))
+            for constraint_index, violation in enumerate((0.0, *violations)):
+                trial.set_constraint(str(constraint_index), _penalty(violation))
             study.tell(trial, worst)
 
 
@@ -386,6 +388,7 @@ def _neighbour_positions(grid: Grid, axis: int, position: int) -> list[int]:
 
 
 def _distributions(grid: Grid) -> dict[str, optuna.distributions.BaseDistribution]:
+    """Returns Optuna's distribution of each axis with several values, by the axis's index as text."""
     from optuna.distributions import (
         CategoricalDistribution,
         IntDistribution,

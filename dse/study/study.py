@@ -75,7 +75,7 @@ class Study:
         return {ref.name: ref.weight for ref in self.workloads}
 
     def depends_on_trials(self) -> bool:
-        """True if what is asked, or dispatched, depends on the trials of earlier generations."""
+        """True if the machines asked for, or dispatched, depend on the trials of earlier generations."""
         return (
             self.search.method in sampler.LEARNING_METHODS
             or self.search.prune
@@ -112,9 +112,9 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
             f"solver.sharing_gap = {solver.sharing_gap:g}: {space.template.name} describes lines, rows, "
             "banks or hops, which shared schedules do not price; leave it out"
         )
-    given = document.get("workloads")
-    found = read.workloads(
-        given,
+    workload_items = document.get("workloads")
+    pairs = read.workloads(
+        workload_items,
         path.parent,
         solver.fuse_elementwise,
         faults,
@@ -122,7 +122,9 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
         read.unknown_as_movement(document, faults),
     )
     names = (
-        [ref.name for ref, _ in found] if isinstance(given, list) and len(found) == len(given) > 0 else None
+        [ref.name for ref, _ in pairs]
+        if isinstance(workload_items, list) and len(pairs) == len(workload_items) > 0
+        else None
     )
     clock_varies = space is not None and any(
         axis.key == "clock_mhz" and len(axis.values) > 1 for axis in space.axes
@@ -143,7 +145,7 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
     if faults.lines or space is None:
         raise StudyError(faults.text(path))
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
-    refs, loaded_workloads = tuple(ref for ref, _ in found), tuple(workload for _, workload in found)
+    refs, loaded_workloads = tuple(ref for ref, _ in pairs), tuple(workload for _, workload in pairs)
     return Study(
         name,
         text,
@@ -198,8 +200,8 @@ def files(study: Study) -> dict[str, bytes]:
 
 
 def identity(study: Study) -> dict[str, str]:
-    """Returns everything that rows depend on, flat: key -> value as text. Studies with equal identities share
-    a run folder.
+    """Returns everything that rows depend on, as flat key -> text. Studies with equal identities share a run
+    folder.
     """
     found = {f"workloads.{ref.name}": f"{ref.digest} x {ref.weight:g}" for ref in study.workloads}
     found["workloads"] = ", ".join(ref.name for ref in study.workloads)
@@ -341,7 +343,7 @@ def point(study: Study, machine: int, area_mm2: float, costs: Mapping[str, Cost]
 def points(
     study: Study, machines: Ints, area_mm2: Floats, costs: Mapping[str, Cost]
 ) -> dict[str, NDArray[Any]]:
-    """Returns `point` of n machines, a column each. costs: of columns [n]."""
+    """Returns `point` of n machines as columns [n]. costs: by workload, each number a column [n]."""
     with np.errstate(divide="raise", invalid="raise"):  # as Python's floats do
         found = _metric_columns(study, area_mm2, costs)
     violations: dict[str, list[float]] = {violation_column(c): [] for c in study.constraints.modelled}
@@ -382,7 +384,7 @@ def trials(
     schedules: dict[int, list[Mapping[str, Any]]] = {}
     for row in sorted(points, key=lambda row: (row["machine"], row["schedule"])):
         schedules.setdefault(row["machine"], []).append(row)
-    # none missed: first the capacity shortage, then the static constraints (Trial.violations)
+    # of a machine with schedules: no capacity shortage, and no violation of a static constraint
     capacity_and_static = (0.0,) * (1 + len(study.constraints.static))
     names = [violation_column(c) for c in study.constraints.modelled]
     found = []
