@@ -51,9 +51,8 @@ class Fill:
     """Tiles of one bottom-up pass."""
 
     tiles: tuple[Tile, ...]  # per tier the tile that it holds
-    pes: tuple[
-        tuple[SpatialFactor, ...], ...
-    ]  # per tier the spatial factors above it; last those above compute
+    # per tier the spatial factors above it; last those above compute
+    pes: tuple[tuple[SpatialFactor, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,11 +546,11 @@ def _traffic(p: Projection, e: Einsum, spread: Tiles, trips: Tiles, stationary: 
     """Elements moved into the level, for all PEs. A stationary tensor is not fetched again by loops over
     ranks that it does not have.
     """
-    moved = _hulls(p, spread).astype(np.float64)
+    elems = _hulls(p, spread).astype(np.float64)
     for rank, n in trips.items():
         if rank in p.ranks() or not stationary:
-            moved = moved * n
-    return moved * (2 if p is e.output else 1)
+            elems = elems * n
+    return elems * (2 if p is e.output else 1)
 
 
 def _hulls(p: Projection, tiles: Tiles) -> NDArray[np.int64]:

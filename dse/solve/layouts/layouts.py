@@ -180,8 +180,10 @@ class Layouts:
         )
         self.home, self.occurrences = arch.levels[0].name, counts(workload)
         self.keys = [canonical_key(e) for e in workload.einsums]
+        # by key: the first of equal einsums
         self.firsts = dict(reversed(list(zip(self.keys, workload.einsums, strict=True))))
         self.interface_names = interface_tensors(workload)
+        # by key, for each of its mappings: best layouts of all tensors, with interface tensors row-major
         self.free_layouts = {
             key: [
                 best_layouts(one, self._row_major_layouts(one, self.interface_names[key]))[2]
@@ -189,7 +191,8 @@ class Layouts:
             ]
             for key, found in solved.items()
         }
-        self.pricings: dict[int, list[LayoutPricing]] = {}
+        self.pricings: dict[int, list[LayoutPricing]] = {}  # memo of `pricings_of`
+        # memo of `_mapping_costs`
         self.costs: dict[tuple[str, tuple[Layout | None, ...]], list[tuple[float, float]]] = {}
         # tables of einsums, shared by equal einsums with equal labels
         self.einsum_tables: dict[tuple[object, ...], Table] = {}
@@ -573,11 +576,11 @@ class Layouts:
         found = evaluate(self.arch, with_copies, schedule, self.objective)
         assert isinstance(found, Solution)
         einsum_bounds = {key: one.lower_bound for key, one in self.solved.items()}
-        bounds_of_runs = [(n, einsum_bounds[key]) for key, n in zip(self.keys, self.occurrences, strict=True)]
+        counted_bounds = [(n, einsum_bounds[key]) for key, n in zip(self.keys, self.occurrences, strict=True)]
         mapping_bound = (
-            sum(n * one for n, one in bounds_of_runs)
+            sum(n * one for n, one in counted_bounds)
             if self.objective != "edp"
-            else sum(n * one**0.5 for n, one in bounds_of_runs) ** 2
+            else sum(n * one**0.5 for n, one in counted_bounds) ** 2
         )
         to_bound = found.gap_to_bound
         gap = min(

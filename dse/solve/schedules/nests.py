@@ -169,6 +169,7 @@ class Nests:
                     + sum(n * self._trip_bound(other_trip, place) for other_trip, n in other_trips)
                     + self.pj_once(e, place)
                 )
+            # the schedule has the nodes of tensors that have their home at the level
             trimmed = replace(
                 found.mapping,
                 nodes=tuple(
