@@ -512,12 +512,13 @@ def _cache(
     `_top_up`.
     """
     extents = e.sizes()
-    pes = _tile_of_pes(extents, dict.fromkeys(extents, 1), spatial)
+    pes = _tile_of_pes(extents, dict.fromkeys(extents, 1), spatial)  # PEs by the rank unrolled over them
     trips_left = {rank: -(-extents[rank] // (tile[rank] * pes[rank])) for rank in extents}
     grid = np.meshgrid(*(divisors(trips_left[rank]) for rank in extents), indexing="ij")
     tiles = {
         rank: np.minimum(tile[rank] * g.ravel(), extents[rank]) for rank, g in zip(extents, grid, strict=True)
     }
+    # the tiles of all PEs together
     spread = {rank: np.minimum(t * pes[rank], extents[rank]) for rank, t in tiles.items()}
     bits_by_level = [_held_bits(e, arch, v, tiles, spread) for v in tier]
     trips = {rank: -(-extents[rank] // t) for rank, t in spread.items()}

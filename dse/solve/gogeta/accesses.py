@@ -23,7 +23,7 @@ from workloads.einsum import Einsum, Projection
 Stages = tuple[tuple[int, ...], ...]
 # tensor that each step of a pipeline needs whole -> (an operation that uses it, its number among the
 # operation's tensors)
-ResidentWords = dict[str, tuple[int, int]]
+ResidentTensors = dict[str, tuple[int, int]]
 # (source operation, number of one of its edges, rank that the source steps through) -> rank that the edge's
 # target steps through; "": none
 Step = Callable[[int, int, str], str]
@@ -316,7 +316,7 @@ def pipelined_phases(
         e for e in edges if period_begin <= e.source and e.target < period_begin + graph.operations_per_period
     ]
     group = {v: [v] for v in range(period_begin, period_begin + graph.operations_per_period)}
-    resident: dict[int, ResidentWords] = {v: {} for v in group}
+    resident: dict[int, ResidentTensors] = {v: {} for v in group}
     words = {t: n if n > small_words else 0 for t, n in graph.words(word_bits).items()}
     siblings: dict[int, list[int]] = defaultdict(list)
     edges_from: dict[int, list[Edge]] = defaultdict(list)
@@ -353,7 +353,7 @@ def pipelined_phases(
     )
 
 
-def _total_words(resident: ResidentWords, words: Mapping[str, int]) -> int:
+def _total_words(resident: ResidentTensors, words: Mapping[str, int]) -> int:
     return sum(words[t] for t in resident)
 
 
@@ -382,7 +382,7 @@ def _resident_tensors(
     members: Sequence[int],
     words: Mapping[str, int],
     step: Step,
-) -> ResidentWords | None:
+) -> ResidentTensors | None:
     """Tensors that a pipeline of these operations holds whole on chip; None if the operations cannot all step
     through one rank. edges_from: edges by their source.
 
@@ -397,7 +397,7 @@ def _resident_tensors(
     fed: dict[int, set[str]] = defaultdict(set)
     for _, e in inner_edges:
         fed[e.target].add(e.tensor)
-    resident: ResidentWords = {}
+    resident: ResidentTensors = {}
     for first in dict.fromkeys(e.source for _, e in inner_edges if e.source not in fed):
         by_rank = [
             _resident_for(graph, inner_edges, fed, {first: rank}, words, step)
@@ -417,13 +417,13 @@ def _resident_for(
     step_rank: dict[int, str],
     words: Mapping[str, int],
     step: Step,
-) -> ResidentWords | None:
+) -> ResidentTensors | None:
     """Tensors that are held if the first operation of a pipeline steps through its rank in `step_rank`; None
     if an operation would step through no rank, or through two. inner_edges: (number among the edges of its
     source, edge); fed: tensors that each operation gets from others of the pipeline; step_rank: operation ->
     rank, is filled.
     """
-    resident: ResidentWords = {}
+    resident: ResidentTensors = {}
     for i, e in inner_edges:
         if e.source not in step_rank:
             continue

@@ -258,6 +258,7 @@ def _solve(p: _Program) -> _Answer:
         (intervals.first, column, -p.space_times),
         (intervals.last, column, p.space_times),
     ]
+    # [tensors] number among the spillable ones, -1: not spillable
     number = np.full(len(intervals.spill_words), -1)
     number[spillable] = np.arange(len(spillable))
     spills = np.flatnonzero(number[intervals.tensor_number] >= 0)  # spilled + stays >= size

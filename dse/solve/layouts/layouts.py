@@ -92,8 +92,8 @@ class LayoutAssignment:
 @dataclass(frozen=True, slots=True)
 class Use:
     """A tensor as one einsum uses it. einsum: number of the einsum; position: of the tensor among the
-    einsum's tensors; is_view: whether the einsum reads the tensor in another shape, which needs the row-major
-    layout.
+    einsum's tensors; node: of the graph, whose label is the tensor's layout there; is_view: whether the
+    einsum reads the tensor in another shape, which needs the row-major layout.
     """
 
     einsum: int
@@ -227,6 +227,9 @@ class Layouts:
         return {place: row_major(dim_names(p), tuple(d.size for d in p.dims)) for place, p in found.items()}
 
     def _interface_tensors(self) -> Iterator[InterfaceTensor]:
+        """The interface tensors, in the order of their makers. Nodes of tensor T: T> as its maker writes it,
+        T<i.x as input x of einsum i, or T< for all readers together if there are more than MAX_OWN_LAYOUTS.
+        """
         made = {e.output.tensor: i for i, e in enumerate(self.workload.einsums)}
         state_results = {name: result for result, name in self.workload.loop_state}
         readers: dict[str, list[tuple[int, int]]] = {}
@@ -509,6 +512,10 @@ class Layouts:
     def _all_layouts(
         self, key: str, mapping: int, e: Einsum, tensor_layouts: Sequence[Layout | None]
     ) -> dict[TensorAt, Layout]:
+        """The layouts of all tensors in a mapping, given by its number among the einsum's mappings.
+        tensor_layouts: of the tensors at the outermost level; None: the best one, or row-major for interface
+        tensors.
+        """
         chosen = {
             (self.home, p.tensor): replace(layout, names=dim_names(p))
             for p, layout in zip(e.tensors(), tensor_layouts, strict=True)
@@ -560,6 +567,7 @@ class Layouts:
         return self._bits(one), one.labels[0].shape
 
     def _bits(self, one: InterfaceTensor) -> int | None:
+        """Bits of an element; None: a machine word."""
         return self.workload.einsums[one.maker.einsum].output.bits
 
     def to_assignment(
@@ -737,6 +745,7 @@ class Layouts:
 
 
 def _scope(one: InterfaceTensor) -> tuple[str, ...]:
+    """The nodes of a tensor, that of its maker first."""
     return tuple(dict.fromkeys([one.maker.node, *(use.node for use in one.readers)]))
 
 

@@ -76,7 +76,7 @@ class Nests:
     memo: dict[Key, list[tuple[float, Einsum, Nest]]] = field(default_factory=dict)
     lower_bounds: dict[Key, float] = field(default_factory=dict)  # memo of `lower_bound`
     padding_extra: dict[Key, float] = field(default_factory=dict)  # memo of `padding_extra_bound`
-    keys: dict[tuple[Einsum, Place], Key] = field(default_factory=dict)
+    keys: dict[tuple[Einsum, Place], Key] = field(default_factory=dict)  # memo of `_key`
     searches: int = 0  # so far
     # of a machine with layouts: the same machine as if layouts cost nothing, for lower bounds
     without_layouts: Nests | None = None

@@ -224,6 +224,7 @@ def segments_to_solve(
     cheapest_chain: returns the energy of the best chain known so far.
     """
     ends, begins = _chain_costs([one.energy for one in alone], {r: one.energy for r, one in bounds.items()})
+    # lowest bound of all chains through each segment
     through = {r: ends[r.first] + one.energy + begins[r.last + 1] for r, one in bounds.items()}
     best_through = {
         (r.first, r.last): min(cost for s, cost in through.items() if (s.first, s.last) == (r.first, r.last))

@@ -82,7 +82,7 @@ class ActionRows(NamedTuple):
 class Member(NamedTuple):
     """An einsum of a segment."""
 
-    row: int
+    row: int  # of a PricedSchedule
     occurrences: int
 
 
