@@ -110,12 +110,12 @@ def test_schedules_are_walked_and_cost_what_their_labels_say(seed: int, objectiv
     g = fused.graph(
         arch, workload, objective, Nests(arch, objective, "imperfect_spatial", lambda _: FREE, 0.0)
     )
-    tables = fused.factors(g)
+    tables = fused.factor_tables(g)
     if isinstance(tables, Infeasible):
         return
     joined = fused.join(tables.tables, ranking=objective)
     for best in joined.choices:
-        schedule = fused.schedule(g, tables, best)
+        schedule = fused.schedule_of(g, tables, best)
         assert faults(arch, workload, schedule) == []
         found = fused.evaluate(arch, workload, schedule, objective)
         assert isinstance(found, Solution), found
@@ -175,7 +175,7 @@ def test_equal_blocks_are_solved_once() -> None:
         g = fused.graph(
             A2S, workload, "energy", Nests(A2S, "energy", "imperfect_spatial", lambda _: FREE, 0.0)
         )
-        fused.factors(g)
+        fused.factor_tables(g)
         asked.append((g.nests.searches, len(g.plans.options)))
     assert asked[0] == asked[1]
 
@@ -245,7 +245,7 @@ def test_schedules_in_layouts_cost_what_their_labels_say(seed: int, objective: f
     )
     assert isinstance(chosen, Layouts)
     g = fused.graph(arch, workload, objective, Nests(arch, objective, "perfect", lambda _: FREE, 0.0), chosen)
-    tables, found = fused.factors(g), fused._best_schedules(g, objective)
+    tables, found = fused.factor_tables(g), fused._best_schedules(g, objective)
     assert isinstance(tables, fused.GraphFactors)
     assert isinstance(found, tuple)
     every, _ = next(chosen.rules("alt"))

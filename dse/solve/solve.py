@@ -321,11 +321,11 @@ def _search_schedule(
         return pipeline if isinstance(pipeline, Infeasible) else [pipeline]
     memo: dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]] = {}
 
-    def nests(part: Arch, e: Einsum) -> Nest | Infeasible:
-        key = part, canonical_key(e)
+    def nests(machine: Arch, e: Einsum) -> Nest | Infeasible:
+        key = machine, canonical_key(e)
         if key not in memo:
-            found = _mapper(options, constraints_for(e, part))(
-                Problem(part, e, options.objective), Random(f"{options.seed}/{key[1]}")
+            found = _mapper(options, constraints_for(e, machine))(
+                Problem(machine, e, options.objective), Random(f"{options.seed}/{key[1]}")
             )
             memo[key] = e, found if isinstance(found, Infeasible) else found[0].mapping
         first, nest = memo[key]
@@ -533,7 +533,7 @@ def solve_unfused(
     interfaces = interface_tensors(workload) if arch.models_layout() else {}
     costs: dict[int, EinsumCost | Infeasible] = {}
 
-    def found(index: int) -> EinsumCost | Infeasible:
+    def solve_index(index: int) -> EinsumCost | Infeasible:
         if index not in costs:
             e, key = groups[index].einsum, groups[index].key
             with deadline.part(len(groups) - len(costs)):
@@ -548,11 +548,11 @@ def solve_unfused(
 
     if on_einsum:
         for index in _informative_order(groups, arch):
-            if isinstance(one := found(index), Infeasible):
+            if isinstance(one := solve_index(index), Infeasible):
                 break  # the loop below returns the first einsum, in order of the workload, that does not fit
             on_einsum(index, one)
     for index, _ in enumerate(_with_progress(groups, progress)):
-        if isinstance(one := found(index), Infeasible):
+        if isinstance(one := solve_index(index), Infeasible):
             return one
     answer = sequential_solution(arch, groups, options, [costs[index] for index in range(len(groups))])
     return (
@@ -585,6 +585,7 @@ def solve_unfused_on(
     groups, overflows = unique(workload), [outermost.overflow_unfused(arch, workload) for arch in arches]
     arches = [arch.unbounded() for arch in arches]
     costs: list[dict[int, EinsumCost | Infeasible]] = [{} for _ in arches]
+    # of each machine: positions of the einsums that are not solved yet, in the order of their searches
     todo = [
         []
         if arch.layout_sensitive() or overflow
@@ -594,6 +595,7 @@ def solve_unfused_on(
         for arch, overflow in zip(arches, overflows, strict=True)
     ]
     while any(todo):
+        # (position of an einsum, constraints on its mapping) -> machines whose next einsum it is
         requests: dict[tuple[int, Constraints], list[int]] = {}
         for j, indices in enumerate(todo):
             if indices:
@@ -601,14 +603,14 @@ def solve_unfused_on(
                 requests.setdefault(
                     (index, dataflow(options.dataflow, groups[index].einsum, arches[j])), []
                 ).append(j)
-        for (index, rules), own in requests.items():
+        for (index, rules), machines in requests.items():
             found = optimal_on(
-                [Problem(arches[j], groups[index].einsum, options.objective) for j in own],
+                [Problem(arches[j], groups[index].einsum, options.objective) for j in machines],
                 options.factors,
                 rules,
                 options.gap,
             )
-            for j, one in zip(own, found, strict=True):
+            for j, one in zip(machines, found, strict=True):
                 earlier_failure = _infeasible(costs[j])
                 costs[j][index] = one
                 if isinstance(one, Infeasible):  # an earlier einsum may not fit either: the first one counts

@@ -37,7 +37,7 @@ TREES = 40
 HOT, COLD = 1.0, 0.02  # first and last temperature, in doublings of the cost
 
 Walker = tuple[Choices, Mapping]
-Model = Callable[[Floats], Floats]
+Model = Callable[[Floats], Floats]  # features [N, F] -> predicted log2 of the objective [N]
 
 
 @dataclass(slots=True)

@@ -51,9 +51,8 @@ class Fill:
     """Tiles of one bottom-up pass."""
 
     tiles: tuple[Tile, ...]  # per tier the tile that it holds
-    pes: tuple[
-        tuple[SpatialFactor, ...], ...
-    ]  # per tier the spatial factors above it; last those above compute
+    # per tier the spatial factors above it; last those above compute
+    pes: tuple[tuple[SpatialFactor, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,12 +512,13 @@ def _cache(
     `_top_up`.
     """
     extents = e.sizes()
-    pes = _tile_of_pes(extents, dict.fromkeys(extents, 1), spatial)
+    pes = _tile_of_pes(extents, dict.fromkeys(extents, 1), spatial)  # PEs by the rank unrolled over them
     trips_left = {rank: -(-extents[rank] // (tile[rank] * pes[rank])) for rank in extents}
     grid = np.meshgrid(*(divisors(trips_left[rank]) for rank in extents), indexing="ij")
     tiles = {
         rank: np.minimum(tile[rank] * g.ravel(), extents[rank]) for rank, g in zip(extents, grid, strict=True)
     }
+    # the tiles of all PEs together
     spread = {rank: np.minimum(t * pes[rank], extents[rank]) for rank, t in tiles.items()}
     bits_by_level = [_held_bits(e, arch, v, tiles, spread) for v in tier]
     trips = {rank: -(-extents[rank] // t) for rank, t in spread.items()}
@@ -547,11 +547,11 @@ def _traffic(p: Projection, e: Einsum, spread: Tiles, trips: Tiles, stationary: 
     """Elements moved into the level, for all PEs. A stationary tensor is not fetched again by loops over
     ranks that it does not have.
     """
-    moved = _hulls(p, spread).astype(np.float64)
+    elems = _hulls(p, spread).astype(np.float64)
     for rank, n in trips.items():
         if rank in p.ranks() or not stationary:
-            moved = moved * n
-    return moved * (2 if p is e.output else 1)
+            elems = elems * n
+    return elems * (2 if p is e.output else 1)
 
 
 def _hulls(p: Projection, tiles: Tiles) -> NDArray[np.int64]:

@@ -37,13 +37,13 @@ def levels_outside_inner_array(arch: Arch) -> int:
     return arch.fanouts[-1].outside if arch.fanouts else len(arch.levels)
 
 
-def why_no_nest(t: Tiling, u: Unit, moves: bool) -> str:
+def why_no_nest(t: Tiling, machine: Unit, moves: bool) -> str:
     """Why a schedule is no nest with storage nodes; "" if it is one.
 
     moves: whether the operator copies several tensors of the einsum, which it sees as one input.
     """
     trips, op, tensors = dict(t.nest.loops), t.operator, t.tensors
-    if u.accelerators > 1:
+    if machine.accelerators > 1:
         return "several accelerators by turns"
     if t.nest.last_only:
         return "outputs are sent back only once, after the last accelerator call"
@@ -92,9 +92,9 @@ def einsum_tensors_of(e: Einsum, t: Tiling) -> dict[str, tuple[str, ...]]:
     return {name: (tensor,) for name, tensor in zip(t.tensors, [*names, e.output.tensor], strict=True)}
 
 
-def home(name: str, u: Unit) -> str:
+def home(name: str, machine: Unit) -> str:
     """The level that holds a tensor of the tiling."""
-    return u.names[{"inputs": 0, "outputs": 2}.get(name, 1)]
+    return machine.names[{"inputs": 0, "outputs": 2}.get(name, 1)]
 
 
 def sizes_of(t: Tiling) -> dict[str, int]:
@@ -105,7 +105,7 @@ def sizes_of(t: Tiling) -> dict[str, int]:
         if "weights" in tensors and tensors["weights"].grid()[-1] > 1
         else tensors["inputs"]
     )
-    rows = (
+    image_sizes = (
         {"h": tensors["outputs"].cuts[1][0][1], "w": tensors["outputs"].cuts[2][0][1]}
         if len(tensors["outputs"].shape) == 4
         else {}
@@ -116,7 +116,7 @@ def sizes_of(t: Tiling) -> dict[str, int]:
         "m": m,
         "o": tensors["outputs"].tile[-1],
         "c": channel_tensor.tile[-1],
-    } | rows
+    } | image_sizes
 
 
 def export(e: Einsum, arch: Arch, s: Schedule) -> Mapping:
@@ -124,7 +124,7 @@ def export(e: Einsum, arch: Arch, s: Schedule) -> Mapping:
     tile, since SMAUG reuses only the tile that was loaded last. A tensor that is always loaded stands below
     all loops.
     """
-    view, t, u = s.operator_view, s.tiling, s.accelerator
+    view, t, machine = s.operator_view, s.tiling, s.accelerator
     nodes: list[Loop | Store] = [Store(arch.levels[0].name, p.tensor) for p in e.tensors()]
     tile = e.sizes()
     for rank, _ in view.repeated_ranks:
@@ -145,7 +145,7 @@ def export(e: Einsum, arch: Arch, s: Schedule) -> Mapping:
     flat_loop = _flat_loop(t) if "t" in loops_of_tensor["inputs"] else None
     for i in range(len(loops) + 1):
         nodes += [
-            Store(home(name, u), tensor)
+            Store(home(name, machine), tensor)
             for name, depth in depth_of.items()
             if depth == i
             for tensor in tensors_of[name]

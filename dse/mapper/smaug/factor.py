@@ -108,11 +108,11 @@ def pe_dims(arch: Arch, outer: int) -> tuple[list[tuple[str, int]], list[tuple[s
     ]
 
 
-def stored_elems(shape: Sequence[int], u: Unit, slack: int | None = None) -> int:
+def stored_elems(shape: Sequence[int], machine: Unit, slack: int | None = None) -> int:
     """Elements that a tensor or a tile takes in a scratchpad: its innermost dimension is padded by `slack`
     (None: up to the next multiple of align).
     """
-    return prod(shape[:-1]) * (shape[-1] + (u.slack(shape[-1]) if slack is None else slack))
+    return prod(shape[:-1]) * (shape[-1] + (machine.slack(shape[-1]) if slack is None else slack))
 
 
 def cuts_dim(label: str, dim: str) -> bool:
@@ -125,9 +125,9 @@ def layout_of(shape: Sequence[int]) -> str:
     return "NHWC" if len(shape) == 4 else "NC"
 
 
-def minimum_tile(u: Unit, key: str, shape: Shape, kernel: Sequence[int] = ()) -> Shape:
+def minimum_tile(machine: Unit, key: str, shape: Shape, kernel: Sequence[int] = ()) -> Shape:
     """The minimum tile of a table entry, clipped to the shape. A tile of inputs has at least one window."""
-    unit_sizes = {"pes": u.pes, "macs": u.macs, "vector": u.vector}
+    unit_sizes = {"pes": machine.pes, "macs": machine.macs, "vector": machine.vector}
 
     def size(dim: int, entry: TileEntry) -> int:
         window = kernel[dim - 1] if kernel and 0 < dim < 3 else 1
@@ -136,14 +136,14 @@ def minimum_tile(u: Unit, key: str, shape: Shape, kernel: Sequence[int] = ()) ->
         n = entry if isinstance(entry, int) else window if entry == "kernel" else unit_sizes[entry]
         return max(n, window) if key.endswith(".inputs") else n
 
-    return tuple(min(size(dim, entry), shape[dim]) for dim, entry in enumerate(u.minimum[key]))
+    return tuple(min(size(dim, entry), shape[dim]) for dim, entry in enumerate(machine.minimum[key]))
 
 
-def minimal_share(shape: Shape, label: str, minimum: Shape, u: Unit, layout: str) -> tuple[int, int]:
+def minimal_share(shape: Shape, label: str, minimum: Shape, machine: Unit, layout: str) -> tuple[int, int]:
     """(a, b): the smallest tile that a label allows takes a / b stored elements. As a fraction of the padded
     tensor, a / b need not be a whole number.
     """
-    total = stored_elems(shape, u)
+    total = stored_elems(shape, machine)
     if label == "None":
         return total, 1
     n = layout.index("N")
@@ -154,22 +154,22 @@ def minimal_share(shape: Shape, label: str, minimum: Shape, u: Unit, layout: str
     return numerator, denominator
 
 
-def strategy(shape: Shape, minimum: Shape, u: Unit, layout: str = "") -> str | int:
+def strategy(shape: Shape, minimum: Shape, machine: Unit, layout: str = "") -> str | int:
     """The first label in the machine's order of preference whose smallest tile fits. If none fits: the
     elements of the smallest tile of all labels.
     """
     layout = layout or layout_of(shape)
-    need = stored_elems(shape, u)
-    for label in u.preference:
+    need = stored_elems(shape, machine)
+    for label in machine.preference:
         if set(label.removeprefix("Dim")) <= set(layout) or label == "None":
-            numerator, denominator = minimal_share(shape, label, minimum, u, layout)
-            if numerator <= u.max_elems() * denominator:
+            numerator, denominator = minimal_share(shape, label, minimum, machine, layout)
+            if numerator <= machine.max_elems() * denominator:
                 return label
             need = min(need, -(-numerator // denominator))
     return need
 
 
-def enumerate_tiles(shape: Shape, label: str, minimum: Shape, step: Shape, u: Unit) -> Ints:
+def enumerate_tiles(shape: Shape, label: str, minimum: Shape, step: Shape, machine: Unit) -> Ints:
     """[candidates, dimensions] the tile shapes that fit. A dimension in the label takes the sizes minimum,
     minimum + step, ...; the other dimensions are full.
 
@@ -177,22 +177,23 @@ def enumerate_tiles(shape: Shape, label: str, minimum: Shape, step: Shape, u: Un
     """
     layout = layout_of(shape)
     order = sorted(range(len(shape)), key=lambda i: "NCHW".index(layout[i]))
+    # sizes of each dimension; dropped if they do not fit beside the smallest sizes of the others
     runs = [
         np.arange(minimum[i], shape[i] + 1, step[i]) if cuts_dim(label, layout[i]) else np.array([shape[i]])
         for i in order
     ]
-    runs = [run[run * prod(int(r[0]) for r in runs if r is not run) <= u.max_elems()] for run in runs]
+    runs = [run[run * prod(int(r[0]) for r in runs if r is not run) <= machine.max_elems()] for run in runs]
     grid = np.meshgrid(*runs, indexing="ij")
     found = np.empty((grid[0].size, len(shape)), np.int64)
     for column, i in zip(grid, order, strict=True):
         found[:, i] = column.ravel()
-    return found[stored_elems_each(found, u) <= u.max_elems()]
+    return found[stored_elems_each(found, machine) <= machine.max_elems()]
 
 
-def stored_elems_each(shapes: Ints, u: Unit, slack: int | None = None) -> Ints:
+def stored_elems_each(shapes: Ints, machine: Unit, slack: int | None = None) -> Ints:
     """The result of `stored_elems` for many shapes: [candidates, dimensions] -> [candidates]."""
     inner = shapes[:, -1]
-    padding = slack if slack is not None else (-inner % u.align if u.align else 0)
+    padding = slack if slack is not None else (-inner % machine.align if machine.align else 0)
     elems: Ints = shapes[:, :-1].prod(axis=1) * (inner + padding)
     return elems
 

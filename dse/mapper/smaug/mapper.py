@@ -83,12 +83,12 @@ def plan(e: Einsum, arch: Arch) -> Plan | Infeasible:
     bits = set(bits_of(e, arch).values())
     if len(bits) > 1:
         return unsupported(e.name, "optimizers of tensors with elements of several sizes")
-    u = unit(arch, bits.pop())
-    if u is None:
+    machine = unit(arch, bits.pop())
+    if machine is None:
         return unsupported(
             e.name, f"level between {arch.levels[0].name} and the array for inputs, weights and outputs"
         )
-    homes = dict(zip(ROLES, u.names, strict=True))
+    homes = dict(zip(ROLES, machine.names, strict=True))
     if blocking := [
         level.name
         for level in arch.levels[1 : levels_outside_inner_array(arch)]
@@ -98,11 +98,11 @@ def plan(e: Einsum, arch: Arch) -> Plan | Infeasible:
     reading = read(e)
     if isinstance(reading, Infeasible):
         return reading
-    tiling = tile(reading.operator, u)
+    tiling = tile(reading.operator, machine)
     if isinstance(tiling, Infeasible):
         return tiling
-    s = Schedule(reading, u, tiling)
-    why = why_no_nest(tiling, u, tiling.operator.kind == "unary" and len(e.inputs) > 1)
+    s = Schedule(reading, machine, tiling)
+    why = why_no_nest(tiling, machine, tiling.operator.kind == "unary" and len(e.inputs) > 1)
     mapping = Mapping(()) if why else export(e, arch, s)
     if not why and isinstance(overflow := einsum_cost(Problem(arch, e, "energy"), mapping), Infeasible):
         why = (
@@ -143,7 +143,7 @@ def _strategy(s: Schedule) -> Iterator[str]:
     """Yields a line for the operator, then one per tensor: which dimensions are cut, the tile, the grid of
     tiles, the level that they go to.
     """
-    op, u = s.tiling.operator, s.accelerator
+    op, machine = s.tiling.operator, s.accelerator
     window = (
         f", window {_shape_text(op.kernel)}, stride {_shape_text(op.stride)}, padding "
         f"{' '.join(map(str, op.pads))}"
@@ -153,7 +153,7 @@ def _strategy(s: Schedule) -> Iterator[str]:
     yield (
         f"SMAUG {op.kind} of "
         f"{_shape_text(op.shape)}{window}{f', {op.outputs} outputs' if op.outputs else ''}; "
-        f"array {u.pes} x {u.macs}, vectors of {u.vector}"
+        f"array {machine.pes} x {machine.macs}, vectors of {machine.vector}"
     )
     for name, tiled in s.tiling.tensors.items():
         tiles = (
@@ -161,7 +161,7 @@ def _strategy(s: Schedule) -> Iterator[str]:
             if prod(tiled.grid()) > 1
             else "whole"
         )
-        yield f"  {name} {_shape_text(tiled.shape)} through {home(name, u)}: {tiles}"
+        yield f"  {name} {_shape_text(tiled.shape)} through {home(name, machine)}: {tiles}"
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:

@@ -100,7 +100,7 @@ def _image(
     kind: str, e: Einsum, image_slides: tuple[_Slide, _Slide], ranks: dict[str, str], groups: list[str]
 ) -> Reading:
     """The reading of an operator on images. image_slides: its windows over rows and columns; ranks: of N, C
-    and M.
+    and M; groups: ranks over which the operator is repeated.
     """
     rows, columns = image_slides
     r, c = rows.window, columns.window

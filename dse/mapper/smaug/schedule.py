@@ -76,6 +76,7 @@ def calls(n: Nest, tensors: dict[str, Tiled], accelerators: int = 1) -> Calls:
         zip((name for name, _ in n.loops), np.indices(trips).reshape(len(trips), -1), strict=True)
     )
     total = prod(trips)
+    # [calls] number of the turn; trips of loops in `serial` run within one turn
     turn = np.zeros(total, np.int64)
     for name, count in n.loops:
         turn = turn if name in n.serial else turn * count + counters[name]

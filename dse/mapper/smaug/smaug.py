@@ -77,7 +77,7 @@ def same_padding(kernel: tuple[int, int]) -> tuple[int, int, int, int]:
     return top, bottom, left, right
 
 
-def tile(op: Operator, u: Unit, faithful: bool = False) -> Tiling | Infeasible:
+def tile(op: Operator, machine: Unit, faithful: bool = False) -> Tiling | Infeasible:
     """The tiling of one operator; Infeasible where no tile fits, or where there is no optimizer for its
     kind."""
     if op.kind not in OPTIMIZERS:
@@ -87,7 +87,7 @@ def tile(op: Operator, u: Unit, faithful: bool = False) -> Tiling | Infeasible:
         and min(w.outputs(n) for w, n in zip(op.windows(), op.shape[1:3], strict=True)) < 1
     ):
         return unsupported(op.name, "inputs as large as the kernel")
-    return OPTIMIZERS[op.kind](op, u, faithful)
+    return OPTIMIZERS[op.kind](op, machine, faithful)
 
 
 def unsupported(name: str, what: str) -> Infeasible:
@@ -95,52 +95,57 @@ def unsupported(name: str, what: str) -> Infeasible:
     return Infeasible("SMAUG", 1, 0, name, what)
 
 
-def _no_tile_fits(op: Operator, u: Unit, holder: int, elems: int) -> Infeasible:
+def _no_tile_fits(op: Operator, machine: Unit, holder: int, elems: int) -> Infeasible:
     """The result where no tile fits.
 
     holder: the scratchpad that is too small: 0 inputs, 1 weights, 2 outputs.
     elems: elements of the smallest tile.
     """
-    return Infeasible(u.names[holder], elems * u.elem_bytes, u.tile_bytes, op.name)
+    return Infeasible(machine.names[holder], elems * machine.elem_bytes, machine.tile_bytes, op.name)
 
 
-def _labels(op: Operator, u: Unit, shapes: dict[str, Shape], kind: str = "") -> dict[str, str] | Infeasible:
+def _labels(
+    op: Operator, machine: Unit, shapes: dict[str, Shape], kind: str = ""
+) -> dict[str, str] | Infeasible:
     """Per tensor the label of the dimensions that may be cut, by the machine's minimum tiles."""
     found = {}
     for holder, name in enumerate(("inputs", "weights", "outputs")):
         if name in shapes:
             label = strategy(
-                shapes[name], minimum_tile(u, f"{kind or op.kind}.{name}", shapes[name], op.kernel), u
+                shapes[name],
+                minimum_tile(machine, f"{kind or op.kind}.{name}", shapes[name], op.kernel),
+                machine,
             )
             if isinstance(label, int):
-                return _no_tile_fits(op, u, holder, label)
+                return _no_tile_fits(op, machine, holder, label)
             found[name] = label
     return found
 
 
 def _inputs(
-    op: Operator, u: Unit, shape: Shape, label: str, step: Shape, kind: str = ""
+    op: Operator, machine: Unit, shape: Shape, label: str, step: Shape, kind: str = ""
 ) -> Ints | Infeasible:
     """Input tiles that fit, in SMAUG's order: it takes the first of equally good ones. Under a window, the
     smallest tile holds complete windows (size + i * step elements), or the complete dimension.
     """
-    minimum = minimum_tile(u, f"{kind or op.kind}.inputs", shape, op.kernel)
+    minimum = minimum_tile(machine, f"{kind or op.kind}.inputs", shape, op.kernel)
     if op.kind in WINDOWED:
         whole_windows = (
             m if m == n else w.size + (m - w.size) // w.step * w.step
             for m, n, w in zip(minimum[1:3], shape[1:3], op.windows(), strict=True)
         )
         minimum = (minimum[0], *whole_windows, minimum[3])
-    found = enumerate_tiles(shape, label, minimum, step, u)
+    found = enumerate_tiles(shape, label, minimum, step, machine)
     if len(found):
         return found
     layout = layout_of(shape)
     return _no_tile_fits(
         op,
-        u,
+        machine,
         0,
         stored_elems(
-            [m if cuts_dim(label, dim) else n for dim, m, n in zip(layout, minimum, shape, strict=True)], u
+            [m if cuts_dim(label, dim) else n for dim, m, n in zip(layout, minimum, shape, strict=True)],
+            machine,
         ),
     )
 
@@ -180,84 +185,108 @@ class _Choice:
 
 def _choose(
     op: Operator,
-    u: Unit,
-    xs: Ints,
+    machine: Unit,
+    input_tiles: Ints,
     area: Ints,
-    weights: Shape,
+    weight_shape: Shape,
     labels: dict[str, str],
     fixed_slack: tuple[int | None, int | None, int | None],
     independent: bool,
 ) -> _Choice | Infeasible:
     """The first of the combinations of tiles that fill the scratchpads most, as in SMAUG's SMV backend.
 
-    xs: candidates of the input tile. area: per candidate, output elements per output channel. independent:
-    whether the output tile's channels are independent of the weight tile's kernels. fixed_slack: elements of
-    padding of the innermost dimension of inputs, weights and outputs, where it is that of
-        the full tensor; None: what the tile's extent needs.
+    input_tiles: [I, dimensions] candidates. area: [I] output elements per output channel. independent:
+    whether the output tile's channels are chosen independently of the weight tile's kernels. fixed_slack:
+    elements of padding of the innermost dimension of inputs, weights and outputs, if that of the full tensor
+    is taken; None: what the tile's extent needs.
     """
-    m, taps, full = weights[0], prod(weights[1:-1]), weights[-1]
-    ns = multiples(u.pes, m, u.pes) if labels["weights"] != "None" else np.array([m])
+    all_kernels, taps, all_channels = weight_shape[0], prod(weight_shape[1:-1]), weight_shape[-1]
+    kernels = (
+        multiples(machine.pes, all_kernels, machine.pes)
+        if labels["weights"] != "None"
+        else np.array([all_kernels])
+    )
     cuts_channels = cuts_dim(labels["weights"], "C") and not cuts_dim(labels["inputs"], "C")
-    ns, cs = (
+    kernels, channels = (
         g.ravel()
         for g in np.meshgrid(
-            ns, multiples(u.macs, full, u.macs) if cuts_channels else np.array([0]), indexing="ij"
+            kernels,
+            multiples(machine.macs, all_channels, machine.macs) if cuts_channels else np.array([0]),
+            indexing="ij",
         )
     )
-    ws = np.stack(np.broadcast_arrays(ns * taps, cs if cuts_channels else xs[:, -1:]), axis=-1)
-    w_elems = stored_elems_each(ws.reshape(-1, 2), u, fixed_slack[1]).reshape(ws.shape[:-1]) * np.ones(
-        (len(xs), 1), np.int64
+    weight_tiles = np.stack(
+        np.broadcast_arrays(kernels * taps, channels if cuts_channels else input_tiles[:, -1:]), axis=-1
     )
-    os = (
-        multiples(u.pes, m, u.pes)
+    weight_elems = stored_elems_each(weight_tiles.reshape(-1, 2), machine, fixed_slack[1]).reshape(
+        weight_tiles.shape[:-1]
+    ) * np.ones((len(input_tiles), 1), np.int64)
+    output_channels = (
+        multiples(machine.pes, all_kernels, machine.pes)
         if independent and labels["outputs"] != "None"
-        else np.array([m])
+        else np.array([all_kernels])
         if independent
-        else ns
+        else kernels
     )
-    outs = np.stack(np.broadcast_arrays(area[:, None], os), axis=-1)
-    o_elems = stored_elems_each(outs.reshape(-1, 2), u, fixed_slack[2]).reshape(outs.shape[:-1])
-    w_all, o_all = (
-        (w_elems[:, :, None], o_elems[:, None, :])
+    output_tiles = np.stack(np.broadcast_arrays(area[:, None], output_channels), axis=-1)
+    output_elems = stored_elems_each(output_tiles.reshape(-1, 2), machine, fixed_slack[2]).reshape(
+        output_tiles.shape[:-1]
+    )
+    # [I, J weight tiles, K output tiles]; K is 1 if the weight tile fixes the output tile
+    weight_elems_each, output_elems_each = (
+        (weight_elems[:, :, None], output_elems[:, None, :])
         if independent
-        else (w_elems[:, :, None], o_elems[:, :, None])
+        else (weight_elems[:, :, None], output_elems[:, :, None])
     )
-    score = stored_elems_each(xs, u, fixed_slack[0])[:, None, None] + w_all + o_all
-    fits = (w_all <= u.max_elems()) & (o_all <= u.max_elems())
+    score = (
+        stored_elems_each(input_tiles, machine, fixed_slack[0])[:, None, None]
+        + weight_elems_each
+        + output_elems_each
+    )
+    fits = (weight_elems_each <= machine.max_elems()) & (output_elems_each <= machine.max_elems())
     if not fits.any():
         return (
-            _no_tile_fits(op, u, 1, int(w_elems.min()))
-            if w_elems.min() > u.max_elems()
-            else _no_tile_fits(op, u, 2, int(o_elems.min()))
+            _no_tile_fits(op, machine, 1, int(weight_elems.min()))
+            if weight_elems.min() > machine.max_elems()
+            else _no_tile_fits(op, machine, 2, int(output_elems.min()))
         )
     i, j, k = (int(at) for at in np.unravel_index(int(np.where(fits, score, -1).argmax()), score.shape))
-    x = tuple(int(n) for n in xs[i])
-    return _Choice(x, int(ns[j]), int(cs[j]) if cuts_channels else x[-1], int(os[k if independent else j]))
+    input_tile = tuple(int(n) for n in input_tiles[i])
+    return _Choice(
+        input_tile,
+        int(kernels[j]),
+        int(channels[j]) if cuts_channels else input_tile[-1],
+        int(output_channels[k if independent else j]),
+    )
 
 
-def convolution(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
+def convolution(op: Operator, machine: Unit, faithful: bool) -> Tiling | Infeasible:
     """[n, h, w, c] with kernels [m, kh, kw, c]. Corrected: every image is a tile of its own; SMAUG computes
     the output of one image only.
     """
     (n, h, w, c), m, (rows, columns) = op.shape, op.outputs, op.windows()
-    image, ho, wo = (n if faithful else 1, h, w, c), rows.outputs(h), columns.outputs(w)
-    weights, image_outputs = (m, *op.kernel, c), (1, ho, wo, m)
-    labels = _labels(op, u, {"inputs": image, "weights": weights, "outputs": image_outputs})
+    image, output_height, output_width = (n if faithful else 1, h, w, c), rows.outputs(h), columns.outputs(w)
+    weights, image_outputs = (m, *op.kernel, c), (1, output_height, output_width, m)
+    labels = _labels(op, machine, {"inputs": image, "weights": weights, "outputs": image_outputs})
     if isinstance(labels, Infeasible):
         return labels
     if labels["weights"] != "None":
         labels["outputs"] = "DimNC"
     if cuts_rows := cuts_dim(labels["inputs"], "H"):
         labels["outputs"] = "DimNCH" if cuts_dim(labels["outputs"], "C") else "DimNH"
-    xs = _inputs(op, u, image, labels["inputs"], (1, rows.step, 1, u.macs))
-    if isinstance(xs, Infeasible):
-        return xs
-    area = xs[:, 0] * (_output_extents(xs[:, 1], h, rows, faithful) if cuts_rows else ho) * wo
-    fixed_slack = (None, u.slack(c), u.slack(m)) if faithful else (None, None, None)
+    input_tiles = _inputs(op, machine, image, labels["inputs"], (1, rows.step, 1, machine.macs))
+    if isinstance(input_tiles, Infeasible):
+        return input_tiles
+    area = (
+        input_tiles[:, 0]
+        * (_output_extents(input_tiles[:, 1], h, rows, faithful) if cuts_rows else output_height)
+        * output_width
+    )
+    fixed_slack = (None, machine.slack(c), machine.slack(m)) if faithful else (None, None, None)
     best = _choose(
         op,
-        u,
-        xs,
+        machine,
+        input_tiles,
         area,
         weights,
         labels,
@@ -272,8 +301,10 @@ def convolution(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     image_count = 1 if faithful else n
     output_tile = (
         best.input_tile[0],
-        int(_output_extents(np.array([best.input_tile[1]]), h, rows, faithful)[0]) if cuts_rows else ho,
-        wo,
+        int(_output_extents(np.array([best.input_tile[1]]), h, rows, faithful)[0])
+        if cuts_rows
+        else output_height,
+        output_width,
         best.outputs,
     )
     tensors = {
@@ -285,13 +316,13 @@ def convolution(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
         ),
         "weights": _plain(weights, labels["weights"], (best.kernels, *op.kernel, best.channels)),
         "outputs": Tiled(
-            (image_count, ho, wo, m),
+            (image_count, output_height, output_width, m),
             labels["outputs"],
             output_tile,
             (
                 cut(image_count, output_tile[0]),
-                cut_outputs(cuts, rows) if cuts_rows else _uncut(ho),
-                _uncut(wo),
+                cut_outputs(cuts, rows) if cuts_rows else _uncut(output_height),
+                _uncut(output_width),
                 cut(m, best.outputs),
             ),
         ),
@@ -323,27 +354,27 @@ def _product_nest(
     return nest(loops, tensors, index, "o c", ("weights",) if always else (), "c", last_only)
 
 
-def inner_product(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
+def inner_product(op: Operator, machine: Unit, faithful: bool) -> Tiling | Infeasible:
     """[n, activations] with weights [neurons, activations]. faithful: results go back only after the very
     last call, as in SMAUG.
     """
     (n, a), q = op.shape, op.outputs
     shapes: dict[str, Shape] = {"inputs": (n, a), "weights": (q, a), "outputs": (n, q)}
-    labels = _labels(op, u, shapes)
+    labels = _labels(op, machine, shapes)
     if isinstance(labels, Infeasible):
         return labels
     if labels["weights"] != "None" and labels["outputs"] != "None":
         labels["outputs"] = "DimNC"
-    xs = _inputs(op, u, (n, a), labels["inputs"], (1, u.macs))
-    if isinstance(xs, Infeasible):
-        return xs
+    input_tiles = _inputs(op, machine, (n, a), labels["inputs"], (1, machine.macs))
+    if isinstance(input_tiles, Infeasible):
+        return input_tiles
     fixed_slack = (
-        (None, None if labels["weights"] == "DimN" else u.slack(a), u.slack(q))
+        (None, None if labels["weights"] == "DimN" else machine.slack(a), machine.slack(q))
         if faithful
         else (None, None, None)
     )
     independent = labels["weights"] == "None" or labels["outputs"] == "None"
-    best = _choose(op, u, xs, xs[:, 0], (q, a), labels, fixed_slack, independent)
+    best = _choose(op, machine, input_tiles, input_tiles[:, 0], (q, a), labels, fixed_slack, independent)
     if isinstance(best, Infeasible):
         return best
     tiles = {
@@ -355,7 +386,7 @@ def inner_product(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     return Tiling(op, tensors, _product_nest(tensors, "n c", "m c", "n m+o", always=True, last_only=faithful))
 
 
-def pooling(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
+def pooling(op: Operator, machine: Unit, faithful: bool) -> Tiling | Infeasible:
     """[n, h, w, c] under a window. Corrected: the output is cut in every dimension in which the input is, and
     a last tile too small for a window is left out.
     """
@@ -363,38 +394,45 @@ def pooling(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
         return unsupported(op.name, "pooling with padding (faithful mode)")
     (n, h, w, c), (rows, columns) = op.shape, op.windows()
     full = (n, rows.outputs(h), columns.outputs(w), c)
-    labels = _labels(op, u, {"inputs": op.shape, "outputs": full})
+    labels = _labels(op, machine, {"inputs": op.shape, "outputs": full})
     if isinstance(labels, Infeasible):
         return labels
     labels["outputs"] = _pooled_label(labels["inputs"], labels["outputs"], faithful)
     cuts_rows, cuts_columns, cuts_channels = (cuts_dim(labels["outputs"], dim) for dim in "HWC")
-    xs = _inputs(op, u, op.shape, labels["inputs"], (1, rows.step, columns.step, u.vector))
-    if isinstance(xs, Infeasible):
-        return xs
-    outs = np.broadcast_to(np.array(full), xs.shape).copy()
-    outs[:, 0] = xs[:, 0]
-    outs[:, 1] = _output_extents(xs[:, 1], h, rows, faithful) if cuts_rows else full[1]
-    outs[:, 2] = _output_extents(xs[:, 2], w, columns, faithful) if cuts_columns else full[2]
-    outs[:, 3] = xs[:, 3] if cuts_channels and cuts_dim(labels["inputs"], "C") else c
-    sizes = stored_elems_each(outs, u, u.slack(c) if faithful else None)
-    fits = sizes <= u.max_elems()
+    input_tiles = _inputs(
+        op, machine, op.shape, labels["inputs"], (1, rows.step, columns.step, machine.vector)
+    )
+    if isinstance(input_tiles, Infeasible):
+        return input_tiles
+    output_tiles = np.broadcast_to(np.array(full), input_tiles.shape).copy()
+    output_tiles[:, 0] = input_tiles[:, 0]
+    output_tiles[:, 1] = _output_extents(input_tiles[:, 1], h, rows, faithful) if cuts_rows else full[1]
+    output_tiles[:, 2] = _output_extents(input_tiles[:, 2], w, columns, faithful) if cuts_columns else full[2]
+    output_tiles[:, 3] = input_tiles[:, 3] if cuts_channels and cuts_dim(labels["inputs"], "C") else c
+    output_elems = stored_elems_each(output_tiles, machine, machine.slack(c) if faithful else None)
+    fits = output_elems <= machine.max_elems()
     if not fits.any():
-        return _no_tile_fits(op, u, 2, int(sizes.min()))
-    best = int(np.where(fits, stored_elems_each(xs, u) + sizes, -1).argmax())
-    x, out = (tuple(int(i) for i in shapes[best]) for shapes in (xs, outs))
-    high_cuts = cut_windows(h, x[1], rows, not faithful)
-    wide_cuts = cut_windows(w, x[2], columns, not faithful)
-    output = _plain(full, labels["outputs"], out)
+        return _no_tile_fits(op, machine, 2, int(output_elems.min()))
+    best = int(np.where(fits, stored_elems_each(input_tiles, machine) + output_elems, -1).argmax())
+    input_tile, output_tile = (tuple(int(i) for i in shapes[best]) for shapes in (input_tiles, output_tiles))
+    row_cuts = cut_windows(h, input_tile[1], rows, not faithful)
+    column_cuts = cut_windows(w, input_tile[2], columns, not faithful)
+    output = _plain(full, labels["outputs"], output_tile)
     if not faithful:
         output = Tiled(
             full,
             output.label,
-            out,
-            (output.cuts[0], cut_outputs(high_cuts, rows), cut_outputs(wide_cuts, columns), output.cuts[3]),
+            output_tile,
+            (output.cuts[0], cut_outputs(row_cuts, rows), cut_outputs(column_cuts, columns), output.cuts[3]),
         )
-        high_cuts, wide_cuts = high_cuts[: len(output.cuts[1])], wide_cuts[: len(output.cuts[2])]
+        row_cuts, column_cuts = row_cuts[: len(output.cuts[1])], column_cuts[: len(output.cuts[2])]
     tensors = {
-        "inputs": Tiled(op.shape, labels["inputs"], x, (cut(n, x[0]), high_cuts, wide_cuts, cut(c, x[3]))),
+        "inputs": Tiled(
+            op.shape,
+            labels["inputs"],
+            input_tile,
+            (cut(n, input_tile[0]), row_cuts, column_cuts, cut(c, input_tile[3])),
+        ),
         "outputs": output,
     }
     loops = {
@@ -417,11 +455,14 @@ def _pooled_label(inputs: str, outputs: str, faithful: bool) -> str:
     return outputs
 
 
-def batch_norm(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
+def batch_norm(op: Operator, machine: Unit, faithful: bool) -> Tiling | Infeasible:
     """[n, h, w, c] or [n, activations]; weights: mean, variance, gamma, beta, stacked."""
     weights = (4, op.shape[-1])
     kind = "batch_norm" if len(op.shape) == 4 else "batch_norm_2d"
-    inputs, stacked = _labels(op, u, {"inputs": op.shape}, kind), _labels(op, u, {"weights": weights})
+    inputs, stacked = (
+        _labels(op, machine, {"inputs": op.shape}, kind),
+        _labels(op, machine, {"weights": weights}),
+    )
     for found in (inputs, stacked):
         if isinstance(found, Infeasible):
             return found
@@ -429,64 +470,71 @@ def batch_norm(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     assert isinstance(stacked, dict)
     label, stacked_label = inputs["inputs"], stacked["weights"]
     if kind == "batch_norm" and stacked_label != "None":
-        return _no_tile_fits(op, u, 1, stored_elems(weights, u))
-    xs = _inputs(op, u, op.shape, label, (1, *[u.vector] * (len(op.shape) - 1)), kind)
-    if isinstance(xs, Infeasible):
-        return xs
-    ws = np.stack([np.full(len(xs), 4), np.full(len(xs), op.shape[-1])], axis=1)
+        return _no_tile_fits(op, machine, 1, stored_elems(weights, machine))
+    input_tiles = _inputs(op, machine, op.shape, label, (1, *[machine.vector] * (len(op.shape) - 1)), kind)
+    if isinstance(input_tiles, Infeasible):
+        return input_tiles
+    weight_tiles = np.stack([np.full(len(input_tiles), 4), np.full(len(input_tiles), op.shape[-1])], axis=1)
     if stacked_label != "None" and cuts_dim(label, "C"):
-        ws[:, 1] = xs[:, 1]
+        weight_tiles[:, 1] = input_tiles[:, 1]
     elif stacked_label != "None":
-        parts = multiples(u.vector, op.shape[-1], u.vector)
-        xs, ws = (
-            np.repeat(xs, len(parts), axis=0),
-            np.stack([np.full(len(xs) * len(parts), 4), np.tile(parts, len(xs))], axis=1),
+        parts = multiples(machine.vector, op.shape[-1], machine.vector)
+        input_tiles, weight_tiles = (
+            np.repeat(input_tiles, len(parts), axis=0),
+            np.stack([np.full(len(input_tiles) * len(parts), 4), np.tile(parts, len(input_tiles))], axis=1),
         )
-    sizes = stored_elems_each(ws, u, u.slack(op.shape[-1]) if faithful else None)
-    fits = sizes <= u.max_elems()
+    weight_elems = stored_elems_each(weight_tiles, machine, machine.slack(op.shape[-1]) if faithful else None)
+    fits = weight_elems <= machine.max_elems()
     if faithful and stacked_label != "None" and cuts_dim(label, "C"):
         # upstream stops at the first that does not fit, so larger batch tiles are never seen
         fits = np.logical_and.accumulate(fits)
     if not fits.any():
-        return _no_tile_fits(op, u, 1, int(sizes.min()))
-    best = int(np.where(fits, 2 * stored_elems_each(xs, u) + sizes, -1).argmax())
-    x = tuple(int(i) for i in xs[best])
+        return _no_tile_fits(op, machine, 1, int(weight_elems.min()))
+    best = int(np.where(fits, 2 * stored_elems_each(input_tiles, machine) + weight_elems, -1).argmax())
+    input_tile = tuple(int(i) for i in input_tiles[best])
     tensors = {
-        "inputs": _plain(op.shape, label, x),
-        "weights": _plain(weights, stacked_label, (4, int(ws[best, 1]))),
-        "outputs": _plain(op.shape, label, x),
+        "inputs": _plain(op.shape, label, input_tile),
+        "weights": _plain(weights, stacked_label, (4, int(weight_tiles[best, 1]))),
+        "outputs": _plain(op.shape, label, input_tile),
     }
-    names, grid = "nhwc" if len(x) == 4 else "nc", tensors["inputs"].grid()
+    names, grid = "nhwc" if len(input_tile) == 4 else "nc", tensors["inputs"].grid()
     loops = dict(zip(names, grid, strict=True)) | {"c": max(grid[-1], tensors["weights"].grid()[-1])}
     words = " ".join(names)
     return Tiling(
         op,
         tensors,
         nest(
-            loops, tensors, {"inputs": words, "weights": "0 c", "outputs": words}, "" if len(x) == 4 else "c"
+            loops,
+            tensors,
+            {"inputs": words, "weights": "0 c", "outputs": words},
+            "" if len(input_tile) == 4 else "c",
         ),
     )
 
 
-def elementwise(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
+def elementwise(op: Operator, machine: Unit, faithful: bool) -> Tiling | Infeasible:
     """Any shape, one operand or more: the stored elements of all tensors are cut alike, into runs of
     consecutive ones, and visited together.
     """
-    total = stored_elems(op.shape, u)
+    total = stored_elems(op.shape, machine)
     names = ["inputs", *(f"inputs_{i}" for i in range(2, op.operands + 1)), "outputs"]
     tensors = {
-        name: _plain((1, total), "None" if total <= u.max_elems() else "flat", (1, min(u.max_elems(), total)))
+        name: _plain(
+            (1, total),
+            "None" if total <= machine.max_elems() else "flat",
+            (1, min(machine.max_elems(), total)),
+        )
         for name in names
     }
     return Tiling(op, tensors, nest({"t": tensors["inputs"].grid()[1]}, tensors, dict.fromkeys(names, "0 t")))
 
 
-def softmax(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
+def softmax(op: Operator, machine: Unit, faithful: bool) -> Tiling | Infeasible:
     """[n, activations]: a row is never cut."""
-    row = stored_elems(op.shape[1:], u)
-    if row > u.max_elems():
-        return _no_tile_fits(op, u, 0, row)
-    rows = min(op.shape[0], u.max_elems() // row)
+    row = stored_elems(op.shape[1:], machine)
+    if row > machine.max_elems():
+        return _no_tile_fits(op, machine, 0, row)
+    rows = min(op.shape[0], machine.max_elems() // row)
     label = "None" if rows == op.shape[0] else "DimN"
     tensors = {name: _plain(op.shape, label, (rows, op.shape[1])) for name in ("inputs", "outputs")}
     return Tiling(
@@ -494,42 +542,49 @@ def softmax(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     )
 
 
-def depthwise(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
+def depthwise(op: Operator, machine: Unit, faithful: bool) -> Tiling | Infeasible:
     """[n, h, w, c] with one kernel [1, kh, kw, c] per channel; SMAUG has no such operator. All tensors are
     cut alike in channels and rows.
     """
     (n, h, w, c), (rows, columns) = op.shape, op.windows()
-    image, ho, wo = (1, h, w, c), rows.outputs(h), columns.outputs(w)
-    labels = _labels(op, u, {"inputs": image})
+    image, output_height, output_width = (1, h, w, c), rows.outputs(h), columns.outputs(w)
+    labels = _labels(op, machine, {"inputs": image})
     if isinstance(labels, Infeasible):
         return labels
     label = labels["inputs"]
-    xs = _inputs(op, u, image, label, (1, rows.step, 1, u.vector))
-    if isinstance(xs, Infeasible):
-        return xs
-    output_rows = _output_extents(xs[:, 1], h, rows, faithful=False)
-    ws, outs = (
-        stored_elems_each(np.stack([size, xs[:, 3]], axis=1), u)
-        for size in (np.full(len(xs), prod(op.kernel)), output_rows * wo)
+    input_tiles = _inputs(op, machine, image, label, (1, rows.step, 1, machine.vector))
+    if isinstance(input_tiles, Infeasible):
+        return input_tiles
+    output_rows = _output_extents(input_tiles[:, 1], h, rows, faithful=False)
+    weight_elems, output_elems = (
+        stored_elems_each(np.stack([size, input_tiles[:, 3]], axis=1), machine)
+        for size in (np.full(len(input_tiles), prod(op.kernel)), output_rows * output_width)
     )
-    fits = (ws <= u.max_elems()) & (outs <= u.max_elems())
+    fits = (weight_elems <= machine.max_elems()) & (output_elems <= machine.max_elems())
     if not fits.any():
         return (
-            _no_tile_fits(op, u, 1, int(ws.min()))
-            if ws.min() > u.max_elems()
-            else _no_tile_fits(op, u, 2, int(outs.min()))
+            _no_tile_fits(op, machine, 1, int(weight_elems.min()))
+            if weight_elems.min() > machine.max_elems()
+            else _no_tile_fits(op, machine, 2, int(output_elems.min()))
         )
-    best = int(np.where(fits, stored_elems_each(xs, u) + ws + outs, -1).argmax())
-    x, cuts = tuple(int(i) for i in xs[best]), cut_windows(h, int(xs[best, 1]), rows)
+    best = int(
+        np.where(fits, stored_elems_each(input_tiles, machine) + weight_elems + output_elems, -1).argmax()
+    )
+    input_tile, cuts = (
+        tuple(int(i) for i in input_tiles[best]),
+        cut_windows(h, int(input_tiles[best, 1]), rows),
+    )
     label = "DimN" if n > 1 and label == "None" else label
     tensors = {
-        "inputs": Tiled(op.shape, label, x, (cut(n, 1), cuts, _uncut(w), cut(c, x[3]))),
-        "weights": _plain((1, *op.kernel, c), "DimNC" if x[3] < c else "None", (1, *op.kernel, x[3])),
+        "inputs": Tiled(op.shape, label, input_tile, (cut(n, 1), cuts, _uncut(w), cut(c, input_tile[3]))),
+        "weights": _plain(
+            (1, *op.kernel, c), "DimNC" if input_tile[3] < c else "None", (1, *op.kernel, input_tile[3])
+        ),
         "outputs": Tiled(
-            (n, ho, wo, c),
+            (n, output_height, output_width, c),
             label,
-            (1, int(output_rows[best]), wo, x[3]),
-            (cut(n, 1), cut_outputs(cuts, rows), _uncut(wo), cut(c, x[3])),
+            (1, int(output_rows[best]), output_width, input_tile[3]),
+            (cut(n, 1), cut_outputs(cuts, rows), _uncut(output_width), cut(c, input_tile[3])),
         ),
     }
     loops = dict(
@@ -540,7 +595,7 @@ def depthwise(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     )
 
 
-def attention(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
+def attention(op: Operator, machine: Unit, faithful: bool) -> Tiling | Infeasible:
     """[heads, queries, depth] over a context of op.outputs positions, in one pass; SMAUG has no such
     operator.
 
@@ -549,8 +604,8 @@ def attention(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     """
     (heads, queries, d), context = op.shape, op.outputs
     steps = (
-        minimum_tile(u, "attention.queries", op.shape)[1],
-        minimum_tile(u, "attention.keys", (heads, context, d))[1],
+        minimum_tile(machine, "attention.queries", op.shape)[1],
+        minimum_tile(machine, "attention.keys", (heads, context, d))[1],
     )
     rows, keys = (
         g.ravel()
@@ -558,18 +613,18 @@ def attention(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
             multiples(steps[0], queries, steps[0]), multiples(steps[1], context, steps[1]), indexing="ij"
         )
     )
-    row_elems = stored_elems((1, d), u)
+    row_elems = stored_elems((1, d), machine)
     sizes = np.stack(
         [
             rows * row_elems,
             2 * keys * row_elems,
-            rows * (row_elems + 2) + stored_elems_each(np.stack([rows, keys], axis=1), u),
+            rows * (row_elems + 2) + stored_elems_each(np.stack([rows, keys], axis=1), machine),
         ]
     )
-    fits = (sizes <= u.max_elems()).all(axis=0)
+    fits = (sizes <= machine.max_elems()).all(axis=0)
     if not fits.any():
-        holder = int((sizes.min(axis=1) > u.max_elems()).argmax())
-        return _no_tile_fits(op, u, holder, int(sizes[holder].min()))
+        holder = int((sizes.min(axis=1) > machine.max_elems()).argmax())
+        return _no_tile_fits(op, machine, holder, int(sizes[holder].min()))
     best = int(np.where(fits, sizes.sum(axis=0), -1).argmax())
     row, key = (1, int(rows[best]), d), (1, int(keys[best]), d)
     cached: Shape = (heads, context, d)

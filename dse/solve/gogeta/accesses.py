@@ -23,7 +23,7 @@ from workloads.einsum import Einsum, Projection
 Stages = tuple[tuple[int, ...], ...]
 # tensor that each step of a pipeline needs whole -> (an operation that uses it, its number among the
 # operation's tensors)
-ResidentWords = dict[str, tuple[int, int]]
+ResidentTensors = dict[str, tuple[int, int]]
 # (source operation, number of one of its edges, rank that the source steps through) -> rank that the edge's
 # target steps through; "": none
 Step = Callable[[int, int, str], str]
@@ -127,7 +127,7 @@ def access_list(
     internal = set(row_of_maker)  # results that only operations of their own phase read
     for row, (_, stages) in enumerate(rows):
         for stage_index, stage in enumerate(stages):
-            for p in (p for at in stage for p in graph.operations[at].inputs):
+            for p in (p for operation in stage for p in graph.operations[operation].inputs):
                 last_read[p.tensor] = (row, stage_index)
                 if row_of_maker.get(p.tensor) != row:
                     internal.discard(p.tensor)
@@ -146,7 +146,13 @@ def access_list(
 def _rows(graph: Graph, phases: Sequence[Phase]) -> list[tuple[Phase, Stages]]:
     """The phases of all periods, with the operations of their stages."""
     return [
-        (phase, tuple(tuple(at + t * graph.operations_per_period for at in stage) for stage in phase.stages))
+        (
+            phase,
+            tuple(
+                tuple(operation + t * graph.operations_per_period for operation in stage)
+                for stage in phase.stages
+            ),
+        )
         for t in range(graph.periods)
         for phase in phases
     ]
@@ -155,9 +161,9 @@ def _rows(graph: Graph, phases: Sequence[Phase]) -> list[tuple[Phase, Stages]]:
 def _rows_of_makers(graph: Graph, rows: Sequence[tuple[Phase, Stages]]) -> dict[str, int]:
     """Row (phase of a period, see `_rows`) that makes each result."""
     return {
-        graph.operations[at].output.tensor: row
+        graph.operations[operation].output.tensor: row
         for row, (_, stages) in enumerate(rows)
-        for at in chain(*stages)
+        for operation in chain(*stages)
     }
 
 
@@ -176,15 +182,15 @@ def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = No
     last_row = {
         p.tensor: row
         for row, (_, stages) in enumerate(rows)
-        for at in chain(*stages)
-        for p in graph.operations[at].inputs
+        for operation in chain(*stages)
+        for p in graph.operations[operation].inputs
     }
     # the row of the last reader is that of the maker: no later phase reads the tensor
     internal = {t for t, row in row_of_maker.items() if last_row.get(t) == row and t not in graph.outputs}
     found = []
     for row, (phase, stages) in enumerate(rows):
         phase_einsums, period_begin = (
-            [graph.operations[at] for at in chain(*stages)],
+            [graph.operations[operation] for operation in chain(*stages)],
             row // len(phases) * graph.operations_per_period,
         )
         read = dict.fromkeys(
@@ -193,9 +199,9 @@ def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = No
         results = tuple(e.output.tensor for e in phase_einsums if e.output.tensor not in internal)
         members = set(chain(*phase.stages))
         whole = frozenset(
-            graph.operations[at + period_begin].tensors()[k].tensor
-            for at, k in phase.whole_tensors
-            if at in members
+            graph.operations[operation + period_begin].tensors()[k].tensor
+            for operation, k in phase.whole_tensors
+            if operation in members
         )
         last_reads = {t for t in read if last_row[t] == row} - whole
         heirs = tuple(
@@ -244,7 +250,7 @@ def _phase_accesses(
     already_read: set[str] = set()
     for stage_index, stage in enumerate(stages):
         replaced_by: dict[str, str] = {}
-        for e in (graph.operations[at] for at in stage):
+        for e in (graph.operations[operation] for operation in stage):
             last_reads = {
                 p.tensor
                 for p in e.inputs
@@ -253,7 +259,7 @@ def _phase_accesses(
             if e.output.tensor not in unlisted and (old := _overwritten(e, last_reads)):
                 replaced_by[old] = e.output.tensor
         replaces = {result: old for old, result in replaced_by.items()}
-        for e in (graph.operations[at] for at in stage):
+        for e in (graph.operations[operation] for operation in stage):
             replaced = replaces.get(e.output.tensor, "")
             for i, p in enumerate(e.inputs):
                 # the first read of this operand is part of its update in place
@@ -262,7 +268,7 @@ def _phase_accesses(
                 if is_listed and not is_in_place and not (reads_once and p.tensor in already_read):
                     already_read.add(p.tensor)
                     yield Access(read=(p.tensor,))
-        for e in (graph.operations[at] for at in stage):
+        for e in (graph.operations[operation] for operation in stage):
             if e.output.tensor not in unlisted and e.output.tensor not in replaces:
                 yield Access(written=(e.output.tensor,))
         if replaced_by:
@@ -305,10 +311,12 @@ def pipelined_phases(
     small_words: tensors of up to so many words take no capacity (as published: SMALL_WORDS).
     """
     # the second period, if there is one: unlike the first, it has a period before it
-    at = min(1, graph.periods - 1) * graph.operations_per_period
-    period_edges = [e for e in edges if at <= e.source and e.target < at + graph.operations_per_period]
-    group = {v: [v] for v in range(at, at + graph.operations_per_period)}
-    resident: dict[int, ResidentWords] = {v: {} for v in group}
+    period_begin = min(1, graph.periods - 1) * graph.operations_per_period
+    period_edges = [
+        e for e in edges if period_begin <= e.source and e.target < period_begin + graph.operations_per_period
+    ]
+    group = {v: [v] for v in range(period_begin, period_begin + graph.operations_per_period)}
+    resident: dict[int, ResidentTensors] = {v: {} for v in group}
     words = {t: n if n > small_words else 0 for t, n in graph.words(word_bits).items()}
     siblings: dict[int, list[int]] = defaultdict(list)
     edges_from: dict[int, list[Edge]] = defaultdict(list)
@@ -321,9 +329,9 @@ def pipelined_phases(
     ]
 
     @cache
-    def step(source: int, at: int, rank: str) -> str:
+    def step(source: int, edge_number: int, rank: str) -> str:
         """The rank that the target of an edge steps through; empty if there is none."""
-        e = edges_from[source][at]
+        e = edges_from[source][edge_number]
         ranks = {_reader_rank(graph.operations[source].output, p, rank) for p in e.reads}
         return ranks.pop() if len(ranks) == 1 else ""
 
@@ -337,13 +345,15 @@ def pipelined_phases(
         for v in joined:
             group[v], resident[v] = joined, need
     sizes = {
-        v: (_total_words(need, words), tuple((v - at, k) for v, k in need.values()))
+        v: (_total_words(need, words), tuple((v - period_begin, k) for v, k in need.values()))
         for v, need in resident.items()
     }
-    return _ordered_phases(period_edges, list({id(g): g for g in group.values()}.values()), sizes, at)
+    return _ordered_phases(
+        period_edges, list({id(g): g for g in group.values()}.values()), sizes, period_begin
+    )
 
 
-def _total_words(resident: ResidentWords, words: Mapping[str, int]) -> int:
+def _total_words(resident: ResidentTensors, words: Mapping[str, int]) -> int:
     return sum(words[t] for t in resident)
 
 
@@ -372,7 +382,7 @@ def _resident_tensors(
     members: Sequence[int],
     words: Mapping[str, int],
     step: Step,
-) -> ResidentWords | None:
+) -> ResidentTensors | None:
     """Tensors that a pipeline of these operations holds whole on chip; None if the operations cannot all step
     through one rank. edges_from: edges by their source.
 
@@ -387,7 +397,7 @@ def _resident_tensors(
     fed: dict[int, set[str]] = defaultdict(set)
     for _, e in inner_edges:
         fed[e.target].add(e.tensor)
-    resident: ResidentWords = {}
+    resident: ResidentTensors = {}
     for first in dict.fromkeys(e.source for _, e in inner_edges if e.source not in fed):
         by_rank = [
             _resident_for(graph, inner_edges, fed, {first: rank}, words, step)
@@ -407,13 +417,13 @@ def _resident_for(
     step_rank: dict[int, str],
     words: Mapping[str, int],
     step: Step,
-) -> ResidentWords | None:
+) -> ResidentTensors | None:
     """Tensors that are held if the first operation of a pipeline steps through its rank in `step_rank`; None
     if an operation would step through no rank, or through two. inner_edges: (number among the edges of its
     source, edge); fed: tensors that each operation gets from others of the pipeline; step_rank: operation ->
     rank, is filled.
     """
-    resident: ResidentWords = {}
+    resident: ResidentTensors = {}
     for i, e in inner_edges:
         if e.source not in step_rank:
             continue

@@ -212,6 +212,8 @@ def _can_hold(edge: Edge, edges_into: Mapping[int, Sequence[Edge]], dominances: 
     """True if on every longest path from source to target all edges can be pipelined, and no operation
     between contracts its dominant rank.
     """
+    # operation -> length of the longest path to it from the source; whether all paths of that length can be
+    # pipelined
     longest = {edge.source: (0, True)}
     for v in range(edge.source + 1, edge.target + 1):
         arrivals = [

@@ -5,11 +5,13 @@ into runs of successive operations that share one, or into single einsums. (An o
 einsums: products and their sum.) Each segment works in a part of the first level below main memory. The rest
 of that level is free for retained tensors (`dse/solve/gogeta/residency_plan.py`).
 
-    phase 4 -> 4u, 16 slices           parfor m tile M over cluster / 16
-                                         store SRAM L            read in every step: held, multicast
-                                         for m tile t
-                                           store SRAM SL         forwarded
-                                           einsum 4 ... einsum 4u ...
+For example, einsums 4 (SL = S L) and 4u (R = R - SL) of the conjugate gradient method, on 16 clusters:
+
+    parfor m tile M/16 over cluster
+      store SRAM L            read in every step: held whole, multicast to all clusters
+      for m tile t
+        store SRAM SL         forwarded
+        einsum 4 ... einsum 4u ...
 """
 
 from __future__ import annotations
@@ -306,7 +308,7 @@ def _segment(
     nests: Nests,
 ) -> Segment | None:
     """Returns the segment of einsums below a shared loop, None if a nest does not fit."""
-    outer, inner = arch.levels[0].name, arch.levels[1].name
+    outer, retention_level = arch.levels[0].name, arch.levels[1].name
     names = {e.name for e in einsums}
     made = {e.output.tensor for e in workload.einsums}
     read_later = {
@@ -321,9 +323,9 @@ def _segment(
     rank = shared_loop.rank_of[einsums[0].name]
     nodes: list[Loop | Store] = [Store(outer, t) for t in outer_tensors]
     nodes += [Loop(rank, shared_loop.pe_extent, shared_loop.dim)] if shared_loop.dim else []
-    nodes += [Store(inner, t) for t in shared_loop.held_whole]
+    nodes += [Store(retention_level, t) for t in shared_loop.held_whole]
     nodes += [Loop(rank, shared_loop.tile)] if shared_loop.tile < shared_loop.pe_extent else []
-    nodes += [Store(inner, t) for t in shared_loop.forwarded]
+    nodes += [Store(retention_level, t) for t in shared_loop.forwarded]
     inner_arch = _with_capacity(arch, bits - shared_loop.bits)
     inner_arch = (
         replace(inner_arch, fanouts=tuple(f for f in arch.fanouts if f.outside > 1))
@@ -348,7 +350,10 @@ def _segment(
                 isinstance(n, Store)
                 and (
                     n.level == outer
-                    or (n.level == inner and base_tensor(n.tensor, shared_loop.forwarded) in shared_tensors)
+                    or (
+                        n.level == retention_level
+                        and base_tensor(n.tensor, shared_loop.forwarded) in shared_tensors
+                    )
                 )
             )
         )
@@ -398,6 +403,7 @@ def residency_problem(
     lives.sort(key=lambda life: life.tensor)
     heirs: list[tuple[int, str, str]] = []
     for segment_index, segment in enumerate(schedule.segments):
+        # `stops` of a lifetime: the segments that make or read the tensor
         last_used = [life.tensor for life in lives if life.stops[-1] == segment_index]
         for new in (life.tensor for life in lives if life.is_produced and life.stops[0] == segment_index):
             if old := next((old for old in last_used if placed.reuses_space(old, new, segment, g)), None):
@@ -410,9 +416,9 @@ def residency_problem(
 def _spared_tiles(
     arch: Arch, workload: Workload, schedule: Schedule, tensors: Collection[str], g: placed.Graph
 ) -> Iterator[tuple[int, str, int]]:
-    """Yields (segment, tensor, bits) of tiles that the one einsum of a segment does not need if the tensor is
-    retained whole. No tiles are yielded if the level is sliced over PEs, nor for the segment that is the
-    first to load an input.
+    """Yields (segment, tensor, bits) for segments of a single einsum: the bits of each tile at the retention
+    level whose space is free if the tensor is retained whole. No tiles are yielded if the level is sliced
+    over PEs, nor for the segment that is the first to load an input.
     """
     level = arch.levels[1]
     for segment_index, (segment, stages) in enumerate(
@@ -447,24 +453,27 @@ def _lives(
         users = sorted(
             {*names, *([g.makers[tensor]] if tensor in g.makers else [])}, key=g.position.__getitem__
         )
-        stops = tuple(sorted({g.position[name][0] for name in users}))
-        if len(stops) < 2 or not run_once.issuperset(users):
+        using_segments = tuple(sorted({g.position[name][0] for name in users}))
+        if len(using_segments) < 2 or not run_once.issuperset(users):
             continue
         projections = placed.accesses(tensor, g)
         bits = max(p.bits or arch.word_bits for p in projections)
         size = -(-max(p.stored_bits(arch.word_bits) for p in projections) // (bits * instances))
-        users_by_stop = [[name for name in users if g.position[name][0] == stop] for stop in stops]
+        users_by_segment = [
+            [name for name in users if g.position[name][0] == segment_index]
+            for segment_index in using_segments
+        ]
         yield Lifetime(
             tensor,
-            stops,
+            using_segments,
             users[0],
-            tuple(stop_users[-1] for stop_users in users_by_stop),
+            tuple(segment_users[-1] for segment_users in users_by_segment),
             size,
             bits,
             max(_tensor_words(p, arch) for p in projections),
             tuple(
-                sum(unretained_words.get((name, tensor), 0.0) for name in stop_users)
-                for stop_users in users_by_stop
+                sum(unretained_words.get((name, tensor), 0.0) for name in segment_users)
+                for segment_users in users_by_segment
             ),
             tensor in g.makers,
             tensor in g.results,

@@ -55,7 +55,7 @@ def _configuration(
             [single_ops], residency_plan.seq_flex, lambda listed, _: listed.unbuffered_words()
         )
     if name == "seq-overflow":
-        fill_policy = partial(policy, replace=False)
+        fill_policy = partial(policy, results_evict=False)
         return Configuration(
             [single_ops], residency_plan.seq_overflow, lambda *arguments: fill_policy(*arguments).words()
         )
@@ -212,7 +212,7 @@ def _attempt(
     retention_policy: RetentionPolicy | None,
 ) -> _Attempt | Infeasible:
     """Returns the schedule of one order of phases. bits: of each instance of the level, for its segments."""
-    numbers = [[at for stage in phase.stages for at in stage] for phase in phase_order]
+    numbers = [[operation for stage in phase.stages for operation in stage] for phase in phase_order]
     phases = phases_of(workload, op_graph.operations, numbers)
     schedule_segments = segments(arch, workload, phases, bits, nests)
     if isinstance(schedule_segments, Infeasible):

@@ -208,7 +208,7 @@ def matching_dims(
     reshape): pairs of the shortest runs of dimensions with equal products of sizes. None if there are none.
 
     >>> def shape(*sizes): return [Dim((), 0, n) for n in sizes]
-    >>> blocks(shape(512, 768), shape(2, 256, 12, 64))
+    >>> matching_dims(shape(512, 768), shape(2, 256, 12, 64))
     [((0,), (0, 1)), ((1,), (2, 3))]
     """
     found, i, j = [], 0, 0

@@ -81,12 +81,12 @@ def _intervals(listed: AccessList) -> _Intervals:
             last_access[t] = i
         for t in a.written:
             last_access[t] = made_at[t] = i
-    first, last, size, value, read = np.array(rows, dtype=np.int64).reshape(-1, 5).T
+    first, last, size, tensor_number, read = np.array(rows, dtype=np.int64).reshape(-1, 5).T
     makers = np.array([made_at.get(t, -1) for t in numbers], dtype=np.int64)
-    spills = np.array(
+    spill_words = np.array(
         [listed.words[t] if t in made_at and t not in listed.outputs else 0 for t in numbers], dtype=np.int64
     )
-    return _Intervals(tuple(numbers), first, last, size, value, read, makers, spills, fixed)
+    return _Intervals(tuple(numbers), first, last, size, tensor_number, read, makers, spill_words, fixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +116,21 @@ class _Answer:
 
 def optimum(listed: AccessList, capacity: int) -> Optimum:
     """Returns the minimum cost of a list of accesses with a buffer of so many words."""
-    q = _intervals(listed)
-    ones, all_intervals = np.ones(len(q.first)), np.arange(len(q.first))
-    found = _solve(_Program(listed, q, capacity, ones, np.ones(len(q.spill_words)), ones, all_intervals))
-    return _to_optimum(q, ones, found, _bound(listed, q, capacity, found.prices), all_intervals)
+    intervals = _intervals(listed)
+    ones, all_intervals = np.ones(len(intervals.first)), np.arange(len(intervals.first))
+    found = _solve(
+        _Program(listed, intervals, capacity, ones, np.ones(len(intervals.spill_words)), ones, all_intervals)
+    )
+    return _to_optimum(
+        intervals, ones, found, _bound(listed, intervals, capacity, found.prices), all_intervals
+    )
 
 
 def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> Optimum:
     """Returns the minimum cost of many equal periods; a thousand take as long to solve as ten.
 
-    Two middle periods stand for all periods but EDGE at each end: the second for the last one of these, the
-    first for the others.
+    Two middle periods stand for all periods but EDGE_PERIODS at each end: the second for the last one of
+    these, the first for the others.
 
     lists: returns the accesses of a given number of periods.
 
@@ -138,26 +142,35 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
     if periods <= few_periods:
         return optimum(lists(periods), capacity)
     listed, one_less = lists(few_periods), lists(few_periods - 1)
-    q, per_period, middle_periods = _intervals(listed), listed.accesses_per_period, periods - 2 * EDGE_PERIODS
+    intervals, per_period, middle_periods = (
+        _intervals(listed),
+        listed.accesses_per_period,
+        periods - 2 * EDGE_PERIODS,
+    )
+    # number of periods for which each of the few stands
     stands_for = np.where(np.arange(few_periods) == EDGE_PERIODS, middle_periods - 1.0, 1.0)
     first, last, made_period = (
-        q.first // per_period,
-        q.last // per_period,
-        np.where(q.made_at < 0, -1, q.made_at // per_period),
+        intervals.first // per_period,
+        intervals.last // per_period,
+        np.where(intervals.made_at < 0, -1, intervals.made_at // per_period),
     )
     writes, variable_of = (
         stands_for[made_period],
-        tied_intervals(list(zip(q.first, q.last, q.read, strict=True)), per_period),
+        tied_intervals(list(zip(intervals.first, intervals.last, intervals.read, strict=True)), per_period),
     )
-    found = _solve(_Program(listed, q, capacity, stands_for[last], writes, np.ones(len(last)), variable_of))
+    found = _solve(
+        _Program(listed, intervals, capacity, stands_for[last], writes, np.ones(len(last)), variable_of)
+    )
     space_times, all_intervals = (
-        np.where(made_period[q.tensor_number] < 0, stands_for[first], writes[q.tensor_number]),
+        np.where(
+            made_period[intervals.tensor_number] < 0, stands_for[first], writes[intervals.tensor_number]
+        ),
         np.arange(len(last)),
     )
     relaxed = _solve(
         _Program(
             listed,
-            q,
+            intervals,
             capacity,
             space_times,
             writes,
@@ -169,14 +182,16 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
     fewer_prices = np.concatenate(
         (relaxed.prices[: EDGE_PERIODS * per_period], relaxed.prices[(EDGE_PERIODS + 1) * per_period :])
     )
-    bound, fewer_intervals = _bound(listed, q, capacity, relaxed.prices), _intervals(one_less)
+    bound, fewer_intervals = _bound(listed, intervals, capacity, relaxed.prices), _intervals(one_less)
     # bound of each further period, at the same prices
     bound_per_period = bound - _bound(one_less, fewer_intervals, capacity, fewer_prices)
-    q = replace(
-        q, fixed_words=q.fixed_words + (periods - few_periods) * (q.fixed_words - fewer_intervals.fixed_words)
+    intervals = replace(
+        intervals,
+        fixed_words=intervals.fixed_words
+        + (periods - few_periods) * (intervals.fixed_words - fewer_intervals.fixed_words),
     )
     return _to_optimum(
-        q,
+        intervals,
         stands_for[last],
         found,
         bound + (periods - few_periods) * bound_per_period,
@@ -202,15 +217,15 @@ def tied_intervals(places: Sequence[tuple[int, int, int]], per_period: int) -> I
     return np.array(found, dtype=np.int64)
 
 
-def _to_optimum(q: _Intervals, reads: Floats, found: _Answer, bound: float, shown: Ints) -> Optimum:
-    cost = q.fixed_words + float((reads * q.size).sum() + found.value)
+def _to_optimum(intervals: _Intervals, reads: Floats, found: _Answer, bound: float, shown: Ints) -> Optimum:
+    cost = intervals.fixed_words + float((reads * intervals.size).sum() + found.value)
     spans = tuple(
         RetainedSpan(
-            q.tensors[q.tensor_number[i]],
-            int(q.first[i]),
-            int(q.last[i]),
+            intervals.tensors[intervals.tensor_number[i]],
+            int(intervals.first[i]),
+            int(intervals.last[i]),
             float(found.retained_words[i]),
-            int(q.size[i]),
+            int(intervals.size[i]),
         )
         for i in shown
     )
@@ -225,47 +240,48 @@ def _solve(p: _Program) -> _Answer:
     every column has few entries, and the prices of space are the duals of the upper bounds of the last
     variables.
     """
-    q, gaps = p.intervals, len(p.listed.accesses)
+    intervals, access_count = p.intervals, len(p.listed.accesses)
     representatives, column = np.unique(p.variable_of, return_inverse=True)
-    spillable = np.flatnonzero(q.spill_words > 0)
-    n_x, start = len(representatives), len(representatives) + len(spillable)
-    costs = np.zeros(start + gaps)
+    spillable = np.flatnonzero(intervals.spill_words > 0)
+    interval_variables, first_occupancy = len(representatives), len(representatives) + len(spillable)
+    costs = np.zeros(first_occupancy + access_count)
     np.add.at(costs, column, -p.reads)
-    costs[n_x:start] = p.writes[spillable]
+    costs[interval_variables:first_occupancy] = p.writes[spillable]
     first, per_period, period_count = p.averaged
     space, averaged_rows = _free_words(p.listed, p.capacity), np.arange(first, first + per_period)
     free = space.copy()
     free[averaged_rows] = free[averaged_rows + per_period] = np.inf
-    occupancy = start + np.arange(gaps)
+    occupancy = first_occupancy + np.arange(access_count)
     balance: list[Block] = [
-        (occupancy - start, occupancy, 1.0),
-        (occupancy[1:] - start, occupancy[:-1], -1.0),
-        (q.first, column, -p.space_times),
-        (q.last, column, p.space_times),
+        (occupancy - first_occupancy, occupancy, 1.0),
+        (occupancy[1:] - first_occupancy, occupancy[:-1], -1.0),
+        (intervals.first, column, -p.space_times),
+        (intervals.last, column, p.space_times),
     ]
-    number = np.full(len(q.spill_words), -1)
+    # [tensors] number among the spillable ones, -1: not spillable
+    number = np.full(len(intervals.spill_words), -1)
     number[spillable] = np.arange(len(spillable))
-    spills = np.flatnonzero(number[q.tensor_number] >= 0)  # spilled + stays >= size
-    rows, pairs = np.arange(len(spills)), start + averaged_rows
+    spills = np.flatnonzero(number[intervals.tensor_number] >= 0)  # spilled + stays >= size
+    spill_rows, pairs = np.arange(len(spills)), first_occupancy + averaged_rows
     # words on chip in the two averaged periods <= space of all periods that they stand for
-    averaged = len(spills) + np.arange(per_period)
+    averaged_limits = len(spills) + np.arange(per_period)
     upper: list[Block] = [
-        (rows, n_x + number[q.tensor_number[spills]], -1.0),
-        (rows, column[spills], -1.0),
-        (averaged, pairs, 1.0),
-        (averaged, pairs + per_period, 1.0),
+        (spill_rows, interval_variables + number[intervals.tensor_number[spills]], -1.0),
+        (spill_rows, column[spills], -1.0),
+        (averaged_limits, pairs, 1.0),
+        (averaged_limits, pairs + per_period, 1.0),
     ]
     solved = solve_program(
         costs,
         sparse(upper, len(spills) + per_period, len(costs)),
-        np.concatenate((-q.size[spills], period_count * space[averaged_rows])),
-        sparse(balance, gaps, len(costs)),
-        np.concatenate((q.size[representatives], q.spill_words[spillable], free)),
-        f"{gaps} accesses in {p.capacity} words",
+        np.concatenate((-intervals.size[spills], period_count * space[averaged_rows])),
+        sparse(balance, access_count, len(costs)),
+        np.concatenate((intervals.size[representatives], intervals.spill_words[spillable], free)),
+        f"{access_count} accesses in {p.capacity} words",
     )
-    prices = -solved.upper.marginals[start:]
+    prices = -solved.upper.marginals[first_occupancy:]
     prices[averaged_rows] = prices[averaged_rows + per_period] = -solved.ineqlin.marginals[len(spills) :]
-    return _Answer(float(solved.fun), solved.x[:n_x][column], np.maximum(prices, 0.0))
+    return _Answer(float(solved.fun), solved.x[:interval_variables][column], np.maximum(prices, 0.0))
 
 
 def solve_program(
@@ -308,18 +324,25 @@ def _free_words(listed: AccessList, capacity: int) -> Floats:
     return free_words
 
 
-def _bound(listed: AccessList, q: _Intervals, capacity: int, prices: Floats) -> float:
+def _bound(listed: AccessList, intervals: _Intervals, capacity: int, prices: Floats) -> float:
     """Returns a lower bound on the cost of any retention, valid for any prices >= 0 (Lagrange).
 
     Retained words pay a price for their space instead of having to fit, so the minimum is taken tensor by
     tensor: a tensor that may spill stays whole all the time, or is written and stays only where that pays.
     """
     price_until = np.concatenate(([0.0], np.cumsum(prices)))
-    net = price_until[q.last] - price_until[q.first] - 1.0
-    always_retained, where_it_pays = np.zeros(len(q.tensors)), np.zeros(len(q.tensors))
-    np.add.at(always_retained, q.tensor_number, q.size * net)
-    np.add.at(where_it_pays, q.tensor_number, q.size * np.minimum(net, 0.0))
+    net = price_until[intervals.last] - price_until[intervals.first] - 1.0
+    always_retained, where_it_pays = np.zeros(len(intervals.tensors)), np.zeros(len(intervals.tensors))
+    np.add.at(always_retained, intervals.tensor_number, intervals.size * net)
+    np.add.at(where_it_pays, intervals.tensor_number, intervals.size * np.minimum(net, 0.0))
     words = np.where(
-        q.spill_words > 0, np.minimum(always_retained, q.spill_words + where_it_pays), where_it_pays
+        intervals.spill_words > 0,
+        np.minimum(always_retained, intervals.spill_words + where_it_pays),
+        where_it_pays,
     )
-    return float(q.fixed_words + q.size.sum() + words.sum() - (prices * _free_words(listed, capacity)).sum())
+    return float(
+        intervals.fixed_words
+        + intervals.size.sum()
+        + words.sum()
+        - (prices * _free_words(listed, capacity)).sum()
+    )

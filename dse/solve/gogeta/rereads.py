@@ -97,6 +97,7 @@ def min_words_in(e: Einsum, chip: Chip) -> float:
     sigma = sum(exponents.values())
     if sigma <= 1:
         return 0.0
+    # points(F) = F^sigma * shape, for each tap of a window
     shape = prod((n / bits[t]) ** n for t, n in exponents.items() if n) / sigma**sigma
     slices = prod(n for rank, n in e.extents if rank in _window_taps(e))
 

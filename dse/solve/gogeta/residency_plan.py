@@ -91,7 +91,9 @@ class ResidencyOptimum:
 
 
 def moved_words(problem: ResidencyProblem, gaps: RetainedElems) -> float:
-    """Machine words that all tensors of the problem move from and to the outermost level, if `gaps` stay."""
+    """Machine words that all tensors of the problem move from and to the outermost level, if the elements
+    `gaps` stay between stops.
+    """
     return sum(
         _words_of(life, [n / life.size for n in gaps.get(life.tensor, ())] or [0.0] * (len(life.stops) - 1))
         for life in problem.lives
@@ -99,6 +101,7 @@ def moved_words(problem: ResidencyProblem, gaps: RetainedElems) -> float:
 
 
 def _words_of(life: Lifetime, shares: Sequence[float]) -> float:
+    """The words that one tensor moves. shares: the part of it that stays, per pair of successive stops."""
     found = life.moved_words[0] * (1 - shares[0]) if life.is_produced else life.moved_words[0]
     found += sum(n * (1 - share) for n, share in zip(life.moved_words[1:], shares, strict=True))
     throughout = 0.0 if life.is_result else min(shares)
@@ -203,70 +206,75 @@ def minimum(problem: ResidencyProblem) -> ResidencyOptimum:
     from scipy.optimize import LinearConstraint, linprog, milp  # type: ignore[attr-defined, unused-ignore]
     from scipy.sparse import coo_array
 
-    p = _Program([], [], [])
-    gap: dict[tuple[str, int], int] = {}
+    program = _Program([], [], [])
+    # (tensor, k) -> variable of its elements that stay from its k-th stop to the next
+    stay_variable: dict[tuple[str, int], int] = {}
     # by segment: (variable, bits per unit)
     space_of: list[list[tuple[int, float]]] = [[] for _ in problem.free_bits]
-    peak_limit: dict[tuple[str, int], int] = {}
+    # (tensor, segment) -> variable of the elements for which it takes space in the segment
+    space_variable: dict[tuple[str, int], int] = {}
     for life in problem.lives:
         for k in range(len(life.stops) - 1):
-            gap[life.tensor, k] = p.variable(-life.moved_words[k + 1] / life.size, life.size)
+            stay_variable[life.tensor, k] = program.variable(-life.moved_words[k + 1] / life.size, life.size)
         if life.is_produced:
-            p.cost[gap[life.tensor, 0]] += (life.words - life.moved_words[0]) / life.size
+            program.cost[stay_variable[life.tensor, 0]] += (life.words - life.moved_words[0]) / life.size
             if not life.is_result:
-                throughout = p.variable(-life.words / life.size, life.size)
+                throughout = program.variable(-life.words / life.size, life.size)
                 for k in range(len(life.stops) - 1):
-                    p.at_least(gap[life.tensor, k], throughout)
+                    program.at_least(stay_variable[life.tensor, k], throughout)
         for at in range(life.stops[0], life.stops[-1] + 1):
             overlapping = [
-                gap[life.tensor, k]
+                stay_variable[life.tensor, k]
                 for k, (a, b) in enumerate(zip(life.stops, life.stops[1:], strict=False))
                 if a <= at <= b
             ]
-            peak_limit[life.tensor, at] = p.maximum(overlapping, life.size)
+            space_variable[life.tensor, at] = program.maximum(overlapping, life.size)
     life_of = {life.tensor: life for life in problem.lives}
-    pairs = {(old, at): heir for at, old, heir in problem.heirs}
+    heir_of = {(old, at): heir for at, old, heir in problem.heirs}
     inherits = {(at, heir) for at, _, heir in problem.heirs}
-    for (tensor, at), variable in peak_limit.items():
-        if (tensor, at) in pairs:
-            heir = pairs[tensor, at]
-            variable = p.maximum(
-                [variable, peak_limit[heir, at]], max(life_of[tensor].size, life_of[heir].size)
+    for (tensor, at), variable in space_variable.items():
+        if (tensor, at) in heir_of:
+            heir = heir_of[tensor, at]
+            variable = program.maximum(
+                [variable, space_variable[heir, at]], max(life_of[tensor].size, life_of[heir].size)
             )
         if (at, tensor) not in inherits:
             space_of[at].append((variable, float(life_of[tensor].bits)))
     for at, tensor, bits in problem.spared_tiles:
         life = life_of[tensor]
-        is_whole = p.variable(0.0, 1.0)
-        p.rows.append([(is_whole, float(life.size)), (gap[tensor, max(life.stops.index(at) - 1, 0)], -1.0)])
+        is_whole = program.variable(0.0, 1.0)
+        program.rows.append(
+            [(is_whole, float(life.size)), (stay_variable[tensor, max(life.stops.index(at) - 1, 0)], -1.0)]
+        )
         space_of[at].append((is_whole, -float(bits)))
-    choices = range(len(p.cost) - len(problem.spared_tiles), len(p.cost))
+    # the last variables, one per spared tile: 1 if the tensor stays whole, else 0
+    whole_variables = range(len(program.cost) - len(problem.spared_tiles), len(program.cost))
     total_words = sum(sum(life.moved_words) for life in problem.lives)
-    if not p.cost:
+    if not program.cost:
         return ResidencyOptimum({}, total_words, 0.0)
-    rows = [*p.rows, *space_of]
-    limit = [*([0.0] * len(p.rows)), *map(float, problem.free_bits)]
+    rows = [*program.rows, *space_of]
+    limit = [*([0.0] * len(program.rows)), *map(float, problem.free_bits)]
     entries = [(i, column, value) for i, row in enumerate(rows) for column, value in row]
     row_numbers, columns, values = (np.array(each) for each in zip(*entries, strict=True))
-    matrix = coo_array((values, (row_numbers, columns)), shape=(len(rows), len(p.cost))).tocsc()  # type: ignore[no-untyped-call, unused-ignore]
-    upper = np.array(p.upper)
-    upper[choices] = 0.0
+    matrix = coo_array((values, (row_numbers, columns)), shape=(len(rows), len(program.cost))).tocsc()  # type: ignore[no-untyped-call, unused-ignore]
+    upper = np.array(program.upper)
+    upper[whole_variables] = 0.0
     solved = linprog(
-        p.cost, matrix, limit, bounds=np.column_stack((np.zeros(len(upper)), upper)), method="highs"
+        program.cost, matrix, limit, bounds=np.column_stack((np.zeros(len(upper)), upper)), method="highs"
     )  # type: ignore[no-untyped-call, unused-ignore]
     if solved.status != 0:
         raise RuntimeError(f"retention of {len(problem.free_bits)} segments: {solved.message}")
     best, proven = solved, True
     if problem.spared_tiles and -solved.fun < SURE_SHARE * sum(
-        max(0.0, -cost * peak_limit) for cost, peak_limit in zip(p.cost, p.upper, strict=True)
+        max(0.0, -cost * most) for cost, most in zip(program.cost, program.upper, strict=True)
     ):
         integral = np.zeros(len(upper))
-        integral[choices] = 1
+        integral[whole_variables] = 1
         fits = LinearConstraint(matrix, -np.inf, np.array(limit))  # type: ignore[no-untyped-call, unused-ignore]
         found = milp(  # type: ignore[no-untyped-call, unused-ignore]
-            np.array(p.cost),
+            np.array(program.cost),
             integrality=integral,
-            bounds=(0.0, np.array(p.upper)),
+            bounds=(0.0, np.array(program.upper)),
             constraints=fits,
             options={"node_limit": MAX_NODES, "mip_rel_gap": 0.0},
         )
@@ -274,10 +282,10 @@ def minimum(problem: ResidencyProblem) -> ResidencyOptimum:
         best = found if found.x is not None and found.fun < solved.fun else solved
     x: NDArray[np.int64] = np.floor(best.x + 1e-6).astype(int)
     gaps = {
-        life.tensor: [int(x[gap[life.tensor, k]]) for k in range(len(life.stops) - 1)]
+        life.tensor: [int(x[stay_variable[life.tensor, k]]) for k in range(len(life.stops) - 1)]
         for life in problem.lives
     }
-    saved = max(0.0, -float(solved.ineqlin.marginals[len(p.rows) :].sum()))
+    saved = max(0.0, -float(solved.ineqlin.marginals[len(program.rows) :].sum()))
     return ResidencyOptimum(
         {t: elems for t, elems in gaps.items() if any(elems)}, total_words + float(best.fun), saved, proven
     )

@@ -108,9 +108,9 @@ def _gaps(listed: AccessList) -> _Gaps:
             last_phase[t] = i
         for t in a.written:
             last_phase[t] = made_at[t] = i
-    numbers: dict[str, int] = {}
-    spills = [
-        numbers.setdefault(gap.tensor, len(numbers))
+    spillable_numbers: dict[str, int] = {}
+    number_of_gap = [
+        spillable_numbers.setdefault(gap.tensor, len(spillable_numbers))
         if gap.tensor in made_at and gap.tensor not in listed.outputs
         else -1
         for gap in found
@@ -133,8 +133,8 @@ def _gaps(listed: AccessList) -> _Gaps:
         first,
         last,
         size,
-        np.array(spills, dtype=np.int64),
-        tuple((made_at[t], listed.words[t]) for t in numbers),
+        np.array(number_of_gap, dtype=np.int64),
+        tuple((made_at[t], listed.words[t]) for t in spillable_numbers),
         tuple(places),
         fixed,
     )
@@ -197,6 +197,7 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
         return minimum_traffic(lists(periods), capacity)
     listed, full_list = lists(few_periods), lists(periods)
     g, per_period, middle_periods = _gaps(listed), listed.accesses_per_period, periods - 2 * EDGE_PERIODS
+    # number of periods for which each of the few stands
     stands_for = np.where(np.arange(few_periods) == EDGE_PERIODS, middle_periods - 1.0, 1.0)
     reads = stands_for[g.last // per_period]
     writes = stands_for[np.array([i // per_period for i, _ in g.written_once], dtype=np.int64)]
@@ -218,11 +219,11 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
     )
     space_times = np.array([writes_of[gap.tensor] or stands_for[gap.first // per_period] for gap in g.gaps])
     every_gap = np.arange(len(g.gaps))
-    mean = (EDGE_PERIODS * per_period, per_period, middle_periods)
-    relaxed = _solve(
-        _RetentionProgram(listed, g, capacity, space_times, writes, every_gap, space_times, mean)
+    averaged = (EDGE_PERIODS * per_period, per_period, middle_periods)
+    averaged_prices = _solve(
+        _RetentionProgram(listed, g, capacity, space_times, writes, every_gap, space_times, averaged)
     )[2]
-    bound = _bound(full_list, full_gaps, capacity, _repeat(relaxed, per_period, middle_periods))
+    bound = _bound(full_list, full_gaps, capacity, _repeat(averaged_prices, per_period, middle_periods))
     if cost > bound * (1 + 1e-9) and len(full_list.accesses) <= MAX_SOLVED_PHASES:
         found = minimum_traffic(full_list, capacity)
         return replace(
@@ -327,46 +328,46 @@ def _solve(problem: _RetentionProgram) -> tuple[float, Floats, _Prices]:
     representatives, column = np.unique(problem.variable_of, return_inverse=True)
     costs = np.zeros(len(representatives))
     np.add.at(costs, column, -problem.reads)
-    p = _Program(costs.tolist(), [float(n) for n in g.size[representatives]], [], [])
+    program = _Program(costs.tolist(), [float(n) for n in g.size[representatives]], [], [])
     never_written = [
-        p.column(-float(n), float(words))
+        program.column(-float(n), float(words))
         for n, (_, words) in zip(problem.writes, g.written_once, strict=True)
     ]
-    p.rows += [
+    program.rows += [
         ([(never_written[v], 1.0)], [int(column[i])]) for i, v in enumerate(g.spillable_number) if v >= 0
     ]
-    before_rows = _add_places(problem, p, column)
-    column_count, free_words = len(p.cost), _free_words(problem.listed, problem.capacity)
+    before_rows = _add_places(problem, program, column)
+    column_count, free_words = len(program.cost), _free_words(problem.listed, problem.capacity)
     first, per_period, period_count = problem.averaged
     averaged_phases = np.arange(first, first + per_period)
-    limit = np.concatenate((np.zeros(len(p.rows)), period_count * free_words[averaged_phases]))
+    limit = np.concatenate((np.zeros(len(program.rows)), period_count * free_words[averaged_phases]))
     free_words[averaged_phases] = free_words[averaged_phases + per_period] = inf
     solved = solve_program(
-        [*p.cost, *[0.0] * phases],
-        _inequalities(p, phases, averaged_phases, per_period),
+        [*program.cost, *[0.0] * phases],
+        _inequalities(program, phases, averaged_phases, per_period),
         limit,
-        _balance(p, phases),
-        np.array([*p.upper, *free_words]),
+        _balance(program, phases),
+        np.array([*program.upper, *free_words]),
         f"{phases} phases in {problem.capacity} words",
     )
     spilled = float((problem.writes * np.array([words for _, words in g.written_once], dtype=float)).sum())
     prices = np.maximum(-solved.upper.marginals[column_count:], 0.0)
     prices[averaged_phases] = prices[averaged_phases + per_period] = np.maximum(
-        -solved.ineqlin.marginals[len(p.rows) :], 0.0
+        -solved.ineqlin.marginals[len(program.rows) :], 0.0
     )
     before_share = {key: float(-solved.ineqlin.marginals[row]) for key, row in before_rows.items()}
     return float(solved.fun) + spilled, np.asarray(solved.x)[column], _Prices(prices, before_share)
 
 
 def _add_places(
-    problem: _RetentionProgram, p: _Program, column: NDArray[np.intp]
+    problem: _RetentionProgram, program: _Program, column: NDArray[np.intp]
 ) -> dict[tuple[int, int], int]:
     """Adds rows and pieces that say which columns take space in which phase. column: column of each gap.
     Returns (phase, place) -> number of the row of its words before, for places that have gaps before and
     after.
     """
     g, space_times, before_rows = problem.gaps, problem.space_times, dict[tuple[int, int], int]()
-    p.pieces += [
+    program.pieces += [
         (gap.first + 1, gap.last - 1, int(column[i]), float(space_times[i]))
         for i, gap in enumerate(g.gaps)
         if gap.last > gap.first + 1
@@ -378,43 +379,45 @@ def _add_places(
         before = [(int(column[i]), float(space_times[i])) for place in group for i in place.before]
         after = [(int(column[i]), float(space_times[i])) for place in group for i in place.after]
         if not before or not after or (before == after and len(group) == 1):
-            p.pieces += [
+            program.pieces += [
                 (place.phase, place.phase, int(column[i]), float(space_times[i]))
                 for place in group
                 for i in (place.after if not before else place.before)
             ]
             continue
-        larger = [p.column(0.0, inf) for _ in group]
-        before_rows |= {(place.phase, place.place_number): len(p.rows) for place in group}
-        p.rows += [(before, larger), (after, larger)]
-        p.pieces += [(place.phase, place.phase, at, 1.0) for place, at in zip(group, larger, strict=True)]
+        larger = [program.column(0.0, inf) for _ in group]
+        before_rows |= {(place.phase, place.place_number): len(program.rows) for place in group}
+        program.rows += [(before, larger), (after, larger)]
+        program.pieces += [
+            (place.phase, place.phase, at, 1.0) for place, at in zip(group, larger, strict=True)
+        ]
     return before_rows
 
 
-def _inequalities(p: _Program, phases: int, averaged_phases: Ints, per_period: int) -> Any:
-    """Returns the matrix of inequalities: `p.rows`, and for each phase of a period: words in both averaged
-    periods together <= space of all periods for which they stand.
+def _inequalities(program: _Program, phases: int, averaged_phases: Ints, per_period: int) -> Any:
+    """Returns the matrix of inequalities: `program.rows`, and for each phase of a period: words in both
+    averaged periods together <= space of all periods for which they stand.
     """
-    width = len(p.cost)
-    entries = [(row, column, n) for row, (weighted, _) in enumerate(p.rows) for column, n in weighted]
-    entries += [(row, column, -1.0) for row, (_, summed) in enumerate(p.rows) for column in summed]
+    width = len(program.cost)
+    entries = [(row, column, n) for row, (weighted, _) in enumerate(program.rows) for column, n in weighted]
+    entries += [(row, column, -1.0) for row, (_, summed) in enumerate(program.rows) for column in summed]
     entries += [
-        (len(p.rows) + n, width + i, 1.0)
+        (len(program.rows) + n, width + i, 1.0)
         for n, phase in enumerate(averaged_phases.tolist())
         for i in (phase, phase + per_period)
     ]
-    return _matrix(entries, len(p.rows) + len(averaged_phases), width + phases)
+    return _matrix(entries, len(program.rows) + len(averaged_phases), width + phases)
 
 
-def _balance(p: _Program, phases: int) -> Any:
+def _balance(program: _Program, phases: int) -> Any:
     """Returns the matrix of the equations, one per phase: words in it - words in the phase before - words
     that begin in it + words that ended in the phase before = 0.
     """
-    begin = len(p.cost)
+    begin = len(program.cost)
     entries = [(i, begin + i, 1.0) for i in range(phases)]
     entries += [(i, begin + i - 1, -1.0) for i in range(1, phases)]
-    entries += [(first, column, -n) for first, _, column, n in p.pieces]
-    entries += [(last + 1, column, n) for _, last, column, n in p.pieces if last + 1 < phases]
+    entries += [(first, column, -n) for first, _, column, n in program.pieces]
+    entries += [(last + 1, column, n) for _, last, column, n in program.pieces if last + 1 < phases]
     return _matrix(entries, phases, begin + phases)
 
 

@@ -123,7 +123,7 @@ def _predecessors(graph: Graph, phases: Sequence[Phase]) -> list[set[int]]:
 
 
 def _orders(phases: Sequence[Phase], predecessors: Sequence[set[int]]) -> Iterator[list[Phase]]:
-    """Yields every order in which each phase comes after the phases from which it reads (before); the given
+    """Yields every order in which each phase comes after the phases from which it reads; the given
     order comes first, if it is one of them. There is no recursion, since there may be thousands of phases.
     """
     successors: list[list[int]] = [[] for _ in phases]

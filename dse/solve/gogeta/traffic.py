@@ -1,5 +1,5 @@
 """Main-memory words of a workload under GOGETA's configurations (arXiv 2303.11499, table 3) and at the
-optimum; words between clusters; operational intensity.
+optimum.
 
 Every operation is assumed to read each operand once and to write its result once. So these words are the
 traffic between operations, not within them.
@@ -39,7 +39,8 @@ class TrafficReport:
     optimal: Optimum  # optimum in the best order of phases found
     # words of GOGETA's policy in the best order of phases for it; operands may evict, too, if that helps
     best_policy: Traffic
-    edges: tuple[Edge, ...]  # of one period; of a loop: of its first three periods
+    # of a workload without a loop: all; of a loop: those of its first three iterations (periods)
+    edges: tuple[Edge, ...]
     operations: tuple[Einsum, ...]  # of the same periods
     phases: tuple[Phase, ...]  # GOGETA's, of one period
     order: tuple[Phase, ...]  # the phases of `optimal`, of one period
@@ -75,14 +76,19 @@ class CountingRule:
         return (access_list if self.as_published else phase_list)(op_graph, phases, word_bits)
 
     def policy(
-        self, listed: AccessList, capacity_words: int, replace: bool = True, reads_evict: bool = False
+        self,
+        listed: AccessList,
+        capacity_words: int,
+        results_evict: bool = True,
+        operands_evict: bool = False,
     ) -> Traffic:
         """Returns words moved under the replacement policy, which evicts the tensor that is needed latest.
 
-        replace, reads_evict: whether results and operands may evict tensors; else they only fill free space.
+        results_evict, operands_evict: whether results (operands) may evict tensors; else they only fill free
+        space.
         """
         policy = residency.policy if self.as_published else retention.policy
-        return policy(listed, capacity_words, replace, reads_evict)
+        return policy(listed, capacity_words, results_evict, operands_evict)
 
     def steady(self, lists: Callable[[int], AccessList], periods: int, capacity_words: int) -> Optimum:
         """Returns the optimum of `periods` equal periods, computed from a few. lists(n) returns the accesses
@@ -133,7 +139,7 @@ def traffic_of(
         accesses = listed(order, periods)
         return min(
             (
-                counting.policy(accesses, capacity_words, reads_evict=operands_evict)
+                counting.policy(accesses, capacity_words, operands_evict=operands_evict)
                 for operands_evict in (True, False)
             ),
             key=Traffic.words,
@@ -168,7 +174,7 @@ def traffic_of(
     return TrafficReport(
         capacity_words,
         single_ops.unbuffered_words(),
-        counting.policy(single_ops, capacity_words, replace=False),
+        counting.policy(single_ops, capacity_words, results_evict=False),
         counting.policy(pipelined_ops, capacity_words),
         pipelined_ops.compulsory_words(),
         optimum_of(phases),

@@ -363,10 +363,12 @@ def spread_over_nodes(
     """
     tile, loops, side_nodes = e.sizes(), list[Loop](), []
     for (dim, _), side in zip(g.arch.fanouts[0].dims, (nodes.rows, nodes.columns), strict=True):
-        parts = dict[str, int]()
+        parts = dict[str, int]()  # rank -> parts into which this side cuts it
         for prime in primes(side):
 
-            def left(rank: str, prime: int = prime, parts: dict[str, int] = parts) -> tuple[float, float]:
+            def node_tile_if_cut(
+                rank: str, prime: int = prime, parts: dict[str, int] = parts
+            ) -> tuple[float, float]:
                 cut_tile = {**tile, rank: -(-tile[rank] // (parts.get(rank, 1) * prime))}
                 other_tiles = {r: -(-tile[r] // n) for r, n in parts.items() if r != rank}
                 return sum(
@@ -377,7 +379,7 @@ def spread_over_nodes(
             if fitting_ranks := [
                 rank for rank, n in cut.items() if tile[rank] >= n and not (even and tile[rank] % n)
             ]:
-                rank = min(fitting_ranks, key=left)
+                rank = min(fitting_ranks, key=node_tile_if_cut)
                 parts[rank] = parts.get(rank, 1) * prime
         trips = 1
         for rank, n in parts.items():

@@ -214,7 +214,7 @@ def line_count(layout: Layout, box: Box, line_elems: int) -> float:
     line_elems: elements per line. A box consists of contiguous runs, and each run starts at a multiple of its
     length.
 
-    >>> [lines(row_major(("A", "B"), (4, 8)), box, 4) for box in ((1, 8), (4, 2), (4, 1))]
+    >>> [line_count(row_major(("A", "B"), (4, 8)), box, 4) for box in ((1, 8), (4, 2), (4, 1))]
     [8.0, 16.0, 32.0]
     """
     run = 1
@@ -275,9 +275,9 @@ def _stagings(
     full_box, pes = tuple(n for _, n in e.extents), arch.instances(len(arch.levels))
     capacities = {
         x: {
-            staging.name: _capacity_elems(arch, staging, bits)
-            for staging in arch.levels[1:]
-            if x in may_keep(e, staging)
+            inner_level.name: _capacity_elems(arch, inner_level, bits)
+            for inner_level in arch.levels[1:]
+            if x in may_keep(e, inner_level)
         }
         for x in "AB"
     }
@@ -362,16 +362,16 @@ def _largest_block(layout: Layout, within: Box, max_elems: int) -> Box:
 
 def _ranks_by_digit(layout: Layout, ranks: Sequence[str]) -> list[str]:
     """Returns the ranks in the order of their outermost digits in a layout, outermost first."""
-    place = {
+    digit_position = {
         m: i
         for i, digit in reversed(list(enumerate(layout.digits)))
         for m in layout.stored[digit.dim].members
     }
-    return [rank for _, rank in sorted((place.get(k, -1), rank) for k, rank in enumerate(ranks))]
+    return [rank for _, rank in sorted((digit_position.get(k, -1), rank) for k, rank in enumerate(ranks))]
 
 
 def _nest(e: Einsum, arch: Arch, staging: Staging, outer: Sequence[str], inner: Sequence[str]) -> Mapping:
-    """Returns the nest of a form (one). outer, inner: order of the loops above the tile and below it, as
+    """Returns the nest of a staging. outer, inner: order of the loops above the tile and below it, as
     ranks, outermost first.
     """
     home, tile_outside = arch.levels[0].name, dict(e.extents)

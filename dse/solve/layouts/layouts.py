@@ -92,8 +92,8 @@ class LayoutAssignment:
 @dataclass(frozen=True, slots=True)
 class Use:
     """A tensor as one einsum uses it. einsum: number of the einsum; position: of the tensor among the
-    einsum's tensors; is_view: whether the einsum reads the tensor in another shape, which needs the row-major
-    layout.
+    einsum's tensors; node: of the graph, whose label is the tensor's layout there; is_view: whether the
+    einsum reads the tensor in another shape, which needs the row-major layout.
     """
 
     einsum: int
@@ -180,8 +180,10 @@ class Layouts:
         )
         self.home, self.occurrences = arch.levels[0].name, counts(workload)
         self.keys = [canonical_key(e) for e in workload.einsums]
+        # by key: the first of equal einsums
         self.firsts = dict(reversed(list(zip(self.keys, workload.einsums, strict=True))))
         self.interface_names = interface_tensors(workload)
+        # by key, for each of its mappings: best layouts of all tensors, with interface tensors row-major
         self.free_layouts = {
             key: [
                 best_layouts(one, self._row_major_layouts(one, self.interface_names[key]))[2]
@@ -189,7 +191,8 @@ class Layouts:
             ]
             for key, found in solved.items()
         }
-        self.pricings: dict[int, list[LayoutPricing]] = {}
+        self.pricings: dict[int, list[LayoutPricing]] = {}  # memo of `pricings_of`
+        # memo of `_mapping_costs`
         self.costs: dict[tuple[str, tuple[Layout | None, ...]], list[tuple[float, float]]] = {}
         # tables of einsums, shared by equal einsums with equal labels
         self.einsum_tables: dict[tuple[object, ...], Table] = {}
@@ -224,6 +227,9 @@ class Layouts:
         return {place: row_major(dim_names(p), tuple(d.size for d in p.dims)) for place, p in found.items()}
 
     def _interface_tensors(self) -> Iterator[InterfaceTensor]:
+        """The interface tensors, in the order of their makers. Nodes of tensor T: T> as its maker writes it,
+        T<i.x as input x of einsum i, or T< for all readers together if there are more than MAX_OWN_LAYOUTS.
+        """
         made = {e.output.tensor: i for i, e in enumerate(self.workload.einsums)}
         state_results = {name: result for result, name in self.workload.loop_state}
         readers: dict[str, list[tuple[int, int]]] = {}
@@ -506,6 +512,10 @@ class Layouts:
     def _all_layouts(
         self, key: str, mapping: int, e: Einsum, tensor_layouts: Sequence[Layout | None]
     ) -> dict[TensorAt, Layout]:
+        """The layouts of all tensors in a mapping, given by its number among the einsum's mappings.
+        tensor_layouts: of the tensors at the outermost level; None: the best one, or row-major for interface
+        tensors.
+        """
         chosen = {
             (self.home, p.tensor): replace(layout, names=dim_names(p))
             for p, layout in zip(e.tensors(), tensor_layouts, strict=True)
@@ -557,6 +567,7 @@ class Layouts:
         return self._bits(one), one.labels[0].shape
 
     def _bits(self, one: InterfaceTensor) -> int | None:
+        """Bits of an element; None: a machine word."""
         return self.workload.einsums[one.maker.einsum].output.bits
 
     def to_assignment(
@@ -573,11 +584,11 @@ class Layouts:
         found = evaluate(self.arch, with_copies, schedule, self.objective)
         assert isinstance(found, Solution)
         einsum_bounds = {key: one.lower_bound for key, one in self.solved.items()}
-        bounds_of_runs = [(n, einsum_bounds[key]) for key, n in zip(self.keys, self.occurrences, strict=True)]
+        counted_bounds = [(n, einsum_bounds[key]) for key, n in zip(self.keys, self.occurrences, strict=True)]
         mapping_bound = (
-            sum(n * one for n, one in bounds_of_runs)
+            sum(n * one for n, one in counted_bounds)
             if self.objective != "edp"
-            else sum(n * one**0.5 for n, one in bounds_of_runs) ** 2
+            else sum(n * one**0.5 for n, one in counted_bounds) ** 2
         )
         to_bound = found.gap_to_bound
         gap = min(
@@ -734,6 +745,7 @@ class Layouts:
 
 
 def _scope(one: InterfaceTensor) -> tuple[str, ...]:
+    """The nodes of a tensor, that of its maker first."""
     return tuple(dict.fromkeys([one.maker.node, *(use.node for use in one.readers)]))
 
 

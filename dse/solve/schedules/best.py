@@ -17,8 +17,8 @@ from dse.solve.schedules.fused import with_certificate
 from hw.arch import Arch
 from workloads.graph import Workload
 
-# Solvers with a lower bound of their space, the space of which a certificate speaks first; and what the
-# others are called there.
+# WITH_BOUND: solvers that prove a lower bound of their space; the certificate speaks of the space of the
+# first of them that has an answer. BESIDE: what certificates call the other solvers.
 WITH_BOUND = "fused", "pipelined", "unfused"
 BESIDE = {
     "pipelined": "pipelined schedules",
@@ -77,7 +77,9 @@ def best(
 
 
 def _priced_alone(solution: Solution, arch: Arch, workload: Workload, objective: Objective) -> Solution:
-    """Returns a solution without what its solver says of itself, its gap to the bound of any schedule."""
+    """Returns a solution priced anew, without the optimality gap that its solver claims: its gap is that to
+    the lower bound of any schedule.
+    """
     if not solution.schedule:
         return among_schedules(solution, arch, workload, objective)
     whole = with_conversions(workload, solution.conversions)

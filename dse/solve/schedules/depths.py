@@ -80,9 +80,8 @@ class SegmentSearch:
     sizes: Tiles = ()  # extent of each class of ranks (classes.py), which a shared loop cuts together
     tensors: list[OuterTensor] = field(default_factory=list)
     inner: dict[tuple[int, Tiles], float] = field(default_factory=dict)  # memo of `shared_loops._inner`
-    inner_bounds: dict[tuple[int, Tiles], float] = field(
-        default_factory=dict
-    )  # lower bounds of `inner` so far
+    # lower bounds of `inner` so far
+    inner_bounds: dict[tuple[int, Tiles], float] = field(default_factory=dict)
     words: dict[tuple[int, str, Tiles, bool], float] = field(default_factory=dict)  # memo of `_words`
     per_index: dict[tuple[int, int], float] = field(default_factory=dict)  # of `shared_loops._uneven_bound`
     # per einsum, lower bounds: pJ of moving, once, the words of the tensors that no earlier einsum has
@@ -109,8 +108,8 @@ class SegmentSearch:
             moved_by_others = (brought | set(self.segment.members.forwarded)) - spilled
             place = Place(self.segment.level.name, retained=self.segment.retained[i])
             self.unfused_pj.append(self.segment.nests.unfused_bound(e, place, moved_by_others))
-            near = replace(place, forwarded=frozenset(moved_by_others))
-            self.any_tiles.append(self.segment.nests.any_nest_bound(e, near))
+            forwarded_place = replace(place, forwarded=frozenset(moved_by_others))
+            self.any_tiles.append(self.segment.nests.any_nest_bound(e, forwarded_place))
 
     def lower_bound(self, i: int, tiles: Tiles) -> float:
         """Returns a lower bound of the pJ of an einsum, wherever below loops with these tiles its tensors
@@ -133,7 +132,7 @@ def most_leak_pj(arch: Arch) -> float:
 
 
 def _outer_tensors(s: SegmentSearch) -> Iterator[OuterTensor]:
-    """Yields the tensors that are neither handed on nor retained, by their first einsum."""
+    """Yields the tensors that are neither forwarded nor retained, by their first einsum."""
     shared, seen = shared_tensors(s.segment.own, s.segment.made), set(s.segment.members.forwarded)
     for i, e in enumerate(s.segment.own):
         for p in e.tensors():
@@ -158,8 +157,8 @@ def nest_below(s: SegmentSearch, i: int, tiles: Tiles, homes: frozenset[str], fr
     pairs = zip(s.segment.members.classes, tiles, s.sizes, strict=True)
     loops = tuple(sorted((ranks[i], tile) for ranks, tile, n in pairs if tile < n))
     place = Place(s.segment.level.name, loops, homes, retained=s.segment.retained[i])
-    most = s.segment.level.capacity_bits or inf
-    nest = s.segment.nests.best(s.segment.own[i], place, most)
+    whole_capacity = s.segment.level.capacity_bits or inf
+    nest = s.segment.nests.best(s.segment.own[i], place, whole_capacity)
     return (
         nest
         if nest.bits <= free_bits or nest.mapping is None
@@ -275,14 +274,16 @@ def _wait_pj(s: SegmentSearch, i: int) -> float:
     one and has one port.
     """
     arch, outer = s.segment.nests.arch, s.segment.nests.arch.levels[0]
-    slower = outer.bandwidth * outer.width_bits <= s.segment.level.bandwidth * s.segment.level.width_bits
-    alone = (
+    outer_is_slower = (
+        outer.bandwidth * outer.width_bits <= s.segment.level.bandwidth * s.segment.level.width_bits
+    )
+    inside_waits = (
         arch.overlap == "buffered"
         and not s.segment.level.double_buffer
         and s.segment.level.name == arch.levels[1].name
     )
-    stops = alone and slower and outer.ports == "shared" and not s.segment.retained[i]
-    return arch.leak_mw() / arch.clock_ghz if stops else 0.0
+    all_wait = inside_waits and outer_is_slower and outer.ports == "shared" and not s.segment.retained[i]
+    return arch.leak_mw() / arch.clock_ghz if all_wait else 0.0
 
 
 @dataclass(slots=True)
@@ -327,35 +328,41 @@ def _fixed_pj(s: SegmentSearch, i: int, tiles: Tiles) -> float:
     """
     arch, p, pj = s.segment.nests.arch, s.segment.own[i].output, 0.0
     outer, bits = arch.levels[0], p.bits or arch.word_bits
-    words, near = _words(s, i, p, s.sizes), accesses_per_elem(s.segment.level, bits)
+    words, level_accesses = _words(s, i, p, s.sizes), accesses_per_elem(s.segment.level, bits)
     if p.tensor in s.segment.members.spilled:
-        pj += words * (near * s.segment.level.read_pj + accesses_per_elem(outer, bits) * outer.write_pj)
+        pj += words * (
+            level_accesses * s.segment.level.read_pj + accesses_per_elem(outer, bits) * outer.write_pj
+        )
     if p.tensor in s.segment.retained[i] and s.segment.level.skip_first_read:
         cut = frozenset(c for c, ranks in enumerate(s.segment.members.classes) if ranks[i] in p.ranks())
-        again = _repeat_count(s, OuterTensor(p.tensor, ((i, p),), cut, True, True), tiles)
-        pj += again * words * near * s.segment.level.read_pj
+        repeats = _repeat_count(s, OuterTensor(p.tensor, ((i, p),), cut, True, True), tiles)
+        pj += repeats * words * level_accesses * s.segment.level.read_pj
     return pj
 
 
-def leaves(s: SegmentSearch, tiles: Tiles, base: Sequence[float], best: float, asks: bool) -> Iterator[Leaf]:
+def leaves(
+    s: SegmentSearch, tiles: Tiles, base: Sequence[float], best: float, uses_mapper: bool
+) -> Iterator[Leaf]:
     """Yields choices of order and depths, each with a lower bound than those before and than `best`.
 
     base: least pJ of each einsum's nest
-    asks: the mapper is asked for nests; False: `base` alone bounds them
+    uses_mapper: the mapper is asked for nests; False: `base` alone bounds them
     """
-    handed = forwarded_bits(s.segment, [_trip_sizes(s, i, tiles) for i in range(len(s.segment.own))])
-    if max(handed) > s.segment.free_bits:
+    forwarded_tile_bits = forwarded_bits(
+        s.segment, [_trip_sizes(s, i, tiles) for i in range(len(s.segment.own))]
+    )
+    if max(forwarded_tile_bits) > s.segment.free_bits:
         return
     looped, seen = [c for c, n in enumerate(s.sizes) if tiles[c] < n], set[object]()
-    every = Choices(s, tiles, [_bypassing(s, t, tiles) for t in s.tensors])
+    choices_by_order = Choices(s, tiles, [_bypassing(s, t, tiles) for t in s.tensors])
     fixed = [_fixed_pj(s, i, tiles) for i in range(len(s.segment.own))]
     alone = [s.lower_bound(i, tiles) for i in range(len(s.segment.own))]
     for order in permutations(looped):
-        choices = every.of(order)
+        choices = choices_by_order.of(order)
         if all(choices) and (key := tuple(choices)) not in seen:
             seen.add(key)
-            descent = Descent(s, tiles, order, choices, base, fixed, alone, best, asks)
-            for leaf in descent.visit(0, 0.0, handed, {}):
+            descent = Descent(s, tiles, order, choices, base, fixed, alone, best, uses_mapper)
+            for leaf in descent.visit(0, 0.0, forwarded_tile_bits, {}):
                 best = leaf.bound
                 yield leaf
 

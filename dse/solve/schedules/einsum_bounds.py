@@ -130,6 +130,7 @@ def _register_pj(e: Einsum, arch: Arch, parts: Sequence[Roles] = ()) -> Floats:
     fill_word_pj = [
         a + b * inner.write_pj / inner.width_bits for a, b in zip(endpoint_pj[:2], bits, strict=False)
     ]
+    # number of the image and of the weights among the inputs
     order = (1, 0) if any(len(d.terms) > 1 for d in e.inputs[1].dims) else (0, 1)
     buffer_word_pj = [
         b * (level.write_pj if p is e.output else level.read_pj) / level.width_bits * (not level.bypass)
@@ -142,6 +143,7 @@ def _register_pj(e: Einsum, arch: Arch, parts: Sequence[Roles] = ()) -> Floats:
         (buffer_word_pj[order[0]], buffer_word_pj[order[1]], buffer_word_pj[2]),
         pes,
     )
+    # per operation, of each tensor, if it bypasses the registers
     direct_pj = [a + b / pes for a, b in zip(endpoint_pj, buffer_word_pj, strict=True)]
     # alternative: at least one tensor bypasses the registers
     bypass_pj = sum(map(min, register_pj, direct_pj)) + max(

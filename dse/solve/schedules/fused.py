@@ -13,7 +13,8 @@ Factors and their costs:
     einsum alone                            its best nest, by which of its tensors are retained, the capacity
                                             that other retained tensors leave, and its layouts
     segments that begin with an einsum      the best plan of each (shared loops, tiles, depths of tensors:
-                                            dse/solve/schedules/segment_plans.py), row-major
+                                            dse/solve/schedules/segment_plans.py); tensors of fused
+                                            einsums are row-major
     tensor                                  copies into other layouts
 
 Segments, plans and retained tensors are chosen together by `dse/solve/elimination.py`, which is exact. The
@@ -77,7 +78,8 @@ from hw.arch import Arch, Level
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, base_tensor, counts
 
-# Limits of the search. Rows of a table grow as (levels + 1) ^ retained, plans of a segment as 2 ^ held.
+# Limits of the search. Rows of a table grow as (levels + 1) ^ (tensors that may be retained), plans of a
+# segment as 2 ^ (tensors that it may hold whole, at most MAX_HELD).
 MAX_RETAINED = 6  # tensors that may be retained at one time
 RETAINED_NODE = "keep "  # prefix of the node of a tensor in tables
 
@@ -127,7 +129,9 @@ class LayoutRow(NamedTuple):
 class Row(NamedTuple):
     """A row of a factor."""
 
-    labels: tuple[int, ...]  # of the factor's nodes; of `_single` those of its layouts alone
+    # one per node of the factor; in rows of `_single` those of the layouts alone (`factor_tables` prepends
+    # the others)
+    labels: tuple[int, ...]
     option: Option | None  # None: it costs nothing here
     # returns its segment; None: the einsum runs in a segment of another factor, or none begins here
     make: MakeSegment | None
@@ -150,27 +154,28 @@ class GraphFactors:
     # in a segment of another table, or no segment begins here)
     rows: list[tuple[int, list[MakeSegment | None]]] = field(default_factory=list)
 
-    def add(self, first: int, scope: Sequence[str], options: Sequence[Row], nodes: int = 0) -> None:
+    def add(self, first: int, scope: Sequence[str], options: Sequence[Row], layout_nodes: int = 0) -> None:
         """Adds a factor. An option that may exist but was not found (energy inf) enters the lower bounds
         alone.
 
-        nodes: so many nodes at the end of the scope are layouts; a lower bound holds in all layouts.
+        layout_nodes: number of nodes at the end of the scope that are layouts. Lower bounds hold in all
+            layouts, so their table leaves these nodes out.
         """
-        solved, plain_nodes = (
+        solved, other_nodes = (
             [row for row in options if row.option is None or row.option.energy < inf],
-            len(scope) - nodes,
+            len(scope) - layout_nodes,
         )
         self.tables.append(
             table(scope, [(at, (o.energy, o.latency) if o else (0.0, 0.0)) for at, o, _ in solved])
         )
         bounds_by_label: dict[tuple[int, ...], float] = {}
         for at, o, _ in options:
-            bounds_by_label[at[:plain_nodes]] = min(
-                bounds_by_label.get(at[:plain_nodes], inf), o.lower_bound if o else 0.0
+            bounds_by_label[at[:other_nodes]] = min(
+                bounds_by_label.get(at[:other_nodes], inf), o.lower_bound if o else 0.0
             )
         self.lower_bounds.append(
             table(
-                scope[:plain_nodes], [(at, (lower_bound, 0.0)) for at, lower_bound in bounds_by_label.items()]
+                scope[:other_nodes], [(at, (lower_bound, 0.0)) for at, lower_bound in bounds_by_label.items()]
             )
         )
         self.rows.append((first, [make for _, _, make in solved]))
@@ -240,13 +245,14 @@ def fused(
 def _best_schedules(
     g: Graph, objective: Objective, progress: ProgressFn = no_progress
 ) -> tuple[list[Solution], float, Graph] | Infeasible:
-    """Returns the best schedules of the graph, priced for `objective`; the graph's lower bound in the unit of
-    `Nest.lower_bound`; and the graph.
+    """Returns the best schedules of the graph, priced for `objective`; a lower bound of all its schedules
+    (energy or cycles; for EDP the sum of sqrt(energy x cycles) over einsums, whose square bounds the EDP);
+    and the graph.
 
     With layouts there are up to two schedules, the second without copies between layouts. Copies run between
     segments, where retained tensors may leave too little capacity for them.
     """
-    graph_factors = factors(g, progress)
+    graph_factors = factor_tables(g, progress)
     if isinstance(graph_factors, Infeasible):
         return graph_factors
     feasible, priced = False, list[Solution]()
@@ -255,7 +261,7 @@ def _best_schedules(
         workload, copies, nests = (
             g.layouts.copies(choice, value, graph_factors.tables) if g.layouts else (g.workload, (), {})
         )
-        full_schedule = with_copies(schedule(g, graph_factors, choice), g.workload, workload, nests)
+        full_schedule = with_copies(schedule_of(g, graph_factors, choice), g.workload, workload, nests)
         solved = evaluate(g.arch, workload, full_schedule, objective, reuse=True)
         if isinstance(solved, Solution):
             priced.append(
@@ -275,46 +281,49 @@ def _choices(g: Graph, tables: Sequence[Table]) -> Iterator[Choice]:
     if not g.layouts:
         yield from join(tables, ranking=g.objective).choices[:1]
         return
-    every = next(g.layouts.rules("alt"))[0]
-    nodes = frozenset(use.node for one in g.layouts.interface for use in one.readers)
-    for same in (frozenset[str](), nodes):
-        _, _, choice, _ = g.layouts.minimum((every, same), tables)
+    all_labels = next(g.layouts.rules("alt"))[0]
+    reader_nodes = frozenset(use.node for one in g.layouts.interface for use in one.readers)
+    # nodes that must have the label of the tensor's maker: none, or all of them (no copies)
+    for like_maker in (frozenset[str](), reader_nodes):
+        _, _, choice, _ = g.layouts.minimum((all_labels, like_maker), tables)
         if choice:
             yield choice
 
 
-def with_copies(plan: Schedule, before: Workload, workload: Workload, nests: dict[str, Mapping]) -> Schedule:
+def with_copies(plain: Schedule, before: Workload, workload: Workload, nests: dict[str, Mapping]) -> Schedule:
     """Returns a schedule with copies between layouts added, each in a segment of its own after the segment
     that makes the copied tensor.
 
-    plan: schedule of the workload `before`, which has no copies; nests: of the copies, by name in `workload`.
+    plain: schedule of `before`, the workload without copies; nests: of the copies, by name in `workload`.
     """
-    old, new = {e.name: e for e in before.einsums}, {e.name: e for e in workload.einsums}
+    einsums_before, einsums_after = {e.name: e for e in before.einsums}, {e.name: e for e in workload.einsums}
     copies_after: dict[str, list[str]] = {}
     for name in nests:
-        copies_after.setdefault(new[name].inputs[0].tensor, []).append(name)
+        copies_after.setdefault(einsums_after[name].inputs[0].tensor, []).append(name)
     segments = list[Segment]()
-    for segment in plan.segments:
-        names = {
+    for segment in plain.segments:
+        new_names = {
             p.tensor: q.tensor
             for one in segment.branches
-            for p, q in zip(old[one.einsum].tensors(), new[one.einsum].tensors(), strict=True)
+            for p, q in zip(
+                einsums_before[one.einsum].tensors(), einsums_after[one.einsum].tensors(), strict=True
+            )
         }
         nodes = tuple(
-            replace(node, tensor=names.get(node.tensor, node.tensor)) if isinstance(node, Store) else node
+            replace(node, tensor=new_names.get(node.tensor, node.tensor)) if isinstance(node, Store) else node
             for node in segment.nodes
         )
         branches = tuple(
-            replace(one, mapping=rename(one.mapping, old[one.einsum], new[one.einsum]))
+            replace(one, mapping=rename(one.mapping, einsums_before[one.einsum], einsums_after[one.einsum]))
             for one in segment.branches
         )
         segments += [replace(segment, nodes=nodes, branches=branches)]
         segments += [
             Segment((Branch(name, nests[name]),))
             for one in segment.branches
-            for name in copies_after.get(old[one.einsum].output.tensor, ())
+            for name in copies_after.get(einsums_before[one.einsum].output.tensor, ())
         ]
-    return replace(plan, segments=tuple(segments))
+    return replace(plain, segments=tuple(segments))
 
 
 # begins the part of a certificate that states the gap
@@ -327,14 +336,15 @@ def with_certificate(
     solution: Solution, gap: float, space: Space, arch: Arch, workload: Workload
 ) -> Solution:
     """Returns a solution with optimality gap and certificate. space: the searched space to which the gap
-    refers. The solution may lie outside of it if another solver found it (`space.beside`).
+    refers. The solution may lie outside of it, if it is that of one of the other solvers whose answers were
+    compared (their names: `space.beside`).
     """
     gap = min(gap, solution.gap_to_bound)
     assumptions = CLAIM.split(solution.certificate)[0] if solution.schedule else ""
-    beside = solution.schedule if space.beside else None
+    to_check = solution.schedule if space.beside else None
     inside = (
-        beside is None
-        or covers(space, beside, with_conversions(workload, solution.conversions), arch) is None
+        to_check is None
+        or covers(space, to_check, with_conversions(workload, solution.conversions), arch) is None
     )
     text = certificate_text(
         gap_in_space_text(gap, inside), solution.gap_to_bound, any_schedule(workload), space
@@ -343,7 +353,9 @@ def with_certificate(
 
 
 def _unfused_optimum(g: Graph) -> float:
-    """Returns the objective value of the best unfused schedule, inf if an einsum does not fit."""
+    """Returns the objective value of the best unfused schedule with row-major tensors between einsums, inf if
+    an einsum does not fit.
+    """
     nothing_retained = dict.fromkeys((one.tensor for one in g.live_ranges), 0)
     rows_of = [_single(g, i, nothing_retained, g.live_ranges) for i in range(len(g.workload.einsums))]
     options = [rows[0].option for rows in rows_of if rows]
@@ -388,7 +400,8 @@ def graph(
 
     A tensor is left out where it fits no level, or where one of its einsums stands for several occurrences;
     at most MAX_RETAINED live ranges overlap (the longest and largest are dropped first). layouts None: plain
-    ones. several_loops: several shared loops are searched, where the machine lets them be bounded.
+    ones. several_loops: several shared loops are searched, if lower bounds of that search hold on the machine
+    (`shared_loops.searchable`: no level further out is cheaper to access).
     """
     levels = fusing_levels(arch) if layouts or not arch.layout_sensitive() else ()
     makers = {e.output.tensor: i for i, e in enumerate(workload.einsums)}
@@ -415,7 +428,10 @@ def graph(
 def _live_range(
     t: str, users: Sequence[int], arch: Arch, workload: Workload, makers: dict[str, int]
 ) -> LiveRange:
-    """Returns the live range of a tensor; a compressed tensor gets more bits than any level has."""
+    """Returns the live range of a tensor. A compressed one is never retained: its bits exceed any level.
+
+    users: positions of its maker and its readers.
+    """
     p = workload.einsums[makers[t]].output
     dense = all(
         q.format == "dense"
@@ -428,39 +444,43 @@ def _live_range(
     )
 
 
-def factors(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors | Infeasible:
+def factor_tables(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors | Infeasible:
     """Returns all factors of a graph, Infeasible if an einsum has neither a mapping nor a possible segment.
 
     progress: called twice per einsum, alone and as the first of segments. Their search times are unknown
     (0.0).
     """
     n, graph_factors = len(g.workload.einsums), GraphFactors()
-    across = {i: [None, *(m for m in g.members if m.first <= i < m.last)] for i in range(n - 1)}
-    across = {i: labels for i, labels in across.items() if len(labels) > 1}
+    # boundary (position of the einsum left of it) -> its labels: none, or a segment that crosses it
+    segments_by_boundary = {i: [None, *(m for m in g.members if m.first <= i < m.last)] for i in range(n - 1)}
+    segments_by_boundary = {i: labels for i, labels in segments_by_boundary.items() if len(labels) > 1}
     for i in range(n):
         progress(i, [0.0] * n, g.workload.einsums[i].name)
-        boundaries = [j for j in (i - 1, i) if j in across]
+        boundaries = [j for j in (i - 1, i) if j in segments_by_boundary]
         live = [one for one in g.live_ranges if one.first <= i <= one.last]
         rows: list[Row] = []
         nodes = g.layouts.scope(i) if g.layouts else ()
-        for own in product(range(len(g.levels) + 1), repeat=len(live)):
+        for live_labels in product(range(len(g.levels) + 1), repeat=len(live)):
             rows += [
-                Row((*[0] * len(boundaries), *own, *at), option, make)
+                Row((*[0] * len(boundaries), *live_labels, *at), option, make)
                 for at, option, make in _single(
-                    g, i, dict(zip((one.tensor for one in live), own, strict=True)), live
+                    g, i, dict(zip((one.tensor for one in live), live_labels, strict=True)), live
                 )
             ]
         if not rows and not boundaries:
             return Infeasible("the schedule", 1, 0, g.workload.einsums[i].name, "mappings")
         boundary_labels = [
             b
-            for b in product(*(range(len(across[j])) for j in boundaries))
-            if any(b) and _labels_agree(i, {j: across[j][at] for j, at in zip(boundaries, b, strict=True)})
+            for b in product(*(range(len(segments_by_boundary[j])) for j in boundaries))
+            if any(b)
+            and _labels_agree(
+                i, {j: segments_by_boundary[j][at] for j, at in zip(boundaries, b, strict=True)}
+            )
         ]
         rows += [
-            Row((*b, *own, *[0] * len(nodes)), None, None)
+            Row((*b, *live_labels, *[0] * len(nodes)), None, None)
             for b in boundary_labels
-            for own in product(range(len(g.levels) + 1), repeat=len(live))
+            for live_labels in product(range(len(g.levels) + 1), repeat=len(live))
         ]
         graph_factors.add(
             i,
@@ -468,7 +488,7 @@ def factors(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors | Infe
             rows,
             len(nodes),
         )
-    for i, labels in across.items():
+    for i, labels in segments_by_boundary.items():
         if any(m and m.first == i for m in labels):
             progress(i, [0.0] * n, f"segments from {g.workload.einsums[i].name}")
             _add_segments(g, i, labels, graph_factors)
@@ -477,7 +497,8 @@ def factors(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors | Infe
 
 def _labels_agree(i: int, at: dict[int, Members | None]) -> bool:
     """True if the labels on both sides of einsum i agree: the same segment on both sides, or a segment that
-    begins or ends with it on one side. at: segment (None: none) by the einsum left of a boundary.
+    begins or ends with it on one side. at: by boundary (position of the einsum left of it), the segment that
+    crosses it; None: none does.
     """
     left, right = at.get(i - 1), at.get(i)
     if left and right:
@@ -493,13 +514,13 @@ def _add_segments(g: Graph, i: int, labels: Sequence[Members | None], graph_fact
     other_labels = [label for label, m in enumerate(labels) if m is None or m.first < i]
     live = [one for one in g.live_ranges if any(one.first <= m.last and one.last >= i for _, m in starting)]
     rows: list[Row] = []
-    for own in product(range(len(g.levels) + 1), repeat=len(live)):
-        rows += [Row((label, *own), None, None) for label in other_labels]
+    for live_labels in product(range(len(g.levels) + 1), repeat=len(live)):
+        rows += [Row((label, *live_labels), None, None) for label in other_labels]
         for label, m in starting:
             rows += [
-                Row((label, *own), option, make)
+                Row((label, *live_labels), option, make)
                 for option, make in _fused(
-                    g, m, dict(zip((one.tensor for one in live), own, strict=True)), live
+                    g, m, dict(zip((one.tensor for one in live), live_labels, strict=True)), live
                 )
             ]
     graph_factors.add(i, [f"border {i}", *(RETAINED_NODE + one.tensor for one in live)], rows)
@@ -530,7 +551,9 @@ def _reservation(
 
 
 def _single(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange]) -> list[Row]:
-    """Returns the rows of an einsum alone in its segment, row-major first; empty if it does not fit."""
+    """Returns the rows of an einsum alone in its segment, the one with all tensors row-major first; empty if
+    the einsum does not fit.
+    """
     key = (i, *(labels[one.tensor] for one in alive if one.first <= i <= one.last))
     if key not in g.single_rows:
         g.single_rows[key] = list(_alone(g, i, labels, alive))
@@ -574,7 +597,8 @@ def _own_segment(e: Einsum, nest: Mapping) -> Segment:
 
 
 def _layout_rows(g: Graph, i: int, place: Place, nest: Mapping, free_bits: float) -> list[LayoutRow]:
-    """Returns costs of an einsum alone while others' tensors are retained, one row per choice of layouts.
+    """Returns costs of an einsum alone at `place`, where tensors of its own and of others may be retained,
+    one row per choice of layouts.
 
     With layouts, and if none of its own tensors is retained, all nests of `g.layouts` that fit into
     `free_bits` bits are tried besides `nest`: different layouts have different best nests.
@@ -679,7 +703,7 @@ def _names(e: Einsum) -> set[str]:
     return {p.tensor for p in e.tensors()}
 
 
-def schedule(g: Graph, graph_factors: GraphFactors, best: Choice) -> Schedule:
+def schedule_of(g: Graph, graph_factors: GraphFactors, best: Choice) -> Schedule:
     """Returns the schedule of the rows that were chosen."""
     segment_by_first = {
         first: make()

@@ -34,9 +34,8 @@ class Members:
     first: int  # position of its first einsum
     last: int  # position of its last einsum
     forwarded: tuple[str, ...]  # tensors that one member makes and others read
-    spilled: frozenset[
-        str
-    ]  # forwarded tensors that leave the run, too: read outside of it, or a loop's state
+    # forwarded tensors that leave the run, too: read outside of it, or a loop's state
+    spilled: frozenset[str]
     # loops that may be the only shared one; a loop is given by its rank in each member
     axes: tuple[tuple[str, ...], ...]
     # loops of which several may be shared (`classes.rank_classes`), given likewise

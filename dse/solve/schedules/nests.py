@@ -76,7 +76,7 @@ class Nests:
     memo: dict[Key, list[tuple[float, Einsum, Nest]]] = field(default_factory=dict)
     lower_bounds: dict[Key, float] = field(default_factory=dict)  # memo of `lower_bound`
     padding_extra: dict[Key, float] = field(default_factory=dict)  # memo of `padding_extra_bound`
-    keys: dict[tuple[Einsum, Place], Key] = field(default_factory=dict)
+    keys: dict[tuple[Einsum, Place], Key] = field(default_factory=dict)  # memo of `_key`
     searches: int = 0  # so far
     # of a machine with layouts: the same machine as if layouts cost nothing, for lower bounds
     without_layouts: Nests | None = None
@@ -169,6 +169,7 @@ class Nests:
                     + sum(n * self._trip_bound(other_trip, place) for other_trip, n in other_trips)
                     + self.pj_once(e, place)
                 )
+            # the schedule has the nodes of tensors that have their home at the level
             trimmed = replace(
                 found.mapping,
                 nodes=tuple(

@@ -224,6 +224,7 @@ def segments_to_solve(
     cheapest_chain: returns the energy of the best chain known so far.
     """
     ends, begins = _chain_costs([one.energy for one in alone], {r: one.energy for r, one in bounds.items()})
+    # lowest bound of all chains through each segment
     through = {r: ends[r.first] + one.energy + begins[r.last + 1] for r, one in bounds.items()}
     best_through = {
         (r.first, r.last): min(cost for s, cost in through.items() if (s.first, s.last) == (r.first, r.last))
@@ -359,23 +360,35 @@ def _refine(g: PipelineSearch, r: Range, option: Option) -> Option:
     einsums = g.workload.einsums[r.first : r.last + 1]
     members = members_of(g, r) or []
     outer = g.arch.levels[0].name
-    (ny, _), (nx, _) = g.arch.fanouts[0].dims
+    (row_dim, _), (column_dim, _) = g.arch.fanouts[0].dims
     for j, (e, context) in enumerate(members):
-        y, x = ({part.dim: part for part in option.segment.branches[j].region}[dim] for dim in (ny, nx))
-        tile: dict[str, int] = {}
+        row_region, column_region = (
+            {part.dim: part for part in option.segment.branches[j].region}[dim]
+            for dim in (row_dim, column_dim)
+        )
+        tile: dict[str, int] = {}  # the present tile of one node, by cut rank
         for node in option.segment.branches[j].mapping.nodes:
-            if isinstance(node, Loop) and node.over in (ny, nx):
+            if isinstance(node, Loop) and node.over in (row_dim, column_dim):
                 tile[node.rank] = min(node.tile, tile.get(node.rank, node.tile))
+        # tile_by_ranks: cut ranks -> first tile that cuts them; the present tile comes first
         sharing, tile_by_ranks = _sharing_bounds(g, e, context), {tuple(sorted(tile)): tile}
-        for way in np.argsort(np.where(sharing.nodes <= y.size * x.size, sharing.energy, inf), kind="stable")[
-            :TILES_ALONE
-        ].tolist():
+        for way in np.argsort(
+            np.where(sharing.nodes <= row_region.size * column_region.size, sharing.energy, inf),
+            kind="stable",
+        )[:TILES_ALONE].tolist():
             other_tile = sharing.tile(way, e)
             tile_by_ranks.setdefault(tuple(sorted(other_tile)), other_tile)
         for other_tile in [*tile_by_ranks.values()][:REFINED_TILES]:
             stage = _refined_stage(g, e, tuple(other_tile.items()), context)
             shape = (
-                next((s for s in stage.shapes if s.rows <= y.size and s.columns <= x.size), None)
+                next(
+                    (
+                        s
+                        for s in stage.shapes
+                        if s.rows <= row_region.size and s.columns <= column_region.size
+                    ),
+                    None,
+                )
                 if stage
                 else None
             )
@@ -383,7 +396,10 @@ def _refine(g: PipelineSearch, r: Range, option: Option) -> Option:
                 branch = replace(
                     option.segment.branches[j],
                     mapping=own_nest(stage, shape, e, context, outer),
-                    region=(Region(ny, y.first, shape.rows), Region(nx, x.first, shape.columns)),
+                    region=(
+                        Region(row_dim, row_region.first, shape.rows),
+                        Region(column_dim, column_region.first, shape.columns),
+                    ),
                 )
                 branches = tuple(branch if i == j else b for i, b in enumerate(option.segment.branches))
                 found = price_of(g, einsums, replace(option.segment, branches=branches))
@@ -407,17 +423,19 @@ def _candidates(
     if not stage:
         return []
     tile_nodes, node_count = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents), g.arch.instances(1)
-    fastest = e.points() / tile_nodes / g.arch.instances(len(g.arch.levels)) * node_count
+    # cycles with all MAC units of the nodes at work
+    full_speed_cycles = e.points() / tile_nodes / g.arch.instances(len(g.arch.levels)) * node_count
     leak = g.arch.leak_mw() / g.arch.clock_ghz
     saves_little = (
         g.objective == "energy"
         and g.interval_limit == inf
-        and leak * (stage.cycles - fastest) <= MIN_LEAKAGE_SHARE * stage.energy
+        and leak * (stage.cycles - full_speed_cycles) <= MIN_LEAKAGE_SHARE * stage.energy
     )
     if (
         saves_little
-        or stage.cycles <= MIN_SLOWDOWN * fastest
-        or objective_value(g.objective, stage.energy + leak * fastest, fastest) >= best_value
+        or stage.cycles <= MIN_SLOWDOWN * full_speed_cycles
+        or objective_value(g.objective, stage.energy + leak * full_speed_cycles, full_speed_cycles)
+        >= best_value
     ):
         return [stage]
     return [
@@ -500,27 +518,29 @@ def _fits_inside(one: Stage, other: Stage) -> bool:
 
 
 def _tiles_for(
-    g: PipelineSearch, e: Einsum, context: StageContext, nodes: float, max_tiles: int, limit: float
+    g: PipelineSearch, e: Einsum, context: StageContext, wanted_nodes: float, max_tiles: int, limit: float
 ) -> list[dict[str, int]]:
-    """Returns up to `max_tiles` tiles for about `nodes` nodes, lowest energy bound first. Numbers of nodes
-    (to 1/STEPS_PER_OCTAVE of an octave) and sets of cut ranks are represented equally. Of tiles with about
-    the same work per node and cuts per rank only the cheapest is kept.
+    """Returns up to `max_tiles` tiles for about `wanted_nodes` nodes. Tiles form a class if they cut the
+    same ranks, and their numbers of nodes are as far from `wanted_nodes` (to 1/STEPS_PER_OCTAVE of an
+    octave). The tile with the lowest energy bound of each class comes first, then the second ones, and so on.
+    Of tiles with about the same operations per node and cuts per rank only the cheapest is kept.
     """
     best_of_class: dict[tuple[object, ...], tuple[float, dict[str, int]]] = {}
     sizes, node_count, sharing = e.sizes(), g.arch.instances(1), _sharing_bounds(g, e, context)
     units_per_node = g.arch.instances(len(g.arch.levels)) / node_count
-    works = np.prod(sharing.tiles, axis=1) * (e.points() // prod(sizes[rank] for rank in sharing.ranks))
-    is_candidate = (sharing.energy < inf) & (sharing.nodes <= round(SHARE_FACTOR * nodes) + 3)
-    min_nodes = min(nodes / SHARE_FACTOR - 2, int(sharing.nodes[is_candidate].max(initial=0)))
+    # [ways] operations of one node
+    node_ops = np.prod(sharing.tiles, axis=1) * (e.points() // prod(sizes[rank] for rank in sharing.ranks))
+    is_candidate = (sharing.energy < inf) & (sharing.nodes <= round(SHARE_FACTOR * wanted_nodes) + 3)
+    min_nodes = min(wanted_nodes / SHARE_FACTOR - 2, int(sharing.nodes[is_candidate].max(initial=0)))
     for way in np.flatnonzero(
         is_candidate
         & (sharing.nodes >= min_nodes)
-        & (works <= limit * units_per_node)
-        & (works * sharing.nodes <= MAX_PADDING_RATIO * e.points())
+        & (node_ops <= limit * units_per_node)
+        & (node_ops * sharing.nodes <= MAX_PADDING_RATIO * e.points())
     ).tolist():
         tile = sharing.tile(way, e)
         tile_class = (
-            round(50 * log(works[way])),
+            round(50 * log(node_ops[way])),
             *((rank, round(log2(-(-sizes[rank] // t)))) for rank, t in tile.items()),
         )
         best_of_class[tile_class] = min(
@@ -528,11 +548,12 @@ def _tiles_for(
             (float(sharing.energy[way]), tile),
             key=lambda one: one[0],
         )
+    # (place among the tiles of its class, energy bound, tile)
     ranked: list[tuple[int, float, dict[str, int]]] = []
     class_counts: dict[object, int] = {}
     for energy, tile in sorted(best_of_class.values(), key=lambda one: one[0]):
         tile_nodes = prod(-(-sizes[rank] // t) for rank, t in tile.items())
-        node_class = abs(round(STEPS_PER_OCTAVE * log2(tile_nodes / nodes))), *tile
+        node_class = abs(round(STEPS_PER_OCTAVE * log2(tile_nodes / wanted_nodes))), *tile
         class_counts[node_class] = class_counts.get(node_class, 0) + 1
         ranked.append((class_counts[node_class], energy, tile))
     return [tile for _, _, tile in sorted(ranked, key=lambda one: one[:2])[:max_tiles]]
@@ -547,8 +568,8 @@ def _segment(
     members = members_of(g, r)
     if members is None:
         return None
-    own = g.workload.einsums[r.first : r.last + 1]
-    tile_count = own[0].points() // members[0][0].points()
+    einsums = g.workload.einsums[r.first : r.last + 1]
+    tile_count = einsums[0].points() // members[0][0].points()
     best: Option | None = None
     if g.interval_limit < inf:  # the best segment without the limit may meet it
         limit, g.interval_limit = g.interval_limit, inf
@@ -559,7 +580,7 @@ def _segment(
         (trip, context, _stages_by_share(g, trip, context, share, max_tiles, g.interval_limit / tile_count))
         for (trip, context), share in zip(members, _shares(g, members), strict=True)
     ]
-    if not all(own for _, _, own in ways):
+    if not all(stages for _, _, stages in ways):
         return best
     cutoff = (
         sum(value(g, option) if option else inf for option in alone)
@@ -580,7 +601,7 @@ def _segment(
             ):
                 break
             if regions := place_regions(g, choice):
-                found = price_of(g, own, to_segment(g, r, own, choice, regions, contexts))
+                found = price_of(g, einsums, to_segment(g, r, einsums, choice, regions, contexts))
                 best = _better(
                     g, found if found and found.initiation_interval <= g.interval_limit else None, best
                 )
@@ -605,21 +626,31 @@ def _shares(g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]]) -
     ]
     memory = time_of(
         [
-            replace(lower_bound(e, g.arch, a.forwarded, a.pinned, a.forwards and not a.spilled), compute=0.0)
-            for e, a in members
+            replace(
+                lower_bound(
+                    e,
+                    g.arch,
+                    stage_context.forwarded,
+                    stage_context.pinned,
+                    stage_context.forwards and not stage_context.spilled,
+                ),
+                compute=0.0,
+            )
+            for e, stage_context in members
         ],
         g.arch,
     )
-    # in units of (operation of one node)
-    cycles = max(sum(work) / node_count, memory * g.arch.instances(len(g.arch.levels)) / node_count)
+    # operations that one node does while all stages run
+    node_ops = max(sum(work) / node_count, memory * g.arch.instances(len(g.arch.levels)) / node_count)
+    # stages that need more nodes than their work asks for leave fewer to the others, which may then be short
     for _ in members:
-        is_short = [n > w / cycles for n, w in zip(min_nodes, work, strict=True)]
-        free_nodes = node_count - sum(n for n, scarce in zip(min_nodes, is_short, strict=True) if scarce)
-        cycles = max(
-            cycles,
-            sum(w for w, scarce in zip(work, is_short, strict=True) if not scarce) / max(free_nodes, 1),
+        is_short = [n > w / node_ops for n, w in zip(min_nodes, work, strict=True)]
+        free_nodes = node_count - sum(n for n, short in zip(min_nodes, is_short, strict=True) if short)
+        node_ops = max(
+            node_ops,
+            sum(w for w, short in zip(work, is_short, strict=True) if not short) / max(free_nodes, 1),
         )
-    return [max(n, w / cycles) / node_count for n, w in zip(min_nodes, work, strict=True)]
+    return [max(n, w / node_ops) / node_count for n, w in zip(min_nodes, work, strict=True)]
 
 
 def _limits(stages_of: Sequence[Sequence[Stage]], nodes: int) -> list[float]:
@@ -651,6 +682,7 @@ def _combinations(
     """
     yield from _cheapest(stages_of, nodes, max_listed)
     if prod(map(len, stages_of)) <= MAX_ENUMERATED:
+        # of every choice: arrays with one axis per stage, over its ways
         energy, node_counts = (
             sum(
                 np.ix_(*(np.array([getattr(s, name) for s in stages], float) for stages in stages_of)),
@@ -663,6 +695,7 @@ def _combinations(
         ):
             yield [stages[i] for stages, i in zip(stages_of, indices, strict=True)]
         return
+    # best[n]: the cheapest choice on at most n nodes, with its energy
     best: list[tuple[float, list[Stage]]] = [(0.0, [])] * (nodes + 1)
     for stages in stages_of:
         previous, no_choice = best, (inf, list[Stage]())

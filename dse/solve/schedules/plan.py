@@ -26,11 +26,10 @@ class FusedSegment:
     arch: Arch  # the machine that prices plans; `nests` may leave row activations out
     nests: Nests
     level: Level
-    own: Sequence[Einsum]
+    own: Sequence[Einsum]  # its einsums
     members: Members
-    retained: Sequence[
-        frozenset[str]
-    ]  # tensors of each einsum that stand at the level whole, at no cost here
+    # tensors of each einsum that stand at the level whole, at no cost here
+    retained: Sequence[frozenset[str]]
     free_bits: float  # of the level, for tiles and nests
     made: Collection[str]  # all tensors that einsums of the workload make
 
@@ -41,7 +40,8 @@ class Plan:
 
     level: str  # where the tensors below stand; "": there are none
     loops: tuple[tuple[int, int], ...]  # index into Members.loops, tile; outermost first
-    at: tuple[tuple[str, int], ...]  # tensors at the level, and how many of the loops stand above each
+    # tensors at the level, and how many of the loops stand above each
+    at: tuple[tuple[str, int], ...]
     # the einsums for which the plan was found; a segment of equal einsums with other names may use the plan
     like: tuple[Einsum, ...]
     nests: tuple[Mapping, ...] = ()  # nest of each einsum of `like`, below the shared loops
@@ -77,10 +77,12 @@ def plan_segment(s: FusedSegment, plan: Plan) -> Segment:
     branches = [
         Branch(
             e.name,
-            retained_nest(rename(nest, like, e), arch, Place(plan.level, retained=has)),
+            retained_nest(rename(nest, like, e), arch, Place(plan.level, retained=retained)),
             tuple(sorted((ranks[0], ranks[j]) for ranks, _ in loops if ranks[j] != ranks[0])),
         )
-        for j, (e, has, nest, like) in enumerate(zip(own, s.retained, plan.nests, plan.like, strict=True))
+        for j, (e, retained, nest, like) in enumerate(
+            zip(own, s.retained, plan.nests, plan.like, strict=True)
+        )
     ]
     return Segment(tuple(branches), tuple(nodes))
 
@@ -95,10 +97,12 @@ def price(s: FusedSegment, plan: Plan, need: int) -> Option | None:
         s.arch, Workload("", tuple(s.own)), Schedule((plan_segment(s, plan),))
     )
     energy = latency = 0.0
-    for one, has in zip(members, s.retained, strict=True):
-        kept = tuple((p.tensor, plan.level, Fraction(1)) for p in one.einsum.tensors() if p.tensor in has)
-        around = replace(one.boundary, retained=kept)
-        cost = einsum_cost(Problem(s.arch, one.einsum, s.nests.objective, around), one.nest)
+    for one, retained in zip(members, s.retained, strict=True):
+        whole_tensors = tuple(
+            (p.tensor, plan.level, Fraction(1)) for p in one.einsum.tensors() if p.tensor in retained
+        )
+        boundary = replace(one.boundary, retained=whole_tensors)
+        cost = einsum_cost(Problem(s.arch, one.einsum, s.nests.objective, boundary), one.nest)
         if not isinstance(cost, EinsumCost):
             return None
         energy, latency = energy + cost.energy_pj, latency + cost.latency_cycles
@@ -106,7 +110,7 @@ def price(s: FusedSegment, plan: Plan, need: int) -> Option | None:
 
 
 def forwarded_bits(s: FusedSegment, trips: Sequence[dict[str, int]]) -> list[int]:
-    """Returns the bits of handed-on tiles that are alive while each einsum runs.
+    """Returns the bits of forwarded tiles that are alive while each einsum runs.
 
     trips: extents of each einsum in one trip of the shared loops, by rank
     """

@@ -169,10 +169,11 @@ def _tiles(windows: tuple[Window, ...], capacity: int) -> Floats:
             if a[0] * b[0] <= capacity and not (a[6] and b[6])
         ]
     found = _undominated_tiles(np.array([row[:6] for row in rows], np.float64))
+    # n, c: indices of further ranks of kind N and of kind C that the tile holds
     scaled_tiles = [
-        found[found[:, HELD] <= capacity // (m * k)] * (m * k, m, k, m, k, 1)
-        for m in range(1, capacity + 1)
-        for k in range(1, capacity // m + 1)
+        found[found[:, HELD] <= capacity // (n * c)] * (n * c, n, c, n, c, 1)
+        for n in range(1, capacity + 1)
+        for c in range(1, capacity // n + 1)
     ]
     return _undominated_tiles(np.concatenate(scaled_tiles))
 
@@ -294,6 +295,7 @@ def fill_pj(
             / np.array([_dividing(extents[kind], capacity) for extents in extents_of_parts])[:, served[:, t]]
             for t, kind in enumerate(MISSED)
         )
+        # pJ per operation at the buffer, if PEs shared no words
         p = (image := image * choices.fetched) * buffer[IMAGE]
         q = weights * buffer[WEIGHTS]
         s = result * buffer[RESULT]

@@ -24,28 +24,28 @@ MAX_HELD = 6  # tensors of a segment, the largest ones, that may be held whole
 MAX_EDP_PLANS = 8  # plans of a segment that are priced for EDP, where (energy, latency) fronts are kept
 
 # lower bound, number, places, lower bounds of nests, and nests of a plan
-Asked = tuple[float, int, list[Place], list[float], list[Nest]]
+SolvedPlan = tuple[float, int, list[Place], list[float], list[Nest]]
 
 
 @dataclass(slots=True)
 class SegmentPlans:
     """The best plans of segments. Equal segments are searched once."""
 
-    # by form of a segment: (free bits, bar, options found) of each search
+    # by form of a segment: (free bits, cutoff, options found) of each search
     options: dict[tuple[object, ...], list[tuple[float, float, list[Option]]]] = field(default_factory=dict)
 
-    def best(self, s: FusedSegment, bar: float) -> list[Option]:
+    def best(self, s: FusedSegment, cutoff: float) -> list[Option]:
         """Returns the answer of `_best_plans`, or that of an earlier search of an equal segment. An earlier
         answer holds if it had at least as many free bits, its plans fit into those of `s`, and it found a
-        plan or had as high a `bar`.
+        plan or had as high a `cutoff`.
         """
-        known = self.options.setdefault(_form(s), [])
-        for asked, limit, found in known:
-            fits = max((option.need_bits for option in found), default=0) <= s.free_bits <= asked
-            if fits and (bar <= limit or any(option.energy < inf for option in found)):
+        searches = self.options.setdefault(_form(s), [])
+        for searched_bits, searched_cutoff, found in searches:
+            fits = max((option.need_bits for option in found), default=0) <= s.free_bits <= searched_bits
+            if fits and (cutoff <= searched_cutoff or any(option.energy < inf for option in found)):
                 return found
-        found = _best_plans(s, bar)
-        known.append((s.free_bits, bar, found))
+        found = _best_plans(s, cutoff)
+        searches.append((s.free_bits, cutoff, found))
         return found
 
 
@@ -57,27 +57,27 @@ def _form(s: FusedSegment) -> tuple[object, ...]:
             canonical_key(e),
             tuple(names.index(p.tensor) for p in e.tensors()),
             tuple(base_tensor(p.tensor, s.made) == p.tensor for p in e.tensors()),
-            tuple(p.tensor in has for p in e.tensors()),
+            tuple(p.tensor in retained for p in e.tensors()),
         )
-        for e, has in zip(s.own, s.retained, strict=True)
+        for e, retained in zip(s.own, s.retained, strict=True)
     )
     return members, tuple(t in s.members.spilled for t in s.members.forwarded), s.level.name
 
 
-def _best_plans(s: FusedSegment, bar: float) -> list[Option]:
+def _best_plans(s: FusedSegment, cutoff: float) -> list[Option]:
     """Returns the best plan of a segment; for EDP the undominated ones among those that were priced.
 
-    bar: plans that cost more are left out
+    cutoff: plans that cost more are left out
     """
     options, lower_bound, m = list[Option](), inf, s.members
     numbers = [number for number, ranks in enumerate(m.loops) if ranks in m.axes]
     if m.classes:
-        options, lower_bound = _several_loops(s, bar)
-        bar = min([bar, *(_value(s, one) for one in options)])
-        if lower_bound >= bar * (1 - ROUNDING_GAP):  # of loops over classes none is better
+        options, lower_bound = _several_loops(s, cutoff)
+        cutoff = min([cutoff, *(_value(s, one) for one in options)])
+        if lower_bound >= cutoff * (1 - ROUNDING_GAP):  # of loops over classes none is better
             numbers = [number for number in numbers if number >= len(m.classes)]
     if numbers:
-        loop_options, loop_bound = _one_loop(s, numbers, bar)
+        loop_options, loop_bound = _one_loop(s, numbers, cutoff)
         options, lower_bound = [*options, *loop_options], min(lower_bound, loop_bound)
     if not options:
         none = Plan(s.level.name, (), (), tuple(s.own))
@@ -131,22 +131,24 @@ def _one_loop(s: FusedSegment, numbers: Sequence[int], cutoff: float) -> tuple[l
     single_best = s.nests.objective != "edp"
     places = Places(s)
     queue = [
-        (sum(bound for _, bound in places.bounded(plan)), number, plan, rooms)
-        for number, (plan, rooms) in enumerate(_plans(s, numbers))
+        (sum(bound for _, bound in places.bounded(plan)), number, plan, used_bits)
+        for number, (plan, used_bits) in enumerate(_plans(s, numbers))
     ]
     heapq.heapify(queue)
     found: list[Option] = []
-    solved_plans: list[Asked] = []
+    solved_plans: list[SolvedPlan] = []
     best = cutoff
     while queue and queue[0][0] < best and (single_best or len(found) < MAX_EDP_PLANS):
-        _, number, plan, rooms = heapq.heappop(queue)
-        there, nest_bounds = (list(each) for each in zip(*places.bounded(plan), strict=True))
-        nests, solved_bounds = _nests(s, there, [s.free_bits - bits for bits in rooms], best, nest_bounds)
+        _, number, plan, used_bits = heapq.heappop(queue)
+        plan_places, nest_bounds = (list(each) for each in zip(*places.bounded(plan), strict=True))
+        nests, solved_bounds = _nests(
+            s, plan_places, [s.free_bits - bits for bits in used_bits], best, nest_bounds
+        )
         if sum(solved_bounds) >= best:
             continue
-        solved_plans.append((sum(solved_bounds), number, there, solved_bounds, nests))
+        solved_plans.append((sum(solved_bounds), number, plan_places, solved_bounds, nests))
         complete_plan = replace(plan, nests=tuple(nest.mapping for nest in nests if nest.mapping))
-        need = max(bits + nest.bits for bits, nest in zip(rooms, nests, strict=True))
+        need = max(bits + nest.bits for bits, nest in zip(used_bits, nests, strict=True))
         if option := price(s, complete_plan, need):
             found.append(option)
             best = min(best, _value(s, option)) if single_best else best
@@ -162,7 +164,7 @@ class Places:
 
     s: FusedSegment
     names: list[set[str]] = field(init=False)  # tensors of each einsum
-    known: dict[tuple[object, ...], tuple[Place, float]] = field(default_factory=dict)
+    memo: dict[tuple[object, ...], tuple[Place, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.names = [_names(e) for e in self.s.own]
@@ -172,14 +174,14 @@ class Places:
         found = []
         for j, e in enumerate(self.s.own):
             key = (j, plan.loops, *(t for t, _ in plan.at if t in self.names[j]))
-            if key not in self.known:
+            if key not in self.memo:
                 place = _place(self.s, j, plan)
-                self.known[key] = place, self.s.nests.lower_bound(e, place)
-            found.append(self.known[key])
+                self.memo[key] = place, self.s.nests.lower_bound(e, place)
+            found.append(self.memo[key])
         return found
 
 
-def _lower_bound(s: FusedSegment, plans: list[Asked], best: float) -> float:
+def _lower_bound(s: FusedSegment, plans: list[SolvedPlan], best: float) -> float:
     """Returns the lowest lower bound of plans. Bounds below `best` are tightened by
     `Nests.padding_extra_bound`.
     """
@@ -224,10 +226,10 @@ def _plans(s: FusedSegment, numbers: Sequence[int]) -> Iterator[tuple[Plan, list
     for number, axis in ((number, m.loops[number]) for number in numbers):
         candidates = sorted(
             (-tile_bits(p, e.sizes(), word_bits), p.tensor)
-            for e, rank, has in zip(einsums, axis, s.retained, strict=True)
+            for e, rank, retained in zip(einsums, axis, s.retained, strict=True)
             for p in e.tensors()
             if p.tensor not in m.forwarded
-            and p.tensor not in has
+            and p.tensor not in retained
             and rank not in p.ranks()
             and names.count(p.tensor) == 1
             and role(e, p.tensor) in level.may_keep
@@ -235,16 +237,16 @@ def _plans(s: FusedSegment, numbers: Sequence[int]) -> Iterator[tuple[Plan, list
         n = einsums[0].sizes()[axis[0]]
         for tile in (t for t in range(1, n) if n % t == 0):
             trips = [e.sizes() | {rank: tile} for e, rank in zip(einsums, axis, strict=True)]
-            handed = forwarded_bits(s, trips)
+            forwarded_tile_bits = forwarded_bits(s, trips)
             for held in (
                 held
                 for held_count in range(len(candidates) + 1)
                 for held in combinations(candidates, held_count)
             ):
-                rooms = [bits - sum(size for size, _ in held) for bits in handed]
-                if max(rooms) <= s.free_bits:
+                used_bits = [bits - sum(size for size, _ in held) for bits in forwarded_tile_bits]
+                if max(used_bits) <= s.free_bits:
                     at_level = tuple((t, 0) for _, t in held)
-                    yield Plan(level.name, ((number, tile),), at_level, tuple(einsums)), rooms
+                    yield Plan(level.name, ((number, tile),), at_level, tuple(einsums)), used_bits
 
 
 def _place(s: FusedSegment, j: int, plan: Plan) -> Place:

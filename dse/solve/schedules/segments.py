@@ -317,28 +317,31 @@ def cheapest_placement(g: PipelineSearch, r: Range, option: Option) -> Option:
     in another order, or mirrored. Arrangements differ in hops from main memory and between stages, so in
     energy, not in cycles.
     """
-    (ny, rows), (nx, columns) = g.arch.fanouts[0].dims
+    (row_dim, rows), (column_dim, columns) = g.arch.fanouts[0].dims
     branches, einsums = option.segment.branches, g.workload.einsums[r.first : r.last + 1]
     region_by_dim = [{part.dim: part for part in branch.region} for branch in branches]
     stages = [
-        Stage((), branch.mapping, (Shape(at[ny].size, at[nx].size, ()),), 0.0, 0.0)
-        for branch, at in zip(branches, region_by_dim, strict=True)
+        Stage((), branch.mapping, (Shape(region_of[row_dim].size, region_of[column_dim].size, ()),), 0.0, 0.0)
+        for branch, region_of in zip(branches, region_by_dim, strict=True)
     ]
-    seen, best = {tuple((at[ny].first, at[nx].first) for at in region_by_dim)}, option
+    seen, best = (
+        {tuple((region_of[row_dim].first, region_of[column_dim].first) for region_of in region_by_dim)},
+        option,
+    )
     for order, corners_first in islice(
         product(permutations(range(len(branches))), (False, True)), 2 * MAX_ARRANGEMENTS
     ):
         regions_found = place_regions(g, stages, order, corners_first) or ()
         for mirror_rows, mirror_columns in product((False, True), repeat=2):
-            at = tuple(
+            corners = tuple(
                 (rows - y - s.rows if mirror_rows else y, columns - x - s.columns if mirror_columns else x)
                 for s, y, x in regions_found
             )
-            if regions_found and at not in seen and len(seen) <= MAX_ARRANGEMENTS:
-                seen.add(at)
+            if regions_found and corners not in seen and len(seen) <= MAX_ARRANGEMENTS:
+                seen.add(corners)
                 regions = [
-                    (Region(ny, y, s.rows), Region(nx, x, s.columns))
-                    for (s, _, _), (y, x) in zip(regions_found, at, strict=True)
+                    (Region(row_dim, y, s.rows), Region(column_dim, x, s.columns))
+                    for (s, _, _), (y, x) in zip(regions_found, corners, strict=True)
                 ]
                 moved_branches = tuple(
                     replace(branch, region=region) for branch, region in zip(branches, regions, strict=True)
@@ -360,7 +363,11 @@ def to_segment(
 
     regions_found, contexts: region and context of each stage.
     """
-    outer, level, ((ny, _), (nx, _)) = g.arch.levels[0].name, g.arch.levels[1].name, g.arch.fanouts[0].dims
+    outer, level, ((row_dim, _), (column_dim, _)) = (
+        g.arch.levels[0].name,
+        g.arch.levels[1].name,
+        g.arch.fanouts[0].dims,
+    )
     outer_tensors = dict.fromkeys(
         p.tensor
         for e, context in zip(einsums, contexts, strict=True)
@@ -379,7 +386,7 @@ def to_segment(
                 e.name,
                 own_nest(stage, shape, e, context, outer),
                 _loop_names(r, j),
-                (Region(ny, y, shape.rows), Region(nx, x, shape.columns)),
+                (Region(row_dim, y, shape.rows), Region(column_dim, x, shape.columns)),
             )
         )
     return Segment(tuple(branches), tuple(nodes))
@@ -409,7 +416,7 @@ def price_of(g: PipelineSearch, einsums: Sequence[Einsum], segment: Segment) -> 
     if not isinstance(found, Solution):
         return None
     level = g.arch.levels[1].name
-    always_bits = max(
+    pinned_bits = max(
         sum(
             int(elems * bits_of(e, g.arch)[t])
             for level_name, t, elems in c.footprint
@@ -420,7 +427,7 @@ def price_of(g: PipelineSearch, einsums: Sequence[Einsum], segment: Segment) -> 
     peak = dict(found.segments[0].peak_bits).get(level, 0) if found.segments else 0
     g.min_interval = min(g.min_interval, found.initiation_interval_cycles if is_whole else inf)
     return Option(
-        segment, found.energy_pj, found.latency_cycles, found.initiation_interval_cycles, peak, always_bits
+        segment, found.energy_pj, found.latency_cycles, found.initiation_interval_cycles, peak, pinned_bits
     )
 
 
@@ -523,6 +530,7 @@ def best_chain(
     resource that is too small, if no chain fits.
     """
     arch, workload, objective, n = g.arch, g.workload, g.objective, len(g.workload.einsums)
+    # boundary (position of the einsum left of it) -> its labels: none, or a segment that crosses it
     labels = {i: [None, *(r for r in segment_options if r.first <= i < r.last)] for i in range(n - 1)}
     tables: list[Table] = []
     rows: list[list[Option | None]] = []
@@ -575,13 +583,13 @@ def best_chain(
     return evaluate(
         arch,
         workload,
-        Schedule(tuple(_with_owners(g, o.segment) for o in chosen), weights=g.weights),
+        Schedule(tuple(_in_workload_names(g, o.segment) for o in chosen), weights=g.weights),
         objective,
         reuse=True,
     )
 
 
-def _with_owners(g: PipelineSearch, segment: Segment) -> Segment:
+def _in_workload_names(g: PipelineSearch, segment: Segment) -> Segment:
     """Returns a segment with tensors named as the whole workload names them: T_again, a second name under
     which an einsum reads T, becomes T, and equal storage nodes are merged.
     """
@@ -600,12 +608,15 @@ def _why_infeasible(g: PipelineSearch, einsums: Sequence[Einsum], name: str) -> 
     level, node_count = g.arch.levels[1], g.arch.instances(1)
     contexts = [StageContext(pinned=pinned(g, e)) for e in einsums]
     min_bits = sum(
-        min(stage_bits(part_of(e, tile), a, g.arch) for tile in tiles(e, node_count, may_share(g.arch, a)))
-        for e, a in zip(einsums, contexts, strict=True)
+        min(
+            stage_bits(part_of(e, tile), context, g.arch)
+            for tile in tiles(e, node_count, may_share(g.arch, context))
+        )
+        for e, context in zip(einsums, contexts, strict=True)
     )
     other_bits = max(
-        sum(n for t, n in min_tensor_bits(e, g.arch).items() if t not in a.pinned)
-        for e, a in zip(einsums, contexts, strict=True)
+        sum(n for t, n in min_tensor_bits(e, g.arch).items() if t not in context.pinned)
+        for e, context in zip(einsums, contexts, strict=True)
     )
     if min_bits and min_bits + other_bits > (level.capacity_bits or inf):
         return Infeasible(
@@ -615,7 +626,9 @@ def _why_infeasible(g: PipelineSearch, einsums: Sequence[Einsum], name: str) -> 
             name,
         )
     condition = (
-        f"with its weights pinned at {level.name}" if any(a.pinned for a in contexts) else "on the nodes"
+        f"with its weights pinned at {level.name}"
+        if any(context.pinned for context in contexts)
+        else "on the nodes"
     )
     return Infeasible("the search", 1, 0, name, f"schedule {condition} among those it tried")
 
@@ -662,7 +675,7 @@ def _option_at(
     """Returns the option that einsum i adds: the einsum alone, or the segment that begins with it; None
     further inside of a segment; False if the labels of its boundaries do not agree.
 
-    segment_at: segment (None: none) by the einsum left of a boundary.
+    segment_at: by boundary (position of the einsum left of it), the segment that crosses it; None: none does.
     """
     left, right = segment_at.get(i - 1), segment_at.get(i)
     if left is None and right is None:

@@ -5,7 +5,7 @@ segment
   for h                            shared loops over classes of ranks (dse/mapping/classes.py)
     store G ...                    depth 1: once per trip of h
     for m
-      store G S                    what einsums hand on stands below all loops
+      store G S                    forwarded tensors stand below all loops
       einsum a ...                 a tensor may pass G by: its nodes stand in the nests of its einsums
       einsum b ...
 
@@ -22,7 +22,7 @@ Tiles are looked at by their lower bounds, best first. Four facts bound them:
     smaller tiles   with all tensors at G, trips of smaller tiles cost no less: loops of the larger trip may
                     stand outermost. So a tile inherits the bounds of its multiples.
     passing by      with a tensor at G at no cost, an einsum saves at least (outer - G) pJ per word and trip.
-    capacity        handed-on tiles, and the cheapest depths that fit beside them, need no mapper.
+    capacity        forwarded tiles, and the cheapest depths that fit beside them, need no mapper.
     alone           an einsum costs no less than alone, minus the moves that others make
                     (`Nests.unfused_bound`).
 """
@@ -83,36 +83,48 @@ def search(s: SegmentSearch, cutoff: float, price: Callable[[Plan, int], float])
 
 
 def _best_first(
-    s: SegmentSearch, first: Sequence[Tiles], bar: float, price: Callable[[Plan, int], float], most: float
+    s: SegmentSearch,
+    first: Sequence[Tiles],
+    cutoff: float,
+    price: Callable[[Plan, int], float],
+    max_asked: float,
 ) -> tuple[float, float]:
-    """Returns the least price found, or `bar`, and the lower bound of `search`, of plans in some tiles, and
-    in tiles that divide these. most: tiles for which the mapper is asked, at most
+    """Returns the lowest price found (`cutoff` if none is lower) and the lower bound of `search`, of plans
+    with the tiles `first` and with tiles that divide them.
+
+    max_asked: the mapper is asked for nests of at most so many tiles
     """
-    best, floor, seen, dearer, asked = bar, inf, set(first), 0, 0
-    left = [(_lower_bound(s, tiles), 0, tiles) for tiles in first]  # bound, - stage, tiles
-    heapq.heapify(left)
-    while left and left[0][0] < best and dearer < MAX_PRICED and asked < most and not s.exhausted():
-        bound, behind, tiles = heapq.heappop(left)
-        stage = -behind
-        if stage == 0:  # known are bounds of larger tiles
+    best, lower_bound, seen, above_bound, asked_tiles = cutoff, inf, set(first), 0, 0
+    queue = [(_lower_bound(s, tiles), 0, tiles) for tiles in first]  # lower bound, - stage, tiles
+    heapq.heapify(queue)
+    while (
+        queue
+        and queue[0][0] < best
+        and above_bound < MAX_PRICED
+        and asked_tiles < max_asked
+        and not s.exhausted()
+    ):
+        bound, minus_stage, tiles = heapq.heappop(queue)
+        stage = -minus_stage
+        if stage == 0:  # the bound is from larger tiles
             for smaller in (one for one in _smaller_tiles(s, tiles) if one not in seen):
                 seen.add(smaller)
-                heapq.heappush(left, (_lower_bound(s, smaller), 0, smaller))
+                heapq.heappush(queue, (_lower_bound(s, smaller), 0, smaller))
             if 0 < sum(t < n for t, n in zip(tiles, s.sizes, strict=True)) <= MAX_LOOPS:
                 nests = [_inherited(s, i, tiles) for i in range(len(s.segment.own))]
-                heapq.heappush(left, (max(bound, _with_depths(s, tiles, nests, best)), -1, tiles))
-        elif stage == 1:  # and depths that fit
+                heapq.heappush(queue, (max(bound, _with_depths(s, tiles, nests, best)), -1, tiles))
+        elif stage == 1:  # the bound counts depths that fit, too
             nests = [_inner(s, i, tiles) for i in range(len(s.segment.own))]
-            heapq.heappush(left, (max(bound, _with_depths(s, tiles, nests, best)), -2, tiles))
+            heapq.heappush(queue, (max(bound, _with_depths(s, tiles, nests, best)), -2, tiles))
         else:
-            asked += 1
+            asked_tiles += 1
             if leaf := _best_leaf(s, tiles, best):
                 cost = price(_plan(s, tiles, leaf), leaf.need_bits)
-                floor, best = min(floor, leaf.bound), min(best, cost)
-                dearer += divides(s, tiles) and cost > leaf.bound * (1 + ROUNDING_GAP)
-        if s.exhausted():  # its bound may be that of some of the choices
-            floor = min(floor, bound)
-    return best, min([floor, s.not_found, *(one[0] for one in left[:1] if one[0] < best)])
+                lower_bound, best = min(lower_bound, leaf.bound), min(best, cost)
+                above_bound += divides(s, tiles) and cost > leaf.bound * (1 + ROUNDING_GAP)
+        if s.exhausted():  # some choices of these tiles may not have been looked at
+            lower_bound = min(lower_bound, bound)
+    return best, min([lower_bound, s.not_found, *(one[0] for one in queue[:1] if one[0] < best)])
 
 
 def _plan(s: SegmentSearch, tiles: Tiles, leaf: Leaf) -> Plan:
@@ -137,8 +149,8 @@ def _larger_tiles(s: SegmentSearch, tiles: Tiles) -> Iterator[Tiles]:
 def _inherited(s: SegmentSearch, i: int, tiles: Tiles) -> float:
     """Returns the highest bound that is known of an einsum in these tiles, or in larger ones."""
     larger = (s.inner_bounds.get((i, one), 0.0) for one in _larger_tiles(s, tiles))
-    least = sum(_uneven_bound(s, i, c, tile) for c, tile in enumerate(tiles) if s.sizes[c] % tile)
-    s.inner_bounds[i, tiles] = max(s.inner_bounds.get((i, tiles), least), *larger, 0.0)
+    uneven_bound = sum(_uneven_bound(s, i, c, tile) for c, tile in enumerate(tiles) if s.sizes[c] % tile)
+    s.inner_bounds[i, tiles] = max(s.inner_bounds.get((i, tiles), uneven_bound), *larger, 0.0)
     return s.inner_bounds[i, tiles]
 
 
@@ -186,10 +198,10 @@ def _with_depths(s: SegmentSearch, tiles: Tiles, nests: Sequence[float], best: f
     """Returns a lower bound (pJ) from bounds of the nests, and the cheapest depths that fit; inf: none below
     `best`.
     """
-    return min((leaf.bound for leaf in leaves(s, tiles, nests, best, asks=False)), default=inf)
+    return min((leaf.bound for leaf in leaves(s, tiles, nests, best, uses_mapper=False)), default=inf)
 
 
 def _best_leaf(s: SegmentSearch, tiles: Tiles, best: float) -> Leaf | None:
     """Returns the choices with the lowest bound below `best`, None if there are none."""
     base = [_inner(s, i, tiles) for i in range(len(s.segment.own))]
-    return min(leaves(s, tiles, base, best, asks=True), key=lambda leaf: leaf.bound, default=None)
+    return min(leaves(s, tiles, base, best, uses_mapper=True), key=lambda leaf: leaf.bound, default=None)

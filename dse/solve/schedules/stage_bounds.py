@@ -96,9 +96,9 @@ def near_links(grid: network.MeshPosition, injected_at: str) -> Floats:
     for a, b in product(range(1, rows + 1), range(1, columns + 1)):
         windows = np.lib.stride_tricks.sliding_window_view(links_to, (a, b)).reshape(-1, a * b)
         lowest = np.cumsum(np.sort(windows, axis=1), axis=1).min(axis=0)
-        for pes in range(ceil(a * b / WASTE), a * b + 1):
-            found[pes, 0] = 0.0
-            found[pes, 1 : a * b + 1] = np.minimum(found[pes, 1 : a * b + 1], lowest)
+        for working_nodes in range(ceil(a * b / WASTE), a * b + 1):
+            found[working_nodes, 0] = 0.0
+            found[working_nodes, 1 : a * b + 1] = np.minimum(found[working_nodes, 1 : a * b + 1], lowest)
     return found
 
 
@@ -122,7 +122,9 @@ class SharingBounds:
 
 
 def by_nodes(sharing: SharingBounds, max_nodes: int, cycles: float = inf) -> Floats:
-    """Returns best [most + 1]: best[n] is the minimum energy over ways with at most n nodes and `cycles`."""
+    """Returns best [max_nodes + 1]: best[n] is the minimum energy over ways with at most n nodes and at most
+    `cycles` cycles.
+    """
     best, is_fast_enough = np.full(max_nodes + 1, inf), sharing.cycles <= cycles
     np.minimum.at(best, sharing.nodes[is_fast_enough], sharing.energy[is_fast_enough])
     return np.minimum.accumulate(best)
@@ -135,6 +137,7 @@ def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBound
     sizes, bits = e.sizes(), bits_of(e, arch)
     tiles = tilings(e, ranks, node_count)
     full_tile = np.array([sizes[rank] for rank in ranks], np.int64)
+    # [W, R] nodes along each rank; the same, not rounded
     parts, even = -(-full_tile // tiles), full_tile / tiles
     nodes = parts.prod(axis=1)
     energy = np.full(
@@ -147,7 +150,10 @@ def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBound
     has_rectangle, row = np.isfinite(links[:, 1]), np.arange(len(tiles))
     links = np.where(np.isfinite(links), links, 0.0)
 
-    def of(p: Projection) -> tuple[NDArray[np.bool_], Ints, Floats]:
+    def sharing_of(p: Projection) -> tuple[NDArray[np.bool_], Ints, Floats]:
+        """Returns [R] whether the tensor has each rank; [W] the nodes that share one of its words (n_t), and
+        [W] the groups of such nodes (G, not rounded).
+        """
         has_rank = np.array([rank in p.ranks() for rank in ranks], np.bool_)
         return has_rank, np.where(has_rank, 1, parts).prod(axis=1), np.where(has_rank, even, 1.0).prod(axis=1)
 
@@ -159,7 +165,7 @@ def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBound
     # pJ of all words if each moves once; and for each tensor, pJ per word and move
     once_pj, again_pj = np.zeros(len(tiles)), list[Floats]()
     for p, (words, _, is_output) in zip(e.tensors(), bounds.needs(e, arch.word_bits).operands, strict=True):
-        has_rank, sharers, groups = of(p)
+        has_rank, sharers, groups = sharing_of(p)
         is_resident = context.forwards if is_output else p.tensor in context.pinned
         if is_resident:
             copies = context.copies if is_output else 1
@@ -167,32 +173,33 @@ def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBound
                 has_rank, tiles / full_tile, 1.0
             ).prod(axis=1)
             buffer_bits += tile_bits_each * copies - min_bits[p.tensor]
-        moved, link_pj = words * bits[p.tensor], f.hop_pj if shares_moves else 0.0
-        write, read = (pj / level.width_bits for pj in (level.write_pj, level.read_pj))
-        low = np.floor(groups + ROUNDING_ERROR).astype(np.int64)
-        fraction = np.maximum(groups - low, 0.0)
+        moved_bits, link_pj = words * bits[p.tensor], f.hop_pj if shares_moves else 0.0
+        write_bit_pj, read_bit_pj = (pj / level.width_bits for pj in (level.write_pj, level.read_pj))
+        whole_groups = np.floor(groups + ROUNDING_ERROR).astype(np.int64)
+        fraction = np.maximum(groups - whole_groups, 0.0)
         near_links_each = (
-            (1 - fraction) * links[row, low] + fraction * links[row, np.minimum(low + 1, node_count)]
+            (1 - fraction) * links[row, whole_groups]
+            + fraction * links[row, np.minimum(whole_groups + 1, node_count)]
         ) / groups
         if not is_output and not is_resident:
-            source = (
+            source_bit_pj = (
                 level.read_pj / level.width_bits
                 if p.tensor in context.forwarded
                 else outer.read_pj / outer.width_bits
             )
             hops = sharers - 1 + (1.0 if p.tensor in context.forwarded else near_links_each)
-            word_pj = write * sharers + source + link_pj * hops
-            once_pj += moved * word_pj
+            bit_pj = write_bit_pj * sharers + source_bit_pj + link_pj * hops
+            once_pj += moved_bits * bit_pj
         elif is_output:
             leaves = not context.forwards or context.spilled
             # its writes to the buffer are in `_node_pj`
-            word_pj = np.asarray(sharers * read * (leaves | (sharers > 1)), np.float64)
-            word_pj += (
+            bit_pj = np.asarray(sharers * read_bit_pj * (leaves | (sharers > 1)), np.float64)
+            bit_pj += (
                 link_pj * (sharers - 1 + near_links_each * leaves)
                 + outer.write_pj / outer.width_bits * leaves
             )
-            once_pj += moved * word_pj
-        again_pj.append(np.zeros(len(tiles)) if is_resident else bits[p.tensor] * word_pj / sharers)
+            once_pj += moved_bits * bit_pj
+        again_pj.append(np.zeros(len(tiles)) if is_resident else bits[p.tensor] * bit_pj / sharers)
     total_pj += np.maximum(once_pj, _refill_pj(e, arch, ranks, tiles, again_pj))
     if len(bits) == len(e.tensors()) and not level.bypass and not outer.bypass:
         energy = np.maximum(energy, total_pj)
@@ -267,10 +274,13 @@ def _node_pj(e: Einsum, arch: Arch, ranks: Sequence[str], tiles: Ints) -> Floats
     ]
     cut_index = [[i for i, rank in enumerate(ranks) if kind_of.get(rank) == kind] for kind in (N, K, C)]
 
-    def of(tile: Sequence[int], kind: int) -> tuple[int, ...]:
+    def extents_of(tile: Sequence[int], kind: int) -> tuple[int, ...]:
         return tuple(sorted([*uncut[kind], *(tile[i] for i in cut_index[kind] if tile[i] > 1)]))
 
-    parts = [Roles((of(tile, N), of(tile, K), of(tile, C)), r.windows) for tile in tiles.tolist()]
+    parts = [
+        Roles((extents_of(tile, N), extents_of(tile, K), extents_of(tile, C)), r.windows)
+        for tile in tiles.tolist()
+    ]
     distinct = list(dict.fromkeys(parts))
     pj = dict(
         zip(distinct, np.broadcast_to(inside_pj(e, arch, distinct), len(distinct)).tolist(), strict=True)

@@ -135,17 +135,23 @@ def shapes(e: Einsum, tile: dict[str, int], arch: Arch) -> list[Shape]:
     """Returns the rectangles of nodes that compute all tiles, smallest first. One rank runs along one side;
     the other rank runs along the rest of that side and along the other side.
     """
-    (ny, rows), (nx, columns) = arch.fanouts[0].dims
+    (row_dim, rows), (column_dim, columns) = arch.fanouts[0].dims
     sizes, found = e.sizes(), dict[tuple[int, int], Shape]()
     tile_counts = {rank: -(-sizes[rank] // t) for rank, t in tile.items()}
     for first_rank in [*tile] if len(tile) > 1 else [""]:
-        a = tile_counts.get(first_rank, 1)
+        first_count = tile_counts.get(first_rank, 1)
         other_rank = next((rank for rank in tile if rank != first_rank), "")
-        for side, other, length, breadth in ((ny, nx, rows, columns), (nx, ny, columns, rows)):
-            if a > length:
+        for side, other, side_nodes, other_nodes in (
+            (row_dim, column_dim, rows, columns),
+            (column_dim, row_dim, columns, rows),
+        ):
+            if first_count > side_nodes:
                 continue
-            first_loops: tuple[Loop, ...] = (Loop(first_rank, tile[first_rank], side),) if a > 1 else ()
-            for wide in range(1, length // a + 1) if other_rank else (1,):
+            first_loops: tuple[Loop, ...] = (
+                (Loop(first_rank, tile[first_rank], side),) if first_count > 1 else ()
+            )
+            # wide, deep: tiles of the other rank along the same side, and along the other side
+            for wide in range(1, side_nodes // first_count + 1) if other_rank else (1,):
                 deep, loops = 1, first_loops
                 if other_rank:
                     outer = min(wide * tile[other_rank], sizes[other_rank])
@@ -153,8 +159,8 @@ def shapes(e: Einsum, tile: dict[str, int], arch: Arch) -> list[Shape]:
                     loops += (Loop(other_rank, outer, other),) * (deep > 1) + (
                         Loop(other_rank, tile[other_rank], side),
                     ) * (wide > 1)
-                shape = (a * wide, deep) if side == ny else (deep, a * wide)
-                if deep <= breadth and prod(shape) <= WASTE * prod(tile_counts.values()):
+                shape = (first_count * wide, deep) if side == row_dim else (deep, first_count * wide)
+                if deep <= other_nodes and prod(shape) <= WASTE * prod(tile_counts.values()):
                     found.setdefault(shape, Shape(*shape, loops))
     return sorted(
         found.values(), key=lambda one: (one.rows * one.columns, abs(one.rows - one.columns), one.rows)
@@ -290,9 +296,7 @@ class Nodes:
                 else outer.read_pj
             )
             hops = (
-                (sharers + sum(tensor_words for _, tensor_words in f.dims) / 4)
-                * f.hop_pj
-                * (p.bits or self.arch.word_bits)
+                (sharers + sum(side for _, side in f.dims) / 4) * f.hop_pj * (p.bits or self.arch.word_bits)
             )
             tensor_words = float(
                 tile_words(p, {rank: tile.get(rank, size) for rank, size in e.extents}, self.arch.word_bits)

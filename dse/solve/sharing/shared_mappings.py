@@ -255,6 +255,7 @@ def find_shared_mappings(
     best_pj = np.full(len(batch), np.inf)
     choice = np.zeros(len(batch), np.int16)
     mappings: dict[str, EinsumCost] = {}
+    # without_leakage: kind of prices -> lower bound of the energy without leakage
     is_solved, rng, without_leakage = np.zeros(len(batch), np.bool_), Random(0), dict[int, float]()
     units = units_of(batch, e)
 
@@ -397,6 +398,9 @@ def _raise_kernel(
     lower: float,
     without_leakage: float,
 ) -> None:
+    """Raises `bound` [n], as `raise_bounds` says. a, rest: per kind of prices, the ratio a and the pJ of
+    (p - a p_k) . U; b: per kind of rates. leak: pJ per cycle of each machine.
+    """
     for i in range(len(bound)):
         price_ratio, cycle_ratio = a[by_energy[i]], b[by_rate[i]]
         c = leak[i] * cycle_ratio / leak[k] if leak[k] > 0 else np.inf

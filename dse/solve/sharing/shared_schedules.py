@@ -82,7 +82,7 @@ class ActionRows(NamedTuple):
 class Member(NamedTuple):
     """An einsum of a segment."""
 
-    row: int
+    row: int  # of a PricedSchedule
     occurrences: int
 
 
@@ -400,16 +400,16 @@ def _bound_program(shared: SharedSchedules, anchor_field: str) -> BoundProgram:
     return BoundProgram(shared.prices, consumed, leakage, worth)
 
 
-def _raise_bound(bounds: Floats, p: BoundProgram, machine: int) -> None:
+def _raise_bound(bounds: Floats, program: BoundProgram, machine: int) -> None:
     """Raises the bound of a machine to the maximum of its linear program, and the bounds of all other
     machines to what the same positive variables and reached limits give there.
     """
     from scipy.optimize import linprog  # type: ignore[attr-defined, unused-ignore]  # slow to import, and few studies share
 
-    machine_prices, is_usable = p.prices[machine], np.isfinite(p.leakage[machine])
+    machine_prices, is_usable = program.prices[machine], np.isfinite(program.leakage[machine])
     columns, values = (
-        np.column_stack([p.consumed[is_usable, :-1], p.leakage[machine, is_usable]]),
-        p.worth[machine, is_usable],
+        np.column_stack([program.consumed[is_usable, :-1], program.leakage[machine, is_usable]]),
+        program.worth[machine, is_usable],
     )
     scale = np.where(machine_prices > 0, machine_prices, 1.0)
     weights = np.max(columns / scale, axis=1)
@@ -433,7 +433,9 @@ def _raise_bound(bounds: Floats, p: BoundProgram, machine: int) -> None:
             bounds[chunk] = np.maximum(
                 bounds[chunk],
                 _bounds_from_basis(
-                    BoundProgram(p.prices[chunk], p.consumed, p.leakage[chunk], p.worth[chunk]),
+                    BoundProgram(
+                        program.prices[chunk], program.consumed, program.leakage[chunk], program.worth[chunk]
+                    ),
                     variables,
                     limits,
                 ),
@@ -441,30 +443,36 @@ def _raise_bound(bounds: Floats, p: BoundProgram, machine: int) -> None:
     bounds[machine] = max(bounds[machine], largest)
 
 
-def _bounds_from_basis(p: BoundProgram, variables: NDArray[np.int64], limits: NDArray[np.int64]) -> Floats:
+def _bounds_from_basis(
+    program: BoundProgram, variables: NDArray[np.int64], limits: NDArray[np.int64]
+) -> Floats:
     """Returns a lower bound [machines]: the worth of the given variables, all others 0, with values that
     reach the given limits and are then scaled down until they keep all limits. So they are feasible on every
     machine, and optimal where these variables are positive and these limits reached at the optimum.
     """
-    leakage = np.where(is_usable := np.isfinite(p.leakage[:, variables]), p.leakage[:, variables], 0.0)
-    consumed = np.empty((len(p.prices), p.prices.shape[1], len(variables)))
-    consumed[:, :-1], consumed[:, -1] = p.consumed[variables, :-1].T, leakage
-    scale = np.where(p.prices > 0, p.prices, 1.0)
+    leakage = np.where(
+        is_usable := np.isfinite(program.leakage[:, variables]), program.leakage[:, variables], 0.0
+    )
+    consumed = np.empty((len(program.prices), program.prices.shape[1], len(variables)))
+    consumed[:, :-1], consumed[:, -1] = program.consumed[variables, :-1].T, leakage
+    scale = np.where(program.prices > 0, program.prices, 1.0)
     scaled_use = consumed[:, limits] / scale[:, limits, None]
     weights = np.maximum(np.max(scaled_use, axis=1), 1e-300)
     amounts = (
         np.einsum(
             "mpk,mk->mp",
             np.linalg.pinv(scaled_use / weights[:, None]),
-            (p.prices[:, limits] > 0).astype(float),
+            (program.prices[:, limits] > 0).astype(float),
         )
         / weights
     )
     amounts = np.where(is_usable, np.maximum(amounts, 0.0), 0.0)
     used = np.einsum("mpk,mk->mp", consumed, amounts)
-    overuse = np.max(np.divide(used, p.prices, out=np.where(used > 0, inf, 0.0), where=p.prices > 0), axis=1)
+    overuse = np.max(
+        np.divide(used, program.prices, out=np.where(used > 0, inf, 0.0), where=program.prices > 0), axis=1
+    )
     amounts /= np.where(overuse > 0, overuse, 1.0)[:, None]
-    lower_bounds: Floats = np.sum(p.worth[:, variables] * amounts, axis=1) * (1 - ROUNDING_GAP)
+    lower_bounds: Floats = np.sum(program.worth[:, variables] * amounts, axis=1) * (1 - ROUNDING_GAP)
     return lower_bounds
 
 
