@@ -19,7 +19,7 @@ from rich.cells import cell_len
 
 import dse
 from cluster import driver
-from dse.explain import units
+from dse.explain import figures, units
 from dse.explain import values as explain
 from dse.frontend import api, tables
 from dse.frontend.arguments import EXAMPLES
@@ -260,11 +260,41 @@ def test_where_the_energy_goes(home: Path) -> None:
         **{"dram.kind": "ddr3", "dram.channels": 1, "array.x": 2, "array.y": 2},
     )
     table = explain.energy(found.arch, found.solution)  # type: ignore[arg-type]
-    assert sum(row[1] + row[2] for row in table.rows) == pytest.approx(found.energy_pj)
-    assert sum(row[3] for row in table.rows) == pytest.approx(1)
+    parts = explain.components(found.arch, found.solution)  # type: ignore[arg-type]
+    assert sum(one.energy_pj for one in parts) == pytest.approx(found.energy_pj)
+    assert sum(one.area_mm2 for one in parts) == pytest.approx(found.area_mm2)
+    for head in ("energy_share", "area_share"):
+        assert sum(row[table.header.index(head)] for row in table.rows) == pytest.approx(1)
     assert re.match(r"[6-9]\d\.\d % of the energy is static: what DRAM", table.note)
     plain = api.map("gemm:m=64,n=32,k=48", "edge_array")
     assert explain.energy(plain.arch, plain.solution).note == ""  # type: ignore[arg-type]
+
+
+def test_rates_counted_by_hand() -> None:
+    """64 x 32 x 48 MACs in 524 cycles of 2 ns on 256 MAC units; A, B and C cross DRAM once, a byte each."""
+    found = api.map("gemm:m=64,n=32,k=48", "edge_array")
+    assert (found.latency_cycles, found.arch.clock_ghz) == (524, 0.5)
+    assert found.tops == pytest.approx(2 * 98304 / 1048 / 1e3)
+    assert found.tops_per_w == pytest.approx(2 * 98304 / found.energy_pj)
+    assert found.macs_per_byte == pytest.approx(98304 / (64 * 48 + 48 * 32 + 64 * 32))
+    assert found.share_of_peak == pytest.approx(98304 / (524 * 256))
+    (row,) = found.einsums
+    assert (row["latency_ns"], row["mac_utilization"]) == (1048, 1)
+    assert all(row[name] == getattr(found, name) for name in ("tops", "tops_per_w", "macs_per_byte"))
+    text = found.text()
+    for told in ("187.6 GOPS", "0.3363 TOPS/W", "14.77 MAC/B", "73.3 %", "1.048 us"):
+        assert told in text
+
+
+def test_lines_that_move_count_in_the_operational_intensity() -> None:
+    """Bytes of cache lines beyond those asked for cross main memory, too: roofline and totals agree."""
+    found = api.map("gemm:m=24,n=20,k=12", "burst_edge", **{"solver.mapper": "cost_descending"})
+    (c,) = found.solution.einsums  # type: ignore[union-attr]
+    unused = sum(t.unused_bits + t.modified_bits for t in c.layout_traffic if t.level == "DRAM") / 8
+    asked = sum(row.elems for row in c.counts if row.level == "DRAM")
+    (dot,) = figures.roofline(found.arch, found.workload, found.solution).dots  # type: ignore[arg-type]
+    assert unused > 0
+    assert found.macs_per_byte == dot.intensity == pytest.approx(24 * 20 * 12 / (asked + unused))
 
 
 def test_components_that_bind_alike_are_both_named() -> None:
