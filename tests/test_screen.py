@@ -351,6 +351,10 @@ def test_einsums_that_make_most_of_the_cost_come_first() -> None:
     assert short.rows == whole.rows[: len(short.rows)]
     assert sum(shares[: len(short.rows)]) >= 0.8 > sum(shares[: len(short.rows) - 1])
     assert f"{len(whole.rows) - len(short.rows)} more einsums" in short.note
+    moved = sum(row["occurrences"] * row["main_memory_bytes"] for row in found.einsums)
+    assert max(row["occurrences"] for row in found.einsums) > 1
+    assert found.macs_per_byte == pytest.approx(found.workload.macs() / moved)
+    assert found.share_of_peak <= max(row["share_of_peak"] for row in found.einsums)
 
 
 def test_traffic_names_the_width_of_an_action() -> None:
