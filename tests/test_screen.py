@@ -21,7 +21,7 @@ import dse
 from cluster import driver
 from dse.explain import figures, units
 from dse.explain import values as explain
-from dse.frontend import api, tables
+from dse.frontend import api, compare, tables
 from dse.frontend.arguments import EXAMPLES
 from dse.mapper.exact.optimal import optimal
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
@@ -295,6 +295,20 @@ def test_lines_that_move_count_in_the_operational_intensity() -> None:
     (dot,) = figures.roofline(found.arch, found.workload, found.solution).dots  # type: ignore[arg-type]
     assert unused > 0
     assert found.macs_per_byte == dot.intensity == pytest.approx(24 * 20 * 12 / (asked + unused))
+
+
+def test_equal_einsums_are_compared_with_all_their_occurrences(tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text(
+        "extents: {m: 16, k: 16, n: 16, q: 16}\n"
+        "einsums: ['T[m,n] += X[m,k] * W[k,n]', 'Y[m,q] += T[m,n] * V[n,q]']\n"
+    )
+    a, b = (api.map(str(path), "edge_array", **{"solver.mapper": mapper}) for mapper in ("optimal", "random"))
+    (row,) = a.einsums
+    level_rows = compare.mappings(a, b)[2].rows
+    (outer,) = [one for one in level_rows if one[1] == "DRAM"]
+    assert row["occurrences"] == 2
+    assert outer[2] == pytest.approx(2 * 16**3 / a.macs_per_byte) == 2 * row["main_memory_bytes"]
 
 
 def test_components_that_bind_alike_are_both_named() -> None:
