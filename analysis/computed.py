@@ -9,7 +9,7 @@ the views are narrowed to its machines before functions are called.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -20,6 +20,7 @@ import pyarrow as pa
 
 # views whose rows are computed for unfused schedules, and stored for all others
 VIEWS = ("choices", "einsums", "workload_costs", "prices", "schedules", "segments")
+OF_TRAFFIC = ("traffic", "components")  # views of the traffic of choices
 PACKED = "chosen"  # the table that choices are stored in
 ONLY_ASKED = "SEMI JOIN internal.asked USING (machine)"
 INT_TYPES = ("BIGINT", "INTEGER", "UBIGINT", "HUGEINT")  # types that a column of machine numbers may have
@@ -35,17 +36,20 @@ class Computed:
     # (name, function of Arrow columns, SQL types of its arguments, SQL type of its result)
     functions: Sequence[tuple[str, Callable[..., pa.Array], Sequence[str], str]]
     uniques: pa.Table  # distinct einsums per workload
+    ratios: Mapping[str, str]  # view -> SQL of its columns that are made of its others
 
 
 def register(con: duckdb.DuckDBPyConnection, computed: Computed) -> None:
-    """Makes the functions available in SQL, and creates the table internal.uniques (distinct einsums per
-    workload).
+    """Makes the functions available in SQL, and creates the tables internal.uniques (distinct einsums per
+    workload) and internal.ratios.
     """
     for name, function, argument_types, result_type in computed.functions:
         con.create_function(name, function, list(argument_types), result_type, type="arrow")
     con.register("of_workloads", computed.uniques)
     con.execute("CREATE TABLE internal.uniques AS FROM of_workloads")
     con.unregister("of_workloads")
+    con.execute("CREATE TABLE internal.ratios (view VARCHAR, columns VARCHAR)")
+    con.executemany("INSERT INTO internal.ratios VALUES (?, ?)", [*map(list, computed.ratios.items())])
 
 
 def create_views(con: duckdb.DuckDBPyConnection) -> None:
@@ -55,7 +59,22 @@ def create_views(con: duckdb.DuckDBPyConnection) -> None:
         for (name, *_) in con.execute(f"DESCRIBE internal.stored_{PACKED}").fetchall()
         if name.startswith("mapping_")
     ]
-    con.execute(_sql("computed").replace("[positions]", str(list(range(1, len(keys) + 1)))))
+    text = _sql("computed").replace("[positions]", str(list(range(1, len(keys) + 1))))
+    for view in ("einsums", "workload_costs"):
+        text = text.replace(f"[ratios of {view}]", ratios_sql(con, view))
+    con.execute(text)
+
+
+def ratios_sql(con: duckdb.DuckDBPyConnection, view: str) -> str:
+    """Returns SQL for the ratios of a view, as columns of a SELECT."""
+    ((found,),) = con.execute("SELECT columns FROM internal.ratios WHERE view = ?", [view]).fetchall()
+    return str(found)
+
+
+def total_macs(con: duckdb.DuckDBPyConnection) -> float:
+    """Returns the MACs of a point: of all workloads, each as often as its weight says."""
+    ((found,),) = con.execute("SELECT sum(weight * occurrences * macs) FROM internal.uniques").fetchall()
+    return float(found)
 
 
 def create_sources(con: duckdb.DuckDBPyConnection, only: str = "") -> None:
@@ -106,7 +125,7 @@ def narrow(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
     narrowed, view = rewritten
     try:
         create_sources(con, ONLY_ASKED)
-        if view == "traffic" and con.execute(
+        if view in OF_TRAFFIC and con.execute(
             "SELECT count(*) <= ? FROM internal.asked", [MAX_GATHERED]
         ).fetchall() == [(True,)]:
             con.execute(
@@ -153,7 +172,7 @@ def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | Non
     views = [
         node
         for node in parts
-        if node.get("type") == "BASE_TABLE" and node["table_name"].lower() in (*VIEWS, "traffic")
+        if node.get("type") == "BASE_TABLE" and node["table_name"].lower() in (*VIEWS, *OF_TRAFFIC)
     ]
     # in a WITH clause a name that the inner SELECT reads may be defined anew
     has_with = any(node["cte_map"]["map"] for node in parts if "cte_map" in node)

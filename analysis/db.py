@@ -384,7 +384,7 @@ def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Seque
         ).fetchall()
     } - {"run"}
     has_functions = "uniques" in schema_tables  # which `computed.register` creates
-    schema_tables -= {"uniques", "asked", "gathered"}
+    schema_tables -= {"uniques", "ratios", "asked", "gathered"}
     tables = dict.fromkeys([*sorted(schema_tables), *parts])
     for table in tables:
         sources = [f"FROM internal.{_quote(table)}"] if table in schema_tables else []
@@ -406,15 +406,14 @@ def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Seque
     if {"points", "machines"} <= tables.keys():
         points = computed.point_columns(con)
         machine_columns = [f"m.{_quote(name)}" for name in _columns(con, "machines") if name not in points]
-        for view, columns in (
-            ("points", [*points.values()]),
-            ("designs", [*points.values(), *machine_columns]),
-        ):
-            rows = f"internal.{'point_rows' if has_functions else 'stored_points'}"
-            con.execute(
-                f"CREATE OR REPLACE VIEW {view} AS SELECT {', '.join(columns)} FROM {rows} p JOIN "
-                "main.machines m USING (machine)"
-            )
+        rows = f"internal.{'point_rows' if has_functions else 'stored_points'}"
+        columns = ", ".join([*points.values(), *machine_columns])
+        found = f"SELECT {columns} FROM {rows} p JOIN main.machines m USING (machine)"
+        if has_functions:
+            found = _with_ratios(con, found, [*points])
+        of_machines = ", ".join(_quote(name) for name in _columns(con, "machines") if name not in points)
+        con.execute(f"CREATE OR REPLACE VIEW designs AS {found}")
+        con.execute(f"CREATE OR REPLACE VIEW points AS SELECT * EXCLUDE ({of_machines}) FROM designs")
     elif "points" in tables:
         con.execute("CREATE OR REPLACE VIEW points AS FROM internal.stored_points")
     if has_functions:
@@ -422,6 +421,14 @@ def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Seque
     for table in computed.VIEWS if not has_functions else ():
         if table in tables:
             con.execute(f"CREATE OR REPLACE VIEW {table} AS FROM internal.stored_{table}")
+
+
+def _with_ratios(con: duckdb.DuckDBPyConnection, designs: str, points: Sequence[str]) -> str:
+    """Returns the SELECT `designs` with the ratios of points behind the columns of `points`."""
+    listed = ", ".join(map(_quote, points))
+    ratios = computed.ratios_sql(con, "points")
+    macs = f"{computed.total_macs(con)!r}::DOUBLE AS macs"
+    return f"SELECT {listed}, {ratios}, * EXCLUDE ({listed}, macs) FROM (SELECT {macs}, * FROM ({designs}))"
 
 
 def _answer(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Table:

@@ -61,13 +61,14 @@ MEMORY_SHARE = 1 / 3  # share of a node's memory that the tables of all its proc
 @dataclass(slots=True)
 class BatchAnswers:
     """A batch (or a part of one) of n machines, and its solution. machines: [n] their numbers, ascending;
-    area_mm2: [n]; lower_bounds: per workload; tables: per workload, which mapping each machine uses, up to
-    the first workload that does not fit, whose Infeasible is the last entry ([]: not solved yet).
+    area_mm2, peak_tops: [n]; lower_bounds: per workload; tables: per workload, which mapping each machine
+    uses, up to the first workload that does not fit, whose Infeasible is the last entry ([]: not solved yet).
     """
 
     machines: Ints
     batch: MachineBatch
     area_mm2: Floats
+    peak_tops: Floats
     pruner: BoundPruner
     lower_bounds: list[LowerBounds]
     tables: list[Table | Infeasible] = field(default_factory=list)
@@ -279,7 +280,7 @@ def _batch_answers(machines: Ints, columns: Columns, pruner: BoundPruner) -> Bat
         lower_bounds_of(batch, [group.einsum for group in groups], [group.occurrences for group in groups])
         for groups in pruner.uniques
     ]
-    return BatchAnswers(machines, batch, columns.area_mm2, pruner, lower_bounds)
+    return BatchAnswers(machines, batch, columns.area_mm2, columns.peak_tops, pruner, lower_bounds)
 
 
 def columns_of(
@@ -315,7 +316,8 @@ def columns_of(
     columns = studies.points(study, machines, area, costs) | {"machine": machines}
     columns |= dict(zip(proof_columns, zip(*weakest_proofs, strict=True), strict=True))
     points = {name: pa.array(column) for name, column in columns.items()}
-    return pruner.common_columns(machines, area, clock, lower_bounds), points, chosen
+    head = pruner.common_columns(machines, area, clock, answers.peak_tops[rows], lower_bounds)
+    return head, points, chosen
 
 
 def _cost(pj: Floats, cycles: Floats, interval_cycles: Floats, clock_ghz: Floats) -> pareto.Cost:
@@ -331,7 +333,9 @@ def infeasible_columns(answers: BatchAnswers, rows: Ints) -> dict[str, pa.Array]
         lower_bounds[ref.name] = cost_without_overlap(
             *map(workload_bounds.total, workload_bounds.on_machines(answers.batch, rows)), clock
         )
-    return answers.pruner.common_columns(answers.machines[rows], answers.area_mm2[rows], clock, lower_bounds)
+    return answers.pruner.common_columns(
+        answers.machines[rows], answers.area_mm2[rows], clock, answers.peak_tops[rows], lower_bounds
+    )
 
 
 def _proofs(spaces: Sequence[Mappings], sums: Sums, is_single_einsum: bool) -> list[tuple[float, float, str]]:

@@ -597,7 +597,7 @@ def _ask(run: Run) -> None:
         content = {"identity": run.store.identity} | {
             name: getattr(generation, name) for name in Generation.__slots__
         }
-        with stores.as_store_fault(run.store.path):
+        with stores.as_store_fault(run.store.path, is_open=True):
             folder.write_bytes(_asks_path(run, number), folder.seal("asks", content))
         _queue(run, generation)
 
@@ -949,7 +949,7 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         notes=tuple(run.notes),
     )
     written = {"identity": run.store.identity} | asdict(status)
-    with stores.as_store_fault(run.store.path):
+    with stores.as_store_fault(run.store.path, is_open=True):
         folder.write_bytes(
             run.store.path / folder.STATUS, folder.seal("status", written), durable=state != "running"
         )

@@ -141,6 +141,7 @@ class BoundPruner:
             machines[is_dominated],
             columns.area_mm2[is_dominated],
             columns.clock_ghz[is_dominated],
+            columns.peak_tops[is_dominated],
             dominated_bounds,
         )  # type: ignore[arg-type]
         dominating = np.array([trial.machine for trial in front], np.int64)[front_index[is_dominated]]
@@ -148,7 +149,12 @@ class BoundPruner:
         return head | texts | {"dominated_by": pa.array(dominating)}
 
     def common_columns(
-        self, machines: Ints, area_mm2: Floats, clock_ghz: Floats, lower_bounds: Mapping[str, Cost]
+        self,
+        machines: Ints,
+        area_mm2: Floats,
+        clock_ghz: Floats,
+        peak_tops: Floats,
+        lower_bounds: Mapping[str, Cost],
     ) -> dict[str, pa.Array]:
         """Returns the columns of the table machines that every machine has, pruned or not, except generation
         and source.
@@ -159,6 +165,7 @@ class BoundPruner:
             "machine": machines,
             "area_mm2": area_mm2,
             "clock_ghz": clock_ghz,
+            "peak_tops": peak_tops,
             "bound_energy_pj": total_bound.energy_pj,
             "bound_latency_ns": total_bound.latency_ns,
         }

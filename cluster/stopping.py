@@ -32,7 +32,7 @@ def stop(out: Path, now: bool = False, waiting: Callable[[], None] = lambda: Non
         raise RunFault(
             f"{out}: no run writes into this folder; `dse status {out}` says how the last one ended"
         )
-    with as_store_fault(out):
+    with as_store_fault(out, is_open=True):
         folder.write_bytes(out / folder.STOP, NOW if now else STOP, durable=False)
     while _is_locked(out):
         waiting()

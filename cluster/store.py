@@ -96,14 +96,14 @@ class Store:
 
 
 @contextmanager
-def as_store_fault(path: Path) -> Iterator[None]:
-    """Turns an OSError in the body into a StoreFault of one line."""
+def as_store_fault(path: Path, is_open: bool = False) -> Iterator[None]:
+    """Turns an OSError in the body into a StoreFault of one line. is_open: the folder was there before."""
     try:
         yield
     except OSError as fault:
         if fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise StoreFault(f"{path}: disk full; free space, then {_resume_advice(path)}") from fault
-        if fault.errno == errno.ENOENT and not path.is_dir():
+        if is_open and fault.errno == errno.ENOENT and not path.is_dir():
             raise StoreFault(_moved_text(path)) from fault
         if fault.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StoreFault(
@@ -257,7 +257,7 @@ def with_study(store: Store, identity: str) -> Store:
     """Returns the store with this identity and the checksum of the folder's study.yaml, both published in the
     manifest before any rows of the study.
     """
-    with as_store_fault(store.path):
+    with as_store_fault(store.path, is_open=True):
         own = replace(store, identity=identity, study_crc=folders.crc(store.path / STUDY))
         return store if own == store else _publish(own)
 
@@ -428,7 +428,7 @@ def commit(store: Store, lease_tables: Sequence[Tables]) -> Store:
                 f"{store.path}: {table} of machine {repeated[0]} stand twice in a commit, which is a "
                 "fault of dse; the commit is not published"
             )
-    with as_store_fault(store.path):
+    with as_store_fault(store.path, is_open=True):
         names = sorted({name for tables in lease_tables for name in tables})
         sources = {name: [tables[name] for tables in lease_tables if name in tables] for name in names}
         group = _write_group(store, 0, sources)
@@ -691,7 +691,7 @@ def _rewrite(store: Store, old: Sequence[Group], level: int, drop: frozenset[int
     the old parts, and removes the parts that were retired before.
     """
     tables = sorted({part.table for group in old for part in group.parts})
-    with as_store_fault(store.path):
+    with as_store_fault(store.path, is_open=True):
         merged = _write_group(store, level, {table: _rows_of(store, old, table, drop) for table in tables})
         old_names = {group.name for group in old}
         other_groups = tuple(group for group in store.groups if group.name not in old_names)

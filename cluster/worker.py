@@ -138,6 +138,7 @@ class ScheduleRow:
     machine: int
     schedule: int
     workload: str
+    arch: Arch
     solution: Solution
     groups: tuple[Unique, ...]  # the einsum of each cost in `costs`
 
@@ -569,7 +570,8 @@ def _einsum_columns(schedules: Sequence[ScheduleRow]) -> tuple[Columns, list[Ein
     found["kind"] = [group.einsum.kind for *_, group in rows]
     for name, attribute in (("einsum", "name"), ("einsum_key", "key"), ("occurrences", "count")):
         found[name] = [getattr(cost, attribute) for cost in costs]
-    return found, costs
+    work = [explain.work(schedule.arch, group.einsum, cost) for schedule, _, cost, group in rows]
+    return found | {name: [row[name] for row in work] for name in explain.WORK}, costs
 
 
 _nest = lru_cache(maxsize=1 << 14)(str)  # text of a mapping; later leases have many of the same mappings
@@ -637,6 +639,7 @@ def _solve(
     head |= {
         "area_mm2": arch.area_mm2(),
         "clock_ghz": arch.clock_ghz,
+        "peak_tops": arch.peak_tops(),
         "bound_energy_pj": total_bound.energy_pj,
         "bound_latency_ns": total_bound.latency_ns,
     }
@@ -753,17 +756,18 @@ def _schedule_rows(
         ):
             # the rows of an unfused workload are derived from the table chosen on reading
             if solution.schedule:
+                costed = explain.costed_einsums(with_conversions(workload, solution.conversions), solution)
+                moved = explain.main_memory_bytes(arch, costed)
                 workload_rows = {
-                    "workload_costs": [derived.workload_row(solution, arch, ref.weight, macs)],
+                    "workload_costs": [derived.workload_row(solution, arch, ref.weight, macs, moved)],
                     "schedules": [explain.schedule_row(solution)],
                     "segments": explain.segment_rows(solution),
                     "conversions": explain.conversion_rows(solution),
                 }
                 for table, new in workload_rows.items():
                     rows[table] += [{**row_key, "workload": ref.name, **row} for row in new]
-                costed = explain.costed_einsums(with_conversions(workload, solution.conversions), solution)
                 groups = tuple(Unique(c.key, e, (e.name,), c.count) for c, e in costed)
-            schedule_rows.append(ScheduleRow(machine, schedule, ref.name, solution, groups))
+            schedule_rows.append(ScheduleRow(machine, schedule, ref.name, arch, solution, groups))
     return {table: found for table, found in rows.items() if found}, schedule_rows
 
 

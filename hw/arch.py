@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 SIZE = re.compile(r"^\s*(-?\d+(?:\.\d+)?)\s*([A-Za-z/]+2?)\s*$")
 SIZE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+OPS_PER_MAC = 2  # operations in TOPS: a multiplication and an addition
 RATE_UNITS = {"MB/s": 1e-3, "GB/s": 1.0, "TB/s": 1e3}
 # Units of keys that take plain numbers, by the last word of the key (clock_mhz: mhz): an example value, and
 # the factor from each unit that users write to the unit of the key.
@@ -544,17 +545,38 @@ class Arch:
             **changes.get(("", 0), {}),
         )
 
+    def components(self) -> dict[str, int]:
+        """Returns the instances of each level, of the MAC units and of the vector unit, by name."""
+        counts = [self.instances(v) for v in range(len(self.levels) + 1)]
+        return dict(zip((*(level.name for level in self.levels), "MAC", "VECTOR"), (*counts, 1), strict=True))
+
+    def areas_mm2(self) -> tuple[float, ...]:
+        """Returns the silicon area of each component, all instances. Off-chip DRAM has none."""
+        levels = [level.area_mm2 * self.instances(v) for v, level in enumerate(self.levels)]
+        mac_units = self.compute.area_mm2 * self.instances(len(self.levels))
+        return (*levels, mac_units, self.compute.vector_area_mm2)
+
     def area_mm2(self) -> float:
-        """Returns the silicon area of all instances. Off-chip DRAM has none."""
-        levels = sum(level.area_mm2 * self.instances(v) for v, level in enumerate(self.levels))
-        return (
-            levels + self.compute.area_mm2 * self.instances(len(self.levels)) + self.compute.vector_area_mm2
-        )
+        """Returns the silicon area of the machine."""
+        return sum(self.areas_mm2())
+
+    def leaks_mw(self) -> tuple[float, ...]:
+        """Returns the static power of each component in mW, all instances."""
+        levels = [level.leak_mw * self.instances(v) for v, level in enumerate(self.levels)]
+        mac_units = self.compute.leak_mw * self.instances(len(self.levels))
+        return (*levels, mac_units, self.compute.vector_leak_mw)
 
     def leak_mw(self) -> float:
-        """Returns the static power of the machine in mW: all instances of levels and MAC units."""
-        levels = sum(level.leak_mw * self.instances(v) for v, level in enumerate(self.levels))
-        return levels + self.compute.leak_mw * self.instances(len(self.levels)) + self.compute.vector_leak_mw
+        """Returns the static power of the machine in mW."""
+        return sum(self.leaks_mw())
+
+    def peak_tops(self) -> float:
+        """Returns the rate of all MAC units that work in every cycle, in TOPS."""
+        return OPS_PER_MAC * self.peak_gmacs() / 1e3
+
+    def peak_gmacs(self) -> float:
+        """Returns the rate of all MAC units that work in every cycle, in GMAC/s."""
+        return self.instances(len(self.levels)) * self.compute.ops_per_cycle * self.clock_ghz
 
     def slow_levels(self) -> tuple[str, ...]:
         """Returns the levels whose arrays are slower than the clock, as `GBUF (2 cycles)`. Their `bandwidth`

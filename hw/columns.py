@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hw.arch import (
     LAYOUT_FIELDS,
+    OPS_PER_MAC,
     Arch,
     Array,
     Compute,
@@ -76,6 +77,13 @@ class Columns:
     def mac_units(self) -> Ints:
         """[n] MAC units of each machine."""
         return np.asarray(self.sizes.prod(axis=1), dtype=np.int64)
+
+    @property
+    def peak_tops(self) -> Floats:
+        """[n] `Arch.peak_tops` of each machine."""
+        return np.asarray(
+            OPS_PER_MAC * (self.mac_units * self.compute["ops_per_cycle"] * self.clock_ghz) / 1e3
+        )
 
     def take(self, rows: Ints) -> Columns:
         """Returns the columns of some of the machines, given by row."""

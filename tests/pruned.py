@@ -63,13 +63,19 @@ KINDS: dict[type, list[str]] = {
 }
 
 
+RATE_SHARE = 0.3  # share of spaces in which the rate of a MAC unit varies
+
+
 def space(rng: Random) -> Space:
     """Some fields of some machine, with values that may contradict each other."""
     template = machine.load(rng.choice(MACHINES))
     nodes = {node.name: node for node in template.nodes}
     while True:
         raw = {}
-        for key in rng.sample(sorted(keys(template)), min(rng.randint(2, 9), len(keys(template)))):
+        chosen = rng.sample(sorted(keys(template)), min(rng.randint(2, 9), len(keys(template))))
+        if rng.random() < RATE_SHARE:  # one key of a hundred, without which all MAC units are equally fast
+            chosen += [key for key in sorted(keys(template)) if key.endswith(".ops_per_cycle")]
+        for key in chosen:
             owner, _, name = key.rpartition(".")
             known = (
                 KINDS[type(nodes[owner])]

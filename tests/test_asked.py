@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ import dse
 from analysis import computed, db
 from analysis.computed import Computed
 from dse.explain import derived
+from dse.explain import values as explain
 from dse.explain.derived import ChosenRow, RunContext
 from dse.frontend.api import Run
 from dse.mapping.nest import Infeasible
@@ -115,6 +117,10 @@ def test_views_are_what_the_solver_found(swept: Sweep, name: str) -> None:
         ref.name: unique(workload)
         for ref, workload in zip(run.study.workloads, studies.workloads_of(run.study), strict=True)
     }
+    named = dict(zip(groups, studies.workloads_of(run.study), strict=True))
+    outer = run.study.space.template.nodes[0].name.upper()
+    components = list(run.sql("FROM components"))
+    traffic = list(run.sql(f"FROM traffic WHERE level = '{outer}' AND bytes IS NOT NULL"))
     rows = {(row["machine"], row["workload"], row["position"]): row for row in run.sql("FROM einsums")}
     costs = {(row["machine"], row["workload"]): row for row in run.sql("FROM workload_costs")}
     machines = sorted({machine for machine, _ in costs})
@@ -138,10 +144,30 @@ def test_views_are_what_the_solver_found(swept: Sweep, name: str) -> None:
                     "occurrences": group.occurrences,
                 }
                 want |= {key: getattr(c, key) for key in ("mapping_key", *COST)}
+                want |= explain.work(arch, group.einsum, c)
+                want["latency_ns"] = c.latency_cycles / arch.clock_ghz
                 assert {key: row[key] for key in want} == want
             metrics = pareto.metrics(pareto.cost_of(found, arch.clock_ghz))
             proof = {key: getattr(found, key) for key in PROOF}
             assert {key: costs[machine, workload][key] for key in (*metrics, *proof)} == metrics | proof
+            totals = explain.totals(arch, named[workload], found)
+            ratios = record.RATIOS_OF["workload_costs"]
+            assert {key: costs[machine, workload][key] for key in ratios} == {
+                key: totals[key] for key in ratios
+            }
+            moved = sum(
+                one["bytes"] for one in traffic if (one["machine"], one["workload"]) == (machine, workload)
+            )
+            assert costs[machine, workload]["main_memory_bytes"] == pytest.approx(moved)
+            parts = {
+                row["component"]: (row["instances"], row["area_mm2"], row["dynamic_pj"], row["static_pj"])
+                for row in components
+                if (row["machine"], row["workload"]) == (machine, workload)
+            }
+            assert parts == {
+                one.name: (one.instances, *map(pytest.approx, (one.area_mm2, one.dynamic_pj, one.static_pj)))
+                for one in explain.components(arch, found)
+            }
         levels = {row["level"]: row for row in run.sql(f"FROM prices WHERE machine = {machine}")}
         assert [
             (levels[one.name]["read_pj"], levels[one.name]["bandwidth"], levels[one.name]["leak_mw"])
@@ -189,6 +215,25 @@ def test_machines_costed_together_are_those_costed_alone(swept: Sweep, name: str
         )
         for one, other in zip(found.einsums, alone.einsums, strict=True):
             assert [getattr(one, key) for key in COST] == [getattr(other, key) for key in COST]
+
+
+def test_designs_have_the_rates_of_all_workloads(swept: Sweep) -> None:
+    """By weight: `net` counts twice. No table stores them, and fronts and conditions know them."""
+    run = swept("edge")
+    weights = run.study.weights()
+    macs = sum(
+        weights[ref.name] * workload.macs()
+        for ref, workload in zip(run.study.workloads, studies.workloads_of(run.study), strict=True)
+    )
+    for row in run.sql("FROM designs"):
+        assert row["tops"] == pytest.approx(2 * macs / row["latency_ns"] / 1e3)
+        assert row["tops_per_w"] == pytest.approx(2 * macs / row["energy_pj"])
+        assert row["peak_tops"] == pytest.approx(2 * row["array_x"] * row["array_y"] * row["clock_mhz"] / 1e6)
+        assert 0 < row["share_of_peak"] == row["tops"] / row["peak_tops"] <= 1
+    stored = pq.read_schema(next((run.path / "parts" / "points").iterdir())).names
+    assert not set(stored) & {"tops", "tops_per_w", "share_of_peak"}
+    (best,) = run.front(["tops:max"], where="share_of_peak > 0", distinct=True)
+    assert best["tops"] == max(row["tops"] for row in run.sql("FROM points"))
 
 
 def test_what_follows_is_not_stored(swept: Sweep) -> None:
@@ -266,7 +311,9 @@ def counted(swept: Sweep) -> tuple[Run, list[int]]:
         f._replace(call=heard(f.call)) if f.name == "levels_of" else f for f in derived.functions(ask)
     ]
     schemas = {table: record.schema(table, studies.columns(run.study, table)) for table in record.STORED}
-    return replace(run, con=db.connect(run.path, schemas, Computed(functions, derived.uniques(ask)))), called
+    return replace(
+        run, con=db.connect(run.path, schemas, Computed(functions, derived.uniques(ask), derived.ratios()))
+    ), called
 
 
 @pytest.mark.parametrize("where", [*NARROW, *WIDE])
@@ -289,6 +336,20 @@ def test_machines_are_found_before_anything_is_computed(counted: tuple[Run, list
     own = "WITH designs AS (FROM points WHERE energy_pj > (SELECT median(energy_pj) FROM points)) "
     own += f"SELECT DISTINCT machine FROM {{}} WHERE {NARROW[0]} ORDER BY 1"
     assert run.sql(own.format("traffic")).rows() == run.con.execute(own.format("internal.kept")).fetchall()
+
+
+def test_components_are_computed_of_the_machines_asked_for(counted: tuple[Run, list[int]]) -> None:
+    run, called = counted
+    whole = run.sql("FROM components").table.to_pylist()
+    called.clear()
+    found = run.sql(f"SELECT * FROM components WHERE {NARROW[0]} ORDER BY ALL").table.to_pylist()
+    machines = {row["machine"] for row in found}
+    assert len(machines) == 3
+    assert set(called) == machines
+    key = itemgetter("machine", "schedule", "workload", "component")
+    of_whole = sorted((row for row in whole if row["machine"] in machines), key=key)
+    for one, other in zip(sorted(found, key=key), of_whole, strict=True):
+        assert one == pytest.approx(other)
 
 
 def test_traffic_of_more_machines_than_are_gathered_is_the_same(

@@ -170,7 +170,7 @@ def test_one_rule_of_fusion_for_all_formats(tmp_path: Path, op: str, fuse: bool)
     ("source", "fault"),
     [
         ("resnet5", 'workload "resnet5": no workload is named resnet5; do you mean resnet50'),
-        ("qqq", "there are alexnet, vgg16, vgg19"),
+        ("qqq", "no workload is named qqq; the nearest of "),
         ("resnet50:bath=8", "no parameter is named bath; do you mean batch?"),
         ("resnet50:batch=0", "batch = 0 must be"),
         ("resnet50:batch", '"batch" is not key=number'),

@@ -47,7 +47,9 @@ BOUNDED = {  # what a recursion may be as deep as
     "tensors of one einsum": {"dse/sim/einsum/boundary.py": {"_mix"}},
     "a call or two": {
         "dse/solve/solve.py": {
+            "_best",
             "_best_or_gogeta",
+            "_cached_schedule",
             "_search_schedule",
             "_least_outer_traffic",
             "cached",

@@ -443,7 +443,7 @@ def test_every_exit_code_has_one_meaning(code: int, command: tuple[str, ...], ho
 @pytest.mark.parametrize(
     ("command", "advice"),
     [
-        ("pareto run --by foo", "the nearest of 32 are"),
+        ("pareto run --by foo", "the nearest of 36 are"),
         ("pareto run --by sourc", "did you mean source?"),
         ("pareto run --objectives foo", "there are energy_pj, "),
         ("map foo edge_array", "the nearest of 64 are "),

@@ -76,6 +76,7 @@ def test_columns_and_bounds_are_those_of_the_machines(seed: int) -> None:
         found = [getattr(arch.compute, name) for arch in arches]
         assert str(columns.column(name).tolist()) == str([nan if value is None else value for value in found])
     assert columns.area_mm2.tolist() == [arch.area_mm2() for arch in arches]
+    assert columns.peak_tops.tolist() == [arch.peak_tops() for arch in arches]
     assert columns.leak_mw.tolist() == [arch.leak_mw() for arch in arches]
     shapes = {
         one: arch.structure() for one, arch in zip(map(tuple, columns.shape.tolist()), arches, strict=True)

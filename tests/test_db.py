@@ -194,7 +194,7 @@ def priced(root: Path, levels: list[dict[str, object]]) -> tuple[dict[str, pa.Sc
         for f in derived.functions(ask)
     ]
     return {table: record.schema(table, studies.columns(one, table)) for table in record.STORED}, Computed(
-        functions, derived.uniques(ask)
+        functions, derived.uniques(ask), derived.ratios()
     )
 
 

@@ -180,7 +180,7 @@ def test_a_schedule_is_printed_with_its_segments() -> None:
     assert str(parse_schedule(said["schedule"])) == PIPE
     assert said["segments"][0]["pipeline_tiles"] == 4
     assert said["on_chip"] == [{"tensor": "T1", "level": "BUF", "share": "all"}]
-    assert sum(row[1] + row[2] for row in values.energy(NODES, found).rows) == pytest.approx(found.energy_pj)
+    assert sum(one.energy_pj for one in values.components(NODES, found)) == pytest.approx(found.energy_pj)
 
 
 def test_a_fused_tensor_stays_on_the_chip() -> None:

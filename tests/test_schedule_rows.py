@@ -11,9 +11,12 @@ import pytest
 
 import dse
 from cluster import worker
+from dse.explain import values
 from dse.frontend import api, cli
+from dse.frontend.api import Run
 from dse.mapping import schedule as schedules
 from dse.mapping.schedule import parse_schedule, sequential
+from dse.run import record
 from dse.sim.einsum.evaluate import Solution
 from dse.sim.schedule.graph import evaluate
 from hw.arch import Arch
@@ -276,3 +279,31 @@ def test_traffic_adds_up_to_the_energy(tmp_path: Path, machine: str, solver: str
     for row in rows:
         assert row["parts"] == pytest.approx(row["energy"])
         assert row["leak"] > 0
+    _components_and_rates_are_those_shown(run)
+
+
+def _components_and_rates_are_those_shown(run: Run) -> None:
+    """In SQL, also of stored rows, as on the screen; MACs per byte also by the actions that are counted."""
+    shown = run.show(0).solutions[0]
+    assert isinstance(shown.solution, Solution)
+    parts = {
+        row["component"]: (row["area_mm2"], row["dynamic_pj"], row["static_pj"])
+        for row in run.sql("FROM components WHERE machine = 0")
+    }
+    assert parts == {
+        one.name: tuple(map(pytest.approx, (one.area_mm2, one.dynamic_pj, one.static_pj)))
+        for one in values.components(shown.arch, shown.solution)
+    }
+    (cost,) = run.sql("FROM workload_costs WHERE machine = 0")
+    ratios = record.RATIOS_OF["workload_costs"]
+    assert {key: cost[key] for key in ratios} == {key: shown.totals[key] for key in ratios}
+    (moved,) = run.sql(
+        "SELECT sum(elems) FILTER (action = 'compute') AS macs, sum(bytes) FILTER (level = "
+        f"'{shown.arch.levels[0].name}') AS bytes FROM traffic WHERE machine = 0"
+    )
+    assert cost["main_memory_bytes"] == pytest.approx(moved["bytes"])
+    assert cost["macs_per_byte"] == pytest.approx(moved["macs"] / moved["bytes"])
+    for row, one in zip(run.sql("FROM einsums WHERE machine = 0"), shown.einsums, strict=True):
+        assert [row[key] for key in record.RATIOS_OF["einsums"]] == [
+            one[key] for key in record.RATIOS_OF["einsums"]
+        ]

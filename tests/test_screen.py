@@ -19,9 +19,9 @@ from rich.cells import cell_len
 
 import dse
 from cluster import driver
-from dse.explain import units
+from dse.explain import figures, units
 from dse.explain import values as explain
-from dse.frontend import api, tables
+from dse.frontend import api, compare, tables
 from dse.frontend.arguments import EXAMPLES
 from dse.mapper.exact.optimal import optimal
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
@@ -260,11 +260,55 @@ def test_where_the_energy_goes(home: Path) -> None:
         **{"dram.kind": "ddr3", "dram.channels": 1, "array.x": 2, "array.y": 2},
     )
     table = explain.energy(found.arch, found.solution)  # type: ignore[arg-type]
-    assert sum(row[1] + row[2] for row in table.rows) == pytest.approx(found.energy_pj)
-    assert sum(row[3] for row in table.rows) == pytest.approx(1)
+    parts = explain.components(found.arch, found.solution)  # type: ignore[arg-type]
+    assert sum(one.energy_pj for one in parts) == pytest.approx(found.energy_pj)
+    assert sum(one.area_mm2 for one in parts) == pytest.approx(found.area_mm2)
+    for head in ("energy_share", "area_share"):
+        assert sum(row[table.header.index(head)] for row in table.rows) == pytest.approx(1)
     assert re.match(r"[6-9]\d\.\d % of the energy is static: what DRAM", table.note)
     plain = api.map("gemm:m=64,n=32,k=48", "edge_array")
     assert explain.energy(plain.arch, plain.solution).note == ""  # type: ignore[arg-type]
+
+
+def test_rates_counted_by_hand() -> None:
+    """64 x 32 x 48 MACs in 524 cycles of 2 ns on 256 MAC units; A, B and C cross DRAM once, a byte each."""
+    found = api.map("gemm:m=64,n=32,k=48", "edge_array")
+    assert (found.latency_cycles, found.arch.clock_ghz) == (524, 0.5)
+    assert found.tops == pytest.approx(2 * 98304 / 1048 / 1e3)
+    assert found.tops_per_w == pytest.approx(2 * 98304 / found.energy_pj)
+    assert found.macs_per_byte == pytest.approx(98304 / (64 * 48 + 48 * 32 + 64 * 32))
+    assert found.share_of_peak == pytest.approx(98304 / (524 * 256))
+    (row,) = found.einsums
+    assert (row["latency_ns"], row["mac_utilization"]) == (1048, 1)
+    assert all(row[name] == getattr(found, name) for name in ("tops", "tops_per_w", "macs_per_byte"))
+    text = found.text()
+    for told in ("187.6 GOPS", "0.3363 TOPS/W", "14.77 MAC/B", "73.3 %", "1.048 us"):
+        assert told in text
+
+
+def test_lines_that_move_count_in_the_operational_intensity() -> None:
+    """Bytes of cache lines beyond those asked for cross main memory, too: roofline and totals agree."""
+    found = api.map("gemm:m=24,n=20,k=12", "burst_edge", **{"solver.mapper": "cost_descending"})
+    (c,) = found.solution.einsums  # type: ignore[union-attr]
+    unused = sum(t.unused_bits + t.modified_bits for t in c.layout_traffic if t.level == "DRAM") / 8
+    asked = sum(row.elems for row in c.counts if row.level == "DRAM")
+    (dot,) = figures.roofline(found.arch, found.workload, found.solution).dots  # type: ignore[arg-type]
+    assert unused > 0
+    assert found.macs_per_byte == dot.intensity == pytest.approx(24 * 20 * 12 / (asked + unused))
+
+
+def test_equal_einsums_are_compared_with_all_their_occurrences(tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text(
+        "extents: {m: 16, k: 16, n: 16, q: 16}\n"
+        "einsums: ['T[m,n] += X[m,k] * W[k,n]', 'Y[m,q] += T[m,n] * V[n,q]']\n"
+    )
+    a, b = (api.map(str(path), "edge_array", **{"solver.mapper": mapper}) for mapper in ("optimal", "random"))
+    (row,) = a.einsums
+    level_rows = compare.mappings(a, b)[2].rows
+    (outer,) = [one for one in level_rows if one[1] == "DRAM"]
+    assert row["occurrences"] == 2
+    assert outer[2] == pytest.approx(2 * 16**3 / a.macs_per_byte) == 2 * row["main_memory_bytes"]
 
 
 def test_components_that_bind_alike_are_both_named() -> None:
@@ -321,6 +365,10 @@ def test_einsums_that_make_most_of_the_cost_come_first() -> None:
     assert short.rows == whole.rows[: len(short.rows)]
     assert sum(shares[: len(short.rows)]) >= 0.8 > sum(shares[: len(short.rows) - 1])
     assert f"{len(whole.rows) - len(short.rows)} more einsums" in short.note
+    moved = sum(row["occurrences"] * row["main_memory_bytes"] for row in found.einsums)
+    assert max(row["occurrences"] for row in found.einsums) > 1
+    assert found.macs_per_byte == pytest.approx(found.workload.macs() / moved)
+    assert found.share_of_peak <= max(row["share_of_peak"] for row in found.einsums)
 
 
 def test_traffic_names_the_width_of_an_action() -> None:

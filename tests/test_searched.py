@@ -687,7 +687,7 @@ def test_an_answer_on_nodes_says_what_it_did_not_search() -> None:
         str(REPORTED / "tiny.yaml"), str(REPORTED / "m22s.yaml"), **{"solver.schedule": "pipelined"}
     )
     assert "weights once (hold)" in found.totals["space"]["not_searched"]
-    assert "weights once (hold)" in found.text()
+    assert "weights once (hold)" in found.text(why=True)
     assert isinstance(found.solution, Solution)
     assert "weights once (hold)" in found.solution.certificate
     assert "hold" not in found.totals["certificate"]

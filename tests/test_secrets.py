@@ -186,6 +186,7 @@ OWN = (
 # of dse.open
 CALLS = {
     "dse/frontend/cli.py _open",
+    "dse/frontend/cli.py _compare",
     "dse/frontend/cli.py _print_fusion_hints",
     "dse/frontend/cli.py _plot",
     "dse/frontend/api.py sweep",
@@ -193,7 +194,7 @@ CALLS = {
 COPIED = {
     "dse/study/study.py files",
     "cluster/driver.py _write_head",
-    "cluster/driver.py _log",
+    "cluster/driver.py _write_log",
     "cluster/store.py _publish",
 }  # bytes of checked files
 TRIED = {
@@ -206,6 +207,8 @@ TRIED = {
     "workloads/torch.py _read",
     "dse/run/cache.py read",
     "cluster/store.py _lock",
+    "cluster/stopping.py _is_locked",
+    "cluster/stopping.py _read",
 }  # with CONTENTS, above
 SEALED = {
     "dse/run/folder.py generation_file",

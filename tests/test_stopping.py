@@ -188,7 +188,7 @@ def test_sigterm_while_ray_starts_is_an_interruption(tmp_path: Path) -> None:
         text=True,
         timeout=300,
     )
-    assert (said.returncode, said.stdout) == (1, "interrupted; `dse resume` goes on\n"), said.stderr
+    assert (said.returncode, said.stdout) == (143, "interrupted; `dse resume` goes on\n"), said.stderr
 
 
 def test_what_ray_writes_to_the_screen_goes_to_the_log(tmp_path: Path) -> None:

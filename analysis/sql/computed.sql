@@ -11,14 +11,16 @@ UNION ALL BY NAME
 SELECT machine, schedule, workload, position, einsum, einsum_key, kind, occurrences, mapping_key FROM internal.not_unfused;
 
 CREATE OR REPLACE VIEW einsums AS
-FROM internal.stored_einsums
-UNION ALL BY NAME
-SELECT machine, schedule, workload, unnest(einsums_of(machine, workload, keys, space, places, gaps, spaces), recursive := true) FROM internal.packed;
+SELECT * EXCLUDE (clock_ghz, peak_tops), [ratios of einsums] FROM (
+    SELECT e.*, m.clock_ghz, m.peak_tops FROM internal.stored_einsums e JOIN main.machines m USING (machine)
+    UNION ALL BY NAME
+    SELECT machine, schedule, workload, unnest(einsums_of(machine, workload, keys, space, places, gaps, spaces), recursive := true) FROM internal.packed);
 
 CREATE OR REPLACE VIEW workload_costs AS
-FROM internal.stored_workload_costs
-UNION ALL BY NAME
-SELECT machine, schedule, workload, unnest(workload_of(machine, workload, keys, space, places, gaps, spaces), recursive := true) FROM internal.packed;
+SELECT * EXCLUDE (clock_ghz, peak_tops), [ratios of workload_costs] FROM (
+    SELECT w.*, m.clock_ghz, m.peak_tops FROM internal.stored_workload_costs w JOIN main.machines m USING (machine)
+    UNION ALL BY NAME
+    SELECT machine, schedule, workload, unnest(workload_of(machine, workload, keys, space, places, gaps, spaces), recursive := true) FROM internal.packed);
 
 CREATE OR REPLACE VIEW prices AS
 FROM internal.prices
@@ -92,3 +94,17 @@ FROM internal.moved
 UNION ALL BY NAME
 SELECT machine, schedule, workload, einsum, p.level AS level, '-' AS tensor, 'leak' AS action, cycles * p.leak_mw * p.instances / p.clock_ghz AS energy_pj
 FROM (SELECT *, unnest(levels) AS p FROM internal.timed) WHERE p.leak_mw > 0;
+
+-- Area and energy per point, workload and component; a component without traffic has its area.
+CREATE OR REPLACE VIEW components AS
+SELECT machine, schedule, workload, component, max(instances) AS instances, sum(area_mm2) AS area_mm2, sum(dynamic_pj) AS dynamic_pj, sum(static_pj) AS static_pj,
+    sum(dynamic_pj + static_pj) AS energy_pj
+FROM (
+    SELECT machine, schedule, workload, level AS component, NULL::BIGINT AS instances, 0.0::DOUBLE AS area_mm2,
+        CASE WHEN action = 'leak' THEN 0 ELSE energy_pj END AS dynamic_pj, CASE WHEN action = 'leak' THEN energy_pj ELSE 0 END AS static_pj
+    FROM traffic
+    UNION ALL
+    SELECT machine, schedule, workload, p.level, p.instances, coalesce(p.area_mm2, 0) * p.instances, 0, 0
+    FROM (SELECT machine, schedule, workload, unnest(levels_of(machine)) AS p
+          FROM (SELECT machine, schedule, workload FROM internal.packed UNION SELECT machine, schedule, workload FROM internal.not_unfused)))
+GROUP BY ALL;

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from dse.explain import values
 from dse.mapping.nest import Infeasible, parse
 from dse.mapping.nest import Mapping as Nest
 from dse.mapping.searched import Mappings, decoded, encoded
@@ -48,8 +49,11 @@ EINSUMS_FIELDS = [
 ]
 # attributes of EinsumCost
 COST_FIELDS = [
-    name for name in EINSUMS_FIELDS if name not in ("position", "kind", "einsum_key", "einsum", "occurrences")
+    name
+    for name in EINSUMS_FIELDS
+    if name not in ("position", "kind", "einsum_key", "einsum", "occurrences", *values.WORK)
 ]
+MACHINE_FIELDS = ["clock_ghz", "peak_tops"]  # columns of machines of which ratios are made
 WORKLOADS_FIELDS = [
     name for name in record.TABLES["workload_costs"] if name not in ("machine", "schedule", "workload")
 ]
@@ -146,13 +150,16 @@ def chosen_columns(solution: Solution) -> dict[str, Any]:
     }
 
 
-def workload_row(found: Solution, arch: Arch, weight: float, macs: int) -> dict[str, Any]:
+def workload_row(
+    found: Solution, arch: Arch, weight: float, macs: int, main_memory_bytes: float
+) -> dict[str, Any]:
     """Returns a row of `workload_costs`, except machine, schedule and workload."""
     return {
         **pareto.metrics(pareto.cost_of(found, arch.clock_ghz)),
         **proof(found),
         "weight": weight,
         "macs": macs,
+        "main_memory_bytes": main_memory_bytes,
     }
 
 
@@ -167,8 +174,9 @@ def proof(found: Solution) -> dict[str, Any]:
 
 def uniques(context: RunContext) -> pa.Table:
     """Returns a row per workload and distinct einsum, with the columns of `einsums` that are equal on all
-    machines.
+    machines, and the weight of the workload.
     """
+    weights = context.study.weights()
     rows = [
         {
             "workload": name,
@@ -177,13 +185,24 @@ def uniques(context: RunContext) -> pa.Table:
             "einsum_key": g.key,
             "kind": g.einsum.kind,
             "occurrences": g.occurrences,
+            "macs": g.einsum.macs(),
+            "weight": weights[name],
         }
         for name, groups in context.groups.items()
         for position, g in enumerate(groups, 1)
     ]
-    columns = ("workload", "position", "einsum", "einsum_key", "kind", "occurrences")
+    columns = ("workload", "position", "einsum", "einsum_key", "kind", "occurrences", "macs")
     schema = record.schema("einsums")
-    return pa.Table.from_pylist(rows, pa.schema([schema.field(name) for name in columns]))
+    fields = [*map(schema.field, columns), record.schema("workload_costs").field("weight")]
+    return pa.Table.from_pylist(rows, pa.schema(fields))
+
+
+def ratios() -> dict[str, str]:
+    """Returns for each view with ratios the SQL of these columns."""
+    return {
+        view: ", ".join(f"{record.RATIOS[name].sql()} AS {name}" for name in names)
+        for view, names in record.RATIOS_OF.items()
+    }
 
 
 def functions(context: RunContext) -> list[Function]:
@@ -199,12 +218,17 @@ def functions(context: RunContext) -> list[Function]:
             for name in packed_columns.FORMULAS
         ),
         Function("cycles_of", partial(_cycles, context), choice_types, "DOUBLE[]"),
-        Function("einsums_of", partial(_einsums, context), proof_types, _struct("einsums", EINSUMS_FIELDS)),
+        Function(
+            "einsums_of",
+            partial(_einsums, context),
+            proof_types,
+            _struct("einsums", [*EINSUMS_FIELDS, *MACHINE_FIELDS]),
+        ),
         Function(
             "workload_of",
             partial(_workloads, context),
             proof_types,
-            _struct("workload_costs", WORKLOADS_FIELDS),
+            _struct("workload_costs", [*WORKLOADS_FIELDS, *MACHINE_FIELDS]),
         ),
         Function("levels_of", partial(_levels, context), ("BIGINT",), _struct("prices", PRICES_FIELDS)),
     ]
@@ -505,17 +529,23 @@ def _einsums(
     rows = _chosen_rows(machines, workloads, keys, space, places, gaps, spaces)
     found = [
         [
-            _einsum_row(position, c, group)
+            _einsum_row(position, c, group, arch) | of_machine
             for position, (c, group) in enumerate(
                 zip(solution.einsums, context.groups[row.workload], strict=True), 1
             )
         ]
         for row, solution in zip(rows, solutions(context, rows), strict=True)
+        for arch in [_machine_or_raise(context, row.machine)[0]]
+        for of_machine in [_machine_fields(arch)]
     ]
-    return _list_array("einsums", EINSUMS_FIELDS, found)
+    return _list_array("einsums", [*EINSUMS_FIELDS, *MACHINE_FIELDS], found)
 
 
-def _einsum_row(position: int, c: EinsumCost, group: Unique) -> dict[str, Any]:
+def _machine_fields(arch: Arch) -> dict[str, float]:
+    return dict(zip(MACHINE_FIELDS, (arch.clock_ghz, arch.peak_tops()), strict=True))
+
+
+def _einsum_row(position: int, c: EinsumCost, group: Unique, arch: Arch) -> dict[str, Any]:
     """Returns a row of the view `einsums`, except machine, schedule and workload."""
     return {
         "position": position,
@@ -524,6 +554,7 @@ def _einsum_row(position: int, c: EinsumCost, group: Unique) -> dict[str, Any]:
         "einsum": c.name,
         "occurrences": c.count,
         **{name: getattr(c, name) for name in COST_FIELDS},
+        **values.work(arch, group.einsum, c),
     }
 
 
@@ -547,17 +578,13 @@ def _workloads(
     )
     found = []
     for row, solution in zip(rows, solutions(context, rows), strict=True):
-        found.append(
-            [
-                workload_row(
-                    solution,
-                    _machine_or_raise(context, row.machine).arch,
-                    refs[row.workload].weight,
-                    macs[row.workload],
-                )
-            ]
-        )
-    return _list_array("workload_costs", WORKLOADS_FIELDS, found)
+        arch = _machine_or_raise(context, row.machine).arch
+        einsums = (group.einsum for group in context.groups[row.workload])
+        moved = values.main_memory_bytes(arch, list(zip(solution.einsums, einsums, strict=True)))
+        weight = refs[row.workload].weight
+        one = workload_row(solution, arch, weight, macs[row.workload], moved)
+        found.append([one | _machine_fields(arch)])
+    return _list_array("workload_costs", [*WORKLOADS_FIELDS, *MACHINE_FIELDS], found)
 
 
 def _levels(context: RunContext, machines: Any) -> pa.Array:
@@ -586,6 +613,7 @@ def levels(arch: Arch) -> list[dict[str, Any]]:
             "width_bits": level.width_bits,
             "bandwidth": level.bandwidth,
             "leak_mw": level.leak_mw,
+            "area_mm2": level.area_mm2,
             "capacity_bits": level.capacity_bits,
             "instances": arch.instances(v),
             "word_bits": arch.word_bits,
@@ -598,13 +626,15 @@ def levels(arch: Arch) -> list[dict[str, Any]]:
         for f in arch.fanouts
         if any(own_prices(f).values())
     ]
-    if mac_unit.vector_leak_mw:
-        rows.append({"level": "VECTOR", "leak_mw": mac_unit.vector_leak_mw, "instances": 1})
+    if mac_unit.vector_leak_mw or mac_unit.vector_area_mm2:
+        vector = {"leak_mw": mac_unit.vector_leak_mw, "area_mm2": mac_unit.vector_area_mm2}
+        rows.append({"level": "VECTOR", **vector, "instances": 1})
     mac_row = {
         "level": "MAC",
         **own_prices(mac_unit),
         "bandwidth": mac_unit.ops_per_cycle,
         "leak_mw": mac_unit.leak_mw,
+        "area_mm2": mac_unit.area_mm2,
     }
     return [
         {**row, "clock_ghz": arch.clock_ghz}
@@ -613,15 +643,17 @@ def levels(arch: Arch) -> list[dict[str, Any]]:
 
 
 def _struct(table: str, names: Sequence[str]) -> str:
-    return f"STRUCT({', '.join(f'{name} {SQL_TYPES[record.TABLES[table][name].dtype]}' for name in names)})[]"
+    return f"STRUCT({', '.join(f'{name} {SQL_TYPES[_dtype(table, name)]}' for name in names)})[]"
+
+
+def _dtype(table: str, name: str) -> str:
+    """Returns the type of a column of a table, or of the machine of its row."""
+    return record.TABLES["machines" if name in MACHINE_FIELDS else table][name].dtype
 
 
 def _list_array(table: str, names: Sequence[str], found: Sequence[Sequence[dict[str, Any]]]) -> pa.Array:
     """Returns an Arrow array with one list of structures per row. found: by row, the structures as dicts."""
     flat = list(chain.from_iterable(found))
-    arrays = [
-        pa.array([one.get(name) for one in flat], record.dtype(record.TABLES[table][name].dtype))
-        for name in names
-    ]
+    arrays = [pa.array([one.get(name) for one in flat], record.dtype(_dtype(table, name))) for name in names]
     offsets = pa.array(np.cumsum([0, *map(len, found)]), pa.int32())
     return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(arrays, names=list(names)))

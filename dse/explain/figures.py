@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.explain.values import costed_einsums
+from dse.explain.values import costed_einsums, main_memory_bytes, moved_bytes
 from dse.layout.address import address
 from dse.layout.text import parse, show
 from dse.mapping.nest import Infeasible, Loop
@@ -69,7 +69,7 @@ def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
     """
     outer, dots = arch.levels[0], []
     for c, e in costed_einsums(workload, solution):
-        ops, moved = bounds.needs(e, arch.word_bits).computed, moved_bytes(arch, e, c)
+        ops, moved = bounds.needs(e, arch.word_bits).computed, moved_bytes(arch, e, c)[outer.name]
         if ops and moved and e.kind != "copy":
             ns = c.latency_cycles / arch.clock_ghz
             dots.append(
@@ -81,17 +81,8 @@ def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
                     c.bottleneck,
                 )
             )
-    peak = arch.instances(len(arch.levels)) * arch.compute.ops_per_cycle * arch.clock_ghz
-    return Roofline(peak, outer.bandwidth * outer.width_bits / 8 * arch.clock_ghz, outer.name, tuple(dots))
-
-
-def moved_bytes(arch: Arch, e: Einsum, c: EinsumCost) -> float:
-    """Returns the bytes that one run of an einsum reads and writes at the outermost level."""
-    bits = bits_of(e, arch)
-    return sum(
-        row.elems * bits[row.tensor] / 8
-        for row in c.counts
-        if row.level == arch.levels[0].name and row.tensor in bits
+    return Roofline(
+        arch.peak_gmacs(), outer.bandwidth * outer.width_bits / 8 * arch.clock_ghz, outer.name, tuple(dots)
     )
 
 
@@ -194,10 +185,7 @@ def ski_slope(
     own_point = (
         None
         if isinstance(found, Infeasible)
-        else (
-            on_chip_bytes,
-            sum(c.count * moved_bytes(arch, e, c) for c, e in costed_einsums(workload, found)),
-        )
+        else (on_chip_bytes, main_memory_bytes(arch, costed_einsums(workload, found)))
     )
     return Slope(arch.levels[0].name, tuple(points), "; ".join(dict.fromkeys(claims)), compulsory, own_point)
 

@@ -37,6 +37,9 @@ AREA: Steps = ((1.0, "mm2"),)
 BITS: Steps = ((1.0, "bit"),)
 MHZ: Steps = ((1.0, "MHz"), (1e3, "GHz"))
 GHZ: Steps = ((1.0, "GHz"),)
+TOPS: Steps = ((1e-3, "GOPS"), (1.0, "TOPS"), (1e3, "POPS"))
+PER_WATT: Steps = ((1.0, "TOPS/W"),)
+INTENSITY: Steps = ((1.0, "MAC/B"),)
 SHARE: Steps = ((0.01, "%"),)
 
 UNITS_BY_SUFFIX: tuple[tuple[str, Steps], ...] = (  # last words of a name -> units; the first match counts
@@ -52,6 +55,9 @@ UNITS_BY_SUFFIX: tuple[tuple[str, Steps], ...] = (  # last words of a name -> un
     ("ghz", GHZ),
     ("mhz", MHZ),
     ("throughput", RATE),
+    ("tops", TOPS),
+    ("tops_per_w", PER_WATT),
+    ("macs_per_byte", INTENSITY),
     ("elems", COUNT),
     ("elements", COUNT),
     ("macs", COUNT),
@@ -67,6 +73,12 @@ AGGREGATES = ("_sum", "_max", "_geomean")  # suffixes of objectives over workloa
 SHARE_WORDS = {"gap", "share", "utilization"}  # a name with one of these words is a share
 # spelling of words of names on screens
 SPELLING = {"edp": "EDP", "mac": "MAC", "macs": "MACs", "dram": "DRAM"}
+NAMES = {  # names of columns on screens that are other words, since the values carry the unit
+    "tops": "performance",
+    "peak_tops": "peak performance",
+    "tops_per_w": "energy efficiency",
+    "macs_per_byte": "operational intensity",
+}
 # words of names that screens leave out, since the values carry the unit
 UNIT_WORDS = ("pj", "ns", "mw", "mm2", "cycles", "bytes", "bits", "ghz", "mhz", "s")
 
@@ -91,6 +103,8 @@ def label(name: str) -> str:
     >>> [label(name) for name in ("mac_utilization", "bytes", "left_s")]
     ['MAC utilization', 'size', 'left']
     """
+    if name in NAMES:
+        return NAMES[name]
     words = name.replace(".", "_").split("_")
     bare = (
         [word for word in words if word not in UNIT_WORDS] if steps_of(name) or name.endswith("_s") else words
@@ -165,7 +179,7 @@ def axis(name: str, values: Sequence[float]) -> tuple[float, str]:
     steps = steps_of(name)
     sizes = [abs(v) for v in values if isfinite(v)]
     divisor, unit = _step(max(sizes, default=0.0), steps) if steps and steps is not SHARE else (1.0, "")
-    words = name.replace("_", " ").replace(".", " ").split()
+    words = NAMES.get(name, name).replace("_", " ").replace(".", " ").split()
     plain = " ".join(word for word in words if unit == "" or word not in UNIT_WORDS) or name
     return divisor, f"{plain} ({unit})" if unit else plain
 

@@ -16,6 +16,7 @@ from dse.mapping.directives import directives_of, has_overlap, text
 from dse.mapping.nest import Loop, to_data, to_text
 from dse.mapping.schedule import Schedule, mappings_by_einsum, sequential
 from dse.mapping.searched import claim, space_words
+from dse.run import record
 from dse.sim.counts.actions import bits_of
 from dse.sim.directives.directed import layer_of
 from dse.sim.einsum.bounds import needs
@@ -55,9 +56,83 @@ class Table:
     note: str = ""
 
 
-def totals(arch: Arch, solution: Solution) -> dict[str, Any]:
+WORK = ("macs", "main_memory_bytes", "mac_utilization")
+
+
+def work(arch: Arch, e: Einsum, c: EinsumCost) -> dict[str, Any]:
+    """The columns WORK of the table einsums, of which its ratios are made."""
+    moved = moved_bytes(arch, e, c)[arch.levels[0].name]
+    return dict(zip(WORK, (e.macs(), moved, _utilization(arch, c, e)), strict=True))
+
+
+def moved_bytes(arch: Arch, e: Einsum, c: EinsumCost) -> dict[str, float]:
+    """Level -> bytes that one run of an einsum reads and writes there. Where a level moves lines, all bytes
+    of a line count, and those of lines that are read first since only a part of them is written.
+    """
+    bits = bits_of(e, arch)
+    moved_bits = dict.fromkeys((level.name for level in arch.levels), 0.0)
+    for row in c.counts:
+        if row.tensor in bits and row.level in moved_bits:
+            moved_bits[row.level] += row.elems * bits[row.tensor]
+    for one in c.layout_traffic:
+        moved_bits[one.level] += one.unused_bits + one.modified_bits
+    return {name: n / 8 for name, n in moved_bits.items()}
+
+
+def main_memory_bytes(arch: Arch, costed: Sequence[tuple[EinsumCost, Einsum]]) -> float:
+    """Bytes that one run of a workload reads and writes at main memory, the outermost level."""
+    return sum(c.count * moved_bytes(arch, e, c)[arch.levels[0].name] for c, e in costed)
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """Area and energy of a component of the machine: a level, the MAC units, the vector unit or a network;
+    all instances.
+    """
+
+    name: str
+    instances: int
+    area_mm2: float
+    dynamic_pj: float  # of moving and computing
+    static_pj: float  # of leakage, and of the background power of a DRAM
+
+    @property
+    def energy_pj(self) -> float:
+        """Dynamic and static energy."""
+        return self.dynamic_pj + self.static_pj
+
+
+def components(arch: Arch, solution: Solution) -> list[Component]:
+    """The components of a machine in its order, networks with a price last. A vector unit is one where it has
+    area or leaks.
+    """
+    instances = arch.components()
+    dynamic_pj: dict[str, float] = defaultdict(float)
+    for c in solution.einsums:
+        for part in c.price.parts:
+            if part.action != "leak":
+                dynamic_pj[part.level] += c.count * part.energy_pj
+    ns = solution.latency_cycles / arch.clock_ghz  # time during which components leak
+    found = [
+        Component(name, n, area, dynamic_pj[name], mw * ns)
+        for (name, n), area, mw in zip(instances.items(), arch.areas_mm2(), arch.leaks_mw(), strict=True)
+        if name != "VECTOR" or area or mw
+    ]
+    networks = [f.name for f in arch.fanouts if f.hop_pj or f.endpoint_pj]
+    return [*found, *(Component(name, 1, 0.0, dynamic_pj[name], 0.0) for name in networks)]
+
+
+def totals(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
     """The metrics of a solved workload by name; a name ends with its unit."""
     ns = solution.latency_cycles / arch.clock_ghz
+    costed = costed_einsums(workload, solution)
+    of_ratios = {
+        "latency_ns": ns,
+        "energy_pj": solution.energy_pj,
+        "macs": sum(c.count * e.macs() for c, e in costed),
+        "main_memory_bytes": main_memory_bytes(arch, costed),
+        "peak_tops": arch.peak_tops(),
+    }
     return {
         "energy_pj": solution.energy_pj,
         "latency_cycles": solution.latency_cycles,
@@ -66,6 +141,7 @@ def totals(arch: Arch, solution: Solution) -> dict[str, Any]:
         "energy_steady_pj": solution.energy_steady_pj,
         "edp_pj_ns": solution.energy_pj * ns,
         "area_mm2": arch.area_mm2(),
+        **record.ratios(of_ratios, record.RATIOS_OF["workload_costs"]),
         "status": "ok",
         "optimality_gap": _finite(solution.optimality_gap),
         "gap_to_bound": _finite(solution.gap_to_bound),
@@ -95,6 +171,17 @@ def mac_units_used(c: EinsumCost, e: Einsum) -> int:
 def _utilization(arch: Arch, c: EinsumCost, e: Einsum) -> float | None:
     """Share of the MAC units that work; None where the mapping is neither a nest nor directives."""
     return mac_units_used(c, e) / arch.instances(len(arch.levels)) or None
+
+
+def _ratios(arch: Arch, e: Einsum, c: EinsumCost) -> dict[str, float | None]:
+    """The ratios of one occurrence of an einsum."""
+    row = work(arch, e, c) | {
+        "energy_pj": c.energy_pj,
+        "latency_cycles": c.latency_cycles,
+        "clock_ghz": arch.clock_ghz,
+        "peak_tops": arch.peak_tops(),
+    }
+    return record.ratios(row, record.RATIOS_OF["einsums"])
 
 
 def exchanged_share(arch: Arch, workload: Workload, solution: Solution) -> float:
@@ -205,12 +292,13 @@ def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, An
             "occurrences": c.count,
             "energy_pj": c.energy_pj,
             "latency_cycles": c.latency_cycles,
+            **_ratios(arch, e, c),
             "bottleneck": c.bottleneck,
             "optimality_gap": _finite(c.optimality_gap),
             "gap_to_bound": _finite(c.gap_to_bound),
             "certificate": claim(c.certificate),
             "mac_units_used": mac_units_used(c, e),
-            "mac_utilization": _utilization(arch, c, e),
+            **work(arch, e, c),
             "mapping": to_text(c.mapping, e),
             "host_copies": c.host_copies,
             "host_copy_elems": c.host_copy_elems,
@@ -220,7 +308,11 @@ def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, An
     for row, (c, e) in zip(einsums, costed_einsums(workload, solution), strict=True):
         if c.layout_traffic:
             row["layouts"] = layouts(arch, e, c)
-    found = {**totals(arch, solution), "einsums": einsums}
+    found = {
+        **totals(arch, workload, solution),
+        "components": [asdict(one) for one in components(arch, solution)],
+        "einsums": einsums,
+    }
     if solution.schedule:
         found |= asdict(solution.memory) if solution.memory else {}
         found |= {
@@ -303,7 +395,9 @@ def facts(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
     in full, and what may lower the gap; False: its claim in one clause.
     """
     entries = {
-        SCREEN_NAMES.get(key, key): value for key, value in totals(arch, solution).items() if key != "space"
+        SCREEN_NAMES.get(key, key): value
+        for key, value in totals(arch, workload, solution).items()
+        if key != "space"
     }
     if entries["steady_state_energy_pj"] == entries["energy_pj"]:  # back-to-back runs take no less energy
         del entries["steady_state_energy_pj"]
@@ -354,13 +448,17 @@ def network(arch: Arch, workload: Workload, solution: Solution, lists_all: bool)
             c.count * c.energy_pj,
             c.count * c.energy_pj / (solution.energy_pj or 1),
             c.count * c.latency_cycles,
+            c.count * c.latency_cycles / arch.clock_ghz,
             ", ".join(bottlenecks(c)),
             _utilization(arch, c, e),
+            ratios["share_of_peak"],
+            ratios["macs_per_byte"],
             _finite(c.gap_to_bound),
             round(needs(e, arch.word_bits).computed) * c.count,
             c.certificate.partition(";")[0],
         )
         for c, e in by_energy
+        for ratios in [_ratios(arch, e, c)]
     ]
     cumulative_share = list(accumulate(row[3] for row in rows))
     listed_count = (
@@ -383,8 +481,11 @@ def network(arch: Arch, workload: Workload, solution: Solution, lists_all: bool)
         "energy_pj",
         "share",
         "latency_cycles",
+        "latency_ns",
         "bottleneck",
         "mac_utilization",
+        "share_of_peak",
+        "macs_per_byte",
         "gap_to_bound",
         "computes",
         "certificate",
@@ -499,39 +600,42 @@ def costed_einsums(workload: Workload, solution: Solution) -> list[tuple[EinsumC
     return [(c, by_name[c.name]) for c in solution.einsums]
 
 
+COMPONENT_COLUMNS = (
+    *("component", "instances", "area_mm2", "area_share"),
+    *("dynamic_pj", "static_pj", "energy_share"),
+)
+
+
 def energy(arch: Arch, solution: Solution) -> Table:
-    """Energy per component of the machine: dynamic (moving and computing) and static (leakage, background
-    power of a DRAM).
+    """Area and energy per component of the machine: dynamic (moving and computing) and static (leakage,
+    background power of a DRAM).
     """
-    names = [*(level.name for level in arch.levels), "MAC"]
-    networks = [f.name for f in arch.fanouts if f.hop_pj or f.endpoint_pj]
-    dynamic_pj = dict.fromkeys([*names, *networks], 0.0)
-    for cost in solution.einsums:
-        for part in cost.price.parts:
-            if part.level in dynamic_pj:
-                dynamic_pj[part.level] += cost.count * part.energy_pj
-    ns = solution.latency_cycles / arch.clock_ghz  # time during which components leak
-    compute_mw = arch.compute.leak_mw * arch.instances(len(names) - 1) + arch.compute.vector_leak_mw
-    powers = [*(level.leak_mw * arch.instances(v) for v, level in enumerate(arch.levels)), compute_mw]
-    rows = [
-        (name, dynamic_pj[name], mw * ns, (dynamic_pj[name] + mw * ns) / (solution.energy_pj or 1))
-        for name, mw in zip(names, powers, strict=True)
-    ]
-    rows += [(name, dynamic_pj[name], 0.0, dynamic_pj[name] / (solution.energy_pj or 1)) for name in networks]
-    static_share = sum(mw * ns for mw in powers) / (solution.energy_pj or 1)
-    worst = max(range(len(names)), key=lambda i: powers[i])
-    note = (
+    found, total_mm2, total_pj = components(arch, solution), arch.area_mm2() or 1, solution.energy_pj or 1
+    rows = tuple(
         (
-            f"{100 * static_share:.1f} % of the energy is static: what {names[worst]} and the others "
-            "draw while "
-            f"idle ({names[worst]}: {powers[worst]:.4g} mW). Only a shorter run or other components lower "
-            "it, no mapping of the same latency does."
+            one.name,
+            one.instances,
+            one.area_mm2,
+            one.area_mm2 / total_mm2,
+            one.dynamic_pj,
+            one.static_pj,
+            one.energy_pj / total_pj,
         )
-        if static_share >= LARGE_STATIC_SHARE
-        else ""
+        for one in found
     )
-    return Table(
-        "where the energy goes", ("component", "dynamic_pj", "static_pj", "share"), tuple(rows), note
+    return Table("area and energy by component", COMPONENT_COLUMNS, rows, _static_note(arch, found, total_pj))
+
+
+def _static_note(arch: Arch, found: Sequence[Component], total_pj: float) -> str:
+    """A sentence where static energy makes up at least LARGE_STATIC_SHARE of all; else empty."""
+    static_share = sum(one.static_pj for one in found) / total_pj
+    if static_share < LARGE_STATIC_SHARE:
+        return ""
+    mw, name = max(zip(arch.leaks_mw(), arch.components(), strict=True), key=lambda pair: pair[0])
+    return (
+        f"{100 * static_share:.1f} % of the energy is static: what {name} and the others draw while idle "
+        f"({name}: {mw:.4g} mW). Only a shorter run or other components lower it, no mapping of the same "
+        "latency does."
     )
 
 

@@ -130,7 +130,7 @@ class Mapped:
         """Metrics by name, as in `dse map --format json`; status and reason where nothing fits."""
         if isinstance(self.solution, Infeasible):
             return {"status": "infeasible", "reason": str(self.solution)}
-        return explain.totals(self.arch, self.solution)
+        return explain.totals(self.arch, self.workload, self.solution)
 
     @property
     def einsums(self) -> Answer:
@@ -681,7 +681,9 @@ class Run:
         if not points:
             return row
         weights = self.study.weights()
-        names = dict.fromkeys((*pareto.METRICS, *(o.column for o in self.study.objectives)))
+        names = dict.fromkeys(
+            (*pareto.METRICS, *record.RATIOS_OF["points"], *(o.column for o in self.study.objectives))
+        )
         broken = [
             f"{c.text} (by "
             f"{units.quantity(c.text.partition('[')[0].split()[0], points[0][prune.violation_column(c)])})"
@@ -932,7 +934,7 @@ def connection(
     con: DuckDBPyConnection = db.connect(
         path,
         schemas,
-        computed.Computed(derived.functions(context), derived.uniques(context)),
+        computed.Computed(derived.functions(context), derived.uniques(context), derived.ratios()),
         skip_damaged=skip_damaged,
         memory=memory,
     )

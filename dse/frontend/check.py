@@ -123,8 +123,8 @@ def listing(what: str) -> Listing:
         return _cached_listing((what,), _solvers)
     return ("table", "column", "type", "unit", "meaning"), [
         (table, name, c.dtype, c.unit, c.meaning)
-        for table in record.TABLES
-        for own in (record.TABLES, record.STUDY_COLUMNS)
+        for table in record.TABLES | record.VIEWS
+        for own in (record.TABLES, record.VIEWS, record.STUDY_COLUMNS)
         for name, c in own.get(table, {}).items()
     ]
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from dse.explain import values
 from dse.explain.values import Table
 from dse.frontend import check
 from dse.frontend.api import Mapped, Run
@@ -102,14 +103,16 @@ def _level_rows(
 
 def _levels(one: Mapped, cost: EinsumCost | None) -> defaultdict[str, tuple[float, float]]:
     """Returns level -> (bytes read and written, dynamic energy in pJ) of all occurrences of an einsum."""
-    width = {level.name: level.width_bits for level in one.arch.levels}
     found: defaultdict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
-    for part in cost.price.parts if cost else ():
+    if cost is None:
+        return found
+    e = next(e for e in one.workload.einsums if e.name == cost.name)
+    for name, moved in values.moved_bytes(one.arch, e, cost).items():
+        found[name] = cost.count * moved, 0.0
+    for part in cost.price.parts:
         if part.action != "leak":
-            moved = part.actions * width.get(part.level, 0) / 8 if part.action in ("read", "write") else 0.0
-            count = cost.count if cost else 0
-            bytes_, energy = found[part.level]
-            found[part.level] = bytes_ + count * moved, energy + count * part.energy_pj
+            moved, energy = found[part.level]
+            found[part.level] = moved, energy + cost.count * part.energy_pj
     return found
 
 

@@ -168,20 +168,24 @@ def _breakdown(run: Opened) -> Picture:
         raise ValueError(f"{run.path}: no feasible point to draw yet; dse status says what the run has done")
     energy: list[tuple[str, Mapping[str, float]]] = []
     latency: list[tuple[str, Mapping[str, float]]] = []
+    area: list[tuple[str, Mapping[str, float]]] = []
     weights = run.study.weights()
     shown_rows = spread(len(rows), BARS)
     for index in shown_rows:
         number = f"{rows[index]['machine']}.{rows[index]['schedule']}"
         parts: Counter[str] = Counter()
         bottlenecks: Counter[str] = Counter()
+        areas: dict[str, float] = {}
         for ref, one in zip(run.study.workloads, run.show(number).solutions, strict=True):
             parts.update(
                 {name: weights[ref.name] * pj for name, pj in energy_parts(one.arch, one.solution).items()}
             )
+            areas = dict(zip(one.arch.components(), one.arch.areas_mm2(), strict=True))
             bottlenecks.update(
                 {name: weights[ref.name] * ns for name, ns in bottleneck_ns(one.arch, one.solution).items()}
             )
         energy.append((number.removesuffix(".0"), parts))
+        area.append((number.removesuffix(".0"), areas))
         latency.append((number.removesuffix(".0"), bottlenecks))
     first = run.study.objectives[0]
     tied_count = sum(row["tied_designs"] for row in rows) - len(rows)
@@ -196,14 +200,15 @@ def _breakdown(run: Opened) -> Picture:
             *omissions,
         ]
     )
-    legend = "energy by component (static: leakage, background), latency by bottleneck"
-    return plots.breakdown({"energy_pj": energy, "latency_ns": latency}, "machine", f"{title}\n{legend}")
+    legend = "energy by component (static: leakage, background), latency by bottleneck, area by component"
+    panels = {"energy_pj": energy, "latency_ns": latency, "area_mm2": area}
+    return plots.breakdown(panels, "machine", f"{title}\n{legend}")
 
 
 def energy_parts(arch: Arch, found: Solution) -> dict[str, float]:
     """Returns energy in pJ by component; static energy of all components is the entry `static`."""
-    rows = values.energy(arch, found).rows
-    return {**{name: moved for name, moved, *_ in rows}, "static": sum(row[2] for row in rows)}
+    parts = values.components(arch, found)
+    return {**{one.name: one.dynamic_pj for one in parts}, "static": sum(one.static_pj for one in parts)}
 
 
 def bottleneck_ns(arch: Arch, found: Solution) -> dict[str, float]:
@@ -336,7 +341,7 @@ def _einsums(mapped: Solved, found: Solution, title: str) -> Picture:
     latency: list[tuple[str, Mapping[str, float]]] = []
     for c, _ in pairs:
         parts: Counter[str] = Counter(
-            dict.fromkeys((name for name, *_ in values.energy(mapped.arch, found).rows), 0)
+            dict.fromkeys((part.name for part in values.components(mapped.arch, found)), 0)
         )
         for part in c.price.parts:
             parts["static" if part.action == "leak" else part.level] += c.count * part.energy_pj

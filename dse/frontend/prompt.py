@@ -36,6 +36,7 @@ ROW_IS = {  # view -> what one row is
     "counts": "actions of a mapping per level and tensor",
     "prices": "a level of a machine: energy per action",
     "traffic": "actions and energy of an einsum per level and tensor",
+    "components": "area and energy of a component of a machine, per point and workload",
     "events": "starts, stops and errors of the run",
 }
 KEYWORDS = (

@@ -125,7 +125,13 @@ def _point_columns(
     machine_row = {machine: i for i, machine in enumerate(machines["machine"].to_pylist())}
     names = list(
         dict.fromkeys(
-            [*(o.column for o in run.study.objectives), *record.METRICS, "area_mm2", "gap_to_bound"]
+            [
+                *(o.column for o in run.study.objectives),
+                *record.METRICS,
+                "area_mm2",
+                *record.RATIOS_OF["points"],
+                "gap_to_bound",
+            ]
         )
     )
     columns = [

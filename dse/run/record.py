@@ -7,11 +7,11 @@ solver returns.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hw.arch import Access, Compute, Fanout, Level
+from hw.arch import OPS_PER_MAC, Access, Compute, Fanout, Level
 
 if TYPE_CHECKING:  # imported where it is used: commands that only list columns start without it
     import pyarrow as pa
@@ -69,6 +69,10 @@ GAP_TO_BOUND = Column(
 CERTIFICATE = Column(
     "string", "", "what is proven, at most how far above which bound; what was searched, and what not"
 )
+MACS = Column("int64", "", "multiply-accumulates (MACs) of one run")
+MAIN_MEMORY_BYTES = Column(
+    "float64", "B", "bytes that one run reads and writes at main memory, whole lines where it moves lines"
+)
 LATENCY_CYCLES = Column("float64", "cycles", "latency in cycles of the machine's own clock")
 VERSIONS: Columns = {
     "model_version": Column("int32", "", "version of the cost model"),
@@ -82,6 +86,70 @@ METRICS: Columns = {
     "power_mw": Column("float64", "mW", "energy over latency"),
     "throughput": Column("float64", "1/s", "runs per second back to back: 1e9 / initiation interval in ns"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A metric that is scale * numerator / denominator, both columns of its own row. No table stores it:
+    views, screens and the report compute it from here.
+    """
+
+    column: Column
+    scale: float
+    numerator: str
+    denominator: str
+
+    def of(self, row: Mapping[str, Any]) -> float | None:
+        """Returns the value for a row; None where a column is missing or the denominator is 0."""
+        above, below = row.get(self.numerator), row.get(self.denominator)
+        return self.scale * above / below if above is not None and below else None
+
+    def sql(self) -> str:
+        """Returns the same as an SQL expression, which rounds alike."""
+        return f"{self.scale!r}::DOUBLE * {self.numerator} / nullif({self.denominator}, 0)"
+
+
+RATIOS: dict[str, Ratio] = {  # one may be made of those before it
+    "latency_ns": Ratio(METRICS["latency_ns"], 1.0, "latency_cycles", "clock_ghz"),
+    "tops": Ratio(
+        Column("float64", "TOPS", "10^12 operations per second, two per MAC"),
+        OPS_PER_MAC / 1e3,
+        "macs",
+        "latency_ns",
+    ),
+    "tops_per_w": Ratio(
+        Column("float64", "TOPS/W", "10^12 operations per joule, two per MAC"),
+        float(OPS_PER_MAC),
+        "macs",
+        "energy_pj",
+    ),
+    "macs_per_byte": Ratio(
+        Column("float64", "MAC/B", "operational intensity: MACs per byte of main-memory traffic"),
+        1.0,
+        "macs",
+        "main_memory_bytes",
+    ),
+    "share_of_peak": Ratio(
+        Column("float64", "share", "TOPS over those of all MAC units if each worked in every cycle"),
+        1.0,
+        "tops",
+        "peak_tops",
+    ),
+}
+# the ratios that a view has; the columns that they are made of are the view's or the machine's
+RATIOS_OF: dict[str, tuple[str, ...]] = {
+    "points": ("tops", "tops_per_w", "share_of_peak"),
+    "workload_costs": ("tops", "tops_per_w", "macs_per_byte", "share_of_peak"),
+    "einsums": ("latency_ns", "tops", "tops_per_w", "macs_per_byte", "share_of_peak"),
+}
+
+
+def ratios(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, float | None]:
+    """Returns the named ratios of a row of columns."""
+    found = dict(row)
+    for name in names:
+        found[name] = RATIOS[name].of(found)
+    return {name: found[name] for name in names}
 
 
 def _prices(node: type) -> Columns:
@@ -114,6 +182,7 @@ TABLES: dict[str, Columns] = {
         ),
         "area_mm2": Column("float64", "mm2", "silicon area of all instances"),
         "clock_ghz": Column("float64", "GHz", "clock"),
+        "peak_tops": Column("float64", "TOPS", "TOPS of all MAC units if each worked in every cycle"),
         "bound_energy_pj": Column(
             "float64", "pJ", "lower bound of the energy: no mapping of the workloads costs less"
         ),
@@ -161,7 +230,8 @@ TABLES: dict[str, Columns] = {
         "workload": WORKLOAD,
         "weight": Column("float64", "", "weight of the workload in sums"),
         **METRICS,
-        "macs": Column("int64", "", "multiply-accumulates (MACs) of one run"),
+        "macs": MACS,
+        "main_memory_bytes": MAIN_MEMORY_BYTES,
         "optimality_gap": OPTIMALITY_GAP,
         "gap_to_bound": GAP_TO_BOUND,
         "certificate": CERTIFICATE,
@@ -179,6 +249,11 @@ TABLES: dict[str, Columns] = {
         "energy_pj": METRICS["energy_pj"],
         "latency_cycles": LATENCY_CYCLES,
         "bottleneck": Column("string", "", "component with most busy cycles"),
+        "macs": MACS,
+        "main_memory_bytes": MAIN_MEMORY_BYTES,
+        "mac_utilization": Column(
+            "float64", "share", "MAC units that work; NULL: the schedule is neither a nest nor directives"
+        ),
         "optimality_gap": OPTIMALITY_GAP,
         "gap_to_bound": GAP_TO_BOUND,
         "certificate": CERTIFICATE,
@@ -335,6 +410,7 @@ TABLES: dict[str, Columns] = {
         "word_bits": Column("int32", "bit", "size of an element that names none of its own"),
         "bandwidth": Column("float64", "1/cycle", "actions per cycle of one instance"),
         "leak_mw": Column("float64", "mW", "leakage of one instance"),
+        "area_mm2": Column("float64", "mm2", "silicon area of one instance"),
         "capacity_bits": Column("int64", "bit", "capacity of one instance; NULL: unbounded"),
         "instances": Column("int64", "", "how many there are"),
         "clock_ghz": Column("float64", "GHz", "clock of the machine"),
@@ -390,6 +466,22 @@ KEYS: dict[str, tuple[str, ...]] = {
     "events": ("time", "kind", "machine"),
 }
 
+
+# Views over others that have no table of their own (analysis/sql/computed.sql)
+VIEWS: dict[str, Columns] = {
+    "components": {
+        "machine": MACHINE,
+        "schedule": SCHEDULE,
+        "workload": WORKLOAD,
+        "component": LEVEL,
+        "instances": Column("int64", "", "how many there are; of a network 1"),
+        "area_mm2": Column("float64", "mm2", "silicon area of all instances"),
+        "dynamic_pj": Column("float64", "pJ", "energy of moving and computing, one run of the workload"),
+        "static_pj": Column("float64", "pJ", "energy of leakage and of a DRAM's background power"),
+        "energy_pj": Column("float64", "pJ", "dynamic and static energy"),
+    },
+    **{table: {name: RATIOS[name].column for name in names} for table, names in RATIOS_OF.items()},
+}
 
 STUDY_COLUMNS: dict[str, Columns] = {  # for listings: examples of columns whose names depend on the study
     "machines": {"array_x, ...": Column("", "", "a parameter of the space each: its key, _ for the dot")},

@@ -64,7 +64,7 @@ def _gap(
 
 
 FORMULAS: dict[str, Formula] = {
-    name: _metric(name) for name in ("latency_ns", "edp_pj_ns", "power_mw", "throughput")
+    name: _metric(name) for name in pareto.METRICS if name not in FORMULA_INPUTS
 } | {"area_mm2": _area, "gap_to_bound": _gap}
 
 

@@ -16,6 +16,7 @@ import moocore
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.run import record
 from dse.sim.counts.latency import Number, largest
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 AGGREGATES = ("sum", "max", "min", "geomean")
-METRICS = ("energy_pj", "latency_ns", "edp_pj_ns", "power_mw", "throughput", "latency_cycles")
+METRICS = tuple(record.METRICS)
 MAXIMISED = ("throughput",)
 
 

@@ -60,7 +60,7 @@ def best(
     assert claimed.space
     others = tuple(BESIDE[name] for name in found if name != claimed_name)
     space = replace(claimed.space, beside=(*claimed.space.beside, *others))
-    if chosen is not claimed:
+    if chosen is not claimed or not chosen.schedule:
         chosen = _priced_alone(chosen, arch, workload, objective)
         saved = 1 - cost(chosen) / cost(claimed) * (1 - (claimed.saved or 0.0))
         chosen = replace(chosen, saved=saved)
