@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from random import Random
 
@@ -205,6 +206,42 @@ mapping:
       - !Temporal {rank_variable: n1, tile_shape: 1}
       - !Compute {einsum: Matmul1, component: MAC}
 """
+
+
+DESIGNS = {
+    "timeloop": (TIMELOOP_ARCH, TIMELOOP_PROBLEM, TIMELOOP_MAPPING),
+    "zigzag": (ZIGZAG_MACHINE, ZIGZAG_LAYERS),
+    "accelforge": (ACCELFORGE,),
+}
+JUNK = (
+    "",
+    "null",
+    "-1",
+    "0",
+    "[]",
+    "{}",
+    "abc",
+    "[1, [2]]",
+    "{a: 1}",
+    "1e400",
+    ".nan",
+    "true",
+    "[null]",
+    "9" * 20,
+)
+VALUE = re.compile(r"(:|-|\[|,) ?([^\s,\[\]{}:]+|\[[^\[\]]*\]|\{[^{}]*\})(?=[\s,\]}]|$)")
+
+
+def damaged(rng: Random, text: str) -> str:
+    """A file with a line less, or another value somewhere."""
+    lines = text.splitlines()
+    i = rng.randrange(len(lines))
+    if rng.random() < 0.2:
+        del lines[i]
+    elif values := [*VALUE.finditer(lines[i])]:
+        one = rng.choice(values)
+        lines[i] = lines[i][: one.start(2)] + rng.choice(JUNK) + lines[i][one.end(2) :]
+    return "\n".join(lines)
 
 
 def random_case(rng: Random, all_held: bool = False) -> tuple[Einsum, Arch, Mapping, EinsumCost] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -276,6 +277,20 @@ def test_a_file_that_cannot_be_read_is_a_line(tmp_path: Path, text: str, says: s
     assert (said.returncode, len(said.stderr.splitlines())) == (2, 1)
     assert said.stderr.startswith("wrong.yaml: ")
     assert says in said.stderr
+
+
+@pytest.mark.parametrize("peer", exchanged.DESIGNS)
+def test_a_damaged_file_is_refused_in_lines_or_read(peer: str, tmp_path: Path) -> None:
+    for seed in range(CASES):
+        rng = Random(seed)
+        texts = [*exchanged.DESIGNS[peer]]
+        wrong = rng.randrange(len(texts))
+        texts[wrong] = exchanged.damaged(rng, texts[wrong])
+        paths = [tmp_path / f"{i}.yaml" for i in range(len(texts))]
+        for path, text in zip(paths, texts, strict=True):
+            path.write_text(text)
+        with contextlib.suppress(ValueError):  # all else is a defect
+            convert.convert(peer, paths, tmp_path / "d", lossy=True)
 
 
 def test_what_a_peer_cannot_say_is_refused_by_name() -> None:

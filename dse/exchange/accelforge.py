@@ -16,7 +16,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from dse.exchange import accelforge_mapping, documents, machines
+from dse.exchange import accelforge_mapping, documents, machines, shape
 from dse.exchange.arithmetic import number
 from dse.exchange.documents import TAG
 from dse.exchange.notes import Converted, Notes, Unreadable, refuse
@@ -37,6 +37,40 @@ MEMORY_KEYS = {
 }  # fmt: skip
 
 
+def _tree() -> shape.Shape:
+    node = {
+        "rank_variable": ([shape.TEXT], shape.TEXT),
+        "tile_shape": shape.COUNT,
+        "tensors": [shape.TEXT],
+        "component": shape.TEXT,
+        "einsum": shape.TEXT,
+        "nodes": _tree,
+    }
+    return [node]
+
+
+_RANGES = ([shape.TEXT], {shape.ANY: shape.TEXT})
+_ARCH_NODE = {
+    "name": shape.TEXT,
+    "spatial": [{"name": shape.TEXT, "fanout": shape.AMOUNT}],
+    "tensors": {shape.ANY: shape.TEXT},
+    "actions": [{"name!": shape.TEXT}],
+    "extra_attributes_for_component_model": {shape.ANY: object},
+}
+_ACCESS = {"name!": shape.TEXT, "projection": ([shape.TEXT], {shape.ANY: shape.TEXT})}
+_EINSUM = {"name": shape.TEXT, "tensor_accesses": [_ACCESS], "iteration_space_shape": _RANGES}
+SHAPES: dict[str, shape.Shape] = {
+    "arch": {"nodes!": [_ARCH_NODE], "extra_attributes_for_all_component_models": {shape.ANY: object}},
+    "workload": {
+        "rank_sizes": {shape.ANY: shape.AMOUNT},
+        "iteration_space_shape": _RANGES,
+        "bits_per_value": {shape.ANY: object},
+        "einsums!": [(shape.TEXT, _EINSUM)],
+    },
+    "mapping": {"nodes!": _tree},
+}
+
+
 def read(paths: Sequence[Path], notes: Notes) -> Converted:
     """Returns what the files hold. Raises Unreadable with one line per fault."""
     found: dict[str, tuple[str, Any]] = {}
@@ -49,6 +83,7 @@ def read(paths: Sequence[Path], notes: Notes) -> Converted:
                 raise Unreadable(
                     f"{path}: {key} stands in {found[key][0]}, too; convert one design at a time"
                 )
+            refuse(shape.faults(str(path), str(key), value, SHAPES.get(str(key), object)))
             found[str(key)] = (str(path), value)
             if key not in TOP:
                 notes.lost(str(path), str(key), "is not carried over")
@@ -129,6 +164,8 @@ def _memory(
     if bits is None:
         notes.lost(file, f"{title}.size", f"{component.show(node['size'])} is no number; one word taken")
         bits = float(WORD_BITS)
+    if bits < 1:
+        refuse([f"{file}: {title}.size = {component.show(node['size'])} bits hold nothing; raise it"])
     if bits == inf and not is_outermost:
         notes.lost(file, f"{title}.size", "inf: levels inside have a size; 1 GiB taken")
         bits = 8.0 * 2**30

@@ -37,8 +37,8 @@ def read(file: str, mapping: Mapping[str, Any], tensors: Mapping[str, Collection
         refuse([f"{file}: mapping.nodes must be a list of nodes; see AccelForge's mapping"])
     try:
         return schedule_text(_with_own_stores(list(_tree(nodes or [], file, notes)), tensors))
-    except (Inexpressible, KeyError, TypeError, ValueError) as fault:
-        refuse([f"{file}: mapping: {fault}"])
+    except (Inexpressible, LookupError, TypeError, ValueError) as fault:
+        refuse([f"{file}: mapping does not fit ({fault}); see AccelForge's mapping"])
         raise
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dse.exchange import documents, timeloop_machine, timeloop_mapping, timeloop_problem
+from dse.exchange import documents, shape, timeloop_machine, timeloop_mapping, timeloop_problem
 from dse.exchange.notes import Converted, Notes, Unreadable, refuse
 from dse.exchange.timeloop_machine import Named
 from dse.mapping import nest
@@ -17,6 +17,51 @@ ALIASES = {"arch": "architecture", "compound_components": "components"}
 CONSTRAINTS = ("constraints", "mapspace_constraints", "architecture_constraints", "mapspace")
 # keys of files that say nothing about the design
 SILENT = ("globals", "mapper", "components", "variables", "ERT", "ART", "ERT_summary", "ART_summary", "model")
+
+
+def _nodes() -> shape.Shape:
+    constraints = {
+        "dataspace": {"keep": [shape.TEXT], "bypass": [shape.TEXT], "keep_only": [shape.TEXT]},
+        "temporal": {shape.ANY: object},
+        "spatial": {shape.ANY: object},
+    }
+    node = {
+        "name": shape.TEXT,
+        "attributes": {shape.ANY: object},
+        "spatial": {shape.ANY: shape.AMOUNT},
+        "constraints": constraints,
+        "nodes": _nodes,
+    }
+    return [node]
+
+
+_PROBLEM_SHAPE = {
+    "dimensions!": [shape.TEXT],
+    "coefficients": [{"name!": shape.TEXT, "default": shape.AMOUNT}],
+    "data_spaces!": [{"name!": shape.TEXT, "projection!": [object]}],
+}
+_TARGETS = [
+    {
+        "target!": shape.TEXT,
+        "type!": shape.TEXT,
+        "factors": ([shape.TEXT], shape.TEXT),
+        "permutation": ([shape.TEXT], shape.TEXT),
+        "split": shape.NUMBER,
+        "keep": [shape.TEXT],
+        "bypass": [shape.TEXT],
+    }
+]
+_ENTRIES = [
+    {"name!": shape.TEXT, "area": shape.NUMBER, "actions": [{"name!": shape.TEXT, "energy": shape.NUMBER}]}
+]
+SHAPES: dict[str, shape.Shape] = {
+    "architecture": {"nodes": _nodes},
+    "problem": {"shape!": (shape.TEXT, _PROBLEM_SHAPE), "instance": {shape.ANY: object}},
+    "mapping": _TARGETS,
+    "variables": {shape.ANY: object},
+    "ERT": {"tables": _ENTRIES},
+    "ART": {"tables": _ENTRIES},
+}
 Found = dict[str, tuple[str, Any]]  # top-level key -> (file, value)
 
 
@@ -54,6 +99,7 @@ def _merged(paths: Sequence[Path], notes: Notes) -> Found:
                 raise Unreadable(
                     f"{path}: {key} stands in {found[key][0]}, too; convert one design at a time"
                 )
+            refuse(shape.faults(str(path), key, value, SHAPES.get(key, object)))
             found[key] = (str(path), value)
             if (
                 key not in (*SILENT, *CONSTRAINTS, "architecture", "problem", "mapping")

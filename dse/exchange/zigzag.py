@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dse.exchange import documents, machines, zigzag_mapping
+from dse.exchange import documents, machines, shape, zigzag_mapping
 from dse.exchange.arithmetic import number
 from dse.exchange.notes import Converted, Nests, Notes, Unreadable, refuse
 from dse.mapping import nest
@@ -34,6 +34,45 @@ MEMORY_KEYS = {
     "size", "r_cost", "w_cost", "area", "latency", "operands", "ports", "served_dimensions",
     "auto_cost_extraction", "force_double_buffering",
 }  # fmt: skip
+SHAPES: dict[str, shape.Shape] = {
+    "accelerator": {
+        "memories!": {
+            shape.ANY: {
+                "size!": shape.AMOUNT,
+                "r_cost": shape.NUMBER,
+                "w_cost": shape.NUMBER,
+                "area": shape.NUMBER,
+                "operands": [shape.TEXT],
+                "ports": [{"type": shape.TEXT, "bandwidth_max": shape.AMOUNT, "bandwidth": shape.AMOUNT}],
+                "served_dimensions": [shape.TEXT],
+            }
+        },
+        "operational_array!": {
+            "unit_energy": shape.NUMBER,
+            "unit_area": shape.NUMBER,
+            "dimensions!": [shape.TEXT],
+            "sizes!": [shape.COUNT],
+        },
+    },
+    "workload": [
+        {
+            "equation!": shape.TEXT,
+            "loop_dims!": [shape.TEXT],
+            "loop_sizes!": [shape.COUNT],
+            "dimension_relations": [shape.TEXT],
+            "operand_precision": {shape.ANY: shape.NUMBER},
+            "operand_source": {shape.ANY: object},
+            "padding": [[object]],
+        }
+    ],
+    "mapping": [
+        {
+            "name!": shape.TEXT,
+            "spatial_mapping": {shape.ANY: ([shape.TEXT], shape.TEXT)},
+            "temporal_mapping": {shape.ANY: [[[shape.TEXT]]]},
+        }
+    ],
+}
 
 
 def read(paths: Sequence[Path], notes: Notes) -> Converted:
@@ -45,6 +84,7 @@ def read(paths: Sequence[Path], notes: Notes) -> Converted:
         if not kind or kind in found:
             why = f"is a second {kind}" if kind else "is no accelerator, no workload and no mapping of ZigZag"
             raise Unreadable(f"{path}: {why}; give one of each at most")
+        refuse(shape.faults(str(path), kind, data, SHAPES[kind]))
         found[kind] = (str(path), data)
     machine = _machine(*found["accelerator"], notes) if "accelerator" in found else None
     workload = _workload(*found["workload"], notes) if "workload" in found else None
