@@ -102,6 +102,54 @@ def test_reuse_that_timeloop_implies_is_said_by_position() -> None:
     assert kept == []
 
 
+CONV = einsum("O[m,p] += I[p+r] * W[m,r]", {"m": 4, "p": 8, "r": 3})
+
+
+def test_a_window_slides_with_the_loop_next_to_it_only() -> None:
+    """As in Timeloop's outputs of exercise 06-mapper-convlayer-eyeriss: with a loop that does not move the
+    input in between, its tile is fetched whole.
+    """
+    arch = machine.load_arch("edge_array")
+    above = Block(tuple(Store("DRAM", t) for t in "IWO"))
+    inside = Block((Store("REGF", "I"),), (Turn("r", 3),))
+    next_to_it, kept = nest_of([above, Block((), (Turn("m", 4), Turn("p", 8))), inside], CONV, arch)
+    between, _ = nest_of([above, Block((), (Turn("p", 8), Turn("m", 4))), inside], CONV, arch)
+    assert kept == []
+    assert [str(line).strip() for line in str(next_to_it).splitlines()][1:4] == [
+        *("for m tile 1", "store REGF I", "for p tile 1")
+    ]
+    assert [str(line).strip() for line in str(between).splitlines()][1:4] == [
+        *("for p tile 1", "store REGF I", "for m tile 1")
+    ]
+
+
+def test_a_node_does_not_pass_those_outside_of_its_array() -> None:
+    """W stays in Timeloop while p goes on; PEs cannot rise above the buffer's nodes: it is fetched again."""
+    arch = machine.load_arch("edge_array")
+    blocks = [
+        Block(tuple(Store("DRAM", t) for t in "IWO"), (Turn("p", 8),)),
+        Block((Store("GBUF", "I"), Store("GBUF", "O"))),
+        Block((), (Turn("m", 4, "X"),)),
+        Block((Store("REGF", "W"),), (Turn("r", 3),)),
+    ]
+    found, kept = nest_of(blocks, CONV, arch)
+    assert nest.faults(found, CONV, arch) == []
+    assert [(one.level, one.tensor, one.rank) for one in kept] == [("REGF", "W", "p")]
+
+
+def test_a_ragged_end_is_a_residual_factor() -> None:
+    arch = machine.load_arch("edge_array")
+    e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 5, "n": 2, "k": 2})
+    loops = "for m tile 2\nstore GBUF A\nfor k tile 1\nfor n tile 1\nfor m tile 1"
+    own = nest.parse(f"store DRAM A B C\n{loops}\nmac")
+    entries = timeloop_mapping.write("own", own, e, arch, Notes())
+    assert "m=2,1" in [factor for entry in entries for factor in entry.get("factors", [])]
+    back = timeloop_mapping.read("own", entries, timeloop_mapping.parts_of(arch), e, arch, Notes())
+    cost = einsum_cost(Problem(arch, e, "energy"), own)
+    assert isinstance(cost, EinsumCost)
+    assert exchanged.costs_the_same(cost, einsum_cost(Problem(arch, e, "energy"), back))
+
+
 def test_timeloop_counts_are_ours(tmp_path: Path) -> None:
     """Exercise conv1d-2level-ws of timeloop-accelergy-exercises: its timeloop-model.stats.txt says 3 fills of
     weights, 18 of inputs (a window of 16 slides over 3), 16 results written to main memory.
@@ -258,6 +306,32 @@ def test_a_design_of_accelforge(tmp_path: Path) -> None:
     assert [e.name for e in workload.einsums] == ["Matmul0", "Matmul1"]
     assert workload.weights == {"W0", "W1"}
     assert "ok" in good("simulate", "d/workload.yaml", "d/machine.yaml", "d/schedule.txt", folder=tmp_path)
+
+
+def test_a_design_of_scale_sim(tmp_path: Path) -> None:
+    presets = "ArrayHeight: 8\nArrayWidth: 4\nIfmapSramSzkB: 64\nFilterSramSzkB: 32\nOfmapSramSzkB: 16\n"
+    config = f"[general]\nrun_name = a\n[architecture_presets]\n{presets}Dataflow : ws\nBandwidth : 10\n"
+    (tmp_path / "a.cfg").write_text(config)
+    heading = (
+        "Layer name, IFMAP Height, IFMAP Width, Filter Height, Filter Width, Channels, Num Filter, Strides,"
+    )
+    (tmp_path / "t.csv").write_text(f"{heading}\nConv1, 10, 9, 3, 3, 4, 8, 2,\nFc, 5, 6, 7,\n")
+    good("convert", "scalesim", "a.cfg", "t.csv", "-o", "d", "--lossy", folder=tmp_path)
+    arch = machine.load_arch(str(tmp_path / "d/machine.yaml"))
+    assert (arch.fanouts[0].dims, arch.fanouts[0].systolic) == ((("ROWS", 8), ("COLS", 4)), "ws")
+    assert [level.may_keep for level in arch.levels[1:]] == [
+        ("input",),
+        ("weight",),
+        ("output",),
+        ("weight",),
+    ]
+    assert arch.levels[2].capacity_bits == 8 * 32 * 1024
+    workload = catalog.load(str(tmp_path / "d/workload.yaml"))
+    assert [e.sizes() for e in workload.einsums] == [
+        {"k": 8, "p": 4, "q": 4, "c": 4, "r": 3, "s": 3},
+        {"m": 5, "n": 6, "k": 7},
+    ]
+    assert "ok" in good("map", "d/workload.yaml", "d/machine.yaml", "--objective", "latency", folder=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,15 @@ from typing import Any
 
 import yaml
 
-from dse.exchange import accelforge, accelforge_mapping, timeloop, timeloop_mapping, zigzag, zigzag_mapping
+from dse.exchange import (
+    accelforge,
+    accelforge_mapping,
+    scalesim,
+    timeloop,
+    timeloop_mapping,
+    zigzag,
+    zigzag_mapping,
+)
 from dse.exchange.documents import TAG
 from dse.exchange.notes import Converted, NotCarried, Notes, refuse
 from dse.mapping import nest
@@ -21,6 +29,7 @@ READERS: dict[str, Callable[[Sequence[Path], Notes], Converted]] = {
     "timeloop": timeloop.read,
     "zigzag": zigzag.read,
     "accelforge": accelforge.read,
+    "scalesim": scalesim.read,
 }
 FILES = {
     "machine": "machine.yaml",

@@ -398,8 +398,12 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         "runs", "the runs under a folder: state, study, machines, front, hypervolume", forms=TABLES[:3]
     )
     listed.add_argument("dir", nargs="?", default="runs", metavar="DIR", help="default: runs")
-    converted = add("convert", "files of Timeloop, ZigZag or AccelForge as ours (docs/exchange.md)", forms=())
-    converted.add_argument("peer", choices=PEERS, metavar="timeloop|zigzag|accelforge")
+    converted = add(
+        "convert", "files of Timeloop, ZigZag, AccelForge or SCALE-Sim as ours (docs/exchange.md)", forms=()
+    )
+    converted.add_argument(
+        "peer", choices=(*PEERS, "scalesim"), metavar="timeloop|zigzag|accelforge|scalesim"
+    )
     converted.add_argument(
         "files",
         nargs="+",
