@@ -30,6 +30,7 @@ from typing import Any
 import dse
 from bench.peers import accelforge_files
 from bench.peers.environment import python_of
+from dse.exchange import accelforge_mapping
 from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible
 from dse.mapping.schedule import parse_schedule
@@ -141,7 +142,7 @@ def answer(arch: Arch, workload: Workload) -> tuple[Solution, float]:
 def priced(arch: Arch, workload: Workload, theirs: dict[str, Any]) -> str:
     """AccelForge's mapping under our evaluator, or why it has no price there."""
     try:
-        text = accelforge_files.schedule_text(theirs["mapping"])
+        text = accelforge_mapping.schedule_text(theirs["mapping"])
         found = evaluate(arch, workload, parse_schedule(text))
     except ValueError as refused:
         return str(refused).splitlines()[0]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("layers")
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("workloads", "hw", "dse", "cluster", "analysis")
 # Floors of dse, from the ground up: a file imports its own floor and those below it.
-FLOORS = ("run", "mapping", "layout", "sim", "mapper", "solve", "study", "explain", "frontend")
+FLOORS = ("run", "mapping", "layout", "sim", "mapper", "solve", "study", "explain", "exchange", "frontend")
 JOIN = ("dse/frontend/", "dse/__init__.py", "dse/__main__.py")  # what joins the packages
 KNOWS = {
     "workloads": set(),

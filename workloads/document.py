@@ -21,7 +21,7 @@ MAX_DEPTH = 40  # levels of nesting
 SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml reads ten times as fast
 
 
-class _Loader(SafeLoader):  # type: ignore[misc]
+class Loader(SafeLoader):  # type: ignore[misc]
     """A loader that records repeated keys (which YAML drops without a message) and reads 1e-4 as a number."""
 
     def __init__(self, text: str) -> None:
@@ -29,6 +29,7 @@ class _Loader(SafeLoader):  # type: ignore[misc]
         self.repeated: list[str] = []
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Returns the mapping of a node; keys that stand twice go to `repeated`."""
         seen: set[str] = set()
         for key, _ in node.value:
             shown = str(key.value)
@@ -41,7 +42,7 @@ class _Loader(SafeLoader):  # type: ignore[misc]
         return found
 
 
-_Loader.add_implicit_resolver(
+Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )
 
@@ -71,12 +72,14 @@ def is_kind(data: object, keys: Collection[str]) -> bool:
     return isinstance(data, dict) and any(key in keys for key in data if isinstance(key, str))
 
 
-def parse(text: str) -> tuple[object, list[str]]:
-    """Returns the document of a YAML text, and its faults as in `read`."""
+def parse(text: str, loader_type: type[Loader] = Loader) -> tuple[object, list[str]]:
+    """Returns the document of a YAML text, and its faults as in `read`. loader_type: what tags mean, where
+    they mean something.
+    """
     try:
         if line := _size_fault(text):
             return None, [line]
-        loader = _Loader(text)
+        loader = loader_type(text)
         return loader.get_single_data(), list(dict.fromkeys(loader.repeated))
     except yaml.YAMLError as fault:
         mark = getattr(fault, "problem_mark", None)

@@ -1,4 +1,6 @@
-"""AccelForge beside us: our machine and workload as its specification, its mapping as our schedule."""
+"""AccelForge beside us: our machine and workload as its specification. Its mappings are read by
+dse/exchange/accelforge_mapping.py.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,6 @@ import yaml
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum
 from workloads.graph import Workload
-
-STEP = "  "  # indentation of our schedules
-Node = list[Any]  # as printed by bench/peers/accelforge_driver.py
-
-
-class Inexpressible(ValueError):
-    """A mapping that our notation has no words for."""
 
 
 def memory(level: Level, keep: str) -> dict[str, Any]:
@@ -90,70 +85,3 @@ def run(python: Path, arch: Arch, workloads: list[Workload], folder: Path) -> It
                 yield json.loads(line)
     if running.returncode:
         raise subprocess.CalledProcessError(running.returncode, command)
-
-
-def schedule_text(mapping: list[Node]) -> str:
-    """Its mapping as a schedule of ours. Raises Inexpressible where shared loops branch again."""
-    prefix, branches = _parted(mapping)
-    if not any(node[0] == "loop" for node in prefix):
-        return "\n".join(line for own in _flat(branches) for line in _segment(prefix, own))
-    return "\n".join(_segment([], mapping))
-
-
-def _parted(mapping: list[Node]) -> tuple[list[Node], list[list[Node]]]:
-    """Nodes above the branches, and the branches; one without a split is a branch of its own."""
-    if mapping[-1][0] == "split":
-        return mapping[:-1], mapping[-1][1]
-    return [], [mapping]
-
-
-def _flat(branches: list[list[Node]]) -> Iterator[list[Node]]:
-    """Branches that are nothing but a split are its branches."""
-    for own in branches:
-        if own[0][0] == "split":
-            yield from _flat(own[0][1])
-        else:
-            yield own
-
-
-def _einsums(mapping: list[Node]) -> set[str]:
-    found = set()
-    for node in mapping:
-        if node[0] == "einsum":
-            found.add(node[1])
-        elif node[0] == "split":
-            found |= {name for own in node[1] for name in _einsums(own)}
-    return found
-
-
-def _segment(above: list[Node], mapping: list[Node]) -> Iterator[str]:
-    prefix, branches = _parted(mapping)
-    shared = [*above, *prefix]
-    depth = 1 + _loops(shared)
-    yield "segment"
-    yield from _indented(shared, 1)
-    for own in _flat(branches):
-        *nest, (kind, name, *_) = own
-        if kind != "einsum":
-            raise Inexpressible(f"shared loops branch again above {', '.join(sorted(_einsums(own)))}")
-        yield f"{STEP * depth}einsum {name}"
-        yield from _indented(nest, depth + 1)
-        yield STEP * (depth + 1 + _loops(nest)) + "mac"
-
-
-def _loops(nodes: list[Node]) -> int:
-    return sum(node[0] == "loop" for node in nodes)
-
-
-def _indented(nodes: list[Node], depth: int) -> Iterator[str]:
-    for i, node in enumerate(nodes):
-        yield STEP * (depth + _loops(nodes[:i])) + _line(node)
-
-
-def _line(node: Node) -> str:
-    if node[0] == "store":
-        return f"store {node[1]} {' '.join(node[2])}"
-    (rank, *others), tile, dim = node[1:]
-    if others:
-        raise Inexpressible(f"one loop over {', '.join(node[1])}")
-    return f"parfor {rank} tile {tile} over {dim}" if dim else f"for {rank} tile {tile}"

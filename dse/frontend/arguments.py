@@ -10,7 +10,8 @@ from typing import NoReturn
 
 TABLES = ("table", "csv", "json", "parquet")
 TEXTS = ("text", "json")
-NESTS = (*TEXTS, "yaml", "schedule", "directives")
+PEERS = ("timeloop", "zigzag", "accelforge")
+NESTS = (*TEXTS, "yaml", "schedule", "directives", *PEERS)
 EXIT_CODES = {  # of every command
     0: "done",
     1: "failed: nothing fits, machines of a run ended in errors, a damaged run folder, a time limit",
@@ -38,6 +39,7 @@ EXAMPLES = {
     "simulate": "dse simulate gemm:m=64,n=32,k=48 a3 mapping.txt",
     "compare": "dse compare runs/edge-small runs/edge-large; dse compare mlp_s edge_array a.txt b.txt",
     "runs": "dse runs runs",
+    "convert": "dse convert timeloop arch.yaml problem.yaml -o design --lossy",
     "check": "dse check studies/edge_small.yaml hw/machines/edge_array.yaml",
     "list": "dse list keys",
     "new": "dse new study my_study.yaml",
@@ -126,7 +128,8 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
             sub.add_argument(word.lower(), metavar=word)
         if forms:
             others = (
-                "yaml: mappings by einsum; schedule: one nest with branches; directives: KAPLA's; json"
+                "yaml: mappings by einsum; schedule: one nest with branches; directives: KAPLA's; timeloop, "
+                "zigzag, accelforge: mappings for these (docs/exchange.md); json"
                 if forms == NESTS
                 else "the others are"
             )
@@ -372,6 +375,11 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
             help="nest, traffic and footprints of this einsum, or of all (default: the one of most energy)",
         )
         sub.add_argument(
+            "--names",
+            metavar="FILE",
+            help="--format timeloop: an architecture of Timeloop whose names the mapping bears",
+        )
+        sub.add_argument(
             "--why",
             action="store_true",
             help="the certificate in full: what is proven and how far, what was searched and what not",
@@ -390,6 +398,31 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         "runs", "the runs under a folder: state, study, machines, front, hypervolume", forms=TABLES[:3]
     )
     listed.add_argument("dir", nargs="?", default="runs", metavar="DIR", help="default: runs")
+    converted = add(
+        "convert", "files of Timeloop, ZigZag, AccelForge or SCALE-Sim as ours (docs/exchange.md)", forms=()
+    )
+    converted.add_argument(
+        "peer", choices=(*PEERS, "scalesim"), metavar="timeloop|zigzag|accelforge|scalesim"
+    )
+    converted.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="architecture, problem, mapping, energies (ERT), in any order",
+    )
+    converted.add_argument(
+        "-o",
+        "--output",
+        required=True,
+        metavar="DIR",
+        help="where machine.yaml, workload.yaml and mapping.yaml are written",
+    )
+    converted.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a name that a template leaves open"
+    )
+    converted.add_argument(
+        "--lossy", action="store_true", help="convert, though something is lost; each loss is said in a line"
+    )
     checked = add("check", "validate files, all faults at once")
     checked.add_argument("files", nargs="*", metavar="FILE")
     checked.add_argument(

@@ -367,6 +367,10 @@ def _show(args: argparse.Namespace) -> int:
                 if not isinstance(one.solution, Infeasible)
             )
         )
+    elif args.format in arguments.PEERS:
+        for one in solved:
+            if not isinstance(one.solution, Infeasible):
+                print(_peer_text(args, one.arch, one.workload, one.solution), end="")
     elif args.format == "directives":
         print(
             *(
@@ -477,10 +481,43 @@ def _print_mapped(mapped: Any, args: argparse.Namespace) -> int:
         print(values.nest(mapped.workload, mapped.solution, mapped.plan))
     elif args.format == "directives":
         print(values.directives(mapped.workload, mapped.solution))
+    elif args.format in arguments.PEERS:
+        print(_peer_text(args, mapped.arch, mapped.workload, mapped.solution), end="")
     elif args.format == "json":
         tables.print_json(values.document(mapped.arch, mapped.workload, mapped.solution))
     else:
         tables.print_nests(mapped.text(args.einsum, tables.terminal_width(), args.why))
+    return 0
+
+
+def _peer_text(args: argparse.Namespace, arch: Any, workload: Workload, solution: Any) -> str:
+    """Returns the mappings of a solution in the form of another tool. Raises ValueError for what it cannot
+    express.
+    """
+    from dse.exchange import convert
+
+    if solution.schedule and not solution.schedule.is_unfused():
+        raise ValueError(
+            f"--format {args.format}: the schedule of {workload.name} is fused, pipelined or retains "
+            "tensors; take --format schedule"
+        )
+    nests = {one.name: one.mapping for one in solution.einsums if args.einsum in (None, one.name)}
+    names = Path(args.names) if args.names else None
+    return convert.written(args.format, nests, workload.einsums, arch, names)
+
+
+def _convert(args: argparse.Namespace) -> int:
+    from dse.exchange import convert
+
+    if wrong := [text for text in args.set if "=" not in text]:
+        raise ValueError(f"--set {wrong[0]}: give NAME=VALUE")
+    values = dict(text.split("=", 1) for text in args.set)
+    paths = [*map(Path, args.files)]
+    written, notes = convert.convert(args.peer, paths, Path(args.output), args.lossy, values)
+    for line in notes:
+        print(_plain(line), file=sys.stderr)
+    for path in written:
+        tables.print_line(f"{path}: {path.stem} of {args.peer}")
     return 0
 
 
@@ -699,6 +736,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "simulate": _simulate,
     "compare": _compare,
     "runs": _runs,
+    "convert": _convert,
     "check": _check,
     "list": _list,
     "new": _new,

@@ -12,6 +12,7 @@ PARTS = (
     "nests",
     "bounds",
     "cases",
+    "exchange",
     "fronts",
     "smaug",
     "mappers",

@@ -1,0 +1,190 @@
+"""ZigZag mapping <-> nest.
+
+    - name: conv1
+      spatial_mapping: {D1: ["K, 32"], D2: ["C, 2", "FX, 4"]}
+      temporal_ordering: [[OX, 112], [OY, 112]]              # innermost first
+      temporal_mapping: {O: [[], [[OX, 112], [OY, 112]]], ...}
+      memory_operand_links: {O: O, W: I2, I: I1}
+
+`temporal_mapping` is ZigZag's TemporalMapping: per operand and memory of it, innermost first, the loops
+inside of its tile there and outside of that of the memory before. ZigZag reads `temporal_ordering` and shares
+its loops out to memories itself. Operands may stand at different places, but for the array: all memories
+outside of it stand above its spatial loops, all inside below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dse.exchange.blocks import places
+from dse.exchange.notes import Notes, refuse
+from dse.exchange.same import differences
+from dse.mapping import nest
+from dse.mapping.nest import Loop, Store
+from hw.arch import Arch
+from workloads.einsum import Einsum
+
+OPERANDS = {"input": "I", "weight": "W", "output": "O"}
+LINKS = {"O": "O", "W": "I2", "I": "I1"}
+Turn = tuple[str, int]  # rank, trips
+
+
+def read(file: str, layer: Mapping[str, Any], e: Einsum, arch: Arch) -> nest.Mapping:
+    """Returns the nest of a layer's temporal and spatial mapping. Raises Unreadable."""
+    try:
+        temporal = {
+            str(op): [[(str(dim).lower(), int(n)) for dim, n in level] for level in levels]
+            for op, levels in layer["temporal_mapping"].items()
+        }
+        spatial = [
+            (str(entry).split(",")[0].strip().lower(), int(str(entry).split(",")[1]), dim)
+            for key, entries in (layer.get("spatial_mapping") or {}).items()
+            for dim in [str(key).upper()]
+            for entry in (entries if isinstance(entries, list) else [entries])
+        ]
+        found = _nest(temporal, _named(spatial, arch), e, arch)
+    except (KeyError, TypeError, ValueError, IndexError) as fault:
+        refuse(
+            [f"{file}: {layer.get('name')}: its mapping does not fit the layer and the accelerator ({fault})"]
+        )
+        raise
+    refuse(f"{file}: {line}" for line in nest.faults(found, e, arch))
+    return found
+
+
+def _named(spatial: Sequence[tuple[str, int, str]], arch: Arch) -> list[tuple[str, int, str]]:
+    """Returns spatial loops over the machine's dimensions; Di is the i-th one where none has that name."""
+    dims = [dim for fanout in arch.fanouts for dim, _ in fanout.dims]
+    return [(rank, n, over if over in dims else dims[int(over[1:]) - 1]) for rank, n, over in spatial]
+
+
+def _operands(e: Einsum) -> dict[str, str]:
+    """tensor -> operand."""
+    return {p.tensor: OPERANDS[nest.role(e, p.tensor)] for p in e.tensors()}
+
+
+def _memories(e: Einsum, arch: Arch) -> dict[str, list[int]]:
+    """operand -> levels that hold it, innermost first."""
+    return {
+        operand: [v for v in range(len(arch.levels))[::-1] if tensor in nest.may_keep(e, arch.levels[v])]
+        for tensor, operand in _operands(e).items()
+    }
+
+
+def _nest(
+    temporal: Mapping[str, Sequence[Sequence[Turn]]],
+    spatial: Sequence[tuple[str, int, str]],
+    e: Einsum,
+    arch: Arch,
+) -> nest.Mapping:
+    """temporal: per operand and memory, innermost first."""
+    memories, operands = _memories(e, arch), _operands(e)
+    order = [turn for level in temporal["O"] for turn in level][::-1]  # outermost first
+    above: dict[tuple[int, str], int] = {}  # loops above the node of a level and tensor
+    for tensor, operand in operands.items():
+        inside = 0
+        if [turn for level in temporal[operand] for turn in level][::-1] != order:
+            raise ValueError(f"loops of {operand} are other ones than those of O")
+        for v, level in zip(memories[operand], temporal[operand], strict=True):
+            inside += len(level)
+            above[v, tensor] = len(order) - inside
+    nodes: list[Loop | Store | tuple[str, int, str]] = []
+    done = 0
+    for level_of_block, fanout in places(arch):
+        if level_of_block is None:  # spatial loops stand as far inside as they may
+            inner = [at for (v, _), at in above.items() if v >= arch.fanouts[fanout].outside]
+            upto = min(inner, default=len(order))
+            nodes += [(rank, n, "") for rank, n in order[done:upto]]
+            done = max(done, upto)
+            own = {dim for dim, _ in arch.fanouts[fanout].dims}
+            nodes += [one for one in spatial if one[2] in own and one[1] > 1]
+            continue
+        for tensor, at in sorted(
+            ((tensor, at) for (v, tensor), at in above.items() if v == level_of_block), key=lambda one: one[1]
+        ):
+            if at < done:  # nodes of levels further out stand below loops that this one stands above
+                nodes.insert(_index(nodes, at), Store(arch.levels[level_of_block].name, tensor))
+                continue
+            nodes += [(rank, n, "") for rank, n in order[done:at]]
+            done = max(done, at)
+            nodes.append(Store(arch.levels[level_of_block].name, tensor))
+    nodes += [(rank, n, "") for rank, n in order[done:]]
+    return nest.Mapping(tuple(_with_tiles(nodes, e)))
+
+
+def _index(nodes: Sequence[Any], at: int) -> int:
+    """Returns the index in front of the temporal loop number `at`."""
+    temporal = [i for i, node in enumerate(nodes) if isinstance(node, tuple) and not node[2]]
+    return temporal[at] if at < len(temporal) else len(nodes)
+
+
+def _with_tiles(nodes: Sequence[Any], e: Einsum) -> Iterator[Loop | Store]:
+    inside = dict.fromkeys(e.sizes(), 1)
+    found: list[Loop | Store] = []
+    for node in reversed(nodes):
+        if isinstance(node, Store):
+            found.append(node)
+        else:
+            rank, n, over = node
+            found.append(Loop(rank, inside[rank], over))
+            inside[rank] *= n
+    return reversed(found)
+
+
+def write(file: str, mapping: nest.Mapping, e: Einsum, arch: Arch, notes: Notes) -> dict[str, Any]:
+    """Returns the layer of a nest in ZigZag's mapping. Raises Unreadable where it has none."""
+    where = f"{file}: mapping of {e.name}"
+    refuse(f"{where}: {line}" for line in _faults(mapping, e, arch))
+    memories, operands = _memories(e, arch), _operands(e)
+    levels = arch.level_index()
+    temporal: dict[str, list[list[list[Any]]]] = {op: [[] for _ in own] for op, own in memories.items()}
+    dims = [dim for fanout in arch.fanouts for dim, _ in fanout.dims]
+    spatial: dict[str, list[str]] = {f"D{i + 1}": [] for i in range(len(dims))}
+    at = {op: len(own) - 1 for op, own in memories.items()}
+    order: list[list[Any]] = []
+    size = e.sizes()
+    for node in mapping.nodes:
+        if isinstance(node, Store):
+            operand = operands[node.tensor]
+            at[operand] = memories[operand].index(levels[node.level])
+            continue
+        n, size[node.rank] = size[node.rank] // node.tile, node.tile
+        if node.over:
+            spatial[f"D{dims.index(node.over) + 1}"].append(f"{node.rank.upper()}, {n}")
+        elif n > 1:
+            order.insert(0, [node.rank.upper(), n])
+            for operand, v in at.items():
+                temporal[operand][v].insert(0, [node.rank.upper(), n])
+    layer = {
+        "name": e.name,
+        "spatial_mapping": spatial,
+        "temporal_ordering": order,
+        "temporal_mapping": temporal,
+    }
+    links = {operand: LINKS[operand] for operand in operands.values()}
+    back = read(file, layer, e, arch)
+    for line in differences(mapping, back, e, arch):
+        notes.lost(file, f"mapping of {e.name}", f"in ZigZag {line}")
+    return layer | {"memory_operand_links": links}
+
+
+def _faults(mapping: nest.Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
+    if mapping.non_nest_text or mapping.layouts or mapping.shares:
+        yield "only loops and storage nodes can be carried over"
+        return
+    if len(e.inputs) > 2:
+        yield f"{len(e.inputs)} inputs; ZigZag has two"
+    upper = [rank.upper() for rank in e.sizes()]
+    if len(set(upper)) < len(upper):
+        yield "ranks that differ in case only; ZigZag writes them in capitals"
+    size = e.sizes()
+    for node in mapping.nodes:
+        if isinstance(node, Loop):
+            if size[node.rank] % node.tile:
+                yield f"{node.rank} = {size[node.rank]} in tiles of {node.tile}; ZigZag's tiles must divide"
+            size[node.rank] = node.tile
+    for level in arch.levels:
+        for tensor in nest.may_keep(e, level):
+            if Store(level.name, tensor) not in mapping.nodes:
+                yield f"{tensor} bypasses {level.name}; in ZigZag operands stand in all their memories"

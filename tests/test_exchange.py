@@ -1,0 +1,395 @@
+"""Designs of Timeloop, ZigZag and AccelForge become ours; mappings go there and back and cost the same."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+import yaml
+
+from dse.exchange import accelforge_mapping, convert, documents, timeloop_mapping, zigzag_mapping
+from dse.exchange.blocks import Block, Turn, nest_of
+from dse.exchange.notes import NotCarried, Notes, Unreadable
+from dse.frontend import api
+from dse.mapping import nest
+from dse.mapping.nest import Mapping, Store
+from dse.mapping.schedule import parse_schedule
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
+from hw import machine
+from hw.arch import Arch
+from tests import exchanged
+from tests.commands import dse, good
+from workloads import catalog
+from workloads.einsum import Einsum, einsum
+
+CASES = 40  # random mappings per tool; more: tests/prove/exchange.py
+
+
+def put(folder: Path, **texts: str) -> list[str]:
+    """Writes files NAME.yaml."""
+    for name, text in texts.items():
+        (folder / f"{name}.yaml").write_text(text)
+    return [f"{name}.yaml" for name in texts]
+
+
+def timeloop_back(e: Einsum, arch: Arch, mapping: Mapping, notes: Notes) -> Mapping:
+    data = yaml.safe_load(yaml.safe_dump(timeloop_mapping.write("own", mapping, e, arch, notes)))
+    return timeloop_mapping.read("own", data, timeloop_mapping.parts_of(arch), e, arch, Notes())
+
+
+def zigzag_back(e: Einsum, arch: Arch, mapping: Mapping, notes: Notes) -> Mapping:
+    data = yaml.safe_load(yaml.safe_dump(zigzag_mapping.write("own", mapping, e, arch, notes)))
+    return zigzag_mapping.read("own", data, e, arch)
+
+
+@pytest.mark.parametrize(
+    ("back", "all_held"), [(timeloop_back, False), (zigzag_back, True)], ids=["timeloop", "zigzag"]
+)
+def test_a_mapping_comes_back_at_the_same_cost_or_says_what_is_lost(
+    back: Callable[[Einsum, Arch, Mapping, Notes], Mapping], all_held: bool
+) -> None:
+    outcomes: Counter[str] = Counter()
+    for seed in range(CASES):
+        if (case := exchanged.random_case(Random(seed), all_held)) is None:
+            continue
+        e, arch, mapping, cost = case
+        notes = Notes()
+        try:
+            found = back(e, arch, mapping, notes)
+        except Unreadable:
+            outcomes["refused"] += 1
+            continue
+        same = exchanged.costs_the_same(cost, einsum_cost(Problem(arch, e, "energy"), found))
+        assert same or notes.losses(), (seed, str(mapping), str(found))
+        outcomes["same" if same else "lost"] += 1
+    assert outcomes["same"] > CASES / 4, outcomes
+
+
+def test_a_loop_tree_comes_back_as_it_was(tmp_path: Path) -> None:
+    """AccelForge."""
+    for seed in range(CASES):
+        if (case := exchanged.random_case(Random(seed))) is None:
+            continue
+        e, arch, mapping, _ = case
+        path = tmp_path / "mapping.yaml"
+        path.write_text(convert.written("accelforge", {e.name: mapping}, [e], arch, None))
+        text = accelforge_mapping.read("own", documents.read(path, Notes())["mapping"], {}, Notes())
+        assert parse_schedule(text).segments[0].branches[0].mapping == mapping
+
+
+def test_reuse_that_timeloop_implies_is_said_by_position() -> None:
+    """B stays while m goes on, which does not move it; PEs are raised with its register."""
+    arch = machine.load_arch("edge_array")
+    e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 16, "k": 2})
+    blocks = [
+        Block(tuple(Store("DRAM", t) for t in "ABC")),
+        Block(tuple(Store("GBUF", t) for t in "ABC"), (Turn("k", 2), Turn("m", 4))),
+        Block((), (Turn("n", 16, "X"),)),
+        Block((Store("REGF", "B"),)),
+    ]
+    found, kept = nest_of(blocks, e, arch)
+    assert [str(line).strip() for line in str(found).splitlines()][2:] == [
+        "for k tile 1",
+        "parfor n tile 1 over X",
+        "store REGF B",
+        "for m tile 1",
+        "mac",
+    ]
+    assert kept == []
+
+
+CONV = einsum("O[m,p] += I[p+r] * W[m,r]", {"m": 4, "p": 8, "r": 3})
+
+
+def test_a_window_slides_with_the_loop_next_to_it_only() -> None:
+    """As in Timeloop's outputs of exercise 06-mapper-convlayer-eyeriss: with a loop that does not move the
+    input in between, its tile is fetched whole.
+    """
+    arch = machine.load_arch("edge_array")
+    above = Block(tuple(Store("DRAM", t) for t in "IWO"))
+    inside = Block((Store("REGF", "I"),), (Turn("r", 3),))
+    next_to_it, kept = nest_of([above, Block((), (Turn("m", 4), Turn("p", 8))), inside], CONV, arch)
+    between, _ = nest_of([above, Block((), (Turn("p", 8), Turn("m", 4))), inside], CONV, arch)
+    assert kept == []
+    assert [str(line).strip() for line in str(next_to_it).splitlines()][1:4] == [
+        *("for m tile 1", "store REGF I", "for p tile 1")
+    ]
+    assert [str(line).strip() for line in str(between).splitlines()][1:4] == [
+        *("for p tile 1", "store REGF I", "for m tile 1")
+    ]
+
+
+def test_a_node_does_not_pass_those_outside_of_its_array() -> None:
+    """W stays in Timeloop while p goes on; PEs cannot rise above the buffer's nodes: it is fetched again."""
+    arch = machine.load_arch("edge_array")
+    blocks = [
+        Block(tuple(Store("DRAM", t) for t in "IWO"), (Turn("p", 8),)),
+        Block((Store("GBUF", "I"), Store("GBUF", "O"))),
+        Block((), (Turn("m", 4, "X"),)),
+        Block((Store("REGF", "W"),), (Turn("r", 3),)),
+    ]
+    found, kept = nest_of(blocks, CONV, arch)
+    assert nest.faults(found, CONV, arch) == []
+    assert [(one.level, one.tensor, one.rank) for one in kept] == [("REGF", "W", "p")]
+
+
+def test_a_ragged_end_is_a_residual_factor() -> None:
+    arch = machine.load_arch("edge_array")
+    e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 5, "n": 2, "k": 2})
+    loops = "for m tile 2\nstore GBUF A\nfor k tile 1\nfor n tile 1\nfor m tile 1"
+    own = nest.parse(f"store DRAM A B C\n{loops}\nmac")
+    entries = timeloop_mapping.write("own", own, e, arch, Notes())
+    assert "m=2,1" in [factor for entry in entries for factor in entry.get("factors", [])]
+    back = timeloop_mapping.read("own", entries, timeloop_mapping.parts_of(arch), e, arch, Notes())
+    cost = einsum_cost(Problem(arch, e, "energy"), own)
+    assert isinstance(cost, EinsumCost)
+    assert exchanged.costs_the_same(cost, einsum_cost(Problem(arch, e, "energy"), back))
+
+
+def test_timeloop_counts_are_ours(tmp_path: Path) -> None:
+    """Exercise conv1d-2level-ws of timeloop-accelergy-exercises: its timeloop-model.stats.txt says 3 fills of
+    weights, 18 of inputs (a window of 16 slides over 3), 16 results written to main memory.
+    """
+    arch = """
+architecture:
+  version: 0.4
+  nodes:
+  - !Container {name: System, attributes: {technology: 40nm, global_cycle_seconds: 1e-9}}
+  - !Component {name: MainMemory, class: SRAM, attributes: {depth: 32768, width: 64, datawidth: 8}}
+  - !Component {name: Buffer, class: regfile, attributes: {depth: 64, width: 8, datawidth: 8}}
+  - !Component {name: MACC, class: intmac, attributes: {width: 8}}
+"""
+    problem = """
+problem:
+  shape:
+    name: Conv1D
+    dimensions: [R, P]
+    data_spaces:
+    - {name: Weights, projection: [[[R]]]}
+    - {name: Inputs, projection: [[[R], [P]]]}
+    - {name: Outputs, projection: [[[P]]], read_write: True}
+  instance: {R: 3, P: 16}
+"""
+    mapping = """
+mapping:
+- {target: MainMemory, type: temporal, factors: R=3 P=1, permutation: RP}
+- {target: Buffer, type: temporal, factors: R=1 P=16, permutation: PR}
+"""
+    files = put(tmp_path, arch=arch, problem=problem, mapping=mapping)
+    good("convert", "timeloop", *files, "-o", "d", folder=tmp_path)
+    arch_of = machine.load_arch(str(tmp_path / "d/machine.yaml"))
+    e = catalog.load(str(tmp_path / "d/workload.yaml")).einsums[0]
+    own = nest.read(tmp_path / "d/mapping.yaml", ["Conv1D"])["Conv1D"]
+    cost = einsum_cost(Problem(arch_of, e, "energy"), own)
+    assert isinstance(cost, EinsumCost)
+    counts = {row.key: row.elems for row in cost.counts}
+    assert counts["BUFFER", "Weights", "write"] == counts["MAINMEMORY", "Weights", "read"] == 3
+    assert counts["BUFFER", "Inputs", "write"] == counts["MAINMEMORY", "Inputs", "read"] == 18
+    assert counts["MAINMEMORY", "Outputs", "write"] == 16
+    assert counts["BUFFER", "Outputs", "write"] == 48
+
+
+def test_a_design_of_timeloop(tmp_path: Path) -> None:
+    files = put(
+        tmp_path,
+        arch=exchanged.TIMELOOP_ARCH,
+        problem=exchanged.TIMELOOP_PROBLEM,
+        mapping=exchanged.TIMELOOP_MAPPING,
+    )
+    good("convert", "timeloop", *files, "-o", "d", folder=tmp_path)
+    arch = machine.load_arch(str(tmp_path / "d/machine.yaml"))
+    assert arch.clock_ghz == 0.5
+    assert [level.name for level in arch.levels] == ["DRAM", "GLOBALBUFFER", "WEIGHTREG", "PSUMREG"]
+    buffer, weights, psums = arch.levels[1:]
+    assert (buffer.capacity_bits, buffer.bandwidth, buffer.ports) == (512 * 4 * 64, 2.0, "separate")
+    assert (buffer.may_keep, buffer.bypass) == (("input", "output"), False)
+    assert (weights.may_keep, weights.bypass) == (("weight",), False)
+    assert psums.may_keep == ("output",)
+    # 8 lines of one element of 16 bits hold 8 elements, one per action, of whatever width
+    assert (psums.capacity_bits, psums.width_bits) == (64, 8)
+    assert arch.fanouts[0].dims == (("X", 8),)
+    e = catalog.load(str(tmp_path / "d/workload.yaml")).einsums[0]
+    assert e.sizes() == {"C": 8, "M": 16, "R": 3, "P": 10}
+    assert [p.tensor for p in e.inputs] == ["Inputs", "Weights"]
+    assert e.inputs[0].dims[1].terms == (("R", 1), ("P", 2))
+    said = good("simulate", "d/workload.yaml", "d/machine.yaml", "d/mapping.yaml", folder=tmp_path)
+    assert "ok" in said
+    there = good(
+        *("simulate", "d/workload.yaml", "d/machine.yaml", "d/mapping.yaml", "--format", "timeloop"),
+        *("--names", "arch.yaml"),
+        folder=tmp_path,
+    )
+    found = yaml.safe_load(there)["mapping"]
+    assert [one["target"] for one in found if one["type"] == "temporal"] == [
+        *("DRAM", "GlobalBuffer", "WeightReg", "PsumReg")
+    ]
+    assert next(one for one in found if one["type"] == "spatial")["target"] == "PE"
+
+
+def test_a_loss_is_a_line_and_nothing_is_written(tmp_path: Path) -> None:
+    arch = exchanged.TIMELOOP_ARCH.replace(
+        "    spatial: {meshX: 8}", "    spatial: {meshX: 8}\n    constraints: {spatial: {factors: [R=1]}}"
+    )
+    files = put(tmp_path, arch=arch, problem=exchanged.TIMELOOP_PROBLEM)
+    said = dse("convert", "timeloop", *files, "-o", "d", folder=tmp_path)
+    assert said.returncode == 2
+    assert said.stderr.splitlines()[0].startswith("lost: arch.yaml: PE.constraints.spatial: factors: ")
+    assert "--lossy" in said.stderr.splitlines()[-1]
+    assert not (tmp_path / "d").exists()
+    said = dse("convert", "timeloop", *files, "-o", "d", "--lossy", folder=tmp_path)
+    assert said.returncode == 0
+    assert "lost: arch.yaml: PE.constraints.spatial: factors: " in said.stderr
+    assert machine.load(str(tmp_path / "d/machine.yaml")).nodes
+
+
+def test_energies_of_an_ert(tmp_path: Path) -> None:
+    ert = """
+ERT:
+  tables:
+  - {name: "System.DRAM[1..1]", actions: [{name: read, energy: 512.0}, {name: write, energy: 500.0}]}
+  - name: System.GlobalBuffer[1..1]
+    actions: [{name: read, energy: 12.5}, {name: write, energy: 13.5}, {name: leak, energy: 0.5}]
+  - {name: "System.PE[1..8].MAC[1..8]", actions: [{name: compute, energy: 0.75}]}
+"""
+    files = put(tmp_path, arch=exchanged.TIMELOOP_ARCH, problem=exchanged.TIMELOOP_PROBLEM, ert=ert)
+    good("convert", "timeloop", *files, "-o", "d", folder=tmp_path)
+    arch = machine.load_arch(str(tmp_path / "d/machine.yaml"))
+    assert (arch.levels[0].read_pj, arch.levels[0].write_pj) == (512, 500)
+    assert (arch.levels[1].read_pj, arch.levels[1].write_pj) == (12.5, 13.5)
+    assert arch.levels[1].leak_mw == 0.25  # 0.5 pJ in a cycle of 2 ns
+    assert arch.compute.mac_pj == 0.75
+
+
+def test_a_design_of_zigzag(tmp_path: Path) -> None:
+    files = put(tmp_path, machine=exchanged.ZIGZAG_MACHINE, layers=exchanged.ZIGZAG_LAYERS)
+    good("convert", "zigzag", *files, "-o", "d", folder=tmp_path)
+    arch = machine.load_arch(str(tmp_path / "d/machine.yaml"))
+    assert [level.name for level in arch.levels] == ["DRAM", "SRAM", "REG"]
+    assert (arch.levels[1].width_bits, arch.levels[1].read_pj, arch.levels[1].ports) == (128, 10, "shared")
+    assert (arch.levels[2].capacity_bits, arch.levels[2].may_keep) == (128, ("output",))
+    assert (arch.fanouts[0].outside, arch.fanouts[0].dims) == (2, (("D1", 4), ("D2", 4)))
+    e = catalog.load(str(tmp_path / "d/workload.yaml")).einsums[0]
+    assert [(p.tensor, p.bits) for p in e.tensors()] == [("I", 8), ("W", 8), ("O", 16)]
+    assert e.inputs[0].dims[2].terms == (("oy", 2), ("fy", 1))
+    (tmp_path / "mapping.yaml").write_text(_zigzag_mapping(arch, e))
+    good("convert", "zigzag", *files, "mapping.yaml", "-o", "e", folder=tmp_path)
+    assert "ok" in good("simulate", "e/workload.yaml", "e/machine.yaml", "e/mapping.yaml", folder=tmp_path)
+
+
+def _zigzag_mapping(arch: Arch, e: Einsum) -> str:
+    """By hand: output channels over D1, input channels over D2."""
+    own = nest.parse(
+        "store DRAM I W O\nstore SRAM I W O\nfor k tile 4\nfor oy tile 1\n"
+        "parfor k tile 1 over D1\nparfor c tile 1 over D2\nstore REG O\nfor fy tile 1\nmac"
+    )
+    assert nest.faults(own, e, arch) == []
+    return convert.written("zigzag", {e.name: own}, [e], arch, None)
+
+
+def test_a_design_of_accelforge(tmp_path: Path) -> None:
+    files = put(tmp_path, spec=exchanged.ACCELFORGE)
+    good("convert", "accelforge", *files, "-o", "d", folder=tmp_path)
+    arch = machine.load_arch(str(tmp_path / "d/machine.yaml"))
+    main, buffer, register = arch.levels
+    assert main.read_pj == pytest.approx(7.03 * main.width_bits)
+    assert main.bandwidth * main.width_bits == pytest.approx(8 * 38.4)
+    assert buffer.capacity_bits == 1024 * 8 * 8
+    assert buffer.write_pj == pytest.approx(0.5 * buffer.width_bits)
+    assert (buffer.leak_mw, buffer.area_mm2) == (1, 1)
+    assert (register.may_keep, register.bypass) == (("output",), False)
+    assert arch.compute.mac_pj == pytest.approx(0.08)
+    workload = catalog.load(str(tmp_path / "d/workload.yaml"))
+    assert [e.name for e in workload.einsums] == ["Matmul0", "Matmul1"]
+    assert workload.weights == {"W0", "W1"}
+    assert "ok" in good("simulate", "d/workload.yaml", "d/machine.yaml", "d/schedule.txt", folder=tmp_path)
+
+
+def test_a_design_of_scale_sim(tmp_path: Path) -> None:
+    presets = "ArrayHeight: 8\nArrayWidth: 4\nIfmapSramSzkB: 64\nFilterSramSzkB: 32\nOfmapSramSzkB: 16\n"
+    config = f"[general]\nrun_name = a\n[architecture_presets]\n{presets}Dataflow : ws\nBandwidth : 10\n"
+    (tmp_path / "a.cfg").write_text(config)
+    heading = (
+        "Layer name, IFMAP Height, IFMAP Width, Filter Height, Filter Width, Channels, Num Filter, Strides,"
+    )
+    (tmp_path / "t.csv").write_text(f"{heading}\nConv1, 10, 9, 3, 3, 4, 8, 2,\nFc, 5, 6, 7,\n")
+    good("convert", "scalesim", "a.cfg", "t.csv", "-o", "d", "--lossy", folder=tmp_path)
+    arch = machine.load_arch(str(tmp_path / "d/machine.yaml"))
+    assert (arch.fanouts[0].dims, arch.fanouts[0].systolic) == ((("ROWS", 8), ("COLS", 4)), "ws")
+    assert [level.may_keep for level in arch.levels[1:]] == [
+        ("input",),
+        ("weight",),
+        ("output",),
+        ("weight",),
+    ]
+    assert arch.levels[2].capacity_bits == 8 * 32 * 1024
+    workload = catalog.load(str(tmp_path / "d/workload.yaml"))
+    assert [e.sizes() for e in workload.einsums] == [
+        {"k": 8, "p": 4, "q": 4, "c": 4, "r": 3, "s": 3},
+        {"m": 5, "n": 6, "k": 7},
+    ]
+    assert "ok" in good("map", "d/workload.yaml", "d/machine.yaml", "--objective", "latency", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("architecture: {version: 0.3, subtree: []}", "subtree (version 0.3)"),
+        ("architecture: {version: 0.4, nodes: [!Container {name: a}]}", "holds no component at its end"),
+        ("{% for i in range(3) %}\nproblem: {}", "line 1: {% for i in range(3) %} is a Jinja statement"),
+        ("problem: {shape: own}", "problem.shape = own is unknown here"),
+        ("machine: 1", "holds no architecture and no problem"),
+        ("a: [", "no YAML"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_a_line(tmp_path: Path, text: str, says: str) -> None:
+    put(tmp_path, wrong=text)
+    said = dse("convert", "timeloop", "wrong.yaml", "-o", "d", "--lossy", folder=tmp_path)
+    assert (said.returncode, len(said.stderr.splitlines())) == (2, 1)
+    assert said.stderr.startswith("wrong.yaml: ")
+    assert says in said.stderr
+
+
+@pytest.mark.parametrize("peer", exchanged.DESIGNS)
+def test_a_damaged_file_is_refused_in_lines_or_read(peer: str, tmp_path: Path) -> None:
+    for seed in range(CASES):
+        rng = Random(seed)
+        texts = [*exchanged.DESIGNS[peer]]
+        wrong = rng.randrange(len(texts))
+        texts[wrong] = exchanged.damaged(rng, texts[wrong])
+        paths = [tmp_path / f"{i}.yaml" for i in range(len(texts))]
+        for path, text in zip(paths, texts, strict=True):
+            path.write_text(text)
+        with contextlib.suppress(ValueError):  # all else is a defect
+            convert.convert(peer, paths, tmp_path / "d", lossy=True)
+
+
+def test_what_a_peer_cannot_say_is_refused_by_name() -> None:
+    arch = machine.load_arch("edge_array")
+    e = catalog.load("gemm:m=64,n=32,k=48").einsums[0]
+    loops = (
+        "for m tile 16\nfor k tile 1\nfor m tile 8\nfor n tile 8\nfor m tile 2\nfor n tile 1\nfor m tile 1"
+    )
+    own = nest.parse(f"store DRAM A B C\n{loops}\nmac")
+    with pytest.raises(Unreadable, match="needs two loops over m at a level"):
+        convert.written("timeloop", {e.name: own}, [e], arch, None)
+    with pytest.raises(Unreadable, match="A bypasses GBUF"):
+        convert.written("zigzag", {e.name: own}, [e], arch, None)
+    fetched_again = nest.parse(
+        "store DRAM A B C\nfor n tile 1\nfor k tile 1\nfor m tile 1\nstore REGF B\nmac"
+    )
+    with pytest.raises(NotCarried, match="in Timeloop B at DRAM moves 1536 elements, here 98304"):
+        convert.written("timeloop", {e.name: fetched_again}, [e], arch, None)
+
+
+def test_the_best_mapping_goes_to_timeloop_at_its_cost() -> None:
+    found = api.map("gemm:m=16,n=16,k=16", "edge_array")
+    cost = found.solution.einsums[0]
+    e = found.workload.einsums[0]
+    text = convert.written("timeloop", {e.name: cost.mapping}, [e], found.arch, None)
+    parts = timeloop_mapping.parts_of(found.arch)
+    back = timeloop_mapping.read("x", yaml.safe_load(text)["mapping"], parts, e, found.arch, Notes())
+    assert exchanged.costs_the_same(cost, einsum_cost(Problem(found.arch, e, "energy"), back))
