@@ -298,9 +298,9 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
     )
     shared: dict[str, Any] = {}
     if study.depends_on_trials() and utilization < MIN_UTILIZATION:
-        size = study.search.generation_size(0)
+        in_generation = study.search.generation_size(0)
         shared["idle"] = (
-            f"workers wait for results: two generations of {size} machines at most are in flight; give fewer "
+            f"workers wait for results: two generations of {in_generation} machines at most are in flight; give fewer "
             "workers, or a larger search.generation"
         )
     if group_count:

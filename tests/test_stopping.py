@@ -134,6 +134,7 @@ def test_enumerated_machines_keep_all_workers_busy_and_learned_ones_say_that_the
     facts = driver.dry_run(learned, workers=300)
     assert facts["utilization"] < 0.2
     assert "two generations of 16 machines at most are in flight" in facts["idle"]
+    assert facts["machines_in_space"] == learned.space.size
 
 
 def test_the_cache_is_shown_and_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
