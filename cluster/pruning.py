@@ -46,7 +46,8 @@ class BoundPruner:
 
     study: Study
     uniques: tuple[tuple[Unique, ...], ...]  # per workload: its distinct einsums
-    key: str  # text that a machine's key is a digest of, together with its parameters (worker.Job)
+    # text before a machine's parameters; the digest of both is the machine's key (worker.Job)
+    key_prefix: str
     table: Table = field(init=False)
     # per axis in the order of column names: its index, and the JSON text `name: value` of each value
     axis_texts: list[tuple[int, list[str]]] = field(init=False)
@@ -97,7 +98,8 @@ class BoundPruner:
         """Returns [n] which machines the front rules out, and their columns of the table machines, except
         generation and source.
         """
-        built, columns = self.table.columns(machines)
+        # `columns`, `lower_bounds` and `front_index` have one entry per buildable machine
+        is_buildable, columns = self.table.columns(machines)
         lower_bounds = self.lower_bounds(columns)
         front_index = prune.first_dominating(
             front,
@@ -108,8 +110,10 @@ class BoundPruner:
         if np.isfinite(columns.outer_bits).any():
             front_index = np.where(self.exceeds_capacity_of(columns), -1, front_index)
         is_dominated = np.zeros(len(machines), np.bool_)
-        is_dominated[built] = front_index >= 0
-        return is_dominated, self.columns_of(machines[built], columns, lower_bounds, front, front_index)
+        is_dominated[is_buildable] = front_index >= 0
+        return is_dominated, self.columns_of(
+            machines[is_buildable], columns, lower_bounds, front, front_index
+        )
 
     def lower_bounds(self, columns: Columns) -> dict[str, Cost]:
         """Returns RunningBound.lower_bounds of n machines: costs by workload, each number a column [n]."""
@@ -178,7 +182,7 @@ class BoundPruner:
 
     def keys(self, digits: Ints) -> list[str]:
         """Returns the content key of each machine. digits: [n, axes], index of its value on every axis."""
-        prefix_hash, found = hashlib.sha256(self.key.encode()), []
+        prefix_hash, found = hashlib.sha256(self.key_prefix.encode()), []
         for row in digits[:, [at for at, _ in self.axis_texts]].tolist():
             machine_hash = prefix_hash.copy()
             pairs = [text[digit] for (_, text), digit in zip(self.axis_texts, row, strict=True)]

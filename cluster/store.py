@@ -66,7 +66,7 @@ Tables = Mapping[str, pa.Table]
 
 
 class RunFault(ValueError):
-    """A run that cannot start or continue although its study is valid: one line."""
+    """A run that cannot start or continue although its study is valid. Its text has one line per fault."""
 
     exit_code = 1
 
@@ -87,7 +87,7 @@ class Store:
 
     path: Path
     lock: int  # file descriptor of the locked file .lock
-    generation: int = 0  # how often the manifest was published
+    generation: int = 0  # how often the manifest was published; no generation of the search
     identity: str = ""  # digest of the study
     groups: tuple[Group, ...] = ()
     # parts that a merge replaced, still on disk for readers of the previous manifest
@@ -181,7 +181,7 @@ def mend(path: Path) -> list[str]:
         damaged = folders.damaged_inputs(path, env)
         if folders.is_older_env(path, newest_manifest, damaged):
             damaged.remove(STUDY)
-            lines.append(f"{path / ENV}: older than {MANIFEST}; written anew")
+            lines.append(f"{path / ENV}: older than {MANIFEST}; written anew by the run that follows")
         for name in damaged:
             text = env["files"][name][2] if env else None
             if text is None:
@@ -388,8 +388,8 @@ def _quarantine_unlisted(store: Store) -> list[str]:
 
 
 def _asks_fault(path: Path) -> str:
-    """Returns why a file is not the asks of its generation, or "". Files of another study were refused
-    before.
+    """Returns why a file is not the list of machines to solve of its generation (asks), or "". Files of
+    another study were refused before.
     """
     generation, _ = folders.generation_file(path) or (-1, "")
     return "" if path.name == asks_name(generation) else "damaged or foreign"

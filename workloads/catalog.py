@@ -234,7 +234,7 @@ def train(
 ) -> Workload:
     """One training step of another workload: forward, gradients of all its operators, updates of its weights.
 
-    net: as in `load`; its parameters follow
+    net: as in `load`, with its own parameters (`resnet50:batch=8`)
     inputs: gradients of the data too
 
     The network is differentiated before anything is fused, so that tensors that the backward pass reads are
@@ -326,8 +326,8 @@ def _label(name: str, given: Mapping[str, str]) -> str:
 def _arguments(
     name: str, source: str, make: Callable[..., object], given: Mapping[str, str]
 ) -> dict[str, int | str]:
-    """Returns parameters in the types of the function's annotations: a number of at least 1 (0 where that is
-    the default), or one of its words.
+    """Returns parameters in the types of the function's annotations: a text, an integer of at least 1 (of at
+    least 0 if the default is 0), or one of the words of a Literal.
     """
     accepted = {k: p for k, p in inspect.signature(make).parameters.items() if p.kind is not p.KEYWORD_ONLY}
     types, prefix = get_type_hints(make), f'workload "{source}": '

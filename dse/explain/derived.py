@@ -230,7 +230,7 @@ def functions(context: RunContext) -> list[Function]:
             proof_types,
             _struct("workload_costs", [*WORKLOADS_FIELDS, *MACHINE_FIELDS]),
         ),
-        Function("levels_of", partial(_levels, context), ("BIGINT",), _struct("prices", PRICES_FIELDS)),
+        Function("levels_of", partial(_prices, context), ("BIGINT",), _struct("prices", PRICES_FIELDS)),
     ]
 
 
@@ -256,7 +256,7 @@ def solutions(context: RunContext, rows: Sequence[ChosenRow]) -> list[Solution]:
 
 def _cost_of_row(choices: EqualChoices, i: int, gap: float, space: str) -> EinsumCost:
     """Returns the cost of the i-th row of a group of equal choices. If `space` is "" (no search proved
-    anything), the optimality gap stays the gap to the lower bound, which the cost of the group has.
+    anything), the optimality gap of `choices.cost` is kept: there it is the gap to the lower bound.
     """
     p = choices.price
     if isinstance(p.latency_cycles, np.ndarray):
@@ -406,8 +406,8 @@ def _equal_choices(context: RunContext, rows: Sequence[ChosenRow]) -> Iterator[E
 
 
 def _without_costs(problem: Problem, nest: Nest) -> EinsumCost:
-    """Returns the counts of a mapping as an EinsumCost; all its costs are 0, since other formulas price
-    it.
+    """Returns the counts of a mapping, which are the same on all machines of its group, as an EinsumCost with
+    costs of 0: the caller prices the counts for all these machines at once.
     """
     e = problem.einsum
     no_price = Price(0.0, 0.0, "", (), (), 0.0)
@@ -587,20 +587,20 @@ def _workloads(
     return _list_array("workload_costs", [*WORKLOADS_FIELDS, *MACHINE_FIELDS], found)
 
 
-def _levels(context: RunContext, machines: Any) -> pa.Array:
+def _prices(context: RunContext, machines: Any) -> pa.Array:
     """Returns, per machine, the list of its rows of the view prices."""
     return _list_array(
         "prices",
         PRICES_FIELDS,
         [
-            levels(decoded_machine.arch) if (decoded_machine := _machine_or_none(context, number)) else []
+            price_rows(decoded_machine.arch) if (decoded_machine := _machine_or_none(context, number)) else []
             for number in machines.to_pylist()
         ],
     )
 
 
-def levels(arch: Arch) -> list[dict[str, Any]]:
-    """Returns the rows of `prices` of one machine."""
+def price_rows(arch: Arch) -> list[dict[str, Any]]:
+    """Returns the rows of the view prices of one machine: levels, fan-outs, vector unit and MAC units."""
 
     def own_prices(node: Level | Fanout | Compute) -> dict[str, Any]:
         return {name: getattr(node, name) for name in fields_of(type(node), "price", "network")}

@@ -60,14 +60,15 @@ WORK = ("macs", "main_memory_bytes", "mac_utilization")
 
 
 def work(arch: Arch, e: Einsum, c: EinsumCost) -> dict[str, Any]:
-    """The columns WORK of the table einsums, of which its ratios are made."""
+    """The columns WORK of the table einsums, from which its ratios (`record.RATIOS_OF`) are computed."""
     moved = moved_bytes(arch, e, c)[arch.levels[0].name]
     return dict(zip(WORK, (e.macs(), moved, _utilization(arch, c, e)), strict=True))
 
 
 def moved_bytes(arch: Arch, e: Einsum, c: EinsumCost) -> dict[str, float]:
-    """Level -> bytes that one run of an einsum reads and writes there. Where a level moves lines, all bytes
-    of a line count, and those of lines that are read first since only a part of them is written.
+    """Level -> bytes that one run of an einsum reads and writes there. At a level with
+    cache lines, unused bytes of a line count, too, and so does the read of a line that is written in part
+    (read-modify-write).
     """
     bits = bits_of(e, arch)
     moved_bits = dict.fromkeys((level.name for level in arch.levels), 0.0)
@@ -103,8 +104,8 @@ class Component:
 
 
 def components(arch: Arch, solution: Solution) -> list[Component]:
-    """The components of a machine in its order, networks with a price last. A vector unit is one where it has
-    area or leaks.
+    """The components of a machine in its order, networks with a price last. The vector unit is listed only
+    if it has area or leaks.
     """
     instances = arch.components()
     dynamic_pj: dict[str, float] = defaultdict(float)
@@ -126,7 +127,7 @@ def totals(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]
     """The metrics of a solved workload by name; a name ends with its unit."""
     ns = solution.latency_cycles / arch.clock_ghz
     costed = costed_einsums(workload, solution)
-    of_ratios = {
+    ratio_inputs = {
         "latency_ns": ns,
         "energy_pj": solution.energy_pj,
         "macs": sum(c.count * e.macs() for c, e in costed),
@@ -141,7 +142,7 @@ def totals(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]
         "energy_steady_pj": solution.energy_steady_pj,
         "edp_pj_ns": solution.energy_pj * ns,
         "area_mm2": arch.area_mm2(),
-        **record.ratios(of_ratios, record.RATIOS_OF["workload_costs"]),
+        **record.ratios(ratio_inputs, record.RATIOS_OF["workload_costs"]),
         "status": "ok",
         "optimality_gap": _finite(solution.optimality_gap),
         "gap_to_bound": _finite(solution.gap_to_bound),
@@ -229,7 +230,8 @@ def unfused_hint(arch: Arch, workload: Workload, solution: Solution, command: st
     )
     if not (schedule_name := next(fusing_schedules(arch, workload), "")):
         return f"{line}; no solver fuses them on {arch.name}"
-    # no option for the mapper where schedules were searched, the mapping was given or the mapper is optimal
+    # the command names no mapper where schedules were searched (the solution has a `space`), the mapping was
+    # given or the mapper is optimal
     mapper_is_settled = solution.space or any(
         f"({by}" in solution.certificate for by in (GIVEN_MAPPING, "given schedule", "mapper optimal")
     )
@@ -374,7 +376,8 @@ def directives(workload: Workload, solution: Solution) -> str:
             wrong.append(str(fault))
     if wrong:
         raise ValueError("\n".join(wrong))
-    # nests fetch tiles that overlap whole, KAPLA's directives only what is new: the first line says which
+    # where tiles overlap (windows), a nest fetches each tile whole, KAPLA's directives only its new part; the
+    # first line of the text says which
     return text(
         found,
         fetch_whole=not any(layer_of(c.mapping) for c in solution.einsums)
@@ -833,8 +836,9 @@ def read_in_parts(operations: Sequence[Einsum]) -> list[str]:
 
 
 def _optimal_claim(report: TrafficReport) -> str:
-    """What is proven of `Optimal`: that it is the optimum or how far it is above the bound, and among which
-    schedules.
+    """What is proven of `Optimal`: nothing, that it is the optimum, or how far it is above the lower bound;
+    and among which schedules. Where some operation cannot read each operand once, the optimum of those that
+    do is a lower bound only, and is called that.
     """
     if parts := read_in_parts(report.operations):
         return (
@@ -930,7 +934,7 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> tuple[di
             ("operations", "held_bytes"),
             phases,
             "->: pipelined, stage after stage; |: stages that run at once; held: tensors that "
-            "every step needs whole (as weights of later stages), on chip while the phase runs.",
+            "every pipeline tile needs whole (as weights of later stages), on chip while the phase runs.",
         ),
         Table(
             f"on-chip retention{period_note}",

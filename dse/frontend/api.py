@@ -107,7 +107,7 @@ class Mapped:
     solution: Solution | Infeasible  # its schedule, or why there is none
     options: SolverOptions = SolverOptions()
     conversions: tuple[Conversion, ...] = ()  # copies of tensors to other layouts
-    # the schedule, if it says more than `solution` (one mapping per distinct einsum); else None
+    # the whole schedule, where `solution` (one mapping per distinct einsum) does not say all of it; else None
     plan: schedules.Schedule | None = None
 
     def plot(
@@ -343,7 +343,10 @@ def _deadline(sets: Mapping[str, Any]) -> tuple[float | None, dict[str, Any]]:
         key.removeprefix("limits."): value for key, value in sets.items() if key.startswith("limits.")
     }
     for key in limit_values.keys() - {"seconds"}:
-        faults.add(f"limits.{key}: counts machines of a study, this is one machine; leave it out")
+        faults.add(
+            f"limits.{key}: counts machines of a study that fail, or their share; here is one machine; "
+            "leave it out"
+        )
     limits = read.block(Limits, limit_values, "limits", faults)
     if faults.lines:
         raise ValueError("\n".join(faults.lines))
@@ -397,7 +400,8 @@ class Residency:
         """Returns what `dse residency --format json` prints."""
         facts, listed = explain.residency(self.arch, self.workload, self.reuse)
         names = [e.name.partition("@")[0] for e in self.reuse.operations]
-        # of several periods (iterations of the loop) list the second: unlike the first it follows another one
+        # edges from operations of one period: of several (iterations of the loop) the second, since unlike
+        # the first it follows another one
         first_listed = self.operations_per_period if len(names) > self.operations_per_period else 0
         edges = [
             {

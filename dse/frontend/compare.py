@@ -54,10 +54,10 @@ def mappings(a: Mapped, b: Mapped) -> list[Table]:
         Table(f"{a.workload.name} on {a.arch.name}", ("metric", "A", "B", "change"), tuple(totals)),
         Table("einsums", EINSUM_COLUMNS, tuple(rows)),
         Table(
-            "traffic and energy that moved, per einsum and level",
+            "traffic and energy that differ, per einsum and level",
             LEVEL_COLUMNS,
             tuple(_level_rows(a, b, costs_a, costs_b, names)),
-            "Levels at which nothing changed are left out; moved: read and written.",
+            "Levels at which nothing changed are left out; moved: bytes read and written.",
         ),
     ]
 
@@ -117,8 +117,8 @@ def _levels(one: Mapped, cost: EinsumCost | None) -> defaultdict[str, tuple[floa
 
 
 def runs(a: Run, b: Run) -> list[Table]:
-    """Returns how far two runs are, what differs between their studies, and the best value of each objective
-    that both have.
+    """Returns the progress of two runs, the keys in which their studies differ, and the best value of each
+    objective that both have.
     """
     status_a, status_b = a.status(), b.status()
     counts = [(key, status_a.get(key), status_b.get(key)) for key in COUNTS]

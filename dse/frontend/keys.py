@@ -57,7 +57,7 @@ STUDY: dict[str, tuple[str, str, str, str]] = {
         "{symbol: number}",
         "{}",
         "",
-        "sizes of the symbols of an ONNX file, e.g. {N: 1}; values of its inputs of one number",
+        "sizes of the symbols of an ONNX file, e.g. {N: 1}, and values of its inputs that hold one number",
     ),
     "workloads[].bits": (
         "{weights: number, activations: number}",
@@ -107,7 +107,8 @@ SEARCH: Meanings = {
     "seed": ("", "the same seed asks for the same machines"),
     "generation": (
         "machines",
-        "asked at a time; 0: 256, with prune 32 doubling to 4096, 4 of tpe, 16 of nsga2 and nsga3",
+        "per generation; 0: with prune 32, doubling to 4096; else 4 of tpe, 16 of nsga2 and nsga3, 256 of "
+        "the others",
     ),
     "population": ("machines", "of nsga2 and nsga3"),
     "startup": ("machines", "asked by a Sobol sequence before tpe begins"),
@@ -122,7 +123,8 @@ STOP: Meanings = {
     "hours": ("h", "stop at the end of a generation after so long, all sessions together"),
     "hypervolume_gain": (
         "share",
-        "stop when the front's hypervolume grew by less over the last 4 generations",
+        "stop when the front's hypervolume grew by less over the newest generations: at least 4, as many "
+        "as have 64 points",
     ),
 }
 SOLVER: Meanings = {
@@ -136,7 +138,7 @@ SOLVER: Meanings = {
     "dataflow": (
         "",
         "of the mapper optimal: what is stationary in the PEs of an array; row_stationary: rows of a window "
-        "on an array of two dimensions; einsums without such a tensor are free",
+        "on an array of two dimensions; einsums without such a tensor are mapped without this constraint",
     ),
     "gap": (
         "share",
@@ -145,10 +147,10 @@ SOLVER: Meanings = {
     ),
     "sharing_gap": (
         "share",
-        "for objective energy, schedule fused or unfused, in studies: machines that differ in prices, rates "
-        "and clock only share schedules (fused) or the mappings of each einsum, none more than this relative "
-        "gap above its own optimum, GOGETA's schedule left aside (docs/reuse.md, Many machines); 0: each "
-        "machine is solved",
+        "for objective energy, schedule fused or unfused, in studies: machines that differ in nothing but "
+        "prices, rates and clock share schedules (fused) or the mapping of each einsum (unfused), each "
+        "machine at most this share above its own optimum, in which GOGETA's schedule does not count "
+        "(docs/reuse.md, Many machines); 0: each machine is solved",
     ),
     "layout": (
         "",
@@ -170,12 +172,13 @@ SOLVER: Meanings = {
     ),
     "temporal_layer_pipe": (
         "",
-        "of schedules pipelined and kapla: stages may pass on pipeline tiles of one loop",
+        "of schedules pipelined and kapla: stages may hand on a tensor in pipeline tiles, which one loop "
+        "cuts; false: no pipeline tiles",
     ),
     "initiation_interval": (
         "cycles",
-        "of schedule pipelined: upper limit of the initiation interval (without ramp-up, of one "
-        "pipeline); 0: any",
+        "of schedule pipelined: upper limit of the initiation interval (without ramp-up) of each pipeline; "
+        "0: none",
     ),
     "fuse_elementwise": (
         "",
@@ -237,7 +240,8 @@ MEMORY: Meanings = {
     ),
     "slow": (
         "",
-        "an array slower than the clock takes whole cycles (divide), or makes the machine infeasible",
+        "sram whose cycle is longer than one of the clock: an access takes whole cycles of the clock "
+        "(divide), or the machine is infeasible",
     ),
     "may_keep": (
         "",

@@ -413,9 +413,9 @@ def _keys(a: _Part, b: _Part, shared: Sequence[str]) -> tuple[Ints, Ints]:
     return group[: len(a.labels)], group[len(a.labels) :]
 
 
-def _counts(left: Ints, right: Ints) -> tuple[Ints, Ints, Ints]:
-    """Returns for each row of `left` how many rows of `right` match it; the first of their positions in
-    `right` sorted; and the order that sorts `right`.
+def _match_ranges(left: Ints, right: Ints) -> tuple[Ints, Ints, Ints]:
+    """Returns (n, begin, order): row i of `left` matches the rows order[begin[i] : begin[i] + n[i]] of
+    `right`.
     """
     right_order = np.argsort(right, kind="stable")
     begin, end = (np.searchsorted(right[right_order], left, side) for side in ("left", "right"))
@@ -424,12 +424,12 @@ def _counts(left: Ints, right: Ints) -> tuple[Ints, Ints, Ints]:
 
 def _pair_count(a: _Part, b: _Part) -> int:
     """Returns the number of rows that a join of a and b has."""
-    return int(_counts(*_keys(a, b, [node for node in a.scope if node in b.scope]))[0].sum())
+    return int(_match_ranges(*_keys(a, b, [node for node in a.scope if node in b.scope]))[0].sum())
 
 
 def _matching(left: Ints, right: Ints) -> tuple[Ints, Ints]:
     """Returns the row numbers of all matching pairs: those of `left`, those of `right`."""
-    match_counts, begin, right_order = _counts(left, right)
+    match_counts, begin, right_order = _match_ranges(left, right)
     rows = np.repeat(np.arange(len(left)), match_counts)
     return rows, right_order[
         np.arange(len(rows))

@@ -90,8 +90,8 @@ def stop_reason(
 
 
 def _stall_reason(min_gain: float, trials: Sequence[Trial], objectives: Sequence[Objective]) -> str | None:
-    """Returns the stop reason if the last GAIN_GENERATIONS generations, with at least GAIN_POINTS points,
-    added less than `min_gain` of the hypervolume.
+    """Returns the stop reason if the newest generations (at least GAIN_GENERATIONS, as many as
+    have GAIN_POINTS points) added less than `min_gain` of the hypervolume.
     """
     newest = max((t.generation for t in trials), default=-1)
     points = 0

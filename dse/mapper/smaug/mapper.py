@@ -82,13 +82,13 @@ def plan(e: Einsum, arch: Arch) -> Plan | Infeasible:
     """The reading, tiling and nest of one einsum on one machine."""
     bits = set(bits_of(e, arch).values())
     if len(bits) > 1:
-        return unsupported(e.name, "optimizers of tensors with elements of several sizes")
-    machine = unit(arch, bits.pop())
-    if machine is None:
+        return unsupported(e.name, "optimizers of einsums whose tensors differ in the size of elements")
+    accelerator = unit(arch, bits.pop())
+    if accelerator is None:
         return unsupported(
             e.name, f"level between {arch.levels[0].name} and the array for inputs, weights and outputs"
         )
-    homes = dict(zip(ROLES, machine.names, strict=True))
+    homes = dict(zip(ROLES, accelerator.names, strict=True))
     if blocking := [
         level.name
         for level in arch.levels[1 : levels_outside_inner_array(arch)]
@@ -98,11 +98,11 @@ def plan(e: Einsum, arch: Arch) -> Plan | Infeasible:
     reading = read(e)
     if isinstance(reading, Infeasible):
         return reading
-    tiling = tile(reading.operator, machine)
+    tiling = tile(reading.operator, accelerator)
     if isinstance(tiling, Infeasible):
         return tiling
-    s = Schedule(reading, machine, tiling)
-    why = why_no_nest(tiling, machine, tiling.operator.kind == "unary" and len(e.inputs) > 1)
+    s = Schedule(reading, accelerator, tiling)
+    why = why_no_nest(tiling, accelerator, tiling.operator.kind == "unary" and len(e.inputs) > 1)
     mapping = Mapping(()) if why else export(e, arch, s)
     if not why and isinstance(overflow := einsum_cost(Problem(arch, e, "energy"), mapping), Infeasible):
         why = (
@@ -177,6 +177,8 @@ def _text(e: Einsum, arch: Arch, s: Schedule, why: str) -> str:
         *((f"one {rank} of {n} at a time", True) for rank, n in s.operator_view.repeated_ranks),
         *((f"{n} tiles of {TILES_OF[name]}", name not in t.nest.serial) for name, n in t.nest.loops if n > 1),
     ]
+    # number, from 1 inwards, of the loop that bears the note: accelerators take the trips of parallel loops
+    # by turns
     turn_loop = sum(is_parallel for _, is_parallel in loops) if s.accelerator.accelerators > 1 else -1
     for i, (what, _) in enumerate(loops):
         lines.append(

@@ -51,7 +51,8 @@ MAX_LISTED = 1 << 24
 
 Cut = tuple[int, int]  # (tile size, trips counted)
 Cuts = tuple[Cut, ...]
-Loops = dict[str, tuple[tuple[int, int], ...]]  # rank -> (number of the loop in the nest, trips counted)
+# rank -> (number of the loop in the nest, trips counted); `value` puts tile sizes in place of loop numbers
+CountedLoops = dict[str, tuple[tuple[int, int], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,13 @@ class Factor:
     cuts: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
     clip: bool = False  # True: indices outside of the stored range (padding) do not count
     # 0: all elements of each tile; 1: only those that no earlier tile had; 2: the same for a window that
-    # slides along the last loop and keeps what lies between its trips
+    # slides along the last loop; where its stride leaves a gap to the trip before, the elements in the gap
+    # count as touched, too
     distinct: int = 0
-    # -1: all tiles count; n: the loops from index n on cut each tile of the loops before them into a number
-    # of tiles, and the factor is the smallest of these numbers
-    after: int = -1
-    most: bool = False  # with `after`: the largest number instead of the smallest
+    # -1: the sum over all tiles; n: of the tiles that the rank's loops before index n cut, each is cut into a
+    # number of tiles by the loops from n on, and the factor is the smallest of these numbers
+    split_at: int = -1
+    most: bool = False  # with `split_at`: the largest number instead of the smallest
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +250,9 @@ def nonzero_share(e: Einsum) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """What compute moves of a dense result whose operands have zeros, where no node of the result stands
-    inside. It is added to one read and one write per product of nonzeros.
+    """Corrections to the accesses that compute makes directly to a level, where the result is dense, inputs
+    have zeros, and no node of the result stands further in. They come on top of one read and one write per
+    product of nonzeros.
 
     K: combinations of the ranks that inputs with zeros have and the result lacks
     q: expected products of nonzeros per element. q exceeds K where windows overlap in the result; ranks that
@@ -359,17 +362,17 @@ class Formulas:
         }
 
     def of_dims(
-        self, p: Projection, cuts: Loops, clip: bool, distinct: int = 0, slides: str = ""
+        self, p: Projection, cuts: CountedLoops, clip: bool, distinct: int = 0, sliding_rank: str = ""
     ) -> tuple[int, ...]:
         """Returns the numbers of one factor per dimension of a tensor.
 
-        slides: rank of the loop that a window slides along, or empty
+        sliding_rank: rank of the loop that a window slides along, or empty
         """
         return tuple(
             [
                 self.factor_number(dim, name, ranks, cuts)
                 if whole
-                else self.factor_number(dim, name, ranks, cuts, clip, distinct + (slides in ranks))
+                else self.factor_number(dim, name, ranks, cuts, clip, distinct + (sliding_rank in ranks))
                 for dim, name, ranks, whole in self.dims[p.tensor]
             ]
         )
@@ -379,23 +382,23 @@ class Formulas:
         dim: Dim | None,
         name: object,
         ranks: tuple[str, ...],
-        cuts: Loops,
+        cuts: CountedLoops,
         clip: bool = False,
         distinct: int = 0,
-        after: int = -1,
+        split_at: int = -1,
         most: bool = False,
     ) -> int:
         """Returns the number of the factor of one dimension; dim None: the number of tiles of one rank.
 
         name: identifies the dimension in the memo
         cuts: loops of each rank, outermost first
-        clip, distinct, after, most: as in `Factor`
+        clip, distinct, split_at, most: as in `Factor`
         """
         key = (
             name,
             clip,
             distinct,
-            after,
+            split_at,
             most,
             cuts.get(ranks[0], ()) if len(ranks) == 1 else tuple([cuts.get(rank, ()) for rank in ranks]),
         )
@@ -404,7 +407,7 @@ class Formulas:
             # threads share the sums of equal nests, so a number is stored only after its factor
             with FACTORS_LOCK:
                 if key not in self.numbers:
-                    self.factors.append(Factor(dim, loops, clip, distinct, after, most))
+                    self.factors.append(Factor(dim, loops, clip, distinct, split_at, most))
                     self.numbers[key] = len(self.factors) - 1
         return self.numbers[key]
 
@@ -423,7 +426,8 @@ def fills(
 
     one_instance: of one instance, otherwise of all
     trips_counted: per loop; empty: all
-    skip: returns minus the first reads of output elements instead, which start from zero and are never read
+    skip: returns minus the first reads of output elements instead, to be added to all reads: these elements
+        start from zero and need no read
     """
     return _transfers(s, link, End.CHILD, one_instance, trips_counted, skip)
 
@@ -463,8 +467,8 @@ def crossing(s: Formulas, link: Link) -> tuple[Term, ...]:
 def _transfers(
     s: Formulas, link: Link, end: End, one_instance: bool, trips_counted: tuple[int, ...], skip: bool
 ) -> tuple[Term, ...]:
-    """Returns the terms of `_terms` at one end, memoized; with `skip`, of what compute adds to where inputs
-    have zeros, minus the expected first reads (`Sparse`).
+    """Returns `_terms`, counted at one end of the link, memoized. With `skip`, for a result that compute adds
+    to directly and whose inputs have zeros: minus the expected number of skipped first reads (`Sparse`).
     """
     trips_counted = trips_counted or s.all_trips
     if skip and s.sparse and not link.child:
@@ -567,14 +571,14 @@ def _cuts(
     skip: bool,
     pes_counted: Callable[[int, Loop], int],
     counted_ranks: frozenset[str] | None = None,
-) -> Loops:
+) -> CountedLoops:
     """Returns, by rank, the loops that cut the child's tiles and the trips counted of each.
 
     * Loops above the position that the child's tile rests at are included.
     * Loops that the tile sinks through are left out, from the innermost outward, as long as all their trips
       count: together they fetch the tile at the node.
-    * A loop below the resting position is included only where it decides whether a tile counts at all
-      (BELOW).
+    * A loop below the resting position is included (BELOW) only if it, or a loop of its rank further in,
+      counts ONLY. It cuts no tile, but tiles in which that loop has more than one trip do not count.
 
     skip: ranks that are not in `counted_ranks` (None: the tensor's own ranks) count with their first
         iterations only
@@ -586,7 +590,7 @@ def _cuts(
         if i < link.rests_at and (i < link.child_at or trips_counted[number] != ALL)
     ]
     deepest = max(included, default=-1)
-    found: Loops = {}
+    found: CountedLoops = {}
     for number, (i, loop) in enumerate(s.loops):
         if i < link.rests_at:
             counted = (
@@ -610,15 +614,16 @@ def _cuts(
     return found
 
 
-def _terms(s: Formulas, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
+def _terms(s: Formulas, link: Link, cuts: CountedLoops, skip: bool) -> Iterator[Term]:
     """Yields the elements that a link moves in the counted trips: the sum of its child's clipped tiles, or
     the single accesses of compute (`direct_elems`).
 
     A compressed tile is a value and a column per nonzero and a pointer per row (CSR), in widths of its
     elements.
     """
-    clip, p, sign = link.child is not None, link.tensor, -1 if skip else 1
-    slides = next(
+    # tiles of a node are clipped to what is stored, single accesses of compute are not
+    has_child, p, sign = link.child is not None, link.tensor, -1 if skip else 1
+    sliding_loop = next(
         (
             loop
             for number, (i, loop) in enumerate(s.loops)
@@ -628,9 +633,9 @@ def _terms(s: Formulas, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
         ),
         None,
     )
-    dims = s.of_dims(p, cuts, clip, skip, slides.rank if skip and slides else "")
+    dims = s.of_dims(p, cuts, has_child, skip, sliding_loop.rank if skip and sliding_loop else "")
     outer = _missing_ranks(s, link, cuts)
-    if not clip:
+    if not has_child:
         yield Term(sign * direct_elems(p, s.e, s.wires.word_bits), (*dims, *outer))
         return
     if p.format == "dense":
@@ -642,7 +647,7 @@ def _terms(s: Formulas, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
     yield Term(sign * row_words, (*rows, *outer))
 
 
-def _missing_ranks(s: Formulas, link: Link, cuts: Loops) -> tuple[int, ...]:
+def _missing_ranks(s: Formulas, link: Link, cuts: CountedLoops) -> tuple[int, ...]:
     """Returns the factors of ranks that the tensor lacks: how often each tile moves."""
     return tuple(
         [s.factor_number(None, rank, (rank,), cuts) for rank, _ in s.e.extents if rank not in link.ranks]
@@ -686,7 +691,7 @@ def passes(s: Formulas, position: int, all_pes: bool, trips_counted: tuple[int, 
     """Returns factors whose product is how often `position` is reached, by all PEs or by the first one, which
     is the busiest.
     """
-    found: Loops = {}
+    found: CountedLoops = {}
     for number, (i, loop) in enumerate(s.loops):
         if i < position:
             counted = (
@@ -704,7 +709,7 @@ def rounds(s: Formulas, begin: int, end: int, trips_counted: tuple[int, ...], mo
     """Returns factors whose product is the fewest iterations (most: the most) of the temporal loops at
     positions begin..end-1, within one iteration of the loops above.
     """
-    found: Loops = {}
+    found: CountedLoops = {}
     loops_before: dict[str, int] = {}
     for number, (i, loop) in enumerate(s.loops):
         if i < end:
@@ -714,7 +719,7 @@ def rounds(s: Formulas, begin: int, end: int, trips_counted: tuple[int, ...], mo
             )
             loops_before[loop.rank] = loops_before.get(loop.rank, 0) + (i < begin)
     return tuple(
-        s.factor_number(None, rank, (rank,), found, after=loops_before[rank], most=most) for rank in found
+        s.factor_number(None, rank, (rank,), found, split_at=loops_before[rank], most=most) for rank in found
     )
 
 
@@ -738,10 +743,11 @@ def value(tiles: Sequence[int], factor: Factor, pes: dict[int, int] | None = Non
             for extent, loops in factor.cuts
         ]
     )
-    if factor.after >= 0:
+    if factor.split_at >= 0:
         extent, cuts = ranks[0]
         tile_counts = [
-            tile_count(size, cuts[factor.after :]) for size, _ in tile_sizes(extent, cuts[: factor.after])
+            tile_count(size, cuts[factor.split_at :])
+            for size, _ in tile_sizes(extent, cuts[: factor.split_at])
         ]
         return (max(tile_counts) if factor.most else min(tile_counts)) if tile_counts else 1
     if factor.dim is None:
@@ -871,7 +877,8 @@ def _distinct_pes(
     found: dict[object, tuple[int, ...]] = {}
     for pes in product(*pe_ranges):
         signature: list[object] = []
-        # an instance between two fan-outs of the rank is identified by the outer PEs only
+        # levels between two fan-outs of the rank have one instance per outer PE, so PEs are compared at every
+        # depth of fan-outs
         for depth in range(1, len(pes) + 1):
             pe = iter(pes[:depth])
             cuts = tuple(
@@ -889,7 +896,7 @@ def _distinct_pes(
                 for (dim, c), o in zip(dims, other_reach, strict=True)
             )
             signature.append(
-                tuple(_groups(sizes[rank], cuts[:d]) for d in range(1, len(cuts) + 1))
+                tuple(_tile_size_counts(sizes[rank], cuts[:d]) for d in range(1, len(cuts) + 1))
                 if avoids_padding
                 else pes[:depth]
             )
@@ -906,12 +913,12 @@ def tile_sizes(extent: int, cuts: Cuts) -> tuple[tuple[int, int], ...]:
     ((8, 6), (4, 1))
     """
     found: dict[int, int] = {}
-    for (size, _), n in _groups(extent, cuts):
+    for (size, _), n in _tile_size_counts(extent, cuts):
         found[size] = found.get(size, 0) + n
     return tuple(found.items())
 
 
-def _groups(extent: int, cuts: Cuts) -> tuple[tuple[tuple[int, int], int], ...]:
+def _tile_size_counts(extent: int, cuts: Cuts) -> tuple[tuple[tuple[int, int], int], ...]:
     """Returns ((tile size, tile size of the first PE in the same trips), number of such tiles) after all
     cuts. PEs run in lockstep: the first one, with the largest tiles, decides which trip is the last.
     """
@@ -1060,7 +1067,7 @@ def _first_elems(factor: Factor, tiles: Sequence[int]) -> int:
     start, stop = dim.offset + low @ c, dim.offset + (low + size - 1) @ c + 1
     if factor.clip:
         start, stop = np.maximum(start, 0), np.minimum(stop, dim.size)
-    if factor.distinct == 2:  # a sliding window touches all from where its last trip ended
+    if factor.distinct == 2:  # a sliding window also touches the gap since the trip before
         start[1:] = np.where(trip[1:] > 0, np.minimum(start[1:], stop[:-1]), start[1:])
     base = int(start.min())
     unseen, found = np.ones(int(max(stop.max() - base, 0)), np.bool_), 0

@@ -10,8 +10,9 @@ Sums that are reduced on the way take the same tree inwards.
 
 PEs that want the same words occupy some positions in each dimension of the mesh; all pairs of these positions
 want them. Where PEs have unequal shares of a rank (the last ones less, or nothing), such groups of PEs are
-counted one by one, each as the einsum of its share. Where hops have a price, two kinds of nest are refused:
-nests that cut windows over a mesh, and nests in which shares differ from round to round.
+counted one by one: words are those of an einsum whose extents are the share of one PE. Where hops have a
+price, two kinds of nest are refused: nests that cut windows over a mesh, and nests in which shares differ
+from round to round.
 """
 
 from __future__ import annotations
@@ -51,10 +52,13 @@ def _reach(start: int, places: Sequence[int]) -> int:
     return max(start, *places) - min(start, *places)
 
 
-def injected_at(kind: str, grid: MeshPosition) -> tuple[MeshPosition, ...]:
-    """Returns the positions where memory is attached: the corners, or the whole left and right edge."""
-    rows = range(grid[0]) if kind == "edge" else sorted({0, grid[0] - 1})
-    return tuple((row, column) for row in rows for column in sorted({0, grid[1] - 1}))
+def injected_at(kind: str, mesh_size: MeshPosition) -> tuple[MeshPosition, ...]:
+    """Returns the positions where memory is attached: the corners, or the whole left and right edge.
+
+    mesh_size: (rows, columns)
+    """
+    rows = range(mesh_size[0]) if kind == "edge" else sorted({0, mesh_size[0] - 1})
+    return tuple((row, column) for row in rows for column in sorted({0, mesh_size[1] - 1}))
 
 
 def chain(source: MeshPosition, rows: Sequence[int], columns: Sequence[int]) -> int:
@@ -256,7 +260,9 @@ def _part(extent: int, rank: str, loops: Sequence[Cut], group: Group) -> IndexRa
 
 
 def _mesh_region(f: Fanout) -> tuple[MeshPosition, MeshPosition]:
-    """Returns, for rows and for columns of the mesh, (first one of the fan-out, how many the mesh has)."""
+    """Returns two pairs, for rows and for columns: (index in the mesh of the fan-out's first one, how many
+    the mesh has).
+    """
     rows, columns = (f.mesh_region or tuple((0, n) for _, n in f.dims))[:2]
     return rows, columns
 
@@ -400,8 +406,9 @@ def _uneven_links(
     """Returns the sum of words times links where shares are unequal.
 
     A group receives as many words as one PE receives in the einsum of its share alone (`_share_nest`). This
-    holds only if all PEs of a group fetch equally often: inside of the PEs, no loop may stand above the tile
-    over a rank that is shared out unequally and along which PEs share accesses. Raises Uncounted otherwise.
+    holds only if all PEs of a group fetch equally often: no loop inside of the PEs and above the tensor's
+    node may be over a rank that is shared out unequally and along which PEs share accesses. Raises Uncounted
+    otherwise.
     """
     p, mesh_region = delivery.tensor, _mesh_region(f)
     if between := _between(mapping, e, f):
@@ -498,8 +505,8 @@ def _inner_trips(rank: str, mapping: Mapping, f: Fanout, end: int) -> int:
 def _share_nest(
     loops: Sequence[Cut], size: dict[str, int], mapping: Mapping, e: Einsum, f: Fanout
 ) -> tuple[Mapping, Einsum]:
-    """Returns the nest and the einsum of one PE's share: of each rank that the mesh cuts, the PE's share
-    takes the place of what all PEs have, in every round of the loops outside of the cut.
+    """Returns the nest and the einsum as if there were one PE: the extent of each rank that the mesh cuts,
+    and its tiles outside of the mesh, are scaled from what all PEs have to the PE's share.
 
     size: rank -> the PE's share; a rank that is not named keeps a full tile
     """

@@ -98,7 +98,9 @@ class _Program:
     capacity: int  # words
     reads: Floats  # [intervals] number of reads that each stands for
     writes: Floats  # [tensors] number of writes that each stands for
-    space_times: Floats  # [intervals] number of times that each takes space
+    # [intervals] number of periods whose words take its space: 1; in the averaged program those for which the
+    # period stands in which the interval begins (of a made tensor: in which it was made)
+    space_times: Floats
     variable_of: Ints  # [intervals] intervals with equal entries share a variable
     # two successive periods that need to fit only on average: (first access, accesses per period, number of
     # periods for which the two stand)
@@ -129,8 +131,8 @@ def optimum(listed: AccessList, capacity: int) -> Optimum:
 def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> Optimum:
     """Returns the minimum cost of many equal periods; a thousand take as long to solve as ten.
 
-    Two middle periods stand for all periods but EDGE_PERIODS at each end: the second for the last one of
-    these, the first for the others.
+    EDGE_PERIODS at each end are solved as they are. Of the n periods between, two are solved: the first
+    stands for n - 1 of them, the second for the last.
 
     lists: returns the accesses of a given number of periods.
 
@@ -200,8 +202,10 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
 
 
 def tied_intervals(places: Sequence[tuple[int, int, int]], per_period: int) -> Ints:
-    """Returns for every interval the number of the interval with which it shares a variable: for one that
-    touches both middle periods, the same interval shifted by as many periods as possible; for others itself.
+    """Returns for every interval the number of the interval with which it shares a variable, so that both
+    middle periods retain the same. An interval is shifted by one period as long as it begins in the first
+    middle period or the one before, and ends in a middle period. Others, and those whose shifted interval is
+    none of the list, have variables of their own.
 
     places: (access at its beginning, access that reads, position among the reads of that access); per_period:
         accesses of a period
@@ -236,17 +240,17 @@ def _solve(p: _Program) -> _Answer:
     """Returns the solution of a linear program.
 
     Variables are words of each interval, words that each tensor spills, and words on chip after each access.
-    The last ones are given by those after the access before and by the intervals that begin or end there. So
-    every column has few entries, and the prices of space are the duals of the upper bounds of the last
-    variables.
+    Words on chip after an access are those after the access before, plus words of the intervals that begin at
+    it, minus words of those that end at it. So every column has few entries, and the prices of space are the
+    duals of the upper bounds of the last variables.
     """
     intervals, access_count = p.intervals, len(p.listed.accesses)
     representatives, column = np.unique(p.variable_of, return_inverse=True)
     spillable = np.flatnonzero(intervals.spill_words > 0)
-    interval_variables, first_occupancy = len(representatives), len(representatives) + len(spillable)
+    first_spill, first_occupancy = len(representatives), len(representatives) + len(spillable)
     costs = np.zeros(first_occupancy + access_count)
     np.add.at(costs, column, -p.reads)
-    costs[interval_variables:first_occupancy] = p.writes[spillable]
+    costs[first_spill:first_occupancy] = p.writes[spillable]
     first, per_period, period_count = p.averaged
     space, averaged_rows = _free_words(p.listed, p.capacity), np.arange(first, first + per_period)
     free = space.copy()
@@ -265,15 +269,15 @@ def _solve(p: _Program) -> _Answer:
     spill_rows, pairs = np.arange(len(spills)), first_occupancy + averaged_rows
     # words on chip in the two averaged periods <= space of all periods that they stand for
     averaged_limits = len(spills) + np.arange(per_period)
-    upper: list[Block] = [
-        (spill_rows, interval_variables + number[intervals.tensor_number[spills]], -1.0),
+    inequalities: list[Block] = [
+        (spill_rows, first_spill + number[intervals.tensor_number[spills]], -1.0),
         (spill_rows, column[spills], -1.0),
         (averaged_limits, pairs, 1.0),
         (averaged_limits, pairs + per_period, 1.0),
     ]
     solved = solve_program(
         costs,
-        sparse(upper, len(spills) + per_period, len(costs)),
+        sparse(inequalities, len(spills) + per_period, len(costs)),
         np.concatenate((-intervals.size[spills], period_count * space[averaged_rows])),
         sparse(balance, access_count, len(costs)),
         np.concatenate((intervals.size[representatives], intervals.spill_words[spillable], free)),
@@ -281,7 +285,7 @@ def _solve(p: _Program) -> _Answer:
     )
     prices = -solved.upper.marginals[first_occupancy:]
     prices[averaged_rows] = prices[averaged_rows + per_period] = -solved.ineqlin.marginals[len(spills) :]
-    return _Answer(float(solved.fun), solved.x[:interval_variables][column], np.maximum(prices, 0.0))
+    return _Answer(float(solved.fun), solved.x[:first_spill][column], np.maximum(prices, 0.0))
 
 
 def solve_program(
@@ -315,8 +319,8 @@ def sparse(entries: Sequence[Block], rows: int, columns: int) -> csc_array:
 
 
 def _free_words(listed: AccessList, capacity: int) -> Floats:
-    """Returns the words [accesses] that may stay on chip after each access. Resident words of a phase take
-    space between the accesses of the phase.
+    """Returns the words [accesses] that may stay on chip after each access. Between two accesses of one
+    phase its resident words take space, between two phases the fewer of both: hence the minimum.
     """
     resident_words = np.array([a.resident_words for a in listed.accesses])
     free_words = np.full(len(resident_words), float(capacity))
@@ -331,10 +335,11 @@ def _bound(listed: AccessList, intervals: _Intervals, capacity: int, prices: Flo
     tensor: a tensor that may spill stays whole all the time, or is written and stays only where that pays.
     """
     price_until = np.concatenate(([0.0], np.cumsum(prices)))
-    net = price_until[intervals.last] - price_until[intervals.first] - 1.0
+    # [intervals] price of the space of a retained word, minus the word that it saves; < 0: retention pays
+    net_price = price_until[intervals.last] - price_until[intervals.first] - 1.0
     always_retained, where_it_pays = np.zeros(len(intervals.tensors)), np.zeros(len(intervals.tensors))
-    np.add.at(always_retained, intervals.tensor_number, intervals.size * net)
-    np.add.at(where_it_pays, intervals.tensor_number, intervals.size * np.minimum(net, 0.0))
+    np.add.at(always_retained, intervals.tensor_number, intervals.size * net_price)
+    np.add.at(where_it_pays, intervals.tensor_number, intervals.size * np.minimum(net_price, 0.0))
     words = np.where(
         intervals.spill_words > 0,
         np.minimum(always_retained, intervals.spill_words + where_it_pays),

@@ -64,8 +64,9 @@ class _Gap:
 
 @dataclass(frozen=True, slots=True)
 class _SharedSpace:
-    """A place: tensors that share space in a phase, of which the larger of all words before the phase and all
-    words after it counts.
+    """A place: tensors that share space in a phase, such as a result and the operand that it replaces; most
+    are one tensor alone. Together they take as much as they have on chip before the phase or after it,
+    whichever is more.
     """
 
     phase: int
@@ -85,7 +86,7 @@ class _Gaps:
     last: Ints  # [gaps]
     size: Ints  # [gaps] words of the tensor
     spillable_number: Ints  # [gaps] number of its tensor among the spillable ones, -1: not spillable
-    written_once: tuple[tuple[int, int], ...]  # per spillable tensor: (phase that makes it, its words)
+    spillable: tuple[tuple[int, int], ...]  # per spillable tensor: (phase that makes it, its words)
     places: tuple[_SharedSpace, ...]
     fixed_words: int  # words of first reads and outputs, which retention cannot save
 
@@ -109,7 +110,7 @@ def _gaps(listed: AccessList) -> _Gaps:
         for t in a.written:
             last_phase[t] = made_at[t] = i
     spillable_numbers: dict[str, int] = {}
-    number_of_gap = [
+    spillable_number = [
         spillable_numbers.setdefault(gap.tensor, len(spillable_numbers))
         if gap.tensor in made_at and gap.tensor not in listed.outputs
         else -1
@@ -133,7 +134,7 @@ def _gaps(listed: AccessList) -> _Gaps:
         first,
         last,
         size,
-        np.array(number_of_gap, dtype=np.int64),
+        np.array(spillable_number, dtype=np.int64),
         tuple((made_at[t], listed.words[t]) for t in spillable_numbers),
         tuple(places),
         fixed,
@@ -172,7 +173,7 @@ def minimum_traffic(listed: AccessList, capacity: int) -> Optimum:
     """Returns the minimum main-memory words of a list of phases, and a lower bound that proves it."""
     g = _gaps(listed)
     all_gaps, ones = np.arange(len(g.gaps)), np.ones(len(g.gaps))
-    problem = _RetentionProgram(listed, g, capacity, ones, np.ones(len(g.written_once)), all_gaps, ones)
+    problem = _RetentionProgram(listed, g, capacity, ones, np.ones(len(g.spillable)), all_gaps, ones)
     value, stay, prices = _solve(problem)
     cost = g.fixed_words + float(g.size.sum()) + value
     bound = _bound(listed, g, capacity, prices)
@@ -200,7 +201,7 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
     # number of periods for which each of the few stands
     stands_for = np.where(np.arange(few_periods) == EDGE_PERIODS, middle_periods - 1.0, 1.0)
     reads = stands_for[g.last // per_period]
-    writes = stands_for[np.array([i // per_period for i, _ in g.written_once], dtype=np.int64)]
+    writes = stands_for[np.array([i // per_period for i, _ in g.spillable], dtype=np.int64)]
     variable_of, ones = (
         tied_intervals([(gap.first, gap.last, gap.read) for gap in g.gaps], per_period),
         np.ones(len(g.gaps)),
@@ -282,7 +283,9 @@ class _RetentionProgram:
     reads: Floats  # [gaps] number of reads that each gap stands for
     writes: Floats  # [spillable tensors] number of writes that each stands for
     variable_of: Ints  # [gaps] gaps with equal entries share a variable
-    space_times: Floats  # [gaps] number of times that each takes space
+    # [gaps] number of periods whose words take its space: 1; in the averaged program those for which the
+    # period stands in which the gap begins (of a spillable tensor: in which it is made)
+    space_times: Floats
     # two successive periods that need to fit only on average: (first phase, phases per period, number of
     # periods for which the two stand)
     averaged: tuple[int, int, int] = (0, 0, 0)
@@ -331,7 +334,7 @@ def _solve(problem: _RetentionProgram) -> tuple[float, Floats, _Prices]:
     program = _Program(costs.tolist(), [float(n) for n in g.size[representatives]], [], [])
     never_written = [
         program.column(-float(n), float(words))
-        for n, (_, words) in zip(problem.writes, g.written_once, strict=True)
+        for n, (_, words) in zip(problem.writes, g.spillable, strict=True)
     ]
     program.rows += [
         ([(never_written[v], 1.0)], [int(column[i])]) for i, v in enumerate(g.spillable_number) if v >= 0
@@ -350,7 +353,7 @@ def _solve(problem: _RetentionProgram) -> tuple[float, Floats, _Prices]:
         np.array([*program.upper, *free_words]),
         f"{phases} phases in {problem.capacity} words",
     )
-    spilled = float((problem.writes * np.array([words for _, words in g.written_once], dtype=float)).sum())
+    spilled = float((problem.writes * np.array([words for _, words in g.spillable], dtype=float)).sum())
     prices = np.maximum(-solved.upper.marginals[column_count:], 0.0)
     prices[averaged_phases] = prices[averaged_phases + per_period] = np.maximum(
         -solved.ineqlin.marginals[len(program.rows) :], 0.0
@@ -435,7 +438,8 @@ def _bound(listed: AccessList, g: _Gaps, capacity: int, prices: _Prices) -> floa
     time, or it is written and stays only in the gaps where that pays.
     """
     price_until = np.concatenate(([0.0], np.cumsum(prices.phase)))
-    net = price_until[g.last] - price_until[np.minimum(g.first + 1, g.last)] - 1.0
+    # [gaps] price of the space of a retained word, minus the word that it saves; < 0: retention pays
+    net_price = price_until[g.last] - price_until[np.minimum(g.first + 1, g.last)] - 1.0
     for place in g.places:
         price = float(prices.phase[place.phase])
         before_share = (
@@ -445,14 +449,16 @@ def _bound(listed: AccessList, g: _Gaps, capacity: int, prices: _Prices) -> floa
             if not place.before
             else min(max(prices.before_share.get((place.phase, place.place_number), price / 2), 0.0), price)
         )
-        net[list(place.before)] += before_share
-        net[list(place.after)] += price - before_share
-    words = np.array([n for _, n in g.written_once], dtype=float)
+        net_price[list(place.before)] += before_share
+        net_price[list(place.after)] += price - before_share
+    words = np.array([n for _, n in g.spillable], dtype=float)
     always_retained, where_it_pays = np.zeros(len(words)), np.zeros(len(words))
     is_spillable = g.spillable_number >= 0
-    np.add.at(always_retained, g.spillable_number[is_spillable], (g.size * net)[is_spillable])
-    np.add.at(where_it_pays, g.spillable_number[is_spillable], (g.size * np.minimum(net, 0.0))[is_spillable])
-    unspillable_words = float((g.size * np.minimum(net, 0.0))[~is_spillable].sum())
+    np.add.at(always_retained, g.spillable_number[is_spillable], (g.size * net_price)[is_spillable])
+    np.add.at(
+        where_it_pays, g.spillable_number[is_spillable], (g.size * np.minimum(net_price, 0.0))[is_spillable]
+    )
+    unspillable_words = float((g.size * np.minimum(net_price, 0.0))[~is_spillable].sum())
     return float(
         g.fixed_words
         + g.size.sum()
@@ -467,7 +473,9 @@ def policy(
 ) -> Traffic:
     """Returns the words that GOGETA's policy (`residency`) moves, phase by phase, under the rules above.
 
-    results_evict, reads_evict: as of `residency.policy`
+    results_evict: results may evict tensors that are needed later than they (GOGETA); else they fill only
+        free space (SEQ-Overflow)
+    reads_evict: operands may, too
     """
     next_reads, size, retained, next_read = (
         listed.next_reads(),
@@ -475,8 +483,10 @@ def policy(
         dict[str, int](),
         dict[str, int](),
     )
-    min_retained: dict[str, int] = {}
-    first_retained: dict[str, int] = {}
+    # per result: words on chip when it is made, and the fewest at any of its reads so far; the difference was
+    # spilled
+    min_retained_since: dict[str, int] = {}
+    retained_when_made: dict[str, int] = {}
     read_words = 0
     for a in listed.accesses:
         users = dict.fromkeys((*a.read, *a.written))
@@ -490,8 +500,8 @@ def policy(
             next_reads[t].pop()
             on_chip = retained.get(t, 0)
             read_words += size[t] - on_chip
-            if t in min_retained:
-                min_retained[t] = min(min_retained[t], on_chip)
+            if t in min_retained_since:
+                min_retained_since[t] = min(min_retained_since[t], on_chip)
         for t in users:
             next_read[t] = next_reads[t][-1]
         retained_after = dict(retained)
@@ -512,17 +522,17 @@ def policy(
             retained_after[t] = retained_after.get(t, 0) + more
             free -= 0 if t in a.whole_tensors else more
         for t in a.written:
-            first_retained[t] = retained_after.get(t, 0) if next_read[t] < AFTER_END else 0
+            retained_when_made[t] = retained_after.get(t, 0) if next_read[t] < AFTER_END else 0
             if next_read[t] < AFTER_END and t not in listed.outputs:
-                min_retained[t] = first_retained[t]
+                min_retained_since[t] = retained_when_made[t]
         retained = {t: n for t, n in retained_after.items() if n and next_read[t] < AFTER_END}
     results = listed.results()
-    written_words = sum(size[t] - first_retained[t] for t in results)
+    written_words = sum(size[t] - retained_when_made[t] for t in results)
     return Traffic(
         read_words,
         written_words,
-        sum(first_retained[t] - n for t, n in min_retained.items()),
-        sum(first_retained[t] for t in results if t in listed.outputs),
+        sum(retained_when_made[t] - n for t, n in min_retained_since.items()),
+        sum(retained_when_made[t] for t in results if t in listed.outputs),
     )
 
 

@@ -19,9 +19,11 @@ nothing leaks and partial sums return to G only, the two sides are equal; the ev
 
 Tiles are looked at by their lower bounds, best first. Four facts bound them:
 
-    smaller tiles   with all tensors at G, trips of smaller tiles cost no less: loops of the larger trip may
-                    stand outermost. So a tile inherits the bounds of its multiples.
-    passing by      with a tensor at G at no cost, an einsum saves at least (outer - G) pJ per word and trip.
+    smaller tiles   with all tensors at G, an einsum's trips over smaller tiles cost together no less than
+                    over larger ones, whose nest could begin with the loops that cut them. So a tile inherits
+                    the bounds of its multiples.
+    passing by      an einsum with a tensor that passes G by costs at least (outer - G) pJ per word and trip
+                    more than with the tensor at G at no cost.
     capacity        forwarded tiles, and the cheapest depths that fit beside them, need no mapper.
     alone           an einsum costs no less than alone, minus the moves that others make
                     (`Nests.unfused_bound`).
@@ -53,7 +55,7 @@ from hw.arch import Arch, Level
 
 MAX_LOOPS = 3  # shared loops of a segment
 MAX_UNEVEN = 8  # tiles that leave a remainder, of a segment, in which plans are looked for
-MAX_PRICED = 6  # plans of a segment that cost more than their bounds, where others may cost less
+MAX_ABOVE_BOUND = 6  # plans priced above their lower bounds, after which the search of a segment ends
 
 
 def searchable(arch: Arch, level: Level) -> bool:
@@ -100,7 +102,7 @@ def _best_first(
     while (
         queue
         and queue[0][0] < best
-        and above_bound < MAX_PRICED
+        and above_bound < MAX_ABOVE_BOUND
         and asked_tiles < max_asked
         and not s.exhausted()
     ):
@@ -111,11 +113,11 @@ def _best_first(
                 seen.add(smaller)
                 heapq.heappush(queue, (_lower_bound(s, smaller), 0, smaller))
             if 0 < sum(t < n for t, n in zip(tiles, s.sizes, strict=True)) <= MAX_LOOPS:
-                nests = [_inherited(s, i, tiles) for i in range(len(s.segment.own))]
-                heapq.heappush(queue, (max(bound, _with_depths(s, tiles, nests, best)), -1, tiles))
+                inner_bounds = [_inherited(s, i, tiles) for i in range(len(s.segment.own))]
+                heapq.heappush(queue, (max(bound, _with_depths(s, tiles, inner_bounds, best)), -1, tiles))
         elif stage == 1:  # the bound counts depths that fit, too
-            nests = [_inner(s, i, tiles) for i in range(len(s.segment.own))]
-            heapq.heappush(queue, (max(bound, _with_depths(s, tiles, nests, best)), -2, tiles))
+            inner_bounds = [_inner(s, i, tiles) for i in range(len(s.segment.own))]
+            heapq.heappush(queue, (max(bound, _with_depths(s, tiles, inner_bounds, best)), -2, tiles))
         else:
             asked_tiles += 1
             if leaf := _best_leaf(s, tiles, best):
@@ -135,7 +137,7 @@ def _plan(s: SegmentSearch, tiles: Tiles, leaf: Leaf) -> Plan:
 
 
 def _smaller_tiles(s: SegmentSearch, tiles: Tiles) -> Iterator[Tiles]:
-    """Yields the tiles with one of them divided by a prime; none of those that leave a remainder."""
+    """Yields the tiles with one of them divided by a prime; nothing if one of `tiles` leaves a remainder."""
     for c, tile in enumerate(tiles) if divides(s, tiles) else ():
         yield from ((*tiles[:c], tile // prime, *tiles[c + 1 :]) for prime in dict.fromkeys(primes(tile)))
 
@@ -155,12 +157,12 @@ def _inherited(s: SegmentSearch, i: int, tiles: Tiles) -> float:
 
 
 def _uneven_bound(s: SegmentSearch, i: int, c: int, tile: int) -> float:
-    """Returns at least the pJ of an einsum below a loop that leaves a remainder, all its tensors at the
-    level: per index no less than in one trip over `smooth(n)` indices, which whole tiles divide; and what
-    the remainder costs in whatever nest.
+    """Returns a lower bound on the pJ of an einsum below a loop that leaves a remainder, all its tensors at
+    the level: whole tiles cost per index no less than one trip over `smooth(n)` indices, which every tile
+    that leaves a remainder divides; the remainder costs at least what it costs in any nest.
     """
     e, rank, n = s.segment.own[i], s.segment.members.classes[c][i], s.sizes[c]
-    place = Place(s.segment.level.name, forwarded=_homes(s, i), retained=s.segment.retained[i])
+    place = Place(s.segment.level.name, forwarded=_tensors_at_level(s, i), retained=s.segment.retained[i])
     if (i, c) not in s.per_index:
         longer = s.segment.nests.best(
             stretched(e, rank, smooth(n)), place, s.segment.level.capacity_bits or inf
@@ -171,7 +173,7 @@ def _uneven_bound(s: SegmentSearch, i: int, c: int, tile: int) -> float:
     )
 
 
-def _homes(s: SegmentSearch, i: int) -> frozenset[str]:
+def _tensors_at_level(s: SegmentSearch, i: int) -> frozenset[str]:
     """Returns the tensors of an einsum that may stand at the level, and are not retained."""
     standing = {t.name for t in s.tensors if t.may_stand} | set(s.segment.members.forwarded)
     return frozenset({p.tensor for p in s.segment.own[i].tensors()} & standing)
@@ -180,7 +182,7 @@ def _homes(s: SegmentSearch, i: int) -> frozenset[str]:
 def _inner(s: SegmentSearch, i: int, tiles: Tiles) -> float:
     """Returns the least pJ of an einsum below loops with these tiles, all its tensors at the level."""
     if (i, tiles) not in s.inner:
-        nest = nest_below(s, i, tiles, _homes(s, i), inf)
+        nest = nest_below(s, i, tiles, _tensors_at_level(s, i), inf)
         s.inner[i, tiles] = s.inner_bounds[i, tiles] = max(nest.lower_bound, _inherited(s, i, tiles))
     return s.inner[i, tiles]
 
@@ -194,11 +196,11 @@ def _lower_bound(s: SegmentSearch, tiles: Tiles) -> float:
     )
 
 
-def _with_depths(s: SegmentSearch, tiles: Tiles, nests: Sequence[float], best: float) -> float:
+def _with_depths(s: SegmentSearch, tiles: Tiles, inner_bounds: Sequence[float], best: float) -> float:
     """Returns a lower bound (pJ) from bounds of the nests, and the cheapest depths that fit; inf: none below
     `best`.
     """
-    return min((leaf.bound for leaf in leaves(s, tiles, nests, best, uses_mapper=False)), default=inf)
+    return min((leaf.bound for leaf in leaves(s, tiles, inner_bounds, best, uses_mapper=False)), default=inf)
 
 
 def _best_leaf(s: SegmentSearch, tiles: Tiles, best: float) -> Leaf | None:
