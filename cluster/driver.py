@@ -300,8 +300,8 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
     if study.depends_on_trials() and utilization < MIN_UTILIZATION:
         in_generation = study.search.generation_size(0)
         shared["idle"] = (
-            f"workers wait for results: two generations of {in_generation} machines at most are in flight; give fewer "
-            "workers, or a larger search.generation"
+            f"workers wait for results: two generations of {in_generation} machines at most are in flight; "
+            "give fewer workers, or a larger search.generation"
         )
     if group_count:
         what, where = ("mappings", "") if job.batch_index else ("schedules", " in every worker")

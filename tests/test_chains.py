@@ -64,7 +64,7 @@ BOUNDED = {  # what a recursion may be as deep as
             "_network",
             "_operator",
             "_solver_on_file",
-            "_step",
+            "_training_step",
             "_unfused",
             "load",
             "parameters",

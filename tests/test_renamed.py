@@ -136,7 +136,7 @@ def test_no_internal_view_is_listed(run: api.Run) -> None:
         row["view_name"]
         for row in run.sql("SELECT view_name FROM duckdb_views() WHERE NOT internal AND schema_name = 'main'")
     }
-    assert shown == {*record.TABLES, "designs", "traffic"}
+    assert shown == {*record.TABLES, "designs", "traffic", "components"}
     assert re.search(r"no such table; there are (.*)", refusal(run.sql, "FROM qqqqqq"))[1].split(
         ", "
     ) == sorted(shown)  # type: ignore[index]
