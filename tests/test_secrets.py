@@ -9,11 +9,13 @@ import logging
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cluster import store
+from dse.exchange.convert import convert
 from dse.frontend import api, check, cli
 from dse.mapping import directives, nest, schedule
 from dse.run import cache, folder
@@ -24,6 +26,7 @@ from workloads.matrix import read_matrix
 
 ROOT = Path(__file__).parents[1]
 SECRET = "hunter2"
+PEERS = "timeloop", "zigzag", "accelforge", "scalesim"
 WORKLOAD, ARCH = catalog.load("gemm:m=4,n=4,k=4"), machine.arch(machine.load("a2"))
 CONTENTS = {
     "lines": f"root:x:0:{SECRET}:/root\n{SECRET}:x:1\n",
@@ -90,6 +93,7 @@ def readers(path: Path) -> dict[str, Callable[[], object]]:
         "onnx": lambda: catalog.load(str(path.rename(path.with_suffix(".onnx")))),
         "torch": lambda: catalog.load(str(path.rename(path.with_suffix(".pt2")))),
         "huggingface": lambda: catalog.load(str(path.rename(path.with_suffix(".json")))),
+        **{peer: partial(convert, peer, [path], path.parent / "out", True) for peer in PEERS},
     }
 
 
@@ -199,6 +203,8 @@ COPIED = {
 }  # bytes of checked files
 TRIED = {
     "workloads/document.py read",
+    "dse/exchange/documents.py _text",
+    "dse/exchange/scalesim.py _text",
     "dse/mapping/nest.py read",
     "dse/mapping/schedule.py load",
     "dse/mapping/directives.py read_if_directives",

@@ -172,7 +172,7 @@ SOLVER: Meanings = {
     ),
     "temporal_layer_pipe": (
         "",
-        "of schedules pipelined and kapla: stages may hand on a tensor in pipeline tiles, which one loop "
+        "of schedules pipelined and kapla: stages may pass on a tensor in pipeline tiles, which one loop "
         "cuts; false: no pipeline tiles",
     ),
     "initiation_interval": (

@@ -82,7 +82,7 @@ def plan(e: Einsum, arch: Arch) -> Plan | Infeasible:
     """The reading, tiling and nest of one einsum on one machine."""
     bits = set(bits_of(e, arch).values())
     if len(bits) > 1:
-        return unsupported(e.name, "optimizers of einsums whose tensors differ in the size of elements")
+        return unsupported(e.name, "optimizers of einsums whose elements have several sizes")
     accelerator = unit(arch, bits.pop())
     if accelerator is None:
         return unsupported(
