@@ -25,8 +25,7 @@ def stop(out: Path, now: bool = False, waiting: Callable[[], None] = lambda: Non
 
     Raises ValueError if there is no run folder, RunFault if no run writes into it.
     """
-    if not (out / folder.STUDY).exists():
-        raise ValueError(folder.no_run_text(out))
+    folder.raise_if_no_run(out)
     refuse_links(out)
     if not _is_locked(out):
         raise RunFault(
@@ -81,9 +80,9 @@ def _read(out: Path) -> bytes | None:
 
 
 def _is_locked(out: Path) -> bool:
-    """True if a process writes into the folder: it locks .lock."""
+    """True if a process writes into the folder: it holds its lock."""
     try:
-        handle = os.open(out / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        handle = os.open(out / folder.LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:

@@ -169,8 +169,7 @@ def mend(path: Path) -> list[str]:
     Returns one line per file. Raises StoreFault; OtherStudy where manifests, env.json and status.json belong
     to different studies, so that it is unknown whose folder it is.
     """
-    if not ((path / STUDY).exists() or (path / MANIFEST).exists()):
-        raise ValueError(folders.no_run_text(path))
+    folders.raise_if_no_run(path)
     refuse_links(path)
     _check_one_run(path)
     lines = []
@@ -269,7 +268,7 @@ def close(store: Store) -> None:
 
 def _lock(path: Path) -> int:
     """Locks the folder. Returns the file descriptor; the lock ends with the process, however that ends."""
-    handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    handle = os.open(path / folders.LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
@@ -623,7 +622,7 @@ def _publish(store: Store) -> Store:
 def _still_locked(store: Store) -> bool:
     """True if the locked file is still the folder's .lock."""
     with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(store.lock), os.lstat(store.path / ".lock"))
+        return os.path.samestat(os.fstat(store.lock), os.lstat(store.path / folders.LOCK))
     return False
 
 

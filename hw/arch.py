@@ -423,6 +423,10 @@ class Fanout:
     # where the array is a region of a mesh: per dimension, its first PE and the size of the whole mesh
     mesh_region: tuple[tuple[int, int], ...] = role_field("structure", ())
 
+    def has_price(self) -> bool:
+        """True if moving words over its network costs energy."""
+        return bool(self.hop_pj or self.endpoint_pj)
+
 
 @dataclass(frozen=True, slots=True)
 class Compute:
@@ -493,6 +497,10 @@ class Arch:
             if outer.capacity_bits is None
             else replace(self, levels=(replace(outer, capacity_bits=None), *self.levels[1:]))
         )
+
+    def prices_networks(self) -> bool:
+        """True if moving words over some array's network costs energy."""
+        return any(f.has_price() for f in self.fanouts)
 
     def layout_sensitive(self) -> bool:
         """True if the machine has costs that mappers do not see: layouts or networks."""

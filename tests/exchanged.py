@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import re
+import tempfile
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
+import yaml
+
+from dse.exchange import accelforge_mapping, convert, documents, timeloop_mapping, zigzag_mapping
+from dse.exchange.notes import Notes, Unreadable
 from dse.mapping.nest import Mapping, faults
+from dse.mapping.schedule import parse_schedule
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from hw.arch import Arch
 from tests import nests
 from workloads.einsum import Einsum
 
+Back = Callable[[Einsum, Arch, Mapping, Notes], Mapping]  # a mapping to a peer's form and back
 KINDS = ("gemm", "bmm", "conv", "conv1d", "depthwise", "grouped", "pool", "add")
 
 TIMELOOP_ARCH = """
@@ -257,6 +266,38 @@ def random_case(rng: Random, all_held: bool = False) -> tuple[Einsum, Arch, Mapp
     mapping = nests.random_mapping(rng, e, arch)
     cost = None if faults(mapping, e, arch) else einsum_cost(Problem(arch, e, "energy"), mapping)
     return (e, arch, mapping, cost) if isinstance(cost, EinsumCost) else None
+
+
+def timeloop_back(e: Einsum, arch: Arch, mapping: Mapping, notes: Notes) -> Mapping:
+    data = yaml.safe_load(yaml.safe_dump(timeloop_mapping.write("own", mapping, e, arch, notes)))
+    return timeloop_mapping.read("own", data, timeloop_mapping.parts_of(arch), e, arch, Notes())
+
+
+def zigzag_back(e: Einsum, arch: Arch, mapping: Mapping, notes: Notes) -> Mapping:
+    data = yaml.safe_load(yaml.safe_dump(zigzag_mapping.write("own", mapping, e, arch, notes)))
+    return zigzag_mapping.read("own", data, e, arch)
+
+
+def accelforge_back(e: Einsum, arch: Arch, mapping: Mapping, notes: Notes) -> Mapping:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "mapping.yaml"
+        path.write_text(convert.written("accelforge", {e.name: mapping}, [e], arch, None))
+        text = accelforge_mapping.read("own", documents.read(path, notes)["mapping"], {}, notes)
+    return parse_schedule(text).segments[0].branches[0].mapping
+
+
+def outcome(back: Back, case: tuple[Einsum, Arch, Mapping, EinsumCost]) -> tuple[str, Mapping | None]:
+    """What becomes of a mapping that goes to a peer and comes back, and what came back: "same" cost, "lost"
+    (another cost, and said so), "refused"; "WRONG": another cost and no word of it.
+    """
+    e, arch, mapping, cost = case
+    notes = Notes()
+    try:
+        found = back(e, arch, mapping, notes)
+    except Unreadable:
+        return "refused", None
+    same = costs_the_same(cost, einsum_cost(Problem(arch, e, "energy"), found))
+    return "same" if same else "lost" if notes.losses() else "WRONG", found
 
 
 def costs_the_same(one: EinsumCost, other: object) -> bool:

@@ -95,6 +95,16 @@ def test_a_schedule_whose_stalls_are_not_counted_gives_way() -> None:
     assert found.latency_cycles == unfused.latency_cycles
 
 
+def test_a_timed_schedule_without_a_bound_wins_over_an_untimed_one_with_one() -> None:
+    """GOGETA's schedule beside a fused one whose stalls are not counted: was no answer at all."""
+    unfused = solved(A2S, MLP, "unfused", "latency")
+    untimed = replace(unfused, certificate=f"{UNTIMED}; {unfused.certificate}")
+    faster = replace(unfused, latency_cycles=unfused.latency_cycles * 0.99)
+    found = best(A2S, MLP, "latency", {"fused": untimed, "gogeta": faster})
+    assert isinstance(found, Solution)
+    assert found.latency_cycles == faster.latency_cycles
+
+
 def test_a_machine_that_holds_nothing_is_infeasible() -> None:
     tiny = override(machine.load("a2s"), {"dram.capacity": "64 B"})
     found = solve(machine.arch(tiny), MLP, SolverOptions(schedule="best"))

@@ -203,8 +203,7 @@ COPIED = {
 }  # bytes of checked files
 TRIED = {
     "workloads/document.py read",
-    "dse/exchange/documents.py _text",
-    "dse/exchange/scalesim.py _text",
+    "dse/exchange/documents.py text_of",
     "dse/mapping/nest.py read",
     "dse/mapping/schedule.py load",
     "dse/mapping/directives.py read_if_directives",

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from dse.exchange.blocks import Inexpressible
 from dse.exchange.documents import TAG
 from dse.exchange.notes import Notes, refuse
 from dse.mapping import nest
@@ -24,10 +25,6 @@ from workloads.einsum import Einsum
 STEP = "  "  # indentation of our schedules
 # ["loop", ranks, tile, dimension or ""], ["store", level, tensors], ["einsum", name], ["split", branches]
 Node = list[Any]
-
-
-class Inexpressible(ValueError):
-    """A mapping that our notation has no words for."""
 
 
 def read(file: str, mapping: Mapping[str, Any], tensors: Mapping[str, Collection[str]], notes: Notes) -> str:

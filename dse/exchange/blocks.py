@@ -27,7 +27,7 @@ from workloads.einsum import Einsum, Projection
 
 
 class Inexpressible(ValueError):
-    """A nest that has no blocked form: one line, what stands in the way."""
+    """A mapping that the other form cannot say: one line, what stands in the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +90,23 @@ def _check_extents(turns: Sequence[Turn], e: Einsum) -> None:
             raise ValueError(f"the factors of {rank} make up {last + 1}, its extent is {extent}")
 
 
-def _with_tiles(nodes: Sequence[Turn | Store], e: Einsum) -> Iterator[Loop | Store]:
-    """Yields the nodes with loops by the tile that they leave."""
+def by_tile(nodes: Sequence[Turn | Store], e: Einsum) -> Iterator[Loop | Store]:
+    """Returns the nodes, outermost first, with loops by the tile that they leave."""
     inside = dict.fromkeys(e.sizes(), 1)
-    tiles: list[Loop | Store] = []
+    found: list[Loop | Store] = []
     for node in reversed(nodes):
         if isinstance(node, Turn):
-            tiles.append(Loop(node.rank, inside[node.rank], node.over))
+            found.append(Loop(node.rank, inside[node.rank], node.over))
             inside[node.rank] *= node.trips
         else:
-            tiles.append(node)
+            found.append(node)
+    return reversed(found)
+
+
+def _with_tiles(nodes: Sequence[Turn | Store], e: Einsum) -> Iterator[Loop | Store]:
+    """Yields the nodes with loops by the tile that they leave, those of one trip left out."""
     left = e.sizes()
-    for one in reversed(tiles):
+    for one in by_tile(nodes, e):
         if isinstance(one, Loop):
             if one.tile >= left[one.rank]:  # one trip only, where the extent ends inside of the tile
                 continue

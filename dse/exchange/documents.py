@@ -46,7 +46,7 @@ _TaggedLoader.add_multi_constructor("!", _tagged)
 
 def read(path: Path, notes: Notes) -> Any:
     """Returns the document of a file. Raises Unreadable, one line with file, line and fix."""
-    text = _expanded(path, _text(path), notes.values, MAX_INCLUDES)
+    text = _expanded(path, text_of(path), notes.values, MAX_INCLUDES)
     data, faults = document.parse(text, _TaggedLoader)
     for line in faults:
         if match := REPEATED.search(line):  # as YAML readers of the peers take it
@@ -56,13 +56,14 @@ def read(path: Path, notes: Notes) -> Any:
     return _merged(data)
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path, encoding: str = "utf-8", fix: str = "give the path of a YAML file") -> str:
+    """Returns the first MAX_BYTES of a file. Raises Unreadable, one line with what to do (`fix`)."""
     try:
         with path.open("rb") as file:
-            return file.read(document.MAX_BYTES + 1)[: document.MAX_BYTES].decode("utf-8")
+            return file.read(document.MAX_BYTES).decode(encoding)
     except (OSError, UnicodeDecodeError, ValueError) as fault:
         why = getattr(fault, "strerror", None) or "not UTF-8 text"
-        raise Unreadable(f"{path}: cannot be read ({why}); give the path of a YAML file") from None
+        raise Unreadable(f"{path}: cannot be read ({why}); {fix}") from None
 
 
 def _expanded(path: Path, text: str, given: Mapping[str, str], includes_left: int) -> str:
@@ -75,7 +76,7 @@ def _expanded(path: Path, text: str, given: Mapping[str, str], includes_left: in
             if not includes_left:
                 raise Unreadable(f"{path}: line {number}: files include each other; write them out")
             beside = path.parent / match[1]
-            lines.append(_expanded(beside, _text(beside), values, includes_left - 1))
+            lines.append(_expanded(beside, text_of(beside), values, includes_left - 1))
             continue
         if PATHS.match(bare):
             continue

@@ -20,9 +20,9 @@ from typing import Any
 
 from dse.exchange import machines
 from dse.exchange.arithmetic import number
-from dse.exchange.notes import Converted, Notes, Unreadable, refuse
+from dse.exchange.documents import text_of
+from dse.exchange.notes import Converted, Notes, refuse
 from hw.component import show
-from workloads import document
 
 CLOCK_MHZ = 1000.0
 ARRAY = {"ArrayHeight": "rows", "ArrayWidth": "cols"}
@@ -40,7 +40,7 @@ def read(paths: Sequence[Path], notes: Notes) -> Converted:
     """Returns what the files hold: a config (.cfg) and a topology (.csv). Raises Unreadable."""
     machine, workload = None, None
     for path in paths:
-        text = _text(path)
+        text = text_of(path, "utf-8-sig", "give a .cfg or a .csv file")
         if "[architecture_presets]" in text and machine is None:
             machine = _machine(str(path), text, notes)
         elif path.suffix == ".csv" and workload is None:
@@ -50,14 +50,6 @@ def read(paths: Sequence[Path], notes: Notes) -> Converted:
                 [f"{path}: is no config with [architecture_presets] and no topology .csv, or a second one"]
             )
     return Converted(machine, workload)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_bytes()[: document.MAX_BYTES].decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as fault:
-        why = getattr(fault, "strerror", None) or "not UTF-8 text"
-        raise Unreadable(f"{path}: cannot be read ({why}); give a .cfg or a .csv file") from None
 
 
 def _machine(file: str, text: str, notes: Notes) -> dict[str, Any]:

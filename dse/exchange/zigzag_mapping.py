@@ -15,9 +15,10 @@ outside of it stand above its spatial loops, all inside below.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from dse.exchange.blocks import places
+from dse.exchange.blocks import Turn, by_tile, places
 from dse.exchange.notes import Notes, refuse
 from dse.exchange.same import differences
 from dse.mapping import nest
@@ -27,18 +28,17 @@ from workloads.einsum import Einsum
 
 OPERANDS = {"input": "I", "weight": "W", "output": "O"}
 LINKS = {"O": "O", "W": "I2", "I": "I1"}
-Turn = tuple[str, int]  # rank, trips
 
 
 def read(file: str, layer: Mapping[str, Any], e: Einsum, arch: Arch) -> nest.Mapping:
     """Returns the nest of a layer's temporal and spatial mapping. Raises Unreadable."""
     try:
         temporal = {
-            str(op): [[(str(dim).lower(), int(n)) for dim, n in level] for level in levels]
+            str(op): [[Turn(str(dim).lower(), int(n)) for dim, n in level] for level in levels]
             for op, levels in layer["temporal_mapping"].items()
         }
         spatial = [
-            (str(entry).split(",")[0].strip().lower(), int(str(entry).split(",")[1]), dim)
+            Turn(str(entry).split(",")[0].strip().lower(), int(str(entry).split(",")[1]), dim)
             for key, entries in (layer.get("spatial_mapping") or {}).items()
             for dim in [str(key).upper()]
             for entry in (entries if isinstance(entries, list) else [entries])
@@ -53,10 +53,10 @@ def read(file: str, layer: Mapping[str, Any], e: Einsum, arch: Arch) -> nest.Map
     return found
 
 
-def _named(spatial: Sequence[tuple[str, int, str]], arch: Arch) -> list[tuple[str, int, str]]:
+def _named(spatial: Sequence[Turn], arch: Arch) -> list[Turn]:
     """Returns spatial loops over the machine's dimensions; Di is the i-th one where none has that name."""
     dims = [dim for fanout in arch.fanouts for dim, _ in fanout.dims]
-    return [(rank, n, over if over in dims else dims[int(over[1:]) - 1]) for rank, n, over in spatial]
+    return [one if one.over in dims else replace(one, over=dims[int(one.over[1:]) - 1]) for one in spatial]
 
 
 def _operands(e: Einsum) -> dict[str, str]:
@@ -73,10 +73,7 @@ def _memories(e: Einsum, arch: Arch) -> dict[str, list[int]]:
 
 
 def _nest(
-    temporal: Mapping[str, Sequence[Sequence[Turn]]],
-    spatial: Sequence[tuple[str, int, str]],
-    e: Einsum,
-    arch: Arch,
+    temporal: Mapping[str, Sequence[Sequence[Turn]]], spatial: Sequence[Turn], e: Einsum, arch: Arch
 ) -> nest.Mapping:
     """temporal: per operand and memory, innermost first."""
     memories, operands = _memories(e, arch), _operands(e)
@@ -89,16 +86,16 @@ def _nest(
         for v, level in zip(memories[operand], temporal[operand], strict=True):
             inside += len(level)
             above[v, tensor] = len(order) - inside
-    nodes: list[Loop | Store | tuple[str, int, str]] = []
+    nodes: list[Turn | Store] = []
     done = 0
     for level_of_block, fanout in places(arch):
         if level_of_block is None:  # spatial loops stand as far inside as they may
             inner = [at for (v, _), at in above.items() if v >= arch.fanouts[fanout].outside]
             upto = min(inner, default=len(order))
-            nodes += [(rank, n, "") for rank, n in order[done:upto]]
+            nodes += order[done:upto]
             done = max(done, upto)
             own = {dim for dim, _ in arch.fanouts[fanout].dims}
-            nodes += [one for one in spatial if one[2] in own and one[1] > 1]
+            nodes += [one for one in spatial if one.over in own and one.trips > 1]
             continue
         for tensor, at in sorted(
             ((tensor, at) for (v, tensor), at in above.items() if v == level_of_block), key=lambda one: one[1]
@@ -106,30 +103,17 @@ def _nest(
             if at < done:  # nodes of levels further out stand below loops that this one stands above
                 nodes.insert(_index(nodes, at), Store(arch.levels[level_of_block].name, tensor))
                 continue
-            nodes += [(rank, n, "") for rank, n in order[done:at]]
+            nodes += order[done:at]
             done = max(done, at)
             nodes.append(Store(arch.levels[level_of_block].name, tensor))
-    nodes += [(rank, n, "") for rank, n in order[done:]]
-    return nest.Mapping(tuple(_with_tiles(nodes, e)))
+    nodes += order[done:]
+    return nest.Mapping(tuple(by_tile(nodes, e)))
 
 
-def _index(nodes: Sequence[Any], at: int) -> int:
+def _index(nodes: Sequence[Turn | Store], at: int) -> int:
     """Returns the index in front of the temporal loop number `at`."""
-    temporal = [i for i, node in enumerate(nodes) if isinstance(node, tuple) and not node[2]]
+    temporal = [i for i, node in enumerate(nodes) if isinstance(node, Turn) and not node.over]
     return temporal[at] if at < len(temporal) else len(nodes)
-
-
-def _with_tiles(nodes: Sequence[Any], e: Einsum) -> Iterator[Loop | Store]:
-    inside = dict.fromkeys(e.sizes(), 1)
-    found: list[Loop | Store] = []
-    for node in reversed(nodes):
-        if isinstance(node, Store):
-            found.append(node)
-        else:
-            rank, n, over = node
-            found.append(Loop(rank, inside[rank], over))
-            inside[rank] *= n
-    return reversed(found)
 
 
 def write(file: str, mapping: nest.Mapping, e: Einsum, arch: Arch, notes: Notes) -> dict[str, Any]:

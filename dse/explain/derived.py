@@ -535,7 +535,7 @@ def _einsums(
             )
         ]
         for row, solution in zip(rows, solutions(context, rows), strict=True)
-        for arch in [_machine_or_raise(context, row.machine)[0]]
+        for arch in [_machine_or_raise(context, row.machine).arch]
         for of_machine in [_machine_fields(arch)]
     ]
     return _list_array("einsums", [*EINSUMS_FIELDS, *MACHINE_FIELDS], found)

@@ -119,7 +119,7 @@ def components(arch: Arch, solution: Solution) -> list[Component]:
         for (name, n), area, mw in zip(instances.items(), arch.areas_mm2(), arch.leaks_mw(), strict=True)
         if name != "VECTOR" or area or mw
     ]
-    networks = [f.name for f in arch.fanouts if f.hop_pj or f.endpoint_pj]
+    networks = [f.name for f in arch.fanouts if f.has_price()]
     return [*found, *(Component(name, 1, 0.0, dynamic_pj[name], 0.0) for name in networks)]
 
 

@@ -134,8 +134,6 @@ def _cached_listing(question: tuple[object, ...], ask: Callable[[], Listing]) ->
     solvers' sources.
     """
 
-    from dse.run import cache
-
     def decode(answer: bytes) -> Listing:
         header, rows = json.loads(answer)
         return tuple(header), [tuple(row) for row in rows]

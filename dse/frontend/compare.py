@@ -85,8 +85,10 @@ def _pair(
     a: dict[str, EinsumCost], b: dict[str, EinsumCost], name: str, metric: str
 ) -> tuple[float | None, float | None, str]:
     """Returns (A, B, change) of a metric of all occurrences of an einsum; None where one lacks it."""
-    values = [costs[name].count * getattr(costs[name], metric) if name in costs else None for costs in (a, b)]
-    return values[0], values[1], change(values[0], values[1])
+    before, after = (
+        costs[name].count * getattr(costs[name], metric) if name in costs else None for costs in (a, b)
+    )
+    return before, after, change(before, after)
 
 
 def _level_rows(
@@ -141,9 +143,9 @@ def _best(a: Run, b: Run, objective: str) -> tuple[str, str, str]:
     from analysis import db
 
     column = db.column_of(objective)
-    values = [next((row[column] for row in run.front([objective])), None) for run in (a, b)]
-    shown = ["none" if value is None else fact(column, value) for value in values]
-    return shown[0], shown[1], change(values[0], values[1])
+    before, after = (next((row[column] for row in run.front([objective])), None) for run in (a, b))
+    texts = ["none" if value is None else fact(column, value) for value in (before, after)]
+    return texts[0], texts[1], change(before, after)
 
 
 def _short(text: str) -> str:

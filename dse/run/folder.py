@@ -40,12 +40,13 @@ SEALED_KINDS = {  # sealed JSON files that name the identity of their study -> t
     ENV: "env",
     STATUS: "status",
 }
+LOCK = ".lock"  # locked by the process that writes into the folder
 STOP = "stop.request"  # a request to end the run (cluster/stopping.py)
 MANIFEST_VERSION = 5  # of the manifest, and of the tables that it lists
 GROUP_NAME = re.compile(r"\d{6,12}-\d")
 DIGEST = re.compile(r"[0-9a-f]{16}")
 FOLDERS = ("parts", "asks", "log", "quarantine", "inputs")
-FILES = (MANIFEST, PREVIOUS_MANIFEST, ENV, STATUS, STUDY, STOP, ".lock")
+FILES = (MANIFEST, PREVIOUS_MANIFEST, ENV, STATUS, STUDY, STOP, LOCK)
 SEALED_ASKS = re.compile(
     rb'("crc": (\d{1,10}), )"generation": (\d{1,18}), "identity": "([0-9a-f]{0,16})", "kind": "asks"[,}]'
 )

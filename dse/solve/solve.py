@@ -285,7 +285,7 @@ def _search_schedule(
     """
     if options.schedule == "best":
         return _best(arch, workload, options, progress)
-    if options.schedule == "fused" and any(f.hop_pj or f.endpoint_pj for f in arch.fanouts):
+    if options.schedule == "fused" and arch.prices_networks():
         raise ValueError(
             f"solver.schedule = {options.schedule}: {arch.name} prices hops, which is not searched; "
             "take solver.schedule=unfused"

@@ -5,34 +5,13 @@ back at the same energy and cycles; the others are refused or say what is lost.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 from random import Random
 
-from dse.exchange import accelforge_mapping, convert, documents
-from dse.exchange.notes import Notes, Unreadable
-from dse.mapping.nest import Mapping
-from dse.mapping.schedule import parse_schedule
-from dse.sim.einsum.evaluate import Problem, einsum_cost
-from hw.arch import Arch
 from tests import exchanged
-from tests.test_exchange import timeloop_back, zigzag_back
-from workloads.einsum import Einsum
+from tests.exchanged import Back, accelforge_back, timeloop_back, zigzag_back
 
 WANTED = int(os.environ.get("CASES", "1000"))
-Back = Callable[[Einsum, Arch, Mapping, Notes], Mapping]
-
-
-def accelforge_back(e: Einsum, arch: Arch, mapping: Mapping, notes: Notes) -> Mapping:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "mapping.yaml"
-        path.write_text(convert.written("accelforge", {e.name: mapping}, [e], arch, None))
-        text = accelforge_mapping.read("own", documents.read(path, notes)["mapping"], {}, notes)
-    return parse_schedule(text).segments[0].branches[0].mapping
-
-
 BACK: dict[str, tuple[Back, bool]] = {
     "timeloop": (timeloop_back, False),
     "zigzag": (zigzag_back, True),
@@ -48,15 +27,7 @@ def outcomes(back: Back, all_held: bool, wanted: int) -> Counter[str]:
         case, seed = exchanged.random_case(Random(seed), all_held), seed + 1
         if case is None:
             continue
-        e, arch, mapping, cost = case
-        notes = Notes()
-        try:
-            other = back(e, arch, mapping, notes)
-        except Unreadable:
-            found["refused"] += 1
-            continue
-        same = exchanged.costs_the_same(cost, einsum_cost(Problem(arch, e, "energy"), other))
-        found["same" if same else "lost" if notes.losses() else "WRONG"] += 1
+        found[exchanged.outcome(back, case)[0]] += 1
     return found
 
 

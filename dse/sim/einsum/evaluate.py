@@ -309,7 +309,7 @@ def key_of(problem: Problem, mapping: Mapping, layout_sensitive: bool = False) -
     nets = [
         (f.name, f.dims, f.injected_at, f.multicast_from, f.mesh_region)
         for f in arch.fanouts
-        if f.hop_pj or f.endpoint_pj
+        if f.has_price()
     ]
     suffix = f"{problem.boundary.key_text()}{f' {nets} {problem.boundary.owners}' if nets else ''}"
     layout_sizes = [

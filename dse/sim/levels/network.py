@@ -297,7 +297,7 @@ def network_traffic(
     e = sums.formulas.e
     rings = rotation.rings(mapping, e, arch)
     for f in arch.fanouts:
-        if not f.hop_pj and not f.endpoint_pj:
+        if not f.has_price():
             continue
         ring_of = {one.tensor.tensor: one for one in rings if one.fanout is f}
         for one in deliveries(sums, arch, f):

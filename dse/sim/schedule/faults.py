@@ -291,8 +291,7 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
                 f"{reader}"
             )
         elif is_sliced(one.level, arch) and (
-            any(segment.pipelined for segment in schedule.segments)
-            or any(f.hop_pj or f.endpoint_pj for f in arch.fanouts)
+            any(segment.pipelined for segment in schedule.segments) or arch.prices_networks()
         ):
             yield (
                 f"{line}: {one.level} is inside an array: what lies spread over its PEs is not retained "

@@ -38,16 +38,16 @@ def best(
 
     The certificate speaks of one space: that of fused schedules; where that solver has no answer, that of
     pipelined or of unfused ones. The other solvers stand beside it, and nothing is claimed of theirs.
-    For latency and energy x delay a schedule whose fill and drain stalls are not counted gives way to any
-    other.
+    For latency and energy x delay schedules whose fill and drain stalls are not counted give way to all
+    others, if a solver with a bound has counted them.
     """
     found = {name: one for name, one in answers.items() if isinstance(one, Solution)}
-    timed = {name: one for name, one in found.items() if UNTIMED not in one.certificate}
-    if objective != "energy" and timed:
-        found = timed
-    claimed_name = next((name for name in WITH_BOUND if name in found), None)
-    if claimed_name is None:
+    if not any(name in found for name in WITH_BOUND):
         return next(one for name in WITH_BOUND if isinstance(one := answers.get(name), Infeasible))
+    timed = {name: one for name, one in found.items() if UNTIMED not in one.certificate}
+    if objective != "energy" and any(name in timed for name in WITH_BOUND):
+        found = timed
+    claimed_name = next(name for name in WITH_BOUND if name in found)
 
     def cost(one: Solution) -> float:
         return objective_value(objective, one.energy_pj, one.latency_cycles)

@@ -64,7 +64,7 @@ def fusing_schedules(arch: Arch, workload: Workload) -> Iterator[FusingSchedule]
     """Yields the values of `solver.schedule` that reuse tensors between einsums on a machine, widest space
     first.
     """
-    if fusing_levels(arch) and not any(f.hop_pj or f.endpoint_pj for f in arch.fanouts):
+    if fusing_levels(arch) and not arch.prices_networks():
         yield "fused"
     if has_nodes(arch) and not arch.models_layout():
         yield "pipelined"
