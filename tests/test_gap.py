@@ -20,11 +20,13 @@ from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible
 from dse.run import deadline
 from dse.sim.einsum.evaluate import EinsumCost, Problem, relative_gap
+from hw.machine import load_arch
 from tests.amount import amount
 from tests.nests import free_edge
 from tests.prove.mappers import problem_of
 from tests.test_driver import study
 from workloads import catalog
+from workloads.einsum import einsum
 
 SLACK = 1 + 1e-9
 
@@ -113,6 +115,19 @@ def test_a_search_ends_with_its_budget_of_choices(monkeypatch: pytest.MonkeyPatc
     assert stopped.ended
     assert 0 < stopped.lower_bound <= best.energy_pj
     assert no_false_gap(answer(problem, 0.0), best)
+
+
+def test_large_products_on_large_arrays_are_answered_within_the_gap() -> None:
+    """Each took minutes, or ended its budget with a gap of ten percent and more."""
+    for machine, sizes in (
+        ("datacenter", {"m": 4096, "n": 4096, "k": 4096}),
+        ("kapla_multi", {"m": 16, "n": 13, "k": 480}),
+    ):
+        e = einsum("C[m,n] += A[m,k] * B[k,n]", sizes)
+        found = optimal(Problem(load_arch(machine), e, "energy"), allowed_gap=0.01)
+        assert isinstance(found, list)
+        assert found[0].optimality_gap <= 0.011
+        assert found[0].space
 
 
 def test_a_batch_that_ends_early_is_solved_machine_by_machine(monkeypatch: pytest.MonkeyPatch) -> None:

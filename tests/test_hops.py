@@ -82,7 +82,7 @@ def unrolled(mapping: Mapping, e: Einsum, f: Fanout) -> dict[str, FanoutBoundary
 
 
 def test_unequal_shares_have_no_fewer_hops() -> None:
-    some = 0
+    some = nearer = 0
     for seed in range(120):
         arch, e, mapping = random_mesh(Random(seed), ragged=True)
         f, at = arch.fanouts[0], nest_sums(mapping, e, arch)
@@ -101,11 +101,14 @@ def test_unequal_shares_have_no_fewer_hops() -> None:
                 hops._least_word_groups(way, shared, rank not in one.unshared) for rank, way in ways.items()
             ]
             n, g = (int(prod(row[i] for row in rows) + 1e-9) for i in (0, 1))
-            assert one.at_source * 8 * links[state.UNEVEN, begin[n] + g] <= true[one.tensor.tensor] * (
-                1 + 1e-9
-            ), seed
+            pes, spanned = prod(hops._grid(f).size), prod(c.trips for c in network.cuts(mapping, e, f))
+            inside = n - 1 + hops.near(hops._grid(f))[spanned * (pes + 1) + g]
+            for least in (links[state.UNEVEN, begin[n] + g], inside):
+                assert one.at_source * 8 * least <= true[one.tensor.tensor] * (1 + 1e-9), seed
             some += true[one.tensor.tensor] > 0
+            nearer += inside > links[state.UNEVEN, begin[n] + g]
     assert some > 90
+    assert nearer > 20
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -142,6 +145,22 @@ def test_windows_stay_off_networks_whose_links_have_a_price() -> None:
     found = optimal(Problem(load_arch("kapla_multi_4x4"), e, "energy"), "perfect", allowed_gap=0.01)
     assert isinstance(found, list)
     assert "parfor p" not in str(found[0].mapping).split("store GBUF")[0]
+
+
+def test_ranks_are_split_over_rows_and_columns_as_costs_least() -> None:
+    """Four nodes in a square are nearer to a corner than four in a row, which the mapper took before."""
+    arch = load_arch("kapla_multi")
+    e = einsum("C[b,n] += A[b,n]", {"b": 64, "n": 96})
+    found = optimal(Problem(arch, e, "energy"), "perfect")
+    assert isinstance(found, list)
+    assert found[0].proven
+    priced = [
+        one.energy_pj
+        for mapping in hops.arrangements(found[0].mapping, e, arch)
+        if isinstance(one := einsum_cost(Problem(arch, e, "energy"), mapping), EinsumCost)
+    ]
+    assert len(priced) > 2
+    assert min(priced) >= found[0].energy_pj * (1 - 1e-12)
 
 
 def test_the_certificate_says_what_was_searched() -> None:

@@ -6,12 +6,6 @@ from __future__ import annotations
 
 from math import isclose
 
-import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from dse.mapper.exact.kernels.spatial_search import quotients
-from dse.mapper.exact.kernels.state import MAX_CELLS
 from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.search import search, supports
 from dse.mapper.exact.spatial import dims_and_groups, unrollings
@@ -19,7 +13,6 @@ from dse.mapping.nest import Infeasible
 from dse.sim.counts.terms import tile_sizes
 from dse.sim.einsum.evaluate import Problem
 from hw import machine
-from tests.amount import amount
 from tests.nests import free_edge
 from workloads import catalog
 
@@ -69,21 +62,3 @@ def test_pieces_of_ragged_lanes_are_those_of_the_counts() -> None:
             assert own.pieces[tile, 0] == sum(n for _, n in sizes)
             assert own.elems[tile, 0] == sum(size * n for size, n in sizes) == 10
     assert any(border.cuts == ((0, 5), (0, 3)) for (border,) in own.boundaries)
-
-
-@settings(max_examples=amount(200), deadline=None)
-@given(st.lists(st.integers(1, 70), max_size=5), st.data())
-def test_what_is_left_of_an_array_is_told_apart_and_never_too_little(
-    sizes: list[int], data: st.DataObject
-) -> None:
-    """Of few cells each is what is left; of many one that is no less."""
-    left = quotients(np.array(sizes, np.int64))
-    rest = [size // data.draw(st.integers(1, size)) for size in sizes]
-    there = left.pes[sum(int(left.cell[d, n]) for d, n in enumerate(rest))]
-    assert len(left.pes) <= MAX_CELLS
-    assert (there >= rest).all()
-    assert (there <= sizes).all()
-    assert (
-        np.prod([len({size // k for k in range(1, size + 1)}) for size in sizes]) > MAX_CELLS
-        or list(there) == rest
-    )

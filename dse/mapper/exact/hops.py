@@ -10,7 +10,8 @@ groups of n PEs each. A word takes at least
                                   smallest distances between a PE of the network and memory
 
 Word groups are unequal if the last PEs have less than a full share. Such a group has at most as many words as
-a full one, and counts in g only as the share of a full one that it has at least (`_proportional`). Where
+a full one, and counts in g only as the share of a full one that it has at least (`_proportional`). The PEs
+lie in a rectangle that the loops span, so the g smallest distances are those inside of it (`near`). Where
 shares are equal, all PEs that are used stand side by side, which says more (`_along`).
 
 "Group" alone is a spatial.Group: fan-out dimensions at one boundary that multicast and reduce alike.
@@ -19,15 +20,18 @@ shares are equal, all PEs that are used stand side by side, which says more (`_a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from math import inf, prod
 from typing import NamedTuple
 
 import numpy as np
 
 from dse.mapper.exact.kernels import state
-from dse.mapper.exact.spatial import FanoutBoundary, SpatialUnrollings, dims_and_groups
+from dse.mapper.exact.spatial import FanoutBoundary, SpatialUnrollings, dims_and_groups, divisors
 from dse.mapping.constraints import Constraints, Factors
+from dse.mapping.nest import Loop, Mapping
 from dse.sim.counts.latency import any_nonzero
 from dse.sim.counts.terms import sparse, unshared
 from dse.sim.levels.network import injected_at
@@ -39,6 +43,7 @@ MAX_PES = 1 << 14  # PEs of a network up to which links are tabulated; of larger
 # PEs up to which the minimum over all larger (n, g) is tabulated ([PEs + 1]^2 numbers, `_least_of_larger`);
 # above, a weaker bound
 MAX_MINIMUM_PES = 1 << 11
+MAX_ARRANGED = 64  # nests that `arrangements` gives at most
 
 Spatial = tuple[tuple[str, tuple[str, ...]], ...]  # as Constraints.spatial
 
@@ -97,6 +102,7 @@ def tables(
     boundaries = sorted({f.outside for f in fanouts})
     # one entry per pair of network and receiver
     word_group_rows, pes, first, links = list[Floats](), list[int](), list[Ints](), list[Floats]()
+    near_first, nears = list[int](), list[Floats]()
     for f in (fanouts[i] for i in networks(fanouts)):
         b, grid = boundaries.index(f.outside), _grid(f)
         # ANY: no bound while ranks are open. Inside of another boundary (b > 0) PEs may share what is an
@@ -115,19 +121,26 @@ def tables(
                         ]
                     )
                 )
-                begin, table = least_links(grid, _proportional(e, x, compute), kind)
+                proportional = _proportional(e, x, compute)
+                begin, table = least_links(grid, proportional, kind)
                 first.append(begin + sum(one.shape[1] for one in links))
                 pes.append(len(begin) - 1)
                 links.append(table)
-    rows = np.stack(word_group_rows, axis=1) if word_group_rows else np.zeros((0, 0, 3))
+                has_near = proportional and b == 0 and pes[-1] <= MAX_MINIMUM_PES
+                near_first.append(sum(map(len, nears)) if has_near else -1)
+                nears += [near(grid)] if has_near else []
+    rows = np.stack(word_group_rows, axis=1) if word_group_rows else np.zeros((0, 0, 4))
     width = max(map(len, first), default=0)
     return state.Hops(
         np.ascontiguousarray(rows[..., 0]),
         np.ascontiguousarray(rows[..., 1]),
         np.ascontiguousarray(rows[..., 2] > 0),
+        np.ascontiguousarray(rows[..., 3].astype(np.int64)),
         np.array(pes, np.int64),
         np.array([np.pad(one, (0, width - len(one))) for one in first], np.int64).reshape(len(first), width),
         np.concatenate(links, axis=1) if links else np.zeros((3, 0)),
+        np.array(near_first, np.int64),
+        np.concatenate(nears) if nears else np.zeros(0),
     )
 
 
@@ -158,18 +171,24 @@ def _proportional(e: Einsum, x: int, compute: bool) -> bool:
 def _word_groups(
     unrollings: SpatialUnrollings, b: int, sharing_groups: frozenset[int], same_words: bool
 ) -> Floats:
-    """Returns [O, 3] of one rank at boundary b: columns `word_group_pes`, `word_groups`, `unequal` of
-    state.Hops.
+    """Returns [O, 4] of one rank at boundary b: columns `word_group_pes`, `word_groups`, `unequal`,
+    `rectangle_pes` of state.Hops.
 
     sharing_groups: groups of the fan-out (spatial.dims_and_groups) whose PEs can share words
     same_words: whether PEs along the rank want the same words
     """
     return np.array(
         [
-            (0.0, 1.0, True)  # inside of PEs whose shares may be unequal: 0 PEs, so no links are counted
+            (0.0, 1.0, True, 1)  # inside of PEs whose shares may be unequal: 0 PEs, so no links are counted
             if option[b].cuts and any(outer.shared_tile for outer in option[:b])
-            else (*_least_word_groups(option[b], sharing_groups, same_words), option[b].shared_tile > 0)
-            for option in unrollings.boundaries
+            else (
+                *_least_word_groups(option[b], sharing_groups, same_words),
+                option[b].shared_tile > 0,
+                rectangle,
+            )
+            for option, rectangle in zip(
+                unrollings.boundaries, unrollings.rectangle_pes[:, b].tolist(), strict=True
+            )
         ],
         np.float64,
     )
@@ -232,6 +251,23 @@ def least_links(grid: Grid, proportional: bool, kind: int) -> tuple[Ints, Floats
     if kind == state.EVEN:
         any_links = _least_of_larger(even, n, g, pes) if pes <= MAX_MINIMUM_PES else links_anywhere
     return begin, np.array([even, uneven, any_links], np.float64)
+
+
+@lru_cache(maxsize=16)
+def near(grid: Grid) -> Floats:
+    """Returns a table of a network of P PEs: at p * (P + 1) + g the least mean distance from memory of g PEs,
+    of all rectangles of at most p PEs at its first PE; inf where g > p.
+    """
+    rows, columns = grid.size
+    distances, pes = _distances(grid).reshape(rows, columns), rows * columns
+    found = np.full((pes + 1, pes + 1), inf)
+    for height in range(1, rows + 1):
+        for width in range(1, columns + 1):
+            inside = np.sort(distances[:height, :width].ravel())
+            row = found[height * width, 1 : len(inside) + 1]
+            np.minimum(row, np.cumsum(inside) / np.arange(1, len(inside) + 1), out=row)
+    table: Floats = np.minimum.accumulate(found, axis=0).ravel()
+    return table
 
 
 def _distances(grid: Grid) -> Floats:
@@ -301,3 +337,56 @@ def _least_of_larger(links: Floats, n: Ints, g: Ints, pes: int) -> Floats:
         by_split = np.flip(np.minimum.accumulate(np.flip(by_split, axis), axis), axis)
     found: Floats = by_split[n, g]
     return found
+
+
+def arrangements(mapping: Mapping, e: Einsum, arch: Arch) -> list[Mapping]:
+    """Returns `mapping` and nests that differ from it only in how ranks are split over the rows and columns
+    of networks whose links have a price, MAX_ARRANGED at most. All tiles stay as they are. A rank whose loops
+    do not divide it moves as a whole.
+    """
+    found = [mapping]
+    for f in (arch.fanouts[i] for i in networks(arch.fanouts)):
+        if len(f.dims) == 2:
+            found = [other for one in found for other in _arranged_on(one, e, f)][:MAX_ARRANGED]
+    return found
+
+
+def _arranged_on(mapping: Mapping, e: Einsum, f: Fanout) -> list[Mapping]:
+    """`arrangements` on one network of two dimensions; `mapping` comes first."""
+    dims, sizes = dict(f.dims), e.sizes()
+    at = [i for i, n in enumerate(mapping.nodes) if isinstance(n, Loop) and n.over in dims]
+    if not at or at[-1] - at[0] >= len(at):  # none, or other loops stand between them
+        return [mapping]
+    outside, inside = mapping.nodes[: at[0]], mapping.nodes[at[-1] + 1 :]
+    sizes |= {n.rank: n.tile for n in outside if isinstance(n, Loop)}
+    own: dict[str, list[Loop]] = {}
+    for n in mapping.nodes[at[0] : at[-1] + 1]:
+        if isinstance(n, Loop):
+            own.setdefault(n.rank, []).append(n)
+    found = [mapping]
+    for choice in product(*(_splits(sizes[rank], loops, tuple(dims)) for rank, loops in own.items())):
+        loops, used, left = sum(choice, ()), dict.fromkeys(dims, 1), dict(sizes)
+        for loop in loops:
+            used[loop.over] *= -(-left[loop.rank] // loop.tile)
+            left[loop.rank] = loop.tile
+        if all(used[dim] <= dims[dim] for dim in dims):
+            found.append(replace(mapping, nodes=(*outside, *loops, *inside)))
+    return found
+
+
+def _splits(size: int, loops: Sequence[Loop], dims: tuple[str, ...]) -> list[tuple[Loop, ...]]:
+    """The ways to split what `loops` over one rank of `size` values do over two dimensions."""
+    rows, columns = dims
+    rank, tile = loops[-1].rank, loops[-1].tile
+    pes = -(-size // tile)
+    if size == pes * tile:
+        pairs = [(n, pes // n) for n in divisors(pes)]
+    else:
+        pairs = [(pes, 1), (1, pes)] if len(loops) == 1 else []
+    return [
+        (
+            *([Loop(rank, tile * across, rows)] if down > 1 else []),
+            *([Loop(rank, tile, columns)] if across > 1 else []),
+        )
+        for down, across in pairs
+    ] or [tuple(loops)]

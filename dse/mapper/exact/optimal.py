@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dse.mapper.baselines.cost_descending import cost_descending
+from dse.mapper.exact import hops
 from dse.mapper.exact.local_search import improve
 from dse.mapper.exact.ragged import solve_ragged
 from dse.mapper.exact.ragged_program import unsupported
@@ -80,9 +81,8 @@ def optimal(
     are priced with all, and mappings whose hops are not counted (network.Uncounted) are no answers.
     budget: storage nodes placed at most.
 
-    Where the budget ends first, or the search does not take the einsum (`search.supports`), the answer is the
-    best of two mappings, each improved by a local search: that of the search, and without constraints that of
-    `cost_descending`.
+    Where the budget ends first, or the search does not take the einsum (`search.supports`), the answer is a
+    mapping improved by a local search: that of the search, else that of `cost_descending`.
     """
     if factors == "imperfect":
         return _imperfect(problem, constraints, budget, allowed_gap)
@@ -316,11 +316,9 @@ def _to_answer(
     starts = [found.mapping] if found.mapping else []
     if constraints == FREE and deadline.has_passed():
         starts = starts or [minimal_mapping(e, arch)]
-    elif constraints == FREE:
+    elif constraints == FREE and not starts:
         other = cost_descending(replace(problem, arch=arch.without("network")), Random(0))
-        starts += (
-            [other[0].mapping] if isinstance(other, list) else [] if starts else [minimal_mapping(e, arch)]
-        )
+        starts = [other[0].mapping if isinstance(other, list) else minimal_mapping(e, arch)]
     fits = [start for start in starts if _fits(problem, start, constraints)]
     if not fits:
         return (
@@ -333,7 +331,7 @@ def _to_answer(
     if prices_networks(arch) and constraints == FREE:
         least = minimal_mapping(e, arch)
         improved += [*fits, *([least] if _fits(problem, least, constraints) else [])]
-    best = _best(problem, improved, priced)
+    best = _arranged(problem, _best(problem, improved, priced), constraints)
     return [
         _with_certificate(
             problem,
@@ -466,7 +464,7 @@ def _refine(
     """
     assert found.mapping is not None
     arch = problem.arch
-    best = _best(problem, [found.mapping], priced)
+    best = _arranged(problem, _best(problem, [found.mapping], priced), constraints)
     bound = found.lower_bound
     visited = found.visited
     single_buffered = any(not level.double_buffer for level in arch.levels[1:])
@@ -525,6 +523,16 @@ def _best(problem: Problem, mappings: Sequence[Mapping], priced: Sequence[Einsum
     if why and not found:
         raise why
     return min(found, key=lambda one: sort_key(problem, one))
+
+
+def _arranged(problem: Problem, best: EinsumCost, constraints: Constraints) -> EinsumCost:
+    """The cheapest of a mapping and its `hops.arrangements`, where links have a price: the search knows the
+    least hops of all arrangements, not which of them has these.
+    """
+    if not hops.networks(problem.arch.fanouts) or constraints != FREE:
+        return best
+    others = hops.arrangements(best.mapping, problem.einsum, problem.arch)
+    return _best(problem, [one for one in others if _fits(problem, one, constraints)], [best])
 
 
 def prices_networks(arch: Arch) -> bool:

@@ -1,7 +1,7 @@
 """The exact search for the best mapping of one einsum, on one machine or on many. Its loops are compiled
 (kernels/).
 
-    for spatial unrollings that fit the array, by bound:         # fixes what PEs share
+    for boxes of spatial unrollings, by bound, down to one:      # fixes what PEs share
         for sets of levels that hold the tensors, by bound:      # each term at the largest tile that fits
             storage nodes from compute outwards, loops below each, largest tiles first
             a nest is left where its bound is no better than the best, or where it exceeds a capacity
@@ -53,10 +53,9 @@ from workloads.einsum import Einsum, TooLong
 
 BUDGET = 5_000_000  # storage nodes placed per search: some ten seconds
 REFINE_BUDGET = 100_000  # the same for each further search that tries to improve a first answer
-MAX_CHOICES = 8_000_000  # choices of spatial unrollings looked at per search: some ten seconds, too
+MAX_CHOICES = 600_000  # boxes of spatial unrollings bounded per search: some five seconds
 MIN_VISITED_FOR_OUTER_BOUND = 1_000  # nodes placed before `batch_search.outer_bound` is worth its time
 OUTER_BUDGET = 50_000  # nodes placed for one such bound
-SAMPLE_SIZE = 8  # machines of a batch that the first pass of the search looks at
 STATE_SLOTS = 1 << 15  # slots of the hash table of inner parts of nests (state.InnerStates)
 Cost = tuple[float, float, float]  # value of the objective, energy, latency
 # From the best mapping of perfect factors on each machine (None: none was found) to two arrays [J]: goals,
@@ -202,7 +201,7 @@ def search_on(
                 constraints,
                 budget - visited,
                 open_best,
-                MAX_CHOICES // 4 if goals else MAX_CHOICES,  # with goals the search may give up sooner
+                MAX_CHOICES,
             )
             lower_bounds[open_machines], visited = (
                 np.minimum(bound_left_out, open_best[:, 0]),
@@ -210,7 +209,7 @@ def search_on(
             )
             for j, nest, latency in zip(open_machines.tolist(), nests, open_best[:, 2].tolist(), strict=True):
                 found[j], cycles[j] = (nest, latency) if nest else (found[j], cycles[j])
-    proven = complete and exposed != "sequential"
+    proven = (complete or factors == "perfect") and exposed != "sequential"
     return [
         SearchResult(
             nest, visited, float(bound) if proven else 0.0, float(latency), ended or visited > budget
@@ -293,7 +292,7 @@ def _search_factors(
     choices: int,
 ) -> FactorsResult:
     """Searches with one kind of factors. best: [J, 3] the costs to beat, lowered in place. budget: nodes
-    placed at most; choices: choices of spatial unrollings looked at, at most.
+    placed at most; choices: boxes of spatial unrollings bounded, at most.
     """
     problems, machine, terms = machines
     e, arch, machine_count = problems[0].einsum, problems[0].arch, len(problems)
@@ -438,7 +437,6 @@ def _work(
         holders=int_zeros(len(tables.tensors)),
         outer_extra=np.zeros(machine_count),
         unit=np.ones((machine_count, 2)),
-        sampled=np.arange(0, machine_count, -(-machine_count // SAMPLE_SIZE)),
         part_scratch=np.zeros(parts),
         cost=np.zeros(3),
         lowest=np.zeros((machine_count, 3)),
@@ -742,6 +740,7 @@ def _machine(
         through=np.array(parts.through, np.int64),
         position=np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]),
         fanout_size=np.array([array_dim.size for array_dim in dims], np.int64),
+        fanout_boundary=np.array([array_dim.boundary for array_dim in dims], np.int64),
         leak=leak,
         max_cycles=np.full(len(problems), max_cycles),
         loop_positions=np.array(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from math import isqrt
+from math import isqrt, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -86,6 +86,8 @@ class SpatialUnrollings(NamedTuple):
     untiled: Bools  # [n] whether no temporal loop over the rank stands above the tile
     pes: Floats  # [O, K, M] PEs in use outside of a position; along each group in the mask only the first
     cuts: Ints  # [n, J] sizes by which the rank is cut into these tiles, from outside in, then zeros
+    # [O, boundaries] PEs of the rectangle in which the PEs of a boundary stand, at most; some may get nothing
+    rectangle_pes: Ints
 
 
 @lru_cache(maxsize=256)
@@ -274,7 +276,18 @@ def _to_arrays(
         untiled=untiled,
         pes=pes,
         cuts=cuts,
+        rectangle_pes=np.array(
+            [[_rectangle_pes(found[key], dims, b) for b in range(boundaries)] for key in keys], np.int64
+        ).reshape(len(keys), boundaries),
     )
+
+
+def _rectangle_pes(factorizations: set[Trips], dims: Sequence[FanoutDim], b: int) -> int:
+    """The product of trips over the dimensions of boundary b, the largest of all factorizations. dims: those
+    that take the rank; the other ones have one trip.
+    """
+    numbers = [array_dim.number for array_dim in dims if array_dim.boundary == b]
+    return max(prod(trips[d] for d in numbers) for trips in factorizations)
 
 
 @njit(cache=True, nogil=True)

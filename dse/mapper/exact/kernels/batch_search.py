@@ -1,9 +1,10 @@
-"""The search for the best nest on each machine of a batch: spatial unrollings by ascending bound, and for
-each of them the placements of tensors and their nests (`search`, called by ../search.py).
+"""The search for the best nest on each machine of a batch: boxes of spatial unrollings by ascending bound,
+and under each single unrolling the placements of tensors and their nests (`search`, called by ../search.py).
 """
 
 from __future__ import annotations
 
+import heapq
 from typing import NamedTuple
 
 import numpy as np
@@ -18,32 +19,25 @@ from dse.mapper.exact.kernels.compare import (
 from dse.mapper.exact.kernels.nest_search import nests, next_holders, sum_bounds
 from dse.mapper.exact.kernels.spatial_search import (
     Bounding,
-    FreePes,
-    LaterRanks,
-    any_wins,
+    Scratch,
+    Trees,
+    Unrollings,
+    bound_box,
     by_bound,
-    choices,
-    close_dominated,
-    enable_in_group,
-    enumerate_spatial,
-    group_equal_pes,
-    lower_to,
-    min_later_by_dims,
-    min_later_by_pes,
-    quotients,
-    root_bound,
+    plant,
     scratch,
+    set_shares,
     sort_key,
+    split_node,
+    unrollings,
+    widest,
 )
 from dse.mapper.exact.kernels.state import (
-    ALL,
     BUDGET,
     CHOICES,
     COUNT,
     LEVEL,
-    LOWEST,
     MAX_CHOICES,
-    MAX_COLLECTED,
     MIN_VISITED_FOR_OUTER_BOUND,
     NODE_COUNT,
     PARENT,
@@ -55,6 +49,7 @@ from dse.mapper.exact.kernels.state import (
     QUANTITY_TENSOR,
     ROUND,
     TENSOR,
+    TIE_TOLERANCE,
     VISITED,
     Einsum,
     InnerStates,
@@ -69,6 +64,8 @@ from dse.mapper.exact.kernels.state import (
 from dse.mapper.exact.kernels.tile_sums import amount, counts_end_tiles, factor, hull_bound, links, tile_bits
 from dse.run.compiled import njit, njit_internal, njit_no_alloc
 from workloads.arrays import Floats, Ints
+
+DIVES = 8  # box 1, 8, 64, ... is followed down to a single unrolling (`dive`)
 
 
 class NestSearch(NamedTuple):
@@ -102,167 +99,130 @@ def search(
     states: InnerStates,
     best: Floats,
 ) -> Floats:
-    """Searches spatial unrollings by ascending bound; for each, the sets of levels that hold the tensors; for
-    each of these, the nests from inside out. All machines of the batch are searched together.
+    """Searches boxes of spatial unrollings (spatial_search.py), lowest bound first. A box with several
+    unrollings is split in two. Under a single unrolling the sets of levels that hold the tensors are
+    searched, and for each of these the nests from inside out (`expand`). All machines of the batch are
+    searched together. It ends when no box is left that may beat the best of a machine.
 
-    Unrollings are enumerated in two steps: how many PEs each rank takes, then how these are split over the
-    fan-out dimensions. Two passes enumerate them:
-
-    1. LOWEST: only those with the lowest bounds, on a sample of the machines. They are expanded (their nests
-       are searched), which gives first results.
-    2. ALL: every unrolling that may beat these results. An unrolling whose bound is lower than those of all
-       that were expanded before is expanded at once. The others are collected, and expanded when there are
-       `MAX_COLLECTED` of them or no more come.
+    Some boxes are first followed down to a single unrolling (`dive`), so that there is an answer where the
+    budget ends.
 
     best: [J, 3] the best cost on each machine, lowered in place; its nest is written to w.best_*.
     energy_only: the machines with energy as the only objective, for `outer_bound`.
     outer: its Work.
     states: scratch for inner parts of nests.
 
-    Returns lower bounds [J] on the objective of everything that was left out: inf unless the budget ended,
-    in nodes, in choices or at a deadline.
+    Returns lower bounds [J] on the objective of everything that was left out: above the best unless the
+    budget ended, in nodes, in choices or at a deadline.
     """
-    machines = w.best_count.shape[0]
+    machines, ranks = w.best_count.shape[0], w.unrolling.shape[0]
     outer_bounds = OuterBounds(np.full(256, -1), np.empty((256, machines)))
-    ranks, quantity_count, pe_count, c, cells = (
-        w.unrolling.shape[0],
-        t.quantity.shape[0],
-        1,
-        choices(t, e, p, m, memo, w),
-        quotients(m.fanout_size),
-    )
     nest_search = NestSearch(t, e, p, m, energy_only, rules, memo, w, outer, states, outer_bounds, best)
-    s = scratch(t, w, c.pes.shape[0])
-    bounding = Bounding(t, e, m, s, w)
     set_units(t, m, w)
-    for d in range(m.fanout_size.shape[0]):
-        pe_count *= m.fanout_size[d]
-    # numbers of PEs with bounds of their own: each up to 32, then in steps of 9 %
-    exact_limits = min(pe_count, 32)
-    pe_limits = np.array(
-        list(range(1, exact_limits + 1))
-        + [
-            int(np.ceil(exact_limits * 2.0 ** (j / 8)))
-            for j in range(1, 8 * int(np.ceil(np.log2(pe_count / exact_limits))) + 1)
-        ]
-    )
-    # with one group chosen per rank, later ranks take equal PEs in all choices: one cell, one limit of PEs,
-    # and for each rank one row of bounds, the factors of the groups of later ranks
-    one_cell, later_by_group = (
-        FreePes(m.fanout_size.copy().reshape(1, -1), np.zeros_like(cells.cell)),
-        np.ones((ranks + 1, 1, quantity_count)),
-    )
-    collected, collected_bounds, n, lowest_key, max_collected = (
-        np.empty((64, ranks), np.int64),
-        np.empty((64, machines, 3)),
-        0,
-        (np.inf, np.inf),
-        MAX_COLLECTED,
-    )
-    # unrollings that pass 1 expanded: pass 2 skips them
-    expanded, expanded_count = np.empty((LOWEST * LOWEST, ranks), np.int64), 0
-    later_in_group = LaterRanks(later_by_group, one_cell, later_by_group, np.array([pe_count]))
-    unvisited_bound = np.full(machines, np.inf)  # [J] lower bounds of what the budget left unenumerated
-    for max_count in (LOWEST, ALL):
-        if best.min() < np.inf:
-            close_dominated(c, pe_count, pe_limits, bounding, best)
-        groups, group_start = group_equal_pes(c, e)
-        later_by_dims = min_later_by_dims(groups, e.rank_order, cells)
-        later = LaterRanks(later_by_dims, cells, min_later_by_pes(groups, e.rank_order, pe_limits), pe_limits)
-        s.enabled[:] = True
-        # pruned_bound [3]: with one machine, a lower bound of the choices that `max_count` cut
-        group_choices, group_bounds, pruned_bound = enumerate_spatial(
-            max_count, groups, groups.rank_start[:-1], groups.rank_start[1:], later, bounding, rules, best
-        )
-        if w.tally[CHOICES] > w.tally[MAX_CHOICES]:
-            unvisited_bound = root_bound(groups, later_by_dims, cells, bounding)
-            break
-        for g in by_bound(group_bounds, w.unit):
-            if not any_wins(group_bounds[g], best, w.ties_allowed):
+    u, s = unrollings(t, e, p, m, memo, w), scratch(t, m, w)
+    bounding, trees, left = Bounding(t, e, m, s, w), plant(u, m), np.full(machines, np.inf)
+    if (trees.span[:ranks, 0] == trees.span[:ranks, 1]).any():  # nothing fits
+        return left
+    # Boxes by number, in `heap` by their keys: a node per rank, and from, to in `live`, `live_bound`: the
+    # machines on which the box may be best, and its bounds there.
+    boxes, span, heap = np.empty((256, ranks), np.int32), np.empty((256, 2), np.int64), [(0.0, 0.0, 0)]
+    live, live_bound = np.empty(256 + machines, np.int32), np.empty(256 + machines)
+    heap.clear()
+    new, new_count, count, live_end, popped, next_dive = np.zeros((2, ranks), np.int32), 1, 0, 0, 0, 1
+    new[0], live_count = np.arange(ranks), machines
+    s.live[0] = np.arange(machines)
+    while True:
+        for i in range(new_count):
+            found = bound_box(new[i], trees, u, live_count, rules, bounding, best)
+            if found == 0:
                 continue
-            if n >= max_collected:
-                n = expand_choices(
-                    sort_key(group_bounds[g], w.unit)[0], collected, collected_bounds, n, nest_search
-                )
-                max_collected = max(MAX_COLLECTED, 2 * n)
-            if (
-                w.tally[VISITED] > w.tally[BUDGET]
-                and n > 0
-                and min_sort_key(collected_bounds[:n], w.unit) <= sort_key(group_bounds[g], w.unit)[0]
-            ):
-                break
-            rank_group = group_choices[g]
-            for i in range(ranks - 1, -1, -1):
-                for q in range(quantity_count):
-                    later_by_group[i, 0, q] = (
-                        later_by_group[i + 1, 0, q] * groups.factors[rank_group[e.rank_order[i]], q]
-                    )
-            # each rank's group has one unrolling, so the choice of groups is a choice of unrollings
-            single = (group_start[rank_group + 1] - group_start[rank_group]).max() == 1
-            if max_count == ALL and not single:
-                enable_in_group(c, rank_group, group_start, groups, bounding, best)
-            if single:
-                found, low = (
-                    group_start[rank_group].reshape(1, ranks),
-                    group_bounds[g].copy().reshape(1, machines, 3),
-                )
-            else:
-                found, low, pruned_in_group = enumerate_spatial(
-                    max_count,
-                    c,
-                    group_start[rank_group],
-                    group_start[rank_group + 1],
-                    later_in_group,
-                    bounding,
-                    rules,
-                    best,
-                )
-                lower_to(pruned_bound, pruned_in_group)
-                if w.tally[CHOICES] > w.tally[MAX_CHOICES]:
-                    # the budget ended inside this group: the bound over all groups also bounds this one and
-                    # those after it
-                    unvisited_bound = root_bound(groups, later_by_dims, cells, bounding)
-            for v in by_bound(low, w.unit):
-                is_done = False
-                for j in range(expanded_count if max_count == ALL else 0):
-                    is_done = is_done or (expanded[j] == found[v]).all()
-                key = sort_key(low[v], w.unit)
-                if (
-                    not is_done
-                    and w.tally[VISITED] <= w.tally[BUDGET]
-                    and may_lead(found[v], low[v], best, e, w)
-                    and (max_count == LOWEST or key < lowest_key)
-                ):
-                    w.unrolling[:] = found[v]
-                    expand(nest_search)
-                    is_done = w.tally[VISITED] <= w.tally[BUDGET]
-                    if is_done and max_count == LOWEST:
-                        expanded[expanded_count], expanded_count = found[v], expanded_count + 1
-                    elif is_done:
-                        lowest_key = key
-                if max_count == ALL and not is_done:
-                    if n == collected.shape[0]:
-                        collected, collected_bounds = (
-                            np.concatenate((collected, np.empty_like(collected))),
-                            np.concatenate((collected_bounds, np.empty_like(collected_bounds))),
-                        )
-                    collected[n], collected_bounds[n], n = found[v], low[v], n + 1
-            if w.tally[CHOICES] > w.tally[MAX_CHOICES]:
-                break
-        if w.tally[CHOICES] > w.tally[MAX_CHOICES]:
+            if count == span.shape[0]:
+                boxes, span = np.concatenate((boxes, boxes)), np.concatenate((span, span))
+            if live_end + found > live.shape[0]:
+                live, live_bound = np.concatenate((live, live)), np.concatenate((live_bound, live_bound))
+            boxes[count], span[count, 0] = new[i], live_end
+            for a in range(found):
+                live[live_end], live_bound[live_end] = s.live[1, a], s.bound[s.live[1, a], 0]
+                live_end += 1
+            span[count, 1] = live_end
+            key = sort_key(s.bound, w.unit)
+            heapq.heappush(heap, (key[0], key[1], count))
+            count += 1
+        if count == 1:
+            set_shares(bounding, trees, u)
+        if w.stop[0] != 0:
+            w.tally[CHOICES], w.tally[BUDGET] = w.tally[MAX_CHOICES] + 1, -1
+        if len(heap) == 0 or w.tally[CHOICES] > w.tally[MAX_CHOICES] or w.tally[VISITED] > w.tally[BUDGET]:
             break
-        # no unrolling that `max_count` cut has a lower bound than the best: pass 2 is not needed
-        if (
-            machines == 1
-            and w.tally[VISITED] <= w.tally[BUDGET]
-            and not wins(0, pruned_bound, best, w.ties_allowed)
-        ):
+        if heap[0][0] > (best[:, 0] / w.unit[:, 0]).max() * (1 + TIE_TOLERANCE):
             break
-    n = expand_choices(np.inf, collected, collected_bounds, n, nest_search)
-    remaining_bound = np.full(machines, np.inf)
-    for j in range(machines):
-        remaining_bound[j] = min(collected_bounds[:n, j, 0].min() if n > 0 else np.inf, unvisited_bound[j])
-    return remaining_bound
+        first, popped = heapq.heappop(heap), popped + 1
+        if popped == next_dive:
+            next_dive *= DIVES
+            live_count = set_live(live, span[first[2]], s)
+            dive(boxes[first[2]].copy(), live_count, trees, u, bounding, nest_search)
+        live_count, r = set_live(live, span[first[2]], s), widest(boxes[first[2]], trees)
+        if r >= 0:
+            split_node(boxes[first[2], r], u, trees)
+            for i in range(2):
+                new[i] = boxes[first[2]]
+                new[i, r] = trees.child[boxes[first[2], r]] + i
+            new_count = 2
+            continue
+        new_count = 0
+        expand_box(boxes[first[2]], live_count, trees, u, bounding, nest_search)
+        if w.tally[VISITED] > w.tally[BUDGET]:
+            heapq.heappush(heap, first)
+    for _, _, i in heap:
+        for at in range(span[i, 0], span[i, 1]):
+            left[live[at]] = min(left[live[at]], live_bound[at])
+    return left
+
+
+@njit_no_alloc
+def set_live(live: Ints, span: Ints, s: Scratch) -> int:
+    """Copies the machines of a box, from span[0] to span[1] in `live`, to Scratch.live[0]. Returns how many
+    they are.
+    """
+    for at in range(span[0], span[1]):
+        s.live[0, at - span[0]] = live[at]
+    return int(span[1] - span[0])
+
+
+@njit_internal()
+def dive(
+    box: Ints, live_count: int, trees: Trees, u: Unrollings, bounding: Bounding, nest_search: NestSearch
+) -> None:
+    """Splits a box, and of its halves the one with the lower bound, down to a single unrolling, and expands
+    that one. Lowers `box` [R] in place.
+    """
+    s, w, r = bounding.scratch, bounding.work, widest(box, trees)
+    while r >= 0 and w.tally[CHOICES] <= w.tally[MAX_CHOICES]:
+        split_node(box[r], u, trees)
+        child, lowest, side = trees.child[box[r]], (np.inf, np.inf), 0
+        for i in range(2):
+            box[r] = child + i
+            if bound_box(box, trees, u, live_count, nest_search.rules, bounding, nest_search.best) > 0:
+                key = sort_key(s.bound, w.unit)
+                if key < lowest:
+                    lowest, side = key, i
+        box[r] = child + side
+        if lowest[0] == np.inf:
+            return
+        r = widest(box, trees)
+    if r < 0:
+        expand_box(box, live_count, trees, u, bounding, nest_search)
+
+
+@njit_internal()
+def expand_box(
+    box: Ints, live_count: int, trees: Trees, u: Unrollings, bounding: Bounding, nest_search: NestSearch
+) -> None:
+    """Expands the single unrolling of a box if it may lead to a new best mapping on some machine."""
+    e, w, best = nest_search.einsum, nest_search.work, nest_search.best
+    found = bound_box(box, trees, u, live_count, nest_search.rules, bounding, best)
+    if found > 0 and may_lead(w.unrolling, bounding.scratch.bound, best, e, w):
+        expand(nest_search)
 
 
 @njit_internal()
@@ -275,37 +235,6 @@ def set_units(t: Terms, m: Machine, w: Work) -> None:
         objective_value(w.parts[0], j, m, w.cost)
         for i in range(2):
             w.unit[j, i] = w.cost[i] if 0.0 < w.cost[i] < np.inf else 1.0
-
-
-@njit_internal()
-def min_sort_key(bound: Floats, unit: Floats) -> float:
-    """The lowest objective of bounds [n, J, 3], each in the units of its machine (`sort_key`); inf if n is 0.
-    None of these unrollings leads to a lower cost.
-    """
-    lowest = np.inf
-    for i in range(bound.shape[0]):
-        lowest = min(lowest, sort_key(bound[i], unit)[0])
-    return lowest
-
-
-@njit_internal()
-def expand_choices(max_key: float, collected: Ints, bound: Floats, n: int, nest_search: NestSearch) -> int:
-    """Expands those of the first n unrollings in `collected` with an objective of at most `max_key`
-    (`sort_key`), lowest first. The others move to the front of `collected` and `bound`.
-
-    Returns how many are left. If the budget ends, the unrolling that was being expanded is among them.
-    """
-    e, w, best = nest_search.einsum, nest_search.work, nest_search.best
-    order, at = by_bound(bound[:n], w.unit), 0
-    while at < n and sort_key(bound[order[at]], w.unit)[0] <= max_key and w.tally[VISITED] <= w.tally[BUDGET]:
-        c = order[at]
-        if may_lead(collected[c], bound[c], best, e, w):
-            w.unrolling[:] = collected[c]
-            expand(nest_search)
-        at += int(w.tally[VISITED] <= w.tally[BUDGET])
-    remaining = order[at:]
-    collected[: n - at], bound[: n - at] = collected[remaining], bound[remaining]
-    return n - at
 
 
 @njit_no_alloc

@@ -21,12 +21,9 @@ ENERGY, LATENCY, EDP = 0, 1, 2
 # Parts of a cost: PJ is energy; STEPS are cycles of compute; RAMP are cycles in which systolic arrays fill
 # and empty. The parts of ports follow (Machine.ports, exposed, through).
 PJ, STEPS, RAMP = 0, 1, 2
-# choices of spatial unrollings that a pass of the search keeps: few, or all (`batch_search.search`)
-LOWEST, ALL = 5, 1 << 62
-MAX_COLLECTED = 1 << 14  # spatial unrollings that are collected before the lowest of them are expanded
 FEW_MACHINES = 2  # up to so many machines, each one is compared with bounds separately (`filter_machines`)
-# combinations of PEs left per dimension that get bounds of their own, at most (`quotients`)
-MAX_CELLS = 512
+MAX_BOUNDARIES = 3  # fan-out boundaries whose PEs tighten the bounds of boxes (`spatial_search.Trees`)
+MAX_WAYS = 255  # ways to split PEs over the fan-out dimensions that are told apart (`extend_pes`)
 TIE_TOLERANCE = 1e-10  # costs that differ by less, relatively, are ties
 # Kinds of quantities (what a quantity counts).
 # ONE: 1, for costs that do not depend on tiles.
@@ -45,7 +42,7 @@ ONE, WORDS, ROWS, POINTS, NODE_FIRST_READS, COMPUTE_FIRST_READS, NONZERO_OUTPUTS
 ALONE, HULL, CLIPPED = 0, 1, 2
 # Slots of Work.tally. NODE_COUNT: nodes of the placement. VISITED: nodes placed since the search began;
 # BUDGET: their limit, -1 once the search must end. MIN_VISITED_FOR_OUTER_BOUND: nodes placed before
-# `outer_bound` is worth its time. CHOICES: choices of spatial unrollings looked at since the search began;
+# `outer_bound` is worth its time. CHOICES: boxes of spatial unrollings bounded since the search began;
 # MAX_CHOICES: their limit
 NODE_COUNT, VISITED, BUDGET, MIN_VISITED_FOR_OUTER_BOUND, CHOICES, MAX_CHOICES = 0, 1, 2, 3, 4, 5
 TENSOR, LEVEL, PARENT, POSITION = 0, 1, 2, 3  # columns of Work.nodes
@@ -123,6 +120,7 @@ class Machine(NamedTuple):
     through: Ints  # [V, 2] from, to: parts of ports that serve transfers to levels further inside
     position: Ints  # [V + 1] boundaries outside of a level
     fanout_size: Ints  # [D] PEs of a fan-out dimension
+    fanout_boundary: Ints  # [D] its boundary
     leak: Floats  # [J] pJ per cycle
     max_cycles: Floats  # [J] cycles at most
     # [G] positions directly inside of a boundary with a double-buffered level further out. There loops above
@@ -143,10 +141,14 @@ class Hops(NamedTuple):
     # [O, W] word groups along the rank, at least; a group with less than a full share counts as that share
     word_groups: Floats
     unequal: Bools  # [O, W] whether the last PEs of a network may have less
+    rectangle_pes: Ints  # [O, W] PEs of the rectangle in which PEs along the rank stand, at most
     pes: Ints  # [W] PEs of the network
     first: Ints  # [W, .] by PEs of a word group: where their row begins in `links`, less 1
     # [3, .] EVEN, UNEVEN, ANY: least links of a word, by PEs of a word group, then by number of word groups
     links: Floats
+    near_first: Ints  # [W] where the pair begins in `near`, -1: it has none
+    # at p * (PEs + 1) + g: least mean distance from memory of g PEs in a rectangle of at most p
+    near: Floats
 
 
 class Terms(NamedTuple):
@@ -268,7 +270,6 @@ class Work(NamedTuple):
     # [J] pJ that nodes outside all arrays cost together beyond their separate bounds (`outer_bound`)
     outer_extra: Floats
     unit: Floats  # [J, 2] unit of objective and of energy (`set_units`), to compare machines in `sort_key`
-    sampled: Ints  # [.] a sample of the machines
     part_scratch: Floats  # [P] scratch
     cost: Floats  # [3] scratch: objective, energy, cycles
     lowest: Floats  # [J, 3] scratch

@@ -290,24 +290,34 @@ def amount(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool, me
 @njit_no_alloc
 def links(pair: int, unrolling: Ints, hops: Hops) -> float:
     """A lower bound of the links that a word takes on average, for one pair of network and receiver."""
-    word_group_pes, word_groups, kind = 1.0, 1.0, EVEN
+    word_group_pes, word_groups, rectangle, kind = 1.0, 1.0, 1, EVEN
     for r in range(unrolling.shape[0]):
         word_group_pes *= hops.word_group_pes[unrolling[r], pair]
         word_groups *= hops.word_groups[unrolling[r], pair]
+        rectangle *= hops.rectangle_pes[unrolling[r], pair]
         kind = UNEVEN if hops.unequal[unrolling[r], pair] else kind
-    return look_up_links(pair, kind, word_group_pes, word_groups, hops)
+    return look_up_links(pair, kind, word_group_pes, word_groups, rectangle, hops)
 
 
 @njit_no_alloc
-def look_up_links(pair: int, kind: int, word_group_pes: float, word_groups: float, hops: Hops) -> float:
-    """The least links of a word that all PEs of its word group get. kind: EVEN, UNEVEN or ANY. The numbers
-    need not be whole: they are rounded down, to at most the PEs of the network; 0 PEs: 0 links.
+def look_up_links(
+    pair: int, kind: int, word_group_pes: float, word_groups: float, rectangle: int, hops: Hops
+) -> float:
+    """The least links of a word that all PEs of its word group get. kind: EVEN, UNEVEN or ANY; rectangle: PEs
+    of the rectangle in which those in use stand, at most. The other numbers need not be whole: they are
+    rounded down, to at most the PEs of the network; 0 PEs: 0 links.
     """
     if word_group_pes < 1.0:
         return 0.0
     n = min(int(word_group_pes + 1e-9), hops.pes[pair])
     groups = max(1, min(int(word_groups + 1e-9), hops.pes[pair] // n))
-    return float(hops.links[kind, hops.first[pair, n] + groups])
+    found = hops.links[kind, hops.first[pair, n] + groups]
+    if kind != EVEN and hops.near_first[pair] >= 0:
+        rectangle = min(rectangle, hops.pes[pair])
+        groups = min(groups, rectangle // n)
+        at = rectangle * (hops.pes[pair] + 1) + groups
+        found = max(found, n - 1 + hops.near[hops.near_first[pair] + at])
+    return float(found)
 
 
 @njit_no_alloc
