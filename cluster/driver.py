@@ -59,9 +59,10 @@ from dse.study import packed_columns, plan
 from dse.study import study as studies
 from dse.study.plan import Generation
 from dse.study.prune import static_violations
-from dse.study.sampler import generation_range, is_enumerated, permutation
+from dse.study.sampler import generation_range, is_enumerated, optuna_fault, permutation
 from dse.study.study import Study
 from hw.columns import group_equal_rows
+from workloads import plugin
 from workloads.arrays import Ints
 
 LEASE_S = 1.0  # seconds of work per lease at least, where there are machines enough
@@ -210,6 +211,10 @@ def run(
     """
     if line := shadowing_fault():
         raise RunFault(line)
+    for one in study.plugins:  # in time: not a fault of each machine
+        plugin.function(one.key)
+    if line := optuna_fault(study.search, study.objectives):
+        raise ValueError(line)
     _check_study(study, out)
     store, lines = stores.open_run(out, folder.digest(studies.identity(study)))
     try:

@@ -126,6 +126,7 @@ class Solver:
         if not fault:
             worker.settle_process()
             self.loaded = client.get(job[0])
+            fault = worker.plugin_fault(self.loaded)
         return os.getpid(), socket.gethostname(), fault
 
     def solve(self, lease: Any) -> Any:

@@ -643,6 +643,30 @@ class Run:
         except OSError as fault:
             raise ValueError(f"{path}: cannot be written ({fault.strerror}); give another name") from None
 
+    def to_optuna(self, target: str) -> int:
+        """Writes the run as a study of Optuna's: a trial per point, a failed one per machine without points.
+        Returns how many. target: a journal file, or the URL of a database (sqlite:///run.db). Raises
+        ValueError.
+        """
+        from dse.study import optuna_storage
+
+        objectives = {o.column: o.direction for o in self.study.objectives}
+        broken = [prune.violation_column(c) for c in self.study.constraints.modelled]
+        columns = ", ".join(f'"{name}"' for name in (*objectives, *broken))
+        points: dict[int, list[Mapping[str, Any]]] = {}
+        for row in self.sql(f"SELECT machine, {columns} FROM points ORDER BY machine, schedule"):
+            points.setdefault(row["machine"], []).append(row)
+        rows: list[optuna_storage.Row] = []
+        for machine in self.sql("SELECT machine FROM machines ORDER BY generation, machine"):
+            parameters = spaces.values(self.study.space, machine["machine"])
+            own = points.get(machine["machine"], [])
+            rows += [
+                (parameters, [row[name] for name in objectives], {name: row[name] for name in broken})
+                for row in own
+            ] or [(parameters, None, {})]
+        optuna_storage.write(target, self.study.name, self.study.space.axes, objectives, rows)
+        return len(rows)
+
     def show(self, point: str | int = "best", schedule: str | Path = "") -> Point:
         """Returns a point explained. Its mappings are costed again; ValueError if a stored cost differs.
 

@@ -34,6 +34,7 @@ EXAMPLES = {
     "plot": "dse plot runs/edge-small front -o front.pdf; dse plot resnet18 edge_array nest --einsum conv1 "
     "-o nest.png",
     "report": "dse report runs/edge-small -o edge-small.html",
+    "export": "dse export runs/edge-small sqlite:///edge-small.db",
     "residency": "dse residency cg:matrix=ecology1,n=8,form=periodic gogeta_clusters --set sram.capacity='1 "
     "MiB'",
     "simulate": "dse simulate gemm:m=64,n=32,k=48 a3 mapping.txt",
@@ -249,7 +250,14 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     report.add_argument(
         "-o", "--output", metavar="FILE", help="where to write it (default: <name of the study>.html)"
     )
-    for sub in (front, sql, shown, report):
+    exported = add(
+        "export",
+        "a run as a study in a storage of Optuna's, for its dashboard: a journal FILE or sqlite:///FILE",
+        "DIR",
+        "STORAGE",
+        forms=(),
+    )
+    for sub in (front, sql, shown, report, exported):
         sub.add_argument(
             "--memory",
             type=_memory,
@@ -257,7 +265,7 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
             metavar="SIZE",
             help="memory limit of DuckDB; a statement that needs more fails (default: 4GB)",
         )
-    for sub in (status, front, sql, shown, report):
+    for sub in (status, front, sql, shown, report, exported):
         sub.add_argument(
             "--skip-damaged",
             action="store_true",

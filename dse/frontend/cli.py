@@ -197,25 +197,26 @@ def _stop(args: argparse.Namespace) -> int:
 def _cache(args: argparse.Namespace) -> int:
     from dse.frontend import check
     from dse.run import cache
+    from workloads.plugin import cache_root
 
     if not args.prune:
         if args.all or args.older is not None:
             raise ValueError("dse cache: --all and --older say what --prune removes; give --prune too")
         rows = check.cache_rows()
         if args.format == "json":
-            tables.print_json({"folder": str(cache.root()), "answers": rows})
+            tables.print_json({"folder": str(cache_root()), "answers": rows})
             return 0
         head = ("kind", "version", "answers", "size_bytes", "newest_s", "oldest_s")
         cells = [[tables.fact(key, row[key]) for key in head] for row in rows]
         names = ("kind", "version", "answers", "size", "newest", "oldest")
-        tables.print_table(names, cells, f"{cache.root()}: this dse is version {cache.version()}")
+        tables.print_table(names, cells, f"{cache_root()}: this dse is version {cache.version()}")
         return 0
     older_s = None if args.older is None else 86_400 * args.older
     count, size_bytes = cache.prune(older_s, of_others=older_s is None and not args.all)
     if args.format == "json":
-        tables.print_json({"folder": str(cache.root()), "removed": count, "removed_bytes": size_bytes})
+        tables.print_json({"folder": str(cache_root()), "removed": count, "removed_bytes": size_bytes})
     else:
-        tables.print_line(f"{cache.root()}: {count} files removed, {tables.fact('size_bytes', size_bytes)}")
+        tables.print_line(f"{cache_root()}: {count} files removed, {tables.fact('size_bytes', size_bytes)}")
     return 0
 
 
@@ -577,6 +578,12 @@ def _report(args: argparse.Namespace) -> int:
     return 0
 
 
+def _export(args: argparse.Namespace) -> int:
+    count = _open(args).to_optuna(args.storage)
+    tables.print_line(f"{args.storage}: {count} trials; next: optuna-dashboard {args.storage}")
+    return 0
+
+
 def _simulate(args: argparse.Namespace) -> int:
     return _print_mapped(_simulated(args.workload, args.machine, args.mapping, args.set), args)
 
@@ -732,6 +739,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "map": _map,
     "plot": _plot,
     "report": _report,
+    "export": _export,
     "residency": _residency,
     "simulate": _simulate,
     "compare": _compare,

@@ -13,6 +13,7 @@ was not asked yet ("near"). If a generation has too few machines, a seeded permu
 from __future__ import annotations
 
 import hashlib
+import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from dse.study.pareto import Trial, front
+from dse.study.pareto import Objective, Trial, front
+from hw.component import closest_name
 from workloads.arrays import Ints
 
 if TYPE_CHECKING:
@@ -43,6 +45,9 @@ MIN_GENERATION, MAX_GENERATION = 32, 4096
 GROWTH_STEPS = 1 + (MAX_GENERATION // MIN_GENERATION).bit_length()
 GROWTH_TEXT = f"{MIN_GENERATION} doubling to {MAX_GENERATION}"
 LEARNING_METHODS = ("nsga2", "nsga3", "tpe")
+WARM_TRIALS = 20  # of which a warm start takes the best tenth
+OPTUNA = "optuna:"  # before the name of any of its samplers
+Option = str | int | float | bool | None
 
 # machine -> violations of constraints, in the order of Trial.violations
 Violations = Callable[[int], tuple[float, ...]]
@@ -58,20 +63,26 @@ class Search:
     # and nsga3, 4 for tpe
     generation: Annotated[int, Field(ge=0)] = 0
     population: Annotated[int, Field(ge=2)] = 24  # of nsga2 and nsga3
-    startup: Annotated[int, Field(ge=2)] = 16  # trials before tpe learns
+    startup: Annotated[int, Field(ge=2)] = 16  # trials before tpe and samplers of Optuna's by name learn
     prune: bool = False  # do not solve machines whose lower bounds a known schedule dominates
+    # of method optuna:NAME: arguments of that sampler, which stand as keys beside it
+    options: tuple[tuple[str, Option], ...] = ()
+
+    def learns(self) -> bool:
+        """True if machines are chosen by the trials of earlier ones."""
+        return self.method in LEARNING_METHODS or self.method.startswith(OPTUNA)
 
     def generation_size(self, number: int) -> int:
         """Returns how many machines a generation has."""
         if self.prune and not self.generation:
             return min(MIN_GENERATION << min(max(number - 1, 0), GROWTH_STEPS), MAX_GENERATION)
-        return self.generation or (
-            4 if self.method == "tpe" else 16 if self.method in LEARNING_METHODS else 256
-        )
+        return self.generation or (4 if self.method == "tpe" else 16 if self.learns() else 256)
 
     def warmup(self) -> int:
-        """Returns how many trials a method needs before it learns: `startup` of tpe, else the population."""
-        return self.startup if self.method == "tpe" else self.population
+        """Returns how many trials a method needs before it learns: the population of nsga2 and nsga3, else
+        `startup`.
+        """
+        return self.population if self.method in ("nsga2", "nsga3") else self.startup
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +157,7 @@ def propose(
         min(search.generation_size(generation), grid.size - len(asked)), violations_of, set(asked), [], []
     )
     window_trials: list[Trial] = []
-    if search.method in LEARNING_METHODS:
+    if search.learns():
         window_trials = window(trials, directions, WINDOW)
     if sum(t.values is not None for t in window_trials) >= search.warmup():
         _steer(search, grid, generation, directions, window_trials, draft)
@@ -170,6 +181,8 @@ def arguments(search: Search) -> dict[str, str | int | float | bool | None]:
             of_method = {**_tpe_arguments(search), "window": WINDOW}
         case "nsga2" | "nsga3":
             of_method = {**_nsga_arguments(search), "window": WINDOW}
+        case method if method.startswith(OPTUNA):
+            of_method = {**dict(search.options), "startup": search.startup, "window": WINDOW}
         case _:
             of_method = {"prune": True} if search.prune else {}
     return {
@@ -416,13 +429,13 @@ def _rebuild_study(
         optuna.study.StudyDirection.MAXIMIZE if d == "max" else optuna.study.StudyDirection.MINIMIZE
         for d in directions
     ]
-    study = optuna.create_study(sampler=_sampler(search, generation), directions=study_directions)
     distributions = _distributions(grid)
     worst = _worst_values(window_trials, directions)
     attributes = {"NSGAIISampler:generation": 0, "NSGAIIISampler:generation": 0}
+    frozen = []
     for t in window_trials:
         positions = coordinates(grid, t.machine)
-        study.add_trial(
+        frozen.append(
             optuna.trial.create_trial(
                 values=worst if t.values is None else t.values,
                 params={name: positions[int(name)] for name in distributions},
@@ -431,7 +444,73 @@ def _rebuild_study(
                 constraints={str(i): _penalty(v) for i, v in enumerate(t.violations)},
             )
         )
+    sampler = (
+        _named_sampler(search, generation, frozen)
+        if search.method.startswith(OPTUNA)
+        else _sampler(search, generation)
+    )
+    study = optuna.create_study(sampler=sampler, directions=study_directions)
+    study.add_trials(frozen)
     return study
+
+
+def _named_sampler(search: Search, generation: int, trials: Sequence[Any]) -> optuna.samplers.BaseSampler:
+    """Returns a sampler of Optuna's by name. One that keeps its state in its own trials (CMA-ES) gets the
+    window as the source of a warm start, unless its start is given: each generation is a study of its own.
+    """
+    import optuna
+
+    maker = getattr(optuna.samplers, search.method.removeprefix(OPTUNA))
+    accepted, given = inspect.signature(maker).parameters, dict(search.options)
+    own: dict[str, Any] = {"seed": seed_of(search, generation)} if "seed" in accepted else {}
+    if "source_trials" in accepted and not {"x0", "sigma0"} & set(given) and len(trials) >= WARM_TRIALS:
+        own["source_trials"] = [_on_ordered_axes(t) for t in trials]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return maker(**own, **given)  # type: ignore[no-any-return]
+
+
+def _on_ordered_axes(trial: optuna.trial.FrozenTrial) -> optuna.trial.FrozenTrial:
+    """Returns a trial without its categorical parameters, which CMA-ES draws by another sampler."""
+    import optuna
+
+    kept: dict[str, optuna.distributions.BaseDistribution] = {
+        name: axis
+        for name, axis in trial.distributions.items()
+        if isinstance(axis, optuna.distributions.IntDistribution)
+    }
+    return optuna.trial.create_trial(
+        values=trial.values, params={name: trial.params[name] for name in kept}, distributions=kept
+    )
+
+
+def optuna_fault(search: Search, objectives: Sequence[Objective]) -> str:
+    """Returns why a sampler of Optuna's by name cannot serve: no such one, a package is missing, an argument
+    is wrong, or it takes one objective only. "": it asked for a machine of a small space, or the method is
+    none of these.
+    """
+    if not search.method.startswith(OPTUNA):
+        return ""
+    import optuna
+
+    directions = [o.direction for o in objectives]
+
+    name = search.method.removeprefix(OPTUNA)
+    names = [n for n in optuna.samplers.__all__ if n.endswith("Sampler") and n != "BaseSampler"]
+    if name not in names:
+        return f"search.method = {search.method}: Optuna has no sampler {name}; {closest_name(name, names)}"
+    grid = Grid((5, 5), (True, True))
+    trials = [Trial(m, 0, "ok", (float(m),) * len(directions), (0.0,)) for m in range(WARM_TRIALS)]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _rebuild_study(search, grid, 0, directions, trials).ask(_distributions(grid))
+    except ImportError as fault:
+        package = fault.name or "a package"
+        return f"search.method = {search.method} needs {package}; pip install {package}"
+    except Exception as fault:  # whatever a sampler makes of its arguments
+        return f"search.method = {search.method}: {' '.join(str(fault).split())[:200]}"
+    return ""
 
 
 def _penalty(violation: float) -> float:
