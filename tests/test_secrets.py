@@ -196,6 +196,7 @@ CALLS = {
     "dse/frontend/api.py sweep",
 }
 COPIED = {
+    "dse/run/pack.py pack",
     "dse/study/study.py files",
     "cluster/driver.py _write_head",
     "cluster/driver.py _write_log",

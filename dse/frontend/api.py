@@ -25,7 +25,7 @@ from dse.mapping import directives
 from dse.mapping import schedule as schedules
 from dse.mapping.conversion import Conversion, with_conversions
 from dse.mapping.nest import Infeasible, to_text
-from dse.run import deadline, folder, record
+from dse.run import deadline, folder, pack, record
 from dse.sim.einsum.evaluate import Problem, ProgressFn, Solution, no_progress
 from dse.sim.schedule import outermost
 from dse.sim.schedule.graph import evaluate
@@ -932,7 +932,8 @@ def _change(before: float, after: float) -> str:
 
 
 def open(path: str | Path, *, skip_damaged: bool = False, memory: str = "4GB", seconds: float = 60.0) -> Run:
-    """Returns the run in a folder, for .sql(), .front(), .show(), .neighbours() and .status().
+    """Returns the run in a folder, or in a file of `dse pack`: .sql(), .front(), .show(), .neighbours(),
+    .status().
 
     skip_damaged: leave out parts that are not byte for byte what was committed
     memory: limit of DuckDB
@@ -940,9 +941,10 @@ def open(path: str | Path, *, skip_damaged: bool = False, memory: str = "4GB", s
 
     Raises ValueError if there is no run, or if one of its files is damaged.
     """
+    path = pack.unpacked(Path(path))
     study = study_of(path)
     return Run(
-        Path(path),
+        path,
         study,
         connection(path, study, skip_damaged=skip_damaged, memory=memory),
         skip_damaged,

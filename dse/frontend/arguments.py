@@ -34,6 +34,7 @@ EXAMPLES = {
     "plot": "dse plot runs/edge-small front -o front.pdf; dse plot resnet18 edge_array nest --einsum conv1 "
     "-o nest.png",
     "report": "dse report runs/edge-small -o edge-small.html",
+    "pack": "dse pack runs/edge-small -o edge-small.zip",
     "export": "dse export runs/edge-small sqlite:///edge-small.db",
     "residency": "dse residency cg:matrix=ecology1,n=8,form=periodic gogeta_clusters --set sram.capacity='1 "
     "MiB'",
@@ -249,6 +250,15 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     )
     report.add_argument(
         "-o", "--output", metavar="FILE", help="where to write it (default: <name of the study>.html)"
+    )
+    packed = add(
+        "pack",
+        "a run as one file, which show, sql, pareto and report open like its folder, anywhere",
+        "DIR",
+        forms=(),
+    )
+    packed.add_argument(
+        "-o", "--output", metavar="FILE", help="where to write it (default: <name of the folder>.zip)"
     )
     exported = add(
         "export",

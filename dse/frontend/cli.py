@@ -578,6 +578,18 @@ def _report(args: argparse.Namespace) -> int:
     return 0
 
 
+def _pack(args: argparse.Namespace) -> int:
+    from dse.run import pack
+
+    root = Path(args.dir)
+    out = Path(args.output or f"{root.resolve().name}.zip")
+    size = pack.pack(root, out)
+    tables.print_line(
+        f"{out}: {size / 1e6:.1f} MB; next: dse show {out} best, dse sql {out}, dse pareto {out}"
+    )
+    return 0
+
+
 def _export(args: argparse.Namespace) -> int:
     count = _open(args).to_optuna(args.storage)
     tables.print_line(f"{args.storage}: {count} trials; next: optuna-dashboard {args.storage}")
@@ -740,6 +752,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "plot": _plot,
     "report": _report,
     "export": _export,
+    "pack": _pack,
     "residency": _residency,
     "simulate": _simulate,
     "compare": _compare,
