@@ -314,6 +314,45 @@ def test_a_design_of_scale_sim(tmp_path: Path) -> None:
     assert "ok" in good("map", "d/workload.yaml", "d/machine.yaml", "--objective", "latency", folder=tmp_path)
 
 
+NETWORK = """
+Constant Rows 16;
+Network two { // a comment { of one brace
+  Layer CONV1 { Type: CONV
+    Stride { X: 2, Y: 1 }
+    Dimensions { K: 8, C: 4, R: 3, S: 3, Y: Rows, X: 9 } }
+  Layer CONV1 { Type: DSCONV
+    Dimensions { K 1,C 8,R 1 S 1,Y 14,X 4 } }
+  Layer G { Type: NGCONV Dimensions { G: 2, K: 4, C: 4, R: 1, S: 1, Y: 5, X: 5 } }
+  /* Layer Fc { */ Layer Fc { Type: GEMM Dimensions { M: 5, N: 6, K: 7 } Dataflow { SpatialMap(1,1) M; } }
+  Layer Up { Type: TRCONV Dimensions { K: 1, C: 1, R: 2, S: 2, Y: 4, X: 4 } }
+}
+"""
+
+
+def test_a_design_of_maestro(tmp_path: Path) -> None:
+    hw = "num_pes: 16\nl1_size_cstr: 100\nl2_size_cstr: 3000\nnoc_bw_cstr: 32\noffchip_bw_cstr: 8\n"
+    (tmp_path / "hw.m").write_text(hw)
+    (tmp_path / "net.m").write_text(NETWORK)
+    said = dse("convert", "maestro", "hw.m", "net.m", "-o", "d", folder=tmp_path)
+    assert (said.returncode, said.stderr.count("lost: ")) == (2, 2)
+    assert "lost: net.m: Layer Up: type TRCONV is not read; the layer is left out" in said.stderr
+    good("convert", "maestro", "hw.m", "net.m", "-o", "d", "--lossy", folder=tmp_path)
+    arch = machine.load_arch(str(tmp_path / "d/machine.yaml"))
+    assert [level.capacity_bits for level in arch.levels] == [None, 8 * 3000, 8 * 100]
+    assert [level.bandwidth for level in arch.levels[:2]] == [8, 32]
+    assert (arch.levels[1].read_pj, arch.levels[2].write_pj) == (18.61, 1.68)
+    workload = catalog.load(str(tmp_path / "d/workload.yaml"))
+    assert [(e.name, e.macs()) for e in workload.einsums] == [
+        ("l_CONV1", 8 * 4 * 3 * 3 * 14 * 4),
+        ("l_CONV1_2", 8 * 14 * 4),
+        ("l_G", 2 * 4 * 4 * 5 * 5),
+        ("l_Fc", 5 * 6 * 7),
+    ]
+    (tmp_path / "net.m").write_text("Network a { Layer b { Type: CONV Dimensions { K: 1, C: x, R: 1 } } }")
+    said = dse("convert", "maestro", "net.m", "-o", "d", folder=tmp_path)
+    assert said.stderr.splitlines() == ['net.m: Layer b: Dimensions C = "x" is no number above 0; write one']
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -26,7 +26,7 @@ from workloads.matrix import read_matrix
 
 ROOT = Path(__file__).parents[1]
 SECRET = "hunter2"
-PEERS = "timeloop", "zigzag", "accelforge", "scalesim"
+PEERS = "timeloop", "zigzag", "accelforge", "scalesim", "maestro"
 WORKLOAD, ARCH = catalog.load("gemm:m=4,n=4,k=4"), machine.arch(machine.load("a2"))
 CONTENTS = {
     "lines": f"root:x:0:{SECRET}:/root\n{SECRET}:x:1\n",

@@ -93,6 +93,7 @@ def _workload(file: str, text: str) -> dict[str, Any]:
     entries = [_entry(file, i, row) for i, row in enumerate(rows[1:], 2) if row]
     if not entries:
         refuse([f"{file}: holds no layer below its heading"])
+    machines.distinct(entries)
     first = dict(entries[0]["extents"])
     for entry in entries:
         if own := {rank: n for rank, n in entry.pop("extents").items() if first.setdefault(rank, n) != n}:

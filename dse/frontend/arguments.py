@@ -417,10 +417,12 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     )
     listed.add_argument("dir", nargs="?", default="runs", metavar="DIR", help="default: runs")
     converted = add(
-        "convert", "files of Timeloop, ZigZag, AccelForge or SCALE-Sim as ours (docs/exchange.md)", forms=()
+        "convert",
+        "files of Timeloop, ZigZag, AccelForge, SCALE-Sim or MAESTRO as ours (docs/exchange.md)",
+        forms=(),
     )
     converted.add_argument(
-        "peer", choices=(*PEERS, "scalesim"), metavar="timeloop|zigzag|accelforge|scalesim"
+        "peer", choices=(*PEERS, "scalesim", "maestro"), metavar="timeloop|zigzag|accelforge|scalesim|maestro"
     )
     converted.add_argument(
         "files",
