@@ -181,9 +181,10 @@ class Mapped:
 
 
 def map(
-    workload: str,
+    workload: Any,
     machine: str,
     *,
+    inputs: Sequence[Any] = (),
     objective: str = "",
     layouts: Sequence[str] = (),
     schedule: str | Path = "",
@@ -193,8 +194,10 @@ def map(
 ) -> Mapped:
     """Solves one workload on one machine. Answers are cached in $DSE_CACHE, so that asking again is quick.
 
-    workload: a name of `dse list workloads`, with parameters ("resnet18:batch=4"), or a path
+    workload: a name of `dse list workloads`, with parameters ("resnet18:batch=4"), or a path; a
+        torch.nn.Module, or a program of torch.export
     machine: a name of `dse list machines`, or a path
+    inputs: of a module: example inputs, by which torch.export fixes all shapes
     objective: energy (default), latency or edp
     layouts: "TENSOR=TEXT" for the whole tensor at the outermost level, "TENSOR@LEVEL=TEXT" for its tile at
         another level
@@ -216,7 +219,7 @@ def map(
             f"limits.seconds = {seconds:g}: ends searches of unfused mappings, not of schedules or layouts; "
             "leave it out"
         )
-    arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
+    arch, loaded = machines.arch(spec), _loaded(workload, inputs, options.fuse_elementwise)
     # refuse an unknown name early, but not where layouts are chosen: copies between them become einsums too
     if options.layout == "row_major":
         screens.einsum_indices(loaded, einsum or None)
@@ -251,6 +254,17 @@ def map(
     return Mapped(
         arch, with_conversions(loaded, best.conversions), solution, options, best.conversions, best.schedule
     )
+
+
+def _loaded(workload: Any, inputs: Sequence[Any], fuse_elementwise: bool) -> Workload:
+    """Returns the workload of a name or path, of a module of torch, or of a program of torch.export."""
+    if isinstance(workload, str):
+        if inputs:
+            raise ValueError(f"{workload}: inputs are of a torch.nn.Module; give parameters after a colon")
+        return catalog.load(workload, fuse_elementwise=fuse_elementwise)
+    from workloads import torch as programs
+
+    return programs.load(programs.exported(workload, inputs), type(workload).__name__, fuse_elementwise)
 
 
 def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answer:
