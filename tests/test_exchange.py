@@ -288,6 +288,18 @@ def test_a_design_of_accelforge(tmp_path: Path) -> None:
     assert "ok" in good("simulate", "d/workload.yaml", "d/machine.yaml", "d/schedule.txt", folder=tmp_path)
 
 
+def test_in_memory_compute_of_zigzag_is_said_to_be_lost(tmp_path: Path) -> None:
+    array = "{is_imc: True, adc_resolution: 8, dimensions: [D1, D2], sizes: [4, 4]}"
+    text = exchanged.ZIGZAG_MACHINE.replace(
+        "{unit_energy: 0.04, unit_area: 1, dimensions: [D1, D2], sizes: [4, 4]}", array
+    )
+    (tmp_path / "aimc.yaml").write_text(text)
+    said = dse("convert", "zigzag", "aimc.yaml", "-o", "d", folder=tmp_path)
+    assert said.returncode == 2
+    assert "lost: aimc.yaml: operational_array.is_imc: ZigZag prices in-memory compute itself" in said.stderr
+    assert "lost: aimc.yaml: operational_array.adc_resolution: is not carried over" in said.stderr
+
+
 def test_a_design_of_scale_sim(tmp_path: Path) -> None:
     presets = "ArrayHeight: 8\nArrayWidth: 4\nIfmapSramSzkB: 64\nFilterSramSzkB: 32\nOfmapSramSzkB: 16\n"
     config = f"[general]\nrun_name = a\n[architecture_presets]\n{presets}Dataflow : ws\nBandwidth : 10\n"
@@ -296,6 +308,14 @@ def test_a_design_of_scale_sim(tmp_path: Path) -> None:
         "Layer name, IFMAP Height, IFMAP Width, Filter Height, Filter Width, Channels, Num Filter, Strides,"
     )
     (tmp_path / "t.csv").write_text(f"{heading}\nConv1, 10, 9, 3, 3, 4, 8, 2,\nFc, 5, 6, 7,\n")
+    (tmp_path / "b.cfg").write_text(
+        f"{config}[sparsity]\nSparsitySupport : true\n[layout]\nIfmapCustomLayout: False\n"
+    )
+    said = dse("convert", "scalesim", "b.cfg", "-o", "d", folder=tmp_path)
+    assert [line.split(": ")[2] for line in said.stderr.splitlines() if line.startswith("lost")] == [
+        "sparsity.SparsitySupport",
+        "Dataflow",
+    ]
     good("convert", "scalesim", "a.cfg", "t.csv", "-o", "d", "--lossy", folder=tmp_path)
     arch = machine.load_arch(str(tmp_path / "d/machine.yaml"))
     assert (arch.fanouts[0].dims, arch.fanouts[0].systolic) == ((("ROWS", 8), ("COLS", 4)), "ws")
