@@ -153,7 +153,8 @@ def converted(peer: str, paths: Sequence[Path]) -> str:
         try:
             written, notes = convert.convert(peer, paths, Path(out), lossy=True)
         except ValueError as fault:
-            return f"refused | | {str(fault).splitlines()[0].removeprefix(f'{paths[0].parent}/')}"
+            line = re.sub(r"\S*/", "", str(fault).splitlines()[0])
+            return f"refused | | {line}"
         lost = Counter(
             re.sub(r"^layer [^.]*", "layers", note.split(": ", 2)[2]) for note in notes if note[0] == "l"
         )
