@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import optuna
 import pytest
@@ -13,9 +14,12 @@ import pytest
 import dse
 from cluster import driver
 from dse.frontend import contracts
+from dse.mapper.plugged import plugged
+from dse.sim.einsum.evaluate import Problem
 from dse.study import study as studies
+from hw import machine
 from workloads import catalog, plugin
-from workloads.einsum import WorkloadError
+from workloads.einsum import WorkloadError, einsum
 
 OWN = """
 from dse.mapper.baselines.cost_descending import cost_descending
@@ -39,6 +43,16 @@ def dollars(machine, area_mm2, **metrics):
 def unsteady(problem, rng, state=[0]):
     state[0] += 1
     return greedy(problem, rng) * (1 + state[0] % 2)
+
+def outermost(problem, rng):
+    stores = [f"store DRAM {p.tensor}" for p in problem.einsum.tensors()]
+    return ["\\n".join([*stores, *(f"for {rank} tile 1" for rank, _ in problem.einsum.extents)])]
+
+def worst_first(problem, rng):
+    return outermost(problem, rng) + greedy(problem, rng)
+
+def unfinished(problem, rng):
+    return [outermost(problem, rng)[0].rpartition("\\n")[0]]
 
 def nothing(problem, rng):
     return []
@@ -85,6 +99,7 @@ def test_a_contract_is_tried(home: Path) -> None:
     breaches = {
         "unsteady": "two answers with the same seed",
         "nothing": "return a list of mappings",
+        "unfinished": "rank k ends with tile 6, not 1",
         "negative": "read_pj = -1 must be finite and not negative",
         "words": "returned 'cheap'; return a finite number",
         "absent": "has no function absent",
@@ -92,6 +107,14 @@ def test_a_contract_is_tried(home: Path) -> None:
     for name, words in breaches.items():
         with pytest.raises(ValueError, match=words):
             contracts.check(f"own.py:{name}")
+
+
+def test_mappings_of_a_mapper_come_best_first(home: Path) -> None:
+    problem = Problem(
+        machine.load_arch("a3"), einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 8, "n": 8, "k": 8}), "energy"
+    )
+    first, last = plugged(plugin.find("own.py:worst_first").key)(problem, Random(1))
+    assert first.energy_pj < last.energy_pj
 
 
 def test_a_study_of_plug_ins_runs_and_its_folder_holds_them(home: Path) -> None:
