@@ -28,6 +28,7 @@ REPOSITORIES = {  # folder -> commit
     "SCALE-Sim": "1d62b68",
     "maestro": "4eb08d1",
 }
+NETS = "workloads"  # of AccelForge
 GEMM = "gemm:m=64,n=64,k=64"
 EXERCISES = (
     "timeloop-accelergy-exercises/workspace/tutorial_exercises/01_accelergy_timeloop_2020_ispass/timeloop"
@@ -91,10 +92,10 @@ FILES: dict[str, tuple[str, Sequence[str]]] = {  # peer -> below what folder, fi
                 f"arches/{name}.yaml"
                 for name in ("eyeriss", "nvdla", "simba", "simple", "snowcat", "tpu_v4i")
             ),
-            "workloads/basic/three_matmuls_annotated.yaml",
-            "workloads/cnns/mobilenet/mobilenet_28.yaml",
-            "workloads/transformers/gpt/gpt3_6.7B.yaml",
-            "arches/simple.yaml workloads/basic/matmuls.yaml mappings/unfused_matmuls_to_simple.yaml",
+            f"{NETS}/basic/three_matmuls_annotated.yaml",
+            f"{NETS}/cnns/mobilenet/mobilenet_28.yaml",
+            f"{NETS}/transformers/gpt/gpt3_6.7B.yaml",
+            f"arches/simple.yaml {NETS}/basic/matmuls.yaml mappings/unfused_matmuls_to_simple.yaml",
         ),
     ),
     "scalesim": (
