@@ -183,6 +183,7 @@ class Run:
     committed_at: float = 0.0  # time.monotonic() of the last commit
     reported_at: float = 0.0  # time.monotonic() of the last report
     last_status: Status | None = None  # as last reported
+    publish: Callable[[bool], str] | None = None  # publishes the folder elsewhere
 
     def seconds(self) -> float:
         """Wall-clock seconds of the run so far, earlier sessions included."""
@@ -197,6 +198,7 @@ def run(
     progress: Callable[[Status], None] | None = None,
     restored: Sequence[str] = (),
     metrics_port: int | None = None,
+    publish: Callable[[bool], str] | None = None,
 ) -> Outcome:
     """Starts a run in the folder `out`, or continues the one that is there.
 
@@ -204,6 +206,7 @@ def run(
     address: of a Ray cluster; None: a local one is started
     restored: lines to note, about files that were restored
     metrics_port: of 127.0.0.1, where the status is served (cluster/metrics.py); None: nowhere
+    publish: called after each commit; its argument: whether the run has ended (cluster/objects.py)
 
     Raises ValueError if `out` belongs to another study (one line per key that changed), RunFault if the run
     cannot continue.
@@ -214,6 +217,7 @@ def run(
     store, lines = stores.open_run(out, folder.digest(studies.identity(study)))
     try:
         run = _open(study, store, [*restored, *lines])
+        run.publish = publish
         report = partial(_report, run, progress)
         try:
             _read_back(run)
@@ -227,6 +231,7 @@ def run(
         run.events.append(event("resume" if run.state.counts or run.generations else "start", start_text))
         _ask(run)
         workers = study.workers if workers is None else workers
+        _publish(run)
         if run.todo or not run.end_reason:
             with metrics.served(metrics_port, lambda: run.last_status), _interruptible(run, progress):
                 report("running", "starting actors" if workers != 0 else "")
@@ -874,6 +879,13 @@ def _commit(run: Run) -> None:
     if run.uncommitted:
         run.store = stores.compact(stores.commit(run.store, run.uncommitted))
     run.uncommitted, run.events, run.uncommitted_rows, run.committed_at = [], [], 0, time.monotonic()
+    _publish(run)
+
+
+def _publish(run: Run, is_last: bool = False) -> None:
+    """Publishes what is committed on a store, if the run folder is to be there."""
+    if run.publish and (line := run.publish(is_last)):
+        _note(run, "store", line)
 
 
 def _finish(run: Run, report: Callable[..., Status]) -> Outcome:
@@ -953,6 +965,8 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         folder.write_bytes(
             run.store.path / folder.STATUS, folder.seal("status", written), durable=state != "running"
         )
+    if state != "running":
+        _publish(run, is_last=True)
     run.reported_at, run.last_status = time.monotonic(), status
     if progress is not None:
         progress(status)
