@@ -57,7 +57,7 @@ from dse.run import folder, record
 from dse.run.installed import shadowing_fault
 from dse.study import packed_columns, plan
 from dse.study import study as studies
-from dse.study.plan import Generation
+from dse.study.plan import Asked, Generation
 from dse.study.prune import static_violations
 from dse.study.sampler import generation_range, is_enumerated, permutation
 from dse.study.study import Study
@@ -147,6 +147,7 @@ class Run:
     structural_axes: list[int] | None = None
     # generations in order; complete ones that can be recomputed are stored without machines
     generations: list[Generation] = field(default_factory=list)
+    asked: Asked = field(default_factory=Asked)  # machines of the generations, unless they are enumerated
     asked_count: int = 0  # machines asked for
     violating: int = 0  # machines pruned because they break a constraint that needs no solving
     # machines asked for and not dispatched yet, each with its batch: a number that is equal for machines that
@@ -595,7 +596,7 @@ def _ask(run: Run) -> None:
         run.end_reason = plan.stop_reason(study.stop, run.asked_count, trials, study.objectives, hours) or ""
         if run.end_reason:
             return
-        generation = studies.generation(study, number, run.generations, trials, run.job.pruner.table)
+        generation = studies.generation(study, number, run.asked, trials, run.job.pruner.table)
         if generation is None:
             run.end_reason = "every machine of the space is evaluated"
             return
@@ -625,6 +626,8 @@ def _queue(run: Run, generation: Generation, dispatched: int = 0, violating: int
         if not run.state.is_done(number, machine)
     ]
     run.generations.append(generation)
+    if not is_enumerated(run.job.study.search):
+        run.asked.add(generation)
     run.missing.append(len(wanted))
     batches = _batch_numbers(run, wanted)
     order = np.argsort(batches, kind="stable")

@@ -5,7 +5,7 @@ the study and the complete generations alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -31,6 +31,20 @@ class Generation:
     seen: tuple[int, ...]  # machines of the trials that the sampler saw
     seed: int
     sampler: tuple[tuple[str, str | int | float | bool | None], ...]  # its name and every argument
+
+
+@dataclass(slots=True)
+class Asked:
+    """The machines of the generations so far, pruned ones included."""
+
+    machines: set[int] = field(default_factory=set)
+    drawn: int = 0  # how many of them a Sobol sequence proposed
+
+    def add(self, generation: Generation) -> None:
+        """Adds the next generation."""
+        for machine, source, *_ in (*generation.asks, *generation.pruned):
+            self.machines.add(machine)
+            self.drawn += source == "qmc"
 
 
 @dataclass(frozen=True, slots=True)
