@@ -66,6 +66,7 @@ class Limits:
     errors: Annotated[int, Field(ge=0)] = 20  # machines with errors after which the run stops
     error_fraction: Annotated[float, Field(ge=0, le=1)] = 0.01  # errors as a fraction of the planned machines
     seconds: Annotated[float, Field(gt=0)] | None = None  # deadline of one machine
+    starved_seconds: Annotated[float, Field(gt=0)] = 300.0  # without a live actor, after which the run stops
 
 
 def from_data(raw: Mapping[str, Any], size: int) -> Generation | None:
