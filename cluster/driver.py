@@ -9,7 +9,6 @@ whose parts share one state.
 
 from __future__ import annotations
 
-import _thread
 import json
 import os
 import platform
@@ -76,6 +75,7 @@ MIN_BATCHED_LEASE = 32
 KEYS_CHECKED = 256  # machines per row group whose keys a resume checks
 COMMIT_S = 5.0  # seconds between commits
 COMMIT_ROWS = 200_000  # a commit comes earlier once this many rows wait in memory
+TAKEN_S = 60.0  # seconds that a signal may wait for the main thread
 REPORT_S = 1.0  # seconds between progress reports
 PROBES, PROBE_S = 20, 30.0  # machines that a dry run solves; seconds after which it begins no further one
 MIN_UTILIZATION = 0.9  # a dry run that foresees less says what the workers wait for
@@ -1000,13 +1000,17 @@ def _interruptible(run: Run, progress: Callable[[Status], None] | None) -> Itera
                 progress(replace(run.last_status, reason=f"interrupted; {next_step}"))
 
     def on_request(is_now: bool) -> None:
-        """Interrupts the run as one Ctrl-C does, or as two if it is to stop now."""
+        """Interrupts the run as one Ctrl-C does, or as two if it is to stop now: the second is sent once the
+        first was taken, which takes a while inside compiled code.
+        """
         for _ in range(2 if is_now and not run.halt_reason else 1):
-            if numbers:
-                _thread.interrupt_main(signal.SIGINT)
-                time.sleep(stopping.POLL_S)
-            else:
+            if not numbers:
                 run.halt_reason = run.halt_reason or "interrupted; `dse resume` goes on"
+                return
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            given_up_at = time.monotonic() + TAKEN_S
+            while not run.halt_reason and time.monotonic() < given_up_at:
+                time.sleep(stopping.POLL_S / 10)
 
     for number in numbers:
         signal.signal(number, on_signal)

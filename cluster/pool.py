@@ -905,8 +905,8 @@ def _watch(pool: Pool) -> None:
         pool.last_live_at = now
     elif now - pool.last_live_at > pool.starved_s:
         raise PoolFault(
-            f"no actor answered for {pool.starved_s:g} s (limits.starved_seconds); add nodes, then resume: all "
-            "that was committed is safe"
+            f"no actor answered for {pool.starved_s:g} s (limits.starved_seconds); add nodes, then resume: "
+            "all that was committed is safe"
         )
     if now - pool.head_answered_at > 2.0:
         if pool.calls.head_answers():
