@@ -350,8 +350,8 @@ def is_locked(root: Path) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
-    except OSError:
-        return True
+    except OSError as fault:  # where there is no flock, no run has one
+        return fault.errno in (errno.EAGAIN, errno.EACCES)
     finally:
         os.close(handle)
 
