@@ -624,6 +624,8 @@ def _grow(pool: Pool) -> None:
     if now - pool.added_at < 5.0 and pool.slots:
         return
     pool.added_at = now
+    if pool.slots and (len(pool.slots) == pool.workers or not pool.calls.head_answers()):
+        return  # without its head Ray does not answer how many CPUs there are
     cpus = pool.calls.cpus()
     wanted = pool.workers or cpus
     starting = max(0, min(wanted, cpus) - len(pool.slots))

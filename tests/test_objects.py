@@ -197,7 +197,8 @@ def test_a_driver_that_was_thought_dead_changes_nothing(
     for number in (1, 2):
         _write(tmp_path / "new", number)
         new.publish(False)
-    _write(tmp_path / "old", 1)
+    _write(tmp_path / "old", 2)
+    (tmp_path / "old/parts/machines/000002-0.parquet").write_bytes(b"its own rows of the same name")
     with pytest.raises(StoreFault, match="another run took this folder over"):
         old.publish(True)
     monkeypatch.setattr(objects.Publisher, "check", lambda _: None)  # it stopped behind its check

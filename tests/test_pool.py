@@ -127,9 +127,10 @@ class Nodes(Boxes):
     """Nodes with some CPUs, whose actors never answer."""
 
     def __init__(self, cpus: int) -> None:
-        self.number, self.started = cpus, 0
+        self.number, self.started, self.answers = cpus, 0, True
 
     def cpus(self) -> int:
+        assert self.answers, "Ray ends the process after a minute"
         return self.number
 
     def start(self) -> object:
@@ -140,7 +141,7 @@ class Nodes(Boxes):
         return object()
 
     def head_answers(self) -> bool:
-        return True
+        return self.answers
 
 
 @pytest.mark.parametrize(
@@ -156,6 +157,8 @@ def test_actors_beyond_the_cpus_are_asked_for_at_once(cpus: int, wanted: int | N
         loop.added_at = 0.0
         pool._grow(loop)
     assert nodes.started == (wanted or cpus)
+    nodes.answers, loop.added_at = False, 0.0
+    pool._grow(loop)
 
 
 def test_a_run_without_actors_ends_when_the_study_says() -> None:
