@@ -42,9 +42,9 @@ class Asked:
 
     def add(self, generation: Generation) -> None:
         """Adds the next generation."""
-        for machine, source, *_ in (*generation.asks, *generation.pruned):
-            self.machines.add(machine)
-            self.drawn += source == "qmc"
+        for part in (generation.asks, generation.pruned):
+            self.machines.update(row[0] for row in part)
+            self.drawn += sum(row[1] == "qmc" for row in part)
 
 
 @dataclass(frozen=True, slots=True)

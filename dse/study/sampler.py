@@ -118,7 +118,7 @@ class Draft:
         (self.pruned if is_violating else self.asks).append((machine, source))
         return violations if is_violating else ()
 
-    def __contains__(self, machine: int) -> bool:
+    def __contains__(self, machine: object) -> bool:
         """True if this generation or an earlier one has the machine."""
         return machine in self.proposed or machine in self.asked
 
@@ -325,7 +325,8 @@ def _sobol_machines(seed: int, sizes: tuple[int, ...], bits: int) -> Ints:
     positions = np.minimum((points * sizes).astype(np.int64), np.array(sizes) - 1)
     strides = np.array([prod(sizes[axis + 1 :]) for axis in range(len(sizes))], dtype=np.int64)
     machines = positions @ strides
-    return machines[np.sort(np.unique(machines, return_index=True)[1])]
+    distinct: Ints = machines[np.sort(np.unique(machines, return_index=True)[1])]
+    return distinct
 
 
 def _permutation_draws(search: Search, grid: Grid) -> Iterator[int]:
