@@ -201,6 +201,9 @@ COPIED = {
     "cluster/driver.py _write_head",
     "cluster/driver.py _write_log",
     "cluster/store.py _publish",
+    "cluster/objects.py _files",
+    "cluster/objects.py _is_of",
+    "cluster/objects.py _upload",
 }  # bytes of checked files
 EXECUTED = {"workloads/plugin.py find"}  # Python by its user's word; a fault names no line of it
 TRIED = {
@@ -214,7 +217,8 @@ TRIED = {
     "workloads/torch.py _read",
     "dse/run/cache.py read",
     "cluster/store.py _lock",
-    "cluster/stopping.py _is_locked",
+    "dse/run/folder.py is_locked",
+    "cluster/objects.py _locked",
     "cluster/stopping.py _read",
 }  # with CONTENTS, above
 SEALED = {

@@ -508,19 +508,19 @@ def sweep(
 ) -> Run:
     """Runs a study, or continues it, and opens its folder.
 
-    out: the folder (default: runs/<name>)
+    out: the folder (default: runs/<name>), or a URL (docs/cluster.md)
     workers: actors; 0: in this process, without Ray; None: one per CPU
     progress: called about every second with done, planned, rate, left_s and the other fields of `dse status`
     sets: keys of the study, as in --set: **{"stop.machines": 60}
 
     Raises ValueError with one line per fault of the study, or one line if the run cannot continue.
     """
-    from cluster import driver
+    from cluster import driver, objects
 
     loaded = studies.load(study, [f"{key}={json.dumps(value)}" for key, value in sets.items()])
-    path = Path(out or f"runs/{loaded.name}")
-    driver.run(loaded, path, workers, address, progress)
-    return open(path)
+    with objects.run_folder(str(out or f"runs/{loaded.name}")) as place:
+        driver.run(loaded, place.path, workers, address, progress, publish=place.publish)
+        return open(place.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -949,13 +949,14 @@ def open(path: str | Path, *, skip_damaged: bool = False, memory: str = "4GB", s
     """Returns the run in a folder, or in a file of `dse pack`: .sql(), .front(), .show(), .neighbours(),
     .status().
 
+    path: the folder or file, or the folder's URL: then what is in its newest head now
     skip_damaged: leave out parts that are not byte for byte what was committed
     memory: limit of DuckDB
     seconds: limit of a statement
 
     Raises ValueError if there is no run, or if one of its files is damaged.
     """
-    path = pack.unpacked(Path(path))
+    path = pack.unpacked(check.local(path))
     study = study_of(path)
     return Run(
         path,

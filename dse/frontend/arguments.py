@@ -156,7 +156,11 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         return sub
 
     run = add("run", "start a study's run, or go on with it", "STUDY")
-    run.add_argument("--out", metavar="DIR", help="run folder (default: runs/<name of the study>)")
+    run.add_argument(
+        "--out",
+        metavar="DIR",
+        help="run folder (default: runs/<name of the study>); file, s3, gs and abfs URLs too, here and below",
+    )
     run.add_argument(
         "--set",
         action="append",

@@ -199,6 +199,16 @@ def _solvers() -> Listing:
     return ("key", "value", "does"), rows
 
 
+def local(text: str | Path) -> Path:
+    """Returns a run folder; of a URL a copy that is as new as its newest head."""
+    if not folder.is_url(text):
+        return Path(text)
+    from cluster import objects
+
+    copy: Path = objects.fetched(str(text))
+    return copy
+
+
 def is_intact_study(root: Path) -> bool:
     """True if env.json shows that the folder's rows belong to its study. The study itself is not read, which
     would take longer than everything else in `dse status`. Raises ValueError if no run is there.

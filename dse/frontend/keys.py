@@ -198,6 +198,10 @@ LIMITS: Meanings = {
         "s",
         "deadline of one machine; a resume tries it again; `dse map`: the best found till then, with its gap",
     ),
+    "starved_seconds": (
+        "s",
+        "a run stops after this time without a live actor; longer where nodes start slowly",
+    ),
 }
 MACHINE: Meanings = {
     "name": ("", "default: the file's name"),

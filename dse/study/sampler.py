@@ -15,8 +15,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence, Set
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from math import log1p, prod
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -113,7 +114,8 @@ class Draft:
 
     wanted: int  # machines that it should have
     violations_of: Violations
-    proposed: set[int]  # machines asked or pruned so far, earlier generations included
+    asked: Set[int]  # machines of earlier generations, pruned ones included
+    proposed: set[int]  # its own machines, pruned ones included
     asks: list[tuple[int, str]]
     pruned: list[tuple[int, str]]
 
@@ -127,6 +129,10 @@ class Draft:
         (self.pruned if is_violating else self.asks).append((machine, source))
         return violations if is_violating else ()
 
+    def __contains__(self, machine: object) -> bool:
+        """True if this generation or an earlier one has the machine."""
+        return machine in self.proposed or machine in self.asked
+
     def is_full(self) -> bool:
         """True if enough machines are asked for, or DRAWS times as many were drawn."""
         return len(self.asks) >= self.wanted or len(self.asks) + len(self.pruned) >= DRAWS * self.wanted
@@ -138,8 +144,9 @@ def propose(
     generation: int,
     directions: Sequence[str],
     trials: Sequence[Trial],
-    asked: Collection[int],
+    asked: Set[int],
     violations_of: Violations,
+    drawn: int = 0,
 ) -> Proposal | None:
     """Returns the machines of one generation, or None when every machine has been asked.
 
@@ -148,13 +155,14 @@ def propose(
     asked: every machine of earlier generations, pruned ones included
     violations_of: machine -> violations of the constraints that need no solving, in the order of
         Trial.violations; met if none is > 0
+    drawn: machines in `asked` that a Sobol sequence proposed ("qmc"): it goes on behind them
     """
     if is_enumerated(search):
         return _enumerated_proposal(search, grid, generation, violations_of)
     if len(asked) >= grid.size:
         return None
     draft = Draft(
-        min(search.generation_size(generation), grid.size - len(asked)), violations_of, set(asked), [], []
+        min(search.generation_size(generation), grid.size - len(asked)), violations_of, asked, set(), [], []
     )
     window_trials: list[Trial] = []
     if search.learns():
@@ -162,7 +170,7 @@ def propose(
     if sum(t.values is not None for t in window_trials) >= search.warmup():
         _steer(search, grid, generation, directions, window_trials, draft)
     else:
-        _draw(draft, _sobol(search, grid, len(asked) + draft.wanted), "qmc")
+        _draw(draft, _sobol(search, grid, len(asked) + draft.wanted, drawn), "qmc")
     _draw(draft, _permutation_draws(search, grid), "fill")
     return Proposal(
         tuple(draft.asks), tuple(draft.pruned), tuple(dict.fromkeys(t.machine for t in window_trials))
@@ -288,7 +296,7 @@ def _enumerated_proposal(
     machines = generation_machines(search, grid.size, generation)
     if not len(machines):
         return None
-    draft = Draft(len(machines), violations_of, set(), [], [])
+    draft = Draft(len(machines), violations_of, frozenset(), set(), [], [])
     for machine in machines.tolist():
         draft.add(machine, search.method)
     return Proposal(tuple(draft.asks), tuple(draft.pruned), ())
@@ -300,23 +308,38 @@ def _draw(draft: Draft, machines: Iterator[int], source: str) -> None:
         machine = next(machines, None)
         if machine is None:
             return
-        if machine not in draft.proposed:
+        if machine not in draft:
             draft.add(machine, source)
 
 
-def _sobol(search: Search, grid: Grid, distinct_count: int) -> Iterator[int]:
-    """Yields machines of a scrambled Sobol sequence over the axes, at least 4 x `distinct_count`, so that as
-    a rule this many of them are distinct.
+def _sobol(search: Search, grid: Grid, distinct_count: int, drawn: int) -> Iterator[int]:
+    """Yields distinct machines of a scrambled Sobol sequence over the axes, of its first 4 x `distinct_count`
+    points at least, without the first `drawn` machines.
+    """
+    bits = (4 * distinct_count - 1).bit_length()
+    for part in range(max(bits - 2, 0), bits + 1):  # mostly the first part is enough
+        machines = _sobol_machines(search.seed, grid.sizes, part)
+        while drawn < len(machines):
+            block = machines[drawn : drawn + 1024].tolist()
+            yield from block
+            drawn += len(block)
+
+
+@lru_cache(maxsize=4)
+def _sobol_machines(seed: int, sizes: tuple[int, ...], bits: int) -> Ints:
+    """Returns the distinct machines of the first 2^bits points, in the order of their first points.
+
+    Kept from one generation to the next, and made again when it has to be twice as long: the time of a run
+    grows with its machines, not with their square.
     """
     from scipy.stats import qmc  # slow to import, and actors never sample
 
-    sizes = np.array(grid.sizes)
-    points = qmc.Sobol(d=len(sizes), scramble=True, rng=search.seed).random_base2(
-        (4 * distinct_count - 1).bit_length()
-    )
-    positions = np.minimum((points * sizes).astype(np.int64), sizes - 1)
-    strides = np.array([prod(grid.sizes[axis + 1 :]) for axis in range(len(sizes))], dtype=np.int64)
-    yield from (positions @ strides).tolist()
+    points = qmc.Sobol(d=len(sizes), scramble=True, rng=seed).random_base2(bits)
+    positions = np.minimum((points * sizes).astype(np.int64), np.array(sizes) - 1)
+    strides = np.array([prod(sizes[axis + 1 :]) for axis in range(len(sizes))], dtype=np.int64)
+    machines = positions @ strides
+    distinct: Ints = machines[np.sort(np.unique(machines, return_index=True)[1])]
+    return distinct
 
 
 def _permutation_draws(search: Search, grid: Grid) -> Iterator[int]:
@@ -360,8 +383,8 @@ def _steer(
         trial = study.ask(distributions)
         positions = [trial.params.get(str(axis), 0) for axis in range(len(grid.sizes))]
         machine, source = machine_at(grid, positions), str(search.method)
-        if machine in draft.proposed:
-            machine, source = _unasked_neighbour(grid, positions, draft.proposed, rng), "near"
+        if machine in draft:
+            machine, source = _unasked_neighbour(grid, positions, draft, rng), "near"
         violations = draft.add(machine, source) if machine >= 0 else ()
         if violations:
             for constraint_index, violation in enumerate((0.0, *violations)):
@@ -370,7 +393,7 @@ def _steer(
 
 
 def _unasked_neighbour(
-    grid: Grid, positions: Sequence[int], asked: Collection[int], rng: np.random.Generator
+    grid: Grid, positions: Sequence[int], asked: Container[int], rng: np.random.Generator
 ) -> int:
     """Walks at random from these positions. Returns a machine that was not asked yet and is one step from the
     walk; -1 if there is none within WALK_STEPS.

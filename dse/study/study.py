@@ -19,7 +19,7 @@ from dse.run.record import Column
 from dse.solve.options import SolverOptions
 from dse.study import pareto, read, sampler
 from dse.study.pareto import Cost, Objective, Trial, metrics, slug, total
-from dse.study.plan import Generation, Limits, Stop
+from dse.study.plan import Asked, Generation, Limits, Stop
 from dse.study.prune import (
     Constraints,
     modelled_violations,
@@ -302,24 +302,15 @@ def grid(study: Study) -> Grid:
 
 
 def generation(
-    study: Study,
-    number: int,
-    generations: Sequence[Generation],
-    trials: Sequence[Trial],
-    table: Table | None = None,
+    study: Study, number: int, asked: Asked, trials: Sequence[Trial], table: Table | None = None
 ) -> Generation | None:
     """Returns the asks of one generation, or None when no machine is left. A pure function, so that a resumed
     run may repeat it.
 
-    generations: generations 0..number-1
+    asked: machines of generations 0..number-1; an enumerated search does not read them
     trials: of complete generations <= number - 2
     table: of the study's space, reused between calls
     """
-    asked_machines = [
-        m
-        for previous in generations
-        for m in (*(a[0] for a in previous.asks), *(p[0] for p in previous.pruned))
-    ]
     modelled_zeros = (0.0,) * len(study.constraints.modelled)
     machines = (
         sampler.generation_machines(study.search, study.space.size, number)
@@ -344,7 +335,9 @@ def generation(
     directions = [o.direction for o in study.objectives]
     # an enumerated search reads the size alone
     space = Grid((study.space.size,), (False,)) if sampler.is_enumerated(study.search) else grid(study)
-    found = sampler.propose(study.search, space, number, directions, trials, asked_machines, violations_of)
+    found = sampler.propose(
+        study.search, space, number, directions, trials, asked.machines, violations_of, asked.drawn
+    )
     if found is None:
         return None
     static_count = len(study.constraints.static)
