@@ -18,7 +18,7 @@ sweep: .venv/ready
 test: .venv/ready lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0 --durations=10 --durations-min=1
 
-prove: .venv/ready $(if $(filter models,$(PART)),$(if $(DSE_MODELS_ENV),,build/models/ready))
+prove: .venv/ready $(if $(filter models,$(PART)),$(if $(DSE_MODELS_ENV),,build/models/ready)) $(if $(filter objects,$(PART)),build/objects/ready)
 	$(BIN)/python -m tests.prove $(PART)
 
 # The same answers as another commit, to the last bit? For changes that are to change none
@@ -31,6 +31,12 @@ build/models/ready:
 	build/models/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0
 	build/models/bin/python -m pip install -q --disable-pip-version-check --no-deps torchvision==0.28.0
 	build/models/bin/python -m pip install -q --disable-pip-version-check transformers onnx onnxruntime onnxscript pillow networkx numpy scipy pyyaml
+	touch $@
+
+# The S3 server of make prove PART=objects
+build/objects/ready:
+	$(PYTHON) -m venv build/objects
+	build/objects/bin/python -m pip install -q --disable-pip-version-check 'moto[s3]==5.2.5' flask flask-cors
 	touch $@
 
 bench: .venv/ready

@@ -25,7 +25,7 @@ from analysis import db
 from bench.driver import complete
 from cluster import driver
 from dse.frontend import api
-from dse.study import pareto
+from dse.study import pareto, plan
 from dse.study import study as studies
 from dse.study.sampler import machine_at
 from dse.study.study import Study
@@ -42,13 +42,14 @@ PLAIN: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
 
 def searched(study: Study, rows: Rows, points: int) -> list[pareto.Trial]:
     """Trials of the first `points` machines that a search asks for, with the look-ahead of a run."""
-    asked, told = [], []
+    asked, told, before = [], [], plan.Asked()
     while sum(len(a.asks) for a in asked) < points:
         number = len(asked)
-        asks = studies.generation(study, number, asked, [t for t in told if t.generation <= number - 2])
+        asks = studies.generation(study, number, before, [t for t in told if t.generation <= number - 2])
         if asks is None:
             break
         asked.append(asks)
+        before.add(asks)
         left = points - sum(len(a.asks) for a in asked[:-1])
         machines = [{**rows["machines"][m][0], "generation": number} for m, *_ in asks.asks[:left]]
         told += studies.trials(

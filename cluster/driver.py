@@ -9,7 +9,6 @@ whose parts share one state.
 
 from __future__ import annotations
 
-import _thread
 import json
 import os
 import platform
@@ -57,11 +56,12 @@ from dse.run import folder, record
 from dse.run.installed import shadowing_fault
 from dse.study import packed_columns, plan
 from dse.study import study as studies
-from dse.study.plan import Generation
+from dse.study.plan import Asked, Generation
 from dse.study.prune import static_violations
-from dse.study.sampler import generation_range, is_enumerated, permutation
+from dse.study.sampler import generation_range, is_enumerated, optuna_fault, permutation
 from dse.study.study import Study
 from hw.columns import group_equal_rows
+from workloads import plugin
 from workloads.arrays import Ints
 
 LEASE_S = 1.0  # seconds of work per lease at least, where there are machines enough
@@ -76,6 +76,7 @@ MIN_BATCHED_LEASE = 32
 KEYS_CHECKED = 256  # machines per row group whose keys a resume checks
 COMMIT_S = 5.0  # seconds between commits
 COMMIT_ROWS = 200_000  # a commit comes earlier once this many rows wait in memory
+TAKEN_S = 60.0  # seconds that a signal may wait for the main thread
 REPORT_S = 1.0  # seconds between progress reports
 PROBES, PROBE_S = 20, 30.0  # machines that a dry run solves; seconds after which it begins no further one
 MIN_UTILIZATION = 0.9  # a dry run that foresees less says what the workers wait for
@@ -147,6 +148,7 @@ class Run:
     structural_axes: list[int] | None = None
     # generations in order; complete ones that can be recomputed are stored without machines
     generations: list[Generation] = field(default_factory=list)
+    asked: Asked = field(default_factory=Asked)  # machines of the generations, unless they are enumerated
     asked_count: int = 0  # machines asked for
     violating: int = 0  # machines pruned because they break a constraint that needs no solving
     # machines asked for and not dispatched yet, each with its batch: a number that is equal for machines that
@@ -183,6 +185,7 @@ class Run:
     committed_at: float = 0.0  # time.monotonic() of the last commit
     reported_at: float = 0.0  # time.monotonic() of the last report
     last_status: Status | None = None  # as last reported
+    publish: Callable[[bool], str] | None = None  # publishes the folder elsewhere
 
     def seconds(self) -> float:
         """Wall-clock seconds of the run so far, earlier sessions included."""
@@ -197,6 +200,7 @@ def run(
     progress: Callable[[Status], None] | None = None,
     restored: Sequence[str] = (),
     metrics_port: int | None = None,
+    publish: Callable[[bool], str] | None = None,
 ) -> Outcome:
     """Starts a run in the folder `out`, or continues the one that is there.
 
@@ -204,16 +208,22 @@ def run(
     address: of a Ray cluster; None: a local one is started
     restored: lines to note, about files that were restored
     metrics_port: of 127.0.0.1, where the status is served (cluster/metrics.py); None: nowhere
+    publish: called after each commit; its argument: whether the run has ended (cluster/objects.py)
 
     Raises ValueError if `out` belongs to another study (one line per key that changed), RunFault if the run
     cannot continue.
     """
     if line := shadowing_fault():
         raise RunFault(line)
+    for one in study.plugins:  # in time: not a fault of each machine
+        plugin.function(one.key)
+    if line := optuna_fault(study.search, study.objectives):
+        raise ValueError(line)
     _check_study(study, out)
     store, lines = stores.open_run(out, folder.digest(studies.identity(study)))
     try:
         run = _open(study, store, [*restored, *lines])
+        run.publish = publish
         report = partial(_report, run, progress)
         try:
             _read_back(run)
@@ -227,6 +237,7 @@ def run(
         run.events.append(event("resume" if run.state.counts or run.generations else "start", start_text))
         _ask(run)
         workers = study.workers if workers is None else workers
+        _publish(run)
         if run.todo or not run.end_reason:
             with metrics.served(metrics_port, lambda: run.last_status), _interruptible(run, progress):
                 report("running", "starting actors" if workers != 0 else "")
@@ -590,7 +601,7 @@ def _ask(run: Run) -> None:
         run.end_reason = plan.stop_reason(study.stop, run.asked_count, trials, study.objectives, hours) or ""
         if run.end_reason:
             return
-        generation = studies.generation(study, number, run.generations, trials, run.job.pruner.table)
+        generation = studies.generation(study, number, run.asked, trials, run.job.pruner.table)
         if generation is None:
             run.end_reason = "every machine of the space is evaluated"
             return
@@ -620,6 +631,8 @@ def _queue(run: Run, generation: Generation, dispatched: int = 0, violating: int
         if not run.state.is_done(number, machine)
     ]
     run.generations.append(generation)
+    if not is_enumerated(run.job.study.search):
+        run.asked.add(generation)
     run.missing.append(len(wanted))
     batches = _batch_numbers(run, wanted)
     order = np.argsort(batches, kind="stable")
@@ -874,6 +887,13 @@ def _commit(run: Run) -> None:
     if run.uncommitted:
         run.store = stores.compact(stores.commit(run.store, run.uncommitted))
     run.uncommitted, run.events, run.uncommitted_rows, run.committed_at = [], [], 0, time.monotonic()
+    _publish(run)
+
+
+def _publish(run: Run, is_last: bool = False) -> None:
+    """Publishes what is committed on a store, if the run folder is to be there."""
+    if run.publish and (line := run.publish(is_last)):
+        _note(run, "store", line)
 
 
 def _finish(run: Run, report: Callable[..., Status]) -> Outcome:
@@ -953,6 +973,8 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         folder.write_bytes(
             run.store.path / folder.STATUS, folder.seal("status", written), durable=state != "running"
         )
+    if state != "running":
+        _publish(run, is_last=True)
     run.reported_at, run.last_status = time.monotonic(), status
     if progress is not None:
         progress(status)
@@ -983,13 +1005,17 @@ def _interruptible(run: Run, progress: Callable[[Status], None] | None) -> Itera
                 progress(replace(run.last_status, reason=f"interrupted; {next_step}"))
 
     def on_request(is_now: bool) -> None:
-        """Interrupts the run as one Ctrl-C does, or as two if it is to stop now."""
+        """Interrupts the run as one Ctrl-C does, or as two if it is to stop now: the second is sent once the
+        first was taken, which takes a while inside compiled code.
+        """
         for _ in range(2 if is_now and not run.halt_reason else 1):
-            if numbers:
-                _thread.interrupt_main(signal.SIGINT)
-                time.sleep(stopping.POLL_S)
-            else:
+            if not numbers:
                 run.halt_reason = run.halt_reason or "interrupted; `dse resume` goes on"
+                return
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            given_up_at = time.monotonic() + TAKEN_S
+            while not run.halt_reason and time.monotonic() < given_up_at:
+                time.sleep(stopping.POLL_S / 10)
 
     for number in numbers:
         signal.signal(number, on_signal)

@@ -15,6 +15,7 @@ starting, joining and watching the cluster.
 from __future__ import annotations
 
 import logging
+import math
 import os
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # Ray reads these variables when it is imported
@@ -62,7 +63,6 @@ GATHER_PER_CALL_S, GATHER_S = 5e-5, 0.05
 GRACE_S = 30.0  # seconds past the deadlines of a lease's machines, after which its actor is killed
 # a line that Ray's C++ code writes: [time level process thread] file:line: text
 RAY_LINES = re.compile(r"^\[[^\]]*\] [\w.]+:\d+: (.+)$", re.M)
-STARVED_S = 300.0  # seconds without a live actor, after which the run stops
 JOIN_S = 40.0  # seconds to join a running cluster; a busy machine takes 20
 # value and name of the environment variable that limits Ray's attempts to join, one per second: fewer than
 # JOIN_S, so that Ray itself reports why a server refuses
@@ -126,6 +126,7 @@ class Solver:
         if not fault:
             worker.settle_process()
             self.loaded = client.get(job[0])
+            fault = worker.plugin_fault(self.loaded)
         return os.getpid(), socket.gethostname(), fault
 
     def solve(self, lease: Any) -> Any:
@@ -256,6 +257,7 @@ class Pool:
     workers: int | None  # actors; None: one per CPU of the cluster
     log: Log
     worker_stats: WorkerStats  # counters of the session; `retries` is counted here
+    starved_s: float = math.inf  # seconds without a live actor, after which the run stops
     slots: list[ActorSlot] = field(default_factory=list)
     # slots by state (`_index`): each slot is in exactly one of these three; in none if it has DEPTH leases,
     # or if its first lease is a suspect (`_dispatch` takes it out)
@@ -581,7 +583,8 @@ def over_ray(
     """Yields the results of all leases as they finish, from `workers` Ray actors (None: one per CPU of the
     cluster, also of nodes that join later). See `over_actors`.
     """
-    return over_actors(Pool(RayCalls(job), job.deadline_s, workers, log, worker_stats), leases)
+    starved_s = job.study.limits.starved_seconds
+    return over_actors(Pool(RayCalls(job), job.deadline_s, workers, log, worker_stats, starved_s), leases)
 
 
 def over_actors(pool: Pool, leases: Iterator[Lease | None]) -> Iterator[Done | None]:
@@ -615,14 +618,20 @@ def over_actors(pool: Pool, leases: Iterator[Lease | None]) -> Iterator[Done | N
 
 def _grow(pool: Pool) -> None:
     """Starts actors up to the wanted number, at most `MAX_STARTING` at a time. Nodes that join later raise
-    the number.
+    the number. Actors beyond the CPUs that there are start nothing but an autoscaler, so they are asked for
+    at once.
     """
     now = time.monotonic()
     if now - pool.added_at < 5.0 and pool.slots:
         return
     pool.added_at = now
-    wanted = pool.workers or pool.calls.cpus()
-    for _ in range(min(wanted - len(pool.slots), max(1, MAX_STARTING - len(pool.not_live)))):
+    if pool.slots and (len(pool.slots) == pool.workers or not pool.calls.head_answers()):
+        return  # without its head Ray does not answer how many CPUs there are
+    cpus = pool.calls.cpus()
+    wanted = pool.workers or cpus
+    starting = max(0, min(wanted, cpus) - len(pool.slots))
+    room = max(1, MAX_STARTING - len(pool.not_live))
+    for _ in range(min(starting, room) if starting > room else wanted - len(pool.slots)):
         actor = pool.calls.start()
         slot = ActorSlot(len(pool.slots) + 1, actor)
         pool.slots.append(slot)
@@ -888,7 +897,7 @@ def _back_off(pool: Pool, slot: ActorSlot, error: RayError | None) -> None:
 
 def _watch(pool: Pool) -> None:
     """Calls `ready` of actors whose back-off is over, replaces dead ones. Raises PoolFault if no actor was
-    live for STARVED_S, or the head did not answer for HEAD_S.
+    live for `starved_s`, or the head did not answer for HEAD_S.
     """
     now = time.monotonic()
     for slot in [slot for slot in pool.not_live.values() if slot.backoff_until and now >= slot.backoff_until]:
@@ -897,9 +906,10 @@ def _watch(pool: Pool) -> None:
         _call_ready(pool, slot)
     if len(pool.not_live) < len(pool.slots):
         pool.last_live_at = now
-    elif now - pool.last_live_at > STARVED_S:
+    elif now - pool.last_live_at > pool.starved_s:
         raise PoolFault(
-            f"no actor answered for {STARVED_S:.0f} s; add nodes, then resume: all that was committed is safe"
+            f"no actor answered for {pool.starved_s:g} s (limits.starved_seconds); add nodes, then resume: "
+            "all that was committed is safe"
         )
     if now - pool.head_answered_at > 2.0:
         if pool.calls.head_answers():

@@ -21,7 +21,6 @@ from cluster.worker import UNDONE, VIOLATED
 from dse.study import packed_columns, pareto, prune
 from dse.study import study as studies
 from dse.study.pareto import Trial, Values
-from dse.study.sampler import LEARNING_METHODS
 from dse.study.study import Study
 
 # columns of machines read
@@ -67,7 +66,7 @@ class RunState:
 
     def needs_all_trials(self) -> bool:
         """True if a sampler or stop criterion reads every trial; False if only the front matters."""
-        return self.study.search.method in LEARNING_METHODS or self.study.stop.hypervolume_gain is not None
+        return self.study.search.learns() or self.study.stop.hypervolume_gain is not None
 
     def mark_done(self, generation: int, machine: int) -> None:
         """Notes that a machine of an open generation has a row, which `learn` is given later."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 import time
@@ -17,26 +16,34 @@ POLL_S = 0.3  # seconds between checks of the folder
 STOP, NOW = b"stop", b"now"  # content of a request; STOP acts as Ctrl-C, NOW as a second Ctrl-C
 
 
-def stop(out: Path, now: bool = False, waiting: Callable[[], None] = lambda: None) -> None:
-    """Ends the run that writes into a folder, and waits until it has ended.
+def stop(text: str | Path, now: bool = False, waiting: Callable[[], None] = lambda: None) -> Path:
+    """Ends the run that writes into a folder, and waits until it has ended. Returns the folder, or of a URL a
+    copy.
 
     now: leases in flight are given up, as a second Ctrl-C does; else they finish and are committed
     waiting: called about every 0.3 s
 
     Raises ValueError if there is no run folder, RunFault if no run writes into it.
     """
+    request = NOW if now else STOP
+    if folder.is_url(text):
+        from cluster import objects
+
+        return objects.stop(str(text), request, waiting)
+    out = Path(text)
     folder.raise_if_no_run(out)
     refuse_links(out)
-    if not _is_locked(out):
+    if not folder.is_locked(out):
         raise RunFault(
             f"{out}: no run writes into this folder; `dse status {out}` says how the last one ended"
         )
     with as_store_fault(out, is_open=True):
-        folder.write_bytes(out / folder.STOP, NOW if now else STOP, durable=False)
-    while _is_locked(out):
+        folder.write_bytes(out / folder.STOP, request, durable=False)
+    while folder.is_locked(out):
         waiting()
         time.sleep(POLL_S)
     withdraw(out)
+    return out
 
 
 def withdraw(out: Path) -> None:
@@ -77,18 +84,3 @@ def _read(out: Path) -> bytes | None:
         finally:
             os.close(handle)
     return None
-
-
-def _is_locked(out: Path) -> bool:
-    """True if a process writes into the folder: it holds its lock."""
-    try:
-        handle = os.open(out / folder.LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except OSError:
-        return True
-    finally:
-        os.close(handle)

@@ -283,6 +283,11 @@ def _lock(path: Path) -> int:
         owner = re.fullmatch(rb"process \d+ on [\w.-]+", os.read(handle, 200))
         holder = owner[0].decode() if owner else f"{path / '.lock'} does not say which"
         os.close(handle)
+        if fault.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise StoreFault(
+                f"{path}: its file system has no flock ({fault.strerror}); give --out "
+                f"file://{path.absolute()}, which needs none, or another folder"
+            ) from None
         if fault.errno not in (errno.EAGAIN, errno.EACCES):
             raise
         raise StoreFault(

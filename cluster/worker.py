@@ -47,6 +47,7 @@ from dse.study.read import StudyError
 from dse.study.study import Study
 from hw.arch import Arch
 from hw.space import Axis, Space, Unbuildable, Value, decode, index_of, values
+from workloads import plugin
 from workloads.graph import Unique, Workload, unique
 
 UNDONE = ("deadline:", "memory:", "lost:")  # starts of the reasons for which a resume solves a machine again
@@ -832,6 +833,16 @@ def sources_digest() -> str:
     ):
         found.update(f"{path.relative_to(ROOT).as_posix()}\0".encode() + path.read_bytes())
     return found.hexdigest()
+
+
+def plugin_fault(job: Job) -> str:
+    """Returns why a function that the user brings cannot be called in this process; else ""."""
+    try:
+        for one in job.study.plugins:
+            plugin.function(one.key)
+    except plugin.PluginError as fault:
+        return str(fault)
+    return ""
 
 
 def settle_process() -> None:

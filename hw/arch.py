@@ -201,6 +201,8 @@ class Memory:
     name: Annotated[Name, Field(alias="memory")]
     width_bits: Count  # bits that one action (a read or a write) moves
     kind: MemoryKind = "sram"
+    # kind custom: a function that gives the numbers that are None, FILE.py:NAME or PACKAGE.MODULE:NAME
+    table: str | None = None
     capacity: Bytes | None = None  # bytes of one instance; None: unbounded
     banks: Count = 1  # sram: arrays that split the capacity and are accessed in parallel
     channels: Count = 1  # DRAM: channels, whose bandwidths and background powers add up

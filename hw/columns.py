@@ -221,6 +221,7 @@ class Table:
             make, width = _maker(template, i, shapes)
             if isinstance(node, Memory):
                 kind = keys.index(f"{node.name}.kind") if f"{node.name}.kind" in own_keys else node.kind
+                kind = "sram" if node.table else kind  # which sees the technology, too
                 axes = _depends(space.axes, [*HEAD, *own_keys])
                 self.nodes.append(NodeColumns(axes, make, width, _depends(space.axes, TECHNOLOGY), kind))
             else:

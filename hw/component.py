@@ -23,6 +23,7 @@ from functools import lru_cache
 from itertools import chain
 from math import ceil, inf, log
 from pathlib import Path
+from typing import Any
 
 from hw.arch import (
     PLAIN_UNITS,
@@ -40,6 +41,7 @@ from hw.arch import (
     Node,
     plain_number,
 )
+from workloads import plugin
 from workloads.renamed import key_now, value_now
 
 DATA = Path(__file__).parent / "data"
@@ -365,6 +367,10 @@ def node_faults(spec: Machine, node: Node, outermost: bool = False) -> list[str]
 def contradictions(spec: Machine, node: Node, outermost: bool = False) -> list[str]:
     """Returns the faults of one node that need no table to be found."""
     if isinstance(node, Memory):
+        try:
+            node = with_table(spec, node)
+        except ComponentError as fault:
+            return [f"{node.name}.{fault}"]
         return [*_memory_faults(node, outermost), *_access_faults(node)]
     return list(_array_faults(node) if isinstance(node, Array) else _mac_unit_faults(spec, node))
 
@@ -476,8 +482,48 @@ def _node_nm(spec: Machine) -> float:
     return spec.node_nm
 
 
+TABLE_FIELDS = ("read_pj", "write_pj", "leak_mw", "area_mm2", "actions_per_cycle")  # that a table may give
+
+
+def with_table(spec: Machine, node: Memory) -> Memory:
+    """Returns a memory with the numbers that its own table gives and it lacks. Raises ComponentError."""
+    if node.table is None:
+        return node
+    if node.kind != "custom":
+        raise ComponentError(f"table = {node.table} is for kind: custom; leave one of both out")
+    bits = None if node.capacity is None else 8 * node.capacity
+    numbers: dict[str, Any] = dict(_own_numbers(node.table, bits, node.width_bits, spec.node_nm, spec.cell))
+    if node.bandwidth is not None:
+        numbers.pop("actions_per_cycle", None)
+    return replace(node, **{key: number for key, number in numbers.items() if getattr(node, key) is None})
+
+
+@lru_cache(maxsize=65536)
+def _own_numbers(
+    key: str, capacity_bits: int | None, width_bits: int, node_nm: float | None, cell: str
+) -> tuple[tuple[str, float], ...]:
+    """Returns what the function of a plug-in says of a memory, checked. Raises ComponentError."""
+    try:
+        make = plugin.function(key)
+    except plugin.PluginError as fault:
+        raise ComponentError(f"table = {fault}") from None
+    try:
+        found = make(capacity_bits=capacity_bits, width_bits=width_bits, node_nm=node_nm, cell=cell)
+        numbers = tuple((str(name), float(number)) for name, number in dict(found).items())
+    except Exception as fault:  # whatever the user's function raises or returns
+        raise ComponentError(f"table = {key}: {plugin.one_line(fault)}") from None
+    for name, number in numbers:
+        if name not in TABLE_FIELDS:
+            raise ComponentError(f"table = {key}: gives {name}; {closest_name(name, TABLE_FIELDS)}")
+        lowest = 0 if name != "actions_per_cycle" else 1e-300
+        if not lowest <= number < inf and (name, number) != ("actions_per_cycle", inf):
+            raise ComponentError(f"table = {key}: {name} = {number:g} must be finite and not negative")
+    return numbers
+
+
 def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
     """Returns the level of a memory. Raises ComponentError for values outside of the tables."""
+    node = with_table(spec, node)
     clock_ghz = spec.clock_mhz / 1e3
     per_gbps = 8 / node.width_bits / clock_ghz  # actions per clock cycle that 1 GB/s is
     given_rate = node.actions_per_cycle if node.bandwidth is None else node.bandwidth * per_gbps

@@ -26,7 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hw import component, tiling
 from hw.arch import Arch, Array, Machine, MacUnit, Memory, Node, Tiling
-from workloads import document
+from workloads import document, plugin
 
 MACHINES = Path(__file__).parent / "machines"
 NODE_TYPES: dict[str, type[Memory] | type[Array] | type[MacUnit]] = {
@@ -67,9 +67,9 @@ def find(name_or_path: str) -> Path:
     )
 
 
-def load(name_or_path: str) -> Machine:
+def load(name_or_path: str, asked: bool = True) -> Machine:
     """Returns a checked machine, given by name or by path. The check includes the component tables. Raises
-    MachineError with all faults of the file, one line each.
+    MachineError with all faults of the file, one line each. asked: as in `plugin.find`, of tables.
     """
     path = find(name_or_path)
     data, faults = document.read(path)
@@ -77,17 +77,17 @@ def load(name_or_path: str) -> Machine:
     if data is not None and not document.is_kind(data, KEYS):
         faults = [NO_MACHINE]
     elif data is not None or not faults:
-        spec, more = parse(data, path.stem)
+        spec, more = parse(data, path.stem, path.parent, asked)
         faults = faults + more
     if faults:
         raise MachineError("\n".join(f"{path}: {line}" for line in dict.fromkeys(faults)))
     return spec
 
 
-def parse(data: object, name: str) -> tuple[Machine, list[str]]:
+def parse(data: object, name: str, folder: Path = Path(), asked: bool = True) -> tuple[Machine, list[str]]:
     """Returns the machine of a YAML document, and its faults. If there are faults, the machine is not to be
     used: harmless values replace faulty ones, and faulty nodes are missing. name: where the document gives
-    none.
+    none. folder, asked: where tables of the user are, and whether they may be executed (`plugin.find`).
     """
     if not isinstance(data, dict):
         return STAND_IN, [NO_MACHINE]
@@ -102,7 +102,7 @@ def parse(data: object, name: str) -> tuple[Machine, list[str]]:
             "nodes must be a list, outermost memory first; add e.g. nodes: [{memory: dram, ...}, "
             "..., {compute: mac, ...}]",
         ]
-    parsed = [_node(entry, i) for i, entry in enumerate(listed)]
+    parsed = [_with_table(*_node(entry, i), folder, asked) for i, entry in enumerate(listed)]
     outline = [_outline(entry) for entry in listed]
     if all(outline):
         faults += component.order_faults([line for line in outline if line])
@@ -176,6 +176,21 @@ def _node(entry: object, i: int) -> tuple[Node | None, list[str]]:
         return NODE_ADAPTERS[role].validate_python(entry), []
     except ValidationError as error:
         return None, _lines(error, f"{key}.", valid_keys)
+
+
+def _with_table(
+    node: Node | None, faults: list[str], folder: Path, asked: bool
+) -> tuple[Node | None, list[str]]:
+    """Returns a node with the key of its own table for the name, and the faults."""
+    if not isinstance(node, Memory) or node.table is None or plugin.KEY.fullmatch(node.table):
+        return node, faults
+    key = f"{node.name}.table = {node.table}"
+    if "/" in node.table:
+        return None, [*faults, f"{key} must be of a file beside the machine; move it there"]
+    try:
+        return replace(node, table=plugin.find(node.table, folder, asked).key), faults
+    except plugin.PluginError as fault:
+        return None, [*faults, f"{node.name}.table = {fault}"]
 
 
 def _lines(error: ValidationError, prefix: str, valid_keys: tuple[str, ...] | list[str]) -> list[str]:

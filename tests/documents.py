@@ -6,7 +6,7 @@ repository's files lie beside them.
     sh        commands, which must succeed
     python    statements, all of a page in one process
     sql       a statement on the run of the page's `<!-- run: DIR -->`
-    yaml, text that begin with `# NAME.yaml` or `# NAME.txt`     a file of that name
+    yaml, text, python that begin with `# NAME.yaml`, `# NAME.txt` or `# NAME.py`     a file of that name
 `<!-- long -->` before a block: run by make prove PART=docs only. `<!-- not run: WHY -->`: by nobody, WHY one
 of NOT_RUN. Commands stand in fences at the margin; `unseen` names those that do not. `python -m
 tests.documents PAGE...` writes what commands print now.
@@ -35,7 +35,7 @@ BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>long|not run: [^>]*) -->\n)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S
 )
 RUN = re.compile(r"^<!-- run: (\S+) -->$", re.M)
-FILE = re.compile(r"# ([\w.-]+\.(?:yaml|txt))\n")
+FILE = re.compile(r"# ([\w.-]+\.(?:yaml|txt|py))\n")
 INDENTED = re.compile(
     r"^(?: {4,}|\t|[ \t]+```[^\n]*\n[ \t]*)(?:\$ |\. |(?:dse|make|python3?|pip|ray|git) \w)", re.M
 )
@@ -156,7 +156,7 @@ def faults(page: Path, folder: Path, long: bool) -> Iterator[str]:
         place = f"{page.relative_to(ROOT)}:{one.line}"
         if one.mark.startswith("not run") or (one.mark == "long" and not long):
             continue
-        if one.kind in ("yaml", "text") and (name := FILE.match(one.body)):
+        if one.kind in ("yaml", "text", "python") and (name := FILE.match(one.body)):
             (folder / name[1]).write_text(one.body)
         elif one.kind == "sh":
             yield from failed(place, _said(one.body, folder))

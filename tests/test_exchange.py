@@ -288,6 +288,18 @@ def test_a_design_of_accelforge(tmp_path: Path) -> None:
     assert "ok" in good("simulate", "d/workload.yaml", "d/machine.yaml", "d/schedule.txt", folder=tmp_path)
 
 
+def test_in_memory_compute_of_zigzag_is_said_to_be_lost(tmp_path: Path) -> None:
+    array = "{is_imc: True, adc_resolution: 8, dimensions: [D1, D2], sizes: [4, 4]}"
+    text = exchanged.ZIGZAG_MACHINE.replace(
+        "{unit_energy: 0.04, unit_area: 1, dimensions: [D1, D2], sizes: [4, 4]}", array
+    )
+    (tmp_path / "aimc.yaml").write_text(text)
+    said = dse("convert", "zigzag", "aimc.yaml", "-o", "d", folder=tmp_path)
+    assert said.returncode == 2
+    assert "lost: aimc.yaml: operational_array.is_imc: ZigZag prices in-memory compute itself" in said.stderr
+    assert "lost: aimc.yaml: operational_array.adc_resolution: is not carried over" in said.stderr
+
+
 def test_a_design_of_scale_sim(tmp_path: Path) -> None:
     presets = "ArrayHeight: 8\nArrayWidth: 4\nIfmapSramSzkB: 64\nFilterSramSzkB: 32\nOfmapSramSzkB: 16\n"
     config = f"[general]\nrun_name = a\n[architecture_presets]\n{presets}Dataflow : ws\nBandwidth : 10\n"
@@ -296,6 +308,14 @@ def test_a_design_of_scale_sim(tmp_path: Path) -> None:
         "Layer name, IFMAP Height, IFMAP Width, Filter Height, Filter Width, Channels, Num Filter, Strides,"
     )
     (tmp_path / "t.csv").write_text(f"{heading}\nConv1, 10, 9, 3, 3, 4, 8, 2,\nFc, 5, 6, 7,\n")
+    (tmp_path / "b.cfg").write_text(
+        f"{config}[sparsity]\nSparsitySupport : true\n[layout]\nIfmapCustomLayout: False\n"
+    )
+    said = dse("convert", "scalesim", "b.cfg", "-o", "d", folder=tmp_path)
+    assert [line.split(": ")[2] for line in said.stderr.splitlines() if line.startswith("lost")] == [
+        "sparsity.SparsitySupport",
+        "Dataflow",
+    ]
     good("convert", "scalesim", "a.cfg", "t.csv", "-o", "d", "--lossy", folder=tmp_path)
     arch = machine.load_arch(str(tmp_path / "d/machine.yaml"))
     assert (arch.fanouts[0].dims, arch.fanouts[0].systolic) == ((("ROWS", 8), ("COLS", 4)), "ws")
@@ -312,6 +332,45 @@ def test_a_design_of_scale_sim(tmp_path: Path) -> None:
         {"m": 5, "n": 6, "k": 7},
     ]
     assert "ok" in good("map", "d/workload.yaml", "d/machine.yaml", "--objective", "latency", folder=tmp_path)
+
+
+NETWORK = """
+Constant Rows 16;
+Network two { // a comment { of one brace
+  Layer CONV1 { Type: CONV
+    Stride { X: 2, Y: 1 }
+    Dimensions { K: 8, C: 4, R: 3, S: 3, Y: Rows, X: 9 } }
+  Layer CONV1 { Type: DSCONV
+    Dimensions { K 1,C 8,R 1 S 1,Y 14,X 4 } }
+  Layer G { Type: NGCONV Dimensions { G: 2, K: 4, C: 4, R: 1, S: 1, Y: 5, X: 5 } }
+  /* Layer Fc { */ Layer Fc { Type: GEMM Dimensions { M: 5, N: 6, K: 7 } Dataflow { SpatialMap(1,1) M; } }
+  Layer Up { Type: TRCONV Dimensions { K: 1, C: 1, R: 2, S: 2, Y: 4, X: 4 } }
+}
+"""
+
+
+def test_a_design_of_maestro(tmp_path: Path) -> None:
+    hw = "num_pes: 16\nl1_size_cstr: 100\nl2_size_cstr: 3000\nnoc_bw_cstr: 32\noffchip_bw_cstr: 8\n"
+    (tmp_path / "hw.m").write_text(hw)
+    (tmp_path / "net.m").write_text(NETWORK)
+    said = dse("convert", "maestro", "hw.m", "net.m", "-o", "d", folder=tmp_path)
+    assert (said.returncode, said.stderr.count("lost: ")) == (2, 2)
+    assert "lost: net.m: Layer Up: type TRCONV is not read; the layer is left out" in said.stderr
+    good("convert", "maestro", "hw.m", "net.m", "-o", "d", "--lossy", folder=tmp_path)
+    arch = machine.load_arch(str(tmp_path / "d/machine.yaml"))
+    assert [level.capacity_bits for level in arch.levels] == [None, 8 * 3000, 8 * 100]
+    assert [level.bandwidth for level in arch.levels[:2]] == [8, 32]
+    assert (arch.levels[1].read_pj, arch.levels[2].write_pj) == (18.61, 1.68)
+    workload = catalog.load(str(tmp_path / "d/workload.yaml"))
+    assert [(e.name, e.macs()) for e in workload.einsums] == [
+        ("l_CONV1", 8 * 4 * 3 * 3 * 14 * 4),
+        ("l_CONV1_2", 8 * 14 * 4),
+        ("l_G", 2 * 4 * 4 * 5 * 5),
+        ("l_Fc", 5 * 6 * 7),
+    ]
+    (tmp_path / "net.m").write_text("Network a { Layer b { Type: CONV Dimensions { K: 1, C: x, R: 1 } } }")
+    said = dse("convert", "maestro", "net.m", "-o", "d", folder=tmp_path)
+    assert said.stderr.splitlines() == ['net.m: Layer b: Dimensions C = "x" is no number above 0; write one']
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,13 @@ READS = {
         "workloads.arrays",
         "workloads.renamed",
     ),
-    "hw": ("workloads.arrays", "workloads.document", "workloads.renamed"),
+    "hw": ("workloads.arrays", "workloads.document", "workloads.plugin", "workloads.renamed"),
 }
-ONLY_IN = {"ray": "cluster/", "optuna": "dse/study/sampler.py", "duckdb": "analysis/"}
+ONLY_IN = {
+    "ray": "cluster/",
+    "optuna": ("dse/study/sampler.py", "dse/study/optuna_storage.py"),
+    "duckdb": "analysis/",
+}
 FILES = sorted(p for name in PACKAGES for p in (ROOT / name).rglob("*.py") if p.name != "__init__.py")
 
 

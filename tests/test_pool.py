@@ -123,6 +123,54 @@ def test_idle_actors_cost_nothing() -> None:
     assert len(loop.outstanding) == len(loop.in_flight) == len(loop.queueable) == 7
 
 
+class Nodes(Boxes):
+    """Nodes with some CPUs, whose actors never answer."""
+
+    def __init__(self, cpus: int) -> None:
+        self.number, self.started, self.answers = cpus, 0, True
+
+    def cpus(self) -> int:
+        assert self.answers, "Ray ends the process after a minute"
+        return self.number
+
+    def start(self) -> object:
+        self.started += 1
+        return object()
+
+    def ready(self, actor: object) -> object:
+        return object()
+
+    def head_answers(self) -> bool:
+        return self.answers
+
+
+@pytest.mark.parametrize(
+    ("cpus", "wanted", "first"), [(4, 1000, 1000), (40, 1000, 16), (40, None, 16), (4, 3, 3)]
+)
+def test_actors_beyond_the_cpus_are_asked_for_at_once(cpus: int, wanted: int | None, first: int) -> None:
+    """So that an autoscaler sees them; those that find a CPU start MAX_STARTING at a time."""
+    nodes = Nodes(cpus)
+    loop = pool.Pool(nodes, None, wanted, lambda actor, line: None, WorkerStats())
+    pool._grow(loop)
+    assert nodes.started == first
+    for _ in range(60):
+        loop.added_at = 0.0
+        pool._grow(loop)
+    assert nodes.started == (wanted or cpus)
+    nodes.answers, loop.added_at = False, 0.0
+    pool._grow(loop)
+
+
+def test_a_run_without_actors_ends_when_the_study_says() -> None:
+    loop = pool.Pool(Nodes(0), None, 2, lambda actor, line: None, WorkerStats(), starved_s=60.0)
+    loop.last_live_at, loop.head_answered_at = time.monotonic() - 59.0, time.monotonic()
+    pool._grow(loop)
+    pool._watch(loop)
+    loop.last_live_at -= 2.0
+    with pytest.raises(pool.PoolFault, match=r"no actor answered for 60 s \(limits.starved_seconds\)"):
+        pool._watch(loop)
+
+
 SCRIPT = """
 import sys
 from pathlib import Path

@@ -68,10 +68,12 @@ def run(search: Search, grid: Grid, generations: int, shuffle: int | None = None
     for g in range(generations):
         trials = [t for number, p in enumerate(proposals[: max(0, g - 1)]) for t in solved(grid, p, number)]
         asked = [m for p in proposals for m, _ in (*p.asks, *p.pruned)]
+        # it may begin anywhere before the first machine that it has not drawn yet
+        drawn = sum(source == "qmc" for p in proposals for _, source in (*p.asks, *p.pruned))
         if shuffle is not None:
             random.Random(shuffle).shuffle(trials)
-            random.Random(shuffle).shuffle(asked)
-        found = propose(search, grid, g, AIMS, trials, asked, admit)
+            drawn = random.Random(shuffle).randint(0, drawn)
+        found = propose(search, grid, g, AIMS, trials, set(asked), admit, drawn)
         if found is None:
             break
         proposals.append(found)
@@ -155,7 +157,7 @@ def test_a_proposal_uses_what_it_saw_and_says_so(method: str) -> None:
     assert set(first[2].seen) == {m for m, _ in (*first[0].asks, *first[0].pruned)}
     assert {source for _, source in first[0].asks} == {"qmc"}
     assert {source for _, source in first[3].asks} <= {method, "near", "fill"}
-    asked = [m for p in first for m, _ in (*p.asks, *p.pruned)]
+    asked = {m for p in first for m, _ in (*p.asks, *p.pruned)}
     trials = [t for number, p in enumerate(first[:3]) for t in solved(grid, p, number)]
     turned = [replace(t, values=None if t.values is None else (-t.values[0], -t.values[1])) for t in trials]
     assert propose(search, grid, 4, AIMS, trials, asked, admit) != propose(
@@ -177,7 +179,7 @@ def test_window_holds_the_front_and_the_newest() -> None:
 def test_a_space_that_is_all_pruned_ends(method: str) -> None:
     search, grid, asked = Search(method=method, generation=4), Grid((9, 9), (True, True)), []
     for g in range(100):
-        found = propose(search, grid, g, AIMS, [], asked, lambda _: (1.0, 0.0))
+        found = propose(search, grid, g, AIMS, [], set(asked), lambda _: (1.0, 0.0))
         if found is None:
             break
         assert not found.asks
@@ -212,3 +214,15 @@ def test_every_sampler_argument_is_written_with_the_asks() -> None:
     assert sampler.arguments(Search(method="tpe"))["multivariate"] is True
     assert sampler.arguments(Search(method="nsga2"))["mutation_prob"] is None
     assert sampler.arguments(Search()) == {"method": "exhaustive", "seed": 0, "generation": 256}
+
+
+def test_a_long_qmc_search_makes_its_sequence_a_few_times() -> None:
+    """Not once a generation, which took a time that grew with the square of the machines."""
+    sampler._sobol_machines.cache_clear()
+    search, grid, asked = Search(method="qmc", generation=64), Grid((64,) * 8, (True,) * 8), set[int]()
+    for g in range(100):
+        found = propose(search, grid, g, AIMS, [], asked, admit, len(asked))
+        assert found
+        asked |= {machine for machine, _ in (*found.asks, *found.pruned)}
+    assert len(asked) >= 6400
+    assert sampler._sobol_machines.cache_info().misses <= 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -62,6 +63,24 @@ def test_dse_stop_ends_a_run_as_ctrl_c_does(tmp_path: Path, whole: Rows) -> None
     assert not (run / folder.STOP).exists()
     assert driver.resume(run, workers=0).exit_code == 0
     assert rows(run) == whole
+
+
+@pytest.mark.usefixtures("reports")
+def test_stop_now_counts_as_two_interrupts_also_where_one_is_taken_late(tmp_path: Path) -> None:
+    """As inside ray.wait, from which no signal returns: two that come meanwhile are one."""
+    run, thread = tmp_path / "run", []
+
+    def stop() -> None:
+        thread.append(threading.Thread(target=lambda: stopping.stop(run, now=True)))
+        thread[0].start()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 4_000_000)
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(10.0)
+        raise KeyboardInterrupt
+
+    first = driver.run(study(tmp_path, stop=FEW), run, workers=0, progress=at(20, stop))
+    thread[0].join()
+    assert first.status.state == "interrupted"
 
 
 def test_a_request_of_before_does_not_end_the_next_run(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import random
@@ -390,3 +392,18 @@ def test_killed_between_any_two_steps_loses_nothing_that_was_published(tmp_path:
         assert len(rows) % 2 == 0, lines
         assert len(rows) - 1 >= said, lines
         assert all("\n" not in line for line in lines)
+
+
+def test_a_file_system_without_flock_is_named_with_the_way_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(handle: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(
+        s.StoreFault, match=f"has no flock .*; give --out file://{tmp_path}/run, which"
+    ) as fault:
+        s.open_run(tmp_path / "run")
+    assert "\n" not in str(fault.value)
+    assert not folders.is_locked(tmp_path / "run")

@@ -12,7 +12,7 @@ import yaml
 from dse.run import record
 from dse.study import study as studies
 from dse.study.pareto import Cost, Objective
-from dse.study.plan import Generation
+from dse.study.plan import Asked, Generation
 from dse.study.study import Study, StudyError
 from hw.space import decode, values
 
@@ -413,7 +413,11 @@ def walk(study: Study, generations: int, known: list[Generation] | None = None) 
             [m for machines, _ in rows for m in machines[::-1]],
             [p for _, points in rows for p in points[::-1]],
         )
-        found = studies.generation(study, g, asks, trials)
+        asked = Asked()
+        for generation in asks:
+            asked.add(generation)
+        found = studies.generation(study, g, asked, trials)
+        assert found == studies.generation(study, g, Asked(asked.machines), trials), "drawn only saves time"
         if found is None:
             break
         asks.append(found)

@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import builtins
 import pickle
+import re
+import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import dse
 from workloads import catalog
 from workloads.einsum import WorkloadError, canonical_key
+from workloads.torch import exported as exported_by
 from workloads.torch import load
 
 
@@ -33,6 +38,59 @@ def test_without_torch_one_line_says_what_to_install(monkeypatch: pytest.MonkeyP
     with pytest.raises(WorkloadError) as fault:
         catalog.load(str(tmp_path / "net.pt2"))
     assert str(fault.value) == f"{tmp_path / 'net.pt2'}: needs torch: pip install 'dse[torch]'"
+
+
+class Module:
+    """What a torch.nn.Module is to `dse.map`: a mode, and what torch.export makes of it."""
+
+    training = True
+
+    def eval(self) -> Module:
+        self.training = False
+        return self
+
+    def train(self, mode: bool) -> None:
+        self.training = mode
+
+
+def test_a_module_is_exported_in_evaluation_mode_and_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def export(module: Module, inputs: tuple[Any, ...]) -> str:
+        calls.append((module.training, inputs))
+        if inputs == ("bad",):
+            raise RuntimeError("control\n flow")
+        return "program"
+
+    class Program:
+        pass
+
+    spaces = {
+        "export": SimpleNamespace(export=export, ExportedProgram=Program),
+        "nn": SimpleNamespace(Module=Module),
+    }
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(**spaces))
+    module, program = Module(), Program()
+    assert exported_by(module, ["x"]) == "program"
+    assert exported_by(program, ()) is program
+    assert (calls, module.training) == ([(False, ("x",))], True)
+    for wrong, inputs, words in (
+        (module, ["bad"], "Module: torch.export refuses it (control flow)"),
+        (module, [], "Module: inputs are missing; give e.g."),
+        (3, ["x"], "int: is no workload; give a name"),
+    ):
+        with pytest.raises(WorkloadError, match=re.escape(words)):
+            exported_by(wrong, inputs)
+    assert module.training
+    with pytest.raises(ValueError, match=r"inputs are of a torch\.nn\.Module"):
+        dse.map("gemm:m=4,n=4,k=4", "a3", inputs=["x"])
+
+
+def test_a_module_is_mapped_like_its_einsums() -> None:
+    torch = pytest.importorskip("torch")
+    mlp = torch.nn.Sequential(torch.nn.Linear(20, 30, bias=False), torch.nn.ReLU())
+    found = dse.map(mlp, "edge_array", inputs=(torch.zeros(5, 20),))
+    assert found.energy_pj == dse.map("gemm:m=5,n=30,k=20", "edge_array").energy_pj
 
 
 def test_a_program_file_has_one_parameter() -> None:

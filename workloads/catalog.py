@@ -6,6 +6,7 @@ the nine ONNX files in the onnx package; the plain name loads the file where no 
 train:net=NAME,... is a training step of any workload, with the network's own parameters:
 "train:net=resnet50,batch=8,optimizer=adam". A MatrixMarket file takes a solver: "a.mtx:solver=cg,n=8". A
 Hugging Face configuration is a model without weights: "hf:config.json:phase=decode", with or without "hf:".
+A function of the user is FILE.py:NAME or PACKAGE.MODULE:NAME: "nets.py:tiny:batch=4" (workloads/plugin.py).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args, get_type_hints
 
-from workloads import cnn, diffusion, gnn, hpc, mlp, recurrent, text, training, transformer
+from workloads import cnn, diffusion, gnn, hpc, mlp, plugin, recurrent, text, training, transformer
 from workloads.einsum import WorkloadError, closest, refuse, squeezed
 from workloads.graph import Workload, fuse_into_producers, in_order, written_elems
 from workloads.huggingface import huggingface
@@ -104,6 +105,8 @@ def load(source: str, bind: Mapping[str, int] | None = None, fuse_elementwise: b
 
 
 def _loaded(source: str, bind: Mapping[str, int] | None, fuse_elementwise: bool) -> Workload:
+    if match := plugin.SPEC.match(source):
+        return fuse_into_producers(_of_plugin(match[0], source), fuse_elementwise)
     source = source.removeprefix(HF)
     stem, _, tail = source.partition(":")
     given = _parameters(source, tail)
@@ -125,6 +128,25 @@ def _loaded(source: str, bind: Mapping[str, int] | None, fuse_elementwise: bool)
             raise WorkloadError(f'workload "{source}": batch = {numbers["batch"]} must be at least 1')
         return torch.load(stem, fuse_elementwise=fuse_elementwise, batch=numbers.get("batch"))
     return fuse_into_producers(_unfused(source), fuse_elementwise)
+
+
+def _of_plugin(spec: str, source: str) -> Workload:
+    """Returns the workload of a function that the user brings."""
+    try:
+        make = plugin.function(plugin.find(spec).key)
+    except plugin.PluginError as fault:
+        raise WorkloadError(str(fault)) from None
+    name, given = spec.rpartition(":")[2], _parameters(source, source[len(spec) :].removeprefix(":"))
+    arguments = _arguments(spec, source, make, given)
+    try:
+        found = make(**arguments)
+    except WorkloadError:
+        raise
+    except Exception as fault:  # whatever the user's function raises
+        raise WorkloadError(f'workload "{source}": {plugin.one_line(fault)}') from None
+    if not isinstance(found, Workload):
+        raise WorkloadError(f'workload "{source}": {name} returned {type(found).__name__}; return a Workload')
+    return replace(found, name=_label(name, given))
 
 
 def _unfused(source: str) -> Workload:
@@ -161,6 +183,8 @@ def file_in(source: str) -> tuple[str, str, str]:
     """Returns (text before a file's path, the path, text after it), such as ("train:net=", "nets/a.onnx",
     ",batch=8"). The path is "" where a source names no file.
     """
+    if (match := plugin.SPEC.match(source)) and match["source"].endswith(".py"):
+        return "", match["source"], source[len(match["source"]) :]
     prefix = HF if source.startswith(HF) else ""
     stem = source.removeprefix(HF).partition(":")[0]
     if Path(stem).suffix.lower() in SUFFIXES:
@@ -183,7 +207,11 @@ def parameters(name: str) -> str:
     """Returns the parameters of a name, as they are written after the colon."""
     if name in FILES:
         return "batch=1"
-    found = [p for p in inspect.signature(_maker(name)).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    return _parameters_of(_maker(name))
+
+
+def _parameters_of(make: Callable[..., object]) -> str:
+    found = [p for p in inspect.signature(make).parameters.values() if p.kind is not p.KEYWORD_ONLY]
     return ",".join(f"{p.name}={'...' if p.default is p.empty else p.default}" for p in found)
 
 
@@ -241,6 +269,8 @@ def train(
     stored. What an ONNX import folds (constant biases, normalisations) is not trained.
     """
     stem = net.partition(":")[0]
+    if plugin.SPEC.match(net):
+        raise WorkloadError(f"{net}: a training step of a plug-in is not made; call workloads.training there")
     from_einsums = (
         stem in NETWORKS
         or stem in OPERATORS
@@ -334,11 +364,11 @@ def _arguments(
     faults = _unknown_faults(source, given, list(accepted))
     found: dict[str, int | str] = {}
     for p in accepted.values():
-        words, value = get_args(types[p.name]), given.get(p.name)
+        words, value = get_args(types.get(p.name)), given.get(p.name)
         if value is None:
             if p.default is p.empty:
-                faults.append(f"{prefix}parameter {p.name} is missing; write {name}:{parameters(name)}")
-        elif types[p.name] is str or words:
+                faults.append(f"{prefix}parameter {p.name} is missing; write {name}:{_parameters_of(make)}")
+        elif types.get(p.name) is str or words:
             found[p.name] = value
             if words and value not in words:
                 faults.append(f"{prefix}{p.name} = {value} must be {' or '.join(words)}")

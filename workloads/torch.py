@@ -141,6 +141,32 @@ def load(source: Any, name: str = "", fuse_elementwise: bool = True, batch: int 
     return replace(found, name=name or (Path(source).stem if from_file else where), parameters=parameters)
 
 
+def exported(module: Any, inputs: Sequence[Any]) -> Any:
+    """Returns the program of a torch.nn.Module in evaluation mode, by example inputs; a program as it is.
+
+    Raises WorkloadError in one line: no torch, no module, no inputs, whatever torch.export refuses.
+    """
+    name = type(module).__name__
+    try:
+        import torch
+    except ImportError:
+        raise WorkloadError(f"{name}: needs torch: pip install 'dse[torch]'") from None
+    if isinstance(module, torch.export.ExportedProgram):
+        return module
+    if not isinstance(module, torch.nn.Module):
+        raise WorkloadError(f"{name}: is no workload; give a name, a path, a torch.nn.Module or its export")
+    if not inputs:
+        raise WorkloadError(f"{name}: inputs are missing; give e.g. inputs=(torch.zeros(1, 3, 224, 224),)")
+    was_training = module.training
+    try:
+        return torch.export.export(module.eval(), tuple(inputs))
+    except Exception as fault:  # torch.export raises of many kinds
+        line = " ".join(str(fault).split())[:300]
+        raise WorkloadError(f"{name}: torch.export refuses it ({line})") from None
+    finally:
+        module.train(was_training)
+
+
 def _read(path: Path) -> Any:
     try:
         import torch

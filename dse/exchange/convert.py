@@ -11,6 +11,7 @@ import yaml
 from dse.exchange import (
     accelforge,
     accelforge_mapping,
+    maestro,
     scalesim,
     timeloop,
     timeloop_mapping,
@@ -30,6 +31,7 @@ READERS: dict[str, Callable[[Sequence[Path], Notes], Converted]] = {
     "zigzag": zigzag.read,
     "accelforge": accelforge.read,
     "scalesim": scalesim.read,
+    "maestro": maestro.read,
 }
 FILES = {
     "machine": "machine.yaml",

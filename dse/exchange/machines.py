@@ -5,6 +5,7 @@ them to an estimator.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import astuple
 from math import inf
 from typing import Any
@@ -34,6 +35,17 @@ def name(text: str) -> str:
     found = re.sub(r"\W", "_", text.lower())
     found = found if re.match(r"[a-z]", found) else f"n{found}"
     return f"{found}_" if found in ("compute", "tiling") else found
+
+
+def distinct(entries: Sequence[dict[str, Any]]) -> None:
+    """Gives layers of one name numbers: conv, conv_2, conv_3."""
+    taken: set[str] = set()
+    for entry in entries:
+        own, number = entry["name"], 1
+        while entry["name"] in taken:
+            number += 1
+            entry["name"] = f"{own}_{number}"
+        taken.add(entry["name"])
 
 
 def size_text(size_bytes: int) -> str:

@@ -31,6 +31,12 @@ SRAMS = {
     "FilterSramSzkB": ("filter", "weight"),
     "OfmapSramSzkB": ("ofmap", "output"),
 }
+SWITCHES = (  # of what ours has no counterpart for
+    ("sparsity", "SparsitySupport"),
+    ("layout", "IfmapCustomLayout"),
+    ("layout", "FilterCustomLayout"),
+    ("run_presets", "UseRamulatorTrace"),
+)
 STATIONARY = {"os": "output", "ws": "weight", "is": "input"}
 CONV_COLUMNS = 8  # name, height and width of input and filter, channels, filters, stride
 GEMM_COLUMNS = 4  # name, M, N, K
@@ -60,6 +66,9 @@ def _machine(file: str, text: str, notes: Notes) -> dict[str, Any]:
     except configparser.Error as fault:
         refuse([f"{file}: is no config ({str(fault).splitlines()[0][:80]}); correct it"])
     presets = dict(parser["architecture_presets"])
+    for section, key in SWITCHES:
+        if parser.get(section, key, fallback="false").strip().lower() == "true":
+            notes.lost(file, f"{section}.{key}", "is not carried over")
     dims = {name: _count(file, key, presets.get(key)) for key, name in ARRAY.items()}
     flow = presets.get("Dataflow", "").strip().lower()
     if flow not in STATIONARY:
@@ -93,6 +102,7 @@ def _workload(file: str, text: str) -> dict[str, Any]:
     entries = [_entry(file, i, row) for i, row in enumerate(rows[1:], 2) if row]
     if not entries:
         refuse([f"{file}: holds no layer below its heading"])
+    machines.distinct(entries)
     first = dict(entries[0]["extents"])
     for entry in entries:
         if own := {rank: n for rank, n in entry.pop("extents").items() if first.setdefault(rank, n) != n}:

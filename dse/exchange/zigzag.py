@@ -34,6 +34,7 @@ MEMORY_KEYS = {
     "size", "r_cost", "w_cost", "area", "latency", "operands", "ports", "served_dimensions",
     "auto_cost_extraction", "force_double_buffering",
 }  # fmt: skip
+ARRAY_KEYS = {"unit_energy", "unit_area", "dimensions", "sizes", "input_precision"}
 SHAPES: dict[str, shape.Shape] = {
     "accelerator": {
         "memories!": {
@@ -103,6 +104,9 @@ def _kind(data: Any) -> str:
 def _machine(file: str, data: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
     array = data["operational_array"]
     sizes = dict(zip(map(str, array.get("dimensions") or []), array.get("sizes") or [], strict=False))
+    for key in sorted(set(array) - ARRAY_KEYS - ({"is_imc"} if array.get("is_imc") is False else set())):
+        says = "ZigZag prices in-memory compute itself; a MAC takes unit_energy, or nothing, and a cycle here"
+        notes.lost(file, f"operational_array.{key}", says if key == "is_imc" else "is not carried over")
     nodes: list[dict[str, Any]] = []
     outside = set(sizes)  # dimensions along which there is one memory so far
     for title, memory in reversed(list(data["memories"].items())):

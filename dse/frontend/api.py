@@ -25,7 +25,7 @@ from dse.mapping import directives
 from dse.mapping import schedule as schedules
 from dse.mapping.conversion import Conversion, with_conversions
 from dse.mapping.nest import Infeasible, to_text
-from dse.run import deadline, folder, record
+from dse.run import deadline, folder, pack, record
 from dse.sim.einsum.evaluate import Problem, ProgressFn, Solution, no_progress
 from dse.sim.schedule import outermost
 from dse.sim.schedule.graph import evaluate
@@ -181,9 +181,10 @@ class Mapped:
 
 
 def map(
-    workload: str,
+    workload: Any,
     machine: str,
     *,
+    inputs: Sequence[Any] = (),
     objective: str = "",
     layouts: Sequence[str] = (),
     schedule: str | Path = "",
@@ -193,8 +194,10 @@ def map(
 ) -> Mapped:
     """Solves one workload on one machine. Answers are cached in $DSE_CACHE, so that asking again is quick.
 
-    workload: a name of `dse list workloads`, with parameters ("resnet18:batch=4"), or a path
+    workload: a name of `dse list workloads`, with parameters ("resnet18:batch=4"), or a path; a
+        torch.nn.Module, or a program of torch.export
     machine: a name of `dse list machines`, or a path
+    inputs: of a module: example inputs, by which torch.export fixes all shapes
     objective: energy (default), latency or edp
     layouts: "TENSOR=TEXT" for the whole tensor at the outermost level, "TENSOR@LEVEL=TEXT" for its tile at
         another level
@@ -216,7 +219,7 @@ def map(
             f"limits.seconds = {seconds:g}: ends searches of unfused mappings, not of schedules or layouts; "
             "leave it out"
         )
-    arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
+    arch, loaded = machines.arch(spec), _loaded(workload, inputs, options.fuse_elementwise)
     # refuse an unknown name early, but not where layouts are chosen: copies between them become einsums too
     if options.layout == "row_major":
         screens.einsum_indices(loaded, einsum or None)
@@ -251,6 +254,17 @@ def map(
     return Mapped(
         arch, with_conversions(loaded, best.conversions), solution, options, best.conversions, best.schedule
     )
+
+
+def _loaded(workload: Any, inputs: Sequence[Any], fuse_elementwise: bool) -> Workload:
+    """Returns the workload of a name or path, of a module of torch, or of a program of torch.export."""
+    if isinstance(workload, str):
+        if inputs:
+            raise ValueError(f"{workload}: inputs are of a torch.nn.Module; give parameters after a colon")
+        return catalog.load(workload, fuse_elementwise=fuse_elementwise)
+    from workloads import torch as programs
+
+    return programs.load(programs.exported(workload, inputs), type(workload).__name__, fuse_elementwise)
 
 
 def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answer:
@@ -494,19 +508,19 @@ def sweep(
 ) -> Run:
     """Runs a study, or continues it, and opens its folder.
 
-    out: the folder (default: runs/<name>)
+    out: the folder (default: runs/<name>), or a URL (docs/cluster.md)
     workers: actors; 0: in this process, without Ray; None: one per CPU
     progress: called about every second with done, planned, rate, left_s and the other fields of `dse status`
     sets: keys of the study, as in --set: **{"stop.machines": 60}
 
     Raises ValueError with one line per fault of the study, or one line if the run cannot continue.
     """
-    from cluster import driver
+    from cluster import driver, objects
 
     loaded = studies.load(study, [f"{key}={json.dumps(value)}" for key, value in sets.items()])
-    path = Path(out or f"runs/{loaded.name}")
-    driver.run(loaded, path, workers, address, progress)
-    return open(path)
+    with objects.run_folder(str(out or f"runs/{loaded.name}")) as place:
+        driver.run(loaded, place.path, workers, address, progress, publish=place.publish)
+        return open(place.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -642,6 +656,30 @@ class Run:
             Path(path).write_text(text, encoding="utf-8")
         except OSError as fault:
             raise ValueError(f"{path}: cannot be written ({fault.strerror}); give another name") from None
+
+    def to_optuna(self, target: str) -> int:
+        """Writes the run as a study of Optuna's: a trial per point, a failed one per machine without points.
+        Returns how many. target: a journal file, or the URL of a database (sqlite:///run.db). Raises
+        ValueError.
+        """
+        from dse.study import optuna_storage
+
+        objectives = {o.column: o.direction for o in self.study.objectives}
+        broken = [prune.violation_column(c) for c in self.study.constraints.modelled]
+        columns = ", ".join(f'"{name}"' for name in (*objectives, *broken))
+        points: dict[int, list[Mapping[str, Any]]] = {}
+        for row in self.sql(f"SELECT machine, {columns} FROM points ORDER BY machine, schedule"):
+            points.setdefault(row["machine"], []).append(row)
+        rows: list[optuna_storage.Row] = []
+        for machine in self.sql("SELECT machine FROM machines ORDER BY generation, machine"):
+            parameters = spaces.values(self.study.space, machine["machine"])
+            own = points.get(machine["machine"], [])
+            rows += [
+                (parameters, [row[name] for name in objectives], {name: row[name] for name in broken})
+                for row in own
+            ] or [(parameters, None, {})]
+        optuna_storage.write(target, self.study.name, self.study.space.axes, objectives, rows)
+        return len(rows)
 
     def show(self, point: str | int = "best", schedule: str | Path = "") -> Point:
         """Returns a point explained. Its mappings are costed again; ValueError if a stored cost differs.
@@ -908,17 +946,20 @@ def _change(before: float, after: float) -> str:
 
 
 def open(path: str | Path, *, skip_damaged: bool = False, memory: str = "4GB", seconds: float = 60.0) -> Run:
-    """Returns the run in a folder, for .sql(), .front(), .show(), .neighbours() and .status().
+    """Returns the run in a folder, or in a file of `dse pack`: .sql(), .front(), .show(), .neighbours(),
+    .status().
 
+    path: the folder or file, or the folder's URL: then what is in its newest head now
     skip_damaged: leave out parts that are not byte for byte what was committed
     memory: limit of DuckDB
     seconds: limit of a statement
 
     Raises ValueError if there is no run, or if one of its files is damaged.
     """
+    path = pack.unpacked(check.local(path))
     study = study_of(path)
     return Run(
-        Path(path),
+        path,
         study,
         connection(path, study, skip_damaged=skip_damaged, memory=memory),
         skip_damaged,

@@ -34,6 +34,8 @@ EXAMPLES = {
     "plot": "dse plot runs/edge-small front -o front.pdf; dse plot resnet18 edge_array nest --einsum conv1 "
     "-o nest.png",
     "report": "dse report runs/edge-small -o edge-small.html",
+    "pack": "dse pack runs/edge-small -o edge-small.zip",
+    "export": "dse export runs/edge-small sqlite:///edge-small.db",
     "residency": "dse residency cg:matrix=ecology1,n=8,form=periodic gogeta_clusters --set sram.capacity='1 "
     "MiB'",
     "simulate": "dse simulate gemm:m=64,n=32,k=48 a3 mapping.txt",
@@ -154,7 +156,11 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         return sub
 
     run = add("run", "start a study's run, or go on with it", "STUDY")
-    run.add_argument("--out", metavar="DIR", help="run folder (default: runs/<name of the study>)")
+    run.add_argument(
+        "--out",
+        metavar="DIR",
+        help="run folder (default: runs/<name of the study>); file, s3, gs and abfs URLs too, here and below",
+    )
     run.add_argument(
         "--set",
         action="append",
@@ -249,7 +255,23 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     report.add_argument(
         "-o", "--output", metavar="FILE", help="where to write it (default: <name of the study>.html)"
     )
-    for sub in (front, sql, shown, report):
+    packed = add(
+        "pack",
+        "a run as one file, which show, sql, pareto and report open like its folder, anywhere",
+        "DIR",
+        forms=(),
+    )
+    packed.add_argument(
+        "-o", "--output", metavar="FILE", help="where to write it (default: <name of the folder>.zip)"
+    )
+    exported = add(
+        "export",
+        "a run as a study in a storage of Optuna's, for its dashboard: a journal FILE or sqlite:///FILE",
+        "DIR",
+        "STORAGE",
+        forms=(),
+    )
+    for sub in (front, sql, shown, report, exported):
         sub.add_argument(
             "--memory",
             type=_memory,
@@ -257,7 +279,7 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
             metavar="SIZE",
             help="memory limit of DuckDB; a statement that needs more fails (default: 4GB)",
         )
-    for sub in (status, front, sql, shown, report):
+    for sub in (status, front, sql, shown, report, exported):
         sub.add_argument(
             "--skip-damaged",
             action="store_true",
@@ -399,10 +421,12 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     )
     listed.add_argument("dir", nargs="?", default="runs", metavar="DIR", help="default: runs")
     converted = add(
-        "convert", "files of Timeloop, ZigZag, AccelForge or SCALE-Sim as ours (docs/exchange.md)", forms=()
+        "convert",
+        "files of Timeloop, ZigZag, AccelForge, SCALE-Sim or MAESTRO as ours (docs/exchange.md)",
+        forms=(),
     )
     converted.add_argument(
-        "peer", choices=(*PEERS, "scalesim"), metavar="timeloop|zigzag|accelforge|scalesim"
+        "peer", choices=(*PEERS, "scalesim", "maestro"), metavar="timeloop|zigzag|accelforge|scalesim|maestro"
     )
     converted.add_argument(
         "files",

@@ -10,8 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dse.frontend import contracts
 from dse.run import cache, folder, record
 from hw import machine
+from workloads import plugin
 
 if TYPE_CHECKING:  # each command imports what it needs, so that start-up is short
     from workloads.graph import Layer, Workload
@@ -28,6 +30,8 @@ def file(text: str) -> tuple[str, list[Layer]]:
     from workloads import catalog
 
     path = Path(text)
+    if plugin.SPEC.fullmatch(text):
+        return contracts.check(text), []
     if not path.exists() and text.partition(":")[0] in catalog.names():
         return _workload(text)
     kind = _kind(path) if path.suffix in (".yaml", ".yml") else "workload"
@@ -193,6 +197,16 @@ def _solvers() -> Listing:
     }
     rows = [(key, name, does) for key, own in options.items() for name, does in own.items()]
     return ("key", "value", "does"), rows
+
+
+def local(text: str | Path) -> Path:
+    """Returns a run folder; of a URL a copy that is as new as its newest head."""
+    if not folder.is_url(text):
+        return Path(text)
+    from cluster import objects
+
+    copy: Path = objects.fetched(str(text))
+    return copy
 
 
 def is_intact_study(root: Path) -> bool:

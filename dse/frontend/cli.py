@@ -25,6 +25,7 @@ from dse.frontend import arguments, tables
 if TYPE_CHECKING:  # each command imports what it needs, so that start-up is short
     import pyarrow as pa
 
+    from cluster.objects import RunFolder
     from dse.study.study import Study
     from workloads.graph import Workload
 
@@ -57,7 +58,7 @@ def _exit_code(args: argparse.Namespace) -> int:
     except ValueError as fault:
         if os.environ.get("DSE_TRACEBACK"):
             raise
-        lines = list(dict.fromkeys(map(_plain, str(fault).splitlines())))
+        lines = list(dict.fromkeys(map(_plain, _in_urls(str(fault), args).splitlines())))
         print(
             "\n".join(
                 [
@@ -76,6 +77,17 @@ def _exit_code(args: argparse.Namespace) -> int:
         if not is_ctrl_c(fault):
             raise
         return _interrupted()
+
+
+def _in_urls(text: str, args: argparse.Namespace) -> str:
+    """Returns a message with the URLs that the user gave, in place of the copies of their folders."""
+    for given in (getattr(args, "dir", ""), getattr(args, "out", ""), *getattr(args, "words", ())):
+        if given and "://" in given:
+            from cluster import objects
+
+            with suppress(ValueError):
+                text = objects.in_urls(text, given)
+    return text
 
 
 def _interrupted() -> int:
@@ -107,7 +119,10 @@ def _run(args: argparse.Namespace) -> int:
             args.format,
         )
         return 0
-    return _drive(study, Path(args.out or f"runs/{study.name}"), args)
+    from cluster import objects
+
+    with objects.run_folder(args.out or f"runs/{study.name}") as place:
+        return _drive(study, place, args)
 
 
 def _warn(*workloads: Workload) -> None:
@@ -118,28 +133,31 @@ def _warn(*workloads: Workload) -> None:
 
 
 def _resume(args: argparse.Namespace) -> int:
-    from cluster import store
+    from cluster import objects, store
     from dse.study import study as studies
 
-    out = Path(args.dir)
-    mended = store.mend(out)
-    return _drive(studies.load(out / "study.yaml", within=out), out, args, mended)
+    with objects.run_folder(args.dir) as place:
+        mended = store.mend(place.path)
+        return _drive(studies.load(place.path / "study.yaml", within=place.path), place, args, mended)
 
 
-def _drive(study: Study, out: Path, args: argparse.Namespace, mended: Sequence[str] = ()) -> int:
+def _drive(study: Study, place: RunFolder, args: argparse.Namespace, mended: Sequence[str] = ()) -> int:
     from cluster import driver
     from dse.frontend import progress
 
     with progress.RunProgress(study.name) as shown:
-        outcome = driver.run(study, out, args.workers, args.address, shown.show, mended, args.metrics)
+        outcome = driver.run(
+            study, place.path, args.workers, args.address, shown.show, mended, args.metrics, place.publish
+        )
+    out = place.shown
     for note in outcome.status.notes:
-        print(_plain(note), file=sys.stderr)
+        print(_plain(_in_urls(note, args)), file=sys.stderr)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if args.format == "json":
-        tables.print_json({"dir": str(out), "solved": outcome.solved, **asdict(outcome.status)})
+        tables.print_json({"dir": out, "solved": outcome.solved, **asdict(outcome.status)})
     else:
-        tables.print_end(str(out), outcome.status, outcome.solved)
-        _print_fusion_hints(out, outcome.status.front)
+        tables.print_end(out, outcome.status, outcome.solved)
+        _print_fusion_hints(place.path, outcome.status.front)
     return int(outcome.exit_code)
 
 
@@ -165,12 +183,13 @@ def _open(args: argparse.Namespace) -> Any:
 def _status(args: argparse.Namespace) -> int:
     from dse.frontend import check
 
-    if not check.is_intact_study(Path(args.dir)):
+    out = check.local(args.dir)
+    if not check.is_intact_study(out):
         from dse.frontend import api
 
-        api.study_of(args.dir)  # raises if the folder or its study is damaged
+        api.study_of(out)  # raises if the folder or its study is damaged
     while True:
-        facts = check.status(Path(args.dir), args.skip_damaged)
+        facts = check.status(check.local(args.dir), args.skip_damaged)
         if args.watch and sys.stdout.isatty():
             print("\x1b[H\x1b[2J", end="")  # a clear screen
         _print_facts(facts, args.format)
@@ -185,9 +204,9 @@ def _stop(args: argparse.Namespace) -> int:
     from dse.frontend import progress
     from dse.run import folder
 
-    out = Path(args.dir)
-    progress.run_with_progress(f"{out}: stopping", lambda _: stopping.stop(out, args.now))
-    found = folder.status(out, "") or {}
+    out = args.dir
+    ended = progress.run_with_progress(f"{out}: stopping", lambda _: stopping.stop(out, args.now))
+    found = folder.status(ended, "") or {}
     tables.print_line(
         f"{out}: {found.get('state')}, {found.get('reason')}; {found.get('done')} machines in all"
     )
@@ -197,25 +216,26 @@ def _stop(args: argparse.Namespace) -> int:
 def _cache(args: argparse.Namespace) -> int:
     from dse.frontend import check
     from dse.run import cache
+    from workloads.plugin import cache_root
 
     if not args.prune:
         if args.all or args.older is not None:
             raise ValueError("dse cache: --all and --older say what --prune removes; give --prune too")
         rows = check.cache_rows()
         if args.format == "json":
-            tables.print_json({"folder": str(cache.root()), "answers": rows})
+            tables.print_json({"folder": str(cache_root()), "answers": rows})
             return 0
         head = ("kind", "version", "answers", "size_bytes", "newest_s", "oldest_s")
         cells = [[tables.fact(key, row[key]) for key in head] for row in rows]
         names = ("kind", "version", "answers", "size", "newest", "oldest")
-        tables.print_table(names, cells, f"{cache.root()}: this dse is version {cache.version()}")
+        tables.print_table(names, cells, f"{cache_root()}: this dse is version {cache.version()}")
         return 0
     older_s = None if args.older is None else 86_400 * args.older
     count, size_bytes = cache.prune(older_s, of_others=older_s is None and not args.all)
     if args.format == "json":
-        tables.print_json({"folder": str(cache.root()), "removed": count, "removed_bytes": size_bytes})
+        tables.print_json({"folder": str(cache_root()), "removed": count, "removed_bytes": size_bytes})
     else:
-        tables.print_line(f"{cache.root()}: {count} files removed, {tables.fact('size_bytes', size_bytes)}")
+        tables.print_line(f"{cache_root()}: {count} files removed, {tables.fact('size_bytes', size_bytes)}")
     return 0
 
 
@@ -577,6 +597,24 @@ def _report(args: argparse.Namespace) -> int:
     return 0
 
 
+def _pack(args: argparse.Namespace) -> int:
+    from dse.run import pack
+
+    root = Path(args.dir)
+    out = Path(args.output or f"{root.resolve().name}.zip")
+    size = pack.pack(root, out)
+    tables.print_line(
+        f"{out}: {size / 1e6:.1f} MB; next: dse show {out} best, dse sql {out}, dse pareto {out}"
+    )
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    count = _open(args).to_optuna(args.storage)
+    tables.print_line(f"{args.storage}: {count} trials; next: optuna-dashboard {args.storage}")
+    return 0
+
+
 def _simulate(args: argparse.Namespace) -> int:
     return _print_mapped(_simulated(args.workload, args.machine, args.mapping, args.set), args)
 
@@ -732,6 +770,8 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "map": _map,
     "plot": _plot,
     "report": _report,
+    "export": _export,
+    "pack": _pack,
     "residency": _residency,
     "simulate": _simulate,
     "compare": _compare,

@@ -86,7 +86,8 @@ STUDY: dict[str, tuple[str, str, str, str]] = {
         "",
         "",
         "metric, {metric: sum, max, geomean or a workload}, {metric: ..., direction: max}; metrics: "
-        "energy_pj, latency_ns, edp_pj_ns, power_mw, throughput, latency_cycles; area_mm2",
+        "energy_pj, latency_ns, edp_pj_ns, power_mw, throughput, latency_cycles; area_mm2; or a cost term "
+        "FILE.py:NAME (docs/exchange.md)",
     ),
     "unknown": (
         "error, movement",
@@ -103,7 +104,11 @@ STUDY: dict[str, tuple[str, str, str, str]] = {
     "sink": ("driver", "driver", "", "who writes the parts; may change between resumes"),
 }
 SEARCH: Meanings = {
-    "method": ("", "how machines are chosen; nsga2, nsga3 and tpe learn from earlier ones"),
+    "method": (
+        "",
+        "how machines are chosen; nsga2, nsga3 and tpe learn from earlier ones; optuna:NAME: a sampler of "
+        "Optuna's, its arguments as further keys",
+    ),
     "seed": ("", "the same seed asks for the same machines"),
     "generation": (
         "machines",
@@ -111,7 +116,7 @@ SEARCH: Meanings = {
         "the others",
     ),
     "population": ("machines", "of nsga2 and nsga3"),
-    "startup": ("machines", "asked by a Sobol sequence before tpe begins"),
+    "startup": ("machines", "asked by a Sobol sequence before tpe or optuna:NAME begins"),
     "prune": (
         "",
         "a machine whose bounds a schedule of an earlier generation dominates is not solved: the "
@@ -193,6 +198,10 @@ LIMITS: Meanings = {
         "s",
         "deadline of one machine; a resume tries it again; `dse map`: the best found till then, with its gap",
     ),
+    "starved_seconds": (
+        "s",
+        "a run stops after this time without a live actor; longer where nodes start slowly",
+    ),
 }
 MACHINE: Meanings = {
     "name": ("", "default: the file's name"),
@@ -216,6 +225,11 @@ MEMORY: Meanings = {
     "memory": ("", "makes the node a memory; its name in capitals is the level's name in mappings"),
     "width_bits": ("bit", "moved by one action (a read or a write)"),
     "kind": ("", "selects the component table; custom: energies, bandwidth and area are all given here"),
+    "table": (
+        "",
+        "of kind custom: a function of yours that gives the numbers that do not stand here, FILE.py:NAME or "
+        "PACKAGE.MODULE:NAME (docs/exchange.md)",
+    ),
     "capacity": ("B", "of one instance; none: unbounded"),
     "banks": ("", "sram: arrays that split the capacity and are accessed in parallel"),
     "channels": ("", "DRAM: bandwidths and background powers add up"),
@@ -401,6 +415,9 @@ def schema(file: str) -> dict[str, Any]:
         file_schema["properties"] |= {
             key: _closed_schema(one, meanings) for key, (one, meanings) in by_prefix.items()
         }
+        closed = file_schema["properties"]["search"]
+        named = {"properties": {"method": {"pattern": "^optuna:"}}, "required": ["method"]}
+        file_schema["properties"]["search"] = {"type": "object", "if": named, "else": closed}
     else:
         file_schema = _closed_schema(*by_prefix.pop(""))
         kinds = {
@@ -450,7 +467,8 @@ def _description(unit: str, meaning: str) -> str:
 
 def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
     own = schema if "properties" in schema else schema["$defs"][schema["$ref"].rpartition("/")[2]]
-    return dict(own["properties"])
+    # search.options is made of the further keys of method optuna:NAME
+    return {name: one for name, one in own["properties"].items() if name != "options"}
 
 
 def _default(property_schema: Mapping[str, Any]) -> str:

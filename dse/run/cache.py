@@ -29,6 +29,7 @@ from zipfile import BadZipFile
 
 from dse.run.folder import make_folder, write_bytes
 from dse.run.record import MODEL_VERSION, SOLVER_VERSION
+from workloads.plugin import cache_root
 
 DIGEST_BYTES = hashlib.sha256().digest_size
 MAX_BYTES = 1 << 30  # bytes of a file that is read, at most
@@ -53,6 +54,7 @@ SOURCE_FILES = (  # source files and folders that an answer depends on: the solv
     "workloads/einsum.py",
     "workloads/operators.py",
     "workloads/graph.py",
+    "workloads/plugin.py",
 )
 
 DECODE_ERRORS = (  # what decoding a damaged answer may raise
@@ -96,12 +98,7 @@ def answer_path(kind: str, question: object, suffix: str) -> Path:
     """
     key = repr((MODEL_VERSION, SOLVER_VERSION, sources(), question))
     digest = hashlib.sha256(key.encode()).hexdigest()[:32]
-    return root() / f"{kind}_{version()}_{digest}{suffix}"
-
-
-def root() -> Path:
-    """The folder of the cache."""
-    return Path(os.environ.get("DSE_CACHE") or Path.home() / ".cache" / "dse")
+    return cache_root() / f"{kind}_{version()}_{digest}{suffix}"
 
 
 def version() -> str:
@@ -124,7 +121,7 @@ class Entry(NamedTuple):
 def entries() -> list[Entry]:
     """The files of the cache; other files in its folder are not among them."""
     found, now = [], time.time()
-    with suppress(FileNotFoundError), os.scandir(root()) as files:
+    with suppress(FileNotFoundError), os.scandir(cache_root()) as files:
         for file in files:
             name = FILE_NAME.fullmatch(file.name)
             if name and file.is_file(follow_symlinks=False):

@@ -15,6 +15,7 @@ solved (docs/reliability.md).
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -174,6 +175,12 @@ def unseal(path: Path, kind: str) -> dict[str, Any] | None:
     return value if value is not None and value.pop("kind", "") == kind else None
 
 
+def unseal_bytes(data: bytes, kind: str) -> dict[str, Any] | None:
+    """As `unseal`, of the content of a file."""
+    value = _checked(data)
+    return value if value is not None and value.pop("kind", "") == kind else None
+
+
 def generation_file(path: Path) -> tuple[int, str] | None:
     """(generation, identity of the study) of a file of asks; None if it is damaged or another file.
 
@@ -236,13 +243,19 @@ def _study_of_asks(path: Path, study_digest: str) -> str:
 
 def _unsealed(path: Path) -> dict[str, Any] | None:
     """A JSON file of any kind whose CRC-32 is right; None for others."""
+    with suppress(OSError):
+        if path.stat().st_size <= MAX_JSON_BYTES:
+            return _checked(path.read_bytes())
+    return None
+
+
+def _checked(data: bytes) -> dict[str, Any] | None:
+    """JSON whose CRC-32 is right; else None."""
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            return None
-        value: dict[str, Any] = json.loads(path.read_bytes())
+        value: dict[str, Any] = json.loads(data)
         crc = value.pop("crc")
         return value if zlib.crc32(json.dumps(value, sort_keys=True).encode()) == crc else None
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None
 
 
@@ -321,6 +334,26 @@ def read(root: Path) -> Manifest:
     if before and parse(root / PREVIOUS_MANIFEST, before).generation > manifest.generation:
         raise Damaged(f"{root / MANIFEST}: older than {PREVIOUS_MANIFEST}; {advice(root)}")
     return manifest
+
+
+def is_url(text: str | Path) -> bool:
+    """True for the URL of a folder on a store (cluster/objects.py)."""
+    return "://" in str(text)
+
+
+def is_locked(root: Path) -> bool:
+    """True if a process writes into the folder: it holds its lock."""
+    try:
+        handle = os.open(root / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError as fault:  # where there is no flock, no run has one
+        return fault.errno in (errno.EAGAIN, errno.EACCES)
+    finally:
+        os.close(handle)
 
 
 def raise_if_no_run(root: Path) -> None:

@@ -21,7 +21,7 @@ class SolverOptions:
     objective: Objective = "energy"
     # smaug: SMAUG's tiles and schedule, and `mapper` is not called
     tiling: Literal["mapper", "smaug"] = "mapper"
-    mapper: str = "optimal"  # a key of MAPPERS_BY_NAME
+    mapper: str = "optimal"  # a key of MAPPERS_BY_NAME, or of a plug-in
     factors: Factors = "imperfect_spatial"  # mapper optimal: a key of FACTORS
     dataflow: Dataflow = "free"  # mapper optimal: which tensor is stationary in the PEs (a key of DATAFLOWS)
     gap: Cost = 0.01  # mapper optimal: a search stops at this relative gap to the optimum

@@ -24,6 +24,7 @@ from dse.mapper.baselines.exhaustive import exhaustive
 from dse.mapper.baselines.random import random
 from dse.mapper.exact.layout_aware import PricedMappings, found_in_best_layouts, layout_aware, priced_mappings
 from dse.mapper.exact.optimal import lower_bounds_on, optimal, optimal_on
+from dse.mapper.plugged import plugged
 from dse.mapper.smaug.mapper import smaug
 from dse.mapping import schedule
 from dse.mapping.constraints import FREE, Constraints, dataflow
@@ -846,7 +847,9 @@ def _mapper(options: SolverOptions, extra: Constraints = FREE) -> Mapper:
         return optimal(problem, options.factors, combined, allowed_gap=options.gap)
 
     return TILING[options.tiling] or (
-        exact if options.mapper == "optimal" else MAPPERS_BY_NAME[options.mapper]
+        exact
+        if options.mapper == "optimal"
+        else MAPPERS_BY_NAME.get(options.mapper) or plugged(options.mapper)
     )
 
 

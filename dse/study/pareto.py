@@ -42,8 +42,13 @@ class Objective:
 
     @property
     def column(self) -> str:
-        """Name in the table points: metric, or metric_over."""
-        return self.metric if not self.over else f"{self.metric}_{slug(self.over)}"
+        """Name in the table points: metric, or metric_over; of a cost term its function's name."""
+        return self.metric.partition("@")[0] if not self.over else f"{self.metric}_{slug(self.over)}"
+
+    @property
+    def is_term(self) -> bool:
+        """True for a cost term: the key of a plug-in."""
+        return "@" in self.metric
 
 
 @dataclass(frozen=True, slots=True)

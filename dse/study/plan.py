@@ -5,7 +5,7 @@ the study and the complete generations alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -33,6 +33,20 @@ class Generation:
     sampler: tuple[tuple[str, str | int | float | bool | None], ...]  # its name and every argument
 
 
+@dataclass(slots=True)
+class Asked:
+    """The machines of the generations so far, pruned ones included."""
+
+    machines: set[int] = field(default_factory=set)
+    drawn: int = 0  # how many of them a Sobol sequence proposed
+
+    def add(self, generation: Generation) -> None:
+        """Adds the next generation."""
+        for part in (generation.asks, generation.pruned):
+            self.machines.update(row[0] for row in part)
+            self.drawn += sum(row[1] == "qmc" for row in part)
+
+
 @dataclass(frozen=True, slots=True)
 class Stop:
     """The first criterion that holds stops the run; without one it stops when no machine is left."""
@@ -52,6 +66,7 @@ class Limits:
     errors: Annotated[int, Field(ge=0)] = 20  # machines with errors after which the run stops
     error_fraction: Annotated[float, Field(ge=0, le=1)] = 0.01  # errors as a fraction of the planned machines
     seconds: Annotated[float, Field(gt=0)] | None = None  # deadline of one machine
+    starved_seconds: Annotated[float, Field(gt=0)] = 300.0  # without a live actor, after which the run stops
 
 
 def from_data(raw: Mapping[str, Any], size: int) -> Generation | None:

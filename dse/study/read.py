@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import product, takewhile
 from math import prod
@@ -20,11 +20,11 @@ from dse.solve.options import SolverOptions
 from dse.solve.solve import MAPPERS_BY_NAME, PIPELINED_SCHEDULES
 from dse.study.pareto import AGGREGATES, MAXIMISED, METRICS, Objective
 from dse.study.prune import Constraints, meets, metric_of
-from dse.study.sampler import MAX_SPACE_SIZE
+from dse.study.sampler import MAX_SPACE_SIZE, OPTUNA, Search
 from hw import machine
 from hw.component import closest_name, explain, show
 from hw.space import Constraint, Space, SpaceError, constraint, parse, static_names
-from workloads import catalog
+from workloads import catalog, plugin
 from workloads import document as documents
 from workloads.einsum import WorkloadError, canonical_key
 from workloads.graph import Workload, counts, warning, with_bits
@@ -140,10 +140,49 @@ def name(raw: Mapping[str, Any], faults: Faults) -> str:
     return str(text)
 
 
-def solver(raw: object, faults: Faults) -> SolverOptions:
-    """Returns the solver options of a study; faults for options that do not go together."""
+def search(raw: object, faults: Faults) -> Search:
+    """Returns the block `search`. With method optuna:NAME further keys are arguments of that sampler."""
+    if not isinstance(raw, Mapping) or not str(raw.get("method", "")).startswith(OPTUNA):
+        return block(Search, raw, "search", faults)
+    own = {key: value for key, value in raw.items() if key in get_type_hints(Search) and key != "method"}
+    given = {key: value for key, value in raw.items() if key not in {*own, "method"}}
+    for key, value in given.items():
+        if not isinstance(value, str | int | float | None):
+            faults.add(f"search.{key} = {show(value)} must be a number, a text, true, false or null")
+    options = tuple((str(key), value) for key, value in sorted(given.items()))
+    return replace(block(Search, own, "search", faults), method=str(raw["method"]), options=options)  # type: ignore[arg-type]
+
+
+def plugin_key(key: str, spec: str, folder: Path, faults: Faults, within: Path | None) -> str:
+    """Returns the key of a plug-in, its source found and, unless a run folder names it, executed; the spec
+    itself with a fault.
+
+    key: in messages
+    folder: to which files are relative
+    within: folder that must contain all files; None: any, and the user names it
+    """
+    try:
+        source = spec.partition(":")[0]
+        if source.endswith(".py") and (line := _outside_reason(folder / source, within)):
+            raise plugin.PluginError(f"{show(spec)} {line}")
+        found = plugin.find(spec, folder, within is None).key
+        if within is None:
+            plugin.function(found)
+        return found
+    except plugin.PluginError as fault:
+        faults.add(f"{key} = {fault}")
+        return spec
+
+
+def solver(raw: object, faults: Faults, folder: Path = Path(), within: Path | None = None) -> SolverOptions:
+    """Returns the solver options of a study; faults for options that do not go together. folder, within: of
+    a mapper that is a plug-in (`plugin_key`).
+    """
     options = block(SolverOptions, raw, "solver", faults)
-    if options.mapper not in MAPPERS_BY_NAME:
+    if plugin.SPEC.fullmatch(options.mapper):
+        mapper = plugin_key("solver.mapper", options.mapper, folder, faults, within)
+        options = replace(options, mapper=mapper)
+    elif options.mapper not in MAPPERS_BY_NAME:
         faults.add(
             f"solver.mapper = {show(options.mapper)} is no mapper; "
             f"{closest_name(options.mapper, MAPPERS_BY_NAME)}"
@@ -250,7 +289,7 @@ def space(
         if given not in machine.names() and (line := _outside_reason(path, within)):
             faults.add(f"machine = {show(given)} {line}")
             return "", None
-        found = parse(machine.load(str(path)), raw["space"]) if "space" in raw else None
+        found = parse(machine.load(str(path), within is None), raw["space"]) if "space" in raw else None
     except machine.MachineError as error:
         faults.lines.extend(
             line if line.startswith("machine ") else f"machine: {line}" for line in str(error).splitlines()
@@ -311,9 +350,16 @@ def workloads(
 
 
 def objectives(
-    raw: object, names: Sequence[str] | None, clock_varies: bool, faults: Faults
+    raw: object,
+    names: Sequence[str] | None,
+    clock_varies: bool,
+    faults: Faults,
+    folder: Path = Path(),
+    within: Path | None = None,
 ) -> tuple[Objective, ...]:
-    """Returns the objectives. names: of the workloads; None: not all are known, any name will do."""
+    """Returns the objectives. names: of the workloads; None: not all are known, any name will do. folder,
+    within: of cost terms that are plug-ins (`plugin_key`).
+    """
     if raw is None:
         return ()
     if not isinstance(raw, list) or not raw:
@@ -321,7 +367,9 @@ def objectives(
             f"objectives = {show(raw)} is no list; write e.g. [energy_pj, {{latency_ns: max}}, area_mm2]"
         )
         return ()
-    found = [_objective(f"objectives[{i}]", item, names, faults) for i, item in enumerate(raw)]
+    found = [
+        _objective(f"objectives[{i}]", item, names, faults, folder, within) for i, item in enumerate(raw)
+    ]
     valid = [o for o in found if o is not None]
     for i, o in enumerate(found):
         if o is not None and o.metric == "latency_cycles" and clock_varies:
@@ -472,12 +520,19 @@ def _workload(
     if path and (line := _outside_reason(Path(absolute), within)):
         faults.add(f"{key} = {show(text)} {line}")
         return None
+    if (match := plugin.SPEC.match(text)) and within:
+        try:
+            plugin.function(plugin.find(match[0], folder, asked=False).key)
+        except plugin.PluginError as fault:
+            faults.add(f"{key} = {fault}")
+            return None
     try:
         loaded = with_bits(catalog.load(before + absolute + after, bind, fuse), bits)
     except WorkloadError as error:
         faults.lines.extend(f"{key}: {line}" for line in str(error).splitlines())
         return None
-    display_name = str(entry.get("name", Path(path).stem if path and not before else text))
+    plain_path = path and not before and not match
+    display_name = str(entry.get("name", loaded.name if match else Path(path).stem if plain_path else text))
     pairs, widths = (tuple((str(k), v) for k, v in entry.items()) for entry in (bind, bits))
     return WorkloadRef(display_name, text, absolute, pairs, float(weight), _digest(loaded), widths), loaded
 
@@ -491,7 +546,9 @@ def _digest(workload: Workload) -> str:
     return digest(repr((rows, sorted(workload.weights))))
 
 
-def _objective(key: str, item: object, names: Sequence[str] | None, faults: Faults) -> Objective | None:
+def _objective(
+    key: str, item: object, names: Sequence[str] | None, faults: Faults, folder: Path, within: Path | None
+) -> Objective | None:
     """Returns the objective of "area_mm2", {energy_pj: sum} or {throughput: sum, direction: max}."""
     given = {item: ""} if isinstance(item, str) else item
     metric_keys = [k for k in given if k != "direction"] if isinstance(given, Mapping) else []
@@ -504,7 +561,12 @@ def _objective(key: str, item: object, names: Sequence[str] | None, faults: Faul
     metric = str(metric_keys[0])
     over, direction = str(given[metric]), given.get("direction", "max" if metric in MAXIMISED else "min")
     metric_names = (*METRICS, "area_mm2")
-    if metric not in metric_names:
+    is_term = plugin.SPEC.fullmatch(metric) is not None
+    if is_term and over:
+        faults.add(f"{key} = {{{metric}: {over}}}: a cost term is of all workloads; write {metric}")
+    elif is_term and direction in ("min", "max"):
+        return Objective(plugin_key(key, metric, folder, faults, within), "", str(direction))
+    elif metric not in metric_names and not is_term:
         faults.add(f"{key} = {metric} is no metric; {closest_name(metric, metric_names)}")
     elif metric == "area_mm2" and over:
         faults.add(f"{key} = {{area_mm2: {over}}}: area is the machine's, not a workload's; write area_mm2")

@@ -13,9 +13,11 @@ was not asked yet ("near"). If a generation has too few machines, a seeded permu
 from __future__ import annotations
 
 import hashlib
+import inspect
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence, Set
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from math import log1p, prod
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -24,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from dse.study.pareto import Trial, front
+from dse.study.pareto import Objective, Trial, front
+from hw.component import closest_name
 from workloads.arrays import Ints
 
 if TYPE_CHECKING:
@@ -43,6 +46,9 @@ MIN_GENERATION, MAX_GENERATION = 32, 4096
 GROWTH_STEPS = 1 + (MAX_GENERATION // MIN_GENERATION).bit_length()
 GROWTH_TEXT = f"{MIN_GENERATION} doubling to {MAX_GENERATION}"
 LEARNING_METHODS = ("nsga2", "nsga3", "tpe")
+WARM_TRIALS = 20  # of which a warm start takes the best tenth
+OPTUNA = "optuna:"  # before the name of any of its samplers
+Option = str | int | float | bool | None
 
 # machine -> violations of constraints, in the order of Trial.violations
 Violations = Callable[[int], tuple[float, ...]]
@@ -58,20 +64,26 @@ class Search:
     # and nsga3, 4 for tpe
     generation: Annotated[int, Field(ge=0)] = 0
     population: Annotated[int, Field(ge=2)] = 24  # of nsga2 and nsga3
-    startup: Annotated[int, Field(ge=2)] = 16  # trials before tpe learns
+    startup: Annotated[int, Field(ge=2)] = 16  # trials before tpe and samplers of Optuna's by name learn
     prune: bool = False  # do not solve machines whose lower bounds a known schedule dominates
+    # of method optuna:NAME: arguments of that sampler, which stand as keys beside it
+    options: tuple[tuple[str, Option], ...] = ()
+
+    def learns(self) -> bool:
+        """True if machines are chosen by the trials of earlier ones."""
+        return self.method in LEARNING_METHODS or self.method.startswith(OPTUNA)
 
     def generation_size(self, number: int) -> int:
         """Returns how many machines a generation has."""
         if self.prune and not self.generation:
             return min(MIN_GENERATION << min(max(number - 1, 0), GROWTH_STEPS), MAX_GENERATION)
-        return self.generation or (
-            4 if self.method == "tpe" else 16 if self.method in LEARNING_METHODS else 256
-        )
+        return self.generation or (4 if self.method == "tpe" else 16 if self.learns() else 256)
 
     def warmup(self) -> int:
-        """Returns how many trials a method needs before it learns: `startup` of tpe, else the population."""
-        return self.startup if self.method == "tpe" else self.population
+        """Returns how many trials a method needs before it learns: the population of nsga2 and nsga3, else
+        `startup`.
+        """
+        return self.population if self.method in ("nsga2", "nsga3") else self.startup
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +114,8 @@ class Draft:
 
     wanted: int  # machines that it should have
     violations_of: Violations
-    proposed: set[int]  # machines asked or pruned so far, earlier generations included
+    asked: Set[int]  # machines of earlier generations, pruned ones included
+    proposed: set[int]  # its own machines, pruned ones included
     asks: list[tuple[int, str]]
     pruned: list[tuple[int, str]]
 
@@ -116,6 +129,10 @@ class Draft:
         (self.pruned if is_violating else self.asks).append((machine, source))
         return violations if is_violating else ()
 
+    def __contains__(self, machine: object) -> bool:
+        """True if this generation or an earlier one has the machine."""
+        return machine in self.proposed or machine in self.asked
+
     def is_full(self) -> bool:
         """True if enough machines are asked for, or DRAWS times as many were drawn."""
         return len(self.asks) >= self.wanted or len(self.asks) + len(self.pruned) >= DRAWS * self.wanted
@@ -127,8 +144,9 @@ def propose(
     generation: int,
     directions: Sequence[str],
     trials: Sequence[Trial],
-    asked: Collection[int],
+    asked: Set[int],
     violations_of: Violations,
+    drawn: int = 0,
 ) -> Proposal | None:
     """Returns the machines of one generation, or None when every machine has been asked.
 
@@ -137,21 +155,22 @@ def propose(
     asked: every machine of earlier generations, pruned ones included
     violations_of: machine -> violations of the constraints that need no solving, in the order of
         Trial.violations; met if none is > 0
+    drawn: machines in `asked` that a Sobol sequence proposed ("qmc"): it goes on behind them
     """
     if is_enumerated(search):
         return _enumerated_proposal(search, grid, generation, violations_of)
     if len(asked) >= grid.size:
         return None
     draft = Draft(
-        min(search.generation_size(generation), grid.size - len(asked)), violations_of, set(asked), [], []
+        min(search.generation_size(generation), grid.size - len(asked)), violations_of, asked, set(), [], []
     )
     window_trials: list[Trial] = []
-    if search.method in LEARNING_METHODS:
+    if search.learns():
         window_trials = window(trials, directions, WINDOW)
     if sum(t.values is not None for t in window_trials) >= search.warmup():
         _steer(search, grid, generation, directions, window_trials, draft)
     else:
-        _draw(draft, _sobol(search, grid, len(asked) + draft.wanted), "qmc")
+        _draw(draft, _sobol(search, grid, len(asked) + draft.wanted, drawn), "qmc")
     _draw(draft, _permutation_draws(search, grid), "fill")
     return Proposal(
         tuple(draft.asks), tuple(draft.pruned), tuple(dict.fromkeys(t.machine for t in window_trials))
@@ -170,6 +189,8 @@ def arguments(search: Search) -> dict[str, str | int | float | bool | None]:
             of_method = {**_tpe_arguments(search), "window": WINDOW}
         case "nsga2" | "nsga3":
             of_method = {**_nsga_arguments(search), "window": WINDOW}
+        case method if method.startswith(OPTUNA):
+            of_method = {**dict(search.options), "startup": search.startup, "window": WINDOW}
         case _:
             of_method = {"prune": True} if search.prune else {}
     return {
@@ -275,7 +296,7 @@ def _enumerated_proposal(
     machines = generation_machines(search, grid.size, generation)
     if not len(machines):
         return None
-    draft = Draft(len(machines), violations_of, set(), [], [])
+    draft = Draft(len(machines), violations_of, frozenset(), set(), [], [])
     for machine in machines.tolist():
         draft.add(machine, search.method)
     return Proposal(tuple(draft.asks), tuple(draft.pruned), ())
@@ -287,23 +308,38 @@ def _draw(draft: Draft, machines: Iterator[int], source: str) -> None:
         machine = next(machines, None)
         if machine is None:
             return
-        if machine not in draft.proposed:
+        if machine not in draft:
             draft.add(machine, source)
 
 
-def _sobol(search: Search, grid: Grid, distinct_count: int) -> Iterator[int]:
-    """Yields machines of a scrambled Sobol sequence over the axes, at least 4 x `distinct_count`, so that as
-    a rule this many of them are distinct.
+def _sobol(search: Search, grid: Grid, distinct_count: int, drawn: int) -> Iterator[int]:
+    """Yields distinct machines of a scrambled Sobol sequence over the axes, of its first 4 x `distinct_count`
+    points at least, without the first `drawn` machines.
+    """
+    bits = (4 * distinct_count - 1).bit_length()
+    for part in range(max(bits - 2, 0), bits + 1):  # mostly the first part is enough
+        machines = _sobol_machines(search.seed, grid.sizes, part)
+        while drawn < len(machines):
+            block = machines[drawn : drawn + 1024].tolist()
+            yield from block
+            drawn += len(block)
+
+
+@lru_cache(maxsize=4)
+def _sobol_machines(seed: int, sizes: tuple[int, ...], bits: int) -> Ints:
+    """Returns the distinct machines of the first 2^bits points, in the order of their first points.
+
+    Kept from one generation to the next, and made again when it has to be twice as long: the time of a run
+    grows with its machines, not with their square.
     """
     from scipy.stats import qmc  # slow to import, and actors never sample
 
-    sizes = np.array(grid.sizes)
-    points = qmc.Sobol(d=len(sizes), scramble=True, rng=search.seed).random_base2(
-        (4 * distinct_count - 1).bit_length()
-    )
-    positions = np.minimum((points * sizes).astype(np.int64), sizes - 1)
-    strides = np.array([prod(grid.sizes[axis + 1 :]) for axis in range(len(sizes))], dtype=np.int64)
-    yield from (positions @ strides).tolist()
+    points = qmc.Sobol(d=len(sizes), scramble=True, rng=seed).random_base2(bits)
+    positions = np.minimum((points * sizes).astype(np.int64), np.array(sizes) - 1)
+    strides = np.array([prod(sizes[axis + 1 :]) for axis in range(len(sizes))], dtype=np.int64)
+    machines = positions @ strides
+    distinct: Ints = machines[np.sort(np.unique(machines, return_index=True)[1])]
+    return distinct
 
 
 def _permutation_draws(search: Search, grid: Grid) -> Iterator[int]:
@@ -347,8 +383,8 @@ def _steer(
         trial = study.ask(distributions)
         positions = [trial.params.get(str(axis), 0) for axis in range(len(grid.sizes))]
         machine, source = machine_at(grid, positions), str(search.method)
-        if machine in draft.proposed:
-            machine, source = _unasked_neighbour(grid, positions, draft.proposed, rng), "near"
+        if machine in draft:
+            machine, source = _unasked_neighbour(grid, positions, draft, rng), "near"
         violations = draft.add(machine, source) if machine >= 0 else ()
         if violations:
             for constraint_index, violation in enumerate((0.0, *violations)):
@@ -357,7 +393,7 @@ def _steer(
 
 
 def _unasked_neighbour(
-    grid: Grid, positions: Sequence[int], asked: Collection[int], rng: np.random.Generator
+    grid: Grid, positions: Sequence[int], asked: Container[int], rng: np.random.Generator
 ) -> int:
     """Walks at random from these positions. Returns a machine that was not asked yet and is one step from the
     walk; -1 if there is none within WALK_STEPS.
@@ -416,13 +452,13 @@ def _rebuild_study(
         optuna.study.StudyDirection.MAXIMIZE if d == "max" else optuna.study.StudyDirection.MINIMIZE
         for d in directions
     ]
-    study = optuna.create_study(sampler=_sampler(search, generation), directions=study_directions)
     distributions = _distributions(grid)
     worst = _worst_values(window_trials, directions)
     attributes = {"NSGAIISampler:generation": 0, "NSGAIIISampler:generation": 0}
+    frozen = []
     for t in window_trials:
         positions = coordinates(grid, t.machine)
-        study.add_trial(
+        frozen.append(
             optuna.trial.create_trial(
                 values=worst if t.values is None else t.values,
                 params={name: positions[int(name)] for name in distributions},
@@ -431,7 +467,73 @@ def _rebuild_study(
                 constraints={str(i): _penalty(v) for i, v in enumerate(t.violations)},
             )
         )
+    sampler = (
+        _named_sampler(search, generation, frozen)
+        if search.method.startswith(OPTUNA)
+        else _sampler(search, generation)
+    )
+    study = optuna.create_study(sampler=sampler, directions=study_directions)
+    study.add_trials(frozen)
     return study
+
+
+def _named_sampler(search: Search, generation: int, trials: Sequence[Any]) -> optuna.samplers.BaseSampler:
+    """Returns a sampler of Optuna's by name. One that keeps its state in its own trials (CMA-ES) gets the
+    window as the source of a warm start, unless its start is given: each generation is a study of its own.
+    """
+    import optuna
+
+    maker = getattr(optuna.samplers, search.method.removeprefix(OPTUNA))
+    accepted, given = inspect.signature(maker).parameters, dict(search.options)
+    own: dict[str, Any] = {"seed": seed_of(search, generation)} if "seed" in accepted else {}
+    if "source_trials" in accepted and not {"x0", "sigma0"} & set(given) and len(trials) >= WARM_TRIALS:
+        own["source_trials"] = [_on_ordered_axes(t) for t in trials]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return maker(**own, **given)  # type: ignore[no-any-return]
+
+
+def _on_ordered_axes(trial: optuna.trial.FrozenTrial) -> optuna.trial.FrozenTrial:
+    """Returns a trial without its categorical parameters, which CMA-ES draws by another sampler."""
+    import optuna
+
+    kept: dict[str, optuna.distributions.BaseDistribution] = {
+        name: axis
+        for name, axis in trial.distributions.items()
+        if isinstance(axis, optuna.distributions.IntDistribution)
+    }
+    return optuna.trial.create_trial(
+        values=trial.values, params={name: trial.params[name] for name in kept}, distributions=kept
+    )
+
+
+def optuna_fault(search: Search, objectives: Sequence[Objective]) -> str:
+    """Returns why a sampler of Optuna's by name cannot serve: no such one, a package is missing, an argument
+    is wrong, or it takes one objective only. "": it asked for a machine of a small space, or the method is
+    none of these.
+    """
+    if not search.method.startswith(OPTUNA):
+        return ""
+    import optuna
+
+    directions = [o.direction for o in objectives]
+
+    name = search.method.removeprefix(OPTUNA)
+    names = [n for n in optuna.samplers.__all__ if n.endswith("Sampler") and n != "BaseSampler"]
+    if name not in names:
+        return f"search.method = {search.method}: Optuna has no sampler {name}; {closest_name(name, names)}"
+    grid = Grid((5, 5), (True, True))
+    trials = [Trial(m, 0, "ok", (float(m),) * len(directions), (0.0,)) for m in range(WARM_TRIALS)]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _rebuild_study(search, grid, 0, directions, trials).ask(_distributions(grid))
+    except ImportError as fault:
+        package = fault.name or "a package"
+        return f"search.method = {search.method} needs {package}; pip install {package}"
+    except Exception as fault:  # whatever a sampler makes of its arguments
+        return f"search.method = {search.method}: {' '.join(str(fault).split())[:200]}"
+    return ""
 
 
 def _penalty(violation: float) -> float:

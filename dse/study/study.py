@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from dse.run.record import Column
 from dse.solve.options import SolverOptions
 from dse.study import pareto, read, sampler
 from dse.study.pareto import Cost, Objective, Trial, metrics, slug, total
-from dse.study.plan import Generation, Limits, Stop
+from dse.study.plan import Asked, Generation, Limits, Stop
 from dse.study.prune import (
     Constraints,
     modelled_violations,
@@ -30,14 +31,15 @@ from dse.study.prune import (
 )
 from dse.study.read import Faults, StudyError, WorkloadRef, digest
 from dse.study.sampler import Grid, Search
-from hw.arch import LAYOUT_FIELDS, Fanout, fields_of
+from hw.arch import LAYOUT_FIELDS, Fanout, Memory, fields_of
 from hw.columns import Table
 from hw.space import Axis, Space, Value, is_ever_set, values
-from workloads import catalog
+from workloads import catalog, plugin
 from workloads.arrays import Floats, Ints
 from workloads.graph import Workload, unique
+from workloads.plugin import Plugin
 
-BLOCKS: dict[str, Any] = {"search": Search, "stop": Stop, "limits": Limits}
+BLOCKS: dict[str, Any] = {"stop": Stop, "limits": Limits}
 UNITS = {
     "capacity": "B",
     "bandwidth": "GB/s",
@@ -69,6 +71,7 @@ class Study:
     limits: Limits
     workers: int | None  # None: one per CPU
     sink: str  # who writes the parts; "driver" is the only one
+    plugins: tuple[Plugin, ...] = ()  # mapper, cost terms and component tables of the user
 
     def weights(self) -> dict[str, float]:
         """Returns the weight of each workload in sums and means of objectives."""
@@ -76,11 +79,7 @@ class Study:
 
     def depends_on_trials(self) -> bool:
         """True if the machines asked for, or dispatched, depend on the trials of earlier generations."""
-        return (
-            self.search.method in sampler.LEARNING_METHODS
-            or self.search.prune
-            or self.stop.hypervolume_gain is not None
-        )
+        return self.search.learns() or self.search.prune or self.stop.hypervolume_gain is not None
 
 
 def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None) -> Study:
@@ -97,10 +96,9 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
     if document is None:
         raise StudyError(faults.text(path))
     name = read.name(document, faults)
-    solver = read.solver(document.get("solver", {}), faults)
-    search, stop, limits = (
-        read.block(kind, document.get(key, {}), key, faults) for key, kind in BLOCKS.items()
-    )
+    solver = read.solver(document.get("solver", {}), faults, path.parent, within)
+    search = read.search(document.get("search", {}), faults)
+    stop, limits = (read.block(kind, document.get(key, {}), key, faults) for key, kind in BLOCKS.items())
     machine, space = read.space(document, path.parent, faults, within)
     if solver.layout != "row_major" and space and not is_ever_set(space, LAYOUT_FIELDS):
         faults.add(
@@ -129,9 +127,9 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
     clock_varies = space is not None and any(
         axis.key == "clock_mhz" and len(axis.values) > 1 for axis in space.axes
     )
-    objectives = read.objectives(document.get("objectives"), names, clock_varies, faults)
+    objectives = read.objectives(document.get("objectives"), names, clock_varies, faults, path.parent, within)
     constraints = read.constraints(document.get("constraints", []), space, names, faults)
-    if search.prune and search.method in sampler.LEARNING_METHODS:
+    if search.prune and search.learns():
         faults.add(
             f"search.prune = true: {search.method} learns from machines that are solved; take "
             "exhaustive, random or qmc"
@@ -141,9 +139,14 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
             f"search.prune = true: no bound of {unbounded} is known; leave prune out, or take objectives "
             "of energy, latency, edp and area to be minimised"
         )
+    if objectives and within is None and (fault := sampler.optuna_fault(search, objectives)):
+        faults.add(fault)
     workers, sink = read.workers(document, faults)
     if faults.lines or space is None:
         raise StudyError(faults.text(path))
+    plugins = _plugins(solver, objectives, space)
+    if clash := _clash(plugins):
+        raise StudyError(f"{path}: {clash}")
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
     refs, loaded_workloads = tuple(ref for ref, _ in pairs), tuple(workload for _, workload in pairs)
     return Study(
@@ -161,7 +164,23 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
         limits,
         workers,
         sink,
+        plugins,
     )
+
+
+def _plugins(solver: SolverOptions, objectives: Sequence[Objective], space: Space) -> tuple[Plugin, ...]:
+    tables = [node.table for node in space.template.nodes if isinstance(node, Memory) and node.table]
+    keys = [solver.mapper, *(o.metric for o in objectives), *tables]
+    return tuple(plugin.known(key) for key in dict.fromkeys(keys) if plugin.KEY.fullmatch(key))
+
+
+def _clash(plugins: Sequence[Plugin]) -> str:
+    """Returns a fault where two sources have one file name: a run folder holds each by its name."""
+    texts: dict[str, bytes] = {}
+    for one in plugins:
+        if one.is_file and texts.setdefault(Path(one.source).name, one.text) != one.text:
+            return f"two plug-ins are files named {Path(one.source).name}; rename one"
+    return ""
 
 
 def workloads_of(study: Study) -> tuple[Workload, ...]:
@@ -173,6 +192,12 @@ def to_yaml(study: Study) -> str:
     """Returns the study as a run folder stores it, where machine and workload files are in inputs/."""
     document = yaml.safe_load(study.text)
     document["machine"] = f"inputs/{Path(study.machine).name}"
+    stored = {one.key: f"inputs/{Path(one.source).name}:{one.name}" for one in study.plugins if one.is_file}
+    if study.solver.mapper in stored:
+        document["solver"]["mapper"] = stored[study.solver.mapper]
+    for i, o in enumerate(study.objectives):
+        if o.metric in stored:
+            document["objectives"][i] = {stored[o.metric]: "", "direction": o.direction}
     for i, ref in enumerate(study.workloads):
         if ref.path:
             before, _, after = catalog.file_in(ref.text)
@@ -194,6 +219,7 @@ def files(study: Study) -> dict[str, bytes]:
         "study.yaml": to_yaml(study).encode(),
         f"inputs/{Path(study.machine).name}": Path(study.machine).read_bytes(),
     }
+    found |= {f"inputs/{Path(one.source).name}": one.text for one in study.plugins if one.is_file}
     return found | {
         _input_path(i, ref): Path(ref.path).read_bytes() for i, ref in enumerate(study.workloads) if ref.path
     }
@@ -209,7 +235,9 @@ def identity(study: Study) -> dict[str, str]:
     found["space"] = ", ".join(axis.key for axis in study.space.axes)
     found |= {f"space.{axis.key}": json.dumps(axis.values) for axis in study.space.axes}
     found["constraints"] = "; ".join(c.text for c in (*study.constraints.static, *study.constraints.modelled))
-    found["objectives"] = ", ".join(f"{o.column}:{o.direction}" for o in study.objectives)
+    found["objectives"] = ", ".join(
+        f"{o.metric if o.is_term else o.column}:{o.direction}" for o in study.objectives
+    )
     found |= {f"search.{key}": str(value) for key, value in sampler.arguments(study.search).items()}
     found |= {f"solver.{key}": str(value) for key, value in asdict(study.solver).items()}
     return found | {"model_version": str(record.MODEL_VERSION), "solver_version": str(record.SOLVER_VERSION)}
@@ -243,7 +271,9 @@ def columns(study: Study, table: str) -> dict[str, Column]:
     for o in study.objectives:
         if o.column not in record.TABLES["points"]:
             found[o.column] = Column(
-                "float64", record.METRICS[o.metric].unit, f"{o.metric}, {o.over} over the workloads"
+                "float64",
+                "" if o.is_term else record.METRICS[o.metric].unit,
+                f"cost term {o.metric}" if o.is_term else f"{o.metric}, {o.over} over the workloads",
             )
     return found | {
         violation_column(c): Column("float64", "", f"how far {c.text} is missed; met if <= 0")
@@ -272,24 +302,15 @@ def grid(study: Study) -> Grid:
 
 
 def generation(
-    study: Study,
-    number: int,
-    generations: Sequence[Generation],
-    trials: Sequence[Trial],
-    table: Table | None = None,
+    study: Study, number: int, asked: Asked, trials: Sequence[Trial], table: Table | None = None
 ) -> Generation | None:
     """Returns the asks of one generation, or None when no machine is left. A pure function, so that a resumed
     run may repeat it.
 
-    generations: generations 0..number-1
+    asked: machines of generations 0..number-1; an enumerated search does not read them
     trials: of complete generations <= number - 2
     table: of the study's space, reused between calls
     """
-    asked_machines = [
-        m
-        for previous in generations
-        for m in (*(a[0] for a in previous.asks), *(p[0] for p in previous.pruned))
-    ]
     modelled_zeros = (0.0,) * len(study.constraints.modelled)
     machines = (
         sampler.generation_machines(study.search, study.space.size, number)
@@ -314,7 +335,9 @@ def generation(
     directions = [o.direction for o in study.objectives]
     # an enumerated search reads the size alone
     space = Grid((study.space.size,), (False,)) if sampler.is_enumerated(study.search) else grid(study)
-    found = sampler.propose(study.search, space, number, directions, trials, asked_machines, violations_of)
+    found = sampler.propose(
+        study.search, space, number, directions, trials, asked.machines, violations_of, asked.drawn
+    )
     if found is None:
         return None
     static_count = len(study.constraints.static)
@@ -335,6 +358,7 @@ def point(study: Study, machine: int, area_mm2: float, costs: Mapping[str, Cost]
     violations = modelled_violations(study.space, machine, study.constraints, costs, study.weights())
     return {
         **_metric_columns(study, area_mm2, costs),
+        **_terms(study, machine, area_mm2, costs),
         **violations,
         "feasible": all(v <= 0 for v in violations.values()),
     }
@@ -347,7 +371,8 @@ def points(
     with np.errstate(divide="raise", invalid="raise"):  # as Python's floats do
         found = _metric_columns(study, area_mm2, costs)
     violations: dict[str, list[float]] = {violation_column(c): [] for c in study.constraints.modelled}
-    for i, machine in enumerate(machines.tolist() if violations else ()):
+    terms: dict[str, list[float]] = {o.column: [] for o in study.objectives if o.is_term}
+    for i, machine in enumerate(machines.tolist() if violations or terms else ()):
         machine_costs = {
             name: Cost(*(float(part[i]) for part in astuple(cost))) for name, cost in costs.items()
         }
@@ -355,12 +380,14 @@ def points(
             study.space, machine, study.constraints, machine_costs, study.weights()
         ).items():
             violations[name].append(violation)
+        for name, term in _terms(study, machine, float(area_mm2[i]), machine_costs).items():
+            terms[name].append(term)
     feasible = np.logical_and.reduce(
         [np.ones(len(machines), np.bool_), *(np.array(violation) <= 0 for violation in violations.values())]
     )
     return {
         **found,
-        **{name: np.array(violation) for name, violation in violations.items()},
+        **{name: np.array(column) for name, column in (violations | terms).items()},
         "feasible": feasible,
     }
 
@@ -369,7 +396,25 @@ def _metric_columns(study: Study, area_mm2: Any, costs: Mapping[str, Cost]) -> d
     """Returns metrics and objectives, of one machine or as columns."""
     weights = study.weights()
     found = {**metrics(total(list(costs.values()), [weights[name] for name in costs])), "area_mm2": area_mm2}
-    return found | {o.column: pareto.value(o, costs, weights, area_mm2) for o in study.objectives}
+    return found | {
+        o.column: pareto.value(o, costs, weights, area_mm2) for o in study.objectives if not o.is_term
+    }
+
+
+def _terms(study: Study, machine: int, area_mm2: float, costs: Mapping[str, Cost]) -> dict[str, float]:
+    """Returns the objectives that are cost terms of the user, from the parameters of the machine and the
+    metrics of all workloads. Raises ValueError for what is no finite number.
+    """
+    found: dict[str, float] = {}
+    for o in study.objectives:
+        if o.is_term:
+            weights = study.weights()
+            given = metrics(total(list(costs.values()), [weights[name] for name in costs]))
+            value = plugin.function(o.metric)(values(study.space, machine), **given, area_mm2=area_mm2)
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                raise ValueError(f"cost term {o.column}: returned {value!r}; return a finite number")
+            found[o.column] = float(value)
+    return found
 
 
 def trials(
@@ -399,7 +444,7 @@ def trials(
             found.append(
                 Trial(*head, None, (_shortage(row), *capacity_and_static[1:], *(0.0 for _ in names)))
             )
-        elif row["status"] == "pruned" and study.search.method in sampler.LEARNING_METHODS:
+        elif row["status"] == "pruned" and study.search.learns():
             static = static_violations(study.space, row["machine"], study.constraints)
             found.append(Trial(*head, None, (0.0, *static, *(0.0 for _ in names))))
     return found

@@ -38,6 +38,7 @@ PARTS = (
     "models",
     "share",
     "kills",
+    "objects",
     "tokens",
     "tests",
 )

@@ -1,0 +1,508 @@
+"""A run folder on a shared or object store (file, s3, gs, abfs URLs), through `pyarrow.fs`.
+
+A driver works in a copy of the folder on its own disk, below `$DSE_CACHE`. After each commit it writes the
+files that are new to the store, and then a head: one object that lists every file with its size and CRC-32
+(small ones with their text). The newest head is the run folder; objects that it does not list do not count.
+An object's name holds its checksum, so what a head lists is never overwritten. Readers and resumes make their
+copy equal to the head, and check it like any run folder.
+
+Stores need no locks, renames or conditional writes, only to show at once what was written (S3, GCS, Azure and
+POSIX do). A driver writes a claim with a number above all others that it sees, lists the claims again, and
+withdraws if another one is alive: of two that start at once at most one goes on. Heads bear the number of the
+claim, and the highest counts, so a driver that was thought dead changes nothing that readers see.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from cluster.store import RunFault, StoreFault
+from dse.run import cache, folder
+
+CLAIM_S, RENEW_S = 60.0, 10.0  # seconds after which a claim is dead, and after which it is written again
+PATIENCE_S = 300.0  # seconds without a head that the store took, after which the run stops
+RETRY_S = (0.1, 0.3, 1.0, 3.0)  # seconds before a call that failed is made again
+TIMEOUT_S = 10.0  # seconds without an answer of an S3 server, after which a call is made again
+UPLOADS = 8  # objects that are written at a time
+PUBLISHED = ("parts", "asks", "inputs")  # folders whose files are objects; log/ and quarantine/ stay here
+IN_HEAD = tuple(name for name in folder.FILES if name not in (folder.LOCK, folder.STOP))  # with their text
+HEAD_RECORD = ".head"  # file of a copy: the head that it was made equal to
+HEAD_NAME = re.compile(
+    r"(\d{6,12})-[0-9a-f]{16}-[01]\.json"
+)  # number of the claim, owner, number of the head % 2
+Files = dict[str, list[Any]]  # path below the folder -> [bytes, CRC-32, text of a file that is no object]
+T = TypeVar("T")
+
+
+class RunFolder(NamedTuple):
+    """A folder to run in."""
+
+    path: Path
+    shown: str  # its name for messages
+    publish: Callable[[bool], str] | None = None  # `Publisher.publish`, if it is the copy of a remote one
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A run folder on a store."""
+
+    shown: str  # its URL without credentials and options
+    files: Any  # pyarrow.fs.FileSystem
+    path: str  # of the folder in it
+
+    def names(self, sub: str) -> dict[str, float]:
+        """Returns the names of the objects directly below a folder -> when they were written, on the store's
+        clock.
+        """
+        found = _again(
+            lambda: self.files.get_file_info(pafs.FileSelector(f"{self.path}/{sub}", allow_not_found=True))
+        )
+        return {info.base_name: info.mtime.timestamp() for info in found if info.is_file}
+
+    def read(self, name: str) -> bytes:
+        """Returns an object. Raises FileNotFoundError."""
+
+        def call() -> bytes:
+            with self.files.open_input_stream(f"{self.path}/{name}") as stream:
+                data: bytes = stream.read()
+                return data
+
+        return _again(call)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes an object."""
+        path = f"{self.path}/{name}"
+
+        def call() -> None:
+            if self.files.type_name == "local":  # elsewhere there are no folders
+                self.files.create_dir(path.rpartition("/")[0], recursive=True)
+            with self.files.open_output_stream(path) as stream:
+                stream.write(data)
+
+        _again(call)
+
+    def remove(self, name: str) -> None:
+        """Removes an object, if that can be done."""
+        with suppress(OSError):
+            self.files.delete_file(f"{self.path}/{name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A list of the run folder's files. claim: number of its driver's claim; number: counts its heads."""
+
+    claim: int
+    number: int
+    owner: str
+    files: Files
+
+    @property
+    def name(self) -> str:
+        """Its object below heads/: the last two of a driver are there, in case one is torn."""
+        return f"{self.claim:06d}-{self.owner}-{self.number % 2}.json"
+
+
+@dataclass(slots=True)
+class Publisher:
+    """The driver's side of a folder on a store."""
+
+    remote: Remote
+    copy: Path
+    claim: int
+    owner: str
+    number: int = 0  # heads written
+    stored: Files = field(default_factory=dict)  # files that the store has
+    garbage: list[set[str]] = field(default_factory=list)  # objects that the last heads left out
+    last_s: float = field(default_factory=time.monotonic)  # time.monotonic() when the store last took a head
+    is_failing: bool = False  # whether the last call of `publish` failed
+    checksums: dict[tuple[Any, ...], list[Any]] = field(default_factory=dict)
+
+    def publish(self, is_last: bool) -> str:
+        """Makes the store equal to the copy. Returns "", or a line to note if that fails for the first time.
+
+        is_last: no other call follows: tries until PATIENCE_S have passed
+
+        Raises StoreFault if another driver took over, or PATIENCE_S have passed since the last head.
+        """
+        while True:
+            try:
+                self._publish()
+                self.last_s, self.is_failing = time.monotonic(), False
+                return ""
+            except (OSError, pa.ArrowException) as fault:
+                why = _one_line(fault)
+            if time.monotonic() - self.last_s > PATIENCE_S:
+                raise StoreFault(
+                    f"{self.remote.shown}: takes nothing for {PATIENCE_S:.0f} s ({why}); `dse resume "
+                    f"{self.remote.shown}` on this machine goes on from all that is solved"
+                )
+            if not is_last:
+                is_new, self.is_failing = not self.is_failing, True
+                return f"{self.remote.shown}: not written ({why}); tried again" * is_new
+            time.sleep(RETRY_S[-1])
+
+    def _publish(self) -> None:
+        self.check()
+        files = _files(self.copy, self.checksums)
+        new = [path for path, entry in files.items() if entry[2] is None and self.stored.get(path) != entry]
+        with ThreadPoolExecutor(UPLOADS) as threads:
+            list(threads.map(lambda path: self._upload(path, files[path]), new))
+        head = Head(self.claim, self.number, self.owner, files)
+        self.remote.write(f"heads/{head.name}", _sealed(head))
+        folder.write_bytes(self.copy / HEAD_RECORD, _record(head), durable=False)
+        kept = {_object(path, entry) for path, entry in files.items()}
+        self.garbage.append({_object(path, entry) for path, entry in self.stored.items()} - kept)
+        self.stored, self.number = files, self.number + 1
+        if len(self.garbage) > 2:  # nobody reads the head before the last one any more
+            for name in self.garbage.pop(0) - kept:
+                self.remote.remove(name)
+        if self.number == 2:
+            for name in self.remote.names("heads"):
+                if (found := HEAD_NAME.fullmatch(name)) and int(found[1]) < self.claim:
+                    self.remote.remove(f"heads/{name}")
+
+    def _upload(self, path: str, entry: list[Any]) -> None:
+        data = (self.copy / path).read_bytes()
+        if [len(data), zlib.crc32(data), None] != entry:
+            raise OSError(f"{self.copy / path} has changed")
+        self.remote.write(_object(path, entry), data)
+
+    def check(self) -> None:
+        """Raises StoreFault if another driver took the folder over."""
+        heads = self.remote.names("heads")
+        if (
+            self.claim_name not in self.remote.names("claims")
+            or max(map(_number, heads), default=0) > self.claim
+        ):
+            raise StoreFault(
+                f"{self.remote.shown}: another run took this folder over, as nothing was heard from this one "
+                f"for {CLAIM_S:.0f} s; nothing more is written"
+            )
+
+    @property
+    def claim_name(self) -> str:
+        """Its object below claims/."""
+        return f"{self.claim:06d}-{self.owner}"
+
+    def renew(self, ended: threading.Event) -> None:
+        """Writes the claim again every RENEW_S, and brings requests to stop, until `ended`."""
+        while not ended.wait(RENEW_S):
+            with suppress(OSError, pa.ArrowException, StoreFault):
+                self.check()
+                self.remote.write(f"claims/{self.claim_name}", _process())
+                request = f"stop/{self.claim_name}"
+                if self.claim_name in self.remote.names("stop"):
+                    folder.write_bytes(self.copy / folder.STOP, self.remote.read(request), durable=False)
+                    self.remote.remove(request)
+
+
+def remote_at(url: str) -> Remote:
+    """Returns the folder at a URL. Raises ValueError for one that is none of a store."""
+    shown = re.sub(r"//[^/@]*:[^/@]*@", "//", url.partition("?")[0] if "key=" in url else url)
+    try:
+        files, path = pafs.FileSystem.from_uri(url)
+    except (pa.ArrowException, OSError, ValueError) as fault:
+        raise ValueError(
+            f"{shown}: is no URL of a folder ({_one_line(fault).replace(url, shown)}); give file:///DIR, "
+            "s3://BUCKET/DIR, gs://BUCKET/DIR or abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/DIR"
+        ) from None
+    if files.type_name == "s3":  # as the URL says, but a server that falls silent is given up
+        options = files.__reduce__()[1][0]
+        options |= {"connect_timeout": TIMEOUT_S, "request_timeout": TIMEOUT_S, "allow_delayed_open": True}
+        files = pafs.S3FileSystem(**{key: value for key, value in options.items() if value != ""})
+    return Remote(shown, files, path.rstrip("/"))
+
+
+def copy_folder(remote: Remote) -> Path:
+    """Returns the folder on this machine's disk that holds the copy of a remote one."""
+    name = re.sub(r"\W", "_", remote.path.rpartition("/")[2])[:40]
+    return cache.root() / "remote" / f"{name}-{hashlib.sha256(remote.shown.encode()).hexdigest()[:12]}"
+
+
+def in_urls(text: str, url: str) -> str:
+    """Returns a message with the URL for the folder's copy."""
+    remote = remote_at(url)
+    return text.replace(str(copy_folder(remote)), remote.shown)
+
+
+def fetched(url: str) -> Path:
+    """Returns a copy of a remote run folder, as of its newest head. Raises RunFault."""
+    remote = remote_at(url)
+    copy = copy_folder(remote)
+    with _as_fault(remote), _locked(copy):
+        if not folder.is_locked(copy) and _fetch(remote, copy) is None:
+            raise RunFault(f"{remote.shown}: no run is there; start one with dse run STUDY.yaml --out URL")
+    return copy
+
+
+@contextmanager
+def run_folder(text: str) -> Iterator[RunFolder]:
+    """Yields the folder to run in: for a URL a copy, else the folder itself."""
+    if not folder.is_url(text):
+        yield RunFolder(Path(text), text)
+        return
+    with published(text) as publisher:
+        yield RunFolder(publisher.copy, publisher.remote.shown, publisher.publish)
+
+
+@contextmanager
+def published(url: str) -> Iterator[Publisher]:
+    """Claims a remote folder, and yields its Publisher, whose copy is equal to the newest head. The claim is
+    renewed while the body runs. Raises RunFault if another run has claimed it.
+    """
+    remote = remote_at(url)
+    copy = copy_folder(remote)
+    with _as_fault(remote):
+        publisher = _claim(remote, copy)
+    ended = threading.Event()
+    thread = threading.Thread(target=publisher.renew, args=(ended,), daemon=True, name="dse claim")
+    thread.start()
+    try:
+        with _as_fault(remote), _locked(copy):
+            head = _fetch(remote, copy)
+            if head is not None:
+                here = _files(copy, publisher.checksums)
+                publisher.stored = {path: e for path, e in head.files.items() if here.get(path) == e}
+        yield publisher
+    finally:
+        ended.set()
+        thread.join()
+        remote.remove(f"claims/{publisher.claim_name}")
+
+
+def stop(url: str, request: bytes, waiting: Callable[[], None]) -> Path:
+    """Asks the run that writes into a remote folder to end, and waits for that. Returns a copy of the folder.
+
+    Raises RunFault if no run writes into it.
+    """
+    remote = remote_at(url)
+    with _as_fault(remote):
+        claims = _alive(remote, remote.names("claims"), time.time())
+        if not claims:
+            raise RunFault(f"{remote.shown}: no run writes into this folder")
+        for name in claims:
+            remote.write(f"stop/{name}", request)
+        while claims.keys() & _alive(remote, remote.names("claims"), time.time()):
+            waiting()
+            time.sleep(1.0)
+    return fetched(url)
+
+
+def _claim(remote: Remote, copy: Path) -> Publisher:
+    """Claims a folder. Of the claims that are there the dead ones are removed."""
+    owner = os.urandom(8).hex()
+    while True:
+        claim = 1 + max(map(_number, [*remote.names("claims"), *remote.names("heads")]), default=0)
+        publisher = Publisher(remote, copy, claim, owner)
+        remote.write(f"claims/{publisher.claim_name}", _process())
+        written = remote.names("claims")
+        own_at = written.pop(publisher.claim_name, 0.0)
+        if alive := _alive(remote, written, own_at):
+            remote.remove(f"claims/{publisher.claim_name}")
+            raise StoreFault(
+                f"{remote.shown}: another run writes into this folder ({alive[min(alive)]}); wait for it, or "
+                f"choose another with --out; if it was killed on another host, wait {CLAIM_S:.0f} s"
+            )
+        if all(_number(name) < claim for name in [*written, *remote.names("heads")]):
+            for name in written:
+                remote.remove(f"claims/{name}")
+            return publisher
+        remote.remove(f"claims/{publisher.claim_name}")
+
+
+def _alive(remote: Remote, written: Mapping[str, float], now: float) -> dict[str, str]:
+    """Returns claim -> its process, of the claims that were written less than CLAIM_S before `now`. A process
+    of this host that is gone is not alive.
+
+    written: claim -> when it was written, on the store's clock, as is `now`
+    """
+    alive = {}
+    for name, at in written.items():
+        if now - at < CLAIM_S:
+            with suppress(FileNotFoundError):
+                process = remote.read(f"claims/{name}").decode(errors="replace")[:200]
+                found = re.fullmatch(r"process (\d+) on (.+)", process)
+                gone = found and found[2] == socket.gethostname() and not os.path.exists(f"/proc/{found[1]}")
+                if not (gone and os.path.exists("/proc/self")):
+                    alive[name] = process
+    return alive
+
+
+def _process() -> bytes:
+    return f"process {os.getpid()} on {socket.gethostname()}".encode()
+
+
+def _number(name: str) -> int:
+    found = re.match(r"\d{6,12}(?=-)", name)
+    return int(found[0]) if found else 0
+
+
+def _fetch(remote: Remote, copy: Path) -> Head | None:
+    """Makes a copy equal to the newest head, which it returns; None without one. A file whose object is lost
+    or damaged is missing from the copy then.
+
+    A copy that was made equal to this head before is left as it is: it may hold rows that its driver could
+    not publish.
+    """
+    for attempt in range(folder.MAX_READS):
+        head = _newest(remote)
+        if head is None or _is_of(copy, head):
+            return head
+        here = _files(copy, {})
+        wanted = {path: entry for path, entry in head.files.items() if here.get(path) != entry}
+        for parent in {(copy / path).parent for path in wanted}:
+            folder.make_folder(parent)
+        with ThreadPoolExecutor(UPLOADS) as threads:
+            is_there = list(threads.map(partial(_download, remote, copy), wanted, wanted.values()))
+        if all(is_there) or (attempt and _is_newest(remote, head)):
+            for path in here.keys() - head.files.keys():
+                (copy / path).unlink(missing_ok=True)
+            folder.write_bytes(copy / HEAD_RECORD, _record(head), durable=False)
+            return head
+    raise RunFault(f"{remote.shown}: changed faster than it could be read; try again")
+
+
+def _is_newest(remote: Remote, head: Head) -> bool:
+    newest = _newest(remote)
+    return newest is not None and _record(newest) == _record(head)
+
+
+def _is_of(copy: Path, head: Head) -> bool:
+    with suppress(OSError):
+        return (copy / HEAD_RECORD).read_bytes() == _record(head)
+    return False
+
+
+def _record(head: Head) -> bytes:
+    return f"{head.claim} {head.owner} {head.number}".encode()
+
+
+def _download(remote: Remote, copy: Path, path: str, entry: list[Any]) -> bool:
+    """Writes one file of a head into the copy. Returns False, and leaves none, if its object is not what the
+    head says.
+    """
+    target = copy / path
+    try:
+        data = entry[2].encode() if entry[2] is not None else remote.read(_object(path, entry))
+    except FileNotFoundError:
+        data = b""
+    if [len(data), zlib.crc32(data)] != entry[:2]:
+        target.unlink(missing_ok=True)
+        return False
+    folder.write_bytes(target, data, durable=False)
+    return True
+
+
+def _newest(remote: Remote) -> Head | None:
+    """Returns the newest sound head: of the highest claim, the last one."""
+    names = [name for name in remote.names("heads") if HEAD_NAME.fullmatch(name)]
+    for claim in sorted({_number(name) for name in names}, reverse=True):
+        found = [_head(remote, name) for name in names if _number(name) == claim]
+        if sound := [head for head in found if head is not None]:
+            return max(sound, key=lambda head: head.number)
+    return None
+
+
+def _head(remote: Remote, name: str) -> Head | None:
+    """Returns the head in an object; None if it is gone, torn, or not as dse writes it."""
+    with suppress(FileNotFoundError, KeyError, TypeError):
+        value = folder.unseal_bytes(remote.read(f"heads/{name}"), "head") or {}
+        head = Head(value["claim"], value["number"], value["owner"], value["files"])
+        if head.name == name and all(map(_is_file, head.files, head.files.values())):
+            return head
+    return None
+
+
+def _is_file(path: str, entry: object) -> bool:
+    """True for a path and entry that dse writes: names in a head become paths of files."""
+    top, _, rest = path.partition("/")
+    in_folder = top in PUBLISHED and all(part.strip(".") for part in rest.split("/"))
+    match entry:
+        case [int(), int(), str() | None]:
+            return in_folder if rest else path in IN_HEAD and entry[2] is not None
+    return False
+
+
+def _sealed(head: Head) -> bytes:
+    value = {"claim": head.claim, "number": head.number, "owner": head.owner, "files": head.files}
+    return folder.seal("head", value)
+
+
+def _object(path: str, entry: list[Any]) -> str:
+    """Returns the name of a file's object; equal names have equal content."""
+    stem, dot, suffix = path.rpartition(".")
+    return f"{stem or suffix}-{entry[0]:x}-{entry[1]:08x}{dot if stem else ''}{suffix if stem else ''}"
+
+
+def _files(copy: Path, checksums: dict[tuple[Any, ...], list[Any]]) -> Files:
+    """Returns the entries of a copy's files. checksums: entries of objects, by name and times of the file."""
+    found: Files = {}
+    for name in IN_HEAD:
+        with suppress(FileNotFoundError):
+            data = (copy / name).read_bytes()
+            found[name] = [len(data), zlib.crc32(data), data.decode()]
+    for path in (path for top in PUBLISHED for path in sorted((copy / top).rglob("*"))):
+        if path.is_file() and not path.name.endswith(".tmp"):
+            name, at = path.relative_to(copy).as_posix(), path.stat()
+            key = (name, at.st_size, at.st_mtime_ns, at.st_ino)
+            if key not in checksums:
+                checksums[key] = [at.st_size, folder.crc(path), None]
+            found[name] = checksums[key]
+    return found
+
+
+@contextmanager
+def _locked(copy: Path) -> Iterator[None]:
+    """Lets one process of this machine at a time change a copy from outside of its run."""
+    folder.make_folder(copy)
+    handle = os.open(copy.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _as_fault(remote: Remote) -> Iterator[None]:
+    """Turns what a store refuses into a RunFault of one line."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as fault:
+        raise RunFault(
+            f"{remote.shown}: cannot be read or written ({_one_line(fault)}); check the URL and the "
+            "credentials, then try again"
+        ) from fault
+
+
+def _again(call: Callable[[], T]) -> T:
+    """Returns what a call of the store returns; a refusal or a lost connection is tried again."""
+    for pause_s in RETRY_S:
+        try:
+            return call()
+        except FileNotFoundError:
+            raise
+        except OSError:
+            time.sleep(pause_s)
+    return call()
+
+
+def _one_line(fault: BaseException) -> str:
+    return " ".join(str(fault).split())[:300]

@@ -1,0 +1,188 @@
+"""Run folders on an S3 server (moto) that refuses, drops and cuts: a run that is killed at random times and
+resumed, with its local copy or without, gives the rows of an undisturbed run in a folder; of two runs at once
+one is refused.
+
+    make prove PART=objects        # makes build/objects, which has the server
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+ROUNDS, SEED = 12, 7
+FAULTS = {
+    "503": 0.04,
+    "no request": 0.02,
+    "no answer": 0.02,
+    "half an answer": 0.02,
+    "silence": 0.003,
+}  # share of the requests
+STUDY = ("studies/first.yaml", "--workers", "0", "--set", "search.generation=16")
+QUERY = "FROM designs ORDER BY machine, schedule"
+ROOT = Path(__file__).parents[2]
+HOP_BY_HOP = ("connection", "transfer-encoding", "content-length", "date", "server")
+
+
+def _proxy(port: int, draws: random.Random, counts: Counter[str]) -> ThreadingHTTPServer:
+    """A server that passes requests on to `port`, with FAULTS."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _pass_on(self) -> None:
+            body = b"".join(iter(self._chunk, b"")) if self.headers.get("Transfer-Encoding") else b""
+            body += self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            del self.headers["Transfer-Encoding"], self.headers["Content-Length"], self.headers["Expect"]
+            self.close_connection = True
+            drawn, fault = draws.random(), ""
+            for name, share in FAULTS.items():
+                drawn -= share
+                if drawn < 0:
+                    fault = name
+                    break
+            counts[fault] += 1
+            if fault == "503":
+                self.send_response(503)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+            if fault == "silence":
+                time.sleep(60.0)
+            if fault in ("503", "no request", "silence"):
+                return
+            server = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            server.request(self.command, self.path, body, dict(self.headers))
+            answer = server.getresponse()
+            data = answer.read()
+            length = answer.headers.get("Content-Length", str(len(data)))
+            server.close()
+            if fault == "no answer":
+                return
+            self.send_response(answer.status)
+            for name, value in answer.headers.items():
+                if name.lower() not in HOP_BY_HOP:
+                    self.send_header(name, value)
+            self.send_header("Content-Length", length)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(data[: len(data) // 2] if fault == "half an answer" else data)
+
+        def _chunk(self) -> bytes:
+            data = self.rfile.read(int(self.rfile.readline().split(b";")[0], 16))
+            self.rfile.readline()
+            return data
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass_on  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            """A client that was killed is no error."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def _dse(*command: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "dse", *command],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _said(*command: str) -> tuple[int, str]:
+    process = _dse(*command)
+    out, _ = process.communicate(timeout=600)
+    return process.returncode, out
+
+
+def _prove(url: str, temporary: Path, draws: random.Random) -> str:
+    """Returns what does not hold, or ""."""
+    run = ("run", *STUDY, "--out")
+    code, said = _said(*run, str(temporary / "folder"))
+    _, wanted = _said("sql", str(temporary / "folder"), QUERY, "--format", "csv")
+    if code or wanted.count("\n") < 100:
+        return f"the run in a folder: {said}{wanted}"
+    cut = 0
+    for number in range(ROUNDS):
+        process = _dse(*run, url)
+        if number == 0:
+            while not list((temporary / "cache/remote").glob("*/.head")):
+                time.sleep(0.1)
+            process.send_signal(signal.SIGSTOP)
+            code, said = _said(*run, url)
+            if code != 1 or "another run writes into this folder" not in said:
+                return f"a second run: {code} {said}"
+        try:
+            process.wait(timeout=draws.uniform(3.0, 12.0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            cut += 1
+        if draws.random() < 0.5:
+            shutil.rmtree(temporary / "cache/remote", ignore_errors=True)
+    code, said = _said(*run, url)
+    print(f"  {cut} times killed; {said.splitlines()[0] if said else code}", flush=True)
+    if code:
+        return f"the last run: {said}"
+    shutil.rmtree(temporary / "cache/remote")
+    _, found = _said("sql", url, QUERY, "--format", "csv")
+    return "" if found == wanted else f"rows differ: {found[:500]}"
+
+
+def main() -> int:
+    server = ROOT / "build/objects/bin/moto_server"
+    if not server.exists():
+        print(f"objects: not run: {server} is missing; make build/objects/ready")
+        return 0
+    temporary = Path(tempfile.mkdtemp(prefix="dse-objects-"))
+    os.environ.update(
+        DSE_CACHE=str(temporary / "cache"),
+        AWS_ACCESS_KEY_ID="none",
+        AWS_SECRET_ACCESS_KEY="none",
+        AWS_EC2_METADATA_DISABLED="true",
+    )
+    draws, counts = random.Random(SEED), Counter[str]()
+    port = draws.randrange(20_000, 30_000)
+    moto = subprocess.Popen(
+        [server, "-H", "127.0.0.1", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        for _ in range(100):
+            try:
+                connection = http.client.HTTPConnection("127.0.0.1", port)
+                connection.request("PUT", "/bucket")
+                connection.getresponse()
+                break
+            except OSError:
+                time.sleep(0.3)
+        proxy = _proxy(port, draws, counts)
+        options = f"endpoint_override=127.0.0.1:{proxy.server_port}&scheme=http&region=us-east-1"
+        fault = _prove(f"s3://bucket/runs/first?{options}", temporary, random.Random(SEED))
+    finally:
+        moto.terminate()
+        moto.wait()
+        shutil.rmtree(temporary, ignore_errors=True)
+    print(f"  requests: {dict(counts)}")
+    if fault:
+        print(fault, file=sys.stderr)
+    return int(bool(fault))
