@@ -5,6 +5,8 @@ python -m bench.mappers speed [MACHINE...]       optimal on every unique einsum 
                                                  objectives, in the default space; ragged tiles in time:
                                                  python -m bench.smaug. MACHINE,MINUTES: on random ones of the
                                                  einsums, for so many CPU minutes
+python -m bench.mappers drawn [PROBLEMS]         the same on problems drawn from networks and eight machines,
+                                                 those with several arrays among them; energy, cold
 python -m bench.mappers tiles [LAYERS]           what perfect tiles cost on arrays that few extents divide
 python -m bench.mappers peers [LAYERS] [FOLDER]  ZigZag and nn_dataflow in environments of their own (made in
 FOLDER, default a temporary one) on
@@ -64,6 +66,16 @@ TPU_LIKE = Arch(
     overlap="free",
 )
 MACHINES = ["edge_array", "eyeriss", "nvdla", "tpu_edge", "datacenter", "smv", "a2", "a3"]
+ARRAYS = [
+    "edge_array",
+    "eyeriss",
+    "nvdla",
+    "tpu_edge",
+    "datacenter",
+    "simba",
+    "kapla_multi",
+    "gogeta_clusters",
+]
 NETWORKS = [
     "alexnet",
     "vgg16",
@@ -164,6 +176,32 @@ def speed(machines: Sequence[str]) -> Iterator[str]:
             f"gap {100 * gaps[-1]:.2g} %; CPU ms cold median {median(ms for ms, _ in cold):.1f}, 99 % "
             f"{at_99:.0f}, worst {cold[-1][0]:.0f} ({cold[-1][1]}); machine after machine median "
             f"{median(warm):.1f}"
+        )
+
+
+def drawn(problems: int) -> Iterator[str]:
+    """Energy of random unique einsums of NETWORKS on random ones of ARRAYS, in the default space and gap: a
+    line each, then how many are within the gap, and CPU ms cold; where fills overlap freely and where not.
+    """
+    rng, einsums, arches = Random(0), list(_einsums().values()), {n: machine.load_arch(n) for n in ARRAYS}
+    for arch in arches.values():
+        warm_up(arch)
+    rows: list[tuple[float, float, str]] = []  # gap, ms, overlap
+    for _ in range(problems):
+        (e, label), name = rng.choice(einsums), rng.choice(ARRAYS)
+        forget()
+        found, seconds = timed(NEARLY, Problem(arches[name], e, "energy"))
+        gap = inf if isinstance(found, Infeasible) else found.optimality_gap
+        rows.append((gap, 1000 * seconds, arches[name].overlap))
+        yield f"{name} {label} {_shape(e)}: {rows[-1][1]:.1f} ms; gap {100 * gap:.2g} %; {_pj(found)}"
+    for overlap in ("free", "buffered"):
+        times = sorted(ms for _, ms, how in rows if how == overlap)
+        gaps = sorted(gap for gap, _, how in rows if how == overlap)
+        within = sum(gap <= NEAR * (1 + 1e-9) for gap in gaps)
+        yield (
+            f"{overlap} overlap: {within} of {len(gaps)} within {100 * NEAR:g} %, gap at 95 % "
+            f"{100 * gaps[int(0.95 * len(gaps))]:.2g} %, largest {100 * gaps[-1]:.2g} %; CPU ms median "
+            f"{median(times):.1f}, 99 % {times[int(0.99 * len(times))]:.0f}, worst {times[-1]:.0f}"
         )
 
 
@@ -443,6 +481,8 @@ def main(arguments: list[str]) -> None:
     match arguments:
         case ["speed", *machines]:
             lines = speed(machines or MACHINES)
+        case ["drawn", *count]:
+            lines = drawn(int(count[0]) if count else 300)
         case ["tiles", *layers]:
             lines = tiles(int(layers[0]) if layers else 60)
         case ["baselines", *networks]:
