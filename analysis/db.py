@@ -33,6 +33,7 @@ from analysis.computed import Computed, nodes
 from dse.explain.units import COLUMN_KEY
 from dse.run import folder as folders
 from dse.run.folder import Damaged
+from workloads.meant import meant
 from workloads.renamed import COLUMNS
 
 Values = NDArray[np.float64]
@@ -544,8 +545,8 @@ def _column_meant(name: str, columns: Sequence[str]) -> str:
     """Returns the advice for an unknown column: its new name, the one that is similar, or some near it."""
     if name in COLUMNS:
         return f"its new name is {COLUMNS[name]}"
-    if near := get_close_matches(name, columns, 1):
-        return f"did you mean {near[0]}?"
+    if near := meant(name, columns):
+        return f"did you mean {' or '.join(near)}?"
     if len(columns) <= MAX_NAMES:
         return f"there are {', '.join(columns)}"
     nearest = ", ".join(get_close_matches(name, columns, NEAREST, cutoff=0))
@@ -558,7 +559,7 @@ def _check_table(table: str, schema: str, table_names: set[str]) -> None:
     """
     is_unknown = schema.lower() in ("", "main") and table.strip('"').lower() not in table_names | SHOW_NAMES
     if schema.lower() not in SCHEMAS or is_unknown:
-        near = get_close_matches(table.lower(), table_names, 1)
+        near = meant(table.lower(), table_names)
         raise QueryError(
             f"{table}: no such table; "
             + (f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(table_names))}")

@@ -40,6 +40,7 @@ from hw.arch import (
     Node,
     plain_number,
 )
+from workloads.meant import meant
 from workloads.renamed import key_now, value_now
 
 DATA = Path(__file__).parent / "data"
@@ -224,14 +225,14 @@ NEAREST = 5  # if there are more, so many of the nearest ones
 
 
 def closest_name(word: str, names: Iterable[str]) -> str:
-    """Returns the advice for a misspelt word: the one name that is similar; else all valid names, or the
+    """Returns the advice for a wrong word: the names that it means (`meant`); else all valid names, or the
     nearest ones if there are more than MAX_NAMES.
     >>> closest_name("lpdr4", ["sram", "lpddr4"])
     'did you mean lpddr4?'
     """
     names = list(names)
-    if match := difflib.get_close_matches(word, names, 1):
-        return f"did you mean {match[0]}?"
+    if found := meant(word, names):
+        return f"did you mean {' or '.join(found)}?"
     if len(names) <= MAX_NAMES:
         return f"use one of {', '.join(names)}"
     nearest = difflib.get_close_matches(word, names, NEAREST, cutoff=0)

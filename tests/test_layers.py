@@ -38,9 +38,10 @@ READS = {
         "dse.explain.units",
         "dse.explain.figures",
         "workloads.arrays",
+        "workloads.meant",
         "workloads.renamed",
     ),
-    "hw": ("workloads.arrays", "workloads.document", "workloads.renamed"),
+    "hw": ("workloads.arrays", "workloads.document", "workloads.meant", "workloads.renamed"),
 }
 ONLY_IN = {"ray": "cluster/", "optuna": "dse/study/sampler.py", "duckdb": "analysis/"}
 FILES = sorted(p for name in PACKAGES for p in (ROOT / name).rglob("*.py") if p.name != "__init__.py")

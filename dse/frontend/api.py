@@ -385,7 +385,7 @@ def _deadline(sets: Mapping[str, Any]) -> tuple[float | None, dict[str, Any]]:
     limit_values = {
         key.removeprefix("limits."): value for key, value in sets.items() if key.startswith("limits.")
     }
-    for key in limit_values.keys() - {"seconds"}:
+    for key in limit_values.keys() & {"errors", "error_fraction"}:
         faults.add(
             f"limits.{key}: counts machines of a study that fail, or their share; here is one machine; "
             "leave it out"

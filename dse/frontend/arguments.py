@@ -46,10 +46,24 @@ EXAMPLES = {
 }
 
 
+CHOICE_GAP = "', '"  # between the choices that argparse lists
+
+
+def _advised(word: str, names: Sequence[str]) -> str:
+    from hw.component import closest_name
+
+    return f"{word}; {closest_name(word, names)}"
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that reports a fault in one line."""
 
     def error(self, message: str) -> NoReturn:
+        if wrong := re.fullmatch(r"(.*invalid choice: )'(.*)' \(choose from '(.*)'\)", message):
+            message = f"{wrong[1]}{_advised(wrong[2], wrong[3].split(CHOICE_GAP))}"
+        elif wrong := re.fullmatch(r"unrecognized arguments: (--[\w-]+).*", message):
+            options = [name for name in self._option_string_actions if name.startswith("--")]
+            message = f"unknown option {_advised(wrong[1], options)}"
         print(f"{self.prog}: {message}; {self.prog} --help shows how", file=sys.stderr)
         sys.exit(2)
 

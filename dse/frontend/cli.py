@@ -402,9 +402,8 @@ def _show(args: argparse.Namespace) -> int:
 
 def _map(args: argparse.Namespace) -> int:
     from dse.frontend import api, progress
-    from dse.study import read
 
-    sets = read.assignments(args.set)
+    sets = _sets(args.set, api.map)
     name = f"{args.workload} on {args.machine}"
     if args.front:
         conflicting = {
@@ -439,6 +438,21 @@ def _map(args: argparse.Namespace) -> int:
     )
     _warn(mapped.workload)
     return _print_mapped(mapped, args)
+
+
+def _sets(texts: Sequence[str], ask: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the values of --set, which are passed to `ask` by name. Raises ValueError for one that would be
+    taken for another of its arguments.
+    """
+    from inspect import signature
+
+    from dse.study import read
+    from hw.component import closest_name
+
+    sets = read.assignments(texts)
+    if taken := [key for key in sets if key in signature(ask).parameters]:
+        raise ValueError(f"set.{taken[0]} is no field of a machine; {closest_name(taken[0], ['node.field'])}")
+    return sets
 
 
 def _front(args: argparse.Namespace, found: Any) -> int:
@@ -523,9 +537,8 @@ def _convert(args: argparse.Namespace) -> int:
 
 def _residency(args: argparse.Namespace) -> int:
     from dse.frontend import api, progress
-    from dse.study import read
 
-    sets = read.assignments(args.set)
+    sets = _sets(args.set, api.residency)
     found = progress.run_with_progress(
         f"{args.workload} on {args.machine}", lambda _: api.residency(args.workload, args.machine, **sets)
     )
@@ -539,13 +552,12 @@ def _residency(args: argparse.Namespace) -> int:
 def _plot(args: argparse.Namespace) -> int:
     """Runs `dse plot RUN KIND` or `dse plot WORKLOAD MACHINE KIND`."""
     from dse.frontend import api, progress
-    from dse.study import read
 
     *sources, kind = args.words
     if len(sources) == 1:
         picture = api.open(sources[0]).plot(kind, args.point)
     elif len(sources) == 2:
-        sets = read.assignments(args.set)
+        sets = _sets(args.set, api.map)
 
         def drawn(shown: Any) -> Any:
             if kind == "layout":
