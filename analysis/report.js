@@ -133,6 +133,8 @@ function scatter() {
     traces.push({type: 'scatter', mode: 'lines', name: 'front of these two', x: step.map(i => at(x, i) / axisX.by), y: step.map(i => at(y, i) / axisY.by),
       line: {shape: 'hv', color: css('--ink'), width: 1.2}, hoverinfo: 'skip'});
   }
+  facts.others.filter(o => o.front[x] && o.front[y]).forEach((o, k) => traces.push({type: 'scatter', mode: 'markers', name: plain(`front of ${o.name} (${o.front[x].length})`),
+    x: o.front[x].map(v => v / axisX.by), y: o.front[y].map(v => v / axisY.by), marker: {symbol: `${MARKS[1 + k % 5]}-open`, size: 10, color: SWATCHES[4 + k % 2], line: {width: 2}}}));
   drawing += 1;  // what is drawn anew says that its selection is gone
   Plotly.react('scatter', traces, plotLayout({xaxis: axisX.axis, yaxis: axisY.axis, dragmode: 'select', uirevision: `${x} ${y}`, selections: [], selectionrevision: performance.now(),
     coloraxis: colourAxis(colour), margin: {l: 60, r: 16, t: 12, b: narrow() ? 96 : 48}}), TOOLS()).then(() => { drawing -= 1; });

@@ -691,11 +691,13 @@ class Run:
 
         return pictures.of_run(self, kind, point)
 
-    def report(self, path: str | Path) -> None:
-        """Writes the run as one HTML file that needs no network. Raises ValueError."""
+    def report(self, path: str | Path, others: Sequence[Run] = ()) -> None:
+        """Writes the run as one HTML file that needs no network, with the fronts of other runs beside its
+        own. Raises ValueError.
+        """
         from dse.frontend import report_data
 
-        text = report_data.document(self)
+        text = report_data.document(self, others)
         try:
             Path(path).write_text(text, encoding="utf-8")
         except OSError as fault:
@@ -933,6 +935,29 @@ class Run:
         return _answer(rows)
 
 
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Several runs, asked together: each table has the rows of all, and names the run in the column `run`."""
+
+    runs: Mapping[str, Run]  # by the name of the folder, or its path where two have the same name
+
+    def sql(self, statement: str) -> Answer:
+        """Returns the rows of one read-only statement. Tables that it names are read whole."""
+        from analysis import db
+
+        named = {word.lower() for word in re.findall(r"\w+", statement)}
+        first = next(iter(self.runs.values()))
+        found = {}
+        for view in db.views(first.con):
+            limit = "" if view in named else " LIMIT 0"
+            rows = {name: run.sql(f"FROM {view}{limit}").table for name, run in self.runs.items()}
+            found[view] = pa.concat_tables(
+                [one.add_column(0, "run", [[name] * len(one)]) for name, one in rows.items()],
+                promote_options="permissive",
+            )
+        return Answer(db.query_tables(found, statement, first.seconds, first.memory))
+
+
 class AnswerDiffers(ValueError):
     """A stored cost that the evaluator no longer confirms."""
 
@@ -963,6 +988,17 @@ def _steps(values: Sequence[Any], own: Any) -> list[Any]:
 
 def _change(before: float, after: float) -> str:
     return f"{100 * (after / before - 1):+.1f} %" if before else ""
+
+
+def open_all(paths: Sequence[str | Path], **limits: Any) -> Runs:
+    """Returns several runs, for .sql() over all of them. limits: as of `open`. Raises ValueError."""
+    names = [Path(path).name for path in paths]
+    return Runs(
+        {
+            name if names.count(name) == 1 else str(path): open(path, **limits)
+            for name, path in zip(names, paths, strict=True)
+        }
+    )
 
 
 def open(path: str | Path, *, skip_damaged: bool = False, memory: str = "4GB", seconds: float = 60.0) -> Run:

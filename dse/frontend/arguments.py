@@ -263,6 +263,15 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     report.add_argument(
         "-o", "--output", metavar="FILE", help="where to write it (default: <name of the study>.html)"
     )
+    for sub in (sql, report):
+        sub.add_argument(
+            "--with",
+            dest="others",
+            action="append",
+            default=[],
+            metavar="DIR",
+            help="another run, too (repeatable): its rows, in a column `run`; its front in the report",
+        )
     for sub in (front, sql, shown, report):
         sub.add_argument(
             "--memory",
@@ -409,8 +418,9 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a field of the machine"
     )
     listed = add(
-        "runs", "the runs under a folder: state, study, machines, front, hypervolume", forms=TABLES[:3]
+        "runs", "the runs under a folder: state, study, machines, front, hypervolume, tags", forms=TABLES[:3]
     )
+    listed.add_argument("--tag", metavar="A,B,...", help="tags of the run DIR from now on; '' removes them")
     listed.add_argument("dir", nargs="?", default="runs", metavar="DIR", help="default: runs")
     converted = add(
         "convert", "files of Timeloop, ZigZag, AccelForge or SCALE-Sim as ours (docs/exchange.md)", forms=()

@@ -278,6 +278,11 @@ def _pareto(args: argparse.Namespace) -> int:
 
 def _sql(args: argparse.Namespace) -> int:
     run = _open(args)
+    if args.others:
+        from dse.frontend import api
+
+        limits = {"skip_damaged": args.skip_damaged, "memory": args.memory, "seconds": args.timeout}
+        run = api.open_all([args.dir, *args.others], **limits)
     if args.statement:
         return _print_result(run.sql(args.statement).table, args)
     from dse.frontend import prompt
@@ -580,11 +585,12 @@ def _plot(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from dse.frontend import progress
+    from dse.frontend import api, progress
 
     run = _open(args)
     out = Path(args.output or f"{run.study.name}.html")
-    progress.run_with_progress(f"report of {args.dir}", lambda _: run.report(out))
+    others = [api.open(path) for path in args.others]
+    progress.run_with_progress(f"report of {args.dir}", lambda _: run.report(out, others))
     tables.print_line(f"{out}: {out.stat().st_size / 1e6:.1f} MB, needs no network")
     return 0
 
@@ -659,6 +665,8 @@ def _print_compared(one: Any) -> None:
 def _runs(args: argparse.Namespace) -> int:
     from dse.frontend import compare
 
+    if args.tag is not None:
+        compare.tag(Path(args.dir), args.tag)
     rows = compare.under(Path(args.dir))
     tables.print_rows(
         compare.RUN_COLUMNS, rows, args.format, keep=("run", "state"), max_lines=tables.screen_lines(args.all)

@@ -32,8 +32,10 @@ MAX_REASONS = 40  # rows in the table of reasons
 STATES = ("ok", "infeasible", "pruned", "error", "breaks a constraint")
 
 
-def document(run: Opened) -> str:
-    """Returns the report of a run as HTML. Raises ValueError where the run has no rows yet."""
+def document(run: Opened, others: Sequence[Opened] = ()) -> str:
+    """Returns the report of a run as HTML, with the fronts of other runs beside its own. Raises ValueError
+    where the run has no rows yet.
+    """
     machines = run.sql("FROM machines ORDER BY generation, machine").table
     if not len(machines):
         raise ValueError(f"{run.path}: no machine is done yet; dse status says what the run does")
@@ -60,9 +62,17 @@ def document(run: Opened) -> str:
         "said": _facts(run, machines, points, on_front, len(shown)),
         "study": run.study.text,
         "path": run.path.name,
+        "others": [*map(_other, others)],
     }
     html: str = report.document(Page(pictures.name_of(run), facts, columns, _details(run, points, on_front)))
     return html
+
+
+def _other(run: Opened) -> dict[str, Any]:
+    """Returns the front of another run: its name, and values by metric."""
+    front = run.front(distinct=True).table
+    names = [name for name in (*record.METRICS, "area_mm2") if name in front.column_names]
+    return {"name": str(run.path), "front": {name: front[name].to_pylist() for name in names}}
 
 
 def _on_front(run: Opened, points: pa.Table) -> np.ndarray:
