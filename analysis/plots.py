@@ -619,7 +619,8 @@ def residency(given: Residency) -> Picture:
             ax.set_ylabel(f"one {level}\n{label.replace('bytes ', '')}")
             ax.set_ylim(0, 1.25 * max([*occupied, capacity or 0.0]) / bytes_divisor or 1.0)
         bottom = axes[-1][0]
-        bottom.set_xlabel(time_label.replace("latency", "time"))
+        key = "a darker bar: a larger share of the tensor is retained"
+        bottom.set_xlabel(f"{time_label.replace('latency', 'time')}\n({key})")
         if given.time_unit:
             for a, b, step in zip(starts, given.times, given.steps, strict=True):
                 top.axvline(b / divisor, color=FAINT, linewidth=0.6, zorder=0)

@@ -70,7 +70,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text} is no number of workers, give 0 or more")
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number, 0 or more")
     return int(text)
 
 
@@ -262,6 +262,14 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     )
     report.add_argument(
         "-o", "--output", metavar="FILE", help="where to write it (default: <name of the study>.html)"
+    )
+    report.add_argument(
+        "--serve",
+        nargs="?",
+        type=_count,
+        const=0,
+        metavar="PORT",
+        help="serve it on 127.0.0.1 instead, and follow the run, until Ctrl-C (default: any free port)",
     )
     for sub in (sql, report):
         sub.add_argument(

@@ -587,9 +587,16 @@ def _plot(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     from dse.frontend import api, progress
 
+    others = [api.open(path) for path in args.others]
+    if args.serve is not None:
+        from dse.frontend import serve
+
+        with serve.server(serve.Live(Path(args.dir), others), args.serve) as served:
+            tables.print_line(f"http://127.0.0.1:{served.server_port}/: report of {args.dir}; Ctrl-C ends it")
+            sys.stdout.flush()
+            served.serve_forever()
     run = _open(args)
     out = Path(args.output or f"{run.study.name}.html")
-    others = [api.open(path) for path in args.others]
     progress.run_with_progress(f"report of {args.dir}", lambda _: run.report(out, others))
     tables.print_line(f"{out}: {out.stat().st_size / 1e6:.1f} MB, needs no network")
     return 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,9 @@ MAX_REASONS = 40  # rows in the table of reasons
 STATES = ("ok", "infeasible", "pruned", "error", "breaks a constraint")
 
 
-def document(run: Opened, others: Sequence[Opened] = ()) -> str:
-    """Returns the report of a run as HTML, with the fronts of other runs beside its own. Raises ValueError
-    where the run has no rows yet.
+def document(run: Opened, others: Sequence[Opened] = (), live: Mapping[str, Any] | None = None) -> str:
+    """Returns the report of a run as HTML, with the fronts of other runs beside its own. live: facts of a
+    page that follows the run (`dse.frontend.serve`). Raises ValueError where the run has no rows yet.
     """
     machines = run.sql("FROM machines ORDER BY generation, machine").table
     if not len(machines):
@@ -63,6 +63,7 @@ def document(run: Opened, others: Sequence[Opened] = ()) -> str:
         "study": run.study.text,
         "path": run.path.name,
         "others": [*map(_other, others)],
+        **(live or {}),
     }
     html: str = report.document(Page(pictures.name_of(run), facts, columns, _details(run, points, on_front)))
     return html
