@@ -137,8 +137,8 @@ class Mapped:
     ) -> Picture:
         """Returns a picture, which a notebook shows and `.save("x.pdf")` writes.
 
-        kind: nest, roofline, breakdown, ski-slope or residency (of a schedule)
-        einsum: the einsum for nest or ski-slope; None: the costliest for nest, the whole
+        kind: nest, mapping, roofline, breakdown, ski-slope or residency (of a schedule)
+        einsum: of nest, mapping or ski-slope; None: the costliest; for ski-slope the whole
             workload for ski-slope
 
         Raises ValueError.

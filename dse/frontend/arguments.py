@@ -334,7 +334,8 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     plot = add("plot", "a picture as PNG, SVG or PDF", forms=())
     plot.usage = (
         "dse plot RUN {front,breakdown,roofline,sensitivity,progress} [-o FILE]\n"
-        "       dse plot WORKLOAD MACHINE {nest,roofline,breakdown,ski-slope,residency,layout} [-o FILE]"
+        "       dse plot WORKLOAD MACHINE {nest,mapping,roofline,breakdown,ski-slope,residency,layout} "
+        "[-o FILE]"
     )
     plot.add_argument(
         "words",
@@ -354,7 +355,7 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     plot.add_argument(
         "--einsum",
         metavar="NAME",
-        help="nest, ski-slope: of this einsum (default: the costliest; the whole workload)",
+        help="nest, mapping, ski-slope: of this einsum (default: the costliest; the whole workload)",
     )
     plot.add_argument(
         "--layout",
