@@ -270,6 +270,10 @@ FAULT_TEXTS = {  # pydantic's type of an error -> what is wrong; what to write
 }
 
 
+# what a message shows for a key that is missing
+EXAMPLES = {"width_bits": "width_bits: 64", "dims": "dims: {x: 16, y: 16}"}
+
+
 def explain(key: str, kind: str, value: object, detail: str, known: Iterable[str] = ()) -> str:
     """Returns the message for one pydantic error: key, value, what is wrong, what to write.
 
@@ -285,6 +289,8 @@ def explain(key: str, kind: str, value: object, detail: str, known: Iterable[str
             if new_name
             else f"{shown} is no known key; {closest_name(key.rsplit('.', 1)[-1], known)}"
         )
+    if kind == "missing" and (example := EXAMPLES.get(key.rpartition(".")[2])):
+        return f"{key} is missing; add it, e.g. {example}"
     if kind == "value_error":
         return f"{shown} {detail.removeprefix('Value error, ')}"
     if kind == "literal_error":

@@ -89,3 +89,27 @@ def test_columns_are_found_by_meaning() -> None:
     columns = [*record.TABLES["points"]]
     assert db._column_meant("delay", columns) == "did you mean latency_ns?"
     assert db._column_meant("energy", columns) == "did you mean energy_pj?"
+
+
+MACHINE = """clock_mhz: 800
+node_nm: 22
+nodes:
+- {memory: dram, kind: lpddr4}
+- {memory: l2, size: 512 KiB, width_bits: 128}
+- {array: pe, rows: 16, cols: 16}
+- {compute: mac, kind: int8}
+"""
+
+
+def test_files_of_an_architect_who_knows_other_tools(tmp_path: Path) -> None:
+    (tmp_path / "npu.yaml").write_text(MACHINE)
+    (tmp_path / "net.yaml").write_text("ranks: {m: 4}\neinsums: ['A[m] = relu(B[m])']\n")
+    said = dse("check", "npu.yaml", "net.yaml", folder=tmp_path).stderr.splitlines()
+    answers = [line.partition("; ")[2] for line in said]
+    assert answers == [
+        "add it, e.g. width_bits: 64",
+        "did you mean capacity?",
+        *["did you mean dims?"] * 2,
+        "add it",
+        "do you mean extents?",
+    ]

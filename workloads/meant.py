@@ -27,12 +27,13 @@ node_nm: technology process tech nm
 read_pj: energy read_energy r_cost pj
 write_pj: write_energy w_cost
 leak_mw: leakage leak static
-area_mm2: area size silicon
+area_mm2: area silicon
 kind: type class precision datatype dtype
 word_bits: precision datatype dtype bits
 cycle_ns: latency latency_ns access_ns cycle_time
 x: meshx columns cols width
 y: meshy rows height
+dims: rows cols columns meshx meshy sizes
 latency latency_ns: delay runtime time cycles performance latency
 energy energy_pj breakdown: power joules energy
 edp_pj_ns: edp energy_delay

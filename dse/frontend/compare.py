@@ -23,7 +23,7 @@ from workloads import document
 
 METRICS = ("energy_pj", "latency_cycles", "latency_ns", "initiation_interval_cycles", "edp_pj_ns")
 COUNTS = ("state", "done", "ok", "infeasible", "pruned", "error", "front", "hypervolume")
-TAGS = "tags.txt"  # in a run's folder
+TAGS = "tags.json"  # in a run's folder
 RUN_COLUMNS = ("run", "state", "study", "machines", "front", "hypervolume", "tags", "time")
 
 
@@ -172,15 +172,15 @@ def tag(root: Path, tags: str) -> None:
     """Gives a run these tags, separated by commas, in place of those that it has. Raises ValueError."""
     folder.raise_if_no_run(root)
     words = [word.strip() for word in tags.split(",")]
-    folder.write_bytes(root / TAGS, ", ".join(filter(None, words)).encode())
+    value = {"tags": ", ".join(filter(None, words))}
+    folder.write_bytes(root / TAGS, folder.seal("tags", value))
 
 
 def _run_row(root: Path) -> tuple[Any, ...]:
     """Returns the row of RUN_COLUMNS of a run. A damaged one has no counts."""
     data, _ = document.read(root / folder.STUDY)
     name = str(data.get("name", root.name)) if isinstance(data, dict) else ""
-    path = root / TAGS
-    tags = path.read_text("utf-8", "replace") if path.exists() else ""
+    tags = str((folder.unseal(root / TAGS, "tags") or {}).get("tags", ""))
     try:
         facts = check.status(root, skip_damaged=True)
     except ValueError:
