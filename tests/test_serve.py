@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -24,13 +26,23 @@ def asked(port: int, path: str, host: str = "127.0.0.1", method: str = "GET") ->
     return answer.status, answer.read().decode()
 
 
+@contextmanager
+def serving(run: Path) -> Iterator[int]:
+    """The port at which a run's report is served."""
+    with serve.server(serve.Live(run), 0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def test_a_served_report_follows_its_run_and_answers_nobody_else(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(STUDY)
     dse.sweep(tmp_path / "small.yaml", out=tmp_path / "run", workers=0, **{"stop.machines": 4})
-    with serve.server(serve.Live(tmp_path / "run"), 0) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        port = server.server_port
+    with serving(tmp_path / "run") as port:
         code, page = asked(port, "/")
         assert (code, '"live":true' in page, "connect-src 'self';" in page) == (200, True, True)
         first = json.loads(asked(port, "/status.json")[1])
@@ -46,7 +58,5 @@ def test_a_served_report_follows_its_run_and_answers_nobody_else(tmp_path: Path)
         assert asked(port, "/", method="POST")[0] == 501
         with pytest.raises(ValueError, match="give another port"):
             serve.server(serve.Live(tmp_path / "run"), port)
-        server.shutdown()
-        thread.join()
     (tmp_path / "run/manifest.json").unlink()  # as before a run has written it
     assert "http-equiv=refresh" in serve.Live(tmp_path / "run").report()
