@@ -118,7 +118,7 @@ def narrow(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
     """Yields the statement to run instead of this one. Within the context, views have only the machines that
     the statement asks for, if it names them in a condition.
     """
-    rewritten = _rewrite(con, text)
+    rewritten = _rewrite(con, text) if _has_machines(con) else None
     if rewritten is None:
         yield text
         return
@@ -158,6 +158,12 @@ def widen(con: duckdb.DuckDBPyConnection) -> None:
     ).fetchall() != [(0,)]:
         create_sources(con)
         con.execute("DROP TABLE internal.asked; DROP TABLE IF EXISTS internal.gathered")
+
+
+def _has_machines(con: duckdb.DuckDBPyConnection) -> bool:
+    """False where the tables were given (`db.query_tables`) and nothing is computed."""
+    found = con.execute("SELECT count(*) FROM duckdb_views() WHERE view_name = 'built'").fetchall()
+    return found != [(0,)]
 
 
 def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | None:

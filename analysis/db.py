@@ -33,6 +33,7 @@ from analysis.computed import Computed, nodes
 from dse.explain.units import COLUMN_KEY
 from dse.run import folder as folders
 from dse.run.folder import Damaged
+from workloads.meant import meant
 from workloads.renamed import COLUMNS
 
 Values = NDArray[np.float64]
@@ -105,8 +106,7 @@ def connect(
     temp_folder = tempfile.mkdtemp(prefix="dse-sql-")
     con = duckdb.connect(config={"threads": threads, "memory_limit": memory, "temp_directory": temp_folder})
     weakref.finalize(con, shutil.rmtree, temp_folder, ignore_errors=True)
-    con.create_function("pareto_front", _fronts, ["DOUBLE[][]"], "DOUBLE[][]", type="arrow")
-    con.execute(_sql("macros"))
+    _add_fronts(con)
     con.execute(
         "CREATE SCHEMA internal; CREATE TABLE internal.run (folder VARCHAR, generation BIGINT, "
         "skip_damaged BOOL)"
@@ -118,17 +118,42 @@ def connect(
         con.unregister("columns_of_a_table")
     if functions:
         computed.register(con, functions)
+    _lock(con, [str(root / "parts")])
+    refresh(con)
+    return con
+
+
+def _add_fronts(con: duckdb.DuckDBPyConnection) -> None:
+    con.create_function("pareto_front", _fronts, ["DOUBLE[][]"], "DOUBLE[][]", type="arrow")
+    con.execute(_sql("macros"))
+
+
+def _lock(con: duckdb.DuckDBPyConnection, folders: Sequence[str]) -> None:
+    """Lets statements read nothing but these folders."""
     for setting in (
         "autoinstall_known_extensions",
         "autoload_known_extensions",
         "python_enable_replacements",
     ):
         con.execute(f"SET {setting} = false")
-    con.execute(f"SET allowed_directories = [{_literal(str(root / 'parts'))}]")
+    con.execute(f"SET allowed_directories = [{', '.join(map(_literal, folders))}]")
     con.execute("SET enable_external_access = false")
     con.execute("SET lock_configuration = true")
-    refresh(con)
-    return con
+
+
+def query_tables(
+    tables: Mapping[str, pa.Table], text: str, seconds: float = TIMEOUT_S, memory: str = "4GB"
+) -> pa.Table:
+    """Returns the result of a statement over given tables, as `query` does over those of a run."""
+    with as_query_error(), duckdb.connect(config={"threads": 2, "memory_limit": memory}) as con:
+        _add_fronts(con)
+        for name, rows in tables.items():
+            con.register("given", rows)
+            con.execute(f"CREATE TABLE {_quote(name)} AS FROM given")
+            con.unregister("given")
+        _lock(con, [])
+        _check_statement(con, text)
+        return _with_origins(con, text, _answer(con, text, seconds))
 
 
 def refresh(con: duckdb.DuckDBPyConnection) -> None:
@@ -182,6 +207,15 @@ def _check_unique_rows(con: duckdb.DuckDBPyConnection, root: Path) -> None:
                     f"{root}: {shown} of machine {twice[0][0]} stand twice, perhaps from several runs; "
                     f"{folders.advice(root)}"
                 )
+
+
+def views(con: duckdb.DuckDBPyConnection) -> list[str]:
+    """Returns the views of a run that a user asks."""
+    found = con.execute(
+        "SELECT view_name FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' AND NOT "
+        "starts_with(view_name, '_')"
+    )
+    return [name for (name,) in found.fetchall()]
 
 
 def query(con: duckdb.DuckDBPyConnection, text: str, seconds: float = TIMEOUT_S) -> pa.Table:
@@ -544,8 +578,8 @@ def _column_meant(name: str, columns: Sequence[str]) -> str:
     """Returns the advice for an unknown column: its new name, the one that is similar, or some near it."""
     if name in COLUMNS:
         return f"its new name is {COLUMNS[name]}"
-    if near := get_close_matches(name, columns, 1):
-        return f"did you mean {near[0]}?"
+    if near := meant(name, columns):
+        return f"did you mean {' or '.join(near)}?"
     if len(columns) <= MAX_NAMES:
         return f"there are {', '.join(columns)}"
     nearest = ", ".join(get_close_matches(name, columns, NEAREST, cutoff=0))
@@ -558,7 +592,7 @@ def _check_table(table: str, schema: str, table_names: set[str]) -> None:
     """
     is_unknown = schema.lower() in ("", "main") and table.strip('"').lower() not in table_names | SHOW_NAMES
     if schema.lower() not in SCHEMAS or is_unknown:
-        near = get_close_matches(table.lower(), table_names, 1)
+        near = meant(table.lower(), table_names)
         raise QueryError(
             f"{table}: no such table; "
             + (f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(table_names))}")

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,21 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from dse.explain import units
-from dse.explain.figures import Dot, Effect, Line, Residency, Roofline, Slope, TensorAddresses, effect_ratios
+from dse.explain.figures import (
+    Dot,
+    Effect,
+    Line,
+    Residency,
+    Roofline,
+    Slope,
+    Stage,
+    TensorAddresses,
+    effect_ratios,
+)
 
 # from dark to light; the last three only where there are many parts
 SHADES = ("#16324f", "#2a7f9e", "#8cc0a8", "#e3c567", "#f3ead2", "#b5651d", "#6b4c7a", "#d0d0d0")
@@ -489,6 +501,76 @@ def nest(lines: Sequence[Line], title: str, subtitle: str) -> Picture:
     return Picture(figure)
 
 
+MAX_CELLS = 32  # PEs per side that are drawn; of a larger array a cell stands for several
+
+
+def mapping(stages: Sequence[Stage], title: str, subtitle: str) -> Picture:
+    """Draws a mapping from main memory to the MAC units: levels with their tiles, loops between them, arrays
+    with the PEs that work.
+    """
+    heights = [2.0 if one.dims else 0.5 if one.loops else 0.5 + 0.36 * len(one.tiles) for one in stages]
+    levels = list(dict.fromkeys(one.name for one in stages if one.tiles))
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure(7.2, 1.4 + 0.62 * (sum(heights) + 0.35 * len(heights)))
+        ax, top = axes[0][0], 0.0
+        for one, height in zip(stages, heights, strict=True):
+            if one.tiles:
+                shade = SHADES[levels.index(one.name) % 5]
+                ax.add_patch(Rectangle((0, top), 10, height, facecolor=shade, alpha=0.2))
+                ax.add_patch(Rectangle((0, top), 10, height, fill=False, edgecolor=INK, linewidth=0.8))
+                ax.text(0.2, top + 0.27, one.name, weight="bold", va="center")
+                for k, tile in enumerate(one.tiles):
+                    held, moved = (units.quantity("bytes", v) for v in (tile.held_bytes, tile.moved_bytes))
+                    ranks = " ".join(f"{rank}={n}" for rank, n in tile.ranks)
+                    text = f"{tile.tensor} {ranks}: {held} in one instance, {moved} read and written in all"
+                    ax.text(1.9, top + 0.4 + 0.36 * k, text, fontsize=8, va="center")
+            elif one.loops:
+                loops = ",  ".join(f"{trips} x {rank}" for rank, trips in one.loops)
+                ax.text(5, top + height / 2, f"for  {loops}", family="monospace", ha="center", va="center")
+            else:
+                _array(ax, one, top, height)
+            ax.annotate(
+                "",
+                (5, top + height + 0.35),
+                (5, top + height),
+                arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 0.8},
+            )
+            top += height + 0.35
+        ax.text(5, top + 0.15, "MAC", weight="bold", ha="center", va="center")
+        ax.set_xlim(-0.1, 10.1)
+        ax.set_ylim(top + 0.4, -0.1)
+        ax.axis("off")
+        figure.suptitle("\n".join([title, *textwrap.wrap(subtitle, 100)]))
+    return Picture(figure)
+
+
+def _array(ax: Axes, one: Stage, top: float, height: float) -> None:
+    """Draws the PEs of an array: dark ones work. The last dimension runs across."""
+    *rest, (_, across, width) = one.dims
+    used, rows = prod(n for _, n, _ in rest), prod(n for _, _, n in rest)
+    columns, lines = min(width, MAX_CELLS), min(rows, MAX_CELLS)
+    x = (np.arange(columns) * width // columns) < across
+    y = (np.arange(lines) * rows // lines) < used
+    cell = min(1.8 / lines, 3.6 / columns)
+    left = 5 - cell * columns / 2
+    for i in range(lines):
+        for k in range(columns):
+            ax.add_patch(
+                Rectangle(
+                    (left + k * cell, top + 0.1 + i * cell),
+                    0.86 * cell,
+                    0.86 * cell,
+                    facecolor=SHADES[1] if x[k] and y[i] else "white",
+                    edgecolor=FAINT,
+                    linewidth=0.4,
+                )
+            )
+    sides = " x ".join(f"{n} of {size} {dim}" for dim, n, size in one.dims)
+    ax.text(0.2, top + height / 2, f"{one.name}\n{sides}", fontsize=8, va="center")
+    loops = "\n".join(f"{trips} x {rank} over {dim}" for rank, trips, dim in one.unrolled)
+    ax.text(7.2, top + height / 2, f"parfor\n{loops}", family="monospace", fontsize=8, va="center")
+
+
 def ski_slope(given: Slope, title: str) -> Picture:
     """Draws the minimum traffic of the outermost level over the capacity of one buffer."""
     points = [(capacity, traffic) for capacity, traffic in given.points if traffic is not None]
@@ -619,7 +701,8 @@ def residency(given: Residency) -> Picture:
             ax.set_ylabel(f"one {level}\n{label.replace('bytes ', '')}")
             ax.set_ylim(0, 1.25 * max([*occupied, capacity or 0.0]) / bytes_divisor or 1.0)
         bottom = axes[-1][0]
-        bottom.set_xlabel(time_label.replace("latency", "time"))
+        key = "a darker bar: a larger share of the tensor is retained"
+        bottom.set_xlabel(f"{time_label.replace('latency', 'time')}\n({key})")
         if given.time_unit:
             for a, b, step in zip(starts, given.times, given.steps, strict=True):
                 top.axvline(b / divisor, color=FAINT, linewidth=0.6, zorder=0)

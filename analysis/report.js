@@ -2,7 +2,8 @@
 'use strict';
 (async () => {
 const $ = id => document.getElementById(id);
-const FIRST = 25, MORE = 200, LINES = 4000, CELLS = 200, TICKS = 12, SWATCHES = ['#16324f', '#2a7f9e', '#8cc0a8', '#e3c567', '#b5651d', '#6b4c7a', '#d0d0d0', '#7d8a97'];
+const FIRST = 25, MORE = 200, LINES = 4000, CELLS = 200, TICKS = 12, BINS = 24, SWATCHES = ['#16324f', '#2a7f9e', '#8cc0a8', '#e3c567', '#f3ead2', '#b5651d', '#6b4c7a', '#d0d0d0'];  // as in analysis/plots.py
+const HATCHES = ['', '/', '', '.', 'x', '\\', '-', '+'];
 const MARKS = ['circle', 'square', 'diamond', 'triangle-up', 'x', 'cross'];
 window.addEventListener('error', event => showFault(event.message));
 window.addEventListener('unhandledrejection', event => showFault(String(event.reason)));
@@ -109,7 +110,25 @@ function filtered() {
   const best = passing.filter(i => front[i]).length;
   $('count').textContent = `${passing.length} of ${feasiblePoints.length} feasible points pass, ${best} of them on the front of ${objectives.length} objectives.`;
 }
-function refresh(lines = true) { filtered(); scatter(); rows(); if (lines) parallel(); }
+function refresh(lines = true) { filtered(); scatter(); rows(); if (lines) parallel(); keepState(); }
+
+// ---- the filters in the address: a link, or the page loaded anew, shows the same
+function keepState() {
+  const off = Object.fromEntries(facts.parameters.filter(name => unticked[name].size).map(name => [name, [...unticked[name]]]));
+  const state = {x: $('x').value, y: $('y').value, colour: $('colour').value, only: $('only').checked, off, brushes};
+  history.replaceState(null, '', `#?${encodeURIComponent(JSON.stringify(state))}`);
+}
+function restoreState() {
+  if (!location.hash.startsWith('#?')) return;
+  let state;
+  try { state = JSON.parse(decodeURIComponent(location.hash.slice(2))); } catch { return; }
+  for (const id of ['x', 'y', 'colour']) if ([...$(id).options].some(o => o.value === state[id])) $(id).value = state[id];
+  $('only').checked = Boolean(state.only);
+  for (const name of facts.parameters) for (const k of Object(state.off)[name] || []) unticked[name].add(k);
+  brushes = Object.fromEntries(Object.entries(Object(state.brushes)).filter(([name, ranges]) => columns[name] && Array.isArray(ranges)));
+  showTicks();
+}
+function showTicks() { facts.parameters.forEach((name, n) => document.querySelectorAll(`#boxes fieldset:nth-child(${n + 1}) input`).forEach((box, k) => { box.checked = !unticked[name].has(k); })); }
 
 // ---- the scatter
 function stairs(x, y, indices) {  // of two columns, the non-dominated points
@@ -133,6 +152,8 @@ function scatter() {
     traces.push({type: 'scatter', mode: 'lines', name: 'front of these two', x: step.map(i => at(x, i) / axisX.by), y: step.map(i => at(y, i) / axisY.by),
       line: {shape: 'hv', color: css('--ink'), width: 1.2}, hoverinfo: 'skip'});
   }
+  facts.others.filter(o => o.front[x] && o.front[y]).forEach((o, k) => traces.push({type: 'scatter', mode: 'markers', name: plain(`front of ${o.name} (${o.front[x].length})`),
+    x: o.front[x].map(v => v / axisX.by), y: o.front[y].map(v => v / axisY.by), marker: {symbol: `${MARKS[1 + k % 5]}-open`, size: 10, color: SWATCHES[4 + k % 2], line: {width: 2}}}));
   drawing += 1;  // what is drawn anew says that its selection is gone
   Plotly.react('scatter', traces, plotLayout({xaxis: axisX.axis, yaxis: axisY.axis, dragmode: 'select', uirevision: `${x} ${y}`, selections: [], selectionrevision: performance.now(),
     coloraxis: colourAxis(colour), margin: {l: 60, r: 16, t: 12, b: narrow() ? 96 : 48}}), TOOLS()).then(() => { drawing -= 1; });
@@ -209,10 +230,10 @@ for (const name of facts.parameters) {
   $('boxes').append(set);
 }
 $('more').addEventListener('click', () => { rowLimit += MORE; rows(); });
-$('only').addEventListener('change', rows);
+$('only').addEventListener('change', () => { rows(); keepState(); });
 $('clear').addEventListener('click', () => {
   for (const name of facts.parameters) unticked[name].clear();
-  document.querySelectorAll('#boxes input').forEach(box => { box.checked = true; });
+  showTicks();
   brushes = {}; boxed = null; refresh();
 });
 
@@ -237,12 +258,15 @@ function explain(i, from) {
   $('drawer').focus();
 }
 function total(parts) { const all = {}; for (const one of parts) for (const [key, v] of Object.entries(one)) all[key] = (all[key] || 0) + v; return all; }
+const bare = key => key.replace(' (bottleneck)', '');
 function mapping(own) {
-  const bars = (parts, name, axis) => Object.entries(total(parts)).sort((a, b) => b[1] - a[1]).map(([key, v], k) => {
+  const parts = [...new Set(own.flatMap(w => [...Object.keys(w.energy), ...Object.keys(w.latency)].map(bare)))];  // in the order of the machine
+  const shade = key => Math.max(0, parts.indexOf(bare(key))) % SWATCHES.length;
+  const bars = (parts, name, axis) => Object.entries(total(parts)).sort((a, b) => b[1] - a[1]).map(([key, v]) => {
     const [by, word] = unit(name, Object.values(total(parts)).reduce((a, b) => a + b, 0));
     return {type: 'bar', orientation: 'h', x: [v / by], y: [name === 'energy_pj' ? `energy (${word})` : `latency (${word})`], name: plain(key), xaxis: axis,
-      yaxis: axis === 'x' ? 'y' : 'y2', marker: {color: SWATCHES[k % SWATCHES.length], line: {color: css('--ink'), width: 0.5},
-        pattern: {shape: ['', '/', '.', 'x', '\\', '-', '+', '|'][k % 8], fgcolor: css('--paper'), fillmode: 'overlay', size: 5}},
+      yaxis: axis === 'x' ? 'y' : 'y2', marker: {color: SWATCHES[shade(key)], line: {color: css('--ink'), width: 0.5},
+        pattern: {shape: HATCHES[shade(key)], fgcolor: css('--paper'), fillmode: 'overlay', size: 5}},
       hovertemplate: `${plain(key)}: %{x:.4~g} ${word}<extra></extra>`};
   });
   Plotly.react('breakdown', [...bars(own.map(w => w.energy), 'energy_pj', 'x'), ...bars(own.map(w => w.latency), 'latency_ns', 'x2')],
@@ -252,10 +276,17 @@ function mapping(own) {
   const [low, high] = [Math.min(...xs) / 3, Math.max(...xs) * 3], corner = Math.min(Math.max(roof.peak / roof.gb_s, low), high), bottlenecks = [...new Set(dots.map(d => d[4]))];
   Plotly.react('roofline', [{type: 'scatter', mode: 'lines', name: plain(`${roof.level} ${number(roof.gb_s)} GB/s`), x: [low, corner, high], y: [low, corner, high].map(v => Math.min(roof.peak, v * roof.gb_s)), line: {color: css('--ink')}, hoverinfo: 'skip'},
     ...bottlenecks.map((component, k) => { const mine = dots.filter(d => d[4] === component); return {type: 'scatter', mode: 'markers', name: plain(`bottleneck ${component}`), x: mine.map(d => d[1]), y: mine.map(d => d[2]),
-      text: mine.map(d => plain(d[0])), marker: {symbol: MARKS[k % MARKS.length], size: mine.map(d => 7 + 30 * Math.sqrt(d[3])), color: SWATCHES[(k + 1) % 5], line: {color: css('--ink'), width: 1}},
+      text: mine.map(d => plain(d[0])), marker: {symbol: MARKS[k % MARKS.length], size: mine.map(d => 7 + 30 * Math.sqrt(d[3])), color: SWATCHES[shade(component)], line: {color: css('--ink'), width: 1}},
       hovertemplate: '%{text}<br>%{x:.3~g} MAC/B<br>%{y:.3~g} GMAC/s<extra></extra>'}; })],
   plotLayout({xaxis: {type: 'log', title: {text: plain(`operational intensity (MAC/B of ${roof.level})`)}}, yaxis: {type: 'log', title: {text: 'GMAC/s'}}}), CONFIG);
   const einsums = own.flatMap(w => w.einsums.map(e => [own.length > 1 ? `${w.name}: ${e[0]}` : e[0], ...e.slice(1)]));
+  const size = (name, v) => { const [by, word] = unit(name, v); return `${number(v / by)} ${word}`; }, sum = einsums.reduce((n, e) => n + e[2], 0) || 1;
+  table('layers', [['einsum', ''], ['occurrences', 'number'], ['energy', 'number'], ['share', 'number'], ['latency', 'number'], ['bottleneck', '']],
+    einsums.map((e, k) => {
+      const open = element('button', e[0], {type: 'button'});
+      open.addEventListener('click', () => { $('einsum').value = k; nest(); $('nest').scrollIntoView({block: 'nearest'}); });
+      return [open, e[1], size('energy_pj', e[2]), `${(100 * e[2] / sum).toFixed(1)} %`, size('latency_ns', e[3]), e[4]];
+    }));
   $('einsum').replaceChildren(...einsums.map((e, k) => element('option', `${e[0]}${e[1] > 1 ? ` x ${e[1]}` : ''}, bottleneck ${e[4]}`, {value: k})));
   const nest = () => { $('nest').textContent = details.nests[einsums[$('einsum').value][5]]; };
   $('einsum').onchange = nest;
@@ -295,13 +326,18 @@ function effects() {
         marker: {color: css('--accent'), size: 8}, line: {color: css('--dim')}, hovertemplate: '%{hovertext}: times %{x:.4~g}<extra></extra>'}; });
     const isLog = own.rows.length && Math.max(...own.rows.map(r => r.factor)) > 2 * Math.min(...own.rows.map(r => r.factor));
     Plotly.react(id, traces, plotLayout({showlegend: false, title: {text: plain(`${columns[o].label}: ${Math.round(100 * own.explained)} % explained`), font: {size: 13}}, margin: {l: 90, r: 12, t: 36, b: 44},
-      xaxis: {type: isLog ? 'log' : 'linear', title: {text: 'times its mean'}, dtick: isLog ? 'D2' : undefined}, yaxis: {type: 'category'}}), CONFIG);
+      xaxis: {type: isLog ? 'log' : 'linear', title: {text: 'times its mean'}, ...(isLog ? {tickvals: [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20], ticktext: ['0.05', '0.1', '0.2', '0.5', '1', '2', '5', '10', '20']} : {})}, yaxis: {type: 'category'}}), CONFIG);
   }
   if (!objectives.some(o => facts.effects[o].rows.length)) $('effects').replaceChildren(element('p', 'No parameter varies among the feasible points.'));
 }
+function binned(c) {  // the values that machines have; many are put together
+  const used = [...new Set(c.values)].sort((a, b) => a - b), step = Math.ceil(used.length / BINS), bin = new Map(used.map((v, k) => [v, Math.floor(k / step)]));
+  const choices = used.filter((_, k) => k % step === 0).map((v, k) => { const last = used[Math.min((k + 1) * step, used.length) - 1]; return v === last ? c.choices[v] : `${c.choices[v]} to ${c.choices[last]}`; });
+  return {choices, values: c.values.map(v => bin.get(v)), label: c.label};
+}
 function map() {
   const state = columns.state.values, x = $('map-x').value, y = $('map-y').value;
-  const [cx, cy] = [columns[x], columns[y] || {choices: ['all'], values: new Uint8Array(state.length), label: ''}];
+  const [cx, cy] = [binned(columns[x]), y ? binned(columns[y]) : {choices: ['all'], values: new Uint8Array(state.length), label: ''}];
   const all = cy.choices.map(() => cx.choices.map(() => 0)), bad = cy.choices.map(() => cx.choices.map(() => 0));
   for (let m = 0; m < state.length; m++) { all[cy.values[m]][cx.values[m]]++; if (state[m]) bad[cy.values[m]][cx.values[m]]++; }
   const z = bad.map((line, r) => line.map((n, c) => all[r][c] ? 100 * n / all[r][c] : null));
@@ -365,6 +401,7 @@ if (feasiblePoints.length) {
   options('x', axes, objectives[0]);
   options('y', axes, objectives[1] || metrics.find(name => name !== objectives[0]));
   options('colour', axes, objectives[2] || '', [['', 'none']]);
+  restoreState();
   filtered();
   draw(scatter); draw(parallel); rows(); draw(effects);
   for (const id of ['x', 'y', 'colour']) $(id).addEventListener('change', () => { boxed = null; refresh(id === 'colour'); });
@@ -383,5 +420,9 @@ if (varied.length) {
   for (const id of ['map-x', 'map-y']) $(id).addEventListener('change', map);
 } else $('map').hidden = true;
 draw(volume);
+document.querySelectorAll('nav a').forEach(link => link.addEventListener('click', event => {  // the address keeps the filters
+  event.preventDefault();
+  document.querySelector(link.getAttribute('href')).scrollIntoView();
+}));
 document.body.dataset.ready = 'yes';
 })();

@@ -58,8 +58,11 @@ def document(page: Page) -> str:
         raise RuntimeError(
             "plotly.js of the installed plotly package holds </script; install another release"
         )
+    is_live = bool(page.facts.get("live"))  # it asks its server for the run's status, and nothing else
     parts = {
         "title": html.escape(page.title),
+        "connect": "connect-src 'self'; " if is_live else "",
+        "live": f"<script>{_file('report_live.js')}</script>\n" if is_live else "",
         "style": _file("report.css"),
         "plotly": script,
         "program": _file("report.js"),

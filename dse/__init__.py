@@ -6,6 +6,7 @@
     dse.residency("cg:matrix=ecology1,n=8", "gogeta_clusters")               # retention between operations
     run = dse.sweep("study.yaml", out="runs/x", progress=print)              # a study
     run = dse.open("runs/x"); run.front(); run.sql("FROM designs"); run.show("best")
+    dse.open_all(["runs/x", "runs/y"]).sql("...")                            # with a column `run`
     run.plot("front").save("front.pdf"); run.report("x.html")                # map, residency: .plot(), too
 
 What these functions need is imported when one of them is first used.
@@ -16,9 +17,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dse.frontend.api import front, map, open, residency, sweep
+    from dse.frontend.api import front, map, open, open_all, residency, sweep
 
-__all__ = ["front", "map", "open", "residency", "sweep"]
+__all__ = ["front", "map", "open", "open_all", "residency", "sweep"]
 
 
 def __getattr__(name: str) -> Any:

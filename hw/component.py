@@ -42,6 +42,7 @@ from hw.arch import (
     plain_number,
 )
 from workloads import plugin
+from workloads.meant import meant
 from workloads.renamed import key_now, value_now
 
 DATA = Path(__file__).parent / "data"
@@ -226,14 +227,14 @@ NEAREST = 5  # if there are more, so many of the nearest ones
 
 
 def closest_name(word: str, names: Iterable[str]) -> str:
-    """Returns the advice for a misspelt word: the one name that is similar; else all valid names, or the
+    """Returns the advice for a wrong word: the names that it means (`meant`); else all valid names, or the
     nearest ones if there are more than MAX_NAMES.
     >>> closest_name("lpdr4", ["sram", "lpddr4"])
     'did you mean lpddr4?'
     """
     names = list(names)
-    if match := difflib.get_close_matches(word, names, 1):
-        return f"did you mean {match[0]}?"
+    if found := meant(word, names):
+        return f"did you mean {' or '.join(found)}?"
     if len(names) <= MAX_NAMES:
         return f"use one of {', '.join(names)}"
     nearest = difflib.get_close_matches(word, names, NEAREST, cutoff=0)
@@ -271,6 +272,10 @@ FAULT_TEXTS = {  # pydantic's type of an error -> what is wrong; what to write
 }
 
 
+# what a message shows for a key that is missing
+EXAMPLES = {"width_bits": "width_bits: 64", "dims": "dims: {x: 16, y: 16}"}
+
+
 def explain(key: str, kind: str, value: object, detail: str, known: Iterable[str] = ()) -> str:
     """Returns the message for one pydantic error: key, value, what is wrong, what to write.
 
@@ -286,6 +291,8 @@ def explain(key: str, kind: str, value: object, detail: str, known: Iterable[str
             if new_name
             else f"{shown} is no known key; {closest_name(key.rsplit('.', 1)[-1], known)}"
         )
+    if kind == "missing" and (example := EXAMPLES.get(key.rpartition(".")[2])):
+        return f"{key} is missing; add it, e.g. {example}"
     if kind == "value_error":
         return f"{shown} {detail.removeprefix('Value error, ')}"
     if kind == "literal_error":

@@ -11,7 +11,7 @@ import ast
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -37,6 +37,7 @@ from hw.arch import (
     fields_of,
     plain_number,
 )
+from workloads.meant import MEANINGS
 from workloads.renamed import key_now
 
 Value = int | float | str | bool
@@ -46,23 +47,14 @@ HEAD = ("clock_mhz", "node_nm", "cell", "word_bits", "overlap")  # fields of Mac
 # roles of fields that component tables fill where a machine file does not
 TABULATED: tuple[FieldRole, ...] = ("price", "leakage", "area")
 CONSTANTS = ("align", "pes", "macs", "vector")  # numbers of the tiling block
-# what other tools call fields (Timeloop, ZigZag, AccelForge, SCALE-Sim): word -> ours
-SYNONYMS = {
-    **dict.fromkeys(("size", "depth", "words", "bytes", "sizekb", "entries"), "capacity"),
-    **dict.fromkeys(("bw", "throughput", "shared_bandwidth", "bandwidth_gbps"), "bandwidth"),
-    **dict.fromkeys(("width", "word_width", "block_size", "line", "bits"), "width_bits"),
-    **dict.fromkeys(("freq", "frequency", "clock", "clock_ghz", "frequency_mhz"), "clock_mhz"),
-    **dict.fromkeys(("technology", "process", "tech", "nm"), "node_nm"),
-    **dict.fromkeys(("energy", "read_energy", "r_cost", "pj"), "read_pj"),
-    **dict.fromkeys(("write_energy", "w_cost"), "write_pj"),
-    **dict.fromkeys(("leakage", "leak", "static"), "leak_mw"),
-    **dict.fromkeys(("area",), "area_mm2"),
-    **dict.fromkeys(("type", "class"), "kind"),
-    **dict.fromkeys(("latency", "latency_ns", "access_ns", "cycle_time"), "cycle_ns"),
-    **dict.fromkeys(("meshx", "columns", "cols"), "x"),
-    **dict.fromkeys(("meshy", "rows", "height"), "y"),
+ARRAY_WORDS = ("", "array", "pe", "pes", "pe_array", "mesh", "spatial")  # words for an array of PEs
+SIZE_WORDS = ("pe", "pes", "num_pes", "n_pes", "pe_count", "macs", "shape", "dims")  # for its dimensions
+# words for memories, by their place from outside to inside; the last one is that of a PE
+MEMORY_WORDS = {
+    **dict.fromkeys(("dram", "hbm", "ddr", "main_memory", "offchip", "memory"), 0),
+    **dict.fromkeys(("glb", "gbuf", "l2", "sram", "buffer", "global_buffer", "scratchpad", "spm"), 1),
+    **dict.fromkeys(("rf", "reg", "regs", "regf", "regfile", "register_file", "registers"), -1),
 }
-ARRAY_WORDS = ("array", "pe", "pes", "pe_array", "mesh", "spatial")  # words for an array of PEs
 STEP = re.compile(r"^x\s*(\d+(?:\.\d+)?)$")
 
 
@@ -176,7 +168,7 @@ def _kind(template: Machine, key: str) -> Any:
     if new_name := key_now(key, (name.rpartition(".")[2] for name in known)) if key not in known else "":
         raise SpaceError(f"has a new name; write {new_name}")
     if key not in known:
-        meant = _field_meant(key, known) or _dimension_meant(key, template)
+        meant = _field_meant(key, template) or _dimension_meant(key, template)
         prefix = f"{key.rpartition('.')[0]}."
         of_node = [name for name in known if prefix != "." and name.startswith(prefix)]
         advice = f"did you mean {meant}?" if meant else _closest_field(key, of_node or list(known))
@@ -184,15 +176,19 @@ def _kind(template: Machine, key: str) -> Any:
     return known[key]
 
 
-def _field_meant(key: str, known: Iterable[str]) -> str:
+def _field_meant(key: str, template: Machine) -> str:
     """Returns the field that a key in another tool's word means, or those of other components that have it;
     "" where there are none, or many.
     """
     node, _, field = key.rpartition(".")
-    field = SYNONYMS.get(field.lower(), field)
-    own_name = f"{node}.{field}".lstrip(".")
-    same_field = [name for name in known if name.rpartition(".")[2] == field]
-    return own_name if own_name in known else " or ".join(same_field) if len(same_field) <= 3 else ""
+    known = keys(template)
+    memories = [one.name for one in template.nodes if isinstance(one, Memory)]
+    if node.lower() in MEMORY_WORDS and not any(one.name == node for one in template.nodes):
+        node = memories[min(MEMORY_WORDS[node.lower()], len(memories) - 1)]
+    own_names = (field, *MEANINGS.get(field.lower(), ()))
+    own = [name for name in (f"{node}.{one}".lstrip(".") for one in own_names) if name in known]
+    same_field = [name for name in known if "." in name and name.rpartition(".")[2] in own_names]
+    return own[0] if own else " or ".join(same_field) if len(same_field) <= 3 else ""
 
 
 def _dimension_meant(key: str, template: Machine) -> str:
@@ -203,7 +199,8 @@ def _dimension_meant(key: str, template: Machine) -> str:
     arrays = {one.name: one for one in template.nodes if isinstance(one, Array)}
     if node not in arrays and node not in ARRAY_WORDS:
         return ""
-    if len(SYNONYMS.get(field.lower(), field)) > 1:  # dimensions have names of one letter
+    # dimensions have names of one letter
+    if field.lower() not in SIZE_WORDS and min(map(len, MEANINGS.get(field.lower(), (field,)))) > 1:
         return ""
     own = [arrays[node]] if node in arrays else [*arrays.values()]
     dims = [f"{one.name}.{dim}" for one in own for dim in one.dims]

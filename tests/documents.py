@@ -240,6 +240,8 @@ def rewritten(page: Path, folder: Path) -> None:
     """
     text = page.read_text()
     for one in blocks(page):
+        if one.kind in ("yaml", "text") and (name := FILE.match(one.body)):
+            (folder / name[1]).write_text(one.body)
         if one.mark.startswith("not run") or one.kind not in ("console", "sh"):
             continue
         for command, wanted in commands(one.body) if one.kind == "console" else [(one.body, "")]:

@@ -108,6 +108,7 @@ def page(points: int, hostile: bool = False, seed: int = 0) -> Page:
         "said": [(key, names[i]) for i, key in enumerate(("done", "space", "best"))],
         "study": "\n".join(names),
         "path": names[0],
+        "others": [{"name": names[6], "front": {"x": [float(x[0])], "y": [float(y[0])]}}],
     }
     first = int(np.flatnonzero(front)[0])
     return Page(

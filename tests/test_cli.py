@@ -71,8 +71,8 @@ solver: {mapper: cost_descending}
 """
 
 
-def rows(folder: Path, statement: str) -> list[dict[str, Any]]:
-    return json.loads(good("sql", "run", statement, "--format", "json", folder=folder))  # type: ignore[no-any-return]
+def rows(folder: Path, statement: str, run: str = "run") -> list[dict[str, Any]]:
+    return json.loads(good("sql", run, statement, "--format", "json", folder=folder))  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="module")
@@ -235,6 +235,10 @@ def test_runs_under_a_folder_are_listed(home: Path, tmp_path: Path) -> None:
     assert (whole["front"], whole["hypervolume"]) == (status["front"], status["hypervolume"])
     assert (broken["state"], broken["front"]) == ("damaged", None)
     assert "2 rows" in good("runs", str(tmp_path), folder=home)
+    good("runs", str(tmp_path / "a/b/run"), "--tag", "baseline, int8", folder=home)
+    [tagged, _] = json.loads(good("runs", str(tmp_path), "--format", "json", folder=home))
+    assert (whole["tags"], tagged["tags"]) == ("", "baseline, int8")
+    assert dse("runs", str(tmp_path), "--tag", "a", folder=home).returncode == 2
     assert dse("runs", "nowhere", folder=home).returncode == 2
 
 
@@ -248,6 +252,18 @@ def test_two_runs_compared(home: Path) -> None:
     assert best["energy_pj:min"]["A"] == quantity("energy_pj", lowest)
     assert found["keys of the studies that differ"] == []
     assert "best of the feasible machines" in good("compare", "run", "few", folder=home)
+    asked = "SELECT run, count(*) AS n, any_value(energy_pj) FROM designs GROUP BY run ORDER BY n"
+    both = good("sql", "run", "--with", "few", asked, "--format", "json", folder=home)
+    assert [(one["run"], one["n"]) for one in json.loads(both)] == [("few", 4), ("run", SIZE)]
+    narrow = "FROM einsums WHERE machine IN (SELECT machine FROM designs WHERE run = 'few') AND run = 'few'"
+    own = rows(home, narrow.replace("run = 'few'", "true"), run="few")
+    assert json.loads(good("sql", "run", "--with", "few", narrow, "--format", "json", folder=home)) == [
+        {"run": "few", **one} for one in own
+    ]
+    for refused in ("FROM nowhere", "FROM read_csv('small.yaml')", "FROM 'small.yaml'"):
+        assert dse("sql", "run", "--with", "few", refused, folder=home).returncode == 2
+    assert good("report", "run", "--with", "few", "-o", "both.html", folder=home)
+    assert '"others":[{"name":"few"' in (home / "both.html").read_text()
 
 
 def test_what_moved_between_two_mappings(home: Path) -> None:

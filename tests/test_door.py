@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pyarrow as pa
 import pytest
@@ -17,6 +18,7 @@ from jsonschema import Draft202012Validator
 
 import dse
 from dse.explain import figures
+from dse.explain import values as explain
 from dse.frontend import api, check, cli, keys, templates
 from dse.mapping import nest
 from dse.mapping.schedule import sequential
@@ -24,7 +26,7 @@ from dse.sim.einsum.evaluate import Solution
 from dse.sim.schedule.graph import evaluate
 from dse.solve.gogeta.traffic import CountingRule, traffic_of
 from dse.study import read
-from hw import machine
+from hw import machine as machines
 from tests.test_cli import SIZE, STUDY
 from workloads import catalog
 
@@ -64,15 +66,39 @@ def test_map_is_what_the_command_prints_and_is_kept() -> None:
     assert found.edp_pj_ns == found.totals["edp_pj_ns"]
     assert "store DRAM" in repr(found)
     assert "<table>" in found._repr_html_()
-    assert found.einsums.table["mapping"][0].as_py().startswith("store DRAM")
+    assert found.einsums[0].mapping.startswith("store DRAM")
+    assert found.einsums[0].area == found.area_mm2 == sum(row.area for row in found.machine)
+    assert sum(one.dynamic + one.static for one in found.components) == pytest.approx(found.energy)
     with pytest.raises(AttributeError, match="there are energy_pj"):
-        _ = found.energy
+        _ = found.energies
+    with pytest.raises(AttributeError, match="latency is one of latency_cycles, latency_ns"):
+        _ = found.latency
+
+
+def test_the_schedule_of_an_answer_is_read_again(tmp_path: Path) -> None:
+    found = dse.map("gemm:m=8,n=8,k=8", "a2")
+    (tmp_path / "same.txt").write_text(found.schedule)
+    assert dse.map("gemm:m=8,n=8,k=8", "a2", schedule=tmp_path / "same.txt").energy == found.energy
+
+
+@pytest.mark.parametrize("machine", machines.names())
+def test_a_machine_is_a_row_per_component(machine: str) -> None:
+    arch = machines.load_arch(machine)
+    rows = explain.machine(arch)
+    assert [row["instances"] for row in rows] == [*arch.components().values()][: len(rows)]
+    assert sum(row["area_mm2"] for row in rows) == pytest.approx(arch.area_mm2())
+    assert sum(row["leak_mw"] for row in rows) == pytest.approx(arch.leak_mw())
+
+
+def _texts(page: str) -> list[str]:
+    """Texts of the cells of a notebook's HTML. Raises ParseError if it is no tree."""
+    return ["".join(cell.itertext()) for cell in ElementTree.fromstring(f"<p>{page}</p>").iter("td")]
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ({"objective": "power"}, "energy, latency or edp|energy.*latency.*edp"),
+        ({"objective": "power"}, "did you mean energy"),
         ({"solver.mapper": "optimol"}, "did you mean optimal"),
         ({"array.z": 3}, "array"),
         ({"machine": "edge_aray"}, "did you mean edge_array"),
@@ -102,7 +128,8 @@ def test_what_does_not_fit_is_a_result() -> None:
     assert found.status == "infeasible"
     assert "RF needs 3 bytes, has 2" in found.reason
     assert len(found.einsums) == 0
-    assert found._repr_html_()
+    assert found.schedule == ""
+    assert found.reason in _texts(found._repr_html_())
 
 
 def test_a_run_answers_in_python(run: api.Run) -> None:
@@ -110,6 +137,8 @@ def test_a_run_answers_in_python(run: api.Run) -> None:
     assert 0 < len(front) < SIZE
     assert isinstance(front.table, pa.Table)
     assert "<table>" in front._repr_html_()
+    assert str(front[0].machine) in _texts(run._repr_html_())
+    assert "finished" in repr(run)
     assert [front[i] for i in range(len(front))] == list(front)
     assert front[-1] == list(front)[-1]
     with pytest.raises(IndexError):
@@ -120,6 +149,7 @@ def test_a_run_answers_in_python(run: api.Run) -> None:
     assert best.machine == next(iter(front))["machine"]
     assert best.solutions[0].energy_pj == next(iter(front))["energy_pj"]
     assert "store DRAM" in repr(best)
+    assert any(text.startswith("store DRAM") for text in _texts(best._repr_html_()))
     assert run.show(best.machine).row == best.row
     assert run.show("best:latency_ns").solutions
     for point, why in (
@@ -224,7 +254,7 @@ def test_the_mapping_of_the_docs_is_read_in_both_forms_and_costs_what_is_counted
     assert text == same
     assert mapping == nest.from_data(yaml.safe_load(data)["gemm"])
     gemm = catalog.load("gemm:m=4,n=2,k=6")
-    found = evaluate(machine.arch(machine.load("a2")), gemm, sequential(gemm, {"gemm": mapping}))
+    found = evaluate(machines.arch(machines.load("a2")), gemm, sequential(gemm, {"gemm": mapping}))
     assert isinstance(found, Solution)
     assert found.energy_pj == 12400 == (48 + 8) * 200 + (96 + 96) * 6 + 48
     assert found.latency_cycles == 12
@@ -258,6 +288,7 @@ def test_residency_is_what_the_command_prints() -> None:
     assert len(told["phases"]) == 5
     assert told["Optimal"] == "lower bound for its order of operations, each operand read once"
     assert "30 words" in repr(found)
+    assert "SEQ-Flex" in _texts(found._repr_html_())
     assert told["operations"] == (  # the sparse product gathers
         "1 of 8 cannot read each operand only once (the buffer is too small); "
         "no bound is known for the rereads of 1 of them"

@@ -211,7 +211,7 @@ BROKEN: list[tuple[list[str], list[list[str]]]] = [  # command -> what each line
         ["check", "absent.yaml", "unit.yaml", "ok.yaml", "metric.yaml"],
         [["absent.yaml"], ["unit.yaml", "128 KB"], ["metric.yaml", "energie"]],
     ),
-    (["list", "colours"], [["colours", "machines"]]),
+    (["list", "colours"], [["colours", "did you mean columns?"]]),
     ([], [["COMMAND", "--help"]]),
 ]
 

@@ -38,9 +38,16 @@ READS = {
         "dse.explain.units",
         "dse.explain.figures",
         "workloads.arrays",
+        "workloads.meant",
         "workloads.renamed",
     ),
-    "hw": ("workloads.arrays", "workloads.document", "workloads.plugin", "workloads.renamed"),
+    "hw": (
+        "workloads.arrays",
+        "workloads.document",
+        "workloads.meant",
+        "workloads.plugin",
+        "workloads.renamed",
+    ),
 }
 ONLY_IN = {
     "ray": "cluster/",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 import dse
 from analysis import plots
 from dse.explain import figures
+from dse.explain import values as explain
 from dse.frontend import cli
+from dse.mapping.nest import Loop, Store, to_text
 from dse.sim.einsum import bounds
 from tests.test_cli import STUDY
 
@@ -44,6 +47,7 @@ def test_every_picture_of_a_run_is_written(
     ("words", "form"),
     [
         (["gemm:m=16,n=16,k=16", "edge_array", "nest"], "png"),
+        (["gemm:m=16,n=16,k=16", "edge_array", "mapping"], "svg"),
         (["gemm:m=16,n=16,k=16", "edge_array", "roofline"], "pdf"),
         (["gemm:m=16,n=16,k=16", "edge_array", "breakdown"], "svg"),
         (["gemm:m=16,n=16,k=16", "edge_array", "ski-slope"], "png"),
@@ -154,8 +158,25 @@ def test_a_nest_shows_all_that_moves_and_all_that_is_held() -> None:
         word * sum(elems for _, _, elems in c.footprint)
     )
     assert "\n".join(line.text for line in lines if not line.level) == "\n".join(
-        line.strip() for line in str(c.mapping).splitlines() if not line.strip().startswith("store")
+        line.strip() for line in to_text(c.mapping, e).splitlines() if not line.strip().startswith("store")
     )
+
+
+@pytest.mark.parametrize("machine", ["edge_array", "simba", "nvdla", "a2"])
+def test_a_diagram_has_each_node_and_loop_once(machine: str) -> None:
+    found = dse.map("gemm:m=60,n=30,k=48", machine)
+    e, c = figures.one_einsum(found.workload, found.solution, None)
+    stages = figures.diagram(found.arch, e, c)
+    stored = [(one.name, tile.tensor) for one in stages for tile in one.tiles]
+    assert stored == [(node.level, node.tensor) for node in c.mapping.nodes if isinstance(node, Store)]
+    loops = [node for node in c.mapping.nodes if isinstance(node, Loop)]
+    assert sum(len(one.loops) + len(one.unrolled) for one in stages) == len(loops)
+    assert [dict(tile.ranks) for one in stages[:1] for tile in one.tiles if tile.tensor == "C"] == [
+        {"m": 60, "n": 30}
+    ]
+    working = [used for one in stages for _, used, _ in one.dims]
+    assert math.prod(working) == explain.mac_units_used(c, e)
+    assert all(used <= size for one in stages for _, used, size in one.dims)
 
 
 def test_no_einsum_stands_above_its_roofline() -> None:

@@ -193,7 +193,10 @@ CALLS = {
     "dse/frontend/cli.py _compare",
     "dse/frontend/cli.py _print_fusion_hints",
     "dse/frontend/cli.py _plot",
+    "dse/frontend/cli.py _report",
+    "dse/frontend/serve.py report",
     "dse/frontend/api.py sweep",
+    "dse/frontend/api.py open_all",
 }
 COPIED = {
     "dse/run/pack.py pack",

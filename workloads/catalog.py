@@ -26,6 +26,7 @@ from workloads.einsum import WorkloadError, closest, refuse, squeezed
 from workloads.graph import Workload, fuse_into_producers, in_order, written_elems
 from workloads.huggingface import huggingface
 from workloads.layers import Cascade
+from workloads.meant import meant
 
 NUMBER = re.compile("-?[0-9]{1,18}")
 SUFFIXES = (".onnx", ".pt2", ".yaml", ".yml", ".mtx", ".json")
@@ -167,7 +168,7 @@ def _unfused(source: str) -> Workload:
     if suffix in (".yaml", ".yml"):
         _numbers(source, given, [])
         return text.load(stem)
-    near = difflib.get_close_matches(stem, [*NETWORKS, *FILES, *OPERATORS, "train"], 3)
+    near = meant(stem, [*NETWORKS, *FILES, *OPERATORS, "train"], 3)
     nearest = ", ".join(difflib.get_close_matches(stem, names(), 5, cutoff=0))
     of_all = f"the nearest of {len(names())} are {nearest} (all: dse list workloads)"
     hint = f"do you mean {' or '.join(near)}?" if near else of_all
@@ -362,11 +363,12 @@ def _arguments(
     accepted = {k: p for k, p in inspect.signature(make).parameters.items() if p.kind is not p.KEYWORD_ONLY}
     types, prefix = get_type_hints(make), f'workload "{source}": '
     faults = _unknown_faults(source, given, list(accepted))
+    all_known = not faults
     found: dict[str, int | str] = {}
     for p in accepted.values():
         words, value = get_args(types.get(p.name)), given.get(p.name)
         if value is None:
-            if p.default is p.empty:
+            if p.default is p.empty and all_known:
                 faults.append(f"{prefix}parameter {p.name} is missing; write {name}:{_parameters_of(make)}")
         elif types.get(p.name) is str or words:
             found[p.name] = value

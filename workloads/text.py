@@ -36,6 +36,7 @@ from workloads.einsum import (
     show_dim,
 )
 from workloads.graph import Workload, base_of_any, base_tensor, in_order
+from workloads.meant import meant
 
 Count = Annotated[int, Strict(), Field(ge=1, le=2**53)]
 FORBID = ConfigDict(extra="forbid")
@@ -112,7 +113,8 @@ def _key_fault(kind: str, loc: tuple[int | str, ...], given: Any, message: str) 
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
     if kind == "unexpected_keyword_argument":
         known = [f.name for f in fields(Entry if loc[0] == "einsums" else File)]
-        hint = closest(str(loc[-1]), known, f"keys are {', '.join(known)}")
+        near = meant(str(loc[-1]), known)
+        hint = f"do you mean {' or '.join(near)}?" if near else f"keys are {', '.join(known)}"
         return f"{key} is no key here; {hint}"
     if loc[-1] == "[key]":
         return f"key {given!r} of {loc[0]} must be a name, not a number; give the rank a letter"

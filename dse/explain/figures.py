@@ -63,6 +63,63 @@ class Roofline:
     dots: tuple[Dot, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What one instance of a level stores of a tensor."""
+
+    tensor: str
+    ranks: tuple[tuple[str, int], ...]  # (rank, iterations) of each rank that indexes the tensor
+    held_bytes: float
+    moved_bytes: float  # bytes that all instances read and write per run
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A step of a mapping from main memory to the MAC units: one of tiles, loops and dims is not empty."""
+
+    name: str  # of the level or the array
+    tiles: tuple[Tile, ...] = ()
+    loops: tuple[tuple[str, int], ...] = ()  # temporal: (rank, trips), outermost first
+    dims: tuple[tuple[str, int, int], ...] = ()  # of the array: (dimension, PEs that work, all PEs)
+    unrolled: tuple[tuple[str, int, str], ...] = ()  # spatial loops of the array: (rank, trips, dimension)
+
+
+def diagram(arch: Arch, e: Einsum, c: EinsumCost) -> list[Stage]:
+    """Returns the stages of a mapping. Neighbouring nodes of a level, temporal loops, and spatial loops of an
+    array are one stage.
+    """
+    array_of = {dim: f for f in arch.fanouts for dim, _ in f.dims}
+    ranks_of = {p.tensor: list(dict.fromkeys(r for d in p.dims for r, _ in d.terms)) for p in e.tensors()}
+    sizes, lines = e.sizes(), nest(arch, e, c)
+    stages: list[Stage] = []
+    for node, line in zip(c.mapping.nodes, lines, strict=False):
+        if not isinstance(node, Loop):
+            ranks = tuple((rank, sizes[rank]) for rank in ranks_of[node.tensor])
+            tile = Tile(node.tensor, ranks, line.held_bytes, line.moved_bytes)
+            own = Stage(node.level, tiles=(tile,))
+        else:
+            trips, sizes[node.rank] = ceil(sizes[node.rank] / node.tile), node.tile
+            own = Stage("", loops=((node.rank, trips),))
+            if node.over:
+                array = array_of[node.over]
+                dims = tuple((dim, trips if dim == node.over else 1, size) for dim, size in array.dims)
+                own = Stage(array.name, dims=dims, unrolled=((node.rank, trips, node.over),))
+        last = stages[-1] if stages else Stage("none")
+        same_kind = (bool(last.tiles), bool(last.loops)) == (bool(own.tiles), bool(own.loops))
+        if stages and last.name == own.name and same_kind:
+            used = zip(last.dims, own.dims, strict=True)
+            own = Stage(
+                own.name,
+                last.tiles + own.tiles,
+                last.loops + own.loops,
+                tuple((dim, a * b, size) for (dim, a, size), (_, b, _) in used),
+                last.unrolled + own.unrolled,
+            )
+            stages.pop()
+        stages.append(own)
+    return stages
+
+
 def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
     """Returns the roofline of a solution: the limits of the MAC units and of the outermost level, and a dot
     per einsum that computes (copies have none).
@@ -103,15 +160,13 @@ def nest(arch: Arch, e: Einsum, c: EinsumCost) -> list[Line]:
     level, the first one has the bytes of all of them, the others 0 bytes; each has the share of all together.
     """
     bits, depth, shown_nodes = bits_of(e, arch), 0, set()
-    capacity = {level.name: level.capacity_bits for level in arch.levels}
+    capacity, sizes = {level.name: level.capacity_bits for level in arch.levels}, e.sizes()
     lines: list[Line] = []
     for node in c.mapping.nodes:
         if isinstance(node, Loop):
-            text = (
-                f"parfor {node.rank} tile {node.tile} over {node.over}"
-                if node.over
-                else f"for {node.rank} tile {node.tile}"
-            )
+            trips, sizes[node.rank] = ceil(sizes[node.rank] / node.tile), node.tile
+            loop = f"{node.rank} in [0:{trips}) tile {node.tile}"
+            text = f"parfor {loop} over {node.over}" if node.over else f"for {loop}"
             lines.append(Line(text, depth))
             depth += 1
             continue

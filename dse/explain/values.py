@@ -123,6 +123,38 @@ def components(arch: Arch, solution: Solution) -> list[Component]:
     return [*found, *(Component(name, 1, 0.0, dynamic_pj[name], 0.0) for name in networks)]
 
 
+def machine(arch: Arch) -> list[dict[str, Any]]:
+    """A row per component of a machine, outermost first: capacity, width, energies and bandwidth of one
+    instance, area and leakage of all. array: what makes the instances of one out of the component outside.
+    """
+    arrays = [
+        ", ".join(f"{f.name} {' x '.join(str(n) for _, n in f.dims)}" for f in arch.fanouts if f.outside == v)
+        for v in range(len(arch.levels) + 1)
+    ]
+    rows: list[dict[str, Any]] = [
+        {
+            "component": level.name,
+            "array": array,
+            "instances": 0,
+            "capacity_bytes": None if level.capacity_bits is None else level.capacity_bits / 8,
+            "width_bits": level.width_bits,
+            "read_pj": level.read_pj,
+            "write_pj": level.write_pj,
+            "bytes_per_cycle": level.bandwidth * level.width_bits / 8,
+            "compute_pj": None,
+        }
+        for level, array in zip(arch.levels, arrays, strict=False)
+    ]
+    rows += [
+        {"component": "MAC", "array": arrays[-1], "compute_pj": arch.compute.mac_pj},
+        {"component": "VECTOR", "array": "", "compute_pj": arch.compute.alu_pj},
+    ]
+    sizes = zip(arch.components().values(), arch.areas_mm2(), arch.leaks_mw(), strict=True)
+    for row, (instances, area_mm2, leak_mw) in zip(rows, sizes, strict=True):
+        row.update(instances=instances, area_mm2=area_mm2, leak_mw=leak_mw)
+    return rows if arch.compute.alu_per_cycle is not None else rows[:-1]
+
+
 def totals(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
     """The metrics of a solved workload by name; a name ends with its unit."""
     ns = solution.latency_cycles / arch.clock_ghz

@@ -12,7 +12,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,15 +49,38 @@ if TYPE_CHECKING:
 
     from analysis.plots import Picture
 
+NO_WRAP = ' style="white-space: nowrap"'  # of a short cell in a notebook
 MAX_HTML_ROWS = 1000  # rows of an answer that a notebook shows
 # a workload with at most this many einsums, and this many distinct ones, is also solved with
 # solver.schedule = residency by the function `residency`, which takes seconds
 MAX_SOLVED_EINSUMS, MAX_SOLVED_DISTINCT = 200, 8
 
 
+class Row(dict[str, Any]):
+    """A row of an answer: a dict whose columns are attributes, too (`_attribute`)."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _attribute(self, name)
+
+
+def _attribute(values: Mapping[str, Any], name: str) -> Any:
+    """Returns the value of a column by its name (energy_pj), or by its name on screens, without the unit, if
+    no other column has that (energy). Raises AttributeError.
+    """
+    keys = [name] if name in values else [key for key in values if _screen_name(key) == name]
+    if len(keys) == 1:
+        return values[keys[0]]
+    what = f"is one of {', '.join(keys)}" if keys else f"is no result here; there are {', '.join(values)}"
+    raise AttributeError(f"{name} {what}")
+
+
+def _screen_name(key: str) -> str:
+    return units.label(key).lower().replace(" ", "_")
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Rows as an Arrow table (`table`), which prints, iterates over dicts, and converts to a pandas data
+    """Rows as an Arrow table (`table`), which prints, iterates over rows, and converts to a pandas data
     frame.
     """
 
@@ -83,12 +106,11 @@ class Answer:
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
-    def __getitem__(self, at: int) -> dict[str, Any]:
-        row: dict[str, Any] = self.table.slice(range(len(self))[at], 1).to_pylist()[0]
-        return row
+    def __getitem__(self, at: int) -> Row:
+        return Row(self.table.slice(range(len(self))[at], 1).to_pylist()[0])
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self.table.to_pylist())
+    def __iter__(self) -> Iterator[Row]:
+        return iter([Row(row) for row in self.table.to_pylist()])
 
     def __repr__(self) -> str:
         return tables.table(self.table.column_names, self.rows(), unit_keys=self.unit_keys())
@@ -115,8 +137,8 @@ class Mapped:
     ) -> Picture:
         """Returns a picture, which a notebook shows and `.save("x.pdf")` writes.
 
-        kind: nest, roofline, breakdown, ski-slope or residency (of a schedule)
-        einsum: the einsum for nest or ski-slope; None: the costliest for nest, the whole
+        kind: nest, mapping, roofline, breakdown, ski-slope or residency (of a schedule)
+        einsum: of nest, mapping or ski-slope; None: the costliest; for ski-slope the whole
             workload for ski-slope
 
         Raises ValueError.
@@ -134,20 +156,38 @@ class Mapped:
 
     @property
     def einsums(self) -> Answer:
-        """A row per distinct einsum, with its nest in `mapping`."""
-        return Answer(
-            pa.Table.from_pylist(
-                []
-                if isinstance(self.solution, Infeasible)
-                else explain.document(self.arch, self.workload, self.solution)["einsums"]
-            )
-        )
+        """A row per distinct einsum, with its nest in `mapping` and the area of the machine that runs it."""
+        if isinstance(self.solution, Infeasible):
+            return _answer([])
+        rows = explain.document(self.arch, self.workload, self.solution)["einsums"]
+        return _answer([row | {"area_mm2": self.arch.area_mm2()} for row in rows])
+
+    @property
+    def components(self) -> Answer:
+        """Area and energy of each component of the machine."""
+        if isinstance(self.solution, Infeasible):
+            return _answer([])
+        return _answer([asdict(one) for one in explain.components(self.arch, self.solution)])
+
+    @property
+    def machine(self) -> Answer:
+        """What the machine consists of: a row per component, main memory first."""
+        return _answer(explain.machine(self.arch))
+
+    @property
+    def schedule(self) -> str:
+        """The schedule as one nest with a branch per einsum, as `--format schedule` prints it and `map` reads
+        it; "" where nothing fits. Raises ValueError where a mapping is no nest.
+        """
+        if isinstance(self.solution, Infeasible):
+            return ""
+        return explain.nest(self.workload, self.solution, self.plan)
 
     def __getattr__(self, name: str) -> Any:
         """Returns one of the totals, as in x.energy_pj or x.latency_ns."""
-        if not name.startswith("_") and name in self.totals:
-            return self.totals[name]
-        raise AttributeError(f"{name} is no result here; there are {', '.join(self.totals)}")
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return _attribute(self.totals, name)
 
     def frame(self) -> Any:
         """Returns a pandas data frame with a row per distinct einsum."""
@@ -172,11 +212,14 @@ class Mapped:
         return self.text()
 
     def _repr_html_(self) -> str:
-        heads = tables.labelled(self.totals)
+        title = f"{self.workload.name} on {self.arch.name}"
+        if isinstance(self.solution, Infeasible):
+            return _section(title, self.totals)
+        given = self.arch, self.workload, self.solution
+        mappings = _html(("einsum", "mapping"), [(row.name, row.mapping) for row in self.einsums])
         return (
-            f"<h4>{html.escape(f'{self.workload.name} on {self.arch.name}')}</h4>"
-            + _html(("metric", "value"), heads)
-            + self.einsums._repr_html_()
+            _section(title, explain.facts(*given, why=False), explain.network(*given, lists_all=False))
+            + f"<details><summary>mappings</summary>{mappings}</details>"
         )
 
 
@@ -314,7 +357,7 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
         }
         for one in found.members
     ]
-    return Answer(pa.Table.from_pylist(rows))
+    return _answer(rows)
 
 
 def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:
@@ -356,7 +399,7 @@ def _deadline(sets: Mapping[str, Any]) -> tuple[float | None, dict[str, Any]]:
     limit_values = {
         key.removeprefix("limits."): value for key, value in sets.items() if key.startswith("limits.")
     }
-    for key in limit_values.keys() - {"seconds"}:
+    for key in limit_values.keys() & {"errors", "error_fraction"}:
         faults.add(
             f"limits.{key}: counts machines of a study that fail, or their share; here is one machine; "
             "leave it out"
@@ -398,11 +441,7 @@ class Residency:
     def configurations(self) -> Answer:
         """Main-memory traffic of GOGETA's configurations and of the optimum, a row each."""
         first_table = explain.residency(self.arch, self.workload, self.reuse)[1][0]
-        return Answer(
-            pa.Table.from_pylist(
-                [dict(zip(first_table.header, row, strict=True)) for row in first_table.rows]
-            )
-        )
+        return _answer([dict(zip(first_table.header, row, strict=True)) for row in first_table.rows])
 
     def plot(self) -> Picture:
         """Returns a picture of which tensor is retained when, in the optimum."""
@@ -453,6 +492,12 @@ class Residency:
 
     def __repr__(self) -> str:
         return self.text()
+
+    def _repr_html_(self) -> str:
+        return _section(
+            f"{self.workload.name} on {self.arch.name}",
+            *explain.residency(self.arch, self.workload, self.reuse),
+        )
 
 
 def residency(workload: str, machine: str, *, method: str = "corrected", **sets: Any) -> Residency:
@@ -574,13 +619,14 @@ class Point:
         return self.text()
 
     def _repr_html_(self) -> str:
-        return _html(("key", "value"), tables.labelled(self.row)) + "".join(
-            m._repr_html_() for m in self.solutions
-        )
+        shown = {key: value for key, value in self.row.items() if key not in HIDDEN_COLUMNS}
+        return _section(self.why_chosen, shown) + "".join(one._repr_html_() for one in self.solutions)
 
 
 # columns of a machine's row that are not printed
 HIDDEN_COLUMNS = ("key", "generation", "source", "model_version", "solver_version")
+# what a run prints of its status
+SUMMARY = ("state", "reason", "done", "ok", "infeasible", "pruned", "error", "front", "hypervolume")
 
 
 @dataclass(slots=True)
@@ -593,6 +639,18 @@ class Run:
     skip_damaged: bool = False
     memory: str = "4GB"  # memory limit of DuckDB
     seconds: float = 60.0  # limit of a statement
+
+    def __repr__(self) -> str:
+        return tables.facts(self._summary(), str(self.path))
+
+    def _summary(self) -> dict[str, Any]:
+        return {key: value for key, value in self.status().items() if key in SUMMARY}
+
+    def _repr_html_(self) -> str:
+        metrics = [o.column for o in self.study.objectives]
+        names = ["machine", *metrics, *studies.columns(self.study, "machines"), "gap_to_bound"]
+        front = Answer(self.front(distinct=True).table.select(list(dict.fromkeys(names))))
+        return f"{_section(str(self.path), self._summary())}<p>front</p>{front._repr_html_()}"
 
     def sql(self, statement: str) -> Answer:
         """Returns the rows of one read-only statement over the views: `FROM designs`, ... Raises ValueError
@@ -647,11 +705,13 @@ class Run:
 
         return pictures.of_run(self, kind, point)
 
-    def report(self, path: str | Path) -> None:
-        """Writes the run as one HTML file that needs no network. Raises ValueError."""
+    def report(self, path: str | Path, others: Sequence[Run] = ()) -> None:
+        """Writes the run as one HTML file that needs no network, with the fronts of other runs beside its
+        own. Raises ValueError.
+        """
         from dse.frontend import report_data
 
-        text = report_data.document(self)
+        text = report_data.document(self, others)
         try:
             Path(path).write_text(text, encoding="utf-8")
         except OSError as fault:
@@ -910,7 +970,30 @@ class Run:
                     "status": status,
                 }
             )
-        return Answer(pa.Table.from_pylist(rows))
+        return _answer(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Several runs, asked together: each table has the rows of all, and names the run in the column `run`."""
+
+    runs: Mapping[str, Run]  # by the name of the folder, or its path where two have the same name
+
+    def sql(self, statement: str) -> Answer:
+        """Returns the rows of one read-only statement. Tables that it names are read whole."""
+        from analysis import db
+
+        named = {word.lower() for word in re.findall(r"\w+", statement)}
+        first = next(iter(self.runs.values()))
+        found = {}
+        for view in db.views(first.con):
+            limit = "" if view in named else " LIMIT 0"
+            rows = {name: run.sql(f"FROM {view}{limit}").table for name, run in self.runs.items()}
+            found[view] = pa.concat_tables(
+                [one.add_column(0, "run", [[name] * len(one)]) for name, one in rows.items()],
+                promote_options="permissive",
+            )
+        return Answer(db.query_tables(found, statement, first.seconds, first.memory))
 
 
 class AnswerDiffers(ValueError):
@@ -943,6 +1026,17 @@ def _steps(values: Sequence[Any], own: Any) -> list[Any]:
 
 def _change(before: float, after: float) -> str:
     return f"{100 * (after / before - 1):+.1f} %" if before else ""
+
+
+def open_all(paths: Sequence[str | Path], **limits: Any) -> Runs:
+    """Returns several runs, for .sql() over all of them. limits: as of `open`. Raises ValueError."""
+    names = [Path(path).name for path in paths]
+    return Runs(
+        {
+            name if names.count(name) == 1 else str(path): open(path, **limits)
+            for name, path in zip(names, paths, strict=True)
+        }
+    )
 
 
 def open(path: str | Path, *, skip_damaged: bool = False, memory: str = "4GB", seconds: float = 60.0) -> Run:
@@ -1006,6 +1100,20 @@ def study_of(text: str | Path) -> Study:
     return study
 
 
+def _answer(rows: Sequence[Mapping[str, Any]]) -> Answer:
+    return Answer(pa.Table.from_pylist(rows))
+
+
+def _section(title: str, facts: Mapping[str, Any], found: Sequence[explain.Table] = ()) -> str:
+    """Returns facts and tables under a heading, as HTML."""
+    parts = [f"<h4>{html.escape(title)}</h4>", _html(("key", "value"), tables.labelled(facts))]
+    for one in found:
+        heads = [units.label(name) for name in one.header]
+        note = f"<p>{html.escape(one.note)}</p>" if one.note else ""
+        parts.append(f"<p>{html.escape(one.title)}</p>{_html(heads, one.rows, one.header)}{note}")
+    return "".join(parts)
+
+
 def _html(header: Sequence[str], rows: Sequence[Sequence[Any]], unit_keys: Sequence[str] = ()) -> str:
     """Returns an HTML table. Cells are escaped text. unit_keys: as in `tables.table`."""
     columns = [
@@ -1015,7 +1123,9 @@ def _html(header: Sequence[str], rows: Sequence[Sequence[Any]], unit_keys: Seque
     body = "".join(
         "<tr>"
         + "".join(
-            f"<td><pre>{html.escape(cell)}</pre></td>" if "\n" in cell else f"<td>{html.escape(cell)}</td>"
+            f"<td><pre>{html.escape(cell)}</pre></td>"
+            if "\n" in cell
+            else f"<td{NO_WRAP * (len(cell) <= tables.MAX_NAME_WIDTH)}>{html.escape(cell)}</td>"
             for cell in line
         )
         + "</tr>"

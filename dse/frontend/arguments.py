@@ -48,17 +48,31 @@ EXAMPLES = {
 }
 
 
+CHOICE_GAP = "', '"  # between the choices that argparse lists
+
+
+def _advised(word: str, names: Sequence[str]) -> str:
+    from hw.component import closest_name
+
+    return f"{word}; {closest_name(word, names)}"
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that reports a fault in one line."""
 
     def error(self, message: str) -> NoReturn:
+        if wrong := re.fullmatch(r"(.*invalid choice: )'(.*)' \(choose from '(.*)'\)", message):
+            message = f"{wrong[1]}{_advised(wrong[2], wrong[3].split(CHOICE_GAP))}"
+        elif wrong := re.fullmatch(r"unrecognized arguments: (--[\w-]+).*", message):
+            options = [name for name in self._option_string_actions if name.startswith("--")]
+            message = f"unknown option {_advised(wrong[1], options)}"
         print(f"{self.prog}: {message}; {self.prog} --help shows how", file=sys.stderr)
         sys.exit(2)
 
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text} is no number of workers, give 0 or more")
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number, 0 or more")
     return int(text)
 
 
@@ -255,6 +269,23 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     report.add_argument(
         "-o", "--output", metavar="FILE", help="where to write it (default: <name of the study>.html)"
     )
+    report.add_argument(
+        "--serve",
+        nargs="?",
+        type=_count,
+        const=0,
+        metavar="PORT",
+        help="serve it on 127.0.0.1 instead, and follow the run, until Ctrl-C (default: any free port)",
+    )
+    for sub in (sql, report):
+        sub.add_argument(
+            "--with",
+            dest="others",
+            action="append",
+            default=[],
+            metavar="DIR",
+            help="another run, too (repeatable): its rows, in a column `run`; its front in the report",
+        )
     packed = add(
         "pack",
         "a run as one file, which show, sql, pareto and report open like its folder, anywhere",
@@ -325,7 +356,8 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     plot = add("plot", "a picture as PNG, SVG or PDF", forms=())
     plot.usage = (
         "dse plot RUN {front,breakdown,roofline,sensitivity,progress} [-o FILE]\n"
-        "       dse plot WORKLOAD MACHINE {nest,roofline,breakdown,ski-slope,residency,layout} [-o FILE]"
+        "       dse plot WORKLOAD MACHINE {nest,mapping,roofline,breakdown,ski-slope,residency,layout} "
+        "[-o FILE]"
     )
     plot.add_argument(
         "words",
@@ -345,7 +377,7 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     plot.add_argument(
         "--einsum",
         metavar="NAME",
-        help="nest, ski-slope: of this einsum (default: the costliest; the whole workload)",
+        help="nest, mapping, ski-slope: of this einsum (default: the costliest; the whole workload)",
     )
     plot.add_argument(
         "--layout",
@@ -417,8 +449,9 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a field of the machine"
     )
     listed = add(
-        "runs", "the runs under a folder: state, study, machines, front, hypervolume", forms=TABLES[:3]
+        "runs", "the runs under a folder: state, study, machines, front, hypervolume, tags", forms=TABLES[:3]
     )
+    listed.add_argument("--tag", metavar="A,B,...", help="tags of the run DIR from now on; '' removes them")
     listed.add_argument("dir", nargs="?", default="runs", metavar="DIR", help="default: runs")
     converted = add(
         "convert",

@@ -298,6 +298,11 @@ def _pareto(args: argparse.Namespace) -> int:
 
 def _sql(args: argparse.Namespace) -> int:
     run = _open(args)
+    if args.others:
+        from dse.frontend import api
+
+        limits = {"skip_damaged": args.skip_damaged, "memory": args.memory, "seconds": args.timeout}
+        run = api.open_all([args.dir, *args.others], **limits)
     if args.statement:
         return _print_result(run.sql(args.statement).table, args)
     from dse.frontend import prompt
@@ -422,9 +427,8 @@ def _show(args: argparse.Namespace) -> int:
 
 def _map(args: argparse.Namespace) -> int:
     from dse.frontend import api, progress
-    from dse.study import read
 
-    sets = read.assignments(args.set)
+    sets = _sets(args.set, api.map)
     name = f"{args.workload} on {args.machine}"
     if args.front:
         conflicting = {
@@ -459,6 +463,21 @@ def _map(args: argparse.Namespace) -> int:
     )
     _warn(mapped.workload)
     return _print_mapped(mapped, args)
+
+
+def _sets(texts: Sequence[str], ask: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the values of --set, which are passed to `ask` by name. Raises ValueError for one that would be
+    taken for another of its arguments.
+    """
+    from inspect import signature
+
+    from dse.study import read
+    from hw.component import closest_name
+
+    sets = read.assignments(texts)
+    if taken := [key for key in sets if key in signature(ask).parameters]:
+        raise ValueError(f"set.{taken[0]} is no field of a machine; {closest_name(taken[0], ['node.field'])}")
+    return sets
 
 
 def _front(args: argparse.Namespace, found: Any) -> int:
@@ -543,9 +562,8 @@ def _convert(args: argparse.Namespace) -> int:
 
 def _residency(args: argparse.Namespace) -> int:
     from dse.frontend import api, progress
-    from dse.study import read
 
-    sets = read.assignments(args.set)
+    sets = _sets(args.set, api.residency)
     found = progress.run_with_progress(
         f"{args.workload} on {args.machine}", lambda _: api.residency(args.workload, args.machine, **sets)
     )
@@ -559,13 +577,12 @@ def _residency(args: argparse.Namespace) -> int:
 def _plot(args: argparse.Namespace) -> int:
     """Runs `dse plot RUN KIND` or `dse plot WORKLOAD MACHINE KIND`."""
     from dse.frontend import api, progress
-    from dse.study import read
 
     *sources, kind = args.words
     if len(sources) == 1:
         picture = api.open(sources[0]).plot(kind, args.point)
     elif len(sources) == 2:
-        sets = read.assignments(args.set)
+        sets = _sets(args.set, api.map)
 
         def drawn(shown: Any) -> Any:
             if kind == "layout":
@@ -588,11 +605,19 @@ def _plot(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from dse.frontend import progress
+    from dse.frontend import api, progress
 
+    others = [api.open(path) for path in args.others]
+    if args.serve is not None:
+        from dse.frontend import serve
+
+        with serve.server(serve.Live(Path(args.dir), others), args.serve) as served:
+            tables.print_line(f"http://127.0.0.1:{served.server_port}/: report of {args.dir}; Ctrl-C ends it")
+            sys.stdout.flush()
+            served.serve_forever()
     run = _open(args)
     out = Path(args.output or f"{run.study.name}.html")
-    progress.run_with_progress(f"report of {args.dir}", lambda _: run.report(out))
+    progress.run_with_progress(f"report of {args.dir}", lambda _: run.report(out, others))
     tables.print_line(f"{out}: {out.stat().st_size / 1e6:.1f} MB, needs no network")
     return 0
 
@@ -685,6 +710,8 @@ def _print_compared(one: Any) -> None:
 def _runs(args: argparse.Namespace) -> int:
     from dse.frontend import compare
 
+    if args.tag is not None:
+        compare.tag(Path(args.dir), args.tag)
     rows = compare.under(Path(args.dir))
     tables.print_rows(
         compare.RUN_COLUMNS, rows, args.format, keep=("run", "state"), max_lines=tables.screen_lines(args.all)

@@ -23,7 +23,8 @@ from workloads import document
 
 METRICS = ("energy_pj", "latency_cycles", "latency_ns", "initiation_interval_cycles", "edp_pj_ns")
 COUNTS = ("state", "done", "ok", "infeasible", "pruned", "error", "front", "hypervolume")
-RUN_COLUMNS = ("run", "state", "study", "machines", "front", "hypervolume", "time")
+TAGS = "tags.json"  # in a run's folder
+RUN_COLUMNS = ("run", "state", "study", "machines", "front", "hypervolume", "tags", "time")
 
 
 def change(before: float | None, after: float | None) -> str:
@@ -167,13 +168,23 @@ def under(root: Path) -> list[tuple[Any, ...]]:
     return rows
 
 
+def tag(root: Path, tags: str) -> None:
+    """Gives a run these tags, separated by commas, in place of those that it has. Raises ValueError."""
+    folder.raise_if_no_run(root)
+    words = [word.strip() for word in tags.split(",")]
+    value = {"tags": ", ".join(filter(None, words))}
+    folder.write_bytes(root / TAGS, folder.seal("tags", value))
+
+
 def _run_row(root: Path) -> tuple[Any, ...]:
     """Returns the row of RUN_COLUMNS of a run. A damaged one has no counts."""
     data, _ = document.read(root / folder.STUDY)
     name = str(data.get("name", root.name)) if isinstance(data, dict) else ""
+    tags = str((folder.unseal(root / TAGS, "tags") or {}).get("tags", ""))
     try:
         facts = check.status(root, skip_damaged=True)
     except ValueError:
-        return str(root), "damaged", name, None, None, None, ""
+        return str(root), "damaged", name, None, None, None, tags, ""
     time = fact("time", facts["time"]) if "time" in facts else ""
-    return str(root), facts["state"], name, facts["done"], facts.get("front"), facts.get("hypervolume"), time
+    counts = (facts["done"], facts.get("front"), facts.get("hypervolume"))
+    return str(root), facts["state"], name, *counts, tags, time

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # importing it would import SciPy
     from dse.solve.gogeta.traffic import TrafficReport
 
 OF_RUN = ("front", "breakdown", "roofline", "sensitivity", "progress")
-OF_MAPPED = ("nest", "roofline", "breakdown", "ski-slope", "residency")
+OF_MAPPED = ("nest", "mapping", "roofline", "breakdown", "ski-slope", "residency")
 BARS = 16  # points of the front in a breakdown, at even distances along it
 
 
@@ -314,7 +314,8 @@ def of_mapped(
             figures.roofline(mapped.arch, mapped.workload, found), title
         ),
         "breakdown": lambda found: _einsums(mapped, found, title),
-        "nest": lambda found: _nest(mapped, found, einsum),
+        "nest": lambda found: _nest(mapped, found, einsum, plots.nest, figures.nest),
+        "mapping": lambda found: _nest(mapped, found, einsum, plots.mapping, figures.diagram),
         "residency": lambda found: plots.residency(
             figures.schedule_residency(mapped.arch, mapped.workload, found)
         ),
@@ -364,7 +365,13 @@ def _einsums(mapped: Solved, found: Solution, title: str) -> Picture:
     )
 
 
-def _nest(mapped: Solved, found: Solution, einsum: str | None) -> Picture:
+def _nest(
+    mapped: Solved,
+    found: Solution,
+    einsum: str | None,
+    draw: Callable[..., Picture],
+    values_of: Callable[..., Any],
+) -> Picture:
     e, c = figures.one_einsum(mapped.workload, found, einsum)
     if c.mapping.non_nest_text:
         raise ValueError(
@@ -372,8 +379,8 @@ def _nest(mapped: Solved, found: Solution, einsum: str | None) -> Picture:
         )
     facts = (
         f"{tables.fact('energy_pj', c.energy_pj)}, {tables.fact('latency_cycles', c.latency_cycles)}, "
-        f"bottleneck {c.bottleneck}; {c.certificate}"
+        f"bottleneck {c.bottleneck}; {values.short_certificate(c.certificate)}"
     )
-    return plots.nest(
-        figures.nest(mapped.arch, e, c), f"{c.name} of {mapped.workload.name} on {mapped.arch.name}", facts
+    return draw(
+        values_of(mapped.arch, e, c), f"{c.name} of {mapped.workload.name} on {mapped.arch.name}", facts
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,10 @@ MAX_REASONS = 40  # rows in the table of reasons
 STATES = ("ok", "infeasible", "pruned", "error", "breaks a constraint")
 
 
-def document(run: Opened) -> str:
-    """Returns the report of a run as HTML. Raises ValueError where the run has no rows yet."""
+def document(run: Opened, others: Sequence[Opened] = (), live: Mapping[str, Any] | None = None) -> str:
+    """Returns the report of a run as HTML, with the fronts of other runs beside its own. live: facts of a
+    page that follows the run (`dse.frontend.serve`). Raises ValueError where the run has no rows yet.
+    """
     machines = run.sql("FROM machines ORDER BY generation, machine").table
     if not len(machines):
         raise ValueError(f"{run.path}: no machine is done yet; dse status says what the run does")
@@ -60,9 +62,18 @@ def document(run: Opened) -> str:
         "said": _facts(run, machines, points, on_front, len(shown)),
         "study": run.study.text,
         "path": run.path.name,
+        "others": [*map(_other, others)],
+        **(live or {}),
     }
     html: str = report.document(Page(pictures.name_of(run), facts, columns, _details(run, points, on_front)))
     return html
+
+
+def _other(run: Opened) -> dict[str, Any]:
+    """Returns the front of another run: its name, and values by metric."""
+    front = run.front(distinct=True).table
+    names = [name for name in (*record.METRICS, "area_mm2") if name in front.column_names]
+    return {"name": str(run.path), "front": {name: front[name].to_pylist() for name in names}}
 
 
 def _on_front(run: Opened, points: pa.Table) -> np.ndarray:

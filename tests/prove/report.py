@@ -103,6 +103,9 @@ def _clicked(b: Browser) -> None:
     assert "store DRAM" in b.run("document.getElementById('nest').textContent")
     assert b.run("document.querySelectorAll('#roofline .scatterlayer .trace').length") >= 2
     assert b.run("document.querySelectorAll('#breakdown .barlayer .point').length") >= 3
+    assert b.run("document.querySelectorAll('#layers tbody tr').length") == b.run(
+        "document.getElementById('einsum').options.length"
+    )
     step = "[...document.querySelectorAll('#neighbours button')][0]"
     other = b.run(f"{step}.textContent")
     b.run(f"{step}.click()")
