@@ -48,12 +48,6 @@ READS = {
         "workloads.plugin",
         "workloads.renamed",
     ),
-        "workloads.arrays",
-        "workloads.document",
-        "workloads.meant",
-        "workloads.plugin",
-        "workloads.renamed",
-    ),
 }
 ONLY_IN = {
     "ray": "cluster/",
