@@ -187,8 +187,9 @@ class Prices:
             goal, bounds = np.full(len(found), inf), np.zeros(len(found))
             for mapping, positions in _by_mapping(found).items():
                 for j, one in self.price(mapping, positions).items():
-                    self.costs[mapping, j] = one = _with_bound_gap(self.problems[j], one)
-                    value = sort_key(self.problems[j], one)[0]
+                    problem = self.problems[j]
+                    one = _with_bound_gap(problem, _arranged(problem, one, self.constraints))
+                    self.costs[one.mapping, j], value = one, sort_key(problem, one)[0]
                     goal[j], bounds[j] = value / (1 + more), value / (1 + one.gap_to_bound)
             open_machines = goal > bounds
             if (
