@@ -78,7 +78,7 @@ def check(seed: int, shapes: Sequence[tuple[int, ...]]) -> float:
     return value / least - 1
 
 
-@pytest.mark.parametrize("seed", some(range(4), 0, 2))
+@pytest.mark.parametrize("seed", some(range(4), 0, 3))
 def test_copies_lie_no_further_above_the_least_mapping_than_they_say(seed: int) -> None:
     assert check(seed, [(2, 4), (2, 6), (3, 5)]) <= 0.35
 

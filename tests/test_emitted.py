@@ -61,7 +61,7 @@ def dram(solution: Solution) -> float:
 
 
 @pytest.mark.parametrize(
-    ("arch", "words"), some([(arch, n) for arch in (FLAT, SLICES) for n in (16, 48, 120, 400)], 3)
+    ("arch", "words"), some([(arch, n) for arch in (FLAT, SLICES) for n in (16, 48, 120, 400)], 4)
 )
 def test_a_solver_moves_what_a_walk_of_its_schedule_moves(arch: Arch, words: int) -> None:
     """Two iterations of CG on 24 rows and two columns, from room for next to nothing to room for all."""
@@ -307,7 +307,7 @@ def test_a_sweep_keeps_schedules_and_what_a_word_more_would_save(tmp_path: Path)
     study.write_text(
         re.sub(
             r"workloads: .*",
-            'workloads: [{workload: "cg:rows=1200,nnz=4000,n=1,iterations=2", name: cg}]',
+            'workloads: [{workload: "cg:rows=600,nnz=2000,n=1,iterations=2", name: cg}]',
             text,
         )
     )

@@ -122,7 +122,7 @@ def free(arch: Arch, leak_mw: float = 0.0) -> Arch:
     )
 
 
-@pytest.mark.parametrize("seed", some(range(4), 0))
+@pytest.mark.parametrize("seed", some(range(4), 3))
 def test_prices_of_nothing(seed: int) -> None:
     """A machine that costs nothing, and machines that pay for time alone, less than 1 pJ a cycle, in every
     order.

@@ -61,7 +61,7 @@ def solved(workload: Workload, objective: fused.Objective = "energy") -> tuple[S
     return found, g
 
 
-@pytest.mark.parametrize("seed", some([29, 49, 52, 122], 1, 2))
+@pytest.mark.parametrize("seed", some([29, 49, 52, 122], 0, 2))
 def test_no_schedule_of_the_space_is_cheaper(seed: int) -> None:
     """29: kept tensors fill the buffer; 49: held weights; 52: rooms that grow and shrink; 122: an einsum
     between two that share a loop.
@@ -394,7 +394,7 @@ def test_gogetas_schedule_is_taken_where_it_costs_less(
 ) -> None:
     """It keeps a matrix that two products read; cycles in which waits are not counted are not compared."""
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
-    asked = "gcn:nodes=300,nnz=1200,features=200,outputs=7", "edge_array"
+    asked = "gcn:nodes=60,nnz=240,features=40,outputs=7", "edge_array"
     gogeta, first, again = (
         dse.map(*asked, objective=objective, **{"solver.schedule": reuse}).solution
         for reuse in ("gogeta", "fused", "fused")

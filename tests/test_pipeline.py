@@ -64,7 +64,7 @@ def test_small_chains_cost_what_the_best_of_all_costs(seed: int, hop_pj: float) 
     assert found.gap < 0.15
 
 
-@pytest.mark.parametrize("seed", some([2, 7, 10, 13, 14, 19, 21, 22], 2, 4))
+@pytest.mark.parametrize("seed", some([2, 7, 10, 13, 14, 19, 21, 22], 3, 6))
 def test_small_graphs_cost_what_the_best_of_all_costs(seed: int) -> None:
     """Gated, residual, summed over what is shared, in windows; on grids that leak, by energy or cycles."""
     found = enumerated_case(seed)
@@ -647,7 +647,7 @@ def test_published_methods_find_schedules_and_say_what_they_left_out(
         assert isinstance(again, Solution)
         assert str(again.schedule) == str(found.schedule)
         assert again.energy_pj == found.energy_pj
-    if name == "kapla" and (FULL or weights == "pinned"):
+    if name == "kapla" and FULL:
         whole = pipelined(MULTI, NETWORK, "energy", weights)
         assert isinstance(whole, Solution)
         assert whole.energy_pj <= found.energy_pj * (1 + 1e-9)

@@ -109,7 +109,7 @@ def agree(p: Problem) -> None:
     assert found[0].optimality_gap == 0
 
 
-@pytest.mark.parametrize("first", some(range(0, 300, 30), 0, 4, 8))
+@pytest.mark.parametrize("first", some(range(0, 300, 30), 1, 5, 7))
 def test_equals_the_enumeration(first: int) -> None:
     for seed in range(first, first + EACH):
         agree(problem(Random(seed), 3_000))

@@ -348,8 +348,8 @@ def tiny(spad: int) -> Arch:
             "depthwise:c=4,p=5,q=1,r=2,s=1",
             "pool:c=4,p=4,q=2,r=2,s=1",
         ],
-        0,
-        2,
+        1,
+        3,
     ),
 )
 def test_a_nest_is_never_below_the_optimum_of_the_ragged_space(source: str) -> None:
