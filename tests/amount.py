@@ -1,4 +1,4 @@
-"""How much a test tries: a quarter by default, all of it in `make prove PART=tests` (DSE_TESTS=full)."""
+"""How much a test tries: a part by default, all of it in `make prove PART=tests` (DSE_TESTS=full)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ FULL = os.environ.get("DSE_TESTS") == "full"
 full_only = pytest.mark.skipif(not FULL, reason="make prove PART=tests")
 
 
-def amount(full: int) -> int:
-    """So many examples or seeds of `full`."""
-    return full if FULL else -(-full // 4)
+def amount(full: int, share: int = 4) -> int:
+    """So many examples or seeds of `full`: one in `share` by default, 8 where each of them is dear."""
+    return full if FULL else -(-full // share)
 
 
 def some(every: Iterable[T], *at: int) -> list[T]:

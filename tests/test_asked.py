@@ -48,7 +48,7 @@ search: {{method: random, seed: 3}}
 stop: {{machines: {many}}}
 solver: {solver}
 """
-MANY = 40 if FULL else 24
+MANY = 40 if FULL else 12
 PROOF = ("optimality_gap", "gap_to_bound", "certificate")
 COST = ("energy_pj", "latency_cycles", "bottleneck", *PROOF)
 EDGE = (

@@ -178,7 +178,7 @@ def cheaper(share: float) -> Any:
     )
 
 
-@pytest.mark.parametrize("seed", some(range(4), 0, 1))
+@pytest.mark.parametrize("seed", some(range(4), 1))
 def test_cheap_copies_are_made_where_they_pay(seed: int) -> None:
     rng = Random(seed)
     net, objective = network(rng), rng.choice(["energy", "latency"])
@@ -217,7 +217,7 @@ def test_choices_say_how_far_copies_may_lie_above_the_least() -> None:
     raise AssertionError(said)
 
 
-@pytest.mark.parametrize("seed", some(range(6), 1, 3))
+@pytest.mark.parametrize("seed", some(range(6), 1))
 def test_the_graph_engine_finds_the_least_of_all_choices(seed: int) -> None:
     rng = Random(seed)
     net, objective = network(rng), rng.choice(OBJECTIVES)

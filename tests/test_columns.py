@@ -54,7 +54,7 @@ def operations(rng: Random) -> list[tuple[Einsum, float]]:
     return [(e, rng.choice([1, 3])) for e in (first, *found[1:], more, *others)]
 
 
-@settings(max_examples=amount(150), deadline=None)
+@settings(max_examples=amount(150, 8), deadline=None)
 @given(st.integers(0, 2**32))
 def test_columns_and_bounds_are_those_of_the_machines(seed: int) -> None:
     rng = Random(seed)
@@ -93,7 +93,7 @@ def test_columns_and_bounds_are_those_of_the_machines(seed: int) -> None:
     ]
 
 
-@settings(max_examples=amount(60), deadline=None)
+@settings(max_examples=amount(60, 8), deadline=None)
 @given(st.integers(0, 2**32))
 def test_constraints_of_many_are_those_of_each(seed: int) -> None:
     rng = Random(seed)

@@ -19,6 +19,7 @@ from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, objective_
 from dse.solve.layouts.convert import Conversions, blocks, copy_nests, line_count
 from hw import machine
 from hw.arch import Access, Arch, Compute, Fanout, Level
+from tests.amount import some
 from tests.enumeration import mappings
 from tests.lined import texts
 
@@ -77,7 +78,7 @@ def check(seed: int, shapes: Sequence[tuple[int, ...]]) -> float:
     return value / least - 1
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", some(range(4), 0, 3))
 def test_copies_lie_no_further_above_the_least_mapping_than_they_say(seed: int) -> None:
     assert check(seed, [(2, 4), (2, 6), (3, 5)]) <= 0.35
 

@@ -73,7 +73,7 @@ def two_levels(
     )
 
 
-@settings(max_examples=amount(60), deadline=None)
+@settings(max_examples=amount(60, 8), deadline=None)
 @given(st.integers(0, 2**32))
 # 3 bytes, twice each: the output stands still in its lane if the loops above it do not move it
 @example(37158)
@@ -139,7 +139,7 @@ def test_an_outermost_level_that_is_too_small_is_named() -> None:
     )
 
 
-@settings(max_examples=amount(60))
+@settings(max_examples=amount(60, 8))
 @given(st.integers(0, 2**32))
 def test_tiles_that_are_planned_take_what_they_take(seed: int) -> None:
     """Of many tiles at once what `counts.tile_bits` has of each, compressed ones too."""

@@ -74,7 +74,7 @@ def product_of(rng: Random) -> Einsum:
     )()
 
 
-@settings(max_examples=amount(60), deadline=None)
+@settings(max_examples=amount(60, 8), deadline=None)
 @given(st.integers(0, 10**9))
 @example(21)  # a mapping that passes registers by
 def test_no_mapping_costs_less(seed: int) -> None:
@@ -144,7 +144,7 @@ def near(seed: int) -> float:
     )
 
 
-@settings(max_examples=amount(30), deadline=None)
+@settings(max_examples=amount(30, 8), deadline=None)
 @given(st.integers(0, 10**9))
 @example(13)
 @example(9)

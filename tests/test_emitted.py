@@ -61,7 +61,7 @@ def dram(solution: Solution) -> float:
 
 
 @pytest.mark.parametrize(
-    ("arch", "words"), some([(arch, n) for arch in (FLAT, SLICES) for n in (16, 48, 120, 400)], 3, 4)
+    ("arch", "words"), some([(arch, n) for arch in (FLAT, SLICES) for n in (16, 48, 120, 400)], 4)
 )
 def test_a_solver_moves_what_a_walk_of_its_schedule_moves(arch: Arch, words: int) -> None:
     """Two iterations of CG on 24 rows and two columns, from room for next to nothing to room for all."""
@@ -159,14 +159,14 @@ def listed_and_moved(arch: Arch, w: Workload) -> str:
     return f"{w}: {below}" if below else ""
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", some(range(8), 0, 1, 2))
 def test_no_schedule_moves_less_than_the_list_says(seed: int) -> None:
     words = Random(seed).randint(12, 150)
     arch = replace(FLAT, levels=(FLAT.levels[0], replace(FLAT.levels[1], capacity_bits=8 * words)))
     assert listed_and_moved(arch, random_network(seed)) == ""
 
 
-@settings(max_examples=amount(40), deadline=None)
+@settings(max_examples=amount(40, 8), deadline=None)
 @given(st.integers(0, 10**9), st.integers(12, 150), st.booleans())
 def test_networks_move_what_a_walk_of_their_schedules_moves(seed: int, words: int, sliced: bool) -> None:
     arch = SLICES if sliced else FLAT
@@ -307,7 +307,7 @@ def test_a_sweep_keeps_schedules_and_what_a_word_more_would_save(tmp_path: Path)
     study.write_text(
         re.sub(
             r"workloads: .*",
-            'workloads: [{workload: "cg:rows=1200,nnz=4000,n=1,iterations=2", name: cg}]',
+            'workloads: [{workload: "cg:rows=600,nnz=2000,n=1,iterations=2", name: cg}]',
             text,
         )
     )

@@ -125,7 +125,7 @@ def value(problem: Problem, one: EinsumCost) -> float:
     return objective_value(problem.objective, one.energy_pj, one.latency_cycles)
 
 
-@settings(max_examples=amount(12), deadline=None)
+@settings(max_examples=amount(12, 8), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(OBJECTIVES))
 def test_equals_the_naive_enumeration(seed: int, objective: str) -> None:
     problem = tiny_problem(Random(seed), objective)
@@ -144,7 +144,7 @@ def test_equals_the_naive_enumeration(seed: int, objective: str) -> None:
         assert isclose(value(problem, found[0]), min(costs), rel_tol=1e-9)
 
 
-@settings(max_examples=amount(30), deadline=None)
+@settings(max_examples=amount(30, 8), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(OBJECTIVES))
 def test_no_mapper_is_below_it(seed: int, objective: str) -> None:
     problem = small_problem(Random(seed), objective, 5_000)
@@ -161,7 +161,7 @@ def test_no_mapper_is_below_it(seed: int, objective: str) -> None:
             assert ours <= least * (1 + 1e-9) if name == "optimal" else ours >= least * (1 - 1e-9)
 
 
-@settings(max_examples=amount(15), deadline=None)
+@settings(max_examples=amount(15, 8), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(OBJECTIVES))
 def test_more_tiles_cost_no_more(seed: int, objective: str) -> None:
     problem = small_problem(Random(seed), objective, 5_000, factors="imperfect")

@@ -61,7 +61,7 @@ def solved(workload: Workload, objective: fused.Objective = "energy") -> tuple[S
     return found, g
 
 
-@pytest.mark.parametrize("seed", [29, 49, 52, 122])
+@pytest.mark.parametrize("seed", some([29, 49, 52, 122], 0, 2))
 def test_no_schedule_of_the_space_is_cheaper(seed: int) -> None:
     """29: kept tensors fill the buffer; 49: held weights; 52: rooms that grow and shrink; 122: an einsum
     between two that share a loop.
@@ -103,7 +103,7 @@ def test_gaps_hold_where_fills_wait() -> None:
     assert wrong(5, "buffered") == []
 
 
-@pytest.mark.parametrize("seed", range(30, 30 + amount(20)))
+@pytest.mark.parametrize("seed", range(30, 30 + amount(20, 8)))
 @pytest.mark.parametrize("objective", ["energy", "latency", "edp"])
 def test_schedules_are_walked_and_cost_what_their_labels_say(seed: int, objective: fused.Objective) -> None:
     arch, workload = random_case(seed, Random(seed).choice(["free", "buffered"]))
@@ -231,7 +231,7 @@ def test_the_command_keeps_and_fuses_and_remembers(tmp_path: Path, monkeypatch: 
         dse.map("gemm:m=4,n=4,k=4", "kapla_single", **{"solver.schedule": "fused"})
 
 
-@pytest.mark.parametrize("seed", [0, 5, 7])
+@pytest.mark.parametrize("seed", some([0, 5, 7], 0, 2))
 def test_reuse_and_layouts_together_are_no_dearer_than_apart(seed: int) -> None:
     assert wrong_in_layouts(seed, "buffered" if seed == 7 else "free")[0] == []
 
@@ -388,13 +388,13 @@ def test_an_answer_outside_of_the_searched_space_is_not_called_its_optimum(
         ]
 
 
-@pytest.mark.parametrize("objective", some(["energy", "latency", "edp"], 0, 1))
+@pytest.mark.parametrize("objective", some(["energy", "latency", "edp"], 0))
 def test_gogetas_schedule_is_taken_where_it_costs_less(
     objective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It keeps a matrix that two products read; cycles in which waits are not counted are not compared."""
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
-    asked = "gcn:nodes=300,nnz=1200,features=200,outputs=7", "edge_array"
+    asked = "gcn:nodes=60,nnz=240,features=40,outputs=7", "edge_array"
     gogeta, first, again = (
         dse.map(*asked, objective=objective, **{"solver.schedule": reuse}).solution
         for reuse in ("gogeta", "fused", "fused")

@@ -52,7 +52,7 @@ def well_placed(e: Einsum, arch: Arch, placement: exhaustive.Placement) -> bool:
     return not faults(Mapping((*stores, *(Loop(rank, 1) for rank, n in e.extents if n > 1))), e, arch)
 
 
-@pytest.mark.parametrize("seed", range(amount(60)))
+@pytest.mark.parametrize("seed", range(amount(60, 8)))
 def test_placements_are_those_without_a_fault(seed: int) -> None:
     rng = Random(seed)
     e, arch = random_einsum(rng), random_arch(rng)
@@ -79,7 +79,7 @@ def test_placements_are_those_without_a_fault(seed: int) -> None:
     assert len(numbered) == len(wanted)
 
 
-@pytest.mark.parametrize("seed", range(amount(40)))
+@pytest.mark.parametrize("seed", range(amount(40, 8)))
 def test_a_dataflow_that_keeps_a_tensor_where_it_may_not_stand_has_no_placement(seed: int) -> None:
     rng = Random(seed)
     e, arch = random_einsum(rng, ["gemm"]), random_arch(rng)
@@ -98,7 +98,7 @@ def test_a_dataflow_that_keeps_a_tensor_where_it_may_not_stand_has_no_placement(
 
 
 @pytest.mark.parametrize("name", sorted(MAPPERS_BY_NAME))
-@settings(max_examples=amount(30), deadline=None)
+@settings(max_examples=amount(30, 8), deadline=None)
 @given(seed=st.integers(0, 2**32), objective=st.sampled_from(["energy", "latency", "edp"]))
 def test_every_mapper_keeps_to_what_levels_hold(name: str, seed: int, objective: str) -> None:
     rng = Random(seed)
@@ -119,7 +119,7 @@ def test_every_mapper_keeps_to_what_levels_hold(name: str, seed: int, objective:
     assert name == "optimal" or (low <= high * (1 + 1e-9) and (name != "exhaustive" or low == high))
 
 
-@settings(max_examples=amount(40), deadline=None)
+@settings(max_examples=amount(40, 8), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_the_optimum_is_at_most_that_of_the_enumeration_in_order_of_levels(seed: int) -> None:
     rng = Random(seed)

@@ -34,6 +34,7 @@ from tests.test_pool import wait_for
 pytestmark = pytest.mark.xdist_group("ray")
 
 ROOT = Path(__file__).resolve().parent.parent
+LONG = HEAVY if FULL else HEAVY.rpartition(", ")[0]  # long enough to be struck twice
 START = """
 import sys
 from pathlib import Path
@@ -186,7 +187,7 @@ def ground(struck: Path) -> Iterator[Bed]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     folder = tmp_path_factory.mktemp("whole")
-    driver.run(study(folder, workloads=HEAVY), folder / "run", workers=0)
+    driver.run(study(folder, workloads=LONG), folder / "run", workers=0)
     return rows(folder / "run")
 
 
@@ -198,7 +199,7 @@ def test_killed_and_resumed_is_as_if_undisturbed(
     ground: Bed, whole: Rows, tmp_path: Path, strikes: list[list[str]]
 ) -> None:
     """Each stroke falls on a driver that has solved machines; what it takes along is started again."""
-    study(tmp_path, workloads=HEAVY)
+    study(tmp_path, workloads=LONG)
     path, out, before = tmp_path / "exhaustive.yaml", tmp_path / "run", 0
     child = start(path, out, ground)
     try:

@@ -313,7 +313,7 @@ def test_choices_are_found_where_nearly_all_need_too_many_nodes() -> None:
     behind all that are listed by energy.
     """
     rng = Random(3)
-    for _ in range(amount(20)):
+    for _ in range(amount(20, 8)):
         nodes, ways = (
             rng.choice([12, 16, 20]),
             [[stage(n, 100.0 / n + rng.random() * 0.1) for n in range(2, 18)] for _ in range(5)],

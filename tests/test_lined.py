@@ -25,7 +25,7 @@ from workloads.einsum import einsum
 EDGE = machine.arch(machine.load("burst_edge"))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", some(range(4), 0, 3))
 def test_no_pair_of_a_mapping_and_layouts_costs_less_than_the_floor(seed: int) -> None:
     one, tiles = pairs.problem(seed, 60)
     best, found = pairs.enumerated(one, tiles), layout_aware(one, tiles)  # type: ignore[arg-type]
@@ -73,7 +73,6 @@ def test_mappings_are_chosen_with_lines_in_view() -> None:
             ("gpu_like", "latency"),
         ],
         2,
-        3,
         4,
     ),
 )

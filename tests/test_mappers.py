@@ -41,7 +41,7 @@ SMALL = 20_000  # mappings that exhaustive takes here
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=amount(40), deadline=None)
+@settings(max_examples=amount(40, 8), deadline=None)
 @given(seed=st.integers(0, 2**32), objective=st.sampled_from(["energy", "latency", "edp"]))
 def test_contract(name: str, seed: int, objective: str) -> None:
     rng = Random(seed)

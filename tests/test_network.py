@@ -643,13 +643,13 @@ def gathering_unlike(seed: int) -> str:
     return unlike_handing(seed, *shared_sums(seed))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=amount(10), deadline=None)
 @given(st.integers(0, 10**9))
 def test_hops_of_sums_that_lanes_share_are_those_to_the_first_of_them(seed: int) -> None:
     assert gathering_unlike(seed) == ""
 
 
-@settings(max_examples=amount(20), deadline=None)
+@settings(max_examples=amount(20, 8), deadline=None)
 @given(st.integers(0, 10**9))
 def test_hops_between_stages_are_those_of_all_their_words(seed: int) -> None:
     assert handing_unlike(seed) == ""

@@ -53,7 +53,7 @@ CHAIN = chain_of(8)
 
 @pytest.mark.parametrize(
     ("seed", "hop_pj"),
-    some([(0, -1.0), (4, -1.0), (7, -1.0), (17, -1.0), (0, 8.0), (4, 8.0), (17, 8.0)], 0, 2, 3, 5),
+    some([(0, -1.0), (4, -1.0), (7, -1.0), (17, -1.0), (0, 8.0), (4, 8.0), (17, 8.0)], 3, 5),
 )
 def test_small_chains_cost_what_the_best_of_all_costs(seed: int, hop_pj: float) -> None:
     """The one search, which networks get too, against a listing of everything; its gap, and more so its
@@ -64,7 +64,7 @@ def test_small_chains_cost_what_the_best_of_all_costs(seed: int, hop_pj: float) 
     assert found.gap < 0.15
 
 
-@pytest.mark.parametrize("seed", some([2, 7, 10, 13, 14, 19, 21, 22], 1, 2, 3, 4, 6))
+@pytest.mark.parametrize("seed", some([2, 7, 10, 13, 14, 19, 21, 22], 3, 6))
 def test_small_graphs_cost_what_the_best_of_all_costs(seed: int) -> None:
     """Gated, residual, summed over what is shared, in windows; on grids that leak, by energy or cycles."""
     found = enumerated_case(seed)
@@ -95,6 +95,10 @@ GATED = Workload(
 )
 
 
+# dram_pj, reduce, capacity, bypass
+TIGHT_BUFFERS = [(3, "false", "96 B", "false"), (3, "true", "4 B", "true"), (400, "true", "64 B", "true")]
+
+
 def few_words(
     folder: Path,
     gbuf: str,
@@ -119,17 +123,16 @@ def answered(
         return f"{fault}"
 
 
-@pytest.mark.parametrize("objective", ["energy", "latency", "edp"])
 @pytest.mark.parametrize(
-    ("dram_pj", "reduce", "capacity", "bypass"),
-    [(3, "false", "96 B", "false"), (3, "true", "4 B", "true"), (400, "true", "64 B", "true")],
+    ("objective", "buffers"), some(product(("energy", "latency", "edp"), TIGHT_BUFFERS), 0, 4, 8)
 )
 def test_no_dearer_than_einsums_in_turn_or_the_published_solver(
-    objective: segments.Objective, dram_pj: int, reduce: str, capacity: str, bypass: str, tmp_path: Path
+    objective: segments.Objective, buffers: tuple[int, str, str, str], tmp_path: Path
 ) -> None:
     """On buffers of a few words, which nests may pass by, the mapper without reuse finds what a search of
     parts of nodes does not.
     """
+    dram_pj, reduce, capacity, bypass = buffers
     arch = few_words(
         tmp_path, f"capacity: {capacity}, actions_per_cycle: 1, bypass: {bypass}", dram_pj, reduce=reduce
     )
@@ -204,7 +207,7 @@ def test_floors_of_parts_by_hand() -> None:
     assert own.nodes[own.energy < np.inf].min(initial=99) == 5
 
 
-@pytest.mark.parametrize("seed", [0, 3, 4])
+@pytest.mark.parametrize("seed", some([0, 3, 4], 0))
 def test_nothing_that_is_drawn_is_better_where_machines_leak(seed: int) -> None:
     line, many = cheaper(seed, 100)
     assert line == ""
@@ -238,7 +241,7 @@ def test_the_floor_of_a_segment_is_below_what_is_found(steps: int, monkeypatch: 
     assert 0.5 * found.energy < pipeline._segment_bound(g, members, 1)[0] <= found.energy
 
 
-@pytest.mark.parametrize("seed", range(amount(12)))
+@pytest.mark.parametrize("seed", range(amount(12, 8)))
 def test_no_stage_costs_less_than_the_floor_of_its_part(seed: int) -> None:
     """Chains of two and einsums alone, in any parts, all at once or in granules, weights streamed or
     pinned."""
@@ -407,7 +410,7 @@ def test_what_is_read_with_padding_around_it_is_handed_on_too() -> None:
 def test_equal_segments_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     solved: list[int] = []
     monkeypatch.setattr("dse.solve.schedules.pipeline._segment", lambda g, r, *rest: solved.append(r.first))
-    for many in (4, 9):
+    for many in (4, 9) if FULL else (7,):
         layers = tuple(
             einsum(f"T{i}[m,n] += T{i - 1}[m,k] * W{i}[k,n]", {"m": 4, "n": 6, "k": 6}, f"e{i}")
             for i in range(1, many + 1)
@@ -639,12 +642,12 @@ def test_published_methods_find_schedules_and_say_what_they_left_out(
     assert f"not proven optimal ({name}, " in found.certificate
     assert [row.einsums for row in found.pruned] == [("a", "b"), ("a", "b", "c"), ("b", "c")]
     assert all(row.schemes == 2 and row.schemes >= row.valid >= row.solved for row in found.pruned)
-    if FULL or name in ("kapla-random", "kapla-annealing"):
+    if FULL or name == "kapla-random":
         again = published(MULTI, NETWORK, name, "energy", weights)
         assert isinstance(again, Solution)
         assert str(again.schedule) == str(found.schedule)
         assert again.energy_pj == found.energy_pj
-    if name == "kapla" and (FULL or weights == "pinned"):
+    if name == "kapla" and FULL:
         whole = pipelined(MULTI, NETWORK, "energy", weights)
         assert isinstance(whole, Solution)
         assert whole.energy_pj <= found.energy_pj * (1 + 1e-9)

@@ -27,7 +27,7 @@ from cluster.store import RunFault
 from cluster.worker import Ask, Done, Lease
 from dse.run.installed import PACKAGES
 from dse.study import study as studies
-from tests.amount import amount, some
+from tests.amount import FULL, amount, some
 from tests.cursed import under_curse
 from tests.test_driver import HEAVY, SIZE, events, rows, statuses, study
 
@@ -51,7 +51,8 @@ def test_a_machine_that_kills_its_actor_is_split_out(tmp_path: Path, head: str) 
     study(tmp_path)
     few = ["glb.capacity=[1 KiB, 2 KiB, 4 KiB]", "array.x=[1, 2, 4]", "array.y=[4]"]
     small = studies.load(tmp_path / "exhaustive.yaml", [f"space.{axis}" for axis in few])
-    out = driver.run(under_curse(small), tmp_path / "run", workers=2, address=head)
+    workers = 2 if FULL else 1
+    out = driver.run(under_curse(small), tmp_path / "run", workers=workers, address=head)
     assert out.exit_code == 1
     assert out.status.done == small.space.size == 18
     assert statuses(tmp_path / "run")["error"] == 1
@@ -343,7 +344,7 @@ def test_ctrl_c_reaches_the_whole_group_and_leaves_nothing_behind(tmp_path: Path
             str(script(tmp_path)),
             str(tmp_path / "exhaustive.yaml"),
             str(tmp_path / "run"),
-            "2",
+            "2" if FULL else "1",
             "",
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -86,7 +86,7 @@ def compared(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
     return lines
 
 
-@settings(max_examples=amount(150), deadline=None)
+@settings(max_examples=amount(150, 8), deadline=None)
 @given(st.integers(0, 10**9))
 def test_schedules_move_and_hold_what_a_walk_of_all_elements_does(seed: int) -> None:
     assert differences(seed) == []
@@ -184,13 +184,13 @@ def _parted(rng: Random, branch: Branch, e: Einsum, dims: dict[str, int]) -> Bra
     return replace(branch, mapping=replace(branch.mapping, nodes=(Loop(rank, tile, dim), *nodes)))
 
 
-@settings(max_examples=amount(20), deadline=None)
+@settings(max_examples=amount(20, 8), deadline=None)
 @given(st.integers(0, 10**9))
 def test_sums_that_lanes_of_a_stage_share_are_added_up_once_in_the_first(seed: int) -> None:
     assert compared(*shared_sums(seed)) == []
 
 
-@settings(max_examples=amount(300), deadline=None)
+@settings(max_examples=amount(300, 8), deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(1, 12), st.data())
 def test_pipelines_take_what_a_walk_of_granules_takes(
     cycles: list[int], granules: int, data: st.DataObject
@@ -255,7 +255,7 @@ def shared_trips(seed: int) -> tuple[Problem, Mapping, list[int], list[Einsum]]:
     )
 
 
-@settings(max_examples=amount(150), deadline=None)
+@settings(max_examples=amount(150, 8), deadline=None)
 @given(st.integers(0, 10**9))
 def test_every_trip_of_shared_loops_starts_with_empty_levels(seed: int) -> None:
     """Trips cost what each costs alone where all are alike, and never more than these: the closed form adds

@@ -9,6 +9,7 @@ import json
 import re
 from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -78,16 +79,19 @@ def test_no_line_is_folded_by_the_terminal(home: Path, columns: int) -> None:
         assert [line for line in said if cell_len(line) > columns] == [], command
 
 
+@cache
+def mapped() -> tuple[api.Mapped, api.Mapped]:
+    return (
+        dse.map("resnet18", "edge_array", **{"solver.mapper": "cost_descending"}),
+        dse.map("gemm:m=64,n=32,k=48", "edge_array"),
+    )
+
+
 @pytest.mark.parametrize("columns", [72, 80, 120])
 @pytest.mark.parametrize("why", [False, True])
 def test_no_word_of_a_mapping_is_broken(home: Path, columns: int, why: bool) -> None:
     """Nor a number torn from its %, nor an option from its value."""
-    options = {"solver.mapper": "cost_descending"}
-    for found in (
-        dse.map("resnet18", "edge_array", **options),
-        dse.map("gemm:m=64,n=32,k=48", "edge_array"),
-        dse.open(home / "run").show("best"),
-    ):
+    for found in (*mapped(), dse.open(home / "run").show("best")):
         words = {word.strip(",;():") for word in found.text("all", why=why).replace("─", "").split()}
         words |= {"not", "shown", "a", "wider", "terminal", "or", "--format", "json", "shows", "it", "them"}
         narrow = found.text("all", columns, why).replace("─", "")

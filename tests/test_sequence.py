@@ -80,7 +80,14 @@ def test_operations_side_by_side_are_taken_apart() -> None:
 
 @pytest.mark.parametrize(
     ("matrix", "n", "mib"),
-    [at for at in product(hpc.MATRICES, (1, 8, 16), (1, 4)) if at[0] in ("barth5", "ecology1") or at[2] == 1],
+    some(
+        [
+            at
+            for at in product(hpc.MATRICES, (1, 8, 16), (1, 4))
+            if at[0] in ("barth5", "ecology1") or at[2] == 1
+        ],
+        *range(0, 18, 2),
+    ),
 )
 def test_conjugate_gradients_reach_the_optimum(matrix: str, n: int, mib: int) -> None:
     """Counted as published. The policy, as GOGETA orders lines 3 to 5 up to 11 % above it, attains it after
@@ -105,7 +112,9 @@ def test_conjugate_gradients_reach_the_optimum(matrix: str, n: int, mib: int) ->
             "squeezenet",
             "gmres:matrix=aft02,m=5",
         ],
-        *range(5),
+        0,
+        2,
+        3,
     ),
 )
 def test_the_optimum_is_below_every_configuration(name: str) -> None:

@@ -207,7 +207,7 @@ def differences(seed: int) -> str:
     )
 
 
-@pytest.mark.parametrize("seed", some([1, 3, 4, 5, 8, 14, 20, 22], 0, *range(2, 8)))
+@pytest.mark.parametrize("seed", some([1, 3, 4, 5, 8, 14, 20, 22], 0, 3, 6))
 def test_the_mapper_finds_the_optimum_of_all_mappings(seed: int) -> None:
     assert differences(seed) == ""
 

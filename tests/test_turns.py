@@ -92,7 +92,7 @@ EINSUMS = (
 
 @pytest.mark.parametrize(
     ("e", "share"),
-    some([(e, share) for e in EINSUMS for share in (1e-6, 0.01, 0.1)], 0, 3, 4, 8, 11),
+    some([(e, share) for e in EINSUMS for share in (1e-6, 0.01, 0.1)], 3, 8),
     ids=lambda of: getattr(of, "name", str(of)),
 )
 def test_no_machine_is_further_above_its_optimum_than_it_says(e: Einsum, share: float) -> None:
@@ -406,7 +406,7 @@ def test_machines_that_describe_more_are_refused_wherever_they_stand(
         studies.load(tmp_path / "study.yaml")
 
 
-@pytest.mark.parametrize("seed", some(range(4), 1, 2))
+@pytest.mark.parametrize("seed", some(range(4), 1))
 def test_random_studies(tmp_path: Path, seed: int) -> None:
     job = worker.job_of(turned.drawn(tmp_path, seed))
     asked_for = Random(seed).sample(range(job.study.space.size), min(200, job.study.space.size))
