@@ -233,7 +233,7 @@ def remote_at(url: str) -> Remote:
 def copy_folder(remote: Remote) -> Path:
     """Returns the folder on this machine's disk that holds the copy of a remote one."""
     name = re.sub(r"\W", "_", remote.path.rpartition("/")[2])[:40]
-    return cache.root() / "remote" / f"{name}-{hashlib.sha256(remote.shown.encode()).hexdigest()[:12]}"
+    return cache.cache_root() / "remote" / f"{name}-{hashlib.sha256(remote.shown.encode()).hexdigest()[:12]}"
 
 
 def in_urls(text: str, url: str) -> str:

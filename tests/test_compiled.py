@@ -62,7 +62,7 @@ def test_what_other_files_use_can_be_called() -> None:
         if path.parent.name != "kernels" and "kernels" in path.read_text()
     ]
     asked = set().union(*map(used, files))
-    assert {"search", "is_below", "quotients"} <= {name for _, name in asked}
+    assert {"search", "is_below"} <= {name for _, name in asked}
     if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
         return
     inner = set().union(*map(closed, SEARCH))
