@@ -202,8 +202,8 @@ def set_spread(n: int, u: Unrollings, trees: Trees) -> None:
         trees.spread[n] += spread
         if spread > most:
             trees.split[n], most = i, spread
-    if end - begin > 1:
-        trees.spread[n] += 1e-12  # unrollings that cost the same are told apart last
+    if end - begin > 1 and not trees.spread[n] > 0.0:  # 0, or not a number: told apart last
+        trees.spread[n] = 1e-12
 
 
 @njit_no_alloc
@@ -298,9 +298,7 @@ def bound_box(
                 low *= trees.factors[box[r], k, q]
             s.low[q] = max(s.low[q], low / trees.set_pes[k])
     multiply_joint_factors(box, single, trees, u, bounding)
-    for a in range(live_count):
-        for i in range(3):
-            s.bound[s.live[0, a], i] = np.inf
+    s.bound[:] = np.inf
     return filter_machines(s.live[0], live_count, s.live[1], single, True, s.bound, bounding, best)
 
 
