@@ -332,7 +332,10 @@ def _to_answer(
     if prices_networks(arch) and constraints == FREE:
         least = minimal_mapping(e, arch)
         improved += [*fits, *([least] if _fits(problem, least, constraints) else [])]
-    best = _arranged(problem, _best(problem, improved, priced), constraints)
+    try:
+        best = _arranged(problem, _best(problem, improved, priced), constraints)
+    except Uncounted:
+        return Infeasible("the search", found.visited, budget, e.name, "nodes")
     return [
         _with_certificate(
             problem,

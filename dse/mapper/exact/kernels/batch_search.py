@@ -194,24 +194,23 @@ def dive(
     box: Ints, live_count: int, trees: Trees, u: Unrollings, bounding: Bounding, nest_search: NestSearch
 ) -> None:
     """Splits a box, and of its halves the one with the lower bound, down to a single unrolling, and expands
-    that one. Lowers `box` [R] in place.
+    that one, whatever is left of the budget. Lowers `box` [R] in place.
     """
-    s, w, r = bounding.scratch, bounding.work, widest(box, trees)
-    while r >= 0 and w.tally[CHOICES] <= w.tally[MAX_CHOICES]:
+    s, unit, r = bounding.scratch, bounding.work.unit, widest(box, trees)
+    while r >= 0:
         split_node(box[r], u, trees)
         child, lowest, side = trees.child[box[r]], (np.inf, np.inf), 0
         for i in range(2):
             box[r] = child + i
             if bound_box(box, trees, u, live_count, nest_search.rules, bounding, nest_search.best) > 0:
-                key = sort_key(s.bound, w.unit)
+                key = sort_key(s.bound, unit)
                 if key < lowest:
                     lowest, side = key, i
         box[r] = child + side
         if lowest[0] == np.inf:
             return
         r = widest(box, trees)
-    if r < 0:
-        expand_box(box, live_count, trees, u, bounding, nest_search)
+    expand_box(box, live_count, trees, u, bounding, nest_search)
 
 
 @njit_internal()
