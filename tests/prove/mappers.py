@@ -66,7 +66,9 @@ def compared(
 ) -> Iterator[str]:
     """What is wrong with an answer. allowed: the gap that was asked for, inf: the budget may have ended."""
     if isinstance(found, Infeasible) or best.mapping is None:
-        if not (isinstance(found, Infeasible) and best.mapping is None):
+        # where the budget ended, the answer may say so, or leave a space in which nothing fits
+        ended = found.level == "the search" if isinstance(found, Infeasible) else best.mapping is None
+        if not (isinstance(found, Infeasible) and best.mapping is None) and not (ended and allowed == inf):
             yield (
                 f"{name}: {found if isinstance(found, Infeasible) else found[0].mapping}, the "
                 f"enumeration has {best}"
