@@ -19,7 +19,7 @@ from dse.mapper.exact.search import search, search_on
 from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible
 from dse.run import deadline
-from dse.sim.einsum.evaluate import EinsumCost, Problem, relative_gap
+from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_unfused, relative_gap
 from hw.machine import load_arch
 from tests.amount import amount
 from tests.nests import free_edge
@@ -115,6 +115,23 @@ def test_a_search_ends_with_its_budget_of_choices(monkeypatch: pytest.MonkeyPatc
     assert stopped.ended
     assert 0 < stopped.lower_bound <= best.energy_pj
     assert no_false_gap(answer(problem, 0.0), best)
+
+
+@pytest.mark.parametrize("sizes", [{"m": 12, "n": 8, "k": 30}, {"m": 64, "n": 32, "k": 48}])
+def test_what_is_left_when_choices_end_is_bounded(
+    sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One box was followed to its end; its mapping is not the best."""
+    problem = Problem(load_arch("kapla_multi_4x4"), einsum("C[m,n] += A[m,k] * B[k,n]", sizes), "energy")
+    best = search(problem, "perfect").mapping
+    monkeypatch.setattr(searches, "MAX_CHOICES", 2)
+    stopped = search(problem, "perfect")
+    assert stopped.mapping
+    assert best
+    found, least = (evaluate_unfused(problem, one).energy_pj for one in (stopped.mapping, best))
+    assert stopped.ended
+    assert found > least * 1.01
+    assert 0 < stopped.lower_bound <= least * SLACK
 
 
 def test_large_products_on_large_arrays_are_answered_within_the_gap() -> None:

@@ -6,9 +6,10 @@ from dataclasses import replace
 from math import prod
 from random import Random
 
+import numpy as np
 import pytest
 
-from dse.mapper.exact import hops
+from dse.mapper.exact import hops, search
 from dse.mapper.exact.kernels import state
 from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.spatial import FanoutBoundary
@@ -145,6 +146,21 @@ def test_windows_stay_off_networks_whose_links_have_a_price() -> None:
     found = optimal(Problem(load_arch("kapla_multi_4x4"), e, "energy"), "perfect", allowed_gap=0.01)
     assert isinstance(found, list)
     assert "parfor p" not in str(found[0].mapping).split("store GBUF")[0]
+
+
+def test_no_optimum_is_left_out_because_of_the_rectangle_of_its_pes(monkeypatch: pytest.MonkeyPatch) -> None:
+    arch = load_arch("kapla_multi_4x4")
+    problems = [
+        Problem(arch, einsum("C[m,n] += A[m,k] * B[k,n]", {"m": m, "n": n, "k": k}), "energy")
+        for m, n, k in ((13, 7, 5), (11, 13, 3), (7, 19, 2), (17, 3, 5))
+    ]
+    close = [search.search(problem, "imperfect_spatial") for problem in problems]
+    monkeypatch.setattr(hops, "near", lambda grid: np.zeros((prod(grid.size) + 1) ** 2))
+    search._hops.cache_clear()
+    far = [search.search(problem, "imperfect_spatial") for problem in problems]
+    search._hops.cache_clear()
+    assert not any(one.ended for one in far)
+    assert [one.mapping for one in close] == [one.mapping for one in far]
 
 
 def test_ranks_are_split_over_rows_and_columns_as_costs_least() -> None:
