@@ -506,7 +506,7 @@ class Arch:
 
     def layout_sensitive(self) -> bool:
         """True if the machine has costs that mappers do not see: layouts or networks."""
-        return self.models_layout() or any(self.values(slots(self, "network")))
+        return self.models_layout() or self.prices_networks()
 
     def models_layout(self) -> bool:
         """True if layouts cost at any level."""

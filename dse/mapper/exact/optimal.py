@@ -47,7 +47,7 @@ from dse.sim.einsum.evaluate import (
 )
 from dse.sim.levels.network import Uncounted
 from dse.sim.schedule import outermost
-from hw.arch import Arch, slots
+from hw.arch import Arch
 from workloads.arrays import Floats
 from workloads.einsum import Einsum, Projection
 
@@ -199,7 +199,7 @@ class Prices:
                 goal[open_machines] = inf
             return goal, bounds
 
-        return goals if more > 0 or prices_networks(self.problems[0].arch) else None
+        return goals if more > 0 or self.problems[0].arch.prices_networks() else None
 
     def costs_on(self, j: int) -> list[EinsumCost]:
         """The costs of all mappings that were priced on machine j."""
@@ -329,7 +329,7 @@ def _to_answer(
         )
     improved = [improve(problem, start, factors, constraints) for start in fits]
     # a local search does not see which hops can be counted, so mappings before it are candidates too
-    if prices_networks(arch) and constraints == FREE:
+    if arch.prices_networks() and constraints == FREE:
         least = minimal_mapping(e, arch)
         improved += [*fits, *([least] if _fits(problem, least, constraints) else [])]
     try:
@@ -405,7 +405,7 @@ def _imperfect(
     best = _best(
         problem, [improve(problem, start, "imperfect", constraints) for start in starts], spatial_only
     )
-    exact = constraints == FREE and arch.overlap == "free" and not prices_networks(arch)
+    exact = constraints == FREE and arch.overlap == "free" and not arch.prices_networks()
     if exact and not unsupported(e, arch):
         found = solve_ragged(problem, budget)
         best = min(
@@ -537,11 +537,6 @@ def _arranged(problem: Problem, best: EinsumCost, constraints: Constraints) -> E
         return best
     others = hops.arrangements(best.mapping, problem.einsum, problem.arch)
     return _best(problem, [one for one in others if _fits(problem, one, constraints)], [best])
-
-
-def prices_networks(arch: Arch) -> bool:
-    """True if links or endpoints of a network have a price."""
-    return any(arch.values(slots(arch, "network")))
 
 
 def names_some_dims(constraints: Constraints, arch: Arch) -> bool:

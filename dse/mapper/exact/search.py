@@ -175,9 +175,7 @@ def search_on(
         len(problems),
     )
     best = np.tile(np.array(cutoff), (machine_count, 1))
-    found, visited, bound_left_out, ended = _search_factors(
-        machines, "perfect", constraints, budget, best, MAX_CHOICES
-    )
+    found, visited, bound_left_out, ended = _search_factors(machines, "perfect", constraints, budget, best)
     lower_bounds = np.minimum(bound_left_out, best[:, 0])
     complete = bool((lower_bounds >= best[:, 0]).all())  # False: the budget has ended
     cycles = best[:, 2].copy()
@@ -196,12 +194,7 @@ def search_on(
         elif open_machines.size:
             open_best = best[open_machines]
             nests, placed, bound_left_out, ended = _search_factors(
-                _select_machines(machines, open_machines),
-                factors,
-                constraints,
-                budget - visited,
-                open_best,
-                MAX_CHOICES,
+                _select_machines(machines, open_machines), factors, constraints, budget - visited, open_best
             )
             lower_bounds[open_machines], visited = (
                 np.minimum(bound_left_out, open_best[:, 0]),
@@ -284,15 +277,10 @@ class FactorsResult(NamedTuple):
 
 
 def _search_factors(
-    machines: MachineInput,
-    factors: Factors,
-    constraints: Constraints,
-    budget: int,
-    best: Floats,
-    choices: int,
+    machines: MachineInput, factors: Factors, constraints: Constraints, budget: int, best: Floats
 ) -> FactorsResult:
     """Searches with one kind of factors. best: [J, 3] the costs to beat, lowered in place. budget: nodes
-    placed at most; choices: boxes of spatial unrollings bounded, at most.
+    placed at most.
     """
     problems, machine, terms = machines
     e, arch, machine_count = problems[0].einsum, problems[0].arch, len(problems)
@@ -315,7 +303,7 @@ def _search_factors(
     )
     nodes, levels = len(tables.tensors) * len(arch.levels) + len(machine.loop_positions), len(arch.levels)
     work, outer_bound_work = (
-        _work(machine_count, nodes, levels, terms, tables, node_budget, choices)
+        _work(machine_count, nodes, levels, terms, tables, node_budget)
         for node_budget in (budget, OUTER_BUDGET)
     )
     # for `outer_bound`: energy is the objective, no cycles count, each tile is stored once
@@ -347,7 +335,7 @@ def _search_factors(
         ],
         int(work.tally[state.VISITED]),
         bound_left_out,
-        bool(work.tally[state.CHOICES] > choices or deadline.has_passed()),
+        bool(work.tally[state.CHOICES] > MAX_CHOICES or deadline.has_passed()),
     )
 
 
@@ -401,7 +389,7 @@ def _unconstrained_groups(arch: Arch, constraints: Constraints) -> int:
 
 
 def _work(
-    machine_count: int, nodes: int, levels: int, terms: state.Terms, tables: Tables, budget: int, choices: int
+    machine_count: int, nodes: int, levels: int, terms: state.Terms, tables: Tables, budget: int
 ) -> state.Work:
     """The state of a search for `machine_count` machines before any node is placed."""
 
@@ -430,7 +418,7 @@ def _work(
         unrolling=int_zeros(ranks),
         nodes=int_zeros(nodes, 4),
         holds_tensor=np.zeros(nodes, np.bool_),
-        tally=np.array([0, 0, budget, MIN_VISITED_FOR_OUTER_BOUND, 0, choices], np.int64),
+        tally=np.array([0, 0, budget, MIN_VISITED_FOR_OUTER_BOUND, 0, MAX_CHOICES], np.int64),
         stop=deadline.STOP,
         quantity_bound=np.zeros(quantities),
         ties_allowed=np.zeros(machine_count, np.bool_),

@@ -816,7 +816,6 @@ def next_holders(
 @njit_no_alloc
 def holders_may_improve(
     j: int,
-    find_lowest: bool,
     t: Terms,
     m: Machine,
     sums: Floats,
@@ -827,14 +826,12 @@ def holders_may_improve(
     best: Floats,
 ) -> bool:
     """Whether some choice of levels for all tensors may beat the best of machine j. w.cost holds the bound of
-    that choice; if `find_lowest`, of the choice with the lowest bound.
+    the choice with the lowest one.
     """
     found = False
     for i in range(3):
         w.lowest[j, i] = best[j, i]
-    while (find_lowest or not found) and next_holders(
-        j, found, t, m, sums, remaining, parts, choice, w, w.lowest
-    ):
+    while next_holders(j, found, t, m, sums, remaining, parts, choice, w, w.lowest):
         if found and compare(w.cost, w.lowest[j]) >= 0:
             continue
         found = True

@@ -299,7 +299,7 @@ def bound_box(
             s.low[q] = max(s.low[q], low / trees.set_pes[k])
     multiply_joint_factors(box, single, trees, u, bounding)
     s.bound[:] = np.inf
-    return filter_machines(s.live[0], live_count, s.live[1], single, True, s.bound, bounding, best)
+    return filter_machines(s.live[0], live_count, s.live[1], single, s.bound, bounding, best)
 
 
 @njit_no_alloc
@@ -614,13 +614,11 @@ def screen_machines(live: Ints, n: int, out: Ints, bounding: Bounding, best: Flo
 
 
 @njit_no_alloc
-def may_beat(
-    j: int, all_assigned: bool, find_lowest: bool, t: Terms, m: Machine, s: Scratch, w: Work, best: Floats
-) -> bool:
-    """Whether the quantities in Scratch.low may lead below the best of machine j.
+def may_beat(j: int, all_assigned: bool, t: Terms, m: Machine, s: Scratch, w: Work, best: Floats) -> bool:
+    """Whether the quantities in Scratch.low may lead below the best of machine j. w.cost holds the lowest
+    bound.
 
     all_assigned: whether the unrollings of all ranks are known.
-    find_lowest: whether to write the lowest bound to w.cost.
     """
     span, quantity, coef = (t.sum, t.sum_of, t.sum_coef) if all_assigned else (t.low, t.low_of, t.low_coef)
     # energy and compute cycles first: two parts often rule it out
@@ -635,28 +633,18 @@ def may_beat(
             best,
         ):
             return False
-    return holders_may_improve(
-        j, find_lowest, t, m, s.sums, s.remaining, s.cost_sums, s.holder_choice, w, best
-    )
+    return holders_may_improve(j, t, m, s.sums, s.remaining, s.cost_sums, s.holder_choice, w, best)
 
 
 @njit_no_alloc
 def filter_machines(
-    live: Ints,
-    n: int,
-    out: Ints,
-    all_assigned: bool,
-    find_lowest: bool,
-    low: Floats,
-    bounding: Bounding,
-    best: Floats,
+    live: Ints, n: int, out: Ints, all_assigned: bool, low: Floats, bounding: Bounding, best: Floats
 ) -> int:
     """Writes to `out` those of n machines `live` on which the quantities in Scratch.low may lead below the
     best. Returns how many these are.
 
     all_assigned: whether the unrollings of all ranks are known.
-    low: [J, 3] gets a bound that is below the best, for each of these machines: of some choice of levels; if
-        `find_lowest` is set, of the lowest one.
+    low: [J, 3] gets the bound of each of these machines: of the choice of levels where it is lowest.
     """
     t, _e, m, s, w = bounding
     source = live
@@ -665,7 +653,7 @@ def filter_machines(
     live_count = 0
     for a in range(n):
         j = source[a]
-        if may_beat(j, all_assigned, find_lowest, t, m, s, w, best):
+        if may_beat(j, all_assigned, t, m, s, w, best):
             out[live_count], live_count = j, live_count + 1
             for i in range(3):
                 low[j, i] = w.cost[i]
