@@ -211,6 +211,37 @@ def search_on(
     ]
 
 
+def search_below(
+    problem: Problem,
+    factors: Factors,
+    constraints: Constraints,
+    cutoff: float,
+    gap: float,
+    budget: int,
+    choices: int = MAX_CHOICES,
+) -> SearchResult:
+    """Returns a mapping that costs less than `cutoff`, within the relative gap `gap` of the optimum; or the
+    proof that no mapping costs less than that.
+
+    It starts from a cost that is known (`cutoff`), so no search of perfect factors comes first, and after
+    each mapping found another one counts only if it is better by more than the gap. So it takes a fraction of
+    `search`, whose answer does not depend on what was known.
+
+    budget: nodes placed at most. choices: boxes of spatial unrollings bounded at most. Where either ends, the
+        lower bound is that of what is left.
+    """
+    nothing = SearchResult(None, 0, 0.0, ended=True)
+    if not supports(problem.einsum, factors) or unrolling_count(problem, factors, constraints) == inf:
+        return nothing
+    problem = replace(problem, arch=problem.arch.unbounded())
+    machines = _read_machines([problem], constraints, "least", NO_SPREADS, inf)
+    best = np.array([[cutoff, 0.0, 0.0]])
+    nests, visited, left, ended = _search_factors(
+        machines, factors, constraints, budget, best, choices, 1 + gap
+    )
+    return SearchResult(nests[0], visited, float(min(left[0], best[0, 0])), ended=ended or visited > budget)
+
+
 class NodeAbove(NamedTuple):
     """The storage node above some loops."""
 
@@ -277,10 +308,19 @@ class FactorsResult(NamedTuple):
 
 
 def _search_factors(
-    machines: MachineInput, factors: Factors, constraints: Constraints, budget: int, best: Floats
+    machines: MachineInput,
+    factors: Factors,
+    constraints: Constraints,
+    budget: int,
+    best: Floats,
+    choices: int = MAX_CHOICES,
+    margin: float = 1.0,
 ) -> FactorsResult:
-    """Searches with one kind of factors. best: [J, 3] the costs to beat, lowered in place. budget: nodes
-    placed at most.
+    """Searches with one kind of factors.
+
+    best: [J, 3] the costs to beat, lowered in place. budget: nodes placed at most. choices: boxes of spatial
+    unrollings bounded at most. margin: a mapping counts if it costs less than the best so far, divided by
+    this.
     """
     problems, machine, terms = machines
     e, arch, machine_count = problems[0].einsum, problems[0].arch, len(problems)
@@ -302,10 +342,8 @@ def _search_factors(
         factors != "perfect",
     )
     nodes, levels = len(tables.tensors) * len(arch.levels) + len(machine.loop_positions), len(arch.levels)
-    work, outer_bound_work = (
-        _work(machine_count, nodes, levels, terms, tables, node_budget)
-        for node_budget in (budget, OUTER_BUDGET)
-    )
+    work = _work(machine_count, nodes, levels, terms, tables, budget, choices, margin)
+    outer_bound_work = _work(machine_count, nodes, levels, terms, tables, OUTER_BUDGET)
     # for `outer_bound`: energy is the objective, no cycles count, each tile is stored once
     energy_only = machine._replace(
         leak=np.zeros(machine_count),
@@ -335,7 +373,7 @@ def _search_factors(
         ],
         int(work.tally[state.VISITED]),
         bound_left_out,
-        bool(work.tally[state.CHOICES] > MAX_CHOICES or deadline.has_passed()),
+        bool(work.tally[state.CHOICES] > choices or deadline.has_passed()),
     )
 
 
@@ -389,7 +427,14 @@ def _unconstrained_groups(arch: Arch, constraints: Constraints) -> int:
 
 
 def _work(
-    machine_count: int, nodes: int, levels: int, terms: state.Terms, tables: Tables, budget: int
+    machine_count: int,
+    nodes: int,
+    levels: int,
+    terms: state.Terms,
+    tables: Tables,
+    budget: int,
+    choices: int = MAX_CHOICES,
+    margin: float = 1.0,
 ) -> state.Work:
     """The state of a search for `machine_count` machines before any node is placed."""
 
@@ -418,11 +463,12 @@ def _work(
         unrolling=int_zeros(ranks),
         nodes=int_zeros(nodes, 4),
         holds_tensor=np.zeros(nodes, np.bool_),
-        tally=np.array([0, 0, budget, MIN_VISITED_FOR_OUTER_BOUND, 0, MAX_CHOICES], np.int64),
+        tally=np.array([0, 0, budget, MIN_VISITED_FOR_OUTER_BOUND, 0, choices], np.int64),
         stop=deadline.STOP,
         quantity_bound=np.zeros(quantities),
         ties_allowed=np.zeros(machine_count, np.bool_),
         holders=int_zeros(len(tables.tensors)),
+        margin=np.array([margin]),
         outer_extra=np.zeros(machine_count),
         unit=np.ones((machine_count, 2)),
         part_scratch=np.zeros(parts),

@@ -698,7 +698,8 @@ def record_if_better(
     d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats
 ) -> None:
     """Records the complete nest as best on each live machine where it wins. Of nests with equal costs under
-    the same unrolling and levels the first that comes is kept.
+    the same unrolling and levels the first that comes is kept. `best` becomes what the next one has to beat:
+    the cost divided by Work.margin.
     """
     add_clipped(d, d, t, e, p, memo, w)
     for a in range(w.live_count[d]):
@@ -707,7 +708,7 @@ def record_if_better(
         if wins(machine, w.cost, best, w.ties_allowed):
             better, w.ties_allowed[machine] = compare(w.cost, best[machine]) < 0, False
             for i in range(3 if better else 0):
-                best[machine, i] = w.cost[i]
+                best[machine, i] = w.cost[i] / w.margin[0]
             w.best_count[machine] = d
             for x in range(w.holders.shape[0]):
                 w.best_holders[machine, x] = w.holders[x]

@@ -267,6 +267,7 @@ class Work(NamedTuple):
     # [J] whether a mapping that costs the same as the best may replace it (`may_replace_tied`)
     ties_allowed: Bools
     holders: Ints  # [X] which set of levels holds each tensor
+    margin: Floats  # [1] a mapping counts if it costs less than the best one so far, divided by this (from 1)
     # [J] pJ that nodes outside all arrays cost together beyond their separate bounds (`outer_bound`)
     outer_extra: Floats
     unit: Floats  # [J, 2] unit of objective and of energy (`set_units`), to compare machines in `sort_key`
