@@ -2,7 +2,8 @@
 machine numbers to columns of the tables machines, points and chosen. The rows equal those that
 `BatchAnswers.solution` leads to, machine by machine.
 
-A batch is all machines of a space that are equal in everything but prices, rates and clock.
+A batch is machines of one family (`Arch.family`): equal but for prices, rates, clock, capacities and PEs of
+arrays.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from math import prod
 
 import numpy as np
 import pyarrow as pa
 
 from cluster.pruning import BoundPruner, cost_without_overlap
+from dse.mapper.exact.optimal import none_fits
+from dse.mapping.constraints import dataflow
 from dse.mapping.nest import Infeasible
 from dse.mapping.searched import Mappings, encoded
 from dse.sim.einsum.evaluate import (
@@ -32,6 +34,7 @@ from dse.sim.einsum.evaluate import (
 )
 from dse.sim.schedule import outermost
 from dse.solve.sharing.shared_mappings import (
+    NONE_FITS,
     LowerBounds,
     MachineBatch,
     SharedMappings,
@@ -49,12 +52,12 @@ from dse.study import study as studies
 from hw.arch import Arch
 from hw.columns import Columns, concatenated, group_equal_rows
 from hw.space import decode
-from workloads.arrays import Floats, Ints
+from workloads.arrays import Bools, Floats, Ints
 from workloads.graph import Unique
 
-MAX_MACHINES = 1 << 18  # machines that share mappings at most: larger batches are split into parts
+MAX_MACHINES = 1 << 12  # machines that share mappings at most: larger batches are split into parts
 DECODE_CHUNK = 1 << 15  # machines that are decoded into columns at a time, to limit memory
-BYTES_PER_MACHINE = 200  # memory that the tables of one machine take, roughly
+BYTES_PER_MACHINE = 2_000  # memory that the tables of one machine take, roughly
 MEMORY_SHARE = 1 / 3  # share of a node's memory that the tables of all its processes may take
 
 
@@ -62,7 +65,8 @@ MEMORY_SHARE = 1 / 3  # share of a node's memory that the tables of all its proc
 class BatchAnswers:
     """A batch (or a part of one) of n machines, and its solution. machines: [n] their numbers, ascending;
     area_mm2, peak_tops: [n]; lower_bounds: per workload; tables: per workload, which mapping each machine
-    uses, up to the first workload that does not fit, whose Infeasible is the last entry ([]: not solved yet).
+    uses, up to the first workload that fits no machine's outermost level, whose Infeasible is the last entry
+    ([]: not solved yet).
     """
 
     machines: Ints
@@ -76,7 +80,6 @@ class BatchAnswers:
     def solved_tables(self) -> list[Table | Infeasible]:
         """Returns `tables`; the first call solves them."""
         if not self.tables:
-            distinct, tables = dict[str, Unique](), list[Table | Infeasible]()
             overflows = (
                 outermost.overflow_unfused(self.batch.first, workload)
                 for workload in self.pruner.study.loaded_workloads
@@ -85,29 +88,32 @@ class BatchAnswers:
                 ((i, overflow) for i, overflow in enumerate(overflows) if overflow),
                 (len(self.pruner.uniques), None),
             )
-            for group in chain.from_iterable(self.pruner.uniques[:fitting_count]):
-                distinct.setdefault(group.key, group)
-            shared_mappings = find_shared_mappings_of(
-                self.batch, list(distinct.values()), self.pruner.study.solver
-            )
-            for groups, lower_bounds in zip(
-                self.pruner.uniques[:fitting_count], self.lower_bounds, strict=False
-            ):
-                tables.append(
-                    _workload_table(
-                        self.batch,
-                        groups,
-                        lower_bounds,
-                        shared_mappings,
-                        self.pruner.study.solver.sharing_gap,
-                    )
-                )
-                if isinstance(tables[-1], Infeasible):
-                    break
-            else:
-                tables += [first_overflow] if first_overflow else []
-            self.tables = tables
+            fitting, options = self.pruner.uniques[:fitting_count], self.pruner.study.solver
+            shared = find_shared_mappings_of(self.batch, fitting, options) if fitting else {}
+            tables: list[Table | Infeasible] = [
+                _workload_table(self.batch, groups, lower_bounds, shared, options.sharing_gap)
+                for groups, lower_bounds in zip(fitting, self.lower_bounds, strict=False)
+            ]
+            self.tables = [*tables, *([first_overflow] if first_overflow else [])]
         return self.tables
+
+    def unfit(self, row: int) -> tuple[int, Infeasible] | None:
+        """Returns the first workload of which an einsum fits no mapping on a machine, as an index, and why;
+        None if all fit. row: of the machine in the batch.
+        """
+        options = self.pruner.study.solver
+        for workload, mapping_table in enumerate(self.solved_tables()):
+            if isinstance(mapping_table, Infeasible):
+                return workload, mapping_table
+            for i in np.flatnonzero(mapping_table.choice[:, row] == NONE_FITS).tolist():
+                arch, e = self.batch.machine(row), mapping_table.lower_bounds.einsums[i]
+                return workload, none_fits(Problem(arch, e, "energy"), dataflow(options.dataflow, e, arch))
+        return None
+
+    def fits(self, rows: Ints) -> Bools:
+        """Returns [m] on which machines all workloads fit. rows: [m], rows of the machines in the batch."""
+        fits = [not isinstance(one, Infeasible) and one.fits[rows] for one in self.solved_tables()]
+        return np.logical_and.reduce([np.broadcast_to(one, rows.shape) for one in fits])
 
     def row_of(self, machine: int) -> int:
         """Returns the row of a machine of this batch in its arrays [n]."""
@@ -115,10 +121,11 @@ class BatchAnswers:
 
     def solution(self, machine: int, workload: int) -> list[Solution] | Infeasible:
         """One machine's solution of a workload as objects, equal to what `columns_of` gives as arrays."""
-        mapping_table = self.solved_tables()[workload]
-        if isinstance(mapping_table, Infeasible):
-            return mapping_table
         row, options, costs = self.row_of(machine), self.pruner.study.solver, []
+        if (unfit := self.unfit(row)) and unfit[0] <= workload:
+            return unfit[1]
+        mapping_table = self.solved_tables()[workload]
+        assert isinstance(mapping_table, Table)
         arch = self.batch.machine(row)
         for e, choice, gap in zip(
             mapping_table.lower_bounds.einsums,
@@ -136,30 +143,24 @@ def _workload_table(
     batch: MachineBatch,
     groups: Sequence[Unique],
     lower_bounds: LowerBounds,
-    shared_mappings: Mapping[str, SharedMappings | Infeasible],
+    shared_mappings: Mapping[str, SharedMappings],
     sharing_gap: float,
-) -> Table | Infeasible:
-    """Returns the table of one workload. Mappings get the names of its own einsums; Infeasible if one of them
-    has no mapping.
-    """
-    renamed = []
-    for group in groups:
-        shared = shared_mappings[group.key]
-        if isinstance(shared, Infeasible):
-            return replace(shared, einsum=group.einsum.name)
-        renamed.append(rename(batch, shared, group.einsum))
+) -> Table:
+    """Returns the table of one workload. Mappings get the names of its own einsums."""
+    renamed = [rename(batch, shared_mappings[group.key], group.einsum) for group in groups]
     return table(batch, lower_bounds, renamed, sharing_gap)
 
 
 @dataclass(slots=True)
 class BatchIndex:
-    """All batches of a study, made when they are first asked for. structural_axes: indices of the axes that
-    change more of a machine than prices, rates and clock (worker.structural_axes); memo: batches by key
-    (`batch_numbers`), the one used last at the end.
+    """All batches of a study, made when they are first asked for. family_axes, order: indices of axes that
+    change a machine's family, and of the others, in the order in which batches are split into parts
+    (`worker.batch_axes`); memo: batches by key (`batch_numbers`), the one used last at the end.
     """
 
     pruner: BoundPruner
-    structural_axes: Sequence[int]
+    family_axes: Sequence[int]
+    order: Sequence[int]
     memo: dict[tuple[int, ...], list[BatchAnswers]] = field(default_factory=dict)
 
     def batch_numbers(self, machines: Ints) -> tuple[Ints, Ints]:
@@ -168,10 +169,9 @@ class BatchIndex:
         """
         space, digits = self.pruner.study.space, self.pruner.table.digits(machines)
         index_in_batch = np.zeros(len(machines), np.int64)
-        for at, axis in enumerate(space.axes):
-            if at not in self.structural_axes:
-                index_in_batch = index_in_batch * len(axis.values) + digits[:, at]
-        keys = np.column_stack([digits[:, list(self.structural_axes)], index_in_batch // self._part_size()])
+        for at in self.order:
+            index_in_batch = index_in_batch * len(space.axes[at].values) + digits[:, at]
+        keys = np.column_stack([digits[:, list(self.family_axes)], index_in_batch // self._part_size()])
         first, batch_of = group_equal_rows(keys)
         return batch_of, keys[first]
 
@@ -181,12 +181,8 @@ class BatchIndex:
         return -(-machine_count // -(-machine_count // MAX_MACHINES))
 
     def _machines_per_batch(self) -> int:
-        """Returns how many machines have equal values on all structural axes."""
-        return prod(
-            len(axis.values)
-            for at, axis in enumerate(self.pruner.study.space.axes)
-            if at not in self.structural_axes
-        )
+        """Returns how many machines have equal values on all family axes."""
+        return prod(len(self.pruner.study.space.axes[at].values) for at in self.order)
 
     def of(self, machines: Ints) -> Iterator[tuple[BatchAnswers, Ints]]:
         """Yields (batch, indices in `machines` of those that are in this batch). Only lower bounds are
@@ -227,46 +223,47 @@ class BatchIndex:
         return self.memo[key]
 
     def _visits_in_order(self) -> bool:
-        """True if the search visits batch after batch: machines in ascending order, structural axes slowest.
-        No batch is needed again then, so that the memo holds one only.
+        """True if the search visits batch after batch: machines in ascending order, which is that of the
+        batches. No batch is needed again then, so that the memo holds one only.
         """
-        varying = [at for at, axis in enumerate(self.pruner.study.space.axes) if len(axis.values) > 1]
-        structural = [at for at in varying if at in self.structural_axes]
-        return self.pruner.study.search.method == "exhaustive" and varying[: len(structural)] == structural
+        axes = self.pruner.study.space.axes
+        varying = [at for at in (*self.family_axes, *self.order) if len(axes[at].values) > 1]
+        return self.pruner.study.search.method == "exhaustive" and varying == sorted(varying)
 
     def _batches_with_bounds(self, key: tuple[int, ...]) -> list[BatchAnswers]:
-        """Returns the BatchAnswers of a key: its machines that can be built, grouped by structure, with lower
-        bounds.
+        """Returns the BatchAnswers of a key: its machines that can be built, grouped by family and outermost
+        capacity, with lower bounds.
         """
         space = self.pruner.study.space
         part_size = self._part_size()
-        fixed = dict(zip(self.structural_axes, key, strict=False))
+        digits = dict(zip(self.family_axes, key, strict=False))
         index_in_batch = np.arange(
             key[-1] * part_size, min((key[-1] + 1) * part_size, self._machines_per_batch()), dtype=np.int64
         )
+        for at in reversed(self.order):
+            index_in_batch, digits[at] = np.divmod(index_in_batch, len(space.axes[at].values))
         numbers, stride = np.zeros(len(index_in_batch), np.int64), 1
         for at in range(len(space.axes) - 1, -1, -1):
-            value_count = len(space.axes[at].values)
-            if at in fixed:
-                numbers += fixed[at] * stride
-            else:
-                index_in_batch, digit = np.divmod(index_in_batch, value_count)
-                numbers += digit * stride
-            stride *= value_count
+            numbers += digits[at] * stride
+            stride *= len(space.axes[at].values)
+        numbers = np.sort(numbers)
         chunks = [
             self.pruner.table.columns(numbers[at : at + DECODE_CHUNK])
             for at in range(0, len(numbers), DECODE_CHUNK)
         ]
         numbers = numbers[np.concatenate([built for built, _ in chunks])]
         columns = concatenated([chunk for _, chunk in chunks])
-        # structural axes are found from a sample of values: machines may still differ in more than prices
-        first, shape_of = group_equal_rows(columns.shape)
-        rows_by_shape = (np.flatnonzero(shape_of == i) for i in range(len(first)))
-        return [_batch_answers(numbers[rows], columns.take(rows), self.pruner) for rows in rows_by_shape]
+        # family axes are found from a sample of values: machines may still be of several families
+        kinds = np.column_stack([columns.family, columns.capacity_bits[:, 0]])
+        if self.pruner.study.solver.dataflow != "free":  # its rules may ask for a number of PEs
+            kinds = columns.structure
+        first, family_of = group_equal_rows(kinds)
+        rows_by_family = (np.flatnonzero(family_of == i) for i in range(len(first)))
+        return [_batch_answers(numbers[rows], columns.take(rows), self.pruner) for rows in rows_by_family]
 
 
 def _batch_answers(machines: Ints, columns: Columns, pruner: BoundPruner) -> BatchAnswers:
-    """Returns machines of one structure as BatchAnswers, with lower bounds; nothing is solved yet. columns:
+    """Returns machines of one family as BatchAnswers, with lower bounds; nothing is solved yet. columns:
     of these machines.
     """
 
@@ -286,7 +283,7 @@ def _batch_answers(machines: Ints, columns: Columns, pruner: BoundPruner) -> Bat
 def columns_of(
     answers: BatchAnswers, rows: Ints
 ) -> tuple[dict[str, pa.Array], dict[str, pa.Array], list[dict[str, pa.Array]]]:
-    """Returns columns for m machines of a batch in which all workloads fit: of the table machines (without
+    """Returns columns for m machines of a batch on which all workloads fit: of the table machines (without
     generation and source), of points, and of chosen, one set per workload.
 
     rows: [m], rows of these machines in the batch
@@ -322,20 +319,6 @@ def columns_of(
 
 def _cost(pj: Floats, cycles: Floats, interval_cycles: Floats, clock_ghz: Floats) -> pareto.Cost:
     return pareto.Cost(pj, cycles, cycles / clock_ghz, interval_cycles / clock_ghz)  # type: ignore[arg-type]
-
-
-def infeasible_columns(answers: BatchAnswers, rows: Ints) -> dict[str, pa.Array]:
-    """Returns columns of the table machines (without generation, source, status and reason) for m machines of
-    a batch in which a workload does not fit. rows: [m], their rows in the batch.
-    """
-    clock, lower_bounds = answers.batch.clock_ghz[rows], dict[str, pareto.Cost]()
-    for ref, workload_bounds in zip(answers.pruner.study.workloads, answers.lower_bounds, strict=True):
-        lower_bounds[ref.name] = cost_without_overlap(
-            *map(workload_bounds.total, workload_bounds.on_machines(answers.batch, rows)), clock
-        )
-    return answers.pruner.common_columns(
-        answers.machines[rows], answers.area_mm2[rows], clock, answers.peak_tops[rows], lower_bounds
-    )
 
 
 def _proofs(spaces: Sequence[Mappings], sums: Sums, is_single_einsum: bool) -> list[tuple[float, float, str]]:
@@ -397,6 +380,6 @@ def distinct_mappings(answers: BatchAnswers, rows: Ints) -> list[tuple[EinsumCos
         for choice, group in zip(
             mapping_table.choice[:, rows] if isinstance(mapping_table, Table) else (), groups, strict=False
         ):
-            for k in np.unique(choice).tolist():
+            for k in np.unique(choice[choice >= 0]).tolist():
                 found.setdefault(mapping_table.mappings[k].mapping_key, (mapping_table.mappings[k], group))
     return list(found.values())

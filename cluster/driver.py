@@ -399,7 +399,7 @@ def _open(study: Study, store: Store, lines: list[str]) -> Run:
     _write_head(study, identity, out)
     store, now = stores.with_study(store, folder.digest(identity)), time.monotonic()
     batch_axes = (
-        job.batch_index.structural_axes
+        job.batch_index.family_axes
         if job.batch_index
         else structural_axes(study.space)
         if solves_together(job)

@@ -85,13 +85,13 @@ class BoundPruner:
 
     def exceeds_capacity_of(self, columns: Columns) -> NDArray[np.bool_]:
         """Returns [n], `exceeds_capacity` of n machines, for unfused schedules."""
-        found = np.zeros(len(columns.outer_bits), np.bool_)
+        found = np.zeros(len(columns.word_bits), np.bool_)
         for word in np.unique(columns.word_bits).tolist():
             need_bits = max(
                 outermost.peak(outermost.lifetimes(one, word), len(one.einsums))[1]
                 for one in self.study.loaded_workloads
             )
-            found |= (columns.word_bits == word) & (columns.outer_bits < need_bits)
+            found |= (columns.word_bits == word) & (columns.capacity_bits[:, 0] < need_bits)
         return found
 
     def rows(self, machines: Ints, front: Sequence[Trial]) -> tuple[NDArray[np.bool_], dict[str, pa.Array]]:
@@ -107,7 +107,7 @@ class BoundPruner:
                 self.study.objectives, lower_bounds, self.study.weights(), columns.area_mm2
             ),
         )
-        if np.isfinite(columns.outer_bits).any():
+        if np.isfinite(columns.capacity_bits[:, 0]).any():
             front_index = np.where(self.exceeds_capacity_of(columns), -1, front_index)
         is_dominated = np.zeros(len(machines), np.bool_)
         is_dominated[is_buildable] = front_index >= 0

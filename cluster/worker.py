@@ -45,9 +45,10 @@ from dse.study import study as studies
 from dse.study.pareto import Trial
 from dse.study.read import StudyError
 from dse.study.study import Study
-from hw.arch import Arch
+from hw.arch import Arch, Array
 from hw.space import Axis, Space, Unbuildable, Value, decode, index_of, values
 from workloads import plugin
+from workloads.arrays import Ints
 from workloads.graph import Unique, Workload, unique
 
 UNDONE = ("deadline:", "memory:", "lost:")  # starts of the reasons for which a resume solves a machine again
@@ -181,7 +182,7 @@ def job_of(study: Study) -> Job:
     key, macs = json.dumps(content), tuple(workload.macs() for workload in workloads)
     pruner = BoundPruner(study, uniques, key)
     batch_index = (
-        BatchIndex(pruner, structural_axes(study.space))
+        BatchIndex(pruner, *batch_axes(study))
         if study.solver.sharing_gap and study.solver.schedule == "unfused"
         else None
     )
@@ -199,8 +200,8 @@ def solve_lease(job: Job, lease: Lease) -> Done:
     pruned_tables = _ruled_out(job, lease)
     dominated = set().union(*(table["machine"].to_pylist() for table in pruned_tables))
     asks = [ask for ask in lease.asks if ask.machine not in dominated]
-    batch_tables, asks, shared_s = _solve_sharing_mappings(job, asks)
-    answers = _solve_together(job, lease, asks)
+    batch_tables, asks, unfit, shared_s = _solve_sharing_mappings(job, asks)
+    answers = _solve_together(job, lease, asks) | unfit
     solved = {
         i: solve_machine(
             job, asks[i], lease.fronts.get(asks[i].generation, ()), answers.get(asks[i].machine, ())
@@ -270,16 +271,18 @@ def _ask_columns(asks: Sequence[Ask]) -> dict[str, pa.Array]:
 
 def _solve_sharing_mappings(
     job: Job, asks: Sequence[Ask]
-) -> tuple[list[dict[str, pa.Table]], list[Ask], float]:
+) -> tuple[list[dict[str, pa.Table]], list[Ask], dict[int, MachineAnswers], float]:
     """Solves machines that share mappings (solver.sharing_gap, unfused).
 
-    Returns their tables; the machines that are left for `solve_machine` (they cannot be built, or failed
-    here); and the seconds spent on finding shared mappings. These are left out of Done.seconds, since later
-    leases find the mappings in memory or in $DSE_CACHE.
+    Returns their tables; the machines that are left for `solve_machine` (they cannot be built, failed here,
+    or an einsum does not fit); the answers of those where one does not fit; and the seconds spent on finding
+    shared mappings. These are left out of Done.seconds, since later leases find the mappings in memory or in
+    $DSE_CACHE.
     """
+    unfit_answers, tables_by_batch = dict[int, MachineAnswers](), list[dict[str, pa.Table]]()
     if job.batch_index is None or job.deadline_s is not None:
-        return [], list(asks), 0.0
-    tables_by_batch, unsolved, shared_s = list[dict[str, pa.Table]](), set(range(len(asks))), 0.0
+        return [], list(asks), {}, 0.0
+    unsolved, shared_s = set(range(len(asks))), 0.0
     batches = job.batch_index.of(np.array([ask.machine for ask in asks], np.int64))
     while True:
         began = time.perf_counter()
@@ -291,11 +294,18 @@ def _solve_sharing_mappings(
                 answers.solved_tables()  # solves the batch, and keeps its tables
                 _release_memory()
             shared_s += time.perf_counter() - began
-            tables_by_batch.append(_batch_tables(job, answers, [asks[i] for i in indices.tolist()]))
-            unsolved -= set(indices.tolist())
+            rows = np.searchsorted(answers.machines, [asks[i].machine for i in indices.tolist()])
+            fits = answers.fits(rows)
+            for row in rows[~fits].tolist():
+                workload, why = answers.unfit(row)
+                unfit_answers[int(answers.machines[row])] = [*([] for _ in range(workload)), why]
+            if fits.any():
+                fitting = [asks[i] for i in indices[fits].tolist()]
+                tables_by_batch.append(_batch_tables(job, answers, rows[fits], fitting))
+            unsolved -= set(indices[fits].tolist())
         except Exception:
             continue
-    return tables_by_batch, [asks[i] for i in sorted(unsolved)], shared_s
+    return tables_by_batch, [asks[i] for i in sorted(unsolved)], unfit_answers, shared_s
 
 
 def _release_memory() -> None:
@@ -306,37 +316,25 @@ def _release_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _batch_tables(job: Job, answers: BatchAnswers, asks: Sequence[Ask]) -> dict[str, pa.Table]:
-    """Returns the rows of machines of a solved batch by table, made as columns."""
-    batch_rows, ask_columns = (
-        np.searchsorted(answers.machines, [ask.machine for ask in asks]),
-        _ask_columns(asks),
-    )
+def _batch_tables(job: Job, answers: BatchAnswers, rows: Ints, asks: Sequence[Ask]) -> dict[str, pa.Table]:
+    """Returns the rows of machines of a solved batch, on which all workloads fit, by table, made as columns.
+    rows: [m], rows of these machines in the batch.
+    """
     constant = partial(pruning.constant_columns, len(asks))
 
     def table(name: str, columns: Mapping[str, pa.Array]) -> pa.Table:
         return pruning.table_of(job.schemas[name], columns, len(asks))
 
-    workloads, solved = job.study.workloads, answers.solved_tables()
-    if isinstance(unfit := solved[-1], Infeasible):  # the list ends at the first workload that does not fit
-        reason_columns = constant(
-            status="infeasible", workload=workloads[len(solved) - 1].name, **_infeasible_columns(unfit)
-        )
-        return {
-            "machines": table(
-                "machines", batch_eval.infeasible_columns(answers, batch_rows) | ask_columns | reason_columns
-            )
-        }
-    machines, points, chosen = batch_eval.columns_of(answers, batch_rows)
+    machines, points, chosen = batch_eval.columns_of(answers, rows)
     chosen_tables = [
         table("chosen", columns | constant(schedule=0, workload=ref.name) | {"machine": machines["machine"]})
-        for ref, columns in zip(workloads, chosen, strict=True)
+        for ref, columns in zip(job.study.workloads, chosen, strict=True)
     ]
     return {
-        "machines": table("machines", machines | ask_columns | constant(status="ok")),
+        "machines": table("machines", machines | _ask_columns(asks) | constant(status="ok")),
         "points": table("points", points | constant(schedule=0, **VERSIONS)),
         "chosen": pa.concat_tables(chosen_tables),
-        **_mapping_tables(job, batch_eval.distinct_mappings(answers, batch_rows)),
+        **_mapping_tables(job, batch_eval.distinct_mappings(answers, rows)),
     }
 
 
@@ -689,9 +687,22 @@ def _solve_shared(job: Job, machine: int, arch: Arch, workload: Workload) -> lis
     return schedules if isinstance(schedules, Infeasible) else [priced_on(schedules, number)]
 
 
-def structural_axes(space: Space) -> list[int]:
+def batch_axes(study: Study) -> tuple[list[int], list[int]]:
+    """Returns the axes of batches that share mappings (`BatchIndex`), as indices: those that change a
+    machine's family, or its structure where a dataflow is asked for; and the others, those first that change
+    PEs of arrays, then those that change capacities.
+    """
+    space, structural = study.space, structural_axes(study.space)
+    family = structural if study.solver.dataflow != "free" else structural_axes(study.space, Arch.family)
+    arrays = {node.name for node in space.template.nodes if isinstance(node, Array)}
+    others = [at for at in range(len(space.axes)) if at not in family]
+    rank = {at: 0 if space.axes[at].key.rpartition(".")[0] in arrays else 1 for at in structural}
+    return family, sorted(others, key=lambda at: rank.get(at, 2))
+
+
+def structural_axes(space: Space, kind: Callable[[Arch], Arch] = Arch.structure) -> list[int]:
     """Returns the indices of the axes that change more of a machine than prices, rates and clock. Machines
-    that agree on all of these axes may be solved together.
+    that agree on all of these axes may be solved together. kind: what must stay equal, else the structure.
 
     Decided from up to SAMPLED_VALUES values of each axis.
     """
@@ -703,22 +714,27 @@ def structural_axes(space: Space) -> list[int]:
     if (base := next(built, None)) is None:
         return list(range(len(space.axes)))
     base_number, base_arch = base
-    base_values, structure = values(space, base_number), base_arch.structure()
+    base_values = values(space, base_number)
     return [
         index
         for index, axis in enumerate(space.axes)
-        if not _is_price_axis(
-            space, base_values, structure, axis, axis.values[:: -(-len(axis.values) // SAMPLED_VALUES)]
+        if not _keeps(
+            kind, space, base_values, base_arch, axis, axis.values[:: -(-len(axis.values) // SAMPLED_VALUES)]
         )
     ]
 
 
-def _is_price_axis(
-    space: Space, base_values: Mapping[str, Any], structure: Arch, axis: Axis, axis_values: Sequence[Value]
+def _keeps(
+    kind: Callable[[Arch], Arch],
+    space: Space,
+    base_values: Mapping[str, Any],
+    base: Arch,
+    axis: Axis,
+    axis_values: Sequence[Value],
 ) -> bool:
-    """True if these values of an axis change nothing of a machine but prices, rates and clock."""
+    """True if with all these values of an axis a machine is of the same kind (`Arch.structure`, ...)."""
     variants = (decode(space, index_of(space, {**base_values, axis.key: value})) for value in axis_values)
-    return all(isinstance(one, Unbuildable) or one.structure() == structure for one in variants)
+    return all(isinstance(one, Unbuildable) or kind(one) == kind(base) for one in variants)
 
 
 def sharing_machines(space: Space, machine: int, arch: Arch) -> dict[int, Arch]:
@@ -727,7 +743,7 @@ def sharing_machines(space: Space, machine: int, arch: Arch) -> dict[int, Arch]:
     """
     base_values, structure = values(space, machine), arch.structure()
     price_axes = [
-        axis for axis in space.axes if _is_price_axis(space, base_values, structure, axis, axis.values)
+        axis for axis in space.axes if _keeps(Arch.structure, space, base_values, arch, axis, axis.values)
     ]
     combinations = [
         base_values | dict(zip((axis.key for axis in price_axes), chosen, strict=True))

@@ -489,6 +489,31 @@ class Arch:
         """
         return self.without(*COST_ROLES, "area", "label")
 
+    def family(self) -> Arch:
+        """Returns `structure` with the sizes blanked out that counts do not depend on: a mapping costs the
+        same actions on all machines of a family on which it fits.
+        """
+        one = self.structure()
+        return replace(
+            one, levels=tuple(map(family_of, one.levels)), fanouts=tuple(map(family_of, one.fanouts))
+        )
+
+    def with_sizes(self, capacities_bits: Sequence[float], pes: Sequence[int]) -> Arch:
+        """Returns the machine with other capacities, per level in bits (inf: unbounded), and other numbers of
+        PEs, per dimension of its arrays.
+        """
+        left = iter(pes)
+        return replace(
+            self,
+            levels=tuple(
+                replace(level, capacity_bits=None if bits == inf else int(bits))
+                for level, bits in zip(self.levels, capacities_bits, strict=True)
+            ),
+            fanouts=tuple(
+                replace(f, dims=tuple((name, int(next(left))) for name, _ in f.dims)) for f in self.fanouts
+            ),
+        )
+
     def unbounded(self) -> Arch:
         """Returns the machine with unbounded outermost capacity. How much of it tensors occupy depends on
         no mapping; dse/sim/schedule/outermost.py checks it.
@@ -662,6 +687,14 @@ def map_fields(node: Part, roles: Sequence[FieldRole], rule: Callable[[FieldRole
 def structure_of(node: Part) -> Part:
     """Returns one node with prices, rates, clock, area and names blanked out (`Arch.structure`)."""
     return map_fields(node, (*COST_ROLES, "area", "label"), _blank)
+
+
+def family_of(node: Part) -> Part:
+    """Returns one node without the fields in which machines of a family differ (`Arch.family`). The time that
+    a systolic array takes to fill depends on its PEs, so these stay.
+    """
+    blanked = structure_of(node)
+    return blanked if isinstance(node, Fanout) and node.systolic else map_fields(blanked, ("size",), _blank)
 
 
 def _blank(of: FieldRole, value: Any) -> Any:

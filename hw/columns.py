@@ -27,8 +27,8 @@ from hw.arch import (
     Memory,
     Node,
     Slot,
+    family_of,
     fields_of,
-    structure_of,
 )
 from hw.component import (
     ComponentError,
@@ -47,8 +47,8 @@ from workloads.arrays import Floats, Ints
 NESTING = ("kind", *LAYOUT_FIELDS)  # fields of Memory that decide how nodes may be nested (nesting_faults)
 # roles of the fields of Level and Compute that have a column each
 COLUMN_ROLES: tuple[FieldRole, ...] = ("price", "rate")
-# fields of Arch that are part of a machine's shape; word_bits is part of the shape of the compute instead
-SHAPE_FIELDS = tuple(name for name in fields_of(Arch, "structure", "tiles") if name != "word_bits")
+# fields of Arch that are part of a machine's family; word_bits is part of the family of the compute instead
+FAMILY_FIELDS = tuple(name for name in fields_of(Arch, "structure", "tiles") if name != "word_bits")
 TECHNOLOGY = ("node_nm", "cell")  # fields of Machine that change an sram, but no other kind of memory
 
 
@@ -61,7 +61,7 @@ class Columns:
     compute: Mapping[str, Floats]  # field of Compute (price or rate) -> [n]; NaN where the rate is None
     width_bits: Ints  # [n, V]
     separate: NDArray[np.bool_]  # [n, V] whether reads and writes have separate ports
-    outer_bits: Floats  # [n] capacity of the outermost level, inf where unbounded
+    capacity_bits: Floats  # [n, V] inf where unbounded
     sizes: Ints  # [n, D] PEs along a dimension
     # [n, D, 2] whether reads are multicast along it, and whether writes are reduced
     shares: NDArray[np.bool_]
@@ -69,14 +69,19 @@ class Columns:
     word_bits: Ints  # [n]
     leak_mw: Floats  # [n] of all instances
     area_mm2: Floats  # [n] of all instances
-    # [n, 1 + nodes] numbers of the machine's shape and of each node's: equal where two machines differ at
-    # most in prices, rates, clock, areas and names
-    shape: Ints
+    # [n, 1 + nodes] numbers of the machine's family and of each node's: equal where two machines are of one
+    # family (`Arch.family`)
+    family: Ints
 
     @property
     def mac_units(self) -> Ints:
         """[n] MAC units of each machine."""
         return np.asarray(self.sizes.prod(axis=1), dtype=np.int64)
+
+    @property
+    def structure(self) -> Floats:
+        """[n, .] numbers that are equal where two machines have the same structure (`Arch.structure`)."""
+        return np.column_stack([self.family, self.capacity_bits, self.sizes])
 
     @property
     def peak_tops(self) -> Floats:
@@ -215,10 +220,10 @@ class Table:
         template, keys, self.nodes = space.template, [axis.key for axis in space.axes], []
         # False: the template's order of nodes is faulty, so that no machine can be built
         self.sound = not any(order_faults([outline(node) for node in template.nodes]))
-        shapes: dict[object, int] = {}
+        families: dict[object, int] = {}
         for i, node in enumerate(template.nodes):
             own_keys = [key for key in keys if key.rpartition(".")[0] == node.name]
-            make, width = _maker(template, i, shapes)
+            make, width = _maker(template, i, families)
             if isinstance(node, Memory):
                 kind = keys.index(f"{node.name}.kind") if f"{node.name}.kind" in own_keys else node.kind
                 kind = "sram" if node.table else kind  # which sees the technology, too
@@ -235,16 +240,16 @@ class Table:
 
         def machine_columns(chosen: Mapping[str, Value]) -> Row:
             spec = apply(template, chosen)
-            return spec.clock_mhz / 1e3, shapes.setdefault(
-                tuple(getattr(spec, name) for name in SHAPE_FIELDS), len(shapes)
+            return spec.clock_mhz / 1e3, families.setdefault(
+                tuple(getattr(spec, name) for name in FAMILY_FIELDS), len(families)
             )
 
-        clock_and_shape = NodeColumns(
+        clock_and_family = NodeColumns(
             _depends(space.axes, [*HEAD, *(key for key in keys if key.startswith("tiling."))]),
             machine_columns,
             2,
         )
-        self.machine_columns = (nesting, clock_and_shape)
+        self.machine_columns = (nesting, clock_and_family)
 
     def digits(self, machines: Ints) -> Ints:
         """Returns [n, axes], the index of each machine's value on every axis."""
@@ -262,9 +267,9 @@ class Table:
             for node_columns in (*self.machine_columns, *self.nodes)
         ]
         built = np.logical_and.reduce([is_buildable for is_buildable, _ in parts]) & self.sound
-        (clock, machine_shape), *nodes = [found[built].T for _, found in parts[1:]]
+        (clock, machine_family), *nodes = [found[built].T for _, found in parts[1:]]
         template = self.space.template.nodes
-        # without the last number of a node, its shape; of an array: size, multicast, reduce of each dimension
+        # without the last number of a node, its family; of an array: size, multicast, reduce per dimension
         levels = [own[:-1] for node, own in zip(template, nodes, strict=True) if isinstance(node, Memory)]
         arrays = [own[:-1] for node, own in zip(template, nodes, strict=True) if isinstance(node, Array)]
         outside = [
@@ -304,14 +309,14 @@ class Table:
             compute_columns,
             width_bits.astype(np.int64),
             separate.astype(bool),
-            capacity[:, 0],
+            capacity,
             sizes.astype(np.int64),
             np.stack([multicast, reduce], axis=2).astype(bool),
             clock,
             word.astype(np.int64),
             total(leak, mac_unit_leak, vector_leak),
             total(area, mac_unit_area, vector_area),
-            np.stack([machine_shape, *(own[-1] for own in nodes)], axis=1).astype(np.int64),
+            np.stack([machine_family, *(own[-1] for own in nodes)], axis=1).astype(np.int64),
         )
 
 
@@ -324,12 +329,12 @@ def _nesting_row(spec: Machine) -> Row:
 
 
 def _maker(
-    template: Machine, i: int, shapes: dict[object, int]
+    template: Machine, i: int, families: dict[object, int]
 ) -> tuple[Callable[[Mapping[str, Value]], Row], int]:
     """Returns the function that makes the numbers of node i from the values it depends on, and how many
     numbers it makes.
 
-    The last number is the node's shape: an index into `shapes`, which grows as new shapes are met.
+    The last number is the node's family: an index into `families`, which grows as new ones are met.
     """
     node = template.nodes[i]
     level_fields, compute_fields = (fields_of(kind, *COLUMN_ROLES) for kind in (Level, Compute))
@@ -341,8 +346,8 @@ def _maker(
         else len(compute_fields) + 6
     )
 
-    def shape(of: object) -> int:
-        return shapes.setdefault(of, len(shapes))
+    def family(of: object) -> int:
+        return families.setdefault(of, len(families))
 
     nodes: dict[tuple[Value, ...], Node] = {}
 
@@ -370,7 +375,7 @@ def _maker(
                 capacity,
                 level.leak_mw,
                 level.area_mm2,
-                shape(structure_of(level)),
+                family(family_of(level)),
             )
         if isinstance(own_node, Array):
             fanout = fanout_of(own_node, 0)
@@ -379,11 +384,11 @@ def _maker(
                 for (_, size), *flags in zip(fanout.dims, fanout.multicast, fanout.reduce, strict=True)
                 for x in (size, *flags)
             ]
-            return *sizes, shape(structure_of(fanout))
+            return *sizes, family(family_of(fanout))
         assert isinstance(own_node, MacUnit)
         c, word = compute_of(spec, own_node), word_bits_of(spec, own_node)
         silicon = c.leak_mw, c.area_mm2, c.vector_leak_mw, c.vector_area_mm2
-        return *numbers_in(c, compute_fields), *silicon, word, shape((structure_of(c), word))
+        return *numbers_in(c, compute_fields), *silicon, word, family((family_of(c), word))
 
     def numbers_in(built: Level | Compute, names: Sequence[str]) -> Row:
         return tuple(nan if (value := getattr(built, name)) is None else value for name in names)

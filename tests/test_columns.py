@@ -79,13 +79,16 @@ def test_columns_and_bounds_are_those_of_the_machines(seed: int) -> None:
     assert columns.peak_tops.tolist() == [arch.peak_tops() for arch in arches]
     assert columns.leak_mw.tolist() == [arch.leak_mw() for arch in arches]
     shapes = {
-        one: arch.structure() for one, arch in zip(map(tuple, columns.shape.tolist()), arches, strict=True)
+        one: arch.structure()
+        for one, arch in zip(map(tuple, columns.structure.tolist()), arches, strict=True)
     }
     assert all(
         arch.structure() == shapes[one]
-        for one, arch in zip(map(tuple, columns.shape.tolist()), arches, strict=True)
+        for one, arch in zip(map(tuple, columns.structure.tolist()), arches, strict=True)
     )
     assert len(set(shapes.values())) == len(shapes)
+    families = list(zip(map(tuple, columns.family.tolist()), (arch.family() for arch in arches), strict=True))
+    assert len(set(families)) == len({one for one, _ in families}) == len({one for _, one in families})
     runs = operations(rng)
     pj, cycles = bound_kernels.sequential(runs, columns)
     assert list(zip(pj.tolist(), cycles.tolist(), strict=True)) == [

@@ -333,7 +333,7 @@ def test_columns_tell_machines_apart_as_their_structures_do(name: str) -> None:
         assert built.tolist() == [isinstance(arch, Arch) for arch in arches], key
         if built.all():
             first, second = (arch for arch in arches if isinstance(arch, Arch))
-            assert (columns.shape[0] == columns.shape[1]).all() == (
+            assert (columns.structure[0] == columns.structure[1]).all() == (
                 first.structure() == second.structure()
             ), key
             rows = [

@@ -33,7 +33,6 @@ from workloads.plugin import cache_root
 
 DIGEST_BYTES = hashlib.sha256().digest_size
 MAX_BYTES = 1 << 30  # bytes of a file that is read, at most
-STALE_S = 600.0  # seconds after which a claim no longer counts
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE_FILES = (  # source files and folders that an answer depends on: the solvers and all that they import
     "dse/run/record.py",
@@ -69,11 +68,8 @@ DECODE_ERRORS = (  # what decoding a damaged answer may raise
     BadZipFile,
 )
 T = TypeVar("T")
-CLAIM = ".claim"  # end of the name of a mark that a question is being solved
 # names of files: kind, version (files of earlier versions of dse have none), digest of the question
-FILE_NAME = re.compile(
-    r"(?P<kind>[a-z]+)_((?P<version>[0-9]+\.[0-9]+\.[0-9a-f]{8})_)?[0-9a-f]{32}\.[a-z]+(\.claim)?"
-)
+FILE_NAME = re.compile(r"(?P<kind>[a-z]+)_((?P<version>[0-9]+\.[0-9]+\.[0-9a-f]{8})_)?[0-9a-f]{32}\.[a-z]+")
 
 lookups: Counter[str] = Counter()  # answers of this process: "hits" were found, "misses" solved
 _unread: set[Path] = set()  # files that this process could not read
@@ -112,7 +108,7 @@ class Entry(NamedTuple):
     """A file of the cache."""
 
     path: Path
-    kind: str  # of its question; "claim": a mark that a question is being solved
+    kind: str  # of its question
     version: str  # of the code that wrote it (`version`); "?": it does not say
     size_bytes: int
     age_s: float  # seconds since it was written
@@ -126,9 +122,10 @@ def entries() -> list[Entry]:
             name = FILE_NAME.fullmatch(file.name)
             if name and file.is_file(follow_symlinks=False):
                 status = file.stat(follow_symlinks=False)
-                kind = "claim" if file.name.endswith(CLAIM) else name["kind"]
                 age_s = max(0.0, now - status.st_mtime)
-                found.append(Entry(Path(file.path), kind, name["version"] or "?", status.st_size, age_s))
+                found.append(
+                    Entry(Path(file.path), name["kind"], name["version"] or "?", status.st_size, age_s)
+                )
     return found
 
 
@@ -197,30 +194,6 @@ def read_decoded(path: Path, decode: Callable[[bytes], T]) -> T | None:
     except DECODE_ERRORS as fault:
         remove_damaged(path, " ".join(str(fault).split())[:200])
         return None
-
-
-def claim(path: Path) -> bool:
-    """Mark a question as being solved by this process; False if another process has marked it already. Only a
-    hint, not a lock: a process that does not want to wait may solve the question as well.
-    """
-    claim_file = path.with_name(path.name + CLAIM)
-    try:
-        make_folder(path.parent)
-        with suppress(OSError):
-            if time.time() - claim_file.stat().st_mtime > STALE_S:
-                claim_file.unlink()
-        os.close(os.open(claim_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-    except FileExistsError:
-        return False
-    except OSError:  # without a writable cache no other process sees the claim
-        return True
-    return True
-
-
-def release(path: Path) -> None:
-    """Remove the mark that `claim` set."""
-    with suppress(OSError):
-        path.with_name(path.name + CLAIM).unlink()
 
 
 def remove_damaged(path: Path, why: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
@@ -23,7 +24,8 @@ from dse.mapper.baselines.cost_descending import cost_descending
 from dse.mapper.baselines.exhaustive import exhaustive
 from dse.mapper.baselines.random import random
 from dse.mapper.exact.layout_aware import PricedMappings, found_in_best_layouts, layout_aware, priced_mappings
-from dse.mapper.exact.optimal import lower_bounds_on, optimal, optimal_on
+from dse.mapper.exact.optimal import optimal, optimal_on
+from dse.mapper.exact.search import search_below
 from dse.mapper.plugged import plugged
 from dse.mapper.smaug.mapper import smaug
 from dse.mapping import schedule
@@ -76,7 +78,15 @@ from dse.solve.schedules.best import best
 from dse.solve.schedules.fused import fused, with_certificate
 from dse.solve.schedules.fusible_segments import fusing_schedules
 from dse.solve.schedules.pipeline import pipelined
-from dse.solve.sharing.shared_mappings import MachineBatch, SharedMappings, find_shared_mappings
+from dse.solve.sharing.shared_mappings import (
+    NOT_SEARCHED,
+    Improved,
+    MachineBatch,
+    Searches,
+    SharedMappings,
+    find_shared_mappings,
+    fits_on,
+)
 from dse.solve.sharing.shared_schedules import SharedSchedules, find_shared_schedules
 from hw.arch import Arch
 from workloads.einsum import Einsum, TooLong, canonical_key
@@ -402,82 +412,102 @@ def find_shared_schedules_of(
 
 
 def find_shared_mappings_of(
-    batch: MachineBatch, groups: Sequence[Unique], options: SolverOptions
-) -> dict[str, SharedMappings | Infeasible]:
+    batch: MachineBatch, workloads: Sequence[Sequence[Unique]], options: SolverOptions
+) -> dict[str, SharedMappings]:
     """Returns the mappings that a batch of machines shares (`options.sharing_gap`), by canonical key of the
-    einsum. If an einsum fits no machine the ones after it are left out.
-
-    Answers are stored in $DSE_CACHE. Processes that work on the same batch divide the einsums among them:
-    each takes the most expensive one that no other process has started, and waits for the others at the end.
+    einsum. workloads: the distinct einsums of each. Answers are stored in $DSE_CACHE.
     """
-    answers, infeasible_at = dict[int, SharedMappings | Infeasible](), len(groups)
-    by_effort = sorted(range(len(groups)), key=lambda i: -effort(groups[i].einsum))
-    for skip_claimed, order in ((True, by_effort), (False, by_effort[::-1])):
-        for i in order:
-            if (
-                i < infeasible_at
-                and i not in answers
-                and (answer := _cached_on(batch, groups[i].einsum, options, skip_claimed))
-            ):
-                answers[i] = answer
-                infeasible_at = i if isinstance(answer, Infeasible) else infeasible_at
-    return {groups[i].key: answer for i, answer in sorted(answers.items()) if i <= infeasible_at}
-
-
-def _cached_on(
-    batch: MachineBatch, e: Einsum, options: SolverOptions, skip_claimed: bool
-) -> SharedMappings | Infeasible | None:
-    """Returns the shared mappings of one einsum, from the cache or searched. Only mappings are cached: their
-    counts and prices are evaluated again.
-
-    skip_claimed: if True, an einsum that another process is searching is left to that process (the answer is
-    None).
-    """
+    distinct = {group.key: group.einsum for group in reversed([*chain.from_iterable(workloads)])}
+    einsums = list(distinct.values())
+    occurrences = np.zeros((len(workloads), len(einsums)))
+    for number, groups in enumerate(workloads):
+        for group in groups:
+            occurrences[number, list(distinct).index(group.key)] = group.occurrences
     path = cache.answer_path(
         "shared",
-        (batch.digest, e, options.factors, options.dataflow, options.gap, options.sharing_gap),
+        (
+            batch.digest,
+            einsums,
+            occurrences.tolist(),
+            options.factors,
+            options.dataflow,
+            options.gap,
+            options.sharing_gap,
+        ),
         ".npz",
     )
-    stored: SharedMappings | Infeasible | None = _read_cached_on(path, batch, e)
-    if stored is None and (cache.claim(path) or not skip_claimed):
-        try:
-            stored = _read_cached_on(path, batch, e) or _search_on(batch, e, options)
-            if isinstance(stored, SharedMappings):
-                file = BytesIO()
-                np.savez_compressed(
-                    file,
-                    nests=np.array([str(one.mapping) for one in stored.mappings]),
-                    choice=stored.choice,
-                    gaps=stored.gaps,
-                )
-                cache.write(path, file.getvalue())
-        finally:
-            cache.release(path)
-    return stored
+    found: list[SharedMappings] | None = _read_cached_on(path, batch, einsums)
+    if found is None:
+        searches = [_searches(e, batch.first, options) for e in einsums]
+        found = find_shared_mappings(batch, einsums, occurrences, searches, options.sharing_gap)
+        _write_cached_on(path, found)
+    return dict(zip(distinct, found, strict=True))
 
 
-def _read_cached_on(path: Path, batch: MachineBatch, e: Einsum) -> SharedMappings | None:
-    """Returns shared mappings from a cache file, None if there is none or it is not valid."""
+def _searches(e: Einsum, arch: Arch, options: SolverOptions) -> Searches:
+    """Returns how mappings of an einsum are searched on machines of the family of `arch`."""
+    rules = dataflow(options.dataflow, e, arch)
 
-    def decode(data: bytes) -> SharedMappings:
+    def solved(one: Arch) -> EinsumCost | Infeasible:
+        found = optimal(Problem(one, e, "energy"), options.factors, rules, allowed_gap=options.gap)
+        return found if isinstance(found, Infeasible) else found[0]
+
+    def improved(one: Arch, below_pj: float, effort: int) -> Improved:
+        found = search_below(
+            Problem(one, e, "energy"), options.factors, rules, below_pj, options.gap, effort, effort
+        )
+        return Improved(found.mapping, found.lower_bound, found.ended)
+
+    return Searches(solved, improved)
+
+
+def _write_cached_on(path: Path, found: Sequence[SharedMappings]) -> None:
+    """Writes shared mappings to a cache file: mappings as text, choices and gaps."""
+    arrays = dict[str, Any]()
+    for i, shared in enumerate(found):
+        arrays[f"nests_{i}"] = np.array([str(one.mapping) for one in shared.mappings], np.str_)
+        arrays[f"choice_{i}"], arrays[f"gaps_{i}"] = shared.choice, shared.gaps
+    file = BytesIO()
+    np.savez_compressed(file, **arrays)
+    cache.write(path, file.getvalue())
+
+
+def _read_cached_on(
+    path: Path, batch: MachineBatch, einsums: Sequence[Einsum]
+) -> list[SharedMappings] | None:
+    """Returns shared mappings from a cache file, None if there is none or it is not valid. Counts and prices
+    of the mappings are evaluated again.
+    """
+
+    def decode(data: bytes) -> list[SharedMappings]:
         with np.load(BytesIO(data), allow_pickle=False) as archive:
-            nests = [parse(text) for text in archive["nests"].tolist()]
-            choice = archive["choice"]
-            gaps = archive["gaps"]
-        is_valid = choice.dtype.kind + gaps.dtype.kind == "iu" and choice.shape == gaps.shape == (len(batch),)
-        if not is_valid or not 0 <= choice.min() <= choice.max() < len(nests):
-            raise ValueError(f"choices of {len(choice)} machines, not of {len(batch)}")
-        costs = [
-            einsum_cost(Problem(batch.first, e, "energy"), nest)
-            for nest in nests
-            if not faults(nest, e, batch.first)
-        ]
-        mappings = tuple(cost for cost in costs if isinstance(cost, EinsumCost))
-        if len(mappings) < len(nests):
-            raise ValueError("a nest is no mapping of the einsum on these machines")
-        return SharedMappings(e, mappings, choice.astype(np.int16), gaps.astype(np.uint16))
+            return [
+                _checked(
+                    batch, e, archive[f"nests_{i}"].tolist(), archive[f"choice_{i}"], archive[f"gaps_{i}"]
+                )
+                for i, e in enumerate(einsums)
+            ]
 
     return cache.read_decoded(path, decode)
+
+
+def _checked(batch: MachineBatch, e: Einsum, nests: Sequence[str], choice: Any, gaps: Any) -> SharedMappings:
+    """Returns shared mappings that were stored. Raises ValueError unless they are mappings that fit."""
+    is_valid = choice.dtype.kind + gaps.dtype.kind == "iu" and choice.shape == gaps.shape == (len(batch),)
+    if not is_valid or not NOT_SEARCHED <= choice.min() <= choice.max() < len(nests):
+        raise ValueError(f"choices of {len(choice)} machines, not of {len(batch)}")
+    mappings = [parse(text) for text in nests]
+    costs = [
+        einsum_cost(Problem(batch.largest, e, "energy"), mapping)
+        for mapping in mappings
+        if not faults(mapping, e, batch.largest)
+    ]
+    found = tuple(cost for cost in costs if isinstance(cost, EinsumCost))
+    if len(found) < len(nests) or not all(
+        fits_on(batch, e, mapping)[choice == k].all() for k, mapping in enumerate(mappings)
+    ):
+        raise ValueError("a nest is no mapping of the einsum on these machines")
+    return SharedMappings(e, found, choice.astype(np.int16), gaps.astype(np.uint16))
 
 
 def rename(batch: MachineBatch, shared: SharedMappings, e: Einsum) -> SharedMappings:
@@ -485,25 +515,10 @@ def rename(batch: MachineBatch, shared: SharedMappings, e: Einsum) -> SharedMapp
     if shared.einsum == e:
         return shared
     costs = [
-        einsum_cost(Problem(batch.first, e, "energy"), schedule.rename(one.mapping, shared.einsum, e))
+        einsum_cost(Problem(batch.largest, e, "energy"), schedule.rename(one.mapping, shared.einsum, e))
         for one in shared.mappings
     ]
     return replace(shared, einsum=e, mappings=tuple(one for one in costs if isinstance(one, EinsumCost)))
-
-
-def _search_on(batch: MachineBatch, e: Einsum, options: SolverOptions) -> SharedMappings | Infeasible:
-    """Returns the mappings of an einsum that a batch of machines shares, searched."""
-    rules = dataflow(options.dataflow, e, batch.first)
-
-    def solved(arches: Sequence[Arch]) -> list[EinsumCost | Infeasible]:
-        return optimal_on(
-            [Problem(arch, e, "energy") for arch in arches], options.factors, rules, options.gap
-        )
-
-    def find_lower_bounds(arches: Sequence[Arch]) -> list[float]:
-        return lower_bounds_on([Problem(arch, e, "energy") for arch in arches], options.factors, rules)
-
-    return find_shared_mappings(batch, e, solved, find_lower_bounds, options.sharing_gap)
 
 
 def sequential_space(arch: Arch, e: Einsum, options: SolverOptions) -> Mappings:

@@ -56,7 +56,6 @@ MAX_TOGETHER = 128  # machines that are searched together, at most
 SHARED_BUDGET = BUDGET // 8
 # spatial unrollings up to which imperfect factors are searched to the optimum, whatever gap is allowed
 MAX_UNROLLINGS = 1_000
-BOUND_BUDGET = 10_000  # storage nodes placed for a lower bound alone
 # Extents are rounded up to multiples of these: the rounded extent has many divisors, and these are tile sizes
 # that nearly divide the extent itself.
 MULTIPLES = (2, 4, 8, 16)
@@ -133,26 +132,6 @@ def optimal_on(
         for problem, one in zip(problems, found, strict=True)
     )
     return [one if isinstance(one, Infeasible) else one[0] for one in one_by_one]
-
-
-def lower_bounds_on(
-    problems: Sequence[Problem], factors: Factors, constraints: Constraints = FREE, budget: int = BOUND_BUDGET
-) -> list[float]:
-    """Lower bounds on the objective of an einsum's mappings, one per machine; the machines differ in prices
-    and rates alone. Each is what a search of `budget` nodes proves, 0 where it proves nothing.
-    """
-    e, arch = problems[0].einsum, problems[0].arch
-    if (
-        factors == "imperfect"
-        or not supports(e, factors)
-        or arch.layout_sensitive()
-        or names_some_dims(constraints, arch)
-    ):
-        return [0.0] * len(problems)
-    return [
-        one.lower_bound if one.lower_bound < inf else 0.0
-        for one in search_on(problems, factors, constraints, budget)
-    ]
 
 
 @dataclass(frozen=True, slots=True)

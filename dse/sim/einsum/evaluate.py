@@ -324,15 +324,20 @@ def key_of(problem: Problem, mapping: Mapping, layout_sensitive: bool = False) -
     )
 
 
-def fanout_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | None:
-    """Returns the first fan-out dimension on which a mapping needs more PEs than there are, or None."""
-    tile_of = e.sizes()
-    used: dict[str, int] = {}
+def pes_used(mapping: Mapping, e: Einsum) -> dict[str, int]:
+    """Returns how many PEs a mapping uses along each dimension of an array that it unrolls a rank over."""
+    tile_of, used = e.sizes(), dict[str, int]()
     for node in mapping.nodes:
         if isinstance(node, Loop):
             if node.over:
                 used[node.over] = used.get(node.over, 1) * -(-tile_of[node.rank] // node.tile)
             tile_of[node.rank] = node.tile
+    return used
+
+
+def fanout_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | None:
+    """Returns the first fan-out dimension on which a mapping needs more PEs than there are, or None."""
+    used = pes_used(mapping, e)
     for f in arch.fanouts:
         for name, size in f.dims:
             if used.get(name, 1) > size:

@@ -1,16 +1,20 @@
-"""Unfused mappings that are shared by machines which differ in prices, rates and clock alone: they are
-searched on some machines and used on all (docs/reuse.md, Many machines).
+"""Unfused mappings that machines of one family share (`Arch.family`: equal but for prices, rates, clock,
+capacities and PEs of arrays): they are searched on some machines and used on all (docs/reuse.md, Many
+machines).
 
-The energy of a mapping on a machine is
+A mapping costs the same actions on every machine of a family that it fits: those with at least its
+capacities and PEs. Its energy there is
 
     energy = actions . prices + leakage per cycle * cycles
 
-where its cycles follow from the times of ports and operations. A mapping that fits one of the machines fits
-all. Each solved machine gives a lower bound on every other machine:
+where its cycles follow from the times of ports and operations. So each mapping found is priced on all
+machines at once, and each lower bound found is one on all machines with at most the capacities and PEs of the
+machine it was found for:
 
-    p_k, l_k, t_k   prices, leakage per cycle and times of the solved machine k
-    F_k, G_k        lower bounds of its energy with leakage, and without
-    p, l, t         prices, leakage per cycle and times of another machine
+    p_k, l_k, t_k   prices, leakage per cycle and times of that machine k
+    F_k             lower bound of the energy of an einsum's mappings there
+    G_k             the same without leakage
+    p, l, t         prices, leakage per cycle and times of another machine, no larger than k
     U               numbers of actions of each kind that every mapping has at least
     C               lower bound of the cycles on the other machine
 
@@ -20,44 +24,88 @@ grow. With c = l b / l_k the energy of any mapping there is at least
 
     c F_k + (a - c) G_k + (p - a p_k) . U             if c <= a
     a F_k + (l - a l_k / b) C + (p - a p_k) . U       else
+
+What is asked for is the gap of a whole workload on each machine, (cost - bound) / bound of the sums over its
+einsums. The machine with the largest gap is looked at next (`find_shared_mappings`), and of its einsums the
+one that promises most for its effort: a search for a mapping that is cheaper than the best known one, or for
+the proof that there is none (`search_below`). Searches are short at first, and longer where that was not
+enough; the first is for the machine with the capacities of the largest one, so that its bound holds for all.
+What is found depends on the machines given alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from random import Random
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.mapping.nest import Infeasible
+from dse.mapping.constraints import minimal_mapping
+from dse.mapping.nest import Infeasible, Mapping
 from dse.run.compiled import njit
-from dse.sim.counts.actions import action_pj, elapsed_cycles
-from dse.sim.counts.counts import nest_sums
+from dse.sim.counts.actions import action_pj, bits_of, elapsed_cycles
+from dse.sim.counts.counts import footprints, nest_sums
 from dse.sim.einsum import bound_kernels
 from dse.sim.einsum.bounds import lower_bound, needs, rates
-from dse.sim.einsum.cost import cycles_of, ports
-from dse.sim.einsum.evaluate import ROUNDING_GAP, EinsumCost, Violated
+from dse.sim.einsum.cost import cycles_of, occupied_bits, ports
+from dse.sim.einsum.evaluate import (
+    ROUNDING_GAP,
+    EinsumCost,
+    Problem,
+    Violated,
+    einsum_cost,
+    pes_used,
+    relative_gap,
+)
 from dse.solve.sharing.shared_schedules import prices, times, unit
 from hw.arch import Arch, FieldRole, Slot, slots
 from hw.columns import Columns, group_equal_rows
-from workloads.arrays import Floats, Ints
+from workloads.arrays import Bools, Floats, Ints
 from workloads.einsum import Einsum
 
-# returns the mapping of lowest energy of an einsum on each machine
-Solve = Callable[[Sequence[Arch]], list[EinsumCost | Infeasible]]
-# returns a lower bound on the energy of an einsum on each machine, 0: none is known
-Bound = Callable[[Sequence[Arch]], list[float]]
-ROUND_MACHINES = 16  # machines that are solved together
+
+class Improved(NamedTuple):
+    """What a search for something cheaper than a known mapping found."""
+
+    mapping: Mapping | None  # a cheaper mapping; None: none was found
+    bound_pj: float  # lower bound of the energy of all mappings; 0: nothing is proven; inf: none fits
+    ended: bool  # whether the effort ended before the search did
+
+
+class Searches(NamedTuple):
+    """How mappings of one einsum are searched on one machine."""
+
+    # the mapping of lowest energy, with its certificate
+    solve: Callable[[Arch], EinsumCost | Infeasible]
+    # (machine, energy to beat in pJ, effort): effort counts storage nodes placed, and boxes bounded, at most
+    improve: Callable[[Arch, float, int], Improved]
+
+
+class Step(NamedTuple):
+    """One search of the ladder that an einsum climbs on a machine."""
+
+    of_largest: bool  # on a machine with this one's prices and PEs, and the largest capacities of all
+    effort: int
+
+
+LADDER = (Step(True, 400), *(Step(False, 400 * 4**i) for i in range(5)))
+FULL_EFFORT = 1_000_000  # what `Searches.solve`, the last step, counts as when steps are compared
+# A search looks for mappings that are cheaper than the best known one by this share of the allowed gap:
+# proofs of small gaps leave room for einsums whose proofs are hard. From LONG_EFFORT on it is the whole gap.
+SHARE_OF_GAP = 0.25
+LONG_EFFORT = 10_000
 # Gaps are stored as whole numbers of parts, rounded up, which compress well: the allowed gap has STEPS
 # parts, or fewer if a part would be smaller than 1 / FINEST.
 STEPS = 128
 FINEST = 1 << 13
 UNKNOWN = (1 << 16) - 1  # this number of parts stands for an unknown gap
+# choices of machines without a mapping of an einsum: none fits; it was not searched, as another does not fit
+NONE_FITS, NOT_SEARCHED = -1, -2
 KINDS_PER_STEP = 2048  # kinds of machines on which a mapping is priced together, which limits memory
 Parts = NDArray[np.uint16]
 GroupOf = NDArray[np.int32]
@@ -91,9 +139,9 @@ class MachineGroups:
 
 @dataclass(frozen=True)
 class MachineBatch:
-    """n machines of one structure.
+    """n machines of one family, with V levels and D array dimensions.
 
-    There are far fewer kinds of prices and kinds of rates than machines. What depends on one of them alone is
+    There are fewer kinds of prices and kinds of rates than machines. What depends on one of them alone is
     computed once per kind.
     """
 
@@ -101,8 +149,19 @@ class MachineBatch:
     arch: Callable[[int], Arch]  # returns the i-th machine
     leak_mw: Floats  # [n]
     clock_ghz: Floats  # [n]
-    by_energy: MachineGroups  # kinds by energies per action
-    by_rate: MachineGroups  # kinds by times of ports and operations
+    capacity_bits: Floats  # [n, V] inf where unbounded
+    pes: Ints  # [n, D]
+    by_energy: MachineGroups  # kinds by energies per action, and PEs
+    by_rate: MachineGroups  # kinds by times of ports and operations, and PEs
+
+    @cached_property
+    def largest(self) -> Arch:
+        """A machine with the largest capacities and PEs of all, on which every mapping fits."""
+        return self.first.with_sizes(self.capacity_bits.max(axis=0), self.pes.max(axis=0))
+
+    def no_larger(self, capacity_bits: Floats, pes: Ints) -> Bools:
+        """Returns [n] which machines have at most these capacities [V] and PEs [D]."""
+        return np.asarray((self.capacity_bits <= capacity_bits).all(axis=1) & (self.pes <= pes).all(axis=1))
 
     @cached_property
     def prices(self) -> Floats:
@@ -117,10 +176,12 @@ class MachineBatch:
     @cached_property
     def digest(self) -> str:
         """Returns a hash of all inputs on which answers for these machines depend."""
-        sha = hashlib.sha256(repr(self.first.structure()).encode())
+        sha = hashlib.sha256(repr(self.first.family()).encode())
         for part in (
             self.leak_mw,
             self.clock_ghz,
+            self.capacity_bits,
+            self.pes,
             self.prices,
             self.by_energy.group_of,
             self.times,
@@ -135,13 +196,13 @@ class MachineBatch:
     def machine(self, i: int) -> Arch:
         """Returns machine i of the batch.
 
-        Raises ValueError if it differs in structure from the first: mappings may not be shared then.
+        Raises ValueError if it is of another family than the first: mappings may not be shared then.
         """
         arch = self.arch(i)
-        if arch.structure() != self.first.structure():
+        if arch.family() != self.first.family():
             raise ValueError(
-                f"{arch.name} differs from machines that it shares mappings with in more than "
-                "prices, rates and clock; leave out solver.sharing_gap"
+                f"{arch.name} differs from machines that it shares mappings with in more than prices, rates, "
+                "clock, capacities and PEs; leave out solver.sharing_gap"
             )
         return arch
 
@@ -151,7 +212,7 @@ def _stack_columns(columns: Sequence[Any]) -> Floats:
 
 
 def machine_batch(first: Arch, columns: Columns, arch: Callable[[int], Arch]) -> MachineBatch:
-    """Returns the batch of machines of one structure, given as columns. Raises ValueError on machines with
+    """Returns the batch of machines of one family, given as columns. Raises ValueError on machines with
     layouts or hops, whose prices are not in the columns.
     """
     if first.layout_sensitive():
@@ -161,7 +222,7 @@ def machine_batch(first: Arch, columns: Columns, arch: Callable[[int], Arch]) ->
         )
 
     def kinds(role: FieldRole) -> MachineGroups:
-        rows = np.column_stack([columns.column_at(slot) for slot in slots(first, role)])
+        rows = np.column_stack([*(columns.column_at(slot) for slot in slots(first, role)), columns.sizes])
         firsts, group_of = group_equal_rows(np.nan_to_num(rows, nan=-1.0))
         group_columns = columns.take(firsts)
         return MachineGroups(
@@ -175,7 +236,16 @@ def machine_batch(first: Arch, columns: Columns, arch: Callable[[int], Arch]) ->
             group_of.astype(np.int32),
         )
 
-    return MachineBatch(first, arch, columns.leak_mw, columns.clock_ghz, kinds("price"), kinds("rate"))
+    return MachineBatch(
+        first,
+        arch,
+        columns.leak_mw,
+        columns.clock_ghz,
+        columns.capacity_bits,
+        columns.sizes,
+        kinds("price"),
+        kinds("rate"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +261,7 @@ def cost_on(batch: MachineBatch, e: Einsum, cost: EinsumCost) -> BatchCost:
     count_rows = [row for row in cost.counts if row.action != "fold"]
     cycles = np.empty(len(batch.times))
     pj = np.empty(len(batch.prices))
-    sums = nest_sums(cost.mapping, e, batch.first)
+    sums = nest_sums(cost.mapping, e, batch.largest)
     for i, arch in enumerate(batch.by_rate.batch_arches):
         cycles[i * KINDS_PER_STEP : (i + 1) * KINDS_PER_STEP] = cycles_of(sums, arch)
     for i, arch in enumerate(batch.by_energy.batch_arches):
@@ -201,9 +271,18 @@ def cost_on(batch: MachineBatch, e: Einsum, cost: EinsumCost) -> BatchCost:
     return BatchCost(pj, cycles)
 
 
+def fits_on(batch: MachineBatch, e: Einsum, mapping: Mapping) -> Bools:
+    """Returns [n] on which machines a mapping fits all capacities and PEs."""
+    arch, used = batch.largest, pes_used(mapping, e)
+    placed, bits = footprints(mapping, e, arch), bits_of(e, arch)
+    capacity = np.array([occupied_bits(placed, level, bits) for level in arch.levels], float)
+    pes = np.array([used.get(name, 1) for f in arch.fanouts for name, _ in f.dims], np.int64)
+    return np.asarray((capacity <= batch.capacity_bits).all(axis=1) & (pes <= batch.pes).all(axis=1))
+
+
 def initiation_intervals_on(batch: MachineBatch, e: Einsum, cost: EinsumCost) -> Floats:
     """Returns the initiation interval in cycles of an einsum that runs back to back, by kind of rates."""
-    sums = nest_sums(cost.mapping, e, batch.first)
+    sums = nest_sums(cost.mapping, e, batch.largest)
     return np.concatenate(
         [
             np.broadcast_to(
@@ -236,73 +315,184 @@ class SharedMappings:
     """Mappings of an einsum that a batch of machines shares."""
 
     einsum: Einsum
-    mappings: tuple[EinsumCost, ...]  # each priced on one of the machines
-    choice: NDArray[np.int16]  # [n] mapping of each machine
+    mappings: tuple[EinsumCost, ...]  # each priced on `MachineBatch.largest`
+    choice: NDArray[np.int16]  # [n] mapping of each machine, NONE_FITS or NOT_SEARCHED
     gaps: Parts  # [n] optimality gap on each machine, in parts (`from_parts`)
 
 
+@dataclass(slots=True)
+class Sharing:
+    """What is known while mappings of E einsums are searched for n machines and W workloads."""
+
+    batch: MachineBatch
+    einsums: Sequence[Einsum]
+    occurrences: Floats  # [W, E] of each einsum in each workload
+    lower: list[BatchCost]  # lower bounds of any mapping, per einsum
+    units: list[Floats]  # `units_of` each einsum
+    best_pj: Floats  # [E, n] energy of the best known mapping; inf: none is known
+    bound_pj: Floats  # [E, n] lower bound of the energy of all mappings of the searched space
+    choice: NDArray[np.int16]  # [E, n] the best known mapping, NONE_FITS or NOT_SEARCHED
+    step: NDArray[np.uint8]  # [E, n] the next step of the ladder; more than len(LADDER): none is left
+    is_closed: Bools  # [n] nothing is left to search, or something does not fit
+    mappings: list[dict[str, EinsumCost]] = field(default_factory=list)  # per einsum, by text
+
+
 def find_shared_mappings(
-    batch: MachineBatch, e: Einsum, solve: Solve, lower_bounds: Bound, allowed_gap: float
-) -> SharedMappings | Infeasible:
-    """Returns mappings of an einsum for all machines.
+    batch: MachineBatch,
+    einsums: Sequence[Einsum],
+    occurrences: Floats,
+    searches: Sequence[Searches],
+    allowed_gap: float,
+) -> list[SharedMappings]:
+    """Returns mappings of E einsums for all machines.
 
-    Each round solves up to ROUND_MACHINES of the unsolved machines whose best known mapping may lie above the
-    optimum by more than `allowed_gap`: the one with the largest gap, and others drawn with a fixed seed. The
-    rounds end when no such machine is left. allowed_gap: must be above 0.
+    The machine whose gap is largest is looked at next (`_next_einsum`, `_take_step`), until no gap is above
+    `allowed_gap`, or nothing is left to search on machines where one is.
+
+    occurrences: [W, E] of each einsum in each workload; the gap of each workload counts.
+    searches: of each einsum.
+    allowed_gap: must be above 0.
     """
-    lower = lower_bound_on(batch, e)
-    bound = energy_of(batch, lower) * (1 - ROUNDING_GAP)
-    best_pj = np.full(len(batch), np.inf)
-    choice = np.zeros(len(batch), np.int16)
-    mappings: dict[str, EinsumCost] = {}
-    # without_leakage: kind of prices -> lower bound of the energy without leakage
-    is_solved, rng, without_leakage = np.zeros(len(batch), np.bool_), Random(0), dict[int, float]()
-    units = units_of(batch, e)
+    shared = _start(batch, einsums, occurrences)
+    while True:
+        gaps = np.where(shared.is_closed, 0.0, _gaps_of_workloads(shared).max(axis=0))
+        machine = int(np.argmax(gaps))
+        if gaps[machine] <= allowed_gap:
+            break
+        einsum = _next_einsum(shared, machine, allowed_gap)
+        if einsum is None:
+            shared.is_closed[machine] = True
+            continue
+        _take_step(shared, searches[einsum], machine, einsum, allowed_gap)
+    return [_chosen(shared, einsum, allowed_gap) for einsum in range(len(einsums))]
 
-    while (
-        unsolved := np.flatnonzero(
-            ~is_solved & ((current_gap := _relative_gap(best_pj, bound)) > allowed_gap)
-        )
-    ).size:
-        worst = int(unsolved[np.argmax(current_gap[unsolved])]) if mappings else int(unsolved[0])
-        machines = [
-            worst,
-            *(i for i in rng.sample(unsolved.tolist(), min(ROUND_MACHINES, unsolved.size)) if i != worst),
-        ][:ROUND_MACHINES]
-        is_solved[machines] = True
-        arches = [batch.machine(i) for i in machines]
-        answers = solve(arches)
-        for answer in answers:
-            if isinstance(answer, Infeasible):
-                return answer
-            if str(answer.mapping) not in mappings:
-                energy = energy_of(batch, cost_on(batch, e, answer))
-                is_better = energy < best_pj
-                best_pj[is_better], choice[is_better] = energy[is_better], len(mappings)
-                mappings[str(answer.mapping)] = answer
-        new_kinds = {
-            kind: arch.without("leakage")
-            for i, arch in zip(machines, arches, strict=True)
-            if (kind := int(batch.by_energy.group_of[i])) not in without_leakage
-        }
-        without_leakage |= zip(
-            new_kinds, lower_bounds(list(new_kinds.values())) if new_kinds else (), strict=True
-        )
-        for i, answer in zip(machines, answers, strict=True):
-            assert isinstance(answer, EinsumCost)
-            anchor_bounds = (
-                answer.energy_pj / (1 + answer.optimality_gap),
-                without_leakage[int(batch.by_energy.group_of[i])],
-            )
-            raise_bounds(batch, bound, i, *anchor_bounds, units, lower.cycles)
-    gaps = _relative_gap(best_pj, bound)
+
+def _start(batch: MachineBatch, einsums: Sequence[Einsum], occurrences: Floats) -> Sharing:
+    """Returns what is known before any search."""
+    shape = len(einsums), len(batch)
+    lower = [lower_bound_on(batch, e) for e in einsums]
+    fits = np.array([fits_on(batch, e, minimal_mapping(e, batch.first)) for e in einsums])
+    return Sharing(
+        batch,
+        einsums,
+        occurrences,
+        lower,
+        [units_of(batch, e) for e in einsums],
+        np.full(shape, inf),
+        np.array([energy_of(batch, one) for one in lower]) * (1 - ROUNDING_GAP),
+        np.where(fits, NOT_SEARCHED, NONE_FITS).astype(np.int16),
+        np.zeros(shape, np.uint8),
+        np.asarray(~fits.all(axis=0)),
+        [{} for _ in einsums],
+    )
+
+
+def _gaps_of_workloads(shared: Sharing) -> Floats:
+    """Returns [W, n] the gap of each workload on each machine."""
+    gaps = np.empty((len(shared.occurrences), len(shared.batch)))
+    for workload, occurrences in enumerate(shared.occurrences):
+        its = np.flatnonzero(occurrences)
+        best, bound = (occurrences[its] @ of_all[its] for of_all in (shared.best_pj, shared.bound_pj))
+        gaps[workload] = _relative_gap(best, bound)
+    return gaps
+
+
+def _next_einsum(shared: Sharing, machine: int, allowed_gap: float) -> int | None:
+    """Returns the einsum to search next on a machine: where the workload with the largest gap may gain most
+    of what it lacks, for the effort of the next step; one without a mapping first. None: no step is left.
+    """
+    best, bound = shared.best_pj[:, machine], shared.bound_pj[:, machine]
+    workload = int(np.argmax([_gap_at(shared, machine, its) for its in shared.occurrences]))
+    its = np.flatnonzero(shared.occurrences[workload])
+    excess = np.zeros(len(best))
+    excess[its] = shared.occurrences[workload, its] * (best[its] - bound[its])
+    may_gain = np.where(shared.step[:, machine] <= len(LADDER), excess, 0.0)
+    if (may_gain <= 0).all():
+        return None
+    if np.isinf(may_gain).any():
+        return int(np.argmax(may_gain))
+    lacks = excess.sum() - allowed_gap * (shared.occurrences[workload, its] @ bound[its])
+    efforts = np.array([*(step.effort for step in LADDER), FULL_EFFORT, FULL_EFFORT], float)
+    return int(np.argmax(np.minimum(may_gain, 2 * lacks) / efforts[shared.step[:, machine]]))
+
+
+def _gap_at(shared: Sharing, machine: int, occurrences: Floats) -> float:
+    """Returns the gap of a workload on one machine."""
+    its = np.flatnonzero(occurrences)
+    best, bound = (occurrences[its] @ of_all[its, machine] for of_all in (shared.best_pj, shared.bound_pj))
+    return relative_gap(float(best), float(bound))
+
+
+def _take_step(shared: Sharing, searches: Searches, machine: int, einsum: int, allowed_gap: float) -> None:
+    """Searches an einsum on a machine by the next step of the ladder. A first mapping is searched to the end,
+    and so is what all steps before did not bring within the gap.
+    """
+    batch, step = shared.batch, int(shared.step[einsum, machine])
+    best_pj, arch = float(shared.best_pj[einsum, machine]), batch.machine(machine)
+    if best_pj == inf or step == len(LADDER):
+        shared.step[einsum, machine] = step if step < len(LADDER) else step + 1
+        answer = searches.solve(arch)
+        if isinstance(answer, Infeasible):
+            too_small = batch.no_larger(batch.capacity_bits[machine], batch.pes[machine])
+            shared.is_closed |= too_small
+            shared.choice[einsum, too_small] = NONE_FITS
+            return
+        _add_mapping(shared, einsum, answer.mapping)
+        bound_pj = answer.energy_pj / (1 + answer.optimality_gap)
+        _raise_bounds(shared, einsum, machine, batch.capacity_bits[machine], bound_pj)
+        return
+    of_largest, effort = LADDER[step]
+    capacity_bits = batch.capacity_bits.max(axis=0) if of_largest else batch.capacity_bits[machine]
+    share = SHARE_OF_GAP if effort < LONG_EFFORT else 1.0
+    found = searches.improve(
+        arch.with_sizes(capacity_bits, batch.pes[machine]), best_pj / (1 + share * allowed_gap), effort
+    )
+    # a search that did not end knows no more with more effort
+    next_own = 1 if of_largest else len(LADDER)
+    shared.step[einsum, machine] = step + 1 if found.ended else max(step + 1, next_own)
+    if found.mapping is not None:
+        _add_mapping(shared, einsum, found.mapping)
+    if 0 < found.bound_pj < inf:
+        _raise_bounds(shared, einsum, machine, capacity_bits, found.bound_pj)
+
+
+def _add_mapping(shared: Sharing, einsum: int, mapping: Mapping) -> None:
+    """Prices a mapping that is not known yet on all machines. It becomes the choice where it costs least."""
+    known, e, batch = shared.mappings[einsum], shared.einsums[einsum], shared.batch
+    if (text := str(mapping)) in known:
+        return
+    cost = einsum_cost(Problem(batch.largest, e, "energy"), mapping)
+    if isinstance(cost, Infeasible):
+        raise ValueError(f"a mapping of {e.name} does not fit: {cost}")
+    known[text] = cost
+    energy = energy_of(batch, cost_on(batch, e, cost))
+    is_better = fits_on(batch, e, mapping) & (energy < shared.best_pj[einsum])
+    shared.best_pj[einsum, is_better] = energy[is_better]
+    shared.choice[einsum, is_better] = len(known) - 1
+
+
+def _raise_bounds(shared: Sharing, einsum: int, machine: int, capacity_bits: Floats, bound_pj: float) -> None:
+    """Raises the bounds of an einsum by the one of a machine with the prices and PEs of machine number
+    `machine` and capacities `capacity_bits` [V], on all machines that are no larger.
+    """
+    batch, lower = shared.batch, shared.lower[einsum]
+    raised = np.zeros(len(batch))
+    without_leakage = float(lower.pj[batch.by_energy.group_of[machine]]) * (1 - ROUNDING_GAP)
+    raise_bounds(batch, raised, machine, bound_pj, without_leakage, shared.units[einsum], lower.cycles)
+    no_larger = batch.no_larger(capacity_bits, batch.pes[machine])
+    shared.bound_pj[einsum, no_larger] = np.maximum(shared.bound_pj[einsum, no_larger], raised[no_larger])
+
+
+def _chosen(shared: Sharing, einsum: int, allowed_gap: float) -> SharedMappings:
+    """Returns the mappings of an einsum that machines use."""
+    gaps = _relative_gap(shared.best_pj[einsum], shared.bound_pj[einsum])
     gaps[gaps <= 2 * ROUNDING_GAP] = 0.0  # bounds are rounded down by ROUNDING_GAP
-    used, of_used = np.unique(choice, return_inverse=True)
+    choice, costs = shared.choice[einsum], list(shared.mappings[einsum].values())
+    used = np.unique(choice[choice != NONE_FITS])
+    new_number = np.full(len(costs) + 1, NONE_FITS, np.int16)  # the last one is that of NONE_FITS
+    new_number[used] = np.arange(len(used))
     return SharedMappings(
-        e,
-        tuple(list(mappings.values())[k] for k in used),
-        of_used.astype(np.int16),
-        to_parts(gaps, allowed_gap),
+        shared.einsums[einsum], tuple(costs[k] for k in used), new_number[choice], to_parts(gaps, allowed_gap)
     )
 
 
@@ -451,49 +641,54 @@ def lower_bounds_of(
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Costs of a workload of E distinct einsums, unfused, with M shared mappings on a batch of n machines."""
+    """Costs of a workload of E distinct einsums, unfused, with shared mappings on a batch of n machines."""
 
     lower_bounds: LowerBounds
     mappings: tuple[EinsumCost, ...]  # of all einsums, those of one einsum next to each other
-    pj: Floats  # [M, kinds of prices] energy without leakage
-    cycles: Floats  # [M, kinds of rates]
-    # [M, kinds of rates] initiation intervals if the workload has one distinct einsum; else equal to `cycles`
+    choice: NDArray[np.int16]  # [E, n] number of the mapping, NONE_FITS or NOT_SEARCHED
+    pj: Floats  # [E, n] energy of the chosen mapping without leakage; 0 where there is none
+    cycles: Floats  # [E, n]
+    # [E, n] initiation intervals if the workload has one distinct einsum; else equal to `cycles`
     initiation_intervals: Floats
-    choice: NDArray[np.int16]  # [E, n] number of the mapping
     gaps: Parts  # [E, n] optimality gap, in parts
     allowed_gap: float  # relative gap that was allowed
+
+    @property
+    def fits(self) -> Bools:
+        """[n] on which machines every einsum has a mapping."""
+        return np.asarray((self.choice >= 0).all(axis=0))
 
 
 def table(
     batch: MachineBatch, lower: LowerBounds, shared_mappings: Sequence[SharedMappings], allowed_gap: float
 ) -> Table:
-    """Returns the costs of a workload with shared mappings on every kind of machine.
+    """Returns the costs of a workload with shared mappings on every machine.
 
     lower, shared_mappings: lower bounds and shared mappings of its E distinct einsums.
     allowed_gap: the relative gap that was allowed.
     """
-    mappings = [(shared.einsum, mapping) for shared in shared_mappings for mapping in shared.mappings]
-    choice, offset = np.empty((len(shared_mappings), len(batch)), np.int16), 0
-    pj, cycles = np.empty((len(mappings), len(batch.prices))), np.empty((len(mappings), len(batch.times)))
+    shape, offset = (len(shared_mappings), len(batch)), 0
+    choice, (pj, cycles, intervals) = np.empty(shape, np.int16), np.zeros((3, *shape))
     for i, shared in enumerate(shared_mappings):
-        choice[i] = shared.choice + offset
+        choice[i] = shared.choice
+        for k, mapping in enumerate(shared.mappings):
+            machines = np.flatnonzero(shared.choice == k)
+            choice[i, machines] = offset + k
+            cost = cost_on(batch, shared.einsum, mapping)
+            by_rate = batch.by_rate.group_of[machines]
+            pj[i, machines] = cost.pj[batch.by_energy.group_of[machines]]
+            cycles[i, machines] = cost.cycles[by_rate]
+            # with several distinct einsums, equal ones do not run back to back
+            if len(shared_mappings) == 1:
+                intervals[i, machines] = initiation_intervals_on(batch, shared.einsum, mapping)[by_rate]
         offset += len(shared.mappings)
-    for i, (e, mapping) in enumerate(mappings):
-        cost = cost_on(batch, e, mapping)
-        pj[i], cycles[i] = cost.pj, cost.cycles
-    # with several distinct einsums, equal ones do not run back to back
-    intervals = (
-        np.stack([initiation_intervals_on(batch, e, mapping) for e, mapping in mappings])
-        if len(shared_mappings) == 1
-        else cycles
-    )
     return Table(
         lower,
-        tuple(mapping for _, mapping in mappings),
+        tuple(mapping for shared in shared_mappings for mapping in shared.mappings),
+        choice,
         pj,
         cycles,
-        intervals,
-        choice,
+        intervals if len(shared_mappings) == 1 else cycles,
         np.stack([shared.gaps for shared in shared_mappings]),
         allowed_gap,
     )
@@ -518,17 +713,9 @@ def sums_at(batch: MachineBatch, costs: Table, machines: Ints) -> Sums:
 
     Raises Violated if a lower bound exceeds a cost.
     """
-    choice, price_kind, rate_kind, total = (
-        costs.choice[:, machines],
-        batch.by_energy.group_of[machines],
-        batch.by_rate.group_of[machines],
-        costs.lower_bounds.total,
-    )
-    cycles, (lower_pj, lower_cycles) = (
-        costs.cycles[choice, rate_kind],
-        costs.lower_bounds.on_machines(batch, machines),
-    )
-    energy = costs.pj[choice, price_kind] + batch.leak_mw[machines] * cycles / batch.clock_ghz[machines]
+    total, cycles = costs.lower_bounds.total, costs.cycles[:, machines]
+    lower_pj, lower_cycles = costs.lower_bounds.on_machines(batch, machines)
+    energy = costs.pj[:, machines] + batch.leak_mw[machines] * cycles / batch.clock_ghz[machines]
     if (violating := np.flatnonzero((lower_pj > energy * (1 + ROUNDING_GAP)).any(axis=1))).size:
         raise Violated(f"{costs.lower_bounds.einsums[violating[0]].name}: lower bound above the cost")
     to_bound = _relative_gap(energy, lower_pj)
@@ -537,7 +724,7 @@ def sums_at(batch: MachineBatch, costs: Table, machines: Ints) -> Sums:
     intervals = (
         total_cycles
         if len(costs.lower_bounds.einsums) > 1
-        else total(costs.initiation_intervals[choice, rate_kind])
+        else total(costs.initiation_intervals[:, machines])
     )
     total_to_bound = _relative_gap(total_pj, total_lower_pj)
     gap = np.minimum(_relative_gap(total_pj, total(energy / (1 + gaps))), total_to_bound)
