@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice, takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -708,8 +709,12 @@ def _fair_size(run: Run, ready_count: int) -> int:
 def _lease_size(run: Run, ready_count: int) -> int:
     """Returns how many machines the next lease has: `_full_size`, or more (MIN_BATCHED_LEASE) if they are one
     batch; but at most `_fair_size`, and at most as many as are solved so far, so that a run with too many
-    errors stops before it has many more.
+    errors stops before it has many more. Where batches share mappings, a lease is what is asked of one batch:
+    its mappings are found by one worker, with its first machine.
     """
+    if run.job.batch_index:
+        batch, waiting = run.todo[0][1], islice(run.todo, min(ready_count, MAX_PER_LEASE))
+        return sum(1 for _ in takewhile(lambda one: one[1] == batch, waiting))
     fair_size = max(1, min(_fair_size(run, ready_count), ready_count, run.solved))
     size, limit = min(_full_size(run), fair_size), min(MIN_BATCHED_LEASE, fair_size)
     if run.structural_axes is None or not run.pace_s or size >= limit:

@@ -237,7 +237,7 @@ def search_below(
     machines = _read_machines([problem], constraints, "least", NO_SPREADS, inf)
     best = np.array([[cutoff, 0.0, 0.0]])
     nests, visited, left, ended = _search_factors(
-        machines, factors, constraints, budget, best, choices, 1 + gap
+        machines, factors, constraints, budget, best, choices, 1 + gap, with_perfect=True
     )
     return SearchResult(nests[0], visited, float(min(left[0], best[0, 0])), ended=ended or visited > budget)
 
@@ -315,12 +315,13 @@ def _search_factors(
     best: Floats,
     choices: int = MAX_CHOICES,
     margin: float = 1.0,
+    with_perfect: bool = False,
 ) -> FactorsResult:
     """Searches with one kind of factors.
 
     best: [J, 3] the costs to beat, lowered in place. budget: nodes placed at most. choices: boxes of spatial
     unrollings bounded at most. margin: a mapping counts if it costs less than the best so far, divided by
-    this.
+    this. with_perfect: whether imperfect factors are searched together with perfect ones, else beside them.
     """
     problems, machine, terms = machines
     e, arch, machine_count = problems[0].einsum, problems[0].arch, len(problems)
@@ -339,7 +340,7 @@ def _search_factors(
         stationary_tensor,
         _unconstrained_groups(arch, constraints),
         constraints.min_pes,
-        factors != "perfect",
+        factors != "perfect" and not with_perfect,
     )
     nodes, levels = len(tables.tensors) * len(arch.levels) + len(machine.loop_positions), len(arch.levels)
     work = _work(machine_count, nodes, levels, terms, tables, budget, choices, margin)

@@ -153,6 +153,7 @@ class MachineBatch:
     pes: Ints  # [n, D]
     by_energy: MachineGroups  # kinds by energies per action, and PEs
     by_rate: MachineGroups  # kinds by times of ports and operations, and PEs
+    machines: dict[int, Arch] = field(default_factory=dict)  # by index, those built so far
 
     @cached_property
     def largest(self) -> Arch:
@@ -198,13 +199,15 @@ class MachineBatch:
 
         Raises ValueError if it is of another family than the first: mappings may not be shared then.
         """
-        arch = self.arch(i)
-        if arch.family() != self.first.family():
-            raise ValueError(
-                f"{arch.name} differs from machines that it shares mappings with in more than prices, rates, "
-                "clock, capacities and PEs; leave out solver.sharing_gap"
-            )
-        return arch
+        if i not in self.machines:
+            arch = self.arch(i)
+            if arch.family() != self.first.family():
+                raise ValueError(
+                    f"{arch.name} differs from machines that it shares mappings with in more than prices, "
+                    "rates, clock, capacities and PEs; leave out solver.sharing_gap"
+                )
+            self.machines[i] = arch
+        return self.machines[i]
 
 
 def _stack_columns(columns: Sequence[Any]) -> Floats:
@@ -441,15 +444,17 @@ def _take_step(shared: Sharing, searches: Searches, machine: int, einsum: int, a
         bound_pj = answer.energy_pj / (1 + answer.optimality_gap)
         _raise_bounds(shared, einsum, machine, batch.capacity_bits[machine], bound_pj)
         return
-    of_largest, effort = LADDER[step]
-    capacity_bits = batch.capacity_bits.max(axis=0) if of_largest else batch.capacity_bits[machine]
+    own_bits, (of_largest, effort) = batch.capacity_bits[machine], LADDER[step]
+    capacity_bits = batch.capacity_bits.max(axis=0) if of_largest else own_bits
     share = SHARE_OF_GAP if effort < LONG_EFFORT else 1.0
     found = searches.improve(
         arch.with_sizes(capacity_bits, batch.pes[machine]), best_pj / (1 + share * allowed_gap), effort
     )
-    # a search that did not end knows no more with more effort
-    next_own = 1 if of_largest else len(LADDER)
-    shared.step[einsum, machine] = step + 1 if found.ended else max(step + 1, next_own)
+    # what ended by itself finds no more with more effort; nor does the largest machine with the same effort
+    if bool((capacity_bits == own_bits).all()):
+        shared.step[einsum, machine] = step + 1 + int(of_largest) if found.ended else len(LADDER)
+    else:
+        shared.step[einsum, machine] = step + 1
     if found.mapping is not None:
         _add_mapping(shared, einsum, found.mapping)
     if 0 < found.bound_pj < inf:
