@@ -49,6 +49,7 @@ from dse.solve.sharing.shared_mappings import (
 from dse.solve.solve import find_shared_mappings_of, rename, sequential_solution, sequential_space
 from dse.study import pareto
 from dse.study import study as studies
+from dse.study.sampler import generation_machines, generation_range, generations_of, positions_of
 from hw.arch import Arch
 from hw.columns import Columns, concatenated, group_equal_rows
 from hw.space import decode
@@ -165,13 +166,22 @@ class BatchIndex:
 
     def batch_numbers(self, machines: Ints) -> tuple[Ints, Ints]:
         """Returns (for each of `machines` [n] the number of its batch, from 0; the key of each of these
-        batches [batches, k]: indices of its values on the structural axes, then which part of the batch).
+        batches [batches, k]: its generation where machines are drawn at random, else indices of its values on
+        the family axes; then which part of these).
         """
-        space, digits = self.pruner.study.space, self.pruner.table.digits(machines)
-        index_in_batch = np.zeros(len(machines), np.int64)
-        for at in self.order:
-            index_in_batch = index_in_batch * len(space.axes[at].values) + digits[:, at]
-        keys = np.column_stack([digits[:, list(self.family_axes)], index_in_batch // self._part_size()])
+        space, search = self.pruner.study.space, self.pruner.study.search
+        if search.method == "random":
+            positions = positions_of(space.size, search.seed, machines)
+            generations = generations_of(search, positions)
+            distinct, which = np.unique(generations, return_inverse=True)
+            firsts = np.array([generation_range(search, space.size, g)[0] for g in distinct.tolist()])
+            keys = np.column_stack([generations, (positions - firsts[which]) // MAX_MACHINES])
+        else:
+            digits = self.pruner.table.digits(machines)
+            index_in_batch = np.zeros(len(machines), np.int64)
+            for at in self.order:
+                index_in_batch = index_in_batch * len(space.axes[at].values) + digits[:, at]
+            keys = np.column_stack([digits[:, list(self.family_axes)], index_in_batch // self._part_size()])
         first, batch_of = group_equal_rows(keys)
         return batch_of, keys[first]
 
@@ -230,13 +240,13 @@ class BatchIndex:
         varying = [at for at in (*self.family_axes, *self.order) if len(axes[at].values) > 1]
         return self.pruner.study.search.method == "exhaustive" and varying == sorted(varying)
 
-    def _batches_with_bounds(self, key: tuple[int, ...]) -> list[BatchAnswers]:
-        """Returns the BatchAnswers of a key: its machines that can be built, grouped by family and outermost
-        capacity, with lower bounds.
-        """
-        space = self.pruner.study.space
-        part_size = self._part_size()
-        digits = dict(zip(self.family_axes, key, strict=False))
+    def _machines_of(self, key: tuple[int, ...]) -> Ints:
+        """Returns the machines of a batch, those that cannot be built among them."""
+        space, search = self.pruner.study.space, self.pruner.study.search
+        if search.method == "random":
+            machines = generation_machines(search, space.size, key[0])
+            return machines[key[1] * MAX_MACHINES : (key[1] + 1) * MAX_MACHINES]
+        part_size, digits = self._part_size(), dict(zip(self.family_axes, key, strict=False))
         index_in_batch = np.arange(
             key[-1] * part_size, min((key[-1] + 1) * part_size, self._machines_per_batch()), dtype=np.int64
         )
@@ -246,7 +256,13 @@ class BatchIndex:
         for at in range(len(space.axes) - 1, -1, -1):
             numbers += digits[at] * stride
             stride *= len(space.axes[at].values)
-        numbers = np.sort(numbers)
+        return numbers
+
+    def _batches_with_bounds(self, key: tuple[int, ...]) -> list[BatchAnswers]:
+        """Returns the BatchAnswers of a key: its machines that can be built, grouped by family and outermost
+        capacity, with lower bounds.
+        """
+        numbers = np.sort(self._machines_of(key))
         chunks = [
             self.pruner.table.columns(numbers[at : at + DECODE_CHUNK])
             for at in range(0, len(numbers), DECODE_CHUNK)

@@ -16,7 +16,7 @@ import hashlib
 import inspect
 import warnings
 from collections.abc import Callable, Container, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from math import log1p, prod
@@ -60,8 +60,8 @@ class Search:
 
     method: Literal["exhaustive", "random", "qmc", "nsga2", "nsga3", "tpe"] = "exhaustive"
     seed: Annotated[int, Field(ge=0)] = 0
-    # machines per generation; 0: 256 for methods that do not learn (with prune: `GROWTH_TEXT`), 16 for nsga2
-    # and nsga3, 4 for tpe
+    # machines per generation; 0: 256 for methods that do not learn (with prune: `GROWTH_TEXT`, with
+    # solver.sharing_gap: 4096), 16 for nsga2 and nsga3, 4 for tpe
     generation: Annotated[int, Field(ge=0)] = 0
     population: Annotated[int, Field(ge=2)] = 24  # of nsga2 and nsga3
     startup: Annotated[int, Field(ge=2)] = 16  # trials before tpe and samplers of Optuna's by name learn
@@ -225,14 +225,29 @@ def permutation(size: int, seed: int, positions: Ints) -> Ints:
     A Feistel network on the smallest even number of bits that holds size, applied again until the result is <
     size (at most 4 rounds expected). It needs no memory, and any part of the order can be computed by itself.
     """
+    return _permuted(size, seed, positions, _feistel)
+
+
+def positions_of(size: int, seed: int, machines: Ints) -> Ints:
+    """Returns the positions at which `permutation` gives these machines."""
+    return _permuted(size, seed, machines, _feistel_back)
+
+
+def _permuted(
+    size: int,
+    seed: int,
+    numbers: Ints,
+    network: Callable[[NDArray[np.uint64], int, Sequence[int]], NDArray[np.uint64]],
+) -> Ints:
+    """Returns numbers below `size`, put through a network until they are below it again."""
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     keys = [
         int.from_bytes(hashlib.sha256(f"{seed}/{size}/{r}".encode()).digest()[:8], "big") for r in range(6)
     ]
-    out = positions.astype(np.uint64)
+    out = numbers.astype(np.uint64)
     outside = np.ones(len(out), dtype=bool)
     while outside.any():
-        out[outside] = _feistel(out[outside], half, keys)
+        out[outside] = network(out[outside], half, keys)
         outside = out >= size
     return out.astype(np.int64)
 
@@ -257,6 +272,14 @@ def window(trials: Sequence[Trial], directions: Sequence[str], limit: int) -> li
     return [ordered[i] for i in sorted([*best, *islice(recent, limit - len(best))])]
 
 
+def for_sharing(search: Search, sharing_gap: float) -> Search:
+    """Returns the search of a study whose machines share answers (sharing_gap above 0): unless the study says
+    how large, an enumerated search has large generations, for machines of one share most.
+    """
+    is_free = is_enumerated(search) and not search.generation and not search.prune
+    return replace(search, generation=MAX_GENERATION) if sharing_gap and is_free else search
+
+
 def is_enumerated(search: Search) -> bool:
     """True if the machines of a generation follow from its number alone."""
     return search.method in ("exhaustive", "random")
@@ -275,6 +298,19 @@ def generation_range(search: Search, size: int, number: int) -> tuple[int, int]:
         number - GROWTH_STEPS, 0
     ) * search.generation_size(number)
     return min(first, size), min(first + search.generation_size(number), size)
+
+
+def generations_of(search: Search, positions: Ints) -> Ints:
+    """Returns the generations of an enumerated search in which positions of its order are asked.
+
+    >>> generations_of(Search(prune=True), np.array([0, 31, 32, 300, 20000])).tolist()
+    [0, 0, 1, 4, 11]
+    """
+    sizes = [search.generation_size(number) for number in range(GROWTH_STEPS + 1)]
+    starts = np.concatenate([[0], np.cumsum(sizes[:GROWTH_STEPS])])
+    grown = GROWTH_STEPS + (positions - starts[-1]) // sizes[GROWTH_STEPS]
+    found = np.where(positions < starts[-1], np.searchsorted(starts, positions, "right") - 1, grown)
+    return found.astype(np.int64)
 
 
 def generation_machines(search: Search, size: int, number: int) -> Ints:
@@ -355,11 +391,24 @@ def _feistel(values: NDArray[np.uint64], half: int, keys: Sequence[int]) -> NDAr
     mask, shift = np.uint64(2**half - 1), np.uint64(half)
     left, right = values >> shift, values & mask
     for key in keys:
-        # splitmix64's finaliser as the round function
-        mixed = (right + np.uint64(key)) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0x94D049BB133111EB)
-        left, right = right, left ^ ((mixed ^ (mixed >> np.uint64(32))) & mask)
+        left, right = right, left ^ (_mixed(right, key) & mask)
     return (left << shift) | right
+
+
+def _feistel_back(values: NDArray[np.uint64], half: int, keys: Sequence[int]) -> NDArray[np.uint64]:
+    """Returns the numbers that `_feistel` takes to these."""
+    mask, shift = np.uint64(2**half - 1), np.uint64(half)
+    left, right = values >> shift, values & mask
+    for key in reversed(keys):
+        left, right = right ^ (_mixed(left, key) & mask), left
+    return (left << shift) | right
+
+
+def _mixed(values: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
+    """Returns splitmix64's finaliser of the values, the round function of the network."""
+    mixed = (values + np.uint64(key)) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(32))
 
 
 def _steer(

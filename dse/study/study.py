@@ -97,7 +97,7 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
         raise StudyError(faults.text(path))
     name = read.name(document, faults)
     solver = read.solver(document.get("solver", {}), faults, path.parent, within)
-    search = read.search(document.get("search", {}), faults)
+    search = sampler.for_sharing(read.search(document.get("search", {}), faults), solver.sharing_gap)
     stop, limits = (read.block(kind, document.get(key, {}), key, faults) for key, kind in BLOCKS.items())
     machine, space = read.space(document, path.parent, faults, within)
     if solver.layout != "row_major" and space and not is_ever_set(space, LAYOUT_FIELDS):
