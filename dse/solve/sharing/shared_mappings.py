@@ -160,6 +160,11 @@ class MachineBatch:
         """A machine with the largest capacities and PEs of all, on which every mapping fits."""
         return self.first.with_sizes(self.capacity_bits.max(axis=0), self.pes.max(axis=0))
 
+    @cached_property
+    def smallest(self) -> Arch:
+        """A machine with the smallest capacities and PEs of all: what fits there fits on every machine."""
+        return self.first.with_sizes(self.capacity_bits.min(axis=0), self.pes.min(axis=0))
+
     def no_larger(self, capacity_bits: Floats, pes: Ints) -> Bools:
         """Returns [n] which machines have at most these capacities [V] and PEs [D]."""
         return np.asarray((self.capacity_bits <= capacity_bits).all(axis=1) & (self.pes <= pes).all(axis=1))
@@ -349,14 +354,19 @@ def find_shared_mappings(
 ) -> list[SharedMappings]:
     """Returns mappings of E einsums for all machines.
 
-    The machine whose gap is largest is looked at next (`_next_einsum`, `_take_step`), until no gap is above
-    `allowed_gap`, or nothing is left to search on machines where one is.
+    The first mappings are those of the smallest machine, which fit on all. The machine whose gap is largest
+    is looked at next (`_next_einsum`, `_take_step`), until no gap is above `allowed_gap`, or nothing is left
+    to search on machines where one is.
 
     occurrences: [W, E] of each einsum in each workload; the gap of each workload counts.
     searches: of each einsum.
     allowed_gap: must be above 0.
     """
     shared = _start(batch, einsums, occurrences)
+    for einsum, of_einsum in enumerate(searches):
+        for_all = of_einsum.solve(batch.smallest)
+        if isinstance(for_all, EinsumCost):
+            _add_mapping(shared, einsum, for_all.mapping)
     while True:
         gaps = np.where(shared.is_closed, 0.0, _gaps_of_workloads(shared).max(axis=0))
         machine = int(np.argmax(gaps))
