@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dse.exchange import convert
-from dse.frontend import api, cli
+from dse.frontend import api
 from dse.sim.einsum.evaluate import Solution
 
 REPOSITORIES = {  # folder -> commit
@@ -168,7 +168,7 @@ def priced(out: Path) -> str:
     """One cell: what a price says of the files."""
     machine, workload = out / "machine.yaml", out / "workload.yaml"
     if (out / "mapping.yaml").exists():
-        found = cli._simulated(str(workload), str(machine), str(out / "mapping.yaml"), ())
+        found = api.simulate(str(workload), str(machine), out / "mapping.yaml")
         return f"mapping: {found.totals['energy_pj']:,.0f} pJ, {found.totals['latency_cycles']:,.0f} cycles"
     parts = []
     if workload.exists():
@@ -193,7 +193,7 @@ def compared(folder: Path, design: str) -> Iterator[tuple[str, ...]]:
     theirs = statistics((home / f"ref-output/{reference}timeloop-model.stats.txt").read_text())
     with tempfile.TemporaryDirectory() as out:
         convert.convert("timeloop", paths, Path(out), lossy=True)
-        found = cli._simulated(*(f"{out}/{name}.yaml" for name in ("workload", "machine", "mapping")), ())
+        found = api.simulate(*(f"{out}/{name}.yaml" for name in ("workload", "machine", "mapping")))
     (one,) = found.solution.einsums
     cycles = theirs.pop(("", "", "cycles"))
     yield "", "", "cycles", f"{cycles:,}", f"{found.solution.latency_cycles:,.0f}"

@@ -2,6 +2,7 @@
 
     import dse
     dse.map("resnet18", "edge_array", objective="edp", **{"array.x": 12})    # one workload on one machine
+    dse.simulate("gemm:m=5,n=7,k=12", "a2", "mine.txt")                      # a given mapping
     dse.front("gemm:m=5,n=7,k=12", "a2")                                     # its non-dominated mappings
     dse.residency("cg:matrix=ecology1,n=8", "gogeta_clusters")               # retention between operations
     run = dse.sweep("study.yaml", out="runs/x", progress=print)              # a study
@@ -17,9 +18,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dse.frontend.api import front, map, open, open_all, residency, sweep
+    from dse.frontend.api import front, map, open, open_all, residency, simulate, sweep
 
-__all__ = ["front", "map", "open", "open_all", "residency", "sweep"]
+__all__ = ["front", "map", "open", "open_all", "residency", "simulate", "sweep"]
 
 
 def __getattr__(name: str) -> Any:

@@ -246,7 +246,7 @@ def show_bytes(size: float) -> str:
     unit = next(
         (u for u in ("GiB", "MiB", "KiB") if size >= SIZE_UNITS[u] and size % SIZE_UNITS[u] == 0), "B"
     )
-    return f"{size / SIZE_UNITS[unit]:g} {unit}"
+    return f"{size / SIZE_UNITS[unit]:.12g} {unit}"
 
 
 def show(value: object) -> str:

@@ -12,6 +12,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -26,6 +27,7 @@ from hw.arch import (
     SIZE_UNITS,
     Arch,
     Array,
+    Bytes,
     Compute,
     FieldRole,
     Level,
@@ -33,10 +35,12 @@ from hw.arch import (
     MacUnit,
     Memory,
     Node,
+    Rate,
     Tiling,
     fields_of,
     plain_number,
 )
+from hw.machine import NODE_TYPES
 from workloads.meant import MEANINGS
 from workloads.renamed import key_now
 
@@ -397,6 +401,27 @@ def _changed(node: Node, given: Mapping[str, Any]) -> Node:
         return replace(node, **given)
     dims = {dim: given.get(dim, size) for dim, size in node.dims.items()}
     return replace(node, dims=dims, **{field: value for field, value in given.items() if field not in dims})
+
+
+def written(data: Mapping[str, Any], template: Machine, chosen: Mapping[str, Value]) -> dict[str, Any]:
+    """Returns the document of a machine file with the chosen fields replaced, as `apply` does to its machine.
+
+    data: the document that the template was read from
+    """
+    found, kinds = deepcopy(dict(data)), keys(template)
+    # an entry begins with its role: {memory: gbuf, ...}
+    entries = {next(entry[role] for role in NODE_TYPES if role in entry): entry for entry in found["nodes"]}
+    for key, value in chosen.items():
+        node, _, field = key.rpartition(".")
+        entry = found.setdefault("tiling", {}) if node == "tiling" else entries[node] if node else found
+        block = entry["dims"] if field in entry.get("dims", ()) else entry
+        block[field] = _as_written(kinds[key], value)
+    return found
+
+
+def _as_written(kind: Any, value: Value) -> Value:
+    """Returns a value as a machine file says it: sizes and bandwidths with their units."""
+    return component.show_bytes(float(value)) if kind == Bytes else f"{value} GB/s" if kind == Rate else value
 
 
 def is_ever_set(space: Space, fields: Collection[str]) -> bool:

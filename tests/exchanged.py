@@ -13,7 +13,7 @@ import yaml
 
 from dse.exchange import accelforge_mapping, convert, documents, timeloop_mapping, zigzag_mapping
 from dse.exchange.notes import Notes, Unreadable
-from dse.mapping.nest import Mapping, faults
+from dse.mapping.nest import Loop, Mapping, faults
 from dse.mapping.schedule import parse_schedule
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from hw.arch import Arch
@@ -262,10 +262,33 @@ def random_case(rng: Random, all_held: bool = False) -> tuple[Einsum, Arch, Mapp
     if all_held:
         e = replace(e, extents=tuple((rank, rng.choice([1, 2, 4, 8])) for rank, _ in e.extents))
         held = tuple(replace(level, bypass=v == 0 and level.bypass) for v, level in enumerate(arch.levels))
-        arch = replace(arch, levels=held)
+        arch = numbered(rng, replace(arch, levels=held))
     mapping = nests.random_mapping(rng, e, arch)
     cost = None if faults(mapping, e, arch) else einsum_cost(Problem(arch, e, "energy"), mapping)
     return (e, arch, mapping, cost) if isinstance(cost, EinsumCost) else None
+
+
+def numbered(rng: Random, arch: Arch) -> Arch:
+    """Every other time with dimensions D1, D2, ... as machines from ZigZag have them, in any order."""
+    count = sum(len(fanout.dims) for fanout in arch.fanouts)
+    if rng.random() < 0.5:
+        return arch
+    names = iter(rng.sample([f"D{i + 1}" for i in range(count)], count))
+    fanouts = (
+        replace(fanout, dims=tuple((next(names), n) for _, n in fanout.dims)) for fanout in arch.fanouts
+    )
+    return replace(arch, fanouts=tuple(fanouts))
+
+
+def unrolled(mapping: Mapping, e: Einsum) -> dict[tuple[str, str], int]:
+    """PEs by rank and dimension."""
+    size, found = e.sizes(), dict[tuple[str, str], int]()
+    for node in mapping.nodes:
+        if isinstance(node, Loop):
+            n, size[node.rank] = -(-size[node.rank] // node.tile), node.tile
+            if node.over and n > 1:
+                found[node.rank, node.over] = n * found.get((node.rank, node.over), 1)
+    return found
 
 
 def timeloop_back(e: Einsum, arch: Arch, mapping: Mapping, notes: Notes) -> Mapping:
@@ -288,7 +311,7 @@ def accelforge_back(e: Einsum, arch: Arch, mapping: Mapping, notes: Notes) -> Ma
 
 def outcome(back: Back, case: tuple[Einsum, Arch, Mapping, EinsumCost]) -> tuple[str, Mapping | None]:
     """What becomes of a mapping that goes to a peer and comes back, and what came back: "same" cost, "lost"
-    (another cost, and said so), "refused"; "WRONG": another cost and no word of it.
+    (another cost, and said so), "refused"; "WRONG": another cost and no word of it, or other ranks unrolled.
     """
     e, arch, mapping, cost = case
     notes = Notes()
@@ -296,6 +319,8 @@ def outcome(back: Back, case: tuple[Einsum, Arch, Mapping, EinsumCost]) -> tuple
         found = back(e, arch, mapping, notes)
     except Unreadable:
         return "refused", None
+    if unrolled(found, e) != unrolled(mapping, e):
+        return "WRONG", found
     same = costs_the_same(cost, einsum_cost(Problem(arch, e, "energy"), found))
     return "same" if same else "lost" if notes.losses() else "WRONG", found
 

@@ -260,6 +260,22 @@ def test_a_design_of_zigzag(tmp_path: Path) -> None:
     assert "ok" in good("simulate", "e/workload.yaml", "e/machine.yaml", "e/mapping.yaml", folder=tmp_path)
 
 
+def test_dimensions_of_zigzag_keep_their_numbers_and_idle_ones_are_named(tmp_path: Path) -> None:
+    """A register that serves D1 makes D2 the outer array; what a mapping leaves out ZigZag fills itself."""
+    text = exchanged.ZIGZAG_MACHINE.replace("served_dimensions: []", "served_dimensions: [D1]")
+    files = put(tmp_path, machine=text.replace("[4, 4]", "[2, 4]"), layers=exchanged.ZIGZAG_LAYERS)
+    good("convert", "zigzag", *files, "-o", "d", folder=tmp_path)
+    arch = machine.load_arch(str(tmp_path / "d/machine.yaml"))
+    assert [fanout.dims for fanout in arch.fanouts] == [(("D2", 4),), (("D1", 2),)]
+    e = catalog.load(str(tmp_path / "d/workload.yaml")).einsums[0]
+    own = nest.parse(
+        "store DRAM I W O\nstore SRAM I W O\nfor oy tile 1\nfor k tile 4\n"
+        "parfor k tile 1 over D2\nstore REG O\nfor c tile 1\nfor fy tile 1\nmac"
+    )
+    written = yaml.safe_load(convert.written("zigzag", {e.name: own}, [e], arch, None))[0]
+    assert written["spatial_mapping"] == {"D1": ["B, 1"], "D2": ["K, 4"]}
+
+
 def _zigzag_mapping(arch: Arch, e: Einsum) -> str:
     """By hand: output channels over D1, input channels over D2."""
     own = nest.parse(

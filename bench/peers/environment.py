@@ -8,9 +8,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-# six and the old sympy: undeclared needs
+# six, the old sympy and the old numpy: undeclared needs
 PACKAGES = {
     "zigzag": ["zigzag-dse>=3.9,<4", "six"],
+    "scalesim": ["scalesim==3.0.0", "numpy<2"],
     "nn_dataflow": ["nn-dataflow==2.1", "sympy<1.6"],
     "accelforge": ["accelforge==1.0.467"],
     "onnxruntime": ["onnxruntime==1.32.0", "onnx==1.23.2"],

@@ -73,9 +73,7 @@ def convert(
 def _texts(peer: str, paths: Sequence[Path], found: Converted) -> Iterator[tuple[str, str]]:
     head = f"# From {', '.join(path.name for path in paths)} ({peer}), by dse convert.\n"
     if found.machine is not None:
-        top = {key: value for key, value in found.machine.items() if key != "nodes"}
-        nodes = "".join(f"- {_flow(_kind_first(node))}\n" for node in found.machine["nodes"])
-        yield FILES["machine"], head + yaml.safe_dump(top, sort_keys=False) + f"nodes:\n{nodes}"
+        yield FILES["machine"], head + machine_text(found.machine)
     if found.workload is not None:
         yield FILES["workload"], head + yaml.safe_dump(found.workload, sort_keys=False, width=WIDTH)
     if found.mapping is not None:
@@ -86,6 +84,13 @@ def _texts(peer: str, paths: Sequence[Path], found: Converted) -> Iterator[tuple
         yield FILES["mapping"], head + "".join(lines)
     if found.schedule is not None:
         yield FILES["schedule"], f"{found.schedule}\n"
+
+
+def machine_text(document: Mapping[str, Any]) -> str:
+    """Returns a machine file, a line per node."""
+    top = {key: value for key, value in document.items() if key != "nodes"}
+    nodes = "".join(f"- {_flow(_kind_first(node))}\n" for node in document["nodes"])
+    return yaml.safe_dump(top, sort_keys=False) + f"nodes:\n{nodes}"
 
 
 def _kind_first(node: Mapping[str, Any]) -> dict[str, Any]:

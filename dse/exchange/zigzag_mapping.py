@@ -14,6 +14,7 @@ outside of it stand above its spatial loops, all inside below.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -53,22 +54,31 @@ def read(file: str, layer: Mapping[str, Any], e: Einsum, arch: Arch) -> nest.Map
     return found
 
 
-def _named(spatial: Sequence[Turn], arch: Arch) -> list[Turn]:
-    """Returns spatial loops over the machine's dimensions; Di is the i-th one where none has that name."""
+def _numbers(arch: Arch) -> dict[str, str]:
+    """Returns ZigZag's name of each dimension: its own where all are numbered, as in a machine from there,
+    whose arrays may stand in any order; else D1 is the outermost.
+    """
     dims = [dim for fanout in arch.fanouts for dim, _ in fanout.dims]
-    return [one if one.over in dims else replace(one, over=dims[int(one.over[1:]) - 1]) for one in spatial]
+    is_theirs = all(re.fullmatch(r"D\d+", dim) for dim in dims)
+    return {dim: dim if is_theirs else f"D{i}" for i, dim in enumerate(dims, 1)}
 
 
-def _operands(e: Einsum) -> dict[str, str]:
+def _named(spatial: Sequence[Turn], arch: Arch) -> list[Turn]:
+    """Returns spatial loops over the machine's dimensions."""
+    dims = {number: dim for dim, number in _numbers(arch).items()}
+    return [replace(one, over=dims[one.over]) for one in spatial]
+
+
+def operand_of(e: Einsum) -> dict[str, str]:
     """tensor -> operand."""
     return {p.tensor: OPERANDS[nest.role(e, p.tensor)] for p in e.tensors()}
 
 
-def _memories(e: Einsum, arch: Arch) -> dict[str, list[int]]:
+def memories_of(e: Einsum, arch: Arch) -> dict[str, list[int]]:
     """operand -> levels that hold it, innermost first."""
     return {
         operand: [v for v in range(len(arch.levels))[::-1] if tensor in nest.may_keep(e, arch.levels[v])]
-        for tensor, operand in _operands(e).items()
+        for tensor, operand in operand_of(e).items()
     }
 
 
@@ -76,7 +86,7 @@ def _nest(
     temporal: Mapping[str, Sequence[Sequence[Turn]]], spatial: Sequence[Turn], e: Einsum, arch: Arch
 ) -> nest.Mapping:
     """temporal: per operand and memory, innermost first."""
-    memories, operands = _memories(e, arch), _operands(e)
+    memories, operands = memories_of(e, arch), operand_of(e)
     order = [turn for level in temporal["O"] for turn in level][::-1]  # outermost first
     above: dict[tuple[int, str], int] = {}  # loops above the node of a level and tensor
     for tensor, operand in operands.items():
@@ -120,11 +130,11 @@ def write(file: str, mapping: nest.Mapping, e: Einsum, arch: Arch, notes: Notes)
     """Returns the layer of a nest in ZigZag's mapping. Raises Unreadable where it has none."""
     where = f"{file}: mapping of {e.name}"
     refuse(f"{where}: {line}" for line in _faults(mapping, e, arch))
-    memories, operands = _memories(e, arch), _operands(e)
+    memories, operands = memories_of(e, arch), operand_of(e)
     levels = arch.level_index()
     temporal: dict[str, list[list[list[Any]]]] = {op: [[] for _ in own] for op, own in memories.items()}
-    dims = [dim for fanout in arch.fanouts for dim, _ in fanout.dims]
-    spatial: dict[str, list[str]] = {f"D{i + 1}": [] for i in range(len(dims))}
+    numbers = _numbers(arch)
+    spatial: dict[str, list[str]] = {name: [] for name in sorted(numbers.values(), key=lambda d: int(d[1:]))}
     at = {op: len(own) - 1 for op, own in memories.items()}
     order: list[list[Any]] = []
     size = e.sizes()
@@ -135,14 +145,14 @@ def write(file: str, mapping: nest.Mapping, e: Einsum, arch: Arch, notes: Notes)
             continue
         n, size[node.rank] = size[node.rank] // node.tile, node.tile
         if node.over:
-            spatial[f"D{dims.index(node.over) + 1}"].append(f"{node.rank.upper()}, {n}")
+            spatial[numbers[node.over]].append(f"{node.rank.upper()}, {n}")
         elif n > 1:
             order.insert(0, [node.rank.upper(), n])
             for operand, v in at.items():
                 temporal[operand][v].insert(0, [node.rank.upper(), n])
     layer = {
         "name": e.name,
-        "spatial_mapping": spatial,
+        "spatial_mapping": {dim: own or [f"{e.extents[0][0].upper()}, 1"] for dim, own in spatial.items()},
         "temporal_ordering": order,
         "temporal_mapping": temporal,
     }

@@ -1,5 +1,5 @@
-"""The Python interface: dse.map, dse.front, dse.layout, dse.residency, dse.sweep and dse.open. The command
-line prints the same values.
+"""The Python interface: dse.map, dse.simulate, dse.front, dse.layout, dse.residency, dse.sweep and dse.open.
+The command line prints the same values.
 
 The file is longer than the usual 400 lines because each function stands beside the class that it returns:
 Python users read it as documentation.
@@ -26,6 +26,7 @@ from dse.mapping import schedule as schedules
 from dse.mapping.conversion import Conversion, with_conversions
 from dse.mapping.nest import Infeasible, to_text
 from dse.run import deadline, folder, pack, record
+from dse.sim.directives import directed
 from dse.sim.einsum.evaluate import Problem, ProgressFn, Solution, no_progress
 from dse.sim.schedule import outermost
 from dse.sim.schedule.graph import evaluate
@@ -297,6 +298,28 @@ def map(
     return Mapped(
         arch, with_conversions(loaded, best.conversions), solution, options, best.conversions, best.schedule
     )
+
+
+def simulate(workload: str, machine: str, mapping: str | Path, **sets: Any) -> Mapped:
+    """Prices given mappings. Nothing is searched.
+
+    workload, machine: as in `map`
+    mapping: a file with a mapping of every einsum, or with a whole schedule (docs/model.md, Schedules)
+    sets: fields of the machine and solver.fuse_elementwise, as in --set
+
+    Raises ValueError with one line per fault.
+    """
+    fuse = bool(sets.pop("solver.fuse_elementwise", True))
+    arch = machines.arch(spaces.override(machines.load(machine), sets))
+    path, loaded = Path(mapping), catalog.load(workload, fuse_elementwise=fuse)
+    # cost of directives that no nest expresses; None: the file has none
+    if (directive_cost := directed.evaluate_file(path, loaded, arch)) is not None:
+        return Mapped(arch, loaded, directive_cost)
+    scheduled, plan = directives.load(path, loaded, arch)
+    try:
+        return Mapped(arch, scheduled, evaluate(arch, scheduled, plan), plan=plan)
+    except ValueError as fault:
+        raise ValueError("\n".join(f"{path}: {line}" for line in str(fault).splitlines())) from None
 
 
 def _loaded(workload: Any, inputs: Sequence[Any], fuse_elementwise: bool) -> Workload:

@@ -260,6 +260,12 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         help="one-at-a-time sensitivity: what one step of each parameter changes, among the machines that "
         "the run has solved",
     )
+    shown.add_argument(
+        "--export",
+        metavar="FOLDER",
+        help="write the point as files that need no run: its machine, the workload files, its mappings, also "
+        "in the form of --format; and the commands that price them",
+    )
     report = add(
         "report",
         "a run as one HTML file: fronts with filters, points explained, sensitivity, infeasible machines",

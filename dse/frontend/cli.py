@@ -361,6 +361,8 @@ def _show(args: argparse.Namespace) -> int:
     run = _open(args)
     point = run.show(args.point, args.schedule)
     solved = [point.given_schedule] if point.given_schedule else point.solutions
+    if args.export:
+        return _write_point(args, run, point)
     neighbours = run.neighbours(point.machine) if args.neighbours else None
     if args.format == "json":
         documents = {
@@ -422,6 +424,23 @@ def _show(args: argparse.Namespace) -> int:
             )
             if "not solved" in neighbours.table["status"].to_pylist():
                 tables.print_line(f"not solved: {run.why_unsolved()}")
+    return 0
+
+
+def _write_point(args: argparse.Namespace, run: Any, point: Any) -> int:
+    """Runs `dse show DIR POINT --export FOLDER`."""
+    from dse.explain import values
+    from dse.frontend import point_files
+
+    def other_form(one: Any) -> str:
+        """Returns the mappings in the form of --format; "" where that is one of ours, which is there."""
+        if args.format == "directives":
+            return f"{values.directives(one.workload, one.solution)}\n"
+        in_peers = args.format in arguments.PEERS
+        return _peer_text(args, one.arch, one.workload, one.solution) if in_peers else ""
+
+    for path, says in point_files.write(run, point, Path(args.export), args.format, other_form):
+        tables.print_line(f"{path}: {says}")
     return 0
 
 
@@ -641,33 +660,17 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _simulate(args: argparse.Namespace) -> int:
-    return _print_mapped(_simulated(args.workload, args.machine, args.mapping, args.set), args)
+    return _print_mapped(_simulated(args, args.mapping), args)
 
 
-def _simulated(workload_text: str, machine_text: str, mapping: str, set_texts: Sequence[str]) -> Any:
-    """Returns the cost of a given mapping or schedule (api.Mapped)."""
+def _simulated(args: argparse.Namespace, mapping: str) -> Any:
+    """Returns the cost of a mapping or schedule on the workload and machine of the command (api.Mapped)."""
     from dse.frontend import api
-    from dse.mapping import directives
-    from dse.sim.directives import directed
-    from dse.sim.schedule.graph import evaluate
-    from dse.study import read
-    from hw import machine, space
-    from workloads import catalog
 
-    sets = read.assignments(set_texts)
-    fuse = bool(sets.pop("solver.fuse_elementwise", True))
-    arch = machine.arch(space.override(machine.load(machine_text), sets))
-    path, loaded = Path(mapping), catalog.load(workload_text, fuse_elementwise=fuse)
-    _warn(loaded)
-    # cost of directives that no nest expresses; None: the file has none
-    if (directive_cost := directed.evaluate_file(path, loaded, arch)) is not None:
-        return api.Mapped(arch, loaded, directive_cost)
-    workload, given_schedule = directives.load(path, loaded, arch)
-    try:
-        found = evaluate(arch, workload, given_schedule)
-    except ValueError as fault:
-        raise ValueError("\n".join(f"{mapping}: {line}" for line in str(fault).splitlines())) from None
-    return api.Mapped(arch, workload, found, plan=given_schedule)
+    workload, machine = (args.workload, args.machine) if args.command == "simulate" else args.words[:2]
+    found = api.simulate(workload, machine, mapping, **_sets(args.set, api.simulate))
+    _warn(found.workload)
+    return found
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -678,8 +681,8 @@ def _compare(args: argparse.Namespace) -> int:
         a, b = (api.open(text) for text in args.words)
         comparison = compare.runs(a, b)
     elif len(args.words) == 4:
-        workload, machine, *paths = args.words
-        first, second = (_simulated(workload, machine, path, args.set) for path in paths)
+        paths = args.words[2:]
+        first, second = (_simulated(args, path) for path in paths)
         for one, path in ((first, paths[0]), (second, paths[1])):
             if "energy_pj" not in one.totals:
                 raise screens.NothingFits(f"{path}: {one.totals['reason']}")

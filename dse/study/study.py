@@ -202,7 +202,7 @@ def to_yaml(study: Study) -> str:
         if ref.path:
             before, _, after = catalog.file_in(ref.text)
             document["workloads"][i] = {
-                "workload": f"{before}{_input_path(i, ref)}{after}",
+                "workload": f"{before}{input_path(i, ref)}{after}",
                 "name": ref.name,
                 "bind": dict(ref.bind),
                 "weight": ref.weight,
@@ -221,7 +221,7 @@ def files(study: Study) -> dict[str, bytes]:
     }
     found |= {f"inputs/{Path(one.source).name}": one.text for one in study.plugins if one.is_file}
     return found | {
-        _input_path(i, ref): Path(ref.path).read_bytes() for i, ref in enumerate(study.workloads) if ref.path
+        input_path(i, ref): Path(ref.path).read_bytes() for i, ref in enumerate(study.workloads) if ref.path
     }
 
 
@@ -456,7 +456,7 @@ def _shortage(row: Mapping[str, Any]) -> float:
     return need / have - 1.0 if need and have and need > have else 1.0
 
 
-def _input_path(number: int, ref: WorkloadRef) -> str:
+def input_path(number: int, ref: WorkloadRef) -> str:
     """Returns the path of a workload's file in the run folder. A file that comes from a run folder has the
     prefix already, so loading and storing again gives the same path.
     """
