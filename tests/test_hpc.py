@@ -49,11 +49,20 @@ def start(w: Workload, a: scipy.sparse.csr_array, b: np.ndarray) -> dict[str, np
         "G_0": b.T @ b,
         "rho_0": (b * b).sum(0),
     }
+    diagonal = a.diagonal()
+    if w.name.startswith("pipelined_cg"):  # no step before the first one
+        nothing = dict.fromkeys(("Z_0", "S_0", "P_0"), np.zeros_like(b))
+        ones = np.ones(b.shape[1])
+        outside |= nothing | {"W_0": a @ b, "g_0": ones * np.inf, "a_0": ones}
+    elif any(p.tensor == "M" for e in w.einsums for p in e.inputs):
+        outside |= {"M": 1 / diagonal, "P_0": b / diagonal[:, None], "G_0": b.T @ (b / diagonal[:, None])}
     read = {p.tensor for e in w.einsums for p in e.inputs}
     return {t: x for t, x in outside.items() if t in read}
 
 
-def solved(solver: str, a: scipy.sparse.csr_array, b: np.ndarray, steps: int, **more: int) -> np.ndarray:
+def solved(
+    solver: str, a: scipy.sparse.csr_array, b: np.ndarray, steps: int, **more: int | str
+) -> np.ndarray:
     w = hpc.SOLVERS[solver](rows=ROWS, nnz=a.nnz, n=b.shape[1], iterations=steps, **more)
     return run(w.einsums, start(w, a, b))[f"X_{steps}"].reshape(b.shape)
 
@@ -61,13 +70,20 @@ def solved(solver: str, a: scipy.sparse.csr_array, b: np.ndarray, steps: int, **
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize(
     ("solver", "steps", "more"),
-    [("cg", 16, {}), ("bicgstab", 16, {}), ("gmres", 3, {"m": 6}), ("gmres", 1, {"m": 14})],
+    [
+        ("cg", 16, {}),
+        ("cg", 16, {"preconditioner": "jacobi"}),
+        ("pipelined_cg", 16, {}),
+        ("bicgstab", 16, {}),
+        ("gmres", 3, {"m": 6}),
+        ("gmres", 1, {"m": 14}),
+    ],
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_solvers_converge_to_scipys_solution(
-    solver: str, steps: int, more: dict[str, int], n: int, seed: int
+    solver: str, steps: int, more: dict[str, int | str], n: int, seed: int
 ) -> None:
-    a, b = system(seed, n, definite=solver == "cg")
+    a, b = system(seed, n, definite=solver.endswith("cg"))
     exact = scipy.sparse.linalg.spsolve(a, b).reshape(b.shape)
     first, last = (np.linalg.norm(solved(solver, a, b, s, **more) - exact) for s in (1, steps))
     assert last < 1e-6 * np.linalg.norm(exact)
@@ -82,6 +98,13 @@ def test_every_step_is_scipys(steps: int) -> None:
     assert np.allclose(
         solved("cg", a, b, steps).ravel(), scipy.sparse.linalg.cg(a, b.ravel(), maxiter=steps, **tight)[0]
     )
+    assert np.allclose(solved("pipelined_cg", a, b, steps), solved("cg", a, b, steps))
+    assert np.allclose(
+        solved("cg", a, b, steps, preconditioner="jacobi").ravel(),
+        scipy.sparse.linalg.cg(
+            a, b.ravel(), maxiter=steps, M=scipy.sparse.diags_array(1 / a.diagonal()), **tight
+        )[0],
+    )
     a, b = system(6, 1, definite=False)
     assert np.allclose(
         solved("bicgstab", a, b, steps).ravel(),
@@ -91,7 +114,7 @@ def test_every_step_is_scipys(steps: int) -> None:
     assert np.allclose(solved("gmres", a, b, 1, m=steps).ravel(), theirs)
 
 
-@pytest.mark.parametrize("solver", ["cg", "bicgstab", "gmres"])
+@pytest.mark.parametrize("solver", ["cg", "pipelined_cg", "bicgstab", "gmres"])
 def test_a_period_run_again_is_the_unrolled_chain(solver: str) -> None:
     a, b = system(1, 2, definite=True)
     more = {"m": 3} if solver == "gmres" else {}
@@ -126,6 +149,10 @@ def test_multiplications(rows: int, n: int, steps: int, data: st.DataObject) -> 
     nnz = data.draw(st.integers(1, min(rows * rows, 10**7)))
     of = {"rows": rows, "nnz": nnz, "n": n}
     assert hpc.cg(**of, iterations=steps).macs() == steps * (nnz * n + 5 * rows * n * n)
+    assert hpc.cg(**of, iterations=steps, preconditioner="jacobi").macs() == steps * (
+        nnz * n + 5 * rows * n * n
+    )
+    assert hpc.pipelined_cg(**of, iterations=steps).macs() == steps * (nnz * n + rows * n)
     assert hpc.bicgstab(**of, iterations=steps).macs() == steps * (2 * nnz * n + 3 * rows * n)
     m = data.draw(st.integers(1, 4))
     assert hpc.gmres(**of, m=m, iterations=steps).macs() == steps * (
@@ -318,7 +345,7 @@ def test_malformed_files(tmp_path: Path, content: str, fault: str) -> None:
         ("bicgstab:rows=4,nnz=17", "nnz = 17 must not be above rows * rows = 16"),
         ("gmres:m=0", "m = 0 must be at least 1"),
         ("cg:form=rolled", "form = rolled must be unrolled or periodic"),
-        ("absent.mtx:solver=lu", "solver = lu must be cg or bicgstab or gmres or spmm_chain"),
+        ("absent.mtx:solver=lu", "solver = lu must be cg or pipelined_cg or bicgstab or gmres or spmm_chain"),
         ("absent.mtx:steps=2", "no parameter is named steps"),
     ],
 )

@@ -26,6 +26,7 @@ from workloads.einsum import WorkloadError, closest, refuse, squeezed
 from workloads.graph import Workload, fuse_into_producers, in_order, written_elems
 from workloads.huggingface import huggingface
 from workloads.layers import Cascade
+from workloads.loops import LoopForm, in_form
 from workloads.meant import meant
 
 NUMBER = re.compile("-?[0-9]{1,18}")
@@ -166,8 +167,9 @@ def _unfused(source: str) -> Workload:
         arguments = _arguments("hf", source, huggingface, {"config": stem, **given})
         return replace(huggingface(**arguments), name=_label(Path(stem).stem, given))  # type: ignore[arg-type]
     if suffix in (".yaml", ".yml"):
-        _numbers(source, given, [])
-        return text.load(stem)
+        wanted = LoopForm(**_arguments(stem, source, LoopForm, given))  # type: ignore[arg-type]
+        found = text.load(stem)
+        return replace(in_form(found, wanted), name=_label(found.name, given)) if given else found
     near = meant(stem, [*NETWORKS, *FILES, *OPERATORS, "train"], 3)
     nearest = ", ".join(difflib.get_close_matches(stem, names(), 5, cutoff=0))
     of_all = f"the nearest of {len(names())} are {nearest} (all: dse list workloads)"

@@ -85,11 +85,7 @@ def _kind(path: Path) -> str:
     from dse.study import read
     from workloads import document, text
 
-    kinds = {
-        "machine": {*machine.HEAD, "nodes"},
-        "study": set(read.KEYS),
-        "workload": {"name", "extents", "einsums", "weights"},
-    }
+    kinds = {"machine": {*machine.HEAD, "nodes"}, "study": set(read.KEYS), "workload": set(text.KEYS)}
     data, faults = document.read(path)
     faults = (
         faults
