@@ -285,10 +285,7 @@ def test_read_right(tmp_path: Path, content: str, nnz: int) -> None:
         ("", "line 1 is no MatrixMarket header"),
         ("%%MatrixMarket matrix coordinate real\n3 3 1\n", "line 1 is no MatrixMarket header"),
         ("\x89PNG\r\n\x1a\n\x00\xff", "line 1 is no MatrixMarket header"),
-        (
-            "%%MatrixMarket matrix array real general\n3 3\n",
-            "format array holds no sparse matrix; it must be coordinate",
-        ),
+        ("%%MatrixMarket matrix vector real general\n3 3\n", "format vector must be coordinate or array"),
         (
             "%%MatrixMarket matrix coordinate quaternion general\n" + SIZE,
             "field quaternion must be real or double",
@@ -369,12 +366,15 @@ def test_names_and_files_agree(tmp_path: Path) -> None:
 
 
 def test_ten_million_entries(tmp_path: Path) -> None:
-    """Within 200 MiB above the interpreter; a fault in the last chunk has the right line."""
+    """Within 200 MiB above the interpreter, as a hundredth of them are distinct; a fault in the last chunk
+    has the right line.
+    """
     path, chunk = tmp_path / "big.mtx", io.StringIO()
     rng = np.random.default_rng(0)
     np.savetxt(
         chunk, np.column_stack((rng.integers(1, 10**6, 100_000), rng.integers(1, 10**6, 100_000))), fmt="%d"
     )
+    distinct = len(set(chunk.getvalue().splitlines()))
     with path.open("w") as file:
         file.write("%%MatrixMarket matrix coordinate pattern general\n1000000 1000000 10000000\n")
         for _ in range(100):
@@ -383,7 +383,7 @@ def test_ten_million_entries(tmp_path: Path) -> None:
         "import re\nfrom workloads import catalog, matrix\nimport scipy.io\n"
         "def peak(): return int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1])\n"
         "before = peak()\n"
-        f"assert matrix.read_matrix({str(path)!r}).nnz == 10**7\n"
+        f"assert matrix.read_matrix({str(path)!r}).nnz == {distinct}\n"
         "print(peak() - before)"
     )
     done = subprocess.run(

@@ -15,7 +15,7 @@ from workloads.einsum import GOGETA_BITS, Einsum, WorkloadError, closest, csr, e
 from workloads.graph import Workload, in_order
 from workloads.layers import Cascade
 from workloads.loops import Form
-from workloads.matrix import MATRICES, Matrix, read_matrix
+from workloads.matrix import MATRICES, SUFFIXES, Matrix, is_matrix_file, read_matrix
 
 Line = tuple[str, str]  # name and text of an einsum
 
@@ -79,7 +79,8 @@ def cg(
 ) -> Workload:
     """Conjugate gradients on n right-hand sides at once (block CG, O'Leary 1980).
 
-    matrix: a name of MATRICES or a MatrixMarket file; rows and nnz, if given, are used instead
+    matrix: a name of MATRICES or a file (Matrix Market, .npz of SciPy); rows and nnz, if given, are
+        used instead
     index_bits, pointer_bits: of its column indices and row pointers
     preconditioner: jacobi divides residuals by the diagonal of A, whose inverse M comes from outside: line 4z
 
@@ -344,8 +345,10 @@ def _system(name: str, matrix: str, rows: int, nnz: int) -> Matrix:
         if nnz > rows * rows:
             raise WorkloadError(f"{name}: nnz = {nnz} must not be above rows * rows = {rows * rows}")
         return Matrix(f"{rows}x{nnz}", rows, rows, nnz)
-    if matrix not in MATRICES and not matrix.lower().endswith(".mtx"):
-        hint = closest(matrix, MATRICES, f"there are {', '.join(MATRICES)}; a file ends in .mtx")
+    if matrix not in MATRICES and not is_matrix_file(matrix):
+        hint = closest(
+            matrix, MATRICES, f"there are {', '.join(MATRICES)}; a file ends in {', '.join(SUFFIXES)}"
+        )
         raise WorkloadError(f"{name}: no matrix is named {matrix}; {hint}")
     found = MATRICES.get(matrix) or read_matrix(matrix)
     if found.rows != found.columns:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # each command imports what it needs, so that start-up is sho
     from cluster.objects import RunFolder
     from dse.study.study import Study
     from workloads.graph import Workload
+    from workloads.sparsity import TileRow
 
 
 MAX_LINES = 40  # lines of faults that are shown
@@ -730,11 +731,17 @@ def _check(args: argparse.Namespace) -> int:
     for text in args.files:
         try:
             line, layers = check.file(text)
+            counted = check.sparsity(text)
             good.append({"file": text, "is": line, "layers": [layer._asdict() for layer in layers]})
+            if counted:
+                tiles = [row._asdict() for row in counted.tiles]
+                good[-1] |= {"sparsity": {**counted.facts, "rows_with": counted.rows_with, "tiles": tiles}}
             if args.format == "text":
                 tables.print_line(f"{text}: {line}")
                 if layers:
                     tables.print_table(layers[0]._fields, layers)
+                if counted:
+                    _print_sparsity(counted.facts, counted.tiles)
         except ValueError as fault:
             faults.append(str(fault))
     if args.format == "json":
@@ -742,6 +749,16 @@ def _check(args: argparse.Namespace) -> int:
     if faults:
         raise ValueError("\n".join(faults))
     return 0
+
+
+def _print_sparsity(facts: dict[str, str], tiles: list[TileRow]) -> None:
+    tables.print_table(("key", "value"), tables.labelled(facts), "sparsity")
+    if tiles:
+        tables.print_table([name.replace("_", " ") for name in tiles[0]._fields], tiles)
+        tables.print_line(
+            "A tile of rows has all columns, other tiles as many columns as rows. evenly: expected of as "
+            "many nonzeros spread evenly, as the counts of mappings take them to be."
+        )
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -51,7 +51,7 @@ STUDY: dict[str, tuple[str, str, str, str]] = {
         "path",
         "none",
         "",
-        "a .onnx, .pt2, .yaml, .mtx or .json file, relative to the study; instead of workload",
+        "a .onnx, .pt2, .yaml, .mtx, .npz or .json file, relative to the study; instead of workload",
     ),
     "workloads[].bind": (
         "{symbol: number}",
