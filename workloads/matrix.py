@@ -201,7 +201,7 @@ def _united(chunks: Iterable[Ints]) -> Ints:
 
 
 def sorted_once(places: Ints) -> Ints:
-    """Returns places, which it sorts in place, ascending, each once. np.unique takes several times as long."""
+    """Returns places, sorted in place, each once; np.unique takes several times as long."""
     places.sort()
     return places[_begins_run(places)]
 

@@ -486,6 +486,16 @@ class Residency:
         """
         return sum(len(stage) for phase in self.reuse.phases for stage in phase.stages)
 
+    def orders(self) -> dict[str, Any]:
+        """Returns loop orders of the operations and edges that are swizzled or give up pipelining, as
+        `dse residency --orders --format json` prints them. Raises ValueError where their search ends.
+        """
+        from dse.explain.orders import loop_order_tables
+
+        facts, listed = loop_order_tables(self.arch, self.workload, self.reuse)
+        rows = [[dict(zip(t.header, row, strict=True)) for row in t.rows] for t in listed]
+        return {**facts, "loop_orders": rows[0], "edges": rows[1]}
+
     def text(self, width: int = tables.WIDE) -> str:
         """Returns what `dse residency` prints."""
         return screens.residency(self.arch, self.workload, self.reuse, width)

@@ -353,6 +353,11 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         metavar="KEY=VALUE",
         help="a field of the machine, e.g. sram.capacity='1 MiB'",
     )
+    residency.add_argument(
+        "--orders",
+        action="store_true",
+        help="loop orders with which operations pipeline, and swizzled tensors (GOGETA, Algorithm 3)",
+    )
     plot = add("plot", "a picture as PNG, SVG or PDF", forms=())
     plot.usage = (
         "dse plot RUN {front,breakdown,roofline,sensitivity,progress} [-o FILE]\n"

@@ -569,9 +569,15 @@ def _residency(args: argparse.Namespace) -> int:
         f"{args.workload} on {args.machine}", lambda _: api.residency(args.workload, args.machine, **sets)
     )
     _warn(found.workload)
-    tables.print_json(found.document()) if args.format == "json" else print(
-        found.text(tables.terminal_width()), end=""
-    )
+    if args.format == "json":
+        tables.print_json(found.document() | ({"orders": found.orders()} if args.orders else {}))
+        return 0
+    width = tables.terminal_width()
+    print(found.text(width), end="")
+    if args.orders:
+        from dse.frontend import screens
+
+        print("\n" + screens.loop_orders(found.arch, found.workload, found.reuse, width), end="")
     return 0
 
 
