@@ -443,11 +443,15 @@ class Residency:
         first_table = explain.residency(self.arch, self.workload, self.reuse)[1][0]
         return _answer([dict(zip(first_table.header, row, strict=True)) for row in first_table.rows])
 
-    def plot(self) -> Picture:
-        """Returns a picture of which tensor is retained when, in the optimum."""
+    def plot(self, kind: str = "residency", progress: ProgressFn = no_progress) -> Picture:
+        """Returns a picture.
+
+        kind: residency: which tensor is retained when, in the optimum; traffic-over-capacity: main-memory
+            traffic of each configuration over the capacity on chip; graph: operations and what they pass on
+        """
         from dse.frontend import pictures
 
-        return pictures.of_residency(self.arch, self.workload, self.reuse)
+        return pictures.of_residency(self.arch, self.workload, self.reuse, kind, progress)
 
     def document(self) -> dict[str, Any]:
         """Returns what `dse residency --format json` prints."""

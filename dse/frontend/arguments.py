@@ -361,8 +361,8 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     plot = add("plot", "a picture as PNG, SVG or PDF", forms=())
     plot.usage = (
         "dse plot RUN {front,breakdown,roofline,sensitivity,progress} [-o FILE]\n"
-        "       dse plot WORKLOAD MACHINE {nest,mapping,roofline,breakdown,ski-slope,residency,layout} "
-        "[-o FILE]"
+        "       dse plot WORKLOAD MACHINE {nest,mapping,roofline,breakdown,ski-slope,residency,layout,\n"
+        "                 traffic-over-capacity,graph} [-o FILE]"
     )
     plot.add_argument(
         "words",

@@ -583,7 +583,7 @@ def _residency(args: argparse.Namespace) -> int:
 
 def _plot(args: argparse.Namespace) -> int:
     """Runs `dse plot RUN KIND` or `dse plot WORKLOAD MACHINE KIND`."""
-    from dse.frontend import api, progress
+    from dse.frontend import api, pictures, progress
 
     *sources, kind = args.words
     if len(sources) == 1:
@@ -594,8 +594,8 @@ def _plot(args: argparse.Namespace) -> int:
         def drawn(shown: Any) -> Any:
             if kind == "layout":
                 return api.layout(sources[0], sources[1], args.layout, **sets)
-            if kind == "residency" and not args.schedule:
-                return api.residency(*sources, **sets).plot()
+            if kind in pictures.OF_REUSE and not (kind == "residency" and args.schedule):
+                return api.residency(*sources, **sets).plot(kind, shown.update)
             return api.map(*sources, schedule=args.schedule, progress=shown.update, **sets).plot(
                 kind, args.einsum, shown.update
             )
