@@ -636,7 +636,7 @@ def residency(given: Residency) -> Picture:
     sizes = {name: size for name, _, _, _, size in given.bars}
     starts, rows = [0.0, *given.times[:-1]], max(len(names), 1)
     divisor, time_label = (
-        units.axis("latency_cycles", given.times) if given.time_unit else (1.0, "accesses, in order")
+        units.axis("latency_cycles", given.times) if given.time_unit else (1.0, "operations, in order")
     )
     with mpl.rc_context(STYLE):
         figure, axes = _figure(

@@ -37,6 +37,7 @@ POINTS: dict[str, Callable[..., np.ndarray]] = {
     "add_mul": lambda y, *pairs: y + sum(a * b for a, b in zip(pairs[::2], pairs[1::2], strict=True)),
     "sub_mul": lambda y, a, x: y - a * x,
     "beta": lambda new, old, alpha, omega: new / old * alpha / omega,
+    "step": lambda g, d, b, a: g / (d - b * g / a),
     # derivatives, written out by hand
     "relu_grad": lambda g, y: g * (y > 0),
     "sigmoid_grad": lambda g, y: g * y * (1 - y),

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.reference.order import orders
 from dse.frontend import api
 from dse.solve import solve
 from dse.solve.elimination import join, table
 from dse.solve.gogeta.accesses import one_by_one
 from dse.solve.gogeta.classify import classify
 from dse.solve.gogeta.emitted import phases_of
+from dse.solve.gogeta.loop_orders import orders
 from dse.solve.gogeta.operations import graph
 from dse.solve.gogeta.sequence import _orders, _predecessors
 from dse.solve.gogeta.traffic import traffic_of

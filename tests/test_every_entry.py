@@ -54,6 +54,7 @@ SMALL = {  # parameters; "" where the whole network is solved at once
     "gcn": "graph=cora,nodes=16,nnz=24,features=8,outputs=4",
     "graphsage": "nodes=16,nnz=24,features=8,outputs=4",
     "cg": "matrix=random,rows=16,nnz=40,iterations=2",
+    "pipelined_cg": "matrix=random,rows=16,nnz=40,iterations=2",
     "bicgstab": "matrix=random,rows=16,nnz=40,iterations=2",
     "gmres": "matrix=random,rows=16,nnz=40,m=3",
     "spmm_chain": "matrix=random,rows=16,nnz=40,length=2",

@@ -49,11 +49,20 @@ def start(w: Workload, a: scipy.sparse.csr_array, b: np.ndarray) -> dict[str, np
         "G_0": b.T @ b,
         "rho_0": (b * b).sum(0),
     }
+    diagonal = a.diagonal()
+    if w.name.startswith("pipelined_cg"):  # no step before the first one
+        nothing = dict.fromkeys(("Z_0", "S_0", "P_0"), np.zeros_like(b))
+        ones = np.ones(b.shape[1])
+        outside |= nothing | {"W_0": a @ b, "g_0": ones * np.inf, "a_0": ones}
+    elif any(p.tensor == "M" for e in w.einsums for p in e.inputs):
+        outside |= {"M": 1 / diagonal, "P_0": b / diagonal[:, None], "G_0": b.T @ (b / diagonal[:, None])}
     read = {p.tensor for e in w.einsums for p in e.inputs}
     return {t: x for t, x in outside.items() if t in read}
 
 
-def solved(solver: str, a: scipy.sparse.csr_array, b: np.ndarray, steps: int, **more: int) -> np.ndarray:
+def solved(
+    solver: str, a: scipy.sparse.csr_array, b: np.ndarray, steps: int, **more: int | str
+) -> np.ndarray:
     w = hpc.SOLVERS[solver](rows=ROWS, nnz=a.nnz, n=b.shape[1], iterations=steps, **more)
     return run(w.einsums, start(w, a, b))[f"X_{steps}"].reshape(b.shape)
 
@@ -61,13 +70,20 @@ def solved(solver: str, a: scipy.sparse.csr_array, b: np.ndarray, steps: int, **
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize(
     ("solver", "steps", "more"),
-    [("cg", 16, {}), ("bicgstab", 16, {}), ("gmres", 3, {"m": 6}), ("gmres", 1, {"m": 14})],
+    [
+        ("cg", 16, {}),
+        ("cg", 16, {"preconditioner": "jacobi"}),
+        ("pipelined_cg", 16, {}),
+        ("bicgstab", 16, {}),
+        ("gmres", 3, {"m": 6}),
+        ("gmres", 1, {"m": 14}),
+    ],
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_solvers_converge_to_scipys_solution(
-    solver: str, steps: int, more: dict[str, int], n: int, seed: int
+    solver: str, steps: int, more: dict[str, int | str], n: int, seed: int
 ) -> None:
-    a, b = system(seed, n, definite=solver == "cg")
+    a, b = system(seed, n, definite=solver.endswith("cg"))
     exact = scipy.sparse.linalg.spsolve(a, b).reshape(b.shape)
     first, last = (np.linalg.norm(solved(solver, a, b, s, **more) - exact) for s in (1, steps))
     assert last < 1e-6 * np.linalg.norm(exact)
@@ -82,6 +98,13 @@ def test_every_step_is_scipys(steps: int) -> None:
     assert np.allclose(
         solved("cg", a, b, steps).ravel(), scipy.sparse.linalg.cg(a, b.ravel(), maxiter=steps, **tight)[0]
     )
+    assert np.allclose(solved("pipelined_cg", a, b, steps), solved("cg", a, b, steps))
+    assert np.allclose(
+        solved("cg", a, b, steps, preconditioner="jacobi").ravel(),
+        scipy.sparse.linalg.cg(
+            a, b.ravel(), maxiter=steps, M=scipy.sparse.diags_array(1 / a.diagonal()), **tight
+        )[0],
+    )
     a, b = system(6, 1, definite=False)
     assert np.allclose(
         solved("bicgstab", a, b, steps).ravel(),
@@ -91,7 +114,7 @@ def test_every_step_is_scipys(steps: int) -> None:
     assert np.allclose(solved("gmres", a, b, 1, m=steps).ravel(), theirs)
 
 
-@pytest.mark.parametrize("solver", ["cg", "bicgstab", "gmres"])
+@pytest.mark.parametrize("solver", ["cg", "pipelined_cg", "bicgstab", "gmres"])
 def test_a_period_run_again_is_the_unrolled_chain(solver: str) -> None:
     a, b = system(1, 2, definite=True)
     more = {"m": 3} if solver == "gmres" else {}
@@ -126,6 +149,10 @@ def test_multiplications(rows: int, n: int, steps: int, data: st.DataObject) -> 
     nnz = data.draw(st.integers(1, min(rows * rows, 10**7)))
     of = {"rows": rows, "nnz": nnz, "n": n}
     assert hpc.cg(**of, iterations=steps).macs() == steps * (nnz * n + 5 * rows * n * n)
+    assert hpc.cg(**of, iterations=steps, preconditioner="jacobi").macs() == steps * (
+        nnz * n + 5 * rows * n * n
+    )
+    assert hpc.pipelined_cg(**of, iterations=steps).macs() == steps * (nnz * n + rows * n)
     assert hpc.bicgstab(**of, iterations=steps).macs() == steps * (2 * nnz * n + 3 * rows * n)
     m = data.draw(st.integers(1, 4))
     assert hpc.gmres(**of, m=m, iterations=steps).macs() == steps * (
@@ -258,10 +285,7 @@ def test_read_right(tmp_path: Path, content: str, nnz: int) -> None:
         ("", "line 1 is no MatrixMarket header"),
         ("%%MatrixMarket matrix coordinate real\n3 3 1\n", "line 1 is no MatrixMarket header"),
         ("\x89PNG\r\n\x1a\n\x00\xff", "line 1 is no MatrixMarket header"),
-        (
-            "%%MatrixMarket matrix array real general\n3 3\n",
-            "format array holds no sparse matrix; it must be coordinate",
-        ),
+        ("%%MatrixMarket matrix vector real general\n3 3\n", "format vector must be coordinate or array"),
         (
             "%%MatrixMarket matrix coordinate quaternion general\n" + SIZE,
             "field quaternion must be real or double",
@@ -318,7 +342,7 @@ def test_malformed_files(tmp_path: Path, content: str, fault: str) -> None:
         ("bicgstab:rows=4,nnz=17", "nnz = 17 must not be above rows * rows = 16"),
         ("gmres:m=0", "m = 0 must be at least 1"),
         ("cg:form=rolled", "form = rolled must be unrolled or periodic"),
-        ("absent.mtx:solver=lu", "solver = lu must be cg or bicgstab or gmres or spmm_chain"),
+        ("absent.mtx:solver=lu", "solver = lu must be cg or pipelined_cg or bicgstab or gmres or spmm_chain"),
         ("absent.mtx:steps=2", "no parameter is named steps"),
     ],
 )
@@ -342,12 +366,15 @@ def test_names_and_files_agree(tmp_path: Path) -> None:
 
 
 def test_ten_million_entries(tmp_path: Path) -> None:
-    """Within 200 MiB above the interpreter; a fault in the last chunk has the right line."""
+    """Within 200 MiB above the interpreter, as a hundredth of them are distinct; a fault in the last chunk
+    has the right line.
+    """
     path, chunk = tmp_path / "big.mtx", io.StringIO()
     rng = np.random.default_rng(0)
     np.savetxt(
         chunk, np.column_stack((rng.integers(1, 10**6, 100_000), rng.integers(1, 10**6, 100_000))), fmt="%d"
     )
+    distinct = len(set(chunk.getvalue().splitlines()))
     with path.open("w") as file:
         file.write("%%MatrixMarket matrix coordinate pattern general\n1000000 1000000 10000000\n")
         for _ in range(100):
@@ -356,7 +383,7 @@ def test_ten_million_entries(tmp_path: Path) -> None:
         "import re\nfrom workloads import catalog, matrix\nimport scipy.io\n"
         "def peak(): return int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1])\n"
         "before = peak()\n"
-        f"assert matrix.read_matrix({str(path)!r}).nnz == 10**7\n"
+        f"assert matrix.read_matrix({str(path)!r}).nnz == {distinct}\n"
         "print(peak() - before)"
     )
     done = subprocess.run(

@@ -37,6 +37,7 @@ READS = {
         "dse.run.folder",
         "dse.explain.units",
         "dse.explain.figures",
+        "dse.explain.reuse_figures",
         "workloads.arrays",
         "workloads.meant",
         "workloads.renamed",

@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.reference.order import fewest_swizzles, orders
+from dse.explain.orders import loop_order_tables
 from dse.solve.gogeta.classify import PIPELINED, Edge, barrier, classify
+from dse.solve.gogeta.loop_orders import TooManyOrders, best_orders, fewest_swizzles, orders
 from dse.solve.gogeta.operations import Graph, graph
+from dse.solve.gogeta.traffic import traffic_of
+from hw import machine
 from tests.amount import amount
 from workloads import hpc, transformer
 from workloads.einsum import Einsum, Projection, einsum
@@ -96,6 +99,14 @@ def test_all_assignments_of_small_chains(data: st.DataObject) -> None:
     found = list(orders(g, classify(g), penalty))
     assert len(found) == len(set(found))
     assert set(found) == brute(g, penalty)
+    best = best_orders(g, classify(g))
+    facts = {e: pipes(g, e, best.orders[e.source], best.orders[e.target]) for e in classify(g)}
+    assert all(facts[e][1] for e in best.swizzled)
+    assert not any(facts[e][0] for e in best.given_up)
+    assert {e for e, (_, swizzled) in facts.items() if swizzled} == set(best.swizzled)
+    if not best.given_up:
+        assert best.orders in brute(g, len(best.swizzled))
+        assert not best.swizzled or not brute(g, len(best.swizzled) - 1)
 
 
 def test_a_transpose_is_no_swizzle_where_it_is_read_as_it_was_written() -> None:
@@ -121,6 +132,31 @@ def test_a_row_behind_a_softmax_keeps_its_order() -> None:
     assert {orders[0][0] for orders in every} == {"b"}
 
 
+def test_a_tensor_read_both_ways_is_swizzled_and_priced() -> None:
+    texts = "T[a,b] += A[a,c] * B[c,b]", "U[a,b] += T[a,c] * T_again[c,a]"
+    sizes = {"a": 64, "b": 64, "c": 64}
+    w = Workload("both ways", tuple(einsum(text, sizes, text[0]) for text in texts))
+    arch = machine.load_arch("gogeta_clusters")
+    facts, [chosen, edges] = loop_order_tables(arch, w, traffic_of(w, 10_000, arch.word_bits))
+    assert facts["swizzles"] == len(edges.rows) == 1
+    [(tensor, source, target, what, copied_bytes, copy_pj)] = edges.rows
+    assert (tensor, source, target, copied_bytes) == ("T", "T", "U", 2 * 64 * 64 * 4)
+    assert what.startswith("swizzled")
+    outer = arch.levels[0]
+    assert copy_pj == pytest.approx(64 * 64 * 32 / outer.width_bits * (outer.read_pj + outer.write_pj))
+    assert [name for name, _ in chosen.rows] == ["T", "U"]
+
+
+def test_a_search_that_takes_too_long_ends() -> None:
+    g = graph(hpc.cg(n=8, iterations=3, form="periodic"))
+    assert best_orders(g, classify(g)).assignments == 36
+    with pytest.raises(TooManyOrders, match=r"^loop orders of 8 operations: [^\n]+$"):
+        best_orders(g, classify(g), 5)
+    found = best_orders(g, classify(g), 2000)  # enough for the first one, not for all
+    assert (found.is_all, found.orders) == (False, best_orders(g, classify(g)).orders)
+    assert best_orders(g, classify(g)).is_all
+
+
 def test_vectors_pipeline_every_other_product() -> None:
     """A product that reads a vector step by step gives its own at the end: of three edges in a row the middle
     one gives up.
@@ -138,4 +174,5 @@ def test_vectors_pipeline_every_other_product() -> None:
     )
     lost, penalty, every = fewest_swizzles(g, classify(g))
     assert (lost, penalty) == (1, 0)
+    assert [e.tensor for e in best_orders(g, classify(g)).given_up] == ["b"]
     assert [["".join(order) for order in chosen] for chosen in every] == [["po", "pq", "rq", "rs"]]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import dse
 from analysis import plots
-from dse.explain import figures
+from dse.explain import figures, reuse_figures
 from dse.explain import values as explain
-from dse.frontend import cli
+from dse.frontend import api, cli
 from dse.mapping.nest import Loop, Store, to_text
 from dse.sim.einsum import bounds
 from tests.test_cli import STUDY
@@ -53,6 +53,8 @@ def test_every_picture_of_a_run_is_written(
         (["gemm:m=16,n=16,k=16", "edge_array", "ski-slope"], "png"),
         (["gemm:m=16,n=16,k=16", "burst_edge", "layout", "--layout", "A=K M/4 m4"], "png"),
         (["mlp_m:batch=8", "gogeta_clusters", "residency"], "svg"),
+        (["mlp_m:batch=8", "gogeta_clusters", "graph"], "svg"),
+        (["mlp_m:batch=8", "gogeta_clusters", "traffic-over-capacity"], "png"),
         (["mlp_m:batch=64", "kapla_multi", "residency", "--schedule", str(SCHEDULE)], "svg"),
     ],
 )
@@ -253,6 +255,63 @@ def test_a_stay_that_goes_on_is_one_bar() -> None:
     assert room is not None
     assert max(held) <= room
     assert len(held) == len(drawn.steps) == len(drawn.times)
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> api.Residency:
+    path = tmp_path_factory.mktemp("loop") / "pcg.yaml"
+    path.write_text(
+        """
+extents: {m: 40000, k: 40000, n: 1}
+einsums:
+- {text: "S[m,n] += A[m,k] * P[k,n]", density: {A: 0.0001}, format: {A: csr}}
+- "ps[n] += P[m,n] * S[m,n]"
+- "alpha[n] = div(rz[n], ps[n])"
+- "R1[m,n] = sub_mul(R[m,n], alpha[n], S[m,n])"
+- "rz1[n] += R1[m,n] * R1_again[m,n]"
+- "P1[m,n] = add_mul(R1[m,n], rz1[n], P[m,n])"
+loop_state: {R: R1, P: P1, rz: rz1}
+iterations: 4
+"""
+    )
+    return dse.residency(str(path), "gogeta_clusters", **{"sram.capacity": "16 KiB"})
+
+
+def test_curves_of_traffic_pass_through_the_machines_own(loop: api.Residency) -> None:
+    drawn = reuse_figures.traffic_over_capacity(loop.arch, loop.workload, loop.reuse)
+    at = drawn.capacities.index(drawn.machine_capacity)
+    assert drawn.machine_capacity == 16 * 16 * 2**10
+    rows = {row["configuration"]: row["dram_bytes"] for row in loop.configurations}
+    assert {name: curve[at] for name, curve in drawn.traffic.items()} == rows
+    best, ideal, policy = (drawn.traffic[name] for name in ("Optimal", "Ideal", "GOGETA-df, GOGETA-map"))
+    assert list(best) == sorted(best, reverse=True)
+    assert all(a <= b <= c for a, b, c in zip(ideal, best, policy, strict=True))
+    assert best[0] > best[-1] == pytest.approx(ideal[-1])
+    assert "16 slices of 16 KiB" in loop.document()["buffer"]
+
+
+def test_the_graph_has_the_edges_of_one_iteration(loop: api.Residency) -> None:
+    drawn = reuse_figures.operation_graph(loop.workload, loop.reuse)
+    names = [node.name for node in drawn.nodes]
+    assert names == ["S", "ps", "alpha", "R1", "rz1", "P1"]
+    assert [
+        (names[e.source], names[e.target], e.tensor, e.pattern, e.to_next_period) for e in drawn.edges
+    ] == [
+        (e["source"], e["target"], e["tensor"], e["pattern"], e["to_next_period"])
+        for e in loop.document()["edges"]
+    ]
+    layers = {node.name: node.layer for node in drawn.nodes}
+    assert layers == {"S": 0, "ps": 1, "alpha": 2, "R1": 3, "rz1": 4, "P1": 5}
+    assert drawn.nodes[0].order == "m k n"
+    assert loop.plot("graph")._repr_png_().startswith(STARTS["png"])
+
+
+def test_steps_of_a_retention_picture_are_operations(loop: api.Residency) -> None:
+    drawn = figures.residency(loop.arch, loop.workload, loop.reuse)
+    ran = {name for step in drawn.steps for stage in step.split(" -> ") for name in stage.split(" | ")}
+    assert ran == {"S", "ps", "alpha", "R1", "rz1", "P1"}
+    with pytest.raises(ValueError, match="of reuse between operations there are residency, traffic-over-cap"):
+        loop.plot("nest")
 
 
 def test_a_picture_shows_itself_in_a_notebook(folder: Path) -> None:

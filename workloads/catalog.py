@@ -4,7 +4,7 @@
 A plain name is the function of that network, with its parameters. A name that starts with light_ is one of
 the nine ONNX files in the onnx package; the plain name loads the file where no function has that name.
 train:net=NAME,... is a training step of any workload, with the network's own parameters:
-"train:net=resnet50,batch=8,optimizer=adam". A MatrixMarket file takes a solver: "a.mtx:solver=cg,n=8". A
+"train:net=resnet50,batch=8,optimizer=adam". A file of a matrix takes a solver: "a.mtx:solver=cg,n=8". A
 Hugging Face configuration is a model without weights: "hf:config.json:phase=decode", with or without "hf:".
 A function of the user is FILE.py:NAME or PACKAGE.MODULE:NAME: "nets.py:tiny:batch=4" (workloads/plugin.py).
 """
@@ -21,15 +21,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args, get_type_hints
 
-from workloads import cnn, diffusion, gnn, hpc, mlp, plugin, recurrent, text, training, transformer
+from workloads import cnn, diffusion, gnn, hpc, matrix, mlp, plugin, recurrent, text, training, transformer
 from workloads.einsum import WorkloadError, closest, refuse, squeezed
 from workloads.graph import Workload, fuse_into_producers, in_order, written_elems
 from workloads.huggingface import huggingface
 from workloads.layers import Cascade
+from workloads.loops import LoopForm, in_form
 from workloads.meant import meant
 
 NUMBER = re.compile("-?[0-9]{1,18}")
-SUFFIXES = (".onnx", ".pt2", ".yaml", ".yml", ".mtx", ".json")
+SUFFIXES = (".onnx", ".pt2", ".yaml", ".yml", *matrix.SUFFIXES, ".json")
 HF = "hf:"  # may stand before the path of a Hugging Face configuration
 # a file as the value of a parameter
 FILE = re.compile(rf"=\s*([^:,=]*\w(?:{'|'.join(map(re.escape, SUFFIXES))}))\s*(?=[:,]|$)", re.IGNORECASE)
@@ -89,8 +90,8 @@ FILES = {  # names of ONNX files -> the file's name without .onnx
 
 
 def load(source: str, bind: Mapping[str, int] | None = None, fuse_elementwise: bool = True) -> Workload:
-    """Returns the workload of a catalog name or a path (.onnx, .pt2, .yaml, .mtx, .json), with parameters
-    after a colon.
+    """Returns the workload of a catalog name or a path (.onnx, .pt2, .yaml, .mtx, .npz, .json), with
+    parameters after a colon.
 
     bind: sizes of symbols, and values of inputs, of an ONNX file; they may also be parameters
         ("net.onnx:N=4,batch=2")
@@ -151,8 +152,8 @@ def _of_plugin(spec: str, source: str) -> Workload:
 
 
 def _unfused(source: str) -> Workload:
-    """Returns the workload of a name, or of a file in which each operator is an einsum (.yaml, .mtx), with
-    nothing fused.
+    """Returns the workload of a name, or of a file in which each operator is an einsum (.yaml) or a solver
+    on a matrix (.mtx, .mtx.gz, .npz), with nothing fused.
     """
     stem, _, tail = source.partition(":")
     given, suffix = _parameters(source, tail), Path(stem).suffix.lower()
@@ -160,14 +161,15 @@ def _unfused(source: str) -> Workload:
         return _operator(stem, source, given)
     if stem in NETWORKS:
         return replace(_network(stem, source, given), name=_label(stem, given))
-    if suffix == ".mtx":
+    if matrix.is_matrix_file(stem):
         return _solver_on_file(stem, source, given)
     if suffix == ".json":
         arguments = _arguments("hf", source, huggingface, {"config": stem, **given})
         return replace(huggingface(**arguments), name=_label(Path(stem).stem, given))  # type: ignore[arg-type]
     if suffix in (".yaml", ".yml"):
-        _numbers(source, given, [])
-        return text.load(stem)
+        wanted = LoopForm(**_arguments(stem, source, LoopForm, given))  # type: ignore[arg-type]
+        found = text.load(stem)
+        return replace(in_form(found, wanted), name=_label(found.name, given)) if given else found
     near = meant(stem, [*NETWORKS, *FILES, *OPERATORS, "train"], 3)
     nearest = ", ".join(difflib.get_close_matches(stem, names(), 5, cutoff=0))
     of_all = f"the nearest of {len(names())} are {nearest} (all: dse list workloads)"
@@ -176,7 +178,7 @@ def _unfused(source: str) -> Workload:
         hint = 'quote it as a whole: ["gemm:m=64,n=32,k=48"], for a comma ends an item of a YAML list'
     raise WorkloadError(
         f'workload "{source}": no workload is named {stem}; {hint} (or give a path that ends in '
-        ".onnx, .pt2, .yaml, .mtx or .json)"
+        ".onnx, .pt2, .yaml, .mtx, .npz or .json)"
     )
 
 
@@ -188,7 +190,7 @@ def file_in(source: str) -> tuple[str, str, str]:
         return "", match["source"], source[len(match["source"]) :]
     prefix = HF if source.startswith(HF) else ""
     stem = source.removeprefix(HF).partition(":")[0]
-    if Path(stem).suffix.lower() in SUFFIXES:
+    if stem.lower().endswith(SUFFIXES):
         return prefix, stem, source[len(prefix + stem) :]
     found = FILE.search(source)
     return (source[: found.start(1)], found[1], source[found.end(1) :]) if found else (source, "", "")
@@ -275,7 +277,7 @@ def train(
     from_einsums = (
         stem in NETWORKS
         or stem in OPERATORS
-        or Path(stem).suffix.lower() in (".yaml", ".yml", ".mtx", ".json")
+        or stem.lower().endswith((".yaml", ".yml", *matrix.SUFFIXES, ".json"))
     )
     forward = _unfused(net) if from_einsums else load(net, bind, False)
     try:

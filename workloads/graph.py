@@ -147,7 +147,8 @@ def in_order(name: str, einsums: Sequence[Einsum]) -> tuple[Einsum, ...]:
     except nx.NetworkXUnfeasible:
         cycle = " -> ".join(edge[0] for edge in nx.find_cycle(graph))
         raise WorkloadError(
-            f"{name}: einsums form a cycle: {cycle}; a tensor must be made before it is read"
+            f"{name}: einsums form a cycle: {cycle}; a tensor must be made before it is read, and what the "
+            "iteration before leaves has a name of its own (loop_state)"
         ) from None
 
 
@@ -164,14 +165,14 @@ def contradictions(einsums: Sequence[Einsum]) -> Iterator[str]:
     first: dict[str, tuple[Einsum, Projection]] = {}
     for e, p in accesses:
         maker, stored = first.setdefault(base_of_any(p.tensor, names, outputs), (e, p))
-        if key := _differing_key(stored, p):
+        if key := differing_key(stored, p):
             yield (
-                f"tensor {p.tensor} {_setting(stored, key)} in {maker.name}, and {_setting(p, key)} in "
+                f"tensor {p.tensor} {setting(stored, key)} in {maker.name}, and {setting(p, key)} in "
                 f"{e.name}; {_advice(stored, p, key)}"
             )
 
 
-def _differing_key(a: Projection, b: Projection) -> str:
+def differing_key(a: Projection, b: Projection) -> str:
     """Returns the key in which two accesses of a tensor differ; "" if they agree."""
     keys = (
         ("format", "bits")
@@ -181,7 +182,8 @@ def _differing_key(a: Projection, b: Projection) -> str:
     return next((key for key in keys if getattr(a, key) != getattr(b, key)), "")
 
 
-def _setting(p: Projection, key: str) -> str:
+def setting(p: Projection, key: str) -> str:
+    """Returns what an access says of a key, for messages."""
     value = getattr(p, key)
     return f"has {key} = {'the machine word' if value is None else value}"
 

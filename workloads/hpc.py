@@ -14,9 +14,9 @@ from typing import Literal
 from workloads.einsum import GOGETA_BITS, Einsum, WorkloadError, closest, csr, einsum, squeezed
 from workloads.graph import Workload, in_order
 from workloads.layers import Cascade
-from workloads.matrix import MATRICES, Matrix, read_matrix
+from workloads.loops import Form
+from workloads.matrix import MATRICES, SUFFIXES, Matrix, is_matrix_file, read_matrix
 
-Form = Literal["unrolled", "periodic"]
 Line = tuple[str, str]  # name and text of an einsum
 
 
@@ -75,11 +75,14 @@ def cg(
     form: Form = "unrolled",
     index_bits: int = GOGETA_BITS,
     pointer_bits: int = GOGETA_BITS,
+    preconditioner: Literal["none", "jacobi"] = "none",
 ) -> Workload:
     """Conjugate gradients on n right-hand sides at once (block CG, O'Leary 1980).
 
-    matrix: a name of MATRICES or a MatrixMarket file; rows and nnz, if given, are used instead
+    matrix: a name of MATRICES or a file (Matrix Market, .npz of SciPy); rows and nnz, if given, are
+        used instead
     index_bits, pointer_bits: of its column indices and row pointers
+    preconditioner: jacobi divides residuals by the diagonal of A, whose inverse M comes from outside: line 4z
 
     Lines are numbered as by GOGETA (arXiv 2303.11499). inverse(D, G) is inv(D) G, n**3 operations. Lines 3, 4
     and 7 are two einsums each: a product, and, with a u after the number, the sum that updates X, R or P by
@@ -88,6 +91,8 @@ def cg(
 
     def step(t: int) -> list[Line]:
         u = t + 1
+        # the preconditioned residual, and how line 5 reads it beside the residual
+        z, z_read = (f"R_{u}", f"R_{u}_again") if preconditioner == "none" else (f"Z_{u}", f"Z_{u}")
         return [
             ("1", f"S_{t}[m,n] += A[m,k] * P_{t}[k,n]"),
             ("2a", f"D_{t}[j,n] += P_{t}[m,j] * S_{t}[m,n]"),
@@ -96,14 +101,54 @@ def cg(
             ("3u", f"X_{u}[m,n] = X_{t}[m,n] + PL_{t}[m,n]"),
             ("4", f"SL_{t}[m,n] += S_{t}[m,j] * L_{t}[j,n]"),
             ("4u", f"R_{u}[m,n] = sub(R_{t}[m,n], SL_{t}[m,n])"),
-            ("5", f"G_{u}[j,n] += R_{u}[m,j] * R_{u}_again[m,n]"),
+            *([("4z", f"Z_{u}[m,n] = M[m] * R_{u}[m,n]")] if preconditioner == "jacobi" else []),
+            ("5", f"G_{u}[j,n] += R_{u}[m,j] * {z_read}[m,n]"),
             ("6", f"F_{t}[j,n] = inverse(G_{t}[j,i], G_{u}[i,n])"),
             ("7", f"PF_{t}[m,n] += P_{t}[m,j] * F_{t}[j,n]"),
-            ("7u", f"P_{u}[m,n] = R_{u}[m,n] + PF_{t}[m,n]"),
+            ("7u", f"P_{u}[m,n] = {z}[m,n] + PF_{t}[m,n]"),
         ]
 
     a = _system("cg", matrix, rows, nnz)
     return _solver("cg", a, n, step, iterations, form, (index_bits, pointer_bits))
+
+
+def pipelined_cg(
+    matrix: str = "ecology1",
+    rows: int = 0,
+    nnz: int = 0,
+    n: int = 1,
+    iterations: int = 10,
+    form: Form = "unrolled",
+    index_bits: int = GOGETA_BITS,
+    pointer_bits: int = GOGETA_BITS,
+) -> Workload:
+    """Pipelined conjugate gradients (Ghysels and Vanroose 2014, Algorithm 3) on n right-hand sides, each with
+    scalars of its own.
+
+    matrix, rows, nnz, index_bits, pointer_bits: as in `cg`
+
+    W is A R, S is A P, Z is A S, all by recurrences. Both sums of a step (g, d) come before its product with
+    A, which needs neither. Before the first step g is infinite and a is 1.
+    """
+
+    def step(t: int) -> list[Line]:
+        u = t + 1
+        return [
+            ("g", f"g_{u}[n] = square(R_{t}[m,n])"),
+            ("d", f"d_{t}[n] += W_{t}[m,n] * R_{t}[m,n]"),
+            ("q", f"Q_{t}[m,n] += A[m,k] * W_{t}[k,n]"),
+            ("b", f"b_{t}[n] = div(g_{u}[n], g_{t}[n])"),
+            ("a", f"a_{u}[n] = step(g_{u}[n], d_{t}[n], b_{t}[n], a_{t}[n])"),
+            ("z", f"Z_{u}[m,n] = add_mul(Q_{t}[m,n], b_{t}[n], Z_{t}[m,n])"),
+            ("s", f"S_{u}[m,n] = add_mul(W_{t}[m,n], b_{t}[n], S_{t}[m,n])"),
+            ("p", f"P_{u}[m,n] = add_mul(R_{t}[m,n], b_{t}[n], P_{t}[m,n])"),
+            ("x", f"X_{u}[m,n] = add_mul(X_{t}[m,n], a_{u}[n], P_{u}[m,n])"),
+            ("r", f"R_{u}[m,n] = sub_mul(R_{t}[m,n], a_{u}[n], S_{u}[m,n])"),
+            ("w", f"W_{u}[m,n] = sub_mul(W_{t}[m,n], a_{u}[n], Z_{u}[m,n])"),
+        ]
+
+    a = _system("pipelined_cg", matrix, rows, nnz)
+    return _solver("pipelined_cg", a, n, step, iterations, form, (index_bits, pointer_bits))
 
 
 def bicgstab(
@@ -202,7 +247,9 @@ def spmm_chain(
     return _solver("spmm_chain", a, n, step, length, "unrolled", (index_bits, pointer_bits))
 
 
-SOLVERS: dict[str, Callable[..., Workload]] = {f.__name__: f for f in (cg, bicgstab, gmres, spmm_chain)}
+SOLVERS: dict[str, Callable[..., Workload]] = {
+    f.__name__: f for f in (cg, pipelined_cg, bicgstab, gmres, spmm_chain)
+}
 
 
 def _arnoldi(t: int, j: int, last: bool) -> Iterator[Line]:
@@ -298,8 +345,10 @@ def _system(name: str, matrix: str, rows: int, nnz: int) -> Matrix:
         if nnz > rows * rows:
             raise WorkloadError(f"{name}: nnz = {nnz} must not be above rows * rows = {rows * rows}")
         return Matrix(f"{rows}x{nnz}", rows, rows, nnz)
-    if matrix not in MATRICES and not matrix.lower().endswith(".mtx"):
-        hint = closest(matrix, MATRICES, f"there are {', '.join(MATRICES)}; a file ends in .mtx")
+    if matrix not in MATRICES and not is_matrix_file(matrix):
+        hint = closest(
+            matrix, MATRICES, f"there are {', '.join(MATRICES)}; a file ends in {', '.join(SUFFIXES)}"
+        )
         raise WorkloadError(f"{name}: no matrix is named {matrix}; {hint}")
     found = MATRICES.get(matrix) or read_matrix(matrix)
     if found.rows != found.columns:

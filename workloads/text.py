@@ -8,6 +8,8 @@
       - {text: "Y[b,m,d] += A[b,m,f] * W2[f,d]", bits: {W2: 4}, density: {W2: 0.5},
          sizes: {A: [8, 1024, 16384]}, extents: {d: 4096}}
     weights: [W1, W2]
+    loop_state: {P: P1}     # what the next iteration reads as P is this one's result P1
+    iterations: 10
 
 A function may have any name. One that is not known is an operator of your own, which costs what it reads,
 writes and iterates over.
@@ -36,6 +38,7 @@ from workloads.einsum import (
     show_dim,
 )
 from workloads.graph import Workload, base_of_any, base_tensor, in_order
+from workloads.loops import state_faults
 from workloads.meant import meant
 
 Count = Annotated[int, Strict(), Field(ge=1, le=2**53)]
@@ -70,19 +73,32 @@ class File:
     einsums: list[Entry]
     name: str = ""
     weights: list[str] = field(default_factory=list)
+    loop_state: dict[str, str] = field(default_factory=dict)
+    iterations: Count | None = None
+
+
+KEYS = tuple(f.name for f in fields(File))
 
 
 def workload(
-    extents: Mapping[str, int], *texts: str, name: str = "workload", weights: Sequence[str] = ()
+    extents: Mapping[str, int],
+    *texts: str,
+    name: str = "workload",
+    weights: Sequence[str] = (),
+    loop_state: Mapping[str, str] | None = None,
+    iterations: int | None = None,
 ) -> Workload:
     """Einsums that share one set of rank sizes; tensors of equal name are the edges.
+
+    loop_state, iterations: of a loop, as in a file (workloads/loops.py)
 
     Raises WorkloadError with one line per fault.
     >>> texts = "C[m,n] += A[m,k] * B[k,n]", "D[m,n] = relu(C[m,n])"
     >>> workload({"m": 4, "n": 2, "k": 3}, *texts, weights=["B"]).macs()
     24
     """
-    return _build(name, name, extents, [Entry(text) for text in texts], weights)
+    entries = [Entry(text) for text in texts]
+    return _build(name, File(dict(extents), entries, name, list(weights), dict(loop_state or {}), iterations))
 
 
 def load(path: str | Path) -> Workload:
@@ -106,7 +122,7 @@ def load(path: str | Path) -> Workload:
         ]
         lines += _text_faults(str(path), raw, {e["loc"][:2] for e in faults.errors(include_url=False)})
         raise WorkloadError("\n".join(lines)) from None
-    return _build(str(path), file.name or Path(path).stem, file.extents, file.einsums, file.weights)
+    return _build(str(path), replace(file, name=file.name or Path(path).stem))
 
 
 def _key_fault(kind: str, loc: tuple[int | str, ...], given: Any, message: str) -> str:
@@ -143,12 +159,12 @@ def _text_faults(where: str, raw: dict[str, Any], faulty: set[tuple[int | str, .
                 yield f"{where}: einsums[{i}]: {fault}"
 
 
-def _build(
-    where: str, name: str, extents: Mapping[str, int], entries: Sequence[Entry], weights: Sequence[str]
-) -> Workload:
-    """The workload. Einsums are parsed twice: the first pass finds in what size each output is stored, so
-    that in the second one its readers know it, even if they come first in the file or read padding around it.
+def _build(where: str, file: File) -> Workload:
+    """The workload of a file, which has a name. Einsums are parsed twice: the first pass finds in what size
+    each output is stored, so that in the second one its readers know it, even if they come first in the file
+    or read padding around it.
     """
+    extents, entries, weights = file.extents, file.einsums, file.weights
     faults: list[str] = []
     stored: dict[str, tuple[int, ...]] = {}
     for _ in range(2):
@@ -165,9 +181,14 @@ def _build(
         faults.append(f"{where}: einsums is empty; give at least one")
     refuse(faults or _weight_faults(where, einsums, weights))
     ordered = in_order(where, einsums)
-    lines = (*_outside_faults(einsums), *_size_faults(einsums, entries), *_further_access_faults(einsums))
+    lines = (
+        *_outside_faults(einsums),
+        *_size_faults(einsums, entries),
+        *_further_access_faults(einsums),
+        *_loop_faults(file, einsums),
+    )
     refuse(f"{where}: {line}" for line in lines)
-    repeat = {e.name: entry.repeat for e, entry in zip(einsums, entries, strict=True)}
+    repeat = {e.name: file.iterations or entry.repeat for e, entry in zip(einsums, entries, strict=True)}
     repeats = tuple(repeat[e.name] for e in ordered)
     warnings = [
         f"{where}: einsums[{i}]: {line}"
@@ -175,9 +196,28 @@ def _build(
         for line in _padding_warnings(e, entry, {other.output.tensor for other in einsums})
     ]
     found = Workload(
-        name, ordered, frozenset(weights), repeats if max(repeats) > 1 else (), warnings=tuple(warnings)
+        file.name,
+        ordered,
+        frozenset(weights),
+        repeats if max(repeats) > 1 else (),
+        loop_state=tuple((after, before) for before, after in file.loop_state.items()),
+        warnings=tuple(warnings),
     )
     return replace(found, parameters=_parameters(found))
+
+
+def _loop_faults(file: File, einsums: Sequence[Einsum]) -> Iterator[str]:
+    """A line per fault of the keys of a loop."""
+    if not file.loop_state and not file.iterations:
+        return
+    if not file.loop_state:
+        yield "loop_state is missing; say which results the next iteration reads, e.g. loop_state: {P: P1}"
+    if not file.iterations:
+        yield "iterations is missing; say how often the loop of loop_state runs"
+    for i, entry in enumerate(file.einsums):
+        if entry.repeat > 1:
+            yield f"einsums[{i}].repeat = {entry.repeat} stands in a loop; write each run as its own einsum"
+    yield from state_faults(einsums, file.loop_state, file.weights)
 
 
 def _outside_faults(einsums: Sequence[Einsum]) -> Iterator[str]:
@@ -355,8 +395,10 @@ def _weight_faults(where: str, einsums: Sequence[Einsum], weights: Sequence[str]
 
 
 def _parameters(w: Workload) -> int:
-    """Stored words of all weights; each repetition of an einsum has weights of its own."""
+    """Stored words of all weights; each repetition of an einsum has weights of its own, iterations of a loop
+    share them.
+    """
     sizes: dict[str, int] = {}
-    for e, n in w.runs():
+    for e, n in ((e, 1 if w.loop_state else n) for e, n in w.runs()):
         sizes |= {p.tensor: n * p.stored_words() for p in e.inputs if p.tensor in w.weights}
     return sum(sizes.values())

@@ -132,6 +132,8 @@ def training(
     differentiates. Raises WorkloadError, in one line, for results that no einsum makes, and where there is
     nothing to train.
     """
+    if forward.loop_state and max(counts(forward)) > 1:
+        raise WorkloadError(f"{forward.name}: gradients through a loop are not made; take form=unrolled")
     found = gradients(forward, method, inputs, results)
     outputs = {g.einsum.output.tensor for g in found}
     state = {p.tensor for g in found if g.role == "update" for p in g.einsum.inputs} - outputs

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.explain.values import costed_einsums, main_memory_bytes, moved_bytes
+from dse.explain.values import costed_einsums, main_memory_bytes, moved_bytes, phase_text
 from dse.layout.address import address
 from dse.layout.text import parse, show
 from dse.mapping.nest import Infeasible, Loop
@@ -31,6 +31,7 @@ from workloads.einsum import Einsum, Projection
 from workloads.graph import Workload, counts, unique
 
 if TYPE_CHECKING:  # importing it would import SciPy
+    from dse.solve.gogeta.accesses import Access
     from dse.solve.gogeta.traffic import TrafficReport
 
 Values = NDArray[np.float64]
@@ -296,10 +297,10 @@ class Residency:
 
 
 def residency(arch: Arch, workload: Workload, report: TrafficReport) -> Residency:
-    """Returns the optimal retention between operations. A step is one access of GOGETA's access list (an
-    operation reads and writes its tensors). The optimum of a loop is found on a few of its periods
-    (iterations), of which the middle ones stand for all but the first and last (gogeta/optimum.py): the spans
-    shown are those of one middle period.
+    """Returns the optimal retention between operations. A step is one phase; as published, one access.
+
+    The optimum of a loop is found on a few of its periods (iterations), of which the middle ones stand for
+    all but the first and last (gogeta/optimum.py): the spans shown are those of one middle period.
     """
     from dse.solve.gogeta.operations import graph
     from dse.solve.gogeta.optimum import EDGE_PERIODS
@@ -317,10 +318,7 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> Residenc
         min((s.first for s in retained_spans), default=0),
         max((s.last for s in retained_spans), default=0) + 1,
     )
-    names = tuple(
-        " ".join(t.partition("@")[0] for t in (*a.read, *(f"→ {t}" for t in a.written)))
-        for a in accesses[first_step:end_step]
-    )
+    names = _step_names(report, accesses)[first_step:end_step]
     # key: tensor, end, size. A span that begins where an equal one ends prolongs its bar
     bars: dict[tuple[str, int, float], RetentionBar] = {}
     for s in sorted(retained_spans, key=lambda s: (s.first, s.last)):
@@ -342,6 +340,18 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> Residenc
         "",
         rows,
         (LevelUse(arch.levels[1].name, held_bytes, report.capacity_words * word_bytes),),
+    )
+
+
+def _step_names(report: TrafficReport, accesses: Sequence[Access]) -> tuple[str, ...]:
+    """Returns the operations that run in each access; as published an access is of one tensor, or of an
+    update, and bears its tensors.
+    """
+    if not report.published:
+        phases = [phase_text(report, phase) for phase in report.order]
+        return tuple(phases[i % len(phases)] for i in range(len(accesses)))
+    return tuple(
+        " ".join(t.partition("@")[0] for t in (*a.read, *(f"→ {t}" for t in a.written))) for a in accesses
     )
 
 

@@ -10,6 +10,7 @@ from itertools import accumulate
 from math import inf, prod
 from typing import TYPE_CHECKING, Any
 
+from dse.explain import units
 from dse.mapping import schedule as schedules
 from dse.mapping.conversion import Conversion
 from dse.mapping.directives import directives_of, has_overlap, text
@@ -29,6 +30,7 @@ from workloads.einsum import Einsum, show
 from workloads.graph import Workload, base_tensor, counts, unique
 
 if TYPE_CHECKING:  # importing it would import SciPy
+    from dse.solve.gogeta.accesses import Phase
     from dse.solve.gogeta.traffic import TrafficReport
 
 LISTED_SHARE = 0.8  # share of the energy that the listed einsums make up at least
@@ -892,6 +894,24 @@ def _gap_of_schedule(report: TrafficReport) -> str:
     return f"{100 * excess:.3g} %" if excess >= 0 else "none: it moves less, in another order of operations"
 
 
+def configuration_words(report: TrafficReport) -> tuple[float, ...]:
+    """Returns the main-memory words of each of CONFIGURATIONS."""
+    policies = report.seq_overflow.words(), report.gogeta.words()
+    return report.seq_flex, *policies, report.ideal, report.optimal.cost
+
+
+def _slices(arch: Arch) -> str:
+    """Returns how many instances the capacity is of; "" if of one."""
+    bits, count = arch.levels[1].capacity_bits, arch.instances(1)
+    return f": {count} slices of {units.quantity('bytes', (bits or 0) / 8)}" if count > 1 else ""
+
+
+def phase_text(report: TrafficReport, phase: Phase) -> str:
+    """Returns a phase as text, such as "S -> D": operations that run at once beside |, stages before ->."""
+    names = [[report.operations[v].name.partition("@")[0] for v in stage] for stage in phase.stages]
+    return " -> ".join(" | ".join(stage) for stage in names)
+
+
 def residency(arch: Arch, workload: Workload, report: TrafficReport) -> tuple[dict[str, Any], list[Table]]:
     """Traffic between operations: (facts, tables); the tables are main-memory traffic per configuration,
     phases in order, and on-chip retention.
@@ -901,7 +921,7 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> tuple[di
     operation_count = sum(len(stage) for phase in report.order for stage in phase.stages)
     patterns = Counter(e.pattern for e in report.edges)
     facts = {
-        "buffer": f"{level.name}, {report.capacity_words} words of {arch.word_bits} bits",
+        "buffer": f"{level.name}, {report.capacity_words} words of {arch.word_bits} bits{_slices(arch)}",
         "Optimal": _optimal_claim(report),
         "one word more of buffer saves": f"{best.saved_per_word:.4g} words",
         "gap of the policy to Optimal": f"{100 * report.gap():.3g} %",
@@ -917,10 +937,9 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> tuple[di
             if report.schedule_words
             else {}
         )
-    moved = (report.seq_flex, report.seq_overflow.words(), report.gogeta.words(), report.ideal, best.cost)
     rows = tuple(
         (name, n * word_bytes, report.seq_flex / max(n, 1), n / max(best.cost, 1) - 1)
-        for name, n in zip(CONFIGURATIONS, moved, strict=True)
+        for name, n in zip(CONFIGURATIONS, configuration_words(report), strict=True)
     )
     if report.overfull_operations:
         bound = report.bound() if report.rereads.words else 0.0
@@ -930,16 +949,7 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> tuple[di
             for name, n in bounds.items()
             if n
         )
-    phases = tuple(
-        (
-            " -> ".join(
-                " | ".join(report.operations[v].name.partition("@")[0] for v in stage)
-                for stage in phase.stages
-            ),
-            phase.resident_words * word_bytes,
-        )
-        for phase in report.order
-    )
+    phases = tuple((phase_text(report, phase), phase.resident_words * word_bytes) for phase in report.order)
     # tensor -> [its size, its rereads that are served on chip, all its rereads], in bytes
     retention_bytes: dict[str, list[float]] = {}
     for span in best.spans:

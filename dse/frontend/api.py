@@ -466,11 +466,15 @@ class Residency:
         first_table = explain.residency(self.arch, self.workload, self.reuse)[1][0]
         return _answer([dict(zip(first_table.header, row, strict=True)) for row in first_table.rows])
 
-    def plot(self) -> Picture:
-        """Returns a picture of which tensor is retained when, in the optimum."""
+    def plot(self, kind: str = "residency", progress: ProgressFn = no_progress) -> Picture:
+        """Returns a picture.
+
+        kind: residency: which tensor is retained when, in the optimum; traffic-over-capacity: main-memory
+            traffic of each configuration over the capacity on chip; graph: operations and what they pass on
+        """
         from dse.frontend import pictures
 
-        return pictures.of_residency(self.arch, self.workload, self.reuse)
+        return pictures.of_residency(self.arch, self.workload, self.reuse, kind, progress)
 
     def document(self) -> dict[str, Any]:
         """Returns what `dse residency --format json` prints."""
@@ -508,6 +512,16 @@ class Residency:
         none.
         """
         return sum(len(stage) for phase in self.reuse.phases for stage in phase.stages)
+
+    def orders(self) -> dict[str, Any]:
+        """Returns loop orders of the operations and edges that are swizzled or give up pipelining, as
+        `dse residency --orders --format json` prints them. Raises ValueError where their search ends.
+        """
+        from dse.explain.orders import loop_order_tables
+
+        facts, listed = loop_order_tables(self.arch, self.workload, self.reuse)
+        rows = [[dict(zip(t.header, row, strict=True)) for row in t.rows] for t in listed]
+        return {**facts, "loop_orders": rows[0], "edges": rows[1]}
 
     def text(self, width: int = tables.WIDE) -> str:
         """Returns what `dse residency` prints."""

@@ -359,11 +359,16 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         metavar="KEY=VALUE",
         help="a field of the machine, e.g. sram.capacity='1 MiB'",
     )
+    residency.add_argument(
+        "--orders",
+        action="store_true",
+        help="loop orders with which operations pipeline, and swizzled tensors (GOGETA, Algorithm 3)",
+    )
     plot = add("plot", "a picture as PNG, SVG or PDF", forms=())
     plot.usage = (
         "dse plot RUN {front,breakdown,roofline,sensitivity,progress} [-o FILE]\n"
-        "       dse plot WORKLOAD MACHINE {nest,mapping,roofline,breakdown,ski-slope,residency,layout} "
-        "[-o FILE]"
+        "       dse plot WORKLOAD MACHINE {nest,mapping,roofline,breakdown,ski-slope,residency,layout,\n"
+        "                 traffic-over-capacity,graph} [-o FILE]"
     )
     plot.add_argument(
         "words",

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dse.frontend import contracts
 from dse.run import cache, folder, record
@@ -17,6 +17,7 @@ from workloads import plugin
 
 if TYPE_CHECKING:  # each command imports what it needs, so that start-up is short
     from workloads.graph import Layer, Workload
+    from workloads.sparsity import TileRow
 
 
 def file(text: str) -> tuple[str, list[Layer]]:
@@ -49,10 +50,10 @@ def file(text: str) -> tuple[str, list[Layer]]:
         )
         return line + _warning(*study.loaded_workloads), []
     found = Path(catalog.file_in(text)[1])  # parameters may follow: net.onnx:batch=4
-    if found.suffix.lower() not in read.SUFFIXES or not found.is_file():
+    if not str(found).lower().endswith(read.SUFFIXES) or not found.is_file():
         raise ValueError(
             f"{path}: is no file to check; give a .yaml file (machine, study, workload), an .onnx, "
-            "a .pt2 or a config.json file"
+            "a .pt2, a matrix (.mtx, .mtx.gz, .npz) or a config.json file"
         )
     return _workload(text)
 
@@ -70,6 +71,33 @@ def _workload(source: str) -> tuple[str, list[Layer]]:
     return line + _warning(workload), layer_table(workload)
 
 
+class Sparsity(NamedTuple):
+    """What the file of a matrix says of its rows and of tiles."""
+
+    facts: dict[str, str]
+    rows_with: tuple[tuple[int, int], ...]  # (nonzeros, rows that have as many)
+    tiles: list[TileRow]  # a row per size
+
+
+def sparsity(source: str) -> Sparsity | None:
+    """Returns the sparsity of the matrix in a file that a workload is on; None if it is on no such file."""
+    from workloads import catalog, matrix
+    from workloads import sparsity as counted
+
+    path = catalog.file_in(source)[1]
+    if not matrix.is_matrix_file(path):
+        return None
+    p = matrix.read_pattern(path)
+    per_row = counted.nonzeros_per_row(p)
+    quantiles = ", ".join(f"{per_row.at_percent(percent)} at {percent} %" for percent in counted.QUANTILES)
+    facts = {
+        "matrix": f"{p.name}, {p.rows} x {p.columns}, {len(p.places)} nonzeros",
+        "nonzeros per row": f"{per_row.mean:.4g} in the mean; of the rows {quantiles}",
+        "bandwidth": str(counted.bandwidth(p)),
+    }
+    return Sparsity(facts, per_row.rows_with, list(counted.tile_rows(p)))
+
+
 def _warning(*workloads: Workload) -> str:
     from workloads.graph import warnings
 
@@ -85,11 +113,7 @@ def _kind(path: Path) -> str:
     from dse.study import read
     from workloads import document, text
 
-    kinds = {
-        "machine": {*machine.HEAD, "nodes"},
-        "study": set(read.KEYS),
-        "workload": {"name", "extents", "einsums", "weights"},
-    }
+    kinds = {"machine": {*machine.HEAD, "nodes"}, "study": set(read.KEYS), "workload": set(text.KEYS)}
     data, faults = document.read(path)
     faults = (
         faults

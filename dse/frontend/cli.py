@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # each command imports what it needs, so that start-up is sho
     from cluster.objects import RunFolder
     from dse.study.study import Study
     from workloads.graph import Workload
+    from workloads.sparsity import TileRow
 
 
 MAX_LINES = 40  # lines of faults that are shown
@@ -587,15 +588,21 @@ def _residency(args: argparse.Namespace) -> int:
         f"{args.workload} on {args.machine}", lambda _: api.residency(args.workload, args.machine, **sets)
     )
     _warn(found.workload)
-    tables.print_json(found.document()) if args.format == "json" else print(
-        found.text(tables.terminal_width()), end=""
-    )
+    if args.format == "json":
+        tables.print_json(found.document() | ({"orders": found.orders()} if args.orders else {}))
+        return 0
+    width = tables.terminal_width()
+    print(found.text(width), end="")
+    if args.orders:
+        from dse.frontend import screens
+
+        print("\n" + screens.loop_orders(found.arch, found.workload, found.reuse, width), end="")
     return 0
 
 
 def _plot(args: argparse.Namespace) -> int:
     """Runs `dse plot RUN KIND` or `dse plot WORKLOAD MACHINE KIND`."""
-    from dse.frontend import api, progress
+    from dse.frontend import api, pictures, progress
 
     *sources, kind = args.words
     if len(sources) == 1:
@@ -606,8 +613,8 @@ def _plot(args: argparse.Namespace) -> int:
         def drawn(shown: Any) -> Any:
             if kind == "layout":
                 return api.layout(sources[0], sources[1], args.layout, **sets)
-            if kind == "residency" and not args.schedule:
-                return api.residency(*sources, **sets).plot()
+            if kind in pictures.OF_REUSE and not (kind == "residency" and args.schedule):
+                return api.residency(*sources, **sets).plot(kind, shown.update)
             return api.map(*sources, schedule=args.schedule, progress=shown.update, **sets).plot(
                 kind, args.einsum, shown.update
             )
@@ -733,11 +740,17 @@ def _check(args: argparse.Namespace) -> int:
     for text in args.files:
         try:
             line, layers = check.file(text)
+            counted = check.sparsity(text)
             good.append({"file": text, "is": line, "layers": [layer._asdict() for layer in layers]})
+            if counted:
+                tiles = [row._asdict() for row in counted.tiles]
+                good[-1] |= {"sparsity": {**counted.facts, "rows_with": counted.rows_with, "tiles": tiles}}
             if args.format == "text":
                 tables.print_line(f"{text}: {line}")
                 if layers:
                     tables.print_table(layers[0]._fields, layers)
+                if counted:
+                    _print_sparsity(counted.facts, counted.tiles)
         except ValueError as fault:
             faults.append(str(fault))
     if args.format == "json":
@@ -745,6 +758,16 @@ def _check(args: argparse.Namespace) -> int:
     if faults:
         raise ValueError("\n".join(faults))
     return 0
+
+
+def _print_sparsity(facts: dict[str, str], tiles: list[TileRow]) -> None:
+    tables.print_table(("key", "value"), tables.labelled(facts), "sparsity")
+    if tiles:
+        tables.print_table([name.replace("_", " ") for name in tiles[0]._fields], tiles)
+        tables.print_line(
+            "A tile of rows has all columns, other tiles as many columns as rows. evenly: expected of as "
+            "many nonzeros spread evenly, as the counts of mappings take them to be."
+        )
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -51,7 +51,7 @@ STUDY: dict[str, tuple[str, str, str, str]] = {
         "path",
         "none",
         "",
-        "a .onnx, .pt2, .yaml, .mtx or .json file, relative to the study; instead of workload",
+        "a .onnx, .pt2, .yaml, .mtx, .npz or .json file, relative to the study; instead of workload",
     ),
     "workloads[].bind": (
         "{symbol: number}",
@@ -339,6 +339,11 @@ FILE: Meanings = {
     "extents": ("", "size of every rank"),
     "einsums": ("", "texts, or mappings with the keys below"),
     "weights": ("", "parameters: tensors that are the same in every run"),
+    "loop_state": (
+        "",
+        "of a loop, whose einsums are one iteration: {name read: result that the next one reads as it}",
+    ),
+    "iterations": ("", "of the loop of loop_state"),
 }
 ENTRY: Meanings = {
     "text": ("", 'e.g. "H[b,m,f] += X[b,m,d] * W[d,f]"; a convolution reads I[n,c,2*p+r,2*q+s]'),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # importing it would import SciPy
     from dse.solve.gogeta.traffic import TrafficReport
 
 OF_RUN = ("front", "breakdown", "roofline", "sensitivity", "progress")
+OF_REUSE = ("residency", "traffic-over-capacity", "graph")
 OF_MAPPED = ("nest", "mapping", "roofline", "breakdown", "ski-slope", "residency")
 BARS = 16  # points of the front in a breakdown, at even distances along it
 
@@ -293,7 +294,7 @@ def of_mapped(
     if kind not in OF_MAPPED:
         raise ValueError(
             f"KIND = {kind}: of a workload on a machine there are {', '.join(OF_MAPPED)}, layout (of "
-            "a tensor)"
+            f"a tensor), {', '.join(OF_REUSE[1:])}"
         )
     title = f"{mapped.workload.name} on {mapped.arch.name}"
     if kind == "ski-slope":
@@ -328,9 +329,21 @@ def of_mapped(
     return draw_kind[kind](mapped.solution)
 
 
-def of_residency(arch: Arch, workload: Workload, found: TrafficReport) -> Picture:
-    """Returns a picture of tensors on chip over the accesses of a retention schedule."""
-    return plots.residency(figures.residency(arch, workload, found))
+def of_residency(
+    arch: Arch, workload: Workload, found: TrafficReport, kind: str, progress: ProgressFn = no_progress
+) -> Picture:
+    """Returns a picture of reuse between operations. kind: one of OF_REUSE. Raises ValueError."""
+    if kind not in OF_REUSE:
+        raise ValueError(f"KIND = {kind}: of reuse between operations there are {', '.join(OF_REUSE)}")
+    if kind == "residency":
+        return plots.residency(figures.residency(arch, workload, found))
+    from analysis import reuse_plots
+    from dse.explain import reuse_figures
+
+    if kind == "graph":
+        return reuse_plots.operation_graph(reuse_figures.operation_graph(workload, found))
+    curves = reuse_figures.traffic_over_capacity(arch, workload, found, progress)
+    return reuse_plots.traffic_over_capacity(curves)
 
 
 def _einsums(mapped: Solved, found: Solution, title: str) -> Picture:

@@ -80,6 +80,18 @@ def residency(arch: Arch, workload: Workload, found: TrafficReport, width: int =
     return "\n".join(blocks)
 
 
+def loop_orders(arch: Arch, workload: Workload, found: TrafficReport, width: int = WIDE) -> str:
+    """Returns facts and tables of loop orders and swizzles. Raises ValueError where their search ends."""
+    from dse.explain.orders import loop_order_tables
+
+    known_facts, tables = loop_order_tables(arch, workload, found)
+    blocks = [
+        facts(known_facts, "orders and swizzles", width),
+        *(block(one, width) for one in tables if one.rows),
+    ]
+    return "\n".join(blocks)
+
+
 def block(one: explain.Table, width: int) -> str:
     """Returns an explanation's table with its title, and its note below, wrapped to `width` columns."""
     shown = table([*map(units.label, one.header)], one.rows, one.title, width=width, unit_keys=one.header)

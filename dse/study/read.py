@@ -463,7 +463,7 @@ def _outside_reason(path: Path, within: Path | None) -> str:
 
 
 def _is_path(text: str) -> bool:
-    return Path(text.partition(":")[0]).suffix.lower() in SUFFIXES
+    return text.partition(":")[0].lower().endswith(SUFFIXES)
 
 
 def _unquoted_fault(raw: list[Any]) -> str:

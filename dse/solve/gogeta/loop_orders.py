@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations, product
+from itertools import count, islice, permutations, product
 
 from dse.solve.gogeta.classify import BY_TENSOR, PIPELINED, Edge, barrier
 from dse.solve.gogeta.operations import Graph, matching_dims
 from workloads.einsum import Dim, Einsum, Projection
 
+MAX_TRIED = 200_000  # orders of operations that `best_orders` tries in all
+MAX_COUNTED = 1000  # assignments that it counts
 MOST = 8  # swizzled edges, and pipelines given up, beyond which no assignment is looked for
 Order = tuple[str, ...]  # ranks, outermost first
 Walk = tuple[int, ...]  # dimensions of a tensor, slowest first
@@ -49,16 +51,90 @@ class _Link:
     pairs: tuple[list[tuple[Walk, Walk]] | None, ...]
 
 
-def orders(graph: Graph, edges: Sequence[Edge], penalty: int, lost: int = 0) -> Iterator[tuple[Order, ...]]:
+@dataclass(frozen=True, slots=True)
+class _Orders:
+    """The orders of the operations of a period, and its edges; hard: which of them have to pipeline."""
+
+    operations: tuple[Einsum, ...]
+    ways: list[list[_Way]]
+    links: list[_Link]
+    hard: list[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOrders:
+    """Loop orders with the fewest edges that give up pipelining, then the fewest swizzles. orders: by
+    operation of the period, of the first such assignment; given_up, swizzled: its edges that do not pipeline
+    though their pattern says so, and those whose tensor is read in another order than it is written.
+    assignments: how many there are of as few of both, counted up to MAX_COUNTED; is_all: whether that is all.
+    """
+
+    operations: tuple[Einsum, ...]
+    orders: tuple[Order, ...]
+    given_up: tuple[Edge, ...]
+    swizzled: tuple[Edge, ...]
+    assignments: int
+    is_all: bool
+
+
+class TooManyOrders(ValueError):
+    """A search for loop orders that was given up."""
+
+
+def best_orders(graph: Graph, edges: Sequence[Edge], max_tried: int = MAX_TRIED) -> LoopOrders:
+    """Returns the loop orders of GOGETA's Algorithm 3. Raises TooManyOrders where `max_tried` orders of
+    operations were tried without an assignment, and ValueError as `fewest_swizzles`.
+    """
+    tries = iter(range(max_tried))
+    _, _, every = fewest_swizzles(graph, edges, tries)
+    chosen, found, is_all = next(every), 1, True
+    try:
+        found += sum(1 for _ in islice(every, MAX_COUNTED - 1))
+    except TooManyOrders:
+        is_all = False
+    period = _orders_of(graph, edges)
+    ways = [
+        next(way for way in own if order in way.orders)
+        for own, order in zip(period.ways, chosen, strict=True)
+    ]
+    given_up, swizzled = [], []
+    for link, strict in zip(period.links, period.hard, strict=True):
+        source, target = ways[link.source], ways[link.target]
+        if strict and _pipes(period.operations, link, source, target):
+            continue
+        given_up += [link.edge] if strict else []
+        swizzled += [link.edge] if _is_swizzled(link, source, target) else []
+    is_all = is_all and found < MAX_COUNTED
+    return LoopOrders(period.operations, chosen, tuple(given_up), tuple(swizzled), found, is_all)
+
+
+def orders(
+    graph: Graph, edges: Sequence[Edge], penalty: int, lost: int = 0, tries: Iterator[int] | None = None
+) -> Iterator[tuple[Order, ...]]:
     """Every assignment of loop orders to the operations of a period that swizzles at most so many edges that
     do not pipeline.
 
     An edge pipelines if the producer's outermost rank leaves its output step by step, the consumer's
     outermost rank is one of the tensor, and nothing is swizzled. All edges whose pattern says so do, but for
     those that do under no pair of orders, and at most `lost` others. Consumers of a multicast share their
-    order. What an operation needs whole (the matrix that it inverts) may lie in any order.
+    order. What an operation needs whole (the matrix that it inverts) may lie in any order. tries: ends when
+    no further order of an operation may be tried, which raises TooManyOrders; None: never.
     """
-    at = min(1, graph.periods - 1) * graph.operations_per_period  # a period with a period before it
+    period = _orders_of(graph, edges)
+    due: dict[int, list[tuple[_Link, bool]]] = defaultdict(list)
+    for link, strict in zip(period.links, period.hard, strict=True):
+        due[max(link.source, link.target)].append((link, strict))
+    together: dict[int, list[_Link]] = defaultdict(list)
+    for link in period.links:
+        if link.edge.multicast:
+            together[link.source].append(link)
+    multicasts = list(together.values())
+    return _assigned(period.operations, period.ways, due, multicasts, penalty, lost, tries or count())
+
+
+def _orders_of(graph: Graph, edges: Sequence[Edge]) -> _Orders:
+    """Orders and edges of the second period, which follows another one; of the only one if there is one."""
+    at = min(1, graph.periods - 1) * graph.operations_per_period
     operations = graph.operations[at : at + graph.operations_per_period]
     ways = [_order_choices(e) for e in operations]
     links = [
@@ -71,14 +147,7 @@ def orders(graph: Graph, edges: Sequence[Edge], penalty: int, lost: int = 0) -> 
         and any(_pipes(operations, link, a, b) for a in ways[link.source] for b in ways[link.target])
         for link in links
     ]
-    due: dict[int, list[tuple[_Link, bool]]] = defaultdict(list)
-    for link, strict in zip(links, hard, strict=True):
-        due[max(link.source, link.target)].append((link, strict))
-    together: dict[int, list[_Link]] = defaultdict(list)
-    for link in links:
-        if link.edge.multicast:
-            together[link.source].append(link)
-    return _assigned(operations, ways, due, list(together.values()), penalty, lost)
+    return _Orders(tuple(operations), ways, links, hard)
 
 
 def _assigned(
@@ -88,6 +157,7 @@ def _assigned(
     together: Sequence[Sequence[_Link]],
     penalty: int,
     lost: int,
+    tries: Iterator[int],
 ) -> Iterator[tuple[Order, ...]]:
     """Depth first with a stack of its own: operations may be thousands. due: edges whose later end each
     operation is.
@@ -98,6 +168,11 @@ def _assigned(
     while stack:
         untried, left, losses = stack[-1]
         del chosen[len(stack) - 1 :]
+        if next(tries, None) is None:
+            raise TooManyOrders(
+                f"loop orders of {len(operations)} operations: the search has found none and ends; give "
+                "fewer operations (form=periodic of a loop)"
+            )
         way = next(untried, None)
         if way is None:
             stack.pop()
@@ -112,16 +187,18 @@ def _assigned(
             stack.append((iter(ways[len(chosen)]), left - swizzles, losses - broken))
 
 
-def fewest_swizzles(graph: Graph, edges: Sequence[Edge]) -> tuple[int, int, Iterator[tuple[Order, ...]]]:
+def fewest_swizzles(
+    graph: Graph, edges: Sequence[Edge], tries: Iterator[int] | None = None
+) -> tuple[int, int, Iterator[tuple[Order, ...]]]:
     """The fewest edges that have to give up pipelining, then the least penalty, and all assignments that have
     both.
 
-    Exhaustive, so for graphs of some tens of operations. Raises ValueError where even MOST of either is too
-    few.
+    Exhaustive, so for graphs of some tens of operations. tries: as in `orders`. Raises ValueError where even
+    MOST of either is too few.
     """
     for lost, penalty in product(range(MOST + 1), repeat=2):
-        if next(orders(graph, edges, penalty, lost), None):
-            return lost, penalty, orders(graph, edges, penalty, lost)
+        if next(orders(graph, edges, penalty, lost, tries), None):
+            return lost, penalty, orders(graph, edges, penalty, lost, tries)
     raise ValueError(
         f"no loop orders of {graph.operations_per_period} operations swizzle at most {MOST} edges "
         "and give up at most "

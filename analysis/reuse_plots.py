@@ -1,0 +1,138 @@
+"""Pictures of reuse between operations, drawn from the values of dse/explain/reuse_figures.py."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from analysis.plots import FAINT, INK, MARK, SHADES, STYLE, Picture, _figure, _logarithmic
+from dse.explain import units
+from dse.explain.reuse_figures import OperationGraph, TrafficCurves
+
+MARKERS = ("s", "^", "o", "", "D")
+# pattern of an edge -> colour, line
+EDGES = {
+    "pipelineable": (SHADES[1], "-"),
+    "pipeline_with_hold": (SHADES[2], "-"),
+    "pipeline_with_writeback": (SHADES[5], "--"),
+    "sequential": (SHADES[0], ":"),
+}
+
+
+def traffic_over_capacity(given: TrafficCurves) -> Picture:
+    """Draws a curve per configuration of main-memory traffic over capacity on chip."""
+    values = [n for curve in given.traffic.values() for n in curve]
+    divisor, label = units.axis("bytes", values)
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure(7.2, 4.6)
+        ax = axes[0][0]
+        for i, (name, curve) in enumerate(given.traffic.items()):
+            ax.plot(
+                given.capacities,
+                [n / divisor for n in curve],
+                color=SHADES[i % len(SHADES)] if name != "Optimal" else MARK,
+                linestyle="--" if name == "Ideal" else "-",
+                marker=MARKERS[i % len(MARKERS)],
+                markersize=4,
+                label=name,
+            )
+        ax.axvline(given.machine_capacity, color=FAINT, linewidth=1.0, zorder=0, label="the machine")
+        ax.set_xscale("log", base=2)
+        ticks = given.capacities[::2]
+        ax.set_xticks(ticks, [units.quantity("bytes", n) for n in ticks], fontsize=7.5)
+        ax.minorticks_off()
+        _logarithmic(ax.yaxis, max(values) / max(min(values), 1))
+        ax.set_xlabel(f"capacity of {given.level}, in all")
+        ax.set_ylabel(label.replace("bytes", "traffic").strip())
+        ax.set_title(given.title)
+        ax.legend(loc="best")
+    return Picture(figure)
+
+
+def operation_graph(given: OperationGraph) -> Picture:
+    """Draws operations from left to right by the longest path to each, edges in the colour of their pattern;
+    edges to the next iteration end below their operation, swizzled ones are thick.
+    """
+    of_layer: Counter[int] = Counter(node.layer for node in given.nodes)
+    seen: Counter[int] = Counter()
+    places = []
+    for node in given.nodes:
+        places.append((float(node.layer), seen[node.layer] - (of_layer[node.layer] - 1) / 2))
+        seen[node.layer] += 1
+    deepest, widest = max(of_layer), max(of_layer.values())
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure(3.0 + 1.5 * (deepest + 1), 2.4 + 0.9 * widest)
+        ax = axes[0][0]
+        for edge in given.edges:
+            if not edge.to_next_period:
+                (x, y), (u, v) = places[edge.source], places[edge.target]
+                bend = 0.12 + 0.05 * (u - x) if u - x > 1 else 0.0  # around the nodes between
+                at = ((x + u) / 2, (y + v) / 2 - bend * (u - x) / 2)
+                _arrow(ax, (x, y), (u, v), edge.pattern, edge.swizzled, bend, edge.tensor, at)
+        for number, ((source, tensor, pattern, swizzled), targets) in _to_next_period(given):
+            x, y = places[source]
+            u, v = x - 0.2 + 0.4 * number, y - 0.6
+            names = " ".join(given.nodes[target].name for target in targets)
+            _arrow(ax, (x, y), (u, v), pattern, swizzled, 0.0, f"{tensor} to\n{names}", (u, v - 0.12))
+        for (x, y), node in zip(places, given.nodes, strict=True):
+            text = f"{node.name}\n{node.order}" if node.order else node.name
+            box = {"boxstyle": "round,pad=0.3", "facecolor": "white", "edgecolor": INK, "linewidth": 0.8}
+            ax.text(x, y, text, fontsize=8, ha="center", va="center", bbox=box)
+        ax.set_xlim(-0.6, deepest + 0.8)
+        ax.set_ylim(-widest / 2 - 0.6, widest / 2 + 0.3)
+        ax.set_axis_off()
+        used = {edge.pattern for edge in given.edges}
+        handles = [
+            Line2D([], [], color=colour, linestyle=line, label=name.replace("_", " "))
+            for name, (colour, line) in EDGES.items()
+            if name in used
+        ]
+        ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.02), ncols=4)
+        ax.set_title(
+            f"{given.title}\nin a box: its loops, outermost first; arrows down: to the next iteration"
+        )
+    return Picture(figure)
+
+
+NextPeriod = tuple[int, str, str, bool]  # source, tensor, pattern, whether it is swizzled
+
+
+def _to_next_period(given: OperationGraph) -> Iterator[tuple[int, tuple[NextPeriod, list[int]]]]:
+    """Yields (number among those of its source, (edges to the next period that share an arrow, their
+    targets)).
+    """
+    groups: dict[NextPeriod, list[int]] = {}
+    for edge in given.edges:
+        if edge.to_next_period:
+            key = (edge.source, edge.tensor, edge.pattern, edge.swizzled)
+            groups.setdefault(key, []).append(edge.target)
+    number: Counter[int] = Counter()
+    for key, targets in groups.items():
+        yield number[key[0]], (key, targets)
+        number[key[0]] += 1
+
+
+Place = tuple[float, float]
+
+
+def _arrow(
+    ax: Axes, start: Place, end: Place, pattern: str, swizzled: bool, bend: float, label: str, at: Place
+) -> None:
+    """Draws an arrow in the colour of its pattern, with a label at a place."""
+    colour, line = EDGES[pattern]
+    style = {
+        "arrowstyle": "-|>",
+        "color": colour,
+        "linestyle": line,
+        "linewidth": 2.6 if swizzled else 1.2,
+        "shrinkA": 16,
+        "shrinkB": 16 if bend or end[1] == start[1] or end[0] - start[0] >= 1 else 2,
+        "connectionstyle": f"arc3,rad={bend:.3f}",
+    }
+    ax.annotate("", end, start, arrowprops=style)
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+    ax.text(*at, label, fontsize=7, color=colour, ha="center", va="center", bbox=box)

@@ -1,0 +1,129 @@
+"""What the pattern of a sparse matrix says of tiles: nonzeros per row, bandwidth, distinct columns that tiles
+of rows read, tiles that are not empty. Counted from the places of its nonzeros, beside what is expected of as
+many nonzeros spread evenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from workloads.arrays import Ints
+from workloads.matrix import Pattern, run_lengths, sorted_once
+
+TILES = tuple(4**i for i in range(2, 12))  # rows (and columns) of tiles, of which those are shown that cut
+QUANTILES = (0, 25, 50, 75, 100)  # percent of the rows, of the nonzeros per row
+
+
+class TileRow(NamedTuple):
+    """One row of `dse check MATRIX`: tiles of `tile` rows and all columns, and tiles of as many rows as
+    columns. evenly: expected of nonzeros spread evenly.
+    """
+
+    tile: int
+    row_tiles: int
+    distinct_columns: float  # that a tile of rows reads, in the mean
+    largest: int  # of any tile of rows
+    distinct_evenly: float
+    tiles: int
+    nonempty: int
+    nonempty_evenly: float
+
+
+class RowCounts(NamedTuple):
+    """Nonzeros per row of a matrix. rows_with: (nonzeros, rows that have as many), ascending; empty rows are
+    among them.
+    """
+
+    mean: float
+    rows_with: tuple[tuple[int, int], ...]
+
+    def at_percent(self, percent: int) -> int:
+        """Returns the fewest nonzeros that so many percent of the rows do not exceed; at 0 the least."""
+        counts, rows = (np.array(column) for column in zip(*self.rows_with, strict=True))
+        rank = max(1, -(-percent * int(rows.sum()) // 100))
+        return int(counts[np.searchsorted(np.cumsum(rows), rank)])
+
+
+def nonzeros_per_row(p: Pattern) -> RowCounts:
+    """Returns the histogram of the nonzeros per row."""
+    lengths = run_lengths(p.places // p.columns)
+    counts, rows = np.unique(lengths, return_counts=True)
+    empty = [(0, p.rows - len(lengths))] if len(lengths) < p.rows else []
+    return RowCounts(len(p.places) / p.rows, (*empty, *zip(counts.tolist(), rows.tolist(), strict=True)))
+
+
+def bandwidth(p: Pattern) -> int:
+    """Returns the largest distance of a nonzero from the diagonal."""
+    row, column = np.divmod(p.places, p.columns)
+    return int(np.abs(row - column).max())
+
+
+def distinct_columns(p: Pattern, tile_rows: int) -> Ints:
+    """Returns how many distinct columns each tile of `tile_rows` rows has nonzeros in, for tiles that have
+    one: the rows of a dense operand that the tile reads.
+    """
+    return _columns_per_tile(_tile_columns(p, tile_rows), p.columns)
+
+
+def nonempty_tiles(p: Pattern, tile_rows: int, tile_columns: int) -> int:
+    """Returns how many tiles of so many rows and columns have a nonzero."""
+    return len(_coarser(p.places, p.columns, tile_rows, tile_columns))
+
+
+def tile_rows(p: Pattern) -> Iterator[TileRow]:
+    """Yields a row for each size of TILES that cuts the matrix. Each size is counted from the one before,
+    which divides it.
+    """
+    density, before, columns_before = len(p.places) / (p.rows * p.columns), 1, p.places
+    squares, square_columns = p.places, p.columns
+    for tile in TILES:
+        if tile >= max(p.rows, p.columns):
+            return
+        factor, before = tile // before, tile
+        columns_before = _coarser(columns_before, p.columns, factor, 1)
+        squares = _coarser(squares, square_columns, factor, factor)
+        square_columns = -(-p.columns // tile)
+        distinct = _columns_per_tile(columns_before, p.columns)
+        row_parts, column_parts = _parts(p.rows, tile), _parts(p.columns, tile)
+        row_tiles = -(-p.rows // tile)
+        yield TileRow(
+            tile,
+            row_tiles,
+            float(distinct.sum()) / row_tiles,
+            int(distinct.max()),
+            sum(n * p.columns * _chance(density, rows) for rows, n in row_parts) / row_tiles,
+            row_tiles * square_columns,
+            len(squares),
+            sum(
+                n * many * _chance(density, rows * columns)
+                for rows, n in row_parts
+                for columns, many in column_parts
+            ),
+        )
+
+
+def _chance(density: float, places: int) -> float:
+    """Returns the chance that one of so many places has a nonzero, each with this chance by itself."""
+    return float(-np.expm1(places * np.log1p(-density))) if density < 1 else 1.0
+
+
+def _parts(extent: int, tile: int) -> list[tuple[int, int]]:
+    """Returns (size, how many) of the tiles of an extent; the last one may be smaller."""
+    return [(size, n) for size, n in ((tile, extent // tile), (extent % tile, 1)) if size and n]
+
+
+def _tile_columns(p: Pattern, rows: int) -> Ints:
+    return _coarser(p.places, p.columns, rows, 1)
+
+
+def _coarser(places: Ints, columns: int, tile_rows: int, tile_columns: int) -> Ints:
+    """Returns the places of tiles that have a nonzero, in the matrix of tiles, ascending, each once."""
+    row, column = np.divmod(places, columns)
+    return sorted_once(row // tile_rows * -(-columns // tile_columns) + column // tile_columns)
+
+
+def _columns_per_tile(tile_columns: Ints, columns: int) -> Ints:
+    return run_lengths(tile_columns // columns)
