@@ -5,6 +5,7 @@ each machine alone.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,6 +17,8 @@ import dse
 from cluster import batch_eval, driver, worker
 from cluster.worker import Ask, Job, Lease
 from dse.mapper.exact.optimal import optimal, optimal_on
+from dse.mapper.exact.search import search_below
+from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from dse.solve import solve
@@ -30,6 +33,7 @@ from hw.columns import Table
 from hw.space import decode
 from tests import turned
 from tests.amount import some
+from tests.prove.mappers import problem_of
 from tests.test_driver import rows
 from workloads.einsum import Einsum, einsum
 
@@ -113,6 +117,69 @@ def test_no_machine_is_further_above_its_optimum_than_it_says(e: Einsum, share: 
             <= pj
             <= best[0].energy_pj * (1 + gap) * (1 + 1e-9)
         )
+
+
+SIZES = {
+    "array.x": [2, 3, 8],
+    "array.y": [2, 7],
+    "gbuf.capacity": ["256 B", "1 KiB", "64 KiB"],
+    "regf.capacity": ["64 B", "128 B"],
+    "dram.kind": ["ddr3", "lpddr5"],
+}
+
+
+@pytest.mark.parametrize(
+    ("e", "share"),
+    some([(e, share) for e in EINSUMS[:3] for share in (1e-6, 0.05)], 0, 3, 5),
+    ids=lambda of: getattr(of, "name", str(of)),
+)
+def test_machines_of_several_sizes_are_no_further_above_their_optima_than_they_say(
+    e: Einsum, share: float
+) -> None:
+    """Arrays, buffers and registers vary: each of 72 machines, or where it is solved every fourth."""
+    own = space.parse(machine.load("edge_array"), SIZES)
+    built, columns = Table(own).columns(np.arange(own.size))
+    arches = [one for i in np.flatnonzero(built).tolist() if isinstance(one := decode(own, i), Arch)]
+    c = shared_mappings.machine_batch(arches[0], columns, arches.__getitem__)
+    found = asked(c, e, share)
+    for i in range(0, len(c), 4):
+        best = optimal(Problem(arches[i], e, "energy"))
+        if isinstance(best, Infeasible):
+            assert found.choice[i] == shared_mappings.NONE_FITS
+            continue
+        mine = einsum_cost(Problem(arches[i], e, "energy"), found.mappings[found.choice[i]].mapping)
+        assert isinstance(mine, EinsumCost), mine
+        gap = float(shared_mappings.from_parts(found.gaps[i : i + 1], share)[0])
+        assert gap <= max(share, best[0].optimality_gap + 1.01 * shared_mappings.part_size(share))
+        assert mine.energy_pj <= best[0].energy_pj * (1 + gap) * (1 + 1e-9)
+        assert mine.energy_pj >= best[0].energy_pj / (1 + best[0].optimality_gap) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("seed", some(range(12), 0, 1, 2, 3, 5, 8))
+def test_nothing_costs_less_than_a_search_from_a_known_cost_says(seed: int) -> None:
+    """With cutoffs above and below the optimum, gaps of 0 to 20 %, and efforts that end."""
+    rng, problem = Random(seed), problem_of(seed, 3_000)
+    problem = replace(problem, objective="energy", arch=problem.arch.without("network"))
+    best = optimal(problem)
+    if isinstance(best, Infeasible) or best[0].optimality_gap > 0:
+        return
+    ends = rng.choice([1, 10, 100])
+    for factor, gap, effort in (
+        (0.9, 0.0, 10**6),
+        (1.0, 0.01, 10**6),
+        (1.5, 0.2, 10**6),
+        (inf, 0.05, 10**6),
+        (1.2, 0.0, ends),
+    ):
+        cutoff = best[0].energy_pj * factor
+        found = search_below(problem, "imperfect_spatial", FREE, cutoff, gap, effort, effort)
+        assert found.lower_bound <= best[0].energy_pj * (1 + 1e-9)
+        if not found.ended:
+            assert found.lower_bound >= min(best[0].energy_pj * (1 - 2e-2), cutoff) / (1 + gap) * (1 - 1e-9)
+        if found.mapping:
+            cost = einsum_cost(problem, found.mapping)
+            assert isinstance(cost, EinsumCost)
+            assert cost.energy_pj >= best[0].energy_pj * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("share", [1e-6, 3e-4, 0.01, 0.05, 0.1, 0.37, 2.0])
