@@ -6,6 +6,9 @@ from __future__ import annotations
 
 from math import isclose
 
+import pytest
+
+from dse.mapper.exact import search as searches
 from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.search import search, supports
 from dse.mapper.exact.spatial import dims_and_groups, unrollings
@@ -14,6 +17,7 @@ from dse.sim.counts.terms import tile_sizes
 from dse.sim.einsum.evaluate import Problem
 from hw import machine
 from tests.nests import free_edge
+from tests.prove.mappers import crowded, crowded_of
 from workloads import catalog
 
 
@@ -40,6 +44,19 @@ def test_a_spent_budget_says_how_far_the_answer_may_be() -> None:
     assert 0 < stopped.lower_bound <= best.energy_pj
     assert supports(gemm.einsum, "imperfect_spatial")
     assert not supports(gemm.einsum, "imperfect")
+
+
+@pytest.mark.parametrize("seed", [5, 6, 9, 31])
+def test_what_outer_levels_have_room_for_leaves_nothing_out(seed: int) -> None:
+    assert [line for row in crowded(seed, 24, 1_500) for line in row.wrong] == []
+
+
+def test_boxes_know_what_outer_levels_have_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without their bounds it takes 3,837 nodes."""
+    monkeypatch.setattr(searches, "MIN_FOR_OUTER_BOUNDS", 0)
+    found = search(crowded_of(57, 30), "imperfect_spatial", budget=1_000)
+    assert not found.ended
+    assert isclose(found.lower_bound, 195643.74103900464)
 
 
 def test_pieces_of_ragged_lanes_are_those_of_the_counts() -> None:

@@ -1,6 +1,7 @@
 """The optimal mapper against every mapping of 10,000 random problems, perfect tiles and ragged lanes.
 
     python -m tests.prove mappers [--problems 10000] [--first 0] [--most 20000] [--networks 2000]
+        [--crowded 2000]
 
 Each problem is answered with gaps of 0, 1 and 5 %, and once more with a budget of a few choices of spatial
 unrollings, which ends most searches: what such an answer says of its gap must hold as well.
@@ -8,6 +9,8 @@ unrollings, which ends most searches: what such an answer says of its gap must h
 Machines whose fills overlap freely are enumerated with formulas of their own; of every fifth problem there is
 a small one more, on a machine of single and double buffers, all of whose mappings the evaluator prices. So it
 does where links and endpoints of networks have a price: each mapping with the loops over PEs in two orders.
+Larger problems on machines with little capacity are searched with and without bounds of outer levels: a
+search that ends answers alike.
 Prints, per group of problems, how large the enumerated spaces were and how many answers were proven. Ties are
 compared where cycles of the search are the evaluator's: fills overlap freely, and no padding makes another
 lane busier than the first. A false certificate, a gap too small, a machine that is called infeasible and is
@@ -34,8 +37,10 @@ from dse.mapping.constraints import Factors
 from dse.mapping.nest import Infeasible, Loop, Mapping, faults
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound, objective_value
 from dse.sim.levels.network import Uncounted
+from hw import machine
 from tests.enumeration import Best, enumerated, mappings, padded
 from tests.problems import GROUPS, OBJECTIVES, random_problem, with_networks
+from workloads import catalog
 
 PROVEN = {
     "buffered": 0.0,
@@ -197,9 +202,7 @@ def networked(seed: int, most: int = SMALL) -> list[Told]:
     for tiles in ("perfect", "imperfect_spatial"):
         best, wrong = priced_in_orders(problem, tiles), list[str]()
         with (
-            patch.object(
-                search, "MIN_VISITED_FOR_OUTER_BOUND", 0 if seed % 2 else search.MIN_VISITED_FOR_OUTER_BOUND
-            ),
+            patch.object(search, "MIN_FOR_OUTER_BOUNDS", 0 if seed % 2 else search.MIN_FOR_OUTER_BOUNDS),
             patch.object(mapper, "MAX_UNROLLINGS", 0),
         ):
             for gap in GAPS:
@@ -250,9 +253,7 @@ def answers(seed: int, group: str, problem: Problem) -> list[Told]:
         wrong = [*confirmed(problem, best)]
         # these problems have fewer nodes and unrollings than searches that take long
         with (
-            patch.object(
-                search, "MIN_VISITED_FOR_OUTER_BOUND", 0 if seed % 2 else search.MIN_VISITED_FOR_OUTER_BOUND
-            ),
+            patch.object(search, "MIN_FOR_OUTER_BOUNDS", 0 if seed % 2 else search.MIN_FOR_OUTER_BOUNDS),
             patch.object(mapper, "MAX_UNROLLINGS", 0),
         ):
             ours, *near = (optimal(problem, tiles, allowed_gap=gap) for gap in GAPS)
@@ -267,6 +268,43 @@ def answers(seed: int, group: str, problem: Problem) -> list[Told]:
         )
         proven = not isinstance(ours, Infeasible) and bool(ours[0].proven)
         found.append(Told(group, tiles, best.mappings, best.mapping is not None, proven, lines))
+    return found
+
+
+def crowded_of(seed: int, most: int) -> Problem:
+    """A problem larger than what can be enumerated, on an `edge_array` with little capacity."""
+    rng = Random(f"crowded/{seed}")
+    arch = machine.arch(machine.load("edge_array"))
+    array = replace(arch.fanouts[0], dims=(("X", rng.choice((2, 3, 4, 8))), ("Y", rng.choice((1, 2, 4, 6)))))
+    buffer, registers = rng.choice((64, 128, 256, 512, 1024, 4096)), rng.choice((3, 4, 8, 16, 32))
+    levels = tuple(
+        replace(level, capacity_bits=size and 8 * size)
+        for level, size in zip(arch.levels, (None, buffer, registers), strict=True)
+    )
+    m, n, k = (rng.randint(2, most) for _ in range(3))
+    p, q, r, s = rng.randint(2, 9), rng.randint(2, 9), rng.choice((1, 3)), rng.choice((1, 2))
+    source = rng.choice((f"gemm:m={m},n={n},k={k}", f"conv:k={m},c={k},p={p},q={q},r={r},s={s}"))
+    (e,) = catalog.load(source).einsums
+    return Problem(replace(arch, levels=levels, fanouts=(array,)), e, rng.choice(("energy", "energy", "edp")))
+
+
+def crowded(seed: int, most: int = 150, budget: int = 20_000) -> list[Told]:
+    """What the bounds of outer levels leave out of a search that ends without them."""
+    problem, found = crowded_of(seed, most), list[Told]()
+    tiles: Factors
+    for tiles in ("perfect", "imperfect_spatial"):
+        answers = []
+        for least in (budget**2, 0):
+            with patch.object(search, "MIN_FOR_OUTER_BOUNDS", least):
+                answers.append(search.search(problem, tiles, budget=budget))
+        without, ours = answers
+        same = ours.mapping == without.mapping and isclose(ours.lower_bound, without.lower_bound)
+        lines = (f"seed {seed}, crowded, {tiles}: {ours} instead of {without}",)
+        found.append(
+            Told(
+                "crowded", tiles, 0, not without.ended, not ours.ended, () if same or without.ended else lines
+            )
+        )
     return found
 
 
@@ -313,7 +351,8 @@ def asked(description: str | None, **defaults: int) -> Any:
 
 
 def main() -> int:
-    given = asked(__doc__, problems=10_000, first=0, most=20_000, networks=2_000)
+    given = asked(__doc__, problems=10_000, first=0, most=20_000, networks=2_000, crowded=2_000)
     rows = over(partial(told, most=given.most), given.first, given.problems)
     rows += over(networked, given.first, given.networks)
+    rows += over(crowded, given.first, given.crowded)
     return summed(rows, ("perfect", "imperfect_spatial"))

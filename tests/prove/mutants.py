@@ -138,7 +138,7 @@ def differences(proof: str, answers: list[tuple[Problem_, list[float]]]) -> Iter
         yield from (line for seed in range(WALKED) for line in walked_otherwise(seed))
         return
     # bounds of what stands outside of all lanes, from the first node on
-    search.MIN_VISITED_FOR_OUTER_BOUND = 0
+    search.MIN_FOR_OUTER_BOUNDS = 0
     for asked, cost in answers:
         problem = made(*asked)
         if proof == "bounds":

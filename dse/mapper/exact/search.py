@@ -49,13 +49,14 @@ from dse.sim.einsum.bounds import used_elems
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Fanout, FieldRole, slots
 from workloads.arrays import Floats, Ints
-from workloads.einsum import Einsum, TooLong
+from workloads.einsum import Einsum, Projection, TooLong
 
 BUDGET = 5_000_000  # storage nodes placed per search: some ten seconds
 REFINE_BUDGET = 100_000  # the same for each further search that tries to improve a first answer
 MAX_CHOICES = 600_000  # boxes of spatial unrollings bounded per search: some five seconds
-MIN_VISITED_FOR_OUTER_BOUND = 1_000  # nodes placed before `batch_search.outer_bound` is worth its time
-OUTER_BUDGET = 50_000  # nodes placed for one such bound
+MIN_FOR_OUTER_BOUNDS = 1_000  # nodes and boxes before `batch_search.set_outer_bounds` is worth its time
+OUTER_BUDGET = 2_000  # nodes placed for one such bound
+MAX_OUTER_CODES = 256  # ways in which outer levels hold the tensors that are told apart (state.Terms)
 STATE_SLOTS = 1 << 15  # slots of the hash table of inner parts of nests (state.InnerStates)
 Cost = tuple[float, float, float]  # value of the objective, energy, latency
 # From the best mapping of perfect factors on each machine (None: none was found) to two arrays [J]: goals,
@@ -293,6 +294,9 @@ def _select_machines(machines: MachineInput, at: Ints) -> MachineInput:
             link_coef=terms.link_coef[at],
             sum_coef=terms.sum_coef[at],
             low_coef=terms.low_coef[at],
+            link_outer_pj=terms.link_outer_pj[at],
+            sum_outer_pj=terms.sum_outer_pj[at],
+            low_outer_pj=terms.low_outer_pj[at],
             base=terms.base[at],
         ),
     )
@@ -344,25 +348,29 @@ def _search_factors(
     )
     nodes, levels = len(tables.tensors) * len(arch.levels) + len(machine.loop_positions), len(arch.levels)
     work = _work(machine_count, nodes, levels, terms, tables, budget, choices, margin)
-    outer_bound_work = _work(machine_count, nodes, levels, terms, tables, OUTER_BUDGET)
-    # for `outer_bound`: energy is the objective, no cycles count, each tile is stored once
-    energy_only = machine._replace(
+    outer_work = _work(machine_count, nodes, levels, terms, tables, OUTER_BUDGET)
+    # for `set_outer_bounds`: energy is the objective, no cycles count, each tile is stored once
+    outer_machine = machine._replace(
+        capacity=np.where(machine.position[:-1] == 0, machine.capacity, inf),
         leak=np.zeros(machine_count),
         max_cycles=np.full(machine_count, inf),
         objective=state.ENERGY,
         double_buffer=np.zeros(levels, np.bool_),
     )
+    outer_coef = np.zeros(terms.link_coef.shape)
+    outer_coef[..., state.PJ] = terms.link_outer_pj
     states = _inner_states(len(tables.ranks), terms.base.shape[1])
     bound_left_out = batch_search.search(
         terms,
         tables.einsum,
         tables.pool,
         machine,
-        energy_only,
+        terms._replace(link_coef=outer_coef),
+        outer_machine,
         rules,
         tables.memo,
         work,
-        outer_bound_work,
+        outer_work,
         states,
         best,
     )
@@ -464,12 +472,13 @@ def _work(
         unrolling=int_zeros(ranks),
         nodes=int_zeros(nodes, 4),
         holds_tensor=np.zeros(nodes, np.bool_),
-        tally=np.array([0, 0, budget, MIN_VISITED_FOR_OUTER_BOUND, 0, choices], np.int64),
+        tally=np.array([0, 0, budget, MIN_FOR_OUTER_BOUNDS, 0, choices], np.int64),
         stop=deadline.STOP,
         quantity_bound=np.zeros(quantities),
         ties_allowed=np.zeros(machine_count, np.bool_),
         holders=int_zeros(len(tables.tensors)),
         margin=np.array([margin]),
+        outer_pj=np.zeros((max(len(terms.outer_choices), 1), machine_count)),
         outer_extra=np.zeros(machine_count),
         unit=np.ones((machine_count, 2)),
         part_scratch=np.zeros(parts),
@@ -938,6 +947,9 @@ class Form:
     link_coef: Entries
     sum_coef: Entries
     low_coef: Entries
+    link_outer_pj: Entries
+    sum_outer_pj: Entries
+    low_outer_pj: Entries
     base: Entries
 
 
@@ -1004,6 +1016,9 @@ def _terms(arches: Sequence[Arch], form: Form, e: Einsum) -> state.Terms:
         link_coef=form.link_coef.for_prices(prices),
         sum_coef=form.sum_coef.for_prices(prices),
         low_coef=form.low_coef.for_prices(prices),
+        link_outer_pj=form.link_outer_pj.for_prices(prices),
+        sum_outer_pj=form.sum_outer_pj.for_prices(prices),
+        low_outer_pj=form.low_outer_pj.for_prices(prices),
         base=base,
     )
 
@@ -1032,7 +1047,9 @@ def _form(
         for x, parent in product(range(len(tensors)), range(depth))
         for child in range(parent + 1, depth + 1)
     }
-    links, lows = ({key: found[which] for key, found in link_rows.items()} for which in (0, 1))
+    links, lows, outer_links, outer_lows = (
+        {key: found[which] for key, found in link_rows.items()} for which in range(4)
+    )
     groups = _groups(arch)
     ops = e.points() * nonzero_share(e)
     base = np.zeros((parts.count(), price_count))
@@ -1061,6 +1078,7 @@ def _form(
         return sums, np.column_stack([ends[:-1], ends[1:]])
 
     (sums, sum_span), (low_sums, low_span) = sum_links(links), sum_links(lows)
+    outer_sums, outer_low_sums = sum_links(outer_links)[0], sum_links(outer_lows)[0]
     quantities = {
         q: i for i, q in enumerate(dict.fromkeys(q for row in (*links.values(), *sums) for q in row))
     }
@@ -1077,12 +1095,18 @@ def _form(
                 dense[i, part] = more
         return np.array([q for q, _ in rows], np.int64), _entries(dense)
 
+    def outer_pj(table: Iterable[Row], outer: Iterable[Row]) -> Entries:
+        rows = [own.get(q, {}).get(state.PJ, 0.0) for row, own in zip(table, outer, strict=True) for q in row]
+        return _entries(np.array([one + np.zeros(price_count) for one in rows]).reshape(-1, price_count))
+
     (link_quantity, coef), (sum_quantity, sum_coef), (low_quantity, low_coef) = (
         flat(links.values()),
         flat(sums),
         flat(low_sums),
     )
     bits, no_coefs = bits_of(e, arch), np.zeros((0, 0, 0))
+    serves = [_serves(p, e) for p in (*e.inputs, e.output)]
+    outer_code, outer_choices = _outer_codes(holder_sets, _outer_levels(groups), serves)
     terms = state.Terms(
         quantity=np.array([q[:5] for q in quantities], np.int64),
         line_words=np.array([q.line_bits / bits[tensors[q.tensor]] for q in quantities]),
@@ -1095,6 +1119,12 @@ def _form(
         link_coef=no_coefs,
         holder_span=np.cumsum([0, *map(len, holder_sets)]),
         holder_sets=np.array([mask for masks in holder_sets for mask in masks], np.int64),
+        outer_code=outer_code,
+        outer_choices=outer_choices,
+        serves=np.array(serves),
+        link_outer_pj=np.zeros((0, 0)),
+        sum_outer_pj=np.zeros((0, 0)),
+        low_outer_pj=np.zeros((0, 0)),
         sum=sum_span,
         sum_of=sum_quantity,
         sum_coef=no_coefs,
@@ -1103,7 +1133,53 @@ def _form(
         low_coef=no_coefs,
         base=np.zeros((0, 0)),
     )
-    return Form(terms, coef, sum_coef, low_coef, _entries(base))
+    return Form(
+        terms,
+        coef,
+        sum_coef,
+        low_coef,
+        outer_pj(links.values(), outer_links.values()),
+        outer_pj(sums, outer_sums),
+        outer_pj(low_sums, outer_low_sums),
+        _entries(base),
+    )
+
+
+def _outer_levels(groups: Sequence[Group]) -> int:
+    """How many levels are outer levels (state.Terms): outside of all fan-outs, 0 if there is no fan-out."""
+    return min((g.outside for g in groups), default=0)
+
+
+def _serves(p: Projection, e: Einsum) -> bool:
+    """Whether the outer costs of a tensor have what the outermost level serves to a node inside of a fan-out.
+    No smaller tiles of it move fewer words: it is dense, and each dimension has one rank, without gaps.
+    """
+    sizes = e.sizes()
+    terms = [(dim, [(r, c) for r, c in dim.terms if sizes[r] > 1]) for dim in p.dims]
+    return p.format == "dense" and all(
+        len(own) <= 1 and dim.offset == 0 and all(c == 1 and dim.size >= sizes[r] for r, c in own)
+        for dim, own in terms
+    )
+
+
+def _outer_codes(
+    holder_sets: Sequence[Sequence[int]], outer_levels: int, serves: Sequence[bool]
+) -> tuple[Ints, Ints]:
+    """`outer_code` and `outer_choices` of state.Terms. serves: per tensor."""
+    outer_mask = (1 << outer_levels) - 1
+    outer = [
+        [(mask & outer_mask, served and mask & outer_mask == 1 < mask) for mask in masks]
+        for masks, served in zip(holder_sets, serves, strict=True)
+    ]
+    kinds = [list(dict.fromkeys(masks)) for masks in outer]
+    if not outer_levels or not 0 < prod(map(len, kinds)) <= MAX_OUTER_CODES:
+        return np.zeros(sum(map(len, outer)), np.int64), np.zeros((0, len(outer)), np.int64)
+    first = np.cumsum([0, *map(len, outer)]).tolist()
+    code, sets = list[int](), list[list[int]]()
+    for x, (masks, own) in enumerate(zip(outer, kinds, strict=True)):
+        code += [own.index(mask) * prod(map(len, kinds[x + 1 :])) for mask in masks]
+        sets.append([first[x] + masks.index(mask) for mask in own])
+    return np.array(code), np.array(list(product(*sets)))
 
 
 def _groups(arch: Arch) -> tuple[Group, ...]:
@@ -1135,10 +1211,11 @@ def _link(
     x: int,
     parent: int,
     child: int,
-) -> tuple[Row, Row]:
+) -> tuple[Row, Row, Row, Row]:
     """What a tensor's nodes at two levels, parent and child, move between each other, and a lower bound of
     it: two rows. In each, energy counts all instances, cycles the busiest instance. child: a level, or the
-    number of levels, which stands for compute.
+    number of levels, which stands for compute. Two more rows have the outer costs in each (state.Terms): all
+    energy of a child at an outer level; of one further inside what the outermost level serves (`_serves`).
 
     reads = R - S + W', writes = W + R' - S', merges = W' - W (docs/model.md, Counts). R, W: what the parent
     serves; R', W': what the child fetches and drains; S, S': first reads, which are skipped. The lower bound
@@ -1156,8 +1233,8 @@ def _link(
         for g, group in enumerate(groups)
         if parent < group.outside <= child and (group.reduce if output else group.multicast)
     )
-    found: Row = {}
-    low: Row = {}
+    found, low, outer, outer_low = (dict[Quantity, dict[int, Any]]() for _ in range(4))
+    outer_levels = _outer_levels(groups)
     line_bits = (
         _line_bits(arch, parent)
         if (p := (*e.inputs, e.output)[x]).format == "dense"
@@ -1217,8 +1294,14 @@ def _link(
             ]
             serve_keys = [PartKey("serve", crossed, v, side) for crossed in range(v, child)]
             rows += [(busiest, parts.index[key], cycles) for key in serve_keys if key in parts.index]
+        is_outer = child < outer_levels or (
+            v == parent == 0 < outer_levels and not compute and not line_bits and _serves(p, e)
+        )
         for q, part, more in rows:
-            for row in ((found, low) if in_bound else (found,)) if any_nonzero(more) else ():
+            into = [found, *([low] if in_bound else [])]
+            if is_outer and part == state.PJ:
+                into += [outer, *([outer_low] if in_bound else [])]
+            for row in into if any_nonzero(more) else ():
                 _add_entry(row, q, part, more)
 
     csr, (nonzero_words, row_words) = p.format == "csr", p.csr_words(arch.word_bits)
@@ -1267,7 +1350,7 @@ def _link(
         for merged, pj in ((0, added_pj), (groups_between, -added_pj)):
             for row in (found, low):
                 _add_entry(row, Quantity(state.WORDS, x, position, merged, 0), state.PJ, pj)
-    return found, low
+    return found, low, outer, outer_low
 
 
 class Crossing(NamedTuple):

@@ -16,7 +16,14 @@ from dse.mapper.exact.kernels.compare import (
     objective_value,
     wins,
 )
-from dse.mapper.exact.kernels.nest_search import nests, next_holders, sum_bounds
+from dse.mapper.exact.kernels.nest_search import (
+    nests,
+    next_holders,
+    outer_extra,
+    outer_sum,
+    set_outer_sums,
+    sum_bounds,
+)
 from dse.mapper.exact.kernels.spatial_search import (
     Bounding,
     Scratch,
@@ -38,7 +45,7 @@ from dse.mapper.exact.kernels.state import (
     COUNT,
     LEVEL,
     MAX_CHOICES,
-    MIN_VISITED_FOR_OUTER_BOUND,
+    MIN_FOR_OUTER_BOUNDS,
     NODE_COUNT,
     PARENT,
     PJ,
@@ -55,13 +62,12 @@ from dse.mapper.exact.kernels.state import (
     InnerStates,
     Machine,
     Memo,
-    OuterBounds,
     Pool,
     Rules,
     Terms,
     Work,
 )
-from dse.mapper.exact.kernels.tile_sums import amount, counts_end_tiles, factor, hull_bound, links, tile_bits
+from dse.mapper.exact.kernels.tile_sums import amount, factor, hull_bound, links, tile_bits
 from dse.run.compiled import njit, njit_internal, njit_no_alloc
 from workloads.arrays import Floats, Ints
 
@@ -75,13 +81,13 @@ class NestSearch(NamedTuple):
     einsum: Einsum
     pool: Pool
     machine: Machine
-    energy_only: Machine  # the machines with energy as the only objective, for `outer_bound`
+    outer_terms: Terms  # of outer costs alone
+    outer_machine: Machine  # the machines, as `set_outer_bounds` wants them
     rules: Rules
     memo: Memo
     work: Work
-    outer: Work  # of `outer_bound`
+    outer: Work  # of `set_outer_bounds`
     states: InnerStates
-    outer_bounds: OuterBounds
     best: Floats  # [J, 3] the best cost on each machine, lowered in place
 
 
@@ -91,7 +97,8 @@ def search(
     e: Einsum,
     p: Pool,
     m: Machine,
-    energy_only: Machine,
+    outer_terms: Terms,
+    outer_machine: Machine,
     rules: Rules,
     memo: Memo,
     w: Work,
@@ -108,16 +115,14 @@ def search(
     budget ends.
 
     best: [J, 3] the best cost on each machine, lowered in place; its nest is written to w.best_*.
-    energy_only: the machines with energy as the only objective, for `outer_bound`.
-    outer: its Work.
+    outer_terms, outer_machine, outer: terms, machines and Work of `set_outer_bounds`.
     states: scratch for inner parts of nests.
 
     Returns lower bounds [J] on the objective of everything that was left out: above the best unless the
     budget ended, in nodes, in choices or at a deadline.
     """
     machines, ranks = w.best_count.shape[0], w.unrolling.shape[0]
-    outer_bounds = OuterBounds(np.full(256, -1), np.empty((256, machines)))
-    nest_search = NestSearch(t, e, p, m, energy_only, rules, memo, w, outer, states, outer_bounds, best)
+    nest_search = NestSearch(t, e, p, m, outer_terms, outer_machine, rules, memo, w, outer, states, best)
     set_units(t, m, w)
     u, s = unrollings(t, e, p, m, memo, w), scratch(t, m, w)
     bounding, trees, left = Bounding(t, e, m, s, w), plant(u, m), np.full(machines, np.inf)
@@ -156,6 +161,7 @@ def search(
             break
         if heap[0][0] > (best[:, 0] / w.unit[:, 0]).max() * (1 + TIE_TOLERANCE):
             break
+        set_outer_bounds(nest_search)
         first, popped = heapq.heappop(heap), popped + 1
         if popped == next_dive:
             next_dive *= DIVES
@@ -262,15 +268,17 @@ def placements(t: Terms, m: Machine, w: Work, best: Floats) -> tuple[Ints, Float
 
     1. [n, X] per choice the number of the set of each tensor in t.holder_sets;
     2. [n, J, 3] its lower bounds, inf where it cannot beat the best of machine j;
-    3. [J, N, P] the lower bounds of all links of each set of levels (`sum_bounds`).
+    3. [J, N, P + 1] the lower bounds of all links of each set of levels (`sum_bounds`, `set_outer_sums`).
     """
     tensors, parts, size, n = t.holder_span.shape[0] - 1, w.part_scratch.shape[0], 16, 0
     machine_count = w.best_count.shape[0]
     holder_choices, bound = np.empty((size, tensors), np.int64), np.full((size, machine_count, 3), np.inf)
-    sums, remaining = np.empty((machine_count, t.holder_sets.shape[0], parts)), np.empty((tensors + 1, parts))
-    choice, cost_sums = np.zeros(tensors, np.int64), np.empty((tensors + 1, parts))
+    sums = np.empty((machine_count, t.holder_sets.shape[0], parts + 1))
+    choice, remaining = np.zeros(tensors, np.int64), np.empty((tensors + 1, parts))
+    cost_sums = np.empty((tensors + 1, parts))
     for j in range(w.best_count.shape[0]):
         sum_bounds(w.quantity_bound, j, t, t.sum, t.sum_of, t.sum_coef, parts, sums[j], remaining)
+        set_outer_sums(w.quantity_bound, j, t.sum, t.sum_of, t.sum_outer_pj, sums[j])
         resume = False
         while next_holders(j, resume, t, m, sums[j], remaining, cost_sums, choice, w, best):
             resume, s = True, 0
@@ -308,7 +316,7 @@ def expand(nest_search: NestSearch) -> None:
     """Searches all nests under the spatial unrolling Work.unrolling that may beat the best nest of some
     machine, or replace it at an equal cost (`precedes`).
     """
-    t, e, p, m, energy_only, rules, memo, w, outer, states, outer_bounds, best = nest_search
+    t, e, p, m, _outer_terms, _outer_machine, rules, memo, w, _outer, states, best = nest_search
     bound_unrolling(t, e, p, memo, w)
     for j in range(w.best_count.shape[0]):
         w.ties_allowed[j] = may_replace_tied(j, w.unrolling, e, w)
@@ -323,25 +331,16 @@ def expand(nest_search: NestSearch) -> None:
         if w.live_count[0] == 0:
             continue
         init_nodes(holder_choices[s], t, sums, e, m, p, w)
-        outer_levels, at = outer_holders(holder_choices[s], t, m), 0
-        while (
-            outer_bounds.levels[at] != outer_levels
-            and outer_bounds.levels[at] >= 0
-            and at < outer_bounds.levels.shape[0] - 1
-        ):
-            at += 1
-        is_hard = w.tally[VISITED] >= w.tally[MIN_VISITED_FOR_OUTER_BOUND]
-        if is_hard and outer_bounds.levels[at] != outer_levels:
-            outer_bounds.levels[at] = outer_levels
-            outer_bound(t, e, p, energy_only, rules, memo, w, outer, states, outer_bounds.energy[at])
+        set_outer_bounds(nest_search)
         n = 0
         for a in range(w.live_count[0]):
             j = w.live[0, a]
-            w.outer_extra[j] = (
-                max(outer_bounds.energy[at, j] - separate_outer_pj(j, t, w), 0.0) if is_hard else 0.0
-            )
-            w.parts[0, j, PJ] += w.outer_extra[j]
+            extra = outer_extra(j, holder_choices[s], t, sums[j], w)
+            w.parts[0, j, PJ] += extra
             objective_value(w.parts[0], j, m, w.cost)
+            # served nodes are placed inside of the arrays, one by one: their cost may not count twice
+            w.outer_extra[j] = 0.0 if any_served(t, m, w) else extra
+            w.parts[0, j, PJ] += w.outer_extra[j] - extra
             if wins(j, w.cost, best, w.ties_allowed):
                 w.live[0, n], n = j, n + 1
         w.live_count[0] = n
@@ -355,82 +354,77 @@ def expand(nest_search: NestSearch) -> None:
 
 
 @njit_no_alloc
-def outer_holders(holders: Ints, t: Terms, m: Machine) -> int:
-    """The levels outside of all fan-out boundaries that hold each tensor, as one number."""
-    code, levels = 0, m.capacity.shape[0]
-    for x in range(holders.shape[0]):
-        for v in range(levels):
-            code = 2 * code + int(m.position[v] == 0 and t.holder_sets[holders[x]] >> v & 1)
-    return code
+def set_outer_bounds(nest_search: NestSearch) -> None:
+    """Sets Work.outer_pj, once the search turns out to be hard (`MIN_FOR_OUTER_BOUNDS`). Nodes at outer
+    levels share capacity and loops, so the outer costs of all tensors together (state.Terms) may exceed the
+    sum of their separate bounds.
 
-
-@njit_no_alloc
-def outer_bound(
-    t: Terms,
-    e: Einsum,
-    p: Pool,
-    energy_only: Machine,
-    rules: Rules,
-    memo: Memo,
-    w: Work,
-    outer: Work,
-    states: InnerStates,
-    energy: Floats,
-) -> None:
-    """Sets energy [J] to a lower bound of the energy of all nodes outside of all fan-out boundaries. They
-    share capacities, so the bound may exceed the sum of their separate bounds.
-
-    It is the energy of the best nest of these nodes alone, around tiles of single elements, which need the
-    least capacity. So it holds for any unrolling and any nodes inside. It is 0 where there are no such
-    boundaries, or where the budget of `outer` ends.
-
-    energy_only: machines without leakage, with energy as the objective, where each tile is stored once.
+    Their bound is that of the best nest of these nodes, and of those that they serve, on one PE: where these
+    have any capacity, each tile is stored once, and nothing else costs. From any nest one gets such a nest
+    that costs no more: served nodes hold the whole tile that enters the PEs. So the bound holds for any
+    unrolling. It stays 0 where the budget of NestSearch.outer ends.
     """
-    n = 0
-    for j in range(energy.shape[0]):
-        energy[j] = 0.0
-    if w.position[0] == 0:
+    t, e, p, _m, outer_terms, m, rules, memo, w, outer, states, _best = nest_search
+    if not 0 <= w.tally[MIN_FOR_OUTER_BOUNDS] <= w.tally[VISITED] + w.tally[CHOICES]:
         return
-    for i in range(w.tally[NODE_COUNT]):
-        if w.nodes[i, POSITION] == 0:
-            for j in range(4):
-                outer.nodes[n, j] = w.nodes[i, j]
-            outer.holds_tensor[n], n = False, n + 1
-    outer.tally[NODE_COUNT], outer.tally[VISITED], outer.placed[0], outer.position[0] = n, 0, 0, 0
-    for j in range(energy.shape[0]):
-        for i in range(w.parts.shape[2]):
-            outer.parts[0, j, i] = 0.0
-        for i in range(3):
-            outer.best[j, i] = np.inf
-        outer.outer_extra[j] = 0.0
-        outer.live[0, j] = j
-    outer.live_count[0] = energy.shape[0]
-    for v in range(w.used_bits.shape[1]):
-        outer.used_bits[0, v] = 0.0
-    for q in range(w.quantity_bound.shape[0]):
-        outer.quantity_bound[q] = 0.0
+    w.tally[MIN_FOR_OUTER_BOUNDS] = -1
     for r in range(w.unrolling.shape[0]):
         outer.unrolling[r] = p.rank_start[r]  # a rank's first unrolling takes one PE
-        outer.inner_tile[0, r] = p.span[p.rank_start[r], 0, 0]
-    nests(t, e, p, energy_only, rules, memo, outer, states, outer.best)
-    for j in range(energy.shape[0]):
-        if outer.tally[VISITED] <= outer.tally[BUDGET] and outer.best[j, 0] < np.inf:
-            energy[j] = outer.best[j, 0]
+    bound_unrolling(t, e, p, memo, outer)
+    for code in range(t.outer_choices.shape[0]):
+        outer.position[0] = m.position[m.capacity.shape[0]]
+        for r in range(w.unrolling.shape[0]):
+            outer.inner_tile[0, r] = p.span[p.rank_start[r], outer.position[0], 0]
+        outer.tally[NODE_COUNT], outer.tally[VISITED] = (
+            list_nodes(t.outer_choices[code], True, t, m, outer),
+            0,
+        )
+        outer.live_count[0] = w.best_count.shape[0]
+        for j in range(w.best_count.shape[0]):
+            outer.live[0, j], outer.parts[0, j, PJ] = j, 0.0
+            for n in t.outer_choices[code]:
+                outer.parts[0, j, PJ] += outer_sum(
+                    n, outer.quantity_bound, j, t.sum, t.sum_of, t.sum_outer_pj
+                )
+            for i in range(3):
+                outer.best[j, i] = np.inf
+        states.tally[ROUND], states.tally[COUNT] = states.tally[ROUND] + 1, 0
+        nests(outer_terms, e, p, m, rules, memo, outer, states, outer.best)
+        for j in range(w.best_count.shape[0]):
+            if outer.tally[VISITED] <= outer.tally[BUDGET] and outer.best[j, 0] < np.inf:
+                w.outer_pj[code, j] = outer.best[j, 0]
 
 
 @njit_no_alloc
-def separate_outer_pj(j: int, t: Terms, w: Work) -> float:
-    """The energy on machine j of the nodes that `outer_bound` looks at, as w.parts[0] has it: each node at
-    its own lower bound.
+def any_served(t: Terms, m: Machine, w: Work) -> bool:
+    """Whether outer costs have what the outermost level serves to some node of w.nodes (state.Terms)."""
+    found = False
+    for n in range(w.tally[NODE_COUNT]):
+        is_inside = w.nodes[n, POSITION] > 0 and w.nodes[n, PARENT] == 0
+        found = found or (is_inside and bool(t.serves[w.nodes[n, TENSOR]]))
+    return found
+
+
+@njit_no_alloc
+def list_nodes(holders: Ints, outer: bool, t: Terms, m: Machine, w: Work) -> int:
+    """Lists in w.nodes the nodes of all tensors, or with `outer` those that outer costs depend on
+    (state.Terms). Returns their number. holders: [X] numbers of sets of levels in t.holder_sets.
+
+    A tensor's node at the outermost level is not listed. It costs nothing and holds the whole tensor in every
+    nest.
     """
-    total = 0.0
-    for i in range(w.tally[NODE_COUNT]):
-        x, level, parent, k = w.nodes[i]
-        if k == 0 and x >= 0 and parent >= 0:
-            for link in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
-                if not counts_end_tiles(t.quantity[t.link_of[link], QUANTITY_KIND]):
-                    total += t.link_coef[j, link, PJ] * w.quantity_bound[t.link_of[link]]
-    return total
+    n = 0
+    for x in range(holders.shape[0]):
+        parent = -1
+        for v in range(m.capacity.shape[0]):
+            if not t.holder_sets[holders[x]] >> v & 1:
+                continue
+            counts = not outer or m.position[v] == 0 or (t.serves[x] and parent == 0)
+            if (parent >= 0 or v > 0) and counts:
+                w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT] = x, v, parent
+                w.nodes[n, POSITION], n = m.position[v], n + 1
+            parent = v
+    return n
 
 
 @njit_no_alloc
@@ -453,11 +447,8 @@ def init_nodes(holders: Ints, t: Terms, sums: Floats, e: Einsum, m: Machine, p: 
     the machines that are alive.
 
     holders: [X] numbers of sets of levels in t.holder_sets.
-
-    A tensor's node at the outermost level is not listed. It costs nothing and holds the whole tensor in every
-    nest.
     """
-    n, levels = 0, m.capacity.shape[0]
+    levels = m.capacity.shape[0]
     for a in range(w.live_count[0]):
         j = w.live[0, a]
         for i in range(t.base.shape[1]):
@@ -465,21 +456,11 @@ def init_nodes(holders: Ints, t: Terms, sums: Floats, e: Einsum, m: Machine, p: 
             for x in range(holders.shape[0]):
                 w.parts[0, j, i] += sums[j, holders[x], i]
     for x in range(holders.shape[0]):
-        w.holders[x], parent = holders[x], -1
-        for v in range(levels):
-            if t.holder_sets[holders[x]] >> v & 1:
-                if parent >= 0 or v > 0:
-                    w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT], w.nodes[n, POSITION] = (
-                        x,
-                        v,
-                        parent,
-                        m.position[v],
-                    )
-                    w.holds_tensor[n], n = (
-                        parent >= 0 and m.double_buffer[v] and fits_tensor(x, v, e, p, m, w),
-                        n + 1,
-                    )
-                parent = v
+        w.holders[x] = holders[x]
+    n = list_nodes(holders, False, t, m, w)
+    for i in range(n):
+        x, v, parent = w.nodes[i, TENSOR], w.nodes[i, LEVEL], w.nodes[i, PARENT]
+        w.holds_tensor[i] = parent >= 0 and m.double_buffer[v] and fits_tensor(x, v, e, p, m, w)
     # entries without a tensor: loops alone, directly inside a boundary, above all its nodes
     for k in m.loop_positions:
         (

@@ -278,7 +278,7 @@ def enter_fanout(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules,
             w.entry_tile[k, r] = w.inner_tile[d, r]
             w.inner_tile[d, r] = p.outer_tile[w.inner_tile[d, r]]
         w.position[d] = k - 1
-        # from here the outer nodes are placed one by one: drop what `outer_bound` added in advance for them
+        # from here the outer nodes are placed one by one: drop what `outer_extra` added in advance for them
         for a in range(w.live_count[d] if k == 1 else 0):
             w.parts[d, w.live[d, a], PJ] -= w.outer_extra[w.live[d, a]]
         add_exposed(d, -1, w.inner_tile[d], w.inner_tile[d], t, e, p, m, w, w.parts[d])
@@ -739,7 +739,7 @@ def sum_bounds(
 
     span, quantity, coef: t.sum, t.sum_of, t.sum_coef (all unrollings are known), or t.low, t.low_of,
         t.low_coef (without skipped first reads: a bound also while unrollings of ranks are open).
-    sums: [N, P] per set of levels that may hold a tensor.
+    sums: [N, P + 1] per set of levels that may hold a tensor; the last column is `set_outer_sums`'s.
     remaining: [X + 1, P] the least that tensors x and later cost, whatever levels hold them.
     """
     tensors = t.holder_span.shape[0] - 1
@@ -758,6 +758,41 @@ def sum_bounds(
         for i in range(part_count):
             remaining[x, i] += remaining[x + 1, i]
     return part_count
+
+
+@njit_no_alloc
+def outer_sum(n: int, quantity_bounds: Floats, j: int, span: Ints, quantity: Ints, outer_pj: Floats) -> float:
+    """The outer costs of set n of levels in its lower bound on machine j (state.Terms). outer_pj:
+    t.sum_outer_pj or t.low_outer_pj; the other arguments are those of `sum_bounds`.
+    """
+    total = 0.0
+    for link in range(span[n, 0], span[n, 1]):
+        if outer_pj[j, link] != 0.0:
+            total += outer_pj[j, link] * quantity_bounds[quantity[link]]
+    return total
+
+
+@njit_no_alloc
+def set_outer_sums(
+    quantity_bounds: Floats, j: int, span: Ints, quantity: Ints, outer_pj: Floats, sums: Floats
+) -> None:
+    """Sets the last column of `sums` [N, P + 1], for `outer_extra`. The arguments are those of
+    `outer_sum`.
+    """
+    for n in range(span.shape[0]):
+        sums[n, sums.shape[1] - 1] = outer_sum(n, quantity_bounds, j, span, quantity, outer_pj)
+
+
+@njit_no_alloc
+def outer_extra(j: int, holders: Ints, t: Terms, sums: Floats, w: Work) -> float:
+    """The pJ on machine j by which the outer costs of all tensors together exceed the sum of their separate
+    bounds, with tensors in the levels holders [X]; 0 where that is not known.
+    """
+    code, separate = 0, 0.0
+    for x in range(holders.shape[0]):
+        code += t.outer_code[holders[x]]
+        separate += sums[holders[x], sums.shape[1] - 1]
+    return max(w.outer_pj[code, j] - separate, 0.0)
 
 
 @njit_no_alloc
@@ -807,10 +842,16 @@ def next_holders(
         objective_value(w.parts[scratch_row], j, m, w.cost)
         if not wins(j, w.cost, best, w.ties_allowed):
             continue
-        if x == tensors - 1:
+        if x < tensors - 1:
+            x += 1
+            choice[x] = t.holder_span[x] - 1
+            continue
+        extra = outer_extra(j, choice, t, sums, w)
+        if extra > 0.0:
+            w.parts[scratch_row, j, PJ] += extra
+            objective_value(w.parts[scratch_row], j, m, w.cost)
+        if extra == 0.0 or wins(j, w.cost, best, w.ties_allowed):
             return True
-        x += 1
-        choice[x] = t.holder_span[x] - 1
     return False
 
 

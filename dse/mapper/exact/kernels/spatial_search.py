@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dse.mapper.exact.kernels.compare import objective_value, wins
-from dse.mapper.exact.kernels.nest_search import holders_may_improve, may_improve, sum_bounds
+from dse.mapper.exact.kernels.nest_search import holders_may_improve, may_improve, set_outer_sums, sum_bounds
 from dse.mapper.exact.kernels.state import (
     ALONE,
     ANY,
@@ -26,6 +26,7 @@ from dse.mapper.exact.kernels.state import (
     LATENCY,
     MAX_BOUNDARIES,
     MAX_WAYS,
+    MIN_FOR_OUTER_BOUNDS,
     ONE,
     PJ,
     POINTS,
@@ -490,7 +491,7 @@ class Scratch(NamedTuple):
     single: Bools  # [R] whether a rank's node is a leaf
     used: Ints  # [R + 1, ., D] for `extend_pes`
     way_count: Ints  # [R + 1] for `extend_pes`
-    sums: Floats  # [N, P] for `sum_bounds`
+    sums: Floats  # [N, P + 1] for `sum_bounds`, `set_outer_sums`
     remaining: Floats  # [X + 1, P] for `sum_bounds`
     cost_sums: Floats  # [X + 1, P] for `holders_may_improve`
     holder_choice: Ints  # [X] for `holders_may_improve`
@@ -526,7 +527,7 @@ def scratch(t: Terms, m: Machine, w: Work) -> Scratch:
         np.zeros(ranks, np.bool_),
         np.ones((ranks + 1, MAX_WAYS + 1, m.fanout_size.shape[0]), np.int64),
         np.ones(ranks + 1, np.int64),
-        np.empty((t.holder_sets.shape[0], parts)),
+        np.zeros((t.holder_sets.shape[0], parts + 1)),
         np.empty((tensors + 1, parts)),
         np.empty((tensors + 1, parts)),
         np.empty(tensors, np.int64),
@@ -633,6 +634,9 @@ def may_beat(j: int, all_assigned: bool, t: Terms, m: Machine, s: Scratch, w: Wo
             best,
         ):
             return False
+    if w.tally[MIN_FOR_OUTER_BOUNDS] < 0:
+        outer_pj = t.sum_outer_pj if all_assigned else t.low_outer_pj
+        set_outer_sums(s.low, j, span, quantity, outer_pj, s.sums)
     return holders_may_improve(j, t, m, s.sums, s.remaining, s.cost_sums, s.holder_choice, w, best)
 
 

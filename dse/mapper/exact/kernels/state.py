@@ -41,10 +41,10 @@ ONE, WORDS, ROWS, POINTS, NODE_FIRST_READS, COMPUTE_FIRST_READS, NONZERO_OUTPUTS
 # part of it is stored.
 ALONE, HULL, CLIPPED = 0, 1, 2
 # Slots of Work.tally. NODE_COUNT: nodes of the placement. VISITED: nodes placed since the search began;
-# BUDGET: their limit, -1 once the search must end. MIN_VISITED_FOR_OUTER_BOUND: nodes placed before
-# `outer_bound` is worth its time. CHOICES: boxes of spatial unrollings bounded since the search began;
-# MAX_CHOICES: their limit
-NODE_COUNT, VISITED, BUDGET, MIN_VISITED_FOR_OUTER_BOUND, CHOICES, MAX_CHOICES = 0, 1, 2, 3, 4, 5
+# BUDGET: their limit, -1 once the search must end. CHOICES: boxes of spatial unrollings bounded since the
+# search began; MAX_CHOICES: their limit. MIN_FOR_OUTER_BOUNDS: nodes and boxes together before the bounds of
+# outer levels (`set_outer_bounds`) are worth their time, -1 once they are made
+NODE_COUNT, VISITED, BUDGET, MIN_FOR_OUTER_BOUNDS, CHOICES, MAX_CHOICES = 0, 1, 2, 3, 4, 5
 TENSOR, LEVEL, PARENT, POSITION = 0, 1, 2, 3  # columns of Work.nodes
 # columns of Terms.quantity; the last two are masks of groups: one for ranks that are irrelevant to the tensor
 # (no dimension of it has them), one for relevant ranks
@@ -167,6 +167,15 @@ class Terms(NamedTuple):
     link_coef: Floats  # [J, T, P] their coefficients on each machine
     holder_span: Ints  # [X + 1] from, to: sets of levels that may hold a tensor, in `holder_sets`
     holder_sets: Ints  # [N] a set, as a mask
+    # Outer levels are those outside of all fan-out boundaries. Outer costs of a tensor: the energy of its
+    # nodes there, and that of what the outermost level serves to a node further inside. A code says which
+    # outer costs the tensors have: the sum of what their sets contribute.
+    outer_code: Ints  # [N] what a set contributes
+    outer_choices: Ints  # [., X] by code a set of each tensor that leads to it; empty: no costs are known
+    serves: Bools  # [X] whether outer costs have what the outermost level serves (search.py, `_serves`)
+    link_outer_pj: Floats  # [J, T] outer costs in `link_coef`
+    sum_outer_pj: Floats  # [J, .] outer costs in `sum_coef`
+    low_outer_pj: Floats  # [J, .] outer costs in `low_coef`
     sum: Ints  # [N, 2] from, to in `sum_of`, `sum_coef`: all links of a set together
     sum_of: Ints  # quantities
     sum_coef: Floats  # their coefficients
@@ -227,13 +236,6 @@ class InnerStates(NamedTuple):
     tally: Ints  # [2] ROUND: the present round; COUNT: members of this round
 
 
-class OuterBounds(NamedTuple):
-    """What `outer_bound` found, by the levels outside of all boundaries that hold the tensors."""
-
-    levels: Ints  # [.] those levels, as one number (`outer_holders`), -1: none yet
-    energy: Floats  # [., J] least pJ of the nodes there together
-
-
 class Work(NamedTuple):
     """A nest in the making, from inside out, for all machines at once that it may be best on. Row d of an
     array is its state after d nodes are placed; the last row is scratch.
@@ -268,15 +270,16 @@ class Work(NamedTuple):
     ties_allowed: Bools
     holders: Ints  # [X] which set of levels holds each tensor
     margin: Floats  # [1] a mapping counts if it costs less than the best one so far, divided by this (from 1)
-    # [J] pJ that nodes outside all arrays cost together beyond their separate bounds (`outer_bound`)
-    outer_extra: Floats
+    # [., J] by code (Terms.outer_code) the least outer costs of all tensors together, 0: not known
+    outer_pj: Floats
+    outer_extra: Floats  # [J] what these are beyond their separate bounds (`outer_extra`)
     unit: Floats  # [J, 2] unit of objective and of energy (`set_units`), to compare machines in `sort_key`
     part_scratch: Floats  # [P] scratch
     cost: Floats  # [3] scratch: objective, energy, cycles
     lowest: Floats  # [J, 3] scratch
     largest: Ints  # [R] scratch
     sunk_tile: Ints  # [R] scratch
-    best: Floats  # [J, 3] cost of the best nest of outer levels (of the Work of `outer_bound` only)
+    best: Floats  # [J, 3] cost of the best nest of outer levels (of the Work of `set_outer_bounds` only)
     best_count: Ints  # [J] nodes of the best nest so far, -1: none yet
     best_unrolling: Ints  # [J, R] its unrolling
     best_holders: Ints  # [J, X] its sets of levels
