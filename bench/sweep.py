@@ -3,7 +3,7 @@ and its fronts.
 
     python -m bench.sweep [--machines 100000] [--solved 120] [--million 1000000] [--drawn 1000000] [--shared
         65536]
-        [--whole 1000000] [--workers 2]
+        [--whole 1000000] [--workers 2] [--structural 4096] [--alone 24]
 
 Ruled out: ResNet-50 and SqueezeNet on random machines of a space of 1e11 edge arrays, against the front of a
 short run; CPU seconds per machine of each step from its number to a committed part, beside the same machines
@@ -47,7 +47,7 @@ from dse.solve.sharing.shared_mappings import Table
 from dse.study import prune
 from dse.study import study as studies
 from dse.study.pareto import Trial
-from dse.study.sampler import permutation
+from dse.study.sampler import generation_machines, permutation
 from dse.study.study import Study
 
 STUDY = """
@@ -80,6 +80,21 @@ objectives: [energy_pj, latency_ns, area_mm2]
 search: {{method: exhaustive, seed: 7, generation: 65536}}
 solver: {{sharing_gap: 0.1}}
 """
+STRUCTURAL = """
+name: structural
+workloads: [{workload}]
+machine: edge_array
+space:
+  array.x: {arrays}
+  array.y: {arrays}
+  gbuf.capacity: {{from: 16 KiB, to: 2 MiB, step: x2}}
+  regf.capacity: [64 B, 96 B, 128 B, 192 B, 256 B, 384 B, 512 B]
+  dram.kind: [ddr3, ddr4, lpddr4, lpddr5, gddr6, hbm2]
+objectives: [energy_pj, latency_ns, area_mm2]
+search: {{method: {method}, seed: 7}}
+solver: {{gap: {gap}, sharing_gap: {sharing_gap}}}
+"""
+LATTICE, ANY = "[4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48]", "{from: 4, to: 64, step: 1}"
 DEFAULTS = {
     "machines": 100_000,
     "solved": 120,
@@ -88,6 +103,8 @@ DEFAULTS = {
     "drawn": 1_000_000,
     "shared": 65_536,
     "whole": 1_000_000,
+    "structural": 4096,
+    "alone": 24,
 }
 SHARED = 125_000  # machines of a cell
 PRODUCT = "gemm:m=64,n=96,k=128"
@@ -407,6 +424,46 @@ def whole(folder: Path, workload: str, machines: int, workers: int) -> None:
     os.environ.pop("DSE_CACHE") if before is None else os.environ.update(DSE_CACHE=before)
 
 
+def structural(folder: Path, workload: str, method: str, gap: float, machines: int, alone: int) -> None:
+    """Batches of so many machines in all, which share mappings, beside some of them alone."""
+
+    def job(sharing_gap: float, own_gap: float) -> Job:
+        path = folder / f"structural-{workload}-{method}-{sharing_gap}.yaml"
+        arrays = LATTICE if method == "exhaustive" else ANY
+        path.write_text(
+            STRUCTURAL.format(
+                workload=workload, method=method, arrays=arrays, gap=own_gap, sharing_gap=sharing_gap
+            )
+        )
+        return job_of(studies.load(path))
+
+    many, one_by_one = job(gap, min(gap, 0.01)), job(0.0, gap)
+    assert many.batch_index
+    places = np.random.default_rng(5).permutation(many.study.space.size)
+    solve_lease(one_by_one, Lease(0, (Ask(int(places[0]), 0, "bench"),)))  # loads the kernels
+    begun, done, batches, gaps = time.process_time(), 0, 0, [0.0]
+    while done < machines:
+        of_generation = generation_machines(many.study.search, many.study.space.size, batches)
+        first = of_generation[:1] if method == "random" else places[batches : batches + 1]
+        block, _ = next(many.batch_index.of(first))
+        found = block.solved_tables()[0]
+        assert isinstance(found, Table)
+        fits = np.flatnonzero(found.fits)
+        gaps += batch_eval.sums_at(block.batch, found, fits).optimality_gap.tolist()
+        done, batches = done + len(block.machines), batches + 1
+    together = (time.process_time() - begun) / done
+    begun = time.process_time()
+    for number in block.machines[:: max(1, len(block.machines) // alone)][:alone].tolist():
+        solve_machine(one_by_one, Ask(number, 0, "bench"))
+    each = (time.process_time() - begun) / alone
+    print(
+        f"{workload}, {method}, gap {gap:.0%}: {done} machines in {batches} batches, {1 / together:.1f} "
+        f"machines a second and core (alone {1 / each:.2f}: {each / together:.0f} times); gaps "
+        f"{np.mean(gaps):.1%} in the mean, {max(gaps):.1%} at most",
+        flush=True,
+    )
+
+
 def _took(begun: float, cpu: float) -> str:
     return f"{time.monotonic() - begun:.2f} s, {time.process_time() - cpu:.2f} CPU s"
 
@@ -421,6 +478,9 @@ def main() -> None:
             ruled_out(Path(folder), workload, chosen.machines, chosen.solved)
         for workload in ("light_resnet50", "squeezenet") if chosen.shared else ():
             shared(Path(folder), workload, chosen.shared, chosen.solved)
+        for workload in ("light_squeezenet", "light_resnet50") if chosen.structural else ():
+            for method, gap in (("exhaustive", 0.05), ("exhaustive", 0.01), ("random", 0.05)):
+                structural(Path(folder), workload, method, gap, chosen.structural, chosen.alone)
         if chosen.whole:
             whole(Path(folder), "light_resnet50", chosen.whole, chosen.workers)
         if chosen.million:

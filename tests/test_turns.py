@@ -122,15 +122,21 @@ def test_no_machine_is_further_above_its_optimum_than_it_says(e: Einsum, share: 
 SIZES = {
     "array.x": [2, 3, 8],
     "array.y": [2, 7],
-    "gbuf.capacity": ["256 B", "1 KiB", "64 KiB"],
-    "regf.capacity": ["64 B", "128 B"],
+    "gbuf.capacity": ["1 KiB", "4 KiB", "64 KiB"],
+    "regf.capacity": ["64 B", "512 B"],
     "dram.kind": ["ddr3", "lpddr5"],
 }
+LARGER = (
+    einsum("O[m,n] += A[m,k] * B[k,n]", {"m": 64, "n": 48, "k": 80}, "product"),
+    einsum(
+        "O[k,p,q] += I[c,p+r,q+s] * W[k,c,r,s]", {"k": 16, "c": 8, "p": 9, "q": 9, "r": 3, "s": 3}, "window"
+    ),
+)
 
 
 @pytest.mark.parametrize(
     ("e", "share"),
-    some([(e, share) for e in EINSUMS[:3] for share in (1e-6, 0.05)], 0, 3, 5),
+    [(e, share) for e in LARGER for share in (1e-6, 0.05)],
     ids=lambda of: getattr(of, "name", str(of)),
 )
 def test_machines_of_several_sizes_are_no_further_above_their_optima_than_they_say(
@@ -155,21 +161,22 @@ def test_machines_of_several_sizes_are_no_further_above_their_optima_than_they_s
         assert mine.energy_pj >= best[0].energy_pj / (1 + best[0].optimality_gap) * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("seed", some(range(12), 0, 1, 2, 3, 5, 8))
+@pytest.mark.parametrize("seed", some(range(14), 0, 1, 2, 3, 5, 8, 12, 13))
 def test_nothing_costs_less_than_a_search_from_a_known_cost_says(seed: int) -> None:
     """With cutoffs above and below the optimum, gaps of 0 to 20 %, and efforts that end."""
-    rng, problem = Random(seed), problem_of(seed, 3_000)
+    problem = problem_of(seed, 3_000)
     problem = replace(problem, objective="energy", arch=problem.arch.without("network"))
+    if seed >= 12:
+        problem = Problem(machine.arch(machine.load("edge_array")), LARGER[seed - 12], "energy")
     best = optimal(problem)
     if isinstance(best, Infeasible) or best[0].optimality_gap > 0:
         return
-    ends = rng.choice([1, 10, 100])
     for factor, gap, effort in (
         (0.9, 0.0, 10**6),
         (1.0, 0.01, 10**6),
         (1.5, 0.2, 10**6),
         (inf, 0.05, 10**6),
-        (1.2, 0.0, ends),
+        *((factor, 0.0, effort) for factor in (1.02, 3.0) for effort in (1, 4, 16, 64)),
     ):
         cutoff = best[0].energy_pj * factor
         found = search_below(problem, "imperfect_spatial", FREE, cutoff, gap, effort, effort)

@@ -25,9 +25,9 @@ class SolverOptions:
     factors: Factors = "imperfect_spatial"  # mapper optimal: a key of FACTORS
     dataflow: Dataflow = "free"  # mapper optimal: which tensor is stationary in the PEs (a key of DATAFLOWS)
     gap: Cost = 0.01  # mapper optimal: a search stops at this relative gap to the optimum
-    # Schedules unfused and fused, in studies: machines that differ in prices, rates and clock alone share
-    # mappings (or schedules). No machine then costs more than this relative gap above its own solution, and
-    # GOGETA's schedule is not tried. 0: each machine is solved by itself.
+    # Schedules unfused and fused, in studies: machines share mappings (those of one family, `Arch.family`) or
+    # schedules (those that differ in prices, rates and clock alone). No machine then costs more than this
+    # relative gap above its own solution, and GOGETA's schedule is not tried. 0: each is solved by itself.
     sharing_gap: Cost = 0.0
     # layouts at the outermost level of tensors between einsums (a key of LAYOUT), on machines that describe
     # cache lines, rows or banks

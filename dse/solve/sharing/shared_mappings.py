@@ -363,10 +363,10 @@ def find_shared_mappings(
     allowed_gap: must be above 0.
     """
     shared = _start(batch, einsums, occurrences)
-    for einsum, of_einsum in enumerate(searches):
+    for number, of_einsum in enumerate(searches):
         for_all = of_einsum.solve(batch.smallest)
         if isinstance(for_all, EinsumCost):
-            _add_mapping(shared, einsum, for_all.mapping)
+            _add_mapping(shared, number, for_all.mapping)
     while True:
         gaps = np.where(shared.is_closed, 0.0, _gaps_of_workloads(shared).max(axis=0))
         machine = int(np.argmax(gaps))
@@ -377,7 +377,7 @@ def find_shared_mappings(
             shared.is_closed[machine] = True
             continue
         _take_step(shared, searches[einsum], machine, einsum, allowed_gap)
-    return [_chosen(shared, einsum, allowed_gap) for einsum in range(len(einsums))]
+    return [_chosen(shared, number, allowed_gap) for number in range(len(einsums))]
 
 
 def _start(batch: MachineBatch, einsums: Sequence[Einsum], occurrences: Floats) -> Sharing:

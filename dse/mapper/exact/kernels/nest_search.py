@@ -792,7 +792,8 @@ def outer_extra(j: int, holders: Ints, t: Terms, sums: Floats, w: Work) -> float
     for x in range(holders.shape[0]):
         code += t.outer_code[holders[x]]
         separate += sums[holders[x], sums.shape[1] - 1]
-    return max(w.outer_pj[code, j] - separate, 0.0)
+    extra: float = max(w.outer_pj[code, j] - separate, 0.0)
+    return extra
 
 
 @njit_no_alloc
