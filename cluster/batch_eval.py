@@ -56,7 +56,7 @@ from hw.space import decode
 from workloads.arrays import Bools, Floats, Ints
 from workloads.graph import Unique
 
-MAX_MACHINES = 1 << 12  # machines that share mappings at most: larger batches are split into parts
+MAX_MACHINES = 1 << 10  # machines that share mappings at most: larger batches are split into parts
 DECODE_CHUNK = 1 << 15  # machines that are decoded into columns at a time, to limit memory
 BYTES_PER_MACHINE = 2_000  # memory that the tables of one machine take, roughly
 MEMORY_SHARE = 1 / 3  # share of a node's memory that the tables of all its processes may take
