@@ -219,7 +219,7 @@ def search_below(
     cutoff: float,
     gap: float,
     budget: int,
-    choices: int = MAX_CHOICES,
+    choices: int | None = None,
 ) -> SearchResult:
     """Returns a mapping that costs less than `cutoff`, within the relative gap `gap` of the optimum; or the
     proof that no mapping costs less than that.
@@ -317,17 +317,18 @@ def _search_factors(
     constraints: Constraints,
     budget: int,
     best: Floats,
-    choices: int = MAX_CHOICES,
+    choices: int | None = None,
     margin: float = 1.0,
     with_perfect: bool = False,
 ) -> FactorsResult:
     """Searches with one kind of factors.
 
     best: [J, 3] the costs to beat, lowered in place. budget: nodes placed at most. choices: boxes of spatial
-    unrollings bounded at most. margin: a mapping counts if it costs less than the best so far, divided by
+    unrollings bounded at most (None: MAX_CHOICES). margin: a mapping counts if it costs less than the best so far, divided by
     this. with_perfect: whether imperfect factors are searched together with perfect ones, else beside them.
     """
     problems, machine, terms = machines
+    choices = MAX_CHOICES if choices is None else choices
     e, arch, machine_count = problems[0].einsum, problems[0].arch, len(problems)
     spatial = hops.countable(e, arch, constraints)
     fanouts = tuple(_covering_fanout(f) for f in arch.fanouts)
@@ -442,7 +443,7 @@ def _work(
     terms: state.Terms,
     tables: Tables,
     budget: int,
-    choices: int = MAX_CHOICES,
+    choices: int = 0,
     margin: float = 1.0,
 ) -> state.Work:
     """The state of a search for `machine_count` machines before any node is placed."""
