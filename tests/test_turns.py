@@ -161,6 +161,20 @@ def test_machines_of_several_sizes_are_no_further_above_their_optima_than_they_s
         assert mine.energy_pj >= best[0].energy_pj / (1 + best[0].optimality_gap) * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("unused", [0, 2])
+def test_an_einsum_that_was_not_searched_has_no_mapping(unused: int) -> None:
+    """Beside machines on which none fits, and mappings that no machine uses."""
+    c, e = cell("4 KiB"), EINSUMS[0]
+    shared = shared_mappings._start(c, [e], np.ones((1, 1)))
+    best = optimal(Problem(c.arch(0), e, "energy"))
+    assert isinstance(best, list)
+    shared.mappings[0] = {str(i): best[0] for i in range(unused + 1)}
+    shared.choice[0, :3] = [unused, shared_mappings.NONE_FITS, shared_mappings.NOT_SEARCHED]
+    found = shared_mappings._chosen(shared, 0, 0.05)
+    assert found.choice[:3].tolist() == [0, shared_mappings.NONE_FITS, shared_mappings.NOT_SEARCHED]
+    assert len(found.mappings) == 1
+
+
 @pytest.mark.parametrize("seed", some(range(14), 0, 1, 2, 3, 5, 8, 12, 13))
 def test_nothing_costs_less_than_a_search_from_a_known_cost_says(seed: int) -> None:
     """With cutoffs above and below the optimum, gaps of 0 to 20 %, and efforts that end."""

@@ -502,12 +502,11 @@ def _chosen(shared: Sharing, einsum: int, allowed_gap: float) -> SharedMappings:
     """Returns the mappings of an einsum that machines use."""
     gaps = _relative_gap(shared.best_pj[einsum], shared.bound_pj[einsum])
     gaps[gaps <= 2 * ROUNDING_GAP] = 0.0  # bounds are rounded down by ROUNDING_GAP
-    choice, costs = shared.choice[einsum], list(shared.mappings[einsum].values())
-    used = np.unique(choice[choice != NONE_FITS])
-    new_number = np.full(len(costs) + 1, NONE_FITS, np.int16)  # the last one is that of NONE_FITS
-    new_number[used] = np.arange(len(used))
+    choice, costs = shared.choice[einsum].copy(), list(shared.mappings[einsum].values())
+    used, number = np.unique(choice[choice >= 0], return_inverse=True)
+    choice[choice >= 0] = number
     return SharedMappings(
-        shared.einsums[einsum], tuple(costs[k] for k in used), new_number[choice], to_parts(gaps, allowed_gap)
+        shared.einsums[einsum], tuple(costs[k] for k in used), choice, to_parts(gaps, allowed_gap)
     )
 
 
