@@ -99,7 +99,7 @@ def _write_mappings(
         raise ValueError(
             f"{ref.name}: files do not say all of this point (bits, layouts or sizes that only its study "
             f"holds): they cost {found.totals.get('energy_pj')} pJ, the point {one.totals['energy_pj']}; dse "
-            "pack hands over the run"
+            "pack has the whole run"
         )
     words = ["dse", "simulate", _source(number, ref, out), out / MACHINE, out / name]
     command = [*map(str, words), *(f"--set={key}={str(value).lower()}" for key, value in sets.items())]

@@ -325,8 +325,8 @@ def _search_factors(
 
     best: [J, 3] the costs to beat, lowered in place. budget: nodes placed at most. choices: boxes of spatial
     unrollings bounded at most (None: MAX_CHOICES). margin: a mapping counts if it costs less than the best
-    so far, divided by
-    this. with_perfect: whether imperfect factors are searched together with perfect ones, else beside them.
+    so far, divided by this. with_perfect: whether imperfect factors are searched together with perfect ones,
+    else beside them.
     """
     problems, machine, terms = machines
     choices = MAX_CHOICES if choices is None else choices

@@ -53,15 +53,7 @@ from dse.sim.counts.counts import footprints, nest_sums
 from dse.sim.einsum import bound_kernels
 from dse.sim.einsum.bounds import lower_bound, needs, rates
 from dse.sim.einsum.cost import cycles_of, occupied_bits, ports
-from dse.sim.einsum.evaluate import (
-    ROUNDING_GAP,
-    EinsumCost,
-    Problem,
-    Violated,
-    einsum_cost,
-    pes_used,
-    relative_gap,
-)
+from dse.sim.einsum.evaluate import ROUNDING_GAP, EinsumCost, Problem, Violated, einsum_cost, pes_used
 from dse.solve.sharing.shared_schedules import prices, times, unit
 from hw.arch import Arch, FieldRole, Slot, slots
 from hw.columns import Columns, group_equal_rows
@@ -400,13 +392,13 @@ def _start(batch: MachineBatch, einsums: Sequence[Einsum], occurrences: Floats) 
     )
 
 
-def _gaps_of_workloads(shared: Sharing) -> Floats:
-    """Returns [W, n] the gap of each workload on each machine."""
-    gaps = np.empty((len(shared.occurrences), len(shared.batch)))
+def _gaps_of_workloads(shared: Sharing, machines: slice = slice(None)) -> Floats:
+    """Returns [W, n] the gap of each workload on each of the machines."""
+    best_pj, bound_pj = shared.best_pj[:, machines], shared.bound_pj[:, machines]
+    gaps = np.empty((len(shared.occurrences), best_pj.shape[1]))
     for workload, occurrences in enumerate(shared.occurrences):
-        its = np.flatnonzero(occurrences)
-        best, bound = (occurrences[its] @ of_all[its] for of_all in (shared.best_pj, shared.bound_pj))
-        gaps[workload] = _relative_gap(best, bound)
+        its = np.flatnonzero(occurrences)  # 0 times an unknown energy (inf) would be no number
+        gaps[workload] = _relative_gap(occurrences[its] @ best_pj[its], occurrences[its] @ bound_pj[its])
     return gaps
 
 
@@ -415,7 +407,7 @@ def _next_einsum(shared: Sharing, machine: int, allowed_gap: float) -> int | Non
     of what it lacks, for the effort of the next step; one without a mapping first. None: no step is left.
     """
     best, bound = shared.best_pj[:, machine], shared.bound_pj[:, machine]
-    workload = int(np.argmax([_gap_at(shared, machine, its) for its in shared.occurrences]))
+    workload = int(np.argmax(_gaps_of_workloads(shared, slice(machine, machine + 1))))
     its = np.flatnonzero(shared.occurrences[workload])
     excess = np.zeros(len(best))
     excess[its] = shared.occurrences[workload, its] * (best[its] - bound[its])
@@ -427,13 +419,6 @@ def _next_einsum(shared: Sharing, machine: int, allowed_gap: float) -> int | Non
     lacks = excess.sum() - allowed_gap * (shared.occurrences[workload, its] @ bound[its])
     efforts = np.array([*(step.effort for step in LADDER), FULL_EFFORT, FULL_EFFORT], float)
     return int(np.argmax(np.minimum(may_gain, 2 * lacks) / efforts[shared.step[:, machine]]))
-
-
-def _gap_at(shared: Sharing, machine: int, occurrences: Floats) -> float:
-    """Returns the gap of a workload on one machine."""
-    its = np.flatnonzero(occurrences)
-    best, bound = (occurrences[its] @ of_all[its, machine] for of_all in (shared.best_pj, shared.bound_pj))
-    return relative_gap(float(best), float(bound))
 
 
 def _take_step(shared: Sharing, searches: Searches, machine: int, einsum: int, allowed_gap: float) -> None:
