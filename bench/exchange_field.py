@@ -29,6 +29,16 @@ REPOSITORIES = {  # folder -> commit
     "maestro": "4eb08d1",
 }
 NETS = "workloads"  # of AccelForge
+# of SCALE-Sim: configurations, each with a network
+SCALESIM_CONVOLUTIONS = (
+    "configs/eyeriss.cfg topologies/conv_nets/alexnet.csv",
+    "configs/google.cfg topologies/conv_nets/Resnet18.csv",
+    "configs/scale.cfg topologies/conv_nets/Resnet50.csv",
+    "configs/rebuttal_test_is.cfg topologies/conv_nets/Googlenet.csv",
+    "configs/rebuttal_test_os.cfg topologies/conv_nets/mobilenet.csv",
+    "configs/rebuttal_test_ws.cfg topologies/conv_nets/yolo.csv",
+    "configs/sparsity.cfg topologies/conv_nets/FasterRCNN.csv",
+)
 GEMM = "gemm:m=64,n=64,k=64"
 EXERCISES = (
     "timeloop-accelergy-exercises/workspace/tutorial_exercises/01_accelergy_timeloop_2020_ispass/timeloop"
@@ -101,13 +111,7 @@ FILES: dict[str, tuple[str, Sequence[str]]] = {  # peer -> below what folder, fi
     "scalesim": (
         "SCALE-Sim",
         (
-            "configs/eyeriss.cfg topologies/conv_nets/alexnet.csv",
-            "configs/google.cfg topologies/conv_nets/Resnet18.csv",
-            "configs/scale.cfg topologies/conv_nets/Resnet50.csv",
-            "configs/rebuttal_test_is.cfg topologies/conv_nets/Googlenet.csv",
-            "configs/rebuttal_test_os.cfg topologies/conv_nets/mobilenet.csv",
-            "configs/rebuttal_test_ws.cfg topologies/conv_nets/yolo.csv",
-            "configs/sparsity.cfg topologies/conv_nets/FasterRCNN.csv",
+            *SCALESIM_CONVOLUTIONS,
             "configs/tpuv5e_downscale.cfg topologies/llama/llama3b.csv",
             "configs/scale_layout.cfg topologies/translation/gpt2.csv",
             "configs/google_ramulator.cfg topologies/conv_nets/UNet_2d.csv",

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from bench.exchange_field import SCALESIM_CONVOLUTIONS
 from bench.peers.environment import python_of
 from dse.exchange import convert, scalesim, zigzag_mapping
 from dse.frontend import api
@@ -59,13 +60,7 @@ NAMES = tuple(ACCELERATORS)
 TERMS = ("whole accesses", "first sums", "shared registers", "ports", "compute")
 SEEDS = 12  # random mappings that are tried after the best ones
 CONFIGS = (
-    "configs/eyeriss.cfg topologies/conv_nets/alexnet.csv",
-    "configs/google.cfg topologies/conv_nets/Resnet18.csv",
-    "configs/scale.cfg topologies/conv_nets/Resnet50.csv",
-    "configs/rebuttal_test_is.cfg topologies/conv_nets/Googlenet.csv",
-    "configs/rebuttal_test_os.cfg topologies/conv_nets/mobilenet.csv",
-    "configs/rebuttal_test_ws.cfg topologies/conv_nets/yolo.csv",
-    "configs/sparsity.cfg topologies/conv_nets/FasterRCNN.csv",
+    *SCALESIM_CONVOLUTIONS,
     "configs/tpuv5e_downscale.cfg topologies/conv_nets/test.csv",
     "configs/scale_layout.cfg topologies/GEMM_mnk/gpt2.csv",
     "configs/google_ramulator.cfg topologies/GEMM_mnk/vit_s.csv",

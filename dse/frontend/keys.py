@@ -113,7 +113,7 @@ SEARCH: Meanings = {
     "generation": (
         "machines",
         "per generation; 0: with prune 32, doubling to 4096; else 4 of tpe, 16 of nsga2 and nsga3, 256 of "
-        "the others",
+        "the others (4096 with solver.sharing_gap)",
     ),
     "population": ("machines", "of nsga2 and nsga3"),
     "startup": ("machines", "asked by a Sobol sequence before tpe or optuna:NAME begins"),
