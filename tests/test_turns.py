@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 
 import dse
 from cluster import batch_eval, driver, worker
@@ -24,7 +25,8 @@ from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from dse.solve import solve
 from dse.solve.options import SolverOptions
 from dse.solve.sharing import shared_mappings
-from dse.solve.sharing.shared_mappings import MachineBatch, Searches, find_shared_mappings, raise_bounds
+from dse.solve.sharing.anchors import best_sum, raise_bounds, with_anchor
+from dse.solve.sharing.shared_mappings import MachineBatch, Searches, find_shared_mappings
 from dse.study import study as studies
 from dse.study.read import StudyError
 from hw import machine, space
@@ -106,7 +108,7 @@ def test_no_machine_is_further_above_its_optimum_than_it_says(e: Einsum, share: 
     sums = shared_mappings.sums_at(c, own, at)
     for i, pj, cyc in zip(at.tolist(), sums.energy_pj.tolist(), sums.latency_cycles.tolist(), strict=True):
         problem = Problem(c.arch(i), e, "energy")
-        best, mine = optimal(problem), einsum_cost(problem, found.mappings[found.choice[i]].mapping)
+        best, mine = optimal(problem), einsum_cost(problem, found.mappings[found.choice[i]].cost.mapping)
         assert isinstance(best, list)
         assert isinstance(mine, EinsumCost)
         assert (mine.energy_pj, mine.latency_cycles) == (pj, cyc)
@@ -134,6 +136,13 @@ LARGER = (
 )
 
 
+def several_sizes() -> MachineBatch:
+    own = space.parse(machine.load("edge_array"), SIZES)
+    built, columns = Table(own).columns(np.arange(own.size))
+    arches = [one for i in np.flatnonzero(built).tolist() if isinstance(one := decode(own, i), Arch)]
+    return shared_mappings.machine_batch(arches[0], columns, arches.__getitem__)
+
+
 @pytest.mark.parametrize(
     ("e", "share"),
     [(e, share) for e in LARGER for share in (1e-6, 0.05)],
@@ -143,17 +152,14 @@ def test_machines_of_several_sizes_are_no_further_above_their_optima_than_they_s
     e: Einsum, share: float
 ) -> None:
     """Arrays, buffers and registers vary: each of 72 machines, or where it is solved every fourth."""
-    own = space.parse(machine.load("edge_array"), SIZES)
-    built, columns = Table(own).columns(np.arange(own.size))
-    arches = [one for i in np.flatnonzero(built).tolist() if isinstance(one := decode(own, i), Arch)]
-    c = shared_mappings.machine_batch(arches[0], columns, arches.__getitem__)
+    c = several_sizes()
     found = asked(c, e, share)
     for i in range(0, len(c), 4):
-        best = optimal(Problem(arches[i], e, "energy"))
+        best = optimal(Problem(c.machine(i), e, "energy"))
         if isinstance(best, Infeasible):
             assert found.choice[i] == shared_mappings.NONE_FITS
             continue
-        mine = einsum_cost(Problem(arches[i], e, "energy"), found.mappings[found.choice[i]].mapping)
+        mine = einsum_cost(Problem(c.machine(i), e, "energy"), found.mappings[found.choice[i]].cost.mapping)
         assert isinstance(mine, EinsumCost), mine
         gap = float(shared_mappings.from_parts(found.gaps[i : i + 1], share)[0])
         assert gap <= max(share, best[0].optimality_gap + 1.01 * shared_mappings.part_size(share))
@@ -161,11 +167,26 @@ def test_machines_of_several_sizes_are_no_further_above_their_optima_than_they_s
         assert mine.energy_pj >= best[0].energy_pj / (1 + best[0].optimality_gap) * (1 - 1e-9)
 
 
+def test_machines_that_are_no_larger_than_one_that_fits_no_mapping() -> None:
+    c = several_sizes()
+    for k in range(0, len(c), 7):
+        one, no_larger = c.machine(k), c.no_larger(c.capacity_bits[k], c.pes[k])
+        for i, claimed in enumerate(no_larger.tolist()):
+            levels = zip(c.machine(i).levels, one.levels, strict=True)
+            assert claimed == (
+                all((a.capacity_bits or inf) <= (b.capacity_bits or inf) for a, b in levels)
+                and all(
+                    n <= m
+                    for (_, n), (_, m) in zip(c.machine(i).fanouts[0].dims, one.fanouts[0].dims, strict=True)
+                )
+            )
+
+
 @pytest.mark.parametrize("unused", [0, 2])
 def test_an_einsum_that_was_not_searched_has_no_mapping(unused: int) -> None:
     """Beside machines on which none fits, and mappings that no machine uses."""
     c, e = cell("4 KiB"), EINSUMS[0]
-    shared = shared_mappings._start(c, [e], np.ones((1, 1)))
+    shared = shared_mappings.start(c, [e], np.ones((1, 1)))
     best = optimal(Problem(c.arch(0), e, "energy"))
     assert isinstance(best, list)
     shared.mappings[0] = {str(i): best[0] for i in range(unused + 1)}
@@ -215,11 +236,11 @@ def test_gaps_in_parts_are_no_smaller(share: float) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_one_machine_says_of_another_is_never_above_its_optimum(seed: int) -> None:
+def test_what_machines_say_of_another_is_never_above_its_optimum(seed: int) -> None:
     """Prices, rates and leakage of each level by themselves, as no table has them: what none of the machines
     of a space tells apart.
     """
-    rng, e = Random(seed), EINSUMS[seed % len(EINSUMS)]
+    rng, e, rates_vary = Random(seed), EINSUMS[seed % len(EINSUMS)], seed > 0
     base = machine.arch(machine.load("edge_array"))
     base = replace(
         base,
@@ -235,8 +256,8 @@ def test_what_one_machine_says_of_another_is_never_above_its_optimum(seed: int) 
                 level,
                 read_pj=level.read_pj * rng.choice([0.0, 0.2, 1, 3]),
                 write_pj=level.write_pj * rng.choice([0.5, 1, 2]),
-                bandwidth=level.bandwidth * rng.choice([0.02, 0.25, 1, 4]),
-                leak_mw=rng.choice([0.0, 30.0, 3000.0]),
+                bandwidth=level.bandwidth * (rng.choice([0.02, 0.25, 1, 4]) if rates_vary else 1),
+                leak_mw=rng.choice([0.0, 30.0, 3000.0]) if rates_vary else level.leak_mw,
             )
             for level in base.levels
         )
@@ -244,7 +265,7 @@ def test_what_one_machine_says_of_another_is_never_above_its_optimum(seed: int) 
             base.compute,
             mac_pj=rng.choice([0.0, 0.1, 4.0]),
             alu_pj=rng.choice([0.1, 0.5]),
-            ops_per_cycle=rng.choice([0.1, 1.0, 2.0]),
+            ops_per_cycle=rng.choice([0.1, 1.0, 2.0]) if rates_vary else 1.0,
             leak_mw=rng.choice([0.0, 1.0, 100.0]),
             vector_leak_mw=rng.choice([0.0, 30.0]),
         )
@@ -257,20 +278,33 @@ def test_what_one_machine_says_of_another_is_never_above_its_optimum(seed: int) 
         for one in optimal_on([Problem(a, e, "energy") for a in arches], "imperfect_spatial")
         if isinstance(one, EinsumCost)
     ]
-    unleaking = [
-        one.energy_pj
-        for one in optimal_on(
-            [Problem(a.without("leakage"), e, "energy") for a in arches], "imperfect_spatial"
-        )
-        if isinstance(one, EinsumCost)
-    ]
-    units = shared_mappings.units_of(c, e)
-    least = shared_mappings.lower_bound_on(c, e).cycles
-    for k in range(len(arches)):
-        bounds = np.zeros(len(arches))
-        raise_bounds(c, bounds, k, values[k], unleaking[k], units, least)
-        assert (bounds <= np.array(values) * (1 + 1e-9)).all(), (seed, k)
-        assert bounds[k] >= values[k] * (1 - 1e-9)
+    anchored = 0
+    for i in range(len(arches)):
+        shared = shared_mappings.start(c, [e], np.ones((1, 1)))
+        compulsory, known = float(shared.bound_pj[0, i]), shared.anchors
+        for k in [k for k in range(len(arches)) if k != i] + [i]:
+            if k == i:  # what all others say first
+                raise_bounds(i, known, shared.prices, shared.seen, shared.bound_pj)
+                anchored += shared.bound_pj[0, i] > compulsory * (1 + 1e-6)
+                assert shared.bound_pj[0, i] <= values[i] * (1 + 1e-9), (seed, i)
+            known = with_anchor(known, 0, k, values[k], c.capacity_bits[k], c.pes[k])
+        raise_bounds(i, known, shared.prices, shared.seen, shared.bound_pj)
+        assert values[i] * (1 - 1e-8) <= shared.bound_pj[0, i] <= values[i] * (1 + 1e-9)
+    assert anchored or seed > 0  # of some machine the others say more than what is compulsory
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_best_weights_of_anchors_are_those_of_a_linear_program(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    columns, rows = int(rng.integers(1, 25)), int(rng.integers(1, 9))
+    shares = rng.uniform(0, 2, (columns + 2, rows)) * (rng.uniform(size=(columns + 2, rows)) < 0.8)
+    shares[:, 0] += 0.1  # bounded
+    gain = rng.uniform(0, 1, columns + 2)
+    found = getattr(best_sum, "py_func", best_sum)(
+        columns, shares, gain, np.empty((rows + 1, columns + rows + 3)), np.empty(rows, np.int64)
+    )
+    known = linprog(-gain[:columns], shares[:columns].T, np.ones(rows))
+    assert found == pytest.approx(-known.fun, rel=1e-9)
 
 
 def columns(arches: list[Arch]):  # type: ignore[no-untyped-def]

@@ -13,7 +13,7 @@ from dse.mapper.exact import ragged
 from dse.mapper.exact.optimal import optimal
 from dse.sim.einsum import bound_kernels
 from dse.sim.einsum.evaluate import Problem
-from dse.solve.sharing import shared_mappings
+from dse.solve.sharing import anchors, shared_mappings
 from hw import machine, space
 from hw.columns import Table
 from workloads import catalog
@@ -38,15 +38,8 @@ def compile_others() -> None:
     )
     bound_kernels.sequential([(one.einsum, 1)], columns)
     batch = shared_mappings.machine_batch(one.arch, columns, lambda _: one.arch)
-    shared_mappings.raise_bounds(
-        batch,
-        np.zeros(2),
-        0,
-        1.0,
-        1.0,
-        shared_mappings.units_of(batch, one.einsum),
-        shared_mappings.lower_bound_on(batch, one.einsum).cycles,
-    )
+    shared = shared_mappings.start(batch, [one.einsum], np.ones((1, 1)))
+    anchors.raise_bounds(0, shared.anchors, shared.prices, shared.seen, shared.bound_pj)
     ragged.solve_ragged(problem("smv"))
 
 

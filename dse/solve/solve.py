@@ -82,10 +82,12 @@ from dse.solve.sharing.shared_mappings import (
     NOT_SEARCHED,
     Improved,
     MachineBatch,
+    Priced,
     Searches,
     SharedMappings,
     find_shared_mappings,
     fits_on,
+    priced,
 )
 from dse.solve.sharing.shared_schedules import SharedSchedules, find_shared_schedules
 from hw.arch import Arch
@@ -465,7 +467,7 @@ def _write_cached_on(path: Path, found: Sequence[SharedMappings]) -> None:
     """Writes shared mappings to a cache file: mappings as text, choices and gaps."""
     arrays = dict[str, Any]()
     for i, shared in enumerate(found):
-        arrays[f"nests_{i}"] = np.array([str(one.mapping) for one in shared.mappings], np.str_)
+        arrays[f"nests_{i}"] = np.array([str(one.cost.mapping) for one in shared.mappings], np.str_)
         arrays[f"choice_{i}"], arrays[f"gaps_{i}"] = shared.choice, shared.gaps
     file = BytesIO()
     np.savez_compressed(file, **arrays)
@@ -497,12 +499,8 @@ def _checked(batch: MachineBatch, e: Einsum, nests: Sequence[str], choice: Any, 
     if not is_valid or not NOT_SEARCHED <= choice.min() <= choice.max() < len(nests):
         raise ValueError(f"choices of {len(choice)} machines, not of {len(batch)}")
     mappings = [parse(text) for text in nests]
-    costs = [
-        einsum_cost(Problem(batch.largest, e, "energy"), mapping)
-        for mapping in mappings
-        if not faults(mapping, e, batch.largest)
-    ]
-    found = tuple(cost for cost in costs if isinstance(cost, EinsumCost))
+    costs = [priced(batch, e, mapping) for mapping in mappings if not faults(mapping, e, batch.largest)]
+    found = tuple(cost for cost in costs if isinstance(cost, Priced))
     if len(found) < len(nests) or not all(
         fits_on(batch, e, mapping)[choice == k].all() for k, mapping in enumerate(mappings)
     ):
@@ -514,11 +512,8 @@ def rename(batch: MachineBatch, shared: SharedMappings, e: Einsum) -> SharedMapp
     """Returns the shared mappings of an einsum for an equal one, `e`, with the names of `e`."""
     if shared.einsum == e:
         return shared
-    costs = [
-        einsum_cost(Problem(batch.largest, e, "energy"), schedule.rename(one.mapping, shared.einsum, e))
-        for one in shared.mappings
-    ]
-    return replace(shared, einsum=e, mappings=tuple(one for one in costs if isinstance(one, EinsumCost)))
+    costs = [priced(batch, e, schedule.rename(one.cost.mapping, shared.einsum, e)) for one in shared.mappings]
+    return replace(shared, einsum=e, mappings=tuple(one for one in costs if isinstance(one, Priced)))
 
 
 def sequential_space(arch: Arch, e: Einsum, options: SolverOptions) -> Mappings:

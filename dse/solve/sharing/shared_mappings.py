@@ -9,28 +9,15 @@ capacities and PEs. Its energy there is
 
 where its cycles follow from the times of ports and operations. So each mapping found is priced on all
 machines at once, and each lower bound found is one on all machines with at most the capacities and PEs of the
-machine it was found for:
-
-    p_k, l_k, t_k   prices, leakage per cycle and times of that machine k
-    F_k             lower bound of the energy of an einsum's mappings there
-    G_k             the same without leakage
-    p, l, t         prices, leakage per cycle and times of another machine, no larger than k
-    U               numbers of actions of each kind that every mapping has at least
-    C               lower bound of the cycles on the other machine
-
-Prices there are at least a p_k, with a = min(p / p_k). Cycles of any mapping there are at least b times those
-on machine k, with b = min(1, t / t_k), since cycles grow with each time, and proportionally if all times
-grow. With c = l b / l_k the energy of any mapping there is at least
-
-    c F_k + (a - c) G_k + (p - a p_k) . U             if c <= a
-    a F_k + (l - a l_k / b) C + (p - a p_k) . U       else
+machine it was found for, once prices and times are compared (anchors.py).
 
 What is asked for is the gap of a whole workload on each machine, (cost - bound) / bound of the sums over its
 einsums. The machine with the largest gap is looked at next (`find_shared_mappings`), and of its einsums the
 one that promises most for its effort: a search for a mapping that is cheaper than the best known one, or for
 the proof that there is none (`search_below`). Searches are short at first, and longer where that was not
 enough; the first is for the machine with the capacities of the largest one, so that its bound holds for all.
-What is found depends on the machines given alone.
+A short search that was of no use on one machine is not repeated on others with the same PEs and rates. What
+is found depends on the machines given alone.
 """
 
 from __future__ import annotations
@@ -47,13 +34,13 @@ from numpy.typing import NDArray
 
 from dse.mapping.constraints import minimal_mapping
 from dse.mapping.nest import Infeasible, Mapping
-from dse.run.compiled import njit
 from dse.sim.counts.actions import action_pj, bits_of, elapsed_cycles
 from dse.sim.counts.counts import footprints, nest_sums
 from dse.sim.einsum import bound_kernels
 from dse.sim.einsum.bounds import lower_bound, needs, rates
 from dse.sim.einsum.cost import cycles_of, occupied_bits, ports
 from dse.sim.einsum.evaluate import ROUNDING_GAP, EinsumCost, Problem, Violated, einsum_cost, pes_used
+from dse.solve.sharing.anchors import Anchors, Prices, distinct_prices, no_anchors, raise_bounds, with_anchor
 from dse.solve.sharing.shared_schedules import prices, times, unit
 from hw.arch import Arch, FieldRole, Slot, slots
 from hw.columns import Columns, group_equal_rows
@@ -85,7 +72,8 @@ class Step(NamedTuple):
     effort: int
 
 
-LADDER = (Step(True, 400), *(Step(False, 400 * 4**i) for i in range(5)))
+LADDER = (Step(True, 400), *(Step(False, 1_600 * 4**i) for i in range(4)))
+USEFUL_RISE = 0.05  # a search that finds no mapping is of use if it raises its bound by this share
 FULL_EFFORT = 1_000_000  # what `Searches.solve`, the last step, counts as when steps are compared
 # A search looks for mappings that are cheaper than the best known one by this share of the allowed gap:
 # proofs of small gaps leave room for einsums whose proofs are hard. From LONG_EFFORT on it is the whole gap.
@@ -310,12 +298,25 @@ def energy_of(batch: MachineBatch, cost: BatchCost) -> Floats:
     )
 
 
+class Priced(NamedTuple):
+    """A mapping with its costs."""
+
+    cost: EinsumCost  # on `MachineBatch.largest`
+    on_batch: BatchCost
+
+
+def priced(batch: MachineBatch, e: Einsum, mapping: Mapping) -> Priced | Infeasible:
+    """Returns a mapping of an einsum with its costs, or why it fits no machine of the batch."""
+    cost = einsum_cost(Problem(batch.largest, e, "energy"), mapping)
+    return cost if isinstance(cost, Infeasible) else Priced(cost, cost_on(batch, e, cost))
+
+
 @dataclass(frozen=True, slots=True)
 class SharedMappings:
     """Mappings of an einsum that a batch of machines shares."""
 
     einsum: Einsum
-    mappings: tuple[EinsumCost, ...]  # each priced on `MachineBatch.largest`
+    mappings: tuple[Priced, ...]
     choice: NDArray[np.int16]  # [n] mapping of each machine, NONE_FITS or NOT_SEARCHED
     gaps: Parts  # [n] optimality gap on each machine, in parts (`from_parts`)
 
@@ -327,14 +328,15 @@ class Sharing:
     batch: MachineBatch
     einsums: Sequence[Einsum]
     occurrences: Floats  # [W, E] of each einsum in each workload
-    lower: list[BatchCost]  # lower bounds of any mapping, per einsum
-    units: list[Floats]  # `units_of` each einsum
+    prices: Prices  # what anchors are compared by
+    anchors: Anchors  # lower bounds found by searches
+    seen: Ints  # [E, n] how many of an einsum's anchors `bound_pj` has taken in
     best_pj: Floats  # [E, n] energy of the best known mapping; inf: none is known
     bound_pj: Floats  # [E, n] lower bound of the energy of all mappings of the searched space
     choice: NDArray[np.int16]  # [E, n] the best known mapping, NONE_FITS or NOT_SEARCHED
     step: NDArray[np.uint8]  # [E, n] the next step of the ladder; more than len(LADDER): none is left
     is_closed: Bools  # [n] nothing is left to search, or something does not fit
-    mappings: list[dict[str, EinsumCost]] = field(default_factory=list)  # per einsum, by text
+    mappings: list[dict[str, Priced]]  # per einsum, by text
 
 
 def find_shared_mappings(
@@ -354,35 +356,36 @@ def find_shared_mappings(
     searches: of each einsum.
     allowed_gap: must be above 0.
     """
-    shared = _start(batch, einsums, occurrences)
+    shared = start(batch, einsums, occurrences)
     for number, of_einsum in enumerate(searches):
         for_all = of_einsum.solve(batch.smallest)
         if isinstance(for_all, EinsumCost):
             _add_mapping(shared, number, for_all.mapping)
-    while True:
-        gaps = np.where(shared.is_closed, 0.0, _gaps_of_workloads(shared).max(axis=0))
-        machine = int(np.argmax(gaps))
-        if gaps[machine] <= allowed_gap:
-            break
-        einsum = _next_einsum(shared, machine, allowed_gap)
-        if einsum is None:
-            shared.is_closed[machine] = True
-            continue
-        _take_step(shared, searches[einsum], machine, einsum, allowed_gap)
+    gaps = _largest_gaps(shared)
+    while gaps[machine := int(np.argmax(gaps))] > allowed_gap:
+        # what anchors say is worked out for one machine at a time: it makes gaps smaller only
+        if raise_bounds(machine, shared.anchors, shared.prices, shared.seen, shared.bound_pj):
+            gaps[machine] = _largest_gaps(shared, slice(machine, machine + 1))[0]
+        elif (einsum := _next_einsum(shared, machine, allowed_gap)) is None:
+            shared.is_closed[machine], gaps[machine] = True, 0.0
+        else:
+            _take_step(shared, searches[einsum], machine, einsum, allowed_gap)
+            gaps = _largest_gaps(shared)
     return [_chosen(shared, number, allowed_gap) for number in range(len(einsums))]
 
 
-def _start(batch: MachineBatch, einsums: Sequence[Einsum], occurrences: Floats) -> Sharing:
+def start(batch: MachineBatch, einsums: Sequence[Einsum], occurrences: Floats) -> Sharing:
     """Returns what is known before any search."""
-    shape = len(einsums), len(batch)
+    shape, levels, dims = (len(einsums), len(batch)), batch.capacity_bits.shape[1], batch.pes.shape[1]
     lower = [lower_bound_on(batch, e) for e in einsums]
     fits = np.array([fits_on(batch, e, minimal_mapping(e, batch.first)) for e in einsums])
     return Sharing(
         batch,
         einsums,
         occurrences,
-        lower,
-        [units_of(batch, e) for e in einsums],
+        prices_of(batch, einsums, lower),
+        no_anchors(len(einsums), levels, dims),
+        np.zeros(shape, np.int64),
         np.full(shape, inf),
         np.array([energy_of(batch, one) for one in lower]) * (1 - ROUNDING_GAP),
         np.where(fits, NOT_SEARCHED, NONE_FITS).astype(np.int16),
@@ -390,6 +393,26 @@ def _start(batch: MachineBatch, einsums: Sequence[Einsum], occurrences: Floats) 
         np.asarray(~fits.all(axis=0)),
         [{} for _ in einsums],
     )
+
+
+def prices_of(batch: MachineBatch, einsums: Sequence[Einsum], lower: Sequence[BatchCost]) -> Prices:
+    """Returns what anchors of einsums are compared by. lower: lower bounds of each einsum."""
+    return Prices(
+        batch.by_energy.group_of.astype(np.int64),
+        batch.by_rate.group_of.astype(np.int64),
+        batch.leak_mw / batch.clock_ghz,
+        batch.capacity_bits,
+        batch.pes,
+        distinct_prices(batch.prices),
+        batch.times,
+        np.stack([batch.prices @ units_of(batch, e) for e in einsums]),
+        np.stack([one.cycles for one in lower]),
+    )
+
+
+def _largest_gaps(shared: Sharing, machines: slice = slice(None)) -> Floats:
+    """Returns [n] the largest gap of any workload on each of the machines, 0 where nothing is left to do."""
+    return np.where(shared.is_closed[machines], 0.0, _gaps_of_workloads(shared, machines).max(axis=0))
 
 
 def _gaps_of_workloads(shared: Sharing, machines: slice = slice(None)) -> Floats:
@@ -427,33 +450,36 @@ def _take_step(shared: Sharing, searches: Searches, machine: int, einsum: int, a
     """
     batch, step = shared.batch, int(shared.step[einsum, machine])
     best_pj, arch = float(shared.best_pj[einsum, machine]), batch.machine(machine)
+    own_bits, pes = batch.capacity_bits[machine], batch.pes[machine]
     if best_pj == inf or step == len(LADDER):
         shared.step[einsum, machine] = step if step < len(LADDER) else step + 1
         answer = searches.solve(arch)
         if isinstance(answer, Infeasible):
-            too_small = batch.no_larger(batch.capacity_bits[machine], batch.pes[machine])
+            too_small = batch.no_larger(own_bits, pes)
             shared.is_closed |= too_small
             shared.choice[einsum, too_small] = NONE_FITS
             return
         _add_mapping(shared, einsum, answer.mapping)
         bound_pj = answer.energy_pj / (1 + answer.optimality_gap)
-        _raise_bounds(shared, einsum, machine, batch.capacity_bits[machine], bound_pj)
+        shared.anchors = with_anchor(shared.anchors, einsum, machine, bound_pj, own_bits, pes)
         return
-    own_bits, (of_largest, effort) = batch.capacity_bits[machine], LADDER[step]
+    of_largest, effort = LADDER[step]
     capacity_bits = batch.capacity_bits.max(axis=0) if of_largest else own_bits
     share = SHARE_OF_GAP if effort < LONG_EFFORT else 1.0
-    found = searches.improve(
-        arch.with_sizes(capacity_bits, batch.pes[machine]), best_pj / (1 + share * allowed_gap), effort
+    found = searches.improve(arch.with_sizes(capacity_bits, pes), best_pj / (1 + share * allowed_gap), effort)
+    is_useful = found.mapping is not None or found.bound_pj >= (1 + USEFUL_RISE) * float(
+        shared.bound_pj[einsum, machine]
     )
-    # what ended by itself finds no more with more effort; nor does the largest machine with the same effort
-    if bool((capacity_bits == own_bits).all()):
-        shared.step[einsum, machine] = step + 1 + int(of_largest) if found.ended else len(LADDER)
-    else:
-        shared.step[einsum, machine] = step + 1
+    # what ended by itself on this machine finds no more with more effort
+    is_done = not found.ended and bool((capacity_bits == own_bits).all())
+    shared.step[einsum, machine] = len(LADDER) if is_done else step + 1
+    if found.ended and not is_useful and step + 1 < len(LADDER):
+        alike = batch.by_rate.group_of == batch.by_rate.group_of[machine]
+        shared.step[einsum, alike] = np.maximum(shared.step[einsum, alike], step + 1)
     if found.mapping is not None:
         _add_mapping(shared, einsum, found.mapping)
     if 0 < found.bound_pj < inf:
-        _raise_bounds(shared, einsum, machine, capacity_bits, found.bound_pj)
+        shared.anchors = with_anchor(shared.anchors, einsum, machine, found.bound_pj, capacity_bits, pes)
 
 
 def _add_mapping(shared: Sharing, einsum: int, mapping: Mapping) -> None:
@@ -461,26 +487,14 @@ def _add_mapping(shared: Sharing, einsum: int, mapping: Mapping) -> None:
     known, e, batch = shared.mappings[einsum], shared.einsums[einsum], shared.batch
     if (text := str(mapping)) in known:
         return
-    cost = einsum_cost(Problem(batch.largest, e, "energy"), mapping)
-    if isinstance(cost, Infeasible):
-        raise ValueError(f"a mapping of {e.name} does not fit: {cost}")
-    known[text] = cost
-    energy = energy_of(batch, cost_on(batch, e, cost))
+    one = priced(batch, e, mapping)
+    if isinstance(one, Infeasible):
+        raise ValueError(f"a mapping of {e.name} does not fit: {one}")
+    known[text] = one
+    energy = energy_of(batch, one.on_batch)
     is_better = fits_on(batch, e, mapping) & (energy < shared.best_pj[einsum])
     shared.best_pj[einsum, is_better] = energy[is_better]
     shared.choice[einsum, is_better] = len(known) - 1
-
-
-def _raise_bounds(shared: Sharing, einsum: int, machine: int, capacity_bits: Floats, bound_pj: float) -> None:
-    """Raises the bounds of an einsum by the one of a machine with the prices and PEs of machine number
-    `machine` and capacities `capacity_bits` [V], on all machines that are no larger.
-    """
-    batch, lower = shared.batch, shared.lower[einsum]
-    raised = np.zeros(len(batch))
-    without_leakage = float(lower.pj[batch.by_energy.group_of[machine]]) * (1 - ROUNDING_GAP)
-    raise_bounds(batch, raised, machine, bound_pj, without_leakage, shared.units[einsum], lower.cycles)
-    no_larger = batch.no_larger(capacity_bits, batch.pes[machine])
-    shared.bound_pj[einsum, no_larger] = np.maximum(shared.bound_pj[einsum, no_larger], raised[no_larger])
 
 
 def _chosen(shared: Sharing, einsum: int, allowed_gap: float) -> SharedMappings:
@@ -528,80 +542,6 @@ def _relative_gap(value: Floats, lower: Floats) -> Floats:
         np.maximum(np.divide(value, lower, out=np.ones_like(value), where=has_bound) - 1, 0.0),
         unbounded_gap,
     )
-
-
-def raise_bounds(
-    batch: MachineBatch,
-    bound: Floats,
-    k: int,
-    lower: float,
-    without_leakage: float,
-    units: Floats,
-    cycles: Floats,
-) -> None:
-    """Raises the lower bounds `bound` [n] of all machines by the lower bounds of machine k (formula at the
-    top).
-
-    lower, without_leakage: lower bounds of machine k with leakage and without (F_k, G_k).
-    units: `units_of` (U).
-    cycles: lower bounds of cycles by kind of rates (C).
-    """
-    anchor_prices, anchor_times = (
-        batch.prices[batch.by_energy.group_of[k]],
-        batch.times[batch.by_rate.group_of[k]],
-    )
-    has_price, has_time = anchor_prices > 0, anchor_times > 0
-    a = (
-        np.min(batch.prices[:, has_price] / anchor_prices[has_price], axis=1)
-        if has_price.any()
-        else np.zeros(len(batch.prices))
-    )
-    remaining_pj = np.maximum(batch.prices - a[:, None] * anchor_prices, 0.0) @ units
-    b = np.minimum(1.0, np.min(batch.times[:, has_time] / anchor_times[has_time], axis=1))
-    _raise_kernel(
-        bound,
-        batch.leak_mw / batch.clock_ghz,
-        batch.by_energy.group_of,
-        batch.by_rate.group_of,
-        a,
-        b,
-        remaining_pj,
-        cycles,
-        k,
-        lower,
-        without_leakage,
-    )
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _raise_kernel(
-    bound: Floats,
-    leak: Floats,
-    by_energy: GroupOf,
-    by_rate: GroupOf,
-    a: Floats,
-    b: Floats,
-    rest: Floats,
-    cycles: Floats,
-    k: int,
-    lower: float,
-    without_leakage: float,
-) -> None:
-    """Raises `bound` [n], as `raise_bounds` says. a, rest: per kind of prices, the ratio a and the pJ of
-    (p - a p_k) . U; b: per kind of rates. leak: pJ per cycle of each machine.
-    """
-    for i in range(len(bound)):
-        price_ratio, cycle_ratio = a[by_energy[i]], b[by_rate[i]]
-        c = leak[i] * cycle_ratio / leak[k] if leak[k] > 0 else np.inf
-        if c <= price_ratio:
-            raised = c * lower + (price_ratio - c) * without_leakage
-        else:
-            raised = (
-                price_ratio * lower
-                + (max(leak[i] - price_ratio * leak[k] / cycle_ratio, 0.0) if leak[k] > 0 else leak[i])
-                * cycles[by_rate[i]]
-            )
-        bound[i] = max(bound[i], (raised + rest[by_energy[i]]) * (1 - ROUNDING_GAP))
 
 
 @dataclass(frozen=True, slots=True)
@@ -673,17 +613,16 @@ def table(
         for k, mapping in enumerate(shared.mappings):
             machines = np.flatnonzero(shared.choice == k)
             choice[i, machines] = offset + k
-            cost = cost_on(batch, shared.einsum, mapping)
             by_rate = batch.by_rate.group_of[machines]
-            pj[i, machines] = cost.pj[batch.by_energy.group_of[machines]]
-            cycles[i, machines] = cost.cycles[by_rate]
+            pj[i, machines] = mapping.on_batch.pj[batch.by_energy.group_of[machines]]
+            cycles[i, machines] = mapping.on_batch.cycles[by_rate]
             # with several distinct einsums, equal ones do not run back to back
             if len(shared_mappings) == 1:
-                intervals[i, machines] = initiation_intervals_on(batch, shared.einsum, mapping)[by_rate]
+                intervals[i, machines] = initiation_intervals_on(batch, shared.einsum, mapping.cost)[by_rate]
         offset += len(shared.mappings)
     return Table(
         lower,
-        tuple(mapping for shared in shared_mappings for mapping in shared.mappings),
+        tuple(mapping.cost for shared in shared_mappings for mapping in shared.mappings),
         choice,
         pj,
         cycles,
