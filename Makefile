@@ -10,9 +10,11 @@ BENCH ?= driver evaluator samplers
 .PHONY: sweep test prove replay bench lint lock docs clean
 
 sweep: .venv/ready
-	$(BIN)/dse run studies/resnet50.yaml --workers 2
-	$(BIN)/dse pareto runs/resnet50
-	$(BIN)/dse show runs/resnet50 best
+	$(BIN)/dse run studies/edge_structures.yaml --workers 2
+	$(BIN)/dse pareto runs/edge-structures
+	$(BIN)/dse show runs/edge-structures best
+	$(BIN)/dse plot runs/edge-structures front -o runs/edge-structures/front.png
+	$(BIN)/dse report runs/edge-structures -o runs/edge-structures/report.html
 
 # Tests of a group stay together (those with Ray: one cluster at a time); a worker that dies fails the run: replaced, it may wait for ever
 test: .venv/ready lint
