@@ -11,6 +11,7 @@ import numpy as np
 
 from dse.mapper.exact import ragged
 from dse.mapper.exact.optimal import optimal
+from dse.sim.counts import spans
 from dse.sim.einsum import bound_kernels
 from dse.sim.einsum.evaluate import Problem
 from dse.solve.sharing import anchors, shared_mappings
@@ -40,6 +41,7 @@ def compile_others() -> None:
     batch = shared_mappings.machine_batch(one.arch, columns, lambda _: one.arch)
     shared = shared_mappings.start(batch, [one.einsum], np.ones((1, 1)))
     anchors.raise_bounds(0, shared.anchors, shared.prices, shared.seen, shared.bound_pj)
+    spans.span_sum(0, 4, np.array([[1, 4, 0, 1]]), np.array([[2, spans.ALL]]), True, False)  # padding
     ragged.solve_ragged(problem("smv"))
 
 
