@@ -148,7 +148,7 @@ def _drive(study: Study, place: RunFolder, args: argparse.Namespace, mended: Seq
 
     with progress.RunProgress(study.name) as shown:
         outcome = driver.run(
-            study, place.path, args.workers, args.address, shown.show, mended, args.metrics, place.publish
+            study, place.path, args.workers, args.address, shown.show, mended, args.metrics, place.publisher
         )
     out = place.shown
     for note in outcome.status.notes:
