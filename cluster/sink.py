@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -144,8 +143,7 @@ def _download(remote: Remote, store: Store, groups: Sequence[Group]) -> None:
     for table in {part.table for group in groups for part in group.parts}:
         folder.make_folder((store.path / part_path(table, "")).parent)
     _patiently(
-        remote,
-        lambda: _each(lambda path: objects.download(remote, store.path, path, wanted[path]), wanted),
+        remote, lambda: _each(lambda path: objects.download(remote, store.path, path, wanted[path]), wanted)
     )
 
 

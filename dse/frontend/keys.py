@@ -105,7 +105,7 @@ STUDY: dict[str, tuple[str, str, str, str]] = {
         "driver, worker",
         "driver",
         "",
-        "who writes the tables' parts; worker: every node reaches the run folder (shared, or on a store); may "
+        "who writes the parts; worker: where every node reaches the run folder (shared, or on a store); may "
         "change between resumes",
     ),
 }
