@@ -21,6 +21,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 import socket
 import threading
 import time
@@ -239,6 +240,37 @@ def copy_folder(remote: Remote) -> Path:
     """Returns the folder on this machine's disk that holds the copy of a remote one."""
     name = re.sub(r"\W", "_", remote.path.rpartition("/")[2])[:40]
     return cache.cache_root() / "remote" / f"{name}-{hashlib.sha256(remote.shown.encode()).hexdigest()[:12]}"
+
+
+def copies() -> list[cache.Entry]:
+    """Returns the copies of remote run folders on this machine, aged since their last commit."""
+    found, now = [], time.time()
+    for copy in sorted(path for path in (cache.cache_root() / "remote").glob("*-*") if path.is_dir()):
+        with suppress(FileNotFoundError):  # removed meanwhile
+            sizes = [path.stat().st_size for path in copy.rglob("*") if path.is_file()]
+            newest = max(path.stat().st_mtime for path in (copy, *copy.glob("*"), *copy.glob(HEAD_RECORD)))
+            found.append(cache.Entry(copy, "copy of a run", "-", sum(sizes), max(0.0, now - newest)))
+    return found
+
+
+def prune_copies(older_s: float | None = None) -> tuple[int, int]:
+    """Removes the copies that are older than `older_s` seconds; without it all. Returns how many, and their
+    bytes. Those of runs that go on stay, and those with rows that are not on their store yet.
+    """
+    count = size_bytes = 0
+    for entry in copies():
+        with suppress(OSError), _locked(entry.path):
+            is_old = older_s is None or entry.age_s > older_s
+            if is_old and not folder.is_locked(entry.path) and not _is_ahead(entry.path):
+                shutil.rmtree(entry.path)
+                count, size_bytes = count + 1, size_bytes + entry.size_bytes
+    return count, size_bytes
+
+
+def _is_ahead(copy: Path) -> bool:
+    """True if a copy's manifest is newer than the last head that its driver wrote."""
+    manifest, head = copy / folder.MANIFEST, copy / HEAD_RECORD
+    return manifest.exists() and (not head.exists() or manifest.stat().st_mtime_ns > head.stat().st_mtime_ns)
 
 
 def in_urls(text: str, url: str) -> str:

@@ -5,11 +5,11 @@ and 20 at the moments around a run.
 
 The moments: start-up (imports, opening the folder, joining the cluster), and a resume.
 
-Runs of 300 machines that solve three real einsums each, on three raylets; every second one with `sink: worker`.
-Half of the drivers are killed inside a commit. 40 more kills fall on runs whose workers write onto an S3 server
-that fails now and then (tests/prove/objects.py). Before, one machine eats more memory than its node has, one actor is stopped for a minute,
-and one head is lost. Every disturbed run, resumed, must hold the rows of the undisturbed ones with no, one
-and two workers; prints one line per run.
+Runs of 300 machines that solve three real einsums each, on three raylets, every second one with
+`sink: worker`. Half of the drivers are killed inside a commit. 40 more kills fall on runs whose workers write
+onto an S3 server that fails now and then (tests/prove/objects.py). Before, one machine eats more memory than
+its node has, one actor is stopped for a minute, and one head is lost. Every disturbed run, resumed, must hold
+the rows of the undisturbed ones with no, one and two workers; prints one line per run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ VICTIMS = ("driver", "actor", "raylet")
 
 
 def prepared(folder: Path, method: str) -> Path:
-    """A study of 300 machines: all of the space, or 300 of 900; beside it the same one with `sink: worker`."""
+    """A study of 300 machines: all of the space, or 300 of 900. Beside it stands the same one with
+    `sink: worker`.
+    """
     study(
         folder,
         method,
