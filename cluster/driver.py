@@ -38,6 +38,7 @@ from cluster import store as stores
 from cluster.run_state import RunState, WorkerStats, count_values, undone_rows
 from cluster.sink import Sink
 from cluster.store import RunFault, Store
+from cluster.time_left import PrunedPace
 from cluster.utilization import foreseen_utilization
 from cluster.worker import (
     Ask,
@@ -197,6 +198,7 @@ class Run:
     committed_at: float = 0.0  # time.monotonic() of the last commit
     reported_at: float = 0.0  # time.monotonic() of the last report
     last_status: Status | None = None  # as last reported
+    pruned_pace: PrunedPace | None = None  # where bounds rule machines out
     publisher: Publisher | None = None  # publishes the folder elsewhere
 
     def seconds(self) -> float:
@@ -427,6 +429,7 @@ def _open(study: Study, store: Store, lines: list[str]) -> Run:
         started_at=now,
         clock_offset_s=time.time() - now,
         committed_at=now,
+        pruned_pace=PrunedPace(job.pruner) if job.pruner.applies() and not job.batch_index else None,
     )
     _note(run, "quarantine", *lines)
     old_status = folder.status(out, store.identity) or {}
@@ -866,6 +869,8 @@ def _accept(run: Run, done: Done) -> None:
     run.worker_stats.busy_s += done.seconds + done.shared_s
     run.worker_stats.cache_hits += done.cache_hits
     run.worker_stats.cache_misses += done.cache_misses
+    if run.pruned_pace and "machines" in done.tables:
+        run.pruned_pace.learn(done.tables["machines"], done.seconds)
     done_before = [ask.machine for ask in done.lease.asks if run.state.is_done(ask.generation, ask.machine)]
     if done.lease.merge or (done.group and done_before):
         return
@@ -995,6 +1000,25 @@ def _planned(run: Run) -> int:
     return size if stop is None else min(stop, size)
 
 
+def _left_s(run: Run, remaining: int, rate: float) -> float | None:
+    """Returns the seconds that the remaining machines will take; None: unknown."""
+    pace = run.pruned_pace
+    if not rate or not pace:
+        return remaining / rate if rate else None
+    last_generation = run.complete_count + 1
+    pace.look(run.state.front_before(len(run.generations) + 1), run.state.counts.total())
+    in_flight = sum(run.missing[run.complete_count :]) - len(run.todo)
+    to_solve = pace.to_solve(
+        [(ask.machine, ask.generation) for ask, _ in run.todo],
+        in_flight,
+        remaining - len(run.todo) - in_flight,
+        len(run.generations),
+        lambda number: run.state.front_before(number) if number <= last_generation else None,
+    )
+    busy = run.worker_stats.busy_s / ((time.monotonic() - run.first_work_at) * run.slots)
+    return (to_solve * pace.solved_s + remaining * pace.bounds_s) / (run.slots * min(1.0, max(0.05, busy)))
+
+
 def _report(run: Run, progress: Callable[[Status], None] | None, state: str, reason: str = "") -> Status:
     """Writes status.json and calls `progress`."""
     drift = time.time() - time.monotonic() - run.clock_offset_s
@@ -1022,7 +1046,7 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         generation=len(run.generations),
         workers=run.slots,
         rate=rate,
-        left_s=remaining / rate if rate and state == "running" else None,
+        left_s=_left_s(run, remaining, rate) if state == "running" else None,
         seconds=run.seconds(),
         utilization=min(1.0, run.worker_stats.busy_s / (session_s * run.slots)) if session_s > 0 else 0.0,
         queue=len(run.todo),

@@ -106,13 +106,13 @@ def disturbed(
         before = t.solved(out)
         child = t.start(path, out, made, url)
         try:
-            wait_for(lambda: t.solved(out) > before or child.poll() is not None, 90)
+            wait_for(lambda: t.solved(out) > before or child.poll() is not None, 300)
             while victims and child.poll() is None:
                 time.sleep(rng.uniform(0.0, 2.0))
                 if child.poll() is None and (victims[-1] != "actor" or t.actors(out)):
                     killed.append(victims[-1])
                     made = strike(made, child, out, victims.pop(), rng, url)
-            child.wait(timeout=180)
+            child.wait(timeout=600)
         finally:
             child.kill()
         said = (out / "log" / "driver.txt").read_text()
