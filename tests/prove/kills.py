@@ -166,7 +166,8 @@ def starved(folder: Path) -> None:
     kib = {
         line.split(":")[0]: int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines()
     }
-    share = 1 - (kib["MemAvailable"] - EATEN_BYTES / 2 / 1024) / kib["MemTotal"]
+    # the cluster itself takes up to 1 GiB, and another GiB is for other processes of this machine
+    share = 1 - (kib["MemAvailable"] - EATEN_BYTES * 2 / 3 / 1024) / kib["MemTotal"]
     with (
         pool.loopback(),
         pool.restore_environment(["RAY_TMPDIR"]),
