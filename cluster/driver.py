@@ -27,7 +27,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import islice, takewhile
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +36,9 @@ import pyarrow.compute as pc
 from cluster import metrics, stopping
 from cluster import store as stores
 from cluster.run_state import RunState, WorkerStats, count_values, undone_rows
+from cluster.sink import Sink
 from cluster.store import RunFault, Store
+from cluster.time_left import PrunedPace
 from cluster.utilization import foreseen_utilization
 from cluster.worker import (
     Ask,
@@ -54,6 +56,7 @@ from cluster.worker import (
     tables_of,
 )
 from dse.run import folder, record
+from dse.run.folder import Group
 from dse.run.installed import shadowing_fault
 from dse.study import packed_columns, plan
 from dse.study import study as studies
@@ -64,6 +67,9 @@ from dse.study.study import Study
 from hw.columns import group_equal_rows
 from workloads import plugin
 from workloads.arrays import Ints
+
+if TYPE_CHECKING:
+    from cluster.objects import Publisher
 
 LEASE_S = 1.0  # seconds of work per lease at least, where there are machines enough
 # seconds of the driver per lease (Ray's calls 1 ms, the rest 0.4: bench/seats.py), and the share of its time
@@ -159,9 +165,15 @@ class Run:
     batch_count: int = 0  # batches numbered so far
     missing: list[int] = field(default_factory=list)  # per generation: machines that have no row yet
     complete_count: int = 0  # how many generations are complete, counted from the first one
-    # per lease that has come in since the last `_settle`: its tables (name -> table)
-    accepted: list[Mapping[str, pa.Table]] = field(default_factory=list)
+    # per lease that has come in since the last `_settle`: its tables (name -> table), and the group that its
+    # worker wrote; None: the driver writes the tables
+    accepted: list[tuple[Mapping[str, pa.Table], Group | None]] = field(default_factory=list)
     uncommitted: list[dict[str, pa.Table]] = field(default_factory=list)  # tables to commit
+    # groups that workers wrote, to commit, each with the columns of its rows that are at hand
+    written: list[tuple[Group, Mapping[str, pa.Table]]] = field(default_factory=list)
+    merges: deque[tuple[Group, ...]] = field(default_factory=deque)  # groups that workers are to merge
+    merging: set[str] = field(default_factory=set)  # names of groups that were in `merges`
+    merged: list[tuple[tuple[Group, ...], Group]] = field(default_factory=list)  # (old, new), to commit
     uncommitted_rows: int = 0  # rows in `uncommitted` and `accepted`
     events: list[Row] = field(default_factory=list)  # rows of the table events to commit
     notes: list[str] = field(default_factory=list)
@@ -186,7 +198,8 @@ class Run:
     committed_at: float = 0.0  # time.monotonic() of the last commit
     reported_at: float = 0.0  # time.monotonic() of the last report
     last_status: Status | None = None  # as last reported
-    publish: Callable[[bool], str] | None = None  # publishes the folder elsewhere
+    pruned_pace: PrunedPace | None = None  # where bounds rule machines out
+    publisher: Publisher | None = None  # publishes the folder elsewhere
 
     def seconds(self) -> float:
         """Wall-clock seconds of the run so far, earlier sessions included."""
@@ -201,7 +214,7 @@ def run(
     progress: Callable[[Status], None] | None = None,
     restored: Sequence[str] = (),
     metrics_port: int | None = None,
-    publish: Callable[[bool], str] | None = None,
+    publisher: Publisher | None = None,
 ) -> Outcome:
     """Starts a run in the folder `out`, or continues the one that is there.
 
@@ -209,7 +222,7 @@ def run(
     address: of a Ray cluster; None: a local one is started
     restored: lines to note, about files that were restored
     metrics_port: of 127.0.0.1, where the status is served (cluster/metrics.py); None: nowhere
-    publish: called after each commit; its argument: whether the run has ended (cluster/objects.py)
+    publisher: of a run folder on a store, of which `out` is a copy (cluster/objects.py)
 
     Raises ValueError if `out` belongs to another study (one line per key that changed), RunFault if the run
     cannot continue.
@@ -224,7 +237,9 @@ def run(
     store, lines = stores.open_run(out, folder.digest(studies.identity(study)))
     try:
         run = _open(study, store, [*restored, *lines])
-        run.publish = publish
+        run.publisher = publisher
+        if study.sink == "worker":
+            run.job = replace(run.job, sink=_sink(run))
         report = partial(_report, run, progress)
         try:
             _read_back(run)
@@ -414,6 +429,7 @@ def _open(study: Study, store: Store, lines: list[str]) -> Run:
         started_at=now,
         clock_offset_s=time.time() - now,
         committed_at=now,
+        pruned_pace=PrunedPace(job.pruner) if job.pruner.applies() and not job.batch_index else None,
     )
     _note(run, "quarantine", *lines)
     old_status = folder.status(out, store.identity) or {}
@@ -429,6 +445,14 @@ def _open(study: Study, store: Store, lines: list[str]) -> Run:
             "depend on it",
         )
     return run
+
+
+def _sink(run: Run) -> Sink:
+    """Returns where workers write parts."""
+    path, publisher = run.store.path.absolute(), run.publisher
+    needed = run.state.columns()
+    remote, claim = (publisher.remote, publisher.claim_name) if publisher else (None, "")
+    return Sink(path, run.store.identity, needed, (path / folder.LOCK).read_bytes(), remote, claim)
 
 
 def _write_head(study: Study, identity: dict[str, str], out: Path) -> None:
@@ -665,6 +689,9 @@ def _batch_numbers(run: Run, asks: Sequence[Ask]) -> Ints:
 def _leases(run: Run) -> Iterator[Lease | None]:
     """Yields leases while there are machines; None while the next generation waits for results."""
     while not run.halt_reason:
+        if run.merges:
+            yield _merge_lease(run)
+            continue
         _ask(run)
         ready_count = _ready_count(run)
         # the first leases have one machine each; until one has come in and shows the pace, each actor has one
@@ -737,7 +764,28 @@ def _lease(run: Run, ready_count: int) -> Lease:
         if run.job.study.search.prune
         else {}
     )
-    return Lease(run.lease_count, asks, fronts)
+    return Lease(run.lease_count, asks, fronts, stores.name_for_worker(run.store, 0, run.lease_count))
+
+
+def _merge_lease(run: Run) -> Lease:
+    """Returns a lease of groups to merge instead of machines."""
+    groups = run.merges.popleft()
+    run.lease_count += 1
+    name = stores.name_for_worker(run.store, groups[0].level + 1, run.lease_count)
+    return Lease(run.lease_count, (), name=name, merge=groups)
+
+
+def _plan_merges(run: Run) -> None:
+    """Plans merges of groups that workers wrote and that the manifest names. One that lost all of its actors
+    is not planned again.
+    """
+    for level in range(stores.TOP_LEVEL):
+        groups = [
+            g for g in run.store.groups if g.level == level and g.is_by_worker() and g.name not in run.merging
+        ]
+        for first in range(0, len(groups) - stores.FAN_IN + 1, stores.FAN_IN):
+            run.merges.append(tuple(groups[first : first + stores.FAN_IN]))
+            run.merging.update(group.name for group in run.merges[-1])
 
 
 @contextmanager
@@ -808,16 +856,24 @@ def _loop(run: Run, lease_map: Map, report: Callable[..., Status]) -> None:
 
 
 def _accept(run: Run, done: Done) -> None:
-    """Takes the rows of a lease. Machines that have rows already are left out."""
-    machine_s = done.seconds / len(done.lease.asks)
+    """Takes the rows of a lease. Machines that have rows already are left out; a group that a worker wrote is
+    left out whole then: a pool solves all machines of a lease again, or none.
+    """
     run.first_work_at = run.first_work_at or time.monotonic() - done.seconds
-    if not done.lost:
+    if done.lease.merge and done.group:
+        run.merged.append((done.lease.merge, done.group))
+    if done.lease.asks and not done.lost:
+        machine_s = done.seconds / len(done.lease.asks)
         run.pace_s = machine_s if not run.pace_s else 0.8 * run.pace_s + 0.2 * machine_s
     run.accepted_count += 1
     run.worker_stats.busy_s += done.seconds + done.shared_s
     run.worker_stats.cache_hits += done.cache_hits
     run.worker_stats.cache_misses += done.cache_misses
+    if run.pruned_pace and "machines" in done.tables:
+        run.pruned_pace.learn(done.tables["machines"], done.seconds)
     done_before = [ask.machine for ask in done.lease.asks if run.state.is_done(ask.generation, ask.machine)]
+    if done.lease.merge or (done.group and done_before):
+        return
     tables = dict(done.tables)
     if done.lost:
         error_tables = [
@@ -834,7 +890,7 @@ def _accept(run: Run, done: Done) -> None:
             run.missing[ask.generation] -= 1
             run.state.mark_done(ask.generation, ask.machine)
             run.solved += 1
-    run.accepted.append(tables)
+    run.accepted.append((tables, done.group))
     run.uncommitted_rows += sum(table.num_rows for table in tables.values())
     if "events" in tables or time.monotonic() - run.settled_at >= SETTLE_S:
         _settle(run)
@@ -847,14 +903,19 @@ def _settle(run: Run) -> None:
     run.settled_at = time.monotonic()
     if not run.accepted:
         return
-    tables = {
-        name: pa.concat_tables([one[name] for one in run.accepted if name in one]).combine_chunks()
-        for name in record.STORED
-        if any(name in one for one in run.accepted)
-    }
-    run.accepted = []
-    _learn(run, tables["machines"], tables.get("points"))
-    _add(run, tables)
+    accepted, run.accepted = run.accepted, []
+    run.written += [(group, tables) for tables, group in accepted if group]
+    for by_worker in (False, True):
+        found = [tables for tables, group in accepted if bool(group) is by_worker]
+        tables = {
+            name: pa.concat_tables([one[name] for one in found if name in one]).combine_chunks()
+            for name in record.STORED
+            if any(name in one for one in found)
+        }
+        if found:
+            _learn(run, tables["machines"], tables.get("points"))
+        if found and not by_worker:
+            _add(run, tables)
     _check_limits(run)
 
 
@@ -889,15 +950,23 @@ def _commit(run: Run) -> None:
     _settle(run)
     if run.events:
         run.uncommitted.append(tables_of(run.job, {"events": run.events}))
-    if run.uncommitted:
-        run.store = stores.compact(stores.commit(run.store, run.uncommitted))
+    by_worker = run.job.sink is not None
+    if run.uncommitted or run.written:
+        run.store = stores.commit(run.store, run.uncommitted, run.written)
+        run.store = stores.compact(run.store, by_worker=not by_worker)
+    if run.merged:
+        old = [group for groups, _ in run.merged for group in groups]
+        run.store = stores.replace_groups(run.store, old, [group for _, group in run.merged])
+    if by_worker:
+        _plan_merges(run)
+    run.written, run.merged = [], []
     run.uncommitted, run.events, run.uncommitted_rows, run.committed_at = [], [], 0, time.monotonic()
     _publish(run)
 
 
 def _publish(run: Run, is_last: bool = False) -> None:
     """Publishes what is committed on a store, if the run folder is to be there."""
-    if run.publish and (line := run.publish(is_last)):
+    if run.publisher and (line := run.publisher.publish(is_last)):
         _note(run, "store", line)
 
 
@@ -931,6 +1000,25 @@ def _planned(run: Run) -> int:
     return size if stop is None else min(stop, size)
 
 
+def _left_s(run: Run, remaining: int, rate: float) -> float | None:
+    """Returns the seconds that the remaining machines will take; None: unknown."""
+    pace = run.pruned_pace
+    if not rate or not pace:
+        return remaining / rate if rate else None
+    last_generation = run.complete_count + 1
+    pace.look(run.state.front_before(len(run.generations) + 1), run.state.counts.total())
+    in_flight = sum(run.missing[run.complete_count :]) - len(run.todo)
+    to_solve = pace.to_solve(
+        [(ask.machine, ask.generation) for ask, _ in run.todo],
+        in_flight,
+        remaining - len(run.todo) - in_flight,
+        len(run.generations),
+        lambda number: run.state.front_before(number) if number <= last_generation else None,
+    )
+    busy = run.worker_stats.busy_s / ((time.monotonic() - run.first_work_at) * run.slots)
+    return (to_solve * pace.solved_s + remaining * pace.bounds_s) / (run.slots * min(1.0, max(0.05, busy)))
+
+
 def _report(run: Run, progress: Callable[[Status], None] | None, state: str, reason: str = "") -> Status:
     """Writes status.json and calls `progress`."""
     drift = time.time() - time.monotonic() - run.clock_offset_s
@@ -958,7 +1046,7 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         generation=len(run.generations),
         workers=run.slots,
         rate=rate,
-        left_s=remaining / rate if rate and state == "running" else None,
+        left_s=_left_s(run, remaining, rate) if state == "running" else None,
         seconds=run.seconds(),
         utilization=min(1.0, run.worker_stats.busy_s / (session_s * run.slots)) if session_s > 0 else 0.0,
         queue=len(run.todo),

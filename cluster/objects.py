@@ -6,6 +6,9 @@ files that are new to the store, and then a head: one object that lists every fi
 An object's name holds its checksum, so what a head lists is never overwritten. Readers and resumes make their
 copy equal to the head, and check it like any run folder.
 
+With `sink: worker` (cluster/sink.py) workers write objects of parts themselves: the driver's copy has a
+manifest that names these, but not the parts, until a reader or a resume on this machine brings them.
+
 Stores need no locks, renames or conditional writes, only to show at once what was written (S3, GCS, Azure and
 POSIX do). A driver writes a claim with a number above all others that it sees, lists the claims again, and
 withdraws if another one is alive: of two that start at once at most one goes on. Heads bear the number of the
@@ -18,11 +21,12 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 import socket
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -35,6 +39,7 @@ import pyarrow.fs as pafs
 
 from cluster.store import RunFault, StoreFault
 from dse.run import cache, folder
+from dse.run.record import STORED
 
 CLAIM_S, RENEW_S = 60.0, 10.0  # seconds after which a claim is dead, and after which it is written again
 PATIENCE_S = 300.0  # seconds without a head that the store took, after which the run stops
@@ -56,7 +61,7 @@ class RunFolder(NamedTuple):
 
     path: Path
     shown: str  # its name for messages
-    publish: Callable[[bool], str] | None = None  # `Publisher.publish`, if it is the copy of a remote one
+    publisher: Publisher | None = None  # if it is the copy of a remote one
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,15 +165,16 @@ class Publisher:
 
     def _publish(self) -> None:
         self.check()
-        files = _files(self.copy, self.checksums)
-        new = [path for path, entry in files.items() if entry[2] is None and self.stored.get(path) != entry]
+        here = _files(self.copy, self.checksums)
+        files = by_workers(self.copy) | here
+        new = [path for path, entry in here.items() if entry[2] is None and self.stored.get(path) != entry]
         with ThreadPoolExecutor(UPLOADS) as threads:
             list(threads.map(lambda path: self._upload(path, files[path]), new))
         head = Head(self.claim, self.number, self.owner, files)
         self.remote.write(f"heads/{head.name}", _sealed(head))
         folder.write_bytes(self.copy / HEAD_RECORD, _record(head), durable=False)
-        kept = {_object(path, entry) for path, entry in files.items()}
-        self.garbage.append({_object(path, entry) for path, entry in self.stored.items()} - kept)
+        kept = {object_name(path, entry) for path, entry in files.items()}
+        self.garbage.append({object_name(path, entry) for path, entry in self.stored.items()} - kept)
         self.stored, self.number = files, self.number + 1
         if len(self.garbage) > 2:  # nobody reads the head before the last one any more
             for name in self.garbage.pop(0) - kept:
@@ -182,7 +188,7 @@ class Publisher:
         data = (self.copy / path).read_bytes()
         if [len(data), zlib.crc32(data), None] != entry:
             raise OSError(f"{self.copy / path} has changed")
-        self.remote.write(_object(path, entry), data)
+        self.remote.write(object_name(path, entry), data)
 
     def check(self) -> None:
         """Raises StoreFault if another driver took the folder over."""
@@ -236,6 +242,37 @@ def copy_folder(remote: Remote) -> Path:
     return cache.cache_root() / "remote" / f"{name}-{hashlib.sha256(remote.shown.encode()).hexdigest()[:12]}"
 
 
+def copies() -> list[cache.Entry]:
+    """Returns the copies of remote run folders on this machine, aged since their last commit."""
+    found, now = [], time.time()
+    for copy in sorted(path for path in (cache.cache_root() / "remote").glob("*-*") if path.is_dir()):
+        with suppress(FileNotFoundError):  # removed meanwhile
+            sizes = [path.stat().st_size for path in copy.rglob("*") if path.is_file()]
+            newest = max(path.stat().st_mtime for path in (copy, *copy.glob("*"), *copy.glob(HEAD_RECORD)))
+            found.append(cache.Entry(copy, "copy of a run", "-", sum(sizes), max(0.0, now - newest)))
+    return found
+
+
+def prune_copies(older_s: float | None = None) -> tuple[int, int]:
+    """Removes the copies that are older than `older_s` seconds; without it all. Returns how many, and their
+    bytes. Those of runs that go on stay, and those with rows that are not on their store yet.
+    """
+    count = size_bytes = 0
+    for entry in copies():
+        with suppress(OSError), _locked(entry.path):
+            is_old = older_s is None or entry.age_s > older_s
+            if is_old and not folder.is_locked(entry.path) and not _is_ahead(entry.path):
+                shutil.rmtree(entry.path)
+                count, size_bytes = count + 1, size_bytes + entry.size_bytes
+    return count, size_bytes
+
+
+def _is_ahead(copy: Path) -> bool:
+    """True if a copy's manifest is newer than the last head that its driver wrote."""
+    manifest, head = copy / folder.MANIFEST, copy / HEAD_RECORD
+    return manifest.exists() and (not head.exists() or manifest.stat().st_mtime_ns > head.stat().st_mtime_ns)
+
+
 def in_urls(text: str, url: str) -> str:
     """Returns a message with the URL for the folder's copy."""
     remote = remote_at(url)
@@ -249,6 +286,7 @@ def fetched(url: str) -> Path:
     with _as_fault(remote), _locked(copy):
         if not folder.is_locked(copy) and _fetch(remote, copy) is None:
             raise RunFault(f"{remote.shown}: no run is there; start one with dse run STUDY.yaml --out URL")
+        _fetch_by_workers(remote, copy)
     return copy
 
 
@@ -259,7 +297,7 @@ def run_folder(text: str) -> Iterator[RunFolder]:
         yield RunFolder(Path(text), text)
         return
     with published(text) as publisher:
-        yield RunFolder(publisher.copy, publisher.remote.shown, publisher.publish)
+        yield RunFolder(publisher.copy, publisher.remote.shown, publisher)
 
 
 @contextmanager
@@ -277,6 +315,8 @@ def published(url: str) -> Iterator[Publisher]:
     try:
         with _as_fault(remote), _locked(copy):
             head = _fetch(remote, copy)
+            _fetch_by_workers(remote, copy)
+            _sweep(remote, copy, head)
             if head is not None:
                 here = _files(copy, publisher.checksums)
                 publisher.stored = {path: e for path, e in head.files.items() if here.get(path) == e}
@@ -370,13 +410,48 @@ def _fetch(remote: Remote, copy: Path) -> Head | None:
         for parent in {(copy / path).parent for path in wanted}:
             folder.make_folder(parent)
         with ThreadPoolExecutor(UPLOADS) as threads:
-            is_there = list(threads.map(partial(_download, remote, copy), wanted, wanted.values()))
+            is_there = list(threads.map(partial(download, remote, copy), wanted, wanted.values()))
         if all(is_there) or (attempt and _is_newest(remote, head)):
             for path in here.keys() - head.files.keys():
                 (copy / path).unlink(missing_ok=True)
             folder.write_bytes(copy / HEAD_RECORD, _record(head), durable=False)
             return head
     raise RunFault(f"{remote.shown}: changed faster than it could be read; try again")
+
+
+def by_workers(copy: Path) -> Files:
+    """Returns the entries of the parts that workers wrote, by the manifest of a copy."""
+    with suppress(folder.Damaged):
+        return entries([group for group in folder.read(copy).groups if group.is_by_worker()])
+    return {}
+
+
+def entries(groups: Iterable[folder.Group]) -> Files:
+    """Returns the entries of the parts of groups."""
+    return {
+        folder.part_path(part.table, group.name): [part.size_bytes, part.crc, None]
+        for group in groups
+        for part in group.parts
+    }
+
+
+def _fetch_by_workers(remote: Remote, copy: Path) -> None:
+    """Brings the parts that the manifest of a copy names, and that only the store has."""
+    wanted = {path: entry for path, entry in by_workers(copy).items() if not (copy / path).exists()}
+    for parent in {(copy / path).parent for path in wanted}:
+        folder.make_folder(parent)
+    with ThreadPoolExecutor(UPLOADS) as threads:
+        list(threads.map(partial(download, remote, copy), wanted, wanted.values()))
+
+
+def _sweep(remote: Remote, copy: Path, head: Head | None) -> None:
+    """Removes parts that no head lists, of drivers and workers that are gone."""
+    kept = by_workers(copy) | (head.files if head is not None else {})
+    names = {object_name(path, entry) for path, entry in kept.items()}
+    for table in STORED:
+        for name in remote.names(f"parts/{table}"):
+            if f"parts/{table}/{name}" not in names:
+                remote.remove(f"parts/{table}/{name}")
 
 
 def _is_newest(remote: Remote, head: Head) -> bool:
@@ -394,13 +469,13 @@ def _record(head: Head) -> bytes:
     return f"{head.claim} {head.owner} {head.number}".encode()
 
 
-def _download(remote: Remote, copy: Path, path: str, entry: list[Any]) -> bool:
+def download(remote: Remote, copy: Path, path: str, entry: list[Any]) -> bool:
     """Writes one file of a head into the copy. Returns False, and leaves none, if its object is not what the
     head says.
     """
     target = copy / path
     try:
-        data = entry[2].encode() if entry[2] is not None else remote.read(_object(path, entry))
+        data = entry[2].encode() if entry[2] is not None else remote.read(object_name(path, entry))
     except FileNotFoundError:
         data = b""
     if [len(data), zlib.crc32(data)] != entry[:2]:
@@ -445,7 +520,7 @@ def _sealed(head: Head) -> bytes:
     return folder.seal("head", value)
 
 
-def _object(path: str, entry: list[Any]) -> str:
+def object_name(path: str, entry: list[Any]) -> str:
     """Returns the name of a file's object; equal names have equal content."""
     stem, dot, suffix = path.rpartition(".")
     return f"{stem or suffix}-{entry[0]:x}-{entry[1]:08x}{dot if stem else ''}{suffix if stem else ''}"

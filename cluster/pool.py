@@ -44,7 +44,7 @@ import ray
 from ray import cloudpickle
 from ray._private import ray_constants, services
 from ray._raylet import AuthenticationTokenLoader, Config
-from ray.exceptions import ActorDiedError, AuthenticationError, RayError
+from ray.exceptions import ActorDiedError, AuthenticationError, RayError, RayTaskError
 
 from cluster.run_state import WorkerStats
 from cluster.store import RunFault
@@ -126,7 +126,7 @@ class Solver:
         if not fault:
             worker.settle_process()
             self.loaded = client.get(job[0])
-            fault = worker.plugin_fault(self.loaded)
+            fault = worker.plugin_fault(self.loaded) or worker.sink_fault(self.loaded)
         return os.getpid(), socket.gethostname(), fault
 
     def solve(self, lease: Any) -> Any:
@@ -232,7 +232,12 @@ class RayCalls(Calls):
         return found
 
     def done(self, ref: Any, lease: Lease) -> Done | None:  # noqa: D102
-        packed = ray.get(ref, timeout=60)
+        try:
+            packed = ray.get(ref, timeout=60)
+        except RayTaskError as fault:
+            if isinstance(fault.cause, RunFault):  # a store that takes nothing, a damaged part
+                raise PoolFault(str(fault.cause)) from fault
+            raise
         return None if packed is None else unpack(self.job, lease, packed)
 
     def kill(self, actor: Any) -> None:  # noqa: D102
@@ -770,9 +775,7 @@ def _on_result(pool: Pool, slot: ActorSlot) -> Iterator[Done]:
         yield from _on_lost(pool, slot, error)
         return
     if done is None:
-        returned = [flight.lease for flight in slot.flights]
-        _back_off(pool, slot, None)
-        pool.queue.extend(lease for lease in returned if lease.number not in pool.drop_second_result)
+        pool.queue.extend(_take_back(pool, slot, None))
     else:
         yield from _on_done(pool, slot, done)
 
@@ -786,8 +789,9 @@ def _on_done(pool: Pool, slot: ActorSlot, done: Done) -> Iterator[Done]:
         pool.outstanding[slot.flights[0].ref] = slot
     _index(pool, slot)
     lease = flight.lease
-    pace = done.seconds / len(lease.asks)
-    pool.pace_s = pace if not pool.pace_s else 0.9 * pool.pace_s + 0.1 * pace
+    if lease.asks:
+        pace = done.seconds / len(lease.asks)
+        pool.pace_s = pace if not pool.pace_s else 0.9 * pool.pace_s + 0.1 * pace
     pool.log(slot.number, f"lease {lease.number}: {len(lease.asks)} machines in {done.seconds:.3f} s")
     if lease.number not in pool.drop_second_result:
         _finish(pool, lease)
@@ -809,13 +813,11 @@ def _on_lost(pool: Pool, slot: ActorSlot, error: RayError) -> Iterator[Done]:
     had one lease, this is split into single machines. A lease of one machine that lost TRIES actors is given
     up.
     """
-    returned = [flight.lease for flight in slot.flights]
-    _back_off(pool, slot, error)
-    pool.log(
-        slot.number,
-        f"lost with leases {', '.join(str(lease.number) for lease in returned)}: {_last_line(error)}",
-    )
-    match returned:
+    numbers = ", ".join(str(flight.lease.number) for flight in slot.flights)
+    pool.log(slot.number, f"lost with leases {numbers}: {_last_line(error)}")
+    is_alone = len(slot.flights) == 1
+    returned = _take_back(pool, slot, error)
+    match returned if is_alone else []:
         case [lease] if len(lease.asks) > 1:
             pool.suspects.discard(lease.number)
             # numbers that no other lease has: negative, with 12 bits for the machine (driver.MAX_PER_LEASE)
@@ -825,14 +827,28 @@ def _on_lost(pool: Pool, slot: ActorSlot, error: RayError) -> Iterator[Done]:
             ]
         case [lease]:
             pool.tries[lease.number] = pool.tries.get(lease.number, 0) + 1
-            if pool.tries[lease.number] == TRIES and lease.number not in pool.drop_second_result:
+            if pool.tries[lease.number] == TRIES:
                 _finish(pool, lease)
                 yield Done(lease, {}, 0.0, f"its actor was lost {TRIES} times ({_last_line(error)})")
                 return
-    again = [lease for lease in returned if lease.number not in pool.drop_second_result]
-    pool.worker_stats.retries += len(again)
-    pool.suspects.update(lease.number for lease in again)
-    pool.queue.extendleft(reversed(again))
+    pool.worker_stats.retries += len(returned)
+    pool.suspects.update(lease.number for lease in returned)
+    pool.queue.extendleft(reversed(returned))
+
+
+def _take_back(pool: Pool, slot: ActorSlot, error: RayError | None) -> list[Lease]:
+    """Takes the leases from an actor, which backs off. Returns those to send again: neither finished, nor of
+    another actor, too. So no two leases with a machine in common are ever in flight.
+    """
+    leases = [flight.lease for flight in slot.flights]
+    _back_off(pool, slot, error)
+    # of a late lease that only the other actor has now there may be a second copy again
+    pool.copied.difference_update({lease.number for lease in leases} & pool.in_flight.keys())
+    return [
+        lease
+        for lease in leases
+        if lease.number not in pool.drop_second_result and lease.number not in pool.in_flight
+    ]
 
 
 def _scan(pool: Pool) -> Iterator[Done]:

@@ -371,7 +371,7 @@ def _quarantine_unlisted(store: Store) -> list[str]:
     to quarantine/.
     """
     listed = {path for group in store.groups for path in group.paths()}
-    lines = []
+    lines, by_workers = list[str](), 0
     for path in sorted(
         p for top in ("parts", "asks") for p in (store.path / top).rglob("*") if not p.is_dir()
     ):
@@ -382,12 +382,20 @@ def _quarantine_unlisted(store: Store) -> list[str]:
             if why := _asks_fault(path):
                 _quarantine(store.path, relative)
                 lines.append(f"{path}: {why}; put into quarantine/, asked anew")
+        elif relative not in listed and folders.is_by_worker(path.stem):
+            _quarantine(store.path, relative)
+            by_workers += 1
         elif relative not in listed:
             _quarantine(store.path, relative)
             lines.append(
                 f"{path}: not in the manifest (interrupted commit or foreign file); put into "
                 "quarantine/, its machines are solved again"
             )
+    if by_workers:
+        lines.append(
+            f"{store.path / 'parts'}: {by_workers} parts of workers are not in the manifest; put into "
+            "quarantine/, machines that have no other rows are solved again"
+        )
     return lines
 
 
@@ -416,17 +424,21 @@ def _quarantine(run: Path, relative: str) -> None:
         os.rename(run / relative, target)
 
 
-def commit(store: Store, lease_tables: Sequence[Tables]) -> Store:
+def commit(
+    store: Store, lease_tables: Sequence[Tables], written: Sequence[tuple[Group, Tables]] = ()
+) -> Store:
     """Publishes the tables of some leases as one group. Returns the new store.
 
     lease_tables: table name -> rows, one mapping per lease; a table without rows writes no part
+    written: groups that workers wrote (cluster/sink.py), with those columns of their rows that are at hand
 
     Raises StoreFault, also for a machine or schedule with two rows. In that case no rows are published and
     the old store remains valid.
     """
     for table in UNIQUE_TABLES:
         if repeated := repeated_machines(
-            table, [tables[table] for tables in lease_tables if table in tables]
+            table,
+            [tables[table] for tables in (*lease_tables, *(rows for _, rows in written)) if table in tables],
         ):
             raise StoreFault(
                 f"{store.path}: {table} of machine {repeated[0]} stand twice in a commit, which is a "
@@ -435,8 +447,9 @@ def commit(store: Store, lease_tables: Sequence[Tables]) -> Store:
     with as_store_fault(store.path, is_open=True):
         names = sorted({name for tables in lease_tables for name in tables})
         sources = {name: [tables[name] for tables in lease_tables if name in tables] for name in names}
-        group = _write_group(store, 0, sources)
-        return _publish(replace(store, groups=(*store.groups, group))) if group.parts else store
+        group = write_group(store, _next_name(store, 0), 0, sources)
+        new = (*(one for one, _ in written), *([group] if group.parts else []))
+        return _publish(replace(store, groups=(*store.groups, *new))) if new else store
 
 
 def repeated_machines(table: str, rows: Sequence[pa.Table]) -> list[int]:
@@ -455,9 +468,17 @@ def repeated_machines(table: str, rows: Sequence[pa.Table]) -> list[int]:
     return found
 
 
-def _write_group(store: Store, level: int, sources: Mapping[str, Iterable[pa.Table]]) -> Group:
+def _next_name(store: Store, level: int) -> str:
+    return f"{store.generation + 1:06d}-{level}"
+
+
+def name_for_worker(store: Store, level: int, lease: int) -> str:
+    """Returns the beginning of the name of the group that a worker writes for a lease."""
+    return f"{_next_name(store, level)}-{lease}"
+
+
+def write_group(store: Store, name: str, level: int, sources: Mapping[str, Iterable[pa.Table]]) -> Group:
     """Writes the parts of a new group, one per table that has rows. If one fails, removes them all."""
-    name = f"{store.generation + 1:06d}-{level}"
     parts: list[Part] = []
     try:
         for table, rows in sources.items():
@@ -668,12 +689,12 @@ def _read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         return part.read(columns=list(columns) if columns else None, use_threads=False)
 
 
-def compact(store: Store, fan_in: int = FAN_IN) -> Store:
+def compact(store: Store, fan_in: int = FAN_IN, by_worker: bool = True) -> Store:
     """Merges the groups of the lowest level that has at least fan_in of them. Returns the store unchanged if
-    there is none.
+    there is none. by_worker: also those that workers wrote
     """
     for level in range(TOP_LEVEL):
-        old = [group for group in store.groups if group.level == level]
+        old = [g for g in store.groups if g.level == level and (by_worker or not g.is_by_worker())]
         if len(old) >= fan_in:
             return _rewrite(store, old, level + 1, frozenset())
     return store
@@ -691,21 +712,35 @@ def retract(store: Store, machines: Collection[int]) -> Store:
 
 
 def _rewrite(store: Store, old: Sequence[Group], level: int, drop: frozenset[int]) -> Store:
-    """Replaces the groups `old` by one group of this level, without the rows of the machines `drop`. Retires
-    the old parts, and removes the parts that were retired before.
-    """
-    tables = sorted({part.table for group in old for part in group.parts})
+    """Replaces the groups `old` by one group of this level, without the rows of the machines `drop`."""
     with as_store_fault(store.path, is_open=True):
-        merged = _write_group(store, level, {table: _rows_of(store, old, table, drop) for table in tables})
-        old_names = {group.name for group in old}
-        other_groups = tuple(group for group in store.groups if group.name not in old_names)
+        merged = write_group(store, _next_name(store, level), level, rows_by_table(store, old, drop))
+    return replace_groups(store, old, [merged])
+
+
+def replace_groups(store: Store, old: Sequence[Group], merged: Sequence[Group]) -> Store:
+    """Publishes merged groups in place of `old`. Retires the old parts, and removes the parts that were
+    retired before.
+    """
+    with as_store_fault(store.path, is_open=True):
+        old_names, retired_before = {group.name for group in old}, store.retired
+        groups = (
+            *(group for group in merged if group.parts),
+            *(group for group in store.groups if group.name not in old_names),
+        )
         paths = tuple(path for group in old for path in group.paths())
-        retired_before = store.retired
-        groups = (merged, *other_groups) if merged.parts else other_groups
         store = _publish(replace(store, groups=groups, retired=paths))
         for path in retired_before:
             (store.path / path).unlink(missing_ok=True)
     return store
+
+
+def rows_by_table(
+    store: Store, groups: Sequence[Group], drop: frozenset[int] = frozenset()
+) -> dict[str, Iterator[pa.Table]]:
+    """Returns table -> its rows in these groups, without those of the machines `drop`."""
+    tables = sorted({part.table for group in groups for part in group.parts})
+    return {table: _rows_of(store, groups, table, drop) for table in tables}
 
 
 def _rows_of(store: Store, groups: Sequence[Group], table: str, drop: frozenset[int]) -> Iterator[pa.Table]:

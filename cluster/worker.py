@@ -27,14 +27,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from cluster import batch_eval, pruning
+from cluster import batch_eval, pruning, sink
 from cluster.batch_eval import BatchAnswers, BatchIndex
 from cluster.pruning import DOMINATED, BoundPruner, Dominated, RunningBound
+from cluster.sink import Sink
 from dse.explain import derived
 from dse.explain import values as explain
 from dse.mapping.conversion import with_conversions
 from dse.mapping.nest import Infeasible
 from dse.run import cache, deadline, record
+from dse.run.folder import Group
 from dse.run.installed import PACKAGES, ROOT
 from dse.sim.einsum.evaluate import EinsumCost, Solution, Violated
 from dse.sim.levels.network import ACTIONS
@@ -80,6 +82,8 @@ class Lease:
     asks: tuple[Ask, ...]
     # where bounds prune machines: generation -> front known before that generation
     fronts: Mapping[int, tuple[Trial, ...]] = field(default_factory=dict)
+    name: str = ""  # where workers write parts: beginning of the name of the lease's group
+    merge: tuple[Group, ...] = ()  # groups to merge, instead of machines
 
 
 class Sharing(NamedTuple):
@@ -105,6 +109,7 @@ class Job:
     batch_index: BatchIndex | None = field(default=None, compare=False, repr=False)
     # workload -> machine -> schedules that it shares with others; filled on demand by each process
     shared_schedules: dict[str, dict[int, Sharing]] = field(default_factory=dict, compare=False, repr=False)
+    sink: Sink | None = None  # where workers write parts; None: the driver does
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +117,15 @@ class Done:
     """A solved lease."""
 
     lease: Lease
-    tables: Mapping[str, pa.Table]  # rows by table name
+    # rows by table name; if the worker wrote them, only those columns that the driver needs
+    tables: Mapping[str, pa.Table]
     # time that it took, without the search for shared mappings; the driver sizes later leases by it
     seconds: float
     lost: str = ""  # why there are no rows, if its actors died; else ""
     shared_s: float = 0.0  # seconds of the search for shared mappings
     cache_hits: int = 0  # answers found in $DSE_CACHE
     cache_misses: int = 0  # answers that were not there, and were solved
+    group: Group | None = None  # that the worker wrote
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +136,7 @@ class Packed:
 
     tables: Mapping[str, bytes]
     figures: tuple[float, float, int, int]  # seconds, shared_s, cache_hits, cache_misses
+    group: Group | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +203,9 @@ def solve_lease(job: Job, lease: Lease) -> Done:
     Machines that their lower bounds rule out get a row and are not solved.
     """
     started, lookups = time.perf_counter(), cache.lookups.copy()
+    if lease.merge and job.sink:
+        merged = sink.merge(job.sink, lease.name, lease.merge)
+        return Done(lease, {}, time.perf_counter() - started, group=merged)
     rows: Rows = {}
     schedules: list[ScheduleRow] = []
     pruned_tables = _ruled_out(job, lease)
@@ -223,8 +234,9 @@ def solve_lease(job: Job, lease: Lease) -> Done:
         if any(name in part for part in parts)
     }
     hits, misses = (cache.lookups[name] - lookups[name] for name in ("hits", "misses"))
+    group, tables = sink.write(job.sink, lease.name, tables) if job.sink else (None, tables)
     seconds = time.perf_counter() - started - shared_s
-    return Done(lease, tables, seconds, "", shared_s, hits, misses)
+    return Done(lease, tables, seconds, "", shared_s, hits, misses, group)
 
 
 def pack(done: Done) -> Packed:
@@ -234,17 +246,23 @@ def pack(done: Done) -> Packed:
         for name, table in done.tables.items()
         if table.num_rows
     }
-    return Packed(tables, (done.seconds, done.shared_s, done.cache_hits, done.cache_misses))
+    return Packed(tables, (done.seconds, done.shared_s, done.cache_hits, done.cache_misses), done.group)
 
 
 def unpack(job: Job, lease: Lease, packed: Packed) -> Done:
     """Returns the Done that `pack` was given."""
+    schemas = job.schemas
+    if job.sink:
+        schemas = {
+            table: pa.schema([schemas[table].field(name) for name in names])
+            for table, names in job.sink.columns.items()
+        }
     tables = {
-        name: pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(data), job.schemas[name])])
+        name: pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(data), schemas[name])])
         for name, data in packed.tables.items()
     }
     seconds, shared_s, hits, misses = packed.figures
-    return Done(lease, tables, seconds, "", shared_s, hits, misses)
+    return Done(lease, tables, seconds, "", shared_s, hits, misses, packed.group)
 
 
 def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
@@ -859,6 +877,11 @@ def plugin_fault(job: Job) -> str:
     except plugin.PluginError as fault:
         return str(fault)
     return ""
+
+
+def sink_fault(job: Job) -> str:
+    """Returns why this process cannot write parts where the driver reads them; else ""."""
+    return sink.fault(job.sink) if job.sink else ""
 
 
 def settle_process() -> None:

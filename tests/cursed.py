@@ -17,7 +17,7 @@ from dse.sim.einsum.evaluate import EinsumCost, Problem
 from dse.solve import solve
 from dse.study.study import Study, WorkloadRef
 
-EATEN_BYTES = 3 << 29
+EATEN_BYTES = 3 << 30
 
 
 class Curse(WorkloadRef):

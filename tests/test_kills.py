@@ -38,11 +38,14 @@ LONG = HEAVY if FULL else HEAVY.rpartition(", ")[0]  # long enough to be struck 
 START = """
 import sys
 from pathlib import Path
-from cluster import driver
+from cluster import driver, objects, store
 from dse.study import study as studies
-driver.COMMIT_S, driver.LEASE_S = 0.15, 0.3
-path, out, address, workers = sys.argv[1:]
-done = driver.run(studies.load(Path(path)), Path(out), workers=int(workers), address=address)
+driver.COMMIT_S, driver.LEASE_S, store.FAN_IN = 0.15, 0.3, 8
+path, place, address, workers = sys.argv[1:]
+with objects.run_folder(place) as out:
+    done = driver.run(
+        studies.load(Path(path)), out.path, workers=int(workers), address=address, publisher=out.publisher
+    )
 print(done.exit_code, done.status.state)
 """
 
@@ -92,8 +95,10 @@ def close(made: Bed) -> None:
     shutil.rmtree(made.folder, ignore_errors=True)
 
 
-def start(path: Path, out: Path, made: Bed) -> subprocess.Popen[str]:
-    """The driver as a process of its own; what it says goes to log/driver.txt."""
+def start(path: Path, out: Path, made: Bed, url: str = "") -> subprocess.Popen[str]:
+    """The driver as a process of its own; what it says goes to log/driver.txt. url: of a run folder on a
+    store, of which `out` is the copy.
+    """
     (out / "log").mkdir(parents=True, exist_ok=True)
     with open(out / "log" / "driver.txt", "a") as said:
         return subprocess.Popen(
@@ -102,7 +107,7 @@ def start(path: Path, out: Path, made: Bed) -> subprocess.Popen[str]:
                 "-c",
                 START,
                 str(path),
-                str(out),
+                url or str(out),
                 made.cluster.address,
                 str(len(made.raylets())),
             ],

@@ -13,6 +13,7 @@ import pyarrow.fs as pafs
 import pytest
 
 from cluster import objects
+from cluster import store as stores
 from cluster.store import RunFault, StoreFault
 from tests.commands import dse, good
 
@@ -258,6 +259,35 @@ def test_a_run_on_a_store_equals_one_in_a_folder(tmp_path: Path) -> None:
     assert f"`dse resume {url}` mends" in dse("pareto", url, folder=ROOT).stderr
     good("resume", url, "--workers", "0", folder=ROOT)
     assert good("pareto", url, "--format", "csv", folder=ROOT) == front
+
+
+def test_copies_are_shown_and_pruned_but_those_that_are_needed(tmp_path: Path) -> None:
+    """Needed: a run goes on in it, or its rows are not on the store."""
+    url = f"file://{tmp_path}/bucket/first"
+    good("run", "studies/first.yaml", "--workers", "0", "--set", "stop.machines=1", "--out", url, folder=ROOT)
+    copy = objects.copy_folder(objects.remote_at(url))
+
+    def prune(*options: str) -> str:
+        return good("cache", "--prune", *options, folder=ROOT)
+
+    rows = json.loads(good("cache", "--format", "json", folder=ROOT))["answers"]
+    (size,) = [row["size_bytes"] for row in rows if row["kind"] == "copy of a run"]
+    assert size > 1000
+    prune()
+    prune("--older", "1")
+    with objects.published(url) as publisher:
+        store, _ = stores.open_run(publisher.copy)
+        prune("--all")
+        stores.close(store)
+    manifest = copy / "manifest.json"
+    data = manifest.read_bytes()
+    manifest.write_bytes(data)
+    prune("--all")
+    assert manifest.read_bytes() == data
+    (copy / objects.HEAD_RECORD).touch()
+    assert "entries removed" in prune("--all")
+    assert not copy.exists()
+    assert '"done": 1,' in good("status", url, "--format", "json", folder=ROOT)
 
 
 def test_a_run_on_a_store_is_stopped_from_another_host(

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -21,10 +22,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError
 
-from cluster import driver, pool
+from cluster import driver, objects, pool
+from cluster import store as stores
 from cluster.run_state import WorkerStats
 from cluster.store import RunFault
 from cluster.worker import Ask, Done, Lease
+from dse.run import folder
 from dse.run.installed import PACKAGES
 from dse.study import study as studies
 from tests.amount import FULL, amount, some
@@ -45,6 +48,27 @@ def test_rows_are_the_same_with_no_one_and_two_workers(tmp_path: Path, head: str
         found = rows(tmp_path / f"{workers}")
         assert found == (expected := expected or found)
     assert list((tmp_path / "2" / "log").glob("actor-*.log"))
+
+
+def test_rows_that_actors_write_are_those_that_the_driver_writes(
+    tmp_path: Path, head: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into a folder, and onto a store; merged by actors, too."""
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(stores, "FAN_IN", 3)
+    monkeypatch.setattr(driver, "COMMIT_S", 0.2)
+    small = study(tmp_path, stop="" if FULL else "machines: 60")
+    driver.run(small, tmp_path / "driver", workers=0)
+    for place in (str(tmp_path / "run"), f"file://{tmp_path}/store"):
+        with objects.run_folder(place) as out:
+            ended = driver.run(
+                replace(small, sink="worker"), out.path, 1, address=head, publisher=out.publisher
+            )
+            assert ended.exit_code == 0
+            assert not out.publisher or not list(out.path.glob("parts/points/*"))
+        found = objects.fetched(place) if out.publisher else out.path
+        assert rows(found) == rows(tmp_path / "driver")
+        assert any(group.is_by_worker() and group.level for group in folder.read(found).groups)
 
 
 def test_a_machine_that_kills_its_actor_is_split_out(tmp_path: Path, head: str) -> None:
@@ -72,7 +96,7 @@ def test_only_a_machine_that_kills_its_actor_is_given_up(seed: int) -> None:
     """Leases over actors, answered in any order; no answer that is on its way leaves an actor that dies.
 
     deadly machines end their own actor; the glutton eats the memory of the node, so that every busy actor is
-    ended.
+    ended. Any lease may be late, so that a second actor gets it.
     """
     rng = Random(seed)
     deadly, glutton = set(rng.sample(range(24), rng.randrange(4))), rng.randrange(48)
@@ -93,6 +117,10 @@ def test_only_a_machine_that_kills_its_actor_is_given_up(seed: int) -> None:
     while (more := pool._dispatch(loop, leases, more)) or any(seat.flights for seat in loop.slots):
         busy = [seat for seat in loop.slots if seat.flights]
         seat = rng.choice(busy)
+        late = rng.choice(seat.flights).lease
+        if late.number not in loop.copied | loop.drop_second_result and rng.random() < 0.3:
+            loop.copied.add(late.number)
+            loop.late.append(late)
         inside = {ask.machine for flight in seat.flights for ask in flight.lease.asks}
         dying = busy if glutton in inside else [seat] if inside & deadly else []
         found = [done for one in dying for done in pool._on_lost(loop, one, ActorDiedError())]

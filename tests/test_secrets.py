@@ -209,6 +209,9 @@ COPIED = {
     "cluster/objects.py _files",
     "cluster/objects.py _is_of",
     "cluster/objects.py _upload",
+    "cluster/driver.py _sink",
+    "cluster/sink.py fault",
+    "cluster/sink.py _upload",
 }  # bytes of checked files
 EXECUTED = {"workloads/plugin.py find"}  # Python by its user's word; a fault names no line of it
 TRIED = {

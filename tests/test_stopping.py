@@ -173,7 +173,7 @@ def test_the_cache_is_shown_and_pruned(tmp_path: Path, monkeypatch: pytest.Monke
         ("map", "?", 1),
     ]
     assert "100 B" in good("cache", folder=tmp_path)
-    assert "1 files removed" in good("cache", "--prune", "--older", "365", folder=tmp_path)
+    assert "1 entries removed" in good("cache", "--prune", "--older", "365", folder=tmp_path)
     assert not old.exists()
     assert before.exists()
     good("cache", "--prune", folder=tmp_path)

@@ -601,7 +601,7 @@ def sweep(
 
     loaded = studies.load(study, [f"{key}={json.dumps(value)}" for key, value in sets.items()])
     with objects.run_folder(str(out or f"runs/{loaded.name}")) as place:
-        driver.run(loaded, place.path, workers, address, progress, publish=place.publish)
+        driver.run(loaded, place.path, workers, address, progress, publisher=place.publisher)
         return open(place.path)
 
 

@@ -244,10 +244,12 @@ def is_intact_study(root: Path) -> bool:
 
 def cache_rows() -> list[dict[str, Any]]:
     """Returns what $DSE_CACHE holds, by kind of question and version of the code: how many answers, their
-    bytes, seconds since the newest and the oldest were written.
+    bytes, seconds since the newest and the oldest were written. Copies of remote run folders are a kind, too.
     """
+    from cluster import objects
+
     groups: dict[tuple[str, str], list[cache.Entry]] = {}
-    for entry in cache.entries():
+    for entry in (*cache.entries(), *objects.copies()):
         groups.setdefault((entry.kind, entry.version), []).append(entry)
     return [
         {

@@ -148,7 +148,7 @@ def _drive(study: Study, place: RunFolder, args: argparse.Namespace, mended: Seq
 
     with progress.RunProgress(study.name) as shown:
         outcome = driver.run(
-            study, place.path, args.workers, args.address, shown.show, mended, args.metrics, place.publish
+            study, place.path, args.workers, args.address, shown.show, mended, args.metrics, place.publisher
         )
     out = place.shown
     for note in outcome.status.notes:
@@ -233,10 +233,15 @@ def _cache(args: argparse.Namespace) -> int:
         return 0
     older_s = None if args.older is None else 86_400 * args.older
     count, size_bytes = cache.prune(older_s, of_others=older_s is None and not args.all)
+    if args.all or args.older is not None:
+        from cluster import objects
+
+        copies, copied_bytes = objects.prune_copies(older_s)
+        count, size_bytes = count + copies, size_bytes + copied_bytes
     if args.format == "json":
         tables.print_json({"folder": str(cache_root()), "removed": count, "removed_bytes": size_bytes})
     else:
-        tables.print_line(f"{cache_root()}: {count} files removed, {tables.fact('size_bytes', size_bytes)}")
+        tables.print_line(f"{cache_root()}: {count} entries removed, {tables.fact('size_bytes', size_bytes)}")
     return 0
 
 

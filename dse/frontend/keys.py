@@ -101,7 +101,13 @@ STUDY: dict[str, tuple[str, str, str, str]] = {
         "",
         "actors; 0: in this process, without Ray; may change between resumes",
     ),
-    "sink": ("driver", "driver", "", "who writes the parts; may change between resumes"),
+    "sink": (
+        "driver, worker",
+        "driver",
+        "",
+        "who writes the parts; worker: where every node reaches the run folder (shared, or on a store); may "
+        "change between resumes",
+    ),
 }
 SEARCH: Meanings = {
     "method": (

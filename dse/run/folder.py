@@ -44,7 +44,8 @@ SEALED_KINDS = {  # sealed JSON files that name the identity of their study -> t
 LOCK = ".lock"  # locked by the process that writes into the folder
 STOP = "stop.request"  # a request to end the run (cluster/stopping.py)
 MANIFEST_VERSION = 5  # of the manifest, and of the tables that it lists
-GROUP_NAME = re.compile(r"\d{6,12}-\d")
+# generation of the manifest, level; of groups that workers wrote also the lease and eight random digits
+GROUP_NAME = re.compile(r"\d{6,12}-\d(?P<by_worker>-\d{1,19}-[0-9a-f]{8})?")
 DIGEST = re.compile(r"[0-9a-f]{16}")
 FOLDERS = ("parts", "asks", "log", "quarantine", "inputs")
 FILES = (MANIFEST, PREVIOUS_MANIFEST, ENV, STATUS, STUDY, STOP, LOCK)
@@ -85,6 +86,10 @@ class Group:
         """Paths of the parts below the run's folder."""
         return tuple(part_path(part.table, self.name) for part in self.parts)
 
+    def is_by_worker(self) -> bool:
+        """True if a worker wrote it (cluster/sink.py)."""
+        return is_by_worker(self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -103,6 +108,12 @@ class Manifest:
 def part_path(table: str, name: str) -> str:
     """Path of a part below the run's folder."""
     return f"parts/{table}/{name}.parquet"
+
+
+def is_by_worker(name: str) -> bool:
+    """True for the name of a group that a worker wrote (cluster/sink.py)."""
+    found = GROUP_NAME.fullmatch(name)
+    return bool(found and found["by_worker"])
 
 
 def part_metadata(identity: str, table: str, name: str) -> dict[bytes, bytes]:

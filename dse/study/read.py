@@ -262,8 +262,8 @@ def workers(raw: Mapping[str, Any], faults: Faults) -> tuple[int | None, str]:
     count, sink = raw.get("workers"), raw.get("sink", "driver")
     if count is not None and (type(count) is not int or count < 0):
         faults.add(f"workers = {show(count)} is no number of workers; use a whole number, 0 for in-process")
-    if sink != "driver":
-        faults.add(f'sink = {show(sink)} is unknown; use "driver"')
+    if sink not in ("driver", "worker"):
+        faults.add(f"sink = {show(sink)} is unknown; use driver or worker")
     return count, str(sink)
 
 

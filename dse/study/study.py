@@ -70,7 +70,7 @@ class Study:
     solver: SolverOptions
     limits: Limits
     workers: int | None  # None: one per CPU
-    sink: str  # who writes the parts; "driver" is the only one
+    sink: str  # who writes the parts: driver or worker (cluster/sink.py)
     plugins: tuple[Plugin, ...] = ()  # mapper, cost terms and component tables of the user
 
     def weights(self) -> dict[str, float]:

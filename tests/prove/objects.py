@@ -18,6 +18,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -32,6 +34,7 @@ FAULTS = {
 STUDY = ("studies/first.yaml", "--workers", "0", "--set", "search.generation=16")
 QUERY = "FROM designs ORDER BY machine, schedule"
 ROOT = Path(__file__).parents[2]
+SERVER = ROOT / "build/objects/bin/moto_server"
 HOP_BY_HOP = ("connection", "transfer-encoding", "content-length", "date", "server")
 
 
@@ -124,7 +127,8 @@ def _prove(url: str, temporary: Path, draws: random.Random) -> str:
         return f"the run in a folder: {said}{wanted}"
     cut = 0
     for number in range(ROUNDS):
-        process = _dse(*run, url)
+        sink = draws.choice(["driver", "worker"])  # may change when a run goes on
+        process = _dse(*run, url, "--set", f"sink={sink}")
         if number == 0:
             while not list((temporary / "cache/remote").glob("*/.head")):
                 time.sleep(0.1)
@@ -149,11 +153,11 @@ def _prove(url: str, temporary: Path, draws: random.Random) -> str:
     return "" if found == wanted else f"rows differ: {found[:500]}"
 
 
-def main() -> int:
-    server = ROOT / "build/objects/bin/moto_server"
-    if not server.exists():
-        print(f"objects: not run: {server} is missing; make build/objects/ready")
-        return 0
+@contextmanager
+def s3_server(draws: random.Random, counts: Counter[str]) -> Iterator[tuple[str, Path]]:
+    """Yields the options of URLs s3://bucket/... on a server that fails now and then, and the folder of
+    $DSE_CACHE, both gone afterwards.
+    """
     temporary = Path(tempfile.mkdtemp(prefix="dse-objects-"))
     os.environ.update(
         DSE_CACHE=str(temporary / "cache"),
@@ -161,10 +165,9 @@ def main() -> int:
         AWS_SECRET_ACCESS_KEY="none",
         AWS_EC2_METADATA_DISABLED="true",
     )
-    draws, counts = random.Random(SEED), Counter[str]()
     port = draws.randrange(20_000, 30_000)
     moto = subprocess.Popen(
-        [server, "-H", "127.0.0.1", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [SERVER, "-H", "127.0.0.1", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         for _ in range(100):
@@ -176,12 +179,20 @@ def main() -> int:
             except OSError:
                 time.sleep(0.3)
         proxy = _proxy(port, draws, counts)
-        options = f"endpoint_override=127.0.0.1:{proxy.server_port}&scheme=http&region=us-east-1"
-        fault = _prove(f"s3://bucket/runs/first?{options}", temporary, random.Random(SEED))
+        yield f"endpoint_override=127.0.0.1:{proxy.server_port}&scheme=http&region=us-east-1", temporary
     finally:
         moto.terminate()
         moto.wait()
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def main() -> int:
+    if not SERVER.exists():
+        print(f"objects: not run: {SERVER} is missing; make build/objects/ready")
+        return 0
+    draws, counts = random.Random(SEED), Counter[str]()
+    with s3_server(draws, counts) as (options, temporary):
+        fault = _prove(f"s3://bucket/runs/first?{options}", temporary, random.Random(SEED))
     print(f"  requests: {dict(counts)}")
     if fault:
         print(fault, file=sys.stderr)
