@@ -23,6 +23,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from dse.explain import units
 from dse.explain.figures import (
+    Course,
     Dot,
     Effect,
     Line,
@@ -58,6 +59,7 @@ FORMATS = ("png", "svg", "pdf")
 # suffix of the bottleneck's name; name of the part for leakage
 BOTTLENECK_SUFFIX, LEAKAGE_PART = " (bottleneck)", "static"
 MAX_BARS = 24  # rows of stacked bars
+STATUSES = ("ok", "infeasible", "pruned", "error")  # of machines, in the order in which they are stacked
 MAX_NAMES = 12  # einsums that are named on a roofline
 MAX_TENSORS = 40  # rows of a retention picture
 LOG_RATIO = 8.0  # ratio of the largest to the smallest value above which an axis is logarithmic
@@ -392,45 +394,43 @@ def _value(parameter: str, value: Any) -> str:
     )
 
 
-def progress(
-    volume: Sequence[tuple[int, float]], statuses: Mapping[str, Sequence[int]], title: str
-) -> Picture:
-    """Draws hypervolume over machines done, and the number of machines by status.
-
-    volume: (machines done, hypervolume as a share of the last)
-    statuses: status -> its number of machines after 1, 2, ... machines are done
-    """
+def progress(courses: Sequence[Course], title: str) -> Picture:
+    """Draws the hypervolume, and the number of machines by status, over each axis of a run."""
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(7.2, 4.6, 2, 1, sharex=True, height_ratios=[2, 1])
-        top, bottom = axes[:, 0]
-        if volume:
-            top.step(
-                [0, *(done for done, _ in volume)],
-                [0, *(100 * share for _, share in volume)],
-                where="post",
-                color=INK,
-                linewidth=1.4,
-            )
-        top.set_ylabel("hypervolume\n(% of the last)")
-        top.set_ylim(0, 104)
-        stacked = np.zeros(max(map(len, statuses.values()), default=0))
-        for i, (status, counts) in enumerate(statuses.items()):
-            if any(counts):
-                bottom.fill_between(
-                    range(1, len(stacked) + 1),
-                    stacked,
-                    stacked + counts,
-                    color=SHADES[(2, 0, 3, 5)[i % 4]],
-                    hatch=("", "////", "....", "xxxx")[i % 4],
-                    edgecolor=INK,
-                    linewidth=0.3,
-                    label=f"{status} ({counts[-1]})",
+        figure, axes = _figure(
+            7.2 if len(courses) == 1 else 10, 4.6, 2, len(courses), sharex="col", height_ratios=[2, 1]
+        )
+        for (top, bottom), one in zip(axes.T, courses, strict=True):
+            if one.volume:
+                top.step(
+                    [0, *(x for x, _ in one.volume)],
+                    [0, *(100 * share for _, share in one.volume)],
+                    where="post",
+                    color=INK,
+                    linewidth=1.4,
                 )
-                stacked = stacked + np.array(counts)
-        bottom.set_ylabel("machines")
-        bottom.set_xlabel("machines done")
-        bottom.xaxis.set_major_locator(MaxNLocator(integer=True))
-        bottom.legend(loc="upper left")
+            top.set_ylim(0, 104)
+            stacked = np.zeros(len(one.done) + 1)
+            for i, status in enumerate(STATUSES):
+                if any(counts := one.states.get(status, ())):
+                    above = stacked + np.array([0, *counts])
+                    bottom.fill_between(
+                        [0, *one.done],
+                        stacked,
+                        above,
+                        color=SHADES[(2, 0, 3, 5)[i]],
+                        hatch=("", "////", "....", "xxxx")[i],
+                        edgecolor=INK,
+                        linewidth=0.3,
+                        label=f"{status} ({counts[-1]})",
+                    )
+                    stacked = above
+            bottom.set_xlabel(one.axis)
+            bottom.set_xlim(left=0)
+            bottom.xaxis.set_major_locator(MaxNLocator(6, integer=one.axis == courses[0].axis))
+        axes[0][0].set_ylabel("hypervolume\n(% of the last)")
+        axes[1][0].set_ylabel("machines")
+        axes[1][0].legend(loc="upper left")
         figure.suptitle(title)
     return Picture(figure)
 

@@ -529,10 +529,52 @@ def effect_ratios(found: Sequence[Effect]) -> list[tuple[str, float]]:
     )
 
 
-def progress(done: Sequence[int], values: Values) -> list[tuple[int, float]]:
-    """Returns (machines done, share of the final hypervolume) over a run.
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How a run went, over machines done or over its time. volume: (x, share of the final hypervolume);
+    done: the x at which `states` counts; states: status -> machines by then.
+    """
 
-    done: machines done when each point was found
+    axis: str
+    volume: Sequence[tuple[float, float]]
+    done: Sequence[float]
+    states: Mapping[str, Sequence[int]]
+
+
+def course(axis: str, x: Values, status: Sequence[str], found_at: Values, values: Values) -> Course:
+    """Returns how a run went.
+
+    x: [M] where each machine stands on the axis, ascending; status: [M]
+    found_at, values: [N], [N, k] the same of each feasible point, ascending, and what it costs (minimised)
+    """
+    spread = {round(i) for i in np.linspace(1, len(x), min(len(x), 2 * MAX_PROGRESS_POINTS))}
+    ends = sorted({int(np.searchsorted(x, x[i - 1], side="right")) for i in spread})  # all that stand there
+    counts = {one: np.cumsum([own == one for own in status]) for one in dict.fromkeys(status)}
+    return Course(
+        axis,
+        list(dict(progress(found_at, values)).items()),  # of several in one place the last
+        [float(x[end - 1]) for end in ends],
+        {one: [int(total[end - 1]) for end in ends] for one, total in counts.items()},
+    )
+
+
+def elapsed(times: Values, sessions: Sequence[tuple[float, float]]) -> Values | None:
+    """Returns how long the run had taken at each of these times, without the pauses between its sessions
+    (begin, end); None if a time lies in none of them, as of files that were copied.
+
+    >>> elapsed(np.array([12.0, 20.0, 51.0]), [(10.0, 20.0), (50.0, 60.0)]).tolist()
+    [2.0, 10.0, 11.0]
+    """
+    inside = [(times >= begin) & (times <= end) for begin, end in sessions]
+    if not inside or not np.all(np.any(inside, axis=0)):
+        return None
+    return np.sum([np.clip(times - begin, 0.0, end - begin) for begin, end in sessions], axis=0)
+
+
+def progress(done: Sequence[float] | Values, values: Values) -> list[tuple[float, float]]:
+    """Returns (where on the axis, share of the final hypervolume) over a run.
+
+    done: where each point was found: machines done, or seconds
     values: [N, k], minimised, in the order in which points were found
 
     The hypervolume is taken in the box of all values; its axes are logarithmic where all values have one
@@ -549,9 +591,8 @@ def progress(done: Sequence[int], values: Values) -> list[tuple[int, float]]:
     for begin, end in pairwise([0, *ends]):
         best = np.vstack([best, scaled[begin:end]])
         best = best[pareto.front(best)]
-        found.append(
-            (done[end - 1], pareto.hypervolume(best, reference) / final_volume if final_volume else 1.0)
-        )
+        share = pareto.hypervolume(best, reference) / final_volume if final_volume else 1.0
+        found.append((float(done[end - 1]), share))
     return found
 
 
