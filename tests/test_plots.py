@@ -70,8 +70,11 @@ def test_every_picture_of_a_workload_is_written(tmp_path: Path, words: list[str]
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["run", "nest"], "of a run there are front"),
-        (["gemm:m=4,n=4,k=4", "edge_array", "front"], "of a workload on a machine there are nest"),
+        (["run", "nest"], "is no picture of a run; use one of front"),
+        (
+            ["gemm:m=4,n=4,k=4", "edge_array", "front"],
+            "is no picture of a workload on a machine; use one of nest",
+        ),
         (["front"], "give RUN KIND"),
         (["run", "front", "-o", "x.jpg"], "end its name with .png"),
         (["run", "front", "-o", "no/such/x.png"], "cannot be written"),

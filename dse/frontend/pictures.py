@@ -28,6 +28,7 @@ from dse.solve.options import SolverOptions
 from dse.study import study as studies
 from dse.study.study import Study
 from hw.arch import Arch
+from hw.component import closest_name
 from workloads.graph import Workload
 
 if TYPE_CHECKING:  # importing it would import SciPy
@@ -97,7 +98,7 @@ class Opened(Protocol):
 def of_run(run: Opened, kind: str, point: str | int = "best") -> Picture:
     """Returns a picture of a run. kind: one of OF_RUN; point: whose roofline is drawn. Raises ValueError."""
     if kind not in OF_RUN:
-        raise ValueError(f"KIND = {kind}: of a run there are {', '.join(OF_RUN)}")
+        raise ValueError(f"KIND = {kind}: is no picture of a run; {closest_name(kind, OF_RUN)}")
     if kind == "roofline":
         return _roofline(run, point)
     return {"front": _front, "breakdown": _breakdown, "sensitivity": _sensitivity, "progress": _progress}[
@@ -340,8 +341,8 @@ def of_mapped(
     """
     if kind not in OF_MAPPED:
         raise ValueError(
-            f"KIND = {kind}: of a workload on a machine there are {', '.join(OF_MAPPED)}, layout (of "
-            f"a tensor), {', '.join(OF_REUSE[1:])}"
+            f"KIND = {kind}: is no picture of a workload on a machine; "
+            f"{closest_name(kind, (*OF_MAPPED, 'layout', *OF_REUSE[1:]))}"
         )
     title = f"{mapped.workload.name} on {mapped.arch.name}"
     if kind == "ski-slope":
