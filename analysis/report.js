@@ -261,7 +261,7 @@ function total(parts) { const all = {}; for (const one of parts) for (const [key
 const bare = key => key.replace(' (bottleneck)', '');
 function mapping(own) {
   const parts = [...new Set(own.flatMap(w => [...Object.keys(w.energy), ...Object.keys(w.latency)].map(bare)))];  // in the order of the machine
-  const shade = key => Math.max(0, parts.indexOf(bare(key))) % SWATCHES.length;
+  const last = SWATCHES.length - 1, shade = key => key === 'static' ? last : Math.max(0, parts.filter(one => one !== 'static').indexOf(bare(key))) % last;
   const bars = (parts, name, axis) => Object.entries(total(parts)).sort((a, b) => b[1] - a[1]).map(([key, v]) => {
     const [by, word] = unit(name, Object.values(total(parts)).reduce((a, b) => a + b, 0));
     return {type: 'bar', orientation: 'h', x: [v / by], y: [name === 'energy_pj' ? `energy (${word})` : `latency (${word})`], name: plain(key), xaxis: axis,

@@ -100,13 +100,16 @@ def test_a_component_looks_alike_in_all_pictures_of_it() -> None:
         drawn = plots.breakdown(
             {
                 "energy_pj": [("x", sizes) for sizes in energy],
-                "latency_ns": [("x", {"MAC binds": 3.0, "REGF binds": 1.0})],
+                "latency_ns": [("x", {"MAC (bottleneck)": 3.0, "REGF (bottleneck)": 1.0})],
             },
             "",
             "",
         )
         return {
-            bars.get_label().removesuffix(" binds"): (bars[0].get_facecolor(), bars[0].get_hatch())
+            bars.get_label().removesuffix(plots.BOTTLENECK_SUFFIX): (
+                bars[0].get_facecolor(),
+                bars[0].get_hatch(),
+            )
             for ax in drawn.figure.axes
             for bars in ax.containers
         }

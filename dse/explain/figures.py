@@ -62,6 +62,7 @@ class Roofline:
     gb_s: float  # bytes per ns of the outermost level
     level: str  # name of the outermost level
     dots: tuple[Dot, ...]
+    components: tuple[str, ...]  # of the machine, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,11 @@ def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
                 )
             )
     return Roofline(
-        arch.peak_gmacs(), outer.bandwidth * outer.width_bits / 8 * arch.clock_ghz, outer.name, tuple(dots)
+        arch.peak_gmacs(),
+        outer.bandwidth * outer.width_bits / 8 * arch.clock_ghz,
+        outer.name,
+        tuple(dots),
+        tuple(arch.components()),
     )
 
 
@@ -294,6 +299,7 @@ class Residency:
     time_unit: str  # of `times`; "": they only count steps
     bars: tuple[RetentionBar, ...]
     used: tuple[LevelUse, ...]
+    components: tuple[str, ...]  # of the machine, in order
 
 
 def residency(arch: Arch, workload: Workload, report: TrafficReport) -> Residency:
@@ -340,6 +346,7 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> Residenc
         "",
         rows,
         (LevelUse(arch.levels[1].name, held_bytes, report.capacity_words * word_bytes),),
+        tuple(arch.components()),
     )
 
 
@@ -394,6 +401,7 @@ def schedule_residency(arch: Arch, workload: Workload, solution: Solution) -> Re
         "cycles",
         tuple(sorted(bars, key=lambda bar: bar.start)),
         tuple(occupancy),
+        tuple(arch.components()),
     )
 
 

@@ -442,6 +442,5 @@ def _nest(
         f"{tables.fact('energy_pj', c.energy_pj)}, {tables.fact('latency_cycles', c.latency_cycles)}, "
         f"bottleneck {c.bottleneck}; {values.short_certificate(c.certificate)}"
     )
-    return draw(
-        values_of(mapped.arch, e, c), f"{c.name} of {mapped.workload.name} on {mapped.arch.name}", facts
-    )
+    title = f"{c.name} of {mapped.workload.name} on {mapped.arch.name}"
+    return draw(values_of(mapped.arch, e, c), tuple(mapped.arch.components()), title, facts)
