@@ -296,6 +296,24 @@ def test_what_moved_between_two_mappings(home: Path) -> None:
     assert dse("compare", *asked, "a.txt", folder=home).returncode == 2
 
 
+def test_a_checked_machine_shows_its_numbers(home: Path) -> None:
+    """By name too; an energy far below that of a level inside is a warning, no fault."""
+    shown = json.loads(good("check", "edge_array", "--format", "json", folder=home))["files"][0]
+    components = {one["component"]: one for one in shown["components"]}
+    assert list(components) == ["DRAM", "GBUF", "REGF", "MAC"]
+    assert (components["GBUF"]["capacity_bytes"], components["REGF"]["instances"]) == (128 * 1024, 256)
+    assert "warning" not in shown["is"]
+    custom = (
+        "kind: custom, read_pj: {}, write_pj: 25, leak_mw: 9, area_mm2: 0.3, bandwidth: 16 GB/s, capacity"
+    )
+    edge = (Path(__file__).parents[1] / "hw/machines/edge_array.yaml").read_text()
+    for read_pj, odd in ((13.0, 0), (0.13, 1)):
+        (home / "odd.yaml").write_text(edge.replace("gbuf, capacity", f"gbuf, {custom.format(read_pj)}"))
+        said = good("check", "odd.yaml", folder=home)
+        assert said.count("warning: gbuf.read_pj = 0.13 for 256 bit is less than 0.25 of regf.read_pj") == odd
+        assert re.search(r"GBUF +1 +128 KiB +256 bit +(13 pJ|130 fJ)", said)
+
+
 def test_schedules_compared_by_name(home: Path) -> None:
     """A word that is no file is a solver.schedule, which is solved; beside a file too."""
     (home / "two.yaml").write_text(

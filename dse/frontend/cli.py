@@ -777,8 +777,10 @@ def _check(args: argparse.Namespace) -> int:
     for text in args.files:
         try:
             line, layers = check.file(text)
-            counted = check.sparsity(text)
+            components, counted = check.components(text), check.sparsity(text)
             good.append({"file": text, "is": line, "layers": [layer._asdict() for layer in layers]})
+            if components:
+                good[-1] |= {"components": components}
             if counted:
                 tiles = [row._asdict() for row in counted.tiles]
                 good[-1] |= {"sparsity": {**counted.facts, "rows_with": counted.rows_with, "tiles": tiles}}
@@ -786,6 +788,10 @@ def _check(args: argparse.Namespace) -> int:
                 tables.print_line(f"{text}: {line}")
                 if layers:
                     tables.print_table(layers[0]._fields, layers)
+                if components:
+                    keys_of = list(components[0])
+                    rows = [[row.get(key) for key in keys_of] for row in components]
+                    tables.print_table([*map(units.label, keys_of)], rows, unit_keys=keys_of)
                 if counted:
                     _print_sparsity(counted.facts, counted.tiles)
         except ValueError as fault:
