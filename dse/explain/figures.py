@@ -477,31 +477,44 @@ def effects(columns: Mapping[str, Sequence[Any]], values: Values) -> tuple[list[
     """
     is_valid = np.isfinite(values) & (values > 0)
     log_values = np.log(np.where(is_valid, values, 1.0))[is_valid]
-    blocks, rows = [], []
+    # per parameter that varies: name, its values, and which of them each machine has; first the constant
+    places = [("", [None], np.zeros(len(log_values), dtype=np.int64))]
     for name, column in columns.items():
         selected = [v for v, valid in zip(column, is_valid, strict=True) if valid]
         parameter_values = sorted(set(selected), key=lambda v: (isinstance(v, str), v))
         if len(parameter_values) > 1:
             index_of = {parameter_value: i for i, parameter_value in enumerate(parameter_values)}
-            blocks.append(np.eye(len(parameter_values))[[index_of[v] for v in selected]])
-            rows.append((name, parameter_values))
-    if not blocks or len(log_values) < 2:
+            places.append((name, parameter_values, np.array([index_of[v] for v in selected])))
+    if len(places) == 1 or len(log_values) < 2:
         return [], 0.0
-    design_matrix, start, found = np.hstack([np.ones((len(log_values), 1)), *blocks]), 1, []
-    coefficients = np.linalg.lstsq(design_matrix.T @ design_matrix, design_matrix.T @ log_values, rcond=None)[
-        0
-    ]  # one small system, however many points
-    for block, (name, parameter_values) in zip(blocks, rows, strict=True):
-        selected = coefficients[start : start + len(parameter_values)]
-        found += [
-            Effect(name, parameter_value, float(np.exp(one - selected.mean())), int(n))
-            for parameter_value, one, n in zip(parameter_values, selected, block.sum(axis=0), strict=True)
+    # normal equations of 0/1 columns, one per value: products of columns are counts of machines
+    gram = np.block(
+        [
+            [
+                np.bincount(own * len(others) + other, minlength=len(values_) * len(others)).reshape(
+                    len(values_), len(others)
+                )
+                for _, others, other in places
+            ]
+            for _, values_, own in places
         ]
+    ).astype(float)
+    sums = [np.bincount(own, log_values, len(values_)) for _, values_, own in places]
+    coefficients = np.linalg.lstsq(gram, np.concatenate(sums), rcond=None)[0]
+    found, start, fitted = [], 0, np.zeros(len(log_values))
+    for name, parameter_values, own in places:
+        selected = coefficients[start : start + len(parameter_values)]
+        fitted += selected[own]
         start += len(parameter_values)
+        counts_of = np.bincount(own, minlength=len(parameter_values))
+        if name:
+            found += [
+                Effect(name, parameter_value, float(np.exp(one - selected.mean())), int(n))
+                for parameter_value, one, n in zip(parameter_values, selected, counts_of, strict=True)
+            ]
     spread = float(((log_values - log_values.mean()) ** 2).sum())
-    return found, 1.0 - float(
-        ((log_values - design_matrix @ coefficients) ** 2).sum()
-    ) / spread if spread > 1e-12 * len(log_values) else 1.0
+    residual = float(((log_values - fitted) ** 2).sum())
+    return found, 1.0 - residual / spread if spread > 1e-12 * len(log_values) else 1.0
 
 
 def uncertainty_factor(found: Sequence[Effect], explained: float, values: Values) -> float:
