@@ -181,6 +181,21 @@ def _open(args: argparse.Namespace) -> Any:
     )
 
 
+# of the status, what is printed first
+STATUS_FIRST = (
+    "state",
+    "reason",
+    "done",
+    "planned",
+    "left_s",
+    "rate",
+    "front",
+    "error",
+    "infeasible",
+    "pruned",
+)
+
+
 def _status(args: argparse.Namespace) -> int:
     from dse.frontend import check
 
@@ -193,7 +208,7 @@ def _status(args: argparse.Namespace) -> int:
         facts = check.status(check.local(args.dir), args.skip_damaged)
         if args.watch and sys.stdout.isatty():
             print("\x1b[H\x1b[2J", end="")  # a clear screen
-        _print_facts(facts, args.format)
+        _print_facts({key: facts[key] for key in (*STATUS_FIRST, *facts) if key in facts}, args.format)
         if not args.watch or facts["state"] != "running":
             return 0
         sys.stdout.flush()
@@ -208,9 +223,9 @@ def _stop(args: argparse.Namespace) -> int:
     out = args.dir
     ended = progress.run_with_progress(f"{out}: stopping", lambda _: stopping.stop(out, args.now))
     found = folder.status(ended, "") or {}
-    tables.print_line(
-        f"{out}: {found.get('state')}, {found.get('reason')}; {found.get('done')} machines in all"
-    )
+    state, reason = str(found.get("state")), str(found.get("reason"))
+    ending = reason if reason.startswith(state) else f"{state}, {reason}"
+    tables.print_line(f"{out}: {ending}; {found.get('done')} machines in all; next: dse resume {out}")
     return 0
 
 

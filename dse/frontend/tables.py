@@ -364,6 +364,8 @@ def print_end(out: str, status: Any, solved: int) -> None:
         if status.front
         else [f'dse sql {out} "SELECT status, reason, count(*) FROM machines GROUP BY ALL"']
     )
+    if status.state in ("interrupted", "failed"):
+        commands = [f"dse resume {out}", *commands]
     print("next:", "\n      ".join(map(safe, commands)))
     if why_empty:
         print_line(f"the front is empty: {why_empty}")
