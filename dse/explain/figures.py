@@ -589,7 +589,8 @@ def elapsed(times: Values, sessions: Sequence[tuple[float, float]]) -> Values | 
     inside = [(times >= begin) & (times <= end) for begin, end in sessions]
     if not inside or not np.all(np.any(inside, axis=0)):
         return None
-    return np.sum([np.clip(times - begin, 0.0, end - begin) for begin, end in sessions], axis=0)
+    run_before = [np.clip(times - begin, 0.0, end - begin) for begin, end in sessions]
+    return np.asarray(np.sum(run_before, axis=0))
 
 
 def progress(done: Sequence[float] | Values, values: Values) -> list[tuple[float, float]]:

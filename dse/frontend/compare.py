@@ -132,7 +132,8 @@ def runs(a: Run, b: Run) -> list[Table]:
     keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
     best = [(key, *_best(a, b, key)) for key in a.objectives() if key in b.objectives()]
     if a.objectives() == b.objectives() and (both := _hypervolumes(a, b)):
-        best.append(("hypervolume", *(fact("hypervolume", one) for one in both), change(*both)))
+        texts = [fact("hypervolume", one) for one in both]
+        best.append(("hypervolume", texts[0], texts[1], change(*both)))
     return [
         Table("runs", ("key", "A", "B"), tuple(counts)),
         Table("best of the feasible machines", ("objective", "A", "B", "change"), tuple(best), BOX_NOTE),
