@@ -422,7 +422,7 @@ if (varied.length && columns.state.values.some(state => state)) {
 } else $('limits').hidden = document.querySelector('nav a[href="#limits"]').hidden = !facts.reasons.length && !facts.missed.length;
 if (!$('map-x').options.length) $('map').hidden = $('map-x').closest('.controls').hidden = true;
 facts.progress.forEach((one, k) => $('course').append(element('option', one.axis, {value: k})));
-$('course').value = facts.progress.length - 1;  // over time, where the run tells
+$('course').value = facts.progress.findLastIndex((one, k) => !k || one.done.length > 4);  // over time, where that shows more than a few commits
 draw(volume);
 $('course').addEventListener('change', volume);
 document.querySelectorAll('nav a').forEach(link => link.addEventListener('click', event => {  // the address keeps the filters

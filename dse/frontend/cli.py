@@ -633,6 +633,8 @@ def _plot(args: argparse.Namespace) -> int:
         picture = api.open(sources[0]).plot(kind, args.point)
     elif len(sources) == 2:
         sets = _sets(args.set, api.map)
+        if wrong := pictures.wrong_kind(kind):  # before anything is solved
+            raise ValueError(wrong)
 
         def drawn(shown: Any) -> Any:
             if kind == "layout":

@@ -333,6 +333,14 @@ def of_layout(arch: Arch, workload: Workload, tensor: str, text: str) -> Picture
     return plots.layout(figures.layout(arch, workload, tensor, text))
 
 
+def wrong_kind(kind: str) -> str:
+    """Returns the message for a kind of picture that no workload on a machine has; "" for the others."""
+    kinds = (*OF_MAPPED, "layout", *OF_REUSE[1:])
+    if kind in kinds:
+        return ""
+    return f"KIND = {kind}: is no picture of a workload on a machine; {closest_name(kind, kinds)}"
+
+
 def of_mapped(
     mapped: Solved, kind: str, einsum: str | None = None, progress: ProgressFn = no_progress
 ) -> Picture:
@@ -340,10 +348,7 @@ def of_mapped(
     ski slope. Raises ValueError.
     """
     if kind not in OF_MAPPED:
-        raise ValueError(
-            f"KIND = {kind}: is no picture of a workload on a machine; "
-            f"{closest_name(kind, (*OF_MAPPED, 'layout', *OF_REUSE[1:]))}"
-        )
+        raise ValueError(wrong_kind(kind) or f"KIND = {kind}: dse plot alone draws it")
     title = f"{mapped.workload.name} on {mapped.arch.name}"
     if kind == "ski-slope":
         drawn_workload = figures.one_einsum_workload(mapped.workload, einsum) if einsum else mapped.workload
