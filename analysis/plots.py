@@ -23,6 +23,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from dse.explain import units
 from dse.explain.figures import (
+    Course,
     Dot,
     Effect,
     Line,
@@ -58,6 +59,7 @@ FORMATS = ("png", "svg", "pdf")
 # suffix of the bottleneck's name; name of the part for leakage
 BOTTLENECK_SUFFIX, LEAKAGE_PART = " (bottleneck)", "static"
 MAX_BARS = 24  # rows of stacked bars
+STATUSES = ("ok", "infeasible", "pruned", "error")  # of machines, in the order in which they are stacked
 MAX_NAMES = 12  # einsums that are named on a roofline
 MAX_TENSORS = 40  # rows of a retention picture
 LOG_RATIO = 8.0  # ratio of the largest to the smallest value above which an axis is logarithmic
@@ -97,6 +99,14 @@ class Picture:
         out = io.BytesIO()
         self._write(out, "png")
         return out.getvalue()
+
+
+def _shade(part: str, components: Sequence[str]) -> int:
+    """Returns the index in SHADES and HATCHES of a component, by its position in the machine: the same in
+    every picture; the last one for static energy, the one behind the components' for any other part.
+    """
+    last, names = len(SHADES) - 1, [*components, part]
+    return last if part == LEAKAGE_PART else names.index(part) % last
 
 
 def _figure(
@@ -184,19 +194,9 @@ def breakdown(panels: Mapping[str, Bars], row_title: str, title: str) -> Picture
     """Draws stacked bars: a panel per column (energy_pj, latency_ns), a row per label. row_title: the
     title of the axis of the rows.
 
-    A component has the same shade and hatch in all panels, by its position among the parts (the machine's
-    order).
+    The first panel has all components, in the machine's order, which gives each its shade (`_shade`).
     """
-    part_names = dict.fromkeys(
-        part.removesuffix(BOTTLENECK_SUFFIX)
-        for bars in panels.values()
-        for _, sizes in bars
-        for part in sizes
-    )
-    shade_index = {
-        part: i % len(SHADES)
-        for i, part in enumerate(sorted(part_names, key=lambda part: part == LEAKAGE_PART))
-    }
+    components = [part for part in next(iter(panels.values()))[0][1] if part != LEAKAGE_PART]
     rows = min(max(len(bars) for bars in panels.values()), MAX_BARS)
     with mpl.rc_context(STYLE):
         figure, axes = _figure(10, 1.9 + 0.32 * rows, 1, len(panels), sharey=True)
@@ -212,7 +212,7 @@ def breakdown(panels: Mapping[str, Bars], row_title: str, title: str) -> Picture
             left = np.zeros(len(shown))
             for part in parts:
                 widths = np.array([sizes.get(part, 0.0) / divisor for _, sizes in shown])
-                i = shade_index[part.removesuffix(BOTTLENECK_SUFFIX)]
+                i = _shade(part.removesuffix(BOTTLENECK_SUFFIX), components)
                 ax.barh(
                     range(len(shown)),
                     widths,
@@ -268,7 +268,8 @@ def roofline(given: Roofline, title: str) -> Picture:
             va="top",
         )
         bottlenecks = list(dict.fromkeys(dot.bottleneck for dot in given.dots))
-        for i, component in enumerate(bottlenecks):
+        for component in sorted(bottlenecks, key=[*given.components, *bottlenecks].index):
+            i = _shade(component, given.components)
             dots = [dot for dot in given.dots if dot.bottleneck == component]
             ax.scatter(
                 [dot.intensity for dot in dots],
@@ -276,7 +277,7 @@ def roofline(given: Roofline, title: str) -> Picture:
                 s=[_size(dot) for dot in dots],
                 alpha=0.85,
                 marker="osD^vP*X"[i % 8],
-                color=SHADES[i % 5],
+                color=SHADES[i],
                 edgecolors=INK,
                 linewidths=0.6,
                 label=f"bottleneck {component}",
@@ -392,62 +393,59 @@ def _value(parameter: str, value: Any) -> str:
     )
 
 
-def progress(
-    volume: Sequence[tuple[int, float]], statuses: Mapping[str, Sequence[int]], title: str
-) -> Picture:
-    """Draws hypervolume over machines done, and the number of machines by status.
-
-    volume: (machines done, hypervolume as a share of the last)
-    statuses: status -> its number of machines after 1, 2, ... machines are done
-    """
+def progress(courses: Sequence[Course], title: str) -> Picture:
+    """Draws the hypervolume, and the number of machines by status, over each axis of a run."""
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(7.2, 4.6, 2, 1, sharex=True, height_ratios=[2, 1])
-        top, bottom = axes[:, 0]
-        if volume:
-            top.step(
-                [0, *(done for done, _ in volume)],
-                [0, *(100 * share for _, share in volume)],
-                where="post",
-                color=INK,
-                linewidth=1.4,
-            )
-        top.set_ylabel("hypervolume\n(% of the last)")
-        top.set_ylim(0, 104)
-        stacked = np.zeros(max(map(len, statuses.values()), default=0))
-        for i, (status, counts) in enumerate(statuses.items()):
-            if any(counts):
-                bottom.fill_between(
-                    range(1, len(stacked) + 1),
-                    stacked,
-                    stacked + counts,
-                    color=SHADES[(2, 0, 3, 5)[i % 4]],
-                    hatch=("", "////", "....", "xxxx")[i % 4],
-                    edgecolor=INK,
-                    linewidth=0.3,
-                    label=f"{status} ({counts[-1]})",
+        figure, axes = _figure(
+            7.2 if len(courses) == 1 else 10, 4.6, 2, len(courses), sharex="col", height_ratios=[2, 1]
+        )
+        for (top, bottom), one in zip(axes.T, courses, strict=True):
+            if one.volume:
+                top.step(
+                    [0, *(x for x, _ in one.volume)],
+                    [0, *(100 * share for _, share in one.volume)],
+                    where="post",
+                    color=INK,
+                    linewidth=1.4,
                 )
-                stacked = stacked + np.array(counts)
-        bottom.set_ylabel("machines")
-        bottom.set_xlabel("machines done")
-        bottom.xaxis.set_major_locator(MaxNLocator(integer=True))
-        bottom.legend(loc="upper left")
+            top.set_ylim(0, 104)
+            stacked = np.zeros(len(one.done) + 1)
+            for i, status in enumerate(STATUSES):
+                if any(counts := one.states.get(status, ())):
+                    above = stacked + np.array([0, *counts])
+                    bottom.fill_between(
+                        [0, *one.done],
+                        stacked,
+                        above,
+                        color=SHADES[(2, 0, 3, 5)[i]],
+                        hatch=("", "////", "....", "xxxx")[i],
+                        edgecolor=INK,
+                        linewidth=0.3,
+                        label=f"{status} ({counts[-1]})",
+                    )
+                    stacked = above
+            bottom.set_xlabel(one.axis)
+            bottom.set_xlim(left=0)
+            bottom.xaxis.set_major_locator(MaxNLocator(6, integer=one.axis == courses[0].axis))
+        axes[0][0].set_ylabel("hypervolume\n(% of the last)")
+        axes[1][0].set_ylabel("machines")
+        axes[1][0].legend(loc="upper left")
         figure.suptitle(title)
     return Picture(figure)
 
 
-def nest(lines: Sequence[Line], title: str, subtitle: str) -> Picture:
+def nest(lines: Sequence[Line], components: Sequence[str], title: str, subtitle: str) -> Picture:
     """Draws the loop nest. Beside each storage node are the bytes that one instance stores and those that all
-    instances move per occurrence.
+    instances move per occurrence. components: of the machine, in order.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _figure(10.5, 1.5 + 0.23 * len(lines), 1, 3, sharey=True, width_ratios=[1.7, 1, 1])
         text, held_ax, moved_ax = axes[0]
         node_rows = [i for i, line in enumerate(lines) if line.level]
-        levels = list(dict.fromkeys(lines[i].level for i in node_rows))
         for i, line in enumerate(lines):
             if line.level:
                 text.axhspan(
-                    i - 0.5, i + 0.5, color=SHADES[levels.index(line.level) % 5], alpha=0.16, linewidth=0
+                    i - 0.5, i + 0.5, color=SHADES[_shade(line.level, components)], alpha=0.16, linewidth=0
                 )
             text.text(
                 0.01,
@@ -466,7 +464,7 @@ def nest(lines: Sequence[Line], title: str, subtitle: str) -> Picture:
                 node_rows,
                 values,
                 height=0.72,
-                color=[SHADES[levels.index(lines[i].level) % 5] for i in node_rows],
+                color=[SHADES[_shade(lines[i].level, components)] for i in node_rows],
                 edgecolor=INK,
                 linewidth=0.4,
             )
@@ -504,18 +502,17 @@ def nest(lines: Sequence[Line], title: str, subtitle: str) -> Picture:
 MAX_CELLS = 32  # PEs per side that are drawn; of a larger array a cell stands for several
 
 
-def mapping(stages: Sequence[Stage], title: str, subtitle: str) -> Picture:
+def mapping(stages: Sequence[Stage], components: Sequence[str], title: str, subtitle: str) -> Picture:
     """Draws a mapping from main memory to the MAC units: levels with their tiles, loops between them, arrays
-    with the PEs that work.
+    with the PEs that work. components: of the machine, in order.
     """
     heights = [2.0 if one.dims else 0.5 if one.loops else 0.5 + 0.36 * len(one.tiles) for one in stages]
-    levels = list(dict.fromkeys(one.name for one in stages if one.tiles))
     with mpl.rc_context(STYLE):
         figure, axes = _figure(7.2, 1.4 + 0.62 * (sum(heights) + 0.35 * len(heights)))
         ax, top = axes[0][0], 0.0
         for one, height in zip(stages, heights, strict=True):
             if one.tiles:
-                shade = SHADES[levels.index(one.name) % 5]
+                shade = SHADES[_shade(one.name, components)]
                 ax.add_patch(Rectangle((0, top), 10, height, facecolor=shade, alpha=0.2))
                 ax.add_patch(Rectangle((0, top), 10, height, fill=False, edgecolor=INK, linewidth=0.8))
                 ax.text(0.2, top + 0.27, one.name, weight="bold", va="center")
@@ -540,7 +537,7 @@ def mapping(stages: Sequence[Stage], title: str, subtitle: str) -> Picture:
         ax.set_xlim(-0.1, 10.1)
         ax.set_ylim(top + 0.4, -0.1)
         ax.axis("off")
-        figure.suptitle("\n".join([title, *textwrap.wrap(subtitle, 100)]))
+        figure.suptitle("\n".join([title, *textwrap.wrap(subtitle, 80)]))
     return Picture(figure)
 
 
@@ -683,7 +680,7 @@ def residency(given: Residency) -> Picture:
                 [v / bytes_divisor for v in occupied],
                 [0.0, *(t / divisor for t in given.times)],
                 fill=True,
-                color=SHADES[2],
+                color=SHADES[_shade(level, given.components)],
                 edgecolor=INK,
                 linewidth=0.6,
             )

@@ -261,7 +261,7 @@ function total(parts) { const all = {}; for (const one of parts) for (const [key
 const bare = key => key.replace(' (bottleneck)', '');
 function mapping(own) {
   const parts = [...new Set(own.flatMap(w => [...Object.keys(w.energy), ...Object.keys(w.latency)].map(bare)))];  // in the order of the machine
-  const shade = key => Math.max(0, parts.indexOf(bare(key))) % SWATCHES.length;
+  const last = SWATCHES.length - 1, shade = key => key === 'static' ? last : Math.max(0, parts.filter(one => one !== 'static').indexOf(bare(key))) % last;
   const bars = (parts, name, axis) => Object.entries(total(parts)).sort((a, b) => b[1] - a[1]).map(([key, v]) => {
     const [by, word] = unit(name, Object.values(total(parts)).reduce((a, b) => a + b, 0));
     return {type: 'bar', orientation: 'h', x: [v / by], y: [name === 'energy_pj' ? `energy (${word})` : `latency (${word})`], name: plain(key), xaxis: axis,
@@ -322,11 +322,12 @@ function effects() {
     const traces = order.map(name => { const mine = own.rows.filter(r => r.parameter === name);
       const ends = [Math.min, Math.max].map(end => end(...mine.map(r => r.factor)));
       return {type: 'scatter', mode: 'lines+markers+text', x: mine.map(r => r.factor), y: mine.map(() => plain(columns[name].label)), hovertext: mine.map(r => plain(r.value)),
-        text: mine.map(r => ends[0] < 0.9 * ends[1] && ends.includes(r.factor) ? plain(r.value) : ''), textposition: mine.map(r => r.factor === ends[0] ? 'top right' : 'top left'), textfont: {size: 10}, cliponaxis: false,
+        text: mine.map(r => ends[0] < 0.9 * ends[1] && ends.includes(r.factor) ? plain(r.value) : ''), textposition: mine.map(r => r.factor === ends[0] ? 'middle left' : 'middle right'), textfont: {size: 10}, cliponaxis: false,
         marker: {color: css('--accent'), size: 8}, line: {color: css('--dim')}, hovertemplate: '%{hovertext}: times %{x:.4~g}<extra></extra>'}; });
-    const isLog = own.rows.length && Math.max(...own.rows.map(r => r.factor)) > 2 * Math.min(...own.rows.map(r => r.factor));
+    const [least, most] = [Math.min, Math.max].map(end => end(1, ...own.rows.map(r => r.factor))), isLog = most > 2 * least;
+    const range = isLog ? [Math.log10(least), Math.log10(most)] : [least, most], side = 0.25 * (range[1] - range[0]) || 0.1;  // for the values beside the ends
     Plotly.react(id, traces, plotLayout({showlegend: false, title: {text: plain(`${columns[o].label}: ${Math.round(100 * own.explained)} % explained`), font: {size: 13}}, margin: {l: 90, r: 12, t: 36, b: 44},
-      xaxis: {type: isLog ? 'log' : 'linear', title: {text: 'times its mean'}, ...(isLog ? {tickvals: [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20], ticktext: ['0.05', '0.1', '0.2', '0.5', '1', '2', '5', '10', '20']} : {})}, yaxis: {type: 'category'}}), CONFIG);
+      xaxis: {type: isLog ? 'log' : 'linear', range: [range[0] - side, range[1] + side], title: {text: 'times its mean'}, ...(isLog ? {tickvals: [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20], ticktext: ['0.05', '0.1', '0.2', '0.5', '1', '2', '5', '10', '20']} : {})}, yaxis: {type: 'category'}}), CONFIG);
   }
   if (!objectives.some(o => facts.effects[o].rows.length)) $('effects').replaceChildren(element('p', 'No parameter varies among the feasible points.'));
 }
@@ -346,10 +347,10 @@ function map() {
     colorbar: {title: {text: '%', side: 'right'}, thickness: 12}}], plotLayout({xaxis: {type: 'category', title: {text: plain(cx.label)}}, yaxis: {type: 'category', title: {text: plain(cy.label)}}}), CONFIG);
 }
 function volume() {
-  const p = facts.progress, shades = {ok: '#8cc0a8', infeasible: '#16324f', pruned: '#e3c567', error: '#b5651d'};
+  const p = facts.progress[Number($('course').value)], shades = {ok: '#8cc0a8', infeasible: '#16324f', pruned: '#e3c567', error: '#b5651d'};
   const traces = [{type: 'scatter', mode: 'lines', name: 'hypervolume', x: [0, ...p.volume.map(v => v[0])], y: [0, ...p.volume.map(v => 100 * v[1])], line: {shape: 'hv', color: css('--ink')}}];
-  for (const [state, counts] of Object.entries(p.states)) traces.push({type: 'scatter', mode: 'lines', stackgroup: 'one', fillpattern: {shape: {ok: '', infeasible: '/', pruned: '.', error: 'x'}[state]}, name: state, x: p.done, y: counts, xaxis: 'x', yaxis: 'y2', line: {color: shades[state], width: 1}});
-  Plotly.react('volume', traces, plotLayout({xaxis: {anchor: 'y2', title: {text: 'machines done'}}, yaxis: {domain: [0.42, 1], title: {text: 'hypervolume (%)'}, range: [0, 104]},
+  for (const [state, shade] of Object.entries(shades)) if (p.states[state]) traces.push({type: 'scatter', mode: 'lines', stackgroup: 'one', fillpattern: {shape: {ok: '', infeasible: '/', pruned: '.', error: 'x'}[state]}, name: state, x: [0, ...p.done], y: [0, ...p.states[state]], xaxis: 'x', yaxis: 'y2', line: {color: shade, width: 1}});
+  Plotly.react('volume', traces, plotLayout({xaxis: {anchor: 'y2', title: {text: plain(p.axis)}}, yaxis: {domain: [0.42, 1], title: {text: 'hypervolume (%)'}, range: [0, 104]},
     yaxis2: {domain: [0, 0.32], title: {text: 'machines'}, gridcolor: css('--rule'), automargin: true}}), CONFIG);
 }
 function writeRunFacts() {
@@ -413,13 +414,17 @@ if (feasiblePoints.length) {
   $('count').textContent = 'No feasible point.';
 }
 const varied = facts.parameters.filter(name => columns[name].choices.length > 1);
-if (varied.length) {
+if (varied.length && columns.state.values.some(state => state)) {
   options('map-x', varied, varied[0]);
   options('map-y', varied, varied[1] || '', [['', 'all']]);
   draw(map);
   for (const id of ['map-x', 'map-y']) $(id).addEventListener('change', map);
-} else $('map').hidden = true;
+} else $('limits').hidden = document.querySelector('nav a[href="#limits"]').hidden = !facts.reasons.length && !facts.missed.length;
+if (!$('map-x').options.length) $('map').hidden = $('map-x').closest('.controls').hidden = true;
+facts.progress.forEach((one, k) => $('course').append(element('option', one.axis, {value: k})));
+$('course').value = facts.progress.findLastIndex((one, k) => !k || one.done.length > 4);  // over time, where that shows more than a few commits
 draw(volume);
+$('course').addEventListener('change', volume);
 document.querySelectorAll('nav a').forEach(link => link.addEventListener('click', event => {  // the address keeps the filters
   event.preventDefault();
   document.querySelector(link.getAttribute('href')).scrollIntoView();

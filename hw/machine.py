@@ -61,6 +61,8 @@ def find(name_or_path: str) -> Path:
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml") or path.exists():
         return path
+    if ":" in name_or_path:
+        raise MachineError(f"machine = {name_or_path} is a workload; the machine comes second")
     raise MachineError(
         f"machine = {name_or_path} is unknown; {component.closest_name(name_or_path, names())} (a "
         "machine of your own: the path of its .yaml file)"

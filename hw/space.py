@@ -171,6 +171,8 @@ def _kind(template: Machine, key: str) -> Any:
     known = keys(template)
     if new_name := key_now(key, (name.rpartition(".")[2] for name in known)) if key not in known else "":
         raise SpaceError(f"has a new name; write {new_name}")
+    if own := [name for name in known if name.startswith(f"{key}.")]:
+        raise SpaceError(f"is a component of machine {template.name}; write one of its fields, e.g. {own[0]}")
     if key not in known:
         meant = _field_meant(key, template) or _dimension_meant(key, template)
         prefix = f"{key.rpartition('.')[0]}."

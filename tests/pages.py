@@ -100,11 +100,15 @@ def page(points: int, hostile: bool = False, seed: int = 0) -> Page:
             }
         ],
         "missed": [{"constraint": names[5], "points": 1}],
-        "progress": {
-            "volume": [(1, 0.5), (points, 1.0)],
-            "done": [1, machines],
-            "states": {"ok": [1, points], "infeasible": [0, 5]},
-        },
+        "progress": [
+            {
+                "axis": axis,
+                "volume": [(1, 0.5), (points, 1.0)],
+                "done": [1, machines],
+                "states": {"ok": [1, points], "infeasible": [0, 5]},
+            }
+            for axis in ("machines done", f"time {names[0]}")
+        ],
         "said": [(key, names[i]) for i, key in enumerate(("done", "space", "best"))],
         "study": "\n".join(names),
         "path": names[0],

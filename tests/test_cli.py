@@ -247,7 +247,12 @@ def test_two_runs_compared(home: Path) -> None:
     found = json.loads(good("compare", "run", "few", "--format", "json", folder=home))
     assert {"key": "done", "A": SIZE, "B": 4} in found["runs"]
     best = {one["objective"]: one for one in found["best of the feasible machines"]}
-    assert list(best) == ["energy_pj:min", "latency_ns:min", "area_mm2:min"]
+    assert list(best) == ["energy_pj:min", "latency_ns:min", "area_mm2:min", "hypervolume"]
+    status = json.loads(good("status", "run", "--format", "json", folder=home))
+    assert float(best["hypervolume"]["A"]) == pytest.approx(
+        status["hypervolume"], rel=1e-3
+    )  # of the same box
+    assert float(best["hypervolume"]["B"]) < float(best["hypervolume"]["A"])  # a part of these machines
     lowest = rows(home, "SELECT min(energy_pj) AS e FROM points")[0]["e"]
     assert best["energy_pj:min"]["A"] == quantity("energy_pj", lowest)
     assert found["keys of the studies that differ"] == []
@@ -291,6 +296,51 @@ def test_what_moved_between_two_mappings(home: Path) -> None:
     assert dse("compare", *asked, "a.txt", folder=home).returncode == 2
 
 
+def test_a_checked_machine_shows_its_numbers(home: Path) -> None:
+    """By name too; an energy far below that of a level inside is a warning, no fault."""
+    shown = json.loads(good("check", "edge_array", "--format", "json", folder=home))["files"][0]
+    components = {one["component"]: one for one in shown["components"]}
+    assert list(components) == ["DRAM", "GBUF", "REGF", "MAC"]
+    assert (components["GBUF"]["capacity_bytes"], components["REGF"]["instances"]) == (128 * 1024, 256)
+    assert "warning" not in shown["is"]
+    custom = (
+        "kind: custom, read_pj: {}, write_pj: 25, leak_mw: 9, area_mm2: 0.3, bandwidth: 16 GB/s, capacity"
+    )
+    edge = (Path(__file__).parents[1] / "hw/machines/edge_array.yaml").read_text()
+    for read_pj, odd in ((13.0, 0), (0.13, 1)):
+        (home / "odd.yaml").write_text(edge.replace("gbuf, capacity", f"gbuf, {custom.format(read_pj)}"))
+        said = good("check", "odd.yaml", folder=home)
+        assert said.count("warning: gbuf.read_pj = 0.13 for 256 bit is less than 0.25 of regf.read_pj") == odd
+        assert re.search(r"GBUF +1 +128 KiB +256 bit +(13 pJ|130 fJ)", said)
+
+
+def test_schedules_compared_by_name(home: Path) -> None:
+    """A word that is no file is a solver.schedule, which is solved; beside a file too."""
+    (home / "two.yaml").write_text(
+        "extents: {b: 16, d: 64, f: 256}\nweights: [W1, W2]\n"
+        'einsums: ["H[b,f] += X[b,d] * W1[d,f]", "Y[b,d] += H[b,f] * W2[f,d]"]\n'
+    )
+    asked = ("two.yaml", "edge_array")
+    found = json.loads(good("compare", *asked, "unfused", "fused", "--format", "json", folder=home))
+    for name, letter in (("unfused", "A"), ("fused", "B")):
+        options = ("--set", f"solver.schedule={name}", "--set", "gbuf.capacity=64 KiB")
+        alone = json.loads(good("map", *asked, *options[:2], "--format", "json", folder=home))
+        assert sum(one[f"energy_pj {letter}"] for one in found["einsums"]) == pytest.approx(
+            alone["energy_pj"]
+        )
+        (home / f"{name}.txt").write_text(good("map", *asked, *options, "--format", "schedule", folder=home))
+    mixed = ("compare", *asked, "unfused.txt", "unfused", *options[2:], "--set", "solver.gap=0")
+    assert {
+        one["change"]
+        for one in next(iter(json.loads(good(*mixed, "--format", "json", folder=home)).values()))
+    } == {""}
+    wrong = dse("compare", *asked, "unfused", "fuzed", folder=home)
+    assert (wrong.returncode, wrong.stderr) == (
+        2,
+        "fuzed: neither a file nor a name of solver.schedule; did you mean fused?\n",
+    )
+
+
 def test_the_prompt_knows_its_views(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = (
         *(".help", ".tables", ".schema points", ".schema", ".schema pointz", ".foo", ".rows x"),
@@ -310,8 +360,8 @@ def test_the_prompt_knows_its_views(home: Path, monkeypatch: pytest.MonkeyPatch)
     assert faults[0].startswith("pointz: no such view; there are choices, ")
     assert faults[1] == ".foo: no such command; .help lists them\n"
     assert faults[2] == ".rows N: give a number of rows; 0: all\n"
-    assert faults[3].endswith("40 rows\n10 more; .rows 0 shows all\n")
-    assert faults[5].endswith("3 rows\n2 more; .rows 0 shows all\n")
+    assert faults[3].endswith("40 rows of 50; .rows 0 shows the other 10\n")
+    assert faults[5].endswith("3 rows of 5; .rows 0 shows the other 2\n")
     assert faults[7].endswith("50 rows\n")
     assert "unseen" not in said
 

@@ -204,7 +204,7 @@ def test_file(tmp_path: Path) -> None:
             "'D[m = B[m]']",
             [
                 "extents.m = -4: input should be greater than or equal to 1",
-                "extents.n = 'two': input should be a valid integer",
+                "extents.n = 'two' must be a whole number; write e.g. 16",
                 "einsums[1].text is missing; add it",
                 "einsums[1].repeat = 0: input should be greater than or equal to 1",
                 "einsums[1].txt is no key here; do you mean text?",

@@ -8,6 +8,7 @@ import pytest
 
 from analysis import db
 from dse.run import record
+from hw import machine
 from tests.commands import dse
 from tests.test_cli import STUDY
 
@@ -31,6 +32,9 @@ SETS = {  # on edge_array
     "mac.precision=int8": "mac.kind?",
     "bits=8": "word_bits?",
     "freq=500": "clock_mhz?",
+    "freq_mhz=500": "clock_mhz?",
+    "array=8": "write one of its fields, e.g. array.x",
+    "gbuf.capacity": "write --set gbuf.capacity=VALUE",
     "clock_ghz=1": "clock_mhz?",
     "technology=7nm": "node_nm?",
     "objective=latency": "solver.objective?",
@@ -38,6 +42,7 @@ SETS = {  # on edge_array
     "dataflow=ws": "solver.dataflow?",
     "solver.objective=delay": "latency?",
     "solver.objective=power": "energy?",
+    "solver.objective=throughput": "latency?",
     "solver.optimizer=exact": "mapper?",
     "solver.mapper=ilp": "optimal?",
     "solver.schedule=fusion": "fused?",
@@ -55,6 +60,10 @@ COMMANDS = {
     "map gemm:batch=4 edge_array": "parameters are m, n, k",
     "map GEMM edge_array --objective delay": "latency?",
     "map GEMM tpu": "tpu_edge?",
+    "map edge_array GEMM": "the machine comes second",
+    "plot GEMM edge_array loops": "use one of nest",
+    "compare GEMM edge_array unfused fuse": "fused?",
+    "check seed.yaml": "search.seed?",
     "map GEMM eyeris": "eyeriss?",
     "map GEMM edge_array --optimise x": "use one of --help, --format",
     "optimize GEMM": "map?",
@@ -83,6 +92,43 @@ def test_a_typical_mistake_is_answered_by_the_right_name(command: str, answer: s
     assert answer in said.stderr
     assert said.stderr.count("\n") == 1
     assert len(said.stderr) < 250
+
+
+FILES = {  # in a machine, a workload or a study: what stands there -> what is written instead, and the answer
+    ("machine", "500", "500 MHz"): 'clock_mhz = "500 MHz" must be a number, in MHz; write 500',
+    ("machine", "128 KiB", "128KB"): 'write a number with B, KiB, MiB or GiB, e.g. "128 KiB"',
+    ("machine", "{x: 16, y: 16}", "16x16"): "write e.g. {x: 16, y: 16}",
+    ("machine", "int8", "INT8"): "int8?",
+    ("machine", "lpddr4", "hbm"): "hbm2?",
+    ("machine", "width_bits: 256", "width_bits: 256, bandwidth: 16"): '"12.8 GB/s"',
+    ("workload", "+=", "="): "lacks rank k; write += to add up over it",
+    ("workload", "k: 48", "k: 48.5"): "extents.k = 48.5 must be a whole number",
+    ("workload", "[B]", "B"): "weights = 'B' must be a list",
+    ("workload", ", k: 48", ""): "rank k of tensor A has no extent; known: m, n",
+    ("workload", "C[m,n] += A[m,k] * B[k,n]", "mk,kn->mn"): 'write e.g. "C[m,n] += A[m,k] * B[k,n]"',
+    ("study", "array.x: [2, 4, 8]", "array: {x: [2, 4, 8]}"): "write one of its fields, e.g. array.x",
+    ("study", "array.x: [2, 4, 8]", "array.x: 8"): "write [8]",
+    ("study", "[energy_pj,", "[energy,"): "energy_pj?",
+    ("study", "space:", "array.y: 8\nspace:"): "a field of the machine: space.array.y = [8]",
+    ("study", "space:", "constraints: [area < 1]\nspace:"): "area_mm2?",
+    ("study", "space:", "constraints: [latency_ns < 1 ms]\nspace:"): "latency_ns < 1000000",
+    ("study", "space:", "search: tpe\nspace:"): "write search: {method: ...}",
+}
+WORKLOAD = 'extents: {m: 64, n: 32, k: 48}\neinsums: ["C[m,n] += A[m,k] * B[k,n]"]\nweights: [B]\n'
+
+
+@pytest.mark.parametrize(("mistake", "answer"), FILES.items())
+def test_a_typical_mistake_in_a_file(mistake: tuple[str, str, str], answer: str, tmp_path: Path) -> None:
+    kind, right, wrong = mistake
+    edge = (machine.MACHINES / "edge_array.yaml").read_text()
+    text = {"machine": edge, "workload": WORKLOAD, "study": STUDY}[kind]
+    assert right in text
+    (tmp_path / "wrong.yaml").write_text(text.replace(right, wrong, 1))
+    said = dse("check", "wrong.yaml", folder=tmp_path)
+    assert said.returncode == 2
+    assert answer in said.stderr
+    assert said.stderr.startswith("wrong.yaml: ")
+    assert said.stderr.count("\n") == 1
 
 
 def test_columns_are_found_by_meaning() -> None:

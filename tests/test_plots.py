@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,7 @@ import dse
 from analysis import plots
 from dse.explain import figures, reuse_figures
 from dse.explain import values as explain
-from dse.frontend import api, cli
+from dse.frontend import api, cli, pictures
 from dse.mapping.nest import Loop, Store, to_text
 from dse.sim.einsum import bounds
 from tests.test_cli import STUDY
@@ -67,8 +70,11 @@ def test_every_picture_of_a_workload_is_written(tmp_path: Path, words: list[str]
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["run", "nest"], "of a run there are front"),
-        (["gemm:m=4,n=4,k=4", "edge_array", "front"], "of a workload on a machine there are nest"),
+        (["run", "nest"], "is no picture of a run; use one of front"),
+        (
+            ["gemm:m=4,n=4,k=4", "edge_array", "front"],
+            "is no picture of a workload on a machine; use one of nest",
+        ),
         (["front"], "give RUN KIND"),
         (["run", "front", "-o", "x.jpg"], "end its name with .png"),
         (["run", "front", "-o", "no/such/x.png"], "cannot be written"),
@@ -94,13 +100,16 @@ def test_a_component_looks_alike_in_all_pictures_of_it() -> None:
         drawn = plots.breakdown(
             {
                 "energy_pj": [("x", sizes) for sizes in energy],
-                "latency_ns": [("x", {"MAC binds": 3.0, "REGF binds": 1.0})],
+                "latency_ns": [("x", {"MAC (bottleneck)": 3.0, "REGF (bottleneck)": 1.0})],
             },
             "",
             "",
         )
         return {
-            bars.get_label().removesuffix(" binds"): (bars[0].get_facecolor(), bars[0].get_hatch())
+            bars.get_label().removesuffix(plots.BOTTLENECK_SUFFIX): (
+                bars[0].get_facecolor(),
+                bars[0].get_hatch(),
+            )
             for ax in drawn.figure.axes
             for bars in ax.containers
         }
@@ -321,5 +330,29 @@ def test_a_picture_shows_itself_in_a_notebook(folder: Path) -> None:
 
 def test_names_are_text_and_no_formulas(folder: Path) -> None:
     """Matplotlib would read $...$ as mathematics, and stop at what is none."""
-    drawn = plots.progress([(1, 1.0)], {"ok": [1]}, r"$\frac{ {{name}} $ <b>&\n")
+    drawn = plots.progress([figures.Course("x", [(1, 1.0)], [1], {"ok": [1]})], r"$\frac{ {{name}} $ <b>&\n")
     assert drawn._repr_png_()
+
+
+def test_a_run_goes_on_over_time(folder: Path, tmp_path: Path) -> None:
+    """Pauses do not count; hypervolume and machines are those committed by then; a copy tells no times."""
+    stop = {"stop.machines": 6}
+    dse.sweep(folder / "small.yaml", tmp_path / "run", workers=0, **stop)
+    time.sleep(1.5)
+    dse.sweep(folder / "small.yaml", tmp_path / "run", workers=0)
+    by_count, by_time = pictures.courses(dse.open(tmp_path / "run"))
+    assert (by_count.axis, by_time.axis) == ("machines done", "time (s, without pauses)")
+    assert by_time.states.keys() == by_count.states.keys()
+    total = int(by_count.done[-1])
+    assert sum(counts[-1] for counts in by_time.states.values()) == total > 6
+    assert len(set(by_time.done)) == 2  # two commits
+    stamps = dse.open(tmp_path / "run").sql("FROM events ORDER BY time").table.to_pylist()
+    begins_and_ends = [
+        row["time"].timestamp() for row in stamps if row["kind"] in ("start", "resume", "stop")
+    ]
+    assert by_time.done[-1] <= begins_and_ends[-1] - begins_and_ends[0] - 1.5
+    assert by_time.volume[0][0] == by_time.done[0] <= by_time.volume[-1][0]
+    assert by_time.volume[-1][1] == pytest.approx(1.0)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy", copy_function=shutil.copyfile)
+    os.utime(next((tmp_path / "copy/parts/machines").iterdir()), (1e9, 1e9))
+    assert [one.axis for one in pictures.courses(dse.open(tmp_path / "copy"))] == ["machines done"]

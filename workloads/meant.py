@@ -22,7 +22,7 @@ MEANINGS = _groups("""
 capacity: size depth words bytes sizekb entries
 bandwidth: bw throughput shared_bandwidth bandwidth_gbps
 width_bits: width word_width block_size line bits
-clock_mhz: freq frequency clock clock_ghz frequency_mhz
+clock_mhz: freq frequency clock clk clock_ghz freq_mhz frequency_mhz freq_ghz frequency_ghz
 node_nm: technology process tech nm
 read_pj: energy read_energy r_cost pj
 write_pj: write_energy w_cost
@@ -34,7 +34,7 @@ cycle_ns: latency latency_ns access_ns cycle_time
 x: meshx columns cols width
 y: meshy rows height
 dims: rows cols columns meshx meshy sizes
-latency latency_ns: delay runtime time cycles performance latency
+latency latency_ns: delay runtime time cycles performance latency throughput
 energy energy_pj breakdown: power joules energy
 edp_pj_ns: edp energy_delay
 schedule fused: fusion fuse
@@ -46,6 +46,7 @@ solver.mapper: mapper
 solver.dataflow: dataflow stationary
 solver.schedule: schedule fusion
 search.method: method sampler algorithm optimizer
+search.seed: seed random_seed
 mapper: optimizer algorithm search_engine
 weight_stationary: ws
 output_stationary: os

@@ -138,7 +138,17 @@ def _key_fault(kind: str, loc: tuple[int | str, ...], given: Any, message: str) 
         return f"{key} is missing; add it"
     if kind == "dataclass_type":
         return f"{key} = {given!r} must be an einsum text, or keys with text among them"
+    if kind in VALUE_FAULTS:
+        return f"{key} = {given!r} {VALUE_FAULTS[kind]}"
     return f"{key} = {given!r}: {message[:1].lower()}{message[1:]}"
+
+
+VALUE_FAULTS = {  # pydantic's type of an error -> what is wrong; what to write
+    "int_type": "must be a whole number; write e.g. 16",
+    "int_from_float": "must be a whole number; write e.g. 16",
+    "list_type": "must be a list; write e.g. [A, B]",
+    "dict_type": "must be a mapping; write e.g. {m: 16, n: 32}",
+}
 
 
 def _text_faults(where: str, raw: dict[str, Any], faulty: set[tuple[int | str, ...]]) -> Iterator[str]:
@@ -367,12 +377,13 @@ def _parse(extents: Mapping[str, int], entry: Entry, stored: Mapping[str, tuple[
 
 
 def _check_ranks(e: Einsum, entry: Entry) -> None:
-    """Raises WorkloadError for ranks without a meaning: ranks of a copy that its output lacks (it is not said
-    which of the elements along them is copied), and extents of ranks that the einsum does not have.
+    """Raises WorkloadError for ranks without a meaning: ranks that the output of a copy, a product or a sum
+    with = lacks (it is not said which of the elements along them is meant), and extents of ranks that the
+    einsum does not have.
     """
     sizes, out = e.sizes(), e.output.ranks()
     missing = [rank for rank, n in sizes.items() if rank not in out and n > 1]
-    if e.kind == "copy" and missing:
+    if (e.kind in ("copy", "mul") or (e.kind == "add" and "+=" not in entry.text)) and missing:
         raise WorkloadError(
             f"{entry.text}: {show_access(e.output)} lacks rank {missing[0]}; write += to add up over it, or "
             "max= to take the largest"

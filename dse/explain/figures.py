@@ -62,6 +62,7 @@ class Roofline:
     gb_s: float  # bytes per ns of the outermost level
     level: str  # name of the outermost level
     dots: tuple[Dot, ...]
+    components: tuple[str, ...]  # of the machine, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,11 @@ def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
                 )
             )
     return Roofline(
-        arch.peak_gmacs(), outer.bandwidth * outer.width_bits / 8 * arch.clock_ghz, outer.name, tuple(dots)
+        arch.peak_gmacs(),
+        outer.bandwidth * outer.width_bits / 8 * arch.clock_ghz,
+        outer.name,
+        tuple(dots),
+        tuple(arch.components()),
     )
 
 
@@ -294,6 +299,7 @@ class Residency:
     time_unit: str  # of `times`; "": they only count steps
     bars: tuple[RetentionBar, ...]
     used: tuple[LevelUse, ...]
+    components: tuple[str, ...]  # of the machine, in order
 
 
 def residency(arch: Arch, workload: Workload, report: TrafficReport) -> Residency:
@@ -340,6 +346,7 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> Residenc
         "",
         rows,
         (LevelUse(arch.levels[1].name, held_bytes, report.capacity_words * word_bytes),),
+        tuple(arch.components()),
     )
 
 
@@ -394,6 +401,7 @@ def schedule_residency(arch: Arch, workload: Workload, solution: Solution) -> Re
         "cycles",
         tuple(sorted(bars, key=lambda bar: bar.start)),
         tuple(occupancy),
+        tuple(arch.components()),
     )
 
 
@@ -469,31 +477,44 @@ def effects(columns: Mapping[str, Sequence[Any]], values: Values) -> tuple[list[
     """
     is_valid = np.isfinite(values) & (values > 0)
     log_values = np.log(np.where(is_valid, values, 1.0))[is_valid]
-    blocks, rows = [], []
+    # per parameter that varies: name, its values, and which of them each machine has; first the constant
+    places = [("", [None], np.zeros(len(log_values), dtype=np.int64))]
     for name, column in columns.items():
         selected = [v for v, valid in zip(column, is_valid, strict=True) if valid]
         parameter_values = sorted(set(selected), key=lambda v: (isinstance(v, str), v))
         if len(parameter_values) > 1:
             index_of = {parameter_value: i for i, parameter_value in enumerate(parameter_values)}
-            blocks.append(np.eye(len(parameter_values))[[index_of[v] for v in selected]])
-            rows.append((name, parameter_values))
-    if not blocks or len(log_values) < 2:
+            places.append((name, parameter_values, np.array([index_of[v] for v in selected])))
+    if len(places) == 1 or len(log_values) < 2:
         return [], 0.0
-    design_matrix, start, found = np.hstack([np.ones((len(log_values), 1)), *blocks]), 1, []
-    coefficients = np.linalg.lstsq(design_matrix.T @ design_matrix, design_matrix.T @ log_values, rcond=None)[
-        0
-    ]  # one small system, however many points
-    for block, (name, parameter_values) in zip(blocks, rows, strict=True):
-        selected = coefficients[start : start + len(parameter_values)]
-        found += [
-            Effect(name, parameter_value, float(np.exp(one - selected.mean())), int(n))
-            for parameter_value, one, n in zip(parameter_values, selected, block.sum(axis=0), strict=True)
+    # normal equations of 0/1 columns, one per value: products of columns are counts of machines
+    gram = np.block(
+        [
+            [
+                np.bincount(own * len(others) + other, minlength=len(values_) * len(others)).reshape(
+                    len(values_), len(others)
+                )
+                for _, others, other in places
+            ]
+            for _, values_, own in places
         ]
+    ).astype(float)
+    sums = [np.bincount(own, log_values, len(values_)) for _, values_, own in places]
+    coefficients = np.linalg.lstsq(gram, np.concatenate(sums), rcond=None)[0]
+    found, start, fitted = [], 0, np.zeros(len(log_values))
+    for name, parameter_values, own in places:
+        selected = coefficients[start : start + len(parameter_values)]
+        fitted += selected[own]
         start += len(parameter_values)
+        counts_of = np.bincount(own, minlength=len(parameter_values))
+        if name:
+            found += [
+                Effect(name, parameter_value, float(np.exp(one - selected.mean())), int(n))
+                for parameter_value, one, n in zip(parameter_values, selected, counts_of, strict=True)
+            ]
     spread = float(((log_values - log_values.mean()) ** 2).sum())
-    return found, 1.0 - float(
-        ((log_values - design_matrix @ coefficients) ** 2).sum()
-    ) / spread if spread > 1e-12 * len(log_values) else 1.0
+    residual = float(((log_values - fitted) ** 2).sum())
+    return found, 1.0 - residual / spread if spread > 1e-12 * len(log_values) else 1.0
 
 
 def uncertainty_factor(found: Sequence[Effect], explained: float, values: Values) -> float:
@@ -529,10 +550,53 @@ def effect_ratios(found: Sequence[Effect]) -> list[tuple[str, float]]:
     )
 
 
-def progress(done: Sequence[int], values: Values) -> list[tuple[int, float]]:
-    """Returns (machines done, share of the final hypervolume) over a run.
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How a run went, over machines done or over its time. volume: (x, share of the final hypervolume);
+    done: the x at which `states` counts; states: status -> machines by then.
+    """
 
-    done: machines done when each point was found
+    axis: str
+    volume: Sequence[tuple[float, float]]
+    done: Sequence[float]
+    states: Mapping[str, Sequence[int]]
+
+
+def course(axis: str, x: Values, status: Sequence[str], found_at: Values, values: Values) -> Course:
+    """Returns how a run went.
+
+    x: [M] where each machine stands on the axis, ascending; status: [M]
+    found_at, values: [N], [N, k] the same of each feasible point, ascending, and what it costs (minimised)
+    """
+    spread = {round(i) for i in np.linspace(1, len(x), min(len(x), 2 * MAX_PROGRESS_POINTS))}
+    ends = sorted({int(np.searchsorted(x, x[i - 1], side="right")) for i in spread})  # all that stand there
+    counts = {one: np.cumsum([own == one for own in status]) for one in dict.fromkeys(status)}
+    return Course(
+        axis,
+        list(dict(progress(found_at, values)).items()),  # of several in one place the last
+        [float(x[end - 1]) for end in ends],
+        {one: [int(total[end - 1]) for end in ends] for one, total in counts.items()},
+    )
+
+
+def elapsed(times: Values, sessions: Sequence[tuple[float, float]]) -> Values | None:
+    """Returns how long the run had taken at each of these times, without the pauses between its sessions
+    (begin, end); None if a time lies in none of them, as of files that were copied.
+
+    >>> elapsed(np.array([12.0, 20.0, 51.0]), [(10.0, 20.0), (50.0, 60.0)]).tolist()
+    [2.0, 10.0, 11.0]
+    """
+    inside = [(times >= begin) & (times <= end) for begin, end in sessions]
+    if not inside or not np.all(np.any(inside, axis=0)):
+        return None
+    run_before = [np.clip(times - begin, 0.0, end - begin) for begin, end in sessions]
+    return np.asarray(np.sum(run_before, axis=0))
+
+
+def progress(done: Sequence[float] | Values, values: Values) -> list[tuple[float, float]]:
+    """Returns (where on the axis, share of the final hypervolume) over a run.
+
+    done: where each point was found: machines done, or seconds
     values: [N, k], minimised, in the order in which points were found
 
     The hypervolume is taken in the box of all values; its axes are logarithmic where all values have one
@@ -549,9 +613,8 @@ def progress(done: Sequence[int], values: Values) -> list[tuple[int, float]]:
     for begin, end in pairwise([0, *ends]):
         best = np.vstack([best, scaled[begin:end]])
         best = best[pareto.front(best)]
-        found.append(
-            (done[end - 1], pareto.hypervolume(best, reference) / final_volume if final_volume else 1.0)
-        )
+        share = pareto.hypervolume(best, reference) / final_volume if final_volume else 1.0
+        found.append((float(done[end - 1]), share))
     return found
 
 

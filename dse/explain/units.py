@@ -49,6 +49,7 @@ UNITS_BY_SUFFIX: tuple[tuple[str, Steps], ...] = (  # last words of a name -> un
     ("mw", POWER),
     ("mm2", AREA),
     ("cycles", CYCLES),
+    ("bytes_per_cycle", ((1.0, "B/cycle"),)),
     ("bytes", BYTES),
     ("capacity", BYTES),
     ("bits", BITS),
@@ -78,6 +79,7 @@ NAMES = {  # names of columns on screens that are other words, since the values 
     "peak_tops": "peak performance",
     "tops_per_w": "energy efficiency",
     "macs_per_byte": "operational intensity",
+    "bytes_per_cycle": "bandwidth",
 }
 # words of names that screens leave out, since the values carry the unit
 UNIT_WORDS = ("pj", "ns", "mw", "mm2", "cycles", "bytes", "bits", "ghz", "mhz", "s")

@@ -558,7 +558,7 @@ def segments(solution: Solution) -> Table:
     """
     rows = tuple(tuple(row[name] for name in SEGMENT_COLUMNS) for row in segment_rows(solution))
     retained = [
-        f"{one.shares()} of {one.tensor} is retained at {one.level}"
+        f"{'all' if one.shares() == '1' else one.shares()} of {one.tensor} is retained at {one.level}"
         for one in (solution.schedule.retained if solution.schedule else ())
     ]
     # the last two clauses, the proof and the gap to the bound, are in the totals

@@ -878,18 +878,25 @@ class Run:
     def _price_given_schedule(self, arch: Arch, path: Path) -> Mapped:
         """Prices a given schedule, for the first workload that has its einsums."""
         faults = []
-        for workload in studies.workloads_of(self.study):
+        for workload in self._workloads():
             try:
                 return _price_schedule(arch, workload, self.study.solver, path)
             except ValueError as fault:
                 faults.append(str(fault))
         raise ValueError(faults[0])
 
+    def _workloads(self) -> list[Workload]:
+        """Returns the study's workloads; those of files bear the study's name for them, not that of the file
+        in the run's folder.
+        """
+        named = zip(self.study.workloads, studies.workloads_of(self.study), strict=True)
+        return [replace(w, name=ref.name) if ref.path else w for ref, w in named]
+
     def _reprice(self, arch: Arch, number: int, schedule: int, point: str) -> Iterator[Mapped]:
         """Yields for each workload its stored schedule, costed again. number: of the machine; point: as the
         user wrote it. Raises AnswerDiffers if a stored cost differs.
         """
-        for ref, workload in zip(self.study.workloads, studies.workloads_of(self.study), strict=True):
+        for ref, workload in zip(self.study.workloads, self._workloads(), strict=True):
             name = ref.name.replace("'", "''")
             condition = f"WHERE machine = {number} AND schedule = {schedule} AND workload = '{name}'"
             nests = self.sql(

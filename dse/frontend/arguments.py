@@ -39,7 +39,7 @@ EXAMPLES = {
     "residency": "dse residency cg:matrix=ecology1,n=8,form=periodic gogeta_clusters --set sram.capacity='1 "
     "MiB'",
     "simulate": "dse simulate gemm:m=64,n=32,k=48 a3 mapping.txt",
-    "compare": "dse compare runs/edge-small runs/edge-large; dse compare mlp_s edge_array a.txt b.txt",
+    "compare": "dse compare runs/edge-small runs/edge-large; dse compare mlp_s edge_array unfused best",
     "runs": "dse runs runs",
     "convert": "dse convert timeloop arch.yaml problem.yaml -o design --lossy",
     "check": "dse check studies/edge_small.yaml hw/machines/edge_array.yaml",
@@ -449,15 +449,21 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
             action="store_true",
             help="the certificate in full: what is proven and how far, what was searched and what not",
         )
-    compared = add("compare", "what differs between two runs, or two mappings of a workload on a machine")
-    compared.usage = (
-        "dse compare RUN_A RUN_B\n       dse compare WORKLOAD MACHINE MAPPING_A MAPPING_B [--set KEY=VALUE]"
+    compared = add("compare", "what differs between two runs, or two schedules of a workload on a machine")
+    compared.usage = "dse compare RUN_A RUN_B\n       dse compare WORKLOAD MACHINE A B [--set KEY=VALUE]"
+    compared.add_argument(
+        "words",
+        nargs="+",
+        metavar="WORD",
+        help="two run folders; or a workload, a machine and two files with mappings, or names of "
+        "solver.schedule, which are solved: unfused best",
     )
     compared.add_argument(
-        "words", nargs="+", metavar="WORD", help="two run folders; or a workload, a machine, two mappings"
-    )
-    compared.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="a field of the machine"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a field of the machine, or solver.KEY=VALUE",
     )
     listed = add(
         "runs", "the runs under a folder: state, study, machines, front, hypervolume, tags", forms=TABLES[:3]

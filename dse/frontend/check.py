@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,8 +17,13 @@ from hw import machine
 from workloads import plugin
 
 if TYPE_CHECKING:  # each command imports what it needs, so that start-up is short
+    from hw.arch import Arch
     from workloads.graph import Layer, Workload
     from workloads.sparsity import TileRow
+
+
+# of a level per bit, as a share of that of a level inside it: below, one of the two is probably wrong
+ODD_ENERGY = 0.25
 
 
 def file(text: str) -> tuple[str, list[Layer]]:
@@ -35,13 +41,11 @@ def file(text: str) -> tuple[str, list[Layer]]:
         return contracts.check(text), []
     if not path.exists() and text.partition(":")[0] in catalog.names():
         return _workload(text)
-    kind = _kind(path) if path.suffix in (".yaml", ".yml") else "workload"
+    kind = _kind_of(text)
     if kind == "machine":
-        arch = machine.load_arch(str(path))
-        return (
-            f"machine {arch.name}, {arch.instances(len(arch.levels))} MAC units, {arch.area_mm2():.4g} mm2",
-            [],
-        )
+        arch = machine.load_arch(text)
+        units = f"{arch.instances(len(arch.levels))} MAC units, {arch.area_mm2():.4g} mm2"
+        return "\nwarning: ".join([f"machine {arch.name}, {units}", *_odd_energies(arch)]), []
     if kind == "study":
         study = studies.load(path)
         line = (
@@ -56,6 +60,35 @@ def file(text: str) -> tuple[str, list[Layer]]:
             "a .pt2, a matrix (.mtx, .mtx.gz, .npz) or a config.json file"
         )
     return _workload(text)
+
+
+def _odd_energies(arch: Arch) -> Iterator[str]:
+    """Yields a line per energy of a level that is, per bit, far below that of a level inside it."""
+    for (v, outer), field in product(enumerate(arch.levels), ("read_pj", "write_pj")):
+        for inner in arch.levels[v + 1 :]:
+            pj, inner_pj = getattr(outer, field), getattr(inner, field)
+            if 0 < pj / outer.width_bits < ODD_ENERGY * inner_pj / inner.width_bits:
+                yield (
+                    f"{outer.name.lower()}.{field} = {pj:.4g} for {outer.width_bits} bit is less than "
+                    f"{ODD_ENERGY:g} of {inner.name.lower()}.{field} = {inner_pj:.4g} for {inner.width_bits} "
+                    f"bit, a level inside it; correct one of them if that is not meant"
+                )
+                break
+
+
+def _kind_of(text: str) -> str:
+    """Returns machine, study or workload. text: a path, or a machine's name."""
+    path = Path(text)
+    if not path.exists() and text in machine.names():
+        return "machine"
+    return _kind(path) if path.suffix in (".yaml", ".yml") else "workload"
+
+
+def components(text: str) -> list[dict[str, Any]]:
+    """Returns what a valid machine consists of, with the numbers of the tables; [] of another file."""
+    from dse.explain import values
+
+    return values.machine(machine.load_arch(text)) if _kind_of(text) == "machine" else []
 
 
 def _workload(source: str) -> tuple[str, list[Layer]]:

@@ -181,6 +181,21 @@ def _open(args: argparse.Namespace) -> Any:
     )
 
 
+# of the status, what is printed first
+STATUS_FIRST = (
+    "state",
+    "reason",
+    "done",
+    "planned",
+    "left_s",
+    "rate",
+    "front",
+    "error",
+    "infeasible",
+    "pruned",
+)
+
+
 def _status(args: argparse.Namespace) -> int:
     from dse.frontend import check
 
@@ -193,7 +208,7 @@ def _status(args: argparse.Namespace) -> int:
         facts = check.status(check.local(args.dir), args.skip_damaged)
         if args.watch and sys.stdout.isatty():
             print("\x1b[H\x1b[2J", end="")  # a clear screen
-        _print_facts(facts, args.format)
+        _print_facts({key: facts[key] for key in (*STATUS_FIRST, *facts) if key in facts}, args.format)
         if not args.watch or facts["state"] != "running":
             return 0
         sys.stdout.flush()
@@ -208,9 +223,9 @@ def _stop(args: argparse.Namespace) -> int:
     out = args.dir
     ended = progress.run_with_progress(f"{out}: stopping", lambda _: stopping.stop(out, args.now))
     found = folder.status(ended, "") or {}
-    tables.print_line(
-        f"{out}: {found.get('state')}, {found.get('reason')}; {found.get('done')} machines in all"
-    )
+    state, reason = str(found.get("state")), str(found.get("reason"))
+    ending = reason if reason.startswith(state) else f"{state}, {reason}"
+    tables.print_line(f"{out}: {ending}; {found.get('done')} machines in all; next: dse resume {out}")
     return 0
 
 
@@ -258,7 +273,8 @@ def _pareto(args: argparse.Namespace) -> int:
     by = list(filter(None, args.by.split(",")))
     front = run.front(objectives, args.where, by, args.distinct).table
     if args.format != "table":
-        return _print_result(front, args)
+        _print_result(front, args)
+        return 0
     names = [*by, "machine", *map(db.column_of, objectives), *(["tied_designs"] if args.distinct else [])]
     parameters = [*studies.columns(run.study, "machines")]
     other_columns = [
@@ -310,40 +326,48 @@ def _sql(args: argparse.Namespace) -> int:
         limits = {"skip_damaged": args.skip_damaged, "memory": args.memory, "seconds": args.timeout}
         run = api.open_all([args.dir, *args.others], **limits)
     if args.statement:
-        return _print_result(run.sql(args.statement).table, args)
+        _print_result(run.sql(args.statement).table, args, max_lines=tables.screen_lines(args.all))
+        return 0
     from dse.frontend import prompt
 
     prompt.run(run.sql, lambda found, rows: _print_prompt_answer(found.table, args, rows))
     return 0
 
 
-def _print_prompt_answer(found: pa.Table, args: argparse.Namespace, rows: int) -> None:
-    """Prints an answer at the prompt. rows: how many rows of a table are printed at most; 0: all."""
-    is_cut = args.format == "table" and 0 < rows < found.num_rows
-    _print_result(found.slice(0, rows) if is_cut else found, args)
-    if is_cut:
-        print(f"{found.num_rows - rows} more; .rows 0 shows all")
+def _print_prompt_answer(found: pa.Table, args: argparse.Namespace, rows: int | None) -> None:
+    """Prints an answer at the prompt. rows: how many rows of a table are printed at most; 0: all; None: as
+    many as the screen holds, ROWS where there is none.
+    """
+    from dse.frontend import prompt
+
+    max_rows = prompt.ROWS if rows is None else rows
+    shown = found.slice(0, max_rows) if args.format == "table" and max_rows else found
+    max_lines = tables.screen_lines() if rows is None else None
+    _print_result(shown, args, (), max_lines, found.num_rows, ".rows 0")
 
 
-def _print_result(found: pa.Table, args: argparse.Namespace, keep: Sequence[str] = ()) -> int:
+def _print_result(
+    found: pa.Table,
+    args: argparse.Namespace,
+    keep: Sequence[str] = (),
+    max_lines: int | None = None,
+    row_count: int | None = None,
+    shows_all: str = "--all or --format csv",
+) -> None:
+    """Prints rows; the arguments from `keep` on are those of tables.print_rows."""
     from dse.frontend import api
 
     if args.format == "parquet":
         import pyarrow.parquet as pq
 
         pq.write_table(found, sys.stdout.buffer)
-    else:
-        rows = list(zip(*(_values(found, at) for at in range(found.num_columns)), strict=True))
-        tables.print_rows(
-            found.column_names,
-            rows,
-            args.format,
-            args.csv_safe,
-            keep,
-            api.Answer(found).unit_keys(),
-            tables.screen_lines(args.all),
-        )
-    return 0
+        return
+    rows = list(zip(*(_values(found, at) for at in range(found.num_columns)), strict=True))
+    units_of = api.Answer(found).unit_keys()
+    names = found.column_names
+    tables.print_rows(
+        names, rows, args.format, args.csv_safe, keep, units_of, max_lines, row_count, shows_all
+    )
 
 
 def _values(found: pa.Table, at: int) -> list[object]:
@@ -614,6 +638,8 @@ def _plot(args: argparse.Namespace) -> int:
         picture = api.open(sources[0]).plot(kind, args.point)
     elif len(sources) == 2:
         sets = _sets(args.set, api.map)
+        if wrong := pictures.wrong_kind(kind):  # before anything is solved
+            raise ValueError(wrong)
 
         def drawn(shown: Any) -> Any:
             if kind == "layout":
@@ -694,13 +720,13 @@ def _compare(args: argparse.Namespace) -> int:
         comparison = compare.runs(a, b)
     elif len(args.words) == 4:
         paths = args.words[2:]
-        first, second = (_simulated(args, path) for path in paths)
+        first, second = (_compared(args, path) for path in paths)
         for one, path in ((first, paths[0]), (second, paths[1])):
             if "energy_pj" not in one.totals:
                 raise screens.NothingFits(f"{path}: {one.totals['reason']}")
         comparison = compare.mappings(first, second)
     else:
-        raise ValueError(f"{' '.join(args.words)}: give RUN_A RUN_B, or WORKLOAD MACHINE MAPPING_A MAPPING_B")
+        raise ValueError(f"{' '.join(args.words)}: give RUN_A RUN_B, or WORKLOAD MACHINE A B")
     if args.format == "json":
         tables.print_json(
             {one.title: [dict(zip(one.header, row, strict=True)) for row in one.rows] for one in comparison}
@@ -709,6 +735,30 @@ def _compare(args: argparse.Namespace) -> int:
     for one in comparison:
         _print_compared(one)
     return 0
+
+
+def _compared(args: argparse.Namespace, word: str) -> Any:
+    """Returns the schedule that a word of `dse compare` names (api.Mapped): a file, or what
+    solver.schedule=WORD finds.
+    """
+    from typing import get_args, get_type_hints
+
+    from dse.frontend import api, progress
+    from dse.solve.options import SolverOptions
+    from hw.component import closest_name
+
+    names = get_args(get_type_hints(SolverOptions)["schedule"])
+    if not Path(word).exists() and word not in names:
+        raise ValueError(f"{word}: neither a file nor a name of solver.schedule; {closest_name(word, names)}")
+    if Path(word).exists():
+        given = [text for text in args.set if not (set(args.words[2:]) & set(names) and "solver." in text)]
+        return _simulated(argparse.Namespace(**{**vars(args), "set": given}), word)
+    workload, machine = args.words[:2]
+    sets = _sets([*args.set, f"solver.schedule={word}"], api.map)
+    return progress.run_with_progress(
+        f"{workload} on {machine}, {word}",
+        lambda shown: api.map(workload, machine, progress=shown.update, **sets),
+    )
 
 
 def _print_compared(one: Any) -> None:
@@ -731,6 +781,10 @@ def _runs(args: argparse.Namespace) -> int:
     tables.print_rows(
         compare.RUN_COLUMNS, rows, args.format, keep=("run", "state"), max_lines=tables.screen_lines(args.all)
     )
+    if args.format == "table" and len(rows) > 1:
+        tables.print_line(
+            "hypervolume: in the box of the run's own points; dse compare RUN_A RUN_B takes one box for both"
+        )
     return 0
 
 
@@ -745,8 +799,10 @@ def _check(args: argparse.Namespace) -> int:
     for text in args.files:
         try:
             line, layers = check.file(text)
-            counted = check.sparsity(text)
+            components, counted = check.components(text), check.sparsity(text)
             good.append({"file": text, "is": line, "layers": [layer._asdict() for layer in layers]})
+            if components:
+                good[-1] |= {"components": components}
             if counted:
                 tiles = [row._asdict() for row in counted.tiles]
                 good[-1] |= {"sparsity": {**counted.facts, "rows_with": counted.rows_with, "tiles": tiles}}
@@ -754,6 +810,10 @@ def _check(args: argparse.Namespace) -> int:
                 tables.print_line(f"{text}: {line}")
                 if layers:
                     tables.print_table(layers[0]._fields, layers)
+                if components:
+                    keys_of = list(components[0])
+                    rows = [[row.get(key) for key in keys_of] for row in components]
+                    tables.print_table([*map(units.label, keys_of)], rows, unit_keys=keys_of)
                 if counted:
                     _print_sparsity(counted.facts, counted.tiles)
         except ValueError as fault:
@@ -793,7 +853,8 @@ def _list(args: argparse.Namespace) -> int:
     import pyarrow as pa
 
     found = pa.table([pa.array(column) for column in zip(*rows, strict=True)], names=list(header))
-    return _print_result(found, args)
+    _print_result(found, args, max_lines=tables.screen_lines(args.all))
+    return 0
 
 
 def _new(args: argparse.Namespace) -> int:

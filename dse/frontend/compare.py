@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dse.explain import values
+import numpy as np
+
+from dse.explain import figures, values
 from dse.explain.values import Table
 from dse.frontend import check
 from dse.frontend.api import Mapped, Run
@@ -18,11 +20,12 @@ from dse.frontend.tables import fact
 from dse.mapping.nest import Infeasible
 from dse.run import folder
 from dse.sim.einsum.evaluate import EinsumCost
+from dse.study import pareto
 from dse.study import study as studies
 from workloads import document
 
 METRICS = ("energy_pj", "latency_cycles", "latency_ns", "initiation_interval_cycles", "edp_pj_ns")
-COUNTS = ("state", "done", "ok", "infeasible", "pruned", "error", "front", "hypervolume")
+COUNTS = ("state", "done", "ok", "infeasible", "pruned", "error", "front")
 TAGS = "tags.json"  # in a run's folder
 RUN_COLUMNS = ("run", "state", "study", "machines", "front", "hypervolume", "tags", "time")
 
@@ -128,15 +131,41 @@ def runs(a: Run, b: Run) -> list[Table]:
     old, new = studies.identity(a.study), studies.identity(b.study)
     keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
     best = [(key, *_best(a, b, key)) for key in a.objectives() if key in b.objectives()]
+    if a.objectives() == b.objectives() and (both := _hypervolumes(a, b)):
+        texts = [fact("hypervolume", one) for one in both]
+        best.append(("hypervolume", texts[0], texts[1], change(*both)))
     return [
         Table("runs", ("key", "A", "B"), tuple(counts)),
-        Table("best of the feasible machines", ("objective", "A", "B", "change"), tuple(best)),
+        Table("best of the feasible machines", ("objective", "A", "B", "change"), tuple(best), BOX_NOTE),
         Table(
             "keys of the studies that differ",
             ("key", "A", "B"),
             tuple((key, _short(old.get(key, "absent")), _short(new.get(key, "absent"))) for key in keys),
         ),
     ]
+
+
+BOX_NOTE = "hypervolume: of each front in one box, that of all feasible points of both; logarithmic axes."
+
+
+def _hypervolumes(a: Run, b: Run) -> tuple[float, float] | None:
+    """Returns the hypervolumes of two runs with the same objectives, in one box; None without a point."""
+    names = [o.column for o in a.study.objectives]
+    statement = f"SELECT {', '.join(names)} FROM points WHERE feasible"
+    of_a, of_b = (
+        np.column_stack([column.to_numpy() for column in run.sql(statement).table.columns])
+        * pareto.signs(run.study.objectives)
+        for run in (a, b)
+    )
+    if not len(of_a) + len(of_b):
+        return None
+    scale = pareto.scaler(np.concatenate([of_a, of_b]))
+    reference = np.full(len(names), figures.REFERENCE)
+    volumes = [
+        pareto.hypervolume(scale(one[pareto.front(one)]), reference) if len(one) else 0.0
+        for one in (of_a, of_b)
+    ]
+    return volumes[0], volumes[1]
 
 
 def _best(a: Run, b: Run, objective: str) -> tuple[str, str, str]:

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from analysis import plots
 from analysis.plots import Picture
@@ -19,12 +21,14 @@ from dse.explain import figures, units, values
 from dse.frontend import tables
 from dse.frontend.screens import NothingFits
 from dse.mapping.nest import Infeasible
+from dse.run import folder
 from dse.sim.einsum.evaluate import ProgressFn, Solution, no_progress
 from dse.solve import solve
 from dse.solve.options import SolverOptions
 from dse.study import study as studies
 from dse.study.study import Study
 from hw.arch import Arch
+from hw.component import closest_name
 from workloads.graph import Workload
 
 if TYPE_CHECKING:  # importing it would import SciPy
@@ -33,6 +37,7 @@ if TYPE_CHECKING:  # importing it would import SciPy
 OF_RUN = ("front", "breakdown", "roofline", "sensitivity", "progress")
 OF_REUSE = ("residency", "traffic-over-capacity", "graph")
 OF_MAPPED = ("nest", "mapping", "roofline", "breakdown", "ski-slope", "residency")
+CLOCK_S = 10.0  # seconds by which clocks of a file system and of a run may differ
 BARS = 16  # points of the front in a breakdown, at even distances along it
 
 
@@ -93,7 +98,7 @@ class Opened(Protocol):
 def of_run(run: Opened, kind: str, point: str | int = "best") -> Picture:
     """Returns a picture of a run. kind: one of OF_RUN; point: whose roofline is drawn. Raises ValueError."""
     if kind not in OF_RUN:
-        raise ValueError(f"KIND = {kind}: of a run there are {', '.join(OF_RUN)}")
+        raise ValueError(f"KIND = {kind}: is no picture of a run; {closest_name(kind, OF_RUN)}")
     if kind == "roofline":
         return _roofline(run, point)
     return {"front": _front, "breakdown": _breakdown, "sensitivity": _sensitivity, "progress": _progress}[
@@ -239,29 +244,72 @@ def _sensitivity(run: Opened) -> Picture:
 
 
 def _progress(run: Opened) -> Picture:
-    states = run.sql("SELECT machine, status FROM machines ORDER BY generation, machine").table.to_pylist()
-    return plots.progress(
-        volume(run, [row["machine"] for row in states]),
-        {
-            status: list(accumulate(row["status"] == status for row in states))
-            for status in ("ok", "infeasible", "pruned", "error")
-        },
-        name_of(run),
-    )
+    return plots.progress(courses(run), name_of(run))
 
 
-def volume(run: Opened, machines: Sequence[int]) -> list[tuple[int, float]]:
-    """Returns pairs (machines done, share of the final hypervolume then). machines: in the order in which
-    they were asked.
+def courses(run: Opened) -> list[figures.Course]:
+    """Returns how a run went: over machines done, in the order in which they were asked; and over its time,
+    in that in which they were committed, where the folder still tells.
     """
     names = [o.column for o in run.study.objectives]
-    found = _points(run, ["machine", *names])
-    done_after = {machine: i + 1 for i, machine in enumerate(machines)}
     signs = np.array([-1.0 if o.direction == "max" else 1.0 for o in run.study.objectives])
-    return figures.progress(
-        [done_after[m] for m in found["machine"].to_pylist()],
-        np.column_stack([found[name].to_numpy() for name in names]) * signs,
-    )
+    done = run.sql("SELECT machine, status FROM machines ORDER BY generation, machine").table
+    machines, status = done["machine"].to_numpy(), np.array(done["status"].to_pylist(), dtype=object)
+    listed = ", ".join(f'"{name}"' for name in names)
+    points = run.sql(
+        f"SELECT machine, {listed} FROM designs WHERE feasible ORDER BY generation, machine, schedule"
+    ).table
+    values = np.column_stack([points[name].to_numpy() for name in names]) * signs
+    order = np.argsort(machines)
+    row_of_point = order[np.searchsorted(machines, points["machine"].to_numpy(), sorter=order)]
+    axes = {"machines done": np.arange(1.0, len(machines) + 1)}
+    if (seconds := _seconds(run, machines)) is not None:
+        steps = [(1.0, "s"), (60.0, "min"), (3600.0, "h")]
+        by, unit = next(step for step in reversed(steps) if max(seconds) >= 2 * step[0] or step[0] == 1)
+        axes[f"time ({unit}, without pauses)"] = seconds / by
+    found = []
+    for axis, x in axes.items():
+        rows, point_rows = np.argsort(x, kind="stable"), np.argsort(x[row_of_point], kind="stable")
+        found.append(
+            figures.course(
+                axis, x[rows], status[rows].tolist(), x[row_of_point][point_rows], values[point_rows]
+            )
+        )
+    return found
+
+
+def _seconds(run: Opened, machines: np.ndarray) -> np.ndarray | None:
+    """Returns for each machine how long the run had taken when its rows were committed (merged groups of
+    commits: when they were merged); None where files tell no times: a copy, a packed run.
+    """
+    stamps = [
+        (row["time"].timestamp(), row["kind"])
+        for row in run.sql(
+            "SELECT time, kind FROM events WHERE kind IN ('start', 'resume', 'stop') ORDER BY time"
+        ).table.to_pylist()
+    ]
+    manifest = folder.read(run.path)
+    found, times = [np.empty(0, dtype=np.int64)], [np.empty(0)]
+    for group in manifest.groups:
+        path = run.path / folder.part_path("machines", group.name)
+        if path.is_file():
+            found.append(pq.read_table(path, columns=["machine"])["machine"].to_numpy())
+            times.append(np.full(len(found[-1]), path.stat().st_mtime))
+    committed, at = np.concatenate(found), np.concatenate(times)
+    if not len(machines) or not np.all(np.isin(machines, committed)):
+        return None
+    last = float((folder.status(run.path, manifest.identity) or {}).get("time", 0.0))
+    begins = [time for time, kind in stamps if kind != "stop"]
+    # the last commit of a session is written after the event of its end; a killed one has none
+    ends = [
+        max((t for t in (*at, *(time for time, _ in stamps)) if begin <= t < after), default=begin)
+        for begin, after in pairwise([*begins, inf])
+    ]
+    if not begins or max(at) > max(last, stamps[-1][0]) + CLOCK_S:
+        return None
+    order = np.argsort(committed)
+    rows = order[np.searchsorted(committed, machines, sorter=order)]
+    return figures.elapsed(at[rows], list(zip(begins, ends, strict=True)))
 
 
 def _roofline(run: Opened, point: str | int) -> Picture:
@@ -285,6 +333,14 @@ def of_layout(arch: Arch, workload: Workload, tensor: str, text: str) -> Picture
     return plots.layout(figures.layout(arch, workload, tensor, text))
 
 
+def wrong_kind(kind: str) -> str:
+    """Returns the message for a kind of picture that no workload on a machine has; "" for the others."""
+    kinds = (*OF_MAPPED, "layout", *OF_REUSE[1:])
+    if kind in kinds:
+        return ""
+    return f"KIND = {kind}: is no picture of a workload on a machine; {closest_name(kind, kinds)}"
+
+
 def of_mapped(
     mapped: Solved, kind: str, einsum: str | None = None, progress: ProgressFn = no_progress
 ) -> Picture:
@@ -292,10 +348,7 @@ def of_mapped(
     ski slope. Raises ValueError.
     """
     if kind not in OF_MAPPED:
-        raise ValueError(
-            f"KIND = {kind}: of a workload on a machine there are {', '.join(OF_MAPPED)}, layout (of "
-            f"a tensor), {', '.join(OF_REUSE[1:])}"
-        )
+        raise ValueError(wrong_kind(kind) or f"KIND = {kind}: dse plot alone draws it")
     title = f"{mapped.workload.name} on {mapped.arch.name}"
     if kind == "ski-slope":
         drawn_workload = figures.one_einsum_workload(mapped.workload, einsum) if einsum else mapped.workload
@@ -394,6 +447,5 @@ def _nest(
         f"{tables.fact('energy_pj', c.energy_pj)}, {tables.fact('latency_cycles', c.latency_cycles)}, "
         f"bottleneck {c.bottleneck}; {values.short_certificate(c.certificate)}"
     )
-    return draw(
-        values_of(mapped.arch, e, c), f"{c.name} of {mapped.workload.name} on {mapped.arch.name}", facts
-    )
+    title = f"{c.name} of {mapped.workload.name} on {mapped.arch.name}"
+    return draw(values_of(mapped.arch, e, c), tuple(mapped.arch.components()), title, facts)

@@ -12,13 +12,13 @@ from typing import Any
 
 from dse.frontend import check, tables
 
-ROWS = 40  # rows of an answer that are shown, until .rows says otherwise
+ROWS = 40  # rows of an answer that are shown at most, until .rows says otherwise
 MAX_HISTORY = 1000  # lines that are kept between sessions
 HELP = (
     (".help", "this table"),
     (".tables", "the views, with what one row of each is"),
     (".schema [VIEW]", "columns with type, unit and meaning; of one view, or of all"),
-    (".rows N", f"rows that are shown of an answer (now and at first {ROWS}); 0: all"),
+    (".rows N", f"rows that are shown of an answer; 0: all (at first as many as fit, at most {ROWS})"),
     (".quit", "end; so does an empty line, or Ctrl-D"),
     ("a statement", "SELECT, WITH, FROM, DESCRIBE or SUMMARIZE in one line, e.g. FROM designs LIMIT 10"),
 )
@@ -45,7 +45,8 @@ KEYWORDS = (
 )
 
 Ask = Callable[[str], Any]  # a statement -> its rows (api.Answer); raises ValueError in one line
-Show = Callable[[Any, int], None]  # (answer, n): prints at most n rows of the answer; 0: all
+# (answer, n): prints at most n rows of the answer; 0: all; None: as many as fit, at most ROWS
+Show = Callable[[Any, int | None], None]
 
 
 def run(ask: Ask, show: Show) -> None:
@@ -58,7 +59,7 @@ def run(ask: Ask, show: Show) -> None:
             [*views, *sorted(names), *KEYWORDS, *(word.split()[0] for word, _ in HELP if word[0] == ".")]
         )
     print(f"views: {', '.join(views)}; .help lists commands, an empty line ends")
-    rows = ROWS
+    rows: int | None = None
     while (line := tables.ask("dse> ").strip()) not in ("", ".quit", ".exit"):
         word, *words = line.split()
         try:

@@ -58,7 +58,7 @@ def document(run: Opened, others: Sequence[Opened] = (), live: Mapping[str, Any]
         "effects": {name: _effects(run, machines, points, name) for name in names},
         "reasons": _reasons(run),
         "missed": _violations(run, points),
-        "progress": _progress(run, machines, points),
+        "progress": [asdict(one) for one in pictures.courses(run)],
         "said": _facts(run, machines, points, on_front, len(shown)),
         "study": run.study.text,
         "path": run.path.name,
@@ -215,23 +215,6 @@ def _violations(run: Opened, points: pa.Table) -> list[dict[str, Any]]:
         for name, column in studies.columns(run.study, "points").items()
         if column.meaning.startswith("how far ")
     ]
-
-
-def _progress(run: Opened, machines: pa.Table, points: pa.Table) -> dict[str, Any]:
-    """Returns the hypervolume, and the number of machines by status, over the run."""
-    order = machines["machine"].to_pylist()
-    ends = sorted(
-        {round(i) for i in np.linspace(1, len(order), min(len(order), 2 * figures.MAX_PROGRESS_POINTS))}
-    )
-    states = machines["status"].to_pylist()
-    counts = {status: np.cumsum([state == status for state in states]) for status in STATES[:4]}
-    return {
-        "volume": pictures.volume(run, order) if any(points["feasible"].to_pylist()) else [],
-        "done": ends,
-        "states": {
-            status: [int(total[end - 1]) for end in ends] for status, total in counts.items() if total[-1]
-        },
-    }
 
 
 def _facts(

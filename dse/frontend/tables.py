@@ -283,16 +283,20 @@ def print_rows(
     keep: Sequence[str] = (),
     unit_keys: Sequence[str] = (),
     max_lines: int | None = None,
+    row_count: int | None = None,
+    shows_all: str = "--all or --format csv",
 ) -> None:
     """Prints rows as a table, CSV, or a JSON list of objects (numbers in full). csv_safe: prefix texts that a
     spreadsheet would take for a formula. max_lines: a table is cut after the last row that fits into this
-    many lines, and a line says how many more rows there are.
+    many lines, and a line says how many more rows there are, of row_count in all (None: `rows` are all), and
+    what shows them.
     """
     if form == "table":
         text, shown = _cut_table(header, rows, keep, unit_keys, max_lines)
         print(text)
-        more = f" of {len(rows)}; --all or --format csv shows the other {len(rows) - shown}"
-        print(f"{shown} row{'s' * (shown != 1)}{more if shown < len(rows) else ''}")
+        total = len(rows) if row_count is None else row_count
+        more = f" of {total}; {shows_all} shows the other {total - shown}"
+        print(f"{shown} row{'s' * (shown != 1)}{more if shown < total else ''}")
     elif form == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow([_field(name, csv_safe) for name in header])
@@ -360,6 +364,8 @@ def print_end(out: str, status: Any, solved: int) -> None:
         if status.front
         else [f'dse sql {out} "SELECT status, reason, count(*) FROM machines GROUP BY ALL"']
     )
+    if status.state in ("interrupted", "failed"):
+        commands = [f"dse resume {out}", *commands]
     print("next:", "\n      ".join(map(safe, commands)))
     if why_empty:
         print_line(f"the front is empty: {why_empty}")

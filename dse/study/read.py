@@ -28,6 +28,7 @@ from workloads import catalog, plugin
 from workloads import document as documents
 from workloads.einsum import WorkloadError, canonical_key
 from workloads.graph import Workload, counts, warning, with_bits
+from workloads.meant import meant
 
 T = TypeVar("T")
 
@@ -103,12 +104,24 @@ def document(path: Path, set_texts: Sequence[str], faults: Faults) -> dict[str, 
     raw = {"name": path.stem, **raw}
     for text in set_texts:
         _merge(raw, text, faults)
-    misspelt = [explain(str(key), "extra_forbidden", raw[key], "", KEYS) for key in raw if key not in KEYS]
+    misspelt = [_unknown_key(str(key), raw[key]) for key in raw if key not in KEYS]
     faults.lines.extend(misspelt)
     for key in NEEDED:
         if key not in raw and not any(line.endswith(f"did you mean {key}?") for line in misspelt):
             faults.add(explain(key, "missing", None, ""))
     return raw
+
+
+def _unknown_key(key: str, value: object) -> str:
+    """Returns the message for an unknown key of a study; fields of the machine belong into `space`."""
+    field, given = key, value
+    if isinstance(value, Mapping) and len(value) == 1 and not meant(key, KEYS):
+        [(name, given)] = value.items()
+        field = f"{key}.{name}"
+    if "." not in field:
+        return explain(key, "extra_forbidden", value, "", KEYS)
+    values = given if isinstance(given, list) else [given]
+    return f"{field} = {show(given)} is no key of a study; a field of the machine: space.{field} = {values}"
 
 
 def block(kind: type[T], raw: object, prefix: str, faults: Faults) -> T:
@@ -422,7 +435,7 @@ def assignment(text: str, faults: Faults) -> tuple[str, Any]:
     """Returns (dotted key, value) of a --set; the key is empty if the text is faulty."""
     dotted, equals, value = text.partition("=")
     if not equals or not dotted.strip():
-        faults.add(f"--set {text}: no key=value; write e.g. --set stop.machines=60")
+        faults.add(f"--set {text}: no key=value; write --set {dotted.strip() or 'KEY'}=VALUE")
         return "", None
     parsed, wrong = documents.parse(value)
     if wrong:
