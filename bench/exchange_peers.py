@@ -1,13 +1,15 @@
 """The same mapping priced by the tool whose configuration it is and here, on configurations as its repository
 ships them. Every difference is one of the terms that the table names, or the run stops.
 
-python -m bench.exchange_peers zigzag|scalesim FOLDER [ENVIRONMENTS]
+python -m bench.exchange_peers zigzag|scalesim|nn_dataflow FOLDER [ENVIRONMENTS]
 
-FOLDER: checkouts (bench.exchange_field, REPOSITORIES); ENVIRONMENTS: of the tools, made where they lack.
+FOLDER: checkouts (bench.exchange_field, REPOSITORIES; none of nn_dataflow, whose package has its networks);
+ENVIRONMENTS: of the tools, made where they lack.
 
 ZigZag: a layer of its ResNet-18 (for gemm_* its product) with results as wide as partial sums, mapped here in
 the dataflow that it ships, goes over by `--format zigzag` and is priced on the accelerator file as it stands.
 SCALE-Sim: the smallest layer of a topology, cut to half a million MACs: cycles of the array without stalls.
+nn_dataflow: the schedule that it finds for a layer of its networks on kapla_single, as a nest.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from bench import nn_dataflow
 from bench.exchange_field import SCALESIM_CONVOLUTIONS
 from bench.peers.environment import python_of
 from dse.exchange import convert, scalesim, zigzag_mapping
@@ -37,7 +40,7 @@ from dse.mapping.constraints import Constraints
 from dse.mapping.nest import Loop, Store
 from dse.mapping.nest import Mapping as NestMapping
 from dse.sim.counts.actions import action_pj
-from dse.sim.einsum.evaluate import EinsumCost, Problem
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from hw import machine
 from hw.arch import Arch
 from tests.array_dataflows import systolic
@@ -78,6 +81,19 @@ ASKED = {  # what release 3.0 stops without; it changes no cycle of the array
 }
 EXACT = 1e-9
 READ, WRITE = "read", "write"
+NN_MACHINE = "kapla_single"
+# of the networks that nn_dataflow ships, with a batch; an image's rows fit the columns of the array
+NN_LAYERS = (
+    *("alex_net:conv3_a 1", "alex_net:conv4_a 4", "alex_net:conv5_a 8", "alex_net:fc1 1", "alex_net:fc2 16"),
+    *("vgg_net:conv11 1", "zfnet:conv3 1", "zfnet:conv5 2", "resnet50:conv4_0_b 1", "resnet50:conv5_0_c 4"),
+    *(
+        "googlenet:inception_4a_5x5 4",
+        "googlenet:inception_5b_3x3 2",
+        "mlp_l:fc1 64",
+        "lstm_phoneme:cell_igate 8",
+    ),
+)
+NN_TERMS = ("fills and drains", "diagonals", "bus", "first sums", "kept", "padding", "pinned", "cycles")
 
 
 class Transfer(NamedTuple):
@@ -100,6 +116,11 @@ def main(peer: str, folder: Path, environments: Path) -> None:
             beside_zigzag,
         ),
         "scalesim": (("config", "layer", "M, N, K", "cycles there", "here"), CONFIGS, beside_scalesim),
+        "nn_dataflow": (
+            ("layer", "nn_dataflow pJ", "here pJ", *NN_TERMS, "cycles there", "here", "REGF here"),
+            NN_LAYERS,
+            beside_nn_dataflow,
+        ),
     }[peer]
     print(f"| {' | '.join(header)} |\n{'|---' * len(header)}|")
     for name in names:
@@ -338,6 +359,138 @@ def on_the_array(arch: Arch, m: int, n: int, k: int) -> float:
         *(Loop(rank, 1) for rank in limits.inside),
     )
     return dict(run_dataflow(e, arch, NestMapping(nodes)).price.busy_cycles)["MAC"]
+
+
+def beside_nn_dataflow(_: Path, name: str, environments: Path, work: Path) -> Sequence[str]:
+    """Cells of a layer: its schedule by both, REGF as large as the nest needs."""
+    units, batch = name.split()
+    arch = machine.load_arch(NN_MACHINE)
+    driver = Path(__file__).parent / "peers" / "nn_dataflow_schedules.py"
+    hardware = nn_dataflow.hardware(arch)
+    command = [python_of("nn_dataflow", environments), driver, units, batch, json.dumps(hardware)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=work)
+    if done.returncode:
+        return name, "", f"fails: {done.stderr.strip().splitlines()[-1]}"
+    answer = json.loads(done.stdout)
+    (layer,) = answer["layers"]
+    (down, across), sizes = layer["strides"], layer["sizes"]
+    e = einsum(f"out[m,n,p,q] += in[m,k,{down}*p+r,{across}*q+s] * W[n,k,r,s]", sizes)
+    nest = nn_dataflow.nest_of(layer, e, arch)
+    cost = einsum_cost(Problem(nn_dataflow.roomy(arch), e, "energy"), nest)
+    assert isinstance(cost, EinsumCost), (name, str(nest), cost)
+    terms = nn_terms(layer, nest, e, cost, hardware["pj"])
+    there = answer["energy"]
+    assert abs(there - cost.energy_pj - sum(terms.values())) <= EXACT * there, (
+        name,
+        there,
+        cost.energy_pj,
+        terms,
+    )
+    shares = [f"{100 * terms[term] / there:+.1f} %" if terms[term] else "" for term in NN_TERMS]
+    held = sum(elems for level, _, elems in cost.footprint if level == "REGF") * arch.word_bits // 8
+    cycles = f"{layer['time']:,}", f"{cost.latency_cycles:,.0f}"
+    return f"`{units}` {batch}", f"{there:,.0f}", f"{cost.energy_pj:,.0f}", *shares, *cycles, f"{held} B"
+
+
+def nn_terms(
+    layer: Mapping[str, Any], nest: NestMapping, e: Einsum, cost: EinsumCost, pj: Mapping[str, float]
+) -> dict[str, float]:
+    """Terms by which nn_dataflow's energy of a layer is above ours, in pJ, from its figures and the trips of
+    the nest. Raises AssertionError for a count of ours that these do not say.
+    """
+    dram, gbuf, bus, _ = (dict(zip(nn_dataflow.USES, row, strict=True)) for row in layer["access"])
+    ours = Counter[tuple[str, str, str]]()
+    for count in cost.counts:
+        ours[count.key] += count.elems
+    found = dict.fromkeys(NN_TERMS, 0.0) | {"cycles": (layer["time"] - cost.latency_cycles) * pj["idle"]}
+    macs = e.macs()
+    expected: dict[tuple[str, str, str], float] = {("MAC", "-", "compute"): macs}
+    for tensor, uses in nn_dataflow.USES.items():
+        outer, inner, padded = fetches(layer, uses)
+        (free,) = {*nn_dataflow.RANKS} - {nn_dataflow.RANKS[at] for at in uses}
+        visits = trips(nest, e, free, tensor)  # of REGF, by the PEs together
+        pes = trips(nest, e, free, tensor, each=True)  # and summed over PEs
+        if tensor == "out":
+            words, filters = prod(e.sizes()[rank] for rank in "mnpq"), e.sizes()["r"]
+            drains = filters * pes * words
+            firsts = filters * pes_of(nest, e, free) * words
+            fills = drains - firsts
+            expected |= {
+                ("DRAM", tensor, READ): (outer - 1) * words,
+                ("DRAM", tensor, WRITE): outer * words,
+                ("GBUF", tensor, READ): (visits - 1 + outer) * words,
+                ("GBUF", tensor, WRITE): (visits + outer - 1) * words,
+                ("REGF", tensor, READ): macs - firsts + drains,
+                ("REGF", tensor, WRITE): macs + fills,
+            }
+            found["fills and drains"] -= (2 * outer - 1) * words * pj["gbuf"] + (fills + drains) * pj["regf"]
+            found["first sums"] += firsts * pj["regf"]
+            found["kept"] -= 2 * (padded - inner) * words * pj["gbuf"]
+            found["padding"] += 2 * (padded - visits) * words * pj["gbuf"]
+            found["bus"] -= (fills + drains - bus[tensor]) * pj["itcn"]
+            continue
+        rows = bus[tensor] / gbuf[tensor] if tensor == "in" else 1.0
+        once = gbuf[tensor] / inner
+        loaded = dram[tensor] or once  # weights that fit stand in GBUF before the run there
+        served = once * rows * visits
+        taken = once * rows * pes if tensor == "in" else served * e.sizes()["p"]
+        expected |= {
+            ("DRAM", tensor, READ): loaded,
+            ("GBUF", tensor, WRITE): loaded,
+            ("GBUF", tensor, READ): served,
+            ("REGF", tensor, WRITE): taken,
+            ("REGF", tensor, READ): macs,
+        }
+        found["fills and drains"] -= loaded * pj["gbuf"] + taken * pj["regf"]
+        found["pinned"] -= (loaded - dram[tensor]) * pj["dram"]
+        found["kept"] -= once * (padded - inner) * pj["gbuf"]
+        found["padding"] += once * (padded - visits) * pj["gbuf"]
+        found["diagonals"] -= (rows - 1) * once * visits * pj["gbuf"]
+        found["bus"] -= (taken - bus[tensor]) * pj["itcn"]
+    for key, n in expected.items():
+        assert abs(ours[key] - n) <= EXACT * n, (key, ours[key], n)
+    return found
+
+
+def fetches(layer: Mapping[str, Any], uses: Sequence[int]) -> tuple[int, int, int]:
+    """How often a tensor is fetched whole from DRAM and from GBUF there, and from GBUF here: there a tile of
+    REGF that no loop between GBUF and REGF moves stays over the loops outside, too.
+    """
+    (free,) = {0, 1, 2} - {*uses}
+    blocks, orders = layer["tvals"], layer["orders"]
+    found, again = [1], 1
+    for at in (0, 1):
+        moved = [orders[at][loop] for loop in uses if blocks[at][loop] > 1]
+        outside = blocks[at][free] if moved and orders[at][free] > min(moved) else 1
+        again = prod(own[free] for own in blocks[:at]) * outside
+        found.append(again if moved else found[-1])
+    return found[1], found[2], again
+
+
+def pes_of(nest: NestMapping, e: Einsum, rank: str) -> int:
+    """PEs that share out a rank in the first iteration."""
+    size, found = e.sizes()[rank], 1
+    for node in nest.nodes:
+        if isinstance(node, Loop) and node.rank == rank:
+            found *= -(-size // node.tile) if node.over else 1
+            size = min(size, node.tile)
+    return found
+
+
+def trips(nest: NestMapping, e: Einsum, rank: str, tensor: str, each: bool = False) -> int:
+    """Tiles of a rank that REGF's node of a tensor sees one after the other, by the first PE or by each."""
+    above = nest.nodes[: nest.nodes.index(Store("REGF", tensor))]
+    loops = [node for node in above if isinstance(node, Loop) and node.rank == rank]
+
+    def tiles(size: int, loops: Sequence[Loop]) -> int:
+        if not size or not loops:
+            return size and 1
+        whole, rest = divmod(size, loops[0].tile)
+        if loops[0].over and not each:
+            return tiles(min(size, loops[0].tile), loops[1:])
+        return whole * tiles(loops[0].tile, loops[1:]) + tiles(rest, loops[1:])
+
+    return tiles(e.sizes()[rank], loops)
 
 
 if __name__ == "__main__":

@@ -92,16 +92,16 @@ def hardware(arch: Arch) -> dict[str, Any]:
 
 
 def nest_of(layer: Mapping[str, Any], e: Einsum, arch: Arch, held: bool = False) -> nest.Mapping:
-    """A schedule of a fully connected layer as a nest. held: sums that no inner loop moves stay in REGF also
-    over the outer loop of k, as nn_dataflow has it; where GBUF holds tiles inside of that loop our nests
-    cannot say so, but with larger tiles there.
+    """A schedule of a layer as a nest; of a convolution a PE takes a row of the filter and one of the result.
+
+    held: sums that no inner loop moves stay in REGF also over the outer loop of k, as nn_dataflow has it;
+    where GBUF holds tiles inside of that loop our nests cannot say so, but with larger tiles there.
     """
     tensors = {"W": e.inputs[1].tensor, "in": e.inputs[0].tensor, "out": e.output.tensor}
     left = e.sizes()
     nodes: list[Loop | Store] = [Store("DRAM", t) for t in tensors.values()]
 
-    def cut(at: int, tile: int, over: str = "") -> None:
-        rank = RANKS[at]
+    def cut(rank: str, tile: int, over: str = "") -> None:
         if tile < left.get(rank, 1):
             nodes.append(Loop(rank, tile, over))
             left[rank] = tile
@@ -109,13 +109,12 @@ def nest_of(layer: Mapping[str, Any], e: Einsum, arch: Arch, held: bool = False)
     for kind in layer["order"]:
         for dim, parts in zip(("NY", "NX"), layer["part"][kind], strict=True):
             if parts > 1:
-                at = {"c": 0, "k": 1, "n": 2}[kind]
-                cut(at, -(-left[RANKS[at]] // parts), dim)
+                rank = {"c": "k", "k": "n", "n": "m"}[kind]
+                cut(rank, -(-left[rank] // parts), dim)
     t0, t1, t2 = layer["tvals"]
     if held and t1[1] == t1[2] == 1:
         t0, t1 = [1, *t0[1:]], [t0[0] * t1[0], *t1[1:]]
-    # channels of a pass over the array: inputs, outputs
-    unit = [layer["unit_size"][0][1], layer["unit_size"][0][2], 1]
+    unit = [*layer["pass"], 1]
 
     def level(name: str, order: list[int], trips: list[int], inner: list[int]) -> None:
         """Loops, outermost first, with a node of each tensor below the innermost one that moves it."""
@@ -127,17 +126,20 @@ def nest_of(layer: Mapping[str, Any], e: Einsum, arch: Arch, held: bool = False)
         for i in range(len(loops) + 1):
             nodes.extend(Store(name, tensors[key]) for key in USES if last[key] == i)
             if i < len(loops):
-                cut(loops[i], min(inner[loops[i]], left.get(RANKS[loops[i]], 1)))
+                rank = RANKS[loops[i]]
+                cut(rank, min(inner[loops[i]], left.get(rank, 1)))
 
     level("GBUF", layer["orders"][0], t0, [a * b * u for a, b, u in zip(t1, t2, unit, strict=True)])
     (rows, _), (columns, size) = arch.fanouts[1].dims
-    wide = min(unit[1], dict(arch.fanouts[1].dims).get("x", size))
-    cut(1, -(-left["n"] // wide), columns)
-    cut(1, min(left["n"], t1[1] * t2[1]), rows)
-    cut(0, min(left["k"], t1[0] * t2[0]), rows)
+    wide = min(unit[1], size // left.get("p", 1))
+    cut("p", 1, columns)
+    cut("n", -(-left["n"] // wide), columns)
+    cut("r", 1, rows)
+    cut("n", min(left["n"], t1[1] * t2[1]), rows)
+    cut("k", min(left["k"], t1[0] * t2[0]), rows)
     level("REGF", layer["orders"][1], t1, list(t2))
-    for at in range(3):
-        cut(at, 1)
+    for rank in (*RANKS, "q", "s"):
+        cut(rank, 1)
     return nest.Mapping(tuple(nodes))
 
 

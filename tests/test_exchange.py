@@ -261,6 +261,24 @@ def test_a_design_of_zigzag(tmp_path: Path) -> None:
     assert "ok" in good("simulate", "e/workload.yaml", "e/machine.yaml", "e/mapping.yaml", folder=tmp_path)
 
 
+def test_ports_of_several_widths_of_zigzag(tmp_path: Path) -> None:
+    """An access costs the same by each port: energies per bit go over where all that read, or write, are of
+    one width.
+    """
+    one = '{name: rw, type: read_write, bandwidth_min: 64, bandwidth_max: 128, allocation: ["I1, tl"]}'
+    read = '{name: r, type: read, bandwidth_min: 64, bandwidth_max: 64, allocation: ["I1, tl"]}'
+    write = '{name: w, type: write, bandwidth_min: 64, bandwidth_max: 256, allocation: ["I1, fh"]}'
+    for ports, lost in ((f"{read}\n    - {write}", 1), (f"{read}\n    - {write}\n    - {one}", 3)):
+        (tmp_path / "a.yaml").write_text(exchanged.ZIGZAG_MACHINE.replace(one, ports))
+        written, said = convert.convert("zigzag", [tmp_path / "a.yaml"], tmp_path / "d", lossy=True)
+        arch = machine.load_arch(str(written[0]))
+        ways = {"read": 10 * 256 / (64 if lost == 1 else 128), "write": 12}
+        assert (arch.levels[1].width_bits, arch.levels[1].read_pj) == (256, ways["read"])
+        assert arch.levels[1].write_pj == ways["write"]
+        assert len([line for line in said if "sram.ports" in line]) == lost
+    assert "to read; here an access of 64 bits costs 0.5 of r_cost" in "\n".join(said)
+
+
 def test_dimensions_of_zigzag_keep_their_numbers_and_idle_ones_are_named(tmp_path: Path) -> None:
     """A register that serves D1 makes D2 the outer array; what a mapping leaves out ZigZag fills itself."""
     text = exchanged.ZIGZAG_MACHINE.replace("served_dimensions: []", "served_dimensions: [D1]")
