@@ -93,7 +93,7 @@ NN_LAYERS = (
         "lstm_phoneme:cell_igate 8",
     ),
 )
-NN_TERMS = ("fills and drains", "diagonals", "bus", "first sums", "kept", "padding", "pinned", "cycles")
+NN_TERMS = ("fills and drains", "diagonals", "bus", "first sums", "kept", "pinned", "cycles")
 
 
 class Transfer(NamedTuple):
@@ -406,8 +406,8 @@ def nn_terms(
     macs = e.macs()
     expected: dict[tuple[str, str, str], float] = {("MAC", "-", "compute"): macs}
     for tensor, uses in nn_dataflow.USES.items():
-        outer, inner, padded = fetches(layer, uses)
-        (free,) = {*nn_dataflow.RANKS} - {nn_dataflow.RANKS[at] for at in uses}
+        outer, inner = fetches(layer, uses)
+        free = next(rank for at, rank in enumerate(nn_dataflow.RANKS) if at not in uses)
         visits = trips(nest, e, free, tensor)  # of REGF, by the PEs together
         pes = trips(nest, e, free, tensor, each=True)  # and summed over PEs
         if tensor == "out":
@@ -425,8 +425,7 @@ def nn_terms(
             }
             found["fills and drains"] -= (2 * outer - 1) * words * pj["gbuf"] + (fills + drains) * pj["regf"]
             found["first sums"] += firsts * pj["regf"]
-            found["kept"] -= 2 * (padded - inner) * words * pj["gbuf"]
-            found["padding"] += 2 * (padded - visits) * words * pj["gbuf"]
+            found["kept"] -= 2 * (visits - inner) * words * pj["gbuf"]
             found["bus"] -= (fills + drains - bus[tensor]) * pj["itcn"]
             continue
         rows = bus[tensor] / gbuf[tensor] if tensor == "in" else 1.0
@@ -443,8 +442,7 @@ def nn_terms(
         }
         found["fills and drains"] -= loaded * pj["gbuf"] + taken * pj["regf"]
         found["pinned"] -= (loaded - dram[tensor]) * pj["dram"]
-        found["kept"] -= once * (padded - inner) * pj["gbuf"]
-        found["padding"] += once * (padded - visits) * pj["gbuf"]
+        found["kept"] -= once * (visits - inner) * pj["gbuf"]
         found["diagonals"] -= (rows - 1) * once * visits * pj["gbuf"]
         found["bus"] -= (taken - bus[tensor]) * pj["itcn"]
     for key, n in expected.items():
@@ -452,19 +450,18 @@ def nn_terms(
     return found
 
 
-def fetches(layer: Mapping[str, Any], uses: Sequence[int]) -> tuple[int, int, int]:
-    """How often a tensor is fetched whole from DRAM and from GBUF there, and from GBUF here: there a tile of
-    REGF that no loop between GBUF and REGF moves stays over the loops outside, too.
+def fetches(layer: Mapping[str, Any], uses: Sequence[int]) -> tuple[int, int]:
+    """How often a tensor is fetched whole from DRAM and from GBUF there. Where no loop between GBUF and REGF
+    moves it, its tile stays in REGF over the loops outside, too.
     """
     (free,) = {0, 1, 2} - {*uses}
     blocks, orders = layer["tvals"], layer["orders"]
-    found, again = [1], 1
+    found = [1]
     for at in (0, 1):
         moved = [orders[at][loop] for loop in uses if blocks[at][loop] > 1]
         outside = blocks[at][free] if moved and orders[at][free] > min(moved) else 1
-        again = prod(own[free] for own in blocks[:at]) * outside
-        found.append(again if moved else found[-1])
-    return found[1], found[2], again
+        found.append(prod(own[free] for own in blocks[:at]) * outside if moved else found[-1])
+    return found[1], found[2]
 
 
 def pes_of(nest: NestMapping, e: Einsum, rank: str) -> int:
