@@ -93,7 +93,6 @@ NN_LAYERS = (
         "lstm_phoneme:cell_igate 8",
     ),
 )
-NN_TERMS = ("fills and drains", "diagonals", "bus", "first sums", "kept", "pinned", "cycles")
 
 
 class Transfer(NamedTuple):
@@ -117,7 +116,7 @@ def main(peer: str, folder: Path, environments: Path) -> None:
         ),
         "scalesim": (("config", "layer", "M, N, K", "cycles there", "here"), CONFIGS, beside_scalesim),
         "nn_dataflow": (
-            ("layer", "nn_dataflow pJ", "here pJ", *NN_TERMS, "cycles there", "here", "REGF here"),
+            ("layer", "nn_dataflow pJ", "here pJ", *nn_dataflow.TERMS, "cycles there", "here", "REGF here"),
             NN_LAYERS,
             beside_nn_dataflow,
         ),
@@ -378,116 +377,13 @@ def beside_nn_dataflow(_: Path, name: str, environments: Path, work: Path) -> Se
     nest = nn_dataflow.nest_of(layer, e, arch)
     cost = einsum_cost(Problem(nn_dataflow.roomy(arch), e, "energy"), nest)
     assert isinstance(cost, EinsumCost), (name, str(nest), cost)
-    terms = nn_terms(layer, nest, e, cost, hardware["pj"])
+    terms = nn_dataflow.terms_of(layer, nest, e, cost, hardware["pj"])
     there = answer["energy"]
-    assert abs(there - cost.energy_pj - sum(terms.values())) <= EXACT * there, (
-        name,
-        there,
-        cost.energy_pj,
-        terms,
-    )
-    shares = [f"{100 * terms[term] / there:+.1f} %" if terms[term] else "" for term in NN_TERMS]
+    assert abs(there - cost.energy_pj - sum(terms.values())) <= EXACT * there, (name, there, cost, terms)
+    shares = [f"{100 * terms[term] / there:+.1f} %" if terms[term] else "" for term in nn_dataflow.TERMS]
     held = sum(elems for level, _, elems in cost.footprint if level == "REGF") * arch.word_bits // 8
     cycles = f"{layer['time']:,}", f"{cost.latency_cycles:,.0f}"
     return f"`{units}` {batch}", f"{there:,.0f}", f"{cost.energy_pj:,.0f}", *shares, *cycles, f"{held} B"
-
-
-def nn_terms(
-    layer: Mapping[str, Any], nest: NestMapping, e: Einsum, cost: EinsumCost, pj: Mapping[str, float]
-) -> dict[str, float]:
-    """Terms by which nn_dataflow's energy of a layer is above ours, in pJ, from its figures and the trips of
-    the nest. Raises AssertionError for a count of ours that these do not say.
-    """
-    dram, gbuf, bus, _ = (dict(zip(nn_dataflow.USES, row, strict=True)) for row in layer["access"])
-    ours = Counter[tuple[str, str, str]]()
-    for count in cost.counts:
-        ours[count.key] += count.elems
-    found = dict.fromkeys(NN_TERMS, 0.0) | {"cycles": (layer["time"] - cost.latency_cycles) * pj["idle"]}
-    macs = e.macs()
-    expected: dict[tuple[str, str, str], float] = {("MAC", "-", "compute"): macs}
-    for tensor, uses in nn_dataflow.USES.items():
-        outer, inner = fetches(layer, uses)
-        free = next(rank for at, rank in enumerate(nn_dataflow.RANKS) if at not in uses)
-        visits = trips(nest, e, free, tensor)  # of REGF, by the PEs together
-        pes = trips(nest, e, free, tensor, each=True)  # and summed over PEs
-        if tensor == "out":
-            words, filters = prod(e.sizes()[rank] for rank in "mnpq"), e.sizes()["r"]
-            drains = filters * pes * words
-            firsts = filters * pes_of(nest, e, free) * words
-            fills = drains - firsts
-            expected |= {
-                ("DRAM", tensor, READ): (outer - 1) * words,
-                ("DRAM", tensor, WRITE): outer * words,
-                ("GBUF", tensor, READ): (visits - 1 + outer) * words,
-                ("GBUF", tensor, WRITE): (visits + outer - 1) * words,
-                ("REGF", tensor, READ): macs - firsts + drains,
-                ("REGF", tensor, WRITE): macs + fills,
-            }
-            found["fills and drains"] -= (2 * outer - 1) * words * pj["gbuf"] + (fills + drains) * pj["regf"]
-            found["first sums"] += firsts * pj["regf"]
-            found["kept"] -= 2 * (visits - inner) * words * pj["gbuf"]
-            found["bus"] -= (fills + drains - bus[tensor]) * pj["itcn"]
-            continue
-        rows = bus[tensor] / gbuf[tensor] if tensor == "in" else 1.0
-        once = gbuf[tensor] / inner
-        loaded = dram[tensor] or once  # weights that fit stand in GBUF before the run there
-        served = once * rows * visits
-        taken = once * rows * pes if tensor == "in" else served * e.sizes()["p"]
-        expected |= {
-            ("DRAM", tensor, READ): loaded,
-            ("GBUF", tensor, WRITE): loaded,
-            ("GBUF", tensor, READ): served,
-            ("REGF", tensor, WRITE): taken,
-            ("REGF", tensor, READ): macs,
-        }
-        found["fills and drains"] -= loaded * pj["gbuf"] + taken * pj["regf"]
-        found["pinned"] -= (loaded - dram[tensor]) * pj["dram"]
-        found["kept"] -= once * (visits - inner) * pj["gbuf"]
-        found["diagonals"] -= (rows - 1) * once * visits * pj["gbuf"]
-        found["bus"] -= (taken - bus[tensor]) * pj["itcn"]
-    for key, n in expected.items():
-        assert abs(ours[key] - n) <= EXACT * n, (key, ours[key], n)
-    return found
-
-
-def fetches(layer: Mapping[str, Any], uses: Sequence[int]) -> tuple[int, int]:
-    """How often a tensor is fetched whole from DRAM and from GBUF there. Where no loop between GBUF and REGF
-    moves it, its tile stays in REGF over the loops outside, too.
-    """
-    (free,) = {0, 1, 2} - {*uses}
-    blocks, orders = layer["tvals"], layer["orders"]
-    found = [1]
-    for at in (0, 1):
-        moved = [orders[at][loop] for loop in uses if blocks[at][loop] > 1]
-        outside = blocks[at][free] if moved and orders[at][free] > min(moved) else 1
-        found.append(prod(own[free] for own in blocks[:at]) * outside if moved else found[-1])
-    return found[1], found[2]
-
-
-def pes_of(nest: NestMapping, e: Einsum, rank: str) -> int:
-    """PEs that share out a rank in the first iteration."""
-    size, found = e.sizes()[rank], 1
-    for node in nest.nodes:
-        if isinstance(node, Loop) and node.rank == rank:
-            found *= -(-size // node.tile) if node.over else 1
-            size = min(size, node.tile)
-    return found
-
-
-def trips(nest: NestMapping, e: Einsum, rank: str, tensor: str, each: bool = False) -> int:
-    """Tiles of a rank that REGF's node of a tensor sees one after the other, by the first PE or by each."""
-    above = nest.nodes[: nest.nodes.index(Store("REGF", tensor))]
-    loops = [node for node in above if isinstance(node, Loop) and node.rank == rank]
-
-    def tiles(size: int, loops: Sequence[Loop]) -> int:
-        if not size or not loops:
-            return size and 1
-        whole, rest = divmod(size, loops[0].tile)
-        if loops[0].over and not each:
-            return tiles(min(size, loops[0].tile), loops[1:])
-        return whole * tiles(loops[0].tile, loops[1:]) + tiles(rest, loops[1:])
-
-    return tiles(e.sizes()[rank], loops)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from dse.frontend import tables
 from dse.mapping import nest
 from dse.mapping.nest import Loop, Store
 from dse.mapping.schedule import sequential
-from dse.sim.einsum.evaluate import Solution
+from dse.sim.einsum.evaluate import EinsumCost, Solution
 from dse.sim.schedule.graph import evaluate
 from hw import machine
 from hw.arch import Arch
@@ -40,6 +42,9 @@ CASES = (
     ("kapla_multi_4x4", EVEN, 1),
     ("kapla_multi_4x4", EVEN, 64),
 )
+# by which its energy of a layer is above ours (docs/evidence/exchange.md)
+TERMS = ("fills and drains", "diagonals", "bus", "first sums", "kept", "pinned", "cycles")
+EXACT = 1e-9
 RANKS = "knm"  # of a layer's loops: input channels, output channels, batch
 # a tensor's loops, in the order in which nn_dataflow lists tensors
 USES = {"W": (0, 1), "in": (0, 2), "out": (1, 2)}
@@ -141,6 +146,104 @@ def nest_of(layer: Mapping[str, Any], e: Einsum, arch: Arch, held: bool = False)
     for rank in (*RANKS, "q", "s"):
         cut(rank, 1)
     return nest.Mapping(tuple(nodes))
+
+
+def terms_of(
+    layer: Mapping[str, Any], mapping: nest.Mapping, e: Einsum, cost: EinsumCost, pj: Mapping[str, float]
+) -> dict[str, float]:
+    """Terms by which nn_dataflow's energy of a layer is above ours, in pJ, from its figures and the trips of
+    the nest. Raises AssertionError for a count of ours that these do not say.
+    """
+    dram, gbuf, bus, _ = (dict(zip(USES, row, strict=True)) for row in layer["access"])
+    ours = Counter[tuple[str, str, str]]()
+    for count in cost.counts:
+        ours[count.key] += count.elems
+    found = dict.fromkeys(TERMS, 0.0) | {"cycles": (layer["time"] - cost.latency_cycles) * pj["idle"]}
+    macs = e.macs()
+    expected: dict[tuple[str, str, str], float] = {("MAC", "-", "compute"): macs}
+    for tensor, uses in USES.items():
+        outer, inner = fetches(layer, uses)
+        free = next(rank for at, rank in enumerate(RANKS) if at not in uses)
+        visits = trips(mapping, e, free, tensor)  # of REGF, by the PEs together
+        pes = trips(mapping, e, free, tensor, each=True)  # and summed over PEs
+        if tensor == "out":
+            words, filters = prod(e.sizes()[rank] for rank in "mnpq"), e.sizes()["r"]
+            drains = filters * pes * words
+            firsts = filters * pes_of(mapping, e, free) * words
+            fills = drains - firsts
+            expected |= {
+                ("DRAM", tensor, "read"): (outer - 1) * words,
+                ("DRAM", tensor, "write"): outer * words,
+                ("GBUF", tensor, "read"): (visits - 1 + outer) * words,
+                ("GBUF", tensor, "write"): (visits + outer - 1) * words,
+                ("REGF", tensor, "read"): macs - firsts + drains,
+                ("REGF", tensor, "write"): macs + fills,
+            }
+            found["fills and drains"] -= (2 * outer - 1) * words * pj["gbuf"] + (fills + drains) * pj["regf"]
+            found["first sums"] += firsts * pj["regf"]
+            found["kept"] -= 2 * (visits - inner) * words * pj["gbuf"]
+            found["bus"] -= (fills + drains - bus[tensor]) * pj["itcn"]
+            continue
+        rows = bus[tensor] / gbuf[tensor] if tensor == "in" else 1.0
+        once = gbuf[tensor] / inner
+        loaded = dram[tensor] or once  # weights that fit stand in GBUF before the run there
+        served = once * rows * visits
+        taken = once * rows * pes if tensor == "in" else served * e.sizes()["p"]
+        expected |= {
+            ("DRAM", tensor, "read"): loaded,
+            ("GBUF", tensor, "write"): loaded,
+            ("GBUF", tensor, "read"): served,
+            ("REGF", tensor, "write"): taken,
+            ("REGF", tensor, "read"): macs,
+        }
+        found["fills and drains"] -= loaded * pj["gbuf"] + taken * pj["regf"]
+        found["pinned"] -= (loaded - dram[tensor]) * pj["dram"]
+        found["kept"] -= once * (visits - inner) * pj["gbuf"]
+        found["diagonals"] -= (rows - 1) * once * visits * pj["gbuf"]
+        found["bus"] -= (taken - bus[tensor]) * pj["itcn"]
+    for key, n in expected.items():
+        assert abs(ours[key] - n) <= EXACT * n, (key, ours[key], n)
+    return found
+
+
+def fetches(layer: Mapping[str, Any], uses: Sequence[int]) -> tuple[int, int]:
+    """How often a tensor is fetched whole from DRAM and from GBUF there. Where no loop between GBUF and REGF
+    moves it, its tile stays in REGF over the loops outside, too.
+    """
+    (free,) = {0, 1, 2} - {*uses}
+    blocks, orders = layer["tvals"], layer["orders"]
+    found = [1]
+    for at in (0, 1):
+        moved = [orders[at][loop] for loop in uses if blocks[at][loop] > 1]
+        outside = blocks[at][free] if moved and orders[at][free] > min(moved) else 1
+        found.append(prod(own[free] for own in blocks[:at]) * outside if moved else found[-1])
+    return found[1], found[2]
+
+
+def pes_of(mapping: nest.Mapping, e: Einsum, rank: str) -> int:
+    """PEs that share out a rank in the first iteration."""
+    size, found = e.sizes()[rank], 1
+    for node in mapping.nodes:
+        if isinstance(node, Loop) and node.rank == rank:
+            found *= -(-size // node.tile) if node.over else 1
+            size = min(size, node.tile)
+    return found
+
+
+def trips(mapping: nest.Mapping, e: Einsum, rank: str, tensor: str, each: bool = False) -> int:
+    """Tiles of a rank that REGF's node of a tensor sees one after the other, by the first PE or by each."""
+    above = mapping.nodes[: mapping.nodes.index(Store("REGF", tensor))]
+    loops = [node for node in above if isinstance(node, Loop) and node.rank == rank]
+
+    def tiles(size: int, loops: Sequence[Loop]) -> int:
+        if not size or not loops:
+            return size and 1
+        whole, rest = divmod(size, loops[0].tile)
+        if loops[0].over and not each:
+            return tiles(min(size, loops[0].tile), loops[1:])
+        return whole * tiles(loops[0].tile, loops[1:]) + tiles(rest, loops[1:])
+
+    return tiles(e.sizes()[rank], loops)
 
 
 def theirs(layers: list[dict[str, Any]], arch: Arch) -> dict[str, float]:
