@@ -207,7 +207,7 @@ def main(folder: Path) -> None:
 
 def configurations() -> None:
     """Prints a table of the configurations of the tests: parameters, and MACs of a prefill and of a token."""
-    heads = ("model", "model_type", "parameters", "published", "MACs, 512 tokens", "MACs, the next one")
+    heads = ("model", "model_type", "parameters", "published", "MACs, prefill", "MACs, decode")
     print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     for name, (config, published) in PUBLISHED.items():
         kind = config["model_type"]
