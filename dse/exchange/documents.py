@@ -21,7 +21,7 @@ TAG = "!"  # key of a tagged mapping's tag
 INCLUDED = "included"  # tag of a scalar: a part of an included file
 TEMPLATE = re.compile(r"\{\{|\{%")
 REPEATED = re.compile(r"key (.*) stands twice")
-MAX_INCLUDES = 20
+MAX_INCLUDES = 8  # files inside each other; a document is at most 40 levels deep, so all are below the stack
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,9 +156,10 @@ def _memory(
     costs = {}
     for way, key in (("read", "r_cost"), ("write", "w_cost")):
         own = {w for port, w in zip(ports, widths, strict=True) if port.get("type") in (way, "read_write")}
-        costs[way] = float(memory.get(key) or 0) * (width / max(own) if own and max(own) else 1.0)
+        widest = max(own, default=0.0)
+        costs[way] = float(memory.get(key) or 0) * (width / widest if widest else 1.0)
         if narrow := sorted(own)[:-1]:
-            shares = ", ".join(f"{w:g} bits costs {w / max(own):.3g}" for w in narrow)
+            shares = ", ".join(f"{w:g} bits costs {w / widest:.3g}" for w in narrow)
             says = f"has ports of several widths to {way}; here an access of {shares} of {key}"
             notes.lost(file, f"memories.{title}.ports", says)
     if len(ports) > len(kinds) or len({*widths}) > 1:
