@@ -4,7 +4,8 @@ reference outputs count, beside ours.
 python -m bench.exchange_field FOLDER    FOLDER holds a checkout of each of REPOSITORIES; seconds
 
 A row says what became of the files, whether it runs (a mapping is priced; else a product of 64 x 64 x 64 is
-mapped on the machine, or the workload is loaded), and what is lost, by kind. Reference outputs are the
+mapped on the machine, or the workload is loaded), and what is lost, by kind. NAME=VALUE among the files of a
+configuration says a name that its templates leave open. Reference outputs are the
 `timeloop-model.stats.txt` that timeloop-accelergy-exercises keeps beside its designs.
 """
 
@@ -14,7 +15,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dse.exchange import convert
@@ -104,8 +105,9 @@ FILES: dict[str, tuple[str, Sequence[str]]] = {  # peer -> below what folder, fi
             ),
             f"{NETS}/basic/three_matmuls_annotated.yaml",
             f"{NETS}/cnns/mobilenet/mobilenet_28.yaml",
-            f"{NETS}/transformers/gpt/gpt3_6.7B.yaml",
-            f"arches/simple.yaml {NETS}/basic/matmuls.yaml mappings/unfused_matmuls_to_simple.yaml",
+            f"{NETS}/transformers/gpt/gpt3_6.7B.yaml BATCH_SIZE=1 N_NEW_TOKENS=1024 DECODE=False",
+            f"arches/simple.yaml {NETS}/basic/matmuls.yaml mappings/unfused_matmuls_to_simple.yaml "
+            "N_EINSUMS=2",
         ),
     ),
     "scalesim": (
@@ -144,19 +146,22 @@ def main(folder: Path) -> None:
     print("| tool | files | ours | runs | lost |\n|---|---|---|---|---|")
     for peer, (below, groups) in FILES.items():
         for group in groups:
-            paths = [folder / below / name for name in group.split()]
-            print(f"| {peer} | {', '.join(f'`{path.name}`' for path in paths)} | {converted(peer, paths)} |")
+            words = group.split()
+            paths = [folder / below / word for word in words if "=" not in word]
+            values = dict(word.split("=") for word in words if "=" in word)
+            shown = ", ".join(f"`{one}`" for one in (*(path.name for path in paths), *words[len(paths) :]))
+            print(f"| {peer} | {shown} | {converted(peer, paths, values)} |")
     print("\n| design | level | tensor | action | Timeloop | here |\n|---|---|---|---|---|---|")
     for design in REFERENCES:
         for row in compared(folder, design):
             print(f"| {design} | {' | '.join(row)} |")
 
 
-def converted(peer: str, paths: Sequence[Path]) -> str:
+def converted(peer: str, paths: Sequence[Path], values: Mapping[str, str]) -> str:
     """What became of the files, as three cells."""
     with tempfile.TemporaryDirectory() as out:
         try:
-            written, notes = convert.convert(peer, paths, Path(out), lossy=True)
+            written, notes = convert.convert(peer, paths, Path(out), lossy=True, values=values)
         except ValueError as fault:
             line = re.sub(r"\S*/", "", str(fault).splitlines()[0])
             return f"refused | | {line}"
@@ -171,9 +176,10 @@ def converted(peer: str, paths: Sequence[Path]) -> str:
 def priced(out: Path) -> str:
     """One cell: what a price says of the files."""
     machine, workload = out / "machine.yaml", out / "workload.yaml"
-    if (out / "mapping.yaml").exists():
-        found = api.simulate(str(workload), str(machine), out / "mapping.yaml")
-        return f"mapping: {found.totals['energy_pj']:,.0f} pJ, {found.totals['latency_cycles']:,.0f} cycles"
+    if given := [file for file in (out / "mapping.yaml", out / "schedule.txt") if file.exists()]:
+        found = api.simulate(str(workload), str(machine), given[0])
+        costs = f"{found.totals['energy_pj']:,.0f} pJ, {found.totals['latency_cycles']:,.0f} cycles"
+        return f"{given[0].stem}: {costs}"
     parts = []
     if workload.exists():
         loaded = api.catalog.load(str(workload))

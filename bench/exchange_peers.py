@@ -1,13 +1,15 @@
 """The same mapping priced by the tool whose configuration it is and here, on configurations as its repository
 ships them. Every difference is one of the terms that the table names, or the run stops.
 
-python -m bench.exchange_peers zigzag|scalesim FOLDER [ENVIRONMENTS]
+python -m bench.exchange_peers zigzag|scalesim|nn_dataflow FOLDER [ENVIRONMENTS]
 
-FOLDER: checkouts (bench.exchange_field, REPOSITORIES); ENVIRONMENTS: of the tools, made where they lack.
+FOLDER: checkouts (bench.exchange_field, REPOSITORIES; none of nn_dataflow, whose package has its networks);
+ENVIRONMENTS: of the tools, made where they lack.
 
 ZigZag: a layer of its ResNet-18 (for gemm_* its product) with results as wide as partial sums, mapped here in
 the dataflow that it ships, goes over by `--format zigzag` and is priced on the accelerator file as it stands.
 SCALE-Sim: the smallest layer of a topology, cut to half a million MACs: cycles of the array without stalls.
+nn_dataflow: the schedule that it finds for a layer of its networks on kapla_single, as a nest.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from bench import nn_dataflow
 from bench.exchange_field import SCALESIM_CONVOLUTIONS
 from bench.peers.environment import python_of
 from dse.exchange import convert, scalesim, zigzag_mapping
@@ -37,7 +40,7 @@ from dse.mapping.constraints import Constraints
 from dse.mapping.nest import Loop, Store
 from dse.mapping.nest import Mapping as NestMapping
 from dse.sim.counts.actions import action_pj
-from dse.sim.einsum.evaluate import EinsumCost, Problem
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from hw import machine
 from hw.arch import Arch
 from tests.array_dataflows import systolic
@@ -78,6 +81,18 @@ ASKED = {  # what release 3.0 stops without; it changes no cycle of the array
 }
 EXACT = 1e-9
 READ, WRITE = "read", "write"
+NN_MACHINE = "kapla_single"
+# of the networks that nn_dataflow ships, with a batch; an image's rows fit the columns of the array
+NN_LAYERS = (
+    *("alex_net:conv3_a 1", "alex_net:conv4_a 4", "alex_net:conv5_a 8", "alex_net:fc1 1", "alex_net:fc2 16"),
+    *("vgg_net:conv11 1", "zfnet:conv3 1", "zfnet:conv5 2", "resnet50:conv4_0_b 1", "resnet50:conv5_0_c 4"),
+    *(
+        "googlenet:inception_4a_5x5 4",
+        "googlenet:inception_5b_3x3 2",
+        "mlp_l:fc1 64",
+        "lstm_phoneme:cell_igate 8",
+    ),
+)
 
 
 class Transfer(NamedTuple):
@@ -100,6 +115,11 @@ def main(peer: str, folder: Path, environments: Path) -> None:
             beside_zigzag,
         ),
         "scalesim": (("config", "layer", "M, N, K", "cycles there", "here"), CONFIGS, beside_scalesim),
+        "nn_dataflow": (
+            ("layer", "nn_dataflow pJ", "here pJ", *nn_dataflow.TERMS, "cycles there", "here", "REGF here"),
+            NN_LAYERS,
+            beside_nn_dataflow,
+        ),
     }[peer]
     print(f"| {' | '.join(header)} |\n{'|---' * len(header)}|")
     for name in names:
@@ -338,6 +358,32 @@ def on_the_array(arch: Arch, m: int, n: int, k: int) -> float:
         *(Loop(rank, 1) for rank in limits.inside),
     )
     return dict(run_dataflow(e, arch, NestMapping(nodes)).price.busy_cycles)["MAC"]
+
+
+def beside_nn_dataflow(_: Path, name: str, environments: Path, work: Path) -> Sequence[str]:
+    """Cells of a layer: its schedule by both, REGF as large as the nest needs."""
+    units, batch = name.split()
+    arch = machine.load_arch(NN_MACHINE)
+    driver = Path(__file__).parent / "peers" / "nn_dataflow_schedules.py"
+    hardware = nn_dataflow.hardware(arch)
+    command = [python_of("nn_dataflow", environments), driver, units, batch, json.dumps(hardware)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=work)
+    if done.returncode:
+        return name, "", f"fails: {done.stderr.strip().splitlines()[-1]}"
+    answer = json.loads(done.stdout)
+    (layer,) = answer["layers"]
+    (down, across), sizes = layer["strides"], layer["sizes"]
+    e = einsum(f"out[m,n,p,q] += in[m,k,{down}*p+r,{across}*q+s] * W[n,k,r,s]", sizes)
+    nest = nn_dataflow.nest_of(layer, e, arch)
+    cost = einsum_cost(Problem(nn_dataflow.roomy(arch), e, "energy"), nest)
+    assert isinstance(cost, EinsumCost), (name, str(nest), cost)
+    terms = nn_dataflow.terms_of(layer, nest, e, cost, hardware["pj"])
+    there = answer["energy"]
+    assert abs(there - cost.energy_pj - sum(terms.values())) <= EXACT * there, (name, there, cost, terms)
+    shares = [f"{100 * terms[term] / there:+.1f} %" if terms[term] else "" for term in nn_dataflow.TERMS]
+    held = sum(elems for level, _, elems in cost.footprint if level == "REGF") * arch.word_bits // 8
+    cycles = f"{layer['time']:,}", f"{cost.latency_cycles:,.0f}"
+    return f"`{units}` {batch}", f"{there:,.0f}", f"{cost.energy_pj:,.0f}", *shares, *cycles, f"{held} B"
 
 
 if __name__ == "__main__":

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from dse.frontend import tables
 from dse.mapping import nest
 from dse.mapping.nest import Loop, Store
 from dse.mapping.schedule import sequential
-from dse.sim.einsum.evaluate import Solution
+from dse.sim.einsum.evaluate import EinsumCost, Solution
 from dse.sim.schedule.graph import evaluate
 from hw import machine
 from hw.arch import Arch
@@ -40,6 +42,9 @@ CASES = (
     ("kapla_multi_4x4", EVEN, 1),
     ("kapla_multi_4x4", EVEN, 64),
 )
+# by which its energy of a layer is above ours (docs/evidence/exchange.md)
+TERMS = ("fills and drains", "diagonals", "bus", "first sums", "kept", "pinned", "cycles")
+EXACT = 1e-9
 RANKS = "knm"  # of a layer's loops: input channels, output channels, batch
 # a tensor's loops, in the order in which nn_dataflow lists tensors
 USES = {"W": (0, 1), "in": (0, 2), "out": (1, 2)}
@@ -92,16 +97,16 @@ def hardware(arch: Arch) -> dict[str, Any]:
 
 
 def nest_of(layer: Mapping[str, Any], e: Einsum, arch: Arch, held: bool = False) -> nest.Mapping:
-    """A schedule of a fully connected layer as a nest. held: sums that no inner loop moves stay in REGF also
-    over the outer loop of k, as nn_dataflow has it; where GBUF holds tiles inside of that loop our nests
-    cannot say so, but with larger tiles there.
+    """A schedule of a layer as a nest; of a convolution a PE takes a row of the filter and one of the result.
+
+    held: sums that no inner loop moves stay in REGF also over the outer loop of k, as nn_dataflow has it;
+    where GBUF holds tiles inside of that loop our nests cannot say so, but with larger tiles there.
     """
     tensors = {"W": e.inputs[1].tensor, "in": e.inputs[0].tensor, "out": e.output.tensor}
     left = e.sizes()
     nodes: list[Loop | Store] = [Store("DRAM", t) for t in tensors.values()]
 
-    def cut(at: int, tile: int, over: str = "") -> None:
-        rank = RANKS[at]
+    def cut(rank: str, tile: int, over: str = "") -> None:
         if tile < left.get(rank, 1):
             nodes.append(Loop(rank, tile, over))
             left[rank] = tile
@@ -109,13 +114,12 @@ def nest_of(layer: Mapping[str, Any], e: Einsum, arch: Arch, held: bool = False)
     for kind in layer["order"]:
         for dim, parts in zip(("NY", "NX"), layer["part"][kind], strict=True):
             if parts > 1:
-                at = {"c": 0, "k": 1, "n": 2}[kind]
-                cut(at, -(-left[RANKS[at]] // parts), dim)
+                rank = {"c": "k", "k": "n", "n": "m"}[kind]
+                cut(rank, -(-left[rank] // parts), dim)
     t0, t1, t2 = layer["tvals"]
     if held and t1[1] == t1[2] == 1:
         t0, t1 = [1, *t0[1:]], [t0[0] * t1[0], *t1[1:]]
-    # channels of a pass over the array: inputs, outputs
-    unit = [layer["unit_size"][0][1], layer["unit_size"][0][2], 1]
+    unit = [*layer["pass"], 1]
 
     def level(name: str, order: list[int], trips: list[int], inner: list[int]) -> None:
         """Loops, outermost first, with a node of each tensor below the innermost one that moves it."""
@@ -127,18 +131,119 @@ def nest_of(layer: Mapping[str, Any], e: Einsum, arch: Arch, held: bool = False)
         for i in range(len(loops) + 1):
             nodes.extend(Store(name, tensors[key]) for key in USES if last[key] == i)
             if i < len(loops):
-                cut(loops[i], min(inner[loops[i]], left.get(RANKS[loops[i]], 1)))
+                rank = RANKS[loops[i]]
+                cut(rank, min(inner[loops[i]], left.get(rank, 1)))
 
     level("GBUF", layer["orders"][0], t0, [a * b * u for a, b, u in zip(t1, t2, unit, strict=True)])
     (rows, _), (columns, size) = arch.fanouts[1].dims
-    wide = min(unit[1], dict(arch.fanouts[1].dims).get("x", size))
-    cut(1, -(-left["n"] // wide), columns)
-    cut(1, min(left["n"], t1[1] * t2[1]), rows)
-    cut(0, min(left["k"], t1[0] * t2[0]), rows)
+    wide = min(unit[1], size // left.get("p", 1))
+    cut("p", 1, columns)
+    cut("n", -(-left["n"] // wide), columns)
+    cut("r", 1, rows)
+    cut("n", min(left["n"], t1[1] * t2[1]), rows)
+    cut("k", min(left["k"], t1[0] * t2[0]), rows)
     level("REGF", layer["orders"][1], t1, list(t2))
-    for at in range(3):
-        cut(at, 1)
+    for rank in (*RANKS, "q", "s"):
+        cut(rank, 1)
     return nest.Mapping(tuple(nodes))
+
+
+def terms_of(
+    layer: Mapping[str, Any], mapping: nest.Mapping, e: Einsum, cost: EinsumCost, pj: Mapping[str, float]
+) -> dict[str, float]:
+    """Terms by which nn_dataflow's energy of a layer is above ours, in pJ, from its figures and the trips of
+    the nest. Raises AssertionError for a count of ours that these do not say.
+    """
+    dram, gbuf, bus, _ = (dict(zip(USES, row, strict=True)) for row in layer["access"])
+    ours = Counter[tuple[str, str, str]]()
+    for count in cost.counts:
+        ours[count.key] += count.elems
+    found = dict.fromkeys(TERMS, 0.0) | {"cycles": (layer["time"] - cost.latency_cycles) * pj["idle"]}
+    macs = e.macs()
+    expected: dict[tuple[str, str, str], float] = {("MAC", "-", "compute"): macs}
+    for tensor, uses in USES.items():
+        outer, inner = fetches(layer, uses)
+        free = next(rank for at, rank in enumerate(RANKS) if at not in uses)
+        visits = trips(mapping, e, free, tensor)  # of REGF, by the PEs together
+        pes = trips(mapping, e, free, tensor, each=True)  # and summed over PEs
+        if tensor == "out":
+            words, filters = prod(e.sizes()[rank] for rank in "mnpq"), e.sizes()["r"]
+            drains = filters * pes * words
+            firsts = filters * pes_of(mapping, e, free) * words
+            fills = drains - firsts
+            expected |= {
+                ("DRAM", tensor, "read"): (outer - 1) * words,
+                ("DRAM", tensor, "write"): outer * words,
+                ("GBUF", tensor, "read"): (visits - 1 + outer) * words,
+                ("GBUF", tensor, "write"): (visits + outer - 1) * words,
+                ("REGF", tensor, "read"): macs - firsts + drains,
+                ("REGF", tensor, "write"): macs + fills,
+            }
+            found["fills and drains"] -= (2 * outer - 1) * words * pj["gbuf"] + (fills + drains) * pj["regf"]
+            found["first sums"] += firsts * pj["regf"]
+            found["kept"] -= 2 * (visits - inner) * words * pj["gbuf"]
+            found["bus"] -= (fills + drains - bus[tensor]) * pj["itcn"]
+            continue
+        rows = bus[tensor] / gbuf[tensor] if tensor == "in" else 1.0
+        once = gbuf[tensor] / inner
+        loaded = dram[tensor] or once  # weights that fit stand in GBUF before the run there
+        served = once * rows * visits
+        taken = once * rows * pes if tensor == "in" else served * e.sizes()["p"]
+        expected |= {
+            ("DRAM", tensor, "read"): loaded,
+            ("GBUF", tensor, "write"): loaded,
+            ("GBUF", tensor, "read"): served,
+            ("REGF", tensor, "write"): taken,
+            ("REGF", tensor, "read"): macs,
+        }
+        found["fills and drains"] -= loaded * pj["gbuf"] + taken * pj["regf"]
+        found["pinned"] -= (loaded - dram[tensor]) * pj["dram"]
+        found["kept"] -= once * (visits - inner) * pj["gbuf"]
+        found["diagonals"] -= (rows - 1) * once * visits * pj["gbuf"]
+        found["bus"] -= (taken - bus[tensor]) * pj["itcn"]
+    for key, n in expected.items():
+        assert abs(ours[key] - n) <= EXACT * n, (key, ours[key], n)
+    return found
+
+
+def fetches(layer: Mapping[str, Any], uses: Sequence[int]) -> tuple[int, int]:
+    """How often a tensor is fetched whole from DRAM and from GBUF there. Where no loop between GBUF and REGF
+    moves it, its tile stays in REGF over the loops outside, too.
+    """
+    (free,) = {0, 1, 2} - {*uses}
+    blocks, orders = layer["tvals"], layer["orders"]
+    found = [1]
+    for at in (0, 1):
+        moved = [orders[at][loop] for loop in uses if blocks[at][loop] > 1]
+        outside = blocks[at][free] if moved and orders[at][free] > min(moved) else 1
+        found.append(prod(own[free] for own in blocks[:at]) * outside if moved else found[-1])
+    return found[1], found[2]
+
+
+def pes_of(mapping: nest.Mapping, e: Einsum, rank: str) -> int:
+    """PEs that share out a rank in the first iteration."""
+    size, found = e.sizes()[rank], 1
+    for node in mapping.nodes:
+        if isinstance(node, Loop) and node.rank == rank:
+            found *= -(-size // node.tile) if node.over else 1
+            size = min(size, node.tile)
+    return found
+
+
+def trips(mapping: nest.Mapping, e: Einsum, rank: str, tensor: str, each: bool = False) -> int:
+    """Tiles of a rank that REGF's node of a tensor sees one after the other, by the first PE or by each."""
+    above = mapping.nodes[: mapping.nodes.index(Store("REGF", tensor))]
+    loops = [node for node in above if isinstance(node, Loop) and node.rank == rank]
+
+    def tiles(size: int, loops: Sequence[Loop]) -> int:
+        if not size or not loops:
+            return size and 1
+        whole, rest = divmod(size, loops[0].tile)
+        if loops[0].over and not each:
+            return tiles(min(size, loops[0].tile), loops[1:])
+        return whole * tiles(loops[0].tile, loops[1:]) + tiles(rest, loops[1:])
+
+    return tiles(e.sizes()[rank], loops)
 
 
 def theirs(layers: list[dict[str, Any]], arch: Arch) -> dict[str, float]:

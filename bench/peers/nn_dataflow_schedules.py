@@ -1,9 +1,10 @@
-"""Runs inside nn-dataflow's own environment: its exhaustive search for fully connected layers on a machine in
-KAPLA's setting; prints one JSON object.
+"""Runs inside nn-dataflow's own environment: its exhaustive search on a machine in KAPLA's setting; prints
+one JSON object.
 
-python nn_dataflow_schedules.py UNITS BATCH HARDWARE: UNITS are widths, e.g. 784-1000-10; HARDWARE is JSON
-with nodes, array, gbuf, regf (words), bus and dram (words per cycle), and pj (mac, hop, idle, and dram, gbuf,
-itcn, regf). Per layer: partition of the nodes, loop blocking, and what it says the layer costs.
+python nn_dataflow_schedules.py UNITS BATCH HARDWARE: UNITS are widths of fully connected layers, e.g.
+784-1000-10, or a layer of a network of its own, e.g. alex_net:conv3_a; HARDWARE is JSON with nodes, array,
+gbuf, regf (words), bus and dram (words per cycle), and pj (mac, hop, idle, and dram, gbuf, itcn, regf). Per
+layer: its sizes, partition of the nodes, loop blocking, and what it says the layer costs.
 """
 
 import itertools
@@ -24,15 +25,28 @@ from nn_dataflow.core import (
 )
 from nn_dataflow.core import data_category_enum as de
 from nn_dataflow.core import parallel_enum as pe
+from nn_dataflow.nns import import_network
 
 PARALLEL = {"k": pe.OUTP, "pq": pe.OFMP, "n": pe.BATP, "c": pe.INPP}
 
 
-def main(units, batch, hardware):
-    network, nodes = Network("mlp"), PhyDim2(*hardware["nodes"])
-    network.set_input_layer(InputLayer(units[0], 1))
-    for i, (inputs, outputs) in enumerate(itertools.pairwise(units), 1):
+def network_of(units):
+    network = Network("layers")
+    if ":" in units:
+        name, at = units.split(":")
+        layer = import_network(name)[at]
+        network.set_input_layer(InputLayer(layer.nifm, (layer.hifm, layer.wifm)))
+        network.add(at, layer)
+        return network
+    widths = [int(n) for n in units.split("-")]
+    network.set_input_layer(InputLayer(widths[0], 1))
+    for i, (inputs, outputs) in enumerate(itertools.pairwise(widths), 1):
         network.add(f"fc{i}", FCLayer(inputs, outputs))
+    return network
+
+
+def main(units, batch, hardware):
+    network, nodes = network_of(units), PhyDim2(*hardware["nodes"])
     whole = NodeRegion(origin=PhyDim2(0, 0), dim=nodes, type=NodeRegion.PROC)
     if nodes.size() > 1:
         memory = NodeRegion(
@@ -72,11 +86,21 @@ def main(units, batch, hardware):
     )
     tops, _ = NNDataflow(network, batch, resource, cost, MapStrategyEyeriss).schedule_search(options)
     layers = []
-    for result in tops[0].res_dict.values():
-        s = result.scheme
+    for name, result in tops[0].res_dict.items():
+        s, layer = result.scheme, network[name]
         part = s["part"]
         layers.append(
             {
+                "sizes": {
+                    **{"k": layer.nifm, "n": layer.nofm, "m": batch, "p": layer.hofm, "q": layer.wofm},
+                    **{"r": layer.hfil, "s": layer.wfil},
+                },
+                "strides": [layer.htrd, layer.wtrd],
+                # input and output channels of a pass over the array
+                "pass": [
+                    round(s["unit_size"][0][de.IFM] / layer.ifmap_size()),
+                    round(s["unit_size"][0][de.OFM] / layer.ofmap_size()),
+                ],
                 "tvals": s["tvals"],
                 "orders": s["orders"],
                 "unit_size": s["unit_size"],
@@ -95,4 +119,4 @@ def main(units, batch, hardware):
 
 
 if __name__ == "__main__":
-    main([int(n) for n in sys.argv[1].split("-")], int(sys.argv[2]), json.loads(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]))

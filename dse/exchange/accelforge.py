@@ -78,6 +78,8 @@ def read(paths: Sequence[Path], notes: Notes) -> Converted:
         data = documents.read(path, notes)
         if not isinstance(data, dict) or not data.keys() & {*TOP}:
             raise Unreadable(f"{path}: holds no arch, workload or mapping; give files of AccelForge")
+        if isinstance(data.get("workload"), dict):
+            data["workload"] = {**data["workload"], "einsums": [*_flat(data["workload"].get("einsums"))]}
         for key, value in data.items():
             if key in found and key != "renames":
                 raise Unreadable(
@@ -95,6 +97,15 @@ def read(paths: Sequence[Path], notes: Notes) -> Converted:
         tensors = {one["name"]: re.findall(r"(\w+)\[", one["text"]) for one in entries}
         schedule = accelforge_mapping.read(*found["mapping"], tensors, notes)
     return Converted(machine, workload, None, schedule)
+
+
+def _flat(einsums: Any) -> Iterator[Any]:
+    """Yields the entries of a list, and of lists inside of it: einsums of files that it includes."""
+    for one in einsums if isinstance(einsums, list) else [einsums]:
+        if isinstance(one, list):
+            yield from _flat(one)
+        elif one is not None:
+            yield one
 
 
 def _machine(file: str, arch: Any, workload: Mapping[str, Any] | None, notes: Notes) -> dict[str, Any]:
@@ -277,7 +288,8 @@ def _workload(file: str, given: Any, notes: Notes) -> dict[str, Any]:
     if not isinstance(given, dict) or not isinstance(given.get("einsums"), list):
         refuse([f"{file}: workload.einsums must be a list; see AccelForge's workload"])
     ranges = dict(_ranges(given.get("iteration_space_shape")))
-    sizes = {str(rank): number(n) for rank, n in (given.get("rank_sizes") or {}).items()}
+    named = given.get("rank_sizes") or {}
+    sizes = {str(rank): number(n, named) for rank, n in named.items()}
     for key in sorted(set(given) - {"einsums", "iteration_space_shape", "rank_sizes", "bits_per_value"}):
         if key != "persistent_tensors":
             notes.lost(file, f"workload.{key}", "is not carried over")

@@ -1,16 +1,14 @@
-"""Files of peers as plain data: YAML whose tags say what a node is, and the few Jinja statements of the files
-that their repositories ship. No code of a file runs.
+"""Files of peers as plain data: YAML whose tags say what a node is, maybe as Jinja templates. No code runs.
 
 A tagged mapping `!Component {name: GLB}` becomes {TAG: "Component", "name": "GLB"}. The merge keys `<<` and
-`<<<` (deep) are carried out. Of Jinja there is: include_text of a file beside, set, default values, and the
-value of a name. All else is refused, for the peer's own front end carries it out.
+`<<<` (deep) are carried out, and `!included part0.workload`, which stands for a part of an included file.
 """
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +18,15 @@ from dse.exchange.notes import Notes, Unreadable
 from workloads import document
 
 TAG = "!"  # key of a tagged mapping's tag
-INCLUDE = re.compile(r"^\s*\{\{\s*include_text\(\s*['\"]([^'\"]+)['\"]\s*\)\s*\}\}\s*$")
-PATHS = re.compile(r"^\s*\{\{\s*add_to_path\([^}]*\)\s*\}\}\s*$")
-SET = re.compile(r"\{%-?\s*set\s+(\w+)\s*=\s*(?:\w+\s*\|\s*default\((.*?)\)|(.*?))\s*-?%\}")
-VALUE = re.compile(r"\{\{\s*(\w+)\s*(?:\|\s*default\((.*?)\)\s*)?\}\}")
-LEFT = re.compile(r"\{\{|\{%")
+INCLUDED = "included"  # tag of a scalar: a part of an included file
+TEMPLATE = re.compile(r"\{\{|\{%")
 REPEATED = re.compile(r"key (.*) stands twice")
-MAX_INCLUDES = 20
+MAX_INCLUDES = 8  # files inside each other; a document is at most 40 levels deep, so all are below the stack
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    keys: str  # from the name of the file's document down, with dots between
 
 
 class _TaggedLoader(document.Loader):
@@ -38,6 +38,8 @@ def _tagged(loader: Any, suffix: str, node: yaml.Node) -> object:
         return {TAG: suffix} | loader.construct_mapping(node, deep=True)
     if isinstance(node, yaml.SequenceNode):
         return loader.construct_sequence(node, deep=True)
+    if suffix == INCLUDED:
+        return _Part(node.value)
     return {TAG: suffix} if not node.value else loader.construct_scalar(node)
 
 
@@ -46,14 +48,29 @@ _TaggedLoader.add_multi_constructor("!", _tagged)
 
 def read(path: Path, notes: Notes) -> Any:
     """Returns the document of a file. Raises Unreadable, one line with file, line and fix."""
-    text = _expanded(path, text_of(path), notes.values, MAX_INCLUDES)
-    data, faults = document.parse(text, _TaggedLoader)
+    return _document(
+        path, {name: _scalar(text) for name, text in notes.values.items()}, [], notes, MAX_INCLUDES
+    )
+
+
+def _document(
+    path: Path, values: Mapping[str, Any], folders: list[Path], notes: Notes, includes_left: int
+) -> Any:
+    parts: dict[str, Any] = {}
+    data, faults = document.parse(
+        _expanded(path, values, folders, notes, includes_left, parts), _TaggedLoader
+    )
     for line in faults:
         if match := REPEATED.search(line):  # as YAML readers of the peers take it
             notes.lost(str(path), match[1], "stands twice; the last one is taken")
         else:
             raise Unreadable(f"{path}: {line}")
-    return _merged(data)
+    try:
+        return _merged(data, parts)
+    except (LookupError, TypeError) as fault:
+        raise Unreadable(
+            f"{path}: a file that it includes holds no {fault}; correct the path of keys"
+        ) from None
 
 
 def text_of(path: Path, encoding: str = "utf-8", fix: str = "give the path of a YAML file") -> str:
@@ -66,57 +83,56 @@ def text_of(path: Path, encoding: str = "utf-8", fix: str = "give the path of a 
         raise Unreadable(f"{path}: cannot be read ({why}); {fix}") from None
 
 
-def _expanded(path: Path, text: str, given: Mapping[str, str], includes_left: int) -> str:
-    """Returns the text with its Jinja statements carried out, line by line. given: values of names."""
-    values = dict(given)
-    lines: list[str] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        bare = line.split("#", 1)[0]
-        if match := INCLUDE.match(bare):
-            if not includes_left:
-                raise Unreadable(f"{path}: line {number}: files include each other; write them out")
-            beside = path.parent / match[1]
-            lines.append(_expanded(beside, text_of(beside), values, includes_left - 1))
-            continue
-        if PATHS.match(bare):
-            continue
-        for match in SET.finditer(bare):
-            values.setdefault(match[1], _literal(match[2] if match[2] is not None else match[3]))
-        line = (
-            VALUE.sub(lambda match: _value(match, values), SET.sub("", bare)) if LEFT.search(bare) else line
-        )
-        if LEFT.search(line.split("#", 1)[0]):
-            raise Unreadable(
-                f"{path}: line {number}: {bare.strip()[:60]} is a Jinja statement that is not carried out; "
-                "say a name by --set NAME=VALUE, or render the file with its own tool and convert that"
-            )
-        lines.append(line)
-    return "\n".join(lines)
-
-
-def _value(match: re.Match[str], values: Mapping[str, str]) -> str:
-    """Returns the value of a name, else its default, else the text as it stands."""
-    if match[1] in values:
-        return values[match[1]]
-    return match[0] if match[2] is None else _literal(match[2])
-
-
-def _literal(text: str) -> str:
-    try:
-        return str(ast.literal_eval(text))
-    except (ValueError, SyntaxError):
+def _expanded(
+    path: Path,
+    values: Mapping[str, Any],
+    folders: list[Path],
+    notes: Notes,
+    includes_left: int,
+    parts: dict[str, Any],
+) -> str:
+    """Returns the text of a file, rendered if it is a template. Documents that it includes go to `parts`."""
+    text = text_of(path)
+    if not TEMPLATE.search(text):
         return text
+    if not includes_left:
+        raise Unreadable(f"{path}: files include each other; write them out")
+    try:
+        from dse.exchange.templates import rendered
+    except ImportError:
+        raise Unreadable(f"{path}: is a Jinja template: pip install 'dse[exchange]'") from None
+
+    def data(one: Path, values: Mapping[str, Any], folders: list[Path]) -> str:
+        name = f"part{len(parts)}"
+        parts[name] = _document(one, values, folders, notes, includes_left - 1)
+        return f"!{INCLUDED} {name}"
+
+    def plain(one: Path, values: Mapping[str, Any], folders: list[Path]) -> str:
+        return _expanded(one, values, folders, notes, includes_left - 1, parts)
+
+    return rendered(path, text, values, folders, data, plain)
 
 
-def _merged(data: Any) -> Any:
-    """Returns a document with `<<<` merged: mappings deep, own keys over merged ones."""
+def _scalar(text: str) -> Any:
+    """Returns a value given as text: `3`, `True`, `{keep: All}`, else the text itself."""
+    data, faults = document.parse(text)
+    return text if faults else data
+
+
+def _merged(data: Any, parts: Mapping[str, Any]) -> Any:
+    """Returns a document with its included parts, `<<<` merged: mappings deep, own keys over merged ones."""
+    if isinstance(data, _Part):
+        found: Any = parts
+        for key in data.keys.split("."):
+            found = found[key]
+        return found
     if isinstance(data, list):
-        return [_merged(one) for one in data]
+        return [_merged(one, parts) for one in data]
     if not isinstance(data, dict):
         return data
-    own = {key: _merged(value) for key, value in data.items() if key != "<<<"}
+    own = {key: _merged(value, parts) for key, value in data.items() if key != "<<<"}
     for base in _listed(data.get("<<<")):
-        own = _over(_merged(base), own)
+        own = _over(_merged(base, parts), own)
     return own
 
 

@@ -6,8 +6,8 @@
     [{name, spatial_mapping, temporal_ordering, temporal_mapping, memory_operand_links}, ...]
 
 Memories stand innermost first. One serves all units along its served dimensions, and is there once per unit
-along the others. Sizes are bits, costs pJ per access of a port's largest width; no operand bypasses a memory
-of its own.
+along the others. Sizes are bits, costs pJ per access of a port's width, whichever port it is; no operand
+bypasses a memory of its own.
 """
 
 from __future__ import annotations
@@ -153,19 +153,23 @@ def _memory(
     size = machines.whole_bytes(number(memory.get("size")) or 8, file, f"memories.{title}.size", notes)
     width = int(min(max(widths, default=0) or 64, 8 * size))
     kinds = {str(port.get("type")) for port in ports}
-    if len(ports) > len(kinds):
-        says = f"{len(ports)} ports; here each kind of access has one of {width} bits"
+    costs = {}
+    for way, key in (("read", "r_cost"), ("write", "w_cost")):
+        own = {w for port, w in zip(ports, widths, strict=True) if port.get("type") in (way, "read_write")}
+        widest = max(own, default=0.0)
+        costs[way] = float(memory.get(key) or 0) * (width / widest if widest else 1.0)
+        if narrow := sorted(own)[:-1]:
+            shares = ", ".join(f"{w:g} bits costs {w / widest:.3g}" for w in narrow)
+            says = f"has ports of several widths to {way}; here an access of {shares} of {key}"
+            notes.lost(file, f"memories.{title}.ports", says)
+    if len(ports) > len(kinds) or len({*widths}) > 1:
+        says = f"{len(ports)} ports work at once there; here each kind of access has one of {width} bits"
         notes.lost(file, f"memories.{title}.ports", says)
     separate = "read_write" not in kinds
     found = machines.memory(machines.name(title), width, None if is_outermost else size, 1.0, separate)
     if not ports:
         found["actions_per_cycle"] = "inf"
-    found |= machines.custom(
-        float(memory.get("r_cost") or 0),
-        float(memory.get("w_cost") or 0),
-        0.0,
-        float(memory.get("area") or 0),
-    )
+    found |= machines.custom(costs["read"], costs["write"], 0.0, float(memory.get("area") or 0))
     if memory.get("force_double_buffering") and not is_outermost:
         found["double_buffer"] = True
     roles = [ROLE_OF[one] for one in ("I1", "I2", "O") if one in (memory.get("operands") or [])]
