@@ -201,7 +201,7 @@ class Mapped:
         if isinstance(self.solution, Infeasible):
             return tables.safe(f"infeasible: {self.solution}\n")
         conversions_text = (
-            screens.block(explain.conversions(self.conversions, self.options.objective), width)
+            screens.block(explain.conversions(self.conversions, self.options.single_objective), width)
             if self.conversions
             else ""
         )
@@ -258,6 +258,11 @@ def map(
     options, spec = _machine_and_options(
         machine, ({"solver.objective": objective} if objective else {}) | sets
     )
+    if options.objective == "front":
+        raise ValueError(
+            "solver.objective = front: this prints one schedule; take dse map --front (Python: dse.front), "
+            "or the objective energy, latency or edp"
+        )
     if seconds and (schedule or options.schedule != "unfused" or options.layout != "row_major"):
         raise ValueError(
             f"limits.seconds = {seconds:g}: ends searches of unfused mappings, not of schedules or layouts; "
@@ -334,11 +339,15 @@ def _loaded(workload: Any, inputs: Sequence[Any], fuse_elementwise: bool) -> Wor
 
 
 def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answer:
-    """Returns the non-dominated mappings of one einsum in energy, latency and capacity used of the outermost
-    bounded memory: a row each, lowest energy first. The column `certificate` says what is proven.
+    """Returns a front, lowest energy first. The column `certificate` says what is proven.
+
+    Of a workload of several distinct einsums: a row per unfused schedule, so that every choice of mappings
+    has a row within solver.gap of it in energy and latency.
+    Of one einsum: a row per mapping that none dominates in energy, latency and capacity used of the outermost
+    bounded memory.
 
     workload, machine, sets: as in `map`
-    einsum: needed if the workload has several
+    einsum: one of the workload's
 
     Raises ValueError with one line per fault.
     """
@@ -347,23 +356,23 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
 
     options, spec = _machine_and_options(machine, sets)
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
+    groups = unique(loaded)
+    if len(groups) > 1 and not einsum:
+        own_options, _ = _machine_and_options(machine, {**sets, "solver.objective": "front"})
+        return _workload_front(arch, loaded, own_options)
     if options.schedule != "unfused" or options.mapper != "optimal":
         raise ValueError(
             "a front is of single einsums, each by the exact search; leave solver.schedule and "
             "solver.mapper out"
         )
-    groups = unique(loaded)
-    einsums = (
-        [group.einsum for group in groups if einsum in group.names]
-        if einsum
-        else [group.einsum for group in groups]
-    )
-    if len(einsums) != 1:
+    einsums = [group.einsum for group in groups if not einsum or einsum in group.names]
+    if not einsums:
         names = ", ".join(
             [*(group.einsum.name for group in groups[:6]), *(["..."] if len(groups) > 6 else [])]
         )
-        what = f"no einsum {einsum}" if einsum else f"{len(groups)} different einsums"
-        raise ValueError(f"{workload}: {what}; a front is of one, name it with --einsum: {names}")
+        raise ValueError(
+            f"{workload}: no einsum {einsum}; name one, or none for the front of the workload: {names}"
+        )
     (e,) = einsums
     found = pareto_mappings.front(
         Problem(arch, e, "energy"), options.factors, dataflow(options.dataflow, e, arch)
@@ -381,6 +390,26 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
         for one in found.members
     ]
     return _answer(rows)
+
+
+def _workload_front(arch: Arch, workload: Workload, options: SolverOptions) -> Answer:
+    """Returns the front of a workload's unfused schedules, each as the text that `simulate` takes."""
+    found = solve.solve(arch, workload, options)
+    if isinstance(found, Infeasible):
+        raise screens.NothingFits(f"{workload.name} on {arch.name}: infeasible: {found}")
+    return _answer(
+        [
+            {
+                "energy_pj": one.energy_pj,
+                "latency_cycles": one.latency_cycles,
+                "latency_ns": one.latency_cycles / arch.clock_ghz,
+                "edp_pj_ns": one.energy_pj * one.latency_cycles / arch.clock_ghz,
+                "schedule": str(schedules.sequential(workload, {c.name: c.mapping for c in one.einsums})),
+                "certificate": one.certificate,
+            }
+            for one in found
+        ]
+    )
 
 
 def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:
@@ -925,7 +954,7 @@ class Run:
                 row["einsum"]: (row["optimality_gap"] or 0.0, row["certificate"] or "") for row in nests
             }
             found = (
-                evaluate(arch, workload, plan, self.study.solver.objective)
+                evaluate(arch, workload, plan, self.study.solver.single_objective)
                 if plan
                 else solve.reprice(arch, workload, self.study.solver, nest_texts, proofs)
             )

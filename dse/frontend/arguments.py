@@ -342,8 +342,9 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     mapped.add_argument(
         "--front",
         action="store_true",
-        help="of one einsum (--einsum), its non-dominated mappings in energy, latency and bytes of the "
-        "outermost bounded memory: a table, or with their nests as json",
+        help="the front: unfused schedules of the workload in energy and latency, within solver.gap; or of "
+        "one einsum (--einsum) mappings in energy, latency and bytes of the outermost bounded memory: a "
+        "table, or with schedules or nests as json",
     )
     residency = add(
         "residency",

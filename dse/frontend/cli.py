@@ -459,8 +459,8 @@ def _map(args: argparse.Namespace) -> int:
         }
         if in_conflict := [name for name, value in conflicting.items() if value]:
             raise ValueError(
-                f"--front cannot be combined with {in_conflict[0]}: it prints the front over energy, latency "
-                "and capacity used, as text or json; leave out one of the two"
+                f"--front cannot be combined with {in_conflict[0]}: it prints a front over energy and "
+                "latency, as text or json; leave out one of the two"
             )
         return _front(
             args,
@@ -506,12 +506,14 @@ def _front(args: argparse.Namespace, found: Any) -> int:
     if args.format == "json":
         tables.print_json(list(found))
         return 0
-    table = found.table.drop_columns(["nest", "certificate"])
+    is_einsum = "nest" in found.table.column_names
+    table = found.table.drop_columns(["nest" if is_einsum else "schedule", "certificate"])
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
     tables.print_table(
         [*map(units.label, table.column_names)],
         rows,
-        f"non-dominated mappings: {claim(found[0]['certificate'])} (nests: --format json)",
+        f"non-dominated {'mappings' if is_einsum else 'schedules'}: {claim(found[0]['certificate'])} "
+        f"({'nests' if is_einsum else 'their text'}: --format json)",
         unit_keys=table.column_names,
     )
     for name, words in (space_words(found[0]["certificate"]) or {}).items():

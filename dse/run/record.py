@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # imported where it is used: commands that only list columns 
     import pyarrow as pa
 
 MODEL_VERSION = 14
-SOLVER_VERSION = 27
+SOLVER_VERSION = 28
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 
