@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from math import inf, log, sqrt
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,9 +19,9 @@ from dse.mapper.exact.covers import Cover, covers_on
 from dse.mapper.exact.optimal import optimal_on
 from dse.mapping.constraints import Constraints, dataflow
 from dse.mapping.nest import Infeasible
-from dse.mapping.searched import ALL_MAPPINGS
 from dse.run import deadline
-from dse.sim.einsum.evaluate import ROUNDING_GAP, EinsumCost, Problem, evaluate_unfused, relative_gap
+from dse.sim.einsum import bounds
+from dse.sim.einsum.evaluate import ROUNDING_GAP, EinsumCost, Pair, Problem, evaluate_unfused, relative_gap
 from dse.solve.options import SolverOptions
 from hw.arch import Arch
 from workloads.arrays import Floats, Ints
@@ -27,7 +29,7 @@ from workloads.graph import Unique
 
 MAX_EXACT = 2_000  # partial sums up to which none is left out, unless another one dominates it
 MAX_SUMS = 50_000  # partial sums, at most
-ROUNDS = 8  # rounds of `lower_products`, at most
+ROUNDS = 12  # searches of `lower_products` per einsum, at most
 Chosen = tuple[list[list[EinsumCost]], float]  # choices, each one mapping per einsum; their gap
 
 
@@ -159,59 +161,67 @@ def lower_products(
     options: SolverOptions,
     found: Sequence[Sequence[EinsumCost]],
     rounds: int = ROUNDS,
-) -> list[list[EinsumCost]]:
-    """Returns choices of least energy x latency of the workload, never above those found, with the gaps of
-    their einsums (`EinsumCost.weighed_by`), on machines that price neither layouts nor hops.
+) -> list[tuple[list[EinsumCost], float]]:
+    """Returns choices of least energy x latency of the workload on each of many machines, never above those
+    found, and their optimality gaps, on machines that price neither layouts nor hops.
 
     found: of each machine, the mapping of least energy x latency of each einsum by itself
-    rounds: at most; 0: the choices found, with their gaps
+    rounds: searches per einsum, at most; 0: the choices found, with their gaps
 
-    A choice of energy E and latency L is replaced by one with less E + k L, where k = E / L:
-
-        E' + k L' <= E + k L = 2 E    =>    E' L' <= (E' + k L')^2 / (4 k) <= E L
-
-    The least E_i + k L_i of an einsum is the least energy on a machine that leaks k pJ per cycle more. Where
-    a choice is its own replacement these minima bound all others (`evaluate._gap_of_sum`). Where that bound
-    is more than the gap below, the least product on the front counts, and what the front proves.
+    E x L is quasi-concave, so the least is a corner of the convex hull of all choices (E, L), and the least
+    E + k L of a ratio k is a sum of the einsums' least E_i + k L_i: the least energy on a machine that leaks
+    k pJ per cycle more. Each k is a corner, and a line that no choice is below. Together they bound E x L by
+    its least value at the crossings of neighbouring lines; the next k is that of the lowest crossing.
+    (Outer approximation of multiplicative programs: Konno, Kuno, Linear multiplicative programming, 1992.)
     """
     states = [_Product(groups, list(own)) for own in found]
+    for state, arch in zip(states, arches, strict=True):
+        state.bound_ends(arch)
     for _ in range(rounds):
-        now = [j for j, one in enumerate(states) if one.improves]
-        if not now or deadline.has_passed():
+        ratios = {
+            j: ratio for j, state in enumerate(states) if (ratio := state.next_ratio(options.gap)) is not None
+        }
+        if not ratios or deadline.has_passed():
             break
-        leaky = {j: _with_leakage(arches[j], states[j].set_ratio()) for j in now}
-        answers: dict[int, list[EinsumCost | Infeasible]] = {j: [] for j in now}
-        for group in groups:
-            for rules, positions in _by_constraints([arches[j] for j in now], group, options).items():
-                own = [now[position] for position in positions]
-                problems = [Problem(leaky[j], group.einsum, "energy") for j in own]
-                for j, one in zip(
-                    own, optimal_on(problems, options.factors, rules, options.gap), strict=True
-                ):
-                    answers[j].append(one)
-        for j in now:
-            states[j].replace_by(arches[j], answers[j])
-    wide = [j for j, one in enumerate(states) if one.gap() > options.gap * (1 + ROUNDING_GAP)]
-    if wide and rounds and not deadline.has_passed():
-        own_options = replace(options, gap=(1 + options.gap) ** 0.5 - 1)
-        for j, front in zip(wide, fronts_on([arches[j] for j in wide], groups, own_options), strict=True):
-            if not isinstance(front, Infeasible):
-                states[j].take_front(*front)
-    return [one.choice() for one in states]
+        for objective in ("energy", "latency"):
+            now = [j for j, ratio in ratios.items() if (ratio == inf) == (objective == "latency")]
+            own_arches = [
+                _with_leakage(arches[j], ratios[j]) if objective == "energy" else arches[j] for j in now
+            ]
+            answers: list[list[EinsumCost | Infeasible]] = [[] for _ in now]
+            for group in groups if now else ():
+                for rules, positions in _by_constraints(own_arches, group, options).items():
+                    problems = [Problem(own_arches[i], group.einsum, objective) for i in positions]
+                    solved = optimal_on(problems, options.factors, rules, options.gap / 4)
+                    for i, one in zip(positions, solved, strict=True):
+                        answers[i].append(one)
+            for j, own in zip(now, answers, strict=True):
+                states[j].add(arches[j], ratios[j], own)
+    return [(state.best, state.gap()) for state in states]
+
+
+class _Line(NamedTuple):
+    """All choices have energy + ratio x latency of at least `least`; ratio inf: latency of at least it."""
+
+    ratio: float
+    least: float
+    corner: Pair | None  # energy and latency of the choice that is nearest to it; None: it was not searched
+
+    def height(self, pair: Pair) -> float:
+        """Energy + ratio x latency."""
+        return pair[1] if self.ratio == inf else pair[0] + self.ratio * pair[1]
 
 
 @dataclass(slots=True)
 class _Product:
-    """The choice of least energy x latency on one machine so far, and bounds on what others cost."""
+    """The choice of least energy x latency on one machine so far, and lines that no choice is below."""
 
     groups: Sequence[Unique]
     best: list[EinsumCost]
-    ratio: float = 0.0  # pJ per cycle, at which `least` holds
-    least: list[float] = field(default_factory=list)  # lower bounds on E_i + ratio L_i
-    uniform_gap: float = inf  # of the product, as a front proves it
-    improves: bool = True  # whether the last round found a lower product
+    lines: list[_Line] = field(default_factory=list)
+    least_product: float = 0.0  # a lower bound
 
-    def totals(self, choice: Sequence[EinsumCost]) -> tuple[float, float]:
+    def totals(self, choice: Sequence[EinsumCost]) -> Pair:
         """Energy and latency of a choice."""
         pairs = list(zip(self.groups, choice, strict=True))
         return (
@@ -219,78 +229,76 @@ class _Product:
             sum(group.occurrences * one.latency_cycles for group, one in pairs),
         )
 
-    def set_ratio(self) -> float:
-        """Sets the ratio to that of the best choice, and bounds by the products of the einsums found first:
-        E_i + k L_i >= 2 sqrt(k E_i L_i). Returns the ratio.
+    def bound_ends(self, arch: Arch) -> None:
+        """Bounds energy and latency by those of any mapping, and the product by the least products of the
+        einsums: (sum E)(sum L) >= (sum sqrt(E L))^2 (Cauchy and Schwarz).
         """
-        energy, cycles = self.totals(self.best)
-        old_ratio, self.ratio = self.ratio, energy / cycles
-        self.least = (
-            [one * min(1.0, self.ratio / old_ratio) for one in self.least]
-            if old_ratio
-            else [
-                2 * sqrt(self.ratio * one.energy_pj * one.latency_cycles / (1 + one.optimality_gap))
-                for one in self.best
-            ]
+        ends = bounds.lower_bounds((group.einsum for group in self.groups), arch)
+        for i, ratio in enumerate((0.0, inf)):
+            least = sum(g.occurrences * one[i] for g, one in zip(self.groups, ends, strict=True))
+            self.lines.append(_Line(ratio, least, None))
+        roots = (
+            group.occurrences * sqrt(one.energy_pj * one.latency_cycles / (1 + one.optimality_gap))
+            for group, one in zip(self.groups, self.best, strict=True)
         )
-        return self.ratio
+        self.least_product = sum(roots) ** 2
 
-    def replace_by(self, arch: Arch, answers: Sequence[EinsumCost | Infeasible]) -> None:
-        """Replaces mappings of the best choice by those of less E + ratio L, if the product is lower then.
-
-        answers: of each einsum, the mapping of least energy on the machine with more leakage
-        """
-        choice, least = list(self.best), list(self.least)
-        for i, (answer, old) in enumerate(zip(answers, self.best, strict=True)):
-            if isinstance(answer, Infeasible):
-                continue
-            least[i] = max(least[i], answer.energy_pj / (1 + answer.optimality_gap))
-            space = answer.space if old.space == ALL_MAPPINGS else old.space  # the smaller one
-            self.best[i] = choice[i] = replace(old, space=space)
-            if answer.mapping != old.mapping and answer.energy_pj < self.weighed(old):
-                new = evaluate_unfused(Problem(arch, self.groups[i].einsum, "edp"), answer.mapping)
-                choice[i] = replace(new, space=answer.space, visited=answer.visited)
-        self.least = least
-        products = [energy * cycles for energy, cycles in map(self.totals, (choice, self.best))]
-        self.improves = products[0] < products[1] * (1 - ROUNDING_GAP)
-        self.best = choice if self.improves else self.best
-
-    def weighed(self, one: EinsumCost) -> float:
-        """E_i + ratio L_i of a mapping."""
-        return one.energy_pj + self.ratio * one.latency_cycles
+    def lowest(self) -> tuple[float, _Line, _Line]:
+        """Returns the least product that the lines allow, and the two lines that cross there."""
+        crossings = []
+        for a, b in combinations(sorted(self.lines), 2):
+            latency = b.least if b.ratio == inf else (b.least - a.least) / (b.ratio - a.ratio)
+            crossing = a.least - a.ratio * latency, latency
+            if all(line.height(crossing) >= line.least * (1 - ROUNDING_GAP) for line in self.lines):
+                crossings.append((crossing[0] * crossing[1], a, b))
+        return min(crossings, key=lambda one: one[0])
 
     def gap(self) -> float:
-        """Returns the gap of the product that the bounds prove."""
-        self.set_ratio()
-        energy, _ = self.totals(self.best)
-        least = sum(group.occurrences * one for group, one in zip(self.groups, self.least, strict=True))
-        return relative_gap((2 * energy) ** 2, least**2)
+        """Returns the optimality gap of the best choice."""
+        energy, cycles = self.totals(self.best)
+        gap = relative_gap(energy * cycles, max(self.lowest()[0], self.least_product))
+        return gap if gap > 10 * ROUNDING_GAP else 0.0
 
-    def take_front(self, rows: Sequence[Sequence[EinsumCost]], gap: float) -> None:
-        """Takes the least product on a front that is within a gap in energy and latency."""
-        products = [energy * cycles for energy, cycles in map(self.totals, rows)]
-        lowest, (energy, cycles) = min(range(len(rows)), key=products.__getitem__), self.totals(self.best)
-        bound = products[lowest] / (1 + gap) ** 2
-        if products[lowest] < energy * cycles:
-            self.best = list(rows[lowest])
-            self.set_ratio()
-        self.uniform_gap = relative_gap(min(energy * cycles, products[lowest]), bound)
+    def next_ratio(self, allowed_gap: float) -> float | None:
+        """Returns the ratio to search next; None once the gap is allowed, or no ratio makes it smaller."""
+        if self.gap() <= allowed_gap:
+            return None
+        energy, cycles = self.totals(self.best)
+        if len(self.lines) == 2:
+            return energy / cycles
+        _, a, b = self.lowest()
+        if a.corner is None or b.corner is None:
+            return a.ratio if a.corner is None else b.ratio
+        more_pj, fewer_cycles = b.corner[0] - a.corner[0], a.corner[1] - b.corner[1]
+        if fewer_cycles <= 0 or not a.ratio < (ratio := more_pj / fewer_cycles) < b.ratio:
+            return None
+        return (
+            ratio
+            if all(abs(ratio / one.ratio - 1) > ROUNDING_GAP for one in self.lines if one.ratio)
+            else None
+        )
 
-    def choice(self) -> list[EinsumCost]:
-        """Returns the best choice with the gap of each einsum in E + k L, k = E / L of the workload: the
-        gaps that the bounds prove, or equal ones that the front does.
+    def add(self, arch: Arch, ratio: float, answers: Sequence[EinsumCost | Infeasible]) -> None:
+        """Adds the line of a ratio, and takes its corner if the product is lower there.
+
+        answers: of each einsum, the mapping of least energy on the machine with more leakage, or of least
+            latency
         """
-        if self.uniform_gap < self.gap():
-            gaps = [sqrt(1 + self.uniform_gap) - 1] * len(self.best)
-        else:
-            gaps = [
-                relative_gap(self.weighed(one), least)
-                for one, least in zip(self.best, self.least, strict=True)
-            ]
-        return [
-            replace(one, optimality_gap=gap if gap > ROUNDING_GAP else 0.0)
-            for one, gap in zip(self.best, gaps, strict=True)
-        ]
+        choice, least = list[EinsumCost](), 0.0
+        for i, (answer, group) in enumerate(zip(answers, self.groups, strict=True)):
+            if isinstance(answer, Infeasible):
+                choice.append(self.best[i])
+                continue
+            value = answer.latency_cycles if ratio == inf else answer.energy_pj
+            least += group.occurrences * value / (1 + answer.optimality_gap)
+            priced = evaluate_unfused(Problem(arch, group.einsum, "edp"), answer.mapping)
+            choice.append(replace(priced, space=answer.space, visited=answer.visited))
+        corner = self.totals(choice)
+        self.lines = [one for one in self.lines if one.ratio != ratio]
+        self.lines.append(_Line(ratio, least, corner))
+        energy, cycles = self.totals(self.best)
+        if corner[0] * corner[1] < energy * cycles:
+            self.best = choice
 
 
 def _with_leakage(arch: Arch, pj_per_cycle: float) -> Arch:

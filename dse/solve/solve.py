@@ -684,8 +684,8 @@ def _jointly(
     for rounds, positions in by_rounds.items():
         costs = [[one for one in found[j] if isinstance(one, EinsumCost)] for j in positions]
         lowered = lower_products([arches[j] for j in positions], groups, options, costs, rounds)
-        for j, one in zip(positions, lowered, strict=True):
-            choices[j] = one
+        for j, (choice, gap) in zip(positions, lowered, strict=True):
+            choices[j] = [replace(one, optimality_gap=gap) for one in choice]
     return choices
 
 
@@ -1024,9 +1024,13 @@ def price_in_layouts(
         ) from None
     if isinstance(cost, Infeasible):
         return cost
-    is_no_worse = problem.objective != "front" and objective_value(
-        problem.objective, cost.energy_pj, cost.latency_cycles
-    ) <= objective_value(problem.objective, original.energy_pj, original.latency_cycles)
+    # which objectives must be no worse: both where the gap is one of the workload
+    ranked = ("energy", "latency") if original.weighed_by else (problem.objective,)
+    is_no_worse = all(
+        objective_value(one, cost.energy_pj, cost.latency_cycles)
+        <= objective_value(one, original.energy_pj, original.latency_cycles)
+        for one in ranked
+    )
     return (
         replace(cost, **{name: getattr(original, name) for name in PROOF_FIELDS})
         if is_no_worse

@@ -30,12 +30,8 @@ GIVEN_SCHEDULE = f"{NOT_PROVEN} (given schedule)"
 ANY_MAPPING = "any mapping"  # what a lower bound of one einsum holds for
 # what a lower bound of several einsums holds for; fused schedules may cost less
 UNFUSED_BOUND = "the unfused lower bound"
-# what the gaps of an einsum are of (`EinsumCost.weighed_by`), in front of its certificate
-WEIGHED_TEXT = {
-    "": "",
-    "edp": "in energy + latency x (energy / latency of the workload): ",
-    "front": "in the front of the workload: ",
-}
+# what the optimality gap of an einsum is of (`EinsumCost.weighed_by`), in front of its certificate
+WEIGHED_TEXT = {"": "", "edp": "in the EDP of the workload ", "front": "in the front of the workload "}
 # (number of the einsum that a search begins, effort of each einsum with 0 for unknown, its name)
 ProgressFn = Callable[[int, Sequence[float], str], None]
 Pair = tuple[float, float]  # energy and latency
@@ -68,8 +64,8 @@ class EinsumCost:
     # traffic at levels that describe lines, rows or banks, by the tensors' layouts
     layout_traffic: tuple[transfer.Transfer, ...] = ()
     refilled: tuple[tuple[str, str], ...] = ()  # (level, tensor) of tiles that are filled more than once
-    # What the gaps are of, where the workload decides: "edp": energy + latency x (energy / latency of the
-    # workload); "front": the front of the workload, which this mapping is a part of; "": the objective
+    # What optimality_gap is of, where the workload decides which mapping an einsum gets: "edp": the energy x
+    # delay of the workload; "front": its front; "": the einsum's own objective
     weighed_by: str = field(default="", compare=False)
 
     @property
@@ -392,17 +388,11 @@ def sequential(
     energy = sum(group.occurrences * one.energy_pj for one, group in zip(found, groups, strict=True))
     cycles = sum(group.occurrences * one.latency_cycles for one, group in zip(found, groups, strict=True))
     weighed_by = objective if objective == "front" or (objective == "edp" and len(found) > 1) else ""
-
-    def part(pair: Pair) -> Pair:
-        """(energy, latency), or (energy + latency x energy per cycle of the workload, 0)."""
-        return (pair[0] + pair[1] * energy / cycles, 0.0) if weighed_by == "edp" else pair
-
-    einsum_objective = "energy" if weighed_by == "edp" else objective
     solved: list[EinsumCost] = []
     for one, group, bound in zip(found, groups, lower_bounds, strict=True):
         pair = one.energy_pj, one.latency_cycles
-        to_own_bound = _gap(one.name, problem.arch, einsum_objective, part(pair), part(bound), one.mapping)
-        own_gap = one.optimality_gap if objective == "front" else min(one.optimality_gap, to_own_bound)
+        to_own_bound = _gap(one.name, problem.arch, objective, pair, bound, one.mapping)
+        own_gap = one.optimality_gap if weighed_by else min(one.optimality_gap, to_own_bound)
         solved.append(
             replace(
                 one,
@@ -418,18 +408,13 @@ def sequential(
         sum(c.count * bound[i] for c, bound in zip(solved, lower_bounds, strict=True)) for i in range(2)
     )
     to_bound = gap_above(objective, (energy, cycles), (lower[0], lower[1]))
-    values = [
-        objective_value(einsum_objective, *part((c.energy_pj, c.latency_cycles)))
-        if objective != "front"
-        else 0.0
-        for c in solved
-    ]
     gap = (
-        max(c.optimality_gap for c in solved)
-        if objective == "front"
-        else min(_gap_of_sum(solved, values, weighed_by == "edp"), to_bound)
+        max((c.optimality_gap for c in solved if c.space), default=to_bound)
+        if weighed_by
+        else _sum_gap(solved, objective)
     )
-    gap, is_single = gap if gap > ROUNDING_GAP else 0.0, sum(c.count for c in solved) == 1
+    gap, is_single = gap if objective == "front" else min(gap, to_bound), sum(c.count for c in solved) == 1
+    gap = gap if gap > ROUNDING_GAP else 0.0
     space = unfused_space([c.space for c in solved], is_single)
     certificate = certificate_text(
         _sequential_proof(solved, gap, method),
@@ -463,22 +448,12 @@ def unfused_space(spaces: Sequence[Mappings | None], is_single: bool) -> Space |
     return Space(tuple(space_of[key] for key in sorted(space_of)), alone=is_single) if space_of else None
 
 
-def _gap_of_sum(solved: Sequence[EinsumCost], values: Sequence[float], is_product: bool) -> float:
-    """Returns the gap of a workload, from the values of its einsums and their gaps: how far their sum may lie
-    above any choice of one mapping per einsum out of the searched spaces.
-
-    is_product: values are E_i + k L_i with k = E / L of the workload, whose objective is E L (E, L: sums over
-    the einsums). All choices (E', L') have E' + k L' >= w, the sum of the values' lower bounds. So
-
-        E' L' >= w^2 / (4 k)          (the product is largest where E' = k L')
-        E L / (E' L') <= (2 E / w)^2  (since k = E / L)
-
-    and 2 E is the sum of the values.
-    """
+def _sum_gap(solved: Sequence[EinsumCost], objective: str) -> float:
+    """Returns the gap of a sum over einsums to the sum of what their gaps allow."""
+    values = [objective_value(objective, c.energy_pj, c.latency_cycles) for c in solved]
     value = sum(c.count * one for c, one in zip(solved, values, strict=True))
     lower = sum(c.count * one / (1 + c.optimality_gap) for c, one in zip(solved, values, strict=True))
-    gap = relative_gap(value, lower)
-    return (1 + gap) ** 2 - 1 if is_product else gap
+    return relative_gap(value, lower)
 
 
 def _sequential_proof(solved: Sequence[EinsumCost], optimality_gap: float, method: str) -> str:
