@@ -27,7 +27,7 @@ from dse.mapping.conversion import Conversion, with_conversions
 from dse.mapping.nest import Infeasible, to_text
 from dse.run import deadline, folder, pack, record
 from dse.sim.directives import directed
-from dse.sim.einsum.evaluate import Problem, ProgressFn, Solution, no_progress
+from dse.sim.einsum.evaluate import Problem, ProgressFn, Solution, no_progress, percent
 from dse.sim.schedule import outermost
 from dse.sim.schedule.graph import evaluate
 from dse.solve import solve
@@ -867,6 +867,33 @@ class Run:
             else {}
         )
         return {**head, "broken_constraints": broken or None, **scope, **totals, **row}
+
+    def certificate(self) -> str:
+        """Returns what is proven of the front of all evaluated machines and their mappings; "" unless
+        solver.objective is front and objectives are sums of energy, latency, EDP and area, minimised.
+        """
+        objectives = self.study.objectives
+        if self.study.solver.objective != "front" or prune.unbounded_objective(objectives):
+            return ""
+        gap, failed, evaluated = (
+            self.sql(
+                "SELECT (SELECT max(optimality_gap) FROM points), count(*) FILTER (status = 'error'), count(*) "
+                "FROM machines"
+            )
+            .table.to_pylist()[0]
+            .values()
+        )
+        if gap is None:
+            return ""
+        gap = (1 + gap) ** 2 - 1 if any(o.metric == "edp_pj_ns" for o in objectives) else gap
+        every = evaluated == self.study.space.size and not failed
+        of_what = "this study" if every else f"the {evaluated - failed:,} machines evaluated"
+        near_limits = ", unless it meets a constraint by less than that"
+        return (
+            f"no machine of {of_what} with any choice of one mapping per distinct einsum dominates this front "
+            f"by more than {percent(gap)} in every objective"
+            + (near_limits if self.study.constraints.modelled else "")
+        )
 
     def fusion_hints(self, point: str | int = "best") -> list[str]:
         """Returns lines about workloads that a point runs layer by layer although fusion may save much

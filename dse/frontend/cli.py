@@ -292,6 +292,8 @@ def _pareto(args: argparse.Namespace) -> int:
             ]
         )
     )
+    if not (args.objectives or args.where or by) and (certificate := run.certificate()):
+        tables.print_line(certificate)
     for line in run.fusion_hints(f"{front['machine'][0]}.{front['schedule'][0]}") if len(front) else ():
         tables.print_line(f"machine {front['machine'][0]}: {line}")
     return 0
