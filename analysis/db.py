@@ -287,6 +287,8 @@ def front(
     by: Sequence[str] = (),
     distinct: bool = False,
     seconds: float = TIMEOUT_S,
+    epsilon: float | None = None,
+    at_knee: bool = False,
 ) -> pa.Table:
     """Returns the front of feasible points, best in the first objective first. Columns: machine, schedule,
     objectives, then all other columns of points and machines.
@@ -295,7 +297,13 @@ def front(
     where: SQL condition over points and machines
     by: one front for each value of these columns; they are the first columns of the result
     distinct: of points with equal objectives only the first; its column `tied_designs` is their number
+    epsilon: few points, one of which is worse than any other by at most this share (macro epsilon_front)
+    at_knee: the knee alone (macro knee)
     """
+    if epsilon is not None and at_knee:
+        raise QueryError("--epsilon and --knee: the knee is one point; leave one of both out")
+    if epsilon is not None and not epsilon >= 0:
+        raise QueryError(f"--epsilon {epsilon:g}: a share from 0 on, e.g. 0.05")
     refresh(con)
     points, designs = (_columns(con, table) for table in ("points", "designs"))
     names = [column_of(objective) for objective in objectives]
@@ -327,9 +335,10 @@ def front(
         if distinct
         else ""
     )
+    macro = "knee" if at_knee else "pareto" if epsilon is None else "epsilon_front"
     fronts = (
-        f"pareto('compared', [{', '.join(map(_literal, objectives))}], grp := "
-        f"[{', '.join(map(_literal, by))}]::VARCHAR[])"
+        f"{macro}('compared', [{', '.join(map(_literal, objectives))}]"
+        f"{'' if epsilon is None else f', {epsilon!r}'}, grp := [{', '.join(map(_literal, by))}]::VARCHAR[])"
     )
     ordered = ", ".join([*groups, *order, "machine", "schedule"])
     best = query(

@@ -150,7 +150,7 @@ def faults(seed: int, machines: int, most: int, gap: float, overlap: str) -> Ite
                 yield f"{name}: infeasible, but mappings fit"
             continue
         choices, proven = found
-        # windows that stride over the edge of what is stored are counted lower by the search (docs/solvers.md)
+        # windows that stride over the edge of what is stored are counted lower by the search
         exact = supported and all(
             isinstance(one[j], EinsumCost) and one[j].optimality_gap <= gap + CLOSE
             for listed in answers.values()

@@ -5,10 +5,12 @@ joint spaces, and against the answers of one objective on networks.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dse.frontend import api, cli
 from dse.mapping.nest import Infeasible
 from dse.solve.front import covering_rows, thin
 from dse.solve.options import SolverOptions
@@ -97,3 +99,96 @@ def test_a_workload_that_does_not_fit_has_no_front() -> None:
     tiny = replace(arch, levels=(*arch.levels[:-1], last))
     found = solve(tiny, catalog.load("mlp_s:batch=64"), SolverOptions(objective="front"))
     assert isinstance(found, Infeasible)
+
+
+STUDY = """
+name: joint
+workloads: [{workload: "mlp_s:batch=16", weight: 2}, "gemm:m=48,n=32,k=64"]
+machine: edge_array
+space: {array.x: [4, 8, 16], regf.capacity: [64 B, 256 B], dram.kind: [ddr4, lpddr5]}
+objectives: [energy_pj, latency_ns, area_mm2]
+solver: {objective: front}
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
+    folder = tmp_path_factory.mktemp("front")
+    (folder / "study.yaml").write_text(STUDY)
+    return api.sweep(folder / "study.yaml", folder / "run", workers=0)
+
+
+def test_rows_of_a_front_are_machines_and_schedules(run: api.Run) -> None:
+    rows = run.sql("FROM points ORDER BY machine, schedule").table.to_pylist()
+    assert max(row["schedule"] for row in rows) > 1
+    for machine_number in {row["machine"] for row in rows}:
+        own = [row for row in rows if row["machine"] == machine_number]
+        assert [row["schedule"] for row in own] == list(range(len(own)))
+        assert own[0]["energy_pj"] == min(row["energy_pj"] for row in own)
+        assert all(
+            a is b or a["energy_pj"] < b["energy_pj"] or a["latency_ns"] < b["latency_ns"]
+            for a in own
+            for b in own
+        )
+    last = rows[-1]
+    shown = run.show(f"{last['machine']}.{last['schedule']}")  # priced again: it stops at another number
+    assert sum(
+        weight * one.totals["energy_pj"] for weight, one in zip((2, 1), shown.solutions, strict=True)
+    ) == pytest.approx(last["energy_pj"])
+
+
+def test_a_run_says_what_its_front_proves(run: api.Run, capsys: pytest.CaptureFixture[str]) -> None:
+    largest = max(row["optimality_gap"] for row in run.sql("SELECT optimality_gap FROM points"))
+    assert cli.main(["pareto", str(run.path)]) == 0
+    text = capsys.readouterr().out
+    assert "no machine of this study with any choice of one mapping per distinct einsum dominates" in text
+    assert f"{100 * largest:.3g} %" in run.certificate()
+    assert cli.main(["pareto", str(run.path), "--knee"]) == 0
+    assert "no machine of this study" not in capsys.readouterr().out
+
+
+def test_bounds_prune_no_machine_of_a_front(run: api.Run, tmp_path: Path) -> None:
+    sets = {"search.prune": True, "search.generation": 4}
+    pruned = api.sweep(run.path / "study.yaml", tmp_path / "pruned", workers=0, **sets)
+    asked = ["energy_pj", "latency_ns", "area_mm2"]
+    fronts = [one.front(asked).table.select(["machine", "schedule", *asked]) for one in (run, pruned)]
+    assert fronts[0].equals(fronts[1])
+    assert pruned.certificate() == run.certificate()
+
+
+def test_few_points_the_knee_and_the_volume_of_a_run(run: api.Run) -> None:
+    asked = ["energy_pj", "latency_ns"]
+    every, few, knee = (
+        one.table.select(asked).to_pandas().to_numpy()
+        for one in (run.front(asked), run.front(asked, epsilon=0.05), run.front(asked, knee=True))
+    )
+    assert len(few) < len(every)
+    assert all((few <= 1.05 * row).all(axis=1).any() for row in every)
+    scaled = (every - every.min(axis=0)) / np.ptp(every, axis=0)
+    assert (knee == every[scaled.sum(axis=1).argmin()]).all()
+    points = run.sql("SELECT energy_pj, latency_ns FROM points WHERE feasible").table.to_pandas().to_numpy()
+    worst, steps = points.max(axis=0), every[np.argsort(every[:, 0])]
+    right = np.append(steps[1:, 0], worst[0])
+    assert run.hypervolume(asked) == pytest.approx(((right - steps[:, 0]) * (worst[1] - steps[:, 1])).sum())
+
+
+def test_an_axis_that_ends_where_the_best_lies_is_named(run: api.Run) -> None:
+    (line,) = run.axis_hints()
+    assert line.startswith("the lowest ")
+    assert line.endswith("lies at the largest array.x, 16: widen that axis")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("solver.schedule", "fused", "fronts are of unfused schedules"),
+        ("solver.sharing_gap", 0.02, "fronts are of unfused schedules"),
+        ("solver.factors", "imperfect", "fronts are of unfused schedules"),
+        ("machine", "burst_edge", "describes lines, rows, banks or hops"),
+    ],
+)
+def test_what_has_no_front_is_one_line(tmp_path: Path, key: str, value: object, why: str) -> None:
+    (tmp_path / "study.yaml").write_text(STUDY)
+    with pytest.raises(ValueError, match=r"solver\.objective = front: ") as fault:
+        api.sweep(tmp_path / "study.yaml", tmp_path / "run", workers=0, **{key: value})
+    assert why in str(fault.value)

@@ -747,7 +747,13 @@ class Run:
         return [f"{o.column}:{o.direction}" for o in self.study.objectives]
 
     def front(
-        self, objectives: Sequence[str] = (), where: str = "", by: Sequence[str] = (), distinct: bool = False
+        self,
+        objectives: Sequence[str] = (),
+        where: str = "",
+        by: Sequence[str] = (),
+        distinct: bool = False,
+        epsilon: float | None = None,
+        knee: bool = False,
     ) -> Answer:
         """Returns the non-dominated feasible points, best in the first objective first: their rows of
         `designs`.
@@ -756,12 +762,52 @@ class Run:
         where: SQL condition over points and machines
         by: one front for each value of these columns
         distinct: one point, the first, of points with equal objectives; `tied_designs` is how many there are
+        epsilon: few points, so that each of the front has one that is worse by at most this share
+        knee: the point of least sum of objectives, each scaled to 0 (best on the front) .. 1 (worst)
         """
         from analysis import db
 
-        return self._answer(
-            lambda con: db.front(con, objectives or self.objectives(), where, by, distinct, self.seconds)
+        own = objectives or self.objectives()
+        return self._answer(lambda con: db.front(con, own, where, by, distinct, self.seconds, epsilon, knee))
+
+    def hypervolume(self, objectives: Sequence[str] = (), reference: Sequence[float] = ()) -> float:
+        """Returns the volume between the front of feasible points and a reference: a value of each objective
+        in its own unit; (): the worst of each among these points. objectives: as of `front`.
+        """
+        listed = ", ".join("'" + o.replace("'", "''") + "'" for o in objectives or self.objectives())
+        values = ", ".join(repr(float(one)) for one in reference)
+        rows = self.sql(
+            f"FROM hypervolume('(FROM points WHERE feasible)', [{listed}], reference := [{values}]::DOUBLE[])"
         )
+        return float(rows[0]["hypervolume"] or 0.0)
+
+    def axis_hints(self) -> list[str]:
+        """Returns a line for each axis of three numbers or more at whose end all that is best in an objective
+        lies: wider, it may have better ones. Area is left out, as less of anything is smaller.
+        """
+        axes = [
+            axis
+            for axis in self.study.space.axes
+            if len(axis.values) > 2 and all(isinstance(v, int | float) and v is not True for v in axis.values)
+        ]
+        found: dict[str, list[str]] = {}  # where on which axis -> objectives
+        for objective in self.study.objectives:
+            if objective.metric == "area_mm2":
+                continue
+            column, is_max = objective.column, objective.direction == "max"
+            best = self.sql(
+                f'FROM designs WHERE feasible AND "{column}" = '
+                f'(SELECT {"max" if is_max else "min"}("{column}") FROM points WHERE feasible)'
+            )
+            for axis in axes:
+                at = {row[pareto.slug(axis.key)] for row in best}
+                for end, name in ((min(axis.values), "smallest"), (max(axis.values), "largest")):
+                    if at == {end}:
+                        place = f"at the {name} {axis.key}, {tables.fact(axis.key, end)}"
+                        found.setdefault(place, []).append(
+                            f"the {'highest' if is_max else 'lowest'} {units.label(column)}"
+                        )
+        return [f"{' and '.join(names)} lies {place}: widen that axis" for place, names in found.items()]
 
     def plot(self, kind: str = "front", point: str | int = "best") -> Picture:
         """Returns a picture, which a notebook shows and `.save("x.pdf")` writes: front, breakdown, roofline
@@ -877,7 +923,7 @@ class Run:
             return ""
         gap, failed, evaluated = (
             self.sql(
-                "SELECT (SELECT max(optimality_gap) FROM points), count(*) FILTER (status = 'error'), count(*) "
+                "SELECT (SELECT max(optimality_gap) FROM points), count_if(status = 'error'), count(*) "
                 "FROM machines"
             )
             .table.to_pylist()[0]
@@ -890,8 +936,8 @@ class Run:
         of_what = "this study" if every else f"the {evaluated - failed:,} machines evaluated"
         near_limits = ", unless it meets a constraint by less than that"
         return (
-            f"no machine of {of_what} with any choice of one mapping per distinct einsum dominates this front "
-            f"by more than {percent(gap)} in every objective"
+            f"no machine of {of_what} with any choice of one mapping per distinct einsum dominates this "
+            f"front by more than {percent(gap)} in every objective"
             + (near_limits if self.study.constraints.modelled else "")
         )
 

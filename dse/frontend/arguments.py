@@ -226,6 +226,17 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         metavar="A,B,...",
         help="columns of points; -x or x:max maximises (default: the study's)",
     )
+    front.add_argument(
+        "--epsilon",
+        type=float,
+        metavar="SHARE",
+        help="few points, so that each of the front has one that is worse by at most this share, e.g. 0.05",
+    )
+    front.add_argument(
+        "--knee",
+        action="store_true",
+        help="its knee: least sum of objectives, scaled to 0 (best) .. 1 (worst)",
+    )
     front.add_argument("--where", default="", metavar="SQL", help="condition over points and machines")
     front.add_argument(
         "--by", default="", metavar="A,B,...", help="a front for each value of these columns, e.g. dram_kind"

@@ -158,19 +158,22 @@ def _drive(study: Study, place: RunFolder, args: argparse.Namespace, mended: Seq
         tables.print_json({"dir": out, "solved": outcome.solved, **asdict(outcome.status)})
     else:
         tables.print_end(out, outcome.status, outcome.solved)
-        _print_fusion_hints(place.path, outcome.status.front)
+        _print_hints(place.path, outcome.status)
     return int(outcome.exit_code)
 
 
-def _print_fusion_hints(out: Path, front_size: int) -> None:
-    """Prints what fusion may save on the best machine of a front. It is only a hint, so errors are
-    ignored.
+def _print_hints(out: Path, status: Any) -> None:
+    """Prints what fusion may save on the best machine of a front, and which axes end where the best lies.
+    These are only hints, so errors are ignored.
     """
     from dse.frontend import api
 
     with suppress(ValueError):
-        for line in api.open(out).fusion_hints() if front_size else ():
+        run = api.open(out)
+        for line in run.fusion_hints() if status.front else ():
             tables.print_line(f"best machine: {line}")
+        for line in run.axis_hints() if status.front and status.state == "finished" else ():
+            tables.print_line(line)
 
 
 def _open(args: argparse.Namespace) -> Any:
@@ -251,7 +254,7 @@ def _pareto(args: argparse.Namespace) -> int:
     run = _open(args)
     objectives = args.objectives.split(",") if args.objectives else run.objectives()
     by = list(filter(None, args.by.split(",")))
-    front = run.front(objectives, args.where, by, args.distinct).table
+    front = run.front(objectives, args.where, by, args.distinct, args.epsilon, args.knee).table
     if args.format != "table":
         return _print_result(front, args)
     names = [*by, "machine", *map(db.column_of, objectives), *(["tied_designs"] if args.distinct else [])]
@@ -292,7 +295,9 @@ def _pareto(args: argparse.Namespace) -> int:
             ]
         )
     )
-    if not (args.objectives or args.where or by) and (certificate := run.certificate()):
+    if not (args.objectives or args.where or by or args.knee or args.epsilon is not None) and (
+        certificate := run.certificate()
+    ):
         tables.print_line(certificate)
     for line in run.fusion_hints(f"{front['machine'][0]}.{front['schedule'][0]}") if len(front) else ():
         tables.print_line(f"machine {front['machine'][0]}: {line}")

@@ -1,7 +1,7 @@
 """Fronts of small joint spaces, machines and mappings, against every choice of mappings (tests/joint.py):
-exact, then within gaps. Units of random statements (which column of a view a result's column is). Then the front
-tests again on DuckDB 2.x, in an environment of their own: 2.0 answers some anti-joins wrongly, our queries
-must not.
+exact, then within gaps. Units of random statements (which column of a view a result's column is). Then the
+front tests again on DuckDB 2.x, in an environment of their own: 2.0 answers some anti-joins wrongly, our
+queries must not.
 
     python -m tests.prove fronts [--exact 100] [--covers 200] [--first 1000] [--joint-only]
 """
