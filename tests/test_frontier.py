@@ -132,7 +132,7 @@ def test_a_search_that_is_cut_proves_no_front(
         ),
         (
             ["gemm:m=4,n=4,k=4", "edge_array", "--front", "--objective", "edp"],
-            "--front cannot be combined with --objective: it prints the front over energy, latency ",
+            "--front cannot be combined with --objective: it prints a front over energy and latency, ",
         ),
         (
             ["gemm:m=4,n=4,k=4", "edge_array", "--front", "--format", "yaml"],
