@@ -192,3 +192,19 @@ def test_what_has_no_front_is_one_line(tmp_path: Path, key: str, value: object, 
     with pytest.raises(ValueError, match=r"solver\.objective = front: ") as fault:
         api.sweep(tmp_path / "study.yaml", tmp_path / "run", workers=0, **{key: value})
     assert why in str(fault.value)
+
+
+def test_pictures_join_the_schedules_of_a_machine(run: api.Run, tmp_path: Path) -> None:
+    axes = run.plot("front").figure.axes[0]
+    curves = [line for line in axes.lines if line.get_zorder() == 2 and len(line.get_xdata()) > 1]
+    assert "schedules of one machine" in {line.get_label() for line in curves}
+    on_front = {row["machine"] for row in run.front()}
+    points = run.sql(
+        "SELECT machine, count(*) AS n FROM points WHERE feasible GROUP BY machine"
+    ).table.to_pylist()
+    several = [row["n"] for row in points if row["machine"] in on_front and row["n"] > 1]
+    assert sorted(len(line.get_xdata()) for line in curves if line.get_linewidth() == 0.8) == sorted(several)
+    run.report(tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert "schedules of one machine" in text
+    assert "any choice of one mapping per distinct einsum dominates" in text
