@@ -11,8 +11,13 @@ import numpy as np
 import pytest
 
 from dse.frontend import api, cli
+from dse.mapper.exact.covers import _covering
+from dse.mapper.exact.optimal import optimal_on
+from dse.mapper.exact.search import SearchResult
+from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible
-from dse.solve.front import covering_rows, thin
+from dse.sim.einsum.evaluate import EinsumCost, Problem
+from dse.solve.front import _Line, _Product, covering_rows, covers_gap, thin
 from dse.solve.options import SolverOptions
 from dse.solve.solve import solve, solve_unfused_on
 from hw import machine
@@ -20,6 +25,8 @@ from hw.arch import Arch
 from tests.amount import amount
 from tests.joint import faults
 from workloads import catalog
+from workloads.einsum import einsum
+from workloads.graph import Unique
 
 
 @pytest.mark.parametrize("seed", range(amount(24, 4)))
@@ -31,6 +38,88 @@ def test_a_front_is_that_of_all_choices(seed: int) -> None:
 def test_a_front_covers_all_choices_within_its_gap(seed: int) -> None:
     gap, overlap = (0.02, 0.1)[seed % 2], ("buffered", "free", "buffered")[seed % 3]
     assert not list(faults(seed, machines=3, most=300, gap=gap, overlap=overlap))
+
+
+@pytest.fixture(scope="module")
+def some_cost() -> EinsumCost:
+    """A cost whose energy and latency tests replace."""
+    e = einsum("C[m] += A[m,k] * B[k]", {"m": 2, "k": 2})
+    (found,) = optimal_on([Problem(machine.arch(machine.load("a2")), e, "energy")], "perfect", FREE)
+    assert isinstance(found, EinsumCost)
+    return replace(found, optimality_gap=0.0)
+
+
+def cloud(rng: np.random.Generator, count: int) -> np.ndarray:
+    """Energy and latency of mappings, most of them near a curve."""
+    latency = np.exp(rng.random(count))
+    return np.column_stack([(1 + rng.random(count) ** 3) / latency ** rng.choice([0.3, 1.0, 3.0]), latency])
+
+
+def priced(some_cost: EinsumCost, row: np.ndarray) -> EinsumCost:
+    return replace(some_cost, energy_pj=float(row[0]), latency_cycles=float(row[1]))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_cover_claims_what_holds_of_every_mapping(some_cost: EinsumCost, seed: int) -> None:
+    """Searches answer from a list of mappings, and count up to a tenth less cycles than these take."""
+    rng = np.random.default_rng(seed)
+    rows, gap, stalls = cloud(rng, 300), [0.0, 0.01, 0.05, 0.2][seed % 4], 0.1 * (seed % 3 == 2)
+    counted = rows[:, 1] * (1 - stalls * rng.random(len(rows)))
+    cheapest, fastest = (priced(some_cost, rows[np.lexsort((rows[:, 1 - i], rows[:, i]))[0]]) for i in (0, 1))
+    covering, result = _covering(cheapest, fastest, gap, 400), None
+    try:
+        while True:
+            ask = covering.send(result) if result else next(covering)
+            allowed = np.flatnonzero(counted <= ask.max_cycles)
+            at = allowed[rows[allowed, 0].argmin()] if len(allowed) else -1
+            is_found = at >= 0 and rows[at, 0] < ask.max_pj
+            bound = float(rows[at, 0] if is_found else ask.max_pj) if at >= 0 else np.inf
+            mapping = some_cost.mapping if is_found else None
+            result = SearchResult(mapping, 1, bound), priced(some_cost, rows[at]) if is_found else None
+    except StopIteration as end:
+        cover = end.value
+    members = np.array([(one.energy_pj, one.latency_cycles) for one in cover.costs])
+    assert (stalls > 0) or cover.gap <= gap + 1e-8
+    for row in rows:
+        assert (members <= (1 + cover.gap) * (1 + 1e-8) * row).all(axis=1).any()
+        assert (
+            (members <= row + np.array([cover.more_pj, cover.more_cycles]) * (1 + 1e-8) + 1e-8)
+            .all(axis=1)
+            .any()
+        )
+    parts = [cover, replace(cover, gap=3 * cover.gap, more_pj=9.0, more_cycles=9.0)]
+    assert covers_gap(parts, [1, 1]) == pytest.approx(3 * cover.gap)
+    assert covers_gap([cover, cover], [1, 2]) <= cover.gap
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_least_product_is_within_its_gap(some_cost: EinsumCost, seed: int) -> None:
+    """Of three einsums with a list of mappings each: every choice."""
+    rng = np.random.default_rng(seed)
+    lists, occurrences = [cloud(rng, 25) for _ in range(3)], [1, int(rng.integers(1, 4)), 2]
+    e = einsum("C[m] += A[m,k] * B[k]", {"m": 2, "k": 2})
+    groups = [Unique(str(i), e, (f"e{i}",), n) for i, n in enumerate(occurrences)]
+    own = [priced(some_cost, rows[(rows[:, 0] * rows[:, 1]).argmin()]) for rows in lists]
+    state = _Product(groups, own)
+    least = [sum(n * rows[:, i].min() for n, rows in zip(occurrences, lists, strict=True)) for i in (0, 1)]
+    state.lines = [_Line(0.0, 0.9 * least[0], None), _Line(np.inf, 0.9 * least[1], None)]
+    first = np.prod(state.totals(own))
+    for _ in range(12):
+        if (ratio := state.next_ratio(0.005)) is None:
+            break
+        heights = [rows[:, 1] if ratio == np.inf else rows[:, 0] + ratio * rows[:, 1] for rows in lists]
+        chosen = [priced(some_cost, rows[h.argmin()]) for rows, h in zip(lists, heights, strict=True)]
+        weighed = [
+            one if ratio == np.inf else replace(one, energy_pj=h.min())
+            for one, h in zip(chosen, heights, strict=True)
+        ]
+        state.add(ratio, weighed, chosen)
+    a, b, c = (n * rows for n, rows in zip(occurrences, lists, strict=True))
+    every = (a[:, None, None] + b[None, :, None] + c[None, None, :]).reshape(-1, 2).prod(axis=1)
+    found = np.prod(state.totals(state.best))
+    assert found <= first
+    assert found <= every.min() * (1 + state.gap()) * (1 + 1e-9)
+    assert state.gap() <= 0.005
 
 
 @pytest.mark.parametrize("step", [1.0, 1.001, 1.05])

@@ -196,7 +196,13 @@ def lower_products(
                     for i, one in zip(positions, solved, strict=True):
                         answers[i].append(one)
             for j, own in zip(now, answers, strict=True):
-                states[j].add(arches[j], ratios[j], own)
+                priced = [
+                    one
+                    if isinstance(one, Infeasible)
+                    else evaluate_unfused(Problem(arches[j], group.einsum, "edp"), one.mapping)
+                    for one, group in zip(own, groups, strict=True)
+                ]
+                states[j].add(ratios[j], own, priced)
     return [(state.best, state.gap()) for state in states]
 
 
@@ -278,21 +284,26 @@ class _Product:
             else None
         )
 
-    def add(self, arch: Arch, ratio: float, answers: Sequence[EinsumCost | Infeasible]) -> None:
+    def add(
+        self,
+        ratio: float,
+        answers: Sequence[EinsumCost | Infeasible],
+        priced: Sequence[EinsumCost | Infeasible],
+    ) -> None:
         """Adds the line of a ratio, and takes its corner if the product is lower there.
 
         answers: of each einsum, the mapping of least energy on the machine with more leakage, or of least
             latency
+        priced: these mappings on the machine itself
         """
         choice, least = list[EinsumCost](), 0.0
-        for i, (answer, group) in enumerate(zip(answers, self.groups, strict=True)):
-            if isinstance(answer, Infeasible):
-                choice.append(self.best[i])
+        for answer, one, group, old in zip(answers, priced, self.groups, self.best, strict=True):
+            if isinstance(answer, Infeasible) or isinstance(one, Infeasible):
+                choice.append(old)
                 continue
             value = answer.latency_cycles if ratio == inf else answer.energy_pj
             least += group.occurrences * value / (1 + answer.optimality_gap)
-            priced = evaluate_unfused(Problem(arch, group.einsum, "edp"), answer.mapping)
-            choice.append(replace(priced, space=answer.space, visited=answer.visited))
+            choice.append(replace(one, space=answer.space, visited=answer.visited))
         corner = self.totals(choice)
         self.lines = [one for one in self.lines if one.ratio != ratio]
         self.lines.append(_Line(ratio, least, corner))
