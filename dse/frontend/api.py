@@ -807,7 +807,10 @@ class Run:
                         found.setdefault(place, []).append(
                             f"the {'highest' if is_max else 'lowest'} {units.label(column)}"
                         )
-        return [f"{' and '.join(names)} lies {place}: widen that axis" for place, names in found.items()]
+        return [
+            f"{' and '.join(names)} {'lie' if len(names) > 1 else 'lies'} {place}: widen that axis"
+            for place, names in found.items()
+        ]
 
     def plot(self, kind: str = "front", point: str | int = "best") -> Picture:
         """Returns a picture, which a notebook shows and `.save("x.pdf")` writes: front, breakdown, roofline
