@@ -15,9 +15,10 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ DEDUPLICATED = ("mappings", "counts")  # keyed by content: a row may be in sever
 KINDS = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL)\b")
 EXPLAIN = re.compile(r"^\s*explain\s+(analyze\s+)?(\([^)]*\)\s*)?", re.I)
-FRONTS = ("pareto", "pareto2")  # macros of sql/macros.sql, which read the table named by their first argument
+# macros of sql/macros.sql, which read the table named by their first argument
+FRONTS = ("pareto", "pareto2", "epsilon_front", "knee", "hypervolume", "sensitivity")
 TABLE_FUNCTIONS = (
     "range",
     "generate_series",
@@ -124,7 +126,11 @@ def connect(
 
 
 def _add_fronts(con: duckdb.DuckDBPyConnection) -> None:
-    con.create_function("pareto_front", _fronts, ["DOUBLE[][]"], "DOUBLE[][]", type="arrow")
+    points = "DOUBLE[][]"
+    con.create_function("pareto_front", partial(_picked, non_dominated), [points], points, type="arrow")
+    con.create_function("knee_rows", partial(_picked, knee), [points], points, type="arrow")
+    con.create_function("epsilon_rows", _epsilon_rows, [points, "DOUBLE"], points, type="arrow")
+    con.create_function("hypervolume_of", _hypervolumes, [points, "DOUBLE[]"], "DOUBLE", type="arrow")
     con.execute(_sql("macros"))
 
 
@@ -281,6 +287,8 @@ def front(
     by: Sequence[str] = (),
     distinct: bool = False,
     seconds: float = TIMEOUT_S,
+    epsilon: float | None = None,
+    at_knee: bool = False,
 ) -> pa.Table:
     """Returns the front of feasible points, best in the first objective first. Columns: machine, schedule,
     objectives, then all other columns of points and machines.
@@ -289,7 +297,13 @@ def front(
     where: SQL condition over points and machines
     by: one front for each value of these columns; they are the first columns of the result
     distinct: of points with equal objectives only the first; its column `tied_designs` is their number
+    epsilon: few points, one of which is worse than any other by at most this share (macro epsilon_front)
+    at_knee: the knee alone (macro knee)
     """
+    if epsilon is not None and at_knee:
+        raise QueryError("--epsilon and --knee: the knee is one point; leave one of both out")
+    if epsilon is not None and not epsilon >= 0:
+        raise QueryError(f"--epsilon {epsilon:g}: a share from 0 on, e.g. 0.05")
     refresh(con)
     points, designs = (_columns(con, table) for table in ("points", "designs"))
     names = [column_of(objective) for objective in objectives]
@@ -321,9 +335,10 @@ def front(
         if distinct
         else ""
     )
+    macro = "knee" if at_knee else "pareto" if epsilon is None else "epsilon_front"
     fronts = (
-        f"pareto('compared', [{', '.join(map(_literal, objectives))}], grp := "
-        f"[{', '.join(map(_literal, by))}]::VARCHAR[])"
+        f"{macro}('compared', [{', '.join(map(_literal, objectives))}]"
+        f"{'' if epsilon is None else f', {epsilon!r}'}, grp := [{', '.join(map(_literal, by))}]::VARCHAR[])"
     )
     ordered = ", ".join([*groups, *order, "machine", "schedule"])
     best = query(
@@ -390,8 +405,55 @@ def ordinal(values: Values) -> Values:
     return np.column_stack([np.unique(column, return_inverse=True)[1] for column in values.T]).astype(float)
 
 
-def _fronts(groups: pa.ListArray) -> pa.ListArray:
-    """Returns one front per group: lists of points of k objectives -> lists of their non-dominated points."""
+def covering(values: Values, epsilon: float) -> Values:
+    """Returns few rows of a front [N, k] (minimised), so that each row x has one of them with at most
+    x + epsilon |x| in every objective; the best of each objective among them.
+
+    From the least sum of scaled objectives on, each row is taken that none of those before covers.
+    """
+    if not len(values):
+        return values
+    order = np.argsort(_scaled(values).sum(axis=1), kind="stable")
+    rows, kept = values[order], list(np.unique(values[order].argmin(axis=0)))
+    limits = rows + epsilon * np.abs(rows)
+    is_open = np.ones(len(rows), np.bool_)
+    for row in kept:
+        is_open &= ~(rows[row] <= limits).all(axis=1)
+    while is_open.any():
+        kept.append(row := int(is_open.argmax()))
+        is_open &= ~(rows[row] <= limits).all(axis=1)
+    found: Values = rows[kept]
+    return found
+
+
+def knee(values: Values) -> Values:
+    """Returns the rows of a front [N, k] of least sum, each objective scaled to 0 .. 1 over the front."""
+    sums = _scaled(values).sum(axis=1)
+    found: Values = values[sums == sums.min(initial=np.inf)]
+    return found
+
+
+def _scaled(values: Values) -> Values:
+    """Returns values [N, k] scaled to 0 (least) .. 1 (largest) per column; infinities as ranks."""
+    keys = values if np.isfinite(values).all() else ordinal(values)
+    scaled: Values = (keys - keys.min(axis=0, initial=np.inf)) / np.maximum(
+        keys.max(axis=0, initial=-np.inf) - keys.min(axis=0, initial=np.inf), 1e-300
+    )
+    return scaled
+
+
+def hypervolume(values: Values, reference: Values) -> float:
+    """Returns the volume between values [N, k] (minimised) and the reference [k]; without one, the worst of
+    each objective. Rows with an infinity or a NaN count as absent.
+    """
+    values = values[np.isfinite(values).all(axis=1)]
+    if not len(values):
+        return 0.0
+    return float(moocore.hypervolume(values, ref=reference if len(reference) else values.max(axis=0)))
+
+
+def _rows_of(groups: pa.ListArray) -> list[Values]:
+    """Returns the points of each group [N, k], from lists of points of k objectives."""
     if isinstance(groups, pa.ChunkedArray):
         groups = groups.combine_chunks()
     offsets, rows = groups.offsets.to_numpy(), groups.values
@@ -400,13 +462,32 @@ def _fronts(groups: pa.ListArray) -> pa.ListArray:
     values = rows.values.to_numpy(zero_copy_only=False)[values_start : values_start + k * len(rows)].reshape(
         -1, k
     )
-    found = [non_dominated(values[a:b]) for a, b in itertools.pairwise(offsets)]
+    return [values[a:b] for a, b in itertools.pairwise(offsets)]
+
+
+def _points(found: Sequence[Values]) -> pa.ListArray:
+    """Returns points of each group as lists of points, each a list of values."""
+    k = found[0].shape[1] if found else 1
     flat = np.concatenate(found) if found else np.empty((0, k))
     inner = pa.ListArray.from_arrays(
         pa.array(np.arange(len(flat) + 1) * k, pa.int32()), pa.array(flat.ravel())
     )
     ends = np.cumsum([0, *(len(f) for f in found)])
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), inner)
+
+
+def _picked(pick: Callable[[Values], Values], groups: pa.ListArray) -> pa.ListArray:
+    return _points([pick(values) for values in _rows_of(groups)])
+
+
+def _epsilon_rows(groups: pa.ListArray, epsilon: pa.Array) -> pa.ListArray:
+    pairs = zip(_rows_of(groups), epsilon.to_pylist(), strict=True)
+    return _points([covering(values, share) for values, share in pairs])
+
+
+def _hypervolumes(groups: pa.ListArray, references: pa.ListArray) -> pa.Array:
+    pairs = zip(_rows_of(groups), references.to_pylist(), strict=True)
+    return pa.array([hypervolume(values, np.array(reference)) for values, reference in pairs], pa.float64())
 
 
 def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Sequence[str]]) -> None:
@@ -629,9 +710,9 @@ def _check_table_function(
     ):
         raise QueryError(
             f"{name}: its first argument must name a table"
-            + " or be a '(SELECT ...)' in quotes" * (name == "pareto")
+            + " or be a '(SELECT ...)' in quotes" * (name != "pareto2")
         )
-    if name == "pareto" and table.startswith("("):
+    if name != "pareto2" and table.startswith("("):
         _check_reads(con, f"FROM {table} t")
     else:
         _check_table(table, "", table_names)

@@ -18,7 +18,8 @@ import duckdb
 
 from analysis.computed import nodes
 
-FRONTS = ("pareto", "pareto2")  # table functions whose rows are rows of the table in their first argument
+# table functions whose rows are rows of the table in their first argument
+FRONTS = ("pareto", "pareto2", "epsilon_front", "knee")
 PLAIN = re.compile(r"[a-z_]\w*")  # names that DuckDB gives to columns, never to expressions
 # keys of a `*` in the syntax tree that this module understands
 PLAIN_STAR = {

@@ -58,6 +58,7 @@ STYLE = {
 FORMATS = ("png", "svg", "pdf")
 # suffix of the bottleneck's name; name of the part for leakage
 BOTTLENECK_SUFFIX, LEAKAGE_PART = " (bottleneck)", "static"
+MAX_CURVES = 300  # machines whose schedules a front joins by a line
 MAX_BARS = 24  # rows of stacked bars
 STATUSES = ("ok", "infeasible", "pruned", "error")  # of machines, in the order in which they are stacked
 MAX_NAMES = 12  # einsums that are named on a roofline
@@ -138,10 +139,16 @@ def _logarithmic(axis: Any, span: float) -> None:
 
 
 def front(
-    points: Mapping[str, np.ndarray], on_front: np.ndarray, objectives: Sequence[tuple[str, bool]], title: str
+    points: Mapping[str, np.ndarray],
+    on_front: np.ndarray,
+    objectives: Sequence[tuple[str, bool]],
+    machines: np.ndarray,
+    title: str,
 ) -> Picture:
-    """Draws feasible points for every pair of objectives, at most three pairs.
+    """Draws feasible points for every pair of objectives, at most three pairs. Schedules of a machine on the
+    front are joined by a line.
 
+    machines: number of each point's machine
     on_front: mask of the points on the front of all objectives together
     objectives: (column, whether it is maximised)
     """
@@ -160,6 +167,9 @@ def front(
                 label=f"feasible points ({len(x)})",
                 rasterized=len(x) > 5000,
             )
+            lines = [at[np.argsort(x[at], kind="stable")] for at in _schedules(machines, on_front)]
+            for at, label in zip(lines, ["schedules of one machine", *[None] * len(lines)], strict=False):
+                ax.plot(x[at], y[at], color=SHADES[1], linewidth=0.8, label=label, zorder=2)
             pair_front = _stairs(x * (-1 if maximise_x else 1), y * (-1 if maximise_y else 1))
             front_x, front_y = x[pair_front], y[pair_front]
             ax.step(front_x, front_y, where="post", color=INK, linewidth=1.0, label="front of these two")
@@ -178,6 +188,12 @@ def front(
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
         figure.suptitle(title)
     return Picture(figure)
+
+
+def _schedules(machines: np.ndarray, on_front: np.ndarray) -> list[np.ndarray]:
+    """Returns the indices of the points of each machine on the front that has several."""
+    found = (np.flatnonzero(machines == one) for one in np.unique(machines[on_front])[:MAX_CURVES])
+    return [at for at in found if len(at) > 1]
 
 
 def _stairs(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -136,6 +136,12 @@ function stairs(x, y, indices) {  // of two columns, the non-dominated points
   let best = Infinity;
   return order.filter(i => b * at(y, i) < best && ((best = b * at(y, i)), true));
 }
+function curves(x) {  // of machines on the front with several schedules: these from the left, then a gap
+  const schedules = new Map();
+  for (const i of passing) schedules.get(row[i])?.push(i) ?? schedules.set(row[i], [i]);
+  const shown = [...schedules.values()].filter(own => own.length > 1 && own.some(i => front[i])).slice(0, LINES);
+  return [shown.length, shown.flatMap(own => [...own.sort((i, j) => at(x, i) - at(x, j)), null])];
+}
 let axisX, axisY, drawing = 0;
 function scatter() {
   const [x, y, colour] = ['x', 'y', 'colour'].map(id => $(id).value);
@@ -147,6 +153,9 @@ function scatter() {
   const traces = [trace(outside, {size: 4, color: css('--faint'), opacity: 0.35}, `filtered out (${outside.length})`),
     trace(others, {size: count > 20000 ? 3 : 6, opacity: 0.8, ...colours(colour, others), line: {color: css('--dim'), width: count > 20000 ? 0 : 0.5}}, `feasible (${others.length})`),
     trace(best, {size: 10, line: {color: css('--ink'), width: 1.5}, ...colours(colour, best)}, `front of ${objectives.length} (${best.length})`)];
+  const [machines, curve] = curves(x);
+  if (machines) traces.push({type: 'scatter', mode: 'lines', name: `schedules of one machine (${machines} machines)`, x: curve.map(i => i === null ? null : at(x, i) / axisX.by),
+    y: curve.map(i => i === null ? null : at(y, i) / axisY.by), line: {color: css('--dim'), width: 1}, hoverinfo: 'skip'});
   if (objectives.includes(x) && objectives.includes(y) && x !== y) {
     const step = stairs(x, y, passing);
     traces.push({type: 'scatter', mode: 'lines', name: 'front of these two', x: step.map(i => at(x, i) / axisX.by), y: step.map(i => at(y, i) / axisY.by),

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from itertools import product
+from math import prod
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ from dse.run.installed import PACKAGES, ROOT
 from dse.sim.einsum.evaluate import EinsumCost, Solution, Violated
 from dse.sim.levels.network import ACTIONS
 from dse.solve.sharing.shared_schedules import SharedSchedules, priced_on
-from dse.solve.solve import find_shared_schedules_of, is_batched, solve, solve_unfused_on
+from dse.solve.solve import find_shared_schedules_of, is_batched, solve, solve_unfused_on, thinned
 from dse.study import pareto
 from dse.study import study as studies
 from dse.study.pareto import Trial
@@ -837,14 +838,19 @@ def _infeasible_columns(found: Infeasible) -> Row:
 def _machine_front(
     study: Study, machine: int, arch: Arch, workload_fronts: Sequence[Sequence[Solution]]
 ) -> list[tuple[Row, tuple[Solution, ...]]]:
-    """Returns the machine's own front, over all combinations of one schedule per workload: (columns of the
-    table points, the combination). workload_fronts: per workload its schedules.
+    """Returns the machine's own front, over all combinations of one schedule per workload, the first of each
+    workload first: (columns of the table points, the combination). workload_fronts: per workload its
+    schedules, of which as many are left out as make at most MAX_SCHEDULES combinations (`thinned`).
     """
     area = arch.area_mm2()
     found: list[tuple[Row, tuple[Solution, ...]]] = []
+    most = int(MAX_SCHEDULES ** (1 / len(workload_fronts)))
+    if prod(map(len, workload_fronts)) > MAX_SCHEDULES:
+        workload_fronts = [
+            thinned(arch, unique(workload), study.solver, front, most)
+            for workload, front in zip(study.loaded_workloads, workload_fronts, strict=True)
+        ]
     for choice in product(*workload_fronts):
-        if len(found) == MAX_SCHEDULES:
-            break
         costs = {
             ref.name: pareto.cost_of(solution, arch.clock_ghz)
             for ref, solution in zip(study.workloads, choice, strict=True)

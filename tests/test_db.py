@@ -132,6 +132,60 @@ def test_front_equals_brute_force_on_random_tables(run: Path) -> None:
         assert [row for (row,) in found] == brute(values[:, :2])
 
 
+def test_macros_equal_their_definitions_on_random_tables(run: Path) -> None:
+    """epsilon_front covers the front with few of its rows, knee is the least scaled sum, hypervolume counts
+    cells, sensitivity is a mean of ratios: each by its definition in NumPy, one group after the other.
+    """
+    con, rng = db.connect(run), np.random.default_rng(11)
+    for _ in range(200 if FULL else 24):
+        k, n = int(rng.integers(1, 4)), int(rng.integers(1, 40))
+        values = rng.integers(1, 9, (n, k)).astype(float)
+        signs = rng.choice([-1.0, 1.0], k)
+        groups, parameter = rng.integers(0, 2, n), rng.integers(0, 3, n)
+        columns = {f"c{i}": values[:, i] for i in range(k)}
+        con.register("source", pa.table({"row": np.arange(n), "g": groups, "p": parameter, **columns}))
+        con.execute("CREATE OR REPLACE TABLE t AS FROM source")
+        objectives = "[" + ", ".join(f"'c{i}{':max' if s < 0 else ''}'" for i, s in enumerate(signs)) + "]"
+
+        def rows(macro: str, objectives: str = objectives) -> list[int]:
+            statement = f"SELECT row FROM {macro.replace('OBJECTIVES', objectives)} ORDER BY row"
+            return [row for (row,) in con.execute(statement).fetchall()]
+
+        signed, expected = values * signs, list[int]()
+        kept = rows("epsilon_front('t', OBJECTIVES, 0.3, grp := ['g'])")
+        for group in np.unique(groups):
+            own = np.flatnonzero(groups == group)
+            front = own[brute(signed[own])]
+            listed = signed[[row for row in kept if groups[row] == group]]
+            assert set(map(tuple, listed)) <= set(map(tuple, signed[front]))
+            for row in signed[front]:
+                assert (listed <= row + 0.3 * abs(row)).all(axis=1).any()
+            assert (listed.min(axis=0) == signed[front].min(axis=0)).all()
+            low, high = signed[front].min(axis=0), signed[front].max(axis=0)
+            sums = ((signed[front] - low) / np.where(high > low, high - low, 1.0)).sum(axis=1)
+            expected += front[sums == sums.min()].tolist()
+        assert rows("knee('t', OBJECTIVES, grp := ['g'])") == sorted(expected)
+        reference = np.where(signs > 0, 10.0, 0.0)
+        cells = np.indices([10] * k).reshape(k, -1).T - np.where(signs > 0, 0.0, 10.0)
+        dominated = (signed[:, None, :] <= cells[None, :, :]).all(axis=2).any(axis=0).sum()
+        statement = f"FROM hypervolume('t', {objectives}, reference := {reference.tolist()})"
+        assert con.execute(statement).fetchall()[0][0] == pytest.approx(dominated)
+        found = con.execute("FROM sensitivity('t', 'c0', 'p', ['g'])").fetchall()
+        logs = np.log(values[:, 0])
+        ratios = logs - np.array([logs[groups == group].mean() for group in groups])
+        assert [value for value, *_ in found] == np.unique(parameter).tolist()
+        for value, count, ratio in found:
+            assert count == (parameter == value).sum()
+            assert ratio == pytest.approx(np.exp(ratios[parameter == value].mean()))
+
+
+def test_hypervolume_without_a_reference_ends_at_the_worst(run: Path) -> None:
+    con = db.connect(run)
+    con.execute("CREATE TABLE t AS FROM (VALUES (1, 5), (2, 2), (4, 1), (5, 5)) v(a, b)")
+    # below (5, 5): 3 x 3 of (2, 2), and 1 x 1 of (4, 1) that these are not
+    assert con.execute("FROM hypervolume('t', ['a', 'b'])").fetchall() == [(10.0,)]
+
+
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_prefilter_keeps_the_front_of_a_large_table(k: int) -> None:
     rng = np.random.default_rng(k)

@@ -193,7 +193,7 @@ OWN = (
 CALLS = {
     "dse/frontend/cli.py _open",
     "dse/frontend/cli.py _compare",
-    "dse/frontend/cli.py _print_fusion_hints",
+    "dse/frontend/cli.py _print_hints",
     "dse/frontend/cli.py _plot",
     "dse/frontend/cli.py _report",
     "dse/frontend/serve.py report",

@@ -14,11 +14,11 @@ CREATE MACRO values_sql(objectives) AS
 CREATE MACRO table_sql(tbl) AS
     CASE WHEN starts_with(tbl, '(') THEN tbl ELSE quoted(tbl) END || ' t';
 
--- pareto_front, registered by db.connect: DOUBLE[][] -> DOUBLE[][], its different non-dominated rows.
-CREATE MACRO pareto_sql(tbl, objectives, grp) AS
+-- The rows of a table that a function picks, per group. before, after: SQL around the list of its points, DOUBLE[][], that makes a list of points of it.
+CREATE MACRO picked_sql(tbl, objectives, grp, before, after) AS
     'WITH fronts AS (SELECT '
     || array_to_string(list_transform(grp, lambda g, i: 't.' || quoted(g) || ' AS g' || i || ', '), '')
-    || 'pareto_front(list(' || values_sql(objectives) || ')) AS front FROM ' || table_sql(tbl) || ' WHERE '
+    || before || 'list(' || values_sql(objectives) || ')' || after || ' AS front FROM ' || table_sql(tbl) || ' WHERE '
     || array_to_string(list_transform(objectives, lambda o: 'coalesce(NOT isnan(' || objective_sql(o) || '), false)'), ' AND ')
     || CASE WHEN len(grp) > 0 THEN ' GROUP BY ALL' ELSE '' END
     || '), best AS (SELECT * EXCLUDE (front), unnest(front) AS found FROM fronts) SELECT t.* FROM ' || table_sql(tbl) || ' SEMI JOIN best ON (' || values_sql(objectives) || ' = best.found'
@@ -27,7 +27,32 @@ CREATE MACRO pareto_sql(tbl, objectives, grp) AS
 
 -- FROM pareto('points', ['energy_pj', 'throughput:max'], grp := ['workload'])
 CREATE MACRO pareto(tbl, objectives, grp := []::VARCHAR[]) AS TABLE
-    FROM query(pareto_sql(tbl, objectives, grp));
+    FROM query(picked_sql(tbl, objectives, grp, 'pareto_front(', ')'));
+
+-- Few rows of the front, so that each of its rows has one of them that is worse by at most this share of its value in every objective; the best of each objective.
+-- FROM epsilon_front('points', ['energy_pj', 'latency_ns'], 0.05)
+CREATE MACRO epsilon_front(tbl, objectives, epsilon, grp := []::VARCHAR[]) AS TABLE
+    FROM query(picked_sql(tbl, objectives, grp, 'epsilon_rows(pareto_front(', '), ' || epsilon::DOUBLE || ')'));
+
+-- The knee of the front: with each objective scaled to 0 (best on the front) .. 1 (worst), the row of least sum; of two objectives, furthest below the line between the ends.
+CREATE MACRO knee(tbl, objectives, grp := []::VARCHAR[]) AS TABLE
+    FROM query(picked_sql(tbl, objectives, grp, 'knee_rows(pareto_front(', '))'));
+
+-- Volume between the front and a reference, a value of each objective in its own unit; [] (default): the worst value of each among all rows. Rows beyond the reference add nothing.
+CREATE MACRO hypervolume(tbl, objectives, reference := []::DOUBLE[], grp := []::VARCHAR[]) AS TABLE
+    FROM query('SELECT '
+    || array_to_string(list_transform(grp, lambda g: 't.' || quoted(g) || ', '), '')
+    || 'hypervolume_of(list(' || values_sql(objectives) || '), ['
+    || array_to_string(list_transform(reference, lambda r, i: CASE WHEN starts_with(objective_sql(objectives[i]), '-') THEN -r ELSE r END), ', ')
+    || ']::DOUBLE[]) AS hypervolume FROM ' || table_sql(tbl) || CASE WHEN len(grp) > 0 THEN ' GROUP BY ALL' ELSE '' END);
+
+-- What a parameter does, all else equal: the geometric mean of a metric at each of its values, over the mean of rows that agree in the columns `given`.
+-- FROM sensitivity('designs', 'energy_pj', 'array_x', ['array_y', 'gbuf_capacity'])
+CREATE MACRO sensitivity(tbl, metric, parameter, given) AS TABLE
+    FROM query('SELECT value, count(*) AS rows, exp(avg(ln(metric / mean))) AS times_the_mean FROM (SELECT t.' || quoted(parameter) || ' AS value, t.' || quoted(metric)
+    || '::DOUBLE AS metric, exp(avg(ln(t.' || quoted(metric) || '::DOUBLE)) OVER ('
+    || CASE WHEN len(given) > 0 THEN 'PARTITION BY ' || array_to_string(list_transform(given, lambda g: 't.' || quoted(g)), ', ') ELSE '' END
+    || ')) AS mean FROM ' || table_sql(tbl) || ' WHERE t.' || quoted(metric) || ' > 0) GROUP BY value ORDER BY value');
 
 -- Two objectives in SQL alone (works in any DuckDB): FROM pareto2(points, energy_pj, -throughput)
 CREATE MACRO pareto2(tbl, first, second) AS TABLE

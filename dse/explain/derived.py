@@ -286,7 +286,7 @@ def _to_solution(context: RunContext, row: ChosenRow, costs: Sequence[EinsumCost
     return (
         found[0]
         if options.schedule == "unfused"
-        else among_schedules(found[0], arch, _workload(context, row), options.objective)
+        else among_schedules(found[0], arch, _workload(context, row), options.single_objective)
     )
 
 

@@ -27,7 +27,7 @@ from dse.mapping.conversion import Conversion, with_conversions
 from dse.mapping.nest import Infeasible, to_text
 from dse.run import deadline, folder, pack, record
 from dse.sim.directives import directed
-from dse.sim.einsum.evaluate import Problem, ProgressFn, Solution, no_progress
+from dse.sim.einsum.evaluate import Problem, ProgressFn, Solution, no_progress, percent
 from dse.sim.schedule import outermost
 from dse.sim.schedule.graph import evaluate
 from dse.solve import solve
@@ -201,7 +201,7 @@ class Mapped:
         if isinstance(self.solution, Infeasible):
             return tables.safe(f"infeasible: {self.solution}\n")
         conversions_text = (
-            screens.block(explain.conversions(self.conversions, self.options.objective), width)
+            screens.block(explain.conversions(self.conversions, self.options.single_objective), width)
             if self.conversions
             else ""
         )
@@ -258,6 +258,11 @@ def map(
     options, spec = _machine_and_options(
         machine, ({"solver.objective": objective} if objective else {}) | sets
     )
+    if options.objective == "front":
+        raise ValueError(
+            "solver.objective = front: this prints one schedule; take dse map --front (Python: dse.front), "
+            "or the objective energy, latency or edp"
+        )
     if seconds and (schedule or options.schedule != "unfused" or options.layout != "row_major"):
         raise ValueError(
             f"limits.seconds = {seconds:g}: ends searches of unfused mappings, not of schedules or layouts; "
@@ -334,11 +339,15 @@ def _loaded(workload: Any, inputs: Sequence[Any], fuse_elementwise: bool) -> Wor
 
 
 def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answer:
-    """Returns the non-dominated mappings of one einsum in energy, latency and capacity used of the outermost
-    bounded memory: a row each, lowest energy first. The column `certificate` says what is proven.
+    """Returns a front, lowest energy first. The column `certificate` says what is proven.
+
+    Of a workload of several distinct einsums: a row per unfused schedule, so that every choice of mappings
+    has a row within solver.gap of it in energy and latency.
+    Of one einsum: a row per mapping that none dominates in energy, latency and capacity used of the outermost
+    bounded memory.
 
     workload, machine, sets: as in `map`
-    einsum: needed if the workload has several
+    einsum: one of the workload's
 
     Raises ValueError with one line per fault.
     """
@@ -347,23 +356,23 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
 
     options, spec = _machine_and_options(machine, sets)
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
+    groups = unique(loaded)
+    if len(groups) > 1 and not einsum:
+        own_options, _ = _machine_and_options(machine, {**sets, "solver.objective": "front"})
+        return _workload_front(arch, loaded, own_options)
     if options.schedule != "unfused" or options.mapper != "optimal":
         raise ValueError(
             "a front is of single einsums, each by the exact search; leave solver.schedule and "
             "solver.mapper out"
         )
-    groups = unique(loaded)
-    einsums = (
-        [group.einsum for group in groups if einsum in group.names]
-        if einsum
-        else [group.einsum for group in groups]
-    )
-    if len(einsums) != 1:
+    einsums = [group.einsum for group in groups if not einsum or einsum in group.names]
+    if not einsums:
         names = ", ".join(
             [*(group.einsum.name for group in groups[:6]), *(["..."] if len(groups) > 6 else [])]
         )
-        what = f"no einsum {einsum}" if einsum else f"{len(groups)} different einsums"
-        raise ValueError(f"{workload}: {what}; a front is of one, name it with --einsum: {names}")
+        raise ValueError(
+            f"{workload}: no einsum {einsum}; name one, or none for the front of the workload: {names}"
+        )
     (e,) = einsums
     found = pareto_mappings.front(
         Problem(arch, e, "energy"), options.factors, dataflow(options.dataflow, e, arch)
@@ -381,6 +390,26 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
         for one in found.members
     ]
     return _answer(rows)
+
+
+def _workload_front(arch: Arch, workload: Workload, options: SolverOptions) -> Answer:
+    """Returns the front of a workload's unfused schedules, each as the text that `simulate` takes."""
+    found = solve.solve(arch, workload, options)
+    if isinstance(found, Infeasible):
+        raise screens.NothingFits(f"{workload.name} on {arch.name}: infeasible: {found}")
+    return _answer(
+        [
+            {
+                "energy_pj": one.energy_pj,
+                "latency_cycles": one.latency_cycles,
+                "latency_ns": one.latency_cycles / arch.clock_ghz,
+                "edp_pj_ns": one.energy_pj * one.latency_cycles / arch.clock_ghz,
+                "schedule": str(schedules.sequential(workload, {c.name: c.mapping for c in one.einsums})),
+                "certificate": one.certificate,
+            }
+            for one in found
+        ]
+    )
 
 
 def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:
@@ -718,7 +747,13 @@ class Run:
         return [f"{o.column}:{o.direction}" for o in self.study.objectives]
 
     def front(
-        self, objectives: Sequence[str] = (), where: str = "", by: Sequence[str] = (), distinct: bool = False
+        self,
+        objectives: Sequence[str] = (),
+        where: str = "",
+        by: Sequence[str] = (),
+        distinct: bool = False,
+        epsilon: float | None = None,
+        knee: bool = False,
     ) -> Answer:
         """Returns the non-dominated feasible points, best in the first objective first: their rows of
         `designs`.
@@ -727,12 +762,55 @@ class Run:
         where: SQL condition over points and machines
         by: one front for each value of these columns
         distinct: one point, the first, of points with equal objectives; `tied_designs` is how many there are
+        epsilon: few points, so that each of the front has one that is worse by at most this share
+        knee: the point of least sum of objectives, each scaled to 0 (best on the front) .. 1 (worst)
         """
         from analysis import db
 
-        return self._answer(
-            lambda con: db.front(con, objectives or self.objectives(), where, by, distinct, self.seconds)
+        own = objectives or self.objectives()
+        return self._answer(lambda con: db.front(con, own, where, by, distinct, self.seconds, epsilon, knee))
+
+    def hypervolume(self, objectives: Sequence[str] = (), reference: Sequence[float] = ()) -> float:
+        """Returns the volume between the front of feasible points and a reference: a value of each objective
+        in its own unit; (): the worst of each among these points. objectives: as of `front`.
+        """
+        listed = ", ".join("'" + o.replace("'", "''") + "'" for o in objectives or self.objectives())
+        values = ", ".join(repr(float(one)) for one in reference)
+        rows = self.sql(
+            f"FROM hypervolume('(FROM points WHERE feasible)', [{listed}], reference := [{values}]::DOUBLE[])"
         )
+        return float(rows[0]["hypervolume"] or 0.0)
+
+    def axis_hints(self) -> list[str]:
+        """Returns a line for each axis of three numbers or more at whose end all that is best in an objective
+        lies: wider, it may have better ones. Area is left out, as less of anything is smaller.
+        """
+        axes = [
+            axis
+            for axis in self.study.space.axes
+            if len(axis.values) > 2 and all(isinstance(v, int | float) and v is not True for v in axis.values)
+        ]
+        found: dict[str, list[str]] = {}  # where on which axis -> objectives
+        for objective in self.study.objectives:
+            if objective.metric == "area_mm2":
+                continue
+            column, is_max = objective.column, objective.direction == "max"
+            best = self.sql(
+                f'FROM designs WHERE feasible AND "{column}" = '
+                f'(SELECT {"max" if is_max else "min"}("{column}") FROM points WHERE feasible)'
+            )
+            for axis in axes:
+                at = {row[pareto.slug(axis.key)] for row in best}
+                for end, name in ((min(axis.values), "smallest"), (max(axis.values), "largest")):
+                    if at == {end}:
+                        place = f"at the {name} {axis.key}, {tables.fact(axis.key, end)}"
+                        found.setdefault(place, []).append(
+                            f"the {'highest' if is_max else 'lowest'} {units.label(column)}"
+                        )
+        return [
+            f"{' and '.join(names)} {'lie' if len(names) > 1 else 'lies'} {place}: widen that axis"
+            for place, names in found.items()
+        ]
 
     def plot(self, kind: str = "front", point: str | int = "best") -> Picture:
         """Returns a picture, which a notebook shows and `.save("x.pdf")` writes: front, breakdown, roofline
@@ -839,6 +917,33 @@ class Run:
         )
         return {**head, "broken_constraints": broken or None, **scope, **totals, **row}
 
+    def certificate(self) -> str:
+        """Returns what is proven of the front of all evaluated machines and their mappings; "" unless
+        solver.objective is front and objectives are sums of energy, latency, EDP and area, minimised.
+        """
+        objectives = self.study.objectives
+        if self.study.solver.objective != "front" or prune.unbounded_objective(objectives):
+            return ""
+        gap, failed, evaluated = (
+            self.sql(
+                "SELECT (SELECT max(optimality_gap) FROM points), count_if(status = 'error'), count(*) "
+                "FROM machines"
+            )
+            .table.to_pylist()[0]
+            .values()
+        )
+        if gap is None:
+            return ""
+        gap = (1 + gap) ** 2 - 1 if any(o.metric == "edp_pj_ns" for o in objectives) else gap
+        every = evaluated == self.study.space.size and not failed
+        of_what = "this study" if every else f"the {evaluated - failed:,} machines evaluated"
+        near_limits = ", unless it meets a constraint by less than that"
+        return (
+            f"no machine of {of_what} with any choice of one mapping per distinct einsum dominates this "
+            f"front by more than {percent(gap)} in every objective"
+            + (near_limits if self.study.constraints.modelled else "")
+        )
+
     def fusion_hints(self, point: str | int = "best") -> list[str]:
         """Returns lines about workloads that a point runs layer by layer although fusion may save much
         traffic between their einsums (`explain.unfused_hint`): one for each such workload.
@@ -932,7 +1037,7 @@ class Run:
                 row["einsum"]: (row["optimality_gap"] or 0.0, row["certificate"] or "") for row in nests
             }
             found = (
-                evaluate(arch, workload, plan, self.study.solver.objective)
+                evaluate(arch, workload, plan, self.study.solver.single_objective)
                 if plan
                 else solve.reprice(arch, workload, self.study.solver, nest_texts, proofs)
             )

@@ -226,6 +226,17 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         metavar="A,B,...",
         help="columns of points; -x or x:max maximises (default: the study's)",
     )
+    front.add_argument(
+        "--epsilon",
+        type=float,
+        metavar="SHARE",
+        help="few points, so that each of the front has one that is worse by at most this share, e.g. 0.05",
+    )
+    front.add_argument(
+        "--knee",
+        action="store_true",
+        help="its knee: least sum of objectives, scaled to 0 (best) .. 1 (worst)",
+    )
     front.add_argument("--where", default="", metavar="SQL", help="condition over points and machines")
     front.add_argument(
         "--by", default="", metavar="A,B,...", help="a front for each value of these columns, e.g. dram_kind"
@@ -342,8 +353,9 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     mapped.add_argument(
         "--front",
         action="store_true",
-        help="of one einsum (--einsum), its non-dominated mappings in energy, latency and bytes of the "
-        "outermost bounded memory: a table, or with their nests as json",
+        help="the front: unfused schedules of the workload in energy and latency, within solver.gap; or of "
+        "one einsum (--einsum) mappings in energy, latency and bytes of the outermost bounded memory: a "
+        "table, or with schedules or nests as json",
     )
     residency = add(
         "residency",

@@ -158,19 +158,22 @@ def _drive(study: Study, place: RunFolder, args: argparse.Namespace, mended: Seq
         tables.print_json({"dir": out, "solved": outcome.solved, **asdict(outcome.status)})
     else:
         tables.print_end(out, outcome.status, outcome.solved)
-        _print_fusion_hints(place.path, outcome.status.front)
+        _print_hints(place.path, outcome.status)
     return int(outcome.exit_code)
 
 
-def _print_fusion_hints(out: Path, front_size: int) -> None:
-    """Prints what fusion may save on the best machine of a front. It is only a hint, so errors are
-    ignored.
+def _print_hints(out: Path, status: Any) -> None:
+    """Prints what fusion may save on the best machine of a front, and which axes end where the best lies.
+    These are only hints, so errors are ignored.
     """
     from dse.frontend import api
 
     with suppress(ValueError):
-        for line in api.open(out).fusion_hints() if front_size else ():
+        run = api.open(out)
+        for line in run.fusion_hints() if status.front else ():
             tables.print_line(f"best machine: {line}")
+        for line in run.axis_hints() if status.front and status.state == "finished" else ():
+            tables.print_line(line)
 
 
 def _open(args: argparse.Namespace) -> Any:
@@ -271,7 +274,7 @@ def _pareto(args: argparse.Namespace) -> int:
     run = _open(args)
     objectives = args.objectives.split(",") if args.objectives else run.objectives()
     by = list(filter(None, args.by.split(",")))
-    front = run.front(objectives, args.where, by, args.distinct).table
+    front = run.front(objectives, args.where, by, args.distinct, args.epsilon, args.knee).table
     if args.format != "table":
         _print_result(front, args)
         return 0
@@ -313,6 +316,10 @@ def _pareto(args: argparse.Namespace) -> int:
             ]
         )
     )
+    if not (args.objectives or args.where or by or args.knee or args.epsilon is not None) and (
+        certificate := run.certificate()
+    ):
+        tables.print_line(certificate)
     for line in run.fusion_hints(f"{front['machine'][0]}.{front['schedule'][0]}") if len(front) else ():
         tables.print_line(f"machine {front['machine'][0]}: {line}")
     return 0
@@ -488,8 +495,8 @@ def _map(args: argparse.Namespace) -> int:
         }
         if in_conflict := [name for name, value in conflicting.items() if value]:
             raise ValueError(
-                f"--front cannot be combined with {in_conflict[0]}: it prints the front over energy, latency "
-                "and capacity used, as text or json; leave out one of the two"
+                f"--front cannot be combined with {in_conflict[0]}: it prints a front over energy and "
+                "latency, as text or json; leave out one of the two"
             )
         return _front(
             args,
@@ -535,12 +542,14 @@ def _front(args: argparse.Namespace, found: Any) -> int:
     if args.format == "json":
         tables.print_json(list(found))
         return 0
-    table = found.table.drop_columns(["nest", "certificate"])
+    is_einsum = "nest" in found.table.column_names
+    table = found.table.drop_columns(["nest" if is_einsum else "schedule", "certificate"])
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
     tables.print_table(
         [*map(units.label, table.column_names)],
         rows,
-        f"non-dominated mappings: {claim(found[0]['certificate'])} (nests: --format json)",
+        f"non-dominated {'mappings' if is_einsum else 'schedules'}: {claim(found[0]['certificate'])} "
+        f"({'nests' if is_einsum else 'their text'}: --format json)",
         unit_keys=table.column_names,
     )
     for name, words in (space_words(found[0]["certificate"]) or {}).items():

@@ -139,7 +139,12 @@ STOP: Meanings = {
     ),
 }
 SOLVER: Meanings = {
-    "objective": ("", "what each mapping minimises"),
+    "objective": (
+        "",
+        "what is minimised: energy, latency, or edp, energy x latency of the whole workload; front: of each "
+        "machine all unfused schedules that none dominates in energy and latency, within solver.gap "
+        "(docs/solvers.md, Fronts)",
+    ),
     "tiling": (
         "",
         "mapper: tiles come out of the mapper's search; smaug: SMAUG's tile optimizer and schedule",

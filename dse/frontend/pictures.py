@@ -91,6 +91,9 @@ class Opened(Protocol):
     def show(self, point: str | int = "best") -> Any:
         """One schedule: `best`, a machine's number, or MACHINE.SCHEDULE."""
 
+    def certificate(self) -> str:
+        """What is proven of the front over machines and their mappings; "": nothing."""
+
     def fusion_hints(self, point: str | int = "best") -> list[str]:
         """A line per workload that the point runs layer by layer though it exchanges much through memory."""
 
@@ -127,7 +130,7 @@ def _points(run: Opened, columns: Sequence[str]) -> pa.Table:
 
 def _front(run: Opened) -> Picture:
     names = [o.column for o in run.study.objectives]
-    found = _points(run, names)
+    found = _points(run, [*names, "machine"])
     if len(names) < 2:
         raise ValueError(
             f"{run.path}: a front takes two objectives, the study has {names[0]} alone; dse plot RUN "
@@ -142,6 +145,7 @@ def _front(run: Opened) -> Picture:
         points,
         on_front,
         [(o.column, o.direction == "max") for o in run.study.objectives],
+        found["machine"].to_numpy(),
         "\n".join([name_of(run), *_left_out(run)]),
     )
 

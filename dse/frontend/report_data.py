@@ -240,6 +240,7 @@ def _facts(
     constraints = [c.text for c in (*study.constraints.static, *study.constraints.modelled)]
     versions = f"model {record.MODEL_VERSION}, solvers {record.SOLVER_VERSION}"
     facts = {"fusion": "; ".join(lines)} if lines else {}
+    facts |= {"front": certificate} if (certificate := run.certificate()) else {}
     facts |= {
         "workloads": ", ".join(workloads),
         "machine": Path(study.machine).stem,

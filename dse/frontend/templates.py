@@ -39,7 +39,7 @@ constraints:                    # comparisons of fields, area_mm2, leak_mw and m
 objectives: [energy_pj, latency_ns, area_mm2]
 search: {method: exhaustive, seed: 7}            # or random, qmc, nsga2, nsga3, tpe
 stop: {machines: 1000}                           # or hours, hypervolume_gain; raised later, the run goes on
-solver: {objective: energy}                      # of each mapping: energy, latency or edp; dse list solvers
+solver: {objective: energy}                      # energy, latency, edp or front; dse list solvers
 """
 
 WORKLOAD = """\

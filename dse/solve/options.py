@@ -11,6 +11,7 @@ from dse.mapping.constraints import Dataflow, Factors
 from dse.sim.fronts import Objective
 from hw.arch import Cost
 
+Goal = Objective | Literal["front"]
 LayoutPolicy = Literal["row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"]
 
 
@@ -18,7 +19,8 @@ LayoutPolicy = Literal["row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"]
 class SolverOptions:
     """The `solver:` block of a study."""
 
-    objective: Objective = "energy"
+    # front: schedules that nothing dominates in energy and latency, within `gap` (schedule unfused)
+    objective: Goal = "energy"
     # smaug: SMAUG's tiles and schedule, and `mapper` is not called
     tiling: Literal["mapper", "smaug"] = "mapper"
     mapper: str = "optimal"  # a key of MAPPERS_BY_NAME, or of a plug-in
@@ -58,3 +60,8 @@ class SolverOptions:
     initiation_interval: Cost = 0.0  # schedule pipelined: upper limit in cycles, 0: none
     fuse_elementwise: bool = True  # one-to-one element-wise operators are fused into their producers
     seed: int = 0  # of mappers and schedules that draw random numbers
+
+    @property
+    def single_objective(self) -> Objective:
+        """The objective by which one schedule is priced; energy for those of a front."""
+        return "energy" if self.objective == "front" else self.objective

@@ -63,6 +63,7 @@ from dse.sim.fronts import Objective
 from dse.sim.levels import transfer
 from dse.sim.schedule import outermost
 from dse.sim.schedule.graph import among_schedules, any_schedule, evaluate
+from dse.solve.front import ROUNDS, covering_rows, fronts_on, lower_products
 from dse.solve.gogeta.classify import dominance
 from dse.solve.gogeta.gogeta_configs import CONFIGURATIONS, solve_configuration
 from dse.solve.kapla.published import KAPLA_SCHEDULES, published
@@ -208,7 +209,7 @@ def solve_schedule(
         return infeasible
     unfused = solve_unfused(arch, workload, replace(options, schedule="unfused"), progress)
     if isinstance(unfused, list):
-        best = replace(among_schedules(unfused[0], arch, workload, options.objective), saved=0.0)
+        best = replace(among_schedules(unfused[0], arch, workload, options.single_objective), saved=0.0)
         return [_replacement(best, found[0], overflow, "unfused", arch, workload, options)]
     if least_traffic := _least_outer_traffic(arch, workload, options, progress):
         return [_replacement(least_traffic, found[0], overflow, "moves least there", arch, workload, options)]
@@ -229,7 +230,8 @@ def _replacement(
     none, the certificate states what was too small (`overflow`) and what kind of schedule `best` is (`kind`).
     """
     value, oversized_value = (
-        objective_value(options.objective, one.energy_pj, one.latency_cycles) for one in (best, oversized)
+        objective_value(options.single_objective, one.energy_pj, one.latency_cycles)
+        for one in (best, oversized)
     )
     if oversized.space:
         return with_certificate(
@@ -266,7 +268,9 @@ def _least_outer_traffic(
     full_schedule = solution.schedule or schedule.sequential(
         workload, {c.name: c.mapping for c in solution.einsums}
     )
-    priced = evaluate(arch, with_conversions(workload, copies), full_schedule, options.objective, reuse=True)
+    priced = evaluate(
+        arch, with_conversions(workload, copies), full_schedule, options.single_objective, reuse=True
+    )
     return (
         replace(priced, schedule=full_schedule, conversions=copies) if isinstance(priced, Solution) else None
     )
@@ -312,7 +316,7 @@ def _search_schedule(
             own = replace(options, objective=objective)
             return _layouts(arch, workload, own, progress) if arch.models_layout() else None
 
-        goal, factors, gap = options.objective, options.factors, options.gap
+        goal, factors, gap = options.single_objective, options.factors, options.gap
         # machines that share schedules: one shared loop, so that all bounds are of one space
         several_loops = not options.sharing_gap
         found = fused(arch, workload, goal, factors, constraints, gap, layouts_for, progress, several_loops)
@@ -321,7 +325,7 @@ def _search_schedule(
         return [found if options.sharing_gap else _best_or_gogeta(arch, workload, options, found)]
     if options.schedule in PIPELINED_SCHEDULES:
         pipe_options = (
-            options.objective,
+            options.single_objective,
             options.weights,
             options.spatial_layer_pipe,
             options.temporal_layer_pipe,
@@ -338,7 +342,7 @@ def _search_schedule(
         key = machine, canonical_key(e)
         if key not in memo:
             found = _mapper(options, constraints_for(e, machine))(
-                Problem(machine, e, options.objective), Random(f"{options.seed}/{key[1]}")
+                Problem(machine, e, options.single_objective), Random(f"{options.seed}/{key[1]}")
             )
             memo[key] = e, found if isinstance(found, Infeasible) else found[0].mapping
         first, nest = memo[key]
@@ -353,7 +357,7 @@ def _search_schedule(
         if options.mapper == "optimal"
     }
     solution = solve_configuration(
-        arch, workload, options.schedule, nests, options.objective, tuple(searched.values())
+        arch, workload, options.schedule, nests, options.single_objective, tuple(searched.values())
     )
     return solution if isinstance(solution, Infeasible) else [solution]
 
@@ -372,7 +376,7 @@ def _best(
     for own in own_options:
         found = cached(arch, workload, own, progress)
         answers[own.schedule] = found if isinstance(found, Infeasible) else found[0]
-    answer = best(arch, workload, options.objective, answers)
+    answer = best(arch, workload, options.single_objective, answers)
     return answer if isinstance(answer, Infeasible) else [answer]
 
 
@@ -390,7 +394,7 @@ def _best_or_gogeta(arch: Arch, workload: Workload, options: SolverOptions, foun
     gogeta = solve_schedule(arch, workload, replace(options, schedule="gogeta"))
     if isinstance(gogeta, Infeasible) or not gogeta[0].schedule:
         return found
-    better = best(arch, workload, options.objective, {"fused": found, "gogeta": gogeta[0]})
+    better = best(arch, workload, options.single_objective, {"fused": found, "gogeta": gogeta[0]})
     assert isinstance(better, Solution)
     return better
 
@@ -534,12 +538,15 @@ def solve_unfused(
     the best layout. Mappers other than optimal search as if layouts cost nothing.
 
     on_einsum: called with position and cost of every einsum as soon as it is solved, in `_informative_order`.
-    It may raise, which ends the search.
+    It may raise, which ends the search. Not called where the workload decides (`is_joint`).
     """
     if overflow := outermost.overflow_unfused(arch, workload):
         return overflow
+    if options.objective == "front":
+        return solve_fronts([arch], workload, options)[0]
     bounded_arch, arch = arch, arch.unbounded()
     groups = unique(workload)
+    on_einsum = None if is_joint(options, groups) else on_einsum
     mapper = _mapper(options)
     interfaces = interface_tensors(workload) if arch.models_layout() else {}
     costs: dict[int, EinsumCost | Infeasible] = {}
@@ -565,7 +572,8 @@ def solve_unfused(
     for index, _ in enumerate(_with_progress(groups, progress)):
         if isinstance(one := solve_index(index), Infeasible):
             return one
-    answer = sequential_solution(arch, groups, options, [costs[index] for index in range(len(groups))])
+    found = [costs[index] for index in range(len(groups))]
+    answer = sequential_solution(arch, groups, options, _jointly([arch], groups, options, [found])[0])
     return (
         answer
         if isinstance(answer, Infeasible) or not arch.models_layout()
@@ -591,9 +599,13 @@ def solve_unfused_on(
     something there.
 
     on_einsum: called with machine, position and cost of every einsum as soon as it is solved, on each machine
-    in `_informative_order`. If it returns False the machine is given up.
+    in `_informative_order`. If it returns False the machine is given up. Not called where the workload
+    decides (`is_joint`).
     """
+    if options.objective == "front":
+        return [*solve_fronts(arches, workload, options)]
     groups, overflows = unique(workload), [outermost.overflow_unfused(arch, workload) for arch in arches]
+    on_einsum = None if is_joint(options, groups) else on_einsum
     arches = [arch.unbounded() for arch in arches]
     costs: list[dict[int, EinsumCost | Infeasible]] = [{} for _ in arches]
     # of each machine: positions of the einsums that are not solved yet, in the order of their searches
@@ -628,16 +640,105 @@ def solve_unfused_on(
                     todo[j] = sorted(other for other in todo[j] if other < index)
                 elif on_einsum and not earlier_failure and not on_einsum(j, index, one):
                     todo[j], costs[j] = [], {}
+    solved = [j for j, own in enumerate(costs) if own and not _infeasible(own) and not overflows[j]]
+    rows = [[costs[j][index] for index in range(len(groups))] for j in solved]
+    choices = dict(zip(solved, _jointly([arches[j] for j in solved], groups, options, rows), strict=True))
     return [
         overflow
         or _infeasible(own)
-        or (
-            sequential_solution(arch, groups, options, [own[index] for index in range(len(groups))])
-            if own
-            else None
-        )
-        for arch, own, overflow in zip(arches, costs, overflows, strict=True)
+        or (sequential_solution(arch, groups, options, choices[j]) if own else None)
+        for j, (arch, own, overflow) in enumerate(zip(arches, costs, overflows, strict=True))
     ]
+
+
+def is_joint(options: SolverOptions, groups: Sequence[Unique]) -> bool:
+    """True if which mapping an einsum gets depends on the other einsums: fronts, and energy x latency of
+    several distinct einsums.
+    """
+    return options.objective == "front" or (options.objective == "edp" and len(groups) > 1)
+
+
+def _jointly(
+    arches: Sequence[Arch],
+    groups: Sequence[Unique],
+    options: SolverOptions,
+    found: Sequence[Sequence[EinsumCost | Infeasible]],
+) -> list[Sequence[EinsumCost | Infeasible]]:
+    """Returns the costs of all einsums on each machine, from their mappings of lowest objective: with
+    objective edp those of least energy x latency of the workload, which other mappers than optimal, layouts
+    and hops leave as they are found. Rows with an Infeasible stay.
+    """
+    choices: list[Sequence[EinsumCost | Infeasible]] = list(found)
+    if options.objective != "edp" or len(groups) == 1:
+        return choices
+    by_rounds: dict[int, list[int]] = {}
+    for j, (arch, own) in enumerate(zip(arches, found, strict=True)):
+        if all(isinstance(one, EinsumCost) for one in own):
+            is_searched = is_batched(options) and not arch.layout_sensitive()
+            by_rounds.setdefault(ROUNDS if is_searched else 0, []).append(j)
+    for rounds, positions in by_rounds.items():
+        costs = [[one for one in found[j] if isinstance(one, EinsumCost)] for j in positions]
+        lowered = lower_products([arches[j] for j in positions], groups, options, costs, rounds)
+        for j, (choice, gap) in zip(positions, lowered, strict=True):
+            choices[j] = [replace(one, optimality_gap=gap) for one in choice]
+    return choices
+
+
+def solve_fronts(
+    arches: Sequence[Arch], workload: Workload, options: SolverOptions
+) -> list[list[Solution] | Infeasible]:
+    """Returns the front of unfused schedules on each machine, least energy first (`front.fronts_on`). Raises
+    ValueError for a machine that prices layouts or hops.
+    """
+    for arch in arches:
+        if arch.layout_sensitive():
+            raise ValueError(
+                f"solver.objective = front: {arch.name} prices layouts or hops, which fronts do not search; "
+                "take energy, latency or edp"
+            )
+    groups, found = unique(workload), [outermost.overflow_unfused(arch, workload) for arch in arches]
+    todo = [j for j, overflow in enumerate(found) if not overflow]
+    fronts = fronts_on([arches[j].unbounded() for j in todo], groups, options) if todo else []
+    answers: dict[int, list[Solution] | Infeasible] = {}
+    for j, front in zip(todo, fronts, strict=True):
+        if isinstance(front, Infeasible):
+            answers[j] = front
+            continue
+        choices, gap = front
+        spaces = [sequential_space(arches[j], group.einsum, options) for group in groups]
+        in_spaces = [
+            [replace(one, space=space) for one, space in zip(choice, spaces, strict=True)]
+            for choice in choices
+        ]
+        answers[j] = _with_gap(arches[j].unbounded(), groups, options, in_spaces, gap)
+    return [overflow or answers[j] for j, overflow in enumerate(found)]
+
+
+def _with_gap(
+    arch: Arch,
+    groups: Sequence[Unique],
+    options: SolverOptions,
+    choices: Sequence[Sequence[EinsumCost]],
+    gap: float,
+) -> list[Solution]:
+    """Returns the schedules of a front, from the mappings of each and the gap of all."""
+    answers = (
+        sequential_solution(arch, groups, options, [replace(one, optimality_gap=gap) for one in choice])
+        for choice in choices
+    )
+    return [answer[0] for answer in answers if isinstance(answer, list)]
+
+
+def thinned(
+    arch: Arch, groups: Sequence[Unique], options: SolverOptions, front: Sequence[Solution], most: int
+) -> list[Solution]:
+    """Returns `most` schedules at most that cover a front, within the gap that its certificate then says."""
+    sums = np.array([(one.energy_pj, one.latency_cycles) for one in front])
+    gap = options.gap or ROUNDING_GAP
+    while len(rows := covering_rows(sums, gap)) > max(most, 2):
+        gap *= 2
+    more = (1 + front[0].optimality_gap) * (1 + gap) - 1
+    return _with_gap(arch, groups, options, [front[row].einsums for row in rows.tolist()], more)
 
 
 def _infeasible(costs: dict[int, EinsumCost | Infeasible]) -> Infeasible | None:
@@ -717,7 +818,7 @@ def in_best_layouts(
     chosen = (
         pairs
         if isinstance(pairs, Infeasible)
-        else assign_layouts(arch.unbounded(), workload, options.objective, options.layout, pairs)
+        else assign_layouts(arch.unbounded(), workload, options.single_objective, options.layout, pairs)
     )
     return (
         chosen
@@ -733,7 +834,7 @@ def _mapping_pairs(
     groups, interfaces, found = unique(workload), interface_tensors(workload), {}
     for group in _with_progress(groups, progress):
         pairs = priced_mappings(
-            Problem(arch, group.einsum, options.objective),
+            Problem(arch, group.einsum, options.single_objective),
             options.factors,
             dataflow(options.dataflow, group.einsum, arch),
             options.gap,
@@ -756,7 +857,11 @@ def _layouts(
         pairs
         if isinstance(pairs, Infeasible)
         else Layouts(
-            arch, workload, options.objective, pairs, LAYOUTS_PER_TENSOR if options.layout == "alt" else 1
+            arch,
+            workload,
+            options.single_objective,
+            pairs,
+            LAYOUTS_PER_TENSOR if options.layout == "alt" else 1,
         )
     )
 
@@ -801,7 +906,7 @@ def _layout_answer(
     not fit the machine, or if the stored gap contradicts the gap to the lower bound.
     """
     copies, full_schedule = _copies(stored["conversions"]), schedule.parse_schedule(stored["schedule"])
-    solved = evaluate(arch, with_conversions(workload, copies), full_schedule, options.objective)
+    solved = evaluate(arch, with_conversions(workload, copies), full_schedule, options.single_objective)
     if (
         isinstance(solved, Solution)
         and stored["said"].isprintable()
@@ -914,8 +1019,12 @@ def price_in_layouts(
         ) from None
     if isinstance(cost, Infeasible):
         return cost
-    is_no_worse = objective_value(problem.objective, cost.energy_pj, cost.latency_cycles) <= objective_value(
-        problem.objective, original.energy_pj, original.latency_cycles
+    # which objectives must be no worse: both where the gap is one of the workload
+    ranked = ("energy", "latency") if original.weighed_by else (problem.objective,)
+    is_no_worse = all(
+        objective_value(one, cost.energy_pj, cost.latency_cycles)
+        <= objective_value(one, original.energy_pj, original.latency_cycles)
+        for one in ranked
     )
     return (
         replace(cost, **{name: getattr(original, name) for name in PROOF_FIELDS})
@@ -971,7 +1080,7 @@ def cached(
         )
     if overflow := outermost.overflow_unfused(arch, workload):
         return overflow
-    if TILING[options.tiling]:
+    if TILING[options.tiling] or options.objective == "front":
         return solve_unfused(arch, workload, options, progress)
     if arch.layout_sensitive() and not arch.models_layout() and not searches_hops(options):
         found = cached(arch.ideal(), workload, options, progress)
@@ -1040,7 +1149,9 @@ def _schedule_answer(
     not fit the machine, or if the stored gap contradicts the gap to the lower bound.
     """
     copies, full_schedule = _copies(stored["conversions"]), schedule.parse_schedule(stored["schedule"])
-    found = evaluate(arch, with_conversions(workload, copies), full_schedule, options.objective, reuse=True)
+    found = evaluate(
+        arch, with_conversions(workload, copies), full_schedule, options.single_objective, reuse=True
+    )
     if isinstance(found, Solution) and arch.models_layout():
         found = replace(found, schedule=full_schedule, conversions=copies)
     space, gap = decoded(Space, stored["space"]), float(stored["gap"])
@@ -1105,7 +1216,7 @@ def price_schedule(
                 "solver.tiling=mapper"
             )
         stated = schedule.complete(workload, stated, schedule.sequential(missing_workload, nests))
-    return evaluate(arch, workload, stated, options.objective), stated
+    return evaluate(arch, workload, stated, options.single_objective), stated
 
 
 def _read_cached(path: Path, problems: Sequence[Problem]) -> list[EinsumCost | Infeasible]:
@@ -1148,7 +1259,9 @@ def reprice(
         found = solve(arch, workload, options)
         return found if isinstance(found, Infeasible) else found[0]
     plain = schedule.sequential(workload, {name: parse(text) for name, text in nests.items()})
-    priced_anew = evaluate(arch, workload, plain, options.objective, reuse=options.schedule != "unfused")
+    priced_anew = evaluate(
+        arch, workload, plain, options.single_objective, reuse=options.schedule != "unfused"
+    )
     spaces = {
         name: (gap, space)
         for name, (gap, certificate) in proofs.items()

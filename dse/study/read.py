@@ -219,6 +219,17 @@ def solver(raw: object, faults: Faults, folder: Path = Path(), within: Path | No
             "so it needs objective energy, the mapper optimal with factors perfect or imperfect_spatial, "
             "and schedule unfused or fused; set these, or leave solver.sharing_gap out"
         )
+    if options.objective == "front" and (
+        not shares_exactly
+        or options.schedule != "unfused"
+        or options.layout != "row_major"
+        or options.sharing_gap
+    ):
+        faults.add(
+            "solver.objective = front: fronts are of unfused schedules, from exact searches of each machine; "
+            "leave out solver.schedule, mapper, tiling, layout, sharing_gap and factors: imperfect, or take "
+            "the objective energy, latency or edp"
+        )
     is_pipelined = options.schedule in PIPELINED_SCHEDULES
     needs_optimal = options.schedule in ("best", "fused") or is_pipelined
     if options.schedule != "unfused" and (

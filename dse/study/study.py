@@ -110,6 +110,15 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
             f"solver.sharing_gap = {solver.sharing_gap:g}: {space.template.name} describes lines, rows, "
             "banks or hops, which shared schedules do not price; leave it out"
         )
+    if (
+        solver.objective == "front"
+        and space
+        and is_ever_set(space, (*LAYOUT_FIELDS, *fields_of(Fanout, "network")))
+    ):
+        faults.add(
+            f"solver.objective = front: {space.template.name} describes lines, rows, banks or hops, which "
+            "fronts do not search; take energy, latency or edp"
+        )
     workload_items = document.get("workloads")
     pairs = read.workloads(
         workload_items,

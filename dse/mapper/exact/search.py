@@ -151,13 +151,15 @@ def search_on(
     constraints: Constraints = FREE,
     budget: int = BUDGET,
     exposed: Exposed = "least",
-    cutoff: Cost = NO_CUTOFF,
+    cutoff: Cost | Floats = NO_CUTOFF,
     spread: Dict[str, Spread] = NO_SPREADS,
-    max_cycles: float = inf,
+    max_cycles: float | Floats = inf,
     goals: Goals | None = None,
 ) -> list[SearchResult]:
     """Returns the result of `search` for one einsum on each of many machines that differ in prices and rates
     alone (`same_structure`).
+
+    cutoff, max_cycles: of all machines, or a row [J, 3] and a number [J] for each.
 
     Bounds and counts are made once and compared with the best of each machine. A result equals that of a
     search on its machine alone: of mappings with equal costs it is the first in an order that prices do not
@@ -175,7 +177,7 @@ def search_on(
         _read_machines(problems, constraints, exposed, spread, max_cycles),
         len(problems),
     )
-    best = np.tile(np.array(cutoff), (machine_count, 1))
+    best = np.broadcast_to(np.array(cutoff), (machine_count, 3)).copy()
     found, visited, bound_left_out, ended = _search_factors(machines, "perfect", constraints, budget, best)
     lower_bounds = np.minimum(bound_left_out, best[:, 0])
     complete = bool((lower_bounds >= best[:, 0]).all())  # False: the budget has ended
@@ -266,7 +268,7 @@ def _read_machines(
     constraints: Constraints,
     exposed: Exposed,
     spread: Dict[str, Spread],
-    max_cycles: float,
+    max_cycles: float | Floats,
 ) -> MachineInput:
     """The machines and their terms as arrays."""
     e, arch = problems[0].einsum, problems[0].arch
@@ -753,13 +755,13 @@ def _machine(
     tensors: Sequence[str],
     parts: Parts,
     homes: Sequence[tuple[str, str]],
-    max_cycles: float,
+    max_cycles: float | Floats,
 ) -> state.Machine:
     """The machines as arrays.
 
     homes: (tensor, level) pairs: the schedule keeps the tensor there already, so its capacity is accounted
         for outside of this einsum.
-    max_cycles: cycles at most.
+    max_cycles: cycles at most, on all machines or on each [J].
     """
     problem, e, arch = problems[0], problems[0].einsum, problems[0].arch
     dims, groups = dims_and_groups(arch.fanouts)

@@ -30,8 +30,11 @@ GIVEN_SCHEDULE = f"{NOT_PROVEN} (given schedule)"
 ANY_MAPPING = "any mapping"  # what a lower bound of one einsum holds for
 # what a lower bound of several einsums holds for; fused schedules may cost less
 UNFUSED_BOUND = "the unfused lower bound"
+# what the optimality gap of an einsum is of (`EinsumCost.weighed_by`), in front of its certificate
+WEIGHED_TEXT = {"": "", "edp": "in the EDP of the workload ", "front": "in the front of the workload "}
 # (number of the einsum that a search begins, effort of each einsum with 0 for unknown, its name)
 ProgressFn = Callable[[int, Sequence[float], str], None]
+Pair = tuple[float, float]  # energy and latency
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class EinsumCost:
     energy_pj: float
     latency_cycles: float
     bottleneck: str  # the component with most busy cycles
-    # share by which the objective may exceed the optimum of `space`
+    # share by which the objective may exceed the optimum of `space`, or what `weighed_by` names instead
     optimality_gap: float = field(compare=False)
     gap_to_bound: float = field(compare=False)  # share by which the objective may exceed the lower bound
     price: cost.Price
@@ -61,6 +64,9 @@ class EinsumCost:
     # traffic at levels that describe lines, rows or banks, by the tensors' layouts
     layout_traffic: tuple[transfer.Transfer, ...] = ()
     refilled: tuple[tuple[str, str], ...] = ()  # (level, tensor) of tiles that are filled more than once
+    # What optimality_gap is of, where the workload decides which mapping an einsum gets: "edp": the energy x
+    # delay of the workload; "front": its front; "": the einsum's own objective
+    weighed_by: str = field(default="", compare=False)
 
     @property
     def proven(self) -> Mappings | None:
@@ -70,10 +76,11 @@ class EinsumCost:
     @property
     def certificate(self) -> str:
         """What is proven of this cost, in one line: both gaps and the searched space."""
+        proof = gap_in_space_text(self.optimality_gap, goal=self.weighed_by) if self.space else NOT_PROVEN
         return certificate_text(
-            gap_in_space_text(self.optimality_gap) if self.space else NOT_PROVEN,
+            f"{WEIGHED_TEXT[self.weighed_by]}{proof}",
             self.gap_to_bound,
-            ANY_MAPPING,
+            bound_name(ANY_MAPPING, self.weighed_by),
             self.space,
         )
 
@@ -170,14 +177,23 @@ def certificate_text(
     return f"{what}; {gap_text}{certificate_words(space) if space else ''}"
 
 
-def gap_in_space_text(gap: float, inside: bool = True) -> str:
+def gap_in_space_text(gap: float, inside: bool = True, goal: str = "") -> str:
     """Returns the proof of an answer against the searched space, in words.
 
     inside: the answer itself lies in that space; False: variants of it may cost less
+    goal: "front": the answer is a schedule of a front, with one mapping of each distinct einsum
     """
+    if goal == "front":
+        above = f"at most {percent(gap)} above it in energy and in latency" if gap else "no worse in either"
+        return f"every choice of one mapping per distinct einsum has a schedule of the front {above}"
     if gap:
         return f"at most {percent(gap)} above the optimum of the searched space"
     return "optimal in the searched space" if inside else "no schedule of the searched space costs less"
+
+
+def bound_name(name: str, goal: str) -> str:
+    """Returns the name of a lower bound in certificates; of a front (goal) it holds for one of both."""
+    return f"{name} in energy or in latency" if goal == "front" else name
 
 
 def percent(share: float) -> str:
@@ -216,7 +232,7 @@ class Problem:
 
     arch: Arch
     einsum: Einsum
-    objective: str  # energy, latency or edp
+    objective: str  # energy, latency, edp or front
     boundary: Boundary = ALONE  # what the schedule around the einsum changes
 
 
@@ -256,13 +272,8 @@ def evaluate_fitting(problem: Problem, c: Counted) -> EinsumCost:
             energy_pj=p.energy_pj + sum(part.energy_pj for part in extra_parts),
             parts=(*p.parts, *extra_parts),
         )
-    gap = _gap(
-        e.name,
-        arch,
-        objective_value(problem.objective, p.energy_pj, p.latency_cycles),
-        lower_bound(problem),
-        c.mapping,
-    )
+    lower = bounds.lower_bounds([e], arch)[0] if problem.boundary == ALONE else (0.0, 0.0)
+    gap = _gap(e.name, arch, problem.objective, (p.energy_pj, p.latency_cycles), lower, c.mapping)
     return EinsumCost(
         name=e.name,
         key=canonical_key(e),
@@ -288,13 +299,27 @@ def evaluate_unfused(problem: Problem, mapping: Mapping) -> EinsumCost:
     return evaluate_fitting(problem, counted(mapping, e, arch, footprints(mapping, e, arch)))
 
 
-def _gap(name: str, arch: Arch, value: float, lower: float, mapping: Mapping) -> float:
-    """Returns the relative gap of a cost to its lower bound. Raises Violated if the cost lies below the
-    bound.
+def _gap(name: str, arch: Arch, objective: str, cost: Pair, lower: Pair, mapping: Mapping) -> float:
+    """Returns the relative gap of a cost to its lower bound (`gap_above`). Raises Violated if the cost lies
+    below the bound.
+
+    cost, lower: energy and latency
     """
-    if lower > value * (1 + ROUNDING_GAP):
-        raise Violated(f"{name} on {arch.name}: lower bound {lower} above the cost {value} of\n{mapping}")
-    return relative_gap(value, lower)
+    for single in ("energy", "latency") if objective == "front" else (objective,):
+        value, least = objective_value(single, *cost), objective_value(single, *lower)
+        if least > value * (1 + ROUNDING_GAP):
+            raise Violated(f"{name} on {arch.name}: lower bound {least} above the cost {value} of\n{mapping}")
+    return gap_above(objective, cost, lower)
+
+
+def gap_above(objective: str, cost: Pair, lower: Pair) -> float:
+    """Returns by which share a cost may be above the best, from lower bounds. Both are (energy, latency).
+
+    front: no mapping is better by more than this share in both.
+    """
+    if objective == "front":
+        return min(relative_gap(value, least) for value, least in zip(cost, lower, strict=True))
+    return relative_gap(objective_value(objective, *cost), objective_value(objective, *lower))
 
 
 def key_of(problem: Problem, mapping: Mapping, layout_sensitive: bool = False) -> str:
@@ -353,36 +378,49 @@ def sequential(
 
     method: the method that found the mappings, for the certificate; GIVEN_MAPPING: the user gave them
     """
+    found = [one for one in costs if isinstance(one, EinsumCost)]
+    if len(found) < len(costs):
+        return next(one for one in costs if isinstance(one, Infeasible))
+    objective, lower_bounds = (
+        problem.objective,
+        bounds.lower_bounds((group.einsum for group in groups), problem.arch),
+    )
+    energy = sum(group.occurrences * one.energy_pj for one, group in zip(found, groups, strict=True))
+    cycles = sum(group.occurrences * one.latency_cycles for one, group in zip(found, groups, strict=True))
+    weighed_by = objective if objective == "front" or (objective == "edp" and len(found) > 1) else ""
     solved: list[EinsumCost] = []
-    lower_bounds = bounds.lower_bounds((group.einsum for group in groups), problem.arch)
-    for one, group, bound in zip(costs, groups, lower_bounds, strict=True):
-        if isinstance(one, Infeasible):
-            return one
-        value = objective_value(problem.objective, one.energy_pj, one.latency_cycles)
-        gap = _gap(one.name, problem.arch, value, objective_value(problem.objective, *bound), one.mapping)
+    for one, group, bound in zip(found, groups, lower_bounds, strict=True):
+        pair = one.energy_pj, one.latency_cycles
+        to_own_bound = _gap(one.name, problem.arch, objective, pair, bound, one.mapping)
+        own_gap = one.optimality_gap if weighed_by else min(one.optimality_gap, to_own_bound)
         solved.append(
             replace(
                 one,
                 count=group.occurrences,
-                optimality_gap=min(one.optimality_gap, gap) if one.space else gap,
-                gap_to_bound=gap,
+                optimality_gap=own_gap if one.space else to_own_bound,
+                gap_to_bound=to_own_bound,
+                weighed_by=weighed_by,
             )
         )
-    energy = sum(c.count * c.energy_pj for c in solved)
-    cycles = sum(c.count * c.latency_cycles for c in solved)
     # with several unique einsums, equal ones do not follow back to back
     steady = cycles if len(solved) > 1 else sum(c.count * c.price.initiation_interval_cycles for c in solved)
-    value = objective_value(problem.objective, energy, cycles)
-    lower = objective_value(
-        problem.objective,
-        *(sum(c.count * bound[i] for c, bound in zip(solved, lower_bounds, strict=True)) for i in range(2)),
+    lower = tuple(
+        sum(c.count * bound[i] for c, bound in zip(solved, lower_bounds, strict=True)) for i in range(2)
     )
-    to_bound = relative_gap(value, lower)
-    gap = min(relative_gap(value, _spaces_lower_bound(solved, problem.objective)), to_bound)
-    gap, is_single = gap if gap > ROUNDING_GAP else 0.0, sum(c.count for c in solved) == 1
+    to_bound = gap_above(objective, (energy, cycles), (lower[0], lower[1]))
+    gap = (
+        max((c.optimality_gap for c in solved if c.space), default=to_bound)
+        if weighed_by
+        else _sum_gap(solved, objective)
+    )
+    gap, is_single = gap if objective == "front" else min(gap, to_bound), sum(c.count for c in solved) == 1
+    gap = gap if gap > ROUNDING_GAP else 0.0
     space = unfused_space([c.space for c in solved], is_single)
     certificate = certificate_text(
-        _sequential_proof(solved, gap, method), to_bound, ANY_MAPPING if is_single else UNFUSED_BOUND, space
+        _sequential_proof(solved, gap, method),
+        to_bound,
+        bound_name(ANY_MAPPING if is_single else UNFUSED_BOUND, objective),
+        space,
     )
     steady_energy = steady_pj(energy, cycles, steady, problem.arch)
     return Solution(
@@ -410,22 +448,12 @@ def unfused_space(spaces: Sequence[Mappings | None], is_single: bool) -> Space |
     return Space(tuple(space_of[key] for key in sorted(space_of)), alone=is_single) if space_of else None
 
 
-def _spaces_lower_bound(solved: Sequence[EinsumCost], objective: str) -> float:
-    """Returns a lower bound on the objective of any choice of one mapping per einsum out of the searched
-    spaces.
-
-    Energies and latencies add up over einsums. For edp, (sum E)(sum L) >= (sum sqrt(E L))^2 (Cauchy and
-    Schwarz).
-    """
-    lower_bounds = [
-        (c.count, objective_value(objective, c.energy_pj, c.latency_cycles) / (1 + c.optimality_gap))
-        for c in solved
-    ]
-    return (
-        sum(n * bound for n, bound in lower_bounds)
-        if objective != "edp"
-        else float(sum(n * bound**0.5 for n, bound in lower_bounds) ** 2)
-    )
+def _sum_gap(solved: Sequence[EinsumCost], objective: str) -> float:
+    """Returns the gap of a sum over einsums to the sum of what their gaps allow."""
+    values = [objective_value(objective, c.energy_pj, c.latency_cycles) for c in solved]
+    value = sum(c.count * one for c, one in zip(solved, values, strict=True))
+    lower = sum(c.count * one / (1 + c.optimality_gap) for c, one in zip(solved, values, strict=True))
+    return relative_gap(value, lower)
 
 
 def _sequential_proof(solved: Sequence[EinsumCost], optimality_gap: float, method: str) -> str:
@@ -435,4 +463,4 @@ def _sequential_proof(solved: Sequence[EinsumCost], optimality_gap: float, metho
     if unproven := sum(not c.space for c in solved):
         others = f"{unproven} of {len(solved)} einsums {NOT_PROVEN}, the others {gap_in_space_text(0.0)}"
         return f"{NOT_PROVEN} ({method})" if unproven == len(solved) else others
-    return gap_in_space_text(optimality_gap)
+    return gap_in_space_text(optimality_gap, goal=solved[0].weighed_by)
