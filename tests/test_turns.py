@@ -64,6 +64,14 @@ solver: {{sharing_gap: 0.03}}
 TWO = "{workload: 'gemm:m=64,n=48,k=80', name: one, weight: 2}, 'gemm:m=16,n=96,k=40'"
 
 
+CHAIN = """
+name: chain
+einsums: ["A1[m,a] += A0[m,i] * W1[a,i]", "A2[m,b] += A1[m,a] * W2[b,a]", "A3[m,c] += A2[m,b] * W3[c,b]",
+  "A4[m,d] += A3[m,c] * W4[d,c]"]
+extents: {m: 6, i: 24, a: 40, b: 36, c: 48, d: 28}
+"""
+
+
 def cell(capacity: str = "64 KiB") -> MachineBatch:
     own = space.parse(machine.load("edge_array"), {**AXES, "gbuf.capacity": [capacity]})
     built, columns = Table(own).columns(np.arange(own.size))
@@ -355,6 +363,24 @@ def test_rows_of_many_machines_are_those_of_each_alone(tmp_path: Path) -> None:
     assert len(own) == 120
     assert len({block.batch.arch(i).structure() for i in range(120)}) == 2
     assert len({block.batch.arch(i).family() for i in range(120)}) == 1
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.2])
+def test_no_workload_is_further_above_its_optimum_than_allowed(tmp_path: Path, share: float) -> None:
+    """Gaps of einsums are stored rounded up, and so is their sum."""
+    (tmp_path / "chain.yaml").write_text(CHAIN)
+    (tmp_path / "study.yaml").write_text(
+        "name: s\nworkloads: [chain.yaml]\nmachine: edge_array\nobjectives: [energy_pj]\n"
+        f"solver: {{sharing_gap: {share}}}\nspace: {{gbuf.capacity: [1 KiB, 2 KiB, 4 KiB, 8 KiB], "
+        "regf.capacity: [16 B, 32 B, 64 B], array.x: [2, 3, 5], dram.kind: [ddr3, lpddr5]}\n"
+    )
+    job = worker.job_of(studies.load(tmp_path / "study.yaml"))
+    assert job.batch_index
+    [(answers, _)] = job.batch_index.of(np.arange(72))
+    [mappings] = answers.solved_tables()
+    assert isinstance(mappings, shared_mappings.Table)
+    gaps = shared_mappings.sums_at(answers.batch, mappings, np.arange(len(answers.machines))).optimality_gap
+    assert 0.5 * share < gaps.max() <= share
 
 
 def test_what_does_not_fit_is_a_row_with_its_reason(tmp_path: Path) -> None:

@@ -349,8 +349,8 @@ def find_shared_mappings(
     """Returns mappings of E einsums for all machines.
 
     The first mappings are those of the smallest machine, which fit on all. The machine whose gap is largest
-    is looked at next (`_next_einsum`, `_take_step`), until no gap is above `allowed_gap`, or nothing is left
-    to search on machines where one is.
+    is looked at next (`_next_einsum`, `_take_step`), until no gap, as it is stored, is above `allowed_gap`,
+    or nothing is left to search on machines where one is.
 
     occurrences: [W, E] of each einsum in each workload; the gap of each workload counts.
     searches: of each einsum.
@@ -361,15 +361,17 @@ def find_shared_mappings(
         for_all = of_einsum.solve(batch.smallest)
         if isinstance(for_all, EinsumCost):
             _add_mapping(shared, number, for_all.mapping)
+    # the gaps that are stored are rounded up, and may not exceed what is allowed; of one part all is allowed
+    enough = allowed_gap - part_size(allowed_gap) or allowed_gap
     gaps = _largest_gaps(shared)
-    while gaps[machine := int(np.argmax(gaps))] > allowed_gap:
+    while gaps[machine := int(np.argmax(gaps))] > enough:
         # what anchors say is worked out for one machine at a time: it makes gaps smaller only
         if raise_bounds(machine, shared.anchors, shared.prices, shared.seen, shared.bound_pj):
             gaps[machine] = _largest_gaps(shared, slice(machine, machine + 1))[0]
-        elif (einsum := _next_einsum(shared, machine, allowed_gap)) is None:
+        elif (einsum := _next_einsum(shared, machine, enough)) is None:
             shared.is_closed[machine], gaps[machine] = True, 0.0
         else:
-            _take_step(shared, searches[einsum], machine, einsum, allowed_gap)
+            _take_step(shared, searches[einsum], machine, einsum, enough)
             gaps = _largest_gaps(shared)
     return [_chosen(shared, number, allowed_gap) for number in range(len(einsums))]
 
