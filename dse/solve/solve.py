@@ -200,6 +200,8 @@ def solve_schedule(
     ):
         return overflow
     found = _search_schedule(arch.unbounded(), workload, options, progress)
+    if options.objective == "edp" and options.schedule in ("fused", "pipelined"):
+        found = _at_most_unfused(found, arch.unbounded(), workload, options, progress)
     if isinstance(found, Infeasible) or (overflow := _outermost_overflow(arch, workload, found[0])) is None:
         return found
     infeasible = replace(
@@ -229,18 +231,8 @@ def _replacement(
     outermost level. Its optimality gap is measured from the lower bound of `oversized`. If `oversized` has
     none, the certificate states what was too small (`overflow`) and what kind of schedule `best` is (`kind`).
     """
-    value, oversized_value = (
-        objective_value(options.single_objective, one.energy_pj, one.latency_cycles)
-        for one in (best, oversized)
-    )
     if oversized.space:
-        return with_certificate(
-            best,
-            relative_gap(value, oversized_value / (1 + oversized.optimality_gap)),
-            oversized.space,
-            arch,
-            workload,
-        )
+        return _with_bound_of(oversized, best, arch, workload, options)
     statement = (
         f"not proven optimal ({kind}: the schedule that {options.schedule} found needs {overflow.need_bytes} "
         f"bytes of {overflow.level})"
@@ -251,6 +243,41 @@ def _replacement(
             statement, best.gap_to_bound, any_schedule(workload, options.weights == "pinned")
         ),
     )
+
+
+def _with_bound_of(
+    other: Solution, best: Solution, arch: Arch, workload: Workload, options: SolverOptions
+) -> Solution:
+    """Returns `best` with its optimality gap measured from the lower bound of `other`, in the space of
+    `other`.
+    """
+    value, other_value = (
+        objective_value(options.single_objective, one.energy_pj, one.latency_cycles) for one in (best, other)
+    )
+    assert other.space
+    gap = relative_gap(value, other_value / (1 + other.optimality_gap))
+    return with_certificate(best, gap, other.space, arch, workload)
+
+
+def _at_most_unfused(
+    found: list[Solution] | Infeasible,
+    arch: Arch,
+    workload: Workload,
+    options: SolverOptions,
+    progress: ProgressFn,
+) -> list[Solution] | Infeasible:
+    """Returns the unfused schedule if its energy x delay is less than that of `found`. Of unfused schedules
+    the product of the whole workload's sums is searched; the schedules of other searches have of each einsum
+    a mapping of least product.
+    """
+    if isinstance(found, Infeasible) or options.weights == "pinned":
+        return found
+    unfused = solve_unfused(arch, workload, replace(options, schedule="unfused"), progress)
+    if isinstance(unfused, Infeasible):
+        return found
+    best = replace(among_schedules(unfused[0], arch, workload, options.single_objective), saved=0.0)
+    is_less = best.energy_pj * best.latency_cycles < found[0].energy_pj * found[0].latency_cycles
+    return [_with_bound_of(found[0], best, arch, workload, options)] if is_less and found[0].space else found
 
 
 def _least_outer_traffic(
