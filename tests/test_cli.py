@@ -29,9 +29,10 @@ import pytest
 
 from analysis import db
 from dse.explain.units import column, quantity
-from dse.frontend import prompt
+from dse.frontend import check, prompt
 from dse.frontend.arguments import EXAMPLES, EXIT_CODES
 from dse.frontend.cli import COMMANDS, main
+from hw.machine import load_arch
 from tests.amount import some
 from tests.commands import dse, good
 from tests.test_layers import HEAVY, loaded_by
@@ -312,6 +313,22 @@ def test_a_checked_machine_shows_its_numbers(home: Path) -> None:
         said = good("check", "odd.yaml", folder=home)
         assert said.count("warning: gbuf.read_pj = 0.13 for 256 bit is less than 0.25 of regf.read_pj") == odd
         assert re.search(r"GBUF +1 +128 KiB +256 bit +(13 pJ|130 fJ)", said)
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.5, 2.0, 10.0])
+@pytest.mark.parametrize(
+    "key", ["dram.read_pj", "gbuf.read_pj", "gbuf.write_pj", "regf.read_pj", "mac.mac_pj"]
+)
+def test_an_energy_that_is_far_from_the_tables_is_a_warning(home: Path, key: str, factor: float) -> None:
+    """A digit too many or too few, in each component."""
+    edge = (Path(__file__).parents[1] / "hw/machines/edge_array.yaml").read_text()
+    name, field = key.split(".")
+    arch = load_arch("edge_array")
+    part = next((level for level in arch.levels if level.name == name.upper()), arch.compute)
+    planted = getattr(part, field) * factor
+    (home / "planted.yaml").write_text(edge.replace(f": {name},", f": {name}, {field}: {planted!r},", 1))
+    said = check.file(str(home / "planted.yaml"))[0]
+    assert (f"{key} = {planted:.4g} is {factor:.3g} times the tables'" in said) == (factor in (0.1, 10.0))
 
 
 def test_schedules_compared_by_name(home: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -17,13 +18,14 @@ from hw import machine
 from workloads import plugin
 
 if TYPE_CHECKING:  # each command imports what it needs, so that start-up is short
-    from hw.arch import Arch
+    from hw.arch import Arch, Machine
     from workloads.graph import Layer, Workload
     from workloads.sparsity import TileRow
 
 
 # of a level per bit, as a share of that of a level inside it: below, one of the two is probably wrong
 ODD_ENERGY = 0.25
+TABLE_ENERGIES = "read_pj", "write_pj", "mac_pj", "alu_pj"  # held against the tables
 
 
 def file(text: str) -> tuple[str, list[Layer]]:
@@ -45,7 +47,8 @@ def file(text: str) -> tuple[str, list[Layer]]:
     if kind == "machine":
         arch = machine.load_arch(text)
         units = f"{arch.instances(len(arch.levels))} MAC units, {arch.area_mm2():.4g} mm2"
-        return "\nwarning: ".join([f"machine {arch.name}, {units}", *_odd_energies(arch)]), []
+        warnings = (*_odd_energies(arch), *_unlike_tables(machine.load(text)))
+        return "\nwarning: ".join([f"machine {arch.name}, {units}", *warnings]), []
     if kind == "study":
         study = studies.load(path)
         line = (
@@ -74,6 +77,24 @@ def _odd_energies(arch: Arch) -> Iterator[str]:
                     f"bit, a level inside it; correct one of them if that is not meant"
                 )
                 break
+
+
+def _unlike_tables(spec: Machine) -> Iterator[str]:
+    """Yields a line per energy of a memory or of the MAC unit that is given, and far from the tables' own."""
+    for node in spec.nodes:
+        given = [name for name in TABLE_ENERGIES if getattr(node, name, None) is not None]
+        if not given or getattr(node, "kind", "custom") == "custom":
+            continue
+        plain: Any = replace(node, **dict.fromkeys(given))  # type: ignore[arg-type]
+        arch = machine.arch(replace(spec, nodes=tuple(plain if n is node else n for n in spec.nodes)))
+        part = next((level for level in arch.levels if level.name == node.name.upper()), arch.compute)
+        for name in given:
+            own, usual = getattr(node, name), getattr(part, name)
+            if usual > 0 and not ODD_ENERGY <= own / usual <= 1 / ODD_ENERGY:
+                yield (
+                    f"{node.name}.{name} = {own:.4g} is {own / usual:.3g} times the tables' {usual:.4g}; "
+                    "leave it out to take theirs, or keep it if it is meant"
+                )
 
 
 def _kind_of(text: str) -> str:

@@ -246,7 +246,7 @@ TABLES: dict[str, Columns] = {
         "kind": KIND,
         "occurrences": OCCURRENCES,
         "mapping_key": MAPPING_KEY,
-        "energy_pj": METRICS["energy_pj"],
+        "energy_pj": Column("float64", "pJ", "energy of one occurrence, leakage included"),
         "latency_cycles": LATENCY_CYCLES,
         "bottleneck": Column("string", "", "component with most busy cycles"),
         "macs": MACS,
