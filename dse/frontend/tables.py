@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import shutil
 import sys
@@ -34,9 +33,8 @@ NAME_CELL = re.compile(r"[\w.:=,/-]*")  # a cell without blanks is a name and is
 
 
 def terminal_width() -> int:
-    """Returns the columns of the terminal, or $COLUMNS; WIDE where standard output is no terminal."""
-    known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
-    return shutil.get_terminal_size((80, 24)).columns if known else WIDE
+    """Returns the columns of the terminal; WIDE where standard output is no terminal."""
+    return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else WIDE
 
 
 def screen_lines(shows_all: bool = False) -> int | None:
