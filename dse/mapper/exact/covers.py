@@ -12,19 +12,19 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from dse.mapper.exact.optimal import MAX_TOGETHER, SHARED_BUDGET, Prices, names_some_dims, optimal_on
-from dse.mapper.exact.search import Exposed, SearchResult, same_structure, search, search_on, supports
+from dse.mapper.exact.optimal import SHARED_BUDGET, Prices, names_some_dims, optimal_on, searched_together
+from dse.mapper.exact.pareto_mappings import FASTER
+from dse.mapper.exact.search import Exposed, SearchResult, search, search_on, supports
 from dse.mapping.constraints import Constraints, Factors
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import ROUNDING_GAP, EinsumCost, Problem, relative_gap
 from dse.sim.fronts import undominated
 
 MAX_SEARCHES = 400  # searches by cycles per einsum and machine, at most
-FASTER = 1 - 1e-9  # a mapping is faster than another if it takes at most this share of its cycles
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,37 +166,32 @@ def _searched(
     """The results of searches by machine, with the cost of the mapping found; None: none was found. Searches
     on machines of one structure are one; where its budget ends, each machine is searched alone.
     """
-    batches: dict[Any, list[int]] = {}
-    for j in asks:
-        batches.setdefault(same_structure(problems[j]), []).append(j)
     found: dict[int, tuple[SearchResult, EinsumCost | None]] = {}
-    for batch in batches.values():
-        for i in range(0, len(batch), MAX_TOGETHER):
-            positions = batch[i : i + MAX_TOGETHER]
-            own = [problems[j] for j in positions]
-            exposed: Exposed = "least" if own[0].arch.overlap == "free" else "ends"
-            limits = [asks[j].max_cycles for j in positions]
-            cutoffs = [(asks[j].max_pj, 0.0, 0.0) for j in positions]
-            results = (
-                search_on(
-                    own,
-                    factors,
-                    constraints,
-                    SHARED_BUDGET,
-                    exposed,
-                    np.array(cutoffs),
-                    max_cycles=np.array(limits),
-                )
-                if len(own) > 1
-                else []
+    for positions in searched_together(problems, asks):
+        own = [problems[j] for j in positions]
+        exposed: Exposed = "least" if own[0].arch.overlap == "free" else "ends"
+        limits = [asks[j].max_cycles for j in positions]
+        cutoffs = [(asks[j].max_pj, 0.0, 0.0) for j in positions]
+        results = (
+            search_on(
+                own,
+                factors,
+                constraints,
+                SHARED_BUDGET,
+                exposed,
+                np.array(cutoffs),
+                max_cycles=np.array(limits),
             )
-            if not results or results[0].ended:
-                results = [
-                    search(problem, factors, constraints, exposed=exposed, cutoff=cutoff, max_cycles=limit)
-                    for problem, cutoff, limit in zip(own, cutoffs, limits, strict=True)
-                ]
-            prices = Prices(own, constraints)
-            for k, (j, result) in enumerate(zip(positions, results, strict=True)):
-                cost = prices.price(result.mapping, [k]).get(k) if result.mapping else None
-                found[j] = result, cost
+            if len(own) > 1
+            else []
+        )
+        if not results or results[0].ended:
+            results = [
+                search(problem, factors, constraints, exposed=exposed, cutoff=cutoff, max_cycles=limit)
+                for problem, cutoff, limit in zip(own, cutoffs, limits, strict=True)
+            ]
+        prices = Prices(own, constraints)
+        for k, (j, result) in enumerate(zip(positions, results, strict=True)):
+            cost = prices.price(result.mapping, [k]).get(k) if result.mapping else None
+            found[j] = result, cost
     return found

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from random import Random
@@ -107,21 +107,13 @@ def optimal_on(
         outermost.overflow_of_einsum(problem.einsum, problem.arch) for problem in problems
     ]
     problems = [replace(problem, arch=problem.arch.unbounded()) for problem in problems]
-    # structure -> positions of the machines that are searched together
-    batches: dict[Any, list[int]] = {}
-    for j, problem in enumerate(
-        problems
-        if factors != "imperfect"
+    is_searched = (
+        factors != "imperfect"
         and supports(problems[0].einsum, factors)
         and not problems[0].arch.layout_sensitive()
-        else ()
-    ):
-        if found[j]:
-            continue
-        batches.setdefault(same_structure(problem), []).append(j)
-    for positions in (
-        batch[i : i + MAX_TOGETHER] for batch in batches.values() for i in range(0, len(batch), MAX_TOGETHER)
-    ):
+    )
+    unanswered = [j for j, one in enumerate(found) if is_searched and not one]
+    for positions in searched_together(problems, unanswered):
         if len(positions) > 1 and not names_some_dims(constraints, problems[positions[0]].arch):
             for j, one in _on_many(
                 [problems[j] for j in positions], factors, constraints, allowed_gap
@@ -132,6 +124,18 @@ def optimal_on(
         for problem, one in zip(problems, found, strict=True)
     )
     return [one if isinstance(one, Infeasible) else one[0] for one in one_by_one]
+
+
+def searched_together(problems: Sequence[Problem], positions: Iterable[int]) -> list[list[int]]:
+    """Returns the positions by batches: machines that differ in prices and rates alone, at most
+    MAX_TOGETHER.
+    """
+    batches: dict[Any, list[int]] = {}
+    for j in positions:
+        batches.setdefault(same_structure(problems[j]), []).append(j)
+    return [
+        batch[i : i + MAX_TOGETHER] for batch in batches.values() for i in range(0, len(batch), MAX_TOGETHER)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
