@@ -45,9 +45,10 @@ def file(text: str) -> tuple[str, list[Layer]]:
         return _workload(text)
     kind = _kind_of(text)
     if kind == "machine":
-        arch = machine.load_arch(text)
+        spec = machine.load(text)
+        arch = machine.arch(spec)
         units = f"{arch.instances(len(arch.levels))} MAC units, {arch.area_mm2():.4g} mm2"
-        warnings = (*_odd_energies(arch), *_unlike_tables(machine.load(text)))
+        warnings = (*_odd_energies(arch), *_unlike_tables(spec))
         return "\nwarning: ".join([f"machine {arch.name}, {units}", *warnings]), []
     if kind == "study":
         study = studies.load(path)
@@ -81,14 +82,16 @@ def _odd_energies(arch: Arch) -> Iterator[str]:
 
 def _unlike_tables(spec: Machine) -> Iterator[str]:
     """Yields a line per energy of a memory or of the MAC unit that is given, and far from the tables' own."""
+    given = {
+        node.name: [name for name in TABLE_ENERGIES if getattr(node, name, None) is not None]
+        for node in spec.nodes
+        if getattr(node, "kind", "custom") != "custom"
+    }
+    plain: Any = [replace(node, **dict.fromkeys(given.get(node.name, ()))) for node in spec.nodes]  # type: ignore[arg-type]
+    arch = machine.arch(replace(spec, nodes=tuple(plain)))
     for node in spec.nodes:
-        given = [name for name in TABLE_ENERGIES if getattr(node, name, None) is not None]
-        if not given or getattr(node, "kind", "custom") == "custom":
-            continue
-        plain: Any = replace(node, **dict.fromkeys(given))  # type: ignore[arg-type]
-        arch = machine.arch(replace(spec, nodes=tuple(plain if n is node else n for n in spec.nodes)))
         part = next((level for level in arch.levels if level.name == node.name.upper()), arch.compute)
-        for name in given:
+        for name in given.get(node.name, ()):
             own, usual = getattr(node, name), getattr(part, name)
             if usual > 0 and not ODD_ENERGY <= own / usual <= 1 / ODD_ENERGY:
                 yield (
