@@ -71,7 +71,22 @@ def _inverse(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.linalg.solve(np.atleast_2d(a), np.atleast_2d(b)).reshape(b.shape)
 
 
+def _rescaled(x: np.ndarray, shrink: np.ndarray) -> np.ndarray:
+    """Sums over the last dimension of `shrink`: after each step, total = shrink * total + x."""
+    at = shrink.ndim - 1
+    total = np.zeros(np.delete(x.shape, at))
+    for step in range(shrink.shape[-1]):
+        factor = shrink[..., step].reshape(*shrink.shape[:-1], *[1] * (x.ndim - shrink.ndim))
+        total = factor * total + np.take(x, step, axis=at)
+    return total
+
+
 WHOLE: dict[str, Callable[..., np.ndarray]] = {  # functions of whole tensors
+    "running_max": lambda x: np.maximum.accumulate(x, -1),
+    "exp_of_change": lambda x: np.exp(
+        np.concatenate([np.full_like(x[..., :1], -np.inf), x[..., :-1]], -1) - x
+    ),
+    "rescaled": _rescaled,
     "inverse": _inverse,
     "softmax": lambda x: (p := np.exp(x - x.max(-1, keepdims=True))) / p.sum(-1, keepdims=True),
     "softmax_grad": _softmax_grad,

@@ -342,6 +342,20 @@ def tiny_decoder(run: Run) -> Workload:
     return transformer.decoder("net", TINY, run, [transformer.block(TINY, run)] * 2, Vocabulary(11))
 
 
+def test_attention_online_is_attention() -> None:
+    """Of 160 positions in two blocks; the scores of one block are far above the others."""
+    rng = np.random.default_rng(0)
+    q, k, v = rng.normal(size=(2, 3, 4, 8)), rng.normal(size=(2, 160, 2, 8)), rng.normal(size=(2, 160, 2, 8))
+    k[:, 80:120] *= 20
+    rows, online = (
+        numeric.run(transformer.attention_core(4, 3, 160, 8, 2, 2, form), {"Q": q, "K": k, "V": v})
+        for form in ("rows", "online")
+    )
+    assert online["S"].shape == (2, 2, 2, 3, 2, 80)
+    assert np.allclose(rows["O"], online["O"])
+    assert (online["C"][..., 0] == 0).all()
+
+
 def test_llama_in_numpy_and_decode_after_prefill() -> None:
     """Two small layers: prefill equals a direct implementation; decode with prefill's keys and values gives
     the same logits.

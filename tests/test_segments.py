@@ -13,6 +13,7 @@ from dse.mapping.schedule import parse_schedule
 from dse.mapping.searched import covers
 from dse.sim.einsum.evaluate import Solution
 from dse.sim.schedule import placed
+from dse.sim.schedule.faults import faults
 from dse.sim.schedule.graph import evaluate, required_bits
 from dse.solve.schedules.depths import MAX_STEPS, PASSES, Choices, SegmentSearch, Standing
 from dse.solve.schedules.fused import fused
@@ -243,3 +244,51 @@ def test_an_answer_below_a_bar_does_not_hold_above_it() -> None:
     s, plans = asked(chain(2)), SegmentPlans()
     assert all(one.energy == inf for one in plans.best(s, 1.0))
     assert [one.energy for one in plans.best(s, inf)] == [12304384.0]
+
+
+# scores of 4 x 64 in a buffer of 96 B, which holds a row of S and one of P, or a tile of both
+ROWS = Workload(
+    "w",
+    (
+        einsum("S[m,p] += Q[m,e] * K[p,e]", {"m": 4, "p": 64, "e": 2}),
+        einsum("P[m,p] = softmax(S[m,p])", {"m": 4, "p": 64}),
+        einsum("O[m,f] += P[m,p] * V[p,f]", {"m": 4, "p": 64, "f": 2}),
+    ),
+)
+CUT = """
+segment
+  store DRAM S P
+  for p tile 8
+    store GLB S
+    einsum S
+      store DRAM Q K
+      for m tile 1
+        for p tile 1
+          for e tile 1
+            mac
+    einsum P
+      for m tile 1
+        for p tile 1
+          mac
+segment
+  einsum O
+    store DRAM P V O
+    for m tile 1
+      for p tile 1
+        for f tile 1
+          mac
+"""
+
+
+def test_no_shared_loop_cuts_the_rows_of_a_softmax() -> None:
+    """The first tile of a row cannot be normalised before the last one is there."""
+    assert [m.classes for m in joined_segments(ROWS)] == [(("m", "m"),), (("m", "m", "m"),), (("m", "m"),)]
+    assert faults(A2S, ROWS, parse_schedule(CUT)) == [
+        "segment 1: shared loop p cuts rows that P (softmax) needs whole before it returns any element; "
+        "share loops over other ranks"
+    ]
+    assert faults(A2S, ROWS, parse_schedule(CUT.replace("for p tile 8", "for m tile 2"))) == []
+    cut = replace(ROWS.einsums[1], kind="gelu")
+    assert (
+        faults(A2S, replace(ROWS, einsums=(ROWS.einsums[0], cut, ROWS.einsums[2])), parse_schedule(CUT)) == []
+    )

@@ -23,6 +23,21 @@ CALL = re.compile(r"^([A-Za-z_]\w*)\s*\((.*)\)$", re.S)
 FORMATS = ("dense", "csr")
 GOGETA_BITS = 32  # bits of column indices and row pointers as GOGETA counts them: 4 bytes, like the values
 SCALAR = "one"  # name of the rank of an einsum of scalars
+# kinds of einsums that need all of their first input before they return any element
+BY_TENSOR = ("inverse", "topk", "nonzero", "unique")
+# kinds of einsums that need a row before they return any element of it -> the dimensions of the output that
+# a row spans: from this one to the last. A name such as softmax_axis1 says another one.
+BY_ROW = {
+    **dict.fromkeys(("softmax", "logsoftmax", "hardmax", "softmax_grad", "lpnormalization"), -1),
+    **dict.fromkeys(("layernormalization", "rmsnormalization"), -1),
+    "instancenormalization": 2,
+    "groupnormalization": 1,
+    "meanvariancenormalization": 0,
+}
+# kinds of einsums whose elements need earlier results of their row: any loop that visits a row in order may
+# cut it
+RUNNING = ("scan", "cumsum", "cumprod", "running_max")
+ROW_AXIS = re.compile(r"_axis(\d+)$")
 # sign, coefficient, rank or whole number
 TERM = re.compile(r"([+-]?)(?:(\d+)\*)?([A-Za-z_]\w*|\d+)")
 
@@ -200,6 +215,21 @@ class Einsum:
         """
         found = dict.fromkeys(rank for p in (self.output, *self.inputs) for d in p.dims for rank in d.ranks())
         return tuple(found | dict.fromkeys(self.sizes()))
+
+    def whole_ranks(self) -> frozenset[str]:
+        """Returns the ranks of the output along which no element is known before all of the input is: those
+        of the rows of a softmax or norm, all of an inverse.
+
+        >>> sorted(einsum("Y[b,m,n] = softmax(X[b,m,n])", {"b": 2, "m": 3, "n": 4}).whole_ranks())
+        ['n']
+        >>> sorted(einsum("Y[b,m,n] = softmax_axis1(X[b,m,n])", {"b": 2, "m": 3, "n": 4}).whole_ranks())
+        ['m', 'n']
+        """
+        axis, kind = ROW_AXIS.search(self.kind), ROW_AXIS.sub("", self.kind)
+        if kind in BY_TENSOR:
+            return self.output.ranks()
+        dims = self.output.dims[int(axis[1]) if axis else BY_ROW[kind] :] if kind in BY_ROW else ()
+        return frozenset(rank for d in dims for rank in d.ranks())
 
     def points(self) -> int:
         """Returns the iterations of the whole loop nest, padded positions included."""

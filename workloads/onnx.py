@@ -61,6 +61,7 @@ from workloads.operators import (
     elementwise,
     movement,
     recurrent,
+    rowwise,
     stft,
 )
 from workloads.rebind import Batch, check_per_sample
@@ -563,7 +564,7 @@ def _distinct(op: Op, make: Callable[[Op], Einsum | None] | None, constants: set
     operators and data movements lose operands that cost nothing: constants of one element, parameters of a
     data movement, a second access to the same elements.
     """
-    keeps_all = make not in (None, elementwise, by_channel)
+    keeps_all = make not in (None, elementwise, rowwise, by_channel)
     positions: list[int] = []
     names: list[str] = []
     for i, (tensor, shape) in enumerate(zip(op.inputs, op.shapes, strict=True)):

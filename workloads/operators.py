@@ -45,8 +45,7 @@ BINARY = names_in(
 BY_CHANNEL = names_in("BatchNormalization InstanceNormalization GroupNormalization")
 # functions of whole rows; one einsum each, like element-wise ones
 ROWWISE = names_in(
-    "Softmax LogSoftmax Hardmax LayerNormalization RMSNormalization MeanVarianceNormalization "
-    "LpNormalization CumSum CumProd"
+    "Softmax LogSoftmax Hardmax LayerNormalization RMSNormalization MeanVarianceNormalization LpNormalization"
 )
 # products of activations and weights, of any element type
 PRODUCTS = names_in(
@@ -351,7 +350,7 @@ def _reduce_over(op: Op, axes: Iterable[int]) -> Einsum:
 def _layer_norm(op: Op) -> Einsum:
     """Returns the einsum of the normalised rows, or of the mean or deviation of each row."""
     if op.out_shape == op.shapes[0]:
-        return elementwise(op)
+        return rowwise(op)
     sizes = zip(op.out_shape, op.shapes[0], strict=True)
     return _reduce_over(op, [i for i, (size, full) in enumerate(sizes) if size != full])
 
@@ -515,6 +514,15 @@ def elementwise(op: Op) -> Einsum:
     return _pointwise(op, "add" if op.kind == "Sum" else op.kind.lower())
 
 
+def rowwise(op: Op) -> Einsum:
+    """Returns the einsum of a function of whole rows, the last dimension; of others its name says the first
+    one (`BY_ROW`).
+    """
+    axis = op.attrs.get("axis", -1) % max(len(op.out_shape), 1)
+    others = f"_axis{axis}" if axis < len(op.out_shape) - 1 else ""
+    return _pointwise(op, op.kind.lower() + others)
+
+
 def by_channel(op: Op) -> Einsum:
     """Returns the einsum of an element-wise function whose vectors are aligned at dimension 1."""
     # in training it needs the batch's statistics and is no one-to-one function: a kind of its own
@@ -631,7 +639,8 @@ def movement(op: Op) -> Einsum:
 
 
 OPERATORS: dict[str, Callable[[Op], Einsum | None]] = {  # they return None for forms that are not supported
-    **dict.fromkeys(UNARY | BINARY | ROWWISE, elementwise),
+    **dict.fromkeys(UNARY | BINARY, elementwise),
+    **dict.fromkeys(ROWWISE, rowwise),
     **dict.fromkeys(BY_CHANNEL, by_channel),
     **by_name(
         {
@@ -658,6 +667,7 @@ OPERATORS: dict[str, Callable[[Op], Einsum | None]] = {  # they return None for 
             ),
             _layer_norm: "LayerNormalization",
             _rotary: "RotaryEmbedding",
+            elementwise: "CumSum CumProd",
         }
     ),
 }

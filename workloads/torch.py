@@ -494,6 +494,14 @@ def _split(call: Call) -> OnnxOp:
     return "Split", {"axis": call.dim()}
 
 
+def _rows(call: Call) -> OnnxOp:
+    """Returns a softmax along a dimension, or a norm over the last dimensions."""
+    if "softmax" in call.kind:
+        return ("LogSoftmax" if "log" in call.kind else "Softmax"), {"axis": call.dim()}
+    spanned = len(call.arguments["normalized_shape"])
+    return ("RMSNormalization" if "rms" in call.kind else "LayerNormalization"), {"axis": -spanned}
+
+
 def _cat(call: Call) -> OnnxOp:
     return "Concat", {"axis": call.dim()}
 
@@ -687,12 +695,8 @@ SAME_ATTRIBUTES = by_name(
             "empty"
         ),
         "Cast": "to _to_copy type_as",
-        "LayerNormalization": "layer_norm native_layer_norm",
-        "RMSNormalization": "rms_norm",
         "GroupNormalization": "group_norm native_group_norm",
         "InstanceNormalization": "instance_norm",
-        "Softmax": "softmax _softmax _safe_softmax",
-        "LogSoftmax": "log_softmax _log_softmax",
         "GridSample": "grid_sampler grid_sampler_2d grid_sampler_3d",
         "Resize": (
             "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_nearest_exact1d "
@@ -708,6 +712,9 @@ SAME_ATTRIBUTES |= {
 }
 WITH_ATTRIBUTES: dict[str, Callable[[Call], OnnxOp]] = dict.fromkeys(REDUCED, _reduce) | by_name(
     {
+        _rows: (
+            "softmax _softmax _safe_softmax log_softmax _log_softmax layer_norm native_layer_norm rms_norm"
+        ),
         _conv: "conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d",
         _pool: (
             "max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices avg_pool1d "

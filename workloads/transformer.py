@@ -51,11 +51,20 @@ def rmsnorm(b: int, n: int) -> Cascade:
     )
 
 
-def attention(heads: int, q: int, context: int, d: int, kv: int = 0, b: int = 1) -> Cascade:
+# How the softmax of attention is computed. rows: scores of whole rows, their maximum, exponentials, sum, and
+# quotients. online: scores block by block of the context, with running maximum and sum (`_online_core`).
+Form = Literal["rows", "online"]
+MIN_BLOCK, MAX_BLOCK = 16, 128  # positions of a block of attention in its online form
+
+
+def attention(
+    heads: int, q: int, context: int, d: int, kv: int = 0, b: int = 1, form: Form = "rows"
+) -> Cascade:
     """Attention of q new positions, the last ones of a context: prefill with q = context, decode with q = 1.
 
     heads: of the queries
     kv: heads of keys and values; 0: as many as heads (fewer: grouped queries, 1: multi-query)
+    form: rows: a softmax of whole rows; online: of blocks of the context, with a running maximum
 
     Query head g * (heads / kv) + h reads K and V of head g. K and V are the caches, to which K_rows and
     V_rows append the new rows: data movement. All scores are computed, so a causal mask saves nothing. The
@@ -69,11 +78,14 @@ def attention(heads: int, q: int, context: int, d: int, kv: int = 0, b: int = 1)
         )
     refuse(faults)
     rows = ("K_rows[b,q,g,d] = K_new[b,q,g,d]", "V_rows[b,q,g,d] = V_new[b,q,g,d]")
-    return cascade({"b": b, "g": kv, "q": q, "d": d}, *rows) + attention_core(heads, q, context, d, kv, b)
+    appended = cascade({"b": b, "g": kv, "q": q, "d": d}, *rows)
+    return appended + attention_core(heads, q, context, d, kv, b, form)
 
 
-def attention_core(heads: int, q: int, t: int, d: int, kv: int, b: int) -> Cascade:
+def attention_core(heads: int, q: int, t: int, d: int, kv: int, b: int, form: Form = "rows") -> Cascade:
     """Returns attention of q positions to any t positions: tensors Q, K, V -> O. Sizes as in `attention`."""
+    if form == "online":
+        return _online_core(heads, q, t, d, kv, b)
     texts = (
         "S[b,g,h,q,t] += Q[b,q,g,h,d] * K[b,t,g,d]",
         "M[b,g,h,q] max= S[b,g,h,q,t]",
@@ -83,6 +95,39 @@ def attention_core(heads: int, q: int, t: int, d: int, kv: int, b: int) -> Casca
         "O[b,q,g,h,d] += P[b,g,h,q,t] * V[b,t,g,d]",
     )
     return cascade({"b": b, "g": kv, "h": heads // kv, "q": q, "t": t, "d": d}, *texts)
+
+
+def _online_core(heads: int, q: int, t: int, d: int, kv: int, b: int) -> Cascade:
+    """Returns `attention_core` as the cascade that reads every score once, so that no row of scores has to
+    be complete: the context is cut into s blocks of t positions. N is the maximum of a block, M that of all
+    blocks so far, C the factor exp(M before - M) by which earlier sums shrink. `rescaled` adds up over
+    blocks: sum = C * sum + term, so blocks must be visited in order.
+
+    Source: FuseMax (Nayak et al., MICRO 2024, arXiv 2406.10491), the cascade of one pass; Milakov and
+    Gimelshein 2018 (arXiv 1805.02867), FlashAttention-2 (Dao 2023).
+
+    Raises WorkloadError where no number from MIN_BLOCK to MAX_BLOCK divides t.
+    """
+    block = max((n for n in range(min(t, MIN_BLOCK), MAX_BLOCK + 1) if t % n == 0), default=0)
+    if not block:
+        raise WorkloadError(
+            f"attention: form = online cuts {t} positions into blocks, and no number from {MIN_BLOCK} to "
+            f"{MAX_BLOCK} divides them; take form=rows or another number of positions"
+        )
+    texts = (
+        "S[b,g,h,q,s,t] += Q[b,q,g,h,d] * K[b,s,t,g,d]",
+        "N[b,g,h,q,s] max= S[b,g,h,q,s,t]",
+        "M[b,g,h,q,s] = running_max(N[b,g,h,q,s])",
+        "C[b,g,h,q,s] = exp_of_change(M[b,g,h,q,s])",
+        "E[b,g,h,q,s,t] = exp(S[b,g,h,q,s,t], M[b,g,h,q,s])",
+        "L_block[b,g,h,q,s] += E[b,g,h,q,s,t]",
+        "O_block[b,g,h,q,s,d] += E[b,g,h,q,s,t] * V[b,s,t,g,d]",
+        "L[b,g,h,q] = rescaled(L_block[b,g,h,q,s], C[b,g,h,q,s])",
+        "O_sum[b,g,h,q,d] = rescaled(O_block[b,g,h,q,s,d], C[b,g,h,q,s])",
+        "O[b,q,g,h,d] = div(O_sum[b,g,h,q,d], L[b,g,h,q])",
+    )
+    extents = {"b": b, "g": kv, "h": heads // kv, "q": q, "s": t // block, "t": block, "d": d}
+    return cascade(extents, *texts)
 
 
 def embedding(t: int, v: int, d: int) -> Cascade:
@@ -126,6 +171,7 @@ class Run:
     new: int  # new positions per sequence, the last ones of its context
     context: int  # positions that attention reads
     cache: bool = False  # whether keys and values of new positions are appended to a cache
+    form: Form = "rows"  # of attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +233,7 @@ def _self_attention(s: Sizes, run: Run, x: str, y: str) -> Cascade:
     make = attention if run.cache else attention_core
     cache_suffix = "_cache" if run.new < run.context else ""
     names = {"Q": "Q", "K_new": "K", "V_new": "V", "K": f"K{cache_suffix}", "V": f"V{cache_suffix}"}
-    net += with_names(make(s.heads, run.new, run.context, head, kv, run.batch), "A_", names)
+    net += with_names(make(s.heads, run.new, run.context, head, kv, run.batch, run.form), "A_", names)
     return net + linear(s, y, "A_O", rows, s.model, s.heads * head)
 
 
@@ -298,7 +344,7 @@ def _caches(layers: int) -> set[str]:
 # Networks
 
 
-def _bert(name: str, s: Sizes, layers: int, batch: int, sequence: int) -> Workload:
+def _bert(name: str, s: Sizes, layers: int, batch: int, sequence: int, form: Form) -> Workload:
     """Returns BERT (Devlin et al. 2019): three embeddings, encoder layers with norms after them, a pooler on
     the first position.
     """
@@ -313,7 +359,7 @@ def _bert(name: str, s: Sizes, layers: int, batch: int, sequence: int) -> Worklo
         sizes={"positions_W": (512, s.model), "types_W": (2, s.model)},
     )
     net += norm(s, rows, "summed", "embedded")
-    net += chain(block(s, Run(batch, sequence, sequence)), layers, "embedded", "encoded")
+    net += chain(block(s, Run(batch, sequence, sequence, form=form)), layers, "embedded", "encoded")
     pooler = (
         "pooled_sum[b,n] += encoded[b,0,m] * pooled_W[n,m]",
         "pooled_bias[b,n] = bias(pooled_sum[b,n], pooled_B[n])",
@@ -323,21 +369,21 @@ def _bert(name: str, s: Sizes, layers: int, batch: int, sequence: int) -> Worklo
     return network(name, net, {"tokens"})
 
 
-def bert_base(batch: int = 1, sequence: int = 512, layers: int = 12) -> Workload:
+def bert_base(batch: int = 1, sequence: int = 512, layers: int = 12, form: Form = "rows") -> Workload:
     """Devlin et al. 2019, uncased: 12 layers of 768."""
-    return _bert("bert_base", Sizes(768, 12, 3072, norm_first=False), layers, batch, sequence)
+    return _bert("bert_base", Sizes(768, 12, 3072, norm_first=False), layers, batch, sequence, form)
 
 
-def bert_tiny(batch: int = 1, sequence: int = 512, layers: int = 2) -> Workload:
+def bert_tiny(batch: int = 1, sequence: int = 512, layers: int = 2, form: Form = "rows") -> Workload:
     """Turc et al. 2019: 2 layers of 128."""
-    return _bert("bert_tiny", Sizes(128, 2, 512, norm_first=False), layers, batch, sequence)
+    return _bert("bert_tiny", Sizes(128, 2, 512, norm_first=False), layers, batch, sequence, form)
 
 
-def run_of(phase: str, context: int, batch: int) -> Run:
+def run_of(phase: str, context: int, batch: int, form: Form = "rows") -> Run:
     """Returns the run of a phase: prefill: a prompt of `context` positions; decode: one new position, the
-    last one of a context.
+    last one of a context. form: of attention
     """
-    return Run(batch, context if phase == "prefill" else 1, context, cache=True)
+    return Run(batch, context if phase == "prefill" else 1, context, cache=True, form=form)
 
 
 def decoder(name: str, s: Sizes, run: Run, blocks: Sequence[Cascade], vocabulary: Vocabulary) -> Workload:
@@ -380,41 +426,53 @@ def last_logits(s: Sizes, run: Run, vocabulary: Vocabulary) -> Cascade:
 Phase = Literal["prefill", "decode"]
 
 
-def gpt2(phase: Phase = "prefill", context: int = 1024, batch: int = 1, layers: int = 12) -> Workload:
+def gpt2(
+    phase: Phase = "prefill", context: int = 1024, batch: int = 1, layers: int = 12, form: Form = "rows"
+) -> Workload:
     """Radford et al. 2019, small: 12 layers of 768; the logits share the table of the words."""
-    s, run = Sizes(768, 12, 3072), run_of(phase, context, batch)
+    s, run = Sizes(768, 12, 3072), run_of(phase, context, batch, form)
     return decoder("gpt2", s, run, [block(s, run)] * layers, Vocabulary(50_257, 1024, tied=True))
 
 
-def llama7b(phase: Phase = "prefill", context: int = 2048, batch: int = 1, layers: int = 32) -> Workload:
+def llama7b(
+    phase: Phase = "prefill", context: int = 2048, batch: int = 1, layers: int = 32, form: Form = "rows"
+) -> Workload:
     """Touvron et al. 2023: 32 layers of 4096.
 
     phase: prefill: a prompt of `context` positions; decode: one new position, the last one of a context
+    form: of attention: a softmax of whole rows, or online (`attention`)
 
     Logits of the last position only.
     """
-    run = run_of(phase, context, batch)
+    run = run_of(phase, context, batch, form)
     return decoder("llama7b", LLAMA7B, run, [block(LLAMA7B, run)] * layers, Vocabulary(32_000))
 
 
-def llama70b(phase: Phase = "prefill", context: int = 2048, batch: int = 1, layers: int = 80) -> Workload:
+def llama70b(
+    phase: Phase = "prefill", context: int = 2048, batch: int = 1, layers: int = 80, form: Form = "rows"
+) -> Workload:
     """Touvron et al. 2023 (Llama 2): 80 layers of 8192, eight heads of keys and values.
 
     Parameters as in `llama7b`.
     """
-    run = run_of(phase, context, batch)
+    run = run_of(phase, context, batch, form)
     return decoder("llama70b", LLAMA70B, run, [block(LLAMA70B, run)] * layers, Vocabulary(32_000))
 
 
 def moe_block(
-    phase: Phase = "prefill", context: int = 2048, batch: int = 1, experts: int = 8, active: int = 2
+    phase: Phase = "prefill",
+    context: int = 2048,
+    batch: int = 1,
+    experts: int = 8,
+    active: int = 2,
+    form: Form = "rows",
 ) -> Workload:
     """One layer of Mixtral 8x7B (Jiang et al. 2024): grouped-query attention, then `active` experts per
     position.
     """
     if active > experts:
         raise WorkloadError(f"moe_block: active = {active} must not be above experts = {experts}")
-    net = block(MIXTRAL, run_of(phase, context, batch), experts, active)
+    net = block(MIXTRAL, run_of(phase, context, batch, form), experts, active)
     return network("moe_block", net, {"X", "K_cache", "V_cache"}, CONSTANTS)
 
 

@@ -59,9 +59,10 @@ def rank_classes(einsums: Sequence[Einsum], made: Collection[str]) -> tuple[tupl
     `einsums`.
 
     A tensor that one einsum makes and another reads must be read with the indices with which it is written,
-    and every class must index one of its dimensions; else there are no classes. Ranks that slide windows, and
-    columns of compressed tensors, are in no class. Tensors that the einsums only read also match ranks with
-    each other, as long as each einsum still has one rank in the class.
+    and every class must index one of its dimensions; else there are no classes. Ranks that slide windows,
+    columns of compressed tensors, and rows that a softmax or norm needs whole are in no class. Tensors that
+    the einsums only read also match ranks with each other, as long as each einsum still has one rank in the
+    class.
     """
     tensors = shared_tensors(einsums, made)
     results = {e.output.tensor for e in einsums}
@@ -107,7 +108,8 @@ def _rank_per_einsum(
     stands_alone = all(_stands_alone(ranks[i], p, e) for i, e in enumerate(einsums) for p in e.tensors())
     cuts_forwarded = all(ranks[i] in p.ranks() for users in forwarded.values() for i, _, p in users)
     same_dims = all(len({_cut_dims(p, ranks[i]) for i, _, p in users}) == 1 for users in forwarded.values())
-    if len(sizes) > 1 or sizes == {1} or not (stands_alone and cuts_forwarded and same_dims):
+    cuts_rows = any(ranks[i] in e.whole_ranks() for i, e in enumerate(einsums))
+    if len(sizes) > 1 or sizes == {1} or cuts_rows or not (stands_alone and cuts_forwarded and same_dims):
         return None
     return tuple(ranks[i] for i in range(len(einsums)))
 

@@ -438,6 +438,11 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
                 f"unmatched pipeline tiles: shared loop {unequal[0]} runs over {extents[0]} in "
                 f"{einsums[0].name}, {extents[1]} in {e.name}; share loops over equal ranks"
             )
+        elif len(einsums) > 1 and (whole := [rank for rank in ranks if rank in e.whole_ranks()]):
+            yield (
+                f"shared loop {whole[0]} cuts rows that {e.name} ({e.kind}) needs whole before it returns "
+                "any element; share loops over other ranks"
+            )
         else:
             continue
         return

@@ -16,9 +16,9 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, pairwise
 from math import inf
 
-from dse.solve.gogeta.classify import BY_ROW, BY_TENSOR, PIPELINED, Edge
+from dse.solve.gogeta.classify import PIPELINED, Edge
 from dse.solve.gogeta.operations import SMALL_WORDS, Graph, matching_dims
-from workloads.einsum import Einsum, Projection
+from workloads.einsum import RUNNING, Einsum, Projection
 
 Stages = tuple[tuple[int, ...], ...]
 # tensor that each step of a pipeline needs whole -> (an operation that uses it, its number among the
@@ -221,7 +221,7 @@ def may_replace(e: Einsum, old: str, phase: Sequence[Einsum]) -> bool:
     read `old` in the shape of the result, so that in their common loop none is behind.
     """
     out = e.output
-    if e.kind in BY_TENSOR or e.kind in BY_ROW or out.format != "dense":
+    if e.whole_ranks() or e.kind in RUNNING or out.format != "dense":
         return False
     reads_own_index = all(p.dims == out.dims for p in e.inputs if p.tensor == old)
     sizes = [d.size for d in out.dims]

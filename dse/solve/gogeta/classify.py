@@ -15,7 +15,7 @@ from math import prod
 from typing import Literal
 
 from dse.solve.gogeta.operations import Graph
-from workloads.einsum import Einsum, Projection
+from workloads.einsum import BY_TENSOR, Einsum, Projection
 
 # The extent of a dominant rank is above MIN_DOMINANT, and above SKEW times that of every other rank. An
 # operation is balanced if each group of ranks (`dominance`) has at least MIN_BALANCED indices.
@@ -23,21 +23,6 @@ MIN_DOMINANT, MIN_SKEW, MIN_BALANCED = 1000, 100, 50
 Label = Literal["U", "C", "bal", "small"]
 Pattern = Literal["sequential", "pipelineable", "pipeline_with_writeback", "pipeline_with_hold"]
 PIPELINED = ("pipelineable", "pipeline_with_hold")
-# kinds of einsums that need all of their first input before they return any element
-BY_TENSOR = ("inverse", "topk", "nonzero", "unique")
-BY_ROW = (  # kinds of einsums that need a row (the last dimension) before they return any element of it
-    "softmax",
-    "logsoftmax",
-    "hardmax",
-    "layernormalization",
-    "instancenormalization",
-    "groupnormalization",
-    "rmsnormalization",
-    "lpnormalization",
-    "lrn",
-    "cumsum",
-    "scan",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +88,7 @@ def barrier(e: Einsum) -> frozenset[str]:
     A softmax or norm needs a whole row, so rows are passed on one by one. A sum needs all ranks that it
     contracts. An inverse needs all ranks.
     """
-    if e.kind in BY_TENSOR:
-        return frozenset(e.sizes())
-    row = frozenset(e.output.dims[-1].ranks()) if e.kind in BY_ROW and e.output.dims else frozenset()
-    return row | (e.sizes().keys() - e.output.ranks())
+    return e.whole_ranks() | (e.sizes().keys() - e.output.ranks())
 
 
 def _can_start_early(e: Einsum, source: Dominance) -> bool:

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice, permutations, product
 
-from dse.solve.gogeta.classify import BY_TENSOR, PIPELINED, Edge, barrier
+from dse.solve.gogeta.classify import PIPELINED, Edge, barrier
 from dse.solve.gogeta.operations import Graph, matching_dims
-from workloads.einsum import Dim, Einsum, Projection
+from workloads.einsum import BY_TENSOR, Dim, Einsum, Projection
 
 MAX_TRIED = 200_000  # orders of operations that `best_orders` tries in all
 MAX_COUNTED = 1000  # assignments that it counts

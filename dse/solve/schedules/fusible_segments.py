@@ -22,7 +22,7 @@ from hw.arch import Arch, Level
 from workloads.einsum import Dim, Einsum, Projection
 from workloads.graph import Workload, base_tensor, counts
 
-MAX_MEMBERS = 8  # einsums of a segment, at most
+MAX_MEMBERS = 10  # einsums of a segment, at most
 # values of `solver.schedule`
 FusingSchedule = Literal["fused", "pipelined", "residency", "gogeta", "seq-overflow"]
 
@@ -164,7 +164,7 @@ def _extended(
 
     cut_dims: dimension in which these members cut each forwarded tensor. A member without any forwarded
     tensor may use any rank of equal extent. Columns of a compressed input are not cut: each trip would read
-    row pointers again, which an unfused nest reads once.
+    row pointers again, which an unfused nest reads once. Rows that a softmax or norm needs whole are not cut.
     """
     if len(ranks) == len(einsums):
         yield ranks
@@ -174,7 +174,7 @@ def _extended(
     for rank in (
         rank
         for rank, n in e.extents
-        if rank in e.output.full_ranks() - columns
+        if rank in e.output.full_ranks() - columns - e.whole_ranks()
         and n == einsums[0].sizes().get(ranks[0] if ranks else rank)
         and n > 1
     ):
