@@ -249,7 +249,7 @@ def small(*fanouts: Fanout, overlap: str = "free") -> Arch:
 
 ARRAY = small(Fanout("array", 2, (("X", 2),), (True,), (True,)))
 UNFUSED = Space((Mappings("imperfect_spatial", node_order="arrays"),))
-TILES = replace(UNFUSED, order="given", fused=8, shared_loops=1, held=6, levels=("G",), retained=("T",))
+TILES = replace(UNFUSED, order="given", fused=10, shared_loops=1, held=6, levels=("G",), retained=("T",))
 SEVERAL = replace(TILES, shared_loops=3, summed=True, shared_reads=True, depths=True, uneven=True)
 PIPES = Space(
     (Mappings("perfect", node_order="arrays"),),

@@ -77,6 +77,9 @@ class Nests:
     lower_bounds: dict[Key, float] = field(default_factory=dict)  # memo of `lower_bound`
     padding_extra: dict[Key, float] = field(default_factory=dict)  # memo of `padding_extra_bound`
     keys: dict[tuple[Einsum, Place], Key] = field(default_factory=dict)  # memo of `_key`
+    # by einsum of a trip, which of its tensors are at home at the level, level and free bits: (einsum,
+    # answer). Places that differ in shared loops, or in why a tensor is at the level, may have equal trips
+    found: dict[tuple[object, ...], tuple[Einsum, EinsumCost | Infeasible]] = field(default_factory=dict)
     searches: int = 0  # so far
     # of a machine with layouts: the same machine as if layouts cost nothing, for lower bounds
     without_layouts: Nests | None = None
@@ -192,22 +195,26 @@ class Nests:
         self, e: Einsum, place: Place, arch: Arch, v: int, free_bits: float
     ) -> EinsumCost | Infeasible:
         """Returns the mapper's answer for one trip. v: number of the level that has `free_bits` left."""
+        problem = self._problem(e, place, arch)
+        names = [p.tensor for p in (e.output, *e.inputs)]
+        homes = tuple(names.index(t) for t in names if t in place.homes())
+        key = canonical_key(e), homes, problem.boundary is ALONE, v if place.level else 0, free_bits
+        if key in self.found:
+            solved_einsum, found = self.found[key]
+            if isinstance(found, Infeasible) or solved_einsum is e:
+                return found
+            return replace(found, mapping=rename(found.mapping, solved_einsum, e))
         self.searches += 1
         if place.level and free_bits < inf:
-            arch = replace(
-                arch,
-                levels=tuple(
-                    replace(level, capacity_bits=int(free_bits)) if i == v else level
-                    for i, level in enumerate(arch.levels)
-                ),
-            )
-        found = optimal(
-            self._problem(e, place, arch),
-            self.factors,
-            self._constraints(e, place),
-            allowed_gap=self.allowed_gap,
-        )
-        return found if isinstance(found, Infeasible) else found[0]
+            levels = [
+                replace(level, capacity_bits=int(free_bits)) if i == v else level
+                for i, level in enumerate(arch.levels)
+            ]
+            problem = self._problem(e, place, replace(arch, levels=tuple(levels)))
+        answer = optimal(problem, self.factors, self._constraints(e, place), allowed_gap=self.allowed_gap)
+        found = answer if isinstance(answer, Infeasible) else answer[0]
+        self.found[key] = e, found
+        return found
 
     def _problem(self, e: Einsum, place: Place, arch: Arch) -> Problem:
         return Problem(arch, e, self.objective, IN_SEGMENT if place.homes() or place.loops else ALONE)
