@@ -158,8 +158,8 @@ def three_levels() -> Arch:
 
 
 def beside_accelforge(folder: Path, words: Sequence[str]) -> Iterator[str]:
-    """A row of a table per machine and workload with one of the words in its title (none: all). Both processes map a small chain first. AccelForge's mappings
-    stand in the folder then, as schedules.
+    """A row of a table per machine and workload with one of the words in its title (none: all). Both
+    processes map a small chain first. AccelForge's mappings are written into the folder, as schedules.
     """
     machines = {"a2s": (machine.load_arch("a2s"), 1), "three levels": (three_levels(), 4)}
     small = replace(chain(2, 8, 8), name="small")
@@ -202,7 +202,7 @@ def answer(arch: Arch, workload: Workload) -> tuple[Solution | str, float]:
 
 
 def priced(arch: Arch, workload: Workload, theirs: dict[str, Any]) -> tuple[str, str]:
-    """AccelForge's mapping under our evaluator, or why it has no price there; its schedule, or its own form."""
+    """AccelForge's mapping under our evaluator, or why it has no price there; and as text."""
     schedule = json.dumps(theirs["mapping"])
     tensors = {e.name: [p.tensor for p in (e.output, *e.inputs)] for e in workload.einsums}
     try:

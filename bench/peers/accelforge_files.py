@@ -64,7 +64,7 @@ def array(fanout: Fanout | None) -> Iterator[str]:
 
 
 def dimension_names(workload: Workload) -> dict[str, list[str]]:
-    """Names of the dimensions of each tensor: ranks of the einsum that writes it, else of its first reader."""
+    """Names of the dimensions of each tensor: ranks of its maker, else of its first reader."""
     first = {e.output.tensor: e.output for e in workload.einsums}
     for p in (p for e in workload.einsums for p in e.inputs):
         first.setdefault(p.tensor, p)

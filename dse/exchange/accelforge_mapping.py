@@ -80,8 +80,7 @@ def write(file: str, mapping: nest.Mapping, e: Einsum, arch: Arch) -> list[dict[
 
 
 def schedule_text(mapping: list[Node], tensors: Mapping[str, Sequence[str]]) -> str:
-    """Its mapping as a schedule of ours. tensors: of each einsum, its result first. Raises Inexpressible where
-    shared loops branch again.
+    """Its mapping as a schedule of ours. tensors: of each einsum, its result first. Raises Inexpressible.
 
     Einsums without a shared loop are segments of their own here, each with nodes of its own tensors; what a
     memory inside holds above several of them is retained there.
