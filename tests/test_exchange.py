@@ -11,19 +11,22 @@ from random import Random
 import pytest
 import yaml
 
-from dse.exchange import convert, timeloop_mapping
-from dse.exchange.blocks import Block, Turn, nest_of
+from dse.exchange import accelforge_mapping, convert, timeloop_mapping
+from dse.exchange.blocks import Block, Inexpressible, Turn, nest_of
 from dse.exchange.notes import NotCarried, Notes, Unreadable
 from dse.frontend import api
 from dse.mapping import nest
 from dse.mapping.nest import Store
-from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
+from dse.mapping.schedule import parse_schedule
+from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
+from dse.sim.schedule.graph import evaluate
 from hw import machine
 from hw.arch import Arch
 from tests import exchanged
 from tests.commands import dse, good
 from workloads import catalog
 from workloads.einsum import Einsum, einsum
+from workloads.text import workload
 
 CASES = 40  # random mappings per tool; more: tests/prove/exchange.py
 
@@ -321,6 +324,27 @@ def test_a_design_of_accelforge(tmp_path: Path) -> None:
     assert [e.name for e in workload.einsums] == ["Matmul0", "Matmul1"]
     assert workload.weights == {"W0", "W1"}
     assert "ok" in good("simulate", "d/workload.yaml", "d/machine.yaml", "d/schedule.txt", folder=tmp_path)
+
+
+def test_what_accelforge_holds_above_two_einsums_is_retained() -> None:
+    """By hand: T1, made and read in the buffer, moves nothing at DRAM; X, read by both, is fetched once."""
+    products = workload(
+        {"m": 8, "n": 4, "k": 4}, "T1[m,n] += X[m,k] * W0[k,n]", "T2[m,n] += X[m,k] * T1[m,n]", name="two"
+    )
+    loops = [["loop", [rank], 1, ""] for rank in "mnk"]
+    branches = [[*loops, ["einsum", "T1"]], [*loops, ["einsum", "T2"]]]
+    nodes = [["store", "DRAM", ["X", "W0", "T2"]], ["store", "GLB", ["X", "W0", "T1", "T2"]]]
+    tensors = {e.name: [p.tensor for p in (e.output, *e.inputs)] for e in products.einsums}
+    text = accelforge_mapping.schedule_text([*nodes, ["split", branches]], tensors)
+    assert text.startswith("retain GLB X 1\nretain GLB T1 1\nsegment")
+    found = evaluate(machine.load_arch("a2s"), products, parse_schedule(text))
+    assert isinstance(found, Solution)
+    moved = Counter[str]()
+    for count in (count for own in found.einsums for count in own.counts if count.level == "DRAM"):
+        moved[count.tensor] += count.elems
+    assert +moved == {"X": 32, "W0": 16, "T2": 32}
+    with pytest.raises(Inexpressible, match="T1 stands in DRAM and further inside above several einsums"):
+        accelforge_mapping.schedule_text([["store", "DRAM", ["T1"]], *nodes, ["split", branches]], tensors)
 
 
 def test_a_template_of_accelforge(tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from hw.arch import Arch, Level
-from workloads.einsum import Einsum
+from hw.arch import Arch, Fanout, Level
+from workloads.einsum import Einsum, show_dim
 from workloads.graph import Workload
 
 
@@ -36,46 +36,74 @@ def memory(level: Level, keep: str) -> dict[str, Any]:
 
 
 def nodes(arch: Arch) -> Iterator[str]:
-    """A machine of two levels above one array, outermost first: what the array hands on may stay in the
-    buffer or pass it by, only what it hands on may stay out of DRAM.
+    """The components, outermost first: tensors that einsums hand on may stay out of DRAM, but then stand in a
+    buffer outside of the arrays; any other level may hold any tensor, or none.
     """
-    outer, buffer = arch.levels
-    yield f"- !Memory {json.dumps(memory(outer, '~Intermediates'))}"
-    yield f"- !Memory {json.dumps(memory(buffer, f'~{outer.name}'))}"
+    array_at = {fanout.outside: fanout for fanout in arch.fanouts}
+    last = min(array_at) - 1  # the innermost buffer outside of the arrays
+    buffers = " | ".join(level.name for level in arch.levels[:last])
+    for v, level in enumerate(arch.levels):
+        yield from array(array_at.get(v))
+        keep = "~Intermediates" if v == 0 else f"~({buffers})" if v == last else "Nothing"
+        keep = keep if level.bypass or v == 0 else "All"
+        yield f"- !Memory {json.dumps(memory(level, keep))}"
+    yield from array(array_at.get(len(arch.levels)))
     compute = {
         "name": "MAC",
         "leak_power": 0,
         "area": 0,
-        "spatial": [{"name": dim, "fanout": n} for dim, n in arch.fanouts[0].dims],
         "actions": [{"name": "compute", "energy": arch.compute.mac_pj, "throughput": 1, "latency": 0}],
     }
     yield f"- !Compute {json.dumps(compute)}"
 
 
-def einsum_entry(e: Einsum) -> dict[str, Any]:
-    """Every dimension of every tensor is one rank."""
+def array(fanout: Fanout | None) -> Iterator[str]:
+    if fanout is not None:
+        dims = [{"name": dim, "fanout": n} for dim, n in fanout.dims]
+        yield f"- !Container {json.dumps({'name': fanout.name, 'spatial': dims})}"
+
+
+def dimension_names(workload: Workload) -> dict[str, list[str]]:
+    """Names of the dimensions of each tensor: ranks of its maker, else of its first reader."""
+    first = {e.output.tensor: e.output for e in workload.einsums}
+    for p in (p for e in workload.einsums for p in e.inputs):
+        first.setdefault(p.tensor, p)
+    return {
+        tensor: [
+            d.ranks()[0].upper() if len(d.ranks()) == 1 else f"{tensor}_{i}" for i, d in enumerate(p.dims)
+        ]
+        for tensor, p in first.items()
+    }
+
+
+def einsum_entry(e: Einsum, names: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """An einsum, with an index per dimension of each tensor; none is padded."""
     accesses = [
-        {"name": p.tensor, "projection": [rank for d in p.dims for rank in d.ranks()]} for p in e.inputs
+        {
+            "name": p.tensor,
+            "projection": dict(zip(names[p.tensor], map(show_dim, p.dims), strict=True)),
+            "output": p is e.output,
+        }
+        for p in (*e.inputs, e.output)
     ]
-    output = {"name": e.output.tensor, "projection": [rank for d in e.output.dims for rank in d.ranks()]}
-    return {"name": e.name, "tensor_accesses": [*accesses, output | {"output": True}]}
+    return {"name": e.name, "tensor_accesses": accesses}
 
 
 def specification(arch: Arch, workload: Workload) -> str:
+    names = dimension_names(workload)
     sizes = {rank: n for e in workload.einsums for rank, n in e.sizes().items()}
     work = {
         "iteration_space_shape": {rank: f"0 <= {rank} < {n}" for rank, n in sizes.items()},
         "bits_per_value": {"All": arch.word_bits},
-        "einsums": [einsum_entry(e) for e in workload.einsums],
+        "einsums": [einsum_entry(e, names) for e in workload.einsums],
     }
     return "\n".join(
         ("arch:", "  nodes:", *(f"  {line}" for line in nodes(arch)), yaml.safe_dump({"workload": work}))
     )
 
 
-def run(python: Path, arch: Arch, workloads: list[Workload], folder: Path) -> Iterator[dict[str, Any]]:
-    """What the driver prints, a workload at a time. Raises CalledProcessError if AccelForge fails."""
-    specs = {workload.name: specification(arch, workload) for workload in workloads}
+def run(python: Path, specs: Mapping[str, str], folder: Path) -> Iterator[dict[str, Any]]:
+    """What the driver prints, a specification at a time. Raises CalledProcessError if AccelForge fails."""
     (folder / "specs.json").write_text(json.dumps(specs))
     command = [python, Path(__file__).with_name("accelforge_driver.py"), folder / "specs.json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder) as running:

@@ -12,7 +12,7 @@ reuse, so nodes correspond one by one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dse.exchange.blocks import Inexpressible
@@ -27,13 +27,13 @@ STEP = "  "  # indentation of our schedules
 Node = list[Any]
 
 
-def read(file: str, mapping: Mapping[str, Any], tensors: Mapping[str, Collection[str]], notes: Notes) -> str:
+def read(file: str, mapping: Mapping[str, Any], tensors: Mapping[str, Sequence[str]], notes: Notes) -> str:
     """Returns the schedule text of a mapping. tensors: of each einsum. Raises Unreadable."""
     nodes = mapping.get("nodes")
     if not isinstance(nodes, list) or not nodes:
         refuse([f"{file}: mapping.nodes must be a list of nodes; see AccelForge's mapping"])
     try:
-        return schedule_text(_with_own_stores(list(_tree(nodes or [], file, notes)), tensors))
+        return schedule_text(list(_tree(nodes or [], file, notes)), tensors)
     except (Inexpressible, LookupError, TypeError, ValueError) as fault:
         refuse([f"{file}: mapping does not fit ({fault}); see AccelForge's mapping"])
         raise
@@ -61,21 +61,6 @@ def _tree(nodes: Sequence[Any], file: str, notes: Notes) -> Iterator[Node]:
             notes.lost(file, f"mapping.{kind}", "is no loop, storage or compute node; left out")
 
 
-def _with_own_stores(tree: list[Node], tensors: Mapping[str, Collection[str]]) -> list[Node]:
-    """Returns the tree with storage nodes above a split without shared loops moved into its branches: einsums
-    without a shared loop are segments of their own here, each with nodes of its own tensors.
-    """
-    *above, last = tree
-    if last[0] != "split" or any(node[0] == "loop" for node in above):
-        return tree
-    branches = []
-    for branch in last[1]:
-        inside = {tensor for name in _einsums(branch) for tensor in tensors.get(name, ())}
-        own = [["store", level, [t for t in names if t in inside]] for _, level, names in above]
-        branches.append([*(node for node in own if node[2]), *branch])
-    return [["split", branches]]
-
-
 def write(file: str, mapping: nest.Mapping, e: Einsum, arch: Arch) -> list[dict[str, Any]]:
     """Returns the nodes of a nest. Raises Unreadable for what is no nest."""
     if mapping.non_nest_text or mapping.layouts or mapping.shares:
@@ -94,12 +79,35 @@ def write(file: str, mapping: nest.Mapping, e: Einsum, arch: Arch) -> list[dict[
     return [*found, {TAG: "Compute", "einsum": e.name, "component": "MAC"}]
 
 
-def schedule_text(mapping: list[Node]) -> str:
-    """Its mapping as a schedule of ours. Raises Inexpressible where shared loops branch again."""
-    prefix, branches = _parted(mapping)
-    if not any(node[0] == "loop" for node in prefix):
-        return "\n".join(line for own in _flat(branches) for line in _segment(prefix, own))
-    return "\n".join(_segment([], mapping))
+def schedule_text(mapping: list[Node], tensors: Mapping[str, Sequence[str]]) -> str:
+    """Its mapping as a schedule of ours. tensors: of each einsum, its result first. Raises Inexpressible.
+
+    Einsums without a shared loop are segments of their own here, each with nodes of its own tensors; what a
+    memory inside holds above several of them is retained there.
+    """
+    above, branches = _parted(mapping)
+    if any(node[0] == "loop" for node in above):
+        return "\n".join(_segment(mapping))
+    own = {name: tensors.get(name, ()) for name in _einsums(mapping)}
+    flat = [*_flat(branches)]
+    used = [{tensor for name in _einsums(branch) for tensor in own[name]} for branch in flat]
+    outermost = next((node[1] for node in [*above, *flat[0]] if node[0] == "store"), "")
+    outside = [tensor for _, level, names in above if level == outermost for tensor in names]
+    retained = [
+        (level, tensor)
+        for _, level, names in above
+        for tensor in names
+        if level != outermost and sum(tensor in one for one in used) > 1
+    ]
+    made = {result for result, *_ in filter(None, own.values())}
+    if both := sorted(tensor for _, tensor in retained if tensor in made and tensor in outside):
+        raise Inexpressible(f"{both[0]} stands in {outermost} and further inside above several einsums")
+    lines = [f"retain {level} {tensor} 1" for level, tensor in retained]
+    passed = [["store", outermost, [tensor for _, tensor in retained if tensor not in outside]]]
+    for branch, names in zip(flat, used, strict=True):
+        stores = [["store", level, [t for t in wanted if t in names]] for _, level, wanted in passed + above]
+        lines += _segment([*(store for store in stores if store[2]), *branch])
+    return "\n".join(lines)
 
 
 def _parted(mapping: list[Node]) -> tuple[list[Node], list[list[Node]]]:
@@ -128,9 +136,8 @@ def _einsums(mapping: list[Node]) -> set[str]:
     return found
 
 
-def _segment(above: list[Node], mapping: list[Node]) -> Iterator[str]:
-    prefix, branches = _parted(mapping)
-    shared = [*above, *prefix]
+def _segment(mapping: list[Node]) -> Iterator[str]:
+    shared, branches = _parted(mapping)
     depth = 1 + _loops(shared)
     yield "segment"
     yield from _indented(shared, 1)
