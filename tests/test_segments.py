@@ -283,6 +283,7 @@ segment
 def test_no_shared_loop_cuts_the_rows_of_a_softmax() -> None:
     """The first tile of a row cannot be normalised before the last one is there."""
     assert [m.classes for m in joined_segments(ROWS)] == [(("m", "m"),), (("m", "m", "m"),), (("m", "m"),)]
+    assert [m.axes for m in joined_segments(ROWS)] == [m.classes for m in joined_segments(ROWS)]
     assert faults(A2S, ROWS, parse_schedule(CUT)) == [
         "segment 1: shared loop p cuts rows that P (softmax) needs whole before it returns any element; "
         "share loops over other ranks"
