@@ -20,7 +20,7 @@ import time
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -33,7 +33,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cluster import metrics, stopping
+from cluster import metrics, stopping, witness
 from cluster import store as stores
 from cluster.run_state import RunState, WorkerStats, count_values, undone_rows
 from cluster.sink import Sink
@@ -234,6 +234,35 @@ def run(
     if line := optuna_fault(study.search, study.objectives):
         raise ValueError(line)
     _check_study(study, out)
+    workers = study.workers if workers is None else workers
+    with _joined(address, workers) as cpus:  # before there is a folder: it may be refused
+        return _run(study, out, workers, address, cpus, progress, restored, metrics_port, publisher)
+
+
+@contextmanager
+def _joined(address: str | None, workers: int | None) -> Iterator[int | None]:
+    """Joins the cluster at an address. Yields the number of its CPUs; None: none is to be joined."""
+    if not address or workers == 0:
+        yield None
+        return
+    from cluster import pool
+
+    with pool.cluster(address, workers) as cpus:
+        yield cpus
+
+
+def _run(
+    study: Study,
+    out: Path,
+    workers: int | None,
+    address: str | None,
+    cpus: int | None,
+    progress: Callable[[Status], None] | None,
+    restored: Sequence[str],
+    metrics_port: int | None,
+    publisher: Publisher | None,
+) -> Outcome:
+    """`run`, on a cluster of so many CPUs that has been joined; None: one is started if it is needed."""
     store, lines = stores.open_run(out, folder.digest(studies.identity(study)))
     try:
         run = _open(study, store, [*restored, *lines])
@@ -252,12 +281,11 @@ def run(
         start_text = f"stop {json.dumps(asdict(study.stop))}, {run.state.counts.total()} machines done"
         run.events.append(event("resume" if run.state.counts or run.generations else "start", start_text))
         _ask(run)
-        workers = study.workers if workers is None else workers
         _publish(run)
         if run.todo or not run.end_reason:
             with metrics.served(metrics_port, lambda: run.last_status), _interruptible(run, progress):
                 report("running", "starting actors" if workers != 0 else "")
-                with _lease_map(run, workers, address) as lease_map:
+                with _lease_map(run, workers, address, cpus) as lease_map:
                     _loop(run, lease_map, report)
         return _finish(run, report)
     finally:
@@ -789,17 +817,22 @@ def _plan_merges(run: Run) -> None:
 
 
 @contextmanager
-def _lease_map(run: Run, workers: int | None, address: str | None) -> Iterator[Map]:
+def _lease_map(run: Run, workers: int | None, address: str | None, cpus: int | None) -> Iterator[Map]:
     """Yields the map that solves leases: in-process the builtin one, else one over Ray actors. Only the
-    latter imports Ray.
+    latter imports Ray. cpus: as in `_run`.
     """
     if workers == 0:
         yield lambda leases: map(partial(solve_lease, run.job), cast(Iterator[Lease], leases))
         return
     from cluster import pool
 
-    with pool.cluster(address, workers) as cpus, pool.ray_output_in(run.store.path / "log" / "ray.log"):
-        run.slots = workers or max(1, cpus)
+    out, shown = run.store.path, run.publisher.remote.shown if run.publisher else str(run.store.path)
+    with (
+        pool.cluster(None, workers) if cpus is None else nullcontext(cpus) as found_cpus,
+        witness.watched(out.absolute(), shown, address, pool.servers()),
+        pool.ray_output_in(out / "log" / "ray.log"),
+    ):
+        run.slots = workers or max(1, found_cpus)
         yield partial(
             pool.over_ray,
             run.job,

@@ -32,6 +32,7 @@ from dse.explain.units import column, quantity
 from dse.frontend import check, prompt
 from dse.frontend.arguments import EXAMPLES, EXIT_CODES
 from dse.frontend.cli import COMMANDS, main
+from dse.run import folder
 from hw.machine import load_arch
 from tests.amount import some
 from tests.commands import dse, good
@@ -763,13 +764,17 @@ def test_questions_while_a_run_goes_on_and_ctrl_c(tmp_path: Path) -> None:
 def test_status_of_a_killed_run(tmp_path: Path) -> None:
     (tmp_path / "long.yaml").write_text(LONG)
     child = start(tmp_path, "run", "long.yaml", "--workers", "0", "--out", "run")
-    wait_for(lambda: (tmp_path / "run/status.json").exists())
+    wait_for(lambda: (folder.status(tmp_path / "run", "") or {}).get("done", 0) > 0)
     assert json.loads(good("status", "run", "--format", "json", folder=tmp_path))["state"] == "running"
     os.killpg(child.pid, signal.SIGKILL)
     child.communicate()
     facts = json.loads(good("status", "run", "--format", "json", folder=tmp_path))
     assert facts["state"] == "killed"
     assert "dse resume" in facts["reason"]
+    committed = sum(group.parts[0].rows for group in folder.read(tmp_path / "run").groups)
+    assert facts["done"] == facts["ok"] + facts["infeasible"] + facts["pruned"] + facts["error"] == committed
+    assert (facts["uncommitted"] > 0) == (f"solves {facts['uncommitted']} again" in facts["reason"])
+    assert facts["done"] + facts["uncommitted"] > 0
 
 
 def interrupted(child: subprocess.Popen[str]) -> None:

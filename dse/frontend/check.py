@@ -359,9 +359,11 @@ def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
         and os.path.exists("/proc/self")
         and not os.path.exists(f"/proc/{process}")
     ):
+        facts = folder.committed(root, manifest, facts)
+        again = f" and solves {facts['uncommitted']} again" if facts["uncommitted"] else ""
         return facts | {
             "state": "killed",
-            "reason": "its process is gone; dse resume goes on",
+            "reason": f"its process is gone; dse resume goes on{again}",
             "left_s": None,
         }
     return facts
