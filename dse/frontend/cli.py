@@ -278,21 +278,22 @@ def _pareto(args: argparse.Namespace) -> int:
     if args.format != "table":
         _print_result(front, args)
         return 0
-    names = [*by, "machine", *map(db.column_of, objectives), *(["tied_designs"] if args.distinct else [])]
+    names = ["machine", *by, *map(db.column_of, objectives)]
     parameters = [*studies.columns(run.study, "machines")]
-    other_columns = [
-        *(["schedule"] if any(front["schedule"].to_pylist()) else []),
-        *parameters,
-        "gap_to_bound",
-    ]
+    schedule = ["schedule"] if any(front["schedule"].to_pylist()) else []
     same_in_all = {
         name: front[name][0].as_py()
-        for name in other_columns
-        if len(front) > 1 and name not in (*names, "gap_to_bound") and len(front[name].unique()) == 1
+        for name in (*schedule, *parameters)
+        if len(front) > 1 and name not in names and len(front[name].unique()) == 1
     }
-    shown_table = front.select(
-        list(dict.fromkeys([*names, *(name for name in other_columns if name not in same_in_all)]))
-    )
+    # where the screen is narrow these stay, and those that follow are left out from the right
+    names = [*dict.fromkeys([*names, *(name for name in parameters if name not in same_in_all)])]
+    others = [
+        *(name for name in schedule if name not in same_in_all),
+        *(["tied_designs"] if args.distinct else []),
+        "gap_to_bound",
+    ]
+    shown_table = front.select(list(dict.fromkeys([*names, *others])))
     heads = {name: name if name in parameters else units.label(name) for name in shown_table.column_names}
     rows = list(zip(*(_values(shown_table, at) for at in range(shown_table.num_columns)), strict=True))
     tables.print_rows(
