@@ -118,7 +118,8 @@ class Status:
     cache_hits: int  # answers found in $DSE_CACHE in this session
     cache_misses: int  # answers that were not there, and were solved
     front: int  # points on the front
-    hypervolume: float  # of the front, in the box of all feasible points, on logarithmic axes
+    hypervolume: float  # of the front (pareto.boxed_hypervolume, the box: all feasible points)
+    hypervolume_reference: dict[str, float]  # of the hypervolume: column of an objective -> value
     time: float  # when it was written, seconds since 1970
     process: str
     published: int  # generation of the manifest
@@ -1066,7 +1067,7 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
     # `done` counts machines that break a constraint, stop.machines does not
     remaining = max(0, _planned(run) - done + (run.violating if run.job.study.stop.machines else 0))
     rate = run.solved / session_s if session_s > 0 else 0.0
-    size, volume = run.state.front()
+    size, volume, reference = run.state.front()
     status = Status(
         state=state,
         reason=reason or run.halt_reason,
@@ -1089,6 +1090,9 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         cache_misses=run.worker_stats.cache_misses,
         front=size,
         hypervolume=volume,
+        hypervolume_reference={
+            o.column: float(value) for o, value in zip(run.job.study.objectives, reference, strict=False)
+        },
         time=time.time(),
         process=f"{os.getpid()} on {socket.gethostname()}",
         published=run.store.generation,

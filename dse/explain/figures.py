@@ -40,7 +40,6 @@ MAX_PROGRESS_POINTS = 60  # points of a progress curve
 # ski slope: capacities start at 2^4 B, or 18 doublings below the largest einsum's tensors if that is more
 MIN_LOG2_BYTES, MAX_DOUBLINGS = 4, 18
 MAX_SIDE = 24  # elements per side in a picture of a layout
-REFERENCE = 1.1  # reference point of a hypervolume, on axes where the worst value is 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -604,7 +603,7 @@ def progress(done: Sequence[float] | Values, values: Values) -> list[tuple[float
     """
     if not len(values):
         return []
-    scaled, reference = pareto.scaler(values)(values), np.full(values.shape[1], REFERENCE)
+    scaled, reference = pareto.scaler(values)(values), np.full(values.shape[1], pareto.REFERENCE)
     final_volume = pareto.hypervolume(scaled, reference)
     ends = sorted(
         {max(1, round(len(values) * (i + 1) / MAX_PROGRESS_POINTS)) for i in range(MAX_PROGRESS_POINTS)}

@@ -771,8 +771,9 @@ class Run:
         return self._answer(lambda con: db.front(con, own, where, by, distinct, self.seconds, epsilon, knee))
 
     def hypervolume(self, objectives: Sequence[str] = (), reference: Sequence[float] = ()) -> float:
-        """Returns the volume between the front of feasible points and a reference: a value of each objective
-        in its own unit; (): the worst of each among these points. objectives: as of `front`.
+        """Returns the hypervolume of the front of feasible points, as `status` has it: in the box of these
+        points, up to `hypervolume_reference`. objectives: as of `front`. reference: a value of each objective
+        in its own unit; then the volume up to there in these units.
         """
         listed = ", ".join("'" + o.replace("'", "''") + "'" for o in objectives or self.objectives())
         values = ", ".join(repr(float(one)) for one in reference)

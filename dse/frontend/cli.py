@@ -793,7 +793,8 @@ def _runs(args: argparse.Namespace) -> int:
     )
     if args.format == "table" and len(rows) > 1:
         tables.print_line(
-            "hypervolume: in the box of the run's own points; dse compare RUN_A RUN_B takes one box for both"
+            "hypervolume: in the box of each run's own points, so no two compare; dse compare RUN_A RUN_B takes "
+            "one box for both"
         )
     return 0
 

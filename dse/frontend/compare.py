@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dse.explain import figures, values
+from dse.explain import values
 from dse.explain.values import Table
 from dse.frontend import check
 from dse.frontend.api import Mapped, Run
@@ -131,12 +131,14 @@ def runs(a: Run, b: Run) -> list[Table]:
     old, new = studies.identity(a.study), studies.identity(b.study)
     keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
     best = [(key, *_best(a, b, key)) for key in a.objectives() if key in b.objectives()]
+    note = ""
     if a.objectives() == b.objectives() and (both := _hypervolumes(a, b)):
-        texts = [fact("hypervolume", one) for one in both]
-        best.append(("hypervolume", texts[0], texts[1], change(*both)))
+        (before, after), note = both
+        texts = fact("hypervolume", before), fact("hypervolume", after)
+        best.append(("hypervolume", *texts, change(before, after)))
     return [
         Table("runs", ("key", "A", "B"), tuple(counts)),
-        Table("best of the feasible machines", ("objective", "A", "B", "change"), tuple(best), BOX_NOTE),
+        Table("best of the feasible machines", ("objective", "A", "B", "change"), tuple(best), note),
         Table(
             "keys of the studies that differ",
             ("key", "A", "B"),
@@ -145,27 +147,23 @@ def runs(a: Run, b: Run) -> list[Table]:
     ]
 
 
-BOX_NOTE = "hypervolume: of each front in one box, that of all feasible points of both; logarithmic axes."
-
-
-def _hypervolumes(a: Run, b: Run) -> tuple[float, float] | None:
-    """Returns the hypervolumes of two runs with the same objectives, in one box; None without a point."""
-    names = [o.column for o in a.study.objectives]
+def _hypervolumes(a: Run, b: Run) -> tuple[list[float], str] | None:
+    """Returns the hypervolumes of two runs with the same objectives in the box of both, and what to say of
+    it; None without a point.
+    """
+    objectives = a.study.objectives
+    names, signs = [o.column for o in objectives], pareto.signs(objectives)
     statement = f"SELECT {', '.join(names)} FROM points WHERE feasible"
-    of_a, of_b = (
-        np.column_stack([column.to_numpy() for column in run.sql(statement).table.columns])
-        * pareto.signs(run.study.objectives)
+    found = [
+        np.column_stack([column.to_numpy() for column in run.sql(statement).table.columns]) * signs
         for run in (a, b)
-    )
-    if not len(of_a) + len(of_b):
-        return None
-    scale = pareto.scaler(np.concatenate([of_a, of_b]))
-    reference = np.full(len(names), figures.REFERENCE)
-    volumes = [
-        pareto.hypervolume(scale(one[pareto.front(one)]), reference) if len(one) else 0.0
-        for one in (of_a, of_b)
     ]
-    return volumes[0], volumes[1]
+    box = np.concatenate(found)
+    if not len(box):
+        return None
+    reference = dict(zip(names, pareto.scaler(box).reference() * signs, strict=True))
+    note = f"hypervolume: in one box, that of the feasible points of both; reference {fact('', reference)}"
+    return [pareto.boxed_hypervolume(one, box) for one in found], note
 
 
 def _best(a: Run, b: Run, objective: str) -> tuple[str, str, str]:

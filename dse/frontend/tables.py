@@ -150,9 +150,7 @@ def _column(name: str, values: Sequence[Any], measure: str) -> _Column:
     longest_word = max((word for word in words if word <= MAX_WORD_WIDTH), default=0)
     min_width = min(max_width, max(MIN_TEXT_WIDTH, cell_len(safe(name)), longest_word))
     head = [safe(name)]
-    return _Column(
-        head[0], head, cells, numbers is not None, max_width if is_fixed else min_width, max_width
-    )
+    return _Column(head[0], head, cells, numbers is not None, max_width if is_fixed else min_width, max_width)
 
 
 def _with_folded_head(column: _Column) -> _Column:
@@ -269,15 +267,17 @@ def labelled(given: Mapping[str, Any]) -> list[tuple[str, str]]:
     """
     found: dict[str, list[str]] = {}
     for key, value in given.items():
-        if value not in (None, [], ()):
+        if value not in (None, [], (), {}):
             found.setdefault(units.label(key), []).append(fact(key, value))
     return [(name, ", ".join(cells)) for name, cells in found.items()]
 
 
 def fact(key: str, value: Any) -> str:
     """Returns the value of one key as text: durations and dates in words, floats with their unit, lists
-    joined.
+    joined, values by key beside their names.
     """
+    if isinstance(value, Mapping):
+        return ", ".join(f"{units.label(name)} {fact(name, own)}" for name, own in value.items())
     if key == "time" and isinstance(value, float):
         return time.ctime(value)
     if (key == "seconds" or key.endswith("_s")) and isinstance(value, float):

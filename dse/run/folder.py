@@ -42,6 +42,7 @@ SEALED_KINDS = {  # sealed JSON files that name the identity of their study -> t
     ENV: "env",
     STATUS: "status",
 }
+FRONT_KEYS = ("front", "hypervolume", "hypervolume_reference")  # of status.json
 LOCK = ".lock"  # locked by the process that writes into the folder
 STOP = "stop.request"  # a request to end the run (cluster/stopping.py)
 MANIFEST_VERSION = 5  # of the manifest, and of the tables that it lists
@@ -661,7 +662,7 @@ def status(root: Path, identity: str) -> dict[str, Any] | None:
 def committed(root: Path, manifest: Manifest, facts: Mapping[str, Any]) -> dict[str, Any]:
     """What status.json says of a run whose process is gone, with its machines by status as the manifest lists
     them: rows that were not committed are lost. `uncommitted`: machines to be solved again; if there are
-    any, front and hypervolume, which may be theirs, are left out. A part that cannot be read counts nothing.
+    any, the front's keys, which may tell of them, are left out. A part that cannot be read counts nothing.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -677,7 +678,7 @@ def committed(root: Path, manifest: Manifest, facts: Mapping[str, Any]) -> dict[
     lost = max(0, done - count.total()) if isinstance(done, int) else 0
     known = dict(facts) | {state: count[state] for state in record.STATUS} | {"done": count.total()}
     if lost:
-        known = {key: value for key, value in known.items() if key not in ("front", "hypervolume")}
+        known = {key: value for key, value in known.items() if key not in FRONT_KEYS}
     return known | {"uncommitted": lost}
 
 
