@@ -384,6 +384,18 @@ def test_the_prompt_knows_its_views(home: Path, monkeypatch: pytest.MonkeyPatch)
     assert "unseen" not in said
 
 
+def test_commands_of_the_prompt_are_statements_too(home: Path) -> None:
+    assert ".schema [VIEW]" in good("sql", "run", ".help", folder=home)
+    assert "designs" in good("sql", "run", ".tables;", folder=home)
+    assert re.search(r"points +energy_pj +double", good("sql", "run", " .schema points", folder=home))
+    for command, line in (
+        (".foo", ".foo: no such command; .help lists them\n"),
+        (".rows 3", ".rows: is for the prompt (dse sql DIR); here --all shows all rows\n"),
+    ):
+        wrong = dse("sql", "run", command, folder=home)
+        assert (wrong.returncode, wrong.stdout, wrong.stderr) == (2, "", line)
+
+
 def test_the_prompt_completes_names_and_keeps_its_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -333,11 +333,14 @@ def _sql(args: argparse.Namespace) -> int:
 
         limits = {"skip_damaged": args.skip_damaged, "memory": args.memory, "seconds": args.timeout}
         run = api.open_all([args.dir, *args.others], **limits)
+    from dse.frontend import prompt
+
+    if args.statement and args.statement.lstrip().startswith("."):
+        prompt.command(args.statement.strip().rstrip(";"), run.sql)
+        return 0
     if args.statement:
         _print_result(run.sql(args.statement).table, args, max_lines=tables.screen_lines(args.all))
         return 0
-    from dse.frontend import prompt
-
     prompt.run(run.sql, lambda found, rows: _print_prompt_answer(found.table, args, rows))
     return 0
 
@@ -793,8 +796,8 @@ def _runs(args: argparse.Namespace) -> int:
     )
     if args.format == "table" and len(rows) > 1:
         tables.print_line(
-            "hypervolume: in the box of each run's own points, so no two compare; dse compare RUN_A RUN_B takes "
-            "one box for both"
+            "hypervolume: in the box of each run's own points, so no two compare; dse compare RUN_A RUN_B "
+            "takes one box for both"
         )
     return 0
 
