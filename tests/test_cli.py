@@ -33,7 +33,7 @@ from dse.frontend import check, prompt
 from dse.frontend.arguments import EXAMPLES, EXIT_CODES
 from dse.frontend.cli import COMMANDS, main
 from dse.run import folder
-from hw.machine import load_arch
+from hw.machine import find, load_arch
 from tests.amount import some
 from tests.commands import dse, good
 from tests.test_layers import HEAVY, loaded_by
@@ -382,6 +382,38 @@ def test_the_prompt_knows_its_views(home: Path, monkeypatch: pytest.MonkeyPatch)
     assert faults[5].endswith("3 rows of 5; .rows 0 shows the other 2\n")
     assert faults[7].endswith("50 rows\n")
     assert "unseen" not in said
+
+
+def test_two_machines_compared(home: Path) -> None:
+    (home / "fast.yaml").write_text(
+        find("edge_array").read_text().replace("clock_mhz: 500", "clock_mhz: 1000")
+    )
+    found = json.loads(good("compare", "edge_array", "fast.yaml", "--format", "json", folder=home))
+    totals, differing = found.values()
+    changes = {one["metric"]: one["change"] for one in totals}
+    assert changes == dict.fromkeys(changes, "") | {"clock_ghz": "+100.0 %", "peak_tops": "+100.0 %"}
+    assert {"field": "clock_mhz", "A": "500 MHz", "B": "1 GHz", "change": "+100.0 %"} in differing
+    assert not any(one["field"].endswith("_pj") for one in differing)
+    assert "no field differs" in good("compare", "edge_array", "edge_array", folder=home)
+    other = good("compare", "edge_array", "nvdla", folder=home)
+    assert re.search(r"^gbuf +there +absent$", other, re.MULTILINE)
+    assert re.search(r"^mac\.mac_pj +196\.2 fJ +301\.3 fJ +\+53\.5 %$", other, re.MULTILINE)
+    assert dse("compare", "edge_array", "run", folder=home).returncode == 2
+
+
+def test_runs_of_other_work_are_said_and_no_run_counts_twice(home: Path) -> None:
+    other = ["--workers", "0", "--out", "other", "--set", 'workloads=["gemm:m=8,n=8,k=8"]']
+    good("run", "small.yaml", *other, "--set", "stop.machines=2", folder=home)
+    said = dse("compare", "run", "other", folder=home)
+    assert said.returncode == 0
+    assert said.stderr.startswith(
+        "warning: the runs solve different workloads (gemm:m=64,n=32,k=48 and gemm:m=8"
+    )
+    assert dse("compare", "run", "run", folder=home).stderr == ""
+    for command in (["sql", "run", "--with", "./run", "SELECT 1"], ["report", "run", "--with", "run"]):
+        wrong = dse(*command, folder=home)
+        assert (wrong.returncode, wrong.stdout) == (2, "")
+        assert wrong.stderr == f"{command[3]}: this run is given twice; name each run once\n"
 
 
 def test_commands_of_the_prompt_are_statements_too(home: Path) -> None:

@@ -1180,6 +1180,7 @@ def _change(before: float, after: float) -> str:
 
 def open_all(paths: Sequence[str | Path], **limits: Any) -> Runs:
     """Returns several runs, for .sql() over all of them. limits: as of `open`. Raises ValueError."""
+    raise_if_repeated(paths)
     names = [Path(path).name for path in paths]
     return Runs(
         {
@@ -1187,6 +1188,14 @@ def open_all(paths: Sequence[str | Path], **limits: Any) -> Runs:
             for name, path in zip(names, paths, strict=True)
         }
     )
+
+
+def raise_if_repeated(paths: Sequence[str | Path]) -> None:
+    """Raises ValueError if two paths are of one run."""
+    places = [str(path) if folder.is_url(path) else str(Path(path).resolve()) for path in paths]
+    for i, path in enumerate(paths):
+        if places[i] in places[:i]:
+            raise ValueError(f"{path}: this run is given twice; name each run once")
 
 
 def open(path: str | Path, *, skip_damaged: bool = False, memory: str = "4GB", seconds: float = 60.0) -> Run:

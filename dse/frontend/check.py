@@ -108,6 +108,14 @@ def _kind_of(text: str) -> str:
     return _kind(path) if path.suffix in (".yaml", ".yml") else "workload"
 
 
+def is_machine(text: str) -> bool:
+    """True for the name or the file of a machine, though it may have faults."""
+    path = Path(text)
+    if not path.is_file():
+        return not path.exists() and text in machine.names()
+    return path.suffix in (".yaml", ".yml") and _kind(path) == "machine"
+
+
 def components(text: str) -> list[dict[str, Any]]:
     """Returns what a valid machine consists of, with the numbers of the tables; [] of another file."""
     from dse.explain import values

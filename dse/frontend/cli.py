@@ -677,6 +677,7 @@ def _plot(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     from dse.frontend import api, progress
 
+    api.raise_if_repeated([args.dir, *args.others])
     others = [api.open(path) for path in args.others]
     if args.serve is not None:
         from dse.frontend import serve
@@ -725,12 +726,16 @@ def _simulated(args: argparse.Namespace, mapping: str) -> Any:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    """Runs `dse compare RUN_A RUN_B` or `dse compare WORKLOAD MACHINE MAPPING_A MAPPING_B`."""
-    from dse.frontend import api, compare, screens
+    """Runs `dse compare` of two runs, of two machines, or of two mappings of a workload on a machine."""
+    from dse.frontend import api, check, compare, screens
 
-    if len(args.words) == 2:
+    if len(args.words) == 2 and all(map(check.is_machine, args.words)):
+        comparison = compare.machines(*args.words, _sets(args.set, api.map))
+    elif len(args.words) == 2:
         a, b = (api.open(text) for text in args.words)
         comparison = compare.runs(a, b)
+        if line := compare.other_work(a, b):
+            print(_plain(f"warning: {line}"), file=sys.stderr)
     elif len(args.words) == 4:
         paths = args.words[2:]
         first, second = (_compared(args, path) for path in paths)
@@ -739,7 +744,9 @@ def _compare(args: argparse.Namespace) -> int:
                 raise screens.NothingFits(f"{path}: {one.totals['reason']}")
         comparison = compare.mappings(first, second)
     else:
-        raise ValueError(f"{' '.join(args.words)}: give RUN_A RUN_B, or WORKLOAD MACHINE A B")
+        raise ValueError(
+            f"{' '.join(args.words)}: give RUN_A RUN_B, MACHINE_A MACHINE_B, or WORKLOAD MACHINE A B"
+        )
     if args.format == "json":
         tables.print_json(
             {one.title: [dict(zip(one.header, row, strict=True)) for row in one.rows] for one in comparison}
