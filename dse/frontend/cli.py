@@ -43,11 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     before = threading.enumerate()
     code = _exit_code(args)
-    running_statements = [
-        thread for thread in threading.enumerate() if thread.name == "dse sql" and thread not in before
+    still_running = [
+        thread
+        for thread in threading.enumerate()
+        if thread.name in ("dse sql", "dse probe") and thread not in before
     ]
-    # a statement that ignores interrupts is still running: leave without waiting for its thread
-    if running_statements:
+    # a statement that ignores interrupts, or the search of a dry run: leave without waiting for its thread
+    if still_running:
         sys.stdout.flush()
         os._exit(code)
     return code
@@ -110,6 +112,7 @@ def _run(args: argparse.Namespace) -> int:
     study = studies.load(args.study, args.set)
     _warn(*study.loaded_workloads)
     if args.dry_run:
+        print(f"{study.name}: {study.space.size} machines in the space; solving a few", file=sys.stderr)
         from cluster import driver
         from dse.frontend import progress
 

@@ -182,7 +182,7 @@ def other_work(a: Run, b: Run) -> str:
         return ""
     names = [", ".join(work) for work in works]
     how = f"{names[0]} and {names[1]}" if names[0] != names[1] else f"{names[0]}, not the same in both"
-    return f"the runs solve different workloads ({how}): their energies, latencies and hypervolumes are of different work"
+    return f"the runs solve different workloads ({how}): their costs and hypervolumes are of different work"
 
 
 def runs(a: Run, b: Run) -> list[Table]:
