@@ -3,7 +3,7 @@
 Ray's C++ code calls `_exit(1)` in every process whose raylet is gone, also after an orderly `ray stop`: no
 `finally`, no `atexit`, no line. So the driver starts this file as a process of its own, which reads a pipe.
 If the pipe ends without `ENDED` and Ray is gone, it prints one line and writes the state of the run. A
-driver that was killed by itself leaves Ray behind; then `dse status` says so.
+driver that is killed leaves a cluster that it joined behind; then `dse status` says so.
 
 Only the standard library is imported until then, so that it costs few milliseconds and little memory.
 """
@@ -34,11 +34,12 @@ def watched(out: Path, shown: str, address: str | None, servers: Sequence[tuple[
     servers: (host, port) of Ray's processes that it needs
     """
     if address:
-        reason = f"the Ray cluster at {address} was stopped, and took this process along"
+        state, reason = "failed", f"the Ray cluster at {address} was stopped, and took this process along"
         start = "start a cluster (ray start --head), then "
-    else:
-        reason, start = "the run's Ray cluster on this machine was ended from outside, and took it along", ""
-    asked = {"out": str(out), "shown": shown, "servers": servers, "reason": reason}
+    else:  # one goes with the other, whichever was ended first
+        state, reason = "killed", "its process and its Ray cluster were ended from outside (kill, ray stop)"
+        start = ""
+    asked = {"out": str(out), "shown": shown, "servers": servers, "state": state, "reason": reason}
     asked["next"] = f"{start}run the same command again, or dse resume {shown}; what was committed is safe"
     # in a session of its own, so that Ctrl-C does not end it
     child = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, start_new_session=True)
@@ -63,7 +64,7 @@ def _is_gone(host: str, port: int) -> bool:
     return False
 
 
-def _write_state(out: Path, reason: str) -> None:
+def _write_state(out: Path, state: str, reason: str) -> None:
     """Writes state and reason into status.json, unless another driver has the folder by now."""
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
     from cluster import store
@@ -75,7 +76,7 @@ def _write_state(out: Path, reason: str) -> None:
         if facts is None or facts.get("state") != "running":
             return
         facts = folder.committed(out, manifest, facts)
-        facts |= {"state": "failed", "reason": reason, "left_s": None, "time": time.time()}
+        facts |= {"state": state, "reason": reason, "left_s": None, "time": time.time()}
         facts |= {"identity": manifest.identity, "published": manifest.generation}
         folder.write_bytes(out / folder.STATUS, folder.seal("status", facts))
 
@@ -91,7 +92,7 @@ def main() -> None:
     line = f"{asked['shown']}: {asked['reason']}; {asked['next']}"
     print(f"{SHOW_CURSOR * sys.stderr.isatty()}{line}", file=sys.stderr, flush=True)
     with suppress(OSError):
-        _write_state(Path(asked["out"]), f"{asked['reason']}; {asked['next']}")
+        _write_state(Path(asked["out"]), asked["state"], f"{asked['reason']}; {asked['next']}")
 
 
 if __name__ == "__main__":
