@@ -733,7 +733,7 @@ def _compare(args: argparse.Namespace) -> int:
     from dse.frontend import api, check, compare, screens
 
     if len(args.words) == 2 and all(map(check.is_machine, args.words)):
-        comparison = compare.machines(*args.words, _sets(args.set, api.map))
+        comparison = compare.machines(args.words[0], args.words[1], _sets(args.set, api.map))
     elif len(args.words) == 2:
         a, b = (api.open(text) for text in args.words)
         comparison = compare.runs(a, b)

@@ -148,7 +148,7 @@ def machines(a: str, b: str, sets: Mapping[str, Any]) -> list[Table]:
         if row[1] != row[2] and row[0] not in space.TOTALS and row[0].split(".")[0] not in names[0] ^ names[1]
     ]
     differing += [
-        (name, *("absent" if name not in own else "there" for own in names), "")
+        (name, "there" if name in names[0] else "absent", "there" if name in names[1] else "absent", "")
         for name in (node.name for spec in specs for node in spec.nodes)
         if name in names[0] ^ names[1]
     ]

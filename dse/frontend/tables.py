@@ -277,7 +277,7 @@ def fact(key: str, value: Any) -> str:
     joined, values by key beside their names.
     """
     if isinstance(value, Mapping):
-        return ", ".join(f"{units.label(name)} {fact(name, own)}" for name, own in value.items())
+        return ", ".join(f"{units.label(name)} {units.quantity(name, own)}" for name, own in value.items())
     if key == "time" and isinstance(value, float):
         return time.ctime(value)
     if (key == "seconds" or key.endswith("_s")) and isinstance(value, float):
