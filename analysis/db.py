@@ -34,6 +34,7 @@ from analysis.computed import Computed, nodes
 from dse.explain.units import COLUMN_KEY
 from dse.run import folder as folders
 from dse.run.folder import Damaged
+from dse.study import pareto
 from workloads.meant import meant
 from workloads.renamed import COLUMNS
 
@@ -130,7 +131,9 @@ def _add_fronts(con: duckdb.DuckDBPyConnection) -> None:
     con.create_function("pareto_front", partial(_picked, non_dominated), [points], points, type="arrow")
     con.create_function("knee_rows", partial(_picked, knee), [points], points, type="arrow")
     con.create_function("epsilon_rows", _epsilon_rows, [points, "DOUBLE"], points, type="arrow")
-    con.create_function("hypervolume_of", _hypervolumes, [points, "DOUBLE[]"], "DOUBLE", type="arrow")
+    con.create_function(
+        "hypervolume_of", _hypervolumes, [points, "DOUBLE[]", points], "DOUBLE[]", type="arrow"
+    )
     con.execute(_sql("macros"))
 
 
@@ -442,14 +445,13 @@ def _scaled(values: Values) -> Values:
     return scaled
 
 
-def hypervolume(values: Values, reference: Values) -> float:
-    """Returns the volume between values [N, k] (minimised) and the reference [k]; without one, the worst of
-    each objective. Rows with an infinity or a NaN count as absent.
+def hypervolume(values: Values, reference: Values, box: Values) -> list[float]:
+    """Returns a hypervolume and its reference. values: [N, k] (minimised); rows with an infinity or a NaN
+    count as absent. reference: [k]; empty: that of the box [2, k] (`pareto.boxed_hypervolume`).
     """
-    values = values[np.isfinite(values).all(axis=1)]
-    if not len(values):
-        return 0.0
-    return float(moocore.hypervolume(values, ref=reference if len(reference) else values.max(axis=0)))
+    if not len(reference):
+        return [pareto.boxed_hypervolume(values, box), *pareto.scaler(box).reference()]
+    return [pareto.hypervolume(values[np.isfinite(values).all(axis=1)], reference), *reference]
 
 
 def _rows_of(groups: pa.ListArray) -> list[Values]:
@@ -485,9 +487,14 @@ def _epsilon_rows(groups: pa.ListArray, epsilon: pa.Array) -> pa.ListArray:
     return _points([covering(values, share) for values, share in pairs])
 
 
-def _hypervolumes(groups: pa.ListArray, references: pa.ListArray) -> pa.Array:
-    pairs = zip(_rows_of(groups), references.to_pylist(), strict=True)
-    return pa.array([hypervolume(values, np.array(reference)) for values, reference in pairs], pa.float64())
+def _hypervolumes(groups: pa.ListArray, references: pa.ListArray, boxes: pa.ListArray) -> pa.Array:
+    found = [
+        hypervolume(values, np.array(reference), box)
+        for values, reference, box in zip(
+            _rows_of(groups), references.to_pylist(), _rows_of(boxes), strict=True
+        )
+    ]
+    return pa.array(found, pa.list_(pa.float64()))
 
 
 def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Sequence[str]]) -> None:

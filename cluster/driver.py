@@ -20,7 +20,7 @@ import time
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -33,7 +33,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cluster import metrics, stopping
+from cluster import metrics, stopping, witness
 from cluster import store as stores
 from cluster.run_state import RunState, WorkerStats, count_values, undone_rows
 from cluster.sink import Sink
@@ -84,8 +84,12 @@ KEYS_CHECKED = 256  # machines per row group whose keys a resume checks
 COMMIT_S = 5.0  # seconds between commits
 COMMIT_ROWS = 200_000  # a commit comes earlier once this many rows wait in memory
 TAKEN_S = 60.0  # seconds that a signal may wait for the main thread
+# the time left is estimated once each worker has solved so many machines, or this share of all is done
+ESTIMATE_MACHINES, ESTIMATE_SHARE = 10, 0.05
 REPORT_S = 1.0  # seconds between progress reports
-PROBES, PROBE_S = 20, 30.0  # machines that a dry run solves; seconds after which it begins no further one
+PROBES, PROBE_S = 20, 4.0  # machines that a dry run solves; seconds after which it begins no further one
+PREPARE_S = 12.0  # seconds that a dry run waits for its first machine, and for what machines share
+PROBE_THREAD = "dse probe"
 MIN_UTILIZATION = 0.9  # a dry run that foresees less says what the workers wait for
 START_S = 10.0  # seconds that Ray and its actors take to start
 ROW_BYTES = 40  # bytes on disk of one row of any table in a merged part; measured 15 to 60
@@ -118,7 +122,8 @@ class Status:
     cache_hits: int  # answers found in $DSE_CACHE in this session
     cache_misses: int  # answers that were not there, and were solved
     front: int  # points on the front
-    hypervolume: float  # of the front, in the box of all feasible points, on logarithmic axes
+    hypervolume: float  # of the front (pareto.boxed_hypervolume, the box: all feasible points)
+    hypervolume_reference: dict[str, float]  # of the hypervolume: column of an objective -> value
     time: float  # when it was written, seconds since 1970
     process: str
     published: int  # generation of the manifest
@@ -234,6 +239,35 @@ def run(
     if line := optuna_fault(study.search, study.objectives):
         raise ValueError(line)
     _check_study(study, out)
+    workers = study.workers if workers is None else workers
+    with _joined(address, workers) as cpus:  # before there is a folder: it may be refused
+        return _run(study, out, workers, address, cpus, progress, restored, metrics_port, publisher)
+
+
+@contextmanager
+def _joined(address: str | None, workers: int | None) -> Iterator[int | None]:
+    """Joins the cluster at an address. Yields the number of its CPUs; None: none is to be joined."""
+    if not address or workers == 0:
+        yield None
+        return
+    from cluster import pool
+
+    with pool.cluster(address, workers) as cpus:
+        yield cpus
+
+
+def _run(
+    study: Study,
+    out: Path,
+    workers: int | None,
+    address: str | None,
+    cpus: int | None,
+    progress: Callable[[Status], None] | None,
+    restored: Sequence[str],
+    metrics_port: int | None,
+    publisher: Publisher | None,
+) -> Outcome:
+    """`run`, on a cluster of so many CPUs that has been joined; None: one is started if it is needed."""
     store, lines = stores.open_run(out, folder.digest(studies.identity(study)))
     try:
         run = _open(study, store, [*restored, *lines])
@@ -252,12 +286,11 @@ def run(
         start_text = f"stop {json.dumps(asdict(study.stop))}, {run.state.counts.total()} machines done"
         run.events.append(event("resume" if run.state.counts or run.generations else "start", start_text))
         _ask(run)
-        workers = study.workers if workers is None else workers
         _publish(run)
         if run.todo or not run.end_reason:
             with metrics.served(metrics_port, lambda: run.last_status), _interruptible(run, progress):
                 report("running", "starting actors" if workers != 0 else "")
-                with _lease_map(run, workers, address) as lease_map:
+                with _lease_map(run, workers, address, cpus) as lease_map:
                     _loop(run, lease_map, report)
         return _finish(run, report)
     finally:
@@ -280,29 +313,39 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
     in-process.
 
     Fewer are solved if they take longer than PROBE_S, or if machines share mappings or schedules: then only
-    those of one group.
+    those of one group. Where the first machine, or what its group shares, takes longer than PREPARE_S, there
+    is no estimate.
     """
     job, size = job_of(study), study.space.size
+    slots = workers or study.workers or os.cpu_count() or 1
     chosen = permutation(size, study.search.seed, np.arange(min(PROBES, size), dtype=np.int64)).tolist()
     admitted = tuple(
         Ask(m, 0, "probe")
         for m in chosen
         if all(v <= 0 for v in static_violations(study.space, m, study.constraints))
     )
-    admitted_fraction, began = len(admitted) / len(chosen), time.monotonic()
-    asks, group_count = _prepare(job, admitted)
+    admitted_fraction = len(admitted) / len(chosen)
+    known = {
+        "machines_in_space": size,
+        "machines_to_solve": min(study.stop.machines or size, round(size * admitted_fraction)),
+        "unique_einsums": len({group.key for groups in job.uniques for group in groups}),
+    }
+    began = time.monotonic()
+    prepared = _prepared(job, admitted)
+    if prepared is None:
+        what = "the mappings that machines share" if study.solver.sharing_gap else "one machine"
+        return known | {
+            "probes": f"none: {what} were not found within {PREPARE_S:.0f} s; a run says more after a minute",
+            "workers": slots,
+        }
+    asks, group_count, warm_up = prepared
     shared_s, began = (time.monotonic() - began) * group_count, time.monotonic()
-    solved: list[Done] = []
-    for ask in asks:
-        if solved and time.monotonic() - began > PROBE_S:
+    solved = [warm_up] if warm_up and warm_up.seconds > PROBE_S else []
+    for ask in asks[len(solved) :]:
+        if solved and (warm_up in solved or time.monotonic() - began > PROBE_S):
             break
         solved.append(solve_lease(job, Lease(0, (ask,))))
-    machine_limit = study.stop.machines
-    machines = (
-        round(size * admitted_fraction)
-        if machine_limit is None
-        else min(machine_limit, round(size * admitted_fraction))
-    )
+    machines = known["machines_to_solve"]
     # where machines are priced as arrays, the time of a single one says little: solve a full lease
     timed_leases = [_solve_full_lease(job, asks[0].machine)] if job.batch_index and group_count else solved
     timed_machines = max(1, sum(len(done.lease.asks) for done in timed_leases))
@@ -311,7 +354,6 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
         sum(part.num_rows for done in timed_leases for part in done.tables.values()) / timed_machines
     )
     feasible = sum(done.tables["machines"]["status"].to_pylist() == ["ok"] for done in solved)
-    slots = workers or study.workers or os.cpu_count() or 1
     # shared mappings of a group are found by one worker, shared schedules by every worker
     repeats = 1 if job.batch_index else slots
     probes = f"{len(chosen)}: {len(chosen) - len(admitted)} pruned, {feasible} solved, "
@@ -336,10 +378,7 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
             f"{group_count} groups of about {size // group_count} machines share {what}, found once{where}"
         )
         shared["shared_s"] = shared_s
-    return {
-        "machines_in_space": size,
-        "machines_to_solve": machines,
-        "unique_einsums": len({group.key for groups in job.uniques for group in groups}),
+    return known | {
         "probes": probes,
         **shared,
         "machine_s": machine_s,
@@ -354,15 +393,35 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
     }
 
 
-def _prepare(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int]:
+def _prepared(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int, Done | None] | None:
+    """`_prepare` within PREPARE_S; None: it takes longer. Its thread then goes on until the process ends."""
+    found: list[tuple[tuple[Ask, ...], int, Done | None]] = []
+    faults: list[BaseException] = []
+
+    def prepare() -> None:
+        try:
+            found.append(_prepare(job, asks))
+        except BaseException as fault:
+            faults.append(fault)
+
+    thread = threading.Thread(target=prepare, daemon=True, name=PROBE_THREAD)
+    thread.start()
+    thread.join(PREPARE_S)
+    if faults:
+        raise faults[0]
+    return found[0] if found else None
+
+
+def _prepare(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int, Done | None]:
     """Warms up: loads the kernels by solving one machine and, where machines share mappings or schedules,
     finds those of one group.
 
-    Returns the probes whose machines belong to that group, and how many groups of its size the space has; all
-    probes and 0 if machines share nothing.
+    Returns the probes whose machines belong to that group, how many groups of its size the space has, and
+    None; if machines share nothing, all probes, 0 and the machine that was solved.
     """
-    for ask in asks:
-        solve_lease(job, Lease(0, (ask,)))
+    warm_up = None
+    for ask in asks[:1]:
+        warm_up = solve_lease(job, Lease(0, (ask,)))
         if not job.study.solver.sharing_gap:
             break
         if job.batch_index and (
@@ -370,10 +429,12 @@ def _prepare(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int]:
         ):
             answers, indices = max(found, key=lambda one: len(one[1]))
             answers.solved_tables()
-            return tuple(asks[i] for i in indices.tolist()), -(-job.study.space.size // len(answers.machines))
+            count = -(-job.study.space.size // len(answers.machines))
+            return tuple(asks[i] for i in indices.tolist()), count, None
         for group in job.shared_schedules.values():
-            return tuple(one for one in asks if one.machine in group), -(-job.study.space.size // len(group))
-    return asks, 0
+            count = -(-job.study.space.size // len(group))
+            return tuple(one for one in asks if one.machine in group), count, None
+    return asks, 0, warm_up
 
 
 def _solve_full_lease(job: Job, machine: int) -> Done:
@@ -789,17 +850,22 @@ def _plan_merges(run: Run) -> None:
 
 
 @contextmanager
-def _lease_map(run: Run, workers: int | None, address: str | None) -> Iterator[Map]:
+def _lease_map(run: Run, workers: int | None, address: str | None, cpus: int | None) -> Iterator[Map]:
     """Yields the map that solves leases: in-process the builtin one, else one over Ray actors. Only the
-    latter imports Ray.
+    latter imports Ray. cpus: as in `_run`.
     """
     if workers == 0:
         yield lambda leases: map(partial(solve_lease, run.job), cast(Iterator[Lease], leases))
         return
     from cluster import pool
 
-    with pool.cluster(address, workers) as cpus, pool.ray_output_in(run.store.path / "log" / "ray.log"):
-        run.slots = workers or max(1, cpus)
+    out, shown = run.store.path, run.publisher.remote.shown if run.publisher else str(run.store.path)
+    with (
+        pool.cluster(None, workers) if cpus is None else nullcontext(cpus) as found_cpus,
+        witness.watched(out.absolute(), shown, address, pool.servers()),
+        pool.ray_output_in(out / "log" / "ray.log"),
+    ):
+        run.slots = workers or max(1, found_cpus)
         yield partial(
             pool.over_ray,
             run.job,
@@ -1001,7 +1067,11 @@ def _planned(run: Run) -> int:
 
 
 def _left_s(run: Run, remaining: int, rate: float) -> float | None:
-    """Returns the seconds that the remaining machines will take; None: unknown."""
+    """Returns the seconds that the remaining machines will take; None: unknown, also early in a session,
+    when a few machines say little.
+    """
+    if run.solved < ESTIMATE_MACHINES * run.slots and run.solved < ESTIMATE_SHARE * (run.solved + remaining):
+        return None
     pace = run.pruned_pace
     if not rate or not pace:
         return remaining / rate if rate else None
@@ -1033,7 +1103,7 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
     # `done` counts machines that break a constraint, stop.machines does not
     remaining = max(0, _planned(run) - done + (run.violating if run.job.study.stop.machines else 0))
     rate = run.solved / session_s if session_s > 0 else 0.0
-    size, volume = run.state.front()
+    size, volume, reference = run.state.front()
     status = Status(
         state=state,
         reason=reason or run.halt_reason,
@@ -1056,6 +1126,9 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         cache_misses=run.worker_stats.cache_misses,
         front=size,
         hypervolume=volume,
+        hypervolume_reference={
+            o.column: float(value) for o, value in zip(run.job.study.objectives, reference, strict=False)
+        },
         time=time.time(),
         process=f"{os.getpid()} on {socket.gethostname()}",
         published=run.store.generation,

@@ -330,6 +330,16 @@ def cluster(address: str | None, workers: int | None) -> Iterator[int]:
             ray.shutdown()
 
 
+def servers() -> list[tuple[str, int]]:
+    """(host, port) of the processes of Ray that this one cannot live without: the head, and the raylet of its
+    node.
+    """
+    context = ray.get_runtime_context()
+    host, port = _host(context.gcs_address)
+    own = [node for node in ray.nodes() if node["NodeID"] == context.get_node_id()]
+    return [(host, int(port)), *((node["NodeManagerAddress"], node["NodeManagerPort"]) for node in own)]
+
+
 def _start(**ray_options: Any) -> None:
     """Starts a cluster on this machine. Raises PoolFault, in one line, if any part of it fails to start."""
     try:

@@ -177,18 +177,20 @@ class RunState:
         mask = pareto.front(pareto.minimised(feasible, self.study.objectives)) if feasible else []
         return tuple(t for t, on_front in zip(feasible, mask, strict=True) if on_front)
 
-    def front(self) -> tuple[int, float]:
-        """Returns the size of the front of all feasible points, and its hypervolume. Drops the other points,
-        except those with the worst value of an objective, which span the box of the hypervolume.
+    def front(self) -> tuple[int, float, Values]:
+        """Returns the size of the front of all feasible points, its hypervolume, and the reference of that.
+        Drops the other points, except those with the worst value of an objective, which span the box of the
+        hypervolume.
         """
         if not len(self.feasible_values):
-            return 0, 0.0
+            return 0, 0.0, np.empty(0)
         values = self.feasible_values * pareto.signs(self.study.objectives)
         mask = pareto.front(values)
         best = values[mask]
         mask[values.argmax(axis=0)] = True
         self.feasible_values = self.feasible_values[mask]
-        return len(best), pareto.hypervolume(pareto.scaler(values)(best), np.full(values.shape[1], 1.1))
+        reference = pareto.scaler(values).reference() * pareto.signs(self.study.objectives)
+        return len(best), pareto.boxed_hypervolume(best, values), reference
 
     def why_empty(self) -> str:
         """Returns why there is no feasible point: the constraints, if some machine has a schedule; else the

@@ -173,7 +173,7 @@ def mend(path: Path) -> list[str]:
     refuse_links(path)
     _check_one_run(path)
     lines = []
-    with as_store_fault(path), _lock_folder(path):
+    with as_store_fault(path), lock_folder(path):
         manifests = _manifests(path)
         newest_manifest = manifests.get(_newest(manifests), Manifest())
         env = folders.env(path, newest_manifest)
@@ -220,7 +220,8 @@ def _restore_advice(path: Path) -> str:
 
 
 @contextmanager
-def _lock_folder(path: Path) -> Iterator[None]:
+def lock_folder(path: Path) -> Iterator[None]:
+    """Holds the lock of the run folder. Raises StoreFault if another process has it."""
     lock = _lock(path)
     try:
         yield

@@ -450,7 +450,11 @@ def static_values(space: Space, index: int, arch: Arch) -> dict[str, Value]:
     """Returns what is known of a machine without solving: all fields by key, those that the file leaves out
     from the tables (NaN where these have none), area_mm2, leak_mw.
     """
-    spec = apply(space.template, values(space, index))
+    return built_values(apply(space.template, values(space, index)), arch)
+
+
+def built_values(spec: Machine, arch: Arch) -> dict[str, Value]:
+    """`static_values` of a machine that is no point of a space."""
     found = _fields(spec)
     levels = iter(arch.levels)
     for node in spec.nodes:

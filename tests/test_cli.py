@@ -32,7 +32,8 @@ from dse.explain.units import column, quantity
 from dse.frontend import check, prompt
 from dse.frontend.arguments import EXAMPLES, EXIT_CODES
 from dse.frontend.cli import COMMANDS, main
-from hw.machine import load_arch
+from dse.run import folder
+from hw.machine import find, load_arch
 from tests.amount import some
 from tests.commands import dse, good
 from tests.test_layers import HEAVY, loaded_by
@@ -381,6 +382,50 @@ def test_the_prompt_knows_its_views(home: Path, monkeypatch: pytest.MonkeyPatch)
     assert faults[5].endswith("3 rows of 5; .rows 0 shows the other 2\n")
     assert faults[7].endswith("50 rows\n")
     assert "unseen" not in said
+
+
+def test_two_machines_compared(home: Path) -> None:
+    (home / "fast.yaml").write_text(
+        find("edge_array").read_text().replace("clock_mhz: 500", "clock_mhz: 1000")
+    )
+    found = json.loads(good("compare", "edge_array", "fast.yaml", "--format", "json", folder=home))
+    totals, differing = found.values()
+    changes = {one["metric"]: one["change"] for one in totals}
+    assert changes == dict.fromkeys(changes, "") | {"clock_ghz": "+100.0 %", "peak_tops": "+100.0 %"}
+    assert {"field": "clock_mhz", "A": "500 MHz", "B": "1 GHz", "change": "+100.0 %"} in differing
+    assert not any(one["field"].endswith("_pj") for one in differing)
+    assert "no field differs" in good("compare", "edge_array", "edge_array", folder=home)
+    other = good("compare", "edge_array", "nvdla", folder=home)
+    assert re.search(r"^gbuf +there +absent$", other, re.MULTILINE)
+    assert re.search(r"^mac\.mac_pj +196\.2 fJ +301\.3 fJ +\+53\.5 %$", other, re.MULTILINE)
+    assert dse("compare", "edge_array", "run", folder=home).returncode == 2
+
+
+def test_runs_of_other_work_are_said_and_no_run_counts_twice(home: Path) -> None:
+    other = ["--workers", "0", "--out", "other", "--set", 'workloads=["gemm:m=8,n=8,k=8"]']
+    good("run", "small.yaml", *other, "--set", "stop.machines=2", folder=home)
+    said = dse("compare", "run", "other", folder=home)
+    assert said.returncode == 0
+    assert said.stderr.startswith(
+        "warning: the runs solve different workloads (gemm:m=64,n=32,k=48 and gemm:m=8"
+    )
+    assert dse("compare", "run", "run", folder=home).stderr == ""
+    for command in (["sql", "run", "--with", "./run", "SELECT 1"], ["report", "run", "--with", "run"]):
+        wrong = dse(*command, folder=home)
+        assert (wrong.returncode, wrong.stdout) == (2, "")
+        assert wrong.stderr == f"{command[3]}: this run is given twice; name each run once\n"
+
+
+def test_commands_of_the_prompt_are_statements_too(home: Path) -> None:
+    assert ".schema [VIEW]" in good("sql", "run", ".help", folder=home)
+    assert "designs" in good("sql", "run", ".tables;", folder=home)
+    assert re.search(r"points +energy_pj +double", good("sql", "run", " .schema points", folder=home))
+    for command, line in (
+        (".foo", ".foo: no such command; .help lists them\n"),
+        (".rows 3", ".rows: is for the prompt (dse sql DIR); here --all shows all rows\n"),
+    ):
+        wrong = dse("sql", "run", command, folder=home)
+        assert (wrong.returncode, wrong.stdout, wrong.stderr) == (2, "", line)
 
 
 def test_the_prompt_completes_names_and_keeps_its_lines(
@@ -763,13 +808,17 @@ def test_questions_while_a_run_goes_on_and_ctrl_c(tmp_path: Path) -> None:
 def test_status_of_a_killed_run(tmp_path: Path) -> None:
     (tmp_path / "long.yaml").write_text(LONG)
     child = start(tmp_path, "run", "long.yaml", "--workers", "0", "--out", "run")
-    wait_for(lambda: (tmp_path / "run/status.json").exists())
+    wait_for(lambda: (folder.status(tmp_path / "run", "") or {}).get("done", 0) > 0)
     assert json.loads(good("status", "run", "--format", "json", folder=tmp_path))["state"] == "running"
     os.killpg(child.pid, signal.SIGKILL)
     child.communicate()
     facts = json.loads(good("status", "run", "--format", "json", folder=tmp_path))
     assert facts["state"] == "killed"
     assert "dse resume" in facts["reason"]
+    committed = sum(group.parts[0].rows for group in folder.read(tmp_path / "run").groups)
+    assert facts["done"] == facts["ok"] + facts["infeasible"] + facts["pruned"] + facts["error"] == committed
+    assert (facts["uncommitted"] > 0) == (f"solves {facts['uncommitted']} again" in facts["reason"])
+    assert facts["done"] + facts["uncommitted"] > 0
 
 
 def interrupted(child: subprocess.Popen[str]) -> None:

@@ -179,11 +179,18 @@ def test_macros_equal_their_definitions_on_random_tables(run: Path) -> None:
             assert ratio == pytest.approx(np.exp(ratios[parameter == value].mean()))
 
 
-def test_hypervolume_without_a_reference_ends_at_the_worst(run: Path) -> None:
+def test_hypervolumes_of_groups_share_one_box(run: Path) -> None:
+    """The box of all rows, logarithmic, up to 1.1: 1 to 100 is an axis from 0 to 1."""
     con = db.connect(run)
-    con.execute("CREATE TABLE t AS FROM (VALUES (1, 5), (2, 2), (4, 1), (5, 5)) v(a, b)")
-    # below (5, 5): 3 x 3 of (2, 2), and 1 x 1 of (4, 1) that these are not
-    assert con.execute("FROM hypervolume('t', ['a', 'b'])").fetchall() == [(10.0,)]
+    rows = "(1, 10, 'x'), (10, 1, 'x'), (10, 10, 'y'), (100, 100, 'y')"
+    con.execute(f"CREATE TABLE t AS FROM (VALUES {rows}) v(a, b, g)")
+    reference = [pytest.approx(100**1.1)] * 2
+    whole = con.execute("FROM hypervolume('t', ['a', 'b'])").fetchall()
+    assert whole == [(pytest.approx(1.1 * 0.6 + 0.6 * 0.5), reference)]
+    groups = con.execute("FROM hypervolume('t', ['a', 'b'], grp := ['g']) ORDER BY g").fetchall()
+    assert groups == [("x", whole[0][0], reference), ("y", pytest.approx(0.36), reference)]
+    highest = con.execute("FROM hypervolume('(SELECT -a AS a, b, g FROM t)', ['a:max', 'b'])").fetchall()
+    assert highest == [(pytest.approx(whole[0][0]), [pytest.approx(-(100**1.1)), reference[1]])]
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])

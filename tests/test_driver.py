@@ -443,6 +443,16 @@ def test_a_dry_run_of_slow_machines_tries_few(tmp_path: Path, monkeypatch: pytes
     assert facts["machine_s"] > 0
 
 
+def test_a_dry_run_does_not_wait_long_for_its_first_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "PREPARE_S", 0.0)
+    facts = driver.dry_run(study(tmp_path, workloads=HEAVY))
+    assert facts["machines_to_solve"] <= facts["machines_in_space"] == SIZE
+    assert facts["probes"].startswith("none: one machine")
+    assert "whole_s" not in facts
+
+
 @pytest.mark.parametrize("method", ["random", "qmc", "tpe"])
 def test_as_many_leases_as_workers_want_where_nothing_is_learned(tmp_path: Path, method: str) -> None:
     """Of tpe two generations of 16 are in flight; of the others each of 100 workers has a machine."""

@@ -256,10 +256,14 @@ def test_few_points_the_knee_and_the_volume_of_a_run(run: api.Run) -> None:
     assert all((few <= 1.05 * row).all(axis=1).any() for row in every)
     scaled = (every - every.min(axis=0)) / np.ptp(every, axis=0)
     assert (knee == every[scaled.sum(axis=1).argmin()]).all()
-    points = run.sql("SELECT energy_pj, latency_ns FROM points WHERE feasible").table.to_pandas().to_numpy()
-    worst, steps = points.max(axis=0), every[np.argsort(every[:, 0])]
+    worst, steps = every.max(axis=0), every[np.argsort(every[:, 0])]
     right = np.append(steps[1:, 0], worst[0])
-    assert run.hypervolume(asked) == pytest.approx(((right - steps[:, 0]) * (worst[1] - steps[:, 1])).sum())
+    area = ((right - steps[:, 0]) * (worst[1] - steps[:, 1])).sum()
+    assert run.hypervolume(asked, worst.tolist()) == pytest.approx(area)
+    assert run.hypervolume() == pytest.approx(run.status()["hypervolume"])
+    (found,) = run.sql(f"FROM hypervolume('(FROM points WHERE feasible)', {run.objectives()})")
+    shown = run.status()["hypervolume_reference"]
+    assert found["reference"] == pytest.approx([shown[o.column] for o in run.study.objectives])
 
 
 def test_an_axis_that_ends_where_the_best_lies_is_named(run: api.Run) -> None:

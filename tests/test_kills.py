@@ -26,6 +26,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 from ray.cluster_utils import Cluster
 
 from cluster import driver, pool
+from dse.frontend import check
 from dse.study import study as studies
 from tests.amount import FULL, full_only, some
 from tests.test_driver import HEAVY, Rows, rows, study
@@ -220,6 +221,29 @@ def test_killed_and_resumed_is_as_if_undisturbed(
     finally:
         child.kill()
     assert rows(out) == whole
+
+
+def test_an_orderly_stop_of_the_cluster_is_one_line_and_a_state(tmp_path: Path) -> None:
+    """In the order of `ray stop`: raylets, then the head's control store. Ray ends the driver by `_exit`."""
+    small = study(tmp_path, workloads=HEAVY)
+    path, out, made = tmp_path / "exhaustive.yaml", tmp_path / "run", bed(1)
+    try:
+        child = start(path, out, made)
+        wait_for(lambda: solved(out) > 10)
+        for name in ("raylet", "gcs_server"):
+            for daemon in made.cluster.head_node.all_processes[name]:
+                daemon.process.terminate()
+                daemon.process.wait(timeout=60)
+        assert child.wait(timeout=120) == 1
+    finally:
+        close(made)
+    facts = check.status(out, False)
+    assert facts["state"] == "failed"
+    assert "start a cluster" in facts["reason"]
+    line = f"{out}: {facts['reason']}"
+    assert (out / "log" / "driver.txt").read_text().splitlines() == [line]
+    assert facts["done"] + facts["uncommitted"] > 0
+    assert driver.run(small, out, workers=0).exit_code == 0
 
 
 SHARING = """

@@ -31,13 +31,14 @@ KNOWS = {
     "cluster": {"dse", "hw", "workloads"},
     "analysis": {"dse", "workloads"},
 }
-# All that they know of others: how files are read, what is drawn
+# All that they know of others: how files are read, what is drawn, what a hypervolume is
 READS = {
     "analysis": (
         "dse.run.folder",
         "dse.explain.units",
         "dse.explain.figures",
         "dse.explain.reuse_figures",
+        "dse.study.pareto",
         "workloads.arrays",
         "workloads.meant",
         "workloads.renamed",

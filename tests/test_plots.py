@@ -239,6 +239,17 @@ def test_effects_of_a_product_are_its_factors(first: list[float], second: list[f
     assert explained == pytest.approx(1.0)
 
 
+def test_many_numbers_are_put_together() -> None:
+    """An axis of 447 clocks is eight ranges with the effect of their machines, and a picture can be read."""
+    clocks, banks = np.tile(np.arange(54, 501), 2), np.repeat([1, 2], 447)
+    found, _ = figures.effects({"clock_mhz": clocks.tolist(), "banks": banks.tolist()}, 1000.0 / clocks)
+    ranges = [one for one in found if one.parameter == "clock_mhz"]
+    assert [one.machines for one in ranges] == pytest.approx([112] * figures.EFFECT_BINS, abs=2)
+    assert ranges[0].value == "54 MHz to 109 MHz"
+    assert [one.factor for one in ranges] == sorted((one.factor for one in ranges), reverse=True)
+    assert [one.value for one in found if one.parameter == "banks"] == [1, 2]
+
+
 @given(st.lists(st.tuples(st.floats(1, 100), st.floats(1, 100)), min_size=1, max_size=80))
 def test_progress_rises_to_all(rows: list[tuple[float, float]]) -> None:
     found = figures.progress(range(1, len(rows) + 1), np.array(rows))

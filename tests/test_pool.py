@@ -247,6 +247,7 @@ def test_no_cluster_at_the_address_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(RunFault, match=r"127.0.0.1:1: no Ray cluster answers there") as fault:
         driver.run(study(tmp_path), tmp_path / "run", address="127.0.0.1:1")
     assert "\n" not in str(fault.value)
+    assert not (tmp_path / "run").exists()
 
 
 JOIN = """

@@ -139,6 +139,20 @@ def test_a_wide_table_loses_columns_from_the_right_and_says_so(home: Path) -> No
         assert "json" in notes[columns]
 
 
+@pytest.mark.parametrize("columns", [36, 48, 80])
+def test_what_varies_in_a_front_is_shown_before_its_bookkeeping(home: Path, columns: int) -> None:
+    """Heads fold, then the row; what is left out is named, and is no parameter."""
+    said = lines(home, columns, "pareto", "run", "--distinct", "--all")
+    front = dse.open(home / "run").front(distinct=True).frame()
+    assert front["dram_kind"].nunique() > 1
+    assert front["array_x"].nunique() > 1
+    text, left_out = "\n".join(said), re.findall(r"not shown: ([^;]*);", " ".join(said))
+    assert text.count("lpddr5") == (front["dram_kind"] == "lpddr5").sum()
+    assert ("array_x" in text) or ("array_" in text and "       x" in text)
+    assert all(set(one.split(", ")) <= {"tied designs", "gap to bound"} for one in left_out)
+    assert max(map(cell_len, said)) <= columns
+
+
 @given(
     st.lists(st.floats(1e-3, 1e18), min_size=1, max_size=6),
     st.sampled_from(["energy_pj", "latency_ns", "capacity_bytes", "edp_pj_ns", "area_mm2", "x"]),

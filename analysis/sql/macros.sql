@@ -38,13 +38,20 @@ CREATE MACRO epsilon_front(tbl, objectives, epsilon, grp := []::VARCHAR[]) AS TA
 CREATE MACRO knee(tbl, objectives, grp := []::VARCHAR[]) AS TABLE
     FROM query(picked_sql(tbl, objectives, grp, 'knee_rows(pareto_front(', '))'));
 
--- Volume between the front and a reference, a value of each objective in its own unit; [] (default): the worst value of each among all rows. Rows beyond the reference add nothing.
+-- Hypervolume of the front, as dse status shows it: in the box of all rows (of all groups, so that these compare), each axis from 0 (best) to 1 (worst), logarithmic where all values
+-- have one sign, up to 1.1, the `reference`. With a reference, a value of each objective in its own unit: the volume up to there in these units. Rows beyond the reference add nothing.
 CREATE MACRO hypervolume(tbl, objectives, reference := []::DOUBLE[], grp := []::VARCHAR[]) AS TABLE
-    FROM query('SELECT '
+    FROM query('WITH box AS (SELECT '
+    || array_to_string(list_transform(['min', 'max'], lambda f, row: '[' || array_to_string(list_transform(objectives, lambda o:
+        f || '(0.0 + (' || objective_sql(o) || ')) FILTER (isfinite(' || objective_sql(o) || '))'), ', ') || '] AS ' || CASE row WHEN 1 THEN 'low' ELSE 'high' END), ', ')
+    || ' FROM ' || table_sql(tbl) || '), volumes AS (SELECT '
     || array_to_string(list_transform(grp, lambda g: 't.' || quoted(g) || ', '), '')
     || 'hypervolume_of(list(' || values_sql(objectives) || '), ['
     || array_to_string(list_transform(reference, lambda r, i: CASE WHEN starts_with(objective_sql(objectives[i]), '-') THEN -r ELSE r END), ', ')
-    || ']::DOUBLE[]) AS hypervolume FROM ' || table_sql(tbl) || CASE WHEN len(grp) > 0 THEN ' GROUP BY ALL' ELSE '' END);
+    || ']::DOUBLE[], [any_value(box.low), any_value(box.high)]) AS found FROM ' || table_sql(tbl) || ', box' || CASE WHEN len(grp) > 0 THEN ' GROUP BY ALL' ELSE '' END
+    || ') SELECT * EXCLUDE (found), found[1] AS hypervolume, list_transform(found[2:], lambda r, i: r * ['
+    || array_to_string(list_transform(objectives, lambda o: CASE WHEN starts_with(objective_sql(o), '-') THEN '-1' ELSE '1' END), ', ')
+    || '][i]) AS reference FROM volumes');
 
 -- What a parameter does, all else equal: the geometric mean of a metric at each of its values, over the mean of rows that agree in the columns `given`.
 -- FROM sensitivity('designs', 'energy_pj', 'array_x', ['array_y', 'gbuf_capacity'])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.explain import units
 from dse.explain.values import costed_einsums, main_memory_bytes, moved_bytes, phase_text
 from dse.layout.address import address
 from dse.layout.text import parse, show
@@ -36,11 +37,13 @@ if TYPE_CHECKING:  # importing it would import SciPy
 
 Values = NDArray[np.float64]
 
+Ints = NDArray[np.int64]
+
+MAX_EFFECT_VALUES, EFFECT_BINS = 16, 8  # values of a parameter that are shown, ranges of more numbers
 MAX_PROGRESS_POINTS = 60  # points of a progress curve
 # ski slope: capacities start at 2^4 B, or 18 doublings below the largest einsum's tensors if that is more
 MIN_LOG2_BYTES, MAX_DOUBLINGS = 4, 18
 MAX_SIDE = 24  # elements per side in a picture of a layout
-REFERENCE = 1.1  # reference point of a hypervolume, on axes where the worst value is 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,7 +476,7 @@ class Effect:
 
 def effects(columns: Mapping[str, Sequence[Any]], values: Values) -> tuple[list[Effect], float]:
     """Returns main effects by least squares on logarithms, and the share of the variance that they explain.
-    columns: parameter -> value per machine.
+    columns: parameter -> value per machine; numbers are put together where they are many (`binned`).
     """
     is_valid = np.isfinite(values) & (values > 0)
     log_values = np.log(np.where(is_valid, values, 1.0))[is_valid]
@@ -481,10 +484,9 @@ def effects(columns: Mapping[str, Sequence[Any]], values: Values) -> tuple[list[
     places = [("", [None], np.zeros(len(log_values), dtype=np.int64))]
     for name, column in columns.items():
         selected = [v for v, valid in zip(column, is_valid, strict=True) if valid]
-        parameter_values = sorted(set(selected), key=lambda v: (isinstance(v, str), v))
+        parameter_values, own = binned(name, selected)
         if len(parameter_values) > 1:
-            index_of = {parameter_value: i for i, parameter_value in enumerate(parameter_values)}
-            places.append((name, parameter_values, np.array([index_of[v] for v in selected])))
+            places.append((name, parameter_values, own))
     if len(places) == 1 or len(log_values) < 2:
         return [], 0.0
     # normal equations of 0/1 columns, one per value: products of columns are counts of machines
@@ -515,6 +517,28 @@ def effects(columns: Mapping[str, Sequence[Any]], values: Values) -> tuple[list[
     spread = float(((log_values - log_values.mean()) ** 2).sum())
     residual = float(((log_values - fitted) ** 2).sum())
     return found, 1.0 - residual / spread if spread > 1e-12 * len(log_values) else 1.0
+
+
+def binned(name: str, column: Sequence[Any]) -> tuple[list[Any], Ints]:
+    """Returns the values of a parameter in order, and which of them each machine has. More than
+    MAX_EFFECT_VALUES numbers are put into EFFECT_BINS ranges of about as many machines each.
+
+    >>> ranges, own = binned("clock_mhz", list(range(100, 200)))
+    >>> ranges[0], ranges[-1], own[[0, 12, 13, 99]].tolist()
+    ('100 MHz to 112 MHz', '187 MHz to 199 MHz', [0, 0, 1, 7])
+    """
+    values = sorted(set(column), key=lambda v: (isinstance(v, str), v))
+    if len(values) <= MAX_EFFECT_VALUES or any(isinstance(v, str) for v in values):
+        index_of = {value: i for i, value in enumerate(values)}
+        return values, np.array([index_of[v] for v in column], np.int64)
+    numbers = np.array(column, float)
+    limits = np.unique(np.quantile(numbers, np.arange(1, EFFECT_BINS) / EFFECT_BINS, method="higher"))
+    ranks, own = np.unique(np.searchsorted(limits, numbers, side="right"), return_inverse=True)
+    ranges = []
+    for rank in range(len(ranks)):
+        low, high = (units.quantity(name, float(end(numbers[own == rank]))) for end in (np.min, np.max))
+        ranges.append(low if low == high else f"{low} to {high}")
+    return ranges, own
 
 
 def uncertainty_factor(found: Sequence[Effect], explained: float, values: Values) -> float:
@@ -604,7 +628,7 @@ def progress(done: Sequence[float] | Values, values: Values) -> list[tuple[float
     """
     if not len(values):
         return []
-    scaled, reference = pareto.scaler(values)(values), np.full(values.shape[1], REFERENCE)
+    scaled, reference = pareto.scaler(values)(values), np.full(values.shape[1], pareto.REFERENCE)
     final_volume = pareto.hypervolume(scaled, reference)
     ends = sorted(
         {max(1, round(len(values) * (i + 1) / MAX_PROGRESS_POINTS)) for i in range(MAX_PROGRESS_POINTS)}

@@ -771,8 +771,9 @@ class Run:
         return self._answer(lambda con: db.front(con, own, where, by, distinct, self.seconds, epsilon, knee))
 
     def hypervolume(self, objectives: Sequence[str] = (), reference: Sequence[float] = ()) -> float:
-        """Returns the volume between the front of feasible points and a reference: a value of each objective
-        in its own unit; (): the worst of each among these points. objectives: as of `front`.
+        """Returns the hypervolume of the front of feasible points, as `status` has it: in the box of these
+        points, up to `hypervolume_reference`. objectives: as of `front`. reference: a value of each objective
+        in its own unit; then the volume up to there in these units.
         """
         listed = ", ".join("'" + o.replace("'", "''") + "'" for o in objectives or self.objectives())
         values = ", ".join(repr(float(one)) for one in reference)
@@ -1179,6 +1180,7 @@ def _change(before: float, after: float) -> str:
 
 def open_all(paths: Sequence[str | Path], **limits: Any) -> Runs:
     """Returns several runs, for .sql() over all of them. limits: as of `open`. Raises ValueError."""
+    raise_if_repeated(paths)
     names = [Path(path).name for path in paths]
     return Runs(
         {
@@ -1186,6 +1188,14 @@ def open_all(paths: Sequence[str | Path], **limits: Any) -> Runs:
             for name, path in zip(names, paths, strict=True)
         }
     )
+
+
+def raise_if_repeated(paths: Sequence[str | Path]) -> None:
+    """Raises ValueError if two paths are of one run."""
+    places = [str(path) if folder.is_url(path) else str(Path(path).resolve()) for path in paths]
+    for i, path in enumerate(paths):
+        if places[i] in places[:i]:
+            raise ValueError(f"{path}: this run is given twice; name each run once")
 
 
 def open(path: str | Path, *, skip_damaged: bool = False, memory: str = "4GB", seconds: float = 60.0) -> Run:

@@ -108,6 +108,14 @@ def _kind_of(text: str) -> str:
     return _kind(path) if path.suffix in (".yaml", ".yml") else "workload"
 
 
+def is_machine(text: str) -> bool:
+    """True for the name or the file of a machine, though it may have faults."""
+    path = Path(text)
+    if not path.is_file():
+        return not path.exists() and text in machine.names()
+    return path.suffix in (".yaml", ".yml") and _kind(path) == "machine"
+
+
 def components(text: str) -> list[dict[str, Any]]:
     """Returns what a valid machine consists of, with the numbers of the tables; [] of another file."""
     from dse.explain import values
@@ -359,9 +367,11 @@ def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
         and os.path.exists("/proc/self")
         and not os.path.exists(f"/proc/{process}")
     ):
+        facts = folder.committed(root, manifest, facts)
+        again = f" and solves {facts['uncommitted']} again" if facts["uncommitted"] else ""
         return facts | {
             "state": "killed",
-            "reason": "its process is gone; dse resume goes on",
+            "reason": f"its process is gone; dse resume goes on{again}",
             "left_s": None,
         }
     return facts

@@ -43,11 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     before = threading.enumerate()
     code = _exit_code(args)
-    running_statements = [
-        thread for thread in threading.enumerate() if thread.name == "dse sql" and thread not in before
+    still_running = [
+        thread
+        for thread in threading.enumerate()
+        if thread.name in ("dse sql", "dse probe") and thread not in before
     ]
-    # a statement that ignores interrupts is still running: leave without waiting for its thread
-    if running_statements:
+    # a statement that ignores interrupts, or the search of a dry run: leave without waiting for its thread
+    if still_running:
         sys.stdout.flush()
         os._exit(code)
     return code
@@ -110,6 +112,7 @@ def _run(args: argparse.Namespace) -> int:
     study = studies.load(args.study, args.set)
     _warn(*study.loaded_workloads)
     if args.dry_run:
+        print(f"{study.name}: {study.space.size} machines in the space; solving a few", file=sys.stderr)
         from cluster import driver
         from dse.frontend import progress
 
@@ -278,21 +281,22 @@ def _pareto(args: argparse.Namespace) -> int:
     if args.format != "table":
         _print_result(front, args)
         return 0
-    names = [*by, "machine", *map(db.column_of, objectives), *(["tied_designs"] if args.distinct else [])]
+    names = ["machine", *by, *map(db.column_of, objectives)]
     parameters = [*studies.columns(run.study, "machines")]
-    other_columns = [
-        *(["schedule"] if any(front["schedule"].to_pylist()) else []),
-        *parameters,
-        "gap_to_bound",
-    ]
+    schedule = ["schedule"] if any(front["schedule"].to_pylist()) else []
     same_in_all = {
         name: front[name][0].as_py()
-        for name in other_columns
-        if len(front) > 1 and name not in (*names, "gap_to_bound") and len(front[name].unique()) == 1
+        for name in (*schedule, *parameters)
+        if len(front) > 1 and name not in names and len(front[name].unique()) == 1
     }
-    shown_table = front.select(
-        list(dict.fromkeys([*names, *(name for name in other_columns if name not in same_in_all)]))
-    )
+    # where the screen is narrow these stay, and those that follow are left out from the right
+    names = [*dict.fromkeys([*names, *(name for name in parameters if name not in same_in_all)])]
+    others = [
+        *(name for name in schedule if name not in same_in_all),
+        *(["tied_designs"] if args.distinct else []),
+        "gap_to_bound",
+    ]
+    shown_table = front.select(list(dict.fromkeys([*names, *others])))
     heads = {name: name if name in parameters else units.label(name) for name in shown_table.column_names}
     rows = list(zip(*(_values(shown_table, at) for at in range(shown_table.num_columns)), strict=True))
     tables.print_rows(
@@ -332,11 +336,14 @@ def _sql(args: argparse.Namespace) -> int:
 
         limits = {"skip_damaged": args.skip_damaged, "memory": args.memory, "seconds": args.timeout}
         run = api.open_all([args.dir, *args.others], **limits)
+    from dse.frontend import prompt
+
+    if args.statement and args.statement.lstrip().startswith("."):
+        prompt.command(args.statement.strip().rstrip(";"), run.sql)
+        return 0
     if args.statement:
         _print_result(run.sql(args.statement).table, args, max_lines=tables.screen_lines(args.all))
         return 0
-    from dse.frontend import prompt
-
     prompt.run(run.sql, lambda found, rows: _print_prompt_answer(found.table, args, rows))
     return 0
 
@@ -673,6 +680,7 @@ def _plot(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     from dse.frontend import api, progress
 
+    api.raise_if_repeated([args.dir, *args.others])
     others = [api.open(path) for path in args.others]
     if args.serve is not None:
         from dse.frontend import serve
@@ -721,12 +729,16 @@ def _simulated(args: argparse.Namespace, mapping: str) -> Any:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    """Runs `dse compare RUN_A RUN_B` or `dse compare WORKLOAD MACHINE MAPPING_A MAPPING_B`."""
-    from dse.frontend import api, compare, screens
+    """Runs `dse compare` of two runs, of two machines, or of two mappings of a workload on a machine."""
+    from dse.frontend import api, check, compare, screens
 
-    if len(args.words) == 2:
+    if len(args.words) == 2 and all(map(check.is_machine, args.words)):
+        comparison = compare.machines(args.words[0], args.words[1], _sets(args.set, api.map))
+    elif len(args.words) == 2:
         a, b = (api.open(text) for text in args.words)
         comparison = compare.runs(a, b)
+        if line := compare.other_work(a, b):
+            print(_plain(f"warning: {line}"), file=sys.stderr)
     elif len(args.words) == 4:
         paths = args.words[2:]
         first, second = (_compared(args, path) for path in paths)
@@ -735,7 +747,9 @@ def _compare(args: argparse.Namespace) -> int:
                 raise screens.NothingFits(f"{path}: {one.totals['reason']}")
         comparison = compare.mappings(first, second)
     else:
-        raise ValueError(f"{' '.join(args.words)}: give RUN_A RUN_B, or WORKLOAD MACHINE A B")
+        raise ValueError(
+            f"{' '.join(args.words)}: give RUN_A RUN_B, MACHINE_A MACHINE_B, or WORKLOAD MACHINE A B"
+        )
     if args.format == "json":
         tables.print_json(
             {one.title: [dict(zip(one.header, row, strict=True)) for row in one.rows] for one in comparison}
@@ -792,7 +806,8 @@ def _runs(args: argparse.Namespace) -> int:
     )
     if args.format == "table" and len(rows) > 1:
         tables.print_line(
-            "hypervolume: in the box of the run's own points; dse compare RUN_A RUN_B takes one box for both"
+            "hypervolume: in the box of each run's own points, so no two compare; dse compare RUN_A RUN_B "
+            "takes one box for both"
         )
     return 0
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dse.explain import figures, values
+from dse.explain import values
 from dse.explain.values import Table
 from dse.frontend import check
 from dse.frontend.api import Mapped, Run
@@ -22,6 +22,7 @@ from dse.run import folder
 from dse.sim.einsum.evaluate import EinsumCost
 from dse.study import pareto
 from dse.study import study as studies
+from hw import machine, space
 from workloads import document
 
 METRICS = ("energy_pj", "latency_cycles", "latency_ns", "initiation_interval_cycles", "edp_pj_ns")
@@ -122,6 +123,68 @@ def _levels(one: Mapped, cost: EinsumCost | None) -> defaultdict[str, tuple[floa
     return found
 
 
+def machines(a: str, b: str, sets: Mapping[str, Any]) -> list[Table]:
+    """Returns what differs between two machines, given by name or file, each with the fields `sets`: size,
+    rate and area, then every field, and every number that the tables give. Raises ValueError.
+    """
+    specs = [space.override(machine.load(one), sets) for one in (a, b)]
+    archs = [machine.arch(spec) for spec in specs]
+    totals = [
+        {
+            "mac_units": arch.instances(len(arch.levels)),
+            "clock_ghz": arch.clock_ghz,
+            "peak_tops": arch.peak_tops(),
+            "area_mm2": arch.area_mm2(),
+            "leak_mw": arch.leak_mw(),
+        }
+        for arch in archs
+    ]
+    built = [space.built_values(*pair) for pair in zip(specs, archs, strict=True)]
+    names = [{node.name for node in spec.nodes} for spec in specs]
+    rows = [(key, *_pair_of(key, *(one.get(key) for one in built))) for key in {**built[0], **built[1]}]
+    differing = [
+        row
+        for row in rows
+        if row[1] != row[2] and row[0] not in space.TOTALS and row[0].split(".")[0] not in names[0] ^ names[1]
+    ]
+    differing += [
+        (name, "there" if name in names[0] else "absent", "there" if name in names[1] else "absent", "")
+        for name in (node.name for spec in specs for node in spec.nodes)
+        if name in names[0] ^ names[1]
+    ]
+    says = "Energies, areas and leakage that a file leaves out are those of the tables."
+    absent = " dse check MACHINE prints components that only one has." if names[0] != names[1] else ""
+    return [
+        Table(
+            f"{specs[0].name} (A), {specs[1].name} (B)",
+            ("metric", "A", "B", "change"),
+            tuple((key, *_pair_of(key, totals[0][key], totals[1][key])) for key in totals[0]),
+        ),
+        Table("fields that differ", ("field", "A", "B", "change"), tuple(differing), says + absent)
+        if differing
+        else Table("no field differs", ("field", "A", "B", "change"), ()),
+    ]
+
+
+def _pair_of(key: str, a: Any, b: Any) -> tuple[str, str, str]:
+    """Returns (A, B, change) of a field as text; "" where a machine has none."""
+    is_none = [one is None or one != one for one in (a, b)]
+    unit = " GB/s" if key.endswith(".bandwidth") else ""
+    texts = ["" if none else f"{fact(key, one)}{unit}" for none, one in zip(is_none, (a, b), strict=True)]
+    are_numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (a, b))
+    return texts[0], texts[1], change(a, b) if are_numbers and not any(is_none) else ""
+
+
+def other_work(a: Run, b: Run) -> str:
+    """Returns a line for two runs that solve different workloads; "" where they are the same."""
+    works = [{ref.name: (ref.digest, ref.weight) for ref in run.study.workloads} for run in (a, b)]
+    if works[0] == works[1]:
+        return ""
+    names = [", ".join(work) for work in works]
+    how = f"{names[0]} and {names[1]}" if names[0] != names[1] else f"{names[0]}, not the same in both"
+    return f"the runs solve different workloads ({how}): their costs and hypervolumes are of different work"
+
+
 def runs(a: Run, b: Run) -> list[Table]:
     """Returns the progress of two runs, the keys in which their studies differ, and the best value of each
     objective that both have.
@@ -131,12 +194,14 @@ def runs(a: Run, b: Run) -> list[Table]:
     old, new = studies.identity(a.study), studies.identity(b.study)
     keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
     best = [(key, *_best(a, b, key)) for key in a.objectives() if key in b.objectives()]
+    note = ""
     if a.objectives() == b.objectives() and (both := _hypervolumes(a, b)):
-        texts = [fact("hypervolume", one) for one in both]
-        best.append(("hypervolume", texts[0], texts[1], change(*both)))
+        (before, after), note = both
+        texts = fact("hypervolume", before), fact("hypervolume", after)
+        best.append(("hypervolume", *texts, change(before, after)))
     return [
         Table("runs", ("key", "A", "B"), tuple(counts)),
-        Table("best of the feasible machines", ("objective", "A", "B", "change"), tuple(best), BOX_NOTE),
+        Table("best of the feasible machines", ("objective", "A", "B", "change"), tuple(best), note),
         Table(
             "keys of the studies that differ",
             ("key", "A", "B"),
@@ -145,27 +210,23 @@ def runs(a: Run, b: Run) -> list[Table]:
     ]
 
 
-BOX_NOTE = "hypervolume: of each front in one box, that of all feasible points of both; logarithmic axes."
-
-
-def _hypervolumes(a: Run, b: Run) -> tuple[float, float] | None:
-    """Returns the hypervolumes of two runs with the same objectives, in one box; None without a point."""
-    names = [o.column for o in a.study.objectives]
+def _hypervolumes(a: Run, b: Run) -> tuple[list[float], str] | None:
+    """Returns the hypervolumes of two runs with the same objectives in the box of both, and what to say of
+    it; None without a point.
+    """
+    objectives = a.study.objectives
+    names, signs = [o.column for o in objectives], pareto.signs(objectives)
     statement = f"SELECT {', '.join(names)} FROM points WHERE feasible"
-    of_a, of_b = (
-        np.column_stack([column.to_numpy() for column in run.sql(statement).table.columns])
-        * pareto.signs(run.study.objectives)
+    found = [
+        np.column_stack([column.to_numpy() for column in run.sql(statement).table.columns]) * signs
         for run in (a, b)
-    )
-    if not len(of_a) + len(of_b):
-        return None
-    scale = pareto.scaler(np.concatenate([of_a, of_b]))
-    reference = np.full(len(names), figures.REFERENCE)
-    volumes = [
-        pareto.hypervolume(scale(one[pareto.front(one)]), reference) if len(one) else 0.0
-        for one in (of_a, of_b)
     ]
-    return volumes[0], volumes[1]
+    box = np.concatenate(found)
+    if not len(box):
+        return None
+    reference = dict(zip(names, pareto.scaler(box).reference() * signs, strict=True))
+    note = f"hypervolume: in one box, that of the feasible points of both; reference {fact('', reference)}"
+    return [pareto.boxed_hypervolume(one, box) for one in found], note
 
 
 def _best(a: Run, b: Run, objective: str) -> tuple[str, str, str]:

@@ -160,7 +160,7 @@ class RunProgress:
             text = f"{text}, {status.reason}"
         elif status.rate:
             left = (
-                ""
+                ", estimating the time left" * (status.state == "running")
                 if status.left_s is None or status.left_s != status.left_s
                 else f", about {duration(status.left_s)} left"
             )

@@ -51,8 +51,7 @@ Show = Callable[[Any, int | None], None]
 
 def run(ask: Ask, show: Show) -> None:
     """Answers lines until an empty one, .quit or the end of input."""
-    columns = list(ask(COLUMNS))
-    views = sorted({one["table_name"] for one in columns})
+    views, columns = _views(ask)
     names = {one["column_name"] for one in columns}
     if sys.stdin.isatty():
         _edit_lines(
@@ -71,6 +70,20 @@ def run(ask: Ask, show: Show) -> None:
                 show(ask(line), rows)
         except ValueError as fault:
             print(tables.safe(str(fault)))
+
+
+def command(line: str, ask: Ask) -> None:
+    """Answers one command that begins with a dot, outside of the prompt. Raises ValueError."""
+    word, *words = line.split()
+    if word in (".rows", ".quit", ".exit"):
+        raise ValueError(f"{word}: is for the prompt (dse sql DIR); here --all shows all rows")
+    _command(word, words, *_views(ask))
+
+
+def _views(ask: Ask) -> tuple[list[str], list[dict[str, Any]]]:
+    """Returns the names of the views, and a row of COLUMNS per column."""
+    columns = list(ask(COLUMNS))
+    return sorted({one["table_name"] for one in columns}), columns
 
 
 COLUMNS = (

@@ -12,7 +12,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.cells import cell_len, chop_cells
@@ -29,6 +29,7 @@ MAX_NAME_WIDTH = 32  # names up to this length are not wrapped
 SPATIAL = "bold cyan"  # style of spatial loops
 # a spreadsheet takes a cell that begins with one of these for a formula
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+HEAD_PIECE = re.compile(r"[^ _]*(?:[ _]+|$)")  # where the name of a column may be folded: behind each match
 NAME_CELL = re.compile(r"[\w.:=,/-]*")  # a cell without blanks is a name and is not wrapped
 
 
@@ -67,8 +68,10 @@ def table(
     width: int = WIDE,
     unit_keys: Sequence[str] = (),
 ) -> str:
-    """Returns a table of at most `width` columns. Numbers are never wrapped: columns that do not fit are left
-    out from the right, those of `keep` last, and a line names them.
+    """Returns a table of at most `width` columns. Numbers are never wrapped. Where it is too wide, columns
+    are left out from the right, and a line names them. Those of `keep` stay: then heads are folded, and what
+    still does not fit stands in a second table below, beside the first column, with those of the others for
+    which it has room.
 
     unit_keys: for each column the name by which its unit is looked up; (): as in the header
     """
@@ -77,23 +80,43 @@ def table(
         _column(name, [row[i] for row in listed], unit_key)
         for i, (name, unit_key) in enumerate(zip(header, unit_keys or header, strict=True))
     ]
-    dropped: list[str] = []
-    while len(columns) > 1 and sum(c.min_width + GAP for c in columns) - GAP > width:
-        left_out = next((c for c in reversed(columns[1:]) if c.name not in keep), columns[-1])
+    if keep and _least_width(columns) > width:
+        columns = [_with_folded_head(c) for c in columns]
+    dropped: list[_Column] = []
+    while _least_width(columns) > width and (
+        left_out := next((c for c in reversed(columns[1:]) if c.name not in keep), None)
+    ):
         columns.remove(left_out)
-        dropped.append(left_out.name)
+        dropped.insert(0, left_out)
+    blocks = _blocks(columns, width)
+    while len(blocks) > 1 and dropped and _least_width([*blocks[-1], dropped[0]]) <= width:
+        blocks[-1].append(dropped.pop(0))
     not_shown = (
-        f"(not shown: {', '.join(reversed(dropped))}; a wider terminal or --format json shows "
+        f"(not shown: {', '.join(c.name for c in dropped)}; a wider terminal or --format json shows "
         f"{'it' if len(dropped) == 1 else 'them'})"
     )
     return "\n".join(
         [
             *([wrapped(title, width)] if title else []),
-            *_lines(columns, width, len(listed)),
+            "\n\n".join("\n".join(_lines(block, width, len(listed))) for block in blocks),
             *([wrapped(not_shown, width)] if dropped else []),
             "",
         ]
     )
+
+
+def _least_width(columns: Sequence[_Column]) -> int:
+    return sum(c.min_width + GAP for c in columns) - GAP
+
+
+def _blocks(columns: Sequence[_Column], width: int) -> list[list[_Column]]:
+    """Returns the columns in groups that fit, each with the first column."""
+    blocks = [list(columns[:1])]
+    for column in columns[1:]:
+        if len(blocks[-1]) > 1 and _least_width([*blocks[-1], column]) > width:
+            blocks.append(list(columns[:1]))
+        blocks[-1].append(column)
+    return blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +124,7 @@ class _Column:
     """Cells as text."""
 
     name: str
+    head: list[str]  # lines of its head
     cells: list[str]
     align_right: bool  # whether cells are aligned right (numbers)
     min_width: int  # smallest width to which the column may be wrapped
@@ -125,7 +149,25 @@ def _column(name: str, values: Sequence[Any], measure: str) -> _Column:
     words = (cell_len(word) for cell in cells for word in BOUND.sub(NO_BREAK, cell).split(" "))
     longest_word = max((word for word in words if word <= MAX_WORD_WIDTH), default=0)
     min_width = min(max_width, max(MIN_TEXT_WIDTH, cell_len(safe(name)), longest_word))
-    return _Column(safe(name), cells, numbers is not None, max_width if is_fixed else min_width, max_width)
+    head = [safe(name)]
+    return _Column(head[0], head, cells, numbers is not None, max_width if is_fixed else min_width, max_width)
+
+
+def _with_folded_head(column: _Column) -> _Column:
+    """Returns a column of short cells whose name is folded at blanks and after underscores, to be less
+    wide.
+    """
+    if column.min_width < column.max_width:
+        return column
+    pieces = HEAD_PIECE.findall(column.name)
+    cell_width = max((cell_len(line) for cell in column.cells for line in cell.split("\n")), default=0)
+    width = max([cell_width, *(cell_len(piece.rstrip()) for piece in pieces)])
+    lines = [""]
+    for piece in pieces:
+        if cell_len((lines[-1] + piece).rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+    return replace(column, head=[line.rstrip() for line in lines], min_width=width, max_width=width)
 
 
 def _text(measure: str, value: Any) -> str:
@@ -141,7 +183,9 @@ def _lines(columns: Sequence[_Column], width: int, count: int) -> Iterable[str]:
     for i, c in enumerate(columns):
         extra = max(0, min(c.max_width - widths[i], spare))
         widths[i], spare = widths[i] + extra, spare - extra
-    yield _line([c.name for c in columns], columns, widths)
+    height = max(len(c.head) for c in columns)
+    for k in range(-height, 0):  # heads end at the rule
+        yield _line([c.head[k] if k >= -len(c.head) else "" for c in columns], columns, widths)
     yield "  ".join("─" * w for w in widths)
     for i in range(count):
         folded = [_fold(c.cells[i], w) for c, w in zip(columns, widths, strict=True)]
@@ -223,15 +267,17 @@ def labelled(given: Mapping[str, Any]) -> list[tuple[str, str]]:
     """
     found: dict[str, list[str]] = {}
     for key, value in given.items():
-        if value not in (None, [], ()):
+        if value not in (None, [], (), {}):
             found.setdefault(units.label(key), []).append(fact(key, value))
     return [(name, ", ".join(cells)) for name, cells in found.items()]
 
 
 def fact(key: str, value: Any) -> str:
     """Returns the value of one key as text: durations and dates in words, floats with their unit, lists
-    joined.
+    joined, values by key beside their names.
     """
+    if isinstance(value, Mapping):
+        return ", ".join(f"{units.label(name)} {units.quantity(name, own)}" for name, own in value.items())
     if key == "time" and isinstance(value, float):
         return time.ctime(value)
     if (key == "seconds" or key.endswith("_s")) and isinstance(value, float):

@@ -31,6 +31,7 @@ from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
+from dse.run import record
 from dse.run.record import STORED
 
 MANIFEST, PREVIOUS_MANIFEST = "manifest.json", "manifest.before.json"
@@ -41,6 +42,7 @@ SEALED_KINDS = {  # sealed JSON files that name the identity of their study -> t
     ENV: "env",
     STATUS: "status",
 }
+FRONT_KEYS = ("front", "hypervolume", "hypervolume_reference")  # of status.json
 LOCK = ".lock"  # locked by the process that writes into the folder
 STOP = "stop.request"  # a request to end the run (cluster/stopping.py)
 MANIFEST_VERSION = 5  # of the manifest, and of the tables that it lists
@@ -655,6 +657,29 @@ def status(root: Path, identity: str) -> dict[str, Any] | None:
     found = unseal(root / STATUS, "status")
     stored_identity = found.pop("identity", None) if found else None
     return found if stored_identity == identity or not identity else None
+
+
+def committed(root: Path, manifest: Manifest, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What status.json says of a run whose process is gone, with its machines by status as the manifest lists
+    them: rows that were not committed are lost. `uncommitted`: machines to be solved again; if there are
+    any, the front's keys, which may tell of them, are left out. A part that cannot be read counts nothing.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    count: Counter[str] = Counter()
+    for group in manifest.groups:
+        for part in group.parts:
+            if part.table == "machines":
+                with suppress(OSError, pa.ArrowException):
+                    path = root / part_path(part.table, group.name)
+                    count.update(pq.read_table(path, columns=["status"])["status"].to_pylist())
+    done = facts.get("done")
+    lost = max(0, done - count.total()) if isinstance(done, int) else 0
+    known = dict(facts) | {state: count[state] for state in record.STATUS} | {"done": count.total()}
+    if lost:
+        known = {key: value for key, value in known.items() if key not in FRONT_KEYS}
+    return known | {"uncommitted": lost}
 
 
 def is_intact_study(root: Path, manifest: Manifest, versions: Mapping[str, int]) -> bool:

@@ -28,6 +28,7 @@ Mask = NDArray[np.bool_]
 AGGREGATES = ("sum", "max", "min", "geomean")
 METRICS = tuple(record.METRICS)
 MAXIMISED = ("throughput",)
+REFERENCE = 1.1  # reference point of a hypervolume, on axes where the worst value is 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,17 @@ def hypervolume(values: Values, reference: Values) -> float:
     return float(moocore.hypervolume(values, ref=reference)) if len(values) else 0.0
 
 
+def boxed_hypervolume(values: Values, box: Values) -> float:
+    """Returns the hypervolume that screens, SQL and Python show: that of values [N, k] (minimised), each axis
+    scaled so that `box` [M, k] reaches from 0 (best) to 1 (worst), logarithmically where all its values have
+    one sign, below the reference at REFERENCE on each axis. Rows with an infinity or a NaN count as absent.
+    """
+    values, box = (rows[np.isfinite(rows).all(axis=1)] for rows in (values, box))
+    if not len(values):
+        return 0.0
+    return hypervolume(scaler(box)(values), np.full(box.shape[1], REFERENCE))
+
+
 def gain(older: Sequence[Trial], newer: Sequence[Trial], objectives: Sequence[Objective]) -> float:
     """Returns the share of the newer trials' hypervolume that the older trials do not cover: 0 is no
     progress, 1 means that all of it is new.
@@ -198,10 +210,7 @@ def gain(older: Sequence[Trial], newer: Sequence[Trial], objectives: Sequence[Ob
     after = minimised(newer, objectives)
     if not len(after):
         return 1.0
-    scale = scaler(after)
-    reference = np.full(len(objectives), 1.1)
-    new = hypervolume(scale(after), reference)
-    return 1.0 - hypervolume(scale(minimised(older, objectives)), reference) / new
+    return 1.0 - boxed_hypervolume(minimised(older, objectives), after) / boxed_hypervolume(after, after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +228,13 @@ class Scale:
         span = np.where(self.high > self.low, self.high - self.low, 1.0)
         scaled: Values = (scaled_axes(values, self.sign) - self.low) / span
         return scaled
+
+    def reference(self) -> Values:
+        """Returns the reference point of hypervolumes [axes], at REFERENCE, as minimised values."""
+        span = np.where(self.high > self.low, self.high - self.low, 1.0)
+        on_axes = self.low + REFERENCE * span
+        found: Values = np.where(self.sign != 0, self.sign * np.exp(self.sign * on_axes), on_axes)
+        return found
 
 
 def scaled_axes(values: Values, sign: Values) -> Values:
