@@ -125,7 +125,7 @@ def asked(by: int) -> tuple[Workload, ...]:
         "K[m,h,e] += I[m,d] * WK[h,e,d]",
         "Q[m,h,e] += I[m,d] * WQ[h,e,d]",
         "QK[m,p,h] += Q[m,h,e] * K[p,h,e]",
-        "QKS[m,p,h] = softmax(QK[m,p,h])",
+        "QKS[m,p,h] = scaled(QK[m,p,h])",  # as in AccelForge, loops may cut the rows of the softmax
         "AV[m,h,f] += QKS[m,p,h] * V[p,h,f]",
         "Z[m,g] += AV[m,h,f] * WZ[h,f,g]",
         "FFA[m,c] += Z[m,g] * WFFA[g,c]",

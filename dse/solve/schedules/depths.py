@@ -9,7 +9,7 @@ is the mapper's answer for the bits that are left.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations, product
 from math import inf, prod
@@ -150,13 +150,17 @@ def _outer_tensors(s: SegmentSearch) -> Iterator[OuterTensor]:
             yield OuterTensor(name, tuple((j, q) for j, _, q in uses), cut, may_stand, p is e.output)
 
 
+def _place_below(s: SegmentSearch, i: int, tiles: Tiles, homes: frozenset[str]) -> Place:
+    pairs = zip(s.segment.members.classes, tiles, s.sizes, strict=True)
+    loops = tuple(sorted((ranks[i], tile) for ranks, tile, n in pairs if tile < n))
+    return Place(s.segment.level.name, loops, homes, retained=s.segment.retained[i])
+
+
 def nest_below(s: SegmentSearch, i: int, tiles: Tiles, homes: frozenset[str], free_bits: float) -> Nest:
     """Returns the nest of an einsum below the shared loops. homes: its tensors at the level that are not
     retained. The answer for all bits there are comes first: it mostly fits into fewer.
     """
-    pairs = zip(s.segment.members.classes, tiles, s.sizes, strict=True)
-    loops = tuple(sorted((ranks[i], tile) for ranks, tile, n in pairs if tile < n))
-    place = Place(s.segment.level.name, loops, homes, retained=s.segment.retained[i])
+    place = _place_below(s, i, tiles, homes)
     whole_capacity = s.segment.level.capacity_bits or inf
     nest = s.segment.nests.best(s.segment.own[i], place, whole_capacity)
     return (
@@ -164,6 +168,34 @@ def nest_below(s: SegmentSearch, i: int, tiles: Tiles, homes: frozenset[str], fr
         if nest.bits <= free_bits or nest.mapping is None
         else s.segment.nests.best(s.segment.own[i], place, free_bits)
     )
+
+
+def nests_of_returning_sums(s: SegmentSearch, tiles: Tiles, leaf: Leaf) -> Leaf | None:
+    """Returns the choices with other nests for einsums whose sums later trips continue: the best ones if
+    every trip reads its sums from the level. None if there are none, or they take more bits.
+    """
+    nests = list(leaf.nests)
+    for i, e in enumerate(s.segment.own):
+        cut = [
+            ranks[i]
+            for ranks, tile, n in zip(s.segment.members.classes, tiles, s.sizes, strict=True)
+            if tile < n
+        ]
+        if set(cut) <= e.output.ranks():
+            continue
+        place = _place_below(s, i, tiles, _homes(s, i, dict(leaf.depths)))
+        nest = s.segment.nests.of_returning_sums(s.segment.level).best(
+            e, place, s.segment.level.capacity_bits or inf
+        )
+        if nest.mapping and nest.bits <= nests[i].bits:
+            nests[i] = nest
+    return replace(leaf, nests=tuple(nests)) if tuple(nests) != leaf.nests else None
+
+
+def _homes(s: SegmentSearch, i: int, depths: Mapping[str, int]) -> frozenset[str]:
+    """Returns the tensors of an einsum that stand at the level and are not retained."""
+    stand = {t for t, depth in depths.items() if depth != PASSES} | set(s.segment.members.forwarded)
+    return frozenset(({p.tensor for p in s.segment.own[i].tensors()} - s.segment.retained[i]) & stand)
 
 
 def divides(s: SegmentSearch, tiles: Tiles) -> bool:
@@ -406,7 +438,11 @@ class Descent:
             chosen_now = chosen | {s.tensors[k].name: one for k, one in zip(new_tensors, combo, strict=True)}
             if self.uses_mapper:
                 inner = nest_below(
-                    s, i, self.tiles, self._homes(i, chosen_now), s.segment.free_bits - bits_now[i]
+                    s,
+                    i,
+                    self.tiles,
+                    _homes(s, i, {t: one.depth for t, one in chosen_now.items()}),
+                    s.segment.free_bits - bits_now[i],
                 ).lower_bound
                 einsum_pj = inner + self.fixed[i] + sum(one.pj for one in combo)
             if cost + max(einsum_pj, self.alone[i]) + remaining_pj < self.best:
@@ -418,12 +454,6 @@ class Descent:
         moved = sum(own[0].least_pj for t, own in pairs if t.users[0][0] == i)
         return max(self.alone[i], self.base[i] + self.fixed[i] + moved)
 
-    def _homes(self, i: int, chosen: dict[str, Standing]) -> frozenset[str]:
-        """Returns the tensors of an einsum that stand at the level and are not retained."""
-        stand = {t for t, one in chosen.items() if one.depth != PASSES}
-        names = {p.tensor for p in self.s.segment.own[i].tensors()} - self.s.segment.retained[i]
-        return frozenset(names & (stand | set(self.s.segment.members.forwarded)))
-
     def _leaf(self, cost: float, used_bits: Sequence[int], chosen: dict[str, Standing]) -> Iterator[Leaf]:
         """Yields the choices, if their bound is lower than those before. cost: bound of `visit`, for at least
         as many bits.
@@ -432,7 +462,7 @@ class Descent:
         depths = tuple((t, one.depth) for t, one in chosen.items())
         if self.uses_mapper:
             free = [s.segment.free_bits - n for n in used_bits]
-            nests = [nest_below(s, i, self.tiles, self._homes(i, chosen), n) for i, n in enumerate(free)]
+            nests = [nest_below(s, i, self.tiles, _homes(s, i, dict(depths)), n) for i, n in enumerate(free)]
             pj = sum(self.fixed) + sum(one.pj for one in chosen.values())
             bound = max(cost, pj + sum(nest.lower_bound for nest in nests))
         if bound >= self.best:

@@ -83,6 +83,7 @@ class Nests:
     searches: int = 0  # so far
     # of a machine with layouts: the same machine as if layouts cost nothing, for lower bounds
     without_layouts: Nests | None = None
+    returning: dict[str, Nests] = field(default_factory=dict)  # memo of `of_returning_sums`, by level
 
     def __post_init__(self) -> None:
         """Removes row activations from the prices: below a shared loop a row may stay open from trip to trip,
@@ -99,6 +100,23 @@ class Nests:
                 for level in self.arch.levels
             )
             self.arch, self.allowed_gap = replace(self.arch, levels=levels), inf
+
+    def of_returning_sums(self, level: Level) -> Nests:
+        """Returns answers for a machine on which the level skips no first read of a result: nests for trips
+        that go on with sums of the trips before.
+        """
+        if level.name not in self.returning:
+            levels = [
+                replace(one, skip_first_read=False) if one == level else one for one in self.arch.levels
+            ]
+            self.returning[level.name] = Nests(
+                replace(self.arch, levels=tuple(levels)),
+                self.objective,
+                self.factors,
+                self.constraints,
+                self.allowed_gap,
+            )
+        return self.returning[level.name]
 
     def cached_bound(self, e: Einsum, place: Place, free_bits: float) -> float:
         """Returns the highest lower bound among answers for at least as many free bits. It holds for fewer

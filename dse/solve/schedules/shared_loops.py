@@ -16,6 +16,8 @@ Given the tiles, parts of the cost separate:
 
 `inner` is the exact mapper's answer. It depends on order and depths through the bits left alone. Where
 nothing leaks and partial sums return to G only, the two sides are equal; the evaluator prices every answer.
+The mapper takes the sums of each trip to begin at zero. Where the evaluator says more, the nests that are
+best if all sums return are priced, too.
 
 Tiles are looked at by their lower bounds, best first. Four facts bound them:
 
@@ -47,6 +49,7 @@ from dse.solve.schedules.depths import (
     leaves,
     most_leak_pj,
     nest_below,
+    nests_of_returning_sums,
 )
 from dse.solve.schedules.fusible_segments import stretched, trips
 from dse.solve.schedules.nests import Place
@@ -122,6 +125,10 @@ def _best_first(
             asked_tiles += 1
             if leaf := _best_leaf(s, tiles, best):
                 cost = price(_plan(s, tiles, leaf), leaf.need_bits)
+                if cost > leaf.bound * (1 + ROUNDING_GAP) and (
+                    other := nests_of_returning_sums(s, tiles, leaf)
+                ):
+                    cost = min(cost, price(_plan(s, tiles, other), leaf.need_bits))
                 lower_bound, best = min(lower_bound, leaf.bound), min(best, cost)
                 above_bound += divides(s, tiles) and cost > leaf.bound * (1 + ROUNDING_GAP)
         if s.exhausted():  # some choices of these tiles may not have been looked at
