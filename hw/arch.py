@@ -221,7 +221,7 @@ def read_factors(value: object) -> tuple[Factor, ...]:
             )
         if most is not None and most < least:
             raise ValueError(f".{rank} = {given} has the larger number first; write {most}..{least}")
-        found.append(Factor(*read_names(str(rank)), least, most))
+        found.append(Factor(read_names(str(rank))[0], least, most))
     return tuple(found)
 
 
@@ -233,11 +233,11 @@ def read_tiles(value: object) -> tuple[TileLimit, ...]:
     for tensor, given in value.items():
         if isinstance(given, str):
             try:
-                found.append(TileLimit(*read_names(str(tensor)), read_bytes(given), "B"))
+                found.append(TileLimit(read_names(str(tensor))[0], read_bytes(given), "B"))
             except ValueError as fault:
                 raise ValueError(f".{tensor} = {given} {fault}") from None
         elif type(given) is int and given > 0:
-            found.append(TileLimit(*read_names(str(tensor)), given, "elements"))
+            found.append(TileLimit(read_names(str(tensor))[0], given, "elements"))
         else:
             raise ValueError(
                 f".{tensor} = {given} is no size of a tile; write elements, e.g. 1024, or a size with a "

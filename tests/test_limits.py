@@ -4,10 +4,12 @@ every mapping of small problems, from which those that break a rule are struck o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from math import inf, isclose
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -16,13 +18,23 @@ from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.search import search_below
 from dse.mapping.constraints import FREE, rank_roles, ruled
 from dse.mapping.nest import Infeasible, Mapping, faults, role
+from dse.mapping.searched import mappings_in
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, fanout_overflow
 from dse.sim.einsum.limits import broken
-from hw.arch import Rule, read_rules
+from dse.solve import solve
+from dse.solve.options import SolverOptions
+from dse.study import study
+from hw import machine
+from hw.arch import Arch, Rule, read_rules
+from hw.space import decode
 from tests.amount import amount
 from tests.enumeration import mappings
 from tests.nests import KINDS
 from tests.small import small_problem
+from workloads import catalog
+from workloads.text import workload as workload_of
+
+STUDIES = Path(__file__).parent.parent / "studies"
 
 SIMPLE = [kind for kind in KINDS if kind not in ("csr", "sparse")]
 
@@ -112,3 +124,160 @@ def test_the_search_under_rules_equals_a_list_of_all_mappings(seed: int) -> None
         assert isclose(one.energy_pj, best, rel_tol=1e-9), (rules, str(one.mapping), best)
         below = search_below(problem, factors, limits, best * 1.01, 0.0, 100_000)
         assert isclose(below.lower_bound, best, rel_tol=1e-9), rules
+
+
+EDGE = machine.arch(machine.load("edge_array"))
+GEMM = "gemm:m=64,n=32,k=48"
+
+
+def solver(*rules: dict[str, object], **more: object) -> SolverOptions:
+    return SolverOptions(mapping=read_rules(list(rules)), **more)  # type: ignore[arg-type]
+
+
+def test_answers_name_the_rules_and_other_rules_have_other_answers() -> None:
+    """By each way to an answer: alone, of many machines, as a front, and again from the cache."""
+    workload = catalog.load(GEMM)
+    rule = {"at": "x", "ranks": ["input_channel"]}
+    options = solver(rule)
+    free, under = (solve.solve(EDGE, workload, one) for one in (SolverOptions(), options))
+    assert isinstance(free, list)
+    assert isinstance(under, list)
+    assert "under the constraints x: ranks input_channel" in under[0].certificate
+    assert mappings_in(under[0].certificate) == under[0].einsums[0].space
+    assert free[0].energy_pj < under[0].energy_pj
+    limits = options.constraints(workload.einsums[0], EDGE)
+    (many,) = solve.solve_unfused_on([EDGE], workload, options)
+    front = solve.solve(EDGE, workload, replace(options, objective="front"))
+    assert isinstance(many, list)
+    assert isinstance(front, list)
+    assert many[0].energy_pj == under[0].energy_pj
+    for one in (*under, *many, *front):
+        assert broken(limits, one.einsums[0].mapping, workload.einsums[0], EDGE) == []
+    assert broken(limits, free[0].einsums[0].mapping, workload.einsums[0], EDGE) != []
+    again = [
+        solve.cached(EDGE, workload, one) for one in (SolverOptions(), options, SolverOptions(), options)
+    ]
+    assert [one[0].energy_pj for one in again if isinstance(one, list)] == [  # answers of the cache, too
+        free[0].energy_pj,
+        under[0].energy_pj,
+    ] * 2
+    own = machine.arch(replace(machine.load("edge_array"), mapping=read_rules([rule])))
+    (as_hardware,) = solve.solve(own, workload, SolverOptions())
+    assert as_hardware.energy_pj == under[0].energy_pj
+    assert as_hardware.certificate == under[0].certificate
+
+
+def test_rules_hold_for_the_einsums_that_they_name() -> None:
+    conv = catalog.load("conv:k=8,c=8,p=4,q=4,r=3,s=3").einsums[0]
+    gemm = catalog.load(GEMM).einsums[0]
+    rules = read_rules([{"at": "x", "ranks": ["filter_row"]}, {"at": "y", "factors": {"output_row": 2}}])
+    assert {limit.name for limit in ruled(FREE, rules, conv, EDGE).limits} == {*conv.sizes()} - {"r"}
+    assert ruled(FREE, rules, gemm, EDGE) == FREE
+    for kind, held in (("products", {gemm.name}), ("convolutions", {conv.name}), (conv.name, {conv.name})):
+        rules = read_rules([{"at": "gbuf", "bypass": ["weight"], "einsums": kind}])
+        assert {e.name for e in (gemm, conv) if ruled(FREE, rules, e, EDGE).limits} == held
+    assert rank_roles(gemm) == {"input_channel": "k", "output_channel": "n", "batch": "m"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "names"),
+    [
+        ([{"at": "gbuf", "bypass": "weight"}, {"at": "gbuf", "keep": ["B"]}], ["gbuf: keep B"]),
+        ([{"at": "x", "factors": {"m": ">= 65"}}], ["x: m >= 65"]),
+        (
+            [
+                {"at": "x", "ranks": []},
+                {"at": "y", "ranks": ["k"]},
+                {"utilization": 0.5},
+                {"at": "gbuf", "tile": {"A": 10}},
+            ],
+            ["x: ranks none; utilization >= 50 %"],
+        ),
+    ],
+)
+def test_infeasible_names_the_rules_that_exclude_every_mapping(
+    rules: list[dict[str, object]], names: list[str]
+) -> None:
+    found = solve.solve(EDGE, catalog.load(GEMM), solver(*rules))
+    assert isinstance(found, Infeasible)
+    assert str(found) == f"gemm: no mapping keeps {names[0]}; leave a rule out of mapping, or loosen it"
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ({"schedule": "fused"}, "solver.schedule = fused does not obey the rules of `solver.mapping`"),
+        ({"schedule": "best"}, "solver.schedule = best"),
+        ({"schedule": "kapla"}, "solver.schedule = kapla"),
+        ({"schedule": "gogeta"}, "solver.schedule = gogeta"),
+        ({"schedule": "residency"}, "solver.schedule = residency"),
+        ({"mapper": "cost_descending"}, "solver.mapper = cost_descending"),
+        ({"tiling": "smaug"}, "solver.tiling = smaug"),
+        ({"factors": "imperfect"}, "solver.factors = imperfect"),
+        ({"layout": "alt"}, "solver.layout = alt"),
+        ({"sharing_gap": 0.1}, "solver.sharing_gap = 0.1"),
+    ],
+)
+def test_what_would_not_be_obeyed_is_one_line(more: dict[str, object], line: str) -> None:
+    workload = catalog.load(GEMM)
+    with pytest.raises(ValueError, match=re.escape(line)) as fault:
+        solve.solve(EDGE, workload, solver({"at": "x", "ranks": ["k"]}, **more))
+    assert "\n" not in str(fault.value)
+    own = machine.arch(
+        replace(machine.load("edge_array"), mapping=read_rules([{"at": "x", "ranks": ["input_channel"]}]))
+    )
+    with pytest.raises(ValueError, match="does not obey the rules of `mapping`"):
+        solve.solve(own, workload, SolverOptions(**more))  # type: ignore[arg-type]
+
+
+def test_rules_that_tell_equal_einsums_apart_or_name_nothing_are_one_line() -> None:
+    layers = workload_of({"m": 8, "k": 8, "n": 8}, "C[m,n] += A[m,k] * B[k,n]", "D[m,k] += C[m,n] * E[n,k]")
+    first, second = layers.einsums
+    with pytest.raises(ValueError, match=r"hold for .* in different ways"):
+        solve.solve(EDGE, layers, solver({"at": "x", "ranks": ["k"]}))
+    with pytest.raises(ValueError, match=r"hold for .* in different ways"):
+        solve.solve(EDGE, layers, solver({"at": "gbuf", "bypass": ["weight"], "einsums": [second.name]}))
+    assert isinstance(solve.solve(EDGE, layers, solver({"at": "x", "ranks": ["input_channel"]})), list)
+    assert first.name != second.name
+    with pytest.raises(ValueError, match=re.escape("solver.mapping[0].ranks = kk names nothing of gemm")):
+        solve.solve(EDGE, catalog.load(GEMM), solver({"at": "x", "ranks": ["kk"]}))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("{at: z, ranks: [k]}", "mapping[0].at = z is no memory and no dimension of an array"),
+        ("{at: x, keep: [weight]}", "mapping[0].keep = [weight] cannot stand at a dimension (x)"),
+        ("{at: gbuf, ranks: [k]}", "mapping[0].ranks = [k] cannot stand at a memory (gbuf)"),
+        ("{at: dram, bypass: [weight]}", "mapping[0].bypass = [weight] cannot be: the outermost level"),
+        ("{at: gbuf, keep: [weight], bypass: [weight]}", "mapping[0].bypass = weight is in keep too"),
+        ("{at: x}", "mapping[0] = {at: x} says nothing; add one of ranks, factors"),
+        ("{at: x, factors: {k: 0}}", "mapping[0].factors.k = 0 is no trip count"),
+        ("{at: x, factors: {k: 3..2}}", "mapping[0].factors.k = 3..2 has the larger number first"),
+        ("{at: gbuf, tile: {weight: 2 KB}}", "mapping[0].tile.weight = 2 KB is not a size"),
+        ("{at: x, order: [k, m]}", "mapping[0].order = ['k', 'm'] cannot be kept"),
+        ("{at: x, rank: [k]}", "mapping[0].rank = ['k'] is no key of a rule"),
+        ("{utilization: 1.5}", "mapping[0].utilization = 1.5 is faulty"),
+    ],
+)
+def test_a_faulty_rule_is_one_line(text: str, line: str, tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(f"{(machine.MACHINES / 'edge_array.yaml').read_text()}\nmapping: [{text}]\n")
+    with pytest.raises(machine.MachineError) as fault:
+        machine.load(str(file))
+    assert str(fault.value).startswith(f"{file}: {line}")
+    assert "\n" not in str(fault.value)
+
+
+@pytest.mark.parametrize("name", ["eyeriss_rules", "simba_rules", "nvdla_rules"])
+def test_shipped_rules_are_kept(name: str) -> None:
+    """Timeloop's Eyeriss and Simba, and NVDLA: the first machine of each study."""
+    loaded = study.load(STUDIES / f"{name}.yaml")
+    assert loaded.space
+    arch, (workload,) = decode(loaded.space, 0), loaded.loaded_workloads
+    assert isinstance(arch, Arch)
+    (found,) = solve.solve(arch, workload, loaded.solver)
+    limits = loaded.solver.constraints(workload.einsums[0], arch)
+    assert broken(limits, found.einsums[0].mapping, workload.einsums[0], arch) == []
+    assert found.einsums[0].space
+    assert found.einsums[0].space.rules == limits.rule_texts()

@@ -478,7 +478,8 @@ def _temporal_limits(
             at = levels[limit.at], ranks.index(limit.name)
             limited[at], least[at] = True, max(least[at], limit.least)
             most[at] = min(most[at], limit.most)
-    return bool(limited.any()), limited.any(axis=0), least, most
+    ranks_limited: NDArray[np.bool_] = np.any(limited, axis=0)
+    return bool(limited.any()), ranks_limited, least, most
 
 
 def _unconstrained_groups(arch: Arch, constraints: Constraints) -> int:
