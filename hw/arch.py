@@ -182,6 +182,9 @@ class TileLimit(NamedTuple):
     amount: int
     unit: Literal["elements", "B"]
 
+    def __str__(self) -> str:
+        return f"{self.tensor} <= {self.amount} {self.unit}"
+
 
 def read_names(value: object) -> tuple[str, ...]:
     """Returns the names of a rule, of ranks, tensors or einsums. Raises ValueError."""

@@ -393,18 +393,24 @@ def rule_faults(rules: Sequence[Rule], nodes: Sequence[Node | None], prefix: str
         for name in given:
             if name not in allowed[kind]:
                 yield (
-                    f"{key}.{name} = {show(getattr(rule, name))} cannot stand {where}; there a rule has "
+                    f"{key}.{name} = {_rule_value(rule, name)} cannot stand {where}; there a rule has "
                     f"{', '.join(allowed[kind])}"
                 )
         if kind == "memory" and memories and at == memories[0]:
             for name in ("bypass", "tile"):
                 if name in given:
                     yield (
-                        f"{key}.{name} = {show(getattr(rule, name))} cannot be: the outermost level holds "
+                        f"{key}.{name} = {_rule_value(rule, name)} cannot be: the outermost level holds "
                         "every tensor whole; leave it out"
                     )
         if both := [name for name in rule.keep if name in rule.bypass]:
             yield f"{key}.bypass = {both[0]} is in keep too; leave one out"
+
+
+def _rule_value(rule: Rule, name: str) -> str:
+    """Returns the value of a key of a rule, about as a file has it."""
+    value = getattr(rule, name)
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else show(value)
 
 
 def node_faults(spec: Machine, node: Node, outermost: bool = False) -> list[str]:

@@ -5,20 +5,20 @@ every mapping of small problems, from which those that break a rule are struck o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from math import inf, isclose
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from dse.mapper.baselines.exhaustive import enumerated, mapspace_size
 from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.search import search_below
-from dse.mapping.constraints import FREE, rank_roles, ruled
-from dse.mapping.nest import Infeasible, Mapping, faults, role
-from dse.mapping.searched import mappings_in
+from dse.mapping.constraints import FREE, Factors, rank_roles, ruled
+from dse.mapping.nest import Infeasible, faults, role
+from dse.mapping.searched import ALL_MAPPINGS, certificate_words, mappings_in
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, fanout_overflow
 from dse.sim.einsum.limits import broken
 from dse.solve import solve
@@ -29,35 +29,30 @@ from hw.arch import Arch, Rule, read_rules
 from hw.space import decode
 from tests.amount import amount
 from tests.enumeration import mappings
-from tests.nests import KINDS
 from tests.small import small_problem
 from workloads import catalog
 from workloads.text import workload as workload_of
 
 STUDIES = Path(__file__).parent.parent / "studies"
 
-SIMPLE = [kind for kind in KINDS if kind not in ("csr", "sparse")]
+SIMPLE = ("gemm", "bmm", "conv", "conv1d", "depthwise", "grouped")
 
 
-@lru_cache(maxsize=4)
-def listed(seed: int) -> tuple[Problem, str, tuple[tuple[float, Mapping], ...]]:
-    """A random problem, its factors, and (energy, mapping) of all mappings that fit, cheapest first."""
+def drawn(seed: int, least: int, most: int, levels: Sequence[int] = (2, 3)) -> tuple[Problem, Factors]:
+    """A random problem with an array and two ranks to tile, of so many mappings, and its factors."""
     rng = Random(seed)
-    factors = rng.choice(["perfect", "imperfect_spatial"])
+    factors: Factors = rng.choice(["perfect", "imperfect_spatial"])
     while True:
-        problem = small_problem(rng, "energy", amount(2_500, 900), SIMPLE)
-        problem = replace(problem, arch=problem.arch.without("leakage"))
-        found = []
-        for one in mappings(problem, factors, "tensors"):
-            if faults(one, problem.einsum, problem.arch) or fanout_overflow(
-                one, problem.einsum, problem.arch
-            ):
-                continue
-            cost = einsum_cost(problem, one)
-            if isinstance(cost, EinsumCost):
-                found.append((cost.energy_pj, one))
-        if len(found) > 20:
-            return problem, factors, tuple(sorted(found, key=lambda row: row[0]))
+        problem = small_problem(rng, "energy", most, SIMPLE, factors)
+        e, arch = problem.einsum, problem.arch
+        tiled = sum(n > 1 for _, n in e.extents)
+        if (
+            tiled > 1
+            and arch.fanouts
+            and len(arch.levels) in levels
+            and mapspace_size(e, arch, factors) >= least
+        ):
+            return replace(problem, arch=arch.without("leakage")), factors
 
 
 def a_rule(rng: Random, problem: Problem) -> Rule | None:
@@ -106,24 +101,49 @@ def rule_sets(rng: Random, problem: Problem, count: int) -> Iterator[tuple[Rule,
         yield tuple(rule for rule in rules if rule)
 
 
-@pytest.mark.parametrize("seed", range(amount(120, 24)))
+def as_found(problem: Problem, factors: Factors, rules: tuple[Rule, ...], best: float) -> None:
+    """Asserts that the search finds the optimum under rules, `best` (inf: no mapping keeps them), and says
+    so.
+    """
+    limits = ruled(FREE, rules, problem.einsum, problem.arch)
+    found = optimal(problem, factors, limits)
+    if isinstance(found, Infeasible):
+        assert best == inf, (rules, str(found))
+        return
+    (one,) = found
+    assert broken(limits, one.mapping, problem.einsum, problem.arch) == [], (rules, str(one.mapping))
+    assert one.proven
+    assert one.proven is ALL_MAPPINGS or one.proven.rules == limits.rule_texts()
+    assert isclose(one.energy_pj, best, rel_tol=1e-9), (rules, str(one.mapping), best)
+    below = search_below(problem, factors, limits, best * 1.01, 0.0, 100_000)
+    assert isclose(below.lower_bound, best, rel_tol=1e-9), rules
+
+
+@pytest.mark.parametrize("seed", range(amount(32, 8)))
 def test_the_search_under_rules_equals_a_list_of_all_mappings(seed: int) -> None:
-    problem, factors, every = listed(seed)
+    """Of an enumeration that shares no code with the searches."""
+    problem, factors = drawn(seed, 100, 300)
     e, arch = problem.einsum, problem.arch
-    for rules in rule_sets(Random(f"rules/{seed}"), problem, 8):
+    priced = [
+        (cost.energy_pj, one)
+        for one in mappings(problem, factors, "tensors")
+        if not faults(one, e, arch) and not fanout_overflow(one, e, arch)
+        if isinstance(cost := einsum_cost(problem, one), EinsumCost)
+    ]
+    every = sorted(priced, key=lambda row: row[0])
+    for rules in rule_sets(Random(f"rules/{seed}"), problem, 12):
         limits = ruled(FREE, rules, e, arch)
         best = next((cost for cost, one in every if not broken(limits, one, e, arch)), inf)
-        found = optimal(problem, factors, limits)
-        if isinstance(found, Infeasible):
-            assert best == inf, (rules, str(found))
-            continue
-        (one,) = found
-        assert broken(limits, one.mapping, e, arch) == [], (rules, str(one.mapping))
-        assert one.proven
-        assert one.proven.rules == limits.rule_texts()
-        assert isclose(one.energy_pj, best, rel_tol=1e-9), (rules, str(one.mapping), best)
-        below = search_below(problem, factors, limits, best * 1.01, 0.0, 100_000)
-        assert isclose(below.lower_bound, best, rel_tol=1e-9), rules
+        as_found(problem, factors, rules, best)
+
+
+@pytest.mark.parametrize("seed", range(100, 100 + amount(160, 10)))
+def test_the_search_under_rules_equals_the_exhaustive_mapper(seed: int) -> None:
+    """Of two levels: of more it keeps outer ones above inner ones."""
+    problem, factors = drawn(seed, 300, 2_500, (2,))
+    for rules in rule_sets(Random(f"rules/{seed}"), problem, 3):
+        found = enumerated(problem, factors, ruled(FREE, rules, problem.einsum, problem.arch))
+        as_found(problem, factors, rules, inf if isinstance(found, Infeasible) else found[0].energy_pj)
 
 
 EDGE = machine.arch(machine.load("edge_array"))
@@ -143,7 +163,9 @@ def test_answers_name_the_rules_and_other_rules_have_other_answers() -> None:
     assert isinstance(free, list)
     assert isinstance(under, list)
     assert "under the constraints x: ranks input_channel" in under[0].certificate
-    assert mappings_in(under[0].certificate) == under[0].einsums[0].space
+    space = under[0].einsums[0].space
+    assert space
+    assert mappings_in(f"optimal{certificate_words(space)}") == space
     assert free[0].energy_pj < under[0].energy_pj
     limits = options.constraints(workload.einsums[0], EDGE)
     (many,) = solve.solve_unfused_on([EDGE], workload, options)

@@ -292,10 +292,10 @@ def _limits(rule: Rule, e: Einsum, arch: Arch) -> Iterator[Limit]:
         yield Limit("keep", at, tensor, 0, 0, f"{start}keep {' '.join(rule.keep)}{own}")
     for tensor in (tensor for name in rule.bypass for tensor in tensors_of(name)):
         yield Limit("bypass", at, tensor, 0, 0, f"{start}bypass {' '.join(rule.bypass)}{own}")
-    for name, amount, unit in rule.tile:
-        for tensor in tensors_of(name):
-            most = amount * (8 if unit == "B" else bits[tensor])
-            yield Limit("tile", at, tensor, 0, most, f"{start}tile of {name} <= {amount} {unit}{own}")
+    for tile in rule.tile:
+        for tensor in tensors_of(tile.tensor):
+            most = tile.amount * (8 if tile.unit == "B" else bits[tensor])
+            yield Limit("tile", at, tensor, 0, most, f"{start}tile of {tile}{own}")
     if rule.utilization is not None:
         pes = ceil(rule.utilization * arch.instances(len(arch.levels)) * (1 - 1e-12))
         yield Limit("pes", "", "", pes, 0, f"utilization >= {100 * rule.utilization:g} %{own}")

@@ -108,8 +108,8 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
             faults.add(line)
         if (space.template.mapping or solver.mapping) and is_ever_set(space, LAYOUT_FIELDS):
             faults.add(
-                f"mapping: {space.template.name} describes lines, rows or banks, and layouts are not searched "
-                "under rules; leave the rules out, or burst and bank_map"
+                f"mapping: {space.template.name} describes lines, rows or banks, and layouts are not "
+                "searched under rules; leave the rules out, or burst and bank_map"
             )
     if solver.layout != "row_major" and space and not is_ever_set(space, LAYOUT_FIELDS):
         faults.add(
