@@ -189,6 +189,15 @@ def test_answers_name_the_rules_and_other_rules_have_other_answers() -> None:
     assert as_hardware.certificate == under[0].certificate
 
 
+@pytest.mark.parametrize("level", ["gbuf", "regf"])
+@pytest.mark.parametrize("tensor", ["input", "weight", "output"])
+def test_what_bypasses_a_level_does_not_stand_there(level: str, tensor: str) -> None:
+    e = catalog.load(GEMM).einsums[0]
+    limits = solver({"at": level, "bypass": tensor}).constraints(e, EDGE)
+    (one,) = optimal(Problem(EDGE, e, "energy"), "perfect", limits, allowed_gap=0.05)
+    assert broken(limits, one.mapping, e, EDGE) == []
+
+
 def test_rules_hold_for_the_einsums_that_they_name() -> None:
     conv = catalog.load("conv:k=8,c=8,p=4,q=4,r=3,s=3").einsums[0]
     gemm = catalog.load(GEMM).einsums[0]
