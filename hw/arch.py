@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import inf, prod
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
-from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
 
 SIZE = re.compile(r"^\s*(-?\d+(?:\.\d+)?)\s*([A-Za-z/]+2?)\s*$")
 SIZE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -141,6 +141,177 @@ TileEntry = Annotated[
     BeforeValidator(read_entry),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"enum": [*TILE_WORDS]}]}),
 ]
+
+# Roles of ranks, which rules take in place of names (dse/mapping/constraints.py, `rank_roles`).
+RANK_ROLES = (
+    "output_row",
+    "output_column",
+    "filter_row",
+    "filter_column",
+    "input_channel",
+    "output_channel",
+    "batch",
+)
+EINSUM_KINDS = ("products", "convolutions", "others")  # of MACs without a window, with one; without MACs
+TRIPS = re.compile(r"(?:(?P<least>\d+)\s*\.\.\s*(?P<most>\d+)|(?P<sign><=|>=)\s*(?P<n>\d+))")
+ALL_TRIPS = -1  # `Factor.least` and `most`: as many trips as the rank has values
+NAMES = re.compile(r"[A-Za-z_]\w*")
+
+
+class Factor(NamedTuple):
+    """How many trips loops over a rank may have."""
+
+    rank: str  # name or role
+    least: int  # ALL_TRIPS: the extent
+    most: int | None  # None: any number
+
+    def __str__(self) -> str:
+        if self.least == self.most:
+            return f"{self.rank} = {'all' if self.least == ALL_TRIPS else self.least}"
+        if self.most is None:
+            return f"{self.rank} >= {self.least}"
+        return (
+            f"{self.rank} <= {self.most}" if self.least <= 1 else f"{self.rank} = {self.least}..{self.most}"
+        )
+
+
+class TileLimit(NamedTuple):
+    """How large one tile of a tensor may be."""
+
+    tensor: str  # name or role
+    amount: int
+    unit: Literal["elements", "B"]
+
+    def __str__(self) -> str:
+        return f"{self.tensor} <= {self.amount} {self.unit}"
+
+
+def read_names(value: object) -> tuple[str, ...]:
+    """Returns the names of a rule, of ranks, tensors or einsums. Raises ValueError."""
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list | tuple) or not all(
+        isinstance(one, str) and NAMES.fullmatch(one) for one in listed
+    ):
+        raise ValueError("is no list of names; write e.g. [input_channel, filter_row]")
+    return tuple(dict.fromkeys(listed))
+
+
+def read_factors(value: object) -> tuple[Factor, ...]:
+    """Returns the trip counts of a rule. Raises ValueError."""
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError('is no mapping of ranks to trip counts; write e.g. {r: 1, c: "<= 4", k: all}')
+    found = []
+    for rank, given in value.items():
+        match = TRIPS.fullmatch(given.strip()) if isinstance(given, str) else None
+        n = int(match["n"] or 0) if match else given
+        least, most = (
+            (ALL_TRIPS, ALL_TRIPS)
+            if given == "all"
+            else (int(match["least"]), int(match["most"]))
+            if match and match["least"]
+            else ((1, n) if match["sign"] == "<=" else (n, None))
+            if match
+            else (n, n)
+        )
+        counts = [one for one in (least, most) if one is not None]
+        if (
+            not all(type(one) is int and (one > 0 or one == ALL_TRIPS) for one in counts)
+            or given == ALL_TRIPS
+        ):
+            raise ValueError(
+                f'.{rank} = {given} is no trip count; write a whole number above 0, "<= 4", ">= 2", '
+                '"2..4" or all'
+            )
+        if most is not None and most < least:
+            raise ValueError(f".{rank} = {given} has the larger number first; write {most}..{least}")
+        found.append(Factor(read_names(str(rank))[0], least, most))
+    return tuple(found)
+
+
+def read_tiles(value: object) -> tuple[TileLimit, ...]:
+    """Returns the largest tiles of a rule. Raises ValueError."""
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError("is no mapping of tensors to sizes; write e.g. {weight: 1024, output: 2 KiB}")
+    found = []
+    for tensor, given in value.items():
+        if isinstance(given, str):
+            try:
+                found.append(TileLimit(read_names(str(tensor))[0], read_bytes(given), "B"))
+            except ValueError as fault:
+                raise ValueError(f".{tensor} = {given} {fault}") from None
+        elif type(given) is int and given > 0:
+            found.append(TileLimit(read_names(str(tensor))[0], given, "elements"))
+        else:
+            raise ValueError(
+                f".{tensor} = {given} is no size of a tile; write elements, e.g. 1024, or a size with a "
+                "unit, e.g. 2 KiB"
+            )
+    return tuple(found)
+
+
+Names = Annotated[
+    tuple[str, ...],
+    BeforeValidator(read_names),
+    WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]}),
+]
+AMOUNTS = WithJsonSchema(
+    {"type": "object", "additionalProperties": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule of the block `mapping`: what mappings may do at a memory or along a dimension of an array."""
+
+    at: str = ""  # a memory, or a dimension of an array; "": the machine (utilization)
+    einsums: Names = ()  # names, or kinds (EINSUM_KINDS), of the einsums that it holds for; (): all
+    ranks: Names | None = None  # dimension: ranks that may be unrolled over it, names or roles (RANK_ROLES)
+    # trip counts: of spatial loops over a dimension, of temporal loops at a memory
+    factors: Annotated[tuple[Factor, ...], BeforeValidator(read_factors), AMOUNTS] = ()
+    keep: Names = ()  # memory: tensors that must stand there, names or roles
+    bypass: Names = ()  # memory: tensors that may not stand there
+    # memory: one tile, at most
+    tile: Annotated[tuple[TileLimit, ...], BeforeValidator(read_tiles), AMOUNTS] = ()
+    utilization: Annotated[float, Field(gt=0, le=1)] | None = None  # share of the PEs that work, at least
+
+    __pydantic_config__ = NO_OTHER_KEYS
+
+
+def read_rules(value: object) -> tuple[Rule, ...]:
+    """Returns the rules of a block `mapping`. Raises ValueError, the message beginning with the position of
+    the faulty rule.
+    """
+    if not isinstance(value, list | tuple):
+        raise ValueError("is no list of rules; write e.g. [{at: x, ranks: [input_channel]}]")
+    return tuple(entry if isinstance(entry, Rule) else _read_rule(i, entry) for i, entry in enumerate(value))
+
+
+def _read_rule(i: int, entry: object) -> Rule:
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"[{i}] = {entry} is no rule; write e.g. {{at: x, ranks: [input_channel]}}")
+    known = [one.name for one in fields(Rule)]
+    if "order" in entry:
+        raise ValueError(
+            f"[{i}].order = {entry['order']} cannot be kept: orders of loops are not searched under rules; "
+            "limit trip counts (factors), or leave it out"
+        )
+    for key in entry:
+        if key not in known:
+            raise ValueError(f"[{i}].{key} = {entry[key]} is no key of a rule; use {', '.join(known)}")
+    try:
+        return RULE_ADAPTER.validate_python(entry)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        key, says = str(detail["loc"][0]), detail["msg"]
+        if detail["type"] != "value_error":
+            says = f"is faulty: {says[:1].lower()}{says[1:]}; see docs/files.md"
+        says = says.removeprefix("Value error, ")
+        shown = "" if says.startswith(".") else f" = {entry[key]} "
+        raise ValueError(f"[{i}].{key}{shown}{says}") from None
+
+
+RULE_ADAPTER: TypeAdapter[Rule] = TypeAdapter(Rule)
+Rules = Annotated[tuple[Rule, ...], BeforeValidator(read_rules)]
 
 FieldRole = Literal[
     "structure",
@@ -334,6 +505,7 @@ class Machine:
     # everywhere, at no capacity
     overlap: Overlap = "buffered"
     tiling: Tiling = Tiling()
+    mapping: Rules = ()  # what mappings the hardware can do; (): all that the nodes allow
 
     __pydantic_config__ = NO_OTHER_KEYS
 
@@ -462,6 +634,7 @@ class Arch:
     tiling: Tiling = role_field("tiles", Tiling())
     # buffered: fills overlap with work inside where a level is double-buffered; free: they overlap everywhere
     overlap: Overlap = role_field("structure", "buffered")
+    mapping: tuple[Rule, ...] = role_field("structure", ())  # rules that all mappings keep
 
     def instances(self, outside: int) -> int:
         """Returns how many copies there are of levels[outside], or of the MAC unit where outside is

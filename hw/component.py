@@ -18,7 +18,7 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from functools import lru_cache
 from itertools import chain
 from math import ceil, inf, log
@@ -39,6 +39,7 @@ from hw.arch import (
     MacUnit,
     Memory,
     Node,
+    Rule,
     plain_number,
 )
 from workloads import plugin
@@ -294,7 +295,8 @@ def explain(key: str, kind: str, value: object, detail: str, known: Iterable[str
     if kind == "missing" and (example := EXAMPLES.get(key.rpartition(".")[2])):
         return f"{key} is missing; add it, e.g. {example}"
     if kind == "value_error":
-        return f"{shown} {detail.removeprefix('Value error, ')}"
+        says = detail.removeprefix("Value error, ")
+        return f"{key}{says}" if says.startswith("[") else f"{shown} {says}"
     if kind == "literal_error":
         if new_name := value_now(key, value):
             return f"{shown} has a new name; write {new_name}"
@@ -355,6 +357,60 @@ def nesting_faults(nodes: Sequence[Node | None]) -> Iterator[str]:
                 f"nodes[{i}] = {node.name} is {node.kind} inside of the sram {first_sram}; "
                 "list the outermost memory first"
             )
+
+
+def rule_faults(rules: Sequence[Rule], nodes: Sequence[Node | None], prefix: str) -> Iterator[str]:
+    """Yields rules of a block `mapping` that name nothing of the machine, or say what cannot be there.
+    prefix: the key of the block.
+    """
+    memories = [node.name for node in nodes if isinstance(node, Memory)]
+    dims = [dim for node in nodes if isinstance(node, Array) for dim in node.dims]
+    # what may stand at a memory, a dimension, the machine
+    allowed = {
+        "memory": ("factors", "keep", "bypass", "tile"),
+        "dimension": ("ranks", "factors"),
+        "machine": ("utilization",),
+    }
+    for i, rule in enumerate(rules):
+        key = f"{prefix}[{i}]"
+        at = rule.at.lower()
+        if at and at not in (*memories, *dims):
+            yield (
+                f"{key}.at = {rule.at} is no memory and no dimension of an array; "
+                f"{closest_name(at, [*memories, *dims])}"
+            )
+            continue
+        kind = "machine" if not at else "dimension" if at in dims else "memory"
+        empty = {"ranks": None, "utilization": None}
+        given = [
+            f.name
+            for f in fields(Rule)
+            if f.name not in ("at", "einsums") and getattr(rule, f.name) != empty.get(f.name, ())
+        ]
+        where = "without `at`" if kind == "machine" else f"at a {kind} ({rule.at})"
+        if not given:
+            yield f"{key} = {{at: {rule.at}}} says nothing; add one of {', '.join(allowed[kind])}"
+        for name in given:
+            if name not in allowed[kind]:
+                yield (
+                    f"{key}.{name} = {_rule_value(rule, name)} cannot stand {where}; there a rule has "
+                    f"{', '.join(allowed[kind])}"
+                )
+        if kind == "memory" and memories and at == memories[0]:
+            for name in ("bypass", "tile"):
+                if name in given:
+                    yield (
+                        f"{key}.{name} = {_rule_value(rule, name)} cannot be: the outermost level holds "
+                        "every tensor whole; leave it out"
+                    )
+        if both := [name for name in rule.keep if name in rule.bypass]:
+            yield f"{key}.bypass = {both[0]} is in keep too; leave one out"
+
+
+def _rule_value(rule: Rule, name: str) -> str:
+    """Returns the value of a key of a rule, about as a file has it."""
+    value = getattr(rule, name)
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else show(value)
 
 
 def node_faults(spec: Machine, node: Node, outermost: bool = False) -> list[str]:
@@ -747,7 +803,11 @@ def word_bits_of(spec: Machine, mac_unit: MacUnit) -> int:
 def faults(spec: Machine) -> list[str]:
     """Returns all reasons why spec cannot be built, one line each."""
     node_lines = (line for i, node in enumerate(spec.nodes) for line in node_faults(spec, node, i == 0))
-    machine_lines = order_faults([outline(node) for node in spec.nodes]), nesting_faults(spec.nodes)
+    machine_lines = (
+        order_faults([outline(node) for node in spec.nodes]),
+        nesting_faults(spec.nodes),
+        rule_faults(spec.mapping, spec.nodes, "mapping"),
+    )
     return list(dict.fromkeys(chain(*machine_lines, node_lines)))
 
 
@@ -782,4 +842,5 @@ def build(spec: Machine) -> Arch:
         word_bits_of(spec, mac_unit),
         spec.tiling,
         spec.overlap,
+        tuple(replace(rule, at=rule.at.upper()) for rule in spec.mapping),
     )

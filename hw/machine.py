@@ -8,6 +8,7 @@
     - {memory: gbuf, capacity: 128 KiB, width_bits: 128}
     - {array: array, dims: {y: 16, x: 16}, systolic: ws}      # rows first
     - {compute: mac, kind: int8, vector_lanes: 16}
+    mapping: [{at: x, ranks: [input_channel]}]   # rules that mappings keep (hw/arch.py: Rule)
     tiling: {align: 8}         # for solver.tiling: smaug; preference, minimum, align, pes, macs, vector
                                (hw/arch.py: Tiling)
 
@@ -35,7 +36,7 @@ NODE_TYPES: dict[str, type[Memory] | type[Array] | type[MacUnit]] = {
     "compute": MacUnit,
 }
 HEAD = tuple(f.name for f in fields(Machine) if f.name != "nodes")
-KEYS = {*HEAD, "nodes"} - {"name"}  # a document that has one of these keys is a machine
+KEYS = {*HEAD, "nodes"} - {"name", "mapping"}  # a document that has one of these keys is a machine
 NO_MACHINE = "must be a mapping with clock_mhz and nodes; see hw/machines/edge_array.yaml"
 SUBKEYS = {"tiling": tuple(f.name for f in fields(Tiling))}  # keys whose value is a mapping -> its keys
 MACHINE_ADAPTER: TypeAdapter[Machine] = TypeAdapter(Machine)
@@ -109,6 +110,8 @@ def parse(data: object, name: str, folder: Path = Path(), asked: bool = True) ->
     if all(outline):
         faults += component.order_faults([line for line in outline if line])
     faults += component.nesting_faults([node for node, _ in parsed])
+    if all(node for node, _ in parsed):
+        faults += component.rule_faults(head.mapping, [node for node, _ in parsed], "mapping")
     for i, (node, wrong) in enumerate(parsed):
         faults += wrong + (component.node_faults(head, node, i == 0) if node else [])
     lines = [line.replace("\n", "\\n") for line in faults]  # a name may hold a line break

@@ -140,7 +140,9 @@ def override(template: Machine, given: Mapping[str, object], prefix: str = "set"
 def keys(template: Machine) -> dict[str, Any]:
     """Returns every field that an axis may name, and its type."""
     found = {
-        f: _bare(hint) for f, hint in _field_types(Machine).items() if f not in ("name", "nodes", "tiling")
+        f: _bare(hint)
+        for f, hint in _field_types(Machine).items()
+        if f not in ("name", "nodes", "tiling", "mapping")
     }
     found |= {f"tiling.{f}": _bare(hint) for f, hint in _field_types(Tiling).items() if f in CONSTANTS}
     for node in template.nodes:

@@ -216,18 +216,47 @@ def test_a_design_of_timeloop(tmp_path: Path) -> None:
 
 def test_a_loss_is_a_line_and_nothing_is_written(tmp_path: Path) -> None:
     arch = exchanged.TIMELOOP_ARCH.replace(
-        "    spatial: {meshX: 8}", "    spatial: {meshX: 8}\n    constraints: {spatial: {factors: [R=1]}}"
+        "    spatial: {meshX: 8}", "    spatial: {meshX: 8}\n    constraints: {spatial: {no_reuse: [Inputs]}}"
     )
     files = put(tmp_path, arch=arch, problem=exchanged.TIMELOOP_PROBLEM)
     said = dse("convert", "timeloop", *files, "-o", "d", folder=tmp_path)
     assert said.returncode == 2
-    assert said.stderr.splitlines()[0].startswith("lost: arch.yaml: PE.constraints.spatial: factors: ")
+    assert said.stderr.splitlines()[0].startswith("lost: arch.yaml: PE.constraints.spatial: no_reuse: ")
     assert "--lossy" in said.stderr.splitlines()[-1]
     assert not (tmp_path / "d").exists()
     said = dse("convert", "timeloop", *files, "-o", "d", "--lossy", folder=tmp_path)
     assert said.returncode == 0
-    assert "lost: arch.yaml: PE.constraints.spatial: factors: " in said.stderr
+    assert "lost: arch.yaml: PE.constraints.spatial: no_reuse: " in said.stderr
     assert machine.load(str(tmp_path / "d/machine.yaml")).nodes
+
+
+def test_constraints_become_rules(tmp_path: Path) -> None:
+    """Inside and in a file of constraints: trip counts over dimensions and at levels, tensors that must stand
+    somewhere. `split` says which ranks stand on X.
+    """
+    arch = exchanged.TIMELOOP_ARCH.replace(
+        "    spatial: {meshX: 8}",
+        "    spatial: {meshX: 4, meshY: 2}\n    constraints: {spatial: "
+        "{factors: [R=1, C=0, M<=2], permutation: [C, R, M, P], split: 2}}",
+    )
+    targets = """
+mapspace_constraints:
+  targets:
+  - {target: GlobalBuffer, type: temporal, factors: P=4 C>=2}
+  - {target: GlobalBuffer, type: dataspace, keep: [Inputs]}
+"""
+    files = put(tmp_path, arch=arch, problem=exchanged.TIMELOOP_PROBLEM, own=targets)
+    good("convert", "timeloop", *files, "-o", "d", folder=tmp_path)
+    assert yaml.safe_load((tmp_path / "d/machine.yaml").read_text())["mapping"] == [
+        {"at": "globalbuffer", "factors": {"P": 4, "C": ">= 2"}},
+        {"at": "globalbuffer", "keep": ["input"]},
+        {"at": "x", "ranks": ["C", "R"]},
+        {"at": "x", "factors": {"R": 1, "C": "all"}},
+        {"at": "y", "factors": {"C": 1, "R": 1, "M": "<= 2"}},
+    ]
+    assert [rule.at for rule in machine.load_arch(str(tmp_path / "d/machine.yaml")).mapping] == [
+        *("GLOBALBUFFER", "GLOBALBUFFER", "X", "X", "Y")
+    ]
 
 
 def test_energies_of_an_ert(tmp_path: Path) -> None:

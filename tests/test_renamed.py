@@ -33,8 +33,9 @@ OLD_LINES = (
 
 
 def places(file: str) -> list[tuple[str, str, str]]:
-    """(block, old key, new key) of each key of a file that had another name."""
-    split = [key.key.rpartition(".") for key in keys.listing() if key.file == file]
+    """(block, old key, new key) of each key of a file that had another name. Rules (mapping[]) never had."""
+    own = [key.key for key in keys.listing() if key.file == file]
+    split = [key.rpartition(".") for key in own if not key.startswith("mapping[]")]
     return [
         (block, old, new) for block, _, new in split for old, names in renamed.KEYS.items() if new in names
     ]

@@ -157,6 +157,7 @@ def test_every_field_of_a_space_changes_its_words() -> None:
         "cut_twice": False,
         "layouts": "all",
         "shares": True,
+        "rules": ("x: ranks k",),
     }
     assert {f.name for f in fields(Mappings)} == set(own)
     assert (
@@ -194,6 +195,9 @@ def test_what_was_searched_is_read_as_it_is_written() -> None:
     assert decoded(Mappings, "") is None
     assert encoded(None) == ""
     assert mappings_in(f"optimal in the searched space; no bound known{certificate_words(one)}") == one
+    ruled = replace(one, rules=("x: ranks k", "utilization >= 50 %"))
+    assert decoded(Mappings, encoded(ruled)) == ruled
+    assert mappings_in(f"optimal{certificate_words(ruled)}") == ruled
     assert mappings_in("not proven optimal; no bound known") is None
     assert mappings_in(f"x{certificate_words(ALL_MAPPINGS)}") == ALL_MAPPINGS
     text = f"a; b{certificate_words(whole_)}"

@@ -179,6 +179,7 @@ OPENS = {"open", "read_text", "read_bytes", "ParquetFile", "mmread"}
 OWN = (
     "analysis/",
     "hw/component.py",
+    "hw/arch.py read_tiles",  # a text of a size, no file
     "cluster/pool.py",
     "cluster/worker.py sources",
     "dse/run/cache.py sources",

@@ -31,6 +31,7 @@ KNOWN_ROLES = {
     "weight": ("weights", "weight", "w", "filter", "filters", "b"),
     "output": ("outputs", "output", "o", "ofmap", "psum", "psums", "z"),
 }
+FACTOR = re.compile(r"([A-Za-z_]\w*?)\s*(<=|>=|=|)\s*(\d+)\b")
 DRAM_CLASSES = ("dram", "lpddr4", "ddr4", "hbm2")
 # attributes that are carried over, or that change no count here
 READ = {
@@ -233,6 +234,7 @@ def _value(reader: Reader, part: Part, *keys: str) -> float | None:
 def _machine(reader: Reader, parts: Sequence[Part], title: str) -> Named:
     nodes: list[dict[str, Any]] = []
     named: list[tuple[str, str, tuple[str, ...]]] = []
+    rules: list[dict[str, Any]] = []
     arrays = sum(bool(part.dims) for part in parts)
     for i, part in enumerate(parts):
         dims = _dims(part, arrays > 1)
@@ -241,12 +243,14 @@ def _machine(reader: Reader, parts: Sequence[Part], title: str) -> Named:
                 {"array": machines.name(part.title if part.is_container else f"{part.title}_copies")}
                 | {"dims": dict(dims)}
             )
-            _spatial_notes(reader, part)
+            rules += _spatial_rules(reader, part, [dim for dim, _ in dims])
         is_compute = i == len(parts) - 1
         if is_compute:
             nodes.append(_compute(reader, part))
         elif not part.is_container and _is_memory(part):
-            nodes.append(_memory(reader, part, not any("memory" in node for node in nodes)))
+            is_outermost = not any("memory" in node for node in nodes)
+            nodes.append(_memory(reader, part, is_outermost))
+            rules += _temporal_rules(reader, part) + ([] if is_outermost else _keep_rules(reader, part))
         elif not part.is_container:
             reader.notes.lost(
                 reader.file, part.title, f"is no memory ({part.kind}); its energy is not counted"
@@ -261,6 +265,8 @@ def _machine(reader: Reader, parts: Sequence[Part], title: str) -> Named:
         "overlap": "free",
         "nodes": nodes,
     }
+    if rules:
+        machine["mapping"] = rules
     return Named(machine, tuple(named))
 
 
@@ -278,16 +284,67 @@ def _is_dram(part: Part) -> bool:
     return any(word in part.kind for word in DRAM_CLASSES)
 
 
-def _spatial_notes(reader: Reader, part: Part) -> None:
+def _spatial_rules(reader: Reader, part: Part, dims: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the rules of the spatial constraints of a node, whose copies stand along `dims`. Over two
+    dimensions the first `split` ranks of the permutation stand on the first one, all others on the second.
+    """
     block = part.constraints.get("spatial")
-    keys = sorted(block) if isinstance(block, dict) else []
+    if not isinstance(block, dict):
+        return []
     where = f"{part.title}.constraints.spatial"
-    if shared := [key for key in keys if key in ("no_reuse", "no_link_transfer", "rmw_first_update")]:
+    if shared := sorted({"no_reuse", "no_link_transfer", "rmw_first_update"} & block.keys()):
         says = f"{', '.join(shared)}: PEs share what they read and add up what they make here"
         reader.notes.lost(reader.file, where, says)
-    if chosen := [key for key in keys if key not in shared]:
-        says = f"{', '.join(chosen)}: the mapper chooses which ranks are unrolled there"
-        reader.notes.lost(reader.file, where, says)
+    _lose_others(reader, where, block, {*shared, "factors", "permutation", "split"})
+    factors, order, split = _factors(reader, where, block), _order(block), block.get("split")
+    if len(dims) < 2 or not isinstance(split, int):
+        fixed = {rank: n for rank, n in factors.items() if len(dims) == 1 or n == 1}
+        if left := sorted(factors.keys() - fixed.keys()):
+            says = f"factors of {', '.join(left)}: without a split they may stand on either dimension"
+            reader.notes.lost(reader.file, where, says)
+        return [{"at": dim, "factors": fixed} for dim in dims if fixed]
+    first = order[:split]
+    rules: list[dict[str, Any]] = [{"at": dims[0], "ranks": first}]
+    for dim, own in ((dims[0], [r for r in factors if r in first]), (dims[1], [*first, *factors])):
+        mine = {rank: 1 if dim == dims[1] and rank in first else factors[rank] for rank in own}
+        rules += [{"at": dim, "factors": mine}] if mine else []
+    return rules
+
+
+def _temporal_rules(reader: Reader, part: Part) -> list[dict[str, Any]]:
+    """Returns the rules of the temporal constraints of a memory."""
+    block = part.constraints.get("temporal")
+    if not isinstance(block, dict) or not block:
+        return []
+    where = f"{part.title}.constraints.temporal"
+    if "permutation" in block:
+        reader.notes.lost(reader.file, where, "permutation: the mapper chooses the order of loops")
+    _lose_others(reader, where, block, {"factors", "permutation"})
+    factors = _factors(reader, where, block)
+    return [{"at": machines.name(part.title), "factors": factors}] if factors else []
+
+
+def _lose_others(reader: Reader, where: str, block: Mapping[str, Any], carried: set[str]) -> None:
+    if others := sorted(map(str, block.keys() - carried - {TAG})):
+        reader.notes.lost(reader.file, where, f"{', '.join(others)}: no rule says this here")
+
+
+def _factors(reader: Reader, where: str, block: Mapping[str, Any]) -> dict[str, int | str]:
+    """Returns trip counts by rank, as rules have them; 0 is the full extent."""
+    given = block.get("factors") or []
+    text = " ".join(map(str, given)) if isinstance(given, list) else str(given)
+    if rest := FACTOR.sub("", text).replace(",", "").strip():
+        reader.notes.lost(reader.file, where, f"factors: {rest} is no factor such as R=3 or C<=16")
+    return {
+        rank: ("all" if n == "0" else int(n)) if sign in ("", "=") else f"{sign} {n}"
+        for rank, sign, n in FACTOR.findall(text)
+    }
+
+
+def _order(block: Mapping[str, Any]) -> list[str]:
+    """Returns the ranks of a permutation, in its order."""
+    given = block.get("permutation") or []
+    return re.findall(r"\w+" if re.search(r"[\s,]", str(given)) else r"\w", str(given))
 
 
 def _memory(reader: Reader, part: Part, is_outermost: bool) -> dict[str, Any]:
@@ -314,7 +371,6 @@ def _memory(reader: Reader, part: Part, is_outermost: bool) -> dict[str, Any]:
     node |= _numbers(reader, part, node, rate, width, bits, scale)
     if (_value(reader, part, "multiple_buffering") or 1) > 1 and not is_outermost:
         node["double_buffer"] = True
-    _note_loops(reader, part)
     return node | ({} if is_outermost else _held(reader, part))
 
 
@@ -385,23 +441,19 @@ def _held(reader: Reader, part: Part) -> dict[str, Any]:
     found: dict[str, Any] = {} if len(may) == len(ROLES) else {"may_keep": may}
     if not may:
         refuse([f"{reader.file}: {part.title}.constraints.dataspace keeps no tensor; leave the level out"])
-    if kept >= set(may):
-        return found | {"bypass": False}
-    if kept - {None}:
-        key = f"{part.title}.constraints.dataspace.keep"
-        reader.notes.lost(reader.file, key, f"{', '.join(keep)} may stay away here, as the others may")
-    return found
+    return found | ({"bypass": False} if kept >= set(may) else {})
+
+
+def _keep_rules(reader: Reader, part: Part) -> list[dict[str, Any]]:
+    """Returns the rule for tensors that must stand at a level where others may."""
+    block, held = part.constraints.get("dataspace", {}), _held(reader, part)
+    kept = {_role(reader, one) for one in _names(block, "keep", "keep_only")}
+    roles = [role for role in held.get("may_keep", ROLES) if role in kept]
+    return [{"at": machines.name(part.title), "keep": roles}] if roles and "bypass" not in held else []
 
 
 def _role(reader: Reader, tensor: str) -> str | None:
     return reader.roles.get(tensor) or reader.roles.get(tensor.lower())
-
-
-def _note_loops(reader: Reader, part: Part) -> None:
-    block = part.constraints.get("temporal")
-    if isinstance(block, dict) and block:
-        says = f"{', '.join(sorted(block))}: the mapper chooses the loops there"
-        reader.notes.lost(reader.file, f"{part.title}.constraints.temporal", says)
 
 
 def _compute(reader: Reader, part: Part) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from dse.study import pareto, prune, read
 from dse.study import study as studies
 from dse.study.plan import Limits
 from dse.study.study import Study
+from hw import component
 from hw import machine as machines
 from hw import space as spaces
 from hw.arch import Arch, Machine
@@ -352,7 +353,6 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
     Raises ValueError with one line per fault.
     """
     from dse.mapper.exact import pareto_mappings
-    from dse.mapping.constraints import dataflow
 
     options, spec = _machine_and_options(machine, sets)
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
@@ -374,9 +374,8 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
             f"{workload}: no einsum {einsum}; name one, or none for the front of the workload: {names}"
         )
     (e,) = einsums
-    found = pareto_mappings.front(
-        Problem(arch, e, "energy"), options.factors, dataflow(options.dataflow, e, arch)
-    )
+    solve.check_rules(arch, loaded, options)
+    found = pareto_mappings.front(Problem(arch, e, "energy"), options.factors, options.constraints(e, arch))
     if isinstance(found, Infeasible):
         raise screens.NothingFits(f"{workload} on {arch.name}: infeasible: {found}")
     rows = [
@@ -474,10 +473,13 @@ def _machine_and_options(machine: str, sets: Mapping[str, Any]) -> tuple[SolverO
             f"solver.sharing_gap = {options.sharing_gap:g}: machines of a study share schedules, "
             "this is one machine; leave it out"
         )
+    spec = machines.load(machine)
+    for line in component.rule_faults(options.mapping, spec.nodes, "solver.mapping"):
+        faults.add(line)
     if faults.lines:
         raise ValueError("\n".join(faults.lines))
     return options, spaces.override(
-        machines.load(machine), {key: value for key, value in sets.items() if not key.startswith("solver.")}
+        spec, {key: value for key, value in sets.items() if not key.startswith("solver.")}
     )
 
 

@@ -14,7 +14,7 @@ from dse.solve.options import SolverOptions
 from dse.study.plan import Limits, Stop
 from dse.study.sampler import Search
 from hw import machine
-from hw.arch import Array, Machine, MacUnit, Memory, Tiling
+from hw.arch import Array, Machine, MacUnit, Memory, Rule, Tiling
 from workloads.text import Entry, File
 
 
@@ -156,6 +156,11 @@ SOLVER: Meanings = {
         "of the mapper optimal: what is stationary in the PEs of an array; row_stationary: rows of a window "
         "on an array of two dimensions; einsums without such a tensor are mapped without this constraint",
     ),
+    "mapping": (
+        "",
+        "of the mapper optimal, schedule unfused: rules that mappings keep, as in a machine file "
+        "(mapping[].at and the keys after it), beside the machine's own",
+    ),
     "gap": (
         "share",
         "of the mapper optimal: an answer may lie this share above the optimum, and says how far at most; "
@@ -230,6 +235,25 @@ MACHINE: Meanings = {
         "tools that take the largest busy time",
     ),
     "tiling": ("", "for solver.tiling: smaug; the keys of tiling below"),
+    "mapping": ("", "rules: what mappings the hardware can do; the keys of mapping[] below"),
+}
+RULE: Meanings = {
+    "at": ("", "a memory, or a dimension of an array; left out: the machine (for utilization)"),
+    "einsums": (
+        "",
+        "einsums that the rule holds for, by name or kind: products (of MACs, without a window), "
+        "convolutions (with one), others; []: all",
+    ),
+    "ranks": ("", "at a dimension: the ranks that may be unrolled over it, by name or role; []: none"),
+    "factors": (
+        "",
+        "trip counts by rank, of spatial loops over a dimension or of temporal loops at a memory: 4, "
+        "'<= 4', '>= 2', '2..4', or all, the extent of the rank",
+    ),
+    "keep": ("", "at a memory: tensors that must stand there, by name or role (input, weight, output)"),
+    "bypass": ("", "at a memory: tensors that may not stand there, by name or role"),
+    "tile": ("", "at a memory: the largest tile by tensor, in elements (1024) or bytes (2 KiB)"),
+    "utilization": ("share", "of the PEs that must work, at least"),
 }
 MEMORY: Meanings = {
     **_energies(Memory),
@@ -381,6 +405,7 @@ SCHEMAS: tuple[tuple[str, str, Any, Meanings], ...] = (
     ("machine", "array.", Array, ARRAY),
     ("machine", "compute.", MacUnit, MAC_UNIT),
     ("machine", "tiling.", Tiling, TILING),
+    ("machine", "mapping[].", Rule, RULE),
     ("workload", "", File, FILE),
     ("workload", "einsums[].", Entry, ENTRY),
 )
@@ -441,6 +466,7 @@ def schema(file: str) -> dict[str, Any]:
             "array": "Array",
             "compute": "MacUnit",
             "tiling": "Tiling",
+            "mapping": "Rule",
             "einsums": "Entry",
         }
         file_schema["$defs"] |= {
@@ -495,7 +521,7 @@ def _default(property_schema: Mapping[str, Any]) -> str:
         "all"
         if choices and list(default) == choices
         else "{}"
-        if isinstance(default, dict)
+        if isinstance(default, dict) or property_schema.get("type") == "object"
         else _show(default)
     )
 

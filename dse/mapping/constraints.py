@@ -1,18 +1,48 @@
-"""The mapspace of one einsum: what a dataflow fixes and what it leaves open.
+"""The mapspace of one einsum: what a dataflow fixes and what it leaves open, and what rules of a machine or a
+study (`mapping`) forbid.
 
-A dataflow is data: `Constraints`. `dataflow` computes those of the dataflows that have a name.
+A dataflow is data: `Constraints`. `dataflow` computes those of the dataflows that have a name; `ruled` adds
+the limits that rules (hw.arch.Rule) set for an einsum. What a mapping breaks: dse/sim/einsum/limits.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, permutations, product
+from math import ceil
 from typing import Literal
 
-from dse.mapping.nest import Loop, Mapping, Store, may_keep
-from hw.arch import Arch, Fanout
+from dse.mapping.nest import Loop, Mapping, Store, may_keep, role
+from hw.arch import ALL_TRIPS, RANK_ROLES, ROLES, Arch, Factor, Fanout, Rule
 from workloads.einsum import Einsum, Projection
+
+ANY_TRIPS = 1 << 60  # `Limit.most` of trips without an upper limit
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One limit that a rule sets for the mappings of an einsum.
+
+    spatial: trips of all spatial loops over rank `name` along dimension `at`, from least to most
+    temporal: trips of all temporal loops over rank `name` at level `at`, from least to most. A loop is at the
+        level whose tiles it cuts: the innermost level of the storage nodes above it whose tensors have its
+        rank; without one, the outermost level
+    keep, bypass: tensor `name` stands at level `at`, or does not
+    tile: bits of one tile of tensor `name` at level `at`, at most (a double buffer holds two such)
+    pes: PEs that get some of the work, at least
+    """
+
+    kind: Literal["spatial", "temporal", "keep", "bypass", "tile", "pes"]
+    at: str
+    name: str
+    least: int
+    most: int
+    text: str  # the part of the rule that sets it, as certificates name it
+
+    def allows(self, trips: int) -> bool:
+        """True if so many trips are allowed."""
+        return self.least <= trips <= self.most
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +58,16 @@ class Constraints:
     # (tensor, level): the schedule holds the tensor at that level, where other einsums fill or read it. So it
     # has no node further out, and its capacity there is not counted for this einsum
     homes: tuple[tuple[str, str], ...] = ()
+    limits: tuple[Limit, ...] = ()  # of rules (`ruled`)
     name: str = field(default="constraints", compare=False)  # name in certificates
+
+    def rule_texts(self) -> tuple[str, ...]:
+        """Returns the parts of rules that set limits, each once."""
+        return tuple(dict.fromkeys(limit.text for limit in self.limits))
+
+    def unlimited(self) -> Constraints:
+        """Returns the constraints without the limits of rules."""
+        return replace(self, limits=())
 
 
 FREE = Constraints()
@@ -183,6 +222,109 @@ def dataflow(name: Dataflow, e: Einsum, arch: Arch) -> Constraints:
         "weight_stationary": e.inputs[1:2],
     }[name]
     return Constraints(stationary=projections[0].tensor, name=name) if projections else FREE
+
+
+def rank_roles(e: Einsum) -> dict[str, str]:
+    """Returns the rank that each role of RANK_ROLES has in an einsum, without roles that no rank has.
+
+    Roles are those of `window`. batch: the largest of the other ranks of the output that the weights lack (m
+    of a GEMM m, n, k; its n is the output channel, its k the input channel).
+    """
+    w, sizes = window(e), e.sizes()
+    weights = e.inputs[-1].ranks() if len(e.inputs) > 1 else frozenset[str]()
+    others = [
+        rank
+        for rank in sizes
+        if rank in e.output.ranks() and rank not in weights and rank not in (w.p, w.q, w.k)
+    ]
+    ranks = (w.p, w.q, w.r, w.s, w.c, w.k, max(others, key=sizes.__getitem__, default=""))
+    return {role: rank for role, rank in zip(RANK_ROLES, ranks, strict=True) if rank}
+
+
+def einsum_kind(e: Einsum) -> str:
+    """Returns the kind (hw.arch.EINSUM_KINDS) of an einsum: of MACs without a window, of MACs with one, or
+    without MACs.
+    """
+    return "others" if e.kind != "mac" or len(e.inputs) < 2 else "convolutions" if window(e).r else "products"
+
+
+def ruled(base: Constraints, rules: Sequence[Rule], e: Einsum, arch: Arch) -> Constraints:
+    """Returns the constraints with the limits that rules set for an einsum on a machine.
+
+    A rule holds for the einsums that it names, by name or by kind. Of its ranks and tensors those count that
+    the einsum has, by name or else by role; `ranks` without any of these sets no limit.
+    """
+    limits = tuple(
+        limit
+        for rule in rules
+        if not rule.einsums or e.name in rule.einsums or einsum_kind(e) in rule.einsums
+        for limit in _limits(rule, e, arch)
+    )
+    return replace(base, limits=(*base.limits, *limits)) if limits else base
+
+
+def _limits(rule: Rule, e: Einsum, arch: Arch) -> Iterator[Limit]:
+    """Yields the limits that a rule sets for an einsum that it holds for."""
+    sizes, roles, at = e.sizes(), rank_roles(e), rule.at.upper()
+    dims = {name: f for f in arch.fanouts for name, _ in f.dims}
+    bits = {p.tensor: p.elem_bits(arch.word_bits) for p in e.tensors()}
+    own = f" for {' '.join(rule.einsums)}" if rule.einsums else ""
+    start = f"{rule.at.lower()}: "
+
+    def rank_of(name: str) -> str:
+        return name if name in sizes else roles.get(name, "")
+
+    def tensors_of(name: str) -> list[str]:
+        by_name = [tensor for tensor in bits if tensor == name]
+        return by_name or [tensor for tensor in bits if name in ROLES and role(e, tensor) == name]
+
+    if rule.ranks is not None:
+        allowed = [rank_of(name) for name in rule.ranks if rank_of(name)]
+        text = f"{start}ranks {' '.join(rule.ranks) or 'none'}{own}"
+        for rank in sizes if allowed or not rule.ranks else ():
+            if rank not in allowed:
+                yield Limit("spatial", at, rank, 1, 1, text)
+    for factor in rule.factors:
+        if rank := rank_of(factor.rank):
+            kind: Literal["spatial", "temporal"] = "spatial" if at in dims else "temporal"
+            yield Limit(kind, at, rank, *_trips(factor, sizes[rank]), f"{start}{factor}{own}")
+    for tensor in (tensor for name in rule.keep for tensor in tensors_of(name)):
+        yield Limit("keep", at, tensor, 0, 0, f"{start}keep {' '.join(rule.keep)}{own}")
+    for tensor in (tensor for name in rule.bypass for tensor in tensors_of(name)):
+        yield Limit("bypass", at, tensor, 0, 0, f"{start}bypass {' '.join(rule.bypass)}{own}")
+    for tile in rule.tile:
+        for tensor in tensors_of(tile.tensor):
+            most = tile.amount * (8 if tile.unit == "B" else bits[tensor])
+            yield Limit("tile", at, tensor, 0, most, f"{start}tile of {tile}{own}")
+    if rule.utilization is not None:
+        pes = ceil(rule.utilization * arch.instances(len(arch.levels)) * (1 - 1e-12))
+        yield Limit("pes", "", "", pes, 0, f"utilization >= {100 * rule.utilization:g} %{own}")
+
+
+def _trips(factor: Factor, extent: int) -> tuple[int, int]:
+    """Returns the least and the most trips of a factor over a rank of so many values."""
+    least = extent if factor.least == ALL_TRIPS else factor.least
+    most = extent if factor.most == ALL_TRIPS else factor.most
+    return least, ANY_TRIPS if most is None else most
+
+
+def unkeepable(c: Constraints, e: Einsum, arch: Arch) -> str | None:
+    """Returns the part of a rule that no mapping of the einsum keeps on the machine, whatever its tiles, or
+    None.
+    """
+    sizes, levels = e.sizes(), {level.name: level for level in arch.levels}
+    bypassed = {(limit.at, limit.name) for limit in c.limits if limit.kind == "bypass"}
+    for limit in c.limits:
+        where, level = (limit.at, limit.name), levels.get(limit.at)
+        if limit.kind in ("spatial", "temporal") and limit.least > sizes[limit.name]:
+            return limit.text
+        if limit.kind == "keep" and (
+            where in bypassed or level is None or limit.name not in may_keep(e, level)
+        ):
+            return limit.text
+        if limit.kind == "bypass" and level and not level.bypass and limit.name in may_keep(e, level):
+            return limit.text
+    return None
 
 
 def _present(*ranks: str) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ SHARE = re.compile(r"^share\s+(\w+)\s+(\w+)\s+over((?:\s+\w+)+)$")
 STORE = re.compile(r"^store\s+(\w+)((?:\s+\w+)+)$")
 # loops and storage nodes of a mapping, more than any einsum needs; protects against malformed files
 MAX_NODES = 1000
+RULED_OUT = "mappings that keep the rules"  # `Infeasible.unit` where rules exclude every mapping
 NON_NEST = "outside the nest space"  # first words of a mapping's text that is no loop nest
 FORMS = (
     '"layout LEVEL TENSOR: TEXT", "share LEVEL TENSOR over DIM...", "store LEVEL TENSOR...", "for RANK in '
@@ -117,6 +118,8 @@ class Infeasible:
     unit: str = "bytes"  # bytes; for a fan-out, PEs
 
     def __str__(self) -> str:
+        if self.unit == RULED_OUT:
+            return f"{self.einsum}: no mapping keeps {self.level}; leave a rule out of mapping, or loosen it"
         return f"{self.einsum}: {self.level} needs {self.need_bytes} {self.unit}, has {self.have_bytes}"
 
 

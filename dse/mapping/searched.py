@@ -33,6 +33,9 @@ SearchedFactors = Literal["perfect", "imperfect_spatial", "imperfect", "all"]
 NodeOrder = Literal["all", "arrays", "levels"]
 Layouts = Literal["alike", "row_major", "all"]
 T = TypeVar("T", "Space", "Mappings")
+UNDER = "under the constraints "  # first words about rules; between two of them RULES_BETWEEN
+RULES_BETWEEN = " and "
+RULES_BROKEN = "mappings that break these constraints"
 DATAFLOWS: dict[str, Dataflow] = {name: name for name in get_args(Dataflow)}
 
 
@@ -53,6 +56,7 @@ class Mappings:
     cut_twice: bool = True  # strided ranks may have several loops between two fetches
     layouts: Layouts = "alike"  # alike: the machine prices no layout; row_major: only row-major; all: any
     shares: bool = False  # tiles may be divided among PEs that pass the parts round (`share`)
+    rules: tuple[str, ...] = ()  # of a machine or a study: parts that set limits (`constraints.Limit`)
 
 
 # the space that a lower bound covers
@@ -72,9 +76,10 @@ def mappings_of(factors: Factors, arch: Arch, c: Constraints = FREE) -> Mappings
     )
     return Mappings(
         factors,
-        "free" if c == FREE else c.name,
+        "free" if c.unlimited() == FREE else c.name,
         "arrays" if is_split_by_array else "all",
         layouts="row_major" if arch.models_layout() else "alike",
+        rules=c.rule_texts(),
     )
 
 
@@ -296,6 +301,11 @@ def _dataflow(searched: Mappings, part: Part, m: Member) -> bool:
         return False
     name = DATAFLOWS.get(searched.dataflow)
     return name is None or bool(violations(dataflow(name, m.einsum, part.arch), Mapping(m.nodes)))
+
+
+def _rules(searched: Mappings, part: Part, m: Member) -> bool:
+    """True if there are rules: the words of a space do not say which mappings keep them."""
+    return bool(searched.rules)
 
 
 def _node_order(searched: Mappings, part: Part, m: Member) -> bool:
@@ -799,6 +809,12 @@ def _dataflow_words(mappings: Mappings) -> Words:
     return f"{named} dataflow", "other dataflows"
 
 
+def _rule_words(mappings: Mappings) -> Words:
+    if not mappings.rules:
+        return "", ""
+    return f"{UNDER}{RULES_BETWEEN.join(mappings.rules)}", RULES_BROKEN
+
+
 @dataclass(frozen=True, slots=True)
 class Feature:
     """Something that the notation of schedules can express."""
@@ -884,6 +900,7 @@ WITHIN = (  # features within an einsum
         _factors,
     ),
     Feature("dataflow", ("Loop.rank", "Loop.over"), _of_mappings(_dataflow_words), _breaks(_dataflow)),
+    Feature("rules", ("Mapping.nodes",), _of_mappings(_rule_words), _breaks(_rules)),
     Feature(
         "order of storage nodes",
         ("store", "mac", "Store.level", "Store.tensor", "Mapping.nodes"),
@@ -1086,10 +1103,18 @@ def mappings_in(certificate: str) -> Mappings | None:
     """Returns the mappings that were searched according to the certificate of an einsum; None if it names no
     searched space. Raises ValueError if its words are those of no value of `Mappings`.
     """
-    words_ = certificate[len(claim(certificate)) :]
+    words_, rules = certificate[len(claim(certificate)) :], tuple[str, ...]()
+    if (lists := space_words(certificate)) and any(one.startswith(UNDER) for one in lists["searched"]):
+        named = next(one for one in lists["searched"] if one.startswith(UNDER))
+        rules = tuple(named.removeprefix(UNDER).split(RULES_BETWEEN))
+        searched, not_searched = (
+            ", ".join(one for one in words_list if one not in (named, RULES_BROKEN))
+            for words_list in lists.values()
+        )
+        words_ = f"{SEARCHED}{searched}{NOT_SEARCHED}{not_searched or 'nothing'}"
     if words_ and words_ not in _by_words():
         raise ValueError(f'certificate: "{words_[2:]}" describes no searched space')
-    return _by_words()[words_] if words_ else None
+    return replace(_by_words()[words_], rules=rules) if words_ else None
 
 
 def encoded(space: Space | Mappings | None) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 from dse.mapper.exact.covers import Cover, covers_on
 from dse.mapper.exact.optimal import optimal_on
-from dse.mapping.constraints import Constraints, dataflow
+from dse.mapping.constraints import Constraints
 from dse.mapping.nest import Infeasible
 from dse.run import deadline
 from dse.sim.einsum import bounds
@@ -68,7 +68,7 @@ def _by_constraints(
     """Positions of the machines by the constraints that a dataflow sets on an einsum's mappings there."""
     found: dict[Constraints, list[int]] = {}
     for j, arch in enumerate(arches):
-        found.setdefault(dataflow(options.dataflow, group.einsum, arch), []).append(j)
+        found.setdefault(options.constraints(group.einsum, arch), []).append(j)
     return found
 
 

@@ -5,11 +5,14 @@ fast.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from dse.mapping.constraints import Dataflow, Factors
+from pydantic import WithJsonSchema
+
+from dse.mapping.constraints import Constraints, Dataflow, Factors, dataflow, ruled
 from dse.sim.fronts import Objective
-from hw.arch import Cost
+from hw.arch import Arch, Cost, Rules
+from workloads.einsum import Einsum
 
 Goal = Objective | Literal["front"]
 LayoutPolicy = Literal["row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"]
@@ -26,6 +29,8 @@ class SolverOptions:
     mapper: str = "optimal"  # a key of MAPPERS_BY_NAME, or of a plug-in
     factors: Factors = "imperfect_spatial"  # mapper optimal: a key of FACTORS
     dataflow: Dataflow = "free"  # mapper optimal: which tensor is stationary in the PEs (a key of DATAFLOWS)
+    # mapper optimal, schedule unfused: rules for mappings, beside the machine's own
+    mapping: Annotated[Rules, WithJsonSchema({"type": "array", "items": {"type": "object"}})] = ()
     gap: Cost = 0.01  # mapper optimal: a search stops at this relative gap to the optimum
     # Schedules unfused and fused, in studies: machines share mappings (those of one family, `Arch.family`) or
     # schedules (those that differ in prices, rates and clock alone). No machine then costs more than this
@@ -65,3 +70,32 @@ class SolverOptions:
     def single_objective(self) -> Objective:
         """The objective by which one schedule is priced; energy for those of a front."""
         return "energy" if self.objective == "front" else self.objective
+
+    def constraints(self, e: Einsum, arch: Arch) -> Constraints:
+        """Returns what mappings of an einsum on a machine must satisfy: the dataflow, and the rules of the
+        machine and of the solver.
+        """
+        return ruled(dataflow(self.dataflow, e, arch), (*arch.mapping, *self.mapping), e, arch)
+
+    def rules_refused(self, rules_of_machine: bool) -> str:
+        """Returns why these options do not go with rules for mappings, with the fix; "": they do, or there
+        are none. Searches that do not obey rules refuse them.
+        """
+        key = "solver.mapping" if self.mapping else "mapping" if rules_of_machine else ""
+        others = {
+            "schedule": "unfused",
+            "mapper": "optimal",
+            "tiling": "mapper",
+            "layout": "row_major",
+            "sharing_gap": 0.0,
+        }
+        wrong = [name for name, needed in others.items() if getattr(self, name) != needed]
+        if self.factors == "imperfect":
+            wrong.append("factors")
+        if not key or not wrong:
+            return ""
+        fix = "take imperfect_spatial" if wrong[0] == "factors" else "leave it out"
+        return (
+            f"solver.{wrong[0]} = {getattr(self, wrong[0])} does not obey the rules of `{key}`: the mapper "
+            f"optimal does, for unfused schedules; {fix}, or leave the rules out"
+        )

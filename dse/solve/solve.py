@@ -29,9 +29,9 @@ from dse.mapper.exact.search import search_below
 from dse.mapper.plugged import plugged
 from dse.mapper.smaug.mapper import smaug
 from dse.mapping import schedule
-from dse.mapping.constraints import FREE, Constraints, dataflow
+from dse.mapping.constraints import FREE, Constraints, Limit, einsum_kind
 from dse.mapping.conversion import Conversion, with_conversions
-from dse.mapping.nest import NON_NEST, Infeasible, TensorLayout, faults, parse
+from dse.mapping.nest import NON_NEST, Infeasible, Loop, Store, TensorLayout, faults, parse
 from dse.mapping.nest import Mapping as Nest
 from dse.mapping.searched import (
     Mappings,
@@ -91,7 +91,8 @@ from dse.solve.sharing.shared_mappings import (
     priced,
 )
 from dse.solve.sharing.shared_schedules import SharedSchedules, find_shared_schedules
-from hw.arch import Arch
+from hw.arch import EINSUM_KINDS, RANK_ROLES, ROLES, Arch
+from hw.component import closest_name
 from workloads.einsum import Einsum, TooLong, canonical_key
 from workloads.graph import Unique, Workload, base_tensor, counts, unique
 
@@ -174,6 +175,7 @@ def solve(
 
     on_einsum: called with the cost of each einsum, by schedule unfused without layouts (`solve_unfused`).
     """
+    check_rules(arch, workload, options)
     if options.layout != "row_major" and options.schedule == "unfused" and arch.models_layout():
         found = in_best_layouts(arch, workload, options)
         return found if isinstance(found, Infeasible) else [_with_copies(found)]
@@ -182,6 +184,74 @@ def solve(
         if options.schedule != "unfused"
         else solve_unfused(arch, workload, options, on_einsum=on_einsum)
     )
+
+
+def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
+    """Raises ValueError, one line, where rules for mappings (`mapping` of the machine, `solver.mapping`)
+    would not be obeyed: by these options, on a machine that prices layouts, or where a rule of the solver
+    names nothing of the workload or tells equal einsums apart, which are mapped once.
+    """
+    if not arch.mapping and not options.mapping:
+        return
+    if line := options.rules_refused(bool(arch.mapping)):
+        raise ValueError(line)
+    if arch.models_layout():
+        raise ValueError(
+            f"{'solver.mapping' if options.mapping else 'mapping'}: {arch.name} describes lines, rows or "
+            "banks, and layouts are not searched under rules; leave burst and bank_map out, or the rules"
+        )
+    _check_names(arch, workload, options)
+    for group in unique(workload):
+        first, *others = (e for e in workload.einsums if e.name in group.names)
+        limits = set(options.constraints(first, arch).limits)
+        for e in others:
+            if {_renamed(limit, e, first) for limit in options.constraints(e, arch).limits} != limits:
+                raise ValueError(
+                    f"mapping: its rules hold for {first.name} and {e.name} in different ways, but these are "
+                    "equal einsums, which are mapped once; name both, or take roles of ranks and tensors"
+                )
+
+
+def _check_names(arch: Arch, workload: Workload, options: SolverOptions) -> None:
+    """Raises ValueError if a rule of the solver names nothing of the machine or of the workload. (Rules of a
+    machine file are for many workloads.)
+    """
+    places = {place.lower() for place in arch.level_index()}
+    places |= {dim.lower() for f in arch.fanouts for dim, _ in f.dims}
+    einsums = workload.einsums
+    names = {
+        "einsums": {*(e.name for e in einsums), *map(einsum_kind, einsums), *EINSUM_KINDS},
+        "ranks": {*RANK_ROLES, *(rank for e in einsums for rank, _ in e.extents)},
+        "tensors": {*ROLES, *(p.tensor for e in einsums for p in e.tensors())},
+    }
+    for i, rule in enumerate(options.mapping):
+        named: tuple[tuple[str, Sequence[str], set[str]], ...] = (
+            ("at", [rule.at.lower()] if rule.at else [], places),
+            ("einsums", rule.einsums, names["einsums"]),
+            ("ranks", rule.ranks or (), names["ranks"]),
+            ("factors", [factor.rank for factor in rule.factors], names["ranks"]),
+            ("keep", rule.keep, names["tensors"]),
+            ("bypass", rule.bypass, names["tensors"]),
+            ("tile", [limit.tensor for limit in rule.tile], names["tensors"]),
+        )
+        for key, given, known in named:
+            for name in given:
+                if name not in known:
+                    owner = arch.name if key == "at" else workload.name
+                    raise ValueError(
+                        f"solver.mapping[{i}].{key} = {name} names nothing of {owner}; "
+                        f"{closest_name(name, sorted(known))}"
+                    )
+
+
+def _renamed(limit: Limit, e: Einsum, other: Einsum) -> Limit:
+    """Returns a limit of an einsum in the names of an equal one."""
+    nodes = (Loop(limit.name, 1), Store("", limit.name))
+    loop, store = schedule.rename(Nest(nodes), e, other).nodes
+    is_rank = limit.kind in ("spatial", "temporal")
+    assert isinstance(loop, Loop)
+    assert isinstance(store, Store)
+    return replace(limit, name=loop.rank if is_rank else store.tensor)
 
 
 def solve_schedule(
@@ -195,6 +265,7 @@ def solve_schedule(
     gap is measured from the schedule that did not fit. If none of them fits the answer is Infeasible,
     although a schedule that was not tried may fit.
     """
+    check_rules(arch, workload, options)
     if overflow := outermost.overflow_of_any(
         arch, workload, options.schedule in PIPELINED_SCHEDULES and options.weights == "pinned"
     ):
@@ -337,7 +408,7 @@ def _search_schedule(
     if options.schedule == "fused":
 
         def constraints(e: Einsum) -> Constraints:
-            return dataflow(options.dataflow, e, arch)
+            return options.constraints(e, arch)
 
         def layouts_for(objective: Objective) -> Layouts | Infeasible | None:
             own = replace(options, objective=objective)
@@ -430,6 +501,8 @@ def find_shared_schedules_of(
     arches: Sequence[Arch], workload: Workload, options: SolverOptions
 ) -> SharedSchedules | Infeasible:
     """Returns schedules that machines of one structure share (`options.sharing_gap`)."""
+    for arch in arches:
+        check_rules(arch, workload, options)
 
     def solved(schedule: Literal["fused", "unfused"], arch: Arch, objective: str) -> Solution | Infeasible:
         found = cached(
@@ -450,6 +523,8 @@ def find_shared_mappings_of(
     """Returns the mappings that a batch of machines shares (`options.sharing_gap`), by canonical key of the
     einsum. workloads: the distinct einsums of each. Answers are stored in $DSE_CACHE.
     """
+    if line := options.rules_refused(bool(batch.first.mapping)):
+        raise ValueError(line)
     distinct = {group.key: group.einsum for group in reversed([*chain.from_iterable(workloads)])}
     einsums = list(distinct.values())
     occurrences = np.zeros((len(workloads), len(einsums)))
@@ -479,7 +554,7 @@ def find_shared_mappings_of(
 
 def _searches(e: Einsum, arch: Arch, options: SolverOptions) -> Searches:
     """Returns how mappings of an einsum are searched on machines of the family of `arch`."""
-    rules = dataflow(options.dataflow, e, arch)
+    rules = options.constraints(e, arch)
 
     def solved(one: Arch) -> EinsumCost | Infeasible:
         found = optimal(Problem(one, e, "energy"), options.factors, rules, allowed_gap=options.gap)
@@ -549,7 +624,7 @@ def rename(batch: MachineBatch, shared: SharedMappings, e: Einsum) -> SharedMapp
 
 def sequential_space(arch: Arch, e: Einsum, options: SolverOptions) -> Mappings:
     """Returns the space that is searched for one unfused einsum."""
-    return mappings_of(options.factors, arch, dataflow(options.dataflow, e, arch))
+    return mappings_of(options.factors, arch, options.constraints(e, arch))
 
 
 def solve_unfused(
@@ -567,6 +642,7 @@ def solve_unfused(
     on_einsum: called with position and cost of every einsum as soon as it is solved, in `_informative_order`.
     It may raise, which ends the search. Not called where the workload decides (`is_joint`).
     """
+    check_rules(arch, workload, options)
     if overflow := outermost.overflow_unfused(arch, workload):
         return overflow
     if options.objective == "front":
@@ -629,6 +705,8 @@ def solve_unfused_on(
     in `_informative_order`. If it returns False the machine is given up. Not called where the workload
     decides (`is_joint`).
     """
+    for arch in arches:
+        check_rules(arch, workload, options)
     if options.objective == "front":
         return [*solve_fronts(arches, workload, options)]
     groups, overflows = unique(workload), [outermost.overflow_unfused(arch, workload) for arch in arches]
@@ -650,9 +728,9 @@ def solve_unfused_on(
         for j, indices in enumerate(todo):
             if indices:
                 index = indices.pop(0)
-                requests.setdefault(
-                    (index, dataflow(options.dataflow, groups[index].einsum, arches[j])), []
-                ).append(j)
+                requests.setdefault((index, options.constraints(groups[index].einsum, arches[j])), []).append(
+                    j
+                )
         for (index, rules), machines in requests.items():
             found = optimal_on(
                 [Problem(arches[j], groups[index].einsum, options.objective) for j in machines],
@@ -799,7 +877,7 @@ def _map_einsum(
     try:
         if arch.models_layout() and options.mapper == "optimal" and not TILING[options.tiling]:
             found = layout_aware(
-                problem, options.factors, dataflow(options.dataflow, e, arch), options.gap, interface
+                problem, options.factors, options.constraints(e, arch), options.gap, interface
             )
             return found if isinstance(found, Infeasible) else found[0]
         if searches_hops(options):
@@ -826,6 +904,7 @@ def in_best_layouts(
     Conversions between layouts are additional einsums. Raises ValueError if the machine or the options leave
     no choice of layouts.
     """
+    check_rules(arch, workload, options)
     if (
         not arch.models_layout()
         or options.mapper != "optimal"
@@ -863,7 +942,7 @@ def _mapping_pairs(
         pairs = priced_mappings(
             Problem(arch, group.einsum, options.single_objective),
             options.factors,
-            dataflow(options.dataflow, group.einsum, arch),
+            options.constraints(group.einsum, arch),
             options.gap,
             interfaces[group.key],
         )
@@ -978,7 +1057,7 @@ def _mapper(options: SolverOptions, extra: Constraints = FREE) -> Mapper:
     alone."""
 
     def exact(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
-        base = dataflow(options.dataflow, problem.einsum, problem.arch)
+        base = options.constraints(problem.einsum, problem.arch)
         combined = (
             replace(
                 base, spatial=(*extra.spatial, *base.spatial), must_keep=(*base.must_keep, *extra.must_keep)

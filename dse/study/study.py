@@ -33,6 +33,7 @@ from dse.study.read import Faults, StudyError, WorkloadRef, digest
 from dse.study.sampler import Grid, Search
 from hw.arch import LAYOUT_FIELDS, Fanout, Memory, fields_of
 from hw.columns import Table
+from hw.component import rule_faults
 from hw.space import Axis, Space, Value, is_ever_set, values
 from workloads import catalog, plugin
 from workloads.arrays import Floats, Ints
@@ -100,6 +101,16 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
     search = sampler.for_sharing(read.search(document.get("search", {}), faults), solver.sharing_gap)
     stop, limits = (read.block(kind, document.get(key, {}), key, faults) for key, kind in BLOCKS.items())
     machine, space = read.space(document, path.parent, faults, within)
+    if space:
+        for line in rule_faults(solver.mapping, space.template.nodes, "solver.mapping"):
+            faults.add(line)
+        if space.template.mapping and not solver.mapping and (line := solver.rules_refused(True)):
+            faults.add(line)
+        if (space.template.mapping or solver.mapping) and is_ever_set(space, LAYOUT_FIELDS):
+            faults.add(
+                f"mapping: {space.template.name} describes lines, rows or banks, and layouts are not "
+                "searched under rules; leave the rules out, or burst and bank_map"
+            )
     if solver.layout != "row_major" and space and not is_ever_set(space, LAYOUT_FIELDS):
         faults.add(
             f"solver.layout = {solver.layout}: {space.template.name} describes no lines, rows or "

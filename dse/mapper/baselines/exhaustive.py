@@ -28,12 +28,13 @@ from random import Random
 import numpy as np
 
 from dse.mapper.exact.spatial import divisors
-from dse.mapping.constraints import FREE, Constraints, Factors, minimal_mapping, violations
+from dse.mapping.constraints import FREE, Constraints, Factors, minimal_mapping
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, may_keep
 from dse.sim.counts.counts import footprints
 from dse.sim.counts.vectorized import Costs, cost_many, mapping_at, tables
 from dse.sim.einsum.cost import overflow
 from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_unfused
+from dse.sim.einsum.limits import broken
 from dse.sim.schedule import outermost
 from hw.arch import Arch, Fanout
 from workloads.arrays import Bools, Ints
@@ -316,7 +317,12 @@ def _first_cheapest(
 
     if constraints != FREE:
         remaining = np.array(
-            [c for c in remaining.tolist() if not violations(constraints, mapping(c))], np.int64
+            [
+                c
+                for c in remaining.tolist()
+                if not broken(constraints, mapping(c), problem.einsum, problem.arch)
+            ],
+            np.int64,
         )
     for column in range(3):
         remaining = remaining[

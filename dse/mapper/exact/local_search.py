@@ -23,13 +23,14 @@ from math import inf, isqrt, prod
 import numpy as np
 
 from dse.mapper.exact.spatial import primes
-from dse.mapping.constraints import FREE, Constraints, Factors, violations
+from dse.mapping.constraints import FREE, Constraints, Factors
 from dse.mapping.nest import Loop, Mapping, Store, faults, may_keep
 from dse.run import deadline
 from dse.sim.counts.counts import footprints, hull
 from dse.sim.counts.vectorized import Costs, cost_many, tables
 from dse.sim.einsum.cost import overflow, price_mapping
 from dse.sim.einsum.evaluate import Problem, fanout_overflow, objective_value
+from dse.sim.einsum.limits import broken
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
@@ -161,7 +162,7 @@ def _cost(problem: Problem, mapping: Mapping, rules: Constraints) -> Cost | None
     if (
         faults(mapping, e, arch)
         or fanout_overflow(mapping, e, arch)
-        or (rules != FREE and violations(rules, mapping))
+        or (rules != FREE and broken(rules, mapping, e, arch))
     ):
         return None
     if overflow(footprints(mapping, e, arch), e, arch):

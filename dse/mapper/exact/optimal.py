@@ -29,8 +29,8 @@ from dse.mapper.exact.search import (
     supports,
     unrolling_count,
 )
-from dse.mapping.constraints import FREE, Constraints, Factors, minimal_mapping, violations
-from dse.mapping.nest import Infeasible, Loop, Mapping, Store
+from dse.mapping.constraints import FREE, Constraints, Factors, minimal_mapping, unkeepable
+from dse.mapping.nest import RULED_OUT, Infeasible, Loop, Mapping, Store
 from dse.mapping.searched import ALL_MAPPINGS, Mappings, mappings_of
 from dse.run import deadline
 from dse.sim.counts.counts import counted, footprints
@@ -45,6 +45,7 @@ from dse.sim.einsum.evaluate import (
     objective_value,
     relative_gap,
 )
+from dse.sim.einsum.limits import broken
 from dse.sim.levels.network import Uncounted
 from dse.sim.schedule import outermost
 from hw.arch import Arch
@@ -346,7 +347,9 @@ def _some_dims_constrained(
     starts = [
         one
         for one in (relaxed.mapping, found.mapping)
-        if one and not violations(constraints, one) and _fits(problem, one, constraints)
+        if one
+        and not broken(constraints, one, problem.einsum, problem.arch)
+        and _fits(problem, one, constraints)
     ]
     if not starts:
         return Infeasible("the search", visited, budget, problem.einsum.name, "nodes")
@@ -532,12 +535,40 @@ def names_some_dims(constraints: Constraints, arch: Arch) -> bool:
 
 
 def none_fits(problem: Problem, constraints: Constraints) -> Infeasible:
-    """The result if no mapping of the space fits. It names the level that overflows, else the constraints."""
+    """The result if no mapping of the space fits. It names rules of which no part can go without a mapping
+    (`_excluding_rules`), or the level that overflows, else the constraints.
+    """
     e, arch = problem.einsum, problem.arch
+    if rules := _excluding_rules(problem, constraints):
+        return Infeasible("; ".join(rules), 1, 0, e.name, RULED_OUT)
     smallest = footprints(minimal_mapping(e, arch), e, arch)
     return cost.overflow(smallest, e, arch) or Infeasible(
         "the space" if constraints == FREE else "constraints", 1, 0, e.name, "mappings"
     )
+
+
+def _excluding_rules(problem: Problem, constraints: Constraints) -> list[str]:
+    """Parts of rules that together leave no mapping, while some mapping keeps all but any one of them; [] if
+    there are no rules, or if no mapping fits without them. Found by leaving out one after the other: a part
+    is needed if some mapping is found without it.
+    """
+    if not constraints.limits:
+        return []
+    if alone := unkeepable(constraints, problem.einsum, problem.arch):
+        return [alone]
+
+    def has_mapping(texts: Sequence[str]) -> bool:
+        kept = replace(constraints, limits=tuple(one for one in constraints.limits if one.text in texts))
+        return search(problem, "imperfect_spatial", kept, REFINE_BUDGET).lower_bound < inf
+
+    texts = list(constraints.rule_texts())
+    if not has_mapping([]):
+        return []
+    for text in tuple(texts):
+        fewer = [one for one in texts if one != text]
+        if not has_mapping(fewer):
+            texts = fewer
+    return texts
 
 
 def _fits(problem: Problem, mapping: Mapping, constraints: Constraints) -> bool:

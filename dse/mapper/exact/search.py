@@ -26,8 +26,16 @@ from numpy.typing import NDArray
 
 from dse.mapper.exact import hops
 from dse.mapper.exact.kernels import batch_search, state
-from dse.mapper.exact.spatial import FanoutDim, Group, SpatialUnrollings, TooMany, dims_and_groups, unrollings
-from dse.mapping.constraints import FREE, Constraints, Factors, stationary
+from dse.mapper.exact.spatial import (
+    FanoutDim,
+    Group,
+    NoneAllowed,
+    SpatialUnrollings,
+    TooMany,
+    dims_and_groups,
+    unrollings,
+)
+from dse.mapping.constraints import ANY_TRIPS, FREE, Constraints, Factors, stationary, unkeepable
 from dse.mapping.nest import Loop, Mapping, Store, may_keep
 from dse.run import deadline
 from dse.sim.counts.actions import (
@@ -173,6 +181,8 @@ def search_on(
     better mapping would leave out more, but what it leaves out would depend on the order of the batch.
     """
     problems = [replace(problem, arch=problem.arch.unbounded()) for problem in problems]
+    if _none_allowed(problems[0], constraints):
+        return [SearchResult(None, 0, inf) for _ in problems]
     machines, machine_count = (
         _read_machines(problems, constraints, exposed, spread, max_cycles),
         len(problems),
@@ -237,12 +247,25 @@ def search_below(
     if not supports(problem.einsum, factors) or unrolling_count(problem, factors, constraints) == inf:
         return nothing
     problem = replace(problem, arch=problem.arch.unbounded())
+    if _none_allowed(problem, constraints):
+        return SearchResult(None, 0, cutoff)
     machines = _read_machines([problem], constraints, "least", NO_SPREADS, inf)
     best = np.array([[cutoff, 0.0, 0.0]])
     nests, visited, left, ended = _search_factors(
         machines, factors, constraints, budget, best, choices, 1 + gap, with_perfect=True
     )
     return SearchResult(nests[0], visited, float(min(left[0], best[0, 0])), ended=ended or visited > budget)
+
+
+def _none_allowed(problem: Problem, constraints: Constraints) -> bool:
+    """Whether limits of rules leave no mapping, whatever its tiles: no levels for a tensor, or more trips
+    than there are values.
+    """
+    e, arch = problem.einsum, problem.arch
+    return bool(constraints.limits) and (
+        unkeepable(constraints, e, arch) is not None
+        or not all(_holder_sets(e, arch, constraints, p.tensor) for p in e.tensors())
+    )
 
 
 class NodeAbove(NamedTuple):
@@ -280,7 +303,7 @@ def _read_machines(
         tuple(spread.items()),
         tuple(_holder_sets(e, arch, constraints, tensor) for tensor in tensors),
     )
-    machine = _machine(problems, tensors, _parts(structure, exposed), constraints.homes, max_cycles)
+    machine = _machine(problems, tensors, _parts(structure, exposed), constraints, max_cycles)
     return MachineInput(problems, machine, _terms([one.arch for one in problems], form, e))
 
 
@@ -335,8 +358,12 @@ def _search_factors(
     e, arch, machine_count = problems[0].einsum, problems[0].arch, len(problems)
     spatial = hops.countable(e, arch, constraints)
     fanouts = tuple(_covering_fanout(f) for f in arch.fanouts)
-    tables = _tables(e, fanouts, factors, spatial)
-    terms = terms._replace(hops=_hops(e, _bare_networks(arch), fanouts, factors, spatial))
+    trips = _spatial_limits(constraints)
+    try:
+        tables = _tables(e, fanouts, factors, spatial, trips)
+    except NoneAllowed:
+        return FactorsResult([None] * machine_count, 0, np.full(machine_count, inf), False)
+    terms = terms._replace(hops=_hops(e, _bare_networks(arch), fanouts, factors, spatial, trips))
     inside = np.array([constraints.inside is None or rank in constraints.inside for rank in tables.ranks])
     stationary_tensor = (
         tables.tensors.index(constraints.stationary) if constraints.stationary in tables.tensors else -1
@@ -347,9 +374,11 @@ def _search_factors(
         inside,
         stationary_tensor,
         _unconstrained_groups(arch, constraints),
-        constraints.min_pes,
+        max([constraints.min_pes, *(limit.least for limit in constraints.limits if limit.kind == "pes")]),
         factors != "perfect" and not with_perfect,
+        *_temporal_limits(constraints, arch, tables.ranks),
     )
+    outer_rules = rules._replace(limits_trips=False, limited=np.zeros_like(rules.limited))
     nodes, levels = len(tables.tensors) * len(arch.levels) + len(machine.loop_positions), len(arch.levels)
     work = _work(machine_count, nodes, levels, terms, tables, budget, choices, margin)
     outer_work = _work(machine_count, nodes, levels, terms, tables, OUTER_BUDGET)
@@ -360,6 +389,7 @@ def _search_factors(
         max_cycles=np.full(machine_count, inf),
         objective=state.ENERGY,
         double_buffer=np.zeros(levels, np.bool_),
+        most_bits=np.where(machine.position[:-1] == 0, machine.most_bits, inf),
     )
     outer_coef = np.zeros(terms.link_coef.shape)
     outer_coef[..., state.PJ] = terms.link_outer_pj
@@ -372,6 +402,7 @@ def _search_factors(
         terms._replace(link_coef=outer_coef),
         outer_machine,
         rules,
+        outer_rules,
         tables.memo,
         work,
         outer_work,
@@ -425,6 +456,30 @@ def _inner_states(ranks: int, parts: int) -> state.InnerStates:
         slot_zeros.copy(),
         np.zeros(2, np.int64),
     )
+
+
+def _spatial_limits(constraints: Constraints) -> tuple[tuple[str, str, int, int], ...]:
+    """(fan-out dimension, rank, least trips, most trips) of all limits of spatial loops."""
+    return tuple(
+        (limit.at, limit.name, limit.least, limit.most)
+        for limit in constraints.limits
+        if limit.kind == "spatial"
+    )
+
+
+def _temporal_limits(
+    constraints: Constraints, arch: Arch, ranks: Sequence[str]
+) -> tuple[bool, NDArray[np.bool_], Ints, Ints]:
+    """The limits of temporal loops as fields of state.Rules, from `limits_trips` on."""
+    shape, levels = (len(arch.levels), len(ranks)), arch.level_index()
+    limited, least, most = np.zeros(shape, np.bool_), np.ones(shape, np.int64), np.full(shape, ANY_TRIPS)
+    for limit in constraints.limits:
+        if limit.kind == "temporal" and limit.name in ranks:
+            at = levels[limit.at], ranks.index(limit.name)
+            limited[at], least[at] = True, max(least[at], limit.least)
+            most[at] = min(most[at], limit.most)
+    ranks_limited: NDArray[np.bool_] = np.any(limited, axis=0)
+    return bool(limited.any()), ranks_limited, least, most
 
 
 def _unconstrained_groups(arch: Arch, constraints: Constraints) -> int:
@@ -530,19 +585,26 @@ def unrolling_count(problem: Problem, factors: Factors, constraints: Constraints
     fanouts = tuple(_covering_fanout(f) for f in problem.arch.fanouts)
     try:
         spatial = hops.countable(problem.einsum, problem.arch, constraints)
-        return int(_tables(problem.einsum, fanouts, factors, spatial).pool.rank_start[-1])
+        tables = _tables(problem.einsum, fanouts, factors, spatial, _spatial_limits(constraints))
+        return int(tables.pool.rank_start[-1])
+    except NoneAllowed:
+        return 0
     except TooMany:
         return inf
 
 
 @lru_cache(maxsize=1024)
 def _tables(
-    e: Einsum, fanouts: tuple[Fanout, ...], factors: Factors, spatial: tuple[tuple[str, tuple[str, ...]], ...]
+    e: Einsum,
+    fanouts: tuple[Fanout, ...],
+    factors: Factors,
+    spatial: tuple[tuple[str, tuple[str, ...]], ...],
+    trips: tuple[tuple[str, str, int, int], ...] = (),
 ) -> Tables:
     """The tables of an einsum on machines with these fan-outs. spatial: (fan-out dimension, ranks that may be
-    unrolled over it), as in Constraints.spatial.
+    unrolled over it), as in Constraints.spatial. trips: as `_spatial_limits` returns them.
 
-    Raises TooMany (spatial.py), TooLong (`_memo`).
+    Raises TooMany, NoneAllowed (spatial.py), TooLong (`_memo`).
     """
     dims, groups = dims_and_groups(fanouts)
     names = [name for f in sorted(fanouts, key=lambda f: f.outside) for name, _ in f.dims]
@@ -556,7 +618,15 @@ def _tables(
         return tuple(dim for dim in dims if dim.size > 1 and rank in allowed.get(names[dim.number], (rank,)))
 
     rank_unrollings = tuple(
-        unrollings(sizes[rank], unrolled_over(rank), len(dims), boundary_count, len(groups), factors)
+        unrollings(
+            sizes[rank],
+            unrolled_over(rank),
+            len(dims),
+            boundary_count,
+            len(groups),
+            factors,
+            tuple((names.index(dim), least, most) for dim, own, least, most in trips if own == rank),
+        )
         for rank in ranks
     )
     tensors = (*e.inputs, e.output)
@@ -631,11 +701,12 @@ def _hops(
     fanouts: tuple[Fanout, ...],
     factors: Factors,
     spatial: hops.Spatial,
+    trips: tuple[tuple[str, str, int, int], ...],
 ) -> state.Hops:
     """The least hops of an einsum. networks: the machine's fan-outs (`_bare_networks`); fanouts, factors,
-    spatial: as in `_tables`.
+    spatial, trips: as in `_tables`.
     """
-    tables = _tables(e, fanouts, factors, spatial)
+    tables = _tables(e, fanouts, factors, spatial, trips)
     return hops.tables(e, networks, tables.choices, tables.ranks, factors)
 
 
@@ -754,13 +825,13 @@ def _machine(
     problems: Sequence[Problem],
     tensors: Sequence[str],
     parts: Parts,
-    homes: Sequence[tuple[str, str]],
+    constraints: Constraints,
     max_cycles: float | Floats,
 ) -> state.Machine:
     """The machines as arrays.
 
-    homes: (tensor, level) pairs: the schedule keeps the tensor there already, so its capacity is accounted
-        for outside of this einsum.
+    constraints: of them `homes` (the schedule keeps the tensor there already, so its capacity is accounted
+        for outside of this einsum) and limits of tiles.
     max_cycles: cycles at most, on all machines or on each [J].
     """
     problem, e, arch = problems[0], problems[0].einsum, problems[0].arch
@@ -779,7 +850,7 @@ def _machine(
             [[p.elem_bits(arch.word_bits), p.pointer_bits] for p in (*e.inputs, e.output)], np.float64
         ),
         uses_capacity=np.array(
-            [[(t, level.name) not in homes for level in arch.levels] for t in tensors], np.float64
+            [[(t, level.name) not in constraints.homes for level in arch.levels] for t in tensors], np.float64
         ),
         double_buffer=np.array([level.double_buffer for level in arch.levels]),
         no_sink=_no_sink_mask(e, arch),
@@ -797,7 +868,20 @@ def _machine(
         ),
         waits_at_ends=any(span.fills_end < span.drains_end for span in parts.exposed),
         objective=OBJECTIVES[problem.objective],
+        most_bits=np.array(
+            [[_most_bits(constraints, level.name, t) for level in arch.levels] for t in tensors], np.float64
+        ),
     )
+
+
+def _most_bits(constraints: Constraints, level: str, tensor: str) -> float:
+    """Bits of one tile of a tensor at a level, at most; inf: no limit."""
+    own = [
+        limit.most
+        for limit in constraints.limits
+        if (limit.kind, limit.at, limit.name) == ("tile", level, tensor)
+    ]
+    return float(min(own, default=inf))
 
 
 def _no_sink_mask(e: Einsum, arch: Arch) -> NDArray[np.bool_]:
@@ -1445,16 +1529,20 @@ def _min_row_pj(e: Einsum, arch: Arch) -> float:
 def _holder_sets(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> tuple[int, ...]:
     """Sets of levels that may hold a tensor, as bit masks; none of them is empty."""
     home = next((v for v, level in enumerate(arch.levels) if (tensor, level.name) in c.homes), 0)
-    bits = bits_of(e, arch)[tensor]
+    bits, limited = bits_of(e, arch)[tensor], {(limit.kind, limit.at, limit.name) for limit in c.limits}
     allowed = [v for v, level in enumerate(arch.levels) if tensor in may_keep(e, level) and v >= home]
     required = {
         v
         for v in allowed
-        if not arch.levels[v].bypass or (arch.levels[v].name, tensor) in c.must_keep or 0 < v == home
+        if not arch.levels[v].bypass
+        or (arch.levels[v].name, tensor) in c.must_keep
+        or ("keep", arch.levels[v].name, tensor) in limited
+        or 0 < v == home
     }
     allowed = [
         v
         for v in allowed
+        if ("bypass", arch.levels[v].name, tensor) not in limited
         if v in required or (capacity := arch.levels[v].capacity_bits) is None or capacity >= bits
     ]
     return tuple(

@@ -39,6 +39,10 @@ class TooMany(ValueError):
     """A rank has more than UNROLLINGS spatial unrollings, or more than can be listed before a deadline."""
 
 
+class NoneAllowed(ValueError):
+    """No unrolling of a rank has as many trips along each dimension as are allowed."""
+
+
 class FanoutDim(NamedTuple):
     """A fan-out dimension."""
 
@@ -130,32 +134,46 @@ def primes(n: int) -> tuple[int, ...]:
 
 
 Trips = tuple[int, ...]  # spatial trip counts, one per fan-out dimension
+TripLimits = tuple[tuple[int, int, int], ...]  # (number of a fan-out dimension, least trips, most trips)
 NO_BOUNDARY: tuple[tuple[tuple[FanoutBoundary, ...], Trips]] = (((), ()),)  # the one way over no boundary
 
 
 @lru_cache(maxsize=1 << 10)
 def unrollings(
-    extent: int, dims: tuple[FanoutDim, ...], all_dims: int, boundaries: int, groups: int, factors: Factors
+    extent: int,
+    dims: tuple[FanoutDim, ...],
+    all_dims: int,
+    boundaries: int,
+    groups: int,
+    factors: Factors,
+    trips_allowed: TripLimits = (),
 ) -> SpatialUnrollings:
     """All options of a rank.
 
     dims: fan-out dimensions that may take the rank, by boundary.
     all_dims: how many dimensions the machine has.
+    trips_allowed: limits of trips (constraints); a dimension that does not take the rank has one trip.
 
-    Raises TooMany.
+    Raises TooMany, or NoneAllowed.
     """
+    index = {array_dim.number: i for i, array_dim in enumerate(dims)}
+    limits = [(index[d], least, most) for d, least, most in trips_allowed if d in index]
+    if any(least > 1 for d, least, _ in trips_allowed if d not in index):
+        raise NoneAllowed
     found: dict[tuple[FanoutBoundary, ...], set[Trips]] = {}
     ways = _factorizations(extent, dims, boundaries, 0, factors, True) if boundaries else iter(NO_BOUNDARY)
     for number, (boundary_pes, trips) in enumerate(ways):
         past_deadline = factors != "perfect" and number % 1024 == 1023 and deadline.has_passed()
         if number == UNROLLINGS or past_deadline:
             raise TooMany(f"{extent} over {[dim.size for dim in dims]}")
-        found.setdefault(boundary_pes, set()).add(trips)
+        if all(least <= trips[i] <= most for i, least, most in limits):
+            found.setdefault(boundary_pes, set()).add(trips)
+    if not found:
+        raise NoneAllowed
     if len(dims) < all_dims:
-        index_of = {array_dim.number: i for i, array_dim in enumerate(dims)}
         found = {
             boundary_pes: {
-                tuple(trips[index_of[d]] if d in index_of else 1 for d in range(all_dims))
+                tuple(trips[index[d]] if d in index else 1 for d in range(all_dims))
                 for trips in factorizations
             }
             for boundary_pes, factorizations in found.items()

@@ -84,6 +84,7 @@ class NestSearch(NamedTuple):
     outer_terms: Terms  # of outer costs alone
     outer_machine: Machine  # the machines, as `set_outer_bounds` wants them
     rules: Rules
+    outer_rules: Rules  # without limits of trips
     memo: Memo
     work: Work
     outer: Work  # of `set_outer_bounds`
@@ -100,6 +101,7 @@ def search(
     outer_terms: Terms,
     outer_machine: Machine,
     rules: Rules,
+    outer_rules: Rules,
     memo: Memo,
     w: Work,
     outer: Work,
@@ -115,14 +117,16 @@ def search(
     budget ends.
 
     best: [J, 3] the best cost on each machine, lowered in place; its nest is written to w.best_*.
-    outer_terms, outer_machine, outer: terms, machines and Work of `set_outer_bounds`.
+    outer_terms, outer_machine, outer_rules, outer: terms, machines, rules and Work of `set_outer_bounds`.
     states: scratch for inner parts of nests.
 
     Returns lower bounds [J] on the objective of everything that was left out: above the best unless the
     budget ended, in nodes, in choices or at a deadline.
     """
     machines, ranks = w.best_count.shape[0], w.unrolling.shape[0]
-    nest_search = NestSearch(t, e, p, m, outer_terms, outer_machine, rules, memo, w, outer, states, best)
+    nest_search = NestSearch(
+        t, e, p, m, outer_terms, outer_machine, rules, outer_rules, memo, w, outer, states, best
+    )
     set_units(t, m, w)
     u, s = unrollings(t, e, p, m, memo, w), scratch(t, m, w)
     bounding, trees, left = Bounding(t, e, m, s, w), plant(u, m), np.full(machines, np.inf)
@@ -316,7 +320,7 @@ def expand(nest_search: NestSearch) -> None:
     """Searches all nests under the spatial unrolling Work.unrolling that may beat the best nest of some
     machine, or replace it at an equal cost (`precedes`).
     """
-    t, e, p, m, _outer_terms, _outer_machine, rules, memo, w, _outer, states, best = nest_search
+    t, e, p, m, _outer_terms, _outer_machine, rules, _outer_rules, memo, w, _outer, states, best = nest_search
     bound_unrolling(t, e, p, memo, w)
     for j in range(w.best_count.shape[0]):
         w.ties_allowed[j] = may_replace_tied(j, w.unrolling, e, w)
@@ -362,9 +366,10 @@ def set_outer_bounds(nest_search: NestSearch) -> None:
     Their bound is that of the best nest of these nodes, and of those that they serve, on one PE: where these
     have any capacity, each tile is stored once, and nothing else costs. From any nest one gets such a nest
     that costs no more: served nodes hold the whole tile that enters the PEs. So the bound holds for any
-    unrolling. It stays 0 where the budget of NestSearch.outer ends.
+    unrolling. It stays 0 where the budget of NestSearch.outer ends. Trips are not limited there: where PEs
+    stand idle, temporal loops have more.
     """
-    t, e, p, _m, outer_terms, m, rules, memo, w, outer, states, _best = nest_search
+    t, e, p, _m, outer_terms, m, _rules, rules, memo, w, outer, states, _best = nest_search
     if not 0 <= w.tally[MIN_FOR_OUTER_BOUNDS] <= w.tally[VISITED] + w.tally[CHOICES]:
         return
     w.tally[MIN_FOR_OUTER_BOUNDS] = -1

@@ -129,6 +129,8 @@ def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules:
        It still sinks as far, since the loop then stands below the loops that it sinks through. Such loops
        are kept if r is relevant to n and n may sink: n sinks below the loop only where no node stands
        between.
+
+    The first move gives the loop to a level further out, so such loops stay where trips over r are limited.
     """
     x, _level, parent, k = w.nodes[n]
     if is_innermost(k, rules.unconstrained, p, m, w):
@@ -142,6 +144,7 @@ def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules:
         parent >= 0
         and rules.sinks[x, parent, r]
         and x != rules.stationary
+        and not rules.limited[r]
         and not must_loop_below(d, n, r, e, w)
     ):
         return False
@@ -158,7 +161,11 @@ def fits(d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine, w: W
     placed yet. `loops_final`: no loop is still to be chosen.
     """
     level = w.nodes[n, LEVEL]
-    if level < 0 or m.capacity[level] == np.inf:
+    if level < 0:
+        return True
+    if m.most_bits[w.nodes[n, TENSOR], level] < np.inf and not fits_limit(d, n, e, p, m, w):
+        return False
+    if m.capacity[level] == np.inf:
         return True
     need = w.used_bits[d, level] + node_bits(d, n, loops_final, e, p, m, w)
     for other in range(w.tally[NODE_COUNT]):
@@ -171,6 +178,26 @@ def fits(d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine, w: W
 
 
 @njit_no_alloc
+def fits_limit(d: int, n: int, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
+    """Whether one tile of node n is no larger than allowed (Machine.most_bits) with the loops chosen so far.
+    A node of a tensor that stands nowhere further out holds the tile as it is, as in `node_bits`.
+    """
+    x, level = w.nodes[n, TENSOR], w.nodes[n, LEVEL]
+    return bool(tile_bits_at(d, n, e, p, m, w) <= m.most_bits[x, level])
+
+
+@njit_no_alloc
+def tile_bits_at(d: int, n: int, e: Einsum, p: Pool, m: Machine, w: Work) -> float:
+    """Bits of one tile of node n after it sinks."""
+    x, level, parent = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT]
+    if parent < 0:
+        return float(tile_bits(x, w.node_tile[d], w.node_tile[d], True, -1, e, p, m))
+    if m.no_sink[x, parent, level]:
+        return float(whole_tile_bits(x, w.node_tile[d], w.inner_tile[d], e, p, m))
+    return float(sunk_tile_bits(x, w.node_tile[d], w.inner_tile[d], e, p, m))
+
+
+@njit_no_alloc
 def node_bits(d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine, w: Work) -> float:
     """Bits of node n in its level; twice where the level is double-buffered and the tile is filled more than
     once: because of a temporal loop above the node, or of one below that it sinks through. Not twice without
@@ -178,13 +205,7 @@ def node_bits(d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine,
     """
     x, level, parent = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT]
     sinks = parent >= 0 and not m.no_sink[x, parent, level]
-    tile = tile_bits(x, w.node_tile[d], w.node_tile[d], True, -1, e, p, m)
-    if parent >= 0:
-        tile = (
-            sunk_tile_bits(x, w.node_tile[d], w.inner_tile[d], e, p, m)
-            if sinks
-            else whole_tile_bits(x, w.node_tile[d], w.inner_tile[d], e, p, m)
-        )
+    tile = tile_bits_at(d, n, e, p, m, w)
     bits: float = m.uses_capacity[x, level] * tile
     if loops_final and m.double_buffer[level]:
         is_refilled = parent >= 0 and tile < tile_bits(x, w.node_tile[d], w.inner_tile[d], sinks, -1, e, p, m)
@@ -200,15 +221,17 @@ def node_bits(d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine,
 
 @njit_no_alloc
 def place_node(
-    d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats
+    d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w: Work, best: Floats
 ) -> int:
     """Places node n, with its loops chosen, after d others. Returns DONE if it is placed, else OVER or BOUND.
 
-    OVER: left out, but smaller tiles may do. It does not fit, it is a swapped duplicate, or only the stalls
-        of its first fills and last drains make its bound too high.
+    OVER: left out, but smaller tiles may do. It does not fit, it is a swapped duplicate, its level has more
+        trips than allowed, or only the stalls of its first fills and last drains make its bound too high.
     BOUND: left out, and smaller tiles are no better.
     """
     if not fits(d, n, True, e, p, m, w) or is_swapped_duplicate(d, n, w):
+        return OVER
+    if rules.limits_trips and not trips_allowed(d, False, e, p, m, rules, w):
         return OVER
     x, level, parent, k = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT], w.nodes[n, POSITION]
     # the level of n stalls on first fills or last drains
@@ -237,6 +260,48 @@ def place_node(
     for r in range(w.inner_tile.shape[1]):
         w.inner_tile[d + 1, r] = w.node_tile[d, r]
     return DONE
+
+
+@njit_no_alloc
+def trips_allowed(d: int, complete: bool, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
+    """Whether no level has more temporal trips over a rank than Rules.most_trips, in the nest so far: d nodes
+    and, unless it is complete, the next one with its loops. complete: whether also no level has fewer than
+    Rules.least_trips.
+    """
+    for r in range(w.inner_tile.shape[1]):
+        for v in range(m.capacity.shape[0] if rules.limited[r] else 0):
+            trips, position = 1, m.position[m.capacity.shape[0]]
+            for j in range(d if complete else d + 1):
+                if level_of_loops(j, r, e, w) == v:
+                    trips *= p.size[w.node_tile[j, r]] // p.size[w.inner_tile[j, r]]
+                    for k in range(position, w.nodes[w.node[j], POSITION], -1):
+                        trips *= trips_inside(w.entry_tile[k, r], p)
+                position = w.nodes[w.node[j], POSITION]
+            if complete and v == 0:
+                trips *= p.size[p.largest_tile[w.inner_tile[d, r]]] // p.size[w.inner_tile[d, r]]
+                for k in range(position, 0, -1):
+                    trips *= trips_inside(w.entry_tile[k, r], p)
+            if trips > rules.most_trips[v, r] or (complete and trips < rules.least_trips[v, r]):
+                return False
+    return True
+
+
+@njit_no_alloc
+def level_of_loops(j: int, r: int, e: Einsum, w: Work) -> int:
+    """The level of the temporal loops over rank r that stand directly below the node placed after j others:
+    the innermost level of all nodes above of tensors that have the rank; 0 where there is none.
+    """
+    level = 0
+    for n in range(w.tally[NODE_COUNT]):
+        if not w.placed[j] >> n & 1 and w.nodes[n, TENSOR] >= 0 and e.has_rank[w.nodes[n, TENSOR], r]:
+            level = max(level, w.nodes[n, LEVEL])
+    return int(level)
+
+
+@njit_no_alloc
+def trips_inside(tile: int, p: Pool) -> int:
+    """Trips of the temporal loop that cuts the uneven shares of PEs into the tile that their nodes need."""
+    return int(p.size[p.largest_tile[tile]] // p.size[tile]) if shares_unevenly(tile, p) else 1
 
 
 @njit_no_alloc
@@ -465,7 +530,7 @@ def is_swapped_duplicate(d: int, n: int, w: Work) -> bool:
 
 @njit_no_alloc
 def dominated_inner_state(
-    d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, states: InnerStates
+    d: int, t: Terms, e: Einsum, p: Pool, rules: Rules, memo: Memo, w: Work, states: InnerStates
 ) -> bool:
     """Whether, on every live machine, an earlier inner part of a nest dominates this one: it needs the same
     tiles from outside and costs no more in any part. Everything that may stand outside was tried with it.
@@ -475,12 +540,13 @@ def dominated_inner_state(
 
     With clipped dimensions (padding cuts tiles) the exact share of the first PE depends on the tiles that
     enter the outermost array. Within an inner array of two these are not known yet: states cannot be
-    compared, and False is returned.
+    compared, and False is returned. Nor are they compared where temporal trips are limited: the one that
+    costs less may have trips that are not allowed.
     """
     has_clipped = False
     for dim in range(e.kind.shape[0]):
         has_clipped = has_clipped or e.kind[dim] == CLIPPED
-    if has_clipped and p.groups_outside.shape[0] > 2:
+    if rules.limits_trips or (has_clipped and p.groups_outside.shape[0] > 2):
         return False
     slot = slot_of(d, w, states)
     if slot < 0:  # no slot is free
@@ -588,7 +654,7 @@ def nests(
     enter_fanout(0, t, e, p, m, rules, w)
     w.node[0], w.loop[0] = -1, -1
     if w.tally[NODE_COUNT] == 0:
-        record_if_better(0, t, e, p, m, memo, w, best)
+        record_if_better(0, t, e, p, m, rules, memo, w, best)
         return
     while d >= 0 and w.tally[VISITED] <= w.tally[BUDGET]:
         if w.stop[0] != 0:  # the budget ends here
@@ -618,14 +684,14 @@ def nests(
                 reset_loop(d, p, w)
             continue
         w.tally[VISITED] += 1
-        outcome = place_node(d, w.node[d], t, e, p, m, memo, w, best)
+        outcome = place_node(d, w.node[d], t, e, p, m, rules, memo, w, best)
         if outcome != DONE:
             pop_loop(d, outcome, e, p, w)
         elif enter_fanout(d + 1, t, e, p, m, rules, w):
-            record_if_better(d + 1, t, e, p, m, memo, w, best)
+            record_if_better(d + 1, t, e, p, m, rules, memo, w, best)
             pop_loop(d, DONE, e, p, w)
         elif w.position[d + 1] != w.nodes[w.node[d], POSITION] and dominated_inner_state(
-            d + 1, t, e, p, memo, w, states
+            d + 1, t, e, p, rules, memo, w, states
         ):
             pop_loop(d, DONE, e, p, w)
         else:
@@ -695,12 +761,14 @@ def unclipped_amount(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p
 
 @njit_no_alloc
 def record_if_better(
-    d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats
+    d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w: Work, best: Floats
 ) -> None:
-    """Records the complete nest as best on each live machine where it wins. Of nests with equal costs under
-    the same unrolling and levels the first that comes is kept. `best` becomes what the next one has to beat:
-    the cost divided by Work.margin.
+    """Records the complete nest as best on each live machine where it wins, if its trips are allowed. Of
+    nests with equal costs under the same unrolling and levels the first that comes is kept. `best` becomes
+    what the next one has to beat: the cost divided by Work.margin.
     """
+    if rules.limits_trips and not trips_allowed(d, True, e, p, m, rules, w):
+        return
     add_clipped(d, d, t, e, p, memo, w)
     for a in range(w.live_count[d]):
         machine = w.live[d, a]

@@ -127,6 +127,7 @@ class Machine(NamedTuple):
     # all nodes of the position may pay: tiles outside do not sink below them, so they are not stored twice
     loop_positions: Ints
     waits_at_ends: bool  # whether first fills and last drains are waited for at some level
+    most_bits: Floats  # [X, V] bits of one tile of a tensor at a level, at most (constraints; inf: no limit)
     objective: int  # ENERGY, LATENCY or EDP
 
 
@@ -219,6 +220,12 @@ class Rules(NamedTuple):
     unconstrained: int  # mask of groups of PEs
     min_pes: int  # PEs that must be in use
     uneven_only: bool  # whether only unrollings count in which some PEs share unevenly
+    # Trips of all temporal loops over a rank at a level: of those that have it as the innermost level of the
+    # nodes above whose tensors have the rank.
+    limits_trips: bool  # whether any are limited
+    limited: Bools  # [R] whether those over the rank are limited at some level
+    least_trips: Ints  # [V, R]
+    most_trips: Ints  # [V, R]
 
 
 class InnerStates(NamedTuple):

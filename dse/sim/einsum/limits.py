@@ -1,0 +1,116 @@
+"""What a mapping may not do under the rules of a machine or a study: the readable definition of each limit
+(dse/mapping/constraints.py, `Limit`). Searches obey the same limits in tables and kernels
+(dse/mapper/exact/search.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from dse.mapping.constraints import Constraints, Limit, violations
+from dse.mapping.nest import Loop, Mapping, Store
+from dse.sim.counts.actions import bits_of
+from dse.sim.counts.counts import footprints
+from hw.arch import Arch
+from workloads.einsum import Einsum
+
+
+def broken(c: Constraints, mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
+    """Returns why a well-formed mapping breaks its constraints, those of the dataflow and those of rules, one
+    line each.
+    """
+    return [
+        *violations(c, mapping),
+        *(line for limit in c.limits for line in _breaks(limit, mapping, e, arch)),
+    ]
+
+
+def _breaks(limit: Limit, mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
+    """Yields a line if the mapping breaks a limit."""
+    name, held = f"{limit.name} at {limit.at}", Store(limit.at, limit.name) in mapping.nodes
+    if limit.kind == "spatial" and not limit.allows(n := spatial_trips(mapping, e, limit.at, limit.name)):
+        yield f"{limit.text}: {n} trips of {limit.name} over {limit.at}"
+    if limit.kind == "temporal" and not limit.allows(
+        n := temporal_trips(mapping, e, arch, limit.at, limit.name)
+    ):
+        yield f"{limit.text}: {n} trips of {name}"
+    if limit.kind == "keep" and not held:
+        yield f"{limit.text}: {limit.name} does not stand at {limit.at}"
+    if limit.kind == "bypass" and held:
+        yield f"{limit.text}: {limit.name} stands at {limit.at}"
+    if (
+        limit.kind == "tile"
+        and held
+        and (n := tile_bits(mapping, e, arch, limit.at, limit.name)) > limit.most
+    ):
+        yield f"{limit.text}: a tile of {name} takes {-(-n // 8)} bytes"
+    if limit.kind == "pes" and (n := busy_pes(mapping, e)) < limit.least:
+        yield f"{limit.text}: {n} PEs work, {limit.least} must"
+
+
+def spatial_trips(mapping: Mapping, e: Einsum, dim: str, rank: str) -> int:
+    """Returns the trips of all spatial loops over a rank along a dimension, multiplied."""
+    return prod(trips for _, loop, trips in _loops(mapping, e) if (loop.over, loop.rank) == (dim, rank))
+
+
+def temporal_trips(mapping: Mapping, e: Einsum, arch: Arch, level: str, rank: str) -> int:
+    """Returns the trips of all temporal loops over a rank at a level, multiplied: of those that cut tiles of
+    that level. It is the innermost of the nodes above whose tensors have the rank, else the outermost.
+    """
+    order, relevant = arch.level_index(), {p.tensor for p in e.tensors() if rank in p.ranks()}
+
+    def level_of(above: Sequence[Store]) -> int:
+        return max([order[node.level] for node in above if node.tensor in relevant], default=0)
+
+    return prod(
+        trips
+        for above, loop, trips in _loops(mapping, e)
+        if not loop.over and loop.rank == rank and level_of(above) == order[level]
+    )
+
+
+def _loops(mapping: Mapping, e: Einsum) -> Iterator[tuple[Sequence[Store], Loop, int]]:
+    """Yields (nodes above, loop, its trips) of each loop, outermost first."""
+    above, tile_of = list[Store](), e.sizes()
+    for node in mapping.nodes:
+        if isinstance(node, Store):
+            above.append(node)
+        else:
+            yield above, node, -(-tile_of[node.rank] // node.tile)
+            tile_of[node.rank] = node.tile
+
+
+def tile_bits(mapping: Mapping, e: Einsum, arch: Arch, level: str, tensor: str) -> int:
+    """Returns the bits of one tile of a tensor at a level (docs/model.md, Capacity)."""
+    bits = bits_of(e, arch)[tensor]
+    held = [row for row in footprints(mapping, e, arch) if (row.level, row.tensor) == (level, tensor)]
+    return max(int(row.elems * bits) for row in held)
+
+
+def busy_pes(mapping: Mapping, e: Einsum) -> int:
+    """Returns how many PEs get some of the work in the first trip of all temporal loops.
+
+    Of a rank that 9 elements are cut by 4 PEs into tiles of 3, 3 PEs get some; the product over ranks.
+    """
+    return prod(_busy(mapping, rank, extent) for rank, extent in e.extents)
+
+
+def _busy(mapping: Mapping, rank: str, extent: int) -> int:
+    """Returns how many PEs get some of a rank."""
+    shares = {extent: 1}  # values of the rank that a PE gets -> PEs
+    for loop in mapping.nodes:
+        if not isinstance(loop, Loop) or loop.rank != rank:
+            continue
+        after: dict[int, int] = {}
+        for share, pes in shares.items():
+            whole, rest = divmod(share, loop.tile)
+            if not loop.over:
+                parts = {min(share, loop.tile): 1}
+            else:
+                parts = {loop.tile: whole} if whole else {}
+                parts |= {rest: 1} if rest else {}
+            for size, n in parts.items():
+                after[size] = after.get(size, 0) + pes * n
+        shares = after
+    return sum(shares.values())

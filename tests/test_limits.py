@@ -1,0 +1,314 @@
+"""Rules for mappings (`mapping` of a machine, `solver.mapping`): the search under them against a list of
+every mapping of small problems, from which those that break a rule are struck out one by one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import inf, isclose
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from dse.mapper.baselines.exhaustive import enumerated, mapspace_size
+from dse.mapper.exact.optimal import optimal
+from dse.mapper.exact.search import search_below
+from dse.mapping.constraints import FREE, Factors, rank_roles, ruled
+from dse.mapping.nest import Infeasible, faults, role
+from dse.mapping.searched import ALL_MAPPINGS, certificate_words, mappings_in
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, fanout_overflow
+from dse.sim.einsum.limits import broken
+from dse.solve import solve
+from dse.solve.options import SolverOptions
+from dse.study import study
+from hw import machine
+from hw.arch import Arch, Rule, read_rules
+from hw.space import decode
+from tests.amount import amount
+from tests.enumeration import mappings
+from tests.small import small_problem
+from workloads import catalog
+from workloads.text import workload as workload_of
+
+STUDIES = Path(__file__).parent.parent / "studies"
+
+SIMPLE = ("gemm", "bmm", "conv", "conv1d", "depthwise", "grouped")
+
+
+def drawn(seed: int, least: int, most: int, levels: Sequence[int] = (2, 3)) -> tuple[Problem, Factors]:
+    """A random problem with an array and two ranks to tile, of so many mappings, and its factors."""
+    rng = Random(seed)
+    factors: Factors = rng.choice(["perfect", "imperfect_spatial"])
+    while True:
+        problem = small_problem(rng, "energy", most, SIMPLE, factors)
+        e, arch = problem.einsum, problem.arch
+        tiled = sum(n > 1 for _, n in e.extents)
+        if (
+            tiled > 1
+            and arch.fanouts
+            and len(arch.levels) in levels
+            and mapspace_size(e, arch, factors) >= least
+        ):
+            return replace(problem, arch=arch.without("leakage")), factors
+
+
+def a_rule(rng: Random, problem: Problem) -> Rule | None:
+    """One rule of a random kind; None where the machine has nothing that it could stand at."""
+    e, arch = problem.einsum, problem.arch
+    dims = [name for f in arch.fanouts for name, _ in f.dims]
+    inner = [level.name for level in arch.levels[1:]]
+    ranks = [rank for rank, n in e.extents if n > 1]
+    roles = {rank: name for name, rank in rank_roles(e).items()}
+    tensors = [rng.choice([p.tensor, role(e, p.tensor)]) for p in e.tensors()]
+
+    def factors(most: int) -> dict[str, object]:
+        chosen = rng.sample(ranks, min(len(ranks), rng.choice([1, 1, 2])))
+        n = rng.randint(1, most)
+        return {
+            rng.choice([rank, roles.get(rank, rank)]): rng.choice(
+                [n, f"<= {n}", f">= {n}", f"{n}..{n + 1}", "all"]
+            )
+            for rank in chosen
+        }
+
+    kind = rng.choice(["ranks", "spatial", "keep", "bypass", "tile", "utilization", "temporal", "temporal"])
+    if kind in ("ranks", "spatial") and not dims:
+        return None
+    entry: dict[str, object] = {
+        "ranks": lambda: {"at": rng.choice(dims), "ranks": rng.sample(ranks, rng.randint(0, len(ranks)))},
+        "spatial": lambda: {"at": rng.choice(dims), "factors": factors(3)},
+        "keep": lambda: {"at": rng.choice(inner), "keep": rng.sample(tensors, 1)},
+        "bypass": lambda: {"at": rng.choice(inner), "bypass": rng.sample(tensors, 1)},
+        "tile": lambda: {
+            "at": rng.choice(inner),
+            "tile": {rng.choice(tensors): rng.choice([1, 2, 3, 6, "1 B", "2 B"])},
+        },
+        "utilization": lambda: {"utilization": rng.choice([0.3, 0.5, 0.75, 1.0])},
+        "temporal": lambda: {"at": rng.choice(arch.levels).name, "factors": factors(4)},
+    }[kind]()
+    if rng.random() < 0.1:
+        entry["einsums"] = ["other_einsum"]
+    return read_rules([entry])[0]
+
+
+def rule_sets(rng: Random, problem: Problem, count: int) -> Iterator[tuple[Rule, ...]]:
+    """Sets of one to three random rules."""
+    for _ in range(count):
+        rules = [a_rule(rng, problem) for _ in range(rng.choice([1, 1, 2, 3]))]
+        yield tuple(rule for rule in rules if rule)
+
+
+def as_found(problem: Problem, factors: Factors, rules: tuple[Rule, ...], best: float) -> None:
+    """Asserts that the search finds the optimum under rules, `best` (inf: no mapping keeps them), and says
+    so.
+    """
+    limits = ruled(FREE, rules, problem.einsum, problem.arch)
+    found = optimal(problem, factors, limits)
+    if isinstance(found, Infeasible):
+        assert best == inf, (rules, str(found))
+        return
+    (one,) = found
+    assert broken(limits, one.mapping, problem.einsum, problem.arch) == [], (rules, str(one.mapping))
+    assert one.proven
+    assert one.proven is ALL_MAPPINGS or one.proven.rules == limits.rule_texts()
+    assert isclose(one.energy_pj, best, rel_tol=1e-9), (rules, str(one.mapping), best)
+    below = search_below(problem, factors, limits, best * 1.01, 0.0, 100_000)
+    assert isclose(below.lower_bound, best, rel_tol=1e-9), rules
+
+
+@pytest.mark.parametrize("seed", range(amount(32, 8)))
+def test_the_search_under_rules_equals_a_list_of_all_mappings(seed: int) -> None:
+    """Of an enumeration that shares no code with the searches."""
+    problem, factors = drawn(seed, 100, 300)
+    e, arch = problem.einsum, problem.arch
+    priced = [
+        (cost.energy_pj, one)
+        for one in mappings(problem, factors, "tensors")
+        if not faults(one, e, arch) and not fanout_overflow(one, e, arch)
+        if isinstance(cost := einsum_cost(problem, one), EinsumCost)
+    ]
+    every = sorted(priced, key=lambda row: row[0])
+    for rules in rule_sets(Random(f"rules/{seed}"), problem, 12):
+        limits = ruled(FREE, rules, e, arch)
+        best = next((cost for cost, one in every if not broken(limits, one, e, arch)), inf)
+        as_found(problem, factors, rules, best)
+
+
+@pytest.mark.parametrize("seed", range(100, 100 + amount(160, 10)))
+def test_the_search_under_rules_equals_the_exhaustive_mapper(seed: int) -> None:
+    """Of two levels: of more it keeps outer ones above inner ones."""
+    problem, factors = drawn(seed, 300, 2_500, (2,))
+    for rules in rule_sets(Random(f"rules/{seed}"), problem, 3):
+        found = enumerated(problem, factors, ruled(FREE, rules, problem.einsum, problem.arch))
+        as_found(problem, factors, rules, inf if isinstance(found, Infeasible) else found[0].energy_pj)
+
+
+EDGE = machine.arch(machine.load("edge_array"))
+GEMM = "gemm:m=64,n=32,k=48"
+
+
+def solver(*rules: dict[str, object], **more: object) -> SolverOptions:
+    return SolverOptions(mapping=read_rules(list(rules)), **more)  # type: ignore[arg-type]
+
+
+def test_answers_name_the_rules_and_other_rules_have_other_answers() -> None:
+    """By each way to an answer: alone, of many machines, as a front, and again from the cache."""
+    workload = catalog.load(GEMM)
+    rule = {"at": "x", "ranks": ["input_channel"]}
+    options = solver(rule)
+    free, under = (solve.solve(EDGE, workload, one) for one in (SolverOptions(), options))
+    assert isinstance(free, list)
+    assert isinstance(under, list)
+    assert "under the constraints x: ranks input_channel" in under[0].certificate
+    space = under[0].einsums[0].space
+    assert space
+    assert mappings_in(f"optimal{certificate_words(space)}") == space
+    assert free[0].energy_pj < under[0].energy_pj
+    limits = options.constraints(workload.einsums[0], EDGE)
+    (many,) = solve.solve_unfused_on([EDGE], workload, options)
+    front = solve.solve(EDGE, workload, replace(options, objective="front"))
+    assert isinstance(many, list)
+    assert isinstance(front, list)
+    assert many[0].energy_pj == under[0].energy_pj
+    for one in (*under, *many, *front):
+        assert broken(limits, one.einsums[0].mapping, workload.einsums[0], EDGE) == []
+    assert broken(limits, free[0].einsums[0].mapping, workload.einsums[0], EDGE) != []
+    again = [
+        solve.cached(EDGE, workload, one) for one in (SolverOptions(), options, SolverOptions(), options)
+    ]
+    assert [one[0].energy_pj for one in again if isinstance(one, list)] == [  # answers of the cache, too
+        free[0].energy_pj,
+        under[0].energy_pj,
+    ] * 2
+    own = machine.arch(replace(machine.load("edge_array"), mapping=read_rules([rule])))
+    (as_hardware,) = solve.solve(own, workload, SolverOptions())
+    assert as_hardware.energy_pj == under[0].energy_pj
+    assert as_hardware.certificate == under[0].certificate
+
+
+@pytest.mark.parametrize("level", ["gbuf", "regf"])
+@pytest.mark.parametrize("tensor", ["input", "weight", "output"])
+def test_what_bypasses_a_level_does_not_stand_there(level: str, tensor: str) -> None:
+    e = catalog.load(GEMM).einsums[0]
+    limits = solver({"at": level, "bypass": tensor}).constraints(e, EDGE)
+    (one,) = optimal(Problem(EDGE, e, "energy"), "perfect", limits, allowed_gap=0.05)
+    assert broken(limits, one.mapping, e, EDGE) == []
+
+
+def test_rules_hold_for_the_einsums_that_they_name() -> None:
+    conv = catalog.load("conv:k=8,c=8,p=4,q=4,r=3,s=3").einsums[0]
+    gemm = catalog.load(GEMM).einsums[0]
+    rules = read_rules([{"at": "x", "ranks": ["filter_row"]}, {"at": "y", "factors": {"output_row": 2}}])
+    assert {limit.name for limit in ruled(FREE, rules, conv, EDGE).limits} == {*conv.sizes()} - {"r"}
+    assert ruled(FREE, rules, gemm, EDGE) == FREE
+    for kind, held in (("products", {gemm.name}), ("convolutions", {conv.name}), (conv.name, {conv.name})):
+        rules = read_rules([{"at": "gbuf", "bypass": ["weight"], "einsums": kind}])
+        assert {e.name for e in (gemm, conv) if ruled(FREE, rules, e, EDGE).limits} == held
+    assert rank_roles(gemm) == {"input_channel": "k", "output_channel": "n", "batch": "m"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "names"),
+    [
+        ([{"at": "gbuf", "bypass": "weight"}, {"at": "gbuf", "keep": ["B"]}], ["gbuf: keep B"]),
+        ([{"at": "x", "factors": {"m": ">= 65"}}], ["x: m >= 65"]),
+        (
+            [
+                {"at": "x", "ranks": []},
+                {"at": "y", "ranks": ["k"]},
+                {"utilization": 0.5},
+                {"at": "gbuf", "tile": {"A": 10}},
+            ],
+            ["x: ranks none; utilization >= 50 %"],
+        ),
+    ],
+)
+def test_infeasible_names_the_rules_that_exclude_every_mapping(
+    rules: list[dict[str, object]], names: list[str]
+) -> None:
+    found = solve.solve(EDGE, catalog.load(GEMM), solver(*rules))
+    assert isinstance(found, Infeasible)
+    assert str(found) == f"gemm: no mapping keeps {names[0]}; leave a rule out of mapping, or loosen it"
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ({"schedule": "fused"}, "solver.schedule = fused does not obey the rules of `solver.mapping`"),
+        ({"schedule": "best"}, "solver.schedule = best"),
+        ({"schedule": "kapla"}, "solver.schedule = kapla"),
+        ({"schedule": "gogeta"}, "solver.schedule = gogeta"),
+        ({"schedule": "residency"}, "solver.schedule = residency"),
+        ({"mapper": "cost_descending"}, "solver.mapper = cost_descending"),
+        ({"tiling": "smaug"}, "solver.tiling = smaug"),
+        ({"factors": "imperfect"}, "solver.factors = imperfect"),
+        ({"layout": "alt"}, "solver.layout = alt"),
+        ({"sharing_gap": 0.1}, "solver.sharing_gap = 0.1"),
+    ],
+)
+def test_what_would_not_be_obeyed_is_one_line(more: dict[str, object], line: str) -> None:
+    workload = catalog.load(GEMM)
+    with pytest.raises(ValueError, match=re.escape(line)) as fault:
+        solve.solve(EDGE, workload, solver({"at": "x", "ranks": ["k"]}, **more))
+    assert "\n" not in str(fault.value)
+    own = machine.arch(
+        replace(machine.load("edge_array"), mapping=read_rules([{"at": "x", "ranks": ["input_channel"]}]))
+    )
+    with pytest.raises(ValueError, match="does not obey the rules of `mapping`"):
+        solve.solve(own, workload, SolverOptions(**more))  # type: ignore[arg-type]
+
+
+def test_rules_that_tell_equal_einsums_apart_or_name_nothing_are_one_line() -> None:
+    layers = workload_of({"m": 8, "k": 8, "n": 8}, "C[m,n] += A[m,k] * B[k,n]", "D[m,k] += C[m,n] * E[n,k]")
+    first, second = layers.einsums
+    with pytest.raises(ValueError, match=r"hold for .* in different ways"):
+        solve.solve(EDGE, layers, solver({"at": "x", "ranks": ["k"]}))
+    with pytest.raises(ValueError, match=r"hold for .* in different ways"):
+        solve.solve(EDGE, layers, solver({"at": "gbuf", "bypass": ["weight"], "einsums": [second.name]}))
+    assert isinstance(solve.solve(EDGE, layers, solver({"at": "x", "ranks": ["input_channel"]})), list)
+    assert first.name != second.name
+    with pytest.raises(ValueError, match=re.escape("solver.mapping[0].ranks = kk names nothing of gemm")):
+        solve.solve(EDGE, catalog.load(GEMM), solver({"at": "x", "ranks": ["kk"]}))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("{at: z, ranks: [k]}", "mapping[0].at = z is no memory and no dimension of an array"),
+        ("{at: x, keep: [weight]}", "mapping[0].keep = [weight] cannot stand at a dimension (x)"),
+        ("{at: gbuf, ranks: [k]}", "mapping[0].ranks = [k] cannot stand at a memory (gbuf)"),
+        ("{at: dram, bypass: [weight]}", "mapping[0].bypass = [weight] cannot be: the outermost level"),
+        ("{at: gbuf, keep: [weight], bypass: [weight]}", "mapping[0].bypass = weight is in keep too"),
+        ("{at: x}", "mapping[0] = {at: x} says nothing; add one of ranks, factors"),
+        ("{at: x, factors: {k: 0}}", "mapping[0].factors.k = 0 is no trip count"),
+        ("{at: x, factors: {k: 3..2}}", "mapping[0].factors.k = 3..2 has the larger number first"),
+        ("{at: gbuf, tile: {weight: 2 KB}}", "mapping[0].tile.weight = 2 KB is not a size"),
+        ("{at: x, order: [k, m]}", "mapping[0].order = ['k', 'm'] cannot be kept"),
+        ("{at: x, rank: [k]}", "mapping[0].rank = ['k'] is no key of a rule"),
+        ("{utilization: 1.5}", "mapping[0].utilization = 1.5 is faulty"),
+    ],
+)
+def test_a_faulty_rule_is_one_line(text: str, line: str, tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(f"{(machine.MACHINES / 'edge_array.yaml').read_text()}\nmapping: [{text}]\n")
+    with pytest.raises(machine.MachineError) as fault:
+        machine.load(str(file))
+    assert str(fault.value).startswith(f"{file}: {line}")
+    assert "\n" not in str(fault.value)
+
+
+@pytest.mark.parametrize("name", ["eyeriss_rules", "simba_rules", "nvdla_rules"])
+def test_shipped_rules_are_kept(name: str) -> None:
+    """Timeloop's Eyeriss and Simba, and NVDLA: the first machine of each study."""
+    loaded = study.load(STUDIES / f"{name}.yaml")
+    assert loaded.space
+    arch, (workload,) = decode(loaded.space, 0), loaded.loaded_workloads
+    assert isinstance(arch, Arch)
+    (found,) = solve.solve(arch, workload, loaded.solver)
+    limits = loaded.solver.constraints(workload.einsums[0], arch)
+    assert broken(limits, found.einsums[0].mapping, workload.einsums[0], arch) == []
+    assert found.einsums[0].space
+    assert found.einsums[0].space.rules == limits.rule_texts()
