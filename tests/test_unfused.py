@@ -16,6 +16,7 @@ from dse.frontend import api
 from dse.frontend.cli import main
 from dse.sim.einsum.evaluate import Solution
 from dse.solve.schedules.fusible_segments import fusing_schedules
+from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
 from workloads.einsum import einsum
 from workloads.graph import Workload
@@ -158,3 +159,15 @@ def test_equal_einsums_count_with_what_each_of_them_hands_on(tmp_path: Path) -> 
     )
     assert values.exchanged_share(beside.arch, beside.workload, beside.solution) == 0.0
     assert line_of(beside) == ""
+
+
+def test_rows_that_no_level_holds_are_said_to_be_read_once() -> None:
+    """A GBUF of 128 KiB and registers of 128 KiB in all hold rows of 131,072 elements of a byte."""
+    fits, too_long = (
+        Workload("w", (einsum("P[q,k] = softmax(S[q,k])", {"q": 2, "k": n}),)) for n in (131_072, 131_073)
+    )
+    arch = machine.load_arch("edge_array")
+    assert values.long_rows(arch, fits) == ""
+    assert values.long_rows(arch, too_long).startswith(
+        "P needs whole rows of 128 KiB, which no level on chip"
+    )

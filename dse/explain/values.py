@@ -276,6 +276,30 @@ def unfused_hint(arch: Arch, workload: Workload, solution: Solution, command: st
     )
 
 
+def long_rows(arch: Arch, workload: Workload) -> str:
+    """A sentence about softmaxes and norms that read rows which no level on chip can hold, so that a machine
+    has to read them twice; empty where there are none.
+    """
+    on_chip_bits = [
+        level.capacity_bits and level.capacity_bits * arch.instances(v + 1)
+        for v, level in enumerate(arch.levels[1:])
+    ]
+    most_bits = max((bits or inf for bits in on_chip_bits), default=0)
+    row_bits = {
+        e.name: prod(e.sizes()[rank] for rank in e.whole_ranks()) * (e.inputs[0].bits or arch.word_bits)
+        for e in workload.einsums
+        if e.whole_ranks()
+    }
+    longest = max(row_bits, key=row_bits.__getitem__, default="")
+    if not longest or row_bits[longest] <= most_bits:
+        return ""
+    size = units.quantity("bytes", row_bits[longest] / 8)
+    return (
+        f"{longest} needs whole rows of {size}, which no level on chip holds: it is priced as one pass over "
+        "them, and a second one is not counted"
+    )
+
+
 def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
     """What may bring a solution nearer to its lower bound; empty if it is at most LARGE_GAP above."""
     if solution.gap_to_bound <= LARGE_GAP or solution.schedule:
@@ -463,7 +487,7 @@ def notes(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
     words_of = space_words(solution.certificate) or {}
     of_space = [f"{key.replace('_', ' ')}: {', '.join(words)}" for key, words in words_of.items() if words]
     found = of_space if why else [WHY]
-    return [*found, *filter(None, [unfused_hint(arch, workload, solution)])]
+    return [*found, *filter(None, [unfused_hint(arch, workload, solution), long_rows(arch, workload)])]
 
 
 def network(arch: Arch, workload: Workload, solution: Solution, lists_all: bool) -> list[Table]:
