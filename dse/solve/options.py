@@ -5,7 +5,7 @@ fast.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from dse.mapping.constraints import Dataflow, Factors
 from dse.sim.fronts import Objective
@@ -13,6 +13,9 @@ from hw.arch import Cost
 
 Goal = Objective | Literal["front"]
 LayoutPolicy = Literal["row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"]
+Kapla = Literal["kapla", "kapla-exhaustive", "kapla-random", "kapla-annealing"]
+# schedules that run einsums pipelined, on machines of nodes
+PIPELINED_SCHEDULES = ("pipelined", *get_args(Kapla))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,7 @@ class SolverOptions:
         "fused",
         "pipelined",
         "best",
-        "kapla",
-        "kapla-exhaustive",
-        "kapla-random",
-        "kapla-annealing",
+        Kapla,
         "seq-flex",
         "seq-overflow",
         "gogeta",

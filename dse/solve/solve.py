@@ -74,7 +74,7 @@ from dse.solve.layouts.layouts import (
     assign_layouts,
     interface_tensors,
 )
-from dse.solve.options import SolverOptions
+from dse.solve.options import PIPELINED_SCHEDULES, SolverOptions
 from dse.solve.schedules.best import best
 from dse.solve.schedules.fused import fused, with_certificate
 from dse.solve.schedules.fusible_segments import fusing_schedules
@@ -152,8 +152,6 @@ SCHEDULES = {
 # above all other costs
 FAR_PJ = 1e9
 LAYOUTS_PER_TENSOR = 4  # layouts of one tensor, at most, that are chosen together with on-chip retention
-# schedules that run einsums pipelined, on machines of nodes
-PIPELINED_SCHEDULES = ("pipelined", *KAPLA_SCHEDULES)
 LAYOUT = LAYOUT_POLICIES
 
 

@@ -16,8 +16,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from dse.solve.options import SolverOptions
-from dse.solve.solve import MAPPERS_BY_NAME, PIPELINED_SCHEDULES
+from dse.solve.options import PIPELINED_SCHEDULES, SolverOptions
 from dse.study.pareto import AGGREGATES, MAXIMISED, METRICS, Objective
 from dse.study.prune import Constraints, meets, metric_of
 from dse.study.sampler import MAX_SPACE_SIZE, OPTUNA, Search
@@ -195,11 +194,14 @@ def solver(raw: object, faults: Faults, folder: Path = Path(), within: Path | No
     if plugin.SPEC.fullmatch(options.mapper):
         mapper = plugin_key("solver.mapper", options.mapper, folder, faults, within)
         options = replace(options, mapper=mapper)
-    elif options.mapper not in MAPPERS_BY_NAME:
-        faults.add(
-            f"solver.mapper = {show(options.mapper)} is no mapper; "
-            f"{closest_name(options.mapper, MAPPERS_BY_NAME)}"
-        )
+    elif options.mapper != "optimal":
+        from dse.solve.solve import MAPPERS_BY_NAME  # imported here: that is slow
+
+        if options.mapper not in MAPPERS_BY_NAME:
+            faults.add(
+                f"solver.mapper = {show(options.mapper)} is no mapper; "
+                f"{closest_name(options.mapper, MAPPERS_BY_NAME)}"
+            )
     if options.mapper == "annealing" and not find_spec("sklearn"):
         faults.add("solver.mapper = annealing needs scikit-learn; pip install 'dse[baselines]'")
     for key in ("factors", "dataflow") if options.mapper != "optimal" or options.tiling != "mapper" else ():
