@@ -35,19 +35,13 @@ class Computed:
 
     # (name, function of Arrow columns, SQL types of its arguments, SQL type of its result)
     functions: Sequence[tuple[str, Callable[..., pa.Array], Sequence[str], str]]
-    uniques: pa.Table  # distinct einsums per workload
     ratios: Mapping[str, str]  # view -> SQL of its columns that are made of its others
 
 
 def register(con: duckdb.DuckDBPyConnection, computed: Computed) -> None:
-    """Makes the functions available in SQL, and creates the tables internal.uniques (distinct einsums per
-    workload) and internal.ratios.
-    """
+    """Makes the functions available in SQL, and creates the table internal.ratios."""
     for name, function, argument_types, result_type in computed.functions:
         con.create_function(name, function, list(argument_types), result_type, type="arrow")
-    con.register("of_workloads", computed.uniques)
-    con.execute("CREATE TABLE internal.uniques AS FROM of_workloads")
-    con.unregister("of_workloads")
     con.execute("CREATE TABLE internal.ratios (view VARCHAR, columns VARCHAR)")
     con.executemany("INSERT INTO internal.ratios VALUES (?, ?)", [*map(list, computed.ratios.items())])
 
@@ -71,18 +65,12 @@ def ratios_sql(con: duckdb.DuckDBPyConnection, view: str) -> str:
     return str(found)
 
 
-def total_macs(con: duckdb.DuckDBPyConnection) -> float:
-    """Returns the MACs of a point: of all workloads, each as often as its weight says."""
-    ((found,),) = con.execute("SELECT sum(weight * occurrences * macs) FROM internal.uniques").fetchall()
-    return float(found)
-
-
 def create_sources(con: duckdb.DuckDBPyConnection, only: str = "") -> None:
     """Creates the views from which computed views take machines, points and choices; does nothing if no
     functions are registered. only: SQL of a join that leaves machines out.
     """
     if con.execute(
-        "SELECT count(*) FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name = 'uniques'"
+        "SELECT count(*) FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name = 'ratios'"
     ).fetchall() == [(0,)]:
         return
     keys = [

@@ -505,8 +505,8 @@ def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Seque
             "SELECT table_name FROM duckdb_tables() WHERE schema_name = 'internal'"
         ).fetchall()
     } - {"run"}
-    has_functions = "uniques" in schema_tables  # which `computed.register` creates
-    schema_tables -= {"uniques", "ratios", "asked", "gathered"}
+    has_functions = "ratios" in schema_tables  # which `computed.register` creates
+    schema_tables -= {"ratios", "asked", "gathered"}
     tables = dict.fromkeys([*sorted(schema_tables), *parts])
     for table in tables:
         sources = [f"FROM internal.{_quote(table)}"] if table in schema_tables else []
@@ -549,8 +549,8 @@ def _with_ratios(con: duckdb.DuckDBPyConnection, designs: str, points: Sequence[
     """Returns the SELECT `designs` with the ratios of points behind the columns of `points`."""
     listed = ", ".join(map(_quote, points))
     ratios = computed.ratios_sql(con, "points")
-    macs = f"{computed.total_macs(con)!r}::DOUBLE AS macs"
-    return f"SELECT {listed}, {ratios}, * EXCLUDE ({listed}, macs) FROM (SELECT {macs}, * FROM ({designs}))"
+    rows = f"SELECT macs_of(machine) AS macs, * FROM ({designs})"
+    return f"SELECT {listed}, {ratios}, * EXCLUDE ({listed}, macs) FROM ({rows})"
 
 
 def _answer(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Table:

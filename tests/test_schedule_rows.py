@@ -12,8 +12,8 @@ import pytest
 import dse
 from cluster import worker
 from dse.explain import values
-from dse.frontend import api, cli
-from dse.frontend.api import Run
+from dse.frontend import cli, runs
+from dse.frontend.runs import Run
 from dse.mapping import schedule as schedules
 from dse.mapping.schedule import parse_schedule, sequential
 from dse.run import record
@@ -67,7 +67,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(home: Path) -> api.Run:
+def run(home: Path) -> runs.Run:
     return dse.sweep(home / "study.yaml", out=home / "turn", workers=0)
 
 
@@ -85,14 +85,14 @@ STUDIED: list[Path] = []
 
 
 @pytest.fixture(scope="module")
-def fused(home: Path) -> api.Run:
+def fused(home: Path) -> runs.Run:
     STUDIED.append(home)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "solve", whole)
         return dse.sweep(home / "study.yaml", out=home / "fused", workers=0)
 
 
-def test_a_sequence_has_a_segment_per_different_einsum(run: api.Run) -> None:
+def test_a_sequence_has_a_segment_per_different_einsum(run: runs.Run) -> None:
     rows = list(run.sql("FROM schedules ORDER BY machine"))
     assert [
         (
@@ -132,7 +132,7 @@ def test_a_sequence_has_a_segment_per_different_einsum(run: api.Run) -> None:
     assert not [name for name in ("schedules", "segments") if (run.path / "parts" / name).exists()]
 
 
-def test_other_schedules_are_stored_and_priced_again(fused: api.Run, run: api.Run) -> None:
+def test_other_schedules_are_stored_and_priced_again(fused: runs.Run, run: runs.Run) -> None:
     (row, _) = fused.sql("FROM schedules ORDER BY machine")
     assert (row["segments"], row["fused"], row["pipelined"], row["on_chip"]) == (3, 1, 0, "T1 at GLB")
     assert parse_schedule(row["nest"])
@@ -153,7 +153,7 @@ def test_other_schedules_are_stored_and_priced_again(fused: api.Run, run: api.Ru
     assert "T1 at GLB" in repr(shown)
 
 
-def test_show_prices_a_given_schedule_beside_what_was_found(run: api.Run, home: Path) -> None:
+def test_show_prices_a_given_schedule_beside_what_was_found(run: runs.Run, home: Path) -> None:
     tried = run.show(1, home / "fused.txt")
     assert tried.given_schedule is not None
     assert [row[0] for row in tried.compared()] == [
