@@ -135,7 +135,8 @@ def connect(
 
 def _sql_type(kind: pa.DataType) -> str:
     """Returns DuckDB's name of an Arrow type. Registering an Arrow table instead would import pandas."""
-    return f"{_sql_type(kind.value_type)}[]" if pa.types.is_list(kind) else SQL_TYPES[str(kind)]
+    is_list = pa.types.is_list(kind)
+    return SQL_TYPES[str(kind.value_type if is_list else kind)] + "[]" * is_list
 
 
 def _add_fronts(con: duckdb.DuckDBPyConnection) -> None:
