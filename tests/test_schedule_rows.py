@@ -12,7 +12,7 @@ import pytest
 import dse
 from cluster import worker
 from dse.explain import values
-from dse.frontend import cli, runs
+from dse.frontend import api, cli, runs
 from dse.frontend.runs import Run
 from dse.mapping import schedule as schedules
 from dse.mapping.schedule import parse_schedule, sequential
@@ -73,10 +73,8 @@ def run(home: Path) -> runs.Run:
 
 def whole(arch: Arch, *_: object) -> list[Solution]:
     """A solver that knows one answer: a and b fused, c and d as they are alone."""
-    net = dse.frontend.api.catalog.load(str(Path(STUDIED[0]) / "net.yaml"))
-    found, _ = dse.frontend.api.solve.price_schedule(
-        arch, net, dse.frontend.api.SolverOptions(), parse_schedule(FUSED)
-    )
+    net = api.catalog.load(str(Path(STUDIED[0]) / "net.yaml"))
+    found, _ = api.solve.price_schedule(arch, net, api.SolverOptions(), parse_schedule(FUSED))
     assert isinstance(found, Solution)
     return [found]
 
@@ -169,7 +167,7 @@ def test_show_prices_a_given_schedule_beside_what_was_found(run: runs.Run, home:
 
 
 def test_einsums_without_a_place_are_mapped_alone_behind_what_they_read(home: Path) -> None:
-    net = dse.frontend.api.catalog.load(str(home / "net.yaml"))
+    net = api.catalog.load(str(home / "net.yaml"))
     alone, part = (
         dse.map(str(home / "net.yaml"), "a3"),
         dse.map(str(home / "net.yaml"), "a3", schedule=home / "fused.txt"),
