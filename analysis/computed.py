@@ -35,21 +35,16 @@ class Computed:
 
     # (name, function of Arrow columns, SQL types of its arguments, SQL type of its result)
     functions: Sequence[tuple[str, Callable[..., pa.Array], Sequence[str], str]]
-    uniques: pa.Table  # distinct einsums per workload
     ratios: Mapping[str, str]  # view -> SQL of its columns that are made of its others
 
 
 def register(con: duckdb.DuckDBPyConnection, computed: Computed) -> None:
-    """Makes the functions available in SQL, and creates the tables internal.uniques (distinct einsums per
-    workload) and internal.ratios.
-    """
+    """Makes the functions available in SQL, and creates the table internal.ratios."""
     for name, function, argument_types, result_type in computed.functions:
         con.create_function(name, function, list(argument_types), result_type, type="arrow")
-    con.register("of_workloads", computed.uniques)
-    con.execute("CREATE TABLE internal.uniques AS FROM of_workloads")
-    con.unregister("of_workloads")
     con.execute("CREATE TABLE internal.ratios (view VARCHAR, columns VARCHAR)")
-    con.executemany("INSERT INTO internal.ratios VALUES (?, ?)", [*map(list, computed.ratios.items())])
+    rows = ", ".join(f"({literal(view)}, {literal(columns)})" for view, columns in computed.ratios.items())
+    con.execute(f"INSERT INTO internal.ratios VALUES {rows}")
 
 
 def create_views(con: duckdb.DuckDBPyConnection) -> None:
@@ -67,14 +62,8 @@ def create_views(con: duckdb.DuckDBPyConnection) -> None:
 
 def ratios_sql(con: duckdb.DuckDBPyConnection, view: str) -> str:
     """Returns SQL for the ratios of a view, as columns of a SELECT."""
-    ((found,),) = con.execute("SELECT columns FROM internal.ratios WHERE view = ?", [view]).fetchall()
+    ((found,),) = con.execute(f"SELECT columns FROM internal.ratios WHERE view = {literal(view)}").fetchall()
     return str(found)
-
-
-def total_macs(con: duckdb.DuckDBPyConnection) -> float:
-    """Returns the MACs of a point: of all workloads, each as often as its weight says."""
-    ((found,),) = con.execute("SELECT sum(weight * occurrences * macs) FROM internal.uniques").fetchall()
-    return float(found)
 
 
 def create_sources(con: duckdb.DuckDBPyConnection, only: str = "") -> None:
@@ -82,7 +71,7 @@ def create_sources(con: duckdb.DuckDBPyConnection, only: str = "") -> None:
     functions are registered. only: SQL of a join that leaves machines out.
     """
     if con.execute(
-        "SELECT count(*) FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name = 'uniques'"
+        "SELECT count(*) FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name = 'ratios'"
     ).fetchall() == [(0,)]:
         return
     keys = [
@@ -126,7 +115,7 @@ def narrow(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
     try:
         create_sources(con, ONLY_ASKED)
         if view in OF_TRAFFIC and con.execute(
-            "SELECT count(*) <= ? FROM internal.asked", [MAX_GATHERED]
+            f"SELECT count(*) <= {MAX_GATHERED} FROM internal.asked"
         ).fetchall() == [(True,)]:
             con.execute(
                 "CREATE OR REPLACE TABLE internal.gathered AS SELECT machine, schedule, workload, "
@@ -173,7 +162,7 @@ def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | Non
     Returns the new statement and the view that it reads; None where narrowing gains nothing, or the inner
     SELECT depends on the outer one.
     """
-    tree = json.loads(con.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()[0][0])
+    tree = json.loads(con.execute(f"SELECT json_serialize_sql({literal(text)})").fetchall()[0][0])
     parts = list(nodes(tree))
     views = [
         node
@@ -191,9 +180,8 @@ def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | Non
     if inner is None:
         return None
     try:
-        (inner_sql,) = con.execute(
-            "SELECT json_deserialize_sql(?::JSON)", [json.dumps({"error": False, "statements": [inner]})]
-        ).fetchall()[0]
+        parsed = literal(json.dumps({"error": False, "statements": [inner]}))
+        (inner_sql,) = con.execute(f"SELECT json_deserialize_sql({parsed}::JSON)").fetchall()[0]
         con.execute(
             f"CREATE OR REPLACE TABLE internal.asked AS SELECT * FROM ({inner_sql}) AS inner_select(machine)"
         )
@@ -208,7 +196,9 @@ def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | Non
         con.execute("SELECT json_serialize_sql('SELECT machine FROM internal.asked')").fetchall()[0][0]
     )
     inner["node"] = replacement["statements"][0]["node"]
-    (new_statement,) = con.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(tree)]).fetchall()[0]
+    (new_statement,) = con.execute(
+        f"SELECT json_deserialize_sql({literal(json.dumps(tree))}::JSON)"
+    ).fetchall()[0]
     return str(new_statement), str(views[0]["table_name"]).lower()
 
 
@@ -239,6 +229,11 @@ def _machines(condition: dict[str, Any]) -> dict[str, Any] | None:
         found: dict[str, Any] = select["subquery"]
         return found
     return None
+
+
+def literal(text: str) -> str:
+    """Returns a text as SQL writes it. A parameter of a statement would make DuckDB import pandas."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 def nodes(tree: Any) -> Iterator[dict[str, Any]]:

@@ -30,7 +30,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from analysis import computed, origin
-from analysis.computed import Computed, nodes
+from analysis.computed import Computed, literal, nodes
 from dse.explain.units import COLUMN_KEY
 from dse.run import folder as folders
 from dse.run.folder import Damaged
@@ -45,6 +45,14 @@ TIMEOUT_S = 60.0
 MAX_BYTES = 1 << 30  # largest answer, which is collected in memory
 # texts of what DuckDB raises for Ctrl-C: a RuntimeError in a statement, an error of its own in other calls
 INTERRUPTED = ("Query interrupted", "<EMPTY MESSAGE>")
+SQL_TYPES = {
+    "string": "VARCHAR",
+    "int64": "BIGINT",
+    "int32": "INTEGER",
+    "double": "DOUBLE",
+    "bool": "BOOLEAN",
+    "timestamp[us, tz=UTC]": "TIMESTAMP WITH TIME ZONE",
+}
 # what a statement may raise that is one line for the user
 STATEMENT_ERRORS = (duckdb.Error, pa.ArrowException, OSError, RecursionError, UnicodeError)
 MAX_NAMES, NEAREST = 12, 5  # up to so many valid names are all listed by a message; else so many near ones
@@ -114,16 +122,21 @@ def connect(
         "CREATE SCHEMA internal; CREATE TABLE internal.run (folder VARCHAR, generation BIGINT, "
         "skip_damaged BOOL)"
     )
-    con.execute("INSERT INTO internal.run VALUES (?, -1, ?)", [str(root), skip_damaged])
+    con.execute(f"INSERT INTO internal.run VALUES ({literal(str(root))}, -1, {skip_damaged})")
     for table, schema in (schemas or {}).items():
-        con.register("columns_of_a_table", schema.empty_table())
-        con.execute(f"CREATE TABLE internal.{_quote(table)} AS FROM columns_of_a_table")
-        con.unregister("columns_of_a_table")
+        columns = ", ".join(f"{_quote(field.name)} {_sql_type(field.type)}" for field in schema)
+        con.execute(f"CREATE TABLE internal.{_quote(table)} ({columns})")
     if functions:
         computed.register(con, functions)
     _lock(con, [str(root / "parts")])
     refresh(con)
     return con
+
+
+def _sql_type(kind: pa.DataType) -> str:
+    """Returns DuckDB's name of an Arrow type. Registering an Arrow table instead would import pandas."""
+    is_list = pa.types.is_list(kind)
+    return SQL_TYPES[str(kind.value_type if is_list else kind)] + "[]" * is_list
 
 
 def _add_fronts(con: duckdb.DuckDBPyConnection) -> None:
@@ -145,7 +158,7 @@ def _lock(con: duckdb.DuckDBPyConnection, folders: Sequence[str]) -> None:
         "python_enable_replacements",
     ):
         con.execute(f"SET {setting} = false")
-    con.execute(f"SET allowed_directories = [{', '.join(map(_literal, folders))}]")
+    con.execute(f"SET allowed_directories = [{', '.join(map(literal, folders))}]")
     con.execute("SET enable_external_access = false")
     con.execute("SET lock_configuration = true")
 
@@ -195,7 +208,7 @@ def refresh(con: duckdb.DuckDBPyConnection) -> None:
             if attempt == TRIES - 1 or not isinstance(error, duckdb.IOException):
                 raise QueryError(f"{root}: {_line(error)}") from None
         else:
-            con.execute("UPDATE internal.run SET generation = ?", [manifest.generation])
+            con.execute(f"UPDATE internal.run SET generation = {manifest.generation}")
             return
 
 
@@ -203,7 +216,7 @@ def _check_unique_rows(con: duckdb.DuckDBPyConnection, root: Path) -> None:
     """Raises Damaged if a machine, or a schedule of one, has two rows: sums would count it twice."""
     for table, by in (("machines", ("machine",)), ("stored_points", ("machine", "schedule"))):
         if con.execute(
-            "SELECT 1 FROM duckdb_views() WHERE view_name = ? AND NOT internal", [table]
+            f"SELECT 1 FROM duckdb_views() WHERE view_name = {literal(table)} AND NOT internal"
         ).fetchall():
             schema, keys = "internal" if table.startswith("stored") else "main", ", ".join(by)
             twice = con.execute(
@@ -340,8 +353,8 @@ def front(
     )
     macro = "knee" if at_knee else "pareto" if epsilon is None else "epsilon_front"
     fronts = (
-        f"{macro}('compared', [{', '.join(map(_literal, objectives))}]"
-        f"{'' if epsilon is None else f', {epsilon!r}'}, grp := [{', '.join(map(_literal, by))}]::VARCHAR[])"
+        f"{macro}('compared', [{', '.join(map(literal, objectives))}]"
+        f"{'' if epsilon is None else f', {epsilon!r}'}, grp := [{', '.join(map(literal, by))}]::VARCHAR[])"
     )
     ordered = ", ".join([*groups, *order, "machine", "schedule"])
     best = query(
@@ -505,13 +518,13 @@ def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Seque
             "SELECT table_name FROM duckdb_tables() WHERE schema_name = 'internal'"
         ).fetchall()
     } - {"run"}
-    has_functions = "uniques" in schema_tables  # which `computed.register` creates
-    schema_tables -= {"uniques", "ratios", "asked", "gathered"}
+    has_functions = "ratios" in schema_tables  # which `computed.register` creates
+    schema_tables -= {"ratios", "asked", "gathered"}
     tables = dict.fromkeys([*sorted(schema_tables), *parts])
     for table in tables:
         sources = [f"FROM internal.{_quote(table)}"] if table in schema_tables else []
         if parts.get(table):
-            listed = ", ".join(_literal(str(root / part)) for part in parts[table])
+            listed = ", ".join(literal(str(root / part)) for part in parts[table])
             sources.append(f"FROM read_parquet([{listed}], union_by_name = true, hive_partitioning = false)")
         template = "SELECT DISTINCT * FROM ({})" if table in DEDUPLICATED else "{}"
         name = (
@@ -549,8 +562,8 @@ def _with_ratios(con: duckdb.DuckDBPyConnection, designs: str, points: Sequence[
     """Returns the SELECT `designs` with the ratios of points behind the columns of `points`."""
     listed = ", ".join(map(_quote, points))
     ratios = computed.ratios_sql(con, "points")
-    macs = f"{computed.total_macs(con)!r}::DOUBLE AS macs"
-    return f"SELECT {listed}, {ratios}, * EXCLUDE ({listed}, macs) FROM (SELECT {macs}, * FROM ({designs}))"
+    rows = f"SELECT macs_of(machine) AS macs, * FROM ({designs})"
+    return f"SELECT {listed}, {ratios}, * EXCLUDE ({listed}, macs) FROM ({rows})"
 
 
 def _answer(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Table:
@@ -638,7 +651,7 @@ def _check_reads(con: duckdb.DuckDBPyConnection, text: str) -> None:
     """Raises QueryError unless a statement reads only views, tables of its own WITH clauses, and table
     functions that reach no file.
     """
-    tree = json.loads(con.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()[0][0])
+    tree = json.loads(con.execute(f"SELECT json_serialize_sql({literal(text)})").fetchall()[0][0])
     if tree["error"]:
         raise QueryError(f"{tree['error_message']}; a PIVOT must list its values: PIVOT ... ON x IN (...)")
     found = list(nodes(tree))
@@ -746,7 +759,3 @@ def _sql(name: str) -> str:
 
 def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

@@ -16,7 +16,7 @@ from typing import Any
 
 import duckdb
 
-from analysis.computed import nodes
+from analysis.computed import literal, nodes
 
 # table functions whose rows are rows of the table in their first argument
 FRONTS = ("pareto", "pareto2", "epsilon_front", "knee")
@@ -71,8 +71,8 @@ def columns(con: duckdb.DuckDBPyConnection, text: str, names: Sequence[str]) -> 
 def _view(con: duckdb.DuckDBPyConnection, name: str) -> Columns | None:
     """Returns the columns of a view of the run; None if there is no such view."""
     if not con.execute(
-        "SELECT 1 FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' AND lower(view_name) = ?",
-        [name],
+        "SELECT 1 FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' AND lower(view_name) = "
+        + literal(name)
     ).fetchall():
         return None
     quoted = name.replace('"', '""')
@@ -81,7 +81,7 @@ def _view(con: duckdb.DuckDBPyConnection, name: str) -> Columns | None:
 
 def _parsed(con: duckdb.DuckDBPyConnection, text: str, tables: Tables) -> Columns | None:
     """Returns the columns of a statement; None if it is no SELECT."""
-    tree = json.loads(con.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()[0][0])
+    tree = json.loads(con.execute(f"SELECT json_serialize_sql({literal(text)})").fetchall()[0][0])
     if tree["error"] or len(tree["statements"]) != 1:
         return None
     return _query(con, tree["statements"][0]["node"], tables)

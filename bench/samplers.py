@@ -24,7 +24,7 @@ import optuna
 from analysis import db
 from bench.driver import complete
 from cluster import driver
-from dse.frontend import api
+from dse.frontend import runs
 from dse.study import pareto, plan
 from dse.study import study as studies
 from dse.study.sampler import machine_at
@@ -93,7 +93,7 @@ def main(path: str, points: int, sets: list[str]) -> int:
     whole = studies.load(path, ["search.method=exhaustive", *sets])
     with tempfile.TemporaryDirectory() as folder:
         complete(driver.run(whole, Path(folder) / "whole", workers=2))
-        con = api.connection(Path(folder) / "whole", whole)
+        con = runs.connection(Path(folder) / "whole", whole)
         rows: Rows = {"machines": {}, "points": {}}
         for table, found in rows.items():
             for row in db.query(con, f"FROM {table} ORDER BY machine").to_pylist():

@@ -40,7 +40,7 @@ from cluster import batch_eval, driver, pruning
 from cluster import store as stores
 from cluster.run_state import RunState
 from cluster.worker import Ask, Job, Lease, job_of, solve_lease, solve_machine
-from dse.frontend import api
+from dse.frontend import runs
 from dse.run import folder as folders
 from dse.run.record import MODEL_VERSION, SOLVER_VERSION
 from dse.solve.sharing.shared_mappings import Table
@@ -312,7 +312,7 @@ def queries(folder: Path, workload: str, points: int, solved: int) -> None:
     """Fronts, and what is computed when asked, of a run that is drawn."""
     run, one = drawn(folder, workload, points, solved)
     size = sum(part.size_bytes for group in folders.read(run).groups for part in group.parts)
-    con = api.connection(run, one)
+    con = runs.connection(run, one)
     (count,) = con.execute("SELECT count(*) FROM machines").fetchall()[0]
     parts = Counter({part.table: 0 for group in folders.read(run).groups for part in group.parts})
     for group in folders.read(run).groups:

@@ -46,7 +46,8 @@ from dse.solve.sharing.shared_mappings import (
     sums_at,
     table,
 )
-from dse.solve.solve import find_shared_mappings_of, rename, sequential_solution, sequential_space
+from dse.solve.solve import find_shared_mappings_of, rename, sequential_space
+from dse.solve.stored import sequential_solution
 from dse.study import pareto
 from dse.study import study as studies
 from dse.study.sampler import generation_machines, generation_range, generations_of, positions_of

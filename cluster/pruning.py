@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dse.sim.einsum import bound_kernels, bounds
 from dse.sim.einsum.evaluate import EinsumCost
 from dse.sim.schedule import graph, outermost
-from dse.solve.solve import PIPELINED_SCHEDULES
+from dse.solve.options import PIPELINED_SCHEDULES
 from dse.study import pareto, prune
 from dse.study.pareto import Cost, Trial, slug
 from dse.study.study import Study

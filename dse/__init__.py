@@ -18,7 +18,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dse.frontend.api import front, map, open, open_all, residency, simulate, sweep
+    from dse.frontend.api import front, map, residency, simulate
+    from dse.frontend.runs import open, open_all, sweep
 
 __all__ = ["front", "map", "open", "open_all", "residency", "simulate", "sweep"]
 
@@ -29,6 +30,10 @@ def __getattr__(name: str) -> Any:
 
         if line := shadowing_fault():
             raise ImportError(line)
+        if name in ("open", "open_all", "sweep"):
+            from dse.frontend import runs
+
+            return getattr(runs, name)
         from dse.frontend import api
 
         return getattr(api, name)

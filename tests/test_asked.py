@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from operator import itemgetter
 from pathlib import Path
 
@@ -17,10 +17,10 @@ import pytest
 import dse
 from analysis import computed, db
 from analysis.computed import Computed
-from dse.explain import derived
+from dse.explain import derived, functions
 from dse.explain import values as explain
 from dse.explain.derived import ChosenRow, RunContext
-from dse.frontend.api import Run
+from dse.frontend.runs import Run
 from dse.mapping.nest import Infeasible
 from dse.run import record
 from dse.sim.einsum.evaluate import Solution
@@ -307,12 +307,13 @@ def counted(swept: Sweep) -> tuple[Run, list[int]]:
 
         return one
 
-    functions = [
-        f._replace(call=heard(f.call)) if f.name == "levels_of" else f for f in derived.functions(ask)
+    heard_functions = [
+        f._replace(call=heard(f.call)) if f.name == "levels_of" else f
+        for f in functions.functions(run.study, partial(derived.computed, ask))
     ]
     schemas = {table: record.schema(table, studies.columns(run.study, table)) for table in record.STORED}
     return replace(
-        run, con=db.connect(run.path, schemas, Computed(functions, derived.uniques(ask), derived.ratios()))
+        run, con=db.connect(run.path, schemas, Computed(heard_functions, functions.ratios()))
     ), called
 
 

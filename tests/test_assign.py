@@ -18,7 +18,7 @@ import pytest
 from yaml import safe_dump, safe_load
 
 from dse.explain import values as explain
-from dse.frontend import api
+from dse.frontend import runs
 from dse.frontend.cli import main
 from dse.layout.address import row_major
 from dse.layout.text import show
@@ -438,8 +438,8 @@ objectives: [energy_pj]
 search: {method: exhaustive}
 solver: {layout: ind}
 """)
-    run = api.sweep(tmp_path / "study.yaml", tmp_path / "run", workers=0)
-    best = api.sweep(tmp_path / "study.yaml", tmp_path / "alt", workers=0, solver={"layout": "alt"})
+    run = runs.sweep(tmp_path / "study.yaml", tmp_path / "run", workers=0)
+    best = runs.sweep(tmp_path / "study.yaml", tmp_path / "alt", workers=0, solver={"layout": "alt"})
     values = [
         {row["machine"]: row["energy_pj"] for row in one.sql("SELECT machine, energy_pj FROM points")}
         for one in (run, best)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 
 from analysis import db
 from analysis.computed import Computed
-from dse.explain import derived
+from dse.explain import derived, functions
 from dse.run import folder, record
 from dse.run.folder import Damaged
 from dse.study import study as studies
@@ -247,15 +248,15 @@ def priced(root: Path, levels: list[dict[str, object]]) -> tuple[dict[str, pa.Sc
     (root / "one.yaml").write_text(ONE)
     one = studies.load(root / "one.yaml")
     ask, schema = derived.RunContext(root, one), record.schema("prices")
-    listed = pa.array([levels], pa.list_(pa.struct([schema.field(name) for name in derived.PRICES_FIELDS])))
-    functions = [
+    listed = pa.array([levels], pa.list_(pa.struct([schema.field(name) for name in functions.PRICES_FIELDS])))
+    called = [
         f._replace(call=lambda machines: pa.concat_arrays([listed] * len(machines)))
         if f.name == "levels_of"
         else f
-        for f in derived.functions(ask)
+        for f in functions.functions(one, partial(derived.computed, ask))
     ]
     return {table: record.schema(table, studies.columns(one, table)) for table in record.STORED}, Computed(
-        functions, derived.uniques(ask), derived.ratios()
+        called, functions.ratios()
     )
 
 

@@ -19,7 +19,7 @@ from jsonschema import Draft202012Validator
 import dse
 from dse.explain import figures
 from dse.explain import values as explain
-from dse.frontend import api, check, cli, keys, templates
+from dse.frontend import check, cli, keys, runs, templates
 from dse.mapping import nest
 from dse.mapping.schedule import sequential
 from dse.sim.einsum.evaluate import Solution
@@ -41,7 +41,7 @@ WRONG = {
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
+def run(tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
     folder = tmp_path_factory.mktemp("home")
     (folder / "small.yaml").write_text(STUDY)
     told: list[Any] = []
@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_a_result() -> None:
     assert found.reason in _texts(found._repr_html_())
 
 
-def test_a_run_answers_in_python(run: api.Run) -> None:
+def test_a_run_answers_in_python(run: runs.Run) -> None:
     front = run.front()
     assert 0 < len(front) < SIZE
     assert isinstance(front.table, pa.Table)
@@ -185,7 +185,7 @@ def test_a_machine_beyond_the_end_of_a_run_says_how_to_go_on(
     ).status
 
 
-def test_a_frame_is_pandas(run: api.Run) -> None:
+def test_a_frame_is_pandas(run: runs.Run) -> None:
     frame = run.front().frame()
     assert list(frame.columns) == run.front().table.column_names
     assert frame["machine"].tolist() == [row["machine"] for row in run.front()]

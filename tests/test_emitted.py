@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.frontend import api
+from dse.frontend import api, runs
 from dse.sim.einsum.evaluate import Solution
 from dse.solve import solve
 from dse.solve.gogeta import residency_plan as room
@@ -312,7 +312,7 @@ def test_a_sweep_keeps_schedules_and_what_a_word_more_would_save(tmp_path: Path)
         )
     )
     space = {"sram.capacity": some(["2 KiB", "4 KiB", "64 KiB"], 0, 2), "clusters.cluster": [4]}
-    run = api.sweep(
+    run = runs.sweep(
         study,
         tmp_path / "run",
         workers=0,

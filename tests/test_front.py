@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dse.frontend import api, cli
+from dse.frontend import cli, runs
 from dse.mapper.exact.covers import _covering
 from dse.mapper.exact.optimal import optimal_on
 from dse.mapper.exact.search import SearchResult
@@ -202,13 +202,13 @@ solver: {objective: front}
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
+def run(tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
     folder = tmp_path_factory.mktemp("front")
     (folder / "study.yaml").write_text(STUDY)
-    return api.sweep(folder / "study.yaml", folder / "run", workers=0)
+    return runs.sweep(folder / "study.yaml", folder / "run", workers=0)
 
 
-def test_rows_of_a_front_are_machines_and_schedules(run: api.Run) -> None:
+def test_rows_of_a_front_are_machines_and_schedules(run: runs.Run) -> None:
     rows = run.sql("FROM points ORDER BY machine, schedule").table.to_pylist()
     assert max(row["schedule"] for row in rows) > 1
     for machine_number in {row["machine"] for row in rows}:
@@ -227,7 +227,7 @@ def test_rows_of_a_front_are_machines_and_schedules(run: api.Run) -> None:
     ) == pytest.approx(last["energy_pj"])
 
 
-def test_a_run_says_what_its_front_proves(run: api.Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_says_what_its_front_proves(run: runs.Run, capsys: pytest.CaptureFixture[str]) -> None:
     largest = max(row["optimality_gap"] for row in run.sql("SELECT optimality_gap FROM points"))
     assert cli.main(["pareto", str(run.path)]) == 0
     text = capsys.readouterr().out
@@ -237,16 +237,16 @@ def test_a_run_says_what_its_front_proves(run: api.Run, capsys: pytest.CaptureFi
     assert "no machine of this study" not in capsys.readouterr().out
 
 
-def test_bounds_prune_no_machine_of_a_front(run: api.Run, tmp_path: Path) -> None:
+def test_bounds_prune_no_machine_of_a_front(run: runs.Run, tmp_path: Path) -> None:
     sets = {"search.prune": True, "search.generation": 4}
-    pruned = api.sweep(run.path / "study.yaml", tmp_path / "pruned", workers=0, **sets)
+    pruned = runs.sweep(run.path / "study.yaml", tmp_path / "pruned", workers=0, **sets)
     asked = ["energy_pj", "latency_ns", "area_mm2"]
     fronts = [one.front(asked).table.select(["machine", "schedule", *asked]) for one in (run, pruned)]
     assert fronts[0].equals(fronts[1])
     assert pruned.certificate() == run.certificate()
 
 
-def test_few_points_the_knee_and_the_volume_of_a_run(run: api.Run) -> None:
+def test_few_points_the_knee_and_the_volume_of_a_run(run: runs.Run) -> None:
     asked = ["energy_pj", "latency_ns"]
     every, few, knee = (
         one.table.select(asked).to_pandas().to_numpy()
@@ -266,7 +266,7 @@ def test_few_points_the_knee_and_the_volume_of_a_run(run: api.Run) -> None:
     assert found["reference"] == pytest.approx([shown[o.column] for o in run.study.objectives])
 
 
-def test_an_axis_that_ends_where_the_best_lies_is_named(run: api.Run) -> None:
+def test_an_axis_that_ends_where_the_best_lies_is_named(run: runs.Run) -> None:
     (line,) = run.axis_hints()
     assert line.startswith("the lowest ")
     assert re.search(r" (lies|lie) at the largest array\.x, 16: widen that axis$", line)
@@ -284,11 +284,11 @@ def test_an_axis_that_ends_where_the_best_lies_is_named(run: api.Run) -> None:
 def test_what_has_no_front_is_one_line(tmp_path: Path, key: str, value: object, why: str) -> None:
     (tmp_path / "study.yaml").write_text(STUDY)
     with pytest.raises(ValueError, match=r"solver\.objective = front: ") as fault:
-        api.sweep(tmp_path / "study.yaml", tmp_path / "run", workers=0, **{key: value})
+        runs.sweep(tmp_path / "study.yaml", tmp_path / "run", workers=0, **{key: value})
     assert why in str(fault.value)
 
 
-def test_pictures_join_the_schedules_of_a_machine(run: api.Run, tmp_path: Path) -> None:
+def test_pictures_join_the_schedules_of_a_machine(run: runs.Run, tmp_path: Path) -> None:
     axes = run.plot("front").figure.axes[0]
     curves = [line for line in axes.lines if line.get_zorder() == 2 and len(line.get_xdata()) > 1]
     assert "schedules of one machine" in {line.get_label() for line in curves}

@@ -14,6 +14,7 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
+import dse
 from dse.frontend import check
 from tests.prove.__main__ import PARTS
 
@@ -138,11 +139,19 @@ HEAVY = (
 )
 
 
-def loaded_by(command: str, names: Sequence[str], folder: Path = ROOT) -> list[str]:
+SOLVERS = ("ray", "optuna", "sklearn", "dse.mapper.exact", "dse.mapper.baselines", "dse.solve.solve")
+# what a question of stored values does not need
+STORED_NEEDS_NO = (
+    *("numba", "pandas", "onnx", "networkx", "matplotlib", "scipy", "rich.console"),
+    *(*SOLVERS, "dse.sim.einsum.evaluate", "dse.explain.derived", "dse.explain.values"),
+)
+
+
+def loaded_by(command: Sequence[str], names: Sequence[str], folder: Path = ROOT) -> list[str]:
     """Those of some modules that a command imports, in a process of its own."""
     code = (
         "import contextlib, sys; from dse.frontend import cli\n"
-        f"with contextlib.suppress(SystemExit): cli.main({command.split()})\n"
+        f"with contextlib.suppress(SystemExit): cli.main({[*command]})\n"
         f"print([name for name in {[*names]} if name in sys.modules])"
     )
     done = subprocess.run(
@@ -170,7 +179,7 @@ def test_a_command_loads_no_more_than_it_needs(command: str, needed: tuple[str, 
     if command in ("list solvers", "list workloads"):
         check.listing(command.split()[1])  # in $DSE_CACHE from now on
     rest = [name for name in ("hw", "workloads", "numpy", *HEAVY) if name not in needed]
-    assert loaded_by(command, rest) == []
+    assert loaded_by(command.split(), rest) == []
 
 
 def test_a_listing_is_kept_until_a_source_of_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,3 +219,28 @@ def test_sources_cite_files_that_a_reader_has() -> None:
 def test_every_long_proof_can_be_loaded() -> None:
     """Nobody looks at them for weeks: what they import must be there."""
     assert all(callable(importlib.import_module(f"tests.prove.{part}").main) for part in PARTS)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "study.yaml").write_text(
+        "name: one\nworkloads: ['gemm:m=8,n=8,k=8']\nmachine: edge_array\nspace: {array.x: [8, 16]}\n"
+        "objectives: [energy_pj]\nsearch: {method: exhaustive}\n"
+    )
+    dse.sweep(folder / "study.yaml", out=folder / "run", workers=0)
+    return str(folder / "run")
+
+
+@pytest.mark.parametrize(
+    ("command", "unneeded"),
+    [
+        (("sql", "SELECT min(energy_pj) FROM points"), STORED_NEEDS_NO),
+        (("pareto",), SOLVERS),
+        (("show", "best"), SOLVERS),
+    ],
+)
+def test_a_question_of_a_run_loads_no_more_than_it_needs(
+    run: str, command: tuple[str, ...], unneeded: tuple[str, ...]
+) -> None:
+    assert loaded_by([command[0], run, *command[1:]], unneeded) == []

@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from dse.frontend import api
+from dse.frontend import api, runs
 from dse.frontend.cli import main
 from dse.layout.address import row_major
 from dse.layout.count import misses
@@ -331,7 +331,7 @@ space: {dram.burst: [64 B, 256 B], dram.partial_write: [masked, rmw], gbuf.capac
 objectives: [energy_pj]
 search: {method: exhaustive}
 """)
-    run = api.sweep(tmp_path / "lines.yaml", out=tmp_path / "run", workers=0)
+    run = runs.sweep(tmp_path / "lines.yaml", out=tmp_path / "run", workers=0)
     rows = run.sql(
         "SELECT machine, sum(t.energy_pj) AS told, sum(bytes) FILTER (level = 'DRAM') AS moved, "
         "sum(bytes) FILTER (level = 'DRAM' AND action IN ('read', 'write')) / moved AS useful FROM "

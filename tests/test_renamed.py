@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from cluster import driver
-from dse.frontend import api, keys
+from dse.frontend import api, keys, runs
 from dse.mapping.nest import from_data, parse
 from dse.mapping.schedule import parse_schedule
 from dse.run import folder, record
@@ -100,11 +100,11 @@ def test_an_old_value_is_told_the_new_one(key: str, old: str, new: str, tmp_path
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
+def run(tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
     home = tmp_path_factory.mktemp("renamed")
     (home / "study.yaml").write_text(STUDY + "stop: {machines: 2}\nsolver: {mapper: cost_descending}\n")
     driver.run(studies.load(home / "study.yaml"), home / "run", workers=0)
-    return api.open(home / "run")
+    return runs.open(home / "run")
 
 
 def views() -> Iterator[tuple[str, str, str]]:
@@ -118,7 +118,7 @@ def views() -> Iterator[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("view", "old", "said"), [*views()])
-def test_an_old_column_is_told_the_new_one(run: api.Run, view: str, old: str, said: str) -> None:
+def test_an_old_column_is_told_the_new_one(run: runs.Run, view: str, old: str, said: str) -> None:
     assert f"{old} has a new name; write {said}" in refusal(run.sql, f'SELECT "{old}" FROM {view}')
     assert f"{old} has a new name; write {said}" in refusal(
         run.sql, f"SELECT * FROM {view} AS x WHERE x.{old} IS NOT NULL"
@@ -132,7 +132,7 @@ def test_every_old_column_is_of_a_view_and_none_is_left() -> None:
     assert not {name for columns in record.STORED.values() for name in columns} & set(renamed.COLUMNS)
 
 
-def test_no_internal_view_is_listed(run: api.Run) -> None:
+def test_no_internal_view_is_listed(run: runs.Run) -> None:
     shown = {
         row["view_name"]
         for row in run.sql("SELECT view_name FROM duckdb_views() WHERE NOT internal AND schema_name = 'main'")
@@ -162,7 +162,7 @@ def test_every_old_line_is_tried() -> None:
     assert all(any(re.fullmatch(old, line) for line in OLD_LINES) for old, _ in renamed.LINES)
 
 
-def test_a_folder_of_an_older_version_is_one_line(run: api.Run, tmp_path: Path) -> None:
+def test_a_folder_of_an_older_version_is_one_line(run: runs.Run, tmp_path: Path) -> None:
     old = tmp_path / "old"
     old.mkdir()
     manifest = json.loads((run.path / folder.MANIFEST).read_text())
@@ -171,7 +171,7 @@ def test_a_folder_of_an_older_version_is_one_line(run: api.Run, tmp_path: Path) 
     (old / folder.MANIFEST).write_bytes(
         folder.seal("manifest", {**plain, "version": folder.MANIFEST_VERSION - 1})
     )
-    (line,) = refusal(api.open, old).splitlines()
+    (line,) = refusal(runs.open, old).splitlines()
     assert (
         f"version = {folder.MANIFEST_VERSION - 1}, and this dse reads and writes {folder.MANIFEST_VERSION}"
         in line

@@ -12,8 +12,8 @@ import pytest
 import dse
 from cluster import worker
 from dse.explain import values
-from dse.frontend import api, cli
-from dse.frontend.api import Run
+from dse.frontend import api, cli, runs
+from dse.frontend.runs import Run
 from dse.mapping import schedule as schedules
 from dse.mapping.schedule import parse_schedule, sequential
 from dse.run import record
@@ -67,16 +67,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(home: Path) -> api.Run:
+def run(home: Path) -> runs.Run:
     return dse.sweep(home / "study.yaml", out=home / "turn", workers=0)
 
 
 def whole(arch: Arch, *_: object) -> list[Solution]:
     """A solver that knows one answer: a and b fused, c and d as they are alone."""
-    net = dse.frontend.api.catalog.load(str(Path(STUDIED[0]) / "net.yaml"))
-    found, _ = dse.frontend.api.solve.price_schedule(
-        arch, net, dse.frontend.api.SolverOptions(), parse_schedule(FUSED)
-    )
+    net = api.catalog.load(str(Path(STUDIED[0]) / "net.yaml"))
+    found, _ = api.solve.price_schedule(arch, net, api.SolverOptions(), parse_schedule(FUSED))
     assert isinstance(found, Solution)
     return [found]
 
@@ -85,14 +83,14 @@ STUDIED: list[Path] = []
 
 
 @pytest.fixture(scope="module")
-def fused(home: Path) -> api.Run:
+def fused(home: Path) -> runs.Run:
     STUDIED.append(home)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "solve", whole)
         return dse.sweep(home / "study.yaml", out=home / "fused", workers=0)
 
 
-def test_a_sequence_has_a_segment_per_different_einsum(run: api.Run) -> None:
+def test_a_sequence_has_a_segment_per_different_einsum(run: runs.Run) -> None:
     rows = list(run.sql("FROM schedules ORDER BY machine"))
     assert [
         (
@@ -132,7 +130,7 @@ def test_a_sequence_has_a_segment_per_different_einsum(run: api.Run) -> None:
     assert not [name for name in ("schedules", "segments") if (run.path / "parts" / name).exists()]
 
 
-def test_other_schedules_are_stored_and_priced_again(fused: api.Run, run: api.Run) -> None:
+def test_other_schedules_are_stored_and_priced_again(fused: runs.Run, run: runs.Run) -> None:
     (row, _) = fused.sql("FROM schedules ORDER BY machine")
     assert (row["segments"], row["fused"], row["pipelined"], row["on_chip"]) == (3, 1, 0, "T1 at GLB")
     assert parse_schedule(row["nest"])
@@ -153,7 +151,7 @@ def test_other_schedules_are_stored_and_priced_again(fused: api.Run, run: api.Ru
     assert "T1 at GLB" in repr(shown)
 
 
-def test_show_prices_a_given_schedule_beside_what_was_found(run: api.Run, home: Path) -> None:
+def test_show_prices_a_given_schedule_beside_what_was_found(run: runs.Run, home: Path) -> None:
     tried = run.show(1, home / "fused.txt")
     assert tried.given_schedule is not None
     assert [row[0] for row in tried.compared()] == [
@@ -169,7 +167,7 @@ def test_show_prices_a_given_schedule_beside_what_was_found(run: api.Run, home: 
 
 
 def test_einsums_without_a_place_are_mapped_alone_behind_what_they_read(home: Path) -> None:
-    net = dse.frontend.api.catalog.load(str(home / "net.yaml"))
+    net = api.catalog.load(str(home / "net.yaml"))
     alone, part = (
         dse.map(str(home / "net.yaml"), "a3"),
         dse.map(str(home / "net.yaml"), "a3", schedule=home / "fused.txt"),

@@ -22,8 +22,9 @@ import dse
 from cluster import driver
 from dse.explain import figures, units
 from dse.explain import values as explain
-from dse.frontend import api, compare, tables
+from dse.frontend import answers, api, compare, runs, tables
 from dse.frontend.arguments import EXAMPLES
+from dse.frontend.mapped import Mapped
 from dse.mapper.exact.optimal import optimal
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from dse.study import study as studies
@@ -80,7 +81,7 @@ def test_no_line_is_folded_by_the_terminal(home: Path, columns: int) -> None:
 
 
 @cache
-def mapped() -> tuple[api.Mapped, api.Mapped]:
+def mapped() -> tuple[Mapped, Mapped]:
     return (
         dse.map("resnet18", "edge_array", **{"solver.mapper": "cost_descending"}),
         dse.map("gemm:m=64,n=32,k=48", "edge_array"),
@@ -190,7 +191,7 @@ def test_text_is_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.count("[/] C[m,n] += A[m,k] \\x1b[2J\\x07\\u202e<b>") == 2
     assert "\x1b" not in said
     assert "\u202e" not in said
-    page = api.Answer(api.pa.table({"x<y": [evil], "n": [1]}))._repr_html_()
+    page = answers.Answer(answers.pa.table({"x<y": [evil], "n": [1]}))._repr_html_()
     assert "<b>" not in page
     assert "&lt;b&gt;" in page
     assert "x&lt;y" in page
@@ -245,7 +246,7 @@ def test_csv_for_a_spreadsheet_holds_no_formula() -> None:
 
 def test_units_of_a_statement_are_those_of_columns(home: Path) -> None:
     """Of plain references under any alias; never of an expression, whatever its alias ends with."""
-    run = api.open(home / "run")
+    run = runs.open(home / "run")
     made = (
         "energy_pj / area_mm2 AS pj_per_mm2, log(energy_pj) AS log_pj, min(latency_ns) OVER () AS latency_ns"
     )
@@ -398,7 +399,7 @@ def test_traffic_names_the_width_of_an_action() -> None:
 
 
 def test_neighbours_are_one_step_away(home: Path) -> None:
-    run = api.open(home / "run")
+    run = runs.open(home / "run")
     best = run.show("best").machine
     around = list(run.neighbours(best))
     assert {row["parameter"] for row in around} == {"array.x", "array.y", "gbuf.capacity", "dram.kind"}
@@ -418,7 +419,7 @@ def test_neighbours_are_one_step_away(home: Path) -> None:
 
 def test_points_of_equal_objectives_are_one_row(home: Path) -> None:
     """2x4 and 4x2 lanes: the same area, latency and, but for the last digits, energy."""
-    run = api.open(home / "run")
+    run = runs.open(home / "run")
     every, once = (
         run.front(["area_mm2", "throughput:max"]),
         run.front(["area_mm2", "throughput:max"], distinct=True),
@@ -431,7 +432,7 @@ def test_points_of_equal_objectives_are_one_row(home: Path) -> None:
 
 
 def test_a_front_for_each_value(home: Path) -> None:
-    run = api.open(home / "run")
+    run = runs.open(home / "run")
     every = run.front(["energy_pj", "area_mm2"], by=["dram_kind"])
     kinds = [row["dram_kind"] for row in every]
     assert kinds == sorted(kinds)
@@ -446,7 +447,7 @@ def test_a_front_for_each_value(home: Path) -> None:
 
 
 def test_designs_have_no_ambiguous_column(home: Path) -> None:
-    run = api.open(home / "run")
+    run = runs.open(home / "run")
     names = run.sql("FROM designs").table.column_names
     assert len(names) == len(set(names))
     assert {"machine", "area_mm2", "array_x", "energy_pj", "status", "model_version"} <= set(names)
@@ -481,7 +482,7 @@ def test_grammar(home: Path) -> None:
 
 def test_the_questions_of_help_are_answered(home: Path) -> None:
     run, asked = (
-        api.open(home / "run"),
+        runs.open(home / "run"),
         re.findall(r'dse sql \S+ "(SELECT[^"]*)"', "\n".join(EXAMPLES.values())),
     )
     assert asked

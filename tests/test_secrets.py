@@ -16,7 +16,7 @@ import pytest
 
 from cluster import store
 from dse.exchange.convert import convert
-from dse.frontend import api, check, cli
+from dse.frontend import check, cli, runs
 from dse.mapping import directives, nest, schedule
 from dse.run import cache, folder
 from dse.study import study as studies
@@ -151,7 +151,7 @@ def test_no_file_of_a_run_or_of_the_cache_is_shown(tmp_path: Path, caplog: pytes
         for name in (folder.MANIFEST, folder.STATUS, folder.ENV, folder.STUDY, folder.PREVIOUS_MANIFEST):
             (tmp_path / name).write_text(content)
             for reads in (
-                lambda: api.open(tmp_path),
+                lambda: runs.open(tmp_path),
                 lambda: folder.verified_parts(tmp_path),
                 lambda: check.status(tmp_path, True),
             ):
@@ -198,8 +198,8 @@ CALLS = {
     "dse/frontend/cli.py _plot",
     "dse/frontend/cli.py _report",
     "dse/frontend/serve.py report",
-    "dse/frontend/api.py sweep",
-    "dse/frontend/api.py open_all",
+    "dse/frontend/runs.py sweep",
+    "dse/frontend/runs.py open_all",
 }
 COPIED = {
     "dse/run/pack.py pack",

@@ -17,7 +17,8 @@ from dse.mapping.searched import Mappings, Space, certificate_words
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.solve import solve as stack
 from dse.solve.options import SolverOptions
-from dse.solve.solve import reprice, solve
+from dse.solve.solve import solve
+from dse.solve.stored import reprice
 from dse.study import study as studies
 from hw import machine
 from workloads import catalog
@@ -83,9 +84,7 @@ def test_a_nest_costs_what_the_evaluator_says_and_others_are_counted_in_the_cert
     assert solved.energy_pj == sum(cost.count * cost.energy_pj for cost in solved.einsums)
 
 
-def test_a_stored_schedule_is_priced_again(solved: Solution) -> None:
-    stored = {cost.name: str(cost.mapping) for cost in solved.einsums}
-    assert reprice(SMV, NET, SMAUG, stored) == solved
+def test_a_stored_schedule_is_priced_again() -> None:
     small = catalog.load("gemm:m=16,n=8,k=8")
     found = solve(machine.arch(machine.load("a3")), small, SolverOptions())
     assert isinstance(found, list)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dse.explain import values
-from dse.frontend import api
+from dse.frontend import api, runs
 from dse.frontend.cli import main
 from dse.sim.einsum.evaluate import Solution
 from dse.solve.schedules.fusible_segments import fusing_schedules
@@ -121,7 +121,7 @@ def test_run_pareto_report_and_show_say_the_same(tmp_path: Path, capsys: pytest.
     assert said in (tmp_path / "r.html").read_text()
     assert main(["show", str(out), "best"]) == 0
     assert FUSES.format("dse map ...") in capsys.readouterr().out
-    run = api.open(out)
+    run = runs.open(out)
     rows = run.sql(
         "SELECT sum(energy_pj) AS between FROM traffic WHERE machine = 1 AND level = 'DRAM' AND "
         "tensor = 'H' AND action <> 'leak'"

@@ -14,3 +14,7 @@ SELECT machine FROM main.machines [only] WHERE status IN ('ok', 'infeasible') AN
 -- Einsums of schedules that are not unfused.
 CREATE OR REPLACE VIEW internal.not_unfused AS
 FROM internal.stored_einsums [only];
+
+-- The distinct einsums of each workload; of the argument only that there is one counts.
+CREATE OR REPLACE VIEW internal.uniques AS
+SELECT unnest(uniques_of(0), recursive := true);

@@ -12,8 +12,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -24,18 +22,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dse.explain import values
+from dse.explain.functions import EINSUMS_FIELDS, MACHINE_FIELDS, PRICES_FIELDS, WORKLOADS_FIELDS, list_array
 from dse.mapping.nest import Infeasible, parse
 from dse.mapping.nest import Mapping as Nest
 from dse.mapping.searched import Mappings, decoded, encoded
-from dse.run import folder, record
+from dse.run import folder
 from dse.sim.counts.counts import count, nest_sums
 from dse.sim.einsum import cost
 from dse.sim.einsum.cost import Price, batch_arch
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost, key_of
 from dse.sim.schedule.graph import among_schedules
-from dse.solve import solve
-from dse.solve.solve import TILING
-from dse.study import packed_columns, pareto
+from dse.solve.stored import sequential_solution
+from dse.study import pareto
 from dse.study import study as studies
 from dse.study.study import Study
 from hw.arch import Arch, Compute, Fanout, Level, fields_of
@@ -44,30 +42,12 @@ from workloads.einsum import canonical_key
 from workloads.graph import Unique, Workload, unique
 
 MAX_DECODED = 1 << 16  # decoded machines, and nests, in memory
-EINSUMS_FIELDS = [
-    name for name in record.TABLES["einsums"] if name not in ("machine", "schedule", "workload")
-]
 # attributes of EinsumCost
 COST_FIELDS = [
     name
     for name in EINSUMS_FIELDS
     if name not in ("position", "kind", "einsum_key", "einsum", "occurrences", *values.WORK)
 ]
-MACHINE_FIELDS = ["clock_ghz", "peak_tops"]  # columns of machines of which ratios are made
-WORKLOADS_FIELDS = [
-    name for name in record.TABLES["workload_costs"] if name not in ("machine", "schedule", "workload")
-]
-PRICES_FIELDS = [name for name in record.TABLES["prices"] if name != "machine"]
-SQL_TYPES = {"string": "VARCHAR", "int64": "BIGINT", "int32": "INTEGER", "float64": "DOUBLE"}
-
-
-class Function(NamedTuple):
-    """A function for SQL: Arrow columns in, one column out."""
-
-    name: str
-    call: Callable[..., pa.Array]
-    inputs: tuple[str, ...]  # SQL types
-    dtype: str  # SQL type of the result
 
 
 class ChosenRow(NamedTuple):
@@ -172,73 +152,11 @@ def proof(found: Solution) -> dict[str, Any]:
     }
 
 
-def uniques(context: RunContext) -> pa.Table:
-    """Returns a row per workload and distinct einsum, with the columns of `einsums` that are equal on all
-    machines, and the weight of the workload.
-    """
-    weights = context.study.weights()
-    rows = [
-        {
-            "workload": name,
-            "position": position,
-            "einsum": g.einsum.name,
-            "einsum_key": g.key,
-            "kind": g.einsum.kind,
-            "occurrences": g.occurrences,
-            "macs": g.einsum.macs(),
-            "weight": weights[name],
-        }
-        for name, groups in context.groups.items()
-        for position, g in enumerate(groups, 1)
-    ]
-    columns = ("workload", "position", "einsum", "einsum_key", "kind", "occurrences", "macs")
-    schema = record.schema("einsums")
-    fields = [*map(schema.field, columns), record.schema("workload_costs").field("weight")]
-    return pa.Table.from_pylist(rows, pa.schema(fields))
-
-
-def ratios() -> dict[str, str]:
-    """Returns for each view with ratios the SQL of these columns."""
-    return {
-        view: ", ".join(f"{record.RATIOS[name].sql()} AS {name}" for name in names)
-        for view, names in record.RATIOS_OF.items()
-    }
-
-
-def functions(context: RunContext) -> list[Function]:
-    """Returns the functions that the views of a run call (analysis/sql). For a machine that cannot be built
-    they return no rows.
-    """
-    choice_types = ("BIGINT", "VARCHAR", "VARCHAR[]")
-    proof_types = (*choice_types, "VARCHAR", "INTEGER[]", "DOUBLE[]", "VARCHAR[]")
-    formula_types = ("DOUBLE",) * len(packed_columns.FORMULA_INPUTS)
-    return [
-        *(
-            Function(f"follows_{name}", packed_columns.formula(name), formula_types, "DOUBLE")
-            for name in packed_columns.FORMULAS
-        ),
-        Function("cycles_of", partial(_cycles, context), choice_types, "DOUBLE[]"),
-        Function(
-            "einsums_of",
-            partial(_einsums, context),
-            proof_types,
-            _struct("einsums", [*EINSUMS_FIELDS, *MACHINE_FIELDS]),
-        ),
-        Function(
-            "workload_of",
-            partial(_workloads, context),
-            proof_types,
-            _struct("workload_costs", [*WORKLOADS_FIELDS, *MACHINE_FIELDS]),
-        ),
-        Function("levels_of", partial(_prices, context), ("BIGINT",), _struct("prices", PRICES_FIELDS)),
-    ]
-
-
 def solutions(context: RunContext, rows: Sequence[ChosenRow]) -> list[Solution]:
     """Returns the stored solutions of the rows, costed again."""
     costs: list[list[EinsumCost | Infeasible]] = [[] for _ in rows]
     # mappings of a tile optimizer are made again (`_to_solution`), all others are read and costed
-    if not TILING[context.study.solver.tiling]:
+    if context.study.solver.tiling == "mapper":
         costs = [[None] * len(row.keys) for row in rows]  # type: ignore[list-item]
         for choices in _equal_choices(context, rows):
             for i, row in enumerate(choices.rows):
@@ -275,7 +193,7 @@ def _to_solution(context: RunContext, row: ChosenRow, costs: Sequence[EinsumCost
     """Returns the solution of a row. costs: of its einsums; []: a tile optimizer makes the mappings."""
     arch, options = _machine_or_raise(context, row.machine).arch, context.study.solver
     found = (
-        solve.sequential_solution(arch, context.groups[row.workload], options, costs)
+        sequential_solution(arch, context.groups[row.workload], options, costs)
         if costs
         else _solve_tiling(context, row)
     )
@@ -298,9 +216,9 @@ def _solve_tiling(context: RunContext, row: ChosenRow) -> list[Solution] | Infea
     """Returns the solution of a tile optimizer, which needs no search. Raises ValueError if its mapping
     differs from the stored one.
     """
-    found = solve.solve(
-        _machine_or_raise(context, row.machine).arch, _workload(context, row), context.study.solver
-    )
+    from dse.solve.solve import solve  # imported here: that is slow, and no other stored answer needs it
+
+    found = solve(_machine_or_raise(context, row.machine).arch, _workload(context, row), context.study.solver)
     if isinstance(found, list) and (
         differs := [c.name for c, key in zip(found[0].einsums, row.keys, strict=True) if c.mapping_key != key]
     ):
@@ -487,7 +405,7 @@ def _chosen_rows(*columns: Any) -> list[ChosenRow]:
 def _cycles(context: RunContext, machines: Any, workloads: Any, keys: Any) -> pa.Array:
     """Returns, per row, the latency in cycles of each einsum; nan where its mapping does not fit."""
     rows = _chosen_rows(machines, workloads, keys)
-    if TILING[context.study.solver.tiling]:
+    if context.study.solver.tiling != "mapper":
         return pa.array(
             [[c.latency_cycles for c in found.einsums] for found in solutions(context, rows)],
             pa.list_(pa.float64()),
@@ -538,7 +456,7 @@ def _einsums(
         for arch in [_machine_or_raise(context, row.machine).arch]
         for of_machine in [_machine_fields(arch)]
     ]
-    return _list_array("einsums", [*EINSUMS_FIELDS, *MACHINE_FIELDS], found)
+    return list_array("einsums", [*EINSUMS_FIELDS, *MACHINE_FIELDS], found)
 
 
 def _machine_fields(arch: Arch) -> dict[str, float]:
@@ -584,12 +502,12 @@ def _workloads(
         weight = refs[row.workload].weight
         one = workload_row(solution, arch, weight, macs[row.workload], moved)
         found.append([one | _machine_fields(arch)])
-    return _list_array("workload_costs", [*WORKLOADS_FIELDS, *MACHINE_FIELDS], found)
+    return list_array("workload_costs", [*WORKLOADS_FIELDS, *MACHINE_FIELDS], found)
 
 
 def _prices(context: RunContext, machines: Any) -> pa.Array:
     """Returns, per machine, the list of its rows of the view prices."""
-    return _list_array(
+    return list_array(
         "prices",
         PRICES_FIELDS,
         [
@@ -642,18 +560,15 @@ def price_rows(arch: Arch) -> list[dict[str, Any]]:
     ]
 
 
-def _struct(table: str, names: Sequence[str]) -> str:
-    return f"STRUCT({', '.join(f'{name} {SQL_TYPES[_dtype(table, name)]}' for name in names)})[]"
+# functions of SQL (dse/explain/functions.py) by name: Arrow columns in, one column out
+FUNCTIONS: dict[str, Callable[..., pa.Array]] = {
+    "cycles_of": _cycles,
+    "einsums_of": _einsums,
+    "workload_of": _workloads,
+    "levels_of": _prices,
+}
 
 
-def _dtype(table: str, name: str) -> str:
-    """Returns the type of a column of a table, or of the machine of its row."""
-    return record.TABLES["machines" if name in MACHINE_FIELDS else table][name].dtype
-
-
-def _list_array(table: str, names: Sequence[str], found: Sequence[Sequence[dict[str, Any]]]) -> pa.Array:
-    """Returns an Arrow array with one list of structures per row. found: by row, the structures as dicts."""
-    flat = list(chain.from_iterable(found))
-    arrays = [pa.array([one.get(name) for one in flat], record.dtype(_dtype(table, name))) for name in names]
-    offsets = pa.array(np.cumsum([0, *map(len, found)]), pa.int32())
-    return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(arrays, names=list(names)))
+def computed(context: RunContext, name: str, *columns: Any) -> pa.Array:
+    """Returns the result of a function by its name."""
+    return FUNCTIONS[name](context, *columns)

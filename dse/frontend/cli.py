@@ -169,10 +169,10 @@ def _print_hints(out: Path, status: Any) -> None:
     """Prints what fusion may save on the best machine of a front, and which axes end where the best lies.
     These are only hints, so errors are ignored.
     """
-    from dse.frontend import api
+    from dse.frontend import runs
 
     with suppress(ValueError):
-        run = api.open(out)
+        run = runs.open(out)
         for line in run.fusion_hints() if status.front else ():
             tables.print_line(f"best machine: {line}")
         for line in run.axis_hints() if status.front and status.state == "finished" else ():
@@ -180,9 +180,9 @@ def _print_hints(out: Path, status: Any) -> None:
 
 
 def _open(args: argparse.Namespace) -> Any:
-    from dse.frontend import api
+    from dse.frontend import runs
 
-    return api.open(
+    return runs.open(
         args.dir, skip_damaged=args.skip_damaged, memory=args.memory, seconds=getattr(args, "timeout", 60.0)
     )
 
@@ -207,9 +207,9 @@ def _status(args: argparse.Namespace) -> int:
 
     out = check.local(args.dir)
     if not check.is_intact_study(out):
-        from dse.frontend import api
+        from dse.frontend import runs
 
-        api.study_of(out)  # raises if the folder or its study is damaged
+        runs.study_of(out)  # raises if the folder or its study is damaged
     while True:
         facts = check.status(check.local(args.dir), args.skip_damaged)
         if args.watch and sys.stdout.isatty():
@@ -332,10 +332,10 @@ def _pareto(args: argparse.Namespace) -> int:
 def _sql(args: argparse.Namespace) -> int:
     run = _open(args)
     if args.others:
-        from dse.frontend import api
+        from dse.frontend import runs
 
         limits = {"skip_damaged": args.skip_damaged, "memory": args.memory, "seconds": args.timeout}
-        run = api.open_all([args.dir, *args.others], **limits)
+        run = runs.open_all([args.dir, *args.others], **limits)
     from dse.frontend import prompt
 
     if args.statement and args.statement.lstrip().startswith("."):
@@ -369,7 +369,7 @@ def _print_result(
     shows_all: str = "--all or --format csv",
 ) -> None:
     """Prints rows; the arguments from `keep` on are those of tables.print_rows."""
-    from dse.frontend import api
+    from dse.frontend import answers
 
     if args.format == "parquet":
         import pyarrow.parquet as pq
@@ -377,7 +377,7 @@ def _print_result(
         pq.write_table(found, sys.stdout.buffer)
         return
     rows = list(zip(*(_values(found, at) for at in range(found.num_columns)), strict=True))
-    units_of = api.Answer(found).unit_keys()
+    units_of = answers.Answer(found).unit_keys()
     names = found.column_names
     tables.print_rows(
         names, rows, args.format, args.csv_safe, keep, units_of, max_lines, row_count, shows_all
@@ -399,7 +399,7 @@ def _values(found: pa.Table, at: int) -> list[object]:
 
 def _show(args: argparse.Namespace) -> int:
     from dse.explain import values
-    from dse.frontend import api
+    from dse.frontend import answers
     from dse.mapping.nest import Infeasible
 
     run = _open(args)
@@ -462,7 +462,7 @@ def _show(args: argparse.Namespace) -> int:
             heads = [units.label(name.removesuffix("_change")) for name in shown.column_names]
             tables.print_table(
                 heads,
-                api.Answer(shown).rows(),
+                answers.Answer(shown).rows(),
                 "one-at-a-time sensitivity (machines of this run, first schedule)",
                 unit_keys=shown.column_names,
             )
@@ -647,11 +647,11 @@ def _residency(args: argparse.Namespace) -> int:
 
 def _plot(args: argparse.Namespace) -> int:
     """Runs `dse plot RUN KIND` or `dse plot WORKLOAD MACHINE KIND`."""
-    from dse.frontend import api, pictures, progress
+    from dse.frontend import api, pictures, progress, runs
 
     *sources, kind = args.words
     if len(sources) == 1:
-        picture = api.open(sources[0]).plot(kind, args.point)
+        picture = runs.open(sources[0]).plot(kind, args.point)
     elif len(sources) == 2:
         sets = _sets(args.set, api.map)
         if wrong := pictures.wrong_kind(kind):  # before anything is solved
@@ -678,10 +678,10 @@ def _plot(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from dse.frontend import api, progress
+    from dse.frontend import progress, runs
 
-    api.raise_if_repeated([args.dir, *args.others])
-    others = [api.open(path) for path in args.others]
+    runs.raise_if_repeated([args.dir, *args.others])
+    others = [runs.open(path) for path in args.others]
     if args.serve is not None:
         from dse.frontend import serve
 
@@ -719,7 +719,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
 
 def _simulated(args: argparse.Namespace, mapping: str) -> Any:
-    """Returns the cost of a mapping or schedule on the workload and machine of the command (api.Mapped)."""
+    """Returns the cost of a mapping or schedule on the workload and machine of the command."""
     from dse.frontend import api
 
     workload, machine = (args.workload, args.machine) if args.command == "simulate" else args.words[:2]
@@ -730,12 +730,12 @@ def _simulated(args: argparse.Namespace, mapping: str) -> Any:
 
 def _compare(args: argparse.Namespace) -> int:
     """Runs `dse compare` of two runs, of two machines, or of two mappings of a workload on a machine."""
-    from dse.frontend import api, check, compare, screens
+    from dse.frontend import api, check, compare, runs, screens
 
     if len(args.words) == 2 and all(map(check.is_machine, args.words)):
         comparison = compare.machines(args.words[0], args.words[1], _sets(args.set, api.map))
     elif len(args.words) == 2:
-        a, b = (api.open(text) for text in args.words)
+        a, b = (runs.open(text) for text in args.words)
         comparison = compare.runs(a, b)
         if line := compare.other_work(a, b):
             print(_plain(f"warning: {line}"), file=sys.stderr)
@@ -761,7 +761,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _compared(args: argparse.Namespace, word: str) -> Any:
-    """Returns the schedule that a word of `dse compare` names (api.Mapped): a file, or what
+    """Returns the schedule that a word of `dse compare` names (mapped.Mapped): a file, or what
     solver.schedule=WORD finds.
     """
     from typing import get_args, get_type_hints

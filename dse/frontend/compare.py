@@ -15,7 +15,8 @@ import numpy as np
 from dse.explain import values
 from dse.explain.values import Table
 from dse.frontend import check
-from dse.frontend.api import Mapped, Run
+from dse.frontend.mapped import Mapped
+from dse.frontend.runs import Run
 from dse.frontend.tables import fact
 from dse.mapping.nest import Infeasible
 from dse.run import folder

@@ -42,7 +42,7 @@ BARS = 16  # points of the front in a breakdown, at even distances along it
 
 
 class Rows(Protocol):
-    """Rows, as dse.frontend.api.Answer has them."""
+    """Rows, as dse.frontend.answers.Answer has them."""
 
     @property
     def table(self) -> pa.Table:
@@ -50,7 +50,7 @@ class Rows(Protocol):
 
 
 class Solved(Protocol):
-    """The part of dse.frontend.api.Mapped that pictures need."""
+    """The part of dse.frontend.mapped.Mapped that pictures need."""
 
     @property
     def arch(self) -> Arch:
@@ -70,7 +70,7 @@ class Solved(Protocol):
 
 
 class Opened(Protocol):
-    """The part of dse.frontend.api.Run that pictures need."""
+    """The part of dse.frontend.runs.Run that pictures need."""
 
     @property
     def path(self) -> Path:

@@ -15,7 +15,7 @@ import yaml
 
 from dse.exchange import convert
 from dse.explain import values
-from dse.frontend import api, screens
+from dse.frontend import api, mapped, runs, screens
 from dse.mapping.nest import Infeasible
 from dse.study import study as studies
 from dse.study.read import WorkloadRef
@@ -29,7 +29,7 @@ METRICS = ("energy_pj", "latency_cycles")  # that the files must give again
 
 
 def write(
-    run: api.Run, point: api.Point, out: Path, form: str, other_form: Callable[[api.Mapped], str]
+    run: runs.Run, point: runs.Point, out: Path, form: str, other_form: Callable[[mapped.Mapped], str]
 ) -> list[tuple[Path, str]]:
     """Writes the files of a point. Returns each of them, and what it holds; of mappings the command that
     prices them.
@@ -57,7 +57,7 @@ def write(
     return found
 
 
-def _numbered(study: Study, point: api.Point) -> list[tuple[int, api.Mapped]]:
+def _numbered(study: Study, point: runs.Point) -> list[tuple[int, mapped.Mapped]]:
     """Returns what is solved, or the schedule given in its place, each with its workload's number."""
     if (given := point.given_schedule) is None:
         return [*enumerate(point.solutions)]
@@ -77,7 +77,7 @@ def _write_inputs(study: Study, machine: int, draft: Path) -> None:
 
 
 def _write_mappings(
-    study: Study, number: int, one: api.Mapped, draft: Path, out: Path, form: str, other: str
+    study: Study, number: int, one: mapped.Mapped, draft: Path, out: Path, form: str, other: str
 ) -> Iterator[tuple[Path, str]]:
     """Writes the mappings of a workload, prices them, and yields the files. number: of the workload in its
     study; other: the text in another form.

@@ -44,7 +44,7 @@ KEYWORDS = (
     *("count(*)", "min(", "max(", "avg(", "sum(", "DISTINCT", "EXCLUDE", "DESCRIBE", "SUMMARIZE", "AS"),
 )
 
-Ask = Callable[[str], Any]  # a statement -> its rows (api.Answer); raises ValueError in one line
+Ask = Callable[[str], Any]  # a statement -> its rows (answers.Answer); raises ValueError in one line
 # (answer, n): prints at most n rows of the answer; 0: all; None: as many as fit, at most ROWS
 Show = Callable[[Any, int | None], None]
 

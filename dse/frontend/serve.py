@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from dse.frontend import api, check, report_data, tables
+from dse.frontend import check, report_data, runs, tables
 from dse.run import folder
 
 HOSTS = ("127.0.0.1", "localhost")  # names that a browser may call this server by
@@ -23,7 +23,7 @@ class Live:
     """The pages of a run. A report is built once for each generation that the run has committed."""
 
     root: Path
-    others: Sequence[api.Run] = ()
+    others: Sequence[runs.Run] = ()
     generation: int = -1  # of `page`
     page: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -35,7 +35,7 @@ class Live:
             with self.lock:
                 if generation != self.generation:
                     facts = {"live": True, "generation": generation}
-                    self.page = report_data.document(api.open(self.root), self.others, facts)
+                    self.page = report_data.document(runs.open(self.root), self.others, facts)
                     self.generation = generation
                 return self.page
         except ValueError as fault:

@@ -5,7 +5,7 @@ fast.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import WithJsonSchema
 
@@ -16,6 +16,9 @@ from workloads.einsum import Einsum
 
 Goal = Objective | Literal["front"]
 LayoutPolicy = Literal["row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"]
+Kapla = Literal["kapla", "kapla-exhaustive", "kapla-random", "kapla-annealing"]
+# schedules that run einsums pipelined, on machines of nodes
+PIPELINED_SCHEDULES = ("pipelined", *get_args(Kapla))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +48,7 @@ class SolverOptions:
         "fused",
         "pipelined",
         "best",
-        "kapla",
-        "kapla-exhaustive",
-        "kapla-random",
-        "kapla-annealing",
+        Kapla,
         "seq-flex",
         "seq-overflow",
         "gogeta",

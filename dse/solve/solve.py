@@ -14,7 +14,6 @@ from io import BytesIO
 from itertools import chain
 from pathlib import Path
 from random import Random
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -31,18 +30,9 @@ from dse.mapper.smaug.mapper import smaug
 from dse.mapping import schedule
 from dse.mapping.constraints import FREE, Constraints, Limit, einsum_kind
 from dse.mapping.conversion import Conversion, with_conversions
-from dse.mapping.nest import NON_NEST, Infeasible, Loop, Store, TensorLayout, faults, parse
+from dse.mapping.nest import Infeasible, Loop, Store, TensorLayout, faults, parse
 from dse.mapping.nest import Mapping as Nest
-from dse.mapping.searched import (
-    Mappings,
-    Space,
-    certificate_words,
-    claim,
-    decoded,
-    encoded,
-    mappings_in,
-    mappings_of,
-)
+from dse.mapping.searched import Mappings, Space, certificate_words, claim, decoded, encoded, mappings_of
 from dse.run import cache, deadline
 from dse.sim.einsum import bounds
 from dse.sim.einsum.evaluate import (
@@ -57,7 +47,6 @@ from dse.sim.einsum.evaluate import (
     no_progress,
     objective_value,
     relative_gap,
-    sequential,
 )
 from dse.sim.fronts import Objective
 from dse.sim.levels import transfer
@@ -74,7 +63,7 @@ from dse.solve.layouts.layouts import (
     assign_layouts,
     interface_tensors,
 )
-from dse.solve.options import SolverOptions
+from dse.solve.options import PIPELINED_SCHEDULES, SolverOptions
 from dse.solve.schedules.best import best
 from dse.solve.schedules.fused import fused, with_certificate
 from dse.solve.schedules.fusible_segments import fusing_schedules
@@ -91,6 +80,7 @@ from dse.solve.sharing.shared_mappings import (
     priced,
 )
 from dse.solve.sharing.shared_schedules import SharedSchedules, find_shared_schedules
+from dse.solve.stored import searches_hops, sequential_solution
 from hw.arch import EINSUM_KINDS, RANK_ROLES, ROLES, Arch
 from hw.component import closest_name
 from workloads.einsum import Einsum, TooLong, canonical_key
@@ -137,7 +127,6 @@ DATAFLOWS = {
 }
 # fields of an EinsumCost that a search sets, besides the mapping
 PROOF_FIELDS = ("optimality_gap", "space", "visited")
-NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
 SCHEDULES = {
     "unfused": "layer by layer: each einsum alone, every tensor between einsums through main memory",
     "pipelined": "machines of nodes: segments of einsums pipelined on regions of nodes, or each alone on "
@@ -153,8 +142,6 @@ SCHEDULES = {
 # above all other costs
 FAR_PJ = 1e9
 LAYOUTS_PER_TENSOR = 4  # layouts of one tensor, at most, that are chosen together with on-chip retention
-# schedules that run einsums pipelined, on machines of nodes
-PIPELINED_SCHEDULES = ("pipelined", *KAPLA_SCHEDULES)
 LAYOUT = LAYOUT_POLICIES
 
 
@@ -1074,27 +1061,6 @@ def _mapper(options: SolverOptions, extra: Constraints = FREE) -> Mapper:
     )
 
 
-def searches_hops(options: SolverOptions) -> bool:
-    """True if the mapper counts hops of networks; others search as if they cost nothing."""
-    return options.mapper == "optimal" and not TILING[options.tiling]
-
-
-def sequential_solution(
-    arch: Arch, groups: Sequence[Unique], options: SolverOptions, costs: Sequence[EinsumCost | Infeasible]
-) -> list[Solution] | Infeasible:
-    """Returns the unfused schedule of a workload from the costs of its distinct einsums, or Infeasible if one
-    has no mapping. The certificate names mapper and options.
-    """
-    unnested = sum(isinstance(found, EinsumCost) and bool(found.mapping.non_nest_text) for found in costs)
-    method = (options.tiling if TILING[options.tiling] else f"mapper {options.mapper}") + (
-        f"; {unnested} of {len(groups)} einsums {NON_NEST}" if unnested else ""
-    )
-    if arch.layout_sensitive() and not arch.models_layout() and not searches_hops(options):
-        method += "; hops not searched"
-    total = sequential(costs, groups, Problem(arch, groups[0].einsum, options.objective), method)
-    return total if isinstance(total, Infeasible) else [total]
-
-
 def price_in_layouts(
     problem: Problem, original: EinsumCost, layouts: Sequence[TensorLayout] = ()
 ) -> EinsumCost | Infeasible:
@@ -1347,43 +1313,3 @@ def _with_proof(problem: Problem, nest: str, optimality_gap: float, space: str, 
     if not (0 <= optimality_gap <= max(found.gap_to_bound, 1e-9) and visited >= 0):
         raise ValueError(f"optimality_gap {optimality_gap}, visited {visited}")
     return replace(found, optimality_gap=optimality_gap, space=decoded(Mappings, space), visited=visited)
-
-
-def reprice(
-    arch: Arch,
-    workload: Workload,
-    options: SolverOptions,
-    nests: Mapping[str, str],
-    proofs: Mapping[str, tuple[float, str]] = NO_PROOFS,
-) -> Solution | Infeasible:
-    """Returns the price of a stored schedule, evaluated again from its nests (text by einsum name).
-
-    proofs: optimality gap and certificate by einsum name, which unfused schedules get back. Tiling smaug is
-    solved again instead, since its answer need not be a nest.
-    """
-    if TILING[options.tiling]:
-        found = solve(arch, workload, options)
-        return found if isinstance(found, Infeasible) else found[0]
-    plain = schedule.sequential(workload, {name: parse(text) for name, text in nests.items()})
-    priced_anew = evaluate(
-        arch, workload, plain, options.single_objective, reuse=options.schedule != "unfused"
-    )
-    spaces = {
-        name: (gap, space)
-        for name, (gap, certificate) in proofs.items()
-        if (space := mappings_in(certificate))
-    }
-    if isinstance(priced_anew, Infeasible) or options.schedule != "unfused" or not spaces:
-        return priced_anew
-    with_gaps = [
-        replace(one, optimality_gap=spaces[one.name][0], space=spaces[one.name][1])
-        if one.name in spaces
-        else one
-        for one in priced_anew.einsums
-    ]
-    return sequential(
-        with_gaps,
-        unique(workload),
-        Problem(arch, workload.einsums[0], options.objective),
-        f"mapper {options.mapper}",
-    )

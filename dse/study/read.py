@@ -8,16 +8,17 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib.util import find_spec
 from itertools import product, takewhile
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from dse.solve.options import SolverOptions
-from dse.solve.solve import MAPPERS_BY_NAME, PIPELINED_SCHEDULES
+from dse.solve.options import PIPELINED_SCHEDULES, SolverOptions
 from dse.study.pareto import AGGREGATES, MAXIMISED, METRICS, Objective
 from dse.study.prune import Constraints, meets, metric_of
 from dse.study.sampler import MAX_SPACE_SIZE, OPTUNA, Search
@@ -72,6 +73,9 @@ class Faults:
     def text(self, path: Path) -> str:
         """Returns all lines in order, each once, with the file in front."""
         return "\n".join(f"{path}: {line}" for line in dict.fromkeys(self.lines))
+
+
+NO_DIGESTS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +199,14 @@ def solver(raw: object, faults: Faults, folder: Path = Path(), within: Path | No
     if plugin.SPEC.fullmatch(options.mapper):
         mapper = plugin_key("solver.mapper", options.mapper, folder, faults, within)
         options = replace(options, mapper=mapper)
-    elif options.mapper not in MAPPERS_BY_NAME:
-        faults.add(
-            f"solver.mapper = {show(options.mapper)} is no mapper; "
-            f"{closest_name(options.mapper, MAPPERS_BY_NAME)}"
-        )
+    elif options.mapper != "optimal":
+        from dse.solve.solve import MAPPERS_BY_NAME  # imported here: that is slow
+
+        if options.mapper not in MAPPERS_BY_NAME:
+            faults.add(
+                f"solver.mapper = {show(options.mapper)} is no mapper; "
+                f"{closest_name(options.mapper, MAPPERS_BY_NAME)}"
+            )
     if options.mapper == "annealing" and not find_spec("sklearn"):
         faults.add("solver.mapper = annealing needs scikit-learn; pip install 'dse[baselines]'")
     for key in ("factors", "dataflow") if options.mapper != "optimal" or options.tiling != "mapper" else ():
@@ -340,13 +347,20 @@ def unknown_as_movement(raw: Mapping[str, Any], faults: Faults) -> bool:
 
 
 def workloads(
-    raw: object, folder: Path, fuse: bool, faults: Faults, within: Path | None = None, unknown: bool = False
-) -> list[tuple[WorkloadRef, Workload]]:
+    raw: object,
+    folder: Path,
+    fuse: bool,
+    faults: Faults,
+    within: Path | None = None,
+    unknown: bool = False,
+    digests: Mapping[str, str] = NO_DIGESTS,
+) -> list[tuple[WorkloadRef, Workload | None]]:
     """Returns each workload as the study names it, and loaded.
 
     fuse: whether one-to-one operators are fused into their producers
     within: folder that must contain all files of workloads; None: any folder
     unknown: whether workloads may have unknown operators
+    digests: by name, of workloads that are not loaded
     """
     if raw is None:
         return []
@@ -356,12 +370,15 @@ def workloads(
     if line := _unquoted_fault(raw):
         faults.add(line)
         return []
-    results = [_workload(f"workloads[{i}]", item, folder, fuse, faults, within) for i, item in enumerate(raw)]
+    results = [
+        _workload(f"workloads[{i}]", item, folder, fuse, faults, within, digests)
+        for i, item in enumerate(raw)
+    ]
     pairs = [one for one in results if one is not None]
     faults.lines.extend(
         f"workloads: {line}; write unknown: movement to count them as data movement"
         for _, w in pairs
-        if (line := warning(w)) and not unknown
+        if w and (line := warning(w)) and not unknown
     )
     names = [ref.name for ref, _ in pairs]
     for text in dict.fromkeys(names):
@@ -511,10 +528,16 @@ def _unquoted_fault(raw: list[Any]) -> str:
 
 
 def _workload(
-    key: str, item: object, folder: Path, fuse: bool, faults: Faults, within: Path | None
-) -> tuple[WorkloadRef, Workload] | None:
+    key: str,
+    item: object,
+    folder: Path,
+    fuse: bool,
+    faults: Faults,
+    within: Path | None,
+    digests: Mapping[str, str],
+) -> tuple[WorkloadRef, Workload | None] | None:
     """Returns the workload of one entry of the list `workloads`; None if it has a fault. key: the entry's
-    name in messages.
+    name in messages. A workload whose digest is given is not loaded.
     """
     entry = {"workload": item} if isinstance(item, str) else item
     if not isinstance(entry, Mapping) or ("workload" in entry) == ("file" in entry):
@@ -541,7 +564,7 @@ def _workload(
             f"activations: 16}}; correct it"
         )
         return None
-    before, path, after = catalog.file_in(text)
+    before, path, _ = catalog.file_in(text)
     absolute = str((folder / path).resolve()) if path else ""
     if path and (line := _outside_reason(Path(absolute), within)):
         faults.add(f"{key} = {show(text)} {line}")
@@ -552,15 +575,35 @@ def _workload(
         except plugin.PluginError as fault:
             faults.add(f"{key} = {fault}")
             return None
+    plain_path = path and not before and not match
+    name = str(entry.get("name", "" if match else Path(path).stem if plain_path else text))
+    pairs, widths = (tuple((str(k), v) for k, v in entry.items()) for entry in (bind, bits))
+    ref = WorkloadRef(name, text, absolute, pairs, float(weight), digests.get(name, ""), widths)
+    if ref.digest:
+        return ref, None
     try:
-        loaded = with_bits(catalog.load(before + absolute + after, bind, fuse), bits)
+        loaded = _load(ref, fuse)
     except WorkloadError as error:
         faults.lines.extend(f"{key}: {line}" for line in str(error).splitlines())
         return None
-    plain_path = path and not before and not match
-    display_name = str(entry.get("name", loaded.name if match else Path(path).stem if plain_path else text))
-    pairs, widths = (tuple((str(k), v) for k, v in entry.items()) for entry in (bind, bits))
-    return WorkloadRef(display_name, text, absolute, pairs, float(weight), _digest(loaded), widths), loaded
+    return replace(ref, name=name or loaded.name, digest=_digest(loaded)), loaded
+
+
+def _load(ref: WorkloadRef, fuse: bool) -> Workload:
+    before, _, after = catalog.file_in(ref.text)
+    return with_bits(catalog.load(before + ref.path + after, dict(ref.bind), fuse), dict(ref.bits))
+
+
+@lru_cache(maxsize=16)
+def stored_workload(ref: WorkloadRef, fuse: bool) -> Workload:
+    """Returns a workload of a stored study, loaded. Raises StudyError if it is not what was solved."""
+    loaded = _load(ref, fuse)
+    if _digest(loaded) != ref.digest:
+        raise StudyError(
+            f"workload {ref.name}: not what the run solved, this version of dse reads it otherwise; take the "
+            "version that made the run, or run the study into a new folder"
+        )
+    return loaded
 
 
 def _digest(workload: Workload) -> str:

@@ -62,7 +62,7 @@ class Study:
     text: str  # its YAML document with all --set merged
     machine: str  # path of the template's file
     workloads: tuple[WorkloadRef, ...]
-    loaded_workloads: tuple[Workload, ...]  # in the order of `workloads`
+    loaded_workloads: tuple[Workload, ...]  # in the order of `workloads`; (): `workloads_of` loads them
     space: Space
     constraints: Constraints
     objectives: tuple[Objective, ...]
@@ -83,12 +83,18 @@ class Study:
         return self.search.learns() or self.search.prune or self.stop.hypervolume_gain is not None
 
 
-def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None) -> Study:
+def load(
+    path: str | Path,
+    sets: Sequence[str] = (),
+    within: Path | None = None,
+    digests: Mapping[str, str] = read.NO_DIGESTS,
+) -> Study:
     """Reads and checks a study file.
 
     sets: "stop.machines=60" each, merged into the document
     within: a folder that must contain all files named by the study (a run's folder that may come from
         others); None: any
+    digests: by name, of workloads that need not be loaded (`workloads_of` loads them when they are needed)
 
     Paths in the file are relative to it. Raises StudyError with all faults, one line each.
     """
@@ -138,6 +144,7 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
         faults,
         within,
         read.unknown_as_movement(document, faults),
+        digests,
     )
     names = (
         [ref.name for ref, _ in pairs]
@@ -168,13 +175,13 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
     if clash := _clash(plugins):
         raise StudyError(f"{path}: {clash}")
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
-    refs, loaded_workloads = tuple(ref for ref, _ in pairs), tuple(workload for _, workload in pairs)
+    refs, loaded_workloads = tuple(ref for ref, _ in pairs), tuple(one for _, one in pairs if one)
     return Study(
         name,
         text,
         machine,
         refs,
-        loaded_workloads,
+        loaded_workloads if len(loaded_workloads) == len(refs) else (),
         space,
         constraints,
         objectives,
@@ -204,8 +211,12 @@ def _clash(plugins: Sequence[Plugin]) -> str:
 
 
 def workloads_of(study: Study) -> tuple[Workload, ...]:
-    """Returns the workloads in the order of study.workloads."""
-    return study.loaded_workloads
+    """Returns the workloads in the order of study.workloads. Raises StudyError if a stored one is not what
+    was solved.
+    """
+    return study.loaded_workloads or tuple(
+        read.stored_workload(ref, study.solver.fuse_elementwise) for ref in study.workloads
+    )
 
 
 def to_yaml(study: Study) -> str:
@@ -280,7 +291,8 @@ def columns(study: Study, table: str) -> dict[str, Column]:
     if table == "machines":
         return {slug(axis.key): _parameter_column(axis) for axis in study.space.axes}
     if table == "chosen":
-        max_einsums = max(len(unique(workload)) for workload in study.loaded_workloads)
+        # a reader that has loaded no workload takes the other columns as the parts have them
+        max_einsums = max((len(unique(workload)) for workload in study.loaded_workloads), default=1)
         return {
             mapping_column(i): Column("string", "", f"mapping_key of the workload's distinct einsum {i + 1}")
             for i in range(max_einsums)

@@ -1,0 +1,728 @@
+"""The Python interface of runs: dse.sweep, dse.open, dse.open_all. The command line prints the same values.
+
+Stored values need no solver, simulator or workload, so that answers come fast; what needs these imports them.
+The file is longer than the usual 400 lines because one class has all that a run answers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from dse.explain import functions, units
+from dse.frontend import check, tables
+from dse.frontend.answers import Answer, answer, section
+from dse.mapping import schedule as schedules
+from dse.mapping.conversion import Conversion, with_conversions
+from dse.mapping.nest import Infeasible
+from dse.run import folder, pack, record
+from dse.study import pareto, prune
+from dse.study import study as studies
+from dse.study.study import Study
+from hw import space as spaces
+from hw.arch import Arch
+from workloads.graph import Workload
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+    from analysis.plots import Picture
+    from dse.explain.derived import RunContext
+    from dse.frontend.mapped import Mapped
+
+NO_WRAP = ' style="white-space: nowrap"'  # of a short cell in a notebook
+MAX_HTML_ROWS = 1000  # rows of an answer that a notebook shows
+# a workload with at most this many einsums, and this many distinct ones, is also solved with
+# solver.schedule = residency by the function `residency`, which takes seconds
+MAX_SOLVED_EINSUMS, MAX_SOLVED_DISTINCT = 200, 8
+
+
+def sweep(
+    study: str | Path,
+    out: str | Path | None = None,
+    *,
+    workers: int | None = None,
+    address: str | None = None,
+    progress: Callable[[Any], None] | None = None,
+    **sets: Any,
+) -> Run:
+    """Runs a study, or continues it, and opens its folder.
+
+    out: the folder (default: runs/<name>), or a URL (docs/cluster.md)
+    workers: actors; 0: in this process, without Ray; None: one per CPU
+    progress: called about every second with done, planned, rate, left_s and the other fields of `dse status`
+    sets: keys of the study, as in --set: **{"stop.machines": 60}
+
+    Raises ValueError with one line per fault of the study, or one line if the run cannot continue.
+    """
+    from cluster import driver, objects
+
+    loaded = studies.load(study, [f"{key}={json.dumps(value)}" for key, value in sets.items()])
+    with objects.run_folder(str(out or f"runs/{loaded.name}")) as place:
+        driver.run(loaded, place.path, workers, address, progress, publisher=place.publisher)
+        return open(place.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One schedule of one machine of a run, explained."""
+
+    machine: int
+    schedule: int  # its number among the machine's schedules, from 0
+    why_chosen: str  # the machine, and why it was chosen
+    row: Mapping[str, Any]  # its row of the table machines
+    solutions: tuple[Mapped, ...]  # per workload, costed again
+    # a schedule of one of the workloads from a file, on the same machine, to compare
+    given_schedule: Mapped | None = None
+
+    def text(self, einsum: str | None = None, width: int = tables.WIDE, why: bool = False) -> str:
+        """Returns what `dse show` prints. einsum, why: as of a mapping."""
+        head = tables.facts(
+            {key: value for key, value in self.row.items() if key not in HIDDEN_COLUMNS},
+            self.why_chosen,
+            width,
+        )
+        if self.given_schedule is None:
+            return "\n".join([head, *(one.text(einsum, width, why) for one in self.solutions)])
+        rows = [(units.label(metric), *cells) for metric, *cells in self.compared()]
+        comparison = tables.table(
+            ("metric", "found", "given", "change"),
+            rows,
+            f"{self.given_schedule.workload.name}: the schedule found, the one given",
+        )
+        return "\n".join([head, comparison, self.given_schedule.text(einsum, width, why)])
+
+    def compared(self) -> list[tuple[str, str, str, str]]:
+        """Returns (metric, found schedule, given schedule, change); [] if either does not fit."""
+        if self.given_schedule is None or "energy_pj" not in self.given_schedule.totals:
+            return []
+        found_totals = next(
+            one for one in self.solutions if one.workload.name == self.given_schedule.workload.name
+        ).totals
+        return [
+            (
+                key,
+                tables.fact(key, found_totals[key]),
+                tables.fact(key, self.given_schedule.totals[key]),
+                _change(found_totals[key], self.given_schedule.totals[key]),
+            )
+            for key in ("energy_pj", "latency_ns", "initiation_interval_cycles", "edp_pj_ns")
+            if key in found_totals
+        ]
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        shown = {key: value for key, value in self.row.items() if key not in HIDDEN_COLUMNS}
+        return section(self.why_chosen, shown) + "".join(one._repr_html_() for one in self.solutions)
+
+
+# columns of a machine's row that are not printed
+HIDDEN_COLUMNS = ("key", "generation", "source", "model_version", "solver_version")
+# what a run prints of its status
+SUMMARY = ("state", "reason", "done", "ok", "infeasible", "pruned", "error", "front", "hypervolume")
+
+
+@dataclass(slots=True)
+class Run:
+    """A run's folder, also during the run: each question sees the rows committed so far."""
+
+    path: Path
+    study: Study
+    con: DuckDBPyConnection  # replaced after each statement that was stopped
+    skip_damaged: bool = False
+    memory: str = "4GB"  # memory limit of DuckDB
+    seconds: float = 60.0  # limit of a statement
+
+    def __repr__(self) -> str:
+        return tables.facts(self._summary(), str(self.path))
+
+    def _summary(self) -> dict[str, Any]:
+        return {key: value for key, value in self.status().items() if key in SUMMARY}
+
+    def _repr_html_(self) -> str:
+        metrics = [o.column for o in self.study.objectives]
+        names = ["machine", *metrics, *studies.columns(self.study, "machines"), "gap_to_bound"]
+        front = Answer(self.front(distinct=True).table.select(list(dict.fromkeys(names))))
+        return f"{section(str(self.path), self._summary())}<p>front</p>{front._repr_html_()}"
+
+    def sql(self, statement: str) -> Answer:
+        """Returns the rows of one read-only statement over the views: `FROM designs`, ... Raises ValueError
+        in one line.
+        """
+        from analysis import db
+
+        return self._answer(lambda con: db.query(con, statement, self.seconds))
+
+    def _answer(self, ask: Callable[[DuckDBPyConnection], pa.Table]) -> Answer:
+        """Returns the connection's answer. After a statement was stopped the connection is replaced, because
+        the old one may be busy for long.
+        """
+        from analysis import db
+
+        try:
+            return Answer(ask(self.con))
+        except (db.Stopped, KeyboardInterrupt):
+            self.con = connection(self.path, self.study, skip_damaged=self.skip_damaged, memory=self.memory)
+            raise
+
+    def status(self) -> dict[str, Any]:
+        """Returns state, rate and progress as `dse status --format json` prints them."""
+        return check.status(self.path, self.skip_damaged)
+
+    def objectives(self) -> list[str]:
+        """Returns the study's objectives as `column:direction`, in order."""
+        return [f"{o.column}:{o.direction}" for o in self.study.objectives]
+
+    def front(
+        self,
+        objectives: Sequence[str] = (),
+        where: str = "",
+        by: Sequence[str] = (),
+        distinct: bool = False,
+        epsilon: float | None = None,
+        knee: bool = False,
+    ) -> Answer:
+        """Returns the non-dominated feasible points, best in the first objective first: their rows of
+        `designs`.
+
+        objectives: columns of points; "-x" or "x:max" maximises; (): the study's
+        where: SQL condition over points and machines
+        by: one front for each value of these columns
+        distinct: one point, the first, of points with equal objectives; `tied_designs` is how many there are
+        epsilon: few points, so that each of the front has one that is worse by at most this share
+        knee: the point of least sum of objectives, each scaled to 0 (best on the front) .. 1 (worst)
+        """
+        from analysis import db
+
+        own = objectives or self.objectives()
+        return self._answer(lambda con: db.front(con, own, where, by, distinct, self.seconds, epsilon, knee))
+
+    def hypervolume(self, objectives: Sequence[str] = (), reference: Sequence[float] = ()) -> float:
+        """Returns the hypervolume of the front of feasible points, as `status` has it: in the box of these
+        points, up to `hypervolume_reference`. objectives: as of `front`. reference: a value of each objective
+        in its own unit; then the volume up to there in these units.
+        """
+        listed = ", ".join("'" + o.replace("'", "''") + "'" for o in objectives or self.objectives())
+        values = ", ".join(repr(float(one)) for one in reference)
+        rows = self.sql(
+            f"FROM hypervolume('(FROM points WHERE feasible)', [{listed}], reference := [{values}]::DOUBLE[])"
+        )
+        return float(rows[0]["hypervolume"] or 0.0)
+
+    def axis_hints(self) -> list[str]:
+        """Returns a line for each axis of three numbers or more at whose end all that is best in an objective
+        lies: wider, it may have better ones. Area is left out, as less of anything is smaller.
+        """
+        axes = [
+            axis
+            for axis in self.study.space.axes
+            if len(axis.values) > 2 and all(isinstance(v, int | float) and v is not True for v in axis.values)
+        ]
+        found: dict[str, list[str]] = {}  # where on which axis -> objectives
+        for objective in self.study.objectives:
+            if objective.metric == "area_mm2":
+                continue
+            column, is_max = objective.column, objective.direction == "max"
+            best = self.sql(
+                f'FROM designs WHERE feasible AND "{column}" = '
+                f'(SELECT {"max" if is_max else "min"}("{column}") FROM points WHERE feasible)'
+            )
+            for axis in axes:
+                at = {row[pareto.slug(axis.key)] for row in best}
+                for end, name in ((min(axis.values), "smallest"), (max(axis.values), "largest")):
+                    if at == {end}:
+                        place = f"at the {name} {axis.key}, {tables.fact(axis.key, end)}"
+                        found.setdefault(place, []).append(
+                            f"the {'highest' if is_max else 'lowest'} {units.label(column)}"
+                        )
+        return [
+            f"{' and '.join(names)} {'lie' if len(names) > 1 else 'lies'} {place}: widen that axis"
+            for place, names in found.items()
+        ]
+
+    def plot(self, kind: str = "front", point: str | int = "best") -> Picture:
+        """Returns a picture, which a notebook shows and `.save("x.pdf")` writes: front, breakdown, roofline
+        (of `point`), sensitivity or progress.
+        """
+        from dse.frontend import pictures
+
+        return pictures.of_run(self, kind, point)
+
+    def report(self, path: str | Path, others: Sequence[Run] = ()) -> None:
+        """Writes the run as one HTML file that needs no network, with the fronts of other runs beside its
+        own. Raises ValueError.
+        """
+        from dse.frontend import report_data
+
+        text = report_data.document(self, others)
+        try:
+            Path(path).write_text(text, encoding="utf-8")
+        except OSError as fault:
+            raise ValueError(f"{path}: cannot be written ({fault.strerror}); give another name") from None
+
+    def to_optuna(self, target: str) -> int:
+        """Writes the run as a study of Optuna's: a trial per point, a failed one per machine without points.
+        Returns how many. target: a journal file, or the URL of a database (sqlite:///run.db). Raises
+        ValueError.
+        """
+        from dse.study import optuna_storage
+
+        objectives = {o.column: o.direction for o in self.study.objectives}
+        broken = [prune.violation_column(c) for c in self.study.constraints.modelled]
+        columns = ", ".join(f'"{name}"' for name in (*objectives, *broken))
+        points: dict[int, list[Mapping[str, Any]]] = {}
+        for row in self.sql(f"SELECT machine, {columns} FROM points ORDER BY machine, schedule"):
+            points.setdefault(row["machine"], []).append(row)
+        rows: list[optuna_storage.Row] = []
+        for machine in self.sql("SELECT machine FROM machines ORDER BY generation, machine"):
+            parameters = spaces.values(self.study.space, machine["machine"])
+            own = points.get(machine["machine"], [])
+            rows += [
+                (parameters, [row[name] for name in objectives], {name: row[name] for name in broken})
+                for row in own
+            ] or [(parameters, None, {})]
+        optuna_storage.write(target, self.study.name, self.study.space.axes, objectives, rows)
+        return len(rows)
+
+    def show(self, point: str | int = "best", schedule: str | Path = "") -> Point:
+        """Returns a point explained. Its mappings are costed again; ValueError if a stored cost differs.
+
+        point: MACHINE, "MACHINE.SCHEDULE", "best" or "best:COLUMN"
+        schedule: a file as in `map`, priced on the point's machine; einsums that are missing there are mapped
+            by themselves
+        """
+        machine, schedule_number, why_chosen = self._point(str(point))
+        rows = self.sql(f"FROM machines WHERE machine = {machine}").table.to_pylist()
+        if not rows:
+            size = self.study.space.size
+            why = (
+                f"is not solved: {self.why_unsolved(machine)}"
+                if machine < size
+                else f"is not in the space, which has machines 0 to {size - 1}"
+            )
+            raise ValueError(f"{self.path}: POINT = {point}: machine {machine} {why}")
+        arch = spaces.decode(self.study.space, machine)
+        solved = tuple(
+            self._reprice(arch, machine, schedule_number, str(point))
+            if rows[0]["status"] == "ok" and isinstance(arch, Arch)
+            else ()
+        )
+        return Point(
+            machine,
+            schedule_number,
+            why_chosen,
+            self._with_totals(rows[0], schedule_number),
+            solved,
+            self._price_given_schedule(arch, Path(schedule)) if schedule and isinstance(arch, Arch) else None,
+        )
+
+    def _with_totals(self, row: dict[str, Any], schedule: int) -> dict[str, Any]:
+        """Returns a row of the table machines, extended by the schedule's costs over all workloads (weighted)
+        and the constraints that it breaks, each with by how much.
+        """
+        points = self.sql(
+            f"FROM points WHERE machine = {row['machine']} AND schedule = {schedule}"
+        ).table.to_pylist()
+        if not points:
+            return row
+        weights = self.study.weights()
+        names = dict.fromkeys(
+            (*pareto.METRICS, *record.RATIOS_OF["points"], *(o.column for o in self.study.objectives))
+        )
+        broken = [
+            f"{c.text} (by "
+            f"{units.quantity(c.text.partition('[')[0].split()[0], points[0][prune.violation_column(c)])})"
+            for c in self.study.constraints.modelled
+            if points[0][prune.violation_column(c)] > 0
+        ]
+        totals = {name: points[0][name] for name in names if name not in row}
+        weighted_names = [name if weights[name] == 1 else f"{weights[name]:g} x {name}" for name in weights]
+        head = {key: row[key] for key in ("machine", "status")}
+        scope = (
+            {"cost_of": " + ".join(weighted_names)}
+            if len(weighted_names) > 1 or max(weights.values()) != 1
+            else {}
+        )
+        return {**head, "broken_constraints": broken or None, **scope, **totals, **row}
+
+    def certificate(self) -> str:
+        """Returns what is proven of the front of all evaluated machines and their mappings; "" unless
+        solver.objective is front and objectives are sums of energy, latency, EDP and area, minimised.
+        """
+        objectives = self.study.objectives
+        if self.study.solver.objective != "front" or prune.unbounded_objective(objectives):
+            return ""
+        gap, failed, evaluated = (
+            self.sql(
+                "SELECT (SELECT max(optimality_gap) FROM points), count_if(status = 'error'), count(*) "
+                "FROM machines"
+            )
+            .table.to_pylist()[0]
+            .values()
+        )
+        if gap is None:
+            return ""
+        from dse.sim.einsum.evaluate import percent
+
+        gap = (1 + gap) ** 2 - 1 if any(o.metric == "edp_pj_ns" for o in objectives) else gap
+        every = evaluated == self.study.space.size and not failed
+        of_what = "this study" if every else f"the {evaluated - failed:,} machines evaluated"
+        near_limits = ", unless it meets a constraint by less than that"
+        return (
+            f"no machine of {of_what} with any choice of one mapping per distinct einsum dominates this "
+            f"front by more than {percent(gap)} in every objective"
+            + (near_limits if self.study.constraints.modelled else "")
+        )
+
+    def fusion_hints(self, point: str | int = "best") -> list[str]:
+        """Returns lines about workloads that a point runs layer by layer although fusion may save much
+        traffic between their einsums (`values.unfused_hint`): one for each such workload.
+        """
+        if self.study.solver.schedule != "unfused":
+            return []
+        from dse.explain import values
+        from dse.sim.einsum.evaluate import Solution
+
+        solved = self.show(point).solutions
+        command = f"dse run {self.path / 'study.yaml'} --out NEW"
+        lines = [
+            (one.workload.name, values.unfused_hint(one.arch, one.workload, one.solution, command))
+            for one in solved
+            if isinstance(one.solution, Solution)
+        ]
+        return [f"{name}, {line}" if len(solved) > 1 else line for name, line in lines if line]
+
+    def why_unsolved(self, number: int | None = None) -> str:
+        """Returns why a machine of the space has no row, and what to do. number: the machine, for a command
+        that solves it by itself.
+        """
+        status = self.status()
+        if status["state"] != "finished":
+            return (
+                f"the run is {status['state']}; dse status {self.path} says how far it is, dse resume "
+                f"{self.path} goes on with one that has stopped"
+            )
+        parameters = spaces.values(self.study.space, number).items() if number is not None else ()
+        set_options = (
+            " ".join(f"--set {key}={_quote(key, value)}" for key, value in parameters)
+            or "--set of its parameters"
+        )
+        ended = str(status["reason"]).partition("; the front is empty")[0]
+        return (
+            f"the run ended before it ({ended}); dse run with a larger stop (such as stop.machines) "
+            f"continues it, dse map WORKLOAD MACHINE {set_options} solves that machine alone"
+        )
+
+    def _price_given_schedule(self, arch: Arch, path: Path) -> Mapped:
+        """Prices a given schedule, for the first workload that has its einsums."""
+        from dse.frontend.api import price_schedule
+
+        faults = []
+        for workload in self._workloads():
+            try:
+                return price_schedule(arch, workload, self.study.solver, path)
+            except ValueError as fault:
+                faults.append(str(fault))
+        raise ValueError(faults[0])
+
+    def _workloads(self) -> list[Workload]:
+        """Returns the study's workloads; those of files bear the study's name for them, not that of the file
+        in the run's folder.
+        """
+        named = zip(self.study.workloads, studies.workloads_of(self.study), strict=True)
+        return [replace(w, name=ref.name) if ref.path else w for ref, w in named]
+
+    def _reprice(self, arch: Arch, number: int, schedule: int, point: str) -> Iterator[Mapped]:
+        """Yields for each workload its stored schedule, costed again. number: of the machine; point: as the
+        user wrote it. Raises AnswerDiffers if a stored cost differs.
+        """
+        from dse.frontend.mapped import Mapped
+        from dse.sim.schedule.graph import evaluate
+        from dse.solve.stored import reprice
+
+        for ref, workload in zip(self.study.workloads, self._workloads(), strict=True):
+            name = ref.name.replace("'", "''")
+            condition = f"WHERE machine = {number} AND schedule = {schedule} AND workload = '{name}'"
+            nests = self.sql(
+                "SELECT einsum, nest, optimality_gap, certificate FROM einsums JOIN mappings USING "
+                f"(mapping_key, einsum_key) {condition}"
+            )
+            costs = self.sql(
+                f"SELECT energy_pj, latency_cycles, certificate FROM workload_costs {condition}"
+            ).table.to_pylist()
+            stored = [{key: row[key] for key in ("energy_pj", "latency_cycles")} for row in costs]
+            certificates = [row["certificate"] for row in costs]
+            if not nests:
+                raise ValueError(
+                    f"{self.path}: POINT = {point}: machine {number} has no schedule {schedule}; try "
+                    f"{number}.0"
+                )
+            conversions = tuple(
+                Conversion(**{**row, "readers": tuple(row["readers"].split(", "))})
+                for row in self.sql(
+                    'SELECT tensor, layout, "to", readers, energy_pj, latency_cycles, saved_cost AS '
+                    f"saved FROM conversions {condition} ORDER BY position"
+                ).table.to_pylist()
+            )
+            workload = with_conversions(workload, conversions)
+            schedule_texts = (
+                self.sql(f"SELECT nest FROM schedules {condition} AND nest IS NOT NULL")
+                .table["nest"]
+                .to_pylist()
+            )
+            plan = schedules.parse_schedule(schedule_texts[0]) if schedule_texts else None
+            nest_texts = {row["einsum"]: row["nest"] for row in nests}
+            proofs = {
+                row["einsum"]: (row["optimality_gap"] or 0.0, row["certificate"] or "") for row in nests
+            }
+            if plan:
+                found = evaluate(arch, workload, plan, self.study.solver.single_objective)
+            elif self.study.solver.tiling == "mapper":
+                found = reprice(arch, workload, self.study.solver, nest_texts, proofs)
+            else:  # a tile optimizer, whose answer need not be a nest, is asked again
+                from dse.solve.solve import solve
+
+                answers = solve(arch, workload, self.study.solver)
+                found = answers if isinstance(answers, Infeasible) else answers[0]
+            if isinstance(found, Infeasible) or stored != [
+                {"energy_pj": found.energy_pj, "latency_cycles": found.latency_cycles}
+            ]:
+                raise AnswerDiffers(
+                    f"{self.path}: machine {number}: the stored cost {stored} is not what its "
+                    "mappings cost now"
+                )
+            solution = replace(found, certificate=certificates[0]) if plan else found
+            yield Mapped(arch, workload, solution, self.study.solver, conversions, plan)
+
+    def _point(self, text: str) -> tuple[int, int, str]:
+        """Returns (machine, schedule, which machine it is and why it was chosen)."""
+        from analysis import db
+
+        word, colon, column = text.partition(":")
+        if word == "best":
+            names = [column] if colon else self.objectives()
+            front = self.front(names)
+            if not len(front):
+                raise ValueError(
+                    f"POINT = {text}: the front is empty; dse sql can tell why (SELECT status, "
+                    "reason FROM machines)"
+                )
+            row, first_column = next(iter(front)), db.column_of(names[0])
+            extreme = "highest" if db.maximised(names[0]) else "lowest"
+            why = (
+                f"{extreme} {units.label(first_column)} of all feasible machines "
+                f"({tables.fact(first_column, row[first_column])})"
+            )
+            return row["machine"], row["schedule"], f"{text}: machine {row['machine']}, {why}"
+        if found := re.fullmatch(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?", text):
+            return int(found[1]), int(found[2] or 0), f"machine {int(found[1])}"
+        raise ValueError(f"POINT = {text}: give MACHINE, MACHINE.SCHEDULE, best or best:COLUMN")
+
+    def neighbours(self, number: int) -> Answer:
+        """Returns the one-at-a-time sensitivity of a machine: how the objectives change with one step of each
+        parameter, among machines that the run has solved. One step leads to a neighbouring number; for a
+        parameter that is no number, to any other value.
+        """
+        columns = [o.column for o in self.study.objectives]
+        base_values = spaces.values(self.study.space, number)
+        steps = [
+            (axis.key, value, spaces.index_of(self.study.space, base_values | {axis.key: value}))
+            for axis in self.study.space.axes
+            for value in _steps(axis.values, base_values[axis.key])
+        ]
+        machine_list = ", ".join(str(index) for index in (number, *(index for _, _, index in steps)))
+        points = {
+            row["machine"]: row
+            for row in self.sql(f"FROM points WHERE machine IN ({machine_list}) AND schedule = 0")
+        }
+        states = {
+            row["machine"]: row["status"]
+            for row in self.sql(f"SELECT machine, status FROM machines WHERE machine IN ({machine_list})")
+        }
+        own_point = points.get(number)
+        rows = []
+        for key, value, index in steps:
+            other = points.get(index)
+            status = (
+                states.get(index, "not solved")
+                if other is None or other["feasible"]
+                else "breaks a constraint"
+            )
+            changes = {
+                f"{name}_change": _change(own_point[name], other[name]) if own_point and other else None
+                for name in columns
+            }
+            rows.append(
+                {
+                    "parameter": key,
+                    "from": tables.fact(key, base_values[key]),
+                    "to": tables.fact(key, value),
+                    "machine": index,
+                    **changes,
+                    "status": status,
+                }
+            )
+        return answer(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Several runs, asked together: each table has the rows of all, and names the run in the column `run`."""
+
+    runs: Mapping[str, Run]  # by the name of the folder, or its path where two have the same name
+
+    def sql(self, statement: str) -> Answer:
+        """Returns the rows of one read-only statement. Tables that it names are read whole."""
+        from analysis import db
+
+        named = {word.lower() for word in re.findall(r"\w+", statement)}
+        first = next(iter(self.runs.values()))
+        found = {}
+        for view in db.views(first.con):
+            limit = "" if view in named else " LIMIT 0"
+            rows = {name: run.sql(f"FROM {view}{limit}").table for name, run in self.runs.items()}
+            found[view] = pa.concat_tables(
+                [one.add_column(0, "run", [[name] * len(one)]) for name, one in rows.items()],
+                promote_options="permissive",
+            )
+        return Answer(db.query_tables(found, statement, first.seconds, first.memory))
+
+
+class AnswerDiffers(ValueError):
+    """A stored cost that the evaluator no longer confirms."""
+
+    exit_code = 1
+
+
+def _quote(key: str, value: Any) -> str:
+    """Returns a value as --set takes it, in a shell."""
+    text = (
+        f"{value:g} GB/s"
+        if key.endswith(".bandwidth")
+        else tables.fact(key, value)
+        if key.endswith(".capacity")
+        else str(value)
+    )
+    return f"'{text}'" if " " in text else text
+
+
+def _steps(values: Sequence[Any], own: Any) -> list[Any]:
+    """Returns the values one step from `own`, one of `values`: its neighbours on an axis of numbers, else all
+    other values.
+    """
+    if any(isinstance(value, str | bool) for value in values):
+        return [value for value in values if value != own]
+    i = values.index(own)
+    return [values[k] for k in (i - 1, i + 1) if 0 <= k < len(values)]
+
+
+def _change(before: float, after: float) -> str:
+    return f"{100 * (after / before - 1):+.1f} %" if before else ""
+
+
+def open_all(paths: Sequence[str | Path], **limits: Any) -> Runs:
+    """Returns several runs, for .sql() over all of them. limits: as of `open`. Raises ValueError."""
+    raise_if_repeated(paths)
+    names = [Path(path).name for path in paths]
+    return Runs(
+        {
+            name if names.count(name) == 1 else str(path): open(path, **limits)
+            for name, path in zip(names, paths, strict=True)
+        }
+    )
+
+
+def raise_if_repeated(paths: Sequence[str | Path]) -> None:
+    """Raises ValueError if two paths are of one run."""
+    places = [str(path) if folder.is_url(path) else str(Path(path).resolve()) for path in paths]
+    for i, path in enumerate(paths):
+        if places[i] in places[:i]:
+            raise ValueError(f"{path}: this run is given twice; name each run once")
+
+
+def open(path: str | Path, *, skip_damaged: bool = False, memory: str = "4GB", seconds: float = 60.0) -> Run:
+    """Returns the run in a folder, or in a file of `dse pack`: .sql(), .front(), .show(), .neighbours(),
+    .status().
+
+    path: the folder or file, or the folder's URL: then what is in its newest head now
+    skip_damaged: leave out parts that are not byte for byte what was committed
+    memory: limit of DuckDB
+    seconds: limit of a statement
+
+    Raises ValueError if there is no run, or if one of its files is damaged.
+    """
+    path = pack.unpacked(check.local(path))
+    study = study_of(path)
+    return Run(
+        path,
+        study,
+        connection(path, study, skip_damaged=skip_damaged, memory=memory),
+        skip_damaged,
+        memory,
+        seconds,
+    )
+
+
+def connection(
+    path: str | Path, study: Study, *, skip_damaged: bool = False, memory: str = "4GB"
+) -> DuckDBPyConnection:
+    """Returns a connection to the views of a run, including those that are computed on demand."""
+    from analysis import computed, db
+
+    @cache
+    def context() -> RunContext:
+        from dse.explain import derived
+
+        return derived.RunContext(Path(path), study)
+
+    def compute(name: str, *columns: pa.Array) -> pa.Array:
+        from dse.explain import derived
+
+        return derived.computed(context(), name, *columns)
+
+    schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.STORED}
+    con: DuckDBPyConnection = db.connect(
+        path,
+        schemas,
+        computed.Computed(functions.functions(study, compute), functions.ratios()),
+        skip_damaged=skip_damaged,
+        memory=memory,
+    )
+    return con
+
+
+def study_of(text: str | Path) -> Study:
+    """Returns the study of a run. Raises ValueError if the folder's rows do not belong to it."""
+    root = Path(text)
+    path = root / folder.STUDY
+    folder.raise_if_no_run(root)
+    manifest = folder.read(root)
+    if lines := folder.faults_of_inputs(root, manifest) or (
+        [] if path.exists() else [f"{path}: missing; {folder.advice(root)}"]
+    ):
+        raise folder.Damaged("\n".join(lines))
+    env = folder.env(root, manifest) if manifest.groups else None
+    identity = env["identity"] if env and manifest.identity else {}  # its digest is that of the manifest
+    digests = {
+        key.removeprefix("workloads."): str(text).partition(" x ")[0]
+        for key, text in identity.items()
+        if key.startswith("workloads.")
+    }
+    study = studies.load(path, within=root, digests=digests)
+    if lines := folder.other_study_faults(root, manifest, studies.identity(study)):
+        raise folder.Damaged("\n".join(lines))
+    if manifest.groups and env is None:
+        logging.getLogger("dse").warning(
+            "%s: lost, damaged or of another run; %s", root / folder.ENV, folder.advice(root)
+        )
+    return study
