@@ -205,34 +205,29 @@ def fused(
         other objectives the schedule of least energy with several loops stands beside those of one loop.
     """
 
-    def best(goal: Objective) -> tuple[list[Solution], float, Graph] | Infeasible:
+    def best(goal: Objective, several: bool) -> tuple[list[Solution], float, Graph] | Infeasible:
         chosen = layouts(goal)
         if isinstance(chosen, Infeasible):
             return chosen
         nests = Nests(arch, goal, factors, constraints, allowed_gap)
-        return _best_schedules(
-            graph(arch, workload, goal, nests, chosen, several_loops and objective == "energy"),
-            objective,
-            progress,
-        )
+        return _best_schedules(graph(arch, workload, goal, nests, chosen, several), objective, progress)
 
-    answer = best(objective)
+    answer = best(objective, several_loops and objective == "energy")
     if isinstance(answer, Infeasible):
         return answer
     priced, lower_bound, g = answer
     if objective == "edp":
         other_goals: tuple[Objective, ...] = ("energy", "latency")
-        extremes = [end for goal in other_goals if isinstance(end := best(goal), tuple)]
+        extremes = [end for goal in other_goals if isinstance(end := best(goal, several=False), tuple)]
         priced += [one for end in extremes for one in end[0]]
         lower_bound = max(
             lower_bound * lower_bound, prod(end[1] for end in extremes) if len(extremes) == 2 else 0.0
         )
     searched = space(g)
     if objective != "energy" and several_loops and not g.layouts:
-        least = fused(arch, workload, "energy", factors, constraints, allowed_gap, layouts, progress)
-        if isinstance(least, Solution) and least.space and least.space.shared_loops > 1 and least.schedule:
-            again = evaluate(arch, workload, least.schedule, objective, reuse=True)
-            priced += [again] if isinstance(again, Solution) else []
+        least = best("energy", several=True)
+        if isinstance(least, tuple) and least[2].several_loops:
+            priced += least[0]
             searched = replace(searched, beside=(LEAST_ENERGY,))
     if not priced:
         return Infeasible("the schedule", 1, 0, workload.name, "schedules")
