@@ -5,7 +5,7 @@ every mapping of small problems, from which those that break a rule are struck o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf, isclose
 from pathlib import Path
@@ -14,6 +14,7 @@ from random import Random
 import pytest
 
 from dse.mapper.baselines.exhaustive import enumerated, mapspace_size
+from dse.mapper.exact import search as searches
 from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.search import search_below
 from dse.mapping.constraints import FREE, Factors, rank_roles, ruled
@@ -25,7 +26,7 @@ from dse.solve import solve
 from dse.solve.options import SolverOptions
 from dse.study import study
 from hw import machine
-from hw.arch import Arch, Rule, read_rules
+from hw.arch import ROLES, Arch, Compute, Fanout, Level, Rule, read_rules
 from hw.space import decode
 from tests.amount import amount
 from tests.enumeration import mappings
@@ -119,10 +120,10 @@ def as_found(problem: Problem, factors: Factors, rules: tuple[Rule, ...], best: 
     assert isclose(below.lower_bound, best, rel_tol=1e-9), rules
 
 
-@pytest.mark.parametrize("seed", range(amount(32, 8)))
-def test_the_search_under_rules_equals_a_list_of_all_mappings(seed: int) -> None:
-    """Of an enumeration that shares no code with the searches."""
-    problem, factors = drawn(seed, 100, 300)
+def as_listed(problem: Problem, factors: Factors, sets: Iterable[tuple[Rule, ...]]) -> None:
+    """Asserts that the search under each set of rules finds the best of an enumeration that shares no code
+    with the searches.
+    """
     e, arch = problem.einsum, problem.arch
     priced = [
         (cost.energy_pj, one)
@@ -131,10 +132,64 @@ def test_the_search_under_rules_equals_a_list_of_all_mappings(seed: int) -> None
         if isinstance(cost := einsum_cost(problem, one), EinsumCost)
     ]
     every = sorted(priced, key=lambda row: row[0])
-    for rules in rule_sets(Random(f"rules/{seed}"), problem, 12):
+    for rules in sets:
         limits = ruled(FREE, rules, e, arch)
         best = next((cost for cost, one in every if not broken(limits, one, e, arch)), inf)
         as_found(problem, factors, rules, best)
+
+
+@pytest.mark.parametrize("seed", range(amount(32, 8)))
+def test_the_search_under_rules_equals_a_list_of_all_mappings(seed: int) -> None:
+    problem, factors = drawn(seed, 100, 300)
+    as_listed(problem, factors, rule_sets(Random(f"rules/{seed}"), problem, 12))
+
+
+def memory(name: str, pj: float, elems: int | None = None, *may_keep: str) -> Level:
+    """One of 8-bit words, which all tensors that it may keep stand in."""
+    bits = None if elems is None else 8 * elems
+    return Level(name, bits, 8, pj, pj, ports="separate", bypass=False, may_keep=may_keep or ROLES)
+
+
+DRAM, GBUF = memory("DRAM", 200.0), memory("GBUF", 6.0, 6)
+OUTPUTS, REGF = memory("GBUF", 6.0, 4, "output"), memory("REGF", 0.5, 3, "input", "output")
+
+
+@pytest.mark.parametrize(
+    ("extents", "levels", "pes", "factors", "rules"),
+    [
+        # uneven shares, 2 and 1 of k = 3: the loop inside of the PEs has 2 trips
+        (
+            (1, 1, 3),
+            (DRAM, memory("GBUF", 6.0, 8)),
+            3,
+            "imperfect_spatial",
+            [{"at": "gbuf", "factors": {"k": 2}}],
+        ),
+        # of inner parts that need the same tiles, the cheaper ones have trips that are not allowed
+        (
+            (2, 1, 2),
+            (DRAM, OUTPUTS, REGF),
+            2,
+            "perfect",
+            [{"at": "regf", "factors": {"m": 2}}, {"at": "dram", "factors": {"k": 2}}],
+        ),
+        # one PE needs more trips at gbuf than the array does
+        ((2, 4, 1), (DRAM, GBUF), 4, "perfect", [{"at": "gbuf", "factors": {"n": "<= 2", "m": 1}}]),
+    ],
+)
+def test_limits_of_trips_where_the_search_compares_parts_of_nests(
+    extents: tuple[int, int, int],
+    levels: tuple[Level, ...],
+    pes: int,
+    factors: Factors,
+    rules: list[dict[str, object]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(searches, "MIN_FOR_OUTER_BOUNDS", 0)
+    array = Fanout("array", 2, (("X", pes),), (True,), (True,))
+    arch = Arch("small", levels, (array,), Compute(1.0, 0.5, 1.0), 1.0, 8, overlap="free")
+    (e,) = workload_of(dict(zip("mnk", extents, strict=True)), "C[m,n] += A[m,k] * B[k,n]").einsums
+    as_listed(Problem(arch, e, "energy"), factors, [read_rules(rules)])
 
 
 @pytest.mark.parametrize("seed", range(100, 100 + amount(160, 10)))
