@@ -4,6 +4,7 @@ every mapping of small problems, from which those that break a rule are struck o
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -13,6 +14,8 @@ from random import Random
 
 import pytest
 
+from dse.frontend import api
+from dse.frontend.cli import main
 from dse.mapper.baselines.exhaustive import enumerated, mapspace_size
 from dse.mapper.exact import search as searches
 from dse.mapper.exact.optimal import optimal
@@ -367,3 +370,29 @@ def test_shipped_rules_are_kept(name: str) -> None:
     assert broken(limits, found.einsums[0].mapping, workload.einsums[0], arch) == []
     assert found.einsums[0].space
     assert found.einsums[0].space.rules == limits.rule_texts()
+
+
+def test_a_given_mapping_that_breaks_rules_is_priced_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, given = tmp_path / "own.yaml", tmp_path / "given.txt"
+    rules = "mapping: [{at: x, ranks: [input_channel]}, {at: gbuf, bypass: [weight]}]"
+    own.write_text(f"{(machine.MACHINES / 'edge_array.yaml').read_text()}\n{rules}\n")
+    asked = (GEMM, str(own))
+    assert main(["map", *asked]) == 0
+    assert re.search(r"certificate +optimal under the rules of mapping\n", capsys.readouterr().out)
+    assert main(["map", *asked, "--format", "schedule"]) == 0
+    given.write_text(capsys.readouterr().out)
+    kept = api.simulate(*asked, given)
+    assert kept.broken_rules == []
+    assert main(["simulate", *asked, str(given)]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["map", GEMM, "edge_array", "--format", "schedule"]) == 0
+    given.write_text(capsys.readouterr().out)
+    assert main(["simulate", *asked, str(given), "--format", "json"]) == 0
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [
+        f"warning: {given}: gemm: x: ranks input_channel: 16 trips of n over X",
+        f"warning: {given}: gemm: gbuf: bypass weight: B stands at GBUF",
+    ]
+    assert json.loads(said.out)["energy_pj"] < kept.energy_pj

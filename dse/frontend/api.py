@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +24,17 @@ from dse.explain import values as explain
 from dse.frontend import check, screens, tables
 from dse.mapping import directives
 from dse.mapping import schedule as schedules
+from dse.mapping.constraints import FREE, ruled
 from dse.mapping.conversion import Conversion, with_conversions
 from dse.mapping.nest import Infeasible, to_text
 from dse.run import deadline, folder, pack, record
 from dse.sim.directives import directed
+from dse.sim.einsum.boundary import ALONE
 from dse.sim.einsum.evaluate import Problem, ProgressFn, Solution, no_progress, percent
+from dse.sim.einsum.limits import broken
 from dse.sim.schedule import outermost
 from dse.sim.schedule.graph import evaluate
+from dse.sim.schedule.placed import placed_segments
 from dse.solve import solve
 from dse.solve.gogeta.classify import CLASSIFIERS
 from dse.solve.gogeta.rereads import chip_of
@@ -155,6 +160,26 @@ class Mapped:
         if isinstance(self.solution, Infeasible):
             return {"status": "infeasible", "reason": str(self.solution)}
         return explain.totals(self.arch, self.workload, self.solution)
+
+    @property
+    def broken_rules(self) -> list[str]:
+        """How a given schedule breaks rules of the machine (`mapping`), one line each; no cost depends on it.
+        Rules are for einsums that run alone: a line names those that do not.
+        """
+        if not self.arch.mapping or self.plan is None:
+            return []
+        arch, lines, unchecked = self.arch, list[str](), list[str]()
+        for one in chain.from_iterable(placed_segments(arch, self.workload, self.plan)):
+            e = one.einsum
+            if one.boundary == ALONE:
+                found = broken(ruled(FREE, arch.mapping, e, arch), one.nest, e, arch)
+                lines += [f"{e.name}: {line}" for line in found]
+            else:
+                unchecked.append(e.name)
+        beside = [
+            f"not compared with the rules of `mapping`, as they do not run alone: {', '.join(unchecked)}"
+        ]
+        return lines + (beside if unchecked else [])
 
     @property
     def einsums(self) -> Answer:
