@@ -247,11 +247,12 @@ def test_answers_name_the_rules_and_other_rules_have_other_answers() -> None:
     assert as_hardware.certificate == under[0].certificate
 
 
+@pytest.mark.parametrize("kind", ["bypass", "keep"])
 @pytest.mark.parametrize("level", ["gbuf", "regf"])
-@pytest.mark.parametrize("tensor", ["input", "weight", "output"])
-def test_what_bypasses_a_level_does_not_stand_there(level: str, tensor: str) -> None:
+@pytest.mark.parametrize("tensor", ROLES)
+def test_a_tensor_stands_where_it_must_and_not_where_it_may_not(level: str, tensor: str, kind: str) -> None:
     e = catalog.load(GEMM).einsums[0]
-    limits = solver({"at": level, "bypass": tensor}).constraints(e, EDGE)
+    limits = solver({"at": level, kind: tensor}).constraints(e, EDGE)
     (one,) = optimal(Problem(EDGE, e, "energy"), "perfect", limits, allowed_gap=0.05)
     assert broken(limits, one.mapping, e, EDGE) == []
 
