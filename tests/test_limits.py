@@ -4,8 +4,9 @@ every mapping of small problems, from which those that break a rule are struck o
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf, isclose
 from pathlib import Path
@@ -13,7 +14,10 @@ from random import Random
 
 import pytest
 
+from dse.frontend import api
+from dse.frontend.cli import main
 from dse.mapper.baselines.exhaustive import enumerated, mapspace_size
+from dse.mapper.exact import search as searches
 from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.search import search_below
 from dse.mapping.constraints import FREE, Factors, rank_roles, ruled
@@ -25,7 +29,7 @@ from dse.solve import solve
 from dse.solve.options import SolverOptions
 from dse.study import study
 from hw import machine
-from hw.arch import Arch, Rule, read_rules
+from hw.arch import ROLES, Arch, Compute, Fanout, Level, Rule, read_rules
 from hw.space import decode
 from tests.amount import amount
 from tests.enumeration import mappings
@@ -119,10 +123,10 @@ def as_found(problem: Problem, factors: Factors, rules: tuple[Rule, ...], best: 
     assert isclose(below.lower_bound, best, rel_tol=1e-9), rules
 
 
-@pytest.mark.parametrize("seed", range(amount(32, 8)))
-def test_the_search_under_rules_equals_a_list_of_all_mappings(seed: int) -> None:
-    """Of an enumeration that shares no code with the searches."""
-    problem, factors = drawn(seed, 100, 300)
+def as_listed(problem: Problem, factors: Factors, sets: Iterable[tuple[Rule, ...]]) -> None:
+    """Asserts that the search under each set of rules finds the best of an enumeration that shares no code
+    with the searches.
+    """
     e, arch = problem.einsum, problem.arch
     priced = [
         (cost.energy_pj, one)
@@ -131,10 +135,64 @@ def test_the_search_under_rules_equals_a_list_of_all_mappings(seed: int) -> None
         if isinstance(cost := einsum_cost(problem, one), EinsumCost)
     ]
     every = sorted(priced, key=lambda row: row[0])
-    for rules in rule_sets(Random(f"rules/{seed}"), problem, 12):
+    for rules in sets:
         limits = ruled(FREE, rules, e, arch)
         best = next((cost for cost, one in every if not broken(limits, one, e, arch)), inf)
         as_found(problem, factors, rules, best)
+
+
+@pytest.mark.parametrize("seed", range(amount(32, 8)))
+def test_the_search_under_rules_equals_a_list_of_all_mappings(seed: int) -> None:
+    problem, factors = drawn(seed, 100, 300)
+    as_listed(problem, factors, rule_sets(Random(f"rules/{seed}"), problem, 12))
+
+
+def memory(name: str, pj: float, elems: int | None = None, *may_keep: str) -> Level:
+    """One of 8-bit words, which all tensors that it may keep stand in."""
+    bits = None if elems is None else 8 * elems
+    return Level(name, bits, 8, pj, pj, ports="separate", bypass=False, may_keep=may_keep or ROLES)
+
+
+DRAM, GBUF = memory("DRAM", 200.0), memory("GBUF", 6.0, 6)
+OUTPUTS, REGF = memory("GBUF", 6.0, 4, "output"), memory("REGF", 0.5, 3, "input", "output")
+
+
+@pytest.mark.parametrize(
+    ("extents", "levels", "pes", "factors", "rules"),
+    [
+        # uneven shares, 2 and 1 of k = 3: the loop inside of the PEs has 2 trips
+        (
+            (1, 1, 3),
+            (DRAM, memory("GBUF", 6.0, 8)),
+            3,
+            "imperfect_spatial",
+            [{"at": "gbuf", "factors": {"k": 2}}],
+        ),
+        # of inner parts that need the same tiles, the cheaper ones have trips that are not allowed
+        (
+            (2, 1, 2),
+            (DRAM, OUTPUTS, REGF),
+            2,
+            "perfect",
+            [{"at": "regf", "factors": {"m": 2}}, {"at": "dram", "factors": {"k": 2}}],
+        ),
+        # one PE needs more trips at gbuf than the array does
+        ((2, 4, 1), (DRAM, GBUF), 4, "perfect", [{"at": "gbuf", "factors": {"n": "<= 2", "m": 1}}]),
+    ],
+)
+def test_limits_of_trips_where_the_search_compares_parts_of_nests(
+    extents: tuple[int, int, int],
+    levels: tuple[Level, ...],
+    pes: int,
+    factors: Factors,
+    rules: list[dict[str, object]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(searches, "MIN_FOR_OUTER_BOUNDS", 0)
+    array = Fanout("array", 2, (("X", pes),), (True,), (True,))
+    arch = Arch("small", levels, (array,), Compute(1.0, 0.5, 1.0), 1.0, 8, overlap="free")
+    (e,) = workload_of(dict(zip("mnk", extents, strict=True)), "C[m,n] += A[m,k] * B[k,n]").einsums
+    as_listed(Problem(arch, e, "energy"), factors, [read_rules(rules)])
 
 
 @pytest.mark.parametrize("seed", range(100, 100 + amount(160, 10)))
@@ -189,11 +247,12 @@ def test_answers_name_the_rules_and_other_rules_have_other_answers() -> None:
     assert as_hardware.certificate == under[0].certificate
 
 
+@pytest.mark.parametrize("kind", ["bypass", "keep"])
 @pytest.mark.parametrize("level", ["gbuf", "regf"])
-@pytest.mark.parametrize("tensor", ["input", "weight", "output"])
-def test_what_bypasses_a_level_does_not_stand_there(level: str, tensor: str) -> None:
+@pytest.mark.parametrize("tensor", ROLES)
+def test_a_tensor_stands_where_it_must_and_not_where_it_may_not(level: str, tensor: str, kind: str) -> None:
     e = catalog.load(GEMM).einsums[0]
-    limits = solver({"at": level, "bypass": tensor}).constraints(e, EDGE)
+    limits = solver({"at": level, kind: tensor}).constraints(e, EDGE)
     (one,) = optimal(Problem(EDGE, e, "energy"), "perfect", limits, allowed_gap=0.05)
     assert broken(limits, one.mapping, e, EDGE) == []
 
@@ -312,3 +371,29 @@ def test_shipped_rules_are_kept(name: str) -> None:
     assert broken(limits, found.einsums[0].mapping, workload.einsums[0], arch) == []
     assert found.einsums[0].space
     assert found.einsums[0].space.rules == limits.rule_texts()
+
+
+def test_a_given_mapping_that_breaks_rules_is_priced_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, given = tmp_path / "own.yaml", tmp_path / "given.txt"
+    rules = "mapping: [{at: x, ranks: [input_channel]}, {at: gbuf, bypass: [weight]}]"
+    own.write_text(f"{(machine.MACHINES / 'edge_array.yaml').read_text()}\n{rules}\n")
+    asked = (GEMM, str(own))
+    assert main(["map", *asked]) == 0
+    assert re.search(r"certificate +optimal under the rules of mapping\n", capsys.readouterr().out)
+    assert main(["map", *asked, "--format", "schedule"]) == 0
+    given.write_text(capsys.readouterr().out)
+    kept = api.simulate(*asked, given)
+    assert kept.broken_rules == []
+    assert main(["simulate", *asked, str(given)]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["map", GEMM, "edge_array", "--format", "schedule"]) == 0
+    given.write_text(capsys.readouterr().out)
+    assert main(["simulate", *asked, str(given), "--format", "json"]) == 0
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [
+        f"warning: {given}: gemm: x: ranks input_channel: 16 trips of n over X",
+        f"warning: {given}: gemm: gbuf: bypass weight: B stands at GBUF",
+    ]
+    assert json.loads(said.out)["energy_pj"] < kept.energy_pj

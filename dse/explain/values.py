@@ -3,6 +3,7 @@ bottleneck."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ from dse.mapping.conversion import Conversion
 from dse.mapping.directives import directives_of, has_overlap, text
 from dse.mapping.nest import Loop, to_data, to_text
 from dse.mapping.schedule import Schedule, mappings_by_einsum, sequential
-from dse.mapping.searched import claim, space_words
+from dse.mapping.searched import UNDER, claim, space_words
 from dse.run import record
 from dse.sim.counts.actions import bits_of
 from dse.sim.directives.directed import layer_of
@@ -445,10 +446,13 @@ def directives(workload: Workload, solution: Solution) -> str:
 
 def short_certificate(certificate: str) -> str:
     """Returns how near the optimum a certificate says that a solution is, in one clause. The gap to the
-    bound, what bounds it and what was searched are left out.
+    bound, what bounds it and what was searched are left out, but for rules that restricted it.
     """
     clauses = claim(certificate).split("; ")
-    return next((clause for clause in clauses if "optim" in clause), clauses[0])
+    clause = next((clause for clause in clauses if "optim" in clause), clauses[0])
+    if UNDER not in certificate:
+        return clause
+    return re.sub("(in|of) the searched space", "under the rules of mapping", clause)
 
 
 def facts(arch: Arch, workload: Workload, solution: Solution, why: bool = True) -> dict[str, Any]:
@@ -472,7 +476,7 @@ def facts(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
     if solution.saved is not None:
         entries["saved over unfused"] = f"{100 * solution.saved:.3g} %"
     if not why and "certificate" in entries:
-        entries["certificate"] = short_certificate(entries["certificate"])
+        entries["certificate"] = short_certificate(solution.certificate)
     if why and (hint := advice(arch, workload, solution)):
         entries["what may help"] = hint
     if workload.fused:
@@ -516,7 +520,7 @@ def network(arch: Arch, workload: Workload, solution: Solution, lists_all: bool)
             ratios["macs_per_byte"],
             _finite(c.gap_to_bound),
             round(needs(e, arch.word_bits).computed) * c.count,
-            c.certificate.partition(";")[0],
+            short_certificate(c.certificate),
         )
         for c, e in by_energy
         for ratios in [_ratios(arch, e, c)]

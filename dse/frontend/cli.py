@@ -725,6 +725,8 @@ def _simulated(args: argparse.Namespace, mapping: str) -> Any:
     workload, machine = (args.workload, args.machine) if args.command == "simulate" else args.words[:2]
     found = api.simulate(workload, machine, mapping, **_sets(args.set, api.simulate))
     _warn(found.workload)
+    for line in found.broken_rules:
+        print(_plain(f"warning: {mapping}: {line}"), file=sys.stderr)
     return found
 
 

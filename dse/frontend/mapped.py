@@ -5,15 +5,20 @@ of a run. It imports no solver.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from dse.explain import values as explain
 from dse.frontend import screens, tables
 from dse.frontend.answers import Answer, answer, attribute, html_table, section
+from dse.mapping.constraints import FREE, ruled
 from dse.mapping.conversion import Conversion
 from dse.mapping.nest import Infeasible
 from dse.mapping.schedule import Schedule
+from dse.sim.einsum.boundary import ALONE
 from dse.sim.einsum.evaluate import ProgressFn, Solution, no_progress
+from dse.sim.einsum.limits import broken
+from dse.sim.schedule.placed import placed_segments
 from dse.solve.options import SolverOptions
 from hw.arch import Arch
 from workloads.graph import Workload
@@ -55,6 +60,26 @@ class Mapped:
         if isinstance(self.solution, Infeasible):
             return {"status": "infeasible", "reason": str(self.solution)}
         return explain.totals(self.arch, self.workload, self.solution)
+
+    @property
+    def broken_rules(self) -> list[str]:
+        """How a given schedule breaks rules of the machine (`mapping`), one line each; no cost depends on it.
+        Rules are for einsums that run alone: a line names those that do not.
+        """
+        if not self.arch.mapping or self.plan is None:
+            return []
+        arch, lines, unchecked = self.arch, list[str](), list[str]()
+        for one in chain.from_iterable(placed_segments(arch, self.workload, self.plan)):
+            e = one.einsum
+            if one.boundary == ALONE:
+                found = broken(ruled(FREE, arch.mapping, e, arch), one.nest, e, arch)
+                lines += [f"{e.name}: {line}" for line in found]
+            else:
+                unchecked.append(e.name)
+        beside = [
+            f"not compared with the rules of `mapping`, as they do not run alone: {', '.join(unchecked)}"
+        ]
+        return lines + (beside if unchecked else [])
 
     @property
     def einsums(self) -> Answer:
