@@ -144,6 +144,8 @@ def machine(arch: Arch) -> list[dict[str, Any]]:
             "width_bits": level.width_bits,
             "read_pj": level.read_pj,
             "write_pj": level.write_pj,
+            "read_pj_per_bit": level.read_pj / level.width_bits,
+            "write_pj_per_bit": level.write_pj / level.width_bits,
             "bytes_per_cycle": level.bandwidth * level.width_bits / 8,
             "compute_pj": None,
         }
@@ -856,7 +858,7 @@ def stall_cycles(arch: Arch, cost: EinsumCost) -> dict[str, float]:
     """Cycles in which nothing inside a level runs, for its tiles are filled or drained, by level, longest
     first: ramp-up and ramp-down, and between tiles of a level that is not double-buffered.
 
-    Empty where the latency is the largest busy time. Ports of the level or of its parent may be busy meanwhile.
+    Empty where the latency is the largest busy time. Ports of the level or its parent may be busy meanwhile.
     """
     found = {
         level.name: times.first + times.last + (times.returning if times.double else times.between)
