@@ -125,6 +125,27 @@ def test_a_component_looks_alike_in_all_pictures_of_it() -> None:
     assert len(set(one.values())) == 4
 
 
+def test_no_legend_of_stacked_bars_is_cut() -> None:
+    """Whatever the names' lengths: one legend, inside the figure, below all panels."""
+    names = ["DRAM", *(f"SHARED_GLOBAL_BUFFER_{i}" for i in range(6)), "MAC"]
+    drawn = plots.breakdown(
+        {
+            "energy_pj": [("a", dict.fromkeys([*names, "static"], 1.0))],
+            "latency_ns": [("a", {f"{name}{plots.BOTTLENECK_SUFFIX}": 1.0 for name in names})],
+            "area_mm2": [("a", dict.fromkeys(names, 1.0))],
+        },
+        "machine",
+        "title",
+    )
+    drawn._repr_png_()  # lays it out
+    [legend] = drawn.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [*names, "static"]
+    box = legend.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= drawn.figure.bbox.x1
+    assert box.y1 <= min(ax.get_tightbbox().y0 for ax in drawn.figure.axes)
+
+
 def test_what_a_picture_of_a_run_leaves_out_is_said(folder: Path) -> None:
     run = dse.open(folder / "run")
     out = [

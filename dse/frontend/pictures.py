@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # importing it would import SciPy
 
 OF_RUN = ("front", "breakdown", "roofline", "sensitivity", "progress")
 OF_REUSE = ("residency", "traffic-over-capacity", "graph")
+BREAKDOWN_LEGEND = "energy by component (static: leakage, background), latency by bottleneck"
 OF_MAPPED = ("nest", "mapping", "roofline", "breakdown", "ski-slope", "residency")
 CLOCK_S = 10.0  # seconds by which clocks of a file system and of a run may differ
 BARS = 16  # points of the front in a breakdown, at even distances along it
@@ -210,9 +211,8 @@ def _breakdown(run: Opened) -> Picture:
             *omissions,
         ]
     )
-    legend = "energy by component (static: leakage, background), latency by bottleneck, area by component"
     panels = {"energy_pj": energy, "latency_ns": latency, "area_mm2": area}
-    return plots.breakdown(panels, "machine", f"{title}\n{legend}")
+    return plots.breakdown(panels, "machine", f"{title}\n{BREAKDOWN_LEGEND}, area by component")
 
 
 def energy_parts(arch: Arch, found: Solution) -> dict[str, float]:
@@ -431,7 +431,7 @@ def _einsums(mapped: Solved, found: Solution, title: str) -> Picture:
     return plots.breakdown(
         {"energy_pj": energy, "latency_ns": latency},
         "",
-        f"{title}: einsums, all occurrences, costliest first",
+        f"{title}: einsums, all occurrences, costliest first\n{BREAKDOWN_LEGEND}",
     )
 
 
