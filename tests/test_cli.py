@@ -729,6 +729,14 @@ def test_list(what: str, named: str, tmp_path: Path) -> None:
     assert named in good("list", what, folder=tmp_path)
 
 
+def test_list_without_a_word_names_the_words(tmp_path: Path) -> None:
+    """Each of them is one, and there are no others."""
+    words = [row["what"] for row in json.loads(good("list", "--format", "json", folder=tmp_path))]
+    wrong = dse("list", "things", folder=tmp_path)
+    assert wrong.returncode == 2
+    assert f"use one of {', '.join(words)};" in wrong.stderr
+
+
 def test_check_of_good_files(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(STUDY)
     (tmp_path / "ffn.yaml").write_text(

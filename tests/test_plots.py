@@ -36,6 +36,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+def test_the_roofline_of_a_run_names_the_workloads_that_it_leaves_out(tmp_path: Path) -> None:
+    names = ["gemm:m=64,n=32,k=48", "gemm:m=8,n=8,k=8"]
+    (tmp_path / "two.yaml").write_text(
+        f"name: two\nworkloads: {names!r}\nmachine: edge_array\n"
+        "space: {array.x: [8]}\nobjectives: [energy_pj]\n"
+    )
+    run = dse.sweep(tmp_path / "two.yaml", tmp_path / "run", workers=0)
+    for asked, shown, other in (("", *names), (names[1], *reversed(names))):
+        title = run.plot("roofline", workload=asked).figure.axes[0].get_title()
+        assert title.startswith(f"{shown}, machine")
+        assert f"1 of 2 workloads; others: --workload {other}" in title
+    with pytest.raises(ValueError, match="--workload = gem"):
+        run.plot("roofline", workload="gem")
+
+
 @pytest.mark.parametrize("kind", ["front", "breakdown", "roofline", "sensitivity", "progress"])
 def test_every_picture_of_a_run_is_written(
     folder: Path, kind: str, capsys: pytest.CaptureFixture[str]

@@ -99,12 +99,14 @@ class Opened(Protocol):
         """A line per workload that the point runs layer by layer though it exchanges much through memory."""
 
 
-def of_run(run: Opened, kind: str, point: str | int = "best") -> Picture:
-    """Returns a picture of a run. kind: one of OF_RUN; point: whose roofline is drawn. Raises ValueError."""
+def of_run(run: Opened, kind: str, point: str | int = "best", workload: str = "") -> Picture:
+    """Returns a picture of a run. kind: one of OF_RUN; point, workload: whose roofline is drawn. Raises
+    ValueError.
+    """
     if kind not in OF_RUN:
         raise ValueError(f"KIND = {kind}: is no picture of a run; {closest_name(kind, OF_RUN)}")
     if kind == "roofline":
-        return _roofline(run, point)
+        return _roofline(run, point, workload)
     return {"front": _front, "breakdown": _breakdown, "sensitivity": _sensitivity, "progress": _progress}[
         kind
     ](run)
@@ -316,17 +318,25 @@ def _seconds(run: Opened, machines: np.ndarray) -> np.ndarray | None:
     return figures.elapsed(at[rows], list(zip(begins, ends, strict=True)))
 
 
-def _roofline(run: Opened, point: str | int) -> Picture:
+def _roofline(run: Opened, point: str | int, workload: str) -> Picture:
+    """Draws one workload of a point; the title names those that it leaves out."""
     shown = run.show(point)
     if not shown.solutions:
         raise ValueError(
             f"{run.path}: POINT = {point}: machine {shown.machine} has no mapping ({shown.row['status']}); "
             "dse show says why"
         )
-    one = shown.solutions[0]
+    by_name = dict(zip([ref.name for ref in run.study.workloads], shown.solutions, strict=True))
+    name = workload or next(iter(by_name))
+    if name not in by_name:
+        raise ValueError(f"--workload = {name}: is not of {run.path}; {closest_name(name, by_name)}")
+    one = by_name.pop(name)
+    others = (
+        f"\n1 of {len(by_name) + 1} workloads; others: --workload {', '.join(by_name)}" if by_name else ""
+    )
     return plots.roofline(
         figures.roofline(one.arch, one.workload, one.solution),
-        f"{one.workload.name}, machine {shown.machine} of {run.study.name}",
+        f"{name}, machine {shown.machine} of {run.study.name}{others}",
     )
 
 
