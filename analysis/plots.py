@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import prod
+from math import ceil, prod
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,10 @@ FORMATS = ("png", "svg", "pdf")
 BOTTLENECK_SUFFIX, LEAKAGE_PART = " (bottleneck)", "static"
 MAX_CURVES = 300  # machines whose schedules a front joins by a line
 MAX_BARS = 24  # rows of stacked bars
+LEGEND_CHARS, ENTRY_CHARS = (
+    120,
+    8,
+)  # of a legend as wide as stacked bars: characters; those of an entry's mark
 STATUSES = ("ok", "infeasible", "pruned", "error")  # of machines, in the order in which they are stacked
 MAX_NAMES = 12  # einsums that are named on a roofline
 MAX_TENSORS = 40  # rows of a retention picture
@@ -210,10 +214,12 @@ def breakdown(panels: Mapping[str, Bars], row_title: str, title: str) -> Picture
     """Draws stacked bars: a panel per column (energy_pj, latency_ns), a row per label. row_title: the
     title of the axis of the rows.
 
-    The first panel has all components, in the machine's order, which gives each its shade (`_shade`).
+    The first panel has all components, in the machine's order, which gives each its shade (`_shade`): one
+    legend below explains all panels.
     """
     components = [part for part in next(iter(panels.values()))[0][1] if part != LEAKAGE_PART]
     rows = min(max(len(bars) for bars in panels.values()), MAX_BARS)
+    shades: dict[str, Any] = {}  # name of a component, or static -> its bars
     with mpl.rc_context(STYLE):
         figure, axes = _figure(10, 1.9 + 0.32 * rows, 1, len(panels), sharey=True)
         for ax, (name, bars) in zip(axes[0], panels.items(), strict=True):
@@ -228,8 +234,9 @@ def breakdown(panels: Mapping[str, Bars], row_title: str, title: str) -> Picture
             left = np.zeros(len(shown))
             for part in parts:
                 widths = np.array([sizes.get(part, 0.0) / divisor for _, sizes in shown])
-                i = _shade(part.removesuffix(BOTTLENECK_SUFFIX), components)
-                ax.barh(
+                component = part.removesuffix(BOTTLENECK_SUFFIX)
+                i = _shade(component, components)
+                shades[component] = ax.barh(
                     range(len(shown)),
                     widths,
                     left=left,
@@ -246,9 +253,17 @@ def breakdown(panels: Mapping[str, Bars], row_title: str, title: str) -> Picture
             ax.set_xlabel(label)
             ax.set_yticks(range(len(shown)), [text for text, _ in shown])
             ax.grid(visible=False, axis="y")
-            ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
         axes[0][0].set_ylim(rows - 0.4, -0.6)
         axes[0][0].set_ylabel(row_title)
+        names = sorted(shades, key=[*components, LEAKAGE_PART, *shades].index)
+        columns = max(1, LEGEND_CHARS // (ENTRY_CHARS + max(map(len, names), default=0)))
+        figure.legend(
+            [shades[name] for name in names],
+            names,
+            loc="outside lower center",
+            ncols=min(columns, len(names) or 1),
+        )
+        figure.set_figheight(figure.get_figheight() + 0.2 * ceil(len(names) / columns))
         figure.suptitle(title)
     return Picture(figure)
 

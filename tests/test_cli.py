@@ -332,6 +332,58 @@ def test_an_energy_that_is_far_from_the_tables_is_a_warning(home: Path, key: str
     assert (f"{key} = {planted:.4g} is {factor:.3g} times the tables'" in said) == (factor in (0.1, 10.0))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "channels: 2",
+            "channels: 2, bandwidth: 100 GB/s",
+            "dram.bandwidth = 100 is 7.81 times the tables' 12.8",
+        ),
+        ("channels: 2", "channels: 2, bandwidth: 10 GB/s", ""),
+        (
+            "width_bits: 16, a",
+            "kind: custom, leak_mw: 0, area_mm2: 0, read_pj: 0.1, write_pj: 0.5, width_bits: 16, a",
+            "regf.write_pj = 0.5 is 5 times regf.r",
+        ),
+        (
+            "width_bits: 16, a",
+            "kind: custom, leak_mw: 0, area_mm2: 0, read_pj: 0.5, write_pj: 0.5, width_bits: 16, a",
+            "is 0.25 per operand of 8 bit, more than a MAC",
+        ),
+        (
+            "width_bits: 16, a",
+            "kind: custom, leak_mw: 0, area_mm2: 0, read_pj: 0.1, write_pj: 0.3, width_bits: 16, a",
+            "",
+        ),
+    ],
+)
+def test_a_number_that_is_hardly_meant_is_a_warning(home: Path, old: str, new: str, said: str) -> None:
+    """A bandwidth far from the DRAM's; a write unlike a read; a register file that costs more than a MAC."""
+    edge = (Path(__file__).parents[1] / "hw/machines/edge_array.yaml").read_text()
+    (home / "given.yaml").write_text(edge.replace(old, new, 1))
+    line = check.file(str(home / "given.yaml"))[0]
+    assert line.count("warning") == bool(said)
+    assert said in line
+
+
+def test_an_sram_slower_than_the_clock_is_named_with_what_helps(home: Path) -> None:
+    """At the clock and with the banks that the line tells, an access takes one cycle."""
+    edge = (Path(__file__).parents[1] / "hw/machines/edge_array.yaml").read_text()
+    edge = edge.replace("128 KiB", "256 KiB").replace(", actions_per_cycle: 2", "")
+    file = home / "slow.yaml"
+
+    def notes(clock_mhz: int) -> list[str]:
+        file.write_text(edge.replace("clock_mhz: 500", f"clock_mhz: {clock_mhz}"))
+        return [text for text in check.file(str(file))[0].splitlines() if text.startswith("note: ")]
+
+    [said] = notes(800)
+    assert said.startswith("note: gbuf: an access takes 2 cycles (")
+    assert "at most 0.5 accesses per cycle" in said
+    highest = int(re.search(r"clock_mhz up to (\d+)", said)[1])  # type: ignore[index]
+    assert (len(notes(highest)), len(notes(highest + 1))) == (0, 1)
+
+
 def test_schedules_compared_by_name(home: Path) -> None:
     """A word that is no file is a solver.schedule, which is solved; beside a file too."""
     (home / "two.yaml").write_text(
@@ -675,6 +727,14 @@ def test_a_point_of_a_run_is_what_map_finds(home: Path) -> None:
 )
 def test_list(what: str, named: str, tmp_path: Path) -> None:
     assert named in good("list", what, folder=tmp_path)
+
+
+def test_list_without_a_word_names_the_words(tmp_path: Path) -> None:
+    """Each of them is one, and there are no others."""
+    words = [row["what"] for row in json.loads(good("list", "--format", "json", folder=tmp_path))]
+    wrong = dse("list", "things", folder=tmp_path)
+    assert wrong.returncode == 2
+    assert f"use one of {', '.join(words)};" in wrong.stderr
 
 
 def test_check_of_good_files(tmp_path: Path) -> None:

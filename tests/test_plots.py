@@ -36,6 +36,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+def test_the_roofline_of_a_run_names_the_workloads_that_it_leaves_out(tmp_path: Path) -> None:
+    names = ["gemm:m=64,n=32,k=48", "gemm:m=8,n=8,k=8"]
+    (tmp_path / "two.yaml").write_text(
+        f"name: two\nworkloads: {names!r}\nmachine: edge_array\n"
+        "space: {array.x: [8]}\nobjectives: [energy_pj]\n"
+    )
+    run = dse.sweep(tmp_path / "two.yaml", tmp_path / "run", workers=0)
+    for asked, shown, other in (("", *names), (names[1], *reversed(names))):
+        title = run.plot("roofline", workload=asked).figure.axes[0].get_title()
+        assert title.startswith(f"{shown}, machine")
+        assert f"1 of 2 workloads; others: --workload {other}" in title
+    with pytest.raises(ValueError, match="--workload = gem"):
+        run.plot("roofline", workload="gem")
+
+
 @pytest.mark.parametrize("kind", ["front", "breakdown", "roofline", "sensitivity", "progress"])
 def test_every_picture_of_a_run_is_written(
     folder: Path, kind: str, capsys: pytest.CaptureFixture[str]
@@ -123,6 +138,27 @@ def test_a_component_looks_alike_in_all_pictures_of_it() -> None:
     )
     assert one == other
     assert len(set(one.values())) == 4
+
+
+def test_no_legend_of_stacked_bars_is_cut() -> None:
+    """Whatever the names' lengths: one legend, inside the figure, below all panels."""
+    names = ["DRAM", *(f"SHARED_GLOBAL_BUFFER_{i}" for i in range(6)), "MAC"]
+    drawn = plots.breakdown(
+        {
+            "energy_pj": [("a", dict.fromkeys([*names, "static"], 1.0))],
+            "latency_ns": [("a", {f"{name}{plots.BOTTLENECK_SUFFIX}": 1.0 for name in names})],
+            "area_mm2": [("a", dict.fromkeys(names, 1.0))],
+        },
+        "machine",
+        "title",
+    )
+    drawn._repr_png_()  # lays it out
+    [legend] = drawn.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [*names, "static"]
+    box = legend.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= drawn.figure.bbox.x1
+    assert box.y1 <= min(ax.get_tightbbox().y0 for ax in drawn.figure.axes)
 
 
 def test_what_a_picture_of_a_run_leaves_out_is_said(folder: Path) -> None:

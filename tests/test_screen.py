@@ -330,6 +330,22 @@ def test_equal_einsums_are_compared_with_all_their_occurrences(tmp_path: Path) -
     assert outer[2] == pytest.approx(2 * 16**3 / a.macs_per_byte) == 2 * row["main_memory_bytes"]
 
 
+def test_time_in_which_even_the_busiest_component_is_idle_is_said_by_level() -> None:
+    """Here the latency is compute and stalls: no busy cycles say that."""
+    for overlap, stalls in (("buffered", {"REGF", "GBUF"}), ("free", set())):
+        found = api.map("gemm:m=64,n=32,k=48", "edge_array", overlap=overlap)
+        [cost] = found.solution.einsums  # type: ignore[union-attr]
+        by_level = explain.stall_cycles(found.arch, cost)
+        assert set(by_level) == stalls
+        steps = dict(cost.price.busy_cycles)["MAC"]
+        if stalls:
+            assert sum(by_level.values()) + steps == cost.latency_cycles
+        [e] = found.workload.einsums
+        note = explain.einsum(found.arch, e, cost)[1][-1].note
+        assert ("the busiest, is idle for" in note) == bool(stalls)
+        assert all(f"{name} {cycles:g} cycles" in note for name, cycles in by_level.items())
+
+
 def test_components_that_bind_alike_are_both_named() -> None:
     single = {"overlap": "free", "gbuf.double_buffer": False, "regf.double_buffer": False}
     found = api.map("gemm:m=64,n=32,k=48", "edge_array", **single, **{"solver.factors": "perfect"}).solution

@@ -17,6 +17,7 @@ COLUMN_KEY = b"column"
 MAX_UNIT_RATIO = 1e3  # numbers of a column share one unit if largest / smallest is at most this
 
 ENERGY: Steps = ((1e-3, "fJ"), (1.0, "pJ"), (1e3, "nJ"), (1e6, "uJ"), (1e9, "mJ"), (1e12, "J"))
+PER_BIT: Steps = ((1.0, "pJ/bit"),)
 TIME: Steps = ((1.0, "ns"), (1e3, "us"), (1e6, "ms"), (1e9, "s"))
 POWER: Steps = ((1e-3, "uW"), (1.0, "mW"), (1e3, "W"))
 BYTES: Steps = ((1.0, "B"), (2.0**10, "KiB"), (2.0**20, "MiB"), (2.0**30, "GiB"), (2.0**40, "TiB"))
@@ -44,6 +45,7 @@ SHARE: Steps = ((0.01, "%"),)
 
 UNITS_BY_SUFFIX: tuple[tuple[str, Steps], ...] = (  # last words of a name -> units; the first match counts
     ("edp_pj_ns", EDP),
+    ("pj_per_bit", PER_BIT),
     ("pj", ENERGY),
     ("ns", TIME),
     ("mw", POWER),

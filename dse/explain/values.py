@@ -39,6 +39,8 @@ LISTED_IN_FULL = 8  # up to this many einsums, all are listed
 LARGE_STATIC_SHARE = 0.5  # share of static energy above which a sentence says so
 # with at least this share of the busiest component's cycles, a component is a bottleneck, too
 BOTTLENECK_SHARE = 0.99
+# share of the latency below which a busiest component is said to be idle meanwhile
+BUSY_SHARE = 0.95
 WHOLE_SHARES = ("all", "1")  # texts that mean the whole tensor
 # share of energy for tensors between einsums in main memory, above which a sentence says so
 LARGE_EXCHANGE = 0.1
@@ -143,6 +145,8 @@ def machine(arch: Arch) -> list[dict[str, Any]]:
             "width_bits": level.width_bits,
             "read_pj": level.read_pj,
             "write_pj": level.write_pj,
+            "read_pj_per_bit": level.read_pj / level.width_bits,
+            "write_pj_per_bit": level.write_pj / level.width_bits,
             "bytes_per_cycle": level.bandwidth * level.width_bits / 8,
             "compute_pj": None,
         }
@@ -355,6 +359,7 @@ def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, An
             "latency_cycles": c.latency_cycles,
             **_ratios(arch, e, c),
             "bottleneck": c.bottleneck,
+            "stall_cycles": stall_cycles(arch, c),
             "optimality_gap": _finite(c.optimality_gap),
             "gap_to_bound": _finite(c.gap_to_bound),
             "certificate": claim(c.certificate),
@@ -742,7 +747,10 @@ def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
         "buffers: 2 where a double-buffered level fills the tile more than once, else 1.",
     )
     busy = Table(
-        "busy cycles", ("component", "busy_cycles", "share_of_latency", "bottleneck"), tuple(_busy_rows(cost))
+        "busy cycles",
+        ("component", "busy_cycles", "share_of_latency", "bottleneck"),
+        tuple(_busy_rows(cost)),
+        _idle_note(arch, cost),
     )
     return text, [traffic, *([in_layouts] if cost.layout_traffic else []), footprint, busy]
 
@@ -872,6 +880,44 @@ def _footprint_rows(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[A
 def _busy_rows(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
     for name, cycles in cost.price.busy_cycles:
         yield name, cycles, cycles / (cost.latency_cycles or 1), "yes" if name in bottlenecks(cost) else ""
+
+
+def stall_cycles(arch: Arch, cost: EinsumCost) -> dict[str, float]:
+    """Cycles in which nothing inside a level runs, for its tiles are filled or drained, by level, longest
+    first: ramp-up and ramp-down, and between tiles of a level that is not double-buffered.
+
+    Empty where the latency is the largest busy time. Ports of the level or its parent may be busy meanwhile.
+    """
+    found = {
+        level.name: times.first + times.last + (times.returning if times.double else times.between)
+        for level, times in zip(arch.levels, cost.price.times, strict=False)
+    }
+    return {name: cycles for name, cycles in sorted(found.items(), key=lambda item: -item[1]) if cycles}
+
+
+def _idle_note(arch: Arch, cost: EinsumCost) -> str:
+    """A sentence where even the busiest component is idle for a part of the latency; else empty."""
+    busiest, cycles = max(cost.price.busy_cycles, key=lambda item: item[1])
+    if cycles >= BUSY_SHARE * cost.latency_cycles:
+        return ""
+    idle = cost.latency_cycles - cycles
+    double = {level.name for level in arch.levels if level.double_buffer}
+    stalls = [
+        f"{name} {units.number(n)} cycles{' (ramp-up and ramp-down)' if name in double else ''}"
+        for name, n in stall_cycles(arch, cost).items()
+    ]
+    found = (
+        f"{busiest}, the busiest, is idle for {100 * idle / cost.latency_cycles:.3g} % of the latency "
+        f"({units.number(idle)} cycles): fills and drains that no work overlaps"
+    )
+    if not stalls:
+        return f"{found}."
+    advice = (
+        ""
+        if double.issuperset(stall_cycles(arch, cost))
+        else "; memory.double_buffer overlaps those between tiles"
+    )
+    return f"{found}. Work inside waits for those of {', '.join(stalls)}{advice}."
 
 
 SMALL_BUFFER_NOTE = "cannot read each operand only once (the buffer is too small)"

@@ -398,6 +398,12 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         "--point", default="best", help="roofline of a run: MACHINE, MACHINE.SCHEDULE, best or best:COLUMN"
     )
     plot.add_argument(
+        "--workload",
+        default="",
+        metavar="NAME",
+        help="roofline of a run: of this workload (default: the first)",
+    )
+    plot.add_argument(
         "--einsum",
         metavar="NAME",
         help="nest, mapping, ski-slope: of this einsum (default: the costliest; the whole workload)",
@@ -523,7 +529,12 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     )
     add(
         "list", "what exists; keys: every key of machine, study and workload files", forms=TABLES
-    ).add_argument("what", choices=("workloads", "machines", "solvers", "columns", "keys"))
+    ).add_argument(
+        "what",
+        nargs="?",
+        choices=("workloads", "machines", "solvers", "columns", "keys"),
+        help="without a word: what each of them lists",
+    )
     new = add("new", "a commented file to start from", forms=())
     new.add_argument("what", choices=("machine", "study", "workload"))
     new.add_argument("file", nargs="?", metavar="FILE", help="where to write it (default: to the screen)")

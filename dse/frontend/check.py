@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from itertools import product
+from math import floor, inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dse.frontend import contracts
 from dse.run import cache, folder, record
-from hw import machine
+from hw import component, machine
+from hw.arch import Memory
 from workloads import plugin
 
 if TYPE_CHECKING:  # each command imports what it needs, so that start-up is short
@@ -26,6 +28,8 @@ if TYPE_CHECKING:  # each command imports what it needs, so that start-up is sho
 # of a level per bit, as a share of that of a level inside it: below, one of the two is probably wrong
 ODD_ENERGY = 0.25
 TABLE_ENERGIES = "read_pj", "write_pj", "mac_pj", "alu_pj"  # held against the tables
+# of a DRAM, held against the tables, too; an sram that is slower is common, one that is faster is a fault
+TABLE_RATES = "bandwidth", "actions_per_cycle"
 
 
 def file(text: str) -> tuple[str, list[Layer]]:
@@ -48,8 +52,9 @@ def file(text: str) -> tuple[str, list[Layer]]:
         spec = machine.load(text)
         arch = machine.arch(spec)
         units = f"{arch.instances(len(arch.levels))} MAC units, {arch.area_mm2():.4g} mm2"
-        warnings = (*_odd_energies(arch), *_unlike_tables(spec))
-        return "\nwarning: ".join([f"machine {arch.name}, {units}", *warnings]), []
+        warnings = (*_odd_energies(arch), *_odd_custom(spec, arch), *_unlike_tables(spec, arch))
+        lines = [*(f"note: {line}" for line in _slow(spec, arch)), *(f"warning: {line}" for line in warnings)]
+        return "\n".join([f"machine {arch.name}, {units}", *lines]), []
     if kind == "study":
         study = studies.load(path)
         line = (
@@ -80,22 +85,82 @@ def _odd_energies(arch: Arch) -> Iterator[str]:
                 break
 
 
-def _unlike_tables(spec: Machine) -> Iterator[str]:
-    """Yields a line per energy of a memory or of the MAC unit that is given, and far from the tables' own."""
-    given = {
-        node.name: [name for name in TABLE_ENERGIES if getattr(node, name, None) is not None]
+def _slow(spec: Machine, arch: Arch) -> Iterator[str]:
+    """Yields a line per sram whose access takes several cycles of the clock (memory.slow: divide)."""
+    for node in spec.nodes:
+        level = next((one for one in arch.levels if one.name == node.name.upper()), None)
+        if isinstance(node, Memory) and level and level.access_cycles > 1:
+            bits = (level.capacity_bits or 0) // node.banks
+            cycle_ns = (
+                node.cycle_ns or component.sram(spec.node_nm or 0, spec.cell, bits, node.width_bits).cycle_ns
+            )
+            yield (
+                f"{node.name}: an access takes {level.access_cycles} cycles ({cycle_ns:.3g} ns at "
+                f"{spec.clock_mhz:g} MHz; memory.slow: divide), so its bandwidth is at most "
+                f"{node.banks / level.access_cycles:.3g} accesses per cycle; more banks or clock_mhz up to "
+                f"{floor(1e3 / cycle_ns)} raise it"
+            )
+
+
+def _odd_custom(spec: Machine, arch: Arch) -> Iterator[str]:
+    """Yields a line per memory of kind custom without a table whose writes and reads are far apart, or that
+    stands in every PE and costs more per operand than a MAC.
+    """
+    custom = {
+        node.name.upper()
         for node in spec.nodes
-        if getattr(node, "kind", "custom") != "custom"
+        if isinstance(node, Memory) and node.kind == "custom" and not node.table
+    }
+    for v, level in enumerate(arch.levels):
+        if level.name not in custom:
+            continue
+        name, read, write = level.name.lower(), level.read_pj, level.write_pj
+        if min(read, write) > 0 and not ODD_ENERGY <= write / read <= 1 / ODD_ENERGY:
+            yield (
+                f"{name}.write_pj = {write:.4g} is {write / read:.3g} times {name}.read_pj = {read:.4g}; "
+                "correct one of them if that is not meant"
+            )
+        operand_pj, mac_pj = read / level.width_bits * arch.word_bits, arch.compute.mac_pj
+        if (
+            v == len(arch.levels) - 1
+            and any(f.outside <= v for f in arch.fanouts)
+            and operand_pj > mac_pj > 0
+        ):
+            yield (
+                f"{name}.read_pj = {read:.4g} for {level.width_bits} bit is {operand_pj:.4g} per operand of "
+                f"{arch.word_bits} bit, more than a MAC ({mac_pj:.4g}); correct one of them if that is not "
+                "meant"
+            )
+
+
+def _unlike_tables(spec: Machine, arch: Arch) -> Iterator[str]:
+    """Yields a line per energy of a memory or of the MAC unit, or bandwidth of a DRAM, that is given, and far
+    from the tables' own.
+    """
+    given = {
+        node.name: [
+            name
+            for name in (*TABLE_ENERGIES, *(TABLE_RATES if kind != "sram" else ()))
+            if getattr(node, name, None) is not None
+        ]
+        for node in spec.nodes
+        if (kind := getattr(node, "kind", "custom")) != "custom"
     }
     plain: Any = [replace(node, **dict.fromkeys(given.get(node.name, ()))) for node in spec.nodes]  # type: ignore[arg-type]
-    arch = machine.arch(replace(spec, nodes=tuple(plain)))
+    plain_arch = machine.arch(replace(spec, nodes=tuple(plain)))
+    parts, plain_parts = (
+        {**{level.name: level for level in one.levels}, spec.nodes[-1].name.upper(): one.compute}
+        for one in (arch, plain_arch)
+    )
     for node in spec.nodes:
-        part = next((level for level in arch.levels if level.name == node.name.upper()), arch.compute)
         for name in given.get(node.name, ()):
-            own, usual = getattr(node, name), getattr(part, name)
-            if usual > 0 and not ODD_ENERGY <= own / usual <= 1 / ODD_ENERGY:
+            field = "bandwidth" if name in TABLE_RATES else name  # of a Level, in actions per cycle
+            own, usual = (getattr(one[node.name.upper()], field) for one in (parts, plain_parts))
+            if usual > 0 and own < inf and not ODD_ENERGY <= own / usual <= 1 / ODD_ENERGY:
+                value = getattr(node, name)
                 yield (
-                    f"{node.name}.{name} = {own:.4g} is {own / usual:.3g} times the tables' {usual:.4g}; "
+                    f"{node.name}.{name} = {value:.4g} is {own / usual:.3g} times the tables' "
+                    f"{value * usual / own:.4g}; "
                     "leave it out to take theirs, or keep it if it is meant"
                 )
 
@@ -202,8 +267,19 @@ def _kind(path: Path) -> str:
 Listing = tuple[tuple[str, ...], list[tuple[Any, ...]]]  # header, rows
 
 
-def listing(what: str) -> Listing:
-    """Returns (header, rows) of what exists: workloads, machines, solvers, columns or keys."""
+LISTINGS = {  # word of `dse list` -> what it prints
+    "workloads": "built-in networks and their ONNX files, layers and solvers, with MACs and parameters",
+    "machines": "built-in machines: levels, MAC units, area",
+    "solvers": "values of the solver block (mapper, factors, schedule, ...) and what each does",
+    "columns": "columns of tables and views, for dse sql, with units and meanings",
+    "keys": "every key of machine, study and workload files, with defaults and units",
+}
+
+
+def listing(what: str | None) -> Listing:
+    """Returns (header, rows) of what exists: a word of LISTINGS; None: these words."""
+    if what is None:
+        return ("what", "lists"), list(LISTINGS.items())
     if what == "keys":
         from dse.frontend import keys
 

@@ -651,7 +651,7 @@ def _plot(args: argparse.Namespace) -> int:
 
     *sources, kind = args.words
     if len(sources) == 1:
-        picture = runs.open(sources[0]).plot(kind, args.point)
+        picture = runs.open(sources[0]).plot(kind, args.point, args.workload)
     elif len(sources) == 2:
         sets = _sets(args.set, api.map)
         if wrong := pictures.wrong_kind(kind):  # before anything is solved

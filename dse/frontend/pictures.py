@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # importing it would import SciPy
 
 OF_RUN = ("front", "breakdown", "roofline", "sensitivity", "progress")
 OF_REUSE = ("residency", "traffic-over-capacity", "graph")
+BREAKDOWN_LEGEND = "energy by component (static: leakage, background), latency by bottleneck"
 OF_MAPPED = ("nest", "mapping", "roofline", "breakdown", "ski-slope", "residency")
 CLOCK_S = 10.0  # seconds by which clocks of a file system and of a run may differ
 BARS = 16  # points of the front in a breakdown, at even distances along it
@@ -98,12 +99,14 @@ class Opened(Protocol):
         """A line per workload that the point runs layer by layer though it exchanges much through memory."""
 
 
-def of_run(run: Opened, kind: str, point: str | int = "best") -> Picture:
-    """Returns a picture of a run. kind: one of OF_RUN; point: whose roofline is drawn. Raises ValueError."""
+def of_run(run: Opened, kind: str, point: str | int = "best", workload: str = "") -> Picture:
+    """Returns a picture of a run. kind: one of OF_RUN; point, workload: whose roofline is drawn. Raises
+    ValueError.
+    """
     if kind not in OF_RUN:
         raise ValueError(f"KIND = {kind}: is no picture of a run; {closest_name(kind, OF_RUN)}")
     if kind == "roofline":
-        return _roofline(run, point)
+        return _roofline(run, point, workload)
     return {"front": _front, "breakdown": _breakdown, "sensitivity": _sensitivity, "progress": _progress}[
         kind
     ](run)
@@ -210,9 +213,8 @@ def _breakdown(run: Opened) -> Picture:
             *omissions,
         ]
     )
-    legend = "energy by component (static: leakage, background), latency by bottleneck, area by component"
     panels = {"energy_pj": energy, "latency_ns": latency, "area_mm2": area}
-    return plots.breakdown(panels, "machine", f"{title}\n{legend}")
+    return plots.breakdown(panels, "machine", f"{title}\n{BREAKDOWN_LEGEND}, area by component")
 
 
 def energy_parts(arch: Arch, found: Solution) -> dict[str, float]:
@@ -316,17 +318,25 @@ def _seconds(run: Opened, machines: np.ndarray) -> np.ndarray | None:
     return figures.elapsed(at[rows], list(zip(begins, ends, strict=True)))
 
 
-def _roofline(run: Opened, point: str | int) -> Picture:
+def _roofline(run: Opened, point: str | int, workload: str) -> Picture:
+    """Draws one workload of a point; the title names those that it leaves out."""
     shown = run.show(point)
     if not shown.solutions:
         raise ValueError(
             f"{run.path}: POINT = {point}: machine {shown.machine} has no mapping ({shown.row['status']}); "
             "dse show says why"
         )
-    one = shown.solutions[0]
+    by_name = dict(zip([ref.name for ref in run.study.workloads], shown.solutions, strict=True))
+    name = workload or next(iter(by_name))
+    if name not in by_name:
+        raise ValueError(f"--workload = {name}: is not of {run.path}; {closest_name(name, by_name)}")
+    one = by_name.pop(name)
+    others = (
+        f"\n1 of {len(by_name) + 1} workloads; others: --workload {', '.join(by_name)}" if by_name else ""
+    )
     return plots.roofline(
         figures.roofline(one.arch, one.workload, one.solution),
-        f"{one.workload.name}, machine {shown.machine} of {run.study.name}",
+        f"{name}, machine {shown.machine} of {run.study.name}{others}",
     )
 
 
@@ -431,7 +441,7 @@ def _einsums(mapped: Solved, found: Solution, title: str) -> Picture:
     return plots.breakdown(
         {"energy_pj": energy, "latency_ns": latency},
         "",
-        f"{title}: einsums, all occurrences, costliest first",
+        f"{title}: einsums, all occurrences, costliest first\n{BREAKDOWN_LEGEND}",
     )
 
 

@@ -250,13 +250,13 @@ class Run:
             for place, names in found.items()
         ]
 
-    def plot(self, kind: str = "front", point: str | int = "best") -> Picture:
+    def plot(self, kind: str = "front", point: str | int = "best", workload: str = "") -> Picture:
         """Returns a picture, which a notebook shows and `.save("x.pdf")` writes: front, breakdown, roofline
-        (of `point`), sensitivity or progress.
+        (of `point` and `workload`, a name; "": the first), sensitivity or progress.
         """
         from dse.frontend import pictures
 
-        return pictures.of_run(self, kind, point)
+        return pictures.of_run(self, kind, point, workload)
 
     def report(self, path: str | Path, others: Sequence[Run] = ()) -> None:
         """Writes the run as one HTML file that needs no network, with the fronts of other runs beside its
