@@ -48,6 +48,13 @@ EXAMPLES = {
 }
 
 
+LISTINGS = {  # word of `dse list` -> what it prints
+    "workloads": "built-in networks and their ONNX files, layers and solvers, with MACs and parameters",
+    "machines": "built-in machines: levels, MAC units, area",
+    "solvers": "values of the solver block (mapper, factors, schedule, ...) and what each does",
+    "columns": "columns of tables and views, for dse sql, with units and meanings",
+    "keys": "every key of machine, study and workload files, with defaults and units",
+}
 CHOICE_GAP = "', '"  # between the choices that argparse lists
 
 
@@ -529,12 +536,7 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     )
     add(
         "list", "what exists; keys: every key of machine, study and workload files", forms=TABLES
-    ).add_argument(
-        "what",
-        nargs="?",
-        choices=("workloads", "machines", "solvers", "columns", "keys"),
-        help="without a word: what each of them lists",
-    )
+    ).add_argument("what", nargs="?", choices=tuple(LISTINGS), help="without a word: what each of them lists")
     new = add("new", "a commented file to start from", forms=())
     new.add_argument("what", choices=("machine", "study", "workload"))
     new.add_argument("file", nargs="?", metavar="FILE", help="where to write it (default: to the screen)")

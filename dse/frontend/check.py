@@ -267,19 +267,8 @@ def _kind(path: Path) -> str:
 Listing = tuple[tuple[str, ...], list[tuple[Any, ...]]]  # header, rows
 
 
-LISTINGS = {  # word of `dse list` -> what it prints
-    "workloads": "built-in networks and their ONNX files, layers and solvers, with MACs and parameters",
-    "machines": "built-in machines: levels, MAC units, area",
-    "solvers": "values of the solver block (mapper, factors, schedule, ...) and what each does",
-    "columns": "columns of tables and views, for dse sql, with units and meanings",
-    "keys": "every key of machine, study and workload files, with defaults and units",
-}
-
-
-def listing(what: str | None) -> Listing:
-    """Returns (header, rows) of what exists: a word of LISTINGS; None: these words."""
-    if what is None:
-        return ("what", "lists"), list(LISTINGS.items())
+def listing(what: str) -> Listing:
+    """Returns (header, rows) of what exists: a word of `arguments.LISTINGS`."""
     if what == "keys":
         from dse.frontend import keys
 

@@ -862,9 +862,12 @@ def _print_sparsity(facts: dict[str, str], tiles: list[TileRow]) -> None:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from dse.frontend import check
+    header: Sequence[str] = ("what", "lists")
+    rows: list[tuple[Any, ...]] = list(arguments.LISTINGS.items())
+    if args.what:
+        from dse.frontend import check
 
-    header, rows = check.listing(args.what)
+        header, rows = check.listing(args.what)
     if args.format == "table":
         heads = [*map(units.label, header)]
         tables.print_rows(

@@ -4,6 +4,7 @@ analysis/plots.py draws them.
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -331,9 +332,8 @@ def _roofline(run: Opened, point: str | int, workload: str) -> Picture:
     if name not in by_name:
         raise ValueError(f"--workload = {name}: is not of {run.path}; {closest_name(name, by_name)}")
     one = by_name.pop(name)
-    others = (
-        f"\n1 of {len(by_name) + 1} workloads; others: --workload {', '.join(by_name)}" if by_name else ""
-    )
+    names = textwrap.shorten(", ".join(by_name), 70, placeholder=" ...")
+    others = f"\n1 of {len(by_name) + 1} workloads; others: --workload {names}" if by_name else ""
     return plots.roofline(
         figures.roofline(one.arch, one.workload, one.solution),
         f"{name}, machine {shown.machine} of {run.study.name}{others}",
