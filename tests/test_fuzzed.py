@@ -10,6 +10,7 @@ import pytest
 
 from dse.mapping.schedule import Schedule, parse_schedule
 from dse.mapping.searched import excluding_features
+from dse.solve.schedules import fused
 from tests.amount import some
 from tests.fuzzed import (
     Case,
@@ -107,10 +108,13 @@ SHARED = """segment
 """
 
 
-def test_a_claim_that_knows_no_loops_over_summed_ranks_is_seen(tmp_path: Path) -> None:
+def test_a_claim_that_knows_no_loops_over_summed_ranks_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """T fits nowhere whole; row by row it is made and summed up, for half of the energy of all that is
-    searched for energy x delay.
+    searched for energy x delay with one shared loop.
     """
+    monkeypatch.setattr(fused, "searchable", lambda *_: False)  # no schedule of several loops stands beside
     case, schedule = case_of(SUMS, BUFFER, tmp_path), parse_schedule(SHARED)
     (claim,) = claims(case, "edp", [{"schedule": "fused"}])
     assert not failures(claim, schedule, case, stated)

@@ -223,8 +223,11 @@ def test_killed_and_resumed_is_as_if_undisturbed(
     assert rows(out) == whole
 
 
-def test_an_orderly_stop_of_the_cluster_is_one_line_and_a_state(tmp_path: Path) -> None:
+def test_an_orderly_stop_of_the_cluster_is_one_line_and_a_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the order of `ray stop`: raylets, then the head's control store. Ray ends the driver by `_exit`."""
+    monkeypatch.setenv("RAY_TMPDIR", "")  # that of other clusters comes back afterwards
     small = study(tmp_path, workloads=HEAVY)
     path, out, made = tmp_path / "exhaustive.yaml", tmp_path / "run", bed(1)
     try:

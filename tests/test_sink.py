@@ -70,7 +70,7 @@ def run_twice(
 ) -> None:
     """The map of a run: `call` gives the results of each lease."""
 
-    def again(run: Any, _workers: object, _address: object) -> Any:
+    def again(run: Any, *_: object) -> Any:
         def results(leases: Iterator[Lease]) -> Iterator[Done]:
             for lease in leases:
                 yield from call(lease, lambda one: solve_lease(run.job, one))
