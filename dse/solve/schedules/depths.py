@@ -174,28 +174,28 @@ def nests_of_returning_sums(s: SegmentSearch, tiles: Tiles, leaf: Leaf) -> Leaf 
     """Returns the choices with other nests for einsums whose sums later trips continue: the best ones if
     every trip reads its sums from the level. None if there are none, or they take more bits.
     """
-    nests = list(leaf.nests)
+    nests, standing = list(leaf.nests), {t for t, depth in leaf.depths if depth != PASSES}
+    returning = s.segment.nests.of_returning_sums(s.segment.level)
     for i, e in enumerate(s.segment.own):
-        cut = [
-            ranks[i]
-            for ranks, tile, n in zip(s.segment.members.classes, tiles, s.sizes, strict=True)
-            if tile < n
-        ]
-        if set(cut) <= e.output.ranks():
+        place = _place_below(s, i, tiles, _homes(s, i, standing))
+        if {rank for rank, _ in place.loops} <= e.output.ranks():
             continue
-        place = _place_below(s, i, tiles, _homes(s, i, dict(leaf.depths)))
-        nest = s.segment.nests.of_returning_sums(s.segment.level).best(
-            e, place, s.segment.level.capacity_bits or inf
-        )
+        nest = returning.best(e, place, s.segment.level.capacity_bits or inf)
         if nest.mapping and nest.bits <= nests[i].bits:
             nests[i] = nest
     return replace(leaf, nests=tuple(nests)) if tuple(nests) != leaf.nests else None
 
 
-def _homes(s: SegmentSearch, i: int, depths: Mapping[str, int]) -> frozenset[str]:
-    """Returns the tensors of an einsum that stand at the level and are not retained."""
-    stand = {t for t, depth in depths.items() if depth != PASSES} | set(s.segment.members.forwarded)
-    return frozenset(({p.tensor for p in s.segment.own[i].tensors()} - s.segment.retained[i]) & stand)
+def _homes(s: SegmentSearch, i: int, standing: Collection[str]) -> frozenset[str]:
+    """Returns the tensors of an einsum that stand at the level and are not retained. standing: those of the
+    segment that neither pass by nor are forwarded.
+    """
+    names = {p.tensor for p in s.segment.own[i].tensors()} - s.segment.retained[i]
+    return frozenset(names & {*standing, *s.segment.members.forwarded})
+
+
+def _standing_names(chosen: Mapping[str, Standing]) -> set[str]:
+    return {t for t, one in chosen.items() if one.depth != PASSES}
 
 
 def divides(s: SegmentSearch, tiles: Tiles) -> bool:
@@ -441,7 +441,7 @@ class Descent:
                     s,
                     i,
                     self.tiles,
-                    _homes(s, i, {t: one.depth for t, one in chosen_now.items()}),
+                    _homes(s, i, _standing_names(chosen_now)),
                     s.segment.free_bits - bits_now[i],
                 ).lower_bound
                 einsum_pj = inner + self.fixed[i] + sum(one.pj for one in combo)
@@ -462,7 +462,8 @@ class Descent:
         depths = tuple((t, one.depth) for t, one in chosen.items())
         if self.uses_mapper:
             free = [s.segment.free_bits - n for n in used_bits]
-            nests = [nest_below(s, i, self.tiles, _homes(s, i, dict(depths)), n) for i, n in enumerate(free)]
+            standing = _standing_names(chosen)
+            nests = [nest_below(s, i, self.tiles, _homes(s, i, standing), n) for i, n in enumerate(free)]
             pj = sum(self.fixed) + sum(one.pj for one in chosen.values())
             bound = max(cost, pj + sum(nest.lower_bound for nest in nests))
         if bound >= self.best:
