@@ -66,9 +66,9 @@ def ratios_sql(con: duckdb.DuckDBPyConnection, view: str) -> str:
     return str(found)
 
 
-def create_sources(con: duckdb.DuckDBPyConnection, only: str = "") -> None:
-    """Creates the views from which computed views take machines, points and choices; does nothing if no
-    functions are registered. only: SQL of a join that leaves machines out.
+def create_sources(con: duckdb.DuckDBPyConnection, only: str = "", only_points: str = "") -> None:
+    """Creates the views from which computed views take machines and choices, and that of points; does nothing
+    if no functions are registered. only, only_points: SQL of a join that leaves machines out.
     """
     if con.execute(
         "SELECT count(*) FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name = 'ratios'"
@@ -79,7 +79,8 @@ def create_sources(con: duckdb.DuckDBPyConnection, only: str = "") -> None:
         for (name, *_) in con.execute(f"DESCRIBE internal.stored_{PACKED}").fetchall()
         if name.startswith("mapping_")
     ]
-    con.execute(_sql("packed").replace("[keys]", f"[{', '.join(keys)}]").replace("[only]", only))
+    text = _sql("packed").replace("[keys]", f"[{', '.join(keys)}]")
+    con.execute(text.replace("[only]", only).replace("[only points]", only_points))
 
 
 def point_columns(con: duckdb.DuckDBPyConnection) -> dict[str, str]:
@@ -135,7 +136,7 @@ def narrow_to(con: duckdb.DuckDBPyConnection, machines: pa.Table) -> Iterator[No
     con.register("machines_of_a_front", machines)
     con.execute("CREATE OR REPLACE TABLE internal.asked AS FROM machines_of_a_front")
     con.unregister("machines_of_a_front")
-    create_sources(con, ONLY_ASKED)
+    create_sources(con, ONLY_ASKED, ONLY_ASKED)
     yield
     widen(con)
 
@@ -156,28 +157,29 @@ def _has_machines(con: duckdb.DuckDBPyConnection) -> bool:
 
 
 def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | None:
-    """Moves the machines of the statement's one condition `machine IN (SELECT ...)` or `machine = (SELECT
-    ...)` to internal.asked.
+    """Moves the machines of the first condition `machine IN (SELECT ...)` or `machine = (SELECT ...)` on a
+    computed view to internal.asked.
 
     Returns the new statement and the view that it reads; None where narrowing gains nothing, or the inner
     SELECT depends on the outer one.
     """
     tree = json.loads(con.execute(f"SELECT json_serialize_sql({literal(text)})").fetchall()[0][0])
-    parts = list(nodes(tree))
-    views = [
-        node
-        for node in parts
-        if node.get("type") == "BASE_TABLE" and node["table_name"].lower() in (*VIEWS, *OF_TRAFFIC)
-    ]
-    # in a WITH clause a name that the inner SELECT reads may be defined anew
-    has_with = any(node["cte_map"]["map"] for node in parts if "cte_map" in node)
-    if len(views) != 1 or has_with or any(node.get("type") == "TABLE_FUNCTION" for node in parts):
-        return None
-    select = next((node for node in parts if node.get("from_table") is views[0]), None)
-    inner = (
-        next(filter(None, map(_machines, _conditions(select.get("where_clause")))), None) if select else None
+    asked = (
+        _machines(one, view)
+        for node in nodes(tree)
+        for view in filter(_is_view, _joined(node.get("from_table")))
+        for one in _conditions(node["where_clause"])
     )
+    inner = next(filter(None, asked), None)
     if inner is None:
+        return None
+    # what the inner SELECT reads is answered before the views are narrowed
+    inside = {id(node) for node in nodes(inner)}
+    outside = [node for node in nodes(tree) if id(node) not in inside]
+    # in a WITH clause a name that the inner SELECT reads may be defined anew
+    has_with = any(node["cte_map"]["map"] for node in nodes(tree) if "cte_map" in node)
+    read = [node["table_name"].lower() for node in outside if _is_view(node)]
+    if len(read) != 1 or has_with or any(node.get("type") == "TABLE_FUNCTION" for node in outside):
         return None
     try:
         parsed = literal(json.dumps({"error": False, "statements": [inner]}))
@@ -199,7 +201,23 @@ def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | Non
     (new_statement,) = con.execute(
         f"SELECT json_deserialize_sql({literal(json.dumps(tree))}::JSON)"
     ).fetchall()[0]
-    return str(new_statement), str(views[0]["table_name"]).lower()
+    return str(new_statement), read[0]
+
+
+def _joined(source: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """Yields the tables of a FROM clause that inner and left joins join: no other makes rows of what a table
+    lacks.
+    """
+    if source is not None and source["type"] == "JOIN" and source["join_type"] in ("INNER", "LEFT"):
+        yield from _joined(source["left"])
+        yield from _joined(source["right"])
+    elif source is not None:
+        yield source
+
+
+def _is_view(node: dict[str, Any]) -> bool:
+    """Tells whether a part of a statement is a computed view."""
+    return node.get("type") == "BASE_TABLE" and node["table_name"].lower() in (*VIEWS, *OF_TRAFFIC)
 
 
 def _conditions(where: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -213,13 +231,14 @@ def _conditions(where: dict[str, Any] | None) -> list[dict[str, Any]]:
     )
 
 
-def _machines(condition: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the SELECT of a condition on `machine`; None if the condition has another form."""
+def _machines(condition: dict[str, Any], view: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the SELECT of a condition on `machine` of this view; None if the condition has another form."""
     if condition["type"] == "COMPARE_EQUAL":
         column, select, kind = condition["left"], condition["right"], "SCALAR"
     else:
         column, select, kind = condition.get("child") or {}, condition, "ANY"
-    is_machine = column.get("type") == "COLUMN_REF" and column["column_names"][-1].lower() == "machine"
+    *of, name = map(str.lower, column.get("column_names") or [""])
+    is_machine = name == "machine" and of in ([], [(view["alias"] or view["table_name"]).lower()])
     if (
         is_machine
         and select["type"] == "SUBQUERY"

@@ -285,6 +285,16 @@ NARROW = (
     "machine IN (SELECT machine FROM designs ORDER BY energy_pj, machine LIMIT 3)",
     "machine = (SELECT min(machine) FROM points) AND level <> 'DRAM'",
     "traffic.machine IN (SELECT machine FROM points WHERE machine % 2 = 0)",
+    "machine IN (SELECT machine FROM pareto('points', ['energy_pj', 'latency_ns']))",
+)
+LEAST = "(SELECT min(machine) FROM points)"
+# whether the condition is one on the machines of `traffic`, in a join that makes no rows of what traffic lacks
+JOINS = (
+    ("AS t JOIN points USING (machine, schedule)", f"machine = {LEAST}", True),
+    ("AS t LEFT JOIN points p ON p.machine > t.machine", f"t.machine IN {LEAST}", True),
+    ("AS t JOIN points p ON p.machine > t.machine", "p.machine IN (SELECT max(machine) FROM points)", False),
+    ("AS t FULL JOIN points p ON p.machine > t.machine", f"t.machine IN {LEAST}", False),
+    ("AS t, pareto('traffic', ['energy_pj']) AS p", f"t.machine = {LEAST}", False),
 )
 WIDE = (
     "machine NOT IN (SELECT machine FROM designs ORDER BY energy_pj, machine LIMIT 3)",
@@ -337,6 +347,21 @@ def test_machines_are_found_before_anything_is_computed(counted: tuple[Run, list
     own = "WITH designs AS (FROM points WHERE energy_pj > (SELECT median(energy_pj) FROM points)) "
     own += f"SELECT DISTINCT machine FROM {{}} WHERE {NARROW[0]} ORDER BY 1"
     assert run.sql(own.format("traffic")).rows() == run.con.execute(own.format("internal.kept")).fetchall()
+
+
+@pytest.mark.parametrize("joined, where, narrow", JOINS)
+def test_machines_of_joined_views_are_found_first(
+    counted: tuple[Run, list[int]], joined: str, where: str, narrow: bool
+) -> None:
+    run, called = counted
+    run.con.register("whole", run.sql("FROM traffic").table)
+    run.con.execute("CREATE OR REPLACE TABLE internal.kept AS FROM whole")
+    run.con.unregister("whole")
+    text = f"SELECT COLUMNS(*)::VARCHAR FROM traffic {joined} WHERE {where} ORDER BY ALL"
+    want = run.con.execute(text.replace("FROM traffic", "FROM internal.kept", 1)).fetchall()
+    called.clear()
+    assert run.sql(text).rows() == want != []
+    assert (len(set(called)) == 1) is narrow
 
 
 def test_components_are_computed_of_the_machines_asked_for(counted: tuple[Run, list[int]]) -> None:

@@ -73,6 +73,9 @@ def test_map_is_what_the_command_prints_and_is_kept() -> None:
         _ = found.energies
     with pytest.raises(AttributeError, match="latency is one of latency_cycles, latency_ns"):
         _ = found.latency
+    assert found["edp_pj_ns"] == found.edp_pj_ns
+    with pytest.raises(KeyError, match="there are energy_pj"):
+        _ = found["energies"]
 
 
 def test_the_schedule_of_an_answer_is_read_again(tmp_path: Path) -> None:

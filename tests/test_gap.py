@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,17 @@ from dse.mapper.exact.search import search, search_on
 from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible
 from dse.run import deadline
-from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_unfused, relative_gap
+from dse.sim.einsum.evaluate import (
+    EinsumCost,
+    Problem,
+    Solution,
+    evaluate_unfused,
+    objective_value,
+    relative_gap,
+)
+from dse.sim.fronts import Objective
+from dse.solve import solve
+from dse.solve.options import SolverOptions
 from hw.machine import load_arch
 from tests.amount import amount
 from tests.nests import free_edge
@@ -201,6 +213,32 @@ def test_answers_that_a_deadline_cut_short_are_not_cached() -> None:
     assert short.solution.energy_pj / (1 + short.solution.optimality_gap) <= whole.solution.energy_pj * SLACK
 
 
+@pytest.mark.parametrize("objective", ["energy", "latency", "edp"])
+def test_a_fused_search_may_end_at_any_time(objective: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers are schedules, claims hold, more time is never worse than next to none, and nothing is cached."""
+    workload, a2s = catalog.load("attention:heads=2,q=32,context=64,d=16"), load_arch("a2s")
+    options, seen = SolverOptions(objective=objective, schedule="fused"), count()
+
+    def answer(polls: float) -> Solution:
+        monkeypatch.setattr(deadline, "has_passed", lambda: next(seen) - begun >= polls)
+        monkeypatch.setattr(deadline, "missed_count", lambda: int(deadline.has_passed()))
+        begun = next(seen)
+        found = solve.cached(a2s, workload, options)
+        assert not isinstance(found, Infeasible)
+        return found[0]
+
+    value = [
+        (objective_value(objective, one.energy_pj, one.latency_cycles), one.optimality_gap)
+        for one in map(answer, (0, 2, 10, 40, 160, 640, inf))
+    ]
+    (first, _), *_, (best, gap) = value
+    assert first > best  # something was cut
+    assert len({found for found, _ in value}) > 2
+    for found, own_gap in value:
+        assert best / (1 + gap) <= found * SLACK
+        assert found / (1 + own_gap) <= best * SLACK
+
+
 def test_a_sweep_keeps_no_row_of_a_search_that_was_cut_short(tmp_path: Path) -> None:
     """Also where no signal ends the machine: in actors, and in compiled code."""
     small = study(tmp_path)
@@ -216,4 +254,4 @@ def test_limits_of_studies_are_none_of_one_machine() -> None:
     with pytest.raises(ValueError, match=r"limits\.errors: counts machines of a study"):
         api.map("gemm", "edge_array", **{"limits.errors": 3})
     with pytest.raises(ValueError, match=r"limits\.seconds = 5: ends searches of unfused mappings"):
-        api.map("gemm", "edge_array", **{"limits.seconds": 5, "solver.schedule": "fused"})
+        api.map("gemm", "edge_array", **{"limits.seconds": 5, "solver.schedule": "best"})

@@ -100,6 +100,19 @@ def test_no_word_of_a_mapping_is_broken(home: Path, columns: int, why: bool) -> 
         assert [line for line in narrow.splitlines() if re.match(r"\s*%|.*--set$", line)] == []
 
 
+def test_what_certificates_of_a_table_searched_is_said_once_below_it(home: Path) -> None:
+    statement = "SELECT einsum, certificate FROM einsums LIMIT 4"
+    said = [*dict.fromkeys(lines(home, 200, "sql", "run", statement))]
+    at = next(i for i, line in enumerate(said) if re.fullmatch(r"\d+ rows?", line))
+    assert any("the searched space" in line for line in said[:at])
+    assert not any("searched: " in line for line in said[:at])
+    assert [line.startswith("searched: ") for line in said[at + 1 :] if "searched: " in line][0]
+
+
+def test_a_front_of_one_mapping_per_machine_says_so(home: Path) -> None:
+    assert any("each machine has one mapping" in line for line in lines(home, 200, "pareto", "run"))
+
+
 def test_a_certificate_is_one_short_line_and_the_rest_is_asked_for(home: Path) -> None:
     for command in (("map", "gemm:m=64,n=32,k=48", "edge_array"), ("show", "run", "best")):
         short, full = lines(home, 80, *command), lines(home, 80, *command, "--why")

@@ -1,11 +1,11 @@
--- What the computed views (computed.sql) read. [only]: "", or a join with the machines that a statement names (computed.py); [keys]: columns of a workload's mappings.
+-- What the computed views (computed.sql) read. [only]: "", or a join with the machines that a statement names (computed.py); [only points]: the same of stored points; [keys]: columns of a workload's mappings.
 CREATE OR REPLACE VIEW internal.packed AS
 SELECT machine, schedule, workload, [keys] AS keys, coalesce(space, '') AS space, coalesce(places, []) AS places, coalesce(gaps, []) AS gaps,
     coalesce(spaces, []) AS spaces
 FROM internal.stored_chosen [only];
 
 CREATE OR REPLACE VIEW internal.point_rows AS
-FROM internal.stored_points [only];
+FROM internal.stored_points [only points];
 
 -- Machines that can be built and were not pruned before.
 CREATE OR REPLACE VIEW internal.built AS

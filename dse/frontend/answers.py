@@ -39,6 +39,14 @@ def attribute(values: Mapping[str, Any], name: str) -> Any:
     raise AttributeError(f"{name} {what}")
 
 
+def item(values: Mapping[str, Any], name: str) -> Any:
+    """Returns what `attribute` does, for x["energy_pj"]. Raises KeyError."""
+    try:
+        return attribute(values, name)
+    except AttributeError as fault:
+        raise KeyError(str(fault)) from None
+
+
 def _screen_name(key: str) -> str:
     return units.label(key).lower().replace(" ", "_")
 

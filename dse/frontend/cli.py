@@ -379,9 +379,29 @@ def _print_result(
     rows = list(zip(*(_values(found, at) for at in range(found.num_columns)), strict=True))
     units_of = answers.Answer(found).unit_keys()
     names = found.column_names
+    spaces: list[str] = []
+    if args.format == "table" and "certificate" in names:
+        rows, spaces = _without_spaces(rows, names.index("certificate"))
     tables.print_rows(
         names, rows, args.format, args.csv_safe, keep, units_of, max_lines, row_count, shows_all
     )
+    for words in spaces:
+        tables.print_line(words)
+
+
+def _without_spaces(rows: Sequence[Sequence[Any]], at: int) -> tuple[list[Sequence[Any]], list[str]]:
+    """Returns the rows with only the claims of their certificates, which stand at this place, and what was
+    searched, once.
+    """
+    from dse.mapping.searched import claim
+
+    claims = [claim(row[at]) if isinstance(row[at], str) else row[at] for row in rows]
+    spaces = {
+        row[at][len(own) :].removeprefix("; "): None for row, own in zip(rows, claims, strict=True) if own
+    }
+    return [[*row[:at], own, *row[at + 1 :]] for row, own in zip(rows, claims, strict=True)], [
+        words for words in spaces if words
+    ]
 
 
 def _values(found: pa.Table, at: int) -> list[object]:

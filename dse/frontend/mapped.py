@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dse.explain import values as explain
 from dse.frontend import screens, tables
-from dse.frontend.answers import Answer, answer, attribute, html_table, section
+from dse.frontend.answers import Answer, answer, attribute, html_table, item, section
 from dse.mapping.constraints import FREE, ruled
 from dse.mapping.conversion import Conversion
 from dse.mapping.nest import Infeasible
@@ -115,6 +115,10 @@ class Mapped:
         if name.startswith("_"):
             raise AttributeError(name)
         return attribute(self.totals, name)
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns one of the totals, as in x["energy_pj"]. Raises KeyError."""
+        return item(self.totals, name)
 
     def frame(self) -> Any:
         """Returns a pandas data frame with a row per distinct einsum."""

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from dse.explain import functions, units
 from dse.frontend import check, tables
-from dse.frontend.answers import Answer, answer, section
+from dse.frontend.answers import Answer, answer, attribute, item, section
 from dse.mapping import schedule as schedules
 from dse.mapping.conversion import Conversion, with_conversions
 from dse.mapping.nest import Infeasible
@@ -99,6 +99,16 @@ class Point:
             f"{self.given_schedule.workload.name}: the schedule found, the one given",
         )
         return "\n".join([head, comparison, self.given_schedule.text(einsum, width, why)])
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns one of the columns of `row`, as in x.energy_pj."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return attribute(self.row, name)
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns one of the columns of `row`, as in x["energy_pj"]. Raises KeyError."""
+        return item(self.row, name)
 
     def compared(self) -> list[tuple[str, str, str, str]]:
         """Returns (metric, found schedule, given schedule, change); [] if either does not fit."""
@@ -356,11 +366,26 @@ class Run:
         return {**head, "broken_constraints": broken or None, **scope, **totals, **row}
 
     def certificate(self) -> str:
-        """Returns what is proven of the front of all evaluated machines and their mappings; "" unless
-        solver.objective is front and objectives are sums of energy, latency, EDP and area, minimised.
+        """Returns what is proven of the front of all evaluated machines and their mappings, where
+        solver.objective is front and objectives are sums of energy, latency, EDP and area, minimised; where
+        mappings are chosen for energy or latency alone and both are objectives, that faster or leaner ones
+        may be missing; else "".
         """
         objectives = self.study.objectives
-        if self.study.solver.objective != "front" or prune.unbounded_objective(objectives):
+        goal = self.study.solver.objective
+        if prune.unbounded_objective(objectives):
+            return ""
+        if goal in ("energy", "latency"):
+            other, better, also = (
+                ("latency", "faster", "latency_ns") if goal == "energy" else ("energy", "leaner", "energy_pj")
+            )
+            return (
+                f"each machine has one mapping, that of least {goal}: its {better} ones are not on this front, and "
+                f"{other} follows from whichever mapping that is; solver.objective = front has them too"
+                if {also, "throughput", "power_mw", "edp_pj_ns"} & {o.metric for o in objectives}
+                else ""
+            )
+        if goal != "front":
             return ""
         gap, failed, evaluated = (
             self.sql(

@@ -1181,7 +1181,9 @@ def cached(
 def _cached_schedule(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn
 ) -> list[Solution] | Infeasible:
-    """Returns the answer of `solve_schedule`, cached. Schedules are fused and all of PIPELINED_SCHEDULES."""
+    """Returns the answer of `solve_schedule`, cached unless a deadline cut it short. Schedules are fused and
+    all of PIPELINED_SCHEDULES.
+    """
     path = cache.answer_path(
         "reuse", (arch, workload.einsums, counts(workload), sorted(workload.weights), options), ".json"
     )
@@ -1189,8 +1191,9 @@ def _cached_schedule(
         path, lambda data: _schedule_answer(arch, workload, options, json.loads(data))
     ):
         return [remembered]
+    missed_before = deadline.missed_count()
     solved = solve_schedule(arch, workload, options, progress)
-    if isinstance(solved, list):
+    if isinstance(solved, list) and deadline.missed_count() == missed_before:
         text = str(
             solved[0].schedule
             or schedule.sequential(workload, {c.name: c.mapping for c in solved[0].einsums})

@@ -16,6 +16,7 @@ from math import inf, prod
 
 from dse.mapping.classes import cut_alike, shared_tensors
 from dse.mapping.nest import role
+from dse.run import deadline
 from dse.sim.counts.actions import accesses_per_elem
 from dse.sim.counts.counts import tile_bits
 from dse.sim.einsum import bounds
@@ -122,8 +123,12 @@ class SegmentSearch:
         self.steps, self.searches = 0, self.segment.nests.searches
 
     def exhausted(self) -> bool:
-        """True if the search has used up its budget."""
-        return self.steps > MAX_STEPS or self.segment.nests.searches - self.searches > MAX_SEARCHES
+        """True if the search has used up its budget, or its time."""
+        return (
+            deadline.has_passed()
+            or self.steps > MAX_STEPS
+            or self.segment.nests.searches - self.searches > MAX_SEARCHES
+        )
 
 
 def most_leak_pj(arch: Arch) -> float:

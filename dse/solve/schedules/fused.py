@@ -39,6 +39,7 @@ from dse.mapping.conversion import with_conversions
 from dse.mapping.nest import Infeasible, Mapping, Store, role
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment, rename
 from dse.mapping.searched import Space, covers, encoded, mappings_of
+from dse.run import deadline
 from dse.sim.einsum.evaluate import (
     ROUNDING_GAP,
     EinsumCost,
@@ -109,6 +110,7 @@ class Graph:
     live_ranges: list[LiveRange]  # tensors that may be retained
     layouts: Layouts | None = None  # None: plain layouts
     several_loops: bool = False  # several shared loops are searched
+    is_cut: bool = False  # a deadline has passed, and what was left was not searched
     plans: SegmentPlans = field(default_factory=SegmentPlans)  # of fused segments
     priced_alone: dict[tuple[object, ...], EinsumCost] = field(default_factory=dict)  # memo of `_layout_rows`
     single_rows: dict[tuple[int, ...], list[Row]] = field(default_factory=dict)  # memo of `_single`
@@ -274,7 +276,7 @@ def _best_schedules(
         if not copies:
             break
     return (
-        (priced, join(graph_factors.lower_bounds).lower_bound, g)
+        (priced, 0.0 if g.is_cut else join(graph_factors.lower_bounds).lower_bound, g)
         if feasible
         else Infeasible("the schedule", 1, 0, g.workload.name, "schedules")
     )
@@ -458,6 +460,9 @@ def factor_tables(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors 
     # boundary (position of the einsum left of it) -> its labels: none, or a segment that crosses it
     segments_by_boundary = {i: [None, *(m for m in g.members if m.first <= i < m.last)] for i in range(n - 1)}
     segments_by_boundary = {i: labels for i, labels in segments_by_boundary.items() if len(labels) > 1}
+    for i in range(n):  # half of the time for mappings of einsums without retained tensors
+        with deadline.part(2 * (n - i)):
+            _single(g, i, dict.fromkeys((one.tensor for one in g.live_ranges), 0), g.live_ranges)
     for i in range(n):
         progress(i, [0.0] * n, g.workload.einsums[i].name)
         boundaries = [j for j in (i - 1, i) if j in segments_by_boundary]
@@ -492,10 +497,11 @@ def factor_tables(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors 
             rows,
             len(nodes),
         )
-    for i, labels in segments_by_boundary.items():
-        if any(m and m.first == i for m in labels):
-            progress(i, [0.0] * n, f"segments from {g.workload.einsums[i].name}")
-            _add_segments(g, i, labels, graph_factors)
+    begins = [i for i, labels in segments_by_boundary.items() if any(m and m.first == i for m in labels)]
+    for done, i in enumerate(begins):
+        progress(i, [0.0] * n, f"segments from {g.workload.einsums[i].name}")
+        with deadline.part(len(begins) - done):
+            _add_segments(g, i, segments_by_boundary[i], graph_factors)
     return graph_factors
 
 
@@ -572,6 +578,9 @@ def _alone(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange])
     v, free_bits = reservation
     place = Place(g.levels[v].name, retained=_retained(g, e, labels, v)) if v >= 0 else Place()
     if any(role(e, t) not in g.levels[v].may_keep for t in place.retained):
+        return
+    if place.level and deadline.has_passed():
+        g.is_cut = True
         return
     occurrences, nodes = counts(g.workload)[i], g.layouts.scope(i) if g.layouts else ()
     nest = (
@@ -670,6 +679,9 @@ def _fused(
     """Yields the best plans of a fused segment, by level, for given labels of retained tensors."""
     reservation = _reservation(g, labels, alive, m.first, m.last)
     if reservation is None or any(labels.get(t) for t in m.forwarded):
+        return
+    if deadline.has_passed():
+        g.is_cut = True
         return
     einsums = g.workload.einsums[m.first : m.last + 1]
     for v, level in enumerate(g.levels):

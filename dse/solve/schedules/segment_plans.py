@@ -11,6 +11,7 @@ from itertools import combinations
 from math import inf, sqrt
 
 from dse.mapping.nest import role
+from dse.run import deadline
 from dse.sim.counts.counts import tile_bits
 from dse.sim.einsum.evaluate import ROUNDING_GAP, objective_value
 from dse.solve.schedules.depths import SegmentSearch
@@ -138,7 +139,12 @@ def _one_loop(s: FusedSegment, numbers: Sequence[int], cutoff: float) -> tuple[l
     found: list[Option] = []
     solved_plans: list[SolvedPlan] = []
     best = cutoff
-    while queue and queue[0][0] < best and (single_best or len(found) < MAX_EDP_PLANS):
+    while (
+        queue
+        and queue[0][0] < best
+        and (single_best or len(found) < MAX_EDP_PLANS)
+        and not deadline.has_passed()
+    ):
         _, number, plan, used_bits = heapq.heappop(queue)
         plan_places, nest_bounds = (list(each) for each in zip(*places.bounded(plan), strict=True))
         nests, solved_bounds = _nests(
