@@ -288,7 +288,7 @@ NARROW = (
     "machine IN (SELECT machine FROM pareto('points', ['energy_pj', 'latency_ns']))",
 )
 LEAST = "(SELECT min(machine) FROM points)"
-# whether the condition is one on the machines of `traffic`, in a join that makes no rows of what traffic lacks
+# whether the condition is one on the machines of `traffic`, in a join without rows of what traffic lacks
 JOINS = (
     ("AS t JOIN points USING (machine, schedule)", f"machine = {LEAST}", True),
     ("AS t LEFT JOIN points p ON p.machine > t.machine", f"t.machine IN {LEAST}", True),
@@ -349,7 +349,7 @@ def test_machines_are_found_before_anything_is_computed(counted: tuple[Run, list
     assert run.sql(own.format("traffic")).rows() == run.con.execute(own.format("internal.kept")).fetchall()
 
 
-@pytest.mark.parametrize("joined, where, narrow", JOINS)
+@pytest.mark.parametrize(("joined", "where", "narrow"), JOINS)
 def test_machines_of_joined_views_are_found_first(
     counted: tuple[Run, list[int]], joined: str, where: str, narrow: bool
 ) -> None:

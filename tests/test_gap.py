@@ -215,7 +215,7 @@ def test_answers_that_a_deadline_cut_short_are_not_cached() -> None:
 
 @pytest.mark.parametrize("objective", ["energy", "latency", "edp"])
 def test_a_fused_search_may_end_at_any_time(objective: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers are schedules, claims hold, more time is never worse than next to none, and nothing is cached."""
+    """Answers are schedules, claims hold, and nothing that is cut short is cached."""
     workload, a2s = catalog.load("attention:heads=2,q=32,context=64,d=16"), load_arch("a2s")
     options, seen = SolverOptions(objective=objective, schedule="fused"), count()
 

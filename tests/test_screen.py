@@ -106,7 +106,7 @@ def test_what_certificates_of_a_table_searched_is_said_once_below_it(home: Path)
     at = next(i for i, line in enumerate(said) if re.fullmatch(r"\d+ rows?", line))
     assert any("the searched space" in line for line in said[:at])
     assert not any("searched: " in line for line in said[:at])
-    assert [line.startswith("searched: ") for line in said[at + 1 :] if "searched: " in line][0]
+    assert next(line.startswith("searched: ") for line in said[at + 1 :] if "searched: " in line)
 
 
 def test_a_front_of_one_mapping_per_machine_says_so(home: Path) -> None:

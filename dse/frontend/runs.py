@@ -380,8 +380,8 @@ class Run:
                 ("latency", "faster", "latency_ns") if goal == "energy" else ("energy", "leaner", "energy_pj")
             )
             return (
-                f"each machine has one mapping, that of least {goal}: its {better} ones are not on this front, and "
-                f"{other} follows from whichever mapping that is; solver.objective = front has them too"
+                f"each machine has one mapping, that of least {goal}: its {better} ones are not on this "
+                f"front, and {other} follows from whichever mapping that is; solver.objective = front has them too"
                 if {also, "throughput", "power_mw", "edp_pj_ns"} & {o.metric for o in objectives}
                 else ""
             )
