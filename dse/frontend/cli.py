@@ -376,7 +376,9 @@ def _print_result(
 
         pq.write_table(found, sys.stdout.buffer)
         return
-    rows = list(zip(*(_values(found, at) for at in range(found.num_columns)), strict=True))
+    rows: list[Sequence[Any]] = list(
+        zip(*(_values(found, at) for at in range(found.num_columns)), strict=True)
+    )
     units_of = answers.Answer(found).unit_keys()
     names = found.column_names
     spaces: list[str] = []

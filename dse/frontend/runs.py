@@ -381,7 +381,7 @@ class Run:
             )
             return (
                 f"each machine has one mapping, that of least {goal}: its {better} ones are not on this "
-                f"front, and {other} follows from whichever mapping that is; solver.objective = front has them too"
+                f"front, and {other} is of whichever mapping that is; solver.objective = front has them too"
                 if {also, "throughput", "power_mw", "edp_pj_ns"} & {o.metric for o in objectives}
                 else ""
             )
