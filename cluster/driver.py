@@ -121,6 +121,7 @@ class Status:
     retries: int  # leases sent again in this session because their actor was lost
     cache_hits: int  # answers found in $DSE_CACHE in this session
     cache_misses: int  # answers that were not there, and were solved
+    worst_gap: float  # largest optimality gap of a point
     front: int  # points on the front
     hypervolume: float  # of the front (pareto.boxed_hypervolume, the box: all feasible points)
     hypervolume_reference: dict[str, float]  # of the hypervolume: column of an objective -> value
@@ -925,7 +926,7 @@ def _accept(run: Run, done: Done) -> None:
     """Takes the rows of a lease. Machines that have rows already are left out; a group that a worker wrote is
     left out whole then: a pool solves all machines of a lease again, or none.
     """
-    run.first_work_at = run.first_work_at or time.monotonic() - done.seconds
+    run.first_work_at = run.first_work_at or time.monotonic() - done.seconds - done.shared_s
     if done.lease.merge and done.group:
         run.merged.append((done.lease.merge, done.group))
     if done.lease.asks and not done.lost:
@@ -1124,6 +1125,7 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         retries=run.worker_stats.retries,
         cache_hits=run.worker_stats.cache_hits,
         cache_misses=run.worker_stats.cache_misses,
+        worst_gap=run.state.worst_gap,
         front=size,
         hypervolume=volume,
         hypervolume_reference={

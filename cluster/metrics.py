@@ -29,6 +29,7 @@ METRICS = {
     "dse_cache_hits_total": ("counter", "answers found in $DSE_CACHE, this session", "cache_hits"),
     "dse_cache_misses_total": ("counter", "answers solved and stored there, this session", "cache_misses"),
     "dse_front_points": ("gauge", "points on the front", "front"),
+    "dse_worst_gap": ("gauge", "largest optimality gap of a point", "worst_gap"),
     "dse_hypervolume": ("gauge", "hypervolume of the front", "hypervolume"),
     "dse_seconds_total": ("counter", "wall-clock seconds of all sessions", "seconds"),
 }

@@ -46,6 +46,7 @@ class RunState:
     study: Study
     counts: Counter[str] = field(default_factory=Counter)  # machines by status
     reasons: Counter[str] = field(default_factory=Counter)  # machines without a schedule, by reason
+    worst_gap: float = 0.0  # largest optimality gap of a point
     contradiction: str = ""  # reason of the first machine whose cost contradicts the model; "": none
     # generation -> its machines that have rows, for incomplete generations
     open_generations: dict[int, set[int]] = field(default_factory=dict)
@@ -84,6 +85,7 @@ class RunState:
                 "machine",
                 "schedule",
                 "feasible",
+                "optimality_gap",
                 *packed_columns.FORMULA_INPUTS[:2],
                 *(o.column for o in self.study.objectives),
                 *violations,
@@ -124,6 +126,7 @@ class RunState:
                     )
                 self.open_generations.setdefault(generation, set()).update(numbers)
         if points is not None and points.num_rows:
+            self.worst_gap = max(self.worst_gap, pc.max(points["optimality_gap"]).as_py() or 0.0)
             feasible = points.filter(points["feasible"])
             self.feasible_values = np.concatenate(
                 [

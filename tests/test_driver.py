@@ -133,6 +133,9 @@ def test_a_run_solves_everything_once_and_a_second_call_nothing(tmp_path: Path, 
     assert again.solved == 0
     assert again.exit_code == 0
     assert again.status.front == first.status.front
+    at = list(record.TABLES["points"]).index("optimality_gap")
+    worst = max(row[at] for row in rows(tmp_path / "run")["points"])
+    assert first.status.worst_gap == again.status.worst_gap == worst > 0  # type: ignore[operator]
 
 
 def test_every_infeasible_machine_says_which_level_lacks_how_much(whole: Rows) -> None:

@@ -102,6 +102,8 @@ def status(**given: Any) -> Any:
             "planned": 12,
             "rate": 0.5,
             "front": 2,
+            "worst_gap": 0.0497,
+            "in_flight": 0,
             "left_s": 18.0,
         }
         | given
@@ -119,7 +121,7 @@ def test_a_run_in_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         shown.show(status(state="interrupted"))
     assert capsys.readouterr().err.splitlines() == [
         "s: starting",
-        "s: 3 of 12 machines (25 %), 0.5/s, front 2, about 18 s left",
+        "s: 3 of 12 machines (25 %), 0.5/s, front 2, gap 5 % at most, about 18 s left",
         "s: interrupted; finishing 1 machine; again to stop now",
-        "s: 3 of 12 machines (25 %), 0.5/s, front 2, about 18 s left",
+        "s: 3 of 12 machines (25 %), 0.5/s, front 2, gap 5 % at most, about 18 s left",
     ]

@@ -164,9 +164,10 @@ class RunProgress:
                 if status.left_s is None or status.left_s != status.left_s
                 else f", about {duration(status.left_s)} left"
             )
-            text = f"{text}, {status.rate:.3g}/s, front {status.front}{left}"
+            text = f"{text}, {status.rate:.3g}/s, front {status.front}, gap {100 * status.worst_gap:.2g} % at most{left}"
         elif status.state == "running":
-            text = f"{text}, none solved in this session yet"
+            solving = f", {status.in_flight} being solved" * (status.in_flight > 0)
+            text = f"{text}{solving}, none yet in this session"
         if interrupted and not self.interrupted_once:
             self.interrupted_once = True
             self.line.say(f"{self.name}: {status.reason}")

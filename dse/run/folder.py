@@ -42,7 +42,7 @@ SEALED_KINDS = {  # sealed JSON files that name the identity of their study -> t
     ENV: "env",
     STATUS: "status",
 }
-FRONT_KEYS = ("front", "hypervolume", "hypervolume_reference")  # of status.json
+FRONT_KEYS = ("front", "worst_gap", "hypervolume", "hypervolume_reference")  # of status.json
 LOCK = ".lock"  # locked by the process that writes into the folder
 STOP = "stop.request"  # a request to end the run (cluster/stopping.py)
 MANIFEST_VERSION = 5  # of the manifest, and of the tables that it lists
