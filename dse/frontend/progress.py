@@ -164,7 +164,8 @@ class RunProgress:
                 if status.left_s is None or status.left_s != status.left_s
                 else f", about {duration(status.left_s)} left"
             )
-            text = f"{text}, {status.rate:.3g}/s, front {status.front}, gap {100 * status.worst_gap:.2g} % at most{left}"
+            gap = f"gap {100 * status.worst_gap:.2g} % at most"
+            text = f"{text}, {status.rate:.3g}/s, front {status.front}, {gap}{left}"
         elif status.state == "running":
             solving = f", {status.in_flight} being solved" * (status.in_flight > 0)
             text = f"{text}{solving}, none yet in this session"
