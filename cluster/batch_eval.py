@@ -289,7 +289,9 @@ def _batch_answers(machines: Ints, columns: Columns, pruner: BoundPruner) -> Bat
         assert isinstance(found, Arch)
         return found
 
-    batch = machine_batch(built(0), columns, built)
+    objective = pruner.study.solver.objective
+    assert objective in ("energy", "latency")
+    batch = machine_batch(built(0), columns, built, objective)
     lower_bounds = [
         lower_bounds_of(batch, [group.einsum for group in groups], [group.occurrences for group in groups])
         for groups in pruner.uniques

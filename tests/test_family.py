@@ -299,5 +299,7 @@ def test_share_is_refused_where_nothing_is_shared(tmp_path: Path) -> None:
         "[energy_pj]\n"
         "solver: {sharing_gap: 0.1, objective: latency}\n"
     )
-    with pytest.raises(ValueError, match=r"solver.sharing_gap = 0.1: machines share what costs least energy"):
+    with pytest.raises(
+        ValueError, match=r"solver.sharing_gap = 0.1: machines share mappings of least energy"
+    ):
         study.load(tmp_path / "study.yaml")

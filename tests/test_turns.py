@@ -26,7 +26,7 @@ from dse.solve import solve
 from dse.solve.options import SolverOptions
 from dse.solve.sharing import shared_mappings
 from dse.solve.sharing.anchors import best_sum, raise_bounds, with_anchor
-from dse.solve.sharing.shared_mappings import MachineBatch, Searches, find_shared_mappings
+from dse.solve.sharing.shared_mappings import MachineBatch, Searches, SharedObjective, find_shared_mappings
 from dse.study import study as studies
 from dse.study.read import StudyError
 from hw import machine, space
@@ -72,7 +72,7 @@ extents: {m: 6, i: 24, a: 40, b: 36, c: 48, d: 28}
 """
 
 
-def cell(capacity: str = "64 KiB") -> MachineBatch:
+def cell(capacity: str = "64 KiB", objective: SharedObjective = "energy") -> MachineBatch:
     own = space.parse(machine.load("edge_array"), {**AXES, "gbuf.capacity": [capacity]})
     built, columns = Table(own).columns(np.arange(own.size))
     assert built.all()
@@ -82,11 +82,11 @@ def cell(capacity: str = "64 KiB") -> MachineBatch:
         assert isinstance(found, Arch)
         return found
 
-    return shared_mappings.machine_batch(arch(0), columns, arch)
+    return shared_mappings.machine_batch(arch(0), columns, arch, objective)
 
 
 def asked(c: MachineBatch, e: Einsum, share: float) -> shared_mappings.SharedMappings:
-    searches = solve._searches(e, c.first, SolverOptions(gap=0.0))
+    searches = solve._searches(e, c.first, SolverOptions(gap=0.0, objective=c.objective))
     return find_shared_mappings(c, [e], np.ones((1, 1)), [searches], share)[0]
 
 
@@ -100,32 +100,42 @@ EINSUMS = (
 )
 
 
+def value(c: MachineBatch, one: EinsumCost) -> float:
+    return one.energy_pj if c.objective == "energy" else one.latency_cycles
+
+
+CASES = [(e, share, "energy") for e in EINSUMS for share in (1e-6, 0.01, 0.1)]
+
+
 @pytest.mark.parametrize(
-    ("e", "share"),
-    some([(e, share) for e in EINSUMS for share in (1e-6, 0.01, 0.1)], 3, 8),
+    ("e", "share", "objective"),
+    some([*CASES, *((e, 0.01, "latency") for e in EINSUMS)], 3, 8, 12, 13),
     ids=lambda of: getattr(of, "name", str(of)),
 )
-def test_no_machine_is_further_above_its_optimum_than_it_says(e: Einsum, share: float) -> None:
+def test_no_machine_is_further_above_its_optimum_than_it_says(
+    e: Einsum, share: float, objective: SharedObjective
+) -> None:
     """Each of 72 machines of 360 solved on its own too; one whose own floor is near enough is never further
     than the share.
     """
-    c = cell("4 KiB")
+    c = cell("4 KiB", objective)
     found = asked(c, e, share)
     at = np.arange(0, len(c), 5)
     own = shared_mappings.table(c, shared_mappings.lower_bounds_of(c, [e], [1]), [found], share)
     sums = shared_mappings.sums_at(c, own, at)
     for i, pj, cyc in zip(at.tolist(), sums.energy_pj.tolist(), sums.latency_cycles.tolist(), strict=True):
-        problem = Problem(c.arch(i), e, "energy")
+        problem = Problem(c.arch(i), e, objective)
         best, mine = optimal(problem), einsum_cost(problem, found.mappings[found.choice[i]].cost.mapping)
         assert isinstance(best, list)
         assert isinstance(mine, EinsumCost)
         assert (mine.energy_pj, mine.latency_cycles) == (pj, cyc)
         gap = float(shared_mappings.from_parts(found.gaps[i : i + 1], share)[0])
         assert gap <= max(share, best[0].optimality_gap + 1.01 * shared_mappings.part_size(share))
+        optimum = value(c, best[0])
         assert (
-            best[0].energy_pj / (1 + best[0].optimality_gap) * (1 - 1e-9)
-            <= pj
-            <= best[0].energy_pj * (1 + gap) * (1 + 1e-9)
+            optimum / (1 + best[0].optimality_gap) * (1 - 1e-9)
+            <= value(c, mine)
+            <= optimum * (1 + gap) * (1 + 1e-9)
         )
 
 
@@ -144,35 +154,38 @@ LARGER = (
 )
 
 
-def several_sizes() -> MachineBatch:
+def several_sizes(objective: SharedObjective = "energy") -> MachineBatch:
     own = space.parse(machine.load("edge_array"), SIZES)
     built, columns = Table(own).columns(np.arange(own.size))
     arches = [one for i in np.flatnonzero(built).tolist() if isinstance(one := decode(own, i), Arch)]
-    return shared_mappings.machine_batch(arches[0], columns, arches.__getitem__)
+    return shared_mappings.machine_batch(arches[0], columns, arches.__getitem__, objective)
 
 
 @pytest.mark.parametrize(
-    ("e", "share"),
-    [(e, share) for e in LARGER for share in (1e-6, 0.05)],
+    ("e", "share", "objective"),
+    [
+        *((e, share, "energy") for e in LARGER for share in (1e-6, 0.05)),
+        *((e, 0.05, "latency") for e in LARGER),
+    ],
     ids=lambda of: getattr(of, "name", str(of)),
 )
 def test_machines_of_several_sizes_are_no_further_above_their_optima_than_they_say(
-    e: Einsum, share: float
+    e: Einsum, share: float, objective: SharedObjective
 ) -> None:
     """Arrays, buffers and registers vary: each of 72 machines, or where it is solved every fourth."""
-    c = several_sizes()
+    c = several_sizes(objective)
     found = asked(c, e, share)
     for i in range(0, len(c), 4):
-        best = optimal(Problem(c.machine(i), e, "energy"))
+        best = optimal(Problem(c.machine(i), e, objective))
         if isinstance(best, Infeasible):
             assert found.choice[i] == shared_mappings.NONE_FITS
             continue
-        mine = einsum_cost(Problem(c.machine(i), e, "energy"), found.mappings[found.choice[i]].cost.mapping)
+        mine = einsum_cost(Problem(c.machine(i), e, objective), found.mappings[found.choice[i]].cost.mapping)
         assert isinstance(mine, EinsumCost), mine
         gap = float(shared_mappings.from_parts(found.gaps[i : i + 1], share)[0])
         assert gap <= max(share, best[0].optimality_gap + 1.01 * shared_mappings.part_size(share))
-        assert mine.energy_pj <= best[0].energy_pj * (1 + gap) * (1 + 1e-9)
-        assert mine.energy_pj >= best[0].energy_pj / (1 + best[0].optimality_gap) * (1 - 1e-9)
+        assert value(c, mine) <= value(c, best[0]) * (1 + gap) * (1 + 1e-9)
+        assert value(c, mine) >= value(c, best[0]) / (1 + best[0].optimality_gap) * (1 - 1e-9)
 
 
 def test_machines_that_are_no_larger_than_one_that_fits_no_mapping() -> None:
@@ -243,8 +256,11 @@ def test_gaps_in_parts_are_no_smaller(share: float) -> None:
     assert (said[:5] <= gaps[:5] + shared_mappings.part_size(share) * (1 + 1e-9)).all()
 
 
+@pytest.mark.parametrize("objective", ["energy", "latency"])
 @pytest.mark.parametrize("seed", range(8))
-def test_what_machines_say_of_another_is_never_above_its_optimum(seed: int) -> None:
+def test_what_machines_say_of_another_is_never_above_its_optimum(
+    seed: int, objective: SharedObjective
+) -> None:
     """Prices, rates and leakage of each level by themselves, as no table has them: what none of the machines
     of a space tells apart.
     """
@@ -280,25 +296,27 @@ def test_what_machines_say_of_another_is_never_above_its_optimum(seed: int) -> N
         return replace(base, levels=levels, compute=lane, clock_ghz=rng.choice([0.5, 1.0, 2.0]))
 
     arches = [other() for _ in range(12)]
-    c = shared_mappings.machine_batch(arches[0], columns(arches), lambda i: arches[i])
+    c = shared_mappings.machine_batch(arches[0], columns(arches), lambda i: arches[i], objective)
     values = [
-        one.energy_pj
-        for one in optimal_on([Problem(a, e, "energy") for a in arches], "imperfect_spatial")
+        value(c, one)
+        for one in optimal_on([Problem(a, e, objective) for a in arches], "imperfect_spatial")
         if isinstance(one, EinsumCost)
     ]
     anchored = 0
     for i in range(len(arches)):
         shared = shared_mappings.start(c, [e], np.ones((1, 1)))
-        compulsory, known = float(shared.bound_pj[0, i]), shared.anchors
+        compulsory, known = float(shared.bound[0, i]), shared.anchors
         for k in [k for k in range(len(arches)) if k != i] + [i]:
             if k == i:  # what all others say first
-                raise_bounds(i, known, shared.prices, shared.seen, shared.bound_pj)
-                anchored += shared.bound_pj[0, i] > compulsory * (1 + 1e-6)
-                assert shared.bound_pj[0, i] <= values[i] * (1 + 1e-9), (seed, i)
+                raise_bounds(i, known, shared.prices, shared.seen, shared.bound)
+                anchored += shared.bound[0, i] > compulsory * (1 + 1e-6)
+                assert shared.bound[0, i] <= values[i] * (1 + 1e-9), (seed, i)
             known = with_anchor(known, 0, k, values[k], c.capacity_bits[k], c.pes[k])
-        raise_bounds(i, known, shared.prices, shared.seen, shared.bound_pj)
-        assert values[i] * (1 - 1e-8) <= shared.bound_pj[0, i] <= values[i] * (1 + 1e-9)
-    assert anchored or seed > 0  # of some machine the others say more than what is compulsory
+        raise_bounds(i, known, shared.prices, shared.seen, shared.bound)
+        assert values[i] * (1 - 1e-8) <= shared.bound[0, i] <= values[i] * (1 + 1e-9)
+    assert (
+        anchored or seed > 0 or objective == "latency"
+    )  # of some machine the others say more than what is compulsory
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -561,13 +579,19 @@ def test_two_workers_and_in_process_make_the_same_run(tmp_path: Path, head: str,
 
 
 def test_what_shares_no_mappings_is_refused_in_one_line(tmp_path: Path) -> None:
-    for solver in ("objective: latency", "mapper: cost_descending", "factors: imperfect", "schedule: gogeta"):
+    for solver in (
+        "objective: edp",
+        "objective: latency, schedule: fused",
+        "mapper: cost_descending",
+        "factors: imperfect",
+        "schedule: gogeta",
+    ):
         (tmp_path / "s.yaml").write_text(
             STUDY.format(workloads=TWO, method="exhaustive", prune="").replace(
                 "sharing_gap: 0.03", f"sharing_gap: 0.03, {solver}"
             )
         )
         with pytest.raises(
-            StudyError, match=r"solver.sharing_gap = 0.03: machines share what costs least energy"
+            StudyError, match=r"solver.sharing_gap = 0.03: machines share mappings of least energy"
         ):
             studies.load(tmp_path / "s.yaml")

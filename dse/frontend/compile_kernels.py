@@ -40,7 +40,7 @@ def compile_others() -> None:
     bound_kernels.sequential([(one.einsum, 1)], columns)
     batch = shared_mappings.machine_batch(one.arch, columns, lambda _: one.arch)
     shared = shared_mappings.start(batch, [one.einsum], np.ones((1, 1)))
-    anchors.raise_bounds(0, shared.anchors, shared.prices, shared.seen, shared.bound_pj)
+    anchors.raise_bounds(0, shared.anchors, shared.prices, shared.seen, shared.bound)
     spans.span_sum(0, 4, np.array([[1, 4, 0, 1]]), np.array([[2, spans.ALL]]), True, False)  # padding
     ragged.solve_ragged(problem("smv"))
 

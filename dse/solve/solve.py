@@ -541,15 +541,15 @@ def find_shared_mappings_of(
 
 def _searches(e: Einsum, arch: Arch, options: SolverOptions) -> Searches:
     """Returns how mappings of an einsum are searched on machines of the family of `arch`."""
-    rules = options.constraints(e, arch)
+    rules, goal = options.constraints(e, arch), options.single_objective
 
     def solved(one: Arch) -> EinsumCost | Infeasible:
-        found = optimal(Problem(one, e, "energy"), options.factors, rules, allowed_gap=options.gap)
+        found = optimal(Problem(one, e, goal), options.factors, rules, allowed_gap=options.gap)
         return found if isinstance(found, Infeasible) else found[0]
 
-    def improved(one: Arch, below_pj: float, effort: int) -> Improved:
+    def improved(one: Arch, below: float, effort: int) -> Improved:
         found = search_below(
-            Problem(one, e, "energy"), options.factors, rules, below_pj, options.gap, effort, effort
+            Problem(one, e, goal), options.factors, rules, below, options.gap, effort, effort
         )
         return Improved(found.mapping, found.lower_bound, found.ended)
 

@@ -219,12 +219,15 @@ def solver(raw: object, faults: Faults, folder: Path = Path(), within: Path | No
         options.mapper == "optimal" and options.tiling == "mapper" and options.factors != "imperfect"
     )
     if options.sharing_gap and (
-        options.objective != "energy" or options.schedule not in ("fused", "unfused") or not shares_exactly
+        (options.objective, options.schedule)
+        not in (("energy", "unfused"), ("latency", "unfused"), ("energy", "fused"))
+        or not shares_exactly
     ):
         faults.add(
-            f"solver.sharing_gap = {show(options.sharing_gap)}: machines share what costs least energy, "
-            "so it needs objective energy, the mapper optimal with factors perfect or imperfect_spatial, "
-            "and schedule unfused or fused; set these, or leave solver.sharing_gap out"
+            f"solver.sharing_gap = {show(options.sharing_gap)}: machines share mappings of least energy or "
+            "latency (schedule unfused) and schedules of least energy (fused), so it needs such an objective "
+            "and schedule, and the mapper optimal with factors perfect or imperfect_spatial; set these, or "
+            "leave solver.sharing_gap out"
         )
     if options.objective == "front" and (
         not shares_exactly

@@ -1,5 +1,5 @@
-"""Lower bounds of the energy of an einsum on one machine, from those that searches proved on others, the
-anchors.
+"""Lower bounds of the energy or latency of an einsum on one machine, from those that searches proved on
+others, the anchors.
 
 Anchor k has prices p_k, leakage per cycle l_k, and the lower bound F_k; the machine asked about has prices p,
 leakage l, and no more capacity or PEs, so that each of its mappings is one of every anchor. A mapping with
@@ -13,7 +13,8 @@ weights w_k >= 0 that leave no price and no leakage below 0, its energy is
 with U the least numbers of actions of any mapping, and L the least cycles. The best weights are those of a
 linear program with a row for each price. It is solved by the simplex method from w = 0 (Dantzig, Linear
 Programming and Extensions, 1963, chapter 5); any weights that keep to the rows give a bound, so the end of
-its steps, or their rounding, cannot make one that is too high.
+its steps, or their rounding, cannot make one that is too high. With the objective latency there are no
+prices, and each cycle costs 1.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Anchors(NamedTuple):
 
     size: Ints  # [E] how many there are
     machine: Ints  # [E, K] whose prices, rates and leakage count
-    bound_pj: Floats  # [E, K]
+    bound: Floats  # [E, K]
     capacity_bits: Floats  # [E, K, V]
     pes: Ints  # [E, K, D]
 
@@ -45,7 +46,7 @@ class Prices(NamedTuple):
 
     kind: Ints  # [n] kind of prices
     rate_kind: Ints  # [n]
-    leak_pj: Floats  # [n] per cycle
+    leak_pj: Floats  # [n] per cycle; ones for the objective latency, whose prices are none
     capacity_bits: Floats  # [n, V]
     pes: Ints  # [n, D]
     prices: Floats  # [kinds, A] per action; of actions whose prices are proportional, one
@@ -67,7 +68,7 @@ def no_anchors(einsums: int, levels: int, dims: int) -> Anchors:
 
 
 def with_anchor(
-    anchors: Anchors, einsum: int, machine: int, bound_pj: float, capacity_bits: Floats, pes: Ints
+    anchors: Anchors, einsum: int, machine: int, bound: float, capacity_bits: Floats, pes: Ints
 ) -> Anchors:
     """Returns anchors with one more, in the arrays of `anchors` as long as they have room."""
     at, room = int(anchors.size[einsum]), anchors.machine.shape[1]
@@ -75,7 +76,7 @@ def with_anchor(
         size, *rows = anchors
         anchors = Anchors(size, *(np.concatenate([one, np.zeros_like(one)], axis=1) for one in rows))
     anchors.size[einsum] += 1
-    anchors.machine[einsum, at], anchors.bound_pj[einsum, at] = machine, bound_pj
+    anchors.machine[einsum, at], anchors.bound[einsum, at] = machine, bound
     anchors.capacity_bits[einsum, at], anchors.pes[einsum, at] = capacity_bits, pes
     return anchors
 
@@ -88,8 +89,8 @@ def distinct_prices(prices: Floats) -> Floats:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def raise_bounds(i: int, anchors: Anchors, p: Prices, seen: Ints, bound_pj: Floats) -> bool:
-    """Raises the bounds of machine i in `bound_pj` [E, n] by anchors that are new since it was last asked for
+def raise_bounds(i: int, anchors: Anchors, p: Prices, seen: Ints, bound: Floats) -> bool:
+    """Raises the bounds of machine i in `bound` [E, n] by anchors that are new since it was last asked for
     (`seen` [E, n] of them). Returns whether any was raised.
     """
     raised = False
@@ -106,8 +107,8 @@ def raise_bounds(i: int, anchors: Anchors, p: Prices, seen: Ints, bound_pj: Floa
                 columns += 1
         found = p.least_pj[e, p.kind[i]] + p.leak_pj[i] * p.least_cycles[e, p.rate_kind[i]]
         found = (found + best_sum(columns, shares, gain, table, basis)) * (1 - ROUNDING_GAP)
-        if found > bound_pj[e, i]:
-            bound_pj[e, i], raised = found, True
+        if found > bound[e, i]:
+            bound[e, i], raised = found, True
     return raised
 
 
@@ -138,7 +139,7 @@ def set_column(
             return False
         shares[column, a] = needed / given if needed > 0 else 0.0
     gain[column] = (
-        anchors.bound_pj[e, k] - p.least_pj[e, p.kind[other]] - leak_pj * p.least_cycles[e, p.rate_kind[i]]
+        anchors.bound[e, k] - p.least_pj[e, p.kind[other]] - leak_pj * p.least_cycles[e, p.rate_kind[i]]
     )
     return bool(gain[column] > 0)
 

@@ -7,9 +7,10 @@ capacities and PEs. Its energy there is
 
     energy = actions . prices + leakage per cycle * cycles
 
-where its cycles follow from the times of ports and operations. So each mapping found is priced on all
-machines at once, and each lower bound found is one on all machines with at most the capacities and PEs of the
-machine it was found for, once prices and times are compared (anchors.py).
+where its cycles follow from the times of ports and operations. With the objective latency, its cost is its
+cycles: no price, and 1 per cycle. So each mapping found is priced on all machines at once, and each lower
+bound found is one on all machines with at most the capacities and PEs of the machine it was found for, once
+prices and times are compared (anchors.py).
 
 What is asked for is the gap of a whole workload on each machine, (cost - bound) / bound of the sums over its
 einsums. The machine with the largest gap is looked at next (`find_shared_mappings`), and of its einsums the
@@ -27,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,15 @@ from dse.sim.counts.counts import footprints, nest_sums
 from dse.sim.einsum import bound_kernels
 from dse.sim.einsum.bounds import lower_bound, needs, rates
 from dse.sim.einsum.cost import cycles_of, occupied_bits, ports
-from dse.sim.einsum.evaluate import ROUNDING_GAP, EinsumCost, Problem, Violated, einsum_cost, pes_used
+from dse.sim.einsum.evaluate import (
+    ROUNDING_GAP,
+    EinsumCost,
+    Problem,
+    Violated,
+    einsum_cost,
+    objective_value,
+    pes_used,
+)
 from dse.solve.sharing.anchors import Anchors, Prices, distinct_prices, no_anchors, raise_bounds, with_anchor
 from dse.solve.sharing.shared_schedules import prices, times, unit
 from hw.arch import Arch, FieldRole, Slot, slots
@@ -48,20 +57,25 @@ from workloads.arrays import Bools, Floats, Ints
 from workloads.einsum import Einsum
 
 
+SharedObjective = Literal["energy", "latency"]  # what of shared mappings is least
+
+
 class Improved(NamedTuple):
-    """What a search for something cheaper than a known mapping found."""
+    """What a search for something cheaper than a known mapping found. Costs are pJ, or cycles with the
+    objective latency.
+    """
 
     mapping: Mapping | None  # a cheaper mapping; None: none was found
-    bound_pj: float  # lower bound of the energy of all mappings; 0: nothing is proven; inf: none fits
+    bound: float  # lower bound of the cost of all mappings; 0: nothing is proven; inf: none fits
     ended: bool  # whether the effort ended before the search did
 
 
 class Searches(NamedTuple):
     """How mappings of one einsum are searched on one machine."""
 
-    # the mapping of lowest energy, with its certificate
+    # the mapping of lowest cost, with its certificate
     solve: Callable[[Arch], EinsumCost | Infeasible]
-    # (machine, energy to beat in pJ, effort): effort counts storage nodes placed, and boxes bounded, at most
+    # (machine, cost to beat, effort): effort counts storage nodes placed, and boxes bounded, at most
     improve: Callable[[Arch, float, int], Improved]
 
 
@@ -133,6 +147,7 @@ class MachineBatch:
     pes: Ints  # [n, D]
     by_energy: MachineGroups  # kinds by energies per action, and PEs
     by_rate: MachineGroups  # kinds by times of ports and operations, and PEs
+    objective: SharedObjective = "energy"
     machines: dict[int, Arch] = field(default_factory=dict)  # by index, those built so far
 
     @cached_property
@@ -162,7 +177,7 @@ class MachineBatch:
     @cached_property
     def digest(self) -> str:
         """Returns a hash of all inputs on which answers for these machines depend."""
-        sha = hashlib.sha256(repr(self.first.family()).encode())
+        sha = hashlib.sha256(repr((self.first.family(), self.objective)).encode())
         for part in (
             self.leak_mw,
             self.clock_ghz,
@@ -199,7 +214,9 @@ def _stack_columns(columns: Sequence[Any]) -> Floats:
     return np.column_stack(np.broadcast_arrays(*columns)).astype(float)
 
 
-def machine_batch(first: Arch, columns: Columns, arch: Callable[[int], Arch]) -> MachineBatch:
+def machine_batch(
+    first: Arch, columns: Columns, arch: Callable[[int], Arch], objective: SharedObjective = "energy"
+) -> MachineBatch:
     """Returns the batch of machines of one family, given as columns. Raises ValueError on machines with
     layouts or hops, whose prices are not in the columns.
     """
@@ -233,6 +250,7 @@ def machine_batch(first: Arch, columns: Columns, arch: Callable[[int], Arch]) ->
         columns.sizes,
         kinds("price"),
         kinds("rate"),
+        objective,
     )
 
 
@@ -298,6 +316,11 @@ def energy_of(batch: MachineBatch, cost: BatchCost) -> Floats:
     )
 
 
+def value_of(batch: MachineBatch, cost: BatchCost) -> Floats:
+    """Returns the cost by the objective on each machine [n]: energy, or cycles."""
+    return energy_of(batch, cost) if batch.objective == "energy" else cost.cycles[batch.by_rate.group_of]
+
+
 class Priced(NamedTuple):
     """A mapping with its costs."""
 
@@ -307,7 +330,7 @@ class Priced(NamedTuple):
 
 def priced(batch: MachineBatch, e: Einsum, mapping: Mapping) -> Priced | Infeasible:
     """Returns a mapping of an einsum with its costs, or why it fits no machine of the batch."""
-    cost = einsum_cost(Problem(batch.largest, e, "energy"), mapping)
+    cost = einsum_cost(Problem(batch.largest, e, batch.objective), mapping)
     return cost if isinstance(cost, Infeasible) else Priced(cost, cost_on(batch, e, cost))
 
 
@@ -330,9 +353,10 @@ class Sharing:
     occurrences: Floats  # [W, E] of each einsum in each workload
     prices: Prices  # what anchors are compared by
     anchors: Anchors  # lower bounds found by searches
-    seen: Ints  # [E, n] how many of an einsum's anchors `bound_pj` has taken in
-    best_pj: Floats  # [E, n] energy of the best known mapping; inf: none is known
-    bound_pj: Floats  # [E, n] lower bound of the energy of all mappings of the searched space
+    seen: Ints  # [E, n] how many of an einsum's anchors `bound` has taken in
+    best: Floats  # [E, n] cost of the best known mapping; inf: none is known
+    best_pj: Floats  # [E, n] its energy, which decides between equal cycles
+    bound: Floats  # [E, n] lower bound of the cost of all mappings of the searched space
     choice: NDArray[np.int16]  # [E, n] the best known mapping, NONE_FITS or NOT_SEARCHED
     step: NDArray[np.uint8]  # [E, n] the next step of the ladder; more than len(LADDER): none is left
     is_closed: Bools  # [n] nothing is left to search, or something does not fit
@@ -366,7 +390,7 @@ def find_shared_mappings(
     gaps = _largest_gaps(shared)
     while gaps[machine := int(np.argmax(gaps))] > enough:
         # what anchors say is worked out for one machine at a time: it makes gaps smaller only
-        if raise_bounds(machine, shared.anchors, shared.prices, shared.seen, shared.bound_pj):
+        if raise_bounds(machine, shared.anchors, shared.prices, shared.seen, shared.bound):
             gaps[machine] = _largest_gaps(shared, slice(machine, machine + 1))[0]
         elif (einsum := _next_einsum(shared, machine, enough)) is None:
             shared.is_closed[machine], gaps[machine] = True, 0.0
@@ -389,7 +413,8 @@ def start(batch: MachineBatch, einsums: Sequence[Einsum], occurrences: Floats) -
         no_anchors(len(einsums), levels, dims),
         np.zeros(shape, np.int64),
         np.full(shape, inf),
-        np.array([energy_of(batch, one) for one in lower]) * (1 - ROUNDING_GAP),
+        np.full(shape, inf),
+        np.array([value_of(batch, one) for one in lower]) * (1 - ROUNDING_GAP),
         np.where(fits, NOT_SEARCHED, NONE_FITS).astype(np.int16),
         np.zeros(shape, np.uint8),
         np.asarray(~fits.all(axis=0)),
@@ -399,15 +424,17 @@ def start(batch: MachineBatch, einsums: Sequence[Einsum], occurrences: Floats) -
 
 def prices_of(batch: MachineBatch, einsums: Sequence[Einsum], lower: Sequence[BatchCost]) -> Prices:
     """Returns what anchors of einsums are compared by. lower: lower bounds of each einsum."""
+    priced = batch.objective == "energy"
+    kinds = len(batch.prices)
     return Prices(
         batch.by_energy.group_of.astype(np.int64),
         batch.by_rate.group_of.astype(np.int64),
-        batch.leak_mw / batch.clock_ghz,
+        batch.leak_mw / batch.clock_ghz if priced else np.ones(len(batch)),
         batch.capacity_bits,
         batch.pes,
-        distinct_prices(batch.prices),
+        distinct_prices(batch.prices) if priced else np.zeros((kinds, 0)),
         batch.times,
-        np.stack([batch.prices @ units_of(batch, e) for e in einsums]),
+        np.stack([batch.prices @ units_of(batch, e) if priced else np.zeros(kinds) for e in einsums]),
         np.stack([one.cycles for one in lower]),
     )
 
@@ -419,11 +446,11 @@ def _largest_gaps(shared: Sharing, machines: slice = slice(None)) -> Floats:
 
 def _gaps_of_workloads(shared: Sharing, machines: slice = slice(None)) -> Floats:
     """Returns [W, n] the gap of each workload on each of the machines."""
-    best_pj, bound_pj = shared.best_pj[:, machines], shared.bound_pj[:, machines]
-    gaps = np.empty((len(shared.occurrences), best_pj.shape[1]))
+    best, bound = shared.best[:, machines], shared.bound[:, machines]
+    gaps = np.empty((len(shared.occurrences), best.shape[1]))
     for workload, occurrences in enumerate(shared.occurrences):
         its = np.flatnonzero(occurrences)  # 0 times an unknown energy (inf) would be no number
-        gaps[workload] = _relative_gap(occurrences[its] @ best_pj[its], occurrences[its] @ bound_pj[its])
+        gaps[workload] = _relative_gap(occurrences[its] @ best[its], occurrences[its] @ bound[its])
     return gaps
 
 
@@ -431,7 +458,7 @@ def _next_einsum(shared: Sharing, machine: int, allowed_gap: float) -> int | Non
     """Returns the einsum to search next on a machine: where the workload with the largest gap may gain most
     of what it lacks, for the effort of the next step; one without a mapping first. None: no step is left.
     """
-    best, bound = shared.best_pj[:, machine], shared.bound_pj[:, machine]
+    best, bound = shared.best[:, machine], shared.bound[:, machine]
     workload = int(np.argmax(_gaps_of_workloads(shared, slice(machine, machine + 1))))
     its = np.flatnonzero(shared.occurrences[workload])
     excess = np.zeros(len(best))
@@ -451,9 +478,9 @@ def _take_step(shared: Sharing, searches: Searches, machine: int, einsum: int, a
     and so is what all steps before did not bring within the gap.
     """
     batch, step = shared.batch, int(shared.step[einsum, machine])
-    best_pj, arch = float(shared.best_pj[einsum, machine]), batch.machine(machine)
+    best, arch = float(shared.best[einsum, machine]), batch.machine(machine)
     own_bits, pes = batch.capacity_bits[machine], batch.pes[machine]
-    if best_pj == inf or step == len(LADDER):
+    if best == inf or step == len(LADDER):
         shared.step[einsum, machine] = step if step < len(LADDER) else step + 1
         answer = searches.solve(arch)
         if isinstance(answer, Infeasible):
@@ -462,15 +489,16 @@ def _take_step(shared: Sharing, searches: Searches, machine: int, einsum: int, a
             shared.choice[einsum, too_small] = NONE_FITS
             return
         _add_mapping(shared, einsum, answer.mapping)
-        bound_pj = answer.energy_pj / (1 + answer.optimality_gap)
-        shared.anchors = with_anchor(shared.anchors, einsum, machine, bound_pj, own_bits, pes)
+        bound = objective_value(batch.objective, answer.energy_pj, answer.latency_cycles)
+        bound /= 1 + answer.optimality_gap
+        shared.anchors = with_anchor(shared.anchors, einsum, machine, bound, own_bits, pes)
         return
     of_largest, effort = LADDER[step]
     capacity_bits = batch.capacity_bits.max(axis=0) if of_largest else own_bits
     share = SHARE_OF_GAP if effort < LONG_EFFORT else 1.0
-    found = searches.improve(arch.with_sizes(capacity_bits, pes), best_pj / (1 + share * allowed_gap), effort)
-    is_useful = found.mapping is not None or found.bound_pj >= (1 + USEFUL_RISE) * float(
-        shared.bound_pj[einsum, machine]
+    found = searches.improve(arch.with_sizes(capacity_bits, pes), best / (1 + share * allowed_gap), effort)
+    is_useful = found.mapping is not None or found.bound >= (1 + USEFUL_RISE) * float(
+        shared.bound[einsum, machine]
     )
     # what ended by itself on this machine finds no more with more effort
     is_done = not found.ended and bool((capacity_bits == own_bits).all())
@@ -480,8 +508,8 @@ def _take_step(shared: Sharing, searches: Searches, machine: int, einsum: int, a
         shared.step[einsum, alike] = np.maximum(shared.step[einsum, alike], step + 1)
     if found.mapping is not None:
         _add_mapping(shared, einsum, found.mapping)
-    if 0 < found.bound_pj < inf:
-        shared.anchors = with_anchor(shared.anchors, einsum, machine, found.bound_pj, capacity_bits, pes)
+    if 0 < found.bound < inf:
+        shared.anchors = with_anchor(shared.anchors, einsum, machine, found.bound, capacity_bits, pes)
 
 
 def _add_mapping(shared: Sharing, einsum: int, mapping: Mapping) -> None:
@@ -493,15 +521,16 @@ def _add_mapping(shared: Sharing, einsum: int, mapping: Mapping) -> None:
     if isinstance(one, Infeasible):
         raise ValueError(f"a mapping of {e.name} does not fit: {one}")
     known[text] = one
-    energy = energy_of(batch, one.on_batch)
-    is_better = fits_on(batch, e, mapping) & (energy < shared.best_pj[einsum])
-    shared.best_pj[einsum, is_better] = energy[is_better]
+    value, energy = value_of(batch, one.on_batch), energy_of(batch, one.on_batch)
+    best, best_pj = shared.best[einsum], shared.best_pj[einsum]
+    is_better = fits_on(batch, e, mapping) & ((value < best) | ((value == best) & (energy < best_pj)))
+    best[is_better], best_pj[is_better] = value[is_better], energy[is_better]
     shared.choice[einsum, is_better] = len(known) - 1
 
 
 def _chosen(shared: Sharing, einsum: int, allowed_gap: float) -> SharedMappings:
     """Returns the mappings of an einsum that machines use."""
-    gaps = _relative_gap(shared.best_pj[einsum], shared.bound_pj[einsum])
+    gaps = _relative_gap(shared.best[einsum], shared.bound[einsum])
     gaps[gaps <= 2 * ROUNDING_GAP] = 0.0  # bounds are rounded down by ROUNDING_GAP
     choice, costs = shared.choice[einsum].copy(), list(shared.mappings[einsum].values())
     used, number = np.unique(choice[choice >= 0], return_inverse=True)
@@ -656,9 +685,10 @@ def sums_at(batch: MachineBatch, costs: Table, machines: Ints) -> Sums:
     total, cycles = costs.lower_bounds.total, costs.cycles[:, machines]
     lower_pj, lower_cycles = costs.lower_bounds.on_machines(batch, machines)
     energy = costs.pj[:, machines] + batch.leak_mw[machines] * cycles / batch.clock_ghz[machines]
-    if (violating := np.flatnonzero((lower_pj > energy * (1 + ROUNDING_GAP)).any(axis=1))).size:
+    value, lower = (energy, lower_pj) if batch.objective == "energy" else (cycles, lower_cycles)
+    if (violating := np.flatnonzero((lower > value * (1 + ROUNDING_GAP)).any(axis=1))).size:
         raise Violated(f"{costs.lower_bounds.einsums[violating[0]].name}: lower bound above the cost")
-    to_bound = _relative_gap(energy, lower_pj)
+    to_bound = _relative_gap(value, lower)
     gaps = np.minimum(from_parts(costs.gaps[:, machines], costs.allowed_gap), to_bound)
     total_pj, total_cycles, total_lower_pj = total(energy), total(cycles), total(lower_pj)
     intervals = (
@@ -666,8 +696,8 @@ def sums_at(batch: MachineBatch, costs: Table, machines: Ints) -> Sums:
         if len(costs.lower_bounds.einsums) > 1
         else total(costs.initiation_intervals[:, machines])
     )
-    total_to_bound = _relative_gap(total_pj, total_lower_pj)
-    gap = np.minimum(_relative_gap(total_pj, total(energy / (1 + gaps))), total_to_bound)
+    total_to_bound = _relative_gap(total(value), total(lower))
+    gap = np.minimum(_relative_gap(total(value), total(value / (1 + gaps))), total_to_bound)
     return Sums(
         total_pj,
         total_cycles,
