@@ -156,6 +156,7 @@ def _lock(con: duckdb.DuckDBPyConnection, folders: Sequence[str]) -> None:
         "autoinstall_known_extensions",
         "autoload_known_extensions",
         "python_enable_replacements",
+        "enable_progress_bar",
     ):
         con.execute(f"SET {setting} = false")
     con.execute(f"SET allowed_directories = [{', '.join(map(literal, folders))}]")

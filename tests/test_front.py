@@ -272,6 +272,14 @@ def test_an_axis_that_ends_where_the_best_lies_is_named(run: runs.Run) -> None:
     assert re.search(r" (lies|lie) at the largest array\.x, 16: widen that axis$", line)
 
 
+def test_an_axis_of_which_one_value_was_tried_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text(STUDY)
+    of_front = {"solver.objective": "energy", "stop.machines": 4, "workloads": ["gemm:m=48,n=32,k=64"]}
+    first = runs.sweep(tmp_path / "study.yaml", tmp_path / "run", workers=0, **of_front)
+    assert first.sql("SELECT count(DISTINCT array_x), count(*) FROM designs").rows() == [(1, 4)]
+    assert first.axis_hints() == []
+
+
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [

@@ -231,13 +231,18 @@ class Run:
 
     def axis_hints(self) -> list[str]:
         """Returns a line for each axis of three numbers or more at whose end all that is best in an objective
-        lies: wider, it may have better ones. Area is left out, as less of anything is smaller.
+        lies: wider, it may have better ones. Area is left out, as less of anything is smaller, and so are axes
+        of which the run has one value yet.
         """
         axes = [
             axis
             for axis in self.study.space.axes
             if len(axis.values) > 2 and all(isinstance(v, int | float) and v is not True for v in axis.values)
         ]
+        counts = ", ".join(f'count(DISTINCT "{pareto.slug(axis.key)}")' for axis in axes)
+        if axes:
+            many = self.sql(f"SELECT {counts} FROM designs WHERE feasible").rows()[0]
+            axes = [axis for axis, n in zip(axes, many, strict=True) if n > 1]
         found: dict[str, list[str]] = {}  # where on which axis -> objectives
         for objective in self.study.objectives:
             if objective.metric == "area_mm2":
