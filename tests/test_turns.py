@@ -188,6 +188,31 @@ def test_machines_of_several_sizes_are_no_further_above_their_optima_than_they_s
         assert value(c, mine) >= value(c, best[0]) / (1 + best[0].optimality_gap) * (1 - 1e-9)
 
 
+def test_what_is_least_latency_is_said_of_latency() -> None:
+    """Gaps of a whole workload are those of its cycles."""
+    c, e, share = cell("4 KiB", "latency"), EINSUMS[0], 0.05
+    found = asked(c, e, share)
+    own = shared_mappings.table(c, shared_mappings.lower_bounds_of(c, [e], [2]), [found], share)
+    sums = shared_mappings.sums_at(c, own, np.arange(len(c)))
+    assert sums.optimality_gap.max() <= share
+    to_bound = sums.latency_cycles / sums.bound_cycles - 1
+    assert sums.gap_to_bound == pytest.approx(to_bound, abs=1e-9)
+    assert max(sums.energy_pj / sums.bound_pj - 1) > 2 * to_bound.max()
+
+
+def test_of_equal_cycles_the_mapping_of_less_energy_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    c, e = cell("4 KiB", "latency"), EINSUMS[0]
+    found = [one.cost.mapping for one in asked(cell("4 KiB"), e, 1e-6).mappings]
+    monkeypatch.setattr(shared_mappings, "value_of", lambda batch, _: np.ones(len(batch)))
+    shared = shared_mappings.start(c, [e], np.ones((1, 1)))
+    for mapping in found:
+        shared_mappings._add_mapping(shared, 0, mapping)
+    pj = [shared_mappings.energy_of(c, one.on_batch) for one in shared.mappings[0].values()]
+    fits = [shared_mappings.fits_on(c, e, mapping) for mapping in found]
+    assert len(found) > 1
+    assert (shared.choice[0] == np.where(fits, pj, inf).argmin(axis=0)).all()
+
+
 def test_machines_that_are_no_larger_than_one_that_fits_no_mapping() -> None:
     c = several_sizes()
     for k in range(0, len(c), 7):

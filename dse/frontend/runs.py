@@ -231,7 +231,7 @@ class Run:
 
     def axis_hints(self) -> list[str]:
         """Returns a line for each axis of three numbers or more at whose end all that is best in an objective
-        lies: wider, it may have better ones. Area is left out, as less of anything is smaller, and so are axes
+        lies: wider, it may have better ones. Area is left out (less of anything is smaller), and so are axes
         of which the run has one value yet.
         """
         axes = [

@@ -56,7 +56,6 @@ from hw.columns import Columns, group_equal_rows
 from workloads.arrays import Bools, Floats, Ints
 from workloads.einsum import Einsum
 
-
 SharedObjective = Literal["energy", "latency"]  # what of shared mappings is least
 
 
