@@ -757,6 +757,19 @@ def test_check_of_good_files(tmp_path: Path) -> None:
     assert "24 MACs" in said[1]
 
 
+@pytest.mark.parametrize(("clocks", "looked_at"), [(2, "8 of all 12"), (100, r"1\d\d of a sample of 256")])
+def test_check_of_a_study_names_machines_that_cannot_be_built(
+    tmp_path: Path, clocks: int, looked_at: str
+) -> None:
+    (tmp_path / "study.yaml").write_text(
+        "name: s\nworkloads: ['gemm:m=8,n=8,k=8']\nmachine: edge_array\nobjectives: [energy_pj]\n"
+        "space: {array.x: [2, 4], regf.capacity: [8 B, 16 B, 256 B], "
+        f"clock_mhz: {[*range(100, 100 + clocks)]}}}\n"
+    )
+    said = good("check", "study.yaml", folder=tmp_path)
+    assert re.search(f"warning: {looked_at} machines cannot be built, most often: regf.capacity = ", said)
+
+
 def test_dry_run_starts_nothing(home: Path) -> None:
     facts = good("run", "small.yaml", "--out", "dry", "--dry-run", folder=home)
     assert re.search(rf"machines in space\s+{SIZE}\b", facts)

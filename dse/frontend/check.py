@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from itertools import product
 from math import floor, inf
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dse.frontend import contracts
 from dse.run import cache, folder, record
 from hw import component, machine
 from hw.arch import Memory
+from hw.space import Space, Unbuildable, decode
 from workloads import plugin
 
 if TYPE_CHECKING:  # each command imports what it needs, so that start-up is short
@@ -25,6 +28,7 @@ if TYPE_CHECKING:  # each command imports what it needs, so that start-up is sho
     from workloads.sparsity import TileRow
 
 
+BUILT = 256  # machines of a study that are built, to see whether all can be
 # of a level per bit, as a share of that of a level inside it: below, one of the two is probably wrong
 ODD_ENERGY = 0.25
 TABLE_ENERGIES = "read_pj", "write_pj", "mac_pj", "alu_pj"  # held against the tables
@@ -61,7 +65,7 @@ def file(text: str) -> tuple[str, list[Layer]]:
             f"study {study.name}, {study.space.size} machines, workloads "
             f"{', '.join(ref.name for ref in study.workloads)}"
         )
-        return line + _warning(*study.loaded_workloads), []
+        return line + _warning(*study.loaded_workloads) + _unbuildable(study.space), []
     found = Path(catalog.file_in(text)[1])  # parameters may follow: net.onnx:batch=4
     if not str(found).lower().endswith(read.SUFFIXES) or not found.is_file():
         raise ValueError(
@@ -69,6 +73,19 @@ def file(text: str) -> tuple[str, list[Layer]]:
             "a .pt2, a matrix (.mtx, .mtx.gz, .npz) or a config.json file"
         )
     return _workload(text)
+
+
+def _unbuildable(space: Space) -> str:
+    """Returns a line of warning, after a newline, if some of BUILT machines of a space cannot be built."""
+    numbers = range(space.size) if space.size <= BUILT else Random(0).sample(range(space.size), BUILT)
+    reasons = Counter(one.reason for i in numbers if isinstance(one := decode(space, i), Unbuildable))
+    if not reasons:
+        return ""
+    (reason, _), *others = reasons.most_common()
+    return (
+        f"\nwarning: {reasons.total()} of {'all' if len(numbers) == space.size else 'a sample of'} "
+        f"{len(numbers)} machines cannot be built, {'most often: ' * bool(others)}{reason}"
+    )
 
 
 def _odd_energies(arch: Arch) -> Iterator[str]:
