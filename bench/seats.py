@@ -113,8 +113,8 @@ class StubCalls(pool.Calls):
             heapq.heappop(self.due)
         return [call for call in calls if call.due <= now]
 
-    def readiness(self, _call: Call) -> tuple[int, str, str]:
-        return 0, "stub", ""
+    def readiness(self, _call: Call) -> tuple[int, str, str, str]:
+        return 0, "stub", "node", ""
 
     def done(self, call: Call, lease: Lease) -> Done:
         """The rows of the template, once per machine, as they arrive from an actor."""

@@ -163,11 +163,9 @@ class Run:
     asked: Asked = field(default_factory=Asked)  # machines of the generations, unless they are enumerated
     asked_count: int = 0  # machines asked for
     violating: int = 0  # machines pruned because they break a constraint that needs no solving
-    # machines asked for and not dispatched yet, each with its batch: a number that is equal for machines that
-    # may be solved together
+    # machines asked for and not dispatched yet, each with its batch (`_batches`)
     todo: deque[tuple[Ask, int]] = field(default_factory=deque)
     queued: dict[int, int] = field(default_factory=dict)  # generation -> its machines in `todo`
-    batch_count: int = 0  # batches numbered so far
     missing: list[int] = field(default_factory=list)  # per generation: machines that have no row yet
     complete_count: int = 0  # how many generations are complete, counted from the first one
     # per lease that has come in since the last `_settle`: its tables (name -> table), and the group that its
@@ -720,10 +718,9 @@ def _queue(run: Run, generation: Generation, dispatched: int = 0, violating: int
     if not is_enumerated(run.job.study.search):
         run.asked.add(generation)
     run.missing.append(len(wanted))
-    batches = _batch_numbers(run, wanted)
-    order = np.argsort(batches, kind="stable")
-    run.todo.extend((wanted[i], run.batch_count + int(batches[i])) for i in order.tolist())
-    run.batch_count += int(batches.max(initial=-1)) + 1
+    which, batches = _batches(run, wanted)
+    order = np.argsort(which, kind="stable")
+    run.todo.extend((wanted[i], batches[which[i]]) for i in order.tolist())
     run.queued[number] = len(wanted)
     rows = [
         pruned_rows(run.job, Ask(machine, number, source), reason)["machines"][0]
@@ -737,14 +734,21 @@ def _queue(run: Run, generation: Generation, dispatched: int = 0, violating: int
         run.uncommitted_rows += len(rows)
 
 
-def _batch_numbers(run: Run, asks: Sequence[Ask]) -> Ints:
-    """Returns a number per machine, equal for machines that may be solved together."""
+def _batches(run: Run, asks: Sequence[Ask]) -> tuple[Ints, list[int]]:
+    """Returns (index of each machine's batch; the batches, as numbers). Machines of a batch may be solved
+    together; it has the same number in every generation, so that its leases find who has solved others of it
+    (`pool._slot_for`).
+    """
     if run.structural_axes is None or not asks:
-        return np.zeros(len(asks), np.int64)
+        return np.zeros(len(asks), np.int64), [0]
     machines = np.array([ask.machine for ask in asks], np.int64)
     if run.job.batch_index:
-        return run.job.batch_index.batch_numbers(machines)[0]
-    return group_equal_rows(run.job.pruner.table.digits(machines)[:, run.structural_axes])[1]
+        which, keys = run.job.batch_index.batch_numbers(machines)
+    else:
+        digits = run.job.pruner.table.digits(machines)[:, run.structural_axes]
+        first, which = group_equal_rows(digits)
+        keys = digits[first]
+    return which, [hash(key) for key in map(tuple, keys.tolist())]
 
 
 def _leases(run: Run) -> Iterator[Lease | None]:
@@ -813,7 +817,7 @@ def _lease_size(run: Run, ready_count: int) -> int:
 
 def _lease(run: Run, ready_count: int) -> Lease:
     """Takes the machines of the next lease from the queue."""
-    size = _lease_size(run, ready_count)
+    size, batch = _lease_size(run, ready_count), run.todo[0][1]
     run.lease_count += 1
     asks = tuple(run.todo.popleft()[0] for _ in range(size))
     for number, count in Counter(ask.generation for ask in asks).items():
@@ -825,7 +829,8 @@ def _lease(run: Run, ready_count: int) -> Lease:
         if run.job.study.search.prune
         else {}
     )
-    return Lease(run.lease_count, asks, fronts, stores.name_for_worker(run.store, 0, run.lease_count))
+    name = stores.name_for_worker(run.store, 0, run.lease_count)
+    return Lease(run.lease_count, asks, fronts, name, batch=batch)
 
 
 def _merge_lease(run: Run) -> Lease:

@@ -85,6 +85,7 @@ class Lease:
     fronts: Mapping[int, tuple[Trial, ...]] = field(default_factory=dict)
     name: str = ""  # where workers write parts: beginning of the name of the lease's group
     merge: tuple[Group, ...] = ()  # groups to merge, instead of machines
+    batch: int = 0  # equal for leases whose machines may share mappings; 0: those of no other lease
 
 
 class Sharing(NamedTuple):

@@ -14,10 +14,12 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -464,6 +466,27 @@ def test_as_many_leases_as_workers_want_where_nothing_is_learned(tmp_path: Path,
     machines = [ask.machine for lease in taken if lease for ask in lease.asks]
     assert len(machines) == len(set(machines)) == (32 if method == "tpe" else 100)
     assert next(leases) is None  # until the pace is known each worker has one machine
+    stores.close(store)
+
+
+@pytest.mark.parametrize("solver", ["{mapper: optimal}", "{sharing_gap: 0.01}"])
+def test_leases_of_one_batch_bear_one_number_in_all_generations(tmp_path: Path, solver: str) -> None:
+    """And those of other batches another one: so those of a batch find who has solved others of it."""
+    study(tmp_path, generation=7)
+    path = tmp_path / "exhaustive.yaml"
+    text = path.read_text().replace("  glb.bypass", "  clock_mhz: [500.0, 1000.0]\n  glb.bypass")
+    path.write_text(text.replace("{mapper: cost_descending}", solver))
+    store, _ = stores.open_run(tmp_path / "run")
+    run = driver._open(studies.load(path), store, [])
+    run.slots = 1000
+    batch_of: dict[tuple[int, ...], set[int]] = {}
+    assert run.structural_axes
+    for lease in takewhile(bool, driver._leases(run)):
+        for digits in run.job.pruner.table.digits(np.array([ask.machine for ask in lease.asks])):
+            batch_of.setdefault(tuple(digits[run.structural_axes].tolist()), set()).add(lease.batch)
+    assert len(run.generations) > 2
+    assert len(batch_of) == len(set().union(*batch_of.values())) > 1
+    assert max(map(len, batch_of.values())) == 1
     stores.close(store)
 
 
