@@ -22,7 +22,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice, takewhile
 from pathlib import Path
@@ -46,6 +46,7 @@ from cluster.worker import (
     Job,
     Lease,
     Row,
+    batches_of,
     error_rows,
     event,
     job_of,
@@ -75,7 +76,8 @@ LEASE_S = 1.0  # seconds of work per lease at least, where there are machines en
 # seconds of the driver per lease (Ray's calls 1 ms, the rest 0.4: bench/seats.py), and the share of its time
 # that leases may take: with more than 333 workers (LEASE_S x DRIVER_SHARE / LEASE_COST_S), leases are longer
 LEASE_COST_S, DRIVER_SHARE = 1.5e-3, 0.5
-LOG_COST_S = 0.01  # logs are written every LOG_COST_S x actors seconds, but at least every COMMIT_S
+# logs are written every LOG_COST_S x actors seconds, but at least every LOG_S
+LOG_COST_S, LOG_S = 0.03, 30.0
 SETTLE_S = 0.1  # seconds between calls of `_settle`, which reads the rows of leases that have come in
 MAX_PER_LEASE = 4096  # machines in a lease at most
 # machines in a lease at least, if that many differ in prices, rates and clock alone (one batch)
@@ -168,9 +170,9 @@ class Run:
     queued: dict[int, int] = field(default_factory=dict)  # generation -> its machines in `todo`
     missing: list[int] = field(default_factory=list)  # per generation: machines that have no row yet
     complete_count: int = 0  # how many generations are complete, counted from the first one
-    # per lease that has come in since the last `_settle`: its tables (name -> table), and the group that its
-    # worker wrote; None: the driver writes the tables
-    accepted: list[tuple[Mapping[str, pa.Table], Group | None]] = field(default_factory=list)
+    # per lease that has come in since the last `_settle`: its rows by table name, and the group that its
+    # worker wrote; None: the driver writes the rows
+    accepted: list[tuple[Mapping[str, pa.RecordBatch], Group | None]] = field(default_factory=list)
     uncommitted: list[dict[str, pa.Table]] = field(default_factory=list)  # tables to commit
     # groups that workers wrote, to commit, each with the columns of its rows that are at hand
     written: list[tuple[Group, Mapping[str, pa.Table]]] = field(default_factory=list)
@@ -884,20 +886,20 @@ def _log(run: Run, actor: int, line: str) -> None:
     """Notes a line for an actor's log. Lines of many actors are gathered, so that their files are opened less
     often.
     """
-    run.log_lines.setdefault(actor, []).append(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
-    _write_log_in_time(run)
+    run.log_lines.setdefault(actor, []).append(f"{_clock_time(int(time.time()))} {line}\n")
 
 
-def _write_log_in_time(run: Run) -> None:
-    if run.log_lines and time.monotonic() - run.logged_at >= min(COMMIT_S, LOG_COST_S * run.slots):
-        _write_log(run)
+@lru_cache(maxsize=1)
+def _clock_time(seconds: int) -> str:
+    """Returns the local time, which costs as much as the rest of a line."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
 
 
 def _write_log(run: Run) -> None:
     lines, run.log_lines, run.logged_at = run.log_lines, {}, time.monotonic()
     for actor, own in lines.items():
-        with suppress(OSError), open(run.store.path / "log" / f"actor-{actor:04d}.log", "a") as log:
-            log.writelines(own)
+        with suppress(OSError), open(run.store.path / "log" / f"actor-{actor:04d}.log", "ab", 0) as log:
+            log.write("".join(own).encode())
 
 
 def _loop(run: Run, lease_map: Map, report: Callable[..., Status]) -> None:
@@ -911,7 +913,8 @@ def _loop(run: Run, lease_map: Map, report: Callable[..., Status]) -> None:
                 _commit(run)
             if time.monotonic() - run.reported_at >= REPORT_S:
                 report("running")
-            _write_log_in_time(run)
+            if run.log_lines and time.monotonic() - run.logged_at >= min(LOG_S, LOG_COST_S * run.slots):
+                _write_log(run)
     except KeyboardInterrupt:
         run.halt_reason = "interrupted"
     except RunFault as fault:
@@ -953,16 +956,16 @@ def _accept(run: Run, done: Done) -> None:
         rows = {
             table: [row for one in error_tables for row in one[table]] for table in ("machines", "events")
         }
-        tables = tables_of(run.job, rows)
+        tables = batches_of(tables_of(run.job, rows))
     if done_before:
-        tables = {name: _without(table, done_before) for name, table in tables.items()}
+        tables = {name: _without(batch, done_before) for name, batch in tables.items()}
     for ask in done.lease.asks:
         if ask.machine not in done_before:
             run.missing[ask.generation] -= 1
             run.state.mark_done(ask.generation, ask.machine)
             run.solved += 1
     run.accepted.append((tables, done.group))
-    run.uncommitted_rows += sum(table.num_rows for table in tables.values())
+    run.uncommitted_rows += sum(batch.num_rows for batch in tables.values())
     if "events" in tables or time.monotonic() - run.settled_at >= SETTLE_S:
         _settle(run)
 
@@ -975,11 +978,15 @@ def _settle(run: Run) -> None:
     if not run.accepted:
         return
     accepted, run.accepted = run.accepted, []
-    run.written += [(group, tables) for tables, group in accepted if group]
+    run.written += [
+        (group, {name: pa.Table.from_batches([batch]) for name, batch in tables.items()})
+        for tables, group in accepted
+        if group
+    ]
     for by_worker in (False, True):
         found = [tables for tables, group in accepted if bool(group) is by_worker]
         tables = {
-            name: pa.concat_tables([one[name] for one in found if name in one]).combine_chunks()
+            name: pa.Table.from_batches([pa.concat_batches([one[name] for one in found if name in one])])
             for name in record.STORED
             if any(name in one for one in found)
         }
@@ -990,10 +997,10 @@ def _settle(run: Run) -> None:
     _check_limits(run)
 
 
-def _without(table: pa.Table, machines: list[int]) -> pa.Table:
-    if "machine" not in table.column_names:
-        return table
-    return table.filter(pc.invert(pc.is_in(table["machine"], pa.array(machines, pa.int64()))))
+def _without(batch: pa.RecordBatch, machines: list[int]) -> pa.RecordBatch:
+    if "machine" not in batch.schema.names:
+        return batch
+    return batch.filter(pc.invert(pc.is_in(batch["machine"], pa.array(machines, pa.int64()))))
 
 
 def _add(run: Run, tables: dict[str, pa.Table]) -> None:
