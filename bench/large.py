@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from bench.driver import LIGHT, STUDY, complete
-from bench.seats import CLOCKS
+from bench.driver import complete
+from bench.sweep import PRODUCT, STUDY
 from cluster import driver, pruning
 from cluster.worker import VERSIONS, Ask, Done, Job, Lease, batches_of, job_of, solve_lease
 from dse.study import packed_columns
@@ -68,13 +68,15 @@ def drawn(job: Job, solved: Done, lease: Lease | None) -> Done | None:
 @contextmanager
 def drawing(run: driver.Run, *_: object) -> Iterator[driver.Map]:
     """In the place of driver._lease_map."""
-    solved = solve_lease(run.job, Lease(0, (Ask(0, 0, "random"),)))  # of the smallest arrays and memories
+    largest = Ask(run.job.study.space.size - 1, 0, "random")
+    solved = solve_lease(run.job, Lease(0, (largest,)))
     yield partial(map, partial(drawn, run.job, solved))
 
 
 def written(out: Path, machines: int) -> None:
     path = out.with_suffix(".yaml")
-    path.write_text(STUDY.format(method="random", points=machines, workloads=LIGHT).replace(*CLOCKS))
+    text = STUDY.format(name="large", workload=PRODUCT, points=machines)
+    path.write_text(text.replace(", prune: true", "").replace("from: 32 B,", "from: 64 B,"))
     driver._lease_map = drawing
     begun = time.monotonic()
     complete(driver.run(studies.load(path), out, workers=0))

@@ -95,6 +95,8 @@ PROBE_THREAD = "dse probe"
 MIN_UTILIZATION = 0.9  # a dry run that foresees less says what the workers wait for
 START_S = 10.0  # seconds that Ray and its actors take to start
 ROW_BYTES = 40  # bytes on disk of one row of any table in a merged part; measured 15 to 60
+# file, and its bytes, that is removed where a full disk does not take the last status.json
+RESERVE, RESERVE_BYTES = ".reserve", 1 << 14
 MAX_TEXT_BYTES = 1 << 18  # bytes: env.json has a copy of input files up to this size
 PACKAGES = ("ray", "optuna", "duckdb", "pyarrow", "numpy", "numba", "scipy", "moocore")
 Map = Callable[[Iterator[Lease | None]], Iterator[Done | None]]
@@ -275,6 +277,8 @@ def _run(
         if study.sink == "worker":
             run.job = replace(run.job, sink=_sink(run))
         report = partial(_report, run, progress)
+        with stores.as_store_fault(out):
+            folder.write_bytes(out / RESERVE, os.urandom(RESERVE_BYTES), durable=False)
         try:
             _read_back(run)
         except (KeyError, TypeError, AttributeError, pa.ArrowException) as fault:
@@ -294,6 +298,8 @@ def _run(
                     _loop(run, lease_map, report)
         return _finish(run, report)
     finally:
+        with suppress(OSError):
+            (out / RESERVE).unlink(missing_ok=True)
         stores.close(store)
 
 
@@ -1147,10 +1153,16 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         notes=tuple(run.notes),
     )
     written = {"identity": run.store.identity} | asdict(status)
+    path = run.store.path / folder.STATUS
+    write = partial(folder.write_bytes, path, folder.seal("status", written), durable=state != "running")
     with stores.as_store_fault(run.store.path, is_open=True):
-        folder.write_bytes(
-            run.store.path / folder.STATUS, folder.seal("status", written), durable=state != "running"
-        )
+        try:
+            write()
+        except OSError as fault:
+            if state == "running" or fault.errno not in stores.FULL:
+                raise
+            path.with_name(RESERVE).unlink(missing_ok=True)
+            write()
     if state != "running":
         _publish(run, is_last=True)
     run.reported_at, run.last_status = time.monotonic(), status

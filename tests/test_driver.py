@@ -427,6 +427,51 @@ def test_a_full_disk_stops_with_one_line_and_loses_nothing(tmp_path: Path, whole
     assert rows(tmp_path / "run") == whole
 
 
+FILLED = """
+import sys
+from contextlib import suppress
+from pathlib import Path
+from cluster import driver
+from dse.frontend import check
+from dse.study import study as studies
+path, disk = map(Path, sys.argv[1:])
+driver.REPORT_S = 0.0
+def fill(status):
+    if status.done > 100:
+        driver.COMMIT_S = 0.0
+        with suppress(OSError), open(disk / "filler", "ab", 0) as filler:
+            while True: filler.write(bytes(1 << 12))
+try: driver.run(studies.load(path), disk / "run", workers=0, progress=fill)
+except driver.RunFault as fault: print(fault)
+found = check.status(disk / "run", False)
+print(found["state"], found.get("uncommitted", 0) > 0)
+"""
+IN_NAMESPACE = ("unshare", "-rm", "sh", "-c")
+
+
+@pytest.mark.skipif(
+    subprocess.run([*IN_NAMESPACE, "mount -t tmpfs none /tmp"], check=False, capture_output=True).returncode,
+    reason="no namespace in which a small disk can be mounted",
+)
+def test_a_disk_without_a_byte_left_holds_the_last_status(tmp_path: Path) -> None:
+    """The state is `failed`, not that of a killed run, and only committed machines count."""
+    study(tmp_path)
+    disk, path = tmp_path / "disk", tmp_path / "exhaustive.yaml"
+    disk.mkdir()
+    mounted = f"mount -t tmpfs -o size=2m none {disk} && exec {sys.executable} -c \"$FILLED\" {path} {disk}"
+    said = subprocess.run(
+        [*IN_NAMESPACE, mounted],
+        env={**os.environ, "FILLED": FILLED, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    line, state = said.stdout.splitlines()
+    assert "disk full; free space, then" in line
+    assert state == "failed True"
+
+
 def test_a_dry_run_solves_its_probes_and_writes_nothing(tmp_path: Path) -> None:
     facts = driver.dry_run(study(tmp_path))
     assert facts["machines_in_space"] == SIZE
