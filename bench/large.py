@@ -27,7 +27,7 @@ import pyarrow as pa
 from bench.driver import complete
 from bench.sweep import PRODUCT, STUDY
 from cluster import driver, pruning
-from cluster.worker import VERSIONS, Ask, Done, Job, Lease, batches_of, job_of, solve_lease
+from cluster.worker import VERSIONS, Ask, Done, Job, Lease, batches_of, solve_lease
 from dse.study import packed_columns
 from dse.study import study as studies
 from dse.study.pareto import Trial
@@ -81,7 +81,8 @@ def written(out: Path, machines: int) -> None:
     begun = time.monotonic()
     complete(driver.run(studies.load(path), out, workers=0))
     size = sum(entry.stat().st_size for entry in out.rglob("*") if entry.is_file())
-    print(f"{machines} machines: written in {time.monotonic() - begun:.0f} s, {size / 1e6:.0f} MB", flush=True)
+    wall_s = time.monotonic() - begun
+    print(f"{machines} machines: written in {wall_s:.0f} s, {size / 1e6:.0f} MB", flush=True)
 
 
 def measured(*arguments: str) -> None:

@@ -23,12 +23,9 @@ os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # errors of leases queued after
 # seconds of an attempt to join; Ray's default is 30
 os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "10")
 
-import fcntl
 import re
-import shutil
 import signal
 import socket
-import stat
 import sys
 import tempfile
 import threading
@@ -49,6 +46,7 @@ from ray.exceptions import ActorDiedError, AuthenticationError, RayError, RayTas
 from cluster.run_state import WorkerStats
 from cluster.store import RunFault
 from cluster.worker import Done, Job, Lease, sources_digest, unpack
+from dse.run.temporary import private_folder
 
 DEPTH = 2  # leases per actor: the next one waits at the actor while one is solved
 MAX_HOLDERS = 1 << 14  # batches of which it is known who had them last, a limit of memory
@@ -82,7 +80,6 @@ RAY_SETS = ("RAY_AUTH_MODE", "RAY_CLIENT_MODE", "PYTHONBREAKPOINT")
 LOCALHOSTS = ("127.0.0.1", "localhost", "::1")
 # an environment variable; "0": Ray's daemons listen on 127.0.0.1 only, else on every address of the machine
 RAY_CLUSTERS_VAR = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
-LOCK_FILE = ".dse"  # file in the folder of a local cluster, locked while the cluster runs
 ROOT = str(Path(__file__).resolve().parent.parent)
 Log = Callable[[int, str], None]  # (number of the actor, line)
 
@@ -324,13 +321,13 @@ def cluster(address: str | None, workers: int | None) -> Iterator[int]:
         _restore_ray_access(),
         _keep_sigterm(),
         loopback() if loopback_only else nullcontext(),
-        nullcontext() if address else private_folder() as temporary,
+        nullcontext() if address else private_folder("dse-", _short_top()) as temporary,
     ):
         try:
             if address:
                 _join(address, ray_options)
             else:
-                _start(num_cpus=workers or os.cpu_count(), _temp_dir=temporary, **ray_options)
+                _start(num_cpus=workers or os.cpu_count(), _temp_dir=str(temporary / "ray"), **ray_options)
             yield int(ray.cluster_resources().get("CPU", 0))
         finally:
             ray.shutdown()
@@ -526,46 +523,12 @@ def _join_fault(address: str, ray_messages: Sequence[str], ray_gave_up: bool) ->
     )
 
 
-@contextmanager
-def private_folder() -> Iterator[str]:
-    """Yields a folder for a cluster's files that no other user can enter (Ray makes its own readable for
-    all). Its path is short, because the paths of Unix sockets have at most 107 bytes.
-
-    Folders of killed runs are removed: those of this user in which no process locks the file `LOCK_FILE`. A
-    process number in the folder's name would not tell, as numbers are reused.
-    """
-    top = next(
+def _short_top() -> str:
+    """Returns a folder of temporary files with a short path: those of Unix sockets have at most 107 bytes."""
+    return next(
         (d for d in (tempfile.gettempdir(), "/tmp") if len(d) < 20 and os.access(d, os.W_OK)),
         tempfile.gettempdir(),
     )
-    for old in Path(top).glob("dse-*"):
-        if (lock := _lock_folder(old, os.O_RDWR)) is not None:
-            shutil.rmtree(old, ignore_errors=True)
-            os.close(lock)
-    path = Path(tempfile.mkdtemp(prefix="dse-", dir=top))
-    lock = _lock_folder(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    try:
-        yield str(path / "ray")
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
-
-
-def _lock_folder(folder: Path, flags: int) -> int | None:
-    """Locks the file `LOCK_FILE` in a folder. Returns its descriptor; None if the folder is not a private one
-    of this user, or if another process has the lock.
-    """
-    with suppress(OSError):
-        status = folder.lstat()
-        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077:
-            lock = os.open(folder / LOCK_FILE, flags | os.O_NOFOLLOW, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return lock
-            except OSError:
-                os.close(lock)
-    return None
 
 
 def _answers(address: str) -> bool:

@@ -458,7 +458,7 @@ def test_a_disk_without_a_byte_left_holds_the_last_status(tmp_path: Path) -> Non
     study(tmp_path)
     disk, path = tmp_path / "disk", tmp_path / "exhaustive.yaml"
     disk.mkdir()
-    mounted = f"mount -t tmpfs -o size=2m none {disk} && exec {sys.executable} -c \"$FILLED\" {path} {disk}"
+    mounted = f'mount -t tmpfs -o size=2m none {disk} && exec {sys.executable} -c "$FILLED" {path} {disk}'
     said = subprocess.run(
         [*IN_NAMESPACE, mounted],
         env={**os.environ, "FILLED": FILLED, "PYTHONPATH": str(Path(__file__).parents[1])},
