@@ -11,12 +11,10 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import shutil
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from functools import partial
 from importlib.resources import files
@@ -34,6 +32,7 @@ from analysis.computed import Computed, literal, nodes
 from dse.explain.units import COLUMN_KEY
 from dse.run import folder as folders
 from dse.run.folder import Damaged
+from dse.run.temporary import private_folder
 from dse.study import pareto
 from workloads.meant import meant
 from workloads.renamed import COLUMNS
@@ -114,9 +113,10 @@ def connect(
     root = Path(folder).resolve()
     if not (root / "manifest.json").exists() and not (root / "study.yaml").exists():
         raise QueryError(f"{folder}: no manifest.json; give the folder of a run")
-    temp_folder = tempfile.mkdtemp(prefix="dse-sql-")
-    con = duckdb.connect(config={"threads": threads, "memory_limit": memory, "temp_directory": temp_folder})
-    weakref.finalize(con, shutil.rmtree, temp_folder, ignore_errors=True)
+    held = ExitStack()
+    spill = held.enter_context(private_folder("dse-sql-")) / "spill"
+    con = duckdb.connect(config={"threads": threads, "memory_limit": memory, "temp_directory": str(spill)})
+    weakref.finalize(con, held.close)
     _add_fronts(con)
     con.execute(
         "CREATE SCHEMA internal; CREATE TABLE internal.run (folder VARCHAR, generation BIGINT, "

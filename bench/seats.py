@@ -1,11 +1,12 @@
 """How many workers one driver feeds: its whole loop, over seats that wait instead of solving.
 
-    python -m bench.seats [--seats 100 1000 10000] [--leases 20] [--method random] [--machine-s 0.5]
+    python -m bench.seats [--seats 100 1000 10000] [--leases 20] [--method random] [--machine-s 0.5] [--short]
 
 A seat answers a lease after its machines times `--machine-s`, with rows that were solved once and bear the
 machine's number. The clock is the driver's CPU time, which stands still while a seat makes rows, and jumps to
 the next answer where the driver would wait: so neither other work on the machine nor a slow disk is measured.
-Ray's own calls are not in it.
+Ray's own calls are not in it; with --short leases do not grow with the seats to make up for these. A million
+machines: --seats 1000 --leases 1000 --machine-s 1 --short.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Clock:
 
     def monotonic(self) -> float:
         """Seconds so far."""
-        return self.computed_s() + self.waited_s
+        return time.process_time() - self.not_counted_s + self.waited_s
 
     def sleep(self, seconds: float) -> None:
         """Lets so many seconds pass at once."""
@@ -80,7 +81,8 @@ class StubCalls(pool.Calls):
     seats: int
     machine_s: float
     clock: Clock
-    template: Mapping[str, pa.Table]
+    template: Mapping[str, pa.RecordBatch]
+    rows: dict[tuple[str, int], pa.RecordBatch] = field(default_factory=dict)  # of so many machines
     due: list[float] = field(default_factory=list)  # heap of when calls are answered
     leases: int = 0
     began: tuple[float, float] = (0.0, 0.0)  # of the clock at the first lease: CPU seconds, all seconds
@@ -113,26 +115,22 @@ class StubCalls(pool.Calls):
             heapq.heappop(self.due)
         return [call for call in calls if call.due <= now]
 
-    def readiness(self, _call: Call) -> tuple[int, str, str]:
-        return 0, "stub", ""
+    def readiness(self, _call: Call) -> tuple[int, str, str, str]:
+        return 0, "stub", "node", ""
 
     def done(self, call: Call, lease: Lease) -> Done:
         """The rows of the template, once per machine, as they arrive from an actor."""
         begun, n = time.process_time(), len(lease.asks)
         own = {
             "machine": pa.array([ask.machine for ask in lease.asks]),
-            "generation": pa.array([ask.generation for ask in lease.asks]),
+            "generation": pa.array([ask.generation for ask in lease.asks], pa.int32()),
         }
         tables = {}
-        for name, table in self.template.items():
-            if "machine" in table.column_names:
-                table = table.take(pa.array([0] * n))
-            for column in own.keys() & set(table.column_names):
-                at = table.column_names.index(column)
-                table = table.set_column(
-                    at, table.schema.field(at), own[column].cast(table.schema.field(at).type)
-                )
-            tables[name] = table
+        for name, batch in self.template.items():
+            if "machine" in batch.schema.names:
+                batch = self.rows.setdefault((name, n), batch.take([0] * n))
+            arrays = [own.get(field.name, column) for field, column in zip(batch.schema, batch, strict=True)]
+            tables[name] = pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
         packed = pack(Done(lease, tables, self.machine_s * n))
         self.clock.not_counted_s += time.process_time() - begun
         return unpack(self.job, lease, packed)
@@ -156,7 +154,7 @@ def study(folder: Path, method: str, machines: int) -> Study:
 
 @contextmanager
 def stub_map(
-    calls: StubCalls, run: driver.Run, _workers: int | None, _address: str | None
+    calls: StubCalls, run: driver.Run, _workers: int | None, _address: str | None, _cpus: int | None
 ) -> Iterator[driver.Map]:
     """In the place of driver._lease_map."""
     run.slots = calls.seats
@@ -172,13 +170,21 @@ def measured(folder: Path, method: str, seats: int, machines: int, machine_s: fl
     calls = StubCalls(job, seats, machine_s, clock, tables)
     driver._lease_map, pool.MAX_STARTING = partial(stub_map, calls), seats
     driver.time = pool.time = clock  # type: ignore[assignment]
-    found = driver.run(one, folder / f"run-{method}-{seats}", workers=seats)
+    memory_mb: list[float] = []
+
+    def look(status: driver.Status) -> None:
+        """Notes the memory after each tenth of the machines."""
+        if status.done * 10 >= machines * (len(memory_mb) + 1):
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            memory_mb.append(pages * resource.getpagesize() / 1e6)
+
+    found = driver.run(one, folder / f"run-{method}-{seats}", workers=seats, progress=look)
     cpu_s, whole_s = clock.computed_s() - calls.began[0], clock.monotonic() - calls.began[1]
     print(
         f"{method}, {seats} seats, {found.solved} machines of {machine_s:g} s in {calls.leases} leases: "
         f"{whole_s:.1f} s, {found.solved * machine_s / whole_s / seats:.1%} busy; the driver computes "
         f"{cpu_s:.2f} s, {1e3 * cpu_s / calls.leases:.3f} ms a lease, {calls.leases / cpu_s:,.0f} a second; "
-        f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB",
+        f"memory after each tenth {' '.join(f'{size:.0f}' for size in memory_mb)} MB",
         flush=True,
     )
 
@@ -189,7 +195,10 @@ def main() -> None:
     parser.add_argument("--leases", type=int, default=20, help="seconds of work per seat")
     parser.add_argument("--machine-s", type=float, default=0.5)
     parser.add_argument("--method", default="random")
+    parser.add_argument("--short", action="store_true", help="leases of one second, whatever the seats")
     given = parser.parse_args()
+    if given.short:
+        driver.LEASE_COST_S = 0.0
     with tempfile.TemporaryDirectory(prefix="dse-bench-") as folder:
         for seats in given.seats:
             machines = int(seats * given.leases / given.machine_s)

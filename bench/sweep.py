@@ -250,7 +250,8 @@ def drawn(folder: Path, workload: str, points: int, solved: int) -> tuple[Path, 
     (run / folders.STUDY).write_bytes(studies.files(one)[folders.STUDY])
     store = stores.with_study(store, folders.digest(studies.identity(one)))
     numbers = permutation(one.space.size, 11, np.arange(solved, dtype=np.int64)).tolist()
-    tables = solve_lease(job, Lease(0, tuple(Ask(number, 0, "random") for number in numbers))).tables
+    solved_batches = solve_lease(job, Lease(0, tuple(Ask(number, 0, "random") for number in numbers))).tables
+    tables = {name: pa.Table.from_batches([batch]) for name, batch in solved_batches.items()}
     donors, sizes = (
         tables["chosen"]["machine"].to_numpy(),
         [at for at, axis in enumerate(one.space.axes) if axis.key in SIZES],
@@ -384,7 +385,8 @@ def shared(folder: Path, workload: str, machines: int, solved: int) -> None:
     seconds.clear()
     summed = batch_eval.sums_at
     batch_eval.sums_at = lambda *given: timed("price", summed, *given)
-    tables = [timed("lease", solve_lease, job, Lease(0, own)).tables for own in leases]
+    batches = [timed("lease", solve_lease, job, Lease(0, own)).tables for own in leases]
+    tables = [{name: pa.Table.from_batches([rows]) for name, rows in one.items()} for one in batches]
     batch_eval.sums_at = summed
     timed("commit", stores.commit, store, tables)
     stores.close(store)

@@ -22,7 +22,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice, takewhile
 from pathlib import Path
@@ -46,6 +46,7 @@ from cluster.worker import (
     Job,
     Lease,
     Row,
+    batches_of,
     error_rows,
     event,
     job_of,
@@ -75,7 +76,8 @@ LEASE_S = 1.0  # seconds of work per lease at least, where there are machines en
 # seconds of the driver per lease (Ray's calls 1 ms, the rest 0.4: bench/seats.py), and the share of its time
 # that leases may take: with more than 333 workers (LEASE_S x DRIVER_SHARE / LEASE_COST_S), leases are longer
 LEASE_COST_S, DRIVER_SHARE = 1.5e-3, 0.5
-LOG_COST_S = 0.01  # logs are written every LOG_COST_S x actors seconds, but at least every COMMIT_S
+# logs are written every LOG_COST_S x actors seconds, but at least every LOG_S
+LOG_COST_S, LOG_S = 0.03, 30.0
 SETTLE_S = 0.1  # seconds between calls of `_settle`, which reads the rows of leases that have come in
 MAX_PER_LEASE = 4096  # machines in a lease at most
 # machines in a lease at least, if that many differ in prices, rates and clock alone (one batch)
@@ -93,6 +95,8 @@ PROBE_THREAD = "dse probe"
 MIN_UTILIZATION = 0.9  # a dry run that foresees less says what the workers wait for
 START_S = 10.0  # seconds that Ray and its actors take to start
 ROW_BYTES = 40  # bytes on disk of one row of any table in a merged part; measured 15 to 60
+# file, and its bytes, that is removed where a full disk does not take the last status.json
+RESERVE, RESERVE_BYTES = ".reserve", 1 << 14
 MAX_TEXT_BYTES = 1 << 18  # bytes: env.json has a copy of input files up to this size
 PACKAGES = ("ray", "optuna", "duckdb", "pyarrow", "numpy", "numba", "scipy", "moocore")
 Map = Callable[[Iterator[Lease | None]], Iterator[Done | None]]
@@ -164,16 +168,14 @@ class Run:
     asked: Asked = field(default_factory=Asked)  # machines of the generations, unless they are enumerated
     asked_count: int = 0  # machines asked for
     violating: int = 0  # machines pruned because they break a constraint that needs no solving
-    # machines asked for and not dispatched yet, each with its batch: a number that is equal for machines that
-    # may be solved together
+    # machines asked for and not dispatched yet, each with its batch (`_batches`)
     todo: deque[tuple[Ask, int]] = field(default_factory=deque)
     queued: dict[int, int] = field(default_factory=dict)  # generation -> its machines in `todo`
-    batch_count: int = 0  # batches numbered so far
     missing: list[int] = field(default_factory=list)  # per generation: machines that have no row yet
     complete_count: int = 0  # how many generations are complete, counted from the first one
-    # per lease that has come in since the last `_settle`: its tables (name -> table), and the group that its
-    # worker wrote; None: the driver writes the tables
-    accepted: list[tuple[Mapping[str, pa.Table], Group | None]] = field(default_factory=list)
+    # per lease that has come in since the last `_settle`: its rows by table name, and the group that its
+    # worker wrote; None: the driver writes the rows
+    accepted: list[tuple[Mapping[str, pa.RecordBatch], Group | None]] = field(default_factory=list)
     uncommitted: list[dict[str, pa.Table]] = field(default_factory=list)  # tables to commit
     # groups that workers wrote, to commit, each with the columns of its rows that are at hand
     written: list[tuple[Group, Mapping[str, pa.Table]]] = field(default_factory=list)
@@ -276,6 +278,8 @@ def _run(
         if study.sink == "worker":
             run.job = replace(run.job, sink=_sink(run))
         report = partial(_report, run, progress)
+        with stores.as_store_fault(out):
+            folder.write_bytes(out / RESERVE, os.urandom(RESERVE_BYTES), durable=False)
         try:
             _read_back(run)
         except (KeyError, TypeError, AttributeError, pa.ArrowException) as fault:
@@ -295,6 +299,8 @@ def _run(
                     _loop(run, lease_map, report)
         return _finish(run, report)
     finally:
+        with suppress(OSError):
+            (out / RESERVE).unlink(missing_ok=True)
         stores.close(store)
 
 
@@ -721,10 +727,9 @@ def _queue(run: Run, generation: Generation, dispatched: int = 0, violating: int
     if not is_enumerated(run.job.study.search):
         run.asked.add(generation)
     run.missing.append(len(wanted))
-    batches = _batch_numbers(run, wanted)
-    order = np.argsort(batches, kind="stable")
-    run.todo.extend((wanted[i], run.batch_count + int(batches[i])) for i in order.tolist())
-    run.batch_count += int(batches.max(initial=-1)) + 1
+    which, batches = _batches(run, wanted)
+    order = np.argsort(which, kind="stable")
+    run.todo.extend((wanted[i], batches[which[i]]) for i in order.tolist())
     run.queued[number] = len(wanted)
     rows = [
         pruned_rows(run.job, Ask(machine, number, source), reason)["machines"][0]
@@ -738,14 +743,21 @@ def _queue(run: Run, generation: Generation, dispatched: int = 0, violating: int
         run.uncommitted_rows += len(rows)
 
 
-def _batch_numbers(run: Run, asks: Sequence[Ask]) -> Ints:
-    """Returns a number per machine, equal for machines that may be solved together."""
+def _batches(run: Run, asks: Sequence[Ask]) -> tuple[Ints, list[int]]:
+    """Returns (index of each machine's batch; the batches, as numbers). Machines of a batch may be solved
+    together; it has the same number in every generation, so that its leases find who has solved others of it
+    (`pool._slot_for`).
+    """
     if run.structural_axes is None or not asks:
-        return np.zeros(len(asks), np.int64)
+        return np.zeros(len(asks), np.int64), [0]
     machines = np.array([ask.machine for ask in asks], np.int64)
     if run.job.batch_index:
-        return run.job.batch_index.batch_numbers(machines)[0]
-    return group_equal_rows(run.job.pruner.table.digits(machines)[:, run.structural_axes])[1]
+        which, keys = run.job.batch_index.batch_numbers(machines)
+    else:
+        digits = run.job.pruner.table.digits(machines)[:, run.structural_axes]
+        first, which = group_equal_rows(digits)
+        keys = digits[first]
+    return which, [hash(key) for key in map(tuple, keys.tolist())]
 
 
 def _leases(run: Run) -> Iterator[Lease | None]:
@@ -814,7 +826,7 @@ def _lease_size(run: Run, ready_count: int) -> int:
 
 def _lease(run: Run, ready_count: int) -> Lease:
     """Takes the machines of the next lease from the queue."""
-    size = _lease_size(run, ready_count)
+    size, batch = _lease_size(run, ready_count), run.todo[0][1]
     run.lease_count += 1
     asks = tuple(run.todo.popleft()[0] for _ in range(size))
     for number, count in Counter(ask.generation for ask in asks).items():
@@ -826,7 +838,8 @@ def _lease(run: Run, ready_count: int) -> Lease:
         if run.job.study.search.prune
         else {}
     )
-    return Lease(run.lease_count, asks, fronts, stores.name_for_worker(run.store, 0, run.lease_count))
+    name = stores.name_for_worker(run.store, 0, run.lease_count)
+    return Lease(run.lease_count, asks, fronts, name, batch=batch)
 
 
 def _merge_lease(run: Run) -> Lease:
@@ -880,20 +893,20 @@ def _log(run: Run, actor: int, line: str) -> None:
     """Notes a line for an actor's log. Lines of many actors are gathered, so that their files are opened less
     often.
     """
-    run.log_lines.setdefault(actor, []).append(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
-    _write_log_in_time(run)
+    run.log_lines.setdefault(actor, []).append(f"{_clock_time(int(time.time()))} {line}\n")
 
 
-def _write_log_in_time(run: Run) -> None:
-    if run.log_lines and time.monotonic() - run.logged_at >= min(COMMIT_S, LOG_COST_S * run.slots):
-        _write_log(run)
+@lru_cache(maxsize=1)
+def _clock_time(seconds: int) -> str:
+    """Returns the local time, which costs as much as the rest of a line."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
 
 
 def _write_log(run: Run) -> None:
     lines, run.log_lines, run.logged_at = run.log_lines, {}, time.monotonic()
     for actor, own in lines.items():
-        with suppress(OSError), open(run.store.path / "log" / f"actor-{actor:04d}.log", "a") as log:
-            log.writelines(own)
+        with suppress(OSError), open(run.store.path / "log" / f"actor-{actor:04d}.log", "ab", 0) as log:
+            log.write("".join(own).encode())
 
 
 def _loop(run: Run, lease_map: Map, report: Callable[..., Status]) -> None:
@@ -907,7 +920,8 @@ def _loop(run: Run, lease_map: Map, report: Callable[..., Status]) -> None:
                 _commit(run)
             if time.monotonic() - run.reported_at >= REPORT_S:
                 report("running")
-            _write_log_in_time(run)
+            if run.log_lines and time.monotonic() - run.logged_at >= min(LOG_S, LOG_COST_S * run.slots):
+                _write_log(run)
     except KeyboardInterrupt:
         run.halt_reason = "interrupted"
     except RunFault as fault:
@@ -949,16 +963,16 @@ def _accept(run: Run, done: Done) -> None:
         rows = {
             table: [row for one in error_tables for row in one[table]] for table in ("machines", "events")
         }
-        tables = tables_of(run.job, rows)
+        tables = batches_of(tables_of(run.job, rows))
     if done_before:
-        tables = {name: _without(table, done_before) for name, table in tables.items()}
+        tables = {name: _without(batch, done_before) for name, batch in tables.items()}
     for ask in done.lease.asks:
         if ask.machine not in done_before:
             run.missing[ask.generation] -= 1
             run.state.mark_done(ask.generation, ask.machine)
             run.solved += 1
     run.accepted.append((tables, done.group))
-    run.uncommitted_rows += sum(table.num_rows for table in tables.values())
+    run.uncommitted_rows += sum(batch.num_rows for batch in tables.values())
     if "events" in tables or time.monotonic() - run.settled_at >= SETTLE_S:
         _settle(run)
 
@@ -971,11 +985,15 @@ def _settle(run: Run) -> None:
     if not run.accepted:
         return
     accepted, run.accepted = run.accepted, []
-    run.written += [(group, tables) for tables, group in accepted if group]
+    run.written += [
+        (group, {name: pa.Table.from_batches([batch]) for name, batch in tables.items()})
+        for tables, group in accepted
+        if group
+    ]
     for by_worker in (False, True):
         found = [tables for tables, group in accepted if bool(group) is by_worker]
         tables = {
-            name: pa.concat_tables([one[name] for one in found if name in one]).combine_chunks()
+            name: pa.Table.from_batches([pa.concat_batches([one[name] for one in found if name in one])])
             for name in record.STORED
             if any(name in one for one in found)
         }
@@ -986,10 +1004,10 @@ def _settle(run: Run) -> None:
     _check_limits(run)
 
 
-def _without(table: pa.Table, machines: list[int]) -> pa.Table:
-    if "machine" not in table.column_names:
-        return table
-    return table.filter(pc.invert(pc.is_in(table["machine"], pa.array(machines, pa.int64()))))
+def _without(batch: pa.RecordBatch, machines: list[int]) -> pa.RecordBatch:
+    if "machine" not in batch.schema.names:
+        return batch
+    return batch.filter(pc.invert(pc.is_in(batch["machine"], pa.array(machines, pa.int64()))))
 
 
 def _add(run: Run, tables: dict[str, pa.Table]) -> None:
@@ -1137,10 +1155,16 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         notes=tuple(run.notes),
     )
     written = {"identity": run.store.identity} | asdict(status)
+    path = run.store.path / folder.STATUS
+    write = partial(folder.write_bytes, path, folder.seal("status", written), durable=state != "running")
     with stores.as_store_fault(run.store.path, is_open=True):
-        folder.write_bytes(
-            run.store.path / folder.STATUS, folder.seal("status", written), durable=state != "running"
-        )
+        try:
+            write()
+        except OSError as fault:
+            if state == "running" or fault.errno not in stores.FULL:
+                raise
+            path.with_name(RESERVE).unlink(missing_ok=True)
+            write()
     if state != "running":
         _publish(run, is_last=True)
     run.reported_at, run.last_status = time.monotonic(), status

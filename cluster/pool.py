@@ -23,12 +23,9 @@ os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # errors of leases queued after
 # seconds of an attempt to join; Ray's default is 30
 os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "10")
 
-import fcntl
 import re
-import shutil
 import signal
 import socket
-import stat
 import sys
 import tempfile
 import threading
@@ -49,8 +46,10 @@ from ray.exceptions import ActorDiedError, AuthenticationError, RayError, RayTas
 from cluster.run_state import WorkerStats
 from cluster.store import RunFault
 from cluster.worker import Done, Job, Lease, sources_digest, unpack
+from dse.run.temporary import private_folder
 
 DEPTH = 2  # leases per actor: the next one waits at the actor while one is solved
+MAX_HOLDERS = 1 << 14  # batches of which it is known who had them last, a limit of memory
 TRIES = 3  # a machine is given up when this many actors have died while solving it alone
 MAX_STARTING = 16  # actors started at a time: each imports NumPy and Numba
 # an idle actor also solves a lease that is late: after LATE_S seconds, and LATE_TIMES its expected time
@@ -81,7 +80,6 @@ RAY_SETS = ("RAY_AUTH_MODE", "RAY_CLIENT_MODE", "PYTHONBREAKPOINT")
 LOCALHOSTS = ("127.0.0.1", "localhost", "::1")
 # an environment variable; "0": Ray's daemons listen on 127.0.0.1 only, else on every address of the machine
 RAY_CLUSTERS_VAR = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
-LOCK_FILE = ".dse"  # file in the folder of a local cluster, locked while the cluster runs
 ROOT = str(Path(__file__).resolve().parent.parent)
 Log = Callable[[int, str], None]  # (number of the actor, line)
 
@@ -106,9 +104,9 @@ class Solver:
         if os.path.isfile(os.path.join(root, "cluster", "worker.py")):
             sys.path.insert(0, root)
 
-    def ready(self, job: list[Any], sources: str) -> tuple[int, str, str]:
-        """Loads the job. Returns (process, node, fault); the fault is empty or one line. job: a reference in
-        a list, so that it is fetched after the imports are checked.
+    def ready(self, job: list[Any], sources: str) -> tuple[int, str, str, str]:
+        """Loads the job. Returns (process, host, node, fault): Ray's name of the node; the fault is empty or
+        one line. job: a reference in a list, so that it is fetched after the imports are checked.
         """
         import os
         import socket
@@ -127,7 +125,7 @@ class Solver:
             worker.settle_process()
             self.loaded = client.get(job[0])
             fault = worker.plugin_fault(self.loaded) or worker.sink_fault(self.loaded)
-        return os.getpid(), socket.gethostname(), fault
+        return os.getpid(), socket.gethostname(), client.get_runtime_context().get_node_id(), fault
 
     def solve(self, lease: Any) -> Any:
         """Returns the Packed answer of a lease; None if the actor was restarted after its last `ready` and
@@ -153,6 +151,7 @@ class ActorSlot:
 
     number: int
     actor: Any  # None: it died and is replaced when its back-off is over
+    node: str = ""  # where the actor last answered `ready`
     ready_ref: Any = None  # outstanding call of `ready`; None: it was answered, or the actor backs off
     flights: deque[Flight] = field(default_factory=deque)
     backoff_until: float = 0.0  # time.monotonic() before which it is not called again; 0: no back-off
@@ -180,7 +179,7 @@ class Calls(Protocol):
         have arrived.
         """
 
-    def readiness(self, ref: Any) -> tuple[int, str, str]:
+    def readiness(self, ref: Any) -> tuple[int, str, str, str]:
         """Returns the answer of `ready` that has arrived. Raises RayError."""
 
     def done(self, ref: Any, lease: Lease) -> Done | None:
@@ -227,8 +226,8 @@ class RayCalls(Calls):
             arrived, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
         return list(arrived)
 
-    def readiness(self, ref: Any) -> tuple[int, str, str]:  # noqa: D102
-        found: tuple[int, str, str] = ray.get(ref, timeout=30)
+    def readiness(self, ref: Any) -> tuple[int, str, str, str]:  # noqa: D102
+        found: tuple[int, str, str, str] = ray.get(ref, timeout=30)
         return found
 
     def done(self, ref: Any, lease: Lease) -> Done | None:  # noqa: D102
@@ -269,6 +268,10 @@ class Pool:
     not_live: dict[int, ActorSlot] = field(default_factory=dict)
     idle: dict[int, ActorSlot] = field(default_factory=dict)
     queueable: dict[int, ActorSlot] = field(default_factory=dict)
+    # node -> slots whose actors were last seen there
+    on_node: dict[str, dict[int, ActorSlot]] = field(default_factory=dict)
+    # batch -> the slot that was sent a lease of it last, and its node
+    holders: dict[int, tuple[ActorSlot, str]] = field(default_factory=dict)
     # reference to an answer that is awaited (of `ready`, or of a slot's first lease) -> the slot
     outstanding: dict[Any, ActorSlot] = field(default_factory=dict)
     in_flight: dict[int, int] = field(default_factory=dict)  # lease without a result -> actors that have it
@@ -318,13 +321,13 @@ def cluster(address: str | None, workers: int | None) -> Iterator[int]:
         _restore_ray_access(),
         _keep_sigterm(),
         loopback() if loopback_only else nullcontext(),
-        nullcontext() if address else private_folder() as temporary,
+        nullcontext() if address else private_folder("dse-", _short_top()) as temporary,
     ):
         try:
             if address:
                 _join(address, ray_options)
             else:
-                _start(num_cpus=workers or os.cpu_count(), _temp_dir=temporary, **ray_options)
+                _start(num_cpus=workers or os.cpu_count(), _temp_dir=str(temporary / "ray"), **ray_options)
             yield int(ray.cluster_resources().get("CPU", 0))
         finally:
             ray.shutdown()
@@ -520,46 +523,12 @@ def _join_fault(address: str, ray_messages: Sequence[str], ray_gave_up: bool) ->
     )
 
 
-@contextmanager
-def private_folder() -> Iterator[str]:
-    """Yields a folder for a cluster's files that no other user can enter (Ray makes its own readable for
-    all). Its path is short, because the paths of Unix sockets have at most 107 bytes.
-
-    Folders of killed runs are removed: those of this user in which no process locks the file `LOCK_FILE`. A
-    process number in the folder's name would not tell, as numbers are reused.
-    """
-    top = next(
+def _short_top() -> str:
+    """Returns a folder of temporary files with a short path: those of Unix sockets have at most 107 bytes."""
+    return next(
         (d for d in (tempfile.gettempdir(), "/tmp") if len(d) < 20 and os.access(d, os.W_OK)),
         tempfile.gettempdir(),
     )
-    for old in Path(top).glob("dse-*"):
-        if (lock := _lock_folder(old, os.O_RDWR)) is not None:
-            shutil.rmtree(old, ignore_errors=True)
-            os.close(lock)
-    path = Path(tempfile.mkdtemp(prefix="dse-", dir=top))
-    lock = _lock_folder(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    try:
-        yield str(path / "ray")
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
-
-
-def _lock_folder(folder: Path, flags: int) -> int | None:
-    """Locks the file `LOCK_FILE` in a folder. Returns its descriptor; None if the folder is not a private one
-    of this user, or if another process has the lock.
-    """
-    with suppress(OSError):
-        status = folder.lstat()
-        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077:
-            lock = os.open(folder / LOCK_FILE, flags | os.O_NOFOLLOW, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return lock
-            except OSError:
-                os.close(lock)
-    return None
 
 
 def _answers(address: str) -> bool:
@@ -677,11 +646,10 @@ def _dispatch(pool: Pool, leases: Iterator[Lease | None], has_more: bool) -> boo
     """
     lease: Lease | None
     while pool.idle:
-        slot = next(iter(pool.idle.values()))
         lease, has_more = _next_lease(pool, leases, has_more, is_idle=True)
         if lease is None:
             return has_more
-        _send(pool, slot, lease)
+        _send(pool, _slot_for(pool, lease, pool.idle), lease)
     while pool.queueable and not any(queued.number in pool.suspects for queued in pool.queue):
         slot = next(iter(pool.queueable.values()))
         if slot.flights[0].lease.number in pool.suspects:  # no lease is queued behind a suspect
@@ -690,8 +658,24 @@ def _dispatch(pool: Pool, leases: Iterator[Lease | None], has_more: bool) -> boo
         lease, has_more = _next_lease(pool, leases, has_more, is_idle=False)
         if lease is None:
             return has_more
-        _send(pool, slot, lease)
+        _send(pool, _slot_for(pool, lease, pool.queueable), lease)
     return has_more
+
+
+def _slot_for(pool: Pool, lease: Lease, free: dict[int, ActorSlot]) -> ActorSlot:
+    """Returns the free slot that a lease is sent to: the one that had machines of the lease's batch last, as
+    its process holds their shared mappings; else one on the same node, whose $DSE_CACHE has them; else the
+    one that is free for longest. A lease whose actor died or is late goes to that one, too: its node may be
+    the reason.
+    """
+    is_suspect_or_late = lease.number in pool.suspects or lease.number in pool.copied
+    if lease.batch in pool.holders and not is_suspect_or_late:
+        last_slot, node = pool.holders[lease.batch]
+        for slot in (last_slot, *pool.on_node.get(node, {}).values()):
+            has_suspect = slot.flights and slot.flights[0].lease.number in pool.suspects
+            if slot.node == node and slot.number in free and not has_suspect:
+                return slot
+    return next(iter(free.values()))
 
 
 def _next_lease(
@@ -723,6 +707,11 @@ def _send(pool: Pool, slot: ActorSlot, lease: Lease) -> None:
         pool.outstanding[flight.ref] = slot
     slot.flights.append(flight)
     pool.in_flight[lease.number] = pool.in_flight.get(lease.number, 0) + 1
+    if lease.batch:
+        pool.holders.pop(lease.batch, None)
+        pool.holders[lease.batch] = slot, slot.node
+        if len(pool.holders) > MAX_HOLDERS:
+            del pool.holders[next(iter(pool.holders))]
     _index(pool, slot)
 
 
@@ -761,18 +750,21 @@ def _on_ready(pool: Pool, slot: ActorSlot) -> None:
     PoolFault if its node has a fault.
     """
     try:
-        process, node, fault = pool.calls.readiness(slot.ready_ref)
+        process, host, node, fault = pool.calls.readiness(slot.ready_ref)
     except RayError as error:
         pool.log(slot.number, f"not ready: {_last_line(error)}")
         _back_off(pool, slot, error)
         return
     if fault:
-        raise PoolFault(f"node {node}: {fault}")
+        raise PoolFault(f"node {host}: {fault}")
+    pool.on_node.get(slot.node, {}).pop(slot.number, None)
+    pool.on_node.setdefault(node, {})[slot.number] = slot
+    slot.node = node
     pool.outstanding.pop(slot.ready_ref)
     slot.ready_ref = None
     slot.failures = 0
     _index(pool, slot)
-    pool.log(slot.number, f"process {process} on {node} takes leases")
+    pool.log(slot.number, f"process {process} on {host} takes leases")
 
 
 def _on_result(pool: Pool, slot: ActorSlot) -> Iterator[Done]:

@@ -22,11 +22,14 @@ from dse.study import packed_columns, pareto, prune
 from dse.study import study as studies
 from dse.study.pareto import Trial, Values
 from dse.study.study import Study
+from workloads.arrays import Bools, Ints
 
 # columns of machines read
 MACHINE_COLUMNS = ("machine", "generation", "status", "reason", "need_bytes", "have_bytes")
 MAX_REASONS = 1000  # distinct reasons that are counted, a limit of memory
-MAX_FEASIBLE = 10_000  # feasible points in memory; beyond it, points off the front are dropped
+MAX_FEASIBLE = (
+    10_000  # feasible points in memory; beyond it, points off the front are dropped, if they are as many
+)
 
 
 @dataclass(slots=True)
@@ -58,9 +61,14 @@ class RunState:
     visible_trials: list[Trial] = field(default_factory=list)
     # generation -> front known before it; holds for later generations too, up to the next entry
     fronts: dict[int, tuple[Trial, ...]] = field(default_factory=dict)
-    # [n, objectives] feasible points; once there are many, only those on the front or with the worst value of
-    # an objective
+    # [n, objectives] values of feasible points; once there are many, distinct ones, and only those on the
+    # front or with the worst value of an objective
     feasible_values: Values = field(init=False)
+    # [n] how many points have these values
+    feasible_counts: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    max_feasible: int = (
+        MAX_FEASIBLE  # rows of `feasible_values` beyond which points off the front are dropped
+    )
 
     def __post_init__(self) -> None:
         self.feasible_values = np.empty((0, len(self.study.objectives)))
@@ -134,8 +142,13 @@ class RunState:
                     np.column_stack([feasible[o.column].to_numpy() for o in self.study.objectives]),
                 ]
             )
-        if len(self.feasible_values) > MAX_FEASIBLE:
-            self.front()
+            self.feasible_counts = np.append(
+                self.feasible_counts, np.ones(feasible.num_rows, self.feasible_counts.dtype)
+            )
+        if len(self.feasible_values) > self.max_feasible:
+            self._drop_dominated()
+            # a front may be large: so that each point is looked at a few times, not at every call
+            self.max_feasible = max(MAX_FEASIBLE, 2 * len(self.feasible_values))
         if self.needs_all_trials() or self.study.search.prune:
             trial_machines = (
                 machines if self.needs_all_trials() else machines.filter(pc.equal(machines["status"], "ok"))
@@ -181,19 +194,30 @@ class RunState:
         return tuple(t for t, on_front in zip(feasible, mask, strict=True) if on_front)
 
     def front(self) -> tuple[int, float, Values]:
-        """Returns the size of the front of all feasible points, its hypervolume, and the reference of that.
-        Drops the other points, except those with the worst value of an objective, which span the box of the
-        hypervolume.
-        """
+        """Returns the size of the front of all feasible points, its hypervolume, and the reference of it."""
         if not len(self.feasible_values):
             return 0, 0.0, np.empty(0)
+        on_front = self._drop_dominated()
         values = self.feasible_values * pareto.signs(self.study.objectives)
-        mask = pareto.front(values)
-        best = values[mask]
-        mask[values.argmax(axis=0)] = True
-        self.feasible_values = self.feasible_values[mask]
         reference = pareto.scaler(values).reference() * pareto.signs(self.study.objectives)
-        return len(best), pareto.boxed_hypervolume(best, values), reference
+        size = int(self.feasible_counts[on_front].sum())
+        return size, pareto.boxed_hypervolume(values[on_front], values), reference
+
+    def _drop_dominated(self) -> Bools:
+        """Drops points off the front, except those with the worst value of an objective, which span the box
+        of the hypervolume; of equal values one row is left. Returns [n], which of the rows are on the front.
+        """
+        values = self.feasible_values * pareto.signs(self.study.objectives)
+        on_front = pareto.front(values)
+        kept = on_front.copy()
+        kept[values.argmax(axis=0)] = True
+        distinct, first, which = np.unique(
+            self.feasible_values[kept], axis=0, return_index=True, return_inverse=True
+        )
+        counts = np.zeros(len(distinct), np.int64)
+        np.add.at(counts, which.reshape(-1), self.feasible_counts[kept])
+        self.feasible_values, self.feasible_counts = distinct, counts
+        return np.asarray(on_front[kept][first])
 
     def why_empty(self) -> str:
         """Returns why there is no feasible point: the constraints, if some machine has a schedule; else the

@@ -13,7 +13,6 @@ them: the driver's copy has no such part, and the head that it writes next lists
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ from cluster import store as stores
 from cluster.store import Store, StoreFault, Tables
 from dse.run import folder
 from dse.run.folder import Group, Manifest, part_path
+from dse.run.temporary import private_folder
 from dse.study import packed_columns
 
 if TYPE_CHECKING:  # pyarrow.fs is loaded where a store is used
@@ -118,9 +118,9 @@ def _folder(sink: Sink) -> Iterator[Store]:
         with stores.as_store_fault(sink.path, is_open=True):
             yield Store(sink.path, -1, identity=sink.identity)
         return
-    with tempfile.TemporaryDirectory(prefix="dse-part-") as temporary:
-        (Path(temporary) / "parts").mkdir()
-        yield Store(Path(temporary), -1, identity=sink.identity)
+    with private_folder("dse-part-") as temporary:
+        (temporary / "parts").mkdir()
+        yield Store(temporary, -1, identity=sink.identity)
 
 
 def _upload(sink: Sink, store: Store, group: Group) -> None:

@@ -62,6 +62,7 @@ ROW_GROUP = 122_880  # rows in a row group of most tables
 LOOKUP_ROW_GROUP = 8192
 CHOSEN_ROW_GROUP = 16_384  # rows in a row group of chosen, whose lists may take 2 kB per row in memory
 MAX_LISTED = 3  # files of another study that a message names
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk, a quota or a file
 Tables = Mapping[str, pa.Table]
 
 
@@ -101,7 +102,7 @@ def as_store_fault(path: Path, is_open: bool = False) -> Iterator[None]:
     try:
         yield
     except OSError as fault:
-        if fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if fault.errno in FULL:
             raise StoreFault(f"{path}: disk full; free space, then {_resume_advice(path)}") from fault
         if is_open and fault.errno == errno.ENOENT and not path.is_dir():
             raise StoreFault(_moved_text(path)) from fault

@@ -39,7 +39,7 @@ class PrunedPace:
     seen: int = MIN_SEEN  # machines that had rows then
     first: tuple[int, float] | None = None  # `seen` and `share` of the first sample
 
-    def learn(self, machines: pa.Table, seconds: float) -> None:
+    def learn(self, machines: pa.RecordBatch, seconds: float) -> None:
         """Takes the rows and seconds of a lease into the averages."""
         ruled_out = pc.sum(pc.equal(machines["reason"], DOMINATED)).as_py() or 0
         if solved := machines.num_rows - ruled_out:

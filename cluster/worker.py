@@ -85,6 +85,7 @@ class Lease:
     fronts: Mapping[int, tuple[Trial, ...]] = field(default_factory=dict)
     name: str = ""  # where workers write parts: beginning of the name of the lease's group
     merge: tuple[Group, ...] = ()  # groups to merge, instead of machines
+    batch: int = 0  # equal for leases whose machines may share mappings; 0: those of no other lease
 
 
 class Sharing(NamedTuple):
@@ -119,7 +120,7 @@ class Done:
 
     lease: Lease
     # rows by table name; if the worker wrote them, only those columns that the driver needs
-    tables: Mapping[str, pa.Table]
+    tables: Mapping[str, pa.RecordBatch]
     # time that it took, without the search for shared mappings; the driver sizes later leases by it
     seconds: float
     lost: str = ""  # why there are no rows, if its actors died; else ""
@@ -237,16 +238,17 @@ def solve_lease(job: Job, lease: Lease) -> Done:
     hits, misses = (cache.lookups[name] - lookups[name] for name in ("hits", "misses"))
     group, tables = sink.write(job.sink, lease.name, tables) if job.sink else (None, tables)
     seconds = time.perf_counter() - started - shared_s
-    return Done(lease, tables, seconds, "", shared_s, hits, misses, group)
+    return Done(lease, batches_of(tables), seconds, "", shared_s, hits, misses, group)
+
+
+def batches_of(tables: Mapping[str, pa.Table]) -> dict[str, pa.RecordBatch]:
+    """Returns the rows of those tables that have any."""
+    return {name: table.combine_chunks().to_batches()[0] for name, table in tables.items() if table.num_rows}
 
 
 def pack(done: Done) -> Packed:
     """Returns what an actor sends back for a lease."""
-    tables = {
-        name: table.combine_chunks().to_batches()[0].serialize().to_pybytes()
-        for name, table in done.tables.items()
-        if table.num_rows
-    }
+    tables = {name: batch.serialize().to_pybytes() for name, batch in done.tables.items()}
     return Packed(tables, (done.seconds, done.shared_s, done.cache_hits, done.cache_misses), done.group)
 
 
@@ -259,7 +261,7 @@ def unpack(job: Job, lease: Lease, packed: Packed) -> Done:
             for table, names in job.sink.columns.items()
         }
     tables = {
-        name: pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(data), schemas[name])])
+        name: pa.ipc.read_record_batch(pa.py_buffer(data), schemas[name])
         for name, data in packed.tables.items()
     }
     seconds, shared_s, hits, misses = packed.figures

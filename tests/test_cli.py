@@ -912,6 +912,20 @@ def test_ctrl_c_in_a_statement_is_130(home: Path, tmp_path: Path) -> None:
     interrupted(child)
 
 
+def test_what_a_killed_command_leaves_among_temporary_files_the_next_one_removes(
+    home: Path, tmp_path: Path
+) -> None:
+    """Also what it has spilled."""
+    asked = "SELECT max(a) FROM (SELECT row_number() OVER (ORDER BY hash(range)) AS a FROM range(90000000))"
+    child = start(home, "sql", "run", asked, "--memory", "150MB", TMPDIR=str(tmp_path))
+    wait_for(lambda: any(tmp_path.glob("dse-sql-*/spill/*")))
+    os.killpg(child.pid, signal.SIGKILL)
+    child.communicate()
+    assert any(tmp_path.glob("dse-sql-*/spill/*"))
+    start(home, "sql", "run", "SELECT 1", TMPDIR=str(tmp_path)).communicate()
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("of", [RuntimeError(db.INTERRUPTED[0]), duckdb.Error(db.INTERRUPTED[1])])
 def test_ctrl_c_in_a_question_of_our_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], of: Exception

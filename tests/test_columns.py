@@ -165,7 +165,7 @@ def test_rows_of_machines_that_are_ruled_out_are_those_of_each_alone(tmp_path: P
     asks = tuple(Ask(one, 2 + one % 2, f"source {one % 3}") for one in range(job.study.space.size))
     together = solve_lease(job, Lease(1, asks, fronts)).tables["machines"].sort_by("machine")
     alone = [solve_machine(job, ask, fronts[ask.generation])[0]["machines"][0] for ask in asks]
-    assert together.equals(tables_of(job, {"machines": alone})["machines"])
+    assert together.equals(worker.batches_of(tables_of(job, {"machines": alone}))["machines"])
     assert 20 < sum(row["status"] == "pruned" for row in alone) < len(alone) - 20
     assert any(row["status"] == "infeasible" for row in alone)
 

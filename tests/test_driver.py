@@ -14,10 +14,12 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -428,6 +430,51 @@ def test_a_full_disk_stops_with_one_line_and_loses_nothing(tmp_path: Path, whole
     assert rows(tmp_path / "run") == whole
 
 
+FILLED = """
+import sys
+from contextlib import suppress
+from pathlib import Path
+from cluster import driver
+from dse.frontend import check
+from dse.study import study as studies
+path, disk = map(Path, sys.argv[1:])
+driver.REPORT_S = 0.0
+def fill(status):
+    if status.done > 100:
+        driver.COMMIT_S = 0.0
+        with suppress(OSError), open(disk / "filler", "ab", 0) as filler:
+            while True: filler.write(bytes(1 << 12))
+try: driver.run(studies.load(path), disk / "run", workers=0, progress=fill)
+except driver.RunFault as fault: print(fault)
+found = check.status(disk / "run", False)
+print(found["state"], found.get("uncommitted", 0) > 0)
+"""
+IN_NAMESPACE = ("unshare", "-rm", "sh", "-c")
+
+
+@pytest.mark.skipif(
+    subprocess.run([*IN_NAMESPACE, "mount -t tmpfs none /tmp"], check=False, capture_output=True).returncode,
+    reason="no namespace in which a small disk can be mounted",
+)
+def test_a_disk_without_a_byte_left_holds_the_last_status(tmp_path: Path) -> None:
+    """The state is `failed`, not that of a killed run, and only committed machines count."""
+    study(tmp_path)
+    disk, path = tmp_path / "disk", tmp_path / "exhaustive.yaml"
+    disk.mkdir()
+    mounted = f'mount -t tmpfs -o size=2m none {disk} && exec {sys.executable} -c "$FILLED" {path} {disk}'
+    said = subprocess.run(
+        [*IN_NAMESPACE, mounted],
+        env={**os.environ, "FILLED": FILLED, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    line, state = said.stdout.splitlines()
+    assert "disk full; free space, then" in line
+    assert state == "failed True"
+
+
 def test_a_dry_run_solves_its_probes_and_writes_nothing(tmp_path: Path) -> None:
     facts = driver.dry_run(study(tmp_path))
     assert facts["machines_in_space"] == SIZE
@@ -467,6 +514,27 @@ def test_as_many_leases_as_workers_want_where_nothing_is_learned(tmp_path: Path,
     machines = [ask.machine for lease in taken if lease for ask in lease.asks]
     assert len(machines) == len(set(machines)) == (32 if method == "tpe" else 100)
     assert next(leases) is None  # until the pace is known each worker has one machine
+    stores.close(store)
+
+
+@pytest.mark.parametrize("solver", ["{mapper: optimal}", "{sharing_gap: 0.01}"])
+def test_leases_of_one_batch_bear_one_number_in_all_generations(tmp_path: Path, solver: str) -> None:
+    """And those of other batches another one: so those of a batch find who has solved others of it."""
+    study(tmp_path, generation=7)
+    path = tmp_path / "exhaustive.yaml"
+    text = path.read_text().replace("  glb.bypass", "  clock_mhz: [500.0, 1000.0]\n  glb.bypass")
+    path.write_text(text.replace("{mapper: cost_descending}", solver))
+    store, _ = stores.open_run(tmp_path / "run")
+    run = driver._open(studies.load(path), store, [])
+    run.slots = 1000
+    batch_of: dict[tuple[int, ...], set[int]] = {}
+    assert run.structural_axes
+    for lease in takewhile(bool, driver._leases(run)):
+        for digits in run.job.pruner.table.digits(np.array([ask.machine for ask in lease.asks])):
+            batch_of.setdefault(tuple(digits[run.structural_axes].tolist()), set()).add(lease.batch)
+    assert len(run.generations) > 2
+    assert len(batch_of) == len(set().union(*batch_of.values())) > 1
+    assert max(map(len, batch_of.values())) == 1
     stores.close(store)
 
 

@@ -36,6 +36,7 @@ KNOWS = {
 READS = {
     "analysis": (
         "dse.run.folder",
+        "dse.run.temporary",
         "dse.explain.units",
         "dse.explain.figures",
         "dse.explain.reuse_figures",

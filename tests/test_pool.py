@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from random import Random
 
@@ -84,10 +84,24 @@ def test_a_machine_that_kills_its_actor_is_split_out(tmp_path: Path, head: str) 
 
 
 class Boxes(pool.Calls):
-    """Actors whose leases lie there until the test answers them or lets the actor die."""
+    """Actors, on two nodes in turn, whose leases lie there until the test answers them or lets the actor
+    die.
+    """
+
+    def readiness(self, ref: int) -> tuple[int, str, str, str]:
+        return ref, "host", f"node {ref % 2}", ""
 
     def solve(self, actor: object, lease: Lease) -> object:
         return object()
+
+
+def loop_of(actors: int) -> pool.Pool:
+    loop = pool.Pool(Boxes(), None, actors, lambda actor, line: None, WorkerStats())
+    for n in range(actors):
+        loop.slots.append(pool.ActorSlot(n, object(), ready_ref=n))
+        loop.outstanding[n] = loop.slots[n]
+        pool._on_ready(loop, loop.slots[n])
+    return loop
 
 
 @given(st.integers(0, 2**32))
@@ -103,14 +117,11 @@ def test_only_a_machine_that_kills_its_actor_is_given_up(seed: int) -> None:
     ends = [*sorted(rng.sample(range(1, 24), rng.randrange(24))), 24]
     leases = iter(
         [
-            Lease(n + 1, tuple(Ask(m, 0, "") for m in range(low, high)))
+            Lease(n + 1, tuple(Ask(m, 0, "") for m in range(low, high)), batch=rng.randrange(3))
             for n, (low, high) in enumerate(pairwise([0, *ends]))
         ]
     )
-    loop = pool.Pool(Boxes(), None, 3, lambda actor, line: None, WorkerStats())
-    for n in range(3):
-        loop.slots.append(pool.ActorSlot(n, object()))
-        pool._index(loop, loop.slots[n])
+    loop = loop_of(3)
     solved: list[int] = []
     lost: list[int] = []
     more = True
@@ -137,19 +148,55 @@ def test_only_a_machine_that_kills_its_actor_is_given_up(seed: int) -> None:
 
 def test_idle_actors_cost_nothing() -> None:
     """A thousand of them, and no lease at hand: it is asked for once."""
-    loop, asked = pool.Pool(Boxes(), None, 1000, lambda actor, line: None, WorkerStats()), []
+    loop, asked = loop_of(1000), []
 
     def leases() -> Iterator[Lease | None]:
         while True:
             asked.append(len(asked))
             yield Lease(len(asked), (Ask(len(asked), 0, ""),)) if len(asked) <= 7 else None
 
-    for n in range(1000):
-        loop.slots.append(pool.ActorSlot(n, object()))
-        pool._index(loop, loop.slots[n])
     assert pool._dispatch(loop, leases(), True)
     assert len(asked) == 8
     assert len(loop.outstanding) == len(loop.in_flight) == len(loop.queueable) == 7
+
+
+def sent(loop: pool.Pool, *leases: Lease) -> list[int]:
+    """Dispatches leases. Returns the numbers of the actors that they were sent to."""
+    assert pool._dispatch(loop, chain(leases, repeat(None)), True)
+    return [
+        next(slot.number for slot in loop.slots if lease in [flight.lease for flight in slot.flights])
+        for lease in leases
+    ]
+
+
+def answered(loop: pool.Pool, actor: int) -> None:
+    """An actor answers all of its leases, and is idle."""
+    while flights := loop.slots[actor].flights:
+        assert list(pool._on_done(loop, loop.slots[actor], Done(flights[0].lease, {}, 1.0)))
+
+
+def test_a_lease_goes_to_the_process_or_the_node_that_had_others_of_its_batch() -> None:
+    """But it waits for none, and goes elsewhere if it is late there."""
+
+    def lease(number: int, batch: int) -> Lease:
+        return Lease(number, (Ask(number, 0, ""),), batch=batch)
+
+    loop = loop_of(6)
+    assert sent(loop, lease(1, 7), lease(2, 8)) == [0, 1]
+    answered(loop, 0)
+    answered(loop, 1)
+    assert list(loop.idle) == [2, 3, 4, 5, 0, 1]
+    assert sent(loop, lease(3, 8), lease(4, 8), lease(5, 7), lease(6, 7), lease(7, 0)) == [1, 3, 0, 2, 4]
+    assert sent(loop, lease(8, 7)) == [5], "the only idle one, of the other node"
+    assert sent(loop, lease(9, 7), lease(10, 8)) == [5, 3], "behind the lease of the one that had the batch"
+    late = lease(12, 7)
+    assert sent(loop, lease(11, 7), late) == [1, 0], "1 is of the node of 5, then no actor of it is free"
+    answered(loop, 4)
+    answered(loop, 2)
+    loop.copied.add(late.number)
+    loop.late.append(late)
+    assert sent(loop) == []
+    assert [slot.number for slot in loop.slots if late in [f.lease for f in slot.flights]] == [0, 4]
 
 
 class Nodes(Boxes):

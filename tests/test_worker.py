@@ -36,7 +36,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     )
 
 
-def solve(job: Job, *machines: int) -> dict[str, pa.Table]:
+def solve(job: Job, *machines: int) -> dict[str, pa.RecordBatch]:
     return dict(worker.solve_lease(job, Lease(1, tuple(Ask(m, 3, "exhaustive") for m in machines))).tables)
 
 

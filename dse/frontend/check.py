@@ -456,4 +456,6 @@ def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
             "reason": f"its process is gone; dse resume goes on{again}",
             "left_s": None,
         }
+    if facts.get("state") == "failed" and (known := folder.committed(root, manifest, facts))["uncommitted"]:
+        return known
     return facts

@@ -660,11 +660,13 @@ def status(root: Path, identity: str) -> dict[str, Any] | None:
 
 
 def committed(root: Path, manifest: Manifest, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What status.json says of a run whose process is gone, with its machines by status as the manifest lists
-    them: rows that were not committed are lost. `uncommitted`: machines to be solved again; if there are
-    any, the front's keys, which may tell of them, are left out. A part that cannot be read counts nothing.
+    """What status.json says of a run whose process is gone, or whose last commit failed, with its machines by
+    status as the manifest lists them: rows that were not committed are lost. `uncommitted`: machines to be
+    solved again; if there are any, the front's keys, which may tell of them, are left out. A part that cannot
+    be read counts nothing.
     """
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     count: Counter[str] = Counter()
@@ -673,7 +675,8 @@ def committed(root: Path, manifest: Manifest, facts: Mapping[str, Any]) -> dict[
             if part.table == "machines":
                 with suppress(OSError, pa.ArrowException):
                     path = root / part_path(part.table, group.name)
-                    count.update(pq.read_table(path, columns=["status"])["status"].to_pylist())
+                    found = pq.read_table(path, columns=["status"])["status"]
+                    count.update({one["values"]: one["counts"] for one in pc.value_counts(found).to_pylist()})
     done = facts.get("done")
     lost = max(0, done - count.total()) if isinstance(done, int) else 0
     known = dict(facts) | {state: count[state] for state in record.STATUS} | {"done": count.total()}

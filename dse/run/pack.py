@@ -7,12 +7,12 @@ one, and the same run gives the same bytes. What is opened is checked like any r
 from __future__ import annotations
 
 import atexit
-import shutil
-import tempfile
+from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo, is_zipfile
 
 from dse.run import folder
+from dse.run.temporary import private_folder
 
 MAX_ENTRIES = 1_000_000
 
@@ -55,8 +55,9 @@ def unpacked(path: Path) -> Path:
     """
     if not path.is_file() or not is_zipfile(path):
         return path
-    root = Path(tempfile.mkdtemp(prefix="dse-pack-"))
-    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    held = ExitStack()
+    root = held.enter_context(private_folder("dse-pack-")) / "run"
+    atexit.register(held.close)
     try:
         with ZipFile(path) as archive:
             entries = archive.infolist()

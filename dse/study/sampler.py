@@ -44,6 +44,7 @@ WALK_STEPS = 8  # steps of the walk from a repeated proposal to a neighbour that
 MIN_GENERATION, MAX_GENERATION = 32, 4096
 # generations until the size is MAX_GENERATION
 GROWTH_STEPS = 1 + (MAX_GENERATION // MIN_GENERATION).bit_length()
+PERMUTED = 4096  # machines of a permuted space that are computed at a time
 GROWTH_TEXT = f"{MIN_GENERATION} doubling to {MAX_GENERATION}"
 LEARNING_METHODS = ("nsga2", "nsga3", "tpe")
 WARM_TRIALS = 20  # of which a warm start takes the best tenth
@@ -316,13 +317,25 @@ def generations_of(search: Search, positions: Ints) -> Ints:
 def generation_machines(search: Search, size: int, number: int) -> Ints:
     """Returns the machines of a generation of an enumerated search: the space in its own order or
     permuted.
+
+    >>> search = Search(method="random", generation=3000)
+    >>> asked = [generation_machines(search, 10_000, number) for number in range(4)]
+    >>> bool((np.concatenate(asked) == permutation(10_000, 0, np.arange(10_000))).all())
+    True
     """
-    positions = np.arange(*generation_range(search, size, number), dtype=np.int64)
-    return (
-        permutation(size, search.seed, positions)
-        if search.method == "random" and len(positions)
-        else positions
-    )
+    first, last = generation_range(search, size, number)
+    if search.method != "random" or first == last:
+        return np.arange(first, last, dtype=np.int64)
+    numbers = range(first // PERMUTED, -(-last // PERMUTED))
+    machines = np.concatenate([_permuted_part(size, search.seed, part) for part in numbers])
+    return machines[first - numbers[0] * PERMUTED :][: last - first]
+
+
+@lru_cache(maxsize=4)
+def _permuted_part(size: int, seed: int, part: int) -> Ints:
+    """Returns PERMUTED machines of a permuted space: a call takes as long for a few."""
+    positions = np.arange(part * PERMUTED, min((part + 1) * PERMUTED, size), dtype=np.int64)
+    return permutation(size, seed, positions)
 
 
 def _enumerated_proposal(

@@ -447,7 +447,7 @@ for words in json.load(open(sys.argv[1])):
     forked(lambda: hostile.judged(words))
 """
 # devices; DuckDB's own folder; Python looks whether it can write there
-KEPT = re.compile(rf"/dev/|/proc/|{tempfile.gettempdir()}/(dse-sql-|\w{{8}}$)")
+KEPT = re.compile(rf"/dev/|/proc/|{tempfile.gettempdir()}/(\.?dse-sql-|\w{{8}}$)")
 OPENS = re.compile(
     r"\b(open|openat|creat|unlink|unlinkat|rename|renameat2?|mkdir|mkdirat|symlink|link|truncate)"
     r'\((?:AT_FDCWD, )?"([^"]*)"(.*)'
