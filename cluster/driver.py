@@ -59,6 +59,7 @@ from cluster.worker import (
 from dse.run import folder, record
 from dse.run.folder import Group
 from dse.run.installed import shadowing_fault
+from dse.solve.solve import load_kernels
 from dse.study import packed_columns, plan
 from dse.study import study as studies
 from dse.study.plan import Asked, Generation
@@ -89,6 +90,10 @@ TAKEN_S = 60.0  # seconds that a signal may wait for the main thread
 # the time left is estimated once each worker has solved so many machines, or this share of all is done
 ESTIMATE_MACHINES, ESTIMATE_SHARE = 10, 0.05
 REPORT_S = 1.0  # seconds between progress reports
+RATE_S, RATE_MACHINES = (
+    60.0,
+    8,
+)  # the rate is that of so many seconds, if so many machines were solved in them
 PROBES, PROBE_S = 20, 4.0  # machines that a dry run solves; seconds after which it begins no further one
 PREPARE_S = 12.0  # seconds that a dry run waits for its first machine, and for what machines share
 PROBE_THREAD = "dse probe"
@@ -116,7 +121,8 @@ class Status:
     planned: int  # machines that the whole run asks for
     generation: int  # generations asked so far
     workers: int
-    rate: float  # machines per second in this session
+    address: str  # of the Ray cluster that the run joined; "": it started one, or solves in its own process
+    rate: float  # machines per second: of the last minute, at first of this session
     left_s: float | None  # seconds left; None: unknown or not running
     seconds: float  # wall-clock seconds of all sessions
     utilization: float  # share of the workers' time spent on leases in this session
@@ -141,7 +147,7 @@ class Outcome:
 
     status: Status
     solved: int  # machines solved in this session
-    signal: int = signal.SIGINT  # of an interrupted run: SIGINT or SIGTERM
+    signal: int = signal.SIGINT  # of an interrupted run: SIGINT, SIGTERM or SIGHUP
 
     @property
     def exit_code(self) -> int:
@@ -203,11 +209,14 @@ class Run:
     settled_at: float = 0.0  # time.monotonic() of the last `_settle`
     log_lines: dict[int, list[str]] = field(default_factory=dict)  # actor -> lines to write into its log
     logged_at: float = 0.0  # time.monotonic() when they were last written
+    # (time.monotonic(), machines solved in this session) of the reports of the last RATE_S seconds
+    recent: deque[tuple[float, int]] = field(default_factory=deque)
     committed_at: float = 0.0  # time.monotonic() of the last commit
     reported_at: float = 0.0  # time.monotonic() of the last report
     last_status: Status | None = None  # as last reported
     pruned_pace: PrunedPace | None = None  # where bounds rule machines out
     publisher: Publisher | None = None  # publishes the folder elsewhere
+    address: str = ""  # of the Ray cluster that was joined
 
     def seconds(self) -> float:
         """Wall-clock seconds of the run so far, earlier sessions included."""
@@ -274,7 +283,7 @@ def _run(
     store, lines = stores.open_run(out, folder.digest(studies.identity(study)))
     try:
         run = _open(study, store, [*restored, *lines])
-        run.publisher = publisher
+        run.publisher, run.address = publisher, (address or "") if workers != 0 else ""
         if study.sink == "worker":
             run.job = replace(run.job, sink=_sink(run))
         report = partial(_report, run, progress)
@@ -315,16 +324,19 @@ def resume(
     return run(studies.load(out / folder.STUDY, within=out), out, workers, address, progress, restored)
 
 
-def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
+def dry_run(study: Study, workers: int | None = None, done: int = 0) -> dict[str, Any]:
     """Estimates time, disk and memory of a run from up to PROBES random machines of the space, solved
     in-process.
 
     Fewer are solved if they take longer than PROBE_S, or if machines share mappings or schedules: then only
     those of one group. Where the first machine, or what its group shares, takes longer than PREPARE_S, there
     is no estimate.
+
+    done: machines that the run's folder has already
     """
     job, size = job_of(study), study.space.size
-    slots = workers or study.workers or os.cpu_count() or 1
+    workers = study.workers if workers is None else workers
+    slots = (os.cpu_count() or 1) if workers is None else max(1, workers)
     chosen = permutation(size, study.search.seed, np.arange(min(PROBES, size), dtype=np.int64)).tolist()
     admitted = tuple(
         Ask(m, 0, "probe")
@@ -334,7 +346,7 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
     admitted_fraction = len(admitted) / len(chosen)
     known = {
         "machines_in_space": size,
-        "machines_to_solve": min(study.stop.machines or size, round(size * admitted_fraction)),
+        "machines_to_solve": max(0, min(study.stop.machines or size, round(size * admitted_fraction)) - done),
         "unique_einsums": len({group.key for groups in job.uniques for group in groups}),
     }
     began = time.monotonic()
@@ -396,7 +408,7 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
         + shared_s * repeats / slots
         + machines * machine_s / (slots * utilization),
         "disk_mb": _short(machines * rows_per_machine * ROW_BYTES / 1e6),
-        "memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        "memory_mb_per_process": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
 
 
@@ -427,6 +439,7 @@ def _prepare(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int, Don
     None; if machines share nothing, all probes, 0 and the machine that was solved.
     """
     warm_up = None
+    load_kernels()
     for ask in asks[:1]:
         warm_up = solve_lease(job, Lease(0, (ask,)))
         if not job.study.solver.sharing_gap:
@@ -1108,6 +1121,19 @@ def _left_s(run: Run, remaining: int, rate: float) -> float | None:
     return (to_solve * pace.solved_s + remaining * pace.bounds_s) / (run.slots * min(1.0, max(0.05, busy)))
 
 
+def _rate(run: Run, session_s: float) -> float:
+    """Returns machines per second of the last RATE_S seconds; of the session, `session_s`, while that is
+    short, or where in these seconds few machines were solved, as where a lease takes longer.
+    """
+    now, rate = time.monotonic(), run.solved / session_s if session_s > 0 else 0.0
+    run.recent.append((now, run.solved))
+    while now - run.recent[0][0] > RATE_S:
+        run.recent.popleft()
+    began, solved_before = run.recent[0]
+    is_known = now - began > RATE_S / 2 and run.solved - solved_before >= RATE_MACHINES * run.slots
+    return (run.solved - solved_before) / (now - began) if is_known else rate
+
+
 def _report(run: Run, progress: Callable[[Status], None] | None, state: str, reason: str = "") -> Status:
     """Writes status.json and calls `progress`."""
     drift = time.time() - time.monotonic() - run.clock_offset_s
@@ -1121,7 +1147,7 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
     session_s = time.monotonic() - (run.first_work_at or run.started_at)
     # `done` counts machines that break a constraint, stop.machines does not
     remaining = max(0, _planned(run) - done + (run.violating if run.job.study.stop.machines else 0))
-    rate = run.solved / session_s if session_s > 0 else 0.0
+    rate = _rate(run, session_s)
     size, volume, reference = run.state.front()
     status = Status(
         state=state,
@@ -1131,9 +1157,10 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         infeasible=count["infeasible"],
         pruned=count["pruned"],
         error=count["error"],
-        planned=_planned(run),
+        planned=max(_planned(run), done),
         generation=len(run.generations),
         workers=run.slots,
+        address=run.address,
         rate=rate,
         left_s=_left_s(run, remaining, rate) if state == "running" else None,
         seconds=run.seconds(),
@@ -1175,10 +1202,13 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
 
 @contextmanager
 def _interruptible(run: Run, progress: Callable[[Status], None] | None) -> Iterator[None]:
-    """Handles Ctrl-C, SIGTERM and `dse stop`. The first one is reported at once; leases in flight finish and
-    are committed. The second one stops immediately.
+    """Handles Ctrl-C, SIGTERM, SIGHUP and `dse stop`. The first one is reported at once; leases in flight
+    finish and are committed. The second one stops immediately.
     """
-    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    hears = threading.current_thread() is threading.main_thread()
+    # a closed terminal sends SIGHUP; nohup ignores it, and so does the run then
+    hang_up = (signal.SIGHUP,) * (signal.getsignal(signal.SIGHUP) != signal.SIG_IGN)
+    numbers = (signal.SIGINT, signal.SIGTERM, *hang_up) if hears else ()
     old_handlers = {number: signal.getsignal(number) for number in numbers}
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
@@ -1193,7 +1223,8 @@ def _interruptible(run: Run, progress: Callable[[Status], None] | None) -> Itera
                 if run.is_looping
                 else "stopping"
             )
-            with suppress(RuntimeError):  # the signal may have come while another line was being printed
+            # the signal may have come while another line was being printed, or since the terminal was closed
+            with suppress(RuntimeError, OSError):
                 progress(replace(run.last_status, reason=f"interrupted; {next_step}"))
 
     def on_request(is_now: bool) -> None:

@@ -391,7 +391,7 @@ def _quarantine_unlisted(store: Store) -> list[str]:
             _quarantine(store.path, relative)
             lines.append(
                 f"{path}: not in the manifest (interrupted commit or foreign file); put into "
-                "quarantine/, its machines are solved again"
+                "quarantine/, machines that have no other rows are solved again"
             )
     if by_workers:
         lines.append(

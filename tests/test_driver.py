@@ -13,10 +13,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -237,10 +239,40 @@ def test_ctrl_c_commits_what_is_solved_and_resume_completes_it(tmp_path: Path, w
 
 
 @pytest.mark.usefixtures("reports")
-def test_a_run_that_sigterm_ends_says_so_in_its_exit_code(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_run_that_a_signal_ends_says_so_in_its_exit_code(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     small = study(tmp_path, stop="machines: 40")
-    ended = driver.run(small, tmp_path / "run", workers=0, progress=_stop_after(8, signal.SIGTERM))
-    assert (ended.status.state, ended.exit_code) == ("interrupted", 143)
+    ended = driver.run(small, tmp_path / "run", workers=0, progress=_stop_after(8, number))
+    assert (ended.status.state, ended.exit_code) == ("interrupted", code)
+
+
+@pytest.mark.usefixtures("reports")
+def test_a_hang_up_that_nohup_ignores_ends_nothing(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        small = study(tmp_path, stop="machines: 40")
+        ended = driver.run(small, tmp_path / "run", workers=0, progress=_stop_after(8, signal.SIGHUP))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert ended.status.state == "finished"
+
+
+def test_the_rate_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A slow start is forgotten; where little came in since, the mean of the session counts."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    run = SimpleNamespace(recent=deque(), solved=0, slots=2)
+    rates = []
+    for second in range(200):
+        run.solved += 5 if 60 <= second < 130 else 0
+        rates.append(driver._rate(run, second + 1.0))  # type: ignore[arg-type]
+        now[0] += 1
+    assert rates[20] == 0
+    assert rates[125] == pytest.approx(5, rel=0.02)
+    assert rates[125] > 1.8 * 330 / 126
+    assert rates[199] == pytest.approx(350 / 200)
 
 
 @pytest.mark.usefixtures("reports")
@@ -438,7 +470,7 @@ from cluster import driver
 from dse.frontend import check
 from dse.study import study as studies
 path, disk = map(Path, sys.argv[1:])
-driver.REPORT_S = 0.0
+driver.REPORT_S, driver.COMMIT_S = 0.0, 1e9
 def fill(status):
     if status.done > 100:
         driver.COMMIT_S = 0.0

@@ -431,7 +431,25 @@ def test_damaged_groups_are_left_out_on_request_only(run: Path, capsys: pytest.C
         assert len(err) == 1
         assert part.name in err[0]
         assert "resume" in err[0]
-        assert said(capsys, *words, "--skip-damaged")[0] == 0
+        assert "--skip-damaged" in err[0]
+        code, out, err = said(capsys, *words, "--skip-damaged")
+        assert code == 0
+        told = out if words[0] == "status" else "\n".join(err)
+        assert part.name in told
+        left_out = sum(one.rows for one in folder.read(run).groups[-1].parts if one.table == "machines")
+        assert words[0] == "status" or f"{left_out} machines are left out" in told
+
+
+def test_the_status_of_a_run_that_goes_on_tells_of_damage(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = run / folder.read(run).groups[-1].paths()[0]
+    part.write_bytes(part.read_bytes()[:-1])
+    facts = folder.status(run, folder.read(run).identity) or {}
+    monkeypatch.setattr(
+        folder, "status", lambda *_: facts | {"state": "running", "process": "1 on elsewhere"}
+    )
+    found = check.status(run, skip_damaged=False)
+    assert found["state"] == "running"
+    assert part.name in found["damaged"][0]
 
 
 def test_a_manifest_that_went_back_is_found(run: Path, finished: tuple[Path, Rows]) -> None:

@@ -104,6 +104,7 @@ def status(**given: Any) -> Any:
             "front": 2,
             "worst_gap": 0.0497,
             "in_flight": 0,
+            "notes": (),
             "left_s": 18.0,
         }
         | given
@@ -119,9 +120,11 @@ def test_a_run_in_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         shown.show(status(reason="interrupted; finishing 1 machine; again to stop now"))
         shown.show(status(reason="interrupted; finishing 1 machine; again to stop now"))  # once is enough
         shown.show(status(state="interrupted"))
-    assert capsys.readouterr().err.splitlines() == [
+    said = capsys.readouterr().err.splitlines()
+    assert [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in said] == [
         "s: starting",
-        "s: 3 of 12 machines (25 %), 0.5/s, front 2, gap 5 % at most, about 18 s left",
+        "s: 3 of 12 machines (25 %), 0.5/s, about 18 s left, front 2, gap 5 % at most",
         "s: interrupted; finishing 1 machine; again to stop now",
-        "s: 3 of 12 machines (25 %), 0.5/s, front 2, gap 5 % at most, about 18 s left",
+        "s: 3 of 12 machines (25 %), 0.5/s, about 18 s left, front 2, gap 5 % at most",
     ]
+    assert re.match(r"\d\d:\d\d:\d\d s: 3 of 12", said[1])

@@ -16,6 +16,7 @@ EXIT_CODES = {  # of every command
     0: "done",
     1: "failed: nothing fits, machines of a run ended in errors, a damaged run folder, a time limit",
     2: "wrong input: an argument or a file, with a line per fault",
+    129: "ended: the terminal was closed (SIGHUP)",
     130: "interrupted: Ctrl-C",
     143: "ended: SIGTERM",
 }

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import version
-from itertools import product
+from itertools import chain, product
 from math import floor, inf
 from pathlib import Path
 from random import Random
@@ -411,20 +411,35 @@ def cache_rows() -> list[dict[str, Any]]:
     ]
 
 
+def left_out(root: Path) -> list[str]:
+    """Returns a line per damaged part, and how many machines are left out with them."""
+    manifest, damaged = folder.verified_parts(root)
+    count = sum(
+        part.rows
+        for group in manifest.groups
+        if group.name in damaged
+        for part in group.parts
+        if part.table == "machines"
+    )
+    lines = [*chain.from_iterable(damaged.values())]
+    return [*lines, f"--skip-damaged: {count} machines are left out"] if lines else []
+
+
 def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
     """Returns status.json of a run. State "running" becomes "killed" if the process that wrote it is known to
-    be gone. Raises Damaged, but with skip_damaged not for damaged parts.
+    be gone. Raises Damaged, but with skip_damaged, or while the run goes on, not for damaged parts: these
+    are `damaged`, a line each.
     """
     manifest, damaged = folder.verified_parts(root)
-    if damaged and not skip_damaged:
-        advice = folder.advice(root)
-        raise folder.Damaged("\n".join(f"{line}; {advice}" for lines in damaged.values() for line in lines))
-    facts = folder.status(root, manifest.identity)
+    facts, lines = folder.status(root, manifest.identity), [*chain.from_iterable(damaged.values())]
+    if lines and not skip_damaged and not (facts and facts.get("state") == "running"):
+        advice = f"{folder.advice(root)}, --skip-damaged leaves its machines out"
+        raise folder.Damaged("\n".join(f"{line}; {advice}" for line in lines))
     if facts is None and (manifest.groups or (root / folder.STATUS).exists()):
         raise folder.Damaged(
             f"{root / folder.STATUS}: lost, damaged or of another run; {folder.advice(root)}"
         )
-    facts = facts or {"state": "not started", "done": 0}
+    facts = (facts or {"state": "not started", "done": 0}) | ({"damaged": lines} if lines else {})
     if not (isinstance(written_at := facts.get("time", 0.0), int | float) and 0 <= written_at < 1e11):
         raise folder.Damaged(
             f"{root / folder.STATUS}: time = {str(written_at)[:40]} is no time; {folder.advice(root)}"

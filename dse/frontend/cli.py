@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,7 +119,7 @@ def _run(args: argparse.Namespace) -> int:
 
         _print_facts(
             progress.run_with_progress(
-                f"{study.name}: probing", lambda _: driver.dry_run(study, args.workers)
+                f"{study.name}: probing", lambda _: driver.dry_run(study, args.workers, _rows_in(args))
             ),
             args.format,
         )
@@ -127,6 +128,15 @@ def _run(args: argparse.Namespace) -> int:
 
     with objects.run_folder(args.out or f"runs/{study.name}") as place:
         return _drive(study, place, args)
+
+
+def _rows_in(args: argparse.Namespace) -> int:
+    """Returns how many machines the folder of a run that is foreseen has; 0 if it is none, or damaged."""
+    from dse.frontend import check
+
+    with suppress(ValueError):
+        return int(check.status(Path(args.out), skip_damaged=True)["done"]) if args.out else 0
+    return 0
 
 
 def _warn(*workloads: Workload) -> None:
@@ -149,18 +159,16 @@ def _drive(study: Study, place: RunFolder, args: argparse.Namespace, mended: Seq
     from cluster import driver
     from dse.frontend import progress
 
-    with progress.RunProgress(study.name) as shown:
+    with progress.RunProgress(study.name, partial(_in_urls, args=args)) as shown:
         outcome = driver.run(
             study, place.path, args.workers, args.address, shown.show, mended, args.metrics, place.publisher
         )
     out = place.shown
-    for note in outcome.status.notes:
-        print(_plain(_in_urls(note, args)), file=sys.stderr)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if args.format == "json":
         tables.print_json({"dir": out, "solved": outcome.solved, **asdict(outcome.status)})
     else:
-        tables.print_end(out, outcome.status, outcome.solved)
+        tables.print_end(out, outcome.status, outcome.solved, args.address)
         _print_hints(place.path, outcome.status)
     return int(outcome.exit_code)
 
@@ -180,14 +188,16 @@ def _print_hints(out: Path, status: Any) -> None:
 
 
 def _open(args: argparse.Namespace) -> Any:
-    from dse.frontend import runs
+    from dse.frontend import check, runs
 
+    for line in check.left_out(Path(args.dir)) if args.skip_damaged else ():
+        print(_plain(_in_urls(line, args)), file=sys.stderr)
     return runs.open(
         args.dir, skip_damaged=args.skip_damaged, memory=args.memory, seconds=getattr(args, "timeout", 60.0)
     )
 
 
-# of the status, what is printed first
+# of the status, what is printed first, and all that --watch prints
 STATUS_FIRST = (
     "state",
     "reason",
@@ -195,11 +205,18 @@ STATUS_FIRST = (
     "planned",
     "left_s",
     "rate",
-    "front",
+    "ok",
     "error",
     "infeasible",
     "pruned",
+    "front",
+    "worst_gap",
+    "utilization",
+    "retries",
+    "damaged",
+    "notes",
 )
+WATCHED_NOTES = 3  # newest notes that --watch prints
 
 
 def _status(args: argparse.Namespace) -> int:
@@ -214,7 +231,10 @@ def _status(args: argparse.Namespace) -> int:
         facts = check.status(check.local(args.dir), args.skip_damaged)
         if args.watch and sys.stdout.isatty():
             print("\x1b[H\x1b[2J", end="")  # a clear screen
-        _print_facts({key: facts[key] for key in (*STATUS_FIRST, *facts) if key in facts}, args.format)
+        keys = STATUS_FIRST if args.watch and args.format == "text" else (*STATUS_FIRST, *facts)
+        if args.watch and facts.get("notes"):
+            facts["notes"] = facts["notes"][-WATCHED_NOTES:]
+        _print_facts({key: facts[key] for key in keys if key in facts}, args.format)
         if not args.watch or facts["state"] != "running":
             return 0
         sys.stdout.flush()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,10 @@ def runs(a: Run, b: Run) -> list[Table]:
     """
     status_a, status_b = a.status(), b.status()
     counts = [(key, status_a.get(key), status_b.get(key)) for key in COUNTS]
-    old, new = studies.identity(a.study), studies.identity(b.study)
+    old, new = (
+        studies.identity(one.study) | {f"stop.{key}": str(own) for key, own in asdict(one.study.stop).items()}
+        for one in (a, b)
+    )
     keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
     best = [(key, *_best(a, b, key)) for key in a.objectives() if key in b.objectives()]
     note = ""

@@ -43,9 +43,8 @@ class Line:
         which is printed in any case if there is no live line.
         """
         if self.live:
-            self.live.update(
-                Text(set_cell_size(safe(text), min(cell_len(safe(text)), self.console.width - 4)))
-            )
+            shown, room = safe(text), self.console.width - 4
+            self.live.update(Text(shown if cell_len(shown) <= room else f"{set_cell_size(shown, room - 1)}…"))
             self.live.start()
         elif last or time.monotonic() - self.shown_at >= LINE_S:
             self.say(text)
@@ -141,8 +140,10 @@ def run_with_progress(name: str, work: Callable[[Steps], T]) -> T:
 class RunProgress:
     """Shows share done, rate and time left of a run: `show` is called with each cluster.driver.Status."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.line, self.interrupted_once = name, Line(), False
+    def __init__(self, name: str, note_text: Callable[[str], str] = str) -> None:
+        """note_text: returns a note as it is shown."""
+        self.name, self.line, self.interrupted_once, self.noted = name, Line(), False, 0
+        self.note_text = note_text
 
     def __enter__(self) -> RunProgress:
         self.line.show(f"{self.name}: starting")
@@ -152,12 +153,18 @@ class RunProgress:
         self.line.close()
 
     def show(self, status: Any) -> None:
-        """Prints a run's status: machines done, rate per second, size of the front, time left."""
+        """Prints a run's status: machines done, rate per second, time left, size of the front, largest gap;
+        and what is to be noted, once. Lines that stay have the time of day where there is no terminal.
+        """
+        for note in status.notes[self.noted :]:
+            self.line.say(self.note_text(note))
+        self.noted = len(status.notes)
         share = f" ({100 * status.done // status.planned} %)" if status.planned else ""
         text = f"{self.name}: {status.done} of {status.planned} machines{share}"
         interrupted = status.state == "running" and status.reason.startswith("interrupted")
         if status.state == "running" and status.reason:
-            text = f"{text}, {status.reason}"
+            ending = f"interrupted; finishing {status.in_flight} machines, again to stop now"
+            text = f"{text}, {ending if interrupted else status.reason}"
         elif status.rate:
             left = (
                 ", estimating the time left" * (status.state == "running")
@@ -165,7 +172,7 @@ class RunProgress:
                 else f", about {duration(status.left_s)} left"
             )
             gap = f"gap {100 * status.worst_gap:.2g} % at most"
-            text = f"{text}, {status.rate:.3g}/s, front {status.front}, {gap}{left}"
+            text = f"{text}, {status.rate:.3g}/s{left}, front {status.front}, {gap}"
         elif status.state == "running":
             solving = f", {status.in_flight} being solved" * (status.in_flight > 0)
             text = f"{text}{solving}, none yet in this session"
@@ -173,4 +180,5 @@ class RunProgress:
             self.interrupted_once = True
             self.line.say(f"{self.name}: {status.reason}")
         else:
-            self.line.show(text, last=status.state != "running")
+            clock = "" if self.line.live else time.strftime("%H:%M:%S ")
+            self.line.show(f"{clock}{text}", last=status.state != "running")

@@ -391,8 +391,10 @@ def print_nests(text: str) -> None:
         console.print(Text(line, SPATIAL if line.lstrip().startswith("parfor ") else ""), soft_wrap=True)
 
 
-def print_end(out: str, status: Any, solved: int) -> None:
-    """Prints how a run ended and which commands can follow; for an empty front, why it is empty."""
+def print_end(out: str, status: Any, solved: int, address: str | None = None) -> None:
+    """Prints how a run ended and which commands can follow; for an empty front, why it is empty. address: of
+    the Ray cluster that the run joined.
+    """
     reason, _, why_empty = status.reason.partition("; the front is empty: ")
     state = (
         "nothing is left to do: "
@@ -411,7 +413,7 @@ def print_end(out: str, status: Any, solved: int) -> None:
         else [f'dse sql {out} "SELECT status, reason, count(*) FROM machines GROUP BY ALL"']
     )
     if status.state in ("interrupted", "failed"):
-        commands = [f"dse resume {out}", *commands]
+        commands = [f"dse resume {out}{f' --address {address}' if address else ''}", *commands]
     print("next:", "\n      ".join(map(safe, commands)))
     if why_empty:
         print_line(f"the front is empty: {why_empty}")
