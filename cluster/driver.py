@@ -907,6 +907,8 @@ def _log(run: Run, actor: int, line: str) -> None:
     often.
     """
     run.log_lines.setdefault(actor, []).append(f"{_clock_time(int(time.time()))} {line}\n")
+    if line.startswith("lost "):
+        run.events.append(event("lost", f"actor {actor} {line}"))
 
 
 @lru_cache(maxsize=1)

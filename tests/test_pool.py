@@ -81,6 +81,8 @@ def test_a_machine_that_kills_its_actor_is_split_out(tmp_path: Path, head: str) 
     assert out.status.done == small.space.size == 18
     assert statuses(tmp_path / "run")["error"] == 1
     assert "lost" in events(tmp_path / "run", "error")[0]
+    assert all(line.startswith("actor ") for line in events(tmp_path / "run", "lost"))
+    assert len(events(tmp_path / "run", "lost")) >= 3  # a machine is tried three times
 
 
 class Boxes(pool.Calls):

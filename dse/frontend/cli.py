@@ -148,10 +148,15 @@ def _warn(*workloads: Workload) -> None:
 
 def _resume(args: argparse.Namespace) -> int:
     from cluster import objects, store
+    from dse.run import folder
     from dse.study import study as studies
 
     with objects.run_folder(args.dir) as place:
         mended = store.mend(place.path)
+        before = (folder.status(place.path, "") or {}).get("address")
+        if before and not args.address and args.workers != 0:
+            line = f"the run was on the Ray cluster at {before}, this starts one of its own"
+            print(_plain(f"{line}; --address {before} joins that one"), file=sys.stderr)
         return _drive(studies.load(place.path / "study.yaml", within=place.path), place, args, mended)
 
 
