@@ -60,6 +60,7 @@ from dse.run.folder import Group
 from dse.run.installed import shadowing_fault
 from dse.study import packed_columns, plan
 from dse.study import study as studies
+from dse.study.best_first import BestFirst
 from dse.study.plan import Asked, Generation
 from dse.study.prune import static_violations
 from dse.study.sampler import generation_range, is_enumerated, optuna_fault, permutation
@@ -160,7 +161,9 @@ class Run:
     structural_axes: list[int] | None = None
     # generations in order; complete ones that can be recomputed are stored without machines
     generations: list[Generation] = field(default_factory=list)
-    asked: Asked = field(default_factory=Asked)  # machines of the generations, unless they are enumerated
+    # machines of the generations, unless they are enumerated or chosen by bounds
+    asked: Asked = field(default_factory=Asked)
+    best_first: BestFirst | None = None  # of method bounds
     asked_count: int = 0  # machines asked for
     violating: int = 0  # machines pruned because they break a constraint that needs no solving
     # machines asked for and not dispatched yet, each with its batch: a number that is equal for machines that
@@ -491,6 +494,7 @@ def _open(study: Study, store: Store, lines: list[str]) -> Run:
         clock_offset_s=time.time() - now,
         committed_at=now,
         pruned_pace=PrunedPace(job.pruner) if job.pruner.applies() and not job.batch_index else None,
+        best_first=_best_first(job) if study.search.method == "bounds" else None,
     )
     _note(run, "quarantine", *lines)
     old_status = folder.status(out, store.identity) or {}
@@ -506,6 +510,12 @@ def _open(study: Study, store: Store, lines: list[str]) -> Run:
             "depend on it",
         )
     return run
+
+
+def _best_first(job: Job) -> BestFirst:
+    """Returns the machines of the space, none of them asked for, with their bounds."""
+    machines = np.arange(job.study.space.size, dtype=np.int64)
+    return BestFirst(job.study.search, job.pruner.objective_bounds(machines))
 
 
 def _sink(run: Run) -> Sink:
@@ -657,7 +667,7 @@ def _close_complete(run: Run) -> int:
     while run.complete_count < len(run.missing) and not run.missing[run.complete_count]:
         _settle(run)
         run.state.close(run.complete_count)
-        if is_enumerated(run.job.study.search):
+        if run.best_first or is_enumerated(run.job.study.search):
             run.generations[run.complete_count] = replace(
                 run.generations[run.complete_count], asks=(), pruned=()
             )
@@ -687,7 +697,9 @@ def _ask(run: Run) -> None:
         run.end_reason = plan.stop_reason(study.stop, run.asked_count, trials, study.objectives, hours) or ""
         if run.end_reason:
             return
-        generation = studies.generation(study, number, run.asked, trials, run.job.pruner.table)
+        generation = studies.generation(
+            study, number, run.asked, trials, run.job.pruner.table, run.best_first
+        )
         if generation is None:
             run.end_reason = "every machine of the space is evaluated"
             return
@@ -717,7 +729,9 @@ def _queue(run: Run, generation: Generation, dispatched: int = 0, violating: int
         if not run.state.is_done(number, machine)
     ]
     run.generations.append(generation)
-    if not is_enumerated(run.job.study.search):
+    if run.best_first:
+        run.best_first.drop([row[0] for row in (*generation.asks, *generation.pruned)])
+    elif not is_enumerated(run.job.study.search):
         run.asked.add(generation)
     run.missing.append(len(wanted))
     batches = _batch_numbers(run, wanted)

@@ -166,8 +166,8 @@ def _drive(study: Study, place: RunFolder, args: argparse.Namespace, mended: Seq
 
 
 def _print_hints(out: Path, status: Any) -> None:
-    """Prints what fusion may save on the best machine of a front, and which axes end where the best lies.
-    These are only hints, so errors are ignored.
+    """Prints what fusion may save on the best machine of a front, which axes end where the best lies, and
+    what is proven of the front by bounds. Errors are ignored: these lines are asked for again at will.
     """
     from dse.frontend import runs
 
@@ -177,6 +177,8 @@ def _print_hints(out: Path, status: Any) -> None:
             tables.print_line(f"best machine: {line}")
         for line in run.axis_hints() if status.front and status.state == "finished" else ():
             tables.print_line(line)
+        if run.study.search.method == "bounds" and status.front:
+            tables.print_line(run.certificate())
 
 
 def _open(args: argparse.Namespace) -> Any:
