@@ -220,6 +220,20 @@ class Run:
         )
         return float(rows[0]["hypervolume"] or 0.0)
 
+    def what_if(self, factors: Mapping[str, float]) -> Answer:
+        """Returns the points at other prices, each multiplied by a factor, with the mapping of each einsum
+        chosen again among all of the run (docs/sql.md, 16). factors: {"dram_pj": 0.5}. Raises ValueError.
+        """
+        return self.sql(f"FROM what_if({_struct(factors)}) ORDER BY machine")
+
+    def robust(self, spreads: Mapping[str, float], samples: int = 100, seed: int = 0) -> Answer:
+        """Returns for each point the share of samples of prices in which it is on the front, mappings chosen
+        again, then its row of `designs`; the largest share first. spreads: {"dram_pj": 0.2} multiplies the
+        price by 1.2 ** z, z of a standard normal distribution. Raises ValueError.
+        """
+        asked = f"{_struct(spreads)}, {int(samples)}, seed := {int(seed)}"
+        return self.sql(f"FROM robust({asked}) ORDER BY share_on_front DESC, machine")
+
     def axis_hints(self) -> list[str]:
         """Returns a line for each axis of three numbers or more at whose end all that is best in an objective
         lies: wider, it may have better ones. Area is left out, as less of anything is smaller.
@@ -644,6 +658,14 @@ class AnswerDiffers(ValueError):
     exit_code = 1
 
 
+def _struct(numbers: Mapping[str, float]) -> str:
+    """Returns numbers by name as SQL writes a structure."""
+    if not numbers:
+        raise ValueError('no price is given; write {"dram_pj": 0.5}')
+    names = [(name.replace("'", "''"), float(number)) for name, number in numbers.items()]
+    return "{" + ", ".join(f"'{name}': {number!r}::DOUBLE" for name, number in names) + "}"
+
+
 def _quote(key: str, value: Any) -> str:
     """Returns a value as --set takes it, in a shell."""
     text = (
@@ -728,6 +750,10 @@ def connection(
     def compute(name: str, *columns: pa.Array) -> pa.Array:
         from dse.explain import derived
 
+        if name in ("what_if_of", "robust_of"):  # these load what shares mappings
+            from dse.explain import repriced
+
+            return repriced.FUNCTIONS[name](context(), *columns)
         return derived.computed(context(), name, *columns)
 
     schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.STORED}
