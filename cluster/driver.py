@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice, takewhile
+from math import prod
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
@@ -514,8 +515,15 @@ def _open(study: Study, store: Store, lines: list[str]) -> Run:
 
 def _best_first(job: Job) -> BestFirst:
     """Returns the machines of the space, none of them asked for, with their bounds."""
-    machines = np.arange(job.study.space.size, dtype=np.int64)
-    return BestFirst(job.study.search, job.pruner.objective_bounds(machines))
+    space = job.study.space
+    machines = np.arange(space.size, dtype=np.int64)
+    batch_of = machines
+    if solves_together(job):
+        batch_of = np.zeros(space.size, np.int64)
+        for at in structural_axes(space):
+            stride = prod(len(axis.values) for axis in space.axes[at + 1 :])
+            batch_of = batch_of * len(space.axes[at].values) + machines // stride % len(space.axes[at].values)
+    return BestFirst(job.study.search, job.pruner.objective_bounds(machines), batch_of)
 
 
 def _sink(run: Run) -> Sink:

@@ -359,8 +359,8 @@ def robust(
     context: RunContext, spreads: Mapping[str, float], samples: int, seed: int
 ) -> dict[str, NDArray[Any]]:
     """Returns `machine` and `share_on_front`: of samples of prices, the share in which the machine's point is
-    on the front of the run, mappings chosen again. A sample multiplies each price by (1 + spread) ** z, with z
-    of a standard normal distribution: two thirds of the factors are within 1 + spread. Raises ValueError.
+    on the front of the run, mappings chosen again. A sample multiplies each price by (1 + spread) ** z, with
+    z of a standard normal distribution: two thirds of the factors are within 1 + spread. Raises ValueError.
     """
     _check_numbers("robust", spreads, "a share, such as 0.2, of at least 0", 0.0)
     if not 1 <= samples <= MAX_SAMPLES:

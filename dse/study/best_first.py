@@ -5,10 +5,10 @@ a space of a million is bounded whole before the first is solved. A box of sever
 the best price, rate and area of all, would rule out no more.
 
 Machines are asked for by the sum of their scaled bounds: of two machines the one whose bounds dominate the
-other's comes first (sort-filter skyline: Chomicki et al., Skyline with presorting, 2003). A generation takes
-those that no schedule of a generation <= g-2 rules out. Once none is left, all of the others are: they are
-asked for too, and become rows `pruned` where they are bounded again. Then no machine of the space is missing
-from the front.
+other's comes first (sort-filter skyline: Chomicki et al., Skyline with presorting, 2003), but for machines
+that one search solves together, of which a generation has several. A generation takes machines that no
+schedule of a generation <= g-2 rules out. Once none is left, all of the others are: they are asked for too,
+and become rows `pruned` where they are bounded again. Then no machine of the space is missing from the front.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from workloads.arrays import Bools, Floats, Ints
 
 # machines of a space, at most, whose schedules are unfused (bounded as columns), or others (one by one)
 MAX_BOUNDED, MAX_BOUNDED_SLOWLY = 10_000_000, 100_000
+TOGETHER = 4  # a generation has at least so many structures, if there are
 GROWTH = 8  # a generation has an eighth of the machines of all before it (sampler.BEST_FIRST_TEXT)
 
 
@@ -34,6 +35,7 @@ class BestFirst:
 
     search: Search
     bounds: Floats  # [size, objectives] lower bounds of all machines; inf: it has no schedule
+    batch_of: Ints  # [size] a number that is equal for machines that one search solves together
     is_asked: Bools = field(init=False)  # [size]
     best: Ints = field(init=False)  # machines that no known schedule rules out, best first
     held_against: set[Trial] = field(default_factory=set)  # schedules that ruled out all they can
@@ -57,7 +59,8 @@ class BestFirst:
         if not len(self.best):
             return np.flatnonzero(~self.is_asked)[:MAX_GENERATION]
         grown = min(max(MIN_GENERATION, int(self.is_asked.sum()) // GROWTH), MAX_GENERATION)
-        return self.best[: self.search.generation or grown]
+        wanted = self.search.generation or grown
+        return self.best[together(self.batch_of[self.best], wanted, max(1, wanted // TOGETHER))]
 
 
 def best_first(bounds: Floats) -> Ints:
@@ -75,6 +78,20 @@ def best_first(bounds: Floats) -> Ints:
         least, most = logs[finite].min(axis=0), logs[finite].max(axis=0)
         sums[finite] = ((logs[finite] - least) / np.where(most > least, most - least, 1.0)).sum(axis=1)
     return np.argsort(sums, kind="stable")
+
+
+def together(batches: Ints, wanted: int, most: int) -> Ints:
+    """Returns the positions of `wanted` machines, given by their batches [n], best first: batch after batch
+    in the order of their first machines, of each the first `most`.
+
+    >>> together(np.array([7, 5, 7, 7, 5, 3]), 4, 2).tolist()
+    [0, 2, 1, 4]
+    """
+    _, first, which, counts = np.unique(batches, return_index=True, return_inverse=True, return_counts=True)
+    by_batch = np.argsort(first[which], kind="stable")
+    starts = np.repeat(np.cumsum([0, *counts[np.argsort(first)]])[:-1], counts[np.argsort(first)])
+    place_in_batch = np.arange(len(batches)) - starts
+    return by_batch[place_in_batch < most][:wanted]
 
 
 def proven_gap(bounds: Floats, front: Floats) -> float:
