@@ -63,6 +63,7 @@ NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL)\
 EXPLAIN = re.compile(r"^\s*explain\s+(analyze\s+)?(\([^)]*\)\s*)?", re.I)
 # macros of sql/macros.sql, which read the table named by their first argument
 FRONTS = ("pareto", "pareto2", "epsilon_front", "knee", "hypervolume", "sensitivity")
+REPRICED = ("what_if", "robust")  # macros of sql/computed.sql
 TABLE_FUNCTIONS = (
     "range",
     "generate_series",
@@ -74,11 +75,13 @@ TABLE_FUNCTIONS = (
     "duckdb_views",
     "duckdb_columns",
     *FRONTS,
+    *REPRICED,
 )
 SCHEMAS = ("", "main", "information_schema")
 # SHOW TABLES and the like; "": DESCRIBE, whose query is checked by itself
 SHOW_NAMES = {"", "tables", "databases", "schemas"}
 NAME = re.compile(r"\w+")
+RAISED = re.compile(r"while executing the UDF: ValueError: ([^\n]*)")
 
 
 class QueryError(ValueError):
@@ -746,7 +749,10 @@ def _columns(con: duckdb.DuckDBPyConnection, table: str) -> dict[str, str]:
 
 def _line(error: BaseException) -> str:
     """Returns the message of an error in one line, without DuckDB's excerpt of the statement."""
-    lines = [line.strip() for line in str(error).split("LINE ")[0].splitlines()]
+    text = str(error).split("LINE ")[0]
+    if raised := RAISED.search(text):  # by a function of ours
+        return raised[1]
+    lines = [line.strip() for line in text.splitlines()]
     message = " ".join(line for line in lines if line) or type(error).__name__
     new_names = "; ".join(
         f"{old} has a new name; write {new}" for old, new in COLUMNS.items() if f'"{old}"' in message

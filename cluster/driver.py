@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice, takewhile
+from math import prod
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
@@ -62,6 +63,7 @@ from dse.run.installed import shadowing_fault
 from dse.solve.solve import load_kernels
 from dse.study import packed_columns, plan
 from dse.study import study as studies
+from dse.study.best_first import BestFirst
 from dse.study.plan import Asked, Generation
 from dse.study.prune import static_violations
 from dse.study.sampler import generation_range, is_enumerated, optuna_fault, permutation
@@ -171,7 +173,9 @@ class Run:
     structural_axes: list[int] | None = None
     # generations in order; complete ones that can be recomputed are stored without machines
     generations: list[Generation] = field(default_factory=list)
-    asked: Asked = field(default_factory=Asked)  # machines of the generations, unless they are enumerated
+    # machines of the generations, unless they are enumerated or chosen by bounds
+    asked: Asked = field(default_factory=Asked)
+    best_first: BestFirst | None = None  # of method bounds
     asked_count: int = 0  # machines asked for
     violating: int = 0  # machines pruned because they break a constraint that needs no solving
     # machines asked for and not dispatched yet, each with its batch (`_batches`)
@@ -511,6 +515,7 @@ def _open(study: Study, store: Store, lines: list[str]) -> Run:
         clock_offset_s=time.time() - now,
         committed_at=now,
         pruned_pace=PrunedPace(job.pruner) if job.pruner.applies() and not job.batch_index else None,
+        best_first=_best_first(job) if study.search.method == "bounds" else None,
     )
     _note(run, "quarantine", *lines)
     old_status = folder.status(out, store.identity) or {}
@@ -526,6 +531,19 @@ def _open(study: Study, store: Store, lines: list[str]) -> Run:
             "depend on it",
         )
     return run
+
+
+def _best_first(job: Job) -> BestFirst:
+    """Returns the machines of the space, none of them asked for, with their bounds."""
+    space = job.study.space
+    machines = np.arange(space.size, dtype=np.int64)
+    batch_of = machines
+    if solves_together(job):
+        batch_of = np.zeros(space.size, np.int64)
+        for at in structural_axes(space):
+            stride = prod(len(axis.values) for axis in space.axes[at + 1 :])
+            batch_of = batch_of * len(space.axes[at].values) + machines // stride % len(space.axes[at].values)
+    return BestFirst(job.study.search, job.pruner.objective_bounds(machines), batch_of)
 
 
 def _sink(run: Run) -> Sink:
@@ -677,7 +695,7 @@ def _close_complete(run: Run) -> int:
     while run.complete_count < len(run.missing) and not run.missing[run.complete_count]:
         _settle(run)
         run.state.close(run.complete_count)
-        if is_enumerated(run.job.study.search):
+        if run.best_first or is_enumerated(run.job.study.search):
             run.generations[run.complete_count] = replace(
                 run.generations[run.complete_count], asks=(), pruned=()
             )
@@ -707,7 +725,9 @@ def _ask(run: Run) -> None:
         run.end_reason = plan.stop_reason(study.stop, run.asked_count, trials, study.objectives, hours) or ""
         if run.end_reason:
             return
-        generation = studies.generation(study, number, run.asked, trials, run.job.pruner.table)
+        generation = studies.generation(
+            study, number, run.asked, trials, run.job.pruner.table, run.best_first
+        )
         if generation is None:
             run.end_reason = "every machine of the space is evaluated"
             return
@@ -737,7 +757,9 @@ def _queue(run: Run, generation: Generation, dispatched: int = 0, violating: int
         if not run.state.is_done(number, machine)
     ]
     run.generations.append(generation)
-    if not is_enumerated(run.job.study.search):
+    if run.best_first:
+        run.best_first.drop([row[0] for row in (*generation.asks, *generation.pruned)])
+    elif not is_enumerated(run.job.study.search):
         run.asked.add(generation)
     run.missing.append(len(wanted))
     which, batches = _batches(run, wanted)

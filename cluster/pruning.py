@@ -26,11 +26,11 @@ from dse.study.pareto import Cost, Trial, slug
 from dse.study.study import Study
 from hw.arch import Arch
 from hw.columns import Columns, Table
+from hw.space import decode
 from workloads.arrays import Floats, Ints
 from workloads.graph import Unique
 
-# reason of a machine that was ruled out before it was solved
-DOMINATED = "bounds: dominated by a schedule of another machine (dominated_by)"
+BOUNDED_AT_ONCE = 1 << 16  # machines whose bounds are computed at once
 
 
 class Dominated(Exception):
@@ -66,6 +66,37 @@ class BoundPruner:
         are computed at once, as columns.
         """
         return self.study.search.prune and self.study.solver.schedule == "unfused"
+
+    def reason(self, solved: str = "") -> str:
+        """Returns why a machine is ruled out. solved: how much of it was solved, with a space behind."""
+        gap = self.study.search.gap
+        within = f" within search.gap = {gap:g}" if gap else ""
+        return f"bounds: {solved}dominated{within} by a schedule of another machine (dominated_by)"
+
+    def objective_bounds(self, machines: Ints) -> Floats:
+        """Returns [n, objectives], lower bounds over all schedules of each machine; inf where there is none:
+        it cannot be built, or its outermost level is too small.
+        """
+        study = self.study
+        found = np.full((len(machines), len(study.objectives)), np.inf)
+        if study.solver.schedule != "unfused":
+            for i, machine in enumerate(machines.tolist()):
+                arch = decode(study.space, machine)
+                if isinstance(arch, Arch) and not self.exceeds_capacity(arch):
+                    lower = RunningBound(self, arch, ()).lower_bounds()
+                    found[i] = prune.objective_bounds(
+                        study.objectives, lower, study.weights(), arch.area_mm2()
+                    )
+            return found
+        for first in range(0, len(machines), BOUNDED_AT_ONCE):
+            built, columns = self.table.columns(machines[first : first + BOUNDED_AT_ONCE])
+            lower_bounds = self.lower_bounds(columns)
+            values = prune.objective_bounds_of_many(
+                study.objectives, lower_bounds, study.weights(), columns.area_mm2
+            )
+            values[self.exceeds_capacity_of(columns)] = np.inf
+            found[first + np.flatnonzero(built)] = values
+        return found
 
     def exceeds_capacity(self, arch: Arch) -> bool:
         """True if the outermost level is too small for a workload. Such a machine is infeasible, whatever its
@@ -106,6 +137,7 @@ class BoundPruner:
             prune.objective_bounds_of_many(
                 self.study.objectives, lower_bounds, self.study.weights(), columns.area_mm2
             ),
+            self.study.search.gap,
         )
         if np.isfinite(columns.capacity_bits[:, 0]).any():
             front_index = np.where(self.exceeds_capacity_of(columns), -1, front_index)
@@ -149,7 +181,7 @@ class BoundPruner:
             dominated_bounds,
         )  # type: ignore[arg-type]
         dominating = np.array([trial.machine for trial in front], np.int64)[front_index[is_dominated]]
-        texts = constant_columns(len(dominating), status="pruned", reason=DOMINATED)
+        texts = constant_columns(len(dominating), status="pruned", reason=self.reason())
         return head | texts | {"dominated_by": pa.array(dominating)}
 
     def common_columns(
@@ -233,8 +265,10 @@ class RunningBound:
             found[ref.name] = cost_without_overlap(pj, cycles, self.arch.clock_ghz)
         return found
 
-    def raise_if_dominated(self, reason: str) -> None:
-        """Raises Dominated if a schedule of the front is better than any that the machine may have."""
+    def raise_if_dominated(self, solved: str = "") -> None:
+        """Raises Dominated if a schedule of the front is better than any that the machine may have. solved:
+        as of `BoundPruner.reason`.
+        """
         study = self.pruner.study
         if self.front and (
             better := prune.dominating(
@@ -242,9 +276,10 @@ class RunningBound:
                 prune.objective_bounds(
                     study.objectives, self.lower_bounds(), study.weights(), self.arch.area_mm2()
                 ),
+                study.search.gap,
             )
         ):
-            raise Dominated(better.machine, reason)
+            raise Dominated(better.machine, self.pruner.reason(solved))
 
     def on_einsum(self, workload: int, einsum: int, cost: EinsumCost) -> None:
         """Replaces the bound of an einsum by its cost, and raises Dominated as `raise_if_dominated` does.
@@ -253,10 +288,7 @@ class RunningBound:
         self.einsums[workload][einsum] = cost.energy_pj, cost.latency_cycles
         self.solved_einsums += 1
         if self.solved_einsums < (einsum_count := sum(map(len, self.einsums))):
-            self.raise_if_dominated(
-                f"bounds: after {self.solved_einsums} of {einsum_count} einsums dominated by a schedule of "
-                "another machine (dominated_by)"
-            )
+            self.raise_if_dominated(f"after {self.solved_einsums} of {einsum_count} einsums ")
 
 
 def cost_without_overlap(pj: Any, cycles: Any, clock_ghz: Any) -> Cost:

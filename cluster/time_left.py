@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cluster.pruning import DOMINATED, BoundPruner
+from cluster.pruning import BoundPruner
 from dse.study.pareto import Trial
 from dse.study.sampler import generation_range
 from workloads.arrays import Ints
@@ -41,7 +41,7 @@ class PrunedPace:
 
     def learn(self, machines: pa.RecordBatch, seconds: float) -> None:
         """Takes the rows and seconds of a lease into the averages."""
-        ruled_out = pc.sum(pc.equal(machines["reason"], DOMINATED)).as_py() or 0
+        ruled_out = pc.sum(pc.equal(machines["reason"], self.pruner.reason())).as_py() or 0
         if solved := machines.num_rows - ruled_out:
             self.solved_count += solved
             machine_s = max(0.0, seconds - ruled_out * self.bounds_s) / solved

@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from cluster import batch_eval, pruning, sink
 from cluster.batch_eval import BatchAnswers, BatchIndex
-from cluster.pruning import DOMINATED, BoundPruner, Dominated, RunningBound
+from cluster.pruning import BoundPruner, Dominated, RunningBound
 from cluster.sink import Sink
 from dse.explain import derived
 from dse.explain import values as explain
@@ -385,9 +385,7 @@ def _solve_together(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Ma
             and not job.pruner.exceeds_capacity(arches[ask.machine])
         }
         for machine, running_bound in running_bounds.items():
-            _records_if_dominated(
-                answers_by_machine[machine], partial(running_bound.raise_if_dominated, DOMINATED)
-            )
+            _records_if_dominated(answers_by_machine[machine], running_bound.raise_if_dominated)
         for index, workload in enumerate(job.workloads):
             unanswered = [
                 machine
@@ -668,7 +666,7 @@ def _solve(
     may_be_pruned = bool(front) and not job.pruner.exceeds_capacity(arch)
     try:
         if may_be_pruned:
-            running_bound.raise_if_dominated(DOMINATED)
+            running_bound.raise_if_dominated()
         for index, (ref, workload) in enumerate(zip(study.workloads, job.workloads, strict=True)):
             # running_bound.einsums: () unless schedules are unfused, whose bounds rise einsum by einsum
             on_einsum = (

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 
 from cluster import driver
-from cluster.pruning import DOMINATED
 from cluster.run_state import RunState
 from cluster.time_left import PrunedPace
 from cluster.worker import job_of
@@ -53,7 +52,7 @@ def test_what_bounds_leave_is_foreseen_within_a_factor_of_two(tmp_path: Path, se
         queue = [(row["machine"], row["generation"]) for row in later if row["generation"] == generation + 1]
         pace.look(front_of(generation + 2), len(machines) - len(later))
         foreseen = pace.to_solve(queue, 0, len(later) - len(queue), generation + 2, front_of)
-        ratios.append(foreseen / sum(row["reason"] != DOMINATED for row in later))
+        ratios.append(foreseen / sum(row["reason"] != pace.pruner.reason() for row in later))
     assert len(ratios) > 4
     assert all(0.5 < ratio < 2 for ratio in ratios), ratios
 
@@ -63,7 +62,7 @@ def test_seconds_of_machines_that_are_solved_and_of_those_that_bounds_rule_out(t
     pace = PrunedPace(job_of(studies.load(tmp_path / "pruned.yaml")).pruner)
 
     def lease(solved: int, ruled_out: int, seconds: float) -> None:
-        reasons = pa.array([None] * solved + [DOMINATED] * ruled_out, pa.string())
+        reasons = pa.array([None] * solved + [pace.pruner.reason()] * ruled_out, pa.string())
         pace.learn(pa.table({"reason": reasons}), seconds)
 
     lease(0, 1000, 1.0)

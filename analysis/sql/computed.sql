@@ -108,3 +108,15 @@ FROM (
     FROM (SELECT machine, schedule, workload, unnest(levels_of(machine)) AS p
           FROM (SELECT machine, schedule, workload FROM internal.packed UNION SELECT machine, schedule, workload FROM internal.not_unfused)))
 GROUP BY ALL;
+
+-- Points at other prices, each of these multiplied by a factor: FROM what_if({dram_pj: 0.5, 'gbuf.read_pj': 1.2}). Mappings are chosen again among all of the run that fit; how many
+-- distinct einsums got another one is `remapped`; a search at these prices may find less energy by `optimality_gap` at most. Machines without a schedule are left out.
+CREATE OR REPLACE MACRO what_if(factors) AS TABLE
+SELECT w.*, m.* EXCLUDE (machine, area_mm2, bound_energy_pj)
+FROM (SELECT unnest(what_if_of(to_json(factors)::VARCHAR), recursive := true)) w JOIN main.machines m USING (machine);
+
+-- The share of samples of prices in which a point is on the front, mappings chosen again: FROM robust({dram_pj: 0.2, sram_pj: 0.1}, 100). Each price is multiplied by (1 + spread) ** z,
+-- z of a standard normal distribution.
+CREATE OR REPLACE MACRO robust(spreads, samples, seed := 0) AS TABLE
+SELECT r.share_on_front, d.*
+FROM (SELECT unnest(robust_of(to_json(spreads)::VARCHAR, samples::BIGINT, seed::BIGINT), recursive := true)) r JOIN main.designs d USING (machine);

@@ -14,14 +14,36 @@ CREATE MACRO values_sql(objectives) AS
 CREATE MACRO table_sql(tbl) AS
     CASE WHEN starts_with(tbl, '(') THEN tbl ELSE quoted(tbl) END || ' t';
 
+CREATE MACRO numbers_sql(objectives) AS
+    array_to_string(list_transform(objectives, lambda o: 'coalesce(NOT isnan(' || objective_sql(o) || '), false)'), ' AND ');
+
+CREATE MACRO scaled_sql(objectives) AS list_transform(objectives, lambda o, i: '(' || objective_sql(o) || ' - front_scales.low' || i || ') / front_scales.width' || i);
+
+CREATE MACRO beats_sql(objectives, other) AS
+    'coalesce(' || array_to_string(list_transform(objectives, lambda o, i: objective_sql(o) || ' < ' || other || i), ' OR ')
+    || ' OR (' || array_to_string(list_transform(objectives, lambda o, i: objective_sql(o) || ' = ' || other || i), ' AND ') || '), true)';
+
+-- Common table expressions that end with `front_kept`: all rows but those that a pivot dominates, one of the two rows with the least sum and the least maximum of scaled objectives.
+-- Few rows are left to be compared with each other.
+CREATE MACRO kept_sql(tbl, objectives) AS
+    'front_scales AS (SELECT ' || array_to_string(list_transform(objectives, lambda o, i:
+        'min(' || objective_sql(o) || ') AS low' || i || ', greatest(max(' || objective_sql(o) || ') - min(' || objective_sql(o) || '), 1e-300) AS width' || i), ', ')
+    || ' FROM ' || table_sql(tbl) || ' WHERE ' || numbers_sql(objectives)
+    || '), front_found AS (SELECT arg_min(' || values_sql(objectives) || ', ' || array_to_string(scaled_sql(objectives), ' + ') || ') AS a, '
+    || 'arg_min(' || values_sql(objectives) || ', greatest(' || array_to_string(scaled_sql(objectives), ', ') || ')) AS b'
+    || ' FROM ' || table_sql(tbl) || ', front_scales WHERE ' || numbers_sql(objectives)
+    || '), front_pivots AS (SELECT ' || array_to_string(list_transform(objectives, lambda o, i: 'front_found.a[' || i || '] AS a' || i || ', front_found.b[' || i || '] AS b' || i), ', ') || ' FROM front_found'
+    || '), front_kept AS MATERIALIZED (SELECT t.* FROM ' || table_sql(tbl) || ', front_pivots WHERE ' || numbers_sql(objectives)
+    || ' AND ' || beats_sql(objectives, 'front_pivots.a') || ' AND ' || beats_sql(objectives, 'front_pivots.b') || ')';
+
 -- The rows of a table that a function picks, per group. before, after: SQL around the list of its points, DOUBLE[][], that makes a list of points of it.
 CREATE MACRO picked_sql(tbl, objectives, grp, before, after) AS
-    'WITH fronts AS (SELECT '
+    'WITH ' || CASE WHEN len(grp) > 0 THEN '' ELSE kept_sql(tbl, objectives) || ', ' END || 'fronts AS (SELECT '
     || array_to_string(list_transform(grp, lambda g, i: 't.' || quoted(g) || ' AS g' || i || ', '), '')
-    || before || 'list(' || values_sql(objectives) || ')' || after || ' AS front FROM ' || table_sql(tbl) || ' WHERE '
-    || array_to_string(list_transform(objectives, lambda o: 'coalesce(NOT isnan(' || objective_sql(o) || '), false)'), ' AND ')
+    || before || 'list(' || values_sql(objectives) || ')' || after || ' AS front FROM ' || CASE WHEN len(grp) > 0 THEN table_sql(tbl) ELSE 'front_kept t' END || ' WHERE ' || numbers_sql(objectives)
     || CASE WHEN len(grp) > 0 THEN ' GROUP BY ALL' ELSE '' END
-    || '), best AS (SELECT * EXCLUDE (front), unnest(front) AS found FROM fronts) SELECT t.* FROM ' || table_sql(tbl) || ' SEMI JOIN best ON (' || values_sql(objectives) || ' = best.found'
+    || '), best AS (SELECT * EXCLUDE (front), unnest(front) AS found FROM fronts) SELECT t.* FROM ' || CASE WHEN len(grp) > 0 THEN table_sql(tbl) ELSE 'front_kept t' END
+    || ' SEMI JOIN best ON (' || values_sql(objectives) || ' = best.found'
     || array_to_string(list_transform(grp, lambda g, i: ' AND t.' || quoted(g) || ' IS NOT DISTINCT FROM best.g' || i), '')
     || ')';
 

@@ -279,7 +279,7 @@ def _with_array_sizes(batch: Arch, arches: Sequence[Arch]) -> Arch:
 
 def _groups_of_equal(context: RunContext, rows: Sequence[ChosenRow]) -> Iterator[RowGroup]:
     """Yields the rows in groups, each row once per einsum."""
-    nests = _nests_by_key(context, {key for row in rows for key in row.keys})
+    nests = nests_by_key(context, {key for row in rows for key in row.keys})
     groups: dict[tuple[str, int, str, int], list[int]] = {}
     for i, row in enumerate(rows):
         kind = _machine_or_raise(context, row.machine).kind
@@ -346,7 +346,7 @@ def _without_costs(problem: Problem, nest: Nest) -> EinsumCost:
     )
 
 
-def _nests_by_key(context: RunContext, keys: Collection[str]) -> dict[str, str]:
+def nests_by_key(context: RunContext, keys: Collection[str]) -> dict[str, str]:
     """Returns the texts of nests by mapping_key. Reads only those row groups of the table `mappings` that may
     have the keys. Raises ValueError if a key is missing.
     """
@@ -355,6 +355,33 @@ def _nests_by_key(context: RunContext, keys: Collection[str]) -> dict[str, str]:
             context.nests.clear()
         _read_nests(context, keys)
         return {key: context.nests[key] for key in keys}
+
+
+def stored_choices(context: RunContext) -> list[ChosenRow]:
+    """Returns all rows of the table chosen that the manifest names, of groups without damaged parts."""
+    manifest, faulty_groups = folder.verified_parts(context.root)
+    proofs = ("places", "gaps", "spaces")
+    found = []
+    for group in manifest.groups:
+        for part in group.parts if group.name not in faulty_groups else ():
+            if part.table == "chosen":
+                path = context.root / folder.part_path(part.table, group.name)
+                rows = pq.read_table(path, page_checksum_verification=True)
+                own = sorted(
+                    (name for name in rows.column_names if name.startswith("mapping_")),
+                    key=lambda name: int(name.removeprefix("mapping_")),
+                )
+                found += [
+                    ChosenRow(
+                        row["machine"],
+                        row["workload"],
+                        [key for name in own if (key := row[name]) is not None],
+                        row["space"] or "",
+                        *(row[name] or () for name in proofs),
+                    )
+                    for row in rows.to_pylist()
+                ]
+    return found
 
 
 def _read_nests(context: RunContext, keys: Collection[str]) -> None:

@@ -55,6 +55,8 @@ def functions(study: Study, compute: Compute) -> list[Function]:
         ("einsums_of", proof_types, _struct("einsums", [*EINSUMS_FIELDS, *MACHINE_FIELDS])),
         ("workload_of", proof_types, _struct("workload_costs", [*WORKLOADS_FIELDS, *MACHINE_FIELDS])),
         ("levels_of", ("BIGINT",), _struct("prices", PRICES_FIELDS)),
+        ("what_if_of", ("VARCHAR",), _what_if_struct(study)),
+        ("robust_of", ("VARCHAR", "BIGINT", "BIGINT"), "STRUCT(machine BIGINT, share_on_front DOUBLE)[]"),
     ]
     return [
         *(
@@ -68,6 +70,17 @@ def functions(study: Study, compute: Compute) -> list[Function]:
             for name, inputs, dtype in computed
         ),
     ]
+
+
+def point_columns(study: Study) -> list[str]:
+    """Returns the columns of points that are numbers decided by costs, as `studies.points` makes them."""
+    metrics = [*record.METRICS, "area_mm2", *(o.column for o in study.objectives)]
+    return list(dict.fromkeys([*metrics, *studies.columns(study, "points")]))
+
+
+def _what_if_struct(study: Study) -> str:
+    numbers = ", ".join(f'"{name}" DOUBLE' for name in ("optimality_gap", *point_columns(study)))
+    return f"STRUCT(machine BIGINT, remapped BIGINT, feasible BOOLEAN, {numbers})[]"
 
 
 def _of_columns(call: Callable[..., pa.Array], count: int) -> Callable[..., pa.Array]:

@@ -179,8 +179,8 @@ def _drive(study: Study, place: RunFolder, args: argparse.Namespace, mended: Seq
 
 
 def _print_hints(out: Path, status: Any) -> None:
-    """Prints what fusion may save on the best machine of a front, and which axes end where the best lies.
-    These are only hints, so errors are ignored.
+    """Prints what fusion may save on the best machine of a front, which axes end where the best lies, and
+    what is proven of the front by bounds. Errors are ignored: these lines are asked for again at will.
     """
     from dse.frontend import runs
 
@@ -190,6 +190,8 @@ def _print_hints(out: Path, status: Any) -> None:
             tables.print_line(f"best machine: {line}")
         for line in run.axis_hints() if status.front and status.state == "finished" else ():
             tables.print_line(line)
+        if run.study.search.method == "bounds" and status.front:
+            tables.print_line(run.certificate())
 
 
 def _open(args: argparse.Namespace) -> Any:
@@ -345,10 +347,9 @@ def _pareto(args: argparse.Namespace) -> int:
             ]
         )
     )
-    if not (args.objectives or args.where or by or args.knee or args.epsilon is not None) and (
-        certificate := run.certificate()
-    ):
-        tables.print_line(certificate)
+    is_whole = not (args.objectives or args.where or by or args.knee or args.epsilon is not None)
+    for line in filter(None, (run.certificate(), run.one_mapping_note()) if is_whole else ()):
+        tables.print_line(line)
     for line in run.fusion_hints(f"{front['machine'][0]}.{front['schedule'][0]}") if len(front) else ():
         tables.print_line(f"machine {front['machine'][0]}: {line}")
     return 0

@@ -112,21 +112,27 @@ STUDY: dict[str, tuple[str, str, str, str]] = {
 SEARCH: Meanings = {
     "method": (
         "",
-        "how machines are chosen; nsga2, nsga3 and tpe learn from earlier ones; optuna:NAME: a sampler of "
-        "Optuna's, its arguments as further keys",
+        "how machines are chosen; bounds: best first, until bounds rule out all others (docs/cluster.md); "
+        "nsga2, nsga3 and tpe learn from earlier ones; optuna:NAME: a sampler of Optuna's, its arguments as "
+        "further keys",
     ),
     "seed": ("", "the same seed asks for the same machines"),
     "generation": (
         "machines",
-        "per generation; 0: with prune 32, doubling to 4096; else 4 of tpe, 16 of nsga2 and nsga3, 256 of "
-        "the others (4096 with solver.sharing_gap)",
+        "per generation; 0: of bounds 32, then an eighth of all before; with prune 32, doubling to 4096; "
+        "else 4 of tpe, 16 of nsga2 and nsga3, 256 of the others (4096 with solver.sharing_gap)",
     ),
     "population": ("machines", "of nsga2 and nsga3"),
     "startup": ("machines", "asked by a Sobol sequence before tpe or optuna:NAME begins"),
     "prune": (
         "",
         "a machine whose bounds a schedule of an earlier generation dominates is not solved: the "
-        "front stays that of all machines",
+        "front stays that of all machines; method bounds does so, too",
+    ),
+    "gap": (
+        "share",
+        "with prune or method bounds: nor is a machine whose bounds are better than such a schedule by this "
+        "share at most: no machine dominates the front by more in every objective",
     ),
 }
 STOP: Meanings = {

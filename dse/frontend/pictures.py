@@ -96,6 +96,9 @@ class Opened(Protocol):
     def certificate(self) -> str:
         """What is proven of the front over machines and their mappings; "": nothing."""
 
+    def one_mapping_note(self) -> str:
+        """That faster (leaner) mappings are not on the front; "": they are."""
+
     def fusion_hints(self, point: str | int = "best") -> list[str]:
         """A line per workload that the point runs layer by layer though it exchanges much through memory."""
 

@@ -240,7 +240,8 @@ def _facts(
     constraints = [c.text for c in (*study.constraints.static, *study.constraints.modelled)]
     versions = f"model {record.MODEL_VERSION}, solvers {record.SOLVER_VERSION}"
     facts = {"fusion": "; ".join(lines)} if lines else {}
-    facts |= {"front": certificate} if (certificate := run.certificate()) else {}
+    said_of_front = [*filter(None, (run.certificate(), run.one_mapping_note()))]
+    facts |= {"front": "; ".join(said_of_front)} if said_of_front else {}
     facts |= {
         "workloads": ", ".join(workloads),
         "machine": Path(study.machine).stem,

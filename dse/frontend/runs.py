@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from dse.explain import functions, units
@@ -229,6 +230,20 @@ class Run:
         )
         return float(rows[0]["hypervolume"] or 0.0)
 
+    def what_if(self, factors: Mapping[str, float]) -> Answer:
+        """Returns the points at other prices, each multiplied by a factor, with the mapping of each einsum
+        chosen again among all of the run (docs/sql.md, 16). factors: {"dram_pj": 0.5}. Raises ValueError.
+        """
+        return self.sql(f"FROM what_if({_struct(factors)}) ORDER BY machine")
+
+    def robust(self, spreads: Mapping[str, float], samples: int = 100, seed: int = 0) -> Answer:
+        """Returns for each point the share of samples of prices in which it is on the front, mappings chosen
+        again, then its row of `designs`; the largest share first. spreads: {"dram_pj": 0.2} multiplies the
+        price by 1.2 ** z, z of a standard normal distribution. Raises ValueError.
+        """
+        asked = f"{_struct(spreads)}, {int(samples)}, seed := {int(seed)}"
+        return self.sql(f"FROM robust({asked}) ORDER BY share_on_front DESC, machine")
+
     def axis_hints(self) -> list[str]:
         """Returns a line for each axis of three numbers or more at whose end all that is best in an objective
         lies: wider, it may have better ones. Area is left out (less of anything is smaller), and so are axes
@@ -370,49 +385,90 @@ class Run:
         )
         return {**head, "broken_constraints": broken or None, **scope, **totals, **row}
 
-    def certificate(self) -> str:
-        """Returns what is proven of the front of all evaluated machines and their mappings, where
-        solver.objective is front and objectives are sums of energy, latency, EDP and area, minimised; where
-        mappings are chosen for energy or latency alone and both are objectives, that faster or leaner ones
-        may be missing; else "".
+    def one_mapping_note(self) -> str:
+        """Returns that faster (leaner) mappings of machines are missing, where mappings are chosen for energy
+        (latency) alone and objectives count the other; else "".
         """
-        objectives = self.study.objectives
         goal = self.study.solver.objective
-        if prune.unbounded_objective(objectives):
+        if goal not in ("energy", "latency"):
             return ""
-        if goal in ("energy", "latency"):
-            other, better, also = (
-                ("latency", "faster", "latency_ns") if goal == "energy" else ("energy", "leaner", "energy_pj")
-            )
-            return (
-                f"each machine has one mapping, that of least {goal}: its {better} ones are not on this "
-                f"front, and {other} is of whichever mapping that is; solver.objective = front has them too"
-                if {also, "throughput", "power_mw", "edp_pj_ns"} & {o.metric for o in objectives}
-                else ""
-            )
-        if goal != "front":
+        other, better, also = (
+            ("latency", "faster", "latency_ns") if goal == "energy" else ("energy", "leaner", "energy_pj")
+        )
+        return (
+            f"each machine has one mapping, that of least {goal}: its {better} ones are not on this "
+            f"front, and {other} is of whichever mapping that is; solver.objective = front has them too"
+            if {also, "throughput", "power_mw", "edp_pj_ns"} & {o.metric for o in self.study.objectives}
+            else ""
+        )
+
+    def certificate(self) -> str:
+        """Returns what is proven of the front, in one line: of all machines of the space where bounds rule
+        out those that are not solved (search.prune, method bounds), and of all their mappings where
+        solver.objective is front. "": nothing of either; objectives that are no sums of energy, latency, EDP
+        and area, minimised, have no bounds.
+        """
+        study, search = self.study, self.study.search
+        is_front = study.solver.objective == "front"
+        if not (is_front or search.prune) or prune.unbounded_objective(study.objectives):
             return ""
-        gap, failed, evaluated = (
+        of_mappings, done, solved, ruled_out = (
             self.sql(
-                "SELECT (SELECT max(optimality_gap) FROM points), count_if(status = 'error'), count(*) "
-                "FROM machines"
+                "SELECT (SELECT max(optimality_gap) FROM points), count_if(status <> 'error'), "
+                "count_if(status IN ('ok', 'infeasible')), count(dominated_by) FROM machines"
             )
             .table.to_pylist()[0]
             .values()
         )
-        if gap is None:
+        if of_mappings is None:
             return ""
         from dse.sim.einsum.evaluate import percent
 
-        gap = (1 + gap) ** 2 - 1 if any(o.metric == "edp_pj_ns" for o in objectives) else gap
-        every = evaluated == self.study.space.size and not failed
-        of_what = "this study" if every else f"the {evaluated - failed:,} machines evaluated"
-        near_limits = ", unless it meets a constraint by less than that"
-        return (
-            f"no machine of {of_what} with any choice of one mapping per distinct einsum dominates this "
-            f"front by more than {percent(gap)} in every objective"
-            + (near_limits if self.study.constraints.modelled else "")
+        gap, size = search.gap, study.space.size
+        if is_front:
+            squared = any(o.metric == "edp_pj_ns" for o in study.objectives)
+            gap = max(gap, (1 + of_mappings) ** 2 - 1 if squared else of_mappings)
+        every, by_bounds = done == size, search.method == "bounds"
+        if by_bounds and not every:
+            gap = max(gap, self._unsolved_gap())
+        of_what = "this study" if every or by_bounds else f"the {done:,} machines evaluated"
+        claim = (
+            f"no machine of {of_what} with "
+            + (
+                "any choice of one mapping per distinct einsum"
+                if is_front
+                else f"its schedule of least {study.solver.objective}"
+            )
+            + (
+                f" dominates this front by more than {percent(gap)} in every objective"
+                if is_front or gap
+                else " is missing from this front"
+            )
         )
+        near_limits = ", unless it meets a constraint by less than that"
+        counts = f"; {solved:,} are solved, {ruled_out:,} ruled out by bounds"
+        counts += f", {done - solved - ruled_out:,} break a constraint" if done > solved + ruled_out else ""
+        return (
+            claim
+            + (near_limits if is_front and study.constraints.modelled else "")
+            + (counts if search.prune else "")
+            + (f", {size - done:,} bounded" if by_bounds and not every else "")
+        )
+
+    def _unsolved_gap(self) -> float:
+        """Returns the gap within which the front covers all schedules of machines without an answer, from
+        their lower bounds.
+        """
+        from cluster.worker import job_of
+        from dse.study.best_first import proven_gap
+
+        columns = [o.column for o in self.study.objectives]
+        front = self.front(columns).table.select(columns)
+        done = self.sql("SELECT machine FROM machines WHERE status <> 'error'").table["machine"].to_numpy()
+        study = replace(self.study, loaded_workloads=studies.workloads_of(self.study))
+        bounds = job_of(study).pruner.objective_bounds(np.setdiff1d(np.arange(self.study.space.size), done))
+        values = np.column_stack([column.to_numpy() for column in front.columns])
+        return proven_gap(bounds[np.isfinite(bounds).all(axis=1)], values)
 
     def fusion_hints(self, point: str | int = "best") -> list[str]:
         """Returns lines about workloads that a point runs layer by layer although fusion may save much
@@ -634,6 +690,14 @@ class AnswerDiffers(ValueError):
     exit_code = 1
 
 
+def _struct(numbers: Mapping[str, float]) -> str:
+    """Returns numbers by name as SQL writes a structure."""
+    if not numbers:
+        raise ValueError('no price is given; write {"dram_pj": 0.5}')
+    names = [(name.replace("'", "''"), float(number)) for name, number in numbers.items()]
+    return "{" + ", ".join(f"'{name}': {number!r}::DOUBLE" for name, number in names) + "}"
+
+
 def _quote(key: str, value: Any) -> str:
     """Returns a value as --set takes it, in a shell."""
     text = (
@@ -718,6 +782,10 @@ def connection(
     def compute(name: str, *columns: pa.Array) -> pa.Array:
         from dse.explain import derived
 
+        if name in ("what_if_of", "robust_of"):  # these load what shares mappings
+            from dse.explain import repriced
+
+            return repriced.FUNCTIONS[name](context(), *columns)
         return derived.computed(context(), name, *columns)
 
     schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.STORED}

@@ -417,7 +417,9 @@ TABLES: dict[str, Columns] = {
     },
     "events": {
         "time": Column("timestamp", "", "when, UTC"),
-        "kind": Column("string", "", "start, resume, extend, error, lost (an actor), retry, quarantine, stop, ..."),
+        "kind": Column(
+            "string", "", "start, resume, extend, error, lost (an actor), retry, quarantine, stop, ..."
+        ),
         "machine": MACHINE,
         "text": Column("string", "", "what happened; for an error its traceback"),
     },

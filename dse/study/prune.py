@@ -161,14 +161,16 @@ def objective_bounds(
     return tuple(value(o, lower, weights, area_mm2) for o in objectives)
 
 
-def dominating(front: Sequence[Trial], lower: Sequence[float]) -> Trial | None:
+def dominating(front: Sequence[Trial], lower: Sequence[float], gap: float = 0.0) -> Trial | None:
     """Returns the first schedule of the front that is no worse than these bounds in any objective and better
-    in one, so that it dominates every schedule of the machine; None if there is none.
+    in one, so that it dominates every schedule of the machine; None if there is none. gap: or worse by this
+    share of them at most, so that no schedule of the machine is better by more in every objective.
     """
+    limits = [(1 + gap) * low for low in lower]
     for trial in front:
         values = trial.values or ()
-        if all(v <= low for v, low in zip(values, lower, strict=True)) and any(
-            v < low for v, low in zip(values, lower, strict=True)
+        if all(v <= limit for v, limit in zip(values, limits, strict=True)) and any(
+            v < limit for v, limit in zip(values, limits, strict=True)
         ):
             return trial
     return None
@@ -184,13 +186,14 @@ def objective_bounds_of_many(
     return np.stack(objective_bounds(objectives, lower_bounds, weights, area_mm2), axis=1)  # type: ignore[arg-type]
 
 
-def first_dominating(front: Sequence[Trial], lower: Floats) -> Ints:
+def first_dominating(front: Sequence[Trial], lower: Floats, gap: float = 0.0) -> Ints:
     """Returns [n], the index in the front of the first schedule that dominates a machine (`dominating`), or
     -1. lower: [n, objectives].
     """
+    limits = (1 + gap) * lower
     found, undominated = np.full(len(lower), -1, np.int64), np.arange(len(lower))
     for index, trial in enumerate(front):
-        their_bounds, values = lower[undominated], np.array(trial.values)
+        their_bounds, values = limits[undominated], np.array(trial.values)
         is_dominated = (values <= their_bounds).all(axis=1) & (values < their_bounds).any(axis=1)
         if is_dominated.any():
             found[undominated[is_dominated]] = index

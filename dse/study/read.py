@@ -160,7 +160,8 @@ def name(raw: Mapping[str, Any], faults: Faults) -> str:
 def search(raw: object, faults: Faults) -> Search:
     """Returns the block `search`. With method optuna:NAME further keys are arguments of that sampler."""
     if not isinstance(raw, Mapping) or not str(raw.get("method", "")).startswith(OPTUNA):
-        return block(Search, raw, "search", faults)
+        found = block(Search, raw, "search", faults)
+        return replace(found, prune=True) if found.method == "bounds" else found
     own = {key: value for key, value in raw.items() if key in get_type_hints(Search) and key != "method"}
     given = {key: value for key, value in raw.items() if key not in {*own, "method"}}
     for key, value in given.items():

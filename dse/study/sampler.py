@@ -1,9 +1,10 @@
 """Chooses the machines to ask next: a pure function of search, grid, generation number, and the asks and
 trials of earlier generations.
 
-exhaustive, random and qmc enumerate the space and do not learn. nsga2, nsga3 and tpe are Optuna's. For each
-generation an in-memory study is rebuilt from a window of trials (the front and the most recent ones), with a
-seed for that generation, so that a resumed run asks what an uninterrupted one would ask.
+exhaustive, random and qmc enumerate the space and do not learn; bounds stands in dse/study/best_first.py.
+nsga2, nsga3 and tpe are Optuna's. For each generation an in-memory study is rebuilt from a window of trials
+(the front and the most recent ones), with a seed for that generation, so that a resumed run asks what an
+uninterrupted one would ask.
 
 The steered methods start on a Sobol sequence. A proposal that repeats a machine is moved to a neighbour that
 was not asked yet ("near"). If a generation has too few machines, a seeded permutation of the space fills it
@@ -46,6 +47,7 @@ MIN_GENERATION, MAX_GENERATION = 32, 4096
 GROWTH_STEPS = 1 + (MAX_GENERATION // MIN_GENERATION).bit_length()
 PERMUTED = 4096  # machines of a permuted space that are computed at a time
 GROWTH_TEXT = f"{MIN_GENERATION} doubling to {MAX_GENERATION}"
+BEST_FIRST_TEXT = f"{MIN_GENERATION}, then an eighth of all before, to {MAX_GENERATION}"
 LEARNING_METHODS = ("nsga2", "nsga3", "tpe")
 WARM_TRIALS = 20  # of which a warm start takes the best tenth
 OPTUNA = "optuna:"  # before the name of any of its samplers
@@ -59,14 +61,17 @@ Violations = Callable[[int], tuple[float, ...]]
 class Search:
     """The block `search` of a study."""
 
-    method: Literal["exhaustive", "random", "qmc", "nsga2", "nsga3", "tpe"] = "exhaustive"
+    method: Literal["exhaustive", "random", "qmc", "bounds", "nsga2", "nsga3", "tpe"] = "exhaustive"
     seed: Annotated[int, Field(ge=0)] = 0
     # machines per generation; 0: 256 for methods that do not learn (with prune: `GROWTH_TEXT`, with
     # solver.sharing_gap: 4096), 16 for nsga2 and nsga3, 4 for tpe
     generation: Annotated[int, Field(ge=0)] = 0
     population: Annotated[int, Field(ge=2)] = 24  # of nsga2 and nsga3
     startup: Annotated[int, Field(ge=2)] = 16  # trials before tpe and samplers of Optuna's by name learn
-    prune: bool = False  # do not solve machines whose lower bounds a known schedule dominates
+    # do not solve machines whose lower bounds a known schedule dominates; true of method bounds
+    prune: bool = False
+    # where machines are pruned: or is worse than by this share at most
+    gap: Annotated[float, Field(ge=0, le=10)] = 0.0
     # of method optuna:NAME: arguments of that sampler, which stand as keys beside it
     options: tuple[tuple[str, Option], ...] = ()
 
@@ -159,7 +164,7 @@ def propose(
     drawn: machines in `asked` that a Sobol sequence proposed ("qmc"): it goes on behind them
     """
     if is_enumerated(search):
-        return _enumerated_proposal(search, grid, generation, violations_of)
+        return listed(search, generation_machines(search, grid.size, generation), violations_of)
     if len(asked) >= grid.size:
         return None
     draft = Draft(
@@ -194,11 +199,13 @@ def arguments(search: Search) -> dict[str, str | int | float | bool | None]:
             of_method = {**dict(search.options), "startup": search.startup, "window": WINDOW}
         case _:
             of_method = {"prune": True} if search.prune else {}
+    growth = BEST_FIRST_TEXT if search.method == "bounds" else GROWTH_TEXT
     return {
         "method": search.method,
         "seed": search.seed,
-        "generation": GROWTH_TEXT if search.prune and not search.generation else search.generation_size(0),
+        "generation": growth if search.prune and not search.generation else search.generation_size(0),
         **of_method,
+        **({"gap": search.gap} if search.gap else {}),
     }
 
 
@@ -338,11 +345,8 @@ def _permuted_part(size: int, seed: int, part: int) -> Ints:
     return permutation(size, seed, positions)
 
 
-def _enumerated_proposal(
-    search: Search, grid: Grid, generation: int, violations_of: Violations
-) -> Proposal | None:
-    """Returns the proposal of an enumerated search."""
-    machines = generation_machines(search, grid.size, generation)
+def listed(search: Search, machines: Ints, violations_of: Violations) -> Proposal | None:
+    """Returns the proposal of these machines; None without any."""
     if not len(machines):
         return None
     draft = Draft(len(machines), violations_of, frozenset(), set(), [], [])

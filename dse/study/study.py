@@ -18,6 +18,7 @@ from dse.run import record
 from dse.run.record import Column
 from dse.solve.options import SolverOptions
 from dse.study import pareto, read, sampler
+from dse.study.best_first import MAX_BOUNDED, MAX_BOUNDED_SLOWLY, BestFirst
 from dse.study.pareto import Cost, Objective, Trial, metrics, slug, total
 from dse.study.plan import Asked, Generation, Limits, Stop
 from dse.study.prune import (
@@ -161,10 +162,27 @@ def load(
             f"search.prune = true: {search.method} learns from machines that are solved; take "
             "exhaustive, random or qmc"
         )
+    is_best_first = search.method == "bounds"
     if search.prune and (unbounded := unbounded_objective(objectives)):
+        key, instead = (
+            ("method = bounds", "take another method")
+            if is_best_first
+            else ("prune = true", "leave prune out")
+        )
         faults.add(
-            f"search.prune = true: no bound of {unbounded} is known; leave prune out, or take objectives "
+            f"search.{key}: no bound of {unbounded} is known; {instead}, or take objectives "
             "of energy, latency, edp and area to be minimised"
+        )
+    if search.gap and not search.prune:
+        faults.add(
+            f"search.gap = {search.gap:g}: says which machines bounds leave out; add prune: true, or take "
+            "method bounds"
+        )
+    most = MAX_BOUNDED if solver.schedule == "unfused" else MAX_BOUNDED_SLOWLY
+    if is_best_first and space and space.size > most:
+        faults.add(
+            f"search.method = bounds: computes bounds of all machines first, {most:,} at most, here "
+            f"{space.size:,}; take fewer values, or {{method: random, prune: true}}"
         )
     if objectives and within is None and (fault := sampler.optuna_fault(search, objectives)):
         faults.add(fault)
@@ -334,7 +352,12 @@ def grid(study: Study) -> Grid:
 
 
 def generation(
-    study: Study, number: int, asked: Asked, trials: Sequence[Trial], table: Table | None = None
+    study: Study,
+    number: int,
+    asked: Asked,
+    trials: Sequence[Trial],
+    table: Table | None = None,
+    best_first: BestFirst | None = None,
 ) -> Generation | None:
     """Returns the asks of one generation, or None when no machine is left. A pure function, so that a resumed
     run may repeat it.
@@ -342,10 +365,13 @@ def generation(
     asked: machines of generations 0..number-1; an enumerated search does not read them
     trials: of complete generations <= number - 2
     table: of the study's space, reused between calls
+    best_first: of method bounds: what generations 0..number-1 have left
     """
     modelled_zeros = (0.0,) * len(study.constraints.modelled)
     machines = (
-        sampler.generation_machines(study.search, study.space.size, number)
+        best_first.candidates(trials)
+        if best_first
+        else sampler.generation_machines(study.search, study.space.size, number)
         if sampler.is_enumerated(study.search)
         else np.empty(0, np.int64)
     )
@@ -364,12 +390,13 @@ def generation(
             else static_violations(study.space, machine, study.constraints)
         ) + modelled_zeros
 
-    directions = [o.direction for o in study.objectives]
-    # an enumerated search reads the size alone
-    space = Grid((study.space.size,), (False,)) if sampler.is_enumerated(study.search) else grid(study)
-    found = sampler.propose(
-        study.search, space, number, directions, trials, asked.machines, violations_of, asked.drawn
-    )
+    if best_first or sampler.is_enumerated(study.search):
+        found = sampler.listed(study.search, machines, violations_of)
+    else:
+        directions = [o.direction for o in study.objectives]
+        found = sampler.propose(
+            study.search, grid(study), number, directions, trials, asked.machines, violations_of, asked.drawn
+        )
     if found is None:
         return None
     static_count = len(study.constraints.static)
