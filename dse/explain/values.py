@@ -15,11 +15,10 @@ from dse.explain import units
 from dse.mapping import schedule as schedules
 from dse.mapping.conversion import Conversion
 from dse.mapping.directives import directives_of, has_overlap, text
-from dse.mapping.nest import Loop, to_data, to_text
+from dse.mapping.nest import Loop, bits_at, to_data, to_text
 from dse.mapping.schedule import Schedule, mappings_by_einsum, sequential
 from dse.mapping.searched import UNDER, claim, space_words
 from dse.run import record
-from dse.sim.counts.actions import bits_of
 from dse.sim.directives.directed import layer_of
 from dse.sim.einsum.bounds import needs
 from dse.sim.einsum.evaluate import GIVEN_MAPPING, EinsumCost, SegmentCost, Solution, percent
@@ -75,11 +74,10 @@ def moved_bytes(arch: Arch, e: Einsum, c: EinsumCost) -> dict[str, float]:
     cache lines, unused bytes of a line count, too, and so does the read of a line that is written in part
     (read-modify-write).
     """
-    bits = bits_of(e, arch)
-    moved_bits = dict.fromkeys((level.name for level in arch.levels), 0.0)
+    levels, moved_bits = {level.name: level for level in arch.levels}, dict.fromkeys(arch.level_index(), 0.0)
     for row in c.counts:
-        if row.tensor in bits and row.level in moved_bits:
-            moved_bits[row.level] += row.elems * bits[row.tensor]
+        if row.level in levels:
+            moved_bits[row.level] += row.elems * bits_at(levels[row.level], row.tensor, e, arch)
     for one in c.layout_traffic:
         moved_bits[one.level] += one.unused_bits + one.modified_bits
     return {name: n / 8 for name, n in moved_bits.items()}
@@ -795,10 +793,9 @@ def layouts(arch: Arch, e: Einsum, cost: EinsumCost) -> list[dict[str, Any]]:
 
 def _layout_rows(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
     """Yields rows of LAYOUT_COLUMNS; a level with several of them also has their sum, as tensor "all"."""
-    bits = bits_of(e, arch)
     for level in arch.levels:
         level_traffic = [one for one in cost.layout_traffic if one.level == level.name]
-        useful = [one.elems * bits[one.tensor] / 8 for one in level_traffic]
+        useful = [one.elems * bits_at(level, one.tensor, e, arch) / 8 for one in level_traffic]
         moved = [one.moved_bits.n / 8 for one in level_traffic]
         for one, useful_bytes, moved_bytes in zip(level_traffic, useful, moved, strict=True):
             yield (
@@ -862,13 +859,12 @@ def _footprint_rows(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[A
     """Yields the rows of "footprint of one instance"; a bounded level also has the sum of its tiles, as
     tensor "all".
     """
-    bits = bits_of(e, arch)
     for level in arch.levels:
         total_bytes = 0.0
         for name, tensor, elems in cost.footprint:
             if name == level.name:
                 buffers = 2 if level.double_buffer and (name, tensor) in cost.refilled else 1
-                tile_bytes = buffers * float(elems * bits[tensor] / 8)
+                tile_bytes = buffers * float(elems * bits_at(level, tensor, e, arch) / 8)
                 total_bytes += tile_bytes
                 elements = elems if isinstance(elems, int) else float(elems)
                 yield level.name, tensor, elements, buffers, tile_bytes, None, None
