@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,17 @@ from dse.mapping.constraints import FREE, ruled
 from dse.mapping.nest import Infeasible, faults, parse
 from dse.sim.einsum import bound_kernels, bounds
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
+from dse.sim.einsum.limits import broken
 from dse.solve.options import SolverOptions
-from dse.solve.solve import MAPPERS_BY_NAME, solve
+from dse.solve.solve import solve
 from dse.study import study as studies
 from hw import machine, space
 from hw.arch import ROLES, Arch, Memory, read_rules
 from hw.columns import Table
 from tests.amount import amount
+from tests.enumeration import mappings
 from tests.prove.mappers import widths
+from tests.test_mappers import MAPPERS, NAMES
 from workloads import catalog
 from workloads.einsum import einsum
 
@@ -46,7 +50,8 @@ nodes:
 - {memory: dram, kind: custom, width_bits: 8, read_pj: 100, write_pj: 200, leak_mw: 0, area_mm2: 0,
    actions_per_cycle: 1}
 - {memory: acc, kind: custom, capacity: 24 B, width_bits: 32, read_pj: 3, write_pj: 5, leak_mw: 0,
-   area_mm2: 0, actions_per_cycle: 0.25, ports: separate, may_keep: [output], bits: {output: 32}}
+   area_mm2: 0, actions_per_cycle: 0.25, ports: separate, may_keep: [output], bypass: false,
+   bits: {output: 32}}
 - {array: pes, dims: {y: 1, x: 3}, endpoint_pj: 1, hop_pj: 0}
 - {compute: mac, kind: custom, mac_pj: 0, alu_pj: 0, merge_pj: 0, leak_mw: 0, area_mm2: 0}
 """
@@ -95,28 +100,39 @@ def test_answers_are_those_of_an_enumeration(seed: int) -> None:
     assert [line for one in widths(seed, 1_000) for line in one.wrong] == []
 
 
-@pytest.mark.parametrize("name", sorted(MAPPERS_BY_NAME))
+@pytest.mark.parametrize("name", NAMES)
 def test_each_mapper_obeys_the_room_that_widths_need(name: str) -> None:
     """Six sums of 32 bits do not fit 23 B; of 8 bits they would."""
     for capacity in (24, 23):
         problem = Problem(stationary(capacity=capacity), GEMM, "energy")
         problem = replace(problem, arch=problem.arch.without("network"))
-        found = MAPPERS_BY_NAME[name](problem, np.random.default_rng(0))  # type: ignore[arg-type]
+        found = MAPPERS[name](problem, Random(0))
         assert isinstance(found, list)
         assert einsum_cost(problem, found[0].mapping) == found[0]
 
 
 def test_a_rule_of_the_largest_tile_counts_elements_as_wide_as_they_are_there() -> None:
-    arch = stationary().without("network")
-    for most, unit in ((6, "elements"), (24, "B")):
-        for n, fits in ((most, True), (most - 1, False)):
-            rules = read_rules(
-                [{"at": "acc", "keep": ["C"], "tile": {"C": n if unit == "elements" else f"{n} B"}}]
-            )
-            found = optimal(Problem(arch, GEMM, "energy"), "perfect", ruled(FREE, rules, GEMM, arch))
-            assert isinstance(found, list)
-            held = {(level, tensor): elems for level, tensor, elems in found[0].footprint}
-            assert (held["ACC", "C"] == 6) == fits, (n, unit)
+    """A sum takes 4 B in the buffer: 3 of them fit a tile of 3 elements, or of 12 B; none one of 3 B."""
+    e, arch = einsum("C[m] += A[m,k] * B[k]", {"m": 3, "k": 2}), stationary().without("network")
+    problem = Problem(arch, e, "energy")
+    priced = [(one, einsum_cost(problem, one)) for one in mappings(problem, "perfect", "tensors")]
+    for limit, most in ((3, 3), ("12 B", 3), ("11 B", 2), ("4 B", 1), ("3 B", 0)):
+        rules = read_rules([{"at": "acc", "keep": ["C"], "tile": {"C": limit}}])
+        limits = ruled(FREE, rules, e, arch)
+        kept = [
+            cost.energy_pj
+            for one, cost in priced
+            if isinstance(cost, EinsumCost) and not broken(limits, one, e, arch)
+        ]
+        found = optimal(problem, "perfect", limits)
+        if most == 0:
+            assert isinstance(found, Infeasible)
+            assert not kept
+            continue
+        assert isinstance(found, list)
+        held = {(level, tensor): elems for level, tensor, elems in found[0].footprint}
+        assert held["ACC", "C"] <= most
+        assert found[0].energy_pj == pytest.approx(min(kept))
 
 
 def test_machines_are_told_apart_by_widths() -> None:
@@ -166,7 +182,8 @@ nodes:
 - {memory: dram, kind: lpddr4, width_bits: 64}
 - {memory: gbuf, capacity: 2 KiB, width_bits: 64, double_buffer: true, bits: {weight: 4}}
 - {array: array, dims: {y: 2, x: 4}, hop_pj: 0.01}
-- {memory: acc, capacity: 128 B, width_bits: 32, may_keep: [output], bits: {output: 32}}
+- {memory: acc, capacity: 128 B, width_bits: 32, may_keep: [output], bypass: false,
+   bits: {output: 32}}
 - {compute: mac, kind: int8}
 """
 
@@ -186,15 +203,11 @@ def test_traffic_of_a_run_sums_to_its_energy(run: Any) -> None:
     ).table.to_pylist()
     assert len(rows) == 4
     assert all(row["pj"] == pytest.approx(row["energy_pj"], rel=1e-9) for row in rows)
-    met = {
-        (row["level"], row["role"], row["bits"])
-        for row in run.sql(
-            "SELECT DISTINCT level, bits, CASE tensor WHEN 'C' THEN 'output' WHEN 'O' THEN 'output' "
-            "ELSE tensor END AS role FROM counts WHERE action IN ('read', 'write')"
-        ).table.to_pylist()
-    }
-    assert {bits for level, role, bits in met if (level, role) == ("ACC", "output")} == {32}
-    assert {bits for level, _, bits in met if level == "DRAM"} == {None}
+    told = run.sql("SELECT DISTINCT level, bits FROM counts WHERE action IN ('read', 'write')")
+    met = [(row["level"], row["bits"]) for row in told.table.to_pylist()]
+    assert {bits for level, bits in met if level == "ACC"} == {32}
+    assert {bits for level, bits in met if level == "GBUF"} == {4, None}
+    assert {bits for level, bits in met if level == "DRAM"} == {None}
 
 
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {

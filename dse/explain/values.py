@@ -129,7 +129,9 @@ def components(arch: Arch, solution: Solution) -> list[Component]:
 def machine(arch: Arch) -> list[dict[str, Any]]:
     """A row per component of a machine, outermost first: capacity, width, energies and bandwidth of one
     instance, area and leakage of all. array: what makes the instances of one out of the component outside.
+    elements: their bits by role, where a memory gives them a width of their own.
     """
+    has_widths = arch.narrows_or_widens()
     arrays = [
         ", ".join(f"{f.name} {' x '.join(str(n) for _, n in f.dims)}" for f in arch.fanouts if f.outside == v)
         for v in range(len(arch.levels) + 1)
@@ -141,6 +143,7 @@ def machine(arch: Arch) -> list[dict[str, Any]]:
             "instances": 0,
             "capacity_bytes": None if level.capacity_bits is None else level.capacity_bits / 8,
             "width_bits": level.width_bits,
+            **({"elements": ", ".join(f"{of} {n} bit" for of, n in level.bits)} if has_widths else {}),
             "read_pj": level.read_pj,
             "write_pj": level.write_pj,
             "read_pj_per_bit": level.read_pj / level.width_bits,
