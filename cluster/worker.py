@@ -35,7 +35,7 @@ from cluster.sink import Sink
 from dse.explain import derived
 from dse.explain import values as explain
 from dse.mapping.conversion import with_conversions
-from dse.mapping.nest import Infeasible
+from dse.mapping.nest import Infeasible, role
 from dse.run import cache, deadline, record
 from dse.run.folder import Group
 from dse.run.installed import PACKAGES, ROOT
@@ -536,8 +536,12 @@ def _einsum_tables(job: Job, schedules: Sequence[ScheduleRow]) -> dict[str, pa.T
     """Returns the tables chosen (unfused schedules), einsums (all others), mappings and counts, made column
     by column. Each distinct mapping has its rows once.
     """
-    pairs = [pair for row in schedules for pair in zip(row.costs, row.groups, strict=True)]
-    if not pairs:
+    found = [
+        (cost, group, row.arch)
+        for row in schedules
+        for cost, group in zip(row.costs, row.groups, strict=True)
+    ]
+    if not found:
         return {}
     unfused_rows = [
         derived.chosen_columns(row.solution) | {name: getattr(row, name) for name in ROW_KEYS}
@@ -547,18 +551,18 @@ def _einsum_tables(job: Job, schedules: Sequence[ScheduleRow]) -> dict[str, pa.T
     tables = tables_of(job, {"chosen": unfused_rows}) if unfused_rows else {}
     if scheduled := [row for row in schedules if row.solution.schedule]:
         tables["einsums"] = _table(job, "einsums", *_einsum_columns(scheduled))
-    first = {cost.mapping_key: (cost, group) for cost, group in reversed(pairs)}
+    first = {one[0].mapping_key: one for one in reversed(found)}
     return {**tables, **_mapping_tables(job, list(first.values()))}
 
 
-def _mapping_tables(job: Job, found: Sequence[tuple[EinsumCost, Unique]]) -> dict[str, pa.Table]:
-    """Returns the tables mappings and counts of distinct mappings."""
-    mappings = [cost for cost, _ in found]
+def _mapping_tables(job: Job, found: Sequence[tuple[EinsumCost, Unique, Arch]]) -> dict[str, pa.Table]:
+    """Returns the tables mappings and counts of distinct mappings, each with a machine that has it."""
+    mappings = [cost for cost, *_ in found]
     of_mappings: Columns = {
         "einsum_key": [cost.key for cost in mappings],
         "nest": [_nest(cost.mapping) for cost in mappings],
     }
-    count_rows = [(cost, bits, *row) for cost, group in found for row, bits in _counts(cost, group)]
+    count_rows = [(one[0], bits, *row) for one in found for row, bits in _counts(*one)]
     of_counts: Columns = {
         "mapping_key": [cost.mapping_key for cost, *_ in count_rows],
         "bits": [bits for _, bits, *_ in count_rows],
@@ -596,14 +600,21 @@ _nest = lru_cache(maxsize=1 << 14)(str)  # text of a mapping; later leases have 
 
 
 def _counts(
-    cost: EinsumCost, group: Unique
+    cost: EinsumCost, group: Unique, arch: Arch
 ) -> Iterator[tuple[tuple[str, str, str, float, float | None], int | None]]:
     """Yields rows of the table counts as ((level, tensor, action, elems, busiest_elems), bits of an element;
     None: the machine's word): accesses, then traffic that layouts add, then traffic on networks with a price.
     """
-    bits = {p.tensor: p.bits for p in group.einsum.tensors()}
+    own = {p.tensor: p.bits for p in group.einsum.tensors()}
+    at_level = {
+        (level.name, p.tensor): level.elem_bits(role(group.einsum, p.tensor), p.bits or 0) or None
+        for level in arch.levels
+        if level.bits
+        for p in group.einsum.tensors()
+    }
     for c in cost.counts:
-        yield (c.level, c.tensor, c.action, c.elems, c.busiest_elems), bits.get(c.tensor)
+        bits = at_level.get((c.level, c.tensor), own.get(c.tensor))
+        yield (c.level, c.tensor, c.action, c.elems, c.busiest_elems), bits
     for traffic in cost.layout_traffic:
         for action, n, width in (
             (f"unused_{traffic.action}", traffic.unused_bits, 1),

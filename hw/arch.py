@@ -92,6 +92,21 @@ def read_roles(value: object) -> tuple[str, ...]:
     return tuple(role for role in ROLES if role in value)
 
 
+def read_widths(value: object) -> tuple[tuple[str, int], ...]:
+    """Returns the bits of an element by role that a machine file gives a memory, in the order of ROLES.
+    Raises ValueError.
+    """
+    given = dict(value) if isinstance(value, list | tuple) else value
+    if not isinstance(given, Mapping) or not given:
+        raise ValueError(f"is no mapping of roles to bits; write e.g. {{output: 32}} ({', '.join(ROLES)})")
+    for role_given, bits in given.items():
+        if role_given not in ROLES:
+            raise ValueError(f"names {role_given}, which is no part of an einsum; use {', '.join(ROLES)}")
+        if type(bits) is not int or bits < 1:
+            raise ValueError(f"gives {role_given} {bits} bits; write a whole number above 0, e.g. 32")
+    return tuple((role, given[role]) for role in ROLES if role in given)
+
+
 def read_entry(value: object) -> int | str:
     """Returns one dimension of a minimum tile: a number above 0, or a word of TILE_WORDS. Raises
     ValueError.
@@ -135,6 +150,18 @@ Roles = Annotated[
     tuple[Role, ...],
     BeforeValidator(read_roles),
     WithJsonSchema({"type": "array", "items": {"enum": [*ROLES]}, "minItems": 1}),
+]
+Widths = Annotated[
+    tuple[tuple[Role, int], ...],
+    BeforeValidator(read_widths),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {one: {"type": "integer", "minimum": 1} for one in ROLES},
+            "additionalProperties": False,
+            "minProperties": 1,
+        }
+    ),
 ]
 TileEntry = Annotated[
     int | str,
@@ -395,6 +422,8 @@ class Memory:
     slow: Literal["divide", "infeasible"] = "divide"
     # roles (`nest.role`) of the tensors that may stand there: first input, other inputs (weight), output
     may_keep: Roles = ROLES  # type: ignore[assignment]
+    # bits of an element there by role, in the order of ROLES; other roles: as elsewhere
+    bits: Widths = ()
     burst: Bytes | None = None  # bytes that move at once (a cache line, a DRAM burst)
     partial_write: Literal["masked", "rmw"] = "masked"  # rmw: a line that is written in part is read first
     row: Bytes | None = None  # bytes of a DRAM row
@@ -571,6 +600,14 @@ class Level:
     may_keep: tuple[str, ...] = role_field("structure", ROLES)
     # None: layouts cost nothing at this level
     access: Access | None = role_field("layout", None)
+    # (role, bits of an element) of the tensors whose elements have a width of their own at this level
+    bits: tuple[tuple[str, int], ...] = role_field("structure", ())
+
+    def elem_bits(self, tensor_role: str, elsewhere: int) -> int:
+        """Returns the bits of an element of a tensor of a role at this level. elsewhere: its bits at levels
+        that give its role none.
+        """
+        return dict(self.bits).get(tensor_role, elsewhere)
 
 
 @dataclass(frozen=True, slots=True)
@@ -705,6 +742,10 @@ class Arch:
     def layout_sensitive(self) -> bool:
         """True if the machine has costs that mappers do not see: layouts or networks."""
         return self.models_layout() or self.prices_networks()
+
+    def narrows_or_widens(self) -> bool:
+        """True if a level gives elements a width of their own (`Level.bits`)."""
+        return any(level.bits for level in self.levels)
 
     def models_layout(self) -> bool:
         """True if layouts cost at any level."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hw.arch import (
     LAYOUT_FIELDS,
     OPS_PER_MAC,
+    ROLES,
     Arch,
     Array,
     Compute,
@@ -60,6 +61,8 @@ class Columns:
     levels: Mapping[str, Floats]  # field of Level (price or rate) -> [n, V]; NaN where the rate is None
     compute: Mapping[str, Floats]  # field of Compute (price or rate) -> [n]; NaN where the rate is None
     width_bits: Ints  # [n, V]
+    # [n, V, roles] bits of an element by role, in the order of ROLES (`Level.bits`); 0: as elsewhere
+    elem_bits: Ints
     separate: NDArray[np.bool_]  # [n, V] whether reads and writes have separate ports
     capacity_bits: Floats  # [n, V] inf where unbounded
     sizes: Ints  # [n, D] PEs along a dimension
@@ -281,7 +284,7 @@ class Table:
         sizes, multicast, reduce = (
             np.vstack([np.empty((0, int(built.sum()))), *(own[k::3] for own in arrays)]).T for k in range(3)
         )
-        *of_levels, width_bits, separate, capacity, leak, area = (
+        *of_levels, in_width, weight_width, out_width, width_bits, separate, capacity, leak, area = (
             np.stack(column, axis=1) for column in zip(*levels, strict=True)
         )
         *of_mac_units, mac_unit_leak, mac_unit_area, vector_leak, vector_area, word = nodes[-1][:-1]
@@ -308,6 +311,7 @@ class Table:
             level_columns,
             compute_columns,
             width_bits.astype(np.int64),
+            np.stack([in_width, weight_width, out_width], axis=2).astype(np.int64),
             separate.astype(bool),
             capacity,
             sizes.astype(np.int64),
@@ -339,7 +343,7 @@ def _maker(
     node = template.nodes[i]
     level_fields, compute_fields = (fields_of(kind, *COLUMN_ROLES) for kind in (Level, Compute))
     width = (
-        len(level_fields) + 6
+        len(level_fields) + len(ROLES) + 6
         if isinstance(node, Memory)
         else 3 * len(node.dims) + 1
         if isinstance(node, Array)
@@ -370,6 +374,7 @@ def _maker(
             capacity = inf if level.capacity_bits is None else float(level.capacity_bits)
             return (
                 *numbers_in(level, level_fields),
+                *(level.elem_bits(role, 0) for role in ROLES),
                 level.width_bits,
                 level.ports == "separate",
                 capacity,

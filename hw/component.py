@@ -348,6 +348,14 @@ def nesting_faults(nodes: Sequence[Node | None]) -> Iterator[str]:
                 f"{node.name}.{'burst' if node.burst else 'bank_map'} is inside of an array; layouts are "
                 "counted outside of arrays, leave it out"
             )
+    memories = [node for node in nodes if isinstance(node, Memory)]
+    described = next((node for node in memories if node.burst is not None or node.bank_map is not None), None)
+    if described and (widened := next((node for node in memories if node.bits), None)):
+        yield (
+            f"{widened.name}.bits = {_shown_widths(widened)} stands beside {described.name}."
+            f"{'burst' if described.burst else 'bank_map'}: lines, rows and banks are counted for elements "
+            "of one width; leave one of both out"
+        )
     first_sram = ""
     for i, node in enumerate(nodes):
         if isinstance(node, Memory) and node.kind == "sram":
@@ -481,8 +489,24 @@ def _memory_faults(node: Memory, outermost: bool) -> Iterator[str]:
             f"{key}.may_keep = [{', '.join(node.may_keep)}] cannot be: the outermost level holds "
             "every tensor; leave it out"
         )
+    if outermost and node.bits:
+        yield (
+            f"{key}.bits = {_shown_widths(node)} cannot be: a tensor lies in the outermost level as wide as "
+            "all that write and read it move it; leave it out, and use word_bits or the workload's bits"
+        )
+    for role, bits in node.bits:
+        if role not in node.may_keep:
+            yield (
+                f"{key}.bits.{role} = {bits} is of a tensor that may not stand there; leave it out, or add "
+                f"{role} to may_keep"
+            )
     if outermost and node.bypass:
         yield f"{key}.bypass = true cannot be: the outermost level holds every tensor; leave it out"
+
+
+def _shown_widths(node: Memory) -> str:
+    """Returns the widths of a memory's elements as its file gives them."""
+    return f"{{{', '.join(f'{role}: {bits}' for role, bits in node.bits)}}}"
 
 
 def _custom_faults(node: Memory | MacUnit, numbers: Sequence[str]) -> Iterator[str]:
@@ -620,6 +644,7 @@ def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
         access_cycles=cycles,
         may_keep=node.may_keep,
         access=_access(node, clock_ghz),
+        bits=node.bits,
     )
 
 

@@ -25,10 +25,11 @@ import numpy as np
 from numba import njit
 
 from dse.mapping.nest import Loop, Mapping, Store, may_keep
-from dse.sim.counts.actions import bits_of, fill_cycles, op_cycles, op_pj
+from dse.sim.counts.actions import fill_cycles, op_cycles, op_pj
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Fanout
 from tests.nests import stored_bits
+from tests.oracle import width
 from workloads.einsum import Dim, Einsum, Projection
 
 # nodes of an outer level above all nodes of an inner one; or only those of the same tensor
@@ -426,13 +427,13 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
     e, arch = space.problem.einsum, space.problem.arch
     instances = _instances(e, arch, s.kinds)
     every, columns = _ports(arch, len(instances))
-    bits, ranks, draft = bits_of(e, arch), _long(e), Draft()
+    ranks, draft = _long(e), Draft()
     multicast = [flag for f in arch.fanouts for flag in f.multicast]
     reduce = [flag for f in arch.fanouts for flag in f.reduce]
 
     def column(v: int, action: str, tensor: str, instance: int | None, scale: float) -> np.ndarray:
         level, found = arch.levels[v], np.zeros(columns)
-        actions = scale * bits[tensor] / level.width_bits
+        actions = scale * width(level.name, tensor, e, arch) / level.width_bits
         if instance is not None:
             found[every[instance][v][action == "write"]] = actions / level.bandwidth
         else:
@@ -612,7 +613,7 @@ def _fixed(dim: Dim, clip: bool) -> int:
 def _arrays(space: Space, skeleton: Skeleton, s: Shape) -> tuple[object, ...]:
     """What the compiled loop takes."""
     e, arch = space.problem.einsum, space.problem.arch
-    ranks, bits, draft = _long(e), bits_of(e, arch), _counts(space, skeleton, s)
+    ranks, draft = _long(e), _counts(space, skeleton, s)
     own = [space.chains(rank, s.kinds) for rank in ranks]
     longest = max(map(len, own))
     tile = np.ones((len(ranks), longest, 1 + len(s.kinds)), np.int64)
@@ -645,7 +646,7 @@ def _arrays(space: Space, skeleton: Skeleton, s: Shape) -> tuple[object, ...]:
                 nodes.append((v, s.at[i], after, first, len(hulls), int(arch.levels[v].double_buffer), x))
                 words.append(
                     (
-                        float(bits[p.tensor] + p.index_bits),
+                        float(width(arch.levels[v].name, p.tensor, e, arch) + p.index_bits),
                         float(p.pointer_bits),
                         0.0 if p.format == "dense" else p.density,
                     )

@@ -403,9 +403,8 @@ class Everything:
             if isinstance(cost, Infeasible):  # too many PEs
                 continue
             rows = boundary.node_footprints(around, boundary.whole_nest(around, one.nest), e, wide)
-            widths = dict.fromkeys(_tensors(e), 8)
             mine = [row for row in rows if row.level == "GLB" and row.tensor not in near]
-            bits = sum(node_bits(row, wide.levels[1], widths) for row in mine)
+            bits = sum(node_bits(row, wide.levels[1], e, wide) for row in mine)
             yield objective_value(self.objective, cost.energy_pj, cost.latency_cycles), bits
 
     def covered(

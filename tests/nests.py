@@ -204,11 +204,35 @@ def compressed(rng: Random, p: Projection, density: float) -> Projection:
     )
 
 
-def limited(arch: Arch, e: Einsum, one_in: int = 16) -> Arch:
-    """Of so many machines one has an outermost level just large enough for the einsum, or one bit less. Drawn
-    from the values of both, so that what else is drawn stays as it is, and no field's name matters.
+def drawn_from(arch: Arch, e: Einsum, *salt: str) -> Random:
+    """Random numbers from the values of both, so that what else is drawn stays as it is, and no field's name
+    matters. Levels without widths of their own (`bits`, the last field) are told as if there were none.
     """
-    rng = Random(repr((astuple(e), astuple(arch))))
+    name, levels, *rest = astuple(arch)
+    levels = tuple(level if level[-1] else level[:-1] for level in levels)
+    return Random(repr((astuple(e), (name, levels, *rest), *salt)))
+
+
+def widened(arch: Arch, e: Einsum, one_in: int = 1) -> Arch:
+    """Of so many machines one whose levels inside give elements of some roles a width of their own, but not
+    where the einsum has a compressed tensor of that role.
+    """
+    rng = drawn_from(arch, e, "widths")
+    if rng.randrange(one_in):
+        return arch
+    packed = {role(e, p.tensor) for p in e.tensors() if p.format != "dense"}
+
+    def widths(level: Level) -> tuple[tuple[str, int], ...]:
+        roles = [of for of in level.may_keep if of not in packed and rng.random() < 0.6]
+        return tuple((of, rng.choice([4, 6, 12, 16, 24, 32])) for of in roles)
+
+    outer, *inner = arch.levels
+    return replace(arch, levels=(outer, *(replace(level, bits=widths(level)) for level in inner)))
+
+
+def limited(arch: Arch, e: Einsum, one_in: int = 16) -> Arch:
+    """Of so many machines one has an outermost level just large enough for the einsum, or one bit less."""
+    rng = drawn_from(arch, e)
     return (
         with_outer(arch, stored_bits(e, arch.word_bits) - rng.randrange(2))
         if rng.randrange(one_in) == 0

@@ -29,6 +29,18 @@ class Tally:
     held: Counter = field(default_factory=Counter)
 
 
+def width(level: str, tensor: str, e: Einsum, arch: Arch) -> int:
+    """Bits of an element of a tensor at a level: what the level gives the tensor's part of the einsum, else
+    what the tensor has, else a word.
+    """
+    part = "output" if e.output.tensor == tensor else "weight"
+    if e.inputs[0].tensor == tensor != e.output.tensor:
+        part = "input"
+    (given,) = (dict(one.bits) for one in arch.levels if one.name == level)
+    own = {p.tensor: p.bits for p in e.tensors()}[tensor]
+    return int(given.get(part) or own or arch.word_bits)
+
+
 def compressed_bits(tensor: Projection, elements: int, rows: int, word: int) -> int:
     nonzeros = ceil(Fraction(tensor.density).limit_denominator(10**9) * elements)
     return nonzeros * ((tensor.bits or word) + tensor.index_bits) + rows * tensor.pointer_bits
@@ -373,13 +385,13 @@ def port_bits(tally: Tally, e: Einsum, arch: Arch) -> dict:
     """Bits that the busiest instance of every port moves, all tensors together, per (level, action);
     operations of the busiest lane; folds.
     """
-    bits = {p.tensor: arch.word_bits if p.bits is None else p.bits for p in e.tensors()}
+    levels = {level.name for level in arch.levels}
     separate = {level.name for level in arch.levels if level.ports == "separate"}
     busiest = {("MAC", "compute"): 0}
     for counts in tally.lanes.values():
         ports = Counter()
         for (level, tensor, action), n in counts.items():
             port = (level, action if level in separate or action == "compute" else "any")
-            ports[port] += n * bits.get(tensor, 1)
+            ports[port] += n * (width(level, tensor, e, arch) if level in levels else 1)
         busiest |= {port: max(n, busiest.get(port, 0)) for port, n in ports.items()}
     return busiest | {(level, action): n for (level, _, action), n in tally.total.items() if action == "fold"}

@@ -148,6 +148,8 @@ def test_tiles_that_are_planned_take_what_they_take(seed: int) -> None:
     tiles = [{rank: rng.randint(1, n) for rank, n in e.extents} for _ in range(5)]
     for p in e.tensors():
         found = bits_of_tiles(
-            p, {rank: np.array([tile[rank] for tile in tiles]) for rank, _ in e.extents}, arch
+            p,
+            {rank: np.array([tile[rank] for tile in tiles]) for rank, _ in e.extents},
+            p.bits or arch.word_bits,
         )
         assert found.tolist() == [tile_bits(p, tile, arch.word_bits) for tile in tiles]

@@ -23,8 +23,8 @@ from dse.sim.einsum.cost import overflow, price
 from hw import machine
 from hw.arch import Arch
 from tests.amount import amount
-from tests.nests import KINDS, random_case, rich_case, with_outer
-from tests.oracle import Tally, port_bits, walk
+from tests.nests import KINDS, random_case, rich_case, widened
+from tests.oracle import Tally, port_bits, walk, width
 from tests.streams import described
 from workloads.einsum import Einsum, compulsory_elems, einsum
 
@@ -41,6 +41,8 @@ def mismatch(seed: int, kinds: Sequence[str] = (*KINDS, "spmm", "spmv")) -> str:
 
 
 def unlike(name: str, e: Einsum, arch: Arch, mapping: Mapping) -> str:
+    """Every fourth machine without lines narrows or widens elements at some levels."""
+    arch = arch if arch.models_layout() else widened(arch, e, 4)
     assert faults(mapping, e, arch) == []
     sparse = any(p.density != 1 or p.format != "dense" for p in e.tensors())
     tally = walk(mapping, e, arch)
@@ -66,7 +68,7 @@ def unlike(name: str, e: Einsum, arch: Arch, mapping: Mapping) -> str:
         energy_pj(tally, e, arch),
     )
     if line := outgrown(mapping, e, arch, tally):
-        return f"{name} {line}\n{e}\n{mapping}"
+        return f"{name} {line}\n{e}\n{arch}\n{mapping}"
     return (
         ""
         if isclose(energy, walked_pj, rel_tol=1e-9)
@@ -75,39 +77,51 @@ def unlike(name: str, e: Einsum, arch: Arch, mapping: Mapping) -> str:
 
 
 def outgrown(mapping: Mapping, e: Einsum, arch: Arch, tally: Tally) -> str:
-    """Empty if the outermost level has to have just the room that all tensors take there."""
-    outer, bits = (
-        arch.levels[0].name,
-        {p.tensor: arch.word_bits if p.bits is None else p.bits for p in e.tensors()},
-    )
-    need = sum(n * bits[tensor] for (level, tensor), n in tally.held.items() if level == outer)
-    found = [
-        overflow(footprints(mapping, e, own), e, own)
-        for own in (with_outer(arch, need), with_outer(arch, need - 1))
-    ]
-    right = (
-        found[0] is None
-        and found[1]
-        and (found[1].level, found[1].need_bytes, found[1].einsum) == (outer, -(-need // 8), e.name)
-    )
-    return "" if right else f"outermost: {found} of {need} bits"
+    """Empty if the outermost level, and each that holds tiles once, has to have just the room that all
+    tensors take there.
+    """
+    for v, level in enumerate(arch.levels):
+        need = sum(
+            int(n * width(level.name, tensor, e, arch))
+            for (at, tensor), n in tally.held.items()
+            if at == level.name
+        )
+        if level.double_buffer or not need:
+            continue
+        found = [
+            overflow(footprints(mapping, e, own), e, own)
+            for own in (with_room(arch, v, need), with_room(arch, v, need - 1))
+        ]
+        right = (
+            found[0] is None
+            and found[1]
+            and (found[1].level, found[1].need_bytes, found[1].einsum) == (level.name, -(-need // 8), e.name)
+        )
+        if not right:
+            return f"{level.name}: {found} of {need} bits"
+    return ""
+
+
+def with_room(arch: Arch, v: int, bits: int) -> Arch:
+    """A machine on which level v alone is bounded."""
+    levels = [replace(level, capacity_bits=None) for level in arch.levels]
+    levels[v] = replace(levels[v], capacity_bits=bits)
+    return replace(arch, levels=tuple(levels))
 
 
 def busiest_bits(rows: Sequence[Count], e: Einsum, arch: Arch) -> dict[tuple[str, str], float]:
     """Bits that the busiest instance of every port moves; operations of the busiest lane; folds."""
-    bits = {p.tensor: arch.word_bits if p.bits is None else p.bits for p in e.tensors()}
+    names = {level.name for level in arch.levels}
     shared = {level.name for level in arch.levels if level.ports == "shared"}
     found: Counter[tuple[str, str]] = Counter()
     for row in rows:
-        found[row.level, "any" if row.level in shared else row.action] += row.busiest_elems * bits.get(
-            row.tensor, 1
-        )
+        bits = width(row.level, row.tensor, e, arch) if row.level in names else 1
+        found[row.level, "any" if row.level in shared else row.action] += row.busiest_elems * bits
     return {port: n for port, n in found.items() if n}
 
 
 def energy_pj(tally: Tally, e: Einsum, arch: Arch) -> float:
     """Energy of the actions that the oracle saw: elements of so many bits, actions of the level's width."""
-    bits = {p.tensor: arch.word_bits if p.bits is None else p.bits for p in e.tensors()}
     levels, total = {level.name: level for level in arch.levels}, 0.0
     for (level, tensor, action), n in tally.total.items():
         if action == "compute":
@@ -117,7 +131,7 @@ def energy_pj(tally: Tally, e: Einsum, arch: Arch) -> float:
         elif action != "fold":
             total += (
                 n
-                * bits[tensor]
+                * width(level, tensor, e, arch)
                 / levels[level].width_bits
                 * (levels[level].read_pj if action == "read" else levels[level].write_pj)
             )

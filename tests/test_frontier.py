@@ -15,7 +15,6 @@ from dse.frontend import api, cli
 from dse.mapper.exact import pareto_mappings
 from dse.mapper.exact.pareto_mappings import front
 from dse.mapping.nest import Infeasible
-from dse.sim.counts.actions import bits_of
 from dse.sim.counts.counts import counted, footprints
 from dse.sim.einsum.cost import node_bits, overflow
 from dse.sim.einsum.evaluate import ROUNDING_GAP, Problem, evaluate_fitting, fanout_overflow
@@ -35,7 +34,7 @@ def listed(problem: Problem, tiles: str, level: str) -> set[Figures]:
         if not overflow(held, e, arch) and not fanout_overflow(mapping, e, arch):
             cost = evaluate_fitting(problem, counted(mapping, e, arch, held))
             bits = sum(
-                node_bits(f, one, bits_of(e, arch))
+                node_bits(f, one, e, arch)
                 for f in held
                 for one in arch.levels
                 if f.level == one.name == level

@@ -92,6 +92,7 @@ def another(value: Any, name: str) -> Any:
     """A value that such a field may have instead."""
     known: dict[str, tuple[Any, Any]] = {
         "may_keep": (ROLES, ROLES[:2]),
+        "bits": ((), (("output", 24),)),
         "access": (None, Access(64)),
         "mesh_region": ((), ((0, 4), (0, 6))),
         "ports": ("shared", "separate"),

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.mapping.nest import Loop
-from dse.sim.counts.actions import bits_of
 from dse.sim.counts.counts import footprints
 from dse.sim.counts.vectorized import cost_many, mapping_at, tables
 from dse.sim.einsum.cost import price_mapping
 from tests.amount import amount
-from tests.nests import random_case
+from tests.nests import random_case, widened
+from tests.oracle import width
 from tests.streams import described
 
 
@@ -38,11 +38,10 @@ def random_options(rng: Random, e, nest) -> dict[str, list[list[int]]]:
 def test_twin_equals_scalar_path(seed: int) -> None:
     rng = Random(seed)
     e, arch, nest = random_case(rng)
-    arch = described(rng, arch) if seed % 3 == 0 else arch
+    arch = described(rng, arch) if seed % 3 == 0 else widened(arch, e, 2)
     options = random_options(rng, e, nest)
     choices = np.array([[rng.randrange(len(options[rank])) for rank, _ in e.extents] for _ in range(6)])
     costs = cost_many(tables(nest, e, arch, options), e, arch, choices)
-    bits = bits_of(e, arch)
     for c, choice in enumerate(choices):
         mapping = mapping_at(nest, options, dict(zip((rank for rank, _ in e.extents), choice, strict=True)))
         p = price_mapping(mapping, e, arch)
@@ -53,5 +52,5 @@ def test_twin_equals_scalar_path(seed: int) -> None:
             twice = (
                 next(level.double_buffer for level in arch.levels if level.name == f.level) and f.is_refilled
             )
-            in_level[f.level] += f.elems * bits[f.tensor] * (1 + twice)
+            in_level[f.level] += f.elems * width(f.level, f.tensor, e, arch) * (1 + twice)
         assert costs.occupied_bits[c].tolist() == list(in_level.values())

@@ -16,6 +16,7 @@ from math import inf
 
 from dse.mapping.nest import Loop, Mapping, Store
 from hw.arch import Arch
+from tests.oracle import width
 from workloads.einsum import Einsum, Projection
 
 Lane = tuple[int, ...]
@@ -141,7 +142,7 @@ class Unroller:
             level = self.arch.levels[v]
             if level.bandwidth == inf or not n:
                 continue
-            bits = next(p.bits or self.arch.word_bits for p in self.e.tensors() if p.tensor == tensor)
+            bits = width(level.name, tensor, self.e, self.arch)
             port = v, instance, action if level.ports == "separate" else "both"
             found[port] = found.get(port, Fraction(0)) + Fraction(n * bits, level.width_bits) / Fraction(
                 level.bandwidth

@@ -17,8 +17,7 @@ from dse.explain import units
 from dse.explain.values import costed_einsums, main_memory_bytes, moved_bytes, phase_text
 from dse.layout.address import address
 from dse.layout.text import parse, show
-from dse.mapping.nest import Infeasible, Loop
-from dse.sim.counts.actions import bits_of
+from dse.mapping.nest import Infeasible, Loop, bits_at
 from dse.sim.einsum import bounds
 from dse.sim.einsum.evaluate import EinsumCost, ProgressFn, Solution, no_progress
 from dse.sim.levels.transfer import dim_names
@@ -168,8 +167,7 @@ def nest(arch: Arch, e: Einsum, c: EinsumCost) -> list[Line]:
     """Returns a line per loop, per storage node, and for the compute. Where a tensor has several nodes at a
     level, the first one has the bytes of all of them, the others 0 bytes; each has the share of all together.
     """
-    bits, depth, shown_nodes = bits_of(e, arch), 0, set()
-    capacity, sizes = {level.name: level.capacity_bits for level in arch.levels}, e.sizes()
+    levels, sizes, depth, shown_nodes = {level.name: level for level in arch.levels}, e.sizes(), 0, set()
     lines: list[Line] = []
     for node in c.mapping.nodes:
         if isinstance(node, Loop):
@@ -181,14 +179,12 @@ def nest(arch: Arch, e: Einsum, c: EinsumCost) -> list[Line]:
             continue
         is_first, node_key = (node.level, node.tensor) not in shown_nodes, (node.level, node.tensor)
         shown_nodes.add(node_key)
+        bits = bits_at(levels[node.level], node.tensor, e, arch)
         held_bits = float(
-            sum(elems for level, tensor, elems in c.footprint if (level, tensor) == node_key)
-            * bits[node.tensor]
+            sum(elems for level, tensor, elems in c.footprint if (level, tensor) == node_key) * bits
         )
-        moved_bits = (
-            sum(row.elems for row in c.counts if (row.level, row.tensor) == node_key) * bits[node.tensor]
-        )
-        capacity_bits = capacity[node.level]
+        moved_bits = sum(row.elems for row in c.counts if (row.level, row.tensor) == node_key) * bits
+        capacity_bits = levels[node.level].capacity_bits
         lines.append(
             Line(
                 f"store {node.level} {node.tensor}",

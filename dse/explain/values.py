@@ -15,11 +15,10 @@ from dse.explain import units
 from dse.mapping import schedule as schedules
 from dse.mapping.conversion import Conversion
 from dse.mapping.directives import directives_of, has_overlap, text
-from dse.mapping.nest import Loop, to_data, to_text
+from dse.mapping.nest import Loop, bits_at, to_data, to_text
 from dse.mapping.schedule import Schedule, mappings_by_einsum, sequential
 from dse.mapping.searched import UNDER, claim, space_words
 from dse.run import record
-from dse.sim.counts.actions import bits_of
 from dse.sim.directives.directed import layer_of
 from dse.sim.einsum.bounds import needs
 from dse.sim.einsum.evaluate import GIVEN_MAPPING, EinsumCost, SegmentCost, Solution, percent
@@ -75,11 +74,10 @@ def moved_bytes(arch: Arch, e: Einsum, c: EinsumCost) -> dict[str, float]:
     cache lines, unused bytes of a line count, too, and so does the read of a line that is written in part
     (read-modify-write).
     """
-    bits = bits_of(e, arch)
-    moved_bits = dict.fromkeys((level.name for level in arch.levels), 0.0)
+    levels, moved_bits = {level.name: level for level in arch.levels}, dict.fromkeys(arch.level_index(), 0.0)
     for row in c.counts:
-        if row.tensor in bits and row.level in moved_bits:
-            moved_bits[row.level] += row.elems * bits[row.tensor]
+        if row.level in levels:
+            moved_bits[row.level] += row.elems * bits_at(levels[row.level], row.tensor, e, arch)
     for one in c.layout_traffic:
         moved_bits[one.level] += one.unused_bits + one.modified_bits
     return {name: n / 8 for name, n in moved_bits.items()}
@@ -131,7 +129,9 @@ def components(arch: Arch, solution: Solution) -> list[Component]:
 def machine(arch: Arch) -> list[dict[str, Any]]:
     """A row per component of a machine, outermost first: capacity, width, energies and bandwidth of one
     instance, area and leakage of all. array: what makes the instances of one out of the component outside.
+    elements: their bits by role, where a memory gives them a width of their own.
     """
+    has_widths = arch.narrows_or_widens()
     arrays = [
         ", ".join(f"{f.name} {' x '.join(str(n) for _, n in f.dims)}" for f in arch.fanouts if f.outside == v)
         for v in range(len(arch.levels) + 1)
@@ -143,6 +143,7 @@ def machine(arch: Arch) -> list[dict[str, Any]]:
             "instances": 0,
             "capacity_bytes": None if level.capacity_bits is None else level.capacity_bits / 8,
             "width_bits": level.width_bits,
+            **({"elements": ", ".join(f"{of} {n} bit" for of, n in level.bits)} if has_widths else {}),
             "read_pj": level.read_pj,
             "write_pj": level.write_pj,
             "read_pj_per_bit": level.read_pj / level.width_bits,
@@ -795,10 +796,9 @@ def layouts(arch: Arch, e: Einsum, cost: EinsumCost) -> list[dict[str, Any]]:
 
 def _layout_rows(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
     """Yields rows of LAYOUT_COLUMNS; a level with several of them also has their sum, as tensor "all"."""
-    bits = bits_of(e, arch)
     for level in arch.levels:
         level_traffic = [one for one in cost.layout_traffic if one.level == level.name]
-        useful = [one.elems * bits[one.tensor] / 8 for one in level_traffic]
+        useful = [one.elems * bits_at(level, one.tensor, e, arch) / 8 for one in level_traffic]
         moved = [one.moved_bits.n / 8 for one in level_traffic]
         for one, useful_bytes, moved_bytes in zip(level_traffic, useful, moved, strict=True):
             yield (
@@ -862,13 +862,12 @@ def _footprint_rows(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[A
     """Yields the rows of "footprint of one instance"; a bounded level also has the sum of its tiles, as
     tensor "all".
     """
-    bits = bits_of(e, arch)
     for level in arch.levels:
         total_bytes = 0.0
         for name, tensor, elems in cost.footprint:
             if name == level.name:
                 buffers = 2 if level.double_buffer and (name, tensor) in cost.refilled else 1
-                tile_bytes = buffers * float(elems * bits[tensor] / 8)
+                tile_bytes = buffers * float(elems * bits_at(level, tensor, e, arch) / 8)
                 total_bytes += tile_bytes
                 elements = elems if isinstance(elems, int) else float(elems)
                 yield level.name, tensor, elements, buffers, tile_bytes, None, None

@@ -413,6 +413,11 @@ def residency(workload: str, machine: str, *, method: str = "corrected", **sets:
         raise ValueError(
             f"{machine}: needs a bounded memory below main memory; give its second memory a capacity"
         )
+    if arch.narrows_or_widens():
+        raise ValueError(
+            f"{machine}: has memories with `bits`, and retention is counted in words of one width; leave "
+            "bits out"
+        )
     if overflow := outermost.overflow_of_any(arch, loaded):
         raise ValueError(f"{machine}: {overflow}; give {overflow.level} more capacity")
     found = traffic_of(loaded, int(bits * arch.instances(1) // arch.word_bits), arch.word_bits, method)

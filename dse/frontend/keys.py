@@ -302,6 +302,10 @@ MEMORY: Meanings = {
         "",
         "which parts of an einsum may stand there: the first input, its other inputs (weight), the output",
     ),
+    "bits": (
+        "bit",
+        "of an element there by role (input, weight, output), e.g. {output: 32}; other roles: as elsewhere",
+    ),
     "burst": ("B", "moved at once, a cache line or burst; layouts count where it is given"),
     "partial_write": ("", "of a line written in part: bytes are masked, or the line is read before (rmw)"),
     "row": ("B", "of DRAM, open per bank until another one is asked for"),

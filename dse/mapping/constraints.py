@@ -13,7 +13,7 @@ from itertools import combinations, permutations, product
 from math import ceil
 from typing import Literal
 
-from dse.mapping.nest import Loop, Mapping, Store, may_keep, role
+from dse.mapping.nest import Loop, Mapping, Store, bits_at, may_keep, role
 from hw.arch import ALL_TRIPS, RANK_ROLES, ROLES, Arch, Factor, Fanout, Rule
 from workloads.einsum import Einsum, Projection
 
@@ -265,9 +265,9 @@ def ruled(base: Constraints, rules: Sequence[Rule], e: Einsum, arch: Arch) -> Co
 
 def _limits(rule: Rule, e: Einsum, arch: Arch) -> Iterator[Limit]:
     """Yields the limits that a rule sets for an einsum that it holds for."""
-    sizes, roles, at = e.sizes(), rank_roles(e), rule.at.upper()
+    sizes, roles, at, levels = e.sizes(), rank_roles(e), rule.at.upper(), arch.level_index()
     dims = {name: f for f in arch.fanouts for name, _ in f.dims}
-    bits = {p.tensor: p.elem_bits(arch.word_bits) for p in e.tensors()}
+    projections = {p.tensor: p for p in e.tensors()}
     own = f" for {' '.join(rule.einsums)}" if rule.einsums else ""
     start = f"{rule.at.lower()}: "
 
@@ -275,8 +275,8 @@ def _limits(rule: Rule, e: Einsum, arch: Arch) -> Iterator[Limit]:
         return name if name in sizes else roles.get(name, "")
 
     def tensors_of(name: str) -> list[str]:
-        by_name = [tensor for tensor in bits if tensor == name]
-        return by_name or [tensor for tensor in bits if name in ROLES and role(e, tensor) == name]
+        by_name = [tensor for tensor in projections if tensor == name]
+        return by_name or [tensor for tensor in projections if name in ROLES and role(e, tensor) == name]
 
     if rule.ranks is not None:
         allowed = [rank_of(name) for name in rule.ranks if rank_of(name)]
@@ -294,7 +294,8 @@ def _limits(rule: Rule, e: Einsum, arch: Arch) -> Iterator[Limit]:
         yield Limit("bypass", at, tensor, 0, 0, f"{start}bypass {' '.join(rule.bypass)}{own}")
     for tile in rule.tile:
         for tensor in tensors_of(tile.tensor):
-            most = tile.amount * (8 if tile.unit == "B" else bits[tensor])
+            elem_bits = bits_at(arch.levels[levels[at]], tensor, e, arch) + projections[tensor].index_bits
+            most = tile.amount * (8 if tile.unit == "B" else elem_bits)
             yield Limit("tile", at, tensor, 0, most, f"{start}tile of {tile}{own}")
     if rule.utilization is not None:
         pes = ceil(rule.utilization * arch.instances(len(arch.levels)) * (1 - 1e-12))

@@ -384,6 +384,14 @@ def may_keep(e: Einsum, level: Level) -> list[str]:
     return [p.tensor for p in e.tensors() if role(e, p.tensor) in level.may_keep]
 
 
+def bits_at(level: Level, tensor: str, e: Einsum, arch: Arch) -> int:
+    """Returns the bits of an element of a tensor at a level: those that the level gives its role
+    (`Level.bits`), else its own, else the machine's word.
+    """
+    own = next(p.bits for p in e.tensors() if p.tensor == tensor)
+    return level.elem_bits(role(e, tensor), own or arch.word_bits)
+
+
 def faults(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
     """Returns why a mapping is not legal for this einsum on this machine, one line each. Capacities are
     checked by the evaluator.
@@ -398,6 +406,7 @@ def faults(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
         *_store_faults(mapping, e, arch),
         *_spatial_faults(mapping, e, arch),
         *_layout_faults(mapping, e),
+        *_width_faults(mapping, e, arch),
     )
     return [f"mapping of {e.name}: {line}" for line in lines]
 
@@ -467,6 +476,35 @@ def _store_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
     for tensor, levels in levels_of.items():
         if not levels:
             yield f"tensor {tensor} has no storage node; store it at one level at least"
+
+
+def compressed_width(e: Einsum, arch: Arch) -> str:
+    """Returns why an einsum is not counted on a machine whose levels give elements widths of their own, in
+    one line: a compressed tensor; "": it is.
+    """
+    return next(
+        (
+            f"{e.name}: {level.name.lower()}.bits.{of} = {bits}: {p.tensor} is compressed ({p.format}), and "
+            f"nonzeros with their indices have one width everywhere; leave {of} out of bits, or store "
+            f"{p.tensor} dense"
+            for level in arch.levels
+            for of, bits in level.bits
+            for p in e.tensors()
+            if p.format != "dense" and role(e, p.tensor) == of
+        ),
+        "",
+    )
+
+
+def _width_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
+    if line := compressed_width(e, arch):
+        yield line
+    if arch.narrows_or_widens():
+        for one in mapping.shares:
+            yield (
+                f"share {one.level} {one.tensor}: parts that PEs pass round are counted in one width only; "
+                "leave it out, or `bits` of the machine's memories"
+            )
 
 
 def _layout_faults(mapping: Mapping, e: Einsum) -> Iterator[str]:

@@ -397,7 +397,9 @@ TABLES: dict[str, Columns] = {
             "expected ones where an operand is sparse",
         ),
         "busiest_elems": Column("float64", "", "elements of the busiest instance; NULL: of a network"),
-        "bits": Column("int32", "bit", "size of an element; NULL: the machine's word, prices.word_bits"),
+        "bits": Column(
+            "int32", "bit", "size of an element there; NULL: the machine's word, prices.word_bits"
+        ),
     },
     "prices": {
         "machine": MACHINE,

@@ -77,6 +77,22 @@ class SolverOptions:
         """
         return ruled(dataflow(self.dataflow, e, arch), (*arch.mapping, *self.mapping), e, arch)
 
+    def widths_refused(self) -> str:
+        """Returns why these options do not go with memories that give elements a width of their own
+        (`memory.bits`), with the fix; "": they do.
+        """
+        others = {"schedule": "unfused", "tiling": "mapper", "sharing_gap": 0.0}
+        return next(
+            (
+                f"solver.{name} = {getattr(self, name)} does not price elements that memories narrow or "
+                "widen (`bits`): mappers do, for unfused schedules of each machine by itself; leave it out, "
+                "or bits"
+                for name, needed in others.items()
+                if getattr(self, name) != needed
+            ),
+            "",
+        )
+
     def rules_refused(self, rules_of_machine: bool) -> str:
         """Returns why these options do not go with rules for mappings, with the fix; "": they do, or there
         are none. Searches that do not obey rules refuse them.

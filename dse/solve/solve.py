@@ -30,7 +30,7 @@ from dse.mapper.smaug.mapper import smaug
 from dse.mapping import schedule
 from dse.mapping.constraints import FREE, Constraints, Limit, einsum_kind
 from dse.mapping.conversion import Conversion, with_conversions
-from dse.mapping.nest import Infeasible, Loop, Store, TensorLayout, faults, parse
+from dse.mapping.nest import Infeasible, Loop, Store, TensorLayout, compressed_width, faults, parse
 from dse.mapping.nest import Mapping as Nest
 from dse.mapping.searched import Mappings, Space, certificate_words, claim, decoded, encoded, mappings_of
 from dse.run import cache, deadline
@@ -175,10 +175,15 @@ def solve(
 
 
 def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
-    """Raises ValueError, one line, where rules for mappings (`mapping` of the machine, `solver.mapping`)
-    would not be obeyed: by these options, on a machine that prices layouts, or where a rule of the solver
-    names nothing of the workload or tells equal einsums apart, which are mapped once.
+    """Raises ValueError, one line, where widths of elements (`bits` of a memory) would not be priced, or
+    rules for mappings (`mapping` of the machine, `solver.mapping`) not be obeyed: by these options, on a
+    machine that prices layouts, or where a rule of the solver names nothing of the workload or tells equal
+    einsums apart, which are mapped once.
     """
+    if arch.narrows_or_widens():
+        refused = (options.widths_refused(), *(compressed_width(e, arch) for e in workload.einsums))
+        if line := next(filter(None, refused), ""):
+            raise ValueError(line)
     if not arch.mapping and not options.mapping:
         return
     if line := options.rules_refused(bool(arch.mapping)):

@@ -113,6 +113,10 @@ def load(
             faults.add(line)
         if space.template.mapping and not solver.mapping and (line := solver.rules_refused(True)):
             faults.add(line)
+        if any(isinstance(node, Memory) and node.bits for node in space.template.nodes) and (
+            line := solver.widths_refused()
+        ):
+            faults.add(line)
         if (space.template.mapping or solver.mapping) and is_ever_set(space, LAYOUT_FIELDS):
             faults.add(
                 f"mapping: {space.template.name} describes lines, rows or banks, and layouts are not "
@@ -280,7 +284,9 @@ def identity(study: Study) -> dict[str, str]:
     """
     found = {f"workloads.{ref.name}": f"{ref.digest} x {ref.weight:g}" for ref in study.workloads}
     found["workloads"] = ", ".join(ref.name for ref in study.workloads)
-    found["machine"] = f"{study.space.template.name} {digest(repr(study.space.template))}"
+    # a key that a machine file does not give leaves its digest as it was before there was the key
+    template = repr(study.space.template).replace(", bits=()", "")
+    found["machine"] = f"{study.space.template.name} {digest(template)}"
     found["space"] = ", ".join(axis.key for axis in study.space.axes)
     found |= {f"space.{axis.key}": json.dumps(axis.values) for axis in study.space.axes}
     found["constraints"] = "; ".join(c.text for c in (*study.constraints.static, *study.constraints.modelled))

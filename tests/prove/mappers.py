@@ -1,7 +1,7 @@
 """The optimal mapper against every mapping of 10,000 random problems, perfect tiles and ragged lanes.
 
     python -m tests.prove mappers [--problems 10000] [--first 0] [--most 20000] [--networks 2000]
-        [--crowded 2000]
+        [--crowded 2000] [--widths 2000]
 
 Each problem is answered with gaps of 0, 1 and 5 %, and once more with a budget of a few choices of spatial
 unrollings, which ends most searches: what such an answer says of its gap must hold as well.
@@ -10,7 +10,8 @@ Machines whose fills overlap freely are enumerated with formulas of their own; o
 a small one more, on a machine of single and double buffers, all of whose mappings the evaluator prices. So it
 does where links and endpoints of networks have a price: each mapping with the loops over PEs in two orders.
 Larger problems on machines with little capacity are searched with and without bounds of outer levels: a
-search that ends answers alike.
+search that ends answers alike. Levels that narrow or widen elements are enumerated like the others, every
+fourth problem with buffers, every fifth on a network with prices.
 Prints, per group of problems, how large the enumerated spaces were and how many answers were proven. Ties are
 compared where cycles of the search are the evaluator's: fills overlap freely, and no padding makes another
 lane busier than the first. A false certificate, a gap too small, a machine that is called infeasible and is
@@ -39,11 +40,13 @@ from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_boun
 from dse.sim.levels.network import Uncounted
 from hw import machine
 from tests.enumeration import Best, enumerated, mappings, padded
+from tests.nests import widened
 from tests.problems import GROUPS, OBJECTIVES, random_problem, with_networks
 from workloads import catalog
 
 PROVEN = {
     "buffered": 0.0,
+    "buffered, widths": 0.0,
     "networks": 0.0,
 }  # else 0.95: with buffers the search counts less than the evaluator
 BUFFERED, SMALL = 5, 600
@@ -196,8 +199,12 @@ def priced_in_orders(problem: Problem, factors: Factors) -> Best:
 
 
 def networked(seed: int, most: int = SMALL) -> list[Told]:
+    return on_network(seed, networked_of(seed, most))
+
+
+def on_network(seed: int, problem: Problem) -> list[Told]:
     """What is wrong with the answers of a problem whose networks have a price: their gaps must hold."""
-    problem, found = networked_of(seed, most), list[Told]()
+    found = list[Told]()
     tiles: Factors
     for tiles in ("perfect", "imperfect_spatial"):
         best, wrong = priced_in_orders(problem, tiles), list[str]()
@@ -269,6 +276,27 @@ def answers(seed: int, group: str, problem: Problem) -> list[Told]:
         proven = not isinstance(ours, Infeasible) and bool(ours[0].proven)
         found.append(Told(group, tiles, best.mappings, best.mapping is not None, proven, lines))
     return found
+
+
+def with_widths(rng: Random, problem: Problem) -> Problem:
+    """The problem on a machine whose levels inside narrow or widen elements, with room for some of them."""
+    arch = widened(problem.arch, problem.einsum)
+    more = rng.choice([1, 2, 2, 3])
+    levels = tuple(
+        replace(level, capacity_bits=level.capacity_bits and more * level.capacity_bits)
+        for level in arch.levels[1:]
+    )
+    return replace(problem, arch=replace(arch, levels=(arch.levels[0], *levels)))
+
+
+def widths(seed: int, most: int = SMALL) -> list[Told]:
+    """What is wrong with the answers of a problem whose levels narrow or widen elements."""
+    rng = Random(f"widths/{seed}")
+    if seed % 5 == 4:
+        return on_network(seed, with_widths(rng, networked_of(seed)))
+    buffered = seed % 4 == 3
+    problem = with_widths(rng, buffered_of(seed) if buffered else problem_of(seed, most))
+    return answers(seed, "buffered, widths" if buffered else "widths", problem)
 
 
 def crowded_of(seed: int, most: int) -> Problem:
@@ -351,8 +379,9 @@ def asked(description: str | None, **defaults: int) -> Any:
 
 
 def main() -> int:
-    given = asked(__doc__, problems=10_000, first=0, most=20_000, networks=2_000, crowded=2_000)
+    given = asked(__doc__, problems=10_000, first=0, most=20_000, networks=2_000, crowded=2_000, widths=2_000)
     rows = over(partial(told, most=given.most), given.first, given.problems)
     rows += over(networked, given.first, given.networks)
     rows += over(crowded, given.first, given.crowded)
+    rows += over(partial(widths, most=given.most), given.first, given.widths)
     return summed(rows, ("perfect", "imperfect_spatial"))

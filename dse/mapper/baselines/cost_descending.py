@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from dse.mapper.exact.spatial import divisors, primes
 from dse.mapping.constraints import minimal_mapping
-from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults, may_keep
-from dse.sim.counts.actions import bits_of
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store, bits_at, faults, may_keep
 from dse.sim.counts.counts import Counted, counted, footprints, tile_bits
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting, objective_value
@@ -344,13 +343,13 @@ def _min_bits(stationary: Stationary, tile: Sequence[int], pes: int) -> int:
     moving tensor, and the tile of each stationary tensor divided by all remaining PEs (`pes`), as if no other
     tensor were cut by them.
     """
-    sizes, bits = dict(zip(stationary.e.sizes(), tile, strict=True)), bits_of(stationary.e, stationary.arch)
+    e, arch, sizes = stationary.e, stationary.arch, dict(zip(stationary.e.sizes(), tile, strict=True))
     total = 0
-    for p in _tier_tensors(stationary.e, stationary.arch, (stationary.last_tight,)):
-        elem_bits = tile_bits(p, dict.fromkeys(sizes, 1), stationary.arch.word_bits)
+    for p in _tier_tensors(e, arch, (stationary.last_tight,)):
+        bits = bits_at(arch.levels[stationary.last_tight], p.tensor, e, arch)
+        elem_bits = bits if p.format == "dense" else tile_bits(p, dict.fromkeys(sizes, 1), arch.word_bits)
         share_bits = (
-            bits[p.tensor]
-            * -(-prod(max((sizes[rank] for rank in dim.ranks()), default=1) for dim in p.dims) // pes)
+            bits * -(-prod(max((sizes[rank] for rank in dim.ranks()), default=1) for dim in p.dims) // pes)
             if p.format == "dense"
             else elem_bits
         )
@@ -562,9 +561,9 @@ def _hulls(p: Projection, tiles: Tiles) -> NDArray[np.int64]:
     return size
 
 
-def bits_of_tiles(p: Projection, tiles: Tiles, arch: Arch) -> NDArray[np.int64]:
-    """Bits that tiles take (counts.tile_bits)."""
-    elems, bits = _hulls(p, tiles), p.elem_bits(arch.word_bits)
+def bits_of_tiles(p: Projection, tiles: Tiles, elem_bits: int) -> NDArray[np.int64]:
+    """Bits that tiles take (counts.tile_bits). elem_bits: of an element, without the index of a nonzero."""
+    elems, bits = _hulls(p, tiles), elem_bits + p.index_bits
     if p.format == "dense":
         return elems * bits
     nonzeros: NDArray[np.int64] = np.ceil(np.round(p.density * elems, 6)).astype(np.int64)
@@ -576,7 +575,10 @@ def _held_bits(e: Einsum, arch: Arch, v: int, tiles: Tiles, spread: Tiles) -> ND
     einsum, nothing moves, and a double-buffered level holds each tile once.
     """
     total = sum(
-        (bits_of_tiles(p, tiles, arch) for p in _tier_tensors(e, arch, (v,))),
+        (
+            bits_of_tiles(p, tiles, bits_at(arch.levels[v], p.tensor, e, arch))
+            for p in _tier_tensors(e, arch, (v,))
+        ),
         np.zeros_like(next(iter(tiles.values()))),
     )
     if not arch.levels[v].double_buffer:

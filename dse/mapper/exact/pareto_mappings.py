@@ -18,7 +18,6 @@ from dse.mapper.exact.search import BUDGET, search, supports
 from dse.mapping.constraints import FREE, Constraints, Factors
 from dse.mapping.nest import Infeasible, Mapping
 from dse.mapping.searched import Mappings, certificate_words, mappings_of
-from dse.sim.counts.actions import bits_of
 from dse.sim.counts.counts import footprints
 from dse.sim.einsum.cost import occupied_bits
 from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_unfused
@@ -110,7 +109,7 @@ def _with_capacity(arch: Arch, level: Level, capacity_bytes: float) -> Arch:
 
 def _member(problem: Problem, mapping: Mapping, level: Level) -> Member:
     e = problem.einsum
-    bits = occupied_bits(footprints(mapping, e, problem.arch), level, bits_of(e, problem.arch))
+    bits = occupied_bits(footprints(mapping, e, problem.arch), level, e, problem.arch)
     return Member(evaluate_unfused(problem, mapping), -(-bits // 8))
 
 

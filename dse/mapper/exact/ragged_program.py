@@ -116,6 +116,8 @@ def unsupported(e: Einsum, arch: Arch) -> str:
     levels, border = arch.levels, arch.fanouts[0].outside if arch.fanouts else 0
     if len(arch.fanouts) != 1 or border == 0 or arch.fanouts[0].systolic:
         return "the machine must have exactly one array, not systolic, below a level"
+    if arch.narrows_or_widens():
+        return "a level gives elements a width of their own"
     if levels[0].bypass or len(may_keep(e, levels[0])) < len(e.tensors()):
         return "the machine's outermost level does not hold all tensors"
     if any(level.double_buffer and level.capacity_bits is not None for level in levels):

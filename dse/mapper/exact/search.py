@@ -17,7 +17,7 @@ from collections.abc import Mapping as Dict
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, pairwise, product
-from math import inf, prod
+from math import gcd, inf, prod
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -36,7 +36,7 @@ from dse.mapper.exact.spatial import (
     unrollings,
 )
 from dse.mapping.constraints import ANY_TRIPS, FREE, Constraints, Factors, stationary, unkeepable
-from dse.mapping.nest import Loop, Mapping, Store, may_keep
+from dse.mapping.nest import Loop, Mapping, Store, bits_at, may_keep
 from dse.run import deadline
 from dse.sim.counts.actions import (
     accesses_per_elem,
@@ -842,15 +842,27 @@ def _machine(
         for v, level in enumerate(arch.levels)
     ]
     leak = np.array([one.arch.leak_mw() / one.arch.clock_ghz for one in problems])
+    units = [_unit_widths(p, e, arch) for p in (*e.inputs, e.output)]
     return state.Machine(
         capacity=np.array(
             [inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]
         ),
         bits=np.array(
-            [[p.elem_bits(arch.word_bits), p.pointer_bits] for p in (*e.inputs, e.output)], np.float64
+            [
+                [bits + p.index_bits, p.pointer_bits]
+                for p, (bits, _) in zip((*e.inputs, e.output), units, strict=True)
+            ],
+            np.float64,
         ),
         uses_capacity=np.array(
-            [[(t, level.name) not in constraints.homes for level in arch.levels] for t in tensors], np.float64
+            [
+                [
+                    n * ((t, level.name) not in constraints.homes)
+                    for level, n in zip(arch.levels, widths, strict=True)
+                ]
+                for t, (_, widths) in zip(tensors, units, strict=True)
+            ],
+            np.float64,
         ),
         double_buffer=np.array([level.double_buffer for level in arch.levels]),
         no_sink=_no_sink_mask(e, arch),
@@ -869,15 +881,35 @@ def _machine(
         waits_at_ends=any(span.fills_end < span.drains_end for span in parts.exposed),
         objective=OBJECTIVES[problem.objective],
         most_bits=np.array(
-            [[_most_bits(constraints, level.name, t) for level in arch.levels] for t in tensors], np.float64
+            [
+                [
+                    _most_bits(constraints, level.name, t, n)
+                    for level, n in zip(arch.levels, widths, strict=True)
+                ]
+                for t, (_, widths) in zip(tensors, units, strict=True)
+            ],
+            np.float64,
         ),
     )
 
 
-def _most_bits(constraints: Constraints, level: str, tensor: str) -> float:
-    """Bits of one tile of a tensor at a level, at most; inf: no limit."""
+def _unit_widths(p: Projection, e: Einsum, arch: Arch) -> tuple[int, list[int]]:
+    """Returns the bits of which the width of an element is a multiple at every level, as many as can be, and
+    the multiple at each level (nest.bits_at): whole numbers, so that capacities are compared exactly.
+
+    16 bits at two levels and 24 at one between them: 8, and 2, 3, 2.
+    """
+    widths = [bits_at(level, p.tensor, e, arch) for level in arch.levels]
+    unit = gcd(*widths)
+    return unit, [bits // unit for bits in widths]
+
+
+def _most_bits(constraints: Constraints, level: str, tensor: str, multiple: int) -> float:
+    """Bits of one tile of a tensor at a level, at most, where an element takes so many times its bits there
+    (state.Machine.uses_capacity); inf: no limit.
+    """
     own = [
-        limit.most
+        limit.most // multiple
         for limit in constraints.limits
         if (limit.kind, limit.at, limit.name) == ("tile", level, tensor)
     ]
@@ -1310,7 +1342,7 @@ def _link(
     leaves out S and S' together with the reads that they are subtracted from.
     """
     e, arch = problem.einsum, problem.arch
-    levels, output, elem_bits = arch.levels, x == len(tensors) - 1, bits_of(e, arch)[tensors[x]]
+    levels, output = arch.levels, x == len(tensors) - 1
     groups = _groups(arch)
     outside = sorted({g.outside for g in groups})
     position, compute = sum(b <= child for b in outside), child == len(levels)
@@ -1349,6 +1381,7 @@ def _link(
         "fill", "drain" and "serve" count words instead of lines.
         """
         level = levels[v]
+        elem_bits = bits_at(level, tensors[x], e, arch)
         pj = level.read_pj if action == "read" else level.write_pj
         side = port(level, action)
         cycles = elem_cycles(level, elem_bits) * scale
@@ -1461,13 +1494,13 @@ def _networks(
 ) -> Iterator[tuple[Quantity, Any, bool]]:
     """Yields what a link moves through networks with a price, as (quantity, pJ per unit, whether the lower
     bound has it too): bits that PEs take or give, and bits times links, counted once for PEs that share
-    (network.network_traffic).
+    (network.network_traffic), each word as wide as it is at the parent.
 
     k: position of the child
     shared: mask of groups whose PEs share words
     """
-    arch = problem.arch
-    word_bits, compute = bits_of(problem.einsum, arch)[tensors[x]], child == len(arch.levels)
+    arch, compute = problem.arch, child == len(problem.arch.levels)
+    word_bits = bits_at(arch.levels[parent], tensors[x], problem.einsum, arch)
     for i, f in enumerate(arch.fanouts):
         if not parent < f.outside <= child:
             continue
@@ -1529,7 +1562,7 @@ def _min_row_pj(e: Einsum, arch: Arch) -> float:
 def _holder_sets(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> tuple[int, ...]:
     """Sets of levels that may hold a tensor, as bit masks; none of them is empty."""
     home = next((v for v, level in enumerate(arch.levels) if (tensor, level.name) in c.homes), 0)
-    bits, limited = bits_of(e, arch)[tensor], {(limit.kind, limit.at, limit.name) for limit in c.limits}
+    limited = {(limit.kind, limit.at, limit.name) for limit in c.limits}
     allowed = [v for v, level in enumerate(arch.levels) if tensor in may_keep(e, level) and v >= home]
     required = {
         v
@@ -1543,7 +1576,9 @@ def _holder_sets(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> tuple[in
         v
         for v in allowed
         if ("bypass", arch.levels[v].name, tensor) not in limited
-        if v in required or (capacity := arch.levels[v].capacity_bits) is None or capacity >= bits
+        if v in required
+        or (capacity := arch.levels[v].capacity_bits) is None
+        or capacity >= bits_at(arch.levels[v], tensor, e, arch)
     ]
     return tuple(
         sum(1 << v for v in held_at)

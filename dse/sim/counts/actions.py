@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from dse.mapping.nest import bits_at
 from dse.sim.counts.latency import Number, PortTimes, any_nonzero, largest, latency
 from hw.arch import Arch, Fanout, Level
 from workloads.einsum import Einsum
@@ -15,7 +16,9 @@ Key = tuple[str, str, str]  # level, tensor, action
 
 
 def bits_of(e: Einsum, arch: Arch) -> dict[str, int]:
-    """Returns the bits per element of every tensor."""
+    """Returns the bits per element of every tensor at levels that give it no width of their own
+    (`nest.bits_at`).
+    """
     return {p.tensor: p.bits or arch.word_bits for p in e.tensors()}
 
 
@@ -62,7 +65,7 @@ def action_pj(key: Key, e: Einsum, arch: Arch) -> float:
         return {"compute": op_pj(e, arch), "merge": arch.compute.merge_pj, "fold": 0.0}[action]
     level = next(level for level in arch.levels if level.name == name)
     return (
-        accesses_per_elem(level, bits_of(e, arch)[tensor])
+        accesses_per_elem(level, bits_at(level, tensor, e, arch))
         * {"read": level.read_pj, "write": level.write_pj}[action]
     )
 
@@ -99,7 +102,7 @@ def busy(rows: Iterable[tuple[Key, Number, Sequence[Number]]], e: Einsum, arch: 
     rows: (level, tensor, action), elements of all instances together, and elements of each instance that may
         be the busiest
     """
-    bits, order = bits_of(e, arch), arch.level_index()
+    order = arch.level_index()
     arrays = {f.name: f for f in arch.fanouts}
     ports: dict[tuple[int, str], list[Number]] = {}
     steps: Number = 0.0
@@ -110,7 +113,7 @@ def busy(rows: Iterable[tuple[Key, Number, Sequence[Number]]], e: Einsum, arch: 
         elif action == "fold":
             ramp = ramp + largest(elems[0] * fill_cycles(arrays[name], e, arch) - 1, 0.0)
         elif action != "merge" and any_nonzero(
-            cycles := elem_cycles(level := arch.levels[order[name]], bits[tensor])
+            cycles := elem_cycles(level := arch.levels[order[name]], bits_at(level, tensor, e, arch))
         ):
             key = order[name], port(level, action)
             ports[key] = [

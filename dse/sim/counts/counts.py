@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import lru_cache, partial
 from math import prod
 
-from dse.mapping.nest import Loop, Mapping, Store
+from dse.mapping.nest import Loop, Mapping, Store, bits_at
 from dse.sim.counts.actions import Key
 from dse.sim.counts.terms import (
     Formulas,
@@ -79,7 +79,7 @@ class Counted:
     """The counts of one mapping of one einsum: made once (`counted`), then read by all that prices them."""
 
     mapping: Mapping  # the whole nest, with the shared part of a schedule
-    sums: NestSums  # the sums of that nest, with its links and bits per element
+    sums: NestSums  # the sums of that nest, with its links
     rows: tuple[Count, ...]
     footprints: Sequence[Footprint]
     # sums of the nest whose latency, with stalls, is the einsum's; None: the latency is the largest busy time
@@ -103,15 +103,14 @@ def counted(mapping: Mapping, e: Einsum, arch: Arch, held: Sequence[Footprint] =
     held: the mapping's footprints, which the caller has checked: only a mapping that fits is counted
     """
     sums = nest_sums(mapping, e, arch)
-    return Counted(mapping, sums, busiest(instance_counts(sums), sums.formulas.bits, arch), held, sums)
+    return Counted(mapping, sums, busiest(instance_counts(sums), e, arch), held, sums)
 
 
 def count(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
     """Returns reads and writes per level and tensor, operations, and folds of systolic arrays. Rows without
     elements are left out.
     """
-    sums = nest_sums(mapping, e, arch)
-    return busiest(instance_counts(sums), sums.formulas.bits, arch)
+    return busiest(instance_counts(nest_sums(mapping, e, arch)), e, arch)
 
 
 def instance_counts(sums: NestSums) -> dict[Key, Elems]:
@@ -121,18 +120,15 @@ def instance_counts(sums: NestSums) -> dict[Key, Elems]:
     }
 
 
-def busiest(rows: dict[Key, Elems], bits: dict[str, int], arch: Arch) -> tuple[Count, ...]:
-    """Returns, for each row, the total and the count of the instance whose port is the busiest.
-
-    bits: per element, by tensor
-    """
+def busiest(rows: dict[Key, Elems], e: Einsum, arch: Arch) -> tuple[Count, ...]:
+    """Returns, for each row, the total and the count of the instance whose port is the busiest."""
     instance_count = len(next(iter(rows.values()))[1])
     busiest_index: dict[tuple[str, str], int] = {}
     for level in arch.levels if instance_count > 1 else ():
         for actions in (("read",), ("write",)) if level.ports == "separate" else (("read", "write"),):
             port_bits = [
                 sum(
-                    bits[key[1]] * per_instance[i]
+                    bits_at(level, key[1], e, arch) * per_instance[i]
                     for key, (_, per_instance) in rows.items()
                     if key[0] == level.name and key[2] in actions
                 )
@@ -286,6 +282,7 @@ class Delivery:
     tensor: Projection
     at_source: float  # elements at the outer side; PEs that share an access count once
     at_pes: float  # elements at all PEs
+    bits: int  # per element: the width at the parent's level, outside of the fan-out
     unshared: frozenset[str]  # ranks along which PEs share nothing
     access: float  # words per access of compute; 1 for a node
 
@@ -309,6 +306,7 @@ def deliveries(sums: NestSums, arch: Arch, f: Fanout) -> list[Delivery]:
                 link.tensor,
                 sum(map(sums.total, source_terms)),
                 sums.total(crossing(s, link)),
+                bits_at(arch.levels[order[link.parent.level]], link.tensor.tensor, s.e, arch),
                 link.ranks if link.child else unshared(link.tensor, s.e),
                 1.0 if link.child else direct_elems(link.tensor, s.e, arch.word_bits),
             )

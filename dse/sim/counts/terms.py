@@ -340,7 +340,6 @@ class Formulas:
     # trips counted for a whole einsum: all trips of every loop
     all_trips: tuple[int, ...] = field(init=False)
     sizes: dict[str, int] = field(init=False)  # extent of each rank
-    bits: dict[str, int] = field(init=False)  # per element, by tensor
     # per tensor and dimension: (dimension, number among different dimensions, its ranks, `is_whole`)
     dims: dict[str, list[tuple[Dim, int, tuple[str, ...], bool]]] = field(init=False)
 
@@ -351,7 +350,6 @@ class Formulas:
         self.links = links(self.nest, self.e, self.wires.layout_levels)
         self.loops = [(i, node) for i, node in enumerate(self.nest.nodes) if isinstance(node, Loop)]
         self.all_trips = (ALL,) * len(self.loops)
-        self.bits = {p.tensor: p.bits or self.wires.word_bits for p in self.e.tensors()}
         self.sizes, dim_numbers = self.e.sizes(), dict[Dim, int]()
         self.dims = {
             p.tensor: [

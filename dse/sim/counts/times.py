@@ -34,6 +34,7 @@ from functools import partial
 from math import nan
 from typing import Literal
 
+from dse.mapping.nest import bits_at
 from dse.sim.counts.actions import elem_cycles, op_cycles, port
 from dse.sim.counts.latency import (
     Number,
@@ -114,7 +115,7 @@ def nest_timing(sums: NestSums, arch: Arch, wants_interval: bool = True) -> Nest
     below the child's node, and its rank shares a dimension of the tensor with another rank.
     wants_interval: the initiation interval is wanted, too
     """
-    order = arch.level_index()
+    e, order = sums.formulas.e, arch.level_index()
     numbers = {i: number for number, (i, _) in enumerate(sums.formulas.loops)}
     links = []
     for link in sums.formulas.links:
@@ -136,10 +137,10 @@ def nest_timing(sums: NestSums, arch: Arch, wants_interval: bool = True) -> Nest
     rates = {
         (v, tensor): rate
         for v, level in enumerate(arch.levels)
-        for tensor, n in sums.formulas.bits.items()
-        if any_nonzero(rate := elem_cycles(level, n))
+        for tensor in (p.tensor for p in e.tensors())
+        if any_nonzero(rate := elem_cycles(level, bits_at(level, tensor, e, arch)))
     }
-    return NestTiming(sums, sums.formulas.e, arch, links, rates, wants_interval)
+    return NestTiming(sums, e, arch, links, rates, wants_interval)
 
 
 def port_times(

@@ -16,7 +16,7 @@ from math import prod
 
 import numpy as np
 
-from dse.mapping.nest import Loop, Mapping, Store
+from dse.mapping.nest import Loop, Mapping, Store, bits_at
 from dse.sim.counts.actions import action_pj, busy, elapsed_cycles
 from dse.sim.counts.counts import recipe, takes_capacity
 from dse.sim.counts.spans import FIRST, INSTANCE_PE
@@ -91,7 +91,7 @@ def tables(nest: Mapping, e: Einsum, arch: Arch, options: TileOptions) -> Tables
             if rank_options
         }
         tiles.append([next(remaining[loop.rank]) for _, loop in s.loops])
-    projections = {p.tensor: p for p in e.tensors()}
+    projections, levels = {p.tensor: p for p in e.tensors()}, {level.name: level for level in arch.levels}
     resting_positions = {link.child_at: link.rests_at for link in s.links}
     node_levels, sizes, refills = [], [], []
     for i, node in enumerate(nest.nodes):
@@ -102,25 +102,25 @@ def tables(nest: Mapping, e: Einsum, arch: Arch, options: TileOptions) -> Tables
             sizes.append(
                 [(Term(1, ()), p.stored_bits(arch.word_bits) * takes_capacity(p, e))]
                 if outermost
-                else _tile_terms(s, p, rests_at)
+                else _tile_terms(s, p, rests_at, bits_at(levels[node.level], p.tensor, e, arch))
             )
             refills.append([Term(1, () if outermost else passes(s, rests_at, all_pes=False))])
     return Tables(s, options, instances(s, tiles), tuple(node_levels), sizes, refills)
 
 
-def _tile_terms(s: Formulas, p: Projection, rests_at: int) -> list[tuple[Term, int]]:
+def _tile_terms(s: Formulas, p: Projection, rests_at: int, bits: int) -> list[tuple[Term, int]]:
     """Returns the hull of the first tile as (amount, bits of each): each loop above `rest` counts its first
-    trip, and nothing is clipped.
+    trip, and nothing is clipped. bits: of an element at the level of the node
     """
     cuts: dict[str, tuple[tuple[int, int], ...]] = {}
     for number, (i, loop) in enumerate(s.loops):
         if i < rests_at:
             cuts[loop.rank] = (*cuts.get(loop.rank, ()), (number, FIRST))
-    whole, bits = s.of_dims(p, cuts, clip=False), p.elem_bits(s.wires.word_bits)
+    whole = s.of_dims(p, cuts, clip=False)
     return (
         [(Term(1, whole), bits)]
         if p.format == "dense"
-        else [(Term(p.density, whole), bits), (Term(1, whole[:-1]), p.pointer_bits)]
+        else [(Term(p.density, whole), bits + p.index_bits), (Term(1, whole[:-1]), p.pointer_bits)]
     )
 
 

@@ -114,8 +114,14 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
     """
     e, arch = problem.einsum, problem.arch
     where = f"directives of {e.name}"
-    if arch.models_layout() or any(f.systolic for f in arch.fanouts):
-        what = "lines, rows or banks" if arch.models_layout() else "the ramp of a systolic array"
+    if arch.models_layout() or arch.narrows_or_widens() or any(f.systolic for f in arch.fanouts):
+        what = (
+            "lines, rows or banks"
+            if arch.models_layout()
+            else "widths that memories give elements (`bits`)"
+            if arch.narrows_or_widens()
+            else "the ramp of a systolic array"
+        )
         raise ValueError(
             f"{where}: {what} of {arch.name} are counted of nests only; begin the file with "
             f'"{FIRST_LINE_WHOLE}" '
@@ -131,7 +137,7 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
     rings = [_ring(g, v, tile, arch) for v, tiles in enumerate(g.tiles) for tile in tiles if tile.shares > 1]
     for ring in rings:
         _with_rotation(rows, ring, g)
-    counts_ = counts.busiest(rows, bits_of(e, arch), arch)
+    counts_ = counts.busiest(rows, e, arch)
     p = cost.price(counts_, e, arch)
     network_parts = [
         cost.Part(f.name, tensor, action, bits, bits * f.endpoint_pj)

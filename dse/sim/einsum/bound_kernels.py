@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dse.mapping.nest import role
 from dse.run.compiled import njit
 from dse.sim.einsum.bounds import EXACT, Needs, needs
+from hw.arch import ROLES
 from hw.columns import Columns
 from workloads.arrays import Bools, Floats, Ints
 from workloads.einsum import Einsum
@@ -30,6 +32,7 @@ class NeedsTable(NamedTuple):
     operands: Ints  # [E] how many operands there are
     elems: Floats  # [E, X] elements that must move at least once
     bits: Ints  # [E, X] per element; 0: the machine's word
+    role: Ints  # [E, X] index in ROLES (`nest.role`)
     write: Bools  # [E, X] the operand is the output
     compute_words: Floats  # [E, X] elements that compute accesses
     sharers: Floats  # [E, X] MAC units that may want the same element, at most
@@ -48,6 +51,8 @@ class Machines(NamedTuple):
     write_pj: Floats  # [machines, V]
     bandwidth: Floats  # [machines, V]
     width_bits: Ints  # [machines, V]
+    # [machines, V, roles] bits of an element by role, in the order of ROLES; 0: as elsewhere
+    elem_bits: Ints
     separate: Bools  # [machines, V] whether reads and writes have separate ports
     sizes: Ints  # [machines, D] PEs along the dimension
     # [machines, D, 2] whether PEs along the dimension share reads (multicast), and writes (spatial reduction)
@@ -96,6 +101,10 @@ def _needs_table(runs: tuple[tuple[Einsum, float], ...], word_bits: int) -> Need
         operands=np.array([len(n.operands) for n in all_needs]),
         elems=padded([elems for elems, _, _ in n.operands] for n in all_needs),
         bits=padded(([bits or 0 for _, bits, _ in n.operands] for n in all_needs), dtype=int),
+        role=padded(
+            ([ROLES.index(role(n.einsum, p.tensor)) for p in n.einsum.tensors()] for n in all_needs),
+            dtype=int,
+        ),
         write=padded(([write for _, _, write in n.operands] for n in all_needs), dtype=bool),
         compute_words=padded(n.compute_words for n in all_needs),
         sharers=padded(n.sharers for n in all_needs),
@@ -146,7 +155,9 @@ def _sequential(a: NeedsTable, m: Machines) -> Floats:
                     mac_units[x, v] = below[v]
                     sharers[x, v] = min(float(shared[v, way]), a.sharers[e, x])
                     pj[x, v] = a.compute_words[e, x] * (
-                        bits / m.width_bits[i, v] * (m.write_pj[i, v] if way else m.read_pj[i, v])
+                        (m.elem_bits[i, v, a.role[e, x]] or bits)
+                        / m.width_bits[i, v]
+                        * (m.write_pj[i, v] if way else m.read_pj[i, v])
                     )
                     charged[x, v] = moved if v == 0 else 0.0
                     alone[x, v] = max(pj[x, v] / sharers[x, v] - charged[x, v], 0.0)

@@ -144,7 +144,7 @@ def timed_nest(b: Boundary, full_nest: Mapping, sums: NestSums, arch: Arch) -> t
 def count_rows(b: Boundary, full_nest: Mapping, sums: NestSums, arch: Arch) -> tuple[Count, ...]:
     """Returns the counts of the whole nest, whose sums are `sums`."""
     if not b.key_text() and not full_nest.shares:
-        return busiest(instance_counts(sums), sums.formulas.bits, arch)
+        return busiest(instance_counts(sums), sums.formulas.e, arch)
     rows = _mix(b, b.retained, full_nest, sums, arch)
     for level, tensor, action, share in b.retention_moves:
         p = next(p for p in sums.formulas.e.tensors() if p.tensor == tensor)
@@ -153,7 +153,7 @@ def count_rows(b: Boundary, full_nest: Mapping, sums: NestSums, arch: Arch) -> t
     floats = {
         key: (float(total), [float(n) for n in per_instance]) for key, (total, per_instance) in rows.items()
     }
-    return busiest(floats, sums.formulas.bits, arch)
+    return busiest(floats, sums.formulas.e, arch)
 
 
 def _mix(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dse.mapping.nest import role
 from dse.sim.counts.actions import op_cycles, op_pj
 from dse.sim.counts.terms import direct_elems, nonzero_share, unshared
 from hw.arch import Arch
@@ -130,7 +131,7 @@ class Rates:
     arch: Arch
     mac_units: int
     leak_mw: float
-    access: dict[tuple[int, bool], tuple[LevelAccess, ...]]  # (bits, is the output) -> per level
+    access: dict[tuple[int, str], tuple[LevelAccess, ...]]  # (bits, role of the tensor) -> per level
 
 
 @lru_cache(maxsize=1 << 14)
@@ -174,14 +175,16 @@ def rates(arch: Arch) -> Rates:
     return Rates(arch, arch.instances(len(arch.levels)), arch.leak_mw(), {})
 
 
-def _access(r: Rates, bits: int, write: bool) -> tuple[LevelAccess, ...]:
-    """Returns the accesses to one kind of operand, per level."""
-    found = r.access.get((bits, write))
+def _access(r: Rates, bits: int, role: str) -> tuple[LevelAccess, ...]:
+    """Returns the accesses to one kind of operand, per level. bits: of an element at levels that give tensors
+    of this role no width of their own
+    """
+    found, write = r.access.get((bits, role)), role == "output"
     if found is None:
-        found = r.access[bits, write] = tuple(
+        found = r.access[bits, role] = tuple(
             LevelAccess(
                 *_units_below(r.arch, v, write),
-                bits / level.width_bits * (level.write_pj if write else level.read_pj),
+                level.elem_bits(role, bits) / level.width_bits * (level.write_pj if write else level.read_pj),
             )
             for v, level in enumerate(r.arch.levels)
         )
@@ -209,8 +212,8 @@ def lower_bound(n: Needs, r: Rates) -> tuple[float, float]:
     arch, outer = r.arch, r.arch.levels[0]
     total = n.computed * op_pj(n.einsum, arch)
     level_costs = []
-    for (elems, tensor_bits, write), words_accessed, sharers in zip(
-        n.operands, n.compute_words, n.sharers, strict=True
+    for p, (elems, tensor_bits, write), words_accessed, sharers in zip(
+        n.einsum.tensors(), n.operands, n.compute_words, n.sharers, strict=True
     ):
         bits = tensor_bits or arch.word_bits
         moved_pj = (
@@ -225,7 +228,7 @@ def lower_bound(n: Needs, r: Rates) -> tuple[float, float]:
                     LevelCost(
                         mac_units, min(shared, sharers), words_accessed * pj, moved_pj if v == 0 else 0.0
                     )
-                    for v, (mac_units, shared, pj) in enumerate(_access(r, bits, write))
+                    for v, (mac_units, shared, pj) in enumerate(_access(r, bits, role(n.einsum, p.tensor)))
                 ]
             )
         )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping as Dict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dse.mapping.nest import Infeasible, Mapping
-from dse.sim.counts.actions import Busy, accesses_per_elem, action_pj, bits_of, busy, elapsed_cycles
+from dse.mapping.nest import Infeasible, Mapping, bits_at
+from dse.sim.counts.actions import Busy, accesses_per_elem, action_pj, busy, elapsed_cycles
 from dse.sim.counts.counts import Count, Footprint, busiest, counted, instance_counts, steps
 from dse.sim.counts.latency import Number, PortTimes, any_nonzero
 from dse.sim.counts.terms import NestSums
@@ -73,14 +72,14 @@ def price(
         ("MAC", usage.steps),
     ]
     cycles, steady = (elapsed_cycles(usage, times, steady=is_steady) for is_steady in (False, True))
-    bits, level_of = bits_of(e, arch), {level.name: level for level in arch.levels}
+    level_of = {level.name: level for level in arch.levels}
+
+    def accesses(row: Count) -> float:
+        level = level_of.get(row.level)
+        return accesses_per_elem(level, bits_at(level, row.tensor, e, arch)) if level else 1
+
     parts = [
-        Part(
-            *row.key,
-            row.elems
-            * (accesses_per_elem(level_of[row.level], bits[row.tensor]) if row.level in level_of else 1),
-            row.elems * action_pj(row.key, e, arch),
-        )
+        Part(*row.key, row.elems * accesses(row), row.elems * action_pj(row.key, e, arch))
         for row in rows
         if row.action != "fold"
     ]
@@ -139,22 +138,22 @@ def cycles_of(timed: NestSums, arch: Arch) -> Number:
     With `overlap: buffered`, port times contain all transfers, so only compute steps and ramps are counted.
     """
     s = timed.formulas
-    rows = steps(timed) if arch.overlap == "buffered" else busiest(instance_counts(timed), s.bits, arch)
+    rows = steps(timed) if arch.overlap == "buffered" else busiest(instance_counts(timed), s.e, arch)
     return elapsed_cycles(*ports(rows, s.e, arch, timed, wants_interval=False))
 
 
-def node_bits(f: Footprint, level: Level, bits: Dict[str, int]) -> int:
+def node_bits(f: Footprint, level: Level, e: Einsum, arch: Arch) -> int:
     """Returns the bits that one storage node takes of one instance of its level, twice the tile if it is
     double-buffered.
-
-    bits: per element, by tensor
     """
-    return int(f.elems * bits[f.tensor]) * (2 if level.double_buffer and f.is_refilled else 1)
+    return int(f.elems * bits_at(level, f.tensor, e, arch)) * (
+        2 if level.double_buffer and f.is_refilled else 1
+    )
 
 
-def occupied_bits(footprints: Sequence[Footprint], level: Level, bits: Dict[str, int]) -> int:
+def occupied_bits(footprints: Sequence[Footprint], level: Level, e: Einsum, arch: Arch) -> int:
     """Returns the bits that all storage nodes take of one instance of a level."""
-    return sum(node_bits(f, level, bits) for f in footprints if f.level == level.name)
+    return sum(node_bits(f, level, e, arch) for f in footprints if f.level == level.name)
 
 
 def overflow(
@@ -164,9 +163,9 @@ def overflow(
 
     reserved_bits: (level, bits) that other einsums occupy at the same time
     """
-    bits, others = bits_of(e, arch), dict(reserved_bits)
+    others = dict(reserved_bits)
     for level in arch.levels:
-        need = occupied_bits(footprints, level, bits) + others.get(level.name, 0)
+        need = occupied_bits(footprints, level, e, arch) + others.get(level.name, 0)
         if level.capacity_bits is not None and need > level.capacity_bits:
             return Infeasible(level.name, -(-need // 8), level.capacity_bits // 8, e.name)
     return None

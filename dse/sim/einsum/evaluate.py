@@ -326,8 +326,8 @@ def key_of(problem: Problem, mapping: Mapping, layout_sensitive: bool = False) -
     """Returns the key of a mapping: mappings with equal keys have equal counts.
 
     The key covers what counts depend on beside the nest: which fan-out dimensions share accesses, word widths
-    and, where hops or endpoints have a price, the network. layout_sensitive: it covers lines, rows and banks
-    of the levels, too.
+    (of single levels, too) and, where hops or endpoints have a price, the network. layout_sensitive: it
+    covers lines, rows and banks of the levels, too.
     """
     e, arch = problem.einsum, problem.arch
     wires = wiring(arch)
@@ -343,6 +343,8 @@ def key_of(problem: Problem, mapping: Mapping, layout_sensitive: bool = False) -
         if layout_sensitive and (a := level.access)
     ]
     suffix += f" {layout_sizes}" if layout_sizes else ""
+    widths = [(level.name, level.bits) for level in arch.levels if level.bits]
+    suffix += f" {widths}" if widths else ""
     return mapping_key(
         f"{canonical_key(e)} {arch.word_bits} {wires.dims} {sorted(wires.skips)} {wires.systolic}{suffix}",
         mapping,

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from dse.mapping.constraints import Constraints, Limit, violations
-from dse.mapping.nest import Loop, Mapping, Store
-from dse.sim.counts.actions import bits_of
+from dse.mapping.nest import Loop, Mapping, Store, bits_at
 from dse.sim.counts.counts import footprints
 from hw.arch import Arch
 from workloads.einsum import Einsum
@@ -83,7 +82,7 @@ def _loops(mapping: Mapping, e: Einsum) -> Iterator[tuple[Sequence[Store], Loop,
 
 def tile_bits(mapping: Mapping, e: Einsum, arch: Arch, level: str, tensor: str) -> int:
     """Returns the bits of one tile of a tensor at a level (docs/model.md, Capacity)."""
-    bits = bits_of(e, arch)[tensor]
+    bits = bits_at(arch.levels[arch.level_index()[level]], tensor, e, arch)
     held = [row for row in footprints(mapping, e, arch) if (row.level, row.tensor) == (level, tensor)]
     return max(int(row.elems * bits) for row in held)
 

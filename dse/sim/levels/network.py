@@ -302,14 +302,13 @@ def network_traffic(
         ring_of = {one.tensor.tensor: one for one in rings if one.fanout is f}
         for one in deliveries(sums, arch, f):
             ring_ = ring_of.get(one.tensor.tensor)
-            word = one.tensor.bits or arch.word_bits
             if f.endpoint_pj:
-                bits = one.at_pes * word / (ring_.pes if ring_ else 1)
+                bits = one.at_pes * one.bits / (ring_.pes if ring_ else 1)
                 yield NetworkTraffic(f.name, one.tensor.tensor, "endpoint", bits, bits * f.endpoint_pj)
             if f.hop_pj:
                 hops = (
                     one.at_source
-                    * word
+                    * one.bits
                     * _mean_links(one, mapping, e, arch, f, dict(remote), ring_.rotated.dims if ring_ else ())
                 )
                 yield NetworkTraffic(f.name, one.tensor.tensor, "hop", hops, hops * f.hop_pj)

@@ -24,8 +24,8 @@ from dse.layout.address import Layout, Spans, check_listable, in_units, row_majo
 from dse.layout.count import CountRange, Counts, ValueSets
 from dse.layout.primitive import LayoutError
 from dse.layout.text import parse, show
-from dse.mapping.nest import Loop, Mapping
-from dse.sim.counts.actions import Key, bits_of
+from dse.mapping.nest import Loop, Mapping, bits_at
+from dse.sim.counts.actions import Key
 from dse.sim.counts.counts import Count, Counted, Footprint
 from dse.sim.counts.counts import footprints as count_footprints
 from dse.sim.counts.spans import ALL, ALL_PES, FIRST
@@ -89,13 +89,12 @@ def slow_levels(arch: Arch, rows: Sequence[Count], e: Einsum, transfer_of: Dict[
 
     transfer_of: transfers by (level, tensor, action)
     """
-    bits = bits_of(e, arch)
 
     def slowed(level: Level) -> Level:
         plain, with_layout = {"read": 0.0, "write": 0.0}, {"read": 0.0, "write": 0.0}
         for row in rows:
             if row.level == level.name:
-                actions = row.busiest_elems * bits[row.tensor] / level.width_bits
+                actions = row.busiest_elems * bits_at(level, row.tensor, e, arch) / level.width_bits
                 transfer = transfer_of.get(row.key)
                 plain[row.action] += actions
                 with_layout[row.action] += actions + (
@@ -229,7 +228,7 @@ def _of_link(c: Counted, link: Link, arch: Arch, layout: Layout) -> Iterator[Tra
         frozenset(
             name for name, multicast, reduce in s.wires.dims if (reduce if link.is_output else multicast)
         ),
-        s.bits[link.tensor.tensor],
+        bits_at(level, link.tensor.tensor, s.e, arch),
     )
     visits, first_visits = (_visits(r, link.child_at, skip) for skip in (False, True))
     skips_first = level.skip_first_read and not link.tensor.partial_ranks()

@@ -39,6 +39,11 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
     """
     if lines := list(_order_faults(workload, schedule)):
         return lines
+    if arch.narrows_or_widens() and not schedule.is_unfused():
+        return [
+            f"schedule: einsums that share loops, levels or time are counted in one width only; {arch.name} "
+            "has memories with `bits`: give each einsum a segment of its own, or leave bits out"
+        ]
     g = graph(workload, schedule)
     if schedule.is_unfused():  # `nest.faults` reports faults of single nests in full
         lines = []

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from dse.mapping.nest import Infeasible, Store
 from dse.mapping.schedule import Schedule, Segment, rename
-from dse.sim.counts.actions import bits_of, op_pj
+from dse.sim.counts.actions import op_pj
 from dse.sim.counts.counts import Count, Footprint
 from dse.sim.counts.latency import Number, largest
 from dse.sim.einsum import boundary, bounds, cost
@@ -388,9 +388,7 @@ def _footprints(one: Placed) -> tuple[Footprint, ...]:
 def _node_bits(row: Footprint, one: Placed) -> int:
     """Returns the bits that one node of an einsum takes."""
     return cost.node_bits(
-        row,
-        next(level for level in one.arch.levels if level.name == row.level),
-        bits_of(one.einsum, one.arch),
+        row, next(level for level in one.arch.levels if level.name == row.level), one.einsum, one.arch
     )
 
 

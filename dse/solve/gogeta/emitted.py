@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from dse.mapping.nest import Infeasible, Loop, Store
 from dse.mapping.nest import Mapping as Nest
 from dse.mapping.schedule import Branch, Schedule, Segment
-from dse.sim.counts.actions import bits_of
 from dse.sim.counts.counts import tile_bits
 from dse.sim.einsum import boundary
 from dse.sim.einsum.cost import node_bits
@@ -439,7 +438,7 @@ def _spared_tiles(
                 if tensor in tensors and (
                     tensor in g.makers or g.position[stage.einsum.name] > placed.begin(tensor, g)
                 ):
-                    yield segment_index, tensor, node_bits(row, level, bits_of(stage.einsum, arch))
+                    yield segment_index, tensor, node_bits(row, level, stage.einsum, arch)
 
 
 def _lives(

@@ -20,7 +20,7 @@ from dse.mapper.exact.search import search, supports
 from dse.mapping.constraints import Constraints, Factors
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, role
 from dse.mapping.schedule import rename
-from dse.sim.counts.actions import accesses_per_elem, bits_of
+from dse.sim.counts.actions import accesses_per_elem
 from dse.sim.counts.counts import footprints
 from dse.sim.einsum import bounds
 from dse.sim.einsum.boundary import ALONE, Boundary
@@ -477,11 +477,10 @@ def own_bits(e: Einsum, arch: Arch, place: Place, nest: Mapping) -> dict[str, in
     outer = outer_nodes(e, place)
     full_nest = Mapping((*outer, *nest.nodes), fork=len(outer) if place.loops else 0)
     rows = footprints(full_nest, e, arch)[sum(isinstance(n, Store) for n in outer) :]
-    levels, bits = {level.name: level for level in arch.levels}, bits_of(e, arch)
-    found: dict[str, int] = {}
+    levels, found = {level.name: level for level in arch.levels}, dict[str, int]()
     for row in rows:
         if row.tensor not in place.retained or row.level != place.level:
-            found[row.level] = found.get(row.level, 0) + node_bits(row, levels[row.level], bits)
+            found[row.level] = found.get(row.level, 0) + node_bits(row, levels[row.level], e, arch)
     return found
 
 

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from dse.mapping.constraints import minimal_mapping
 from dse.mapping.nest import Infeasible, Mapping
-from dse.sim.counts.actions import action_pj, bits_of, elapsed_cycles
+from dse.sim.counts.actions import action_pj, elapsed_cycles
 from dse.sim.counts.counts import footprints, nest_sums
 from dse.sim.einsum import bound_kernels
 from dse.sim.einsum.bounds import lower_bound, needs, rates
@@ -279,8 +279,8 @@ def cost_on(batch: MachineBatch, e: Einsum, cost: EinsumCost) -> BatchCost:
 def fits_on(batch: MachineBatch, e: Einsum, mapping: Mapping) -> Bools:
     """Returns [n] on which machines a mapping fits all capacities and PEs."""
     arch, used = batch.largest, pes_used(mapping, e)
-    placed, bits = footprints(mapping, e, arch), bits_of(e, arch)
-    capacity = np.array([occupied_bits(placed, level, bits) for level in arch.levels], float)
+    placed = footprints(mapping, e, arch)
+    capacity = np.array([occupied_bits(placed, level, e, arch) for level in arch.levels], float)
     pes = np.array([used.get(name, 1) for f in arch.fanouts for name, _ in f.dims], np.int64)
     return np.asarray((capacity <= batch.capacity_bits).all(axis=1) & (pes <= batch.pes).all(axis=1))
 

@@ -107,8 +107,12 @@ class Machine(NamedTuple):
     """
 
     capacity: Floats  # [V] bits
-    bits: Floats  # [X, 2] of an element (or a nonzero with its column), and of a row pointer
-    uses_capacity: Floats  # [X, V] 0 where the schedule accounts for the tensor's capacity, else 1
+    # [X, 2] of an element (or a nonzero with its column), and of a row pointer; where levels differ in the
+    # width of an element, bits that divide all of these widths (search._unit_widths)
+    bits: Floats
+    # [X, V] how often an element takes its `bits`: 0 where the schedule accounts for the tensor's capacity,
+    # else 1, or the width of an element at the level over `bits`
+    uses_capacity: Floats
     double_buffer: Bools  # [V] whether a tile that is filled more than once counts twice
     # [X, V, V] by tensor, level of the parent, level of the node: the node does not sink below loops, except
     # into a window; its level holds the complete tile, as cache lines move whole (terms.resting_position)
@@ -127,7 +131,8 @@ class Machine(NamedTuple):
     # all nodes of the position may pay: tiles outside do not sink below them, so they are not stored twice
     loop_positions: Ints
     waits_at_ends: bool  # whether first fills and last drains are waited for at some level
-    most_bits: Floats  # [X, V] bits of one tile of a tensor at a level, at most (constraints; inf: no limit)
+    # [X, V] bits of one tile of a tensor at a level, at most, counted in `bits` (constraints; inf: no limit)
+    most_bits: Floats
     objective: int  # ENERGY, LATENCY or EDP
 
 
