@@ -91,7 +91,7 @@ def together(batches: Ints, wanted: int, most: int) -> Ints:
     by_batch = np.argsort(first[which], kind="stable")
     starts = np.repeat(np.cumsum([0, *counts[np.argsort(first)]])[:-1], counts[np.argsort(first)])
     place_in_batch = np.arange(len(batches)) - starts
-    return by_batch[place_in_batch < most][:wanted]
+    return np.asarray(by_batch[place_in_batch < most][:wanted])
 
 
 def proven_gap(bounds: Floats, front: Floats) -> float:
