@@ -3,6 +3,7 @@ whole networks saves over the sum of each einsum's least.
 
     python -m bench.fronts [--study studies/squeezenet.yaml] [--first 250,740] [--machines 10]
     python -m bench.fronts --edp squeezenet,resnet18 [--machine edge_array]
+    python -m bench.fronts --rows 10000000,2 10000000,3 1000000,4    the macro pareto: rows, objectives
 
 Machines: so many consecutive ones from each first one, solved in this process, one `solver.objective` after
 the other. Hypervolume: of energy, latency and area, each scaled logarithmically to 0 .. 1 over all runs, up
@@ -17,7 +18,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 
+from analysis import db
 from dse.frontend import tables
 from dse.mapper.exact.optimal import optimal_on
 from dse.mapping.constraints import FREE
@@ -114,6 +117,20 @@ def _product(groups: Sequence[Unique], costs: Sequence[EinsumCost]) -> float:
     return energy * sum(group.occurrences * one.latency_cycles for group, one in pairs)
 
 
+def time_rows(rows: int, objectives: int) -> None:
+    """Prints the CPU seconds that the macro `pareto` takes for a table of uniform random numbers."""
+    names = [f"o{i}" for i in range(objectives)]
+    values = np.random.default_rng(0).random((rows, objectives))
+    given = {"rows": pa.table({name: values[:, i] for i, name in enumerate(names)})}
+    seconds = []
+    for statement in ("SELECT count(*) FROM rows", f"SELECT count(*) AS n FROM pareto('rows', {names})"):
+        began = time.process_time()
+        found = db.query_tables(given, statement, seconds=3600)
+        seconds.append(time.process_time() - began)
+    front = found.column(0)[0].as_py()
+    print(f"{rows:,} rows, {objectives} objectives, front {front}: {seconds[1] - seconds[0]:.2f} CPU s")
+
+
 def main() -> None:
     """Reads the arguments and prints one of the tables."""
     given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -122,8 +139,12 @@ def main() -> None:
     given.add_argument("--machines", type=int, default=10)
     given.add_argument("--edp", default="")
     given.add_argument("--machine", default="edge_array")
+    given.add_argument("--rows", nargs="*", default=[])
     chosen = given.parse_args()
-    if chosen.edp:
+    if chosen.rows:
+        for sizes in chosen.rows:
+            time_rows(*map(int, sizes.split(",")))
+    elif chosen.edp:
         compare_products(chosen.edp.split(","), chosen.machine)
     else:
         compare_objectives(chosen.study, [int(first) for first in chosen.first.split(",")], chosen.machines)
