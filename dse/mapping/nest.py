@@ -388,8 +388,9 @@ def bits_at(level: Level, tensor: str, e: Einsum, arch: Arch) -> int:
     """Returns the bits of an element of a tensor at a level: those that the level gives its role
     (`Level.bits`), else its own, else the machine's word.
     """
-    own = next(p.bits for p in e.tensors() if p.tensor == tensor)
-    return level.elem_bits(role(e, tensor), own or arch.word_bits)
+    p = e.output if e.output.tensor == tensor else next(p for p in e.inputs if p.tensor == tensor)
+    elsewhere = p.bits or arch.word_bits
+    return level.elem_bits(role(e, tensor), elsewhere) if level.bits else elsewhere
 
 
 def faults(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:

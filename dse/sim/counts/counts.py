@@ -126,13 +126,13 @@ def busiest(rows: dict[Key, Elems], e: Einsum, arch: Arch) -> tuple[Count, ...]:
     busiest_index: dict[tuple[str, str], int] = {}
     for level in arch.levels if instance_count > 1 else ():
         for actions in (("read",), ("write",)) if level.ports == "separate" else (("read", "write"),):
+            own = [
+                (bits_at(level, key[1], e, arch), per_instance)
+                for key, (_, per_instance) in rows.items()
+                if key[0] == level.name and key[2] in actions
+            ]
             port_bits = [
-                sum(
-                    bits_at(level, key[1], e, arch) * per_instance[i]
-                    for key, (_, per_instance) in rows.items()
-                    if key[0] == level.name and key[2] in actions
-                )
-                for i in range(instance_count)
+                sum(bits * per_instance[i] for bits, per_instance in own) for i in range(instance_count)
             ]
             busiest_index |= {(level.name, action): port_bits.index(max(port_bits)) for action in actions}
     return tuple(
