@@ -221,7 +221,8 @@ class Publisher:
 
 def remote_at(url: str) -> Remote:
     """Returns the folder at a URL. Raises ValueError for one that is none of a store."""
-    shown = re.sub(r"//[^/@]*:[^/@]*@", "//", url.partition("?")[0] if "key=" in url else url)
+    has_secret = re.search(r"(key|sig)=", url)  # sig: of a shared access signature (abfs)
+    shown = re.sub(r"//[^/@]*:[^/@]*@", "//", url.partition("?")[0] if has_secret else url)
     try:
         files, path = pafs.FileSystem.from_uri(url)
     except (pa.ArrowException, OSError, ValueError) as fault:
