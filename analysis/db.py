@@ -79,6 +79,8 @@ SCHEMAS = ("", "main", "information_schema")
 # SHOW TABLES and the like; "": DESCRIBE, whose query is checked by itself
 SHOW_NAMES = {"", "tables", "databases", "schemas"}
 NAME = re.compile(r"\w+")
+# rows that others are compared with before a front is sought, and calls in which they are chosen
+PIVOTS, PIVOT_CALLS = 32, 16
 
 
 class QueryError(ValueError):
@@ -146,6 +148,14 @@ def _add_fronts(con: duckdb.DuckDBPyConnection) -> None:
     con.create_function("epsilon_rows", _epsilon_rows, [points, "DOUBLE"], points, type="arrow")
     con.create_function(
         "hypervolume_of", _hypervolumes, [points, "DOUBLE[]", points], "DOUBLE[]", type="arrow"
+    )
+    con.create_function(
+        "may_be_on_front",
+        partial(_may_be_on_front, {}),
+        ["VARCHAR", "DOUBLE[]"],
+        "BOOLEAN",
+        type="arrow",
+        side_effects=True,
     )
     con.execute(_sql("macros"))
 
@@ -493,6 +503,35 @@ def _points(found: Sequence[Values]) -> pa.ListArray:
 
 def _picked(pick: Callable[[Values], Values], groups: pa.ListArray) -> pa.ListArray:
     return _points([pick(values) for values in _rows_of(groups)])
+
+
+def _may_be_on_front(
+    pivots_of: dict[str, list[Values]], questions: pa.Array, points: pa.ListArray
+) -> pa.Array:
+    """Returns which rows no pivot dominates, so that a list of the others stays short. Pivots are rows of the
+    same question, chosen in the first PIVOT_CALLS calls; DuckDB makes one per 2,048 rows.
+
+    pivots_of: question -> pivots [n, k] after each of these calls; questions: the same for all rows
+    """
+    if isinstance(points, pa.ChunkedArray):
+        points = points.combine_chunks()
+    question = questions[0].as_py()
+    values = points.flatten().to_numpy(zero_copy_only=False).reshape(len(points), -1)
+    if question not in pivots_of:
+        pivots_of.clear()
+    found = pivots_of.setdefault(question, [np.empty((0, values.shape[1]))])
+    pivots = found[-1]
+    no_better = np.ones((len(pivots), len(values)), bool)  # in any objective
+    equal = no_better.copy()
+    for column, of_pivots in zip(values.T.copy(), pivots.T, strict=True):
+        no_better &= column >= of_pivots[:, None]
+        equal &= column == of_pivots[:, None]
+    kept = ~(no_better & ~equal).any(axis=0)
+    if len(found) <= PIVOT_CALLS:
+        known = np.concatenate([pivots, values[kept]])
+        front = np.unique(non_dominated(known[np.isfinite(known).all(axis=1)]), axis=0)
+        found.append(front[np.linspace(0, len(front) - 1, min(PIVOTS, len(front))).astype(np.int64)])
+    return pa.array(kept)
 
 
 def _epsilon_rows(groups: pa.ListArray, epsilon: pa.Array) -> pa.ListArray:

@@ -20,6 +20,7 @@ CREATE MACRO picked_sql(tbl, objectives, grp, before, after) AS
     || array_to_string(list_transform(grp, lambda g, i: 't.' || quoted(g) || ' AS g' || i || ', '), '')
     || before || 'list(' || values_sql(objectives) || ')' || after || ' AS front FROM ' || table_sql(tbl) || ' WHERE '
     || array_to_string(list_transform(objectives, lambda o: 'coalesce(NOT isnan(' || objective_sql(o) || '), false)'), ' AND ')
+    || CASE WHEN len(grp) = 0 THEN ' AND may_be_on_front((SELECT uuid()::VARCHAR), ' || values_sql(objectives) || ')' ELSE '' END
     || CASE WHEN len(grp) > 0 THEN ' GROUP BY ALL' ELSE '' END
     || '), best AS (SELECT * EXCLUDE (front), unnest(front) AS found FROM fronts) SELECT t.* FROM ' || table_sql(tbl) || ' SEMI JOIN best ON (' || values_sql(objectives) || ' = best.found'
     || array_to_string(list_transform(grp, lambda g, i: ' AND t.' || quoted(g) || ' IS NOT DISTINCT FROM best.g' || i), '')
