@@ -332,8 +332,9 @@ def test_a_row_group_comes_with_the_rows_of_its_machines(
     numbers = [9, 4, 7, 1, 8, 2, 6]
     rows = [machine for machine in numbers for _ in range(machine % 4)]
     store, _ = s.open_run(tmp_path / "run")
+    order = range(len(rows))
     points = pa.table(
-        {"machine": pa.array(rows, pa.int64()), "energy_pj": list(map(float, range(len(rows))))}
+        {"machine": pa.array(rows, pa.int64()), "schedule": order, "energy_pj": list(map(float, order))}
     )
     store = s.commit(store, [{"machines": tables(numbers)["machines"], "points": points}])
     found = list(s.row_groups(store, {"machines": ["machine"], "points": ["machine", "energy_pj"]}))
