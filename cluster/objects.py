@@ -84,12 +84,21 @@ class Remote:
     def read(self, name: str) -> bytes:
         """Returns an object. Raises FileNotFoundError."""
 
+        path = f"{self.path}/{name}"
+
         def call() -> bytes:
-            with self.files.open_input_stream(f"{self.path}/{name}") as stream:
+            with self.files.open_input_stream(path) as stream:
                 data: bytes = stream.read()
-                return data
+            # a connection that is lost under way is an end to some clients (gs)
+            if self.files.type_name not in ("local", "s3") and len(data) != self._size(path):
+                raise OSError(f"{name}: cut")
+            return data
 
         return _again(call)
+
+    def _size(self, path: str) -> int:
+        size: int = self.files.get_file_info(path).size or 0
+        return size
 
     def write(self, name: str, data: bytes) -> None:
         """Writes an object."""
@@ -221,7 +230,8 @@ class Publisher:
 
 def remote_at(url: str) -> Remote:
     """Returns the folder at a URL. Raises ValueError for one that is none of a store."""
-    shown = re.sub(r"//[^/@]*:[^/@]*@", "//", url.partition("?")[0] if "key=" in url else url)
+    has_secret = re.search(r"(key|sig)=", url)  # sig: of a shared access signature (abfs)
+    shown = re.sub(r"//[^/@]*:[^/@]*@", "//", url.partition("?")[0] if has_secret else url)
     try:
         files, path = pafs.FileSystem.from_uri(url)
     except (pa.ArrowException, OSError, ValueError) as fault:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -51,6 +52,7 @@ from dse.run.folder import (
     write_bytes,
 )
 from dse.run.record import KEYS
+from workloads.arrays import Ints
 
 UNIQUE_TABLES = ("machines", "points", "chosen")  # tables in which no two rows of a run have the same key
 # table -> its key column; rows with equal keys are equal, so a group stores them once
@@ -672,6 +674,16 @@ def row_groups(store: Store, tables: Mapping[str, Sequence[str]]) -> Iterator[Ta
                 if table in part_paths
             }
             with pq.ParquetFile(part_paths[first_table], page_checksum_verification=True) as part:
+                if part.num_row_groups > 1:
+                    other_tables = {table: rows.combine_chunks() for table, rows in other_tables.items()}
+                orders = {
+                    table: np.argsort(found["machine"].to_numpy(), kind="stable")
+                    for table, found in other_tables.items()
+                    if part.num_row_groups > 1
+                }
+                sorted_machines = {
+                    table: other_tables[table]["machine"].to_numpy()[order] for table, order in orders.items()
+                }
                 for number in range(part.num_row_groups):
                     # no threads: Arrow's keep the memory that they once allocated
                     rows = part.read_row_group(number, columns=list(tables[first_table]), use_threads=False)
@@ -679,11 +691,27 @@ def row_groups(store: Store, tables: Mapping[str, Sequence[str]]) -> Iterator[Ta
                         other_tables
                         if part.num_row_groups == 1
                         else {
-                            table: found.filter(pc.is_in(found["machine"], rows["machine"].combine_chunks()))
+                            table: found.take(
+                                _positions(sorted_machines[table], orders[table], rows["machine"].to_numpy())
+                            )
                             for table, found in other_tables.items()
                         }
                     )
                     yield {first_table: rows, **same_machines}
+
+
+def _positions(sorted_machines: Ints, order: Ints, machines: Ints) -> Ints:
+    """Returns the positions of the rows of some machines in a table, ascending.
+
+    sorted_machines: the table's machines, ascending; order: their positions in it
+
+    >>> _positions(np.array([3, 5, 5, 8]), np.array([2, 0, 3, 1]), np.array([5, 7, 3])).tolist()
+    [0, 2, 3]
+    """
+    first, last = (np.searchsorted(sorted_machines, np.unique(machines), side) for side in ("left", "right"))
+    counts = last - first
+    found = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+    return np.sort(order[found])
 
 
 def _read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -30,6 +31,7 @@ from cluster import driver
 from cluster import store as stores
 from cluster.run_state import RunState
 from cluster.store import RunFault
+from dse.frontend import check
 from dse.mapper.baselines.cost_descending import cost_descending
 from dse.mapping.nest import Infeasible
 from dse.run import folder, record
@@ -431,6 +433,59 @@ def test_a_clock_set_back_is_one_line_and_changes_nothing(
     assert sum("clock" in note for note in again.status.notes) == 1
 
 
+@pytest.mark.usefixtures("reports")
+def test_a_clock_that_jumps_ahead_changes_nothing(
+    tmp_path: Path, whole: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, ahead = time.time, threading.Event()
+    monkeypatch.setattr(time, "time", lambda: real() + 86_400 * ahead.is_set())
+    out = driver.run(
+        study(tmp_path),
+        tmp_path / "run",
+        workers=0,
+        progress=lambda status: ahead.set() if status.done > 99 else None,
+    )
+    assert ahead.is_set()
+    assert (out.exit_code, out.status.notes) == (0, ())
+    assert 0 < out.status.seconds < 600
+    assert rows(tmp_path / "run") == whole
+
+
+COMMITTING = """
+import sys, time
+from pathlib import Path
+from cluster import driver, store
+from dse.study import study as studies
+driver.COMMIT_S, driver.LEASE_S, store.FAN_IN = 0.0, 0.0, 4
+driver.run(studies.load(Path(sys.argv[1])), Path(sys.argv[2]), workers=0, progress=lambda _: time.sleep(0.01))
+"""
+
+
+def test_a_folder_that_is_copied_while_its_run_goes_on_is_one_that_resumes(
+    tmp_path: Path, whole: Rows
+) -> None:
+    """File by file, as `cp -r` does, so that a copy has files of several commits."""
+    study(tmp_path)
+    given = [str(tmp_path / "exhaustive.yaml"), str(tmp_path / "run")]
+    child = subprocess.Popen([sys.executable, "-c", COMMITTING, *given], cwd=Path(__file__).parents[1])
+    copies = []
+    try:
+        while child.poll() is None:
+            if (folder.status(tmp_path / "run", "") or {}).get("done", 0) > 60 * len(copies):
+                copies.append(tmp_path / f"copy-{len(copies)}")
+                with suppress(shutil.Error):  # of files that were removed meanwhile
+                    shutil.copytree(tmp_path / "run", copies[-1])
+            time.sleep(0.01)
+    finally:
+        child.kill()
+        child.wait()
+    assert rows(tmp_path / "run") == whole
+    assert len(copies) > 2
+    for copy in copies:
+        assert driver.run(study(tmp_path), copy, workers=0).exit_code == 0
+        assert rows(copy) == whole, copy
+
+
 FULL = """
 import resource, signal, sys
 from pathlib import Path
@@ -479,7 +534,7 @@ def fill(status):
 try: driver.run(studies.load(path), disk / "run", workers=0, progress=fill)
 except driver.RunFault as fault: print(fault)
 found = check.status(disk / "run", False)
-print(found["state"], found.get("uncommitted", 0) > 0)
+print(found["state"], found["done"] + found.get("uncommitted", 0) > 100)
 """
 IN_NAMESPACE = ("unshare", "-rm", "sh", "-c")
 
@@ -489,7 +544,7 @@ IN_NAMESPACE = ("unshare", "-rm", "sh", "-c")
     reason="no namespace in which a small disk can be mounted",
 )
 def test_a_disk_without_a_byte_left_holds_the_last_status(tmp_path: Path) -> None:
-    """The state is `failed`, not that of a killed run, and only committed machines count."""
+    """The state is `failed`, not that of a killed run."""
     study(tmp_path)
     disk, path = tmp_path / "disk", tmp_path / "exhaustive.yaml"
     disk.mkdir()
@@ -505,6 +560,16 @@ def test_a_disk_without_a_byte_left_holds_the_last_status(tmp_path: Path) -> Non
     line, state = said.stdout.splitlines()
     assert "disk full; free space, then" in line
     assert state == "failed True"
+
+
+def test_a_failed_run_counts_the_machines_that_were_committed(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    driver.run(study(tmp_path, stop="machines: 40"), out, workers=0)
+    found = check.status(out, False)
+    facts = {**found, "state": "failed", "done": found["done"] + 7, "identity": folder.read(out).identity}
+    folder.write_bytes(out / folder.STATUS, folder.seal("status", facts))
+    again = check.status(out, False)
+    assert (again["done"], again["uncommitted"], "front" in again) == (found["done"], 7, False)
 
 
 def test_a_dry_run_solves_its_probes_and_writes_nothing(tmp_path: Path) -> None:

@@ -229,6 +229,7 @@ TRIED = {
     "cluster/store.py _lock",
     "dse/run/folder.py is_locked",
     "cluster/objects.py _locked",
+    "dse/run/temporary.py _locked",
     "cluster/stopping.py _read",
 }  # with CONTENTS, above
 SEALED = {

@@ -324,6 +324,29 @@ def test_merging_keeps_every_row_once_and_bounds_the_parts(tmp_path: Path) -> No
     assert on_disk == {path for g in store.groups for path in g.paths()}
 
 
+def test_a_row_group_comes_with_the_rows_of_its_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many rows each has in other tables, in parts of several row groups."""
+    monkeypatch.setattr(s, "ROW_GROUP", 3)
+    numbers = [9, 4, 7, 1, 8, 2, 6]
+    rows = [machine for machine in numbers for _ in range(machine % 4)]
+    store, _ = s.open_run(tmp_path / "run")
+    order = range(len(rows))
+    points = pa.table(
+        {"machine": pa.array(rows, pa.int64()), "schedule": order, "energy_pj": list(map(float, order))}
+    )
+    store = s.commit(store, [{"machines": tables(numbers)["machines"], "points": points}])
+    found = list(s.row_groups(store, {"machines": ["machine"], "points": ["machine", "energy_pj"]}))
+    assert len(found) == 3
+    for one in found:
+        own = set(one["machines"]["machine"].to_pylist())
+        assert sorted(one["points"]["machine"].to_pylist()) == sorted(m for m in rows if m in own)
+    energies = [value for one in found for value in one["points"]["energy_pj"].to_pylist()]
+    assert sorted(energies) == points["energy_pj"].to_pylist()
+    s.close(store)
+
+
 def test_shared_keys_are_kept_once_per_group(tmp_path: Path) -> None:
     store, _ = s.open_run(tmp_path)
     store = s.commit(store, [tables([0, 1]), tables([2, 3]), tables([4, 5])])

@@ -1,13 +1,18 @@
-"""Run folders on an S3 server (moto) that refuses, drops and cuts: a run that is killed at random times and
-resumed, with its local copy or without, gives the rows of an undisturbed run in a folder; of two runs at once
-one is refused.
+"""Run folders on an S3 server (moto) that refuses, drops and cuts, and on servers of Google Cloud Storage
+(fake-gcs-server) and Azure blobs (azurite) without faults: a run that is killed at random times and resumed,
+with its local copy or without, gives the rows of an undisturbed run in a folder; of two runs at once one is
+refused.
 
-    make prove PART=objects        # makes build/objects, which has the server
+    make prove PART=objects        # makes build/objects, which has the servers
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import http.client
+import json
 import os
 import random
 import shutil
@@ -19,11 +24,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlencode
 
-ROUNDS, SEED = 12, 7
+import pyarrow.fs as pafs
+
+ROUNDS, FEW_ROUNDS, SEED = 12, 3, 7
 FAULTS = {
     "503": 0.04,
     "no request": 0.02,
@@ -35,6 +43,11 @@ STUDY = ("studies/first.yaml", "--workers", "0", "--set", "search.generation=16"
 QUERY = "FROM designs ORDER BY machine, schedule"
 ROOT = Path(__file__).parents[2]
 SERVER = ROOT / "build/objects/bin/moto_server"
+GCS = next(ROOT.glob("build/objects/lib/*/site-packages/fake_gcs_server*/vendor/*/bin/*-linux-amd64"), None)
+AZURITE = ROOT / "build/objects/node_modules/.bin/azurite-blob"  # where npm could install it
+# the account that azurite has, and its key, which is no secret
+ACCOUNT = "devstoreaccount1"
+ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 HOP_BY_HOP = ("connection", "transfer-encoding", "content-length", "date", "server")
 
 
@@ -118,15 +131,16 @@ def _said(*command: str) -> tuple[int, str]:
     return process.returncode, out
 
 
-def _prove(url: str, temporary: Path, draws: random.Random) -> str:
+def _prove(url: str, temporary: Path, draws: random.Random, rounds: int) -> str:
     """Returns what does not hold, or ""."""
+    shutil.rmtree(temporary / "cache/remote", ignore_errors=True)
     run = ("run", *STUDY, "--out")
     code, said = _said(*run, str(temporary / "folder"))
     _, wanted = _said("sql", str(temporary / "folder"), QUERY, "--format", "csv")
     if code or wanted.count("\n") < 100:
         return f"the run in a folder: {said}{wanted}"
     cut = 0
-    for number in range(ROUNDS):
+    for number in range(rounds):
         sink = draws.choice(["driver", "worker"])  # may change when a run goes on
         process = _dse(*run, url, "--set", f"sink={sink}")
         if number == 0:
@@ -186,13 +200,69 @@ def s3_server(draws: random.Random, counts: Counter[str]) -> Iterator[tuple[str,
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+@contextmanager
+def _served(*command: str | Path, port: int) -> Iterator[None]:
+    """A server that a command starts at a port."""
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(100):
+            with suppress(OSError):
+                http.client.HTTPConnection("127.0.0.1", port).connect()
+                break
+            time.sleep(0.3)
+        yield
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _google(temporary: Path, draws: random.Random) -> str:
+    """What does not hold on Google Cloud Storage, or ""."""
+    port = draws.randrange(20_000, 25_000)
+    address = f"127.0.0.1:{port}"
+    assert GCS
+    GCS.chmod(0o755)
+    listening = ("-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-port", str(port))
+    with _served(GCS, *listening, "-public-host", address, "-external-url", f"http://{address}", port=port):
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        connection.request("POST", "/storage/v1/b?project=none", json.dumps({"name": "bucket"}))
+        assert connection.getresponse().status == 200
+        options = f"scheme=http&endpoint_override={address}&retry_limit_seconds=20"
+        return _prove(f"gs://anonymous@bucket/runs/first?{options}", temporary, draws, FEW_ROUNDS)
+
+
+def _azure(temporary: Path, draws: random.Random) -> str:
+    """What does not hold on Azure Blob Storage, or ""; with a shared access signature."""
+    port = draws.randrange(25_000, 30_000)
+    listening = ("--silent", "--skipApiVersionCheck", "--blobHost", "127.0.0.1", "--blobPort", str(port))
+    with _served(AZURITE, *listening, "--location", temporary / "azurite", port=port):
+        at = {f"{kind}_storage_authority": f"127.0.0.1:{port}" for kind in ("blob", "dfs")}
+        plain = {f"{kind}_storage_scheme": "http" for kind in ("blob", "dfs")}
+        pafs.AzureFileSystem(ACCOUNT, account_key=ACCOUNT_KEY, **at, **plain).create_dir("box")
+        given = {"sp": "rwdlac", "ss": "b", "srt": "sco", "se": "2099-01-01T00:00:00Z", "sv": "2020-08-04"}
+        # account, permissions, services, resource types, start, end, addresses, protocols, version
+        signed = (ACCOUNT, "rwdlac", "b", "sco", "", given["se"], "", "", given["sv"], "")
+        digest = hmac.new(base64.b64decode(ACCOUNT_KEY), "\n".join(signed).encode(), hashlib.sha256).digest()
+        options = urlencode({"enable_tls": "false", **given, "sig": base64.b64encode(digest).decode()})
+        url = f"abfs://{ACCOUNT}@127.0.0.1:{port}/box/runs/first?{options}"
+        return _prove(url, temporary, draws, FEW_ROUNDS)
+
+
 def main() -> int:
     if not SERVER.exists():
         print(f"objects: not run: {SERVER} is missing; make build/objects/ready")
         return 0
     draws, counts = random.Random(SEED), Counter[str]()
     with s3_server(draws, counts) as (options, temporary):
-        fault = _prove(f"s3://bucket/runs/first?{options}", temporary, random.Random(SEED))
+        print("s3:", flush=True)
+        fault = _prove(f"s3://bucket/runs/first?{options}", temporary, random.Random(SEED), ROUNDS)
+        for name, has_server, prove in (("gs", GCS, _google), ("abfs", AZURITE.exists(), _azure)):
+            if not fault and has_server:
+                shutil.rmtree(temporary / "folder")
+                print(f"{name}:", flush=True)
+                fault = prove(temporary, random.Random(SEED))
+            elif not has_server:
+                print(f"{name}: not run, its server is missing; make build/objects/ready")
     print(f"  requests: {dict(counts)}")
     if fault:
         print(fault, file=sys.stderr)
