@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from cluster import driver, objects, sink
@@ -106,7 +107,11 @@ def test_rows_that_stand_twice_in_groups_of_workers_are_not_published(tmp_path: 
     job = replace(run.job, sink=driver._sink(run))
     asks = (Ask(3, 0, "test"), Ask(4, 0, "test"))
     done = [solve_lease(job, Lease(n, asks[:n], name=f"000001-0-{n}")) for n in (1, 2)]
-    written = [(one.group, one.tables) for one in done if one.group]
+    written = [
+        (one.group, {name: pa.Table.from_batches([rows]) for name, rows in one.tables.items()})
+        for one in done
+        if one.group
+    ]
     with pytest.raises(StoreFault, match="machines of machine 3 stand twice in a commit"):
         stores.commit(run.store, [], written)
     assert names(tmp_path / "run") == {}
