@@ -126,12 +126,12 @@ def diagram(arch: Arch, e: Einsum, c: EinsumCost) -> list[Stage]:
 
 def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
     """Returns the roofline of a solution: the limits of the MAC units and of the outermost level, and a dot
-    per einsum that computes (copies have none).
+    per einsum that multiplies (others have no MACs, as in tables).
     """
     outer, dots = arch.levels[0], []
     for c, e in costed_einsums(workload, solution):
         ops, moved = bounds.needs(e, arch.word_bits).computed, moved_bytes(arch, e, c)[outer.name]
-        if ops and moved and e.kind != "copy":
+        if ops and moved and e.kind == "mac":
             ns = c.latency_cycles / arch.clock_ghz
             dots.append(
                 Dot(

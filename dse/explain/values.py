@@ -472,6 +472,8 @@ def facts(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
     }
     if entries["steady_state_energy_pj"] == entries["energy_pj"]:  # back-to-back runs take no less energy
         del entries["steady_state_energy_pj"]
+    if space_words(solution.certificate) is None and solution.optimality_gap == solution.gap_to_bound:
+        del entries["optimality_gap"]  # nothing was searched: the gap to the bound says all
     if solution.memory:
         entries |= asdict(solution.memory)
     if chip := on_chip(solution):

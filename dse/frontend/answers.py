@@ -5,6 +5,7 @@ start fast.
 from __future__ import annotations
 
 import html
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from dse.explain.values import Table
 
 NO_WRAP = ' style="white-space: nowrap"'  # of a short cell in a notebook
+REPR_WIDTH = 160  # columns of a printed answer where there is no terminal
 MAX_HTML_ROWS = 1000  # rows of an answer that a notebook shows
 
 
@@ -86,7 +88,8 @@ class Answer:
         return iter([Row(row) for row in self.table.to_pylist()])
 
     def __repr__(self) -> str:
-        return tables.table(self.table.column_names, self.rows(), unit_keys=self.unit_keys())
+        width = shutil.get_terminal_size((REPR_WIDTH, 24)).columns
+        return tables.table(self.table.column_names, self.rows(), "", (), width, self.unit_keys())
 
     def _repr_html_(self) -> str:
         rest = f"<p>{len(self) - MAX_HTML_ROWS} more rows</p>" if len(self) > MAX_HTML_ROWS else ""

@@ -300,14 +300,18 @@ def _machine_and_options(machine: str, sets: Mapping[str, Any]) -> tuple[SolverO
             f"solver.sharing_gap = {options.sharing_gap:g}: machines of a study share schedules, "
             "this is one machine; leave it out"
         )
-    spec = machines.load(machine)
+    spec = machine_with(machine, sets)
     for line in component.rule_faults(options.mapping, spec.nodes, "solver.mapping"):
         faults.add(line)
     if faults.lines:
         raise ValueError("\n".join(faults.lines))
-    return options, spaces.override(
-        spec, {key: value for key, value in sets.items() if not key.startswith("solver.")}
-    )
+    return options, spec
+
+
+def machine_with(machine: str, sets: Mapping[str, Any]) -> Machine:
+    """Returns a machine with its fields among these keys set, as in --set. Raises ValueError."""
+    own = {key: value for key, value in sets.items() if not key.startswith(("solver.", "limits."))}
+    return spaces.override(machines.load(machine), own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache as cache_in_memory
 from importlib.metadata import version
 from itertools import chain, product
 from math import floor, inf
@@ -19,7 +20,7 @@ from dse.frontend import contracts
 from dse.run import cache, folder, record
 from hw import component, machine
 from hw.arch import Memory
-from hw.space import Space, Unbuildable, decode
+from hw.space import Space, Unbuildable, apply, decode, values
 from workloads import plugin
 
 if TYPE_CHECKING:  # each command imports what it needs, so that start-up is short
@@ -29,9 +30,11 @@ if TYPE_CHECKING:  # each command imports what it needs, so that start-up is sho
 
 
 BUILT = 256  # machines of a study that are built, to see whether all can be
+MAX_ODD = 3  # lines about numbers of a study's machines
 # of a level per bit, as a share of that of a level inside it: below, one of the two is probably wrong
 ODD_ENERGY = 0.25
-TABLE_ENERGIES = "read_pj", "write_pj", "mac_pj", "alu_pj"  # held against the tables
+# held against the tables
+TABLE_VALUES = "read_pj", "write_pj", "mac_pj", "alu_pj", "leak_mw", "area_mm2"
 # of a DRAM, held against the tables, too; an sram that is slower is common, one that is faster is a fault
 TABLE_RATES = "bandwidth", "actions_per_cycle"
 
@@ -56,16 +59,14 @@ def file(text: str) -> tuple[str, list[Layer]]:
         spec = machine.load(text)
         arch = machine.arch(spec)
         units = f"{arch.instances(len(arch.levels))} MAC units, {arch.area_mm2():.4g} mm2"
-        warnings = (*_odd_energies(arch), *_odd_custom(spec, arch), *_unlike_tables(spec, arch))
-        lines = [*(f"note: {line}" for line in _slow(spec, arch)), *(f"warning: {line}" for line in warnings)]
-        return "\n".join([f"machine {arch.name}, {units}", *lines]), []
+        return "\n".join([f"machine {arch.name}, {units}", *machine_lines(spec, arch)]), []
     if kind == "study":
         study = studies.load(path)
         line = (
             f"study {study.name}, {study.space.size} machines, workloads "
             f"{', '.join(ref.name for ref in study.workloads)}"
         )
-        return line + _warning(*study.loaded_workloads) + _unbuildable(study.space), []
+        return "\n".join([line + _warning(*study.loaded_workloads), *space_lines(study.space)]), []
     found = Path(catalog.file_in(text)[1])  # parameters may follow: net.onnx:batch=4
     if not str(found).lower().endswith(read.SUFFIXES) or not found.is_file():
         raise ValueError(
@@ -75,23 +76,57 @@ def file(text: str) -> tuple[str, list[Layer]]:
     return _workload(text)
 
 
-def _unbuildable(space: Space) -> str:
-    """Returns a line of warning, after a newline, if some of BUILT machines of a space cannot be built."""
+def machine_lines(spec: Machine, arch: Arch) -> list[str]:
+    """Returns lines about numbers of a machine that are hardly meant, and SRAMs slower than the clock."""
+    warnings = (*_odd_energies(arch), *_odd_custom(spec, arch), *_unlike_tables(spec, arch))
+    return [*(f"note: {line}" for line in _slow(spec, arch)), *(f"warning: {line}" for line in warnings)]
+
+
+def lines_not_shipped(spec: Machine, arch: Arch) -> list[str]:
+    """Returns `machine_lines` without those of the shipped machine of that name, whose numbers are meant."""
+    return [line for line in machine_lines(spec, arch) if line not in _shipped_lines(spec.name)]
+
+
+@cache_in_memory
+def _shipped_lines(name: str) -> list[str]:
+    if name not in machine.names():
+        return []
+    spec = machine.load(name)
+    return machine_lines(spec, machine.arch(spec))
+
+
+def space_lines(space: Space) -> list[str]:
+    """Returns lines about up to BUILT machines of a space: how many cannot be built, have an SRAM slower than
+    the clock, or numbers that are hardly meant, each with its most common or first reason.
+    """
     numbers = range(space.size) if space.size <= BUILT else Random(0).sample(range(space.size), BUILT)
-    reasons = Counter(one.reason for i in numbers if isinstance(one := decode(space, i), Unbuildable))
-    if not reasons:
-        return ""
-    (reason, _), *others = reasons.most_common()
-    return (
-        f"\nwarning: {reasons.total()} of {'all' if len(numbers) == space.size else 'a sample of'} "
-        f"{len(numbers)} machines cannot be built, {'most often: ' * bool(others)}{reason}"
-    )
+    among = f"of {'all' if len(numbers) == space.size else 'a sample of'} {len(numbers)} machines"
+    reasons, slow, odd = Counter[str](), dict[str, list[str]](), dict[str, None]()
+    for i in numbers:
+        arch, spec = decode(space, i), apply(space.template, values(space, i))
+        if isinstance(arch, Unbuildable):
+            reasons[arch.reason] += 1
+            continue
+        for line in lines_not_shipped(spec, arch):
+            kind, _, text = line.partition(": ")
+            if kind == "note":
+                slow.setdefault(text.partition(":")[0], []).append(f"{text} (machine {i})")
+            else:
+                odd.setdefault(text)
+    found = [f"note: on {len(lines)} {among}, {lines[0]}" for lines in slow.values()]
+    if reasons:
+        (reason, _), *others = reasons.most_common()
+        often = "most often: " if others else ""
+        found.append(f"warning: {reasons.total()} {among} cannot be built, {often}{reason}")
+    return found + [f"warning: {text}" for text in odd][:MAX_ODD]
 
 
 def _odd_energies(arch: Arch) -> Iterator[str]:
-    """Yields a line per energy of a level that is, per bit, far below that of a level inside it."""
+    """Yields a line per energy of a level that is, per bit, far below that of a level inside it. Levels of
+    different tensors stand side by side.
+    """
     for (v, outer), field in product(enumerate(arch.levels), ("read_pj", "write_pj")):
-        for inner in arch.levels[v + 1 :]:
+        for inner in (one for one in arch.levels[v + 1 :] if {*one.may_keep} & {*outer.may_keep}):
             pj, inner_pj = getattr(outer, field), getattr(inner, field)
             if 0 < pj / outer.width_bits < ODD_ENERGY * inner_pj / inner.width_bits:
                 yield (
@@ -151,13 +186,13 @@ def _odd_custom(spec: Machine, arch: Arch) -> Iterator[str]:
 
 
 def _unlike_tables(spec: Machine, arch: Arch) -> Iterator[str]:
-    """Yields a line per energy of a memory or of the MAC unit, or bandwidth of a DRAM, that is given, and far
-    from the tables' own.
+    """Yields a line per energy, leakage or area of a memory or of the MAC unit, or bandwidth of a DRAM, that
+    is given, and far from the tables' own.
     """
     given = {
         node.name: [
             name
-            for name in (*TABLE_ENERGIES, *(TABLE_RATES if kind != "sram" else ()))
+            for name in (*TABLE_VALUES, *(TABLE_RATES if kind != "sram" else ()))
             if getattr(node, name, None) is not None
         ]
         for node in spec.nodes

@@ -108,10 +108,13 @@ def _plain(line: str) -> str:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from dse.frontend import check
     from dse.study import study as studies
 
     study = studies.load(args.study, args.set)
     _warn(*study.loaded_workloads)
+    for line in check.space_lines(study.space):
+        print(_plain(line), file=sys.stderr)
     if args.dry_run:
         print(f"{study.name}: {study.space.size} machines in the space; solving a few", file=sys.stderr)
         from cluster import driver
@@ -348,7 +351,8 @@ def _pareto(args: argparse.Namespace) -> int:
         )
     )
     is_whole = not (args.objectives or args.where or by or args.knee or args.epsilon is not None)
-    for line in filter(None, (run.certificate(), run.one_mapping_note()) if is_whole else ()):
+    of_whole = (run.certificate(), *run.axis_hints()) if is_whole else ()
+    for line in filter(None, (run.one_mapping_note(objectives), *of_whole)):
         tables.print_line(line)
     for line in run.fusion_hints(f"{front['machine'][0]}.{front['schedule'][0]}") if len(front) else ():
         tables.print_line(f"machine {front['machine'][0]}: {line}")
@@ -573,6 +577,10 @@ def _map(args: argparse.Namespace) -> int:
         ),
     )
     _warn(mapped.workload)
+    from dse.frontend import check
+
+    for line in check.lines_not_shipped(api.machine_with(args.machine, sets), mapped.arch):
+        print(_plain(line), file=sys.stderr)
     return _print_mapped(mapped, args)
 
 
@@ -787,6 +795,8 @@ def _compare(args: argparse.Namespace) -> int:
     elif len(args.words) == 2:
         a, b = (runs.open(text) for text in args.words)
         comparison = compare.runs(a, b)
+        if args.format != "json":
+            comparison = [*map(compare.shown, comparison)]
         if line := compare.other_work(a, b):
             print(_plain(f"warning: {line}"), file=sys.stderr)
     elif len(args.words) == 4:

@@ -7,7 +7,8 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,13 @@ def change(before: float | None, after: float | None) -> str:
     >>> change(8.0, 10.0), change(8.0, 8.0), change(None, 8.0)
     ('+25.0 %', '', '')
     """
-    return f"{100 * (after / before - 1):+.1f} %" if before and after is not None and before != after else ""
+    share = growth(before, after)
+    return "" if share is None else f"{100 * share:+.1f} %"
+
+
+def growth(before: float | None, after: float | None) -> float | None:
+    """Returns the share by which a value grew; None where one is missing or nothing changed."""
+    return after / before - 1 if before and after is not None and before != after else None
 
 
 def mappings(a: Mapped, b: Mapped) -> list[Table]:
@@ -189,30 +196,57 @@ def other_work(a: Run, b: Run) -> str:
 
 def runs(a: Run, b: Run) -> list[Table]:
     """Returns the progress of two runs, the keys in which their studies differ, and the best value of each
-    objective that both have.
+    objective that both have. Cells are values; `shown` makes text of them.
     """
     status_a, status_b = a.status(), b.status()
     counts = [(key, status_a.get(key), status_b.get(key)) for key in COUNTS]
     old, new = (
-        studies.identity(one.study) | {f"stop.{key}": str(own) for key, own in asdict(one.study.stop).items()}
+        studies.identity(one.study)
+        | {f"stop.{key}": str(own) for key, own in asdict(one.study.stop).items() if own is not None}
         for one in (a, b)
     )
     keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
-    best = [(key, *_best(a, b, key)) for key in a.objectives() if key in b.objectives()]
-    note = ""
+    best = [_best(a, b, key) for key in a.objectives() if key in b.objectives()]
+    notes = list[str]()
     if a.objectives() == b.objectives() and (both := _hypervolumes(a, b)):
         (before, after), note = both
-        texts = fact("hypervolume", before), fact("hypervolume", after)
-        best.append(("hypervolume", *texts, change(before, after)))
+        best.append(("hypervolume", before, after, growth(before, after)))
+        notes.append(note)
+    gaps = [run.sql("SELECT max(optimality_gap) FROM points WHERE feasible").rows()[0][0] for run in (a, b)]
+    if any(gaps):
+        texts = [fact("gap", gap or 0.0) for gap in gaps]
+        notes.append(
+            f"costs are up to {texts[0]} (A) and {texts[1]} (B) above their optima (solver.gap, "
+            "sharing_gap): a smaller change may be one of searches"
+        )
+    counts.append(("worst_gap", *gaps))
     return [
         Table("runs", ("key", "A", "B"), tuple(counts)),
-        Table("best of the feasible machines", ("objective", "A", "B", "change"), tuple(best), note),
+        Table(
+            "best of the feasible machines", ("objective", "A", "B", "change"), tuple(best), "; ".join(notes)
+        ),
         Table(
             "keys of the studies that differ",
             ("key", "A", "B"),
-            tuple((key, _short(old.get(key, "absent")), _short(new.get(key, "absent"))) for key in keys),
+            tuple((key, old.get(key), new.get(key)) for key in keys),
         ),
     ]
+
+
+def shown(table: Table) -> Table:
+    """Returns a table of `runs` with its cells as text: values by the name in the first column, shares of
+    growth in percent, long texts cut.
+    """
+
+    def cell(key: str, head: str, value: Any) -> str:
+        if value is None:
+            return "" if head == "change" else "none"
+        if head == "change":
+            return f"{100 * value:+.1f} %"
+        return _short(value) if isinstance(value, str) else fact(key.partition(":")[0], value)
+
+    rows = ((row[0], *map(partial(cell, row[0]), table.header[1:], row[1:])) for row in table.rows)
+    return replace(table, rows=tuple(rows))
 
 
 def _hypervolumes(a: Run, b: Run) -> tuple[list[float], str] | None:
@@ -234,14 +268,13 @@ def _hypervolumes(a: Run, b: Run) -> tuple[list[float], str] | None:
     return [pareto.boxed_hypervolume(one, box) for one in found], note
 
 
-def _best(a: Run, b: Run, objective: str) -> tuple[str, str, str]:
-    """Returns (best value of run A, of run B, change) of an objective, as text."""
+def _best(a: Run, b: Run, objective: str) -> tuple[str, float | None, float | None, float | None]:
+    """Returns (objective, best value of run A, of run B, growth)."""
     from analysis import db
 
     column = db.column_of(objective)
     before, after = (next((row[column] for row in run.front([objective])), None) for run in (a, b))
-    texts = ["none" if value is None else fact(column, value) for value in (before, after)]
-    return texts[0], texts[1], change(before, after)
+    return objective, before, after, growth(before, after)
 
 
 def _short(text: str) -> str:

@@ -96,8 +96,11 @@ class Opened(Protocol):
     def certificate(self) -> str:
         """What is proven of the front over machines and their mappings; "": nothing."""
 
-    def one_mapping_note(self) -> str:
+    def one_mapping_note(self, objectives: Sequence[str] = ()) -> str:
         """That faster (leaner) mappings are not on the front; "": they are."""
+
+    def axis_hints(self) -> list[str]:
+        """A line for each axis at whose end all that is best in an objective lies."""
 
     def fusion_hints(self, point: str | int = "best") -> list[str]:
         """A line per workload that the point runs layer by layer though it exchanges much through memory."""

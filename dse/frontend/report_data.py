@@ -240,7 +240,7 @@ def _facts(
     constraints = [c.text for c in (*study.constraints.static, *study.constraints.modelled)]
     versions = f"model {record.MODEL_VERSION}, solvers {record.SOLVER_VERSION}"
     facts = {"fusion": "; ".join(lines)} if lines else {}
-    said_of_front = [*filter(None, (run.certificate(), run.one_mapping_note()))]
+    said_of_front = [*filter(None, (run.certificate(), run.one_mapping_note(), *run.axis_hints()))]
     facts |= {"front": "; ".join(said_of_front)} if said_of_front else {}
     facts |= {
         "workloads": ", ".join(workloads),

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from dse.explain import functions, units
 from dse.frontend import check, tables
-from dse.frontend.answers import Answer, answer, attribute, item, section
+from dse.frontend.answers import Answer, answer, attribute, section
 from dse.mapping import schedule as schedules
 from dse.mapping.conversion import Conversion, with_conversions
 from dse.mapping.nest import Infeasible
@@ -102,14 +102,22 @@ class Point:
         return "\n".join([head, comparison, self.given_schedule.text(einsum, width, why)])
 
     def __getattr__(self, name: str) -> Any:
-        """Returns one of the columns of `row`, as in x.energy_pj."""
+        """Returns one of the columns of `row`, as in x.energy_pj; of a point of one workload also its other
+        totals, as x.certificate.
+        """
         if name.startswith("_"):
             raise AttributeError(name)
-        return attribute(self.row, name)
+        known = dict(self.row)
+        if len(self.solutions) == 1:  # certificate and gaps are of its one workload
+            known = {**self.solutions[0].totals, **known}
+        return attribute(known, name)
 
     def __getitem__(self, name: str) -> Any:
-        """Returns one of the columns of `row`, as in x["energy_pj"]. Raises KeyError."""
-        return item(self.row, name)
+        """Returns what `__getattr__` does, as in x["energy_pj"]. Raises KeyError."""
+        try:
+            return getattr(self, name)
+        except AttributeError as fault:
+            raise KeyError(str(fault)) from None
 
     def compared(self) -> list[tuple[str, str, str, str]]:
         """Returns (metric, found schedule, given schedule, change); [] if either does not fit."""
@@ -385,10 +393,11 @@ class Run:
         )
         return {**head, "broken_constraints": broken or None, **scope, **totals, **row}
 
-    def one_mapping_note(self) -> str:
+    def one_mapping_note(self, objectives: Sequence[str] = ()) -> str:
         """Returns that faster (leaner) mappings of machines are missing, where mappings are chosen for energy
-        (latency) alone and objectives count the other; else "".
+        (latency) alone and a front in these objectives counts the other; else "". (): the study's.
         """
+        measured = {one.strip("-").partition(":")[0] for one in objectives or self.objectives()}
         goal = self.study.solver.objective
         if goal not in ("energy", "latency"):
             return ""
@@ -398,7 +407,7 @@ class Run:
         return (
             f"each machine has one mapping, that of least {goal}: its {better} ones are not on this "
             f"front, and {other} is of whichever mapping that is; solver.objective = front has them too"
-            if {also, "throughput", "power_mw", "edp_pj_ns"} & {o.metric for o in self.study.objectives}
+            if {also, "throughput", "power_mw", "edp_pj_ns"} & measured
             else ""
         )
 
