@@ -348,10 +348,10 @@ def test_what_is_odd_about_a_machine_is_said_where_it_is_used(home: Path) -> Non
         "space: {gbuf.capacity: [64 KiB, 1 MiB], clock_mhz: [500, 900], dram.read_pj: [500, 90000]}\n"
     )
     said = good("check", "slow.yaml", folder=home)
-    assert "note: on 4 of all 8 machines, gbuf: an access takes " in said
+    assert "note: on 2 of all 8 machines, gbuf: an access takes " in said
     assert re.search(f"warning: {line}", said)
     run = dse("run", "slow.yaml", "--workers", "0", "--set", "stop.machines=1", "--out", "slow", folder=home)
-    assert "note: on 4 of all 8 machines, gbuf: " in run.stderr
+    assert "note: on 2 of all 8 machines, gbuf: " in run.stderr
 
 
 def test_memories_of_different_tensors_are_not_inside_each_other(home: Path) -> None:
@@ -779,7 +779,7 @@ def test_check_of_good_files(tmp_path: Path) -> None:
     )
     own = [str(ROOT / "hw/machines/edge_array.yaml"), str(ROOT / "studies/edge_cnn.yaml")]
     lines = good("check", "small.yaml", "ffn.yaml", *own, folder=tmp_path).splitlines()
-    said = [line for line in lines if ": " in line]
+    said = [line for line in lines if ": " in line and not line.startswith("note: ")]
     # the layer table of the workload
     assert any(re.search(r"C +1 +mac +m=4 n=2 k=3 +24", line) for line in lines)
     assert [line.split(": ", 1)[1].split(",")[0] for line in said] == [
