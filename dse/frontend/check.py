@@ -95,6 +95,14 @@ def _shipped_lines(name: str) -> list[str]:
     return machine_lines(spec, machine.arch(spec))
 
 
+def lines_of_machine(space: Space, number: int) -> list[str]:
+    """Returns `lines_not_shipped` of a machine of a space; [] where it cannot be built."""
+    arch = decode(space, number)
+    if isinstance(arch, Unbuildable):
+        return []
+    return lines_not_shipped(apply(space.template, values(space, number)), arch)
+
+
 def space_lines(space: Space) -> list[str]:
     """Returns lines about up to BUILT machines of a space: how many cannot be built, have an SRAM slower than
     the clock, or numbers that are hardly meant, each with its most common or first reason.

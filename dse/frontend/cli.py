@@ -451,11 +451,13 @@ def _values(found: pa.Table, at: int) -> list[object]:
 
 def _show(args: argparse.Namespace) -> int:
     from dse.explain import values
-    from dse.frontend import answers
+    from dse.frontend import answers, check
     from dse.mapping.nest import Infeasible
 
     run = _open(args)
     point = run.show(args.point, args.schedule)
+    for line in check.lines_of_machine(run.study.space, point.machine):
+        print(_plain(line), file=sys.stderr)
     solved = [point.given_schedule] if point.given_schedule else point.solutions
     if args.export:
         return _write_point(args, run, point)
