@@ -17,6 +17,7 @@ nodes:
 # sram is the default kind; sizes carry a unit: B, KiB, MiB, GiB
 - {memory: gbuf, capacity: 128 KiB, width_bits: 256}
 - {array: array, dims: {x: 16, y: 16}, multicast: true, reduce: true}    # copies of all that follows
+# partial sums wider than results: bits: {output: 32}; a memory that all data pass: bypass: false
 - {memory: regf, capacity: 512 B, width_bits: 16, actions_per_cycle: 2}
 - {compute: mac, kind: int8}
 """
