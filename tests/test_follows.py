@@ -29,7 +29,7 @@ def test_points_are_what_they_were(tmp_path: Path, workloads: str, gone: tuple[s
     tables = worker.solve_lease(
         job, Lease(1, tuple(Ask(m, 0, "exhaustive") for m in range(150, 300, 7)))
     ).tables
-    points, machines = tables["points"], tables["machines"]
+    points, machines = (pa.Table.from_batches([tables[name]]) for name in ("points", "machines"))
     short = packed_columns.pack(points, machines)
     assert points.num_rows > 10
     assert all(short[name].null_count == len(short) for name in gone)
