@@ -40,7 +40,10 @@ def change(before: float | None, after: float | None) -> str:
     >>> change(8.0, 10.0), change(8.0, 8.0), change(None, 8.0)
     ('+25.0 %', '', '')
     """
-    share = growth(before, after)
+    return _growth_text(growth(before, after))
+
+
+def _growth_text(share: float | None) -> str:
     return "" if share is None else f"{100 * share:+.1f} %"
 
 
@@ -239,10 +242,10 @@ def shown(table: Table) -> Table:
     """
 
     def cell(key: str, head: str, value: Any) -> str:
-        if value is None:
-            return "" if head == "change" else "none"
         if head == "change":
-            return f"{100 * value:+.1f} %"
+            return _growth_text(value)
+        if value is None:
+            return "none"
         return _short(value) if isinstance(value, str) else fact(key.partition(":")[0], value)
 
     rows = ((row[0], *map(partial(cell, row[0]), table.header[1:], row[1:])) for row in table.rows)
