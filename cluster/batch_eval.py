@@ -390,15 +390,16 @@ def _choices(mapping_table: Table, spaces: Sequence[str], sums: Sums, rows: Ints
     return {**keys, "space": pa.array(common_space, pa.string()), **list_columns}
 
 
-def distinct_mappings(answers: BatchAnswers, rows: Ints) -> list[tuple[EinsumCost, Unique]]:
-    """Returns the distinct mappings that m machines of a batch use, each with its einsum. rows: [m], rows of
-    these machines in the batch.
+def distinct_mappings(answers: BatchAnswers, rows: Ints) -> list[tuple[EinsumCost, Unique, Arch]]:
+    """Returns the distinct mappings that m machines of a batch use, each with its einsum and a machine of the
+    family. rows: [m], rows of these machines in the batch.
     """
-    found: dict[str, tuple[EinsumCost, Unique]] = {}
+    found: dict[str, tuple[EinsumCost, Unique, Arch]] = {}
     for mapping_table, groups in zip(answers.solved_tables(), answers.pruner.uniques, strict=False):
         for choice, group in zip(
             mapping_table.choice[:, rows] if isinstance(mapping_table, Table) else (), groups, strict=False
         ):
             for k in np.unique(choice[choice >= 0]).tolist():
-                found.setdefault(mapping_table.mappings[k].mapping_key, (mapping_table.mappings[k], group))
+                cost = mapping_table.mappings[k]
+                found.setdefault(cost.mapping_key, (cost, group, answers.batch.first))
     return list(found.values())

@@ -394,6 +394,11 @@ def test_rows_of_many_machines_are_those_of_each_alone(tmp_path: Path) -> None:
     job = worker.job_of(study(tmp_path))
     many, alone = tables(job, alone=False), tables(job, alone=True)
     assert many == alone
+    asks = [Ask(i, 0, "test") for i in range(180)]
+    by_batch, left, *_ = worker._solve_sharing_mappings(job, asks)
+    # as arrays: only those that cannot be built or fit nothing are left for one by one
+    assert len(by_batch) == 1
+    assert len(left) == 60
     assert {name: len(own) for name, own in many.items() if name in ("machines", "points", "chosen")} == {
         "machines": 180,
         "points": 120,
