@@ -60,10 +60,8 @@ FORMATS = ("png", "svg", "pdf")
 BOTTLENECK_SUFFIX, LEAKAGE_PART = " (bottleneck)", "static"
 MAX_CURVES = 300  # machines whose schedules a front joins by a line
 MAX_BARS = 24  # rows of stacked bars
-LEGEND_CHARS, ENTRY_CHARS = (
-    120,
-    8,
-)  # of a legend as wide as stacked bars: characters; those of an entry's mark
+# of a legend as wide as stacked bars: characters; those of an entry's mark
+LEGEND_CHARS, ENTRY_CHARS = 120, 8
 STATUSES = ("ok", "infeasible", "pruned", "error")  # of machines, in the order in which they are stacked
 MAX_NAMES = 12  # einsums that are named on a roofline
 MAX_TENSORS = 40  # rows of a retention picture

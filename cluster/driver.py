@@ -92,10 +92,8 @@ TAKEN_S = 60.0  # seconds that a signal may wait for the main thread
 # the time left is estimated once each worker has solved so many machines, or this share of all is done
 ESTIMATE_MACHINES, ESTIMATE_SHARE = 10, 0.05
 REPORT_S = 1.0  # seconds between progress reports
-RATE_S, RATE_MACHINES = (
-    60.0,
-    8,
-)  # the rate is that of so many seconds, if so many machines were solved in them
+# the rate is that of so many seconds, if so many machines a worker were solved in them
+RATE_S, RATE_MACHINES = 60.0, 8
 PROBES, PROBE_S = 20, 4.0  # machines that a dry run solves; seconds after which it begins no further one
 PREPARE_S = 12.0  # seconds that a dry run waits for its first machine, and for what machines share
 PROBE_THREAD = "dse probe"

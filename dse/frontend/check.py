@@ -109,7 +109,7 @@ def space_lines(space: Space) -> list[str]:
     """
     numbers = range(space.size) if space.size <= BUILT else Random(0).sample(range(space.size), BUILT)
     among = f"of {'all' if len(numbers) == space.size else 'a sample of'} {len(numbers)} machines"
-    reasons, slow, odd = Counter[str](), dict[str, list[str]](), dict[str, None]()
+    reasons, slow, odd = Counter[str](), dict[str, list[str]](), list[str]()
     for i in numbers:
         arch, spec = decode(space, i), apply(space.template, values(space, i))
         if isinstance(arch, Unbuildable):
@@ -120,13 +120,13 @@ def space_lines(space: Space) -> list[str]:
             if kind == "note":
                 slow.setdefault(text.partition(":")[0], []).append(f"{text} (machine {i})")
             else:
-                odd.setdefault(text)
+                odd.append(line)
     found = [f"note: on {len(lines)} {among}, {lines[0]}" for lines in slow.values()]
     if reasons:
         (reason, _), *others = reasons.most_common()
         often = "most often: " if others else ""
         found.append(f"warning: {reasons.total()} {among} cannot be built, {often}{reason}")
-    return found + [f"warning: {text}" for text in odd][:MAX_ODD]
+    return [*found, *dict.fromkeys(odd)][: len(found) + MAX_ODD]
 
 
 def _odd_energies(arch: Arch) -> Iterator[str]:

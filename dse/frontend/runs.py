@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from dse.explain import functions, units
 from dse.frontend import check, tables
-from dse.frontend.answers import Answer, answer, attribute, section
+from dse.frontend.answers import Answer, answer, attribute, item, section
 from dse.mapping import schedule as schedules
 from dse.mapping.conversion import Conversion, with_conversions
 from dse.mapping.nest import Infeasible
@@ -107,17 +107,16 @@ class Point:
         """
         if name.startswith("_"):
             raise AttributeError(name)
-        known = dict(self.row)
-        if len(self.solutions) == 1:  # certificate and gaps are of its one workload
-            known = {**self.solutions[0].totals, **known}
-        return attribute(known, name)
+        return attribute(self._values(), name)
 
     def __getitem__(self, name: str) -> Any:
         """Returns what `__getattr__` does, as in x["energy_pj"]. Raises KeyError."""
-        try:
-            return getattr(self, name)
-        except AttributeError as fault:
-            raise KeyError(str(fault)) from None
+        return item(self._values(), name)
+
+    def _values(self) -> dict[str, Any]:
+        """Returns `row`, and of a point of one workload its other totals (certificate, gaps)."""
+        totals = self.solutions[0].totals if len(self.solutions) == 1 else {}
+        return {**totals, **self.row}
 
     def compared(self) -> list[tuple[str, str, str, str]]:
         """Returns (metric, found schedule, given schedule, change); [] if either does not fit."""
