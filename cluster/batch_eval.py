@@ -91,10 +91,18 @@ class BatchAnswers:
                 (len(self.pruner.uniques), None),
             )
             fitting, options = self.pruner.uniques[:fitting_count], self.pruner.study.solver
-            shared = find_shared_mappings_of(self.batch, fitting, options) if fitting else {}
+            # with the objective edp the other einsums of a workload decide which mapping an einsum gets
+            together = (
+                [[one] for one in fitting] if options.objective == "edp" else [fitting] if fitting else []
+            )
+            shared = [
+                found
+                for own in together
+                for found in [find_shared_mappings_of(self.batch, own, options)] * len(own)
+            ]
             tables: list[Table | Infeasible] = [
-                _workload_table(self.batch, groups, lower_bounds, shared, options.sharing_gap)
-                for groups, lower_bounds in zip(fitting, self.lower_bounds, strict=False)
+                _workload_table(self.batch, *of_workload, options.sharing_gap)
+                for of_workload in zip(fitting, self.lower_bounds, shared, strict=False)
             ]
             self.tables = [*tables, *([first_overflow] if first_overflow else [])]
         return self.tables
@@ -290,7 +298,7 @@ def _batch_answers(machines: Ints, columns: Columns, pruner: BoundPruner) -> Bat
         return found
 
     objective = pruner.study.solver.objective
-    assert objective in ("energy", "latency")
+    assert objective in ("energy", "latency", "edp")
     batch = machine_batch(built(0), columns, built, objective)
     lower_bounds = [
         lower_bounds_of(batch, [group.einsum for group in groups], [group.occurrences for group in groups])

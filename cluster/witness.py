@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ENDED = b"ended\n"
+ENDING_S = 10.0  # Ray's processes still take connections for a while after they ended the driver
 SHOW_CURSOR = "\r\x1b[K\x1b[?25h"  # a live line of progress is left behind, and the cursor hidden
 
 
@@ -64,6 +65,14 @@ def _is_gone(host: str, port: int) -> bool:
     return False
 
 
+def _any_ends(servers: Sequence[tuple[str, int]]) -> bool:
+    """Returns whether any of the servers is gone, now or within ENDING_S."""
+    end = time.monotonic() + ENDING_S
+    while not (found := any(_is_gone(*server) for server in servers)) and time.monotonic() < end:
+        time.sleep(0.1)
+    return found
+
+
 def _write_state(out: Path, state: str, reason: str) -> None:
     """Writes state and reason into status.json, unless another driver has the folder by now."""
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
@@ -87,7 +96,7 @@ def main() -> None:
     os.chdir("/")  # keeps no folder busy
     pipe = sys.stdin.buffer
     asked = json.loads(pipe.readline() or b"{}")
-    if not asked or pipe.readline() == ENDED or not any(_is_gone(*server) for server in asked["servers"]):
+    if not asked or pipe.readline() == ENDED or not _any_ends(asked["servers"]):
         return
     line = f"{asked['shown']}: {asked['reason']}; {asked['next']}"
     print(f"{SHOW_CURSOR * sys.stderr.isatty()}{line}", file=sys.stderr, flush=True)

@@ -765,6 +765,13 @@ class Arch:
         """
         return self.map_fields(roles, _blank)
 
+    def with_more_leakage(self, pj_per_cycle: float) -> Arch:
+        """Returns the machine with more leakage, by so many pJ per cycle."""
+        more_mw = pj_per_cycle * self.clock_ghz
+        return replace(
+            self, compute=replace(self.compute, vector_leak_mw=self.compute.vector_leak_mw + more_mw)
+        )
+
     def map_fields(self, roles: Sequence[FieldRole], rule: Callable[[FieldRole, Any], Any]) -> Arch:
         """Returns the machine with every field of these roles replaced by rule(role, value)."""
         return replace(

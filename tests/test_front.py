@@ -19,8 +19,9 @@ from dse.mapper.exact.search import SearchResult
 from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import EinsumCost, Problem
-from dse.solve.front import _Line, _Product, covering_rows, covers_gap, thin
+from dse.solve.front import _Product, _totals, covering_rows, covers_gap, thin
 from dse.solve.options import SolverOptions
+from dse.solve.product_lines import product_lines
 from dse.solve.solve import solve, solve_unfused_on
 from hw import machine
 from hw.arch import Arch
@@ -94,20 +95,20 @@ def test_a_cover_claims_what_holds_of_every_mapping(some_cost: EinsumCost, seed:
     assert covers_gap([cover, cover], [1, 2]) <= cover.gap
 
 
+@pytest.mark.parametrize("end_step", [np.inf, 8.0])
 @pytest.mark.parametrize("seed", range(40))
-def test_a_least_product_is_within_its_gap(some_cost: EinsumCost, seed: int) -> None:
+def test_a_least_product_is_within_its_gap(some_cost: EinsumCost, seed: int, end_step: float) -> None:
     """Of three einsums with a list of mappings each: every choice."""
     rng = np.random.default_rng(seed)
     lists, occurrences = [cloud(rng, 25) for _ in range(3)], [1, int(rng.integers(1, 4)), 2]
     e = einsum("C[m] += A[m,k] * B[k]", {"m": 2, "k": 2})
     groups = [Unique(str(i), e, (f"e{i}",), n) for i, n in enumerate(occurrences)]
     own = [priced(some_cost, rows[(rows[:, 0] * rows[:, 1]).argmin()]) for rows in lists]
-    state = _Product(groups, own)
     least = [sum(n * rows[:, i].min() for n, rows in zip(occurrences, lists, strict=True)) for i in (0, 1)]
-    state.lines = [_Line(0.0, 0.9 * least[0], None), _Line(np.inf, 0.9 * least[1], None)]
-    first = np.prod(state.totals(own))
+    lines = product_lines((0.9 * least[0], 0.9 * least[1]), _totals(groups, own))
+    state, first = _Product(groups, own, lines), np.prod(_totals(groups, own))
     for _ in range(12):
-        if (ratio := state.next_ratio(0.005)) is None:
+        if (ratio := lines.next_ratio(0.005, end_step)) is None:
             break
         heights = [rows[:, 1] if ratio == np.inf else rows[:, 0] + ratio * rows[:, 1] for rows in lists]
         chosen = [priced(some_cost, rows[h.argmin()]) for rows, h in zip(lists, heights, strict=True)]
@@ -118,10 +119,11 @@ def test_a_least_product_is_within_its_gap(some_cost: EinsumCost, seed: int) -> 
         state.add(ratio, weighed, chosen)
     a, b, c = (n * rows for n, rows in zip(occurrences, lists, strict=True))
     every = (a[:, None, None] + b[None, :, None] + c[None, None, :]).reshape(-1, 2).prod(axis=1)
-    found = np.prod(state.totals(state.best))
+    found = np.prod(_totals(groups, state.best))
+    assert lines.best == _totals(groups, state.best)
     assert found <= first
-    assert found <= every.min() * (1 + state.gap()) * (1 + 1e-9)
-    assert state.gap() <= 0.005
+    assert found <= every.min() * (1 + lines.gap()) * (1 + 1e-9)
+    assert lines.gap() <= 0.005
 
 
 @pytest.mark.parametrize("step", [1.0, 1.001, 1.05])

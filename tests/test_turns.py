@@ -23,10 +23,12 @@ from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from dse.solve import solve
+from dse.solve.front import fronts_on
 from dse.solve.options import SolverOptions
 from dse.solve.sharing import shared_mappings
 from dse.solve.sharing.anchors import best_sum, raise_bounds, with_anchor
 from dse.solve.sharing.shared_mappings import MachineBatch, Searches, SharedObjective, find_shared_mappings
+from dse.solve.sharing.shared_products import find_shared_products
 from dse.study import study as studies
 from dse.study.read import StudyError
 from hw import machine, space
@@ -38,6 +40,7 @@ from tests.amount import some
 from tests.prove.mappers import problem_of
 from tests.test_driver import rows
 from workloads.einsum import Einsum, einsum
+from workloads.graph import Unique
 
 AXES = {
     "dram.kind": ["ddr3", "lpddr4", "lpddr5", "gddr6"],
@@ -139,6 +142,53 @@ def test_no_machine_is_further_above_its_optimum_than_it_says(
         )
 
 
+def products(c: MachineBatch, es: list[Einsum], share: float, gap: float) -> shared_mappings.Sums:
+    """Totals of a workload of einsums, once, three times, ... each, with mappings of least energy x latency
+    that machines share.
+    """
+    occurrences = [1 + 2 * i for i in range(len(es))]
+    options = SolverOptions(gap=gap, objective="edp")
+    searches = [solve._searches(e, c.first, options) for e in es]
+    found = find_shared_products(c, es, np.array(occurrences, float), searches, share)
+    own = shared_mappings.table(c, shared_mappings.lower_bounds_of(c, es, occurrences), found, share)
+    return shared_mappings.sums_at(c, own, np.arange(len(c)))
+
+
+@pytest.mark.parametrize(("capacity", "share"), [("4 KiB", 0.02), ("64 KiB", 0.1)])
+def test_products_of_a_workload_are_no_further_above_the_least_than_they_say(
+    capacity: str, share: float
+) -> None:
+    """The least of a machine is that of its front, within the front's gap."""
+    c = cell(capacity, "edp")
+    es = [EINSUMS[0], EINSUMS[3]]
+    sums = products(c, es, share, 0.0)
+    groups = [Unique(str(i), e, (e.name,), 1 + 2 * i) for i, e in enumerate(es)]
+    options, at = SolverOptions(gap=0.0, objective="front"), range(0, len(c), 24)
+    for i, front in zip(at, fronts_on([c.arch(i) for i in at], groups, options), strict=True):
+        assert not isinstance(front, Infeasible)
+        choices, front_gap = front
+        pairs = np.array([[(one.energy_pj, one.latency_cycles) for one in choice] for choice in choices])
+        energy, cycles = np.einsum("e,feo->of", [1, 3], pairs)
+        least, found = (energy * cycles).min(), sums.energy_pj[i] * sums.latency_cycles[i]
+        assert least / (1 + front_gap) ** 2 * (1 - 1e-9) <= found
+        assert found <= least * (1 + sums.optimality_gap[i]) * (1 + 1e-9)
+    assert sums.optimality_gap.max() <= share
+    assert sums.optimality_gap.max() > share / 3  # machines share: not all are proven to the end
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.3])
+def test_a_product_of_one_einsum_is_no_further_above_the_least_than_it_says(gap: float) -> None:
+    c, e = cell("4 KiB", "edp"), EINSUMS[0]
+    sums = products(c, [e], 0.01, gap)
+    for i in range(0, len(c), 9):
+        best = optimal(Problem(c.arch(i), e, "edp"))
+        assert isinstance(best, list)
+        least = best[0].energy_pj * best[0].latency_cycles
+        found = sums.energy_pj[i] * sums.latency_cycles[i]
+        assert least * (1 - 1e-9) <= found <= least * (1 + sums.optimality_gap[i]) * (1 + 1e-9)
+    assert (sums.optimality_gap <= 0.01).all() or gap
+
+
 SIZES = {
     "array.x": [2, 3, 8],
     "array.y": [2, 7],
@@ -206,7 +256,7 @@ def test_of_equal_cycles_the_mapping_of_less_energy_is_taken(monkeypatch: pytest
     monkeypatch.setattr(shared_mappings, "value_of", lambda batch, _: np.ones(len(batch)))
     shared = shared_mappings.start(c, [e], np.ones((1, 1)))
     for mapping in found:
-        shared_mappings._add_mapping(shared, 0, mapping)
+        shared_mappings.add_mapping(shared, 0, mapping)
     pj = [shared_mappings.energy_of(c, one.on_batch) for one in shared.mappings[0].values()]
     fits = [shared_mappings.fits_on(c, e, mapping) for mapping in found]
     assert len(found) > 1
@@ -235,9 +285,11 @@ def test_an_einsum_that_was_not_searched_has_no_mapping(unused: int) -> None:
     shared = shared_mappings.start(c, [e], np.ones((1, 1)))
     best = optimal(Problem(c.arch(0), e, "energy"))
     assert isinstance(best, list)
-    shared.mappings[0] = {str(i): best[0] for i in range(unused + 1)}
+    one = shared_mappings.priced(c, e, best[0].mapping)
+    assert not isinstance(one, Infeasible)
+    shared.mappings[0] = {str(i): one for i in range(unused + 1)}
     shared.choice[0, :3] = [unused, shared_mappings.NONE_FITS, shared_mappings.NOT_SEARCHED]
-    found = shared_mappings._chosen(shared, 0, 0.05)
+    found = shared_mappings.chosen(shared, 0, shared.choice[0], np.zeros(len(c)), 0.05)
     assert found.choice[:3].tolist() == [0, shared_mappings.NONE_FITS, shared_mappings.NOT_SEARCHED]
     assert len(found.mappings) == 1
 
@@ -336,7 +388,8 @@ def test_what_machines_say_of_another_is_never_above_its_optimum(
                 raise_bounds(i, known, shared.prices, shared.seen, shared.bound)
                 anchored += shared.bound[0, i] > compulsory * (1 + 1e-6)
                 assert shared.bound[0, i] <= values[i] * (1 + 1e-9), (seed, i)
-            known = with_anchor(known, 0, k, values[k], c.capacity_bits[k], c.pes[k])
+            leak_pj = shared.prices.leak_pj[k]
+            known = with_anchor(known, 0, k, leak_pj, values[k], c.capacity_bits[k], c.pes[k])
         raise_bounds(i, known, shared.prices, shared.seen, shared.bound)
         assert values[i] * (1 - 1e-8) <= shared.bound[0, i] <= values[i] * (1 + 1e-9)
     assert (
@@ -610,7 +663,7 @@ def test_two_workers_and_in_process_make_the_same_run(tmp_path: Path, head: str,
 
 def test_what_shares_no_mappings_is_refused_in_one_line(tmp_path: Path) -> None:
     for solver in (
-        "objective: edp",
+        "objective: edp, schedule: fused",
         "objective: latency, schedule: fused",
         "mapper: cost_descending",
         "factors: imperfect",

@@ -80,7 +80,7 @@ def drawn(folder: Path, seed: int, clocks: int = 128) -> Study:
                 share=rng.choice([0.02, 0.1, 0.4]),
                 tiles=rng.choice(["perfect", "imperfect_spatial"]),
                 near=rng.choice([0, 0.01]),
-                objective=rng.choice(["energy", "latency"]),
+                objective=rng.choice(["energy", "latency", "edp"]),
             )
         )
         try:

@@ -311,6 +311,7 @@ def _einsum_bounds(context: RunContext, group: Group, workload: int, factors: Ma
     )
     lower = [lower_bound_on(both, unique.einsum) for unique in uniques]
     bound_pj = np.array([energy_of(both, one) for one in lower]) * (1 - ROUNDING_GAP)
+    prices = prices_of(both, [unique.einsum for unique in uniques], lower)
     anchors = no_anchors(len(uniques), both.capacity_bits.shape[1], both.pes.shape[1])
     own_prices = np.ones(len(factors))
     for j, row in enumerate(group.rows[workload]):
@@ -323,11 +324,9 @@ def _einsum_bounds(context: RunContext, group: Group, workload: int, factors: Ma
                 # a mapping's energy falls by no larger share than the price that falls most
                 at_new_prices = proven_pj * min(1.0, *factors.values()) * (1 - ROUNDING_GAP)
                 bound_pj[i, n + j] = max(bound_pj[i, n + j], at_new_prices)
-                anchors = with_anchor(anchors, i, j, proven_pj, both.capacity_bits[j], both.pes[j])
-    prices, seen = (
-        prices_of(both, [unique.einsum for unique in uniques], lower),
-        np.zeros(bound_pj.shape, np.int64),
-    )
+                sizes = both.capacity_bits[j], both.pes[j]
+                anchors = with_anchor(anchors, i, j, prices.leak_pj[j], proven_pj, *sizes)
+    seen = np.zeros(bound_pj.shape, np.int64)
     for j in range(n, 2 * n):
         raise_bounds(j, anchors, prices, seen, bound_pj)
     return np.array([unique.occurrences for unique in uniques]) @ bound_pj[:, n:]

@@ -8,10 +8,8 @@ energy. So covers of the einsums add up: what covers each einsum within a gap co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import combinations
+from dataclasses import dataclass, replace
 from math import inf, log, sqrt
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +21,7 @@ from dse.run import deadline
 from dse.sim.einsum import bounds
 from dse.sim.einsum.evaluate import ROUNDING_GAP, EinsumCost, Pair, Problem, evaluate_unfused, relative_gap
 from dse.solve.options import SolverOptions
+from dse.solve.product_lines import ProductLines, product_lines
 from hw.arch import Arch
 from workloads.arrays import Floats, Ints
 from workloads.graph import Unique
@@ -168,25 +167,21 @@ def lower_products(
     found: of each machine, the mapping of least energy x latency of each einsum by itself
     rounds: searches per einsum, at most; 0: the choices found, with their gaps
 
-    E x L is quasi-concave, so the least is a corner of the convex hull of all choices (E, L), and the least
-    E + k L of a ratio k is a sum of the einsums' least E_i + k L_i: the least energy on a machine that leaks
-    k pJ per cycle more. Each k is a corner, and a line that no choice is below. Together they bound E x L by
-    its least value at the crossings of neighbouring lines; the next k is that of the lowest crossing.
-    (Outer approximation of multiplicative programs: Konno, Kuno, Linear multiplicative programming, 1992.)
+    Ratios of energy and latency are searched one after the other (product_lines.py).
     """
-    states = [_Product(groups, list(own)) for own in found]
-    for state, arch in zip(states, arches, strict=True):
-        state.bound_ends(arch)
+    states = [_product(arch, groups, list(own)) for arch, own in zip(arches, found, strict=True)]
     for _ in range(rounds):
         ratios = {
-            j: ratio for j, state in enumerate(states) if (ratio := state.next_ratio(options.gap)) is not None
+            j: ratio
+            for j, state in enumerate(states)
+            if (ratio := state.lines.next_ratio(options.gap)) is not None
         }
         if not ratios or deadline.has_passed():
             break
         for objective in ("energy", "latency"):
             now = [j for j, ratio in ratios.items() if (ratio == inf) == (objective == "latency")]
             own_arches = [
-                _with_leakage(arches[j], ratios[j]) if objective == "energy" else arches[j] for j in now
+                arches[j].with_more_leakage(ratios[j]) if objective == "energy" else arches[j] for j in now
             ]
             answers: list[list[EinsumCost | Infeasible]] = [[] for _ in now]
             for group in groups if now else ():
@@ -203,19 +198,7 @@ def lower_products(
                     for one, group in zip(own, groups, strict=True)
                 ]
                 states[j].add(ratios[j], own, priced)
-    return [(state.best, state.gap()) for state in states]
-
-
-class _Line(NamedTuple):
-    """All choices have energy + ratio x latency of at least `least`; ratio inf: latency of at least it."""
-
-    ratio: float
-    least: float
-    corner: Pair | None  # energy and latency of the choice that is nearest to it; None: it was not searched
-
-    def height(self, pair: Pair) -> float:
-        """Energy + ratio x latency."""
-        return pair[1] if self.ratio == inf else pair[0] + self.ratio * pair[1]
+    return [(state.best, state.lines.gap()) for state in states]
 
 
 @dataclass(slots=True)
@@ -224,65 +207,7 @@ class _Product:
 
     groups: Sequence[Unique]
     best: list[EinsumCost]
-    lines: list[_Line] = field(default_factory=list)
-    least_product: float = 0.0  # a lower bound
-
-    def totals(self, choice: Sequence[EinsumCost]) -> Pair:
-        """Energy and latency of a choice."""
-        pairs = list(zip(self.groups, choice, strict=True))
-        return (
-            sum(group.occurrences * one.energy_pj for group, one in pairs),
-            sum(group.occurrences * one.latency_cycles for group, one in pairs),
-        )
-
-    def bound_ends(self, arch: Arch) -> None:
-        """Bounds energy and latency by those of any mapping, and the product by the least products of the
-        einsums: (sum E)(sum L) >= (sum sqrt(E L))^2 (Cauchy and Schwarz).
-        """
-        ends = bounds.lower_bounds((group.einsum for group in self.groups), arch)
-        for i, ratio in enumerate((0.0, inf)):
-            least = sum(g.occurrences * one[i] for g, one in zip(self.groups, ends, strict=True))
-            self.lines.append(_Line(ratio, least, None))
-        roots = (
-            group.occurrences * sqrt(one.energy_pj * one.latency_cycles / (1 + one.optimality_gap))
-            for group, one in zip(self.groups, self.best, strict=True)
-        )
-        self.least_product = sum(roots) ** 2
-
-    def lowest(self) -> tuple[float, _Line, _Line]:
-        """Returns the least product that the lines allow, and the two lines that cross there."""
-        crossings = []
-        for a, b in combinations(sorted(self.lines), 2):
-            latency = b.least if b.ratio == inf else (b.least - a.least) / (b.ratio - a.ratio)
-            crossing = a.least - a.ratio * latency, latency
-            if all(line.height(crossing) >= line.least * (1 - ROUNDING_GAP) for line in self.lines):
-                crossings.append((crossing[0] * crossing[1], a, b))
-        return min(crossings, key=lambda one: one[0])
-
-    def gap(self) -> float:
-        """Returns the optimality gap of the best choice."""
-        energy, cycles = self.totals(self.best)
-        gap = relative_gap(energy * cycles, max(self.lowest()[0], self.least_product))
-        return gap if gap > 10 * ROUNDING_GAP else 0.0
-
-    def next_ratio(self, allowed_gap: float) -> float | None:
-        """Returns the ratio to search next; None once the gap is allowed, or no ratio makes it smaller."""
-        if self.gap() <= allowed_gap:
-            return None
-        energy, cycles = self.totals(self.best)
-        if len(self.lines) == 2:
-            return energy / cycles
-        _, a, b = self.lowest()
-        if a.corner is None or b.corner is None:
-            return a.ratio if a.corner is None else b.ratio
-        more_pj, fewer_cycles = b.corner[0] - a.corner[0], a.corner[1] - b.corner[1]
-        if fewer_cycles <= 0 or not a.ratio < (ratio := more_pj / fewer_cycles) < b.ratio:
-            return None
-        return (
-            ratio
-            if all(abs(ratio / one.ratio - 1) > ROUNDING_GAP for one in self.lines if one.ratio)
-            else None
-        )
+    lines: ProductLines
 
     def add(
         self,
@@ -304,15 +229,32 @@ class _Product:
             value = answer.latency_cycles if ratio == inf else answer.energy_pj
             least += group.occurrences * value / (1 + answer.optimality_gap)
             choice.append(replace(one, space=answer.space, visited=answer.visited))
-        corner = self.totals(choice)
-        self.lines = [one for one in self.lines if one.ratio != ratio]
-        self.lines.append(_Line(ratio, least, corner))
-        energy, cycles = self.totals(self.best)
-        if corner[0] * corner[1] < energy * cycles:
+        if self.lines.add(ratio, least, _totals(self.groups, choice)):
             self.best = choice
 
 
-def _with_leakage(arch: Arch, pj_per_cycle: float) -> Arch:
-    """The machine with more leakage, by so many pJ per cycle."""
-    more_mw = pj_per_cycle * arch.clock_ghz
-    return replace(arch, compute=replace(arch.compute, vector_leak_mw=arch.compute.vector_leak_mw + more_mw))
+def _totals(groups: Sequence[Unique], choice: Sequence[EinsumCost]) -> Pair:
+    """Returns energy and latency of a choice."""
+    pairs = list(zip(groups, choice, strict=True))
+    return (
+        sum(group.occurrences * one.energy_pj for group, one in pairs),
+        sum(group.occurrences * one.latency_cycles for group, one in pairs),
+    )
+
+
+def _product(arch: Arch, groups: Sequence[Unique], best: list[EinsumCost]) -> _Product:
+    """Returns what is known before any search for the workload: its energy and latency are bounded by those
+    of any mapping, and the product by the least products of the einsums: (sum E)(sum L) >= (sum sqrt(E L))^2
+    (Cauchy and Schwarz).
+    """
+    ends = bounds.lower_bounds((group.einsum for group in groups), arch)
+    least_pj, least_cycles = (
+        sum(group.occurrences * one[i] for group, one in zip(groups, ends, strict=True)) for i in range(2)
+    )
+    lines = product_lines((least_pj, least_cycles), _totals(groups, best))
+    roots = (
+        group.occurrences * sqrt(one.energy_pj * one.latency_cycles / (1 + one.optimality_gap))
+        for group, one in zip(groups, best, strict=True)
+    )
+    lines.least_product = sum(roots) ** 2
+    return _Product(groups, best, lines)

@@ -76,9 +76,9 @@ from dse.solve.sharing.shared_mappings import (
     Searches,
     SharedMappings,
     find_shared_mappings,
-    fits_on,
     priced,
 )
+from dse.solve.sharing.shared_products import find_shared_products
 from dse.solve.sharing.shared_schedules import SharedSchedules, find_shared_schedules
 from dse.solve.stored import searches_hops, sequential_solution
 from hw import machine
@@ -514,7 +514,9 @@ def find_shared_mappings_of(
     batch: MachineBatch, workloads: Sequence[Sequence[Unique]], options: SolverOptions
 ) -> dict[str, SharedMappings]:
     """Returns the mappings that a batch of machines shares (`options.sharing_gap`), by canonical key of the
-    einsum. workloads: the distinct einsums of each. Answers are stored in $DSE_CACHE.
+    einsum. Answers are stored in $DSE_CACHE.
+
+    workloads: the distinct einsums of each; one workload with the objective edp
     """
     if line := options.rules_refused(bool(batch.first.mapping)):
         raise ValueError(line)
@@ -540,16 +542,21 @@ def find_shared_mappings_of(
     found: list[SharedMappings] | None = _read_cached_on(path, batch, einsums)
     if found is None:
         searches = [_searches(e, batch.first, options) for e in einsums]
-        found = find_shared_mappings(batch, einsums, occurrences, searches, options.sharing_gap)
+        found = (
+            find_shared_products(batch, einsums, occurrences[0], searches, options.sharing_gap)
+            if options.objective == "edp"
+            else find_shared_mappings(batch, einsums, occurrences, searches, options.sharing_gap)
+        )
         _write_cached_on(path, found)
     return dict(zip(distinct, found, strict=True))
 
 
 def _searches(e: Einsum, arch: Arch, options: SolverOptions) -> Searches:
     """Returns how mappings of an einsum are searched on machines of the family of `arch`."""
-    rules, goal = options.constraints(e, arch), options.single_objective
+    rules = options.constraints(e, arch)
+    goal = "energy" if options.objective == "edp" else options.objective
 
-    def solved(one: Arch) -> EinsumCost | Infeasible:
+    def solved(goal: str, one: Arch) -> EinsumCost | Infeasible:
         found = optimal(Problem(one, e, goal), options.factors, rules, allowed_gap=options.gap)
         return found if isinstance(found, Infeasible) else found[0]
 
@@ -559,7 +566,7 @@ def _searches(e: Einsum, arch: Arch, options: SolverOptions) -> Searches:
         )
         return Improved(found.mapping, found.lower_bound, found.ended)
 
-    return Searches(solved, improved)
+    return Searches(partial(solved, goal), improved, partial(solved, "edp"))
 
 
 def load_kernels() -> None:
@@ -608,9 +615,7 @@ def _checked(batch: MachineBatch, e: Einsum, nests: Sequence[str], choice: Any, 
     mappings = [parse(text) for text in nests]
     costs = [priced(batch, e, mapping) for mapping in mappings if not faults(mapping, e, batch.largest)]
     found = tuple(cost for cost in costs if isinstance(cost, Priced))
-    if len(found) < len(nests) or not all(
-        fits_on(batch, e, mapping)[choice == k].all() for k, mapping in enumerate(mappings)
-    ):
+    if len(found) < len(nests) or not all(one.fits[choice == k].all() for k, one in enumerate(found)):
         raise ValueError("a nest is no mapping of the einsum on these machines")
     return SharedMappings(e, found, choice.astype(np.int16), gaps.astype(np.uint16))
 

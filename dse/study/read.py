@@ -221,14 +221,14 @@ def solver(raw: object, faults: Faults, folder: Path = Path(), within: Path | No
     )
     if options.sharing_gap and (
         (options.objective, options.schedule)
-        not in (("energy", "unfused"), ("latency", "unfused"), ("energy", "fused"))
+        not in (("energy", "unfused"), ("latency", "unfused"), ("edp", "unfused"), ("energy", "fused"))
         or not shares_exactly
     ):
         faults.add(
-            f"solver.sharing_gap = {show(options.sharing_gap)}: machines share mappings of least energy or "
-            "latency (schedule unfused) and schedules of least energy (fused), so it needs such an objective "
-            "and schedule, and the mapper optimal with factors perfect or imperfect_spatial; set these, or "
-            "leave solver.sharing_gap out"
+            f"solver.sharing_gap = {show(options.sharing_gap)}: machines share mappings of least energy, "
+            "latency or edp (schedule unfused) and schedules of least energy (fused), so it needs such an "
+            "objective and schedule, and the mapper optimal with factors perfect or imperfect_spatial; set "
+            "these, or leave solver.sharing_gap out"
         )
     if options.objective == "front" and (
         not shares_exactly

@@ -14,7 +14,7 @@ with U the least numbers of actions of any mapping, and L the least cycles. The 
 linear program with a row for each price. It is solved by the simplex method from w = 0 (Dantzig, Linear
 Programming and Extensions, 1963, chapter 5); any weights that keep to the rows give a bound, so the end of
 its steps, or their rounding, cannot make one that is too high. With the objective latency there are no
-prices, and each cycle costs 1.
+prices, and each cycle costs 1; with the objective edp each costs more than the leakage (shared_products.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Anchors(NamedTuple):
     """Anchors of E einsums, K at most of each."""
 
     size: Ints  # [E] how many there are
-    machine: Ints  # [E, K] whose prices, rates and leakage count
+    machine: Ints  # [E, K] whose prices and rates count
+    leak_pj: Floats  # [E, K] per cycle
     bound: Floats  # [E, K]
     capacity_bits: Floats  # [E, K, V]
     pes: Ints  # [E, K, D]
@@ -46,7 +47,7 @@ class Prices(NamedTuple):
 
     kind: Ints  # [n] kind of prices
     rate_kind: Ints  # [n]
-    leak_pj: Floats  # [n] per cycle; ones for the objective latency, whose prices are none
+    leak_pj: Floats  # [n] per cycle, and what else a cycle costs; ones for latency, whose prices are none
     capacity_bits: Floats  # [n, V]
     pes: Ints  # [n, D]
     prices: Floats  # [kinds, A] per action; of actions whose prices are proportional, one
@@ -62,13 +63,20 @@ def no_anchors(einsums: int, levels: int, dims: int) -> Anchors:
         np.zeros(einsums, np.int64),
         np.zeros((einsums, room), np.int64),
         np.zeros((einsums, room)),
+        np.zeros((einsums, room)),
         np.zeros((einsums, room, levels)),
         np.zeros((einsums, room, dims), np.int64),
     )
 
 
 def with_anchor(
-    anchors: Anchors, einsum: int, machine: int, bound: float, capacity_bits: Floats, pes: Ints
+    anchors: Anchors,
+    einsum: int,
+    machine: int,
+    leak_pj: float,
+    bound: float,
+    capacity_bits: Floats,
+    pes: Ints,
 ) -> Anchors:
     """Returns anchors with one more, in the arrays of `anchors` as long as they have room."""
     at, room = int(anchors.size[einsum]), anchors.machine.shape[1]
@@ -76,7 +84,8 @@ def with_anchor(
         size, *rows = anchors
         anchors = Anchors(size, *(np.concatenate([one, np.zeros_like(one)], axis=1) for one in rows))
     anchors.size[einsum] += 1
-    anchors.machine[einsum, at], anchors.bound[einsum, at] = machine, bound
+    anchors.machine[einsum, at], anchors.leak_pj[einsum, at] = machine, leak_pj
+    anchors.bound[einsum, at] = bound
     anchors.capacity_bits[einsum, at], anchors.pes[einsum, at] = capacity_bits, pes
     return anchors
 
@@ -130,7 +139,7 @@ def set_column(
     for part in range(p.times.shape[1]):
         if p.times[p.rate_kind[other], part] > 0:
             cycle_ratio = min(cycle_ratio, p.times[p.rate_kind[i], part] / p.times[p.rate_kind[other], part])
-    leak_pj = p.leak_pj[other] / cycle_ratio if p.leak_pj[other] > 0 else 0.0
+    leak_pj = anchors.leak_pj[e, k] / cycle_ratio if anchors.leak_pj[e, k] > 0 else 0.0
     rows = p.prices.shape[1]
     for a in range(rows + 1):
         needed = p.prices[p.kind[other], a] if a < rows else leak_pj

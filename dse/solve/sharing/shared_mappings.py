@@ -8,9 +8,9 @@ capacities and PEs. Its energy there is
     energy = actions . prices + leakage per cycle * cycles
 
 where its cycles follow from the times of ports and operations. With the objective latency, its cost is its
-cycles: no price, and 1 per cycle. So each mapping found is priced on all machines at once, and each lower
-bound found is one on all machines with at most the capacities and PEs of the machine it was found for, once
-prices and times are compared (anchors.py).
+cycles: no price, and 1 per cycle; with edp a cycle costs more than the leakage (shared_products.py). So each
+mapping found is priced on all machines at once, and each lower bound found is one on all machines with at
+most the capacities and PEs of the machine it was found for, once prices and times are compared (anchors.py).
 
 What is asked for is the gap of a whole workload on each machine, (cost - bound) / bound of the sums over its
 einsums. The machine with the largest gap is looked at next (`find_shared_mappings`), and of its einsums the
@@ -40,15 +40,7 @@ from dse.sim.counts.counts import footprints, nest_sums
 from dse.sim.einsum import bound_kernels
 from dse.sim.einsum.bounds import lower_bound, needs, rates
 from dse.sim.einsum.cost import cycles_of, occupied_bits, ports
-from dse.sim.einsum.evaluate import (
-    ROUNDING_GAP,
-    EinsumCost,
-    Problem,
-    Violated,
-    einsum_cost,
-    objective_value,
-    pes_used,
-)
+from dse.sim.einsum.evaluate import ROUNDING_GAP, EinsumCost, Problem, Violated, einsum_cost, pes_used
 from dse.solve.sharing.anchors import Anchors, Prices, distinct_prices, no_anchors, raise_bounds, with_anchor
 from dse.solve.sharing.shared_schedules import prices, times, unit
 from hw.arch import Arch, FieldRole, Slot, slots
@@ -56,7 +48,7 @@ from hw.columns import Columns, group_equal_rows
 from workloads.arrays import Bools, Floats, Ints
 from workloads.einsum import Einsum
 
-SharedObjective = Literal["energy", "latency"]  # what of shared mappings is least
+SharedObjective = Literal["energy", "latency", "edp"]  # what of shared mappings is least
 
 
 class Improved(NamedTuple):
@@ -76,6 +68,8 @@ class Searches(NamedTuple):
     solve: Callable[[Arch], EinsumCost | Infeasible]
     # (machine, cost to beat, effort): effort counts storage nodes placed, and boxes bounded, at most
     improve: Callable[[Arch, float, int], Improved]
+    # the mapping of least energy x latency of this einsum alone
+    solve_product: Callable[[Arch], EinsumCost | Infeasible]
 
 
 class Step(NamedTuple):
@@ -315,9 +309,14 @@ def energy_of(batch: MachineBatch, cost: BatchCost) -> Floats:
     )
 
 
+def cycles_on(batch: MachineBatch, cost: BatchCost) -> Floats:
+    """Returns the cycles on each machine [n]."""
+    return cost.cycles[batch.by_rate.group_of]
+
+
 def value_of(batch: MachineBatch, cost: BatchCost) -> Floats:
-    """Returns the cost by the objective on each machine [n]: energy, or cycles."""
-    return energy_of(batch, cost) if batch.objective == "energy" else cost.cycles[batch.by_rate.group_of]
+    """Returns the cost on each machine [n]: cycles with the objective latency, else energy."""
+    return cycles_on(batch, cost) if batch.objective == "latency" else energy_of(batch, cost)
 
 
 class Priced(NamedTuple):
@@ -325,12 +324,15 @@ class Priced(NamedTuple):
 
     cost: EinsumCost  # on `MachineBatch.largest`
     on_batch: BatchCost
+    fits: Bools  # [n] on which machines
 
 
 def priced(batch: MachineBatch, e: Einsum, mapping: Mapping) -> Priced | Infeasible:
     """Returns a mapping of an einsum with its costs, or why it fits no machine of the batch."""
     cost = einsum_cost(Problem(batch.largest, e, batch.objective), mapping)
-    return cost if isinstance(cost, Infeasible) else Priced(cost, cost_on(batch, e, cost))
+    if isinstance(cost, Infeasible):
+        return cost
+    return Priced(cost, cost_on(batch, e, cost), fits_on(batch, e, mapping))
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,11 +352,13 @@ class Sharing:
     batch: MachineBatch
     einsums: Sequence[Einsum]
     occurrences: Floats  # [W, E] of each einsum in each workload
+    lower: Sequence[BatchCost]  # lower bounds of each einsum, any mapping
+    pj_per_cycle: Floats  # [n] what a cycle costs beside leakage: 0 but for the objective edp
     prices: Prices  # what anchors are compared by
     anchors: Anchors  # lower bounds found by searches
     seen: Ints  # [E, n] how many of an einsum's anchors `bound` has taken in
     best: Floats  # [E, n] cost of the best known mapping; inf: none is known
-    best_pj: Floats  # [E, n] its energy, which decides between equal cycles
+    best_pj: Floats  # [E, n] its energy, which decides between equal costs
     bound: Floats  # [E, n] lower bound of the cost of all mappings of the searched space
     choice: NDArray[np.int16]  # [E, n] the best known mapping, NONE_FITS or NOT_SEARCHED
     step: NDArray[np.uint8]  # [E, n] the next step of the ladder; more than len(LADDER): none is left
@@ -380,12 +384,34 @@ def find_shared_mappings(
     allowed_gap: must be above 0.
     """
     shared = start(batch, einsums, occurrences)
+    add_first_mappings(shared, searches)
+    search_until(shared, searches, stored_gap(allowed_gap))
+    return [
+        chosen(shared, number, shared.choice[number], gaps, allowed_gap)
+        for number, gaps in enumerate(relative_gaps(shared.best, shared.bound))
+    ]
+
+
+def stored_gap(allowed_gap: float) -> float:
+    """Returns the gap that is at most `allowed_gap` when it is stored, rounded up; of one part all is
+    allowed.
+    """
+    return allowed_gap - part_size(allowed_gap) or allowed_gap
+
+
+def add_first_mappings(shared: Sharing, searches: Sequence[Searches]) -> None:
+    """Adds the mappings of the smallest machine, which fit on all."""
+    smallest = shared.batch.smallest.with_more_leakage(float(shared.pj_per_cycle[0]))
     for number, of_einsum in enumerate(searches):
-        for_all = of_einsum.solve(batch.smallest)
+        for_all = of_einsum.solve(smallest)
         if isinstance(for_all, EinsumCost):
-            _add_mapping(shared, number, for_all.mapping)
-    # the gaps that are stored are rounded up, and may not exceed what is allowed; of one part all is allowed
-    enough = allowed_gap - part_size(allowed_gap) or allowed_gap
+            add_mapping(shared, number, for_all.mapping)
+
+
+def search_until(shared: Sharing, searches: Sequence[Searches], enough: float) -> None:
+    """Searches on the machine whose gap is largest until no gap is above `enough`, or nothing is left to
+    search on machines where one is.
+    """
     gaps = _largest_gaps(shared)
     while gaps[machine := int(np.argmax(gaps))] > enough:
         # what anchors say is worked out for one machine at a time: it makes gaps smaller only
@@ -396,7 +422,6 @@ def find_shared_mappings(
         else:
             _take_step(shared, searches[einsum], machine, einsum, enough)
             gaps = _largest_gaps(shared)
-    return [_chosen(shared, number, allowed_gap) for number in range(len(einsums))]
 
 
 def start(batch: MachineBatch, einsums: Sequence[Einsum], occurrences: Floats) -> Sharing:
@@ -408,6 +433,8 @@ def start(batch: MachineBatch, einsums: Sequence[Einsum], occurrences: Floats) -
         batch,
         einsums,
         occurrences,
+        lower,
+        np.zeros(len(batch)),
         prices_of(batch, einsums, lower),
         no_anchors(len(einsums), levels, dims),
         np.zeros(shape, np.int64),
@@ -423,7 +450,7 @@ def start(batch: MachineBatch, einsums: Sequence[Einsum], occurrences: Floats) -
 
 def prices_of(batch: MachineBatch, einsums: Sequence[Einsum], lower: Sequence[BatchCost]) -> Prices:
     """Returns what anchors of einsums are compared by. lower: lower bounds of each einsum."""
-    priced = batch.objective == "energy"
+    priced = batch.objective != "latency"
     kinds = len(batch.prices)
     return Prices(
         batch.by_energy.group_of.astype(np.int64),
@@ -449,7 +476,7 @@ def _gaps_of_workloads(shared: Sharing, machines: slice = slice(None)) -> Floats
     gaps = np.empty((len(shared.occurrences), best.shape[1]))
     for workload, occurrences in enumerate(shared.occurrences):
         its = np.flatnonzero(occurrences)  # 0 times an unknown energy (inf) would be no number
-        gaps[workload] = _relative_gap(occurrences[its] @ best[its], occurrences[its] @ bound[its])
+        gaps[workload] = relative_gaps(occurrences[its] @ best[its], occurrences[its] @ bound[its])
     return gaps
 
 
@@ -477,7 +504,10 @@ def _take_step(shared: Sharing, searches: Searches, machine: int, einsum: int, a
     and so is what all steps before did not bring within the gap.
     """
     batch, step = shared.batch, int(shared.step[einsum, machine])
-    best, arch = float(shared.best[einsum, machine]), batch.machine(machine)
+    best, leak_pj = float(shared.best[einsum, machine]), float(shared.prices.leak_pj[machine])
+    arch = batch.machine(machine)
+    if shared.pj_per_cycle[machine]:
+        arch = arch.with_more_leakage(float(shared.pj_per_cycle[machine]))
     own_bits, pes = batch.capacity_bits[machine], batch.pes[machine]
     if best == inf or step == len(LADDER):
         shared.step[einsum, machine] = step if step < len(LADDER) else step + 1
@@ -487,10 +517,10 @@ def _take_step(shared: Sharing, searches: Searches, machine: int, einsum: int, a
             shared.is_closed |= too_small
             shared.choice[einsum, too_small] = NONE_FITS
             return
-        _add_mapping(shared, einsum, answer.mapping)
-        bound = objective_value(batch.objective, answer.energy_pj, answer.latency_cycles)
+        add_mapping(shared, einsum, answer.mapping)
+        bound = answer.latency_cycles if batch.objective == "latency" else answer.energy_pj
         bound /= 1 + answer.optimality_gap
-        shared.anchors = with_anchor(shared.anchors, einsum, machine, bound, own_bits, pes)
+        shared.anchors = with_anchor(shared.anchors, einsum, machine, leak_pj, bound, own_bits, pes)
         return
     of_largest, effort = LADDER[step]
     capacity_bits = batch.capacity_bits.max(axis=0) if of_largest else own_bits
@@ -506,12 +536,14 @@ def _take_step(shared: Sharing, searches: Searches, machine: int, einsum: int, a
         alike = batch.by_rate.group_of == batch.by_rate.group_of[machine]
         shared.step[einsum, alike] = np.maximum(shared.step[einsum, alike], step + 1)
     if found.mapping is not None:
-        _add_mapping(shared, einsum, found.mapping)
+        add_mapping(shared, einsum, found.mapping)
     if 0 < found.bound < inf:
-        shared.anchors = with_anchor(shared.anchors, einsum, machine, found.bound, capacity_bits, pes)
+        shared.anchors = with_anchor(
+            shared.anchors, einsum, machine, leak_pj, found.bound, capacity_bits, pes
+        )
 
 
-def _add_mapping(shared: Sharing, einsum: int, mapping: Mapping) -> None:
+def add_mapping(shared: Sharing, einsum: int, mapping: Mapping) -> None:
     """Prices a mapping that is not known yet on all machines. It becomes the choice where it costs least."""
     known, e, batch = shared.mappings[einsum], shared.einsums[einsum], shared.batch
     if (text := str(mapping)) in known:
@@ -520,18 +552,26 @@ def _add_mapping(shared: Sharing, einsum: int, mapping: Mapping) -> None:
     if isinstance(one, Infeasible):
         raise ValueError(f"a mapping of {e.name} does not fit: {one}")
     known[text] = one
-    value, energy = value_of(batch, one.on_batch), energy_of(batch, one.on_batch)
+    choose(shared, einsum, len(known) - 1, one)
+
+
+def choose(shared: Sharing, einsum: int, number: int, one: Priced) -> None:
+    """Chooses a mapping, by its number, on those machines where it fits and costs least."""
+    batch = shared.batch
+    energy = energy_of(batch, one.on_batch)
+    value = value_of(batch, one.on_batch) + shared.pj_per_cycle * cycles_on(batch, one.on_batch)
     best, best_pj = shared.best[einsum], shared.best_pj[einsum]
-    is_better = fits_on(batch, e, mapping) & ((value < best) | ((value == best) & (energy < best_pj)))
+    is_better = one.fits & ((value < best) | ((value == best) & (energy < best_pj)))
     best[is_better], best_pj[is_better] = value[is_better], energy[is_better]
-    shared.choice[einsum, is_better] = len(known) - 1
+    shared.choice[einsum, is_better] = number
 
 
-def _chosen(shared: Sharing, einsum: int, allowed_gap: float) -> SharedMappings:
-    """Returns the mappings of an einsum that machines use."""
-    gaps = _relative_gap(shared.best[einsum], shared.bound[einsum])
-    gaps[gaps <= 2 * ROUNDING_GAP] = 0.0  # bounds are rounded down by ROUNDING_GAP
-    choice, costs = shared.choice[einsum].copy(), list(shared.mappings[einsum].values())
+def chosen(
+    shared: Sharing, einsum: int, choice: NDArray[np.int16], gaps: Floats, allowed_gap: float
+) -> SharedMappings:
+    """Returns the mappings of an einsum that machines use. choice, gaps: [n] by machine."""
+    gaps = np.where(gaps <= 2 * ROUNDING_GAP, 0.0, gaps)  # bounds are rounded down by ROUNDING_GAP
+    choice, costs = choice.copy(), list(shared.mappings[einsum].values())
     used, number = np.unique(choice[choice >= 0], return_inverse=True)
     choice[choice >= 0] = number
     return SharedMappings(
@@ -564,7 +604,12 @@ def units_of(batch: MachineBatch, e: Einsum) -> Floats:
     )
 
 
-def _relative_gap(value: Floats, lower: Floats) -> Floats:
+def objective_values(objective: SharedObjective, energy_pj: Floats, cycles: Floats) -> Floats:
+    """Returns energies, latencies or their products, elementwise `evaluate.objective_value`."""
+    return {"energy": energy_pj, "latency": cycles, "edp": energy_pj * cycles}[objective]
+
+
+def relative_gaps(value: Floats, lower: Floats) -> Floats:
     """Returns the relative gaps of values to lower bounds, elementwise `evaluate.relative_gap`."""
     has_bound, unbounded_gap = np.broadcast_to(lower, value.shape) > 0, np.where(value > 0, np.inf, 0.0)
     return np.where(
@@ -684,26 +729,35 @@ def sums_at(batch: MachineBatch, costs: Table, machines: Ints) -> Sums:
     total, cycles = costs.lower_bounds.total, costs.cycles[:, machines]
     lower_pj, lower_cycles = costs.lower_bounds.on_machines(batch, machines)
     energy = costs.pj[:, machines] + batch.leak_mw[machines] * cycles / batch.clock_ghz[machines]
-    value, lower = (energy, lower_pj) if batch.objective == "energy" else (cycles, lower_cycles)
+    value, lower = (
+        objective_values(batch.objective, *pair) for pair in ((energy, cycles), (lower_pj, lower_cycles))
+    )
     if (violating := np.flatnonzero((lower > value * (1 + ROUNDING_GAP)).any(axis=1))).size:
         raise Violated(f"{costs.lower_bounds.einsums[violating[0]].name}: lower bound above the cost")
-    to_bound = _relative_gap(value, lower)
-    gaps = np.minimum(from_parts(costs.gaps[:, machines], costs.allowed_gap), to_bound)
-    total_pj, total_cycles, total_lower_pj = total(energy), total(cycles), total(lower_pj)
+    gaps = from_parts(costs.gaps[:, machines], costs.allowed_gap)
+    is_joint = batch.objective == "edp" and len(costs.lower_bounds.einsums) > 1
+    if not is_joint:
+        gaps = np.minimum(gaps, relative_gaps(value, lower))
+    total_pj, total_cycles = total(energy), total(cycles)
+    total_lower_pj, total_lower_cycles = total(lower_pj), total(lower_cycles)
     intervals = (
         total_cycles
         if len(costs.lower_bounds.einsums) > 1
         else total(costs.initiation_intervals[:, machines])
     )
-    total_to_bound = _relative_gap(total(value), total(lower))
-    gap = np.minimum(_relative_gap(total(value), total(value / (1 + gaps))), total_to_bound)
+    to_bound = relative_gaps(
+        objective_values(batch.objective, total_pj, total_cycles),
+        objective_values(batch.objective, total_lower_pj, total_lower_cycles),
+    )
+    gap = gaps.max(axis=0) if is_joint else relative_gaps(total(value), total(value / (1 + gaps)))
+    gap = np.minimum(gap, to_bound)
     return Sums(
         total_pj,
         total_cycles,
         intervals,
         total_lower_pj,
-        total(lower_cycles),
+        total_lower_cycles,
         np.where(gap > ROUNDING_GAP, gap, 0.0),
-        total_to_bound,
+        to_bound,
         gaps,
     )
