@@ -577,6 +577,7 @@ def _map(args: argparse.Namespace) -> int:
             progress=shown.update,
             **sets,
         ),
+        shorten="" if "limits.seconds" in sets else "--set limits.seconds=S ends its search, with a gap",
     )
     _warn(mapped.workload)
     from dse.frontend import check
