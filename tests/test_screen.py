@@ -137,20 +137,24 @@ def test_a_table_ends_at_the_screen_unless_all_is_asked_for(home: Path) -> None:
         assert len(every) > len(said)
 
 
-def test_a_wide_table_loses_columns_from_the_right_and_says_so(home: Path) -> None:
-    heads, notes = {}, {}
-    for columns in WIDTHS:
+def test_a_wide_table_keeps_objectives_and_axes_and_names_what_is_left_out(home: Path) -> None:
+    """And what was searched is said where certificates are shown, nowhere else."""
+    counts, has_certificates = [], []
+    for columns in (*WIDTHS, 400):
         said = lines(home, columns, "sql", "run", "FROM designs ORDER BY machine")
-        heads[columns] = said[0].split()
-        notes[columns] = re.findall(
-            r"\w+",
-            " ".join(said[said.index(next(line for line in said if line.startswith("(not shown:"))) :]),
-        )
-    assert len(heads[80]) < len(heads[120]) < len(heads[200])
-    for columns in WIDTHS:
-        assert heads[columns][:2] == ["machine", "schedule"]
-        assert "dram_kind" in notes[columns]
-        assert "json" in notes[columns]
+        text = "\n".join(said)
+        note = re.search(r"\(not shown: ([^;]*);[^)]*--format json", " ".join(said))
+        left_out = note[1].split(", ") if note else []
+        assert "certificate" in text
+        kept = {"machine", "energy_pj", "latency_ns", "array_x", "array_y", "dram_kind"}
+        assert not kept & set(left_out)
+        assert re.search(r"\bddr3\b|\blpddr4\b|\blpddr5\b", text)
+        assert any(line.startswith("searched: ") for line in said) == ("certificate" not in left_out)
+        counts.append(len(left_out))
+        has_certificates.append("certificate" not in left_out)
+    assert counts[0] > counts[1] > counts[2] > counts[3]
+    assert not has_certificates[0]
+    assert has_certificates[-1]
 
 
 @pytest.mark.parametrize("columns", [36, 48, 80])
