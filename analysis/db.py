@@ -102,6 +102,7 @@ def connect(
     skip_damaged: bool = False,
     threads: int = 2,
     memory: str = "4GB",
+    axes: Sequence[str] = (),
 ) -> duckdb.DuckDBPyConnection:
     """Returns a connection with a view per table and the macros of sql/macros.sql, which can read nothing but
     the folder's parts.
@@ -110,6 +111,7 @@ def connect(
         parts lack is NULL
     functions: what computes the values that are not stored; None: such values are missing
     skip_damaged: leave groups with a damaged part out, instead of raising Damaged
+    axes: columns of the study's axes, for the macro sensitivity
 
     Raises QueryError if the folder has no run.
     """
@@ -120,7 +122,7 @@ def connect(
     spill = held.enter_context(private_folder("dse-sql-")) / "spill"
     con = duckdb.connect(config={"threads": threads, "memory_limit": memory, "temp_directory": str(spill)})
     weakref.finalize(con, held.close)
-    _add_fronts(con)
+    _add_fronts(con, axes)
     con.execute(
         "CREATE SCHEMA internal; CREATE TABLE internal.run (folder VARCHAR, generation BIGINT, "
         "skip_damaged BOOL)"
@@ -142,7 +144,7 @@ def _sql_type(kind: pa.DataType) -> str:
     return SQL_TYPES[str(kind.value_type if is_list else kind)] + "[]" * is_list
 
 
-def _add_fronts(con: duckdb.DuckDBPyConnection) -> None:
+def _add_fronts(con: duckdb.DuckDBPyConnection, axes: Sequence[str]) -> None:
     points = "DOUBLE[][]"
     con.create_function("pareto_front", partial(_picked, non_dominated), [points], points, type="arrow")
     con.create_function("knee_rows", partial(_picked, knee), [points], points, type="arrow")
@@ -150,6 +152,7 @@ def _add_fronts(con: duckdb.DuckDBPyConnection) -> None:
     con.create_function(
         "hypervolume_of", _hypervolumes, [points, "DOUBLE[]", points], "DOUBLE[]", type="arrow"
     )
+    con.execute(f"CREATE MACRO study_axes() AS [{', '.join(map(literal, axes))}]::VARCHAR[]")
     con.execute(_sql("macros"))
 
 
@@ -168,11 +171,17 @@ def _lock(con: duckdb.DuckDBPyConnection, folders: Sequence[str]) -> None:
 
 
 def query_tables(
-    tables: Mapping[str, pa.Table], text: str, seconds: float = TIMEOUT_S, memory: str = "4GB"
+    tables: Mapping[str, pa.Table],
+    text: str,
+    seconds: float = TIMEOUT_S,
+    memory: str = "4GB",
+    axes: Sequence[str] = (),
 ) -> pa.Table:
-    """Returns the result of a statement over given tables, as `query` does over those of a run."""
+    """Returns the result of a statement over given tables, as `query` does over those of a run. axes: as of
+    `connect`.
+    """
     with as_query_error(), duckdb.connect(config={"threads": 2, "memory_limit": memory}) as con:
-        _add_fronts(con)
+        _add_fronts(con, axes)
         for name, rows in tables.items():
             con.register("given", rows)
             con.execute(f"CREATE TABLE {_quote(name)} AS FROM given")

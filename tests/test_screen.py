@@ -262,11 +262,13 @@ def test_csv_for_a_spreadsheet_holds_no_formula() -> None:
 
 
 def test_units_of_a_statement_are_those_of_columns(home: Path) -> None:
-    """Of plain references under any alias; never of an expression, whatever its alias ends with."""
+    """Of plain references and what keeps their unit, under any alias; never of another expression, whatever
+    its alias ends with.
+    """
     run = runs.open(home / "run")
-    made = (
-        "energy_pj / area_mm2 AS pj_per_mm2, log(energy_pj) AS log_pj, min(latency_ns) OVER () AS latency_ns"
-    )
+    kept = lines(home, 200, "sql", "run", "SELECT avg(energy_pj), max(energy_pj) AS latency_ns FROM designs")
+    assert kept[2].count(" uJ") == 2
+    made = "energy_pj / area_mm2 AS pj_per_mm2, log(energy_pj) AS log_pj, -latency_ns AS latency_ns"
     statement = f"SELECT energy_pj AS e, {made} FROM designs LIMIT 1"
     answer = run.sql(statement)
     energy, *rest = repr(answer).splitlines()[2].split("  ")
@@ -279,6 +281,20 @@ def test_units_of_a_statement_are_those_of_columns(home: Path) -> None:
     assert "mm2" not in shown[2]
     assert " pJ" not in shown[2]
     assert " ns" not in shown[2]
+
+
+def test_sensitivity_implies_all_other_axes(home: Path) -> None:
+    run = runs.open(home / "run")
+    given = "['array_y', 'dram_kind', 'gbuf_capacity']"
+    alone = run.sql("FROM sensitivity('designs', 'energy_pj', 'array_x')")
+    assert alone.rows() == run.sql(f"FROM sensitivity('designs', 'energy_pj', 'array_x', {given})").rows()
+    assert alone.rows() != run.sql("FROM sensitivity('designs', 'energy_pj', 'array_x', [])").rows()
+    assert alone.unit_keys() == ["array_x", "", ""]
+    with pytest.raises(ValueError, match=r"clock_ghz is no axis of the study; give one \(array_x, array_y"):
+        run.sql("FROM sensitivity('designs', 'energy_pj', 'clock_ghz')")
+    twice = runs.Runs({"a": run, "b": run}).sql("FROM sensitivity('designs', 'energy_pj', 'array_x')")
+    assert [(row.value, row.rows) for row in twice] == [(row.value, 2 * row.rows) for row in alone]
+    assert [row.times_the_mean for row in twice] == pytest.approx([row.times_the_mean for row in alone])
 
 
 def test_columns_that_say_nothing_are_left_out(home: Path) -> None:

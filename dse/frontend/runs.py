@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -689,7 +690,10 @@ class Runs:
                 [one.add_column(0, "run", [[name] * len(one)]) for name, one in rows.items()],
                 promote_options="permissive",
             )
-        return Answer(db.query_tables(found, statement, first.seconds, first.memory))
+        axes = dict.fromkeys(
+            chain.from_iterable(studies.columns(run.study, "machines") for run in self.runs.values())
+        )
+        return Answer(db.query_tables(found, statement, first.seconds, first.memory, ["run", *axes]))
 
 
 class AnswerDiffers(ValueError):
@@ -803,6 +807,7 @@ def connection(
         computed.Computed(functions.functions(study, compute), functions.ratios()),
         skip_damaged=skip_damaged,
         memory=memory,
+        axes=[*studies.columns(study, "machines")],
     )
     return con
 
