@@ -2,8 +2,8 @@
 shows. Units come from that column, never from an alias.
 
 Plain references are followed, and functions whose result is in the unit of their first argument (min, avg,
-sum), through subqueries, WITH, joins, set operations and fronts. Any other expression (x / y, CASE, a cast) is
-no column of a view, and neither is anything that cannot be followed with certainty. The names found are
+sum), through subqueries, WITH, joins, set operations and fronts. Any other expression (x / y, CASE, a cast)
+is no column of a view, and neither is anything that cannot be followed with certainty. The names found are
 compared with those that DuckDB gave the result.
 """
 
@@ -80,7 +80,8 @@ def columns(con: duckdb.DuckDBPyConnection, text: str, names: Sequence[str]) -> 
     >>> query = "SELECT energy_pj AS e, energy_pj / area_mm2 AS pj_per_mm2, p.* FROM points p"
     >>> columns(con, query, ["e", "pj_per_mm2", "energy_pj", "area_mm2"])
     ['energy_pj', '', 'energy_pj', 'area_mm2']
-    >>> columns(con, "SELECT min(energy_pj), count(area_mm2) FROM points", ["min(energy_pj)", "count(area_mm2)"])
+    >>> query = "SELECT min(energy_pj), count(area_mm2) FROM points"
+    >>> columns(con, query, ["min(energy_pj)", "count(area_mm2)"])
     ['energy_pj', '']
     """
     try:
