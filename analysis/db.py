@@ -327,8 +327,9 @@ def front(
     by: one front for each value of these columns; they are the first columns of the result
     distinct: of points with equal objectives only the first; its column `tied_designs` is their number
     epsilon: few points, one of which is worse than any other by at most this share (macro epsilon_front)
-    at_knee: the knee alone (macro knee)
+    at_knee: the knee alone (macro knee); as with `distinct` one point of those with equal objectives
     """
+    distinct = distinct or at_knee
     if epsilon is not None and at_knee:
         raise QueryError("--epsilon and --knee: the knee is one point; leave one of both out")
     if epsilon is not None and not epsilon >= 0:
@@ -456,9 +457,14 @@ def covering(values: Values, epsilon: float) -> Values:
 
 
 def knee(values: Values) -> Values:
-    """Returns the rows of a front [N, k] of least sum, each objective scaled to 0 .. 1 over the front."""
-    sums = _scaled(values).sum(axis=1)
-    found: Values = values[sums == sums.min(initial=np.inf)]
+    """Returns the row of a front [N, k] of least sum, each objective scaled to 0 .. 1 over the front. Of
+    equal sums it is the one whose worst objective is best, then the one that is best in the first objective,
+    the second, and so on.
+    """
+    scaled = np.round(_scaled(values), 12)  # differences below are of rounding
+    sums = np.round(scaled.sum(axis=1), 12)
+    worst = scaled.max(axis=1, initial=-np.inf)
+    found: Values = values[np.lexsort((*values.T[::-1], worst, sums))[:1]]
     return found
 
 

@@ -57,6 +57,7 @@ CREATE MACRO epsilon_front(tbl, objectives, epsilon, grp := []::VARCHAR[]) AS TA
     FROM query(picked_sql(tbl, objectives, grp, 'epsilon_rows(pareto_front(', '), ' || epsilon::DOUBLE || ')'));
 
 -- The knee of the front: with each objective scaled to 0 (best on the front) .. 1 (worst), the row of least sum; of two objectives, furthest below the line between the ends.
+-- Of equal sums the one whose worst objective is best, then the best in the first objective, the second ...; rows with the same objectives as it are there, too.
 CREATE MACRO knee(tbl, objectives, grp := []::VARCHAR[]) AS TABLE
     FROM query(picked_sql(tbl, objectives, grp, 'knee_rows(pareto_front(', '))'));
 

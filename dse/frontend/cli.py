@@ -323,7 +323,11 @@ def _pareto(args: argparse.Namespace) -> int:
     names = [*dict.fromkeys([*names, *(name for name in parameters if name not in same_in_all)])]
     others = [
         *(name for name in schedule if name not in same_in_all),
-        *(["tied_designs"] if args.distinct else []),
+        *(
+            ["tied_designs"]
+            if args.distinct or (args.knee and max(front["tied_designs"].to_pylist()) > 1)
+            else []
+        ),
         "gap_to_bound",
     ]
     shown_table = front.select(list(dict.fromkeys([*names, *others])))

@@ -219,7 +219,8 @@ class Run:
         by: one front for each value of these columns
         distinct: one point, the first, of points with equal objectives; `tied_designs` is how many there are
         epsilon: few points, so that each of the front has one that is worse by at most this share
-        knee: the point of least sum of objectives, each scaled to 0 (best on the front) .. 1 (worst)
+        knee: the point of least sum of objectives, each scaled to 0 (best on the front) .. 1 (worst), of
+            equal sums that whose worst objective is best; `tied_designs` as with `distinct`
         """
         from analysis import db
 
