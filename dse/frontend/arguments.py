@@ -284,7 +284,8 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         "--export",
         metavar="FOLDER",
         help="write the point as files that need no run: its machine, the workload files, its mappings, also "
-        "in the form of --format; and the commands that price them",
+        "in the form of --format; and in README.txt the commands that price them (networks of the catalog "
+        "are built into dse)",
     )
     report = add(
         "report",
