@@ -263,26 +263,39 @@ class Run:
             for axis in self.study.space.axes
             if len(axis.values) > 2 and all(isinstance(v, int | float) and v is not True for v in axis.values)
         ]
-        counts = ", ".join(f'count(DISTINCT "{pareto.slug(axis.key)}")' for axis in axes)
-        if axes:
-            many = self.sql(f"SELECT {counts} FROM designs WHERE feasible").rows()[0]
-            axes = [axis for axis, n in zip(axes, many, strict=True) if n > 1]
+        objectives = [o for o in self.study.objectives if o.metric != "area_mm2"]
+        if not axes or not objectives:
+            return []
+        columns = [
+            f'"{name}"' for name in (*(pareto.slug(a.key) for a in axes), *(o.column for o in objectives))
+        ]
+        ends = ", ".join(
+            f'{"max" if o.direction == "max" else "min"}("{o.column}") AS best{i}'
+            for i, o in enumerate(objectives)
+        )
+        # of each axis how many values it has, then of each objective the least and the greatest value where
+        # the objective is best
+        measured = [f"count(DISTINCT {name})" for name in columns[: len(axes)]] + [
+            f"{end}({name}) FILTER ({columns[len(axes) + i]} = best{i})"
+            for i in range(len(objectives))
+            for name in columns[: len(axes)]
+            for end in ("min", "max")
+        ]
+        row = self.sql(
+            f"WITH found AS MATERIALIZED (SELECT {', '.join(columns)} FROM designs WHERE feasible) "
+            f"SELECT {', '.join(measured)} FROM found, (SELECT {ends} FROM found)"
+        ).rows()[0]
+        at = iter(row[len(axes) :])
         found: dict[str, list[str]] = {}  # where on which axis -> objectives
-        for objective in self.study.objectives:
-            if objective.metric == "area_mm2":
-                continue
-            column, is_max = objective.column, objective.direction == "max"
-            best = self.sql(
-                f'FROM designs WHERE feasible AND "{column}" = '
-                f'(SELECT {"max" if is_max else "min"}("{column}") FROM points WHERE feasible)'
-            )
-            for axis in axes:
-                at = {row[pareto.slug(axis.key)] for row in best}
+        for objective in objectives:
+            for axis, count in zip(axes, row, strict=False):
+                least, greatest = next(at), next(at)
                 for end, name in ((min(axis.values), "smallest"), (max(axis.values), "largest")):
-                    if at == {end}:
+                    if count > 1 and least == greatest == end:
                         place = f"at the {name} {axis.key}, {tables.fact(axis.key, end)}"
                         found.setdefault(place, []).append(
-                            f"the {'highest' if is_max else 'lowest'} {units.label(column)}"
+                            f"the {'highest' if objective.direction == 'max' else 'lowest'} "
+                            f"{units.label(objective.column)}"
                         )
         return [
             f"{' and '.join(names)} {'lie' if len(names) > 1 else 'lies'} {place}: widen that axis"
