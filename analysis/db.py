@@ -335,19 +335,7 @@ def front(
     if epsilon is not None and not epsilon >= 0:
         raise QueryError(f"--epsilon {epsilon:g}: a share from 0 on, e.g. 0.05")
     refresh(con)
-    points, designs = (_columns(con, table) for table in ("points", "designs"))
-    names = [column_of(objective) for objective in objectives]
-    numeric = [
-        name
-        for name, kind in points.items()
-        if NUMBER.match(kind) and name not in ("machine", "schedule", "model_version", "solver_version")
-    ]
-    for name in names:
-        if name not in points:
-            raise QueryError(f'objective "{name}": no such column of points; {_column_meant(name, numeric)}')
-        if name not in numeric:
-            known_names = ", ".join(numeric)
-            raise QueryError(f'objective "{name}" is {points[name]}, no number; there are {known_names}')
+    names, designs = _objective_columns(con, objectives), _columns(con, "designs")
     for name in by:
         if name not in designs:
             raise QueryError(f'--by "{name}": no such column; {_column_meant(name, [*designs])}')
@@ -383,6 +371,40 @@ def front(
             f"SELECT {keys}{tied_column}, * EXCLUDE ({keys}) FROM {asked_designs} ORDER BY {ordered}",
             seconds,
         )
+
+
+def best(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], seconds: float = TIMEOUT_S) -> pa.Table:
+    """Returns the first row of `front`, without the columns behind its objectives: the feasible point that is
+    best in the first objective, of equal ones in the second, and so on; no row if there is none.
+    """
+    refresh(con)
+    names = [_quote(name) for name in _objective_columns(con, objectives)]
+    order = ", ".join(f"{n}{' DESC' if maximised(o) else ''}" for n, o in zip(names, objectives, strict=True))
+    keys = ", ".join(dict.fromkeys(["machine", "schedule", *names]))
+    numbers = " AND ".join(f"coalesce(NOT isnan({name}::DOUBLE), false)" for name in names)
+    return query(
+        con,
+        f"SELECT {keys} FROM points WHERE feasible AND {numbers} ORDER BY {order}, machine, schedule LIMIT 1",
+        seconds,
+    )
+
+
+def _objective_columns(con: duckdb.DuckDBPyConnection, objectives: Sequence[str]) -> list[str]:
+    """Returns the columns of objectives. Raises QueryError for what is no number of points."""
+    points = _columns(con, "points")
+    names = [column_of(objective) for objective in objectives]
+    numeric = [
+        name
+        for name, kind in points.items()
+        if NUMBER.match(kind) and name not in ("machine", "schedule", "model_version", "solver_version")
+    ]
+    for name in names:
+        if name not in points:
+            raise QueryError(f'objective "{name}": no such column of points; {_column_meant(name, numeric)}')
+        if name not in numeric:
+            known_names = ", ".join(numeric)
+            raise QueryError(f'objective "{name}" is {points[name]}, no number; there are {known_names}')
+    return names
 
 
 def column_of(objective: str) -> str:

@@ -620,13 +620,13 @@ class Run:
         word, colon, column = text.partition(":")
         if word == "best":
             names = [column] if colon else self.objectives()
-            front = self.front(names)
-            if not len(front):
+            first = self._answer(lambda con: db.best(con, names, self.seconds))
+            if not len(first):
                 raise ValueError(
                     f"POINT = {text}: the front is empty; dse sql can tell why (SELECT status, "
                     "reason FROM machines)"
                 )
-            row, first_column = next(iter(front)), db.column_of(names[0])
+            row, first_column = first[0], db.column_of(names[0])
             extreme = "highest" if db.maximised(names[0]) else "lowest"
             why = (
                 f"{extreme} {units.label(first_column)} of all feasible machines "
