@@ -265,7 +265,11 @@ MEMORY: Meanings = {
     **_energies(Memory),
     "memory": ("", "makes the node a memory; its name in capitals is the level's name in mappings"),
     "width_bits": ("bit", "moved by one action (a read or a write)"),
-    "kind": ("", "selects the component table; custom: energies, bandwidth and area are all given here"),
+    "kind": (
+        "",
+        "selects the component table; register: flip-flops, up to 64 B, without a limit of accesses per "
+        "cycle; custom: energies, bandwidth and area are all given here",
+    ),
     "table": (
         "",
         "of kind custom: a function of yours that gives the numbers that do not stand here, FILE.py:NAME or "
