@@ -97,9 +97,12 @@ def columns(con: duckdb.DuckDBPyConnection, text: str, names: Sequence[str]) -> 
 
 
 def _view(con: duckdb.DuckDBPyConnection, name: str) -> Columns | None:
-    """Returns the columns of a view of the run; None if there is no such view."""
+    """Returns the columns of a view of the run, or of its table where several runs are asked together; None
+    if there is neither.
+    """
     if not con.execute(
-        "SELECT 1 FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' AND lower(view_name) = "
+        "SELECT 1 FROM (SELECT schema_name, view_name AS name FROM duckdb_views() WHERE NOT internal UNION ALL "
+        "SELECT schema_name, table_name FROM duckdb_tables()) WHERE schema_name = 'main' AND lower(name) = "
         + literal(name)
     ).fetchall():
         return None

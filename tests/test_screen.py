@@ -295,7 +295,13 @@ def test_sensitivity_implies_all_other_axes(home: Path) -> None:
     assert alone.unit_keys() == ["array_x", "", ""]
     with pytest.raises(ValueError, match=r"clock_ghz is no axis of the study; give one \(array_x, array_y"):
         run.sql("FROM sensitivity('designs', 'energy_pj', 'clock_ghz')")
-    twice = runs.Runs({"a": run, "b": run}).sql("FROM sensitivity('designs', 'energy_pj', 'array_x')")
+    both = runs.Runs({"a": run, "b": run})
+    assert both.sql("SELECT run, energy_pj AS e, min(area_mm2) FROM designs GROUP BY ALL").unit_keys() == [
+        "run",
+        "energy_pj",
+        "area_mm2",
+    ]
+    twice = both.sql("FROM sensitivity('designs', 'energy_pj', 'array_x')")
     assert [(row.value, row.rows) for row in twice] == [(row.value, 2 * row.rows) for row in alone]
     assert [row.times_the_mean for row in twice] == pytest.approx([row.times_the_mean for row in alone])
 
