@@ -101,9 +101,9 @@ def _view(con: duckdb.DuckDBPyConnection, name: str) -> Columns | None:
     if there is neither.
     """
     if not con.execute(
-        "SELECT 1 FROM (SELECT schema_name, view_name AS name FROM duckdb_views() WHERE NOT internal UNION "
-        "ALL SELECT schema_name, table_name FROM duckdb_tables()) WHERE schema_name = 'main' AND lower(name) = "
-        + literal(name)
+        "SELECT 1 FROM (SELECT schema_name, view_name AS name FROM duckdb_views() WHERE NOT internal "
+        "UNION ALL SELECT schema_name, table_name FROM duckdb_tables()) "
+        "WHERE schema_name = 'main' AND lower(name) = " + literal(name)
     ).fetchall():
         return None
     quoted = name.replace('"', '""')

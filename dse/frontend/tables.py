@@ -186,6 +186,8 @@ def _with_folded_head(column: _Column) -> _Column:
 def _text(measure: str, value: Any) -> str:
     if isinstance(value, float):
         return units.quantity(measure, value)
+    if isinstance(value, list) and value and all(isinstance(one, float) for one in value):
+        return f"[{', '.join(map(units.number, value))}]"
     return "" if value is None else safe(str(value)).expandtabs()
 
 
