@@ -81,6 +81,8 @@ SCHEMAS = ("", "main", "information_schema")
 # SHOW TABLES and the like; "": DESCRIBE, whose query is checked by itself
 SHOW_NAMES = {"", "tables", "databases", "schemas"}
 NAME = re.compile(r"\w+")
+# a name that is no column, and those that DuckDB offers for it
+NO_COLUMN = re.compile(r'Referenced column "([^"]*)" not found in FROM clause!(?: Candidate bindings: (.*))?')
 RAISED = re.compile(r"while executing the UDF: ValueError: ([^\n]*)")
 
 
@@ -794,7 +796,12 @@ def _line(error: BaseException) -> str:
     new_names = "; ".join(
         f"{old} has a new name; write {new}" for old, new in COLUMNS.items() if f'"{old}"' in message
     )
-    return f"{message}; {new_names}" if new_names else message
+    if new_names:
+        return f"{message}; {new_names}"
+    if (wrong := NO_COLUMN.search(message)) and not meant(wrong[1], re.findall(r'"([^"]*)"', wrong[2] or "")):
+        text = wrong[1].replace("'", "''")
+        return f"{message}; a text stands in single quotes: '{text}'"
+    return message
 
 
 def _sql(name: str) -> str:
