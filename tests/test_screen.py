@@ -309,9 +309,9 @@ def test_sensitivity_implies_all_other_axes(home: Path) -> None:
 def test_a_text_without_quotes_is_pointed_at_them(home: Path) -> None:
     """And a wrong name of a column is not."""
     run = runs.open(home / "run")
-    with pytest.raises(ValueError, match="lpddr5.*; a text stands in single quotes: 'lpddr5'$"):
+    with pytest.raises(ValueError, match=r"lpddr5.*; a text stands in single quotes: 'lpddr5'$"):
         run.sql("SELECT machine FROM designs WHERE dram_kind = lpddr5")
-    with pytest.raises(ValueError, match='"energy" not found .*"energy_pj"') as fault:
+    with pytest.raises(ValueError, match=r'"energy" not found .*"energy_pj"') as fault:
         run.sql("SELECT avg(energy) FROM designs")
     assert "quotes" not in str(fault.value)
 
