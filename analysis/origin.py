@@ -274,12 +274,13 @@ def _selected(scope: Scope, select_list: Sequence[Node]) -> Columns | None:
 
 def _unit_source(scope: Scope, expression: Node) -> str:
     """Returns the column of a view in whose unit an expression is; "" where that is not certain."""
-    if expression["type"] == "COLUMN_REF":
-        *relation, name = map(str.lower, expression["column_names"])
-        return _looked_up(scope, relation, name)
-    is_known = expression.get("function_name", "").lower() in SAME_UNIT and not expression.get("schema")
-    arguments = expression.get("children", ()) if is_known else ()
-    return _unit_source(scope, arguments[0]) if arguments else ""
+    while expression["type"] != "COLUMN_REF":
+        is_known = expression.get("function_name", "").lower() in SAME_UNIT and not expression.get("schema")
+        if not is_known or not expression["children"]:
+            return ""
+        expression = expression["children"][0]
+    *relation, name = map(str.lower, expression["column_names"])
+    return _looked_up(scope, relation, name)
 
 
 def _looked_up(scope: Scope, relation: Sequence[str], name: str) -> str:
