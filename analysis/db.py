@@ -81,6 +81,8 @@ SCHEMAS = ("", "main", "information_schema")
 # SHOW TABLES and the like; "": DESCRIBE, whose query is checked by itself
 SHOW_NAMES = {"", "tables", "databases", "schemas"}
 NAME = re.compile(r"\w+")
+# a name that is no column, and those that DuckDB offers for it
+NO_COLUMN = re.compile(r'Referenced column "([^"]*)" not found in FROM clause!(?: Candidate bindings: (.*))?')
 RAISED = re.compile(r"while executing the UDF: ValueError: ([^\n]*)")
 
 
@@ -102,6 +104,7 @@ def connect(
     skip_damaged: bool = False,
     threads: int = 2,
     memory: str = "4GB",
+    axes: Sequence[str] = (),
 ) -> duckdb.DuckDBPyConnection:
     """Returns a connection with a view per table and the macros of sql/macros.sql, which can read nothing but
     the folder's parts.
@@ -110,6 +113,7 @@ def connect(
         parts lack is NULL
     functions: what computes the values that are not stored; None: such values are missing
     skip_damaged: leave groups with a damaged part out, instead of raising Damaged
+    axes: columns of the study's axes, for the macro sensitivity
 
     Raises QueryError if the folder has no run.
     """
@@ -120,7 +124,7 @@ def connect(
     spill = held.enter_context(private_folder("dse-sql-")) / "spill"
     con = duckdb.connect(config={"threads": threads, "memory_limit": memory, "temp_directory": str(spill)})
     weakref.finalize(con, held.close)
-    _add_fronts(con)
+    _add_fronts(con, axes)
     con.execute(
         "CREATE SCHEMA internal; CREATE TABLE internal.run (folder VARCHAR, generation BIGINT, "
         "skip_damaged BOOL)"
@@ -142,7 +146,7 @@ def _sql_type(kind: pa.DataType) -> str:
     return SQL_TYPES[str(kind.value_type if is_list else kind)] + "[]" * is_list
 
 
-def _add_fronts(con: duckdb.DuckDBPyConnection) -> None:
+def _add_fronts(con: duckdb.DuckDBPyConnection, axes: Sequence[str]) -> None:
     points = "DOUBLE[][]"
     con.create_function("pareto_front", partial(_picked, non_dominated), [points], points, type="arrow")
     con.create_function("knee_rows", partial(_picked, knee), [points], points, type="arrow")
@@ -150,6 +154,7 @@ def _add_fronts(con: duckdb.DuckDBPyConnection) -> None:
     con.create_function(
         "hypervolume_of", _hypervolumes, [points, "DOUBLE[]", points], "DOUBLE[]", type="arrow"
     )
+    con.execute(f"CREATE MACRO study_axes() AS [{', '.join(map(literal, axes))}]::VARCHAR[]")
     con.execute(_sql("macros"))
 
 
@@ -168,11 +173,17 @@ def _lock(con: duckdb.DuckDBPyConnection, folders: Sequence[str]) -> None:
 
 
 def query_tables(
-    tables: Mapping[str, pa.Table], text: str, seconds: float = TIMEOUT_S, memory: str = "4GB"
+    tables: Mapping[str, pa.Table],
+    text: str,
+    seconds: float = TIMEOUT_S,
+    memory: str = "4GB",
+    axes: Sequence[str] = (),
 ) -> pa.Table:
-    """Returns the result of a statement over given tables, as `query` does over those of a run."""
+    """Returns the result of a statement over given tables, as `query` does over those of a run. axes: as of
+    `connect`.
+    """
     with as_query_error(), duckdb.connect(config={"threads": 2, "memory_limit": memory}) as con:
-        _add_fronts(con)
+        _add_fronts(con, axes)
         for name, rows in tables.items():
             con.register("given", rows)
             con.execute(f"CREATE TABLE {_quote(name)} AS FROM given")
@@ -318,26 +329,15 @@ def front(
     by: one front for each value of these columns; they are the first columns of the result
     distinct: of points with equal objectives only the first; its column `tied_designs` is their number
     epsilon: few points, one of which is worse than any other by at most this share (macro epsilon_front)
-    at_knee: the knee alone (macro knee)
+    at_knee: the knee alone (macro knee); as with `distinct` one point of those with equal objectives
     """
+    distinct = distinct or at_knee
     if epsilon is not None and at_knee:
         raise QueryError("--epsilon and --knee: the knee is one point; leave one of both out")
     if epsilon is not None and not epsilon >= 0:
         raise QueryError(f"--epsilon {epsilon:g}: a share from 0 on, e.g. 0.05")
     refresh(con)
-    points, designs = (_columns(con, table) for table in ("points", "designs"))
-    names = [column_of(objective) for objective in objectives]
-    numeric = [
-        name
-        for name, kind in points.items()
-        if NUMBER.match(kind) and name not in ("machine", "schedule", "model_version", "solver_version")
-    ]
-    for name in names:
-        if name not in points:
-            raise QueryError(f'objective "{name}": no such column of points; {_column_meant(name, numeric)}')
-        if name not in numeric:
-            known_names = ", ".join(numeric)
-            raise QueryError(f'objective "{name}" is {points[name]}, no number; there are {known_names}')
+    names, designs = _objective_columns(con, objectives), _columns(con, "designs")
     for name in by:
         if name not in designs:
             raise QueryError(f'--by "{name}": no such column; {_column_meant(name, [*designs])}')
@@ -373,6 +373,40 @@ def front(
             f"SELECT {keys}{tied_column}, * EXCLUDE ({keys}) FROM {asked_designs} ORDER BY {ordered}",
             seconds,
         )
+
+
+def best(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], seconds: float = TIMEOUT_S) -> pa.Table:
+    """Returns the first row of `front`, without the columns behind its objectives: the feasible point that is
+    best in the first objective, of equal ones in the second, and so on; no row if there is none.
+    """
+    refresh(con)
+    names = [_quote(name) for name in _objective_columns(con, objectives)]
+    order = ", ".join(f"{n}{' DESC' if maximised(o) else ''}" for n, o in zip(names, objectives, strict=True))
+    keys = ", ".join(dict.fromkeys(["machine", "schedule", *names]))
+    numbers = " AND ".join(f"coalesce(NOT isnan({name}::DOUBLE), false)" for name in names)
+    return query(
+        con,
+        f"SELECT {keys} FROM points WHERE feasible AND {numbers} ORDER BY {order}, machine, schedule LIMIT 1",
+        seconds,
+    )
+
+
+def _objective_columns(con: duckdb.DuckDBPyConnection, objectives: Sequence[str]) -> list[str]:
+    """Returns the columns of objectives. Raises QueryError for what is no number of points."""
+    points = _columns(con, "points")
+    names = [column_of(objective) for objective in objectives]
+    numeric = [
+        name
+        for name, kind in points.items()
+        if NUMBER.match(kind) and name not in ("machine", "schedule", "model_version", "solver_version")
+    ]
+    for name in names:
+        if name not in points:
+            raise QueryError(f'objective "{name}": no such column of points; {_column_meant(name, numeric)}')
+        if name not in numeric:
+            known_names = ", ".join(numeric)
+            raise QueryError(f'objective "{name}" is {points[name]}, no number; there are {known_names}')
+    return names
 
 
 def column_of(objective: str) -> str:
@@ -447,9 +481,14 @@ def covering(values: Values, epsilon: float) -> Values:
 
 
 def knee(values: Values) -> Values:
-    """Returns the rows of a front [N, k] of least sum, each objective scaled to 0 .. 1 over the front."""
-    sums = _scaled(values).sum(axis=1)
-    found: Values = values[sums == sums.min(initial=np.inf)]
+    """Returns the row of a front [N, k] of least sum, each objective scaled to 0 .. 1 over the front. Of
+    equal sums it is the one whose worst objective is best, then the one that is best in the first objective,
+    the second, and so on.
+    """
+    scaled = np.round(_scaled(values), 12)  # differences below are of rounding
+    sums = np.round(scaled.sum(axis=1), 12)
+    worst = scaled.max(axis=1, initial=-np.inf)
+    found: Values = values[np.lexsort((*values.T[::-1], worst, sums))[:1]]
     return found
 
 
@@ -757,7 +796,12 @@ def _line(error: BaseException) -> str:
     new_names = "; ".join(
         f"{old} has a new name; write {new}" for old, new in COLUMNS.items() if f'"{old}"' in message
     )
-    return f"{message}; {new_names}" if new_names else message
+    if new_names:
+        return f"{message}; {new_names}"
+    if (wrong := NO_COLUMN.search(message)) and not meant(wrong[1], re.findall(r'"([^"]*)"', wrong[2] or "")):
+        text = wrong[1].replace("'", "''")
+        return f"{message}; a text stands in single quotes: '{text}'"
+    return message
 
 
 def _sql(name: str) -> str:

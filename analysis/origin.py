@@ -1,9 +1,10 @@
-"""Traces each column of a statement's result to the column of a view that it shows unchanged. Units come from
-that column, never from an alias.
+"""Traces each column of a statement's result to the column of a view whose values, or values like these, it
+shows. Units come from that column, never from an alias.
 
-Only plain references are followed, through subqueries, WITH, joins, set operations and fronts. An expression
-(min(x), x / y, CASE, a cast) is no column of a view, and neither is anything that cannot be followed with
-certainty. The names found are compared with those that DuckDB gave the result.
+Plain references are followed, and functions whose result is in the unit of their first argument (min, avg,
+sum), through subqueries, WITH, joins, set operations and fronts. Any other expression (x / y, CASE, a cast)
+is no column of a view, and neither is anything that cannot be followed with certainty. The names found are
+compared with those that DuckDB gave the result.
 """
 
 from __future__ import annotations
@@ -20,6 +21,26 @@ from analysis.computed import literal, nodes
 
 # table functions whose rows are rows of the table in their first argument
 FRONTS = ("pareto", "pareto2", "epsilon_front", "knee")
+# functions, aggregates and window functions whose result has the unit of their first argument
+SAME_UNIT = {
+    *("abs", "any_value", "approx_quantile", "arg_max", "arg_min", "avg", "ceil", "first", "first_value"),
+    *(
+        "floor",
+        "lag",
+        "last",
+        "last_value",
+        "lead",
+        "max",
+        "max_by",
+        "mean",
+        "median",
+        "min",
+        "min_by",
+        "mode",
+    ),
+    *("nth_value", "quantile", "quantile_cont", "quantile_disc", "round", "stddev", "stddev_pop"),
+    *("stddev_samp", "sum"),
+}
 PLAIN = re.compile(r"[a-z_]\w*")  # names that DuckDB gives to columns, never to expressions
 # keys of a `*` in the syntax tree that this module understands
 PLAIN_STAR = {
@@ -33,7 +54,8 @@ PLAIN_STAR = {
     "columns",
 }
 
-# (name in lower case, "" where DuckDB generates one; column of a view that it shows, "" if none)
+# (name in lower case, "" where DuckDB generates one; column of a view that it shows or has the unit of, "" if
+# none)
 Column = tuple[str, str]
 Columns = tuple[Column, ...]
 Node = Mapping[str, Any]
@@ -50,14 +72,17 @@ class Scope:
 
 
 def columns(con: duckdb.DuckDBPyConnection, text: str, names: Sequence[str]) -> list[str]:
-    """Returns for each result column of a statement the column of a view that it shows unchanged, or "".
-    names: of the result's columns.
+    """Returns for each result column of a statement the column of a view that it shows, or has the unit of,
+    or "". names: of the result's columns.
 
     >>> con = duckdb.connect()
     >>> _ = con.execute("CREATE VIEW points AS SELECT 1.5 AS energy_pj, 2.0 AS area_mm2")
     >>> query = "SELECT energy_pj AS e, energy_pj / area_mm2 AS pj_per_mm2, p.* FROM points p"
     >>> columns(con, query, ["e", "pj_per_mm2", "energy_pj", "area_mm2"])
     ['energy_pj', '', 'energy_pj', 'area_mm2']
+    >>> query = "SELECT min(energy_pj), count(area_mm2) FROM points"
+    >>> columns(con, query, ["min(energy_pj)", "count(area_mm2)"])
+    ['energy_pj', '']
     """
     try:
         found = _parsed(con, text, lambda name: _view(con, name))
@@ -65,14 +90,20 @@ def columns(con: duckdb.DuckDBPyConnection, text: str, names: Sequence[str]) -> 
         found = None
     if found is None or len(found) != len(names):
         return ["" for _ in names]
-    return [source if own == name.lower() else "" for name, (own, source) in zip(names, found, strict=True)]
+    return [
+        source if own == name.lower() or (not own and "(" in name) else ""
+        for name, (own, source) in zip(names, found, strict=True)
+    ]
 
 
 def _view(con: duckdb.DuckDBPyConnection, name: str) -> Columns | None:
-    """Returns the columns of a view of the run; None if there is no such view."""
+    """Returns the columns of a view of the run, or of its table where several runs are asked together; None
+    if there is neither.
+    """
     if not con.execute(
-        "SELECT 1 FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' AND lower(view_name) = "
-        + literal(name)
+        "SELECT 1 FROM (SELECT schema_name, view_name AS name FROM duckdb_views() WHERE NOT internal "
+        "UNION ALL SELECT schema_name, table_name FROM duckdb_tables()) "
+        "WHERE schema_name = 'main' AND lower(name) = " + literal(name)
     ).fetchall():
         return None
     quoted = name.replace('"', '""')
@@ -171,9 +202,13 @@ def _from(con: duckdb.DuckDBPyConnection, node: Node, tables: Tables) -> Scope:
 
 
 def _front(con: duckdb.DuckDBPyConnection, function: Node, tables: Tables) -> Columns | None:
-    """Returns the columns of the table that pareto or pareto2 takes its rows from; None for other
-    functions.
+    """Returns the columns of the table that pareto or pareto2 takes its rows from, and those of sensitivity,
+    whose values are a parameter's; None for other functions.
     """
+    if function["function_name"].lower() == "sensitivity":
+        named = [one.get("value", {}).get("value") for one in function["children"]]
+        parameter = named[2] if len(named) > 2 and isinstance(named[2], str) else ""
+        return ("value", parameter), ("rows", ""), ("times_the_mean", "")
     first = next(iter(function.get("children", ())), {})
     table = (
         first.get("value", {}).get("value")
@@ -233,8 +268,19 @@ def _selected(scope: Scope, select_list: Sequence[Node]) -> Columns | None:
         ):
             return None
         else:
-            found.append((expression["alias"].lower(), ""))
+            found.append((expression["alias"].lower(), _unit_source(scope, expression)))
     return tuple(found)
+
+
+def _unit_source(scope: Scope, expression: Node) -> str:
+    """Returns the column of a view in whose unit an expression is; "" where that is not certain."""
+    while expression["type"] != "COLUMN_REF":
+        is_known = expression.get("function_name", "").lower() in SAME_UNIT and not expression.get("schema")
+        if not is_known or not expression["children"]:
+            return ""
+        expression = expression["children"][0]
+    *relation, name = map(str.lower, expression["column_names"])
+    return _looked_up(scope, relation, name)
 
 
 def _looked_up(scope: Scope, relation: Sequence[str], name: str) -> str:

@@ -65,6 +65,8 @@ LEGEND_CHARS, ENTRY_CHARS = 120, 8
 STATUSES = ("ok", "infeasible", "pruned", "error")  # of machines, in the order in which they are stacked
 MAX_NAMES = 12  # einsums that are named on a roofline
 MAX_TENSORS = 40  # rows of a retention picture
+LEAST_EFFECT = 1.0005  # ratio of the effects of two values below which a parameter has no effect
+EDGE = 0.2  # share of the axes at each side in which a label begins or ends at its dot
 LOG_RATIO = 8.0  # ratio of the largest to the smallest value above which an axis is logarithmic
 
 
@@ -379,26 +381,15 @@ def sensitivity(panels: Mapping[str, tuple[Sequence[Effect], float, float]], tit
                     edgecolors="white",
                     linewidths=0.5,
                 )
-                for effect, offset in (
-                    ((min(of_parameter, key=_factor), -9), (max(of_parameter, key=_factor), 5))
-                    if of_parameter[0].factor != of_parameter[-1].factor
-                    else ()
-                ):
-                    ax.annotate(
-                        _value(parameter, effect.value),
-                        (effect.factor, row),
-                        (0, offset),
-                        textcoords="offset points",
-                        ha="center",
-                        fontsize=7,
-                        va="top" if offset < 0 else "bottom",
-                    )
             if effects and max(map(_factor, effects)) > LOG_RATIO * min(map(_factor, effects)):
                 _logarithmic(ax.xaxis, max(map(_factor, effects)) / min(map(_factor, effects)))
-            ax.set_yticks(range(len(names)), [parameter.replace("_", " ") for parameter in names])
+            ax.set_yticks(range(len(names)), [units.label(parameter) for parameter in names])
             ax.set_ylim(len(names) - 0.4, -0.6)
             ax.grid(visible=False, axis="y")
             ax.margins(x=0.12)
+            ax.autoscale_view()
+            for row, parameter in enumerate(names):
+                _label_ends(ax, row, [one for one in effects if one.parameter == parameter])
             ax.set_xlabel(f"{units.axis(name, [])[1].split(' (')[0]} / its mean")
             error = (
                 f"\nshaded, within {100 * (error_factor - 1):.2g} %: perhaps the fit's error"
@@ -408,6 +399,26 @@ def sensitivity(panels: Mapping[str, tuple[Sequence[Effect], float, float]], tit
             ax.set_title(f"explains {100 * explained:.0f} % of the variance{error}", fontsize=8)
         figure.suptitle(title)
     return Picture(figure)
+
+
+def _label_ends(ax: Axes, row: int, effects: Sequence[Effect]) -> None:
+    """Writes the values of least and greatest effect below and above their dots, within the axes. A parameter
+    without an effect has none.
+    """
+    least, greatest = min(effects, key=_factor), max(effects, key=_factor)
+    if greatest.factor <= LEAST_EFFECT * least.factor:
+        return
+    for effect, offset in ((least, -9), (greatest, 5)):
+        at = ax.transAxes.inverted().transform(ax.transData.transform((effect.factor, row)))[0]
+        ax.annotate(
+            _value(effect.parameter, effect.value),
+            (effect.factor, row),
+            (0, offset),
+            textcoords="offset points",
+            ha="left" if at < EDGE else "right" if at > 1 - EDGE else "center",
+            fontsize=7,
+            va="top" if offset < 0 else "bottom",
+        )
 
 
 def _factor(one: Effect) -> float:

@@ -2,7 +2,7 @@
 'use strict';
 (async () => {
 const $ = id => document.getElementById(id);
-const FIRST = 25, MORE = 200, LINES = 4000, CELLS = 200, TICKS = 12, BINS = 24, SWATCHES = ['#16324f', '#2a7f9e', '#8cc0a8', '#e3c567', '#f3ead2', '#b5651d', '#6b4c7a', '#d0d0d0'];  // as in analysis/plots.py
+const FIRST = 25, MORE = 200, LINES = 4000, CELLS = 200, TICKS = 12, BINS = 24, LEAST_EFFECT = 1.0005, SWATCHES = ['#16324f', '#2a7f9e', '#8cc0a8', '#e3c567', '#f3ead2', '#b5651d', '#6b4c7a', '#d0d0d0'];  // as in analysis/plots.py
 const HATCHES = ['', '/', '', '.', 'x', '\\', '-', '+'];
 const MARKS = ['circle', 'square', 'diamond', 'triangle-up', 'x', 'cross'];
 window.addEventListener('error', event => showFault(event.message));
@@ -188,6 +188,7 @@ function ticks(name) {  // of a column that may be drawn as logarithms
 }
 
 // ---- parallel coordinates
+const HALO = () => Array(6).fill(`0 0 3px ${css('--paper')}`).join(', ');  // around numbers that stand on lines
 const onLine = (name, i) => scaled(name, i);
 let dimensions = [], listening = false;
 function parallel() {
@@ -196,11 +197,11 @@ function parallel() {
   $('thinned').textContent = step > 1 ? `Lines: the front and every ${step}th of the other points; filters hold for all points.` : '';
   dimensions = [...facts.parameters.filter(name => columns[name].choices.length > 1), ...new Set([...objectives])];
   const colour = $('colour').value || objectives[0];
-  const traces = [{type: 'parcoords', labelfont: {color: css('--ink'), size: 12}, tickfont: {color: css('--dim'), size: 10}, rangefont: {color: 'rgba(0,0,0,0)', size: 1},
+  const traces = [{type: 'parcoords', labelfont: {color: css('--ink'), size: 12}, tickfont: {color: css('--ink'), size: 11, weight: 600, shadow: HALO()}, rangefont: {color: 'rgba(0,0,0,0)', size: 1},
     line: {color: lines.map(i => scaled(colour, i)), colorscale: shades()},
     dimensions: dimensions.map(name => {
       const c = columns[name];
-      const few = c.choices.map((_, k) => k).filter(k => k % Math.ceil(c.choices.length / TICKS) === 0);
+      const last = c.choices.length - 1, steps = Math.min(last, TICKS - 1), few = last < 0 ? [] : Array.from({length: steps + 1}, (_, k) => Math.round(k * last / (steps || 1)));
       const base = c.choices.length ? {tickvals: few, ticktext: few.map(k => c.choices[k]), range: [0, Math.max(1, c.choices.length - 1)]} : {...ticks(name), range: (r => [r[0], r[r.length - 1]])(ticks(name).tickvals)};
       return {label: c.label, values: lines.map(i => onLine(name, i)), constraintrange: brushes[name], ...base};
     })}];
@@ -328,15 +329,16 @@ function effects() {
   for (const o of objectives) {
     const own = facts.effects[o], id = `effects-${o}`;
     const order = [...own.order].reverse();
-    const traces = order.map(name => { const mine = own.rows.filter(r => r.parameter === name);
-      const ends = [Math.min, Math.max].map(end => end(...mine.map(r => r.factor)));
-      return {type: 'scatter', mode: 'lines+markers+text', x: mine.map(r => r.factor), y: mine.map(() => plain(columns[name].label)), hovertext: mine.map(r => plain(r.value)),
-        text: mine.map(r => ends[0] < 0.9 * ends[1] && ends.includes(r.factor) ? plain(r.value) : ''), textposition: mine.map(r => r.factor === ends[0] ? 'middle left' : 'middle right'), textfont: {size: 10}, cliponaxis: false,
-        marker: {color: css('--accent'), size: 8}, line: {color: css('--dim')}, hovertemplate: '%{hovertext}: times %{x:.4~g}<extra></extra>'}; });
     const [least, most] = [Math.min, Math.max].map(end => end(1, ...own.rows.map(r => r.factor))), isLog = most > 2 * least;
-    const range = isLog ? [Math.log10(least), Math.log10(most)] : [least, most], side = 0.25 * (range[1] - range[0]) || 0.1;  // for the values beside the ends
+    const range = isLog ? [Math.log10(least), Math.log10(most)] : [least, most], side = 0.1 * (range[1] - range[0]) || 0.1, [from, to] = [range[0] - side, range[1] + side];
+    const traces = order.map(name => { const mine = own.rows.filter(r => r.parameter === name);
+      const ends = [Math.min, Math.max].map(end => { const all = mine.map(r => r.factor); return all.indexOf(end(...all)); }), [lowest, highest] = ends.map(k => mine[k].factor);
+      const beside = (up, factor) => { const at = ((isLog ? Math.log10(factor) : factor) - from) / (to - from); return `${up} ${at < 0.2 ? 'right' : at > 0.8 ? 'left' : 'center'}`; };  // text to the right of its place begins there
+      return {type: 'scatter', mode: 'lines+markers+text', x: mine.map(r => r.factor), y: mine.map(() => plain(columns[name].label)), hovertext: mine.map(r => plain(r.value)),
+        text: mine.map((r, k) => highest > LEAST_EFFECT * lowest && ends.includes(k) ? plain(r.value) : ''), textposition: mine.map((r, k) => beside(k === ends[0] ? 'bottom' : 'top', r.factor)), textfont: {size: 10}, cliponaxis: false,
+        marker: {color: css('--accent'), size: 8}, line: {color: css('--dim')}, hovertemplate: '%{hovertext}: times %{x:.4~g}<extra></extra>'}; });
     Plotly.react(id, traces, plotLayout({showlegend: false, title: {text: plain(`${columns[o].label}: ${Math.round(100 * own.explained)} % explained`), font: {size: 13}}, margin: {l: 90, r: 12, t: 36, b: 44},
-      xaxis: {type: isLog ? 'log' : 'linear', range: [range[0] - side, range[1] + side], title: {text: 'times its mean'}, ...(isLog ? {tickvals: [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20], ticktext: ['0.05', '0.1', '0.2', '0.5', '1', '2', '5', '10', '20']} : {})}, yaxis: {type: 'category'}}), CONFIG);
+      xaxis: {type: isLog ? 'log' : 'linear', range: [from, to], title: {text: 'times its mean'}, ...(isLog ? {tickvals: [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20], ticktext: ['0.05', '0.1', '0.2', '0.5', '1', '2', '5', '10', '20']} : {})}, yaxis: {type: 'category'}}), CONFIG);
   }
   if (!objectives.some(o => facts.effects[o].rows.length)) $('effects').replaceChildren(element('p', 'No parameter varies among the feasible points.'));
 }

@@ -134,7 +134,9 @@ NonNegative = Annotated[int, Field(ge=0, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 Cost = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Cell = Literal["lop", "hp"]
-MemoryKind = Literal["sram", "ddr3", "ddr4", "lpddr4", "lpddr5", "gddr5", "gddr6", "hbm2", "hbm2e", "custom"]
+MemoryKind = Literal[
+    "sram", "register", "ddr3", "ddr4", "lpddr4", "lpddr5", "gddr5", "gddr6", "hbm2", "hbm2e", "custom"
+]
 Stationary = Literal["os", "ws", "is"]
 Overlap = Literal["buffered", "free"]
 Injection = Literal["corners", "edge"]

@@ -32,6 +32,7 @@ from hw.arch import (
     fields_of,
 )
 from hw.component import (
+    ON_CHIP,
     ComponentError,
     compute_of,
     contradictions,
@@ -50,7 +51,7 @@ NESTING = ("kind", *LAYOUT_FIELDS)  # fields of Memory that decide how nodes may
 COLUMN_ROLES: tuple[FieldRole, ...] = ("price", "rate")
 # fields of Arch that are part of a machine's family; word_bits is part of the family of the compute instead
 FAMILY_FIELDS = tuple(name for name in fields_of(Arch, "structure", "tiles") if name != "word_bits")
-TECHNOLOGY = ("node_nm", "cell")  # fields of Machine that change an sram, but no other kind of memory
+TECHNOLOGY = ("node_nm", "cell")  # fields of Machine that change memories of the kinds ON_CHIP alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ class NodeColumns:
     axes: tuple[int, ...]  # indices of the space's axes that the node depends on
     make: Callable[[Mapping[str, Value]], Row]  # returns the node's numbers from the values on these axes
     width: int  # how many numbers the node has
-    technology: tuple[int, ...] = ()  # those of `axes` that matter only where the memory is an sram
+    technology: tuple[int, ...] = ()  # those of `axes` that matter only where the memory is on chip
     kind: int | str = "sram"  # the memory's kind; an int: index of the axis that sets it
     # codes of the combinations seen, in ascending order
     codes: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -175,16 +176,16 @@ class NodeColumns:
         """Returns [n] whether the node of each machine can be built, and [n, width] its numbers, NaN where
         not. digits: [n, axes], as `Table.digits` returns them.
         """
-        # mixed-radix number of the values on the node's axes; those that matter to an sram only are else 0
+        # mixed-radix number of the values on the node's axes; those that matter on chip only are else 0
         code = np.zeros(len(digits), np.int64)
-        is_sram = (
-            np.array([value == "sram" for value in space.axes[self.kind].values])[digits[:, self.kind]]
+        on_chip = (
+            np.array([value in ON_CHIP for value in space.axes[self.kind].values])[digits[:, self.kind]]
             if isinstance(self.kind, int)
-            else self.kind == "sram"
+            else self.kind in ON_CHIP
         )
         for axis in self.axes:
             code = code * len(space.axes[axis].values) + digits[:, axis] * (
-                is_sram if axis in self.technology else 1
+                on_chip if axis in self.technology else 1
             )
         wanted, first, inverse = np.unique(code, return_index=True, return_inverse=True)
         if (new := ~np.isin(wanted, self.codes, assume_unique=True)).any():

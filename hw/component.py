@@ -1,8 +1,8 @@
 """Component tables, and `build`, which turns a checked Machine into an Arch.
 
 SRAM: hw/data/sram_cacti7.csv (CACTI 7), interpolated log-log between its capacities and nodes, exact at every
-row; values outside of the table are errors. Its smallest array has 64 B. The tables have no sourced numbers
-for smaller registers: these are given as `kind: custom` with their own numbers.
+row; values outside of the table are errors. Its smallest array has 64 B.
+Registers (flip-flops) of up to 64 B: hw/data/register.csv at 40 nm, scaled as logic.
 Logic: hw/data/mac.csv at 45 nm, scaled by hw/data/logic_scaling.csv.
 DRAM: hw/data/dram.csv.
 
@@ -47,6 +47,9 @@ from workloads.meant import meant
 from workloads.renamed import key_now, value_now
 
 DATA = Path(__file__).parent / "data"
+MAX_REGISTER_BITS = 512  # of kind: register; from here on there are SRAM arrays
+REGISTER_OR = "register (flip-flops, up to 64 B) or "  # of messages about memories that no SRAM table has
+ON_CHIP = ("sram", "register")  # kinds of memories that technology node and cell price
 
 
 class ComponentError(ValueError):
@@ -74,6 +77,16 @@ class Mac:
     bits: int
     mac_pj: float
     alu_pj: float
+    leak_mw: float
+    area_mm2: float
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Flip-flops, all read and written in every cycle. Energies are per access of the full width."""
+
+    read_pj: float
+    write_pj: float
     leak_mw: float
     area_mm2: float
 
@@ -146,7 +159,7 @@ def sram(node_nm: float, cell: str, capacity_bits: int, width_bits: int) -> Sram
     if width_bits not in widths:
         raise ComponentError(
             f"width_bits = {width_bits} is in no SRAM table; use one of {', '.join(map(str, widths))}, or "
-            "kind: custom"
+            f"kind: {REGISTER_OR if capacity_bits <= MAX_REGISTER_BITS else ''}custom"
         )
     nodes = table[cell, width_bits]
     if not min(nodes) <= node_nm <= max(nodes):
@@ -160,7 +173,7 @@ def sram(node_nm: float, cell: str, capacity_bits: int, width_bits: int) -> Sram
             f"capacity = {show_bytes(capacity_bits / 8)} per SRAM macro is outside the SRAM table of "
             f"{width_bits} "
             f"bit words ({show_bytes(sizes[0] / 8)} to {show_bytes(sizes[-1] / 8)}); change capacity, "
-            "width_bits or banks, or use kind: custom"
+            f"width_bits or banks, or use kind: {REGISTER_OR if capacity_bits < sizes[0] else ''}custom"
         )
     below, above, node_fraction = _bracket(node_nm, sorted(nodes))
     ends = []
@@ -182,21 +195,60 @@ def mac(kind: str, node_nm: float, cell: str) -> Mac:
     row = _rows_by("mac", "kind").get(kind)
     if row is None:
         raise ComponentError(f"kind = {kind} is no compute kind; {closest_name(kind, mac_kinds())}")
-    smallest = sram(node_nm, cell, 512, 16)
-    factors = {
-        float(r["node_nm"]): (float(r["energy_factor"]), float(r["area_factor"]))
-        for r in _rows_by("logic_scaling", "node_nm").values()
-    }
-    below, above, fraction = _bracket(node_nm, sorted(factors))
-    energy, area = _blend(factors[below], factors[above], fraction)
+    density = _leakage_density(node_nm, cell)
+    energy, area = _logic_factors(node_nm)
     area_mm2 = float(row["area_um2"]) * 1e-6 * area
     return Mac(
         int(row["bits"]),
         float(row["mac_pj"]) * energy,
         float(row["alu_pj"]) * energy,
-        area_mm2 * smallest.leak_mw / smallest.area_mm2,
+        area_mm2 * density,
         area_mm2,
     )
+
+
+@lru_cache(maxsize=4096)
+def register(node_nm: float, cell: str, capacity_bits: int, width_bits: int) -> Register:
+    """Returns flip-flops of capacity_bits with width_bits per access (hw/data/register.csv), scaled and
+    leaking as MAC units (`mac`). Raises ComponentError for more than the table is for, or a node outside.
+    >>> small, large = register(45, "lop", 8, 8), sram(45, "lop", 512, 16)
+    >>> 0.05 < small.read_pj < large.read_pj / 2 < 0.1
+    True
+    """
+    if capacity_bits > MAX_REGISTER_BITS:
+        raise ComponentError(
+            f"capacity = {show_bytes(capacity_bits / 8)} is more than flip-flops without a decoder are for "
+            f"({show_bytes(MAX_REGISTER_BITS / 8)}); use kind: sram"
+        )
+    density = _leakage_density(node_nm, cell)
+    ((node, row),) = _rows_by("register", "node_nm").items()
+    given = _logic_factors(float(node))
+    energy, area = (now / then for now, then in zip(_logic_factors(node_nm), given, strict=True))
+    area_mm2 = capacity_bits * float(row["area_um2_per_bit"]) * 1e-6 * area
+    return Register(
+        width_bits * float(row["read_pj_per_bit"]) * energy,
+        width_bits * float(row["write_pj_per_bit"]) * energy,
+        area_mm2 * density,
+        area_mm2,
+    )
+
+
+def _leakage_density(node_nm: float, cell: str) -> float:
+    """Returns mW per mm2 of the smallest CACTI array (64 B). Raises ComponentError for a node outside of the
+    SRAM table, whose range lies within that of the logic table.
+    """
+    smallest = sram(node_nm, cell, 512, 16)
+    return smallest.leak_mw / smallest.area_mm2
+
+
+def _logic_factors(node_nm: float) -> list[float]:
+    """Returns the factors of energy and area at a node over those at 45 nm (hw/data/logic_scaling.csv)."""
+    factors = {
+        float(r["node_nm"]): (float(r["energy_factor"]), float(r["area_factor"]))
+        for r in _rows_by("logic_scaling", "node_nm").values()
+    }
+    below, above, fraction = _bracket(node_nm, sorted(factors))
+    return _blend(factors[below], factors[above], fraction)
 
 
 @lru_cache
@@ -360,7 +412,7 @@ def nesting_faults(nodes: Sequence[Node | None]) -> Iterator[str]:
     for i, node in enumerate(nodes):
         if isinstance(node, Memory) and node.kind == "sram":
             first_sram = first_sram or node.name
-        elif isinstance(node, Memory) and node.kind != "custom" and first_sram:
+        elif isinstance(node, Memory) and node.kind in dram_kinds() and first_sram:
             yield (
                 f"nodes[{i}] = {node.name} is {node.kind} inside of the sram {first_sram}; "
                 "list the outermost memory first"
@@ -447,7 +499,7 @@ def contradictions(spec: Machine, node: Node, outermost: bool = False) -> list[s
 
 
 def _memory_faults(node: Memory, outermost: bool) -> Iterator[str]:
-    key, on_chip = node.name, node.kind == "sram"
+    key, is_sram, on_chip = node.name, node.kind == "sram", node.kind in ON_CHIP
     yield from _custom_faults(node, ("read_pj", "write_pj", "leak_mw", "area_mm2"))
     if key == "compute":
         yield "memory = compute is the name of the MAC units in every result; choose another"
@@ -457,9 +509,10 @@ def _memory_faults(node: Memory, outermost: bool) -> Iterator[str]:
             "(inf for no limit), or bandwidth"
         )
     if node.capacity is None and (on_chip or not outermost):
+        bounded, size = ("register", "4 B") if node.kind == "register" else ("sram", "128 KiB")
         yield (
-            f"{key}.capacity is missing: only an outermost level that is no sram is unbounded; add "
-            "e.g. capacity: 128 KiB"
+            f"{key}.capacity is missing: only an outermost level that is no {bounded} is unbounded; add "
+            f"e.g. capacity: {size}"
         )
     if node.capacity is not None and node.width_bits > 8 * node.capacity:
         yield (
@@ -471,7 +524,7 @@ def _memory_faults(node: Memory, outermost: bool) -> Iterator[str]:
             f"{key}.banks = {node.banks} must divide capacity = {show_bytes(node.capacity)}; use a "
             "power of two"
         )
-    if node.banks > 1 and not on_chip:
+    if node.banks > 1 and not is_sram:
         yield f"{key}.banks = {node.banks} is for kind: sram; leave it out, or use channels"
     if node.channels > 1 and (on_chip or node.kind == "custom"):
         yield f"{key}.channels = {node.channels} is for a DRAM kind; leave it out"
@@ -480,7 +533,7 @@ def _memory_faults(node: Memory, outermost: bool) -> Iterator[str]:
             f"{key}.bandwidth = {node.bandwidth:g} GB/s stands beside actions_per_cycle = "
             f"{node.actions_per_cycle:g}; leave one out"
         )
-    if node.cycle_ns is not None and not on_chip:
+    if node.cycle_ns is not None and not is_sram:
         yield f"{key}.cycle_ns = {node.cycle_ns:g} is for kind: sram; leave it out"
     if node.double_buffer and outermost:
         yield (f"{key}.double_buffer = true cannot be: nothing fills the outermost level; leave it out")
@@ -622,6 +675,9 @@ def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
         write = array.write_pj
         leak = array.leak_mw * node.banks
         area = array.area_mm2 * node.banks
+    elif node.kind == "register":
+        cells = register(_node_nm(spec), spec.cell, 8 * (node.capacity or 0), node.width_bits)
+        read, write, leak, area = astuple(cells)
     elif node.kind != "custom":
         chip = dram(node.kind)
         read = chip.read_pj_per_bit * node.width_bits

@@ -4,16 +4,18 @@ is built into.
 
 from dataclasses import replace
 from itertools import pairwise
-from math import isclose, sqrt
+from math import isclose, log, sqrt
 from typing import get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hw import component, machine
-from hw.arch import ComputeKind, Machine, MacUnit, Memory, MemoryKind
-from hw.component import ComponentError, build, dram, mac, rows, sram
+from hw import component, machine, space
+from hw.arch import Arch, ComputeKind, Machine, MacUnit, Memory, MemoryKind
+from hw.columns import Table
+from hw.component import ComponentError, build, dram, mac, register, rows, sram
 
 SRAM = rows("sram_cacti7")
 NODES, CELLS, WIDTHS = (22, 32, 45, 65), ("lop", "hp"), (16, 32, 64, 128, 256, 512)
@@ -152,7 +154,7 @@ def test_outside_the_table_the_range_and_the_fix_are_named(
 
 
 def test_each_row_names_its_source_and_how_it_scales() -> None:
-    for table in ("mac", "dram"):
+    for table in ("mac", "dram", "register"):
         for row in rows(table):
             assert len(row["source"]) > 20, row
             assert len(row["scaling"]) > 20, row
@@ -206,7 +208,7 @@ def test_wider_numbers_cost_more() -> None:
 
 
 def test_the_kinds_of_the_spec_are_those_of_the_tables() -> None:
-    assert get_args(MemoryKind) == ("sram", *component.dram_kinds(), "custom")
+    assert get_args(MemoryKind) == ("sram", "register", *component.dram_kinds(), "custom")
     assert get_args(ComputeKind) == (*component.mac_kinds(), "custom")
 
 
@@ -234,6 +236,47 @@ def test_edge_array_is_built_from_the_tables() -> None:
     assert arch.levels[1].bypass is True
     registers = sram(32, "lop", 4096, 16)
     assert isclose(arch.area_mm2(), buffer.area_mm2 + 256 * (registers.area_mm2 + lane.area_mm2))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_registers_follow_from_the_bit_of_their_row(cell: str) -> None:
+    """Energy by width, area and leakage by capacity; scaled as logic, log-log between nodes."""
+    (row,) = rows("register")
+    factor = {float(one["node_nm"]): float(one["area_factor"]) for one in rows("logic_scaling")}
+    share = log(40 / 32) / log(45 / 32)
+    of_row = factor[32.0] ** (1 - share) * factor[45.0] ** share
+    one_bit, word = register(45, cell, 1, 1), register(45, cell, 8 * 4, 8)
+    assert one_bit.area_mm2 == pytest.approx(float(row["area_um2_per_bit"]) * 1e-6 * factor[45.0] / of_row)
+    smallest = sram(45, cell, 512, 16)
+    assert one_bit.leak_mw / one_bit.area_mm2 == pytest.approx(smallest.leak_mw / smallest.area_mm2)
+    assert [word.read_pj / one_bit.read_pj, word.area_mm2 / one_bit.area_mm2] == pytest.approx([8, 32])
+    assert register(40, cell, 8, 8).write_pj == pytest.approx(8 * float(row["write_pj_per_bit"]))
+    reads = [register(node, cell, 8, 8).read_pj for node in NODES]
+    assert reads == sorted(reads)
+    with pytest.raises(ComponentError, match=r"capacity = 65 B is more than .* use kind: sram"):
+        register(45, cell, 8 * 65, 8)
+    with pytest.raises(ComponentError, match="node_nm = 16 is outside the tables"):
+        register(16, cell, 8, 8)
+
+
+def test_what_is_too_small_for_the_sram_table_is_pointed_at_registers() -> None:
+    for capacity, width, is_register in ((8 * 32, 16, True), (8 * 4, 8, True), (8 * 2**26, 16, False)):
+        with pytest.raises(ComponentError) as fault:
+            sram(45, "lop", capacity, width)
+        assert ("kind: register (flip-flops, up to 64 B) or custom" in str(fault.value)) == is_register
+
+
+def test_a_register_of_a_space_is_built_as_alone() -> None:
+    """Columns of many machines and each machine by itself, over kinds, sizes and technology."""
+    axes = {"regf.kind": ["sram", "register"], "regf.capacity": ["2 B", "64 B"], "node_nm": [22, 45]}
+    few = space.parse(EDGE, axes | {"cell": ["lop", "hp"], "regf.actions_per_cycle": [1.0]})
+    built, columns = Table(few).columns(np.arange(few.size))
+    alone = [space.decode(few, index) for index in range(few.size)]
+    assert built.tolist() == [isinstance(one, Arch) for one in alone]
+    archs = [one for one in alone if isinstance(one, Arch)]
+    assert len(archs) == 12  # an SRAM of 2 B is in no table
+    assert columns.area_mm2.tolist() == [one.area_mm2() for one in archs]
+    assert columns.levels["read_pj"][:, 2].tolist() == [one.levels[2].read_pj for one in archs]
 
 
 def test_given_numbers_override_the_table() -> None:

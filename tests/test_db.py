@@ -163,8 +163,12 @@ def test_macros_equal_their_definitions_on_random_tables(run: Path) -> None:
                 assert (listed <= row + 0.3 * abs(row)).all(axis=1).any()
             assert (listed.min(axis=0) == signed[front].min(axis=0)).all()
             low, high = signed[front].min(axis=0), signed[front].max(axis=0)
-            sums = ((signed[front] - low) / np.where(high > low, high - low, 1.0)).sum(axis=1)
-            expected += front[sums == sums.min()].tolist()
+            scaled = (signed[front] - low) / np.where(high > low, high - low, 1.0)
+            order = [
+                (round(one.sum(), 9), round(one.max(), 9), *signed[row])
+                for one, row in zip(scaled, front, strict=True)
+            ]
+            expected += [row for key, row in zip(order, front.tolist(), strict=True) if key == min(order)]
         assert rows("knee('t', OBJECTIVES, grp := ['g'])") == sorted(expected)
         reference = np.where(signs > 0, 10.0, 0.0)
         cells = np.indices([10] * k).reshape(k, -1).T - np.where(signs > 0, 0.0, 10.0)
@@ -178,6 +182,20 @@ def test_macros_equal_their_definitions_on_random_tables(run: Path) -> None:
         for value, count, ratio in found:
             assert count == (parameter == value).sum()
             assert ratio == pytest.approx(np.exp(ratios[parameter == value].mean()))
+
+
+def test_a_front_has_one_knee(run: Path) -> None:
+    """Both ends of a front of two have the sum 1; of three on a line the middle is best balanced."""
+    two, three = np.array([[9.0, 1.0], [1.0, 9.0]]), np.array([[1.0, 9.0], [9.0, 1.0], [5.0, 5.0]])
+    assert db.knee(two).tolist() == db.knee(two[::-1]).tolist() == [[1.0, 9.0]]
+    assert db.knee(three).tolist() == db.knee(three[::-1]).tolist() == [[5.0, 5.0]]
+    con = db.connect(run)
+    con.execute(
+        "CREATE TABLE t AS FROM (VALUES (9, 1, 'x'), (1, 9, 'x'), (1, 9, 'x'), (2, 2, 'y')) v(a, b, g)"
+    )
+    assert con.execute("FROM knee('t', ['a', 'b'], grp := ['g'])").fetchall() == [(1, 9, "x")] * 2 + [
+        (2, 2, "y")
+    ]
 
 
 def test_hypervolumes_of_groups_share_one_box(run: Path) -> None:

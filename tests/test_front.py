@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis import db
 from dse.frontend import cli, runs
 from dse.mapper.exact.covers import _covering
 from dse.mapper.exact.optimal import optimal_on
@@ -268,6 +269,19 @@ def test_few_points_the_knee_and_the_volume_of_a_run(run: runs.Run) -> None:
     (found,) = run.sql(f"FROM hypervolume('(FROM points WHERE feasible)', {run.objectives()})")
     shown = run.status()["hypervolume_reference"]
     assert found["reference"] == pytest.approx([shown[o.column] for o in run.study.objectives])
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [[], ["area_mm2"], ["area_mm2", "-throughput"], ["latency_ns:max", "energy_pj"], ["power_mw"], ["-tops"]],
+)
+def test_the_best_point_is_the_first_of_the_front(run: runs.Run, asked: list[str]) -> None:
+    """Ties included: many machines have one area."""
+    objectives = asked or run.objectives()
+    first = run.front(objectives)[0]
+    assert db.best(run.con, objectives).to_pylist() == [
+        {key: first[key] for key in dict.fromkeys(["machine", "schedule", *map(db.column_of, objectives)])}
+    ]
 
 
 def test_an_axis_that_ends_where_the_best_lies_is_named(run: runs.Run) -> None:

@@ -19,7 +19,10 @@ VIEWS = {"designs": ("machine", "energy_pj", "area_mm2"), "costs": ("machine", "
 EXACT = {  # statement -> origin of each column, "-" for none
     "SELECT energy_pj AS e, log(energy_pj) AS log_pj, energy_pj / area_mm2 AS pj_per_mm2 "
     "FROM designs": "energy_pj - -",
-    "SELECT min(energy_pj) AS energy_pj, any_value(area_mm2) AS area_mm2 FROM designs": "- -",
+    "SELECT min(energy_pj) AS energy_pj, any_value(area_mm2) AS machine FROM designs": "energy_pj area_mm2",
+    "SELECT round(avg(energy_pj), 2), sum(area_mm2), arg_min(machine, energy_pj), count(energy_pj), "
+    "max(energy_pj / area_mm2), -min(energy_pj), ln(energy_pj) + 1 AS energy_pj FROM designs "
+    "GROUP BY energy_pj": "energy_pj area_mm2 machine - - - -",
     "FROM designs": "machine energy_pj area_mm2",
     "SELECT d.energy_pj, C.latency_ns, d.energy_pj * 2 AS energy_pj FROM main.designs d JOIN costs c "
     "ON c.machine = d.machine": "energy_pj latency_ns -",
@@ -32,7 +35,7 @@ EXACT = {  # statement -> origin of each column, "-" for none
     "WITH c(e) AS (SELECT energy_pj FROM designs) SELECT e AS f FROM (FROM c) q": "energy_pj",
     "WITH RECURSIVE r AS (SELECT energy_pj FROM designs UNION ALL SELECT energy_pj + 1 FROM r WHERE "
     "energy_pj < 0) FROM r": "-",
-    "SELECT energy_pj FROM (SELECT max(energy_pj) AS energy_pj FROM designs)": "-",
+    "SELECT energy_pj FROM (SELECT max(area_mm2) AS energy_pj FROM designs)": "area_mm2",
     "SELECT energy_pj FROM (FROM designs, costs)": "-",
     "SELECT energy_pj FROM designs UNION ALL SELECT energy_pj FROM costs": "energy_pj",
     "SELECT energy_pj FROM designs UNION ALL SELECT area_mm2 FROM designs": "-",
@@ -76,7 +79,7 @@ def con() -> duckdb.DuckDBPyConnection:
 
 
 @pytest.mark.parametrize("statement", EXACT)
-def test_plain_references_alone_are_columns_of_a_view(con: duckdb.DuckDBPyConnection, statement: str) -> None:
+def test_what_has_the_unit_of_a_column_of_a_view(con: duckdb.DuckDBPyConnection, statement: str) -> None:
     names = con.sql(statement).to_arrow_table().column_names
     assert " ".join(source or "-" for source in origin.columns(con, statement, names)) == EXACT[statement]
 
@@ -91,6 +94,7 @@ def item(rng: random.Random) -> str:
             f"b.{name}{alias}",
             f"{name} + 0.5 AS {rng.choice(NAMES)}",
             f"max({name}) OVER () / 2{alias}",
+            f"{rng.choice(['max', 'any_value', 'min', 'lag'])}({name}) OVER (){alias}",
             "*",
             "a.*",
             f"* EXCLUDE ({name})",

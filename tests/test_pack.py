@@ -129,6 +129,13 @@ def test_an_exported_point_is_priced_by_the_commands_that_it_prints(
         assert [found[key] for key in ("energy_pj", "latency_cycles", "area_mm2")] == [
             one.totals[key] for key in ("energy_pj", "latency_cycles", "area_mm2")
         ]
+    monkeypatch.chdir(out)  # as README.txt says, from the folder alone
+    text = (out / "README.txt").read_text()
+    own = [line.split("dse ", 1)[1] for line in text.splitlines() if line.startswith("    dse ")]
+    assert len(own) == len(commands)
+    for command in own:
+        assert cli.main(shlex.split(command)) == 0
+    assert ("Built into dse" in text) == any("is built into dse" in line for line in lines)
     assert len([path for path in out.iterdir() if form in path.name]) == len(commands) * (form != "text")
     assert {line.partition(": ")[0] for line in lines} | {str(out / "0_net.yaml")} == {
         *map(str, out.iterdir())

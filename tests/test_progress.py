@@ -85,6 +85,14 @@ def test_a_wait_says_that_kernels_are_compiled() -> None:
     assert not any(progress.COMPILING_TEXT in text for text in (before, steps.text()))
 
 
+def test_a_long_step_says_what_shortens_it() -> None:
+    steps = progress.Steps("net", "--set limits.seconds=S ends its search, with a gap")
+    steps.update(0, [1.0], "conv")
+    assert "limits.seconds" not in steps.text()
+    steps.step_began_at -= progress.LONG_S
+    assert steps.text().endswith("; --set limits.seconds=S ends its search, with a gap")
+
+
 def test_what_goes_wrong_in_a_wait_comes_out() -> None:
     def work(_: progress.Steps) -> None:
         raise ValueError("no such net")

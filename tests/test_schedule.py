@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -572,6 +573,26 @@ def test_kept_words_are_not_loaded() -> None:
     assert moved == [[96, 0], [72, 8 * (32 + 24 + 1 + 12)], [0, 8 * (32 + 24 + 48)]]
 
 
+def test_a_remark_names_what_never_leaves_the_chip() -> None:
+    """And only that: T0 is from outside, half of T1 leaves, and a loop carries T1 to its next iteration."""
+    nest = "store DRAM {0}\nfor {1} tile 1\nfor {2} tile 1\nfor {3} tile 1\nmac"
+    plain = sequential(
+        FC, {"a": parse(nest.format("T0 W0 T1", *"mnk")), "b": parse(nest.format("T1 W1 T2", *"pnk"))}
+    )
+    carried = replace(FC, loop_state=(("T1", "T0"),))
+    for line, workload, remarks in (
+        ("retain GLB T1 1", FC, ["# T1 never leaves GLB: its stores further out count nothing"]),
+        ("retain GLB T1 1/2", FC, []),
+        ("retain GLB T1 1, 1/2 after b", FC, []),
+        ("retain GLB W1 1", FC, []),
+        ("retain GLB T1 1", carried, []),
+    ):
+        schedule = replace(plain, retained=parse_schedule(line).retained)
+        text = to_text(schedule, workload)
+        assert [one for one in text.splitlines() if one.startswith("#")] == remarks
+        assert parse_schedule(text) == schedule
+
+
 THREE = Workload(
     "three",
     (*FC.einsums, einsum("T3[m,n] += T1[m,k] * W2[k,n]", {"m": 8, "n": 3, "k": 6}, "c")),
@@ -826,8 +847,11 @@ def test_what_is_kept_for_nobody_is_said_in_one_line(keep: str, said: str) -> No
 
 def test_files_hold_either_form(tmp_path: Path) -> None:
     path = tmp_path / "fused.txt"
-    path.write_text(FUSED)
+    path.write_text(f"{FUSED}\n# a remark\n")
     assert load(path, FC) == (FC, parse_schedule(FUSED))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="pipe: is a pipe, which cannot be read twice; give the name"):
+        load(tmp_path / "pipe", FC)
     path.write_text(FUSED.replace("einsum b with m = p", "einsum b whith m = p"))
     with pytest.raises(
         ValueError, match=r'fused.txt: schedule, line 11: "einsum b whith m = p" cannot stand here'

@@ -137,20 +137,24 @@ def test_a_table_ends_at_the_screen_unless_all_is_asked_for(home: Path) -> None:
         assert len(every) > len(said)
 
 
-def test_a_wide_table_loses_columns_from_the_right_and_says_so(home: Path) -> None:
-    heads, notes = {}, {}
-    for columns in WIDTHS:
+def test_a_wide_table_keeps_objectives_and_axes_and_names_what_is_left_out(home: Path) -> None:
+    """And what was searched is said where certificates are shown, nowhere else."""
+    counts, has_certificates = [], []
+    for columns in (*WIDTHS, 400):
         said = lines(home, columns, "sql", "run", "FROM designs ORDER BY machine")
-        heads[columns] = said[0].split()
-        notes[columns] = re.findall(
-            r"\w+",
-            " ".join(said[said.index(next(line for line in said if line.startswith("(not shown:"))) :]),
-        )
-    assert len(heads[80]) < len(heads[120]) < len(heads[200])
-    for columns in WIDTHS:
-        assert heads[columns][:2] == ["machine", "schedule"]
-        assert "dram_kind" in notes[columns]
-        assert "json" in notes[columns]
+        text = "\n".join(said)
+        note = re.search(r"\(not shown: ([^;]*);[^)]*--format json", " ".join(said))
+        left_out = note[1].split(", ") if note else []
+        assert "certificate" in text
+        kept = {"machine", "energy_pj", "latency_ns", "array_x", "array_y", "dram_kind"}
+        assert not kept & set(left_out)
+        assert re.search(r"\bddr3\b|\blpddr4\b|\blpddr5\b", text)
+        assert any(line.startswith("searched: ") for line in said) == ("certificate" not in left_out)
+        counts.append(len(left_out))
+        has_certificates.append("certificate" not in left_out)
+    assert counts[0] > counts[1] > counts[2] > counts[3]
+    assert not has_certificates[0]
+    assert has_certificates[-1]
 
 
 @pytest.mark.parametrize("columns", [36, 48, 80])
@@ -258,11 +262,13 @@ def test_csv_for_a_spreadsheet_holds_no_formula() -> None:
 
 
 def test_units_of_a_statement_are_those_of_columns(home: Path) -> None:
-    """Of plain references under any alias; never of an expression, whatever its alias ends with."""
+    """Of plain references and what keeps their unit, under any alias; never of another expression, whatever
+    its alias ends with.
+    """
     run = runs.open(home / "run")
-    made = (
-        "energy_pj / area_mm2 AS pj_per_mm2, log(energy_pj) AS log_pj, min(latency_ns) OVER () AS latency_ns"
-    )
+    kept = lines(home, 200, "sql", "run", "SELECT avg(energy_pj), max(energy_pj) AS latency_ns FROM designs")
+    assert kept[2].count(" uJ") == 2
+    made = "energy_pj / area_mm2 AS pj_per_mm2, log(energy_pj) AS log_pj, -latency_ns AS latency_ns"
     statement = f"SELECT energy_pj AS e, {made} FROM designs LIMIT 1"
     answer = run.sql(statement)
     energy, *rest = repr(answer).splitlines()[2].split("  ")
@@ -275,6 +281,39 @@ def test_units_of_a_statement_are_those_of_columns(home: Path) -> None:
     assert "mm2" not in shown[2]
     assert " pJ" not in shown[2]
     assert " ns" not in shown[2]
+
+
+def test_sensitivity_implies_all_other_axes(home: Path) -> None:
+    run = runs.open(home / "run")
+    given = "['array_y', 'dram_kind', 'gbuf_capacity']"
+    alone = run.sql("FROM sensitivity('designs', 'energy_pj', 'array_x')")
+    for row, other in zip(
+        alone, run.sql(f"FROM sensitivity('designs', 'energy_pj', 'array_x', {given})"), strict=True
+    ):
+        assert (row.value, row.rows) == (other.value, other.rows)
+        assert row.times_the_mean == pytest.approx(other.times_the_mean)
+    assert alone.unit_keys() == ["array_x", "", ""]
+    with pytest.raises(ValueError, match=r"clock_ghz is no axis of the study; give one \(array_x, array_y"):
+        run.sql("FROM sensitivity('designs', 'energy_pj', 'clock_ghz')")
+    both = runs.Runs({"a": run, "b": run})
+    assert both.sql("SELECT run, energy_pj AS e, min(area_mm2) FROM designs GROUP BY ALL").unit_keys() == [
+        "run",
+        "energy_pj",
+        "area_mm2",
+    ]
+    twice = both.sql("FROM sensitivity('designs', 'energy_pj', 'array_x')")
+    assert [(row.value, row.rows) for row in twice] == [(row.value, 2 * row.rows) for row in alone]
+    assert [row.times_the_mean for row in twice] == pytest.approx([row.times_the_mean for row in alone])
+
+
+def test_a_text_without_quotes_is_pointed_at_them(home: Path) -> None:
+    """And a wrong name of a column is not."""
+    run = runs.open(home / "run")
+    with pytest.raises(ValueError, match=r"lpddr5.*; a text stands in single quotes: 'lpddr5'$"):
+        run.sql("SELECT machine FROM designs WHERE dram_kind = lpddr5")
+    with pytest.raises(ValueError, match=r'"energy" not found .*"energy_pj"') as fault:
+        run.sql("SELECT avg(energy) FROM designs")
+    assert "quotes" not in str(fault.value)
 
 
 def test_columns_that_say_nothing_are_left_out(home: Path) -> None:

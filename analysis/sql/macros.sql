@@ -57,6 +57,7 @@ CREATE MACRO epsilon_front(tbl, objectives, epsilon, grp := []::VARCHAR[]) AS TA
     FROM query(picked_sql(tbl, objectives, grp, 'epsilon_rows(pareto_front(', '), ' || epsilon::DOUBLE || ')'));
 
 -- The knee of the front: with each objective scaled to 0 (best on the front) .. 1 (worst), the row of least sum; of two objectives, furthest below the line between the ends.
+-- Of equal sums the one whose worst objective is best, then the best in the first objective, the second ...; rows with the same objectives as it are there, too.
 CREATE MACRO knee(tbl, objectives, grp := []::VARCHAR[]) AS TABLE
     FROM query(picked_sql(tbl, objectives, grp, 'knee_rows(pareto_front(', '))'));
 
@@ -75,12 +76,16 @@ CREATE MACRO hypervolume(tbl, objectives, reference := []::DOUBLE[], grp := []::
     || array_to_string(list_transform(objectives, lambda o: CASE WHEN starts_with(objective_sql(o), '-') THEN '-1' ELSE '1' END), ', ')
     || '][i]) AS reference FROM volumes');
 
--- What a parameter does, all else equal: the geometric mean of a metric at each of its values, over the mean of rows that agree in the columns `given`.
--- FROM sensitivity('designs', 'energy_pj', 'array_x', ['array_y', 'gbuf_capacity'])
-CREATE MACRO sensitivity(tbl, metric, parameter, given) AS TABLE
+-- What a parameter does, all else equal: the geometric mean of a metric at each of its values, over the mean of rows that agree in the columns `given`; NULL: in all other axes of the study.
+-- FROM sensitivity('designs', 'energy_pj', 'array_x')
+CREATE MACRO given_axes(parameter, given) AS
+    CASE WHEN given IS NOT NULL THEN given WHEN list_contains(study_axes(), parameter) THEN list_filter(study_axes(), lambda a: a <> parameter)
+    ELSE error(parameter || ' is no axis of the study; give one (' || array_to_string(study_axes(), ', ') || '), or as fourth argument the columns in which compared rows agree') END;
+
+CREATE MACRO sensitivity(tbl, metric, parameter, given := NULL) AS TABLE
     FROM query('SELECT value, count(*) AS rows, exp(avg(ln(metric / mean))) AS times_the_mean FROM (SELECT t.' || quoted(parameter) || ' AS value, t.' || quoted(metric)
     || '::DOUBLE AS metric, exp(avg(ln(t.' || quoted(metric) || '::DOUBLE)) OVER ('
-    || CASE WHEN len(given) > 0 THEN 'PARTITION BY ' || array_to_string(list_transform(given, lambda g: 't.' || quoted(g)), ', ') ELSE '' END
+    || CASE WHEN len(given_axes(parameter, given)) > 0 THEN 'PARTITION BY ' || array_to_string(list_transform(given_axes(parameter, given), lambda g: 't.' || quoted(g)), ', ') ELSE '' END
     || ')) AS mean FROM ' || table_sql(tbl) || ' WHERE t.' || quoted(metric) || ' > 0) GROUP BY value ORDER BY value');
 
 -- Two objectives in SQL alone (works in any DuckDB): FROM pareto2(points, energy_pj, -throughput)

@@ -521,7 +521,7 @@ def binned(name: str, column: Sequence[Any]) -> tuple[list[Any], Ints]:
 
     >>> ranges, own = binned("clock_mhz", list(range(100, 200)))
     >>> ranges[0], ranges[-1], own[[0, 12, 13, 99]].tolist()
-    ('100 MHz to 112 MHz', '187 MHz to 199 MHz', [0, 0, 1, 7])
+    ('100 to 112 MHz', '187 to 199 MHz', [0, 0, 1, 7])
     """
     values = sorted(set(column), key=lambda v: (isinstance(v, str), v))
     if len(values) <= MAX_EFFECT_VALUES or any(isinstance(v, str) for v in values):
@@ -533,7 +533,8 @@ def binned(name: str, column: Sequence[Any]) -> tuple[list[Any], Ints]:
     ranges = []
     for rank in range(len(ranks)):
         low, high = (units.quantity(name, float(end(numbers[own == rank]))) for end in (np.min, np.max))
-        ranges.append(low if low == high else f"{low} to {high}")
+        unit = high[high.find(" ") :] if " " in high else ""
+        ranges.append(low if low == high else f"{low.removesuffix(unit)} to {high}")
     return ranges, own
 
 

@@ -35,6 +35,7 @@ COUNT: Steps = ((1.0, ""), (1e6, "M"), (1e9, "G"), (1e12, "T"))
 CYCLES: Steps = ((1.0, "cycles"), (1e6, "Mcycles"), (1e9, "Gcycles"))
 RATE: Steps = ((1.0, "/s"),)
 AREA: Steps = ((1.0, "mm2"),)
+NODE: Steps = ((1.0, "nm"),)
 BITS: Steps = ((1.0, "bit"),)
 MHZ: Steps = ((1.0, "MHz"), (1e3, "GHz"))
 GHZ: Steps = ((1.0, "GHz"),)
@@ -50,6 +51,7 @@ UNITS_BY_SUFFIX: tuple[tuple[str, Steps], ...] = (  # last words of a name -> un
     ("ns", TIME),
     ("mw", POWER),
     ("mm2", AREA),
+    ("nm", NODE),
     ("cycles", CYCLES),
     ("bytes_per_cycle", ((1.0, "B/cycle"),)),
     ("bytes", BYTES),
@@ -84,7 +86,7 @@ NAMES = {  # names of columns on screens that are other words, since the values 
     "bytes_per_cycle": "bandwidth",
 }
 # words of names that screens leave out, since the values carry the unit
-UNIT_WORDS = ("pj", "ns", "mw", "mm2", "cycles", "bytes", "bits", "ghz", "mhz", "s")
+UNIT_WORDS = ("pj", "ns", "mw", "mm2", "nm", "cycles", "bytes", "bits", "ghz", "mhz", "s")
 
 
 def steps_of(name: str) -> Steps:

@@ -243,7 +243,8 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     front.add_argument(
         "--knee",
         action="store_true",
-        help="its knee: least sum of objectives, scaled to 0 (best) .. 1 (worst)",
+        help="its knee: least sum of objectives, scaled to 0 (best) .. 1 (worst); of equal sums that whose "
+        "worst objective is best",
     )
     front.add_argument("--where", default="", metavar="SQL", help="condition over points and machines")
     front.add_argument(
@@ -283,7 +284,8 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         "--export",
         metavar="FOLDER",
         help="write the point as files that need no run: its machine, the workload files, its mappings, also "
-        "in the form of --format; and the commands that price them",
+        "in the form of --format; and in README.txt the commands that price them (networks of the catalog "
+        "are built into dse)",
     )
     report = add(
         "report",

@@ -200,7 +200,7 @@ def _unlike_tables(spec: Machine, arch: Arch) -> Iterator[str]:
     given = {
         node.name: [
             name
-            for name in (*TABLE_VALUES, *(TABLE_RATES if kind != "sram" else ()))
+            for name in (*TABLE_VALUES, *(TABLE_RATES if kind not in component.ON_CHIP else ()))
             if getattr(node, name, None) is not None
         ]
         for node in spec.nodes

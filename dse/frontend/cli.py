@@ -323,7 +323,11 @@ def _pareto(args: argparse.Namespace) -> int:
     names = [*dict.fromkeys([*names, *(name for name in parameters if name not in same_in_all)])]
     others = [
         *(name for name in schedule if name not in same_in_all),
-        *(["tied_designs"] if args.distinct else []),
+        *(
+            ["tied_designs"]
+            if args.distinct or (args.knee and max(front["tied_designs"].to_pylist()) > 1)
+            else []
+        ),
         "gap_to_bound",
     ]
     shown_table = front.select(list(dict.fromkeys([*names, *others])))
@@ -360,6 +364,8 @@ def _pareto(args: argparse.Namespace) -> int:
 
 
 def _sql(args: argparse.Namespace) -> int:
+    from dse.study import study as studies
+
     run = _open(args)
     if args.others:
         from dse.frontend import runs
@@ -371,23 +377,29 @@ def _sql(args: argparse.Namespace) -> int:
     if args.statement and args.statement.lstrip().startswith("."):
         prompt.command(args.statement.strip().rstrip(";"), run.sql)
         return 0
+    # where the screen is narrow these stay
+    first = next(iter(run.runs.values())) if args.others else run
+    objectives = [o.column for o in first.study.objectives]
+    keep = ["run", "machine", *objectives, *studies.columns(first.study, "machines")]
     if args.statement:
-        _print_result(run.sql(args.statement).table, args, max_lines=tables.screen_lines(args.all))
+        _print_result(run.sql(args.statement).table, args, keep, tables.screen_lines(args.all))
         return 0
-    prompt.run(run.sql, lambda found, rows: _print_prompt_answer(found.table, args, rows))
+    prompt.run(run.sql, lambda found, rows: _print_prompt_answer(found.table, args, keep, rows))
     return 0
 
 
-def _print_prompt_answer(found: pa.Table, args: argparse.Namespace, rows: int | None) -> None:
+def _print_prompt_answer(
+    found: pa.Table, args: argparse.Namespace, keep: Sequence[str], rows: int | None
+) -> None:
     """Prints an answer at the prompt. rows: how many rows of a table are printed at most; 0: all; None: as
-    many as the screen holds, ROWS where there is none.
+    many as the screen holds, ROWS where there is none. keep: as of tables.table.
     """
     from dse.frontend import prompt
 
     max_rows = prompt.ROWS if rows is None else rows
     shown = found.slice(0, max_rows) if args.format == "table" and max_rows else found
     max_lines = tables.screen_lines() if rows is None else None
-    _print_result(shown, args, (), max_lines, found.num_rows, ".rows 0")
+    _print_result(shown, args, keep, max_lines, found.num_rows, ".rows 0")
 
 
 def _print_result(
@@ -414,10 +426,10 @@ def _print_result(
     spaces: list[str] = []
     if args.format == "table" and "certificate" in names:
         rows, spaces = _without_spaces(rows, names.index("certificate"))
-    tables.print_rows(
+    left_out = tables.print_rows(
         names, rows, args.format, args.csv_safe, keep, units_of, max_lines, row_count, shows_all
     )
-    for words in spaces:
+    for words in spaces if "certificate" not in left_out else ():
         tables.print_line(words)
 
 
@@ -577,6 +589,7 @@ def _map(args: argparse.Namespace) -> int:
             progress=shown.update,
             **sets,
         ),
+        shorten="" if "limits.seconds" in sets else "--set limits.seconds=S ends its search, with a gap",
     )
     _warn(mapped.workload)
     from dse.frontend import check

@@ -177,7 +177,8 @@ SOLVER: Meanings = {
         "for objective energy, or latency and edp unfused, in studies: machines share schedules (fused: "
         "those that differ in nothing but prices, rates and clock) or the mappings of einsums (unfused: "
         "capacities and PEs of arrays may differ, too), each machine at most this share above its own "
-        "optimum, in which GOGETA's schedule does not count (docs/reuse.md, Many machines); 0: each machine is solved",
+        "optimum, in which GOGETA's schedule does not count (docs/reuse.md, Many machines); 0: each machine "
+        "is solved",
     ),
     "layout": (
         "",
@@ -265,7 +266,11 @@ MEMORY: Meanings = {
     **_energies(Memory),
     "memory": ("", "makes the node a memory; its name in capitals is the level's name in mappings"),
     "width_bits": ("bit", "moved by one action (a read or a write)"),
-    "kind": ("", "selects the component table; custom: energies, bandwidth and area are all given here"),
+    "kind": (
+        "",
+        "selects the component table; register: flip-flops, up to 64 B, without a limit of accesses per "
+        "cycle; custom: energies, bandwidth and area are all given here",
+    ),
     "table": (
         "",
         "of kind custom: a function of yours that gives the numbers that do not stand here, FILE.py:NAME or "

@@ -8,15 +8,16 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import yaml
 
 from dse.exchange import convert
 from dse.explain import values
-from dse.frontend import api, mapped, runs, screens
+from dse.frontend import api, mapped, runs, screens, tables
 from dse.mapping.nest import Infeasible
+from dse.run import record
 from dse.study import study as studies
 from dse.study.read import WorkloadRef
 from dse.study.study import Study
@@ -25,6 +26,7 @@ from workloads import catalog
 
 MACHINE = convert.FILES["machine"]
 SUFFIXES = {"timeloop": "yaml", "zigzag": "yaml", "accelforge": "yaml", "directives": "txt"}
+README = "README.txt"
 METRICS = ("energy_pj", "latency_cycles")  # that the files must give again
 
 
@@ -50,6 +52,8 @@ def write(
         found = [(out / MACHINE, f"machine {point.machine} of {run.study.name}")]
         for number, one in solved:
             found += _write_mappings(run.study, number, one, draft, out, form, other_form(one))
+        (draft / README).write_text(_readme(run.study, point.machine, solved), encoding="utf-8")
+        found.append((out / README, "the commands, in this folder, and what they print"))
         try:
             shutil.copytree(draft, out, dirs_exist_ok=True)
         except OSError as fault:
@@ -84,9 +88,7 @@ def _write_mappings(
     """
     ref = study.workloads[number]
     assert not isinstance(one.solution, Infeasible)
-    prefix = f"{number}_{re.sub(r'[^A-Za-z0-9]+', '_', ref.name)}_" if len(study.workloads) > 1 else ""
-    is_fused = one.solution.schedule is not None and not one.solution.schedule.is_unfused()
-    name = prefix + convert.FILES["schedule" if is_fused else "mapping"]
+    prefix, name, is_fused = _names(study, number, one)
     text = (
         values.nest(one.workload, one.solution, one.plan)
         if is_fused
@@ -101,13 +103,45 @@ def _write_mappings(
             f"holds): they cost {found.totals.get('energy_pj')} pJ, the point {one.totals['energy_pj']}; dse "
             "pack has the whole run"
         )
-    words = ["dse", "simulate", _source(number, ref, out), out / MACHINE, out / name]
-    command = [*map(str, words), *(f"--set={key}={str(value).lower()}" for key, value in sets.items())]
-    yield out / name, f"mappings of {ref.name}; {shlex.join(command)}"
+    built_in = "" if ref.path else f" ({ref.text.partition(':')[0]} is built into dse)"
+    yield out / name, f"mappings of {ref.name}{built_in}; {_command(study, number, one, out)}"
     if other:
         other_name = f"{prefix}{form}.{SUFFIXES[form]}"
         (draft / other_name).write_text(other)
         yield out / other_name, f"mappings of {ref.name} for {form}"
+
+
+def _names(study: Study, number: int, one: mapped.Mapped) -> tuple[str, str, bool]:
+    """Returns what names of a workload's files begin with, that of its mappings, and whether they are a
+    schedule that fuses einsums.
+    """
+    ref = study.workloads[number]
+    assert not isinstance(one.solution, Infeasible)
+    prefix = f"{number}_{re.sub(r'[^A-Za-z0-9]+', '_', ref.name)}_" if len(study.workloads) > 1 else ""
+    is_fused = one.solution.schedule is not None and not one.solution.schedule.is_unfused()
+    return prefix, prefix + convert.FILES["schedule" if is_fused else "mapping"], is_fused
+
+
+def _command(study: Study, number: int, one: mapped.Mapped, folder: Path) -> str:
+    """Returns the command that prices the mappings in a folder."""
+    words = [_source(number, study.workloads[number], folder), folder / MACHINE]
+    words.append(folder / _names(study, number, one)[1])
+    sets = [] if study.solver.fuse_elementwise else ["--set=solver.fuse_elementwise=false"]
+    return shlex.join(["dse", "simulate", *map(str, words), *sets])
+
+
+def _readme(study: Study, machine: int, solved: Sequence[tuple[int, mapped.Mapped]]) -> str:
+    """Returns what stands beside the files: how each workload is priced again, and what it costs."""
+    lines = [f"Machine {machine} of {study.name}, by dse show --export (cost model {record.MODEL_VERSION})."]
+    lines += ["In this folder, with no other file:", ""]
+    for number, one in solved:
+        costs = tables.labelled({key: one.totals[key] for key in METRICS})
+        lines += [f"    {_command(study, number, one, Path())}"]
+        lines += [f"    # {', '.join(f'{name} {value}' for name, value in costs)}"]
+    built_in = dict.fromkeys(ref.text.partition(":")[0] for ref in study.workloads if not ref.path)
+    if built_in:
+        lines += ["", f"Built into dse (dse list workloads), so no file: {', '.join(built_in)}."]
+    return "\n".join([*lines, ""])
 
 
 def _source(number: int, ref: WorkloadRef, folder: Path) -> str:

@@ -27,6 +27,7 @@ T = TypeVar("T")
 LINE_S = 5.0  # seconds between lines where stderr is no terminal
 TICK_S = 0.2  # seconds between updates of a live line
 DELAY_S = 1.0  # seconds before the first line: shorter work shows none
+LONG_S = 3.0  # seconds of one step before its line says what would shorten it
 COMPILING_TEXT = "compiling kernels, a minute or two, once per installation"
 
 
@@ -69,8 +70,10 @@ class Steps:
     it.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, shorten: str = "") -> None:
+        """shorten: what would shorten a long step, e.g. an option; "": nothing would."""
         self.name, self.current, self.done_count, self.step_count = name, "", 0, 0
+        self.shorten = shorten
         self.done_weight = self.total_weight = 0.0
         self.started_at = self.step_began_at = time.monotonic()
 
@@ -100,18 +103,19 @@ class Steps:
             else 0.0
         )
         estimate = f", about {duration(left)} left" if left > 1 else ""
+        shorten = f"; {self.shorten}" if self.shorten and step_s >= LONG_S else ""
         return (
             f"{self.name}: {self.done_count} of {self.step_count} einsums, "
             f"{duration(spent + step_s)}, now einsum {self.current} "
-            f"({duration(step_s)}){estimate}"
+            f"({duration(step_s)}){estimate}{shorten}"
         )
 
 
-def run_with_progress(name: str, work: Callable[[Steps], T]) -> T:
+def run_with_progress(name: str, work: Callable[[Steps], T], shorten: str = "") -> T:
     """Returns the result of `work`, which runs in a second thread. Compiled loops release the interpreter
-    lock, so the line is updated and Ctrl-C works at once.
+    lock, so the line is updated and Ctrl-C works at once. shorten: as of Steps.
     """
-    steps, results, line = Steps(name), [], Line()
+    steps, results, line = Steps(name, shorten), [], Line()
     failed: list[BaseException] = []
 
     def run() -> None:

@@ -116,7 +116,7 @@ def _machine_columns(run: Opened, machines: pa.Table, points: pa.Table) -> list[
         columns.append(
             Column(
                 name,
-                name.replace("_", " "),
+                units.label(name),
                 "parameter",
                 codes,
                 [_choice(axis.key, value) for value in axis.values],

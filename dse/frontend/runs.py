@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -218,7 +219,8 @@ class Run:
         by: one front for each value of these columns
         distinct: one point, the first, of points with equal objectives; `tied_designs` is how many there are
         epsilon: few points, so that each of the front has one that is worse by at most this share
-        knee: the point of least sum of objectives, each scaled to 0 (best on the front) .. 1 (worst)
+        knee: the point of least sum of objectives, each scaled to 0 (best on the front) .. 1 (worst), of
+            equal sums that whose worst objective is best; `tied_designs` as with `distinct`
         """
         from analysis import db
 
@@ -261,26 +263,39 @@ class Run:
             for axis in self.study.space.axes
             if len(axis.values) > 2 and all(isinstance(v, int | float) and v is not True for v in axis.values)
         ]
-        counts = ", ".join(f'count(DISTINCT "{pareto.slug(axis.key)}")' for axis in axes)
-        if axes:
-            many = self.sql(f"SELECT {counts} FROM designs WHERE feasible").rows()[0]
-            axes = [axis for axis, n in zip(axes, many, strict=True) if n > 1]
+        objectives = [o for o in self.study.objectives if o.metric != "area_mm2"]
+        if not axes or not objectives:
+            return []
+        columns = [
+            f'"{name}"' for name in (*(pareto.slug(a.key) for a in axes), *(o.column for o in objectives))
+        ]
+        ends = ", ".join(
+            f'{"max" if o.direction == "max" else "min"}("{o.column}") AS best{i}'
+            for i, o in enumerate(objectives)
+        )
+        # of each axis how many values it has, then of each objective the least and the greatest value where
+        # the objective is best
+        measured = [f"count(DISTINCT {name})" for name in columns[: len(axes)]] + [
+            f"{end}({name}) FILTER ({columns[len(axes) + i]} = best{i})"
+            for i in range(len(objectives))
+            for name in columns[: len(axes)]
+            for end in ("min", "max")
+        ]
+        row = self.sql(
+            f"WITH found AS MATERIALIZED (SELECT {', '.join(columns)} FROM designs WHERE feasible) "
+            f"SELECT {', '.join(measured)} FROM found, (SELECT {ends} FROM found)"
+        ).rows()[0]
+        at = iter(row[len(axes) :])
         found: dict[str, list[str]] = {}  # where on which axis -> objectives
-        for objective in self.study.objectives:
-            if objective.metric == "area_mm2":
-                continue
-            column, is_max = objective.column, objective.direction == "max"
-            best = self.sql(
-                f'FROM designs WHERE feasible AND "{column}" = '
-                f'(SELECT {"max" if is_max else "min"}("{column}") FROM points WHERE feasible)'
-            )
-            for axis in axes:
-                at = {row[pareto.slug(axis.key)] for row in best}
+        for objective in objectives:
+            for axis, count in zip(axes, row, strict=False):
+                least, greatest = next(at), next(at)
                 for end, name in ((min(axis.values), "smallest"), (max(axis.values), "largest")):
-                    if at == {end}:
+                    if count > 1 and least == greatest == end:
                         place = f"at the {name} {axis.key}, {tables.fact(axis.key, end)}"
                         found.setdefault(place, []).append(
-                            f"the {'highest' if is_max else 'lowest'} {units.label(column)}"
+                            f"the {'highest' if objective.direction == 'max' else 'lowest'} "
+                            f"{units.label(objective.column)}"
                         )
         return [
             f"{' and '.join(names)} {'lie' if len(names) > 1 else 'lies'} {place}: widen that axis"
@@ -605,13 +620,13 @@ class Run:
         word, colon, column = text.partition(":")
         if word == "best":
             names = [column] if colon else self.objectives()
-            front = self.front(names)
-            if not len(front):
+            first = self._answer(lambda con: db.best(con, names, self.seconds))
+            if not len(first):
                 raise ValueError(
                     f"POINT = {text}: the front is empty; dse sql can tell why (SELECT status, "
                     "reason FROM machines)"
                 )
-            row, first_column = next(iter(front)), db.column_of(names[0])
+            row, first_column = first[0], db.column_of(names[0])
             extreme = "highest" if db.maximised(names[0]) else "lowest"
             why = (
                 f"{extreme} {units.label(first_column)} of all feasible machines "
@@ -689,7 +704,10 @@ class Runs:
                 [one.add_column(0, "run", [[name] * len(one)]) for name, one in rows.items()],
                 promote_options="permissive",
             )
-        return Answer(db.query_tables(found, statement, first.seconds, first.memory))
+        axes = dict.fromkeys(
+            chain.from_iterable(studies.columns(run.study, "machines") for run in self.runs.values())
+        )
+        return Answer(db.query_tables(found, statement, first.seconds, first.memory, ["run", *axes]))
 
 
 class AnswerDiffers(ValueError):
@@ -803,6 +821,7 @@ def connection(
         computed.Computed(functions.functions(study, compute), functions.ratios()),
         skip_damaged=skip_damaged,
         memory=memory,
+        axes=[*studies.columns(study, "machines")],
     )
     return con
 

@@ -75,6 +75,18 @@ def table(
 
     unit_keys: for each column the name by which its unit is looked up; (): as in the header
     """
+    return _fitted(header, rows, title, keep, width, unit_keys)[0]
+
+
+def _fitted(
+    header: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    title: str,
+    keep: Sequence[str],
+    width: int,
+    unit_keys: Sequence[str],
+) -> tuple[str, list[str]]:
+    """Returns the text of `table`, and the columns that are left out."""
     listed = [list(row) for row in rows]
     columns = [
         _column(name, [row[i] for row in listed], unit_key)
@@ -95,7 +107,7 @@ def table(
         f"(not shown: {', '.join(c.name for c in dropped)}; a wider terminal or --format json shows "
         f"{'it' if len(dropped) == 1 else 'them'})"
     )
-    return "\n".join(
+    text = "\n".join(
         [
             *([wrapped(title, width)] if title else []),
             "\n\n".join("\n".join(_lines(block, width, len(listed))) for block in blocks),
@@ -103,6 +115,7 @@ def table(
             "",
         ]
     )
+    return text, [c.name for c in dropped]
 
 
 def _least_width(columns: Sequence[_Column]) -> int:
@@ -173,6 +186,8 @@ def _with_folded_head(column: _Column) -> _Column:
 def _text(measure: str, value: Any) -> str:
     if isinstance(value, float):
         return units.quantity(measure, value)
+    if isinstance(value, list) and value and all(isinstance(one, float) for one in value):
+        return f"[{', '.join(map(units.number, value))}]"
     return "" if value is None else safe(str(value)).expandtabs()
 
 
@@ -331,14 +346,15 @@ def print_rows(
     max_lines: int | None = None,
     row_count: int | None = None,
     shows_all: str = "--all or --format csv",
-) -> None:
-    """Prints rows as a table, CSV, or a JSON list of objects (numbers in full). csv_safe: prefix texts that a
-    spreadsheet would take for a formula. max_lines: a table is cut after the last row that fits into this
-    many lines, and a line says how many more rows there are, of row_count in all (None: `rows` are all), and
-    what shows them.
+) -> list[str]:
+    """Prints rows as a table, CSV, or a JSON list of objects (numbers in full). Returns the columns that a
+    table had no room for. csv_safe: prefix texts that a spreadsheet would take for a formula. max_lines: a
+    table is cut after the last row that fits into this many lines, and a line says how many more rows there
+    are, of row_count in all (None: `rows` are all), and what shows them.
     """
+    left_out = list[str]()
     if form == "table":
-        text, shown = _cut_table(header, rows, keep, unit_keys, max_lines)
+        text, shown, left_out = _cut_table(header, rows, keep, unit_keys, max_lines)
         print(text)
         total = len(rows) if row_count is None else row_count
         more = f" of {total}; {shows_all} shows the other {total - shown}"
@@ -349,6 +365,7 @@ def print_rows(
         writer.writerows([_field(value, csv_safe) for value in row] for row in rows)
     else:
         print_json([dict(zip(header, row, strict=True)) for row in rows])
+    return left_out
 
 
 def _cut_table(
@@ -357,14 +374,16 @@ def _cut_table(
     keep: Sequence[str],
     unit_keys: Sequence[str],
     max_lines: int | None,
-) -> tuple[str, int]:
-    """Returns a table of the first rows that fit into `max_lines`, and how many these are, at least one."""
+) -> tuple[str, int, list[str]]:
+    """Returns a table of the first rows that fit into `max_lines`, how many these are, at least one, and the
+    columns that are left out.
+    """
     shown = len(rows) if max_lines is None else min(len(rows), max_lines)
     while True:
-        text = table(header, rows[:shown], "", keep, terminal_width(), unit_keys)
+        text, left_out = _fitted(header, rows[:shown], "", keep, terminal_width(), unit_keys)
         count = text.count("\n") + 1
         if max_lines is None or count <= max_lines or shown <= 1:
-            return text, shown
+            return text, shown, left_out
         shown = max(1, min(shown - 1, shown * max_lines // count))
 
 

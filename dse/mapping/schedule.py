@@ -61,6 +61,7 @@ RETAIN = re.compile(r"^retain\s+(\w+)\s+(\S+)\s+(\d+(?:/\d+)?)((?:\s*,\s*\d+(?:/
 AFTER = re.compile(r"(\d+(?:/\d+)?)\s+after\s+([^\s,]+)")
 WEIGHTS = ("streamed", "pinned")
 FILL_ORDERS = ("turn", "ahead")
+REMARK = "#"  # begins a line of a schedule's text that says nothing of the schedule
 STARTS = ("weights", "fills", "retain", "segment")  # how the text of a schedule begins
 
 
@@ -221,24 +222,32 @@ def _sort_key(one: Retained) -> tuple[str, str]:
 
 
 def to_text(schedule: Schedule, workload: Workload) -> str:
-    """Returns the text of a schedule, with trip counts."""
-    return "\n".join(_lines(schedule, {e.name: e.sizes() for e in workload.einsums}))
+    """Returns the text of a schedule, with trip counts, and a remark beside each tensor that never leaves the
+    chip: the nests still name the stores outside, where no part of it goes.
+    """
+    carried = {after for after, _ in workload.loop_state}
+    inner = {e.output.tensor for e in workload.einsums} - carried
+    return "\n".join(_lines(schedule, {e.name: e.sizes() for e in workload.einsums}, inner))
 
 
 def _lines(
-    schedule: Schedule, sizes: abc.Mapping[str, dict[str, int]] = MappingProxyType({})
+    schedule: Schedule,
+    sizes: abc.Mapping[str, dict[str, int]] = MappingProxyType({}),
+    inner: abc.Set[str] = frozenset(),
 ) -> Iterator[str]:
     """Yields the lines of a schedule.
 
     sizes: extents of the ranks of each einsum, for trip counts; nests of other einsums have no trip counts
+    inner: tensors that need not leave the chip, for remarks; the others have none
     """
     if schedule.weights != "streamed":
         yield f"weights {schedule.weights}"
     if schedule.fills_ahead:
         yield "fills ahead"
-    yield from (
-        f"retain {one.level} {one.tensor} {one.shares()}" for one in sorted(schedule.retained, key=_sort_key)
-    )
+    for one in sorted(schedule.retained, key=_sort_key):
+        yield f"retain {one.level} {one.tensor} {one.shares()}"
+        if one.tensor in inner and one.shares() == "1":
+            yield f"{REMARK} {one.tensor} never leaves {one.level}: its stores further out count nothing"
     for segment in schedule.segments:
         yield "segment"
         # rank of a shared loop -> its extent; `nest_lines` updates it to the tile inside of the shared loops
@@ -277,14 +286,14 @@ def _shared_ranks(
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Returns the schedule of a text, the inverse of str(schedule); indentation is free. Raises ValueError
-    naming the line.
+    """Returns the schedule of a text, the inverse of str(schedule); indentation is free, and lines that begin
+    with # are remarks. Raises ValueError naming the line.
     """
     schedule = Schedule(())
     branch_lines: list[str] = []  # lines of the branch that is being read
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
-        if not line:
+        if not line or line.startswith(REMARK):
             continue
         try:
             schedule = _read_line(schedule, branch_lines, line)
@@ -409,6 +418,8 @@ def load(path: Path, workload: Workload, allow_missing: bool = False) -> tuple[W
 
     Raises ValueError with one line per fault, naming the file.
     """
+    if path.is_fifo():
+        raise ValueError(f"{path}: is a pipe, which cannot be read twice; give the name of a file")
     try:
         text = path.read_text(encoding="utf-8") if path.is_file() and path.stat().st_size < 1 << 24 else ""
         if text.lstrip().startswith(STARTS):
