@@ -19,13 +19,14 @@ from cluster import batch_eval, driver, worker
 from cluster.worker import Ask, Job, Lease
 from dse.mapper.exact.optimal import optimal, optimal_on
 from dse.mapper.exact.search import search_below
-from dse.mapping.constraints import FREE
+from dse.mapping.constraints import FREE, minimal_mapping
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from dse.solve import solve
 from dse.solve.front import fronts_on
 from dse.solve.options import SolverOptions
-from dse.solve.sharing import shared_mappings
+from dse.solve.product_lines import ProductLines
+from dse.solve.sharing import shared_mappings, shared_products
 from dse.solve.sharing.anchors import best_sum, raise_bounds, with_anchor
 from dse.solve.sharing.shared_mappings import MachineBatch, Searches, SharedObjective, find_shared_mappings
 from dse.solve.sharing.shared_products import find_shared_products
@@ -142,33 +143,48 @@ def test_no_machine_is_further_above_its_optimum_than_it_says(
         )
 
 
-def products(c: MachineBatch, es: list[Einsum], share: float, gap: float) -> shared_mappings.Sums:
+def products(
+    c: MachineBatch, es: list[Einsum], share: float, searches: list[Searches]
+) -> tuple[shared_mappings.Sums, list[ProductLines]]:
     """Totals of a workload of einsums, once, three times, ... each, with mappings of least energy x latency
-    that machines share.
+    that machines share; and the lines that prove them.
     """
-    occurrences = [1 + 2 * i for i in range(len(es))]
-    options = SolverOptions(gap=gap, objective="edp")
-    searches = [solve._searches(e, c.first, options) for e in es]
-    found = find_shared_products(c, es, np.array(occurrences, float), searches, share)
+    occurrences, lines = [1 + 2 * i for i in range(len(es))], dict[int, list[ProductLines]]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_products, "_next_ratios", kept_lines(lines))
+        found = find_shared_products(c, es, np.array(occurrences, float), searches, share)
     own = shared_mappings.table(c, shared_mappings.lower_bounds_of(c, es, occurrences), found, share)
-    return shared_mappings.sums_at(c, own, np.arange(len(c)))
+    return shared_mappings.sums_at(c, own, np.arange(len(c))), lines.get(0, [])
+
+
+def kept_lines(lines: dict[int, list[ProductLines]]) -> Any:
+    """`_next_ratios`, which also keeps the lines."""
+    next_ratios = shared_products._next_ratios
+
+    def kept(shared: Any, found: Any, allowed: float) -> Any:
+        lines[0] = found.lines
+        return next_ratios(shared, found, allowed)
+
+    return kept
 
 
 @pytest.mark.parametrize(("capacity", "share"), [("4 KiB", 0.02), ("64 KiB", 0.1)])
 def test_products_of_a_workload_are_no_further_above_the_least_than_they_say(
     capacity: str, share: float
 ) -> None:
-    """The least of a machine is that of its front, within the front's gap."""
-    c = cell(capacity, "edp")
-    es = [EINSUMS[0], EINSUMS[3]]
-    sums = products(c, es, share, 0.0)
+    """The least of a machine is that of its front, within the front's gap; no line is above the front."""
+    c, es = cell(capacity, "edp"), [EINSUMS[0], EINSUMS[3]]
+    options = SolverOptions(gap=0.0, objective="edp")
+    sums, lines = products(c, es, share, [solve._searches(e, c.first, options) for e in es])
     groups = [Unique(str(i), e, (e.name,), 1 + 2 * i) for i, e in enumerate(es)]
-    options, at = SolverOptions(gap=0.0, objective="front"), range(0, len(c), 24)
+    options, at = SolverOptions(gap=0.0, objective="front"), range(0, len(c), 12)
     for i, front in zip(at, fronts_on([c.arch(i) for i in at], groups, options), strict=True):
         assert not isinstance(front, Infeasible)
         choices, front_gap = front
         pairs = np.array([[(one.energy_pj, one.latency_cycles) for one in choice] for choice in choices])
         energy, cycles = np.einsum("e,feo->of", [1, 3], pairs)
+        for line in lines[i].lines:
+            assert line.least <= min(map(line.height, zip(energy, cycles, strict=True))) * (1 + 1e-9)
         least, found = (energy * cycles).min(), sums.energy_pj[i] * sums.latency_cycles[i]
         assert least / (1 + front_gap) ** 2 * (1 - 1e-9) <= found
         assert found <= least * (1 + sums.optimality_gap[i]) * (1 + 1e-9)
@@ -177,16 +193,34 @@ def test_products_of_a_workload_are_no_further_above_the_least_than_they_say(
 
 
 @pytest.mark.parametrize("gap", [0.0, 0.3])
-def test_a_product_of_one_einsum_is_no_further_above_the_least_than_it_says(gap: float) -> None:
+def test_a_product_of_one_einsum_is_no_further_above_the_least_than_it_says(
+    gap: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Searched within a gap, without lines that prove it, it may be any mapping that is."""
     c, e = cell("4 KiB", "edp"), EINSUMS[0]
-    sums = products(c, [e], 0.01, gap)
-    for i in range(0, len(c), 9):
-        best = optimal(Problem(c.arch(i), e, "edp"))
+    least = [optimal(Problem(c.arch(i), e, "edp")) for i in range(0, len(c), 24)]
+    searches = solve._searches(e, c.first, SolverOptions(gap=gap, objective="edp"))
+
+    def within(arch: Arch) -> EinsumCost | Infeasible:
+        one = einsum_cost(Problem(arch, e, "edp"), minimal_mapping(e, arch))
+        best = optimal(Problem(arch, e, "edp"))
+        assert isinstance(one, EinsumCost)
         assert isinstance(best, list)
-        least = best[0].energy_pj * best[0].latency_cycles
-        found = sums.energy_pj[i] * sums.latency_cycles[i]
-        assert least * (1 - 1e-9) <= found <= least * (1 + sums.optimality_gap[i]) * (1 + 1e-9)
-    assert (sums.optimality_gap <= 0.01).all() or gap
+        value = one.energy_pj * one.latency_cycles
+        return replace(one, optimality_gap=value / (best[0].energy_pj * best[0].latency_cycles) - 1)
+
+    if gap:
+        searches = searches._replace(solve_product=within)
+        monkeypatch.setattr(shared_products, "MAX_ROUNDS", 0)
+    sums, _ = products(c, [e], 0.01, [searches])
+    for i, best in zip(range(0, len(c), 24), least, strict=True):
+        assert isinstance(best, list)
+        value, found = (
+            best[0].energy_pj * best[0].latency_cycles,
+            sums.energy_pj[i] * sums.latency_cycles[i],
+        )
+        assert value * (1 - 1e-9) <= found <= value * (1 + sums.optimality_gap[i]) * (1 + 1e-9)
+    assert gap or (sums.optimality_gap <= 0.01).all()
 
 
 SIZES = {
@@ -428,8 +462,11 @@ def columns(arches: list[Arch]):  # type: ignore[no-untyped-def]
     return replace(found, levels=levels, compute=lanes, width_bits=width_bits, **whole)
 
 
-def study(folder: Path, workloads: str = TWO, method: str = "exhaustive", prune: str = "") -> studies.Study:
-    (folder / "study.yaml").write_text(STUDY.format(workloads=workloads, method=method, prune=prune))
+def study(
+    folder: Path, workloads: str = TWO, method: str = "exhaustive", prune: str = "", solver: str = ""
+) -> studies.Study:
+    text = STUDY.format(workloads=workloads, method=method, prune=prune)
+    (folder / "study.yaml").write_text(text.replace("sharing_gap: 0.03", f"sharing_gap: 0.03{solver}"))
     return studies.load(folder / "study.yaml")
 
 
@@ -442,9 +479,12 @@ def tables(job: Job, alone: bool) -> dict[str, list[str]]:
     return {name: sorted({repr(row) for row in table.to_pylist()}) for name, table in found.tables.items()}
 
 
-def test_rows_of_many_machines_are_those_of_each_alone(tmp_path: Path) -> None:
-    """What does not fit, constraints and two workloads with weights among them."""
-    job = worker.job_of(study(tmp_path))
+@pytest.mark.parametrize("objective", ["energy", "edp"])
+def test_rows_of_many_machines_are_those_of_each_alone(tmp_path: Path, objective: str) -> None:
+    """What does not fit, constraints and two workloads with weights, one of several einsums, among them."""
+    (tmp_path / "chain.yaml").write_text(CHAIN)
+    workloads = TWO if objective == "energy" else "{file: chain.yaml, weight: 2}, 'gemm:m=16,n=96,k=40'"
+    job = worker.job_of(study(tmp_path, workloads, solver=f", objective: {objective}"))
     many, alone = tables(job, alone=False), tables(job, alone=True)
     assert many == alone
     asks = [Ask(i, 0, "test") for i in range(180)]
@@ -457,7 +497,7 @@ def test_rows_of_many_machines_are_those_of_each_alone(tmp_path: Path) -> None:
         "points": 120,
         "chosen": 240,
     }
-    assert 5 < sum("'feasible': False" in row for row in many["points"]) < 115
+    assert objective == "edp" or 5 < sum("'feasible': False" in row for row in many["points"]) < 115
     assert job.batch_index
     [(block, own)] = job.batch_index.of(np.arange(180))
     assert own.tolist() == block.machines.tolist()
