@@ -138,7 +138,7 @@ class Status:
     time: float  # when it was written, seconds since 1970
     process: str
     published: int  # generation of the manifest
-    notes: tuple[str, ...]  # what a user should look at: files put away, clock changes
+    notes: tuple[str, ...]  # what a user should look at: files put away, clock changes, batches that failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +193,7 @@ class Run:
     uncommitted_rows: int = 0  # rows in `uncommitted` and `accepted`
     events: list[Row] = field(default_factory=list)  # rows of the table events to commit
     notes: list[str] = field(default_factory=list)
+    batch_faults: int = 0  # batches in this session whose machines were solved one by one
     end_reason: str = ""  # why no further generation is asked
     halt_reason: str = ""  # why nothing further is dispatched
     signal: int = signal.SIGINT  # that interrupted the run
@@ -985,6 +986,11 @@ def _accept(run: Run, done: Done) -> None:
     run.worker_stats.busy_s += done.seconds + done.shared_s
     run.worker_stats.cache_hits += done.cache_hits
     run.worker_stats.cache_misses += done.cache_misses
+    for line in done.batch_faults:
+        run.events.append(event("batch", line))
+    if done.batch_faults and not run.batch_faults:  # later ones are in the table only
+        run.notes.append(done.batch_faults[0])
+    run.batch_faults += len(done.batch_faults)
     if run.pruned_pace and "machines" in done.tables:
         run.pruned_pace.learn(done.tables["machines"], done.seconds)
     done_before = [ask.machine for ask in done.lease.asks if run.state.is_done(ask.generation, ask.machine)]

@@ -420,7 +420,10 @@ TABLES: dict[str, Columns] = {
     "events": {
         "time": Column("timestamp", "", "when, UTC"),
         "kind": Column(
-            "string", "", "start, resume, extend, error, lost (an actor), retry, quarantine, stop, ..."
+            "string",
+            "",
+            "start, resume, extend, error, lost (an actor), retry, quarantine, stop, batch (a fault of many "
+            "machines at once, which were then solved one by one), ...",
         ),
         "machine": MACHINE,
         "text": Column("string", "", "what happened; for an error its traceback"),
