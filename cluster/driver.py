@@ -773,7 +773,7 @@ def _queue(run: Run, generation: Generation, dispatched: int = 0, violating: int
     if rows:
         tables = tables_of(run.job, {"machines": rows})
         _learn(run, tables["machines"], None)
-        _add(run, tables)
+        run.uncommitted.append(tables)
         run.uncommitted_rows += len(rows)
 
 
@@ -1041,7 +1041,7 @@ def _settle(run: Run) -> None:
         if found:
             _learn(run, tables["machines"], tables.get("points"))
         if found and not by_worker:
-            _add(run, tables)
+            run.uncommitted.append(tables)
     _check_limits(run)
 
 
@@ -1049,13 +1049,6 @@ def _without(batch: pa.RecordBatch, machines: list[int]) -> pa.RecordBatch:
     if "machine" not in batch.schema.names:
         return batch
     return batch.filter(pc.invert(pc.is_in(batch["machine"], pa.array(machines, pa.int64()))))
-
-
-def _add(run: Run, tables: dict[str, pa.Table]) -> None:
-    """Adds tables to those that the next commit writes."""
-    if "points" in tables:
-        tables = tables | {"points": packed_columns.pack(tables["points"], tables["machines"])}
-    run.uncommitted.append(tables)
 
 
 def _check_limits(run: Run) -> None:
@@ -1078,7 +1071,12 @@ def _commit(run: Run) -> None:
         run.uncommitted.append(tables_of(run.job, {"events": run.events}))
     by_worker = run.job.sink is not None
     if run.uncommitted or run.written:
-        run.store = stores.commit(run.store, run.uncommitted, run.written)
+        tables = [packed_columns.packed(one) for one in run.uncommitted]
+        if points := [one["points"] for one in run.uncommitted if "points" in one]:
+            objectives, schema = run.job.study.objectives, run.job.schemas[record.NONDOMINATED]
+            best = packed_columns.nondominated(pa.concat_tables(points), objectives, schema)
+            tables.append({record.NONDOMINATED: best})
+        run.store = stores.commit(run.store, tables, run.written)
         run.store = stores.compact(run.store, by_worker=not by_worker)
     if run.merged:
         old = [group for groups, _ in run.merged for group in groups]

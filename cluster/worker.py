@@ -44,7 +44,7 @@ from dse.sim.einsum.evaluate import EinsumCost, Solution, Violated
 from dse.sim.levels.network import ACTIONS
 from dse.solve.sharing.shared_schedules import SharedSchedules, priced_on
 from dse.solve.solve import find_shared_schedules_of, is_batched, solve, solve_unfused_on, thinned
-from dse.study import pareto
+from dse.study import packed_columns, pareto
 from dse.study import study as studies
 from dse.study.pareto import Trial
 from dse.study.read import StudyError
@@ -241,6 +241,10 @@ def solve_lease(job: Job, lease: Lease) -> Done:
         for name in record.STORED
         if any(name in part for part in parts)
     }
+    if job.sink and "points" in tables:
+        tables[record.NONDOMINATED] = packed_columns.nondominated(
+            tables["points"], job.study.objectives, job.schemas[record.NONDOMINATED]
+        )
     hits, misses = (cache.lookups[name] - lookups[name] for name in ("hits", "misses"))
     group, tables = sink.write(job.sink, lease.name, tables) if job.sink else (None, tables)
     seconds = time.perf_counter() - started - shared_s

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from dse.run import record
-from dse.run.record import STORED
+from dse.run.record import NONDOMINATED, STORED
 
 MANIFEST, PREVIOUS_MANIFEST = "manifest.json", "manifest.before.json"
 ENV, STATUS, STUDY = "env.json", "status.json", "study.yaml"
@@ -87,6 +87,11 @@ class Group:
     def paths(self) -> tuple[str, ...]:
         """Paths of the parts below the run's folder."""
         return tuple(part_path(part.table, self.name) for part in self.parts)
+
+    def has_nondominated(self) -> bool:
+        """True if all of its points that may be on the run's front are listed by themselves."""
+        tables = {part.table for part in self.parts}
+        return NONDOMINATED in tables or "points" not in tables
 
     def is_by_worker(self) -> bool:
         """True if a worker wrote it (cluster/sink.py)."""
