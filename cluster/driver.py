@@ -652,13 +652,14 @@ def _count_committed(run: Run) -> tuple[Counter[int], Counter[int], list[int]]:
 
 
 def _repeated_machines(run: Run) -> list[int]:
-    """Returns the machines that have two rows with the same key in machines or points."""
-    machines, repeated = [np.empty(0, np.int64)], set[int]()
-    for part in stores.row_groups(run.store, {"machines": ["machine"], "points": ["machine", "schedule"]}):
-        machines.append(part["machines"]["machine"].to_numpy())
-        if "points" in part:
-            repeated.update(stores.repeated_machines("points", [part["points"]]))
-    numbers = np.sort(np.concatenate(machines))
+    """Returns the machines that have two rows with the same key in machines or points. A machine's points are
+    of the same group as its row.
+    """
+    of_machines = stores.rows_by_part(run.store, "machines", ["machine"])
+    of_points = stores.rows_by_part(run.store, "points", ["machine", "schedule"])
+    repeated = {machine for rows in of_points for machine in stores.repeated_machines("points", [rows])}
+    machines = [rows["machine"].to_numpy() for rows in of_machines]
+    numbers = np.sort(np.concatenate([np.empty(0, np.int64), *machines]))
     return sorted(repeated.union(numbers[1:][numbers[1:] == numbers[:-1]].tolist()))
 
 

@@ -376,9 +376,13 @@ def _quarantine_unlisted(store: Store) -> list[str]:
     """
     listed = {path for group in store.groups for path in group.paths()}
     lines, by_workers = list[str](), 0
-    for path in sorted(
-        p for top in ("parts", "asks") for p in (store.path / top).rglob("*") if not p.is_dir()
-    ):
+    found = sorted(
+        os.path.join(top, name)
+        for start in ("asks", "parts")
+        for top, _, names in os.walk(store.path / start)
+        for name in names
+    )
+    for path in map(Path, found):
         relative = path.relative_to(store.path).as_posix()
         if path.name.endswith(".tmp") or relative in store.retired:
             path.unlink()
@@ -658,6 +662,13 @@ def _still_locked(store: Store) -> bool:
     return False
 
 
+def rows_by_part(store: Store, table: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yields the committed rows of a table, one part at a time."""
+    for group in store.groups:
+        if any(part.table == table for part in group.parts):
+            yield _read_part(store.path / part_path(table, group.name), columns)
+
+
 def row_groups(store: Store, tables: Mapping[str, Sequence[str]]) -> Iterator[Tables]:
     """Yields all committed rows of the first table, one row group at a time, with the rows of the other
     tables for the same machines. tables: name -> columns to read.
@@ -710,7 +721,9 @@ def _positions(sorted_machines: Ints, order: Ints, machines: Ints) -> Ints:
     >>> _positions(np.array([3, 5, 5, 8]), np.array([2, 0, 3, 1]), np.array([5, 7, 3])).tolist()
     [0, 2, 3]
     """
-    first, last = (np.searchsorted(sorted_machines, np.unique(machines), side) for side in ("left", "right"))
+    wanted = np.sort(machines)
+    wanted = wanted[np.diff(wanted, prepend=wanted[:1] - 1) != 0]
+    first, last = (np.searchsorted(sorted_machines, wanted, side) for side in ("left", "right"))
     counts = last - first
     found = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
     return np.sort(order[found])
