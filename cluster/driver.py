@@ -657,7 +657,12 @@ def _repeated_machines(run: Run) -> list[int]:
     """
     of_machines = stores.rows_by_part(run.store, "machines", ["machine"])
     of_points = stores.rows_by_part(run.store, "points", ["machine", "schedule"])
-    repeated = {machine for rows in of_points for machine in stores.repeated_machines("points", [rows])}
+    repeated = set[int]()
+    for rows in of_points:
+        key = [rows[name].to_numpy() for name in ("schedule", "machine")]
+        schedules, numbers = (column[np.lexsort(key)] for column in key)
+        is_repeated = (numbers[1:] == numbers[:-1]) & (schedules[1:] == schedules[:-1])
+        repeated.update(numbers[1:][is_repeated].tolist())
     machines = [rows["machine"].to_numpy() for rows in of_machines]
     numbers = np.sort(np.concatenate([np.empty(0, np.int64), *machines]))
     return sorted(repeated.union(numbers[1:][numbers[1:] == numbers[:-1]].tolist()))
