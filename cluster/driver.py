@@ -120,7 +120,9 @@ class Status:
     error: int
     planned: int  # machines that the whole run asks for
     generation: int  # generations asked so far
-    workers: int
+    workers: int  # wanted
+    workers_live: int  # that answer now
+    workers_busy: int  # those of them that have a lease
     address: str  # of the Ray cluster that the run joined; "": it started one, or solves in its own process
     rate: float  # machines per second: of the last minute, at first of this session
     left_s: float | None  # seconds left; None: unknown or not running
@@ -909,6 +911,7 @@ def _lease_map(run: Run, workers: int | None, address: str | None, cpus: int | N
     latter imports Ray. cpus: as in `_run`.
     """
     if workers == 0:
+        run.worker_stats.live = run.worker_stats.busy = 1
         yield lambda leases: map(partial(solve_lease, run.job), cast(Iterator[Lease], leases))
         return
     from cluster import pool
@@ -1192,6 +1195,8 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         planned=max(_planned(run), done),
         generation=len(run.generations),
         workers=run.slots,
+        workers_live=run.worker_stats.live if run.is_looping else 0,
+        workers_busy=run.worker_stats.busy if run.is_looping else 0,
         address=run.address,
         rate=rate,
         left_s=_left_s(run, remaining, rate) if state == "running" else None,
