@@ -228,14 +228,12 @@ def _check_unique_rows(con: duckdb.DuckDBPyConnection, root: Path) -> None:
             f"SELECT 1 FROM duckdb_views() WHERE view_name = {literal(table)} AND NOT internal"
         ).fetchall():
             schema, keys = "internal" if table.startswith("stored") else "main", ", ".join(by)
-            twice = con.execute(
-                f"SELECT {keys} FROM {schema}.{table} GROUP BY {keys} HAVING count(*) > 1 ORDER BY "
-                "ALL LIMIT 1"
-            ).fetchall()
-            if twice:
+            found = con.execute(f"SELECT {keys} FROM {schema}.{table}").to_arrow_table()
+            twice = folders.repeated_machines(*(found[name].to_numpy() for name in by))
+            if len(twice):
                 shown = table.removeprefix("stored_")
                 raise Damaged(
-                    f"{root}: {shown} of machine {twice[0][0]} stand twice, perhaps from several runs; "
+                    f"{root}: {shown} of machine {twice[0]} stand twice, perhaps from several runs; "
                     f"{folders.advice(root)}"
                 )
 

@@ -246,12 +246,13 @@ def run(
     metrics_port: of 127.0.0.1, where the status is served (cluster/metrics.py); None: nowhere
     publisher: of a run folder on a store, of which `out` is a copy (cluster/objects.py)
 
-    Raises ValueError if `out` belongs to another study (one line per key that changed), RunFault if the run
-    cannot continue.
+    Raises ValueError if `out` belongs to another study (one line per key that changed) or $DSE_CACHE is a
+    URL, RunFault if the run cannot continue.
     """
     if line := shadowing_fault():
         raise RunFault(line)
-    for one in study.plugins:  # in time: not a fault of each machine
+    plugin.cache_root()  # in time: not a fault of each machine
+    for one in study.plugins:
         plugin.function(one.key)
     if line := optuna_fault(study.search, study.objectives):
         raise ValueError(line)
@@ -339,6 +340,7 @@ def dry_run(study: Study, workers: int | None = None, done: int = 0) -> dict[str
 
     done: machines that the run's folder has already
     """
+    plugin.cache_root()  # raises if it is a URL
     job, size = job_of(study), study.space.size
     workers = study.workers if workers is None else workers
     slots = (os.cpu_count() or 1) if workers is None else max(1, workers)
@@ -661,13 +663,10 @@ def _repeated_machines(run: Run) -> list[int]:
     of_points = stores.rows_by_part(run.store, "points", ["machine", "schedule"])
     repeated = set[int]()
     for rows in of_points:
-        key = [rows[name].to_numpy() for name in ("schedule", "machine")]
-        schedules, numbers = (column[np.lexsort(key)] for column in key)
-        is_repeated = (numbers[1:] == numbers[:-1]) & (schedules[1:] == schedules[:-1])
-        repeated.update(numbers[1:][is_repeated].tolist())
-    machines = [rows["machine"].to_numpy() for rows in of_machines]
-    numbers = np.sort(np.concatenate([np.empty(0, np.int64), *machines]))
-    return sorted(repeated.union(numbers[1:][numbers[1:] == numbers[:-1]].tolist()))
+        machines, schedules = (rows[name].to_numpy() for name in ("machine", "schedule"))
+        repeated.update(folder.repeated_machines(machines, schedules).tolist())
+    numbers = [np.empty(0, np.int64), *(rows["machine"].to_numpy() for rows in of_machines)]
+    return sorted(repeated.union(folder.repeated_machines(np.concatenate(numbers)).tolist()))
 
 
 def _check_keys(run: Run, machines: pa.Table) -> None:

@@ -29,10 +29,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedWriter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dse.run import record
 from dse.run.record import NONDOMINATED, STORED
+
+if TYPE_CHECKING:
+    from workloads.arrays import Ints
 
 MANIFEST, PREVIOUS_MANIFEST = "manifest.json", "manifest.before.json"
 ENV, STATUS, STUDY = "env.json", "status.json", "study.yaml"
@@ -308,8 +311,8 @@ def _irregular_below(folder: Path, appended: bool) -> Iterator[str]:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 yield from _irregular_below(Path(entry.path), appended)
-            elif line := _irregular(Path(entry.path), stat.S_ISREG):
-                yield line
+            elif not entry.is_file(follow_symlinks=False):
+                yield from filter(None, [_irregular(Path(entry.path), stat.S_ISREG)])
             elif appended and os.lstat(entry.path).st_nlink > 1:
                 yield f"{entry.path}: is another file too, by a hard link; remove it"
 
@@ -530,6 +533,20 @@ def _metadata_of(path: Path) -> bytes:
         named_place: bytes = (pq.read_metadata(path).metadata or {}).get(PLACE_KEY, b"")
         return named_place
     return b""
+
+
+def repeated_machines(machines: Ints, schedules: Ints | None = None) -> Ints:
+    """[n], ascending: machines, or machines of schedules, that have several rows. Sorted numbers are several
+    times as quick as groups of rows.
+    """
+    import numpy as np
+
+    if schedules is None or not schedules.any():
+        machines = np.sort(machines)
+        return machines[1:][machines[1:] == machines[:-1]]
+    order = np.lexsort([schedules, machines])
+    machines, schedules = machines[order], schedules[order]
+    return machines[1:][(machines[1:] == machines[:-1]) & (schedules[1:] == schedules[:-1])]
 
 
 def faults(root: Path, manifest: Manifest) -> dict[str, list[str]]:
