@@ -31,8 +31,7 @@ from analysis import computed, origin
 from analysis.computed import Computed, literal, nodes
 from dse.explain.units import COLUMN_KEY
 from dse.run import folder as folders
-from dse.run.folder import Damaged
-from dse.run.record import NONDOMINATED
+from dse.run.folder import NONDOMINATED, Damaged
 from dse.run.temporary import private_folder
 from dse.study import pareto
 from workloads.meant import meant
@@ -54,7 +53,7 @@ SQL_TYPES = {
     "timestamp[us, tz=UTC]": "TIMESTAMP WITH TIME ZONE",
 }
 # view of feasible points: all that may be on the front of the study's objectives
-FRONT_ROWS = f"_{NONDOMINATED}"
+FRONT_ROWS = "internal.front_rows"
 # what a statement may raise that is one line for the user
 STATEMENT_ERRORS = (duckdb.Error, pa.ArrowException, OSError, RecursionError, UnicodeError)
 MAX_NAMES, NEAREST = 12, 5  # up to so many valid names are all listed by a message; else so many near ones
@@ -227,9 +226,12 @@ def _check_unique_rows(con: duckdb.DuckDBPyConnection, root: Path) -> None:
         if con.execute(
             f"SELECT 1 FROM duckdb_views() WHERE view_name = {literal(table)} AND NOT internal"
         ).fetchall():
-            schema, keys = "internal" if table.startswith("stored") else "main", ", ".join(by)
-            found = con.execute(f"SELECT {keys} FROM {schema}.{table}").to_arrow_table()
-            twice = folders.repeated_machines(*(found[name].to_numpy() for name in by))
+            schema = "internal" if table.startswith("stored") else "main"
+            # a key that is NULL is none of dse's; to_numpy would import pandas
+            columns_sql = ", ".join(f"coalesce({key}, -1) AS {key}" for key in by)
+            found = con.sql(f"SELECT {columns_sql} FROM {schema}.{table}").to_arrow_table()
+            columns = (np.from_dlpack(found[name].combine_chunks()) for name in by)
+            twice = folders.repeated_machines(*columns)
             if len(twice):
                 shown = table.removeprefix("stored_")
                 raise Damaged(
@@ -366,12 +368,17 @@ def front(
         f"{'' if epsilon is None else f', {epsilon!r}'}, grp := [{', '.join(map(literal, by))}]::VARCHAR[])"
     )
     ordered = ", ".join([*groups, *order, "machine", "schedule"])
-    source = FRONT_ROWS if of_study and not by and not where.strip() else rows
-    best = query(
-        con,
-        f"WITH compared AS MATERIALIZED (SELECT {keys} FROM {source}) SELECT machine, schedule FROM {fronts}",
-        seconds,
+    is_listed = of_study and not by and not where.strip()
+    rows = FRONT_ROWS if is_listed else rows
+    best_sql = (
+        f"WITH compared AS MATERIALIZED (SELECT {keys} FROM {rows}) SELECT machine, schedule FROM {fronts}"
     )
+    if is_listed:
+        with as_query_error():
+            computed.widen(con)
+            best = _query_with_retry(con, best_sql, seconds)
+    else:
+        best = query(con, best_sql, seconds)
     with as_query_error(), computed.narrow_to(con, best):  # compute all other columns for these points only
         asked_designs = f"designs SEMI JOIN internal.asked USING (machine, schedule){distinct_rows}"
         return _query_with_retry(

@@ -70,7 +70,7 @@ def test_rows_are_those_that_the_driver_writes_also_where_sinks_take_turns(
 
 def is_listed(out: Path) -> bool:
     """Whether fronts are read from what commits list of them."""
-    views = "SELECT sql FROM duckdb_views() WHERE view_name = '_nondominated'"
+    views = "SELECT sql FROM duckdb_views() WHERE view_name = 'front_rows'"
     return "read_parquet" in runs.open(out).con.execute(views).fetchall()[0][0]
 
 

@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse.run import record
-from dse.run.record import NONDOMINATED, STORED
+from dse.run.record import NONDOMINATED as NONDOMINATED
+from dse.run.record import STORED
 
 if TYPE_CHECKING:
     from workloads.arrays import Ints
@@ -543,10 +544,13 @@ def repeated_machines(machines: Ints, schedules: Ints | None = None) -> Ints:
 
     if schedules is None or not schedules.any():
         machines = np.sort(machines)
-        return machines[1:][machines[1:] == machines[:-1]]
-    order = np.lexsort([schedules, machines])
-    machines, schedules = machines[order], schedules[order]
-    return machines[1:][(machines[1:] == machines[:-1]) & (schedules[1:] == schedules[:-1])]
+        is_repeated = machines[1:] == machines[:-1]
+    else:
+        order = np.lexsort([schedules, machines])
+        machines, schedules = machines[order], schedules[order]
+        is_repeated = (machines[1:] == machines[:-1]) & (schedules[1:] == schedules[:-1])
+    found: Ints = machines[1:][is_repeated]
+    return found
 
 
 def faults(root: Path, manifest: Manifest) -> dict[str, list[str]]:
