@@ -576,7 +576,9 @@ def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Seque
     if NONDOMINATED in schema_tables:
         columns = ", ".join(_quote(name) for name in _columns(con, NONDOMINATED, "internal"))
         listed = ", ".join(literal(str(root / part)) for part in parts.get(NONDOMINATED, ()))
-        rows = f"read_parquet([{listed}], hive_partitioning = false)" if listed else "main.points WHERE feasible"
+        rows = (
+            f"read_parquet([{listed}], hive_partitioning = false)" if listed else "main.points WHERE feasible"
+        )
         con.execute(f"CREATE OR REPLACE VIEW {FRONT_ROWS} AS SELECT {columns} FROM {rows}")
     if has_functions:
         computed.create_views(con)
