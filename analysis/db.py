@@ -31,7 +31,7 @@ from analysis import computed, origin
 from analysis.computed import Computed, literal, nodes
 from dse.explain.units import COLUMN_KEY
 from dse.run import folder as folders
-from dse.run.folder import Damaged
+from dse.run.folder import NONDOMINATED, Damaged
 from dse.run.temporary import private_folder
 from dse.study import pareto
 from workloads.meant import meant
@@ -52,6 +52,8 @@ SQL_TYPES = {
     "bool": "BOOLEAN",
     "timestamp[us, tz=UTC]": "TIMESTAMP WITH TIME ZONE",
 }
+# view of feasible points: all that may be on the front of the study's objectives
+FRONT_ROWS = "internal.front_rows"
 # what a statement may raise that is one line for the user
 STATEMENT_ERRORS = (duckdb.Error, pa.ArrowException, OSError, RecursionError, UnicodeError)
 MAX_NAMES, NEAREST = 12, 5  # up to so many valid names are all listed by a message; else so many near ones
@@ -216,6 +218,8 @@ def refresh(con: duckdb.DuckDBPyConnection) -> None:
         for group in manifest.groups:
             for part in group.parts if group.name not in damaged else ():
                 listed.setdefault(part.table, []).append(folders.part_path(part.table, group.name))
+        if not all(group.has_nondominated() for group in manifest.groups if group.name not in damaged):
+            listed.pop(NONDOMINATED, None)
         try:
             _views(con, root, listed)
             _check_unique_rows(con, root)
@@ -233,15 +237,16 @@ def _check_unique_rows(con: duckdb.DuckDBPyConnection, root: Path) -> None:
         if con.execute(
             f"SELECT 1 FROM duckdb_views() WHERE view_name = {literal(table)} AND NOT internal"
         ).fetchall():
-            schema, keys = "internal" if table.startswith("stored") else "main", ", ".join(by)
-            twice = con.execute(
-                f"SELECT {keys} FROM {schema}.{table} GROUP BY {keys} HAVING count(*) > 1 ORDER BY "
-                "ALL LIMIT 1"
-            ).fetchall()
-            if twice:
+            schema = "internal" if table.startswith("stored") else "main"
+            # a key that is NULL is none of dse's; to_numpy would import pandas
+            columns_sql = ", ".join(f"coalesce({key}, -1) AS {key}" for key in by)
+            found = con.sql(f"SELECT {columns_sql} FROM {schema}.{table}").to_arrow_table()
+            columns = (np.from_dlpack(found[name].combine_chunks()) for name in by)
+            twice = folders.repeated_machines(*columns)
+            if len(twice):
                 shown = table.removeprefix("stored_")
                 raise Damaged(
-                    f"{root}: {shown} of machine {twice[0][0]} stand twice, perhaps from several runs; "
+                    f"{root}: {shown} of machine {twice[0]} stand twice, perhaps from several runs; "
                     f"{folders.advice(root)}"
                 )
 
@@ -320,6 +325,7 @@ def front(
     seconds: float = TIMEOUT_S,
     epsilon: float | None = None,
     at_knee: bool = False,
+    of_study: bool = False,
 ) -> pa.Table:
     """Returns the front of feasible points, best in the first objective first. Columns: machine, schedule,
     objectives, then all other columns of points and machines.
@@ -330,6 +336,7 @@ def front(
     distinct: of points with equal objectives only the first; its column `tied_designs` is their number
     epsilon: few points, one of which is worse than any other by at most this share (macro epsilon_front)
     at_knee: the knee alone (macro knee); as with `distinct` one point of those with equal objectives
+    of_study: the objectives are the study's, whose front is stored
     """
     distinct = distinct or at_knee
     if epsilon is not None and at_knee:
@@ -361,11 +368,17 @@ def front(
         f"{'' if epsilon is None else f', {epsilon!r}'}, grp := [{', '.join(map(literal, by))}]::VARCHAR[])"
     )
     ordered = ", ".join([*groups, *order, "machine", "schedule"])
-    best = query(
-        con,
-        f"WITH compared AS MATERIALIZED (SELECT {keys} FROM {rows}) SELECT machine, schedule FROM {fronts}",
-        seconds,
+    is_listed = of_study and not by and not where.strip()
+    rows = FRONT_ROWS if is_listed else rows
+    best_sql = (
+        f"WITH compared AS MATERIALIZED (SELECT {keys} FROM {rows}) SELECT machine, schedule FROM {fronts}"
     )
+    if is_listed:
+        with as_query_error():
+            computed.widen(con)
+            best = _query_with_retry(con, best_sql, seconds)
+    else:
+        best = query(con, best_sql, seconds)
     with as_query_error(), computed.narrow_to(con, best):  # compute all other columns for these points only
         asked_designs = f"designs SEMI JOIN internal.asked USING (machine, schedule){distinct_rows}"
         return _query_with_retry(
@@ -412,6 +425,11 @@ def _objective_columns(con: duckdb.DuckDBPyConnection, objectives: Sequence[str]
 def column_of(objective: str) -> str:
     """Returns the column name in 'x', '-x', 'x:max' or 'x:min'."""
     return re.sub(r"^-|:(min|max)$", "", objective)
+
+
+def objective(text: str) -> str:
+    """Returns 'x', '-x', 'x:max' or 'x:min' as 'x:max' or 'x:min'."""
+    return f"{column_of(text)}:{'max' if maximised(text) else 'min'}"
 
 
 def maximised(objective: str) -> bool:
@@ -563,7 +581,7 @@ def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Seque
     } - {"run"}
     has_functions = "ratios" in schema_tables  # which `computed.register` creates
     schema_tables -= {"ratios", "asked", "gathered"}
-    tables = dict.fromkeys([*sorted(schema_tables), *parts])
+    tables = dict.fromkeys([*sorted(schema_tables - {NONDOMINATED}), *(parts.keys() - {NONDOMINATED})])
     for table in tables:
         sources = [f"FROM internal.{_quote(table)}"] if table in schema_tables else []
         if parts.get(table):
@@ -594,6 +612,13 @@ def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Seque
         con.execute(f"CREATE OR REPLACE VIEW points AS SELECT * EXCLUDE ({of_machines}) FROM designs")
     elif "points" in tables:
         con.execute("CREATE OR REPLACE VIEW points AS FROM internal.stored_points")
+    if NONDOMINATED in schema_tables:
+        columns = ", ".join(_quote(name) for name in _columns(con, NONDOMINATED, "internal"))
+        listed = ", ".join(literal(str(root / part)) for part in parts.get(NONDOMINATED, ()))
+        rows = (
+            f"read_parquet([{listed}], hive_partitioning = false)" if listed else "main.points WHERE feasible"
+        )
+        con.execute(f"CREATE OR REPLACE VIEW {FRONT_ROWS} AS SELECT {columns} FROM {rows}")
     if has_functions:
         computed.create_views(con)
     for table in computed.VIEWS if not has_functions else ():
@@ -781,9 +806,9 @@ def _check_table_function(
         _check_table(table, "", table_names)
 
 
-def _columns(con: duckdb.DuckDBPyConnection, table: str) -> dict[str, str]:
+def _columns(con: duckdb.DuckDBPyConnection, table: str, schema: str = "main") -> dict[str, str]:
     """Returns column name -> type."""
-    return {row[0]: row[1] for row in con.execute(f"DESCRIBE {_quote(table)}").fetchall()}
+    return {row[0]: row[1] for row in con.execute(f"DESCRIBE {schema}.{_quote(table)}").fetchall()}
 
 
 def _line(error: BaseException) -> str:

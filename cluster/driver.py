@@ -120,7 +120,9 @@ class Status:
     error: int
     planned: int  # machines that the whole run asks for
     generation: int  # generations asked so far
-    workers: int
+    workers: int  # wanted
+    workers_live: int  # that answer now
+    workers_busy: int  # those of them that have a lease
     address: str  # of the Ray cluster that the run joined; "": it started one, or solves in its own process
     rate: float  # machines per second: of the last minute, at first of this session
     left_s: float | None  # seconds left; None: unknown or not running
@@ -138,7 +140,7 @@ class Status:
     time: float  # when it was written, seconds since 1970
     process: str
     published: int  # generation of the manifest
-    notes: tuple[str, ...]  # what a user should look at: files put away, clock changes
+    notes: tuple[str, ...]  # what a user should look at: files put away, clock changes, batches that failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,7 @@ class Run:
     uncommitted_rows: int = 0  # rows in `uncommitted` and `accepted`
     events: list[Row] = field(default_factory=list)  # rows of the table events to commit
     notes: list[str] = field(default_factory=list)
+    batch_faults: int = 0  # batches in this session whose machines were solved one by one
     end_reason: str = ""  # why no further generation is asked
     halt_reason: str = ""  # why nothing further is dispatched
     signal: int = signal.SIGINT  # that interrupted the run
@@ -243,12 +246,13 @@ def run(
     metrics_port: of 127.0.0.1, where the status is served (cluster/metrics.py); None: nowhere
     publisher: of a run folder on a store, of which `out` is a copy (cluster/objects.py)
 
-    Raises ValueError if `out` belongs to another study (one line per key that changed), RunFault if the run
-    cannot continue.
+    Raises ValueError if `out` belongs to another study (one line per key that changed) or $DSE_CACHE is a
+    URL, RunFault if the run cannot continue.
     """
     if line := shadowing_fault():
         raise RunFault(line)
-    for one in study.plugins:  # in time: not a fault of each machine
+    plugin.cache_root()  # in time: not a fault of each machine
+    for one in study.plugins:
         plugin.function(one.key)
     if line := optuna_fault(study.search, study.objectives):
         raise ValueError(line)
@@ -336,6 +340,7 @@ def dry_run(study: Study, workers: int | None = None, done: int = 0) -> dict[str
 
     done: machines that the run's folder has already
     """
+    plugin.cache_root()  # raises if it is a URL
     job, size = job_of(study), study.space.size
     workers = study.workers if workers is None else workers
     slots = (os.cpu_count() or 1) if workers is None else max(1, workers)
@@ -651,14 +656,17 @@ def _count_committed(run: Run) -> tuple[Counter[int], Counter[int], list[int]]:
 
 
 def _repeated_machines(run: Run) -> list[int]:
-    """Returns the machines that have two rows with the same key in machines or points."""
-    machines, repeated = [np.empty(0, np.int64)], set[int]()
-    for part in stores.row_groups(run.store, {"machines": ["machine"], "points": ["machine", "schedule"]}):
-        machines.append(part["machines"]["machine"].to_numpy())
-        if "points" in part:
-            repeated.update(stores.repeated_machines("points", [part["points"]]))
-    numbers = np.sort(np.concatenate(machines))
-    return sorted(repeated.union(numbers[1:][numbers[1:] == numbers[:-1]].tolist()))
+    """Returns the machines that have two rows with the same key in machines or points. A machine's points are
+    of the same group as its row.
+    """
+    of_machines = stores.rows_by_part(run.store, "machines", ["machine"])
+    of_points = stores.rows_by_part(run.store, "points", ["machine", "schedule"])
+    repeated = set[int]()
+    for rows in of_points:
+        machines, schedules = (rows[name].to_numpy() for name in ("machine", "schedule"))
+        repeated.update(folder.repeated_machines(machines, schedules).tolist())
+    numbers = [np.empty(0, np.int64), *(rows["machine"].to_numpy() for rows in of_machines)]
+    return sorted(repeated.union(folder.repeated_machines(np.concatenate(numbers)).tolist()))
 
 
 def _check_keys(run: Run, machines: pa.Table) -> None:
@@ -772,7 +780,7 @@ def _queue(run: Run, generation: Generation, dispatched: int = 0, violating: int
     if rows:
         tables = tables_of(run.job, {"machines": rows})
         _learn(run, tables["machines"], None)
-        _add(run, tables)
+        run.uncommitted.append(tables)
         run.uncommitted_rows += len(rows)
 
 
@@ -902,6 +910,7 @@ def _lease_map(run: Run, workers: int | None, address: str | None, cpus: int | N
     latter imports Ray. cpus: as in `_run`.
     """
     if workers == 0:
+        run.worker_stats.live = run.worker_stats.busy = 1
         yield lambda leases: map(partial(solve_lease, run.job), cast(Iterator[Lease], leases))
         return
     from cluster import pool
@@ -985,6 +994,11 @@ def _accept(run: Run, done: Done) -> None:
     run.worker_stats.busy_s += done.seconds + done.shared_s
     run.worker_stats.cache_hits += done.cache_hits
     run.worker_stats.cache_misses += done.cache_misses
+    for line in done.batch_faults:
+        run.events.append(event("batch", line))
+    if done.batch_faults and not run.batch_faults:  # later ones are in the table only
+        run.notes.append(done.batch_faults[0])
+    run.batch_faults += len(done.batch_faults)
     if run.pruned_pace and "machines" in done.tables:
         run.pruned_pace.learn(done.tables["machines"], done.seconds)
     done_before = [ask.machine for ask in done.lease.asks if run.state.is_done(ask.generation, ask.machine)]
@@ -1035,7 +1049,7 @@ def _settle(run: Run) -> None:
         if found:
             _learn(run, tables["machines"], tables.get("points"))
         if found and not by_worker:
-            _add(run, tables)
+            run.uncommitted.append(tables)
     _check_limits(run)
 
 
@@ -1043,13 +1057,6 @@ def _without(batch: pa.RecordBatch, machines: list[int]) -> pa.RecordBatch:
     if "machine" not in batch.schema.names:
         return batch
     return batch.filter(pc.invert(pc.is_in(batch["machine"], pa.array(machines, pa.int64()))))
-
-
-def _add(run: Run, tables: dict[str, pa.Table]) -> None:
-    """Adds tables to those that the next commit writes."""
-    if "points" in tables:
-        tables = tables | {"points": packed_columns.pack(tables["points"], tables["machines"])}
-    run.uncommitted.append(tables)
 
 
 def _check_limits(run: Run) -> None:
@@ -1072,7 +1079,12 @@ def _commit(run: Run) -> None:
         run.uncommitted.append(tables_of(run.job, {"events": run.events}))
     by_worker = run.job.sink is not None
     if run.uncommitted or run.written:
-        run.store = stores.commit(run.store, run.uncommitted, run.written)
+        tables = [packed_columns.packed(one) for one in run.uncommitted]
+        if points := [one["points"] for one in run.uncommitted if "points" in one]:
+            objectives, schema = run.job.study.objectives, run.job.schemas[record.NONDOMINATED]
+            best = packed_columns.nondominated(pa.concat_tables(points), objectives, schema)
+            tables.append({record.NONDOMINATED: best})
+        run.store = stores.commit(run.store, tables, run.written)
         run.store = stores.compact(run.store, by_worker=not by_worker)
     if run.merged:
         old = [group for groups, _ in run.merged for group in groups]
@@ -1182,6 +1194,8 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         planned=max(_planned(run), done),
         generation=len(run.generations),
         workers=run.slots,
+        workers_live=run.worker_stats.live if run.is_looping else 0,
+        workers_busy=run.worker_stats.busy if run.is_looping else 0,
         address=run.address,
         rate=rate,
         left_s=_left_s(run, remaining, rate) if state == "running" else None,

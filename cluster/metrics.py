@@ -24,6 +24,8 @@ METRICS = {
     "dse_machines_in_flight": ("gauge", "machines that workers have", "in_flight"),
     "dse_machines_per_second": ("gauge", "machines solved per second, this session", "rate"),
     "dse_workers": ("gauge", "workers wanted", "workers"),
+    "dse_workers_live": ("gauge", "workers that answer", "workers_live"),
+    "dse_workers_busy": ("gauge", "workers that answer and have a lease", "workers_busy"),
     "dse_utilization": ("gauge", "share of the workers' time spent on leases, this session", "utilization"),
     "dse_retries_total": ("counter", "leases sent again, this session", "retries"),
     "dse_cache_hits_total": ("counter", "answers found in $DSE_CACHE, this session", "cache_hits"),

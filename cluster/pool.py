@@ -260,7 +260,7 @@ class Pool:
     deadline_s: float | None  # seconds per machine
     workers: int | None  # actors; None: one per CPU of the cluster
     log: Log
-    worker_stats: WorkerStats  # counters of the session; `retries` is counted here
+    worker_stats: WorkerStats  # counters of the session; `retries`, `live` and `busy` are counted here
     starved_s: float = math.inf  # seconds without a live actor, after which the run stops
     slots: list[ActorSlot] = field(default_factory=list)
     # slots by state (`_index`): each slot is in exactly one of these three; in none if it has DEPTH leases,
@@ -922,7 +922,9 @@ def _watch(pool: Pool) -> None:
         if slot.actor is None:
             slot.actor = pool.calls.start()
         _call_ready(pool, slot)
-    if len(pool.not_live) < len(pool.slots):
+    pool.worker_stats.live = len(pool.slots) - len(pool.not_live)
+    pool.worker_stats.busy = pool.worker_stats.live - len(pool.idle)
+    if pool.worker_stats.live:
         pool.last_live_at = now
     elif now - pool.last_live_at > pool.starved_s:
         raise PoolFault(

@@ -78,8 +78,7 @@ def write(sink: Sink, name: str, tables: Tables) -> tuple[Group, Tables]:
 
     name: beginning of the group's name, as the driver gives it; raises StoreFault
     """
-    if "points" in tables:
-        tables = {**tables, "points": packed_columns.pack(tables["points"], tables["machines"])}
+    tables = packed_columns.packed(tables)
     with _folder(sink) as store:
         group = stores.write_group(
             store, _unique(name), 0, {table: [tables[table]] for table in sorted(tables)}

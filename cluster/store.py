@@ -51,7 +51,7 @@ from dse.run.folder import (
     unseal,
     write_bytes,
 )
-from dse.run.record import KEYS
+from dse.run.record import KEYS, NONDOMINATED
 from workloads.arrays import Ints
 
 UNIQUE_TABLES = ("machines", "points", "chosen")  # tables in which no two rows of a run have the same key
@@ -376,9 +376,13 @@ def _quarantine_unlisted(store: Store) -> list[str]:
     """
     listed = {path for group in store.groups for path in group.paths()}
     lines, by_workers = list[str](), 0
-    for path in sorted(
-        p for top in ("parts", "asks") for p in (store.path / top).rglob("*") if not p.is_dir()
-    ):
+    found = sorted(
+        os.path.join(top, name)
+        for start in ("asks", "parts")
+        for top, _, names in os.walk(store.path / start)
+        for name in names
+    )
+    for path in map(Path, found):
         relative = path.relative_to(store.path).as_posix()
         if path.name.endswith(".tmp") or relative in store.retired:
             path.unlink()
@@ -496,7 +500,9 @@ def write_group(store: Store, name: str, level: int, sources: Mapping[str, Itera
 
 
 def _write_part(store: Store, table: str, name: str, tables: Iterable[pa.Table]) -> Part | None:
-    """Writes one part durably. Returns None, and leaves no file, if there are no rows."""
+    """Writes one part durably. Returns None, and leaves no file, if there are no rows; but a group without
+    feasible points says so.
+    """
     path = store.path / part_path(table, name)
     make_folder(path.parent, parents=False)  # a run folder that was renamed is not made again
     temporary = path.with_name(f".{path.name}.tmp")
@@ -506,7 +512,7 @@ def _write_part(store: Store, table: str, name: str, tables: Iterable[pa.Table])
             out.flush()
             os.fsync(out.fileno())
         part = Part(table, temporary.stat().st_size, folders.crc(temporary), rows)
-        if not rows:
+        if not rows and table != NONDOMINATED:
             temporary.unlink()
             return None
         os.replace(temporary, path)
@@ -548,7 +554,7 @@ def _gather(table: str, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     pending: list[pa.Table] = []
     for source in tables:
         new = _new_rows(source, SHARED_KEYS[table], written_keys) if table in SHARED_KEYS else source
-        for at in range(0, new.num_rows, _max_gathered_rows(table)):
+        for at in range(0, max(1, new.num_rows), _max_gathered_rows(table)):
             pending.append(new.slice(at, _max_gathered_rows(table)))
             if sum(part.num_rows for part in pending) >= _max_gathered_rows(table):
                 yield pa.concat_tables(pending, promote_options="default")
@@ -656,6 +662,13 @@ def _still_locked(store: Store) -> bool:
     return False
 
 
+def rows_by_part(store: Store, table: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yields the committed rows of a table, one part at a time."""
+    for group in store.groups:
+        if any(part.table == table for part in group.parts):
+            yield _read_part(store.path / part_path(table, group.name), columns)
+
+
 def row_groups(store: Store, tables: Mapping[str, Sequence[str]]) -> Iterator[Tables]:
     """Yields all committed rows of the first table, one row group at a time, with the rows of the other
     tables for the same machines. tables: name -> columns to read.
@@ -708,7 +721,9 @@ def _positions(sorted_machines: Ints, order: Ints, machines: Ints) -> Ints:
     >>> _positions(np.array([3, 5, 5, 8]), np.array([2, 0, 3, 1]), np.array([5, 7, 3])).tolist()
     [0, 2, 3]
     """
-    first, last = (np.searchsorted(sorted_machines, np.unique(machines), side) for side in ("left", "right"))
+    wanted = np.sort(machines)
+    wanted = wanted[np.diff(wanted, prepend=wanted[:1] - 1) != 0]
+    first, last = (np.searchsorted(sorted_machines, wanted, side) for side in ("left", "right"))
     counts = last - first
     found = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
     return np.sort(order[found])
@@ -770,7 +785,21 @@ def rows_by_table(
 ) -> dict[str, Iterator[pa.Table]]:
     """Returns table -> its rows in these groups, without those of the machines `drop`."""
     tables = sorted({part.table for group in groups for part in group.parts})
-    return {table: _rows_of(store, groups, table, drop) for table in tables}
+    return {
+        table: _rows_of(store, groups, table, drop)
+        for table in tables
+        if table != NONDOMINATED or _lists_nondominated(store, groups, drop)
+    }
+
+
+def _lists_nondominated(store: Store, groups: Sequence[Group], drop: frozenset[int]) -> bool:
+    """True if the rows of NONDOMINATED in these groups are still all that may be on the front without the
+    machines `drop`: what only a dropped point dominates is not among them.
+    """
+    listed = _rows_of(store, groups, NONDOMINATED, frozenset()) if drop else iter(())
+    return all(group.has_nondominated() for group in groups) and all(
+        drop.isdisjoint(rows["machine"].to_pylist()) for rows in listed
+    )
 
 
 def _rows_of(store: Store, groups: Sequence[Group], table: str, drop: frozenset[int]) -> Iterator[pa.Table]:

@@ -11,6 +11,7 @@ import ctypes
 import gc
 import hashlib
 import json
+import os
 import signal
 import threading
 import time
@@ -43,7 +44,7 @@ from dse.sim.einsum.evaluate import EinsumCost, Solution, Violated
 from dse.sim.levels.network import ACTIONS
 from dse.solve.sharing.shared_schedules import SharedSchedules, priced_on
 from dse.solve.solve import find_shared_schedules_of, is_batched, solve, solve_unfused_on, thinned
-from dse.study import pareto
+from dse.study import packed_columns, pareto
 from dse.study import study as studies
 from dse.study.pareto import Trial
 from dse.study.read import StudyError
@@ -54,6 +55,8 @@ from workloads import plugin
 from workloads.arrays import Ints
 from workloads.graph import Unique, Workload, unique
 
+# set in tests: a fault of a batch is raised; else its machines are solved one by one
+RAISE_VARIABLE = "DSE_RAISE"
 UNDONE = ("deadline:", "memory:", "lost:")  # starts of the reasons for which a resume solves a machine again
 VIOLATED = "violated:"  # start of the reason where a result breaks an invariant; the run stops then
 SAMPLED_VALUES = 64  # values of an axis that are tried to see which numbers of a machine the axis changes
@@ -128,6 +131,7 @@ class Done:
     cache_hits: int = 0  # answers found in $DSE_CACHE
     cache_misses: int = 0  # answers that were not there, and were solved
     group: Group | None = None  # that the worker wrote
+    batch_faults: tuple[str, ...] = ()  # a line per batch whose machines were solved one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,7 @@ class Packed:
     tables: Mapping[str, bytes]
     figures: tuple[float, float, int, int]  # seconds, shared_s, cache_hits, cache_misses
     group: Group | None
+    batch_faults: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +215,12 @@ def solve_lease(job: Job, lease: Lease) -> Done:
         return Done(lease, {}, time.perf_counter() - started, group=merged)
     rows: Rows = {}
     schedules: list[ScheduleRow] = []
+    faults: list[str] = []
     pruned_tables = _ruled_out(job, lease)
     dominated = set().union(*(table["machine"].to_pylist() for table in pruned_tables))
     asks = [ask for ask in lease.asks if ask.machine not in dominated]
-    batch_tables, asks, unfit, shared_s = _solve_sharing_mappings(job, asks)
-    answers = _solve_together(job, lease, asks) | unfit
+    batch_tables, asks, unfit, shared_s = _solve_sharing_mappings(job, asks, faults)
+    answers = _solve_together(job, lease, asks, faults) | unfit
     solved = {
         i: solve_machine(
             job, asks[i], lease.fronts.get(asks[i].generation, ()), answers.get(asks[i].machine, ())
@@ -235,10 +241,14 @@ def solve_lease(job: Job, lease: Lease) -> Done:
         for name in record.STORED
         if any(name in part for part in parts)
     }
+    if job.sink and "points" in tables:
+        tables[record.NONDOMINATED] = packed_columns.nondominated(
+            tables["points"], job.study.objectives, job.schemas[record.NONDOMINATED]
+        )
     hits, misses = (cache.lookups[name] - lookups[name] for name in ("hits", "misses"))
     group, tables = sink.write(job.sink, lease.name, tables) if job.sink else (None, tables)
     seconds = time.perf_counter() - started - shared_s
-    return Done(lease, batches_of(tables), seconds, "", shared_s, hits, misses, group)
+    return Done(lease, batches_of(tables), seconds, "", shared_s, hits, misses, group, tuple(faults))
 
 
 def batches_of(tables: Mapping[str, pa.Table]) -> dict[str, pa.RecordBatch]:
@@ -249,7 +259,8 @@ def batches_of(tables: Mapping[str, pa.Table]) -> dict[str, pa.RecordBatch]:
 def pack(done: Done) -> Packed:
     """Returns what an actor sends back for a lease."""
     tables = {name: batch.serialize().to_pybytes() for name, batch in done.tables.items()}
-    return Packed(tables, (done.seconds, done.shared_s, done.cache_hits, done.cache_misses), done.group)
+    figures = (done.seconds, done.shared_s, done.cache_hits, done.cache_misses)
+    return Packed(tables, figures, done.group, done.batch_faults)
 
 
 def unpack(job: Job, lease: Lease, packed: Packed) -> Done:
@@ -265,7 +276,7 @@ def unpack(job: Job, lease: Lease, packed: Packed) -> Done:
         for name, data in packed.tables.items()
     }
     seconds, shared_s, hits, misses = packed.figures
-    return Done(lease, tables, seconds, "", shared_s, hits, misses, packed.group)
+    return Done(lease, tables, seconds, "", shared_s, hits, misses, packed.group, packed.batch_faults)
 
 
 def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
@@ -291,14 +302,14 @@ def _ask_columns(asks: Sequence[Ask]) -> dict[str, pa.Array]:
 
 
 def _solve_sharing_mappings(
-    job: Job, asks: Sequence[Ask]
+    job: Job, asks: Sequence[Ask], faults: list[str]
 ) -> tuple[list[dict[str, pa.Table]], list[Ask], dict[int, MachineAnswers], float]:
     """Solves machines that share mappings (solver.sharing_gap, unfused).
 
     Returns their tables; the machines that are left for `solve_machine` (they cannot be built, failed here,
     or an einsum does not fit); the answers of those where one does not fit; and the seconds spent on finding
     shared mappings. These are left out of Done.seconds, since later leases find the mappings in memory or in
-    $DSE_CACHE.
+    $DSE_CACHE. faults: a line is appended for each batch that fails (`_batch_fault`).
     """
     unfit_answers, tables_by_batch = dict[int, MachineAnswers](), list[dict[str, pa.Table]]()
     if job.batch_index is None or job.deadline_s is not None:
@@ -306,7 +317,7 @@ def _solve_sharing_mappings(
     unsolved, shared_s = set(range(len(asks))), 0.0
     batches = job.batch_index.of(np.array([ask.machine for ask in asks], np.int64))
     while True:
-        began = time.perf_counter()
+        began, next_batch = time.perf_counter(), None
         try:
             if (next_batch := next(batches, None)) is None:
                 break
@@ -324,9 +335,24 @@ def _solve_sharing_mappings(
                 fitting = [asks[i] for i in indices[fits].tolist()]
                 tables_by_batch.append(_batch_tables(job, answers, rows[fits], fitting))
             unsolved -= set(indices[fits].tolist())
-        except Exception:
-            continue
+        except Exception as fault:
+            failed = next_batch[1].tolist() if next_batch else sorted(unsolved)
+            faults.append(_batch_fault(fault, [asks[i].machine for i in failed]))
     return tables_by_batch, [asks[i] for i in sorted(unsolved)], unfit_answers, shared_s
+
+
+def _batch_fault(fault: Exception, machines: Sequence[int]) -> str:
+    """Returns a line about machines that were to be solved at once, and are solved one by one because of a
+    fault. Where RAISE_VARIABLE is set, raises the fault: rows come out equal, only later.
+    """
+    if os.environ.get(RAISE_VARIABLE):
+        raise fault
+    at = traceback.extract_tb(fault.__traceback__)[-1]
+    what = " ".join(traceback.format_exception_only(fault)[-1].split())[:200]
+    return (
+        f"{what} (line {at.lineno} of {os.path.basename(at.filename)}): a batch of {len(machines)} machines, "
+        f"{min(machines)} to {max(machines)}, was solved one by one, which takes longer"
+    )
 
 
 def _release_memory() -> None:
@@ -366,9 +392,11 @@ def solves_together(job: Job) -> bool:
     return job.deadline_s is None and not job.study.solver.sharing_gap and is_batched(job.study.solver)
 
 
-def _solve_together(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, MachineAnswers]:
+def _solve_together(
+    job: Job, lease: Lease, asks: Sequence[Ask], faults: list[str]
+) -> dict[int, MachineAnswers]:
     """Solves those machines of a lease by one search that differ in prices and rates alone. Returns answers
-    by machine; {} if anything fails: `solve_machine` then solves each, and reports the fault.
+    by machine; {} if anything fails: a line is appended to `faults`, and `solve_machine` solves each.
     """
     if len(asks) < MIN_TOGETHER or not solves_together(job):
         return {}
@@ -410,7 +438,8 @@ def _solve_together(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Ma
             )
             for machine, answer in zip(unanswered, new_answers, strict=True):
                 answers_by_machine[machine] += [] if answer is None else [answer]
-    except Exception:
+    except Exception as fault:
+        faults.append(_batch_fault(fault, [ask.machine for ask in asks]))
         return {}
     return {
         machine: answers

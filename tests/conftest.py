@@ -1,5 +1,5 @@
 """All tests: the same examples in every default run, no deadline of hypothesis (cores are shared), no socket
-beyond 127.0.0.1, and a $DSE_CACHE of their own.
+beyond 127.0.0.1, a $DSE_CACHE of their own, and faults of batches raised.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ sys.addaudithook(_refuse_the_outside)
 @pytest.fixture(autouse=True, scope="session")
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["DSE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["DSE_RAISE"] = "1"  # a fault of a batch of machines is no slower run, but a failed test
 
 
 @pytest.fixture(scope="session")

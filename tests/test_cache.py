@@ -12,14 +12,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cluster import driver
 from dse.run import cache
 from dse.solve import solve
 from dse.solve.options import SolverOptions
 from hw import machine
+from tests.test_driver import rows, study
 from tests.test_layers import FILES, ROOT, imports
 from workloads import catalog
 
@@ -34,6 +37,38 @@ def test_a_file_per_question_written_whole(monkeypatch: pytest.MonkeyPatch, tmp_
     assert list((tmp_path / "cache").iterdir()) == [one]
     monkeypatch.setattr(cache, "SOLVER_VERSION", -1)
     assert cache.answer_path("map", ("a", 1.0), ".json") != one
+
+
+def test_a_url_is_refused_before_there_is_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for url in ("s3://bucket/cache", "file:///tmp/cache"):
+        monkeypatch.setenv("DSE_CACHE", url)
+        with pytest.raises(ValueError, match=r"is a URL.*give a folder on each node's own disk") as fault:
+            driver.run(study(tmp_path), tmp_path / "run", workers=0)
+        assert "\n" not in str(fault.value)
+        assert not (tmp_path / "run").exists()
+
+
+def test_two_versions_on_one_cache_read_none_of_each_others_answers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each finds its own again, whatever the other wrote meanwhile, and prunes the other's alone."""
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path / "cache"))
+    small = study(tmp_path, stop="machines: 12")
+    small = replace(small, solver=replace(small.solver, mapper="optimal", sharing_gap=0.05))
+    looked_up, found = [], []
+    for turn, version in enumerate((28, 29, 28, 29)):
+        monkeypatch.setattr(cache, "SOLVER_VERSION", version)
+        ended = driver.run(small, tmp_path / f"run {turn}", workers=0)
+        assert ended.exit_code == 0
+        looked_up.append((ended.status.cache_hits, ended.status.cache_misses))
+        found.append(rows(tmp_path / f"run {turn}"))
+    assert looked_up[0][1] > 0
+    assert looked_up[1] == looked_up[0]
+    assert looked_up[2] == looked_up[3] == (sum(looked_up[0]), 0)
+    assert all(one == found[0] for one in found)
+    assert {entry.version.split(".")[1] for entry in cache.entries()} == {"28", "29"}
+    cache.prune(of_others=True)
+    assert {entry.version.split(".")[1] for entry in cache.entries()} == {"29"}
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing(

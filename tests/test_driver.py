@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import dse
 from cluster import driver
 from cluster import store as stores
 from cluster.run_state import RunState
@@ -74,13 +75,13 @@ def study(
 
 
 def rows(out: Path) -> Rows:
-    """All published rows but events, sorted; fails on a key that stands twice (mappings and counts may repeat
-    equal rows).
+    """All published rows but events and copies of points, sorted; fails on a key that stands twice (mappings
+    and counts may repeat equal rows).
     """
     listed = json.loads((out / "manifest.json").read_text())["parts"]
     found: Rows = {}
     for table in record.STORED:
-        if table == "events" or not listed.get(table):
+        if table in ("events", record.NONDOMINATED) or not listed.get(table):
             continue
         whole = pa.concat_tables([pq.read_table(out / path) for path in listed[table]])
         lines = [tuple(row.values()) for row in whole.to_pylist()]
@@ -91,6 +92,14 @@ def rows(out: Path) -> Rows:
         assert len(keys) == len(set(keys)), f"{table}: duplicate keys"
         found[table] = sorted(lines, key=repr)
     return found
+
+
+def front(out: Path, **options: Any) -> list[tuple[int, int]]:
+    """The front, as (machine, schedule), read from what commits list of it; equal to that of all points."""
+    run = dse.open(out, **options)
+    listed, of_all = run.front().table, run.front(where="true").table
+    assert listed.to_pylist() == of_all.to_pylist()
+    return list(zip(listed["machine"].to_pylist(), listed["schedule"].to_pylist(), strict=True))
 
 
 def table(out: Path, name: str) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from cluster import driver, pool
 from dse.frontend import check
 from dse.study import study as studies
 from tests.amount import FULL, full_only, some
-from tests.test_driver import HEAVY, Rows, rows, study
+from tests.test_driver import HEAVY, Rows, front, rows, study
 from tests.test_pool import wait_for
 
 pytestmark = pytest.mark.xdist_group("ray")
@@ -221,6 +221,7 @@ def test_killed_and_resumed_is_as_if_undisturbed(
     finally:
         child.kill()
     assert rows(out) == whole
+    front(out)
 
 
 def test_an_orderly_stop_of_the_cluster_is_one_line_and_a_state(

@@ -253,7 +253,7 @@ def statuses(job: Job, front: tuple[Trial, ...] = (), alone: bool = False) -> di
     with pytest.MonkeyPatch.context() as patch:
         if alone:
             patch.setattr(worker, "MIN_TOGETHER", 1 << 30)
-            patch.setattr(worker, "_solve_sharing_mappings", lambda job, asks: ([], list(asks), {}, 0.0))
+            patch.setattr(worker, "_solve_sharing_mappings", lambda job, asks, _: ([], list(asks), {}, 0.0))
         rows = (
             worker.solve_lease(job, Lease(0, asks, {2: front} if front else {}))
             .tables["machines"]

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
+from dse.study import pareto
 from dse.study.pareto import (
     Cost,
     Objective,
@@ -36,6 +37,16 @@ def brute(values: np.ndarray) -> list[bool]:
 @given(arrays(float, array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=12), elements=SPECIAL))
 def test_front_is_the_definition(values: np.ndarray) -> None:
     assert front(values).tolist() == brute(values)
+
+
+def test_a_front_of_many_rows_is_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that a pivot dominates are dropped first; its equals stay."""
+    monkeypatch.setattr(pareto, "MANY", 1)
+    rng = np.random.default_rng(3)
+    for columns in (1, 2, 3, 4):
+        for _ in range(50):
+            values = rng.integers(1, 5, (30, columns)) * rng.choice([1.0, 1.0, np.inf, np.nan], (30, columns))
+            assert front(values).tolist() == brute(values)
 
 
 def test_front_of_nothing() -> None:

@@ -239,6 +239,18 @@ def test_actors_beyond_the_cpus_are_asked_for_at_once(cpus: int, wanted: int | N
     pool._grow(loop)
 
 
+def test_live_and_busy_workers_are_counted() -> None:
+    loop = loop_of(3)
+    loop.head_answered_at = time.monotonic()
+    pool._dispatch(loop, iter([Lease(1, (Ask(1, 0, ""),)), None]), True)
+    pool._watch(loop)
+    assert (loop.worker_stats.live, loop.worker_stats.busy) == (3, 1)
+    dying = next(slot for slot in loop.slots if slot.flights)
+    assert list(pool._on_lost(loop, dying, ActorDiedError())) == []
+    pool._watch(loop)
+    assert (loop.worker_stats.live, loop.worker_stats.busy) == (2, 0)
+
+
 def test_a_run_without_actors_ends_when_the_study_says() -> None:
     loop = pool.Pool(Nodes(0), None, 2, lambda actor, line: None, WorkerStats(), starved_s=60.0)
     loop.last_live_at, loop.head_answered_at = time.monotonic() - 59.0, time.monotonic()

@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from cluster import driver, objects, sink
 from cluster import store as stores
 from cluster.store import RunFault, StoreFault
 from cluster.worker import Ask, Done, Lease, event, job_of, solve_lease, tables_of
+from dse.frontend import runs
 from dse.run import folder
 from dse.study.study import Study
 from tests.commands import dse, good
-from tests.test_driver import Rows, rows, study
+from tests.test_driver import Rows, faulty, front, rows, study, with_mapper
 from tests.test_objects import Faulty
 
 pytestmark = pytest.mark.xdist_group("sink")
@@ -64,6 +66,68 @@ def test_rows_are_those_that_the_driver_writes_also_where_sinks_take_turns(
     assert rows(out) == expected
     assert driver.resume(out, workers=0).solved == 0
     assert not list(out.glob("quarantine/*"))
+
+
+def is_listed(out: Path) -> bool:
+    """Whether fronts are read from what commits list of them."""
+    views = "SELECT sql FROM duckdb_views() WHERE view_name = 'front_rows'"
+    return "read_parquet" in runs.open(out).con.execute(views).fetchall()[0][0]
+
+
+def machines_of(out: Path, group: folder.Group, name: str) -> set[int]:
+    if name not in [part.table for part in group.parts]:
+        return set()
+    found = pq.read_table(out / folder.part_path(name, group.name), columns=["machine"])
+    return set(found["machine"].to_pylist())
+
+
+def unlisted(out: Path, group: folder.Group) -> set[int]:
+    return machines_of(out, group, "points") - machines_of(out, group, "nondominated")
+
+
+def take_back(out: Path, machine: int) -> None:
+    store, _ = stores.open_run(out)
+    stores.close(stores.retract(store, [machine]))
+
+
+def test_a_front_is_that_of_all_points_whatever_becomes_of_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both sinks and their merges, an error, damage, machines that are taken back."""
+    out = tmp_path / "run"
+    monkeypatch.setattr(driver, "COMMIT_ROWS", 100)  # some points of a commit dominate others
+    monkeypatch.setattr(driver, "COMMIT_S", 1e9)
+    with monkeypatch.context() as patch:
+        small = study(tmp_path, "random", 40, "machines: 60")
+        driver.run(with_mapper(small, patch, faulty), out, workers=0)
+    small = replace(study(tmp_path, "random", 40, "machines: 120"), sink="worker")
+    driver.run(small, out, workers=0)
+    whole = front(out)
+    assert len(whole) > 3
+    assert is_listed(out)
+    assert any(group.level for group in folder.read(out).groups)
+
+    damaged = next(
+        out / folder.part_path("points", group.name)
+        for group in folder.read(out).groups
+        if whole[0][0] in machines_of(out, group, "points")
+    )
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert front(out, skip_damaged=True) not in ([], whole)
+    driver.run(small, out, workers=0)
+    assert front(out) == whole
+    assert is_listed(out)
+
+    group = next(one for one in folder.read(out).groups if unlisted(out, one))
+    take_back(out, min(unlisted(out, group)))
+    assert front(out) == whole
+    assert is_listed(out)
+    group = next(one for one in folder.read(out).groups if unlisted(out, one))
+    take_back(out, min(machines_of(out, group, "nondominated")))
+    front(out)
+    assert not is_listed(out)  # what that machine alone dominated is not listed
+    driver.resume(out, workers=0)
+    assert front(out) == whole
 
 
 def run_twice(

@@ -376,6 +376,16 @@ def test_a_column_that_older_parts_lack_is_null_after_a_merge(tmp_path: Path) ->
     assert read(s.compact(store, fan_in=2), "points").num_rows == 5  # type: ignore[union-attr]
 
 
+def test_a_merge_lists_points_of_fronts_only_if_all_its_groups_do(tmp_path: Path) -> None:
+    store = committed(tmp_path, groups=1)  # as an older dse, which lists none
+    listed = tables([50])
+    listed["nondominated"] = listed["points"].select(["machine"])
+    store = s.commit(store, [listed])
+    assert [group.has_nondominated() for group in store.groups] == [False, True]
+    (merged,) = s.compact(store, fan_in=2).groups
+    assert not merged.has_nondominated()
+
+
 COMMITTER = """
 import sys
 from pathlib import Path

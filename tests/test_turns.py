@@ -4,6 +4,7 @@ each machine alone.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -17,6 +18,7 @@ from scipy.optimize import linprog
 import dse
 from cluster import batch_eval, driver, worker
 from cluster.worker import Ask, Job, Lease
+from dse.frontend import cli
 from dse.mapper.exact.optimal import optimal, optimal_on
 from dse.mapper.exact.search import search_below
 from dse.mapping.constraints import FREE, minimal_mapping
@@ -39,7 +41,7 @@ from hw.space import decode
 from tests import turned
 from tests.amount import some
 from tests.prove.mappers import problem_of
-from tests.test_driver import rows
+from tests.test_driver import events, rows
 from workloads.einsum import Einsum, einsum
 from workloads.graph import Unique
 
@@ -474,7 +476,7 @@ def tables(job: Job, alone: bool) -> dict[str, list[str]]:
     asks = tuple(Ask(number, 0, "exhaustive") for number in range(job.study.space.size))
     with pytest.MonkeyPatch.context() as patch:
         if alone:
-            patch.setattr(worker, "_solve_sharing_mappings", lambda job, asks: ([], list(asks), {}, 0.0))
+            patch.setattr(worker, "_solve_sharing_mappings", lambda job, asks, _: ([], list(asks), {}, 0.0))
         found = worker.solve_lease(job, Lease(0, asks))
     return {name: sorted({repr(row) for row in table.to_pylist()}) for name, table in found.tables.items()}
 
@@ -488,7 +490,7 @@ def test_rows_of_many_machines_are_those_of_each_alone(tmp_path: Path, objective
     many, alone = tables(job, alone=False), tables(job, alone=True)
     assert many == alone
     asks = [Ask(i, 0, "test") for i in range(180)]
-    by_batch, left, *_ = worker._solve_sharing_mappings(job, asks)
+    by_batch, left, *_ = worker._solve_sharing_mappings(job, asks, [])
     # as arrays: only those that cannot be built or fit nothing are left for one by one
     assert len(by_batch) == 1
     assert len(left) == 60
@@ -504,6 +506,34 @@ def test_rows_of_many_machines_are_those_of_each_alone(tmp_path: Path, objective
     assert len(own) == 120
     assert len({block.batch.arch(i).structure() for i in range(120)}) == 2
     assert len({block.batch.arch(i).family() for i in range(120)}) == 1
+
+
+def test_a_batch_that_fails_is_an_event_and_an_error_in_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its machines are solved one by one, with equal rows: only the event says that it took longer."""
+    sound, broken = tmp_path / "sound", tmp_path / "broken"
+    driver.run(study(tmp_path), sound, workers=0)
+
+    def failing(*_: object) -> None:
+        raise IndexError("no such\ncolumn")
+
+    monkeypatch.setattr(batch_eval, "columns_of", failing)
+    with pytest.raises(IndexError, match="no such"):
+        driver.run(study(tmp_path), tmp_path / "raised", workers=0)
+    monkeypatch.delenv("DSE_RAISE")
+    out = driver.run(study(tmp_path), broken, workers=0)
+    assert rows(broken) == rows(sound)
+    found = events(broken, "batch")
+    assert events(sound, "batch") == []
+    assert out.status.notes == (found[0],)
+    assert re.fullmatch(
+        r"IndexError: no such column \(line \d+ of test_turns.py\): a batch of \d+ machines, \d+ to \d+, was "
+        "solved one by one, which takes longer",
+        found[0],
+    )
+    assert cli.main(["status", str(broken)]) == 0
+    assert "IndexError: no such column" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.2])

@@ -98,7 +98,7 @@ def unlike(job: Job, machines: list[int]) -> tuple[list[str], Counter[str]]:
     asks = tuple(Ask(number, 0, "exhaustive") for number in machines)
     many = _rows(job, asks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "_solve_sharing_mappings", lambda job, asks: ([], list(asks), {}, 0.0))
+        patch.setattr(worker, "_solve_sharing_mappings", lambda job, asks, _: ([], list(asks), {}, 0.0))
         alone = _rows(job, asks)
     wrong = [
         f"{job.study.space.template.name}: {name}: {row}"

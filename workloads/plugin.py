@@ -68,8 +68,16 @@ def admit(source: str, name: str, digest: str, text: bytes, allowed: bool) -> Pl
 
 
 def cache_root() -> Path:
-    """The folder of the cache."""
-    return Path(os.environ.get("DSE_CACHE") or Path.home() / ".cache" / "dse")
+    """The folder of the cache. Raises PluginError for a URL: each answer would cost two requests, which take
+    longer than most searches (docs/cluster.md).
+    """
+    given = os.environ.get("DSE_CACHE") or Path.home() / ".cache" / "dse"
+    if "://" in str(given):
+        raise PluginError(
+            f"DSE_CACHE = {given}: is a URL, and each answer would wait for a store; give a folder on each "
+            "node's own disk (default ~/.cache/dse), which its workers share; --out may be a URL"
+        )
+    return Path(given)
 
 
 def find(spec: str, folder: Path = Path(), asked: bool = True) -> Plugin:

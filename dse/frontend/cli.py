@@ -222,6 +222,8 @@ STATUS_FIRST = (
     "front",
     "worst_gap",
     "utilization",
+    "workers_live",
+    "workers_busy",
     "retries",
     "damaged",
     "notes",

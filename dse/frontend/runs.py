@@ -225,7 +225,10 @@ class Run:
         from analysis import db
 
         own = objectives or self.objectives()
-        return self._answer(lambda con: db.front(con, own, where, by, distinct, self.seconds, epsilon, knee))
+        of_study = {*map(db.objective, own)} == {*self.objectives()}
+        return self._answer(
+            lambda con: db.front(con, own, where, by, distinct, self.seconds, epsilon, knee, of_study)
+        )
 
     def hypervolume(self, objectives: Sequence[str] = (), reference: Sequence[float] = ()) -> float:
         """Returns the hypervolume of the front of feasible points, as `status` has it: in the box of these

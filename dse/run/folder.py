@@ -29,10 +29,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedWriter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dse.run import record
+from dse.run.record import NONDOMINATED as NONDOMINATED
 from dse.run.record import STORED
+
+if TYPE_CHECKING:
+    from workloads.arrays import Ints
 
 MANIFEST, PREVIOUS_MANIFEST = "manifest.json", "manifest.before.json"
 ENV, STATUS, STUDY = "env.json", "status.json", "study.yaml"
@@ -87,6 +91,11 @@ class Group:
     def paths(self) -> tuple[str, ...]:
         """Paths of the parts below the run's folder."""
         return tuple(part_path(part.table, self.name) for part in self.parts)
+
+    def has_nondominated(self) -> bool:
+        """True if all of its points that may be on the run's front are listed by themselves."""
+        tables = {part.table for part in self.parts}
+        return NONDOMINATED in tables or "points" not in tables
 
     def is_by_worker(self) -> bool:
         """True if a worker wrote it (cluster/sink.py)."""
@@ -303,8 +312,8 @@ def _irregular_below(folder: Path, appended: bool) -> Iterator[str]:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 yield from _irregular_below(Path(entry.path), appended)
-            elif line := _irregular(Path(entry.path), stat.S_ISREG):
-                yield line
+            elif not entry.is_file(follow_symlinks=False):
+                yield from filter(None, [_irregular(Path(entry.path), stat.S_ISREG)])
             elif appended and os.lstat(entry.path).st_nlink > 1:
                 yield f"{entry.path}: is another file too, by a hard link; remove it"
 
@@ -525,6 +534,23 @@ def _metadata_of(path: Path) -> bytes:
         named_place: bytes = (pq.read_metadata(path).metadata or {}).get(PLACE_KEY, b"")
         return named_place
     return b""
+
+
+def repeated_machines(machines: Ints, schedules: Ints | None = None) -> Ints:
+    """[n], ascending: machines, or machines of schedules, that have several rows. Sorted numbers are several
+    times as quick as groups of rows.
+    """
+    import numpy as np
+
+    if schedules is None or not schedules.any():
+        machines = np.sort(machines)
+        is_repeated = machines[1:] == machines[:-1]
+    else:
+        order = np.lexsort([schedules, machines])
+        machines, schedules = machines[order], schedules[order]
+        is_repeated = (machines[1:] == machines[:-1]) & (schedules[1:] == schedules[:-1])
+    found: Ints = machines[1:][is_repeated]
+    return found
 
 
 def faults(root: Path, manifest: Manifest) -> dict[str, list[str]]:

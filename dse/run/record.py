@@ -420,12 +420,19 @@ TABLES: dict[str, Columns] = {
     "events": {
         "time": Column("timestamp", "", "when, UTC"),
         "kind": Column(
-            "string", "", "start, resume, extend, error, lost (an actor), retry, quarantine, stop, ..."
+            "string",
+            "",
+            "start, resume, extend, error, lost (an actor), retry, quarantine, stop, batch (a fault of many "
+            "machines at once, which were then solved one by one), ...",
         ),
         "machine": MACHINE,
         "text": Column("string", "", "what happened; for an error its traceback"),
     },
 }
+
+# Points that may be on the run's front: no other of their group (one commit) dominates them. Columns: their
+# key, then the study's objectives.
+NONDOMINATED = "nondominated"
 
 # Stored tables without a view. The views choices, einsums, workload_costs and prices are computed from them
 # on demand (dse/explain/derived.py). Schedules that are not unfused have stored rows of einsums and
@@ -448,7 +455,8 @@ PACKED: dict[str, Columns] = {
         "spaces": Column(
             "list<string>", "", "what was searched of each, as JSON; empty: nothing but its bound is known"
         ),
-    }
+    },
+    NONDOMINATED: {"machine": MACHINE, "schedule": SCHEDULE},
 }
 STORED = TABLES | PACKED
 
@@ -459,6 +467,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "chosen": ("machine", "schedule", "workload"),
     "choices": ("machine", "schedule", "workload", "position"),
     "points": ("machine", "schedule"),
+    NONDOMINATED: ("machine", "schedule"),
     "workload_costs": ("machine", "schedule", "workload"),
     "einsums": ("machine", "schedule", "workload", "einsum_key"),
     "schedules": ("machine", "schedule", "workload"),

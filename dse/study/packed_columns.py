@@ -12,7 +12,7 @@ where the initiation interval is shorter than the latency.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -66,6 +66,22 @@ def _gap(
 FORMULAS: dict[str, Formula] = {
     name: _metric(name) for name in pareto.METRICS if name not in FORMULA_INPUTS
 } | {"area_mm2": _area, "gap_to_bound": _gap}
+
+
+def nondominated(points: pa.Table, objectives: Sequence[pareto.Objective], schema: pa.Schema) -> pa.Table:
+    """Returns the table of this name, in its schema: the feasible points that no other of `points` dominates,
+    with values in full.
+    """
+    feasible = points.filter(points["feasible"])
+    values = np.column_stack([feasible[o.column].to_numpy() for o in objectives]) * pareto.signs(objectives)
+    return feasible.filter(pareto.front(values)).select(schema.names).cast(schema)
+
+
+def packed(tables: Mapping[str, pa.Table]) -> Mapping[str, pa.Table]:
+    """Returns tables by name, with their points as `pack` returns them."""
+    if "points" not in tables:
+        return tables
+    return {**tables, "points": pack(tables["points"], tables["machines"])}
 
 
 def pack(points: pa.Table, machines: pa.Table) -> pa.Table:

@@ -28,6 +28,7 @@ Mask = NDArray[np.bool_]
 AGGREGATES = ("sum", "max", "min", "geomean")
 METRICS = tuple(record.METRICS)
 MAXIMISED = ("throughput",)
+MANY = 1000  # rows from which on most are dropped before rows are compared with each other
 REFERENCE = 1.1  # reference point of a hypervolume, on axes where the worst value is 1
 
 
@@ -167,8 +168,23 @@ def front(values: Values) -> Mask:
             keys = np.column_stack([np.unique(column, return_inverse=True)[1] for column in keys.T]).astype(
                 float
             )
-        mask[mask] = moocore.is_nondominated(keys, keep_weakly=True)
+        left = _undominated_by_pivots(keys)
+        left[left] = moocore.is_nondominated(keys[left], keep_weakly=True)
+        mask[mask] = left
     return mask
+
+
+def _undominated_by_pivots(keys: Values) -> Mask:
+    """Returns [N], False for rows of keys [N, k] that one of two rows dominates, those of least sum and least
+    maximum of scaled values: of many rows most. A row that is nowhere better than another is dominated by it,
+    or equal.
+    """
+    left = np.ones(len(keys), np.bool_)
+    if len(keys) > MANY:
+        scaled = (keys - keys.min(axis=0)) / np.maximum(np.ptp(keys, axis=0), 1e-300)
+        for pivot in (keys[scaled.sum(axis=1).argmin()], keys[scaled.max(axis=1).argmin()]):
+            left &= (keys < pivot).any(axis=1) | (keys == pivot).all(axis=1)
+    return left
 
 
 def signs(objectives: Sequence[Objective]) -> Values:

@@ -321,6 +321,8 @@ def columns(study: Study, table: str) -> dict[str, Column]:
             mapping_column(i): Column("string", "", f"mapping_key of the workload's distinct einsum {i + 1}")
             for i in range(max_einsums)
         }
+    if table == record.NONDOMINATED:
+        return {o.column: Column("float64", "", "an objective") for o in study.objectives}
     if table != "points":
         return {}
     found = {}

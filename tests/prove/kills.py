@@ -33,7 +33,7 @@ from dse.study import study as studies
 from tests import test_kills as t
 from tests.cursed import EATEN_BYTES, under_curse
 from tests.prove.objects import SERVER, s3_server
-from tests.test_driver import HEAVY, Rows, rows, study
+from tests.test_driver import HEAVY, Rows, front, rows, study
 from tests.test_pool import wait_for
 
 METHODS = ("exhaustive", "nsga2", "tpe")
@@ -245,6 +245,7 @@ def around(folder: Path, made: t.Bed, times: int, rng: random.Random) -> Counter
         out = folder / f"{moment}-{number}"
         hit = killed_at(moment, path, out, made, rng)
         assert rows(out) == whole, f"{out}: rows differ"
+        front(out)
         count[moment] += hit
         print(
             f"{moment}: {'killed' if hit else 'was over'}, resumed, rows identical; so far {dict(count)}",
@@ -310,6 +311,7 @@ def main() -> int:
                         by_workers(path) if number % 2 else path, out, made, victims, rng
                     )
                     assert rows(out) == whole, f"{out}: rows differ after {killed}"
+                    front(out)
                     total.update(killed)
                     number += 1
                     print(
