@@ -22,17 +22,17 @@ from numpy.typing import NDArray
 from dse.explain.derived import ChosenRow, RunContext, nests_by_key, stored_choices
 from dse.explain.functions import point_columns
 from dse.mapping.nest import parse
-from dse.sim.einsum.evaluate import ROUNDING_GAP
+from dse.sim.einsum.evaluate import ROUNDING_GAP, EinsumCost, Problem, einsum_cost
 from dse.solve.sharing.anchors import no_anchors, raise_bounds, with_anchor
 from dse.solve.sharing.shared_mappings import (
     MachineBatch,
-    Priced,
+    cost_on,
     energy_of,
     fits_on,
     initiation_intervals_on,
     lower_bound_on,
     machine_batch,
-    priced,
+    pj_on,
     prices_of,
 )
 from dse.study import pareto
@@ -45,7 +45,8 @@ from hw.space import decode
 from workloads.arrays import Floats, Ints
 from workloads.graph import Unique
 
-MAX_MACHINES = 512  # machines whose bounds are compared with each other, at most
+MAX_MACHINES = 4096  # machines that are priced together, at most
+MAX_ANCHORS = 16  # of them, machines whose bounds are compared with those of all
 MAX_SAMPLES = 100_000  # of prices
 SRAM = "sram_pj"  # the name of the prices of all memories of this kind
 
@@ -55,9 +56,11 @@ class Choices:
     """Mappings that the run knows of one einsum, on the n machines of a batch."""
 
     occurrences: int
-    keys: tuple[str, ...]  # mapping_key of each of the K mappings
-    pj: Floats  # [1 + C, K, n] energy that no changed price is part of; that of each of C changed prices
-    cycles: Floats  # [K, n]; inf where a mapping does not fit
+    own: Ints  # [n] the run's choice of the K mappings
+    # [1 + C, K, n] energy that no changed price is part of, inf where a mapping does not fit; that of each of
+    # C changed prices
+    pj: Floats
+    cycles: Floats  # [K, n]
     intervals: Floats  # [K, n] initiation interval, of a workload with one distinct einsum; else cycles
 
     def best(self, factors: Floats) -> Ints:
@@ -65,7 +68,6 @@ class Choices:
         then the first key.
         """
         energy = np.tensordot(np.append(1.0, factors), self.pj, 1)
-        energy[np.isinf(self.cycles)] = inf
         fastest = np.where(energy <= energy.min(axis=0), self.cycles, inf)
         return np.asarray(fastest.argmin(axis=0))
 
@@ -102,9 +104,9 @@ class Repriced:
             }
             columns = studies.points(study, group.machines, group.columns.area_mm2, costs)
             remapped = sum(
-                np.array(one.keys)[best] != np.array([row.keys[i] for row in rows])
-                for own, bests, rows in zip(group.choices, picked, group.rows, strict=True)
-                for i, (one, best) in enumerate(zip(own, bests, strict=True))
+                best != one.own
+                for own, bests in zip(group.choices, picked, strict=True)
+                for one, best in zip(own, bests, strict=True)
             )
             parts.append(columns | {"machine": group.machines, "remapped": np.asarray(remapped)})
         if not parts:
@@ -131,12 +133,12 @@ def repriced(context: RunContext, names: Sequence[str]) -> Repriced:
     for row in stored_choices(context):
         by_machine.setdefault(row.machine, {})[row.workload] = row
     numbers = np.array(sorted(by_machine), np.int64)
-    groups = []
+    groups, costs = list[Group](), dict[str, dict[tuple[str, str], EinsumCost]]()
     for machines, columns, first in _families(context.study, numbers):
         own = [[by_machine[m][name] for m in machines.tolist()] for name in context.groups]
-        groups.append(
-            Group(machines, columns, first, own, _choices(context, machines, columns, first, own, names))
-        )
+        of_family = costs.setdefault(str(first.family()), {})
+        choices = _choices(context, machines, columns, first, own, names, of_family)
+        groups.append(Group(machines, columns, first, own, choices))
     return Repriced(context, tuple(names), groups)
 
 
@@ -200,7 +202,7 @@ def _scaled(study: Study, machines: Ints, columns: Columns, factors: Mapping[str
 
 
 def _families(study: Study, machines: Ints) -> Iterator[tuple[Ints, Columns, Arch]]:
-    """Yields machines among which mappings are exchanged, at most MAX_MACHINES at a time: of one family and
+    """Yields machines among which mappings are exchanged, MAX_MACHINES at most: of one family and
     outermost capacity; under rules of one structure, since rules may ask for a number of PEs.
     """
     if not len(machines):
@@ -233,8 +235,12 @@ def _choices(
     first: Arch,
     rows: Sequence[Sequence[ChosenRow]],
     names: Sequence[str],
+    costs: dict[tuple[str, str], EinsumCost],
 ) -> list[list[Choices]]:
-    """Returns the mappings of each workload's distinct einsums on these machines."""
+    """Returns the mappings of each workload's distinct einsums on these machines.
+
+    costs: of mappings that were evaluated before on machines of the family, by keys of einsum and mapping
+    """
     zeros, found = dict.fromkeys(names, 0.0), []
     whole = _batch(first, columns)
     batches = [  # at prices of 0 of all that change, then of all but one
@@ -245,7 +251,7 @@ def _choices(
         texts = nests_by_key(context, {key for row in own for key in row.keys})
         found.append(
             [
-                _on(whole, batches, unique, sorted({row.keys[i] for row in own}), texts, len(uniques) == 1)
+                _on(whole, batches, unique, [row.keys[i] for row in own], texts, len(uniques) == 1, costs)
                 for i, unique in enumerate(uniques)
             ]
         )
@@ -256,33 +262,35 @@ def _on(
     whole: MachineBatch,
     batches: Sequence[MachineBatch],
     unique: Unique,
-    keys: Sequence[str],
+    own: Sequence[str],
     texts: Mapping[str, str],
     is_single: bool,
+    costs: dict[tuple[str, str], EinsumCost],
 ) -> Choices:
     """Returns mappings of one einsum on the machines of a batch.
 
     whole: at the run's prices; batches: without those that change, and with each of them alone
+    own: key of the run's choice on each machine
     """
     e, by_rate = unique.einsum, whole.by_rate.group_of
     pj, cycles, intervals = [], [], []
-    for key in keys:
+    number = {key: i for i, key in enumerate(sorted(set(own)))}
+    for key in number:
         mapping = parse(texts[key])
-        on_whole, *on_batches = (priced(batch, e, mapping) for batch in (whole, *batches))
-        assert isinstance(on_whole, Priced)
-        energies = [
-            energy_of(batch, one.on_batch)
-            for batch, one in zip(batches, on_batches, strict=True)
-            if isinstance(one, Priced)
-        ]
-        pj.append([energies[0], *(energy - energies[0] for energy in energies[1:])])
-        cycles.append(np.where(fits_on(whole, e, mapping), on_whole.on_batch.cycles[by_rate], inf))
-        intervals.append(
-            initiation_intervals_on(whole, e, on_whole.cost)[by_rate] if is_single else cycles[-1]
-        )
+        if (cost := costs.get((unique.key, key))) is None:
+            found = einsum_cost(Problem(whole.largest, e, "energy"), mapping)
+            assert isinstance(found, EinsumCost)  # it fits machines of the run
+            cost = costs[unique.key, key] = found
+        on_whole = cost_on(whole, e, cost)
+        energies = [pj_on(batch, e, cost)[batch.by_energy.group_of] for batch in batches]
+        leakage = whole.leak_mw * on_whole.cycles[by_rate] / whole.clock_ghz
+        rest = np.where(fits_on(whole, e, mapping), energies[0] + leakage, inf)
+        pj.append([rest, *(energy - energies[0] for energy in energies[1:])])
+        cycles.append(on_whole.cycles[by_rate])
+        intervals.append(initiation_intervals_on(whole, e, cost)[by_rate] if is_single else cycles[-1])
     return Choices(
         unique.occurrences,
-        tuple(keys),
+        np.array([number[key] for key in own]),
         np.array(pj).transpose(1, 0, 2),
         np.array(cycles),
         np.array(intervals),
@@ -302,7 +310,8 @@ def _cost(own: Sequence[Choices], best: Sequence[Ints], factors: Floats, clock_g
 
 def _einsum_bounds(context: RunContext, group: Group, workload: int, factors: Mapping[str, float]) -> Floats:
     """Returns [n], a lower bound of a workload's energy at these factors of prices: with any mappings, and
-    with those of the searched space by what the run proved at its own prices.
+    with those of the searched space by what the run proved at its own prices, on the machine itself and on
+    MAX_ANCHORS others.
     """
     uniques, n = [*context.groups.values()][workload], len(group.machines)
     both = _batch(
@@ -313,23 +322,36 @@ def _einsum_bounds(context: RunContext, group: Group, workload: int, factors: Ma
     bound_pj = np.array([energy_of(both, one) for one in lower]) * (1 - ROUNDING_GAP)
     prices = prices_of(both, [unique.einsum for unique in uniques], lower)
     anchors = no_anchors(len(uniques), both.capacity_bits.shape[1], both.pes.shape[1])
-    own_prices = np.ones(len(factors))
-    for j, row in enumerate(group.rows[workload]):
-        exceptions = dict(zip(row.einsum_indices, zip(row.gaps, row.spaces, strict=True), strict=True))
-        for i, choices in enumerate(group.choices[workload]):
-            gap, space = exceptions.get(i, (0.0, row.space))
-            if space:
-                at = choices.keys.index(row.keys[i])
-                proven_pj = float(np.append(1.0, own_prices) @ choices.pj[:, at, j]) / (1 + gap)
-                # a mapping's energy falls by no larger share than the price that falls most
-                at_new_prices = proven_pj * min(1.0, *factors.values()) * (1 - ROUNDING_GAP)
-                bound_pj[i, n + j] = max(bound_pj[i, n + j], at_new_prices)
+    gaps = _gaps(group.rows[workload], len(uniques))
+    own, new, no_less = np.arange(n), np.arange(n, 2 * n), min(1.0, *factors.values())
+    for i, choices in enumerate(group.choices[workload]):
+        proven_pj = choices.pj[:, choices.own, own].sum(axis=0) / (1 + gaps[i])
+        # no price falls by more than to `no_less`; what is left above that, any mapping pays at least once
+        least_left = (
+            prices.least_pj[i, prices.kind[new]]
+            - no_less * prices.least_pj[i, prices.kind[own]]
+            + (1 - no_less) * prices.leak_pj[own] * prices.least_cycles[i, prices.rate_kind[own]]
+        )
+        at_new_prices = (no_less * proven_pj + least_left) * (1 - ROUNDING_GAP)
+        bound_pj[i, new] = np.maximum(bound_pj[i, new], np.where(proven_pj > 0, at_new_prices, 0.0))
+        for j in np.unique(np.linspace(0, n - 1, MAX_ANCHORS).astype(int)).tolist():
+            if proven_pj[j] > 0:
                 sizes = both.capacity_bits[j], both.pes[j]
-                anchors = with_anchor(anchors, i, j, prices.leak_pj[j], proven_pj, *sizes)
+                anchors = with_anchor(anchors, i, j, prices.leak_pj[j], proven_pj[j], *sizes)
     seen = np.zeros(bound_pj.shape, np.int64)
-    for j in range(n, 2 * n):
+    for j in new.tolist():
         raise_bounds(j, anchors, prices, seen, bound_pj)
     return np.array([unique.occurrences for unique in uniques]) @ bound_pj[:, n:]
+
+
+def _gaps(rows: Sequence[ChosenRow], einsums: int) -> Floats:
+    """Returns [E, n] the optimality gap of each einsum on each machine; inf where nothing is proven."""
+    gaps = np.empty((einsums, len(rows)))
+    for j, row in enumerate(rows):
+        gaps[:, j] = 0.0 if row.space else inf
+        for i, gap, space in zip(row.einsum_indices, row.gaps, row.spaces, strict=True):
+            gaps[i, j] = gap if space else inf
+    return gaps
 
 
 def what_if(context: RunContext, factors: Mapping[str, float]) -> dict[str, NDArray[Any]]:

@@ -257,17 +257,20 @@ class BatchCost:
 
 def cost_on(batch: MachineBatch, e: Einsum, cost: EinsumCost) -> BatchCost:
     """Returns the evaluator's cost of a mapping on all kinds of machines."""
-    count_rows = [row for row in cost.counts if row.action != "fold"]
-    cycles = np.empty(len(batch.times))
-    pj = np.empty(len(batch.prices))
-    sums = nest_sums(cost.mapping, e, batch.largest)
+    cycles, sums = np.empty(len(batch.times)), nest_sums(cost.mapping, e, batch.largest)
     for i, arch in enumerate(batch.by_rate.batch_arches):
         cycles[i * KINDS_PER_STEP : (i + 1) * KINDS_PER_STEP] = cycles_of(sums, arch)
+    return BatchCost(pj_on(batch, e, cost), cycles)
+
+
+def pj_on(batch: MachineBatch, e: Einsum, cost: EinsumCost) -> Floats:
+    """Returns the energy of a mapping without leakage, by kind of prices."""
+    count_rows, pj = [row for row in cost.counts if row.action != "fold"], np.empty(len(batch.prices))
     for i, arch in enumerate(batch.by_energy.batch_arches):
         pj[i * KINDS_PER_STEP : (i + 1) * KINDS_PER_STEP] = sum(
             row.elems * action_pj(row.key, e, arch) for row in count_rows
         )
-    return BatchCost(pj, cycles)
+    return pj
 
 
 def fits_on(batch: MachineBatch, e: Einsum, mapping: Mapping) -> Bools:
