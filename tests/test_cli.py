@@ -246,7 +246,9 @@ def test_runs_under_a_folder_are_listed(home: Path, tmp_path: Path) -> None:
 
 def test_two_runs_compared(home: Path) -> None:
     good(*["run", "small.yaml", "--workers", "0", "--out", "few", "--set", "stop.machines=4"], folder=home)
-    found = json.loads(good("compare", "run", "few", "--format", "json", folder=home))
+    said = dse("compare", "run", "few", "--format", "json", folder=home)
+    assert (said.returncode, said.stderr) == (0, "")
+    found = json.loads(said.stdout)
     assert {"key": "done", "A": SIZE, "B": 4} in found["runs"]
     best = {one["objective"]: one for one in found["best of the feasible machines"]}
     assert list(best) == ["energy_pj:min", "latency_ns:min", "area_mm2:min", "hypervolume"]
@@ -268,7 +270,7 @@ def test_two_runs_compared(home: Path) -> None:
     assert json.loads(good("sql", "run", "--with", "few", narrow, "--format", "json", folder=home)) == [
         {"run": "few", **one} for one in own
     ]
-    for refused in ("FROM nowhere", "FROM read_csv('small.yaml')", "FROM 'small.yaml'"):
+    for refused in some(("FROM nowhere", "FROM read_csv('small.yaml')", "FROM 'small.yaml'"), 1):
         assert dse("sql", "run", "--with", "few", refused, folder=home).returncode == 2
     assert good("report", "run", "--with", "few", "-o", "both.html", folder=home)
     assert '"others":[{"name":"few"' in (home / "both.html").read_text()
@@ -496,7 +498,6 @@ def test_runs_of_other_work_are_said_and_no_run_counts_twice(home: Path) -> None
     assert said.stderr.startswith(
         "warning: the runs solve different workloads (gemm:m=64,n=32,k=48 and gemm:m=8"
     )
-    assert dse("compare", "run", "run", folder=home).stderr == ""
     for command in (["sql", "run", "--with", "./run", "SELECT 1"], ["report", "run", "--with", "run"]):
         wrong = dse(*command, folder=home)
         assert (wrong.returncode, wrong.stdout) == (2, "")

@@ -109,7 +109,7 @@ def random_table(rng: np.random.Generator) -> tuple[pa.Table, np.ndarray, list[s
 
 def test_front_equals_brute_force_on_random_tables(run: Path) -> None:
     con, rng = db.connect(run), np.random.default_rng(7)
-    for number in range(1000 if FULL else 48):
+    for number in range(1000 if FULL else 24):
         table, values, objectives, groups = random_table(rng)
         con.register("source", table)
         con.execute("CREATE OR REPLACE TABLE t AS FROM source")

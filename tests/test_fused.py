@@ -170,7 +170,7 @@ def test_objectives_rank_and_edp_has_a_floor() -> None:
 def test_equal_blocks_are_solved_once() -> None:
     """A longer chain of equal products has no other segments, and asks the mapper for no more nests."""
     asked = []
-    for many in (12, 15):
+    for many in (12, 13):
         workload = chain(many, 16, 8)
         g = fused.graph(
             A2S, workload, "energy", Nests(A2S, "energy", "imperfect_spatial", lambda _: FREE, 0.0)

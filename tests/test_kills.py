@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,8 @@ from tests.test_pool import wait_for
 pytestmark = pytest.mark.xdist_group("ray")
 
 ROOT = Path(__file__).resolve().parent.parent
-LONG = HEAVY if FULL else HEAVY.rpartition(", ")[0]  # long enough to be struck twice
+LONG = HEAVY if FULL else HEAVY.rpartition(", ")[0]
+STOP = "" if FULL else "machines: 200"  # long enough to be struck twice
 START = """
 import sys
 from pathlib import Path
@@ -59,7 +61,7 @@ class Bed:
     folder: str
     inner: ExitStack
 
-    def raylets(self) -> list[object]:
+    def raylets(self) -> list[Any]:
         """Nodes; the first is the head."""
         return [self.cluster.head_node, *self.cluster.worker_nodes]
 
@@ -193,7 +195,7 @@ def ground(struck: Path) -> Iterator[Bed]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     folder = tmp_path_factory.mktemp("whole")
-    driver.run(study(folder, workloads=LONG), folder / "run", workers=0)
+    driver.run(study(folder, stop=STOP, workloads=LONG), folder / "run", workers=0)
     return rows(folder / "run")
 
 
@@ -205,7 +207,7 @@ def test_killed_and_resumed_is_as_if_undisturbed(
     ground: Bed, whole: Rows, tmp_path: Path, strikes: list[list[str]]
 ) -> None:
     """Each stroke falls on a driver that has solved machines; what it takes along is started again."""
-    study(tmp_path, workloads=LONG)
+    study(tmp_path, stop=STOP, workloads=LONG)
     path, out, before = tmp_path / "exhaustive.yaml", tmp_path / "run", 0
     child = start(path, out, ground)
     try:
@@ -222,32 +224,6 @@ def test_killed_and_resumed_is_as_if_undisturbed(
         child.kill()
     assert rows(out) == whole
     front(out)
-
-
-def test_an_orderly_stop_of_the_cluster_is_one_line_and_a_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the order of `ray stop`: raylets, then the head's control store. Ray ends the driver by `_exit`."""
-    monkeypatch.setenv("RAY_TMPDIR", "")  # that of other clusters comes back afterwards
-    small = study(tmp_path, workloads=HEAVY)
-    path, out, made = tmp_path / "exhaustive.yaml", tmp_path / "run", bed(1)
-    try:
-        child = start(path, out, made)
-        wait_for(lambda: solved(out) > 10)
-        for name in ("raylet", "gcs_server"):
-            for daemon in made.cluster.head_node.all_processes[name]:
-                daemon.process.terminate()
-                daemon.process.wait(timeout=60)
-        assert child.wait(timeout=120) == 1
-    finally:
-        close(made)
-    wait_for(lambda: check.status(out, False)["state"] == "failed")  # written by what outlives the driver
-    facts = check.status(out, False)
-    assert "start a cluster" in facts["reason"]
-    line = f"{out}: {facts['reason']}"
-    assert (out / "log" / "driver.txt").read_text().splitlines() == [line]
-    assert facts["done"] + facts["uncommitted"] > 0
-    assert driver.run(small, out, workers=0).exit_code == 0
 
 
 SHARING = """
@@ -290,3 +266,30 @@ def test_killed_while_shared_mappings_are_found(
     assert rows(out) == rows(tmp_path / "whole")
     assert kept(struck) == kept(tmp_path / "undisturbed")
     assert len(kept(struck)) == 8
+
+
+def test_an_orderly_stop_of_the_cluster_is_one_line_and_a_state(ground: Bed, tmp_path: Path) -> None:
+    """In the order of `ray stop`: raylets, then the head's control store. Ray ends the driver by `_exit`. The
+    last test of the cluster.
+    """
+    study(tmp_path, workloads=HEAVY)
+    path, out = tmp_path / "exhaustive.yaml", tmp_path / "run"
+    child = start(path, out, ground)
+    try:
+        wait_for(lambda: solved(out) > 10)
+        raylets = [node.all_processes["raylet"] for node in ground.raylets()]
+        for daemons in (*reversed(raylets), ground.cluster.head_node.all_processes["gcs_server"]):
+            for daemon in daemons:
+                daemon.process.terminate()
+                daemon.process.wait(timeout=60)
+        assert child.wait(timeout=120) == 1
+    finally:
+        child.kill()
+    wait_for(lambda: check.status(out, False)["state"] == "failed")  # written by what outlives the driver
+    facts = check.status(out, False)
+    assert "start a cluster" in facts["reason"]
+    line = f"{out}: {facts['reason']}"
+    assert (out / "log" / "driver.txt").read_text().splitlines() == [line]
+    assert facts["done"] + facts["uncommitted"] > 0
+    more = studies.load(path, [f"stop.machines={facts['done'] + facts['uncommitted'] + 4}"])
+    assert driver.run(more, out, workers=0).exit_code == 0

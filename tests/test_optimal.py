@@ -259,7 +259,7 @@ def test_infeasible_names_the_level() -> None:
 
 def test_a_budget_that_ends_before_a_mapping_keeps_to_the_constraints_is_said() -> None:
     e, arch = (
-        catalog.load("conv:k=4,c=4,p=4,q=4,r=3,s=3").einsums[0],
+        catalog.load("conv:k=2,c=2,p=4,q=4,r=3,s=3").einsums[0],
         machine.arch(machine.load("edge_array")),
     )
     problem, rules = Problem(arch, e, "energy"), row_stationary(e, arch.fanouts[0])

@@ -354,9 +354,10 @@ def test_a_chain_side_by_side_moves_nothing_but_its_ends() -> None:
     assert "pinned" in found.certificate
     assert "pipelines of up to 6 einsums" in found.certificate
     assert found.optimality_gap < 2
-    again = pipelined(MULTI, CHAIN, "energy", "pinned")
-    assert isinstance(again, Solution)
-    assert str(again.schedule) == str(found.schedule)
+    if FULL:
+        again = pipelined(MULTI, CHAIN, "energy", "pinned")
+        assert isinstance(again, Solution)
+        assert str(again.schedule) == str(found.schedule)
 
 
 @pytest.mark.xdist_group("pinned_chain")

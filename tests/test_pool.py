@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.mark.parametrize("method", some(["exhaustive", "tpe"], 1))
 def test_rows_are_the_same_with_no_one_and_two_workers(tmp_path: Path, head: str, method: str) -> None:
-    small = study(tmp_path, method, 8, "machines: 48" if method == "tpe" else "")
+    small = study(tmp_path, method, 8, "machines: 32" if method == "tpe" else "")
     expected = None
     for workers in some((0, 1, 2), 0, 2):
         assert driver.run(small, tmp_path / f"{workers}", workers=workers, address=head).exit_code == 0
@@ -57,9 +57,9 @@ def test_rows_that_actors_write_are_those_that_the_driver_writes(
     monkeypatch.setenv("DSE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(stores, "FAN_IN", 3)
     monkeypatch.setattr(driver, "COMMIT_S", 0.2)
-    small = study(tmp_path, stop="" if FULL else "machines: 60")
+    small = study(tmp_path, stop="" if FULL else "machines: 40")
     driver.run(small, tmp_path / "driver", workers=0)
-    for place in (str(tmp_path / "run"), f"file://{tmp_path}/store"):
+    for place in some((str(tmp_path / "run"), f"file://{tmp_path}/store"), 1):
         with objects.run_folder(place) as out:
             ended = driver.run(
                 replace(small, sink="worker"), out.path, 1, address=head, publisher=out.publisher
@@ -71,18 +71,22 @@ def test_rows_that_actors_write_are_those_that_the_driver_writes(
         assert any(group.is_by_worker() and group.level for group in folder.read(found).groups)
 
 
-def test_a_machine_that_kills_its_actor_is_split_out(tmp_path: Path, head: str) -> None:
+def test_a_machine_that_kills_its_actor_is_split_out(
+    tmp_path: Path, head: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = 3 if FULL else 2
+    monkeypatch.setattr(pool, "TRIES", tries)
     study(tmp_path)
-    few = ["glb.capacity=[1 KiB, 2 KiB, 4 KiB]", "array.x=[1, 2, 4]", "array.y=[4]"]
+    few = ["glb.capacity=[2 KiB, 4 KiB]", "array.x=[1, 2, 4]", "array.y=[4]"]
     small = studies.load(tmp_path / "exhaustive.yaml", [f"space.{axis}" for axis in few])
     workers = 2 if FULL else 1
     out = driver.run(under_curse(small), tmp_path / "run", workers=workers, address=head)
     assert out.exit_code == 1
-    assert out.status.done == small.space.size == 18
+    assert out.status.done == small.space.size == 12
     assert statuses(tmp_path / "run")["error"] == 1
     assert "lost" in events(tmp_path / "run", "error")[0]
     assert all(line.startswith("actor ") for line in events(tmp_path / "run", "lost"))
-    assert len(events(tmp_path / "run", "lost")) >= 3  # a machine is tried three times
+    assert len(events(tmp_path / "run", "lost")) >= tries
 
 
 class Boxes(pool.Calls):
@@ -293,9 +297,10 @@ def test_decoy_packages_in_the_users_folder_do_not_break_a_run(tmp_path: Path, h
         "text": True,
         "timeout": 300,
     }
-    said = subprocess.run([*start, str(tmp_path / "run"), "1", head], **inside)  # type: ignore[call-overload]
-    assert int(said.stdout) >= 40
-    assert said.stderr == ""
+    if FULL:  # by default such a run is that of tests/test_sockets.py
+        said = subprocess.run([*start, str(tmp_path / "run"), "1", head], **inside)  # type: ignore[call-overload]
+        assert int(said.stdout) >= 40
+        assert said.stderr == ""
     (tmp_path / "first" / "analysis").mkdir(parents=True)
     (tmp_path / "first" / "analysis" / "__init__.py").write_text("")
     said = subprocess.run([*start, str(tmp_path / "other"), "1", head, str(tmp_path / "first")], **inside)  # type: ignore[call-overload]

@@ -258,7 +258,7 @@ def test_traffic_has_the_energy_of_networks(home: Path) -> None:
 def test_traffic_adds_up_to_the_energy(tmp_path: Path, machine: str, solver: str) -> None:
     """With its leakage, billed over a pipeline where there is one."""
     (tmp_path / "two.yaml").write_text(
-        "extents: {m: 8, k: 16, n: 16, q: 16}\nweights: [W, V]\n"
+        "extents: {m: 4, k: 8, n: 8, q: 8}\nweights: [W, V]\n"
         'einsums: ["T[m,n] += X[m,k] * W[k,n]", "Y[m,q] += T[m,n] * V[n,q]"]\n'
     )
     networks = "['conv:k=16,c=16,p=14,q=14,r=3,s=3']" if "smaug" in solver else "[{file: two.yaml}]"

@@ -91,7 +91,7 @@ def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             members = family(child.pid)
             run.seen |= {found for pid in members for found in sockets(pid)}
             run.started |= {command(pid) for pid in members}
-            time.sleep(0.2)
+            time.sleep(0.5)
     run.said, run.heard = ((run.folder / name).read_text() for name in ("said", "heard"))
     run.returncode = child.returncode
     return run

@@ -63,7 +63,7 @@ def test_port_times_are_those_of_the_unrolled_nest(seed: int) -> None:
     assert different(seed) == ""
 
 
-@settings(max_examples=amount(100), deadline=None)
+@settings(max_examples=amount(100, 8), deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_fork_is_timed_the_same_whoever_asked_before(seed: int) -> None:
     """Tiles sink less far below shared loops: what was summed up for the nest without a fork is none of

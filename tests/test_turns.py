@@ -39,7 +39,7 @@ from hw.arch import Arch
 from hw.columns import Table
 from hw.space import decode
 from tests import turned
-from tests.amount import some
+from tests.amount import FULL, some
 from tests.prove.mappers import problem_of
 from tests.test_driver import events, rows
 from workloads.einsum import Einsum, einsum
@@ -121,12 +121,12 @@ CASES = [(e, share, "energy") for e in EINSUMS for share in (1e-6, 0.01, 0.1)]
 def test_no_machine_is_further_above_its_optimum_than_it_says(
     e: Einsum, share: float, objective: SharedObjective
 ) -> None:
-    """Each of 72 machines of 360 solved on its own too; one whose own floor is near enough is never further
-    than the share.
+    """Each of 72 machines of 360 (by default 18) solved on its own too; one whose own floor is near enough is
+    never further than the share.
     """
     c = cell("4 KiB", objective)
     found = asked(c, e, share)
-    at = np.arange(0, len(c), 5)
+    at = np.arange(0, len(c), 5 if FULL else 20)
     own = shared_mappings.table(c, shared_mappings.lower_bounds_of(c, [e], [1]), [found], share)
     sums = shared_mappings.sums_at(c, own, at)
     for i, pj, cyc in zip(at.tolist(), sums.energy_pj.tolist(), sums.latency_cycles.tolist(), strict=True):

@@ -275,8 +275,9 @@ def _best(a: Run, b: Run, objective: str) -> tuple[str, float | None, float | No
     """Returns (objective, best value of run A, of run B, growth)."""
     from analysis import db
 
-    column = db.column_of(objective)
-    before, after = (next((row[column] for row in run.front([objective])), None) for run in (a, b))
+    least = f'{"max" if db.maximised(objective) else "min"}("{db.column_of(objective)}")'
+    asked = f"SELECT {least} FROM designs WHERE feasible"
+    before, after = (run.sql(asked).rows()[0][0] for run in (a, b))
     return objective, before, after, growth(before, after)
 
 
