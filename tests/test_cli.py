@@ -446,6 +446,36 @@ def test_schedules_compared_by_name(home: Path) -> None:
     )
 
 
+def test_equal_einsums_have_a_row_each_in_comparisons_and_their_own_names_in_maps(home: Path) -> None:
+    """H and Y are equal and solved once; W is the weight of the first alone, V is made by nobody."""
+    (home / "equal.yaml").write_text(
+        "extents: {b: 64, d: 64, f: 64}\nweights: [W]\n"
+        'einsums: ["H[b,f] += X[b,d] * W[d,f]", "Y[b,d] += H[b,f] * V[f,d]"]\n'
+    )
+    asked = ("equal.yaml", "edge_array")
+    found = json.loads(good("compare", *asked, "unfused", "fused", "--format", "json", folder=home))
+    assert [one["einsum"] for one in found["einsums"]] == ["H", "Y"]
+    moved = next(rows_ for title, rows_ in found.items() if title.startswith("traffic"))
+    for name, letter in (("unfused", "A"), ("fused", "B")):
+        options = ("--set", f"solver.schedule={name}", "--format", "json")
+        alone = json.loads(good("map", *asked, *options, folder=home))
+        energies = [one[f"energy_pj {letter}"] for one in found["einsums"]]
+        assert sum(energies) == pytest.approx(alone["energy_pj"])
+        assert max(energies) < 0.6 * alone["energy_pj"]
+        dram = sum(one[f"moved_bytes {letter}"] for one in moved if one["level"] == "DRAM")
+        assert dram == sum(one["occurrences"] * one["main_memory_bytes"] for one in alone["einsums"])
+        assert [one["names"] for one in alone["einsums"]] == (
+            [["H", "Y"]] if name == "unfused" else [["H"], ["Y"]]
+        )
+    shown = good("map", *asked, "--einsum", "Y", folder=home)
+    assert re.search(r"^H, Y +2 ", shown, re.MULTILINE)
+    assert "Y: Y[b,d] += H[b,f] * V[f,d]" in shown
+    assert re.search(r"^DRAM +V +read ", shown, re.MULTILINE)
+    assert not re.search(r"^(DRAM|REGF) +[WX] ", shown, re.MULTILINE)
+    [layer] = json.loads(good("check", "equal.yaml", "--format", "json", folder=home))["files"][0]["layers"]
+    assert (layer["einsum"], layer["weights"], layer["inputs"]) == ("H, Y", 64 * 64, 3 * 64 * 64)
+
+
 def test_the_prompt_knows_its_views(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = (
         *(".help", ".tables", ".schema points", ".schema", ".schema pointz", ".foo", ".rows x"),

@@ -293,8 +293,18 @@ def _with_stored_names(e: Einsum, makers: Mapping[str, Einsum], stored_in: Mappi
     return replace(e, inputs=tuple(named))
 
 
+def names_text(names: Sequence[str], most: int = 4) -> str:
+    """Returns names as text, of many the first ones and how many more there are.
+
+    >>> names_text(["a", "b"]), names_text("abcdefg")
+    ('a, b', 'a, b, c, d and 3 more')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most + 1 else ""
+    return ", ".join(names[: most if more else None]) + more
+
+
 class Layer(NamedTuple):
-    """One row of a layer table: equal einsums. All numbers are totals over them; sizes are in words."""
+    """One row of a layer table: equal einsums, all named in `einsum`; extents and text are the first's. All numbers are totals over them; sizes are in words."""
 
     einsum: str
     occurrences: int
@@ -311,24 +321,24 @@ def layer_table(workload: Workload) -> list[Layer]:
     """Returns the rows of `dse check`: a row per distinct einsum, in order of first appearance. weights,
     inputs and outputs are stored words.
     """
-    rows = []
+    rows, einsums = [], {e.name: (e, n) for e, n in workload.runs()}
     for u in unique(workload):
-        # operand_words: words of weights (True), of other operands (False)
-        e, n, operand_words = u.einsum, u.occurrences, {True: 0, False: 0}
-        for p in e.inputs:
-            operand_words[p.tensor in workload.weights] += n * p.stored_words()
-        extents = " ".join(f"{rank}={size}" for rank, size in e.extents)
-        output_words = n * e.output.stored_elems()
+        # operand_words: words of weights (True), of other operands (False); equal einsums may differ in which
+        # of their operands are weights
+        e, operand_words = u.einsum, {True: 0, False: 0}
+        for own, n in map(einsums.__getitem__, u.names):
+            for p in own.inputs:
+                operand_words[p.tensor in workload.weights] += n * p.stored_words()
         rows.append(
             Layer(
-                e.name,
-                n,
+                ", ".join(u.names),
+                u.occurrences,
                 e.kind,
-                extents,
-                n * e.macs(),
+                " ".join(f"{rank}={size}" for rank, size in e.extents),
+                u.occurrences * e.macs(),
                 operand_words[True],
                 operand_words[False],
-                output_words,
+                u.occurrences * e.output.stored_elems(),
                 show(e),
             )
         )
