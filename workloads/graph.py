@@ -304,7 +304,9 @@ def names_text(names: Sequence[str], most: int = 4) -> str:
 
 
 class Layer(NamedTuple):
-    """One row of a layer table: equal einsums, all named in `einsum`; extents and text are the first's. All numbers are totals over them; sizes are in words."""
+    """One row of a layer table: equal einsums, all named in `einsum`; extents and text are the first's. All
+    numbers are totals over them; sizes are in words.
+    """
 
     einsum: str
     occurrences: int
