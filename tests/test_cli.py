@@ -376,6 +376,9 @@ def test_memories_of_different_tensors_are_not_inside_each_other(home: Path) -> 
             "dram.bandwidth = 100 is 7.81 times the tables' 12.8",
         ),
         ("channels: 2", "channels: 2, bandwidth: 10 GB/s", ""),
+        ("clock_mhz: 500", "clock_mhz: 0.6", "clock_mhz = 0.6 is below 10 MHz; 0.6 GHz is 600; correct it"),
+        ("clock_mhz: 500", "clock_mhz: 0.001", "clock_mhz = 0.001 is below 10 MHz; correct it"),
+        ("clock_mhz: 500", "clock_mhz: 10", ""),
         (
             "width_bits: 16, a",
             "kind: custom, leak_mw: 0, area_mm2: 0, read_pj: 0.1, write_pj: 0.5, width_bits: 16, a",
@@ -394,7 +397,7 @@ def test_memories_of_different_tensors_are_not_inside_each_other(home: Path) -> 
     ],
 )
 def test_a_number_that_is_hardly_meant_is_a_warning(home: Path, old: str, new: str, said: str) -> None:
-    """A bandwidth far from the DRAM's; a write unlike a read; a register file that costs more than a MAC."""
+    """A DRAM faster than its kind; a clock in GHz; writes unlike reads; registers dearer than a MAC."""
     edge = (Path(__file__).parents[1] / "hw/machines/edge_array.yaml").read_text()
     (home / "given.yaml").write_text(edge.replace(old, new, 1))
     line = check.file(str(home / "given.yaml"))[0]
