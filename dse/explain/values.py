@@ -490,7 +490,8 @@ def facts(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
             or "no whole tensor"
         )
     if solution.saved is not None:
-        entries["saved over unfused"] = f"{100 * solution.saved:.3g} %"
+        left_out = f" ({solution.left_out})" if solution.left_out else ""
+        entries["saved over unfused"] = f"{100 * solution.saved:.3g} %{left_out}"
     if not why and "certificate" in entries:
         entries["certificate"] = short_certificate(solution.certificate)
     if why and (hint := advice(arch, workload, solution)):
