@@ -41,6 +41,8 @@ class Workload:
     # (result of a function fused into its producer, name of the producer's tensor, which stores it)
     stored_as: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()  # what a user should know about the file, one line each
+    # (type of elements that a file gives its tensors, bits that they count; None: the machine's word)
+    types: tuple[tuple[str, int | None], ...] = ()
 
     def runs(self) -> Iterator[tuple[Einsum, int]]:
         """Yields each einsum and how often it runs in a row."""
@@ -371,6 +373,19 @@ def warnings(workload: Workload) -> list[str]:
     return [line for line in (warning(workload), *workload.warnings[:5], last) if line]
 
 
+def types_text(workload: Workload, word_bits: int | None = None) -> str:
+    """Returns how many bits the element types of a file count; "" where no file gives types.
+
+    word_bits: of the machine, where there is one
+
+    >>> types_text(Workload("net", (), types=(("float32", None), ("int8", 8))), 16)
+    "float32 counts as the machine's word (16 bit here), int8 as 8 bit"
+    """
+    word = "the machine's word" + (f" ({word_bits} bit here)" if word_bits else "")
+    widths = [f"{name} as {f'{bits} bit' if bits else word}" for name, bits in workload.types]
+    return ", ".join(widths).replace(" as ", " counts as ", 1)
+
+
 def with_bits(workload: Workload, bits: Mapping[str, int]) -> Workload:
     """Returns the workload with other widths. bits: "weights", "activations" (all other tensors), or a tensor
     by name, which has precedence.
@@ -392,7 +407,7 @@ def with_bits(workload: Workload, bits: Mapping[str, int]) -> Workload:
 
     einsums = tuple(e.map_projections(sized) for e in workload.einsums)
     refuse(f"{workload.name}: bits: {line}" for line in contradictions(einsums))
-    return replace(workload, einsums=einsums)
+    return replace(workload, einsums=einsums, types=())
 
 
 def written_elems(workload: Workload) -> int:

@@ -27,7 +27,7 @@ from dse.sim.schedule.placed import index_ranges
 from dse.solve.schedules.fusible_segments import fusing_schedules
 from hw.arch import Arch
 from workloads.einsum import Einsum, show
-from workloads.graph import Workload, base_tensor, counts, names_text, unique
+from workloads.graph import Workload, base_tensor, counts, names_text, types_text, unique
 
 if TYPE_CHECKING:  # importing it would import SciPy
     from dse.solve.gogeta.accesses import Phase
@@ -496,6 +496,8 @@ def facts(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
         entries["certificate"] = short_certificate(solution.certificate)
     if why and (hint := advice(arch, workload, solution)):
         entries["what may help"] = hint
+    if types := types_text(workload, arch.word_bits):
+        entries["types"] = types
     if workload.fused:
         entries["fused into producers"] = f"{len(workload.fused)} operators (solver.fuse_elementwise)"
     if workload.moved:

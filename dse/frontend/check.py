@@ -270,7 +270,7 @@ def components(text: str) -> list[dict[str, Any]]:
 
 def _workload(source: str) -> tuple[str, list[Layer]]:
     from workloads import catalog
-    from workloads.graph import layer_table
+    from workloads.graph import layer_table, types_text
 
     workload = catalog.load(source)
     fused = f", {len(workload.fused)} operators fused into their producers" if workload.fused else ""
@@ -278,7 +278,8 @@ def _workload(source: str) -> tuple[str, list[Layer]]:
         f"workload {workload.name}, {len(workload.einsums)} einsums, {workload.macs()} MACs, "
         f"{workload.parameters} parameters{fused}"
     )
-    return line + _warning(workload), layer_table(workload)
+    types = f"\ntypes: {text}" if (text := types_text(workload)) else ""
+    return line + types + _warning(workload), layer_table(workload)
 
 
 class Sparsity(NamedTuple):
