@@ -93,11 +93,11 @@ def read_roles(value: object) -> tuple[str, ...]:
 
 
 def read_widths(value: object) -> tuple[tuple[str, int], ...]:
-    """Returns the bits of an element by role that a machine file gives a memory, in the order of ROLES.
-    Raises ValueError.
+    """Returns the bits of an element by role that a machine file gives a memory, in the order of ROLES; {}
+    and null give none. Raises ValueError.
     """
-    given = dict(value) if isinstance(value, list | tuple) else value
-    if not isinstance(given, Mapping) or not given:
+    given = dict(value or ()) if value is None or isinstance(value, list | tuple) else value
+    if not isinstance(given, Mapping):
         raise ValueError(f"is no mapping of roles to bits; write e.g. {{output: 32}} ({', '.join(ROLES)})")
     for role_given, bits in given.items():
         if role_given not in ROLES:

@@ -378,6 +378,9 @@ def test_memories_of_different_tensors_are_not_inside_each_other(home: Path) -> 
             "dram.bandwidth = 100 is 7.81 times the tables' 12.8",
         ),
         ("channels: 2", "channels: 2, bandwidth: 10 GB/s", ""),
+        ("clock_mhz: 500", "clock_mhz: 0.6", "clock_mhz = 0.6 is below 10 MHz; 0.6 GHz is 600; correct it"),
+        ("clock_mhz: 500", "clock_mhz: 0.001", "clock_mhz = 0.001 is below 10 MHz; correct it"),
+        ("clock_mhz: 500", "clock_mhz: 10", ""),
         (
             "width_bits: 16, a",
             "kind: custom, leak_mw: 0, area_mm2: 0, read_pj: 0.1, write_pj: 0.5, width_bits: 16, a",
@@ -396,7 +399,7 @@ def test_memories_of_different_tensors_are_not_inside_each_other(home: Path) -> 
     ],
 )
 def test_a_number_that_is_hardly_meant_is_a_warning(home: Path, old: str, new: str, said: str) -> None:
-    """A bandwidth far from the DRAM's; a write unlike a read; a register file that costs more than a MAC."""
+    """A DRAM faster than its kind; a clock in GHz; writes unlike reads; registers dearer than a MAC."""
     edge = (Path(__file__).parents[1] / "hw/machines/edge_array.yaml").read_text()
     (home / "given.yaml").write_text(edge.replace(old, new, 1))
     line = check.file(str(home / "given.yaml"))[0]
@@ -446,6 +449,36 @@ def test_schedules_compared_by_name(home: Path) -> None:
         2,
         "fuzed: neither a file nor a name of solver.schedule; did you mean fused?\n",
     )
+
+
+def test_equal_einsums_have_a_row_each_in_comparisons_and_their_own_names_in_maps(home: Path) -> None:
+    """H and Y are equal and solved once; W is the weight of the first alone, V is made by nobody."""
+    (home / "equal.yaml").write_text(
+        "extents: {b: 64, d: 64, f: 64}\nweights: [W]\n"
+        'einsums: ["H[b,f] += X[b,d] * W[d,f]", "Y[b,d] += H[b,f] * V[f,d]"]\n'
+    )
+    asked = ("equal.yaml", "edge_array")
+    found = json.loads(good("compare", *asked, "unfused", "fused", "--format", "json", folder=home))
+    assert [one["einsum"] for one in found["einsums"]] == ["H", "Y"]
+    moved = next(rows_ for title, rows_ in found.items() if title.startswith("traffic"))
+    for name, letter in (("unfused", "A"), ("fused", "B")):
+        options = ("--set", f"solver.schedule={name}", "--format", "json")
+        alone = json.loads(good("map", *asked, *options, folder=home))
+        energies = [one[f"energy_pj {letter}"] for one in found["einsums"]]
+        assert sum(energies) == pytest.approx(alone["energy_pj"])
+        assert max(energies) < 0.6 * alone["energy_pj"]
+        dram = sum(one[f"moved_bytes {letter}"] for one in moved if one["level"] == "DRAM")
+        assert dram == sum(one["occurrences"] * one["main_memory_bytes"] for one in alone["einsums"])
+        assert [one["names"] for one in alone["einsums"]] == (
+            [["H", "Y"]] if name == "unfused" else [["H"], ["Y"]]
+        )
+    shown = good("map", *asked, "--einsum", "Y", folder=home)
+    assert re.search(r"^H, Y +2 ", shown, re.MULTILINE)
+    assert "Y: Y[b,d] += H[b,f] * V[f,d]" in shown
+    assert re.search(r"^DRAM +V +read ", shown, re.MULTILINE)
+    assert not re.search(r"^(DRAM|REGF) +[WX] ", shown, re.MULTILINE)
+    [layer] = json.loads(good("check", "equal.yaml", "--format", "json", folder=home))["files"][0]["layers"]
+    assert (layer["einsum"], layer["weights"], layer["inputs"]) == ("H, Y", 64 * 64, 3 * 64 * 64)
 
 
 def test_the_prompt_knows_its_views(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 from collections import Counter
 from pathlib import Path
@@ -544,13 +545,29 @@ def test_what_a_peer_cannot_say_is_refused_by_name() -> None:
     own = nest.parse(f"store DRAM A B C\n{loops}\nmac")
     with pytest.raises(Unreadable, match="needs two loops over m at a level"):
         convert.written("timeloop", {e.name: own}, [e], arch, None)
-    with pytest.raises(Unreadable, match="A bypasses GBUF"):
+    with pytest.raises(Unreadable, match=r"A bypasses GBUF.*: --set gbuf.bypass=false, or a rule `keep`"):
         convert.written("zigzag", {e.name: own}, [e], arch, None)
     fetched_again = nest.parse(
         "store DRAM A B C\nfor n tile 1\nfor k tile 1\nfor m tile 1\nstore REGF B\nmac"
     )
     with pytest.raises(NotCarried, match="in Timeloop B at DRAM moves 1536 elements, here 98304"):
         convert.written("timeloop", {e.name: fetched_again}, [e], arch, None)
+
+
+def test_the_way_on_that_a_refusal_names_leads_on() -> None:
+    """Cycles that stalls change go over where levels overlap freely, operands where none may be passed by."""
+    buffered = {"gbuf.double_buffer": True, "regf.double_buffer": True, "solver.objective": "latency"}
+    found = api.map("conv:k=16,c=16,p=14,q=14,r=3,s=3", "edge_array", **buffered)
+    [cost], [e] = found.solution.einsums, found.workload.einsums
+    with pytest.raises(NotCarried, match=r"cycles, here .*; --set overlap=free counts them as there"):
+        convert.written("timeloop", {e.name: cost.mapping}, [e], found.arch, None)
+    free = dataclasses.replace(found.arch, overlap="free")
+    assert convert.written("timeloop", {e.name: cost.mapping}, [e], free, None)
+    found = api.map(
+        "gemm:m=64,n=32,k=48", "edge_array", **{"gbuf.bypass": False, "regf.bypass": False}, overlap="free"
+    )
+    [cost], [e] = found.solution.einsums, found.workload.einsums
+    assert convert.written("zigzag", {e.name: cost.mapping}, [e], found.arch, None)
 
 
 def test_the_best_mapping_goes_to_timeloop_at_its_cost() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cluster import worker
+from dse.explain import values as explain
 from dse.frontend import api
 from dse.mapper.exact import local_search
 from dse.mapper.exact import optimal as mapper
@@ -227,10 +229,18 @@ def test_a_fused_search_may_end_at_any_time(objective: Objective, monkeypatch: p
         assert not isinstance(found, Infeasible)
         return found[0]
 
+    found_by = [*map(answer, (0, 2, 10, 40, 160, 640, inf))]
     value = [
         (objective_value(objective, one.energy_pj, one.latency_cycles), one.optimality_gap)
-        for one in map(answer, (0, 2, 10, 40, 160, 640, inf))
+        for one in found_by
     ]
+    cut = re.fullmatch(
+        r"limits.seconds ended before (\d+) of (\d+) segments were searched", found_by[0].left_out
+    )
+    assert cut
+    assert cut[1] == cut[2]  # what is "saved" then says nothing of fusion
+    assert explain.facts(a2s, workload, found_by[0])["saved over unfused"].endswith(f"% ({cut[0]})")
+    assert found_by[-1].left_out == ""
     (first, _), *_, (best, gap) = value
     assert first > best  # something was cut
     assert len({found for found, _ in value}) > 2

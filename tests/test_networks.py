@@ -502,6 +502,8 @@ def test_layer_table_sums_to_the_network() -> None:
         assert sum(r.macs for r in rows) == w.macs()
         assert sum(r.occurrences for r in rows) == sum(counts(w))
         assert sum(r.outputs for r in rows) == written_elems(w)
+        words = sum(n * p.stored_words() for e, n in w.runs() for p in e.inputs if p.tensor in w.weights)
+        assert sum(r.weights for r in rows) == words
     assert rows[0].extents.startswith("k=")
     assert layer_table(catalog.load("mlp_m:batch=64"))[0][:3] == ("fc1", 1, "mac")
     assert layer_table(catalog.load("spmv:m=100,k=50,nnz=60"))[0].inputs == 2 * 60 + 100 + 50, (

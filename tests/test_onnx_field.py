@@ -14,11 +14,12 @@ import pytest
 from onnx import GraphProto, ModelProto, TensorProto, helper
 from onnx import numpy_helper as nph
 
+from dse.frontend import api, check
 from tests.onnx_graphs import FLOAT, Build
 from workloads import catalog
 from workloads.einsum import Einsum, Projection, WorkloadError
 from workloads.facts import reason
-from workloads.graph import counts, warnings
+from workloads.graph import counts, types_text, warnings, with_bits
 from workloads.onnx import load
 
 REPORTED = Path(__file__).parent / "data" / "reported"
@@ -91,6 +92,32 @@ def test_what_the_standard_does_not_know_is_a_warning() -> None:
         "net: MatMul n: x tensor(float16), w0 tensor(float): types that the standard does not allow "
         "for MatMul; counted as they are",
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "said"),
+    [
+        (TensorProto.FLOAT, None, "float32 counts as the machine's word (8 bit here)"),
+        (TensorProto.FLOAT16, 16, "float16 counts as 16 bit"),
+        (TensorProto.DOUBLE, None, "float64 counts as the machine's word (8 bit here)"),
+    ],
+)
+def test_bits_of_the_types_of_a_file_are_said(kind: int, bits: int | None, said: str, tmp_path: Path) -> None:
+    values = [
+        helper.make_tensor_value_info(n, kind, s) for n, s in (("x", (2, 3)), ("w", (3, 4)), ("y", (2, 4)))
+    ]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", values[:2], values[2:])
+    path = tmp_path / "net.onnx"
+    path.write_bytes(
+        helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=10
+        ).SerializeToString()
+    )
+    found = api.map(str(path), "edge_array")
+    assert {p.bits for e in found.workload.einsums for p in e.tensors()} == {bits}
+    assert re.search(rf"^types +{re.escape(said)}$", found.text(), re.MULTILINE)
+    assert f"\ntypes: {said.removesuffix(' (8 bit here)')}" in check.file(str(path))[0]
+    assert types_text(with_bits(found.workload, {"activations": 4}), 8) == ""  # bits of a study overrule them
 
 
 # Loops

@@ -378,9 +378,9 @@ def test_equal_einsums_are_compared_with_all_their_occurrences(tmp_path: Path) -
     a, b = (api.map(str(path), "edge_array", **{"solver.mapper": mapper}) for mapper in ("optimal", "random"))
     (row,) = a.einsums
     level_rows = compare.mappings(a, b)[2].rows
-    (outer,) = [one for one in level_rows if one[1] == "DRAM"]
-    assert row["occurrences"] == 2
-    assert outer[2] == pytest.approx(2 * 16**3 / a.macs_per_byte) == 2 * row["main_memory_bytes"]
+    outer = {one[0]: one[2] for one in level_rows if one[1] == "DRAM"}
+    assert (row["occurrences"], row["names"], outer["T"], [*outer]) == (2, ["T", "Y"], outer["Y"], ["T", "Y"])
+    assert sum(outer.values()) == pytest.approx(2 * 16**3 / a.macs_per_byte) == 2 * row["main_memory_bytes"]
 
 
 def test_time_in_which_even_the_busiest_component_is_idle_is_said_by_level() -> None:

@@ -48,6 +48,12 @@ def line_of(found: Any) -> str:
         ),
         ({"solver.schedule": "fused"}, ""),
         ({"array.hop_pj": 0.001}, "; no solver fuses them on edge_array"),
+        (
+            {"gbuf.bits": {"output": 32}},
+            "; fusion does not price `bits` of memories (docs/limits.md; --set gbuf",
+        ),
+        ({"gbuf.bits": {}}, "; dse map ... --set solver.schedule=fused fuses them"),
+        ({"gbuf.bits": None}, "; dse map ... --set solver.schedule=fused fuses them"),
     ],
 )
 def test_tensors_between_einsums_are_told_with_the_command_that_fuses(

@@ -41,6 +41,8 @@ class Workload:
     # (result of a function fused into its producer, name of the producer's tensor, which stores it)
     stored_as: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()  # what a user should know about the file, one line each
+    # (type of elements that a file gives its tensors, bits that they count; None: the machine's word)
+    types: tuple[tuple[str, int | None], ...] = ()
 
     def runs(self) -> Iterator[tuple[Einsum, int]]:
         """Yields each einsum and how often it runs in a row."""
@@ -293,8 +295,20 @@ def _with_stored_names(e: Einsum, makers: Mapping[str, Einsum], stored_in: Mappi
     return replace(e, inputs=tuple(named))
 
 
+def names_text(names: Sequence[str], most: int = 4) -> str:
+    """Returns names as text, of many the first ones and how many more there are.
+
+    >>> names_text(["a", "b"]), names_text("abcdefg")
+    ('a, b', 'a, b, c, d and 3 more')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most + 1 else ""
+    return ", ".join(names[: most if more else None]) + more
+
+
 class Layer(NamedTuple):
-    """One row of a layer table: equal einsums. All numbers are totals over them; sizes are in words."""
+    """One row of a layer table: equal einsums, all named in `einsum`; extents and text are the first's. All
+    numbers are totals over them; sizes are in words.
+    """
 
     einsum: str
     occurrences: int
@@ -311,24 +325,24 @@ def layer_table(workload: Workload) -> list[Layer]:
     """Returns the rows of `dse check`: a row per distinct einsum, in order of first appearance. weights,
     inputs and outputs are stored words.
     """
-    rows = []
+    rows, einsums = [], {e.name: (e, n) for e, n in workload.runs()}
     for u in unique(workload):
-        # operand_words: words of weights (True), of other operands (False)
-        e, n, operand_words = u.einsum, u.occurrences, {True: 0, False: 0}
-        for p in e.inputs:
-            operand_words[p.tensor in workload.weights] += n * p.stored_words()
-        extents = " ".join(f"{rank}={size}" for rank, size in e.extents)
-        output_words = n * e.output.stored_elems()
+        # operand_words: words of weights (True), of other operands (False); equal einsums may differ in which
+        # of their operands are weights
+        e, operand_words = u.einsum, {True: 0, False: 0}
+        for own, n in map(einsums.__getitem__, u.names):
+            for p in own.inputs:
+                operand_words[p.tensor in workload.weights] += n * p.stored_words()
         rows.append(
             Layer(
-                e.name,
-                n,
+                ", ".join(u.names),
+                u.occurrences,
                 e.kind,
-                extents,
-                n * e.macs(),
+                " ".join(f"{rank}={size}" for rank, size in e.extents),
+                u.occurrences * e.macs(),
                 operand_words[True],
                 operand_words[False],
-                output_words,
+                u.occurrences * e.output.stored_elems(),
                 show(e),
             )
         )
@@ -359,6 +373,19 @@ def warnings(workload: Workload) -> list[str]:
     return [line for line in (warning(workload), *workload.warnings[:5], last) if line]
 
 
+def types_text(workload: Workload, word_bits: int | None = None) -> str:
+    """Returns how many bits the element types of a file count; "" where no file gives types.
+
+    word_bits: of the machine, where there is one
+
+    >>> types_text(Workload("net", (), types=(("float32", None), ("int8", 8))), 16)
+    "float32 counts as the machine's word (16 bit here), int8 as 8 bit"
+    """
+    word = "the machine's word" + (f" ({word_bits} bit here)" if word_bits else "")
+    widths = [f"{name} as {f'{bits} bit' if bits else word}" for name, bits in workload.types]
+    return ", ".join(widths).replace(" as ", " counts as ", 1)
+
+
 def with_bits(workload: Workload, bits: Mapping[str, int]) -> Workload:
     """Returns the workload with other widths. bits: "weights", "activations" (all other tensors), or a tensor
     by name, which has precedence.
@@ -380,7 +407,7 @@ def with_bits(workload: Workload, bits: Mapping[str, int]) -> Workload:
 
     einsums = tuple(e.map_projections(sized) for e in workload.einsums)
     refuse(f"{workload.name}: bits: {line}" for line in contradictions(einsums))
-    return replace(workload, einsums=einsums)
+    return replace(workload, einsums=einsums, types=())
 
 
 def written_elems(workload: Workload) -> int:

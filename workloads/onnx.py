@@ -302,7 +302,8 @@ def _emit(
         warnings=tuple(dict.fromkeys(facts.warnings)),
     )
     wanted = [draft.names[t] for t in (*results, *facts.loop_state) if t in draft.names]
-    return _in_words(fuse_into_producers(found, fuse, wanted))
+    sized = _in_words(fuse_into_producers(found, fuse, wanted))
+    return replace(sized, types=_widths_of_types(sized, draft.types))
 
 
 def _add_node(where: str, node: NodeProto, draft: Draft) -> None:
@@ -348,6 +349,18 @@ def _in_words(workload: Workload) -> Workload:
         return workload
     einsums = (e.map_projections(lambda p: replace(p, bits=None)) for e in workload.einsums)
     return replace(workload, einsums=tuple(einsums))
+
+
+def _widths_of_types(workload: Workload, types: Mapping[str, int]) -> tuple[tuple[str, int | None], ...]:
+    """Returns (element type of tensors, as numpy calls it, bits that they count), floats first."""
+    named = {"FLOAT": "float32", "DOUBLE": "float64"}
+    widths = {
+        (named.get(name, name.lower()), p.bits)
+        for e in workload.einsums
+        for p in e.tensors()
+        if (known := types.get(p.tensor, 0)) and (name := TensorProto.DataType.Name(known))
+    }
+    return tuple(sorted(widths, key=lambda one: ("float" not in one[0], one[0], one[1] or 0)))
 
 
 def _faults(where: str, nodes: Sequence[NodeProto], facts: Facts, results: Collection[str]) -> Iterator[str]:

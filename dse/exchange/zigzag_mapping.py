@@ -181,4 +181,7 @@ def _faults(mapping: nest.Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
     for level in arch.levels:
         for tensor in nest.may_keep(e, level):
             if Store(level.name, tensor) not in mapping.nodes:
-                yield f"{tensor} bypasses {level.name}; in ZigZag operands stand in all their memories"
+                yield (
+                    f"{tensor} bypasses {level.name}; in ZigZag operands stand in all their memories: --set "
+                    f"{level.name.lower()}.bypass=false, or a rule `keep`, maps it so"
+                )

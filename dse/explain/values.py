@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from math import inf, prod
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from dse.sim.schedule.placed import index_ranges
 from dse.solve.schedules.fusible_segments import fusing_schedules
 from hw.arch import Arch
 from workloads.einsum import Einsum, show
-from workloads.graph import Workload, base_tensor, counts, unique
+from workloads.graph import Workload, base_tensor, counts, names_text, types_text, unique
 
 if TYPE_CHECKING:  # importing it would import SciPy
     from dse.solve.gogeta.accesses import Phase
@@ -233,7 +233,7 @@ def exchanged_share(arch: Arch, workload: Workload, solution: Solution) -> float
     occurrences_of = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
     exchanged_tensors = {base_tensor(p.tensor, made) for e in workload.einsums for p in e.inputs} & made
     einsums = {e.name: e for e in workload.einsums}
-    equal_names = {group.key: group.names for group in unique(workload)}
+    names_of = {group.key: group.names for group in unique(workload)}
     total = 0.0
     # equal einsums have one cost but exchange different tensors: c.count is split by their occurrences
     for c in solution.einsums:
@@ -241,8 +241,8 @@ def exchanged_share(arch: Arch, workload: Workload, solution: Solution) -> float
         for part in c.price.parts:
             if part.level == arch.levels[0].name and part.action != "leak":
                 energy_of[part.tensor] = energy_of.get(part.tensor, 0.0) + part.energy_pj
-        first, group_occurrences = einsums[c.name], sum(occurrences_of[name] for name in equal_names[c.key])
-        for name in equal_names[c.key]:
+        first, group_occurrences = einsums[c.name], sum(occurrences_of[name] for name in names_of[c.key])
+        for name in names_of[c.key]:
             base_of = {
                 p.tensor: base_tensor(q.tensor, made)
                 for p, q in zip(first.tensors(), einsums[name].tensors(), strict=True)
@@ -268,6 +268,9 @@ def unfused_hint(arch: Arch, workload: Workload, solution: Solution, command: st
         f"unfused (layer by layer): tensors between einsums take {100 * share:.0f} % of the energy in "
         f"{arch.levels[0].name}"
     )
+    if arch.narrows_or_widens():
+        without = " ".join(f"--set {level.name.lower()}.bits={{}}" for level in arch.levels if level.bits)
+        return f"{line}; fusion does not price `bits` of memories (docs/limits.md; {without}: without)"
     if not (schedule_name := next(fusing_schedules(arch, workload), "")):
         return f"{line}; no solver fuses them on {arch.name}"
     # the command names no mapper where schedules were searched (the solution has a `space`), the mapping was
@@ -350,11 +353,14 @@ def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
     return f"{gap_text}: the lower bound counts compulsory traffic only and ignores capacities"
 
 
-def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
-    """What `dse map --format json` prints."""
+def document(
+    arch: Arch, workload: Workload, solution: Solution, plan: Schedule | None = None
+) -> dict[str, Any]:
+    """What `dse map --format json` prints. plan: as in `equal_names`."""
     einsums: list[dict[str, Any]] = [
         {
             "name": c.name,
+            "names": list(names),
             "occurrences": c.count,
             "energy_pj": c.energy_pj,
             "latency_cycles": c.latency_cycles,
@@ -370,7 +376,9 @@ def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, An
             "host_copies": c.host_copies,
             "host_copy_elems": c.host_copy_elems,
         }
-        for c, e in costed_einsums(workload, solution)
+        for (c, e), names in zip(
+            costed_einsums(workload, solution), equal_names(workload, solution, plan), strict=True
+        )
     ]
     for row, (c, e) in zip(einsums, costed_einsums(workload, solution), strict=True):
         if c.layout_traffic:
@@ -482,11 +490,14 @@ def facts(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
             or "no whole tensor"
         )
     if solution.saved is not None:
-        entries["saved over unfused"] = f"{100 * solution.saved:.3g} %"
+        left_out = f" ({solution.left_out})" if solution.left_out else ""
+        entries["saved over unfused"] = f"{100 * solution.saved:.3g} %{left_out}"
     if not why and "certificate" in entries:
         entries["certificate"] = short_certificate(solution.certificate)
     if why and (hint := advice(arch, workload, solution)):
         entries["what may help"] = hint
+    if types := types_text(workload, arch.word_bits):
+        entries["types"] = types
     if workload.fused:
         entries["fused into producers"] = f"{len(workload.fused)} operators (solver.fuse_elementwise)"
     if workload.moved:
@@ -502,9 +513,11 @@ def notes(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
     return [*found, *filter(None, [unfused_hint(arch, workload, solution), long_rows(arch, workload)])]
 
 
-def network(arch: Arch, workload: Workload, solution: Solution, lists_all: bool) -> list[Table]:
+def network(
+    arch: Arch, workload: Workload, solution: Solution, lists_all: bool, plan: Schedule | None = None
+) -> list[Table]:
     """Where the energy goes, and the unique einsums, those with most energy first. lists_all: all of them are
-    listed; else as many as make up LISTED_SHARE of the energy.
+    listed; else as many as make up LISTED_SHARE of the energy. plan: as in `equal_names`.
     """
     tables_shown = [
         energy(arch, solution),
@@ -512,11 +525,12 @@ def network(arch: Arch, workload: Workload, solution: Solution, lists_all: bool)
         *([scheme_counts(solution)] if solution.pruned else []),
     ]
     by_energy = sorted(
-        costed_einsums(workload, solution), key=lambda pair: -pair[0].count * pair[0].energy_pj
+        zip(costed_einsums(workload, solution), equal_names(workload, solution, plan), strict=True),
+        key=lambda row: -row[0][0].count * row[0][0].energy_pj,
     )
     rows = [
         (
-            c.name,
+            names_text(names),
             c.count,
             c.count * c.energy_pj,
             c.count * c.energy_pj / (solution.energy_pj or 1),
@@ -530,7 +544,7 @@ def network(arch: Arch, workload: Workload, solution: Solution, lists_all: bool)
             round(needs(e, arch.word_bits).computed) * c.count,
             short_certificate(c.certificate),
         )
-        for c, e in by_energy
+        for (c, e), names in by_energy
         for ratios in [_ratios(arch, e, c)]
     ]
     cumulative_share = list(accumulate(row[3] for row in rows))
@@ -671,6 +685,52 @@ def costed_einsums(workload: Workload, solution: Solution) -> list[tuple[EinsumC
     """The cost of each unique einsum, paired with the einsum."""
     by_name = {e.name: e for e in workload.einsums}
     return [(c, by_name[c.name]) for c in solution.einsums]
+
+
+def equal_names(
+    workload: Workload, solution: Solution, plan: Schedule | None = None
+) -> list[tuple[str, ...]]:
+    """Returns for each cost of a solution the names of the einsums whose cost it is, its own first.
+
+    plan: an unfused schedule that may give equal einsums different mappings
+    """
+    e_of, costs = {e.name: e for e in workload.einsums}, solution.einsums
+    times_of = dict(zip(e_of, counts(workload), strict=True))
+    schedule, of_cost = solution.schedule or plan, {c.name: [c.name] for c in costs}
+    nests = {b.einsum: b.mapping for s in schedule.segments for b in s.branches} if schedule else {}
+    for group in unique(workload):
+        # costs of the group that are of more einsums than the one whose name they have
+        shared = [c for c in costs if c.name in group.names and c.count > times_of[c.name]]
+        for name in (name for name in group.names if shared and name not in of_cost):
+            same_nest = (
+                c
+                for c in shared
+                if name in nests
+                and schedules.rename(nests[name], e_of[name]) == schedules.rename(c.mapping, e_of[c.name])
+            )
+            of_cost[next(same_nest, shared[0]).name].append(name)
+    return [tuple(of_cost[c.name]) for c in costs]
+
+
+def renamed(c: EinsumCost, e: Einsum, to: Einsum) -> EinsumCost:
+    """Returns the cost of an einsum in the names of an equal one. A mapping that is no nest keeps its own."""
+    if to is e or c.mapping.non_nest_text:
+        return c
+    name_of = {p.tensor: q.tensor for p, q in zip(e.tensors(), to.tensors(), strict=True)}
+
+    def named(rows: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(replace(row, tensor=name_of.get(row.tensor, row.tensor)) for row in rows)
+
+    return replace(
+        c,
+        name=to.name,
+        mapping=schedules.rename(c.mapping, e, to),
+        counts=named(c.counts),
+        footprint=tuple((level, name_of.get(t, t), n) for level, t, n in c.footprint),
+        price=replace(c.price, parts=named(c.price.parts)),
+        layout_traffic=named(c.layout_traffic),
+        refilled=tuple((level, name_of.get(t, t)) for level, t in c.refilled),
+    )
 
 
 COMPONENT_COLUMNS = (

@@ -33,6 +33,7 @@ BUILT = 256  # machines of a study that are built, to see whether all can be
 MAX_ODD = 3  # lines about numbers of a study's machines
 # of a level per bit, as a share of that of a level inside it: below, one of the two is probably wrong
 ODD_ENERGY = 0.25
+CLOCKS_MHZ = 10, 10_000  # a clock outside of these is hardly meant
 # held against the tables
 TABLE_VALUES = "read_pj", "write_pj", "mac_pj", "alu_pj", "leak_mw", "area_mm2"
 # of a DRAM, held against the tables, too; an sram that is slower is common, one that is faster is a fault
@@ -78,7 +79,12 @@ def file(text: str) -> tuple[str, list[Layer]]:
 
 def machine_lines(spec: Machine, arch: Arch) -> list[str]:
     """Returns lines about numbers of a machine that are hardly meant, and SRAMs slower than the clock."""
-    warnings = (*_odd_energies(arch), *_odd_custom(spec, arch), *_unlike_tables(spec, arch))
+    warnings = (
+        *_odd_clock(spec),
+        *_odd_energies(arch),
+        *_odd_custom(spec, arch),
+        *_unlike_tables(spec, arch),
+    )
     return [*(f"note: {line}" for line in _slow(spec, arch)), *(f"warning: {line}" for line in warnings)]
 
 
@@ -127,6 +133,20 @@ def space_lines(space: Space) -> list[str]:
         often = "most often: " if others else ""
         found.append(f"warning: {reasons.total()} {among} cannot be built, {often}{reason}")
     return [*found, *dict.fromkeys(odd)][: len(found) + MAX_ODD]
+
+
+def _odd_clock(spec: Machine) -> Iterator[str]:
+    """Yields a line where the clock is outside of CLOCKS_MHZ: GHz or Hz were probably meant."""
+    least, most = CLOCKS_MHZ
+    if least <= spec.clock_mhz <= most:
+        return
+    meant_mhz = spec.clock_mhz * (1e3 if spec.clock_mhz < least else 1e-6)
+    unit = "GHz" if spec.clock_mhz < least else "Hz"
+    meant = f"; {spec.clock_mhz:g} {unit} is {meant_mhz:g}" if least <= meant_mhz <= most else ""
+    yield (
+        f"clock_mhz = {spec.clock_mhz:g} is {'below' if unit == 'GHz' else 'above'} "
+        f"{least if unit == 'GHz' else most:g} MHz{meant}; correct it if that is not meant"
+    )
 
 
 def _odd_energies(arch: Arch) -> Iterator[str]:
@@ -250,7 +270,7 @@ def components(text: str) -> list[dict[str, Any]]:
 
 def _workload(source: str) -> tuple[str, list[Layer]]:
     from workloads import catalog
-    from workloads.graph import layer_table
+    from workloads.graph import layer_table, types_text
 
     workload = catalog.load(source)
     fused = f", {len(workload.fused)} operators fused into their producers" if workload.fused else ""
@@ -258,7 +278,8 @@ def _workload(source: str) -> tuple[str, list[Layer]]:
         f"workload {workload.name}, {len(workload.einsums)} einsums, {workload.macs()} MACs, "
         f"{workload.parameters} parameters{fused}"
     )
-    return line + _warning(workload), layer_table(workload)
+    types = f"\ntypes: {text}" if (text := types_text(workload)) else ""
+    return line + types + _warning(workload), layer_table(workload)
 
 
 class Sparsity(NamedTuple):

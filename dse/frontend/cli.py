@@ -478,7 +478,7 @@ def _show(args: argparse.Namespace) -> int:
     neighbours = run.neighbours(point.machine) if args.neighbours else None
     if args.format == "json":
         documents = {
-            one.workload.name: values.document(one.arch, one.workload, one.solution)
+            one.workload.name: values.document(one.arch, one.workload, one.solution, one.plan)
             for one in solved
             if not isinstance(one.solution, Infeasible)
         }
@@ -661,7 +661,7 @@ def _print_mapped(mapped: Any, args: argparse.Namespace) -> int:
     elif args.format in arguments.PEERS:
         print(_peer_text(args, mapped.arch, mapped.workload, mapped.solution), end="")
     elif args.format == "json":
-        tables.print_json(values.document(mapped.arch, mapped.workload, mapped.solution))
+        tables.print_json(values.document(mapped.arch, mapped.workload, mapped.solution, mapped.plan))
     else:
         tables.print_nests(mapped.text(args.einsum, tables.terminal_width(), args.why))
     return 0
@@ -891,6 +891,7 @@ def _runs(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     from dse.frontend import check, keys
+    from workloads.graph import names_text
 
     if args.schema:
         tables.print_json(keys.schema(args.schema))
@@ -910,7 +911,8 @@ def _check(args: argparse.Namespace) -> int:
             if args.format == "text":
                 tables.print_line(f"{text}: {line}")
                 if layers:
-                    tables.print_table(layers[0]._fields, layers)
+                    shown = [one._replace(einsum=names_text(one.einsum.split(", "))) for one in layers]
+                    tables.print_table(shown[0]._fields, shown)
                 if components:
                     keys_of = list(components[0])
                     rows = [[row.get(key) for key in keys_of] for row in components]

@@ -54,7 +54,8 @@ def growth(before: float | None, after: float | None) -> float | None:
 
 def mappings(a: Mapped, b: Mapped) -> list[Table]:
     """Returns what differs between two schedules of one workload on one machine: totals, cost per einsum, and
-    bytes moved and energy per einsum and level. Costs of equal einsums are those of all occurrences.
+    bytes moved and energy per einsum and level. Each row is of one einsum, of all its occurrences: equal
+    einsums that a solution costs once have a row each.
     """
     totals_a, totals_b = a.totals, b.totals
     totals = [
@@ -62,7 +63,8 @@ def mappings(a: Mapped, b: Mapped) -> list[Table]:
         for key in METRICS
     ]
     costs_a, costs_b = _costs(a), _costs(b)
-    names = list(dict.fromkeys([*costs_a, *costs_b]))
+    names = [e.name for e in a.workload.einsums if e.name in costs_a or e.name in costs_b]
+    names += [name for name in costs_b if name not in names]
     rows = [
         (name, *_pair(costs_a, costs_b, name, "energy_pj"), *_pair(costs_a, costs_b, name, "latency_cycles"))
         for name in names
@@ -95,7 +97,16 @@ LEVEL_COLUMNS = (
 
 
 def _costs(one: Mapped) -> dict[str, EinsumCost]:
-    return {} if isinstance(one.solution, Infeasible) else {c.name: c for c in one.solution.einsums}
+    """Returns the cost of each einsum by its name, its own occurrences as `count`."""
+    if isinstance(one.solution, Infeasible):
+        return {}
+    times_of = {e.name: n for e, n in one.workload.runs()}
+    groups = values.equal_names(one.workload, one.solution, one.plan)
+    return {
+        name: replace(c, count=times_of[name] if len(names) > 1 else c.count)
+        for c, names in zip(one.solution.einsums, groups, strict=True)
+        for name in names
+    }
 
 
 def _pair(

@@ -86,7 +86,7 @@ class Mapped:
         """A row per distinct einsum, with its nest in `mapping` and the area of the machine that runs it."""
         if isinstance(self.solution, Infeasible):
             return answer([])
-        rows = explain.document(self.arch, self.workload, self.solution)["einsums"]
+        rows = explain.document(self.arch, self.workload, self.solution, self.plan)["einsums"]
         return answer([row | {"area_mm2": self.arch.area_mm2()} for row in rows])
 
     @property
@@ -136,7 +136,8 @@ class Mapped:
             else ""
         )
         return (
-            screens.solution(self.arch, self.workload, self.solution, einsum, width, why) + conversions_text
+            screens.solution(self.arch, self.workload, self.solution, einsum, width, why, self.plan)
+            + conversions_text
         )
 
     def __repr__(self) -> str:
@@ -149,6 +150,6 @@ class Mapped:
         given = self.arch, self.workload, self.solution
         mappings = html_table(("einsum", "mapping"), [(row.name, row.mapping) for row in self.einsums])
         return (
-            section(title, explain.facts(*given, why=False), explain.network(*given, lists_all=False))
+            section(title, explain.facts(*given, why=False), explain.network(*given, False, self.plan))
             + f"<details><summary>mappings</summary>{mappings}</details>"
         )

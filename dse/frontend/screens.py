@@ -8,6 +8,7 @@ from dse.explain import units
 from dse.explain import values as explain
 from dse.frontend.tables import WIDE, facts, table, wrapped
 from dse.mapping import schedule as schedules
+from dse.mapping.schedule import Schedule
 from dse.sim.einsum.evaluate import Solution
 from dse.solve.gogeta.traffic import TrafficReport
 from hw import component
@@ -35,31 +36,34 @@ def einsum_indices(workload: Workload, name: str | None) -> dict[str, int]:
 
 
 def solution(
-    arch: Arch, workload: Workload, found: Solution, name: str | None, width: int = WIDE, why: bool = False
+    arch: Arch,
+    workload: Workload,
+    found: Solution,
+    name: str | None,
+    width: int = WIDE,
+    why: bool = False,
+    plan: Schedule | None = None,
 ) -> str:
     """Returns totals, the energy breakdown, the costliest einsums, and nest, traffic and footprints of one
-    einsum. name: of that einsum; "all": each; None: the costliest. why: the certificate in full.
+    einsum. name: of that einsum, in its own names; "all": each distinct one; None: the costliest. why: the
+    certificate in full. plan: as in `values.equal_names`.
     """
     einsum_indices(workload, name)
     costed = explain.costed_einsums(workload, found)
-    index_of = {
-        own: i
-        for i, (c, _) in enumerate(costed)
-        for group in unique(workload)
-        if c.name in group.names
-        for own in group.names
-    }
-    index_of |= {c.name: i for i, (c, _) in enumerate(costed)}
+    names_of = explain.equal_names(workload, found, plan)
+    index_of = {own: i for i, names in enumerate(names_of) for own in names}
     head = facts(explain.facts(arch, workload, found, why), f"{workload.name} on {arch.name}", width)
     notes = explain.notes(arch, workload, found, why)
     blocks = [head + "".join(f"{wrapped(line, width)}\n" for line in notes)]
-    blocks += [block(one, width) for one in explain.network(arch, workload, found, name == "all")]
+    blocks += [block(one, width) for one in explain.network(arch, workload, found, name == "all", plan)]
     blocks += [f"{schedules.to_text(found.schedule, workload)}\n"] if found.schedule else []
     costliest = max(
         range(len(found.einsums)), key=lambda i: found.einsums[i].count * found.einsums[i].energy_pj
     )
     for i in range(len(found.einsums)) if name == "all" else [index_of[name] if name else costliest]:
-        nest, tables = explain.einsum(arch, costed[i][1], costed[i][0])
+        c, e = costed[i]
+        own = next((one for one in workload.einsums if one.name == name), e)
+        nest, tables = explain.einsum(arch, own, explain.renamed(c, e, own))
         blocks += [
             "\n".join(wrapped(line, width) for line in nest.splitlines()) + "\n",
             *(block(one, width) for one in tables),

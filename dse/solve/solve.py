@@ -320,7 +320,7 @@ def _with_bound_of(
     )
     assert other.space
     gap = relative_gap(value, other_value / (1 + other.optimality_gap))
-    return with_certificate(best, gap, other.space, arch, workload)
+    return with_certificate(replace(best, left_out=other.left_out), gap, other.space, arch, workload)
 
 
 def _at_most_unfused(

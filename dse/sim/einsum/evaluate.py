@@ -154,6 +154,8 @@ class Solution:
     memory: Memory | None = None
     # share of the objective saved over the best unfused schedule; None: that one was not searched
     saved: float | None = None
+    # what a deadline left out of the search that `saved` is of, in words; "": nothing
+    left_out: str = field(default="", compare=False)
     pruned: tuple[Pruned, ...] = ()
     # copies of tensors in other layouts; they are einsums of the schedule (`conversion.with_conversions`)
     conversions: tuple[Conversion, ...] = ()

@@ -111,6 +111,7 @@ class Graph:
     layouts: Layouts | None = None  # None: plain layouts
     several_loops: bool = False  # several shared loops are searched
     is_cut: bool = False  # a deadline has passed, and what was left was not searched
+    cut_segments: set[Members] = field(default_factory=set)  # those of `members` not searched for all labels
     plans: SegmentPlans = field(default_factory=SegmentPlans)  # of fused segments
     priced_alone: dict[tuple[object, ...], EinsumCost] = field(default_factory=dict)  # memo of `_layout_rows`
     single_rows: dict[tuple[int, ...], list[Row]] = field(default_factory=dict)  # memo of `_single`
@@ -240,7 +241,14 @@ def fused(
     gap = relative_gap(value, lower_bound)
     unfused = _unfused_optimum(g)
     return with_certificate(
-        replace(cheapest, saved=1 - value / unfused if unfused else 0.0),
+        replace(
+            cheapest,
+            saved=1 - value / unfused if unfused else 0.0,
+            left_out=f"limits.seconds ended before {len(g.cut_segments)} of {len(g.members)} segments were "
+            "searched"
+            if g.cut_segments
+            else "",
+        ),
         gap if gap > ROUNDING_GAP else 0.0,
         searched,
         arch,
@@ -682,6 +690,7 @@ def _fused(
         return
     if deadline.has_passed():
         g.is_cut = True
+        g.cut_segments.add(m)
         return
     einsums = g.workload.einsums[m.first : m.last + 1]
     for v, level in enumerate(g.levels):
