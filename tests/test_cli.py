@@ -621,6 +621,12 @@ def test_an_infeasible_machine_names_level_need_have_and_einsum(home: Path) -> N
     assert said.stdout == "infeasible: gemm: RF needs 3 bytes, has 2\n"
 
 
+def test_a_share_in_percent_is_pointed_at_its_number() -> None:
+    said = dse("pareto", "nowhere", "--epsilon", "5%")
+    assert said.returncode == 2
+    assert "--epsilon: 5% is no share; write 0.05" in said.stderr
+
+
 GEMM, NO_ROOM = "gemm:m=4,n=2,k=4", ("--set", "rf.capacity=1 B")
 ENDS: list[tuple[int, tuple[str, ...]]] = [
     (0, ("list", "columns")),

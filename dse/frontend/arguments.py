@@ -94,6 +94,15 @@ def _seconds(text: str) -> float:
     return found
 
 
+def _share(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        is_percent = re.fullmatch(r"[0-9.]+ ?%", text)
+        advice = f"write {float(text[:-1]) / 100:g}" if is_percent else "give e.g. 0.05"
+        raise argparse.ArgumentTypeError(f"{text} is no share; {advice}") from None
+
+
 def _days(text: str) -> float:
     try:
         found = float(text)
@@ -236,7 +245,7 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     )
     front.add_argument(
         "--epsilon",
-        type=float,
+        type=_share,
         metavar="SHARE",
         help="few points, so that each of the front has one that is worse by at most this share, e.g. 0.05",
     )
