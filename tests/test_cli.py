@@ -260,6 +260,27 @@ def test_two_runs_compared(home: Path) -> None:
     shown = good("compare", "run", "few", folder=home)
     assert re.search(rf"energy_pj:min +{quantity('energy_pj', lowest)} ", shown)
     assert "above their optima" in shown
+
+
+def test_two_machines_of_a_run_compared(home: Path) -> None:
+    a, b = (
+        one["machine"]
+        for one in rows(
+            home,
+            "SELECT arg_min(machine, energy_pj) AS machine FROM points UNION ALL SELECT "
+            "arg_max(machine, energy_pj) FROM points",
+        )
+    )
+    found = json.loads(good("compare", "run", "best", str(b), "--format", "json", folder=home))
+    first, totals, *others = found.values()
+    assert next(iter(found)) == f"machine {a} (A), machine {b} (B)"
+    assert {"energy_pj"} < {one["metric"] for one in first}
+    assert any(one["metric"] == "energy_pj" and one["change"].startswith("+") for one in totals)
+    assert any(others)
+    for words in (("run", "best", "77777"), (str(a), str(b))):
+        said = dse("compare", *words, folder=home)
+        assert (said.returncode, said.stderr.count("\n")) == (2, 1)
+    assert f"dse compare RUN {a} {b}" in said.stderr
     asked = "SELECT run, count(*) AS n, any_value(energy_pj) FROM designs GROUP BY run ORDER BY n"
     both = good("sql", "run", "--with", "few", asked, "--format", "json", folder=home)
     assert [(one["run"], one["n"]) for one in json.loads(both)] == [("few", 4), ("run", SIZE)]
@@ -621,8 +642,8 @@ def test_an_infeasible_machine_names_level_need_have_and_einsum(home: Path) -> N
     assert said.stdout == "infeasible: gemm: RF needs 3 bytes, has 2\n"
 
 
-def test_a_share_in_percent_is_pointed_at_its_number() -> None:
-    said = dse("pareto", "nowhere", "--epsilon", "5%")
+def test_a_share_in_percent_is_pointed_at_its_number(home: Path) -> None:
+    said = dse("pareto", "run", "--epsilon", "5%", folder=home)
     assert said.returncode == 2
     assert "--epsilon: 5% is no share; write 0.05" in said.stderr
 

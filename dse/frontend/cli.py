@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 import threading
@@ -803,12 +804,24 @@ def _simulated(args: argparse.Namespace, mapping: str) -> Any:
     return found
 
 
+POINT = re.compile(r"\d+(\.\d+)?|best(:\w+)?")  # of a run
+
+
 def _compare(args: argparse.Namespace) -> int:
-    """Runs `dse compare` of two runs, of two machines, or of two mappings of a workload on a machine."""
+    """Runs `dse compare` of two runs, of two machines, of two points of a run, or of two mappings of a
+    workload on a machine.
+    """
     from dse.frontend import api, check, compare, runs, screens
 
     if len(args.words) == 2 and all(map(check.is_machine, args.words)):
         comparison = compare.machines(args.words[0], args.words[1], _sets(args.set, api.map))
+    elif len(args.words) == 3 and all(map(POINT.fullmatch, args.words[1:])):
+        comparison = compare.points(runs.open(args.words[0]), *args.words[1:])
+    elif len(args.words) == 2 and all(POINT.fullmatch(one) and not Path(one).exists() for one in args.words):
+        a, b = args.words
+        raise ValueError(
+            f"{a} {b}: two machines of a run, by number? give the run too: dse compare RUN {a} {b}"
+        )
     elif len(args.words) == 2:
         a, b = (runs.open(text) for text in args.words)
         comparison = compare.runs(a, b)
@@ -825,7 +838,8 @@ def _compare(args: argparse.Namespace) -> int:
         comparison = compare.mappings(first, second)
     else:
         raise ValueError(
-            f"{' '.join(args.words)}: give RUN_A RUN_B, MACHINE_A MACHINE_B, or WORKLOAD MACHINE A B"
+            f"{' '.join(args.words)}: give RUN_A RUN_B, MACHINE_A MACHINE_B, RUN POINT_A POINT_B, or "
+            "WORKLOAD MACHINE A B"
         )
     if args.format == "json":
         tables.print_json(
