@@ -88,6 +88,7 @@ SIGNATURES = {
     "hypervolume": ("tbl", "objectives", "reference", "grp"),
     "sensitivity": ("tbl", "metric", "parameter", "given"),
 }
+ALONE = re.compile(rf"\s*from\s+({'|'.join(SIGNATURES)})\s*\(", re.I)
 REPRICED = ("what_if", "robust")  # macros of sql/computed.sql
 TABLE_FUNCTIONS = (
     "range",
@@ -794,12 +795,7 @@ def _check_table_function(
     allowed, and its other arguments can be used. with_names: of tables of WITH, whose columns are not known.
     """
     name = function["function_name"].lower()
-    # "arguments": DuckDB 2.0 and later
-    arguments = (
-        function["children"]
-        if "children" in function
-        else [one["expression"] | {"alias": one["name"]} for one in function["arguments"]]
-    )
+    arguments = _arguments(function)
     if name not in TABLE_FUNCTIONS or function["schema"] not in ("", "main"):
         raise QueryError(
             f"table function {name} is refused: the tables of the run are all there is to read; "
@@ -867,6 +863,57 @@ def _given_arguments(macro: str, arguments: Sequence[Mapping[str, Any]]) -> dict
     return given
 
 
+def _value(con: duckdb.DuckDBPyConnection, node: Mapping[str, Any]) -> Any:
+    """Returns the value of an expression without columns; None: NULL, or one that cannot stand alone."""
+    select = json.loads(con.execute("SELECT json_serialize_sql('SELECT 1')").fetchall()[0][0])
+    select["statements"][0]["node"]["select_list"] = [{**node, "alias": ""}]
+    try:
+        found = con.execute(f"FROM json_execute_serialized_sql({literal(json.dumps(select))})").fetchall()
+    except duckdb.Error:
+        return None
+    return found[0][0]
+
+
+def call_alone(text: str) -> tuple[str, dict[str, Any]]:
+    """Returns the macro of a valid statement `FROM macro(...)` that says nothing else, and its arguments;
+    ("", {}) of any other statement.
+
+    >>> call_alone("FROM knee('designs', ['energy_pj'])")
+    ('knee', {'tbl': 'designs', 'objectives': ['energy_pj']})
+    >>> call_alone("FROM knee('designs', ['energy_pj']) LIMIT 1")
+    ('', {})
+    """
+    if not ALONE.match(text):
+        return "", {}
+    with duckdb.connect() as con:
+        tree, plain = (
+            json.loads(con.execute(f"SELECT json_serialize_sql({literal(one)})").fetchall()[0][0])
+            for one in (text, "FROM pareto(x)")
+        )
+        if tree["error"] or len(tree["statements"]) != 1:
+            return "", {}
+        node, plain_node = tree["statements"][0]["node"], plain["statements"][0]["node"]
+        source = node.get("from_table", {})
+        is_alone = all(
+            node.get(key) == value
+            for key, value in plain_node.items()
+            if key not in ("from_table", "select_list")
+        )
+        if not is_alone or source.get("type") != "TABLE_FUNCTION":
+            return "", {}
+        name = source["function"]["function_name"].lower()
+        given = _given_arguments(name, _arguments(source["function"]))
+        return name, {key: _value(con, one) for key, one in given.items()}
+
+
+def _arguments(function: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns the nodes of a table function's arguments, each with its name as `alias`."""
+    if "children" in function:
+        return list(function["children"])
+    # DuckDB 2.0 and later
+    return [one["expression"] | {"alias": one["name"]} for one in function["arguments"]]
+
+
 def _checked(
     con: duckdb.DuckDBPyConnection, macro: str, key: str, node: Mapping[str, Any], columns: Mapping[str, str]
 ) -> Any:
@@ -875,14 +922,7 @@ def _checked(
     """
     if any(one.get("type") == "COLUMN_REF" for one in (node, *node.get("children", []))):
         raise QueryError(f"{macro}: {key} names columns in single quotes, e.g. {ARGUMENTS[key]}")
-    select = json.loads(con.execute("SELECT json_serialize_sql('SELECT 1')").fetchall()[0][0])
-    select["statements"][0]["node"]["select_list"] = [{**node, "alias": ""}]
-    try:
-        value = con.execute(f"FROM json_execute_serialized_sql({literal(json.dumps(select))})").fetchall()[0][
-            0
-        ]
-    except duckdb.Error:
-        return None
+    value = _value(con, node)
     if value is None:
         return None
     shown = repr(value) if isinstance(value, str) else str(value)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import re
 import readline
@@ -640,6 +641,31 @@ def test_an_infeasible_machine_names_level_need_have_and_einsum(home: Path) -> N
     said = dse("map", "gemm:m=64,n=32,k=48", "a3nb", "--set", "rf.capacity=2 B", folder=home)
     assert said.returncode == 1
     assert said.stdout == "infeasible: gemm: RF needs 3 bytes, has 2\n"
+
+
+def test_a_front_in_sql_shows_the_columns_of_dse_pareto(home: Path) -> None:
+    asked = "FROM pareto('designs', ['energy_pj', 'latency_ns', 'area_mm2'])"
+    shown = good("sql", "run", asked, folder=home)
+    first = good("pareto", "run", "--where", "true", folder=home)
+    machines = [re.findall(r"^ *(\d+)  ", text, re.MULTILINE) for text in (shown, first)]
+    assert machines[0] == machines[1] != []
+    assert "latency_cycles" not in shown
+    assert "more columns" in shown
+    for whole in (("sql", "run", asked, "--all"), ("sql", "run", f"SELECT * {asked}")):
+        assert "latency_cycles" in good(*whole, folder=home)
+
+
+def test_many_values_of_a_parameter_are_shown_in_ranges(home: Path) -> None:
+    asked = (
+        "FROM sensitivity('(SELECT i AS clock_mhz, exp(i) AS e, 1 AS g FROM range(100, 200) t(i))', 'e', "
+        "'clock_mhz', ['g'])"
+    )
+    shown = good("sql", "run", asked, folder=home)
+    assert "100 values in 8 ranges" in shown
+    low, high = math.exp(106 - 149.5), math.exp(193 - 149.5)  # the middles of the first and the last range
+    found = re.findall(r"^(100 to 112|187 to 199) MHz +13 +(\S+)$", shown, re.MULTILINE)
+    assert [float(value) for _, value in found] == pytest.approx([low, high], rel=1e-3)
+    assert len(good("sql", "run", asked, "--all", folder=home).splitlines()) > 100
 
 
 def test_a_share_in_percent_is_pointed_at_its_number(home: Path) -> None:

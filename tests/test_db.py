@@ -226,6 +226,17 @@ def test_a_front_has_one_knee(run: Path) -> None:
     ]
 
 
+def test_rows_of_fronts_are_ordered_by_group_and_objective(run: Path) -> None:
+    con = db.connect(run)
+    con.execute("CREATE TABLE t AS SELECT i % 9 AS g, i * 7 % 20 AS a, -a AS b FROM range(180) r(i)")
+    for macro in ("pareto('t', ['a', 'b'], grp := ['g'])", "pareto('t', ['a', 'b'])"):
+        found = con.execute(f"SELECT {'g' if 'grp' in macro else '1'}, a FROM {macro}").fetchall()
+        assert found == sorted(found)
+        assert len({a for _, a in found}) == 20
+    found = con.execute("SELECT g FROM hypervolume('t', ['a', 'b'], grp := ['g'])").fetchall()
+    assert found == [(g,) for g in range(9)]
+
+
 def test_hypervolumes_of_groups_share_one_box(run: Path) -> None:
     """The box of all rows, logarithmic, up to 1.1: 1 to 100 is an axis from 0 to 1."""
     con = db.connect(run)
