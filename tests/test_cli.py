@@ -32,7 +32,7 @@ from analysis import db
 from dse.explain.units import column, quantity
 from dse.frontend import check, prompt
 from dse.frontend.arguments import EXAMPLES, EXIT_CODES
-from dse.frontend.cli import COMMANDS, main
+from dse.frontend.cli import COMMANDS, _close_line, main
 from dse.run import folder
 from hw.machine import find, load_arch
 from tests.amount import some
@@ -666,6 +666,26 @@ def test_many_values_of_a_parameter_are_shown_in_ranges(home: Path) -> None:
     found = re.findall(r"^(100 to 112|187 to 199) MHz +13 +(\S+)$", shown, re.MULTILINE)
     assert [float(value) for _, value in found] == pytest.approx([low, high], rel=1e-3)
     assert len(good("sql", "run", asked, "--all", folder=home).splitlines()) > 100
+
+
+def test_rows_of_a_front_that_their_gaps_may_exchange_are_counted() -> None:
+    """Of the rows, the first two are near in energy and latency, the last two in energy alone."""
+    front = pa.table(
+        {
+            "energy_pj": [100.0, 104.0, 200.0, 205.0],
+            "latency_ns": [52.0, 50.0, 30.0, 20.0],
+            "area_mm2": [1.0, 1.0, 1.0, 1.0],
+            "dram_kind": ["a", "b", "a", "a"],
+            "optimality_gap": [0.0, 0.05, 0.05, 0.05],
+        }
+    )
+    objectives = ["energy_pj", "latency_ns", "area_mm2"]
+    assert _close_line(front, [], objectives).startswith("1 pair of rows differ")
+    assert _close_line(front, [], ["energy_pj"]).startswith("2 pairs of rows differ")
+    assert _close_line(front, ["dram_kind"], objectives) == ""
+    areas = front.set_column(2, "area_mm2", pa.array([1.0, 1.01, 1.0, 1.0]))
+    assert _close_line(areas, [], objectives) == ""
+    assert _close_line(front.slice(0, 0), [], objectives) == ""
 
 
 def test_a_share_in_percent_is_pointed_at_its_number(home: Path) -> None:

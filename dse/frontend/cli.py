@@ -344,7 +344,8 @@ def _pareto(args: argparse.Namespace) -> int:
     )
     is_whole = not (args.objectives or args.where or by or args.knee or args.epsilon is not None)
     of_whole = (run.certificate(), *run.axis_hints()) if is_whole else ()
-    for line in filter(None, (run.one_mapping_note(objectives), *of_whole)):
+    close = _close_line(front, by, [*map(db.column_of, objectives)])
+    for line in filter(None, (close, run.one_mapping_note(objectives), *of_whole)):
         tables.print_line(line)
     for line in run.fusion_hints(f"{front['machine'][0]}.{front['schedule'][0]}") if len(front) else ():
         tables.print_line(f"machine {front['machine'][0]}: {line}")
@@ -367,6 +368,35 @@ def _front_columns(
     names = [*dict.fromkeys([*names, *(name for name in parameters if name not in same_in_all)])]
     behind = [*(name for name in schedule if name not in same_in_all), *["tied_designs"] * with_ties]
     return names, [*behind, "gap_to_bound"], same_in_all
+
+
+def _close_line(front: pa.Table, by: Sequence[str], objectives: Sequence[str]) -> str:
+    """Returns how many pairs of a front's rows may change places within their gaps: in every objective in
+    which the two differ, the worse one is worse by less than the gap of its cost; "" if none is.
+    """
+    import numpy as np
+
+    values = np.column_stack([front[name].to_numpy() for name in objectives]).astype(float)
+    # no mapping changes the area
+    has_gap = np.array([name != "area_mm2" for name in objectives])
+    gaps = np.nan_to_num(front["optimality_gap"].to_numpy().astype(float))
+    keys = [*zip(*(front[name].to_pylist() for name in by), strict=True)] if by else [()] * len(front)
+    number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    groups = np.array([number[key] for key in keys])
+    pairs = 0
+    for i in range(len(front) - 1):
+        one, others = values[i], values[i + 1 :]
+        larger_gap = np.maximum(gaps[i], gaps[i + 1 :])[:, None]
+        is_same = others == one
+        is_near = np.abs(others - one) < larger_gap * np.minimum(np.abs(others), np.abs(one))
+        is_close = (is_same | (is_near & has_gap)).all(axis=1) & ~is_same.all(axis=1)
+        pairs += int((is_close & (groups[i + 1 :] == groups[i])).sum())
+    return (
+        f"{pairs} pair{'s' * (pairs > 1)} of rows differ by less than their optimality gaps in every "
+        "objective in which they differ: which is better is open; a smaller solver.gap tells them apart"
+        if pairs
+        else ""
+    )
 
 
 def _same_line(same_in_all: Mapping[str, Any]) -> list[str]:
