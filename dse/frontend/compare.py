@@ -197,7 +197,7 @@ def points(run: Run, a: str, b: str) -> list[Table]:
     keys = dict.fromkeys(
         [*studies.columns(run.study, "machines"), "area_mm2", *map(_column, run.objectives())]
     )
-    pairs = [(key, *(one.row.get(key) for one in shown)) for key in keys]
+    pairs = [(key, shown[0].row.get(key), shown[1].row.get(key)) for key in keys]
     costed = [
         [one.solution for one in point.solutions if not isinstance(one.solution, Infeasible)]
         for point in shown
@@ -207,7 +207,11 @@ def points(run: Run, a: str, b: str) -> list[Table]:
         Table(
             f"machine {shown[0].machine} (A), machine {shown[1].machine} (B)",
             ("metric", "A", "B", "change"),
-            tuple((key, *_pair_of(key, *pair)) for key, *pair in pairs if pair[0] != pair[1]),
+            tuple(
+                (key, *_pair_of(key, a_value, b_value))
+                for key, a_value, b_value in pairs
+                if a_value != b_value
+            ),
             _gap_note(gaps),
         )
     ]
