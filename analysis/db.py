@@ -63,8 +63,32 @@ DEDUPLICATED = ("mappings", "counts")  # keyed by content: a row may be in sever
 KINDS = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL)\b")
 EXPLAIN = re.compile(r"^\s*explain\s+(analyze\s+)?(\([^)]*\)\s*)?", re.I)
+# arguments of the macros of sql/macros.sql, each with an example
+ARGUMENTS = {
+    "tbl": "'designs'",
+    "objectives": "['energy_pj', 'latency_ns']",
+    "epsilon": "0.05",
+    "metric": "'energy_pj'",
+    "parameter": "'array_x'",
+    "first": "energy_pj",
+    "second": "latency_ns",
+    "reference": "[1e12, 1e9]",
+    "grp": "['dram_kind']",
+    "given": "['dram_kind']",
+}
+# columns of integers that measure nothing
+NO_OBJECTIVES = ("machine", "schedule", "model_version", "solver_version")
+OPTIONAL = ("reference", "grp", "given")
 # macros of sql/macros.sql, which read the table named by their first argument
-FRONTS = ("pareto", "pareto2", "epsilon_front", "knee", "hypervolume", "sensitivity")
+SIGNATURES = {
+    "pareto": ("tbl", "objectives", "grp"),
+    "pareto2": ("tbl", "first", "second"),
+    "epsilon_front": ("tbl", "objectives", "epsilon", "grp"),
+    "knee": ("tbl", "objectives", "grp"),
+    "hypervolume": ("tbl", "objectives", "reference", "grp"),
+    "sensitivity": ("tbl", "metric", "parameter", "given"),
+}
+ALONE = re.compile(rf"\s*from\s+({'|'.join(SIGNATURES)})\s*\(", re.I)
 REPRICED = ("what_if", "robust")  # macros of sql/computed.sql
 TABLE_FUNCTIONS = (
     "range",
@@ -76,7 +100,7 @@ TABLE_FUNCTIONS = (
     "json_tree",
     "duckdb_views",
     "duckdb_columns",
-    *FRONTS,
+    *SIGNATURES,
     *REPRICED,
 )
 SCHEMAS = ("", "main", "information_schema")
@@ -408,11 +432,7 @@ def _objective_columns(con: duckdb.DuckDBPyConnection, objectives: Sequence[str]
     """Returns the columns of objectives. Raises QueryError for what is no number of points."""
     points = _columns(con, "points")
     names = [column_of(objective) for objective in objectives]
-    numeric = [
-        name
-        for name, kind in points.items()
-        if NUMBER.match(kind) and name not in ("machine", "schedule", "model_version", "solver_version")
-    ]
+    numeric = [name for name, kind in points.items() if NUMBER.match(kind) and name not in NO_OBJECTIVES]
     for name in names:
         if name not in points:
             raise QueryError(f'objective "{name}": no such column of points; {_column_meant(name, numeric)}')
@@ -728,19 +748,19 @@ def _check_reads(con: duckdb.DuckDBPyConnection, text: str) -> None:
         "table_name FROM duckdb_tables() WHERE schema_name = 'main'"
     )
     views = {name for (name,) in con.execute(tables_sql).fetchall()}
-    views |= {  # names of its WITH clauses
-        key
+    with_names = {
+        key.lower()
         for node in found
         for entry in node.get("map", [])
         if isinstance(entry, dict) and NAME.fullmatch(key := str(entry.get("key", "")))
     }
-    table_names = {name.lower() for name in views}
+    table_names = {name.lower() for name in views} | with_names
     for node in found:
         match node.get("type"):
             case "BASE_TABLE" | "SHOW_REF":
                 _check_table(node["table_name"], node["schema_name"], table_names)
             case "TABLE_FUNCTION":
-                _check_table_function(con, node["function"], table_names)
+                _check_table_function(con, node["function"], table_names, with_names)
 
 
 def _column_meant(name: str, columns: Sequence[str]) -> str:
@@ -769,24 +789,19 @@ def _check_table(table: str, schema: str, table_names: set[str]) -> None:
 
 
 def _check_table_function(
-    con: duckdb.DuckDBPyConnection, function: Mapping[str, Any], table_names: set[str]
+    con: duckdb.DuckDBPyConnection, function: Mapping[str, Any], table_names: set[str], with_names: set[str]
 ) -> None:
-    """Raises QueryError unless a table function is one of TABLE_FUNCTIONS, and the table that a front reads
-    is allowed.
+    """Raises QueryError unless a table function is one of TABLE_FUNCTIONS, the table that a front reads is
+    allowed, and its other arguments can be used. with_names: of tables of WITH, whose columns are not known.
     """
     name = function["function_name"].lower()
-    # "arguments": DuckDB 2.0 and later
-    arguments = (
-        function["children"]
-        if "children" in function
-        else [one["expression"] | {"alias": one["name"]} for one in function["arguments"]]
-    )
+    arguments = _arguments(function)
     if name not in TABLE_FUNCTIONS or function["schema"] not in ("", "main"):
         raise QueryError(
             f"table function {name} is refused: the tables of the run are all there is to read; "
             f"allowed are {', '.join(TABLE_FUNCTIONS)}"
         )
-    if name not in FRONTS:
+    if name not in SIGNATURES:
         return
     first = arguments[0] if arguments else {}
     constant = first.get("value", {}).get("value", first.get("literal", {}).get("text"))
@@ -804,6 +819,141 @@ def _check_table_function(
         _check_reads(con, f"FROM {table} t")
     else:
         _check_table(table, "", table_names)
+    given = _given_arguments(name, arguments)
+    if name == "pareto2":
+        return
+    source = table if table.startswith("(") else _quote(table)
+    try:
+        columns = {row[0].lower(): row[1] for row in con.execute(f"DESCRIBE FROM {source}").fetchall()}
+    except duckdb.Error:
+        columns = {}  # a table of WITH, or a fault that DuckDB names when it runs the statement
+    if table.lower() in with_names:
+        columns = {}
+    values = {key: _checked(con, name, key, node, columns) for key, node in given.items() if key != "tbl"}
+    references, objectives = values.get("reference"), values.get("objectives")
+    if references and objectives and len(references) != len(objectives):
+        raise QueryError(
+            f"{name}: references: {len(references)}, objectives: {len(objectives)}; give a value of each "
+            f"objective in its own unit, e.g. reference := {ARGUMENTS['reference']}"
+        )
+
+
+def _given_arguments(macro: str, arguments: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Returns name -> node of the arguments of a macro. Raises QueryError for names that it has not, and for
+    too few or too many.
+    """
+    names = SIGNATURES[macro]
+    example = f"{macro}({', '.join(ARGUMENTS[name] for name in names if name not in OPTIONAL)})"
+    optional = [f"{name} := {ARGUMENTS[name]}" for name in names if name in OPTIONAL]
+    advice = f"write {example}" + f"; it may have {' and '.join(optional)} too" * bool(optional)
+    given: dict[str, Mapping[str, Any]] = {}
+    for i, node in enumerate(arguments):
+        left = node.get("left", {}).get("column_names", [""])[-1] if node["type"] == "COMPARE_EQUAL" else ""
+        if macro != "pareto2" and left:
+            raise QueryError(
+                f"{macro}: {left} = ... compares; an argument is named by {left} := ...; {advice}"
+            )
+        key = node.get("alias", "").lower() or (names[i] if i < len(names) else "")
+        if key not in names:
+            fault = f"no argument {key}" if key else f"{len(arguments)} arguments"
+            raise QueryError(f"{macro}: {fault}; {advice}")
+        given[key] = node
+    if missing := [name for name in names if name not in OPTIONAL and name not in given]:
+        raise QueryError(f"{macro}: {' and '.join(missing)} missing; {advice}")
+    return given
+
+
+def _value(con: duckdb.DuckDBPyConnection, node: Mapping[str, Any]) -> Any:
+    """Returns the value of an expression without columns; None: NULL, or one that cannot stand alone."""
+    select = json.loads(con.execute("SELECT json_serialize_sql('SELECT 1')").fetchall()[0][0])
+    select["statements"][0]["node"]["select_list"] = [{**node, "alias": ""}]
+    try:
+        found = con.execute(f"FROM json_execute_serialized_sql({literal(json.dumps(select))})").fetchall()
+    except duckdb.Error:
+        return None
+    return found[0][0]
+
+
+def call_alone(text: str) -> tuple[str, dict[str, Any]]:
+    """Returns the macro of a valid statement `FROM macro(...)` that says nothing else, and its arguments;
+    ("", {}) of any other statement.
+
+    >>> call_alone("FROM knee('designs', ['energy_pj'])")
+    ('knee', {'tbl': 'designs', 'objectives': ['energy_pj']})
+    >>> call_alone("FROM knee('designs', ['energy_pj']) LIMIT 1")
+    ('', {})
+    """
+    if not ALONE.match(text):
+        return "", {}
+    with duckdb.connect() as con:
+        tree, plain = (
+            json.loads(con.execute(f"SELECT json_serialize_sql({literal(one)})").fetchall()[0][0])
+            for one in (text, "FROM pareto(x)")
+        )
+        if tree["error"] or len(tree["statements"]) != 1:
+            return "", {}
+        node, plain_node = tree["statements"][0]["node"], plain["statements"][0]["node"]
+        source = node.get("from_table", {})
+        is_alone = all(
+            node.get(key) == value
+            for key, value in plain_node.items()
+            if key not in ("from_table", "select_list")
+        )
+        if not is_alone or source.get("type") != "TABLE_FUNCTION":
+            return "", {}
+        name = source["function"]["function_name"].lower()
+        given = _given_arguments(name, _arguments(source["function"]))
+        return name, {key: _value(con, one) for key, one in given.items()}
+
+
+def _arguments(function: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns the nodes of a table function's arguments, each with its name as `alias`."""
+    if "children" in function:
+        return list(function["children"])
+    # DuckDB 2.0 and later
+    return [one["expression"] | {"alias": one["name"]} for one in function["arguments"]]
+
+
+def _checked(
+    con: duckdb.DuckDBPyConnection, macro: str, key: str, node: Mapping[str, Any], columns: Mapping[str, str]
+) -> Any:
+    """Returns the value of an argument; None: an expression that only DuckDB can judge. Raises QueryError for
+    what the macro cannot use. columns: name in lower case -> type; {}: unknown.
+    """
+    if any(one.get("type") == "COLUMN_REF" for one in (node, *node.get("children", []))):
+        raise QueryError(f"{macro}: {key} names columns in single quotes, e.g. {ARGUMENTS[key]}")
+    value = _value(con, node)
+    if value is None:
+        return None
+    shown = repr(value) if isinstance(value, str) else str(value)
+    is_list = isinstance(value, list)
+    if ARGUMENTS[key].startswith("[") != is_list or (is_list and not value and key not in OPTIONAL):
+        kind = "no list" if not is_list else "a list" if value else "empty"
+        right = f"[{shown}]" if isinstance(value, str) and key != "reference" else ARGUMENTS[key]
+        raise QueryError(f"{macro}: {key} = {shown} is {kind}; give e.g. {right}")
+    is_number = key in ("epsilon", "reference")
+    for one in value if is_list else [value]:
+        if is_number != (not isinstance(one, str)):
+            kind = "number" if is_number else "name of a column in single quotes"
+            raise QueryError(f"{macro}: {key} = {shown} has {one!r}, no {kind}; give e.g. {ARGUMENTS[key]}")
+        if key == "epsilon" and not float(one) >= 0:
+            raise QueryError(f"{macro}: epsilon = {shown}: a share from 0 on, e.g. 0.05")
+        if is_number or not columns:
+            continue
+        column = column_of(one) if key == "objectives" else one
+        is_measured = key in ("objectives", "metric")
+        fitting = [
+            name
+            for name, kind in columns.items()
+            if not is_measured or (NUMBER.match(kind) and name not in NO_OBJECTIVES)
+        ]
+        if column.lower() not in columns:
+            raise QueryError(f'{macro}: {key} "{column}": no such column; {_column_meant(column, fitting)}')
+        kind = columns[column.lower()]
+        if is_measured and (kind == "VARCHAR" or kind.endswith("[]")):
+            listed = ", ".join(fitting[:NEAREST])
+            raise QueryError(f'{macro}: {key} "{column}" is {kind}, no number; numbers are {listed}, ...')
+    return value
 
 
 def _columns(con: duckdb.DuckDBPyConnection, table: str, schema: str = "main") -> dict[str, str]:

@@ -67,6 +67,8 @@ MAX_NAMES = 12  # einsums that are named on a roofline
 MAX_TENSORS = 40  # rows of a retention picture
 LEAST_EFFECT = 1.0005  # ratio of the effects of two values below which a parameter has no effect
 EDGE = 0.2  # share of the axes at each side in which a label begins or ends at its dot
+FRONT_LOG_RATIO = 3.0  # the same of objectives, whose fronts lie at one end of the axes
+LEAST_BAND = 0.008  # share of the width of the axes below which a band is not seen
 LOG_RATIO = 8.0  # ratio of the largest to the smallest value above which an axis is logarithmic
 
 
@@ -122,12 +124,14 @@ def _figure(
         return figure, figure.subplots(rows, columns, squeeze=False, **subplot_options)
 
 
-def _scale(axis: Any, name: str, values: Sequence[float]) -> float:
-    """Sets label and scale of an axis. Returns the number by which its values are to be divided."""
+def _scale(axis: Any, name: str, values: Sequence[float], log_ratio: float = LOG_RATIO) -> float:
+    """Sets label and scale of an axis. log_ratio: as LOG_RATIO. Returns the number by which
+    its values are to be divided.
+    """
     divisor, label = units.axis(name, values)
     scaled = [v / divisor for v in values if np.isfinite(v)]
     axis.set_label_text(label)
-    if scaled and min(scaled) > 0 and max(scaled) > LOG_RATIO * min(scaled):
+    if scaled and min(scaled) > 0 and max(scaled) > log_ratio * min(scaled):
         _logarithmic(axis, max(scaled) / min(scaled))
     else:
         axis.set_major_locator(MaxNLocator(6))
@@ -137,7 +141,12 @@ def _scale(axis: Any, name: str, values: Sequence[float]) -> float:
 
 def _logarithmic(axis: Any, span: float) -> None:
     axis._set_axes_scale("log")
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if span < 300 else (1.0,), numticks=12))
+    axis.set_major_locator(
+        LogLocator(
+            subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0) if span < 10 else (1.0, 2.0, 5.0) if span < 300 else (1.0,),
+            numticks=12,
+        )
+    )
     axis.set_major_formatter(FuncFormatter(lambda v, _: units.number(v)))
     axis.set_minor_formatter(NullFormatter())
 
@@ -160,8 +169,8 @@ def front(
     with mpl.rc_context(STYLE):
         figure, axes = _figure(4.2 * len(pairs) + 0.3, 4.0, 1, len(pairs))
         for ax, ((x_name, maximise_x), (y_name, maximise_y)) in zip(axes[0], pairs, strict=True):
-            x = points[x_name] / _scale(ax.xaxis, x_name, points[x_name].tolist())
-            y = points[y_name] / _scale(ax.yaxis, y_name, points[y_name].tolist())
+            x = points[x_name] / _scale(ax.xaxis, x_name, points[x_name].tolist(), FRONT_LOG_RATIO)
+            y = points[y_name] / _scale(ax.yaxis, y_name, points[y_name].tolist(), FRONT_LOG_RATIO)
             ax.scatter(
                 x,
                 y,
@@ -176,7 +185,15 @@ def front(
                 ax.plot(x[at], y[at], color=SHADES[1], linewidth=0.8, label=label, zorder=2)
             pair_front = _stairs(x * (-1 if maximise_x else 1), y * (-1 if maximise_y else 1))
             front_x, front_y = x[pair_front], y[pair_front]
-            ax.step(front_x, front_y, where="post", color=INK, linewidth=1.0, label="front of these two")
+            ax.step(
+                front_x,
+                front_y,
+                where="post",
+                color=MARK,
+                linewidth=1.8,
+                label="front of these two",
+                zorder=3,
+            )
             ax.scatter(
                 x[on_front],
                 y[on_front],
@@ -314,7 +331,6 @@ def roofline(given: Roofline, title: str) -> Picture:
                 label=f"bottleneck {component}",
                 zorder=3,
             )
-        _label_largest(ax, given)
         ax.set_xlabel(f"operational intensity (MAC/B of {given.level})")
         ax.set_ylabel("GMAC/s")
         ax.set_ylim(top=given.peak * 2.5)
@@ -323,6 +339,7 @@ def roofline(given: Roofline, title: str) -> Picture:
         ).legend_handles:
             handle.set_sizes([36])
         ax.set_title(title)
+        _label_largest(figure, ax, given)
     return Picture(figure)
 
 
@@ -331,21 +348,48 @@ def _size(dot: Dot) -> float:
     return 24 + 500 * dot.share
 
 
-def _label_largest(ax: Axes, given: Roofline) -> None:
-    """Writes names of the einsums that take longest, unless another name would overlap."""
-    label_positions: list[tuple[float, float]] = []
-    for dot in sorted(given.dots, key=lambda dot: -dot.share)[:MAX_NAMES]:
-        position = np.log10(dot.intensity), np.log10(dot.rate)
-        if all(abs(position[0] - x) > 0.35 or abs(position[1] - y) > 0.09 for x, y in label_positions):
-            label_positions.append(position)
-            ax.annotate(
+def _label_largest(figure: Figure, ax: Axes, given: Roofline) -> None:
+    """Writes names of the einsums that take longest beside their marks, each where it covers no mark, line or
+    other text; without such a place it has none.
+    """
+    figure.draw_without_rendering()  # places of all that is drawn are settled
+    px = figure.dpi / 72  # of a point
+    dots = sorted(given.dots, key=lambda dot: -dot.share)
+    centers = ax.transData.transform([(dot.intensity, dot.rate) for dot in dots])
+    radii = np.array([0.5 * px * _size(dot) ** 0.5 + px for dot in dots])
+    line = ax.lines[0].get_transform().transform(ax.lines[0].get_xydata())
+    # left, bottom, right, top of what is to be seen, in pixels
+    boxes = [np.column_stack([centers - radii[:, None], centers + radii[:, None]]), np.hstack([line, line])]
+    boxes += [text.get_window_extent().extents[None] for text in [*ax.texts, ax.get_legend()]]
+    taken = np.concatenate(boxes)
+    for dot, radius in zip(dots[:MAX_NAMES], radii, strict=False):
+        for x, y, side, base in (
+            (1, 0, "left", "center"),
+            (0, -1, "center", "top"),
+            (-1, 0, "right", "center"),
+            (0, 1, "center", "bottom"),
+            (0.7, -0.7, "left", "top"),
+            (-0.7, -0.7, "right", "top"),
+            (-0.7, 0.7, "right", "bottom"),
+        ):
+            offset = (radius / px + 2) * np.array([x, y])
+            label = ax.annotate(
                 _short(dot.name, 24),
                 (dot.intensity, dot.rate),
-                (0.71 * _size(dot) ** 0.5 + 2, -9),
+                tuple(offset),
                 textcoords="offset points",
                 fontsize=7,
+                ha=side,
+                va=base,
                 zorder=5,
             )
+            box = label.get_window_extent().extents
+            is_inside = ax.bbox.x0 <= box[0] and box[2] <= ax.bbox.x1 and ax.bbox.y0 <= box[1]
+            overlaps = (taken[:, :2] < box[2:]).all(axis=1) & (taken[:, 2:] > box[:2]).all(axis=1)
+            if is_inside and not overlaps.any():
+                taken = np.vstack([taken, box])
+                break
+            label.remove()
 
 
 def sensitivity(panels: Mapping[str, tuple[Sequence[Effect], float, float]], title: str) -> Picture:
@@ -391,8 +435,10 @@ def sensitivity(panels: Mapping[str, tuple[Sequence[Effect], float, float]], tit
             for row, parameter in enumerate(names):
                 _label_ends(ax, row, [one for one in effects if one.parameter == parameter])
             ax.set_xlabel(f"{units.axis(name, [])[1].split(' (')[0]} / its mean")
+            ends = ax.transData.transform([(1 / error_factor, 0), (error_factor, 0)])[:, 0]
+            shown = "shaded, " if np.ptp(ends) > LEAST_BAND * ax.bbox.width else "effects "
             error = (
-                f"\nshaded, within {100 * (error_factor - 1):.2g} %: perhaps the fit's error"
+                f"\n{shown}within {100 * (error_factor - 1):.2g} %: perhaps the fit's error"
                 if 1.0005 < error_factor < LOG_RATIO
                 else ""
             )

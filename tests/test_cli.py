@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import re
 import readline
@@ -31,7 +32,7 @@ from analysis import db
 from dse.explain.units import column, quantity
 from dse.frontend import check, prompt
 from dse.frontend.arguments import EXAMPLES, EXIT_CODES
-from dse.frontend.cli import COMMANDS, main
+from dse.frontend.cli import COMMANDS, _close_line, main
 from dse.run import folder
 from hw.machine import find, load_arch
 from tests.amount import some
@@ -262,6 +263,27 @@ def test_two_runs_compared(home: Path) -> None:
     shown = good("compare", "run", "few", folder=home)
     assert re.search(rf"energy_pj:min +{quantity('energy_pj', lowest)} ", shown)
     assert "above their optima" in shown
+
+
+def test_two_machines_of_a_run_compared(home: Path) -> None:
+    a, b = (
+        one["machine"]
+        for one in rows(
+            home,
+            "SELECT arg_min(machine, energy_pj) AS machine FROM points UNION ALL SELECT "
+            "arg_max(machine, energy_pj) FROM points",
+        )
+    )
+    found = json.loads(good("compare", "run", "best", str(b), "--format", "json", folder=home))
+    first, totals, *others = found.values()
+    assert next(iter(found)) == f"machine {a} (A), machine {b} (B)"
+    assert {"energy_pj"} < {one["metric"] for one in first}
+    assert any(one["metric"] == "energy_pj" and one["change"].startswith("+") for one in totals)
+    assert any(others)
+    for words in (("run", "best", "77777"), (str(a), str(b))):
+        said = dse("compare", *words, folder=home)
+        assert (said.returncode, said.stderr.count("\n")) == (2, 1)
+    assert f"dse compare RUN {a} {b}" in said.stderr
     asked = "SELECT run, count(*) AS n, any_value(energy_pj) FROM designs GROUP BY run ORDER BY n"
     both = good("sql", "run", "--with", "few", asked, "--format", "json", folder=home)
     assert [(one["run"], one["n"]) for one in json.loads(both)] == [("few", 4), ("run", SIZE)]
@@ -653,6 +675,57 @@ def test_an_infeasible_machine_names_level_need_have_and_einsum(home: Path) -> N
     said = dse("map", "gemm:m=64,n=32,k=48", "a3nb", "--set", "rf.capacity=2 B", folder=home)
     assert said.returncode == 1
     assert said.stdout == "infeasible: gemm: RF needs 3 bytes, has 2\n"
+
+
+def test_a_front_in_sql_shows_the_columns_of_dse_pareto(home: Path) -> None:
+    asked = "FROM pareto('designs', ['energy_pj', 'latency_ns', 'area_mm2'])"
+    shown = good("sql", "run", asked, folder=home)
+    first = good("pareto", "run", "--where", "true", folder=home)
+    machines = [re.findall(r"^ *(\d+)  ", text, re.MULTILINE) for text in (shown, first)]
+    assert machines[0] == machines[1] != []
+    assert "latency_cycles" not in shown
+    assert "more columns" in shown
+    for whole in (("sql", "run", asked, "--all"), ("sql", "run", f"SELECT * {asked}")):
+        assert "latency_cycles" in good(*whole, folder=home)
+
+
+def test_many_values_of_a_parameter_are_shown_in_ranges(home: Path) -> None:
+    asked = (
+        "FROM sensitivity('(SELECT i AS clock_mhz, exp(i) AS e, 1 AS g FROM range(100, 200) t(i))', 'e', "
+        "'clock_mhz', ['g'])"
+    )
+    shown = good("sql", "run", asked, folder=home)
+    assert "100 values in 8 ranges" in shown
+    low, high = math.exp(106 - 149.5), math.exp(193 - 149.5)  # the middles of the first and the last range
+    found = re.findall(r"^(100 to 112|187 to 199) MHz +13 +(\S+)$", shown, re.MULTILINE)
+    assert [float(value) for _, value in found] == pytest.approx([low, high], rel=1e-3)
+    assert len(good("sql", "run", asked, "--all", folder=home).splitlines()) > 100
+
+
+def test_rows_of_a_front_that_their_gaps_may_exchange_are_counted() -> None:
+    """Of the rows, the first two are near in energy and latency, the last two in energy alone."""
+    front = pa.table(
+        {
+            "energy_pj": [100.0, 104.0, 200.0, 205.0],
+            "latency_ns": [52.0, 50.0, 30.0, 20.0],
+            "area_mm2": [1.0, 1.0, 1.0, 1.0],
+            "dram_kind": ["a", "b", "a", "a"],
+            "optimality_gap": [0.0, 0.05, 0.05, 0.05],
+        }
+    )
+    objectives = ["energy_pj", "latency_ns", "area_mm2"]
+    assert _close_line(front, [], objectives).startswith("1 pair of rows differ")
+    assert _close_line(front, [], ["energy_pj"]).startswith("2 pairs of rows differ")
+    assert _close_line(front, ["dram_kind"], objectives) == ""
+    areas = front.set_column(2, "area_mm2", pa.array([1.0, 1.01, 1.0, 1.0]))
+    assert _close_line(areas, [], objectives) == ""
+    assert _close_line(front.slice(0, 0), [], objectives) == ""
+
+
+def test_a_share_in_percent_is_pointed_at_its_number(home: Path) -> None:
+    said = dse("pareto", "run", "--epsilon", "5%", folder=home)
+    assert said.returncode == 2
+    assert "--epsilon: 5% is no share; write 0.05" in said.stderr
 
 
 GEMM, NO_ROOM = "gemm:m=4,n=2,k=4", ("--set", "rf.capacity=1 B")

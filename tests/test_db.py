@@ -184,6 +184,34 @@ def test_macros_equal_their_definitions_on_random_tables(run: Path) -> None:
             assert ratio == pytest.approx(np.exp(ratios[parameter == value].mean()))
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            "hypervolume('points', ['energy_pj', 'latency_ns'], reference := [1e12])",
+            "references: 1, objectives: 2",
+        ),
+        ("hypervolume('points', ['energy_pj'], [1e12, 1])", "references: 2, objectives: 1"),
+        ("knee('points', 'energy_pj')", r"objectives = 'energy_pj' is no list; give e.g. \['energy_pj'\]"),
+        ("epsilon_front('points', 5, 3)", "objectives = 5 is no list"),
+        ("epsilon_front('points', ['energy_pj'])", "epsilon missing; write epsilon_front"),
+        ("epsilon_front('points', ['energy_pj'], -1)", "a share from 0 on"),
+        ("pareto('points', ['energy_pj', 'latency'])", "no such column; did you mean latency_ns"),
+        ("pareto('(SELECT 1 AS b)', ['a'])", '"a": no such column; there are b'),
+        ("pareto('points', ['certificate'])", "is VARCHAR, no number; numbers are energy_pj"),
+        ("pareto('points', [energy_pj])", "names columns in single quotes"),
+        ("pareto('points', ['energy_pj'], by := ['machine'])", "no argument by; write pareto"),
+        ("pareto('points', ['energy_pj'], grp = ['machine'])", "named by grp := "),
+        ("pareto('points', ['energy_pj'], grp := ['machin'])", "did you mean machine"),
+        ("sensitivity('points', 'energy_pj', 'machine', 'schedule')", "given = 'schedule' is no list"),
+    ],
+)
+def test_a_wrong_argument_of_a_macro_is_named(call: str, message: str) -> None:
+    points = {"machine": [1], "energy_pj": [1.0], "latency_ns": [2.0], "certificate": ["optimal"]}
+    with pytest.raises(db.QueryError, match=f"^{call.partition('(')[0]}: [^\n]*{message}[^\n]*$"):
+        db.query_tables({"points": pa.table(points)}, f"FROM {call}")
+
+
 def test_a_front_has_one_knee(run: Path) -> None:
     """Both ends of a front of two have the sum 1; of three on a line the middle is best balanced."""
     two, three = np.array([[9.0, 1.0], [1.0, 9.0]]), np.array([[1.0, 9.0], [9.0, 1.0], [5.0, 5.0]])
@@ -196,6 +224,17 @@ def test_a_front_has_one_knee(run: Path) -> None:
     assert con.execute("FROM knee('t', ['a', 'b'], grp := ['g'])").fetchall() == [(1, 9, "x")] * 2 + [
         (2, 2, "y")
     ]
+
+
+def test_rows_of_fronts_are_ordered_by_group_and_objective(run: Path) -> None:
+    con = db.connect(run)
+    con.execute("CREATE TABLE t AS SELECT i % 9 AS g, i * 7 % 20 AS a, -a AS b FROM range(180) r(i)")
+    for macro in ("pareto('t', ['a', 'b'], grp := ['g'])", "pareto('t', ['a', 'b'])"):
+        found = con.execute(f"SELECT {'g' if 'grp' in macro else '1'}, a FROM {macro}").fetchall()
+        assert found == sorted(found)
+        assert len({a for _, a in found}) == 20
+    found = con.execute("SELECT g FROM hypervolume('t', ['a', 'b'], grp := ['g'])").fetchall()
+    assert found == [(g,) for g in range(9)]
 
 
 def test_hypervolumes_of_groups_share_one_box(run: Path) -> None:

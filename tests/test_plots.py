@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import time
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -232,6 +233,32 @@ def test_no_einsum_stands_above_its_roofline() -> None:
     assert len(drawn.dots) > 10
     assert all(dot.rate <= min(drawn.peak, dot.intensity * drawn.gb_s) * (1 + 1e-9) for dot in drawn.dots)
     assert sum(dot.share for dot in drawn.dots) <= 1 + 1e-9
+    figure = plots.roofline(drawn, "").figure
+    figure.draw_without_rendering()
+    [ax] = figure.axes
+    centers = ax.transData.transform([(dot.intensity, dot.rate) for dot in drawn.dots])
+    boxes = [text.get_window_extent() for text in ax.texts]
+    assert len(boxes) > 3  # both limits, and names
+    assert not any(box.contains(*center) for box in boxes for center in centers)
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+
+
+def test_axes_of_a_front_are_logarithmic_where_values_span_much() -> None:
+    points = {"energy_pj": np.geomspace(1, 50, 9), "latency_ns": np.geomspace(4, 1, 9)}
+    points["area_mm2"] = np.linspace(1, 2, 9)
+    objectives = [(name, False) for name in points]
+    drawn = plots.front(points, np.ones(9, bool), objectives, np.arange(9), "")
+    scales = [(ax.get_xscale(), ax.get_yscale()) for ax in drawn.figure.axes]
+    assert scales == [("log", "log"), ("log", "linear"), ("log", "linear")]
+
+
+def test_a_band_is_said_to_be_shaded_where_it_is_seen() -> None:
+    effects = [figures.Effect("x", 1, 0.5, 9), figures.Effect("x", 2, 2.0, 9)]
+    titles = [
+        plots.sensitivity({"energy_pj": (effects, 0.9, factor)}, "").figure.axes[0].get_title()
+        for factor in (1.001, 1.2)
+    ]
+    assert ["shaded" in title for title in titles] == [False, True]
 
 
 def test_a_ski_slope_falls_to_what_must_move_and_no_machine_is_below_it() -> None:

@@ -36,7 +36,7 @@ CREATE MACRO kept_sql(tbl, objectives) AS
     || '), front_kept AS MATERIALIZED (SELECT t.* FROM ' || table_sql(tbl) || ', front_pivots WHERE ' || numbers_sql(objectives)
     || ' AND ' || beats_sql(objectives, 'front_pivots.a') || ' AND ' || beats_sql(objectives, 'front_pivots.b') || ')';
 
--- The rows of a table that a function picks, per group. before, after: SQL around the list of its points, DOUBLE[][], that makes a list of points of it.
+-- The rows of a table that a function picks, per group, ordered by group, then the best in the first objective first. before, after: SQL around the list of its points, DOUBLE[][], that makes a list of points of it.
 CREATE MACRO picked_sql(tbl, objectives, grp, before, after) AS
     'WITH ' || CASE WHEN len(grp) > 0 THEN '' ELSE kept_sql(tbl, objectives) || ', ' END || 'fronts AS (SELECT '
     || array_to_string(list_transform(grp, lambda g, i: 't.' || quoted(g) || ' AS g' || i || ', '), '')
@@ -45,7 +45,7 @@ CREATE MACRO picked_sql(tbl, objectives, grp, before, after) AS
     || '), best AS (SELECT * EXCLUDE (front), unnest(front) AS found FROM fronts) SELECT t.* FROM ' || CASE WHEN len(grp) > 0 THEN table_sql(tbl) ELSE 'front_kept t' END
     || ' SEMI JOIN best ON (' || values_sql(objectives) || ' = best.found'
     || array_to_string(list_transform(grp, lambda g, i: ' AND t.' || quoted(g) || ' IS NOT DISTINCT FROM best.g' || i), '')
-    || ')';
+    || ') ORDER BY ' || array_to_string(list_transform(grp, lambda g: 't.' || quoted(g) || ', '), '') || values_sql(objectives);
 
 -- FROM pareto('points', ['energy_pj', 'throughput:max'], grp := ['workload'])
 CREATE MACRO pareto(tbl, objectives, grp := []::VARCHAR[]) AS TABLE
@@ -74,7 +74,7 @@ CREATE MACRO hypervolume(tbl, objectives, reference := []::DOUBLE[], grp := []::
     || ']::DOUBLE[], [any_value(box.low), any_value(box.high)]) AS found FROM ' || table_sql(tbl) || ', box' || CASE WHEN len(grp) > 0 THEN ' GROUP BY ALL' ELSE '' END
     || ') SELECT * EXCLUDE (found), found[1] AS hypervolume, list_transform(found[2:], lambda r, i: r * ['
     || array_to_string(list_transform(objectives, lambda o: CASE WHEN starts_with(objective_sql(o), '-') THEN '-1' ELSE '1' END), ', ')
-    || '][i]) AS reference FROM volumes');
+    || '][i]) AS reference FROM volumes' || CASE WHEN len(grp) > 0 THEN ' ORDER BY ' || array_to_string(list_transform(grp, lambda g: 'volumes.' || quoted(g)), ', ') ELSE '' END);
 
 -- What a parameter does, all else equal: the geometric mean of a metric at each of its values, over the mean of rows that agree in the columns `given`; NULL: in all other axes of the study.
 -- FROM sensitivity('designs', 'energy_pj', 'array_x')

@@ -94,6 +94,15 @@ def _seconds(text: str) -> float:
     return found
 
 
+def _share(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        is_percent = re.fullmatch(r"[0-9.]+ ?%", text)
+        advice = f"write {float(text[:-1]) / 100:g}" if is_percent else "give e.g. 0.05"
+        raise argparse.ArgumentTypeError(f"{text} is no share; {advice}") from None
+
+
 def _days(text: str) -> float:
     try:
         found = float(text)
@@ -236,7 +245,7 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     )
     front.add_argument(
         "--epsilon",
-        type=float,
+        type=_share,
         metavar="SHARE",
         help="few points, so that each of the front has one that is worse by at most this share, e.g. 0.05",
     )
@@ -478,18 +487,21 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
             help="the certificate in full: what is proven and how far, what was searched and what not",
         )
     compared = add(
-        "compare", "what differs between two runs, two machines, or two schedules of a workload on a machine"
+        "compare",
+        "what differs between two runs, two machines, two points of a run, or two schedules of a workload "
+        "on a machine",
     )
     compared.usage = (
         "dse compare RUN_A RUN_B\n       dse compare MACHINE_A MACHINE_B\n       "
-        "dse compare WORKLOAD MACHINE A B [--set KEY=VALUE]"
+        "dse compare RUN POINT_A POINT_B\n       dse compare WORKLOAD MACHINE A B [--set KEY=VALUE]"
     )
     compared.add_argument(
         "words",
         nargs="+",
         metavar="WORD",
-        help="two run folders; two machines; or a workload, a machine and two files with mappings, or names "
-        "of solver.schedule, which are solved: unfused best",
+        help="two run folders; two machines; a run and two of its points as of dse show (17, best); or a "
+        "workload, a machine and two files with mappings, or names of solver.schedule, which are solved: "
+        "unfused best",
     )
     compared.add_argument(
         "--set",

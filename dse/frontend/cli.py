@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -228,6 +229,7 @@ STATUS_FIRST = (
     "damaged",
     "notes",
 )
+MAX_VALUES = 32  # of a parameter, which `dse sql` lists one by one
 WATCHED_NOTES = 3  # newest notes that --watch prints
 
 
@@ -313,25 +315,10 @@ def _pareto(args: argparse.Namespace) -> int:
     if args.format != "table":
         _print_result(front, args)
         return 0
-    names = ["machine", *by, *map(db.column_of, objectives)]
     parameters = [*studies.columns(run.study, "machines")]
-    schedule = ["schedule"] if any(front["schedule"].to_pylist()) else []
-    same_in_all = {
-        name: front[name][0].as_py()
-        for name in (*schedule, *parameters)
-        if len(front) > 1 and name not in names and len(front[name].unique()) == 1
-    }
-    # where the screen is narrow these stay, and those that follow are left out from the right
-    names = [*dict.fromkeys([*names, *(name for name in parameters if name not in same_in_all)])]
-    others = [
-        *(name for name in schedule if name not in same_in_all),
-        *(
-            ["tied_designs"]
-            if args.distinct or (args.knee and max(front["tied_designs"].to_pylist()) > 1)
-            else []
-        ),
-        "gap_to_bound",
-    ]
+    columns = [*by, *map(db.column_of, objectives)]
+    with_ties = args.distinct or (args.knee and max(front["tied_designs"].to_pylist()) > 1)
+    names, others, same_in_all = _front_columns(front, columns, parameters, with_ties)
     shown_table = front.select(list(dict.fromkeys([*names, *others])))
     heads = {name: name if name in parameters else units.label(name) for name in shown_table.column_names}
     rows = list(zip(*(_values(shown_table, at) for at in range(shown_table.num_columns)), strict=True))
@@ -346,23 +333,115 @@ def _pareto(args: argparse.Namespace) -> int:
     directions = [
         f"{'highest' if db.maximised(o) else 'lowest'} {units.label(db.column_of(o))}" for o in objectives
     ]
-    same_texts = [f"{name} = {tables.fact(name, value)}" for name, value in same_in_all.items()]
     tables.print_line(
         "; ".join(
             [
                 f"front: {', '.join(directions)}",
                 *([f"by {', '.join(by)}"] if by else []),
-                *([f"in all of them {', '.join(same_texts)}"] if same_texts else []),
+                *_same_line(same_in_all),
             ]
         )
     )
     is_whole = not (args.objectives or args.where or by or args.knee or args.epsilon is not None)
     of_whole = (run.certificate(), *run.axis_hints()) if is_whole else ()
-    for line in filter(None, (run.one_mapping_note(objectives), *of_whole)):
+    close = _close_line(front, by, [*map(db.column_of, objectives)])
+    for line in filter(None, (close, run.one_mapping_note(objectives), *of_whole)):
         tables.print_line(line)
     for line in run.fusion_hints(f"{front['machine'][0]}.{front['schedule'][0]}") if len(front) else ():
         tables.print_line(f"machine {front['machine'][0]}: {line}")
     return 0
+
+
+def _front_columns(
+    front: pa.Table, columns: Sequence[str], parameters: Sequence[str], with_ties: bool
+) -> tuple[list[str], list[str], dict[str, Any]]:
+    """Returns of a front, first its machine, `columns` and the parameters that differ in it, which stay where
+    the screen is narrow; then the columns behind; and the parameters that are the same in all its rows.
+    """
+    schedule = ["schedule"] if any(front["schedule"].to_pylist()) else []
+    names = ["machine", *columns]
+    same_in_all = {
+        name: front[name][0].as_py()
+        for name in (*schedule, *parameters)
+        if len(front) > 1 and name not in names and len(front[name].unique()) == 1
+    }
+    names = [*dict.fromkeys([*names, *(name for name in parameters if name not in same_in_all)])]
+    behind = [*(name for name in schedule if name not in same_in_all), *["tied_designs"] * with_ties]
+    return names, [*behind, "gap_to_bound"], same_in_all
+
+
+def _close_line(front: pa.Table, by: Sequence[str], objectives: Sequence[str]) -> str:
+    """Returns how many pairs of a front's rows may change places within their gaps: in every objective in
+    which the two differ, the worse one is worse by less than the gap of its cost; "" if none is.
+    """
+    import numpy as np
+
+    values = np.column_stack([front[name].to_numpy() for name in objectives]).astype(float)
+    # no mapping changes the area
+    has_gap = np.array([name != "area_mm2" for name in objectives])
+    gaps = np.nan_to_num(front["optimality_gap"].to_numpy().astype(float))
+    keys = [*zip(*(front[name].to_pylist() for name in by), strict=True)] if by else [()] * len(front)
+    number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    groups = np.array([number[key] for key in keys])
+    pairs = 0
+    for i in range(len(front) - 1):
+        one, others = values[i], values[i + 1 :]
+        larger_gap = np.maximum(gaps[i], gaps[i + 1 :])[:, None]
+        is_same = others == one
+        is_near = np.abs(others - one) < larger_gap * np.minimum(np.abs(others), np.abs(one))
+        is_close = (is_same | (is_near & has_gap)).all(axis=1) & ~is_same.all(axis=1)
+        pairs += int((is_close & (groups[i + 1 :] == groups[i])).sum())
+    return (
+        f"{pairs} pair{'s' * (pairs > 1)} of rows differ by less than their optimality gaps in every "
+        "objective in which they differ: which is better is open; a smaller solver.gap tells them apart"
+        if pairs
+        else ""
+    )
+
+
+def _same_line(same_in_all: Mapping[str, Any]) -> list[str]:
+    texts = [f"{name} = {tables.fact(name, value)}" for name, value in same_in_all.items()]
+    return [f"in all of them {', '.join(texts)}"] if texts else []
+
+
+def _macro_table(found: pa.Table, statement: str, parameters: Sequence[str]) -> tuple[pa.Table, str]:
+    """Returns what is shown of the answer of `FROM macro(...)`, and a line about the rest: of a front the
+    columns of `dse pareto`, of `sensitivity` ranges of values where they are many.
+    """
+    from analysis import db
+
+    name, given = db.call_alone(statement)
+    if name == "sensitivity" and len(found) > MAX_VALUES:
+        return _in_ranges(found, given["parameter"])
+    asked = [*(given.get("grp") or []), *map(db.column_of, given.get("objectives") or [])]
+    needed = {"machine", "schedule", "gap_to_bound", *parameters, *asked}
+    if not given.get("objectives") or not needed <= {*found.column_names}:
+        return found, ""
+    names, others, same_in_all = _front_columns(found, asked, parameters, with_ties=False)
+    if "feasible" in found.column_names and not all(found["feasible"].to_pylist()):
+        others.append("feasible")
+    shown = found.select(list(dict.fromkeys([*names, *others])))
+    rest = f"{found.num_columns - shown.num_columns} more columns: SELECT * FROM {name}(...), or --all"
+    return shown, "; ".join([*_same_line(same_in_all), rest])
+
+
+def _in_ranges(found: pa.Table, parameter: str) -> tuple[pa.Table, str]:
+    """Returns the answer of the macro `sensitivity` with its values in ranges of about as many rows each, as
+    in the picture, and a line that says so; the answer itself where values are texts.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    from dse.explain import figures
+
+    values, rows = found["value"].to_pylist(), found["rows"].to_numpy()
+    if not all(isinstance(value, int | float) for value in values):
+        return found, ""
+    ranges, own = figures.binned(parameter, np.repeat(np.array(values, float), rows).tolist())
+    counts = np.bincount(own)
+    means = np.bincount(own, np.repeat(np.log(found["times_the_mean"].to_numpy()), rows)) / counts
+    columns = {"value": ranges, "rows": counts, "times_the_mean": np.exp(means)}
+    return pa.table(columns), f"{len(values)} values in {len(ranges)} ranges; --all shows each value"
 
 
 def _sql(args: argparse.Namespace) -> int:
@@ -384,7 +463,12 @@ def _sql(args: argparse.Namespace) -> int:
     objectives = [o.column for o in first.study.objectives]
     keep = ["run", "machine", *objectives, *studies.columns(first.study, "machines")]
     if args.statement:
-        _print_result(run.sql(args.statement).table, args, keep, tables.screen_lines(args.all))
+        found, line = run.sql(args.statement).table, ""
+        if args.format == "table" and not (args.all or args.others):
+            found, line = _macro_table(found, args.statement, [*studies.columns(first.study, "machines")])
+        _print_result(found, args, keep, tables.screen_lines(args.all))
+        if line:
+            tables.print_line(line)
         return 0
     prompt.run(run.sql, lambda found, rows: _print_prompt_answer(found.table, args, keep, rows))
     return 0
@@ -803,12 +887,24 @@ def _simulated(args: argparse.Namespace, mapping: str) -> Any:
     return found
 
 
+POINT = re.compile(r"\d+(\.\d+)?|best(:\w+)?")  # of a run
+
+
 def _compare(args: argparse.Namespace) -> int:
-    """Runs `dse compare` of two runs, of two machines, or of two mappings of a workload on a machine."""
+    """Runs `dse compare` of two runs, of two machines, of two points of a run, or of two mappings of a
+    workload on a machine.
+    """
     from dse.frontend import api, check, compare, runs, screens
 
     if len(args.words) == 2 and all(map(check.is_machine, args.words)):
         comparison = compare.machines(args.words[0], args.words[1], _sets(args.set, api.map))
+    elif len(args.words) == 3 and all(map(POINT.fullmatch, args.words[1:])):
+        comparison = compare.points(runs.open(args.words[0]), *args.words[1:])
+    elif len(args.words) == 2 and all(POINT.fullmatch(one) and not Path(one).exists() for one in args.words):
+        a, b = args.words
+        raise ValueError(
+            f"{a} {b}: two machines of a run, by number? give the run too: dse compare RUN {a} {b}"
+        )
     elif len(args.words) == 2:
         a, b = (runs.open(text) for text in args.words)
         comparison = compare.runs(a, b)
@@ -825,7 +921,8 @@ def _compare(args: argparse.Namespace) -> int:
         comparison = compare.mappings(first, second)
     else:
         raise ValueError(
-            f"{' '.join(args.words)}: give RUN_A RUN_B, MACHINE_A MACHINE_B, or WORKLOAD MACHINE A B"
+            f"{' '.join(args.words)}: give RUN_A RUN_B, MACHINE_A MACHINE_B, RUN POINT_A POINT_B, or "
+            "WORKLOAD MACHINE A B"
         )
     if args.format == "json":
         tables.print_json(

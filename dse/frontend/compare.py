@@ -198,6 +198,56 @@ def _pair_of(key: str, a: Any, b: Any) -> tuple[str, str, str]:
     return texts[0], texts[1], change(a, b) if are_numbers and not any(is_none) else ""
 
 
+def points(run: Run, a: str, b: str) -> list[Table]:
+    """Returns what differs between two points of a run, named as for `dse show`: columns of its machines,
+    then what `mappings` says of each workload. Raises ValueError.
+    """
+    shown = [run.show(one) for one in (a, b)]
+    if lacking := [one for one in shown if not one.solutions]:
+        raise ValueError(f"{run.path}: machine {lacking[0].machine} has no mapping; dse show says why")
+    keys = dict.fromkeys(
+        [*studies.columns(run.study, "machines"), "area_mm2", *map(_column, run.objectives())]
+    )
+    pairs = [(key, shown[0].row.get(key), shown[1].row.get(key)) for key in keys]
+    costed = [
+        [one.solution for one in point.solutions if not isinstance(one.solution, Infeasible)]
+        for point in shown
+    ]
+    gaps = [max((one.optimality_gap or 0.0 for one in found), default=0.0) for found in costed]
+    tables = [
+        Table(
+            f"machine {shown[0].machine} (A), machine {shown[1].machine} (B)",
+            ("metric", "A", "B", "change"),
+            tuple(
+                (key, *_pair_of(key, a_value, b_value))
+                for key, a_value, b_value in pairs
+                if a_value != b_value
+            ),
+            _gap_note(gaps),
+        )
+    ]
+    for first, second in zip(shown[0].solutions, shown[1].solutions, strict=True):
+        totals, *others = mappings(first, second)
+        tables.append(replace(totals, title=first.workload.name))
+        tables += [replace(one, title=f"{first.workload.name}: {one.title}") for one in others]
+    return tables
+
+
+def _column(objective: str) -> str:
+    return objective.partition(":")[0]
+
+
+def _gap_note(gaps: Sequence[float | None]) -> str:
+    """Returns how far the costs of A and B may lie above their optima; "" where neither does."""
+    if not any(gaps):
+        return ""
+    texts = [fact("gap", gap or 0.0) for gap in gaps]
+    return (
+        f"costs are up to {texts[0]} (A) and {texts[1]} (B) above their optima (solver.gap, "
+        "sharing_gap): a smaller change may be one of searches"
+    )
+
+
 def other_work(a: Run, b: Run) -> str:
     """Returns a line for two runs that solve different workloads; "" where they are the same."""
     works = [{ref.name: (ref.digest, ref.weight) for ref in run.study.workloads} for run in (a, b)]
@@ -227,12 +277,7 @@ def runs(a: Run, b: Run) -> list[Table]:
         best.append(("hypervolume", before, after, growth(before, after)))
         notes.append(note)
     gaps = [run.sql("SELECT max(optimality_gap) FROM points WHERE feasible").rows()[0][0] for run in (a, b)]
-    if any(gaps):
-        texts = [fact("gap", gap or 0.0) for gap in gaps]
-        notes.append(
-            f"costs are up to {texts[0]} (A) and {texts[1]} (B) above their optima (solver.gap, "
-            "sharing_gap): a smaller change may be one of searches"
-        )
+    notes += filter(None, [_gap_note(gaps)])
     counts.append(("worst_gap", *gaps))
     return [
         Table("runs", ("key", "A", "B"), tuple(counts)),
