@@ -263,6 +263,18 @@ def test_two_runs_compared(home: Path) -> None:
     shown = good("compare", "run", "few", folder=home)
     assert re.search(rf"energy_pj:min +{quantity('energy_pj', lowest)} ", shown)
     assert "above their optima" in shown
+    asked = "SELECT run, count(*) AS n, any_value(energy_pj) FROM designs GROUP BY run ORDER BY n"
+    both = good("sql", "run", "--with", "few", asked, "--format", "json", folder=home)
+    assert [(one["run"], one["n"]) for one in json.loads(both)] == [("few", 4), ("run", SIZE)]
+    narrow = "FROM einsums WHERE machine IN (SELECT machine FROM designs WHERE run = 'few') AND run = 'few'"
+    own = rows(home, narrow.replace("run = 'few'", "true"), run="few")
+    assert json.loads(good("sql", "run", "--with", "few", narrow, "--format", "json", folder=home)) == [
+        {"run": "few", **one} for one in own
+    ]
+    for refused in ("FROM nowhere", "FROM read_csv('small.yaml')", "FROM 'small.yaml'"):
+        assert dse("sql", "run", "--with", "few", refused, folder=home).returncode == 2
+    assert good("report", "run", "--with", "few", "-o", "both.html", folder=home)
+    assert '"others":[{"name":"few"' in (home / "both.html").read_text()
 
 
 def test_two_machines_of_a_run_compared(home: Path) -> None:
@@ -284,18 +296,6 @@ def test_two_machines_of_a_run_compared(home: Path) -> None:
         said = dse("compare", *words, folder=home)
         assert (said.returncode, said.stderr.count("\n")) == (2, 1)
     assert f"dse compare RUN {a} {b}" in said.stderr
-    asked = "SELECT run, count(*) AS n, any_value(energy_pj) FROM designs GROUP BY run ORDER BY n"
-    both = good("sql", "run", "--with", "few", asked, "--format", "json", folder=home)
-    assert [(one["run"], one["n"]) for one in json.loads(both)] == [("few", 4), ("run", SIZE)]
-    narrow = "FROM einsums WHERE machine IN (SELECT machine FROM designs WHERE run = 'few') AND run = 'few'"
-    own = rows(home, narrow.replace("run = 'few'", "true"), run="few")
-    assert json.loads(good("sql", "run", "--with", "few", narrow, "--format", "json", folder=home)) == [
-        {"run": "few", **one} for one in own
-    ]
-    for refused in some(("FROM nowhere", "FROM read_csv('small.yaml')", "FROM 'small.yaml'"), 1):
-        assert dse("sql", "run", "--with", "few", refused, folder=home).returncode == 2
-    assert good("report", "run", "--with", "few", "-o", "both.html", folder=home)
-    assert '"others":[{"name":"few"' in (home / "both.html").read_text()
 
 
 def test_what_moved_between_two_mappings(home: Path) -> None:
