@@ -109,6 +109,7 @@ BROKEN: list[tuple[list[str], list[list[str]]]] = [  # command -> what each line
     (["map", "rankless.yaml", "edge_array"], [["rankless.yaml", "einsums[0]", "rank k", "known: m, n"]]),
     (["map", GEMM, "edge_aray"], [["machine = edge_aray", "edge_array"]]),
     (["map", GEMM, "absent.yaml"], [["absent.yaml", "No such file", "give the path"]]),
+    (["map", GEMM, "negativ.yaml"], [["negativ.yaml", "No such file", "did you mean negative.yaml?"]]),
     (["map", GEMM, "key.yaml"], [["key.yaml", "array.multicst", "multicast?"]]),
     (["map", GEMM, "unit.yaml"], [["unit.yaml", "gbuf.capacity", '"128 KB"', "128 KiB"]]),
     (["map", GEMM, "plain.yaml"], [["plain.yaml", "gbuf.capacity = 131072", "128 KiB"]]),

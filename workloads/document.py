@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 MAX_BYTES = 1 << 20  # of a file
+MAX_NEIGHBOURS = 1000  # files beside an absent one that are looked at
 MAX_NODES = 50_000  # of a tree, with every alias expanded
 MAX_DEPTH = 40  # levels of nesting
 SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml reads ten times as fast
@@ -56,13 +59,24 @@ def read(path: Path) -> tuple[object, list[str]]:
             data = file.read(MAX_BYTES + 1)
         text = data.decode("utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as fault:
+        near = _file_meant(path) if isinstance(fault, FileNotFoundError) else ""
         return None, [
-            f"cannot be read ({getattr(fault, 'strerror', None) or 'not UTF-8 text'}); give the path "
-            "of a YAML file"
+            f"cannot be read ({getattr(fault, 'strerror', None) or 'not UTF-8 text'}); "
+            + (f"did you mean {near}?" if near else "give the path of a YAML file")
         ]
     if len(data) > MAX_BYTES:
         return None, [f"is larger than {MAX_BYTES >> 20} MiB, as no such file of dse is; give another one"]
     return parse(text)
+
+
+def _file_meant(path: Path) -> str:
+    """Returns the path of the file beside an absent one whose name is spelt alike; "" if there is none."""
+    try:
+        beside = [one for one in islice(path.parent.iterdir(), MAX_NEIGHBOURS) if one.suffix == path.suffix]
+    except OSError:
+        return ""
+    found = get_close_matches(path.stem, [one.stem for one in beside], 1)
+    return str(path.with_name(found[0] + path.suffix)) if found else ""
 
 
 def is_kind(data: object, keys: Collection[str]) -> bool:
