@@ -536,6 +536,22 @@ def test_a_batch_that_fails_is_an_event_and_an_error_in_tests(
     assert "IndexError: no such column" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("objective", ["energy", "latency", "edp"])
+def test_where_no_mapping_fits_the_smallest_machine_the_others_have_theirs(
+    tmp_path: Path, objective: str
+) -> None:
+    (tmp_path / "small.yaml").write_text(
+        f"name: small\nworkloads: [{TWO}]\nmachine: a2s\n"
+        "space: {glb.capacity: [2 B, 1 KiB], glb.bypass: [false], clock_mhz: [500, 1000]}\n"
+        "objectives: [energy_pj, latency_ns]\n"
+        f"solver: {{objective: {objective}, sharing_gap: 0.03}}\n"
+    )
+    job = worker.job_of(studies.load(tmp_path / "small.yaml"))
+    found = worker.solve_lease(job, Lease(0, tuple(Ask(i, 0, "exhaustive") for i in range(4))))
+    status = {row["machine"]: row["status"] for row in found.tables["machines"].to_pylist()}
+    assert status == {0: "infeasible", 1: "infeasible", 2: "ok", 3: "ok"}
+
+
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.2])
 def test_no_workload_is_further_above_its_optimum_than_allowed(tmp_path: Path, share: float) -> None:
     """Gaps of einsums are stored rounded up, and so is their sum."""

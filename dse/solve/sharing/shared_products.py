@@ -13,6 +13,7 @@ latency of that einsum, machine by machine.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,6 +77,7 @@ def find_shared_products(
     ]
     _set_ratios(shared, least[0] / least[1], np.arange(len(batch)))
     add_first_mappings(shared, searches)
+    search_until(shared, searches, sys.float_info.max)  # where those do not fit: a first one
     pairs = zip(*(one.tolist() for one in (*least, *_totals(shared))), strict=True)
     products = _Products(
         [product_lines((pj * (1 - ROUNDING_GAP), cycles), (e, c)) for pj, cycles, e, c in pairs],
