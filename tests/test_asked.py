@@ -244,6 +244,7 @@ def test_what_follows_is_not_stored(swept: Sweep) -> None:
         "events",
         "machines",
         "mappings",
+        "nondominated",
         "points",
     ]
     part = next((run.path / "parts" / "chosen").iterdir())

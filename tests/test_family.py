@@ -297,7 +297,7 @@ def test_share_is_refused_where_nothing_is_shared(tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text(
         "name: s\nworkloads: ['gemm:m=4,n=4,k=4']\nmachine: a2s\nspace: {array.x: [4]}\nobjectives: "
         "[energy_pj]\n"
-        "solver: {sharing_gap: 0.1, objective: edp}\n"
+        "solver: {sharing_gap: 0.1, objective: edp, schedule: fused}\n"
     )
     with pytest.raises(
         ValueError, match=r"solver.sharing_gap = 0.1: machines share mappings of least energy"
