@@ -91,15 +91,7 @@ class BatchAnswers:
                 (len(self.pruner.uniques), None),
             )
             fitting, options = self.pruner.uniques[:fitting_count], self.pruner.study.solver
-            # with the objective edp the other einsums of a workload decide which mapping an einsum gets
-            together = (
-                [[one] for one in fitting] if options.objective == "edp" else [fitting] if fitting else []
-            )
-            shared = [
-                found
-                for own in together
-                for found in [find_shared_mappings_of(self.batch, own, options)] * len(own)
-            ]
+            shared = find_shared_mappings_of(self.batch, fitting, options) if fitting else []
             tables: list[Table | Infeasible] = [
                 _workload_table(self.batch, *of_workload, options.sharing_gap)
                 for of_workload in zip(fitting, self.lower_bounds, shared, strict=False)

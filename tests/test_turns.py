@@ -289,7 +289,7 @@ def test_what_is_least_latency_is_said_of_latency() -> None:
 def test_of_equal_cycles_the_mapping_of_less_energy_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     c, e = cell("4 KiB", "latency"), EINSUMS[0]
     found = [one.cost.mapping for one in asked(cell("4 KiB"), e, 1e-6).mappings]
-    monkeypatch.setattr(shared_mappings, "value_of", lambda batch, _: np.ones(len(batch)))
+    monkeypatch.setattr(shared_mappings, "value_of", lambda batch, *_: np.ones(len(batch)))
     shared = shared_mappings.start(c, [e], np.ones((1, 1)))
     for mapping in found:
         shared_mappings.add_mapping(shared, 0, mapping)

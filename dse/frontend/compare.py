@@ -202,11 +202,13 @@ def points(run: Run, a: str, b: str) -> list[Table]:
     """Returns what differs between two points of a run, named as for `dse show`: columns of its machines,
     then what `mappings` says of each workload. Raises ValueError.
     """
+    from analysis import db
+
     shown = [run.show(one) for one in (a, b)]
     if lacking := [one for one in shown if not one.solutions]:
         raise ValueError(f"{run.path}: machine {lacking[0].machine} has no mapping; dse show says why")
     keys = dict.fromkeys(
-        [*studies.columns(run.study, "machines"), "area_mm2", *map(_column, run.objectives())]
+        [*studies.columns(run.study, "machines"), "area_mm2", *map(db.column_of, run.objectives())]
     )
     pairs = [(key, shown[0].row.get(key), shown[1].row.get(key)) for key in keys]
     costed = [
@@ -231,10 +233,6 @@ def points(run: Run, a: str, b: str) -> list[Table]:
         tables.append(replace(totals, title=first.workload.name))
         tables += [replace(one, title=f"{first.workload.name}: {one.title}") for one in others]
     return tables
-
-
-def _column(objective: str) -> str:
-    return objective.partition(":")[0]
 
 
 def _gap_note(gaps: Sequence[float | None]) -> str:

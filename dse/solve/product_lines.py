@@ -59,9 +59,13 @@ class ProductLines:
                 crossings.append((crossing[0] * crossing[1], a, b))
         return min(crossings, key=lambda one: one[0])
 
+    def bound(self) -> float:
+        """Returns a lower bound of the product of any choice."""
+        return max(self.lowest()[0], self.least_product)
+
     def gap(self) -> float:
         """Returns the optimality gap of the best choice."""
-        gap = relative_gap(self.best[0] * self.best[1], max(self.lowest()[0], self.least_product))
+        gap = relative_gap(self.best[0] * self.best[1], self.bound())
         return gap if gap > 10 * ROUNDING_GAP else 0.0
 
     def next_ratio(self, allowed_gap: float, end_step: float = inf) -> float | None:

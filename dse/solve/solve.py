@@ -512,11 +512,23 @@ def find_shared_schedules_of(
 
 def find_shared_mappings_of(
     batch: MachineBatch, workloads: Sequence[Sequence[Unique]], options: SolverOptions
-) -> dict[str, SharedMappings]:
-    """Returns the mappings that a batch of machines shares (`options.sharing_gap`), by canonical key of the
-    einsum. Answers are stored in $DSE_CACHE.
+) -> list[dict[str, SharedMappings]]:
+    """Returns for each workload the mappings that a batch of machines shares (`options.sharing_gap`), by
+    canonical key of the einsum: an einsum has the same in all, but with the objective edp, where the others
+    of its workload decide. Answers are stored in $DSE_CACHE.
 
-    workloads: the distinct einsums of each; one workload with the objective edp
+    workloads: the distinct einsums of each
+    """
+    if options.objective == "edp":
+        return [_shared_mappings_of(batch, [one], options) for one in workloads]
+    return [_shared_mappings_of(batch, workloads, options)] * len(workloads)
+
+
+def _shared_mappings_of(
+    batch: MachineBatch, workloads: Sequence[Sequence[Unique]], options: SolverOptions
+) -> dict[str, SharedMappings]:
+    """Returns the mappings that a batch of machines shares, by canonical key of the einsum. workloads: one
+    alone with the objective edp.
     """
     if line := options.rules_refused(bool(batch.first.mapping)):
         raise ValueError(line)

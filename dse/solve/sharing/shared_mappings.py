@@ -317,9 +317,12 @@ def cycles_on(batch: MachineBatch, cost: BatchCost) -> Floats:
     return cost.cycles[batch.by_rate.group_of]
 
 
-def value_of(batch: MachineBatch, cost: BatchCost) -> Floats:
-    """Returns the cost on each machine [n]: cycles with the objective latency, else energy."""
-    return cycles_on(batch, cost) if batch.objective == "latency" else energy_of(batch, cost)
+def value_of(batch: MachineBatch, cost: BatchCost, pj_per_cycle: Floats) -> Floats:
+    """Returns the cost on each machine [n]: cycles with the objective latency, else energy; and what cycles
+    cost beside leakage, pj_per_cycle [n] (`Sharing`).
+    """
+    cycles = cycles_on(batch, cost)
+    return (cycles if batch.objective == "latency" else energy_of(batch, cost)) + pj_per_cycle * cycles
 
 
 class Priced(NamedTuple):
@@ -443,7 +446,7 @@ def start(batch: MachineBatch, einsums: Sequence[Einsum], occurrences: Floats) -
         np.zeros(shape, np.int64),
         np.full(shape, inf),
         np.full(shape, inf),
-        np.array([value_of(batch, one) for one in lower]) * (1 - ROUNDING_GAP),
+        np.array([value_of(batch, one, np.zeros(len(batch))) for one in lower]) * (1 - ROUNDING_GAP),
         np.where(fits, NOT_SEARCHED, NONE_FITS).astype(np.int16),
         np.zeros(shape, np.uint8),
         np.asarray(~fits.all(axis=0)),
@@ -562,7 +565,7 @@ def choose(shared: Sharing, einsum: int, number: int, one: Priced) -> None:
     """Chooses a mapping, by its number, on those machines where it fits and costs least."""
     batch = shared.batch
     energy = energy_of(batch, one.on_batch)
-    value = value_of(batch, one.on_batch) + shared.pj_per_cycle * cycles_on(batch, one.on_batch)
+    value = value_of(batch, one.on_batch, shared.pj_per_cycle)
     best, best_pj = shared.best[einsum], shared.best_pj[einsum]
     is_better = one.fits & ((value < best) | ((value == best) & (energy < best_pj)))
     best[is_better], best_pj[is_better] = value[is_better], energy[is_better]

@@ -44,7 +44,7 @@ from workloads.arrays import Bools, Floats, Ints
 from workloads.einsum import Einsum
 
 MAX_ROUNDS = 12  # ratios of a machine, at most
-SHARE_OF_GAP = 0.4  # what of the allowed gap a line may lie below the choice found
+LINE_SHARE = 0.4  # what of the allowed gap a line may lie below the choice found
 END_STEP = 8.0  # factor between a ratio and the next one towards energy or latency alone
 
 
@@ -88,7 +88,7 @@ def find_shared_products(
         if not len(machines):
             break
         _set_ratios(shared, ratios, machines)
-        search_until(shared, searches, allowed * SHARE_OF_GAP)
+        search_until(shared, searches, allowed * LINE_SHARE)
         _add_lines(shared, products, machines)
     if len(einsums) == 1:
         _search_products(shared, searches[0], products, allowed)
@@ -126,7 +126,7 @@ def _set_ratios(shared: Sharing, ratios: Floats, machines: Ints) -> None:
     shared.prices.leak_pj[machines] = (batch.leak_mw / batch.clock_ghz + shared.pj_per_cycle)[machines]
     shared.best[:, machines], shared.best_pj[:, machines] = np.inf, np.inf
     for number, lower in enumerate(shared.lower):
-        bound = value_of(batch, lower) + shared.pj_per_cycle * cycles_on(batch, lower)
+        bound = value_of(batch, lower, shared.pj_per_cycle)
         shared.bound[number, machines] = bound[machines] * (1 - ROUNDING_GAP)
         for index, one in enumerate(shared.mappings[number].values()):
             choose(shared, number, index, one)
@@ -160,24 +160,27 @@ def _search_products(shared: Sharing, searches: Searches, products: _Products, a
     """Searches the only einsum's least energy x latency on machines whose gap is above `allowed`, largest gap
     first. Every mapping found counts on all machines.
     """
-    batch, n, fits = shared.batch, float(shared.occurrences[0, 0]), _fits(shared)
-    is_searched = ~fits
+    batch, n = shared.batch, float(shared.occurrences[0, 0])
+    best = np.array([lines.best for lines in products.lines])
+    bound = np.array([lines.bound() for lines in products.lines])
+    is_left, known = _fits(shared), 0
     while True:
-        gaps = np.array([lines.gap() for lines in products.lines])
-        machine = int(np.argmax(np.where(is_searched, 0.0, gaps)))
-        if is_searched[machine] or gaps[machine] <= allowed:
+        gaps = np.where(is_left, best[:, 0] * best[:, 1] / bound - 1, 0.0)
+        machine = int(np.argmax(gaps))
+        if gaps[machine] <= allowed:
             return
-        is_searched[machine] = True
+        is_left[machine] = False
         answer = searches.solve_product(batch.machine(machine))
         if isinstance(answer, Infeasible):
             continue
         least = n * n * answer.energy_pj * answer.latency_cycles / (1 + answer.optimality_gap)
         products.lines[machine].least_product = least * (1 - ROUNDING_GAP)
         add_mapping(shared, 0, answer.mapping)
-        for number, one in enumerate(shared.mappings[0].values()):
+        found = list(shared.mappings[0].values())
+        for number, one in enumerate(found[known:], known):
             pairs = n * np.array([energy_of(batch, one.on_batch), cycles_on(batch, one.on_batch)]).T
-            for i in np.flatnonzero(one.fits).tolist():
-                best = products.lines[i].best
-                if pairs[i, 0] * pairs[i, 1] < best[0] * best[1]:
-                    products.lines[i].best = float(pairs[i, 0]), float(pairs[i, 1])
-                    products.choice[0, i] = number
+            is_better = one.fits & (pairs[:, 0] * pairs[:, 1] < best[:, 0] * best[:, 1])
+            best[is_better], products.choice[0, is_better] = pairs[is_better], number
+            for i in np.flatnonzero(is_better).tolist():
+                products.lines[i].best = float(pairs[i, 0]), float(pairs[i, 1])
+        known = len(found)
