@@ -304,6 +304,20 @@ def test_a_store_that_refuses_now_and_then_loses_nothing(
     assert rows(tmp_path / "reader") == expected
 
 
+def test_parts_that_were_merged_go_from_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = objects.Remote("mock://store", Faulty(), str(tmp_path / "store"))
+    publisher = objects.Publisher(remote, tmp_path / "copy", 1, "0" * 16)
+    monkeypatch.setattr(objects.Publisher, "check", lambda _: None)
+    driver.run(by_workers(tmp_path), tmp_path / "copy", 0, publisher=publisher)
+    assert max(names(tmp_path / "copy").values()) > 0, "none was merged"
+    for _ in range(3):  # readers may still hold the heads before the last
+        publisher.publish(is_last=True)
+    listed = {objects.object_name(*item) for item in objects.by_workers(tmp_path / "copy").items()}
+    assert {f"parts/points/{name}" for name in remote.names("parts/points")} == {
+        name for name in listed if name.startswith("parts/points/")
+    }
+
+
 def test_a_store_that_takes_nothing_ends_the_run_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
