@@ -373,7 +373,7 @@ def test_a_deadline_leaves_a_machine_undone_and_resume_redoes_it(
     tmp_path: Path, whole: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = study(tmp_path)
-    hasty = replace(small, limits=replace(small.limits, seconds=2.0))
+    hasty = replace(small, limits=replace(small.limits, seconds=6.0))
     with monkeypatch.context() as patch:
         out = driver.run(with_mapper(hasty, patch, slow), tmp_path / "run", workers=0)
     assert out.exit_code == 1
