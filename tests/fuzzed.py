@@ -501,7 +501,21 @@ def share_loop(rng: Random, s: Schedule, case: Case) -> Schedule | None:
     )
 
 
-def _with_loop(rng: Random, segment: Segment, case: Case, at: int) -> Segment | None:
+def spread(rng: Random, s: Schedule, case: Case) -> Schedule | None:
+    """A segment of which each PE of the outermost array gets a part, or one no longer."""
+    i, outer = rng.randrange(len(s.segments)), case.arch.levels[0].name
+    segment = s.segments[i]
+    if not case.arch.fanouts or len(segment.branches) < 2:
+        return None
+    if any(isinstance(node, Loop) and node.over for node in segment.nodes):
+        nodes = tuple(n for n in segment.nodes if not (isinstance(n, Loop) and n.over))
+        return _at(s, i, replace(segment, nodes=nodes))
+    far = sum(isinstance(node, Store) and node.level == outer for node in segment.nodes)
+    found = _with_loop(rng, segment, case, far, rng.choice(case.arch.fanouts[0].dims)[0])
+    return _at(s, i, found) if found else None
+
+
+def _with_loop(rng: Random, segment: Segment, case: Case, at: int, over: str = "") -> Segment | None:
     """A segment below a further shared loop, over ranks that tensors say are one, or, now and then, over any
     of equal extents.
     """
@@ -511,7 +525,7 @@ def _with_loop(rng: Random, segment: Segment, case: Case, at: int) -> Segment | 
         return None
     axis = rng.choice(common)
     name, n = axis[part[0].name], part[0].sizes()[axis[part[0].name]]
-    nodes = (*segment.nodes[:at], Loop(name, _divisor(rng, n)), *segment.nodes[at:])
+    nodes = (*segment.nodes[:at], Loop(name, _divisor(rng, n), over), *segment.nodes[at:])
     branches = [
         replace(b, ranks=tuple(sorted({**dict(b.ranks), name: axis[b.einsum]}.items())))
         if axis[b.einsum] != name
@@ -768,6 +782,7 @@ CHANGES: tuple[Change, ...] = (
     share_store,
     share_loop,
     share_loop,
+    spread,
     merge,
     merge,
     split,

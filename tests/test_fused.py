@@ -16,6 +16,7 @@ from dse.mapping.constraints import FREE, minimal_mapping
 from dse.mapping.nest import Infeasible
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment, parse_schedule
 from dse.mapping.searched import excluding_features
+from dse.mapping.trips import trips
 from dse.sim.einsum.evaluate import Solution, objective_value
 from dse.sim.schedule.faults import faults
 from dse.sim.schedule.graph import UNTIMED, evaluate
@@ -23,7 +24,7 @@ from dse.solve import solve
 from dse.solve.layouts.layouts import Layouts
 from dse.solve.options import SolverOptions
 from dse.solve.schedules import fused
-from dse.solve.schedules.fusible_segments import segments, trips
+from dse.solve.schedules.fusible_segments import segments
 from dse.solve.schedules.nests import Nests
 from hw import machine
 from hw.arch import Arch, Compute, Level

@@ -125,6 +125,7 @@ def test_every_field_of_a_space_changes_its_words() -> None:
         "depths": True,
         "uneven": True,
         "levels": ("G", "L"),
+        "split": "CORES",
         "padded": True,
         "retained": ("T", "U"),
         "parts": True,

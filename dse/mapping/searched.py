@@ -25,6 +25,7 @@ from dse.mapping.constraints import FREE, Constraints, Dataflow, Factors, datafl
 from dse.mapping.conversion import COPY_NAME
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Schedule, Segment
+from dse.mapping.trips import even_parts, largest_split
 from hw.arch import Arch
 from workloads.einsum import Einsum
 from workloads.graph import Workload, base_tensor
@@ -106,6 +107,8 @@ class Space:
     # rank
     held: int = 0
     levels: tuple[str, ...] = ()  # levels for forwarded and retained tensors; a schedule uses one of them
+    # array over whose PEs all fused segments are split evenly (`_of_one_core`); "": over none
+    split: str = ""
     padded: bool = False  # tensors may be forwarded with padding around them
     retained: tuple[str, ...] = ()  # tensors that may be retained whole
     parts: bool = False  # tensors may also be retained in part
@@ -140,6 +143,7 @@ class Part:
     members: tuple[Member, ...]
     makers: dict[str, str]  # tensor -> einsum of the workload that makes it
     arch: Arch
+    is_split: bool = False  # it is what one core runs of a segment (`_of_one_core`)
 
     @property
     def forwarded(self) -> frozenset[str]:
@@ -209,8 +213,34 @@ def covers(space: Space, schedule: Schedule, workload: Workload, arch: Arch) -> 
 
 def excluding_features(space: Space, schedule: Schedule, workload: Workload, arch: Arch) -> Iterator[str]:
     """Returns the names of all features that exclude a schedule from a space."""
-    resolved = resolve(schedule, workload, arch)
-    return (feature.name for feature in FEATURES if feature.leaves_out(space, resolved))
+    view = resolve(schedule, workload, arch)
+    if space.split:  # what is said of a segment holds for the part of one core
+        view = replace(view, parts=tuple(_of_one_core(space, part) or part for part in view.parts))
+    return (feature.name for feature in FEATURES if feature.leaves_out(space, view))
+
+
+def _of_one_core(space: Space, part: Part) -> Part | None:
+    """Returns the part of a fused segment that one PE of the array `space.split` runs; None if the segment is
+    not split as was searched: along each dimension of the array in turn, above all other shared loops and
+    nodes on chip, a rank of a class of its own, into the largest number of equal parts.
+    """
+    array = next(f for f in part.arch.fanouts if f.name == space.split)
+    dims = [(name, n, shared) for (name, n), shared in zip(array.dims, array.multicast, strict=True) if n > 1]
+    inner = [n for n in part.segment.nodes if isinstance(n, Loop) or n.level != part.arch.levels[0].name]
+    lead, einsums = inner[: len(dims)], tuple(m.einsum for m in part.members)
+    classes = rank_classes(einsums, part.makers)
+    if not _is_fused(part) or [n.over if isinstance(n, Loop) else "" for n in lead] != [d[0] for d in dims]:
+        return None
+    for loop, (_, n, shared) in zip(lead, dims, strict=True):
+        assert isinstance(loop, Loop)
+        axis = tuple(dict(m.branch.ranks).get(loop.rank, loop.rank) for m in part.members)
+        tile = largest_split(einsums[0].sizes()[axis[0]], n) if axis in classes else 0
+        if tile != loop.tile or not (einsums := even_parts(einsums, axis, tile, needs_own=shared)):
+            return None
+    nodes = tuple(n for n in part.segment.nodes if n not in lead)
+    segment = replace(part.segment, nodes=nodes)
+    members = (_member(segment, m.branch, e, part.makers) for m, e in zip(part.members, einsums, strict=True))
+    return replace(part, segment=segment, members=tuple(members), is_split=True)
 
 
 # Features of mappings. A rule tells whether an einsum's mapping is outside of the searched `Mappings`. A
@@ -381,14 +411,16 @@ def _over_rank_classes(space: Space, part: Part, view: ScheduleView) -> bool:
     ranks of its own, all shared nodes are at one level, each forwarded tensor has a node, and each result
     that a shared loop sums up (it runs over a reduced rank) has a node or is retained.
     """
-    if not (space.depths and _is_fused(part)) or _unsearched_loops(part, space.shared_loops, space.uneven):
+    if (
+        not (space.depths and _is_fused(part))
+        or _unsearched_loops(part, space.shared_loops, space.uneven)
+        or part.is_split != bool(space.split)
+    ):
         return False
     einsums = [m.einsum for m in part.members]
     classes = rank_classes(einsums, part.makers)
-    loop_ranks = zip(
-        *([n.rank for n in m.nodes[: m.shared] if isinstance(n, Loop)] for m in part.members), strict=True
-    )
-    ranks_by_loop = list(loop_ranks)
+    ranks_by_member = [[n.rank for n in m.nodes[: m.shared] if isinstance(n, Loop)] for m in part.members]
+    ranks_by_loop = list(zip(*ranks_by_member, strict=True))
     stores = [n for _, n in _inner_stores(part)]
     stored, levels = {n.tensor for n in stores}, {n.level for n in stores}
     tensors = shared_tensors(einsums, part.makers)
@@ -401,7 +433,7 @@ def _over_rank_classes(space: Space, part: Part, view: ScheduleView) -> bool:
     on_chip = stored | {one.tensor for one in view.schedule.retained}
     sums_on_chip = all(
         m.einsum.output.tensor in on_chip or ranks <= m.einsum.output.ranks()
-        for m, ranks in zip(part.members, map(set, zip(*ranks_by_loop, strict=True)), strict=True)
+        for m, ranks in zip(part.members, map(set, ranks_by_member), strict=True)
     )
     is_distinct = (
         len(set(ranks_by_loop)) == len(ranks_by_loop)
@@ -486,15 +518,20 @@ def _shared_loops(space: Space, view: ScheduleView) -> bool:
     trip, over a rank that a member lacks, or over compressed columns.
     """
     rules, parts = _other_segments(space, view)
-    return any(_is_fused(part) and _unsearched_loops(part, rules.shared_loops) for part in parts)
+    return any(
+        _is_fused(part)
+        and (_unsearched_loops(part, rules.shared_loops) or part.is_split != bool(space.split))
+        for part in parts
+    )
 
 
 def _unsearched_loops(part: Part, max_loops: int, uneven: bool = False) -> bool:
-    """False if there are 1 to `max_loops` shared loops, all of them temporal and perfect, of several trips,
-    and over ranks that every member has. uneven: one loop alone may be one of `uneven_tiles`.
+    """False if there are 1 to `max_loops` shared loops (below a split also none), all of them temporal and
+    perfect, of several trips, and over ranks that every member has. uneven: one loop alone may be one of
+    `uneven_tiles`.
     """
     loops = part.loops
-    if not loops or len(loops) > max_loops or any(loop.over for loop in loops):
+    if (not loops and not part.is_split) or len(loops) > max_loops or any(loop.over for loop in loops):
         return True
     for m in part.members:
         member_loops = [n for n in m.nodes[: m.shared] if isinstance(n, Loop)]
@@ -590,7 +627,7 @@ def _unsearched_depths(space: Space, part: Part) -> bool:
     )
     # a tensor is forwarded through main memory, or whole (no shared loop)
     not_forwarded = set(forwarded_nodes) != part.forwarded or (
-        not loop_positions and not part.segment.pipelined
+        not loop_positions and not part.segment.pipelined and not part.is_split
     )
     return other_levels or not_forwarded or _too_many_held(space, part, above_loops)
 
@@ -830,13 +867,20 @@ def _loop_words(space: Space) -> Words:
     """Returns the words about shared loops. Stages of a pipeline share one loop at most."""
     max_loops = max(space.shared_loops, int(space.pipelined > 1))
     one_loop = " (or one that leaves a remainder where divisors are far apart)" if space.uneven else ""
-    not_searched = f"more shared loops{' or other remainders' if space.uneven else ''}"
+    below = f" below an even split over {space.split}" if space.split else ""
+    not_searched = (
+        f"more shared loops{' or other remainders' if space.uneven else ''}"
+        f"{f' or splits over {space.split}' if space.split else ''}"
+    )
     if space.depths:
-        return f"{max_loops} shared loops over different ranks that tensors connect{one_loop}", not_searched
+        return (
+            f"{max_loops} shared loops over different ranks that tensors connect{one_loop}{below}",
+            not_searched,
+        )
     return (
         ("", "")
         if _is_unfused(space)
-        else (f"{max_loops} shared loop{'s' * (max_loops != 1)}{one_loop}", not_searched)
+        else (f"{max_loops} shared loop{'s' * (max_loops != 1)}{one_loop}{below}", not_searched)
     )
 
 

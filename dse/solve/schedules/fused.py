@@ -13,7 +13,8 @@ Factors and their costs:
     einsum alone                            its best nest, by which of its tensors are retained, the capacity
                                             that other retained tensors leave, and its layouts
     segments that begin with an einsum      the best plan of each (shared loops, tiles, depths of tensors:
-                                            dse/solve/schedules/segment_plans.py); tensors of fused
+                                            dse/solve/schedules/segment_plans.py), split over cores where no
+                                            level stands outside of them (cores.py); tensors of fused
                                             einsums are row-major
     tensor                                  copies into other layouts
 
@@ -30,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from itertools import product
-from math import inf, prod
+from math import inf, prod, sqrt
 from typing import NamedTuple
 
 from dse.mapper.exact.layout_aware import layout_pricing
@@ -56,12 +57,17 @@ from dse.sim.fronts import Objective, undominated
 from dse.sim.schedule.graph import any_schedule, evaluate
 from dse.solve.elimination import Choice, Table, join, table
 from dse.solve.layouts.layouts import Layouts
+from dse.solve.schedules.cores import Core, all_cores
 from dse.solve.schedules.fusible_segments import (
     MAX_MEMBERS,
     Members,
+    Split,
+    array_of_cores,
     fusing_levels,
     joined_segments,
+    one_core,
     segments,
+    splits,
 )
 from dse.solve.schedules.nests import (
     Nest,
@@ -75,7 +81,7 @@ from dse.solve.schedules.nests import (
 from dse.solve.schedules.plan import FusedSegment, Option, Plan, plan_segment
 from dse.solve.schedules.segment_plans import MAX_HELD, SegmentPlans
 from dse.solve.schedules.shared_loops import MAX_LOOPS, searchable
-from hw.arch import Arch, Level
+from hw.arch import Arch, Fanout, Level
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, base_tensor, counts
 
@@ -105,6 +111,7 @@ class Graph:
     objective: Objective
     nests: Nests
     levels: tuple[Level, ...]  # where tensors may be retained or forwarded
+    array: Fanout | None  # over whose PEs (cores) fused segments are split; then `levels` is ()
     makers: dict[str, int]  # position of the einsum that makes a tensor
     members: list[Members]  # segments that may be fused
     live_ranges: list[LiveRange]  # tensors that may be retained
@@ -113,6 +120,7 @@ class Graph:
     is_cut: bool = False  # a deadline has passed, and what was left was not searched
     cut_segments: set[Members] = field(default_factory=set)  # those of `members` not searched for all labels
     plans: SegmentPlans = field(default_factory=SegmentPlans)  # of fused segments
+    cores: dict[int, Core] = field(default_factory=dict)  # by number of cores in use
     priced_alone: dict[tuple[object, ...], EinsumCost] = field(default_factory=dict)  # memo of `_layout_rows`
     single_rows: dict[tuple[int, ...], list[Row]] = field(default_factory=dict)  # memo of `_single`
     layout_rows: dict[tuple[object, ...], list[LayoutRow]] = field(default_factory=dict)  # the same, layouts
@@ -383,7 +391,8 @@ def space(g: Graph) -> Space:
     rules = [mappings_of(g.nests.factors, g.arch, g.nests.constraints(e)) for e in g.workload.einsums]
     own = {encoded(one): one for one in (replace(one, layouts="all") if g.layouts else one for one in rules)}
     mappings = tuple(own[key] for key in sorted(own))
-    if not g.levels:
+    levels = fusing_levels(one_core(g.arch, 1)) if g.array else g.levels
+    if not levels:
         return Space(mappings)
     return Space(
         mappings,
@@ -395,7 +404,8 @@ def space(g: Graph) -> Space:
         depths=g.several_loops,
         uneven=g.several_loops,
         held=MAX_HELD,
-        levels=tuple(level.name for level in g.levels),
+        levels=tuple(level.name for level in levels),
+        split=g.array.name if g.array else "",
         retained=tuple(one.tensor for one in g.live_ranges),
         copies=bool(g.layouts),
     )
@@ -418,6 +428,7 @@ def graph(
     (`shared_loops.searchable`: no level further out is cheaper to access).
     """
     levels = fusing_levels(arch) if layouts or not arch.layout_sensitive() else ()
+    array = array_of_cores(arch)
     makers = {e.output.tensor: i for i, e in enumerate(workload.einsums)}
     occurrences = counts(workload)
     readers: dict[str, list[int]] = {}
@@ -434,9 +445,13 @@ def graph(
     for i in range(len(workload.einsums)):
         while len(overlapping := [one for one in alive if one.first <= i <= one.last]) > MAX_RETAINED:
             alive.remove(max(overlapping, key=lambda one: (one.last - one.first, one.bits, one.tensor)))
-    several_loops = several_loops and bool(levels) and all(searchable(arch, level) for level in levels)
-    members = joined_segments(workload) if several_loops else segments(workload) if levels else []
-    return Graph(arch, workload, objective, nests, levels, makers, members, alive, layouts, several_loops)
+    machine = one_core(arch, 1) if array else arch
+    forwarding = fusing_levels(machine) if array else levels
+    several_loops = several_loops and bool(forwarding) and all(searchable(machine, one) for one in forwarding)
+    members = joined_segments(workload) if several_loops else segments(workload) if forwarding else []
+    return Graph(
+        arch, workload, objective, nests, levels, array, makers, members, alive, layouts, several_loops
+    )
 
 
 def _live_range(
@@ -707,6 +722,40 @@ def _fused(
         s = FusedSegment(g.arch, g.nests, level, einsums, m, retained, free, g.makers.keys())
         for option in g.plans.best(s, _unfused_value(g, m, labels, alive)):
             yield option, partial(plan_segment, s, option.plan)
+    if g.array:
+        yield from on_cores(g, m, g.array, _unfused_value(g, m, labels, alive))
+
+
+def on_cores(g: Graph, m: Members, array: Fanout, cutoff: float) -> Iterator[tuple[Option, MakeSegment]]:
+    """Yields the best plans of a segment that is split over cores, by split and level.
+
+    cutoff: plans that cost more are left out
+    """
+    for split in splits(g.workload, m, array):
+        if split.cores not in g.cores:
+            g.cores[split.cores] = Core(g.nests.on(one_core(g.arch, split.cores)))
+        core = g.cores[split.cores]
+        # what adds up over cores, in the unit of `Nest.lower_bound`
+        times = {"energy": split.cores, "latency": 1, "edp": sqrt(split.cores)}[g.objective]
+        arch, none = core.nests.arch, [frozenset[str]()] * len(split.einsums)
+        for level in fusing_levels(arch):
+            if any(
+                role(e, t) not in level.may_keep for e in split.einsums for t in m.forwarded if t in _names(e)
+            ):
+                continue
+            bits, made = level.capacity_bits or inf, g.makers.keys()
+            s = FusedSegment(arch, core.nests, level, split.einsums, split.members, none, bits, made, True)
+            for option in core.plans.best(s, cutoff / times):
+                yield (
+                    replace(
+                        option, energy=split.cores * option.energy, lower_bound=times * option.lower_bound
+                    ),
+                    partial(_split_segment, s, option.plan, split, g.arch.levels[0].name),
+                )
+
+
+def _split_segment(s: FusedSegment, plan: Plan, split: Split, outer: str) -> Segment:
+    return all_cores(plan_segment(s, plan), split, outer, s.made)
 
 
 def _unfused_value(g: Graph, m: Members, labels: dict[str, int], alive: Sequence[LiveRange]) -> float:

@@ -1,5 +1,4 @@
-"""Enumerates the segments whose einsums can share loops, and gives the einsum of one trip of these loops
-(docs/reuse.md, Fusion). With one loop:
+"""Enumerates the segments whose einsums can share loops (docs/reuse.md, Fusion). With one loop:
 
 segment                      members: adjacent einsums of the workload
   store DRAM W;  store G W   held tensor: loaded once for all trips, whole
@@ -11,15 +10,16 @@ segment                      members: adjacent einsums of the workload
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from itertools import product
+from math import prod
 from typing import Literal
 
 from dse.mapping.classes import rank_classes, rank_of, reads_as_written, shared_tensors
-from hw.arch import Arch, Level
-from workloads.einsum import Dim, Einsum, Projection
+from dse.mapping.trips import even_parts, largest_split
+from hw.arch import Arch, Fanout, Level
+from workloads.einsum import Einsum
 from workloads.graph import Workload, base_tensor, counts
 
 MAX_MEMBERS = 10  # einsums of a segment, at most
@@ -47,12 +47,46 @@ class Members:
         return (*self.classes, *(axis for axis in self.axes if axis not in self.classes))
 
 
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How a segment is divided among cores."""
+
+    # per dimension of the array: rank of the loop in each einsum, its tile, the dimension
+    loops: tuple[tuple[tuple[str, ...], int, str], ...]
+    cores: int  # in use
+    einsums: tuple[Einsum, ...]  # the part of one core
+    members: Members  # of these einsums
+
+
 def fusing_levels(arch: Arch) -> tuple[Level, ...]:
     """Returns the levels at which fused einsums can forward tensors: on chip, outside of all arrays, for both
     inputs and outputs.
     """
     first = min((f.outside for f in arch.fanouts), default=len(arch.levels))
     return tuple(level for level in arch.levels[1:first] if {"input", "output"} <= set(level.may_keep))
+
+
+def array_of_cores(arch: Arch) -> Fanout | None:
+    """Returns the array whose PEs run fused segments, each on its part of them; None if there is none."""
+    f = next(iter(arch.fanouts), None)
+    if f is None or f.outside != 1 or f.systolic or arch.layout_sensitive():
+        return None
+    is_array = prod(n for _, n in f.dims) > 1
+    return f if is_array and fusing_levels(one_core(arch, 1)) else None
+
+
+def one_core(arch: Arch, cores: int) -> Arch:
+    """Returns a machine of one core, with its part of all that cores share where so many are in use."""
+    outer, compute = arch.levels[0], arch.compute
+    core = replace(
+        arch,
+        levels=(replace(outer, bandwidth=outer.bandwidth / cores), *arch.levels[1:]),
+        fanouts=arch.fanouts[1:],
+        compute=replace(
+            compute, alu_per_cycle=compute.alu_per_cycle and compute.alu_per_cycle / cores, vector_leak_mw=0.0
+        ),
+    )
+    return core.with_more_leakage((arch.leak_mw() / cores - core.leak_mw()) / core.clock_ghz)
 
 
 def has_nodes(arch: Arch) -> bool:
@@ -64,13 +98,42 @@ def fusing_schedules(arch: Arch, workload: Workload) -> Iterator[FusingSchedule]
     """Yields the values of `solver.schedule` that reuse tensors between einsums on a machine, widest space
     first.
     """
-    if fusing_levels(arch) and not arch.prices_networks():
+    array = array_of_cores(arch)
+    pairs = (Members(*run, axes=()) for run in runs(workload, 2) if run[2])
+    is_split = array and any(any(splits(workload, pair, array)) for pair in pairs)
+    if (fusing_levels(arch) and not arch.prices_networks()) or is_split:
         yield "fused"
     if has_nodes(arch) and not arch.models_layout():
         yield "pipelined"
     is_bounded = len(arch.levels) > 1 and arch.levels[1].capacity_bits
     if is_bounded and not arch.layout_sensitive() and max(counts(workload)) == 1:
         yield from ("residency", "gogeta", "seq-overflow")
+
+
+def splits(workload: Workload, m: Members, array: Fanout) -> Iterator[Split]:
+    """Yields the splits of a segment: along each dimension of the array a rank that every result has
+    (`classes.rank_classes`), in as many equal parts as divide it. Where one read serves several cores
+    (multicast) all tensors have the rank, so that there is no such read.
+    """
+    einsums = workload.einsums[m.first : m.last + 1]
+    made = {e.output.tensor for e in workload.einsums}
+    dims = [(name, n, shared) for (name, n), shared in zip(array.dims, array.multicast, strict=True) if n > 1]
+    for axes in product(rank_classes(einsums, made), repeat=len(dims)):
+        parts, loops = einsums, list[tuple[tuple[str, ...], int, str]]()
+        for axis, (name, n, shared) in zip(axes, dims, strict=True):
+            tile = largest_split(parts[0].sizes()[axis[0]], n)
+            if not (parts := even_parts(parts, axis, tile, shared)):
+                break
+            loops.append((axis, tile, name))
+        if parts:
+            sizes = parts[0].sizes()
+            own = replace(
+                m,
+                axes=tuple(axis for axis in m.axes if sizes[axis[0]] > 1),
+                classes=rank_classes(parts, made) if m.classes else (),
+            )
+            cores = prod(n // sizes[rank] for rank, n in einsums[0].extents)
+            yield Split(tuple(loops), cores, tuple(parts), own)
 
 
 # fields `first`, `last`, `forwarded` and `spilled` of Members
@@ -185,67 +248,3 @@ def _extended(
         }
         if all(i >= 0 and cut_dims.get(t, i) == i for t, i in new_cuts.items()):
             yield from _extended(einsums, forwarded, (*ranks, rank), {**cut_dims, **new_cuts})
-
-
-def stretched(e: Einsum, rank: str, n: int) -> Einsum:
-    """Returns an einsum with another extent of a rank that stands alone in its dimensions (a class)."""
-
-    def longer(p: Projection) -> Projection:
-        dims = tuple(replace(d, size=n) if rank in d.ranks() else d for d in p.dims)
-        return replace(p, dims=dims)
-
-    extents = tuple((r, n if r == rank else own) for r, own in e.extents)
-    return replace(e, output=longer(e.output), inputs=tuple(map(longer, e.inputs)), extents=extents)
-
-
-def trips_below(e: Einsum, loops: Sequence[tuple[str, int]]) -> tuple[tuple[Einsum, int], ...]:
-    """Returns the distinct trips of several nested loops (rank, tile), as `trips` for one loop."""
-    found = Counter({e: 1})
-    for rank, tile in loops:
-        inner = [(trip, n * count) for outer, n in found.items() for trip, count in trips(outer, rank, tile)]
-        found = Counter[Einsum]()
-        for trip, n in inner:
-            found[trip] += n
-    return tuple(found.most_common())
-
-
-@lru_cache(maxsize=1 << 14)
-def trips(e: Einsum, rank: str, tile: int) -> tuple[tuple[Einsum, int], ...]:
-    """Returns the distinct trips of a loop over a rank, as (einsum of the trip, number of such trips), most
-    frequent first. Trips differ where padding cuts windows; the last one takes the remainder.
-    """
-    n = e.sizes()[rank]
-    if all(
-        d.offset >= 0 and d.offset + sum(c * (e.sizes()[r] - 1) for r, c in d.terms) < d.size
-        for p in e.tensors()
-        for d in p.dims
-        if rank in d.ranks()
-    ):
-        whole = ((_trip(e, rank, tile, 0), n // tile),)
-        return (*whole, (_trip(e, rank, n % tile, n - n % tile), 1)) if n % tile else whole
-    found = Counter(_trip(e, rank, min(tile, n - origin), origin) for origin in range(0, n, tile))
-    return tuple(found.most_common())
-
-
-def _trip(e: Einsum, rank: str, tile: int, origin: int) -> Einsum:
-    extents = {r: tile if r == rank else n for r, n in e.extents}
-
-    def cut(p: Projection) -> Projection:
-        return replace(
-            p, dims=tuple(_cut(d, rank, origin, extents) if rank in d.ranks() else d for d in p.dims)
-        )
-
-    return replace(
-        e, output=cut(e.output), inputs=tuple(cut(p) for p in e.inputs), extents=tuple(extents.items())
-    )
-
-
-def _cut(dim: Dim, rank: str, origin: int, extents: Mapping[str, int]) -> Dim:
-    """Returns the part of a dimension that one trip reads: the hull of its indices. Where it lies within the
-    dimension it starts at 0; else it keeps size and clipping of the dimension.
-    """
-    low = dim.offset + dict(dim.terms)[rank] * origin
-    size = 1 + sum(c * (extents[r] - 1) for r, c in dim.terms)
-    return (
-        replace(dim, offset=0, size=size) if low >= 0 and low + size <= dim.size else replace(dim, offset=low)
-    )

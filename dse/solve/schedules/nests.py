@@ -20,13 +20,13 @@ from dse.mapper.exact.search import search, supports
 from dse.mapping.constraints import Constraints, Factors
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, role
 from dse.mapping.schedule import rename
+from dse.mapping.trips import trips_below
 from dse.sim.counts.actions import accesses_per_elem
 from dse.sim.counts.counts import footprints
 from dse.sim.einsum import bounds
 from dse.sim.einsum.boundary import ALONE, Boundary
 from dse.sim.einsum.cost import node_bits
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, objective_value
-from dse.solve.schedules.fusible_segments import trips_below
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum, Projection, canonical_key, compulsory_elems
 
@@ -109,14 +109,12 @@ class Nests:
             levels = [
                 replace(one, skip_first_read=False) if one == level else one for one in self.arch.levels
             ]
-            self.returning[level.name] = Nests(
-                replace(self.arch, levels=tuple(levels)),
-                self.objective,
-                self.factors,
-                self.constraints,
-                self.allowed_gap,
-            )
+            self.returning[level.name] = self.on(replace(self.arch, levels=tuple(levels)))
         return self.returning[level.name]
+
+    def on(self, arch: Arch) -> Nests:
+        """Returns answers of the same mapper for another machine."""
+        return Nests(arch, self.objective, self.factors, self.constraints, self.allowed_gap)
 
     def cached_bound(self, e: Einsum, place: Place, free_bits: float) -> float:
         """Returns the highest lower bound among answers for at least as many free bits. It holds for fewer

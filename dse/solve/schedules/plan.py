@@ -32,6 +32,7 @@ class FusedSegment:
     retained: Sequence[frozenset[str]]
     free_bits: float  # of the level, for tiles and nests
     made: Collection[str]  # all tensors that einsums of the workload make
+    below_split: bool = False  # loops over cores stand above (cores.py), so that it may have none of its own
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def _best_plans(s: FusedSegment, cutoff: float) -> list[Option]:
         cutoff = min([cutoff, *(_value(s, one) for one in options)])
         if lower_bound >= cutoff * (1 - ROUNDING_GAP):  # of loops over classes none is better
             numbers = [number for number in numbers if number >= len(m.classes)]
-    if numbers:
+    if numbers or s.below_split:
         loop_options, loop_bound = _one_loop(s, numbers, cutoff)
         options, lower_bound = [*options, *loop_options], min(lower_bound, loop_bound)
     if not options:
@@ -223,12 +223,16 @@ def _nests(
 
 
 def _plans(s: FusedSegment, numbers: Sequence[int]) -> Iterator[tuple[Plan, list[int]]]:
-    """Yields plans without nests: a shared loop, its tile, and which of the tensors that the loop does not
-    cut are held whole; with the bits of held tensors and forwarded tiles that are alive while each einsum
-    runs, which must fit.
+    """Yields plans without nests: a shared loop (below a split also none), its tile, and which of the tensors
+    that the loop does not cut are held whole; with the bits of held tensors and forwarded tiles that are
+    alive while each einsum runs, which must fit.
     """
     m, einsums, level, word_bits = s.members, s.own, s.level, s.arch.word_bits
     names = [t for e in einsums for t in sorted(_names(e))]
+    if s.below_split:
+        used_bits = forwarded_bits(s, [e.sizes() for e in einsums])
+        if max(used_bits) <= s.free_bits:
+            yield Plan(level.name, (), (), tuple(einsums)), used_bits
     for number, axis in ((number, m.loops[number]) for number in numbers):
         candidates = sorted(
             (-tile_bits(p, e.sizes(), word_bits), p.tensor)

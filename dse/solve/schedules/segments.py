@@ -24,12 +24,13 @@ from dse.mapping.classes import reads_as_written
 from dse.mapping.nest import Infeasible, Loop, Store
 from dse.mapping.schedule import Branch, Region, Schedule, Segment, rename
 from dse.mapping.searched import Mappings, Space, tile_counts
+from dse.mapping.trips import trips
 from dse.sim.counts.actions import bits_of
 from dse.sim.einsum.evaluate import Solution, objective_value
 from dse.sim.fronts import Objective
 from dse.sim.schedule.graph import evaluate
 from dse.solve.elimination import Reservation, Table, join, table
-from dse.solve.schedules.fusible_segments import has_nodes, runs, trips
+from dse.solve.schedules.fusible_segments import has_nodes, runs
 from dse.solve.schedules.fusible_segments import segments as looped
 from dse.solve.schedules.stage_bounds import SharingBounds
 from dse.solve.schedules.stages import (

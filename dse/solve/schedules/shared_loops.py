@@ -39,6 +39,7 @@ from math import inf
 
 from dse.mapper.exact.spatial import primes
 from dse.mapping.classes import smooth, uneven_tiles
+from dse.mapping.trips import stretched, trips
 from dse.sim.einsum.evaluate import ROUNDING_GAP
 from dse.solve.schedules.depths import (
     PASSES,
@@ -51,7 +52,6 @@ from dse.solve.schedules.depths import (
     nest_below,
     nests_of_returning_sums,
 )
-from dse.solve.schedules.fusible_segments import stretched, trips
 from dse.solve.schedules.nests import Place
 from dse.solve.schedules.plan import Plan
 from hw.arch import Arch, Level
@@ -115,7 +115,8 @@ def _best_first(
             for smaller in (one for one in _smaller_tiles(s, tiles) if one not in seen):
                 seen.add(smaller)
                 heapq.heappush(queue, (_lower_bound(s, smaller), 0, smaller))
-            if 0 < sum(t < n for t, n in zip(tiles, s.sizes, strict=True)) <= MAX_LOOPS:
+            loop_count = sum(t < n for t, n in zip(tiles, s.sizes, strict=True))
+            if (loop_count or s.segment.below_split) and loop_count <= MAX_LOOPS:
                 inner_bounds = [_inherited(s, i, tiles) for i in range(len(s.segment.own))]
                 heapq.heappush(queue, (max(bound, _with_depths(s, tiles, inner_bounds, best)), -1, tiles))
         elif stage == 1:  # the bound counts depths that fit, too
