@@ -112,6 +112,13 @@ def dag(einsums: Sequence[Einsum]) -> nx.DiGraph[str]:
     return graph
 
 
+def follows(einsums: Sequence[Einsum], later: Einsum, e: Einsum) -> bool:
+    """True if `later` is e, or reads what follows from the result of e."""
+    import networkx as nx
+
+    return bool(nx.has_path(dag(einsums), e.name, later.name))
+
+
 def in_order(name: str, einsums: Sequence[Einsum]) -> tuple[Einsum, ...]:
     """Returns einsums sorted so that producers come first, otherwise in the order given.
 
