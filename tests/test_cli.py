@@ -418,10 +418,36 @@ def test_memories_of_different_tensors_are_not_inside_each_other(home: Path) -> 
             "kind: custom, leak_mw: 0, area_mm2: 0, read_pj: 0.1, write_pj: 0.3, width_bits: 16, a",
             "",
         ),
+        (  # the SRAM table has 13.26 and 25.58
+            "gbuf, c",
+            "gbuf, kind: custom, leak_mw: 1, area_mm2: 1, bandwidth: 16 GB/s, read_pj: 67, write_pj: 67, c",
+            "gbuf.read_pj = 67 is 5.1 times the 13.26 that the tables have for 128 KiB, 256 bit at 32 nm",
+        ),
+        (
+            "gbuf, c",
+            "gbuf, kind: custom, leak_mw: 1, area_mm2: 1, bandwidth: 16 GB/s, read_pj: 65, write_pj: 65, c",
+            "",
+        ),
+        (  # flip-flops have 0.05, an SRAM of as many bits does not exist
+            "regf, capacity: 512 B, w",
+            "regf, kind: custom, leak_mw: 0, area_mm2: 0, read_pj: 0.01, write_pj: 0.03, capacity: 4 B, w",
+            "regf.read_pj = 0.01 is",
+        ),
+        (
+            "dram, kind: lpddr4, channels: 2",
+            "dram, kind: custom, leak_mw: 0, area_mm2: 0, bandwidth: 9 GB/s, read_pj: 15000, write_pj: 9000",
+            "dram.read_pj = 1.5e+04 is 5.6 times the 2688 that the tables have for 64 bit at 32 nm",
+        ),
+        (
+            "kind: int8}",
+            "kind: custom, leak_mw: 0, area_mm2: 0, alu_pj: 0.01, mac_pj: 0.01}\nword_bits: 8",
+            "mac.mac_pj = 0.01 is",
+        ),
     ],
 )
 def test_a_number_that_is_hardly_meant_is_a_warning(home: Path, old: str, new: str, said: str) -> None:
-    """A DRAM faster than its kind; a clock in GHz; writes unlike reads; registers dearer than a MAC."""
+    """A DRAM faster than its kind; a clock in GHz; writes unlike reads; registers dearer than a MAC;
+    parts of kind custom far from the tables."""
     edge = (Path(__file__).parents[1] / "hw/machines/edge_array.yaml").read_text()
     (home / "given.yaml").write_text(edge.replace(old, new, 1))
     line = check.file(str(home / "given.yaml"))[0]

@@ -331,8 +331,8 @@ def test_a_misspelt_intermediate_is_a_warning() -> None:
     sizes = {"m": 8, "n": 6, "d": 4}
     scores = "S[m,n] += Q[m,d] * K[n,d]"
     assert warnings(workload(sizes, scores, "P[m,n] = softmax(S1[m,n])", name="net")) == [
-        "net: P reads S1, which no einsum writes, so it is an input; S is written, but never read: do you mean "
-        "S?"
+        "net: P reads S1, which no einsum writes, so it is an input; S is written, but never read: do you "
+        "mean S?"
     ]
     assert not warnings(workload(sizes, scores, "P[m,n] = softmax(S[m,n])"))
     assert not warnings(workload(sizes, "S1[m,n] = relu(S[m,n])", "S2[m,n] = relu(S1[m,n])"))
