@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from analysis import computed, origin
 from analysis.computed import Computed, literal, nodes
-from dse.explain.units import COLUMN_KEY
+from dse.explain.units import COLUMN_KEY, bare
 from dse.run import folder as folders
 from dse.run.folder import NONDOMINATED, Damaged
 from dse.run.temporary import private_folder
@@ -109,6 +109,7 @@ SHOW_NAMES = {"", "tables", "databases", "schemas"}
 NAME = re.compile(r"\w+")
 # a name that is no column, and those that DuckDB offers for it
 NO_COLUMN = re.compile(r'Referenced column "([^"]*)" not found in FROM clause!(?: Candidate bindings: (.*))?')
+NO_NUMBER = re.compile(r"Could not convert string '([^']*)' to ")
 RAISED = re.compile(r"while executing the UDF: ValueError: ([^\n]*)")
 
 
@@ -976,6 +977,8 @@ def _line(error: BaseException) -> str:
     if (wrong := NO_COLUMN.search(message)) and not meant(wrong[1], re.findall(r'"([^"]*)"', wrong[2] or "")):
         text = wrong[1].replace("'", "''")
         return f"{message}; a text stands in single quotes: '{text}'"
+    if (no_number := NO_NUMBER.search(message)) and (number := bare(no_number[1])) is not None:
+        return f"{message}; columns hold bare numbers: write {number:.15g}"
     return message
 
 

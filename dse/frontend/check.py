@@ -85,9 +85,10 @@ def _channels(spec: Machine) -> Iterator[str]:
     for node in spec.nodes:
         if isinstance(node, Memory) and node.kind in component.dram_kinds():
             part, n = component.dram(node.kind), node.channels
+            several = f"{n} {node.kind} channels, {part.transfers()} each"
             given = node.bandwidth is not None or node.actions_per_cycle is not None
             yield (
-                f"{node.name}: {n} {node.kind} channel{'s' * (n > 1)}, {part.transfers()}{' each' * (n > 1)} = "
+                f"{node.name}: {several if n > 1 else f'1 {node.kind} channel, {part.transfers()}'} = "
                 f"{n * part.bandwidth_gbps:g} GB/s{' (not used: the file gives a bandwidth)' * given}"
             )
 
