@@ -75,10 +75,14 @@ ARGUMENTS = {
     "reference": "[1e12, 1e9]",
     "grp": "['dram_kind']",
     "given": "['dram_kind']",
+    "factors": "{dram_pj: 0.5}",
+    "spreads": "{dram_pj: 0.2}",
+    "samples": "100",
+    "seed": "0",
 }
 # columns of integers that measure nothing
 NO_OBJECTIVES = ("machine", "schedule", "model_version", "solver_version")
-OPTIONAL = ("reference", "grp", "given")
+OPTIONAL = ("reference", "grp", "given", "seed")
 # macros of sql/macros.sql, which read the table named by their first argument
 SIGNATURES = {
     "pareto": ("tbl", "objectives", "grp"),
@@ -88,8 +92,22 @@ SIGNATURES = {
     "hypervolume": ("tbl", "objectives", "reference", "grp"),
     "sensitivity": ("tbl", "metric", "parameter", "given"),
 }
+REPRICED = {"what_if": ("factors",), "robust": ("spreads", "samples", "seed")}  # macros of sql/computed.sql
+# macro -> (its rows, its columns)
+RETURNS = {
+    "pareto": ("rows of tbl that no other row dominates", "those of tbl"),
+    "pareto2": ("the same for two expressions", "those of tbl"),
+    "epsilon_front": ("few rows of the front, within epsilon of all others", "those of tbl"),
+    "knee": ("the row of the front of least sum of scaled objectives", "those of tbl"),
+    "hypervolume": ("a group", "those of grp, hypervolume, reference"),
+    "sensitivity": ("a value of the parameter", "value, rows, times_the_mean"),
+    "what_if": (
+        "a point at prices times these factors",
+        "costs, remapped, optimality_gap, those of machines",
+    ),
+    "robust": ("a point, prices varied in samples", "share_on_front, those of designs"),
+}
 ALONE = re.compile(rf"\s*from\s+({'|'.join(SIGNATURES)})\s*\(", re.I)
-REPRICED = ("what_if", "robust")  # macros of sql/computed.sql
 TABLE_FUNCTIONS = (
     "range",
     "generate_series",
@@ -839,14 +857,33 @@ def _check_table_function(
         )
 
 
+def example(macro: str) -> str:
+    """Returns a call of a macro with all arguments that it needs.
+
+    >>> example("sensitivity")
+    "sensitivity('designs', 'energy_pj', 'array_x')"
+    """
+    names = {**SIGNATURES, **REPRICED}[macro]
+    return f"{macro}({', '.join(ARGUMENTS[name] for name in names if name not in OPTIONAL)})"
+
+
+def optional(macro: str) -> list[str]:
+    """Returns the other arguments of a macro, as they are written.
+
+    >>> optional("sensitivity")
+    ["given := ['dram_kind']"]
+    """
+    names = {**SIGNATURES, **REPRICED}[macro]
+    return [f"{name} := {ARGUMENTS[name]}" for name in names if name in OPTIONAL]
+
+
 def _given_arguments(macro: str, arguments: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Returns name -> node of the arguments of a macro. Raises QueryError for names that it has not, and for
     too few or too many.
     """
     names = SIGNATURES[macro]
-    example = f"{macro}({', '.join(ARGUMENTS[name] for name in names if name not in OPTIONAL)})"
-    optional = [f"{name} := {ARGUMENTS[name]}" for name in names if name in OPTIONAL]
-    advice = f"write {example}" + f"; it may have {' and '.join(optional)} too" * bool(optional)
+    others = " and ".join(optional(macro))
+    advice = f"write {example(macro)}" + f"; it may have {others} too" * bool(others)
     given: dict[str, Mapping[str, Any]] = {}
     for i, node in enumerate(arguments):
         left = node.get("left", {}).get("column_names", [""])[-1] if node["type"] == "COMPARE_EQUAL" else ""

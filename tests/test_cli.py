@@ -554,6 +554,42 @@ def test_the_prompt_knows_its_views(home: Path, monkeypatch: pytest.MonkeyPatch)
     assert "unseen" not in said
 
 
+def test_the_prompt_knows_its_macros(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an example of each; a front alone has the columns of `dse pareto`, also of several runs, and many
+    values of `sensitivity` are ranges: .rows 0 undoes both.
+    """
+    front = "FROM pareto('designs', ['energy_pj', 'latency_ns'])"
+    values = "FROM sensitivity('(SELECT range AS v, range + 1.0 AS e FROM range(99))', 'e', 'v', ['e'])"
+    typed = (
+        ".macros",
+        ".schema knee points",
+        ".schema kne",
+        front,
+        values,
+        ".rows 0",
+        front,
+        values,
+        ".quit",
+    )
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(typed)))
+    said = good("sql", "run", folder=home).split("dse> ")[1:]
+    assert [line.split("(")[0] for line in said[0].splitlines()[2:] if line] == [
+        f"FROM {m}" for m in db.RETURNS
+    ]
+    assert f"FROM {db.example('knee')}\n" in said[1]
+    assert "knee   may have  grp := ['dram_kind']\n" in said[1]
+    assert "points  energy_pj" in said[1]
+    assert "kne: no such view; there are choices" in said[2]
+    assert "more columns: SELECT * FROM pareto(...), or .rows 0" in said[3]
+    assert ["certificate" in said[i].splitlines()[0] for i in (3, 6)] == [False, True]
+    assert re.search(r"99 values in \d\d ranges; .rows 0 shows each value", said[4])
+    assert "99 rows" in said[7]
+    shutil.copytree(home / "run", home / "again")
+    both = good("sql", "run", "--with", "again", front, folder=home)
+    assert both.split()[:3] == ["machine", "run", "energy_pj"]
+    assert "certificate" not in both
+
+
 def test_two_machines_compared(home: Path) -> None:
     (home / "fast.yaml").write_text(
         find("edge_array").read_text().replace("clock_mhz: 500", "clock_mhz: 1000")
