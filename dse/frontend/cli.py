@@ -923,8 +923,6 @@ def _compare(args: argparse.Namespace) -> int:
     elif len(args.words) == 2:
         a, b = (runs.open(text) for text in args.words)
         comparison = compare.runs(a, b)
-        if args.format != "json":
-            comparison = [*map(compare.shown, comparison)]
         if line := compare.other_work(a, b):
             print(_plain(f"warning: {line}"), file=sys.stderr)
     elif len(args.words) == 4:
@@ -945,7 +943,7 @@ def _compare(args: argparse.Namespace) -> int:
         )
         return 0
     for one in comparison:
-        _print_compared(one)
+        _print_compared(compare.shown(one))
     return 0
 
 
