@@ -369,9 +369,10 @@ def front(
     epsilon: float | None = None,
     at_knee: bool = False,
     of_study: bool = False,
+    others: Sequence[str] | None = None,
 ) -> pa.Table:
     """Returns the front of feasible points, best in the first objective first. Columns: machine, schedule,
-    objectives, then all other columns of points and machines.
+    objectives, then others of points and machines (None: all).
 
     objectives: columns of points, as 'x', '-x', 'x:max' or 'x:min' (sql/macros.sql)
     where: SQL condition over points and machines
@@ -423,10 +424,15 @@ def front(
     else:
         best = query(con, best_sql, seconds)
     with as_query_error(), computed.narrow_to(con, best):  # compute all other columns for these points only
+        rest = (
+            f"* EXCLUDE ({keys})"
+            if others is None
+            else ", ".join(_quote(name) for name in others if name not in (*by, "machine", "schedule", *names))
+        )
         asked_designs = f"designs SEMI JOIN internal.asked USING (machine, schedule){distinct_rows}"
         return _query_with_retry(
             con,
-            f"SELECT {keys}{tied_column}, * EXCLUDE ({keys}) FROM {asked_designs} ORDER BY {ordered}",
+            f"SELECT {keys}{tied_column}{f', {rest}' * bool(rest)} FROM {asked_designs} ORDER BY {ordered}",
             seconds,
         )
 

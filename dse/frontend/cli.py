@@ -312,11 +312,13 @@ def _pareto(args: argparse.Namespace) -> int:
     run = _open(args)
     objectives = args.objectives.split(",") if args.objectives else run.objectives()
     by = list(filter(None, args.by.split(",")))
-    front = run.front(objectives, args.where, by, args.distinct, args.epsilon, args.knee).table
+    parameters = [*studies.columns(run.study, "machines")]
+    # of all others, some take seconds: MACs are counted in the workloads
+    shown = [*parameters, "gap_to_bound", "optimality_gap"] if args.format == "table" else None
+    front = run.front(objectives, args.where, by, args.distinct, args.epsilon, args.knee, shown).table
     if args.format != "table":
         _print_result(front, args)
         return 0
-    parameters = [*studies.columns(run.study, "machines")]
     columns = [*by, *map(db.column_of, objectives)]
     with_ties = args.distinct or (args.knee and max(front["tied_designs"].to_pylist()) > 1)
     names, others, same_in_all = _front_columns(front, columns, parameters, with_ties)

@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache as cache_in_memory
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from dse.frontend.answers import Answer, answer, attribute, item, section
 from dse.mapping import schedule as schedules
 from dse.mapping.conversion import Conversion, with_conversions
 from dse.mapping.nest import Infeasible
-from dse.run import folder, pack, record
+from dse.run import cache, folder, pack, record
 from dse.study import pareto, prune
 from dse.study import study as studies
 from dse.study.study import Study
@@ -210,6 +210,7 @@ class Run:
         distinct: bool = False,
         epsilon: float | None = None,
         knee: bool = False,
+        columns: Sequence[str] | None = None,
     ) -> Answer:
         """Returns the non-dominated feasible points, best in the first objective first: their rows of
         `designs`.
@@ -221,13 +222,16 @@ class Run:
         epsilon: few points, so that each of the front has one that is worse by at most this share
         knee: the point of least sum of objectives, each scaled to 0 (best on the front) .. 1 (worst), of
             equal sums that whose worst objective is best; `tied_designs` as with `distinct`
+        columns: those behind machine, schedule and objectives; None: all
         """
         from analysis import db
 
         own = objectives or self.objectives()
         of_study = {*map(db.objective, own)} == {*self.objectives()}
         return self._answer(
-            lambda con: db.front(con, own, where, by, distinct, self.seconds, epsilon, knee, of_study)
+            lambda con: db.front(
+                con, own, where, by, distinct, self.seconds, epsilon, knee, of_study, columns
+            )
         )
 
     def hypervolume(self, objectives: Sequence[str] = (), reference: Sequence[float] = ()) -> float:
@@ -489,7 +493,7 @@ class Run:
         from dse.study.best_first import proven_gap
 
         columns = [o.column for o in self.study.objectives]
-        front = self.front(columns).table.select(columns)
+        front = self.front(columns, columns=()).table.select(columns)
         done = self.sql("SELECT machine FROM machines WHERE status <> 'error'").table["machine"].to_numpy()
         study = replace(self.study, loaded_workloads=studies.workloads_of(self.study))
         bounds = job_of(study).pruner.objective_bounds(np.setdiff1d(np.arange(self.study.space.size), done))
@@ -498,10 +502,21 @@ class Run:
 
     def fusion_hints(self, point: str | int = "best") -> list[str]:
         """Returns lines about workloads that a point runs layer by layer although fusion may save much
-        traffic between their einsums (`values.unfused_hint`): one for each such workload.
+        traffic between their einsums (`values.unfused_hint`): one for each such workload. They are kept in
+        $DSE_CACHE: workload and evaluator take seconds to load.
         """
         if self.study.solver.schedule != "unfused":
             return []
+        manifest, (machine, schedule, _) = folder.read(self.path), self._point(str(point))
+        question = str(self.path.resolve()), str(self.path), manifest.identity, manifest.generation
+        path = cache.answer_path("hint", (*question, machine, schedule), ".json")
+        found = cache.read_decoded(path, lambda answer: [str(line) for line in json.loads(answer)])
+        if found is None:
+            found = self._fusion_hints(f"{machine}.{schedule}")
+            cache.write(path, json.dumps(found).encode())
+        return found
+
+    def _fusion_hints(self, point: str) -> list[str]:
         from dse.explain import values
         from dse.sim.einsum.evaluate import Solution
 
@@ -802,7 +817,7 @@ def connection(
     """Returns a connection to the views of a run, including those that are computed on demand."""
     from analysis import computed, db
 
-    @cache
+    @cache_in_memory
     def context() -> RunContext:
         from dse.explain import derived
 
