@@ -424,10 +424,11 @@ def front(
     else:
         best = query(con, best_sql, seconds)
     with as_query_error(), computed.narrow_to(con, best):  # compute all other columns for these points only
+        first = {*by, "machine", "schedule", *names}
         rest = (
             f"* EXCLUDE ({keys})"
             if others is None
-            else ", ".join(_quote(name) for name in others if name not in (*by, "machine", "schedule", *names))
+            else ", ".join(_quote(name) for name in others if name not in first)
         )
         asked_designs = f"designs SEMI JOIN internal.asked USING (machine, schedule){distinct_rows}"
         return _query_with_retry(

@@ -30,7 +30,7 @@ import pytest
 
 from analysis import db
 from dse.explain.units import column, quantity
-from dse.frontend import check, prompt
+from dse.frontend import check, prompt, runs
 from dse.frontend.arguments import EXAMPLES, EXIT_CODES
 from dse.frontend.cli import COMMANDS, _close_line, main
 from dse.run import folder
@@ -122,6 +122,24 @@ def test_status(home: Path) -> None:
     assert "finished" in good("status", "run", folder=home)
     needed = ("pyarrow",)  # whose parts are these
     assert loaded_by("status run", [name for name in HEAVY if name not in needed], home) == []
+
+
+def test_a_front_loads_neither_simulator_nor_workload_again(home: Path) -> None:
+    """What is said of fusion is kept; MACs are counted where ratios are asked for."""
+    said = good("pareto", "run", folder=home)
+    assert loaded_by(["pareto", "run"], ["numba", "dse.sim.einsum.evaluate", "onnx"], home) == []
+    assert good("pareto", "run", folder=home) == said
+    assert "tops" in good("pareto", "run", "--format", "csv", folder=home).splitlines()[0]
+
+
+def test_points_that_are_costed_again_together_are_those_shown_one_by_one(home: Path) -> None:
+    run = runs.open(home / "run")
+    keys = [(row["machine"], row["schedule"]) for row in run.front()]
+    assert len(keys) > 1
+    for key, found in zip(keys, run.solutions(keys), strict=True):
+        alone = run.show(f"{key[0]}.{key[1]}").solutions
+        assert [one.solution for one in found] == [one.solution for one in alone]
+        assert [one.arch for one in found] == [one.arch for one in alone]
 
 
 def test_an_empty_front_says_why_in_the_last_line(home: Path) -> None:
@@ -532,6 +550,7 @@ def test_equal_einsums_have_a_row_each_in_comparisons_and_their_own_names_in_map
     assert not re.search(r"^(DRAM|REGF) +[WX] ", shown, re.MULTILINE)
     [layer] = json.loads(good("check", "equal.yaml", "--format", "json", folder=home))["files"][0]["layers"]
     assert (layer["einsum"], layer["weights"], layer["inputs"]) == ("H, Y", 64 * 64, 3 * 64 * 64)
+    assert layer["einsums"] == ["H", "Y"]
 
 
 def test_the_prompt_knows_its_views(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

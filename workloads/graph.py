@@ -313,8 +313,8 @@ def names_text(names: Sequence[str], most: int = 4) -> str:
 
 
 class Layer(NamedTuple):
-    """One row of a layer table: equal einsums, all named in `einsum`; extents and text are the first's. All
-    numbers are totals over them; sizes are in words.
+    """One row of a layer table: equal einsums, all named in `einsum` and `einsums`; extents and text are the
+    first's. All numbers are totals over them; sizes are in words.
     """
 
     einsum: str
@@ -326,6 +326,7 @@ class Layer(NamedTuple):
     inputs: int
     outputs: int
     text: str
+    einsums: tuple[str, ...]
 
 
 def layer_table(workload: Workload) -> list[Layer]:
@@ -351,6 +352,7 @@ def layer_table(workload: Workload) -> list[Layer]:
                 operand_words[False],
                 u.occurrences * e.output.stored_elems(),
                 show(e),
+                u.names,
             )
         )
     return rows

@@ -1023,8 +1023,8 @@ def _check(args: argparse.Namespace) -> int:
             if args.format == "text":
                 tables.print_line(f"{text}: {line}")
                 if layers:
-                    shown = [one._replace(einsum=names_text(one.einsum.split(", "))) for one in layers]
-                    tables.print_table(shown[0]._fields, shown)
+                    *columns, _ = layers[0]._fields
+                    tables.print_table(columns, [(names_text(one.einsums), *one[1:-1]) for one in layers])
                 if components:
                     keys_of = list(components[0])
                     rows = [[row.get(key) for key in keys_of] for row in components]

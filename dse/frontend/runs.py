@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache as cache_in_memory
@@ -45,6 +46,20 @@ MAX_HTML_ROWS = 1000  # rows of an answer that a notebook shows
 # a workload with at most this many einsums, and this many distinct ones, is also solved with
 # solver.schedule = residency by the function `residency`, which takes seconds
 MAX_SOLVED_EINSUMS, MAX_SOLVED_DISTINCT = 200, 8
+# view -> its columns from which a schedule is costed again, and what follows FROM view
+STORED = {
+    "einsums": (
+        "einsum, nest, optimality_gap, certificate",
+        "JOIN mappings USING (mapping_key, einsum_key) WHERE [machines]",
+    ),
+    "workload_costs": ("energy_pj, latency_cycles, certificate", "WHERE [machines]"),
+    "conversions": (
+        'tensor, layout, "to", readers, energy_pj, latency_cycles, saved_cost AS saved',
+        "WHERE [machines] ORDER BY position",
+    ),
+    "schedules": ("nest", "WHERE [machines] AND nest IS NOT NULL"),
+}
+Stored = dict[str, dict[tuple[int, int, str], list[dict[str, Any]]]]
 
 
 def sweep(
@@ -372,7 +387,7 @@ class Run:
             raise ValueError(f"{self.path}: POINT = {point}: machine {machine} {why}")
         arch = spaces.decode(self.study.space, machine)
         solved = tuple(
-            self._reprice(arch, machine, schedule_number, str(point))
+            self._reprice(arch, machine, schedule_number, str(point), self._stored([machine]))
             if rows[0]["status"] == "ok" and isinstance(arch, Arch)
             else ()
         )
@@ -384,6 +399,33 @@ class Run:
             solved,
             self._price_given_schedule(arch, Path(schedule)) if schedule and isinstance(arch, Arch) else None,
         )
+
+    def solutions(self, points: Sequence[tuple[int, int]]) -> Iterator[tuple[Mapped, ...]]:
+        """Yields for each (machine, schedule) its `solutions`, as of `show`; what is stored of all of them is
+        asked for at once.
+        """
+        stored = self._stored([machine for machine, _ in points])
+        for machine, schedule in points:
+            arch = spaces.decode(self.study.space, machine)
+            name = f"{machine}.{schedule}"
+            yield tuple(
+                self._reprice(arch, machine, schedule, name, stored) if isinstance(arch, Arch) else ()
+            )
+
+    def _stored(self, machines: Sequence[int]) -> Stored:
+        """Returns by view, then by (machine, schedule, workload), the rows of which schedules of machines are
+        costed again.
+        """
+        listed = ", ".join(map(str, machines))
+        condition = f"machine = {listed}" if len(machines) == 1 else f"machine IN ({listed})"
+        found: Stored = {}
+        for view, (columns, rest) in STORED.items():
+            asked = f"SELECT machine, schedule, workload, {columns} FROM {view} {rest}"
+            rows = self.sql(asked.replace("[machines]", condition)).table.to_pylist() if machines else ()
+            by_point = found.setdefault(view, defaultdict(list))
+            for row in rows:
+                by_point[row.pop("machine"), row.pop("schedule"), row.pop("workload")].append(row)
+        return found
 
     def _with_totals(self, row: dict[str, Any], schedule: int) -> dict[str, Any]:
         """Returns a row of the table machines, extended by the schedule's costs over all workloads (weighted)
@@ -569,7 +611,9 @@ class Run:
         named = zip(self.study.workloads, studies.workloads_of(self.study), strict=True)
         return [replace(w, name=ref.name) if ref.path else w for ref, w in named]
 
-    def _reprice(self, arch: Arch, number: int, schedule: int, point: str) -> Iterator[Mapped]:
+    def _reprice(
+        self, arch: Arch, number: int, schedule: int, point: str, stored_rows: Stored
+    ) -> Iterator[Mapped]:
         """Yields for each workload its stored schedule, costed again. number: of the machine; point: as the
         user wrote it. Raises AnswerDiffers if a stored cost differs.
         """
@@ -578,15 +622,8 @@ class Run:
         from dse.solve.stored import reprice
 
         for ref, workload in zip(self.study.workloads, self._workloads(), strict=True):
-            name = ref.name.replace("'", "''")
-            condition = f"WHERE machine = {number} AND schedule = {schedule} AND workload = '{name}'"
-            nests = self.sql(
-                "SELECT einsum, nest, optimality_gap, certificate FROM einsums JOIN mappings USING "
-                f"(mapping_key, einsum_key) {condition}"
-            )
-            costs = self.sql(
-                f"SELECT energy_pj, latency_cycles, certificate FROM workload_costs {condition}"
-            ).table.to_pylist()
+            key = number, schedule, ref.name
+            nests, costs, copies, texts = (stored_rows[view].get(key, []) for view in STORED)
             stored = [{key: row[key] for key in ("energy_pj", "latency_cycles")} for row in costs]
             certificates = [row["certificate"] for row in costs]
             if not nests:
@@ -595,19 +632,10 @@ class Run:
                     f"{number}.0"
                 )
             conversions = tuple(
-                Conversion(**{**row, "readers": tuple(row["readers"].split(", "))})
-                for row in self.sql(
-                    'SELECT tensor, layout, "to", readers, energy_pj, latency_cycles, saved_cost AS '
-                    f"saved FROM conversions {condition} ORDER BY position"
-                ).table.to_pylist()
+                Conversion(**{**row, "readers": tuple(row["readers"].split(", "))}) for row in copies
             )
             workload = with_conversions(workload, conversions)
-            schedule_texts = (
-                self.sql(f"SELECT nest FROM schedules {condition} AND nest IS NOT NULL")
-                .table["nest"]
-                .to_pylist()
-            )
-            plan = schedules.parse_schedule(schedule_texts[0]) if schedule_texts else None
+            plan = schedules.parse_schedule(texts[0]["nest"]) if texts else None
             nest_texts = {row["einsum"]: row["nest"] for row in nests}
             proofs = {
                 row["einsum"]: (row["optimality_gap"] or 0.0, row["certificate"] or "") for row in nests
