@@ -14,7 +14,7 @@ from typing import Any
 import numba.extending
 import pytest
 
-from dse.frontend import progress
+from dse.frontend import cli, progress
 from dse.run import compiled
 
 
@@ -91,6 +91,11 @@ def test_a_long_step_says_what_shortens_it() -> None:
     assert "limits.seconds" not in steps.text()
     steps.step_began_at -= progress.LONG_S
     assert steps.text().endswith("; --set limits.seconds=S ends its search, with a gap")
+    whole = progress.Steps("net", cli._shorter({"solver.schedule": "best"}))  # whose steps are not known
+    assert "limits.seconds" not in whole.text()
+    whole.started_at -= progress.LONG_S
+    assert "; --set solver.schedule=fused --set limits.seconds=S searches less" in whole.text()
+    assert cli._shorter({"solver.schedule": "pipelined"}) == cli._shorter({"limits.seconds": 9}) == ""
 
 
 def test_what_goes_wrong_in_a_wait_comes_out() -> None:

@@ -692,7 +692,7 @@ def _map(args: argparse.Namespace) -> int:
             progress=shown.update,
             **sets,
         ),
-        shorten="" if "limits.seconds" in sets else "--set limits.seconds=S ends its search, with a gap",
+        shorten=_shorter(sets),
     )
     _warn(mapped.workload)
     from dse.frontend import check
@@ -715,6 +715,15 @@ def _sets(texts: Sequence[str], ask: Callable[..., Any]) -> dict[str, Any]:
     if taken := [key for key in sets if key in signature(ask).parameters]:
         raise ValueError(f"set.{taken[0]} is no field of a machine; {closest_name(taken[0], ['node.field'])}")
     return sets
+
+
+def _shorter(sets: Mapping[str, Any]) -> str:
+    """Returns what would end a long search: `limits.seconds`, of schedules that it may end."""
+    schedule = sets.get("solver.schedule", "unfused")
+    if schedule == "best":
+        return "--set solver.schedule=fused --set limits.seconds=S searches less, with a gap"
+    may_end = schedule in ("unfused", "fused") and "limits.seconds" not in sets
+    return "--set limits.seconds=S ends its search, with a gap" * may_end
 
 
 def _front(args: argparse.Namespace, found: Any) -> int:

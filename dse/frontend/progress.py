@@ -95,7 +95,8 @@ class Steps:
 
     def _steps_text(self) -> str:
         if not self.step_count:
-            return f"{self.name}, {duration(time.monotonic() - self.started_at)}"
+            whole_s = time.monotonic() - self.started_at
+            return f"{self.name}, {duration(whole_s)}{self._shorten_text(whole_s)}"
         spent, step_s = self.step_began_at - self.started_at, time.monotonic() - self.step_began_at
         left = (
             spent * (self.total_weight - self.done_weight) / self.done_weight - step_s
@@ -103,12 +104,14 @@ class Steps:
             else 0.0
         )
         estimate = f", about {duration(left)} left" if left > 1 else ""
-        shorten = f"; {self.shorten}" if self.shorten and step_s >= LONG_S else ""
         return (
             f"{self.name}: {self.done_count} of {self.step_count} einsums, "
             f"{duration(spent + step_s)}, now einsum {self.current} "
-            f"({duration(step_s)}){estimate}{shorten}"
+            f"({duration(step_s)}){estimate}{self._shorten_text(step_s)}"
         )
+
+    def _shorten_text(self, step_s: float) -> str:
+        return f"; {self.shorten}" if self.shorten and step_s >= LONG_S else ""
 
 
 def run_with_progress(name: str, work: Callable[[Steps], T], shorten: str = "") -> T:
