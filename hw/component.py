@@ -311,7 +311,8 @@ def table_energies(spec: Machine, node: Memory | MacUnit, word_bits: int) -> dic
         sizes = _sram_table()[spec.cell, width][nodes_nm[0]]
         srams = [sram(nm, spec.cell, bits, width) for nm in ends_nm if min(sizes) <= bits <= max(sizes)]
         registers = [register(nm, spec.cell, bits, width) for nm in ends_nm if bits <= MAX_REGISTER_BITS]
-        per_bit = [(one.read_pj / width, one.write_pj / width) for one in (*srams, *registers)]
+        parts: list[Sram | Register] = [*srams, *registers]
+        per_bit = [(one.read_pj / width, one.write_pj / width) for one in parts]
     names = ("read_pj", "write_pj") if per_bit else ()
     return {name: [node.width_bits * pj[i] for pj in per_bit] for i, name in enumerate(names)}
 
