@@ -979,6 +979,7 @@ def test_check_of_good_files(tmp_path: Path) -> None:
         "study small",
         "workload ffn",
         "machine edge_array",
+        "2 lpddr4 channels",
         "study edge-cnn",
     ]
     assert "27 machines" in said[0]

@@ -230,7 +230,7 @@ def test_how_wide_a_channel_is_stands_in_the_documents_and_on_the_screen() -> No
         part = dram(kind)
         bits, rate = re.fullmatch(r"(\d+) bit at (\d+) MT/s", part.transfers()).groups()  # type: ignore[union-attr]
         assert isclose(int(bits) * int(rate) / 8e3, part.bandwidth_gbps)
-        assert f"`{kind}` {part.transfers()}, {part.bandwidth_gbps:g} GB/s" in text
+        assert f"`{kind}` {part.transfers()}" in text
     said = check.file("edge_array")[0]
     assert said.splitlines()[1] == "dram: 2 lpddr4 channels, 16 bit at 3200 MT/s each = 12.8 GB/s"
 
