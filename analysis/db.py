@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from analysis import computed, origin
 from analysis.computed import Computed, literal, nodes
-from dse.explain.units import COLUMN_KEY
+from dse.explain.units import COLUMN_KEY, bare
 from dse.run import folder as folders
 from dse.run.folder import NONDOMINATED, Damaged
 from dse.run.temporary import private_folder
@@ -75,10 +75,14 @@ ARGUMENTS = {
     "reference": "[1e12, 1e9]",
     "grp": "['dram_kind']",
     "given": "['dram_kind']",
+    "factors": "{dram_pj: 0.5}",
+    "spreads": "{dram_pj: 0.2}",
+    "samples": "100",
+    "seed": "0",
 }
 # columns of integers that measure nothing
 NO_OBJECTIVES = ("machine", "schedule", "model_version", "solver_version")
-OPTIONAL = ("reference", "grp", "given")
+OPTIONAL = ("reference", "grp", "given", "seed")
 # macros of sql/macros.sql, which read the table named by their first argument
 SIGNATURES = {
     "pareto": ("tbl", "objectives", "grp"),
@@ -88,8 +92,22 @@ SIGNATURES = {
     "hypervolume": ("tbl", "objectives", "reference", "grp"),
     "sensitivity": ("tbl", "metric", "parameter", "given"),
 }
+REPRICED = {"what_if": ("factors",), "robust": ("spreads", "samples", "seed")}  # macros of sql/computed.sql
+# macro -> (its rows, its columns)
+RETURNS = {
+    "pareto": ("rows of tbl that no other row dominates", "those of tbl"),
+    "pareto2": ("the same for two expressions", "those of tbl"),
+    "epsilon_front": ("few rows of the front, within epsilon of all others", "those of tbl"),
+    "knee": ("the row of the front of least sum of scaled objectives", "those of tbl"),
+    "hypervolume": ("a group", "those of grp, hypervolume, reference"),
+    "sensitivity": ("a value of the parameter", "value, rows, times_the_mean"),
+    "what_if": (
+        "a point at prices times these factors",
+        "costs, remapped, optimality_gap, those of machines",
+    ),
+    "robust": ("a point, prices varied in samples", "share_on_front, those of designs"),
+}
 ALONE = re.compile(rf"\s*from\s+({'|'.join(SIGNATURES)})\s*\(", re.I)
-REPRICED = ("what_if", "robust")  # macros of sql/computed.sql
 TABLE_FUNCTIONS = (
     "range",
     "generate_series",
@@ -109,6 +127,7 @@ SHOW_NAMES = {"", "tables", "databases", "schemas"}
 NAME = re.compile(r"\w+")
 # a name that is no column, and those that DuckDB offers for it
 NO_COLUMN = re.compile(r'Referenced column "([^"]*)" not found in FROM clause!(?: Candidate bindings: (.*))?')
+NO_NUMBER = re.compile(r"Could not convert string '([^']*)' to ")
 RAISED = re.compile(r"while executing the UDF: ValueError: ([^\n]*)")
 
 
@@ -350,9 +369,10 @@ def front(
     epsilon: float | None = None,
     at_knee: bool = False,
     of_study: bool = False,
+    others: Sequence[str] | None = None,
 ) -> pa.Table:
     """Returns the front of feasible points, best in the first objective first. Columns: machine, schedule,
-    objectives, then all other columns of points and machines.
+    objectives, then others of points and machines (None: all).
 
     objectives: columns of points, as 'x', '-x', 'x:max' or 'x:min' (sql/macros.sql)
     where: SQL condition over points and machines
@@ -404,10 +424,16 @@ def front(
     else:
         best = query(con, best_sql, seconds)
     with as_query_error(), computed.narrow_to(con, best):  # compute all other columns for these points only
+        first = {*by, "machine", "schedule", *names}
+        rest = (
+            f"* EXCLUDE ({keys})"
+            if others is None
+            else ", ".join(_quote(name) for name in others if name not in first)
+        )
         asked_designs = f"designs SEMI JOIN internal.asked USING (machine, schedule){distinct_rows}"
         return _query_with_retry(
             con,
-            f"SELECT {keys}{tied_column}, * EXCLUDE ({keys}) FROM {asked_designs} ORDER BY {ordered}",
+            f"SELECT {keys}{tied_column}{f', {rest}' * bool(rest)} FROM {asked_designs} ORDER BY {ordered}",
             seconds,
         )
 
@@ -838,14 +864,33 @@ def _check_table_function(
         )
 
 
+def example(macro: str) -> str:
+    """Returns a call of a macro with all arguments that it needs.
+
+    >>> example("sensitivity")
+    "sensitivity('designs', 'energy_pj', 'array_x')"
+    """
+    names = {**SIGNATURES, **REPRICED}[macro]
+    return f"{macro}({', '.join(ARGUMENTS[name] for name in names if name not in OPTIONAL)})"
+
+
+def optional(macro: str) -> list[str]:
+    """Returns the other arguments of a macro, as they are written.
+
+    >>> optional("sensitivity")
+    ["given := ['dram_kind']"]
+    """
+    names = {**SIGNATURES, **REPRICED}[macro]
+    return [f"{name} := {ARGUMENTS[name]}" for name in names if name in OPTIONAL]
+
+
 def _given_arguments(macro: str, arguments: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Returns name -> node of the arguments of a macro. Raises QueryError for names that it has not, and for
     too few or too many.
     """
     names = SIGNATURES[macro]
-    example = f"{macro}({', '.join(ARGUMENTS[name] for name in names if name not in OPTIONAL)})"
-    optional = [f"{name} := {ARGUMENTS[name]}" for name in names if name in OPTIONAL]
-    advice = f"write {example}" + f"; it may have {' and '.join(optional)} too" * bool(optional)
+    others = " and ".join(optional(macro))
+    advice = f"write {example(macro)}" + f"; it may have {others} too" * bool(others)
     given: dict[str, Mapping[str, Any]] = {}
     for i, node in enumerate(arguments):
         left = node.get("left", {}).get("column_names", [""])[-1] if node["type"] == "COMPARE_EQUAL" else ""
@@ -976,6 +1021,8 @@ def _line(error: BaseException) -> str:
     if (wrong := NO_COLUMN.search(message)) and not meant(wrong[1], re.findall(r'"([^"]*)"', wrong[2] or "")):
         text = wrong[1].replace("'", "''")
         return f"{message}; a text stands in single quotes: '{text}'"
+    if (no_number := NO_NUMBER.search(message)) and (number := bare(no_number[1])) is not None:
+        return f"{message}; columns hold bare numbers: write {number:.15g}"
     return message
 
 

@@ -93,12 +93,21 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Dram:
-    """One DRAM channel (or stack): energies, peak bandwidth and background power."""
+    """One DRAM channel (or stack): energies, peak bandwidth, background power and width of the interface."""
 
     read_pj_per_bit: float
     write_pj_per_bit: float
     bandwidth_gbps: float
     background_mw: float
+    interface_bits: int
+
+    def transfers(self) -> str:
+        """Returns width and rate of the interface.
+
+        >>> dram("lpddr4").transfers()
+        '16 bit at 3200 MT/s'
+        """
+        return f"{self.interface_bits} bit at {8e3 * self.bandwidth_gbps / self.interface_bits:g} MT/s"
 
 
 def rows(table: str) -> list[dict[str, str]]:
@@ -212,7 +221,7 @@ def register(node_nm: float, cell: str, capacity_bits: int, width_bits: int) -> 
     """Returns flip-flops of capacity_bits with width_bits per access (hw/data/register.csv), scaled and
     leaking as MAC units (`mac`). Raises ComponentError for more than the table is for, or a node outside.
     >>> small, large = register(45, "lop", 8, 8), sram(45, "lop", 512, 16)
-    >>> 0.05 < small.read_pj < large.read_pj / 2 < 0.1
+    >>> 0.05 < small.read_pj < large.read_pj < 0.2
     True
     """
     if capacity_bits > MAX_REGISTER_BITS:
@@ -262,6 +271,7 @@ def dram(kind: str) -> Dram:
         float(row["write_pj_per_bit"]),
         float(row["bandwidth_gbps"]),
         float(row["background_mw"]),
+        int(row["interface_bits"]),
     )
 
 
@@ -273,6 +283,38 @@ def mac_kinds() -> list[str]:
 def dram_kinds() -> list[str]:
     """Kinds of DRAM that the tables price."""
     return list(_rows_by("dram", "kind"))
+
+
+def table_energies(spec: Machine, node: Memory | MacUnit, word_bits: int) -> dict[str, list[float]]:
+    """Returns the energies (pJ) by name of those parts of the tables that a part of kind custom may be: MAC
+    units of its bits; an SRAM of its capacity per bank, or flip-flops, with the energy per bit of the nearest
+    width that the table has; DRAMs for an unbounded outermost memory. Of a machine without node_nm those of
+    the smallest and of the largest node. {}: the tables have no such part.
+    """
+    widths = [width for cell, width in _sram_table() if cell == spec.cell]
+    nodes_nm = sorted(_sram_table()[spec.cell, widths[0]])
+    if spec.node_nm and not nodes_nm[0] <= spec.node_nm <= nodes_nm[-1]:
+        return {}
+    ends_nm = [spec.node_nm] if spec.node_nm else [nodes_nm[0], nodes_nm[-1]]
+    if isinstance(node, MacUnit):
+        kinds = [row["kind"] for row in rows("mac") if int(row["bits"]) == word_bits]
+        found = [mac(kind, nm, spec.cell).mac_pj for kind in kinds for nm in ends_nm]
+        return {"mac_pj": found} if found else {}
+    if node.capacity is None:
+        drams = [dram(kind) for kind in dram_kinds()] if node is spec.nodes[0] else []
+        per_bit = [(one.read_pj_per_bit, one.write_pj_per_bit) for one in drams]
+    else:
+        bits, width = (
+            8 * node.capacity // node.banks,
+            min(widths, key=lambda w: abs(log(w / node.width_bits))),
+        )
+        sizes = _sram_table()[spec.cell, width][nodes_nm[0]]
+        srams = [sram(nm, spec.cell, bits, width) for nm in ends_nm if min(sizes) <= bits <= max(sizes)]
+        registers = [register(nm, spec.cell, bits, width) for nm in ends_nm if bits <= MAX_REGISTER_BITS]
+        parts: list[Sram | Register] = [*srams, *registers]
+        per_bit = [(one.read_pj / width, one.write_pj / width) for one in parts]
+    names = ("read_pj", "write_pj") if per_bit else ()
+    return {name: [node.width_bits * pj[i] for pj in per_bit] for i, name in enumerate(names)}
 
 
 MAX_NAMES = 20  # up to so many valid names are all listed by a message

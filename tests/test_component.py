@@ -2,9 +2,11 @@
 is built into.
 """
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 from math import isclose, log, sqrt
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dse.frontend import check
 from hw import component, machine, space
 from hw.arch import Arch, ComputeKind, Machine, MacUnit, Memory, MemoryKind
 from hw.columns import Table
@@ -218,6 +221,18 @@ def test_the_lpddr4_row_follows_from_its_currents() -> None:
     assert isclose(chip.write_pj_per_bit, ((210 - 30) + (150 - 0.75)) * 1.1 / 51.2, rel_tol=1e-5)
     assert isclose(chip.background_mw, 2.25 * 1.8 + 30 * 1.1 + 0.75 * 1.1)
     assert all(float(row["background_mw"]) > 0 and float(row["read_pj_per_bit"]) > 0 for row in rows("dram"))
+
+
+def test_how_wide_a_channel_is_stands_in_the_documents_and_on_the_screen() -> None:
+    """Width x transfers = bandwidth, of every kind."""
+    text = (Path(__file__).parents[1] / "docs/files.md").read_text()
+    for kind in component.dram_kinds():
+        part = dram(kind)
+        bits, rate = re.fullmatch(r"(\d+) bit at (\d+) MT/s", part.transfers()).groups()  # type: ignore[union-attr]
+        assert isclose(int(bits) * int(rate) / 8e3, part.bandwidth_gbps)
+        assert f"`{kind}` {part.transfers()}" in text
+    said = check.file("edge_array")[0]
+    assert said.splitlines()[1] == "dram: 2 lpddr4 channels, 16 bit at 3200 MT/s each = 12.8 GB/s"
 
 
 def test_edge_array_is_built_from_the_tables() -> None:

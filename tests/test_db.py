@@ -212,6 +212,29 @@ def test_a_wrong_argument_of_a_macro_is_named(call: str, message: str) -> None:
         db.query_tables({"points": pa.table(points)}, f"FROM {call}")
 
 
+@pytest.mark.parametrize(
+    ("condition", "number"),
+    [
+        ("energy_pj < '1.5 uJ'", "1500000"),
+        ("capacity = '256 KiB'", "262144"),
+        ("capacity IN ('64KiB')", "65536"),
+        ("capacity = '1..5 KiB'", ""),
+        ("capacity = 'large'", ""),
+    ],
+)
+def test_a_quantity_as_a_text_is_told_as_the_number_to_write(condition: str, number: str) -> None:
+    points = {"capacity": [262144], "energy_pj": [1.0]}
+    with pytest.raises(db.QueryError) as fault:
+        db.query_tables({"points": pa.table(points)}, f"FROM points WHERE {condition}")
+    assert str(fault.value).endswith(f"; columns hold bare numbers: write {number}") == bool(number)
+    assert "\n" not in str(fault.value)
+    if number:  # which then is understood
+        text = condition.partition("'")[2].partition("'")[0]
+        db.query_tables(
+            {"points": pa.table(points)}, f"FROM points WHERE {condition}".replace(f"'{text}'", number)
+        )
+
+
 def test_a_front_has_one_knee(run: Path) -> None:
     """Both ends of a front of two have the sum 1; of three on a line the middle is best balanced."""
     two, three = np.array([[9.0, 1.0], [1.0, 9.0]]), np.array([[1.0, 9.0], [9.0, 1.0], [5.0, 5.0]])

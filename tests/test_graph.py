@@ -324,6 +324,24 @@ def test_a_size_that_is_told_or_made_is_no_warning(tmp_path: Path) -> None:
     assert warnings(many)[-1] == "net: 4 more warnings of this kind"
 
 
+def test_a_misspelt_intermediate_is_a_warning() -> None:
+    """An input that is spelt nearly like a result that nothing reads; but no result that follows from the
+    input, none of another size, no weight and no state of a loop.
+    """
+    sizes = {"m": 8, "n": 6, "d": 4}
+    scores = "S[m,n] += Q[m,d] * K[n,d]"
+    assert warnings(workload(sizes, scores, "P[m,n] = softmax(S1[m,n])", name="net")) == [
+        "net: P reads S1, which no einsum writes, so it is an input; S is written, but never read: do you "
+        "mean S?"
+    ]
+    assert not warnings(workload(sizes, scores, "P[m,n] = softmax(S[m,n])"))
+    assert not warnings(workload(sizes, "S1[m,n] = relu(S[m,n])", "S2[m,n] = relu(S1[m,n])"))
+    assert not warnings(workload(sizes, scores, "P[n] = relu(S1[n])"))
+    assert not warnings(workload(sizes, scores, "P[m,n] = relu(S1[m,n])", weights=["S1"]))
+    loop = {"loop_state": {"S1": "S"}, "iterations": 3}
+    assert not warnings(workload(sizes, scores, "P[m,n] = relu(S1[m,n])", **loop))  # type: ignore[arg-type]
+
+
 # A tensor stands in memory once
 
 CSR = "density: {A: 0.5}, format: {A: csr}"

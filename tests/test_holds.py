@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from itertools import product
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -17,8 +19,11 @@ from dse.mapper.baselines.random import random
 from dse.mapper.exact.optimal import optimal
 from dse.mapping import constraints
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults
+from dse.mapping.schedule import Retained, Schedule
 from dse.sim.einsum.evaluate import Problem, einsum_cost, lower_bound, objective_value
-from dse.solve.solve import MAPPERS_BY_NAME
+from dse.sim.schedule.faults import faults as schedule_faults
+from dse.solve.options import SolverOptions
+from dse.solve.solve import MAPPERS_BY_NAME, solve
 from hw import machine
 from hw.arch import ROLES, Arch
 from tests.amount import amount
@@ -26,6 +31,7 @@ from tests.nests import random_arch, random_einsum
 from tests.small import small_problem
 from workloads import catalog
 from workloads.einsum import Einsum
+from workloads.text import workload
 
 # budgets of a test
 LESS = {"random": partial(random, mappings=20), "annealing": partial(annealing, iterations=3, candidates=5)}
@@ -174,3 +180,38 @@ def test_heuristics_on_private_scratchpads(name: str) -> None:
             for one in (private_pads[0], one_pad[0])
         )
         assert own <= 2 * other
+
+
+SIDE_BY_SIDE = """
+clock_mhz: 1000
+node_nm: 28
+nodes:
+- {memory: dram, kind: lpddr5, width_bits: 64}
+- {memory: wbuf, capacity: 16 KiB, width_bits: 256, may_keep: [weight]}
+- {memory: abuf, capacity: 16 KiB, width_bits: 256, may_keep: [input, output]}
+- {array: pes, dims: {x: 4, y: 4}, multicast: true, reduce: true}
+- {compute: mac, kind: int8}
+"""
+
+
+def test_nothing_is_retained_where_it_may_not_stand(tmp_path: Path) -> None:
+    """A gated MLP: H is a result and the first operand of Y; U is the second one of H (a weight, by role)."""
+    (tmp_path / "side.yaml").write_text(SIDE_BY_SIDE)
+    arch = machine.load_arch(str(tmp_path / "side.yaml"))
+    texts = "G[t,f] += X[t,d] * A[d,f]", "U[t,f] += X[t,d] * B[d,f]", "H[t,f] = G[t,f] * U[t,f]"
+    sizes = {"t": 16, "d": 16, "f": 32}
+    mlp = workload(sizes, *texts, "Y[t,d] += H[t,f] * C[f,d]", weights=["A", "B", "C"])
+    for name in ("residency", "gogeta", "fused", "best"):
+        found = solve(arch, mlp, replace(SolverOptions(), schedule=name))
+        assert not isinstance(found, Infeasible)
+        plan = found[0].schedule or Schedule(())  # none: nothing is retained or fused
+        retained = {(one.level, one.tensor) for one in plan.retained}
+        assert retained <= {("ABUF", "G"), ("ABUF", "H"), ("ABUF", "X")}
+        if name == "fused":
+            assert retained >= {("ABUF", "H")}
+    for tensor, level, user in (("H", "WBUF", "H has it as output"), ("U", "ABUF", "H has it as weight")):
+        wrong = replace(plan, retained=(Retained(level, tensor, Fraction(1)),))
+        refused = schedule_faults(arch, mlp, wrong)
+        assert any(
+            f"retain {level} {tensor}: {user}, which may not stand at {level}" in one for one in refused
+        )

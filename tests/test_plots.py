@@ -231,6 +231,9 @@ def test_no_einsum_stands_above_its_roofline() -> None:
     found = dse.map("squeezenet", "edge_array", **{"solver.mapper": "cost_descending"})
     drawn = figures.roofline(found.arch, found.workload, found.solution)
     assert len(drawn.dots) > 10
+    counts = {c.name: c.count for c in found.solution.einsums}  # type: ignore[union-attr]
+    assert {f"{name} x {n}" if n > 1 else name for name, n in counts.items()} > {d.name for d in drawn.dots}
+    assert max(counts.values()) > 1
     assert all(dot.rate <= min(drawn.peak, dot.intensity * drawn.gb_s) * (1 + 1e-9) for dot in drawn.dots)
     assert sum(dot.share for dot in drawn.dots) <= 1 + 1e-9
     figure = plots.roofline(drawn, "").figure

@@ -14,7 +14,7 @@ from typing import Any
 import numba.extending
 import pytest
 
-from dse.frontend import progress
+from dse.frontend import cli, progress
 from dse.run import compiled
 
 
@@ -86,11 +86,25 @@ def test_a_wait_says_that_kernels_are_compiled() -> None:
 
 
 def test_a_long_step_says_what_shortens_it() -> None:
-    steps = progress.Steps("net", "--set limits.seconds=S ends its search, with a gap")
+    steps = progress.Steps("net", cli._shorter({"solver.schedule": "fused"}))
     steps.update(0, [1.0], "conv")
-    assert "limits.seconds" not in steps.text()
+    assert not steps.advice()
     steps.step_began_at -= progress.LONG_S
-    assert steps.text().endswith("; --set limits.seconds=S ends its search, with a gap")
+    assert steps.advice() == "--set limits.seconds=S ends its search, with a gap"
+    whole = progress.Steps("net", cli._shorter({"solver.schedule": "best"}))  # whose steps are not known
+    assert not whole.advice()
+    whole.started_at -= progress.LONG_S
+    assert whole.advice() == "--set solver.schedule=fused --set limits.seconds=S searches less, with a gap"
+    assert cli._shorter({"solver.schedule": "pipelined"}) == cli._shorter({"limits.seconds": 9}) == ""
+
+
+def test_what_shortens_a_step_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "DELAY_S", 0.0)
+    monkeypatch.setattr(progress, "LONG_S", 0.0)
+    progress.run_with_progress("net", lambda _: time.sleep(4 * progress.TICK_S), "less ends it")
+    assert capsys.readouterr().err == "net: less ends it\n"
 
 
 def test_what_goes_wrong_in_a_wait_comes_out() -> None:

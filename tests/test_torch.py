@@ -343,6 +343,9 @@ def test_files(tmp_path: Path) -> None:
     w = catalog.load(str(path))
     assert w.name == "net"
     assert w.einsums == load(exported(cnn(torch), torch.zeros(2, 3, 32, 32))).einsums
+    assert w.types == (("float32", None),)
+    half = cnn(torch).to(torch.bfloat16)
+    assert load(exported(half, torch.zeros(2, 3, 32, 32, dtype=torch.bfloat16))).types == (("bfloat16", 16),)
     assert len(catalog.load(str(path), fuse_elementwise=False).einsums) > len(w.einsums)
     assert catalog.load(f"train:net={path}").macs() > 2 * w.macs()
     whole = path.read_bytes()

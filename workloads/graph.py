@@ -112,6 +112,13 @@ def dag(einsums: Sequence[Einsum]) -> nx.DiGraph[str]:
     return graph
 
 
+def follows(einsums: Sequence[Einsum], later: Einsum, e: Einsum) -> bool:
+    """True if `later` is e, or reads what follows from the result of e."""
+    import networkx as nx
+
+    return bool(nx.has_path(dag(einsums), e.name, later.name))
+
+
 def in_order(name: str, einsums: Sequence[Einsum]) -> tuple[Einsum, ...]:
     """Returns einsums sorted so that producers come first, otherwise in the order given.
 
@@ -306,8 +313,8 @@ def names_text(names: Sequence[str], most: int = 4) -> str:
 
 
 class Layer(NamedTuple):
-    """One row of a layer table: equal einsums, all named in `einsum`; extents and text are the first's. All
-    numbers are totals over them; sizes are in words.
+    """One row of a layer table: equal einsums, all named in `einsum` and `einsums`; extents and text are the
+    first's. All numbers are totals over them; sizes are in words.
     """
 
     einsum: str
@@ -319,6 +326,7 @@ class Layer(NamedTuple):
     inputs: int
     outputs: int
     text: str
+    einsums: tuple[str, ...]
 
 
 def layer_table(workload: Workload) -> list[Layer]:
@@ -344,6 +352,7 @@ def layer_table(workload: Workload) -> list[Layer]:
                 operand_words[False],
                 u.occurrences * e.output.stored_elems(),
                 show(e),
+                u.names,
             )
         )
     return rows

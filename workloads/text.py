@@ -17,6 +17,7 @@ writes and iterates over.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -37,7 +38,7 @@ from workloads.einsum import (
     show_access,
     show_dim,
 )
-from workloads.graph import Workload, base_of_any, base_tensor, in_order
+from workloads.graph import Workload, base_of_any, base_tensor, follows, in_order
 from workloads.loops import state_faults
 from workloads.meant import meant
 
@@ -205,6 +206,7 @@ def _build(where: str, file: File) -> Workload:
         for i, (e, entry) in enumerate(zip(einsums, entries, strict=True))
         for line in _padding_warnings(e, entry, {other.output.tensor for other in einsums})
     ]
+    warnings += [f"{where}: {line}" for line in _misspelt_warnings(file, einsums)]
     found = Workload(
         file.name,
         ordered,
@@ -340,6 +342,27 @@ def _padding_warnings(e: Einsum, entry: Entry, outputs: Collection[str]) -> Iter
             f"{' x '.join(shown)}; say which with sizes: {{{p.tensor}: {largest}}}{where_made}, or {stored} "
             f"{'here ' if where_made else ''}to keep it"
         )
+
+
+def _misspelt_warnings(file: File, einsums: Sequence[Einsum]) -> Iterator[str]:
+    """A line per input that is probably a result misspelt: no einsum reads that result, both names are spelt
+    nearly alike, both have as many elements, and the result does not follow from the input.
+    """
+    outputs, names = {e.output.tensor: e for e in einsums}, {p.tensor for e in einsums for p in e.tensors()}
+    inputs = {  # name -> an einsum that reads it, and how
+        base_of_any(p.tensor, names, outputs): (e, p) for e in reversed(einsums) for p in e.inputs
+    }
+    never_read = {t.lower(): t for t in outputs if t not in inputs and t not in file.loop_state.values()}
+    stated = {*outputs, *file.weights, *file.loop_state}
+    for tensor, (e, p) in inputs.items() if never_read else ():
+        if tensor in stated or not (alike := difflib.get_close_matches(tensor.lower(), never_read, 1)):
+            continue
+        maker = outputs[never_read[alike[0]]]
+        if maker.output.stored_elems() == p.stored_elems() and not follows(einsums, maker, e):
+            yield (
+                f"{e.name} reads {tensor}, which no einsum writes, so it is an input; {maker.output.tensor} "
+                f"is written, but never read: do you mean {maker.output.tensor}?"
+            )
 
 
 def _symmetric_sizes(d: Dim, e: Einsum, is_fixed: bool) -> range:

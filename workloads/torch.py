@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -131,7 +132,9 @@ def load(source: Any, name: str = "", fuse_elementwise: bool = True, batch: int 
     """
     from_file = isinstance(source, (str, Path))
     where = str(source) if from_file else name or "program"
-    program = _decomposed(where, _read(Path(source)) if from_file else source)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
+        program = _decomposed(where, _read(Path(source)) if from_file else source)
     model, parameters = _model(where, program)
     found = onnx.load(model, fuse_elementwise=fuse_elementwise, name=where)
     if batch is not None and (changed := retrace(where, program, batch)) is not None:

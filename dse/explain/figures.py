@@ -124,6 +124,11 @@ def diagram(arch: Arch, e: Einsum, c: EinsumCost) -> list[Stage]:
     return stages
 
 
+def label(c: EinsumCost) -> str:
+    """Returns how pictures name the einsums of a cost: `conv1 x 3` for three equal ones."""
+    return f"{c.name} x {c.count}" if c.count > 1 else c.name
+
+
 def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
     """Returns the roofline of a solution: the limits of the MAC units and of the outermost level, and a dot
     per einsum that multiplies (others have no MACs, as in tables).
@@ -135,7 +140,7 @@ def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
             ns = c.latency_cycles / arch.clock_ghz
             dots.append(
                 Dot(
-                    c.name,
+                    label(c),
                     ops / moved,
                     ops / ns,
                     c.count * c.latency_cycles / (solution.latency_cycles or 1),

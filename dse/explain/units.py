@@ -4,6 +4,7 @@ precision, in the units that their names end with (`energy_pj`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import isfinite
 from numbers import Real
@@ -14,6 +15,9 @@ DIGITS = 4
 # metadata key of an Arrow field; its value is the column of a view that has the same unit, b"" if there is
 # none
 COLUMN_KEY = b"column"
+QUANTITY = re.compile(
+    r"([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]+2?)"
+)  # a number, its unit
 MAX_UNIT_RATIO = 1e3  # numbers of a column share one unit if largest / smallest is at most this
 
 ENERGY: Steps = ((1e-3, "fJ"), (1.0, "pJ"), (1e3, "nJ"), (1e6, "uJ"), (1e9, "mJ"), (1e12, "J"))
@@ -188,6 +192,18 @@ def axis(name: str, values: Sequence[float]) -> tuple[float, str]:
     words = NAMES.get(name, name).replace("_", " ").replace(".", " ").split()
     plain = " ".join(word for word in words if unit == "" or word not in UNIT_WORDS) or name
     return divisor, f"{plain} ({unit})" if unit else plain
+
+
+def bare(text: str) -> float | None:
+    """Returns the number that a column of energies, times, sizes, powers, areas or clocks holds for a text
+    with a unit, as screens show it; None for any other text.
+
+    >>> bare("256 KiB"), bare("1.5mJ"), bare("0.8 GHz"), bare("lpddr4")
+    (262144.0, 1500000000.0, 800.0, None)
+    """
+    match = QUANTITY.fullmatch(text.strip())
+    factors = {unit: factor for steps in (ENERGY, TIME, BYTES, POWER, AREA, MHZ) for factor, unit in steps}
+    return float(match[1]) * factors[match[2]] if match and match[2] in factors else None
 
 
 def duration(seconds: float) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dse.frontend import contracts
 from dse.run import cache, folder, record
 from hw import component, machine
-from hw.arch import Memory
+from hw.arch import Array, Memory
 from hw.space import Space, Unbuildable, apply, decode, values
 from workloads import plugin
 
@@ -33,6 +33,8 @@ BUILT = 256  # machines of a study that are built, to see whether all can be
 MAX_ODD = 3  # lines about numbers of a study's machines
 # of a level per bit, as a share of that of a level inside it: below, one of the two is probably wrong
 ODD_ENERGY = 0.25
+# times the tables' energies, either way, of a part of kind custom, which may be of another technology
+FAR = 5
 CLOCKS_MHZ = 10, 10_000  # a clock outside of these is hardly meant
 # held against the tables
 TABLE_VALUES = "read_pj", "write_pj", "mac_pj", "alu_pj", "leak_mw", "area_mm2"
@@ -60,7 +62,8 @@ def file(text: str) -> tuple[str, list[Layer]]:
         spec = machine.load(text)
         arch = machine.arch(spec)
         units = f"{arch.instances(len(arch.levels))} MAC units, {arch.area_mm2():.4g} mm2"
-        return "\n".join([f"machine {arch.name}, {units}", *machine_lines(spec, arch)]), []
+        lines = [f"machine {arch.name}, {units}", *_channels(spec), *machine_lines(spec, arch)]
+        return "\n".join(lines), []
     if kind == "study":
         study = studies.load(path)
         line = (
@@ -77,12 +80,26 @@ def file(text: str) -> tuple[str, list[Layer]]:
     return _workload(text)
 
 
+def _channels(spec: Machine) -> Iterator[str]:
+    """Yields a line per DRAM: how wide a channel is, and the bandwidth that follows."""
+    for node in spec.nodes:
+        if isinstance(node, Memory) and node.kind in component.dram_kinds():
+            part, n = component.dram(node.kind), node.channels
+            several = f"{n} {node.kind} channels, {part.transfers()} each"
+            given = node.bandwidth is not None or node.actions_per_cycle is not None
+            yield (
+                f"{node.name}: {several if n > 1 else f'1 {node.kind} channel, {part.transfers()}'} = "
+                f"{n * part.bandwidth_gbps:g} GB/s{' (not used: the file gives a bandwidth)' * given}"
+            )
+
+
 def machine_lines(spec: Machine, arch: Arch) -> list[str]:
     """Returns lines about numbers of a machine that are hardly meant, and SRAMs slower than the clock."""
     warnings = (
         *_odd_clock(spec),
         *_odd_energies(arch),
         *_odd_custom(spec, arch),
+        *_far_from_tables(spec, arch),
         *_unlike_tables(spec, arch),
     )
     return [*(f"note: {line}" for line in _slow(spec, arch)), *(f"warning: {line}" for line in warnings)]
@@ -211,6 +228,30 @@ def _odd_custom(spec: Machine, arch: Arch) -> Iterator[str]:
                 f"{arch.word_bits} bit, more than a MAC ({mac_pj:.4g}); correct one of them if that is not "
                 "meant"
             )
+
+
+def _far_from_tables(spec: Machine, arch: Arch) -> Iterator[str]:
+    """Yields a line per energy of a part of kind custom that is over FAR times the tables' for such a part,
+    or under 1 / FAR of it.
+    """
+    at = f" at {spec.node_nm:g} nm" if spec.node_nm else ""
+    parts = {level.name.lower(): level for level in arch.levels} | {spec.nodes[-1].name.lower(): arch.compute}
+    for node in spec.nodes:
+        if isinstance(node, Array) or node.kind != "custom":
+            continue
+        size = f"{arch.word_bits} bit"
+        if isinstance(node, Memory):
+            size = (
+                f"{f'{component.show_bytes(node.capacity)}, ' if node.capacity else ''}{node.width_bits} bit"
+            )
+        for name, usual in component.table_energies(spec, node, arch.word_bits).items():
+            pj = getattr(parts[node.name.lower()], name)
+            nearest = min(max(pj, min(usual)), max(usual))
+            if pj > 0 and not 1 / FAR <= pj / nearest <= FAR:
+                yield (
+                    f"{node.name}.{name} = {pj:.4g} is {pj / nearest:.2g} times the {nearest:.4g} that the "
+                    f"tables have for {size}{at}; correct it, or keep it if it is meant"
+                )
 
 
 def _unlike_tables(spec: Machine, arch: Arch) -> Iterator[str]:

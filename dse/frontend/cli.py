@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # each command imports what it needs, so that start-up is sho
     import pyarrow as pa
 
     from cluster.objects import RunFolder
+    from dse.frontend import answers
     from dse.study.study import Study
     from workloads.graph import Workload
     from workloads.sparsity import TileRow
@@ -311,11 +312,13 @@ def _pareto(args: argparse.Namespace) -> int:
     run = _open(args)
     objectives = args.objectives.split(",") if args.objectives else run.objectives()
     by = list(filter(None, args.by.split(",")))
-    front = run.front(objectives, args.where, by, args.distinct, args.epsilon, args.knee).table
+    parameters = [*studies.columns(run.study, "machines")]
+    # of all others, some take seconds: MACs are counted in the workloads
+    shown = [*parameters, "gap_to_bound", "optimality_gap"] if args.format == "table" else None
+    front = run.front(objectives, args.where, by, args.distinct, args.epsilon, args.knee, shown).table
     if args.format != "table":
         _print_result(front, args)
         return 0
-    parameters = [*studies.columns(run.study, "machines")]
     columns = [*by, *map(db.column_of, objectives)]
     with_ties = args.distinct or (args.knee and max(front["tied_designs"].to_pylist()) > 1)
     names, others, same_in_all = _front_columns(front, columns, parameters, with_ties)
@@ -404,16 +407,20 @@ def _same_line(same_in_all: Mapping[str, Any]) -> list[str]:
     return [f"in all of them {', '.join(texts)}"] if texts else []
 
 
-def _macro_table(found: pa.Table, statement: str, parameters: Sequence[str]) -> tuple[pa.Table, str]:
+def _macro_table(
+    found: pa.Table, statement: str, parameters: Sequence[str], shows_all: str = "--all"
+) -> tuple[pa.Table, str]:
     """Returns what is shown of the answer of `FROM macro(...)`, and a line about the rest: of a front the
-    columns of `dse pareto`, of `sensitivity` ranges of values where they are many.
+    columns of `dse pareto` (and which run), of `sensitivity` ranges of values where they are many.
+    shows_all: what the user says to see the answer itself.
     """
     from analysis import db
 
     name, given = db.call_alone(statement)
     if name == "sensitivity" and len(found) > MAX_VALUES:
-        return _in_ranges(found, given["parameter"])
-    asked = [*(given.get("grp") or []), *map(db.column_of, given.get("objectives") or [])]
+        return _in_ranges(found, given["parameter"], shows_all)
+    of_runs = [name for name in ("run",) if name in found.column_names]
+    asked = [*of_runs, *(given.get("grp") or []), *map(db.column_of, given.get("objectives") or [])]
     needed = {"machine", "schedule", "gap_to_bound", *parameters, *asked}
     if not given.get("objectives") or not needed <= {*found.column_names}:
         return found, ""
@@ -421,11 +428,11 @@ def _macro_table(found: pa.Table, statement: str, parameters: Sequence[str]) -> 
     if "feasible" in found.column_names and not all(found["feasible"].to_pylist()):
         others.append("feasible")
     shown = found.select(list(dict.fromkeys([*names, *others])))
-    rest = f"{found.num_columns - shown.num_columns} more columns: SELECT * FROM {name}(...), or --all"
+    rest = f"{found.num_columns - shown.num_columns} more columns: SELECT * FROM {name}(...), or {shows_all}"
     return shown, "; ".join([*_same_line(same_in_all), rest])
 
 
-def _in_ranges(found: pa.Table, parameter: str) -> tuple[pa.Table, str]:
+def _in_ranges(found: pa.Table, parameter: str, shows_all: str) -> tuple[pa.Table, str]:
     """Returns the answer of the macro `sensitivity` with its values in ranges of about as many rows each, as
     in the picture, and a line that says so; the answer itself where values are texts.
     """
@@ -441,7 +448,7 @@ def _in_ranges(found: pa.Table, parameter: str) -> tuple[pa.Table, str]:
     counts = np.bincount(own)
     means = np.bincount(own, np.repeat(np.log(found["times_the_mean"].to_numpy()), rows)) / counts
     columns = {"value": ranges, "rows": counts, "times_the_mean": np.exp(means)}
-    return pa.table(columns), f"{len(values)} values in {len(ranges)} ranges; --all shows each value"
+    return pa.table(columns), f"{len(values)} values in {len(ranges)} ranges; {shows_all} shows each value"
 
 
 def _sql(args: argparse.Namespace) -> int:
@@ -461,16 +468,26 @@ def _sql(args: argparse.Namespace) -> int:
     # where the screen is narrow these stay
     first = next(iter(run.runs.values())) if args.others else run
     objectives = [o.column for o in first.study.objectives]
-    keep = ["run", "machine", *objectives, *studies.columns(first.study, "machines")]
+    parameters = [*studies.columns(first.study, "machines")]
+    keep = ["run", "machine", *objectives, *parameters]
     if args.statement:
         found, line = run.sql(args.statement).table, ""
-        if args.format == "table" and not (args.all or args.others):
-            found, line = _macro_table(found, args.statement, [*studies.columns(first.study, "machines")])
+        if args.format == "table" and not args.all:
+            found, line = _macro_table(found, args.statement, parameters)
         _print_result(found, args, keep, tables.screen_lines(args.all))
         if line:
             tables.print_line(line)
         return 0
-    prompt.run(run.sql, lambda found, rows: _print_prompt_answer(found.table, args, keep, rows))
+
+    def show(answer: answers.Answer, statement: str, rows: int | None) -> None:
+        found, line = answer.table, ""
+        if args.format == "table" and rows != 0:
+            found, line = _macro_table(found, statement, parameters, ".rows 0")
+        _print_prompt_answer(found, args, keep, rows)
+        if line:
+            tables.print_line(line)
+
+    prompt.run(run.sql, show)
     return 0
 
 
@@ -675,7 +692,7 @@ def _map(args: argparse.Namespace) -> int:
             progress=shown.update,
             **sets,
         ),
-        shorten="" if "limits.seconds" in sets else "--set limits.seconds=S ends its search, with a gap",
+        shorten=_shorter(sets),
     )
     _warn(mapped.workload)
     from dse.frontend import check
@@ -698,6 +715,15 @@ def _sets(texts: Sequence[str], ask: Callable[..., Any]) -> dict[str, Any]:
     if taken := [key for key in sets if key in signature(ask).parameters]:
         raise ValueError(f"set.{taken[0]} is no field of a machine; {closest_name(taken[0], ['node.field'])}")
     return sets
+
+
+def _shorter(sets: Mapping[str, Any]) -> str:
+    """Returns what would end a long search: `limits.seconds`, of schedules that it may end."""
+    schedule = sets.get("solver.schedule", "unfused")
+    if schedule == "best":
+        return "--set solver.schedule=fused --set limits.seconds=S searches less, with a gap"
+    may_end = schedule in ("unfused", "fused") and "limits.seconds" not in sets
+    return "--set limits.seconds=S ends its search, with a gap" * may_end
 
 
 def _front(args: argparse.Namespace, found: Any) -> int:
@@ -908,8 +934,6 @@ def _compare(args: argparse.Namespace) -> int:
     elif len(args.words) == 2:
         a, b = (runs.open(text) for text in args.words)
         comparison = compare.runs(a, b)
-        if args.format != "json":
-            comparison = [*map(compare.shown, comparison)]
         if line := compare.other_work(a, b):
             print(_plain(f"warning: {line}"), file=sys.stderr)
     elif len(args.words) == 4:
@@ -930,7 +954,7 @@ def _compare(args: argparse.Namespace) -> int:
         )
         return 0
     for one in comparison:
-        _print_compared(one)
+        _print_compared(compare.shown(one))
     return 0
 
 
@@ -1008,8 +1032,8 @@ def _check(args: argparse.Namespace) -> int:
             if args.format == "text":
                 tables.print_line(f"{text}: {line}")
                 if layers:
-                    shown = [one._replace(einsum=names_text(one.einsum.split(", "))) for one in layers]
-                    tables.print_table(shown[0]._fields, shown)
+                    *columns, _ = layers[0]._fields
+                    tables.print_table(columns, [(names_text(one.einsums), *one[1:-1]) for one in layers])
                 if components:
                     keys_of = list(components[0])
                     rows = [[row.get(key) for key in keys_of] for row in components]

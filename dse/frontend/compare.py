@@ -34,22 +34,17 @@ TAGS = "tags.json"  # in a run's folder
 RUN_COLUMNS = ("run", "state", "study", "machines", "front", "hypervolume", "tags", "time")
 
 
-def change(before: float | None, after: float | None) -> str:
-    """Returns by how much a value grew, in percent; "" where one is missing or nothing changed.
+def growth(before: float | None, after: float | None) -> float | None:
+    """Returns the share by which a value grew; None where one is missing or nothing changed.
 
-    >>> change(8.0, 10.0), change(8.0, 8.0), change(None, 8.0)
-    ('+25.0 %', '', '')
+    >>> growth(8.0, 10.0), growth(8.0, 8.0), growth(None, 8.0)
+    (0.25, None, None)
     """
-    return _growth_text(growth(before, after))
+    return after / before - 1 if before and after is not None and before != after else None
 
 
 def _growth_text(share: float | None) -> str:
     return "" if share is None else f"{100 * share:+.1f} %"
-
-
-def growth(before: float | None, after: float | None) -> float | None:
-    """Returns the share by which a value grew; None where one is missing or nothing changed."""
-    return after / before - 1 if before and after is not None and before != after else None
 
 
 def mappings(a: Mapped, b: Mapped) -> list[Table]:
@@ -58,10 +53,7 @@ def mappings(a: Mapped, b: Mapped) -> list[Table]:
     einsums that a solution costs once have a row each.
     """
     totals_a, totals_b = a.totals, b.totals
-    totals = [
-        (key, fact(key, totals_a[key]), fact(key, totals_b[key]), change(totals_a[key], totals_b[key]))
-        for key in METRICS
-    ]
+    totals = [(key, totals_a[key], totals_b[key], growth(totals_a[key], totals_b[key])) for key in METRICS]
     costs_a, costs_b = _costs(a), _costs(b)
     names = [e.name for e in a.workload.einsums if e.name in costs_a or e.name in costs_b]
     names += [name for name in costs_b if name not in names]
@@ -111,12 +103,12 @@ def _costs(one: Mapped) -> dict[str, EinsumCost]:
 
 def _pair(
     a: dict[str, EinsumCost], b: dict[str, EinsumCost], name: str, metric: str
-) -> tuple[float | None, float | None, str]:
+) -> tuple[float | None, float | None, float | None]:
     """Returns (A, B, change) of a metric of all occurrences of an einsum; None where one lacks it."""
     before, after = (
         costs[name].count * getattr(costs[name], metric) if name in costs else None for costs in (a, b)
     )
-    return before, after, change(before, after)
+    return before, after, growth(before, after)
 
 
 def _level_rows(
@@ -128,7 +120,7 @@ def _level_rows(
         for level in dict.fromkeys([*levels_a, *levels_b]):
             (bytes_a, energy_a), (bytes_b, energy_b) = levels_a[level], levels_b[level]
             if (bytes_a, energy_a) != (bytes_b, energy_b):
-                yield name, level, bytes_a, bytes_b, change(bytes_a, bytes_b), energy_a, energy_b
+                yield name, level, bytes_a, bytes_b, growth(bytes_a, bytes_b), energy_a, energy_b
 
 
 def _levels(one: Mapped, cost: EinsumCost | None) -> defaultdict[str, tuple[float, float]]:
@@ -164,14 +156,14 @@ def machines(a: str, b: str, sets: Mapping[str, Any]) -> list[Table]:
     ]
     built = [space.built_values(*pair) for pair in zip(specs, archs, strict=True)]
     names = [{node.name for node in spec.nodes} for spec in specs]
-    rows = [(key, *_pair_of(key, *(one.get(key) for one in built))) for key in {**built[0], **built[1]}]
+    rows = [(key, *_pair_of(*(one.get(key) for one in built))) for key in {**built[0], **built[1]}]
     differing = [
         row
         for row in rows
         if row[1] != row[2] and row[0] not in space.TOTALS and row[0].split(".")[0] not in names[0] ^ names[1]
     ]
     differing += [
-        (name, "there" if name in names[0] else "absent", "there" if name in names[1] else "absent", "")
+        (name, "there" if name in names[0] else "absent", "there" if name in names[1] else "absent", None)
         for name in (node.name for spec in specs for node in spec.nodes)
         if name in names[0] ^ names[1]
     ]
@@ -181,7 +173,7 @@ def machines(a: str, b: str, sets: Mapping[str, Any]) -> list[Table]:
         Table(
             f"{specs[0].name} (A), {specs[1].name} (B)",
             ("metric", "A", "B", "change"),
-            tuple((key, *_pair_of(key, totals[0][key], totals[1][key])) for key in totals[0]),
+            tuple((key, *_pair_of(totals[0][key], totals[1][key])) for key in totals[0]),
         ),
         Table("fields that differ", ("field", "A", "B", "change"), tuple(differing), says + absent)
         if differing
@@ -189,13 +181,11 @@ def machines(a: str, b: str, sets: Mapping[str, Any]) -> list[Table]:
     ]
 
 
-def _pair_of(key: str, a: Any, b: Any) -> tuple[str, str, str]:
-    """Returns (A, B, change) of a field as text; "" where a machine has none."""
-    is_none = [one is None or one != one for one in (a, b)]
-    unit = " GB/s" if key.endswith(".bandwidth") else ""
-    texts = ["" if none else f"{fact(key, one)}{unit}" for none, one in zip(is_none, (a, b), strict=True)]
+def _pair_of(a: Any, b: Any) -> tuple[Any, Any, float | None]:
+    """Returns (A, B, change) of a field; None where a machine has none."""
+    a, b = (None if one != one else one for one in (a, b))
     are_numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (a, b))
-    return texts[0], texts[1], change(a, b) if are_numbers and not any(is_none) else ""
+    return a, b, growth(a, b) if are_numbers else None
 
 
 def points(run: Run, a: str, b: str) -> list[Table]:
@@ -221,9 +211,7 @@ def points(run: Run, a: str, b: str) -> list[Table]:
             f"machine {shown[0].machine} (A), machine {shown[1].machine} (B)",
             ("metric", "A", "B", "change"),
             tuple(
-                (key, *_pair_of(key, a_value, b_value))
-                for key, a_value, b_value in pairs
-                if a_value != b_value
+                (key, *_pair_of(a_value, b_value)) for key, a_value, b_value in pairs if a_value != b_value
             ),
             _gap_note(gaps),
         )
@@ -258,7 +246,7 @@ def other_work(a: Run, b: Run) -> str:
 
 def runs(a: Run, b: Run) -> list[Table]:
     """Returns the progress of two runs, the keys in which their studies differ, and the best value of each
-    objective that both have. Cells are values; `shown` makes text of them.
+    objective that both have.
     """
     status_a, status_b = a.status(), b.status()
     counts = [(key, status_a.get(key), status_b.get(key)) for key in COUNTS]
@@ -291,16 +279,20 @@ def runs(a: Run, b: Run) -> list[Table]:
 
 
 def shown(table: Table) -> Table:
-    """Returns a table of `runs` with its cells as text: values by the name in the first column, shares of
-    growth in percent, long texts cut.
+    """Returns a table with its cells as text: of a table whose columns are A and B the values by the name in
+    the first column, shares of growth in percent, long texts cut.
     """
+    missing = "none" if table.header[0] in ("key", "objective") else ""  # of runs; of machines
 
-    def cell(key: str, head: str, value: Any) -> str:
-        if head == "change":
+    def cell(key: str, head: str, value: Any) -> Any:
+        if "change" in head:
             return _growth_text(value)
+        if head not in ("A", "B"):
+            return value
         if value is None:
-            return "none"
-        return _short(value) if isinstance(value, str) else fact(key.partition(":")[0], value)
+            return missing
+        unit = " GB/s" if key.endswith(".bandwidth") else ""
+        return _short(value) if isinstance(value, str) else fact(key.partition(":")[0], value) + unit
 
     rows = ((row[0], *map(partial(cell, row[0]), table.header[1:], row[1:])) for row in table.rows)
     return replace(table, rows=tuple(rows))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -92,6 +92,9 @@ class Opened(Protocol):
 
     def show(self, point: str | int = "best") -> Any:
         """One schedule: `best`, a machine's number, or MACHINE.SCHEDULE."""
+
+    def solutions(self, points: Sequence[tuple[int, int]]) -> Iterator[tuple[Any, ...]]:
+        """Of each (machine, schedule) its solved workloads."""
 
     def certificate(self) -> str:
         """What is proven of the front over machines and their mappings; "": nothing."""
@@ -191,12 +194,13 @@ def _breakdown(run: Opened) -> Picture:
     area: list[tuple[str, Mapping[str, float]]] = []
     weights = run.study.weights()
     shown_rows = spread(len(rows), BARS)
-    for index in shown_rows:
-        number = f"{rows[index]['machine']}.{rows[index]['schedule']}"
+    keys = [(rows[index]["machine"], rows[index]["schedule"]) for index in shown_rows]
+    for (machine, schedule), solutions in zip(keys, run.solutions(keys), strict=True):
+        number = f"{machine}.{schedule}"
         parts: Counter[str] = Counter()
         bottlenecks: Counter[str] = Counter()
         areas: dict[str, float] = {}
-        for ref, one in zip(run.study.workloads, run.show(number).solutions, strict=True):
+        for ref, one in zip(run.study.workloads, solutions, strict=True):
             parts.update(
                 {name: weights[ref.name] * pj for name, pj in energy_parts(one.arch, one.solution).items()}
             )
@@ -432,7 +436,7 @@ def _einsums(mapped: Solved, found: Solution, title: str) -> Picture:
         )
         for part in c.price.parts:
             parts["static" if part.action == "leak" else part.level] += c.count * part.energy_pj
-        label = f"{c.name} x {c.count}" if c.count > 1 else c.name
+        label = figures.label(c)
         energy.append((label, parts))
         latency.append(
             (

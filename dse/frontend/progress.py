@@ -27,7 +27,7 @@ T = TypeVar("T")
 LINE_S = 5.0  # seconds between lines where stderr is no terminal
 TICK_S = 0.2  # seconds between updates of a live line
 DELAY_S = 1.0  # seconds before the first line: shorter work shows none
-LONG_S = 3.0  # seconds of one step before its line says what would shorten it
+LONG_S = 3.0  # seconds of one step before it is said what would shorten it
 COMPILING_TEXT = "compiling kernels, a minute or two, once per installation"
 
 
@@ -103,17 +103,22 @@ class Steps:
             else 0.0
         )
         estimate = f", about {duration(left)} left" if left > 1 else ""
-        shorten = f"; {self.shorten}" if self.shorten and step_s >= LONG_S else ""
         return (
             f"{self.name}: {self.done_count} of {self.step_count} einsums, "
             f"{duration(spent + step_s)}, now einsum {self.current} "
-            f"({duration(step_s)}){estimate}{shorten}"
+            f"({duration(step_s)}){estimate}"
         )
+
+    def advice(self) -> str:
+        """Returns what would shorten the present step, if that has taken long; else ""."""
+        began_at = self.step_began_at if self.step_count else self.started_at
+        return self.shorten if time.monotonic() - began_at >= LONG_S and not compiling.now() else ""
 
 
 def run_with_progress(name: str, work: Callable[[Steps], T], shorten: str = "") -> T:
     """Returns the result of `work`, which runs in a second thread. Compiled loops release the interpreter
-    lock, so the line is updated and Ctrl-C works at once. shorten: as of Steps.
+    lock, so the line is updated and Ctrl-C works at once. shorten: as of Steps; it is said once, on a line of
+    its own, which no terminal cuts.
     """
     steps, results, line = Steps(name, shorten), [], Line()
     failed: list[BaseException] = []
@@ -131,6 +136,9 @@ def run_with_progress(name: str, work: Callable[[Steps], T], shorten: str = "") 
             thread.join(TICK_S)
             if thread.is_alive() and time.monotonic() - steps.started_at > DELAY_S:
                 line.show(steps.text())
+                if advice := steps.advice():
+                    line.say(f"{name}: {advice}")
+                    steps.shorten = ""
     except KeyboardInterrupt:
         line.close()
         print("interrupted", file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from analysis import db
 from dse.frontend import check, tables
 
 ROWS = 40  # rows of an answer that are shown at most, until .rows says otherwise
@@ -17,7 +18,11 @@ MAX_HISTORY = 1000  # lines that are kept between sessions
 HELP = (
     (".help", "this table"),
     (".tables", "the views, with what one row of each is"),
-    (".schema [VIEW]", "columns with type, unit and meaning; of one view, or of all"),
+    (".macros", "what FROM MACRO(...) answers, with an example of each"),
+    (
+        ".schema [VIEW]",
+        "columns with type, unit and meaning; of one view, or of all; of a macro its arguments",
+    ),
     (".rows N", f"rows that are shown of an answer; 0: all (at first as many as fit, at most {ROWS})"),
     (".quit", "end; so does an empty line, or Ctrl-D"),
     ("a statement", "SELECT, WITH, FROM, DESCRIBE or SUMMARIZE in one line, e.g. FROM designs LIMIT 10"),
@@ -45,8 +50,8 @@ KEYWORDS = (
 )
 
 Ask = Callable[[str], Any]  # a statement -> its rows (answers.Answer); raises ValueError in one line
-# (answer, n): prints at most n rows of the answer; 0: all; None: as many as fit, at most ROWS
-Show = Callable[[Any, int | None], None]
+# (answer, statement, n): prints at most n rows of the answer; 0: all; None: as many as fit, at most ROWS
+Show = Callable[[Any, str, int | None], None]
 
 
 def run(ask: Ask, show: Show) -> None:
@@ -55,7 +60,13 @@ def run(ask: Ask, show: Show) -> None:
     names = {one["column_name"] for one in columns}
     if sys.stdin.isatty():
         _edit_lines(
-            [*views, *sorted(names), *KEYWORDS, *(word.split()[0] for word, _ in HELP if word[0] == ".")]
+            [
+                *views,
+                *sorted(names),
+                *db.RETURNS,
+                *KEYWORDS,
+                *(word.split()[0] for word, _ in HELP if word[0] == "."),
+            ]
         )
     print(f"views: {', '.join(views)}; .help lists commands, an empty line ends")
     rows: int | None = None
@@ -67,7 +78,7 @@ def run(ask: Ask, show: Show) -> None:
             elif word.startswith("."):
                 _command(word, words, views, columns)
             else:
-                show(ask(line), rows)
+                show(ask(line), line, rows)
         except ValueError as fault:
             print(tables.safe(str(fault)))
 
@@ -107,12 +118,31 @@ def _command(
         tables.print_table(("command", "does"), HELP)
     elif word == ".tables":
         tables.print_table(("view", "a row is"), [(view, ROW_IS.get(view, "")) for view in views])
+    elif word == ".macros":
+        rows = [(f"FROM {db.example(macro)}", row_is) for macro, (row_is, _) in db.RETURNS.items()]
+        tables.print_table(("macro", "a row is"), rows)
     elif word == ".schema":
+        if macros := [name for name in words if name in db.RETURNS]:
+            tables.print_table(("macro", "", ""), [row for macro in macros for row in _macro_rows(macro)])
+        words = [name for name in words if name not in macros]
+        if macros and not words:
+            return
         if unknown := [name for name in words if name not in views]:
-            raise ValueError(f"{unknown[0]}: no such view; there are {', '.join(views)}")
+            there = f"there are {', '.join(views)}; macros are {', '.join(db.RETURNS)}"
+            raise ValueError(f"{unknown[0]}: no such view; {there}")
         tables.print_table(("view", "column", "type", "unit", "meaning"), _schema(words or views, columns))
     else:
         raise ValueError(f"{word}: no such command; .help lists them")
+
+
+def _macro_rows(macro: str) -> Iterator[tuple[str, str, str]]:
+    """Yields (macro, what, text): arguments that it needs, those that it may have, rows and columns."""
+    row_is, columns = db.RETURNS[macro]
+    yield macro, "write", f"FROM {db.example(macro)}"
+    for argument in db.optional(macro):
+        yield macro, "may have", argument
+    yield macro, "a row is", row_is
+    yield macro, "columns", columns
 
 
 def _schema(views: Sequence[str], columns: Iterable[dict[str, Any]]) -> Iterator[tuple[str, ...]]:

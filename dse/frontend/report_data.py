@@ -264,11 +264,13 @@ def _details(run: Opened, points: pa.Table, on_front: np.ndarray) -> dict[str, A
     """
     rows = np.flatnonzero(on_front)
     rows = rows[np.argsort(points[run.study.objectives[0].column].to_numpy()[rows], kind="stable")]
+    shown = [int(rows[i]) for i in pictures.spread(len(rows), EXPLAINED)] if len(rows) else []
+    keys = [(points["machine"][row].as_py(), points["schedule"][row].as_py()) for row in shown]
     nests: dict[str, int] = {}
-    explained = {}
-    for row in (rows[i] for i in pictures.spread(len(rows), EXPLAINED)) if len(rows) else ():
-        key = f"{points['machine'][int(row)].as_py()}.{points['schedule'][int(row)].as_py()}"
-        explained[key] = [_workload(one, nests) for one in run.show(key).solutions]
+    explained = {
+        f"{machine}.{schedule}": [_workload(one, nests) for one in solved]
+        for (machine, schedule), solved in zip(keys, run.solutions(keys), strict=True)
+    }
     return {"points": explained, "nests": list(nests)}
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache as cache_in_memory
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from dse.frontend.answers import Answer, answer, attribute, item, section
 from dse.mapping import schedule as schedules
 from dse.mapping.conversion import Conversion, with_conversions
 from dse.mapping.nest import Infeasible
-from dse.run import folder, pack, record
+from dse.run import cache, folder, pack, record
 from dse.study import pareto, prune
 from dse.study import study as studies
 from dse.study.study import Study
@@ -45,6 +46,20 @@ MAX_HTML_ROWS = 1000  # rows of an answer that a notebook shows
 # a workload with at most this many einsums, and this many distinct ones, is also solved with
 # solver.schedule = residency by the function `residency`, which takes seconds
 MAX_SOLVED_EINSUMS, MAX_SOLVED_DISTINCT = 200, 8
+# view -> its columns from which a schedule is costed again, and what follows FROM view
+STORED = {
+    "einsums": (
+        "einsum, nest, optimality_gap, certificate",
+        "JOIN mappings USING (mapping_key, einsum_key) WHERE [machines]",
+    ),
+    "workload_costs": ("energy_pj, latency_cycles, certificate", "WHERE [machines]"),
+    "conversions": (
+        'tensor, layout, "to", readers, energy_pj, latency_cycles, saved_cost AS saved',
+        "WHERE [machines] ORDER BY position",
+    ),
+    "schedules": ("nest", "WHERE [machines] AND nest IS NOT NULL"),
+}
+Stored = dict[str, dict[tuple[int, int, str], list[dict[str, Any]]]]
 
 
 def sweep(
@@ -210,6 +225,7 @@ class Run:
         distinct: bool = False,
         epsilon: float | None = None,
         knee: bool = False,
+        columns: Sequence[str] | None = None,
     ) -> Answer:
         """Returns the non-dominated feasible points, best in the first objective first: their rows of
         `designs`.
@@ -221,13 +237,16 @@ class Run:
         epsilon: few points, so that each of the front has one that is worse by at most this share
         knee: the point of least sum of objectives, each scaled to 0 (best on the front) .. 1 (worst), of
             equal sums that whose worst objective is best; `tied_designs` as with `distinct`
+        columns: those behind machine, schedule and objectives; None: all
         """
         from analysis import db
 
         own = objectives or self.objectives()
         of_study = {*map(db.objective, own)} == {*self.objectives()}
         return self._answer(
-            lambda con: db.front(con, own, where, by, distinct, self.seconds, epsilon, knee, of_study)
+            lambda con: db.front(
+                con, own, where, by, distinct, self.seconds, epsilon, knee, of_study, columns
+            )
         )
 
     def hypervolume(self, objectives: Sequence[str] = (), reference: Sequence[float] = ()) -> float:
@@ -368,7 +387,7 @@ class Run:
             raise ValueError(f"{self.path}: POINT = {point}: machine {machine} {why}")
         arch = spaces.decode(self.study.space, machine)
         solved = tuple(
-            self._reprice(arch, machine, schedule_number, str(point))
+            self._reprice(arch, machine, schedule_number, str(point), self._stored([machine]))
             if rows[0]["status"] == "ok" and isinstance(arch, Arch)
             else ()
         )
@@ -380,6 +399,33 @@ class Run:
             solved,
             self._price_given_schedule(arch, Path(schedule)) if schedule and isinstance(arch, Arch) else None,
         )
+
+    def solutions(self, points: Sequence[tuple[int, int]]) -> Iterator[tuple[Mapped, ...]]:
+        """Yields for each (machine, schedule) its `solutions`, as of `show`; what is stored of all of them is
+        asked for at once.
+        """
+        stored = self._stored([machine for machine, _ in points])
+        for machine, schedule in points:
+            arch = spaces.decode(self.study.space, machine)
+            name = f"{machine}.{schedule}"
+            yield tuple(
+                self._reprice(arch, machine, schedule, name, stored) if isinstance(arch, Arch) else ()
+            )
+
+    def _stored(self, machines: Sequence[int]) -> Stored:
+        """Returns by view, then by (machine, schedule, workload), the rows of which schedules of machines are
+        costed again.
+        """
+        listed = ", ".join(map(str, machines))
+        condition = f"machine = {listed}" if len(machines) == 1 else f"machine IN ({listed})"
+        found: Stored = {}
+        for view, (columns, rest) in STORED.items():
+            asked = f"SELECT machine, schedule, workload, {columns} FROM {view} {rest}"
+            rows = self.sql(asked.replace("[machines]", condition)).table.to_pylist() if machines else ()
+            by_point = found.setdefault(view, defaultdict(list))
+            for row in rows:
+                by_point[row.pop("machine"), row.pop("schedule"), row.pop("workload")].append(row)
+        return found
 
     def _with_totals(self, row: dict[str, Any], schedule: int) -> dict[str, Any]:
         """Returns a row of the table machines, extended by the schedule's costs over all workloads (weighted)
@@ -489,7 +535,7 @@ class Run:
         from dse.study.best_first import proven_gap
 
         columns = [o.column for o in self.study.objectives]
-        front = self.front(columns).table.select(columns)
+        front = self.front(columns, columns=()).table.select(columns)
         done = self.sql("SELECT machine FROM machines WHERE status <> 'error'").table["machine"].to_numpy()
         study = replace(self.study, loaded_workloads=studies.workloads_of(self.study))
         bounds = job_of(study).pruner.objective_bounds(np.setdiff1d(np.arange(self.study.space.size), done))
@@ -498,10 +544,21 @@ class Run:
 
     def fusion_hints(self, point: str | int = "best") -> list[str]:
         """Returns lines about workloads that a point runs layer by layer although fusion may save much
-        traffic between their einsums (`values.unfused_hint`): one for each such workload.
+        traffic between their einsums (`values.unfused_hint`): one for each such workload. They are kept in
+        $DSE_CACHE: workload and evaluator take seconds to load.
         """
         if self.study.solver.schedule != "unfused":
             return []
+        manifest, (machine, schedule, _) = folder.read(self.path), self._point(str(point))
+        question = str(self.path.resolve()), str(self.path), manifest.identity, manifest.generation
+        path = cache.answer_path("hint", (*question, machine, schedule), ".json")
+        found = cache.read_decoded(path, lambda answer: [str(line) for line in json.loads(answer)])
+        if found is None:
+            found = self._fusion_hints(f"{machine}.{schedule}")
+            cache.write(path, json.dumps(found).encode())
+        return found
+
+    def _fusion_hints(self, point: str) -> list[str]:
         from dse.explain import values
         from dse.sim.einsum.evaluate import Solution
 
@@ -554,7 +611,9 @@ class Run:
         named = zip(self.study.workloads, studies.workloads_of(self.study), strict=True)
         return [replace(w, name=ref.name) if ref.path else w for ref, w in named]
 
-    def _reprice(self, arch: Arch, number: int, schedule: int, point: str) -> Iterator[Mapped]:
+    def _reprice(
+        self, arch: Arch, number: int, schedule: int, point: str, stored_rows: Stored
+    ) -> Iterator[Mapped]:
         """Yields for each workload its stored schedule, costed again. number: of the machine; point: as the
         user wrote it. Raises AnswerDiffers if a stored cost differs.
         """
@@ -563,15 +622,8 @@ class Run:
         from dse.solve.stored import reprice
 
         for ref, workload in zip(self.study.workloads, self._workloads(), strict=True):
-            name = ref.name.replace("'", "''")
-            condition = f"WHERE machine = {number} AND schedule = {schedule} AND workload = '{name}'"
-            nests = self.sql(
-                "SELECT einsum, nest, optimality_gap, certificate FROM einsums JOIN mappings USING "
-                f"(mapping_key, einsum_key) {condition}"
-            )
-            costs = self.sql(
-                f"SELECT energy_pj, latency_cycles, certificate FROM workload_costs {condition}"
-            ).table.to_pylist()
+            key = number, schedule, ref.name
+            nests, costs, copies, texts = (stored_rows[view].get(key, []) for view in STORED)
             stored = [{key: row[key] for key in ("energy_pj", "latency_cycles")} for row in costs]
             certificates = [row["certificate"] for row in costs]
             if not nests:
@@ -580,19 +632,10 @@ class Run:
                     f"{number}.0"
                 )
             conversions = tuple(
-                Conversion(**{**row, "readers": tuple(row["readers"].split(", "))})
-                for row in self.sql(
-                    'SELECT tensor, layout, "to", readers, energy_pj, latency_cycles, saved_cost AS '
-                    f"saved FROM conversions {condition} ORDER BY position"
-                ).table.to_pylist()
+                Conversion(**{**row, "readers": tuple(row["readers"].split(", "))}) for row in copies
             )
             workload = with_conversions(workload, conversions)
-            schedule_texts = (
-                self.sql(f"SELECT nest FROM schedules {condition} AND nest IS NOT NULL")
-                .table["nest"]
-                .to_pylist()
-            )
-            plan = schedules.parse_schedule(schedule_texts[0]) if schedule_texts else None
+            plan = schedules.parse_schedule(texts[0]["nest"]) if texts else None
             nest_texts = {row["einsum"]: row["nest"] for row in nests}
             proofs = {
                 row["einsum"]: (row["optimality_gap"] or 0.0, row["certificate"] or "") for row in nests
@@ -802,7 +845,7 @@ def connection(
     """Returns a connection to the views of a run, including those that are computed on demand."""
     from analysis import computed, db
 
-    @cache
+    @cache_in_memory
     def context() -> RunContext:
         from dse.explain import derived
 

@@ -28,7 +28,7 @@ from dse.sim.schedule.placed import (
     shared_loops,
     stage_array,
 )
-from hw.arch import Arch
+from hw.arch import Arch, Level
 from workloads.einsum import Projection, canonical_key
 from workloads.graph import Workload, base_tensor, counts
 
@@ -250,6 +250,12 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
                 f"{line}: no tensor that is made and read, or read twice; take one of "
                 f"{', '.join(candidates[:8]) or 'none'}"
             )
+        elif user := next(_kept_out(one, arch.levels[index_of[one.level]], workload, g), None):
+            kept = ", ".join(arch.levels[index_of[one.level]].may_keep)
+            yield (
+                f"{line}: {user[0]} has it as {user[1]}, which may not stand at {one.level} "
+                f"(may_keep: {kept}); leave it out"
+            )
         elif one.tensor not in g.makers and schedule.weights == "pinned" and one.tensor in workload.weights:
             yield f"{line}: weights are pinned before the run; leave it out"
         elif not all(0 <= share <= 1 for share in shares(one)) or not any(shares(one)):
@@ -327,6 +333,17 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
                 f"{line}: an einsum that makes or reads it repeats; only tensors of einsums that run "
                 "once are retained"
             )
+
+
+def _kept_out(one: Retained, level: Level, workload: Workload, g: Graph) -> Iterator[tuple[str, str]]:
+    """Yields each einsum that makes or reads a retained tensor in a role that may not stand at its level, and
+    the role.
+    """
+    for e in workload.einsums:
+        for p in e.tensors():
+            role = nest.role(e, p.tensor)
+            if base_tensor(p.tensor, g.makers) == one.tensor and role not in level.may_keep:
+                yield e.name, role
 
 
 def _retained_too_soon(one: Retained, g: Graph) -> str:

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dse.mapping.nest import Infeasible, Loop, Store
+from dse.mapping.nest import Infeasible, Loop, Store, role
 from dse.mapping.nest import Mapping as Nest
 from dse.mapping.schedule import Branch, Schedule, Segment
 from dse.sim.counts.counts import tile_bits
@@ -397,6 +397,12 @@ def residency_problem(
         for b in segment.branches
         for t in g.readers
         if b.einsum in g.readers[t] and placed.bypasses_retained(t, b, segment, g, arch.levels[0].name)
+    }
+    excluded |= {  # an einsum has them in a role that may not stand there
+        base_tensor(p.tensor, g.makers)
+        for e in workload.einsums
+        for p in e.tensors()
+        if role(e, p.tensor) not in level.may_keep
     }
     lives = [life for life in _lives(arch, g, words_of, run_once) if life.tensor not in excluded]
     lives.sort(key=lambda life: life.tensor)
