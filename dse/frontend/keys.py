@@ -232,6 +232,11 @@ MACHINE: Meanings = {
     "nodes": ("", "memories and arrays from the outermost in, the compute last; the keys below"),
     "node_nm": ("nm", "technology node, for the tables of SRAM and logic"),
     "cell": ("", "SRAM cells: low operating power or high performance"),
+    "vdd": (
+        "V",
+        "supply voltage of all that the tables price on chip: energy, leakage, delay and the highest clock; "
+        "least: the lowest that meets the clock; none: as the tables give it, any clock",
+    ),
     "word_bits": (
         "bit",
         "size of an element that names none of its own; default: the bits of the compute kind",

@@ -416,6 +416,7 @@ TABLES: dict[str, Columns] = {
         "capacity_bits": Column("int64", "bit", "capacity of one instance; NULL: unbounded"),
         "instances": Column("int64", "", "how many there are"),
         "clock_ghz": Column("float64", "GHz", "clock of the machine"),
+        "vdd": Column("float64", "V", "supply voltage of the chip; NULL: the machine gives none"),
     },
     "events": {
         "time": Column("timestamp", "", "when, UTC"),
