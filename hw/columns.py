@@ -275,37 +275,32 @@ class Table:
             rest, found[:, axis] = np.divmod(rest, len(self.space.axes[axis].values))
         return found
 
-    def _with_voltage(self, digits: Ints) -> tuple[NDArray[np.bool_], Ints]:
-        """Returns [n] whether a voltage meets the clock, and the digits in the space `resolved`: `least` is
-        the highest of what the nodes of a machine need each.
+    def _with_voltage(self, digits: Ints) -> Ints:
+        """Returns the digits in the space `resolved`: `least` is the highest of what the nodes of a machine
+        need each. A node that meets the clock at no voltage cannot be built at that of the others either.
         """
-        reached = np.ones(len(digits), np.bool_)
         if self.resolved is self.space:
-            return reached, digits
+            return digits
         (at,) = _depends(self.resolved.axes, ["vdd"])
         if at == digits.shape[1]:  # all machines have `least`, which is then no axis of the study
-            is_least, digits = reached, np.column_stack([digits, np.zeros(len(digits), np.int64)])
+            digits = np.column_stack([digits, np.zeros(len(digits), np.int64)])
+            is_least = np.ones(len(digits), np.bool_)
         else:
             is_least = np.array([volts == LEAST for volts in self.space.axes[at].values])[digits[:, at]]
         found = [one.numbers_of(self.resolved, digits) for one in self.least]
-        reached = np.logical_and.reduce([is_reached for is_reached, _ in found])
-        volts = np.max([np.where(ok, own[:, 0], 0) for ok, own in found], axis=0)
-        given = digits[:, at] + len(VOLTS)
+        volts = np.max([np.where(is_met, own[:, 0], 0) for is_met, own in found], axis=0)
         steps = np.round(volts * STEPS_PER_V).astype(np.int64)
-        resolved = digits.copy()
-        resolved[:, at] = np.where(is_least, steps, given)
-        return reached | ~is_least, resolved
+        digits[:, at] = np.where(is_least, steps, digits[:, at] + len(VOLTS))
+        return digits
 
     def columns(self, machines: Ints) -> tuple[NDArray[np.bool_], Columns]:
         """Returns [n] whether each machine can be built, and the columns of those that can."""
-        has_voltage, digits = self._with_voltage(self.digits(machines))
+        digits = self._with_voltage(self.digits(machines))
         parts = [
             node_columns.numbers_of(self.resolved, digits)
             for node_columns in (*self.machine_columns, *self.nodes)
         ]
-        built = (
-            np.logical_and.reduce([has_voltage, *(is_buildable for is_buildable, _ in parts)]) & self.sound
-        )
+        built = np.logical_and.reduce([is_buildable for is_buildable, _ in parts]) & self.sound
         (clock, machine_family), *nodes = [found[built].T for _, found in parts[1:]]
         template = self.space.template.nodes
         # without the last number of a node, its family; of an array: size, multicast, reduce per dimension

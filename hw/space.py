@@ -21,7 +21,7 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from hw import component
+from hw import component, die
 from hw.arch import (
     RATE_UNITS,
     SIZE_UNITS,
@@ -466,7 +466,7 @@ def decode(space: Space, index: int) -> Arch | Unbuildable:
 
 def static_values(space: Space, index: int, arch: Arch) -> dict[str, Value]:
     """Returns what is known of a machine without solving: all fields by key, those that the file leaves out
-    from the tables (NaN where these have none), area_mm2, leak_mw.
+    from the tables (NaN where these have none), area_mm2, leak_mw, die_cost_usd.
     """
     return built_values(apply(space.template, values(space, index)), arch)
 
@@ -488,6 +488,7 @@ def built_values(spec: Machine, arch: Arch) -> dict[str, Value]:
             found |= _tabulated(node, arch.compute)
     if arch.vdd is not None:
         found["vdd"] = arch.vdd
+    found["die_cost_usd"] = die.cost_usd(arch.area_mm2(), spec.node_nm or nan)
     return found | {"word_bits": arch.word_bits, "area_mm2": arch.area_mm2(), "leak_mw": arch.leak_mw()}
 
 
@@ -502,7 +503,7 @@ def static_names(template: Machine) -> frozenset[str]:
     """
     return frozenset(
         key for key, kind in keys(template).items() if get_args(kind)[:1] in ((int,), (float,))
-    ) | set(TOTALS)
+    ) | {*TOTALS, "die_cost_usd"}
 
 
 def _fields(spec: Machine) -> dict[str, Value]:

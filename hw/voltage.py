@@ -12,6 +12,7 @@ of CACTI. A clock cycle is FO4_PER_CYCLE delays of an inverter that drives four:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from math import ceil, floor
 
@@ -39,7 +40,7 @@ class Device:
 
     def leak_factor(self, vdd: float) -> float:
         """Returns the leakage power at vdd over that at nominal voltage."""
-        return (vdd / self.nominal_v) ** (1 + self.leak_exponent)
+        return math.pow(vdd / self.nominal_v, 1 + self.leak_exponent)
 
     def delay_factor(self, vdd: float) -> float:
         """Returns the delay of a circuit at vdd over that at nominal voltage.
@@ -47,7 +48,7 @@ class Device:
         1.2
         """
         overdrive = (self.nominal_v - self.vth_v) / (vdd - self.vth_v)
-        return overdrive**self.alpha * (vdd / self.nominal_v)
+        return math.pow(overdrive, self.alpha) * (vdd / self.nominal_v)
 
     def highest_mhz(self, vdd: float) -> float:
         """Returns the highest clock of logic at vdd."""

@@ -209,7 +209,7 @@ def test_least_as_columns_and_in_constraints() -> None:
         "clock_mhz": [400, 1000, 1500, 2100],
         "gbuf.capacity": ["32 KiB", "1 MiB"],
     }
-    s = space.parse(EDGE, raw)
+    s = space.parse(space.override(EDGE, {"regf.actions_per_cycle": 1}), raw)
     machines = np.arange(s.size)
     built, columns = Table(s).columns(machines)
     found = [space.decode(s, one) for one in machines.tolist()]

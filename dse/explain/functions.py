@@ -19,6 +19,7 @@ from dse.run import record
 from dse.study import packed_columns
 from dse.study import study as studies
 from dse.study.study import Study
+from hw import die
 from workloads.graph import unique
 
 KEY = ("machine", "schedule", "workload")
@@ -63,6 +64,7 @@ def functions(study: Study, compute: Compute) -> list[Function]:
             Function(f"follows_{name}", packed_columns.formula(name), formula_types, "DOUBLE")
             for name in packed_columns.FORMULAS
         ),
+        Function("die_cost_usd", _die_costs, ("DOUBLE", "DOUBLE"), "DOUBLE"),
         Function("macs_of", partial(_macs, study), ("BIGINT",), "DOUBLE"),
         Function("uniques_of", partial(_uniques, study), ("BIGINT",), _struct("einsums", UNIQUES_FIELDS)),
         *(
@@ -125,6 +127,15 @@ def _macs(study: Study, machines: Any) -> pa.Array:
     """Returns, per machine, the MACs of a point: of all workloads, each as often as its weight says."""
     macs = sum(row["weight"] * row["occurrences"] * row["macs"] for row in _rows_of_uniques(study))
     return pa.repeat(float(macs), len(machines))
+
+
+def _die_costs(area_mm2: Any, node_nm: Any) -> pa.Array:
+    """Returns what dies of these areas cost, each at its node; NULL where that is not known."""
+    costs = [
+        die.cost_usd(area or 0.0, node or 0.0)
+        for area, node in zip(area_mm2.to_pylist(), node_nm.to_pylist(), strict=True)
+    ]
+    return pa.array([None if cost != cost else cost for cost in costs], pa.float64())
 
 
 def _struct(table: str, names: Sequence[str]) -> str:

@@ -79,7 +79,8 @@ STUDY: dict[str, tuple[str, str, str, str]] = {
         "list of comparisons",
         "[]",
         "",
-        "fields, area_mm2, leak_mw, metrics (latency_ns[net] of one workload), + - * /, < <= > >= ==",
+        "fields, area_mm2, leak_mw, die_cost_usd, metrics (latency_ns[net] of one workload), + - * /, "
+        "< <= > >= ==",
     ),
     "objectives": (
         "list",
