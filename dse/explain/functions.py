@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from dse.run import record
-from dse.study import packed_columns
+from dse.study import packed_columns, pareto
 from dse.study import study as studies
 from dse.study.study import Study
 from hw import die
+from workloads import catalog
 from workloads.graph import unique
 
 KEY = ("machine", "schedule", "workload")
@@ -66,6 +67,7 @@ def functions(study: Study, compute: Compute) -> list[Function]:
         ),
         Function("die_cost_usd", _die_costs, ("DOUBLE", "DOUBLE"), "DOUBLE"),
         Function("macs_of", partial(_macs, study), ("BIGINT",), "DOUBLE"),
+        Function("workloads_of", partial(_workloads, study), ("BIGINT",), _workloads_struct(study)),
         Function("uniques_of", partial(_uniques, study), ("BIGINT",), _struct("einsums", UNIQUES_FIELDS)),
         *(
             Function(name, _of_columns(partial(compute, name), len(inputs)), inputs, dtype)
@@ -116,6 +118,56 @@ def _rows_of_uniques(study: Study) -> list[dict[str, Any]]:
         for ref, workload in zip(study.workloads, studies.workloads_of(study), strict=True)
         for position, group in enumerate(unique(workload), 1)
     ]
+
+
+def _workload_rows(study: Study) -> list[dict[str, Any]]:
+    """Returns the rows of the view `workloads`: sizes of a run, and parameters that the study gives, as
+    columns workload_<parameter>.
+    """
+    rows = []
+    for ref in study.workloads:
+        samples, tokens = catalog.run_sizes(ref.text)
+        given = {
+            f"workload_{pareto.slug(key)}": value
+            for key, value in (catalog.given_in(ref.text) | {k: str(v) for k, v in ref.bind}).items()
+        }
+        rows.append(
+            {"workload": ref.name, "weight": ref.weight, "samples": samples, "tokens": tokens} | given
+        )
+    return rows
+
+
+def _workload_types(study: Study) -> dict[str, str]:
+    """Returns the columns of the view `workloads`, each with its SQL type: parameters are numbers where all
+    of their values are.
+    """
+    types = {name: SQL_TYPES[column.dtype] for name, column in record.VIEWS["workloads"].items()}
+    rows = _workload_rows(study)
+    for name in dict.fromkeys(chain.from_iterable(rows)):
+        values = [row[name] for row in rows if name in row]
+        if name not in types:
+            types[name] = "BIGINT" if all(catalog.NUMBER.fullmatch(value) for value in values) else "VARCHAR"
+    return types
+
+
+def _workloads_struct(study: Study) -> str:
+    columns = ", ".join(f'"{name}" {dtype}' for name, dtype in _workload_types(study).items())
+    return f"STRUCT({columns})[]"
+
+
+def _workloads(study: Study, numbers: Any) -> pa.Array:
+    """Returns the rows of the view `workloads`, for each of some numbers."""
+    kinds = {"VARCHAR": pa.string(), "BIGINT": pa.int64(), "DOUBLE": pa.float64()}
+    types = _workload_types(study)
+    rows = [
+        {
+            name: int(row[name]) if types[name] == "BIGINT" and row.get(name) is not None else row.get(name)
+            for name in types
+        }
+        for row in _workload_rows(study)
+    ]
+    struct = pa.struct([(name, kinds[dtype]) for name, dtype in types.items()])
+    return pa.array([rows] * len(numbers), pa.list_(struct))
 
 
 def _uniques(study: Study, numbers: Any) -> pa.Array:

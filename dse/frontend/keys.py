@@ -73,7 +73,8 @@ STUDY: dict[str, tuple[str, str, str, str]] = {
         "",
         "",
         "what varies: any field of the machine as a list, {from, to, step}, {linear: [from, to, count]} or "
-        "{log: [from, to, count]}",
+        "{log: [from, to, count]}; workload.NAME: a list for a parameter of each workload, e.g. "
+        "workload.batch: [1, 4]",
     ),
     "constraints": (
         "list of comparisons",

@@ -483,6 +483,12 @@ KEYS: dict[str, tuple[str, ...]] = {
 
 # Views over others that have no table of their own (analysis/sql/computed.sql)
 VIEWS: dict[str, Columns] = {
+    "workloads": {
+        "workload": WORKLOAD,
+        "weight": Column("float64", "", "of the workload in sums over the workloads"),
+        "samples": Column("int64", "", "batch of one run; NULL: the workload has no such parameter"),
+        "tokens": Column("int64", "", "new positions of all samples of one run; NULL: it has none"),
+    },
     "components": {
         "machine": MACHINE,
         "schedule": SCHEDULE,
@@ -498,6 +504,9 @@ VIEWS: dict[str, Columns] = {
 }
 
 STUDY_COLUMNS: dict[str, Columns] = {  # for listings: examples of columns whose names depend on the study
+    "workloads": {
+        "workload_batch, ...": Column("", "", "a parameter each that the study gives to a workload")
+    },
     "machines": {"array_x, ...": Column("", "", "a parameter of the space each: its key, _ for the dot")},
     "points": {
         "energy_pj_sum, ...": Column(
