@@ -127,14 +127,14 @@ def _rows_by(table: str, key: str) -> dict[str, dict[str, str]]:
     return {row[key]: row for row in rows(table)}
 
 
-def _bracket(x: float, xs: list[float]) -> tuple[float, float, float]:
+def bracket(x: float, xs: list[float]) -> tuple[float, float, float]:
     """Returns the neighbours of x in xs, and where x lies between them on a log scale: 0.0 if x is in xs."""
     high = xs[bisect_left(xs, x)]
     low = high if high == x else xs[bisect_left(xs, x) - 1]
     return low, high, log(x / low) / log(high / low) if high > low else 0.0
 
 
-def _blend(a: Iterable[float], b: Iterable[float], fraction: float) -> list[float]:
+def blend(a: Iterable[float], b: Iterable[float], fraction: float) -> list[float]:
     """Returns the log-log interpolation of a and b at `fraction`. It never leaves [a, b], so it is monotonic
     where the rows are.
     """
@@ -177,12 +177,12 @@ def sram(node_nm: float, cell: str, capacity_bits: int, width_bits: int) -> Sram
             f"bit words ({show_bytes(sizes[0] / 8)} to {show_bytes(sizes[-1] / 8)}); change capacity, "
             f"width_bits or banks, or use kind: {REGISTER_OR if capacity_bits < sizes[0] else ''}custom"
         )
-    below, above, node_fraction = _bracket(node_nm, sorted(nodes))
+    below, above, node_fraction = bracket(node_nm, sorted(nodes))
     ends = []
     for node in (below, above):
-        low, high, fraction = _bracket(capacity_bits, [float(s) for s in sizes])
-        ends.append(_blend(astuple(nodes[node][int(low)]), astuple(nodes[node][int(high)]), fraction))
-    return Sram(*_blend(ends[0], ends[1], node_fraction))
+        low, high, fraction = bracket(capacity_bits, [float(s) for s in sizes])
+        ends.append(blend(astuple(nodes[node][int(low)]), astuple(nodes[node][int(high)]), fraction))
+    return Sram(*blend(ends[0], ends[1], node_fraction))
 
 
 @lru_cache(maxsize=4096)
@@ -260,8 +260,8 @@ def device(node_nm: float, cell: str) -> Device:
             f"node_nm = {node_nm:g} is outside the table of voltages ({min(nodes):g} to {max(nodes):g} nm); "
             "choose a value inside, or leave vdd out"
         )
-    below, above, fraction = _bracket(node_nm, sorted(nodes))
-    return Device(*_blend(nodes[below], nodes[above], fraction))
+    below, above, fraction = bracket(node_nm, sorted(nodes))
+    return Device(*blend(nodes[below], nodes[above], fraction))
 
 
 @lru_cache
@@ -277,8 +277,8 @@ def _logic_factors(node_nm: float) -> list[float]:
         float(r["node_nm"]): (float(r["energy_factor"]), float(r["area_factor"]))
         for r in _rows_by("logic_scaling", "node_nm").values()
     }
-    below, above, fraction = _bracket(node_nm, sorted(factors))
-    return _blend(factors[below], factors[above], fraction)
+    below, above, fraction = bracket(node_nm, sorted(factors))
+    return blend(factors[below], factors[above], fraction)
 
 
 @lru_cache

@@ -15,22 +15,19 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-import numpy as np
-
-from hw.component import rows
-from workloads.arrays import Floats
+from hw.component import blend, bracket, rows
 
 WAFER_MM, EDGE_MM, SCRIBE_MM = 300.0, 5.0, 0.2
 CLUSTERING = 10.0  # alpha of the negative binomial distribution of defects
 
 
 @lru_cache
-def _table() -> tuple[Floats, Floats, Floats]:
-    """Returns (log node_nm, log USD per wafer, defects per mm2), by node."""
-    found = np.array(
-        [[float(row[key]) for key in ("node_nm", "wafer_usd", "defects_per_cm2")] for row in rows("wafer")]
-    )
-    return np.log(found[:, 0]), np.log(found[:, 1]), found[:, 2] / 100
+def _wafers() -> dict[float, tuple[float, float]]:
+    """Returns (USD per wafer, defects per cm2) by node."""
+    return {
+        float(row["node_nm"]): (float(row["wafer_usd"]), float(row["defects_per_cm2"]))
+        for row in rows("wafer")
+    }
 
 
 def cost_usd(area_mm2: float, node_nm: float) -> float:
@@ -39,12 +36,13 @@ def cost_usd(area_mm2: float, node_nm: float) -> float:
     >>> round(cost_usd(100, 28), 2), cost_usd(100, 7)
     (5.42, nan)
     """
-    nodes, prices, defects = _table()
-    node = math.log(node_nm) if node_nm > 0 else math.nan
-    if not nodes[0] <= node <= nodes[-1] or not area_mm2 > 0:
+    wafers = _wafers()
+    if not min(wafers) <= node_nm <= max(wafers) or not area_mm2 > 0:
         return math.nan
+    below, above, fraction = bracket(node_nm, sorted(wafers))
+    wafer_usd, defects_per_cm2 = blend(wafers[below], wafers[above], fraction)
     with_scribe = (math.sqrt(area_mm2) + SCRIBE_MM) ** 2
     radius = WAFER_MM / 2 - EDGE_MM
     dies = math.pi * radius**2 / with_scribe - math.pi * 2 * radius / math.sqrt(2 * with_scribe)
-    good = (1 + float(np.interp(node, nodes, defects)) * area_mm2 / CLUSTERING) ** -CLUSTERING
-    return math.exp(float(np.interp(node, nodes, prices))) / (dies * good) if dies > 0 else math.inf
+    good = math.pow(1 + defects_per_cm2 / 100 * area_mm2 / CLUSTERING, -CLUSTERING)
+    return wafer_usd / (dies * good) if dies > 0 else math.inf
