@@ -242,7 +242,7 @@ def run_sizes(source: str) -> tuple[int | None, int | None]:
     name, own = source.removeprefix(HF).partition(":")[0], given_in(source)
     if name == "train":
         net = own.pop("net", "")
-        return run_sizes(with_parameters(net, own) if own else net)
+        name, own = net.partition(":")[0], given_in(net) | own
     make = NETWORKS.get(name) or (huggingface if name.lower().endswith(".json") else None)
     signature = inspect.signature(make).parameters.values() if make else ()
     known = {p.name: str(p.default) for p in signature} | ({"batch": "1"} if name in FILES else {}) | own
