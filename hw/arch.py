@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
 
+from hw.voltage import LEAST
+
 SIZE = re.compile(r"^\s*(-?\d+(?:\.\d+)?)\s*([A-Za-z/]+2?)\s*$")
 SIZE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 OPS_PER_MAC = 2  # operations in TOPS: a multiplication and an addition
@@ -107,6 +109,15 @@ def read_widths(value: object) -> tuple[tuple[str, int], ...]:
     return tuple((role, given[role]) for role in ROLES if role in given)
 
 
+def read_volts(value: object) -> object:
+    """Returns a supply voltage: a number of volts, LEAST for the text `least`. Raises ValueError."""
+    if value == "least":
+        return LEAST
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
+        raise ValueError("is no supply voltage; write volts, e.g. 0.6, or least")
+    return value
+
+
 def read_entry(value: object) -> int | str:
     """Returns one dimension of a minimum tile: a number above 0, or a word of TILE_WORDS. Raises
     ValueError.
@@ -133,6 +144,11 @@ Count = Annotated[int, Field(gt=0, strict=True)]
 NonNegative = Annotated[int, Field(ge=0, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 Cost = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+Volts = Annotated[
+    float,
+    BeforeValidator(read_volts),
+    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"enum": ["least"]}]}),
+]
 Cell = Literal["lop", "hp"]
 MemoryKind = Literal[
     "sram", "register", "ddr3", "ddr4", "lpddr4", "lpddr5", "gddr5", "gddr6", "hbm2", "hbm2e", "custom"
@@ -531,6 +547,9 @@ class Machine:
     nodes: tuple[Node, ...] = ()  # outermost memory first, compute last
     node_nm: Positive | None = None  # technology node, for the component tables
     cell: Cell = "lop"  # SRAM cells: low operating power or high performance
+    # supply voltage of what is priced from the tables; LEAST: the lowest at which the clock is met; None: as
+    # the tables give it, without a highest clock
+    vdd: Volts | None = None
     word_bits: Count | None = None  # bits of a tensor element; None: those of the compute kind
     # buffered: fills overlap with work inside where a level is double-buffered; free: they overlap
     # everywhere, at no capacity
@@ -674,6 +693,8 @@ class Arch:
     # buffered: fills overlap with work inside where a level is double-buffered; free: they overlap everywhere
     overlap: Overlap = role_field("structure", "buffered")
     mapping: tuple[Rule, ...] = role_field("structure", ())  # rules that all mappings keep
+    # supply voltage that prices, rates and leakage are of; None: that of each table
+    vdd: float | None = role_field("label", None)
 
     def instances(self, outside: int) -> int:
         """Returns how many copies there are of levels[outside], or of the MAC unit where outside is

@@ -37,6 +37,7 @@ from hw.component import (
     compute_of,
     contradictions,
     fanout_of,
+    least_vdd_of,
     level_of,
     nesting_faults,
     order_faults,
@@ -44,6 +45,7 @@ from hw.component import (
     word_bits_of,
 )
 from hw.space import HEAD, Axis, Space, Value, apply
+from hw.voltage import LEAST, STEPS_PER_V
 from workloads.arrays import Floats, Ints
 
 NESTING = ("kind", *LAYOUT_FIELDS)  # fields of Memory that decide how nodes may be nested (nesting_faults)
@@ -51,7 +53,7 @@ NESTING = ("kind", *LAYOUT_FIELDS)  # fields of Memory that decide how nodes may
 COLUMN_ROLES: tuple[FieldRole, ...] = ("price", "rate")
 # fields of Arch that are part of a machine's family; word_bits is part of the family of the compute instead
 FAMILY_FIELDS = tuple(name for name in fields_of(Arch, "structure", "tiles") if name != "word_bits")
-TECHNOLOGY = ("node_nm", "cell")  # fields of Machine that change memories of the kinds ON_CHIP alone
+TECHNOLOGY = ("node_nm", "cell", "vdd")  # fields of Machine that change memories of the kinds ON_CHIP alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ def _combined(groups: Sequence[Columns], combine: Callable[[list[NDArray[Any]]],
     return replace(first, **changes)
 
 
+VOLTS = tuple(step / STEPS_PER_V for step in range(3 * STEPS_PER_V))  # that `vdd: least` may mean
 Row = tuple[float, ...]  # numbers of one node; empty: the node cannot be built
 
 
@@ -221,20 +224,29 @@ class Table:
 
     def __init__(self, space: Space) -> None:
         self.space = space
+        self.least: list[NodeColumns] = []  # of each node the least voltage, where machines have it
+        self.resolved = _with_all_volts(space)  # the space in which every machine has a voltage in numbers
+        space = self.resolved
         template, keys, self.nodes = space.template, [axis.key for axis in space.axes], []
+        gives_vdd = template.vdd is not None or "vdd" in keys
         # False: the template's order of nodes is faulty, so that no machine can be built
         self.sound = not any(order_faults([outline(node) for node in template.nodes]))
         families: dict[object, int] = {}
         for i, node in enumerate(template.nodes):
             own_keys = [key for key in keys if key.rpartition(".")[0] == node.name]
             make, width = _maker(template, i, families)
+            if self.resolved is not self.space and not isinstance(node, Array):
+                by = _depends(space.axes, ["clock_mhz", "node_nm", "cell", *own_keys])
+                self.least.append(NodeColumns(by, _made_by(template, i, _least_row), 1))
             if isinstance(node, Memory):
                 kind = keys.index(f"{node.name}.kind") if f"{node.name}.kind" in own_keys else node.kind
                 kind = "sram" if node.table else kind  # which sees the technology, too
                 axes = _depends(space.axes, [*HEAD, *own_keys])
                 self.nodes.append(NodeColumns(axes, make, width, _depends(space.axes, TECHNOLOGY), kind))
             else:
-                silicon = [key for key in HEAD if key != "clock_mhz" and isinstance(node, MacUnit)]
+                # without a supply voltage a MAC unit has no highest clock
+                timeless = () if gives_vdd else ("clock_mhz",)
+                silicon = [key for key in HEAD if key not in timeless and isinstance(node, MacUnit)]
                 self.nodes.append(NodeColumns(_depends(space.axes, [*own_keys, *silicon]), make, width))
         nesting = NodeColumns(
             _depends(space.axes, [key for key in keys if key.rpartition(".")[2] in NESTING]),
@@ -263,11 +275,29 @@ class Table:
             rest, found[:, axis] = np.divmod(rest, len(self.space.axes[axis].values))
         return found
 
+    def _with_voltage(self, digits: Ints) -> Ints:
+        """Returns the digits in the space `resolved`: `least` is the highest of what the nodes of a machine
+        need each. A node that meets the clock at no voltage cannot be built at that of the others either.
+        """
+        if self.resolved is self.space:
+            return digits
+        (at,) = _depends(self.resolved.axes, ["vdd"])
+        if at == digits.shape[1]:  # all machines have `least`, which is then no axis of the study
+            digits = np.column_stack([digits, np.zeros(len(digits), np.int64)])
+            is_least = np.ones(len(digits), np.bool_)
+        else:
+            is_least = np.array([volts == LEAST for volts in self.space.axes[at].values])[digits[:, at]]
+        found = [one.numbers_of(self.resolved, digits) for one in self.least]
+        volts = np.max([np.where(is_met, own[:, 0], 0) for is_met, own in found], axis=0)
+        steps = np.round(volts * STEPS_PER_V).astype(np.int64)
+        digits[:, at] = np.where(is_least, steps, digits[:, at] + len(VOLTS))
+        return digits
+
     def columns(self, machines: Ints) -> tuple[NDArray[np.bool_], Columns]:
         """Returns [n] whether each machine can be built, and the columns of those that can."""
-        digits = self.digits(machines)
+        digits = self._with_voltage(self.digits(machines))
         parts = [
-            node_columns.numbers_of(self.space, digits)
+            node_columns.numbers_of(self.resolved, digits)
             for node_columns in (*self.machine_columns, *self.nodes)
         ]
         built = np.logical_and.reduce([is_buildable for is_buildable, _ in parts]) & self.sound
@@ -325,6 +355,17 @@ class Table:
         )
 
 
+def _with_all_volts(space: Space) -> Space:
+    """Returns the space with an axis vdd that begins with VOLTS, all voltages that `least` may mean, and then
+    has the values of the study; the space itself where no machine has `least`.
+    """
+    values = {axis.key: axis.values for axis in space.axes}
+    if LEAST not in values.get("vdd", (space.template.vdd,)):
+        return space
+    values["vdd"] = (*VOLTS, *values.get("vdd", ()))
+    return replace(space, axes=tuple(Axis(key, own) for key, own in values.items()))
+
+
 def _depends(axes: Sequence[Axis], fields: Collection[str]) -> tuple[int, ...]:
     return tuple(i for i, axis in enumerate(axes) if axis.key in fields)
 
@@ -353,21 +394,6 @@ def _maker(
 
     def family(of: object) -> int:
         return families.setdefault(of, len(families))
-
-    nodes: dict[tuple[Value, ...], Node] = {}
-
-    def make(chosen: Mapping[str, Value]) -> Row:
-        own_fields = {key: value for key, value in chosen.items() if "." in key}
-        head: dict[str, Any] = {key: value for key, value in chosen.items() if "." not in key}
-        if (own_key := tuple(own_fields.values())) not in nodes:
-            nodes[own_key] = apply(template, own_fields).nodes[i]
-        spec, own_node = replace(template, **head), nodes[own_key]
-        if contradictions(spec, own_node, i == 0):
-            return ()
-        try:
-            return numbers(spec, own_node)
-        except ComponentError:
-            return ()
 
     def numbers(spec: Machine, own_node: Node) -> Row:
         if isinstance(own_node, Memory):
@@ -399,4 +425,34 @@ def _maker(
     def numbers_in(built: Level | Compute, names: Sequence[str]) -> Row:
         return tuple(nan if (value := getattr(built, name)) is None else value for name in names)
 
-    return make, width
+    return _made_by(template, i, numbers), width
+
+
+def _made_by(
+    template: Machine, i: int, numbers: Callable[[Machine, Node], Row]
+) -> Callable[[Mapping[str, Value]], Row]:
+    """Returns the function that gives `numbers` of node i from the values that it depends on; an empty row
+    where the node cannot be built.
+    """
+    nodes: dict[tuple[Value, ...], Node] = {}
+
+    def make(chosen: Mapping[str, Value]) -> Row:
+        own_fields = {key: value for key, value in chosen.items() if "." in key}
+        head: dict[str, Any] = {key: value for key, value in chosen.items() if "." not in key}
+        if (own_key := tuple(own_fields.values())) not in nodes:
+            nodes[own_key] = apply(template, own_fields).nodes[i]
+        spec, own_node = replace(template, **head), nodes[own_key]
+        if contradictions(spec, own_node, i == 0):
+            return ()
+        try:
+            return numbers(spec, own_node)
+        except ComponentError:
+            return ()
+
+    return make
+
+
+def _least_row(spec: Machine, node: Node) -> Row:
+    """Returns the least voltage of a node, which is no array."""
+    assert not isinstance(node, Array)
+    return (least_vdd_of(spec, node),)

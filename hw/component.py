@@ -5,6 +5,7 @@ row; values outside of the table are errors. Its smallest array has 64 B.
 Registers (flip-flops) of up to 64 B: hw/data/register.csv at 40 nm, scaled as logic.
 Logic: hw/data/mac.csv at 45 nm, scaled by hw/data/logic_scaling.csv.
 DRAM: hw/data/dram.csv.
+Supply voltage: hw/data/voltage.csv (hw/voltage.py), for machines that give vdd; DRAM has one of its own.
 
 Each row names its source. A number in the machine file overrides the table.
 """
@@ -23,7 +24,7 @@ from functools import lru_cache
 from itertools import chain
 from math import ceil, inf, log
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hw.arch import (
     PLAIN_UNITS,
@@ -42,6 +43,7 @@ from hw.arch import (
     Rule,
     plain_number,
 )
+from hw.voltage import LEAST, Device, energy_factor
 from workloads import plugin
 from workloads.meant import meant
 from workloads.renamed import key_now, value_now
@@ -134,14 +136,14 @@ def _rows_by(table: str, key: str) -> dict[str, dict[str, str]]:
     return {row[key]: row for row in rows(table)}
 
 
-def _bracket(x: float, xs: list[float]) -> tuple[float, float, float]:
+def bracket(x: float, xs: list[float]) -> tuple[float, float, float]:
     """Returns the neighbours of x in xs, and where x lies between them on a log scale: 0.0 if x is in xs."""
     high = xs[bisect_left(xs, x)]
     low = high if high == x else xs[bisect_left(xs, x) - 1]
     return low, high, log(x / low) / log(high / low) if high > low else 0.0
 
 
-def _blend(a: Iterable[float], b: Iterable[float], fraction: float) -> list[float]:
+def blend(a: Iterable[float], b: Iterable[float], fraction: float) -> list[float]:
     """Returns the log-log interpolation of a and b at `fraction`. It never leaves [a, b], so it is monotonic
     where the rows are.
     """
@@ -184,12 +186,12 @@ def sram(node_nm: float, cell: str, capacity_bits: int, width_bits: int) -> Sram
             f"bit words ({show_bytes(sizes[0] / 8)} to {show_bytes(sizes[-1] / 8)}); change capacity, "
             f"width_bits or banks, or use kind: {REGISTER_OR if capacity_bits < sizes[0] else ''}custom"
         )
-    below, above, node_fraction = _bracket(node_nm, sorted(nodes))
+    below, above, node_fraction = bracket(node_nm, sorted(nodes))
     ends = []
     for node in (below, above):
-        low, high, fraction = _bracket(capacity_bits, [float(s) for s in sizes])
-        ends.append(_blend(astuple(nodes[node][int(low)]), astuple(nodes[node][int(high)]), fraction))
-    return Sram(*_blend(ends[0], ends[1], node_fraction))
+        low, high, fraction = bracket(capacity_bits, [float(s) for s in sizes])
+        ends.append(blend(astuple(nodes[node][int(low)]), astuple(nodes[node][int(high)]), fraction))
+    return Sram(*blend(ends[0], ends[1], node_fraction))
 
 
 @lru_cache(maxsize=4096)
@@ -250,14 +252,42 @@ def _leakage_density(node_nm: float, cell: str) -> float:
     return smallest.leak_mw / smallest.area_mm2
 
 
+@lru_cache(maxsize=4096)
+def device(node_nm: float, cell: str) -> Device:
+    """Returns the transistors of a node and cell (hw/data/voltage.csv), interpolated as SRAM between nodes.
+    Raises ComponentError outside of the table.
+    >>> device(45, "lop").nominal_v, round(device(45, "lop").highest_mhz(0.7))
+    (0.7, 1159)
+    """
+    nodes = {
+        float(row["node_nm"]): [float(row[f.name]) for f in fields(Device)]
+        for row in rows("voltage")
+        if row["cell"] == cell
+    }
+    if not min(nodes) <= node_nm <= max(nodes):
+        raise ComponentError(
+            f"node_nm = {node_nm:g} is outside the table of voltages ({min(nodes):g} to {max(nodes):g} nm); "
+            "choose a value inside, or leave vdd out"
+        )
+    below, above, fraction = bracket(node_nm, sorted(nodes))
+    return Device(*blend(nodes[below], nodes[above], fraction))
+
+
+@lru_cache
+def _logic_v() -> float:
+    """Returns the voltage at which the tables of logic give energies."""
+    (volts,) = {float(row["volts"]) for row in rows("logic_scaling")}
+    return volts
+
+
 def _logic_factors(node_nm: float) -> list[float]:
     """Returns the factors of energy and area at a node over those at 45 nm (hw/data/logic_scaling.csv)."""
     factors = {
         float(r["node_nm"]): (float(r["energy_factor"]), float(r["area_factor"]))
         for r in _rows_by("logic_scaling", "node_nm").values()
     }
-    below, above, fraction = _bracket(node_nm, sorted(factors))
-    return _blend(factors[below], factors[above], fraction)
+    below, above, fraction = bracket(node_nm, sorted(factors))
+    return blend(factors[below], factors[above], fraction)
 
 
 @lru_cache
@@ -525,7 +555,11 @@ def node_faults(spec: Machine, node: Node, outermost: bool = False) -> list[str]
     try:
         _ = level_of(spec, node, outermost) if isinstance(node, Memory) else compute_of(spec, node)
     except ComponentError as fault:
-        return [str(fault) if str(fault).startswith(("node_nm", "cell")) else f"{node.name}.{fault}"]
+        return [
+            str(fault)
+            if str(fault).startswith(("node_nm", "cell", "clock_mhz", "vdd"))
+            else f"{node.name}.{fault}"
+        ]
     return []
 
 
@@ -703,15 +737,96 @@ def _own_numbers(
     return numbers
 
 
+def _device_of(spec: Machine) -> Device:
+    """Returns the transistors of a machine that gives vdd. Raises ComponentError, also where they are not
+    modelled at this voltage.
+    """
+    one = device(_node_nm(spec), spec.cell)
+    low, high = one.range_v()
+    if spec.vdd and not low * (1 - 1e-9) <= spec.vdd <= high * (1 + 1e-9):
+        raise ComponentError(
+            f"vdd = {spec.vdd:g} is outside of {low:.4g} to {high:.4g} V, for which {spec.cell} cells at "
+            f"{spec.node_nm:g} nm are modelled; write a voltage inside, or least"
+        )
+    return one
+
+
+def least_vdd_of(spec: Machine, node: Memory | MacUnit) -> float:
+    """Returns the least voltage at which one node meets the clock: the compute works in every cycle; an sram
+    takes no more clock cycles per access than at nominal voltage (with `slow: infeasible` one), and sustains
+    the bandwidth that the file gives it. Raises ComponentError where no voltage is enough.
+    """
+    one, clock_ghz = _device_of(replace(spec, vdd=LEAST)), spec.clock_mhz / 1e3
+    delay_factor, at_most, highest_v = inf, "", one.range_v()[1]
+    if isinstance(node, MacUnit):
+        delay_factor = one.highest_mhz(one.nominal_v) / spec.clock_mhz
+        at_most = f"{node.name} reaches {one.highest_mhz(highest_v):.4g} MHz"
+    elif (node := with_table(spec, node)).kind == "sram" and node.cycle_ns is None:
+        array_cycle = _sram_of(spec, node).cycle_ns * clock_ghz
+        cycles = 1 if node.slow == "infeasible" else max(1, ceil(array_cycle - 1e-9))
+        rate = _given_rate(node, clock_ghz) or 0.0
+        delay_factor = min(cycles, node.banks / rate if rate else inf) / array_cycle
+        fastest = array_cycle * one.delay_factor(highest_v)
+        at_most = (
+            f"an access of {node.name} takes {fastest:.3g} cycles"
+            if fastest > cycles
+            else f"{node.name} sustains {node.banks / fastest:.3g} of {rate:.3g} accesses per cycle"
+        )
+    vdd = one.least_v(delay_factor)
+    if vdd is None:
+        raise ComponentError(
+            f"clock_mhz = {spec.clock_mhz:g} is met at no vdd: at {highest_v:.4g} V, the highest of "
+            f"{spec.cell} cells at {spec.node_nm:g} nm, {at_most}; lower the clock"
+        )
+    return vdd
+
+
+def at_supply(spec: Machine, *nodes: Node) -> Machine:
+    """Returns the machine with the voltage that `vdd: least` means for these nodes. Raises ComponentError."""
+    if spec.vdd != LEAST:
+        return spec
+    return replace(spec, vdd=max(least_vdd_of(spec, one) for one in nodes if not isinstance(one, Array)))
+
+
+Row = TypeVar("Row", Sram, Mac, Register)
+
+
+def at_vdd(spec: Machine, row: Row) -> Row:
+    """Returns what a table says of a part on chip, at the supply voltage of the machine. Raises
+    ComponentError.
+    """
+    if spec.vdd is None:
+        return row
+    one = _device_of(spec)
+    energy = energy_factor(spec.vdd, one.nominal_v if isinstance(row, Sram) else _logic_v())
+    delay, leakage = one.delay_factor(spec.vdd), one.leak_factor(spec.vdd)
+    factors = {"leak_mw": leakage, "access_ns": delay, "cycle_ns": delay}
+    factors |= dict.fromkeys(("read_pj", "write_pj", "mac_pj", "alu_pj"), energy)
+    scaled = {f.name: getattr(row, f.name) * factors[f.name] for f in fields(row) if f.name in factors}
+    return replace(row, **scaled)
+
+
+def _sram_of(spec: Machine, node: Memory) -> Sram:
+    """Returns one array of an sram, as the table gives it."""
+    return sram(_node_nm(spec), spec.cell, 8 * (node.capacity or 0) // node.banks, node.width_bits)
+
+
+def _given_rate(node: Memory, clock_ghz: float) -> float | None:
+    """Returns the actions per clock cycle that a file gives a memory; None: the table's."""
+    per_gbps = 8 / node.width_bits / clock_ghz  # actions per clock cycle that 1 GB/s is
+    return node.actions_per_cycle if node.bandwidth is None else node.bandwidth * per_gbps
+
+
 def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
     """Returns the level of a memory. Raises ComponentError for values outside of the tables."""
     node = with_table(spec, node)
+    spec = at_supply(spec, node) if node.kind in ON_CHIP else spec
     clock_ghz = spec.clock_mhz / 1e3
     per_gbps = 8 / node.width_bits / clock_ghz  # actions per clock cycle that 1 GB/s is
-    given_rate = node.actions_per_cycle if node.bandwidth is None else node.bandwidth * per_gbps
+    given_rate = _given_rate(node, clock_ghz)
     read, write, leak, area, cycles, rate = 0.0, 0.0, 0.0, 0.0, 1, inf
     if node.kind == "sram":
-        array = sram(_node_nm(spec), spec.cell, 8 * (node.capacity or 0) // node.banks, node.width_bits)
+        array = at_vdd(spec, _sram_of(spec, node))
         cycles, rate = _sram_timing(node, _or_table(node.cycle_ns, array.cycle_ns) * clock_ghz, given_rate)
         read = array.read_pj
         write = array.write_pj
@@ -719,6 +834,7 @@ def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
         area = array.area_mm2 * node.banks
     elif node.kind == "register":
         cells = register(_node_nm(spec), spec.cell, 8 * (node.capacity or 0), node.width_bits)
+        cells = at_vdd(spec, cells)
         read, write, leak, area = astuple(cells)
     elif node.kind != "custom":
         chip = dram(node.kind)
@@ -872,10 +988,19 @@ def _or_table(number: float | None, table: float) -> float:
 
 def compute_of(spec: Machine, node: MacUnit) -> Compute:
     """Returns the compute of a machine. Raises ComponentError for values outside of the tables."""
+    spec = at_supply(spec, node)
+    if spec.vdd is not None and spec.clock_mhz > (most := _device_of(spec).highest_mhz(spec.vdd)) * (
+        1 + 1e-9
+    ):
+        raise ComponentError(
+            f"clock_mhz = {spec.clock_mhz:g} is above {most:.4g}, the highest of {node.name} at vdd = "
+            f"{spec.vdd:g} ({spec.cell} cells at {spec.node_nm:g} nm); lower it, raise vdd, or write vdd: "
+            "least"
+        )
     mac_unit = (
         Mac(spec.word_bits or 0, 0.0, 0.0, 0.0, 0.0)
         if node.kind == "custom"
-        else mac(node.kind, _node_nm(spec), spec.cell)
+        else at_vdd(spec, mac(node.kind, _node_nm(spec), spec.cell))
     )
     alu = _or_table(node.alu_pj, mac_unit.alu_pj)
     compute = Compute(
@@ -888,7 +1013,7 @@ def compute_of(spec: Machine, node: MacUnit) -> Compute:
     )
     if not node.vector_lanes:
         return compute
-    vector_lane = mac(node.vector_kind or node.kind, _node_nm(spec), spec.cell)
+    vector_lane = at_vdd(spec, mac(node.vector_kind or node.kind, _node_nm(spec), spec.cell))
     return replace(
         compute,
         alu_pj=_or_table(node.alu_pj, vector_lane.alu_pj),
@@ -948,6 +1073,7 @@ def build(spec: Machine) -> Arch:
     """
     if lines := faults(spec):
         raise ComponentError("\n".join(lines))
+    spec = at_supply(spec, *spec.nodes)
     levels: list[Level] = []
     fanouts: list[Fanout] = []
     for node in spec.nodes:
@@ -966,4 +1092,5 @@ def build(spec: Machine) -> Arch:
         spec.tiling,
         spec.overlap,
         tuple(replace(rule, at=rule.at.upper()) for rule in spec.mapping),
+        spec.vdd,
     )

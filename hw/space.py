@@ -21,7 +21,7 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from hw import component
+from hw import component, die
 from hw.arch import (
     RATE_UNITS,
     SIZE_UNITS,
@@ -37,17 +37,26 @@ from hw.arch import (
     Node,
     Rate,
     Tiling,
+    Volts,
     fields_of,
     plain_number,
 )
 from hw.machine import NODE_TYPES
+from hw.voltage import LEAST
 from workloads.meant import MEANINGS
 from workloads.renamed import key_now
 
 Value = int | float | str | bool
 MAX_VALUES = 100_000  # values of one axis; a range with more is most likely a wrong step
 TOTALS = ("area_mm2", "leak_mw")  # numbers of a whole machine that are known without solving
-HEAD = ("clock_mhz", "node_nm", "cell", "word_bits", "overlap")  # fields of Machine that belong to no node
+HEAD = (
+    "clock_mhz",
+    "node_nm",
+    "cell",
+    "vdd",
+    "word_bits",
+    "overlap",
+)  # fields of Machine that belong to no node
 # roles of fields that component tables fill where a machine file does not
 TABULATED: tuple[FieldRole, ...] = ("price", "leakage", "area")
 CONSTANTS = ("align", "pes", "macs", "vector")  # numbers of the tiling block
@@ -425,7 +434,14 @@ def written(data: Mapping[str, Any], template: Machine, chosen: Mapping[str, Val
 
 def _as_written(kind: Any, value: Value) -> Value:
     """Returns a value as a machine file says it: sizes and bandwidths with their units."""
+    if kind == Volts and value == LEAST:
+        return "least"
     return component.show_bytes(float(value)) if kind == Bytes else f"{value} GB/s" if kind == Rate else value
+
+
+def is_least(space: Space, key: str) -> bool:
+    """True if some value of this axis is `least`, so that each machine has a value of its own."""
+    return key == "vdd" and any(axis.key == key and LEAST in axis.values for axis in space.axes)
 
 
 def is_ever_set(space: Space, fields: Collection[str]) -> bool:
@@ -450,7 +466,7 @@ def decode(space: Space, index: int) -> Arch | Unbuildable:
 
 def static_values(space: Space, index: int, arch: Arch) -> dict[str, Value]:
     """Returns what is known of a machine without solving: all fields by key, those that the file leaves out
-    from the tables (NaN where these have none), area_mm2, leak_mw.
+    from the tables (NaN where these have none), area_mm2, leak_mw, die_cost_usd.
     """
     return built_values(apply(space.template, values(space, index)), arch)
 
@@ -470,6 +486,9 @@ def built_values(spec: Machine, arch: Arch) -> dict[str, Value]:
             }
         elif isinstance(node, MacUnit):
             found |= _tabulated(node, arch.compute)
+    if arch.vdd is not None:
+        found["vdd"] = arch.vdd
+    found["die_cost_usd"] = die.cost_usd(arch.area_mm2(), spec.node_nm or nan)
     return found | {"word_bits": arch.word_bits, "area_mm2": arch.area_mm2(), "leak_mw": arch.leak_mw()}
 
 
@@ -484,7 +503,7 @@ def static_names(template: Machine) -> frozenset[str]:
     """
     return frozenset(
         key for key, kind in keys(template).items() if get_args(kind)[:1] in ((int,), (float,))
-    ) | set(TOTALS)
+    ) | {*TOTALS, "die_cost_usd"}
 
 
 def _fields(spec: Machine) -> dict[str, Value]:

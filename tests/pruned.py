@@ -28,6 +28,7 @@ VALUES: dict[str, list[Any]] = {
     "clock_mhz": [100, 333.3, 1000, 3000],
     "node_nm": [22, 32, 45, 500],
     "cell": ["lop", "hp"],
+    "vdd": [0.45, 0.6, 0.7, 1.0, "least"],
     "word_bits": [4, 8, 12, 16],
     "overlap": ["buffered", "free"],
     "width_bits": [8, 16, 64, 4096],
@@ -64,6 +65,7 @@ KINDS: dict[type, list[str]] = {
 
 
 RATE_SHARE = 0.3  # share of spaces in which the rate of a MAC unit varies
+VDD_SHARE = 0.3  # and in which machines have a supply voltage, to which clock and technology belong
 
 
 def space(rng: Random) -> Space:
@@ -75,7 +77,9 @@ def space(rng: Random) -> Space:
         chosen = rng.sample(sorted(keys(template)), min(rng.randint(2, 9), len(keys(template))))
         if rng.random() < RATE_SHARE:  # one key of a hundred, without which all MAC units are equally fast
             chosen += [key for key in sorted(keys(template)) if key.endswith(".ops_per_cycle")]
-        for key in chosen:
+        if rng.random() < VDD_SHARE:
+            chosen += ["vdd", "clock_mhz", *(["cell"] if rng.random() < 0.5 else [])]
+        for key in dict.fromkeys(chosen):
             owner, _, name = key.rpartition(".")
             known = (
                 KINDS[type(nodes[owner])]

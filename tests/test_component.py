@@ -5,7 +5,7 @@ is built into.
 import re
 from dataclasses import replace
 from itertools import pairwise
-from math import isclose, log, sqrt
+from math import inf, isclose, isnan, log, pi, sqrt
 from pathlib import Path
 from typing import get_args
 
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.frontend import check
-from hw import component, machine, space
+from hw import component, die, machine, space
 from hw.arch import Arch, ComputeKind, Machine, MacUnit, Memory, MemoryKind
 from hw.columns import Table
 from hw.component import ComponentError, build, dram, mac, register, rows, sram
@@ -353,3 +353,27 @@ def test_an_empty_machine_is_refused() -> None:
     with pytest.raises(ComponentError, match="must be a memory"):
         build(Machine(name="nothing", clock_mhz=1.0))
     assert isinstance(EDGE.nodes[-1], MacUnit)
+
+
+def test_a_die_costs_its_share_of_the_wafer() -> None:
+    """100 mm2 at 28 nm: 2891 USD, 0.07 defects per cm2, a square of 10 mm with scribe lanes of 0.2 mm."""
+    dies = pi * 145**2 / 10.2**2 - pi * 290 / (sqrt(2) * 10.2)
+    assert isclose(dies, 571.7, rel_tol=1e-4)
+    assert isclose(die.cost_usd(100, 28), 2891 / (dies * 1.007**-10))
+    nodes = [float(row["node_nm"]) for row in rows("wafer")]
+    assert all(
+        die.cost_usd(50, a) > die.cost_usd(50, sqrt(a * b)) > die.cost_usd(50, b) for a, b in pairwise(nodes)
+    )
+    assert die.cost_usd(400, 32) > 4 * die.cost_usd(100, 32)
+    assert die.cost_usd(1e5, 32) == inf
+    assert all(isnan(die.cost_usd(area, node)) for area, node in ((0, 32), (100, 7), (100, 90)))
+
+
+def test_what_a_die_costs_constrains_machines_before_they_are_solved() -> None:
+    s = space.parse(EDGE, {"array.x": [8, 32], "node_nm": [32, 45]})
+    limit = space.constraint("die_cost_usd <= 0.05")
+    known = [space.static_values(s, i, build(space.apply(EDGE, space.values(s, i)))) for i in range(s.size)]
+    costs = [die.cost_usd(float(one["area_mm2"]), float(one["node_nm"])) for one in known]
+    assert [space.violation(limit, one) for one in known] == [cost - 0.05 for cost in costs]
+    assert {cost <= 0.05 for cost in costs} == {True, False}
+    assert "die_cost_usd" in space.static_names(EDGE)

@@ -137,7 +137,7 @@ def test_no_internal_view_is_listed(run: runs.Run) -> None:
         row["view_name"]
         for row in run.sql("SELECT view_name FROM duckdb_views() WHERE NOT internal AND schema_name = 'main'")
     }
-    assert shown == {*record.TABLES, "designs", "traffic", "components"}
+    assert shown == {*record.TABLES, "designs", "traffic", "components", "workloads"}
     assert re.search(r"no such table; there are (.*)", refusal(run.sql, "FROM qqqqqq"))[1].split(
         ", "
     ) == sorted(shown)  # type: ignore[index]

@@ -187,7 +187,7 @@ def test_every_field_of_another_tool_is_one_line_of_at_most_five(name: str) -> N
         (
             {"foo": [1]},
             [
-                "space.foo is no field of machine edge_array; the nearest of 132 are regf.row, gbuf.row, "
+                "space.foo is no field of machine edge_array; the nearest of 133 are regf.row, gbuf.row, "
                 "regf.slow, gbuf.slow, regf.ports"
             ],
         ),

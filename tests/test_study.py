@@ -6,15 +6,18 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import yaml
 
+from dse.explain import functions
 from dse.run import record
 from dse.study import study as studies
 from dse.study.pareto import Cost, Objective
 from dse.study.plan import Asked, Generation
 from dse.study.study import Study, StudyError
 from hw.space import decode, values
+from workloads import catalog
 
 GOOD: dict[str, Any] = {
     "workloads": ["gemm:m=64,n=32,k=48", {"file": "nets/small.yaml", "name": "small", "weight": 2}],
@@ -456,3 +459,100 @@ def test_trials_of_rows(folder: Path) -> None:
         (4, "infeasible", None, (0.5, 0.0, 0.0)),
     ]
     assert [t.feasible for t in found] == [True, False, False, False]
+
+
+def sized(folder: Path, **changes: object) -> Study:
+    """A study of workloads in several sizes."""
+    one = {"workload": "gpt2:phase=decode,layers=1", "name": "lm", "weight": 2}
+    sizes = {"array.x": [8, 16], "workload.batch": [1, 4], "workload.context": [16, 32]}
+    return load(
+        folder,
+        **{"workloads": [one], "space": sizes, "constraints": None, "objectives": ["energy_pj"]} | changes,
+    )
+
+
+def test_sizes_of_workloads_are_axes(folder: Path, tmp_path: Path) -> None:
+    study = sized(folder)
+    assert [ref.name for ref in study.workloads] == [
+        f"lm:batch={batch},context={context}" for batch in (1, 4) for context in (16, 32)
+    ]
+    assert [ref.text for ref in study.workloads] == [
+        f"gpt2:phase=decode,layers=1,batch={batch},context={context}"
+        for batch in (1, 4)
+        for context in (16, 32)
+    ]
+    assert {ref.weight for ref in study.workloads} == {2}
+    assert [axis.key for axis in study.space.axes] == ["array.x"]
+    listed = [{"workload": ref.text, "name": ref.name, "weight": 2} for ref in study.workloads]
+    assert studies.identity(study) == studies.identity(
+        sized(folder, workloads=listed, space={"array.x": [8, 16]})
+    )
+
+
+def test_a_size_of_a_file_keeps_the_file(folder: Path) -> None:
+    """A file in a run folder, and parameters behind its path."""
+    (folder / "m.mtx").write_text(MATRIX)
+    study = sized(folder, workloads=[{"file": "m.mtx"}], space={"array.x": [8, 16], "workload.n": [1, 2]})
+    assert [(ref.name, ref.text) for ref in study.workloads] == [
+        ("m:n=1", "m.mtx:n=1"),
+        ("m:n=2", "m.mtx:n=2"),
+    ]
+    assert [w.macs() for w in study.loaded_workloads] != [study.loaded_workloads[0].macs()] * 2
+    run = folder / "run"
+    for name, content in studies.files(study).items():
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_bytes(content)
+    assert studies.identity(studies.load(run / "study.yaml")) == studies.identity(study)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"space": {"array.x": [8], "workload.batch": 4}},
+            "space.workload.batch = 4 is no list of sizes or words; write e.g. [1, 4, 16]",
+        ),
+        (
+            {"space": {"array.x": [8], "workload.batch": [4, 4]}},
+            "space.workload.batch = [4, 4] has a value twice; keep one",
+        ),
+        (
+            {"space": {"array.x": [8], "workload.phase": ["decode"]}},
+            "space.workload.phase: workloads[0] = gpt2:phase=decode,layers=1 has phase already; leave one of "
+            "both out",
+        ),
+        (
+            {"space": {"array.x": [8], "workload.batches": [4]}},
+            'workloads[0]: workload "gpt2:phase=decode,layers=1,batches=4": no parameter is named batches; ',
+        ),
+    ],
+)
+def test_a_size_that_no_workload_has_is_a_fault(folder: Path, changes: dict[str, object], line: str) -> None:
+    with pytest.raises(StudyError) as fault:
+        sized(folder, **changes)
+    assert any(one.startswith(f"{folder / 's.yaml'}: {line}") for one in str(fault.value).splitlines())
+
+
+def test_rows_of_workloads_have_samples_tokens_and_parameters(folder: Path) -> None:
+    study = sized(
+        folder,
+        workloads=["gpt2:layers=1", "bert_tiny:sequence=16"],
+        space={"workload.batch": [1, 4], "array.x": [8]},
+    )
+    (view,) = (one for one in functions.functions(study, lambda *_: None) if one.name == "workloads_of")  # type: ignore[arg-type,return-value]
+    rows = view.call(pa.array([0])).to_pylist()[0]
+    assert [(row["samples"], row["tokens"]) for row in rows] == [(1, 1024), (4, 4096), (1, 16), (4, 64)]
+    assert [row["workload_batch"] for row in rows] == [1, 4, 1, 4]
+    assert [row["workload_sequence"] for row in rows] == [None, None, 16, 16]
+    assert {row["weight"] for row in rows} == {1.0}
+
+
+def test_the_samples_and_tokens_of_a_run() -> None:
+    sizes = catalog.run_sizes
+    assert sizes("llama7b:phase=decode,batch=8,context=512") == (8, 8)
+    assert sizes("llama7b:context=512,batch=2") == (2, 1024)
+    assert sizes("train:net=resnet50,batch=8,optimizer=adam") == (8, None)
+    assert sizes("train:net=resnet50") == sizes("resnet50") == (1, None)
+    assert sizes("squeezenet:batch=3") == sizes("light_squeezenet:batch=3") == (3, None)
+    assert sizes("nets/net.onnx:batch=4") == (4, None)
+    assert sizes("conv:k=8,c=16,p=14,q=14,r=3,s=3") == (None, None)

@@ -213,6 +213,50 @@ def parameters(name: str) -> str:
     return _parameters_of(_maker(name))
 
 
+def given_in(source: str) -> dict[str, str]:
+    """Returns the parameters that a workload's text gives, such as {"batch": "8"}; {} where it is none."""
+    prefix, path, after = file_in(source)
+    try:
+        return _parameters(source, (after if path else prefix.partition(":")[2]).lstrip(":,"))
+    except WorkloadError:
+        return {}
+
+
+def with_parameters(source: str, given: Mapping[str, object]) -> str:
+    """Returns a workload's text with more parameters.
+
+    >>> with_parameters("gpt2:phase=decode", {"batch": 4}), with_parameters("net.onnx", {"N": 2})
+    ('gpt2:phase=decode,batch=4', 'net.onnx:N=2')
+    """
+    mark = "," if given_in(source) else ":"
+    return source + mark + ",".join(f"{key}={value}" for key, value in given.items())
+
+
+def run_sizes(source: str) -> tuple[int | None, int | None]:
+    """Returns the samples and the tokens of one run: its batch, and the new positions of all of them; None
+    where the workload has no such parameter.
+
+    >>> run_sizes("gpt2:phase=decode,batch=4"), run_sizes("resnet50:batch=2"), run_sizes("gemm:m=2,n=2,k=2")
+    ((4, 4), (2, None), (None, None))
+    """
+    name, own = source.removeprefix(HF).partition(":")[0], given_in(source)
+    if name == "train":
+        net = own.pop("net", "")
+        name, own = net.partition(":")[0], given_in(net) | own
+    make = NETWORKS.get(name) or (huggingface if name.lower().endswith(".json") else None)
+    signature = inspect.signature(make).parameters.values() if make else ()
+    known = {p.name: str(p.default) for p in signature} | ({"batch": "1"} if name in FILES else {}) | own
+    batch = known.get("batch", "")
+    if not NUMBER.fullmatch(batch):
+        return None, None
+    is_decode = known.get("phase") == "decode"
+    positions = known.get(
+        "sequence", "1" if is_decode else known.get("context", "") if "phase" in known else ""
+    )
+    tokens = int(batch) * int(positions) if NUMBER.fullmatch(positions) else 0
+    return int(batch), tokens or None
+
+
 def _parameters_of(make: Callable[..., object]) -> str:
     found = [p for p in inspect.signature(make).parameters.values() if p.kind is not p.KEYWORD_ONLY]
     return ",".join(f"{p.name}={'...' if p.default is p.empty else p.default}" for p in found)

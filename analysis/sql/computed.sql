@@ -1,6 +1,10 @@
 -- What is not stored, computed for the rows that are asked for (dse/explain/derived.py): a filter on machines goes below the functions, into the parts.
 -- [positions]: of a workload's distinct einsums, from 1 on.
 
+-- The workloads of the study; of the argument only that there is one counts.
+CREATE OR REPLACE VIEW workloads AS
+SELECT unnest(workloads_of(0), recursive := true);
+
 CREATE OR REPLACE VIEW choices AS
 FROM internal.choices
 UNION ALL BY NAME

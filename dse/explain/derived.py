@@ -582,7 +582,7 @@ def price_rows(arch: Arch) -> list[dict[str, Any]]:
         "area_mm2": mac_unit.area_mm2,
     }
     return [
-        {**row, "clock_ghz": arch.clock_ghz}
+        {**row, "clock_ghz": arch.clock_ghz, "vdd": arch.vdd}
         for row in (*rows, {**mac_row, "instances": arch.instances(len(arch.levels))})
     ]
 

@@ -16,9 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from dse.run import record
-from dse.study import packed_columns
+from dse.study import packed_columns, pareto
 from dse.study import study as studies
 from dse.study.study import Study
+from hw import die
+from workloads import catalog
 from workloads.graph import unique
 
 KEY = ("machine", "schedule", "workload")
@@ -63,7 +65,9 @@ def functions(study: Study, compute: Compute) -> list[Function]:
             Function(f"follows_{name}", packed_columns.formula(name), formula_types, "DOUBLE")
             for name in packed_columns.FORMULAS
         ),
+        Function("die_cost_usd", _die_costs, ("DOUBLE", "DOUBLE"), "DOUBLE"),
         Function("macs_of", partial(_macs, study), ("BIGINT",), "DOUBLE"),
+        Function("workloads_of", partial(_workloads, study), ("BIGINT",), _workloads_struct(study)),
         Function("uniques_of", partial(_uniques, study), ("BIGINT",), _struct("einsums", UNIQUES_FIELDS)),
         *(
             Function(name, _of_columns(partial(compute, name), len(inputs)), inputs, dtype)
@@ -116,6 +120,56 @@ def _rows_of_uniques(study: Study) -> list[dict[str, Any]]:
     ]
 
 
+def _workload_rows(study: Study) -> list[dict[str, Any]]:
+    """Returns the rows of the view `workloads`: sizes of a run, and parameters that the study gives, as
+    columns workload_<parameter>.
+    """
+    rows = []
+    for ref in study.workloads:
+        samples, tokens = catalog.run_sizes(ref.text)
+        given = {
+            f"workload_{pareto.slug(key)}": value
+            for key, value in (catalog.given_in(ref.text) | {k: str(v) for k, v in ref.bind}).items()
+        }
+        rows.append(
+            {"workload": ref.name, "weight": ref.weight, "samples": samples, "tokens": tokens} | given
+        )
+    return rows
+
+
+def _workload_types(study: Study) -> dict[str, str]:
+    """Returns the columns of the view `workloads`, each with its SQL type: parameters are numbers where all
+    of their values are.
+    """
+    types = {name: SQL_TYPES[column.dtype] for name, column in record.VIEWS["workloads"].items()}
+    rows = _workload_rows(study)
+    for name in dict.fromkeys(chain.from_iterable(rows)):
+        values = [row[name] for row in rows if name in row]
+        if name not in types:
+            types[name] = "BIGINT" if all(catalog.NUMBER.fullmatch(value) for value in values) else "VARCHAR"
+    return types
+
+
+def _workloads_struct(study: Study) -> str:
+    columns = ", ".join(f'"{name}" {dtype}' for name, dtype in _workload_types(study).items())
+    return f"STRUCT({columns})[]"
+
+
+def _workloads(study: Study, numbers: Any) -> pa.Array:
+    """Returns the rows of the view `workloads`, for each of some numbers."""
+    kinds = {"VARCHAR": pa.string(), "BIGINT": pa.int64(), "DOUBLE": pa.float64()}
+    types = _workload_types(study)
+    rows = [
+        {
+            name: int(row[name]) if types[name] == "BIGINT" and row.get(name) is not None else row.get(name)
+            for name in types
+        }
+        for row in _workload_rows(study)
+    ]
+    struct = pa.struct([(name, kinds[dtype]) for name, dtype in types.items()])
+    return pa.array([rows] * len(numbers), pa.list_(struct))
+
+
 def _uniques(study: Study, numbers: Any) -> pa.Array:
     """Returns the rows of distinct einsums, for each of some numbers."""
     return list_array("einsums", UNIQUES_FIELDS, [_rows_of_uniques(study)] * len(numbers))
@@ -125,6 +179,15 @@ def _macs(study: Study, machines: Any) -> pa.Array:
     """Returns, per machine, the MACs of a point: of all workloads, each as often as its weight says."""
     macs = sum(row["weight"] * row["occurrences"] * row["macs"] for row in _rows_of_uniques(study))
     return pa.repeat(float(macs), len(machines))
+
+
+def _die_costs(area_mm2: Any, node_nm: Any) -> pa.Array:
+    """Returns what dies of these areas cost, each at its node; NULL where that is not known."""
+    costs = [
+        die.cost_usd(area or 0.0, node or 0.0)
+        for area, node in zip(area_mm2.to_pylist(), node_nm.to_pylist(), strict=True)
+    ]
+    return pa.array([None if cost != cost else cost for cost in costs], pa.float64())
 
 
 def _struct(table: str, names: Sequence[str]) -> str:

@@ -47,6 +47,7 @@ TOPS: Steps = ((1e-3, "GOPS"), (1.0, "TOPS"), (1e3, "POPS"))
 PER_WATT: Steps = ((1.0, "TOPS/W"),)
 INTENSITY: Steps = ((1.0, "MAC/B"),)
 SHARE: Steps = ((0.01, "%"),)
+VOLTS: Steps = ((1.0, "V"),)
 
 UNITS_BY_SUFFIX: tuple[tuple[str, Steps], ...] = (  # last words of a name -> units; the first match counts
     ("edp_pj_ns", EDP),
@@ -64,6 +65,7 @@ UNITS_BY_SUFFIX: tuple[tuple[str, Steps], ...] = (  # last words of a name -> un
     ("ghz", GHZ),
     ("mhz", MHZ),
     ("throughput", RATE),
+    ("vdd", VOLTS),
     ("tops", TOPS),
     ("tops_per_w", PER_WATT),
     ("macs_per_byte", INTENSITY),
@@ -233,6 +235,8 @@ def _step(value: float, steps: Steps) -> tuple[float, str]:
 def _with_unit(value: float, step: tuple[float, str]) -> str:
     if step in SHARE:
         return f"{100 * value:.3g} %" if abs(value) < 9.995 else f"{100 * value:.0f} %"
+    if step in VOLTS and value == 0:
+        return "least"  # as a study has it: each machine has a voltage of its own
     if step == CYCLES[0] and isfinite(value) and abs(value) >= 10**DIGITS:
         value = round(value)  # drop fractions of a cycle, but write all digits of whole cycles
     return f"{number(value / step[0])} {step[1]}".rstrip()

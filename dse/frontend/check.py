@@ -61,7 +61,8 @@ def file(text: str) -> tuple[str, list[Layer]]:
     if kind == "machine":
         spec = machine.load(text)
         arch = machine.arch(spec)
-        units = f"{arch.instances(len(arch.levels))} MAC units, {arch.area_mm2():.4g} mm2"
+        supply = "" if arch.vdd is None else f", {arch.vdd:g} V"
+        units = f"{arch.instances(len(arch.levels))} MAC units, {arch.area_mm2():.4g} mm2{supply}"
         lines = [f"machine {arch.name}, {units}", *_channels(spec), *machine_lines(spec, arch)]
         return "\n".join(lines), []
     if kind == "study":
@@ -188,9 +189,8 @@ def _slow(spec: Machine, arch: Arch) -> Iterator[str]:
         level = next((one for one in arch.levels if one.name == node.name.upper()), None)
         if isinstance(node, Memory) and level and level.access_cycles > 1:
             bits = (level.capacity_bits or 0) // node.banks
-            cycle_ns = (
-                node.cycle_ns or component.sram(spec.node_nm or 0, spec.cell, bits, node.width_bits).cycle_ns
-            )
+            array = component.sram(spec.node_nm or 0, spec.cell, bits, node.width_bits)
+            cycle_ns = node.cycle_ns or component.at_vdd(replace(spec, vdd=arch.vdd), array).cycle_ns
             yield (
                 f"{node.name}: an access takes {level.access_cycles} cycles ({cycle_ns:.3g} ns at "
                 f"{spec.clock_mhz:g} MHz; memory.slow: divide), so its bandwidth is at most "

@@ -73,13 +73,15 @@ STUDY: dict[str, tuple[str, str, str, str]] = {
         "",
         "",
         "what varies: any field of the machine as a list, {from, to, step}, {linear: [from, to, count]} or "
-        "{log: [from, to, count]}",
+        "{log: [from, to, count]}; workload.NAME: a list for a parameter of each workload, e.g. "
+        "workload.batch: [1, 4]",
     ),
     "constraints": (
         "list of comparisons",
         "[]",
         "",
-        "fields, area_mm2, leak_mw, metrics (latency_ns[net] of one workload), + - * /, < <= > >= ==",
+        "fields, area_mm2, leak_mw, die_cost_usd, metrics (latency_ns[net] of one workload), + - * /, "
+        "< <= > >= ==",
     ),
     "objectives": (
         "list",
@@ -232,6 +234,11 @@ MACHINE: Meanings = {
     "nodes": ("", "memories and arrays from the outermost in, the compute last; the keys below"),
     "node_nm": ("nm", "technology node, for the tables of SRAM and logic"),
     "cell": ("", "SRAM cells: low operating power or high performance"),
+    "vdd": (
+        "V",
+        "supply voltage of all that the tables price on chip: energy, leakage, delay and the highest clock; "
+        "least: the lowest that meets the clock; none: as the tables give it, any clock",
+    ),
     "word_bits": (
         "bit",
         "size of an element that names none of its own; default: the bits of the compute kind",

@@ -31,6 +31,7 @@ ROW_IS = {  # view -> what one row is
     "designs": "a point with its machine's parameters",
     "machines": "a machine: parameters, area, status, bounds, why it has no point",
     "points": "a schedule on a machine: metrics, objectives, gaps, certificate",
+    "workloads": "a workload of the study: samples and tokens of a run, parameters",
     "choices": "a distinct einsum of a point, with its mapping",
     "workload_costs": "a point's cost of one workload",
     "einsums": "a distinct einsum of a point: cost, bottleneck, mapping",

@@ -283,7 +283,9 @@ class Run:
         axes = [
             axis
             for axis in self.study.space.axes
-            if len(axis.values) > 2 and all(isinstance(v, int | float) and v is not True for v in axis.values)
+            if len(axis.values) > 2
+            and all(isinstance(v, int | float) and v is not True for v in axis.values)
+            and not spaces.is_least(self.study.space, axis.key)
         ]
         objectives = [o for o in self.study.objectives if o.metric != "area_mm2"]
         if not axes or not objectives:

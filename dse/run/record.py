@@ -416,6 +416,7 @@ TABLES: dict[str, Columns] = {
         "capacity_bits": Column("int64", "bit", "capacity of one instance; NULL: unbounded"),
         "instances": Column("int64", "", "how many there are"),
         "clock_ghz": Column("float64", "GHz", "clock of the machine"),
+        "vdd": Column("float64", "V", "supply voltage of the chip; NULL: the machine gives none"),
     },
     "events": {
         "time": Column("timestamp", "", "when, UTC"),
@@ -482,6 +483,12 @@ KEYS: dict[str, tuple[str, ...]] = {
 
 # Views over others that have no table of their own (analysis/sql/computed.sql)
 VIEWS: dict[str, Columns] = {
+    "workloads": {
+        "workload": WORKLOAD,
+        "weight": Column("float64", "", "of the workload in sums over the workloads"),
+        "samples": Column("int64", "", "batch of one run; NULL: the workload has no such parameter"),
+        "tokens": Column("int64", "", "new positions of all samples of one run; NULL: it has none"),
+    },
     "components": {
         "machine": MACHINE,
         "schedule": SCHEDULE,
@@ -497,6 +504,9 @@ VIEWS: dict[str, Columns] = {
 }
 
 STUDY_COLUMNS: dict[str, Columns] = {  # for listings: examples of columns whose names depend on the study
+    "workloads": {
+        "workload_batch, ...": Column("", "", "a parameter each that the study gives to a workload")
+    },
     "machines": {"array_x, ...": Column("", "", "a parameter of the space each: its key, _ for the dot")},
     "points": {
         "energy_pj_sum, ...": Column(

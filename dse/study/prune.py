@@ -13,7 +13,18 @@ import numpy as np
 
 from dse.study.pareto import METRICS, Cost, Objective, Trial, metrics, slug, total, value
 from hw.columns import Table
-from hw.space import TOTALS, Constraint, Space, Unbuildable, Value, decode, static_values, values, violation
+from hw.space import (
+    TOTALS,
+    Constraint,
+    Space,
+    Unbuildable,
+    Value,
+    decode,
+    is_least,
+    static_values,
+    values,
+    violation,
+)
 from workloads.arrays import Floats, Ints
 
 COMPARISONS = (("<=", " le "), (">=", " ge "), ("==", " eq "), ("<", " lt "), (">", " gt "))
@@ -45,7 +56,7 @@ def known_values(space: Space, machine: int, constraints: Sequence[Constraint]) 
     None if the machine cannot be built.
     """
     chosen = values(space, machine)
-    if all(name in chosen for c in constraints for name in c.names):
+    if all(name in chosen and not is_least(space, name) for c in constraints for name in c.names):
         return chosen
     arch = decode(space, machine)
     return None if isinstance(arch, Unbuildable) else static_values(space, machine, arch)
@@ -68,7 +79,7 @@ def static_violations_of_many(
     and leak_mw, else machine by machine.
     """
     space = table.space
-    axes = {axis.key: at for at, axis in enumerate(space.axes)}
+    axes = {axis.key: at for at, axis in enumerate(space.axes) if not is_least(space, axis.key)}
     names = {name for c in constraints.static for name in c.names}
     if not names <= {*axes, *TOTALS} or not names:
         return [static_violations(space, machine, constraints) for machine in machines.tolist()]

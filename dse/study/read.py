@@ -113,7 +113,48 @@ def document(path: Path, set_texts: Sequence[str], faults: Faults) -> dict[str, 
     for key in NEEDED:
         if key not in raw and not any(line.endswith(f"did you mean {key}?") for line in misspelt):
             faults.add(explain(key, "missing", None, ""))
-    return raw
+    return _with_sizes(raw, faults)
+
+
+SIZE_AXIS = "workload."  # axes of the space with this prefix are parameters of workloads
+
+
+def _with_sizes(raw: dict[str, Any], faults: Faults) -> dict[str, Any]:
+    """Returns a study in which the axes `workload.<parameter>` of its space have become workloads, one per
+    workload and combination of values, the last axis fastest.
+    """
+    space, listed = raw.get("space"), raw.get("workloads")
+    axes = {str(key): value for key, value in space.items()} if isinstance(space, Mapping) else {}
+    axes = {key: value for key, value in axes.items() if key.startswith(SIZE_AXIS)}
+    if not axes or not isinstance(listed, list):
+        return raw
+    rest = {key: value for key, value in space.items() if str(key) not in axes}  # type: ignore[union-attr]
+    names = [key.removeprefix(SIZE_AXIS) for key in axes]
+    for key, values in axes.items():
+        if not isinstance(values, list) or not values or any(type(one) not in (int, str) for one in values):
+            faults.add(f"space.{key} = {show(values)} is no list of sizes or words; write e.g. [1, 4, 16]")
+            return raw | {"space": rest}
+        if len(set(values)) < len(values):
+            faults.add(f"space.{key} = {show(values)} has a value twice; keep one")
+    found: list[Any] = []
+    for i, item in enumerate(listed):
+        entry = dict(item) if isinstance(item, Mapping) else {"workload": item}
+        text = str(entry.pop("file", None) or entry.get("workload"))
+        for name in names:
+            if name in catalog.given_in(text):
+                faults.add(
+                    f"space.{SIZE_AXIS}{name}: workloads[{i}] = {text} has {name} already; leave one of "
+                    "both out"
+                )
+        own_name = entry.get("name") or (Path(catalog.file_in(text)[1]).stem if _is_path(text) else text)
+        for values in product(*axes.values()):
+            given = dict(zip(names, values, strict=True))
+            named = {
+                "workload": catalog.with_parameters(text, given),
+                "name": catalog.with_parameters(str(own_name), given),
+            }
+            found.append(entry | named)
+    return raw | {"workloads": found, "space": rest}
 
 
 def _unknown_key(key: str, value: object) -> str:
