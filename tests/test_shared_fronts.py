@@ -118,7 +118,14 @@ def test_fronts_of_machines_that_share_mappings_cover_those_of_each(
     capacity: str, share: float, es: list[Einsum], rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_fronts, "MAX_ROUNDS", rounds)
-    alone: list[int] = []
+    alone, lines = list[int](), dict[int, list[Line]]()
+    make_fronts = shared_fronts._fronts
+
+    def kept_lines(shared: Any, given: dict[int, list[Line]], *others: Any) -> Any:
+        lines.update(given)
+        return make_fronts(shared, given, *others)
+
+    monkeypatch.setattr(shared_fronts, "_fronts", kept_lines)
 
     def kept(arches: Any, *given: Any) -> Any:
         alone.extend(range(len(arches)))
@@ -134,6 +141,8 @@ def test_fronts_of_machines_that_share_mappings_cover_those_of_each(
         choices, gap = table.on(c.arch(i), i)
         rows = total(groups, choices)
         assert gap <= share
+        for one in lines[i]:
+            assert one.least <= min(map(one.height, own.tolist())) * (1 + 1e-9)
         assert max(np.max(rows / one, axis=1).min() for one in own) <= (1 + gap) * (1 + 1e-9)
         assert rows[0, 0] <= own[0, 0] * (1 + share)
         assert rows[-1, 1] <= own[-1, 1] * (1 + share)
