@@ -11,10 +11,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import prod
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from cluster.pruning import BoundPruner, cost_without_overlap
 from dse.mapper.exact.optimal import none_fits
@@ -33,6 +35,8 @@ from dse.sim.einsum.evaluate import (
     unfused_space,
 )
 from dse.sim.schedule import outermost
+from dse.solve.front import Chosen
+from dse.solve.sharing.shared_fronts import SharedFronts
 from dse.solve.sharing.shared_mappings import (
     NONE_FITS,
     LowerBounds,
@@ -46,7 +50,13 @@ from dse.solve.sharing.shared_mappings import (
     sums_at,
     table,
 )
-from dse.solve.solve import find_shared_mappings_of, rename, sequential_space
+from dse.solve.solve import (
+    find_shared_fronts_of,
+    find_shared_mappings_of,
+    front_solutions,
+    rename,
+    sequential_space,
+)
 from dse.solve.stored import sequential_solution
 from dse.study import pareto
 from dse.study import study as studies
@@ -55,6 +65,7 @@ from hw.arch import Arch
 from hw.columns import Columns, concatenated, group_equal_rows
 from hw.space import decode
 from workloads.arrays import Bools, Floats, Ints
+from workloads.einsum import Einsum
 from workloads.graph import Unique
 
 MAX_MACHINES = 1 << 10  # machines that share mappings at most: larger batches are split into parts
@@ -77,9 +88,9 @@ class BatchAnswers:
     peak_tops: Floats
     pruner: BoundPruner
     lower_bounds: list[LowerBounds]
-    tables: list[Table | Infeasible] = field(default_factory=list)
+    tables: list[Table | FrontTable | Infeasible] = field(default_factory=list)
 
-    def solved_tables(self) -> list[Table | Infeasible]:
+    def solved_tables(self) -> list[Table | FrontTable | Infeasible]:
         """Returns `tables`; the first call solves them."""
         if not self.tables:
             overflows = (
@@ -91,11 +102,20 @@ class BatchAnswers:
                 (len(self.pruner.uniques), None),
             )
             fitting, options = self.pruner.uniques[:fitting_count], self.pruner.study.solver
-            shared = find_shared_mappings_of(self.batch, fitting, options) if fitting else []
-            tables: list[Table | Infeasible] = [
-                _workload_table(self.batch, *of_workload, options.sharing_gap)
-                for of_workload in zip(fitting, self.lower_bounds, shared, strict=False)
-            ]
+            tables: list[Table | FrontTable | Infeasible] = []
+            if options.objective == "front":
+                tables += [
+                    FrontTable(
+                        tuple(g.einsum for g in groups), find_shared_fronts_of(self.batch, groups, options)
+                    )
+                    for groups in fitting
+                ]
+            elif fitting:
+                shared = find_shared_mappings_of(self.batch, fitting, options)
+                tables += [
+                    _workload_table(self.batch, *of_workload, options.sharing_gap)
+                    for of_workload in zip(fitting, self.lower_bounds, shared, strict=False)
+                ]
             self.tables = [*tables, *([first_overflow] if first_overflow else [])]
         return self.tables
 
@@ -108,7 +128,7 @@ class BatchAnswers:
             if isinstance(mapping_table, Infeasible):
                 return workload, mapping_table
             for i in np.flatnonzero(mapping_table.choice[:, row] == NONE_FITS).tolist():
-                arch, e = self.batch.machine(row), mapping_table.lower_bounds.einsums[i]
+                arch, e = self.batch.machine(row), mapping_table.einsums[i]
                 return workload, none_fits(Problem(arch, e, "energy"), dataflow(options.dataflow, e, arch))
         return None
 
@@ -127,10 +147,13 @@ class BatchAnswers:
         if (unfit := self.unfit(row)) and unfit[0] <= workload:
             return unfit[1]
         mapping_table = self.solved_tables()[workload]
-        assert isinstance(mapping_table, Table)
+        assert not isinstance(mapping_table, Infeasible)
         arch = self.batch.machine(row)
+        if isinstance(mapping_table, FrontTable):
+            choices, gap = mapping_table.on(arch, row)
+            return front_solutions(arch, self.pruner.uniques[workload], options, choices, gap)
         for e, choice, gap in zip(
-            mapping_table.lower_bounds.einsums,
+            mapping_table.einsums,
             mapping_table.choice[:, row].tolist(),
             from_parts(mapping_table.gaps[:, row], mapping_table.allowed_gap).tolist(),
             strict=True,
@@ -139,6 +162,39 @@ class BatchAnswers:
             assert isinstance(cost, EinsumCost)
             costs.append(replace(cost, optimality_gap=gap, space=sequential_space(arch, e, options)))
         return sequential_solution(arch, self.pruner.uniques[workload], options, costs)
+
+
+@dataclass(frozen=True, slots=True)
+class FrontTable:
+    """Fronts of a workload of E distinct einsums, unfused, with shared mappings on a batch of n machines."""
+
+    einsums: tuple[Einsum, ...]
+    fronts: SharedFronts
+
+    @property
+    def choice(self) -> NDArray[np.int16]:
+        """[E, n] number of a mapping, NONE_FITS or NOT_SEARCHED."""
+        return self.fronts.choice
+
+    @property
+    def fits(self) -> Bools:
+        """[n] on which machines every einsum has a mapping."""
+        return np.asarray((self.choice >= 0).all(axis=0))
+
+    def on(self, arch: Arch, row: int) -> Chosen:
+        """Returns the choices of mappings of one machine's front, and their gap."""
+        choices = self.fronts.rows[row].tolist()
+
+        @cache
+        def priced(einsum: int, number: int) -> EinsumCost:
+            problem = Problem(arch, self.einsums[einsum], "energy")
+            found = einsum_cost(problem, self.fronts.nests[einsum][number])
+            assert isinstance(found, EinsumCost)
+            return found
+
+        return [[priced(*one) for one in enumerate(choice)] for choice in choices], float(
+            self.fronts.gaps[row]
+        )
 
 
 def _workload_table(
@@ -289,9 +345,7 @@ def _batch_answers(machines: Ints, columns: Columns, pruner: BoundPruner) -> Bat
         assert isinstance(found, Arch)
         return found
 
-    objective = pruner.study.solver.objective
-    assert objective in ("energy", "latency", "edp")
-    batch = machine_batch(built(0), columns, built, objective)
+    batch = machine_batch(built(0), columns, built, pruner.study.solver.single_objective)
     lower_bounds = [
         lower_bounds_of(batch, [group.einsum for group in groups], [group.occurrences for group in groups])
         for groups in pruner.uniques

@@ -331,10 +331,11 @@ def _solve_sharing_mappings(
             for row in rows[~fits].tolist():
                 workload, why = answers.unfit(row)
                 unfit_answers[int(answers.machines[row])] = [*([] for _ in range(workload)), why]
-            if fits.any():
+            # the schedules of fronts are made machine by machine (`_solve_shared`)
+            if fits.any() and job.study.solver.objective != "front":
                 fitting = [asks[i] for i in indices[fits].tolist()]
                 tables_by_batch.append(_batch_tables(job, answers, rows[fits], fitting))
-            unsolved -= set(indices[fits].tolist())
+                unsolved -= set(indices[fits].tolist())
         except Exception as fault:
             failed = next_batch[1].tolist() if next_batch else sorted(unsolved)
             faults.append(_batch_fault(fault, [asks[i].machine for i in failed]))

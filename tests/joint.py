@@ -17,8 +17,8 @@ from dse.mapper.exact.search import supports
 from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible
 from dse.sim.counts.counts import counted, footprints
-from dse.sim.einsum.cost import overflow
-from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting, fanout_overflow
+from dse.sim.einsum.cost import batch_arch, overflow, price
+from dse.sim.einsum.evaluate import EinsumCost, Problem, fanout_overflow
 from dse.solve.front import fronts_on, lower_products
 from dse.solve.options import SolverOptions
 from hw.arch import Arch
@@ -89,26 +89,28 @@ def _varied(arch: Arch, rng: Random) -> Arch:
 
 
 def every_mapping(joint: Joint) -> list[list[Figures]]:
-    """Energy and latency of all mappings that fit, by machine and einsum."""
+    """Energy and latency of all mappings that fit, by machine and einsum. A mapping is counted once: of what
+    counts, machines differ in capacities alone; and priced on all machines at once.
+    """
     found: list[list[Figures]] = [[] for _ in joint.arches]
+    first, together = joint.arches[0], batch_arch(joint.arches)
     for group in joint.groups:
-        rows: list[list[tuple[float, float]]] = [[] for _ in joint.arches]
-        for arch in dict.fromkeys(
-            joint.arches[:2]
-        ):  # all that enumeration reads of a machine is its structure
-            problem = Problem(arch, group.einsum, "energy")
-            for mapping in mappings(problem, joint.tiles, "tensors"):
-                held = footprints(mapping, group.einsum, arch)
-                if overflow(held, group.einsum, arch) or fanout_overflow(mapping, group.einsum, arch):
-                    continue
-                for j, one in enumerate(joint.arches):
-                    if j % 2 == joint.arches.index(arch) % 2:
-                        cost = evaluate_fitting(
-                            Problem(one, group.einsum, "energy"), counted(mapping, group.einsum, one, held)
-                        )
-                        rows[j].append((cost.energy_pj, cost.latency_cycles))
-        for own, listed in zip(found, rows, strict=True):
-            own.append(np.unique(np.array(listed).reshape(-1, 2), axis=0))
+        e, rows = group.einsum, []
+        for mapping in mappings(Problem(first, e, "energy"), joint.tiles, "tensors"):
+            held = footprints(mapping, e, first)
+            fits = [not overflow(held, e, arch) for arch in joint.arches[:2]]
+            if not any(fits) or fanout_overflow(mapping, e, first):
+                continue
+            c = counted(mapping, e, first, held)
+            cost = price(c.rows, e, together, c.timed)
+            row = np.empty((len(joint.arches), 2))
+            row[:, 0], row[:, 1] = cost.energy_pj, cost.latency_cycles
+            for i, its in enumerate(fits):
+                row[i::2] = row[i::2] if its else np.inf
+            rows.append(row)
+        every = np.array(rows).reshape(len(rows), len(joint.arches), 2)
+        for j, own in enumerate(found):
+            own.append(np.unique(every[np.isfinite(every[:, j, 0]), j], axis=0))
     return found
 
 

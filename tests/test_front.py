@@ -302,7 +302,6 @@ def test_an_axis_of_which_one_value_was_tried_says_nothing(tmp_path: Path) -> No
     ("key", "value", "why"),
     [
         ("solver.schedule", "fused", "fronts are of unfused schedules"),
-        ("solver.sharing_gap", 0.02, "fronts are of unfused schedules"),
         ("solver.factors", "imperfect", "fronts are of unfused schedules"),
         ("machine", "burst_edge", "describes lines, rows, banks or hops"),
     ],

@@ -536,7 +536,7 @@ def test_a_batch_that_fails_is_an_event_and_an_error_in_tests(
     assert "IndexError: no such column" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("objective", ["energy", "latency", "edp"])
+@pytest.mark.parametrize("objective", ["energy", "latency", "edp", "front"])
 def test_where_no_mapping_fits_the_smallest_machine_the_others_have_theirs(
     tmp_path: Path, objective: str
 ) -> None:
@@ -760,7 +760,5 @@ def test_what_shares_no_mappings_is_refused_in_one_line(tmp_path: Path) -> None:
                 "sharing_gap: 0.03", f"sharing_gap: 0.03, {solver}"
             )
         )
-        with pytest.raises(
-            StudyError, match=r"solver.sharing_gap = 0.03: machines share mappings of least energy"
-        ):
+        with pytest.raises(StudyError, match=r"solver.sharing_gap = 0.03: machines share mappings"):
             studies.load(tmp_path / "s.yaml")

@@ -5,6 +5,7 @@ PART=share.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -14,9 +15,8 @@ import pytest
 from cluster import worker
 from cluster.worker import Ask, Job, Lease
 from dse.mapping.nest import Infeasible
-from dse.sim.einsum.evaluate import ROUNDING_GAP, objective_value
+from dse.sim.einsum.evaluate import ROUNDING_GAP, Solution, objective_value
 from dse.solve.options import SolverOptions
-from dse.solve.sharing.shared_mappings import Table
 from dse.solve.solve import solve
 from dse.study import study as studies
 from dse.study.read import StudyError
@@ -42,8 +42,13 @@ SMALL = ("a2", "a2s", "a3", "a3nb", "edge_array", "eyeriss", "smv")
 CONSTRAINTS = ["", '"latency_ns <= 60000"', '"energy_pj[two] <= 1e8", "latency_ns * clock_mhz >= 1e6"']
 
 
-def drawn(folder: Path, seed: int, clocks: int = 128) -> Study:
-    """A machine's fields of two values each, of those that shape mappings and others, and many clocks."""
+GOALS = ("energy", "latency", "edp")
+
+
+def drawn(folder: Path, seed: int, clocks: int = 128, goals: Sequence[str] = GOALS) -> Study:
+    """A machine's fields of two values each, of those that shape mappings and others, and many clocks. goals:
+    objectives to draw from
+    """
     rng = Random(seed)
     (folder / "three.yaml").write_text(THREE)
     while True:
@@ -80,7 +85,7 @@ def drawn(folder: Path, seed: int, clocks: int = 128) -> Study:
                 share=rng.choice([0.02, 0.1, 0.4]),
                 tiles=rng.choice(["perfect", "imperfect_spatial"]),
                 near=rng.choice([0, 0.01]),
-                objective=rng.choice(["energy", "latency", "edp"]),
+                objective=rng.choice(goals),
             )
         )
         try:
@@ -131,11 +136,12 @@ def too_near(job: Job, machines: list[int]) -> tuple[list[str], int]:
                 zip(job.workloads, block.solved_tables(), strict=False)
             ):
                 arch = block.batch.machine(block.row_of(number))
-                # to the end; of energy x delay that takes minutes, and any answer holds a gap to account
-                gap = 0.01 if options.objective == "edp" else 0.0
+                # to the end; of energy x delay and of fronts that takes minutes, and any answer holds a gap
+                # to account
+                gap = 0.01 if options.objective in ("edp", "front") else 0.0
                 own = SolverOptions(factors=options.factors, gap=gap, objective=options.objective)
                 best = solve(arch, workload, own)
-                if not isinstance(table, Table):
+                if isinstance(table, Infeasible):
                     wrong += (
                         []
                         if isinstance(best, Infeasible)
@@ -146,6 +152,15 @@ def too_near(job: Job, machines: list[int]) -> tuple[list[str], int]:
                 assert isinstance(shared, list)
                 assert isinstance(best, list)
                 searched += 1
+                if options.objective == "front":
+                    wrong += [
+                        f"machine {number}, {workload.name}: {row} is not covered within "
+                        f"{shared[0].optimality_gap}"
+                        for row in pairs(best)
+                        if (pairs(shared) / row).max(axis=1).min()
+                        > (1 + shared[0].optimality_gap) * (1 + ROUNDING_GAP)
+                    ]
+                    continue
                 value, optimum = (
                     objective_value(options.single_objective, one.energy_pj, one.latency_cycles)
                     for one in (shared[0], best[0])
@@ -156,3 +171,8 @@ def too_near(job: Job, machines: list[int]) -> tuple[list[str], int]:
                         f"{shared[0].optimality_gap} above {optimum}"
                     )
     return wrong, searched
+
+
+def pairs(front: Sequence[Solution]) -> np.ndarray:
+    """Energy and latency of schedules [N, 2]."""
+    return np.array([(one.energy_pj, one.latency_cycles) for one in front])

@@ -176,7 +176,7 @@ SOLVER: Meanings = {
     ),
     "sharing_gap": (
         "share",
-        "for objective energy, or latency and edp unfused, in studies: machines share schedules (fused: "
+        "for objective energy, or all others unfused, in studies: machines share schedules (fused: "
         "those that differ in nothing but prices, rates and clock) or the mappings of einsums (unfused: "
         "capacities and PEs of arrays may differ, too), each machine at most this share above its own "
         "optimum, in which GOGETA's schedule does not count (docs/reuse.md, Many machines); 0: each machine "

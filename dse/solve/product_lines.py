@@ -18,7 +18,7 @@ from typing import NamedTuple
 from dse.sim.einsum.evaluate import ROUNDING_GAP, Pair, relative_gap
 
 
-class _Line(NamedTuple):
+class Line(NamedTuple):
     """All choices have energy + ratio x latency of at least `least`; ratio inf: latency of at least it."""
 
     ratio: float
@@ -36,20 +36,20 @@ class ProductLines:
     choice known. The first two lines are the least energy (ratio 0) and the least latency (inf).
     """
 
-    lines: list[_Line]
+    lines: list[Line]
     best: Pair  # inf, inf: none is known
     least_product: float = 0.0  # a lower bound that does not come from the lines
 
     def add(self, ratio: float, least: float, corner: Pair) -> bool:
         """Adds the line of a ratio. Returns whether its corner is a better choice than the best."""
         self.lines = [one for one in self.lines if one.ratio != ratio]
-        self.lines.append(_Line(ratio, least, corner))
+        self.lines.append(Line(ratio, least, corner))
         is_better = corner[0] * corner[1] < self.best[0] * self.best[1]
         if is_better:
             self.best = corner
         return is_better
 
-    def lowest(self) -> tuple[float, _Line, _Line]:
+    def lowest(self) -> tuple[float, Line, Line]:
         """Returns the least product that the lines allow, and the two lines that cross there."""
         crossings = []
         for a, b in combinations(sorted(self.lines), 2):
@@ -98,4 +98,4 @@ def product_lines(least: Pair, best: Pair) -> ProductLines:
     """Returns what is known of a workload on a machine from its least energy and latency, and the energy and
     latency of the best choice known.
     """
-    return ProductLines([_Line(0.0, least[0], None), _Line(inf, least[1], None)], best)
+    return ProductLines([Line(0.0, least[0], None), Line(inf, least[1], None)], best)

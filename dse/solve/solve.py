@@ -52,7 +52,7 @@ from dse.sim.fronts import Objective
 from dse.sim.levels import transfer
 from dse.sim.schedule import outermost
 from dse.sim.schedule.graph import among_schedules, any_schedule, evaluate
-from dse.solve.front import ROUNDS, covering_rows, fronts_on, lower_products
+from dse.solve.front import ROUNDS, Chosen, covering_rows, fronts_on, lower_products
 from dse.solve.gogeta.classify import dominance
 from dse.solve.gogeta.gogeta_configs import CONFIGURATIONS, solve_configuration
 from dse.solve.kapla.published import KAPLA_SCHEDULES, published
@@ -68,6 +68,7 @@ from dse.solve.schedules.best import best
 from dse.solve.schedules.fused import fused, with_certificate
 from dse.solve.schedules.fusible_segments import fusing_schedules
 from dse.solve.schedules.pipeline import pipelined
+from dse.solve.sharing.shared_fronts import SharedFronts, find_shared_fronts
 from dse.solve.sharing.shared_mappings import (
     NOT_SEARCHED,
     Improved,
@@ -515,7 +516,7 @@ def find_shared_mappings_of(
 ) -> list[dict[str, SharedMappings]]:
     """Returns for each workload the mappings that a batch of machines shares (`options.sharing_gap`), by
     canonical key of the einsum: an einsum has the same in all, but with the objective edp, where the others
-    of its workload decide. Answers are stored in $DSE_CACHE.
+    of its workload decide (fronts: `find_shared_fronts_of`). Answers are stored in $DSE_CACHE.
 
     workloads: the distinct einsums of each
     """
@@ -530,27 +531,13 @@ def _shared_mappings_of(
     """Returns the mappings that a batch of machines shares, by canonical key of the einsum. workloads: one
     alone with the objective edp.
     """
-    if line := options.rules_refused(bool(batch.first.mapping)):
-        raise ValueError(line)
     distinct = {group.key: group.einsum for group in reversed([*chain.from_iterable(workloads)])}
     einsums = list(distinct.values())
     occurrences = np.zeros((len(workloads), len(einsums)))
     for number, groups in enumerate(workloads):
         for group in groups:
             occurrences[number, list(distinct).index(group.key)] = group.occurrences
-    path = cache.answer_path(
-        "shared",
-        (
-            batch.digest,
-            einsums,
-            occurrences.tolist(),
-            options.factors,
-            options.dataflow,
-            options.gap,
-            options.sharing_gap,
-        ),
-        ".npz",
-    )
+    path = _shared_path(batch, einsums, occurrences, options)
     found: list[SharedMappings] | None = _read_cached_on(path, batch, einsums)
     if found is None:
         searches = [_searches(e, batch.first, options) for e in einsums]
@@ -561,6 +548,73 @@ def _shared_mappings_of(
         )
         _write_cached_on(path, found)
     return dict(zip(distinct, found, strict=True))
+
+
+def _shared_path(
+    batch: MachineBatch, einsums: Sequence[Einsum], occurrences: Any, options: SolverOptions
+) -> Path:
+    """Returns the cache file of answers that a batch of machines shares. Raises ValueError under rules."""
+    if line := options.rules_refused(bool(batch.first.mapping)):
+        raise ValueError(line)
+    own = (options.factors, options.dataflow, options.gap, options.sharing_gap, options.objective == "front")
+    return cache.answer_path("shared", (batch.digest, einsums, occurrences.tolist(), *own), ".npz")
+
+
+def find_shared_fronts_of(
+    batch: MachineBatch, groups: Sequence[Unique], options: SolverOptions
+) -> SharedFronts:
+    """Returns the fronts of one workload on a batch of machines that share mappings (`options.sharing_gap`).
+    Answers are stored in $DSE_CACHE.
+
+    groups: its distinct einsums
+    """
+    einsums = [group.einsum for group in groups]
+    occurrences = np.array([group.occurrences for group in groups], float)
+    path = _shared_path(batch, einsums, occurrences, options)
+
+    def front_alone(machines: Sequence[int]) -> Sequence[Chosen | Infeasible]:
+        arches = [batch.machine(i).unbounded() for i in machines]
+        return fronts_on(arches, groups, replace(options, gap=options.sharing_gap))
+
+    def decode(data: bytes) -> SharedFronts:
+        with np.load(BytesIO(data), allow_pickle=False) as archive:
+            return _checked_fronts(batch, einsums, {name: archive[name] for name in archive.files})
+
+    found: SharedFronts | None = cache.read_decoded(path, decode)
+    if found is None:
+        cheapest, fastest = (
+            [_searches(e, batch.first, replace(options, objective=goal)) for e in einsums]
+            for goal in ("energy", "latency")
+        )
+        found = find_shared_fronts(
+            batch, einsums, occurrences, cheapest, fastest, front_alone, options.sharing_gap
+        )
+        _write_arrays(
+            path,
+            {f"nests_{i}": np.array([*map(str, own)], np.str_) for i, own in enumerate(found.nests)}
+            | {"rows": np.concatenate(found.rows), "counts": np.array([*map(len, found.rows)])}
+            | {"gaps": found.gaps, "choice": found.choice},
+        )
+    return found
+
+
+def _checked_fronts(
+    batch: MachineBatch, einsums: Sequence[Einsum], arrays: Mapping[str, Any]
+) -> SharedFronts:
+    """Returns shared fronts that were stored. Raises ValueError unless their nests are mappings; whether they
+    fit is seen as they are priced.
+    """
+    rows, counts, gaps, choice = (arrays[name] for name in ("rows", "counts", "gaps", "choice"))
+    nests = [[parse(text) for text in arrays[f"nests_{i}"].tolist()] for i in range(len(einsums))]
+    shapes = rows.shape, counts.shape, gaps.shape, choice.shape
+    n, lengths = len(batch), np.array([*map(len, nests)])
+    if shapes != ((int(counts.sum()), len(einsums)), (n,), (n,), (len(einsums), n)):
+        raise ValueError(f"fronts of {counts.shape} machines, not of {n}")
+    if (rows < 0).any() or (rows >= lengths).any() or not np.isfinite(gaps).all():
+        raise ValueError("a front names a nest that is not there")
+    if any(faults(one, e, batch.largest) for e, own in zip(einsums, nests, strict=True) for one in own):
+        raise ValueError("a nest is no mapping of the einsum")
+    return SharedFronts(nests, np.split(rows, np.cumsum(counts)[:-1]), gaps, choice)
 
 
 def _searches(e: Einsum, arch: Arch, options: SolverOptions) -> Searches:
@@ -595,6 +649,11 @@ def _write_cached_on(path: Path, found: Sequence[SharedMappings]) -> None:
     for i, shared in enumerate(found):
         arrays[f"nests_{i}"] = np.array([str(one.cost.mapping) for one in shared.mappings], np.str_)
         arrays[f"choice_{i}"], arrays[f"gaps_{i}"] = shared.choice, shared.gaps
+    _write_arrays(path, arrays)
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Writes arrays to a cache file."""
     file = BytesIO()
     np.savez_compressed(file, **arrays)
     cache.write(path, file.getvalue())
@@ -828,16 +887,11 @@ def solve_fronts(
             answers[j] = front
             continue
         choices, gap = front
-        spaces = [sequential_space(arches[j], group.einsum, options) for group in groups]
-        in_spaces = [
-            [replace(one, space=space) for one, space in zip(choice, spaces, strict=True)]
-            for choice in choices
-        ]
-        answers[j] = _with_gap(arches[j].unbounded(), groups, options, in_spaces, gap)
+        answers[j] = front_solutions(arches[j].unbounded(), groups, options, choices, gap)
     return [overflow or answers[j] for j, overflow in enumerate(found)]
 
 
-def _with_gap(
+def front_solutions(
     arch: Arch,
     groups: Sequence[Unique],
     options: SolverOptions,
@@ -845,8 +899,17 @@ def _with_gap(
     gap: float,
 ) -> list[Solution]:
     """Returns the schedules of a front, from the mappings of each and the gap of all."""
+    spaces = [sequential_space(arch, group.einsum, options) for group in groups]
     answers = (
-        sequential_solution(arch, groups, options, [replace(one, optimality_gap=gap) for one in choice])
+        sequential_solution(
+            arch,
+            groups,
+            options,
+            [
+                replace(one, optimality_gap=gap, space=space)
+                for one, space in zip(choice, spaces, strict=True)
+            ],
+        )
         for choice in choices
     )
     return [answer[0] for answer in answers if isinstance(answer, list)]
@@ -861,7 +924,7 @@ def thinned(
     while len(rows := covering_rows(sums, gap)) > max(most, 2):
         gap *= 2
     more = (1 + front[0].optimality_gap) * (1 + gap) - 1
-    return _with_gap(arch, groups, options, [front[row].einsums for row in rows.tolist()], more)
+    return front_solutions(arch, groups, options, [front[row].einsums for row in rows.tolist()], more)
 
 
 def _infeasible(costs: dict[int, EinsumCost | Infeasible]) -> Infeasible | None:

@@ -261,25 +261,20 @@ def solver(raw: object, faults: Faults, folder: Path = Path(), within: Path | No
         options.mapper == "optimal" and options.tiling == "mapper" and options.factors != "imperfect"
     )
     if options.sharing_gap and (
-        (options.objective, options.schedule)
-        not in (("energy", "unfused"), ("latency", "unfused"), ("edp", "unfused"), ("energy", "fused"))
-        or not shares_exactly
+        not shares_exactly
+        or (options.schedule != "unfused" and (options.schedule, options.objective) != ("fused", "energy"))
     ):
         faults.add(
-            f"solver.sharing_gap = {show(options.sharing_gap)}: machines share mappings of least energy, "
-            "latency or edp (schedule unfused) and schedules of least energy (fused), so it needs such an "
-            "objective and schedule, and the mapper optimal with factors perfect or imperfect_spatial; set "
-            "these, or leave solver.sharing_gap out"
+            f"solver.sharing_gap = {show(options.sharing_gap)}: machines share mappings (schedule unfused) "
+            "and schedules of least energy (fused), so it needs such a schedule, and the mapper optimal with "
+            "factors perfect or imperfect_spatial; set these, or leave solver.sharing_gap out"
         )
     if options.objective == "front" and (
-        not shares_exactly
-        or options.schedule != "unfused"
-        or options.layout != "row_major"
-        or options.sharing_gap
+        not shares_exactly or options.schedule != "unfused" or options.layout != "row_major"
     ):
         faults.add(
             "solver.objective = front: fronts are of unfused schedules, from exact searches of each machine; "
-            "leave out solver.schedule, mapper, tiling, layout, sharing_gap and factors: imperfect, or take "
+            "leave out solver.schedule, mapper, tiling, layout and factors: imperfect, or take "
             "the objective energy, latency or edp"
         )
     if line := options.rules_refused(rules_of_machine=False):

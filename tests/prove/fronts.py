@@ -36,7 +36,7 @@ def main() -> int:
     print(f"  {chosen.exact} fronts of 20 machines and all mappings of two einsums: {len(lines)} wrong")
     for number in range(chosen.covers):
         gap, overlap = (0.01, 0.03, 0.1)[number % 3], ("free", "buffered")[number % 2]
-        lines += faults(chosen.first + chosen.exact + number, 6, 1500, gap, overlap)
+        lines += faults(chosen.first + chosen.exact + number, 6, 600, gap, overlap)
     print(f"  with {chosen.covers} covers within 1, 3 or 10 %: {len(lines)} wrong")
     for line in lines[:20]:
         print(f"  {line}")

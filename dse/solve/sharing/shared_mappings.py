@@ -674,6 +674,11 @@ class Table:
     allowed_gap: float  # relative gap that was allowed
 
     @property
+    def einsums(self) -> tuple[Einsum, ...]:
+        """[E] the distinct einsums."""
+        return self.lower_bounds.einsums
+
+    @property
     def fits(self) -> Bools:
         """[n] on which machines every einsum has a mapping."""
         return np.asarray((self.choice >= 0).all(axis=0))

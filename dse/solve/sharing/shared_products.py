@@ -78,7 +78,7 @@ def find_shared_products(
     _set_ratios(shared, least[0] / least[1], np.arange(len(batch)))
     add_first_mappings(shared, searches)
     search_until(shared, searches, sys.float_info.max)  # where those do not fit: a first one
-    pairs = zip(*(one.tolist() for one in (*least, *_totals(shared))), strict=True)
+    pairs = zip(*(one.tolist() for one in (*least, *totals(shared))), strict=True)
     products = _Products(
         [product_lines((pj * (1 - ROUNDING_GAP), cycles), (e, c)) for pj, cycles, e, c in pairs],
         shared.choice.copy(),
@@ -93,7 +93,7 @@ def find_shared_products(
     if len(einsums) == 1:
         _search_products(shared, searches[0], products, allowed)
     gaps = np.array([lines.gap() for lines in products.lines])
-    fits = _fits(shared)
+    fits = every_fits(shared)
     products.choice[:, ~fits] = shared.choice[:, ~fits]
     return [
         chosen(shared, i, own, np.where(fits, gaps, 0.0), allowed_gap)
@@ -101,14 +101,14 @@ def find_shared_products(
     ]
 
 
-def _fits(shared: Sharing) -> Bools:
+def every_fits(shared: Sharing) -> Bools:
     """Returns [n] on which machines every einsum has a mapping."""
     return np.asarray((shared.choice >= 0).all(axis=0))
 
 
 def _next_ratios(shared: Sharing, products: _Products, allowed: float) -> tuple[Ints, Floats]:
     """Returns machines [m] whose gaps are above `allowed`, and the ratio [n] to search next on each."""
-    ratios, fits = np.zeros(len(shared.batch)), _fits(shared)
+    ratios, fits = np.zeros(len(shared.batch)), every_fits(shared)
     machines = []
     for i, lines in enumerate(products.lines):
         if fits[i] and (ratio := lines.next_ratio(allowed, END_STEP)) is not None:
@@ -134,7 +134,7 @@ def _set_ratios(shared: Sharing, ratios: Floats, machines: Ints) -> None:
     shared.is_closed[machines] = (shared.choice[:, machines] == NONE_FITS).any(axis=0)
 
 
-def _totals(shared: Sharing) -> tuple[Floats, Floats]:
+def totals(shared: Sharing) -> tuple[Floats, Floats]:
     """Returns energy and cycles [n] of the workload with the chosen mappings; inf where one is missing."""
     totals = np.zeros((2, len(shared.batch)))
     for choice, mappings, n in zip(shared.choice, shared.mappings, shared.occurrences[0], strict=True):
@@ -148,9 +148,9 @@ def _totals(shared: Sharing) -> tuple[Floats, Floats]:
 
 def _add_lines(shared: Sharing, products: _Products, machines: Ints) -> None:
     """Adds the lines of the present ratios of machines [m], and takes choices whose product is lower."""
-    energy, cycles = _totals(shared)
+    energy, cycles = totals(shared)
     least = shared.occurrences[0] @ shared.bound * (1 - ROUNDING_GAP)
-    for i in machines[_fits(shared)[machines]].tolist():
+    for i in machines[every_fits(shared)[machines]].tolist():
         corner = float(energy[i]), float(cycles[i])
         if products.lines[i].add(float(shared.pj_per_cycle[i]), float(least[i]), corner):
             products.choice[:, i] = shared.choice[:, i]
@@ -163,7 +163,7 @@ def _search_products(shared: Sharing, searches: Searches, products: _Products, a
     batch, n = shared.batch, float(shared.occurrences[0, 0])
     best = np.array([lines.best for lines in products.lines])
     bound = np.array([lines.bound() for lines in products.lines])
-    is_left, known = _fits(shared), 0
+    is_left, known = every_fits(shared), 0
     while True:
         gaps = np.where(is_left, best[:, 0] * best[:, 1] / bound - 1, 0.0)
         machine = int(np.argmax(gaps))
