@@ -4,14 +4,17 @@ problems at which each of its rules fires.
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from math import isclose
 
+import numpy as np
 import pytest
 
 from dse.mapper.exact import search as searches
 from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.search import search, supports
 from dse.mapper.exact.spatial import dims_and_groups, unrollings
+from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible
 from dse.sim.counts.terms import tile_sizes
 from dse.sim.einsum.evaluate import Problem
@@ -79,3 +82,37 @@ def test_pieces_of_ragged_lanes_are_those_of_the_counts() -> None:
             assert own.pieces[tile, 0] == sum(n for _, n in sizes)
             assert own.elems[tile, 0] == sum(size * n for size, n in sizes) == 10
     assert any(border.cuts == ((0, 5), (0, 3)) for (border,) in own.boundaries)
+
+
+@pytest.mark.parametrize("name", ["edge_array", "datacenter", "cpu_like", "kapla_multi_4x4"])
+def test_tables_of_an_einsum_are_those_of_one_of_two_indices(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the operations: extents change no price of a word."""
+    arch, seen = machine.load_arch(name).unbounded(), set[bool]()
+    structure = searches._structure_of(arch)
+    for e in (
+        *catalog.load("attention:heads=2,q=6,context=8,d=4").einsums,
+        *catalog.load("light_squeezenet").einsums[:3],
+    ):
+        tensors = tuple(p.tensor for p in (*e.inputs, e.output))
+        sets = tuple(searches._holder_sets(e, arch, FREE, tensor) for tensor in tensors)
+        own = []
+        for smaller in (searches._with_fewest_indices, lambda e: e):
+            with monkeypatch.context() as patch:
+                patch.setattr(searches, "_with_fewest_indices", smaller)
+                searches._form.cache_clear()
+                own.append(searches._form(e, structure, "ends", (), sets))
+        seen.add(searches._with_fewest_indices(e) != e)
+        for a, b in zip(arrays(own[0]), arrays(own[1]), strict=True):
+            assert np.array_equal(a, b)
+    assert seen == {True, False}
+
+
+def arrays(form: object) -> list[np.ndarray]:
+    """All numbers of a form."""
+    if isinstance(form, tuple):
+        return [found for one in form for found in arrays(one)]
+    if is_dataclass(form):
+        return [found for one in fields(form) for found in arrays(getattr(form, one.name))]
+    return [np.asarray(form)]

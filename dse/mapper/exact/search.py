@@ -35,6 +35,7 @@ from dse.mapper.exact.spatial import (
     dims_and_groups,
     unrollings,
 )
+from dse.mapping.classes import rank_of
 from dse.mapping.constraints import ANY_TRIPS, FREE, Constraints, Factors, stationary, unkeepable
 from dse.mapping.nest import Loop, Mapping, Store, bits_at, may_keep
 from dse.run import deadline
@@ -1159,6 +1160,9 @@ def _form(
     """
     arch = _with_unit_prices(structure)
     parts = _parts(structure, exposed)
+    if (small := _with_fewest_indices(e)) != e:
+        form = _form(small, structure, exposed, spread, holder_sets)
+        return replace(form, base=_base(e, arch, structure, parts))
     tensors = tuple(p.tensor for p in (*e.inputs, e.output))
     depth = len(structure.levels)
     problem, price_count = Problem(arch, e, "energy"), len(_prices(structure))
@@ -1171,13 +1175,9 @@ def _form(
         {key: found[which] for key, found in link_rows.items()} for which in range(4)
     )
     groups = _groups(arch)
-    ops = e.points() * nonzero_share(e)
-    base = np.zeros((parts.count(), price_count))
-    base[0] = ops * op_pj(e, arch)
-    base[0, -1] += _min_row_pj(e, arch)
-    base[state.STEPS] = op_cycles(ops, 0.0, e, arch)
     all_groups = (1 << len(groups)) - 1
-    busiest_pe_cycles = 0.0 if base[state.STEPS].any() else op_cycles(0.0, nonzero_share(e), e, arch)
+    on_vector_unit = any_nonzero(op_cycles(1.0, 0.0, e, arch))
+    busiest_pe_cycles = 0.0 if on_vector_unit else op_cycles(0.0, nonzero_share(e), e, arch)
     points_of_first_pe = Quantity(state.POINTS, 0, len({g.outside for g in groups}), all_groups, all_groups)
 
     def sum_links(by_link: dict[tuple[int, int, int], Row]) -> tuple[list[Row], Ints]:
@@ -1261,8 +1261,36 @@ def _form(
         outer_pj(links.values(), outer_links.values()),
         outer_pj(sums, outer_sums),
         outer_pj(low_sums, outer_low_sums),
-        _entries(base),
+        _base(e, arch, structure, parts),
     )
+
+
+def _base(e: Einsum, arch: Arch, structure: Arch, parts: Parts) -> Entries:
+    """What no tile changes: operations, and rows that are opened at least. arch: the structure with prices
+    that are arrays.
+    """
+    ops = e.points() * nonzero_share(e)
+    base = np.zeros((parts.count(), len(_prices(structure))))
+    base[0] = ops * op_pj(e, arch)
+    base[0, -1] += _min_row_pj(e, arch)
+    base[state.STEPS] = op_cycles(ops, 0.0, e, arch)
+    return _entries(base)
+
+
+def _with_fewest_indices(e: Einsum) -> Einsum:
+    """Returns an einsum of the same form that many extents have in common: of ranks with several indices each
+    has two. Where the form depends on extents (windows, padding, sparse tensors) it is `e`.
+    """
+    if not all(
+        p.format == "dense" and p.density == 1 and all(rank_of(dim, e) for dim in p.dims) for p in e.tensors()
+    ):
+        return e
+
+    def smaller(p: Projection) -> Projection:
+        return replace(p, dims=tuple(replace(d, size=min(d.size, 2)) for d in p.dims))
+
+    extents = tuple((rank, min(n, 2)) for rank, n in e.extents)
+    return replace(e, output=smaller(e.output), inputs=tuple(map(smaller, e.inputs)), extents=extents)
 
 
 def _outer_levels(groups: Sequence[Group]) -> int:

@@ -90,12 +90,17 @@ class SegmentSearch:
     # pJ of the einsum, anywhere below loops whose tiles divide
     unfused_pj: list[float] = field(default_factory=list)
     any_tiles: list[float] = field(default_factory=list)  # the same, below loops with any tiles
+    choices: dict[Tiles, Choices] = field(default_factory=dict)  # of depths
+    leak_pj: float = 0.0  # `most_leak_pj` of the machine
+    wait_pj: list[float] = field(default_factory=list)  # `_wait_pj` of each einsum
     not_found: float = inf  # lowest bound (pJ) of choices that may have nests, which the mapper did not find
     steps: int = 0  # choices of depths looked at so far
     searches: int = 0  # searches of the mapper before this one began
 
     def __post_init__(self) -> None:
         self.sizes = tuple(self.segment.own[0].sizes()[ranks[0]] for ranks in self.segment.members.classes)
+        self.leak_pj = most_leak_pj(self.segment.nests.arch)
+        self.wait_pj = [_wait_pj(self, i) for i in range(len(self.segment.own))]
         self.tensors, self.searches = list(_outer_tensors(self)), self.segment.nests.searches
         for i, e in enumerate(self.segment.own):
             first_here = [t for t in self.tensors if t.users[0][0] == i]
@@ -271,9 +276,7 @@ def _bypassing(s: SegmentSearch, t: OuterTensor, tiles: Tiles) -> Standing:
             outer_accesses * a - level_accesses * b
             for a, b in zip(_prices(outer), _prices(s.segment.level), strict=True)
         )
-        saved = (write if t.result else read) - level_accesses * most_leak_pj(
-            arch
-        ) / s.segment.level.bandwidth
+        saved = (write if t.result else read) - level_accesses * s.leak_pj / s.segment.level.bandwidth
         kinds = _kinds(s, tiles, range(len(tiles)))
         min_pj += max(saved, 0.0) * sum(_words(s, i, p, one, used=True) * many for one, many in kinds)
     return Standing(min_pj, 0.0, 0, PASSES, range(0))
@@ -288,7 +291,7 @@ def _standing(s: SegmentSearch, t: OuterTensor, tiles: Tiles, order: Sequence[in
     arch, (i, p) = s.segment.nests.arch, t.users[0]
     outer, bits = arch.levels[0], p.bits or arch.word_bits
     outer_accesses, level_accesses = accesses_per_elem(outer, bits), accesses_per_elem(s.segment.level, bits)
-    above, wait = order[:depth], _wait_pj(s, i) * outer_accesses / outer.bandwidth
+    above, wait = order[:depth], s.wait_pj[i] * outer_accesses / outer.bandwidth
     cut = tuple(tile if c in above else n for c, (tile, n) in enumerate(zip(tiles, s.sizes, strict=True)))
     moved_words = sum(_words(s, i, p, one) * many for one, many in _kinds(s, tiles, above))
     if t.result:
@@ -391,7 +394,9 @@ def leaves(
     if max(forwarded_tile_bits) > s.segment.free_bits:
         return
     looped, seen = [c for c, n in enumerate(s.sizes) if tiles[c] < n], set[object]()
-    choices_by_order = Choices(s, tiles, [_bypassing(s, t, tiles) for t in s.tensors])
+    if tiles not in s.choices:
+        s.choices[tiles] = Choices(s, tiles, [_bypassing(s, t, tiles) for t in s.tensors])
+    choices_by_order = s.choices[tiles]
     fixed = [_fixed_pj(s, i, tiles) for i in range(len(s.segment.own))]
     alone = [s.lower_bound(i, tiles) for i in range(len(s.segment.own))]
     for order in permutations(looped):
@@ -417,6 +422,26 @@ class Descent:
     alone: Sequence[float]  # `SegmentSearch.lower_bound` of each einsum
     best: float  # lowest bound so far
     uses_mapper: bool
+    new_tensors: list[list[int]] = field(init=False)  # of each einsum: its tensors that no earlier one has
+    remaining_pj: list[float] = field(init=False)  # at least the pJ of all einsums after each one
+    # memo: their depths together, with their least pJ, cheapest first
+    combos: dict[int, list[tuple[float, tuple[Standing, ...]]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        members = range(len(self.s.segment.own))
+        self.new_tensors = [[k for k, t in enumerate(self.s.tensors) if t.users[0][0] == i] for i in members]
+        least = [
+            max(self.alone[i], self.base[i] + self.fixed[i] + sum(self.choices[k][0].least_pj for k in new))
+            for i, new in enumerate(self.new_tensors)
+        ]
+        self.remaining_pj = [sum(least[i + 1 :]) for i in members]
+
+    def _combos(self, i: int) -> list[tuple[float, tuple[Standing, ...]]]:
+        if i not in self.combos:
+            combos = product(*(self.choices[k] for k in self.new_tensors[i]))
+            costs = [(sum(one.least_pj for one in combo), combo) for combo in combos]
+            self.combos[i] = sorted(costs, key=lambda pair: pair[0])
+        return self.combos[i]
 
     def visit(
         self, i: int, cost: float, used_bits: Sequence[int], chosen: dict[str, Standing]
@@ -429,12 +454,10 @@ class Descent:
         if i == len(s.segment.own):
             yield from self._leaf(cost, used_bits, chosen)
             return
-        new_tensors = [k for k, t in enumerate(s.tensors) if t.users[0][0] == i]
-        remaining_pj = sum(self._least(j) for j in range(i + 1, len(s.segment.own)))
-        combos = product(*(self.choices[k] for k in new_tensors))
-        for combo in sorted(combos, key=lambda depths: sum(one.least_pj for one in depths)):
+        new_tensors, remaining_pj = self.new_tensors[i], self.remaining_pj[i]
+        for least_pj, combo in self._combos(i):
             s.steps += 1
-            einsum_pj = self.base[i] + self.fixed[i] + sum(one.least_pj for one in combo)
+            einsum_pj = self.base[i] + self.fixed[i] + least_pj
             if s.exhausted() or cost + max(einsum_pj, self.alone[i]) + remaining_pj >= self.best:
                 return
             bits_now = [n + sum(one.bits for one in combo if j in one.alive) for j, n in enumerate(used_bits)]
@@ -452,12 +475,6 @@ class Descent:
                 einsum_pj = inner + self.fixed[i] + sum(one.pj for one in combo)
             if cost + max(einsum_pj, self.alone[i]) + remaining_pj < self.best:
                 yield from self.visit(i + 1, cost + max(einsum_pj, self.alone[i]), bits_now, chosen_now)
-
-    def _least(self, i: int) -> float:
-        """Returns at least the pJ of an einsum whose depths are not chosen yet."""
-        pairs = zip(self.s.tensors, self.choices, strict=True)
-        moved = sum(own[0].least_pj for t, own in pairs if t.users[0][0] == i)
-        return max(self.alone[i], self.base[i] + self.fixed[i] + moved)
 
     def _leaf(self, cost: float, used_bits: Sequence[int], chosen: dict[str, Standing]) -> Iterator[Leaf]:
         """Yields the choices, if their bound is lower than those before. cost: bound of `visit`, for at least

@@ -80,6 +80,8 @@ class Nests:
     # by einsum of a trip, which of its tensors are at home at the level, level and free bits: (einsum,
     # answer). Places that differ in shared loops, or in why a tensor is at the level, may have equal trips
     found: dict[tuple[object, ...], tuple[Einsum, EinsumCost | Infeasible]] = field(default_factory=dict)
+    # by einsum, boundary and nest: what the evaluator says of a segment's einsum (`plan.price`)
+    prices: dict[tuple[Einsum, Boundary, Mapping], EinsumCost | Infeasible] = field(default_factory=dict)
     searches: int = 0  # so far
     # of a machine with layouts: the same machine as if layouts cost nothing, for lower bounds
     without_layouts: Nests | None = None

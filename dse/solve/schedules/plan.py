@@ -103,7 +103,12 @@ def price(s: FusedSegment, plan: Plan, need: int) -> Option | None:
             (p.tensor, plan.level, Fraction(1)) for p in one.einsum.tensors() if p.tensor in retained
         )
         boundary = replace(one.boundary, retained=whole_tensors)
-        cost = einsum_cost(Problem(s.arch, one.einsum, s.nests.objective, boundary), one.nest)
+        key = one.einsum, boundary, one.nest  # many plans have an einsum in common
+        if key not in s.nests.prices:
+            s.nests.prices[key] = einsum_cost(
+                Problem(s.arch, one.einsum, s.nests.objective, boundary), one.nest
+            )
+        cost = s.nests.prices[key]
         if not isinstance(cost, EinsumCost):
             return None
         energy, latency = energy + cost.energy_pj, latency + cost.latency_cycles
