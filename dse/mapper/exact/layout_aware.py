@@ -89,7 +89,9 @@ class LayoutPricing:
         bandwidths = tuple(level.bandwidth for level in slowed.levels)
         if bandwidths not in self.prices:
             one = self.nest_counts
-            self.prices[bandwidths] = cost.price(one.rows, e, slowed, one.timed, one.restart_at)
+            self.prices[bandwidths] = cost.price(
+                one.rows, e, slowed, one.timed, one.restart_at, one.moves_more
+            )
         p = self.prices[bandwidths]
         return p.energy_pj + self.hops_pj + sum(
             part[-1] for part in transfer.layout_energy(moved, arch)

@@ -85,6 +85,7 @@ class Counted:
     # sums of the nest whose latency, with stalls, is the einsum's; None: the latency is the largest busy time
     timed: NestSums | None
     restart_at: int = 0  # levels start empty in every iteration of the loops of `timed` above this position
+    moves_more: bool = False  # rows have transfers that `timed` has not; the latency is at least their time
 
 
 def nest_sums(mapping: Mapping, e: Einsum, arch: Arch, whole_einsum: Einsum | None = None) -> NestSums:

@@ -91,9 +91,9 @@ class Boundary:
         tensor is retained in part or in slices over PEs: their cycles are busy times.
         """
         partly = (
-            self.retention_moves
-            or self.forwarded
+            self.forwarded
             or any(share != 1 or is_sliced(level, arch) for _, level, share in self.retained)
+            or any(share != 1 or is_sliced(level, arch) for level, _, _, share in self.retention_moves)
         )
         return not (self.stage_dims or self.remote or self.filled_once or partly)
 
@@ -124,9 +124,8 @@ def counted(
     held: its footprints (`node_footprints`)
     """
     sums = nest_sums(full_nest, e, arch)
-    return Counted(
-        full_nest, sums, count_rows(b, full_nest, sums, arch), held, *timed_nest(b, full_nest, sums, arch)
-    )
+    rows, moves_more = count_rows(b, full_nest, sums, arch), bool(b.retention_moves)
+    return Counted(full_nest, sums, rows, held, *timed_nest(b, full_nest, sums, arch), moves_more)
 
 
 def timed_nest(b: Boundary, full_nest: Mapping, sums: NestSums, arch: Arch) -> tuple[NestSums | None, int]:

@@ -11,7 +11,7 @@ import numpy as np
 from dse.mapping.nest import Infeasible, Mapping, bits_at
 from dse.sim.counts.actions import Busy, accesses_per_elem, action_pj, busy, elapsed_cycles
 from dse.sim.counts.counts import Count, Footprint, busiest, counted, instance_counts, steps
-from dse.sim.counts.latency import Number, PortTimes, any_nonzero
+from dse.sim.counts.latency import Number, PortTimes, any_nonzero, largest
 from dse.sim.counts.terms import NestSums
 from dse.sim.counts.times import port_times
 from hw.arch import COST_ROLES, Arch, Level, slots
@@ -57,7 +57,12 @@ def batch_arch(arches: Sequence[Arch]) -> Arch:
 
 
 def price(
-    rows: Sequence[Count], e: Einsum, arch: Arch, timed: NestSums | None = None, restart_at: int = 0
+    rows: Sequence[Count],
+    e: Einsum,
+    arch: Arch,
+    timed: NestSums | None = None,
+    restart_at: int = 0,
+    moves_more: bool = False,
 ) -> Price:
     """Returns energy and latency of counted actions: energy = actions * pJ + leakage.
 
@@ -65,6 +70,7 @@ def price(
     timed: sums of the nest whose stalls count; None: none do
     restart_at: levels start empty in every iteration of the loops above this position; they are shared with
         other einsums, which run in between
+    moves_more: rows have transfers that `timed` has not (`Counted.moves_more`)
     """
     usage, times = ports(rows, e, arch, timed, restart_at)
     components = [
@@ -72,6 +78,8 @@ def price(
         ("MAC", usage.steps),
     ]
     cycles, steady = (elapsed_cycles(usage, times, steady=is_steady) for is_steady in (False, True))
+    if moves_more:
+        cycles, steady = (largest(one, elapsed_cycles(usage, ())) for one in (cycles, steady))
     level_of = {level.name: level for level in arch.levels}
 
     def accesses(row: Count) -> float:

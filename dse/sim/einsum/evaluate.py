@@ -262,7 +262,8 @@ def evaluate_fitting(problem: Problem, c: Counted) -> EinsumCost:
     e, arch = problem.einsum, problem.arch
     keys = {row.key for row in c.rows}
     transfer_of = {key: one for key, one in transfer.transfers(c, arch).items() if key in keys}
-    p = cost.price(c.rows, e, transfer.slow_levels(arch, c.rows, e, transfer_of), c.timed, c.restart_at)
+    slowed = transfer.slow_levels(arch, c.rows, e, transfer_of)
+    p = cost.price(c.rows, e, slowed, c.timed, c.restart_at, c.moves_more)
     extra_parts = [cost.Part(*one) for one in transfer.layout_energy(transfer_of, arch)]
     extra_parts += [
         cost.Part(traffic.network, traffic.tensor, traffic.action, traffic.bits, traffic.energy_pj)

@@ -70,7 +70,7 @@ def hidden_cycles(one: Placed, cost: EinsumCost, before: RunningEinsum | None) -
 def _runs_as_one_nest(one: Placed) -> bool:
     """True if an einsum's latency is that of its own nest, started once, with fill stalls."""
     return (
-        not (one.boundary.retained or one.boundary.forked)
+        not (one.boundary.retained or one.boundary.forked or one.boundary.retention_moves)
         and one.boundary.has_nest_latency(one.arch)
         and one.arch.overlap == "buffered"
     )
