@@ -230,7 +230,15 @@ def test_a_status_is_of_a_study_that_is_whole(
         (run / harm).write_bytes((run / harm).read_bytes() + b"\n# another")
     code, out, err = said(capsys, "status", str(run))
     assert (code, out, len(err)) == (1, "", 1)
-    assert ("not the study of the rows" if harm == "model" else "not what the run wrote") in err[0]
+    assert ("costs have changed since" if harm == "model" else "not what the run wrote") in err[0]
+
+
+def test_a_run_of_other_solvers_is_read(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "SOLVER_VERSION", record.SOLVER_VERSION + 1)
+    for command in ("status", "pareto"):
+        assert said(capsys, command, str(run))[0] == 0
 
 
 def test_a_status_of_another_run_is_refused(

@@ -46,6 +46,7 @@ SOURCE_FILES = (  # source files and folders that an answer depends on: the solv
     "dse/mapper",
     "dse/solve",
     "hw/arch.py",
+    "hw/voltage.py",
     "hw/tiling.py",
     "workloads/arrays.py",
     "workloads/renamed.py",

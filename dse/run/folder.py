@@ -725,8 +725,21 @@ def is_intact_study(root: Path, manifest: Manifest, versions: Mapping[str, int])
 
 
 def other_study_faults(root: Path, manifest: Manifest, identity: Mapping[str, str]) -> list[str]:
-    """A message if the rows of the folder belong to another study; else no message."""
+    """A message if the rows of the folder belong to another study, or to another cost model; else no message.
+    What another version of the solvers found costs what it did.
+    """
     if manifest.identity and digest(identity) != manifest.identity:
+        written = (env(root, manifest) or {"identity": {}})["identity"]
+        versions = {name: written.get(name) for name in ("model_version", "solver_version")}
+        same_study = bool(written) and digest({**identity, **versions}) == manifest.identity
+        if same_study and versions["model_version"] == identity["model_version"]:
+            return []
+        if same_study:
+            return [
+                f"{root}: rows of MODEL_VERSION {versions['model_version']}, this dse has "
+                f"{identity['model_version']}: costs have changed since; read them with the dse that wrote "
+                "them (env.json names its version), or run the study again into another folder"
+            ]
         difference = f"{MANIFEST} has identity {manifest.identity}, {STUDY} has {digest(identity)}"
         return [
             files_of_other_studies(root)
