@@ -29,22 +29,33 @@ INT_TYPES = ("BIGINT", "INTEGER", "UBIGINT", "HUGEINT")  # types that a column o
 MAX_GATHERED = 50_000
 
 
+# (name, function of Arrow columns, SQL types of its arguments and of its result, takes and returns NULL)
+Function = tuple[str, Callable[..., pa.Array], Sequence[str], str, bool]
+
+
 @dataclass(frozen=True, slots=True)
 class Computed:
     """What computed views need."""
 
-    # (name, function of Arrow columns, SQL types of its arguments, SQL type of its result)
-    functions: Sequence[tuple[str, Callable[..., pa.Array], Sequence[str], str]]
+    functions: Sequence[Function]
     ratios: Mapping[str, str]  # view -> SQL of its columns that are made of its others
 
 
 def register(con: duckdb.DuckDBPyConnection, computed: Computed) -> None:
     """Makes the functions available in SQL, and creates the table internal.ratios."""
-    for name, function, argument_types, result_type in computed.functions:
-        con.create_function(name, function, list(argument_types), result_type, type="arrow")
+    add_functions(con, computed.functions)
     con.execute("CREATE TABLE internal.ratios (view VARCHAR, columns VARCHAR)")
     rows = ", ".join(f"({literal(view)}, {literal(columns)})" for view, columns in computed.ratios.items())
     con.execute(f"INSERT INTO internal.ratios VALUES {rows}")
+
+
+def add_functions(con: duckdb.DuckDBPyConnection, functions: Sequence[Function]) -> None:
+    """Makes functions available in SQL."""
+    for name, function, argument_types, result_type, may_be_null in functions:
+        nulls = "special" if may_be_null else "default"
+        con.create_function(
+            name, function, list(argument_types), result_type, type="arrow", null_handling=nulls
+        )
 
 
 def create_views(con: duckdb.DuckDBPyConnection) -> None:

@@ -223,12 +223,14 @@ def query_tables(
     seconds: float = TIMEOUT_S,
     memory: str = "4GB",
     axes: Sequence[str] = (),
+    functions: Sequence[computed.Function] = (),
 ) -> pa.Table:
     """Returns the result of a statement over given tables, as `query` does over those of a run. axes: as of
-    `connect`.
+    `connect`; functions: that need no run.
     """
     with as_query_error(), duckdb.connect(config={"threads": 2, "memory_limit": memory}) as con:
         _add_fronts(con, axes)
+        computed.add_functions(con, functions)
         for name, rows in tables.items():
             con.register("given", rows)
             con.execute(f"CREATE TABLE {_quote(name)} AS FROM given")

@@ -22,6 +22,7 @@ from dse.explain import derived, functions
 from dse.run import folder, record
 from dse.run.folder import Damaged
 from dse.study import study as studies
+from hw import die
 from tests.amount import FULL
 
 NUMBERS = itertools.count(1)
@@ -647,3 +648,13 @@ def test_duckdb_is_the_line_whose_anti_joins_are_right() -> None:
     rows = con.execute(f"SELECT i FROM t a ANTI JOIN t b ON ({worse}) ORDER BY i").fetchall()
     values = np.column_stack([con.execute(f"SELECT {n} FROM t ORDER BY i").fetchnumpy()[n] for n in "xyz"])
     assert [i for (i,) in rows] == brute(values)
+
+
+def test_a_die_of_a_node_outside_of_the_table_has_no_price() -> None:
+    """Also where tables of several runs are asked."""
+    found = db.query_tables(
+        {"points": pa.table({"node_nm": [16.0, 32.0]})},
+        "SELECT die_cost_usd(10, node_nm) AS usd FROM points ORDER BY node_nm",
+        functions=functions.OF_ANY_RUN,
+    )
+    assert found["usd"].to_pylist() == [None, pytest.approx(die.cost_usd(10, 32))]

@@ -300,6 +300,7 @@ def test_share_is_refused_where_nothing_is_shared(tmp_path: Path) -> None:
         "solver: {sharing_gap: 0.1, objective: edp, schedule: fused}\n"
     )
     with pytest.raises(
-        ValueError, match=r"solver.sharing_gap = 0.1: machines share mappings \(schedule unfused\) and schedules"
+        ValueError,
+        match=r"solver.sharing_gap = 0.1: machines share mappings \(schedule unfused\) and schedules",
     ):
         study.load(tmp_path / "study.yaml")

@@ -381,6 +381,7 @@ def test_equal_einsums_are_compared_with_all_their_occurrences(tmp_path: Path) -
     outer = {one[0]: one[2] for one in level_rows if one[1] == "DRAM"}
     assert (row["occurrences"], row["names"], outer["T"], [*outer]) == (2, ["T", "Y"], outer["Y"], ["T", "Y"])
     assert sum(outer.values()) == pytest.approx(2 * 16**3 / a.macs_per_byte) == 2 * row["main_memory_bytes"]
+    assert sum(one[5] for one in level_rows) == pytest.approx(a.energy_pj)  # leakage among them
 
 
 def test_time_in_which_even_the_busiest_component_is_idle_is_said_by_level() -> None:

@@ -43,6 +43,7 @@ class Function(NamedTuple):
     call: Callable[..., pa.Array]
     inputs: tuple[str, ...]  # SQL types
     dtype: str  # SQL type of the result
+    may_be_null: bool = False  # it takes and returns NULL
 
 
 def functions(study: Study, compute: Compute) -> list[Function]:
@@ -65,7 +66,7 @@ def functions(study: Study, compute: Compute) -> list[Function]:
             Function(f"follows_{name}", packed_columns.formula(name), formula_types, "DOUBLE")
             for name in packed_columns.FORMULAS
         ),
-        Function("die_cost_usd", _die_costs, ("DOUBLE", "DOUBLE"), "DOUBLE"),
+        *OF_ANY_RUN,
         Function("macs_of", partial(_macs, study), ("BIGINT",), "DOUBLE"),
         Function("workloads_of", partial(_workloads, study), ("BIGINT",), _workloads_struct(study)),
         Function("uniques_of", partial(_uniques, study), ("BIGINT",), _struct("einsums", UNIQUES_FIELDS)),
@@ -188,6 +189,10 @@ def _die_costs(area_mm2: Any, node_nm: Any) -> pa.Array:
         for area, node in zip(area_mm2.to_pylist(), node_nm.to_pylist(), strict=True)
     ]
     return pa.array([None if cost != cost else cost for cost in costs], pa.float64())
+
+
+# functions that need no study
+OF_ANY_RUN = (Function("die_cost_usd", _die_costs, ("DOUBLE", "DOUBLE"), "DOUBLE", may_be_null=True),)
 
 
 def _struct(table: str, names: Sequence[str]) -> str:

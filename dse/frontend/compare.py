@@ -77,6 +77,7 @@ EINSUM_COLUMNS = (
     *("einsum", "energy_pj A", "energy_pj B", "energy change"),
     *("latency_cycles A", "latency_cycles B", "latency change"),
 )
+LEAKAGE = "leakage"  # level of what all components draw while an einsum runs
 LEVEL_COLUMNS = (
     "einsum",
     "level",
@@ -124,7 +125,9 @@ def _level_rows(
 
 
 def _levels(one: Mapped, cost: EinsumCost | None) -> defaultdict[str, tuple[float, float]]:
-    """Returns level -> (bytes read and written, dynamic energy in pJ) of all occurrences of an einsum."""
+    """Returns level -> (bytes read and written, dynamic energy in pJ) of all occurrences of an einsum, and
+    what leaks meanwhile.
+    """
     found: defaultdict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
     if cost is None:
         return found
@@ -132,9 +135,9 @@ def _levels(one: Mapped, cost: EinsumCost | None) -> defaultdict[str, tuple[floa
     for name, moved in values.moved_bytes(one.arch, e, cost).items():
         found[name] = cost.count * moved, 0.0
     for part in cost.price.parts:
-        if part.action != "leak":
-            moved, energy = found[part.level]
-            found[part.level] = moved, energy + cost.count * part.energy_pj
+        name = LEAKAGE if part.action == "leak" else part.level
+        moved, energy = found[name]
+        found[name] = moved, energy + cost.count * part.energy_pj
     return found
 
 

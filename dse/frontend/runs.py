@@ -755,7 +755,11 @@ class Runs:
         axes = dict.fromkeys(
             chain.from_iterable(studies.columns(run.study, "machines") for run in self.runs.values())
         )
-        return Answer(db.query_tables(found, statement, first.seconds, first.memory, ["run", *axes]))
+        return Answer(
+            db.query_tables(
+                found, statement, first.seconds, first.memory, ["run", *axes], functions.OF_ANY_RUN
+            )
+        )
 
 
 class AnswerDiffers(ValueError):
