@@ -25,6 +25,7 @@ from dse.solve.options import SolverOptions
 from dse.solve.product_lines import product_lines
 from dse.solve.solve import solve, solve_unfused_on
 from hw import machine
+from hw import space as spaces
 from hw.arch import Arch
 from tests.amount import amount
 from tests.joint import faults
@@ -288,6 +289,14 @@ def test_an_axis_that_ends_where_the_best_lies_is_named(run: runs.Run) -> None:
     (line,) = run.axis_hints()
     assert line.startswith("the lowest ")
     assert re.search(r" (lies|lie) at the largest array\.x, 16: widen that axis$", line)
+
+
+def test_an_axis_that_ends_with_the_tables_is_not_to_be_widened() -> None:
+    axes = {"node_nm": [22, 32, 45], "array.x": [8, 16, 32]}
+    space = spaces.parse(machine.load("edge_array"), axes)
+    node, array = space.axes
+    assert [runs._goes_on(space, node, end) for end in (22, 45)] == [False, True]
+    assert [runs._goes_on(space, array, end) for end in (8, 32)] == [True, True]
 
 
 def test_an_axis_of_which_one_value_was_tried_says_nothing(tmp_path: Path) -> None:

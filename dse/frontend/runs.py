@@ -32,6 +32,7 @@ from dse.study import study as studies
 from dse.study.study import Study
 from hw import space as spaces
 from hw.arch import Arch
+from hw.machine import arch as build_arch
 from workloads.graph import Workload
 
 if TYPE_CHECKING:
@@ -315,7 +316,7 @@ class Run:
             for axis, count in zip(axes, row, strict=False):
                 least, greatest = next(at), next(at)
                 for end, name in ((min(axis.values), "smallest"), (max(axis.values), "largest")):
-                    if count > 1 and least == greatest == end:
+                    if count > 1 and least == greatest == end and _goes_on(self.study.space, axis, end):
                         place = f"at the {name} {axis.key}, {tables.fact(axis.key, end)}"
                         found.setdefault(place, []).append(
                             f"the {'highest' if objective.direction == 'max' else 'lowest'} "
@@ -796,6 +797,19 @@ def _steps(values: Sequence[Any], own: Any) -> list[Any]:
         return [value for value in values if value != own]
     i = values.index(own)
     return [values[k] for k in (i - 1, i + 1) if 0 <= k < len(values)]
+
+
+def _goes_on(space: spaces.Space, axis: spaces.Axis, end: Any) -> bool:
+    """True if machines exist one step beyond an end of an axis of numbers: no table of parts ends there."""
+    own = sorted(float(value) for value in axis.values)
+    beyond = 2 * end - (own[1] if end == own[0] else own[-2])
+    beyond = beyond if beyond > 0 else end / 2
+    try:
+        given = {axis.key: int(beyond) if isinstance(end, int) else beyond}
+        build_arch(spaces.override(space.template, given))
+    except ValueError:
+        return False
+    return True
 
 
 def _change(before: float, after: float) -> str:
