@@ -857,3 +857,32 @@ def test_files_hold_either_form(tmp_path: Path) -> None:
         ValueError, match=r'fused.txt: schedule, line 11: "einsum b whith m = p" cannot stand here'
     ):
         load(path, FC)
+
+
+def test_the_first_reader_of_a_retained_tensor_has_its_stalls() -> None:
+    """It brings the tensor in as it would alone; the tensor's writes to where it stays are beside that."""
+    arch = machine.load_arch("edge_array")
+    sizes = {"b": 64, "d": 128, "f": 128}
+    products = tuple(einsum(f"{t}[b,f] += X[b,d] * W{t}[d,f]", sizes, t) for t in "GU")
+    workload = Workload("two_heads", products, frozenset({"WG", "WU"}))
+    segment = """segment
+  einsum {t}
+    store DRAM X W{t} {t}
+    store GBUF X
+    for f in [0:8) tile 16
+      parfor f in [0:16) tile 1 over X
+        for b in [0:64) tile 1
+          store REGF {t}
+          for d in [0:128) tile 1
+            mac
+"""
+    text = "".join(segment.format(t=t) for t in "GU")
+    (alone, retained) = (
+        evaluate(arch, workload, parse_schedule(f"{first}{text}")) for first in ("", "retain GBUF X 1\n")
+    )
+    assert isinstance(alone, Solution)
+    assert isinstance(retained, Solution)
+    (first,) = (c for c in retained.einsums if c.name == "G")
+    assert first.latency_cycles == alone.einsums[0].latency_cycles  # G's and U's, which are equal here
+    assert first.latency_cycles > max(cycles for _, cycles in first.price.busy_cycles)
+    assert retained.latency_cycles < alone.latency_cycles  # U finds X
