@@ -1219,3 +1219,61 @@ def test_residency(home: Path) -> None:
     assert wrong.stderr.count("\n") == 1
     assert "nasa4704" in wrong.stderr
     assert not wrong.stdout
+
+
+def test_work_of_the_vector_unit_is_named_vector(tmp_path: Path) -> None:
+    (tmp_path / "rowmax.yaml").write_text(
+        "extents: {m: 64, n: 64, d: 8}\neinsums:\n- S[m,n] += Q[m,d] * K[n,d]\n- M[m] max= S[m,n]\n"
+    )
+    (tmp_path / "study.yaml").write_text(
+        "name: s\nworkloads: [rowmax.yaml]\nmachine: edge_array\n"
+        "space: {mac.vector_lanes: [0, 4]}\nobjectives: [energy_pj, latency_ns]\n"
+    )
+    given = ("map", "rowmax.yaml", "edge_array", "--set", "mac.vector_lanes=4", "--format", "json")
+    shown = json.loads(good(*given, folder=tmp_path))
+    energy = {one["name"]: one["dynamic_pj"] for one in shown["components"]}
+    multiplied, maximum = shown["einsums"]
+    assert (multiplied["bottleneck"] == "VECTOR", maximum["bottleneck"]) == (False, "VECTOR")
+    assert maximum["mac_utilization"] is None and multiplied["mac_utilization"] > 0
+    assert energy["MAC"] > 0 and energy["VECTOR"] > 0
+    text = good(*given[:-2], "--einsum", "M", folder=tmp_path)
+    assert re.search(r"\nVECTOR +1024 cycles .* yes\n", text)
+    assert re.search(r"\nVECTOR +- +compute ", text)
+    good("run", "study.yaml", "--workers", "0", "--out", "run", folder=tmp_path)
+    stored = {
+        (row["machine"], row["component"]): row["dynamic_pj"]
+        for row in rows(tmp_path, "SELECT machine, component, dynamic_pj FROM components")
+    }
+    assert {at: stored[at] for at in stored if at[0] == 1} == pytest.approx(
+        {(1, name): pj for name, pj in energy.items()}
+    )
+    assert (0, "VECTOR") not in stored and stored[0, "MAC"] > 0
+    assert rows(tmp_path, "SELECT bottleneck FROM einsums WHERE machine = 1 AND einsum = 'M'") == [
+        {"bottleneck": "VECTOR"}
+    ]
+
+
+def test_the_voltage_that_least_means_is_shown(tmp_path: Path) -> None:
+    """And which levels are slower than the clock at it."""
+    edge = (Path(__file__).parents[1] / "hw/machines/edge_array.yaml").read_text()
+    edge = edge.replace("clock_mhz: 500", "vdd: least\nclock_mhz: 1000").replace("128 KiB", "4 MiB")
+    (tmp_path / "own.yaml").write_text(edge)
+    (tmp_path / "study.yaml").write_text(
+        'name: s\nworkloads: ["gemm:m=8,n=8,k=8"]\nmachine: own.yaml\n'
+        "space: {clock_mhz: [600, 1000]}\nobjectives: [energy_pj, latency_ns]\n"
+    )
+    arch = load_arch(str(tmp_path / "own.yaml"))
+    assert arch.vdd is not None and arch.slow_levels()
+    good("run", "study.yaml", "--workers", "0", "--out", "run", folder=tmp_path)
+    for command in (
+        ["map", "gemm:m=8,n=8,k=8", "own.yaml"],
+        ["show", "run", "1"],
+    ):
+        text = good(*command, folder=tmp_path)
+        assert re.search(rf"\nvdd +{arch.vdd:g} V\n", text)
+        assert re.search(rf"\nslower than the clock +{re.escape(arch.slow_levels()[0])}\n", text)
+        found = json.loads(good(*command, "--format", "json", folder=tmp_path))
+        found = next(iter(found["workloads"].values())) if "workloads" in found else found
+        assert (found["vdd"], found["slower_than_the_clock"]) == (arch.vdd, arch.slow_levels()[0])
+    plain = json.loads(good("map", "gemm:m=8,n=8,k=8", "edge_array", "--format", "json", folder=tmp_path))
+    assert not {"vdd", "slower_than_the_clock"} & set(plain)
