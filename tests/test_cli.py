@@ -397,6 +397,13 @@ def test_what_is_odd_about_a_machine_is_said_where_it_is_used(home: Path) -> Non
     said = good("check", "slow.yaml", folder=home)
     assert "note: on 2 of all 8 machines, gbuf: an access takes " in said
     assert re.search(f"warning: {line}", said)
+    (home / "many.yaml").write_text(
+        "name: m\nworkloads: ['gemm:m=8,n=8,k=8']\nmachine: edge_array\nobjectives: [energy_pj]\n"
+        "space: {dram.read_pj: [90000, 91000, 92000, 93000], gbuf.leak_mw: [900], mac.mac_pj: [99], regf.write_pj: [70]}\n"
+    )
+    said = good("check", "many.yaml", folder=home)
+    for key in ("dram.read_pj = 9e+04", "gbuf.leak_mw", "mac.mac_pj", "regf.write_pj"):
+        assert said.count(f"warning: {key}") == 1, said
     run = dse("run", "slow.yaml", "--workers", "0", "--set", "stop.machines=1", "--out", "slow", folder=home)
     assert "note: on 2 of all 8 machines, gbuf: " in run.stderr
 
@@ -443,13 +450,23 @@ def test_memories_of_different_tensors_are_not_inside_each_other(home: Path) -> 
         ),
         (  # the SRAM table has 13.26 and 25.58
             "gbuf, c",
-            "gbuf, kind: custom, leak_mw: 1, area_mm2: 1, bandwidth: 16 GB/s, read_pj: 67, write_pj: 67, c",
+            "gbuf, kind: custom, leak_mw: 0, area_mm2: 0, bandwidth: 16 GB/s, read_pj: 67, write_pj: 67, c",
             "gbuf.read_pj = 67 is 5.1 times the 13.26 that the tables have for 128 KiB, 256 bit at 32 nm",
         ),
         (
             "gbuf, c",
-            "gbuf, kind: custom, leak_mw: 1, area_mm2: 1, bandwidth: 16 GB/s, read_pj: 65, write_pj: 65, c",
+            "gbuf, kind: custom, leak_mw: 0, area_mm2: 0, bandwidth: 16 GB/s, read_pj: 65, write_pj: 65, c",
             "",
+        ),
+        (  # the tables have 10.1 to 11.9 mW and 0.19 to 0.27 mm2
+            "gbuf, c",
+            "gbuf, kind: custom, leak_mw: 107, area_mm2: 0.3, bandwidth: 16 GB/s, read_pj: 9, write_pj: 9, c",
+            "gbuf.leak_mw = 107 is 9 times the 11.94 that the tables have for 128 KiB, 256 bit at 32 nm",
+        ),
+        (
+            "gbuf, c",
+            "gbuf, kind: custom, leak_mw: 9, area_mm2: 2.7, bandwidth: 16 GB/s, read_pj: 9, write_pj: 9, c",
+            "gbuf.area_mm2 = 2.7 is ",
         ),
         (  # flip-flops have 0.05, an SRAM of as many bits does not exist
             "regf, capacity: 512 B, w",
@@ -458,8 +475,18 @@ def test_memories_of_different_tensors_are_not_inside_each_other(home: Path) -> 
         ),
         (
             "dram, kind: lpddr4, channels: 2",
-            "dram, kind: custom, leak_mw: 0, area_mm2: 0, bandwidth: 9 GB/s, read_pj: 15000, write_pj: 9000",
-            "dram.read_pj = 1.5e+04 is 5.6 times the 2688 that the tables have for 64 bit at 32 nm",
+            "dram, kind: custom, leak_mw: 0, area_mm2: 0, bandwidth: 9 GB/s, read_pj: 3794, write_pj: 3000",
+            "dram.read_pj = 3794 is 1.4 times the 2688 that the tables have for a DRAM, 64 bit",
+        ),
+        (
+            "dram, kind: lpddr4, channels: 2",
+            "dram, kind: custom, leak_mw: 0, area_mm2: 0, bandwidth: 9 GB/s, read_pj: 300, write_pj: 190",
+            "dram.write_pj = 190 is 0.76 times",
+        ),
+        (
+            "dram, kind: lpddr4, channels: 2",
+            "dram, kind: custom, leak_mw: 0, area_mm2: 0, bandwidth: 9 GB/s, read_pj: 3300, write_pj: 3000",
+            "",
         ),
         (
             "kind: int8}",
