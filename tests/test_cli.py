@@ -27,6 +27,8 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from analysis import db
 from dse.explain.units import column, quantity
@@ -399,7 +401,8 @@ def test_what_is_odd_about_a_machine_is_said_where_it_is_used(home: Path) -> Non
     assert re.search(f"warning: {line}", said)
     (home / "many.yaml").write_text(
         "name: m\nworkloads: ['gemm:m=8,n=8,k=8']\nmachine: edge_array\nobjectives: [energy_pj]\n"
-        "space: {dram.read_pj: [90000, 91000, 92000, 93000], gbuf.leak_mw: [900], mac.mac_pj: [99], regf.write_pj: [70]}\n"
+        "space: {dram.read_pj: [90000, 91000, 92000, 93000], "
+        "gbuf.leak_mw: [900], mac.mac_pj: [99], regf.write_pj: [70]}\n"
     )
     said = good("check", "many.yaml", folder=home)
     for key in ("dram.read_pj = 9e+04", "gbuf.leak_mw", "mac.mac_pj", "regf.write_pj"):
@@ -1256,14 +1259,16 @@ def test_work_of_the_vector_unit_is_named_vector(tmp_path: Path) -> None:
         "name: s\nworkloads: [rowmax.yaml]\nmachine: edge_array\n"
         "space: {mac.vector_lanes: [0, 4]}\nobjectives: [energy_pj, latency_ns]\n"
     )
-    given = ("map", "rowmax.yaml", "edge_array", "--set", "mac.vector_lanes=4", "--format", "json")
-    shown = json.loads(good(*given, folder=tmp_path))
+    asked = ("map", "rowmax.yaml", "edge_array", "--set", "mac.vector_lanes=4", "--format", "json")
+    shown = json.loads(good(*asked, folder=tmp_path))
     energy = {one["name"]: one["dynamic_pj"] for one in shown["components"]}
     multiplied, maximum = shown["einsums"]
     assert (multiplied["bottleneck"] == "VECTOR", maximum["bottleneck"]) == (False, "VECTOR")
-    assert maximum["mac_utilization"] is None and multiplied["mac_utilization"] > 0
-    assert energy["MAC"] > 0 and energy["VECTOR"] > 0
-    text = good(*given[:-2], "--einsum", "M", folder=tmp_path)
+    assert maximum["mac_utilization"] is None
+    assert multiplied["mac_utilization"] > 0
+    assert energy["MAC"] > 0
+    assert energy["VECTOR"] > 0
+    text = good(*asked[:-2], "--einsum", "M", folder=tmp_path)
     assert re.search(r"\nVECTOR +1024 cycles .* yes\n", text)
     assert re.search(r"\nVECTOR +- +compute ", text)
     good("run", "study.yaml", "--workers", "0", "--out", "run", folder=tmp_path)
@@ -1274,7 +1279,8 @@ def test_work_of_the_vector_unit_is_named_vector(tmp_path: Path) -> None:
     assert {at: stored[at] for at in stored if at[0] == 1} == pytest.approx(
         {(1, name): pj for name, pj in energy.items()}
     )
-    assert (0, "VECTOR") not in stored and stored[0, "MAC"] > 0
+    assert (0, "VECTOR") not in stored
+    assert stored[0, "MAC"] > 0
     assert rows(tmp_path, "SELECT bottleneck FROM einsums WHERE machine = 1 AND einsum = 'M'") == [
         {"bottleneck": "VECTOR"}
     ]
@@ -1290,12 +1296,10 @@ def test_the_voltage_that_least_means_is_shown(tmp_path: Path) -> None:
         "space: {clock_mhz: [600, 1000]}\nobjectives: [energy_pj, latency_ns]\n"
     )
     arch = load_arch(str(tmp_path / "own.yaml"))
-    assert arch.vdd is not None and arch.slow_levels()
+    assert arch.vdd is not None
+    assert arch.slow_levels()
     good("run", "study.yaml", "--workers", "0", "--out", "run", folder=tmp_path)
-    for command in (
-        ["map", "gemm:m=8,n=8,k=8", "own.yaml"],
-        ["show", "run", "1"],
-    ):
+    for command in (["map", "gemm:m=8,n=8,k=8", "own.yaml"], ["show", "run", "1"]):
         text = good(*command, folder=tmp_path)
         assert re.search(rf"\nvdd +{arch.vdd:g} V\n", text)
         assert re.search(rf"\nslower than the clock +{re.escape(arch.slow_levels()[0])}\n", text)
@@ -1304,3 +1308,24 @@ def test_the_voltage_that_least_means_is_shown(tmp_path: Path) -> None:
         assert (found["vdd"], found["slower_than_the_clock"]) == (arch.vdd, arch.slow_levels()[0])
     plain = json.loads(good("map", "gemm:m=8,n=8,k=8", "edge_array", "--format", "json", folder=tmp_path))
     assert not {"vdd", "slower_than_the_clock"} & set(plain)
+
+
+@given(st.lists(st.floats(1e-6, 1e18), min_size=1, max_size=5))
+def test_a_number_above_zero_is_never_shown_as_zero(values: list[float]) -> None:
+    for name in ("energy_pj", "latency_ns", "area_mm2", "area_share", "latency_cycles"):
+        for text in [*(column(name, [*values, 0.0]) or ())[:-1], *(quantity(name, one) for one in values)]:
+            assert float(text.split()[0]) > 0, (name, values)
+
+
+def test_a_memory_that_moves_nothing_is_named_with_its_area(tmp_path: Path) -> None:
+    edge = (Path(__file__).parents[1] / "hw/machines/edge_array.yaml").read_text()
+    wbuf = "- {memory: wbuf, capacity: 16 KiB, width_bits: 64, may_keep: [weight]}\n- {array: array"
+    (tmp_path / "own.yaml").write_text(edge.replace("- {array: array", wbuf))
+    (tmp_path / "relu.yaml").write_text("extents: {m: 64, n: 64}\neinsums:\n- C[m,n] = relu(A[m,n])\n")
+    said = good("map", "relu.yaml", "own.yaml", "--set", "gbuf.bypass=false", folder=tmp_path)
+    found = json.loads(good("map", "relu.yaml", "own.yaml", "--format", "json", folder=tmp_path))
+    area = {one["name"]: one["area_mm2"] for one in found["components"]}
+    (share,) = re.findall(r"\nWBUF, REGF move nothing here; ([\d.]+) % of the area\n", said)
+    assert float(share) == pytest.approx(100 * (area["WBUF"] + area["REGF"]) / found["area_mm2"], rel=0.01)
+    weighty = good("map", "gemm:m=64,n=64,k=64", "own.yaml", "--set", "wbuf.bypass=false", folder=tmp_path)
+    assert "WBUF" not in "".join(re.findall("\n.* nothing here", weighty))

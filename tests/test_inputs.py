@@ -187,7 +187,10 @@ BROKEN: list[tuple[list[str], list[list[str]]]] = [  # command -> what each line
     (["show", "nowhere", "best"], [["nowhere", "no run", "dse run"]]),
     (["show", "run", "99"], [["99", "0 to 3"]]),
     (["map", GEMM, "negative.yml"], [["negative.yml", "did you mean negative.yaml?"]]),
-    (["map", "ok_machine.yaml", "ok_net.yaml"], [["ok_machine.yaml is a machine", "write ok_net.yaml ok_machine.yaml"]]),
+    (
+        ["map", "ok_machine.yaml", "ok_net.yaml"],
+        [["ok_machine.yaml is a machine", "second; write ok_net.yaml"]],
+    ),
     (["map", "edge_array", "resnet18"], [["edge_array is a machine", "write resnet18 edge_array"]]),
     (["simulate", "edge_array", GEMM, "ok.txt"], [["edge_array is a machine", f"write {GEMM} edge_array"]]),
     (["show", "run", "bst"], [["POINT = bst", "did you mean best?"]]),

@@ -517,7 +517,28 @@ def notes(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
     words_of = space_words(solution.certificate) or {}
     of_space = [f"{key.replace('_', ' ')}: {', '.join(words)}" for key, words in words_of.items() if words]
     found = of_space if why else [WHY]
-    return [*found, *filter(None, [unfused_hint(arch, workload, solution), long_rows(arch, workload)])]
+    hints = (
+        unfused_hint(arch, workload, solution),
+        long_rows(arch, workload),
+        _unused_memories(arch, workload, solution),
+    )
+    return [*found, *filter(None, hints)]
+
+
+def _unused_memories(arch: Arch, workload: Workload, solution: Solution) -> str:
+    """A sentence about memories that have area and move nothing; "" if there are none."""
+    moved = Counter[str]()
+    for c, e in costed_einsums(workload, solution):
+        moved.update(moved_bytes(arch, e, c))
+    areas = dict(zip(arch.components(), arch.areas_mm2(), strict=True))
+    unused = [level.name for level in arch.levels if areas[level.name] and not moved[level.name]]
+    if not unused or not any(moved.values()):
+        return ""
+    share = sum(areas[name] for name in unused) / arch.area_mm2()
+    return (
+        f"{', '.join(unused)} move{'s' * (len(unused) == 1)} nothing here; "
+        f"{units.quantity('area_share', share)} of the area"
+    )
 
 
 def network(

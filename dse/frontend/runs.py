@@ -684,7 +684,8 @@ class Run:
             return row["machine"], row["schedule"], f"{text}: machine {row['machine']}, {why}"
         if found := re.fullmatch(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?", text):
             return int(found[1]), int(found[2] or 0), f"machine {int(found[1])}"
-        advice = "did you mean best?" if meant(word, ["best"]) else "give MACHINE, MACHINE.SCHEDULE, best or best:COLUMN"
+        forms = "give MACHINE, MACHINE.SCHEDULE, best or best:COLUMN"
+        advice = "did you mean best?" if meant(word, ["best"]) else forms
         raise ValueError(f"POINT = {text}: {advice}")
 
     def neighbours(self, number: int) -> Answer:

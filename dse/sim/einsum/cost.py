@@ -41,7 +41,8 @@ class Price:
     latency_cycles: Number
     bottleneck: Any  # the component with most busy cycles
     parts: tuple[Part, ...]
-    busy_cycles: tuple[tuple[str, Number], ...]  # per component, compute last; MAC includes ramps of systolic arrays
+    # per component, compute last; MAC includes the ramps of systolic arrays
+    busy_cycles: tuple[tuple[str, Number], ...]
     initiation_interval_cycles: Number  # of one of many equal einsums back to back
     # port times per level, outermost first; empty where the latency is the largest busy time
     times: tuple[PortTimes, ...] = ()
@@ -74,10 +75,7 @@ def price(
     """
     usage, times = ports(rows, e, arch, timed, restart_at)
     unit = compute_component(e, arch)
-    components = [
-        *zip((level.name for level in arch.levels), usage.levels, strict=True),
-        (unit, usage.steps),
-    ]
+    components = [*zip((level.name for level in arch.levels), usage.levels, strict=True), (unit, usage.steps)]
     cycles, steady = (elapsed_cycles(usage, times, steady=is_steady) for is_steady in (False, True))
     if moves_more:
         cycles, steady = (largest(one, elapsed_cycles(usage, ())) for one in (cycles, steady))
