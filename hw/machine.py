@@ -173,10 +173,10 @@ def _node(entry: object, i: int) -> tuple[Node | None, list[str]]:
     """Returns the node of entry i of `nodes` (None if it is faulty), and its faults."""
     role = next((r for r in NODE_TYPES if isinstance(entry, dict) and r in entry), None)
     if role is None or not isinstance(entry, dict):
-        for key in entry if isinstance(entry, dict) else ():
+        for key, value in entry.items() if isinstance(entry, dict) else ():
             if (found := meant(str(key), NODE_TYPES)) and key not in NODE_KEYS:
                 advice = f"did you mean {' or '.join(found)}?"
-                return None, [f"nodes[{i}].{key} = {component.show(entry[key])} is no known key; {advice}"]
+                return None, [f"nodes[{i}].{key} = {component.show(value)} is no known key; {advice}"]
         return None, [
             f"nodes[{i}] = {component.show(entry)} must say what it is; begin it with memory: NAME, array: "
             "NAME or compute: NAME"
