@@ -315,11 +315,12 @@ def dram_kinds() -> list[str]:
     return list(_rows_by("dram", "kind"))
 
 
-def table_energies(spec: Machine, node: Memory | MacUnit, word_bits: int) -> dict[str, list[float]]:
-    """Returns the energies (pJ) by name of those parts of the tables that a part of kind custom may be: MAC
-    units of its bits; an SRAM of its capacity per bank, or flip-flops, with the energy per bit of the nearest
-    width that the table has; DRAMs for an unbounded outermost memory. Of a machine without node_nm those of
-    the smallest and of the largest node. {}: the tables have no such part.
+def table_numbers(spec: Machine, node: Memory | MacUnit, word_bits: int) -> dict[str, list[float]]:
+    """Returns the energies (pJ), leakages and areas by name of those parts of the tables that a part of kind
+    custom may be: MAC units of its bits; SRAMs of its capacity per bank, or flip-flops, with the energy per
+    bit of the nearest width that the table has, leakage and area of any; for an unbounded outermost memory
+    the energies of DRAMs. Of a machine without node_nm those of the smallest and of the largest node. {}: the
+    tables have no such part.
     """
     widths = [width for cell, width in _sram_table() if cell == spec.cell]
     nodes_nm = sorted(_sram_table()[spec.cell, widths[0]])
@@ -328,23 +329,34 @@ def table_energies(spec: Machine, node: Memory | MacUnit, word_bits: int) -> dic
     ends_nm = [spec.node_nm] if spec.node_nm else [nodes_nm[0], nodes_nm[-1]]
     if isinstance(node, MacUnit):
         kinds = [row["kind"] for row in rows("mac") if int(row["bits"]) == word_bits]
-        found = [mac(kind, nm, spec.cell).mac_pj for kind in kinds for nm in ends_nm]
-        return {"mac_pj": found} if found else {}
+        units = [mac(kind, nm, spec.cell) for kind in kinds for nm in ends_nm]
+        return _columns(("mac_pj", "leak_mw", "area_mm2"), units)
     if node.capacity is None:
         drams = [dram(kind) for kind in dram_kinds()] if node is spec.nodes[0] else []
-        per_bit = [(one.read_pj_per_bit, one.write_pj_per_bit) for one in drams]
-    else:
-        bits, width = (
-            8 * node.capacity // node.banks,
-            min(widths, key=lambda w: abs(log(w / node.width_bits))),
-        )
-        sizes = _sram_table()[spec.cell, width][nodes_nm[0]]
-        srams = [sram(nm, spec.cell, bits, width) for nm in ends_nm if min(sizes) <= bits <= max(sizes)]
-        registers = [register(nm, spec.cell, bits, width) for nm in ends_nm if bits <= MAX_REGISTER_BITS]
-        parts: list[Sram | Register] = [*srams, *registers]
-        per_bit = [(one.read_pj / width, one.write_pj / width) for one in parts]
-    names = ("read_pj", "write_pj") if per_bit else ()
-    return {name: [node.width_bits * pj[i] for pj in per_bit] for i, name in enumerate(names)}
+        per_bit = _columns(("read_pj_per_bit", "write_pj_per_bit"), drams)
+        return {
+            name.removesuffix("_per_bit"): [node.width_bits * pj for pj in column]
+            for name, column in per_bit.items()
+        }
+    bits, width = 8 * node.capacity // node.banks, min(widths, key=lambda w: abs(log(w / node.width_bits)))
+    sizes_of = {w: _sram_table()[spec.cell, w][nodes_nm[0]] for w in widths}
+    srams = [
+        (w, sram(nm, spec.cell, bits, w))
+        for w, sizes in sizes_of.items()
+        for nm in ends_nm
+        if min(sizes) <= bits <= max(sizes)
+    ]
+    registers = [register(nm, spec.cell, bits, width) for nm in ends_nm if bits <= MAX_REGISTER_BITS]
+    energies = _columns(("read_pj", "write_pj"), [*(one for w, one in srams if w == width), *registers])
+    others = _columns(("leak_mw", "area_mm2"), [*(one for _, one in srams), *registers])
+    return {name: [n * node.width_bits / width for n in column] for name, column in energies.items()} | {
+        name: [n * node.banks for n in column] for name, column in others.items()
+    }
+
+
+def _columns(names: Sequence[str], parts: Sequence[object]) -> dict[str, list[float]]:
+    """Returns the numbers of parts by name; {} of none."""
+    return {name: [getattr(part, name) for part in parts] for name in names} if parts else {}
 
 
 MAX_NAMES = 20  # up to so many valid names are all listed by a message

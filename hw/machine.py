@@ -28,6 +28,7 @@ from pydantic import TypeAdapter, ValidationError
 from hw import component, tiling
 from hw.arch import Arch, Array, Machine, MacUnit, Memory, Node, Tiling
 from workloads import document, plugin
+from workloads.meant import meant
 
 MACHINES = Path(__file__).parent / "machines"
 NODE_TYPES: dict[str, type[Memory] | type[Array] | type[MacUnit]] = {
@@ -35,6 +36,7 @@ NODE_TYPES: dict[str, type[Memory] | type[Array] | type[MacUnit]] = {
     "array": Array,
     "compute": MacUnit,
 }
+NODE_KEYS = {f.name for kind in NODE_TYPES.values() for f in fields(kind)}
 HEAD = tuple(f.name for f in fields(Machine) if f.name != "nodes")
 KEYS = {*HEAD, "nodes"} - {"name", "mapping"}  # a document that has one of these keys is a machine
 NO_MACHINE = "must be a mapping with clock_mhz and nodes; see hw/machines/edge_array.yaml"
@@ -171,9 +173,13 @@ def _node(entry: object, i: int) -> tuple[Node | None, list[str]]:
     """Returns the node of entry i of `nodes` (None if it is faulty), and its faults."""
     role = next((r for r in NODE_TYPES if isinstance(entry, dict) and r in entry), None)
     if role is None or not isinstance(entry, dict):
+        for key, value in entry.items() if isinstance(entry, dict) else ():
+            if (found := meant(str(key), NODE_TYPES)) and key not in NODE_KEYS:
+                advice = f"did you mean {' or '.join(found)}?"
+                return None, [f"nodes[{i}].{key} = {component.show(value)} is no known key; {advice}"]
         return None, [
-            f"nodes[{i}] = {component.show(entry)[:60]} must say what it is; begin it with memory: "
-            "NAME, array: NAME or compute: NAME"
+            f"nodes[{i}] = {component.show(entry)} must say what it is; begin it with memory: NAME, array: "
+            "NAME or compute: NAME"
         ]
     key = entry[role] if isinstance(entry[role], str) else f"nodes[{i}]"
     valid_keys = [role, *(f.name for f in fields(NODE_TYPES[role]) if f.name != "name")]

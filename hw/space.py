@@ -256,6 +256,9 @@ def _values(kind: Any, given: object, key: str = "") -> tuple[Value, ...]:
     """Returns the values of an axis, given as a list or a range, in the field's type `kind`."""
     if isinstance(given, Mapping):
         return _distinct(_range(kind, given))
+    given_range = _range_meant(kind, given[0] if isinstance(given, list) and len(given) == 1 else given)
+    if given_range:
+        raise SpaceError(f"= {component.show(given)} is no list of values; write {given_range}")
     if not isinstance(given, list):
         raise SpaceError(
             f"= {component.show(given)} is no list; write [{given}] or {{from: ..., to: ..., step: x2}}"
@@ -275,6 +278,13 @@ def _values(kind: Any, given: object, key: str = "") -> tuple[Value, ...]:
             f"= {component.show(given)} holds a list, no value of a column; set it in the machine file"
         )
     return _distinct(values)
+
+
+def _range_meant(kind: Any, given: object) -> str:
+    """Returns the range that a text such as 8..32 means; "": it means none."""
+    found = re.fullmatch(r"(\d[^.]*?)\s*\.\.+\s*(\d[^.]*)", given) if isinstance(given, str) else None
+    is_number = get_args(kind)[:1] in ((int,), (float,))
+    return f"{{from: {found[1]}, to: {found[2]}, step: x2}}" if found and is_number else ""
 
 
 def _distinct(values: Sequence[Value]) -> tuple[Value, ...]:

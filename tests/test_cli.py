@@ -27,6 +27,8 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from analysis import db
 from dse.explain.units import column, quantity
@@ -397,6 +399,14 @@ def test_what_is_odd_about_a_machine_is_said_where_it_is_used(home: Path) -> Non
     said = good("check", "slow.yaml", folder=home)
     assert "note: on 2 of all 8 machines, gbuf: an access takes " in said
     assert re.search(f"warning: {line}", said)
+    (home / "many.yaml").write_text(
+        "name: m\nworkloads: ['gemm:m=8,n=8,k=8']\nmachine: edge_array\nobjectives: [energy_pj]\n"
+        "space: {dram.read_pj: [90000, 91000, 92000, 93000], "
+        "gbuf.leak_mw: [900], mac.mac_pj: [99], regf.write_pj: [70]}\n"
+    )
+    said = good("check", "many.yaml", folder=home)
+    for key in ("dram.read_pj = 9e+04", "gbuf.leak_mw", "mac.mac_pj", "regf.write_pj"):
+        assert said.count(f"warning: {key}") == 1, said
     run = dse("run", "slow.yaml", "--workers", "0", "--set", "stop.machines=1", "--out", "slow", folder=home)
     assert "note: on 2 of all 8 machines, gbuf: " in run.stderr
 
@@ -443,13 +453,23 @@ def test_memories_of_different_tensors_are_not_inside_each_other(home: Path) -> 
         ),
         (  # the SRAM table has 13.26 and 25.58
             "gbuf, c",
-            "gbuf, kind: custom, leak_mw: 1, area_mm2: 1, bandwidth: 16 GB/s, read_pj: 67, write_pj: 67, c",
+            "gbuf, kind: custom, leak_mw: 0, area_mm2: 0, bandwidth: 16 GB/s, read_pj: 67, write_pj: 67, c",
             "gbuf.read_pj = 67 is 5.1 times the 13.26 that the tables have for 128 KiB, 256 bit at 32 nm",
         ),
         (
             "gbuf, c",
-            "gbuf, kind: custom, leak_mw: 1, area_mm2: 1, bandwidth: 16 GB/s, read_pj: 65, write_pj: 65, c",
+            "gbuf, kind: custom, leak_mw: 0, area_mm2: 0, bandwidth: 16 GB/s, read_pj: 65, write_pj: 65, c",
             "",
+        ),
+        (  # the tables have 10.1 to 11.9 mW and 0.19 to 0.27 mm2
+            "gbuf, c",
+            "gbuf, kind: custom, leak_mw: 107, area_mm2: 0.3, bandwidth: 16 GB/s, read_pj: 9, write_pj: 9, c",
+            "gbuf.leak_mw = 107 is 9 times the 11.94 that the tables have for 128 KiB, 256 bit at 32 nm",
+        ),
+        (
+            "gbuf, c",
+            "gbuf, kind: custom, leak_mw: 9, area_mm2: 2.7, bandwidth: 16 GB/s, read_pj: 9, write_pj: 9, c",
+            "gbuf.area_mm2 = 2.7 is ",
         ),
         (  # flip-flops have 0.05, an SRAM of as many bits does not exist
             "regf, capacity: 512 B, w",
@@ -458,8 +478,18 @@ def test_memories_of_different_tensors_are_not_inside_each_other(home: Path) -> 
         ),
         (
             "dram, kind: lpddr4, channels: 2",
-            "dram, kind: custom, leak_mw: 0, area_mm2: 0, bandwidth: 9 GB/s, read_pj: 15000, write_pj: 9000",
-            "dram.read_pj = 1.5e+04 is 5.6 times the 2688 that the tables have for 64 bit at 32 nm",
+            "dram, kind: custom, leak_mw: 0, area_mm2: 0, bandwidth: 9 GB/s, read_pj: 3794, write_pj: 3000",
+            "dram.read_pj = 3794 is 1.4 times the 2688 that the tables have for a DRAM, 64 bit",
+        ),
+        (
+            "dram, kind: lpddr4, channels: 2",
+            "dram, kind: custom, leak_mw: 0, area_mm2: 0, bandwidth: 9 GB/s, read_pj: 300, write_pj: 190",
+            "dram.write_pj = 190 is 0.76 times",
+        ),
+        (
+            "dram, kind: lpddr4, channels: 2",
+            "dram, kind: custom, leak_mw: 0, area_mm2: 0, bandwidth: 9 GB/s, read_pj: 3300, write_pj: 3000",
+            "",
         ),
         (
             "kind: int8}",
@@ -1219,3 +1249,83 @@ def test_residency(home: Path) -> None:
     assert wrong.stderr.count("\n") == 1
     assert "nasa4704" in wrong.stderr
     assert not wrong.stdout
+
+
+def test_work_of_the_vector_unit_is_named_vector(tmp_path: Path) -> None:
+    (tmp_path / "rowmax.yaml").write_text(
+        "extents: {m: 64, n: 64, d: 8}\neinsums:\n- S[m,n] += Q[m,d] * K[n,d]\n- M[m] max= S[m,n]\n"
+    )
+    (tmp_path / "study.yaml").write_text(
+        "name: s\nworkloads: [rowmax.yaml]\nmachine: edge_array\n"
+        "space: {mac.vector_lanes: [0, 4]}\nobjectives: [energy_pj, latency_ns]\n"
+    )
+    asked = ("map", "rowmax.yaml", "edge_array", "--set", "mac.vector_lanes=4", "--format", "json")
+    shown = json.loads(good(*asked, folder=tmp_path))
+    energy = {one["name"]: one["dynamic_pj"] for one in shown["components"]}
+    multiplied, maximum = shown["einsums"]
+    assert (multiplied["bottleneck"] == "VECTOR", maximum["bottleneck"]) == (False, "VECTOR")
+    assert maximum["mac_utilization"] is None
+    assert multiplied["mac_utilization"] > 0
+    assert energy["MAC"] > 0
+    assert energy["VECTOR"] > 0
+    text = good(*asked[:-2], "--einsum", "M", folder=tmp_path)
+    assert re.search(r"\nVECTOR +1024 cycles .* yes\n", text)
+    assert re.search(r"\nVECTOR +- +compute ", text)
+    good("run", "study.yaml", "--workers", "0", "--out", "run", folder=tmp_path)
+    stored = {
+        (row["machine"], row["component"]): row["dynamic_pj"]
+        for row in rows(tmp_path, "SELECT machine, component, dynamic_pj FROM components")
+    }
+    assert {at: stored[at] for at in stored if at[0] == 1} == pytest.approx(
+        {(1, name): pj for name, pj in energy.items()}
+    )
+    assert (0, "VECTOR") not in stored
+    assert stored[0, "MAC"] > 0
+    assert rows(tmp_path, "SELECT bottleneck FROM einsums WHERE machine = 1 AND einsum = 'M'") == [
+        {"bottleneck": "VECTOR"}
+    ]
+
+
+def test_the_voltage_that_least_means_is_shown(tmp_path: Path) -> None:
+    """And which levels are slower than the clock at it."""
+    edge = (Path(__file__).parents[1] / "hw/machines/edge_array.yaml").read_text()
+    edge = edge.replace("clock_mhz: 500", "vdd: least\nclock_mhz: 1000").replace("128 KiB", "4 MiB")
+    (tmp_path / "own.yaml").write_text(edge)
+    (tmp_path / "study.yaml").write_text(
+        'name: s\nworkloads: ["gemm:m=8,n=8,k=8"]\nmachine: own.yaml\n'
+        "space: {clock_mhz: [600, 1000]}\nobjectives: [energy_pj, latency_ns]\n"
+    )
+    arch = load_arch(str(tmp_path / "own.yaml"))
+    assert arch.vdd is not None
+    assert arch.slow_levels()
+    good("run", "study.yaml", "--workers", "0", "--out", "run", folder=tmp_path)
+    for command in (["map", "gemm:m=8,n=8,k=8", "own.yaml"], ["show", "run", "1"]):
+        text = good(*command, folder=tmp_path)
+        assert re.search(rf"\nvdd +{arch.vdd:g} V\n", text)
+        assert re.search(rf"\nslower than the clock +{re.escape(arch.slow_levels()[0])}\n", text)
+        found = json.loads(good(*command, "--format", "json", folder=tmp_path))
+        found = next(iter(found["workloads"].values())) if "workloads" in found else found
+        assert (found["vdd"], found["slower_than_the_clock"]) == (arch.vdd, arch.slow_levels()[0])
+    plain = json.loads(good("map", "gemm:m=8,n=8,k=8", "edge_array", "--format", "json", folder=tmp_path))
+    assert not {"vdd", "slower_than_the_clock"} & set(plain)
+
+
+@given(st.lists(st.floats(1e-6, 1e18), min_size=1, max_size=5))
+def test_a_number_above_zero_is_never_shown_as_zero(values: list[float]) -> None:
+    for name in ("energy_pj", "latency_ns", "area_mm2", "area_share", "latency_cycles"):
+        for text in [*(column(name, [*values, 0.0]) or ())[:-1], *(quantity(name, one) for one in values)]:
+            assert float(text.split()[0]) > 0, (name, values)
+
+
+def test_a_memory_that_moves_nothing_is_named_with_its_area(tmp_path: Path) -> None:
+    edge = (Path(__file__).parents[1] / "hw/machines/edge_array.yaml").read_text()
+    wbuf = "- {memory: wbuf, capacity: 16 KiB, width_bits: 64, may_keep: [weight]}\n- {array: array"
+    (tmp_path / "own.yaml").write_text(edge.replace("- {array: array", wbuf))
+    (tmp_path / "relu.yaml").write_text("extents: {m: 64, n: 64}\neinsums:\n- C[m,n] = relu(A[m,n])\n")
+    said = good("map", "relu.yaml", "own.yaml", "--set", "gbuf.bypass=false", folder=tmp_path)
+    found = json.loads(good("map", "relu.yaml", "own.yaml", "--format", "json", folder=tmp_path))
+    area = {one["name"]: one["area_mm2"] for one in found["components"]}
+    (share,) = re.findall(r"\nWBUF, REGF move nothing here; ([\d.]+) % of the area\n", said)
+    assert float(share) == pytest.approx(100 * (area["WBUF"] + area["REGF"]) / found["area_mm2"], rel=0.01)
+    weighty = good("map", "gemm:m=64,n=64,k=64", "own.yaml", "--set", "wbuf.bypass=false", folder=tmp_path)
+    assert "WBUF" not in "".join(re.findall("\n.* nothing here", weighty))

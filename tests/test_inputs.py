@@ -89,6 +89,8 @@ OTHERS = {
     .replace("clock_mhz: 500", "clock_mhz: -1"),
     "doubled.yaml": FFN + "extents: {m: 5}\n",
     "notes.txt": "no nest at all\n",
+    "ok_machine.yaml": EDGE,
+    "ok_net.yaml": FFN,
     "blank.txt": "",
 }
 
@@ -184,6 +186,14 @@ BROKEN: list[tuple[list[str], list[list[str]]]] = [  # command -> what each line
     (["pareto", "nowhere"], [["nowhere", "no run", "dse run"]]),
     (["show", "nowhere", "best"], [["nowhere", "no run", "dse run"]]),
     (["show", "run", "99"], [["99", "0 to 3"]]),
+    (["map", GEMM, "negative.yml"], [["negative.yml", "did you mean negative.yaml?"]]),
+    (
+        ["map", "ok_machine.yaml", "ok_net.yaml"],
+        [["ok_machine.yaml is a machine", "second; write ok_net.yaml"]],
+    ),
+    (["map", "edge_array", "resnet18"], [["edge_array is a machine", "write resnet18 edge_array"]]),
+    (["simulate", "edge_array", GEMM, "ok.txt"], [["edge_array is a machine", f"write {GEMM} edge_array"]]),
+    (["show", "run", "bst"], [["POINT = bst", "did you mean best?"]]),
     (["show", "run", "first"], [["POINT = first", "best"]]),
     (["show", "run", "-1"], [["POINT = -1", "best"]]),
     (["show", "run", "0.9"], [["POINT = 0.9", "no schedule 9", "0.0"]]),

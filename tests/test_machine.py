@@ -382,11 +382,16 @@ BROKEN = [
     ),
     (
         "neither",
-        GOOD.replace(ARRAY, "- {aray: x, dims: {x: 2}}\n"),
+        GOOD.replace(ARRAY, "- {crossing: x, dims: {x: 2}}\n"),
         [
-            "nodes[2] = {'aray': 'x', 'dims': {'x': 2}} must say what it is; begin it with memory: "
+            "nodes[2] = {'crossing': 'x', 'dims': {'x': 2}} must say what it is; begin it with memory: "
             "NAME, array: NAME or compute: NAME"
         ],
+    ),
+    (
+        "misspelt",
+        GOOD.replace("compute: mac", "computes: mac"),
+        ['nodes[3].computes = "mac" is no known key; did you mean compute?'],
     ),
     ("fan-out of nothing", GOOD.replace("x: 16", "x: 0"), ["array.dims.x = 0 must be above 0; raise it"]),
     ("no dimension", GOOD.replace("{x: 16, y: 16}", "{}"), ["array.dims = {} is empty; name at least one"]),

@@ -575,3 +575,9 @@ def test_the_footprint_shown_is_what_capacities_are_held_against() -> None:
             own = replace(arch.levels[at], capacity_bits=int(8 * size) - 8 * less)
             tight = replace(arch, levels=(*arch.levels[:at], own, *arch.levels[at + 1 :]))
             assert isinstance(einsum_cost(Problem(tight, e, "energy"), found.mapping), EinsumCost) == fits
+
+
+def test_what_is_said_of_a_checked_machine_stands_on_lines_of_its_own(home: Path) -> None:
+    said = lines(home, 80, "check", "tpu_edge")
+    assert re.fullmatch(r"tpu_edge: machine tpu_edge, \d+ MAC units, [\d.]+ mm2", said[0])
+    assert said[1].startswith("dram: 2 lpddr4 channels, ")

@@ -161,6 +161,9 @@ def test_every_field_of_another_tool_is_one_line_of_at_most_five(name: str) -> N
             assert said.count("\n") == 0
 
 
+EIGHT_TO_32 = "{from: 8, to: 32, step: x2}"
+
+
 @pytest.mark.parametrize(
     ("raw", "lines"),
     [
@@ -245,6 +248,17 @@ def test_every_field_of_another_tool_is_one_line_of_at_most_five(name: str) -> N
             ],
         ),
         ({"array.x": [8, 8]}, ["space.array.x = 8 stands twice; keep one"]),
+        *(
+            ({"array.x": given}, [f"space.array.x = {shown} is no list of values; write {EIGHT_TO_32}"])
+            for given, shown in (("8..32", '"8..32"'), (["8..32"], "['8..32']"), ("8 ... 32", '"8 ... 32"'))
+        ),
+        (
+            {"gbuf.capacity": "4 KiB..16 KiB"},
+            [
+                'space.gbuf.capacity = "4 KiB..16 KiB" is no list of values; write '
+                "{from: 4 KiB, to: 16 KiB, step: x2}"
+            ],
+        ),
         ({"array.x": 8}, ["space.array.x = 8 is no list; write [8] or {from: ..., to: ..., step: x2}"]),
         (
             {"array.x": {"frm": 8, "to": 9}},

@@ -69,14 +69,19 @@ def read(path: Path) -> tuple[object, list[str]]:
     return parse(text)
 
 
+SUFFIXES = ".yaml", ".yml"
+
+
 def _file_meant(path: Path) -> str:
     """Returns the path of the file beside an absent one whose name is spelt alike; "" if there is none."""
     try:
-        beside = [one for one in islice(path.parent.iterdir(), MAX_NEIGHBOURS) if one.suffix == path.suffix]
+        near = islice(path.parent.iterdir(), MAX_NEIGHBOURS)
+        of_yaml = SUFFIXES if path.suffix in SUFFIXES else (path.suffix,)
+        beside = {one.stem: one for one in near if one.suffix in of_yaml}
     except OSError:
         return ""
-    found = get_close_matches(path.stem, [one.stem for one in beside], 1)
-    return str(path.with_name(found[0] + path.suffix)) if found else ""
+    found = get_close_matches(path.stem, [*beside], 1)
+    return str(path.with_name(beside[found[0]].name)) if found else ""
 
 
 def is_kind(data: object, keys: Collection[str]) -> bool:

@@ -45,17 +45,19 @@ SELECT machine, schedule, workload, position AS segment, einsum AS einsums, occu
 FROM (SELECT machine, schedule, workload, unnest(einsums_of(machine, workload, keys, space, places, gaps, spaces), recursive := true) FROM internal.packed);
 
 -- Actions and energy per point, einsum, level, tensor and action, of all occurrences of the einsum. Leakage of a level (action leak) is billed over the cycles of the
--- einsum; of stages of a pipeline over those of their segment, which stands for the einsum.
+-- einsum; of stages of a pipeline over those of their segment, which stands for the einsum. What a machine's vector unit does is counted at MAC, and named VECTOR here.
 CREATE OR REPLACE VIEW internal.priced AS
-SELECT machine, schedule, workload, einsum, kind, occurrences, mapping_key, unnest(levels) AS p
-FROM (SELECT machine, schedule, workload, unnest([positions]) AS position, unnest(keys) AS mapping_key, levels
-      FROM (SELECT *, levels_of(machine) AS levels FROM internal.packed))
+SELECT machine, schedule, workload, einsum, kind, occurrences, mapping_key, unnest(levels) AS p, has_vector
+FROM (SELECT machine, schedule, workload, unnest([positions]) AS position, unnest(keys) AS mapping_key, levels, has_vector
+      FROM (SELECT *, list_contains([one.level FOR one IN levels], 'VECTOR') AS has_vector
+            FROM (SELECT *, levels_of(machine) AS levels FROM internal.packed)))
 JOIN internal.uniques USING (workload, position)
 UNION ALL
-SELECT machine, schedule, workload, einsum, kind, occurrences, mapping_key, unnest(levels_of(machine)) AS p FROM internal.not_unfused;
+SELECT machine, schedule, workload, einsum, kind, occurrences, mapping_key, unnest(levels) AS p, list_contains([one.level FOR one IN levels], 'VECTOR') AS has_vector
+FROM (SELECT *, levels_of(machine) AS levels FROM internal.not_unfused);
 
 CREATE OR REPLACE VIEW internal.moved AS
-SELECT e.*, c.level, c.tensor, c.action, c.elems, c.bits
+SELECT e.* EXCLUDE (has_vector), CASE WHEN has_vector AND kind <> 'mac' AND c.level = 'MAC' THEN 'VECTOR' ELSE c.level END AS level, c.tensor, c.action, c.elems, c.bits
 FROM internal.priced e JOIN main.counts c ON (c.mapping_key = e.mapping_key AND c.level = e.p.level)
 WHERE c.action <> 'fold';
 

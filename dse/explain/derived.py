@@ -571,7 +571,7 @@ def price_rows(arch: Arch) -> list[dict[str, Any]]:
         for f in arch.fanouts
         if any(own_prices(f).values())
     ]
-    if mac_unit.vector_leak_mw or mac_unit.vector_area_mm2:
+    if mac_unit.alu_per_cycle is not None:
         vector = {"leak_mw": mac_unit.vector_leak_mw, "area_mm2": mac_unit.vector_area_mm2}
         rows.append({"level": "VECTOR", **vector, "instances": 1})
     mac_row = {

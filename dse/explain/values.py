@@ -19,6 +19,7 @@ from dse.mapping.nest import Loop, bits_at, to_data, to_text
 from dse.mapping.schedule import Schedule, mappings_by_einsum, sequential
 from dse.mapping.searched import UNDER, claim, space_words
 from dse.run import record
+from dse.sim.counts.actions import passes_array
 from dse.sim.directives.directed import layer_of
 from dse.sim.einsum.bounds import needs
 from dse.sim.einsum.evaluate import GIVEN_MAPPING, EinsumCost, SegmentCost, Solution, percent
@@ -108,7 +109,7 @@ class Component:
 
 def components(arch: Arch, solution: Solution) -> list[Component]:
     """The components of a machine in its order, networks with a price last. The vector unit is listed only
-    if it has area or leaks.
+    if there is one.
     """
     instances = arch.components()
     dynamic_pj: dict[str, float] = defaultdict(float)
@@ -120,7 +121,7 @@ def components(arch: Arch, solution: Solution) -> list[Component]:
     found = [
         Component(name, n, area, dynamic_pj[name], mw * ns)
         for (name, n), area, mw in zip(instances.items(), arch.areas_mm2(), arch.leaks_mw(), strict=True)
-        if name != "VECTOR" or area or mw
+        if name != "VECTOR" or arch.compute.alu_per_cycle is not None
     ]
     networks = [f.name for f in arch.fanouts if f.has_price()]
     return [*found, *(Component(name, 1, 0.0, dynamic_pj[name], 0.0) for name in networks)]
@@ -182,6 +183,8 @@ def totals(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]
         "energy_steady_pj": solution.energy_steady_pj,
         "edp_pj_ns": solution.energy_pj * ns,
         "area_mm2": arch.area_mm2(),
+        **({} if arch.vdd is None else {"vdd": arch.vdd}),
+        **({"slower_than_the_clock": ", ".join(slow)} if (slow := arch.slow_levels()) else {}),
         **record.ratios(ratio_inputs, record.RATIOS_OF["workload_costs"]),
         "status": "ok",
         "optimality_gap": _finite(solution.optimality_gap),
@@ -210,7 +213,11 @@ def mac_units_used(c: EinsumCost, e: Einsum) -> int:
 
 
 def _utilization(arch: Arch, c: EinsumCost, e: Einsum) -> float | None:
-    """Share of the MAC units that work; None where the mapping is neither a nest nor directives."""
+    """Share of the MAC units that work; None where the mapping is neither a nest nor directives, and on the
+    vector unit.
+    """
+    if not passes_array(e, arch):
+        return None
     return mac_units_used(c, e) / arch.instances(len(arch.levels)) or None
 
 
@@ -510,7 +517,28 @@ def notes(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
     words_of = space_words(solution.certificate) or {}
     of_space = [f"{key.replace('_', ' ')}: {', '.join(words)}" for key, words in words_of.items() if words]
     found = of_space if why else [WHY]
-    return [*found, *filter(None, [unfused_hint(arch, workload, solution), long_rows(arch, workload)])]
+    hints = (
+        unfused_hint(arch, workload, solution),
+        long_rows(arch, workload),
+        _unused_memories(arch, workload, solution),
+    )
+    return [*found, *filter(None, hints)]
+
+
+def _unused_memories(arch: Arch, workload: Workload, solution: Solution) -> str:
+    """A sentence about memories that have area and move nothing; "" if there are none."""
+    moved = Counter[str]()
+    for c, e in costed_einsums(workload, solution):
+        moved.update(moved_bytes(arch, e, c))
+    areas = dict(zip(arch.components(), arch.areas_mm2(), strict=True))
+    unused = [level.name for level in arch.levels if areas[level.name] and not moved[level.name]]
+    if not unused or not any(moved.values()):
+        return ""
+    share = sum(areas[name] for name in unused) / arch.area_mm2()
+    return (
+        f"{', '.join(unused)} move{'s' * (len(unused) == 1)} nothing here; "
+        f"{units.quantity('area_share', share)} of the area"
+    )
 
 
 def network(

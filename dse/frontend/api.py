@@ -78,6 +78,7 @@ def map(
 
     Raises ValueError with one line per fault.
     """
+    _check_order(workload, machine)
     seconds, sets = _deadline(sets)
     options, spec = _machine_and_options(
         machine, ({"solver.objective": objective} if objective else {}) | sets
@@ -142,6 +143,7 @@ def simulate(workload: str, machine: str, mapping: str | Path, **sets: Any) -> M
 
     Raises ValueError with one line per fault.
     """
+    _check_order(workload, machine)
     fuse = bool(sets.pop("solver.fuse_elementwise", True))
     arch = machines.arch(spaces.override(machines.load(machine), sets))
     path, loaded = Path(mapping), catalog.load(workload, fuse_elementwise=fuse)
@@ -181,6 +183,7 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
     """
     from dse.mapper.exact import pareto_mappings
 
+    _check_order(workload, machine)
     options, spec = _machine_and_options(machine, sets)
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
     groups = unique(loaded)
@@ -244,9 +247,22 @@ def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:
     """
     from dse.frontend import pictures
 
+    _check_order(workload, machine)
     _, spec = _machine_and_options(machine, sets)
     tensor, _, layout_text = _layout(text)
     return pictures.of_layout(machines.arch(spec), catalog.load(workload), tensor, layout_text)
+
+
+def _check_order(workload: Any, machine: str) -> None:
+    """Raises ValueError where a machine stands in the place of the workload, and no machine in its own."""
+    from dse.frontend import check
+
+    try:
+        swapped = isinstance(workload, str) and check.is_machine(workload) and not check.is_machine(machine)
+    except ValueError:  # a faulty file, said where it is read
+        return
+    if swapped:
+        raise ValueError(f"{workload} is a machine: the machine comes second; write {machine} {workload}")
 
 
 def price_schedule(
@@ -409,6 +425,7 @@ def residency(workload: str, machine: str, *, method: str = "corrected", **sets:
 
     Raises ValueError with one line per fault.
     """
+    _check_order(workload, machine)
     options, spec = _machine_and_options(machine, sets)
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
     if method not in CLASSIFIERS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -30,11 +31,12 @@ if TYPE_CHECKING:  # each command imports what it needs, so that start-up is sho
 
 
 BUILT = 256  # machines of a study that are built, to see whether all can be
-MAX_ODD = 3  # lines about numbers of a study's machines
+MAX_ODD = 8  # lines about numbers of a study's machines
 # of a level per bit, as a share of that of a level inside it: below, one of the two is probably wrong
 ODD_ENERGY = 0.25
-# times the tables' energies, either way, of a part of kind custom, which may be of another technology
-FAR = 5
+# times the tables' numbers, either way, of a part of kind custom, which may be of another technology; of a
+# DRAM, whose kinds are all in the table
+FAR, FAR_DRAM = 5, 1.25
 CLOCKS_MHZ = 10, 10_000  # a clock outside of these is hardly meant
 # held against the tables
 TABLE_VALUES = "read_pj", "write_pj", "mac_pj", "alu_pj", "leak_mw", "area_mm2"
@@ -133,7 +135,8 @@ def space_lines(space: Space) -> list[str]:
     """
     numbers = range(space.size) if space.size <= BUILT else Random(0).sample(range(space.size), BUILT)
     among = f"of {'all' if len(numbers) == space.size else 'a sample of'} {len(numbers)} machines"
-    reasons, slow, odd = Counter[str](), dict[str, list[str]](), list[str]()
+    # odd: of lines that differ in numbers alone, the first
+    reasons, slow, odd = Counter[str](), dict[str, list[str]](), dict[str, str]()
     for i in numbers:
         arch, spec = decode(space, i), apply(space.template, values(space, i))
         if isinstance(arch, Unbuildable):
@@ -144,13 +147,15 @@ def space_lines(space: Space) -> list[str]:
             if kind == "note":
                 slow.setdefault(text.partition(":")[0], []).append(f"{text} (machine {i})")
             else:
-                odd.append(line)
+                odd.setdefault(re.sub(r"[-+.\de]+", "", line), line)
     found = [f"note: on {len(lines)} {among}, {lines[0]}" for lines in slow.values()]
     if reasons:
         (reason, _), *others = reasons.most_common()
         often = "most often: " if others else ""
         found.append(f"warning: {reasons.total()} {among} cannot be built, {often}{reason}")
-    return [*found, *dict.fromkeys(odd)][: len(found) + MAX_ODD]
+    left_out = len(odd) - MAX_ODD
+    more = [f"warning: {left_out} more such numbers; dse check of the machine names all"]
+    return [*found, *list(odd.values())[:MAX_ODD], *(more if left_out > 0 else [])]
 
 
 def _odd_clock(spec: Machine) -> Iterator[str]:
@@ -231,8 +236,8 @@ def _odd_custom(spec: Machine, arch: Arch) -> Iterator[str]:
 
 
 def _far_from_tables(spec: Machine, arch: Arch) -> Iterator[str]:
-    """Yields a line per energy of a part of kind custom that is over FAR times the tables' for such a part,
-    or under 1 / FAR of it.
+    """Yields a line per energy, leakage or area of a part of kind custom that is over FAR times the largest
+    that the tables have for such a part (FAR_DRAM of a DRAM), or as far below their smallest.
     """
     at = f" at {spec.node_nm:g} nm" if spec.node_nm else ""
     parts = {level.name.lower(): level for level in arch.levels} | {spec.nodes[-1].name.lower(): arch.compute}
@@ -244,13 +249,16 @@ def _far_from_tables(spec: Machine, arch: Arch) -> Iterator[str]:
             size = (
                 f"{f'{component.show_bytes(node.capacity)}, ' if node.capacity else ''}{node.width_bits} bit"
             )
-        for name, usual in component.table_energies(spec, node, arch.word_bits).items():
-            pj = getattr(parts[node.name.lower()], name)
-            nearest = min(max(pj, min(usual)), max(usual))
-            if pj > 0 and not 1 / FAR <= pj / nearest <= FAR:
+        is_dram = isinstance(node, Memory) and node.capacity is None
+        far = FAR_DRAM if is_dram else FAR
+        where = f"a DRAM, {size}" if is_dram else f"{size}{at}"
+        for name, usual in component.table_numbers(spec, node, arch.word_bits).items():
+            value = getattr(parts[node.name.lower()], name)
+            nearest = min(max(value, min(usual)), max(usual))
+            if value > 0 and not 1 / far <= value / nearest <= far:
                 yield (
-                    f"{node.name}.{name} = {pj:.4g} is {pj / nearest:.2g} times the {nearest:.4g} that the "
-                    f"tables have for {size}{at}; correct it, or keep it if it is meant"
+                    f"{node.name}.{name} = {value:.4g} is {value / nearest:.2g} times the {nearest:.4g} that "
+                    f"the tables have for {where}; correct it, or keep it if it is meant"
                 )
 
 

@@ -34,6 +34,7 @@ from hw import space as spaces
 from hw.arch import Arch
 from hw.machine import arch as build_arch
 from workloads.graph import Workload
+from workloads.meant import meant
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -684,7 +685,9 @@ class Run:
             return row["machine"], row["schedule"], f"{text}: machine {row['machine']}, {why}"
         if found := re.fullmatch(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?", text):
             return int(found[1]), int(found[2] or 0), f"machine {int(found[1])}"
-        raise ValueError(f"POINT = {text}: give MACHINE, MACHINE.SCHEDULE, best or best:COLUMN")
+        forms = "give MACHINE, MACHINE.SCHEDULE, best or best:COLUMN"
+        advice = "did you mean best?" if meant(word, ["best"]) else forms
+        raise ValueError(f"POINT = {text}: {advice}")
 
     def neighbours(self, number: int) -> Answer:
         """Returns the one-at-a-time sensitivity of a machine: how the objectives change with one step of each

@@ -254,8 +254,9 @@ def wrapped(text: str, width: int) -> str:
 
 
 def print_line(text: str) -> None:
-    """Prints a sentence, wrapped to the terminal."""
-    print(wrapped(text, terminal_width()))
+    """Prints lines, each wrapped to the terminal."""
+    for line in text.split("\n"):
+        print(wrapped(line, terminal_width()))
 
 
 def print_table(

@@ -4,6 +4,7 @@ fast.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
@@ -77,16 +78,17 @@ class SolverOptions:
         """
         return ruled(dataflow(self.dataflow, e, arch), (*arch.mapping, *self.mapping), e, arch)
 
-    def widths_refused(self) -> str:
+    def widths_refused(self, memories: Sequence[str]) -> str:
         """Returns why these options do not go with memories that give elements a width of their own
-        (`memory.bits`), with the fix; "": they do.
+        (`memory.bits`), with the fix; "": they do. memories: names of those that do, at least one.
         """
+        keys = [f"{name}.bits" for name in memories]
         others = {"schedule": "unfused", "tiling": "mapper", "sharing_gap": 0.0}
         return next(
             (
                 f"solver.{name} = {getattr(self, name)} does not price elements that memories narrow or "
-                "widen (`bits`): mappers do, for unfused schedules of each machine by itself; leave it out, "
-                "or bits"
+                f"widen ({', '.join(keys)}): mappers do, for unfused schedules of each machine by itself; "
+                f"leave it out, or the widths ({' '.join(f'--set {key}={{}}' for key in keys)})"
                 for name, needed in others.items()
                 if getattr(self, name) != needed
             ),

@@ -182,7 +182,8 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
     einsums apart, which are mapped once.
     """
     if arch.narrows_or_widens():
-        refused = (options.widths_refused(), *(compressed_width(e, arch) for e in workload.einsums))
+        widths = [level.name.lower() for level in arch.levels if level.bits]
+        refused = (options.widths_refused(widths), *(compressed_width(e, arch) for e in workload.einsums))
         if line := next(filter(None, refused), ""):
             raise ValueError(line)
     if not arch.mapping and not options.mapping:

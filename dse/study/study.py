@@ -114,9 +114,8 @@ def load(
             faults.add(line)
         if space.template.mapping and not solver.mapping and (line := solver.rules_refused(True)):
             faults.add(line)
-        if any(isinstance(node, Memory) and node.bits for node in space.template.nodes) and (
-            line := solver.widths_refused()
-        ):
+        widths = [node.name for node in space.template.nodes if isinstance(node, Memory) and node.bits]
+        if widths and (line := solver.widths_refused(widths)):
             faults.add(line)
         if (space.template.mapping or solver.mapping) and is_ever_set(space, LAYOUT_FIELDS):
             faults.add(

@@ -42,6 +42,13 @@ def passes_array(e: Einsum, arch: Arch) -> bool:
     return e.kind == "mac" or arch.compute.alu_per_cycle is None
 
 
+def compute_component(e: Einsum, arch: Arch) -> str:
+    """Returns the component that does an einsum's operations: MAC, or VECTOR for those of the vector unit.
+    Rows of counts name MAC for both, since they are the same on machines with a vector unit and without.
+    """
+    return "MAC" if passes_array(e, arch) else "VECTOR"
+
+
 def fill_cycles(f: Fanout, e: Einsum, arch: Arch) -> int:
     """Returns the cycles per fold that a systolic array takes to fill and empty; `busy` subtracts 1 from the
     sum over folds.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dse.mapping.nest import Infeasible, Mapping, bits_at
-from dse.sim.counts.actions import Busy, accesses_per_elem, action_pj, busy, elapsed_cycles
+from dse.sim.counts.actions import Busy, accesses_per_elem, action_pj, busy, compute_component, elapsed_cycles
 from dse.sim.counts.counts import Count, Footprint, busiest, counted, instance_counts, steps
 from dse.sim.counts.latency import Number, PortTimes, any_nonzero, largest
 from dse.sim.counts.terms import NestSums
@@ -41,7 +41,8 @@ class Price:
     latency_cycles: Number
     bottleneck: Any  # the component with most busy cycles
     parts: tuple[Part, ...]
-    busy_cycles: tuple[tuple[str, Number], ...]  # per component; MAC includes the ramps of systolic arrays
+    # per component, compute last; MAC includes the ramps of systolic arrays
+    busy_cycles: tuple[tuple[str, Number], ...]
     initiation_interval_cycles: Number  # of one of many equal einsums back to back
     # port times per level, outermost first; empty where the latency is the largest busy time
     times: tuple[PortTimes, ...] = ()
@@ -73,10 +74,8 @@ def price(
     moves_more: rows have transfers that `timed` has not (`Counted.moves_more`)
     """
     usage, times = ports(rows, e, arch, timed, restart_at)
-    components = [
-        *zip((level.name for level in arch.levels), usage.levels, strict=True),
-        ("MAC", usage.steps),
-    ]
+    unit = compute_component(e, arch)
+    components = [*zip((level.name for level in arch.levels), usage.levels, strict=True), (unit, usage.steps)]
     cycles, steady = (elapsed_cycles(usage, times, steady=is_steady) for is_steady in (False, True))
     if moves_more:
         cycles, steady = (largest(one, elapsed_cycles(usage, ())) for one in (cycles, steady))
@@ -87,14 +86,20 @@ def price(
         return accesses_per_elem(level, bits_at(level, row.tensor, e, arch)) if level else 1
 
     parts = [
-        Part(*row.key, row.elems * accesses(row), row.elems * action_pj(row.key, e, arch))
+        Part(
+            unit if row.level == "MAC" else row.level,
+            row.tensor,
+            row.action,
+            row.elems * accesses(row),
+            row.elems * action_pj(row.key, e, arch),
+        )
         for row in rows
         if row.action != "fold"
     ]
     leak = arch.leak_mw() * cycles / arch.clock_ghz
     if any_nonzero(leak):
         parts.append(Part("-", "-", "leak", cycles, leak))
-    with_ramp = (*components[:-1], ("MAC", usage.steps + usage.ramp))
+    with_ramp = (*components[:-1], (unit, usage.steps + usage.ramp))
     return Price(
         sum(part.energy_pj for part in parts),
         cycles,

@@ -332,10 +332,7 @@ def shared_cycles(
     f = placed.stage_array(segment, arch)
     assert f is not None
     busy = [sum(dict(c.price.busy_cycles)[level.name] for c in costs) for level in arch.levels[: f.outside]]
-    uses_unit = [arch.compute.alu_per_cycle is not None and one.einsum.kind != "mac" for one in einsums]
-    vector_cycles = sum(
-        dict(c.price.busy_cycles)["MAC"] for c, is_on_unit in zip(costs, uses_unit, strict=True) if is_on_unit
-    )
+    vector_cycles = sum(dict(c.price.busy_cycles).get("VECTOR", 0.0) for c in costs)
     return float(max([*busy, vector_cycles]))
 
 

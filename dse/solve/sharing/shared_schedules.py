@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from dse.mapping.nest import Infeasible
 from dse.mapping.schedule import Schedule, rename, sequential
 from dse.mapping.searched import Space
-from dse.sim.counts.actions import action_pj, elapsed_cycles, op_pj
+from dse.sim.counts.actions import action_pj, compute_component, elapsed_cycles, op_pj
 from dse.sim.counts.counts import nest_sums
 from dse.sim.einsum import boundary
 from dse.sim.einsum.boundary import ALONE
@@ -479,9 +479,9 @@ def _bounds_from_basis(
 def priced_on(shared: SharedSchedules, machine: int) -> Solution:
     """Returns the best known schedule on a machine, with its optimality gap."""
     priced, arch = shared.schedules[shared.choice[machine]], shared.arches[machine]
-    names = [*(level.name for level in arch.levels), "MAC"]
+    names = [level.name for level in arch.levels]
     einsums = tuple(
-        _einsum_cost(c, placed, arch, _energy(shared, machine, rows, cycles), cycles, names[component])
+        _einsum_cost(c, placed, arch, _energy(shared, machine, rows, cycles), cycles, bottleneck)
         for c, placed, rows, cycles, component in zip(
             priced.solution.einsums,
             priced.einsums,
@@ -490,6 +490,7 @@ def priced_on(shared: SharedSchedules, machine: int) -> Solution:
             priced.bottleneck[:, machine],
             strict=True,
         )
+        for bottleneck in [[*names, compute_component(placed.einsum, arch)][component]]
     )
     segments = tuple(
         replace(
