@@ -1158,11 +1158,21 @@ def _form(
     spread: (tensor, Spread) pairs.
     holder_sets: per tensor the sets of levels that may hold it, as masks (`_holder_sets`).
     """
+    form = _form_of_any_extents(_with_fewest_indices(e), structure, exposed, spread, holder_sets)
+    return replace(form, base=_base(e, structure, _parts(structure, exposed)))
+
+
+@lru_cache(maxsize=1024)
+def _form_of_any_extents(
+    e: Einsum,
+    structure: Arch,
+    exposed: Exposed,
+    spread: tuple[tuple[str, Spread], ...],
+    holder_sets: tuple[tuple[int, ...], ...],
+) -> Form:
+    """The terms as `_form` has them, but for `base`, which depends on extents."""
     arch = _with_unit_prices(structure)
     parts = _parts(structure, exposed)
-    if (small := _with_fewest_indices(e)) != e:
-        form = _form(small, structure, exposed, spread, holder_sets)
-        return replace(form, base=_base(e, arch, structure, parts))
     tensors = tuple(p.tensor for p in (*e.inputs, e.output))
     depth = len(structure.levels)
     problem, price_count = Problem(arch, e, "energy"), len(_prices(structure))
@@ -1261,14 +1271,13 @@ def _form(
         outer_pj(links.values(), outer_links.values()),
         outer_pj(sums, outer_sums),
         outer_pj(low_sums, outer_low_sums),
-        _base(e, arch, structure, parts),
+        _base(e, structure, parts),
     )
 
 
-def _base(e: Einsum, arch: Arch, structure: Arch, parts: Parts) -> Entries:
-    """What no tile changes: operations, and rows that are opened at least. arch: the structure with prices
-    that are arrays.
-    """
+def _base(e: Einsum, structure: Arch, parts: Parts) -> Entries:
+    """What no tile changes: operations, and rows that are opened at least."""
+    arch = _with_unit_prices(structure)
     ops = e.points() * nonzero_share(e)
     base = np.zeros((parts.count(), len(_prices(structure))))
     base[0] = ops * op_pj(e, arch)
