@@ -356,7 +356,10 @@ def _manifests(path: Path) -> dict[str, Manifest]:
 
 
 def _verify(store: Store) -> tuple[Store, list[str]]:
-    """Drops every group that has a part whose bytes differ from what was committed."""
+    """Drops every group that has a part whose bytes differ from what was committed. Of lists of nondominated
+    points only the part goes: the points have them.
+    """
+    store = replace(store, groups=folders.without_lost_lists(store.path, manifest(store)).groups)
     damaged = folders.faults(store.path, manifest(store))
     for group in store.groups:
         if group.name in damaged:

@@ -233,6 +233,26 @@ def test_a_status_is_of_a_study_that_is_whole(
     assert ("costs have changed since" if harm == "model" else "not what the run wrote") in err[0]
 
 
+@pytest.mark.parametrize("harm", ["missing", "damaged"])
+def test_a_lost_list_of_a_front_loses_no_row(
+    run: Path, harm: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Points have what it lists."""
+    asked = ("SELECT count(*) FROM machines", "SELECT count(*), sum(energy_pj) FROM points")
+    before = [said(capsys, "pareto", str(run)), *(said(capsys, "sql", str(run), one) for one in asked)]
+    for part in (run / "parts/nondominated").iterdir():
+        if harm == "missing":
+            part.unlink()
+        else:
+            part.write_bytes(b"?" * part.stat().st_size)
+    again = [said(capsys, "pareto", str(run)), *(said(capsys, "sql", str(run), one) for one in asked)]
+    assert [(code, out) for code, out, _ in again] == [(code, out) for code, out, _ in before]
+    store, _ = stores.open_run(run)
+    assert store.groups
+    assert not any(part.table == folder.NONDOMINATED for group in store.groups for part in group.parts)
+    stores.close(store)
+
+
 def test_a_run_of_other_solvers_is_read(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

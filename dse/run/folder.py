@@ -26,7 +26,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedWriter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -563,16 +563,30 @@ def faults(root: Path, manifest: Manifest) -> dict[str, list[str]]:
     return found
 
 
+def without_lost_lists(root: Path, manifest: Manifest) -> Manifest:
+    """The manifest without parts of NONDOMINATED that are not what was committed: no row is lost with them,
+    since fronts can be read from all points.
+    """
+
+    def is_sound(part: Part, group: Group) -> bool:
+        return part.table != NONDOMINATED or not fault(root, part, group.name, manifest.identity)
+
+    groups = (replace(one, parts=tuple(p for p in one.parts if is_sound(p, one))) for one in manifest.groups)
+    return replace(manifest, groups=tuple(groups))
+
+
 def verified_parts(root: Path) -> tuple[Manifest, dict[str, list[str]]]:
-    """The manifest and the faults of its parts; a run may be writing to the folder. Raises Damaged."""
+    """The manifest, without lists that are lost, and the faults of its parts; a run may be writing to the
+    folder. Raises Damaged.
+    """
     manifest, wrong = read(root), {}
     for _ in range(MAX_READS):
-        wrong = faults(root, manifest)
+        wrong = faults(root, without_lost_lists(root, manifest))
         before, manifest = manifest, read(root) if wrong else manifest
         if manifest == before:
             break
     _raise_if_older(root, manifest)
-    return manifest, wrong
+    return without_lost_lists(root, manifest), wrong
 
 
 def _raise_if_older(root: Path, manifest: Manifest) -> None:
