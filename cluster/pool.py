@@ -423,7 +423,7 @@ def _keep_sigterm() -> Iterator[None]:
 
 @contextmanager
 def ray_output_in(path: Path) -> Iterator[None]:
-    """Appends the output of Ray's C++ code on descriptor 2 (pages of it when a raylet is lost) to a file.
+    """Appends to a file what Ray's C++ code writes to descriptor 2, and what Ray prints of lost raylets.
     Python's stderr is still written to where it was before.
     """
     try:
@@ -438,9 +438,14 @@ def ray_output_in(path: Path) -> Iterator[None]:
             sys.stderr = os.fdopen(os.dup(screen), "w", 1, python_stderr.encoding, "backslashreplace")
     os.dup2(handle, 2)
     os.close(handle)
+    print_to_screen = ray._private.worker.print_to_stdstream
+    ray._private.worker.print_to_stdstream = lambda data, **_: os.write(
+        2, "".join(f"{line}\n" for line in data["lines"]).encode()
+    )
     try:
         yield
     finally:
+        ray._private.worker.print_to_stdstream = print_to_screen
         sys.stderr.flush()
         sys.stderr = python_stderr
         os.dup2(screen, 2)

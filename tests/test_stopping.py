@@ -218,10 +218,12 @@ def test_what_ray_writes_to_the_screen_goes_to_the_log(tmp_path: Path) -> None:
         "import os, sys; from pathlib import Path; from cluster import pool\n"
         "with pool.ray_output_in(Path(sys.argv[1])):\n"
         "    os.write(2, b'a raylet is lost\\n'); print('progress', file=sys.stderr)\n"
+        "    lost = {'lines': ['page of it'], 'pid': 'raylet', 'is_err': False}\n"
+        "    pool.ray._private.worker.print_to_stdstream(lost, ignore_prefix=False)\n"
         "os.write(2, b'after\\n')"
     )
     said = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "ray.log")], capture_output=True, text=True, timeout=300
     )
-    assert said.stderr == "progress\nafter\n"
-    assert (tmp_path / "ray.log").read_text() == "a raylet is lost\n"
+    assert (said.stdout, said.stderr) == ("", "progress\nafter\n")
+    assert (tmp_path / "ray.log").read_text() == "a raylet is lost\npage of it\n"
