@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache as cache_in_memory
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from dse.explain.derived import RunContext
     from dse.frontend.mapped import Mapped
 
+T = TypeVar("T")
+FETCHES = 4  # attempts to read a copy that its driver is changing
 NO_WRAP = ' style="white-space: nowrap"'  # of a short cell in a notebook
 MAX_HTML_ROWS = 1000  # rows of an answer that a notebook shows
 # a workload with at most this many einsums, and this many distinct ones, is also solved with
@@ -178,6 +180,7 @@ class Run:
     skip_damaged: bool = False
     memory: str = "4GB"  # memory limit of DuckDB
     seconds: float = 60.0  # limit of a statement
+    url: str = ""  # of a run on a store, of which `path` is a copy
 
     def __repr__(self) -> str:
         return tables.facts(self._summary(), str(self.path))
@@ -206,7 +209,7 @@ class Run:
         from analysis import db
 
         try:
-            return Answer(ask(self.con))
+            return Answer(_fetched_again(self.url, lambda: ask(self.con)))
         except (db.Stopped, KeyboardInterrupt):
             self.con = connection(self.path, self.study, skip_damaged=self.skip_damaged, memory=self.memory)
             raise
@@ -850,16 +853,29 @@ def open(path: str | Path, *, skip_damaged: bool = False, memory: str = "4GB", s
 
     Raises ValueError if there is no run, or if one of its files is damaged.
     """
-    path = pack.unpacked(check.local(path))
-    study = study_of(path)
-    return Run(
-        path,
-        study,
-        connection(path, study, skip_damaged=skip_damaged, memory=memory),
-        skip_damaged,
-        memory,
-        seconds,
-    )
+    url = str(path) if folder.is_url(path) else ""
+
+    def opened() -> Run:
+        own = pack.unpacked(check.local(path))
+        study = study_of(own)
+        con = connection(own, study, skip_damaged=skip_damaged, memory=memory)
+        return Run(own, study, con, skip_damaged, memory, seconds, url)
+
+    return _fetched_again(url, opened)
+
+
+def _fetched_again(url: str, ask: Callable[[], T]) -> T:
+    """Returns ask(). Of a run on a store whose driver runs on this host the copy is the driver's own: parts
+    that it has named meanwhile are fetched.
+    """
+    for fetches_left in reversed(range(FETCHES)):
+        try:
+            return ask()
+        except folder.Damaged:
+            if not (url and fetches_left):
+                raise
+            check.local(url)
+    raise AssertionError("the last attempt returns or raises")
 
 
 def connection(
