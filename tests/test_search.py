@@ -5,7 +5,7 @@ problems at which each of its rules fires.
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
-from math import isclose
+from math import inf, isclose
 
 import numpy as np
 import pytest
@@ -90,19 +90,16 @@ def test_tables_of_an_einsum_are_those_of_one_of_two_indices(
 ) -> None:
     """All but the operations: extents change no price of a word."""
     arch, seen = machine.load_arch(name).unbounded(), set[bool]()
-    structure = searches._structure_of(arch)
     for e in (
         *catalog.load("attention:heads=2,q=6,context=8,d=4").einsums,
         *catalog.load("light_squeezenet").einsums[:3],
     ):
-        tensors = tuple(p.tensor for p in (*e.inputs, e.output))
-        sets = tuple(searches._holder_sets(e, arch, FREE, tensor) for tensor in tensors)
         own = []
         for smaller in (searches._with_fewest_indices, lambda e: e):
             with monkeypatch.context() as patch:
                 patch.setattr(searches, "_with_fewest_indices", smaller)
-                searches._form.cache_clear()
-                own.append(searches._form(e, structure, "ends", (), sets))
+                given = [Problem(arch, e, "energy")], FREE, "ends", searches.NO_SPREADS, inf
+                own.append(searches._read_machines(*given).terms)
         seen.add(searches._with_fewest_indices(e) != e)
         for a, b in zip(arrays(own[0]), arrays(own[1]), strict=True):
             assert np.array_equal(a, b)

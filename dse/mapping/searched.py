@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, takewhile
 from math import inf, prod
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -25,7 +25,7 @@ from dse.mapping.constraints import FREE, Constraints, Dataflow, Factors, datafl
 from dse.mapping.conversion import COPY_NAME
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Schedule, Segment
-from dse.mapping.trips import even_parts, largest_split
+from dse.mapping.trips import even_splits
 from hw.arch import Arch
 from workloads.einsum import Einsum
 from workloads.graph import Workload, base_tensor
@@ -221,22 +221,18 @@ def excluding_features(space: Space, schedule: Schedule, workload: Workload, arc
 
 def _of_one_core(space: Space, part: Part) -> Part | None:
     """Returns the part of a fused segment that one PE of the array `space.split` runs; None if the segment is
-    not split as was searched: along each dimension of the array in turn, above all other shared loops and
-    nodes on chip, a rank of a class of its own, into the largest number of equal parts.
+    not split as was searched (`trips.even_splits`), above all other shared loops and nodes on chip.
     """
     array = next(f for f in part.arch.fanouts if f.name == space.split)
-    dims = [(name, n, shared) for (name, n), shared in zip(array.dims, array.multicast, strict=True) if n > 1]
     inner = [n for n in part.segment.nodes if isinstance(n, Loop) or n.level != part.arch.levels[0].name]
-    lead, einsums = inner[: len(dims)], tuple(m.einsum for m in part.members)
-    classes = rank_classes(einsums, part.makers)
-    if not _is_fused(part) or [n.over if isinstance(n, Loop) else "" for n in lead] != [d[0] for d in dims]:
+    lead = [n for n in takewhile(lambda n: isinstance(n, Loop) and n.over, inner) if isinstance(n, Loop)]
+    own = tuple(
+        (tuple(dict(m.branch.ranks).get(n.rank, n.rank) for m in part.members), n.tile, n.over) for n in lead
+    )
+    splits = even_splits([m.einsum for m in part.members], part.makers, array) if _is_fused(part) else ()
+    einsums = next((parts for loops, parts in splits if loops == own), None)
+    if einsums is None:
         return None
-    for loop, (_, n, shared) in zip(lead, dims, strict=True):
-        assert isinstance(loop, Loop)
-        axis = tuple(dict(m.branch.ranks).get(loop.rank, loop.rank) for m in part.members)
-        tile = largest_split(einsums[0].sizes()[axis[0]], n) if axis in classes else 0
-        if tile != loop.tile or not (einsums := even_parts(einsums, axis, tile, needs_own=shared)):
-            return None
     nodes = tuple(n for n in part.segment.nodes if n not in lead)
     segment = replace(part.segment, nodes=nodes)
     members = (_member(segment, m.branch, e, part.makers) for m, e in zip(part.members, einsums, strict=True))

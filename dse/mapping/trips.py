@@ -1,12 +1,15 @@
-"""The part of an einsum that one trip of a loop leaves."""
+"""The part of an einsum that one trip of a loop leaves, or one PE of several that split a rank evenly."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 
+from dse.mapping.classes import rank_classes
+from hw.arch import Fanout
 from workloads.einsum import Dim, Einsum, Projection
 
 
@@ -74,16 +77,42 @@ def _cut(dim: Dim, rank: str, origin: int, extents: Mapping[str, int]) -> Dim:
     )
 
 
-def largest_split(n: int, most: int) -> int:
+# a loop over PEs: its rank in each einsum, its tile, and the dimension of the array
+SplitLoop = tuple[tuple[str, ...], int, str]
+
+
+def even_splits(
+    einsums: Sequence[Einsum], made: Collection[str], array: Fanout
+) -> Iterator[tuple[tuple[SplitLoop, ...], tuple[Einsum, ...]]]:
+    """Yields the ways to give each PE of an array an even part of all einsums: (loops, part of each einsum).
+    Along each dimension of the array a rank that every result has (`classes.rank_classes`) is split into as
+    many equal parts as divide it. Where one read serves several PEs (multicast) all tensors have the rank, so
+    that there is no such read.
+
+    made: all tensors that einsums of the workload make
+    """
+    dims = [(name, n, shared) for (name, n), shared in zip(array.dims, array.multicast, strict=True) if n > 1]
+    for axes in product(rank_classes(einsums, made), repeat=len(dims)):
+        parts, loops = tuple(einsums), list[SplitLoop]()
+        for axis, (name, n, shared) in zip(axes, dims, strict=True):
+            tile = _largest_split(parts[0].sizes()[axis[0]], n)
+            if not (parts := _even_parts(parts, axis, tile, shared)):
+                break
+            loops.append((axis, tile, name))
+        if parts:
+            yield tuple(loops), parts
+
+
+def _largest_split(n: int, most: int) -> int:
     """Returns the tile of the largest number of equal parts, at most `most`, of n indices.
 
-    >>> largest_split(12, 8), largest_split(7, 4)
+    >>> _largest_split(12, 8), _largest_split(7, 4)
     (2, 7)
     """
     return n // max(count for count in range(1, most + 1) if n % count == 0)
 
 
-def even_parts(
+def _even_parts(
     einsums: Sequence[Einsum], axis: Sequence[str], tile: int, needs_own: bool
 ) -> tuple[Einsum, ...]:
     """Returns the part of each einsum that a PE has where a rank of each, which the result has, is split into

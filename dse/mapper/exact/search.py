@@ -298,14 +298,15 @@ def _read_machines(
     e, arch = problems[0].einsum, problems[0].arch
     structure, tensors = _structure_of(arch), tuple(p.tensor for p in (*e.inputs, e.output))
     form = _form(
-        e,
+        _with_fewest_indices(e),
         structure,
         exposed,
         tuple(spread.items()),
         tuple(_holder_sets(e, arch, constraints, tensor) for tensor in tensors),
     )
     machine = _machine(problems, tensors, _parts(structure, exposed), constraints, max_cycles)
-    return MachineInput(problems, machine, _terms([one.arch for one in problems], form, e))
+    base = _base(e, structure, exposed)
+    return MachineInput(problems, machine, _terms([one.arch for one in problems], form, base, e))
 
 
 def _select_machines(machines: MachineInput, at: Ints) -> MachineInput:
@@ -1071,7 +1072,6 @@ class Form:
     link_outer_pj: Entries
     sum_outer_pj: Entries
     low_outer_pj: Entries
-    base: Entries
 
 
 @lru_cache(maxsize=256)
@@ -1127,12 +1127,12 @@ def _with_unit_prices(structure: Arch) -> Arch:
         )
 
 
-def _terms(arches: Sequence[Arch], form: Form, e: Einsum) -> state.Terms:
-    """The terms of a form with the coefficients of each machine."""
+def _terms(arches: Sequence[Arch], form: Form, base: Entries, e: Einsum) -> state.Terms:
+    """The terms of a form with the coefficients of each machine. base: `_base` of the einsum."""
     prices, arch = np.array([_prices(arch) for arch in arches]), arches[0]
-    base = form.base.for_prices(prices)
+    own_base = base.for_prices(prices)
     # of each systolic array: its ramp is the fill cycles of all folds, less one cycle (actions.busy)
-    base[:, state.RAMP] = -sum(fill_cycles(f, e, arch) > 0 for f in arch.fanouts if f.systolic)
+    own_base[:, state.RAMP] = -sum(fill_cycles(f, e, arch) > 0 for f in arch.fanouts if f.systolic)
     return form.terms._replace(
         link_coef=form.link_coef.for_prices(prices),
         sum_coef=form.sum_coef.for_prices(prices),
@@ -1140,7 +1140,7 @@ def _terms(arches: Sequence[Arch], form: Form, e: Einsum) -> state.Terms:
         link_outer_pj=form.link_outer_pj.for_prices(prices),
         sum_outer_pj=form.sum_outer_pj.for_prices(prices),
         low_outer_pj=form.low_outer_pj.for_prices(prices),
-        base=base,
+        base=own_base,
     )
 
 
@@ -1152,25 +1152,13 @@ def _form(
     spread: tuple[tuple[str, Spread], ...],
     holder_sets: tuple[tuple[int, ...], ...],
 ) -> Form:
-    """The terms that machines share which differ in prices and sizes alone.
+    """The terms that machines share which differ in prices and sizes alone. `_with_fewest_indices` gives the
+    same for many extents.
 
     structure: what they share, without sizes and with prices 1 (`_structure_of`).
     spread: (tensor, Spread) pairs.
     holder_sets: per tensor the sets of levels that may hold it, as masks (`_holder_sets`).
     """
-    form = _form_of_any_extents(_with_fewest_indices(e), structure, exposed, spread, holder_sets)
-    return replace(form, base=_base(e, structure, _parts(structure, exposed)))
-
-
-@lru_cache(maxsize=1024)
-def _form_of_any_extents(
-    e: Einsum,
-    structure: Arch,
-    exposed: Exposed,
-    spread: tuple[tuple[str, Spread], ...],
-    holder_sets: tuple[tuple[int, ...], ...],
-) -> Form:
-    """The terms as `_form` has them, but for `base`, which depends on extents."""
     arch = _with_unit_prices(structure)
     parts = _parts(structure, exposed)
     tensors = tuple(p.tensor for p in (*e.inputs, e.output))
@@ -1271,21 +1259,22 @@ def _form_of_any_extents(
         outer_pj(links.values(), outer_links.values()),
         outer_pj(sums, outer_sums),
         outer_pj(low_sums, outer_low_sums),
-        _base(e, structure, parts),
     )
 
 
-def _base(e: Einsum, structure: Arch, parts: Parts) -> Entries:
-    """What no tile changes: operations, and rows that are opened at least."""
+@lru_cache(maxsize=1024)
+def _base(e: Einsum, structure: Arch, exposed: Exposed) -> Entries:
+    """What no tile changes: operations, and rows that are opened at least. structure: as of `_form`."""
     arch = _with_unit_prices(structure)
     ops = e.points() * nonzero_share(e)
-    base = np.zeros((parts.count(), len(_prices(structure))))
+    base = np.zeros((_parts(structure, exposed).count(), len(_prices(structure))))
     base[0] = ops * op_pj(e, arch)
     base[0, -1] += _min_row_pj(e, arch)
     base[state.STEPS] = op_cycles(ops, 0.0, e, arch)
     return _entries(base)
 
 
+@lru_cache(maxsize=1024)
 def _with_fewest_indices(e: Einsum) -> Einsum:
     """Returns an einsum of the same form that many extents have in common: of ranks with several indices each
     has two. Where the form depends on extents (windows, padding, sparse tensors) it is `e`.

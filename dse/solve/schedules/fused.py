@@ -709,9 +709,7 @@ def _fused(
         return
     einsums = g.workload.einsums[m.first : m.last + 1]
     for v, level in enumerate(g.levels):
-        if reservation.level_index not in (-1, v) or any(
-            role(e, t) not in level.may_keep for e in einsums for t in m.forwarded if t in _names(e)
-        ):
+        if reservation.level_index not in (-1, v) or not _may_forward(einsums, m, level):
             continue
         retained = [_retained(g, e, labels, v) for e in einsums]
         if any(
@@ -739,9 +737,7 @@ def on_cores(g: Graph, m: Members, array: Fanout, cutoff: float) -> Iterator[tup
         times = {"energy": split.cores, "latency": 1, "edp": sqrt(split.cores)}[g.objective]
         arch, none = core.nests.arch, [frozenset[str]()] * len(split.einsums)
         for level in fusing_levels(arch):
-            if any(
-                role(e, t) not in level.may_keep for e in split.einsums for t in m.forwarded if t in _names(e)
-            ):
+            if not _may_forward(split.einsums, m, level):
                 continue
             bits, made = level.capacity_bits or inf, g.makers.keys()
             s = FusedSegment(arch, core.nests, level, split.einsums, split.members, none, bits, made, True)
@@ -771,6 +767,11 @@ def _unfused_value(g: Graph, m: Members, labels: dict[str, int], alive: Sequence
         option = single[0].option if single else None
         total += objective_value(g.objective, option.energy, option.latency) if option else inf
     return total
+
+
+def _may_forward(einsums: Sequence[Einsum], m: Members, level: Level) -> bool:
+    """True if a level may keep all tensors that einsums of a segment forward."""
+    return all(role(e, t) in level.may_keep for e in einsums for t in m.forwarded if t in _names(e))
 
 
 def _names(e: Einsum) -> set[str]:

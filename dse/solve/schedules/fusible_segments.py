@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from math import prod
 from typing import Literal
 
 from dse.mapping.classes import rank_classes, rank_of, reads_as_written, shared_tensors
-from dse.mapping.trips import even_parts, largest_split
+from dse.mapping.trips import SplitLoop, even_splits
 from hw.arch import Arch, Fanout, Level
 from workloads.einsum import Einsum
 from workloads.graph import Workload, base_tensor, counts
@@ -51,8 +50,7 @@ class Members:
 class Split:
     """How a segment is divided among cores."""
 
-    # per dimension of the array: rank of the loop in each einsum, its tile, the dimension
-    loops: tuple[tuple[tuple[str, ...], int, str], ...]
+    loops: tuple[SplitLoop, ...]  # one per dimension of the array
     cores: int  # in use
     einsums: tuple[Einsum, ...]  # the part of one core
     members: Members  # of these einsums
@@ -111,29 +109,18 @@ def fusing_schedules(arch: Arch, workload: Workload) -> Iterator[FusingSchedule]
 
 
 def splits(workload: Workload, m: Members, array: Fanout) -> Iterator[Split]:
-    """Yields the splits of a segment: along each dimension of the array a rank that every result has
-    (`classes.rank_classes`), in as many equal parts as divide it. Where one read serves several cores
-    (multicast) all tensors have the rank, so that there is no such read.
-    """
+    """Yields the splits of a segment over cores (`trips.even_splits`)."""
     einsums = workload.einsums[m.first : m.last + 1]
     made = {e.output.tensor for e in workload.einsums}
-    dims = [(name, n, shared) for (name, n), shared in zip(array.dims, array.multicast, strict=True) if n > 1]
-    for axes in product(rank_classes(einsums, made), repeat=len(dims)):
-        parts, loops = einsums, list[tuple[tuple[str, ...], int, str]]()
-        for axis, (name, n, shared) in zip(axes, dims, strict=True):
-            tile = largest_split(parts[0].sizes()[axis[0]], n)
-            if not (parts := even_parts(parts, axis, tile, shared)):
-                break
-            loops.append((axis, tile, name))
-        if parts:
-            sizes = parts[0].sizes()
-            own = replace(
-                m,
-                axes=tuple(axis for axis in m.axes if sizes[axis[0]] > 1),
-                classes=rank_classes(parts, made) if m.classes else (),
-            )
-            cores = prod(n // sizes[rank] for rank, n in einsums[0].extents)
-            yield Split(tuple(loops), cores, tuple(parts), own)
+    for loops, parts in even_splits(einsums, made, array):
+        sizes = parts[0].sizes()
+        own = replace(
+            m,
+            axes=tuple(axis for axis in m.axes if sizes[axis[0]] > 1),
+            classes=rank_classes(parts, made) if m.classes else (),
+        )
+        cores = prod(n // sizes[rank] for rank, n in einsums[0].extents)
+        yield Split(loops, cores, parts, own)
 
 
 # fields `first`, `last`, `forwarded` and `spilled` of Members
