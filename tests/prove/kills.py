@@ -87,7 +87,7 @@ def strike(
         return made
     os.kill(made.cluster.head_node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
     try:
-        child.wait(timeout=60)
+        child.wait(timeout=300)
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait(timeout=30)
@@ -141,11 +141,11 @@ def headless(path: Path, out: Path, made: t.Bed, whole: Rows) -> t.Bed:
     still, or they would finish without a head.
     """
     child = t.start(path, out, made)
-    wait_for(lambda: t.solved(out) > 40, 60)
+    wait_for(lambda: t.solved(out) > 40, 300)
     for process in t.actors(out):
         os.kill(process, signal.SIGSTOP)
     os.kill(made.cluster.head_node.all_processes["gcs_server"][0].process.pid, signal.SIGKILL)
-    child.wait(timeout=120)
+    child.wait(timeout=600)
     said = (out / "log" / "driver.txt").read_text().strip().splitlines()[-1]
     t.close(made)
     made = t.bed()
@@ -215,7 +215,7 @@ def killed_at(moment: str, path: Path, out: Path, made: t.Bed, rng: random.Rando
     """One run that is killed at a moment, then resumed to its end; False if it was over before."""
     if moment == "resume":
         child = t.start(path, out, made)
-        wait_for(lambda: t.committing(out) or child.poll() is not None, 120)
+        wait_for(lambda: t.committing(out) or child.poll() is not None, 600)
         child.kill()
         child.wait(timeout=30)
     child = t.start(path, out, made)
