@@ -29,7 +29,7 @@ from dse.solve.options import SolverOptions
 from dse.solve.schedules.fused import _best_schedules, fused, graph
 from dse.solve.schedules.nests import Nests
 from dse.solve.solve import _layouts, solve
-from hw.arch import Access, Arch, Compute, Fanout, Level
+from hw.arch import ROLES, Access, Arch, Compute, Fanout, Level
 from tests import rates
 from tests.enumeration import mappings, size
 from workloads.einsum import Einsum, csr, einsum
@@ -164,6 +164,31 @@ def rated_case(seed: int, overlap: str = "free", most: int = MOST) -> tuple[Arch
     """The same with slow lanes and leakage."""
     arch, workload = random_case(seed, overlap, most)
     return rates.drawn(arch, Random(f"rates {seed}")), workload
+
+
+def widened_case(seed: int, overlap: str = "free", most: int = MOST) -> tuple[Arch, Workload]:
+    """The same with a level below that narrows or widens elements, of some tensors or of sums alone."""
+    rng = Random(f"widths {seed}")
+    while True:
+        arch, workload = small_machine(rng, overlap), small_workload(rng, rng.randint(2, 3))
+        roles = rng.choice([("output",), ("output",), ("input", "output"), ROLES])
+        inner = Level(
+            "ACC",
+            8 * rng.choice([4, 8, 12, 32]),
+            rng.choice([8, 16]),
+            rng.choice([0.5, 1.0, 2.5]),
+            rng.choice([0.5, 1.5]),
+            rng.choice([1.0, 8.0]),
+            bits=tuple((role, rng.choice([4, 16, 24, 32])) for role in roles),
+            may_keep=roles,
+        )
+        arch = replace(
+            arch,
+            levels=(*arch.levels, inner),
+            fanouts=tuple(replace(f, outside=rng.choice([2, 3])) for f in arch.fanouts),
+        )
+        if all(size(e, arch, "perfect", limit=most) <= most for e in workload.einsums):
+            return rates.drawn(arch, rng) if seed % 2 else arch, workload
 
 
 def handed_on(own: tuple[Einsum, ...]) -> frozenset[str]:
@@ -390,8 +415,9 @@ class Everything:
         depths: dict[str, int],
         stays: tuple[str, ...],
     ) -> Iterator[tuple[float, int]]:
-        e, levels = own[j], (self.arch.levels[0], replace(self.arch.levels[1], capacity_bits=None))
-        wide, near = replace(self.arch, levels=levels), {*handed_on(own), *depths, *stays} & {*_tensors(e)}
+        e, (outer, buffer, *inner) = own[j], self.arch.levels
+        wide = replace(self.arch, levels=(outer, replace(buffer, capacity_bits=None), *inner))
+        near = {*handed_on(own), *depths, *stays} & {*_tensors(e)}
         fill = [minimal_mapping(o, self.arch) for o in own]
         kept = tuple(Store(level, t) for t in stays for level in ("DRAM", "GLB"))
         for nest in self.all(e, {ranks[j]: tile for ranks, tile in loops}, frozenset(near)):

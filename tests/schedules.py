@@ -12,7 +12,7 @@ from dse.mapping.schedule import Branch, Region, Retained, Schedule, Segment
 from dse.sim.einsum.evaluate import Solution
 from dse.sim.schedule.faults import faults
 from dse.sim.schedule.graph import evaluate
-from hw.arch import Arch, Compute, Fanout, Level
+from hw.arch import ROLES, Arch, Compute, Fanout, Level
 from tests.nests import random_arch
 from workloads.einsum import Einsum, einsum
 from workloads.graph import Workload
@@ -124,6 +124,25 @@ def random_schedule(rng: Random) -> tuple[Arch, Workload, Schedule]:
             weights,
         )
         if not faults(arch, workload, schedule) and isinstance(evaluate(arch, workload, schedule), Solution):
+            return arch, workload, schedule
+
+
+def widened_schedule(rng: Random) -> tuple[Arch, Workload, Schedule]:
+    """One of einsums in turn, on a machine with levels that narrow or widen elements of some roles."""
+    while True:
+        arch, workload, schedule = random_schedule(rng)
+        widths = [
+            tuple((role, rng.choice([4, 16, 24])) for role in ROLES if rng.random() < 0.4)
+            for _ in arch.levels[1:]
+        ]
+        inner = [replace(level, bits=bits) for level, bits in zip(arch.levels[1:], widths, strict=True)]
+        arch = replace(arch, levels=(arch.levels[0], *inner))
+        if (
+            arch.narrows_or_widens()
+            and not schedule.is_unfused()
+            and not faults(arch, workload, schedule)
+            and isinstance(evaluate(arch, workload, schedule), Solution)
+        ):
             return arch, workload, schedule
 
 

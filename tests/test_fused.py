@@ -30,7 +30,7 @@ from hw import machine
 from hw.arch import Arch, Compute, Level
 from tests import by_hand
 from tests.amount import amount, full_only, some
-from tests.fusions import laid_case, random_case, sparse_case, unlike, wrong, wrong_in_layouts
+from tests.fusions import laid_case, random_case, sparse_case, unlike, widened_case, wrong, wrong_in_layouts
 from tests.test_schedule_walks import compared
 from workloads.einsum import einsum
 from workloads.graph import Workload
@@ -68,6 +68,12 @@ def test_no_schedule_of_the_space_is_cheaper(seed: int) -> None:
     between two that share a loop.
     """
     assert wrong(seed) == []
+
+
+@pytest.mark.parametrize("seed", some([10, 11, 18], 0, 2))
+def test_no_schedule_on_a_machine_of_several_widths_is_cheaper(seed: int) -> None:
+    """10: an array above the level that widens; 11: sums alone are wider there; 18: inputs and sums are."""
+    assert unlike(seed, *widened_case(seed, "free")) == []
 
 
 def test_no_schedule_of_a_compressed_matrix_is_cheaper() -> None:

@@ -23,8 +23,8 @@ from hw.arch import Arch
 from tests.amount import amount
 from tests.fused_in_time import timed
 from tests.nests import random_case, with_outer
-from tests.oracle import Tally, port_bits
-from tests.schedules import random_schedule
+from tests.oracle import Tally, port_bits, width
+from tests.schedules import random_schedule, widened_schedule
 from tests.test_counts import busiest_bits
 from tests.walked import outermost, walk_schedule
 from workloads.einsum import Einsum
@@ -90,6 +90,26 @@ def compared(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
 @given(st.integers(0, 10**9))
 def test_schedules_move_and_hold_what_a_walk_of_all_elements_does(seed: int) -> None:
     assert differences(seed) == []
+
+
+@settings(max_examples=amount(100, 8), deadline=None)
+@given(st.integers(0, 10**9))
+def test_schedules_hold_elements_as_wide_as_levels_have_them(seed: int) -> None:
+    """Energies are those of the walked elements, each as wide as it is there."""
+    arch, workload, schedule = widened_schedule(Random(seed))
+    assert compared(arch, workload, schedule) == []
+    found, walked = evaluate(arch, workload, schedule), walk_schedule(arch, workload, schedule)
+    assert isinstance(found, Solution)
+    for c in found.einsums:
+        e = next(e for e in workload.einsums if e.name == c.name)
+        for level in arch.levels:
+            want = sum(
+                n * width(level.name, tensor, e, arch) / level.width_bits * getattr(level, f"{action}_pj")
+                for (name, tensor, action), n in walked.tallies[c.name].total.items()
+                if name == level.name and action in ("read", "write")
+            )
+            got = sum(p.energy_pj for p in c.price.parts if p.level == level.name and p.action != "leak")
+            assert isclose(got, want, abs_tol=1e-6)
 
 
 @settings(max_examples=30, deadline=None)

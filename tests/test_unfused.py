@@ -50,7 +50,7 @@ def line_of(found: Any) -> str:
         ({"array.hop_pj": 0.001}, "; no solver fuses them on edge_array"),
         (
             {"gbuf.bits": {"output": 32}},
-            "; fusion does not price `bits` of memories (docs/limits.md; --set gbuf",
+            "; no solver fuses them on edge_array in memories that narrow or widen elements (--set gbuf.bits",
         ),
         ({"gbuf.bits": {}}, "; dse map ... --set solver.schedule=fused fuses them"),
         ({"gbuf.bits": None}, "; dse map ... --set solver.schedule=fused fuses them"),

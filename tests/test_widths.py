@@ -24,7 +24,7 @@ from dse.mapper.exact.search import same_structure
 from dse.mapping.constraints import FREE, ruled
 from dse.mapping.nest import Infeasible, faults, parse
 from dse.sim.einsum import bound_kernels, bounds
-from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
+from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.sim.einsum.limits import broken
 from dse.solve.options import SolverOptions
 from dse.solve.solve import solve
@@ -212,8 +212,16 @@ def test_traffic_of_a_run_sums_to_its_energy(run: Any) -> None:
 
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "schedule": (
-        lambda at: dse.map("mlp_s:batch=4", str(at), **{"solver.schedule": "fused"}),
-        r"schedule = fused .*\(gbuf\.bits, acc\.bits\).*\(--set gbuf\.bits=\{\} --set acc\.bits=\{\}\)",
+        lambda at: dse.map("mlp_s:batch=4", str(at), **{"solver.schedule": "pipelined"}),
+        r"schedule = pipelined .*\(gbuf\.bits, acc\.bits\).*\(--set gbuf\.bits=\{\} --set acc\.bits=\{\}\)",
+    ),
+    "no level of one width": (
+        lambda at: dse.map(
+            "mlp_s:batch=4",
+            str(at),
+            **{"solver.schedule": "fused", "array.hop_pj": 0, "array.endpoint_pj": 0},
+        ),
+        r"in memories of one width, inside of none .*\(gbuf\.bits, acc\.bits\), and npu has none",
     ),
     "tiling": (lambda at: dse.map("mlp_s:batch=4", str(at), **{"solver.tiling": "smaug"}), "tiling = smaug"),
     "sharing": (
@@ -236,8 +244,8 @@ def test_what_knows_one_width_only_refuses_in_one_line(tmp_path: Path, name: str
 
 def test_a_study_that_knows_one_width_only_is_refused(tmp_path: Path) -> None:
     (tmp_path / "npu.yaml").write_text(NPU)
-    (tmp_path / "a.yaml").write_text(STUDY + "solver: {schedule: best}\n")
-    with pytest.raises(studies.StudyError, match=r"solver.schedule = best does not price elements"):
+    (tmp_path / "a.yaml").write_text(STUDY + "solver: {schedule: pipelined}\n")
+    with pytest.raises(studies.StudyError, match=r"solver.schedule = pipelined does not price elements"):
         studies.load(tmp_path / "a.yaml")
 
 
@@ -288,3 +296,25 @@ def test_a_machine_without_the_key_is_known_as_before(tmp_path: Path) -> None:
     """The identity of its studies is what it was before there was the key."""
     (tmp_path / "a.yaml").write_text(STUDY.replace("npu.yaml", "edge_array"))
     assert studies.identity(studies.load(tmp_path / "a.yaml"))["machine"] == "edge_array 41cee352c34ea84a"
+
+
+def test_einsums_share_tensors_above_an_accumulator(tmp_path: Path) -> None:
+    """Scores stay in the buffer, in 8 bits, and their sums in the accumulator below."""
+    text = NPU.replace(", bits: {weight: 4}", "").replace("hop_pj: 0.01", "hop_pj: 0, endpoint_pj: 0")
+    (tmp_path / "npu.yaml").write_text(text)
+    asked = ("attention:heads=2,q=16,context=16,d=8", str(tmp_path / "npu.yaml"))
+    alone, fused, best = (dse.map(*asked, **{"solver.schedule": one}) for one in ("unfused", "fused", "best"))
+    assert fused.energy_pj < alone.energy_pj
+    assert best.energy_pj == fused.energy_pj
+    (tmp_path / "plan.txt").write_text(fused.schedule)
+    again = api.simulate(*asked, tmp_path / "plan.txt")
+    assert isinstance(again.solution, Solution)
+    assert again.solution.energy_pj == pytest.approx(fused.energy_pj, rel=1e-12)
+    for line, other, says in (
+        ("store GBUF M E L", "store ACC M E L", "store ACC M: .* 32 bits in M, 8 bits in E"),
+        ("retain GBUF P 1", "retain ACC P 1", "retain ACC P: retained tensors are counted in one width"),
+    ):
+        assert line in fused.schedule
+        (tmp_path / "plan.txt").write_text(fused.schedule.replace(line, other))
+        with pytest.raises(ValueError, match=says):
+            api.simulate(*asked, tmp_path / "plan.txt")

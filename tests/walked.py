@@ -18,6 +18,7 @@ from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment
 from hw.arch import Arch
 from tests.oracle import Tally, Walk, whole_room
+from tests.oracle import width as width_at
 from workloads.einsum import Einsum
 from workloads.graph import Workload, base_tensor
 
@@ -559,8 +560,12 @@ class SegmentWalk:
         level_of = {level.name: level for level in self.arch.levels}
         width = {p.tensor: p.bits or self.arch.word_bits for e in workload.einsums for p in e.tensors()}
 
-        def bits(level, tensor, n, twice):
-            return n * width[tensor] * (2 if level_of[level].double_buffer and twice else 1)
+        def bits(name, level, tensor, n, twice):
+            e = self.e[name]
+            own = next(p.tensor for p in e.tensors() if tensor in (p.tensor, self.own[p.tensor]))
+            return (
+                n * width_at(level, own, e, self.arch) * (2 if level_of[level].double_buffer and twice else 1)
+            )
 
         nodes = self.segment.nodes
         often = len(schedule.segments) == 1  # the next run follows back to back
@@ -582,7 +587,7 @@ class SegmentWalk:
                     and self.visits[node] > 1
                     and not self.pinned(self.users[node.tensor][0], node.level, node.tensor)
                 )
-                room = bits(node.level, node.tensor, n * max(many, 1), twice)
+                room = bits(self.users[node.tensor][0], node.level, node.tensor, n * max(many, 1), twice)
                 if not all(
                     self.kept_whole(user, node.level, node.tensor) for user in self.users[node.tensor]
                 ) or self.hands(node.tensor):
@@ -598,9 +603,9 @@ class SegmentWalk:
                 twice = self.stages[name].visits[level, tensor] > 1 and not self.pinned(name, level, tensor)
                 if not self.kept_whole(name, level, tensor):
                     held[level] += (
-                        bits(level, tensor, n * alive[tensor], False)
+                        bits(name, level, tensor, n * alive[tensor], False)
                         if handed
-                        else bits(level, tensor, n, twice)
+                        else bits(name, level, tensor, n, twice)
                     )
             by_name.setdefault(name, []).append(held)
         total: Counter = Counter()

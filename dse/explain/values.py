@@ -275,11 +275,10 @@ def unfused_hint(arch: Arch, workload: Workload, solution: Solution, command: st
         f"unfused (layer by layer): tensors between einsums take {100 * share:.0f} % of the energy in "
         f"{arch.levels[0].name}"
     )
-    if arch.narrows_or_widens():
-        without = " ".join(f"--set {level.name.lower()}.bits={{}}" for level in arch.levels if level.bits)
-        return f"{line}; fusion does not price `bits` of memories (docs/limits.md; {without}: without)"
     if not (schedule_name := next(fusing_schedules(arch, workload), "")):
-        return f"{line}; no solver fuses them on {arch.name}"
+        without = " ".join(f"--set {level.name.lower()}.bits={{}}" for level in arch.levels if level.bits)
+        one_width = f" in memories that narrow or widen elements ({without}: without)" if without else ""
+        return f"{line}; no solver fuses them on {arch.name}{one_width}"
     # the command names no mapper where schedules were searched (the solution has a `space`), the mapping was
     # given or the mapper is optimal
     mapper_is_settled = solution.space or any(

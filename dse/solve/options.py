@@ -83,14 +83,14 @@ class SolverOptions:
         (`memory.bits`), with the fix; "": they do. memories: names of those that do, at least one.
         """
         keys = [f"{name}.bits" for name in memories]
-        others = {"schedule": "unfused", "tiling": "mapper", "sharing_gap": 0.0}
+        taken = {"schedule": ("unfused", "fused", "best"), "tiling": ("mapper",), "sharing_gap": (0.0,)}
         return next(
             (
                 f"solver.{name} = {getattr(self, name)} does not price elements that memories narrow or "
-                f"widen ({', '.join(keys)}): mappers do, for unfused schedules of each machine by itself; "
-                f"leave it out, or the widths ({' '.join(f'--set {key}={{}}' for key in keys)})"
-                for name, needed in others.items()
-                if getattr(self, name) != needed
+                f"widen ({', '.join(keys)}): mappers do, for unfused and fused schedules of each machine by "
+                f"itself; leave it out, or the widths ({' '.join(f'--set {key}={{}}' for key in keys)})"
+                for name, values in taken.items()
+                if getattr(self, name) not in values
             ),
             "",
         )

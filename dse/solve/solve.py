@@ -400,6 +400,18 @@ def _search_schedule(
             f"solver.schedule = {options.schedule}: {arch.name} prices hops, which is not searched; "
             "take solver.schedule=unfused"
         )
+    if (
+        options.schedule == "fused"
+        and arch.narrows_or_widens()
+        and "fused" not in (*fusing_schedules(arch, workload),)
+    ):
+        wide = [f"{level.name.lower()}.bits" for level in arch.levels if level.bits]
+        raise ValueError(
+            f"solver.schedule = fused: einsums share tensors in memories of one width, inside of none that "
+            f"narrows or widens elements ({', '.join(wide)}), and {arch.name} has none; give sums of other "
+            "widths a memory of their own (may_keep: [output]), or leave bits out "
+            f"({' '.join(f'--set {key}={{}}' for key in wide)})"
+        )
     if options.schedule == "fused":
 
         def constraints(e: Einsum) -> Constraints:

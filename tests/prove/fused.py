@@ -2,11 +2,11 @@
 each nest enumerated and priced by the evaluator.
 
 On machines whose fills overlap freely, and, every fourth, on machines whose fills wait, where answers may
-have a gap. A quarter as many of eleven rows, where shared loops leave remainders. Half as many on machines
-with lines and rows, layouts chosen in the same solve. Half of the machines have slow lanes and leakage of all
-that is there (`tests/rates.py`). Graphs without lanes against a list of schedules that is counted by hand,
-from docs/model.md alone (tests/by_hand.py). And the published chain of two products, walked element by
-element.
+have a gap. A quarter as many of eleven rows, where shared loops leave remainders, and on machines that narrow
+or widen elements. Half as many on machines with lines and rows, layouts chosen in the same solve. Half of the
+machines have slow lanes and leakage of all that is there (`tests/rates.py`). Graphs without lanes against a
+list of schedules that is counted by hand, from docs/model.md alone (tests/by_hand.py). And the published
+chain of two products, walked element by element.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from random import Random
 from hw import machine
 from tests import rates
 from tests.by_hand import wrong as by_hand_wrong
-from tests.fusions import ELEVEN, FEW, random_case, unlike, wrong, wrong_in_layouts
+from tests.fusions import ELEVEN, FEW, random_case, unlike, widened_case, wrong, wrong_in_layouts
 from tests.test_fused import chain, solved
 from tests.test_schedule_walks import compared
 
@@ -34,6 +34,10 @@ def uneven(seed: int) -> list[str]:
     overlap = "buffered" if seed % 4 == 3 else "free"
     arch, workload = random_case(seed, overlap, FEW, ELEVEN)
     return unlike(seed, rates.drawn(arch, Random(seed)) if seed // 4 % 2 else arch, workload)
+
+
+def widened(seed: int) -> list[str]:
+    return unlike(seed, *widened_case(seed, "buffered" if seed % 4 == 3 else "free"))
 
 
 def laid(seed: int) -> tuple[list[str], list[float]]:
@@ -66,6 +70,14 @@ def main() -> int:
         flush=True,
     )
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        widths = list(pool.map(widened, range(CASES // 4), chunksize=5))
+    print(
+        f"  {len(widths)} graphs on machines that narrow or widen elements: {sum(map(bool, widths))} wrong",
+        *[line for lines in widths for line in lines][:3],
+        sep="\n  ",
+        flush=True,
+    )
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         by_hand = list(pool.map(by_hand_wrong, range(2 * CASES), chunksize=5))
     print(
         f"  {len(by_hand)} graphs by hand: {sum(map(bool, by_hand))} wrong",
@@ -89,6 +101,7 @@ def main() -> int:
     return int(
         any(found)
         or any(remainders)
+        or any(widths)
         or any(lines for lines, _ in told)
         or any(by_hand)
         or bool(walked)

@@ -10,7 +10,7 @@ from itertools import chain, combinations, pairwise
 from dse.layout.address import Layout, row_major
 from dse.layout.text import parse
 from dse.mapping import nest
-from dse.mapping.nest import Loop, Mapping, Store
+from dse.mapping.nest import Loop, Mapping, Store, bits_at
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment, rename
 from dse.sim.counts.counts import nest_sums
 from dse.sim.einsum.boundary import ALONE, is_sliced, network_traffic, whole_nest
@@ -39,11 +39,6 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
     """
     if lines := list(_order_faults(workload, schedule)):
         return lines
-    if arch.narrows_or_widens() and not schedule.is_unfused():
-        return [
-            f"schedule: einsums that share loops, levels or time are counted in one width only; {arch.name} "
-            "has memories with `bits`: give each einsum a segment of its own, or leave bits out"
-        ]
     g = graph(workload, schedule)
     if schedule.is_unfused():  # `nest.faults` reports faults of single nests in full
         lines = []
@@ -53,6 +48,8 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
         for line in _name_faults(segment, g, arch)
     ]:
         return lines
+    else:
+        lines = list(_width_faults(arch, schedule, g))
     lines += _retention_faults(arch, workload, schedule, g)
     for i, segment in enumerate(schedule.segments, 1):
         lines += [
@@ -218,6 +215,45 @@ def _order_faults(workload: Workload, schedule: Schedule) -> Iterator[str]:
                 yield (
                     f"segment {i}: einsum {branch.einsum} repeats {occurrences_of[branch.einsum]} times; "
                     "give it a segment of its own"
+                )
+
+
+def _width_faults(arch: Arch, schedule: Schedule, g: Graph) -> Iterator[str]:
+    """Yields what is counted in one width only of a schedule on a machine that narrows or widens elements."""
+    if not arch.narrows_or_widens():
+        return
+    if (
+        schedule.fills_ahead
+        or schedule.weights == "pinned"
+        or any(one.pipelined for one in schedule.segments)
+    ):
+        yield (
+            "pipelines, pinned weights and fills ahead are counted in one width only; "
+            f"{arch.name} has memories with `bits`: leave these out, or bits"
+        )
+    level_of = {level.name: level for level in arch.levels}
+    for one in schedule.retained:
+        if one.level in level_of and level_of[one.level].bits:
+            yield (
+                f"retain {one.level} {one.tensor}: retained tensors are counted in one width only, and "
+                f"{one.level} has `bits`; retain it elsewhere, or leave bits out"
+            )
+    for i, segment in enumerate(schedule.segments, 1):
+        for node in segment.nodes:
+            if isinstance(node, Loop) or node.level not in level_of:
+                continue
+            width_of = {
+                e.name: bits_at(level_of[node.level], p.tensor, e, arch)
+                for e in (g.einsums[branch.einsum] for branch in segment.branches)
+                for p in e.tensors()
+                if base_tensor(p.tensor, g.makers) == node.tensor
+            }
+            if len({*width_of.values()}) > 1:
+                widths = ", ".join(f"{bits} bits in {name}" for name, bits in width_of.items())
+                yield (
+                    f"segment {i}: store {node.level} {node.tensor}: an element there has {widths}, and "
+                    "einsums that share a tensor take it in one width; store it where they agree, or leave "
+                    "bits out"
                 )
 
 

@@ -58,9 +58,10 @@ class Split:
 
 def fusing_levels(arch: Arch) -> tuple[Level, ...]:
     """Returns the levels at which fused einsums can forward tensors: on chip, outside of all arrays, for both
-    inputs and outputs.
+    inputs and outputs, and of one width: neither they nor levels outside of them narrow or widen elements.
     """
     first = min((f.outside for f in arch.fanouts), default=len(arch.levels))
+    first = next((v for v, level in enumerate(arch.levels[:first]) if level.bits), first)
     return tuple(level for level in arch.levels[1:first] if {"input", "output"} <= set(level.may_keep))
 
 
@@ -101,6 +102,8 @@ def fusing_schedules(arch: Arch, workload: Workload) -> Iterator[FusingSchedule]
     is_split = array and any(any(splits(workload, pair, array)) for pair in pairs)
     if (fusing_levels(arch) and not arch.prices_networks()) or is_split:
         yield "fused"
+    if arch.narrows_or_widens():  # the other solvers count elements of one width
+        return
     if has_nodes(arch) and not arch.models_layout():
         yield "pipelined"
     is_bounded = len(arch.levels) > 1 and arch.levels[1].capacity_bits
