@@ -581,3 +581,17 @@ def test_what_is_said_of_a_checked_machine_stands_on_lines_of_its_own(home: Path
     said = lines(home, 80, "check", "tpu_edge")
     assert re.fullmatch(r"tpu_edge: machine tpu_edge, \d+ MAC units, [\d.]+ mm2", said[0])
     assert said[1].startswith("dram: 2 lpddr4 channels, ")
+
+
+def test_memories_are_shown_with_the_bytes_that_they_move_in_a_second() -> None:
+    """2 lpddr4 channels are 12.8 GB/s, which this product takes whole; the mapping's words are counted."""
+    found = api.map("gemm:m=1,n=1000,k=512", "edge_array")
+    [cost] = found.solution.einsums  # type: ignore[union-attr]
+    [e] = found.workload.einsums
+    rows = {row[0]: row[3] for row in explain.einsum(found.arch, e, cost)[1][-1].rows}
+    assert (
+        rows["DRAM"]
+        == pytest.approx((512 + 512_000 + 1000) / found.latency_ns)
+        == pytest.approx(12.8, rel=1e-3)
+    )
+    assert rows["MAC"] is None

@@ -58,6 +58,7 @@ UNITS_BY_SUFFIX: tuple[tuple[str, Steps], ...] = (  # last words of a name -> un
     ("mm2", AREA),
     ("nm", NODE),
     ("cycles", CYCLES),
+    ("gb_per_s", ((1.0, "GB/s"),)),
     ("bytes_per_cycle", ((1.0, "B/cycle"),)),
     ("bytes", BYTES),
     ("capacity", BYTES),
@@ -90,6 +91,7 @@ NAMES = {  # names of columns on screens that are other words, since the values 
     "tops_per_w": "energy efficiency",
     "macs_per_byte": "operational intensity",
     "bytes_per_cycle": "bandwidth",
+    "gb_per_s": "data rate",
 }
 # words of names that screens leave out, since the values carry the unit
 UNIT_WORDS = ("pj", "ns", "mw", "mm2", "nm", "cycles", "bytes", "bits", "ghz", "mhz", "s")

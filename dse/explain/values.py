@@ -838,8 +838,8 @@ def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
     )
     busy = Table(
         "busy cycles",
-        ("component", "busy_cycles", "share_of_latency", "bottleneck"),
-        tuple(_busy_rows(cost)),
+        ("component", "busy_cycles", "share_of_latency", "gb_per_s", "bottleneck"),
+        tuple(_busy_rows(arch, cost)),
         _idle_note(arch, cost),
     )
     return text, [traffic, *([in_layouts] if cost.layout_traffic else []), footprint, busy]
@@ -965,9 +965,20 @@ def _footprint_rows(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[A
             yield level.name, "all", None, None, total_bytes, level.capacity_bits / 8, share
 
 
-def _busy_rows(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
+def _busy_rows(arch: Arch, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
+    """Yields the rows of "busy cycles"; gb_per_s: of all instances of a level, over the latency."""
+    latency = cost.latency_cycles or 1
+    bytes_per_action = {level.name: level.width_bits / 8 for level in arch.levels}
     for name, cycles in cost.price.busy_cycles:
-        yield name, cycles, cycles / (cost.latency_cycles or 1), "yes" if name in bottlenecks(cost) else ""
+        moved = sum(
+            part.actions
+            for part in cost.price.parts
+            if part.level == name and part.action in ("read", "write")
+        )
+        rate = (
+            moved * bytes_per_action[name] / (latency / arch.clock_ghz) if name in bytes_per_action else None
+        )
+        yield name, cycles, cycles / latency, rate, "yes" if name in bottlenecks(cost) else ""
 
 
 def stall_cycles(arch: Arch, cost: EinsumCost) -> dict[str, float]:
